@@ -1,0 +1,3 @@
+//! The gateway.
+
+fn main() {}

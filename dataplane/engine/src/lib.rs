@@ -1,0 +1,1 @@
+//! One polling thread.

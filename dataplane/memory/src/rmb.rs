@@ -1,0 +1,196 @@
+//! An RMB: a region carved into elements of one size (RFC 2.1, 4.1).
+
+use std::ops::Range;
+
+use smcr_os::{Foreign, Piece};
+use smcr_proto::RmbeSize;
+
+use crate::Region;
+
+/// A region carved into equal elements that come and go by value.
+#[derive(Debug)]
+pub struct Rmb {
+    region: Region,
+    size: RmbeSize,
+    /// Elements that are home. The lowest index is taken first, to keep memory dense.
+    free: Vec<Rmbe>,
+    elements: u8,
+}
+
+impl Rmb {
+    /// The most elements an RMB can have: their index is a byte and starts at 1 (RFC A.2.3).
+    pub const ELEMENTS_MAX: u8 = 255;
+
+    /// Carves `region`; bytes that make no whole element stay unused.
+    ///
+    /// # Panics
+    ///
+    /// If not even one element fits.
+    pub fn carve(region: Region, size: RmbeSize) -> Self {
+        let fitting = region.len() / size.bytes() as usize;
+        let elements =
+            u8::try_from(fitting.min(Self::ELEMENTS_MAX.into())).expect("the minimum is a byte");
+        assert!(elements > 0);
+        let free = (1..=elements)
+            .rev()
+            .map(|index| Rmbe { region: region.clone(), index, size, touched: 0 })
+            .collect();
+        Self { region, size, free, elements }
+    }
+
+    /// The memory, for registration.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// The size of every element.
+    pub fn size(&self) -> RmbeSize {
+        self.size
+    }
+
+    /// How many elements there are, home or not.
+    pub fn elements(&self) -> u8 {
+        self.elements
+    }
+
+    /// How many elements are out.
+    pub fn in_use(&self) -> u8 {
+        self.elements - u8::try_from(self.free.len()).expect("at most 255 elements")
+    }
+
+    /// Takes an element, all zero.
+    pub fn take(&mut self) -> Option<Rmbe> {
+        self.free.pop()
+    }
+
+    /// Takes an element back and zeroes what was touched of it (RFC 4.4.1).
+    ///
+    /// # Panics
+    ///
+    /// If the element is not of this RMB.
+    pub fn give_back(&mut self, mut element: Rmbe) {
+        assert_eq!(element.region.address(), self.region.address());
+        element.clear();
+        self.free.push(element);
+        assert!(self.free.len() <= usize::from(self.elements));
+    }
+}
+
+/// An RMB element: memory that the peer's NIC writes while we run.
+///
+/// Not `Clone`: whoever holds it is its one reader.
+#[derive(Debug)]
+pub struct Rmbe {
+    region: Region,
+    index: u8,
+    size: RmbeSize,
+    /// Bytes from the start that a peer may have written.
+    touched: u32,
+}
+
+impl Rmbe {
+    /// Which element of its RMB; the first is 1.
+    pub fn index(&self) -> u8 {
+        self.index
+    }
+
+    /// Length in bytes.
+    pub fn capacity(&self) -> u32 {
+        self.size.bytes()
+    }
+
+    /// The address of the RMB it belongs to.
+    pub fn rmb_address(&self) -> u64 {
+        self.region.address()
+    }
+
+    /// Copies `out.len()` bytes that start `at` bytes into the element.
+    ///
+    /// # Panics
+    ///
+    /// If the range leaves the element. Ranges come from our own cursors, so this is our bug.
+    pub fn copy_out(&self, at: u32, out: &mut [u8]) {
+        assert!(u64::from(at) + out.len() as u64 <= u64::from(self.capacity()));
+        self.region.copy_out(self.start() + at as usize, out);
+    }
+
+    /// Remembers that the peer was allowed to write up to `end` bytes from the start, so that
+    /// those are zeroed before the next use.
+    pub fn touch(&mut self, end: u32) {
+        assert!(end <= self.capacity());
+        self.touched = self.touched.max(end);
+    }
+
+    /// Two ranges of the element in stream order, for a system call to read.
+    ///
+    /// # Panics
+    ///
+    /// If a range leaves the element.
+    pub fn readable(&self, ranges: [Range<u32>; 2]) -> Readable<'_> {
+        let pieces = ranges.map(|range| {
+            assert!(range.start <= range.end && range.end <= self.capacity());
+            let len = (range.end - range.start) as usize;
+            Piece { base: self.region.pointer(self.start() + range.start as usize, len), len }
+        });
+        Readable { pieces, _element: self }
+    }
+
+    fn start(&self) -> usize {
+        usize::from(self.index - 1) * self.size.bytes() as usize
+    }
+
+    fn clear(&mut self) {
+        let (start, touched) = (self.start(), self.touched as usize);
+        if touched > ZERO_BY_HAND_MAX {
+            self.region.discard(start, touched);
+        } else {
+            self.region.zero(start, touched);
+        }
+        self.touched = 0;
+    }
+}
+
+/// What is readable of an element, by address.
+#[derive(Debug)]
+pub struct Readable<'a> {
+    pieces: [Piece; 2],
+    _element: &'a Rmbe,
+}
+
+// SAFETY: `Foreign` asks for pieces that stay valid for the life of the value and that no
+// reference names: `Rmbe::readable` checked them against the element, whose region the borrow
+// keeps mapped, and regions are never referenced (see `Mapping`, ALIEN).
+unsafe impl Foreign for Readable<'_> {
+    fn pieces(&self) -> [Piece; 2] {
+        self.pieces
+    }
+}
+
+/// Up to here clearing by hand is cheaper than asking the kernel for new pages.
+const ZERO_BY_HAND_MAX: usize = 32_768;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_are_numbered_from_one_and_come_back_zeroed() {
+        let region = Region::new(3 * 65_536).unwrap();
+        let mut rmb = Rmb::carve(region.clone(), RmbeSize::KIB_64);
+        let first = rmb.take().unwrap();
+        let mut second = rmb.take().unwrap();
+        assert_eq!((first.index(), second.index()), (1, 2));
+        assert_eq!(rmb.in_use(), 2);
+
+        region.copy_in(65_536, &[9; 65_536]);
+        second.touch(65_536);
+        rmb.give_back(second);
+        let second = rmb.take().unwrap();
+        let mut out = vec![1; 65_536];
+        second.copy_out(0, &mut out);
+        assert!(out.iter().all(|byte| *byte == 0));
+
+        assert!(rmb.take().is_some());
+        assert!(rmb.take().is_none());
+    }
+}

@@ -1,0 +1,300 @@
+//! Registered memory that sockets fill and NICs empty.
+//!
+//! A poller has one pool. It is cut into chunks; socket data is appended to the current chunk, and
+//! what was appended becomes a [`Lease`]. A chunk is free again when all leases on it are home.
+//! Idle connections hold nothing.
+
+use std::io;
+
+use smcr_os::{Foreign, Lent, Piece};
+
+use crate::Region;
+
+/// The pool of one poller.
+#[derive(Debug)]
+pub struct SendPool {
+    region: Region,
+    chunk_bytes: u32,
+    /// Leases out, per chunk.
+    lent: Box<[u32]>,
+    free: Vec<u32>,
+    current: Option<Current>,
+}
+
+#[derive(Debug)]
+struct Current {
+    chunk: u32,
+    used: u32,
+}
+
+/// Bytes that the NIC may still read. Comes back with the completion of the write.
+///
+/// Not `Clone`: whoever holds the lease is the only one who can return the bytes.
+#[must_use = "a lease that is dropped leaks its chunk"]
+#[derive(Debug)]
+pub struct Lease {
+    region: Region,
+    chunk: u32,
+    at: usize,
+    len: u32,
+}
+
+/// Room at the end of the current chunk.
+#[derive(Debug)]
+pub struct Vacant<'a> {
+    region: &'a Region,
+    at: usize,
+    len: u32,
+}
+
+impl SendPool {
+    /// Cuts `region` into chunks of `chunk_bytes`.
+    ///
+    /// # Panics
+    ///
+    /// If not even one chunk fits.
+    pub fn new(region: Region, chunk_bytes: u32) -> Self {
+        let chunks = u32::try_from(region.len() / chunk_bytes as usize).expect("under 4 G chunks");
+        assert!(chunks > 0);
+        Self {
+            region,
+            chunk_bytes,
+            lent: vec![0; chunks as usize].into(),
+            free: (0..chunks).rev().collect(),
+            current: None,
+        }
+    }
+
+    /// The memory, for registration.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Lets `read` fill up to `max` bytes, and lends out what it filled.
+    ///
+    /// `read` returns how many bytes it put at the start of the room it was shown; zero makes no
+    /// lease. The room is at most what is left of the current chunk, so it may be less than `max`.
+    ///
+    /// # Errors
+    ///
+    /// What `read` returned; nothing is lent then. `None` when no chunk is free.
+    ///
+    /// # Panics
+    ///
+    /// If `read` claims more than it was shown.
+    pub fn fill<E>(
+        &mut self,
+        max: u32,
+        read: impl FnOnce(&Vacant<'_>) -> Result<usize, E>,
+    ) -> Option<Result<Filled, E>> {
+        let (chunk, used) = self.room(max)?;
+        let at = chunk as usize * self.chunk_bytes as usize + used as usize;
+        let room = max.min(self.chunk_bytes - used);
+        let filled = match read(&Vacant { region: &self.region, at, len: room }) {
+            Ok(filled) => u32::try_from(filled).expect("no more than the room shown"),
+            Err(error) => return Some(Err(error)),
+        };
+        assert!(filled <= room);
+        if filled == 0 {
+            return Some(Ok(Filled { lease: None, full: room == 0 }));
+        }
+        self.lent[chunk as usize] += 1;
+        let end = (used + filled).next_multiple_of(ALIGN).min(self.chunk_bytes);
+        self.current = Some(Current { chunk, used: end });
+        let lease = Lease { region: self.region.clone(), chunk, at, len: filled };
+        Some(Ok(Filled { lease: Some(lease), full: filled == room }))
+    }
+
+    /// Cuts a lease in two, the first of `len` bytes.
+    ///
+    /// # Panics
+    ///
+    /// If `len` is zero or the whole lease.
+    #[must_use = "both halves must come home"]
+    pub fn split(&mut self, lease: Lease, len: u32) -> (Lease, Lease) {
+        assert!(0 < len && len < lease.len);
+        self.lent[lease.chunk as usize] += 1;
+        let rest = Lease {
+            region: lease.region.clone(),
+            chunk: lease.chunk,
+            at: lease.at + len as usize,
+            len: lease.len - len,
+        };
+        (Lease { len, ..lease }, rest)
+    }
+
+    /// The NIC has finished with `lease`.
+    ///
+    /// # Panics
+    ///
+    /// If the lease is of another pool.
+    #[allow(clippy::needless_pass_by_value, reason = "a lease comes home once")]
+    pub fn take_back(&mut self, lease: Lease) {
+        assert_eq!(lease.region.address(), self.region.address());
+        let lent = &mut self.lent[lease.chunk as usize];
+        assert!(*lent > 0);
+        *lent -= 1;
+        if *lent == 0 {
+            match &mut self.current {
+                Some(current) if current.chunk == lease.chunk => current.used = 0,
+                Some(_) | None => self.free.push(lease.chunk),
+            }
+        }
+    }
+
+    /// Leases that are out. Zero when the system is quiet.
+    pub fn leases_out(&self) -> u32 {
+        self.lent.iter().sum()
+    }
+
+    /// The chunk to append to and how much of it is used, with a useful amount of room.
+    fn room(&mut self, max: u32) -> Option<(u32, u32)> {
+        if let Some(current) = &self.current {
+            let left = self.chunk_bytes - current.used;
+            if left >= max.min(self.chunk_bytes / 4) {
+                return Some((current.chunk, current.used));
+            }
+        }
+        let chunk = self.free.pop()?;
+        let retired = self.current.replace(Current { chunk, used: 0 });
+        if let Some(retired) = retired
+            && self.lent[retired.chunk as usize] == 0
+        {
+            self.free.push(retired.chunk);
+        }
+        Some((chunk, 0))
+    }
+}
+
+/// What one [`SendPool::fill`] brought.
+#[derive(Debug)]
+pub struct Filled {
+    /// The bytes, unless there were none.
+    pub lease: Option<Lease>,
+    /// All the room was used, so there may be more to read.
+    pub full: bool,
+}
+
+impl Lease {
+    /// How many bytes.
+    #[allow(clippy::len_without_is_empty, reason = "a lease is never empty")]
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Copies `out.len()` bytes that start `at` bytes into the lease.
+    ///
+    /// # Panics
+    ///
+    /// If the range leaves the lease.
+    pub fn copy_out(&self, at: u32, out: &mut [u8]) {
+        assert!(u64::from(at) + out.len() as u64 <= u64::from(self.len));
+        self.region.copy_out(self.at + at as usize, out);
+    }
+}
+
+// SAFETY: `Lent` asks that the bytes stay mapped and in place while the value lives, and that
+// nobody writes them: the lease holds its region, and `SendPool` appends only beyond bytes that
+// are lent and reuses a chunk only when all its leases are home.
+unsafe impl Lent for Lease {
+    fn piece(&self) -> Piece {
+        Piece { base: self.region.pointer(self.at, self.len as usize), len: self.len as usize }
+    }
+}
+
+impl Vacant<'_> {
+    /// How many bytes fit.
+    #[allow(clippy::len_without_is_empty, reason = "emptiness has no meaning of its own here")]
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Copies `bytes` to the start of the room.
+    ///
+    /// # Panics
+    ///
+    /// If they do not fit.
+    pub fn copy_in(&self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.len());
+        self.region.copy_in(self.at, bytes);
+    }
+
+    /// As [`smcr_os::readv`], from a descriptor into the room.
+    ///
+    /// # Errors
+    ///
+    /// As `readv(2)`.
+    pub fn read_from(&self, file: std::os::fd::BorrowedFd<'_>) -> io::Result<usize> {
+        smcr_os::readv(file, self)
+    }
+}
+
+// SAFETY: `Foreign` asks for pieces that stay valid for the life of the value and that no
+// reference names: the borrow keeps the region, `pointer` checks the range, and regions are never
+// referenced (see `Mapping`, ALIEN).
+unsafe impl Foreign for Vacant<'_> {
+    fn pieces(&self) -> [Piece; 2] {
+        let base = self.region.pointer(self.at, self.len as usize);
+        [Piece { base, len: self.len as usize }, Piece::EMPTY]
+    }
+}
+
+/// Leases begin on a cache line of their own.
+const ALIGN: u32 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fill(pool: &mut SendPool, bytes: &[u8]) -> Option<Lease> {
+        let max = u32::try_from(bytes.len()).unwrap();
+        let filled = pool.fill(max, |room| {
+            let len = bytes.len().min(room.len());
+            room.copy_in(&bytes[..len]);
+            Ok::<_, ()>(len)
+        });
+        filled.map(|filled| filled.unwrap().lease.unwrap())
+    }
+
+    #[test]
+    fn small_leases_share_a_chunk_and_it_is_free_when_the_last_is_home() {
+        let mut pool = SendPool::new(Region::new(2 * 4096).unwrap(), 4096);
+        let leases: Vec<_> = (0..32u8).map(|n| fill(&mut pool, &[n; 100]).unwrap()).collect();
+        assert_eq!(pool.leases_out(), 32);
+        let big = fill(&mut pool, &[77; 4096]).unwrap();
+        assert_eq!(big.len(), 4096);
+        assert!(fill(&mut pool, &[1]).is_none(), "both chunks are in use");
+        for (n, lease) in leases.into_iter().enumerate() {
+            let mut out = [0; 100];
+            lease.copy_out(0, &mut out);
+            assert_eq!(out, [u8::try_from(n).unwrap(); 100]);
+            pool.take_back(lease);
+        }
+        let again = fill(&mut pool, &[1]).unwrap();
+        pool.take_back(again);
+        pool.take_back(big);
+        assert_eq!(pool.leases_out(), 0);
+    }
+
+    #[test]
+    fn halves_of_a_lease_come_home_one_by_one() {
+        let mut pool = SendPool::new(Region::new(4096).unwrap(), 4096);
+        let lease = fill(&mut pool, &[1, 2, 3, 4, 5]).unwrap();
+        let (head, tail) = pool.split(lease, 2);
+        let mut out = [0; 3];
+        tail.copy_out(0, &mut out);
+        assert_eq!(out, [3, 4, 5]);
+        pool.take_back(head);
+        assert_eq!(pool.leases_out(), 1);
+        pool.take_back(tail);
+        assert_eq!(pool.leases_out(), 0);
+    }
+
+    #[test]
+    fn a_failed_read_lends_nothing() {
+        let mut pool = SendPool::new(Region::new(4096).unwrap(), 4096);
+        assert!(matches!(pool.fill(10, |_| Err::<usize, _>("no")), Some(Err("no"))));
+        assert!(pool.fill(10, |_| Ok::<_, ()>(0)).unwrap().unwrap().lease.is_none());
+        assert_eq!(pool.leases_out(), 0);
+    }
+}

@@ -1,0 +1,22 @@
+//! The system calls the data plane needs, made safe.
+//!
+//! This crate and its siblings below `ffi/` hold the only `extern "C"` calls of the project. What a
+//! call asks for is either checked here or promised by an `unsafe trait` whose implementor is
+//! `smcr-memory`. No policy lives here: no retries, no buffering, no logging.
+
+pub mod mapping;
+pub mod vectored;
+
+pub use mapping::Mapping;
+pub use vectored::{Foreign, Piece, readv, writev};
+
+/// Memory lent to a NIC. `smcr-memory` implements it, the bindings to real NICs ask for it.
+///
+/// # Safety
+///
+/// While the value lives, the bytes it names stay mapped, in place and registered, and nobody
+/// writes them.
+pub unsafe trait Lent {
+    /// The bytes the NIC may read.
+    fn piece(&self) -> Piece;
+}

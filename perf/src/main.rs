@@ -1,0 +1,3 @@
+//! The harness.
+
+fn main() {}
