@@ -13,7 +13,7 @@ use crate::limits::EVENTS_PER_TURN_MAX;
 use crate::streams::{Event, Key, Streams};
 
 /// An epoll over sockets, and over whatever else must end a sleep.
-#[derive(Debug)]
+#[allow(missing_debug_implementations, reason = "epoll events have none")]
 pub struct Kernel {
     epoll: OwnedFd,
     found: Vec<epoll::Event>,

@@ -26,7 +26,6 @@ use crate::streams::{Event, Key, Streams};
 pub type CommandOf<F, S> = Command<<F as Fabric>::Qp, <S as Streams>::Stream>;
 
 /// What a poller shares with other threads.
-#[derive(Debug)]
 pub struct Ends<F: Fabric, S: Streams> {
     /// From the control thread.
     pub commands: Receiver<CommandOf<F, S>>,
@@ -41,7 +40,6 @@ pub struct Ends<F: Fabric, S: Streams> {
 }
 
 /// One polling thread: a fabric, its links, their connections and sockets.
-#[derive(Debug)]
 pub struct Poller<F: Fabric, S: Streams> {
     pub(crate) fabric: F,
     pub(crate) streams: S,
