@@ -13,6 +13,18 @@ pub enum PeerMisbehaved {
     Malformed(Malformed),
     /// A cursor lies where no honest cursor can be (RFC 4.3).
     OutOfWindow,
+    /// It announced bytes that it wrote over others we had not released (RFC 4.5).
+    OverranOurElement,
+    /// It claims to have consumed bytes that were never announced to it (RFC 4.5).
+    ConsumedTheFuture,
+    /// A message that nobody could expect at this point (RFC C.6, C.7.1).
+    UnexpectedMessage,
+    /// Whoever sent the Proposal, somebody else sent the Confirm.
+    IdentityChanged,
+    /// CONFIRM LINK names another queue pair or link than the rendezvous did (RFC C.7.1).
+    WrongLink,
+    /// A reply to TEST LINK brings other bytes than the request carried (RFC C.7.1).
+    WrongEcho,
 }
 
 impl From<Malformed> for PeerMisbehaved {
