@@ -1,1 +1,5 @@
 //! The program.
+
+#![forbid(unsafe_code)]
+
+pub mod config;
