@@ -5,6 +5,8 @@
 //! `smcr-memory`. No policy lives here: no retries, no buffering, no logging.
 
 pub mod mapping;
+pub mod netdev;
+pub mod tcp;
 pub mod vectored;
 
 pub use mapping::Mapping;
