@@ -6,6 +6,7 @@
 
 pub mod mapping;
 pub mod netdev;
+pub mod offload;
 pub mod tcp;
 pub mod vectored;
 
