@@ -1,1 +1,4 @@
-//! The program.
+//! The gateway.
+#![forbid(unsafe_code)]
+
+pub mod stats;
