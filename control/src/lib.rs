@@ -1,4 +1,5 @@
 //! The gateway.
 #![forbid(unsafe_code)]
 
+pub mod admin;
 pub mod stats;
