@@ -1,0 +1,1 @@
+//! Codecs against bytes of other stacks.
