@@ -2,4 +2,5 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+pub mod config;
 pub mod stats;
