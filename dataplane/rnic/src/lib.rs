@@ -6,7 +6,11 @@
 //! messages of 44 bytes.
 //!
 //! Backends: `sim`, a network of NICs in one thread on a virtual clock, and `roce`, RoCEv2 in
-//! software over UDP sockets.
+//! software over UDP sockets. Around any of them: `fault_injector`.
+
+pub mod dice;
+pub mod fault_injector;
+pub mod sim;
 
 use std::os::fd::BorrowedFd;
 
