@@ -41,7 +41,7 @@ enum Command {
     },
     /// Load a server and print what was seen.
     Load(LoadArguments),
-    /// Print what `GET PATH` answers, if it is 200.
+    /// Print what an HTTP server answers to GET, if it is 200.
     Get {
         #[arg(long)]
         target: SocketAddr,
@@ -52,7 +52,8 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct RunArguments {
-    /// RR-<n>, RRO-<n>@<requests per second>, STR, STR-cubic, STR-reverse, CRR, RR-32-http, CRR-http.
+    /// RR-n, RRO-n@r (r requests per second), STR, STR-cubic, STR-reverse, CRR, RR-32-http,
+    /// CRR-http.
     #[arg(long, value_delimiter = ',', default_value = "RR-1,RR-32,STR,CRR")]
     scenarios: Vec<Scenario>,
     #[arg(long, value_delimiter = ',', default_value = "direct,haproxy,smcgate")]

@@ -72,13 +72,10 @@ fn measure(
     plan: &Plan,
 ) -> Result<Measurement> {
     let congestion = match scenario.congestion() {
-        Congestion::HostDefault => default_congestion,
-        Congestion::Cubic => "cubic",
+        Congestion::HostDefault => None,
+        Congestion::Cubic => Some("cubic"),
     };
-    for host in [Host::A, Host::B] {
-        let setting = format!("net.ipv4.tcp_congestion_control={congestion}");
-        bench.namespaces().set(host, &setting)?;
-    }
+    bench.namespaces().use_congestion_control(congestion)?;
     let carried_before = gateway_totals(bench, path)?;
     let proxies_before: f64 = bench.proxies(path).iter().map(Process::cpu_s).sum();
     let machine_before = machine_cpu_s();
@@ -118,7 +115,7 @@ fn measure(
         elapsed_s: load.elapsed_s,
         connections: scenario.connections(),
         message_bytes: scenario.message_bytes(),
-        congestion_control: congestion.to_owned(),
+        congestion_control: congestion.unwrap_or(default_congestion).to_owned(),
         gbit_per_s: load.gbit_per_s,
         requests_per_s: load.requests_per_s,
         one_way_p50_ns: one_way(rtt.as_ref().map(|rtt| rtt.p50_ns)),

@@ -14,6 +14,8 @@ use crate::failure::{Doing as _, Failure, Result};
 pub(crate) const ADDRESS_A: &str = "10.8.0.1";
 /// Address of namespace B on the veth pair.
 pub(crate) const ADDRESS_B: &str = "10.8.0.2";
+/// The network of both addresses.
+const NETWORK: &str = "10.8.0.0/24";
 /// Device of the pair in namespace A.
 pub(crate) const DEVICE_A: &str = "va";
 /// Device of the pair in namespace B.
@@ -85,9 +87,36 @@ impl Namespaces {
     /// # Errors
     ///
     /// When the kernel refuses the value.
-    pub(crate) fn set(&self, host: Host, setting: &str) -> Result<()> {
+    fn set(&self, host: Host, setting: &str) -> Result<()> {
         let argv = ["sysctl", "-q", "-w", setting].map(str::to_owned);
         succeed(&mut self.command(host, &argv)).map(drop)
+    }
+
+    /// Gives every later connection of both hosts the congestion control `algorithm`, or the
+    /// host's default for `None`.
+    ///
+    /// By routes: a namespace's sysctl takes only what the host allows to everybody, and often
+    /// that is not cubic. Both ends of a connection take it from the route, proxies included.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel has no such algorithm.
+    pub(crate) fn use_congestion_control(&self, algorithm: Option<&str>) -> Result<()> {
+        let choice = algorithm.map(|algorithm| format!("congctl {algorithm}")).unwrap_or_default();
+        for (host, device, address) in
+            [(Host::A, DEVICE_A, ADDRESS_A), (Host::B, DEVICE_B, ADDRESS_B)]
+        {
+            let kernel = "proto kernel scope host src 127.0.0.1";
+            for route in [
+                format!("{NETWORK} dev {device} proto kernel scope link src {address}"),
+                format!("table local local 127.0.0.0/8 dev lo {kernel}"),
+                format!("table local local 127.0.0.1 dev lo {kernel}"),
+            ] {
+                let command = format!("-n {} route replace {route} {choice}", self.name(host));
+                ip(&command.split_whitespace().collect::<Vec<_>>())?;
+            }
+        }
+        Ok(())
     }
 
     /// MTU of the veth pair.
