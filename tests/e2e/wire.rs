@@ -1,0 +1,137 @@
+//! What a capture shows: the option in the TCP handshake, the rendezvous, RDMA instead of TCP.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::clock::wait_until;
+use crate::gateway::{Pair, local, smcgate};
+use crate::hosts::{Hosts, accept, set_limit};
+use crate::pattern::{receive, send};
+use crate::process::{Process, run};
+
+const PORT: u16 = 7010;
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Kind 254, six bytes, and the magic that stands for SMC-R in EBCDIC (RFC 7609, 3.1).
+const SMC_OPTION: [u8; 6] = [254, 6, 0xE2, 0xD4, 0xC3, 0xD9];
+
+/// An operator who looks with the usual tools must see SMC-R, and so must any other stack.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_capture_shows_smc_r() {
+    let hosts = Hosts::new("smoke_capture_shows_smc_r");
+    let pair = Pair::start(&hosts, &[PORT]);
+    let capture = Capture::start(&hosts);
+    let listener = hosts.b.listen(local(PORT));
+    // Twice: a first contact, and a connection on a link that exists.
+    for seed in 0..2 {
+        let mut client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+        set_limit(&client, LIMIT);
+        let mut server = accept(&listener, LIMIT);
+        let sent = send(&mut client, seed, 200_000).expect("the connection is up");
+        drop(client);
+        assert_eq!(receive(&mut server).expect("the connection is up"), sent);
+    }
+    pair.assert_all_smc(2);
+    let file = capture.stop();
+
+    let handshakes = handshakes(&file);
+    let offered = |syn_ack| handshakes.iter().filter(|&&(ack, smc)| ack == syn_ack && smc).count();
+    assert!(offered(false) >= 2, "SYN with the option: {handshakes:?}");
+    assert!(offered(true) >= 2, "SYN-ACK with the option: {handshakes:?}");
+
+    let seen = tshark(&hosts, "tshark-smc", &file, "smc");
+    for message in ["Proposal", "Accept", "Confirm", "CDC Message"] {
+        assert!(seen.contains(message), "no {message} in:\n{seen}");
+    }
+    let malformed = tshark(&hosts, "tshark-malformed", &file, "smc && _ws.malformed");
+    assert!(malformed.is_empty(), "{malformed}");
+
+    let file = file.to_str().expect("our own paths are text");
+    let words = smcgate(&hosts, "decode", &["decode", file]).expect_success("smcgate decode");
+    let words = words.to_uppercase().replace(['_', '-'], " ");
+    for message in ["PROPOSAL", "ACCEPT", "CONFIRM", "CONFIRM LINK", "CDC"] {
+        assert!(words.contains(message), "no {message} in:\n{words}");
+    }
+}
+
+/// tcpdump on host a's side of the wire.
+struct Capture {
+    tcpdump: Process,
+    file: PathBuf,
+}
+
+impl Capture {
+    fn start(hosts: &Hosts) -> Self {
+        let file = hosts.logs.join("wire.pcap");
+        let mut command = Command::new("tcpdump");
+        // Root stays root: another user could not write below the logs.
+        command.args(["-i", hosts.a.device, "-U", "-Z", "root", "-B", "65536", "-w"]).arg(&file);
+        let tcpdump = Process::start(&hosts.a, &hosts.logs, "tcpdump", &mut command);
+        wait_until("tcpdump listens", LIMIT, || tcpdump.log().contains("listening on"));
+        Self { tcpdump, file }
+    }
+
+    fn stop(mut self) -> PathBuf {
+        // What was seen last is written only when the kernel hands over its buffer.
+        std::thread::sleep(Duration::from_millis(1_200));
+        self.tcpdump.signal(Signal::INT);
+        let status = self.tcpdump.wait(LIMIT);
+        assert!(status.success(), "tcpdump: {}", self.tcpdump.log());
+        self.file
+    }
+}
+
+/// One line for each frame of the capture that `filter` selects.
+fn tshark(hosts: &Hosts, name: &str, file: &Path, filter: &str) -> String {
+    let mut command = Command::new("tshark");
+    command.arg("-r").arg(file).args(["-Y", filter]);
+    run(hosts, &hosts.b, name, Duration::from_secs(60), &mut command).expect_success(name)
+}
+
+/// Of each SYN to the gateway's port and each answer: whether it is a SYN-ACK, and whether it
+/// carries the SMC option. Read from the bytes, without anybody's dissector.
+fn handshakes(file: &Path) -> Vec<(bool, bool)> {
+    let bytes = fs::read(file).expect("tcpdump wrote it");
+    frames(&bytes).filter_map(handshake).collect()
+}
+
+/// The frames of a classic little-endian pcap file.
+fn frames(file: &[u8]) -> impl Iterator<Item = &[u8]> {
+    const FILE_HEADER_BYTES: usize = 24;
+    const RECORD_HEADER_BYTES: usize = 16;
+    assert_eq!(file[..4], [0xD4, 0xC3, 0xB2, 0xA1], "the magic number of such a file");
+    let mut rest = &file[FILE_HEADER_BYTES..];
+    std::iter::from_fn(move || {
+        let (header, after) = rest.split_at_checked(RECORD_HEADER_BYTES)?;
+        let stored = u32::from_le_bytes(*header[8..].first_chunk()?);
+        let (frame, after) = after.split_at_checked(usize::try_from(stored).ok()?)?;
+        rest = after;
+        Some(frame)
+    })
+}
+
+/// What this Ethernet frame says of a TCP handshake, if it is part of one.
+fn handshake(frame: &[u8]) -> Option<(bool, bool)> {
+    const ETHERNET_BYTES: usize = 14;
+    const TCP: u8 = 6;
+    const SYN: u8 = 0x02;
+    const ACK: u8 = 0x10;
+    const FIXED_TCP_BYTES: usize = 20;
+    let ip = frame.get(ETHERNET_BYTES..)?;
+    if frame[12..ETHERNET_BYTES] != [0x08, 0x00] || *ip.get(9)? != TCP {
+        return None;
+    }
+    let tcp = ip.get(usize::from(ip[0] & 0x0F) * 4..)?;
+    let flags = *tcp.get(13)?;
+    if flags & SYN == 0 {
+        return None;
+    }
+    let options = tcp.get(FIXED_TCP_BYTES..usize::from(tcp[12] >> 4) * 4)?;
+    let smc = options.windows(SMC_OPTION.len()).any(|bytes| bytes == SMC_OPTION);
+    Some((flags & ACK != 0, smc))
+}
