@@ -63,6 +63,10 @@ pub(crate) struct Smc {
     pub(crate) said_done: bool,
     /// We said C.
     pub(crate) said_closed: bool,
+    /// The peer said that it writes no more: D or C.
+    pub(crate) peer_done: bool,
+    /// The peer said that it reads no more either: C.
+    pub(crate) peer_closed: bool,
 }
 
 /// A second socket as the far side.

@@ -22,7 +22,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             std::mem::take(&mut self.work.current),
         );
         for slot in slots.drain(..) {
-            self.announce(now, slot);
+            self.announce(slot);
         }
         self.work.current = slots;
 
@@ -57,7 +57,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 
     /// Makes the CDC message that the connection in `slot` owes, if any.
-    fn announce(&mut self, now: Instant, slot: u16) {
+    fn announce(&mut self, slot: u16) {
         let Some(relay) = self.connections.at(slot) else { return };
         relay.queued.flush = false;
         let id = relay.id;
@@ -71,7 +71,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             self.queue_flush(slot);
             return;
         }
-        if let Some(cdc) = smc.connection.poll_cdc(now) {
+        if let Some(cdc) = smc.connection.poll_cdc() {
             link.budget -= 1;
             smc.outstanding += 1;
             link.sends

@@ -37,6 +37,8 @@ pub struct Ends<F: Fabric, S: Streams> {
     pub counters: Arc<Counters>,
     /// What anybody may read, per connection.
     pub gauges: Arc<Gauges>,
+    /// Called now and then, and before each sleep, to publish what the fabric counts.
+    pub observe: Box<dyn FnMut(&F) + Send>,
 }
 
 /// One polling thread: a fabric, its links, their connections and sockets.
@@ -129,11 +131,6 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         moved
     }
 
-    /// The fabric, for those who count packets.
-    pub fn fabric(&self) -> &F {
-        &self.fabric
-    }
-
     fn sleep(&mut self, now: Instant) {
         self.ends.waker.about_to_sleep();
         let deadline = self.next_deadline(now);
@@ -142,6 +139,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             && deadline.is_none_or(|deadline| deadline > now);
         if asleep {
             self.ends.counters.sleeps.add(1);
+            (self.ends.observe)(&self.fabric);
             self.streams.sleep(deadline.map(|deadline| deadline.since(now)));
         }
         self.ends.waker.awake();
@@ -296,6 +294,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         self.ends.reports.wake();
         if now >= self.sweep_at {
             self.sweep_at = now + SWEEP_EVERY;
+            (self.ends.observe)(&self.fabric);
             let slots: Vec<u16> = self.connections.slots().collect();
             for slot in slots {
                 self.expire_connection(now, slot);

@@ -2,7 +2,7 @@
 
 use smcr_memory::Lease;
 use smcr_proto::Instant;
-use smcr_proto::wire::cdc::Cdc;
+use smcr_proto::wire::cdc::{Cdc, is_cdc};
 use smcr_rnic::{Completion, Fabric, Message, QpId, Status, Tag};
 
 use crate::connections::{Far, Slot};
@@ -74,7 +74,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     fn received(&mut self, now: Instant, qp: QpId, message: Message) {
         let Some(link) = self.links.by_qp(qp) else { return };
         link.activity.note(now);
-        if !Cdc::is_cdc(&message) {
+        if !is_cdc(&message) {
             let link = link.id;
             self.report(Report::LlcReceived { link, message });
             return;

@@ -72,7 +72,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         if !near.readable || near.eof || smc.condemned {
             return Outcome::Rests;
         }
-        if smc.peer_has_closed() {
+        if smc.peer_closed {
             return self.read_for_nobody(slot);
         }
         let window = smc.connection.window();
@@ -151,7 +151,7 @@ fn gather(
 ) {
     let [head, tail] = smc.connection.produce(lease.len()).pieces();
     let mut write = |lease: Lease, at: u32| {
-        let address = smc.peer.address + u64::from(at);
+        let address = smc.peer.address.wrapping_add(at.into());
         link.writes.push(Work::Write { lease, rkey: smc.peer.rkey, address, tag: tag_of_write(id) });
         link.budget -= 1;
         smc.outstanding += 1;

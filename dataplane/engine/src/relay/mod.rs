@@ -11,7 +11,7 @@ mod tcp;
 
 use smcr_memory::Rmbe;
 use smcr_proto::Instant;
-use smcr_proto::connection::{CLOSE_WAIT, Connection, Half, Progress, Setup};
+use smcr_proto::connection::{CLOSE_WAIT, Connection, Progress, Setup};
 use smcr_proto::error::PeerMisbehaved;
 use smcr_proto::ring::Ring;
 use smcr_proto::wire::cdc::Cdc;
@@ -45,6 +45,8 @@ impl Smc {
             condemned: false,
             said_done: false,
             said_closed: false,
+            peer_done: false,
+            peer_closed: false,
         }
     }
 
@@ -55,17 +57,9 @@ impl Smc {
             let [head, tail] = self.connection.readable().pieces();
             self.rmbe.touch(head.end.max(tail.end));
         }
+        self.peer_done |= progress.peer_done;
+        self.peer_closed |= progress.peer_closed;
         Ok(progress)
-    }
-
-    /// The peer writes no more.
-    pub(crate) fn peer_is_done(&self) -> bool {
-        self.connection.state().peer_said() >= Some(Half::Done)
-    }
-
-    /// The peer reads no more either.
-    pub(crate) fn peer_has_closed(&self) -> bool {
-        self.connection.state().peer_said() >= Some(Half::Closed)
     }
 
     /// Nothing more will be said, and nothing is on its way.
@@ -102,13 +96,13 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             && !smc.condemned
         {
             let drained = smc.connection.readable().is_empty();
-            if smc.peer_is_done() && drained && !near.finished {
+            if smc.peer_done && drained && !near.finished {
                 self.streams.finish(&near.stream);
                 near.finished = true;
             }
             if near.eof && !smc.said_done {
                 smc.said_done = true;
-                smc.connection.shutdown_write(now);
+                smc.connection.shutdown_write();
                 speaks = true;
             }
             if near.is_done() && drained && !smc.said_closed {
