@@ -7,9 +7,9 @@
 // notes in the same map whether the peer's segment had the option. After that the connection costs
 // nothing: the callbacks of its socket are off again. Sockets without a mark are left alone.
 //
-// One program serves hosts with and without the kernel's own smc module. The module makes TCP's parser
-// consume kind 254, which hides it from the "unknown option" callback; we use neither that nor the
-// parse-all callback, but look into the very segment that established the connection.
+// One program serves hosts with and without the kernel's own smc module. The module makes TCP's
+// parser consume kind 254, which hides it from the "unknown option" callback; we use neither that
+// nor the parse-all callback, but look into the very segment that established the connection.
 
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
@@ -77,8 +77,8 @@ static __always_inline int marked(struct bpf_sock_ops *ops)
 // A socket asks for this callback when a program has marked it, ours or another one. For a SYN the
 // mark can be looked up. For a SYN-ACK the socket at hand is a request without an entry, and the
 // answer is that of its listener, which asked. Where two gateways share a cgroup, both answer with
-// the same option: TCP refuses the second and fills its room with NOPs. A SYN-ACK that is a SYN cookie
-// stays plain: the child born of it could not know that its SYN had the option.
+// the same option: TCP refuses the second and fills its room with NOPs. A SYN-ACK that is a SYN
+// cookie stays plain: the child born of it could not know that its SYN had the option.
 static __always_inline int carries_option(struct bpf_sock_ops *ops)
 {
 	if (!(ops->skb_tcp_flags & TCP_FLAG_SYN))

@@ -14,7 +14,6 @@
 mod cgroup;
 
 use std::fmt;
-use std::fs::{self, File};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -116,7 +115,7 @@ impl SmcOption {
         libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Info, |_, line| {
             tracing::debug!(target: "libbpf", "{}", line.trim_end());
         })));
-        let cgroup = own_cgroup()?;
+        let cgroup = cgroup::open_own().map_err(OptionUnavailable::NoCgroup)?;
         let refused = |error: libbpf_rs::Error| OptionUnavailable::Refused(error.to_string());
         let object = ObjectBuilder::default()
             .open_memory(PROGRAM)
@@ -190,10 +189,8 @@ impl fmt::Debug for SmcOption {
 /// Why the TCP option cannot be used on this host. Displays as a reason and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OptionUnavailable {
-    /// No mount of cgroup v2 shows this process's cgroup.
-    NoCgroup,
-    /// The cgroup could not be opened.
-    CgroupClosed(String),
+    /// The cgroup of this process cannot be reached.
+    NoCgroup(String),
     /// The kernel refused to load or attach the program.
     Refused(String),
 }
@@ -201,9 +198,9 @@ pub enum OptionUnavailable {
 impl fmt::Display for OptionUnavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoCgroup => f.write_str("there is no cgroup v2 for the TCP option; mount one"),
-            Self::CgroupClosed(why) => {
-                write!(f, "the cgroup for the TCP option cannot be opened ({why}); run as root")
+            Self::NoCgroup(why) => {
+                write!(f, "there is no cgroup v2 to put the TCP option's program in ({why}); ")?;
+                f.write_str("mount one or run as root")
             }
             Self::Refused(why) => {
                 write!(f, "the kernel refuses eBPF for the TCP option ({why}); ")?;
@@ -215,15 +212,6 @@ impl fmt::Display for OptionUnavailable {
 }
 
 impl std::error::Error for OptionUnavailable {}
-
-fn own_cgroup() -> Result<File, OptionUnavailable> {
-    let closed = |error: io::Error| OptionUnavailable::CgroupClosed(error.to_string());
-    let mountinfo = fs::read_to_string("/proc/self/mountinfo").map_err(closed)?;
-    let cgroup = fs::read_to_string("/proc/self/cgroup").map_err(closed)?;
-    let directory =
-        cgroup::own_directory(&mountinfo, &cgroup).ok_or(OptionUnavailable::NoCgroup)?;
-    File::open(directory).map_err(closed)
-}
 
 /// Compiled by `build.rs`.
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/smc_option.o"));
