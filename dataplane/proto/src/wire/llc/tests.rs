@@ -180,11 +180,17 @@ fn tells_optional_types_from_mandatory_ones() {
     }
 }
 
+/// What is no message breaks the link, rather than being half understood.
 #[test]
 fn refuses_wrong_lengths_and_counts() {
-    let mut bytes = hex(LINUX_CONFIRM_LINK);
-    bytes[field::LENGTH] = 45;
-    assert_eq!(Llc::decode(&bytes), Err(Malformed::Length));
+    for kind in [1, 2, 3, 4, 6, 7, 8, 9] {
+        let mut bytes = [0; LEN];
+        bytes[field::TYPE] = kind;
+        for length in [0, 43, 45] {
+            bytes[field::LENGTH] = length;
+            assert_eq!(Llc::decode(&bytes), Err(Malformed::Length), "{kind}");
+        }
+    }
     assert_eq!(Llc::decode(&hex("09 2c 00 00 09")), Err(Malformed::RkeyCount));
 }
 
