@@ -120,7 +120,8 @@ fn decodes_what_the_rfc_draws() {
         address: 0x0b00_0000_0000_0000 + u64::from(n),
     };
     assert_decodes(
-        "03 2c 00 80 02 05 0000 00000001 0a000001 0b00000000000001 00000002 0a000002 0b00000000000002",
+        "03 2c 00 80 02 05 0000 00000001 0a000001 0b00000000000001 \
+         00000002 0a000002 0b00000000000002",
         Llc::AddLinkContinuation(AddLinkContinuation {
             reply: true,
             link: LinkNumber(2),
