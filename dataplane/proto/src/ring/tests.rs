@@ -125,6 +125,7 @@ fn concatenated(pieces: [Range<u32>; 2]) -> Vec<u32> {
     pieces.into_iter().flatten().collect()
 }
 
+/// A byte that is in no piece is lost to the stream, one that is in two is sent twice.
 #[test]
 fn pieces_and_halves_cover_a_span_in_order() {
     for ring in rings(6) {

@@ -60,7 +60,7 @@ impl Framer {
     /// way to find the next message behind one that is broken. The bytes stay in `leftover`.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, Malformed> {
         let frame_len = self.frame_len()?;
-        if self.len < HEADER_LEN || self.len < frame_len {
+        if self.len < frame_len {
             return Ok(None);
         }
         let frame = Frame::decode(&self.buffer[..frame_len])?;

@@ -64,6 +64,7 @@ fn ipv4_proposal() -> Proposal {
     }
 }
 
+/// An older Linux client reaches us; without this it would stay on TCP, or be reset.
 #[test]
 fn decodes_the_proposals_that_linux_sends() {
     assert_decodes::<52>(LINUX_PROPOSAL, Frame::Proposal(ipv4_proposal()));
@@ -82,6 +83,8 @@ fn decodes_the_proposals_that_linux_sends() {
     assert_eq!(ipv6.ipv6_prefixes(), &prefixes[..1]);
 }
 
+/// A field in the wrong place here is a write to the wrong address there, and the whole link group
+/// goes down.
 #[test]
 fn decodes_the_accept_that_linux_sends() {
     let expected = Offer {
@@ -205,6 +208,7 @@ fn refuses_prefix_areas_that_do_not_fit() {
 
 const LEN_OF_NINE: usize = 52 + 9 * 17;
 
+/// What is no message closes the connection, and the counter of reasons says why.
 #[test]
 fn refuses_broken_headers_and_trailers() {
     let outcome = |dump: &str, at: usize, value: u8| {

@@ -120,7 +120,8 @@ fn decodes_what_the_rfc_draws() {
         address: 0x0b00_0000_0000_0000 + u64::from(n),
     };
     assert_decodes(
-        "03 2c 00 80 02 05 0000 00000001 0a000001 0b00000000000001 00000002 0a000002 0b00000000000002",
+        "03 2c 00 80 02 05 0000 00000001 0a000001 0b00000000000001 \
+         00000002 0a000002 0b00000000000002",
         Llc::AddLinkContinuation(AddLinkContinuation {
             reply: true,
             link: LinkNumber(2),
@@ -180,11 +181,17 @@ fn tells_optional_types_from_mandatory_ones() {
     }
 }
 
+/// What is no message breaks the link, rather than being half understood.
 #[test]
 fn refuses_wrong_lengths_and_counts() {
-    let mut bytes = hex(LINUX_CONFIRM_LINK);
-    bytes[field::LENGTH] = 45;
-    assert_eq!(Llc::decode(&bytes), Err(Malformed::Length));
+    for kind in [1, 2, 3, 4, 6, 7, 8, 9] {
+        let mut bytes = [0; LEN];
+        bytes[field::TYPE] = kind;
+        for length in [0, 43, 45] {
+            bytes[field::LENGTH] = length;
+            assert_eq!(Llc::decode(&bytes), Err(Malformed::Length), "{kind}");
+        }
+    }
     assert_eq!(Llc::decode(&hex("09 2c 00 00 09")), Err(Malformed::RkeyCount));
 }
 
