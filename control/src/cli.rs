@@ -15,7 +15,7 @@ use crate::stats::{PER_PAGE_MAX, Transport};
 #[command(
     name = "smcgate",
     version,
-    about = "Carries TCP connections over SMC-R (RFC 7609): RDMA where the far end can, TCP where not",
+    about = "Carries TCP connections over SMC-R (RFC 7609): RDMA where both ends can, else TCP",
     long_about = "Carries TCP connections over SMC-R (RFC 7609).\n\n\
         Applications speak plain TCP to smcgate. Where the far end offers SMC-R, be it another \
         smcgate or an operating system's own, their bytes travel by RDMA; everywhere else they \
@@ -87,7 +87,7 @@ pub struct Ask {
     /// Where its admin endpoint listens [default: 127.0.0.1:9180]
     #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "config")]
     pub admin: Option<SocketAddr>,
-    /// Take the address from [admin] of this configuration
+    /// Take the address from `admin.listen` of this configuration
     #[arg(short, long = "config", value_name = "FILE")]
     pub config: Option<PathBuf>,
 }

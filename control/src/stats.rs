@@ -388,7 +388,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Dashboards and the end-to-end tests read these very keys; a renamed one breaks them silently.
+    /// Dashboards and the end-to-end tests read these very keys; renaming breaks them silently.
     #[test]
     fn stats_have_the_promised_keys() {
         let stats = Stats {
@@ -403,7 +403,8 @@ pub(crate) mod tests {
         for (place, keys) in [
             (
                 "",
-                "schema version uptime_s totals active fallbacks link_groups pollers rnics listeners",
+                "schema version uptime_s totals active fallbacks link_groups pollers rnics \
+                 listeners",
             ),
             ("/totals", "connections_smc connections_tcp bytes_in bytes_out handshakes_failed"),
             ("/active", "smc tcp"),
@@ -413,7 +414,8 @@ pub(crate) mod tests {
             ("/pollers/0", "core turns turns_idle connections"),
             (
                 "/rnics/0",
-                "name kind device gid mtu packets_in packets_out retransmits icrc_errors rkey_errors",
+                "name kind device gid mtu packets_in packets_out retransmits icrc_errors \
+                 rkey_errors",
             ),
         ] {
             let object = json.pointer(place).unwrap().as_object().unwrap();

@@ -149,7 +149,10 @@ mod tests {
         );
         assert_eq!(
             serde_json::to_string(&line).unwrap(),
-            r#"{"time_ns":1234567,"source":"10.8.0.1","target":"10.8.0.2","message":"CDC","seq":3,"token":"0x00000005","producer":"0:1024","flags":["B","D"]}"#
+            concat!(
+                r#"{"time_ns":1234567,"source":"10.8.0.1","target":"10.8.0.2","message":"CDC","#,
+                r#""seq":3,"token":"0x00000005","producer":"0:1024","flags":["B","D"]}"#,
+            )
         );
     }
 }
