@@ -28,6 +28,7 @@ pub mod reactor;
 pub mod rendezvous;
 pub mod reports;
 pub mod sessions;
+pub mod signals;
 pub mod slab;
 pub mod smc_option;
 pub mod start;

@@ -62,7 +62,7 @@ pub fn run(config: Config) -> Result<(), RunError> {
     raise_descriptor_limit();
     let clock = Clock::new();
     let option = OptionSource::choose(&config.smc);
-    tracing::info!("{}", option.sentence());
+    tracing::info!("{option}");
     let devices = Devices::read().map_err(context("the network devices cannot be listed"))?;
     let waker = Waker::new().map_err(context("no descriptors"))?;
 

@@ -116,6 +116,8 @@ counters! {
     closes_stalled: count,
     /// Reports that waited because the control thread was behind.
     reports_delayed: count,
+    /// Send chunks in use, in bytes, at the last look.
+    send_bytes_lent: bytes,
     /// Sockets that could not be watched.
     watch_failures: count,
 }

@@ -295,6 +295,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         if now >= self.sweep_at {
             self.sweep_at = now + SWEEP_EVERY;
             (self.ends.observe)(&self.fabric);
+            self.ends.counters.send_bytes_lent.set(self.pool.bytes_in_use());
             let slots: Vec<u16> = self.connections.slots().collect();
             for slot in slots {
                 self.expire_connection(now, slot);

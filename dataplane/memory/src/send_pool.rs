@@ -147,6 +147,12 @@ impl SendPool {
         self.lent.iter().sum()
     }
 
+    /// Bytes of chunks that hold leases.
+    pub fn bytes_in_use(&self) -> u64 {
+        let used = self.lent.iter().filter(|leases| **leases > 0).count();
+        used as u64 * u64::from(self.chunk_bytes)
+    }
+
     /// The chunk to append to and how much of it is used, with a useful amount of room.
     fn room(&mut self, max: u32) -> Option<(u32, u32)> {
         if let Some(current) = &self.current {
