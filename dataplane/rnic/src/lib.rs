@@ -8,6 +8,8 @@
 //! Backends: `sim`, a network of NICs in one thread on a virtual clock, and `roce`, RoCEv2 in
 //! software over UDP sockets.
 
+pub mod roce;
+
 use std::os::fd::BorrowedFd;
 
 use smcr_memory::{Lease, Region};
