@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::failure::{Doing as _, Failure, Result};
 use crate::record::Results;
+use crate::rig::janitor::clean;
 use crate::rig::paths::Path;
 use crate::run::{Plan, run};
 use crate::scenarios::{
@@ -41,6 +42,9 @@ enum Command {
     },
     /// Load a server and print what was seen.
     Load(LoadArguments),
+    /// Wait for the end of standard input, then remove a folder and network namespaces.
+    #[command(hide = true)]
+    Clean { folder: PathBuf, namespaces: Vec<String> },
     /// Print what an HTTP server answers to GET, if it is 200.
     Get {
         #[arg(long)]
@@ -130,6 +134,10 @@ pub(crate) fn dispatch() -> Result<()> {
         }
         Command::Serve { behaviour, listen } => serve(behaviour, listen),
         Command::Load(arguments) => load(&arguments),
+        Command::Clean { folder, namespaces } => {
+            clean(&folder, &namespaces);
+            Ok(())
+        }
         Command::Get { target, path } => {
             print!("{}", get(target, &path)?);
             Ok(())
