@@ -15,7 +15,7 @@ use crate::run::{Plan, run};
 use crate::scenarios::{
     LoadResult, Scenario, open_loop, round_trip, short_connections as crr, stream,
 };
-use crate::serve::{Behaviour, serve};
+use crate::serve::{Behaviour, listen, serve};
 use crate::{compare, report};
 
 /// Measures smcgate against direct TCP and HAProxy.
@@ -132,7 +132,11 @@ pub(crate) fn dispatch() -> Result<()> {
             print!("{}", compare::markdown(&before, &after));
             Ok(())
         }
-        Command::Serve { behaviour, listen } => serve(behaviour, listen),
+        Command::Serve { behaviour, listen: address } => {
+            let listener = listen(address)?;
+            println!("serving {behaviour:?} on {address}");
+            serve(behaviour, &listener)
+        }
         Command::Load(arguments) => load(&arguments),
         Command::Clean { folder, namespaces } => {
             clean(&folder, &namespaces);
