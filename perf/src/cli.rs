@@ -9,12 +9,13 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::failure::{Doing as _, Failure, Result};
 use crate::record::Results;
+use crate::rig::janitor::clean;
 use crate::rig::paths::Path;
 use crate::run::{Plan, run};
 use crate::scenarios::{
     LoadResult, Scenario, open_loop, round_trip, short_connections as crr, stream,
 };
-use crate::serve::{Behaviour, serve};
+use crate::serve::{Behaviour, listen, serve};
 use crate::{compare, report};
 
 /// Measures smcgate against direct TCP and HAProxy.
@@ -41,6 +42,9 @@ enum Command {
     },
     /// Load a server and print what was seen.
     Load(LoadArguments),
+    /// Wait for the end of standard input, then remove a folder and network namespaces.
+    #[command(hide = true)]
+    Clean { folder: PathBuf, namespaces: Vec<String> },
     /// Print what an HTTP server answers to GET, if it is 200.
     Get {
         #[arg(long)]
@@ -128,8 +132,16 @@ pub(crate) fn dispatch() -> Result<()> {
             print!("{}", compare::markdown(&before, &after));
             Ok(())
         }
-        Command::Serve { behaviour, listen } => serve(behaviour, listen),
+        Command::Serve { behaviour, listen: address } => {
+            let listener = listen(address)?;
+            println!("serving {behaviour:?} on {address}");
+            serve(behaviour, &listener)
+        }
         Command::Load(arguments) => load(&arguments),
+        Command::Clean { folder, namespaces } => {
+            clean(&folder, &namespaces);
+            Ok(())
+        }
         Command::Get { target, path } => {
             print!("{}", get(target, &path)?);
             Ok(())

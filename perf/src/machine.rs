@@ -33,7 +33,9 @@ impl Machine {
     /// Looks around. What cannot be found out is empty or zero: it explains, it does not decide.
     pub(crate) fn describe(date: Option<String>, mtu_bytes: u32) -> Self {
         let date = date.unwrap_or_else(|| first_line("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]));
-        let programs = [first_line("haproxy", &["-v"]), first_line("nginx", &["-v"])];
+        // HAProxy goes on about its release date and its home; the version suffices.
+        let version = |line: String| line.split(" - ").next().unwrap_or_default().to_owned();
+        let programs = [first_line("haproxy", &["-v"]), first_line("nginx", &["-v"])].map(version);
         Self {
             date,
             commit: first_line("git", &["describe", "--always", "--dirty", "--abbrev=12"]),

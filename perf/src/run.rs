@@ -3,8 +3,10 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::thread;
 use std::time::Duration;
 
+use crate::clock::{now_ns, ns};
 use crate::failure::{Doing as _, Failure, Result};
 use crate::machine::{Machine, machine_cpu_s};
 use crate::record::{Measurement, Results, SCHEMA};
@@ -14,6 +16,9 @@ use crate::rig::namespaces::Host;
 use crate::rig::paths::Path;
 use crate::rig::process::Process;
 use crate::scenarios::{Congestion, LoadResult, Scenario, Service};
+
+/// How long a gateway may take to account for the connections it has carried.
+const PROOF_LIMIT: Duration = Duration::from_secs(2);
 
 /// What to measure, and where to write it.
 #[derive(Debug)]
@@ -90,23 +95,12 @@ fn measure(
     let carried = match carried_before {
         None => None,
         Some(before) => {
-            let after = gateway_totals(bench, path)?.unwrap_or(before);
-            let carried =
-                carried_by_smc(before, after, &load).doing(|| format!("{scenario} over {path}"))?;
-            Some(carried)
+            let proof = prove_smc(bench, before, &load);
+            Some(proof.doing(|| format!("{scenario} over {path}"))?)
         }
     };
     let rtt = load.latency;
-    let one_way = |ns: Option<u64>| match scenario {
-        Scenario::RoundTrip { connections: 1 } => ns.map(|ns| ns / 2),
-        Scenario::RoundTrip { .. }
-        | Scenario::OpenLoop { .. }
-        | Scenario::Stream { .. }
-        | Scenario::ReverseStream
-        | Scenario::ShortConnections
-        | Scenario::HttpRoundTrip
-        | Scenario::HttpShortConnections => None,
-    };
+    let one_way = |ns: u64| scenario.is_single_round_trip().then_some(ns / 2);
     Ok(Measurement {
         schema: SCHEMA,
         scenario: scenario.to_string(),
@@ -118,8 +112,8 @@ fn measure(
         congestion_control: congestion.unwrap_or(default_congestion).to_owned(),
         gbit_per_s: load.gbit_per_s,
         requests_per_s: load.requests_per_s,
-        one_way_p50_ns: one_way(rtt.as_ref().map(|rtt| rtt.p50_ns)),
-        one_way_p99_ns: one_way(rtt.as_ref().map(|rtt| rtt.p99_ns)),
+        one_way_p50_ns: rtt.as_ref().and_then(|rtt| one_way(rtt.p50_ns)),
+        one_way_p99_ns: rtt.as_ref().and_then(|rtt| one_way(rtt.p99_ns)),
         rtt,
         bytes_total: load.bytes_total,
         requests_total: load.requests_total,
@@ -138,6 +132,18 @@ fn gateway_totals(bench: &Bench, path: Path) -> Result<Option<GatewayTotals>> {
     match path {
         Path::Direct | Path::Haproxy => Ok(None),
         Path::Smcgate => bench.gateway_totals(Host::A).map(Some),
+    }
+}
+
+/// Asks gateway A until it accounts for every connection of `load`, or [`PROOF_LIMIT`] has passed:
+/// its counters may be published a moment after the connections.
+fn prove_smc(bench: &Bench, before: GatewayTotals, load: &LoadResult) -> Result<GatewayTotals> {
+    let until = now_ns() + ns(PROOF_LIMIT);
+    loop {
+        match carried_by_smc(before, bench.gateway_totals(Host::A)?, load) {
+            Err(_) if now_ns() < until => thread::sleep(Duration::from_millis(100)),
+            proof @ (Ok(_) | Err(_)) => return proof,
+        }
     }
 }
 

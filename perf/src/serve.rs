@@ -49,25 +49,33 @@ struct Server {
     scratch: Vec<u8>,
 }
 
-/// Serves `behaviour` on `listen` until the process is killed.
+/// A listener on `address`, with room for bursts of short connections.
 ///
 /// # Errors
 ///
-/// When the address cannot be bound, or the kernel runs out of something. What a client does to its
-/// connection ends that connection only.
-pub(crate) fn serve(behaviour: Behaviour, listen: SocketAddr) -> Result<()> {
-    let listener = TcpListener::bind(listen).doing(|| format!("binding {listen}"))?;
+/// When the address is in use or not ours.
+pub(crate) fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let listener = TcpListener::bind(address).doing(|| format!("binding {address}"))?;
     rustix::net::listen(&listener, 4096).doing(|| "listen".into())?;
     listener.set_nonblocking(true).doing(|| "listener".into())?;
+    Ok(listener)
+}
+
+/// Serves `behaviour` on `listener` until the process is killed.
+///
+/// # Errors
+///
+/// When the kernel runs out of something. What a client does to its connection ends that
+/// connection only.
+pub(crate) fn serve(behaviour: Behaviour, listener: &TcpListener) -> Result<()> {
     let mut server = Server::new(behaviour)?;
-    server.readiness.add(&listener, LISTENER, Interest::Read)?;
-    println!("serving {behaviour:?} on {listen}");
+    server.readiness.add(listener, LISTENER, Interest::Read)?;
     let mut ready = Vec::new();
     loop {
         server.readiness.wait(Duration::from_secs(1), &mut ready)?;
         for &token in &ready {
             if token == LISTENER {
-                server.accept(&listener)?;
+                server.accept(listener)?;
             } else {
                 server.handle(usize::try_from(token).expect("tokens are our own indexes"))?;
             }
@@ -215,3 +223,6 @@ impl Peer {
         true
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
+use super::janitor::Janitor;
 use super::namespaces::{Host, Namespaces};
 use super::paths::{
     ADMIN, Path, SERVER_PORT, haproxy_configuration, nginx_configuration, smcgate_configuration,
@@ -33,7 +34,7 @@ pub(crate) struct Options {
 
 /// Servers and proxies, running. Dropping it ends and removes everything.
 ///
-/// Fields are in the order in which they must go: programs before the namespaces they live in.
+/// Fields are in the order in which they must go: programs first, the janitor last.
 #[derive(Debug)]
 pub(crate) struct Bench {
     servers: Vec<Process>,
@@ -42,6 +43,7 @@ pub(crate) struct Bench {
     namespaces: Namespaces,
     folder: Folder,
     myself: String,
+    _janitor: Janitor,
 }
 
 /// Totals of one gateway.
@@ -59,13 +61,16 @@ impl Bench {
     /// Naming what did not start, with its last words. Nothing is left behind then.
     pub(crate) fn start(options: &Options) -> Result<Self> {
         let myself = std::env::current_exe().doing(|| "finding this binary".into())?;
+        let myself = myself.to_string_lossy().into_owned();
+        let janitor = Janitor::hire(&myself, &Folder::path(), &Namespaces::names())?;
         let mut bench = Self {
             servers: Vec::new(),
             haproxies: Vec::new(),
             gateways: Vec::new(),
             namespaces: Namespaces::create()?,
             folder: Folder::create()?,
-            myself: myself.to_string_lossy().into_owned(),
+            myself,
+            _janitor: janitor,
         };
         bench.start_servers(options.http)?;
         for &path in &options.paths {
@@ -223,13 +228,18 @@ fn parse_totals(json: &str) -> Result<GatewayTotals> {
     })
 }
 
-/// A temporary folder for configurations and logs; removed with the bench.
+/// A temporary folder for configurations and logs. The janitor removes it.
 #[derive(Debug)]
 struct Folder(PathBuf);
 
 impl Folder {
+    /// The path of this process' folder.
+    fn path() -> PathBuf {
+        std::env::temp_dir().join(format!("smcgate-perf-{}", std::process::id()))
+    }
+
     fn create() -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("smcgate-perf-{}", std::process::id()));
+        let path = Self::path();
         fs::create_dir_all(&path).doing(|| format!("creating {}", path.display()))?;
         Ok(Self(path))
     }
@@ -239,12 +249,6 @@ impl Folder {
         let path = self.0.join(name);
         fs::write(&path, text).doing(|| format!("writing {}", path.display()))?;
         Ok(path.to_string_lossy().into_owned())
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        fs::remove_dir_all(&self.0).ok();
     }
 }
 

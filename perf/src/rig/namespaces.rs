@@ -4,8 +4,6 @@
 //! which hides the cgroup hierarchy that a gateway attaches its eBPF program to. `setpriv` has the
 //! kernel end every program when the harness dies, however it dies.
 
-use std::fs;
-use std::path::Path;
 use std::process::Command;
 
 use crate::failure::{Doing as _, Failure, Result};
@@ -21,7 +19,6 @@ pub(crate) const DEVICE_A: &str = "va";
 /// Device of the pair in namespace B.
 pub(crate) const DEVICE_B: &str = "vb";
 
-const PREFIX: &str = "smcperf-";
 /// Short connections use up ports; these settings give them back at once.
 const SETTINGS: [&str; 3] = [
     "net.ipv4.ip_local_port_range=20000 65000",
@@ -38,22 +35,25 @@ pub(crate) enum Host {
     B,
 }
 
-/// Both namespaces. Dropping it removes them.
+/// Both namespaces. The janitor removes them.
 #[derive(Debug)]
 pub(crate) struct Namespaces {
     names: [String; 2],
 }
 
 impl Namespaces {
-    /// Builds both, after removing what dead runs have left.
+    /// The names of this process' namespaces A and B.
+    pub(crate) fn names() -> [String; 2] {
+        ["a", "b"].map(|host| format!("smcperf-{}-{host}", std::process::id()))
+    }
+
+    /// Builds both.
     ///
     /// # Errors
     ///
     /// Without the privilege to make network namespaces.
     pub(crate) fn create() -> Result<Self> {
-        remove_leftovers();
-        let name = |host: &str| format!("{PREFIX}{}-{host}", std::process::id());
-        let namespaces = Self { names: [name("a"), name("b")] };
+        let namespaces = Self { names: Self::names() };
         let [a, b] = &namespaces.names;
         ip(&["netns", "add", a])?;
         ip(&["netns", "add", b])?;
@@ -136,26 +136,6 @@ impl Namespaces {
         match host {
             Host::A => a,
             Host::B => b,
-        }
-    }
-}
-
-impl Drop for Namespaces {
-    fn drop(&mut self) {
-        for name in &self.names {
-            // Creation may have failed half-way, so either may be missing.
-            Command::new("ip").args(["netns", "del", name]).output().ok();
-        }
-    }
-}
-
-/// Removes the namespaces of harnesses that were killed.
-fn remove_leftovers() {
-    let Ok(entries) = fs::read_dir("/run/netns") else { return };
-    for name in entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
-        let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next());
-        if owner.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
-            ip(&["netns", "del", &name]).ok();
         }
     }
 }

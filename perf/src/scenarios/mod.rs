@@ -123,6 +123,11 @@ impl Scenario {
         }
     }
 
+    /// Whether half a round trip is a one-way latency: no other connection was in the way.
+    pub(crate) fn is_single_round_trip(self) -> bool {
+        self == Self::RoundTrip { connections: 1 }
+    }
+
     /// Bytes of one request, or of one write of a stream. `None` where HTTP decides.
     pub(crate) fn message_bytes(self) -> Option<usize> {
         match self {
