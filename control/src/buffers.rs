@@ -1,7 +1,7 @@
 //! The RMBs of a link group: registered ahead of need, taken and given back element by element.
 
 use smcr_memory::{Region, Rmb, Rmbe};
-use smcr_proto::{RmbeSize, Rkey};
+use smcr_proto::{Rkey, RmbeSize};
 use smcr_rnic::{Domain, Exhausted, Registration, Rnic};
 
 /// What a connection gets: an element, and how the peer reaches it.
@@ -69,9 +69,8 @@ impl Stock {
 
     /// How many elements there are, and how many of them are in use.
     pub fn elements(&self) -> (u64, u64) {
-        let sum = |count: fn(&Rmb) -> u8| {
-            self.rmbs.iter().map(|one| u64::from(count(&one.rmb))).sum()
-        };
+        let sum =
+            |count: fn(&Rmb) -> u8| self.rmbs.iter().map(|one| u64::from(count(&one.rmb))).sum();
         (sum(Rmb::elements), sum(Rmb::in_use))
     }
 

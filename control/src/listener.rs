@@ -40,7 +40,7 @@ impl Listener {
     ///
     /// When the address cannot be bound, or the upstream's name has no address.
     pub fn open(config: &config::Listener, option: &OptionSource) -> io::Result<Self> {
-        let upstream = config.upstream.resolve()?;
+        let upstream = *config.upstream.resolve()?.first().ok_or(io::ErrorKind::NotFound)?;
         let socket = new_socket(config.bind)?;
         sockopt::set_socket_reuseaddr(&socket, true)?;
         if config.tcp_nodelay {
@@ -109,7 +109,10 @@ impl<N: Rnic> Gateway<N> {
     fn refuse_for_want_of_descriptors(&mut self, index: u16) -> bool {
         self.reserve = None;
         let listener = &mut self.listeners[usize::from(index)];
-        let refused = listener.socket.as_ref().and_then(|socket| accept_with(socket, SocketFlags::CLOEXEC).ok());
+        let refused = listener
+            .socket
+            .as_ref()
+            .and_then(|socket| accept_with(socket, SocketFlags::CLOEXEC).ok());
         let found = refused.is_some();
         if let Some(refused) = refused {
             listener.refused += 1;
@@ -153,7 +156,7 @@ impl<N: Rnic> Gateway<N> {
         } else if !accepts_smc {
             Talk::Plain(None)
         } else if !self.option.peer_offered(&peer, source) {
-            Talk::Plain(Some(Diagnosis::PEER_DID_NOT_SIGNAL))
+            Talk::Plain(Some(Diagnosis::NO_SMC_OPTION))
         } else {
             Talk::Server(Server::new(now, self.peer_id))
         };

@@ -12,8 +12,8 @@ use smcgate::cli::{Ask, Cli, Command, Conns, Decode};
 use smcgate::client::{self, Client, DEFAULT_ADMIN};
 use smcgate::config::{Config, LogLevel};
 use smcgate::decode::{DecodeError, decode};
-use smcgate::log;
 use smcgate::stats::ConnectionQuery;
+use smcgate::{check, doctor, log, start};
 
 /// The relay allocates rarely; the control thread and a heap that stays small over weeks like it.
 #[global_allocator]
@@ -24,12 +24,10 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Run(file) => load(&file.config).and_then(|config| {
             log::start(log.as_deref().unwrap_or(level(config.log)));
-            Err(Failure::failed("this build has no gateway"))
+            start::run(config).map_err(Failure::failed)
         }),
-        Command::Check(file) => {
-            load(&file.config).and_then(|_| print(&format!("{}: valid\n", file.config.display())))
-        }
-        Command::Doctor(_) => Err(Failure::failed("this build has no doctor")),
+        Command::Check(file) => return check::run(&file.config),
+        Command::Doctor(doctor) => return doctor::run(doctor.json),
         Command::Stats(ask) => stats(&ask),
         Command::Conns(conns) => connections(conns),
         Command::Decode(arguments) => decode_file(&arguments),

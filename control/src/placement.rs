@@ -111,7 +111,8 @@ struct Slots {
 impl Slots {
     fn new() -> Self {
         let slot = |slot| u16::try_from(slot).expect("CONNECTIONS_MAX fits");
-        let free = (0..CONNECTIONS_MAX).map(|index| ConnectionId { slot: slot(index), generation: 1 });
+        let free =
+            (0..CONNECTIONS_MAX).map(|index| ConnectionId { slot: slot(index), generation: 1 });
         Self { free: free.collect() }
     }
 

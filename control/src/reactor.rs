@@ -14,10 +14,8 @@ pub enum Token {
     Listener(u16),
     /// The application's side of a rendezvous: wanted until it is connected.
     Application(Key),
-    /// The SMC-R peer's side of a rendezvous.
+    /// The SMC-R peer's side of a rendezvous, and later the idle TCP connection beside SMC-R.
     Peer(Key),
-    /// The TCP connection beside an established SMC-R connection.
-    Established(Key),
     /// Pollers, the admin thread or a signal want attention.
     Waker,
 }
@@ -87,17 +85,6 @@ impl Reactor {
         self.add(socket, token, F::IN | F::OUT | F::RDHUP | F::ET)
     }
 
-    /// Calls what `watch_edges` reported by another name.
-    ///
-    /// # Errors
-    ///
-    /// When the kernel has no room.
-    pub fn rename(&self, socket: impl AsFd, token: Token) -> io::Result<()> {
-        use epoll::EventFlags as F;
-        let data = epoll::EventData::new_u64(pack(token));
-        Ok(epoll::modify(&self.epoll, socket, data, F::IN | F::RDHUP | F::ET)?)
-    }
-
     /// Reports nothing more of `socket`: it goes to another thread.
     pub fn forget(&self, socket: impl AsFd) {
         // Fails only for what was never watched.
@@ -124,12 +111,7 @@ impl Reactor {
         }));
     }
 
-    fn add(
-        &self,
-        descriptor: impl AsFd,
-        token: Token,
-        flags: epoll::EventFlags,
-    ) -> io::Result<()> {
+    fn add(&self, descriptor: impl AsFd, token: Token, flags: epoll::EventFlags) -> io::Result<()> {
         let data = epoll::EventData::new_u64(pack(token));
         Ok(epoll::add(&self.epoll, descriptor, data, flags)?)
     }
@@ -148,8 +130,7 @@ fn pack(token: Token) -> u64 {
         Token::Listener(index) => (0, Key { index: index.into(), generation: 0 }),
         Token::Application(key) => (1, key),
         Token::Peer(key) => (2, key),
-        Token::Established(key) => (3, key),
-        Token::Waker => (4, Key { index: 0, generation: 0 }),
+        Token::Waker => (3, Key { index: 0, generation: 0 }),
     };
     kind << KIND_SHIFT
         | u64::from(key.generation & GENERATION_MASK) << GENERATION_SHIFT
@@ -160,13 +141,11 @@ fn unpack(data: u64) -> Token {
     let part = |shift: u32, mask: u32| {
         u32::try_from(data >> shift & u64::from(mask)).expect("no more bits than the mask has")
     };
-    let key =
-        Key { index: part(0, u32::MAX), generation: part(GENERATION_SHIFT, GENERATION_MASK) };
+    let key = Key { index: part(0, u32::MAX), generation: part(GENERATION_SHIFT, GENERATION_MASK) };
     match data >> KIND_SHIFT {
         0 => Token::Listener(u16::try_from(key.index).expect("packed from sixteen bits")),
         1 => Token::Application(key),
         2 => Token::Peer(key),
-        3 => Token::Established(key),
         _ => Token::Waker,
     }
 }
@@ -178,13 +157,9 @@ mod tests {
     #[test]
     fn tokens_survive_the_kernel() {
         let key = Key { index: 0xdead_beef, generation: GENERATION_MASK };
-        for token in [
-            Token::Listener(u16::MAX),
-            Token::Application(key),
-            Token::Peer(key),
-            Token::Established(key),
-            Token::Waker,
-        ] {
+        for token in
+            [Token::Listener(u16::MAX), Token::Application(key), Token::Peer(key), Token::Waker]
+        {
             assert_eq!(unpack(pack(token)), token);
         }
     }

@@ -9,14 +9,11 @@ use std::io;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use smcr_engine::handoff::PeerElement;
 use smcr_engine::{Command, Established};
-use smcr_proto::handshake::{
-    Client, ClientAction, HandshakeError, Server, ServerAction, Verdict,
-};
+use smcr_proto::Instant;
+use smcr_proto::handshake::{Client, ClientAction, HandshakeError, ServerAction, Verdict};
 use smcr_proto::link_group::Role;
 use smcr_proto::ring::Ring;
-use smcr_proto::wire::clc::framer::FRAME_MAX;
-use smcr_proto::wire::clc::{Diagnosis, Frame, Offer, Proposal};
-use smcr_proto::Instant;
+use smcr_proto::wire::clc::{Diagnosis, FRAME_MAX, Frame, Offer, Proposal};
 use smcr_rnic::Rnic;
 
 use crate::gateway::Gateway;
@@ -155,11 +152,8 @@ impl<N: Rnic> Gateway<N> {
 
     /// Declines before anything else was said.
     fn decline_first(&mut self, now: Instant, key: Key, diagnosis: Diagnosis) {
-        let decline = smcr_proto::wire::clc::Decline {
-            out_of_sync: false,
-            peer_id: self.peer_id,
-            diagnosis,
-        };
+        let decline =
+            smcr_proto::wire::clc::Decline { out_of_sync: false, peer_id: self.peer_id, diagnosis };
         if self.say(key, &Frame::Decline(decline)) {
             self.relay_tcp(now, key, Some(diagnosis));
         }
@@ -287,9 +281,10 @@ impl<N: Rnic> Gateway<N> {
         let refusal = self.objection(port, &proposal);
         let peer = Peer { id: proposal.peer_id, gid: proposal.gid, mac: proposal.mac };
         let with_peer = |role: Role, other: &Peer| role == Role::Server && *other == peer;
-        let founding = self.groups.iter_mut().find(|(_, group)| {
-            with_peer(group.role, &group.peer) && group.is_founding()
-        });
+        let founding = self
+            .groups
+            .iter_mut()
+            .find(|(_, group)| with_peer(group.role, &group.peer) && group.is_founding());
         if refusal.is_none()
             && let Some((_, group)) = founding
         {
@@ -447,7 +442,11 @@ impl<N: Rnic> Gateway<N> {
         tracing::debug!(session = key.index, ?error, "the rendezvous failed");
         if let HandshakeError::Declined { diagnosis, out_of_sync } = error {
             if out_of_sync && let Some(group) = self.group_of_session(key) {
-                self.shut_group_down(now, group, smcr_proto::wire::llc::DeleteReason::PROTOCOL);
+                self.shut_group_down(
+                    now,
+                    group,
+                    smcr_proto::wire::llc::DeleteReason::PROTOCOL_VIOLATION,
+                );
             }
             self.fallback_reasons.insert(key, diagnosis);
         } else {

@@ -146,7 +146,9 @@ fn choose_nics(config: &Config, devices: &Devices, listeners: &[Listener]) -> Ve
                 None => devices
                     .all()
                     .iter()
-                    .filter(|device| device::ipv4_address(device).is_some_and(|ip| !ip.is_loopback()))
+                    .filter(|device| {
+                        device::ipv4_address(device).is_some_and(|ip| !ip.is_loopback())
+                    })
                     .for_each(|device| add(&device.name)),
             }
         }
@@ -160,9 +162,9 @@ fn peer_id(nics: &[RnicConfig], devices: &Devices) -> PeerId {
     let mac = nics
         .iter()
         .filter_map(|nic| devices.named(&nic.device))
-        .map(|device| device.mac)
-        .find(|mac| mac.0 != [0; 6])
-        .map_or_else(|| random::<6>(), |mac| mac.0);
+        .filter_map(|device| device.mac)
+        .find(|mac| *mac != [0; 6])
+        .unwrap_or_else(random::<6>);
     let [a, b] = random();
     let [c, d, e, f, g, h] = mac;
     PeerId([a, b, c, d, e, f, g, h])
@@ -271,8 +273,6 @@ fn start_poller(
     let (report, reports) = mailbox(REPORTS_MAX, control.clone());
     let counters = Arc::new(Counters::default());
     let gauges = Arc::new(Gauges::new());
-    let descriptors = [Some(waker.descriptor()), fabric.event_descriptor()];
-    let kernel = Kernel::new(descriptors.into_iter().flatten())?;
     let memory = Region::new(usize::try_from(config.smc.send_pool).unwrap_or(usize::MAX))?;
     let policy = match config.poll.policy {
         IdlePolicy::Spin => Policy::Spin,
@@ -296,7 +296,11 @@ fn start_poller(
         {
             tracing::warn!(core = id, "the poller could not be pinned to its core");
         }
-        smcr_engine::Poller::new(fabric, kernel, ends, memory).run(clock, idle);
+        let descriptors = [Some(ends.waker.descriptor()), fabric.event_descriptor()];
+        match Kernel::new(descriptors.into_iter().flatten()) {
+            Ok(kernel) => smcr_engine::Poller::new(fabric, kernel, ends, memory).run(clock, idle),
+            Err(error) => tracing::error!(%error, "a poller has no place to sleep"),
+        }
     })?;
     Ok(Poller::new(core, (counters, gauges), reports, commands, thread))
 }
@@ -328,7 +332,7 @@ fn addresses_of_ports(
         let wanted = table.rnic_for(&device.name);
         let port = ports.iter().position(|port| port.rnic.is_some() && port.name == wanted.name);
         if let Some(index) = port {
-            for address in device.addresses.iter().map(|address| address.ip) {
+            for (address, _) in device.addresses.iter().copied() {
                 found.insert(address, PortId(index));
             }
         }

@@ -74,7 +74,8 @@ impl Provider for Asker {
     }
 
     fn ready(&self) -> Readiness {
-        let silent = || Readiness { reasons: vec!["the control thread does not answer".to_owned()] };
+        let silent =
+            || Readiness { reasons: vec!["the control thread does not answer".to_owned()] };
         self.ask(Question::Ready).unwrap_or_else(silent)
     }
 }
@@ -230,8 +231,7 @@ impl<N: Rnic> Gateway<N> {
             bytes_in,
             bytes_out,
             state: "active".to_owned(),
-            fallback: reason
-                .map(|code| FallbackReason { code: code.0, name: format!("{code:?}") }),
+            fallback: reason.map(|code| FallbackReason { code: code.0, name: format!("{code:?}") }),
             link_group: group.map(|group| group.0),
             link: group.and_then(|group| Some(self.groups.get(&group)?.number.0)),
             age_s: now.since(open.since).as_secs_f64(),

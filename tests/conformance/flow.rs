@@ -1,10 +1,10 @@
 //! One direction of traffic on a queue pair: writes of all sizes, announced by messages, and a
 //! reader that believes nothing.
 
+use smcgate_tests::payload;
 use smcr_proto::Rkey;
 use smcr_rnic::dice::Dice;
 use smcr_rnic::{Fabric, MESSAGE_LEN, Message, QpId};
-use smcgate_tests::payload;
 
 use crate::rig::{CHUNK_BYTES, Harness, Rig, SideIndex, Window};
 
@@ -38,10 +38,8 @@ impl Flow {
         if full || side.fabric.room(self.source) <= writes.len() {
             return false;
         }
-        let leases: Vec<_> = writes
-            .iter()
-            .map_while(|write| side.lend(&payload(write.seed, write.len)))
-            .collect();
+        let leases: Vec<_> =
+            writes.iter().map_while(|write| side.lend(&payload(write.seed, write.len))).collect();
         if leases.len() < writes.len() {
             leases.into_iter().for_each(|lease| side.pool.take_back(lease));
             return false;

@@ -238,8 +238,10 @@ pub fn release_flushes_and_disturbs_nobody<H: Harness>(seed: u64) {
                 flow.expect("a message of some flow").pull(message);
             }
         }
-        assert!(catch_unwind(AssertUnwindSafe(|| rig.sides[0].fabric.post(qps[0], &mut vec![])))
-            .is_err());
+        assert!(
+            catch_unwind(AssertUnwindSafe(|| rig.sides[0].fabric.post(qps[0], &mut vec![])))
+                .is_err()
+        );
         rig.release(1, qps[1]);
     }
     flow::run(&mut rig, &mut neighbours, 10);

@@ -106,14 +106,7 @@ impl<S> Socket<S> {
     pub(crate) fn new(stream: S) -> Self {
         // Writable until the kernel says otherwise; readable when it says so, which it does at
         // once if bytes are waiting.
-        Self {
-            stream,
-            readable: false,
-            writable: true,
-            ending: false,
-            eof: false,
-            finished: false,
-        }
+        Self { stream, readable: false, writable: true, ending: false, eof: false, finished: false }
     }
 
     /// Both directions have ended.

@@ -17,10 +17,8 @@ use crate::streams::Streams;
 impl<F: Fabric, S: Streams> Poller<F, S> {
     /// Makes the CDC messages that are due, and posts what gathered.
     pub(crate) fn flush(&mut self, now: Instant) -> bool {
-        let mut slots = std::mem::replace(
-            &mut self.work.flush,
-            std::mem::take(&mut self.work.current),
-        );
+        let mut slots =
+            std::mem::replace(&mut self.work.flush, std::mem::take(&mut self.work.current));
         for slot in slots.drain(..) {
             self.announce(slot);
         }

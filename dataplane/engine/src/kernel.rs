@@ -119,9 +119,7 @@ fn pack(key: Key) -> u64 {
 }
 
 fn unpack(data: u64) -> Key {
-    let half = |shift: u32| {
-        u16::try_from(data >> shift & 0xffff).expect("sixteen bits were left")
-    };
+    let half = |shift: u32| u16::try_from(data >> shift & 0xffff).expect("sixteen bits were left");
     Key { slot: half(0), generation: half(16), far: data >> 32 & 1 == 1 }
 }
 

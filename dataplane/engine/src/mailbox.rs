@@ -136,8 +136,11 @@ mod tests {
     use super::*;
 
     fn readable(waker: &Waker) -> bool {
-        let mut set = [rustix::event::PollFd::new(&waker.inner.descriptor, rustix::event::PollFlags::IN)];
-        rustix::event::poll(&mut set, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+        let mut set =
+            [rustix::event::PollFd::new(&waker.inner.descriptor, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut set, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 }))
+            .unwrap()
+            == 1
     }
 
     #[test]

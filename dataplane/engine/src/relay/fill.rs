@@ -152,7 +152,12 @@ fn gather(
     let [head, tail] = smc.connection.produce(lease.len()).pieces();
     let mut write = |lease: Lease, at: u32| {
         let address = smc.peer.address.wrapping_add(at.into());
-        link.writes.push(Work::Write { lease, rkey: smc.peer.rkey, address, tag: tag_of_write(id) });
+        link.writes.push(Work::Write {
+            lease,
+            rkey: smc.peer.rkey,
+            address,
+            tag: tag_of_write(id),
+        });
         link.budget -= 1;
         smc.outstanding += 1;
     };
