@@ -211,7 +211,7 @@ impl Config {
                 &name,
                 None,
                 "",
-                format!("cannot be read: {error}; see `smcgate run -c`"),
+                format!("cannot be read: {error}; give its path with -c"),
             )
         })?;
         Self::parse(&text, &name)

@@ -12,8 +12,8 @@ use smcgate::cli::{Ask, Cli, Command, Conns, Decode};
 use smcgate::client::{self, Client, DEFAULT_ADMIN};
 use smcgate::config::{Config, LogLevel};
 use smcgate::decode::{DecodeError, decode};
-use smcgate::log;
 use smcgate::stats::ConnectionQuery;
+use smcgate::{check, doctor, log};
 
 /// The relay allocates rarely; the control thread and a heap that stays small over weeks like it.
 #[global_allocator]
@@ -22,14 +22,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     let Cli { log, command } = Cli::parse();
     let result = match command {
-        Command::Run(file) => load(&file.config).and_then(|config| {
-            log::start(log.as_deref().unwrap_or(level(config.log)));
-            Err(Failure::failed("this build has no gateway"))
-        }),
-        Command::Check(file) => {
-            load(&file.config).and_then(|_| print(&format!("{}: valid\n", file.config.display())))
-        }
-        Command::Doctor(_) => Err(Failure::failed("this build has no doctor")),
+        Command::Run(file) => run(&file.config, log),
+        // These two print what they find themselves, and know what it is worth.
+        Command::Check(file) => return check::run(&file.config),
+        Command::Doctor(arguments) => return doctor::run(arguments.json),
         Command::Stats(ask) => stats(&ask),
         Command::Conns(conns) => connections(conns),
         Command::Decode(arguments) => decode_file(&arguments),
@@ -60,6 +56,12 @@ impl Failure {
     fn misconfigured(why: impl Display) -> Self {
         Self { code: 2, why: why.to_string() }
     }
+}
+
+fn run(file: &Path, filter: Option<String>) -> Result<(), Failure> {
+    let config = load(file)?;
+    log::start(filter.as_deref().unwrap_or(level(config.log)));
+    Err(Failure::failed("this build has no gateway"))
 }
 
 fn load(file: &Path) -> Result<Config, Failure> {

@@ -5,6 +5,9 @@
 //! `smcr-memory`. No policy lives here: no retries, no buffering, no logging.
 
 pub mod mapping;
+pub mod netdev;
+pub mod offload;
+pub mod tcp;
 pub mod vectored;
 
 pub use mapping::Mapping;
