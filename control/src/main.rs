@@ -22,12 +22,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     let Cli { log, command } = Cli::parse();
     let result = match command {
-        Command::Run(file) => load(&file.config).and_then(|config| {
-            log::start(log.as_deref().unwrap_or(level(config.log)));
-            start::run(config).map_err(Failure::failed)
-        }),
+        Command::Run(file) => run(&file.config, log),
+        // These two print what they find themselves, and know what it is worth.
         Command::Check(file) => return check::run(&file.config),
-        Command::Doctor(doctor) => return doctor::run(doctor.json),
+        Command::Doctor(arguments) => return doctor::run(arguments.json),
         Command::Stats(ask) => stats(&ask),
         Command::Conns(conns) => connections(conns),
         Command::Decode(arguments) => decode_file(&arguments),
@@ -58,6 +56,12 @@ impl Failure {
     fn misconfigured(why: impl Display) -> Self {
         Self { code: 2, why: why.to_string() }
     }
+}
+
+fn run(file: &Path, filter: Option<String>) -> Result<(), Failure> {
+    let config = load(file)?;
+    log::start(filter.as_deref().unwrap_or(level(config.log)));
+    start::run(config).map_err(Failure::failed)
 }
 
 fn load(file: &Path) -> Result<Config, Failure> {

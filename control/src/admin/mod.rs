@@ -42,10 +42,10 @@ pub struct AdminThread {
 ///
 /// # Errors
 ///
-/// If the address cannot be bound (the message names it), or a thread or runtime cannot be made.
+/// If the address cannot be bound, or a thread or runtime cannot be made. The caller knows which
+/// address, and says so.
 pub fn spawn(listen: SocketAddr, provider: Arc<dyn Provider>) -> io::Result<AdminThread> {
-    let bound = std::net::TcpListener::bind(listen)
-        .map_err(|error| io::Error::new(error.kind(), format!("admin.listen {listen}: {error}")))?;
+    let bound = std::net::TcpListener::bind(listen)?;
     bound.set_nonblocking(true)?;
     let address = bound.local_addr()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

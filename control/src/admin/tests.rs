@@ -185,15 +185,14 @@ fn silent_clients_cannot_hold_the_endpoint() {
     }
 }
 
-/// A second gateway on the same port must say which address is taken, and stopping frees it.
+/// A second gateway on the same port must fail at once, and stopping the first makes room for it.
 #[test]
-fn the_address_is_named_when_taken_and_free_after_stop() {
+fn the_address_is_refused_when_taken_and_free_after_stop() {
     let admin = start(&[]);
     let address = admin.address();
     let still = || Arc::new(Still { reasons: Vec::new() });
     let error = spawn(address, still()).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
-    assert!(error.to_string().contains(&address.to_string()), "{error}");
     admin.stop();
     spawn(address, still()).unwrap();
 }

@@ -6,31 +6,7 @@ use crate::stats::{Connection, ConnectionPage, LinkGroup, Stats, Transport};
 
 /// All of the statistics, one paragraph per subject; subjects without rows are left out.
 pub fn stats_text(stats: &Stats) -> String {
-    let Stats { totals, active, memory, .. } = stats;
-    let mut out = format!(
-        "smcgate {}, up {}\n\
-         active   {} smc-r, {} tcp, {} connecting, {} parked\n\
-         total    {} smc-r, {} tcp, {} handshakes failed, {} refused\n\
-         bytes    {} in, {} out\n\
-         memory   {} RMBs ({} of {} elements used), {} send pool ({} used)\n",
-        stats.version,
-        duration(stats.uptime_s),
-        active.smc,
-        active.tcp,
-        active.connecting,
-        active.parked,
-        totals.connections_smc,
-        totals.connections_tcp,
-        totals.handshakes_failed,
-        totals.refused_smc + totals.refused_tcp,
-        bytes(totals.bytes_in),
-        bytes(totals.bytes_out),
-        bytes(memory.rmb_bytes),
-        memory.rmbes_used,
-        memory.rmbes,
-        bytes(memory.send_bytes),
-        bytes(memory.send_bytes_used),
-    );
+    let mut out = summary(stats);
     paragraph(
         &mut out,
         &["FALLBACK", "CODE", "COUNT"],
@@ -79,6 +55,35 @@ pub fn stats_text(stats: &Stats) -> String {
         }),
     );
     out
+}
+
+/// What everybody wants to know first.
+fn summary(stats: &Stats) -> String {
+    let Stats { totals, active, memory, .. } = stats;
+    format!(
+        "smcgate {}, up {}\n\
+         active   {} smc-r, {} tcp, {} connecting, {} parked\n\
+         total    {} smc-r, {} tcp, {} handshakes failed, {} refused\n\
+         bytes    {} in, {} out\n\
+         memory   {} RMBs ({} of {} elements used), {} send pool ({} used)\n",
+        stats.version,
+        duration(stats.uptime_s),
+        active.smc,
+        active.tcp,
+        active.connecting,
+        active.parked,
+        totals.connections_smc,
+        totals.connections_tcp,
+        totals.handshakes_failed,
+        totals.refused_smc + totals.refused_tcp,
+        bytes(totals.bytes_in),
+        bytes(totals.bytes_out),
+        bytes(memory.rmb_bytes),
+        memory.rmbes_used,
+        memory.rmbes,
+        bytes(memory.send_bytes),
+        bytes(memory.send_bytes_used),
+    )
 }
 
 /// One row per link; a link group without links has one as well.

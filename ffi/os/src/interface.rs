@@ -1,12 +1,11 @@
 //! Network devices and routes, as the kernel tells them.
 
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 
-use libc::{c_int, sockaddr_in};
-
-use crate::udp::{check, from_sockaddr, option};
+use crate::netdev::{NetworkDevice, network_devices};
+use crate::udp::option;
 
 /// A network device that has an IPv4 address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,9 +27,11 @@ impl Interface {
     ///
     /// `NotFound` when there is no such device, `AddrNotAvailable` when it has no IPv4 address.
     pub fn named(name: &str) -> io::Result<Self> {
-        std::fs::metadata(format!("/sys/class/net/{name}"))
-            .map_err(|_| io::Error::new(io::ErrorKind::NotFound, "no such network device"))?;
-        Self::find(|other, _| other == name)
+        let device = network_devices()?.into_iter().find(|device| device.name == name);
+        let device = device
+            .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no such network device"))?;
+        let address = ipv4_addresses(&device).next().ok_or_else(no_address)?;
+        Ok(Self::new(device, address))
     }
 
     /// The device that has `address`. Every address of 127.0.0.0/8 belongs to the loopback device.
@@ -39,27 +40,29 @@ impl Interface {
     ///
     /// `AddrNotAvailable` when no device has it.
     pub fn with_address(address: Ipv4Addr) -> io::Result<Self> {
-        if address.is_loopback() {
-            let loopback = Self::find(|_, other| other.is_loopback())?;
-            return Ok(Self { address, ..loopback });
-        }
-        Self::find(|_, other| other == address)
+        let owns = |device: &NetworkDevice| {
+            ipv4_addresses(device)
+                .any(|other| other == address || other.is_loopback() && address.is_loopback())
+        };
+        let device = network_devices()?.into_iter().find(owns).ok_or_else(no_address)?;
+        Ok(Self::new(device, address))
     }
 
-    fn find(wanted: impl Fn(&str, Ipv4Addr) -> bool) -> io::Result<Self> {
-        let found = addresses()?.into_iter().find(|(name, address)| wanted(name, *address));
-        let (name, address) = found.ok_or_else(|| {
-            io::Error::new(io::ErrorKind::AddrNotAvailable, "no network device has the address")
-        })?;
-        let read = |what| std::fs::read_to_string(format!("/sys/class/net/{name}/{what}"));
-        let mtu = read("mtu")?.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
-        let mut mac = [0; 6];
-        let digits = read("address")?;
-        for (byte, text) in mac.iter_mut().zip(digits.trim().split(':')) {
-            *byte = u8::from_str_radix(text, 16).map_err(|_| io::ErrorKind::InvalidData)?;
-        }
-        Ok(Self { name, address, mac, mtu })
+    fn new(device: NetworkDevice, address: Ipv4Addr) -> Self {
+        let mac = device.mac.unwrap_or_default();
+        Self { name: device.name, address, mac, mtu: device.mtu }
     }
+}
+
+fn ipv4_addresses(device: &NetworkDevice) -> impl Iterator<Item = Ipv4Addr> {
+    device.addresses.iter().filter_map(|(address, _)| match address {
+        IpAddr::V4(address) => Some(*address),
+        IpAddr::V6(_) => None,
+    })
+}
+
+fn no_address() -> io::Error {
+    io::Error::new(io::ErrorKind::AddrNotAvailable, "no network device has the address")
 }
 
 /// The largest IP packet that reaches `there` from `here` without being cut, as the kernel knows it.
@@ -73,36 +76,6 @@ pub fn path_mtu(here: Ipv4Addr, there: Ipv4Addr) -> io::Result<u32> {
     socket.connect((there, 9))?;
     let mtu = option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_MTU)?;
     u32::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
-}
-
-/// The names and IPv4 addresses of all network devices.
-fn addresses() -> io::Result<Vec<(String, Ipv4Addr)>> {
-    let mut list = std::ptr::null_mut();
-    // SAFETY: `getifaddrs` asks for a place to store the list: a live local.
-    check(unsafe { libc::getifaddrs(&raw mut list) })?;
-    let mut found = Vec::new();
-    let mut next = list;
-    // SAFETY: the list is null-terminated and valid until `freeifaddrs`, which comes after the loop.
-    while let Some(entry) = unsafe { next.as_ref() } {
-        next = entry.ifa_next;
-        // SAFETY: an entry's address is null or a valid socket address of at least a family.
-        let family = unsafe { entry.ifa_addr.as_ref() }.map(|address| address.sa_family);
-        if family.map(c_int::from) != Some(libc::AF_INET) {
-            continue;
-        }
-        // SAFETY: an address of that family is a `sockaddr_in`, which the allocator of the list
-        // aligned for every type.
-        let Some(address) = (unsafe { entry.ifa_addr.cast::<sockaddr_in>().as_ref() }) else {
-            continue;
-        };
-        // SAFETY: the name of an entry is a null-terminated string in the list.
-        let name = unsafe { std::ffi::CStr::from_ptr(entry.ifa_name) };
-        found.push((name.to_string_lossy().into_owned(), *from_sockaddr(address).ip()));
-    }
-    // SAFETY: `freeifaddrs` asks for a list of `getifaddrs` that nobody uses any more: names and
-    // addresses were copied.
-    unsafe { libc::freeifaddrs(list) };
-    Ok(found)
 }
 
 #[cfg(test)]
