@@ -30,7 +30,8 @@ use crate::link::{self, Cause, Event, Keepalive, Link};
 use crate::outbox::Outbox;
 use crate::time::Instant;
 use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, PeerId, Qpn, Rkey};
-use crate::wire::llc::{ConfirmLink, DeleteLink, DeleteReason, Llc, TestLink};
+use crate::wire::Malformed;
+use crate::wire::llc::{ConfirmLink, DeleteLink, DeleteReason, LEN, Llc, TestLink};
 
 mod llc;
 pub mod rkeys;
@@ -77,7 +78,7 @@ pub enum Action {
     LinkNumbered(LinkNumber),
     /// The link carries connections: tell the handshake that waits for it.
     LinkConfirmed(LinkNumber),
-    /// The link is down. [`Action::Terminate`] follows if it was the last; if a handshake waits for
+    /// The link is down. [`Action::Terminate`] follows if it was the last. If a handshake waits for
     /// it, tell that one, with [`LinkGroup::is_committed`].
     LinkFailed(LinkNumber, Cause),
     /// The peer has another RMB, at this address.
@@ -145,6 +146,8 @@ pub struct LinkGroup {
     members: [Option<Member>; LINKS_MAX as usize],
     peer_rkeys: PeerRkeys,
     peer_eye_catcher: bool,
+    /// The point of no return of the first contact is behind (C.3).
+    committed: bool,
     connections: u32,
     idle_deadline: Option<Instant>,
     dropped: u64,
@@ -181,6 +184,7 @@ impl LinkGroup {
             members,
             peer_rkeys: PeerRkeys::new(),
             peer_eye_catcher: false,
+            committed: false,
             connections: 0,
             idle_deadline: None,
             dropped: 0,
@@ -215,11 +219,7 @@ impl LinkGroup {
     ///
     /// RFC 7609, C.3. We count from sending ADD LINK, not from its completion: nobody tells us.
     pub fn is_committed(&self) -> bool {
-        match self.phase {
-            Phase::Opening | Phase::Confirming => false,
-            Phase::AddingLink { .. } => self.role == Role::Server,
-            Phase::Established | Phase::DeletingLink { .. } | Phase::Terminated => true,
-        }
+        self.committed
     }
 
     /// Whether the peer's RMB elements begin with an eye catcher. Known once a link is confirmed.
@@ -315,6 +315,32 @@ impl LinkGroup {
         self.end(now, Cause::DeletedByUs, reason);
     }
 
+    /// Takes in 44 bytes that arrived on a link and are no CDC message.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::handle_llc`]; bytes that are no message, and may not be discarded, are an offence
+    /// too (C.7.1, last entry).
+    pub fn handle_bytes(
+        &mut self,
+        now: Instant,
+        number: LinkNumber,
+        bytes: &[u8; LEN],
+    ) -> Result<(), PeerMisbehaved> {
+        match Llc::decode(bytes) {
+            Ok(message) => self.handle_llc(now, number, &message),
+            Err(Malformed::Ignorable(_)) => {
+                self.dropped += 1;
+                self.traffic(now, number);
+                Ok(())
+            }
+            Err(malformed) => {
+                self.link_event(now, number, Event::Fail(Cause::PeerMisbehaved));
+                Err(malformed.into())
+            }
+        }
+    }
+
     /// Takes in a message that arrived on a link.
     ///
     /// # Errors
@@ -390,39 +416,31 @@ impl LinkGroup {
                 self.actions.push(Action::LinkFailed(number, cause));
                 let alive = |member: &Member| !matches!(member.link.state(), link::State::Down(_));
                 if !self.members.iter().flatten().any(alive) {
-                    self.terminate(cause);
+                    self.phase = Phase::Terminated;
+                    self.idle_deadline = None;
+                    self.actions.push(Action::Terminate(cause));
                 }
             }
             None => {}
         }
     }
 
-    fn terminate(&mut self, cause: Cause) {
-        self.phase = Phase::Terminated;
-        self.idle_deadline = None;
-        self.actions.push(Action::Terminate(cause));
-    }
-
     /// Tells the peer that all is over, and ends it.
     fn end(&mut self, now: Instant, cause: Cause, reason: DeleteReason) {
-        let Some(number) = self.any_link_up() else {
-            if self.phase != Phase::Terminated {
-                self.terminate(cause);
-            }
-            return;
-        };
-        let all = DeleteLink { reply: false, all: true, orderly: true, link: number, reason };
-        self.actions.push(Action::Send(number, Llc::DeleteLink(all)));
-        for member in self.members.iter_mut().flatten() {
-            // The group's own action tells the caller; a link's would say the same.
-            let _told_by_terminate = member.link.handle(now, Event::Fail(cause));
+        if let Some(link) = self.any_link_up() {
+            let all = DeleteLink { reply: false, all: true, orderly: true, link, reason };
+            self.actions.push(Action::Send(link, Llc::DeleteLink(all)));
         }
-        self.terminate(cause);
+        for member in self.members.into_iter().flatten() {
+            self.link_event(now, member.number, Event::Fail(cause));
+        }
+        assert!(self.is_terminated(), "a group without links is over");
     }
 
     /// The first contact is over: connections may use the group.
     fn establish(&mut self, now: Instant) {
         self.phase = Phase::Established;
+        self.committed = true;
         self.connections_changed(now, self.connections);
         if let Some(number) = self.any_link_up() {
             self.actions.push(Action::LinkConfirmed(number));
@@ -478,3 +496,6 @@ impl LinkGroup {
         self.members.iter_mut().flatten().find(|member| member.number == number)
     }
 }
+
+#[cfg(test)]
+mod tests;

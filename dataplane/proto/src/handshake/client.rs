@@ -75,7 +75,10 @@ impl Client {
     pub fn handle_frame(&mut self, _now: Instant, frame: Frame) -> Result<(), HandshakeError> {
         let result = match (self.state, frame) {
             (
-                State::AwaitingAccept { .. } | State::AwaitingLink | State::AwaitingDecline { .. },
+                State::AwaitingAccept { .. }
+                | State::Providing { .. }
+                | State::AwaitingLink
+                | State::AwaitingDecline { .. },
                 Frame::Decline(Decline { diagnosis, out_of_sync, .. }),
             ) => Err(HandshakeError::Declined { diagnosis, out_of_sync }),
             (State::AwaitingAccept { .. }, Frame::Accept(offer)) => self.handle_accept(offer),

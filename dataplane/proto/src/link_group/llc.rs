@@ -114,6 +114,7 @@ impl LinkGroup {
             mtu: Mtu(0),
             psn: Psn(0),
         };
+        self.committed = true;
         self.send(on, Llc::AddLink(offer));
     }
 
