@@ -242,3 +242,6 @@ pub fn plan(source: Span, target: Span) -> [Write; 2] {
     let (first, second) = source.split_at(head.end - head.start);
     [Write { local: first.pieces(), remote: head }, Write { local: second.pieces(), remote: tail }]
 }
+
+#[cfg(test)]
+mod tests;

@@ -157,3 +157,108 @@ impl Cdc {
 /// [`LEN`] as the length field has it.
 #[expect(clippy::cast_possible_truncation, reason = "44 fits into a byte")]
 const LENGTH: u8 = LEN as u8;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::wire::tests::{assert_reserved, bits, hex};
+
+    /// Sent by an old Linux kernel, published by hwipl/smc-go: the first message of a connection,
+    /// announcing 13 bytes. The cursor is 13, not 17: there is no eye catcher in the element.
+    const LINUX_FIRST_MESSAGE: &str = "fe 2c 0001 00000003 0000 0000 0000000d";
+
+    #[test]
+    fn decodes_what_linux_sends() {
+        let bytes = hex(LINUX_FIRST_MESSAGE);
+        assert!(is_cdc(&bytes));
+        let message = Cdc::decode(&bytes).unwrap();
+        let expected = Cdc {
+            sequence: 1,
+            token: AlertToken(3),
+            producer: Cursor { wrap: 0, count: 13 },
+            ..Cdc::default()
+        };
+        assert_eq!(message, expected);
+        assert_eq!(message.encode(), bytes);
+    }
+
+    /// The RFC's letters, one bit each. A flag in another's place would reset a connection whose
+    /// peer only half-closed it.
+    #[test]
+    fn every_flag_has_its_bit() {
+        let with = |at: usize, bit: u8| {
+            let mut bytes = hex(LINUX_FIRST_MESSAGE);
+            bytes[at] = bit;
+            Cdc::decode(&bytes).unwrap()
+        };
+        assert!(with(24, 0x80).writer_blocked);
+        assert!(with(24, 0x40).urgent_pending);
+        assert!(with(24, 0x20).urgent_present);
+        assert!(with(24, 0x10).update_requested);
+        assert!(with(24, 0x08).failover_validation);
+        assert!(with(25, 0x80).sending_done);
+        assert!(with(25, 0x40).connection_closed);
+        assert!(with(25, 0x20).abnormal_close);
+    }
+
+    #[test]
+    fn refuses_what_is_no_cdc_message() {
+        let mut bytes = hex(LINUX_FIRST_MESSAGE);
+        bytes[1] = 43;
+        assert_eq!(Cdc::decode(&bytes), Err(Malformed::Length));
+        bytes[0] = 0x07;
+        assert!(!is_cdc(&bytes));
+        assert_eq!(Cdc::decode(&bytes), Err(Malformed::UnknownType(0x07)));
+    }
+
+    #[test]
+    fn ignores_reserved_bytes() {
+        let reserved =
+            bits(&[(8..10, 0xff), (16..18, 0xff), (24..25, 0x07), (25..26, 0x1f), (26..44, 0xff)]);
+        assert_reserved(&hex(LINUX_FIRST_MESSAGE), &reserved, Cdc::decode);
+    }
+
+    fn any_cursor() -> impl Strategy<Value = Cursor> {
+        any::<(u16, u32)>().prop_map(|(wrap, count)| Cursor { wrap, count })
+    }
+
+    prop_compose! {
+        fn any_cdc()(
+            (sequence, token, flags) in any::<(u16, u32, [bool; 8])>(),
+            producer in any_cursor(),
+            consumer in any_cursor(),
+        ) -> Cdc {
+            let [b, p, u, r, f, d, c, a] = flags;
+            Cdc {
+                sequence,
+                token: AlertToken(token),
+                producer,
+                consumer,
+                writer_blocked: b,
+                urgent_pending: p,
+                urgent_present: u,
+                update_requested: r,
+                failover_validation: f,
+                sending_done: d,
+                connection_closed: c,
+                abnormal_close: a,
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn survives_the_wire(message in any_cdc()) {
+            prop_assert!(is_cdc(&message.encode()));
+            prop_assert_eq!(Cdc::decode(&message.encode()), Ok(message));
+        }
+
+        /// Whatever a peer sends, it cannot end the process.
+        #[test]
+        fn decodes_any_bytes(bytes in any::<[u8; LEN]>()) {
+            let _ = Cdc::decode(&bytes);
+        }
+    }
+}

@@ -117,23 +117,4 @@ fn put_u24(bytes: &mut [u8], field: Range<usize>, value: u32) {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    //! What the tests of all codecs share.
-
-    use std::vec::Vec;
-
-    /// The bytes of a hex dump, blanks ignored, padded with zeros to `N`.
-    pub(crate) fn hex<const N: usize>(dump: &str) -> [u8; N] {
-        let digits: Vec<u8> = dump
-            .chars()
-            .filter(|c| !c.is_whitespace())
-            .map(|c| u8::try_from(c.to_digit(16).unwrap()).unwrap())
-            .collect();
-        assert!(digits.len().is_multiple_of(2) && digits.len() <= 2 * N);
-        let mut bytes = [0; N];
-        for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
-            *byte = (pair[0] << 4) | pair[1];
-        }
-        bytes
-    }
-}
+pub(crate) mod tests;

@@ -11,9 +11,10 @@ pub const FRAME_MAX: usize = 1024;
 ///
 /// 1. Read from the socket, at most [`wanted`] bytes if the surplus should stay there, and hand
 ///    the bytes to [`feed`].
-/// 2. Call [`next_frame`] until it returns `None`.
+/// 2. Call [`next_frame`] as long as the rendezvous expects a message and one is there. No further:
+///    what follows the last message is not one.
 /// 3. When the rendezvous is over, and the stream belongs to the application, its first bytes are
-///    [`leftover`].
+///    [`leftover`], then those that `feed` did not take.
 ///
 /// [`wanted`]: Self::wanted
 /// [`feed`]: Self::feed
@@ -59,7 +60,7 @@ impl Framer {
     /// way to find the next message behind one that is broken. The bytes stay in `leftover`.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, Malformed> {
         let frame_len = self.frame_len()?;
-        if self.len < HEADER_LEN || self.len < frame_len {
+        if self.len < frame_len {
             return Ok(None);
         }
         let frame = Frame::decode(&self.buffer[..frame_len])?;
@@ -93,3 +94,6 @@ impl Default for Framer {
         Self::new()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -128,21 +128,17 @@ impl Header {
     /// The version comes before the length: a message of another version is longer, and the caller
     /// must hear of the version.
     fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let smc_r = bytes[field::EYECATCHER] == EYECATCHER;
+        let smc_d = bytes[field::EYECATCHER] == EYECATCHER_SMC_D;
         let kind = match bytes[field::TYPE] {
+            _ if !smc_r && !smc_d => return Err(Malformed::Eyecatcher),
             kind::PROPOSAL => Kind::Proposal,
+            _ if !smc_r => return Err(Malformed::Eyecatcher),
             kind::ACCEPT => Kind::Accept,
             kind::CONFIRM => Kind::Confirm,
             kind::DECLINE => Kind::Decline,
             unknown => return Err(Malformed::UnknownType(unknown)),
         };
-        let smc_d = bytes[field::EYECATCHER] == EYECATCHER_SMC_D;
-        let eyecatcher_fits = match kind {
-            Kind::Proposal => smc_d || bytes[field::EYECATCHER] == EYECATCHER,
-            Kind::Accept | Kind::Confirm | Kind::Decline => bytes[field::EYECATCHER] == EYECATCHER,
-        };
-        if !eyecatcher_fits {
-            return Err(Malformed::Eyecatcher);
-        }
         // Whoever proposes, or declines, does so before versions are agreed: newer ones pass.
         let version = version(bytes);
         let version_fits = match kind {

@@ -84,28 +84,27 @@ impl Llc {
     ///
     /// RFC 7609, A.3.
     pub fn decode(bytes: &[u8; LEN]) -> Result<Self, Malformed> {
-        let decode: fn(&[u8; LEN]) -> Result<Self, Malformed> = match bytes[field::TYPE] {
-            kind::CONFIRM_LINK => |b| Ok(Self::ConfirmLink(ConfirmLink::decode(b))),
-            kind::ADD_LINK => |b| Ok(Self::AddLink(AddLink::decode(b))),
+        match bytes[field::TYPE] {
+            kind::CONFIRM_LINK..=kind::DELETE_LINK | kind::CONFIRM_RKEY..=kind::DELETE_RKEY
+                if bytes[field::LENGTH] != LENGTH =>
+            {
+                Err(Malformed::Length)
+            }
+            kind::CONFIRM_LINK => Ok(Self::ConfirmLink(ConfirmLink::decode(bytes))),
+            kind::ADD_LINK => Ok(Self::AddLink(AddLink::decode(bytes))),
             kind::ADD_LINK_CONTINUATION => {
-                |b| Ok(Self::AddLinkContinuation(AddLinkContinuation::decode(b)))
+                Ok(Self::AddLinkContinuation(AddLinkContinuation::decode(bytes)))
             }
-            kind::DELETE_LINK => |b| Ok(Self::DeleteLink(DeleteLink::decode(b))),
-            kind::CONFIRM_RKEY => |b| Ok(Self::ConfirmRkey(ConfirmRkey::decode(b))),
+            kind::DELETE_LINK => Ok(Self::DeleteLink(DeleteLink::decode(bytes))),
+            kind::CONFIRM_RKEY => Ok(Self::ConfirmRkey(ConfirmRkey::decode(bytes))),
             kind::CONFIRM_RKEY_CONTINUATION => {
-                |b| Ok(Self::ConfirmRkeyContinuation(ConfirmRkeyContinuation::decode(b)))
+                Ok(Self::ConfirmRkeyContinuation(ConfirmRkeyContinuation::decode(bytes)))
             }
-            kind::DELETE_RKEY => |b| DeleteRkey::decode(b).map(Self::DeleteRkey),
-            kind::TEST_LINK => |b| Ok(Self::TestLink(TestLink::decode(b))),
-            unknown if unknown & UNKNOWN_TYPE_MASK == DISCARD => {
-                return Err(Malformed::Ignorable(unknown));
-            }
-            unknown => return Err(Malformed::UnknownType(unknown)),
-        };
-        if bytes[field::LENGTH] != LENGTH {
-            return Err(Malformed::Length);
+            kind::DELETE_RKEY => DeleteRkey::decode(bytes).map(Self::DeleteRkey),
+            kind::TEST_LINK => Ok(Self::TestLink(TestLink::decode(bytes))),
+            unknown if unknown & UNKNOWN_TYPE_MASK == DISCARD => Err(Malformed::Ignorable(unknown)),
+            unknown => Err(Malformed::UnknownType(unknown)),
         }
-        decode(bytes)
     }
 
     /// The message as it travels.
