@@ -9,9 +9,9 @@
 //! *write, then announce*: the RDMA writes for what was produced are posted before the message that
 //! `poll_cdc` returns, on the same queue pair.
 //!
-//! - [`sender`] counts what we write into the peer's element;
-//! - [`receiver`] counts what the peer writes into ours, and decides when to say so (4.5.1);
-//! - [`state`] is Figures 22 and 23 as a table.
+//! - `sender` counts what we write into the peer's element;
+//! - `receiver` counts what the peer writes into ours, and decides when to say so (4.5.1);
+//! - `state` is Figures 22 and 23 as a table.
 //!
 //! What is not here: the choice of a link, and the bytes that a failover must write again.
 

@@ -13,10 +13,10 @@
 //! seconds in which deployed peers serve nobody else. So our server offers a second link that no
 //! client can accept, and our client rejects whatever second link it is offered.
 //!
-//! - `llc` answers the messages;
+//! - `llc` sends and answers the messages;
 //! - [`rkeys`] remembers what RMBs of the peer are called.
 //!
-//! Not here: when a link asks for a sign of life ([`link`](crate::link)), and what it means for
+//! Not here: when a link asks for a sign of life ([`link`]), and what it means for
 //! connections when a group ends (`engine`).
 
 use core::time::Duration;
@@ -24,14 +24,13 @@ use core::time::Duration;
 use crate::error::PeerMisbehaved;
 use crate::limits::{
     CONFIRM_LINK_REPLY_WAIT, CONFIRM_LINK_WAIT, IDLE_GROUP_CLIENT, IDLE_GROUP_SERVER, LINKS_MAX,
-    RKEY_REPLY_WAIT,
 };
 use crate::link::{self, Cause, Event, Keepalive, Link};
 use crate::outbox::Outbox;
 use crate::time::Instant;
 use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, PeerId, Qpn, Rkey};
 use crate::wire::Malformed;
-use crate::wire::llc::{ConfirmLink, DeleteLink, DeleteReason, LEN, Llc, TestLink};
+use crate::wire::llc::{DeleteLink, DeleteReason, LEN, Llc, TestLink};
 
 mod llc;
 pub mod rkeys;
@@ -93,11 +92,10 @@ pub enum Action {
 /// The number of a client's first link until the server has given it one.
 pub const UNNUMBERED: LinkNumber = LinkNumber(0);
 
-/// The links a peer may ask for in one group, as every deployed peer says.
-const LINKS_WANTED: u8 = 2;
-
-/// How long a DELETE LINK waits for its answer.
-const DELETE_LINK_WAIT: Duration = RKEY_REPLY_WAIT;
+/// When the server repeats a CONFIRM LINK that was not answered. A Linux client that has just sent
+/// its Confirm drops one that comes too early, and waits in vain.
+const CONFIRM_LINK_REPEAT: Duration = Duration::from_secs(1);
+const _: () = assert!(CONFIRM_LINK_REPEAT.as_secs() < CONFIRM_LINK_REPLY_WAIT.as_secs());
 
 /// The most actions one input causes: a DELETE RKEY of eight keys, and its answer.
 const ACTIONS_MAX: usize = 16;
@@ -107,8 +105,8 @@ const ACTIONS_MAX: usize = 16;
 enum Phase {
     /// Server: the queue pair is not connected yet.
     Opening,
-    /// The first link is being confirmed.
-    Confirming,
+    /// The first link is being confirmed. A server says CONFIRM LINK once more at this time.
+    Confirming { repeat_at: Option<Instant> },
     /// The first link is confirmed. Client: the server must offer a second one. Server: the client
     /// must answer the offer.
     AddingLink { deadline: Instant },
@@ -170,7 +168,8 @@ impl LinkGroup {
     /// A group whose client we are: the queue pair is connected, and the Confirm goes out now. Its
     /// first link is [`UNNUMBERED`] until [`Action::LinkNumbered`].
     pub fn new_client(now: Instant, setup: Setup) -> Self {
-        Self::new(Role::Client, setup, Phase::Confirming, UNNUMBERED, now + CONFIRM_LINK_WAIT)
+        let phase = Phase::Confirming { repeat_at: None };
+        Self::new(Role::Client, setup, phase, UNNUMBERED, now + CONFIRM_LINK_WAIT)
     }
 
     fn new(role: Role, setup: Setup, phase: Phase, number: LinkNumber, deadline: Instant) -> Self {
@@ -258,7 +257,7 @@ impl LinkGroup {
     /// If that is known already.
     pub fn link_connected(&mut self, now: Instant) {
         assert_eq!(self.phase, Phase::Opening, "a link connects once");
-        self.phase = Phase::Confirming;
+        self.phase = Phase::Confirming { repeat_at: Some(now + CONFIRM_LINK_REPEAT) };
         let [Some(member), ..] = &mut self.members else {
             unreachable!("a group begins with a link");
         };
@@ -275,7 +274,7 @@ impl LinkGroup {
                 Some(now + self.idle_wait())
             }
             Phase::Opening
-            | Phase::Confirming
+            | Phase::Confirming { .. }
             | Phase::AddingLink { .. }
             | Phase::Established
             | Phase::DeletingLink { .. }
@@ -375,7 +374,8 @@ impl LinkGroup {
         let phase = match self.phase {
             Phase::Opening | Phase::Terminated => return None,
             Phase::AddingLink { deadline } | Phase::DeletingLink { deadline, .. } => Some(deadline),
-            Phase::Confirming | Phase::Established => None,
+            Phase::Confirming { repeat_at } => repeat_at,
+            Phase::Established => None,
         };
         let links = self.members.iter().flatten().filter_map(|member| member.link.poll_timeout());
         links.chain(phase).chain(self.idle_deadline).min()
@@ -390,9 +390,15 @@ impl LinkGroup {
             Phase::DeletingLink { link, cause, deadline } if deadline <= now => {
                 self.link_event(now, link, Event::Fail(cause));
             }
+            Phase::Confirming { repeat_at: Some(repeat_at) } if repeat_at <= now => {
+                self.phase = Phase::Confirming { repeat_at: None };
+                for member in self.members.into_iter().flatten() {
+                    self.send_confirm_link(member.number, false);
+                }
+            }
             Phase::AddingLink { .. }
             | Phase::DeletingLink { .. }
-            | Phase::Confirming
+            | Phase::Confirming { .. }
             | Phase::Established => {}
         }
         for member in self.members.into_iter().flatten() {
@@ -445,35 +451,6 @@ impl LinkGroup {
         if let Some(number) = self.any_link_up() {
             self.actions.push(Action::LinkConfirmed(number));
         }
-    }
-
-    /// Sends DELETE LINK for one link and waits for the answer.
-    fn ask_to_delete(
-        &mut self,
-        now: Instant,
-        link: LinkNumber,
-        cause: Cause,
-        reason: DeleteReason,
-        orderly: bool,
-    ) {
-        self.phase = Phase::DeletingLink { link, cause, deadline: now + DELETE_LINK_WAIT };
-        let request = DeleteLink { reply: false, all: false, orderly, link, reason };
-        self.actions.push(Action::Send(link, Llc::DeleteLink(request)));
-    }
-
-    fn send_confirm_link(&mut self, number: LinkNumber, reply: bool) {
-        let Setup { mac, gid, qpn, user_id, eye_catcher, .. } = self.setup;
-        let message = ConfirmLink {
-            reply,
-            no_eyecatcher: !eye_catcher,
-            mac,
-            gid,
-            qpn,
-            link: number,
-            user_id,
-            max_links: LINKS_WANTED,
-        };
-        self.actions.push(Action::Send(number, Llc::ConfirmLink(message)));
     }
 
     fn idle_wait(&self) -> Duration {

@@ -3,10 +3,11 @@
 use std::vec;
 use std::vec::Vec;
 
+use super::llc::DELETE_LINK_WAIT;
 use super::*;
 use crate::limits::{ADD_LINK_WAIT, TEST_LINK_IDLE, TEST_LINK_REPLY_WAIT};
 use crate::vocabulary::{Mtu, Psn};
-use crate::wire::llc::{AddLink, ConfirmRkey, DeleteRkey};
+use crate::wire::llc::{AddLink, ConfirmLink, ConfirmRkey, DeleteRkey};
 
 const T0: Instant = Instant(0);
 const LINK: LinkNumber = LinkNumber(1);
@@ -60,24 +61,21 @@ impl Pair {
     fn run(&mut self) {
         loop {
             if let Some(action) = self.server.poll_action() {
-                match action {
-                    Action::Send(link, message) => {
-                        self.wire.push((Role::Server, message));
-                        assert_eq!(link, LINK);
-                        let link = self.client.links().next().unwrap().0;
-                        let bytes = message.encode();
-                        self.client.handle_bytes(self.now, link, &bytes).unwrap();
-                    }
-                    told => self.server_told.push(told),
-                }
+                let Action::Send(link, message) = action else {
+                    self.server_told.push(action);
+                    continue;
+                };
+                self.wire.push((Role::Server, message));
+                assert_eq!(link, LINK);
+                let link = self.client.links().next().unwrap().0;
+                self.client.handle_bytes(self.now, link, &message.encode()).unwrap();
             } else if let Some(action) = self.client.poll_action() {
-                match action {
-                    Action::Send(_, message) => {
-                        self.wire.push((Role::Client, message));
-                        self.server.handle_bytes(self.now, LINK, &message.encode()).unwrap();
-                    }
-                    told => self.client_told.push(told),
-                }
+                let Action::Send(_, message) = action else {
+                    self.client_told.push(action);
+                    continue;
+                };
+                self.wire.push((Role::Client, message));
+                self.server.handle_bytes(self.now, LINK, &message.encode()).unwrap();
             } else {
                 return;
             }
@@ -188,6 +186,10 @@ fn an_unconfirmed_link_fails_in_time_to_decline() {
     let mut client = LinkGroup::new_client(T0, setup(64, 8));
     for (group, wait, number) in [(&mut server, 2, LINK), (&mut client, 4, UNNUMBERED)] {
         let deadline = T0 + SECOND * wait;
+        if number == LINK {
+            group.handle_timeout(T0 + CONFIRM_LINK_REPEAT);
+            drain(group);
+        }
         assert_eq!(group.poll_timeout(), Some(deadline));
         group.handle_timeout(deadline);
         let cause = Cause::ConfirmTimedOut;
@@ -195,6 +197,22 @@ fn an_unconfirmed_link_fails_in_time_to_decline() {
         assert!(!group.is_committed() && group.is_terminated());
         assert_eq!(group.poll_timeout(), None);
     }
+}
+
+/// A Linux client drops a CONFIRM LINK that comes before it is ready for one. It needs a second
+/// chance, or the first contact fails after four seconds; more than two would confuse it.
+#[test]
+fn confirm_link_is_said_twice_at_most() {
+    let mut server = LinkGroup::new_server(T0, setup(8, 64), LINK);
+    server.link_connected(T0);
+    let first = drain(&mut server);
+    assert_eq!(server.poll_timeout(), Some(T0 + CONFIRM_LINK_REPEAT));
+    server.handle_timeout(T0 + CONFIRM_LINK_REPEAT / 2);
+    assert_eq!(drain(&mut server), []);
+    server.handle_timeout(T0 + CONFIRM_LINK_REPEAT);
+    assert_eq!(drain(&mut server), first);
+    server.handle_timeout(T0 + CONFIRM_LINK_REPEAT + SECOND / 2);
+    assert_eq!(drain(&mut server), []);
 }
 
 /// RFC C.8: without an answer to ADD LINK, or without the ADD LINK, the group goes on with one
