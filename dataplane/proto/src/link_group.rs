@@ -423,7 +423,6 @@ impl LinkGroup {
                 let alive = |member: &Member| !matches!(member.link.state(), link::State::Down(_));
                 if !self.members.iter().flatten().any(alive) {
                     self.phase = Phase::Terminated;
-                    self.idle_deadline = None;
                     self.actions.push(Action::Terminate(cause));
                 }
             }

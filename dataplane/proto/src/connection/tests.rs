@@ -148,6 +148,7 @@ fn scenario_4_large_send_full_window_writes() {
 fn scenario_5_urgent_data_window_unconstrained() {
     let (mut a, mut b) = figures();
     a.produce_urgent(500);
+    a.produce(0);
     assert_eq!(a.window(), 0);
     let (message, progress) = carry(&mut a, &mut b);
     assert_eq!(message.producer, cursor(0, 504));

@@ -422,6 +422,12 @@ fn echoes_are_compared() {
     client.handle_llc(T0, LINK, &wrong).unwrap();
     assert_eq!((client.dropped(), client.is_established()), (1, true));
     client.probe(T0, LINK, SECOND);
+    let user_data = setup(64, 8).gid.0;
+    let right = Llc::TestLink(TestLink { reply: true, user_data });
+    client.handle_llc(T0, LINK, &right).unwrap();
+    client.handle_llc(T0, LINK, &right).unwrap();
+    assert_eq!((client.dropped(), client.is_established()), (2, true), "answered once");
+    client.probe(T0, LINK, SECOND);
     assert_eq!(client.handle_llc(T0, LINK, &wrong), Err(PeerMisbehaved::WrongEcho));
     assert!(client.is_terminated());
 }

@@ -244,3 +244,29 @@ fn the_last_bytes_and_the_end_share_a_message() {
     assert_eq!((message.producer, message.connection_closed), (cursor(0, 10), true));
     assert_eq!((progress.readable_bytes, progress.peer_closed), (10, true));
 }
+
+/// The link breaks while we wait for a peer that never answers: patience ends that, too.
+#[test]
+fn a_failover_does_not_outlive_our_patience() {
+    let mut us = bytes(16_384);
+    us.abort(T0);
+    us.failover();
+    assert!(us.handle_timeout(T0 + PATIENCE));
+    assert_eq!((us.is_closed(), us.poll_cdc()), (true, None));
+    us.failover();
+    assert_eq!(us.poll_cdc(), None, "nothing is left to move");
+}
+
+/// What a peer sends after the end is not looked at: its cursors may be of another connection.
+#[test]
+fn a_closed_connection_takes_nothing_in() {
+    let (mut a, mut b) = (bytes(16_384), bytes(16_384));
+    a.abort(T0);
+    carry(&mut a, &mut b);
+    carry(&mut b, &mut a);
+    for producer in [cursor(0, 10), cursor(9, 9)] {
+        let late = Cdc { sequence: 9, producer, ..Cdc::default() };
+        assert_eq!(b.handle_cdc(T0, &late), Ok(Progress::default()));
+        assert!(b.readable().is_empty());
+    }
+}
