@@ -412,7 +412,7 @@ impl Connection {
         let peer_closed = said == Some(Half::Closed) && self.heard != said;
         self.heard = self.heard.max(said);
         let mut reset = message.abnormal_close && !before.is_ending_abnormally();
-        if peer_closed && !message.abnormal_close && self.sender.is_blocked() {
+        if peer_closed && before.may_write() && self.sender.is_blocked() {
             self.advance(now, Event::Abort);
             reset = true;
         }

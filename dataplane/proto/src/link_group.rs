@@ -269,17 +269,8 @@ impl LinkGroup {
     /// How many connections use the group now. A group that stays without is ended.
     pub fn connections_changed(&mut self, now: Instant, count: u32) {
         self.connections = count;
-        self.idle_deadline = match self.phase {
-            Phase::Established | Phase::DeletingLink { .. } if count == 0 => {
-                Some(now + self.idle_wait())
-            }
-            Phase::Opening
-            | Phase::Confirming { .. }
-            | Phase::AddingLink { .. }
-            | Phase::Established
-            | Phase::DeletingLink { .. }
-            | Phase::Terminated => None,
-        };
+        let idle = self.phase == Phase::Established && count == 0;
+        self.idle_deadline = idle.then(|| now + self.idle_wait());
     }
 
     /// Something arrived on the link that is not an LLC message.

@@ -65,7 +65,7 @@ fn client() -> Client {
 /// A client that has been asked to provide.
 fn accepted_client(first_contact: bool) -> Client {
     let mut client = client();
-    client.handle_frame(T0, Frame::Accept(offer(SERVER, first_contact))).unwrap();
+    client.handle_frame(Frame::Accept(offer(SERVER, first_contact))).unwrap();
     client_actions(&mut client);
     client
 }
@@ -73,7 +73,7 @@ fn accepted_client(first_contact: bool) -> Client {
 /// A client of a first contact that has sent its Confirm.
 fn committed_client() -> Client {
     let mut client = accepted_client(true);
-    client.provide(T0, offer(CLIENT, true));
+    client.provide(offer(CLIENT, true));
     client_actions(&mut client);
     client
 }
@@ -81,7 +81,7 @@ fn committed_client() -> Client {
 /// A server that has sent its Accept.
 fn server(first_contact: bool) -> Server {
     let mut server = Server::new(T0, SERVER);
-    server.handle_frame(T0, Frame::Proposal(proposal())).unwrap();
+    server.handle_frame(Frame::Proposal(proposal())).unwrap();
     server.provide(T0, offer(SERVER, first_contact));
     server_actions(&mut server);
     server
@@ -90,7 +90,7 @@ fn server(first_contact: bool) -> Server {
 /// A server of a first contact that has the Confirm.
 fn connected_server() -> Server {
     let mut server = server(true);
-    server.handle_frame(T0, Frame::Confirm(offer(CLIENT, true))).unwrap();
+    server.handle_frame(Frame::Confirm(offer(CLIENT, true))).unwrap();
     server_actions(&mut server);
     server
 }
@@ -100,24 +100,24 @@ fn connected_server() -> Server {
 fn first_contact() {
     let mut client = client();
     let mut server = Server::new(T0, SERVER);
-    server.handle_frame(T0, Frame::Proposal(proposal())).unwrap();
+    server.handle_frame(Frame::Proposal(proposal())).unwrap();
     assert_eq!(server_actions(&mut server), [ServerAction::Provide(proposal())]);
 
     server.provide(T0, offer(SERVER, true));
     let accept = Frame::Accept(offer(SERVER, true));
     assert_eq!(server_actions(&mut server), [ServerAction::Send(accept)]);
-    client.handle_frame(T0, accept).unwrap();
+    client.handle_frame(accept).unwrap();
     assert_eq!(client_actions(&mut client), [ClientAction::OpenLink(offer(SERVER, true))]);
 
-    client.provide(T0, offer(CLIENT, false));
+    client.provide(offer(CLIENT, false));
     let confirm = Frame::Confirm(offer(CLIENT, true));
     assert_eq!(client_actions(&mut client), [ClientAction::Send(confirm)], "F is set for us");
-    server.handle_frame(T0, confirm).unwrap();
+    server.handle_frame(confirm).unwrap();
     assert_eq!(server_actions(&mut server), [ServerAction::ConnectLink(offer(CLIENT, true))]);
 
     assert_eq!((client.poll_timeout(), server.poll_timeout()), (None, None));
-    server.link_confirmed(T0);
-    client.link_confirmed(T0);
+    server.link_confirmed();
+    client.link_confirmed();
     assert_eq!(server_actions(&mut server), [ServerAction::Done]);
     assert_eq!(client_actions(&mut client), [ClientAction::Done]);
 }
@@ -126,13 +126,13 @@ fn first_contact() {
 #[test]
 fn subsequent_contact() {
     let (mut client, mut server) = (client(), server(false));
-    client.handle_frame(T0, Frame::Accept(offer(SERVER, false))).unwrap();
+    client.handle_frame(Frame::Accept(offer(SERVER, false))).unwrap();
     assert_eq!(client_actions(&mut client), [ClientAction::JoinLink(offer(SERVER, false))]);
-    client.provide(T0, offer(CLIENT, false));
+    client.provide(offer(CLIENT, false));
     let confirm = Frame::Confirm(offer(CLIENT, false));
     let done = [ClientAction::Send(confirm), ClientAction::Done];
     assert_eq!(client_actions(&mut client), done);
-    server.handle_frame(T0, confirm).unwrap();
+    server.handle_frame(confirm).unwrap();
     let done = [ServerAction::JoinLink(offer(CLIENT, false)), ServerAction::Done];
     assert_eq!(server_actions(&mut server), done);
     assert_eq!((client.poll_timeout(), server.poll_timeout()), (None, None));
@@ -142,7 +142,7 @@ fn subsequent_contact() {
 #[test]
 fn the_first_contact_bit_of_a_confirm_means_nothing() {
     let mut server = server(true);
-    server.handle_frame(T0, Frame::Confirm(offer(CLIENT, false))).unwrap();
+    server.handle_frame(Frame::Confirm(offer(CLIENT, false))).unwrap();
     assert_eq!(server_actions(&mut server), [ServerAction::ConnectLink(offer(CLIENT, false))]);
 }
 
@@ -150,7 +150,7 @@ fn the_first_contact_bit_of_a_confirm_means_nothing() {
 #[test]
 fn a_server_that_refuses() {
     let mut server = Server::new(T0, SERVER);
-    server.handle_frame(T0, Frame::Proposal(proposal())).unwrap();
+    server.handle_frame(Frame::Proposal(proposal())).unwrap();
     server_actions(&mut server);
     server.refuse(Diagnosis::OUT_OF_MEMORY);
     let frame = decline(SERVER, Diagnosis::OUT_OF_MEMORY, false);
@@ -158,7 +158,7 @@ fn a_server_that_refuses() {
     assert_eq!(server.poll_timeout(), None);
 
     let mut client = client();
-    let error = client.handle_frame(T0, frame).unwrap_err();
+    let error = client.handle_frame(frame).unwrap_err();
     let diagnosis = Diagnosis::OUT_OF_MEMORY;
     assert_eq!(error, HandshakeError::Declined { diagnosis, out_of_sync: false });
     assert_eq!(error.verdict(), Verdict::FallBack(None), "a Decline is not answered");
@@ -174,7 +174,7 @@ fn a_client_that_knows_no_such_link_group() {
     let frame = decline(CLIENT, Diagnosis::OUT_OF_SYNC, true);
     assert_eq!(client_actions(&mut client), [ClientAction::Send(frame), ClientAction::FallBack]);
 
-    let error = server(false).handle_frame(T0, frame).unwrap_err();
+    let error = server(false).handle_frame(frame).unwrap_err();
     let diagnosis = Diagnosis::OUT_OF_SYNC;
     assert_eq!(error, HandshakeError::Declined { diagnosis, out_of_sync: true });
     assert_eq!(error.verdict(), Verdict::FallBack(None));
@@ -207,11 +207,11 @@ fn a_failed_link_waits_for_a_decline() {
     let mut client = committed_client();
     client.link_failed(T0, false).unwrap();
     assert_eq!(client.poll_timeout(), Some(T0 + DECLINE_WAIT));
-    assert_eq!(client.handle_frame(T0, decline(SERVER, diagnosis, false)), declined);
+    assert_eq!(client.handle_frame(decline(SERVER, diagnosis, false)), declined);
     let mut server = connected_server();
     server.link_failed(T0, false).unwrap();
     assert_eq!(server.poll_timeout(), Some(T0 + DECLINE_WAIT));
-    assert_eq!(server.handle_frame(T0, decline(CLIENT, diagnosis, false)), declined);
+    assert_eq!(server.handle_frame(decline(CLIENT, diagnosis, false)), declined);
 }
 
 /// RFC C.2: also before we know of any failure.
@@ -220,9 +220,9 @@ fn a_decline_during_the_confirmation_of_the_link() {
     let diagnosis = Diagnosis::QUEUE_PAIR_NOT_READY;
     let declined = Err(HandshakeError::Declined { diagnosis, out_of_sync: false });
     let frame = decline(SERVER, diagnosis, false);
-    assert_eq!(committed_client().handle_frame(T0, frame), declined);
-    assert_eq!(accepted_client(true).handle_frame(T0, frame), declined);
-    assert_eq!(connected_server().handle_frame(T0, frame), declined);
+    assert_eq!(committed_client().handle_frame(frame), declined);
+    assert_eq!(accepted_client(true).handle_frame(frame), declined);
+    assert_eq!(connected_server().handle_frame(frame), declined);
 }
 
 /// Without that Decline we send one, as deployed peers do: the application keeps its connection.
@@ -261,8 +261,8 @@ fn a_link_that_comes_too_late_changes_nothing() {
     let (mut client, mut server) = (committed_client(), connected_server());
     client.link_failed(T0, false).unwrap();
     server.link_failed(T0, false).unwrap();
-    client.link_confirmed(T0);
-    server.link_confirmed(T0);
+    client.link_confirmed();
+    server.link_confirmed();
     assert_eq!((client_actions(&mut client), server_actions(&mut server)), (vec![], vec![]));
 }
 
@@ -278,31 +278,31 @@ fn messages_out_of_turn_close_the_connection() {
 
     for mut client in [client(), accepted_client(true), committed_client()] {
         for frame in [propose, confirm] {
-            assert_eq!(client.clone().handle_frame(T0, frame), Err(unexpected));
+            assert_eq!(client.clone().handle_frame(frame), Err(unexpected));
         }
-        assert_eq!(client.handle_frame(T0, propose), Err(unexpected));
-        assert_eq!(client.handle_frame(T0, accept), Err(unexpected), "it is over");
+        assert_eq!(client.handle_frame(propose), Err(unexpected));
+        assert_eq!(client.handle_frame(accept), Err(unexpected), "it is over");
         assert_eq!((client.poll_action(), client.poll_timeout()), (None, None));
     }
-    assert_eq!(committed_client().handle_frame(T0, accept), Err(unexpected));
+    assert_eq!(committed_client().handle_frame(accept), Err(unexpected));
 
     for frame in [accept, confirm, declined] {
-        assert_eq!(Server::new(T0, SERVER).handle_frame(T0, frame), Err(unexpected));
+        assert_eq!(Server::new(T0, SERVER).handle_frame(frame), Err(unexpected));
     }
     for server in [server(true), server(false), connected_server()] {
         for frame in [accept, propose] {
-            assert_eq!(server.clone().handle_frame(T0, frame), Err(unexpected));
+            assert_eq!(server.clone().handle_frame(frame), Err(unexpected));
         }
     }
     let mut server = server(false);
-    server.handle_frame(T0, confirm).unwrap();
-    assert_eq!(server.handle_frame(T0, declined), Err(unexpected), "a Decline cannot chase");
+    server.handle_frame(confirm).unwrap();
+    assert_eq!(server.handle_frame(declined), Err(unexpected), "a Decline cannot chase");
 }
 
 /// Somebody who injects a Confirm into another client's connection gets nothing.
 #[test]
 fn proposal_and_confirm_come_from_one_peer() {
-    let error = server(true).handle_frame(T0, Frame::Confirm(offer(SERVER, true))).unwrap_err();
+    let error = server(true).handle_frame(Frame::Confirm(offer(SERVER, true))).unwrap_err();
     assert_eq!(error, HandshakeError::Peer(PeerMisbehaved::IdentityChanged));
 }
 
@@ -313,9 +313,9 @@ fn reserved_mtus_are_declined() {
     for first_contact in [true, false] {
         let expected = if first_contact { Err(HandshakeError::Unsupported) } else { Ok(()) };
         let accept = Offer { mtu: Mtu(6), ..offer(SERVER, first_contact) };
-        assert_eq!(client().handle_frame(T0, Frame::Accept(accept)), expected);
+        assert_eq!(client().handle_frame(Frame::Accept(accept)), expected);
         let confirm = Offer { mtu: Mtu(0), ..offer(CLIENT, first_contact) };
-        assert_eq!(server(first_contact).handle_frame(T0, Frame::Confirm(confirm)), expected);
+        assert_eq!(server(first_contact).handle_frame(Frame::Confirm(confirm)), expected);
     }
     let verdict = Verdict::FallBack(Some(Diagnosis::CONFIGURATION));
     assert_eq!(HandshakeError::Unsupported.verdict(), verdict);
@@ -330,7 +330,7 @@ fn malformed_messages_close_the_connection() {
 #[test]
 #[should_panic(expected = "nobody asked")]
 fn providing_unasked_is_our_bug() {
-    client().provide(T0, offer(CLIENT, true));
+    client().provide(offer(CLIENT, true));
 }
 
 #[test]

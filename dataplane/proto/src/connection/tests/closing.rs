@@ -270,3 +270,19 @@ fn a_closed_connection_takes_nothing_in() {
         assert!(b.readable().is_empty());
     }
 }
+
+/// A level that nobody took back after the last byte was written loses nothing when the peer
+/// closes.
+#[test]
+fn a_stale_blocked_writer_is_no_reason_for_a_reset() {
+    let (mut a, mut b) = (bytes(16_384), bytes(16_384));
+    a.set_writer_blocked(true);
+    a.produce(10);
+    a.shutdown_write();
+    carry(&mut a, &mut b);
+    consume_all(&mut b);
+    b.close(T0);
+    let (_, progress) = carry(&mut b, &mut a);
+    assert!(progress.peer_closed && !progress.reset);
+    assert_eq!(a.state(), State::AppFinCloseWait);
+}
