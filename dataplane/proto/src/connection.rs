@@ -9,9 +9,9 @@
 //! *write, then announce*: the RDMA writes for what was produced are posted before the message that
 //! `poll_cdc` returns, on the same queue pair.
 //!
-//! - [`sender`] counts what we write into the peer's element;
-//! - [`receiver`] counts what the peer writes into ours, and decides when to say so (4.5.1);
-//! - [`state`] is Figures 22 and 23 as a table.
+//! - `sender` counts what we write into the peer's element;
+//! - `receiver` counts what the peer writes into ours, and decides when to say so (4.5.1);
+//! - `state` is Figures 22 and 23 as a table.
 //!
 //! What is not here: the choice of a link, and the bytes that a failover must write again.
 
@@ -30,7 +30,7 @@ mod state;
 
 use receiver::Receiver;
 use sender::Sender;
-use state::{Action, Event};
+use state::{Action, Event, Orderly};
 
 pub use state::{Half, State};
 
@@ -232,7 +232,7 @@ impl Connection {
 
     /// No byte follows: D becomes due. Call it when all bytes were produced.
     pub fn shutdown_write(&mut self) {
-        self.step(Event::ShutdownWrite);
+        self.step(Event::Orderly(Orderly::ShutdownWrite));
     }
 
     /// The application has closed in both directions, everything was produced and everything
@@ -244,7 +244,7 @@ impl Connection {
     pub fn close(&mut self, now: Instant) {
         let unread = !self.readable().is_empty() && !self.state.is_ending_abnormally();
         assert!(!unread, "unread bytes mean abort, not close");
-        self.advance(now, Event::Close);
+        self.advance(now, Event::Orderly(Orderly::Close));
     }
 
     /// The application, or its connection to us, was reset: A becomes due, unless we have closed
@@ -395,10 +395,10 @@ impl Connection {
     fn handle_flags(&mut self, now: Instant, message: &Cdc) -> Progress {
         let before = self.state;
         if message.sending_done {
-            self.advance(now, Event::PeerDone);
+            self.advance(now, Event::Orderly(Orderly::PeerDone));
         }
         if message.connection_closed {
-            self.advance(now, Event::PeerClosed);
+            self.advance(now, Event::Orderly(Orderly::PeerClosed));
         }
         if message.abnormal_close {
             self.advance(now, Event::PeerAborted);
@@ -412,7 +412,7 @@ impl Connection {
         let peer_closed = said == Some(Half::Closed) && self.heard != said;
         self.heard = self.heard.max(said);
         let mut reset = message.abnormal_close && !before.is_ending_abnormally();
-        if peer_closed && !message.abnormal_close && self.sender.is_blocked() {
+        if peer_closed && before.may_write() && self.sender.is_blocked() {
             self.advance(now, Event::Abort);
             reset = true;
         }
@@ -447,7 +447,7 @@ impl Connection {
         } else if action.is_some() {
             self.flags_due = true;
         }
-        if matches!(event, Event::Close | Event::Abort | Event::Timeout) {
+        if matches!(event, Event::Orderly(Orderly::Close) | Event::Abort | Event::Timeout) {
             self.reading = false;
         }
     }
@@ -457,3 +457,6 @@ impl Connection {
 fn is_before(a: u16, b: u16) -> bool {
     a.wrapping_sub(b).cast_signed() < 0
 }
+
+#[cfg(test)]
+mod tests;

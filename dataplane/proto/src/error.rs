@@ -5,8 +5,8 @@ use crate::wire::Malformed;
 
 /// The peer broke the protocol.
 ///
-/// The state of whoever returns this is unchanged. What must end is said by the method that
-/// returned it: the rendezvous, the link, or one connection.
+/// What must end is said by the method that returned it: the rendezvous, the link, or one
+/// connection. A connection that returns this is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerMisbehaved {
     /// It sent bytes that are not a message.

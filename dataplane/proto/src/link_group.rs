@@ -13,10 +13,10 @@
 //! seconds in which deployed peers serve nobody else. So our server offers a second link that no
 //! client can accept, and our client rejects whatever second link it is offered.
 //!
-//! - `llc` answers the messages;
+//! - `llc` sends and answers the messages;
 //! - [`rkeys`] remembers what RMBs of the peer are called.
 //!
-//! Not here: when a link asks for a sign of life ([`link`](crate::link)), and what it means for
+//! Not here: when a link asks for a sign of life ([`link`]), and what it means for
 //! connections when a group ends (`engine`).
 
 use core::time::Duration;
@@ -24,13 +24,13 @@ use core::time::Duration;
 use crate::error::PeerMisbehaved;
 use crate::limits::{
     CONFIRM_LINK_REPLY_WAIT, CONFIRM_LINK_WAIT, IDLE_GROUP_CLIENT, IDLE_GROUP_SERVER, LINKS_MAX,
-    RKEY_REPLY_WAIT,
 };
 use crate::link::{self, Cause, Event, Keepalive, Link};
 use crate::outbox::Outbox;
 use crate::time::Instant;
 use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, PeerId, Qpn, Rkey};
-use crate::wire::llc::{ConfirmLink, DeleteLink, DeleteReason, Llc, TestLink};
+use crate::wire::Malformed;
+use crate::wire::llc::{DeleteLink, DeleteReason, LEN, Llc, TestLink};
 
 mod llc;
 pub mod rkeys;
@@ -77,7 +77,7 @@ pub enum Action {
     LinkNumbered(LinkNumber),
     /// The link carries connections: tell the handshake that waits for it.
     LinkConfirmed(LinkNumber),
-    /// The link is down. [`Action::Terminate`] follows if it was the last; if a handshake waits for
+    /// The link is down. [`Action::Terminate`] follows if it was the last. If a handshake waits for
     /// it, tell that one, with [`LinkGroup::is_committed`].
     LinkFailed(LinkNumber, Cause),
     /// The peer has another RMB, at this address.
@@ -92,11 +92,10 @@ pub enum Action {
 /// The number of a client's first link until the server has given it one.
 pub const UNNUMBERED: LinkNumber = LinkNumber(0);
 
-/// The links a peer may ask for in one group, as every deployed peer says.
-const LINKS_WANTED: u8 = 2;
-
-/// How long a DELETE LINK waits for its answer.
-const DELETE_LINK_WAIT: Duration = RKEY_REPLY_WAIT;
+/// When the server repeats a CONFIRM LINK that was not answered. A Linux client that has just sent
+/// its Confirm drops one that comes too early, and waits in vain.
+const CONFIRM_LINK_REPEAT: Duration = Duration::from_secs(1);
+const _: () = assert!(CONFIRM_LINK_REPEAT.as_secs() < CONFIRM_LINK_REPLY_WAIT.as_secs());
 
 /// The most actions one input causes: a DELETE RKEY of eight keys, and its answer.
 const ACTIONS_MAX: usize = 16;
@@ -106,8 +105,8 @@ const ACTIONS_MAX: usize = 16;
 enum Phase {
     /// Server: the queue pair is not connected yet.
     Opening,
-    /// The first link is being confirmed.
-    Confirming,
+    /// The first link is being confirmed. A server says CONFIRM LINK once more at this time.
+    Confirming { repeat_at: Option<Instant> },
     /// The first link is confirmed. Client: the server must offer a second one. Server: the client
     /// must answer the offer.
     AddingLink { deadline: Instant },
@@ -145,6 +144,8 @@ pub struct LinkGroup {
     members: [Option<Member>; LINKS_MAX as usize],
     peer_rkeys: PeerRkeys,
     peer_eye_catcher: bool,
+    /// The point of no return of the first contact is behind (C.3).
+    committed: bool,
     connections: u32,
     idle_deadline: Option<Instant>,
     dropped: u64,
@@ -167,7 +168,8 @@ impl LinkGroup {
     /// A group whose client we are: the queue pair is connected, and the Confirm goes out now. Its
     /// first link is [`UNNUMBERED`] until [`Action::LinkNumbered`].
     pub fn new_client(now: Instant, setup: Setup) -> Self {
-        Self::new(Role::Client, setup, Phase::Confirming, UNNUMBERED, now + CONFIRM_LINK_WAIT)
+        let phase = Phase::Confirming { repeat_at: None };
+        Self::new(Role::Client, setup, phase, UNNUMBERED, now + CONFIRM_LINK_WAIT)
     }
 
     fn new(role: Role, setup: Setup, phase: Phase, number: LinkNumber, deadline: Instant) -> Self {
@@ -181,6 +183,7 @@ impl LinkGroup {
             members,
             peer_rkeys: PeerRkeys::new(),
             peer_eye_catcher: false,
+            committed: false,
             connections: 0,
             idle_deadline: None,
             dropped: 0,
@@ -215,11 +218,7 @@ impl LinkGroup {
     ///
     /// RFC 7609, C.3. We count from sending ADD LINK, not from its completion: nobody tells us.
     pub fn is_committed(&self) -> bool {
-        match self.phase {
-            Phase::Opening | Phase::Confirming => false,
-            Phase::AddingLink { .. } => self.role == Role::Server,
-            Phase::Established | Phase::DeletingLink { .. } | Phase::Terminated => true,
-        }
+        self.committed
     }
 
     /// Whether the peer's RMB elements begin with an eye catcher. Known once a link is confirmed.
@@ -258,7 +257,7 @@ impl LinkGroup {
     /// If that is known already.
     pub fn link_connected(&mut self, now: Instant) {
         assert_eq!(self.phase, Phase::Opening, "a link connects once");
-        self.phase = Phase::Confirming;
+        self.phase = Phase::Confirming { repeat_at: Some(now + CONFIRM_LINK_REPEAT) };
         let [Some(member), ..] = &mut self.members else {
             unreachable!("a group begins with a link");
         };
@@ -270,17 +269,8 @@ impl LinkGroup {
     /// How many connections use the group now. A group that stays without is ended.
     pub fn connections_changed(&mut self, now: Instant, count: u32) {
         self.connections = count;
-        self.idle_deadline = match self.phase {
-            Phase::Established | Phase::DeletingLink { .. } if count == 0 => {
-                Some(now + self.idle_wait())
-            }
-            Phase::Opening
-            | Phase::Confirming
-            | Phase::AddingLink { .. }
-            | Phase::Established
-            | Phase::DeletingLink { .. }
-            | Phase::Terminated => None,
-        };
+        let idle = self.phase == Phase::Established && count == 0;
+        self.idle_deadline = idle.then(|| now + self.idle_wait());
     }
 
     /// Something arrived on the link that is not an LLC message.
@@ -313,6 +303,32 @@ impl LinkGroup {
     /// RFC 7609, 3.5.5.1.3 and 4.8.3.
     pub fn shutdown(&mut self, now: Instant, reason: DeleteReason) {
         self.end(now, Cause::DeletedByUs, reason);
+    }
+
+    /// Takes in 44 bytes that arrived on a link and are no CDC message.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::handle_llc`]; bytes that are no message, and may not be discarded, are an offence
+    /// too (C.7.1, last entry).
+    pub fn handle_bytes(
+        &mut self,
+        now: Instant,
+        number: LinkNumber,
+        bytes: &[u8; LEN],
+    ) -> Result<(), PeerMisbehaved> {
+        match Llc::decode(bytes) {
+            Ok(message) => self.handle_llc(now, number, &message),
+            Err(Malformed::Ignorable(_)) => {
+                self.dropped += 1;
+                self.traffic(now, number);
+                Ok(())
+            }
+            Err(malformed) => {
+                self.link_event(now, number, Event::Fail(Cause::PeerMisbehaved));
+                Err(malformed.into())
+            }
+        }
     }
 
     /// Takes in a message that arrived on a link.
@@ -349,7 +365,8 @@ impl LinkGroup {
         let phase = match self.phase {
             Phase::Opening | Phase::Terminated => return None,
             Phase::AddingLink { deadline } | Phase::DeletingLink { deadline, .. } => Some(deadline),
-            Phase::Confirming | Phase::Established => None,
+            Phase::Confirming { repeat_at } => repeat_at,
+            Phase::Established => None,
         };
         let links = self.members.iter().flatten().filter_map(|member| member.link.poll_timeout());
         links.chain(phase).chain(self.idle_deadline).min()
@@ -364,9 +381,15 @@ impl LinkGroup {
             Phase::DeletingLink { link, cause, deadline } if deadline <= now => {
                 self.link_event(now, link, Event::Fail(cause));
             }
+            Phase::Confirming { repeat_at: Some(repeat_at) } if repeat_at <= now => {
+                self.phase = Phase::Confirming { repeat_at: None };
+                for member in self.members.into_iter().flatten() {
+                    self.send_confirm_link(member.number, false);
+                }
+            }
             Phase::AddingLink { .. }
             | Phase::DeletingLink { .. }
-            | Phase::Confirming
+            | Phase::Confirming { .. }
             | Phase::Established => {}
         }
         for member in self.members.into_iter().flatten() {
@@ -390,72 +413,34 @@ impl LinkGroup {
                 self.actions.push(Action::LinkFailed(number, cause));
                 let alive = |member: &Member| !matches!(member.link.state(), link::State::Down(_));
                 if !self.members.iter().flatten().any(alive) {
-                    self.terminate(cause);
+                    self.phase = Phase::Terminated;
+                    self.actions.push(Action::Terminate(cause));
                 }
             }
             None => {}
         }
     }
 
-    fn terminate(&mut self, cause: Cause) {
-        self.phase = Phase::Terminated;
-        self.idle_deadline = None;
-        self.actions.push(Action::Terminate(cause));
-    }
-
     /// Tells the peer that all is over, and ends it.
     fn end(&mut self, now: Instant, cause: Cause, reason: DeleteReason) {
-        let Some(number) = self.any_link_up() else {
-            if self.phase != Phase::Terminated {
-                self.terminate(cause);
-            }
-            return;
-        };
-        let all = DeleteLink { reply: false, all: true, orderly: true, link: number, reason };
-        self.actions.push(Action::Send(number, Llc::DeleteLink(all)));
-        for member in self.members.iter_mut().flatten() {
-            // The group's own action tells the caller; a link's would say the same.
-            let _told_by_terminate = member.link.handle(now, Event::Fail(cause));
+        if let Some(link) = self.any_link_up() {
+            let all = DeleteLink { reply: false, all: true, orderly: true, link, reason };
+            self.actions.push(Action::Send(link, Llc::DeleteLink(all)));
         }
-        self.terminate(cause);
+        for member in self.members.into_iter().flatten() {
+            self.link_event(now, member.number, Event::Fail(cause));
+        }
+        assert!(self.is_terminated(), "a group without links is over");
     }
 
     /// The first contact is over: connections may use the group.
     fn establish(&mut self, now: Instant) {
         self.phase = Phase::Established;
+        self.committed = true;
         self.connections_changed(now, self.connections);
         if let Some(number) = self.any_link_up() {
             self.actions.push(Action::LinkConfirmed(number));
         }
-    }
-
-    /// Sends DELETE LINK for one link and waits for the answer.
-    fn ask_to_delete(
-        &mut self,
-        now: Instant,
-        link: LinkNumber,
-        cause: Cause,
-        reason: DeleteReason,
-        orderly: bool,
-    ) {
-        self.phase = Phase::DeletingLink { link, cause, deadline: now + DELETE_LINK_WAIT };
-        let request = DeleteLink { reply: false, all: false, orderly, link, reason };
-        self.actions.push(Action::Send(link, Llc::DeleteLink(request)));
-    }
-
-    fn send_confirm_link(&mut self, number: LinkNumber, reply: bool) {
-        let Setup { mac, gid, qpn, user_id, eye_catcher, .. } = self.setup;
-        let message = ConfirmLink {
-            reply,
-            no_eyecatcher: !eye_catcher,
-            mac,
-            gid,
-            qpn,
-            link: number,
-            user_id,
-            max_links: LINKS_WANTED,
-        };
-        self.actions.push(Action::Send(number, Llc::ConfirmLink(message)));
     }
 
     fn idle_wait(&self) -> Duration {
@@ -478,3 +463,6 @@ impl LinkGroup {
         self.members.iter_mut().flatten().find(|member| member.number == number)
     }
 }
+
+#[cfg(test)]
+mod tests;

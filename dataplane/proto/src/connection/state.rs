@@ -40,22 +40,29 @@ pub enum State {
 /// What can happen to a connection, as far as its end is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// The application writes no more.
-    ShutdownWrite,
-    /// The application is gone, having read everything.
-    Close,
+    /// A step of the orderly end.
+    Orderly(Orderly),
     /// The application is gone, or must go, and bytes are lost.
     Abort,
-    /// D was received, for the first time or again.
-    PeerDone,
-    /// C was received, for the first time or again.
-    PeerClosed,
     /// A was received, for the first time or again.
     PeerAborted,
     /// A message with our A was handed out.
     AbortSent,
     /// The peer did not do its part in time.
     Timeout,
+}
+
+/// The steps of Figure 22, on either side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Orderly {
+    /// The application writes no more.
+    ShutdownWrite,
+    /// The application is gone, having read everything.
+    Close,
+    /// D was received, for the first time or again.
+    PeerDone,
+    /// C was received, for the first time or again.
+    PeerClosed,
 }
 
 /// What a transition demands: at most one thing.
@@ -123,37 +130,33 @@ impl State {
         }
     }
 
-    /// The state after `event`, and what it demands. `tests/transitions.txt` lists the outcome.
-    ///
-    /// Flags of CDC messages are levels, so every state swallows what it has heard before.
+    /// The state after `event`, and what it demands. `transitions.txt` lists every outcome.
     ///
     /// # Specification
     ///
-    /// RFC 7609, 4.8.1 (the numbers of Figure 22 in the comments) and 4.8.2 (of Figure 23).
+    /// RFC 7609, 4.8.2. The comments have the numbers of Figure 23.
     pub(super) fn after(self, event: Event) -> (Self, Option<Action>) {
         use {Action as A, Event as E, Half as H, State as S};
         match (self, event) {
-            // Nothing brings a closed connection back, and nothing hurries an aborted one but the
-            // peer: a C in place of its A also promises that it writes no more.
-            (S::Closed, _) => (S::Closed, None),
-            (S::PeerAbortWait, E::PeerAborted | E::PeerClosed) => (S::Closed, None), // 1B
-            (S::PeerAbortWait, E::Timeout) => (S::Closed, Some(A::GiveUp)),
-            (S::PeerAbortWait, _) => (self, None),
-            (S::ProcessAbort, E::AbortSent) => (S::Closed, None), // 2B
-            (S::ProcessAbort, _) => (self, None),
-            (_, E::AbortSent) => (self, None),
+            (_, E::Orderly(step)) => self.after_orderly(step),
 
-            // After our C there is no abort (Figure 23, "any state before"): only the peer's word,
-            // whichever it is, or our patience.
+            (S::Closed, _) => (S::Closed, None),
+            (S::PeerAbortWait, E::PeerAborted) => (S::Closed, None), // 1B
+            (S::PeerAbortWait, E::Timeout) => (S::Closed, Some(A::GiveUp)),
+            (S::PeerAbortWait, E::Abort | E::AbortSent) => (self, None),
+            (S::ProcessAbort, E::AbortSent) => (S::Closed, None), // 2B
+            (S::ProcessAbort, E::Abort | E::PeerAborted | E::Timeout) => (self, None),
+
+            // After our C there is no abort ("any state before"): only the peer's word, whichever
+            // it is, or our patience. The C itself still goes out.
             (
                 S::PeerCloseWait1(H::Closed) | S::PeerCloseWait2(H::Closed) | S::PeerFinCloseWait,
-                E::PeerClosed | E::PeerAborted | E::Abort,
-            ) => (S::Closed, None), // 3C, 4D
+                E::PeerAborted | E::Abort,
+            ) => (S::Closed, None),
             (
                 S::PeerCloseWait1(H::Closed) | S::PeerCloseWait2(H::Closed) | S::PeerFinCloseWait,
                 E::Timeout,
             ) => (S::Closed, Some(A::GiveUp)),
-            (_, E::Timeout) => (self, None),
 
             // After the peer's C there is no answer to wait for.
             (S::AppFinCloseWait | S::AppCloseWait1(H::Closed), E::Abort) => {
@@ -161,49 +164,51 @@ impl State {
             }
             (_, E::Abort) => (S::PeerAbortWait, Some(A::SayAbort)), // 1A
             (_, E::PeerAborted) => (S::ProcessAbort, Some(A::SayAbort)), // 2A
+            (_, E::AbortSent | E::Timeout) => (self, None),
+        }
+    }
 
-            (S::Active, E::ShutdownWrite) => (S::PeerCloseWait1(H::Done), Some(A::SayDone)), // 3A
-            (S::AppCloseWait1(H::Done), E::ShutdownWrite) => (S::AppCloseWait2, Some(A::SayDone)), // 4B
-            (S::AppCloseWait1(H::Closed), E::ShutdownWrite) => {
+    /// What D and C do, on either side. They are levels in every message, so every state swallows
+    /// what it has heard before.
+    ///
+    /// # Specification
+    ///
+    /// RFC 7609, 4.8.1. The comments have the numbers of Figure 22.
+    fn after_orderly(self, step: Orderly) -> (Self, Option<Action>) {
+        use {Action as A, Half as H, Orderly as O, State as S};
+        match (self, step) {
+            // A peer that says C in place of its A also promises to write no more.
+            (S::PeerAbortWait, O::PeerClosed) => (S::Closed, None),
+            (S::Closed | S::ProcessAbort | S::PeerAbortWait, _) => (self, None),
+
+            (S::Active, O::ShutdownWrite) => (S::PeerCloseWait1(H::Done), Some(A::SayDone)), // 3A
+            (S::AppCloseWait1(H::Done), O::ShutdownWrite) => {
+                (S::AppCloseWait2, Some(A::SayDone)) // 4B
+            }
+            (S::AppCloseWait1(H::Closed), O::ShutdownWrite) => {
                 (S::AppFinCloseWait, Some(A::SayDone))
             }
-            (
-                S::PeerCloseWait1(_)
-                | S::PeerCloseWait2(_)
-                | S::AppFinCloseWait
-                | S::AppCloseWait2
-                | S::PeerFinCloseWait,
-                E::ShutdownWrite,
-            ) => (self, None),
+            (_, O::ShutdownWrite) => (self, None),
 
-            (S::Active | S::PeerCloseWait1(H::Done), E::Close) => {
+            (S::Active | S::PeerCloseWait1(H::Done), O::Close) => {
                 (S::PeerCloseWait1(H::Closed), Some(A::SayClosed)) // 3A
             }
-            (S::PeerCloseWait2(H::Done), E::Close) => {
+            (S::PeerCloseWait2(H::Done), O::Close) => {
                 (S::PeerCloseWait2(H::Closed), Some(A::SayClosed))
             }
-            (S::AppFinCloseWait, E::Close) => (S::Closed, Some(A::SayClosed)), // 3D
-            (S::AppCloseWait1(H::Done) | S::AppCloseWait2, E::Close) => {
+            (S::AppCloseWait1(H::Done) | S::AppCloseWait2, O::Close) => {
                 (S::PeerFinCloseWait, Some(A::SayClosed)) // 4C
             }
-            (S::AppCloseWait1(H::Closed), E::Close) => (S::Closed, Some(A::SayClosed)), // 4C
-            (
-                S::PeerCloseWait1(H::Closed) | S::PeerCloseWait2(H::Closed) | S::PeerFinCloseWait,
-                E::Close,
-            ) => (self, None),
+            (S::AppFinCloseWait | S::AppCloseWait1(H::Closed), O::Close) => {
+                (S::Closed, Some(A::SayClosed)) // 3D, 4C
+            }
+            (_, O::Close) => (self, None),
 
-            (S::Active, E::PeerDone) => (S::AppCloseWait1(H::Done), None), // 4A
-            (S::PeerCloseWait1(half), E::PeerDone) => (S::PeerCloseWait2(half), None), // 3B
-            (
-                S::PeerCloseWait2(_)
-                | S::AppFinCloseWait
-                | S::AppCloseWait1(_)
-                | S::AppCloseWait2
-                | S::PeerFinCloseWait,
-                E::PeerDone,
-            ) => (self, None),
+            (S::Active, O::PeerDone) => (S::AppCloseWait1(H::Done), None), // 4A
+            (S::PeerCloseWait1(half), O::PeerDone) => (S::PeerCloseWait2(half), None), // 3B
+            (_, O::PeerDone) => (self, None),
 
-            (S::Active | S::AppCloseWait1(_), E::PeerClosed) => {
+            (S::Active | S::AppCloseWait1(_), O::PeerClosed) => {
                 (S::AppCloseWait1(H::Closed), None) // 4A
             }
             (
@@ -211,8 +216,15 @@ impl State {
                 | S::PeerCloseWait2(H::Done)
                 | S::AppFinCloseWait
                 | S::AppCloseWait2,
-                E::PeerClosed,
-            ) => (S::AppFinCloseWait, None), // 3C
+                O::PeerClosed,
+            ) => (S::AppFinCloseWait, None), // 3C, 3D
+            (
+                S::PeerCloseWait1(H::Closed) | S::PeerCloseWait2(H::Closed) | S::PeerFinCloseWait,
+                O::PeerClosed,
+            ) => (S::Closed, None), // 3C, 4D
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -72,10 +72,13 @@ impl Client {
     /// # Specification
     ///
     /// RFC 7609, 3.5.1.3; C.1 and C.2 (Decline), C.6 (protocol errors).
-    pub fn handle_frame(&mut self, _now: Instant, frame: Frame) -> Result<(), HandshakeError> {
+    pub fn handle_frame(&mut self, frame: Frame) -> Result<(), HandshakeError> {
         let result = match (self.state, frame) {
             (
-                State::AwaitingAccept { .. } | State::AwaitingLink | State::AwaitingDecline { .. },
+                State::AwaitingAccept { .. }
+                | State::Providing { .. }
+                | State::AwaitingLink
+                | State::AwaitingDecline { .. },
                 Frame::Decline(Decline { diagnosis, out_of_sync, .. }),
             ) => Err(HandshakeError::Declined { diagnosis, out_of_sync }),
             (State::AwaitingAccept { .. }, Frame::Accept(offer)) => self.handle_accept(offer),
@@ -99,7 +102,7 @@ impl Client {
     /// # Panics
     ///
     /// If no [`ClientAction::OpenLink`] or [`ClientAction::JoinLink`] asked for it.
-    pub fn provide(&mut self, _now: Instant, ours: Offer) {
+    pub fn provide(&mut self, ours: Offer) {
         let State::Providing { first_contact } = self.state else {
             panic!("nobody asked for an offer: {:?}", self.state);
         };
@@ -136,7 +139,7 @@ impl Client {
     /// # Panics
     ///
     /// If the link was not opened for this rendezvous.
-    pub fn link_confirmed(&mut self, _now: Instant) {
+    pub fn link_confirmed(&mut self) {
         match self.state {
             State::AwaitingLink => {
                 self.state = State::Over;

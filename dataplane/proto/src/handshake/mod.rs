@@ -95,3 +95,6 @@ impl From<Malformed> for HandshakeError {
         Self::Peer(PeerMisbehaved::Malformed(malformed))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -69,7 +69,7 @@ impl Server {
     /// # Specification
     ///
     /// RFC 7609, 3.5.1.2 and 3.5.1.4; C.1 and C.2 (Decline), C.6 (protocol errors).
-    pub fn handle_frame(&mut self, _now: Instant, frame: Frame) -> Result<(), HandshakeError> {
+    pub fn handle_frame(&mut self, frame: Frame) -> Result<(), HandshakeError> {
         let result = match (self.state, frame) {
             (
                 State::AwaitingConfirm { .. } | State::AwaitingLink | State::AwaitingDecline { .. },
@@ -134,7 +134,7 @@ impl Server {
     /// # Panics
     ///
     /// If the link was not opened for this rendezvous.
-    pub fn link_confirmed(&mut self, _now: Instant) {
+    pub fn link_confirmed(&mut self) {
         match self.state {
             State::AwaitingLink => {
                 self.state = State::Over;

@@ -1,11 +1,13 @@
-//! The answers of a link group to LLC messages (RFC 3.5.5, A.3, C.7.1).
+//! The LLC messages of a link group, and its answers to the peer's (RFC 3.5.5, A.3, C.7.1).
 //!
 //! A reply that no procedure waits for is dropped, as deployed peers drop it. A request that its
 //! sender may never make is an offence, and costs the link.
 
-use super::{Action, LinkGroup, Phase, Role};
+use core::time::Duration;
+
+use super::{Action, LinkGroup, Phase, Role, Setup};
 use crate::error::PeerMisbehaved;
-use crate::limits::ADD_LINK_WAIT;
+use crate::limits::{ADD_LINK_WAIT, RKEY_REPLY_WAIT};
 use crate::link::{Cause, Event};
 use crate::time::Instant;
 use crate::vocabulary::{LinkNumber, Mtu, Psn, Qpn};
@@ -13,6 +15,12 @@ use crate::wire::llc::add_link::REASON_NO_ALTERNATE_PATH;
 use crate::wire::llc::{
     AddLink, ConfirmLink, ConfirmRkey, DeleteLink, DeleteReason, DeleteRkey, Llc, TestLink,
 };
+
+/// The links a peer may ask for in one group, as every deployed peer says.
+const LINKS_WANTED: u8 = 2;
+
+/// How long a DELETE LINK waits for its answer.
+pub(super) const DELETE_LINK_WAIT: Duration = RKEY_REPLY_WAIT;
 
 impl LinkGroup {
     pub(super) fn dispatch(
@@ -49,6 +57,35 @@ impl LinkGroup {
         self.actions.push(Action::Send(on, message));
     }
 
+    /// Sends DELETE LINK for one link and waits for the answer.
+    pub(super) fn ask_to_delete(
+        &mut self,
+        now: Instant,
+        link: LinkNumber,
+        cause: Cause,
+        reason: DeleteReason,
+        orderly: bool,
+    ) {
+        self.phase = Phase::DeletingLink { link, cause, deadline: now + DELETE_LINK_WAIT };
+        let request = DeleteLink { reply: false, all: false, orderly, link, reason };
+        self.send(link, Llc::DeleteLink(request));
+    }
+
+    pub(super) fn send_confirm_link(&mut self, number: LinkNumber, reply: bool) {
+        let Setup { mac, gid, qpn, user_id, eye_catcher, .. } = self.setup;
+        let message = ConfirmLink {
+            reply,
+            no_eyecatcher: !eye_catcher,
+            mac,
+            gid,
+            qpn,
+            link: number,
+            user_id,
+            max_links: LINKS_WANTED,
+        };
+        self.send(number, Llc::ConfirmLink(message));
+    }
+
     fn handle_confirm_link(
         &mut self,
         now: Instant,
@@ -56,7 +93,7 @@ impl LinkGroup {
         message: &ConfirmLink,
     ) -> Result<(), PeerMisbehaved> {
         match (self.role, message.reply, self.phase) {
-            (Role::Client, false, Phase::Confirming) => {
+            (Role::Client, false, Phase::Confirming { .. }) => {
                 if message.qpn != self.setup.peer_qpn {
                     return Err(PeerMisbehaved::WrongLink);
                 }
@@ -70,7 +107,7 @@ impl LinkGroup {
             {
                 self.send_confirm_link(on, true);
             }
-            (Role::Server, true, Phase::Confirming) => {
+            (Role::Server, true, Phase::Confirming { .. }) => {
                 if message.link != on {
                     return Err(PeerMisbehaved::WrongLink);
                 }
@@ -114,6 +151,7 @@ impl LinkGroup {
             mtu: Mtu(0),
             psn: Psn(0),
         };
+        self.committed = true;
         self.send(on, Llc::AddLink(offer));
     }
 
@@ -131,7 +169,11 @@ impl LinkGroup {
             (Role::Client, false, Phase::Established | Phase::DeletingLink { .. }) => {
                 self.reject_link(on, message);
             }
-            (Role::Client, false, Phase::Opening | Phase::Confirming | Phase::Terminated) => {
+            (
+                Role::Client,
+                false,
+                Phase::Opening | Phase::Confirming { .. } | Phase::Terminated,
+            ) => {
                 return Err(PeerMisbehaved::UnexpectedMessage);
             }
             (Role::Server, true, Phase::AddingLink { .. }) => {
@@ -184,7 +226,7 @@ impl LinkGroup {
                 let cause = match phase {
                     Phase::DeletingLink { cause, .. } => cause,
                     Phase::Opening
-                    | Phase::Confirming
+                    | Phase::Confirming { .. }
                     | Phase::AddingLink { .. }
                     | Phase::Established
                     | Phase::Terminated => Cause::DeletedByPeer,
@@ -197,7 +239,7 @@ impl LinkGroup {
             (
                 Role::Server,
                 Phase::Opening
-                | Phase::Confirming
+                | Phase::Confirming { .. }
                 | Phase::AddingLink { .. }
                 | Phase::Established
                 | Phase::Terminated,
