@@ -13,8 +13,8 @@ mod rig;
 use std::time::Duration;
 
 use smcr_proto::{Gid, Instant, MacAddress, Mtu};
+use smcr_rnic::Port;
 use smcr_rnic::sim::{self, Network, Odds};
-use smcr_rnic::{Fabric, Port};
 
 use rig::Harness;
 

@@ -100,8 +100,7 @@ impl Network {
         let nic = world.nics.len();
         world.nics.push(Nic { port, up: true, domains: 0, registered: BTreeMap::new() });
         let network = self.clone();
-        let fabric =
-            Fabric { network: self.clone(), nic, adopted: BTreeMap::new(), next_id: 0 };
+        let fabric = Fabric { network: self.clone(), nic, adopted: BTreeMap::new(), next_id: 0 };
         (Rnic { network, nic }, fabric)
     }
 

@@ -149,8 +149,8 @@ impl QueuePair {
         let arrival = self.flying.front().filter(|_| !self.lost);
         let arrival = arrival.map(|flying| (flying.arrives, Event::RequestArrives));
         let acknowledgement = self.executed.front();
-        let acknowledgement = acknowledgement
-            .map(|executed| (executed.acknowledged, Event::AcknowledgementArrives));
+        let acknowledgement =
+            acknowledgement.map(|executed| (executed.acknowledged, Event::AcknowledgementArrives));
         [breaks, gives_up, arrival, acknowledgement].into_iter().flatten().min()
     }
 

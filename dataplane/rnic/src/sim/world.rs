@@ -71,7 +71,8 @@ impl World {
     /// What happens next. At the same instant, lower numbers come first.
     pub(super) fn next_event(&self) -> Option<(Instant, Qpn, Event)> {
         let events = self.queue_pairs.iter();
-        let events = events.filter_map(|(qpn, pair)| pair.next_event().map(|(at, e)| (at, *qpn, e)));
+        let events =
+            events.filter_map(|(qpn, pair)| pair.next_event().map(|(at, e)| (at, *qpn, e)));
         events.min()
     }
 
