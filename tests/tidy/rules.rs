@@ -34,10 +34,9 @@ pub(crate) fn check_file(file: &File<'_>) -> Vec<String> {
 /// Everything wrong with one shell script.
 pub(crate) fn check_script(file: &File<'_>) -> Option<String> {
     let interpreter = file.text.lines().next().unwrap_or_default();
-    if !file.name.ends_with(".sh")
-        && !(interpreter.starts_with("#!") && interpreter.ends_with("sh"))
-    {
-        return None; // Not shell.
+    let for_shell = interpreter.starts_with("#!") && interpreter.ends_with("sh");
+    if !for_shell && !file.name.ends_with(".sh") {
+        return None;
     }
     let mut code = file.text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     let strict = code.next() == Some("set -euo pipefail");
