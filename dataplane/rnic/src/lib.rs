@@ -12,6 +12,8 @@ pub mod dice;
 pub mod fault_injector;
 pub mod sim;
 
+pub mod roce;
+
 use std::os::fd::BorrowedFd;
 
 use smcr_memory::{Lease, Region};

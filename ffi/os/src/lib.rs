@@ -4,7 +4,9 @@
 //! call asks for is either checked here or promised by an `unsafe trait` whose implementor is
 //! `smcr-memory`. No policy lives here: no retries, no buffering, no logging.
 
+pub mod interface;
 pub mod mapping;
+pub mod udp;
 pub mod vectored;
 
 pub use mapping::Mapping;
