@@ -23,6 +23,9 @@ pub(crate) trait Harness: Sized {
     /// Its fabrics, which take the queue pairs of its NICs.
     type Fabric: Fabric<Qp = <<Self::Rnic as Rnic>::Opening as Opening>::Qp>;
 
+    /// Whether it carries a long write as several, each allowed or refused by itself.
+    const CUTS_WRITES: bool;
+
     /// Two NICs that reach each other.
     fn new(seed: u64) -> (Self, [(Self::Rnic, Self::Fabric); 2]);
 
