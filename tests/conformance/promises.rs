@@ -9,7 +9,7 @@ use smcr_rnic::{Cause, Domain, Fabric, MESSAGE_LEN, QpId, Rnic};
 use crate::flow::{self, Flow, WINDOW_BYTES};
 use crate::rig::{Harness, Rig, Window};
 
-/// 1, 2, 3, 6. What one side writes and announces, the other finds: all of it, once, in order.
+/// (1, 2, 3, 6) What one side writes and announces, the other finds: all of it, once, in order.
 pub(crate) fn bytes_are_there_when_their_message_is<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let mut flows = flows(&mut rig, seed, 1);
@@ -20,7 +20,7 @@ pub(crate) fn bytes_are_there_when_their_message_is<H: Harness>(seed: u64) {
     all_is_quiet(&mut rig);
 }
 
-/// 6. Sixteen queue pairs busy in both directions, and none starves another for ever.
+/// (6) Sixteen queue pairs busy in both directions, and none starves another for ever.
 pub(crate) fn many_queue_pairs_in_both_directions<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let mut flows = flows(&mut rig, seed, 16);
@@ -41,7 +41,7 @@ pub(crate) fn bulk_is_not_altered<H: Harness>(seed: u64) {
     all_is_quiet_after_delivery(&mut rig, &mut flows);
 }
 
-/// 3. Messages alone, as many as fit at once and more: none lost, none twice, whatever the peer's
+/// (3) Messages alone, as many as fit at once and more: none lost, none twice, whatever the peer's
 /// poller does meanwhile. Small connections live on this.
 pub(crate) fn a_thousand_messages_arrive_once_and_in_order<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
@@ -66,7 +66,7 @@ pub(crate) fn a_thousand_messages_arrive_once_and_in_order<H: Harness>(seed: u64
     all_is_quiet(&mut rig);
 }
 
-/// 4. A write that is not allowed changes no byte and breaks its own queue pair on both ends; the
+/// (4) A write that is not allowed changes no byte and breaks its own queue pair on both ends; the
 /// neighbours do not notice, and a new queue pair works.
 pub(crate) fn forbidden_writes_are_contained<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
@@ -150,7 +150,7 @@ fn refused<H: Harness>(
     assert_eq!(rig.sides[1].end(target).broke, Some(Cause::PeerMisbehaved), "{what}");
 }
 
-/// 4. Exactly at the edges a write is allowed: whole region, first byte, last byte.
+/// (4) Exactly at the edges a write is allowed: whole region, first byte, last byte.
 pub(crate) fn writes_up_to_the_edges_are_placed<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let domains = rig.domains();
@@ -170,7 +170,7 @@ pub(crate) fn writes_up_to_the_edges_are_placed<H: Harness>(seed: u64) {
     assert_eq!(window.bytes(65_534, 2), [1, 3]);
 }
 
-/// 5. A queue pair that breaks under load: everything posted before and after ends, flushed and in
+/// (5) A queue pair that breaks under load: everything posted before and after ends, flushed and in
 /// order (the witness sees to that), and every lease comes home. Else connections would hang.
 pub(crate) fn breaking_under_load_brings_everything_home<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
@@ -201,7 +201,7 @@ pub(crate) fn breaking_under_load_brings_everything_home<H: Harness>(seed: u64) 
     all_is_quiet(&mut rig);
 }
 
-/// 5. The peer is gone without a word: the queue pair breaks by itself, and not before it must.
+/// (5) The peer is gone without a word: the queue pair breaks by itself, and not before it must.
 pub(crate) fn a_silent_peer_is_given_up<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let domains = rig.domains();

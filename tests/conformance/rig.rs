@@ -27,7 +27,7 @@ pub(crate) trait Harness: Sized {
     const CUTS_WRITES: bool;
 
     /// Two NICs that reach each other.
-    fn new(seed: u64) -> (Self, [(Self::Rnic, Self::Fabric); 2]);
+    fn new(seed: u64) -> (Self, [Nic<Self>; 2]);
 
     /// The present.
     fn now(&self) -> Instant;
@@ -36,6 +36,9 @@ pub(crate) trait Harness: Sized {
     /// or until the network has something.
     fn wait(&mut self, until: Option<Instant>);
 }
+
+/// Both halves of a NIC.
+pub(crate) type Nic<H> = (<H as Harness>::Rnic, <H as Harness>::Fabric);
 
 /// Client or server, or whatever the test means by the first and the second.
 pub(crate) type SideIndex = usize;
