@@ -199,7 +199,9 @@ mod tests {
         let third = rmb.take().unwrap();
         assert_eq!(third.index(), 3);
         assert!(rmb.take().is_none());
-        [first, second, third].map(|element| rmb.give_back(element));
+        for element in [first, second, third] {
+            rmb.give_back(element);
+        }
         assert_eq!(rmb.in_use(), 0);
     }
 
@@ -242,7 +244,9 @@ mod tests {
         let pieces = second.readable([65_530..65_536, 0..4]).pieces();
         let at = pieces.map(|piece| (piece.base.as_ptr() as u64 - region.address(), piece.len));
         assert_eq!(at, [(131_066, 6), (65_536, 4)]);
-        [first, second].map(|element| rmb.give_back(element));
+        for element in [first, second] {
+            rmb.give_back(element);
+        }
     }
 
     #[test]
