@@ -9,8 +9,8 @@ use smcr_rnic::{Cause, Domain, Fabric, MESSAGE_LEN, QpId, Rnic};
 use crate::flow::{self, Flow, WINDOW_BYTES};
 use crate::rig::{Harness, Rig, Window};
 
-/// 1, 2, 3, 6. What one side writes and announces, the other finds: all of it, once, in order.
-pub fn bytes_are_there_when_their_message_is<H: Harness>(seed: u64) {
+/// (1, 2, 3, 6) What one side writes and announces, the other finds: all of it, once, in order.
+pub(crate) fn bytes_are_there_when_their_message_is<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let mut flows = flows(&mut rig, seed, 1);
     flow::run(&mut rig, &mut flows, 60);
@@ -20,8 +20,8 @@ pub fn bytes_are_there_when_their_message_is<H: Harness>(seed: u64) {
     all_is_quiet(&mut rig);
 }
 
-/// 6. Sixteen queue pairs busy in both directions, and none starves another for ever.
-pub fn many_queue_pairs_in_both_directions<H: Harness>(seed: u64) {
+/// (6) Sixteen queue pairs busy in both directions, and none starves another for ever.
+pub(crate) fn many_queue_pairs_in_both_directions<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let mut flows = flows(&mut rig, seed, 16);
     flow::run(&mut rig, &mut flows, 6);
@@ -29,7 +29,7 @@ pub fn many_queue_pairs_in_both_directions<H: Harness>(seed: u64) {
 }
 
 /// 32 MiB each way, every byte compared.
-pub fn bulk_is_not_altered<H: Harness>(seed: u64) {
+pub(crate) fn bulk_is_not_altered<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let mut flows = flows(&mut rig, seed, 2);
     while flows.iter().any(|flow| flow.bytes < 16 << 20) {
@@ -41,9 +41,9 @@ pub fn bulk_is_not_altered<H: Harness>(seed: u64) {
     all_is_quiet_after_delivery(&mut rig, &mut flows);
 }
 
-/// 3. Messages alone, as many as fit at once and more: none lost, none twice, whatever the peer's
+/// (3) Messages alone, as many as fit at once and more: none lost, none twice, whatever the peer's
 /// poller does meanwhile. Small connections live on this.
-pub fn a_thousand_messages_arrive_once_and_in_order<H: Harness>(seed: u64) {
+pub(crate) fn a_thousand_messages_arrive_once_and_in_order<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let domains = rig.domains();
     let [source, target] = rig.connect(domains);
@@ -66,9 +66,9 @@ pub fn a_thousand_messages_arrive_once_and_in_order<H: Harness>(seed: u64) {
     all_is_quiet(&mut rig);
 }
 
-/// 4. A write that is not allowed changes no byte and breaks its own queue pair on both ends; the
+/// (4) A write that is not allowed changes no byte and breaks its own queue pair on both ends; the
 /// neighbours do not notice, and a new queue pair works.
-pub fn forbidden_writes_are_contained<H: Harness>(seed: u64) {
+pub(crate) fn forbidden_writes_are_contained<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let domains = rig.domains();
     let mut neighbours = neighbours(&mut rig, seed, domains);
@@ -97,15 +97,22 @@ pub fn forbidden_writes_are_contained<H: Harness>(seed: u64) {
     ];
     for (what, rkey, address, len) in forbidden {
         refused(&mut rig, domains, &mut neighbours, what, (rkey, address, len));
+        // Of a write that was cut, the parts before the refused one are writes that are allowed.
+        let allowed = if H::CUTS_WRITES && len > 256 { 1..8_192 } else { 0..0 };
         for region in &memory {
             let mut bytes = vec![1; 8_192];
             region.copy_out(0, &mut bytes);
+            if region.address() == memory[0].address() {
+                bytes[allowed.clone()].fill(0);
+            }
             assert!(bytes.iter().all(|byte| *byte == 0), "{what}: bytes were changed");
         }
+        memory[0].zero(0, 8_192);
     }
+    let target = neighbours.iter().map(Flow::sent).max().expect("neighbours") + 10;
+    flow::run(&mut rig, &mut neighbours, target);
     let allowed = rig.connect(domains);
     write_and_announce(&mut rig, allowed, &window);
-    flow::run(&mut rig, &mut neighbours, 40);
     all_is_quiet(&mut rig);
 }
 
@@ -120,14 +127,14 @@ fn refused<H: Harness>(
     let [source, target] = rig.connect(domains);
     let side = &mut rig.sides[0];
     let before = side.send(numbered(7));
-    let lease = side.lend(&vec![0xee; len]).expect("send memory");
-    let write = side.write(lease, rkey, address);
+    let write = side.write(&vec![0xee; len], rkey, address);
     let after = side.send(numbered(8));
     side.post(source, vec![before, write, after]);
     let mut received = Vec::new();
-    let mut turns = 0;
-    while rig.sides[0].end(source).flushed < 2 || rig.sides[1].end(target).broke.is_none() {
-        neighbours.iter_mut().for_each(|flow| drop(flow.push(rig)));
+    while rig.sides[0].end(source).outstanding() > 0 || rig.sides[1].end(target).broke.is_none() {
+        for flow in neighbours.iter_mut() {
+            flow.push(rig);
+        }
         for (side, qp, message) in rig.turn() {
             if (side, qp) == (1, target) {
                 received.push(message);
@@ -136,25 +143,22 @@ fn refused<H: Harness>(
                 flow.expect("a message of some flow").pull(message);
             }
         }
-        turns += 1;
-        assert!(turns < 1_000_000, "{what}: the queue pair did not break");
     }
     assert_eq!(received, [numbered(7)], "{what}: what came before is received, nothing after");
-    assert_eq!(rig.sides[0].end(source).done, 1, "{what}");
+    assert!(rig.sides[0].end(source).flushed >= 2, "{what}: refused, so not done");
     assert_eq!(rig.sides[0].end(source).broke, Some(Cause::RemoteError), "{what}");
     assert_eq!(rig.sides[1].end(target).broke, Some(Cause::PeerMisbehaved), "{what}");
 }
 
-/// 4. Exactly at the edges a write is allowed: whole region, first byte, last byte.
-pub fn writes_up_to_the_edges_are_placed<H: Harness>(seed: u64) {
+/// (4) Exactly at the edges a write is allowed: whole region, first byte, last byte.
+pub(crate) fn writes_up_to_the_edges_are_placed<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let domains = rig.domains();
     let [source, target] = rig.connect(domains);
     let window = rig.window(1, domains[1], 65_536);
     for (at, len, value) in [(0, 65_536, 1), (0, 1, 2), (65_535, 1, 3)] {
         let side = &mut rig.sides[0];
-        let lease = side.lend(&vec![value; len]).expect("send memory");
-        let write = side.write(lease, window.rkey(), window.address(at));
+        let write = side.write(&vec![value; len], window.rkey(), window.address(at));
         let send = side.send(numbered(0));
         side.post(source, vec![write, send]);
         let received = rig.settle(0);
@@ -166,9 +170,9 @@ pub fn writes_up_to_the_edges_are_placed<H: Harness>(seed: u64) {
     assert_eq!(window.bytes(65_534, 2), [1, 3]);
 }
 
-/// 5. A queue pair that breaks under load: everything posted before and after ends, flushed and in
+/// (5) A queue pair that breaks under load: everything posted before and after ends, flushed and in
 /// order (the witness sees to that), and every lease comes home. Else connections would hang.
-pub fn breaking_under_load_brings_everything_home<H: Harness>(seed: u64) {
+pub(crate) fn breaking_under_load_brings_everything_home<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let domains = rig.domains();
     let mut neighbours = neighbours(&mut rig, seed, domains);
@@ -181,8 +185,7 @@ pub fn breaking_under_load_brings_everything_home<H: Harness>(seed: u64) {
     }
     // The receiver breaks the pair: its own write is refused, while ours are on their way.
     let side = &mut rig.sides[1];
-    let lease = side.lend(&[1; 1_000]).expect("send memory");
-    let write = side.write(lease, Rkey(0xdead_0000), 4_096);
+    let write = side.write(&[1; 1_000], Rkey(0xdead_0000), 4_096);
     side.post(qps[1], vec![write]);
     while rig.sides[0].end(qps[0]).broke.is_none() || rig.sides[1].end(qps[1]).broke.is_none() {
         flow[0].push(&mut rig);
@@ -198,16 +201,15 @@ pub fn breaking_under_load_brings_everything_home<H: Harness>(seed: u64) {
     all_is_quiet(&mut rig);
 }
 
-/// 5. The peer is gone without a word: the queue pair breaks by itself, and not before it must.
-pub fn a_silent_peer_is_given_up<H: Harness>(seed: u64) {
+/// (5) The peer is gone without a word: the queue pair breaks by itself, and not before it must.
+pub(crate) fn a_silent_peer_is_given_up<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let domains = rig.domains();
     let qps = rig.connect(domains);
     rig.release(1, qps[1]);
     let window = rig.window(1, domains[1], 8_192);
     let side = &mut rig.sides[0];
-    let lease = side.lend(&[1; 5_000]).expect("send memory");
-    let write = side.write(lease, window.rkey(), window.address(0));
+    let write = side.write(&[1; 5_000], window.rkey(), window.address(0));
     let send = side.send(numbered(1));
     side.post(qps[0], vec![write, send]);
     assert!(rig.settle(0).is_empty());
@@ -218,7 +220,7 @@ pub fn a_silent_peer_is_given_up<H: Harness>(seed: u64) {
 
 /// `release` flushes what is outstanding and brings the leases home; the other queue pairs and the
 /// next one go on. This is how connections leave a link.
-pub fn release_flushes_and_disturbs_nobody<H: Harness>(seed: u64) {
+pub(crate) fn release_flushes_and_disturbs_nobody<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let domains = rig.domains();
     let mut neighbours = neighbours(&mut rig, seed, domains);
@@ -250,7 +252,7 @@ pub fn release_flushes_and_disturbs_nobody<H: Harness>(seed: u64) {
 
 /// Room is a promise: as many requests as it says can be posted at once, one more is our bug, and
 /// it all comes back.
-pub fn room_is_what_can_be_posted<H: Harness>(seed: u64) {
+pub(crate) fn room_is_what_can_be_posted<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let domains = rig.domains();
     let [source, target] = rig.connect(domains);
@@ -264,7 +266,7 @@ pub fn room_is_what_can_be_posted<H: Harness>(seed: u64) {
     let overflow = catch_unwind(AssertUnwindSafe(|| side.fabric.post(source, &mut one_more)));
     assert!(overflow.is_err(), "more than fits was accepted");
 
-    let received = rig.run_until("all were received", |rig| {
+    let received = rig.run_until(|rig| {
         rig.sides[1].end(target).received == room as u64 && rig.sides[0].outstanding() == 0
     });
     let expected = (0..room).map(|n| (1, target, numbered(n.try_into().unwrap())));
@@ -275,7 +277,7 @@ pub fn room_is_what_can_be_posted<H: Harness>(seed: u64) {
 
 /// One end may be adopted, and post, before the other exists for its poller: the first message of
 /// a link (CONFIRM LINK) races with the adoption at the peer.
-pub fn the_first_message_waits_for_the_peer<H: Harness>(seed: u64) {
+pub(crate) fn the_first_message_waits_for_the_peer<H: Harness>(seed: u64) {
     use smcr_rnic::Opening;
     let mut rig = Rig::<H>::new(seed);
     let domains = rig.domains();
@@ -291,16 +293,15 @@ pub fn the_first_message_waits_for_the_peer<H: Harness>(seed: u64) {
     let second = second.connect(address_a).unwrap();
     let now = rig.now();
     let target = rig.sides[1].adopt(now, second);
-    let received = rig.run_until("the message is received", |rig| {
-        rig.sides[1].end(target).received == 1 && rig.sides[0].outstanding() == 0
-    });
+    let received = rig
+        .run_until(|rig| rig.sides[1].end(target).received == 1 && rig.sides[0].outstanding() == 0);
     assert_eq!(received, [(1, target, numbered(1))]);
     all_is_quiet(&mut rig);
 }
 
 /// Hundreds of queue pairs, one after another: numbers are not reused, and nothing is left behind
 /// that would disturb the next.
-pub fn queue_pairs_come_and_go<H: Harness>(seed: u64) {
+pub(crate) fn queue_pairs_come_and_go<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let domains = rig.domains();
     for _ in 0..100 {
@@ -317,12 +318,11 @@ pub fn queue_pairs_come_and_go<H: Harness>(seed: u64) {
 /// A write and its message, and both are there.
 fn write_and_announce<H: Harness>(rig: &mut Rig<H>, [source, target]: [QpId; 2], window: &Window) {
     let side = &mut rig.sides[0];
-    let lease = side.lend(&[0xab; 3_000]).expect("send memory");
-    let write = side.write(lease, window.rkey(), window.address(5_000));
+    let write = side.write(&[0xab; 3_000], window.rkey(), window.address(5_000));
     let send = side.send(numbered(3));
     side.post(source, vec![write, send]);
     let before = rig.sides[1].end(target).received;
-    let received = rig.run_until("the write is announced", |rig| {
+    let received = rig.run_until(|rig| {
         rig.sides[1].end(target).received > before && rig.sides[0].end(source).done >= 2
     });
     assert_eq!(received, [(1, target, numbered(3))]);

@@ -11,9 +11,8 @@
 mod absent;
 pub mod dice;
 pub mod fault_injector;
-pub mod sim;
-
 pub mod roce;
+pub mod sim;
 
 use std::os::fd::BorrowedFd;
 
@@ -237,6 +236,7 @@ pub enum Completion {
 ///    completed as done was received once; a flushed one was received at most once.
 /// 4. **Containment.** A write outside a registered region, with a wrong key, or with a key of
 ///    another domain changes no byte and breaks the queue pair on both ends, and nothing else.
+///    A backend may carry a long write as several; those before the refused one are then placed.
 /// 5. **Fail stop.** After `Broke`, what was posted and what is posted later completes as flushed,
 ///    in order, and nothing more is received on that queue pair.
 /// 6. **No stall.** While the network delivers now and then, everything posted completes, provided

@@ -285,7 +285,7 @@ impl Reader<'_> {
             return None;
         };
         let source = self.train.source.ip();
-        let pair = pairs.ready(packet.target.0).filter(|pair| pair.target.ip() == source);
+        let pair = pairs.numbered(packet.target.0).filter(|pair| pair.target.ip() == source);
         let Some(pair) = pair else {
             counters.unknown_qp += 1;
             return None;
@@ -362,10 +362,10 @@ impl Pairs {
         self.slots[Self::at(id)].pair.as_mut().expect("asserted above")
     }
 
-    /// The queue pair with that number, if it receives.
-    fn ready(&mut self, number: u32) -> Option<&mut Pair> {
+    /// The queue pair with that number, unless it was released.
+    fn numbered(&mut self, number: u32) -> Option<&mut Pair> {
         let at = *self.by_number.get(&number)?;
-        self.slots[at].pair.as_deref_mut().filter(|pair| pair.state == State::Ready)
+        self.slots[at].pair.as_deref_mut()
     }
 
     fn release(&mut self, id: QpId) {

@@ -86,9 +86,9 @@ impl Network {
         self.lock().carried
     }
 
-    /// A wire whose address is `local`.
+    /// A wire whose address is `local`. If another has it too, packets go to whoever is first.
     pub fn plug(&self, local: SocketAddr) -> Lossy {
-        self.lock().queues.insert(local, VecDeque::new());
+        self.lock().queues.entry(local).or_default();
         Lossy { local, network: self.clone(), burst: Vec::new(), segments_max: SEGMENTS_MAX }
     }
 

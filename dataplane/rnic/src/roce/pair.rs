@@ -99,8 +99,9 @@ impl Pair {
         room: bool,
         counters: &mut Counters,
     ) -> News {
-        assert_eq!(self.state, State::Ready);
+        let is_ready = self.state == State::Ready;
         let broke = match packet.body {
+            Body::Acknowledge(_) if !is_ready => return News::None,
             Body::Acknowledge(aeth) => {
                 match self.requester.handle_answer(now, packet.psn, aeth, counters) {
                     Ok(()) => return News::None,
@@ -108,6 +109,10 @@ impl Pair {
                 }
             }
             Body::Send(_) | Body::Write { .. } | Body::WriteOn { .. } | Body::Unserved => {
+                if !is_ready {
+                    self.responder.refuse_again();
+                    return News::None;
+                }
                 match self.responder.handle(now, packet, keys, room, counters) {
                     Ok(Some(message)) => return News::Message(message),
                     Ok(None) => return News::None,
@@ -234,7 +239,7 @@ impl Pair {
         }
     }
 
-    /// A broken queue pair still says once why it refused.
+    /// A broken queue pair still says why it refused.
     fn may_answer(&self) -> bool {
         match self.state {
             State::Ready | State::Breaking | State::Broken => true,

@@ -251,6 +251,8 @@ impl Requester {
                 self.repair(now)?;
             }
             Syndrome::INVALID_REQUEST | Syndrome::ACCESS_ERROR | Syndrome::OPERATION_ERROR => {
+                // What came before the offender was carried out.
+                self.acknowledge(now, sequence, counters);
                 return Err(Cause::RemoteError);
             }
             Syndrome(_) => {}

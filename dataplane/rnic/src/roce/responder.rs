@@ -28,6 +28,8 @@ pub(super) struct Responder {
     /// What is left of a write of several packets.
     writing: Option<Reth>,
     hint: Hint,
+    /// What broke this queue pair, if it was the peer.
+    refused: Option<(Syndrome, Psn)>,
     /// When the present gap was last complained about.
     complained: Option<Instant>,
     owed: Owed,
@@ -82,6 +84,7 @@ impl Responder {
             msn: 0,
             writing: None,
             hint: Hint::default(),
+            refused: None,
             complained: None,
             owed: Owed::Nothing,
             packets: 0,
@@ -136,9 +139,18 @@ impl Responder {
                     Syndrome::ACCESS_ERROR => counters.rkey_errors += 1,
                     _ => counters.invalid_requests += 1,
                 }
-                self.owed = Owed::Negative(syndrome, packet.psn);
+                self.refused = Some((syndrome, packet.psn));
+                self.refuse_again();
                 Err(Refused)
             }
+        }
+    }
+
+    /// The peer has sent something to a queue pair that is broken. If that is because of a refusal,
+    /// it may have been lost, and is owed once more: else the peer would only learn from silence.
+    pub(super) fn refuse_again(&mut self) {
+        if let Some((syndrome, psn)) = self.refused {
+            self.owed = Owed::Negative(syndrome, psn);
         }
     }
 

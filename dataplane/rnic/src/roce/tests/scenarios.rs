@@ -1,0 +1,419 @@
+//! What users would see, one scenario each.
+
+use super::*;
+
+#[test]
+fn a_write_is_there_when_the_message_behind_it_is_received() {
+    let mut couple = Couple::new(1, Odds::default());
+    let bytes = pattern(10_001, 3);
+    couple.write(0, 5, &bytes, 1);
+    couple.nodes[0].send([9; 44], 2);
+    couple.run_until_quiet();
+    assert_eq!(couple.nodes[1].received, [[9; 44]]);
+    assert_eq!(couple.nodes[1].read(5, 10_001), bytes);
+    assert_eq!(couple.nodes[1].read(0, 5), [0; 5], "nothing before it");
+    assert_eq!(couple.nodes[1].read(10_006, 100), [0; 100], "nothing behind it");
+    assert_eq!(couple.nodes[0].done, [(Tag(1), Status::Done), (Tag(2), Status::Done)]);
+    assert_eq!(couple.nodes[0].pool.leases_out(), 0);
+    assert_eq!(couple.counters(0).retransmits, 0);
+}
+
+/// Packets and answers are what a gateway spends its time on.
+#[test]
+fn data_and_its_message_need_one_answer() {
+    let mut couple = Couple::new(1, Odds::default());
+    couple.write(0, 0, &pattern(4096, 1), 1);
+    couple.nodes[0].send([1; 44], 2);
+    couple.turn();
+    assert_eq!(couple.counters(0).packets_out, 5);
+    couple.run_until_quiet();
+    assert_eq!(couple.counters(1).acks_out, 1);
+    assert_eq!(couple.network.carried(), 6);
+}
+
+/// A request and its response cost each side one packet train, not two.
+#[test]
+fn an_acknowledgement_rides_behind_a_run_of_messages() {
+    let mut couple = Couple::new(1, Odds::default());
+    couple.nodes[0].send([1; 44], 1);
+    couple.turn();
+    assert_eq!(couple.counters(1).acks_out, 0, "it waits for something to ride behind");
+    couple.nodes[1].send([2; 44], 1);
+    couple.nodes[1].send([3; 44], 2);
+    couple.turn();
+    assert_eq!(couple.counters(1).acks_out, 1);
+    couple.turn();
+    assert_eq!(couple.nodes[0].done, [(Tag(1), Status::Done)]);
+    assert_eq!(couple.nodes[0].received, [[2; 44], [3; 44]]);
+}
+
+/// With nothing to ride behind, the peer must not wait until its timeout.
+#[test]
+fn an_acknowledgement_is_held_back_for_fifty_microseconds_at_most() {
+    let mut couple = Couple::new(1, Odds::default());
+    couple.nodes[0].send([1; 44], 1);
+    for _ in 0..13 {
+        couple.turn();
+    }
+    assert_eq!(couple.nodes[0].done, [(Tag(1), Status::Done)]);
+    assert_eq!(couple.counters(1).acks_out, 1);
+}
+
+#[test]
+fn a_poller_that_goes_to_sleep_owes_nothing() {
+    let mut couple = Couple::new(1, Odds::default());
+    couple.nodes[0].send([1; 44], 1);
+    couple.turn();
+    couple.turn();
+    let now = couple.now;
+    assert_eq!(couple.counters(1).acks_out, 0);
+    couple.nodes[1].fabric.prepare_sleep(now);
+    assert_eq!(couple.counters(1).acks_out, 1);
+}
+
+fn stream(couple: &mut Couple, rounds: u64, len: usize) {
+    for round in 0..rounds {
+        let salt = u8::try_from(round % 256).unwrap();
+        let at = usize::try_from(round).unwrap() * len % (MEMORY - len);
+        couple.write(0, at, &pattern(len, salt), 2 * round);
+        couple.nodes[0].send([salt; 44], 2 * round + 1);
+        if round % 2 == 0 {
+            couple.nodes[1].send([salt; 44], round);
+        }
+        while couple.nodes[0].pool.leases_out() > 60 {
+            couple.turn();
+        }
+        if round % 7 == 0 {
+            couple.turn();
+        }
+    }
+    couple.run_until_quiet();
+    assert_stream(couple, rounds, len);
+}
+
+fn assert_stream(couple: &Couple, rounds: u64, len: usize) {
+    let expected: Vec<_> =
+        (0..rounds).map(|round| [u8::try_from(round % 256).unwrap(); 44]).collect();
+    assert_eq!(couple.nodes[1].received, expected, "each message once, in order");
+    let expected: Vec<_> = expected.into_iter().step_by(2).collect();
+    assert_eq!(couple.nodes[0].received, expected);
+    let tags: Vec<_> = (0..2 * rounds).map(|tag| (Tag(tag), Status::Done)).collect();
+    assert_eq!(couple.nodes[0].done, tags);
+    let kept = u64::try_from(MEMORY / len / 2).unwrap().min(rounds);
+    for round in rounds - kept..rounds {
+        let at = usize::try_from(round).unwrap() * len % (MEMORY - len);
+        let salt = u8::try_from(round % 256).unwrap();
+        assert!(couple.nodes[1].read(at, len) == pattern(len, salt), "round {round}");
+    }
+    assert_eq!(couple.nodes[0].pool.leases_out(), 0);
+    assert!(couple.nodes.iter().all(|node| node.broke.is_empty()));
+}
+
+/// Whatever the network does to packets, bytes come out as they went in: only later.
+#[test]
+fn bad_networks_cost_time_only() {
+    let one_percent = Odds { loss: 10_000, ..Odds::default() };
+    let awful =
+        Odds { loss: 30_000, repeat: 30_000, overtake: 30_000, damage: 10_000, block: 50_000 };
+    for seed in 0..6 {
+        for odds in [one_percent, awful] {
+            let mut couple = Couple::new(seed, odds);
+            if seed % 2 == 0 {
+                couple.network.hide_identification();
+            }
+            stream(&mut couple, 150, 8192);
+            assert!(couple.counters(0).retransmits > 0);
+        }
+    }
+}
+
+/// Losses are repaired within microseconds, by complaints; a timeout here and there would make the
+/// stream crawl.
+#[test]
+fn one_percent_loss_costs_speed_but_no_stall() {
+    let mut couple = Couple::new(5, Odds { loss: 10_000, ..Odds::default() });
+    stream(&mut couple, 1000, 16_384);
+    let counters = couple.counters(0);
+    assert!(counters.naks_in > 5 * counters.timeouts, "{counters:?}");
+    assert!(couple.now < Instant(500_000_000), "{:?} {counters:?}", couple.now);
+}
+
+#[test]
+fn every_path_mtu_carries() {
+    for mtu in [Mtu::B256, Mtu::B512, Mtu::B1024, Mtu::B2048, Mtu::B4096] {
+        let odds = Odds { loss: 5_000, ..Odds::default() };
+        stream(&mut Couple::with_mtu(9, odds, mtu), 40, 12_345);
+    }
+}
+
+/// A retransmitted packet leaves at another place of a run, under another identification.
+#[test]
+fn packets_are_sealed_anew_when_they_are_sent_again() {
+    let mut couple = Couple::new(3, Odds { loss: 100_000, ..Odds::default() });
+    stream(&mut couple, 50, 4000);
+    assert_eq!((couple.counters(0).icrc_errors, couple.counters(1).icrc_errors), (0, 0));
+}
+
+#[test]
+fn damaged_packets_are_dropped_and_counted() {
+    let mut couple = Couple::new(4, Odds { damage: 50_000, ..Odds::default() });
+    stream(&mut couple, 100, 4000);
+    assert!(couple.counters(1).icrc_errors > 10);
+    assert_eq!(couple.counters(1).rkey_errors, 0, "nothing damaged was believed");
+}
+
+/// Late answers are not losses: a scheduler that stops the peer for some milliseconds must not cost
+/// more than that.
+#[test]
+fn a_hasty_timeout_is_noticed() {
+    let mut couple = Couple::new(1, Odds::default());
+    couple.write(0, 0, &pattern(60_000, 1), 1);
+    couple.nodes[0].send([1; 44], 2);
+    couple.turn();
+    let later = couple.now + Duration::from_millis(6);
+    couple.nodes[0].fabric.transmit(later);
+    assert_eq!(couple.counters(0).timeouts, 1);
+    couple.now = later;
+    couple.run_until_quiet();
+    assert_eq!(couple.counters(0).timeouts_undone, 1);
+    assert!(couple.counters(0).retransmits < 30, "only a small window was repeated");
+}
+
+/// A dead peer must be noticed, so that its connections are reset or move to another link.
+#[test]
+fn silence_breaks_the_queue_pair_after_about_a_second() {
+    let mut couple = Couple::new(1, Odds::default());
+    couple.nodes[0].send([1; 44], 1);
+    couple.run_until_quiet();
+    let before = couple.now;
+    couple.network.change_odds(Odds { loss: 1_000_000, ..Odds::default() });
+    couple.write(0, 0, &pattern(5000, 1), 2);
+    couple.nodes[0].send([2; 44], 3);
+    couple.run_until_quiet();
+    let node = &couple.nodes[0];
+    assert_eq!(node.broke, [Cause::RetriesExceeded]);
+    assert_eq!(node.done[1..], [(Tag(2), Status::Flushed), (Tag(3), Status::Flushed)]);
+    assert_eq!(node.pool.leases_out(), 0);
+    let took = couple.now.since(before);
+    assert!(Duration::from_millis(1100) <= took && took < Duration::from_millis(1500), "{took:?}");
+    assert!(couple.counters(0).timeouts >= 8);
+
+    couple.nodes[0].send([4; 44], 9);
+    couple.run_until_quiet();
+    assert_eq!(couple.nodes[0].done.last(), Some(&(Tag(9), Status::Flushed)));
+}
+
+/// A path that carries small packets but no large ones complains for ever; that is no progress.
+#[test]
+fn complaints_without_progress_are_not_patience() {
+    let mut couple = Couple::new(1, Odds::default());
+    couple.write(0, 0, &pattern(900, 1), 1);
+    couple.nodes[0].send([1; 44], 2);
+    let mut filter = couple.network.plug(address(1));
+    while couple.nodes[0].broke.is_empty() {
+        couple.now = couple.now + TURN;
+        assert!(couple.now < Instant(3_000_000_000), "{:?}", couple.counters(0));
+        let now = couple.now;
+        couple.nodes[0].take_in(now);
+        couple.nodes[0].fabric.transmit(now);
+        // Only what is short goes on.
+        let count = filter.receive();
+        let trains: Vec<_> = (0..count).map(|at| filter.train(at).bytes.to_vec()).collect();
+        for train in trains.iter().filter(|train| train.len() >= 900) {
+            let rest = &train[train.len() - train.len() % 932..];
+            forward(&couple.network, rest);
+        }
+        couple.nodes[1].take_in(now);
+        couple.nodes[1].fabric.transmit(now);
+    }
+    assert_eq!(couple.nodes[0].broke, [Cause::RetriesExceeded]);
+    assert!(couple.counters(0).naks_in > 0);
+}
+
+/// Brings a packet that was the second of its run to node 1.
+fn forward(network: &Network, packet: &[u8]) {
+    if packet.is_empty() {
+        return;
+    }
+    let mut bytes = packet.to_vec();
+    icrc::Flow::new(address(0), address(1)).seal(0, &mut bytes);
+    let range = 0..bytes.len();
+    let run = Run { target: address(1), range, segment_len: bytes.len(), segments: 1 };
+    network.plug(address(0)).send(&bytes, &[run]);
+}
+
+/// A stall of the peer shorter than that must not.
+#[test]
+fn a_peer_that_comes_back_within_a_second_is_forgiven() {
+    let mut couple = Couple::new(1, Odds::default());
+    couple.network.change_odds(Odds { loss: 1_000_000, ..Odds::default() });
+    couple.nodes[0].send([1; 44], 1);
+    while couple.now < Instant(900_000_000) {
+        couple.turn();
+    }
+    couple.network.change_odds(Odds::default());
+    couple.run_until_quiet();
+    assert_eq!(couple.nodes[1].received, [[1; 44]]);
+    assert!(couple.nodes[0].broke.is_empty());
+}
+
+fn assert_both_broke(couple: &mut Couple) {
+    couple.nodes[0].send([7; 44], 8);
+    couple.run_until_quiet();
+    assert_eq!(couple.nodes[0].broke, [Cause::RemoteError]);
+    assert_eq!(couple.nodes[1].broke, [Cause::PeerMisbehaved]);
+    assert!(couple.nodes[1].received.is_empty());
+    assert!(couple.nodes[1].read(0, MEMORY).iter().all(|byte| *byte == 0), "no byte changed");
+    assert!(couple.nodes[0].done.iter().all(|(_, status)| *status == Status::Flushed));
+    assert_eq!(couple.nodes[0].pool.leases_out(), 0);
+    assert_eq!(couple.counters(1).rkey_errors, 1);
+}
+
+#[test]
+fn a_write_beyond_the_region_breaks_both_ends_and_changes_nothing() {
+    let mut couple = Couple::new(1, Odds::default());
+    couple.write(0, MEMORY - 10, &[1; 11], 1);
+    assert_both_broke(&mut couple);
+}
+
+#[test]
+fn a_key_of_another_domain_opens_nothing() {
+    let mut couple = Couple::new(1, Odds::default());
+    let node = &mut couple.nodes[1];
+    let elsewhere = node.rnic.open_domain().unwrap();
+    assert_ne!(elsewhere, node.domain);
+    let other = node.rnic.register(elsewhere, &node.memory).unwrap();
+    couple.write_to(0, other.rkey, other.address, &[1; 11], 1);
+    assert_both_broke(&mut couple);
+}
+
+#[test]
+fn a_key_that_was_closed_opens_nothing() {
+    let mut couple = Couple::new(1, Odds::default());
+    let node = &mut couple.nodes[1];
+    let other = node.rnic.register(node.domain, &node.memory).unwrap();
+    let (rkey, address) = (other.rkey, other.address);
+    node.rnic.deregister(other);
+    couple.write_to(0, rkey, address, &[1; 11], 1);
+    assert_both_broke(&mut couple);
+}
+
+/// The offender must learn the reason even if the first refusal is lost, or it would keep its
+/// connections waiting for a second.
+#[test]
+fn a_refusal_that_was_lost_is_repeated() {
+    let mut couple = Couple::new(1, Odds::default());
+    couple.write(0, MEMORY - 10, &[1; 11], 1);
+    couple.turn();
+    assert_eq!(couple.network.plug(address(0)).receive(), 1, "the refusal is intercepted");
+    assert_both_broke(&mut couple);
+    assert!(couple.now < Instant(100_000_000));
+}
+
+#[test]
+fn a_key_works_as_soon_as_it_was_told() {
+    let mut couple = Couple::new(1, Odds::default());
+    let node = &mut couple.nodes[1];
+    let fresh = Region::new(4096).unwrap();
+    let registration = node.rnic.register(node.domain, &fresh).unwrap();
+    couple.write_to(0, registration.rkey, registration.address, &[5; 4096], 1);
+    couple.run_until_quiet();
+    assert_eq!(couple.nodes[0].done, [(Tag(1), Status::Done)]);
+    let mut out = [0; 4096];
+    fresh.copy_out(0, &mut out);
+    assert_eq!(out, [5; 4096]);
+}
+
+/// A caller that takes one completion at a time is slow, and loses nothing.
+#[test]
+fn a_slow_caller_makes_peers_wait() {
+    let mut couple = Couple::new(1, Odds::default());
+    couple.nodes[1].out = Vec::with_capacity(1);
+    for round in 0..300 {
+        couple.nodes[0].send([u8::try_from(round % 256).unwrap(); 44], round);
+    }
+    couple.run_until_quiet();
+    assert_eq!(couple.nodes[1].received.len(), 300);
+    assert_eq!(couple.nodes[0].done.len(), 300);
+}
+
+#[test]
+fn a_released_queue_pair_flushes_and_its_number_is_free_again() {
+    let mut couple = Couple::new(1, Odds::default());
+    couple.write(0, 0, &pattern(5000, 1), 1);
+    couple.nodes[0].send([1; 44], 2);
+    let (qp, now) = (couple.nodes[0].qp, couple.now);
+    couple.nodes[0].fabric.release(now, qp);
+    couple.run_until_quiet();
+    assert_eq!(couple.nodes[0].done, [(Tag(1), Status::Flushed), (Tag(2), Status::Flushed)]);
+    assert_eq!(couple.nodes[0].pool.leases_out(), 0);
+    assert!(couple.nodes[1].received.is_empty());
+
+    // Tables that leaked an entry per connection would be full after some of these.
+    let Node { rnic, fabric, domain, .. } = &mut couple.nodes[0];
+    let mut before = qp;
+    for _ in 0..2 * QUEUE_PAIRS_MAX {
+        let opening = rnic.open(*domain).unwrap();
+        let peer = opening.address();
+        let qp = fabric.adopt(now, opening.connect(peer).unwrap());
+        assert_ne!(qp, before, "a number is never used twice");
+        fabric.release(now, qp);
+        fabric.poll(now, &mut Vec::with_capacity(1));
+        before = qp;
+    }
+}
+
+#[test]
+fn running_out_is_said_politely() {
+    let network = Network::new(1, Odds::default());
+    let (mut rnic, mut fabric) = nic(&network, 0, Mtu::B1024, 0);
+    let domain = rnic.open_domain().unwrap();
+    let mut open: Vec<_> = (0..QUEUE_PAIRS_MAX).map(|_| rnic.open(domain).unwrap()).collect();
+    assert!(rnic.open(domain).is_err());
+    open.pop();
+    assert!(rnic.open(domain).is_ok());
+
+    let region = Region::new(4096).unwrap();
+    let mut keys: Vec<_> = (0..KEYS_MAX).map(|_| rnic.register(domain, &region).unwrap()).collect();
+    assert!(rnic.register(domain, &region).is_err());
+    rnic.deregister(keys.pop().unwrap());
+    assert!(rnic.register(domain, &region).is_err(), "the poller has not heard of it");
+    fabric.poll(Instant(0), &mut Vec::with_capacity(1));
+    keys.push(rnic.register(domain, &region).unwrap());
+    keys.drain(..).for_each(|key| rnic.deregister(key));
+    rnic.close_domain(domain);
+}
+
+#[test]
+fn an_unreachable_peer_is_refused() {
+    let network = Network::new(1, Odds::default());
+    let (mut rnic, _fabric) = nic(&network, 0, Mtu::B1024, 0);
+    let domain = rnic.open_domain().unwrap();
+    let opening = rnic.open(domain).unwrap();
+    let peer = QpAddress { gid: Gid([0xfe; 16]), ..opening.address() };
+    assert!(opening.connect(peer).is_err());
+    let opening = rnic.open(domain).unwrap();
+    let peer = QpAddress { mtu: Mtu(0), ..opening.address() };
+    assert!(opening.connect(peer).is_err());
+}
+
+/// A packet that only looks as if it came from the peer must not touch the connection.
+#[test]
+fn packets_from_another_address_are_ignored() {
+    let mut couple = Couple::new(1, Odds::default());
+    couple.nodes[0].send([1; 44], 1);
+    let now = couple.now;
+    couple.nodes[0].fabric.transmit(now);
+    // The packet as it lies at the peer, sent once more by somebody else.
+    let mut spy = couple.network.plug(address(1));
+    assert_eq!(spy.receive(), 1);
+    let bytes = spy.train(0).bytes;
+    let range = 0..bytes.len();
+    let run = Run { target: address(1), range, segment_len: bytes.len(), segments: 1 };
+    couple.network.plug(address(7)).send(bytes, &[run]);
+    couple.turn();
+    assert_eq!(couple.counters(1).unknown_qp, 1);
+    assert!(couple.nodes[1].received.is_empty());
+    couple.run_until_quiet();
+    assert_eq!(couple.nodes[1].received, [[1; 44]], "the true one came by retransmission");
+}
