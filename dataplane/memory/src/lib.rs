@@ -12,7 +12,8 @@
 //!
 //! - [`region`]: a mapping, shared by whoever still needs it; the owner of all below.
 //! - [`rmb`]: a region carved into elements of one size, which come and go by value.
-//! - [`send_pool`]: chunks that sockets fill and NICs empty; what is lent comes back as a [`Lease`].
+//! - [`send_pool`]: chunks that sockets fill and NICs empty; what is lent comes back as a
+//!   [`Lease`].
 
 pub mod region;
 pub mod rmb;

@@ -82,6 +82,9 @@ impl Region {
 
     /// Gives whole pages of the range back to the kernel and zeroes the rest of it.
     ///
+    /// Not for memory that hardware has pinned: such a NIC would go on writing to the pages it
+    /// knows, which are then no longer these.
+    ///
     /// # Panics
     ///
     /// If the range leaves the region.

@@ -12,7 +12,7 @@ use crate::Region;
 pub struct Rmb {
     region: Region,
     size: RmbeSize,
-    /// Elements that are home. The lowest index is taken first, to keep memory dense.
+    /// Elements that are home. The last one back is taken first: its pages are still warm.
     free: Vec<Rmbe>,
     elements: u8,
 }
@@ -70,6 +70,7 @@ impl Rmb {
     /// If the element is not of this RMB.
     pub fn give_back(&mut self, mut element: Rmbe) {
         assert_eq!(element.region.address(), self.region.address());
+        assert_eq!(element.size, self.size, "one region, carved twice");
         element.clear();
         self.free.push(element);
         assert!(self.free.len() <= usize::from(self.elements));
@@ -79,6 +80,7 @@ impl Rmb {
 /// An RMB element: memory that the peer's NIC writes while we run.
 ///
 /// Not `Clone`: whoever holds it is its one reader.
+#[must_use = "an element that is dropped is lost to its RMB"]
 #[derive(Debug)]
 pub struct Rmbe {
     region: Region,
@@ -116,6 +118,10 @@ impl Rmbe {
 
     /// Remembers that the peer was allowed to write up to `end` bytes from the start, so that
     /// those are zeroed before the next use.
+    ///
+    /// # Panics
+    ///
+    /// If that is beyond the element.
     pub fn touch(&mut self, end: u32) {
         assert!(end <= self.capacity());
         self.touched = self.touched.max(end);
@@ -190,7 +196,64 @@ mod tests {
         second.copy_out(0, &mut out);
         assert!(out.iter().all(|byte| *byte == 0));
 
-        assert!(rmb.take().is_some());
+        let third = rmb.take().unwrap();
+        assert_eq!(third.index(), 3);
         assert!(rmb.take().is_none());
+        for element in [first, second, third] {
+            rmb.give_back(element);
+        }
+        assert_eq!(rmb.in_use(), 0);
+    }
+
+    /// Clearing one connection's element must leave the neighbours' bytes alone, however many
+    /// bytes it is and whether pages are given back or zeroed by hand.
+    #[test]
+    fn clearing_an_element_leaves_its_neighbours_alone() {
+        for touched in [0, 1, 4_095, 4_097, 32_768, 32_769, 40_001, 65_536] {
+            let region = Region::new(3 * 65_536).unwrap();
+            let mut rmb = Rmb::carve(region.clone(), RmbeSize::KIB_64);
+            let (first, mut second) = (rmb.take().unwrap(), rmb.take().unwrap());
+            region.copy_in(0, &[9; 3 * 65_536]);
+            second.touch(touched);
+            rmb.give_back(second);
+            let mut out = vec![1; 3 * 65_536];
+            region.copy_out(0, &mut out);
+            let cleared = 65_536..65_536 + touched as usize;
+            let wrong =
+                out.iter().enumerate().find(|(at, byte)| (**byte == 0) != cleared.contains(at));
+            assert_eq!(wrong, None, "{touched}");
+            rmb.give_back(first);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "carved twice")]
+    fn an_element_of_another_carving_is_our_bug() {
+        let region = Region::new(65_536).unwrap();
+        let mut small = Rmb::carve(region.clone(), RmbeSize::from_notation(0));
+        let mut large = Rmb::carve(region, RmbeSize::KIB_64);
+        small.give_back(large.take().unwrap());
+    }
+
+    /// A system call must see the two halves of a wrapped stream in order, and nothing beyond.
+    #[test]
+    fn readable_ranges_are_those_of_the_element() {
+        let region = Region::new(2 * 65_536).unwrap();
+        let mut rmb = Rmb::carve(region.clone(), RmbeSize::KIB_64);
+        let (first, second) = (rmb.take().unwrap(), rmb.take().unwrap());
+        let pieces = second.readable([65_530..65_536, 0..4]).pieces();
+        let at = pieces.map(|piece| (piece.base.as_ptr() as u64 - region.address(), piece.len));
+        assert_eq!(at, [(131_066, 6), (65_536, 4)]);
+        for element in [first, second] {
+            rmb.give_back(element);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "range.end <= self.capacity()")]
+    fn a_readable_range_beyond_the_element_is_our_bug() {
+        let mut rmb = Rmb::carve(Region::new(2 * 65_536).unwrap(), RmbeSize::KIB_64);
+        let first = rmb.take().unwrap();
+        let _ = first.readable([0..65_537, 0..0]);
     }
 }

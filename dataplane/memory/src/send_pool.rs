@@ -52,8 +52,9 @@ impl SendPool {
     ///
     /// # Panics
     ///
-    /// If not even one chunk fits.
+    /// If not even one chunk fits, or if a chunk is empty or larger than 1 GiB.
     pub fn new(region: Region, chunk_bytes: u32) -> Self {
+        assert!((1..=CHUNK_BYTES_MAX).contains(&chunk_bytes), "chunks of {chunk_bytes} bytes");
         let chunks = u32::try_from(region.len() / chunk_bytes as usize).expect("under 4 G chunks");
         assert!(chunks > 0);
         Self {
@@ -193,9 +194,9 @@ impl Lease {
     }
 }
 
-// SAFETY: `Lent` asks that the bytes stay mapped and in place while the value lives, and that
-// nobody writes them: the lease holds its region, and `SendPool` appends only beyond bytes that
-// are lent and reuses a chunk only when all its leases are home.
+// SAFETY: `Lent` asks that the bytes stay mapped and in place while the value lives and that no
+// reference names them: the lease holds its region, `pointer` checks the range, and regions are
+// never referenced (see `Mapping`, ALIEN).
 unsafe impl Lent for Lease {
     fn piece(&self) -> Piece {
         Piece { base: self.region.pointer(self.at, self.len as usize), len: self.len as usize }
@@ -241,6 +242,9 @@ unsafe impl Foreign for Vacant<'_> {
 
 /// Leases begin on a cache line of their own.
 const ALIGN: u32 = 64;
+/// Rounding up within a chunk must not leave a `u32`: what is used would read as free.
+const CHUNK_BYTES_MAX: u32 = 1 << 30;
+const _: () = assert!(CHUNK_BYTES_MAX < u32::MAX - ALIGN);
 
 #[cfg(test)]
 mod tests {
@@ -288,6 +292,41 @@ mod tests {
         assert_eq!(pool.leases_out(), 1);
         pool.take_back(tail);
         assert_eq!(pool.leases_out(), 0);
+    }
+
+    /// Bytes that the NIC still reads must not be overwritten: the peer would see another
+    /// connection's data. Any order of lending and returning, against a model of what is lent.
+    #[test]
+    fn what_is_lent_is_never_overwritten() {
+        let mut state = 1_u64;
+        let mut random = move |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            usize::try_from(state >> 33).unwrap() % below
+        };
+        let mut pool = SendPool::new(Region::new(4 * 1024).unwrap(), 1024);
+        let mut out: Vec<(Lease, u8)> = Vec::new();
+        for turn in 0..20_000 {
+            let value = u8::try_from(turn % 251).unwrap();
+            if random(3) > 0 {
+                out.extend(fill(&mut pool, &vec![value; 1 + random(1024)]).map(|l| (l, value)));
+            } else if !out.is_empty() {
+                let (lease, value) = out.swap_remove(random(out.len()));
+                let mut bytes = vec![0; lease.len() as usize];
+                lease.copy_out(0, &mut bytes);
+                assert!(bytes.iter().all(|byte| *byte == value), "turn {turn}");
+                pool.take_back(lease);
+            }
+            assert_eq!(pool.leases_out() as usize, out.len());
+        }
+        out.drain(..).for_each(|(lease, _)| pool.take_back(lease));
+        let whole: Vec<_> = (0..4).map(|_| fill(&mut pool, &[1; 1024]).unwrap()).collect();
+        assert!(whole.iter().all(|lease| lease.len() == 1024), "all chunks are free again");
+    }
+
+    #[test]
+    #[should_panic(expected = "chunks of 4294967295 bytes")]
+    fn a_chunk_whose_size_would_wrap_is_our_bug() {
+        SendPool::new(Region::new(4096).unwrap(), u32::MAX);
     }
 
     #[test]

@@ -6,9 +6,12 @@
 //! messages of 44 bytes.
 //!
 //! Backends: `sim`, a network of NICs in one thread on a virtual clock, and `roce`, RoCEv2 in
-//! software over UDP sockets.
+//! software over UDP sockets. Around any of them: `fault_injector`.
 
+pub mod dice;
+pub mod fault_injector;
 pub mod roce;
+pub mod sim;
 
 use std::os::fd::BorrowedFd;
 
@@ -232,6 +235,7 @@ pub enum Completion {
 ///    completed as done was received once; a flushed one was received at most once.
 /// 4. **Containment.** A write outside a registered region, with a wrong key, or with a key of
 ///    another domain changes no byte and breaks the queue pair on both ends, and nothing else.
+///    A backend may carry a long write as several; those before the refused one are then placed.
 /// 5. **Fail stop.** After `Broke`, what was posted and what is posted later completes as flushed,
 ///    in order, and nothing more is received on that queue pair.
 /// 6. **No stall.** While the network delivers now and then, everything posted completes, provided

@@ -64,6 +64,10 @@ impl Mapping {
     /// Gives the pages that lie wholly in `at..at + len` back to the kernel; they read as zero
     /// afterwards. Returns the range that was given back, in bytes from `base`.
     ///
+    /// # Errors
+    ///
+    /// As `madvise(2)`, on a kernel with larger pages for one; nothing is given back then.
+    ///
     /// # Panics
     ///
     /// If the range leaves the mapping.

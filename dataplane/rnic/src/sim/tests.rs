@@ -1,0 +1,141 @@
+//! What the simulator promises beyond the contract of every backend.
+
+use super::*;
+use crate::{Fabric as _, Opening as _, Rnic as _, Status, Tag};
+use smcr_proto::{MacAddress, Mtu};
+
+struct Pair {
+    network: Network,
+    rnics: [Rnic; 2],
+    fabrics: [Fabric; 2],
+    qps: [QpId; 2],
+    now: Instant,
+}
+
+fn port(n: u8) -> Port {
+    let mac = MacAddress([2, 0, 0, 0, 0, n]);
+    Port { gid: Gid::from_ipv4([10, 0, 0, n]), mac, mtu: Mtu::B1024 }
+}
+
+impl Pair {
+    fn connected(seed: u64, odds: Odds) -> Self {
+        let network = Network::new(seed, odds);
+        let [(mut a, mut fabric_a), (mut b, mut fabric_b)] = [1, 2].map(|n| network.rnic(port(n)));
+        let (domain_a, domain_b) = (a.open_domain().unwrap(), b.open_domain().unwrap());
+        let (first, second) = (a.open(domain_a).unwrap(), b.open(domain_b).unwrap());
+        let (at_a, at_b) = (first.address(), second.address());
+        let now = Instant::default();
+        let qp_a = fabric_a.adopt(now, first.connect(at_b).unwrap());
+        let qp_b = fabric_b.adopt(now, second.connect(at_a).unwrap());
+        let (rnics, fabrics) = ([a, b], [fabric_a, fabric_b]);
+        Self { network, rnics, fabrics, qps: [qp_a, qp_b], now }
+    }
+
+    fn send(&mut self, side: usize, tag: u64) {
+        let mut work = vec![Work::Send { message: [0; 44], tag: Tag(tag) }];
+        self.fabrics[side].post(self.qps[side], &mut work);
+        self.fabrics[side].transmit(self.now);
+    }
+
+    /// Lets everything happen, and says what each side heard, in words.
+    fn run_until_quiet(&mut self) -> [Vec<String>; 2] {
+        let mut heard = [Vec::new(), Vec::new()];
+        while let Some(at) = self.network.next_event() {
+            self.now = self.now.max(at);
+            for (fabric, heard) in self.fabrics.iter_mut().zip(&mut heard) {
+                let mut out = Vec::with_capacity(16);
+                fabric.poll(self.now, &mut out);
+                heard.extend(out.iter().map(|completion| match completion {
+                    Completion::Sent { status: Status::Done, .. } => "sent".to_owned(),
+                    Completion::Sent { status: Status::Flushed, .. } => "flushed".to_owned(),
+                    Completion::Received { .. } => "received".to_owned(),
+                    Completion::Broke { cause, .. } => format!("{cause:?}"),
+                    Completion::Wrote { .. } => "wrote".to_owned(),
+                }));
+            }
+        }
+        heard
+    }
+}
+
+/// A failing seed is worth nothing if it does not fail again.
+#[test]
+fn the_same_seed_and_calls_give_the_same_history() {
+    let history = |seed| {
+        let mut pair = Pair::connected(seed, Odds::MALICIOUS);
+        (0..20).for_each(|tag| pair.send(0, tag));
+        let heard = pair.run_until_quiet();
+        (heard, pair.now)
+    };
+    assert_eq!(history(1), history(1));
+    assert_ne!(history(1), history(2));
+}
+
+#[test]
+fn a_port_that_goes_down_breaks_its_own_end_now_and_the_other_when_it_sends() {
+    let mut pair = Pair::connected(1, Odds::CALM);
+    pair.network.port_down(port(1).gid);
+    assert_eq!(pair.run_until_quiet(), [vec!["PortDown"], vec![]]);
+    pair.send(1, 1);
+    assert_eq!(pair.run_until_quiet(), [vec![], vec!["RetriesExceeded", "flushed"]]);
+    assert!(pair.now.since(Instant::default()) >= Odds::CALM.retry_timeout);
+}
+
+#[test]
+fn nothing_connects_from_a_port_that_is_down_until_it_is_up_again() {
+    let mut pair = Pair::connected(1, Odds::CALM);
+    let domain = pair.rnics[0].open_domain().unwrap();
+    pair.network.port_down(port(1).gid);
+    let opening = pair.rnics[0].open(domain).unwrap();
+    let peer = opening.address();
+    assert!(opening.connect(peer).is_err());
+    pair.network.port_up(port(1).gid);
+    assert!(pair.rnics[0].open(domain).unwrap().connect(peer).is_ok());
+}
+
+#[test]
+fn a_pair_broken_on_request_breaks_at_both_ends_and_is_not_listed_any_more() {
+    let mut pair = Pair::connected(1, Odds::CALM);
+    let (_, qpn) = pair.network.queue_pairs()[0];
+    assert_eq!(pair.network.queue_pairs().len(), 2);
+    pair.send(0, 1);
+    pair.network.break_qp(qpn);
+    let heard = pair.run_until_quiet();
+    assert_eq!(heard, [vec!["RetriesExceeded", "flushed"], vec!["RetriesExceeded"]]);
+    assert!(pair.network.queue_pairs().is_empty());
+}
+
+/// Out of memory at a rendezvous must be testable: it is a polite Decline.
+#[test]
+fn a_network_may_run_out_of_everything() {
+    let mut pair = Pair::connected(1, Odds::CALM);
+    let domain = pair.rnics[0].open_domain().unwrap();
+    pair.network.change_odds(Odds { exhausted: Chance::ALWAYS, ..Odds::CALM });
+    assert!(pair.rnics[0].open_domain().is_err());
+    assert!(pair.rnics[0].open(domain).is_err());
+    assert!(pair.rnics[0].register(domain, &Region::new(4096).unwrap()).is_err());
+}
+
+/// A peer whose process died leaves no queue pair behind: we give up on it.
+#[test]
+fn a_fabric_that_is_dropped_takes_its_queue_pairs_along() {
+    let Pair { network, rnics: _, fabrics: [mut a, b], qps: [qp, _], now } =
+        Pair::connected(1, Odds::CALM);
+    drop(b);
+    a.post(qp, &mut vec![Work::Send { message: [0; 44], tag: Tag(1) }]);
+    a.transmit(now);
+    let mut out = Vec::with_capacity(4);
+    while let Some(at) = network.next_event() {
+        a.poll(at, &mut out);
+    }
+    assert!(matches!(out[0], Completion::Broke { cause: Cause::RetriesExceeded, .. }), "{out:?}");
+    assert!(matches!(out[1], Completion::Sent { status: Status::Flushed, .. }), "{out:?}");
+}
+
+#[test]
+#[should_panic(expected = "regions registered in Domain(1)")]
+fn a_domain_is_closed_when_it_is_empty() {
+    let mut pair = Pair::connected(1, Odds::CALM);
+    let registration = pair.rnics[0].register(Domain(1), &Region::new(4096).unwrap()).unwrap();
+    pair.rnics[0].close_domain(registration.domain);
+}

@@ -1,0 +1,178 @@
+//! The contract of [`Fabric`](smcr_rnic::Fabric), asked of every backend.
+//!
+//! A backend is done when it passes. To add one: implement [`rig::Harness`] for it and add a line
+//! at the end of this file.
+#![allow(clippy::unwrap_used, reason = "a test stops where it cannot go on")]
+
+#[path = "conformance/flow.rs"]
+mod flow;
+#[path = "conformance/promises.rs"]
+mod promises;
+#[path = "conformance/rig.rs"]
+mod rig;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use smcr_proto::{Gid, Instant, MacAddress, Mtu};
+use smcr_rnic::Port;
+use smcr_rnic::dice::Dice;
+use smcr_rnic::roce::lossy::{self, Lossy};
+use smcr_rnic::roce::udp::{self, Config, Place, Udp};
+use smcr_rnic::roce::{self, Setup, UDP_PORT};
+use smcr_rnic::sim::{self, Network, Odds};
+
+use rig::Harness;
+
+/// All promises, for one backend, under as many seeds as it can afford.
+macro_rules! conformance {
+    ($backend:ident, $harness:ty, $seeds:expr) => {
+        mod $backend {
+            use super::*;
+
+            conformance!(@ $harness, $seeds,
+                bytes_are_there_when_their_message_is
+                many_queue_pairs_in_both_directions
+                bulk_is_not_altered
+                a_thousand_messages_arrive_once_and_in_order
+                forbidden_writes_are_contained
+                writes_up_to_the_edges_are_placed
+                breaking_under_load_brings_everything_home
+                a_silent_peer_is_given_up
+                release_flushes_and_disturbs_nobody
+                room_is_what_can_be_posted
+                the_first_message_waits_for_the_peer
+                queue_pairs_come_and_go
+            );
+        }
+    };
+    (@ $harness:ty, $seeds:expr, $($promise:ident)*) => {
+        $(#[test]
+        fn $promise() {
+            for seed in smcgate_tests::seeds($seeds) {
+                println!("SMC_SEED={seed}");
+                promises::$promise::<$harness>(seed);
+            }
+        })*
+    };
+}
+
+/// The two ports of a pair under test.
+fn ports() -> [Port; 2] {
+    [1, 2].map(|n| Port {
+        gid: Gid::from_ipv4([127, 0, 0, n]),
+        mac: MacAddress([2, 0, 0, 0, 0, n]),
+        mtu: Mtu::B1024,
+    })
+}
+
+/// The simulated network, on its virtual clock.
+struct Sim<const MALICIOUS: bool> {
+    network: Network,
+    now: Instant,
+}
+
+impl<const MALICIOUS: bool> Harness for Sim<MALICIOUS> {
+    type Rnic = sim::Rnic;
+    type Fabric = sim::Fabric;
+    const CUTS_WRITES: bool = false;
+
+    fn new(seed: u64) -> (Self, [(sim::Rnic, sim::Fabric); 2]) {
+        let network = Network::new(seed, if MALICIOUS { Odds::MALICIOUS } else { Odds::CALM });
+        let nics = ports().map(|port| network.rnic(port));
+        (Self { network, now: Instant::default() }, nics)
+    }
+
+    fn now(&self) -> Instant {
+        self.now
+    }
+
+    fn wait(&mut self, until: Option<Instant>) {
+        let next = [until, self.network.next_event()].into_iter().flatten().min();
+        // A quiet network lets time pass all the same, for tests that wait for nothing to happen.
+        self.now = next.unwrap_or(self.now + Duration::from_millis(1)).max(self.now);
+    }
+}
+
+/// The soft RNIC over a wire in memory, which loses that many packets in a thousand.
+struct RoceOverWire<const LOST_OF_1000: u32> {
+    now: Instant,
+}
+
+impl<const LOST_OF_1000: u32> Harness for RoceOverWire<LOST_OF_1000> {
+    type Rnic = roce::Rnic;
+    type Fabric = roce::Fabric<Lossy>;
+    const CUTS_WRITES: bool = true;
+
+    fn new(seed: u64) -> (Self, [(roce::Rnic, roce::Fabric<Lossy>); 2]) {
+        let loss = LOST_OF_1000 * 1_000;
+        // A wire that loses packets has other faults, too.
+        let odds = lossy::Odds { loss, repeat: loss, overtake: loss, damage: loss, block: loss };
+        let network = lossy::Network::new(seed, odds);
+        let nics = ports().map(|port| {
+            let address = Ipv4Addr::from(port.gid.to_ipv4().unwrap());
+            let wire = network.plug(SocketAddr::from((address, UDP_PORT)));
+            let mut dice = Dice::new(seed ^ u64::from(address.to_bits()));
+            // First PSNs lie shortly before the wrap, so that every test crosses it.
+            let entropy =
+                Box::new(move || u32::try_from(dice.next_u64() >> 32).unwrap() | NEAR_THE_LAST_PSN);
+            let path = |_, _| Ok(1_500);
+            roce::join(Setup { port, udp_port: UDP_PORT, window_max: 1 << 20, entropy, path }, wire)
+        });
+        (Self { now: Instant::default() }, nics)
+    }
+
+    fn now(&self) -> Instant {
+        self.now
+    }
+
+    fn wait(&mut self, until: Option<Instant>) {
+        // What is on the wire has no instant of its own, so time moves in small steps.
+        let step = self.now + Duration::from_micros(20);
+        self.now = until.map_or(step, |until| until.clamp(self.now + NANOSECOND, step));
+    }
+}
+
+/// Bits that are set in all first PSNs over a wire in memory.
+const NEAR_THE_LAST_PSN: u32 = 0x00ff_ff00;
+/// The least that time can pass.
+const NANOSECOND: Duration = Duration::from_nanos(1);
+
+/// The soft RNIC over UDP sockets of the kernel, on the real clock.
+struct RoceOverUdp;
+
+impl Harness for RoceOverUdp {
+    type Rnic = roce::Rnic;
+    type Fabric = roce::Fabric<Udp>;
+    const CUTS_WRITES: bool = true;
+
+    fn new(_: u64) -> (Self, [(roce::Rnic, roce::Fabric<Udp>); 2]) {
+        // Tests run at the same time, and each needs addresses of its own.
+        static NETWORKS: AtomicU8 = AtomicU8::new(0);
+        let network = NETWORKS.fetch_add(1, Ordering::Relaxed);
+        let nics = [1, 2].map(|host| {
+            let place = Place::Address(Ipv4Addr::new(127, 20, network, host));
+            udp::open(&Config::on(place)).unwrap()
+        });
+        (Self, nics)
+    }
+
+    fn now(&self) -> Instant {
+        let now = clock_gettime(ClockId::Monotonic);
+        let nanoseconds = now.tv_sec * 1_000_000_000 + now.tv_nsec;
+        Instant(u64::try_from(nanoseconds).unwrap())
+    }
+
+    fn wait(&mut self, _: Option<Instant>) {
+        thread::sleep(Duration::from_micros(20));
+    }
+}
+
+conformance!(roce_over_a_good_wire, RoceOverWire<0>, 2);
+conformance!(roce_over_a_bad_wire, RoceOverWire<10>, 3);
+conformance!(roce_over_udp, RoceOverUdp, 1);
+conformance!(calm_sim, Sim<false>, 3);
+conformance!(malicious_sim, Sim<true>, 10);
