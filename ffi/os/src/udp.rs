@@ -197,7 +197,7 @@ impl ReceiveRing {
     ///
     /// # Panics
     ///
-    /// If `count` is zero or more than 16.
+    /// If `count` is zero or more than 8.
     pub fn new(count: usize) -> Self {
         assert!(0 < count && count <= RECEIVE_BURST);
         let buffer = || Buffer {
@@ -369,9 +369,9 @@ const NO_HEADER: msghdr = unsafe { mem::zeroed() };
 const NO_MESSAGE: mmsghdr = mmsghdr { msg_hdr: NO_HEADER, msg_len: 0 };
 
 /// Elements of one sending system call.
-const SEND_BURST: usize = 32;
+const SEND_BURST: usize = 16;
 /// Elements of one receiving system call, at most.
-const RECEIVE_BURST: usize = 16;
+const RECEIVE_BURST: usize = 8;
 /// The largest payload of a UDP datagram, rounded up.
 const DATAGRAM_MAX: usize = 65_536;
 #[allow(clippy::cast_possible_truncation, reason = "16")]

@@ -176,7 +176,7 @@ pub(super) const RUN_LEN_MAX: usize = 65_507;
 /// The longest packet: BTH, RETH, 4096 bytes, ICRC.
 const PACKET_MAX: usize = 12 + 16 + 4096 + 4;
 /// Runs that leave together.
-const RUNS_MAX: usize = 32;
+const RUNS_MAX: usize = 16;
 const STAGING_LEN: usize = 2 * 65_536;
 
 const _: () = assert!(STAGING_LEN / 2 >= RUN_LEN_MAX);

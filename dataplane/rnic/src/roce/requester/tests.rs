@@ -1,1 +1,261 @@
+use smcr_memory::{Region, SendPool};
 
+use super::super::wire::{Body, Packet};
+use super::*;
+
+const MTU: u32 = 1024;
+const FIRST: Psn = Psn(0xff_fffe);
+
+/// A requester, and whoever reads its packets.
+struct Bench {
+    requester: Requester,
+    pool: SendPool,
+    counters: Counters,
+    now: Instant,
+}
+
+/// What is left of a packet: its number from the first one, payload length, and whether it asks.
+type Seen = (u64, usize, bool);
+
+impl Bench {
+    fn new() -> Self {
+        Self {
+            requester: Requester::new(Qpn(9), FIRST, MTU, 1 << 20),
+            pool: SendPool::new(Region::new(4 << 20).unwrap(), 1 << 20),
+            counters: Counters::default(),
+            now: Instant(1_000_000_000),
+        }
+    }
+
+    fn write(&mut self, len: u32) {
+        let bytes: Vec<u8> = (0..len).map(|n| n.to_le_bytes()[0]).collect();
+        let filled = self.pool.fill(len, |room| {
+            room.copy_in(&bytes);
+            Ok::<_, ()>(bytes.len())
+        });
+        let lease = filled.unwrap().unwrap().lease.unwrap();
+        let tag = Tag(len.into());
+        self.requester.post(Work::Write { lease, rkey: Rkey(3), address: 5000, tag });
+    }
+
+    fn message(&mut self) {
+        self.requester.post(Work::Send { message: [4; 44], tag: Tag(0) });
+    }
+
+    /// Sends all that may be sent, `max` packets at most.
+    fn send(&mut self, max: usize) -> Vec<Seen> {
+        let mut seen = Vec::new();
+        while seen.len() < max
+            && let Some(len) = self.requester.next_len(self.now)
+        {
+            let mut out = vec![0xaa; len];
+            let last = seen.len() + 1 == max;
+            self.requester.build(self.now, last, &mut out, &mut self.counters);
+            let packet = Packet::parse(&out).unwrap();
+            assert_eq!(packet.target, Qpn(9));
+            let number = psn::distance(FIRST, packet.psn).into();
+            let len = match packet.body {
+                Body::Send(payload) => payload.len(),
+                Body::Write { reth, more: false, payload } => {
+                    assert_eq!((reth.rkey, reth.len as usize), (Rkey(3), payload.len()));
+                    assert_eq!(u64::from(payload[0]), (reth.address - 5000) % 256);
+                    payload.len()
+                }
+                body @ (Body::Write { .. }
+                | Body::WriteOn { .. }
+                | Body::Acknowledge(_)
+                | Body::Unserved) => panic!("{body:?}"),
+            };
+            seen.push((number, len, packet.ack_request));
+        }
+        seen
+    }
+
+    fn answer(&mut self, syndrome: Syndrome, number: u64) -> Result<(), Cause> {
+        let psn = psn::advance(FIRST, number);
+        let aeth = Aeth { syndrome, msn: 0 };
+        self.requester.handle_answer(self.now, psn, aeth, &mut self.counters)
+    }
+
+    fn expire(&mut self) -> Result<(), Cause> {
+        self.requester.expire(self.now, &mut self.counters)
+    }
+
+    fn completed(&mut self) -> usize {
+        let mut out = Vec::with_capacity(64);
+        self.requester.complete(QpId(1), &mut out);
+        let count = out.len();
+        for completion in out {
+            if let Completion::Wrote { lease, .. } = completion {
+                self.pool.take_back(lease);
+            }
+        }
+        count
+    }
+}
+
+/// Equal packets and one shorter last one: that is what leaves in one system call.
+#[test]
+fn a_write_is_a_train_of_packets_and_the_last_one_asks() {
+    let mut bench = Bench::new();
+    bench.write(2 * MTU + 77);
+    bench.message();
+    let expected = [(0, 1024, false), (1, 1024, false), (2, 77, false), (3, 44, true)];
+    assert_eq!(bench.send(99), expected);
+    assert_eq!(bench.send(99), []);
+}
+
+/// A receiver that is never asked never answers, and the window stays closed.
+#[test]
+fn someone_asks_at_least_every_32_packets_and_when_the_window_closes() {
+    let mut bench = Bench::new();
+    bench.write(200 * MTU);
+    let seen = bench.send(999);
+    let asking: Vec<_> =
+        seen.iter().filter(|(.., asks)| *asks).map(|(number, ..)| *number).collect();
+    let window = 65_536_u64.div_ceil((MTU + PACKET_COST).into());
+    assert_eq!(seen.len() as u64, window);
+    assert_eq!(asking, [31, window - 1]);
+    let mut bench = Bench::new();
+    bench.write(200 * MTU);
+    assert!(bench.send(7)[6].2, "the end of a turn");
+}
+
+#[test]
+fn requests_complete_in_order_as_their_last_packet_is_acknowledged() {
+    let mut bench = Bench::new();
+    bench.write(2 * MTU);
+    bench.message();
+    bench.write(10);
+    bench.send(99);
+    for (number, done) in [(0, 0), (1, 1), (1, 0), (0, 0), (3, 2)] {
+        bench.answer(Syndrome::ACK, number).unwrap();
+        assert_eq!(bench.completed(), done, "after {number}");
+    }
+    assert_eq!(bench.pool.leases_out(), 0);
+    assert_eq!(bench.requester.wake_at(), None, "nothing is waited for");
+}
+
+/// Nobody can acknowledge, refuse or complain about what was not sent: `rdma_rxe` falls for it.
+#[test]
+fn answers_about_packets_never_sent_are_ignored() {
+    let mut bench = Bench::new();
+    bench.write(4 * MTU);
+    bench.send(2);
+    for syndrome in [
+        Syndrome::ACK,
+        Syndrome::NOT_READY,
+        Syndrome::SEQUENCE_ERROR,
+        Syndrome::ACCESS_ERROR,
+        Syndrome(0x64),
+    ] {
+        for number in [2, 3, 4, 1 << 23, (1 << 24) - 1] {
+            bench.answer(syndrome, number).unwrap();
+        }
+    }
+    assert_eq!(bench.completed(), 0);
+    assert_eq!(bench.send(99), [(2, 1024, false), (3, 1024, true)], "goes on where it was");
+}
+
+#[test]
+fn a_complaint_repeats_from_the_gap_and_acknowledges_what_was_before() {
+    let mut bench = Bench::new();
+    bench.message();
+    bench.write(3 * MTU);
+    bench.send(99);
+    bench.answer(Syndrome::SEQUENCE_ERROR, 2).unwrap();
+    assert_eq!(bench.completed(), 1);
+    assert_eq!(bench.send(99), [(2, 1024, false), (3, 1024, true)]);
+    assert_eq!(bench.counters.retransmits, 2);
+    // The same complaint, from what was in flight behind the gap.
+    bench.answer(Syndrome::SEQUENCE_ERROR, 2).unwrap();
+    assert_eq!(bench.send(99), []);
+    // And again when the repair must have been lost.
+    bench.now = bench.now + Duration::from_millis(2);
+    bench.answer(Syndrome::SEQUENCE_ERROR, 2).unwrap();
+    assert_eq!(bench.send(99).len(), 2);
+    bench.answer(Syndrome::ACK, 3).unwrap();
+    assert_eq!(bench.completed(), 1);
+}
+
+#[test]
+fn a_peer_without_room_is_waited_for() {
+    let mut bench = Bench::new();
+    bench.message();
+    bench.message();
+    bench.send(99);
+    // Code 14 is 1.28 ms.
+    bench.answer(Syndrome(0x2e), 1).unwrap();
+    assert_eq!(bench.completed(), 1);
+    assert_eq!(bench.send(99), []);
+    assert_eq!(bench.requester.wake_at(), Some(bench.now + Duration::from_micros(1280)));
+    bench.now = bench.now + Duration::from_micros(1280);
+    bench.expire().unwrap();
+    assert_eq!(bench.send(99), [(1, 44, true)]);
+}
+
+#[test]
+fn a_peer_that_never_has_room_is_waited_for_without_end() {
+    let mut bench = Bench::new();
+    bench.message();
+    for _ in 0..1000 {
+        assert_eq!(bench.send(99), [(0, 44, true)]);
+        bench.answer(Syndrome(0x20), 0).unwrap();
+        bench.now = bench.now + Duration::from_millis(656);
+        bench.expire().unwrap();
+    }
+}
+
+#[test]
+fn refusals_break_the_queue_pair_after_what_was_before_them() {
+    let fatal = [Syndrome::INVALID_REQUEST, Syndrome::ACCESS_ERROR, Syndrome::OPERATION_ERROR];
+    for syndrome in fatal {
+        let mut bench = Bench::new();
+        bench.message();
+        bench.write(100);
+        bench.message();
+        bench.send(99);
+        assert_eq!(bench.answer(syndrome, 1), Err(Cause::RemoteError));
+        let mut out = Vec::with_capacity(2);
+        assert!(!bench.requester.flush(QpId(1), &mut out), "one did not fit");
+        assert!(bench.requester.flush(QpId(1), &mut { Vec::with_capacity(9) }));
+        let Ok::<[_; 2], _>(
+            [
+                Completion::Sent { status: Status::Done, .. },
+                Completion::Wrote { status: Status::Flushed, lease, .. },
+            ],
+        ) = out.try_into()
+        else {
+            panic!("in order, done and flushed")
+        };
+        bench.pool.take_back(lease);
+    }
+}
+
+#[test]
+fn a_timeout_repeats_a_small_window_from_the_oldest_packet() {
+    let mut bench = Bench::new();
+    bench.write(40 * MTU);
+    assert_eq!(bench.send(99).len(), 40);
+    let deadline = bench.requester.wake_at().unwrap();
+    bench.expire().unwrap();
+    assert_eq!(bench.counters.timeouts, 0, "not yet");
+    bench.now = deadline;
+    bench.expire().unwrap();
+    let again = bench.send(99);
+    assert_eq!(again[0], (0, 1024, false));
+    assert_eq!(again.len(), 16, "16 KiB");
+    assert_eq!(bench.counters.retransmits, 16);
+}
+
+/// Each packet has its own number, even beyond the 16 millionth; none is used for two.
+#[test]
+fn numbers_wrap_without_a_trace() {
+    let mut bench = Bench::new();
+    for number in 0..10 {
+        bench.message();
+        assert_eq!(bench.send(99), [(number, 44, true)]);
+        bench.answer(Syndrome::ACK, number).unwrap();
+        assert_eq!(bench.completed(), 1);
+    }
+}

@@ -1,1 +1,254 @@
+use smcr_memory::Region;
+use smcr_proto::{Qpn, Rkey};
 
+use super::super::shared::{KeyChange, Shared};
+use super::*;
+
+/// A responder with one region, and somebody who sends it requests in order.
+struct Bench {
+    responder: Responder,
+    keys: Keys,
+    region: Region,
+    counters: Counters,
+    psn: Psn,
+    now: Instant,
+}
+
+const MTU: usize = 256;
+const KEY: Rkey = Rkey(0x1234_5678);
+const FIRST: Psn = Psn(0xff_fffe);
+
+impl Bench {
+    fn new() -> Self {
+        let region = Region::new(4096).unwrap();
+        let shared = Shared::new();
+        assert!(shared.count_key());
+        let domain = Domain(1);
+        shared.push(KeyChange::Open { rkey: KEY, domain, region: region.clone() });
+        let mut keys = Keys::new();
+        keys.catch_up(&shared);
+        Self {
+            responder: Responder::new(domain, 256, FIRST),
+            keys,
+            region,
+            counters: Counters::default(),
+            psn: FIRST,
+            now: Instant(1_000_000_000),
+        }
+    }
+
+    fn handle(&mut self, psn: Psn, body: Body<'_>, room: bool) -> Result<Option<Message>, Refused> {
+        let packet = Packet { target: Qpn(77), psn, ack_request: true, body };
+        self.responder.handle(self.now, &packet, &self.keys, room, &mut self.counters)
+    }
+
+    /// The next request in order.
+    fn next(&mut self, body: Body<'_>) -> Result<Option<Message>, Refused> {
+        let psn = self.psn;
+        self.psn = psn::advance(psn, 1);
+        self.handle(psn, body, true)
+    }
+
+    fn ahead(&self, count: u64) -> Psn {
+        psn::advance(FIRST, count)
+    }
+
+    /// The answer that must go without delay.
+    fn urgent(&mut self) -> Option<(Syndrome, Psn)> {
+        self.due(Occasion::Turn)
+    }
+
+    fn due(&mut self, occasion: Occasion) -> Option<(Syndrome, Psn)> {
+        let due = self.responder.is_due(self.now, occasion);
+        due.then(|| self.responder.answer()).map(|answer| (answer.aeth.syndrome, answer.psn))
+    }
+
+    fn reth(&self, at: u64, len: u32) -> Reth {
+        Reth { address: self.region.address() + at, rkey: KEY, len }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut out = vec![0; 4096];
+        self.region.copy_out(0, &mut out);
+        out
+    }
+}
+
+/// Hardware and `rdma_rxe` send long writes as FIRST, MIDDLE and LAST.
+#[test]
+fn a_write_of_several_packets_is_one_message() {
+    let mut bench = Bench::new();
+    let (first, middle, last) = ([1; MTU], [2; MTU], [3; 10]);
+    let reth = bench.reth(100, 522);
+    assert_eq!(bench.next(Body::Write { reth, more: true, payload: &first }), Ok(None));
+    assert_eq!(bench.next(Body::WriteOn { more: true, payload: &middle }), Ok(None));
+    assert_eq!(bench.responder.answer().aeth.msn, 0);
+    assert_eq!(bench.next(Body::WriteOn { more: false, payload: &last }), Ok(None));
+    assert_eq!(bench.responder.answer().aeth.msn, 1);
+    let bytes = bench.bytes();
+    assert_eq!(bytes[100..622], [&first[..], &middle, &last].concat());
+    assert!(bytes[..100].iter().chain(&bytes[622..]).all(|byte| *byte == 0));
+}
+
+/// Even the first packet must not be placed if the last one would lie outside.
+#[test]
+fn a_long_write_is_judged_as_a_whole() {
+    let mut bench = Bench::new();
+    let reth = bench.reth(4096 - 500, 501);
+    assert_eq!(bench.next(Body::Write { reth, more: true, payload: &[1; MTU] }), Err(Refused));
+    assert!(bench.bytes().iter().all(|byte| *byte == 0));
+    assert_eq!(bench.urgent(), Some((Syndrome::ACCESS_ERROR, FIRST)));
+    assert_eq!(bench.counters.rkey_errors, 1);
+}
+
+#[test]
+fn requests_that_break_the_rules_are_refused() {
+    let full = [0; MTU];
+    let longer = [0; MTU + 4];
+    let at = |len| Bench::new().reth(0, len);
+    let bad = [
+        Body::Unserved,
+        Body::Send(&[0; 45]),
+        Body::WriteOn { more: false, payload: &full },
+        Body::WriteOn { more: true, payload: &full },
+        Body::Write { reth: at(300), more: false, payload: &full },
+        Body::Write { reth: at(255), more: false, payload: &full },
+        Body::Write { reth: at(260), more: false, payload: &longer },
+        Body::Write { reth: at(300), more: true, payload: &full[..252] },
+        Body::Write { reth: at(256), more: true, payload: &full },
+        Body::Write { reth: at(u32::MAX), more: true, payload: &full },
+    ];
+    for body in bad {
+        let mut bench = Bench::new();
+        assert_eq!(bench.next(body), Err(Refused), "{body:?}");
+        assert_eq!(bench.urgent(), Some((Syndrome::INVALID_REQUEST, FIRST)));
+        assert_eq!(bench.counters.invalid_requests, 1);
+    }
+}
+
+#[test]
+fn nothing_may_come_between_the_packets_of_a_write() {
+    let others = [
+        Body::Send(&[0; 44]),
+        Body::Write { reth: Bench::new().reth(0, 4), more: false, payload: &[0; 4] },
+        Body::WriteOn { more: true, payload: &[0; 44] },
+        Body::WriteOn { more: false, payload: &[0; 45] },
+    ];
+    for body in others {
+        let mut bench = Bench::new();
+        let reth = bench.reth(0, 300);
+        bench.next(Body::Write { reth, more: true, payload: &[1; MTU] }).unwrap();
+        assert_eq!(bench.next(body), Err(Refused), "{body:?}");
+    }
+}
+
+#[test]
+fn a_write_of_nothing_touches_nothing_and_succeeds() {
+    let mut bench = Bench::new();
+    let reth = Reth { address: 1, rkey: Rkey(0), len: 0 };
+    assert_eq!(bench.next(Body::Write { reth, more: false, payload: &[] }), Ok(None));
+}
+
+/// Carrying a write out twice would overwrite what came later.
+#[test]
+fn what_was_carried_out_is_acknowledged_again_and_not_repeated() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.next(Body::Send(&[5; 44])), Ok(Some([5; 44])));
+    let reth = bench.reth(0, 4);
+    bench.next(Body::Write { reth, more: false, payload: &[1; 4] }).unwrap();
+    bench.responder.answer();
+    for psn in [FIRST, bench.ahead(1), psn::advance(FIRST, (1 << 24) - 5)] {
+        let again = Body::Write { reth, more: false, payload: &[2; 4] };
+        assert_eq!(bench.handle(psn, again, true), Ok(None));
+        assert_eq!(bench.urgent(), Some((Syndrome::ACK, bench.ahead(1))));
+    }
+    assert_eq!(bench.bytes()[..5], [1, 1, 1, 1, 0]);
+    assert_eq!(bench.counters.duplicates, 3);
+}
+
+/// A complaint per packet behind a gap would make the peer repeat itself over and over; a single
+/// one, if the repair is lost too, would wait for a timeout.
+#[test]
+fn a_gap_is_complained_about_once_per_round_trip() {
+    let mut bench = Bench::new();
+    let message = Body::Send(&[0; 44]);
+    for ahead in 1..5 {
+        assert_eq!(bench.handle(bench.ahead(ahead), message, true), Ok(None));
+    }
+    assert_eq!(bench.urgent(), Some((Syndrome::SEQUENCE_ERROR, FIRST)));
+    bench.handle(bench.ahead(5), message, true).unwrap();
+    assert_eq!(bench.urgent(), None);
+    bench.now = bench.now + COMPLAIN_AGAIN;
+    bench.handle(bench.ahead(6), message, true).unwrap();
+    assert_eq!(bench.urgent(), Some((Syndrome::SEQUENCE_ERROR, FIRST)));
+    assert_eq!(bench.counters.out_of_order, 6);
+
+    // The next gap is another one.
+    bench.next(message).unwrap();
+    bench.handle(bench.ahead(3), message, true).unwrap();
+    assert_eq!(bench.urgent(), Some((Syndrome::SEQUENCE_ERROR, bench.ahead(1))));
+}
+
+#[test]
+fn packets_that_were_only_out_of_order_cost_no_complaint() {
+    let mut bench = Bench::new();
+    bench.handle(bench.ahead(1), Body::Send(&[0; 44]), true).unwrap();
+    bench.next(Body::Send(&[0; 44])).unwrap();
+    assert_eq!(bench.urgent(), Some((Syndrome::ACK, FIRST)));
+}
+
+#[test]
+fn without_room_the_peer_is_told_to_wait_and_may_try_again() {
+    let mut bench = Bench::new();
+    let message = Body::Send(&[9; 44]);
+    assert_eq!(bench.handle(FIRST, message, false), Ok(None));
+    assert_eq!(bench.urgent(), Some((Syndrome::NOT_READY, FIRST)));
+    assert_eq!(bench.handle(FIRST, message, true), Ok(Some([9; 44])));
+    assert_eq!(bench.counters.rnr, 1);
+}
+
+/// Each answer is a packet and perhaps a system call; a peer that must wait is slow.
+#[test]
+fn an_acknowledgement_waits_a_little_but_not_for_a_full_window() {
+    let mut bench = Bench::new();
+    let message = Body::Send(&[0; 44]);
+    bench.next(message).unwrap();
+    assert_eq!(bench.urgent(), None);
+    assert_eq!(bench.due(Occasion::Ride), Some((Syndrome::ACK, FIRST)));
+    assert_eq!(bench.due(Occasion::BeforeSleep), None, "nothing more is owed");
+
+    bench.next(message).unwrap();
+    assert_eq!(bench.responder.deadline(), Some(bench.now + ACK_DELAY));
+    bench.now = bench.now + ACK_DELAY;
+    assert_eq!(bench.urgent(), Some((Syndrome::ACK, bench.ahead(1))));
+
+    for _ in 1..PACKETS_UNANSWERED_MAX {
+        bench.next(message).unwrap();
+        assert_eq!(bench.urgent(), None);
+    }
+    bench.next(message).unwrap();
+    assert!(bench.urgent().is_some());
+}
+
+/// The sender's window may be as small as 16 KiB, whatever it consists of.
+#[test]
+fn a_small_window_of_large_packets_is_acknowledged_at_once() {
+    let mut bench = Bench::new();
+    bench.responder = Responder::new(Domain(1), 4096, FIRST);
+    let reth = bench.reth(0, 4096);
+    for count in 1..=4 {
+        bench.next(Body::Write { reth, more: false, payload: &[1; 4096] }).unwrap();
+        assert_eq!(bench.urgent().is_some(), count == 4);
+    }
+}
+
+/// What did not ask is never answered: hardware counts on it.
+#[test]
+fn nothing_is_owed_to_a_request_that_did_not_ask() {
+    let mut bench = Bench::new();
+    let body = Body::Send(&[0; 44]);
+    let packet = Packet { target: Qpn(77), psn: FIRST, ack_request: false, body };
+    let (now, keys) = (bench.now, &bench.keys);
+    bench.responder.handle(now, &packet, keys, true, &mut bench.counters).unwrap();
+    assert_eq!(bench.due(Occasion::BeforeSleep), None);
+}

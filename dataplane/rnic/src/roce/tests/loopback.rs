@@ -148,7 +148,7 @@ fn one_address_carries_one_nic() {
 fn roce_stream() {
     let [mut a, mut b] = ends(4);
     let (rkey, address) = (b.registration.rkey, b.registration.address);
-    let seconds = Duration::from_secs(2);
+    let seconds = Duration::from_secs(1);
     let chunk = pattern(60_000, 1);
 
     let receiver = thread::spawn(move || {
