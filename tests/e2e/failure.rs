@@ -183,7 +183,7 @@ fn killed_gateway_under_load() {
         }
         drop(b);
     });
-    assert_eq!(a.stats().active.smc, 0);
+    wait_until("gateway A has let go", SETTLE_LIMIT, || a.stats().active.smc == 0);
 
     let b = Pair::server_side(&hosts, &[PORT]).start(&hosts, &hosts.b);
     let smc = a.stats().totals.connections_smc;
