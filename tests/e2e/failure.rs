@@ -151,7 +151,7 @@ fn malformed_proposals() -> Vec<(&'static str, Vec<u8>)> {
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn killed_gateway_under_load() {
     let hosts = Hosts::new("killed_gateway_under_load");
-    let Pair { a, b, .. } = Pair::start(&hosts, &[PORT]);
+    let Pair { a, b } = Pair::start(&hosts, &[PORT]);
     let listener = hosts.b.listen(local(PORT));
     let warm = hosts.a.connect(local(PORT)).expect("the gateway listens");
     assert_echo(&warm, &accept(&listener, LIMIT));

@@ -53,8 +53,16 @@ fn smoke_capture_shows_smc_r() {
 
     let file = file.to_str().expect("our own paths are text");
     let words = smcgate(&hosts, "decode", &["decode", file]).expect_success("smcgate decode");
-    let words = words.to_uppercase().replace(['_', '-'], " ");
-    for message in ["PROPOSAL", "ACCEPT", "CONFIRM", "CONFIRM LINK", "CDC"] {
+    for message in [
+        "TCP SYN [SMC option]",
+        "TCP SYN-ACK [SMC option]",
+        "CLC PROPOSAL",
+        "CLC ACCEPT",
+        "CLC CONFIRM",
+        "LLC CONFIRM LINK",
+        "WRITE ONLY",
+        "CDC seq",
+    ] {
         assert!(words.contains(message), "no {message} in:\n{words}");
     }
 }
