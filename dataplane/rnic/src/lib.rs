@@ -6,7 +6,14 @@
 //! messages of 44 bytes.
 //!
 //! Backends: `sim`, a network of NICs in one thread on a virtual clock, and `roce`, RoCEv2 in
-//! software over UDP sockets.
+//! software over UDP sockets. Around any of them: `fault_injector`.
+
+mod absent;
+pub mod dice;
+pub mod fault_injector;
+pub mod sim;
+
+pub mod roce;
 
 use std::os::fd::BorrowedFd;
 

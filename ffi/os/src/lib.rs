@@ -4,7 +4,12 @@
 //! call asks for is either checked here or promised by an `unsafe trait` whose implementor is
 //! `smcr-memory`. No policy lives here: no retries, no buffering, no logging.
 
+pub mod interface;
 pub mod mapping;
+pub mod netdev;
+pub mod offload;
+pub mod tcp;
+pub mod udp;
 pub mod vectored;
 
 pub use mapping::Mapping;

@@ -1,0 +1,407 @@
+//! The poller's half: tables of queue pairs and keys, and the two directions of packets.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use smcr_proto::Instant;
+
+use super::batch::{Batch, Train, Wire};
+use super::counters::Counters;
+use super::icrc::{Flow, Verdict};
+use super::keys::{Index, Keys};
+use super::pair::{Filled, News, Pair, State};
+use super::responder::Occasion;
+use super::rnic::Qp;
+use super::shared::Shared;
+use super::wire::Packet;
+use super::{INBOX_MAX, QUEUE_PAIRS_MAX};
+use crate::{Cause, Completion, Message, QpId, Work};
+
+/// A RoCEv2 NIC in software, as its poller sees it.
+#[derive(Debug)]
+pub struct Fabric<W> {
+    local: SocketAddr,
+    wire: W,
+    shared: Arc<Shared>,
+    keys: Keys,
+    pairs: Pairs,
+    /// What `poll` could not yet tell, in the order it happened.
+    inbox: VecDeque<Event>,
+    batch: Batch,
+    /// The wire took no more; it is tried again then at the latest.
+    blocked_until: Option<Instant>,
+    /// A burst was taken in since the last one that was empty.
+    receiving: bool,
+    counters: Counters,
+}
+
+/// Queue pairs by slot. A [`QpId`] is a slot and how often the slot was used before.
+#[derive(Debug)]
+struct Pairs {
+    slots: Vec<Slot>,
+    /// Slots in use, in no order.
+    live: Vec<usize>,
+    free: Vec<usize>,
+    /// From queue pair number to slot.
+    by_number: Index<usize>,
+    /// Who is served first in the next turn.
+    turn: usize,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    uses: u32,
+    pair: Option<Box<Pair>>,
+}
+
+#[derive(Debug)]
+enum Event {
+    Received(QpId, Message),
+    Broke(QpId, Cause),
+}
+
+impl<W: Wire> Fabric<W> {
+    /// The half that shares `shared` with its control thread's half.
+    pub(super) fn new(local: SocketAddr, wire: W, shared: Arc<Shared>) -> Self {
+        Self {
+            local,
+            wire,
+            shared,
+            keys: Keys::new(),
+            pairs: Pairs::new(),
+            inbox: VecDeque::with_capacity(INBOX_MAX + QUEUE_PAIRS_MAX as usize),
+            batch: Batch::new(),
+            blocked_until: None,
+            receiving: false,
+            counters: Counters::default(),
+        }
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// What carries the packets.
+    pub fn wire(&self) -> &W {
+        &self.wire
+    }
+
+    /// Tells what waits in the inbox, as far as it fits into `out`.
+    fn tell(&mut self, out: &mut Vec<Completion>) {
+        while out.len() < out.capacity()
+            && let Some(event) = self.inbox.pop_front()
+        {
+            match event {
+                Event::Received(qp, message) => {
+                    if self.pairs.is_adopted(qp) {
+                        out.push(Completion::Received { qp, message });
+                    }
+                }
+                Event::Broke(qp, cause) => {
+                    if self.pairs.is_adopted(qp) {
+                        self.pairs.of(qp).state = State::Broken;
+                        out.push(Completion::Broke { qp, cause });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes in one burst.
+    fn receive(&mut self, now: Instant) {
+        let trains = self.wire.receive();
+        self.receiving = trains > 0;
+        // Whoever sent these packets may use every key that was open when they arrived.
+        self.keys.catch_up(&self.shared);
+        for index in 0..trains {
+            let train = self.wire.train(index);
+            if train.segment_len == 0 || train.source.is_ipv4() != self.local.is_ipv4() {
+                self.counters.malformed += 1;
+                continue;
+            }
+            let mut reader = Reader {
+                flow: Flow::new(train.source, self.local),
+                guess: train.identification.unwrap_or(0),
+                train,
+                alone: train.bytes.len() <= train.segment_len,
+            };
+            for bytes in train.bytes.chunks(train.segment_len) {
+                self.counters.packets_in += 1;
+                let pairs = &mut self.pairs;
+                let pair = reader.read(bytes, pairs, &mut self.counters);
+                let Some((packet, pair)) = pair else { continue };
+                let room = self.inbox.len() < INBOX_MAX;
+                let id = pair.id;
+                match pair.handle(now, &packet, &self.keys, room, &mut self.counters) {
+                    News::None => {}
+                    News::Message(message) => self.inbox.push_back(Event::Received(id, message)),
+                    News::Broke(cause) => self.inbox.push_back(Event::Broke(id, cause)),
+                }
+            }
+        }
+    }
+
+    /// Sends what the batch holds. Returns whether all of it left.
+    fn leave(&mut self, now: Instant) -> bool {
+        if self.batch.is_empty() {
+            return true;
+        }
+        let departure = self.batch.leave(&mut self.wire);
+        self.counters.packets_out += departure.packets;
+        self.counters.runs_refused += departure.refused;
+        let left = self.batch.is_empty();
+        self.blocked_until = if left { None } else { Some(now + BLOCKED_WAIT) };
+        left
+    }
+
+    /// Lets every queue pair build what it has to send, beginning with another one each turn.
+    /// Returns whether all could.
+    fn serve(&mut self, now: Instant, what: Service) -> bool {
+        let count = self.pairs.live.len();
+        self.pairs.turn = self.pairs.turn.wrapping_add(1);
+        for step in 0..count {
+            let slot = self.pairs.live[self.pairs.turn.wrapping_add(step) % count];
+            let mut budget = PACKETS_PER_TURN_MAX;
+            loop {
+                let pair = self.pairs.slots[slot].pair.as_mut().expect("live slots are in use");
+                let (batch, wire, counters) = (&mut self.batch, &self.wire, &mut self.counters);
+                let filled = match what {
+                    Service::Everything => pair.fill(now, batch, wire, &mut budget, counters),
+                    Service::Answers => {
+                        pair.answer(now, Occasion::BeforeSleep, batch, wire, counters)
+                    }
+                };
+                match filled {
+                    Filled::All => break,
+                    Filled::BatchFull if self.leave(now) => {}
+                    Filled::BatchFull => return false,
+                }
+            }
+        }
+        true
+    }
+}
+
+/// What [`Fabric::serve`] sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Service {
+    Everything,
+    Answers,
+}
+
+impl<W: Wire> crate::Fabric for Fabric<W> {
+    type Qp = Qp;
+
+    fn adopt(&mut self, _: Instant, qp: Qp) -> QpId {
+        self.pairs.adopt(qp, self.local)
+    }
+
+    fn room(&self, qp: QpId) -> usize {
+        self.pairs.get(qp).room()
+    }
+
+    fn post(&mut self, qp: QpId, work: &mut Vec<Work>) {
+        let pair = self.pairs.of(qp);
+        assert!(work.len() <= pair.room(), "the caller budgets its requests");
+        work.drain(..).for_each(|work| pair.post(work));
+    }
+
+    fn poll(&mut self, now: Instant, out: &mut Vec<Completion>) {
+        self.tell(out);
+        // With the inbox not empty the caller has no room: the socket is the better place to wait.
+        if self.inbox.is_empty() {
+            self.receive(now);
+            self.tell(out);
+        }
+        self.pairs.complete(out);
+    }
+
+    fn transmit(&mut self, now: Instant) {
+        for slot in &self.pairs.live {
+            let pair = self.pairs.slots[*slot].pair.as_mut().expect("live slots are in use");
+            match pair.expire(now, &mut self.counters) {
+                News::None => {}
+                News::Message(_) => unreachable!("time brings no messages"),
+                News::Broke(cause) => self.inbox.push_back(Event::Broke(pair.id, cause)),
+            }
+        }
+        if self.leave(now) && self.serve(now, Service::Everything) {
+            self.leave(now);
+        }
+    }
+
+    fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
+        if self.leave(now) && self.serve(now, Service::Answers) {
+            self.leave(now);
+        }
+        if !self.inbox.is_empty() || self.receiving || self.pairs.has_completions() {
+            return Some(now);
+        }
+        let pairs = self.pairs.live.iter().filter_map(|slot| {
+            self.pairs.slots[*slot].pair.as_ref().and_then(|pair| pair.wake_at(now))
+        });
+        match self.blocked_until {
+            // Until the wire takes packets again, nothing that is due can be done.
+            Some(until) => Some(until),
+            None => pairs.min(),
+        }
+    }
+
+    fn event_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.wire.event_descriptor()
+    }
+
+    fn release(&mut self, _: Instant, qp: QpId) {
+        self.pairs.release(qp);
+    }
+}
+
+/// Reads the packets of one train.
+struct Reader<'a> {
+    flow: Flow,
+    train: Train<'a>,
+    /// The identification that the next packet should have.
+    guess: u16,
+    /// The train is one packet.
+    alone: bool,
+}
+
+impl Reader<'_> {
+    /// Takes a packet apart and finds its queue pair, if it is for one and intact.
+    fn read<'a, 'p>(
+        &mut self,
+        bytes: &'a [u8],
+        pairs: &'p mut Pairs,
+        counters: &mut Counters,
+    ) -> Option<(Packet<'a>, &'p mut Pair)> {
+        let guess = self.guess;
+        self.guess = guess.wrapping_add(1);
+        let Ok(packet) = Packet::parse(bytes) else {
+            counters.malformed += 1;
+            return None;
+        };
+        let source = self.train.source.ip();
+        let pair = pairs.ready(packet.target.0).filter(|pair| pair.target.ip() == source);
+        let Some(pair) = pair else {
+            counters.unknown_qp += 1;
+            return None;
+        };
+        if !self.is_intact(guess, bytes) {
+            counters.icrc_errors += 1;
+            return None;
+        }
+        Some((packet, pair))
+    }
+
+    fn is_intact(&mut self, guess: u16, bytes: &[u8]) -> bool {
+        if self.train.identification.is_some() {
+            return self.flow.is_intact(guess, bytes);
+        }
+        match self.flow.identify(guess, bytes) {
+            Verdict::Wrong => false,
+            Verdict::Right(found) if found == guess => true,
+            // The kernel joins packets whose identifications are all equal or count up. A train
+            // may be the rest of a run, and so begin anywhere; only its first packet can tell.
+            Verdict::Right(found) => {
+                let first = bytes.as_ptr() == self.train.bytes.as_ptr();
+                self.guess = found.wrapping_add(1);
+                self.alone || first || found.wrapping_add(1) == guess
+            }
+        }
+    }
+}
+
+impl Pairs {
+    fn new() -> Self {
+        let max = QUEUE_PAIRS_MAX as usize;
+        Self {
+            slots: Vec::with_capacity(max),
+            live: Vec::with_capacity(max),
+            free: Vec::with_capacity(max),
+            by_number: Index::with_capacity_and_hasher(max, Default::default()),
+            turn: 0,
+        }
+    }
+
+    fn adopt(&mut self, qp: Qp, local: SocketAddr) -> QpId {
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            self.slots.len() - 1
+        });
+        assert!(at < QUEUE_PAIRS_MAX as usize, "as many tickets as slots");
+        let slot = &mut self.slots[at];
+        let number = u32::try_from(at).expect("asserted above");
+        let id = QpId(slot.uses * QUEUE_PAIRS_MAX + number);
+        self.by_number.insert(qp.ticket.qpn().0, at);
+        slot.pair = Some(Box::new(Pair::new(id, qp, local)));
+        self.live.push(at);
+        id
+    }
+
+    fn at(id: QpId) -> usize {
+        (id.0 % QUEUE_PAIRS_MAX) as usize
+    }
+
+    /// Whether `id` is adopted and not released.
+    fn is_adopted(&self, id: QpId) -> bool {
+        let pair = self.slots[Self::at(id)].pair.as_ref();
+        pair.is_some_and(|pair| pair.id == id && pair.state != State::Released)
+    }
+
+    fn get(&self, id: QpId) -> &Pair {
+        assert!(self.is_adopted(id), "{id:?} is adopted");
+        self.slots[Self::at(id)].pair.as_ref().expect("asserted above")
+    }
+
+    fn of(&mut self, id: QpId) -> &mut Pair {
+        assert!(self.is_adopted(id), "{id:?} is adopted");
+        self.slots[Self::at(id)].pair.as_mut().expect("asserted above")
+    }
+
+    /// The queue pair with that number, if it receives.
+    fn ready(&mut self, number: u32) -> Option<&mut Pair> {
+        let at = *self.by_number.get(&number)?;
+        self.slots[at].pair.as_deref_mut().filter(|pair| pair.state == State::Ready)
+    }
+
+    fn release(&mut self, id: QpId) {
+        let pair = self.of(id);
+        pair.state = State::Released;
+        let number = pair.ticket.qpn().0;
+        self.by_number.remove(&number);
+    }
+
+    fn has_completions(&self) -> bool {
+        let mut live = self.live.iter().filter_map(|at| self.slots[*at].pair.as_ref());
+        live.any(|pair| pair.has_completions())
+    }
+
+    /// Appends completions to `out`, as many as fit, and forgets queue pairs that are gone.
+    fn complete(&mut self, out: &mut Vec<Completion>) {
+        let mut index = 0;
+        while let Some(&at) = self.live.get(index) {
+            let slot = &mut self.slots[at];
+            let pair = slot.pair.as_mut().expect("live slots are in use");
+            if !pair.has_completions() || !pair.complete(out) {
+                index += 1;
+                continue;
+            }
+            slot.pair = None;
+            slot.uses += 1;
+            self.live.swap_remove(index);
+            // A number is never used twice; a slot that has no fresh ones left stays empty.
+            if slot.uses < u32::MAX / QUEUE_PAIRS_MAX {
+                self.free.push(at);
+            }
+        }
+    }
+}
+
+/// Packets of one queue pair that one `transmit` sends.
+const PACKETS_PER_TURN_MAX: usize = 256;
+/// How long to wait for a wire that takes no more.
+const BLOCKED_WAIT: Duration = Duration::from_micros(100);

@@ -1,0 +1,276 @@
+//! The invariant CRC: what a packet must still be when it arrives (IBTA Annex A17, 7.8.1).
+//!
+//! CRC-32 over eight bytes of ones, the IP and UDP headers and BTH with the fields that routers may
+//! change set to ones, and the rest of the packet. It covers the identification of the IPv4 header,
+//! which a UDP socket neither sets nor shows:
+//!
+//! - **Sending** from an unconnected socket with path MTU discovery on, the kernel sets DF and the
+//!   identification 0, and segment i of a GSO send gets i. So the sender knows it in advance.
+//! - **Receiving**, other NICs choose identifications of their own. A CRC is linear, so what is
+//!   wrong about it tells the identification that would make it right ([`Flow::identify`]).
+
+use std::net::{IpAddr, SocketAddr};
+
+use crc32fast::Hasher;
+
+use super::wire::{BTH_LEN, ICRC_LEN};
+
+/// The headers in front of the packets from one address to another, as the ICRC sees them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flow {
+    /// Eight bytes of ones, IP, UDP, and room for BTH. Only the first `len` are meant.
+    bytes: [u8; PREFIX_MAX],
+    /// Where the BTH begins.
+    bth_at: usize,
+    is_ipv4: bool,
+}
+
+/// What the ICRC of a received packet says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It is right, for this identification.
+    Right(u16),
+    /// It is wrong for all identifications.
+    Wrong,
+}
+
+impl Flow {
+    /// The packets from `source` to `target`, both of one address family.
+    pub(super) fn new(source: SocketAddr, target: SocketAddr) -> Self {
+        let mut bytes = [0xff; PREFIX_MAX];
+        let (udp_at, is_ipv4) = match (source.ip(), target.ip()) {
+            (IpAddr::V4(source), IpAddr::V4(target)) => {
+                let ip = &mut bytes[LRH_LEN..LRH_LEN + 20];
+                // Version and header length; type of service, lifetime and checksum are ones.
+                ip[0] = 0x45;
+                ip[6..8].copy_from_slice(&DONT_FRAGMENT.to_be_bytes());
+                ip[9] = UDP;
+                ip[12..16].copy_from_slice(&source.octets());
+                ip[16..20].copy_from_slice(&target.octets());
+                (LRH_LEN + 20, true)
+            }
+            (source, target) => {
+                let ip = &mut bytes[LRH_LEN..LRH_LEN + 40];
+                // Traffic class, flow label and hop limit are ones.
+                ip[0] = 0x6f;
+                ip[6] = UDP;
+                ip[8..24].copy_from_slice(&to_ipv6(source));
+                ip[24..40].copy_from_slice(&to_ipv6(target));
+                (LRH_LEN + 40, false)
+            }
+        };
+        bytes[udp_at..udp_at + 2].copy_from_slice(&source.port().to_be_bytes());
+        bytes[udp_at + 2..udp_at + 4].copy_from_slice(&target.port().to_be_bytes());
+        Self { bytes, bth_at: udp_at + UDP_LEN, is_ipv4 }
+    }
+
+    /// Writes the ICRC into the last bytes of `packet`, which goes out with `identification`.
+    ///
+    /// # Panics
+    ///
+    /// If `packet` is shorter than BTH and ICRC.
+    pub(super) fn seal(&self, identification: u16, packet: &mut [u8]) {
+        let at = packet.len() - ICRC_LEN;
+        let icrc = self.compute(identification, &packet[..at]);
+        packet[at..].copy_from_slice(&icrc.to_le_bytes());
+    }
+
+    /// Checks the last bytes of `packet`, given the identification its IP header had.
+    pub(super) fn is_intact(&self, identification: u16, packet: &[u8]) -> bool {
+        self.difference(identification, packet) == 0
+    }
+
+    /// Checks the last bytes of `packet` when nobody saw its IP header. `guess` is tried first.
+    ///
+    /// An identification that had to be solved for leaves only 16 bits to detect errors with. For
+    /// IPv6 all 32 bits are left, since there is none.
+    pub(super) fn identify(&self, guess: u16, packet: &[u8]) -> Verdict {
+        let difference = self.difference(guess, packet);
+        if difference == 0 {
+            return Verdict::Right(guess);
+        }
+        if !self.is_ipv4 {
+            return Verdict::Wrong;
+        }
+        // The two bytes of the identification, and all that is behind them.
+        let behind = self.bth_at - (LRH_LEN + 4) + packet.len() - ICRC_LEN;
+        let cause = multiply(difference, backwards(behind));
+        match u16::try_from(cause) {
+            // The register takes the first byte lowest.
+            Ok(cause) => Verdict::Right(guess ^ cause.swap_bytes()),
+            Err(_) => Verdict::Wrong,
+        }
+    }
+
+    /// Zero if the ICRC is right, else what the CRC makes of the error.
+    fn difference(&self, identification: u16, packet: &[u8]) -> u32 {
+        let Some((covered, icrc)) = packet.split_last_chunk::<ICRC_LEN>() else { return !0 };
+        if covered.len() < BTH_LEN {
+            return !0;
+        }
+        self.compute(identification, covered) ^ u32::from_le_bytes(*icrc)
+    }
+
+    /// The ICRC of what is in front of it.
+    fn compute(&self, identification: u16, covered: &[u8]) -> u32 {
+        let mut prefix = self.bytes;
+        let (bth, rest) = covered.split_at(BTH_LEN);
+        let udp_len = u16::try_from(UDP_LEN + covered.len() + ICRC_LEN).unwrap_or(u16::MAX);
+        if self.is_ipv4 {
+            let total = udp_len.saturating_add(20);
+            prefix[LRH_LEN + 2..LRH_LEN + 4].copy_from_slice(&total.to_be_bytes());
+            prefix[LRH_LEN + 4..LRH_LEN + 6].copy_from_slice(&identification.to_be_bytes());
+        } else {
+            prefix[LRH_LEN + 4..LRH_LEN + 6].copy_from_slice(&udp_len.to_be_bytes());
+        }
+        prefix[self.bth_at - 4..self.bth_at - 2].copy_from_slice(&udp_len.to_be_bytes());
+        let end = self.bth_at + BTH_LEN;
+        prefix[self.bth_at..end].copy_from_slice(bth);
+        // Congestion marks and reserved bits.
+        prefix[self.bth_at + 4] = 0xff;
+        let mut hasher = Hasher::new();
+        hasher.update(&prefix[..end]);
+        hasher.update(rest);
+        hasher.finalize()
+    }
+}
+
+fn to_ipv6(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+/// The product of two polynomials modulo that of CRC-32. The top bit is the coefficient of 1.
+fn multiply(a: u32, mut b: u32) -> u32 {
+    let mut product = 0;
+    for bit in (0..32).rev() {
+        if a >> bit & 1 != 0 {
+            product ^= b;
+        }
+        b = b >> 1 ^ if b & 1 != 0 { POLYNOMIAL } else { 0 };
+    }
+    product
+}
+
+/// The polynomial that undoes `bytes` bytes of zeros: x to the power of minus eight times that.
+fn backwards(bytes: usize) -> u32 {
+    let mut result = ONE;
+    let mut factor = INVERSE_OF_X;
+    let mut exponent = bytes * 8;
+    while exponent != 0 {
+        if exponent & 1 != 0 {
+            result = multiply(result, factor);
+        }
+        factor = multiply(factor, factor);
+        exponent >>= 1;
+    }
+    result
+}
+
+/// Stand-in for the header of the link layer.
+const LRH_LEN: usize = 8;
+const UDP_LEN: usize = 8;
+const PREFIX_MAX: usize = LRH_LEN + 40 + UDP_LEN + BTH_LEN;
+const UDP: u8 = 17;
+const DONT_FRAGMENT: u16 = 0x4000;
+/// Of CRC-32, reflected.
+const POLYNOMIAL: u32 = 0xedb8_8320;
+const ONE: u32 = 0x8000_0000;
+/// x times this is one.
+const INVERSE_OF_X: u32 = (ONE ^ POLYNOMIAL) << 1 | 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Packets of Linux `rdma_rxe` 6.12: source, target, identification, and UDP payload.
+    const RXE: [(&str, &str, u16, &str); 4] = [
+        (
+            "10.99.0.2:54099",
+            "10.99.0.1:4791",
+            0x8dc2,
+            "0a30ffff00000123800002040000000000002000000000070000000500070e151c000000aa5fefa7",
+        ),
+        ("10.99.0.2:54099", "10.99.0.1:4791", 0x8e4a, "1100ffff00000123000001001f00000105264dc8"),
+        ("[fd99::2]:58177", "[fd99::1]:4791", 0, "1100ffff00000123000001001f00000124738cdb"),
+        ("10.99.0.2:54681", "10.99.0.1:4791", 0xa583, "0490ffff000001238000020000070e00d756b881"),
+    ];
+
+    fn bytes(hex: &str) -> Vec<u8> {
+        (0..hex.len())
+            .step_by(2)
+            .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap())
+            .collect()
+    }
+
+    fn flow(source: &str, target: &str) -> Flow {
+        Flow::new(source.parse().unwrap(), target.parse().unwrap())
+    }
+
+    #[test]
+    fn agrees_with_linux() {
+        for (source, target, identification, packet) in RXE {
+            let flow = flow(source, target);
+            let packet = bytes(packet);
+            assert!(flow.is_intact(identification, &packet), "{source} {packet:02x?}");
+            let mut built = packet.clone();
+            built.truncate(packet.len() - ICRC_LEN);
+            built.extend([0; ICRC_LEN]);
+            flow.seal(identification, &mut built);
+            assert_eq!(built, packet);
+        }
+    }
+
+    /// Without this, packets of other NICs would all be dropped: a UDP socket does not show their
+    /// identification.
+    #[test]
+    fn finds_the_identification_of_linux_and_nothing_in_a_broken_packet() {
+        for (source, target, identification, packet) in RXE {
+            let flow = flow(source, target);
+            let packet = bytes(packet);
+            for guess in [0, 1, 0x1234] {
+                let guess = if target.starts_with('[') { 0 } else { guess };
+                assert_eq!(flow.identify(guess, &packet), Verdict::Right(identification));
+            }
+            let last = packet.len() - ICRC_LEN - 1;
+            for (at, bit) in [(0, 1), (7, 0x80), (last, 4), (last + 2, 0x10)] {
+                let mut broken = packet.clone();
+                broken[at] ^= bit;
+                assert_eq!(flow.identify(0, &broken), Verdict::Wrong, "byte {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_identification_is_found_at_every_length() {
+        let flow = flow("10.0.0.1:4791", "10.0.0.2:4791");
+        for len in [16, 20, 60, 1056, 4128] {
+            let mut packet: Vec<_> = (0..len).map(|n| u8::try_from(n % 251).unwrap()).collect();
+            for identification in [0, 1, 63, 0x8000, 0xffff] {
+                flow.seal(identification, &mut packet);
+                assert_eq!(flow.identify(5, &packet), Verdict::Right(identification));
+                assert!(!flow.is_intact(identification ^ 1, &packet));
+            }
+        }
+    }
+
+    /// Routers change lifetime, type of service and congestion marks; that must not cost the packet.
+    #[test]
+    fn congestion_marks_may_change_in_flight() {
+        let (source, target, identification, packet) = RXE[0];
+        let mut packet = bytes(packet);
+        packet[4] = 0xc0;
+        assert!(flow(source, target).is_intact(identification, &packet));
+    }
+
+    #[test]
+    fn hopelessly_short_packets_are_wrong() {
+        let flow = flow("10.0.0.1:4791", "10.0.0.2:4791");
+        for len in 0..BTH_LEN + ICRC_LEN {
+            assert!(!flow.is_intact(0, &[0xff; 16][..len]));
+            assert_eq!(flow.identify(0, &[0xff; 16][..len]), Verdict::Wrong);
+        }
+    }
+}

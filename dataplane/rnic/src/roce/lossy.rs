@@ -1,0 +1,224 @@
+//! A wire in memory that loses, repeats, reorders and damages packets, as a seed dictates.
+//!
+//! For tests: the same seed and the same calls give the same packets. Neighbouring packets of a run
+//! arrive as one train, as the kernel delivers them, unless something happened to one of them.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::batch::{Run, SEGMENTS_MAX, Sent, Train, Wire};
+
+/// What befalls each packet, in millionths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Odds {
+    /// It is lost.
+    pub loss: u32,
+    /// It arrives twice.
+    pub repeat: u32,
+    /// It overtakes what was sent before it and not yet received.
+    pub overtake: u32,
+    /// One of its bits flips.
+    pub damage: u32,
+    /// The wire takes no more for now. Rolled per call, not per packet.
+    pub block: u32,
+}
+
+/// Carries packets between the wires plugged into it.
+#[derive(Clone, Debug)]
+pub struct Network {
+    inner: Arc<Mutex<Inner>>,
+}
+
+/// A plug of a [`Network`].
+#[derive(Debug)]
+pub struct Lossy {
+    local: SocketAddr,
+    network: Network,
+    burst: Vec<Arrival>,
+    segments_max: usize,
+}
+
+#[derive(Debug)]
+struct Inner {
+    dice: Dice,
+    odds: Odds,
+    hides_identification: bool,
+    queues: HashMap<SocketAddr, VecDeque<Arrival>>,
+    carried: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Arrival {
+    source: SocketAddr,
+    bytes: Vec<u8>,
+    segment_len: usize,
+    identification: u16,
+    shows_identification: bool,
+}
+
+impl Network {
+    /// A network without plugs.
+    pub fn new(seed: u64, odds: Odds) -> Self {
+        let inner = Inner {
+            dice: Dice(seed),
+            odds,
+            hides_identification: false,
+            queues: HashMap::new(),
+            carried: 0,
+        };
+        Self { inner: Arc::new(Mutex::new(inner)) }
+    }
+
+    /// From now on the receivers do not see IP headers, like UDP sockets.
+    pub fn hide_identification(&self) {
+        self.lock().hides_identification = true;
+    }
+
+    /// From now on other odds apply.
+    pub fn change_odds(&self, odds: Odds) {
+        self.lock().odds = odds;
+    }
+
+    /// Packets that were sent so far, lost ones included.
+    pub fn carried(&self) -> u64 {
+        self.lock().carried
+    }
+
+    /// A wire whose address is `local`.
+    pub fn plug(&self, local: SocketAddr) -> Lossy {
+        self.lock().queues.insert(local, VecDeque::new());
+        Lossy { local, network: self.clone(), burst: Vec::new(), segments_max: SEGMENTS_MAX }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lossy {
+    /// From now on each packet leaves on its own, as from a device without segmentation.
+    pub fn without_segmentation(mut self) -> Self {
+        self.segments_max = 1;
+        self
+    }
+}
+
+impl Inner {
+    /// Carries `run` from `source`, packet by packet.
+    fn carry(&mut self, source: SocketAddr, bytes: &[u8], run: &Run) {
+        // Whether the packet before this one is the end of the last train of the queue.
+        let mut joins = false;
+        for (index, packet) in bytes[run.range.clone()].chunks(run.segment_len).enumerate() {
+            self.carried += 1;
+            if self.dice.roll(self.odds.loss) {
+                joins = false;
+                continue;
+            }
+            let mut arrival = Arrival {
+                source,
+                bytes: packet.to_vec(),
+                segment_len: packet.len(),
+                identification: u16::try_from(index).unwrap_or(u16::MAX),
+                shows_identification: !self.hides_identification,
+            };
+            if self.dice.roll(self.odds.damage) {
+                let at = self.dice.below(packet.len());
+                arrival.bytes[at] ^= 1 << self.dice.below(8);
+            }
+            let overtakes = self.dice.roll(self.odds.overtake);
+            let repeats = self.dice.roll(self.odds.repeat);
+            let Some(queue) = self.queues.get_mut(&run.target) else { return };
+            match queue.back_mut() {
+                Some(train) if joins && !overtakes => train.bytes.extend(&arrival.bytes),
+                Some(_) if overtakes => {
+                    let back = 1 + self.dice.below(queue.len().min(OVERTAKE_MAX));
+                    queue.insert(queue.len() - back, arrival.clone());
+                }
+                Some(_) | None => queue.push_back(arrival.clone()),
+            }
+            if repeats {
+                queue.push_back(arrival);
+            }
+            joins = !overtakes && !repeats;
+            if queue.len() > QUEUE_MAX {
+                queue.pop_front();
+            }
+        }
+    }
+}
+
+impl Wire for Lossy {
+    fn receive(&mut self) -> usize {
+        let mut inner = self.network.lock();
+        self.burst.clear();
+        if let Some(queue) = inner.queues.get_mut(&self.local) {
+            let count = queue.len().min(BURST_MAX);
+            self.burst.extend(queue.drain(..count));
+        }
+        self.burst.len()
+    }
+
+    fn train(&self, index: usize) -> Train<'_> {
+        let arrival = &self.burst[index];
+        Train {
+            source: arrival.source,
+            bytes: &arrival.bytes,
+            segment_len: arrival.segment_len,
+            identification: arrival.shows_identification.then_some(arrival.identification),
+        }
+    }
+
+    fn send(&mut self, bytes: &[u8], runs: &[Run]) -> Sent {
+        let mut inner = self.network.lock();
+        for (index, run) in runs.iter().enumerate() {
+            let block = inner.odds.block;
+            if inner.dice.roll(block) {
+                return Sent { runs: index, refused: 0 };
+            }
+            inner.carry(self.local, bytes, run);
+        }
+        Sent { runs: runs.len(), refused: 0 }
+    }
+
+    fn segments_max(&self) -> usize {
+        self.segments_max
+    }
+
+    fn event_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// Pseudo-random numbers (SplitMix64): the same for the same seed, everywhere.
+#[derive(Clone, Debug)]
+pub struct Dice(pub u64);
+
+impl Dice {
+    /// The next number.
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    /// A number below `bound`, which is not zero.
+    pub fn below(&mut self, bound: usize) -> usize {
+        usize::try_from(self.next_u64() % bound as u64).expect("less than a usize")
+    }
+
+    /// True in so many of a million cases.
+    pub fn roll(&mut self, millionths: u32) -> bool {
+        millionths != 0 && self.next_u64() % 1_000_000 < u64::from(millionths)
+    }
+}
+
+/// How many trains one can overtake.
+const OVERTAKE_MAX: usize = 8;
+/// Trains that one `receive` takes.
+const BURST_MAX: usize = 64;
+/// Trains that wait at a plug; what comes on top costs the oldest its place.
+const QUEUE_MAX: usize = 4096;

@@ -1,0 +1,85 @@
+//! RoCEv2 in software: a NIC that is a UDP port.
+//!
+//! It speaks with itself, with real RNICs and with Linux `rdma_rxe`: reliable connected queue pairs,
+//! RDMA writes and messages, acknowledgement, retransmission. The core has no I/O, no clock and no
+//! threads; what carries its packets is a [`Wire`].
+//!
+//! ```text
+//!   post ─► requester ─► batch ─► Wire ······ Wire ─► responder ─► Region, messages
+//!             ▲ window, go-back-N                        │ order, keys, bounds
+//!             └──────────── acknowledgements ◄───────────┘
+//! ```
+//!
+//! - A write travels as a train of WRITE ONLY packets, each complete in itself, all but the last of
+//!   one size. Equal packets followed by one shorter one leave in one system call
+//!   ([`batch`](self::batch)), and so do the equal messages of many connections.
+//! - Acknowledgements are owed, not sent: at most one per queue pair and turn, and it rides behind
+//!   data where it can ([`responder`](self::responder)).
+//! - The control thread's half ([`Rnic`]) and the poller's ([`Fabric`]) share two queues and no lock.
+//!   Keys are pushed before `register` returns, and the fabric takes them after it received packets
+//!   and before it looks at them: whoever heard of a key can use it.
+//! - RoCE has no authentication. Queue pair numbers, first PSNs and keys are random, the peer's address
+//!   is checked, and nothing a packet says is believed before its ICRC is.
+
+use std::net::{IpAddr, SocketAddr};
+
+use smcr_proto::Gid;
+
+mod batch;
+mod congestion;
+mod counters;
+mod fabric;
+mod icrc;
+mod keys;
+pub mod lossy;
+mod pair;
+mod psn;
+mod requester;
+mod responder;
+mod rnic;
+mod shared;
+pub mod udp;
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
+pub use batch::{Run, Sent, Train, Wire};
+pub use counters::Counters;
+pub use fabric::Fabric;
+pub use rnic::{Opening, Qp, Rnic, Setup};
+
+/// Queue pairs of one NIC. Sizes its tables, which never grow.
+pub const QUEUE_PAIRS_MAX: u32 = 1024;
+/// Keys of one NIC.
+pub const KEYS_MAX: usize = 4096;
+/// Requests that one queue pair takes before the first of them has completed.
+pub const SEND_QUEUE_DEPTH: usize = 2048;
+/// Messages that were received and wait for a `poll` with room. Beyond it, peers are told to wait.
+pub const INBOX_MAX: usize = 8192;
+/// The port of RoCEv2.
+pub const UDP_PORT: u16 = 4791;
+
+/// What a packet costs beside its payload, in the currency of windows: headers here and at the
+/// receiver's socket.
+const PACKET_COST: u32 = 64;
+
+/// The address inside a GID.
+fn ip_of(gid: Gid) -> IpAddr {
+    match gid.to_ipv4() {
+        Some(address) => IpAddr::from(address),
+        None => IpAddr::from(gid.0),
+    }
+}
+
+/// Joins the two halves of a NIC whose packets `wire` carries.
+///
+/// # Panics
+///
+/// If the port of `setup` has a path MTU that has no size.
+pub fn join<W: Wire>(setup: Setup, wire: W) -> (Rnic, Fabric<W>) {
+    let local = SocketAddr::new(ip_of(setup.port.gid), setup.udp_port);
+    let shared = shared::Shared::new();
+    let fabric = Fabric::new(local, wire, std::sync::Arc::clone(&shared));
+    (Rnic::new(setup, shared), fabric)
+}

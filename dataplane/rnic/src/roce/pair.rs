@@ -1,0 +1,244 @@
+//! A queue pair on its fabric: the two halves, and the states between RTS and gone.
+
+use std::net::SocketAddr;
+
+use smcr_proto::Instant;
+
+use super::batch::{Batch, Wire};
+use super::counters::Counters;
+use super::icrc::Flow;
+use super::keys::Keys;
+use super::requester::Requester;
+use super::responder::{Occasion, Refused, Responder};
+use super::rnic::Qp;
+use super::shared::Ticket;
+use super::wire::{ACKNOWLEDGE, ACKNOWLEDGE_LEN, AETH_LEN, BTH_LEN, Body, Bth, Packet};
+use super::{ip_of, psn};
+use crate::{Cause, Completion, Message, QpId, Work};
+
+/// A queue pair that a fabric has adopted.
+#[derive(Debug)]
+pub(super) struct Pair {
+    pub(super) id: QpId,
+    /// Holds the number until the queue pair is gone.
+    pub(super) ticket: Ticket,
+    peer: smcr_proto::Qpn,
+    /// Where its packets go, and where those for it must come from.
+    pub(super) target: SocketAddr,
+    flow: Flow,
+    requester: Requester,
+    responder: Responder,
+    pub(super) state: State,
+}
+
+/// Where a queue pair is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Sends and receives.
+    Ready,
+    /// Broke, which the caller will be told before anything is flushed. May owe one last answer.
+    Breaking,
+    /// The caller knows; everything posted is flushed.
+    Broken,
+    /// Given up by the caller; gone when everything is flushed.
+    Released,
+}
+
+/// What a packet brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum News {
+    /// Nothing to tell.
+    None,
+    /// A message.
+    Message(Message),
+    /// The queue pair broke.
+    Broke(Cause),
+}
+
+/// How far [`Pair::fill`] came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Filled {
+    /// Nothing more may be sent this turn.
+    All,
+    /// The batch must leave first.
+    BatchFull,
+}
+
+impl Pair {
+    /// Takes over `qp`, whose packets leave from `local`.
+    pub(super) fn new(id: QpId, qp: Qp, local: SocketAddr) -> Self {
+        let target = SocketAddr::new(ip_of(qp.peer.gid), local.port());
+        Self {
+            id,
+            peer: qp.peer.qpn,
+            target,
+            flow: Flow::new(local, target),
+            requester: Requester::new(qp.peer.qpn, qp.local.psn, qp.mtu_out, qp.window_max),
+            responder: Responder::new(qp.domain, qp.mtu_in, qp.peer.psn),
+            ticket: qp.ticket,
+            state: State::Ready,
+        }
+    }
+
+    /// How many more requests fit.
+    pub(super) fn room(&self) -> usize {
+        self.requester.room()
+    }
+
+    /// Queues a request. If the queue pair is broken, it is flushed by the next `poll`.
+    pub(super) fn post(&mut self, work: Work) {
+        self.requester.post(work);
+    }
+
+    /// Takes in a packet that is for this queue pair and whose ICRC is right.
+    pub(super) fn handle(
+        &mut self,
+        now: Instant,
+        packet: &Packet<'_>,
+        keys: &Keys,
+        room: bool,
+        counters: &mut Counters,
+    ) -> News {
+        assert_eq!(self.state, State::Ready);
+        let broke = match packet.body {
+            Body::Acknowledge(aeth) => {
+                match self.requester.handle_answer(now, packet.psn, aeth, counters) {
+                    Ok(()) => return News::None,
+                    Err(cause) => cause,
+                }
+            }
+            Body::Send(_) | Body::Write { .. } | Body::WriteOn { .. } | Body::Unserved => {
+                match self.responder.handle(now, packet, keys, room, counters) {
+                    Ok(Some(message)) => return News::Message(message),
+                    Ok(None) => return News::None,
+                    Err(Refused) => Cause::PeerMisbehaved,
+                }
+            }
+        };
+        self.state = State::Breaking;
+        News::Broke(broke)
+    }
+
+    /// Looks at the clock: retransmission, pauses, and the end of patience.
+    pub(super) fn expire(&mut self, now: Instant, counters: &mut Counters) -> News {
+        match self.state {
+            State::Ready => match self.requester.expire(now, counters) {
+                Ok(()) => News::None,
+                Err(cause) => {
+                    self.state = State::Breaking;
+                    News::Broke(cause)
+                }
+            },
+            State::Breaking | State::Broken | State::Released => News::None,
+        }
+    }
+
+    /// Builds packets into `batch`: up to `budget` of requests, which it is reduced by, then the
+    /// answer that is owed, if its time has come.
+    pub(super) fn fill<W: Wire>(
+        &mut self,
+        now: Instant,
+        batch: &mut Batch,
+        wire: &W,
+        budget: &mut usize,
+        counters: &mut Counters,
+    ) -> Filled {
+        let segments_max = wire.segments_max();
+        let mut occasion = Occasion::Turn;
+        if self.state == State::Ready {
+            while *budget > 0
+                && let Some(len) = self.requester.next_len(now)
+            {
+                let Some(slot) = batch.slot(self.target, len, segments_max) else {
+                    return Filled::BatchFull;
+                };
+                *budget -= 1;
+                self.requester.build(now, *budget == 0, slot.bytes, counters);
+                self.flow.seal(slot.identification, slot.bytes);
+                occasion = Occasion::Ride;
+            }
+        }
+        // Behind data it travels for nothing only as part of the same run.
+        if occasion == Occasion::Ride && !batch.joins(self.target, ACKNOWLEDGE_LEN, segments_max) {
+            occasion = Occasion::Turn;
+        }
+        self.answer(now, occasion, batch, wire, counters)
+    }
+
+    /// Builds the answer that is owed into `batch`, if its time has come.
+    pub(super) fn answer<W: Wire>(
+        &mut self,
+        now: Instant,
+        occasion: Occasion,
+        batch: &mut Batch,
+        wire: &W,
+        counters: &mut Counters,
+    ) -> Filled {
+        if !self.may_answer() || !self.responder.is_due(now, occasion) {
+            return Filled::All;
+        }
+        let Some(slot) = batch.slot(self.target, ACKNOWLEDGE_LEN, wire.segments_max()) else {
+            return Filled::BatchFull;
+        };
+        let answer = self.responder.answer();
+        if answer.aeth.syndrome == super::wire::Syndrome::ACK {
+            counters.acks_out += 1;
+        } else {
+            counters.naks_out += 1;
+        }
+        let header = Bth {
+            opcode: ACKNOWLEDGE,
+            solicited: false,
+            payload_len: 0,
+            target: self.peer,
+            ack_request: false,
+            psn: psn::advance(answer.psn, 0),
+        };
+        slot.bytes[..BTH_LEN].copy_from_slice(&header.encode());
+        slot.bytes[BTH_LEN..BTH_LEN + AETH_LEN].copy_from_slice(&answer.aeth.encode());
+        self.flow.seal(slot.identification, slot.bytes);
+        Filled::All
+    }
+
+    /// When something must be done for it at the latest; not later than `now` if at once.
+    pub(super) fn wake_at(&self, now: Instant) -> Option<Instant> {
+        let answer = if self.may_answer() { self.responder.deadline() } else { None };
+        if self.state != State::Ready {
+            return answer;
+        }
+        let work = self.requester.next_len(now).map(|_| now);
+        [answer, work, self.requester.wake_at()].into_iter().flatten().min()
+    }
+
+    /// Whether [`complete`](Self::complete) has something to tell.
+    pub(super) fn has_completions(&self) -> bool {
+        match self.state {
+            State::Ready | State::Breaking => self.requester.has_completed(),
+            State::Broken => self.requester.room() < super::SEND_QUEUE_DEPTH,
+            State::Released => true,
+        }
+    }
+
+    /// Appends completions to `out`, as many as fit. Returns whether the queue pair is gone.
+    pub(super) fn complete(&mut self, out: &mut Vec<Completion>) -> bool {
+        match self.state {
+            State::Ready | State::Breaking => {
+                self.requester.complete(self.id, out);
+                false
+            }
+            State::Broken => {
+                self.requester.flush(self.id, out);
+                false
+            }
+            State::Released => self.requester.flush(self.id, out),
+        }
+    }
+
+    /// A broken queue pair still says once why it refused.
+    fn may_answer(&self) -> bool {
+        match self.state {
+            State::Ready | State::Breaking | State::Broken => true,
+            State::Released => false,
+        }
+    }
+}

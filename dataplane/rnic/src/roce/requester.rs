@@ -1,0 +1,484 @@
+//! The sending half of a queue pair: requests become packets, packets are acknowledged or repeated.
+//!
+//! Nothing is kept per packet: a packet can be built again from its request at any time, so going
+//! back is moving a cursor. Packets are counted in `u64` from the first one (`sequence`); the 24 bits
+//! of a PSN exist only on the wire.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use smcr_memory::Lease;
+use smcr_proto::{Instant, Psn, Qpn, Rkey};
+
+use super::congestion::Congestion;
+use super::counters::Counters;
+use super::wire::{
+    Aeth, BTH_LEN, Bth, RETH_LEN, Reth, SEND_ONLY, Syndrome, WRITE_ONLY, packet_len,
+};
+use super::{PACKET_COST, SEND_QUEUE_DEPTH, psn};
+use crate::{Cause, Completion, MESSAGE_LEN, Message, QpId, Status, Tag, Work};
+
+/// The sending half.
+#[derive(Debug)]
+pub(super) struct Requester {
+    peer: Qpn,
+    first_psn: Psn,
+    /// Payload of a full packet.
+    mtu: u32,
+    /// Oldest first. Those before `done` are acknowledged and wait for a `poll`.
+    queue: VecDeque<Request>,
+    done: usize,
+    /// The oldest packet that is not acknowledged.
+    oldest: Place,
+    /// The packet to send next.
+    next: Place,
+    /// One past the last packet that was ever sent.
+    sent_end: u64,
+    /// One past the last packet of the last request, and the cost up to there.
+    end: Mark,
+    congestion: Congestion,
+    /// When to stop waiting for an acknowledgement.
+    deadline: Option<Instant>,
+    /// The packet whose round trip is being measured, and when it left.
+    timed: Option<(u64, Instant)>,
+    /// Packets since the last one that asked for an acknowledgement.
+    unasked: u32,
+    /// Attempts since the last progress, and when that was.
+    attempts: u32,
+    progress: Instant,
+    /// The peer has no room for a message before that.
+    paused_until: Option<Instant>,
+    /// Losses before this sequence belong to a cut that was made.
+    recovered: u64,
+    /// Where a complaint of the peer made us go back to, and when.
+    went_back: Option<(u64, Instant)>,
+}
+
+/// A point in the stream of packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Mark {
+    sequence: u64,
+    /// What all packets before it cost, in the currency of windows.
+    cost: u64,
+}
+
+/// A packet, found in the queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Place {
+    mark: Mark,
+    /// Of its request in the queue; the length of the queue if nothing is there.
+    request: usize,
+    /// Which packet of the request.
+    packet: u32,
+}
+
+#[derive(Debug)]
+struct Request {
+    start: Mark,
+    packets: u32,
+    tag: Tag,
+    body: Outgoing,
+}
+
+#[derive(Debug)]
+enum Outgoing {
+    Write { lease: Lease, rkey: Rkey, address: u64 },
+    Send(Message),
+}
+
+impl Requester {
+    /// Sends to `peer`, beginning with `first_psn`, packets of up to `mtu` bytes of payload.
+    pub(super) fn new(peer: Qpn, first_psn: Psn, mtu: u32, window_max: u32) -> Self {
+        Self {
+            peer,
+            first_psn,
+            mtu,
+            queue: VecDeque::with_capacity(SEND_QUEUE_DEPTH),
+            done: 0,
+            oldest: Place::default(),
+            next: Place::default(),
+            sent_end: 0,
+            end: Mark::default(),
+            congestion: Congestion::new(mtu, window_max),
+            deadline: None,
+            timed: None,
+            unasked: 0,
+            attempts: 0,
+            progress: Instant(0),
+            paused_until: None,
+            recovered: 0,
+            went_back: None,
+        }
+    }
+
+    /// How many more requests fit.
+    pub(super) fn room(&self) -> usize {
+        SEND_QUEUE_DEPTH - self.queue.len()
+    }
+
+    /// Queues a request.
+    ///
+    /// # Panics
+    ///
+    /// If there is no room.
+    pub(super) fn post(&mut self, work: Work) {
+        assert!(self.room() > 0, "the caller budgets its requests");
+        let (tag, body) = match work {
+            Work::Write { lease, rkey, address, tag } => {
+                (tag, Outgoing::Write { lease, rkey, address })
+            }
+            Work::Send { message, tag } => (tag, Outgoing::Send(message)),
+        };
+        let packets = body.len().div_ceil(self.mtu).max(1);
+        let start = self.end;
+        self.end.sequence += u64::from(packets);
+        self.end.cost += u64::from(body.len()) + u64::from(packets) * u64::from(PACKET_COST);
+        self.queue.push_back(Request { start, packets, tag, body });
+    }
+
+    /// The length of the packet that may be sent next, if one may.
+    pub(super) fn next_len(&self, now: Instant) -> Option<usize> {
+        if self.next.mark.sequence == self.end.sequence {
+            return None;
+        }
+        let in_flight = self.next.mark.cost - self.oldest.mark.cost;
+        let paused = self.paused_until.is_some_and(|until| now < until);
+        if paused || in_flight >= u64::from(self.congestion.window()) {
+            return None;
+        }
+        let request = &self.queue[self.next.request];
+        Some(request.body.packet_len(self.next.packet, self.mtu))
+    }
+
+    /// Builds the packet that [`next_len`](Self::next_len) told, without its ICRC, and counts it as
+    /// sent. `last` says that no other will follow in this burst.
+    ///
+    /// # Panics
+    ///
+    /// If `out` has another length.
+    pub(super) fn build(
+        &mut self,
+        now: Instant,
+        last: bool,
+        out: &mut [u8],
+        counters: &mut Counters,
+    ) {
+        let Place { mark: Mark { sequence, .. }, request: at, packet } = self.next;
+        let request = &self.queue[at];
+        let payload_len = request.body.payload_len(packet, self.mtu);
+        assert_eq!(out.len(), request.body.packet_len(packet, self.mtu));
+
+        self.next.mark.sequence += 1;
+        self.next.mark.cost += u64::from(payload_len) + u64::from(PACKET_COST);
+        self.next.packet += 1;
+        if self.next.packet == request.packets {
+            self.next.request += 1;
+            self.next.packet = 0;
+        }
+        self.unasked += 1;
+        let ask = last || self.unasked >= UNASKED_MAX || self.next_len(now).is_none();
+        let body = &self.queue[at].body;
+        let header = Bth {
+            opcode: body.opcode(),
+            solicited: body.opcode() == SEND_ONLY,
+            payload_len: payload_len as usize,
+            target: self.peer,
+            ack_request: ask,
+            psn: psn::advance(self.first_psn, sequence),
+        };
+        body.build(packet, self.mtu, header, out);
+        self.count_sent(now, sequence, ask, counters);
+    }
+
+    /// A packet was built that has that sequence, and asks for an acknowledgement or not.
+    fn count_sent(&mut self, now: Instant, sequence: u64, ask: bool, counters: &mut Counters) {
+        if sequence < self.sent_end {
+            counters.retransmits += 1;
+        } else {
+            self.sent_end = sequence + 1;
+            if sequence == self.oldest.mark.sequence {
+                self.progress = now;
+            }
+            if ask && self.timed.is_none() {
+                self.timed = Some((sequence, now));
+            }
+        }
+        if ask {
+            self.unasked = 0;
+        }
+        if self.deadline.is_none() {
+            self.deadline = Some(now + self.congestion.timeout());
+        }
+    }
+
+    /// Takes in an answer of the peer.
+    ///
+    /// # Errors
+    ///
+    /// When the peer refused a request: the queue pair must break.
+    pub(super) fn handle_answer(
+        &mut self,
+        now: Instant,
+        psn: Psn,
+        aeth: Aeth,
+        counters: &mut Counters,
+    ) -> Result<(), Cause> {
+        let oldest = self.oldest.mark.sequence;
+        let ahead = psn::distance(psn::advance(self.first_psn, oldest), psn);
+        let sequence = oldest + u64::from(ahead);
+        if aeth.syndrome.0 >> 5 == 0 {
+            counters.acks_in += 1;
+        } else {
+            counters.naks_in += 1;
+        }
+        // About what was acknowledged before, or was never sent: late, or made up.
+        if sequence >= self.sent_end {
+            return Ok(());
+        }
+        match aeth.syndrome {
+            Syndrome(0x00..=0x1f) => self.acknowledge(now, sequence + 1, counters),
+            Syndrome(0x20..=0x3f) => {
+                self.acknowledge(now, sequence, counters);
+                self.go_back();
+                let wait = not_ready_wait(aeth.syndrome);
+                self.paused_until = Some(now + wait);
+                // The peer lives and says so; this is not the silence that timeouts are for.
+                self.progress = now;
+                self.attempts = 0;
+            }
+            Syndrome::SEQUENCE_ERROR => {
+                self.acknowledge(now, sequence, counters);
+                self.repair(now)?;
+            }
+            Syndrome::INVALID_REQUEST | Syndrome::ACCESS_ERROR | Syndrome::OPERATION_ERROR => {
+                return Err(Cause::RemoteError);
+            }
+            Syndrome(_) => {}
+        }
+        Ok(())
+    }
+
+    /// When [`expire`](Self::expire) has something to do, or a pause ends.
+    pub(super) fn wake_at(&self) -> Option<Instant> {
+        let pause = self.paused_until.filter(|_| self.next.mark != self.end);
+        match (pause, self.deadline) {
+            (Some(pause), Some(deadline)) => Some(pause.min(deadline)),
+            (pause, deadline) => pause.or(deadline),
+        }
+    }
+
+    /// Goes back if an acknowledgement has not come in time.
+    ///
+    /// # Errors
+    ///
+    /// When the peer has been silent for too long: the queue pair must break.
+    pub(super) fn expire(&mut self, now: Instant, counters: &mut Counters) -> Result<(), Cause> {
+        if self.paused_until.is_some_and(|until| now >= until) {
+            self.paused_until = None;
+        }
+        if self.deadline.is_none_or(|deadline| now < deadline) {
+            return Ok(());
+        }
+        counters.timeouts += 1;
+        self.attempt(now)?;
+        self.congestion.timed_out();
+        self.recovered = self.sent_end;
+        self.go_back();
+        Ok(())
+    }
+
+    /// Appends the completions of acknowledged requests to `out`, as many as fit.
+    pub(super) fn complete(&mut self, qp: QpId, out: &mut Vec<Completion>) {
+        while self.done > 0 && out.len() < out.capacity() {
+            out.extend(self.pop(qp, Status::Done));
+            self.done -= 1;
+            self.oldest.request -= 1;
+            self.next.request -= 1;
+        }
+    }
+
+    /// Appends the completions of all requests to `out`, as many as fit: the acknowledged ones as
+    /// done, the others as flushed. Returns whether none is left.
+    pub(super) fn flush(&mut self, qp: QpId, out: &mut Vec<Completion>) -> bool {
+        self.complete(qp, out);
+        while out.len() < out.capacity() {
+            match self.pop(qp, Status::Flushed) {
+                Some(completion) => out.push(completion),
+                None => break,
+            }
+        }
+        self.queue.is_empty()
+    }
+
+    /// Requests that have completed but were not yet told.
+    pub(super) fn has_completed(&self) -> bool {
+        self.done > 0
+    }
+
+    fn pop(&mut self, qp: QpId, status: Status) -> Option<Completion> {
+        let Request { tag, body, .. } = self.queue.pop_front()?;
+        Some(match body {
+            Outgoing::Write { lease, .. } => Completion::Wrote { qp, lease, tag, status },
+            Outgoing::Send(_) => Completion::Sent { qp, tag, status },
+        })
+    }
+
+    /// Everything before `sequence` has arrived.
+    fn acknowledge(&mut self, now: Instant, sequence: u64, counters: &mut Counters) {
+        let before = self.oldest.mark;
+        assert!(before.sequence <= sequence && sequence <= self.sent_end);
+        if before.sequence == sequence {
+            return;
+        }
+        while self.queue.get(self.done).is_some_and(|request| request.end() <= sequence) {
+            self.done += 1;
+        }
+        self.oldest = match self.queue.get(self.done) {
+            Some(request) => request.place(self.done, sequence, self.mtu),
+            None => Place { mark: self.end, request: self.done, packet: 0 },
+        };
+        if self.next.mark.sequence < sequence {
+            // What we went back for had arrived after all.
+            self.next = self.oldest;
+            if self.congestion.was_hasty() {
+                counters.timeouts_undone += 1;
+            }
+        }
+        let gained = self.oldest.mark.cost - before.cost;
+        self.congestion.acknowledged(u32::try_from(gained).unwrap_or(u32::MAX));
+        if let Some((timed, left)) = self.timed
+            && timed < sequence
+        {
+            self.congestion.measured(now.since(left));
+            self.timed = None;
+        }
+        self.attempts = 0;
+        self.progress = now;
+        self.paused_until = None;
+        let waits = self.next.mark.sequence > sequence;
+        self.deadline = waits.then(|| now + self.congestion.timeout());
+    }
+
+    /// Counts one more attempt to get the oldest packet across.
+    fn attempt(&mut self, now: Instant) -> Result<(), Cause> {
+        self.attempts += 1;
+        let hopeless =
+            self.attempts >= ATTEMPTS_MAX && now.since(self.progress) >= WITHOUT_PROGRESS_MAX;
+        if hopeless { Err(Cause::RetriesExceeded) } else { Ok(()) }
+    }
+
+    /// The peer misses the oldest packet.
+    fn repair(&mut self, now: Instant) -> Result<(), Cause> {
+        let oldest = self.oldest.mark.sequence;
+        // What follows the gap makes the peer complain again before the repair can have arrived.
+        if let Some((there, before)) = self.went_back
+            && there == oldest
+            && now.since(before) < self.congestion.round_trip()
+        {
+            return Ok(());
+        }
+        self.attempt(now)?;
+        self.went_back = Some((oldest, now));
+        if oldest >= self.recovered {
+            self.congestion.lost();
+            self.recovered = self.sent_end;
+        }
+        self.go_back();
+        Ok(())
+    }
+
+    fn go_back(&mut self) {
+        self.next = self.oldest;
+        self.deadline = None;
+        self.timed = None;
+        self.unasked = 0;
+    }
+}
+
+impl Request {
+    /// One past its last packet.
+    fn end(&self) -> u64 {
+        self.start.sequence + u64::from(self.packets)
+    }
+
+    /// Its packet with that sequence.
+    fn place(&self, request: usize, sequence: u64, mtu: u32) -> Place {
+        let packet = sequence.saturating_sub(self.start.sequence);
+        assert!(packet < u64::from(self.packets));
+        // All packets before another one are full.
+        let cost = self.start.cost + packet * u64::from(mtu + PACKET_COST);
+        let packet = u32::try_from(packet).expect("less than the number of packets");
+        Place { mark: Mark { sequence, cost }, request, packet }
+    }
+}
+
+impl Outgoing {
+    fn len(&self) -> u32 {
+        match self {
+            Self::Write { lease, .. } => lease.len(),
+            Self::Send(_) => MESSAGE_BYTES,
+        }
+    }
+
+    fn opcode(&self) -> u8 {
+        match self {
+            Self::Write { .. } => WRITE_ONLY,
+            Self::Send(_) => SEND_ONLY,
+        }
+    }
+
+    fn payload_len(&self, packet: u32, mtu: u32) -> u32 {
+        mtu.min(self.len() - packet * mtu)
+    }
+
+    fn headers_len(&self) -> usize {
+        match self {
+            Self::Write { .. } => BTH_LEN + RETH_LEN,
+            Self::Send(_) => BTH_LEN,
+        }
+    }
+
+    fn packet_len(&self, packet: u32, mtu: u32) -> usize {
+        packet_len(self.headers_len(), self.payload_len(packet, mtu) as usize)
+    }
+
+    /// Builds a packet; the ICRC is left open.
+    fn build(&self, packet: u32, mtu: u32, header: Bth, out: &mut [u8]) {
+        out[..BTH_LEN].copy_from_slice(&header.encode());
+        let payload_at = self.headers_len();
+        let payload_end = payload_at + header.payload_len;
+        match self {
+            Self::Write { lease, rkey, address } => {
+                let at = packet * mtu;
+                let address = address.wrapping_add(at.into());
+                let len = u32::try_from(header.payload_len).expect("at most the MTU");
+                let reth = Reth { address, rkey: *rkey, len };
+                out[BTH_LEN..payload_at].copy_from_slice(&reth.encode());
+                lease.copy_out(at, &mut out[payload_at..payload_end]);
+            }
+            Self::Send(message) => out[payload_at..payload_end].copy_from_slice(message),
+        }
+        out[payload_end..].fill(0);
+    }
+}
+
+/// How long a peer without room wants us to wait: the code's time (IBTA 9.7.5.2.8).
+fn not_ready_wait(syndrome: Syndrome) -> Duration {
+    const HUNDREDTHS_MS: [u32; 32] = [
+        65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
+        1536, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 24_576, 32_768, 49_152,
+    ];
+    10 * Duration::from_micros(HUNDREDTHS_MS[usize::from(syndrome.0 & 0x1f)].into())
+}
+
+const MESSAGE_BYTES: u32 = 44;
+const _: () = assert!(MESSAGE_BYTES as usize == MESSAGE_LEN);
+/// Packets after which an acknowledgement is asked for even if more follow.
+const UNASKED_MAX: u32 = 32;
+/// Attempts without progress before a queue pair breaks, if they took long enough.
+const ATTEMPTS_MAX: u32 = 8;
+/// As long as a hardware NIC of Linux SMC tries: 8 times 134 ms.
+const WITHOUT_PROGRESS_MAX: Duration = Duration::from_millis(1100);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,197 @@
+//! The control thread's half: keys, numbers, addresses.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use smcr_memory::Region;
+use smcr_proto::{Mtu, Psn, Qpn, Rkey};
+
+use super::psn::PSN_MASK;
+use super::shared::{KeyChange, Shared, Ticket};
+use super::{QUEUE_PAIRS_MAX, ip_of};
+use crate::{Domain, Exhausted, Port, QpAddress, Registration};
+
+/// What a NIC is made of, beside its wire.
+pub struct Setup {
+    /// The port.
+    pub port: Port,
+    /// The UDP port, here and at every peer.
+    pub udp_port: u16,
+    /// The window that one queue pair may fill at the peer, in bytes.
+    pub window_max: u32,
+    /// Where keys, numbers and first PSNs come from. Must not be predictable.
+    pub entropy: Box<dyn FnMut() -> u32 + Send>,
+    /// The largest IP packet, in bytes, that reaches the second address from the first.
+    ///
+    /// An error means that there is no way.
+    pub path: fn(IpAddr, IpAddr) -> io::Result<u32>,
+}
+
+impl fmt::Debug for Setup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Setup").field("port", &self.port).finish_non_exhaustive()
+    }
+}
+
+/// A RoCEv2 NIC in software, as the control thread sees it.
+#[derive(Debug)]
+pub struct Rnic {
+    setup: Setup,
+    shared: Arc<Shared>,
+    /// Keys open in each domain.
+    domains: HashMap<Domain, usize>,
+    domains_opened: u32,
+    keys: HashSet<Rkey>,
+    /// Numbers given out.
+    numbers: HashSet<Qpn>,
+}
+
+/// A queue pair that has its number but not its peer.
+#[derive(Debug)]
+pub struct Opening {
+    ticket: Ticket,
+    domain: Domain,
+    address: QpAddress,
+    window_max: u32,
+    path: fn(IpAddr, IpAddr) -> io::Result<u32>,
+}
+
+/// A connected queue pair on its way to its poller.
+#[derive(Debug)]
+pub struct Qp {
+    pub(super) ticket: Ticket,
+    pub(super) domain: Domain,
+    pub(super) local: QpAddress,
+    pub(super) peer: QpAddress,
+    /// Payload in bytes of the packets that may come.
+    pub(super) mtu_in: u32,
+    /// Payload in bytes of the packets that fit the path, never more than `mtu_in`.
+    pub(super) mtu_out: u32,
+    pub(super) window_max: u32,
+}
+
+impl Rnic {
+    /// The half that shares `shared` with its fabric.
+    pub(super) fn new(setup: Setup, shared: Arc<Shared>) -> Self {
+        assert!(setup.port.mtu.bytes().is_some());
+        Self {
+            setup,
+            shared,
+            domains: HashMap::new(),
+            domains_opened: 0,
+            keys: HashSet::new(),
+            numbers: HashSet::new(),
+        }
+    }
+}
+
+impl crate::Rnic for Rnic {
+    type Opening = Opening;
+
+    fn port(&self) -> Port {
+        self.setup.port
+    }
+
+    fn open_domain(&mut self) -> Result<Domain, Exhausted> {
+        let domain = Domain(self.domains_opened);
+        self.domains_opened = self.domains_opened.checked_add(1).ok_or(Exhausted)?;
+        self.domains.insert(domain, 0);
+        Ok(domain)
+    }
+
+    fn close_domain(&mut self, domain: Domain) {
+        let open = self.domains.remove(&domain);
+        assert_eq!(open, Some(0), "{domain:?} is open and nothing is registered in it");
+    }
+
+    fn register(&mut self, domain: Domain, region: &Region) -> Result<Registration, Exhausted> {
+        let open = self.domains.get_mut(&domain).expect("the caller opened the domain");
+        if !self.shared.count_key() {
+            return Err(Exhausted);
+        }
+        *open += 1;
+        let rkey = loop {
+            let rkey = Rkey((self.setup.entropy)());
+            if self.keys.insert(rkey) {
+                break rkey;
+            }
+        };
+        self.shared.push(KeyChange::Open { rkey, domain, region: region.clone() });
+        Ok(Registration { domain, rkey, address: region.address() })
+    }
+
+    fn deregister(&mut self, registration: Registration) {
+        let open = self.domains.get_mut(&registration.domain).expect("its domain is open");
+        *open -= 1;
+        assert!(self.keys.remove(&registration.rkey), "a registration comes back once");
+        self.shared.push(KeyChange::Close(registration.rkey));
+    }
+
+    fn open(&mut self, domain: Domain) -> Result<Opening, Exhausted> {
+        assert!(self.domains.contains_key(&domain), "the caller opened the domain");
+        while let Some(qpn) = self.shared.pop_retired() {
+            assert!(self.numbers.remove(&qpn));
+        }
+        if self.numbers.len() >= QUEUE_PAIRS_MAX as usize {
+            return Err(Exhausted);
+        }
+        let qpn = loop {
+            let qpn = Qpn((self.setup.entropy)() & 0x00ff_ffff);
+            if QPN_RANGE.contains(&qpn.0) && self.numbers.insert(qpn) {
+                break qpn;
+            }
+        };
+        let port = self.setup.port;
+        let psn = Psn((self.setup.entropy)() & PSN_MASK);
+        Ok(Opening {
+            ticket: Ticket::new(qpn, &self.shared),
+            domain,
+            address: QpAddress { gid: port.gid, mac: port.mac, qpn, psn, mtu: port.mtu },
+            window_max: self.setup.window_max,
+            path: self.setup.path,
+        })
+    }
+}
+
+impl crate::Opening for Opening {
+    type Qp = Qp;
+
+    fn address(&self) -> QpAddress {
+        self.address
+    }
+
+    fn connect(self, peer: QpAddress) -> Result<Qp, Exhausted> {
+        let (here, there) = (ip_of(self.address.gid), ip_of(peer.gid));
+        if here.is_ipv4() != there.is_ipv4() {
+            return Err(Exhausted);
+        }
+        let path = (self.path)(here, there).map_err(|_| Exhausted)?;
+        let mtu_in = self.address.mtu.min(peer.mtu).bytes().ok_or(Exhausted)?;
+        let mtu_out = mtu_for(path).and_then(Mtu::bytes).ok_or(Exhausted)?.min(mtu_in);
+        Ok(Qp {
+            ticket: self.ticket,
+            domain: self.domain,
+            local: self.address,
+            peer,
+            mtu_in,
+            mtu_out,
+            window_max: self.window_max,
+        })
+    }
+}
+
+/// The largest path MTU whose packets fit into IP packets of `bytes` bytes, with the headers of IPv6
+/// and some to spare, as Linux reckons.
+pub(super) fn mtu_for(bytes: u32) -> Option<Mtu> {
+    [Mtu::B4096, Mtu::B2048, Mtu::B1024, Mtu::B512, Mtu::B256]
+        .into_iter()
+        .find(|mtu| mtu.bytes().is_some_and(|payload| payload + HEADERS_MAX <= bytes))
+}
+
+/// Headers in front of the payload, at most: 40 IPv6, 8 UDP, 12 BTH, 16 RETH, 4 ICRC.
+const HEADERS_MAX: u32 = 80;
+/// Below 16 lie numbers with a meaning of their own; all ones means everybody.
+const QPN_RANGE: std::ops::Range<u32> = 16..0x00ff_ffff;

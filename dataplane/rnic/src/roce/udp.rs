@@ -1,0 +1,152 @@
+//! Packets in UDP datagrams of the kernel, with segmentation (GSO) and coalescing (GRO).
+//!
+//! One socket, bound to the port's address and never connected: so the kernel sets DF and the
+//! identifications 0, 1, 2, …, which the ICRC covers (see [`icrc`](super::icrc)).
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use smcr_os::interface::{self, Interface};
+use smcr_os::udp::{Departing, ReceiveRing, Refusal, UdpSocket};
+use smcr_proto::{Gid, MacAddress};
+
+use super::batch::{Run, SEGMENTS_MAX, Sent, Train, Wire};
+use super::rnic::mtu_for;
+use super::{Fabric, Rnic, Setup, UDP_PORT, join};
+use crate::Port;
+
+/// Where a NIC lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place<'a> {
+    /// On a network device, at its first IPv4 address.
+    Device(&'a str),
+    /// On the network device that has this address.
+    Address(Ipv4Addr),
+}
+
+/// What to open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config<'a> {
+    /// Where.
+    pub place: Place<'a>,
+    /// The UDP port, here and at every peer: [`UDP_PORT`] for all that did not agree otherwise.
+    pub port: u16,
+}
+
+impl<'a> Config<'a> {
+    /// On `place`, at the port of RoCEv2.
+    pub fn on(place: Place<'a>) -> Self {
+        Self { place, port: UDP_PORT }
+    }
+}
+
+/// A UDP socket as a wire.
+#[derive(Debug)]
+pub struct Udp {
+    socket: UdpSocket,
+    ring: ReceiveRing,
+    segments_max: usize,
+}
+
+/// Opens a NIC on a network device.
+///
+/// # Errors
+///
+/// When there is no such device or address, when the device has no IPv4 address or too small an MTU,
+/// and when the UDP port is taken: by another gateway, or by the kernel's `rdma_rxe`.
+pub fn open(config: &Config<'_>) -> io::Result<(Rnic, Fabric<Udp>)> {
+    let interface = match config.place {
+        Place::Device(name) => Interface::named(name)?,
+        Place::Address(address) => Interface::with_address(address)?,
+    };
+    let mtu = mtu_for(interface.mtu).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidInput, "the MTU of the device is below 336 bytes")
+    })?;
+    let socket = UdpSocket::bind(SocketAddrV4::new(interface.address, config.port), BUFFER_LEN)?;
+    let buffer = socket.receive_buffer()?;
+    let setup = Setup {
+        port: Port {
+            gid: Gid::from_ipv4(interface.address.octets()),
+            mac: MacAddress(interface.mac),
+            mtu,
+        },
+        udp_port: config.port,
+        // The peer's socket has presumably as much room as ours. Buffers hold more overhead than
+        // payload, and more than one queue pair.
+        window_max: u32::try_from(buffer / 4).unwrap_or(WINDOW_MAX).min(WINDOW_MAX),
+        entropy: Box::new(|| getrandom::u32().expect("the kernel gives random numbers")),
+        path: path_mtu,
+    };
+    let ring = ReceiveRing::new(RECEIVE_BUFFERS);
+    Ok(join(setup, Udp { socket, ring, segments_max: SEGMENTS_MAX }))
+}
+
+/// The largest IP packet from `here` to `there`, as the kernel knows it.
+fn path_mtu(here: IpAddr, there: IpAddr) -> io::Result<u32> {
+    match (here, there) {
+        (IpAddr::V4(here), IpAddr::V4(there)) => interface::path_mtu(here, there),
+        (IpAddr::V6(_), _) | (_, IpAddr::V6(_)) => Err(io::ErrorKind::Unsupported.into()),
+    }
+}
+
+impl Wire for Udp {
+    fn receive(&mut self) -> usize {
+        // An error that lasts shows itself as silence, which breaks queue pairs in due time.
+        self.ring.receive(&self.socket).unwrap_or(0)
+    }
+
+    fn train(&self, index: usize) -> Train<'_> {
+        let arrived = self.ring.arrived(index);
+        Train {
+            source: SocketAddr::V4(arrived.source),
+            bytes: arrived.bytes,
+            segment_len: arrived.segment_len,
+            identification: None,
+        }
+    }
+
+    fn send(&mut self, bytes: &[u8], runs: &[Run]) -> Sent {
+        let mut sent = Sent::default();
+        while sent.runs < runs.len() {
+            let departing = runs[sent.runs..].iter().map(|run| Departing {
+                target: run.target,
+                bytes: &bytes[run.range.clone()],
+                segment_len: run.segment_len,
+            });
+            match self.socket.send(departing) {
+                Ok(count) => sent.runs += count,
+                Err(Refusal::Full) => break,
+                Err(Refusal::Unable) => {
+                    // The device cannot split this run. From now on packets leave one by one; those
+                    // of this run have the wrong ICRC for that, and are lost.
+                    if runs[sent.runs].segments > 1 {
+                        self.segments_max = 1;
+                    }
+                    sent.runs += 1;
+                    sent.refused += 1;
+                }
+                Err(Refusal::Unreachable) => {
+                    sent.runs += 1;
+                    sent.refused += 1;
+                }
+            }
+        }
+        sent
+    }
+
+    fn segments_max(&self) -> usize {
+        self.segments_max
+    }
+
+    fn event_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+}
+
+/// Datagrams, or trains of them, that one system call takes in.
+const RECEIVE_BUFFERS: usize = 8;
+/// What is asked for, for each direction of the socket.
+const BUFFER_LEN: usize = 8 << 20;
+/// The most one queue pair may have in flight.
+const WINDOW_MAX: u32 = 1 << 20;

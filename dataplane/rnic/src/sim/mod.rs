@@ -1,0 +1,417 @@
+//! A network of simulated NICs in one thread, on a virtual clock.
+//!
+//! It is *malicious within the contract* of [`Fabric`]: bytes of a write appear in random order, at
+//! any time before the message that announces them; completions are late; what happens on different
+//! queue pairs comes in any order. What it does depends on its seed and on the calls made to it,
+//! and on nothing else.
+//!
+//! Time passes when somebody says so: each call that carries `now` first lets happen what was due
+//! by then, everywhere in the network. [`Network::next_event`] says where to move the clock next.
+//!
+//! What is not simulated: bandwidth, packets, congestion. `roce` over a lossy wire has those.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use smcr_memory::Region;
+use smcr_proto::{Gid, Instant, Psn, Qpn, Rkey};
+
+use crate::dice::{Chance, Dice};
+use crate::{Cause, Completion, Domain, Exhausted, Port, QpAddress, QpId, Registration, Work};
+
+use queue_pair::{QueuePair, Stage};
+use world::{Nic, Registered, World};
+
+mod queue_pair;
+mod visibility;
+mod world;
+
+/// How nasty a network is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Odds {
+    /// How long a request travels, and an acknowledgement back.
+    pub latency: RangeInclusive<Duration>,
+    /// How likely a poll ends before everything was told.
+    pub hold_back: Chance,
+    /// How likely, at each occasion, a piece of a write is seen before it must be.
+    pub early: Chance,
+    /// How likely a `transmit` with something to send breaks the queue pair instead.
+    pub break_on_transmit: Chance,
+    /// How likely opening or registering something finds the NIC exhausted.
+    pub exhausted: Chance,
+    /// How long a peer that is not ready is left alone before it is tried again.
+    pub retransmit: Duration,
+    /// How long a peer may stay silent before the queue pair breaks.
+    pub retry_timeout: Duration,
+}
+
+impl Odds {
+    /// Nothing breaks, and what is written is seen exactly when it must be.
+    pub const CALM: Self = Self {
+        latency: Duration::from_micros(5)..=Duration::from_micros(5),
+        hold_back: Chance::NEVER,
+        early: Chance::NEVER,
+        break_on_transmit: Chance::NEVER,
+        exhausted: Chance::NEVER,
+        retransmit: Duration::from_millis(1),
+        retry_timeout: Duration::from_millis(500),
+    };
+
+    /// Nothing breaks, but everything comes as late and as shuffled as the contract allows.
+    pub const MALICIOUS: Self = Self {
+        latency: Duration::from_micros(1)..=Duration::from_micros(300),
+        hold_back: Chance::percent(20),
+        early: Chance::percent(15),
+        ..Self::CALM
+    };
+}
+
+/// Any number of NICs, all of which reach one another. Clones are the same network.
+#[derive(Clone, Debug)]
+pub struct Network {
+    world: Arc<Mutex<World>>,
+}
+
+impl Network {
+    /// An empty network whose every whim follows from `seed`.
+    pub fn new(seed: u64, odds: Odds) -> Self {
+        let world = World {
+            now: Instant::default(),
+            dice: Dice::new(seed),
+            odds,
+            nics: Vec::new(),
+            queue_pairs: BTreeMap::new(),
+            next_qpn: QPN_FIRST,
+        };
+        Self { world: Arc::new(Mutex::new(world)) }
+    }
+
+    /// Adds a NIC: the half for the control thread, and the half for its one poller.
+    ///
+    /// # Panics
+    ///
+    /// If the network has a port with this GID already.
+    pub fn rnic(&self, port: Port) -> (Rnic, Fabric) {
+        let mut world = self.lock();
+        assert!(world.nic_at(port.gid).is_none(), "{} exists", port.gid);
+        let nic = world.nics.len();
+        world.nics.push(Nic { port, up: true, domains: 0, registered: BTreeMap::new() });
+        let network = self.clone();
+        let fabric = Fabric { network: self.clone(), nic, adopted: BTreeMap::new(), next_id: 0 };
+        (Rnic { network, nic }, fabric)
+    }
+
+    /// Changes how nasty the network is from now on.
+    pub fn change_odds(&self, odds: Odds) {
+        self.lock().odds = odds;
+    }
+
+    /// When the next thing happens; not later than now if some fabric could be told something
+    /// already. `None` when the network is quiet.
+    pub fn next_event(&self) -> Option<Instant> {
+        let world = self.lock();
+        if world.has_news(None) {
+            return Some(world.now);
+        }
+        world.next_event().map(|(at, _, _)| at)
+    }
+
+    /// The queue pairs that are connected and work, by the address of either end.
+    pub fn queue_pairs(&self) -> Vec<(Gid, Qpn)> {
+        let world = self.lock();
+        let working = world.queue_pairs.iter().filter(|(_, pair)| pair.peer().is_some());
+        working.map(|(qpn, pair)| (world.nics[pair.nic].port.gid, *qpn)).collect()
+    }
+
+    /// Breaks a queue pair, named by either end: as if the path between them had gone. Does
+    /// nothing to one that does not work any more.
+    pub fn break_qp(&self, qpn: Qpn) {
+        self.lock().break_both(qpn, Cause::RetriesExceeded);
+    }
+
+    /// Takes a port down. Its queue pairs break; those of its peers do when they next send.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such port.
+    pub fn port_down(&self, gid: Gid) {
+        let mut world = self.lock();
+        let nic = world.nic_at(gid).expect("a port of this network");
+        world.port_down(nic);
+    }
+
+    /// Brings a port back, for new queue pairs.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such port.
+    pub fn port_up(&self, gid: Gid) {
+        let mut world = self.lock();
+        let nic = world.nic_at(gid).expect("a port of this network");
+        world.nics[nic].up = true;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, World> {
+        // A test that expects a panic goes on with the network afterwards.
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A simulated NIC, as the control thread sees it.
+#[derive(Debug)]
+pub struct Rnic {
+    network: Network,
+    nic: usize,
+}
+
+impl Rnic {
+    fn exhausted(&self) -> Result<(), Exhausted> {
+        let mut world = self.network.lock();
+        let World { dice, odds, .. } = &mut *world;
+        if dice.roll(odds.exhausted) { Err(Exhausted) } else { Ok(()) }
+    }
+}
+
+impl crate::Rnic for Rnic {
+    type Opening = Opening;
+
+    fn port(&self) -> Port {
+        self.network.lock().nics[self.nic].port
+    }
+
+    fn open_domain(&mut self) -> Result<Domain, Exhausted> {
+        self.exhausted()?;
+        let nic = &mut self.network.lock().nics[self.nic];
+        nic.domains += 1;
+        Ok(Domain(nic.domains))
+    }
+
+    fn close_domain(&mut self, domain: Domain) {
+        let world = self.network.lock();
+        let registered = &world.nics[self.nic].registered;
+        let left = registered.values().filter(|registered| registered.domain == domain).count();
+        assert_eq!(left, 0, "regions registered in {domain:?}");
+    }
+
+    fn register(&mut self, domain: Domain, region: &Region) -> Result<Registration, Exhausted> {
+        self.exhausted()?;
+        let mut world = self.network.lock();
+        let World { dice, nics, .. } = &mut *world;
+        let registered = &mut nics[self.nic].registered;
+        let rkey = loop {
+            let rkey = Rkey(u32::try_from(dice.below(1 << 32)).expect("32 bits"));
+            if !registered.contains_key(&rkey) {
+                break rkey;
+            }
+        };
+        registered.insert(rkey, Registered { domain, region: region.clone() });
+        Ok(Registration { domain, rkey, address: region.address() })
+    }
+
+    fn deregister(&mut self, registration: Registration) {
+        let mut world = self.network.lock();
+        let World { nics, queue_pairs, .. } = &mut *world;
+        let registered = nics[self.nic].registered.remove(&registration.rkey);
+        let registered = registered.expect("a registration of this NIC");
+        for pair in queue_pairs.values_mut().filter(|pair| pair.nic == self.nic) {
+            pair.hidden.reveal_region(&registered.region);
+        }
+    }
+
+    fn open(&mut self, domain: Domain) -> Result<Opening, Exhausted> {
+        self.exhausted()?;
+        let mut world = self.network.lock();
+        let psn = Psn(u32::try_from(world.dice.below(1 << 24)).expect("24 bits"));
+        let qpn = Qpn(world.next_qpn);
+        world.next_qpn += 1;
+        assert!(world.next_qpn < 1 << 24, "queue pair numbers are never reused");
+        world.queue_pairs.insert(qpn, QueuePair::new(self.nic, domain, psn));
+        Ok(Opening { end: End { network: self.network.clone(), qpn } })
+    }
+}
+
+/// Owns one end of a queue pair; the end is gone when this is.
+#[derive(Debug)]
+struct End {
+    network: Network,
+    qpn: Qpn,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.network.lock().queue_pairs.remove(&self.qpn);
+    }
+}
+
+/// A simulated queue pair without a peer.
+#[derive(Debug)]
+pub struct Opening {
+    end: End,
+}
+
+impl crate::Opening for Opening {
+    type Qp = Qp;
+
+    fn address(&self) -> QpAddress {
+        let world = self.end.network.lock();
+        let pair = &world.queue_pairs[&self.end.qpn];
+        let Port { gid, mac, mtu } = world.nics[pair.nic].port;
+        QpAddress { gid, mac, qpn: self.end.qpn, psn: pair.psn, mtu }
+    }
+
+    fn connect(self, peer: QpAddress) -> Result<Qp, Exhausted> {
+        let mut world = self.end.network.lock();
+        let World { nics, queue_pairs, .. } = &mut *world;
+        let pair = queue_pairs.get_mut(&self.end.qpn).expect("this value owns it");
+        let reachable = nics[pair.nic].up && nics.iter().any(|nic| nic.port.gid == peer.gid);
+        if !reachable {
+            // The lock must be free when `self` is dropped.
+            drop(world);
+            return Err(Exhausted);
+        }
+        pair.stage = Stage::Connected { peer: peer.qpn };
+        drop(world);
+        Ok(Qp { end: self.end })
+    }
+}
+
+/// A simulated queue pair, connected.
+#[derive(Debug)]
+pub struct Qp {
+    end: End,
+}
+
+/// A simulated NIC, as its poller sees it.
+#[derive(Debug)]
+pub struct Fabric {
+    network: Network,
+    nic: usize,
+    adopted: BTreeMap<QpId, End>,
+    next_id: u32,
+}
+
+impl Fabric {
+    /// The queue pair's number on the port.
+    ///
+    /// # Panics
+    ///
+    /// If `qp` is not adopted.
+    pub fn qpn(&self, qp: QpId) -> Qpn {
+        self.adopted.get(&qp).expect("an adopted queue pair").qpn
+    }
+
+    /// Looks at an adopted queue pair that was not released.
+    fn with<T>(&self, qp: QpId, look: impl FnOnce(&mut QueuePair) -> T) -> T {
+        let qpn = self.qpn(qp);
+        let mut world = self.network.lock();
+        let pair = world.queue_pairs.get_mut(&qpn).expect("this fabric owns it");
+        assert_ne!(pair.stage, Stage::Released, "{qp:?} was released");
+        look(pair)
+    }
+
+    /// Forgets released queue pairs that have nothing left to say.
+    fn forget(&mut self) {
+        let mut gone = Vec::new();
+        {
+            let world = self.network.lock();
+            for (id, end) in &self.adopted {
+                let pair = &world.queue_pairs[&end.qpn];
+                if pair.stage == Stage::Released && !pair.has_news() {
+                    gone.push(*id);
+                }
+            }
+        }
+        for id in gone {
+            self.adopted.remove(&id);
+        }
+    }
+}
+
+impl crate::Fabric for Fabric {
+    type Qp = Qp;
+
+    fn adopt(&mut self, now: Instant, qp: Qp) -> QpId {
+        let id = QpId(self.next_id);
+        self.next_id += 1;
+        let mut world = self.network.lock();
+        world.advance(now);
+        let pair = world.queue_pairs.get_mut(&qp.end.qpn).expect("the value owns it");
+        assert_eq!(pair.nic, self.nic, "a queue pair of this NIC");
+        pair.id = Some(id);
+        drop(world);
+        self.adopted.insert(id, qp.end);
+        id
+    }
+
+    fn room(&self, qp: QpId) -> usize {
+        self.with(qp, |pair| pair.room())
+    }
+
+    fn post(&mut self, qp: QpId, work: &mut Vec<Work>) {
+        self.with(qp, |pair| {
+            assert!(work.len() <= pair.room(), "{} requests, room {}", work.len(), pair.room());
+            work.drain(..).for_each(|work| pair.post(work));
+        });
+    }
+
+    fn poll(&mut self, now: Instant, out: &mut Vec<Completion>) {
+        let mut world = self.network.lock();
+        world.advance(now);
+        world.reveal_some(self.nic);
+        let room = (out.capacity() - out.len()).min(POLL_MAX);
+        for _ in 0..room {
+            let World { dice, odds, .. } = &mut *world;
+            if dice.roll(odds.hold_back) {
+                break;
+            }
+            let Some(completion) = world.tell(self.nic) else { break };
+            out.push(completion);
+        }
+        drop(world);
+        self.forget();
+    }
+
+    fn transmit(&mut self, now: Instant) {
+        let mut world = self.network.lock();
+        world.advance(now);
+        for end in self.adopted.values() {
+            if !world.queue_pairs[&end.qpn].posted.is_empty() {
+                world.transmit(end.qpn);
+            }
+        }
+    }
+
+    fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
+        let mut world = self.network.lock();
+        world.advance(now);
+        if world.has_news(Some(self.nic)) {
+            return Some(now);
+        }
+        world.next_event().map(|(at, _, _)| at)
+    }
+
+    fn event_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn release(&mut self, now: Instant, qp: QpId) {
+        self.network.lock().advance(now);
+        let qpn = self.qpn(qp);
+        let mut world = self.network.lock();
+        let World { dice, queue_pairs, .. } = &mut *world;
+        let pair = queue_pairs.get_mut(&qpn).expect("this fabric owns it");
+        assert_ne!(pair.stage, Stage::Released, "{qp:?} was released before");
+        pair.release(dice);
+    }
+}
+
+/// Completions told in one poll.
+const POLL_MAX: usize = 256;
+/// Lower numbers are special on real ports.
+const QPN_FIRST: u32 = 0x100;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,1 @@
+//! What the simulator promises beyond the contract of every backend.

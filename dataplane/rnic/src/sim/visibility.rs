@@ -1,0 +1,155 @@
+//! When a written byte may be seen: as late and as shuffled as the contract allows.
+//!
+//! A real NIC places the packets of a write in whatever order its bus likes, and promises only that
+//! they are all there when a later message is. Code that looks at memory before its message works
+//! on most machines most of the time. Here it does not: a write falls into pieces, and each piece
+//! appears at a random moment before the message that announces it, the last byte perhaps first.
+
+use smcr_memory::Region;
+
+use crate::dice::{Chance, Dice};
+
+/// Writes that were accepted for one queue pair, and of which some bytes cannot be seen yet.
+#[derive(Debug, Default)]
+pub(super) struct Hidden {
+    pieces: Vec<Piece>,
+}
+
+#[derive(Debug)]
+struct Piece {
+    region: Region,
+    at: usize,
+    bytes: Vec<u8>,
+    /// The place of the write among the requests of its sender.
+    request: u64,
+}
+
+impl Hidden {
+    /// Takes in a write of `bytes` at `at` of `region`, which the caller has checked.
+    ///
+    /// Where it overlaps with what is still hidden, the older bytes appear first, since the last
+    /// write to a byte wins.
+    pub(super) fn add(
+        &mut self,
+        dice: &mut Dice,
+        (region, at): (&Region, usize),
+        bytes: &[u8],
+        request: u64,
+    ) {
+        let end = at + bytes.len();
+        self.reveal_where(|old| {
+            old.region.address() == region.address() && old.at < end && at < old.end()
+        });
+        let mut done = 0;
+        while done < bytes.len() {
+            let left = bytes.len() - done;
+            let len = if dice.roll(SPLIT) { 1 + dice.index(left) } else { left };
+            let bytes = bytes[done..done + len].to_vec();
+            self.pieces.push(Piece { region: region.clone(), at: at + done, bytes, request });
+            done += len;
+        }
+    }
+
+    /// Lets each piece appear if `early` says so, in random order.
+    pub(super) fn reveal_some(&mut self, dice: &mut Dice, early: Chance) {
+        let mut index = self.pieces.len();
+        while index > 0 {
+            index -= 1;
+            if dice.roll(early) {
+                self.pieces.swap_remove(index).place();
+            }
+        }
+    }
+
+    /// Lets everything appear that was requested before `request`.
+    pub(super) fn reveal_before(&mut self, request: u64) {
+        self.reveal_where(|piece| piece.request < request);
+    }
+
+    /// Lets everything appear that lies in `region`.
+    pub(super) fn reveal_region(&mut self, region: &Region) {
+        self.reveal_where(|piece| piece.region.address() == region.address());
+    }
+
+    /// The queue pair is gone: each piece appears now or never.
+    pub(super) fn settle(&mut self, dice: &mut Dice) {
+        self.reveal_some(dice, Chance::percent(50));
+        self.pieces.clear();
+    }
+
+    fn reveal_where(&mut self, mut due: impl FnMut(&Piece) -> bool) {
+        self.pieces.retain(|piece| {
+            let due = due(piece);
+            if due {
+                piece.place();
+            }
+            !due
+        });
+    }
+}
+
+impl Piece {
+    fn end(&self) -> usize {
+        self.at + self.bytes.len()
+    }
+
+    fn place(&self) {
+        self.region.copy_in(self.at, &self.bytes);
+    }
+}
+
+/// How likely a write falls into one more piece.
+const SPLIT: Chance = Chance::percent(60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes_of(region: &Region, len: usize) -> Vec<u8> {
+        let mut out = vec![0; len];
+        region.copy_out(0, &mut out);
+        out
+    }
+
+    /// The last write to a byte wins, however late the first one appears.
+    #[test]
+    fn an_overwritten_byte_does_not_come_back() {
+        for seed in 0..100 {
+            let (mut dice, mut hidden) = (Dice::new(seed), Hidden::default());
+            let region = Region::new(4096).unwrap();
+            hidden.add(&mut dice, (&region, 0), &[1; 100], 0);
+            hidden.add(&mut dice, (&region, 50), &[2; 100], 1);
+            hidden.reveal_some(&mut dice, Chance::percent(50));
+            hidden.reveal_before(2);
+            assert_eq!(bytes_of(&region, 150), [[1; 50], [2; 50], [2; 50]].concat());
+        }
+    }
+
+    #[test]
+    fn nothing_need_be_visible_before_it_is_announced_and_what_follows_stays_hidden() {
+        let (mut dice, mut hidden) = (Dice::new(3), Hidden::default());
+        let region = Region::new(4096).unwrap();
+        hidden.add(&mut dice, (&region, 0), &[1; 10], 0);
+        hidden.add(&mut dice, (&region, 10), &[2; 10], 2);
+        hidden.reveal_some(&mut dice, Chance::NEVER);
+        assert_eq!(bytes_of(&region, 20), [0; 20]);
+        hidden.reveal_before(1);
+        assert_eq!(bytes_of(&region, 20), [[1; 10], [0; 10]].concat());
+        hidden.reveal_region(&region);
+        assert_eq!(bytes_of(&region, 20), [[1; 10], [2; 10]].concat());
+    }
+
+    /// A reader that looks too early must be able to see the end of a write without its start.
+    #[test]
+    fn the_end_of_a_write_may_appear_before_its_start() {
+        let torn = (0..100).any(|seed| {
+            let (mut dice, mut hidden) = (Dice::new(seed), Hidden::default());
+            let region = Region::new(4096).unwrap();
+            hidden.add(&mut dice, (&region, 0), &[1; 100], 0);
+            hidden.reveal_some(&mut dice, Chance::percent(50));
+            let seen = bytes_of(&region, 100);
+            seen[0] == 0 && seen[99] == 1
+        });
+        assert!(torn);
+    }
+}
