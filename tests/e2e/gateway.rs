@@ -31,7 +31,11 @@ pub(crate) const fn local(port: u16) -> SocketAddrV4 {
 /// A gateway that is not running yet.
 pub(crate) struct Setup {
     name: String,
+    /// Keys of the top level, which come before all tables.
+    top: String,
     config: String,
+    /// Keys of `[smc]`.
+    smc: String,
     /// Program and arguments that run the gateway; none if it runs by itself.
     wrapper: Vec<String>,
 }
@@ -44,7 +48,13 @@ impl Setup {
              [[rnic]]\nname = \"soft0\"\nkind = \"roce-udp\"\ndevice = \"{}\"\n",
             host.device
         );
-        Self { name: name.to_owned(), config, wrapper: Vec::new() }
+        Self {
+            name: name.to_owned(),
+            top: String::new(),
+            config,
+            smc: String::new(),
+            wrapper: Vec::new(),
+        }
     }
 
     pub(crate) fn listener(
@@ -73,16 +83,26 @@ impl Setup {
     }
 
     /// Takes SMC-R for granted where `peer` is concerned, instead of looking for TCP option 254.
-    pub(crate) fn assume(mut self, peer: Ipv4Addr) -> Self {
-        write!(self.config, "\n[smc]\noption = \"assume\"\nassume_peers = [\"{peer}\"]\n")
-            .expect("writing to a string");
+    pub(crate) fn assume(self, peer: Ipv4Addr) -> Self {
+        self.smc("option = \"assume\"").smc(&format!("assume_peers = [\"{peer}\"]"))
+    }
+
+    /// One more line of `[smc]`.
+    pub(crate) fn smc(mut self, line: &str) -> Self {
+        self.smc += line;
+        self.smc.push('\n');
+        self
+    }
+
+    /// How many connections the listener added last serves at once.
+    pub(crate) fn connections_max(mut self, count: u32) -> Self {
+        writeln!(self.config, "connections_max = {count}").expect("writing to a string");
         self
     }
 
     /// How long it waits for connections to end after SIGTERM.
     pub(crate) fn drain_timeout(mut self, timeout: &str) -> Self {
-        // A key of the top level comes before the first table.
-        self.config.insert_str(0, &format!("drain_timeout = \"{timeout}\"\n\n"));
+        self.top = format!("drain_timeout = \"{timeout}\"\n\n");
         self
     }
 
@@ -95,7 +115,8 @@ impl Setup {
     /// Starts it and waits until it is ready.
     pub(crate) fn start<'h>(self, hosts: &'h Hosts, host: &'h Host) -> Gateway<'h> {
         let path = hosts.logs.join(format!("{}.toml", self.name));
-        fs::write(&path, &self.config).expect("the directory is ours");
+        let Self { top, config, smc, .. } = &self;
+        fs::write(&path, format!("{top}{config}\n[smc]\n{smc}")).expect("the directory is ours");
         let mut words = self.wrapper.iter();
         let mut command = match words.next() {
             None => Command::new(program()),
@@ -129,11 +150,20 @@ impl Gateway<'_> {
         });
     }
 
+    /// Body of `GET path`.
+    ///
+    /// # Panics
+    ///
+    /// If it is not there.
+    pub(crate) fn get(&self, path: &str) -> String {
+        let (status, body) = http::get(self.host, ADMIN, path).expect("the gateway answers");
+        assert_eq!(status, 200, "{path}: {body}");
+        body
+    }
+
     /// What `GET /stats` says now.
     pub(crate) fn stats(&self) -> Stats {
-        let (status, body) = http::get(self.host, ADMIN, "/stats").expect("the gateway answers");
-        assert_eq!(status, 200, "{body}");
-        let stats: Stats = serde_json::from_str(&body).expect("the schema of /stats");
+        let stats: Stats = serde_json::from_str(&self.get("/stats")).expect("the schema of /stats");
         assert_eq!(stats.schema, 1);
         stats
     }
@@ -184,24 +214,30 @@ impl Holdings {
 pub(crate) struct Pair<'h> {
     pub(crate) a: Gateway<'h>,
     pub(crate) b: Gateway<'h>,
-    before: Totals,
 }
 
 impl<'h> Pair<'h> {
     /// Applications on host a reach servers on `127.0.0.1` of host b by connecting to the same
     /// port of their own `127.0.0.1`.
     pub(crate) fn start(hosts: &'h Hosts, ports: &[u16]) -> Self {
-        let b = Self::server_side(hosts, ports).start(hosts, &hosts.b);
-        let mut near = Setup::new("gateway-a", &hosts.a);
-        for &port in ports {
-            near = near.towards(hosts.b.address, port);
-        }
-        let a = near.start(hosts, &hosts.a);
-        let before = a.stats().totals;
-        Self { a, b, before }
+        let near = Self::client_side(hosts, ports);
+        Self::start_these(hosts, near, Self::server_side(hosts, ports))
     }
 
-    /// Gateway B, for starting it once more.
+    /// A pair of gateways set up by the caller.
+    pub(crate) fn start_these(hosts: &'h Hosts, near: Setup, far: Setup) -> Self {
+        let b = far.start(hosts, &hosts.b);
+        let a = near.start(hosts, &hosts.a);
+        Self { a, b }
+    }
+
+    /// Gateway A, not running yet.
+    pub(crate) fn client_side(hosts: &Hosts, ports: &[u16]) -> Setup {
+        let near = Setup::new("gateway-a", &hosts.a);
+        ports.iter().fold(near, |near, &port| near.towards(hosts.b.address, port))
+    }
+
+    /// Gateway B, not running yet.
     pub(crate) fn server_side(hosts: &Hosts, ports: &[u16]) -> Setup {
         let far = Setup::new("gateway-b", &hosts.b);
         ports.iter().fold(far, |far, &port| far.before(&hosts.b, port))
@@ -211,8 +247,7 @@ impl<'h> Pair<'h> {
     pub(crate) fn assert_all_smc(&self, least: u64) {
         for gateway in [&self.a, &self.b] {
             let stats = gateway.stats();
-            let smc = stats.totals.connections_smc - self.before.connections_smc;
-            let tcp = stats.totals.connections_tcp - self.before.connections_tcp;
+            let Totals { connections_smc: smc, connections_tcp: tcp, .. } = stats.totals;
             assert!(smc >= least && tcp == 0, "{smc} SMC-R, {tcp} TCP: {:?}", stats.fallbacks);
         }
     }

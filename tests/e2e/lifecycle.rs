@@ -8,9 +8,10 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::process::Signal;
+use serde_json::{Value, json};
 
 use crate::clock::wait_until;
-use crate::failure::assert_echo;
+use crate::failure::{assert_echo, is_refusal};
 use crate::gateway::{Pair, SETTLE_LIMIT, Setup, local, program, smcgate};
 use crate::hosts::{Hosts, accept, set_limit};
 use crate::pattern::{receive, send};
@@ -106,6 +107,34 @@ fn drain_has_an_end() {
     b.holdings_at_rest();
 }
 
+/// The limit an operator sets holds, and those within it notice nothing.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn connection_limit_turns_newcomers_away() {
+    const MOST: u32 = 8;
+    let hosts = Hosts::new("connection_limit_turns_newcomers_away");
+    let near = Pair::client_side(&hosts, &[PORT]).connections_max(MOST);
+    let pair = Pair::start_these(&hosts, near, Pair::server_side(&hosts, &[PORT]));
+    let listener = hosts.b.listen(local(PORT));
+    let served = (0..MOST).map(|_| {
+        let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+        (client, accept(&listener, LIMIT))
+    });
+    let served: Vec<_> = served.collect();
+    for _ in 0..3 {
+        if let Ok(newcomer) = hosts.a.connect(local(PORT)) {
+            assert!(!gets_echo(&newcomer), "one too many");
+        }
+    }
+    for (client, server) in &served {
+        assert_echo(client, server);
+    }
+    drop(served);
+    wait_until("room again", SETTLE_LIMIT, || pair.a.stats().active.smc == 0);
+    let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+    assert_echo(&client, &accept(&listener, LIMIT));
+}
+
 /// Out of descriptors, a gateway turns newcomers away instead of leaving them hanging, and those
 /// it serves notice nothing.
 #[test]
@@ -126,7 +155,7 @@ fn descriptor_limit_turns_newcomers_away() {
         for _ in 0..150 {
             match hosts.a.connect(local(PORT)) {
                 Err(error) => {
-                    assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+                    assert!(is_refusal(&error), "{error}");
                     turned_away += 1;
                 }
                 Ok(client) if gets_echo(&client) => served.push(client),
@@ -192,6 +221,41 @@ fn smoke_without_privilege() {
     assert!(said.contains("ebpf") && said.contains("option"), "what is missing: {said}");
 }
 
+/// Whoever asks why something is slow sees each connection, and how it travels.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_operators_see_connections() {
+    let hosts = Hosts::new("smoke_operators_see_connections");
+    let pair = Pair::start(&hosts, &[PORT]);
+    let listener = hosts.b.listen(local(PORT));
+    let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+    let server = accept(&listener, LIMIT);
+    assert_echo(&client, &server);
+
+    let app = client.local_addr().expect("an open socket").to_string();
+    for query in ["/connections", "/connections?transport=smc-r", "/connections?listener=port-7010"]
+    {
+        let page: Value = serde_json::from_str(&pair.a.get(query)).expect("JSON");
+        let [row] = &page["connections"].as_array().expect("rows")[..] else { panic!("{page}") };
+        let seen = (&row["transport"], &row["listener"], &row["app"]);
+        assert_eq!(seen, (&json!("smc-r"), &json!("port-7010"), &json!(app)), "{page}");
+    }
+    let none: Value =
+        serde_json::from_str(&pair.a.get("/connections?transport=tcp")).expect("JSON");
+    assert_eq!(none["connections"], json!([]));
+
+    assert!(pair.a.get("/metrics").contains("smcgate_"), "Prometheus' text");
+    pair.a.get("/healthz");
+    assert!(pair.a.get("/").contains("<html"), "a page for people");
+    let table = smcgate(&hosts, "conns", &["conns"]).expect_success("smcgate conns");
+    assert!(table.contains(&app), "{table}");
+    let stats = smcgate(&hosts, "stats", &["stats", "--json"]).expect_success("smcgate stats");
+    let stats: Value = serde_json::from_str(&stats).expect("--json prints JSON");
+    assert_eq!(stats["active"]["smc"], json!(1));
+    let group = &stats["link_groups"][0];
+    assert_eq!((&group["role"], &group["connections"]), (&json!("client"), &json!(1)), "{stats}");
+}
+
 /// The operator's first command on a new host has an answer, and it is yes.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
@@ -200,7 +264,7 @@ fn smoke_doctor() {
     let mut command = Command::new(program());
     command.args(["doctor", "--json"]);
     let report = run(&hosts, &hosts.a, "doctor", LIMIT, &mut command).expect_success("doctor");
-    let _: serde_json::Value = serde_json::from_str(&report).expect("--json prints JSON");
+    let _: Value = serde_json::from_str(&report).expect("--json prints JSON");
     let words = smcgate(&hosts, "doctor-words", &["doctor"]).expect_success("doctor");
     assert!(words.to_lowercase().contains("option"), "{words}");
 }

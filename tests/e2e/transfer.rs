@@ -19,18 +19,32 @@ const STALL_LIMIT: Duration = Duration::from_secs(20);
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn a_gibibyte_each_way_at_once() {
-    transfer_both_ways("a_gibibyte_each_way_at_once", GIB);
+    let hosts = Hosts::new("a_gibibyte_each_way_at_once");
+    transfer_both_ways(&hosts, &Pair::start(&hosts, &[PORT]), GIB);
 }
 
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_transfer_both_ways() {
-    transfer_both_ways("smoke_transfer_both_ways", 64 << 20);
+    let hosts = Hosts::new("smoke_transfer_both_ways");
+    transfer_both_ways(&hosts, &Pair::start(&hosts, &[PORT]), 64 << 20);
 }
 
-fn transfer_both_ways(test: &str, bytes: u64) {
-    let hosts = Hosts::new(test);
-    let pair = Pair::start(&hosts, &[PORT]);
+/// Gateways of different sizes: the small element wraps thousands of times and is always full,
+/// the large one is not, and neither may assume that the other's is like its own.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn elements_of_different_sizes() {
+    let hosts = Hosts::new("elements_of_different_sizes");
+    let pair = Pair::start_these(
+        &hosts,
+        Pair::client_side(&hosts, &[PORT]).smc("rmbe_size = 16384"),
+        Pair::server_side(&hosts, &[PORT]).smc("rmbe_size = 524288"),
+    );
+    transfer_both_ways(&hosts, &pair, 200 << 20);
+}
+
+fn transfer_both_ways(hosts: &Hosts, pair: &Pair<'_>, bytes: u64) {
     let listener = hosts.b.listen(local(PORT));
     let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
     set_limit(&client, STALL_LIMIT);

@@ -15,6 +15,8 @@ use scenarios::{SCENARIOS, Scenario};
 use tape::Tape;
 
 const PORT: u16 = 7010;
+/// For connections that no gateway carries: gateway B listens on the other.
+const TCP_PORT: u16 = 7011;
 
 /// What lies between the client on host a and the server on host b.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,11 +85,10 @@ fn assert_same(hosts: &Hosts, route: Route) {
 
 /// Plays one scenario, each side in a thread of its own.
 fn play(hosts: &Hosts, route: Route, scenario: &Scenario) -> Outcome {
-    let far = hosts.b.at(PORT);
     let (bind, target) = match route {
-        Route::Tcp => (far, far),
+        Route::Tcp => (hosts.b.at(TCP_PORT), hosts.b.at(TCP_PORT)),
         Route::Gateways => (local(PORT), local(PORT)),
-        Route::Fallback => (far, local(PORT)),
+        Route::Fallback => (hosts.b.at(PORT), local(PORT)),
     };
     let listener = scenario.server.map(|_| hosts.b.listen(bind));
     let (to_server, from_client) = mpsc::channel();

@@ -37,7 +37,8 @@ impl Tape {
                 stream.set_nodelay(true).expect("an open socket");
                 tape.stream = Some(stream);
             }
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused => tape.saw("refused"),
+            // A gateway's reset may be faster than the return of `connect`: see `see_refusal`.
+            Err(error) if is_refusal(&error) => tape.saw("refused"),
             Err(error) => panic!("connect: {error}"),
         }
         tape
@@ -230,6 +231,10 @@ impl Tape {
     fn saw_broken_read(&mut self, error: &io::Error) {
         self.saw(format!("read failed: {}", error.kind()));
     }
+}
+
+fn is_refusal(error: &io::Error) -> bool {
+    [ErrorKind::ConnectionRefused, ErrorKind::ConnectionReset].contains(&error.kind())
 }
 
 fn is_timeout(error: &io::Error) -> bool {
