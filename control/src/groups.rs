@@ -202,6 +202,17 @@ impl<N: Rnic> Gateway<N> {
         Ok(())
     }
 
+    /// Notes the key of the peer's RMB, so that the peer can delete it by name later.
+    pub(crate) fn learn_rkey(&mut self, id: GroupId, offer: &Offer) {
+        if let Some(group) = self.groups.get_mut(&id)
+            && let Phase::Running(machine, _) = &mut group.phase
+            && machine.learn_rkey(offer.rkey, offer.rmb_address).is_err()
+        {
+            // The connection itself knows its key; only a DELETE RKEY for it will be denied.
+            tracing::debug!(group = id.0, "the peer has more RMBs than can be remembered");
+        }
+    }
+
     /// Takes an element of a group.
     ///
     /// # Errors

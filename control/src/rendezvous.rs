@@ -95,9 +95,9 @@ impl<N: Rnic> Gateway<N> {
                 Heard::Frame(frame) => {
                     tracing::trace!(session = key.index, ?frame, "received");
                     match &mut shaking.talk {
-                        Talk::Client(client) => client.handle_frame(now, frame),
+                        Talk::Client(client) => client.handle_frame(frame),
                         Talk::Server(server) | Talk::Pending(server, _) => {
-                            server.handle_frame(now, frame)
+                            server.handle_frame(frame)
                         }
                         Talk::Plain(_) | Talk::Connecting => return,
                     }
@@ -225,7 +225,7 @@ impl<N: Rnic> Gateway<N> {
             self.give_up_group(now, key, group);
             None
         });
-        self.answer_client(now, key, ours, Diagnosis::OUT_OF_MEMORY, false);
+        self.answer_client(key, ours, Diagnosis::OUT_OF_MEMORY, false);
     }
 
     /// Subsequent contact: the server named a link that we should know.
@@ -238,17 +238,16 @@ impl<N: Rnic> Gateway<N> {
             group.role == Role::Client && group.peer == Peer::of(offer) && same_link
         });
         let Some((group, port)) = found.map(|(id, group)| (*id, group.port)) else {
-            self.answer_client(now, key, None, Diagnosis::OUT_OF_SYNC, true);
+            self.answer_client(key, None, Diagnosis::OUT_OF_SYNC, true);
             return;
         };
         let ours = self.reserve(now, key, port, group, false);
         self.learn_peer(key, *offer);
-        self.answer_client(now, key, ours, Diagnosis::OUT_OF_MEMORY, false);
+        self.answer_client(key, ours, Diagnosis::OUT_OF_MEMORY, false);
     }
 
     fn answer_client(
         &mut self,
-        now: Instant,
         key: Key,
         ours: Option<Offer>,
         otherwise: Diagnosis,
@@ -257,7 +256,7 @@ impl<N: Rnic> Gateway<N> {
         let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) else { return };
         let Talk::Client(client) = &mut shaking.talk else { return };
         match ours {
-            Some(ours) => client.provide(now, ours),
+            Some(ours) => client.provide(ours),
             None => {
                 client.refuse(otherwise, out_of_sync);
                 self.fallback_reasons.insert(key, otherwise);
@@ -409,6 +408,8 @@ impl<N: Rnic> Gateway<N> {
             && let Some(resources) = &mut shaking.resources
         {
             resources.peer = Some(offer);
+            let group = resources.group;
+            self.learn_rkey(group, &offer);
         }
     }
 
@@ -416,8 +417,8 @@ impl<N: Rnic> Gateway<N> {
     pub(crate) fn link_confirmed(&mut self, now: Instant, key: Key) {
         let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) else { return };
         match &mut shaking.talk {
-            Talk::Client(client) => client.link_confirmed(now),
-            Talk::Server(server) => server.link_confirmed(now),
+            Talk::Client(client) => client.link_confirmed(),
+            Talk::Server(server) => server.link_confirmed(),
             Talk::Plain(_) | Talk::Connecting | Talk::Pending(..) => return,
         }
         self.advance(now, key);

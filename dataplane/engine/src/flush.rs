@@ -51,6 +51,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             return;
         }
         link.budget -= 1;
+        link.llc_outstanding += 1;
         link.sends.push(Work::Send { message, tag: LLC });
     }
 

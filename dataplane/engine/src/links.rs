@@ -14,6 +14,10 @@ pub(crate) struct Link {
     pub(crate) activity: Arc<Activity>,
     /// The queue pair is gone: nothing is posted any more.
     pub(crate) broken: bool,
+    /// The queue pair is given up as soon as what the control thread said last is delivered.
+    pub(crate) retiring: bool,
+    /// LLC messages on their way.
+    pub(crate) llc_outstanding: u32,
     /// RDMA writes of this turn, of all connections.
     pub(crate) writes: Vec<Work>,
     /// Messages of this turn. They follow all writes, so that equal small packets stand together
@@ -37,6 +41,8 @@ impl Links {
             qp,
             activity,
             broken: false,
+            retiring: false,
+            llc_outstanding: 0,
             writes: Vec::with_capacity(budget),
             sends: Vec::with_capacity(budget),
             budget,

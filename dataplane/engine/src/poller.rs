@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use smcr_memory::{Region, SendPool};
 use smcr_proto::Instant;
-use smcr_rnic::{Completion, Fabric};
+use smcr_rnic::{Completion, Fabric, Status, Work};
 
 use crate::clock::Clock;
 use crate::connections::{Connections, Far, Relay, Smc, Socket, Tcp};
 use crate::counters::Counters;
 use crate::gauges::Gauges;
-use crate::handoff::{Command, ConnectionId, Ending, Established, Report};
+use crate::handoff::{Command, ConnectionId, Ending, Established, LinkId, Report};
 use crate::idle::{Advice, Idle};
 use crate::limits::{
     COMMANDS_MAX, EVENTS_PER_TURN_MAX, FILL_PER_TURN_MAX, OBEY_PER_TURN_MAX, REAP_PER_TURN_MAX,
@@ -173,10 +173,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             Command::SendLlc { link, message } => self.send_llc(link, message),
             Command::FailConnections { link } => self.fail_connections(now, link),
             Command::RetireLink { link } => {
-                if let Some(link) = self.links.remove(link) {
-                    self.fabric.release(now, link.qp);
+                if let Some(link) = self.links.by_id(link) {
+                    link.retiring = true;
                 }
-                self.report(Report::LinkRetired { link });
+                self.retire_link(now, link);
             }
             Command::Expect { connection } => self.connections.expect(connection),
             Command::Forget { connection } => self.connections.forget(connection),
@@ -190,6 +190,29 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             }
             Command::Stop => self.stopping = true,
         }
+    }
+
+    /// Gives up the queue pair of a link that is to be retired, once its last words are delivered.
+    pub(crate) fn retire_link(&mut self, now: Instant, id: LinkId) {
+        let Some(link) = self.links.by_id(id) else { return };
+        if !link.retiring || link.llc_outstanding > 0 && !link.broken {
+            return;
+        }
+        let mut unsent = std::mem::take(&mut link.writes);
+        for work in unsent.drain(..) {
+            match work {
+                Work::Write { lease, tag, .. } => self.wrote(now, lease, tag),
+                Work::Send { tag, .. } => self.sent(now, tag, Status::Flushed),
+            }
+        }
+        let Some(link) = self.links.remove(id) else { return };
+        for work in link.sends {
+            if let Work::Send { tag, .. } = work {
+                self.sent(now, tag, Status::Flushed);
+            }
+        }
+        self.fabric.release(now, link.qp);
+        self.report(Report::LinkRetired { link: id });
     }
 
     /// Takes over a connection from the rendezvous.

@@ -29,6 +29,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     pub(crate) fn complete(&mut self, now: Instant, completion: Completion) {
         match completion {
             Completion::Wrote { lease, tag, .. } => self.wrote(now, lease, tag),
+            Completion::Sent { qp, tag: LLC, .. } => self.llc_sent(now, qp),
             Completion::Sent { tag, status, .. } => self.sent(now, tag, status),
             Completion::Received { qp, message } => self.received(now, qp, message),
             Completion::Broke { qp, cause } => {
@@ -40,12 +41,19 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         }
     }
 
-    fn wrote(&mut self, now: Instant, lease: Lease, tag: Tag) {
+    pub(crate) fn wrote(&mut self, now: Instant, lease: Lease, tag: Tag) {
         self.pool.take_back(lease);
         self.completed(now, connection_of(tag));
     }
 
-    fn sent(&mut self, now: Instant, tag: Tag, status: Status) {
+    fn llc_sent(&mut self, now: Instant, qp: QpId) {
+        let Some(link) = self.links.by_qp(qp) else { return };
+        link.llc_outstanding -= 1;
+        let link = link.id;
+        self.retire_link(now, link);
+    }
+
+    pub(crate) fn sent(&mut self, now: Instant, tag: Tag, status: Status) {
         if tag == LLC {
             return;
         }
