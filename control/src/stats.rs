@@ -4,6 +4,8 @@
 //! count from the start of the process; every name carries its unit unless it is a plain count.
 //! Adding a key keeps [`SCHEMA`]; renaming or removing one raises it.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// Version of both documents. A reader that knows another one should say so and stop.
@@ -141,7 +143,7 @@ pub struct Link {
 }
 
 /// One polling thread.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Poller {
     /// The core it is pinned to, if it is.
@@ -152,6 +154,8 @@ pub struct Poller {
     pub turns_idle: u64,
     /// Connections it serves now.
     pub connections: u32,
+    /// Everything else it counts, by name; see `smcr_engine::counters`.
+    pub counters: BTreeMap<String, u64>,
 }
 
 /// One RNIC.

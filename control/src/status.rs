@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, SyncSender};
 use std::time::Duration;
 
-use smcr_engine::counters::Counters;
+use smcr_engine::counters::{Counters, DESCRIPTIONS};
 use smcr_engine::mailbox::Sender;
 use smcr_proto::Instant;
 use smcr_proto::link::State as LinkState;
@@ -278,6 +278,11 @@ fn poller_row<N: Rnic>(port: &Port<N>) -> Poller {
         turns: counters.turns.get(),
         turns_idle: counters.turns_idle.get(),
         connections: u32::try_from(counters.connections.get()).unwrap_or(u32::MAX),
+        counters: DESCRIPTIONS
+            .iter()
+            .zip(counters.values())
+            .map(|(description, value)| (description.name.to_owned(), value))
+            .collect(),
     }
 }
 
