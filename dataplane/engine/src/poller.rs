@@ -139,10 +139,16 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             && deadline.is_none_or(|deadline| deadline > now);
         if asleep {
             self.ends.counters.sleeps.add(1);
-            (self.ends.observe)(&self.fabric);
+            self.publish();
             self.streams.sleep(deadline.map(|deadline| deadline.since(now)));
         }
         self.ends.waker.awake();
+    }
+
+    /// Puts what is counted elsewhere where others can read it.
+    fn publish(&mut self) {
+        (self.ends.observe)(&self.fabric);
+        self.ends.counters.send_bytes_lent.set(self.pool.bytes_in_use());
     }
 
     /// When this poller must turn again, at the latest.
@@ -317,8 +323,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         self.ends.reports.wake();
         if now >= self.sweep_at {
             self.sweep_at = now + SWEEP_EVERY;
-            (self.ends.observe)(&self.fabric);
-            self.ends.counters.send_bytes_lent.set(self.pool.bytes_in_use());
+            self.publish();
             let slots: Vec<u16> = self.connections.slots().collect();
             for slot in slots {
                 self.expire_connection(now, slot);

@@ -150,8 +150,9 @@ impl SendPool {
 
     /// Bytes of chunks that hold leases.
     pub fn bytes_in_use(&self) -> u64 {
-        let used = self.lent.iter().filter(|leases| **leases > 0).count();
-        used as u64 * u64::from(self.chunk_bytes)
+        let unused = self.current.iter().filter(|one| self.lent[one.chunk as usize] == 0).count();
+        let chunks = self.lent.len() - self.free.len() - unused;
+        chunks as u64 * u64::from(self.chunk_bytes)
     }
 
     /// The chunk to append to and how much of it is used, with a useful amount of room.

@@ -7,9 +7,11 @@
 //!   0         4             5          7       8                    8 + 17 n
 //!   | network | prefix bits | reserved | count | n * (prefix, bits) |         prefix area
 //! ```
-//! We send the RFC's form: no gap, no extension. Linux has not sent that since 5.10: its header
-//! says version 2, and its gap of 40 bytes holds what SMC-D and SMC-Rv2 need. The low bits of the
-//! version byte then say what is offered, and a Proposal without SMC-Rv1 has no prefix area.
+//! The gap is the RFC's way to grow. Since 5.10 Linux always sends one of 40 bytes, with a header that
+//! says version 2: it holds what SMC-D and SMC-Rv2 need. The low bits of the version byte then say what
+//! is offered, and a Proposal without SMC-Rv1 has no prefix area. We send version 1 with the same gap,
+//! empty: every deployed reader takes it, and Wireshark's, which assumes it, calls the shorter form
+//! malformed.
 
 use core::ops::Range;
 
@@ -17,11 +19,14 @@ use super::{EYECATCHER, EYECATCHER_SMC_D, EncodedFrame, TRAILER_LEN, VERSION, ki
 use crate::vocabulary::{Gid, MacAddress, PeerId};
 use crate::wire::{Malformed, array, put, u16_at};
 
-/// Length of a Proposal without prefixes in bytes, and the shortest one.
+/// Length of a Proposal without gap and prefixes in bytes: the shortest one.
 pub const LEN: usize = 52;
 
-/// Length of the longest Proposal of version 1 in bytes.
-pub const LEN_MAX: usize = LEN + PREFIXES_MAX * prefix_field::LEN;
+/// Bytes between the offset and the prefix area in what we send, all zero.
+const GAP: u16 = 40;
+
+/// Length of the longest Proposal that we send in bytes.
+pub const LEN_MAX: usize = LEN + GAP as usize + PREFIXES_MAX * prefix_field::LEN;
 
 /// The most IPv6 prefixes a Proposal carries.
 pub const PREFIXES_MAX: usize = 8;
@@ -157,12 +162,14 @@ impl Proposal {
     pub(super) fn encode(&self) -> EncodedFrame {
         assert!(self.offers_smc_r_v1, "a Proposal of version 1 offers SMC-Rv1");
         let prefixes = self.ipv6_prefixes();
-        let len = LEN + prefixes.len() * prefix_field::LEN;
+        let gap = usize::from(GAP);
+        let len = LEN + gap + prefixes.len() * prefix_field::LEN;
         let mut frame = EncodedFrame::new(kind::PROPOSAL, len, 0);
         put(&mut frame.bytes, field::PEER_ID, &self.peer_id.0);
         put(&mut frame.bytes, field::GID, &self.gid.0);
         put(&mut frame.bytes, field::MAC, &self.mac.0);
-        let area = &mut frame.bytes[field::PREFIX_AREA..];
+        put(&mut frame.bytes, field::OFFSET, &GAP.to_be_bytes());
+        let area = &mut frame.bytes[field::PREFIX_AREA + gap..];
         put(area, area_field::NETWORK, &self.subnet.network);
         area[area_field::PREFIX_BITS] = self.subnet.prefix_bits;
         area[area_field::COUNT] = self.prefix_count;
