@@ -65,10 +65,6 @@ impl Idle {
     pub fn after_yield(&mut self, took: Duration) -> bool {
         if took > CONTENDED {
             self.calm_yields = 0;
-            self.budget /= 2;
-            if self.budget < SPIN_MIN {
-                self.budget = SPIN_MIN;
-            }
             return true;
         }
         self.calm_yields += 1;

@@ -56,6 +56,8 @@ pub struct Poller<F: Fabric, S: Streams> {
     events: Vec<Event>,
     /// Reports that found the queue full. Bounded by what the poller has to report about.
     delayed: VecDeque<Report<S::Stream>>,
+    /// Something was reported this turn, and the control thread may sleep.
+    reported: bool,
     sweep_at: Instant,
     stopping: bool,
 }
@@ -85,6 +87,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             completions: Vec::with_capacity(REAP_PER_TURN_MAX),
             events: Vec::with_capacity(EVENTS_PER_TURN_MAX),
             delayed: VecDeque::new(),
+            reported: false,
             sweep_at: Instant(0),
             stopping: false,
         }
@@ -318,9 +321,12 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 self.delayed.push_front(report);
                 break;
             }
+            self.reported = true;
             moved = true;
         }
-        self.ends.reports.wake();
+        if std::mem::take(&mut self.reported) {
+            self.ends.reports.wake();
+        }
         if now >= self.sweep_at {
             self.sweep_at = now + SWEEP_EVERY;
             self.publish();
@@ -334,6 +340,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 
     /// Tells the control thread; wakes it at the end of the turn.
     pub(crate) fn report(&mut self, report: Report<S::Stream>) {
+        self.reported = true;
         if !self.delayed.is_empty() {
             self.delayed.push_back(report);
         } else if let Err(report) = self.ends.reports.push(report) {
