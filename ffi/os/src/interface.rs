@@ -62,7 +62,8 @@ impl Interface {
     }
 }
 
-/// The largest IP packet that reaches `there` from `here` without being cut, as the kernel knows it.
+/// The largest IP packet that reaches `there` from `here` without being cut, as the kernel knows
+/// it.
 ///
 /// # Errors
 ///
@@ -82,7 +83,8 @@ fn addresses() -> io::Result<Vec<(String, Ipv4Addr)>> {
     check(unsafe { libc::getifaddrs(&raw mut list) })?;
     let mut found = Vec::new();
     let mut next = list;
-    // SAFETY: the list is null-terminated and valid until `freeifaddrs`, which comes after the loop.
+    // SAFETY: the list is null-terminated and valid until `freeifaddrs`, which comes after the
+    // loop.
     while let Some(entry) = unsafe { next.as_ref() } {
         next = entry.ifa_next;
         // SAFETY: an entry's address is null or a valid socket address of at least a family.

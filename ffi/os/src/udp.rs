@@ -67,7 +67,8 @@ impl UdpSocket {
     ///
     /// # Errors
     ///
-    /// As `socket(2)`, `setsockopt(2)` and `bind(2)`: the address is not ours, or the port is taken.
+    /// As `socket(2)`, `setsockopt(2)` and `bind(2)`: the address is not ours, or the port is
+    /// taken.
     pub fn bind(local: SocketAddrV4, buffer_len: usize) -> io::Result<Self> {
         let descriptor = open_socket()?;
         let socket = Self { descriptor };

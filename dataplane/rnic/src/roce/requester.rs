@@ -1,8 +1,8 @@
 //! The sending half of a queue pair: requests become packets, packets are acknowledged or repeated.
 //!
 //! Nothing is kept per packet: a packet can be built again from its request at any time, so going
-//! back is moving a cursor. Packets are counted in `u64` from the first one (`sequence`); the 24 bits
-//! of a PSN exist only on the wire.
+//! back is moving a cursor. Packets are counted in `u64` from the first one (`sequence`); the 24
+//! bits of a PSN exist only on the wire.
 
 use std::collections::VecDeque;
 use std::time::Duration;
