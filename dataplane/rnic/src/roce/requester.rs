@@ -39,8 +39,8 @@ pub(super) struct Requester {
     congestion: Congestion,
     /// When to stop waiting for an acknowledgement.
     deadline: Option<Instant>,
-    /// The packet whose round trip is being measured, and when it left.
-    timed: Option<(u64, Instant)>,
+    /// The packet whose round trip is being measured.
+    timed: Option<Timed>,
     /// Packets since the last one that asked for an acknowledgement.
     unasked: u32,
     /// Attempts since the last progress, and when that was.
@@ -60,6 +60,15 @@ struct Mark {
     sequence: u64,
     /// What all packets before it cost, in the currency of windows.
     cost: u64,
+}
+
+/// A packet whose round trip is being measured.
+#[derive(Clone, Copy, Debug)]
+struct Timed {
+    sequence: u64,
+    left: Instant,
+    /// It was sent again, so an acknowledgement may be for either.
+    repeated: bool,
 }
 
 /// A packet, found in the queue.
@@ -200,7 +209,7 @@ impl Requester {
                 self.progress = now;
             }
             if ask && self.timed.is_none() {
-                self.timed = Some((sequence, now));
+                self.timed = Some(Timed { sequence, left: now, repeated: false });
             }
         }
         if ask {
@@ -339,19 +348,23 @@ impl Requester {
             Some(request) => request.place(self.done, sequence, self.mtu),
             None => Place { mark: self.end, request: self.done, packet: 0 },
         };
+        let mut hasty = false;
         if self.next.mark.sequence < sequence {
             // What we went back for had arrived after all.
             self.next = self.oldest;
-            if self.congestion.was_hasty() {
-                counters.timeouts_undone += 1;
-            }
+            hasty = self.congestion.was_hasty();
+            counters.timeouts_undone += u64::from(hasty);
         }
         let gained = self.oldest.mark.cost - before.cost;
         self.congestion.acknowledged(u32::try_from(gained).unwrap_or(u32::MAX));
-        if let Some((timed, left)) = self.timed
-            && timed < sequence
+        if let Some(timed) = self.timed
+            && timed.sequence < sequence
         {
-            self.congestion.measured(now.since(left));
+            // Of what was sent twice, only a hasty timeout tells which one was answered: the first.
+            // It must count, or the timeout would never learn how slow the peer can be.
+            if hasty || !timed.repeated {
+                self.congestion.measured(now.since(timed.left));
+            }
             self.timed = None;
         }
         self.attempts = 0;
@@ -392,7 +405,9 @@ impl Requester {
     fn go_back(&mut self) {
         self.next = self.oldest;
         self.deadline = None;
-        self.timed = None;
+        if let Some(timed) = &mut self.timed {
+            timed.repeated = true;
+        }
         self.unasked = 0;
     }
 }
