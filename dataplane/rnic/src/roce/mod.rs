@@ -34,6 +34,7 @@ mod keys;
 pub mod lossy;
 mod pair;
 mod psn;
+mod request;
 mod requester;
 mod responder;
 mod rnic;

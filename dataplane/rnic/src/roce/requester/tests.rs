@@ -1,7 +1,9 @@
 use smcr_memory::{Region, SendPool};
+use smcr_proto::Rkey;
 
 use super::super::wire::{Body, Packet};
 use super::*;
+use crate::Tag;
 
 const MTU: u32 = 1024;
 const FIRST: Psn = Psn(0xff_fffe);
