@@ -1,10 +1,13 @@
 //! Network devices and routes, as the kernel tells them.
+//!
+//! Everything is asked of sockets, so that the answers are those of the calling thread's network
+//! namespace. `/sys/class/net` would show the devices of whoever mounted it.
 
 use std::io;
 use std::net::Ipv4Addr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 
-use libc::{c_int, sockaddr_in};
+use libc::{c_char, c_int, sockaddr_in};
 
 use crate::udp::{check, from_sockaddr, option};
 
@@ -28,7 +31,7 @@ impl Interface {
     ///
     /// `NotFound` when there is no such device, `AddrNotAvailable` when it has no IPv4 address.
     pub fn named(name: &str) -> io::Result<Self> {
-        std::fs::metadata(format!("/sys/class/net/{name}"))
+        mtu_of(name)
             .map_err(|_| io::Error::new(io::ErrorKind::NotFound, "no such network device"))?;
         Self::find(|other, _| other == name)
     }
@@ -51,13 +54,7 @@ impl Interface {
         let (name, address) = found.ok_or_else(|| {
             io::Error::new(io::ErrorKind::AddrNotAvailable, "no network device has the address")
         })?;
-        let read = |what| std::fs::read_to_string(format!("/sys/class/net/{name}/{what}"));
-        let mtu = read("mtu")?.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
-        let mut mac = [0; 6];
-        let digits = read("address")?;
-        for (byte, text) in mac.iter_mut().zip(digits.trim().split(':')) {
-            *byte = u8::from_str_radix(text, 16).map_err(|_| io::ErrorKind::InvalidData)?;
-        }
+        let (mtu, mac) = (mtu_of(&name)?, mac_of(&name)?);
         Ok(Self { name, address, mac, mtu })
     }
 }
@@ -74,6 +71,44 @@ pub fn path_mtu(here: Ipv4Addr, there: Ipv4Addr) -> io::Result<u32> {
     socket.connect((there, 9))?;
     let mtu = option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_MTU)?;
     u32::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// The largest IP packet of the device called `name`, in bytes.
+fn mtu_of(name: &str) -> io::Result<u32> {
+    let answer = ask(name, libc::SIOCGIFMTU)?;
+    // SAFETY: reading a field of the union asks that its bytes be an integer: all patterns are, and
+    // the kernel has filled this one.
+    let mtu = unsafe { answer.ifr_ifru.ifru_mtu };
+    u32::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// The Ethernet address of the device called `name`.
+fn mac_of(name: &str) -> io::Result<[u8; 6]> {
+    let answer = ask(name, libc::SIOCGIFHWADDR)?;
+    // SAFETY: reading a field of the union asks that its bytes be integers: all patterns are, and
+    // the kernel has filled this one.
+    let address = unsafe { answer.ifr_ifru.ifru_hwaddr };
+    let [a, b, c, d, e, f, ..] = address.sa_data;
+    Ok([a, b, c, d, e, f].map(|byte| u8::from_ne_bytes(byte.to_ne_bytes())))
+}
+
+/// Asks the kernel about the device called `name`.
+fn ask(name: &str, what: libc::Ioctl) -> io::Result<libc::ifreq> {
+    let mut label: [c_char; libc::IFNAMSIZ] = [0; libc::IFNAMSIZ];
+    // The last byte stays zero and ends the name.
+    if name.len() >= label.len() {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    for (target, byte) in label.iter_mut().zip(name.bytes()) {
+        *target = c_char::from_ne_bytes([byte]);
+    }
+    let ifr_ifru = libc::__c_anonymous_ifr_ifru { ifru_flags: 0 };
+    let mut request = libc::ifreq { ifr_name: label, ifr_ifru };
+    let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    // SAFETY: these requests ask for an open socket and a live `ifreq` with a terminated name,
+    // whose union they fill.
+    check(unsafe { libc::ioctl(socket.as_raw_fd(), what, &raw mut request) })?;
+    Ok(request)
 }
 
 /// The names and IPv4 addresses of all network devices.
@@ -119,6 +154,8 @@ mod tests {
         assert_eq!(other.address, Ipv4Addr::new(127, 9, 9, 9));
         assert_eq!((&other.name, other.mtu), (&named.name, named.mtu));
         let missing = Interface::named("no-such-device").unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+        let missing = Interface::named("a-name-that-is-too-long").unwrap_err();
         assert_eq!(missing.kind(), io::ErrorKind::NotFound);
         let missing = Interface::with_address(Ipv4Addr::new(192, 0, 2, 77)).unwrap_err();
         assert_eq!(missing.kind(), io::ErrorKind::AddrNotAvailable);

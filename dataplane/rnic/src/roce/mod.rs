@@ -1,7 +1,7 @@
 //! RoCEv2 in software: a NIC that is a UDP port.
 //!
-//! Its packets are those of real RNICs and of Linux `rdma_rxe`: reliable connected queue pairs, RDMA
-//! writes and messages, acknowledgement, retransmission. The core has no I/O, no clock and no
+//! Its packets are those of real RNICs and of Linux `rdma_rxe`: reliable connected queue pairs,
+//! RDMA writes and messages, acknowledgement, retransmission. The core has no I/O, no clock and no
 //! threads; what carries its packets is a [`Wire`].
 //!
 //! ```text
