@@ -1,1 +1,36 @@
-//! The program.
+//! The gateway: everything slow.
+//!
+//! One control thread ([`gateway`]) accepts connections, talks them into SMC-R or lets them stay
+//! TCP, and hands them to polling threads, of which there is one per RNIC. One admin thread
+//! ([`admin`]) answers operators. Protocol lives below, in `smcr-proto`; this crate drives it.
+//!
+//! ```text
+//!   listener ─► rendezvous ─► groups, buffers ─► placement ─► (poller) ─► reports
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod admin;
+pub mod buffers;
+pub mod check;
+pub mod cli;
+pub mod client;
+pub mod config;
+pub mod decode;
+pub mod device;
+pub mod doctor;
+pub mod gateway;
+pub mod groups;
+pub mod listener;
+pub mod log;
+pub mod placement;
+pub mod pnet;
+pub mod reactor;
+pub mod rendezvous;
+pub mod reports;
+pub mod sessions;
+pub mod signals;
+pub mod slab;
+pub mod smc_option;
+pub mod start;
+pub mod stats;
+pub mod status;

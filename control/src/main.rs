@@ -1,3 +1,157 @@
-//! The gateway.
+//! The program: arguments in, exit code out.
+#![forbid(unsafe_code)]
 
-fn main() {}
+use std::fmt::Display;
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Parser;
+use smcgate::cli::{Ask, Cli, Command, Conns, Decode};
+use smcgate::client::{self, Client, DEFAULT_ADMIN};
+use smcgate::config::{Config, LogLevel};
+use smcgate::decode::{DecodeError, decode};
+use smcgate::stats::ConnectionQuery;
+use smcgate::{check, doctor, log, start};
+
+/// The relay allocates rarely; the control thread and a heap that stays small over weeks like it.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    let Cli { log, command } = Cli::parse();
+    let result = match command {
+        Command::Run(file) => run(&file.config, log),
+        // These two print what they find themselves, and know what it is worth.
+        Command::Check(file) => return check::run(&file.config),
+        Command::Doctor(arguments) => return doctor::run(arguments.json),
+        Command::Stats(ask) => stats(&ask),
+        Command::Conns(conns) => connections(conns),
+        Command::Decode(arguments) => decode_file(&arguments),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure { code, why }) => {
+            // Nobody is left to tell if standard error is gone.
+            writeln!(io::stderr(), "smcgate: {why}").ok();
+            ExitCode::from(code)
+        }
+    }
+}
+
+/// Why a command did not work: the exit code, and one line.
+struct Failure {
+    code: u8,
+    why: String,
+}
+
+impl Failure {
+    /// Exit code 1: it was tried.
+    fn failed(why: impl Display) -> Self {
+        Self { code: 1, why: why.to_string() }
+    }
+
+    /// Exit code 2: it was not tried, because the configuration is wrong.
+    fn misconfigured(why: impl Display) -> Self {
+        Self { code: 2, why: why.to_string() }
+    }
+}
+
+fn run(file: &Path, filter: Option<String>) -> Result<(), Failure> {
+    let config = load(file)?;
+    log::start(filter.as_deref().unwrap_or(level(config.log)));
+    start::run(config).map_err(Failure::failed)
+}
+
+fn load(file: &Path) -> Result<Config, Failure> {
+    Config::load(file).map_err(Failure::misconfigured)
+}
+
+fn level(level: LogLevel) -> &'static str {
+    match level {
+        LogLevel::Error => "error",
+        LogLevel::Warn => "warn",
+        LogLevel::Info => "info",
+        LogLevel::Debug => "debug",
+        LogLevel::Trace => "trace",
+    }
+}
+
+fn client(ask: &Ask) -> Result<Client, Failure> {
+    let admin = match (ask.admin, &ask.config) {
+        (Some(address), _) => address,
+        (None, None) => DEFAULT_ADMIN,
+        (None, Some(file)) => load(file)?.admin.listen.ok_or_else(|| {
+            let file = file.display();
+            Failure::misconfigured(format!("{file}: admin.listen: not there, so nobody answers"))
+        })?,
+    };
+    Ok(Client::new(admin))
+}
+
+fn stats(ask: &Ask) -> Result<(), Failure> {
+    let answer = client(ask)?.stats().map_err(Failure::failed)?;
+    match ask.json {
+        true => print(&format!("{:#}\n", answer.json)),
+        false => print(&client::stats_text(&answer.value)),
+    }
+}
+
+fn connections(conns: Conns) -> Result<(), Failure> {
+    let Conns { ask, listener, transport, page, per_page } = conns;
+    let client = client(&ask)?;
+    let query = ConnectionQuery { listener, transport, page: page.unwrap_or(1), per_page };
+    let answer = match page {
+        Some(_) => client.connections(&query).map(|answer| answer.value),
+        None => client.all_connections(&query),
+    };
+    let rows = answer.map_err(Failure::failed)?;
+    if !ask.json {
+        return print(&client::connections_text(&rows));
+    }
+    let json = serde_json::to_string_pretty(&rows).map_err(Failure::failed)?;
+    print(&format!("{json}\n"))
+}
+
+fn decode_file(arguments: &Decode) -> Result<(), Failure> {
+    let name = arguments.file.display();
+    let fail = |error: &dyn Display| Failure::failed(format!("{name}: {error}"));
+    let input: Box<dyn Read> = if arguments.file == Path::new("-") {
+        Box::new(io::stdin().lock())
+    } else {
+        Box::new(File::open(&arguments.file).map_err(|error| fail(&error))?)
+    };
+    let mut out = BufWriter::new(io::stdout().lock());
+    let result = decode(input, &mut |line| {
+        if arguments.messages && !line.words.is_message() {
+            return Ok(());
+        }
+        match arguments.json {
+            true => writeln!(out, "{}", serde_json::to_string(line)?),
+            false => writeln!(out, "{line}"),
+        }
+    });
+    match (result, out.flush()) {
+        (Err(DecodeError::Output(error)), _) | (Ok(_), Err(error)) => printed(Err(error)),
+        (Err(error), _) => Err(fail(&error)),
+        (Ok(summary), Ok(())) if summary.damaged => {
+            let frames = summary.frames;
+            Err(fail(&format_args!("damaged behind frame {frames}, what follows is missing")))
+        }
+        (Ok(_), Ok(())) => Ok(()),
+    }
+}
+
+fn print(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+/// A reader that has seen enough, such as `head`, is no failure.
+fn printed(result: io::Result<()>) -> Result<(), Failure> {
+    match result {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::failed(error)),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}

@@ -1,3 +1,41 @@
-//! The harness.
+//! `smcgate-perf`: the latency and throughput harness.
+//!
+//! `run` measures direct TCP, a HAProxy pair and a smcgate pair, interleaved, between two network
+//! namespaces of its own; `report` and `compare` read what it wrote. `serve` and `load` are the
+//! applications it measures with, usable alone.
+//!
+//! ```text
+//!   namespace A                                           namespace B
+//!   load ─► (nothing | HAProxy | smcgate) ═══ veth ═══ (nothing | HAProxy | smcgate) ─► serve
+//! ```
+//!
+//! There are no thresholds here: a test asserts behaviour, the harness measures.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+mod cli;
+mod clock;
+mod compare;
+mod failure;
+mod latency;
+mod machine;
+mod readiness;
+mod record;
+mod report;
+mod rig;
+mod run;
+mod scenarios;
+mod serve;
+mod summary;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match cli::dispatch() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("smcgate-perf: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}

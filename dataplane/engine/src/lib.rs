@@ -1,1 +1,37 @@
 //! One polling thread.
+//!
+//! A [`Poller`] owns the completion queue of one RNIC, the links that end on it, their connections
+//! and the TCP sockets of those connections. One [turn](Poller::turn) of its loop takes whatever
+//! has come and carries it as far as it goes: commands, completions, bytes from peers to sockets,
+//! bytes from sockets to peers, control messages, timers. Everything a step frees, the next one
+//! uses in the same turn.
+//!
+//! What never happens on this thread: a lock, a log line, a wait for another thread, an allocation
+//! per byte moved, a registration, a connect. Those belong to the control thread, and the two talk
+//! through two bounded queues of two enums, [`Command`] and [`Report`].
+//!
+//! - [`handoff`], [`mailbox`]: the conversation with the control thread, and its queues.
+//! - [`streams`]: the TCP sockets; [`kernel`] is the real thing, on epoll.
+//! - [`poller`]: the turn. `reap`, `relay`, `flush` are its steps.
+//! - [`idle`]: what to do when nothing moved: spin, yield or sleep.
+//! - [`counters`], [`gauges`]: what others may read while we run.
+#![forbid(unsafe_code)]
+
+pub mod clock;
+mod connections;
+pub mod counters;
+mod flush;
+pub mod gauges;
+pub mod handoff;
+pub mod idle;
+pub mod kernel;
+pub mod limits;
+mod links;
+pub mod mailbox;
+pub mod poller;
+mod reap;
+mod relay;
+pub mod streams;
+
+pub use handoff::{Command, ConnectionId, Established, LinkId, Report};
+pub use poller::Poller;

@@ -96,6 +96,11 @@ impl Rmbe {
         self.index
     }
 
+    /// Its size.
+    pub fn size(&self) -> RmbeSize {
+        self.size
+    }
+
     /// Length in bytes.
     pub fn capacity(&self) -> u32 {
         self.size.bytes()

@@ -87,7 +87,7 @@ impl SendPool {
         &mut self,
         max: u32,
         read: impl FnOnce(&Vacant<'_>) -> Result<usize, E>,
-    ) -> Option<Result<Filled, E>> {
+    ) -> Option<Result<Option<Lease>, E>> {
         let (chunk, used) = self.room(max)?;
         let at = chunk as usize * self.chunk_bytes as usize + used as usize;
         let room = max.min(self.chunk_bytes - used);
@@ -97,13 +97,13 @@ impl SendPool {
         };
         assert!(filled <= room);
         if filled == 0 {
-            return Some(Ok(Filled { lease: None, full: room == 0 }));
+            return Some(Ok(None));
         }
         self.lent[chunk as usize] += 1;
         let end = (used + filled).next_multiple_of(ALIGN).min(self.chunk_bytes);
         self.current = Some(Current { chunk, used: end });
         let lease = Lease { region: self.region.clone(), chunk, at, len: filled };
-        Some(Ok(Filled { lease: Some(lease), full: filled == room }))
+        Some(Ok(Some(lease)))
     }
 
     /// Cuts a lease in two, the first of `len` bytes.
@@ -148,6 +148,13 @@ impl SendPool {
         self.lent.iter().sum()
     }
 
+    /// Bytes of chunks that hold leases.
+    pub fn bytes_in_use(&self) -> u64 {
+        let unused = self.current.iter().filter(|one| self.lent[one.chunk as usize] == 0).count();
+        let chunks = self.lent.len() - self.free.len() - unused;
+        chunks as u64 * u64::from(self.chunk_bytes)
+    }
+
     /// The chunk to append to and how much of it is used, with a useful amount of room.
     fn room(&mut self, max: u32) -> Option<(u32, u32)> {
         if let Some(current) = &self.current {
@@ -165,15 +172,6 @@ impl SendPool {
         }
         Some((chunk, 0))
     }
-}
-
-/// What one [`SendPool::fill`] brought.
-#[derive(Debug)]
-pub struct Filled {
-    /// The bytes, unless there were none.
-    pub lease: Option<Lease>,
-    /// All the room was used, so there may be more to read.
-    pub full: bool,
 }
 
 impl Lease {
@@ -257,7 +255,7 @@ mod tests {
             room.copy_in(&bytes[..len]);
             Ok::<_, ()>(len)
         });
-        filled.map(|filled| filled.unwrap().lease.unwrap())
+        filled.map(|filled| filled.unwrap().unwrap())
     }
 
     #[test]
@@ -333,7 +331,7 @@ mod tests {
     fn a_failed_read_lends_nothing() {
         let mut pool = SendPool::new(Region::new(4096).unwrap(), 4096);
         assert!(matches!(pool.fill(10, |_| Err::<usize, _>("no")), Some(Err("no"))));
-        assert!(pool.fill(10, |_| Ok::<_, ()>(0)).unwrap().unwrap().lease.is_none());
+        assert!(pool.fill(10, |_| Ok::<_, ()>(0)).unwrap().unwrap().is_none());
         assert_eq!(pool.leases_out(), 0);
     }
 }

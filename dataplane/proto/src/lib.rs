@@ -14,11 +14,25 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+extern crate std;
+
+pub mod connection;
+pub mod error;
+pub mod handshake;
+pub mod limits;
+pub mod link;
+pub mod link_group;
+mod outbox;
+pub mod ring;
 pub mod time;
 pub mod vocabulary;
 pub mod wire;
 
+pub use error::PeerMisbehaved;
+pub use ring::{OutOfWindow, Position, Ring, Span, Write, plan};
 pub use time::Instant;
 pub use vocabulary::{
     AlertToken, Gid, LinkNumber, LinkUserId, MacAddress, Mtu, PeerId, Psn, Qpn, Rkey, RmbeSize,
 };
+pub use wire::Malformed;

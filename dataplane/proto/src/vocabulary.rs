@@ -107,6 +107,8 @@ impl Mtu {
 }
 
 /// The size of an RMB element in its 4-bit wire notation: 16 KiB times a power of two (RFC A.2.3).
+///
+/// The RFC ends at 512 KiB; newer Linux kernels use all of the notation, up to 512 MiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RmbeSize(u8);
 
@@ -132,5 +134,56 @@ impl RmbeSize {
     /// The length of the element in bytes, from 16 KiB to 512 MiB.
     pub const fn bytes(self) -> u32 {
         16_384 << self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::format;
+
+    use super::*;
+
+    /// An operator compares these with what `ip` and `rdma` print.
+    #[test]
+    fn addresses_print_as_usual() {
+        let gid = Gid::from_ipv4([10, 9, 0, 1]);
+        assert_eq!(format!("{gid}"), "::ffff:10.9.0.1");
+        assert_eq!(format!("{gid:?}"), "Gid(::ffff:10.9.0.1)");
+        let mac = MacAddress([0x52, 0x54, 0, 0, 0, 0x0a]);
+        assert_eq!(format!("{mac}"), "52:54:00:00:00:0a");
+        assert_eq!(format!("{}", PeerId([0x28, 0x3b, 0, 0, 0, 0, 0, 0xff])), "283b0000000000ff");
+    }
+
+    #[test]
+    fn only_mapped_addresses_are_ipv4() {
+        assert_eq!(Gid::from_ipv4([10, 9, 0, 1]).to_ipv4(), Some([10, 9, 0, 1]));
+        let mut link_local = Gid::from_ipv4([10, 9, 0, 1]);
+        link_local.0[0] = 0xfe;
+        assert_eq!(link_local.to_ipv4(), None);
+        assert_eq!(Gid::default().to_ipv4(), None);
+    }
+
+    /// A code that is off by one doubles every packet, and the peer drops them all.
+    #[test]
+    fn mtu_codes_are_those_of_the_rfc() {
+        let known = [Mtu::B256, Mtu::B512, Mtu::B1024, Mtu::B2048, Mtu::B4096];
+        assert_eq!(known.map(|mtu| mtu.bytes().unwrap()), [256, 512, 1024, 2048, 4096]);
+        assert_eq!(known.map(|mtu| mtu.0), [1, 2, 3, 4, 5]);
+        assert_eq!([Mtu(0), Mtu(6), Mtu(15)].map(Mtu::bytes), [None; 3]);
+    }
+
+    /// A size that is off by one lets the peer write into the next connection's element.
+    #[test]
+    fn element_sizes_are_those_of_the_rfc() {
+        assert_eq!(RmbeSize::from_notation(0).bytes(), 16 << 10);
+        assert_eq!(RmbeSize::KIB_64.bytes(), 64 << 10);
+        assert_eq!(RmbeSize::from_notation(5).bytes(), 512 << 10);
+        assert_eq!(RmbeSize::from_notation(15).bytes(), 512 << 20);
+        for notation in 0..16 {
+            let size = RmbeSize::from_notation(notation);
+            assert_eq!(RmbeSize::from_bytes(size.bytes()), Some(size));
+            assert_eq!(RmbeSize::from_bytes(size.bytes() + 1), None);
+            assert_eq!(RmbeSize::from_notation(notation | 0xf0).notation(), notation);
+        }
     }
 }

@@ -8,6 +8,7 @@
 //! Backends: `sim`, a network of NICs in one thread on a virtual clock, and `roce`, RoCEv2 in
 //! software over UDP sockets. Around any of them: `fault_injector`.
 
+mod absent;
 pub mod dice;
 pub mod fault_injector;
 pub mod roce;

@@ -6,6 +6,9 @@
 
 pub mod interface;
 pub mod mapping;
+pub mod netdev;
+pub mod offload;
+pub mod tcp;
 pub mod udp;
 pub mod vectored;
 

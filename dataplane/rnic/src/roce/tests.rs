@@ -97,7 +97,7 @@ impl Node {
             room.copy_in(bytes);
             Ok::<_, ()>(bytes.len())
         });
-        filled.expect("a chunk is free").unwrap().lease.expect("not empty")
+        filled.expect("a chunk is free").unwrap().expect("not empty")
     }
 
     fn post(&mut self, work: Work) {

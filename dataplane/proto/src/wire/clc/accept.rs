@@ -1,6 +1,39 @@
 //! CLC Accept and Confirm: one queue pair, one RMB element (RFC A.2.3, A.2.4).
+//!
+//! ```text
+//!   0     8         16    32    38    41     45    46      50    51  52      60  61    64    68
+//!   | hdr | peer id | gid | mac | qpn | rkey | idx | token | s|m | r | vaddr | r | psn | eye |
+//! ```
+//! `s|m` packs the size of the RMB elements and the path MTU, one half byte each.
 
+use core::ops::Range;
+
+use super::{EYECATCHER, EncodedFrame, FLAG, TRAILER_LEN, field as header_field};
 use crate::vocabulary::{AlertToken, Gid, MacAddress, Mtu, PeerId, Psn, Qpn, Rkey, RmbeSize};
+use crate::wire::{Malformed, array, flag_if, put, put_u24, u24_at, u32_at, u64_at};
+
+/// Length of the message in bytes.
+pub const LEN: usize = 68;
+
+mod field {
+    use super::{LEN, Range, TRAILER_LEN};
+
+    pub(super) const PEER_ID: Range<usize> = 8..16;
+    pub(super) const GID: Range<usize> = 16..32;
+    pub(super) const MAC: Range<usize> = 32..38;
+    pub(super) const QPN: Range<usize> = 38..41;
+    pub(super) const RKEY: Range<usize> = 41..45;
+    pub(super) const RMBE_INDEX: usize = 45;
+    pub(super) const ALERT_TOKEN: Range<usize> = 46..50;
+    pub(super) const SIZE_AND_MTU: usize = 50; // 51 is reserved
+    pub(super) const RMB_ADDRESS: Range<usize> = 52..60; // 60 is reserved
+    pub(super) const PSN: Range<usize> = 61..64;
+    pub(super) const TRAILER: Range<usize> = 64..68;
+    const _: () = assert!(TRAILER.end == LEN && TRAILER.start + TRAILER_LEN == LEN);
+}
+
+/// The low half of a byte.
+const NIBBLE: u8 = 0x0f;
 
 /// One side's queue pair and RMB element. The bodies of Accept and Confirm are alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,4 +62,61 @@ pub struct Offer {
     pub rmb_address: u64,
     /// The first PSN it will send.
     pub psn: Psn,
+}
+
+impl Offer {
+    /// Where the element begins.
+    ///
+    /// Wraps where a peer names an address that its own RNIC will refuse.
+    ///
+    /// # Panics
+    ///
+    /// If the index is zero. Decoding never makes one.
+    pub fn rmbe_address(&self) -> u64 {
+        let index = self.rmbe_index.checked_sub(1).expect("the first element is 1");
+        let offset = u64::from(self.rmbe_size.bytes()) * u64::from(index);
+        self.rmb_address.wrapping_add(offset)
+    }
+
+    pub(super) fn decode(bytes: &[u8; LEN]) -> Result<Self, Malformed> {
+        if bytes[field::TRAILER] != EYECATCHER {
+            return Err(Malformed::Trailer);
+        }
+        if bytes[field::RMBE_INDEX] == 0 {
+            return Err(Malformed::RmbeIndex);
+        }
+        Ok(Self {
+            first_contact: bytes[header_field::VERSION_AND_FLAGS] & FLAG != 0,
+            peer_id: PeerId(array(bytes, field::PEER_ID)),
+            gid: Gid(array(bytes, field::GID)),
+            mac: MacAddress(array(bytes, field::MAC)),
+            qpn: Qpn(u24_at(bytes, field::QPN)),
+            rkey: Rkey(u32_at(bytes, field::RKEY)),
+            rmbe_index: bytes[field::RMBE_INDEX],
+            alert_token: AlertToken(u32_at(bytes, field::ALERT_TOKEN)),
+            rmbe_size: RmbeSize::from_notation(bytes[field::SIZE_AND_MTU] >> 4),
+            mtu: Mtu(bytes[field::SIZE_AND_MTU] & NIBBLE),
+            rmb_address: u64_at(bytes, field::RMB_ADDRESS),
+            psn: Psn(u24_at(bytes, field::PSN)),
+        })
+    }
+
+    /// As Accept or as Confirm.
+    pub(super) fn encode(&self, kind: u8) -> EncodedFrame {
+        assert!(self.rmbe_index > 0, "the first element is 1");
+        assert!(self.mtu.0 <= NIBBLE, "an MTU has four bits");
+        let mut frame = EncodedFrame::new(kind, LEN, flag_if(self.first_contact, FLAG));
+        let bytes = &mut frame.bytes;
+        put(bytes, field::PEER_ID, &self.peer_id.0);
+        put(bytes, field::GID, &self.gid.0);
+        put(bytes, field::MAC, &self.mac.0);
+        put_u24(bytes, field::QPN, self.qpn.0);
+        put(bytes, field::RKEY, &self.rkey.0.to_be_bytes());
+        bytes[field::RMBE_INDEX] = self.rmbe_index;
+        put(bytes, field::ALERT_TOKEN, &self.alert_token.0.to_be_bytes());
+        bytes[field::SIZE_AND_MTU] = (self.rmbe_size.notation() << 4) | self.mtu.0;
+        put(bytes, field::RMB_ADDRESS, &self.rmb_address.to_be_bytes());
+        put_u24(bytes, field::PSN, self.psn.0);
+        frame
+    }
 }

@@ -1,5 +1,199 @@
 //! CLC: the rendezvous over the TCP stream, before application data (RFC 3.2, A.2).
+//!
+//! ```text
+//!   0            4      5        7               8         length - 4   length
+//!   | eye catcher | type | length | version|flags | message | eye catcher |
+//! ```
+//! Messages are not a layer of their own: they stand in the byte stream of the TCP connection, and
+//! behind the last one the application's bytes follow. [`Framer`] cuts messages out of the stream
+//! and gives back what is not one.
+
+use core::ops::Range;
+
+use crate::wire::{Malformed, put, u16_at};
 
 pub mod accept;
 pub mod decline;
+mod framer;
 pub mod proposal;
+
+pub use accept::Offer;
+pub use decline::{Decline, Diagnosis};
+pub use framer::{FRAME_MAX, Framer};
+pub use proposal::{Ipv4Subnet, Ipv6Prefix, Proposal};
+
+/// "SMCR" in EBCDIC: begins and ends every CLC message, and is the value of the TCP option.
+pub const EYECATCHER: [u8; 4] = [0xe2, 0xd4, 0xc3, 0xd9];
+
+/// "SMCD": may begin and end the Proposal of a client that offers only SMC-D, so that it can be
+/// declined.
+const EYECATCHER_SMC_D: [u8; 4] = [0xe2, 0xd4, 0xc3, 0xc4];
+
+/// The version of SMC-R that RFC 7609 defines.
+pub const VERSION: u8 = 1;
+
+/// Length of the header in bytes.
+pub const HEADER_LEN: usize = 8;
+
+/// Length of the eye catcher in bytes.
+const TRAILER_LEN: usize = EYECATCHER.len();
+
+/// The longest message we send: a Proposal with all its prefixes.
+const ENCODED_MAX: usize = proposal::LEN_MAX;
+
+mod field {
+    use super::{HEADER_LEN, Range};
+
+    pub(super) const EYECATCHER: Range<usize> = 0..4;
+    pub(super) const TYPE: usize = 4;
+    pub(super) const LENGTH: Range<usize> = 5..7;
+    pub(super) const VERSION_AND_FLAGS: usize = 7;
+    const _: () = assert!(VERSION_AND_FLAGS + 1 == HEADER_LEN);
+}
+
+mod kind {
+    pub(super) const PROPOSAL: u8 = 1;
+    pub(super) const ACCEPT: u8 = 2;
+    pub(super) const CONFIRM: u8 = 3;
+    pub(super) const DECLINE: u8 = 4;
+}
+
+/// The one flag bit that two messages share: first contact (F) in Accept and Confirm, out of sync
+/// (S) in Decline.
+const FLAG: u8 = 0x08;
+
+/// One CLC message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// The client says who it is.
+    Proposal(Proposal),
+    /// The server offers a queue pair and an RMB element.
+    Accept(Offer),
+    /// The client answers with its own.
+    Confirm(Offer),
+    /// Either says no.
+    Decline(Decline),
+}
+
+impl Frame {
+    /// Decodes one message that [`Framer`] has cut out: exactly as long as its header says.
+    fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let header = Header::decode(bytes)?;
+        assert_eq!(bytes.len(), header.length, "the framer cuts by this length");
+        match header.kind {
+            Kind::Proposal => Proposal::decode(bytes).map(Self::Proposal),
+            Kind::Accept => Offer::decode(&exact(bytes)?).map(Self::Accept),
+            Kind::Confirm => Offer::decode(&exact(bytes)?).map(Self::Confirm),
+            Kind::Decline => Decline::decode(bytes).map(Self::Decline),
+        }
+    }
+
+    /// The message as it travels: always of version 1.
+    ///
+    /// # Panics
+    ///
+    /// If a field holds what no field can: QPN or PSN over 24 bits, an MTU over four, an element
+    /// index of zero, a ninth prefix, a Proposal that does not offer SMC-Rv1. Such values are ours.
+    pub fn encode(&self) -> EncodedFrame {
+        match self {
+            Self::Proposal(proposal) => proposal.encode(),
+            Self::Accept(offer) => offer.encode(kind::ACCEPT),
+            Self::Confirm(offer) => offer.encode(kind::CONFIRM),
+            Self::Decline(decline) => decline.encode(),
+        }
+    }
+}
+
+fn exact(bytes: &[u8]) -> Result<[u8; accept::LEN], Malformed> {
+    bytes.try_into().map_err(|_| Malformed::Length)
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Proposal,
+    Accept,
+    Confirm,
+    Decline,
+}
+
+/// What the first eight bytes say, once they make sense together.
+struct Header {
+    kind: Kind,
+    length: usize,
+}
+
+impl Header {
+    /// Decodes the first eight of `bytes`.
+    ///
+    /// The version comes before the length: a message of another version is longer, and the caller
+    /// must hear of the version.
+    fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let smc_r = bytes[field::EYECATCHER] == EYECATCHER;
+        let smc_d = bytes[field::EYECATCHER] == EYECATCHER_SMC_D;
+        let kind = match bytes[field::TYPE] {
+            _ if !smc_r && !smc_d => return Err(Malformed::Eyecatcher),
+            kind::PROPOSAL => Kind::Proposal,
+            _ if !smc_r => return Err(Malformed::Eyecatcher),
+            kind::ACCEPT => Kind::Accept,
+            kind::CONFIRM => Kind::Confirm,
+            kind::DECLINE => Kind::Decline,
+            unknown => return Err(Malformed::UnknownType(unknown)),
+        };
+        // Whoever proposes, or declines, does so before versions are agreed: newer ones pass.
+        let version = version(bytes);
+        let version_fits = match kind {
+            Kind::Proposal | Kind::Decline => version >= VERSION,
+            Kind::Accept | Kind::Confirm => version == VERSION,
+        };
+        if !version_fits {
+            return Err(Malformed::Version(version));
+        }
+        let length = usize::from(u16_at(bytes, field::LENGTH));
+        let length_fits = match kind {
+            Kind::Proposal => (proposal::LEN..=FRAME_MAX).contains(&length),
+            Kind::Accept | Kind::Confirm => length == accept::LEN,
+            Kind::Decline => length == decline::LEN || length == decline::LEN_V2,
+        };
+        if !length_fits {
+            return Err(Malformed::Length);
+        }
+        Ok(Self { kind, length })
+    }
+}
+
+/// The version of a message: the high half of the byte.
+fn version(bytes: &[u8]) -> u8 {
+    bytes[field::VERSION_AND_FLAGS] >> 4
+}
+
+/// A message ready for the TCP socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncodedFrame {
+    bytes: [u8; ENCODED_MAX],
+    len: usize,
+}
+
+impl EncodedFrame {
+    /// The bytes to send.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    /// A message of `len` bytes with header and trailer, and zeros between them.
+    #[expect(clippy::cast_possible_truncation, reason = "asserted to be below ENCODED_MAX")]
+    fn new(kind: u8, len: usize, flags: u8) -> Self {
+        assert!((HEADER_LEN + TRAILER_LEN..=ENCODED_MAX).contains(&len), "{len} bytes");
+        let mut bytes = [0; ENCODED_MAX];
+        put(&mut bytes, field::EYECATCHER, &EYECATCHER);
+        bytes[field::TYPE] = kind;
+        put(&mut bytes, field::LENGTH, &(len as u16).to_be_bytes());
+        bytes[field::VERSION_AND_FLAGS] = (VERSION << 4) | flags;
+        put(&mut bytes, len - TRAILER_LEN..len, &EYECATCHER);
+        Self { bytes, len }
+    }
+}
+
+const _: () = assert!(ENCODED_MAX <= FRAME_MAX && FRAME_MAX <= u16::MAX as usize);
+
+#[cfg(test)]
+mod tests;

@@ -1,9 +1,70 @@
 //! CLC Proposal: who we are, and which subnets we share (RFC A.2.2).
+//!
+//! ```text
+//!   0     8         16    32    38       40             40 + offset
+//!   | hdr | peer id | gid | mac | offset | skip `offset` | prefix area | extension | eye |
+//!
+//!   0         4             5          7       8                    8 + 17 n
+//!   | network | prefix bits | reserved | count | n * (prefix, bits) |         prefix area
+//! ```
+//! The gap is the RFC's way to grow. Since 5.10 Linux always sends one of 40 bytes, with a header that
+//! says version 2: it holds what SMC-D and SMC-Rv2 need. The low bits of the version byte then say what
+//! is offered, and a Proposal without SMC-Rv1 has no prefix area. We send version 1 with the same gap,
+//! empty: every deployed reader takes it, and Wireshark's, which assumes it, calls the shorter form
+//! malformed.
 
+use core::ops::Range;
+
+use super::{EYECATCHER, EYECATCHER_SMC_D, EncodedFrame, TRAILER_LEN, VERSION, kind, version};
 use crate::vocabulary::{Gid, MacAddress, PeerId};
+use crate::wire::{Malformed, array, put, u16_at};
+
+/// Length of a Proposal without gap and prefixes in bytes: the shortest one.
+pub const LEN: usize = 52;
+
+/// Bytes between the offset and the prefix area in what we send, all zero.
+const GAP: u16 = 40;
+
+/// Length of the longest Proposal that we send in bytes.
+pub const LEN_MAX: usize = LEN + GAP as usize + PREFIXES_MAX * prefix_field::LEN;
 
 /// The most IPv6 prefixes a Proposal carries.
 pub const PREFIXES_MAX: usize = 8;
+
+mod field {
+    use super::Range;
+
+    pub(super) const VERSION_AND_FLAGS: usize = 7;
+    pub(super) const PEER_ID: Range<usize> = 8..16;
+    pub(super) const GID: Range<usize> = 16..32;
+    pub(super) const MAC: Range<usize> = 32..38;
+    pub(super) const OFFSET: Range<usize> = 38..40;
+    /// Where the prefix area is when `OFFSET` is zero.
+    pub(super) const PREFIX_AREA: usize = 40;
+}
+
+mod area_field {
+    use super::{Range, TRAILER_LEN, field};
+
+    pub(super) const NETWORK: Range<usize> = 0..4;
+    pub(super) const PREFIX_BITS: usize = 4; // 5..7 is reserved
+    pub(super) const COUNT: usize = 7;
+    pub(super) const PREFIXES: usize = 8;
+    const _: () = assert!(field::PREFIX_AREA + PREFIXES + TRAILER_LEN == super::LEN);
+}
+
+mod prefix_field {
+    use super::Range;
+
+    pub(super) const PREFIX: Range<usize> = 0..16;
+    pub(super) const BITS: usize = 16;
+    pub(super) const LEN: usize = BITS + 1;
+}
+
+/// The two lowest bits of the version byte: what of version 1 is offered.
+const OFFERED: u8 = 0x03;
+const OFFERED_SMC_R: u8 = 0;
+const OFFERED_BOTH: u8 = 3;
 
 /// A network of the proposing host: its number and the length of its mask in bits.
 ///
@@ -43,4 +104,80 @@ pub struct Proposal {
     /// Whether the client offers SMC-Rv1 at all. A Proposal of a Linux peer may offer only SMC-Rv2
     /// or SMC-D; its v1 part then is void.
     pub offers_smc_r_v1: bool,
+}
+
+impl Proposal {
+    /// The IPv6 prefixes that are meant.
+    pub fn ipv6_prefixes(&self) -> &[Ipv6Prefix] {
+        &self.prefixes[..usize::from(self.prefix_count)]
+    }
+
+    /// Decodes one framed message. The frame layer has checked its header, and that it is at least
+    /// [`LEN`] bytes long.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let (body, trailer) = bytes.split_at(bytes.len() - TRAILER_LEN);
+        if trailer != EYECATCHER && trailer != EYECATCHER_SMC_D {
+            return Err(Malformed::Trailer);
+        }
+        let offered = bytes[field::VERSION_AND_FLAGS] & OFFERED;
+        let mut proposal = Self {
+            peer_id: PeerId(array(bytes, field::PEER_ID)),
+            gid: Gid(array(bytes, field::GID)),
+            mac: MacAddress(array(bytes, field::MAC)),
+            subnet: Ipv4Subnet::default(),
+            prefixes: [Ipv6Prefix::default(); PREFIXES_MAX],
+            prefix_count: 0,
+            offers_smc_r_v1: bytes.starts_with(&EYECATCHER)
+                && (offered == OFFERED_SMC_R || offered == OFFERED_BOTH),
+        };
+        if proposal.offers_smc_r_v1 {
+            let area = field::PREFIX_AREA + usize::from(u16_at(bytes, field::OFFSET));
+            let rest = proposal.read_prefix_area(body.get(area..).unwrap_or(&[]))?;
+            // Only newer versions know extensions.
+            if version(bytes) == VERSION && !rest.is_empty() {
+                return Err(Malformed::PrefixArea);
+            }
+        }
+        Ok(proposal)
+    }
+
+    /// Reads the prefix area at the beginning of `bytes`, and returns what follows it.
+    fn read_prefix_area<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], Malformed> {
+        let (head, tail) =
+            bytes.split_at_checked(area_field::PREFIXES).ok_or(Malformed::PrefixArea)?;
+        self.subnet.network = array(head, area_field::NETWORK);
+        self.subnet.prefix_bits = head[area_field::PREFIX_BITS];
+        self.prefix_count = head[area_field::COUNT];
+        let count = usize::from(self.prefix_count);
+        let (list, rest) =
+            tail.split_at_checked(count * prefix_field::LEN).ok_or(Malformed::PrefixArea)?;
+        let prefixes = self.prefixes.get_mut(..count).ok_or(Malformed::PrefixArea)?;
+        for (prefix, bytes) in prefixes.iter_mut().zip(list.chunks_exact(prefix_field::LEN)) {
+            prefix.prefix = array(bytes, prefix_field::PREFIX);
+            prefix.prefix_bits = bytes[prefix_field::BITS];
+        }
+        Ok(rest)
+    }
+
+    pub(super) fn encode(&self) -> EncodedFrame {
+        assert!(self.offers_smc_r_v1, "a Proposal of version 1 offers SMC-Rv1");
+        let prefixes = self.ipv6_prefixes();
+        let gap = usize::from(GAP);
+        let len = LEN + gap + prefixes.len() * prefix_field::LEN;
+        let mut frame = EncodedFrame::new(kind::PROPOSAL, len, 0);
+        put(&mut frame.bytes, field::PEER_ID, &self.peer_id.0);
+        put(&mut frame.bytes, field::GID, &self.gid.0);
+        put(&mut frame.bytes, field::MAC, &self.mac.0);
+        put(&mut frame.bytes, field::OFFSET, &GAP.to_be_bytes());
+        let area = &mut frame.bytes[field::PREFIX_AREA + gap..];
+        put(area, area_field::NETWORK, &self.subnet.network);
+        area[area_field::PREFIX_BITS] = self.subnet.prefix_bits;
+        area[area_field::COUNT] = self.prefix_count;
+        let list = area[area_field::PREFIXES..].chunks_exact_mut(prefix_field::LEN);
+        for (bytes, prefix) in list.zip(prefixes) {
+            put(bytes, prefix_field::PREFIX, &prefix.prefix);
+            bytes[prefix_field::BITS] = prefix.prefix_bits;
+        }
+        frame
+    }
 }

@@ -1,6 +1,67 @@
 //! CONFIRM RKEY, its continuation, and DELETE RKEY (RFC A.3.5 to A.3.7).
+//!
+//! ```text
+//!   0     4             5      9         17     18     22        30     31     35        43    44
+//!   | hdr | other links | rkey | address | link | rkey | address | link | rkey | address | rsv |
+//!
+//!   0     4           5      6      10        18     19     23        31     32     36        44
+//!   | hdr | remaining | link | rkey | address | link | rkey | address | link | rkey | address |
+//!
+//!   0     4       5            6          8      12       40         44
+//!   | hdr | count | error mask | reserved | rkey | 7 more | reserved |
+//! ```
 
+use core::ops::Range;
+
+use super::{LEN, has_flag, header, kind};
 use crate::vocabulary::{LinkNumber, Rkey};
+use crate::wire::{Malformed, flag_if, put, u32_at, u64_at};
+
+mod confirm_field {
+    use super::{LEN, Range, on_link_field};
+
+    pub(super) const OTHER_LINKS: usize = 4;
+    pub(super) const RKEY: Range<usize> = 5..9;
+    pub(super) const ADDRESS: Range<usize> = 9..17;
+    pub(super) const OTHERS: [usize; 2] = [17, 30]; // 43 is reserved
+    const _: () = assert!(OTHERS[0] + on_link_field::LEN == OTHERS[1]);
+    const _: () = assert!(OTHERS[1] + on_link_field::LEN + 1 == LEN);
+}
+
+mod continuation_field {
+    use super::{LEN, on_link_field};
+
+    pub(super) const REMAINING: usize = 4;
+    pub(super) const OTHERS: [usize; 3] = [5, 18, 31];
+    const _: () = assert!(OTHERS[0] + 2 * on_link_field::LEN == OTHERS[2]);
+    const _: () = assert!(OTHERS[2] + on_link_field::LEN == LEN);
+}
+
+mod on_link_field {
+    use super::Range;
+
+    pub(super) const LINK: usize = 0;
+    pub(super) const RKEY: Range<usize> = 1..5;
+    pub(super) const ADDRESS: Range<usize> = 5..13;
+    pub(super) const LEN: usize = ADDRESS.end;
+}
+
+mod delete_field {
+    use super::{LEN, Range};
+
+    pub(super) const COUNT: usize = 4;
+    pub(super) const ERROR_MASK: usize = 5; // 6..8 is reserved
+    pub(super) const RKEYS: [Range<usize>; super::RKEYS_MAX] =
+        [8..12, 12..16, 16..20, 20..24, 24..28, 28..32, 32..36, 36..40];
+    pub(super) const RESERVED: Range<usize> = 40..44;
+    const _: () = assert!(RKEYS[7].end == RESERVED.start && RESERVED.end == LEN);
+}
+
+const NEGATIVE: u8 = 0x20;
+const RETRY: u8 = 0x10;
+
+/// The most keys one DELETE RKEY carries.
+pub const RKEYS_MAX: usize = 8;
 
 /// What an RMB is called on one of the other links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -11,6 +72,22 @@ pub struct RkeyOnLink {
     pub rkey: Rkey,
     /// The address there.
     pub address: u64,
+}
+
+impl RkeyOnLink {
+    fn decode(bytes: &[u8]) -> Self {
+        Self {
+            link: LinkNumber(bytes[on_link_field::LINK]),
+            rkey: Rkey(u32_at(bytes, on_link_field::RKEY)),
+            address: u64_at(bytes, on_link_field::ADDRESS),
+        }
+    }
+
+    fn encode_into(self, bytes: &mut [u8]) {
+        bytes[on_link_field::LINK] = self.link.0;
+        put(bytes, on_link_field::RKEY, &self.rkey.0.to_be_bytes());
+        put(bytes, on_link_field::ADDRESS, &self.address.to_be_bytes());
+    }
 }
 
 /// A new RMB: its key on this link and on the others.
@@ -32,6 +109,32 @@ pub struct ConfirmRkey {
     pub others: [RkeyOnLink; 2],
 }
 
+impl ConfirmRkey {
+    pub(super) fn decode(bytes: &[u8; LEN]) -> Self {
+        Self {
+            reply: has_flag(bytes, super::REPLY),
+            negative: has_flag(bytes, NEGATIVE),
+            retry: has_flag(bytes, RETRY),
+            other_links: bytes[confirm_field::OTHER_LINKS],
+            rkey: Rkey(u32_at(bytes, confirm_field::RKEY)),
+            address: u64_at(bytes, confirm_field::ADDRESS),
+            others: confirm_field::OTHERS.map(|start| RkeyOnLink::decode(&bytes[start..])),
+        }
+    }
+
+    pub(super) fn encode(&self) -> [u8; LEN] {
+        let flags = flag_if(self.negative, NEGATIVE) | flag_if(self.retry, RETRY);
+        let mut bytes = header(kind::CONFIRM_RKEY, self.reply, flags);
+        bytes[confirm_field::OTHER_LINKS] = self.other_links;
+        put(&mut bytes, confirm_field::RKEY, &self.rkey.0.to_be_bytes());
+        put(&mut bytes, confirm_field::ADDRESS, &self.address.to_be_bytes());
+        for (start, other) in confirm_field::OTHERS.into_iter().zip(self.others) {
+            other.encode_into(&mut bytes[start..]);
+        }
+        bytes
+    }
+}
+
 /// More keys for other links, up to three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConfirmRkeyContinuation {
@@ -43,6 +146,27 @@ pub struct ConfirmRkeyContinuation {
     pub remaining: u8,
     /// The first `min(remaining, 3)` count.
     pub others: [RkeyOnLink; 3],
+}
+
+impl ConfirmRkeyContinuation {
+    pub(super) fn decode(bytes: &[u8; LEN]) -> Self {
+        Self {
+            reply: has_flag(bytes, super::REPLY),
+            negative: has_flag(bytes, NEGATIVE),
+            remaining: bytes[continuation_field::REMAINING],
+            others: continuation_field::OTHERS.map(|start| RkeyOnLink::decode(&bytes[start..])),
+        }
+    }
+
+    pub(super) fn encode(&self) -> [u8; LEN] {
+        let flags = flag_if(self.negative, NEGATIVE);
+        let mut bytes = header(kind::CONFIRM_RKEY_CONTINUATION, self.reply, flags);
+        bytes[continuation_field::REMAINING] = self.remaining;
+        for (start, other) in continuation_field::OTHERS.into_iter().zip(self.others) {
+            other.encode_into(&mut bytes[start..]);
+        }
+        bytes
+    }
 }
 
 /// RMBs that go away.
@@ -57,5 +181,33 @@ pub struct DeleteRkey {
     /// In a reply: the high bit is the first key.
     pub error_mask: u8,
     /// The keys.
-    pub rkeys: [Rkey; 8],
+    pub rkeys: [Rkey; RKEYS_MAX],
+}
+
+impl DeleteRkey {
+    pub(super) fn decode(bytes: &[u8; LEN]) -> Result<Self, Malformed> {
+        let count = bytes[delete_field::COUNT];
+        if usize::from(count) > RKEYS_MAX {
+            return Err(Malformed::RkeyCount);
+        }
+        Ok(Self {
+            reply: has_flag(bytes, super::REPLY),
+            negative: has_flag(bytes, NEGATIVE),
+            count,
+            error_mask: bytes[delete_field::ERROR_MASK],
+            rkeys: delete_field::RKEYS.map(|field| Rkey(u32_at(bytes, field))),
+        })
+    }
+
+    pub(super) fn encode(&self) -> [u8; LEN] {
+        assert!(usize::from(self.count) <= RKEYS_MAX, "a ninth key needs a second message");
+        let flags = flag_if(self.negative, NEGATIVE);
+        let mut bytes = header(kind::DELETE_RKEY, self.reply, flags);
+        bytes[delete_field::COUNT] = self.count;
+        bytes[delete_field::ERROR_MASK] = self.error_mask;
+        for (field, rkey) in delete_field::RKEYS.into_iter().zip(self.rkeys) {
+            put(&mut bytes, field, &rkey.0.to_be_bytes());
+        }
+        bytes
+    }
 }

@@ -35,7 +35,7 @@ impl Bench {
             room.copy_in(&bytes);
             Ok::<_, ()>(bytes.len())
         });
-        let lease = filled.unwrap().unwrap().lease.unwrap();
+        let lease = filled.unwrap().unwrap().unwrap();
         let tag = Tag(len.into());
         self.requester.post(Work::Write { lease, rkey: Rkey(3), address: 5000, tag });
     }

@@ -80,7 +80,7 @@ impl End {
             Ok(bytes.len())
         });
         let Some(Ok(filled)) = filled else { return false };
-        let lease = filled.lease.unwrap();
+        let lease = filled.unwrap();
         let work = Work::Write { lease, rkey, address, tag: Tag(0) };
         self.fabric.post(self.qp, &mut vec![work]);
         true

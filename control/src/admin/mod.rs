@@ -1,0 +1,92 @@
+//! The operators' endpoint: HTTP on a thread of its own.
+//!
+//! | path | answer |
+//! |---|---|
+//! | `/` | a page for humans |
+//! | `/stats` | [`Stats`](crate::stats::Stats) as JSON |
+//! | `/connections` | [`ConnectionPage`](crate::stats::ConnectionPage) as JSON |
+//! | `/metrics` | the same numbers as Prometheus text |
+//! | `/healthz` | 200 while this thread runs |
+//! | `/readyz` | 200, or 503 with the reasons |
+//!
+//! It only reads: nothing that a client of this endpoint sends changes the gateway. The thread has
+//! its own single-threaded runtime, so that a scrape costs the control thread and the pollers no
+//! more than the atomics they publish. Errors are JSON: `{"error": "…"}`.
+
+mod guard;
+mod metrics;
+mod routes;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use tokio::sync::oneshot;
+
+use crate::stats::Provider;
+use guard::Guarded;
+
+/// The running endpoint. Dropping it stops the thread and closes the listening socket.
+#[derive(Debug)]
+pub struct AdminThread {
+    address: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Binds `listen` and serves `provider` from a new thread.
+///
+/// The socket is bound when this returns; port 0 takes any free port, see
+/// [`AdminThread::address`].
+///
+/// # Errors
+///
+/// If the address cannot be bound, or a thread or runtime cannot be made. The caller knows which
+/// address, and says so.
+pub fn spawn(listen: SocketAddr, provider: Arc<dyn Provider>) -> io::Result<AdminThread> {
+    let bound = std::net::TcpListener::bind(listen)?;
+    bound.set_nonblocking(true)?;
+    let address = bound.local_addr()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let listener = {
+        let _inside = runtime.enter();
+        Guarded::new(tokio::net::TcpListener::from_std(bound)?)
+    };
+    let (stop, stopped) = oneshot::channel();
+    let thread = std::thread::Builder::new().name("admin".to_owned()).spawn(move || {
+        let router = routes::router(provider);
+        runtime.block_on(async {
+            tokio::spawn(axum::serve(listener, router).into_future());
+            // A dropped sender means the same as a message: stop. What is still being served is
+            // dropped with the runtime; an operator's question is not worth a slow shutdown.
+            stopped.await.ok();
+        });
+    })?;
+    Ok(AdminThread { address, stop: Some(stop), thread: Some(thread) })
+}
+
+impl AdminThread {
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Stops the thread and waits for it. Requests in progress are cut off.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for AdminThread {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic of that thread was printed by the panic hook; there is nothing to add.
+            thread.join().ok();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

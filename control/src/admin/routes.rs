@@ -1,0 +1,100 @@
+//! What each path answers.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::Router;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::get;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::metrics;
+use crate::stats::{ConnectionQuery, PER_PAGE_MAX, Provider, Transport};
+
+type Source = State<Arc<dyn Provider>>;
+
+/// All paths of the endpoint.
+pub(super) fn router(provider: Arc<dyn Provider>) -> Router {
+    Router::new()
+        .route("/", get(async || Html(include_str!("page.html"))))
+        .route("/stats", get(async |State(it): Source| Json(it.stats())))
+        .route("/connections", get(connections))
+        .route("/metrics", get(metrics_text))
+        .route("/healthz", get(async || Json(json!({"status": "ok"}))))
+        .route("/readyz", get(ready))
+        .fallback(async || refusal(StatusCode::NOT_FOUND, "no such path; try /stats"))
+        .method_not_allowed_fallback(async || {
+            refusal(StatusCode::METHOD_NOT_ALLOWED, "this endpoint only answers GET")
+        })
+        .with_state(provider)
+}
+
+/// The query string of `/connections`, as it was typed.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Filters {
+    listener: Option<String>,
+    transport: Option<String>,
+    page: Option<u32>,
+    per_page: Option<u32>,
+}
+
+impl Filters {
+    /// The query, or what is wrong with it.
+    fn check(self) -> Result<ConnectionQuery, String> {
+        let defaults = ConnectionQuery::default();
+        let transport = match self.transport.as_deref() {
+            None | Some("") => None,
+            Some(name) => Some(
+                Transport::from_name(name)
+                    .ok_or_else(|| format!("transport is smc-r or tcp, not {name:?}"))?,
+            ),
+        };
+        let page = self.page.unwrap_or(defaults.page);
+        if page == 0 {
+            return Err("the first page is 1".to_owned());
+        }
+        let per_page = self.per_page.unwrap_or(defaults.per_page);
+        if !(1..=PER_PAGE_MAX).contains(&per_page) {
+            return Err(format!("per_page is 1 to {PER_PAGE_MAX}, not {per_page}"));
+        }
+        let listener = self.listener.filter(|name| !name.is_empty());
+        Ok(ConnectionQuery { listener, transport, page, per_page })
+    }
+}
+
+async fn connections(
+    State(provider): Source,
+    filters: Result<Query<Filters>, QueryRejection>,
+) -> Response {
+    let query = match filters {
+        Ok(Query(filters)) => filters.check(),
+        Err(rejection) => Err(rejection.body_text()),
+    };
+    match query {
+        Ok(query) => Json(provider.connections(&query)).into_response(),
+        Err(why) => refusal(StatusCode::BAD_REQUEST, &why),
+    }
+}
+
+async fn metrics_text(State(provider): Source) -> Response {
+    let kind = [(header::CONTENT_TYPE, metrics::CONTENT_TYPE)];
+    (kind, metrics::text(provider.stats())).into_response()
+}
+
+async fn ready(State(provider): Source) -> Response {
+    let readiness = provider.ready();
+    if readiness.is_ready() {
+        return Json(json!({"status": "ready"})).into_response();
+    }
+    let body = json!({"error": "not ready", "reasons": readiness.reasons});
+    (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
+}
+
+fn refusal(status: StatusCode, why: &str) -> Response {
+    (status, Json(json!({ "error": why }))).into_response()
+}

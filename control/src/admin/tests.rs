@@ -1,0 +1,198 @@
+//! The endpoint over real sockets.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use super::*;
+use crate::stats::{
+    Active, ConnectionPage, ConnectionQuery, Fallback, Readiness, Rnic, SCHEMA, Stats, Totals,
+    Transport, tests::row,
+};
+
+/// A gateway that stands still.
+struct Still {
+    reasons: Vec<String>,
+}
+
+impl Provider for Still {
+    fn stats(&self) -> Stats {
+        Stats {
+            schema: SCHEMA,
+            version: "1.2.3".to_owned(),
+            uptime_s: 7,
+            totals: Totals {
+                connections_smc: 11,
+                connections_tcp: 3,
+                bytes_in: 99,
+                ..Totals::default()
+            },
+            active: Active { smc: 2, tcp: 1, ..Active::default() },
+            fallbacks: vec![Fallback {
+                code: 0x0301_0000,
+                name: "peer has no \"option\"".to_owned(),
+                count: 3,
+            }],
+            rnics: vec![Rnic { name: "soft0".to_owned(), icrc_errors: 5, ..Rnic::default() }],
+            ..Stats::default()
+        }
+    }
+
+    fn connections(&self, query: &ConnectionQuery) -> ConnectionPage {
+        let all = (1..=5)
+            .map(|id| row(id, "to-b", if id == 3 { Transport::Tcp } else { Transport::SmcR }));
+        ConnectionPage::select(all, query)
+    }
+
+    fn ready(&self) -> Readiness {
+        Readiness { reasons: self.reasons.clone() }
+    }
+}
+
+fn start(reasons: &[&str]) -> AdminThread {
+    let reasons = reasons.iter().map(|&reason| reason.to_owned()).collect();
+    spawn("127.0.0.1:0".parse().unwrap(), Arc::new(Still { reasons })).unwrap()
+}
+
+/// One request; the status and the body.
+fn request(admin: &AdminThread, method: &str, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(admin.address()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    write!(stream, "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+fn json(admin: &AdminThread, path: &str) -> (u16, serde_json::Value) {
+    let (status, body) = request(admin, "GET", path);
+    (status, serde_json::from_str(&body).unwrap())
+}
+
+/// What a monitoring script reads is what the gateway said.
+#[test]
+fn stats_are_what_the_provider_says() {
+    let admin = start(&[]);
+    let (status, stats) = json(&admin, "/stats");
+    assert_eq!(status, 200);
+    assert_eq!(stats["schema"], 1);
+    assert_eq!(stats["totals"]["connections_smc"], 11);
+    assert_eq!(stats["fallbacks"][0]["code"], 0x0301_0000);
+}
+
+/// Filters and pages of the query string arrive at the provider.
+#[test]
+fn connections_are_filtered_and_paged() {
+    let admin = start(&[]);
+    let (status, page) =
+        json(&admin, "/connections?transport=smc-r&page=2&per_page=3&listener=to-b");
+    assert_eq!(status, 200);
+    assert_eq!(page["total"], 4);
+    assert_eq!(page["connections"].as_array().unwrap().len(), 1);
+    assert_eq!(page["connections"][0]["id"], 5);
+    assert_eq!(json(&admin, "/connections?listener=other").1["total"], 0);
+}
+
+/// A typo in a filter must not look like "no connections".
+#[test]
+fn bad_queries_are_refused_with_the_reason() {
+    let admin = start(&[]);
+    for (query, word) in [
+        ("transport=udp", "transport"),
+        ("page=0", "first page"),
+        ("per_page=1001", "per_page"),
+        ("page=minus", "page"),
+        ("lisener=to-b", "lisener"),
+    ] {
+        let (status, body) = json(&admin, &format!("/connections?{query}"));
+        assert_eq!(status, 400, "{query}");
+        assert!(body["error"].as_str().unwrap().contains(word), "{query}: {body}");
+    }
+}
+
+/// Prometheus must be able to read the text, quotes in labels included.
+#[test]
+fn metrics_have_names_types_units_and_labels() {
+    let admin = start(&[]);
+    let (status, text) = request(&admin, "GET", "/metrics");
+    assert_eq!(status, 200);
+    for line in [
+        "# TYPE smcgate_connections counter",
+        "smcgate_connections_total{transport=\"smc-r\"} 11",
+        "smcgate_connections_active{transport=\"tcp\"} 1",
+        "# UNIT smcgate_in_bytes bytes",
+        "smcgate_in_bytes_total 99",
+        "smcgate_uptime_seconds 7",
+        "smcgate_build_info{version=\"1.2.3\"} 1",
+        "smcgate_fallbacks_total{code=\"0x03010000\",name=\"peer has no \\\"option\\\"\"} 3",
+        "smcgate_rnic_icrc_errors_total{rnic=\"soft0\"} 5",
+    ] {
+        assert!(text.lines().any(|it| it == line), "{line} is missing in\n{text}");
+    }
+    assert!(text.ends_with("# EOF\n"));
+}
+
+/// A load balancer must see the difference between alive and ready, an operator the reason.
+#[test]
+fn readiness_is_not_health() {
+    let admin = start(&["no RNIC has a route to a peer"]);
+    assert_eq!(json(&admin, "/healthz").0, 200);
+    let (status, body) = json(&admin, "/readyz");
+    assert_eq!(status, 503);
+    assert_eq!(body["reasons"][0], "no RNIC has a route to a peer");
+    assert_eq!(json(&start(&[]), "/readyz").0, 200);
+}
+
+#[test]
+fn unknown_paths_and_methods_are_json_errors() {
+    let admin = start(&[]);
+    assert_eq!(json(&admin, "/nothing").0, 404);
+    let (status, body) = request(&admin, "POST", "/stats");
+    assert_eq!(status, 405);
+    assert!(serde_json::from_str::<serde_json::Value>(&body).unwrap()["error"].is_string());
+}
+
+/// The page must work on a host without a way out, so it may not load anything from elsewhere.
+#[test]
+fn the_page_is_self_contained() {
+    let (status, page) = request(&start(&[]), "GET", "/");
+    assert_eq!(status, 200);
+    assert!(page.contains("fetch(\"/stats\""));
+    assert!(!page.contains("//cdn") && !page.contains("src=") && !page.contains("https:"));
+}
+
+/// Clients that connect and say nothing, more than there are places, delay the others at most until
+/// their deadline; and then they are thrown out.
+#[test]
+fn silent_clients_cannot_hold_the_endpoint() {
+    let admin = start(&[]);
+    let silent = (0..guard::CONNECTIONS_MAX + 5)
+        .map(|_| {
+            let mut stream = TcpStream::connect(admin.address()).unwrap();
+            stream.write_all(b"GET /stats HT").unwrap();
+            stream
+        })
+        .collect::<Vec<_>>();
+    assert_eq!(json(&admin, "/healthz").0, 200);
+    let mut first = &silent[0];
+    first.set_read_timeout(Some(guard::LIFETIME * 4)).unwrap();
+    let mut rest = Vec::new();
+    // The server hangs up, with or without a word; a read that times out would be an error here.
+    match first.read_to_end(&mut rest) {
+        Ok(_) => {}
+        Err(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset),
+    }
+}
+
+/// A second gateway on the same port must fail at once, and stopping the first makes room for it.
+#[test]
+fn the_address_is_refused_when_taken_and_free_after_stop() {
+    let admin = start(&[]);
+    let address = admin.address();
+    let still = || Arc::new(Still { reasons: Vec::new() });
+    let error = spawn(address, still()).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+    admin.stop();
+    spawn(address, still()).unwrap();
+}

@@ -1,0 +1,197 @@
+//! `smcgate check -c FILE`: is the file right, and what would happen.
+//!
+//! Beyond the file itself this looks at the host (routes, devices, eBPF) and asks the resolver, but
+//! binds nothing and sends nothing to a peer.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::process::ExitCode;
+
+use crate::config::{Config, Listener, Transport};
+use crate::device::Devices;
+use crate::pnet::PnetTable;
+use crate::smc_option::OptionSource;
+
+/// Checks the file at `path` and prints what a gateway would do with it on this host.
+///
+/// Exits with 2 and one line on standard error if the file is wrong. Obstacles that may be gone
+/// when the gateway starts, such as an address that is not there yet, are printed and are no fault.
+pub fn run(path: &Path) -> ExitCode {
+    let config = match Config::load(path) {
+        Ok(config) => config,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::from(2);
+        }
+    };
+    let devices = Devices::read().unwrap_or_default();
+    let option = OptionSource::choose(&config.smc);
+    let text = describe(&config, &devices, &option);
+    // A reader that has seen enough, such as `head`, is no reason to fail.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    ExitCode::SUCCESS
+}
+
+/// What a gateway would do with `config`, in lines.
+fn describe(config: &Config, devices: &Devices, option: &OptionSource) -> String {
+    let host = Host { devices, pnet: PnetTable::new(config), option };
+    let mut text = format!("option: {option}\n");
+    if let Some(address) = config.admin.listen {
+        let _ = writeln!(text, "admin: http://{address}/");
+    }
+    for rnic in &config.rnics {
+        let state = match devices.named(&rnic.device) {
+            Some(device) if device.up => "up",
+            Some(_) => "WARNING: the device is down",
+            None => "WARNING: there is no such device",
+        };
+        let _ = writeln!(text, "rnic {}: soft RNIC on {}: {state}", rnic.name, rnic.device);
+    }
+    for listener in &config.listeners {
+        text.push_str(&host.listener(listener));
+    }
+    text
+}
+
+struct Host<'a> {
+    devices: &'a Devices,
+    pnet: PnetTable,
+    option: &'a OptionSource,
+}
+
+impl Host<'_> {
+    fn listener(&self, listener: &Listener) -> String {
+        let mut text = format!(
+            "listener {}: {} ({}) -> {} ({})\n",
+            listener.name,
+            listener.bind,
+            word(listener.accept),
+            listener.upstream,
+            word(listener.connect),
+        );
+        let bind = listener.bind.ip();
+        if !bind.is_unspecified() && self.devices.owner_of(bind).is_none() {
+            let _ = writeln!(text, "  WARNING: {bind} is not an address of this host");
+        }
+        if listener.accept == Transport::Smc {
+            let _ = writeln!(text, "  accepts {}", self.accepting(bind));
+        }
+        match listener.upstream.resolve() {
+            Ok(addresses) => {
+                for address in addresses {
+                    let how = self.connecting(listener.connect, address);
+                    let _ = writeln!(text, "  connects to {address} {how}");
+                }
+            }
+            Err(error) => {
+                let _ =
+                    writeln!(text, "  WARNING: {} cannot be resolved: {error}", listener.upstream);
+            }
+        }
+        text
+    }
+
+    fn accepting(&self, bind: IpAddr) -> String {
+        match self.option {
+            OptionSource::None(_) => "over TCP only".to_owned(),
+            OptionSource::Ebpf(_) | OptionSource::Assume(_) if bind.is_unspecified() => {
+                "over SMC-R where the peer has it, on the RNIC of the device it comes by; else TCP"
+                    .to_owned()
+            }
+            OptionSource::Ebpf(_) | OptionSource::Assume(_) => match self.rnic_of(bind) {
+                Some(rnic) => format!("over SMC-R on {rnic} where the peer has it, else TCP"),
+                None => "over TCP only: no device has this address".to_owned(),
+            },
+        }
+    }
+
+    fn connecting(&self, transport: Transport, upstream: SocketAddr) -> String {
+        let local = match self.devices.towards(upstream.ip()) {
+            Ok((_, local)) => local,
+            Err(error) => return format!("WARNING: not at all now, there is no route: {error}"),
+        };
+        match (transport, self.option) {
+            (Transport::Tcp, _) => "over TCP".to_owned(),
+            (Transport::Smc, OptionSource::None(_)) => "over TCP only".to_owned(),
+            (Transport::Smc, OptionSource::Assume(peers))
+                if !peers.iter().any(|network| network.contains(upstream.ip())) =>
+            {
+                "over TCP only: it is not in smc.assume_peers".to_owned()
+            }
+            (Transport::Smc, OptionSource::Ebpf(_) | OptionSource::Assume(_)) => {
+                match self.rnic_of(local) {
+                    Some(rnic) => format!("over SMC-R on {rnic} if it has it, else TCP"),
+                    None => "over TCP only: the device of the route is not known".to_owned(),
+                }
+            }
+        }
+    }
+
+    fn rnic_of(&self, local: IpAddr) -> Option<String> {
+        let device = self.devices.owner_of(local)?;
+        let rnic = self.pnet.rnic_for(&device.name);
+        Some(format!("{} ({})", rnic.name, rnic.device))
+    }
+}
+
+fn word(transport: Transport) -> &'static str {
+    match transport {
+        Transport::Tcp => "tcp",
+        Transport::Smc => "smc",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = "\
+        [admin]\nlisten='none'\n\
+        [[rnic]]\nname='r0'\ndevice='nowhere7'\n\
+        [[listener]]\nname='in'\nbind='127.0.0.1:7'\naccept='smc'\nupstream='127.0.0.1:8'\n\
+        [[listener]]\nname='out'\nbind='192.0.2.1:9'\nconnect='smc'\nupstream='127.0.0.1:8'\n";
+
+    fn lines(option: &OptionSource) -> Vec<String> {
+        let config = Config::parse(FILE, "gate.toml").unwrap();
+        let text = describe(&config, &Devices::read().unwrap(), option);
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// Operators learn before the start which connections will be accelerated, and where.
+    #[test]
+    fn each_listener_says_what_it_would_do() {
+        let option = OptionSource::Assume(vec!["127.0.0.0/8".parse().unwrap()]);
+        let expected = [
+            "option: SMC-R is assumed, without a TCP option, of the peers 127.0.0.0/8",
+            "rnic r0: soft RNIC on nowhere7: WARNING: there is no such device",
+            "listener in: 127.0.0.1:7 (smc) -> 127.0.0.1:8 (tcp)",
+            "  accepts over SMC-R on soft-lo (lo) where the peer has it, else TCP",
+            "  connects to 127.0.0.1:8 over TCP",
+            "listener out: 192.0.2.1:9 (tcp) -> 127.0.0.1:8 (smc)",
+            "  WARNING: 192.0.2.1 is not an address of this host",
+            "  connects to 127.0.0.1:8 over SMC-R on soft-lo (lo) if it has it, else TCP",
+        ];
+        assert_eq!(lines(&option), expected);
+    }
+
+    #[test]
+    fn without_the_option_everything_is_tcp_and_the_reason_is_first() {
+        let lines = lines(&OptionSource::None("no privilege".into()));
+        assert_eq!(lines[0], "option: every connection stays TCP: no privilege");
+        assert_eq!(lines[3], "  accepts over TCP only");
+        assert_eq!(lines[7], "  connects to 127.0.0.1:8 over TCP only");
+        let stranger = OptionSource::Assume(vec!["10.0.0.0/8".parse().unwrap()]);
+        let line = "  connects to 127.0.0.1:8 over TCP only: it is not in smc.assume_peers";
+        assert_eq!(self::lines(&stranger)[7], line);
+    }
+
+    #[test]
+    fn a_wrong_file_is_exit_code_2() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert_eq!(format!("{:?}", run(file.path())), format!("{:?}", ExitCode::from(2)));
+        std::fs::write(file.path(), FILE).unwrap();
+        assert_eq!(format!("{:?}", run(file.path())), format!("{:?}", ExitCode::SUCCESS));
+    }
+}

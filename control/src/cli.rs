@@ -1,0 +1,168 @@
+//! The command line: what can be asked, and the help that says so.
+//!
+//! Exit codes are stable: 0 it worked; 1 it failed; 2 the command line or the configuration is
+//! wrong. Errors are one line on standard error.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::stats::{PER_PAGE_MAX, Transport};
+
+/// The command line, parsed.
+#[derive(Debug, Parser)]
+#[command(
+    name = "smcgate",
+    version,
+    about = "Carries TCP connections over SMC-R (RFC 7609): RDMA where both ends can, else TCP",
+    long_about = "Carries TCP connections over SMC-R (RFC 7609).\n\n\
+        Applications speak plain TCP to smcgate. Where the far end offers SMC-R, be it another \
+        smcgate or an operating system's own, their bytes travel by RDMA; everywhere else they \
+        stay on the same TCP connection. No RDMA hardware is needed: an RNIC in software is built \
+        in.",
+    after_help = "Start here:\n  \
+        smcgate check -c FILE     what would this configuration do?\n  \
+        smcgate doctor            can this host do it?\n  \
+        smcgate run -c FILE       do it\n  \
+        smcgate stats             is it doing it, and if not, why?\n\n\
+        Exit codes: 0 it worked, 1 it failed, 2 wrong command line or configuration.",
+    propagate_version = true
+)]
+pub struct Cli {
+    /// How much to log on standard error: error, warn, info, debug or trace, or a filter such as
+    /// `info,smcgate::admin=debug`
+    #[arg(long, global = true, value_name = "LEVEL", value_parser = crate::log::parse_filter)]
+    pub log: Option<String>,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// One of the things smcgate does.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the gateway until SIGTERM or SIGINT, then finish what is open within drain_timeout
+    Run(ConfigFile),
+    /// Read a configuration, say what it would do, and start nothing
+    Check(ConfigFile),
+    /// Find out whether this host can do SMC-R, and what to change if not
+    Doctor(Doctor),
+    /// Show what a running gateway counts: connections, fallbacks and their reasons, link groups,
+    /// RNICs
+    Stats(Ask),
+    /// List the connections of a running gateway, each with its transport and, if that is TCP, why
+    Conns(Conns),
+    /// Print the SMC-R in a capture, one line per message: TCP option, CLC, LLC, CDC, RDMA writes
+    #[command(after_help = "Capture both what is TCP and what is RoCE, for example:\n  \
+        tcpdump -i va -w /tmp/smc.pcap 'tcp port 7002 or udp port 4791'\n  \
+        smcgate decode --messages /tmp/smc.pcap\n\n\
+        Flags of CDC: B writer blocked, P urgent pending, U urgent present, R update requested,\n\
+        F failover validation, D sending done, C connection closed, A abnormal close.")]
+    Decode(Decode),
+}
+
+/// Which configuration.
+#[derive(Debug, Args)]
+pub struct ConfigFile {
+    /// The configuration, a TOML file
+    #[arg(short, long = "config", value_name = "FILE")]
+    pub config: PathBuf,
+}
+
+/// Options of `doctor`.
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How to ask a running gateway.
+#[derive(Debug, Args)]
+pub struct Ask {
+    /// Print the gateway's JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Where its admin endpoint listens [default: 127.0.0.1:9180]
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "config")]
+    pub admin: Option<SocketAddr>,
+    /// Take the address from `admin.listen` of this configuration
+    #[arg(short, long = "config", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+/// Options of `conns`.
+#[derive(Debug, Args)]
+pub struct Conns {
+    /// Whom to ask.
+    #[command(flatten)]
+    pub ask: Ask,
+    /// Only connections of this listener
+    #[arg(long, value_name = "NAME")]
+    pub listener: Option<String>,
+    /// Only connections that travel so: smc-r or tcp
+    #[arg(long, value_name = "TRANSPORT", value_parser = parse_transport)]
+    pub transport: Option<Transport>,
+    /// Only this page; without it all connections are listed
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub page: Option<u32>,
+    /// Rows of a page
+    #[arg(
+        long,
+        value_name = "ROWS",
+        default_value_t = 100,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(PER_PAGE_MAX))
+    )]
+    pub per_page: u32,
+}
+
+/// Options of `decode`.
+#[derive(Debug, Args)]
+pub struct Decode {
+    /// The capture, pcap or pcapng; - is standard input
+    #[arg(value_name = "FILE.pcap")]
+    pub file: PathBuf,
+    /// Print JSON, one object per line
+    #[arg(long)]
+    pub json: bool,
+    /// Leave out RDMA writes, acknowledgements and everything else that is no message of SMC-R
+    #[arg(long)]
+    pub messages: bool,
+}
+
+fn parse_transport(name: &str) -> Result<Transport, String> {
+    Transport::from_name(name).ok_or_else(|| "it is smc-r or tcp".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+    use clap::error::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    /// Scripts tell a typo (2) from a gateway that does not answer (1).
+    #[test]
+    fn usage_errors_exit_with_2_and_help_with_0() {
+        for (arguments, kind, code) in [
+            (&["run"][..], ErrorKind::MissingRequiredArgument, 2),
+            (&["start"], ErrorKind::InvalidSubcommand, 2),
+            (&["conns", "--transport", "udp"], ErrorKind::ValueValidation, 2),
+            (&["conns", "--per-page", "0"], ErrorKind::ValueValidation, 2),
+            (&["stats", "--admin", "1.2.3.4:5", "-c", "f"], ErrorKind::ArgumentConflict, 2),
+            (&["stats", "--log", "loud"], ErrorKind::ValueValidation, 2),
+            (&["--help"], ErrorKind::DisplayHelp, 0),
+            (&["--version"], ErrorKind::DisplayVersion, 0),
+        ] {
+            let all = [&["smcgate"], arguments].concat();
+            let error = Cli::try_parse_from(all).unwrap_err();
+            assert_eq!((error.kind(), error.exit_code()), (kind, code), "{arguments:?}");
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! `smcgate stats` and `smcgate conns`: questions to a running gateway, and tables of the answers.
+
+mod tables;
+
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::stats::{ConnectionPage, ConnectionQuery, PER_PAGE_MAX, SCHEMA, Stats};
+
+pub use tables::{connections_text, stats_text};
+
+/// Where a gateway's admin endpoint listens if its configuration does not say.
+pub const DEFAULT_ADMIN: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9180);
+
+/// How long a gateway may take to answer.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest answer that is read, in bytes.
+const ANSWER_MAX: u64 = 64 << 20;
+
+/// Why there is no answer. Displays on one line.
+#[derive(Debug)]
+pub struct ClientError {
+    admin: SocketAddr,
+    why: String,
+}
+
+impl fmt::Display for ClientError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "gateway at {}: {}", self.admin, self.why)
+    }
+}
+
+impl std::error::Error for ClientError {}
+
+/// One gateway, as seen from its admin endpoint.
+#[derive(Debug)]
+pub struct Client {
+    admin: SocketAddr,
+    agent: ureq::Agent,
+}
+
+impl Client {
+    /// Asks the endpoint at this address. Nothing is sent yet.
+    pub fn new(admin: SocketAddr) -> Self {
+        let agent = ureq::Agent::config_builder()
+            .timeout_global(Some(TIMEOUT))
+            .http_status_as_error(false)
+            // The environment's proxy is for the web, not for this host's gateway.
+            .proxy(None)
+            .build()
+            .new_agent();
+        Self { admin, agent }
+    }
+
+    /// The gateway's `GET /stats`, keys we do not know included.
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError`] if nobody answers, or not with this schema.
+    pub fn stats(&self) -> Result<Answer<Stats>, ClientError> {
+        self.ask("/stats", &[])
+    }
+
+    /// One page of the gateway's `GET /connections`.
+    ///
+    /// # Errors
+    ///
+    /// As [`stats`](Self::stats).
+    pub fn connections(
+        &self,
+        query: &ConnectionQuery,
+    ) -> Result<Answer<ConnectionPage>, ClientError> {
+        let mut parameters =
+            vec![("page", query.page.to_string()), ("per_page", query.per_page.to_string())];
+        parameters.extend(query.listener.clone().map(|name| ("listener", name)));
+        parameters.extend(query.transport.map(|it| ("transport", it.name().to_owned())));
+        self.ask("/connections", &parameters)
+    }
+
+    /// All pages of the gateway's connections that match `query`, as one.
+    ///
+    /// Pages are asked one after another while connections come and go, so one that moved may be
+    /// missing; none is there twice.
+    ///
+    /// # Errors
+    ///
+    /// As [`stats`](Self::stats).
+    pub fn all_connections(&self, query: &ConnectionQuery) -> Result<ConnectionPage, ClientError> {
+        let mut query = ConnectionQuery { page: 1, per_page: PER_PAGE_MAX, ..query.clone() };
+        let mut all = self.connections(&query)?.value;
+        let mut last_len = all.connections.len();
+        while last_len == PER_PAGE_MAX as usize {
+            query.page += 1;
+            let page = self.connections(&query)?.value;
+            last_len = page.connections.len();
+            all.connections.extend(page.connections);
+        }
+        all.connections.sort_by_key(|row| row.id);
+        all.connections.dedup_by_key(|row| row.id);
+        all.total = all.connections.len() as u64;
+        all.per_page = u32::try_from(all.connections.len()).unwrap_or(u32::MAX).max(1);
+        Ok(all)
+    }
+
+    fn ask<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        parameters: &[(&str, String)],
+    ) -> Result<Answer<T>, ClientError> {
+        let fail = |why: String| ClientError { admin: self.admin, why };
+        let mut request = self.agent.get(format!("http://{}{path}", self.admin));
+        for (name, value) in parameters {
+            request = request.query(name, value);
+        }
+        let mut response = request.call().map_err(|error| fail(no_answer(&error)))?;
+        let status = response.status();
+        let json: Value = response
+            .body_mut()
+            .with_config()
+            .limit(ANSWER_MAX)
+            .read_json()
+            .map_err(|_| fail(format!("status {status}, and no JSON: is this a smcgate?")))?;
+        if !status.is_success() {
+            let why = json.get("error").and_then(Value::as_str).unwrap_or("no reason given");
+            return Err(fail(format!("status {status}: {why}")));
+        }
+        let Schema { schema } = Schema::deserialize(&json)
+            .map_err(|_| fail("its answer has no schema: is this a smcgate?".to_owned()))?;
+        if schema != SCHEMA {
+            let why = format!("its answer has schema {schema}, this program knows {SCHEMA}");
+            return Err(fail(why));
+        }
+        let value = T::deserialize(&json)
+            .map_err(|error| fail(format!("its answer does not fit: {error}")))?;
+        Ok(Answer { value, json })
+    }
+}
+
+/// An answer as we understand it, and as it was given.
+#[derive(Debug)]
+pub struct Answer<T> {
+    /// What we understand.
+    pub value: T,
+    /// Everything.
+    pub json: Value,
+}
+
+#[derive(Deserialize)]
+struct Schema {
+    schema: u32,
+}
+
+fn no_answer(error: &ureq::Error) -> String {
+    if let ureq::Error::Io(error) = error
+        && error.kind() == std::io::ErrorKind::ConnectionRefused
+    {
+        return "nobody listens there; is it running, and is that its [admin] listen?".to_owned();
+    }
+    error.to_string()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,283 @@
+//! Answers as tables for people, in the manner of `ss` and `smcss`.
+
+use std::fmt::Write;
+
+use crate::stats::{Connection, ConnectionPage, LinkGroup, Stats, Transport};
+
+/// All of the statistics, one paragraph per subject; subjects without rows are left out.
+pub fn stats_text(stats: &Stats) -> String {
+    let mut out = summary(stats);
+    paragraph(
+        &mut out,
+        &["FALLBACK", "CODE", "COUNT"],
+        stats
+            .fallbacks
+            .iter()
+            .map(|it| vec![it.name.clone(), format!("{:#010x}", it.code), it.count.to_string()]),
+    );
+    paragraph(
+        &mut out,
+        &["LISTENER", "BIND", "ACCEPT", "CONNECT", "UPSTREAM", "ACTIVE", "ACCEPTED", "REFUSED"],
+        stats.listeners.iter().map(|it| {
+            let [bind, accept] = [&it.bind, &it.accept].map(String::clone);
+            let [connect, upstream] = [&it.connect, &it.upstream].map(String::clone);
+            let [active, accepted, refused] =
+                [it.active, it.accepted, it.refused].map(|count| count.to_string());
+            vec![it.name.clone(), bind, accept, connect, upstream, active, accepted, refused]
+        }),
+    );
+    let links = stats.link_groups.iter().flat_map(link_rows);
+    paragraph(
+        &mut out,
+        &["GROUP", "ROLE", "VERSION", "PEER", "TYPE", "CONNS", "RMBS", "LINK"],
+        links,
+    );
+    paragraph(
+        &mut out,
+        &["RNIC", "KIND", "DEVICE", "GID", "MTU", "IN", "OUT", "AGAIN", "ICRC", "RKEY"],
+        stats.rnics.iter().map(|it| {
+            let mut row = [&it.name, &it.kind, &it.device, &it.gid].map(String::clone).to_vec();
+            let errors = [it.retransmits, it.icrc_errors, it.rkey_errors];
+            row.push(it.mtu.to_string());
+            row.extend([it.packets_in, it.packets_out].iter().map(u64::to_string));
+            row.extend(errors.iter().map(u64::to_string));
+            row
+        }),
+    );
+    paragraph(
+        &mut out,
+        &["POLLER", "CORE", "CONNS", "TURNS", "IDLE"],
+        stats.pollers.iter().enumerate().map(|(index, it)| {
+            let core = it.core.map_or("-".to_owned(), |core| core.to_string());
+            let idle = (it.turns_idle * 100).checked_div(it.turns).unwrap_or(0);
+            let (connections, turns) = (it.connections.to_string(), it.turns.to_string());
+            vec![index.to_string(), core, connections, turns, format!("{idle} %")]
+        }),
+    );
+    out
+}
+
+/// What everybody wants to know first.
+fn summary(stats: &Stats) -> String {
+    let Stats { totals, active, memory, .. } = stats;
+    format!(
+        "smcgate {}, up {}\n\
+         active   {} smc-r, {} tcp, {} connecting, {} parked\n\
+         total    {} smc-r, {} tcp, {} handshakes failed, {} refused\n\
+         bytes    {} in, {} out\n\
+         memory   {} RMBs ({} of {} elements used), {} send pool ({} used)\n",
+        stats.version,
+        duration(stats.uptime_s),
+        active.smc,
+        active.tcp,
+        active.connecting,
+        active.parked,
+        totals.connections_smc,
+        totals.connections_tcp,
+        totals.handshakes_failed,
+        totals.refused_smc + totals.refused_tcp,
+        bytes(totals.bytes_in),
+        bytes(totals.bytes_out),
+        bytes(memory.rmb_bytes),
+        memory.rmbes_used,
+        memory.rmbes,
+        bytes(memory.send_bytes),
+        bytes(memory.send_bytes_used),
+    )
+}
+
+/// One row per link; a link group without links has one as well.
+fn link_rows(group: &LinkGroup) -> Vec<Vec<String>> {
+    let row = |link: String| {
+        vec![
+            group.id.to_string(),
+            group.role.clone(),
+            group.version.to_string(),
+            group.peer_id.clone(),
+            group.kind.clone(),
+            group.connections.to_string(),
+            group.rmbs.to_string(),
+            link,
+        ]
+    };
+    if group.links.is_empty() {
+        return vec![row("-".to_owned())];
+    }
+    let links = group.links.iter();
+    let text = links.map(|it| {
+        let (ours, theirs) = (it.qpn, it.peer_qpn);
+        format!("{} {} {} {ours}-{theirs} {}", it.number, it.state, it.rnic, it.peer_gid)
+    });
+    text.map(row).collect()
+}
+
+/// The connections of a page, and how many there are in all.
+pub fn connections_text(page: &ConnectionPage) -> String {
+    let mut out = String::new();
+    let head = [
+        "ID",
+        "TRANSPORT",
+        "STATE",
+        "LISTENER",
+        "APP",
+        "PEER",
+        "IN",
+        "OUT",
+        "AGE",
+        "LINK",
+        "REASON",
+    ];
+    table(&mut out, &head, page.connections.iter().map(connection_row));
+    let shown = page.connections.len() as u64;
+    if shown == page.total {
+        // Writing to a String cannot fail.
+        writeln!(out, "{shown} connections").ok();
+    } else {
+        writeln!(out, "{shown} of {} connections, page {}", page.total, page.page).ok();
+    }
+    out
+}
+
+fn connection_row(it: &Connection) -> Vec<String> {
+    let place = match (it.transport, it.link_group, it.link) {
+        (Transport::SmcR, Some(group), Some(link)) => format!("{group}/{link}"),
+        (Transport::SmcR, Some(group), None) => group.to_string(),
+        (Transport::SmcR, None, _) | (Transport::Tcp, _, _) => "-".to_owned(),
+    };
+    let reason = match &it.fallback {
+        Some(reason) => format!("{:#010x} {}", reason.code, reason.name),
+        None => "-".to_owned(),
+    };
+    vec![
+        it.id.to_string(),
+        it.transport.name().to_owned(),
+        it.state.clone(),
+        it.listener.clone(),
+        it.app.clone(),
+        it.peer.clone(),
+        bytes(it.bytes_in),
+        bytes(it.bytes_out),
+        format!("{:.1}s", it.age_s),
+        place,
+        reason,
+    ]
+}
+
+/// A table behind an empty line, if it has rows.
+fn paragraph(out: &mut String, head: &[&str], rows: impl Iterator<Item = Vec<String>>) {
+    let mut rows = rows.peekable();
+    if rows.peek().is_some() {
+        out.push('\n');
+        table(out, head, rows);
+    }
+}
+
+/// Columns as wide as their widest cell; no blanks at the ends of lines.
+fn table(out: &mut String, head: &[&str], rows: impl Iterator<Item = Vec<String>>) {
+    let head = head.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+    let rows = std::iter::once(head).chain(rows).collect::<Vec<_>>();
+    let columns = rows[0].len();
+    let width_of = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths = (0..columns).map(width_of).collect::<Vec<_>>();
+    for row in &rows {
+        let mut line = String::new();
+        for (cell, &width) in row.iter().zip(&widths) {
+            write!(line, "{cell:width$}  ").ok();
+        }
+        out.push_str(line.trim_end());
+        out.push('\n');
+    }
+}
+
+/// Bytes with three digits and a binary unit.
+fn bytes(count: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if count < 1024 {
+        return format!("{count} B");
+    }
+    // Ten bits per unit; a u64 has at most six of them.
+    let unit = (count.ilog2() / 10).min(6);
+    let tenths = (u128::from(count) * 10) >> (10 * unit);
+    format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit as usize - 1])
+}
+
+/// Seconds as the two largest units.
+fn duration(seconds: u64) -> String {
+    let (minutes, hours, days) = (seconds / 60, seconds / 3_600, seconds / 86_400);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, _) => format!("{minutes}m {}s", seconds % 60),
+        (0, _, _) => format!("{hours}h {}m", minutes % 60),
+        (_, _, _) => format!("{days}d {}h", hours % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::{Fallback, FallbackReason, Link, tests::row};
+
+    #[test]
+    fn units_change_where_they_should() {
+        let cases = [0, 1023, 1024, 1536, 1 << 20, (1 << 30) - 1, u64::MAX];
+        let words = ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "1023.9 MiB", "15.9 EiB"];
+        assert_eq!(cases.map(bytes), words);
+        assert_eq!([59, 60, 3_600, 90_000].map(duration), ["59s", "1m 0s", "1h 0m", "1d 1h"]);
+    }
+
+    /// The first question of every operator: is it accelerated, and if not, why not.
+    #[test]
+    fn connections_show_transport_and_reason() {
+        let mut smc = row(1, "to-b", Transport::SmcR);
+        (smc.link_group, smc.link) = (Some(3), Some(2));
+        let mut tcp = row(20, "from-a", Transport::Tcp);
+        tcp.fallback =
+            Some(FallbackReason { code: 0x0301_0000, name: "peer has no SMC option".to_owned() });
+        let page =
+            ConnectionPage { total: 9, page: 2, connections: vec![smc, tcp], ..Default::default() };
+        let words = connections_text(&page);
+        let lines = words.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+        assert_eq!(
+            lines.collect::<Vec<_>>(),
+            [
+                "ID TRANSPORT STATE LISTENER APP PEER IN OUT AGE LINK REASON",
+                "1 smc-r active to-b 127.0.0.1:40001 10.8.0.2:7002 1001 B 1.9 KiB 1.5s 3/2 -",
+                "20 tcp active from-a 127.0.0.1:40020 10.8.0.2:7002 1020 B 1.9 KiB 1.5s - \
+                 0x03010000 peer has no SMC option",
+                "2 of 9 connections, page 2",
+            ]
+        );
+    }
+
+    /// Columns line up whatever is in them, and lines do not end in blanks.
+    #[test]
+    fn columns_line_up() {
+        let mut out = String::new();
+        let rows = [vec!["1".to_owned(), "é".to_owned(), "x".to_owned()]];
+        table(&mut out, &["LONG", "B", "C"], rows.into_iter());
+        assert_eq!(out, "LONG  B  C\n1     é  x\n");
+    }
+
+    #[test]
+    fn stats_name_reasons_and_links() {
+        let link = Link {
+            number: 1,
+            state: "active".to_owned(),
+            rnic: "soft0".to_owned(),
+            qpn: 17,
+            peer_qpn: 19,
+            peer_gid: "::ffff:10.8.0.2".to_owned(),
+        };
+        let group =
+            LinkGroup { id: 3, role: "client".to_owned(), links: vec![link], ..Default::default() };
+        let reason = Fallback { code: 0x0200_0000, name: "timed out".to_owned(), count: 4 };
+        let stats = Stats { fallbacks: vec![reason], link_groups: vec![group], ..Stats::default() };
+        let text = stats_text(&stats);
+        assert!(text.contains("\ntimed out  0x02000000  4\n"), "{text}");
+        assert!(text.contains("1 active soft0 17-19 ::ffff:10.8.0.2\n"), "{text}");
+        assert!(!text.contains("POLLER"), "{text}");
+    }
+}

@@ -1,0 +1,460 @@
+//! The TOML file, parsed into types that cannot be wrong.
+//!
+//! Everything has a default but what only the operator knows: the listeners. Each fault is one line
+//! that names file, line and key. Nothing is opened, bound or resolved here.
+
+mod duration;
+mod error;
+mod network;
+mod section;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub use error::ConfigError;
+pub use network::{Network, Upstream};
+use section::{Placed, Section, Source};
+
+/// What the gateway shall do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// `[admin]`: where operators ask.
+    pub admin: Admin,
+    /// `[[rnic]]`: the NICs to use. Empty: a soft RNIC on the device that routes to the peer.
+    pub rnics: Vec<RnicConfig>,
+    /// `[[pnet]]`: which network device goes with which RNIC, where that is not plain.
+    pub pnet: Vec<PnetEntry>,
+    /// `[[listener]]`: at least one.
+    pub listeners: Vec<Listener>,
+    /// `[poll]`: how polling threads spend their time.
+    pub poll: Poll,
+    /// `[smc]`: the protocol.
+    pub smc: Smc,
+    /// `[limits]`: bounds of the whole process.
+    pub limits: Limits,
+    /// `drain_timeout`: how long a graceful stop waits for connections to finish.
+    pub drain_timeout: Duration,
+    /// `log`: what is worth a line.
+    pub log: LogLevel,
+}
+
+/// Where operators ask.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Admin {
+    /// HTTP: JSON, metrics, page. `listen = "none"` turns it off.
+    pub listen: Option<SocketAddr>,
+    /// The Unix socket behind `smcgate stats` and its siblings; none by default, HTTP serves them.
+    pub socket: Option<PathBuf>,
+}
+
+/// One NIC.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RnicConfig {
+    /// What logs, counters and `[[pnet]]` call it. Unique.
+    pub name: String,
+    /// What kind of NIC it is.
+    pub kind: RnicKind,
+    /// The network device it stands on.
+    pub device: String,
+    /// The core of its poller; chosen by `[poll]` if absent.
+    pub core: Option<usize>,
+    /// Largest RoCE payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. The largest that
+    /// fits the device's MTU if absent.
+    pub mtu: Option<u32>,
+}
+
+/// The kinds of NIC this program can drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RnicKind {
+    /// `"roce-udp"`: RoCEv2 in software, over UDP sockets.
+    RoceUdp,
+}
+
+/// Connections that use `device` use `rnic`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PnetEntry {
+    /// A network device. Unique among the entries.
+    pub device: String,
+    /// The name of an [`RnicConfig`].
+    pub rnic: String,
+}
+
+/// One port the gateway serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listener {
+    /// What logs and counters call it. Unique.
+    pub name: String,
+    /// Where it listens. Unique.
+    pub bind: SocketAddr,
+    /// What it accepts. `Smc`: SMC-R where the SYN offers it, else TCP.
+    pub accept: Transport,
+    /// How it connects. `Smc`: try SMC-R, else stay TCP. Not both sides are `Smc`.
+    pub connect: Transport,
+    /// Where its connections go.
+    pub upstream: Upstream,
+    /// How long the upstream may take to answer a SYN.
+    pub connect_timeout: Duration,
+    /// Connections it serves at once; more are refused.
+    pub connections_max: u32,
+    /// Whether small writes leave at once, on both TCP sockets.
+    pub tcp_nodelay: bool,
+    /// Connections the kernel holds before they are accepted.
+    pub backlog: u32,
+}
+
+/// One side of a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// Plain TCP.
+    Tcp,
+    /// SMC-R where the peer has it too, else TCP.
+    Smc,
+}
+
+/// How polling threads spend their time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Poll {
+    /// When they sleep.
+    pub policy: IdlePolicy,
+    /// How long `Adaptive` goes on looking after the last work.
+    pub spin: Duration,
+    /// The cores they may use, one thread each. Empty: chosen automatically.
+    pub cores: Vec<usize>,
+    /// Whether each is tied to its core.
+    pub pin: bool,
+}
+
+/// When a polling thread sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IdlePolicy {
+    /// Never.
+    Spin,
+    /// After a while without work, sooner on a busy machine.
+    Adaptive,
+    /// As soon as there is none.
+    Block,
+}
+
+/// The protocol.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Smc {
+    /// How peers tell each other that they have SMC-R.
+    pub option: OptionMode,
+    /// Peers taken to have SMC-R where the option cannot be seen.
+    pub assume_peers: Vec<Network>,
+    /// Size of an RMBE in bytes: a power of two, 16 KiB to 512 KiB.
+    pub rmbe_size: u32,
+    /// RMBEs per RMB, 1 to 255.
+    pub rmb_elements: u32,
+    /// Registered memory for sending, in bytes, per poller.
+    pub send_pool: u64,
+    /// How long a rendezvous may take before the connection stays TCP or is closed.
+    pub handshake_timeout: Duration,
+    /// Silence on a link before TEST LINK asks whether the peer is there (RFC 4.5.5).
+    pub test_link_idle: Duration,
+    /// How long its answer may take before the link is down.
+    pub test_link_timeout: Duration,
+    /// How long a link group without connections stays where we are the server.
+    pub idle_group_server: Duration,
+    /// The same where we are the client; longer, so that the server's side goes first.
+    pub idle_group_client: Duration,
+    /// Idle time before the kernel probes a silent TCP socket; `"0s"` leaves keepalive off.
+    pub keepalive: Duration,
+}
+
+/// How peers tell each other that they have SMC-R.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OptionMode {
+    /// The TCP option where the host allows it, else the list of assumed peers, else plain TCP.
+    Auto,
+    /// The TCP option, or plain TCP.
+    Ebpf,
+    /// The list of assumed peers alone.
+    Assume,
+}
+
+/// Bounds of the whole process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections at once. Each holds two descriptors.
+    pub connections_max: u32,
+    /// Rendezvous at once; connections beyond stay TCP.
+    pub handshakes_max: u32,
+}
+
+/// What is worth a line in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LogLevel {
+    /// Only what needs an operator.
+    Error,
+    /// And what one should know.
+    Warn,
+    /// And each event of the control thread's life.
+    Info,
+    /// And each connection.
+    Debug,
+    /// And each message.
+    Trace,
+}
+
+impl Config {
+    /// Reads and checks the file at `path`.
+    ///
+    /// # Errors
+    ///
+    /// The first fault, in the order of the file where that is possible. Print it and exit with 2.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let name = path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            ConfigError::new(
+                &name,
+                None,
+                "",
+                format!("cannot be read: {error}; give its path with -c"),
+            )
+        })?;
+        Self::parse(&text, &name)
+    }
+
+    /// Checks `text`; `file_name` is what complaints call it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Config::load`].
+    pub fn parse(text: &str, file_name: &str) -> Result<Self, ConfigError> {
+        let source = Source { name: file_name, text };
+        let mut file = Section::parse(source)?;
+        let limits = limits(file.table("limits")?)?;
+        let admin = admin(source, file.table("admin")?)?;
+        let rnics = rnics(source, file.tables("rnic")?)?;
+        let pnet = pnet(source, file.tables("pnet")?, &rnics)?;
+        let listeners = listeners(source, file.tables("listener")?, &limits)?;
+        if listeners.is_empty() {
+            let why = "there is none, so nothing would be served; write at least one [[listener]]";
+            return Err(file.error("listener", why));
+        }
+        let poll = poll(file.table("poll")?)?;
+        let smc = smc(source, file.table("smc")?)?;
+        let drain_timeout = file.duration("drain_timeout", Duration::from_secs(30))?;
+        let log = file.word("log", &LOG_LEVELS, LogLevel::Info)?;
+        file.finish()?;
+        Ok(Self { admin, rnics, pnet, listeners, poll, smc, limits, drain_timeout, log })
+    }
+}
+
+fn admin(source: Source<'_>, mut table: Section<'_>) -> Result<Admin, ConfigError> {
+    let listen = match table.text("listen")? {
+        None => Some(SocketAddr::from(([127, 0, 0, 1], 9180))),
+        Some(text) if text.value == "none" => None,
+        Some(text) => {
+            Some(network::bind_address(&text.value).map_err(|why| text.error(source, why))?)
+        }
+    };
+    let socket = table.text("socket")?.map(|text| PathBuf::from(text.value));
+    table.finish()?;
+    Ok(Admin { listen, socket })
+}
+
+fn rnics(source: Source<'_>, tables: Vec<Section<'_>>) -> Result<Vec<RnicConfig>, ConfigError> {
+    let mut names = Unique::new("rnic");
+    let mut devices = Unique::new("rnic");
+    let mut found = Vec::new();
+    for mut table in tables {
+        let name = table.required("name")?;
+        table.rename(format!("rnic.{}", name.value));
+        let kind = table.word("kind", &RNIC_KINDS, RnicKind::RoceUdp)?;
+        let device = table.required("device")?;
+        let core = optional_core(&mut table)?;
+        let mtu = match table.number("mtu", 256..4097, 0)? {
+            Placed { value: 0, .. } => None,
+            mtu if mtu.value.is_power_of_two() => u32::try_from(mtu.value).ok(),
+            mtu => {
+                let why =
+                    format!("{} is no RoCE MTU; write 256, 512, 1024, 2048 or 4096", mtu.value);
+                return Err(mtu.error(source, why));
+            }
+        };
+        table.finish()?;
+        names.insert(source, &name)?;
+        devices.insert(source, &device)?;
+        found.push(RnicConfig { name: name.value, kind, device: device.value, core, mtu });
+    }
+    Ok(found)
+}
+
+fn optional_core(table: &mut Section<'_>) -> Result<Option<usize>, ConfigError> {
+    let absent = u64::MAX;
+    let core = table.number("core", 0..CORES_MAX, absent)?.value;
+    Ok(if core == absent { None } else { usize::try_from(core).ok() })
+}
+
+fn pnet(
+    source: Source<'_>,
+    tables: Vec<Section<'_>>,
+    rnics: &[RnicConfig],
+) -> Result<Vec<PnetEntry>, ConfigError> {
+    let mut devices = Unique::new("pnet entry");
+    let mut found = Vec::new();
+    for mut table in tables {
+        let device = table.required("device")?;
+        table.rename(format!("pnet.{}", device.value));
+        let rnic = table.required("rnic")?;
+        table.finish()?;
+        devices.insert(source, &device)?;
+        if !rnics.iter().any(|known| known.name == rnic.value) {
+            let why =
+                format!("there is no [[rnic]] named \"{}\"; add it or correct this", rnic.value);
+            return Err(rnic.error(source, why));
+        }
+        found.push(PnetEntry { device: device.value, rnic: rnic.value });
+    }
+    Ok(found)
+}
+
+fn listeners(
+    source: Source<'_>,
+    tables: Vec<Section<'_>>,
+    limits: &Limits,
+) -> Result<Vec<Listener>, ConfigError> {
+    let mut names = Unique::new("listener");
+    let mut binds = Unique::new("listener");
+    let mut found = Vec::new();
+    for mut table in tables {
+        let name = table.required("name")?;
+        table.rename(format!("listener.{}", name.value));
+        names.insert(source, &name)?;
+        let bind_text = table.required("bind")?;
+        let bind =
+            network::bind_address(&bind_text.value).map_err(|why| bind_text.error(source, why))?;
+        binds.insert(source, &Placed { value: bind.to_string(), ..bind_text })?;
+        let accept = table.word("accept", &TRANSPORTS, Transport::Tcp)?;
+        let connect = table.word("connect", &TRANSPORTS, Transport::Tcp)?;
+        if (accept, connect) == (Transport::Smc, Transport::Smc) {
+            let why = "relaying SMC-R to SMC-R is not supported; make accept or connect \"tcp\"";
+            return Err(table.error("connect", why));
+        }
+        let text = table.required("upstream")?;
+        let upstream: Upstream =
+            text.value.parse().map_err(|why: String| text.error(source, why))?;
+        if upstream == Upstream::Address(bind) {
+            let why = format!("{bind} is this listener itself, which would call itself forever");
+            return Err(text.error(source, format!("{why}; write the address of the server")));
+        }
+        found.push(Listener {
+            name: name.value,
+            bind,
+            accept,
+            connect,
+            upstream,
+            connect_timeout: table.duration("connect_timeout", Duration::from_secs(5))?,
+            connections_max: table.count(
+                "connections_max",
+                1..CONNECTIONS_MAX + 1,
+                limits.connections_max,
+            )?,
+            tcp_nodelay: table.boolean("tcp_nodelay", true)?,
+            backlog: table.count("backlog", 1..65_536, 4096)?,
+        });
+        table.finish()?;
+    }
+    Ok(found)
+}
+
+fn poll(mut table: Section<'_>) -> Result<Poll, ConfigError> {
+    let policy = table.word("policy", &IDLE_POLICIES, IdlePolicy::Adaptive)?;
+    let spin = Duration::from_micros(table.number("spin_us", 0..1_000_001, 50)?.value);
+    let cores = table.numbers("cores", &(0..CORES_MAX))?;
+    let cores = cores.iter().filter_map(|core| usize::try_from(core.value).ok()).collect();
+    let pin = table.boolean("pin", true)?;
+    table.finish()?;
+    Ok(Poll { policy, spin, cores, pin })
+}
+
+fn smc(source: Source<'_>, mut table: Section<'_>) -> Result<Smc, ConfigError> {
+    let option = table.word("option", &OPTION_MODES, OptionMode::Auto)?;
+    let mut assume_peers = Vec::new();
+    for text in table.texts("assume_peers")? {
+        assume_peers.push(text.value.parse().map_err(|why: String| text.error(source, why))?);
+    }
+    if option == OptionMode::Assume && assume_peers.is_empty() {
+        let why = "\"assume\" needs peers to assume; list them in smc.assume_peers";
+        return Err(table.error("option", why));
+    }
+    let rmbe_size = table.number("rmbe_size", RMBE_SIZE_MIN..RMBE_SIZE_MAX + 1, 65_536)?;
+    if !rmbe_size.value.is_power_of_two() {
+        let below = 1_u64 << rmbe_size.value.ilog2();
+        let why = format!("{} is no power of two; write {below} or {}", rmbe_size.value, 2 * below);
+        return Err(rmbe_size.error(source, why));
+    }
+    let smc = Smc {
+        option,
+        assume_peers,
+        rmbe_size: u32::try_from(rmbe_size.value).expect("RMBE_SIZE_MAX fits in 32 bits"),
+        rmb_elements: table.count("rmb_elements", 1..256, 255)?,
+        send_pool: table.number("send_pool", (1 << 20)..(1 << 40), 32 << 20)?.value,
+        handshake_timeout: table.duration("handshake_timeout", Duration::from_secs(6))?,
+        test_link_idle: table.duration("test_link_idle", Duration::from_secs(30))?,
+        test_link_timeout: table.duration("test_link_timeout", Duration::from_secs(2))?,
+        idle_group_server: table.duration("idle_group_server", Duration::from_secs(600))?,
+        idle_group_client: table.duration("idle_group_client", Duration::from_secs(610))?,
+        keepalive: table.duration("keepalive", Duration::ZERO)?,
+    };
+    table.finish()?;
+    Ok(smc)
+}
+
+fn limits(mut table: Section<'_>) -> Result<Limits, ConfigError> {
+    let limits = Limits {
+        connections_max: table.count("connections_max", 1..CONNECTIONS_MAX + 1, 9000)?,
+        handshakes_max: table.count("handshakes_max", 1..65_537, 1024)?,
+    };
+    table.finish()?;
+    Ok(limits)
+}
+
+/// Values that may occur once in the file.
+struct Unique {
+    what: &'static str,
+    seen: Vec<String>,
+}
+
+impl Unique {
+    fn new(what: &'static str) -> Self {
+        Self { what, seen: Vec::new() }
+    }
+
+    fn insert(&mut self, source: Source<'_>, text: &Placed<String>) -> Result<(), ConfigError> {
+        if self.seen.contains(&text.value) {
+            let why = format!("\"{}\" is taken by another {}", text.value, self.what);
+            return Err(text.error(source, format!("{why}; change one of them")));
+        }
+        self.seen.push(text.value.clone());
+        Ok(())
+    }
+}
+
+/// RFC 7609 allows 16 KiB to 512 KiB in its notation (A.2.3).
+const RMBE_SIZE_MIN: u64 = 16_384;
+const RMBE_SIZE_MAX: u64 = 524_288;
+/// More than any machine has; catches slips of the pen.
+const CORES_MAX: u64 = 4096;
+/// Two descriptors each must fit in what a Linux process can be given (`fs.nr_open`).
+const CONNECTIONS_MAX: u32 = 500_000;
+
+const TRANSPORTS: [(&str, Transport); 2] = [("tcp", Transport::Tcp), ("smc", Transport::Smc)];
+const RNIC_KINDS: [(&str, RnicKind); 1] = [("roce-udp", RnicKind::RoceUdp)];
+const IDLE_POLICIES: [(&str, IdlePolicy); 3] =
+    [("spin", IdlePolicy::Spin), ("adaptive", IdlePolicy::Adaptive), ("block", IdlePolicy::Block)];
+const OPTION_MODES: [(&str, OptionMode); 3] =
+    [("auto", OptionMode::Auto), ("ebpf", OptionMode::Ebpf), ("assume", OptionMode::Assume)];
+const LOG_LEVELS: [(&str, LogLevel); 5] = [
+    ("error", LogLevel::Error),
+    ("warn", LogLevel::Warn),
+    ("info", LogLevel::Info),
+    ("debug", LogLevel::Debug),
+    ("trace", LogLevel::Trace),
+];
+
+#[cfg(test)]
+mod tests;

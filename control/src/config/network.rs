@@ -1,0 +1,184 @@
+//! Addresses as configuration writes them: networks in CIDR notation, and upstreams.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::str::FromStr;
+
+/// An address, or all addresses that share its first bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    base: IpAddr,
+    prefix_bits: u8,
+}
+
+impl Network {
+    /// Whether `address` lies inside. An IPv4 address in its IPv6-mapped form counts as IPv4.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        match (self.base, address.to_canonical()) {
+            (IpAddr::V4(base), IpAddr::V4(address)) => {
+                let differ = base.to_bits() ^ address.to_bits();
+                differ.checked_shr(32 - u32::from(self.prefix_bits)).unwrap_or(0) == 0
+            }
+            (IpAddr::V6(base), IpAddr::V6(address)) => {
+                let differ = base.to_bits() ^ address.to_bits();
+                differ.checked_shr(128 - u32::from(self.prefix_bits)).unwrap_or(0) == 0
+            }
+            (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => false,
+        }
+    }
+}
+
+impl FromStr for Network {
+    type Err = String;
+
+    /// Reads `10.8.0.2`, `10.8.0.0/24` or `fd00::/64`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || {
+            format!("\"{text}\" is no address; write one such as \"10.8.0.2\" or \"10.8.0.0/24\"")
+        };
+        let (address, bits) = match text.split_once('/') {
+            Some((address, bits)) => (address, Some(bits)),
+            None => (text, None),
+        };
+        let base: IpAddr = address.parse().map_err(|_| wrong())?;
+        let bits_max: u8 = if base.is_ipv4() { 32 } else { 128 };
+        let prefix_bits = match bits {
+            None => bits_max,
+            Some(bits) => bits.parse().map_err(|_| wrong())?,
+        };
+        if prefix_bits > bits_max {
+            return Err(wrong());
+        }
+        Ok(Self { base, prefix_bits })
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.base, self.prefix_bits)
+    }
+}
+
+/// Where a listener's connections go.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Upstream {
+    /// A literal address.
+    Address(SocketAddr),
+    /// A name, which the system's resolver turns into addresses when the gateway starts.
+    Name {
+        /// The host's name, without the port.
+        host: String,
+        /// The port.
+        port: u16,
+    },
+}
+
+impl Upstream {
+    /// The addresses meant, best first. Asks the resolver for names, which may take seconds.
+    ///
+    /// # Errors
+    ///
+    /// What the resolver says. A name without any address is `NotFound`.
+    pub fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
+        let found: Vec<_> = match self {
+            Self::Address(address) => vec![*address],
+            Self::Name { host, port } => (host.as_str(), *port).to_socket_addrs()?.collect(),
+        };
+        if found.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
+        }
+        Ok(found)
+    }
+}
+
+impl FromStr for Upstream {
+    type Err = String;
+
+    /// Reads `10.8.0.2:7002`, `[fd00::2]:7002` or `redis.example:6379`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(address) = text.parse() {
+            return port_is_set(text, address).map(Self::Address);
+        }
+        let wrong =
+            || format!("\"{text}\" is no address; write \"10.8.0.2:7002\" or \"host.name:7002\"");
+        let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+        let port: u16 = port.parse().map_err(|_| wrong())?;
+        let name_like = |c: char| c.is_alphanumeric() || matches!(c, '.' | '-' | '_');
+        if host.is_empty() || port == 0 || !host.chars().all(name_like) {
+            return Err(wrong());
+        }
+        Ok(Self::Name { host: host.to_owned(), port })
+    }
+}
+
+impl fmt::Display for Upstream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(address) => address.fmt(f),
+            Self::Name { host, port } => write!(f, "{host}:{port}"),
+        }
+    }
+}
+
+/// Reads an address to bind, such as `127.0.0.1:7001`.
+pub(super) fn bind_address(text: &str) -> Result<SocketAddr, String> {
+    let address = text.parse().map_err(|_| {
+        format!("\"{text}\" is no address to bind; write one such as \"127.0.0.1:7001\"")
+    })?;
+    port_is_set(text, address)
+}
+
+fn port_is_set(text: &str, address: SocketAddr) -> Result<SocketAddr, String> {
+    if address.port() == 0 {
+        return Err(format!("\"{text}\" has port 0; write the port that is meant"));
+    }
+    Ok(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contains(network: &str, address: &str) -> bool {
+        network.parse::<Network>().unwrap().contains(address.parse().unwrap())
+    }
+
+    #[test]
+    fn a_network_contains_what_shares_its_first_bits() {
+        assert!(contains("10.8.0.2", "10.8.0.2"));
+        assert!(!contains("10.8.0.2", "10.8.0.3"));
+        assert!(contains("10.8.1.0/23", "10.8.0.255"));
+        assert!(!contains("10.8.0.0/23", "10.8.2.0"));
+        assert!(contains("0.0.0.0/0", "255.1.2.3"));
+        assert!(contains("fd00::/64", "fd00::ffff"));
+        assert!(!contains("fd00::/64", "fd00:0:0:1::"));
+        assert!(contains("::/0", "1::2"));
+    }
+
+    /// A listener on `[::]` sees IPv4 peers in their mapped form; the list means them all the same.
+    #[test]
+    fn a_mapped_address_is_the_ipv4_address_and_families_do_not_mix() {
+        assert!(contains("10.8.0.0/24", "::ffff:10.8.0.2"));
+        assert!(!contains("0.0.0.0/0", "fd00::1"));
+        assert!(!contains("::/0", "10.0.0.1"));
+    }
+
+    #[test]
+    fn what_is_no_network_is_refused() {
+        for text in ["", "10.8.0", "10.8.0.0/33", "fd00::/129", "10.8.0.0/", "host"] {
+            assert!(text.parse::<Network>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn upstreams_are_addresses_or_names_with_a_port() {
+        let name = Upstream::Name { host: "redis.example".into(), port: 6379 };
+        assert_eq!("redis.example:6379".parse(), Ok(name));
+        let address: Upstream = "[fd00::2]:7002".parse().unwrap();
+        assert_eq!(address, Upstream::Address("[fd00::2]:7002".parse().unwrap()));
+        for text in ["", ":1", "host", "host:", "host:0", "host:65536", "1.2.3.4:0", "fd00::2:1"] {
+            assert!(text.parse::<Upstream>().is_err(), "{text}");
+        }
+    }
+}

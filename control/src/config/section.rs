@@ -1,0 +1,305 @@
+//! One table of the file, read key by key, so that every complaint names its key and its line.
+//!
+//! Why not `serde`: its errors name the line but not the path of the key, and checks across
+//! several keys come after the spans are gone. Here a value keeps its place in the file as long as
+//! somebody may still find fault with it.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::error::ConfigError;
+
+/// The text of the file and its name: what turns a byte offset into `FILE:LINE`.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'a> {
+    pub(super) name: &'a str,
+    pub(super) text: &'a str,
+}
+
+impl Source<'_> {
+    /// The complaint about `key`, whose value stands at `span`.
+    pub(super) fn error(
+        &self,
+        span: &Range<usize>,
+        key: &str,
+        why: impl Into<String>,
+    ) -> ConfigError {
+        let before = self.text.get(..span.start).unwrap_or(self.text);
+        let line = before.matches('\n').count() + 1;
+        ConfigError::new(self.name, Some(line), key, why)
+    }
+}
+
+/// A value and its place: line for complaints, path as in `listener.to-b.bind`.
+#[derive(Clone)]
+pub(super) struct Placed<T> {
+    pub(super) value: T,
+    pub(super) path: String,
+    pub(super) span: Range<usize>,
+}
+
+impl<T> Placed<T> {
+    /// The complaint that this value is wrong.
+    pub(super) fn error(&self, source: Source<'_>, why: impl Into<String>) -> ConfigError {
+        source.error(&self.span, &self.path, why)
+    }
+}
+
+/// A table whose keys are taken out one by one. What is left at `finish` is unknown.
+pub(super) struct Section<'a> {
+    source: Source<'a>,
+    path: String,
+    span: Range<usize>,
+    table: DeTable<'a>,
+    known: Vec<&'static str>,
+}
+
+impl<'a> Section<'a> {
+    /// The whole file.
+    ///
+    /// # Errors
+    ///
+    /// If the text is not TOML.
+    pub(super) fn parse(source: Source<'a>) -> Result<Self, ConfigError> {
+        let table = DeTable::parse(source.text).map_err(|error| {
+            let why = error.message().replace('\n', ", ");
+            source.error(&error.span().unwrap_or_default(), "", format!("not TOML: {why}"))
+        })?;
+        let span = table.span();
+        Ok(Self { source, path: String::new(), span, table: table.into_inner(), known: Vec::new() })
+    }
+
+    /// What complaints about this table's keys begin with.
+    pub(super) fn rename(&mut self, path: String) {
+        self.path = path;
+    }
+
+    /// A complaint about the table as a whole.
+    pub(super) fn error(&self, key: &str, why: impl Into<String>) -> ConfigError {
+        self.source.error(&self.span, &self.join(key), why)
+    }
+
+    /// The table `key`, empty if the file has none.
+    pub(super) fn table(&mut self, key: &'static str) -> Result<Self, ConfigError> {
+        let source = self.source;
+        let Some(placed) = self.take(key) else {
+            let path = self.join(key);
+            return Ok(Self { source, path, span: 0..0, table: DeTable::new(), known: Vec::new() });
+        };
+        let DeValue::Table(table) = placed.value else {
+            return Err(wrong_type(source, &placed.path, &placed.span, &placed.value, "a table"));
+        };
+        let (path, span) = (placed.path, placed.span);
+        Ok(Self { source, path, span, table, known: Vec::new() })
+    }
+
+    /// The tables of the array `key`, in the order of the file.
+    pub(super) fn tables(&mut self, key: &'static str) -> Result<Vec<Self>, ConfigError> {
+        let source = self.source;
+        let path = self.join(key);
+        let mut sections = Vec::new();
+        for placed in self.array(key, &format!("written as [[{key}]]"))? {
+            let DeValue::Table(table) = placed.value else {
+                return Err(wrong_type(source, &path, &placed.span, &placed.value, "a table"));
+            };
+            let (path, span) = (path.clone(), placed.span);
+            sections.push(Self { source, path, span, table, known: Vec::new() });
+        }
+        Ok(sections)
+    }
+
+    /// The text at `key`, if it is there.
+    pub(super) fn text(
+        &mut self,
+        key: &'static str,
+    ) -> Result<Option<Placed<String>>, ConfigError> {
+        let Some(placed) = self.take(key) else { return Ok(None) };
+        let text = text_of(self.source, placed)?;
+        Ok(Some(text))
+    }
+
+    /// The text at `key`, which must be there and not be empty.
+    pub(super) fn required(&mut self, key: &'static str) -> Result<Placed<String>, ConfigError> {
+        match self.text(key)? {
+            Some(text) if text.value.is_empty() => Err(text.error(self.source, "is empty")),
+            Some(text) => Ok(text),
+            None => Err(self.error(key, "is missing; every entry of this kind needs it")),
+        }
+    }
+
+    /// The whole number at `key`, which must lie in `range`; `default` if it is not there.
+    pub(super) fn number(
+        &mut self,
+        key: &'static str,
+        range: Range<u64>,
+        default: u64,
+    ) -> Result<Placed<u64>, ConfigError> {
+        let Some(placed) = self.take(key) else {
+            return Ok(Placed { value: default, path: self.join(key), span: self.span.clone() });
+        };
+        number_of(self.source, placed, &range)
+    }
+
+    /// As `number`, for counts that fit in 32 bits: `range` ends there.
+    pub(super) fn count(
+        &mut self,
+        key: &'static str,
+        range: Range<u32>,
+        default: u32,
+    ) -> Result<u32, ConfigError> {
+        let range = u64::from(range.start)..u64::from(range.end);
+        let placed = self.number(key, range, u64::from(default))?;
+        Ok(u32::try_from(placed.value).expect("the range ends within 32 bits"))
+    }
+
+    /// `true` or `false` at `key`.
+    pub(super) fn boolean(
+        &mut self,
+        key: &'static str,
+        default: bool,
+    ) -> Result<bool, ConfigError> {
+        let Some(placed) = self.take(key) else { return Ok(default) };
+        placed.value.as_bool().ok_or_else(|| {
+            wrong_type(self.source, &placed.path, &placed.span, &placed.value, "true or false")
+        })
+    }
+
+    /// A duration such as `"250ms"` at `key`.
+    pub(super) fn duration(
+        &mut self,
+        key: &'static str,
+        default: Duration,
+    ) -> Result<Duration, ConfigError> {
+        let source = self.source;
+        match self.text(key)? {
+            None => Ok(default),
+            Some(text) => {
+                super::duration::parse(&text.value).map_err(|why| text.error(source, why))
+            }
+        }
+    }
+
+    /// One of a few words at `key`.
+    pub(super) fn word<T: Copy>(
+        &mut self,
+        key: &'static str,
+        words: &[(&str, T)],
+        default: T,
+    ) -> Result<T, ConfigError> {
+        let source = self.source;
+        let Some(text) = self.text(key)? else { return Ok(default) };
+        match words.iter().find(|(word, _)| *word == text.value) {
+            Some((_, meaning)) => Ok(*meaning),
+            None => {
+                let all: Vec<_> = words.iter().map(|(word, _)| format!("\"{word}\"")).collect();
+                let why = format!("\"{}\" is not known; write {}", text.value, all.join(" or "));
+                Err(text.error(source, why))
+            }
+        }
+    }
+
+    /// The texts of the array at `key`; none if it is not there.
+    pub(super) fn texts(&mut self, key: &'static str) -> Result<Vec<Placed<String>>, ConfigError> {
+        let source = self.source;
+        let values = self.array(key, "written as [\"…\", \"…\"]")?;
+        values.into_iter().map(|placed| text_of(source, placed)).collect()
+    }
+
+    /// The whole numbers of the array at `key`, each in `range`; none if it is not there.
+    pub(super) fn numbers(
+        &mut self,
+        key: &'static str,
+        range: &Range<u64>,
+    ) -> Result<Vec<Placed<u64>>, ConfigError> {
+        let source = self.source;
+        let values = self.array(key, "written as [0, 1]")?;
+        values.into_iter().map(|placed| number_of(source, placed, range)).collect()
+    }
+
+    /// Complains about the first key that nobody asked for.
+    pub(super) fn finish(self) -> Result<(), ConfigError> {
+        let first = self.table.iter().min_by_key(|(key, _)| key.span().start);
+        let Some((key, _)) = first else { return Ok(()) };
+        let why = format!("is not a key; known here: {}", self.known.join(", "));
+        Err(self.source.error(&key.span(), &self.join(key.get_ref()), why))
+    }
+
+    fn array(
+        &mut self,
+        key: &'static str,
+        how: &str,
+    ) -> Result<Vec<Placed<DeValue<'a>>>, ConfigError> {
+        let source = self.source;
+        let Some(placed) = self.take(key) else { return Ok(Vec::new()) };
+        let DeValue::Array(array) = placed.value else {
+            let wanted = format!("a list, {how}");
+            return Err(wrong_type(source, &placed.path, &placed.span, &placed.value, &wanted));
+        };
+        let place = |value: Spanned<DeValue<'a>>| Placed {
+            path: placed.path.clone(),
+            span: value.span(),
+            value: value.into_inner(),
+        };
+        Ok(array.into_iter().map(place).collect())
+    }
+
+    fn take(&mut self, key: &'static str) -> Option<Placed<DeValue<'a>>> {
+        self.known.push(key);
+        let value = self.table.remove(key)?;
+        let span = value.span();
+        Some(Placed { value: value.into_inner(), path: self.join(key), span })
+    }
+
+    fn join(&self, key: &str) -> String {
+        match (self.path.is_empty(), key.is_empty()) {
+            (true, _) => key.to_owned(),
+            (false, true) => self.path.clone(),
+            (false, false) => format!("{}.{key}", self.path),
+        }
+    }
+}
+
+fn text_of(source: Source<'_>, placed: Placed<DeValue<'_>>) -> Result<Placed<String>, ConfigError> {
+    match placed.value.as_str() {
+        Some(text) => {
+            Ok(Placed { value: text.to_owned(), path: placed.path.clone(), span: placed.span })
+        }
+        None => {
+            Err(wrong_type(source, &placed.path, &placed.span, &placed.value, "text in quotes"))
+        }
+    }
+}
+
+fn number_of(
+    source: Source<'_>,
+    placed: Placed<DeValue<'_>>,
+    range: &Range<u64>,
+) -> Result<Placed<u64>, ConfigError> {
+    let Some(integer) = placed.value.as_integer() else {
+        let wanted = "a whole number without quotes";
+        return Err(wrong_type(source, &placed.path, &placed.span, &placed.value, wanted));
+    };
+    match u64::from_str_radix(integer.as_str(), integer.radix()) {
+        Ok(value) if range.contains(&value) => {
+            Ok(Placed { value, path: placed.path, span: placed.span })
+        }
+        Ok(_) | Err(_) => {
+            let last = range.end - 1;
+            let why = format!("{integer} is out of range; write {} to {last}", range.start);
+            Err(source.error(&placed.span, &placed.path, why))
+        }
+    }
+}
+
+fn wrong_type(
+    source: Source<'_>,
+    path: &str,
+    span: &Range<usize>,
+    found: &DeValue<'_>,
+    wanted: &str,
+) -> ConfigError {
+    source.error(span, path, format!("is of type {}; write {wanted}", found.type_str()))
+}

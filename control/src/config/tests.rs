@@ -1,0 +1,282 @@
+//! What operators read when a file is wrong, and what they get when it is right.
+
+use super::*;
+
+/// The example every document shows.
+const EXAMPLE: &str = r#"
+[admin]
+listen = "127.0.0.1:9180"
+[[rnic]]
+name = "soft0"
+kind = "roce-udp"
+device = "va"
+[[listener]]
+name = "to-b"
+bind = "127.0.0.1:7001"
+accept = "tcp"
+connect = "smc"              # try SMC-R, else stay TCP
+upstream = "10.8.0.2:7002"
+[[listener]]
+name = "from-a"
+bind = "10.8.0.2:7002"
+accept = "smc"
+connect = "tcp"
+upstream = "127.0.0.1:7010"
+"#;
+
+#[test]
+fn the_example_means_what_it_says() {
+    let config = Config::parse(EXAMPLE, "gate.toml").unwrap();
+    assert_eq!(config.admin.listen, Some("127.0.0.1:9180".parse().unwrap()));
+    let [rnic] = &config.rnics[..] else { panic!("{:?}", config.rnics) };
+    assert_eq!((rnic.name.as_str(), rnic.device.as_str()), ("soft0", "va"));
+    assert_eq!((rnic.kind, rnic.core, rnic.mtu), (RnicKind::RoceUdp, None, None));
+    let [to_b, from_a] = &config.listeners[..] else { panic!("{:?}", config.listeners) };
+    assert_eq!((to_b.accept, to_b.connect), (Transport::Tcp, Transport::Smc));
+    assert_eq!((from_a.accept, from_a.connect), (Transport::Smc, Transport::Tcp));
+    assert_eq!(to_b.upstream, Upstream::Address("10.8.0.2:7002".parse().unwrap()));
+    assert_eq!(from_a.bind, "10.8.0.2:7002".parse().unwrap());
+}
+
+/// Everything but the listeners may be left out: each default is a promise to operators.
+#[test]
+fn every_other_key_has_a_default() {
+    let text = "[[listener]]\nname='a'\nbind='0.0.0.0:1'\nupstream='host.name:2'";
+    let config = Config::parse(text, "gate.toml").unwrap();
+    assert_eq!(config.admin.listen, Some("127.0.0.1:9180".parse().unwrap()));
+    assert_eq!(config.drain_timeout, Duration::from_secs(30));
+    assert_eq!(config.log, LogLevel::Info);
+    assert_eq!(config.limits, Limits { connections_max: 9000, handshakes_max: 1024 });
+    let poll = Poll {
+        policy: IdlePolicy::Adaptive,
+        spin: Duration::from_micros(50),
+        cores: vec![],
+        pin: true,
+    };
+    assert_eq!(config.poll, poll);
+    let [listener] = &config.listeners[..] else { panic!("{:?}", config.listeners) };
+    assert_eq!((listener.accept, listener.connect), (Transport::Tcp, Transport::Tcp));
+    assert_eq!(listener.connect_timeout, Duration::from_secs(5));
+    assert_eq!((listener.connections_max, listener.tcp_nodelay), (9000, true));
+    assert_eq!(config.smc.option, OptionMode::Auto);
+    assert_eq!((config.smc.rmbe_size, config.smc.rmb_elements), (65_536, 255));
+    assert_eq!(config.smc.test_link_idle, Duration::from_secs(30));
+}
+
+#[test]
+fn every_key_arrives_where_it_belongs() {
+    let text = r#"
+        drain_timeout = "1m"
+        log = "debug"
+        [admin]
+        listen = "none"
+        socket = "/run/smcgate.sock"
+        [[rnic]]
+        name = "r"
+        device = "va"
+        core = 1
+        mtu = 4096
+        [[pnet]]
+        device = "vlan7"
+        rnic = "r"
+        [[listener]]
+        name = "a"
+        bind = "[::]:7"
+        upstream = "x:8"
+        connect_timeout = "250ms"
+        connections_max = 10
+        tcp_nodelay = false
+        backlog = 16
+        [poll]
+        policy = "spin"
+        spin_us = 0
+        cores = [0, 1]
+        pin = false
+        [smc]
+        option = "assume"
+        assume_peers = ["10.8.0.0/24", "fd00::2"]
+        rmbe_size = 524288
+        rmb_elements = 1
+        send_pool = 1048576
+        handshake_timeout = "1s"
+        test_link_idle = "2s"
+        test_link_timeout = "3s"
+        idle_group_server = "4s"
+        idle_group_client = "5s"
+        keepalive = "6s"
+        [limits]
+        connections_max = 20
+        handshakes_max = 30
+    "#;
+    let config = Config::parse(text, "gate.toml").unwrap();
+    let seconds = Duration::from_secs;
+    assert_eq!((config.drain_timeout, config.log), (seconds(60), LogLevel::Debug));
+    assert_eq!(config.admin.listen, None);
+    assert_eq!(config.admin.socket.as_deref(), Some(Path::new("/run/smcgate.sock")));
+    assert_eq!((config.rnics[0].core, config.rnics[0].mtu), (Some(1), Some(4096)));
+    assert_eq!(config.pnet, [PnetEntry { device: "vlan7".into(), rnic: "r".into() }]);
+    let listener = &config.listeners[0];
+    assert_eq!(listener.connect_timeout, Duration::from_millis(250));
+    assert_eq!((listener.connections_max, listener.backlog), (10, 16));
+    assert!(!listener.tcp_nodelay && !config.poll.pin);
+    assert_eq!((config.poll.policy, config.poll.spin), (IdlePolicy::Spin, Duration::ZERO));
+    assert_eq!(config.poll.cores, [0, 1]);
+    let smc = &config.smc;
+    assert_eq!((smc.option, smc.assume_peers.len()), (OptionMode::Assume, 2));
+    assert_eq!((smc.rmbe_size, smc.rmb_elements, smc.send_pool), (524_288, 1, 1 << 20));
+    assert_eq!((smc.handshake_timeout, smc.test_link_idle), (seconds(1), seconds(2)));
+    assert_eq!((smc.test_link_timeout, smc.keepalive), (seconds(3), seconds(6)));
+    assert_eq!((smc.idle_group_server, smc.idle_group_client), (seconds(4), seconds(5)));
+    assert_eq!(config.limits, Limits { connections_max: 20, handshakes_max: 30 });
+}
+
+const GOOD: &str = "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='127.0.0.1:2'\n";
+
+/// One line each, and it says where, what, why, and what to write instead.
+#[test]
+fn every_fault_is_one_line_that_names_line_and_key() {
+    let table = [
+        (
+            "",
+            ":1: listener: there is none, so nothing would be served; write at least one \
+             [[listener]]",
+        ),
+        (
+            "[[listener]]\nname = 'a'\nbind = '127.0.0.1'\nupstream = 'x:1'",
+            ":3: listener.a.bind: \"127.0.0.1\" is no address to bind; write one such as \
+             \"127.0.0.1:7001\"",
+        ),
+        (
+            "[[listener]]\nname = 'a'\nbind = '127.0.0.1:0'\nupstream = 'x:1'",
+            ":3: listener.a.bind: \"127.0.0.1:0\" has port 0; write the port that is meant",
+        ),
+        (
+            "[[listener]]\nbind = '127.0.0.1:1'",
+            ":1: listener.name: is missing; every entry of this kind needs it",
+        ),
+        (
+            "[[listener]]\nname = 'a'\nbind = '127.0.0.1:1'\nupstream = 'here'",
+            ":4: listener.a.upstream: \"here\" is no address; write \"10.8.0.2:7002\" or \
+             \"host.name:7002\"",
+        ),
+        (
+            "[[listener]]\nname = 'a'\nbind = '127.0.0.1:1'\nupstream = '127.0.0.1:1'",
+            ":4: listener.a.upstream: 127.0.0.1:1 is this listener itself, which would call \
+             itself forever; write the address of the server",
+        ),
+        (
+            "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\naccept='smc'\n\
+             connect='smc'",
+            ":1: listener.a.connect: relaying SMC-R to SMC-R is not supported; make accept or \
+             connect \"tcp\"",
+        ),
+        (
+            "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\naccept='smc-d'",
+            ":5: listener.a.accept: \"smc-d\" is not known; write \"tcp\" or \"smc\"",
+        ),
+        (
+            "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\nupstraem='y:1'",
+            ":5: listener.a.upstraem: is not a key; known here: name, bind, accept, connect, \
+             upstream, connect_timeout, connections_max, tcp_nodelay, backlog",
+        ),
+        (
+            "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\nconnect_timeout=5",
+            ":5: listener.a.connect_timeout: is of type integer; write text in quotes",
+        ),
+        (
+            "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\nconnect_timeout='5'",
+            ":5: listener.a.connect_timeout: \"5\" is no duration; write a whole number and us, \
+             ms, s, m or h, as \"5s\"",
+        ),
+        (
+            "[listener]\nname='a'",
+            ":1: listener: is of type table; write a list, written as [[listener]]",
+        ),
+        ("drain_timeout = ", ":1: not TOML: string values must be quoted, expected literal string"),
+    ];
+    for (text, complaint) in table {
+        assert_eq!(fault(text), format!("gate.toml{complaint}"), "{text}");
+    }
+}
+
+/// Faults outside the listeners, with a good listener ahead of them (four lines).
+#[test]
+fn other_tables_are_checked_too() {
+    let table = [
+        (
+            "[[listener]]\nname='a'\nbind='127.0.0.1:3'\nupstream='x:1'",
+            ":6: listener.name: \"a\" is taken by another listener; change one of them",
+        ),
+        (
+            "[[listener]]\nname='b'\nbind='127.0.0.1:1'\nupstream='x:1'",
+            ":7: listener.b.bind: \"127.0.0.1:1\" is taken by another listener; change one of them",
+        ),
+        (
+            "[[pnet]]\ndevice='va'\nrnic='soft1'",
+            ":7: pnet.va.rnic: there is no [[rnic]] named \"soft1\"; add it or correct this",
+        ),
+        (
+            "[[rnic]]\nname='r'\ndevice='va'\nkind='verbs'",
+            ":8: rnic.r.kind: \"verbs\" is not known; write \"roce-udp\"",
+        ),
+        (
+            "[[rnic]]\nname='r'\ndevice='va'\nmtu=1500",
+            ":8: rnic.r.mtu: 1500 is no RoCE MTU; write 256, 512, 1024, 2048 or 4096",
+        ),
+        ("[[rnic]]\nname=''", ":6: rnic.name: is empty"),
+        (
+            "[smc]\nrmbe_size=70000",
+            ":6: smc.rmbe_size: 70000 is no power of two; write 65536 or 131072",
+        ),
+        ("[smc]\nrmbe_size=8192", ":6: smc.rmbe_size: 8192 is out of range; write 16384 to 524288"),
+        ("[smc]\nrmbe_size=-1", ":6: smc.rmbe_size: -1 is out of range; write 16384 to 524288"),
+        (
+            "[smc]\nassume_peers=['10.0.0.0/8',\n'peer']",
+            ":7: smc.assume_peers: \"peer\" is no address; write one such as \"10.8.0.2\" or \
+             \"10.8.0.0/24\"",
+        ),
+        (
+            "[smc]\noption='assume'",
+            ":5: smc.option: \"assume\" needs peers to assume; list them in smc.assume_peers",
+        ),
+        (
+            "[poll]\ncores=[0,'1']",
+            ":6: poll.cores: is of type string; write a whole number without quotes",
+        ),
+        ("[poll]\npin='yes'", ":6: poll.pin: is of type string; write true or false"),
+        (
+            "[poll]\nspin_us=2000000",
+            ":6: poll.spin_us: 2000000 is out of range; write 0 to 1000000",
+        ),
+        (
+            "[polling]",
+            ":5: polling: is not a key; known here: limits, admin, rnic, pnet, listener, \
+             poll, smc, drain_timeout, log",
+        ),
+        (
+            "[admin]\nlisten='9180'",
+            ":6: admin.listen: \"9180\" is no address to bind; write one such as \
+             \"127.0.0.1:7001\"",
+        ),
+        (
+            "[limits]\nconnections_max=0",
+            ":6: limits.connections_max: 0 is out of range; write 1 to 500000",
+        ),
+    ];
+    for (text, complaint) in table {
+        assert_eq!(fault(&format!("{GOOD}{text}")), format!("gate.toml{complaint}"), "{text}");
+    }
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named() {
+    let error = Config::load(Path::new("/nowhere/gate.toml")).unwrap_err();
+    assert_eq!(error.line(), None);
+    assert!(error.to_string().starts_with("/nowhere/gate.toml: cannot be read: No such file"));
+}
+
+fn fault(text: &str) -> String {
+    let complaint = Config::parse(text, "gate.toml").expect_err(text).to_string();
+    assert!(!complaint.contains('\n'), "{complaint}");
+    complaint
+}

@@ -1,0 +1,246 @@
+//! The rendezvous in TCP streams: the option on SYN, and CLC messages until they end.
+//!
+//! CLC messages stand at the very beginning of each direction of a connection (RFC 3.2). So a
+//! stream is followed from its first byte, in order, however it was cut into segments, and dropped
+//! at the first byte that begins no CLC message: what follows is the application's.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+
+use smcr_proto::wire::clc::{EYECATCHER, Frame, Framer, HEADER_LEN, Offer, Proposal};
+
+use super::frame::{Segment, array, u16_at};
+use super::messages::malformed_words;
+use super::words::Words;
+
+/// Experimental TCP option whose value is the eye catcher (RFC 7609 A.1).
+const OPTION: u8 = 254;
+/// Segments kept that arrived before their turn, per stream.
+const AHEAD_MAX: usize = 64;
+/// Longest CLC message that is believed: the length field may say anything.
+const MESSAGE_MAX: usize = 4096;
+
+/// One direction of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Flow {
+    source: (IpAddr, u16),
+    target: (IpAddr, u16),
+}
+
+/// All directions whose beginning was seen.
+#[derive(Debug, Default)]
+pub(super) struct Streams {
+    flows: HashMap<Flow, Stream>,
+}
+
+#[derive(Debug)]
+enum Stream {
+    /// CLC messages may still come.
+    Rendezvous {
+        /// Sequence number of the byte behind `bytes`.
+        next: u32,
+        bytes: Vec<u8>,
+        /// By sequence number.
+        ahead: BTreeMap<u32, Vec<u8>>,
+    },
+    /// The application's.
+    Over,
+}
+
+impl Stream {
+    fn beginning_at(next: u32) -> Self {
+        Self::Rendezvous { next, bytes: Vec::new(), ahead: BTreeMap::new() }
+    }
+}
+
+impl Streams {
+    /// Takes one segment in, in the order of the capture, and calls `show` for what it completes.
+    pub(super) fn segment(
+        &mut self,
+        source: IpAddr,
+        target: IpAddr,
+        segment: &Segment<'_>,
+        show: &mut dyn FnMut(Words),
+    ) {
+        let flow =
+            Flow { source: (source, segment.source_port), target: (target, segment.target_port) };
+        let mut sequence = segment.sequence;
+        if segment.has(Segment::SYN) {
+            sequence = sequence.wrapping_add(1);
+            self.flows.insert(flow, Stream::beginning_at(sequence));
+            if has_option(segment.options) {
+                let name = if segment.has(Segment::ACK) { "TCP SYN-ACK" } else { "TCP SYN" };
+                show(Words::new(name).flags(&[(true, "SMC option")]));
+            }
+        }
+        if !segment.payload.is_empty() {
+            if segment.payload.starts_with(&EYECATCHER) {
+                // Captures may begin after the SYN.
+                self.flows.entry(flow).or_insert_with(|| Stream::beginning_at(sequence));
+            }
+            if let Some(stream) = self.flows.get_mut(&flow)
+                && let Stream::Rendezvous { next, bytes, ahead } = stream
+            {
+                arrange(sequence, segment.payload, next, bytes, ahead);
+                if drain(bytes, show) {
+                    *stream = Stream::Over;
+                }
+            }
+        }
+        if segment.has(Segment::FIN) || segment.has(Segment::RST) {
+            self.flows.remove(&flow);
+        }
+    }
+}
+
+/// Appends `payload` to `bytes` if it is its turn, and whatever was waiting for it.
+fn arrange(
+    sequence: u32,
+    payload: &[u8],
+    next: &mut u32,
+    bytes: &mut Vec<u8>,
+    ahead: &mut BTreeMap<u32, Vec<u8>>,
+) {
+    let is_ahead = |sequence: u32, next: u32| sequence.wrapping_sub(next).wrapping_sub(1) < 1 << 31;
+    if is_ahead(sequence, *next) {
+        if ahead.len() < AHEAD_MAX {
+            ahead.insert(sequence, payload.to_vec());
+        }
+        return;
+    }
+    let mut append = |sequence: u32, payload: &[u8], next: &mut u32| {
+        let seen = usize::try_from(next.wrapping_sub(sequence)).unwrap_or(usize::MAX);
+        if let Some(fresh) = payload.get(seen..) {
+            bytes.extend_from_slice(fresh);
+            // A segment is shorter than 4 GiB.
+            *next = next.wrapping_add(u32::try_from(fresh.len()).unwrap_or(0));
+        }
+    };
+    append(sequence, payload, next);
+    while let Some(sequence) = ahead.keys().copied().find(|&it| !is_ahead(it, *next)) {
+        let payload = ahead.remove(&sequence).unwrap_or_default();
+        append(sequence, &payload, next);
+    }
+}
+
+/// Shows and removes all whole messages at the start of `bytes`. Whether the rendezvous is over.
+fn drain(bytes: &mut Vec<u8>, show: &mut dyn FnMut(Words)) -> bool {
+    loop {
+        let seen = bytes.len().min(EYECATCHER.len());
+        // The last byte of the eye catcher is another one where SMC-D alone is offered.
+        let compared = seen.min(EYECATCHER.len() - 1);
+        if bytes[..compared] != EYECATCHER[..compared] {
+            return true;
+        }
+        let Some(length) = u16_at(bytes, 5).map(usize::from) else { return false };
+        if !(HEADER_LEN..=MESSAGE_MAX).contains(&length) {
+            show(Words::new("CLC").text("malformed", "length").number("length", length as u64));
+            return true;
+        }
+        if bytes.len() < length {
+            return false;
+        }
+        show(clc_words(&bytes[..length]));
+        bytes.drain(..length);
+    }
+}
+
+/// One whole CLC message in words.
+fn clc_words(message: &[u8]) -> Words {
+    let (kind, version) = (message[4], message[7] >> 4);
+    let name = match kind {
+        1 => "CLC PROPOSAL",
+        2 => "CLC ACCEPT",
+        3 => "CLC CONFIRM",
+        4 => "CLC DECLINE",
+        _ => "CLC",
+    };
+    let head = Words::new(name).number("version", version);
+    if matches!(kind, 2 | 3) && version == 2 {
+        return head.with(offer_v2(message));
+    }
+    let mut framer = Framer::new();
+    if framer.feed(message) < message.len() {
+        return head.text("malformed", "too long").bytes("hex", message);
+    }
+    match framer.next_frame() {
+        Ok(Some(Frame::Proposal(proposal))) => head.with(proposal_words(&proposal, message)),
+        Ok(Some(Frame::Accept(offer) | Frame::Confirm(offer))) => head.with(offer_words(&offer)),
+        Ok(Some(Frame::Decline(decline))) => head
+            .flags(&[(decline.out_of_sync, "out-of-sync")])
+            .text("peer", decline.peer_id)
+            .hex("code", decline.diagnosis.0, 8)
+            .text("reason", format_args!("{:?}", decline.diagnosis)),
+        Ok(None) => head.text("malformed", "length").bytes("hex", message),
+        Err(malformed) => malformed_words(name.to_owned(), malformed, message),
+    }
+}
+
+fn proposal_words(proposal: &Proposal, message: &[u8]) -> Words {
+    let words = Words::new("")
+        .flags(&[(proposal.offers_smc_r_v1, "SMC-Rv1")])
+        .text("peer", proposal.peer_id)
+        .number("length", message.len() as u64);
+    if !proposal.offers_smc_r_v1 {
+        return words;
+    }
+    let [a, b, c, d] = proposal.subnet.network;
+    words
+        .text("gid", proposal.gid)
+        .text("mac", proposal.mac)
+        .text("subnet", format_args!("{a}.{b}.{c}.{d}/{}", proposal.subnet.prefix_bits))
+        .number("ipv6-prefixes", proposal.prefix_count)
+}
+
+fn offer_words(offer: &Offer) -> Words {
+    Words::new("")
+        .flags(&[(offer.first_contact, "first-contact")])
+        .text("peer", offer.peer_id)
+        .text("gid", offer.gid)
+        .text("mac", offer.mac)
+        .hex("qp", offer.qpn.0, 6)
+        .hex("rkey", offer.rkey.0, 8)
+        .number("rmbe", offer.rmbe_index)
+        .number("rmbe-bytes", offer.rmbe_size.bytes())
+        .hex("token", offer.alert_token.0, 8)
+        .hex("rmb", offer.rmb_address, 16)
+        .number("mtu", offer.mtu.bytes().unwrap_or(0))
+        .number("psn", offer.psn.0)
+}
+
+/// Accept and Confirm of SMC-Rv2 begin as those of RFC 7609, up to the trailer; then come EIDs and
+/// extensions, which are not looked into.
+fn offer_v2(message: &[u8]) -> Words {
+    let length = Words::new("").number("length", message.len() as u64);
+    let Some(mut elder) = array::<68>(message, 0) else {
+        return length.text("malformed", "length").bytes("hex", message);
+    };
+    elder[5..7].copy_from_slice(&68_u16.to_be_bytes());
+    elder[7] = elder[7] & 0x0f | 0x10;
+    elder[64..].copy_from_slice(&EYECATCHER);
+    let mut framer = Framer::new();
+    let taken = framer.feed(&elder);
+    match framer.next_frame() {
+        Ok(Some(Frame::Accept(offer) | Frame::Confirm(offer))) if taken == elder.len() => {
+            offer_words(&offer).with(length)
+        }
+        Ok(_) | Err(_) => length.bytes("hex", message),
+    }
+}
+
+/// Whether the options of a SYN contain the one that offers SMC-R.
+fn has_option(mut options: &[u8]) -> bool {
+    while let Some(&kind) = options.first() {
+        let length = match kind {
+            0 => return false,
+            1 => 1,
+            _ => usize::from(options.get(1).copied().unwrap_or(0)).max(2),
+        };
+        let Some(option) = options.get(..length) else { return false };
+        if kind == OPTION && option[2..].starts_with(&EYECATCHER) {
+            return true;
+        }
+        options = &options[length..];
+    }
+    false
+}

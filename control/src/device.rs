@@ -1,0 +1,249 @@
+//! The network devices of this host: which one a connection uses, and what CLC says about it.
+//!
+//! A snapshot, because asking the kernel costs more than a rendezvous: take it again when an
+//! address is in no device, or when something changed.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+
+use smcr_os::netdev::{NetworkDevice, network_devices};
+use smcr_proto::wire::clc::proposal::{Ipv4Subnet, Ipv6Prefix, PREFIXES_MAX, Proposal};
+
+/// The network devices of this namespace, as they were when it was taken.
+#[derive(Clone, Debug, Default)]
+pub struct Devices {
+    devices: Vec<NetworkDevice>,
+}
+
+impl Devices {
+    /// Asks the kernel.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel does not answer; rare enough to mean that descriptors have run out.
+    pub fn read() -> io::Result<Self> {
+        Ok(Self { devices: network_devices()? })
+    }
+
+    /// All of them, in the kernel's order.
+    pub fn all(&self) -> &[NetworkDevice] {
+        &self.devices
+    }
+
+    /// The device called `name`.
+    pub fn named(&self, name: &str) -> Option<&NetworkDevice> {
+        self.devices.iter().find(|device| device.name == name)
+    }
+
+    /// The device that owns a local address. That of an established connection is the one its
+    /// packets use, or an alias on it.
+    ///
+    /// All of 127.0.0.0/8 is local to the loopback device, whichever of it is written there.
+    pub fn owner_of(&self, address: IpAddr) -> Option<&NetworkDevice> {
+        let address = address.to_canonical();
+        let has = |device: &&NetworkDevice, wanted: IpAddr| {
+            device.addresses.iter().any(|(own, _)| *own == wanted)
+        };
+        let exact = self.devices.iter().find(|device| has(device, address));
+        match address {
+            IpAddr::V4(v4) if v4.is_loopback() => exact.or_else(|| {
+                self.devices.iter().find(|device| has(device, Ipv4Addr::LOCALHOST.into()))
+            }),
+            IpAddr::V4(_) | IpAddr::V6(_) => exact,
+        }
+    }
+
+    /// The device whose address the kernel would use towards `peer`, and that address.
+    ///
+    /// # Errors
+    ///
+    /// As [`local_address_towards`]; `NotFound` if the address has no device in this snapshot.
+    pub fn towards(&self, peer: IpAddr) -> io::Result<(&NetworkDevice, IpAddr)> {
+        let local = local_address_towards(peer)?;
+        let device = self.owner_of(local).ok_or(io::ErrorKind::NotFound)?;
+        Ok((device, local))
+    }
+}
+
+/// The local address of a connection to `peer`, by the kernel's routes. Sends nothing.
+///
+/// # Errors
+///
+/// `NetworkUnreachable` and the like when there is no route.
+pub fn local_address_towards(peer: IpAddr) -> io::Result<IpAddr> {
+    let any: IpAddr = match peer {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0))?;
+    // Any port does: connecting a datagram socket only looks up the route.
+    socket.connect((peer, 9))?;
+    socket.local_addr().map(|local| local.ip())
+}
+
+/// The first IPv4 address of `device`: that of a RoCEv2 port on it.
+pub fn ipv4_address(device: &NetworkDevice) -> Option<Ipv4Addr> {
+    ipv4_addresses(device).next().map(|(address, _)| address)
+}
+
+/// The subnet of `local` on `device`, as it goes into a CLC Proposal.
+///
+/// All zero for an IPv6 address, whose Proposal carries [`ipv6_prefixes`] instead, and for an
+/// address that is not on the device.
+pub fn ipv4_subnet(device: &NetworkDevice, local: IpAddr) -> Ipv4Subnet {
+    let local = local.to_canonical();
+    ipv4_addresses(device)
+        .find(|(address, _)| IpAddr::from(*address) == local)
+        .map(|(address, prefix_bits)| subnet(address, prefix_bits))
+        .unwrap_or_default()
+}
+
+/// The prefixes of `device` that go into a CLC Proposal over IPv6, and how many there are.
+/// Link-local ones are the same on every link, so they prove nothing and stay out.
+pub fn ipv6_prefixes(device: &NetworkDevice) -> ([Ipv6Prefix; PREFIXES_MAX], u8) {
+    let mut prefixes = [Ipv6Prefix::default(); PREFIXES_MAX];
+    let mut count = 0;
+    for prefix in global_prefixes(device).take(PREFIXES_MAX) {
+        prefixes[usize::from(count)] = prefix;
+        count += 1;
+    }
+    (prefixes, count)
+}
+
+/// Whether client and server share a subnet, as SMC-Rv1 demands: its packets cross no router.
+///
+/// `device` is the one whose address the server's end of the rendezvous, `local`, is. Over IPv4
+/// one of its addresses must have the same mask and network number as the client's; over IPv6 one
+/// of its prefixes must be one of the client's. If not, the rendezvous is declined with
+/// `NO_COMMON_SUBNET`.
+///
+/// # Specification
+///
+/// RFC 7609, 3.5.1 and A.2.2; the exact rule is that of deployed peers.
+pub fn subnets_match(proposal: &Proposal, local: SocketAddr, device: &NetworkDevice) -> bool {
+    match local.ip().to_canonical() {
+        IpAddr::V4(_) => ipv4_addresses(device)
+            .any(|(address, bits)| bits > 0 && subnet(address, bits) == proposal.subnet),
+        IpAddr::V6(_) => {
+            let count = usize::from(proposal.prefix_count).min(PREFIXES_MAX);
+            global_prefixes(device).any(|own| proposal.prefixes[..count].contains(&own))
+        }
+    }
+}
+
+fn ipv4_addresses(device: &NetworkDevice) -> impl Iterator<Item = (Ipv4Addr, u8)> {
+    device.addresses.iter().filter_map(|(address, prefix_bits)| match address {
+        IpAddr::V4(address) => Some((*address, *prefix_bits)),
+        IpAddr::V6(_) => None,
+    })
+}
+
+fn global_prefixes(device: &NetworkDevice) -> impl Iterator<Item = Ipv6Prefix> {
+    device.addresses.iter().filter_map(|(address, prefix_bits)| match address {
+        IpAddr::V6(address) if !address.is_unicast_link_local() => {
+            let mask = u128::MAX.checked_shl(128 - u32::from(*prefix_bits)).unwrap_or(0);
+            let prefix = (address.to_bits() & mask).to_be_bytes();
+            Some(Ipv6Prefix { prefix, prefix_bits: *prefix_bits })
+        }
+        IpAddr::V4(_) | IpAddr::V6(_) => None,
+    })
+}
+
+fn subnet(address: Ipv4Addr, prefix_bits: u8) -> Ipv4Subnet {
+    let mask = u32::MAX.checked_shl(32 - u32::from(prefix_bits)).unwrap_or(0);
+    Ipv4Subnet { network: (address.to_bits() & mask).to_be_bytes(), prefix_bits }
+}
+
+#[cfg(test)]
+mod tests {
+    use smcr_proto::{Gid, MacAddress, PeerId};
+
+    use super::*;
+
+    fn device(name: &str, addresses: &[(&str, u8)]) -> NetworkDevice {
+        let addresses =
+            addresses.iter().map(|(address, bits)| (address.parse().unwrap(), *bits)).collect();
+        NetworkDevice { name: name.into(), mac: None, mtu: 1500, up: true, addresses }
+    }
+
+    fn proposal(network: [u8; 4], prefix_bits: u8, prefix: &str) -> Proposal {
+        let mut prefixes = [Ipv6Prefix::default(); PREFIXES_MAX];
+        let prefix: Ipv6Addr = prefix.parse().unwrap();
+        prefixes[1] = Ipv6Prefix { prefix: prefix.octets(), prefix_bits: 64 };
+        Proposal {
+            peer_id: PeerId::default(),
+            gid: Gid::default(),
+            mac: MacAddress::default(),
+            subnet: Ipv4Subnet { network, prefix_bits },
+            prefixes,
+            prefix_count: 2,
+            offers_smc_r_v1: true,
+        }
+    }
+
+    #[test]
+    fn a_connection_belongs_to_the_device_that_owns_its_local_address() {
+        let devices = Devices {
+            devices: vec![
+                device("lo", &[("127.0.0.1", 8), ("::1", 128)]),
+                device("va", &[("10.8.0.1", 24), ("fd00::1", 64)]),
+            ],
+        };
+        let owner = |address: &str| {
+            devices.owner_of(address.parse().unwrap()).map(|device| device.name.as_str())
+        };
+        assert_eq!(owner("10.8.0.1"), Some("va"));
+        assert_eq!(owner("::ffff:10.8.0.1"), Some("va"), "a listener on [::]");
+        assert_eq!(owner("fd00::1"), Some("va"));
+        assert_eq!(owner("127.3.2.1"), Some("lo"));
+        assert_eq!(owner("10.8.0.2"), None);
+    }
+
+    /// The route of this very host: loopback is everywhere.
+    #[test]
+    fn the_route_to_ourselves_is_the_loopback_device() {
+        let devices = Devices::read().unwrap();
+        let (device, local) = devices.towards(Ipv4Addr::LOCALHOST.into()).unwrap();
+        assert_eq!((device.name.as_str(), local), ("lo", Ipv4Addr::LOCALHOST.into()));
+        assert_eq!(devices.named("lo"), Some(device));
+        assert_eq!(ipv4_address(device), Some(Ipv4Addr::LOCALHOST));
+    }
+
+    /// Deployed peers expect the network number where the RFC's figure says "mask".
+    #[test]
+    fn a_proposal_carries_the_network_number_and_the_prefixes() {
+        let va = device(
+            "va",
+            &[("10.1.2.3", 24), ("10.9.9.9", 31), ("fe80::1", 64), ("fd00:0:0:7::1", 64)],
+        );
+        let expected = Ipv4Subnet { network: [10, 1, 2, 0], prefix_bits: 24 };
+        assert_eq!(ipv4_subnet(&va, "10.1.2.3".parse().unwrap()), expected);
+        let second = Ipv4Subnet { network: [10, 9, 9, 8], prefix_bits: 31 };
+        assert_eq!(ipv4_subnet(&va, "::ffff:10.9.9.9".parse().unwrap()), second);
+        assert_eq!(ipv4_subnet(&va, "fd00::1".parse().unwrap()), Ipv4Subnet::default());
+        let (prefixes, count) = ipv6_prefixes(&va);
+        let prefix: Ipv6Addr = "fd00:0:0:7::".parse().unwrap();
+        assert_eq!((count, prefixes[0].prefix, prefixes[0].prefix_bits), (1, prefix.octets(), 64));
+    }
+
+    #[test]
+    fn subnets_match_by_network_number_and_mask_or_by_any_prefix() {
+        let vb = device(
+            "vb",
+            &[("192.168.0.1", 16), ("10.8.0.2", 24), ("fe80::2", 64), ("fd00::2", 64)],
+        );
+        let v4 = "10.8.0.2:7002".parse().unwrap();
+        let v6 = "[fd00::2]:7002".parse().unwrap();
+        let mapped = "[::ffff:10.8.0.2]:7002".parse().unwrap();
+        let same = proposal([10, 8, 0, 0], 24, "fd00::");
+        assert!(subnets_match(&same, v4, &vb));
+        assert!(subnets_match(&same, v6, &vb));
+        assert!(subnets_match(&same, mapped, &vb));
+        assert!(subnets_match(&proposal([192, 168, 0, 0], 16, "fd01::"), v4, &vb), "an alias");
+        let other_mask = proposal([10, 8, 0, 0], 23, "fe80::");
+        assert!(!subnets_match(&other_mask, v4, &vb));
+        assert!(!subnets_match(&other_mask, v6, &vb), "link-local prefixes prove nothing");
+        assert!(!subnets_match(&proposal([10, 8, 1, 0], 24, "fd01::"), v4, &vb));
+        assert!(!subnets_match(&proposal([10, 8, 0, 0], 24, "fd01::"), v6, &vb));
+    }
+}

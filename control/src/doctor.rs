@@ -1,0 +1,329 @@
+//! `smcgate doctor`: can this host run the gateway, and what would make it better.
+//!
+//! Each finding tries the thing itself where that is harmless, because what a host claims and what
+//! it allows are different. Nothing is changed.
+
+use std::fs;
+use std::io::Write as _;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use rustix::process::{Resource, getrlimit};
+use serde::Serialize;
+
+use crate::device::Devices;
+use crate::smc_option::SmcOption;
+
+/// Examines this host and prints one line per finding, or one JSON document.
+///
+/// Succeeds if the gateway can run here, be it slowly or over TCP only.
+pub fn run(json: bool) -> ExitCode {
+    let findings = examine();
+    let healthy = findings.iter().all(|finding| finding.level != Level::Fail);
+    let text = if json {
+        let diagnosis = Diagnosis { schema: 1, healthy, findings: &findings };
+        serde_json::to_string_pretty(&diagnosis).expect("strings and flags only") + "\n"
+    } else {
+        findings.iter().map(|finding| finding.line() + "\n").collect()
+    };
+    // A reader that has seen enough, such as `head`, is no reason to fail.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// How much a finding matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Level {
+    /// As it should be.
+    Ok,
+    /// The gateway runs, but slower, smaller or over TCP only.
+    Warn,
+    /// The gateway cannot run.
+    Fail,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// A stable name, for scripts.
+    pub name: &'static str,
+    /// How much it matters.
+    pub level: Level,
+    /// What was found, in a sentence.
+    pub found: String,
+    /// What to do about it; empty if nothing.
+    pub advice: String,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Diagnosis<'a> {
+    schema: u32,
+    healthy: bool,
+    findings: &'a [Finding],
+}
+
+impl Finding {
+    fn ok(name: &'static str, found: impl Into<String>) -> Self {
+        Self { name, level: Level::Ok, found: found.into(), advice: String::new() }
+    }
+
+    fn warn(name: &'static str, found: impl Into<String>, advice: &str) -> Self {
+        Self { name, level: Level::Warn, found: found.into(), advice: advice.to_owned() }
+    }
+
+    fn fail(name: &'static str, found: impl Into<String>, advice: &str) -> Self {
+        Self { name, level: Level::Fail, found: found.into(), advice: advice.to_owned() }
+    }
+
+    fn line(&self) -> String {
+        let level = match self.level {
+            Level::Ok => "OK",
+            Level::Warn => "WARN",
+            Level::Fail => "FAIL",
+        };
+        let arrow = if self.advice.is_empty() { "" } else { "; " };
+        format!("{level:<4}  {:<12}  {}{arrow}{}", self.name, self.found, self.advice)
+    }
+}
+
+/// All findings about this host, in the order in which one would ask.
+pub fn examine() -> Vec<Finding> {
+    let modules = fs::read_to_string("/proc/modules").unwrap_or_default();
+    let rmem_max = fs::read_to_string("/proc/sys/net/core/rmem_max").unwrap_or_default();
+    let descriptors = getrlimit(Resource::Nofile);
+    vec![
+        tcp_option(),
+        kernel_smc(&modules),
+        devices(),
+        hardware(),
+        roce_port(&modules),
+        udp_offload(),
+        receive_buffer(&rmem_max),
+        cores(std::thread::available_parallelism().map_or(1, usize::from)),
+        descriptor_limit(descriptors.current, descriptors.maximum),
+        memory_lock(getrlimit(Resource::Memlock).current),
+    ]
+}
+
+fn tcp_option() -> Finding {
+    let name = "option";
+    match SmcOption::load() {
+        Ok(_) => Finding::ok(name, "TCP option 254 can be put on SYNs by eBPF"),
+        Err(unavailable) => Finding::warn(name, unavailable.to_string(), ""),
+    }
+}
+
+fn kernel_smc(modules: &str) -> Finding {
+    let name = "kernel-smc";
+    if has_module(modules, "smc") {
+        return Finding::ok(name, "the kernel's own smc module is loaded, which does no harm");
+    }
+    Finding::ok(name, "the kernel's own smc module is not loaded, and not needed")
+}
+
+fn devices() -> Finding {
+    let name = "devices";
+    let devices = match Devices::read() {
+        Ok(devices) => devices,
+        Err(error) => {
+            let found = format!("network devices cannot be listed ({error})");
+            return Finding::fail(name, found, "raise the descriptor limit");
+        }
+    };
+    let usable: Vec<_> = devices
+        .all()
+        .iter()
+        .filter(|device| device.up && device.name != "lo")
+        .filter_map(|device| {
+            let (address, bits) = device.addresses.iter().find(|(own, _)| own.is_ipv4())?;
+            Some(format!("{} ({address}/{bits}, mtu {})", device.name, device.mtu))
+        })
+        .collect();
+    if usable.is_empty() {
+        let found = "no device but loopback is up and has an IPv4 address";
+        return Finding::warn(name, found, "give one an address: the soft RNIC needs it");
+    }
+    Finding::ok(name, format!("a soft RNIC can stand on {}", usable.join(", ")))
+}
+
+fn hardware() -> Finding {
+    let entries = fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    let found = match names.is_empty() {
+        true => "no RDMA hardware; the soft RNIC does its work".to_owned(),
+        false => format!("RDMA devices {}; this version uses the soft RNIC", names.join(", ")),
+    };
+    Finding::ok("hardware", found)
+}
+
+fn roce_port(modules: &str) -> Finding {
+    let name = "roce-port";
+    match UdpSocket::bind((Ipv4Addr::UNSPECIFIED, ROCE_PORT)) {
+        Ok(_) => Finding::ok(name, format!("UDP port {ROCE_PORT} is free")),
+        Err(error) => {
+            let found = format!("UDP port {ROCE_PORT} cannot be bound ({error})");
+            let advice = if has_module(modules, "rdma_rxe") {
+                "rdma_rxe is loaded and takes it: `modprobe -r rdma_rxe`, or use another namespace"
+            } else {
+                "find its owner with `ss -ulpn`; it may be a gateway that is running"
+            };
+            Finding::warn(name, found, advice)
+        }
+    }
+}
+
+fn udp_offload() -> Finding {
+    let name = "udp-offload";
+    match send_a_train() {
+        Ok(TRAIN_BYTES) => Finding::ok(name, "UDP GSO and GRO work"),
+        Ok(received) => Finding::warn(
+            name,
+            format!(
+                "a train of {TRAIN_BYTES} bytes arrives as datagrams of {received}: no UDP GRO"
+            ),
+            "use Linux 5.0 or later; without it a packet costs ten times as much",
+        ),
+        Err(error) => Finding::warn(
+            name,
+            format!("UDP GSO does not work ({error})"),
+            "use Linux 5.0 or later; without it a packet costs ten times as much",
+        ),
+    }
+}
+
+/// Sends one train over loopback; returns how many bytes of it the first receive sees.
+fn send_a_train() -> std::io::Result<usize> {
+    let receiver = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    receiver.set_read_timeout(Some(Duration::from_secs(1)))?;
+    smcr_os::offload::join_receives(receiver.as_fd())?;
+    let sender = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    smcr_os::offload::split_sends(sender.as_fd(), 1024)?;
+    sender.send_to(&[0; TRAIN_BYTES], receiver.local_addr()?)?;
+    let mut datagram = [0; 2 * TRAIN_BYTES];
+    receiver.recv(&mut datagram)
+}
+
+fn receive_buffer(rmem_max: &str) -> Finding {
+    let name = "rmem-max";
+    let advice = "run as root, which may exceed it, or `sysctl net.core.rmem_max=4194304`";
+    match rmem_max.trim().parse::<u64>() {
+        Ok(bytes) if bytes >= RECEIVE_BUFFER_BYTES => {
+            Finding::ok(name, format!("receive buffers may have {bytes} bytes"))
+        }
+        Ok(bytes) => {
+            let found = format!("receive buffers may have {bytes} bytes, so bursts are lost");
+            Finding::warn(name, found, advice)
+        }
+        Err(_) => Finding::warn(name, "net.core.rmem_max cannot be read", advice),
+    }
+}
+
+fn cores(count: usize) -> Finding {
+    let name = "cores";
+    if count > 1 {
+        return Finding::ok(name, format!("{count} cores"));
+    }
+    let found = "one core, which pollers share with the applications";
+    Finding::warn(name, found, "set poll.policy = \"block\"")
+}
+
+fn descriptor_limit(current: Option<u64>, maximum: Option<u64>) -> Finding {
+    let name = "descriptors";
+    // The gateway raises its own limit as far as it may.
+    let Some(limit) = maximum.or(current) else {
+        return Finding::ok(name, "no limit on descriptors");
+    };
+    let connections = limit.saturating_sub(DESCRIPTORS_OF_OUR_OWN) / 2;
+    let found = format!("{limit} descriptors, enough for {connections} connections");
+    let advice = "raise `ulimit -Hn`, or LimitNOFILE of the service";
+    match connections {
+        0 => Finding::fail(name, found, advice),
+        1..CONNECTIONS_WANTED => Finding::warn(name, found, advice),
+        CONNECTIONS_WANTED.. => Finding::ok(name, found),
+    }
+}
+
+fn memory_lock(limit: Option<u64>) -> Finding {
+    let found = match limit {
+        None => "no limit on locked memory".to_owned(),
+        Some(bytes) => format!("{bytes} bytes may be locked; the soft RNIC locks none"),
+    };
+    Finding::ok("memory-lock", found)
+}
+
+fn has_module(modules: &str, name: &str) -> bool {
+    modules.lines().any(|line| line.split(' ').next() == Some(name))
+}
+
+/// RoCEv2's UDP port.
+const ROCE_PORT: u16 = 4791;
+/// Three datagrams of 1024 bytes.
+const TRAIN_BYTES: usize = 3072;
+/// What holds a burst of one window.
+const RECEIVE_BUFFER_BYTES: u64 = 4 << 20;
+/// Listeners, RNICs, epoll, eBPF, standard streams.
+const DESCRIPTORS_OF_OUR_OWN: u64 = 64;
+/// The default of `limits.connections_max`.
+const CONNECTIONS_WANTED: u64 = 9000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_follow_what_is_found() {
+        assert_eq!(descriptor_limit(Some(1024), Some(20_000)).level, Level::Ok);
+        assert_eq!(descriptor_limit(Some(1024), Some(4096)).level, Level::Warn);
+        assert_eq!(descriptor_limit(Some(16), Some(65)).level, Level::Fail);
+        assert_eq!(descriptor_limit(None, None).level, Level::Ok);
+        assert_eq!(receive_buffer("4194304\n").level, Level::Ok);
+        assert_eq!(receive_buffer("212992\n").level, Level::Warn);
+        assert_eq!(receive_buffer("").level, Level::Warn);
+        assert_eq!((cores(1).level, cores(2).level), (Level::Warn, Level::Ok));
+    }
+
+    /// The module smc_diag is not the module smc.
+    #[test]
+    fn modules_are_known_by_their_whole_name() {
+        let modules = "smc_diag 16384 0 - Live 0x0\nrdma_rxe 1 0 - Live 0x0\n";
+        assert!(has_module(modules, "rdma_rxe"));
+        assert!(!has_module(modules, "smc"));
+    }
+
+    /// Scripts read the first word, people the rest of the line.
+    #[test]
+    fn a_line_says_what_was_found_and_what_to_do() {
+        let line = cores(1).line();
+        assert_eq!(
+            line,
+            "WARN  cores         one core, which pollers share with the applications; set \
+             poll.policy = \"block\""
+        );
+        assert_eq!(cores(2).line(), "OK    cores         2 cores");
+    }
+
+    /// The machine that builds this can run it.
+    #[test]
+    fn this_host_is_examined_without_a_failure() {
+        let findings = examine();
+        assert!(findings.iter().all(|finding| finding.level != Level::Fail), "{findings:?}");
+        let offload = findings.iter().find(|finding| finding.name == "udp-offload").unwrap();
+        assert_eq!(offload.level, Level::Ok, "{offload:?}");
+    }
+
+    #[test]
+    fn json_is_for_scripts() {
+        let findings = [cores(1)];
+        let diagnosis = Diagnosis { schema: 1, healthy: true, findings: &findings };
+        let json = serde_json::to_value(&diagnosis).unwrap();
+        assert_eq!(json["findings"][0]["level"], "WARN");
+        assert_eq!(json["findings"][0]["name"], "cores");
+        assert_eq!((&json["schema"], &json["healthy"]), (&1.into(), &true.into()));
+    }
+}

@@ -1,0 +1,266 @@
+//! The control thread: everything slow, in one place, driven by one epoll.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use smcr_engine::clock::Clock;
+use smcr_engine::limits::CONNECTIONS_MAX;
+use smcr_engine::mailbox::{Receiver, Waker};
+use smcr_proto::wire::clc::Diagnosis;
+use smcr_proto::wire::clc::proposal::Ipv4Subnet;
+use smcr_proto::{Instant, PeerId};
+use smcr_rnic::{Opening, Rnic};
+
+use crate::config::Config;
+use crate::groups::Group;
+use crate::listener::Listener;
+use crate::placement::Poller;
+use crate::reactor::{Event, Key, Reactor, Token};
+use crate::sessions::{GroupId, PortId, Session};
+use crate::slab::Slab;
+use crate::smc_option::OptionSource;
+use crate::status::Question;
+
+/// The queue pair of an RNIC, as it travels to its poller.
+pub type QpOf<N> = <<N as Rnic>::Opening as Opening>::Qp;
+
+/// An RNIC and its poller. Without an RNIC it relays TCP only.
+pub struct Port<N: Rnic> {
+    /// What the operator calls it.
+    pub name: String,
+    /// The network device below it.
+    pub device: String,
+    /// Its IPv4 address, by which connections find it.
+    pub address: Option<std::net::Ipv4Addr>,
+    /// The network it is in.
+    pub subnet: Ipv4Subnet,
+    /// The NIC.
+    pub rnic: Option<N>,
+    /// Its poller.
+    pub poller: Poller<QpOf<N>>,
+    /// Which session has which of the poller's slots.
+    pub sessions: Box<[Option<Key>]>,
+    /// What the NIC counts.
+    pub traffic: std::sync::Arc<crate::status::Traffic>,
+}
+
+impl<N: Rnic> Port<N> {
+    /// A table of no sessions.
+    pub fn no_sessions() -> Box<[Option<Key>]> {
+        vec![None; CONNECTIONS_MAX].into()
+    }
+}
+
+/// Everything the control thread knows.
+pub struct Gateway<N: Rnic> {
+    pub(crate) config: Config,
+    pub(crate) clock: Clock,
+    pub(crate) reactor: Reactor,
+    pub(crate) option: OptionSource,
+    pub(crate) peer_id: PeerId,
+    pub(crate) ports: Vec<Port<N>>,
+    /// Which port connections of a network device use, where the operator said so.
+    pub(crate) port_by_address: HashMap<std::net::IpAddr, PortId>,
+    pub(crate) listeners: Vec<Listener>,
+    pub(crate) sessions: Slab<Session>,
+    /// How many sessions are rendezvous.
+    pub(crate) shaking: usize,
+    pub(crate) groups: HashMap<GroupId, Group<N::Opening>>,
+    pub(crate) groups_made: u32,
+    pub(crate) links_made: u32,
+    /// Why a rendezvous that is about to fall back does so.
+    pub(crate) fallback_reasons: HashMap<Key, Diagnosis>,
+    pub(crate) fallbacks: BTreeMap<Diagnosis, u64>,
+    pub(crate) connections_smc: u64,
+    pub(crate) connections_tcp: u64,
+    pub(crate) handshakes_failed: u64,
+    pub(crate) llc_malformed: u64,
+    /// Bytes of connections that are over.
+    pub(crate) bytes_closed: (u64, u64),
+    /// SMC-R connections whose TCP connection has ended; their peer may be dead.
+    pub(crate) suspects: Vec<(Instant, Key)>,
+    /// A descriptor to give up when there are no more.
+    pub(crate) reserve: Option<OwnedFd>,
+    pub(crate) limit_logged_at: Instant,
+    pub(crate) questions: Receiver<Question>,
+    pub(crate) waker: Waker,
+    pub(crate) stop: Receiver<()>,
+    /// Since when new connections are refused, and until when the others may finish.
+    pub(crate) draining: Option<Instant>,
+    started: Instant,
+}
+
+/// What a gateway is made of.
+pub struct Parts<N: Rnic> {
+    /// What the operator wrote.
+    pub config: Config,
+    /// Shared with the pollers.
+    pub clock: Clock,
+    /// How peers are recognized.
+    pub option: OptionSource,
+    /// Who we are.
+    pub peer_id: PeerId,
+    /// RNICs and pollers.
+    pub ports: Vec<Port<N>>,
+    /// Which port the connections of a local address use.
+    pub port_by_address: HashMap<std::net::IpAddr, PortId>,
+    /// Listening sockets.
+    pub listeners: Vec<Listener>,
+    /// Wakes the control thread.
+    pub waker: Waker,
+    /// From the admin thread.
+    pub questions: Receiver<Question>,
+    /// Says that it is time to stop.
+    pub stop: Receiver<()>,
+}
+
+impl<N: Rnic> Gateway<N> {
+    /// Puts the parts together.
+    ///
+    /// # Errors
+    ///
+    /// When the process is out of descriptors.
+    pub fn new(parts: Parts<N>) -> io::Result<Self> {
+        let reactor = Reactor::new()?;
+        reactor.watch(parts.waker.descriptor(), Token::Waker)?;
+        for (index, listener) in parts.listeners.iter().enumerate() {
+            let index = u16::try_from(index).map_err(|_| io::ErrorKind::InvalidInput)?;
+            if let Some(socket) = &listener.socket {
+                reactor.watch(socket, Token::Listener(index))?;
+            }
+        }
+        let started = parts.clock.now();
+        Ok(Self {
+            config: parts.config,
+            clock: parts.clock,
+            reactor,
+            option: parts.option,
+            peer_id: parts.peer_id,
+            ports: parts.ports,
+            port_by_address: parts.port_by_address,
+            listeners: parts.listeners,
+            sessions: Slab::default(),
+            shaking: 0,
+            groups: HashMap::new(),
+            groups_made: 0,
+            links_made: 0,
+            fallback_reasons: HashMap::new(),
+            fallbacks: BTreeMap::new(),
+            connections_smc: 0,
+            connections_tcp: 0,
+            handshakes_failed: 0,
+            llc_malformed: 0,
+            bytes_closed: (0, 0),
+            suspects: Vec::new(),
+            reserve: rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).ok(),
+            limit_logged_at: Instant(0),
+            questions: parts.questions,
+            waker: parts.waker,
+            stop: parts.stop,
+            draining: None,
+            started,
+        })
+    }
+
+    /// Serves until told to stop, and then until the last connection is over or has no time left.
+    ///
+    /// # Errors
+    ///
+    /// When a poller died: nothing can be served without it.
+    pub fn run(&mut self) -> io::Result<()> {
+        let mut events = Vec::with_capacity(256);
+        while !self.is_drained() {
+            let limit = self.prepare_sleep();
+            self.reactor.wait(limit, &mut events);
+            self.waker.awake();
+            let now = self.clock.now();
+            for event in events.drain(..) {
+                self.dispatch(now, event);
+            }
+            self.take_reports(now);
+            self.expire(now);
+            self.answer_questions(now);
+            if self.ports.iter().any(|port| port.poller.is_dead()) {
+                return Err(io::Error::other("a polling thread ended; see the lines above"));
+            }
+        }
+        self.close_down();
+        Ok(())
+    }
+
+    /// How long the control thread may sleep; zero if something has come in meanwhile.
+    fn prepare_sleep(&mut self) -> Option<Duration> {
+        self.waker.about_to_sleep();
+        let quiet = self.questions.is_empty()
+            && self.stop.is_empty()
+            && self.ports.iter().all(|port| port.poller.reports.is_empty());
+        if !quiet {
+            return Some(Duration::ZERO);
+        }
+        let mut behind = false;
+        for port in &mut self.ports {
+            behind |= !port.poller.catch_up();
+        }
+        if behind {
+            return Some(CATCH_UP_EVERY);
+        }
+        let now = self.clock.now();
+        let groups = self.next_group_deadline().map(|deadline| deadline.since(now));
+        let waits = self.shaking > 0 || !self.suspects.is_empty() || self.draining.is_some();
+        let tick = waits.then_some(TICK);
+        // A deadline that has just passed must not make us spin: a millisecond is soon enough.
+        [groups.map(|groups| groups.max(Duration::from_millis(1))), tick, Some(LIFE_SIGN)]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    fn dispatch(&mut self, now: Instant, event: Event) {
+        match event.token {
+            Token::Listener(index) => self.accept(now, index),
+            Token::Application(key) => self.connect_event(now, key),
+            Token::Peer(key) => match self.sessions.get(key) {
+                Some(Session::Shaking(_)) => self.peer_event(now, key, event),
+                Some(Session::Open(_)) if event.ending => self.suspects.push((now, key)),
+                Some(Session::Open(_)) | None => {}
+            },
+            Token::Waker => {}
+        }
+    }
+
+    /// Looks after everything that waits for its time.
+    fn expire(&mut self, now: Instant) {
+        self.expire_rendezvous(now);
+        self.expire_groups(now);
+        self.expire_suspects(now);
+        if self.stop.receive().is_some() {
+            self.drain(now);
+        }
+        if self.draining.is_some_and(|until| until <= now) {
+            self.abort_all();
+        }
+    }
+
+    /// The port that a session's connection to the peer goes through.
+    pub(crate) fn port_of(&self, key: Key) -> Option<PortId> {
+        let Some(Session::Shaking(shaking)) = self.sessions.get(key) else { return None };
+        let local = rustix::net::getsockname(&shaking.peer).ok()?;
+        let local = SocketAddr::try_from(local).ok()?.ip().to_canonical();
+        self.port_by_address.get(&local).copied()
+    }
+
+    /// Seconds since the gateway started.
+    pub(crate) fn uptime_s(&self, now: Instant) -> u64 {
+        now.since(self.started).as_secs()
+    }
+}
+
+/// How often waiting rendezvous are looked at. Their deadlines are seconds long.
+const TICK: Duration = Duration::from_millis(50);
+/// How soon a poller that is behind is offered commands again.
+const CATCH_UP_EVERY: Duration = Duration::from_millis(1);
+/// At the latest after this time we look whether our threads are alive.
+const LIFE_SIGN: Duration = Duration::from_secs(1);

@@ -1,0 +1,253 @@
+//! Accepting: plain TCP from applications, rendezvous TCP from peers; and connecting onwards.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::net::{accept_with, connect, socket_with};
+use smcr_proto::Instant;
+use smcr_proto::handshake::Server;
+use smcr_proto::wire::clc::{Diagnosis, Framer};
+use smcr_rnic::Rnic;
+
+use crate::config::{self, Transport};
+use crate::gateway::Gateway;
+use crate::reactor::{Key, Token};
+use crate::sessions::{Rendezvous, Session, Talk};
+use crate::smc_option::OptionSource;
+
+/// A listener at work.
+pub struct Listener {
+    /// What the operator wrote.
+    pub config: config::Listener,
+    /// Where its connections go, resolved.
+    pub upstream: SocketAddr,
+    /// The listening socket; gone once the gateway drains.
+    pub socket: Option<OwnedFd>,
+    /// Connections accepted.
+    pub accepted: u64,
+    /// Connections closed at once: a limit, or no upstream.
+    pub refused: u64,
+    /// Connections now.
+    pub active: u32,
+}
+
+impl Listener {
+    /// Binds and listens.
+    ///
+    /// # Errors
+    ///
+    /// When the address cannot be bound, or the upstream's name has no address.
+    pub fn open(config: &config::Listener, option: &OptionSource) -> io::Result<Self> {
+        let upstream = *config.upstream.resolve()?.first().ok_or(io::ErrorKind::NotFound)?;
+        let socket = new_socket(config.bind)?;
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        if config.tcp_nodelay {
+            // Accepted sockets inherit it.
+            sockopt::set_tcp_nodelay(&socket, true)?;
+        }
+        if config.accept == Transport::Smc {
+            option.mark_listener(&socket)?;
+        }
+        rustix::net::bind(&socket, &config.bind)?;
+        rustix::net::listen(&socket, i32::try_from(config.backlog).unwrap_or(i32::MAX))?;
+        Ok(Self {
+            config: config.clone(),
+            upstream,
+            socket: Some(socket),
+            accepted: 0,
+            refused: 0,
+            active: 0,
+        })
+    }
+
+    /// Whether either side of it may be SMC-R.
+    pub fn speaks_smc(&self) -> bool {
+        self.config.accept == Transport::Smc || self.config.connect == Transport::Smc
+    }
+
+    /// Begins to connect to the upstream. Returns whether that is done already.
+    fn connect(&self, option: &OptionSource) -> io::Result<(OwnedFd, bool)> {
+        let socket = new_socket(self.upstream)?;
+        if self.config.tcp_nodelay {
+            sockopt::set_tcp_nodelay(&socket, true)?;
+        }
+        if self.config.connect == Transport::Smc {
+            option.mark_client(&socket)?;
+        }
+        match connect(&socket, &self.upstream) {
+            Ok(()) => Ok((socket, true)),
+            Err(rustix::io::Errno::INPROGRESS) => Ok((socket, false)),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl<N: Rnic> Gateway<N> {
+    /// Accepts what waits at listener `index`.
+    pub(crate) fn accept(&mut self, now: Instant, index: u16) {
+        for _ in 0..ACCEPT_MAX {
+            let Some(listener) = self.listeners.get_mut(usize::from(index)) else { return };
+            let Some(socket) = &listener.socket else { return };
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            match accept_with(socket, flags) {
+                Ok(accepted) => self.accepted(now, index, accepted),
+                Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
+                    if !self.refuse_for_want_of_descriptors(index) {
+                        return;
+                    }
+                }
+                // Nobody there any more, or a connection that was reset while it waited.
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Out of descriptors: whoever waits is told so, instead of waiting for ever. Returns whether
+    /// somebody was.
+    fn refuse_for_want_of_descriptors(&mut self, index: u16) -> bool {
+        self.reserve = None;
+        let listener = &mut self.listeners[usize::from(index)];
+        let refused = listener
+            .socket
+            .as_ref()
+            .and_then(|socket| accept_with(socket, SocketFlags::CLOEXEC).ok());
+        let found = refused.is_some();
+        if let Some(refused) = refused {
+            listener.refused += 1;
+            reset(refused);
+            self.log_limit(index, "file descriptors");
+        }
+        self.reserve = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).ok();
+        found
+    }
+
+    /// Begins a rendezvous with a connection that was accepted.
+    fn accepted(&mut self, now: Instant, index: u16, accepted: OwnedFd) {
+        let listener = &mut self.listeners[usize::from(index)];
+        listener.accepted += 1;
+        if listener.active >= listener.config.connections_max
+            || self.sessions.len() >= self.config.limits.connections_max as usize
+        {
+            listener.refused += 1;
+            reset(accepted);
+            self.log_limit(index, "connections");
+            return;
+        }
+        let Some(source) = peer_address(&accepted) else { return };
+        let (connected_socket, connected) = match listener.connect(&self.option) {
+            Ok(connecting) => connecting,
+            Err(error) => {
+                self.upstream_failed(index, &error);
+                reset(accepted);
+                return;
+            }
+        };
+        let Some(listener) = self.listeners.get_mut(usize::from(index)) else { return };
+        listener.active += 1;
+        let deadline = now + listener.config.connect_timeout;
+        let accepts_smc = listener.config.accept == Transport::Smc;
+        let connects_smc = listener.config.connect == Transport::Smc;
+        let (app, peer) =
+            if accepts_smc { (connected_socket, accepted) } else { (accepted, connected_socket) };
+        let talk = if connects_smc {
+            Talk::Connecting
+        } else if !accepts_smc {
+            Talk::Plain(None)
+        } else if !self.option.peer_offered(&peer, source) {
+            Talk::Plain(Some(Diagnosis::NO_SMC_OPTION))
+        } else {
+            Talk::Server(Server::new(now, self.peer_id))
+        };
+        let key = self.sessions.insert(Session::Shaking(Box::new(Rendezvous {
+            listener: index,
+            app,
+            peer,
+            source,
+            connected,
+            deadline,
+            talk,
+            framer: Framer::new(),
+            resources: None,
+            waits: false,
+        })));
+        self.shaking += 1;
+        if self.watch_rendezvous(key).is_err() {
+            self.fail(key, "no room to watch its sockets");
+        } else if connected {
+            self.connected(now, key);
+        }
+    }
+
+    /// Watches what the first step of a rendezvous waits for.
+    fn watch_rendezvous(&mut self, key: Key) -> io::Result<()> {
+        let Some(Session::Shaking(shaking)) = self.sessions.get(key) else { return Ok(()) };
+        let reactor = &self.reactor;
+        match shaking.talk {
+            Talk::Connecting | Talk::Client(_) => {
+                reactor.watch_edges(&shaking.peer, Token::Peer(key))
+            }
+            Talk::Plain(_) if shaking.connected => Ok(()),
+            Talk::Plain(_) => {
+                let accepts_smc =
+                    self.listeners[usize::from(shaking.listener)].config.accept == Transport::Smc;
+                let socket = if accepts_smc { &shaking.app } else { &shaking.peer };
+                reactor.watch_connect(socket, Token::Application(key))
+            }
+            Talk::Server(_) | Talk::Pending(..) => {
+                if !shaking.connected {
+                    reactor.watch_connect(&shaking.app, Token::Application(key))?;
+                }
+                reactor.watch_edges(&shaking.peer, Token::Peer(key))
+            }
+        }
+    }
+
+    /// The upstream of listener `index` said no.
+    pub(crate) fn upstream_failed(&mut self, index: u16, error: &io::Error) {
+        let listener = &mut self.listeners[usize::from(index)];
+        listener.refused += 1;
+        tracing::debug!(
+            listener = listener.config.name,
+            upstream = %listener.upstream,
+            %error,
+            "upstream did not accept; the application is reset"
+        );
+    }
+
+    fn log_limit(&mut self, index: u16, what: &str) {
+        let now = self.clock.now();
+        if now.since(self.limit_logged_at) >= LOG_LIMIT_EVERY {
+            self.limit_logged_at = now;
+            let name = &self.listeners[usize::from(index)].config.name;
+            tracing::warn!(listener = name, "out of {what}: new connections are refused");
+        }
+    }
+}
+
+/// Closes `socket` with a reset: whoever is at the other end learns at once that it was refused.
+pub(crate) fn reset(socket: OwnedFd) {
+    let _ = sockopt::set_socket_linger(&socket, Some(std::time::Duration::ZERO));
+    drop(socket);
+}
+
+/// How a connect ended.
+pub(crate) fn connect_outcome(socket: impl AsFd) -> io::Result<()> {
+    sockopt::socket_error(socket)?.map_err(io::Error::from)
+}
+
+fn new_socket(address: SocketAddr) -> io::Result<OwnedFd> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    Ok(socket_with(family, SocketType::STREAM, flags, None)?)
+}
+
+fn peer_address(socket: &OwnedFd) -> Option<SocketAddr> {
+    SocketAddr::try_from(rustix::net::getpeername(socket).ok()??).ok()
+}
+
+/// Connections accepted before the control thread looks at something else.
+const ACCEPT_MAX: usize = 64;
+/// A limit that is reached is reached often; once in a while is enough to know.
+const LOG_LIMIT_EVERY: std::time::Duration = std::time::Duration::from_secs(1);

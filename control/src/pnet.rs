@@ -1,0 +1,80 @@
+//! The PNET table: which RNIC is on the same physical network as a network device.
+//!
+//! PNET identifiers never travel on the wire; each host knows its own cabling. A device that no
+//! entry and no RNIC names gets a soft RNIC of its own, so that nothing need be configured.
+
+use crate::config::{Config, RnicConfig, RnicKind};
+
+/// The table, from the configuration.
+#[derive(Clone, Debug, Default)]
+pub struct PnetTable {
+    rnics: Vec<RnicConfig>,
+    /// Network device, and index into `rnics`.
+    entries: Vec<(String, usize)>,
+}
+
+impl PnetTable {
+    /// The table that `config` describes.
+    ///
+    /// # Panics
+    ///
+    /// If an entry names an RNIC that is not there: [`Config::parse`] has refused such files.
+    pub fn new(config: &Config) -> Self {
+        let index_of = |name: &str| {
+            let found = config.rnics.iter().position(|rnic| rnic.name == name);
+            found.expect("the configuration was checked")
+        };
+        let entries =
+            config.pnet.iter().map(|entry| (entry.device.clone(), index_of(&entry.rnic))).collect();
+        Self { rnics: config.rnics.clone(), entries }
+    }
+
+    /// The RNIC for connections of `device`: that of its entry, else the one that stands on the
+    /// device, else a soft RNIC on it named `soft-DEVICE`, which the caller may have to create.
+    pub fn rnic_for(&self, device: &str) -> RnicConfig {
+        let by_entry = self.entries.iter().find(|(name, _)| name == device);
+        let by_device = || self.rnics.iter().find(|rnic| rnic.device == device);
+        match by_entry.map(|(_, index)| &self.rnics[*index]).or_else(by_device) {
+            Some(rnic) => rnic.clone(),
+            None => RnicConfig {
+                name: format!("soft-{device}"),
+                kind: RnicKind::RoceUdp,
+                device: device.to_owned(),
+                core: None,
+                mtu: None,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(text: &str) -> PnetTable {
+        let listener = "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:2'\n";
+        PnetTable::new(&Config::parse(&format!("{listener}{text}"), "gate.toml").unwrap())
+    }
+
+    #[test]
+    fn an_entry_wins_over_the_rnics_own_device() {
+        let table = table(
+            "[[rnic]]\nname='r0'\ndevice='va'\n[[rnic]]\nname='r1'\ndevice='vb'\nmtu=2048\n\
+             [[pnet]]\ndevice='va'\nrnic='r1'\n[[pnet]]\ndevice='vlan7'\nrnic='r0'\n",
+        );
+        assert_eq!(
+            (table.rnic_for("va").name, table.rnic_for("va").mtu),
+            ("r1".into(), Some(2048))
+        );
+        assert_eq!(table.rnic_for("vlan7").name, "r0");
+        assert_eq!(table.rnic_for("vb").name, "r1", "by its own device");
+    }
+
+    /// The shortest configuration is the most common one.
+    #[test]
+    fn without_any_rnic_each_device_has_a_soft_one() {
+        let rnic = table("").rnic_for("eth0");
+        assert_eq!((rnic.name.as_str(), rnic.device.as_str()), ("soft-eth0", "eth0"));
+        assert_eq!(rnic.kind, RnicKind::RoceUdp);
+    }
+}

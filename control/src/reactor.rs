@@ -1,0 +1,166 @@
+//! The one place where the control thread sleeps.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+
+/// What a descriptor is to the control thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Token {
+    /// A listening socket.
+    Listener(u16),
+    /// The application's side of a rendezvous: wanted until it is connected.
+    Application(Key),
+    /// The SMC-R peer's side of a rendezvous, and later the idle TCP connection beside SMC-R.
+    Peer(Key),
+    /// Pollers, the admin thread or a signal want attention.
+    Waker,
+}
+
+/// An entry of one of the control thread's tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// Its index.
+    pub index: u32,
+    /// How often the index was used before, modulo 2^24.
+    pub generation: u32,
+}
+
+/// What happened to a descriptor.
+#[derive(Clone, Copy, Debug)]
+pub struct Event {
+    /// Which.
+    pub token: Token,
+    /// Something can be read: bytes, a connection, the end.
+    pub readable: bool,
+    /// The peer sends no more, or the socket failed.
+    pub ending: bool,
+}
+
+/// An epoll.
+pub struct Reactor {
+    epoll: OwnedFd,
+    found: Vec<epoll::Event>,
+}
+
+impl Reactor {
+    /// An empty one.
+    ///
+    /// # Errors
+    ///
+    /// When the process is out of descriptors.
+    pub fn new() -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Ok(Self { epoll, found: Vec::with_capacity(EVENTS_MAX) })
+    }
+
+    /// Reports, while it lasts, that `descriptor` can be read.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel has no room.
+    pub fn watch(&self, descriptor: impl AsFd, token: Token) -> io::Result<()> {
+        self.add(descriptor, token, epoll::EventFlags::IN)
+    }
+
+    /// Reports once that `socket` is connected, or failed to be.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel has no room.
+    pub fn watch_connect(&self, socket: impl AsFd, token: Token) -> io::Result<()> {
+        self.add(socket, token, epoll::EventFlags::OUT | epoll::EventFlags::ONESHOT)
+    }
+
+    /// Reports each time something new happens to `socket`, beginning with what has already.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel has no room.
+    pub fn watch_edges(&self, socket: impl AsFd, token: Token) -> io::Result<()> {
+        use epoll::EventFlags as F;
+        self.add(socket, token, F::IN | F::OUT | F::RDHUP | F::ET)
+    }
+
+    /// Reports nothing more of `socket`: it goes to another thread.
+    pub fn forget(&self, socket: impl AsFd) {
+        // Fails only for what was never watched.
+        let _ = epoll::delete(&self.epoll, socket);
+    }
+
+    /// Sleeps until something happens or `limit` has passed, and appends what happened.
+    pub fn wait(&mut self, limit: Option<Duration>, events: &mut Vec<Event>) {
+        let limit = limit.map(|limit| Timespec {
+            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        });
+        self.found.clear();
+        // Interruption by a signal is a sleep that ended early.
+        let _ = epoll::wait(&self.epoll, spare_capacity(&mut self.found), limit.as_ref());
+        events.extend(self.found.iter().map(|event| {
+            use epoll::EventFlags as F;
+            let flags = event.flags;
+            Event {
+                token: unpack(event.data.u64()),
+                readable: flags.intersects(F::IN | F::RDHUP | F::HUP | F::ERR),
+                ending: flags.intersects(F::RDHUP | F::HUP | F::ERR),
+            }
+        }));
+    }
+
+    fn add(&self, descriptor: impl AsFd, token: Token, flags: epoll::EventFlags) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(pack(token));
+        Ok(epoll::add(&self.epoll, descriptor, data, flags)?)
+    }
+}
+
+/// Events taken at once.
+const EVENTS_MAX: usize = 256;
+
+const KIND_SHIFT: u32 = 56;
+const GENERATION_SHIFT: u32 = 32;
+/// Generations wrap here: the kind of a token needs the bits above.
+pub const GENERATION_MASK: u32 = 0x00ff_ffff;
+
+fn pack(token: Token) -> u64 {
+    let (kind, key) = match token {
+        Token::Listener(index) => (0, Key { index: index.into(), generation: 0 }),
+        Token::Application(key) => (1, key),
+        Token::Peer(key) => (2, key),
+        Token::Waker => (3, Key { index: 0, generation: 0 }),
+    };
+    kind << KIND_SHIFT
+        | u64::from(key.generation & GENERATION_MASK) << GENERATION_SHIFT
+        | u64::from(key.index)
+}
+
+fn unpack(data: u64) -> Token {
+    let part = |shift: u32, mask: u32| {
+        u32::try_from(data >> shift & u64::from(mask)).expect("no more bits than the mask has")
+    };
+    let key = Key { index: part(0, u32::MAX), generation: part(GENERATION_SHIFT, GENERATION_MASK) };
+    match data >> KIND_SHIFT {
+        0 => Token::Listener(u16::try_from(key.index).expect("packed from sixteen bits")),
+        1 => Token::Application(key),
+        2 => Token::Peer(key),
+        _ => Token::Waker,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_survive_the_kernel() {
+        let key = Key { index: 0xdead_beef, generation: GENERATION_MASK };
+        for token in
+            [Token::Listener(u16::MAX), Token::Application(key), Token::Peer(key), Token::Waker]
+        {
+            assert_eq!(unpack(pack(token)), token);
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! What pollers say, turned into events, logs and releases; and the end of it all.
+
+use std::time::Duration;
+
+use smcr_engine::handoff::Ending;
+use smcr_engine::{Command, ConnectionId, Report};
+use smcr_memory::Rmbe;
+use smcr_proto::Instant;
+use smcr_proto::wire::llc::DeleteReason;
+use smcr_rnic::Rnic;
+
+use crate::gateway::Gateway;
+use crate::listener::reset;
+use crate::reactor::Key;
+use crate::sessions::{Carried, PortId, Session};
+
+impl<N: Rnic> Gateway<N> {
+    /// Takes in what all pollers said.
+    pub(crate) fn take_reports(&mut self, now: Instant) {
+        for index in 0..self.ports.len() {
+            while let Some(report) = self.ports[index].poller.reports.receive() {
+                self.report(now, PortId(index), report);
+            }
+        }
+    }
+
+    fn report(&mut self, now: Instant, port: PortId, report: Report<std::os::fd::OwnedFd>) {
+        match report {
+            Report::LlcReceived { link, message } => self.llc_received(now, link, &message),
+            Report::LinkBroke { link, cause } => self.link_broke(now, link, cause),
+            Report::LinkRetired { link } => self.link_retired(link),
+            Report::Closed { connection, ending, bytes_in, bytes_out, rmbe, streams } => {
+                // Whatever was not reset yet is finished in both directions, or of no more use.
+                drop(streams);
+                self.bytes_closed.0 += bytes_in;
+                self.bytes_closed.1 += bytes_out;
+                self.closed(now, port, connection, ending, rmbe);
+            }
+        }
+    }
+
+    fn closed(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        connection: ConnectionId,
+        ending: Ending,
+        rmbe: Option<Rmbe>,
+    ) {
+        let entry = &mut self.ports[port.0];
+        entry.poller.free_slot(connection);
+        let key = entry.sessions[usize::from(connection.slot)].take();
+        let key = key.expect("a poller closes what it was given");
+        let Some(Session::Open(open)) = self.sessions.remove(key) else {
+            panic!("a slot leads to an open session");
+        };
+        self.listeners[usize::from(open.listener)].active -= 1;
+        tracing::debug!(
+            session = key.index,
+            source = %open.source,
+            ?ending,
+            ms = now.since(open.since).as_millis(),
+            "connection closed"
+        );
+        let Carried::Smc { group, tcp } = open.transport else { return };
+        if ending == Ending::Graceful {
+            drop(tcp);
+        } else {
+            reset(tcp);
+        }
+        if let Some(rmbe) = rmbe {
+            self.give_back_element(now, group, rmbe);
+        }
+    }
+
+    /// Looks after SMC-R connections whose TCP connection ended a while ago.
+    ///
+    /// A peer that closes a connection ends both; the CDC message that says so is usually the
+    /// first to arrive. A peer that died ends TCP alone.
+    pub(crate) fn expire_suspects(&mut self, now: Instant) {
+        let due = |since: Instant| now.since(since) >= SUSPECT_AFTER;
+        let keys: Vec<Key> =
+            self.suspects.iter().filter(|(since, _)| due(*since)).map(|(_, key)| *key).collect();
+        self.suspects.retain(|(since, _)| !due(*since));
+        let mut groups: Vec<_> = keys
+            .into_iter()
+            .filter_map(|key| match self.sessions.get(key) {
+                Some(Session::Open(open)) => match &open.transport {
+                    Carried::Smc { group, .. } => Some(*group),
+                    Carried::Tcp(_) => None,
+                },
+                Some(Session::Shaking(_)) | None => None,
+            })
+            .collect();
+        groups.sort_unstable();
+        groups.dedup();
+        for group in groups {
+            self.probe_group(now, group);
+        }
+    }
+
+    /// Stops accepting; what goes on may finish.
+    pub(crate) fn drain(&mut self, now: Instant) {
+        if self.draining.is_some() {
+            return;
+        }
+        let limit = self.config.drain_timeout;
+        tracing::info!(
+            connections = self.sessions.len(),
+            ms = limit.as_millis(),
+            "stopping: no new connections, the others may finish"
+        );
+        for listener in &mut self.listeners {
+            listener.socket = None;
+        }
+        self.draining = Some(now + limit);
+    }
+
+    /// Nothing is left to wait for.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.draining.is_some() && self.sessions.is_empty()
+    }
+
+    /// Their time is over: resets whatever is left.
+    pub(crate) fn abort_all(&mut self) {
+        self.draining = Some(Instant(u64::MAX));
+        let keys: Vec<Key> = self.sessions.iter().map(|(key, _)| key).collect();
+        tracing::warn!(connections = keys.len(), "drain_timeout is over: resetting the rest");
+        for key in keys {
+            match self.sessions.get(key) {
+                Some(Session::Open(open)) => {
+                    let connection = open.connection;
+                    let port = open.port;
+                    self.ports[port.0].poller.command(Command::Abort { connection });
+                }
+                Some(Session::Shaking(_)) => self.fail(key, "the gateway stops"),
+                None => {}
+            }
+        }
+    }
+
+    /// Takes leave of peers, then ends the pollers.
+    pub(crate) fn close_down(&mut self) {
+        let now = self.clock.now();
+        let groups: Vec<_> = self.groups.keys().copied().collect();
+        for group in groups {
+            self.shut_group_down(now, group, DeleteReason::OPERATOR);
+        }
+        // DELETE LINK has no answer worth waiting for, but it must leave before the queue pair goes.
+        let until = now + FAREWELL;
+        while !self.groups.is_empty() && self.clock.now() < until {
+            self.take_reports(self.clock.now());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        for port in &mut self.ports {
+            port.poller.stop();
+        }
+        tracing::info!("stopped");
+    }
+}
+
+/// How long a connection may outlive its TCP connection before its peer is asked to prove itself.
+const SUSPECT_AFTER: Duration = Duration::from_millis(300);
+/// How long a stop waits for queue pairs to be given up.
+const FAREWELL: Duration = Duration::from_millis(500);

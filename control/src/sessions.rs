@@ -1,0 +1,112 @@
+//! Every connection the control thread knows, from accept to close.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+use smcr_engine::ConnectionId;
+use smcr_memory::Rmbe;
+use smcr_proto::Instant;
+use smcr_proto::handshake::{Client, Server};
+use smcr_proto::wire::clc::{Diagnosis, Framer, Offer, Proposal};
+
+/// One of the gateway's RNICs with its poller: an index that never changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PortId(pub usize);
+
+/// A link group, by the number that operators see. Never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId(pub u32);
+
+/// A connection on its way through this process.
+pub enum Session {
+    /// The rendezvous is going on.
+    Shaking(Box<Rendezvous>),
+    /// A poller relays it.
+    Open(Open),
+}
+
+/// A rendezvous: two sockets that are to be joined, and the talk about how.
+pub struct Rendezvous {
+    /// The listener that accepted it.
+    pub listener: u16,
+    /// The socket towards the application; on the server side, being connected at first.
+    pub app: OwnedFd,
+    /// The socket towards the SMC-R peer, or towards what turned out to be none.
+    pub peer: OwnedFd,
+    /// Who connected to us.
+    pub source: SocketAddr,
+    /// The socket that we connect is connected.
+    pub connected: bool,
+    /// When we give up connecting.
+    pub deadline: Instant,
+    /// Who talks.
+    pub talk: Talk,
+    /// Cuts what the peer sends into messages.
+    pub framer: Framer,
+    /// What this rendezvous holds, and must give back if it fails.
+    pub resources: Option<Resources>,
+    /// Its group is in its first contact; this rendezvous waits for the outcome.
+    pub waits: bool,
+}
+
+/// The CLC side of a rendezvous.
+pub enum Talk {
+    /// Nobody has anything to say: the connection stays TCP for this reason.
+    Plain(Option<Diagnosis>),
+    /// Our connect to the peer is under way.
+    Connecting,
+    /// We proposed.
+    Client(Client),
+    /// The peer proposes.
+    Server(Server),
+    /// The peer proposed this, but the application's side is not connected yet.
+    Pending(Server, Proposal),
+}
+
+/// What a connection holds of its link group and poller.
+#[derive(Debug)]
+pub struct Resources {
+    /// Whose.
+    pub port: PortId,
+    /// Whose element.
+    pub group: GroupId,
+    /// Its slot with the poller.
+    pub connection: ConnectionId,
+    /// Its element, until the poller has it.
+    pub rmbe: Option<Rmbe>,
+    /// The peer's element, once it is known.
+    pub peer: Option<Offer>,
+    /// The poller keeps CDC messages for it.
+    pub expected: bool,
+}
+
+/// A connection that a poller relays.
+#[derive(Debug)]
+pub struct Open {
+    /// The listener that accepted it.
+    pub listener: u16,
+    /// Whose poller.
+    pub port: PortId,
+    /// Its slot.
+    pub connection: ConnectionId,
+    /// Who connected to us.
+    pub source: SocketAddr,
+    /// Since when.
+    pub since: Instant,
+    /// How it travels.
+    pub transport: Carried,
+}
+
+/// How an open connection travels.
+#[derive(Debug)]
+pub enum Carried {
+    /// Over SMC-R, in this group. The TCP connection of the rendezvous stands idle beside it.
+    Smc {
+        /// The group.
+        group: GroupId,
+        /// The TCP connection.
+        tcp: OwnedFd,
+    },
+    /// Over TCP, for this reason; none where nobody asked for SMC-R.
+    Tcp(Option<Diagnosis>),
+}

@@ -1,0 +1,225 @@
+//! TCP option 254, by which two hosts tell each other in SYN and SYN-ACK that they have SMC-R.
+//!
+//! No socket call sends an unknown option, so a small eBPF program does it for the sockets that we
+//! mark (`bpf/smc_option.bpf.c`). It lives exactly as long as this process: the kernel detaches it
+//! when the descriptor of its link is closed, by `Drop` or by the end of the process, however
+//! violent. Where eBPF is refused, peers can be listed in the configuration instead.
+//!
+//! Not here: what to do with the answer (`rendezvous`).
+//!
+//! # Specification
+//!
+//! RFC 7609, 3.1.1.
+
+mod cgroup;
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, ObjectBuilder};
+
+use crate::config::{Network, OptionMode, Smc};
+
+/// How this gateway and its peers tell each other that they have SMC-R.
+#[derive(Debug)]
+pub enum OptionSource {
+    /// By the TCP option.
+    Ebpf(SmcOption),
+    /// These peers are taken to have it, and to take us to have it.
+    Assume(Vec<Network>),
+    /// Not at all, for this reason: every connection stays TCP.
+    None(String),
+}
+
+impl OptionSource {
+    /// What the configuration asks for and the host allows.
+    pub fn choose(smc: &Smc) -> Self {
+        match smc.option {
+            OptionMode::Assume => Self::Assume(smc.assume_peers.clone()),
+            OptionMode::Ebpf | OptionMode::Auto => match SmcOption::load() {
+                Ok(option) => Self::Ebpf(option),
+                Err(_) if smc.option == OptionMode::Auto && !smc.assume_peers.is_empty() => {
+                    Self::Assume(smc.assume_peers.clone())
+                }
+                Err(refused) => Self::None(refused.to_string()),
+            },
+        }
+    }
+
+    /// Makes connections accepted by `listener` answer the option. Call before `listen`.
+    ///
+    /// # Errors
+    ///
+    /// As [`SmcOption::mark_listener`].
+    pub fn mark_listener(&self, listener: impl AsFd) -> io::Result<()> {
+        match self {
+            Self::Ebpf(option) => option.mark_listener(listener),
+            Self::Assume(_) | Self::None(_) => Ok(()),
+        }
+    }
+
+    /// Makes `client` offer SMC-R in its SYN. Call before `connect`.
+    ///
+    /// # Errors
+    ///
+    /// As [`SmcOption::mark_client`].
+    pub fn mark_client(&self, client: impl AsFd) -> io::Result<()> {
+        match self {
+            Self::Ebpf(option) => option.mark_client(client),
+            Self::Assume(_) | Self::None(_) => Ok(()),
+        }
+    }
+
+    /// Whether both ends of an established connection of a marked socket have agreed on SMC-R, so
+    /// that a CLC rendezvous must follow on it. `peer` is the address of the other end.
+    pub fn peer_offered(&self, connection: impl AsFd, peer: SocketAddr) -> bool {
+        match self {
+            Self::Ebpf(option) => option.peer_offered(connection),
+            Self::Assume(peers) => peers.iter().any(|network| network.contains(peer.ip())),
+            Self::None(_) => false,
+        }
+    }
+}
+
+impl fmt::Display for OptionSource {
+    /// One sentence for the log and for `doctor`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ebpf(_) => f.write_str("SMC-R is offered by TCP option 254 (eBPF)"),
+            Self::Assume(peers) => {
+                f.write_str("SMC-R is assumed, without a TCP option, of the peers")?;
+                peers.iter().try_for_each(|network| write!(f, " {network}"))
+            }
+            Self::None(reason) => write!(f, "every connection stays TCP: {reason}"),
+        }
+    }
+}
+
+/// The loaded program. Dropping it detaches the program; established connections do not notice.
+pub struct SmcOption {
+    sockets: MapHandle,
+    /// Holds the program in the cgroup.
+    _link: Link,
+}
+
+impl SmcOption {
+    /// Loads the program and attaches it to the cgroup of this process, beside whatever else is
+    /// attached there. Sockets of other processes are not affected: they have no mark.
+    ///
+    /// # Errors
+    ///
+    /// [`OptionUnavailable`]; nothing is left behind.
+    pub fn load() -> Result<Self, OptionUnavailable> {
+        libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Info, |_, line| {
+            tracing::debug!(target: "libbpf", "{}", line.trim_end());
+        })));
+        let cgroup = cgroup::open_own().map_err(OptionUnavailable::NoCgroup)?;
+        let refused = |error: libbpf_rs::Error| OptionUnavailable::Refused(error.to_string());
+        let object = ObjectBuilder::default()
+            .open_memory(PROGRAM)
+            .and_then(|object| object.load())
+            .map_err(refused)?;
+        let map = object.maps().find(|map| map.name() == "sockets").expect("the program has it");
+        let sockets = MapHandle::try_from(&map).map_err(refused)?;
+        let program = object.progs_mut().next().expect("the object has one program");
+        let link = program.attach_cgroup(cgroup.as_raw_fd()).map_err(refused)?;
+        Ok(Self { sockets, _link: link })
+    }
+
+    /// Makes connections accepted by `listener` answer the option, and lets
+    /// [`SmcOption::peer_offered`] see whether their SYN had it. Call before `listen`.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel is out of memory; the listener then accepts plain TCP.
+    pub fn mark_listener(&self, listener: impl AsFd) -> io::Result<()> {
+        smcr_os::tcp::save_syn(listener.as_fd())?;
+        self.mark(listener.as_fd())
+    }
+
+    /// Makes `client` offer SMC-R in its SYN. Call before `connect`.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel is out of memory; the socket then connects as plain TCP.
+    pub fn mark_client(&self, client: impl AsFd) -> io::Result<()> {
+        self.mark(client.as_fd())
+    }
+
+    /// Whether the SYN (of an accepted connection) or the SYN-ACK (of a connected one) had the
+    /// option: both ends then have it, and a CLC rendezvous must follow.
+    ///
+    /// One system call. `false` for sockets that were not marked, and before `connect` is through.
+    pub fn peer_offered(&self, connection: impl AsFd) -> bool {
+        let connection = connection.as_fd();
+        let bits = self.bits(connection);
+        if bits & MARKED == 0 || bits & ESTABLISHED != 0 {
+            return bits & PEER_OFFERED != 0;
+        }
+        // A connection can be accepted, or found writable, a moment before the kernel has shown
+        // the program the segment that established it. This waits for the end of that moment.
+        let _ = smcr_os::tcp::saved_syn(connection);
+        self.bits(connection) & PEER_OFFERED != 0
+    }
+
+    fn mark(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let key = socket.as_raw_fd().to_ne_bytes();
+        self.sockets.update(&key, &MARKED.to_ne_bytes(), MapFlags::ANY).map_err(io::Error::other)
+    }
+
+    /// The program's entry for `socket`; zero if it has none.
+    fn bits(&self, socket: BorrowedFd<'_>) -> u32 {
+        let key = socket.as_raw_fd().to_ne_bytes();
+        let mut value = [0; 4];
+        match self.sockets.lookup_into(&key, &mut value, MapFlags::ANY) {
+            Ok(true) => u32::from_ne_bytes(value),
+            Ok(false) | Err(_) => 0,
+        }
+    }
+}
+
+impl fmt::Debug for SmcOption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SmcOption").finish_non_exhaustive()
+    }
+}
+
+/// Why the TCP option cannot be used on this host. Displays as a reason and what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OptionUnavailable {
+    /// The cgroup of this process cannot be reached.
+    NoCgroup(String),
+    /// The kernel refused to load or attach the program.
+    Refused(String),
+}
+
+impl fmt::Display for OptionUnavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoCgroup(why) => {
+                write!(f, "there is no cgroup v2 to put the TCP option's program in ({why}); ")?;
+                f.write_str("mount one or run as root")
+            }
+            Self::Refused(why) => {
+                write!(f, "the kernel refuses eBPF for the TCP option ({why}); ")?;
+                f.write_str("run as root or with CAP_BPF and CAP_NET_ADMIN")
+            }
+        }?;
+        f.write_str(", or list peers in smc.assume_peers")
+    }
+}
+
+impl std::error::Error for OptionUnavailable {}
+
+/// Compiled by `build.rs`.
+const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/smc_option.o"));
+
+// Bits of a socket's entry. `bpf/smc_option.bpf.c` has the same.
+const MARKED: u32 = 1;
+const ESTABLISHED: u32 = 2;
+const PEER_OFFERED: u32 = 4;
+
+#[cfg(test)]
+mod tests;

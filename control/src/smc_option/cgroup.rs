@@ -1,0 +1,144 @@
+//! The cgroup v2 that this process is in: what an eBPF program about its sockets is attached to.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
+
+/// Opens the cgroup of this process.
+///
+/// Not every process can see it: `ip netns exec`, for one, covers `/sys` and with it the mount. Then
+/// the file system is mounted once more, in no place of the tree, for as long as it takes to open it.
+///
+/// # Errors
+///
+/// A sentence without an end, for people.
+pub(super) fn open_own() -> Result<OwnedFd, String> {
+    let read = |path: &str| fs::read_to_string(path).map_err(|error| format!("{path}: {error}"));
+    let cgroup = read("/proc/self/cgroup")?;
+    if let Some(directory) = own_directory(&read("/proc/self/mountinfo")?, &cgroup)
+        && let Ok(open) = open_cgroup2(rustix::fs::CWD, &directory)
+    {
+        return Ok(open);
+    }
+    let own = cgroup.lines().find_map(|line| line.strip_prefix("0::/"));
+    let own = own.ok_or("the kernel has only v1")?;
+    let root =
+        mount_nowhere().map_err(|error| format!("none is mounted, and mounting: {error}"))?;
+    let below = Path::new(if own.is_empty() { "." } else { own });
+    open_cgroup2(&root, below).map_err(|error| format!("{}: {error}", below.display()))
+}
+
+/// Opens a directory if it is one of cgroup v2, and not something else mounted over it.
+fn open_cgroup2(at: impl std::os::fd::AsFd, directory: &Path) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let open = rustix::fs::openat(at, directory, flags, Mode::empty())?;
+    if rustix::fs::fstatfs(&open)?.f_type != CGROUP2_MAGIC {
+        return Err(rustix::io::Errno::NOENT);
+    }
+    Ok(open)
+}
+
+fn mount_nowhere() -> rustix::io::Result<OwnedFd> {
+    let filesystem = rustix::mount::fsopen("cgroup2", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    rustix::mount::fsconfig_create(&filesystem)?;
+    let flags = FsMountFlags::FSMOUNT_CLOEXEC;
+    rustix::mount::fsmount(&filesystem, flags, MountAttrFlags::empty())
+}
+
+/// The directory of the cgroup that this process is in, from its `mountinfo` and `cgroup` files
+/// below `/proc/self`.
+///
+/// On hybrid hosts cgroup v2 is mounted below the tree of v1 (`unified`), so the mount is looked up
+/// and not assumed. `None` if there is no mount of cgroup v2 that shows our cgroup.
+fn own_directory(mountinfo: &str, cgroup: &str) -> Option<PathBuf> {
+    let own = cgroup.lines().find_map(|line| line.strip_prefix("0::"))?;
+    mountinfo.lines().find_map(|line| {
+        let (mount, filesystem) = line.split_once(" - ")?;
+        if filesystem.split(' ').next() != Some("cgroup2") {
+            return None;
+        }
+        let mut fields = mount.split(' ').skip(3);
+        let (root, point) = (fields.next()?, fields.next()?);
+        let below = own.strip_prefix(root.trim_end_matches('/'))?;
+        // A cgroup outside our cgroup namespace is shown as a way up.
+        let outside = below.split('/').any(|part| part == "..");
+        if outside || !(below.is_empty() || below.starts_with('/')) {
+            return None;
+        }
+        let point = PathBuf::from(unescape(point));
+        Some(point.join(below.trim_start_matches('/')))
+    })
+}
+
+/// Undoes the kernel's `\040` for blanks and the like.
+fn unescape(text: &str) -> String {
+    let mut parts = text.split('\\');
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (digits, rest) = part.split_at_checked(3).unwrap_or((part, ""));
+        match u8::from_str_radix(digits, 8) {
+            Ok(byte) => plain.push(char::from(byte)),
+            Err(_) => plain.push_str(digits),
+        }
+        plain.push_str(rest);
+    }
+    plain
+}
+
+/// `CGROUP2_SUPER_MAGIC` of the kernel's `magic.h`.
+const CGROUP2_MAGIC: rustix::fs::FsWord = 0x6367_7270;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In a gateway started by `ip netns exec` no mount shows the cgroup: it would never speak SMC-R.
+    #[test]
+    fn the_cgroup_can_be_opened_without_a_mount_to_be_seen() {
+        match mount_nowhere() {
+            Ok(root) => {
+                assert!(open_cgroup2(&root, Path::new(".")).is_ok());
+                assert!(open_own().is_ok());
+            }
+            Err(refused) => eprintln!("SKIPPED mounting cgroup v2: {refused}; run as root"),
+        }
+        let not_one = open_cgroup2(rustix::fs::CWD, Path::new("/"));
+        assert_eq!(not_one.unwrap_err(), rustix::io::Errno::NOENT);
+    }
+
+    const UNIFIED: &str = "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n\
+        41 31 0:38 / /sys/fs/cgroup/unified rw,relatime shared:7 - cgroup2 cgroup2 rw\n";
+    const PURE: &str = "25 22 0:23 / /sys/fs/cgroup rw - cgroup2 none rw,nsdelegate\n";
+
+    #[test]
+    fn pure_and_hybrid_hosts() {
+        let own = "8:pids:/\n0::/system.slice/smcgate.service\n";
+        let service = "system.slice/smcgate.service";
+        let at = |mountinfo| own_directory(mountinfo, own).unwrap();
+        assert_eq!(at(PURE), Path::new("/sys/fs/cgroup").join(service));
+        assert_eq!(at(UNIFIED), Path::new("/sys/fs/cgroup/unified").join(service));
+        let root = own_directory(PURE, "0::/\n").unwrap();
+        assert_eq!(root, Path::new("/sys/fs/cgroup"));
+    }
+
+    /// In a container the mount shows a part of the tree, and its path may hold blanks.
+    #[test]
+    fn a_mount_of_a_part_of_the_tree() {
+        let mountinfo = "9 8 0:23 /pod/a /cg\\040v2 rw - cgroup2 none rw\n";
+        let at = |own| own_directory(mountinfo, own);
+        assert_eq!(at("0::/pod/a/x\n"), Some(PathBuf::from("/cg v2/x")));
+        assert_eq!(at("0::/pod/a\n"), Some(PathBuf::from("/cg v2/")));
+        assert_eq!(at("0::/pod/ab\n"), None, "a neighbour with a longer name");
+        assert_eq!(at("0::/other\n"), None);
+    }
+
+    #[test]
+    fn nothing_to_attach_to() {
+        assert_eq!(own_directory(PURE, "8:pids:/\n"), None, "only v1");
+        assert_eq!(own_directory("", "0::/\n"), None, "no mount");
+        assert_eq!(own_directory(PURE, "0::/../outside\n"), None, "outside our namespace");
+    }
+}

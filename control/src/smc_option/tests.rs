@@ -1,0 +1,251 @@
+//! The option on real SYNs. Needs the privilege to load eBPF; says so loudly where it lacks it.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, RecvFlags, SocketType};
+use socket2::{Domain, Socket, Type};
+
+use super::*;
+
+const SMC_OPTION: [u8; 6] = [254, 6, 0xe2, 0xd4, 0xc3, 0xd9];
+
+/// What each end sees, and what was on the wire.
+#[derive(Debug, PartialEq, Eq)]
+struct Outcome {
+    syn_had_it: bool,
+    syn_ack_had_it: bool,
+    server_sees_it: bool,
+    client_sees_it: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Marked,
+    Plain,
+}
+
+/// Both ends answer the same question in the same way, or one would send CLC to a plain socket.
+#[test]
+fn both_ends_see_the_option_only_if_both_are_marked() {
+    let Some(option) = load("both_ends_see_the_option_only_if_both_are_marked") else { return };
+    for address in [SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), (Ipv6Addr::LOCALHOST, 0).into()] {
+        let outcome = |client, server| connect(&option, &option, address, client, server);
+        let agreed = |agreed| Outcome {
+            syn_had_it: agreed,
+            syn_ack_had_it: agreed,
+            server_sees_it: agreed,
+            client_sees_it: agreed,
+        };
+        assert_eq!(outcome(End::Marked, End::Marked), agreed(true), "{address}");
+        assert_eq!(outcome(End::Plain, End::Plain), agreed(false), "{address}");
+        assert_eq!(outcome(End::Plain, End::Marked), agreed(false), "{address}");
+        let offered = Outcome { syn_had_it: true, ..agreed(false) };
+        assert_eq!(outcome(End::Marked, End::Plain), offered, "{address}");
+    }
+}
+
+/// Two gateways of one host share a cgroup, so each one's program meets the other's sockets.
+#[test]
+fn two_gateways_on_one_host_do_not_disturb_each_other() {
+    let Some(a) = load("two_gateways_on_one_host_do_not_disturb_each_other") else { return };
+    let Some(b) = load("two_gateways_on_one_host_do_not_disturb_each_other") else { return };
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let outcome = connect(&a, &b, address, End::Marked, End::Marked);
+    assert!(outcome.client_sees_it && outcome.server_sees_it, "{outcome:?}");
+    let outcome = connect(&a, &b, address, End::Marked, End::Plain);
+    assert!(!outcome.client_sees_it && !outcome.syn_ack_had_it, "{outcome:?}");
+}
+
+/// A gateway that is gone leaves sockets that connect as plain TCP, and live connections alone.
+#[test]
+fn dropping_the_program_detaches_it() {
+    let Some(option) = load("dropping_the_program_detaches_it") else { return };
+    let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    option.mark_listener(&listener).unwrap();
+    listener.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+    listener.listen(8).unwrap();
+    let address = listener.local_addr().unwrap();
+    let client = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    option.mark_client(&client).unwrap();
+    drop(option);
+
+    client.connect(&address).unwrap();
+    let (server, _) = listener.accept().unwrap();
+    let syn = smcr_os::tcp::saved_syn(server.as_fd()).unwrap();
+    assert!(!syn.is_empty() && !has_option(&syn));
+}
+
+/// Connections that come faster than they are accepted must not be mistaken for plain ones: the
+/// server would then relay CLC messages to the application.
+#[test]
+fn every_connection_of_a_burst_is_recognised() {
+    let Some(option) = load("every_connection_of_a_burst_is_recognised") else { return };
+    let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    option.mark_listener(&listener).unwrap();
+    listener.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+    listener.listen(128).unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::scope(|scope| {
+        let option = &option;
+        scope.spawn(move || {
+            for _ in 0..200 {
+                let client = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+                option.mark_client(&client).unwrap();
+                client.connect(&address).unwrap();
+                assert!(option.peer_offered(&client));
+            }
+        });
+        // Asking without a pause finds connections that the kernel is still working on.
+        listener.set_nonblocking(true).unwrap();
+        for number in 0..200 {
+            let (server, _) = loop {
+                match listener.accept() {
+                    Ok(accepted) => break accepted,
+                    Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+                }
+            };
+            assert!(option.peer_offered(&server), "connection {number}");
+        }
+    });
+}
+
+/// The configured list decides alone, for both roles, and no socket is touched.
+#[test]
+fn assumed_peers_are_those_of_the_list() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let source = OptionSource::Assume(vec!["10.8.0.0/24".parse().unwrap()]);
+    source.mark_listener(&listener).unwrap();
+    source.mark_client(&listener).unwrap();
+    assert!(source.peer_offered(&listener, "10.8.0.2:1".parse().unwrap()));
+    assert!(!source.peer_offered(&listener, "10.8.1.2:1".parse().unwrap()));
+    let sentence = "SMC-R is assumed, without a TCP option, of the peers 10.8.0.0/24";
+    assert_eq!(source.to_string(), sentence);
+    let none = OptionSource::None("no".into());
+    assert!(!none.peer_offered(&listener, "10.8.0.2:1".parse().unwrap()));
+}
+
+fn load(test: &str) -> Option<SmcOption> {
+    match SmcOption::load() {
+        Ok(option) => Some(option),
+        Err(unavailable) => {
+            eprintln!("SKIPPED {test}: {unavailable}");
+            None
+        }
+    }
+}
+
+fn connect(
+    client_gateway: &SmcOption,
+    server_gateway: &SmcOption,
+    address: SocketAddr,
+    client_end: End,
+    server_end: End,
+) -> Outcome {
+    let domain = Domain::for_address(address);
+    let listener = Socket::new(domain, Type::STREAM, None).unwrap();
+    match server_end {
+        End::Marked => server_gateway.mark_listener(&listener).unwrap(),
+        End::Plain => smcr_os::tcp::save_syn(listener.as_fd()).unwrap(),
+    }
+    listener.bind(&address.into()).unwrap();
+    listener.listen(8).unwrap();
+    let address = listener.local_addr().unwrap().as_socket().unwrap();
+    let wire = Wire::open();
+    let client = Socket::new(domain, Type::STREAM, None).unwrap();
+    if client_end == End::Marked {
+        client_gateway.mark_client(&client).unwrap();
+    }
+    client.connect(&address.into()).unwrap();
+    let (server, _) = listener.accept().unwrap();
+    let outcome = Outcome {
+        syn_had_it: has_option(&wire.next_syn(address.port(), SYN)),
+        syn_ack_had_it: has_option(&wire.next_syn(address.port(), SYN | ACK)),
+        server_sees_it: server_gateway.peer_offered(&server),
+        client_sees_it: client_gateway.peer_offered(&client),
+    };
+    if server_end == End::Plain {
+        // The kernel's own memory of the SYN agrees with what the wire showed.
+        let syn = smcr_os::tcp::saved_syn(server.as_fd()).unwrap();
+        assert_eq!(has_option(&syn), outcome.syn_had_it);
+    }
+    say_something(client.into(), server.into());
+    outcome
+}
+
+/// Options are for the handshake; the connection itself must work as ever.
+fn say_something(mut client: TcpStream, mut server: TcpStream) {
+    use std::io::{Read, Write};
+    client.write_all(b"hello").unwrap();
+    let mut heard = [0; 5];
+    server.read_exact(&mut heard).unwrap();
+    assert_eq!(&heard, b"hello");
+}
+
+/// Every packet of this network namespace, without its Ethernet header.
+struct Wire {
+    socket: Socket,
+}
+
+const SYN: u8 = 0x02;
+const ACK: u8 = 0x10;
+
+impl Wire {
+    fn open() -> Self {
+        let every_protocol = rustix::net::Protocol::from_raw(
+            std::num::NonZero::new(u32::from(3_u16.to_be())).unwrap(),
+        );
+        let socket =
+            rustix::net::socket(AddressFamily::PACKET, SocketType::DGRAM, Some(every_protocol))
+                .expect("who may load eBPF may look at packets");
+        let socket = Socket::from(socket);
+        socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        Self { socket }
+    }
+
+    /// The IP packet of the next segment with these flags from or to `port`.
+    fn next_syn(&self, port: u16, flags: u8) -> Vec<u8> {
+        loop {
+            let mut packet = vec![0; 2048];
+            let (len, _) =
+                rustix::net::recv(&self.socket, &mut packet[..], RecvFlags::empty()).unwrap();
+            packet.truncate(len);
+            let Some(tcp) = tcp_header(&packet) else { continue };
+            let own = port.to_be_bytes();
+            if (tcp[..2] == own || tcp[2..4] == own) && tcp[13] & (SYN | ACK) == flags {
+                return packet;
+            }
+        }
+    }
+}
+
+fn tcp_header(packet: &[u8]) -> Option<&[u8]> {
+    let (protocol, at) = match packet.first()? >> 4 {
+        4 => (*packet.get(9)?, usize::from(packet[0] & 0xf) * 4),
+        6 => (*packet.get(6)?, 40),
+        _ => return None,
+    };
+    let tcp = packet.get(at..)?;
+    (protocol == 6 && tcp.len() >= 20).then_some(tcp)
+}
+
+/// Walks the options of the segment, as a peer does, so that a damaged list fails too.
+fn has_option(packet: &[u8]) -> bool {
+    let tcp = tcp_header(packet).expect("a TCP segment");
+    let mut options = &tcp[20..usize::from(tcp[12] >> 4) * 4];
+    let mut found = false;
+    while let [kind, rest @ ..] = options {
+        options = match *kind {
+            0 => break,
+            1 => rest,
+            254 => {
+                assert!(!found, "once");
+                assert_eq!(options[..6], SMC_OPTION);
+                found = true;
+                &options[6..]
+            }
+            _ => &options[usize::from(rest[0])..],
+        };
+    }
+    found
+}

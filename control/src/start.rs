@@ -1,0 +1,353 @@
+//! From a configuration to a running gateway: RNICs, pollers, listeners, threads.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use smcr_engine::clock::Clock;
+use smcr_engine::counters::Counters;
+use smcr_engine::gauges::Gauges;
+use smcr_engine::idle::{Idle, Policy};
+use smcr_engine::kernel::Kernel;
+use smcr_engine::limits::{COMMANDS_MAX, REPORTS_MAX};
+use smcr_engine::mailbox::{Waker, mailbox};
+use smcr_engine::poller::Ends;
+use smcr_memory::Region;
+use smcr_proto::PeerId;
+use smcr_proto::wire::clc::proposal::Ipv4Subnet;
+use smcr_rnic::roce::udp::{self, Place, Udp};
+use smcr_rnic::{Fabric, roce};
+
+use crate::admin;
+use crate::config::{Config, IdlePolicy, RnicConfig, Transport};
+use crate::device::{self, Devices};
+use crate::gateway::{Gateway, Parts, Port};
+use crate::listener::Listener;
+use crate::placement::Poller;
+use crate::pnet::PnetTable;
+use crate::sessions::PortId;
+use crate::smc_option::OptionSource;
+use crate::status::{Asker, Traffic};
+
+/// The fabric of the NICs this program drives; none where there is no NIC.
+type SoftFabric = Option<roce::Fabric<Udp>>;
+
+/// Why the gateway did not start, or ended: one line.
+#[derive(Debug)]
+pub struct RunError {
+    what: String,
+    why: io::Error,
+}
+
+impl fmt::Display for RunError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.why)
+    }
+}
+
+/// Runs the gateway until SIGTERM or SIGINT, and then until its connections are over.
+///
+/// # Errors
+///
+/// What could not be opened or bound, or which thread ended.
+pub fn run(config: Config) -> Result<(), RunError> {
+    let context = |what: &str| {
+        let what = what.to_owned();
+        move |why| RunError { what, why }
+    };
+    raise_descriptor_limit();
+    let clock = Clock::new();
+    let option = OptionSource::choose(&config.smc);
+    tracing::info!("{option}");
+    let devices = Devices::read().map_err(context("the network devices cannot be listed"))?;
+    let waker = Waker::new().map_err(context("no descriptors"))?;
+
+    let mut listeners = Vec::new();
+    for listener in &config.listeners {
+        let what = format!("listener {} at {}", listener.name, listener.bind);
+        listeners.push(Listener::open(listener, &option).map_err(context(&what))?);
+    }
+    let nics = choose_nics(&config, &devices, &listeners);
+    let peer_id = peer_id(&nics, &devices);
+    let ports = open_ports(&config, &devices, &nics, clock, &waker)?;
+    let port_by_address = addresses_of_ports(&config, &devices, &ports);
+
+    let (ask, questions) = mailbox(QUESTIONS_MAX, waker.clone());
+    let admin = match config.admin.listen {
+        Some(address) => Some(
+            admin::spawn(address, Arc::new(Asker(ask)))
+                .map_err(context(&format!("admin.listen {address}")))?,
+        ),
+        None => None,
+    };
+    let (say_stop, stop) = mailbox(1, waker.clone());
+    crate::signals::on_stop(move || {
+        // A second signal finds the queue full: one is enough.
+        let _ = say_stop.send(());
+    })
+    .map_err(context("signal handlers"))?;
+
+    for listener in &listeners {
+        tracing::info!(
+            listener = listener.config.name,
+            bind = %listener.config.bind,
+            upstream = %listener.upstream,
+            "listening"
+        );
+    }
+    let parts = Parts {
+        config,
+        clock,
+        option,
+        peer_id,
+        ports,
+        port_by_address,
+        listeners,
+        waker,
+        questions,
+        stop,
+    };
+    let mut gateway = Gateway::new(parts).map_err(context("no descriptors"))?;
+    let outcome = gateway.run().map_err(context("the gateway ended"));
+    if let Some(admin) = admin {
+        admin.stop();
+    }
+    outcome
+}
+
+/// The NICs to open: those the operator listed, or those that the listeners need.
+fn choose_nics(config: &Config, devices: &Devices, listeners: &[Listener]) -> Vec<RnicConfig> {
+    if !config.rnics.is_empty() {
+        return config.rnics.clone();
+    }
+    let table = PnetTable::new(config);
+    let mut nics: Vec<RnicConfig> = Vec::new();
+    let mut add = |device: &str| {
+        let nic = table.rnic_for(device);
+        if nics.iter().all(|other| other.name != nic.name) {
+            nics.push(nic);
+        }
+    };
+    for listener in listeners.iter().filter(|listener| listener.speaks_smc()) {
+        if listener.config.connect == Transport::Smc
+            && let Ok((device, _)) = devices.towards(listener.upstream.ip())
+        {
+            add(&device.name);
+        }
+        let bind = listener.config.bind.ip();
+        if listener.config.accept == Transport::Smc {
+            match devices.owner_of(bind) {
+                Some(device) => add(&device.name),
+                // Bound to all addresses: peers may come by any device that has one.
+                None => devices
+                    .all()
+                    .iter()
+                    .filter(|device| {
+                        device::ipv4_address(device).is_some_and(|ip| !ip.is_loopback())
+                    })
+                    .for_each(|device| add(&device.name)),
+            }
+        }
+    }
+    nics
+}
+
+/// Two random bytes and the MAC address of a NIC (RFC A.2.1). New at every start: a peer must not
+/// take this process for the one before it.
+fn peer_id(nics: &[RnicConfig], devices: &Devices) -> PeerId {
+    let mac = nics
+        .iter()
+        .filter_map(|nic| devices.named(&nic.device))
+        .filter_map(|device| device.mac)
+        .find(|mac| *mac != [0; 6])
+        .unwrap_or_else(random::<6>);
+    let [a, b] = random();
+    let [c, d, e, f, g, h] = mac;
+    PeerId([a, b, c, d, e, f, g, h])
+}
+
+fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).expect("the kernel has random bytes");
+    bytes
+}
+
+/// Opens the NICs and starts a poller for each; at least one, for TCP.
+fn open_ports(
+    config: &Config,
+    devices: &Devices,
+    nics: &[RnicConfig],
+    clock: Clock,
+    waker: &Waker,
+) -> Result<Vec<Port<roce::Rnic>>, RunError> {
+    let mut opened = Vec::new();
+    for nic in nics {
+        match udp::open(&udp::Config::on(Place::Device(&nic.device))) {
+            Ok((rnic, fabric)) => {
+                tracing::info!(rnic = nic.name, device = nic.device, "soft RNIC open");
+                opened.push((nic.clone(), Some(rnic), Some(fabric)));
+            }
+            Err(error) if config.rnics.is_empty() => {
+                tracing::warn!(device = nic.device, %error, "no soft RNIC here: TCP only");
+            }
+            Err(why) => {
+                return Err(RunError { what: format!("rnic {} on {}", nic.name, nic.device), why });
+            }
+        }
+    }
+    if opened.is_empty() {
+        opened.push((no_nic(), None, None));
+    }
+    let cores = cores(config, &opened.iter().map(|(nic, _, _)| nic.core).collect::<Vec<_>>());
+    opened
+        .into_iter()
+        .zip(cores)
+        .map(|((nic, rnic, fabric), core)| {
+            let device = devices.named(&nic.device);
+            let address = device.and_then(device::ipv4_address);
+            let subnet = match (device, address) {
+                (Some(device), Some(address)) => device::ipv4_subnet(device, address.into()),
+                (Some(_) | None, _) => Ipv4Subnet::default(),
+            };
+            let traffic = Arc::new(Traffic::default());
+            let poller = start_poller(config, core, fabric, clock, waker, &traffic)
+                .map_err(|why| RunError { what: "a polling thread".to_owned(), why })?;
+            Ok(Port {
+                name: nic.name,
+                device: nic.device,
+                address,
+                subnet,
+                rnic,
+                poller,
+                sessions: Port::<roce::Rnic>::no_sessions(),
+                traffic,
+            })
+        })
+        .collect()
+}
+
+/// What stands for a NIC where there is none.
+fn no_nic() -> RnicConfig {
+    RnicConfig {
+        name: "none".to_owned(),
+        kind: crate::config::RnicKind::RoceUdp,
+        device: String::new(),
+        core: None,
+        mtu: None,
+    }
+}
+
+/// Which core each poller is pinned to.
+fn cores(config: &Config, wanted: &[Option<usize>]) -> Vec<Option<usize>> {
+    let listed = config.poll.cores.iter().copied();
+    let mut available: Vec<usize> =
+        core_affinity::get_core_ids().unwrap_or_default().iter().map(|core| core.id).collect();
+    // From the last one down: interrupts and everybody's defaults crowd the first.
+    available.reverse();
+    let mut automatic = listed.chain(available);
+    wanted
+        .iter()
+        .map(|wanted| {
+            if !config.poll.pin {
+                return None;
+            }
+            wanted.or_else(|| automatic.next())
+        })
+        .collect()
+}
+
+fn start_poller(
+    config: &Config,
+    core: Option<usize>,
+    fabric: SoftFabric,
+    clock: Clock,
+    control: &Waker,
+    traffic: &Arc<Traffic>,
+) -> io::Result<Poller<roce::Qp>> {
+    let waker = Waker::new()?;
+    let (commands, obey) = mailbox(COMMANDS_MAX, waker.clone());
+    let (report, reports) = mailbox(REPORTS_MAX, control.clone());
+    let counters = Arc::new(Counters::default());
+    let gauges = Arc::new(Gauges::new());
+    let memory = Region::new(usize::try_from(config.smc.send_pool).unwrap_or(usize::MAX))?;
+    let policy = match config.poll.policy {
+        IdlePolicy::Spin => Policy::Spin,
+        IdlePolicy::Adaptive => Policy::Adaptive,
+        IdlePolicy::Block => Policy::Block,
+    };
+    let idle = Idle::new(policy, config.poll.spin);
+    let traffic = Arc::clone(traffic);
+    let ends = Ends {
+        commands: obey,
+        waker,
+        reports: report,
+        counters: Arc::clone(&counters),
+        gauges: Arc::clone(&gauges),
+        observe: Box::new(move |fabric: &SoftFabric| publish(fabric, &traffic)),
+    };
+    let name = core.map_or_else(|| "poller".to_owned(), |core| format!("poller-{core}"));
+    let thread = std::thread::Builder::new().name(name).spawn(move || {
+        if let Some(id) = core
+            && !core_affinity::set_for_current(core_affinity::CoreId { id })
+        {
+            tracing::warn!(core = id, "the poller could not be pinned to its core");
+        }
+        let descriptors = [Some(ends.waker.descriptor()), fabric.event_descriptor()];
+        match Kernel::new(descriptors.into_iter().flatten()) {
+            Ok(kernel) => smcr_engine::Poller::new(fabric, kernel, ends, memory).run(clock, idle),
+            Err(error) => tracing::error!(%error, "a poller has no place to sleep"),
+        }
+    })?;
+    Ok(Poller::new(core, (counters, gauges), reports, commands, thread))
+}
+
+/// Copies what the fabric counts to where others can read it.
+fn publish(fabric: &SoftFabric, traffic: &Traffic) {
+    let Some(fabric) = fabric else { return };
+    let counters = fabric.counters();
+    for (published, counted) in [
+        (&traffic.packets_in, counters.packets_in),
+        (&traffic.packets_out, counters.packets_out),
+        (&traffic.retransmits, counters.retransmits),
+        (&traffic.icrc_errors, counters.icrc_errors),
+        (&traffic.rkey_errors, counters.rkey_errors),
+    ] {
+        published.store(counted, Ordering::Relaxed);
+    }
+}
+
+/// Which port connections of each local address go through, by the PNET table.
+fn addresses_of_ports(
+    config: &Config,
+    devices: &Devices,
+    ports: &[Port<roce::Rnic>],
+) -> HashMap<IpAddr, PortId> {
+    let table = PnetTable::new(config);
+    let mut found = HashMap::new();
+    for device in devices.all() {
+        let wanted = table.rnic_for(&device.name);
+        let port = ports.iter().position(|port| port.rnic.is_some() && port.name == wanted.name);
+        if let Some(index) = port {
+            for (address, _) in device.addresses.iter().copied() {
+                found.insert(address, PortId(index));
+            }
+        }
+    }
+    found
+}
+
+/// Two descriptors per connection: takes as many as the administrator allows.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if setrlimit(Resource::Nofile, raised).is_err() {
+        tracing::warn!(limit = limit.current, "the descriptor limit could not be raised");
+    }
+}
+
+/// Questions of the admin thread in flight. It asks one at a time.
+const QUESTIONS_MAX: usize = 16;

@@ -1,0 +1,465 @@
+//! What a gateway says about itself: the JSON of `GET /stats` and `GET /connections`, as types.
+//!
+//! The gateway fills them, the admin thread and the command line show them. Numbers that only grow
+//! count from the start of the process; every name carries its unit unless it is a plain count.
+//! Adding a key keeps [`SCHEMA`]; renaming or removing one raises it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Version of both documents. A reader that knows another one should say so and stop.
+pub const SCHEMA: u32 = 1;
+
+/// Most rows of one page of connections.
+pub const PER_PAGE_MAX: u32 = 1_000;
+
+/// Who can answer the admin thread's questions.
+///
+/// All three are called on the admin thread, may be called at any rate, and must return promptly
+/// from counters and snapshots: a scrape never waits for the data path.
+pub trait Provider: Send + Sync + 'static {
+    /// The gateway now.
+    fn stats(&self) -> Stats;
+    /// One page of its connections; see [`ConnectionPage::select`].
+    fn connections(&self, query: &ConnectionQuery) -> ConnectionPage;
+    /// Whether new connections would be served.
+    fn ready(&self) -> Readiness;
+}
+
+/// Everything about one gateway.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Stats {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Version of the program.
+    pub version: String,
+    /// Seconds since the process started.
+    pub uptime_s: u64,
+    /// Since the start.
+    pub totals: Totals,
+    /// Now.
+    pub active: Active,
+    /// Why connections stayed TCP, most frequent first; reasons that never occurred are left out.
+    pub fallbacks: Vec<Fallback>,
+    /// The link groups that exist.
+    pub link_groups: Vec<LinkGroup>,
+    /// The polling threads.
+    pub pollers: Vec<Poller>,
+    /// The RNICs in use.
+    pub rnics: Vec<Rnic>,
+    /// The listeners of the configuration.
+    pub listeners: Vec<Listener>,
+    /// Memory that the gateway reserved for its data path.
+    pub memory: Memory,
+}
+
+/// Sums since the process started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Totals {
+    /// Connections that were carried by SMC-R.
+    pub connections_smc: u64,
+    /// Connections that were relayed as TCP, fallbacks included.
+    pub connections_tcp: u64,
+    /// Bytes read from the accepted sockets' side of all connections.
+    pub bytes_in: u64,
+    /// Bytes written to the accepted sockets' side of all connections.
+    pub bytes_out: u64,
+    /// CLC rendezvous that broke the protocol or timed out; a Decline is not one of them.
+    pub handshakes_failed: u64,
+    /// Connections that could have been SMC-R but for a limit of ours, and stayed TCP.
+    pub refused_smc: u64,
+    /// Connections that were closed at once, because a limit was reached or the upstream refused.
+    pub refused_tcp: u64,
+}
+
+/// Connections that exist now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Active {
+    /// Carried by SMC-R.
+    pub smc: u64,
+    /// Relayed as TCP.
+    pub tcp: u64,
+    /// In the rendezvous: accepted, but not yet with a poller.
+    pub connecting: u64,
+    /// Closed, their RMB elements parked until the peer is done with them too (RFC 4.4.2).
+    pub parked: u64,
+}
+
+/// One reason to stay TCP.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Fallback {
+    /// The diagnosis code, as in CLC Decline and in Linux's `smcss`.
+    pub code: u32,
+    /// The code in words.
+    pub name: String,
+    /// How many connections.
+    pub count: u64,
+}
+
+/// One link group (RFC 2.2).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LinkGroup {
+    /// Unique within the process.
+    pub id: u32,
+    /// `client` or `server`: our role in its first contact.
+    pub role: String,
+    /// Of the protocol: 1 or 2.
+    pub version: u8,
+    /// The peer id, in hexadecimal.
+    pub peer_id: String,
+    /// `single`, `symmetric`, `asymmetric-local` or `asymmetric-peer`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Connections in it now.
+    pub connections: u32,
+    /// Its links.
+    pub links: Vec<Link>,
+    /// RMBs of ours that its peer may write.
+    pub rmbs: u32,
+}
+
+/// One link: a queue pair of ours and one of the peer's.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Link {
+    /// The link number.
+    pub number: u8,
+    /// `confirming`, `active`, `probing` or `down`.
+    pub state: String,
+    /// Name of our RNIC.
+    pub rnic: String,
+    /// Our queue pair.
+    pub qpn: u32,
+    /// The peer's queue pair.
+    pub peer_qpn: u32,
+    /// The peer's port.
+    pub peer_gid: String,
+}
+
+/// One polling thread.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Poller {
+    /// The core it is pinned to, if it is.
+    pub core: Option<u32>,
+    /// Turns of its loop.
+    pub turns: u64,
+    /// Turns in which nothing moved.
+    pub turns_idle: u64,
+    /// Connections it serves now.
+    pub connections: u32,
+    /// Everything else it counts, by name; see `smcr_engine::counters`.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// One RNIC.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Rnic {
+    /// Its name in the configuration.
+    pub name: String,
+    /// `roce-udp`, and so on, as in the configuration.
+    pub kind: String,
+    /// The network device below it.
+    pub device: String,
+    /// Its port address.
+    pub gid: String,
+    /// Path MTU in bytes: the payload of a full RoCE packet.
+    pub mtu: u32,
+    /// RoCE packets received.
+    pub packets_in: u64,
+    /// RoCE packets sent, repetitions included.
+    pub packets_out: u64,
+    /// RoCE packets sent again.
+    pub retransmits: u64,
+    /// Packets dropped because their ICRC was wrong.
+    pub icrc_errors: u64,
+    /// Requests refused because their RKey or bounds were wrong.
+    pub rkey_errors: u64,
+}
+
+/// One listener of the configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Listener {
+    /// Its name in the configuration.
+    pub name: String,
+    /// The address it is bound to.
+    pub bind: String,
+    /// `tcp` or `smc`.
+    pub accept: String,
+    /// `tcp` or `smc`.
+    pub connect: String,
+    /// Where it connects to.
+    pub upstream: String,
+    /// Connections accepted.
+    pub accepted: u64,
+    /// Connections closed at once: a limit, or no upstream.
+    pub refused: u64,
+    /// Connections now.
+    pub active: u64,
+}
+
+/// Memory reserved for the data path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Memory {
+    /// Bytes of RMBs registered with RNICs.
+    pub rmb_bytes: u64,
+    /// RMB elements in all.
+    pub rmbes: u64,
+    /// RMB elements that belong to a connection, parked ones included.
+    pub rmbes_used: u64,
+    /// Bytes of send chunks registered with RNICs.
+    pub send_bytes: u64,
+    /// Bytes of send chunks that hold data now.
+    pub send_bytes_used: u64,
+}
+
+/// How a connection travels between the gateways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Transport {
+    /// RDMA.
+    #[serde(rename = "smc-r")]
+    SmcR,
+    /// Relayed socket to socket.
+    #[serde(rename = "tcp")]
+    Tcp,
+}
+
+impl Transport {
+    /// The word of the JSON: `smc-r` or `tcp`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SmcR => "smc-r",
+            Self::Tcp => "tcp",
+        }
+    }
+
+    /// The transport with this name; `smc` is understood too.
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "smc-r" | "smc" => Some(Self::SmcR),
+            "tcp" => Some(Self::Tcp),
+            _ => None,
+        }
+    }
+}
+
+/// One connection through the gateway.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Connection {
+    /// Unique within the process.
+    pub id: u64,
+    /// Name of its listener.
+    pub listener: String,
+    /// How it travels.
+    pub transport: Transport,
+    /// The application's end: address and port.
+    pub app: String,
+    /// The far end towards the other gateway or server: address and port.
+    pub peer: String,
+    /// Bytes from the accepted socket towards the upstream.
+    pub bytes_in: u64,
+    /// Bytes from the upstream towards the accepted socket.
+    pub bytes_out: u64,
+    /// Where it is in its life: `connecting`, `active`, `half-closed`, `closing`.
+    pub state: String,
+    /// Why it is not SMC-R; none if it is, or if nobody asked for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<FallbackReason>,
+    /// Its link group, if it is SMC-R.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_group: Option<u32>,
+    /// The number of the link it sends on, if it is SMC-R.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<u8>,
+    /// Seconds since it was accepted.
+    pub age_s: f64,
+}
+
+/// Why one connection stayed TCP.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FallbackReason {
+    /// The diagnosis code, as in CLC Decline.
+    pub code: u32,
+    /// The code in words.
+    pub name: String,
+}
+
+/// Which connections are asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnectionQuery {
+    /// Only those of this listener.
+    pub listener: Option<String>,
+    /// Only those that travel so.
+    pub transport: Option<Transport>,
+    /// Which page; the first is 1.
+    pub page: u32,
+    /// Rows of a page, from 1 to [`PER_PAGE_MAX`].
+    pub per_page: u32,
+}
+
+impl ConnectionQuery {
+    /// Whether a row with these properties is asked for; to be used before a row is built.
+    pub fn wants(&self, listener: &str, transport: Transport) -> bool {
+        self.listener.as_deref().is_none_or(|wanted| wanted == listener)
+            && self.transport.is_none_or(|wanted| wanted == transport)
+    }
+}
+
+impl Default for ConnectionQuery {
+    fn default() -> Self {
+        Self { listener: None, transport: None, page: 1, per_page: 100 }
+    }
+}
+
+/// One page of connections.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ConnectionPage {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Connections that match the filters, on all pages.
+    pub total: u64,
+    /// This page; the first is 1.
+    pub page: u32,
+    /// Most rows of a page.
+    pub per_page: u32,
+    /// The rows.
+    pub connections: Vec<Connection>,
+}
+
+impl ConnectionPage {
+    /// The page that `query` asks for, out of all connections in a stable order.
+    ///
+    /// A page behind the last one is empty; `total` is right all the same.
+    pub fn select(all: impl IntoIterator<Item = Connection>, query: &ConnectionQuery) -> Self {
+        let skip = u64::from(query.page.saturating_sub(1)) * u64::from(query.per_page);
+        let mut total = 0;
+        let mut connections = Vec::new();
+        for row in all {
+            if !query.wants(&row.listener, row.transport) {
+                continue;
+            }
+            if total >= skip && connections.len() < query.per_page as usize {
+                connections.push(row);
+            }
+            total += 1;
+        }
+        Self { schema: SCHEMA, total, page: query.page, per_page: query.per_page, connections }
+    }
+}
+
+/// Whether new connections would be served.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Readiness {
+    /// Why not, in words for an operator; empty means ready.
+    pub reasons: Vec<String>,
+}
+
+impl Readiness {
+    /// Nothing stands in the way.
+    pub fn is_ready(&self) -> bool {
+        self.reasons.is_empty()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A row with distinct values, for every test that needs one.
+    pub(crate) fn row(id: u64, listener: &str, transport: Transport) -> Connection {
+        Connection {
+            id,
+            listener: listener.to_owned(),
+            transport,
+            app: format!("127.0.0.1:{}", 40_000 + id),
+            peer: "10.8.0.2:7002".to_owned(),
+            bytes_in: 1_000 + id,
+            bytes_out: 2_000 + id,
+            state: "active".to_owned(),
+            fallback: None,
+            link_group: None,
+            link: None,
+            age_s: 1.5,
+        }
+    }
+
+    /// Dashboards and the end-to-end tests read these very keys; renaming breaks them silently.
+    #[test]
+    fn stats_have_the_promised_keys() {
+        let stats = Stats {
+            fallbacks: vec![Fallback::default()],
+            link_groups: vec![LinkGroup { links: vec![Link::default()], ..Default::default() }],
+            pollers: vec![Poller::default()],
+            rnics: vec![Rnic::default()],
+            listeners: vec![Listener::default()],
+            ..Stats::default()
+        };
+        let json = serde_json::to_value(&stats).unwrap();
+        for (place, keys) in [
+            (
+                "",
+                "schema version uptime_s totals active fallbacks link_groups pollers rnics \
+                 listeners",
+            ),
+            ("/totals", "connections_smc connections_tcp bytes_in bytes_out handshakes_failed"),
+            ("/active", "smc tcp"),
+            ("/fallbacks/0", "code name count"),
+            ("/link_groups/0", "id role version peer_id type connections links rmbs"),
+            ("/link_groups/0/links/0", "number state rnic qpn peer_qpn peer_gid"),
+            ("/pollers/0", "core turns turns_idle connections"),
+            (
+                "/rnics/0",
+                "name kind device gid mtu packets_in packets_out retransmits icrc_errors \
+                 rkey_errors",
+            ),
+        ] {
+            let object = json.pointer(place).unwrap().as_object().unwrap();
+            for key in keys.split(' ') {
+                assert!(object.contains_key(key), "{place}/{key} is missing");
+            }
+        }
+    }
+
+    /// An operator who pages through a listener's connections sees each of them exactly once.
+    #[test]
+    fn pages_cover_the_filtered_rows_once() {
+        let all = || {
+            (0..10).map(|id| {
+                let transport = if id % 2 == 0 { Transport::SmcR } else { Transport::Tcp };
+                row(id, if id < 7 { "to-b" } else { "from-a" }, transport)
+            })
+        };
+        let query = |page| ConnectionQuery {
+            listener: Some("to-b".to_owned()),
+            transport: Some(Transport::SmcR),
+            page,
+            per_page: 3,
+        };
+        let ids = |page| {
+            let page = ConnectionPage::select(all(), &query(page));
+            assert_eq!(page.total, 4);
+            page.connections.iter().map(|row| row.id).collect::<Vec<_>>()
+        };
+        assert_eq!(ids(1), [0, 2, 4]);
+        assert_eq!(ids(2), [6]);
+        assert_eq!(ids(3), [0; 0]);
+    }
+
+    /// `smcgate stats` of one version must read a gateway of another that has more or fewer keys.
+    #[test]
+    fn unknown_and_missing_keys_are_tolerated() {
+        let stats: Stats =
+            serde_json::from_str(r#"{"schema":1,"brand_new":[],"active":{"smc":2,"tcp":1}}"#)
+                .unwrap();
+        assert_eq!((stats.active.smc, stats.active.tcp, stats.active.parked), (2, 1, 0));
+    }
+}

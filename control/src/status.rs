@@ -1,0 +1,324 @@
+//! Answers to the admin thread's questions.
+//!
+//! The admin thread asks through a bounded queue and waits; the control thread answers between two
+//! other things. Pollers are not asked at all: their counters are read as they stand.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, SyncSender};
+use std::time::Duration;
+
+use smcr_engine::counters::{Counters, DESCRIPTIONS};
+use smcr_engine::mailbox::Sender;
+use smcr_proto::Instant;
+use smcr_proto::link::State as LinkState;
+use smcr_proto::link_group::Role;
+use smcr_proto::wire::clc::Diagnosis;
+use smcr_rnic::Rnic;
+
+use crate::config::Transport as Side;
+use crate::gateway::{Gateway, Port};
+use crate::groups::{Group, Phase};
+use crate::sessions::{Carried, Open, Session};
+use crate::stats::{
+    Active, Connection, ConnectionPage, ConnectionQuery, Fallback, FallbackReason, Link, LinkGroup,
+    Listener, Memory, Poller, Provider, Readiness, Rnic as RnicRow, SCHEMA, Stats, Totals,
+    Transport,
+};
+
+/// What the admin thread wants to know.
+pub enum Question {
+    /// Everything about the gateway.
+    Stats(SyncSender<Stats>),
+    /// Every connection.
+    Connections(SyncSender<Vec<Connection>>),
+    /// Whether new connections would be served.
+    Ready(SyncSender<Readiness>),
+}
+
+/// What an RNIC counts, published by its poller now and then.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    /// RoCE packets received.
+    pub packets_in: AtomicU64,
+    /// RoCE packets sent, repetitions included.
+    pub packets_out: AtomicU64,
+    /// RoCE packets sent again.
+    pub retransmits: AtomicU64,
+    /// Packets whose ICRC was wrong.
+    pub icrc_errors: AtomicU64,
+    /// Requests whose key or range was wrong.
+    pub rkey_errors: AtomicU64,
+}
+
+/// The admin thread's end.
+pub struct Asker(pub Sender<Question>);
+
+impl Asker {
+    /// Asks, and waits for the answer. The control thread is never busy for longer than this, and
+    /// if it is, an empty answer tells more than a scrape that hangs.
+    fn ask<T>(&self, question: impl FnOnce(SyncSender<T>) -> Question) -> Option<T> {
+        let (answer, answered) = mpsc::sync_channel(1);
+        self.0.send(question(answer)).ok()?;
+        answered.recv_timeout(PATIENCE).ok()
+    }
+}
+
+impl Provider for Asker {
+    fn stats(&self) -> Stats {
+        self.ask(Question::Stats).unwrap_or_default()
+    }
+
+    fn connections(&self, query: &ConnectionQuery) -> ConnectionPage {
+        let all = self.ask(Question::Connections).unwrap_or_default();
+        ConnectionPage::select(all, query)
+    }
+
+    fn ready(&self) -> Readiness {
+        let silent =
+            || Readiness { reasons: vec!["the control thread does not answer".to_owned()] };
+        self.ask(Question::Ready).unwrap_or_else(silent)
+    }
+}
+
+impl<N: Rnic> Gateway<N> {
+    /// Answers what the admin thread asked.
+    pub(crate) fn answer_questions(&mut self, now: Instant) {
+        while let Some(question) = self.questions.receive() {
+            // Whoever asked may have lost patience; that is no concern of ours.
+            match question {
+                Question::Stats(answer) => drop(answer.try_send(self.stats(now))),
+                Question::Connections(answer) => drop(answer.try_send(self.connections(now))),
+                Question::Ready(answer) => drop(answer.try_send(self.readiness())),
+            }
+        }
+    }
+
+    fn readiness(&self) -> Readiness {
+        let draining = self.draining.is_some().then(|| "the gateway is stopping".to_owned());
+        Readiness { reasons: draining.into_iter().collect() }
+    }
+
+    fn stats(&self, now: Instant) -> Stats {
+        Stats {
+            schema: SCHEMA,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_s: self.uptime_s(now),
+            totals: self.totals(),
+            active: self.active(),
+            fallbacks: self.fallback_rows(),
+            link_groups: self.link_groups(),
+            pollers: self.ports.iter().map(poller_row).collect(),
+            rnics: self.ports.iter().filter_map(rnic_row).collect(),
+            listeners: self.listeners.iter().map(listener_row).collect(),
+            memory: self.memory(),
+        }
+    }
+
+    fn totals(&self) -> Totals {
+        let sum = |counter: fn(&Counters) -> u64| -> u64 {
+            self.ports.iter().map(|port| counter(&port.poller.counters)).sum()
+        };
+        Totals {
+            connections_smc: self.connections_smc,
+            connections_tcp: self.connections_tcp,
+            bytes_in: sum(|counters| counters.bytes_in.get()),
+            bytes_out: sum(|counters| counters.bytes_out.get()),
+            handshakes_failed: self.handshakes_failed,
+            refused_smc: self.fallbacks.get(&Diagnosis::OUT_OF_MEMORY).copied().unwrap_or(0),
+            refused_tcp: self.listeners.iter().map(|listener| listener.refused).sum(),
+        }
+    }
+
+    fn active(&self) -> Active {
+        let mut active = Active { connecting: self.shaking as u64, ..Active::default() };
+        for (_, session) in self.sessions.iter() {
+            match session {
+                Session::Open(Open { transport: Carried::Smc { .. }, .. }) => active.smc += 1,
+                Session::Open(Open { transport: Carried::Tcp(_), .. }) => active.tcp += 1,
+                Session::Shaking(_) => {}
+            }
+        }
+        active
+    }
+
+    fn fallback_rows(&self) -> Vec<Fallback> {
+        let row = |(diagnosis, count): (&Diagnosis, &u64)| Fallback {
+            code: diagnosis.0,
+            name: format!("{diagnosis:?}"),
+            count: *count,
+        };
+        let mut rows: Vec<_> = self.fallbacks.iter().map(row).collect();
+        rows.sort_by_key(|row| std::cmp::Reverse(row.count));
+        rows
+    }
+
+    fn link_groups(&self) -> Vec<LinkGroup> {
+        let mut groups: Vec<_> = self.groups.iter().collect();
+        groups.sort_by_key(|(id, _)| **id);
+        groups
+            .into_iter()
+            .map(|(id, group)| LinkGroup {
+                id: id.0,
+                role: role_name(group.role).to_owned(),
+                version: 1,
+                peer_id: group.peer.id.to_string(),
+                kind: "single".to_owned(),
+                connections: group.users,
+                links: vec![link_row(group, &self.ports[group.port.0].name)],
+                rmbs: group.stock.rmbs(),
+            })
+            .collect()
+    }
+
+    fn memory(&self) -> Memory {
+        let mut memory = Memory {
+            send_bytes: self.config.smc.send_pool * self.ports.len() as u64,
+            ..Memory::default()
+        };
+        for group in self.groups.values() {
+            let (elements, used) = group.stock.elements();
+            memory.rmb_bytes += group.stock.bytes();
+            memory.rmbes += elements;
+            memory.rmbes_used += used;
+        }
+        for port in &self.ports {
+            memory.send_bytes_used += port.poller.counters.send_bytes_lent.get();
+        }
+        memory
+    }
+
+    fn connections(&self, now: Instant) -> Vec<Connection> {
+        let rows = self.sessions.iter().map(|(key, session)| {
+            let id = u64::from(key.generation) << 32 | u64::from(key.index);
+            match session {
+                Session::Shaking(shaking) => {
+                    let listener = &self.listeners[usize::from(shaking.listener)];
+                    Connection {
+                        id,
+                        listener: listener.config.name.clone(),
+                        transport: Transport::Tcp,
+                        app: shaking.source.to_string(),
+                        peer: listener.upstream.to_string(),
+                        bytes_in: 0,
+                        bytes_out: 0,
+                        state: "connecting".to_owned(),
+                        fallback: None,
+                        link_group: None,
+                        link: None,
+                        age_s: 0.0,
+                    }
+                }
+                Session::Open(open) => self.open_row(now, id, open),
+            }
+        });
+        rows.collect()
+    }
+
+    fn open_row(&self, now: Instant, id: u64, open: &Open) -> Connection {
+        let listener = &self.listeners[usize::from(open.listener)];
+        let gauges = &self.ports[open.port.0].poller.gauges;
+        let (bytes_in, bytes_out) = gauges.get(open.connection.slot);
+        let (transport, reason, group) = match &open.transport {
+            Carried::Smc { group, .. } => (Transport::SmcR, None, Some(*group)),
+            Carried::Tcp(reason) => (Transport::Tcp, *reason, None),
+        };
+        Connection {
+            id,
+            listener: listener.config.name.clone(),
+            transport,
+            app: open.source.to_string(),
+            peer: listener.upstream.to_string(),
+            bytes_in,
+            bytes_out,
+            state: "active".to_owned(),
+            fallback: reason.map(|code| FallbackReason { code: code.0, name: format!("{code:?}") }),
+            link_group: group.map(|group| group.0),
+            link: group.and_then(|group| Some(self.groups.get(&group)?.number.0)),
+            age_s: now.since(open.since).as_secs_f64(),
+        }
+    }
+}
+
+fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Client => "client",
+        Role::Server => "server",
+    }
+}
+
+fn link_row<O>(group: &Group<O>, rnic: &str) -> Link {
+    let (state, peer_qpn) = match &group.phase {
+        Phase::Opening(_) => ("opening", 0),
+        Phase::Ending => ("down", 0),
+        Phase::Running(machine, peer) => {
+            let state = machine.links().next().map(|(_, state)| state);
+            let name = match state {
+                Some(LinkState::Confirming { .. }) => "confirming",
+                Some(LinkState::Active { .. }) => "active",
+                Some(LinkState::Probing { .. }) => "probing",
+                Some(LinkState::Down(_)) | None => "down",
+            };
+            (name, peer.qpn.0)
+        }
+    };
+    Link {
+        number: group.number.0,
+        state: state.to_owned(),
+        rnic: rnic.to_owned(),
+        qpn: group.address.qpn.0,
+        peer_qpn,
+        peer_gid: group.peer.gid.to_string(),
+    }
+}
+
+fn poller_row<N: Rnic>(port: &Port<N>) -> Poller {
+    let counters = &port.poller.counters;
+    Poller {
+        core: port.poller.core.and_then(|core| u32::try_from(core).ok()),
+        turns: counters.turns.get(),
+        turns_idle: counters.turns_idle.get(),
+        connections: u32::try_from(counters.connections.get()).unwrap_or(u32::MAX),
+        counters: DESCRIPTIONS
+            .iter()
+            .zip(counters.values())
+            .map(|(description, value)| (description.name.to_owned(), value))
+            .collect(),
+    }
+}
+
+fn rnic_row<N: Rnic>(port: &Port<N>) -> Option<RnicRow> {
+    let address = port.rnic.as_ref()?.port();
+    let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    Some(RnicRow {
+        name: port.name.clone(),
+        kind: "roce-udp".to_owned(),
+        device: port.device.clone(),
+        gid: address.gid.to_string(),
+        mtu: address.mtu.bytes().unwrap_or(0),
+        packets_in: read(&port.traffic.packets_in),
+        packets_out: read(&port.traffic.packets_out),
+        retransmits: read(&port.traffic.retransmits),
+        icrc_errors: read(&port.traffic.icrc_errors),
+        rkey_errors: read(&port.traffic.rkey_errors),
+    })
+}
+
+fn listener_row(listener: &crate::listener::Listener) -> Listener {
+    let side = |side: Side| match side {
+        Side::Tcp => "tcp".to_owned(),
+        Side::Smc => "smc".to_owned(),
+    };
+    Listener {
+        name: listener.config.name.clone(),
+        bind: listener.config.bind.to_string(),
+        accept: side(listener.config.accept),
+        connect: side(listener.config.connect),
+        upstream: listener.upstream.to_string(),
+        accepted: listener.accepted,
+        refused: listener.refused,
+        active: listener.active.into(),
+    }
+}
+
+/// How long the admin thread waits for an answer.
+const PATIENCE: Duration = Duration::from_secs(2);

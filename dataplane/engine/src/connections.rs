@@ -1,0 +1,212 @@
+//! The connections of one poller, by slot. A token leads here without a search.
+
+use smcr_memory::Rmbe;
+use smcr_proto::connection::Connection;
+use smcr_proto::wire::cdc::Cdc;
+
+use crate::handoff::{ConnectionId, Ending, LinkId, PeerElement};
+use crate::limits::CONNECTIONS_MAX;
+
+/// What a slot holds.
+#[derive(Debug)]
+pub(crate) enum Slot<S> {
+    Free,
+    /// The rendezvous is about to end; CDC messages that came first wait here.
+    Expected {
+        generation: u16,
+        parked: Vec<Cdc>,
+    },
+    Busy(Box<Relay<S>>),
+}
+
+/// A connection that is being relayed.
+#[derive(Debug)]
+pub(crate) struct Relay<S> {
+    pub(crate) id: ConnectionId,
+    /// The application's socket; gone once it was reset.
+    pub(crate) near: Option<Socket<S>>,
+    pub(crate) far: Far<S>,
+    /// Why it ends, once something other than both applications decided so.
+    pub(crate) ending: Option<Ending>,
+    pub(crate) bytes_in: u64,
+    pub(crate) bytes_out: u64,
+    pub(crate) queued: Queued,
+}
+
+/// In which work lists a connection stands.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Queued {
+    pub(crate) drain: bool,
+    pub(crate) fill: bool,
+    pub(crate) flush: bool,
+}
+
+/// The other side of a relay.
+#[derive(Debug)]
+pub(crate) enum Far<S> {
+    Smc(Smc),
+    Tcp(Tcp<S>),
+}
+
+/// SMC-R as the far side.
+#[derive(Debug)]
+pub(crate) struct Smc {
+    pub(crate) link: LinkId,
+    pub(crate) connection: Connection,
+    pub(crate) rmbe: Rmbe,
+    pub(crate) peer: PeerElement,
+    /// Requests posted and not completed: the slot cannot be reused before they are.
+    pub(crate) outstanding: u32,
+    /// The link is lost and nothing more will be said.
+    pub(crate) condemned: bool,
+    /// We said D: no byte of ours follows.
+    pub(crate) said_done: bool,
+    /// We said C.
+    pub(crate) said_closed: bool,
+    /// The peer said that it writes no more: D or C.
+    pub(crate) peer_done: bool,
+    /// The peer said that it reads no more either: C.
+    pub(crate) peer_closed: bool,
+}
+
+/// A second socket as the far side.
+#[derive(Debug)]
+pub(crate) struct Tcp<S> {
+    pub(crate) socket: Socket<S>,
+    /// Read from the near socket, not yet taken by the far one.
+    pub(crate) outbound: Backlog,
+    /// Read from the far socket, not yet taken by the near one.
+    pub(crate) inbound: Backlog,
+}
+
+/// Bytes that the target socket did not take. Empty, and without memory, in the common case.
+#[derive(Debug, Default)]
+pub(crate) struct Backlog {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) written: usize,
+}
+
+/// A TCP socket and what is known of it from edge-triggered events.
+#[derive(Debug)]
+pub(crate) struct Socket<S> {
+    pub(crate) stream: S,
+    /// A read may bring something.
+    pub(crate) readable: bool,
+    /// A write may take something.
+    pub(crate) writable: bool,
+    /// The end or an error is in sight: a short read does not mean that nothing follows.
+    pub(crate) ending: bool,
+    /// The application sends no more: FIN was read.
+    pub(crate) eof: bool,
+    /// We sent FIN.
+    pub(crate) finished: bool,
+}
+
+impl<S> Socket<S> {
+    pub(crate) fn new(stream: S) -> Self {
+        // Writable until the kernel says otherwise; readable when it says so, which it does at
+        // once if bytes are waiting.
+        Self { stream, readable: false, writable: true, ending: false, eof: false, finished: false }
+    }
+
+    /// Both directions have ended.
+    pub(crate) fn is_done(&self) -> bool {
+        self.eof && self.finished
+    }
+}
+
+/// The table. Its slots are chosen by the control thread.
+#[derive(Debug)]
+pub(crate) struct Connections<S> {
+    slots: Box<[Slot<S>]>,
+    busy: usize,
+}
+
+impl<S> Connections<S> {
+    pub(crate) fn new() -> Self {
+        let slots = std::iter::repeat_with(|| Slot::Free).take(CONNECTIONS_MAX).collect();
+        Self { slots, busy: 0 }
+    }
+
+    pub(crate) fn busy(&self) -> usize {
+        self.busy
+    }
+
+    /// Begins to keep CDC messages for `id`.
+    pub(crate) fn expect(&mut self, id: ConnectionId) {
+        let slot = &mut self.slots[usize::from(id.slot)];
+        assert!(matches!(slot, Slot::Free), "the control thread knows which slots are free");
+        *slot = Slot::Expected { generation: id.generation, parked: Vec::new() };
+    }
+
+    /// Stops expecting `id`.
+    pub(crate) fn forget(&mut self, id: ConnectionId) {
+        let slot = &mut self.slots[usize::from(id.slot)];
+        if matches!(slot, Slot::Expected { generation, .. } if *generation == id.generation) {
+            *slot = Slot::Free;
+        }
+    }
+
+    /// Puts a relay in its slot, and returns what was kept for it.
+    pub(crate) fn insert(&mut self, relay: Relay<S>) -> Vec<Cdc> {
+        let slot = &mut self.slots[usize::from(relay.id.slot)];
+        let generation = relay.id.generation;
+        self.busy += 1;
+        match std::mem::replace(slot, Slot::Busy(Box::new(relay))) {
+            Slot::Free => Vec::new(),
+            Slot::Expected { generation: expected, parked } => {
+                assert_eq!(expected, generation);
+                parked
+            }
+            Slot::Busy(_) => panic!("the control thread knows which slots are free"),
+        }
+    }
+
+    /// What a token names, unless the slot has moved on.
+    pub(crate) fn lookup(&mut self, id: ConnectionId) -> Option<&mut Slot<S>> {
+        let slot = self.slots.get_mut(usize::from(id.slot))?;
+        let generation = match slot {
+            Slot::Free => return None,
+            Slot::Expected { generation, .. } => *generation,
+            Slot::Busy(relay) => relay.id.generation,
+        };
+        (generation == id.generation).then_some(slot)
+    }
+
+    /// The relay that `id` names.
+    pub(crate) fn relay(&mut self, id: ConnectionId) -> Option<&mut Relay<S>> {
+        match self.lookup(id)? {
+            Slot::Busy(relay) => Some(relay),
+            Slot::Free | Slot::Expected { .. } => None,
+        }
+    }
+
+    /// The relay in `slot`.
+    pub(crate) fn at(&mut self, slot: u16) -> Option<&mut Relay<S>> {
+        match &mut self.slots[usize::from(slot)] {
+            Slot::Busy(relay) => Some(relay),
+            Slot::Free | Slot::Expected { .. } => None,
+        }
+    }
+
+    /// Takes the relay out of `slot`.
+    pub(crate) fn remove(&mut self, slot: u16) -> Option<Relay<S>> {
+        let slot = &mut self.slots[usize::from(slot)];
+        match std::mem::replace(slot, Slot::Free) {
+            Slot::Busy(relay) => {
+                self.busy -= 1;
+                Some(*relay)
+            }
+            other @ (Slot::Free | Slot::Expected { .. }) => {
+                *slot = other;
+                None
+            }
+        }
+    }
+
+    /// Every slot with a relay in it.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = u16> {
+        let busy = self.slots.iter().enumerate().filter(|(_, slot)| matches!(slot, Slot::Busy(_)));
+        busy.map(|(index, _)| u16::try_from(index).expect("CONNECTIONS_MAX fits"))
+    }
+}

@@ -1,0 +1,143 @@
+//! What a poller counts. A reason on the data path is a counter, not a log line.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// One number, written by one thread and read by any.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds `n`. A plain load and store: there is one writer, so no locked instruction is needed.
+    pub fn add(&self, n: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// Replaces the number: for levels, and for sums kept elsewhere.
+    pub fn set(&self, n: u64) {
+        self.0.store(n, Ordering::Relaxed);
+    }
+
+    /// The number.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What a counter is called and what it means.
+#[derive(Clone, Copy, Debug)]
+pub struct Description {
+    /// Its name, as a Rust and a Prometheus identifier.
+    pub name: &'static str,
+    /// What it counts: `count` or `bytes`.
+    pub unit: &'static str,
+    /// One sentence.
+    pub help: &'static str,
+}
+
+macro_rules! counters {
+    ($($(#[doc = $help:literal])+ $name:ident: $unit:ident,)+) => {
+        /// The counters of one poller, in a page of their own so that readers disturb nobody.
+        #[derive(Debug, Default)]
+        #[repr(align(4096))]
+        pub struct Counters {
+            $($(#[doc = $help])+ pub $name: Counter,)+
+        }
+
+        /// Every counter, in the order of [`Counters::values`].
+        pub const DESCRIPTIONS: &[Description] = &[
+            $(Description {
+                name: stringify!($name),
+                unit: stringify!($unit),
+                help: concat!($($help),+).trim_ascii(),
+            },)+
+        ];
+
+        impl Counters {
+            /// The numbers, in the order of [`DESCRIPTIONS`].
+            pub fn values(&self) -> impl Iterator<Item = u64> {
+                [$(self.$name.get(),)+].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Turns of the polling loop.
+    turns: count,
+    /// Turns in which nothing moved.
+    turns_idle: count,
+    /// Times the thread went to sleep.
+    sleeps: count,
+    /// Times an idle turn gave the core to somebody who wanted it.
+    yields_contended: count,
+    /// Connections in the table now.
+    connections: count,
+    /// Connections relayed over SMC-R since the start.
+    connections_smc: count,
+    /// Connections relayed over TCP since the start.
+    connections_tcp: count,
+    /// Read from near sockets.
+    bytes_in: bytes,
+    /// Written to near sockets.
+    bytes_out: bytes,
+    /// Written to peers' RMB elements.
+    rdma_out: bytes,
+    /// Announced by peers in our RMB elements.
+    rdma_in: bytes,
+    /// CDC messages sent.
+    cdc_out: count,
+    /// CDC messages received.
+    cdc_in: count,
+    /// Fills cut short because the peer's element was full.
+    blocked_on_peer: count,
+    /// Fills put off because no send chunk was free.
+    blocked_on_pool: count,
+    /// Fills or flushes put off because the send queue of the link was full.
+    blocked_on_queue: count,
+    /// Drains cut short because the near socket took no more.
+    blocked_on_socket: count,
+    /// CDC messages whose token names no connection.
+    cdc_unknown_token: count,
+    /// CDC messages that could not be decoded.
+    cdc_malformed: count,
+    /// CDC messages with impossible cursors or flags; their connections were reset.
+    cdc_misbehaved: count,
+    /// CDC messages kept for connections whose rendezvous had not ended.
+    cdc_parked: count,
+    /// CDC messages dropped because too many were kept already.
+    cdc_parked_overflow: count,
+    /// Connections reset by an application or its host.
+    resets_application: count,
+    /// Connections reset by the SMC-R peer.
+    resets_peer: count,
+    /// Connections lost with their link.
+    resets_link: count,
+    /// Connections whose peer did not answer a close in time.
+    closes_stalled: count,
+    /// Reports that waited because the control thread was behind.
+    reports_delayed: count,
+    /// Send chunks in use, in bytes, at the last look.
+    send_bytes_lent: bytes,
+    /// Sockets that could not be watched.
+    watch_failures: count,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_and_descriptions_go_together() {
+        let counters = Counters::default();
+        counters.turns.add(2);
+        counters.turns.add(3);
+        let by_name = |name| {
+            let index = DESCRIPTIONS.iter().position(|one| one.name == name).unwrap();
+            counters.values().nth(index).unwrap()
+        };
+        assert_eq!(by_name("turns"), 5);
+        assert_eq!(by_name("watch_failures"), 0);
+        assert_eq!(counters.values().count(), DESCRIPTIONS.len());
+        assert!(DESCRIPTIONS.iter().all(|one| one.help.ends_with('.')));
+    }
+}

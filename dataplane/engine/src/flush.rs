@@ -1,0 +1,81 @@
+//! The only place that posts.
+//!
+//! During a turn, writes and messages gather per link. Here they are posted: first all writes of
+//! all connections, then all messages. A queue pair keeps that order, so each message still comes
+//! after the bytes it announces; and equal packets stand together, which is what lets a NIC in
+//! software send many of them in one system call.
+
+use smcr_proto::Instant;
+use smcr_rnic::{Fabric, Message, Work};
+
+use crate::connections::Far;
+use crate::handoff::LinkId;
+use crate::poller::Poller;
+use crate::reap::{LLC, tag_of_cdc};
+use crate::streams::Streams;
+
+impl<F: Fabric, S: Streams> Poller<F, S> {
+    /// Makes the CDC messages that are due, and posts what gathered.
+    pub(crate) fn flush(&mut self, now: Instant) -> bool {
+        let mut slots =
+            std::mem::replace(&mut self.work.flush, std::mem::take(&mut self.work.current));
+        for slot in slots.drain(..) {
+            self.announce(slot);
+        }
+        self.work.current = slots;
+
+        let mut moved = false;
+        for link in self.links.iter_mut() {
+            if !link.writes.is_empty() {
+                self.fabric.post(link.qp, &mut link.writes);
+                moved = true;
+            }
+            if !link.sends.is_empty() {
+                self.fabric.post(link.qp, &mut link.sends);
+                moved = true;
+            }
+        }
+        self.fabric.transmit(now);
+        for link in self.links.iter_mut() {
+            link.budget = self.fabric.room(link.qp);
+        }
+        moved
+    }
+
+    /// Posts an LLC message with this turn's flush.
+    pub(crate) fn send_llc(&mut self, link: LinkId, message: Message) {
+        let Some(link) = self.links.by_id(link) else { return };
+        if link.budget == 0 {
+            // Rare and small: the control thread's own timers repeat or fail what is lost here.
+            self.ends.counters.blocked_on_queue.add(1);
+            return;
+        }
+        link.budget -= 1;
+        link.llc_outstanding += 1;
+        link.sends.push(Work::Send { message, tag: LLC });
+    }
+
+    /// Makes the CDC message that the connection in `slot` owes, if any.
+    fn announce(&mut self, slot: u16) {
+        let Some(relay) = self.connections.at(slot) else { return };
+        relay.queued.flush = false;
+        let id = relay.id;
+        let Far::Smc(smc) = &mut relay.far else { return };
+        let Some(link) = self.links.by_id(smc.link) else { return };
+        if smc.condemned || link.broken {
+            return;
+        }
+        if link.budget == 0 {
+            self.ends.counters.blocked_on_queue.add(1);
+            self.queue_flush(slot);
+            return;
+        }
+        if let Some(cdc) = smc.connection.poll_cdc() {
+            link.budget -= 1;
+            smc.outstanding += 1;
+            link.sends
+                .push(Work::Send { message: cdc.encode(), tag: tag_of_cdc(id, cdc.sequence) });
+            self.ends.counters.cdc_out.add(1);
+        }
+    }
+}

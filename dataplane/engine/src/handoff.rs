@@ -1,0 +1,222 @@
+//! The whole conversation between the control thread and one polling thread.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use smcr_memory::Rmbe;
+use smcr_proto::ring::Ring;
+use smcr_proto::{AlertToken, Instant, Rkey};
+use smcr_rnic::{Cause, Message};
+
+/// A link, as both threads call it. Never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkId(pub u32);
+
+/// A connection of one poller: a slot of its table and how often that was used before.
+///
+/// The alert token that peers put in CDC messages is the same thing in one number, so that a late
+/// message never reaches the next user of the slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnectionId {
+    /// Index in the poller's table.
+    pub slot: u16,
+    /// Uses of the slot, modulo 2^16; never 0, so that no token is.
+    pub generation: u16,
+}
+
+impl ConnectionId {
+    /// The token for peers.
+    pub fn token(self) -> AlertToken {
+        AlertToken(u32::from(self.generation) << 16 | u32::from(self.slot))
+    }
+
+    /// The connection that a token names.
+    pub fn from_token(token: AlertToken) -> Self {
+        let [high, low] = [token.0 >> 16, token.0 & 0xffff]
+            .map(|half| u16::try_from(half).expect("half of a word"));
+        Self { slot: low, generation: high }
+    }
+}
+
+/// When a link last brought anything. Written by the poller, read by the control thread, so that
+/// keepalive costs the data path one store.
+#[derive(Debug, Default)]
+pub struct Activity(AtomicU64);
+
+impl Activity {
+    /// Notes that something came.
+    pub fn note(&self, now: Instant) {
+        self.0.store(now.0, Ordering::Relaxed);
+    }
+
+    /// When something last came.
+    pub fn last(&self) -> Instant {
+        Instant(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// Control thread to poller. What a variant carries is moved, never shared.
+#[derive(Debug)]
+pub enum Command<Qp, Stream> {
+    /// Take over this queue pair.
+    AddLink {
+        /// Its name from now on.
+        link: LinkId,
+        /// The queue pair, in RTS.
+        qp: Qp,
+        /// Where to note that something came.
+        activity: Arc<Activity>,
+    },
+    /// Post this LLC message, in order with the CDC messages of its link.
+    SendLlc {
+        /// Which link.
+        link: LinkId,
+        /// The message.
+        message: Message,
+    },
+    /// End every connection on this link without a word to the peer, and reset their sockets.
+    FailConnections {
+        /// Which link.
+        link: LinkId,
+    },
+    /// Give the queue pair up, then answer [`Report::LinkRetired`].
+    RetireLink {
+        /// Which link.
+        link: LinkId,
+    },
+    /// CDC messages for this connection may come before its rendezvous has ended: keep them.
+    Expect {
+        /// Which connection.
+        connection: ConnectionId,
+    },
+    /// The rendezvous failed: expect nothing any more.
+    Forget {
+        /// Which connection.
+        connection: ConnectionId,
+    },
+    /// Relay.
+    Relay {
+        /// Its name; answered by one [`Report::Closed`].
+        connection: ConnectionId,
+        /// What to relay between.
+        established: Box<Established<Stream>>,
+    },
+    /// Reset this connection on both sides.
+    Abort {
+        /// Which connection.
+        connection: ConnectionId,
+    },
+    /// Finish the turn and end the thread.
+    Stop,
+}
+
+/// A connection as the rendezvous leaves it.
+#[derive(Debug)]
+pub enum Established<Stream> {
+    /// One socket and SMC-R.
+    Smc {
+        /// The application's socket.
+        near: Stream,
+        /// The link to send on.
+        link: LinkId,
+        /// Our element, zeroed.
+        rmbe: Rmbe,
+        /// The peer's element.
+        peer: PeerElement,
+    },
+    /// Two sockets.
+    Tcp {
+        /// The socket that we accepted.
+        near: Stream,
+        /// The socket that we connected.
+        far: Stream,
+        /// Read from `near` during the rendezvous, but meant for the application behind `far`.
+        from_near: Vec<u8>,
+        /// Read from `far`, meant for `near`.
+        from_far: Vec<u8>,
+    },
+}
+
+/// The element of the peer that we write.
+#[derive(Clone, Copy, Debug)]
+pub struct PeerElement {
+    /// Opens it.
+    pub rkey: Rkey,
+    /// Its first byte (of the element, not of the RMB).
+    pub address: u64,
+    /// Its shape: how long it is, and whether an eye catcher stands at its beginning.
+    pub ring: Ring,
+    /// What the peer wants to see in our CDC messages.
+    pub token: AlertToken,
+}
+
+/// How a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Both sides finished and said so.
+    Graceful,
+    /// One of the two applications, or its host, reset it.
+    ResetByApplication,
+    /// The SMC-R peer reset it.
+    ResetByPeer,
+    /// Its link broke and there was no other.
+    LinkLost,
+    /// The SMC-R peer broke the protocol.
+    PeerMisbehaved,
+    /// The peer did not answer our close in time.
+    Stalled,
+    /// The control thread asked for it.
+    Aborted,
+}
+
+/// Poller to control thread.
+#[derive(Debug)]
+pub enum Report<Stream> {
+    /// An LLC message came.
+    LlcReceived {
+        /// On which link.
+        link: LinkId,
+        /// The message.
+        message: Message,
+    },
+    /// The queue pair of this link broke. Its connections stand still until the control thread
+    /// says what becomes of them.
+    LinkBroke {
+        /// Which link.
+        link: LinkId,
+        /// Why.
+        cause: Cause,
+    },
+    /// The answer to [`Command::RetireLink`]: the queue pair is gone.
+    LinkRetired {
+        /// Which link.
+        link: LinkId,
+    },
+    /// A connection ended, and its slot is free.
+    Closed {
+        /// Which connection.
+        connection: ConnectionId,
+        /// How.
+        ending: Ending,
+        /// Read from the near side, in bytes.
+        bytes_in: u64,
+        /// Written to the near side, in bytes.
+        bytes_out: u64,
+        /// Our element, if it was an SMC-R connection.
+        rmbe: Option<Rmbe>,
+        /// The sockets, to be closed where that may take its time.
+        streams: [Option<Stream>; 2],
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_names_its_connection() {
+        let connection = ConnectionId { slot: 0x1234, generation: 0xfedc };
+        assert_eq!(connection.token(), AlertToken(0xfedc_1234));
+        assert_eq!(ConnectionId::from_token(connection.token()), connection);
+    }
+}

@@ -1,0 +1,138 @@
+//! The kernel's sockets, on one edge-triggered epoll.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use smcr_memory::Vacant;
+use smcr_memory::rmb::Readable;
+
+use crate::limits::EVENTS_PER_TURN_MAX;
+use crate::streams::{Event, Key, Streams};
+
+/// An epoll over sockets, and over whatever else must end a sleep.
+#[allow(missing_debug_implementations, reason = "epoll events have none")]
+pub struct Kernel {
+    epoll: OwnedFd,
+    found: Vec<epoll::Event>,
+    /// The last sleep found what the next `poll` would ask for.
+    fresh: bool,
+}
+
+impl Kernel {
+    /// An epoll that also wakes for each descriptor of `wakers` that becomes readable.
+    ///
+    /// # Errors
+    ///
+    /// When the process is out of descriptors.
+    pub fn new<'a>(wakers: impl IntoIterator<Item = BorrowedFd<'a>>) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for waker in wakers {
+            epoll::add(&epoll, waker, epoll::EventData::new_u64(WAKER), epoll::EventFlags::IN)?;
+        }
+        Ok(Self { epoll, found: Vec::with_capacity(EVENTS_PER_TURN_MAX), fresh: false })
+    }
+
+    fn wait(&mut self, limit: Option<&Timespec>) {
+        self.found.clear();
+        // Interruption by a signal is a sleep that ended early.
+        let _ = epoll::wait(&self.epoll, spare_capacity(&mut self.found), limit);
+    }
+}
+
+impl Streams for Kernel {
+    type Stream = OwnedFd;
+
+    fn watch(&mut self, key: Key, stream: &OwnedFd) -> io::Result<()> {
+        use epoll::EventFlags as F;
+        let flags = F::IN | F::OUT | F::RDHUP | F::ET;
+        Ok(epoll::add(&self.epoll, stream, epoll::EventData::new_u64(pack(key)), flags)?)
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) {
+        use epoll::EventFlags as F;
+        if !std::mem::take(&mut self.fresh) {
+            self.wait(Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        }
+        let sockets = self.found.iter().filter(|event| event.data.u64() != WAKER);
+        events.extend(sockets.map(|event| {
+            // Copied out, because the kernel's structure is packed.
+            let flags = event.flags;
+            let failed = flags.intersects(F::ERR | F::HUP);
+            Event {
+                key: unpack(event.data.u64()),
+                readable: failed || flags.intersects(F::IN | F::RDHUP),
+                writable: failed || flags.contains(F::OUT),
+                ending: failed || flags.contains(F::RDHUP),
+            }
+        }));
+    }
+
+    fn sleep(&mut self, limit: Option<Duration>) {
+        // Rounded up to a microsecond, lest a deadline be met by spinning on zero.
+        let limit = limit.map(|limit| limit.max(Duration::from_micros(1)));
+        let limit = limit.map(|limit| Timespec {
+            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        });
+        self.wait(limit.as_ref());
+        self.fresh = true;
+    }
+
+    fn read(&mut self, stream: &OwnedFd, room: &Vacant<'_>) -> io::Result<usize> {
+        room.read_from(stream.as_fd())
+    }
+
+    fn write(&mut self, stream: &OwnedFd, bytes: &Readable<'_>) -> io::Result<usize> {
+        smcr_os::writev(stream.as_fd(), bytes)
+    }
+
+    fn read_slice(&mut self, stream: &OwnedFd, room: &mut [u8]) -> io::Result<usize> {
+        Ok(rustix::io::read(stream, room)?)
+    }
+
+    fn write_slice(&mut self, stream: &OwnedFd, bytes: &[u8]) -> io::Result<usize> {
+        Ok(rustix::io::write(stream, bytes)?)
+    }
+
+    fn has_more(&mut self, stream: &OwnedFd) -> bool {
+        rustix::io::ioctl_fionread(stream).is_ok_and(|bytes| bytes > 0)
+    }
+
+    fn finish(&mut self, stream: &OwnedFd) {
+        // Fails only on a socket that is already reset, and says so on the next read.
+        let _ = rustix::net::shutdown(stream, rustix::net::Shutdown::Write);
+    }
+
+    fn reset_on_close(&mut self, stream: &OwnedFd) {
+        let _ = rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO));
+    }
+}
+
+/// Marks descriptors that only end a sleep. No key packs to it: its slot would be out of range.
+const WAKER: u64 = u64::MAX;
+
+fn pack(key: Key) -> u64 {
+    u64::from(key.slot) | u64::from(key.generation) << 16 | u64::from(key.far) << 32
+}
+
+fn unpack(data: u64) -> Key {
+    let half = |shift: u32| u16::try_from(data >> shift & 0xffff).expect("sixteen bits were left");
+    Key { slot: half(0), generation: half(16), far: data >> 32 & 1 == 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_survives_the_kernel() {
+        for far in [false, true] {
+            let key = Key { slot: 0xabcd, generation: 0xffff, far };
+            assert_eq!(unpack(pack(key)), key);
+            assert_ne!(pack(key), WAKER);
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! Bounds of one poller, and the arithmetic that ties them together.
+
+/// Connections one poller serves. Their slots are half of an alert token.
+pub const CONNECTIONS_MAX: usize = 16_384;
+/// Links one poller serves.
+pub const LINKS_MAX: usize = 256;
+/// Commands in flight from the control thread.
+pub const COMMANDS_MAX: usize = 4_096;
+/// Reports in flight to the control thread.
+pub const REPORTS_MAX: usize = 8_192;
+/// Commands obeyed in one turn.
+pub const OBEY_PER_TURN_MAX: usize = 64;
+/// Completions taken from the NIC in one turn.
+pub const REAP_PER_TURN_MAX: usize = 1_024;
+/// Socket events taken in one turn.
+pub const EVENTS_PER_TURN_MAX: usize = 256;
+/// Bytes read from one socket in one turn; also the size of a send chunk.
+pub const FILL_PER_TURN_MAX: u32 = 65_536;
+/// CDC messages kept for a connection whose rendezvous has not quite ended.
+pub const PARKED_MAX: usize = 16;
+/// Requests that one flush of one connection needs: two pieces of the peer's ring and a CDC.
+pub const WORK_PER_FLUSH: usize = 3;
+
+const _: () = assert!(CONNECTIONS_MAX <= 1 << 16);
+// Every connection may close in the turn in which every link breaks.
+const _: () = assert!(REAP_PER_TURN_MAX >= WORK_PER_FLUSH);

@@ -1,0 +1,68 @@
+//! The links of one poller: queue pairs, and what is about to be posted on them.
+
+use std::sync::Arc;
+
+use smcr_rnic::{QpId, Work};
+
+use crate::handoff::{Activity, LinkId};
+
+/// One link.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) id: LinkId,
+    pub(crate) qp: QpId,
+    pub(crate) activity: Arc<Activity>,
+    /// The queue pair is gone: nothing is posted any more.
+    pub(crate) broken: bool,
+    /// The queue pair is given up as soon as what the control thread said last is delivered.
+    pub(crate) retiring: bool,
+    /// LLC messages on their way.
+    pub(crate) llc_outstanding: u32,
+    /// RDMA writes of this turn, of all connections.
+    pub(crate) writes: Vec<Work>,
+    /// Messages of this turn. They follow all writes, so that equal small packets stand together
+    /// and travel in one system call.
+    pub(crate) sends: Vec<Work>,
+    /// Requests the queue pair still takes this turn.
+    pub(crate) budget: usize,
+}
+
+/// All links of a poller. Few, so looking is walking.
+#[derive(Debug, Default)]
+pub(crate) struct Links {
+    entries: Vec<Link>,
+}
+
+impl Links {
+    pub(crate) fn add(&mut self, id: LinkId, qp: QpId, activity: Arc<Activity>, budget: usize) {
+        assert!(self.by_id(id).is_none(), "link ids are never reused");
+        self.entries.push(Link {
+            id,
+            qp,
+            activity,
+            broken: false,
+            retiring: false,
+            llc_outstanding: 0,
+            writes: Vec::with_capacity(budget),
+            sends: Vec::with_capacity(budget),
+            budget,
+        });
+    }
+
+    pub(crate) fn by_id(&mut self, id: LinkId) -> Option<&mut Link> {
+        self.entries.iter_mut().find(|link| link.id == id)
+    }
+
+    pub(crate) fn by_qp(&mut self, qp: QpId) -> Option<&mut Link> {
+        self.entries.iter_mut().find(|link| link.qp == qp)
+    }
+
+    pub(crate) fn remove(&mut self, id: LinkId) -> Option<Link> {
+        let index = self.entries.iter().position(|link| link.id == id)?;
+        Some(self.entries.swap_remove(index))
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Link> {
+        self.entries.iter_mut()
+    }
+}

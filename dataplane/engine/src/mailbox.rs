@@ -1,0 +1,173 @@
+//! A bounded queue between two threads, whose receiver may sleep.
+//!
+//! Sending is one push. Only when the receiver has said that it sleeps does the sender pay for a
+//! system call to wake it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crossbeam_queue::ArrayQueue;
+use rustix::event::{EventfdFlags, eventfd};
+
+#[derive(Debug)]
+struct Shared<T> {
+    queue: ArrayQueue<T>,
+    waker: Waker,
+}
+
+/// Wakes a thread that sleeps on a descriptor. Shared by all queues that thread receives from.
+#[derive(Clone, Debug)]
+pub struct Waker {
+    inner: Arc<Sleeper>,
+}
+
+#[derive(Debug)]
+struct Sleeper {
+    /// Set by the receiver before its last look at the queues, cleared by whoever wakes it.
+    sleeping: AtomicBool,
+    descriptor: OwnedFd,
+}
+
+impl Waker {
+    /// A waker with its own descriptor.
+    ///
+    /// # Errors
+    ///
+    /// When the process is out of descriptors.
+    pub fn new() -> std::io::Result<Self> {
+        let descriptor = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+        Ok(Self { inner: Arc::new(Sleeper { sleeping: AtomicBool::new(false), descriptor }) })
+    }
+
+    /// Readable when somebody called `wake` while the receiver slept.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.inner.descriptor.as_fd()
+    }
+
+    /// Wakes the receiver if it sleeps or is about to.
+    pub fn wake(&self) {
+        // Sequential consistency orders this load after the push that came before it, as the
+        // receiver orders its store before its look at the queue: one of the two sees the other.
+        if self.inner.sleeping.load(Ordering::SeqCst)
+            && self.inner.sleeping.swap(false, Ordering::SeqCst)
+        {
+            // The counter cannot overflow: it is read before it is written again.
+            let _ = rustix::io::write(&self.inner.descriptor, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Announces that the receiver is about to sleep. It must look at its queues once more between
+    /// this call and the sleep.
+    pub fn about_to_sleep(&self) {
+        self.inner.sleeping.store(true, Ordering::SeqCst);
+        std::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    /// Takes the announcement back, and makes the descriptor unreadable.
+    pub fn awake(&self) {
+        if !self.inner.sleeping.swap(false, Ordering::SeqCst) {
+            let _ = rustix::io::read(&self.inner.descriptor, &mut [0; 8]);
+        }
+    }
+}
+
+/// The sending end.
+#[derive(Debug)]
+pub struct Sender<T>(Arc<Shared<T>>);
+
+impl<T> Clone for Sender<T> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+/// The receiving end. There is one, for life.
+#[derive(Debug)]
+pub struct Receiver<T>(Arc<Shared<T>>);
+
+/// A queue of `capacity`, whose receiver is woken by `waker`.
+pub fn mailbox<T>(capacity: usize, waker: Waker) -> (Sender<T>, Receiver<T>) {
+    let shared = Arc::new(Shared { queue: ArrayQueue::new(capacity), waker });
+    (Sender(Arc::clone(&shared)), Receiver(shared))
+}
+
+impl<T> Sender<T> {
+    /// Puts `value` in the queue without waking the receiver; follow with `wake`.
+    ///
+    /// # Errors
+    ///
+    /// The value, when the queue is full.
+    pub fn push(&self, value: T) -> Result<(), T> {
+        self.0.queue.push(value)
+    }
+
+    /// Wakes the receiver if it sleeps.
+    pub fn wake(&self) {
+        self.0.waker.wake();
+    }
+
+    /// `push` and `wake`.
+    ///
+    /// # Errors
+    ///
+    /// The value, when the queue is full.
+    pub fn send(&self, value: T) -> Result<(), T> {
+        self.push(value)?;
+        self.wake();
+        Ok(())
+    }
+}
+
+impl<T> Receiver<T> {
+    /// The oldest value.
+    pub fn receive(&self) -> Option<T> {
+        self.0.queue.pop()
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.0.queue.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn readable(waker: &Waker) -> bool {
+        let mut set =
+            [rustix::event::PollFd::new(&waker.inner.descriptor, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut set, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 }))
+            .unwrap()
+            == 1
+    }
+
+    #[test]
+    fn only_a_sleeper_is_woken_and_only_once() {
+        let waker = Waker::new().unwrap();
+        let (sender, receiver) = mailbox(2, waker.clone());
+        sender.send(1).unwrap();
+        assert!(!readable(&waker));
+        assert_eq!(receiver.receive(), Some(1));
+
+        waker.about_to_sleep();
+        sender.send(2).unwrap();
+        assert!(readable(&waker));
+        waker.awake();
+        assert!(!readable(&waker));
+        assert_eq!(receiver.receive(), Some(2));
+
+        waker.about_to_sleep();
+        waker.awake();
+        sender.send(3).unwrap();
+        assert!(!readable(&waker));
+    }
+
+    #[test]
+    fn a_full_queue_gives_the_value_back() {
+        let (sender, _receiver) = mailbox(1, Waker::new().unwrap());
+        assert_eq!(sender.push(1), Ok(()));
+        assert_eq!(sender.push(2), Err(2));
+    }
+}

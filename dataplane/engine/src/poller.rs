@@ -1,0 +1,373 @@
+//! The loop.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use smcr_memory::{Region, SendPool};
+use smcr_proto::Instant;
+use smcr_rnic::{Completion, Fabric, Status, Work};
+
+use crate::clock::Clock;
+use crate::connections::{Connections, Far, Relay, Smc, Socket, Tcp};
+use crate::counters::Counters;
+use crate::gauges::Gauges;
+use crate::handoff::{Command, ConnectionId, Ending, Established, LinkId, Report};
+use crate::idle::{Advice, Idle};
+use crate::limits::{
+    COMMANDS_MAX, EVENTS_PER_TURN_MAX, FILL_PER_TURN_MAX, OBEY_PER_TURN_MAX, REAP_PER_TURN_MAX,
+};
+use crate::links::Links;
+use crate::mailbox::{Receiver, Sender, Waker};
+use crate::relay::backlog;
+use crate::streams::{Event, Key, Streams};
+
+/// The commands that a poller over `F` and `S` obeys.
+pub type CommandOf<F, S> = Command<<F as Fabric>::Qp, <S as Streams>::Stream>;
+
+/// What a poller shares with other threads.
+pub struct Ends<F: Fabric, S: Streams> {
+    /// From the control thread.
+    pub commands: Receiver<CommandOf<F, S>>,
+    /// Wakes this poller; the same that `commands` uses.
+    pub waker: Waker,
+    /// To the control thread.
+    pub reports: Sender<Report<S::Stream>>,
+    /// What anybody may read.
+    pub counters: Arc<Counters>,
+    /// What anybody may read, per connection.
+    pub gauges: Arc<Gauges>,
+    /// Called now and then, and before each sleep, to publish what the fabric counts.
+    pub observe: Box<dyn FnMut(&F) + Send>,
+}
+
+/// One polling thread: a fabric, its links, their connections and sockets.
+pub struct Poller<F: Fabric, S: Streams> {
+    pub(crate) fabric: F,
+    pub(crate) streams: S,
+    pub(crate) ends: Ends<F, S>,
+    pub(crate) pool: SendPool,
+    pub(crate) links: Links,
+    pub(crate) connections: Connections<S::Stream>,
+    pub(crate) work: WorkLists,
+    /// Where bytes rest between two sockets.
+    pub(crate) scratch: Box<[u8]>,
+    completions: Vec<Completion>,
+    events: Vec<Event>,
+    /// Reports that found the queue full. Bounded by what the poller has to report about.
+    delayed: VecDeque<Report<S::Stream>>,
+    sweep_at: Instant,
+    stopping: bool,
+}
+
+/// Connections with something to do, each at most once per list.
+#[derive(Debug, Default)]
+pub(crate) struct WorkLists {
+    pub(crate) drain: Vec<u16>,
+    pub(crate) fill: Vec<u16>,
+    pub(crate) flush: Vec<u16>,
+    /// The list being worked off; what cannot be finished goes to the next turn's.
+    pub(crate) current: Vec<u16>,
+}
+
+impl<F: Fabric, S: Streams> Poller<F, S> {
+    /// A poller with nothing to do. `memory` becomes its send pool.
+    pub fn new(fabric: F, streams: S, ends: Ends<F, S>, memory: Region) -> Self {
+        Self {
+            fabric,
+            streams,
+            ends,
+            pool: SendPool::new(memory, FILL_PER_TURN_MAX),
+            links: Links::default(),
+            connections: Connections::new(),
+            work: WorkLists::default(),
+            scratch: vec![0; FILL_PER_TURN_MAX as usize].into(),
+            completions: Vec::with_capacity(REAP_PER_TURN_MAX),
+            events: Vec::with_capacity(EVENTS_PER_TURN_MAX),
+            delayed: VecDeque::new(),
+            sweep_at: Instant(0),
+            stopping: false,
+        }
+    }
+
+    /// Turns until told to stop.
+    pub fn run(&mut self, clock: Clock, mut idle: Idle) {
+        let mut now = clock.now();
+        while !self.stopping {
+            let moved = self.turn(now);
+            now = clock.now();
+            match idle.after_turn(now, moved) {
+                Advice::Turn => {}
+                Advice::Yield => {
+                    std::thread::yield_now();
+                    let after = clock.now();
+                    let contended = idle.after_yield(after.since(now));
+                    self.ends.counters.yields_contended.add(contended.into());
+                    now = after;
+                }
+                Advice::Sleep => {
+                    self.sleep(now);
+                    now = clock.now();
+                }
+            }
+        }
+    }
+
+    /// One turn of the loop. Returns whether anything moved, so that the caller can decide to idle.
+    ///
+    /// Each step does a bounded amount of work (see `limits`), so a turn is bounded too. The order
+    /// is that of the data: what a step frees, the next one uses in the same turn.
+    pub fn turn(&mut self, now: Instant) -> bool {
+        let mut moved = false;
+        moved |= self.obey(now); //    commands from the control thread
+        moved |= self.look(); //       sockets that can be read or written again
+        moved |= self.reap(now); //    completions: leases home, CDC messages received
+        moved |= self.drain(now); //   RMB elements -> TCP sockets
+        moved |= self.fill(now); //    TCP sockets  -> send chunks -> RDMA writes
+        moved |= self.flush(now); //   RDMA writes, then the CDC messages that announce them
+        moved |= self.expire(now); //  timers, and reports that had to wait
+        self.ends.counters.turns.add(1);
+        self.ends.counters.turns_idle.add((!moved).into());
+        moved
+    }
+
+    fn sleep(&mut self, now: Instant) {
+        self.ends.waker.about_to_sleep();
+        let deadline = self.next_deadline(now);
+        let asleep = self.ends.commands.is_empty()
+            && self.delayed.is_empty()
+            && deadline.is_none_or(|deadline| deadline > now);
+        if asleep {
+            self.ends.counters.sleeps.add(1);
+            self.publish();
+            self.streams.sleep(deadline.map(|deadline| deadline.since(now)));
+        }
+        self.ends.waker.awake();
+    }
+
+    /// Puts what is counted elsewhere where others can read it.
+    fn publish(&mut self) {
+        (self.ends.observe)(&self.fabric);
+        self.ends.counters.send_bytes_lent.set(self.pool.bytes_in_use());
+    }
+
+    /// When this poller must turn again, at the latest.
+    pub fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
+        let fabric = self.fabric.prepare_sleep(now);
+        let sweep = (self.connections.busy() > 0).then_some(self.sweep_at);
+        [fabric, sweep].into_iter().flatten().min()
+    }
+
+    /// Does what the control thread says.
+    pub(crate) fn obey(&mut self, now: Instant) -> bool {
+        let mut moved = false;
+        for _ in 0..OBEY_PER_TURN_MAX {
+            let Some(command) = self.ends.commands.receive() else { break };
+            self.obey_one(now, command);
+            moved = true;
+        }
+        moved
+    }
+
+    fn obey_one(&mut self, now: Instant, command: CommandOf<F, S>) {
+        match command {
+            Command::AddLink { link, qp, activity } => {
+                activity.note(now);
+                let qp = self.fabric.adopt(now, qp);
+                self.links.add(link, qp, activity, self.fabric.room(qp));
+            }
+            Command::SendLlc { link, message } => self.send_llc(link, message),
+            Command::FailConnections { link } => self.fail_connections(now, link),
+            Command::RetireLink { link } => {
+                if let Some(link) = self.links.by_id(link) {
+                    link.retiring = true;
+                }
+                self.retire_link(now, link);
+            }
+            Command::Expect { connection } => self.connections.expect(connection),
+            Command::Forget { connection } => self.connections.forget(connection),
+            Command::Relay { connection, established } => {
+                self.admit(now, connection, *established);
+            }
+            Command::Abort { connection } => {
+                if self.connections.relay(connection).is_some() {
+                    self.reset(now, connection.slot, Ending::Aborted);
+                }
+            }
+            Command::Stop => self.stopping = true,
+        }
+    }
+
+    /// Gives up the queue pair of a link that is to be retired, once its last words are delivered.
+    pub(crate) fn retire_link(&mut self, now: Instant, id: LinkId) {
+        let Some(link) = self.links.by_id(id) else { return };
+        if !link.retiring || link.llc_outstanding > 0 && !link.broken {
+            return;
+        }
+        let mut unsent = std::mem::take(&mut link.writes);
+        for work in unsent.drain(..) {
+            match work {
+                Work::Write { lease, tag, .. } => self.wrote(now, lease, tag),
+                Work::Send { tag, .. } => self.sent(now, tag, Status::Flushed),
+            }
+        }
+        let Some(link) = self.links.remove(id) else { return };
+        for work in link.sends {
+            if let Work::Send { tag, .. } = work {
+                self.sent(now, tag, Status::Flushed);
+            }
+        }
+        self.fabric.release(now, link.qp);
+        self.report(Report::LinkRetired { link: id });
+    }
+
+    /// Takes over a connection from the rendezvous.
+    fn admit(&mut self, now: Instant, id: ConnectionId, established: Established<S::Stream>) {
+        let key = Key { slot: id.slot, generation: id.generation, far: false };
+        let (near, far) = match established {
+            Established::Smc { near, link, rmbe, peer } => {
+                self.ends.counters.connections_smc.add(1);
+                (near, Far::Smc(Smc::new(link, rmbe, peer)))
+            }
+            Established::Tcp { near, far, from_near, from_far } => {
+                self.ends.counters.connections_tcp.add(1);
+                self.watch(Key { far: true, ..key }, &far);
+                let socket = Socket::new(far);
+                let (outbound, inbound) = (backlog(from_near), backlog(from_far));
+                (near, Far::Tcp(Tcp { socket, outbound, inbound }))
+            }
+        };
+        self.watch(key, &near);
+        let is_smc = matches!(far, Far::Smc(_));
+        let near = Some(Socket::new(near));
+        let queued = crate::connections::Queued::default();
+        let parked = self.connections.insert(Relay {
+            id,
+            near,
+            far,
+            ending: None,
+            bytes_in: 0,
+            bytes_out: 0,
+            queued,
+        });
+        self.ends.counters.connections.set(self.connections.busy() as u64);
+        self.ends.gauges.set(id.slot, 0, 0);
+        for cdc in parked {
+            self.receive_cdc(now, id, &cdc);
+        }
+        if is_smc {
+            self.queue_flush(id.slot);
+        } else {
+            // What the rendezvous read already may be all that ever comes.
+            self.queue_fill(id.slot);
+        }
+    }
+
+    fn watch(&mut self, key: Key, stream: &S::Stream) {
+        if self.streams.watch(key, stream).is_err() {
+            // Nothing will ever be read from it; the stall timers and the application end it.
+            self.ends.counters.watch_failures.add(1);
+        }
+    }
+
+    /// Takes in what became possible on sockets.
+    fn look(&mut self) -> bool {
+        let mut events = std::mem::take(&mut self.events);
+        self.streams.poll(&mut events);
+        let moved = !events.is_empty();
+        for event in events.drain(..) {
+            let id = ConnectionId { slot: event.key.slot, generation: event.key.generation };
+            let Some(relay) = self.connections.relay(id) else { continue };
+            let socket = match (&mut relay.far, event.key.far) {
+                (Far::Tcp(tcp), true) => Some(&mut tcp.socket),
+                (Far::Smc(_), true) => None,
+                (Far::Smc(_) | Far::Tcp(_), false) => relay.near.as_mut(),
+            };
+            let Some(socket) = socket else { continue };
+            socket.readable |= event.readable;
+            socket.writable |= event.writable;
+            socket.ending |= event.ending;
+            if event.readable {
+                self.queue_fill(id.slot);
+            }
+            if event.writable {
+                self.queue_drain(id.slot);
+            }
+        }
+        self.events = events;
+        moved
+    }
+
+    /// Takes in what the fabric brought.
+    fn reap(&mut self, now: Instant) -> bool {
+        let mut completions = std::mem::take(&mut self.completions);
+        self.fabric.poll(now, &mut completions);
+        let moved = !completions.is_empty();
+        for completion in completions.drain(..) {
+            self.complete(now, completion);
+        }
+        self.completions = completions;
+        moved
+    }
+
+    /// Looks after what is late.
+    fn expire(&mut self, now: Instant) -> bool {
+        let mut moved = false;
+        while let Some(report) = self.delayed.pop_front() {
+            if let Err(report) = self.ends.reports.push(report) {
+                self.delayed.push_front(report);
+                break;
+            }
+            moved = true;
+        }
+        self.ends.reports.wake();
+        if now >= self.sweep_at {
+            self.sweep_at = now + SWEEP_EVERY;
+            self.publish();
+            let slots: Vec<u16> = self.connections.slots().collect();
+            for slot in slots {
+                self.expire_connection(now, slot);
+            }
+        }
+        moved
+    }
+
+    /// Tells the control thread; wakes it at the end of the turn.
+    pub(crate) fn report(&mut self, report: Report<S::Stream>) {
+        if !self.delayed.is_empty() {
+            self.delayed.push_back(report);
+        } else if let Err(report) = self.ends.reports.push(report) {
+            self.ends.counters.reports_delayed.add(1);
+            self.delayed.push_back(report);
+        }
+    }
+
+    pub(crate) fn queue_drain(&mut self, slot: u16) {
+        if let Some(relay) = self.connections.at(slot)
+            && !std::mem::replace(&mut relay.queued.drain, true)
+        {
+            self.work.drain.push(slot);
+        }
+    }
+
+    pub(crate) fn queue_fill(&mut self, slot: u16) {
+        if let Some(relay) = self.connections.at(slot)
+            && !std::mem::replace(&mut relay.queued.fill, true)
+        {
+            self.work.fill.push(slot);
+        }
+    }
+
+    pub(crate) fn queue_flush(&mut self, slot: u16) {
+        if let Some(relay) = self.connections.at(slot)
+            && !std::mem::replace(&mut relay.queued.flush, true)
+        {
+            self.work.flush.push(slot);
+        }
+    }
+}
+
+/// How often the whole table is looked at for timers that ran out. They are seconds long.
+const SWEEP_EVERY: Duration = Duration::from_millis(250);
+
+const _: () = assert!(COMMANDS_MAX >= OBEY_PER_TURN_MAX);

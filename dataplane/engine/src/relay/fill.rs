@@ -1,0 +1,171 @@
+//! Near socket to peer: one read, at most two RDMA writes, one announcement per turn.
+
+use smcr_memory::Lease;
+use smcr_proto::Instant;
+use smcr_rnic::{Fabric, Work};
+
+use super::{is_reset, may_bring_more};
+use crate::connections::{Far, Smc};
+use crate::handoff::{ConnectionId, Ending};
+use crate::limits::{FILL_PER_TURN_MAX, WORK_PER_FLUSH};
+use crate::links::Link;
+use crate::poller::Poller;
+use crate::reap::tag_of_write;
+use crate::streams::Streams;
+
+/// What one fill of one connection came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// Nothing to do until something changes.
+    Rests,
+    /// Bytes were posted. `more` may be read at once.
+    Posted { more: bool },
+    /// The pool or the send queue has no room; try again next turn.
+    Waits,
+    /// The application sends no more.
+    Ended,
+    /// The application, or its host, reset the connection.
+    Reset,
+}
+
+impl<F: Fabric, S: Streams> Poller<F, S> {
+    /// Reads sockets, and gathers the writes of what they brought.
+    pub(crate) fn fill(&mut self, now: Instant) -> bool {
+        let mut slots =
+            std::mem::replace(&mut self.work.fill, std::mem::take(&mut self.work.current));
+        let mut moved = false;
+        for slot in slots.drain(..) {
+            let Some(relay) = self.connections.at(slot) else { continue };
+            relay.queued.fill = false;
+            moved |= match &relay.far {
+                Far::Tcp(_) => self.pump(now, slot),
+                Far::Smc(_) => self.fill_smc(now, slot),
+            };
+        }
+        self.work.current = slots;
+        moved
+    }
+
+    fn fill_smc(&mut self, now: Instant, slot: u16) -> bool {
+        let outcome = self.read_near(slot);
+        match outcome {
+            Outcome::Rests => {}
+            Outcome::Posted { more } => {
+                self.queue_flush(slot);
+                if more {
+                    self.queue_fill(slot);
+                }
+            }
+            Outcome::Waits => self.queue_fill(slot),
+            Outcome::Ended => self.settle(now, slot),
+            Outcome::Reset => self.reset(now, slot, Ending::ResetByApplication),
+        }
+        !matches!(outcome, Outcome::Rests | Outcome::Waits)
+    }
+
+    /// Reads the near socket of `slot` once, at most as much as the peer has room for.
+    fn read_near(&mut self, slot: u16) -> Outcome {
+        let Some(relay) = self.connections.at(slot) else { return Outcome::Rests };
+        let (Some(near), Far::Smc(smc)) = (&mut relay.near, &mut relay.far) else {
+            return Outcome::Rests;
+        };
+        if !near.readable || near.eof || smc.condemned {
+            return Outcome::Rests;
+        }
+        if smc.peer_closed {
+            return self.read_for_nobody(slot);
+        }
+        let window = smc.connection.window();
+        if window == 0 {
+            self.ends.counters.blocked_on_peer.add(1);
+            return Outcome::Rests;
+        }
+        let Some(link) = self.links.by_id(smc.link) else { return Outcome::Rests };
+        if link.broken {
+            return Outcome::Rests;
+        }
+        if link.budget < WORK_PER_FLUSH {
+            self.ends.counters.blocked_on_queue.add(1);
+            return Outcome::Waits;
+        }
+        let mut room_bytes = 0;
+        let filled = self.pool.fill(window.min(FILL_PER_TURN_MAX), |room| {
+            room_bytes = room.len();
+            self.streams.read(&near.stream, room)
+        });
+        match filled {
+            None => {
+                self.ends.counters.blocked_on_pool.add(1);
+                Outcome::Waits
+            }
+            Some(Err(error)) => {
+                near.readable = false;
+                if is_reset(&error) { Outcome::Reset } else { Outcome::Rests }
+            }
+            Some(Ok(None)) => {
+                near.eof = true;
+                Outcome::Ended
+            }
+            Some(Ok(Some(lease))) => {
+                let len = lease.len();
+                near.readable = may_bring_more(near, len as usize, room_bytes);
+                let more = near.readable;
+                let blocked = len == window && self.streams.has_more(&near.stream);
+                smc.connection.set_writer_blocked(blocked);
+                relay.bytes_in += u64::from(len);
+                self.ends.counters.bytes_in.add(len.into());
+                self.ends.counters.rdma_out.add(len.into());
+                gather(relay.id, smc, link, lease, &mut self.pool);
+                Outcome::Posted { more: more && len < window }
+            }
+        }
+    }
+
+    /// Reads what the application sends although the peer has closed: its end, or bytes that
+    /// nobody will ever read (RFC 4.8.1, 4A).
+    fn read_for_nobody(&mut self, slot: u16) -> Outcome {
+        let Some(relay) = self.connections.at(slot) else { return Outcome::Rests };
+        let Some(near) = &mut relay.near else { return Outcome::Rests };
+        match self.streams.read_slice(&near.stream, &mut self.scratch) {
+            Ok(0) => {
+                near.eof = true;
+                Outcome::Ended
+            }
+            Ok(_) => Outcome::Reset,
+            Err(error) if is_reset(&error) => Outcome::Reset,
+            Err(_) => {
+                near.readable = false;
+                Outcome::Rests
+            }
+        }
+    }
+}
+
+/// Plans where the bytes of `lease` belong in the peer's element, and gathers the writes.
+fn gather(
+    id: ConnectionId,
+    smc: &mut Smc,
+    link: &mut Link,
+    lease: Lease,
+    pool: &mut smcr_memory::SendPool,
+) {
+    let [head, tail] = smc.connection.produce(lease.len()).pieces();
+    let mut write = |lease: Lease, at: u32| {
+        let address = smc.peer.address.wrapping_add(at.into());
+        link.writes.push(Work::Write {
+            lease,
+            rkey: smc.peer.rkey,
+            address,
+            tag: tag_of_write(id),
+        });
+        link.budget -= 1;
+        smc.outstanding += 1;
+    };
+    if tail.is_empty() {
+        write(lease, head.start);
+    } else {
+        let (first, second) = pool.split(lease, head.end - head.start);
+        write(first, head.start);
+        write(second, tail.start);
+    }
+}

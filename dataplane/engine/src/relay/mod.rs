@@ -1,0 +1,216 @@
+//! A connection: a socket and SMC-R, or two sockets, both directions.
+//!
+//! `fill` carries bytes away from the near socket, `drain` towards it, and [`settle`] ends what has
+//! ended: FIN becomes D, both FINs become C, RST becomes A, and back.
+//!
+//! [`settle`]: Poller::settle
+
+mod drain;
+mod fill;
+mod tcp;
+
+use smcr_memory::Rmbe;
+use smcr_proto::Instant;
+use smcr_proto::connection::{CLOSE_WAIT, Connection, Progress, Setup};
+use smcr_proto::error::PeerMisbehaved;
+use smcr_proto::ring::Ring;
+use smcr_proto::wire::cdc::Cdc;
+use smcr_rnic::Fabric;
+
+use crate::connections::{Backlog, Far, Smc, Socket};
+use crate::handoff::{Ending, LinkId, PeerElement, Report};
+use crate::poller::Poller;
+use crate::streams::Streams;
+
+/// Bytes that the rendezvous read beyond its own, to be written first.
+pub(crate) fn backlog(bytes: Vec<u8>) -> Backlog {
+    Backlog { bytes, written: 0 }
+}
+
+impl Smc {
+    /// A connection that has carried nothing yet.
+    pub(crate) fn new(link: LinkId, rmbe: Rmbe, peer: PeerElement) -> Self {
+        let connection = Connection::new(Setup {
+            peer_token: peer.token,
+            element: Ring::new(rmbe.capacity()),
+            peer_element: peer.ring,
+            close_wait: CLOSE_WAIT,
+        });
+        Self {
+            link,
+            connection,
+            rmbe,
+            peer,
+            outstanding: 0,
+            condemned: false,
+            said_done: false,
+            said_closed: false,
+            peer_done: false,
+            peer_closed: false,
+        }
+    }
+
+    /// Takes in a CDC message, and notes which bytes of our element the peer has written.
+    pub(crate) fn receive(&mut self, now: Instant, cdc: &Cdc) -> Result<Progress, PeerMisbehaved> {
+        let progress = self.connection.handle_cdc(now, cdc)?;
+        if progress.readable_bytes > 0 {
+            let [head, tail] = self.connection.readable().pieces();
+            self.rmbe.touch(head.end.max(tail.end));
+        }
+        self.peer_done |= progress.peer_done;
+        self.peer_closed |= progress.peer_closed;
+        Ok(progress)
+    }
+
+    /// Nothing more will be said, and nothing is on its way.
+    fn is_over(&self) -> bool {
+        (self.condemned || self.connection.is_closed()) && self.outstanding == 0
+    }
+}
+
+impl<F: Fabric, S: Streams> Poller<F, S> {
+    /// Acts on what a CDC message brought to the connection in `slot`.
+    pub(crate) fn progress(&mut self, now: Instant, slot: u16, progress: Progress) {
+        self.ends.counters.rdma_in.add(progress.readable_bytes.into());
+        if progress.reset {
+            self.reset(now, slot, Ending::ResetByPeer);
+            return;
+        }
+        if progress.readable_bytes > 0 {
+            self.queue_drain(slot);
+        }
+        if progress.writable_bytes > 0 || progress.peer_closed {
+            self.queue_fill(slot);
+        }
+        // An update may be owed, or our own close may have been waiting for this message.
+        self.queue_flush(slot);
+        self.settle(now, slot);
+    }
+
+    /// Ends what has ended. Called after anything that may have been the last of its kind.
+    pub(crate) fn settle(&mut self, now: Instant, slot: u16) {
+        let Some(relay) = self.connections.at(slot) else { return };
+        let Far::Smc(smc) = &mut relay.far else { return };
+        let mut speaks = false;
+        if let Some(near) = &mut relay.near
+            && !smc.condemned
+        {
+            let drained = smc.connection.readable().is_empty();
+            if smc.peer_done && drained && !near.finished {
+                self.streams.finish(&near.stream);
+                near.finished = true;
+            }
+            if near.eof && !smc.said_done {
+                smc.said_done = true;
+                smc.connection.shutdown_write();
+                speaks = true;
+            }
+            if near.is_done() && drained && !smc.said_closed {
+                smc.said_closed = true;
+                smc.connection.close(now);
+                speaks = true;
+            }
+        }
+        if smc.is_over() {
+            self.retire(slot);
+        } else if speaks {
+            self.queue_flush(slot);
+        }
+    }
+
+    /// Resets the connection in `slot` on both sides.
+    pub(crate) fn reset(&mut self, now: Instant, slot: u16, ending: Ending) {
+        let Some(relay) = self.connections.at(slot) else { return };
+        relay.ending.get_or_insert(ending);
+        if let Some(near) = relay.near.take() {
+            self.streams.reset_on_close(&near.stream);
+        }
+        match &mut relay.far {
+            Far::Smc(smc) => {
+                // After a reset nothing bounds what the peer may still write of its window.
+                let capacity = smc.rmbe.capacity();
+                smc.rmbe.touch(capacity);
+                smc.connection.abort(now);
+                self.queue_flush(slot);
+                self.settle(now, slot);
+            }
+            Far::Tcp(tcp) => {
+                self.streams.reset_on_close(&tcp.socket.stream);
+                self.retire(slot);
+            }
+        }
+    }
+
+    /// Ends every connection of a link that is lost, without a word to the peer.
+    pub(crate) fn fail_connections(&mut self, now: Instant, link: LinkId) {
+        let slots: Vec<u16> = self.connections.slots().collect();
+        for slot in slots {
+            let Some(relay) = self.connections.at(slot) else { continue };
+            let Far::Smc(smc) = &mut relay.far else { continue };
+            if smc.link != link {
+                continue;
+            }
+            smc.condemned = true;
+            let capacity = smc.rmbe.capacity();
+            smc.rmbe.touch(capacity);
+            relay.ending.get_or_insert(Ending::LinkLost);
+            if let Some(near) = relay.near.take() {
+                self.streams.reset_on_close(&near.stream);
+            }
+            self.settle(now, slot);
+        }
+    }
+
+    /// Looks after the timers of the connection in `slot`.
+    pub(crate) fn expire_connection(&mut self, now: Instant, slot: u16) {
+        let Some(relay) = self.connections.at(slot) else { return };
+        self.ends.gauges.set(slot, relay.bytes_in, relay.bytes_out);
+        let Far::Smc(smc) = &mut relay.far else { return };
+        if smc.connection.handle_timeout(now) {
+            // Given up: nobody may write our element any more, or so RFC 4.8.1 has it.
+            let capacity = smc.rmbe.capacity();
+            smc.rmbe.touch(capacity);
+            relay.ending.get_or_insert(Ending::Stalled);
+            self.settle(now, slot);
+        }
+    }
+
+    /// Frees the slot and tells the control thread.
+    pub(crate) fn retire(&mut self, slot: u16) {
+        let Some(relay) = self.connections.remove(slot) else { return };
+        let counters = &self.ends.counters;
+        counters.connections.set(self.connections.busy() as u64);
+        let ending = relay.ending.unwrap_or(Ending::Graceful);
+        match ending {
+            Ending::Graceful | Ending::Aborted => {}
+            Ending::ResetByApplication => counters.resets_application.add(1),
+            Ending::ResetByPeer | Ending::PeerMisbehaved => counters.resets_peer.add(1),
+            Ending::LinkLost => counters.resets_link.add(1),
+            Ending::Stalled => counters.closes_stalled.add(1),
+        }
+        let (rmbe, far) = match relay.far {
+            Far::Smc(smc) => (Some(smc.rmbe), None),
+            Far::Tcp(tcp) => (None, Some(tcp.socket.stream)),
+        };
+        self.report(Report::Closed {
+            connection: relay.id,
+            ending,
+            bytes_in: relay.bytes_in,
+            bytes_out: relay.bytes_out,
+            rmbe,
+            streams: [relay.near.map(|near| near.stream), far],
+        });
+    }
+}
+
+/// What an error on a socket means: nothing to read or write now, or the end of the connection.
+pub(crate) fn is_reset(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind as E;
+    !matches!(error.kind(), E::WouldBlock | E::Interrupted)
+}
+
+/// Whether a socket that brought `len` bytes into room for `room` may bring more at once.
+pub(crate) fn may_bring_more<S>(socket: &Socket<S>, len: usize, room: usize) -> bool {
+    // A short read emptied the socket, unless the end is in sight: that must still be read.
+    len == room || socket.ending
+}

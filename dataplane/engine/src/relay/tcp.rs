@@ -1,0 +1,122 @@
+//! The fallback: socket to socket, when the rendezvous said no.
+
+use smcr_proto::Instant;
+use smcr_rnic::Fabric;
+
+use super::{is_reset, may_bring_more};
+use crate::connections::{Backlog, Far, Socket};
+use crate::handoff::Ending;
+use crate::poller::Poller;
+use crate::streams::Streams;
+
+/// What one direction came to.
+struct Pumped {
+    bytes: u64,
+    /// Both ends would take more at once.
+    more: bool,
+}
+
+/// One of the two sockets was reset.
+struct Reset;
+
+impl<F: Fabric, S: Streams> Poller<F, S> {
+    /// Carries bytes both ways between the two sockets of `slot`.
+    pub(crate) fn pump(&mut self, now: Instant, slot: u16) -> bool {
+        let Some(relay) = self.connections.at(slot) else { return false };
+        let (Some(near), Far::Tcp(tcp)) = (&mut relay.near, &mut relay.far) else { return false };
+        let (streams, scratch) = (&mut self.streams, &mut self.scratch);
+        let far = &mut tcp.socket;
+        let both = carry(streams, scratch, near, far, &mut tcp.outbound).and_then(|outbound| {
+            carry(streams, scratch, far, near, &mut tcp.inbound).map(|inbound| (outbound, inbound))
+        });
+        let Ok((outbound, inbound)) = both else {
+            self.reset(now, slot, Ending::ResetByApplication);
+            return true;
+        };
+        relay.bytes_in += outbound.bytes;
+        relay.bytes_out += inbound.bytes;
+        self.ends.counters.bytes_in.add(outbound.bytes);
+        self.ends.counters.bytes_out.add(inbound.bytes);
+        let done = near.is_done() && tcp.socket.is_done();
+        if done {
+            self.retire(slot);
+        } else if outbound.more || inbound.more {
+            self.queue_fill(slot);
+        }
+        done || outbound.bytes + inbound.bytes > 0
+    }
+}
+
+/// Carries what `source` brings to `target`, once, and the end of the stream when it comes.
+fn carry<S: Streams>(
+    streams: &mut S,
+    scratch: &mut [u8],
+    source: &mut Socket<S::Stream>,
+    target: &mut Socket<S::Stream>,
+    backlog: &mut Backlog,
+) -> Result<Pumped, Reset> {
+    if !write_backlog(streams, target, backlog)? {
+        return Ok(Pumped { bytes: 0, more: false });
+    }
+    let mut bytes = 0;
+    if source.readable && !source.eof && target.writable {
+        match streams.read_slice(&source.stream, scratch) {
+            Ok(0) => source.eof = true,
+            Ok(len) => {
+                bytes = len as u64;
+                source.readable = may_bring_more(source, len, scratch.len());
+                let written = write(streams, target, &scratch[..len])?;
+                if written < len {
+                    backlog.bytes.extend_from_slice(&scratch[written..len]);
+                }
+            }
+            Err(error) if is_reset(&error) => return Err(Reset),
+            Err(_) => source.readable = false,
+        }
+    }
+    if source.eof && backlog.bytes.is_empty() && !target.finished {
+        streams.finish(&target.stream);
+        target.finished = true;
+    }
+    Ok(Pumped { bytes, more: source.readable && !source.eof && target.writable })
+}
+
+/// Writes what is left from before. Returns whether nothing is left.
+fn write_backlog<S: Streams>(
+    streams: &mut S,
+    target: &mut Socket<S::Stream>,
+    backlog: &mut Backlog,
+) -> Result<bool, Reset> {
+    if backlog.bytes.is_empty() {
+        return Ok(true);
+    }
+    backlog.written += write(streams, target, &backlog.bytes[backlog.written..])?;
+    if backlog.written < backlog.bytes.len() {
+        return Ok(false);
+    }
+    // The memory goes too: an idle connection holds none.
+    *backlog = Backlog::default();
+    Ok(true)
+}
+
+/// Writes as much as `target` takes.
+fn write<S: Streams>(
+    streams: &mut S,
+    target: &mut Socket<S::Stream>,
+    bytes: &[u8],
+) -> Result<usize, Reset> {
+    if !target.writable {
+        return Ok(0);
+    }
+    match streams.write_slice(&target.stream, bytes) {
+        Ok(written) => {
+            target.writable = written == bytes.len();
+            Ok(written)
+        }
+        Err(error) if is_reset(&error) => Err(Reset),
+        Err(_) => {
+            target.writable = false;
+            Ok(0)
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! TCP sockets, as the poller sees them. The kernel's are in [`kernel`](crate::kernel); a
+//! simulator brings its own.
+
+use std::io;
+use std::time::Duration;
+
+use smcr_memory::Vacant;
+use smcr_memory::rmb::Readable;
+
+/// Which socket: its connection's slot, and one of two ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// The connection.
+    pub slot: u16,
+    /// Uses of the slot, so that late events reach nobody else.
+    pub generation: u16,
+    /// The second socket of a relay between two.
+    pub far: bool,
+}
+
+/// What became possible on a socket since it was last impossible.
+#[derive(Clone, Copy, Debug)]
+pub struct Event {
+    /// Which socket.
+    pub key: Key,
+    /// Bytes, the end, or an error can be read.
+    pub readable: bool,
+    /// There is room to write, or an error.
+    pub writable: bool,
+    /// The end of the stream or an error is waiting behind the bytes: read until it comes.
+    pub ending: bool,
+}
+
+/// All sockets of one poller, and the place where it sleeps.
+pub trait Streams {
+    /// A connected, nonblocking socket.
+    type Stream: Send;
+
+    /// Begins to report events of `stream`. The first report says what is possible already.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel has no room; the stream is unchanged.
+    fn watch(&mut self, key: Key, stream: &Self::Stream) -> io::Result<()>;
+
+    /// Appends what became possible, without waiting.
+    fn poll(&mut self, events: &mut Vec<Event>);
+
+    /// Sleeps until an event, a wake-up or the end of `limit`. May return early.
+    fn sleep(&mut self, limit: Option<Duration>);
+
+    /// Reads into `room`; zero is the end of the stream.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock`, or what became of the connection.
+    fn read(&mut self, stream: &Self::Stream, room: &Vacant<'_>) -> io::Result<usize>;
+
+    /// Writes from an RMB element.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock`, or what became of the connection.
+    fn write(&mut self, stream: &Self::Stream, bytes: &Readable<'_>) -> io::Result<usize>;
+
+    /// Reads into a slice; zero is the end of the stream.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock`, or what became of the connection.
+    fn read_slice(&mut self, stream: &Self::Stream, room: &mut [u8]) -> io::Result<usize>;
+
+    /// Writes from a slice.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock`, or what became of the connection.
+    fn write_slice(&mut self, stream: &Self::Stream, bytes: &[u8]) -> io::Result<usize>;
+
+    /// Whether a read would bring bytes now. Asked only when it changes what a peer is told.
+    fn has_more(&mut self, stream: &Self::Stream) -> bool;
+
+    /// Says that no more will be written: FIN.
+    fn finish(&mut self, stream: &Self::Stream);
+
+    /// Makes the coming close a reset: RST.
+    fn reset_on_close(&mut self, stream: &Self::Stream);
+}

@@ -1,0 +1,462 @@
+//! One TCP connection carried by a link: window, cursors, half-close, reset (RFC 4).
+//!
+//! ```text
+//!   socket ── window(), produce() ──► peer's element      announced by poll_cdc()
+//!   socket ◄── readable(), consume() ── our element       announced to handle_cdc()
+//! ```
+//!
+//! Numbers only: the bytes themselves move in `engine`, between the calls. The order is always
+//! *write, then announce*: the RDMA writes for what was produced are posted before the message that
+//! `poll_cdc` returns, on the same queue pair.
+//!
+//! - `sender` counts what we write into the peer's element;
+//! - `receiver` counts what the peer writes into ours, and decides when to say so (4.5.1);
+//! - `state` is Figures 22 and 23 as a table.
+//!
+//! What is not here: the choice of a link, and the bytes that a failover must write again.
+
+use core::time::Duration;
+
+use crate::error::PeerMisbehaved;
+use crate::limits::CDC_SEQUENCE_FIRST;
+use crate::ring::{Ring, Span};
+use crate::time::Instant;
+use crate::vocabulary::AlertToken;
+use crate::wire::cdc::Cdc;
+
+mod receiver;
+mod sender;
+mod state;
+
+use receiver::Receiver;
+use sender::Sender;
+use state::{Action, Event, Orderly};
+
+pub use state::{Half, State};
+
+/// How long we wait for the peer's part of a close or abort before we give it up (RFC 4.8.1).
+///
+/// As long as TCP waits for the FIN of a peer whose connection nobody owns any more.
+pub const CLOSE_WAIT: Duration = Duration::from_secs(60);
+
+/// What the rendezvous found out about a new connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// The alert token the peer chose; it goes into every message we send.
+    pub peer_token: AlertToken,
+    /// Our element, written by the peer.
+    pub element: Ring,
+    /// The peer's element, written by us.
+    pub peer_element: Ring,
+    /// How long to wait for the peer once we have closed or aborted; see [`CLOSE_WAIT`].
+    pub close_wait: Duration,
+}
+
+/// What a CDC message changed. Everything may be zero: a message may carry a cursor we knew.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes of our element that became readable.
+    pub readable_bytes: u32,
+    /// Bytes by which the window towards the peer grew.
+    pub writable_bytes: u32,
+    /// The peer has just said that it writes no more: D, or C. The end of the stream follows what
+    /// is readable, and what a Linux peer may still add (see [`Connection::handle_cdc`]).
+    pub peer_done: bool,
+    /// The peer has just closed: C. Bytes for it have nowhere to go any more.
+    pub peer_closed: bool,
+    /// The connection has just been reset, by the peer or because it cannot go on.
+    pub reset: bool,
+    /// The position of an urgent byte has just become known; see [`Connection::urgent_position`].
+    pub urgent: bool,
+}
+
+/// Both directions of one TCP connection over SMC-R.
+///
+/// - `handle_cdc` feeds the messages that carry our alert token; `handle_timeout` feeds time.
+/// - `poll_cdc` returns the message that is due, after the writes it announces were posted.
+/// - `poll_timeout` says when to call `handle_timeout`, at the latest.
+/// - `produce` and `consume` count what the caller moved.
+///
+/// Inputs carry non-decreasing `now`. Given the same inputs the same messages come out.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    peer_token: AlertToken,
+    close_wait: Duration,
+    state: State,
+    sender: Sender,
+    receiver: Receiver,
+    /// D, C and A as every message from now on carries them: levels, never taken back.
+    done: bool,
+    closed: bool,
+    abnormal: bool,
+    /// The most the peer has said about its end.
+    heard: Option<Half>,
+    /// The application still wants bytes: neither closed nor aborted here.
+    reading: bool,
+    /// D, C or A, or P, is news to the peer.
+    flags_due: bool,
+    /// The failover validation message is due before anything else (RFC 4.6.1).
+    validation_due: bool,
+    /// Everything was said on a link that broke, and must be said again.
+    repeat_due: bool,
+    sequence_next: u16,
+    /// SS: the last message that the NIC reported as delivered.
+    sequence_acknowledged: u16,
+    /// SR: the last message that we took in.
+    sequence_received: u16,
+    /// When we stop waiting for the peer's part of the end.
+    deadline: Option<Instant>,
+}
+
+impl Connection {
+    /// A connection on which nothing has been said yet.
+    pub fn new(setup: Setup) -> Self {
+        Self {
+            peer_token: setup.peer_token,
+            close_wait: setup.close_wait,
+            state: State::Active,
+            sender: Sender::new(setup.peer_element),
+            receiver: Receiver::new(setup.element),
+            done: false,
+            closed: false,
+            abnormal: false,
+            heard: None,
+            reading: true,
+            flags_due: false,
+            validation_due: false,
+            repeat_due: false,
+            sequence_next: CDC_SEQUENCE_FIRST,
+            sequence_acknowledged: 0,
+            sequence_received: 0,
+            deadline: None,
+        }
+    }
+
+    /// Where the connection is in Figures 22 and 23.
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// Whether both sides are done with both elements and nothing is left to say: our element and
+    /// our alert token may serve another connection (RFC 4.4.2), once the owner has read what it
+    /// wants of [`Self::readable`].
+    pub fn is_closed(&self) -> bool {
+        self.state == State::Closed && !self.is_due()
+    }
+
+    /// How many bytes may be written to the peer now.
+    ///
+    /// Zero also while the peer has not consumed an urgent byte (4.7.5), and once either side's
+    /// word forbids more: ours (D, C, A) or the peer's (C, A).
+    pub fn window(&self) -> u32 {
+        if self.state.may_write() { self.sender.window() } else { 0 }
+    }
+
+    /// Counts `len` bytes as written, and says where in the peer's element they belong. A CDC
+    /// message becomes due.
+    ///
+    /// # Panics
+    ///
+    /// If `len` exceeds [`Self::window`].
+    pub fn produce(&mut self, len: u32) -> Span {
+        assert!(len <= self.window(), "the window is the caller's to respect");
+        self.sender.produce(len)
+    }
+
+    /// Like [`Self::produce`], the last byte being urgent. Nothing more may be written until the
+    /// peer has consumed it.
+    ///
+    /// # Panics
+    ///
+    /// If `len` is zero or exceeds [`Self::window`].
+    ///
+    /// # Specification
+    ///
+    /// RFC 7609, 4.7.5.
+    pub fn produce_urgent(&mut self, len: u32) -> Span {
+        assert!(len > 0, "one byte is urgent");
+        assert!(len <= self.window(), "the window is the caller's to respect");
+        self.sender.produce_urgent(len)
+    }
+
+    /// Tells the peer that an urgent byte is on its way behind what does not fit yet: P, in a
+    /// message of its own if need be. Ends with the next [`Self::produce_urgent`].
+    ///
+    /// # Specification
+    ///
+    /// RFC 7609, 4.7.6.
+    pub fn announce_urgent(&mut self) {
+        if self.state.may_write() && self.sender.announce_urgent() {
+            self.flags_due = true;
+        }
+    }
+
+    /// Says whether we hold bytes for which there is no window: the B bit of the messages to come.
+    ///
+    /// A level that travels with other news, as deployed peers send it; no message becomes due by
+    /// it. Set it only for bytes that exist: if the peer closes while it is set, those bytes are
+    /// lost and the connection is reset (4.8.1, 4A).
+    pub fn set_writer_blocked(&mut self, blocked: bool) {
+        self.sender.set_blocked(blocked);
+    }
+
+    /// The bytes of our element that were announced and not consumed yet.
+    ///
+    /// Empty after we have closed or aborted. After a reset by the peer, what had been announced
+    /// can still be read; the owner may as well purge it (4.8.2, 2A).
+    pub fn readable(&self) -> Span {
+        self.receiver.readable(self.reading)
+    }
+
+    /// Counts the first `len` readable bytes as consumed: the peer may write over them once it
+    /// hears of it. A CDC message becomes due if 4.5.1 says so.
+    ///
+    /// # Panics
+    ///
+    /// If fewer than `len` bytes are readable.
+    pub fn consume(&mut self, len: u32) {
+        assert!(len <= self.readable().len(), "only readable bytes can be consumed");
+        self.receiver.consume(len);
+    }
+
+    /// How many readable bytes come before the urgent byte, if one has arrived and has not been
+    /// consumed.
+    pub fn urgent_position(&self) -> Option<u32> {
+        self.receiver.urgent_position()
+    }
+
+    /// Whether the peer has announced an urgent byte, arrived or not: P.
+    pub fn is_urgent_pending(&self) -> bool {
+        self.receiver.is_urgent_pending()
+    }
+
+    /// No byte follows: D becomes due. Call it when all bytes were produced.
+    pub fn shutdown_write(&mut self) {
+        self.step(Event::Orderly(Orderly::ShutdownWrite));
+    }
+
+    /// The application has closed in both directions, everything was produced and everything
+    /// readable was consumed: C becomes due.
+    ///
+    /// # Panics
+    ///
+    /// If bytes are readable and the connection was not reset: it must then be aborted (4.8.1, 3A).
+    pub fn close(&mut self, now: Instant) {
+        let unread = !self.readable().is_empty() && !self.state.is_ending_abnormally();
+        assert!(!unread, "unread bytes mean abort, not close");
+        self.advance(now, Event::Orderly(Orderly::Close));
+    }
+
+    /// The application, or its connection to us, was reset: A becomes due, unless we have closed
+    /// already. What was not announced is lost.
+    ///
+    /// # Specification
+    ///
+    /// RFC 7609, 4.8.2.
+    pub fn abort(&mut self, now: Instant) {
+        self.advance(now, Event::Abort);
+    }
+
+    /// Takes in a CDC message that the link matched to this connection by its alert token.
+    ///
+    /// A message older than one we took in is dropped; the same number again is not (dialect of
+    /// the deployed peers). Bytes announced behind a D or a C are readable until we have closed:
+    /// a Linux peer that lost patience says C before its last bytes are written.
+    ///
+    /// # Errors
+    ///
+    /// [`PeerMisbehaved`], with the connection unchanged. The caller aborts this connection and
+    /// keeps the link: the others on it have done nothing wrong.
+    ///
+    /// # Specification
+    ///
+    /// RFC 7609, 4.5 (cursors), 4.6.1 (failover validation), 4.8 (the end), A.4 (format).
+    pub fn handle_cdc(&mut self, now: Instant, message: &Cdc) -> Result<Progress, PeerMisbehaved> {
+        if message.failover_validation {
+            return Ok(self.validate_failover(now, message.sequence));
+        }
+        if is_before(message.sequence, self.sequence_received) || self.state == State::Closed {
+            return Ok(Progress::default());
+        }
+        let produced = self.receiver.resolve(message.producer)?;
+        let consumed = self.sender.resolve(message.consumer)?;
+
+        let window_before = self.window();
+        let readable_before = self.readable().len();
+        self.sequence_received = message.sequence;
+        self.sender.peer_consumed(consumed);
+        let urgent = self.receiver.peer_produced(produced, message);
+        let mut progress = self.handle_flags(now, message);
+        progress.urgent = urgent && self.reading;
+        progress.readable_bytes = self.readable().len().saturating_sub(readable_before);
+        progress.writable_bytes = self.window().saturating_sub(window_before);
+        Ok(progress)
+    }
+
+    /// The next CDC message to send, if one is due: post it behind the writes it announces.
+    ///
+    /// Every message carries both cursors and all flags, whatever it was due for.
+    pub fn poll_cdc(&mut self) -> Option<Cdc> {
+        if self.validation_due {
+            self.validation_due = false;
+            return Some(Cdc {
+                sequence: self.sequence_acknowledged,
+                token: self.peer_token,
+                failover_validation: true,
+                ..Cdc::default()
+            });
+        }
+        if !self.is_due() {
+            return None;
+        }
+        self.flags_due = false;
+        self.repeat_due = false;
+        let sequence = self.sequence_next;
+        self.sequence_next = sequence.wrapping_add(1);
+        let message = Cdc {
+            sequence,
+            token: self.peer_token,
+            producer: self.sender.announce(),
+            consumer: self.receiver.announce(),
+            writer_blocked: self.sender.is_blocked(),
+            urgent_pending: self.sender.is_urgent_pending(),
+            urgent_present: self.sender.is_urgent_present(),
+            update_requested: false,
+            failover_validation: false,
+            sending_done: self.done,
+            connection_closed: self.closed,
+            abnormal_close: self.abnormal,
+        };
+        if self.abnormal {
+            self.step(Event::AbortSent);
+        }
+        assert!(!self.is_due(), "one message says everything");
+        Some(message)
+    }
+
+    /// When to call [`Self::handle_timeout`], at the latest.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Gives up waiting for the peer's part of a close or abort, if it is time: the connection is
+    /// then closed without it (RFC 4.8.1, last note). Returns whether that happened.
+    pub fn handle_timeout(&mut self, now: Instant) -> bool {
+        if self.deadline.is_none_or(|deadline| now < deadline) {
+            return false;
+        }
+        self.advance(now, Event::Timeout);
+        assert!(self.is_closed(), "only waits for the end have a deadline");
+        true
+    }
+
+    /// The NIC reported the message with this number as delivered.
+    pub fn cdc_acknowledged(&mut self, sequence: u16) {
+        if !is_before(sequence, self.sequence_acknowledged) {
+            self.sequence_acknowledged = sequence;
+        }
+    }
+
+    /// The link broke and the connection continues on another: the failover validation message
+    /// becomes due, then a message with all that was said. The caller writes the bytes of all
+    /// messages that were not acknowledged again, between the two.
+    ///
+    /// # Specification
+    ///
+    /// RFC 7609, 4.6.1 and 4.6.2 (combining pending messages).
+    pub fn failover(&mut self) {
+        if !self.is_closed() {
+            self.validation_due = true;
+            self.repeat_due = true;
+        }
+    }
+
+    /// Whether `poll_cdc` would return a message.
+    fn is_due(&self) -> bool {
+        let speaks = !matches!(self.state, State::Closed | State::PeerAbortWait);
+        self.flags_due
+            || self.validation_due
+            || self.repeat_due
+            || (speaks && (self.sender.is_due() || (self.reading && self.receiver.is_update_due())))
+    }
+
+    /// RFC 4.6.1: what the peer's NIC saw delivered must have arrived here.
+    fn validate_failover(&mut self, now: Instant, delivered: u16) -> Progress {
+        let lost = is_before(self.sequence_received, delivered);
+        let reset = lost && !self.state.is_ending_abnormally();
+        if lost {
+            self.advance(now, Event::Abort);
+        }
+        Progress { reset, ..Progress::default() }
+    }
+
+    /// Flags are levels: only what the state did not know yet is an event.
+    fn handle_flags(&mut self, now: Instant, message: &Cdc) -> Progress {
+        let before = self.state;
+        if message.sending_done {
+            self.advance(now, Event::Orderly(Orderly::PeerDone));
+        }
+        if message.connection_closed {
+            self.advance(now, Event::Orderly(Orderly::PeerClosed));
+        }
+        if message.abnormal_close {
+            self.advance(now, Event::PeerAborted);
+        }
+        let said = match (message.connection_closed, message.sending_done) {
+            (true, _) => Some(Half::Closed),
+            (false, true) => Some(Half::Done),
+            (false, false) => None,
+        };
+        let peer_done = said.is_some() && self.heard.is_none();
+        let peer_closed = said == Some(Half::Closed) && self.heard != said;
+        self.heard = self.heard.max(said);
+        let mut reset = message.abnormal_close && !before.is_ending_abnormally();
+        if peer_closed && before.may_write() && self.sender.is_blocked() {
+            self.advance(now, Event::Abort);
+            reset = true;
+        }
+        Progress { peer_done, peer_closed, reset, ..Progress::default() }
+    }
+
+    /// One event, and the clock that may start or stop with it.
+    fn advance(&mut self, now: Instant, event: Event) {
+        let waited = self.state.waits_for_peer();
+        self.step(event);
+        match (waited, self.state.waits_for_peer()) {
+            (false, true) => self.deadline = Some(now + self.close_wait),
+            (_, false) => self.deadline = None,
+            (true, true) => {}
+        }
+    }
+
+    /// One event through the table, and what it demands.
+    fn step(&mut self, event: Event) {
+        let (next, action) = self.state.after(event);
+        self.state = next;
+        match action {
+            Some(Action::SayDone) => self.done = true,
+            Some(Action::SayClosed) => self.closed = true,
+            Some(Action::SayAbort) => self.abnormal = true,
+            Some(Action::GiveUp) | None => {}
+        }
+        if action == Some(Action::GiveUp) {
+            self.flags_due = false;
+            self.validation_due = false;
+            self.repeat_due = false;
+        } else if action.is_some() {
+            self.flags_due = true;
+        }
+        if matches!(event, Event::Orderly(Orderly::Close) | Event::Abort | Event::Timeout) {
+            self.reading = false;
+        }
+    }
+}
+
+/// Whether message `a` was sent before message `b`: a signed difference, for numbers that wrap.
+fn is_before(a: u16, b: u16) -> bool {
+    a.wrapping_sub(b).cast_signed() < 0
+}
+
+#[cfg(test)]
+mod tests;

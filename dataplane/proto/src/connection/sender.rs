@@ -1,0 +1,135 @@
+//! What we write into the peer's element: the window, and what was announced of it (RFC 4.5).
+
+use crate::error::PeerMisbehaved;
+use crate::ring::{Position, Ring, Span};
+use crate::wire::cdc::Cursor;
+
+/// Our end of one direction.
+///
+/// ```text
+///   consumed        announced        produced        consumed + capacity
+///      |-- the peer's --|---- written ----|------ window ------|
+/// ```
+#[derive(Clone, Debug)]
+pub(super) struct Sender {
+    ring: Ring,
+    /// What the peer has told us it consumed.
+    consumed: Position,
+    /// What a message has told the peer to be there.
+    announced: Position,
+    /// What was, or is about to be, written.
+    produced: Position,
+    blocked: bool,
+    urgent: Urgent,
+}
+
+/// Where the urgent byte of the application is, if any (RFC 4.7.5, 4.7.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Urgent {
+    /// There is none, or later bytes have followed it.
+    None,
+    /// It waits for window: P.
+    Pending,
+    /// It is the last byte produced, before this position: P and U. Nothing may follow before the
+    /// peer has consumed it.
+    Present(Position),
+}
+
+impl Sender {
+    pub(super) fn new(ring: Ring) -> Self {
+        let start = Position::default();
+        Self {
+            ring,
+            consumed: start,
+            announced: start,
+            produced: start,
+            blocked: false,
+            urgent: Urgent::None,
+        }
+    }
+
+    /// Bytes that may be written, as far as cursors and urgent data go.
+    pub(super) fn window(&self) -> u32 {
+        match self.urgent {
+            Urgent::Present(end) if self.consumed < end => 0,
+            Urgent::Present(_) | Urgent::Pending | Urgent::None => {
+                self.ring.capacity() - self.produced.since_u32(self.consumed)
+            }
+        }
+    }
+
+    pub(super) fn produce(&mut self, len: u32) -> Span {
+        let span = self.ring.span(self.produced, len);
+        self.produced += u64::from(len);
+        if let Urgent::Present(end) = self.urgent
+            && self.produced > end
+        {
+            self.urgent = Urgent::None;
+        }
+        assert!(self.produced.since(self.consumed) <= u64::from(self.ring.capacity()));
+        span
+    }
+
+    pub(super) fn produce_urgent(&mut self, len: u32) -> Span {
+        let span = self.produce(len);
+        self.urgent = Urgent::Present(self.produced);
+        span
+    }
+
+    /// Returns whether that is news. While an earlier urgent byte is under way, P is set anyway.
+    pub(super) fn announce_urgent(&mut self) -> bool {
+        match self.urgent {
+            Urgent::Pending => false,
+            Urgent::Present(end) if self.consumed < end => false,
+            Urgent::Present(_) | Urgent::None => {
+                self.urgent = Urgent::Pending;
+                true
+            }
+        }
+    }
+
+    pub(super) fn set_blocked(&mut self, blocked: bool) {
+        self.blocked = blocked;
+    }
+
+    pub(super) fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+
+    pub(super) fn is_urgent_pending(&self) -> bool {
+        self.urgent != Urgent::None
+    }
+
+    pub(super) fn is_urgent_present(&self) -> bool {
+        match self.urgent {
+            Urgent::Present(_) => true,
+            Urgent::Pending | Urgent::None => false,
+        }
+    }
+
+    /// Whether bytes were written that the peer does not know of.
+    pub(super) fn is_due(&self) -> bool {
+        self.announced < self.produced
+    }
+
+    /// The producer cursor of a message that goes out now.
+    pub(super) fn announce(&mut self) -> Cursor {
+        self.announced = self.produced;
+        self.announced.to_cursor(self.ring)
+    }
+
+    /// What the peer's consumer cursor means. Changes nothing.
+    pub(super) fn resolve(&self, cursor: Cursor) -> Result<Position, PeerMisbehaved> {
+        let consumed = cursor.resolve(self.consumed, self.ring)?;
+        if consumed > self.announced {
+            return Err(PeerMisbehaved::ConsumedTheFuture);
+        }
+        Ok(consumed)
+    }
+
+    /// Takes over a position that [`Self::resolve`] returned.
+    pub(super) fn peer_consumed(&mut self, consumed: Position) {
+        self.consumed = consumed;
+        assert!(self.consumed <= self.announced && self.announced <= self.produced);
+    }
+}

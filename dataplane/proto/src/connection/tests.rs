@@ -1,0 +1,382 @@
+//! Scenarios of RFC 7609, 4.5 to 4.8, as transcripts of CDC messages.
+
+use super::*;
+use crate::ring::Position;
+use crate::wire::cdc::Cursor;
+
+mod closing;
+mod swarm;
+
+const T0: Instant = Instant(0);
+const PATIENCE: Duration = Duration::from_secs(5);
+const TOKEN: AlertToken = AlertToken(0x0102_0304);
+
+/// The RFC's figures use elements of 10,000 bytes behind an eye catcher.
+const FIGURES: Ring = Ring::with_eye_catcher(10_004);
+
+fn connection(element: Ring, peer_element: Ring) -> Connection {
+    Connection::new(Setup { peer_token: TOKEN, element, peer_element, close_wait: PATIENCE })
+}
+
+/// Host A and Host B of the figures.
+fn figures() -> (Connection, Connection) {
+    (connection(FIGURES, FIGURES), connection(FIGURES, FIGURES))
+}
+
+fn bytes(capacity: u32) -> Connection {
+    connection(Ring::new(capacity), Ring::new(capacity))
+}
+
+/// Carries the one message that is due from `source` to `target`, and shows it.
+fn carry(source: &mut Connection, target: &mut Connection) -> (Cdc, Progress) {
+    let message = source.poll_cdc().expect("a message is due");
+    assert_eq!(source.poll_cdc(), None, "one message says everything");
+    let progress = target.handle_cdc(T0, &message).unwrap();
+    (message, progress)
+}
+
+fn consume_all(connection: &mut Connection) -> u32 {
+    let len = connection.readable().len();
+    connection.consume(len);
+    len
+}
+
+fn cursor(wrap: u16, count: u32) -> Cursor {
+    Cursor { wrap, count }
+}
+
+/// What Linux sends first, and what it would drop: see dialect 5.
+#[test]
+fn the_first_message_is_number_one_and_carries_the_peers_token() {
+    let mut us = bytes(16_384);
+    assert_eq!(us.poll_cdc(), None);
+    us.produce(100);
+    let message = us.poll_cdc().unwrap();
+    let expected = Cdc { sequence: 1, token: TOKEN, producer: cursor(0, 100), ..Cdc::default() };
+    assert_eq!(message, expected);
+}
+
+/// RFC 4.7.1: cursors alone, nobody is asked to say anything back.
+#[test]
+fn scenario_1_send_flow_window_unconstrained() {
+    let (mut a, mut b) = figures();
+    assert_eq!(a.produce(1000).pieces(), [4..1004, 4..4]);
+    let (message, progress) = carry(&mut a, &mut b);
+    assert_eq!(message.producer, cursor(0, 1004));
+    assert_eq!(message.consumer, cursor(0, 4));
+    assert_eq!(progress, Progress { readable_bytes: 1000, ..Progress::default() });
+    assert_eq!(consume_all(&mut b), 1000);
+    assert_eq!(b.poll_cdc(), None);
+}
+
+/// RFC 4.7.2: the consumer cursor rides on the data of the other direction, for free.
+#[test]
+fn scenario_2_send_and_receive_flow_window_unconstrained() {
+    let (mut a, mut b) = figures();
+    a.produce(1000);
+    carry(&mut a, &mut b);
+    consume_all(&mut b);
+    b.produce(500);
+    let (message, progress) = carry(&mut b, &mut a);
+    assert_eq!(message.producer, cursor(0, 504));
+    assert_eq!(message.consumer, cursor(0, 1004));
+    assert_eq!(progress.readable_bytes, 500);
+    assert_eq!(progress.writable_bytes, 1000);
+}
+
+/// RFC 4.7.3: the sender is told before its window is gone.
+#[test]
+fn scenario_3_send_flow_window_constrained() {
+    let (mut a, mut b) = figures();
+    a.produce(3000);
+    let (message, _) = carry(&mut a, &mut b);
+    assert_eq!(message.producer, cursor(0, 3004));
+    consume_all(&mut b);
+    assert_eq!(b.poll_cdc(), None);
+
+    assert_eq!(a.produce(4000).pieces()[0], 3004..7004);
+    let (message, _) = carry(&mut a, &mut b);
+    assert_eq!(message.producer, cursor(0, 7004));
+    assert_eq!(a.window(), 3000);
+    consume_all(&mut b);
+    let (message, progress) = carry(&mut b, &mut a);
+    assert_eq!(message.consumer, cursor(0, 7004));
+    assert_eq!(progress.writable_bytes, 7000);
+    assert_eq!(a.window(), 10_000);
+}
+
+/// RFC 4.7.4: full rings look like empty ones but for the wrap count, and B wakes the writer.
+#[test]
+fn scenario_4_large_send_full_window_writes() {
+    let (mut a, mut b) = figures();
+    let already = 11_000;
+    for chunk in [6000, already - 6000] {
+        a.produce(chunk);
+        carry(&mut a, &mut b);
+        consume_all(&mut b);
+        carry(&mut b, &mut a);
+    }
+
+    for wrap in [2, 3] {
+        assert_eq!(a.window(), 10_000);
+        a.set_writer_blocked(true);
+        assert_eq!(a.produce(10_000).pieces(), [1004..10_004, 4..1004]);
+        assert_eq!(a.window(), 0);
+        let (message, progress) = carry(&mut a, &mut b);
+        assert_eq!(message.producer, cursor(wrap, 1004));
+        assert_eq!(message.consumer, cursor(0, 4));
+        assert!(message.writer_blocked);
+        assert_eq!(progress.readable_bytes, 10_000);
+        assert_eq!(b.readable().pieces(), [1004..10_004, 4..1004]);
+        consume_all(&mut b);
+        let (message, _) = carry(&mut b, &mut a);
+        assert_eq!(message.consumer, cursor(wrap, 1004));
+    }
+
+    a.set_writer_blocked(false);
+    a.produce(8);
+    let (message, _) = carry(&mut a, &mut b);
+    assert_eq!(message.producer, cursor(3, 1012));
+    assert!(!message.writer_blocked);
+    consume_all(&mut b);
+    assert_eq!(b.poll_cdc(), None);
+}
+
+/// RFC 4.7.5: after an urgent byte nothing may follow until the peer has consumed it, and the
+/// peer must say so at once. Linux waits for that as well.
+#[test]
+fn scenario_5_urgent_data_window_unconstrained() {
+    let (mut a, mut b) = figures();
+    a.produce_urgent(500);
+    a.produce(0);
+    assert_eq!(a.window(), 0);
+    let (message, progress) = carry(&mut a, &mut b);
+    assert_eq!(message.producer, cursor(0, 504));
+    assert!(message.urgent_pending && message.urgent_present);
+    assert!(progress.urgent && b.is_urgent_pending());
+    assert_eq!(b.urgent_position(), Some(499));
+
+    b.consume(499);
+    assert_eq!((b.poll_cdc(), b.urgent_position()), (None, Some(0)));
+    b.consume(1);
+    assert_eq!(b.urgent_position(), None);
+    let (message, progress) = carry(&mut b, &mut a);
+    assert_eq!(message.consumer, cursor(0, 504));
+    assert_eq!((progress.writable_bytes, a.window()), (10_000, 10_000));
+
+    a.produce(1000);
+    let (message, progress) = carry(&mut a, &mut b);
+    assert_eq!(message.producer, cursor(0, 1504));
+    assert!(!message.urgent_pending && !message.urgent_present);
+    assert!(!progress.urgent && !b.is_urgent_pending());
+    consume_all(&mut b);
+    assert_eq!(b.poll_cdc(), None);
+}
+
+/// RFC 4.7.6: a reader in front of a full element hears that urgent data is behind it.
+#[test]
+fn scenario_6_urgent_data_window_closed() {
+    let (mut a, mut b) = figures();
+    a.set_writer_blocked(true);
+    a.produce(10_000);
+    carry(&mut a, &mut b);
+    a.announce_urgent();
+    let (message, progress) = carry(&mut a, &mut b);
+    assert!(message.urgent_pending && !message.urgent_present && message.writer_blocked);
+    assert!(b.is_urgent_pending() && !progress.urgent);
+    a.announce_urgent();
+    assert_eq!(a.poll_cdc(), None, "said once");
+
+    consume_all(&mut b);
+    carry(&mut b, &mut a);
+    a.set_writer_blocked(false);
+    a.produce_urgent(500);
+    let (message, progress) = carry(&mut a, &mut b);
+    assert!(message.urgent_present && progress.urgent);
+    consume_all(&mut b);
+    carry(&mut b, &mut a);
+    assert_eq!(a.window(), 10_000);
+}
+
+/// The three examples of RFC 4.5.1, in bytes: small reads cost no messages, useful ones do.
+#[test]
+fn consumer_updates_follow_the_examples_of_the_rfc() {
+    const KIB: u32 = 1024;
+    for (written, consumed, due) in [
+        (14 * KIB, 14 * KIB, false), // a. Window 50K.
+        (34 * KIB, KIB, false),      // b. Window 30K, would become 31K.
+        (34 * KIB, 34 * KIB, true),  // c. Window 30K, becomes 64K.
+        (32 * KIB, 32 * KIB, true),  // Half of it is open: Linux speaks, so do we.
+        (34 * KIB, 6553, false),     // One byte short of a tenth.
+        (34 * KIB, 6554, true),
+    ] {
+        let (mut a, mut b) = (bytes(64 * KIB), bytes(64 * KIB));
+        a.produce(written);
+        carry(&mut a, &mut b);
+        b.consume(consumed);
+        assert_eq!(b.poll_cdc().is_some(), due, "{written} written, {consumed} consumed");
+        assert_eq!(b.poll_cdc(), None, "said once");
+    }
+}
+
+/// A writer that said B sleeps until it hears from us; one byte is worth a message then.
+#[test]
+fn a_blocked_writer_hears_of_every_byte_until_it_takes_b_back() {
+    let (mut a, mut b) = (bytes(65_536), bytes(65_536));
+    a.set_writer_blocked(true);
+    a.produce(1000);
+    carry(&mut a, &mut b);
+    assert_eq!(b.poll_cdc(), None, "nothing is consumed yet");
+    b.consume(1);
+    let (message, _) = carry(&mut b, &mut a);
+    assert_eq!(message.consumer, cursor(0, 1));
+
+    a.set_writer_blocked(false);
+    a.produce(1);
+    carry(&mut a, &mut b);
+    b.consume(1);
+    assert_eq!(b.poll_cdc(), None);
+}
+
+/// R, an operator's question on the other side: is your application reading at all?
+#[test]
+fn a_requested_update_is_sent_when_there_is_news() {
+    let (mut a, mut b) = (bytes(65_536), bytes(65_536));
+    a.produce(10);
+    carry(&mut a, &mut b);
+    b.consume(1);
+    a.produce(1);
+    let message = a.poll_cdc().unwrap();
+    b.handle_cdc(T0, &Cdc { update_requested: true, ..message }).unwrap();
+    assert_eq!(b.poll_cdc().unwrap().consumer, cursor(0, 1));
+    assert_eq!(b.poll_cdc(), None);
+    b.consume(1);
+    assert_eq!(b.poll_cdc().unwrap().consumer, cursor(0, 2));
+}
+
+/// A failover delivers old messages late. Taken in, they would move cursors backwards.
+#[test]
+fn stale_messages_are_dropped_and_equal_ones_are_not() {
+    let (mut a, mut b) = (bytes(65_536), bytes(65_536));
+    a.produce(10);
+    let first = a.poll_cdc().unwrap();
+    a.produce(10);
+    let second = a.poll_cdc().unwrap();
+    assert_eq!(b.handle_cdc(T0, &second).unwrap().readable_bytes, 20);
+    assert_eq!(b.handle_cdc(T0, &first), Ok(Progress::default()));
+    assert_eq!(b.readable().len(), 20);
+    let again = Cdc { sending_done: true, ..second };
+    assert!(b.handle_cdc(T0, &again).unwrap().peer_done);
+}
+
+/// After 65,535 messages the number becomes 0; a connection must not stop there.
+#[test]
+fn sequence_numbers_wrap() {
+    let (mut a, mut b) = (bytes(65_536), bytes(65_536));
+    for sequence in 1..=70_000_u32 {
+        a.produce(1);
+        let (message, progress) = carry(&mut a, &mut b);
+        assert_eq!(u32::from(message.sequence), sequence % 65_536);
+        assert_eq!(progress.readable_bytes, 1);
+        consume_all(&mut b);
+        if let Some(update) = b.poll_cdc() {
+            a.handle_cdc(T0, &update).unwrap();
+        }
+    }
+}
+
+/// A peer that lies about cursors is reset, and must not have changed anything before that.
+#[test]
+fn cursors_out_of_the_window_are_an_offence_and_change_nothing() {
+    let (mut a, mut b) = (bytes(65_536), bytes(65_536));
+    a.produce(40_000);
+    carry(&mut a, &mut b);
+    b.consume(10);
+    let honest = Cdc { sequence: 2, token: TOKEN, producer: cursor(0, 40_000), ..Cdc::default() };
+    for (message, offence) in [
+        // Beyond what we released, though not beyond what was consumed.
+        (Cdc { producer: cursor(1, 5), ..honest }, PeerMisbehaved::OverranOurElement),
+        (Cdc { producer: cursor(0, 39_999), ..honest }, PeerMisbehaved::OutOfWindow),
+        (Cdc { producer: cursor(0, 65_537), ..honest }, PeerMisbehaved::OutOfWindow),
+        (Cdc { producer: cursor(7, 0), ..honest }, PeerMisbehaved::OutOfWindow),
+        (Cdc { consumer: cursor(0, 1), ..honest }, PeerMisbehaved::ConsumedTheFuture),
+    ] {
+        let message = Cdc { connection_closed: true, writer_blocked: true, ..message };
+        assert_eq!(b.handle_cdc(T0, &message), Err(offence), "{message:?}");
+        assert_eq!((b.readable().len(), b.window()), (39_990, 65_536));
+        assert_eq!((b.state(), b.poll_cdc()), (State::Active, None));
+    }
+    assert_eq!(b.handle_cdc(T0, &honest), Ok(Progress::default()));
+}
+
+/// Bytes that were written but not announced cannot have been consumed.
+#[test]
+fn consuming_what_was_not_announced_is_an_offence() {
+    let mut us = bytes(16_384);
+    us.produce(100);
+    let message = Cdc { sequence: 1, consumer: cursor(0, 100), ..Cdc::default() };
+    assert_eq!(us.handle_cdc(T0, &message), Err(PeerMisbehaved::ConsumedTheFuture));
+    us.poll_cdc();
+    assert_eq!(us.handle_cdc(T0, &message).unwrap().writable_bytes, 100);
+    assert_eq!(us.window(), 16_384);
+}
+
+#[test]
+#[should_panic(expected = "window")]
+fn writing_beyond_the_window_is_our_bug() {
+    bytes(16_384).produce(16_385);
+}
+
+#[test]
+#[should_panic(expected = "readable")]
+fn consuming_what_nobody_wrote_is_our_bug() {
+    bytes(16_384).consume(1);
+}
+
+/// RFC 4.6: the first words on a new link say what the old one is known to have delivered; then
+/// everything is said again under a new number.
+#[test]
+fn failover_validates_and_repeats() {
+    let (mut a, mut b) = (bytes(65_536), bytes(65_536));
+    a.produce(10);
+    carry(&mut a, &mut b);
+    a.cdc_acknowledged(1);
+    a.produce(10);
+    let lost = a.poll_cdc().unwrap();
+    assert_eq!(lost.sequence, 2);
+
+    a.failover();
+    let validation = a.poll_cdc().unwrap();
+    let expected = Cdc { sequence: 1, token: TOKEN, failover_validation: true, ..Cdc::default() };
+    assert_eq!(validation, expected);
+    let repeated = a.poll_cdc().unwrap();
+    assert_eq!((repeated.sequence, repeated.producer), (3, cursor(0, 20)));
+    assert_eq!(a.poll_cdc(), None);
+
+    assert_eq!(b.handle_cdc(T0, &validation), Ok(Progress::default()));
+    assert_eq!(b.handle_cdc(T0, &repeated).unwrap().readable_bytes, 10);
+    assert_eq!(b.state(), State::Active);
+}
+
+/// RFC 4.6.1: bytes that the old NIC acknowledged and then lost cannot be had again. The stream
+/// has a hole, and only a reset tells the application.
+#[test]
+fn failover_with_lost_data_resets_the_connection() {
+    let (mut a, mut b) = (bytes(65_536), bytes(65_536));
+    a.produce(10);
+    let lost = a.poll_cdc().unwrap();
+    a.cdc_acknowledged(lost.sequence);
+    a.failover();
+    let progress = b.handle_cdc(T0, &a.poll_cdc().unwrap()).unwrap();
+    assert!(progress.reset);
+    assert_eq!(b.state(), State::PeerAbortWait);
+    assert!(b.poll_cdc().unwrap().abnormal_close);
+}
+
+/// The window is what the peer's element has room for, whatever ours has.
+#[test]
+fn each_direction_has_its_own_element() {
+    let us = connection(Ring::new(16_384), Ring::new(65_536));
+    assert_eq!(us.window(), 65_536);
+    assert_eq!(us.readable(), Ring::new(16_384).span(Position(0), 0));
+}

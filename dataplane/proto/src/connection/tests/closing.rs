@@ -1,0 +1,288 @@
+//! How connections end: RFC 7609, 4.8, and what Linux makes of it.
+
+use super::*;
+
+/// The usual end of a request: one side closes, the other follows. Both elements are free then.
+#[test]
+fn close_and_close() {
+    let (mut a, mut b) = (bytes(16_384), bytes(16_384));
+    a.close(T0);
+    assert_eq!(a.state(), State::PeerCloseWait1(Half::Closed));
+    let (message, progress) = carry(&mut a, &mut b);
+    assert!(message.connection_closed && !message.sending_done && !message.abnormal_close);
+    assert!(progress.peer_done && progress.peer_closed && !progress.reset);
+    assert_eq!((b.state(), b.window()), (State::AppCloseWait1(Half::Closed), 0));
+
+    b.close(T0);
+    assert_eq!(b.state(), State::Closed);
+    assert!(!b.is_closed(), "the peer does not know yet");
+    carry(&mut b, &mut a);
+    assert!(a.is_closed() && b.is_closed());
+    assert_eq!((a.poll_timeout(), b.poll_timeout()), (None, None));
+}
+
+/// `ssh host command < file`: the client has nothing more to say and waits for the answer.
+#[test]
+fn half_close_keeps_the_other_direction_open() {
+    let (mut a, mut b) = (bytes(16_384), bytes(16_384));
+    a.produce(7);
+    a.shutdown_write();
+    let (message, progress) = carry(&mut a, &mut b);
+    assert!(message.sending_done && !message.connection_closed);
+    assert_eq!((progress.readable_bytes, progress.peer_done), (7, true));
+    assert!(!progress.peer_closed);
+    assert_eq!((a.window(), b.window()), (0, 16_384));
+    assert_eq!(a.poll_timeout(), None, "the answer may take days");
+
+    consume_all(&mut b);
+    b.produce(9);
+    let (_, progress) = carry(&mut b, &mut a);
+    assert_eq!((progress.readable_bytes, progress.peer_done), (9, false));
+    consume_all(&mut a);
+    b.shutdown_write();
+    assert!(carry(&mut b, &mut a).1.peer_done);
+    assert_eq!(a.state(), State::PeerCloseWait2(Half::Done));
+    assert_eq!(b.state(), State::AppCloseWait2);
+
+    a.close(T0);
+    let (message, progress) = carry(&mut a, &mut b);
+    assert!(message.sending_done && message.connection_closed, "flags are levels");
+    assert!(progress.peer_closed && !progress.peer_done, "that was said before");
+    b.close(T0);
+    carry(&mut b, &mut a);
+    assert!(a.is_closed() && b.is_closed());
+}
+
+#[test]
+fn simultaneous_close() {
+    let (mut a, mut b) = (bytes(16_384), bytes(16_384));
+    a.close(T0);
+    b.close(T0);
+    let (from_a, from_b) = (a.poll_cdc().unwrap(), b.poll_cdc().unwrap());
+    a.handle_cdc(T0, &from_b).unwrap();
+    b.handle_cdc(T0, &from_a).unwrap();
+    assert!(a.is_closed() && b.is_closed());
+}
+
+/// A Linux peer may say C and D in one byte.
+#[test]
+fn done_and_closed_at_once() {
+    let mut us = bytes(16_384);
+    let message =
+        Cdc { sequence: 1, sending_done: true, connection_closed: true, ..Cdc::default() };
+    let progress = us.handle_cdc(T0, &message).unwrap();
+    assert!(progress.peer_done && progress.peer_closed);
+    assert_eq!(us.state(), State::AppCloseWait1(Half::Closed));
+    let progress = us.handle_cdc(T0, &Cdc { sequence: 2, ..message }).unwrap();
+    assert_eq!(progress, Progress::default(), "news is news once");
+}
+
+/// RST from the application: the other application must see one as well, and both elements become
+/// free without a C.
+#[test]
+fn abort_is_answered_with_abort() {
+    let (mut a, mut b) = (bytes(16_384), bytes(16_384));
+    b.produce(100);
+    carry(&mut b, &mut a);
+    a.abort(T0);
+    assert_eq!((a.state(), a.readable().len()), (State::PeerAbortWait, 0));
+    let (message, progress) = carry(&mut a, &mut b);
+    assert!(message.abnormal_close && progress.reset);
+    assert_eq!(b.state(), State::ProcessAbort);
+    let (message, progress) = carry(&mut b, &mut a);
+    assert!(message.abnormal_close);
+    assert!(!progress.reset, "we know");
+    assert!(a.is_closed() && b.is_closed());
+}
+
+/// Both applications are killed at the same moment.
+#[test]
+fn crossing_aborts_close_both_sides() {
+    let (mut a, mut b) = (bytes(16_384), bytes(16_384));
+    a.abort(T0);
+    b.abort(T0);
+    let (from_a, from_b) = (a.poll_cdc().unwrap(), b.poll_cdc().unwrap());
+    a.handle_cdc(T0, &from_b).unwrap();
+    b.handle_cdc(T0, &from_a).unwrap();
+    assert!(a.is_closed() && b.is_closed());
+}
+
+/// What arrived before the reset can be read, as TCP allows; reading it says nothing to the peer.
+#[test]
+fn bytes_that_came_before_a_reset_are_readable() {
+    let (mut a, mut b) = (bytes(16_384), bytes(16_384));
+    a.set_writer_blocked(true);
+    a.produce(100);
+    carry(&mut a, &mut b);
+    a.abort(T0);
+    carry(&mut a, &mut b);
+    carry(&mut b, &mut a);
+    assert_eq!(consume_all(&mut b), 100);
+    assert_eq!(b.poll_cdc(), None);
+    assert!(b.is_closed());
+}
+
+/// RFC 4.8.1, 4A: the peer has closed and can never read what we still hold. A silent end would
+/// make our application believe that it was read.
+#[test]
+fn a_peer_that_closes_on_a_blocked_writer_resets_it() {
+    let (mut a, mut b) = (bytes(16_384), bytes(16_384));
+    a.produce(16_384);
+    a.set_writer_blocked(true);
+    carry(&mut a, &mut b);
+    consume_all(&mut b);
+    b.close(T0);
+    let (_, progress) = carry(&mut b, &mut a);
+    assert!(progress.peer_closed && progress.reset);
+    assert_eq!(progress.writable_bytes, 0);
+    let (message, _) = carry(&mut a, &mut b);
+    assert!(message.abnormal_close);
+    assert!(a.is_closed() && b.is_closed());
+}
+
+/// An application that exits without reading what it was sent resets the connection, as over TCP.
+#[test]
+#[should_panic(expected = "abort")]
+fn closing_with_unread_bytes_is_our_bug() {
+    let (mut a, mut b) = (bytes(16_384), bytes(16_384));
+    a.produce(1);
+    carry(&mut a, &mut b);
+    b.close(T0);
+}
+
+/// A Linux sender whose two seconds of linger are over says D, and writes the rest of its buffer
+/// later. Those bytes are part of the stream.
+#[test]
+fn bytes_behind_an_early_end_are_taken_until_we_close() {
+    let mut us = bytes(16_384);
+    let full = Cdc {
+        sequence: 1,
+        producer: cursor(1, 0),
+        connection_closed: true,
+        writer_blocked: true,
+        ..Cdc::default()
+    };
+    assert_eq!(us.handle_cdc(T0, &full).unwrap().readable_bytes, 16_384);
+    consume_all(&mut us);
+    let update = us.poll_cdc().expect("the writer is blocked");
+    assert_eq!(update.consumer, cursor(1, 0));
+    let rest = Cdc { sequence: 2, producer: cursor(1, 50), ..full };
+    assert_eq!(us.handle_cdc(T0, &rest).unwrap().readable_bytes, 50);
+    consume_all(&mut us);
+
+    us.close(T0);
+    us.poll_cdc().unwrap();
+    let late = Cdc { sequence: 3, producer: cursor(1, 60), ..full };
+    assert_eq!(us.handle_cdc(T0, &late), Ok(Progress::default()));
+    assert!(us.readable().is_empty() && us.is_closed());
+}
+
+/// A peer that never answers our C must not keep the element for ever (4.8.1, last note).
+#[test]
+fn a_silent_peer_is_given_up() {
+    for (end, states) in [
+        (Connection::close as fn(&mut Connection, Instant), State::PeerCloseWait1(Half::Closed)),
+        (Connection::abort, State::PeerAbortWait),
+    ] {
+        let mut us = bytes(16_384);
+        end(&mut us, T0);
+        assert_eq!(us.state(), states);
+        assert_eq!(us.poll_timeout(), Some(T0 + PATIENCE));
+        assert!(!us.handle_timeout(T0 + PATIENCE / 2));
+        assert_eq!(us.state(), states);
+        assert!(us.handle_timeout(T0 + PATIENCE));
+        assert!(us.is_closed(), "even if nothing could be sent");
+        assert_eq!((us.poll_cdc(), us.poll_timeout()), (None, None));
+        assert!(!us.handle_timeout(T0 + PATIENCE * 2));
+    }
+}
+
+/// The clock of a close runs from our C; what the peer says meanwhile does not put it off.
+#[test]
+fn patience_is_not_renewed() {
+    let mut us = bytes(16_384);
+    us.shutdown_write();
+    us.poll_cdc().unwrap();
+    us.close(T0);
+    us.poll_cdc().unwrap();
+    let done = Cdc { sequence: 1, sending_done: true, ..Cdc::default() };
+    us.handle_cdc(T0 + PATIENCE / 2, &done).unwrap();
+    assert_eq!(us.state(), State::PeerCloseWait2(Half::Closed));
+    assert_eq!(us.poll_timeout(), Some(T0 + PATIENCE));
+}
+
+/// Linux answers an A that crosses its C with nothing at all: its C must do.
+#[test]
+fn a_close_that_crosses_our_abort_ends_it() {
+    let mut us = bytes(16_384);
+    us.abort(T0);
+    us.poll_cdc().unwrap();
+    let closed = Cdc { sequence: 1, connection_closed: true, ..Cdc::default() };
+    us.handle_cdc(T0, &closed).unwrap();
+    assert!(us.is_closed());
+}
+
+/// After our C the peer may be gone; an abort then must not leave the element waiting for it, nor
+/// swallow the C.
+#[test]
+fn abort_after_close_still_says_closed() {
+    let mut us = bytes(16_384);
+    us.close(T0);
+    us.abort(T0);
+    let message = us.poll_cdc().unwrap();
+    assert!(message.connection_closed && !message.abnormal_close);
+    assert!(us.is_closed());
+}
+
+/// The last announcement and the end of the stream travel together.
+#[test]
+fn the_last_bytes_and_the_end_share_a_message() {
+    let (mut a, mut b) = (bytes(16_384), bytes(16_384));
+    a.produce(10);
+    a.close(T0);
+    let (message, progress) = carry(&mut a, &mut b);
+    assert_eq!((message.producer, message.connection_closed), (cursor(0, 10), true));
+    assert_eq!((progress.readable_bytes, progress.peer_closed), (10, true));
+}
+
+/// The link breaks while we wait for a peer that never answers: patience ends that, too.
+#[test]
+fn a_failover_does_not_outlive_our_patience() {
+    let mut us = bytes(16_384);
+    us.abort(T0);
+    us.failover();
+    assert!(us.handle_timeout(T0 + PATIENCE));
+    assert_eq!((us.is_closed(), us.poll_cdc()), (true, None));
+    us.failover();
+    assert_eq!(us.poll_cdc(), None, "nothing is left to move");
+}
+
+/// What a peer sends after the end is not looked at: its cursors may be of another connection.
+#[test]
+fn a_closed_connection_takes_nothing_in() {
+    let (mut a, mut b) = (bytes(16_384), bytes(16_384));
+    a.abort(T0);
+    carry(&mut a, &mut b);
+    carry(&mut b, &mut a);
+    for producer in [cursor(0, 10), cursor(9, 9)] {
+        let late = Cdc { sequence: 9, producer, ..Cdc::default() };
+        assert_eq!(b.handle_cdc(T0, &late), Ok(Progress::default()));
+        assert!(b.readable().is_empty());
+    }
+}
+
+/// A level that nobody took back after the last byte was written loses nothing when the peer
+/// closes.
+#[test]
+fn a_stale_blocked_writer_is_no_reason_for_a_reset() {
+    let (mut a, mut b) = (bytes(16_384), bytes(16_384));
+    a.set_writer_blocked(true);
+    a.produce(10);
+    a.shutdown_write();
+    carry(&mut a, &mut b);
+    consume_all(&mut b);
+    b.close(T0);
+    let (_, progress) = carry(&mut b, &mut a);
+    assert!(progress.peer_closed && !progress.reset);
+    assert_eq!(a.state(), State::AppFinCloseWait);
+}

@@ -1,0 +1,40 @@
+//! What can go wrong, each error answering one question: what must the caller do now?
+
+use crate::ring::OutOfWindow;
+use crate::wire::Malformed;
+
+/// The peer broke the protocol.
+///
+/// What must end is said by the method that returned it: the rendezvous, the link, or one
+/// connection. A connection that returns this is unchanged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerMisbehaved {
+    /// It sent bytes that are not a message.
+    Malformed(Malformed),
+    /// A cursor lies where no honest cursor can be (RFC 4.3).
+    OutOfWindow,
+    /// It announced bytes that it wrote over others we had not released (RFC 4.5).
+    OverranOurElement,
+    /// It claims to have consumed bytes that were never announced to it (RFC 4.5).
+    ConsumedTheFuture,
+    /// A message that nobody could expect at this point (RFC C.6, C.7.1).
+    UnexpectedMessage,
+    /// Whoever sent the Proposal, somebody else sent the Confirm.
+    IdentityChanged,
+    /// CONFIRM LINK names another queue pair or link than the rendezvous did (RFC C.7.1).
+    WrongLink,
+    /// A reply to TEST LINK brings other bytes than the request carried (RFC C.7.1).
+    WrongEcho,
+}
+
+impl From<Malformed> for PeerMisbehaved {
+    fn from(malformed: Malformed) -> Self {
+        Self::Malformed(malformed)
+    }
+}
+
+impl From<OutOfWindow> for PeerMisbehaved {
+    fn from(OutOfWindow: OutOfWindow) -> Self {
+        Self::OutOfWindow
+    }
+}

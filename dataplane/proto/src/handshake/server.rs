@@ -1,0 +1,251 @@
+//! The server side: Proposal in, Accept out, Confirm in.
+
+use super::HandshakeError;
+use crate::error::PeerMisbehaved;
+use crate::limits::{CLC_WAIT, DECLINE_WAIT};
+use crate::outbox::Outbox;
+use crate::time::Instant;
+use crate::vocabulary::PeerId;
+use crate::wire::clc::{Decline, Diagnosis, Frame, Offer, Proposal};
+
+/// What the caller must do next on behalf of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerAction {
+    /// Write this message to the TCP connection.
+    Send(Frame),
+    /// Choose a link group or open one, find an element, then call [`Server::provide`]; or call
+    /// [`Server::refuse`], as for a Proposal that does not offer SMC-Rv1.
+    Provide(Proposal),
+    /// First contact: bring our queue pair to this one, and start the link group.
+    ConnectLink(Offer),
+    /// Subsequent contact: this is the client's element. [`ServerAction::Done`] follows.
+    JoinLink(Offer),
+    /// The connection is SMC-R's: hand it to its poller.
+    Done,
+    /// We have declined: the connection stays TCP.
+    FallBack,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// The TCP connection is up and carries the SMC option.
+    AwaitingProposal { deadline: Instant },
+    /// The caller is looking for a queue pair and an element.
+    Providing { client: PeerId },
+    /// The Accept is out.
+    AwaitingConfirm { client: PeerId, first_contact: bool, deadline: Instant },
+    /// The Confirm of a first contact is in; the link group is at work.
+    AwaitingLink,
+    /// The link did not come up. A Decline may explain why.
+    AwaitingDecline { deadline: Instant },
+    /// Terminal, whatever the outcome.
+    Over,
+}
+
+/// The server side of the CLC rendezvous.
+///
+/// Driven like [`Client`](super::Client): inputs in, then `poll_action` until `None`; after an
+/// error the machine is over.
+#[derive(Clone, Debug)]
+pub struct Server {
+    peer_id: PeerId,
+    state: State,
+    actions: Outbox<ServerAction, 2>,
+}
+
+impl Server {
+    /// Waits for a Proposal on a TCP connection whose SYN carried the option. `peer_id` is ours.
+    pub fn new(now: Instant, peer_id: PeerId) -> Self {
+        let state = State::AwaitingProposal { deadline: now + CLC_WAIT };
+        Self { peer_id, state, actions: Outbox::new() }
+    }
+
+    /// Takes in a message from the client.
+    ///
+    /// # Errors
+    ///
+    /// [`HandshakeError`] ends the rendezvous.
+    ///
+    /// # Specification
+    ///
+    /// RFC 7609, 3.5.1.2 and 3.5.1.4; C.1 and C.2 (Decline), C.6 (protocol errors).
+    pub fn handle_frame(&mut self, frame: Frame) -> Result<(), HandshakeError> {
+        let result = match (self.state, frame) {
+            (
+                State::AwaitingConfirm { .. } | State::AwaitingLink | State::AwaitingDecline { .. },
+                Frame::Decline(Decline { diagnosis, out_of_sync, .. }),
+            ) => Err(HandshakeError::Declined { diagnosis, out_of_sync }),
+            (State::AwaitingProposal { .. }, Frame::Proposal(proposal)) => {
+                self.state = State::Providing { client: proposal.peer_id };
+                self.actions.push(ServerAction::Provide(proposal));
+                Ok(())
+            }
+            (State::AwaitingConfirm { client, first_contact, .. }, Frame::Confirm(offer)) => {
+                self.handle_confirm(client, first_contact, offer)
+            }
+            (
+                State::AwaitingProposal { .. }
+                | State::Providing { .. }
+                | State::AwaitingConfirm { .. }
+                | State::AwaitingLink
+                | State::AwaitingDecline { .. }
+                | State::Over,
+                Frame::Proposal(_) | Frame::Accept(_) | Frame::Confirm(_) | Frame::Decline(_),
+            ) => Err(PeerMisbehaved::UnexpectedMessage.into()),
+        };
+        self.over_if(result)
+    }
+
+    /// Our queue pair and element for this connection; `first_contact` says whether a link group
+    /// begins with it. The Accept goes out.
+    ///
+    /// In a subsequent contact the alert token and the element must be ready from then on: the
+    /// peer's first message may overtake its Confirm.
+    ///
+    /// # Panics
+    ///
+    /// If no [`ServerAction::Provide`] asked for it.
+    pub fn provide(&mut self, now: Instant, ours: Offer) {
+        let State::Providing { client } = self.state else {
+            panic!("nobody asked for an offer: {:?}", self.state);
+        };
+        self.state = State::AwaitingConfirm {
+            client,
+            first_contact: ours.first_contact,
+            deadline: now + CLC_WAIT,
+        };
+        self.actions.push(ServerAction::Send(Frame::Accept(ours)));
+    }
+
+    /// We cannot or will not, for this reason: Decline goes out in place of Accept (C.1).
+    ///
+    /// # Panics
+    ///
+    /// If no [`ServerAction::Provide`] asked for an answer.
+    pub fn refuse(&mut self, diagnosis: Diagnosis) {
+        assert!(matches!(self.state, State::Providing { .. }), "a Decline replaces the Accept");
+        self.state = State::Over;
+        self.actions.push(ServerAction::Send(Frame::Decline(self.decline(diagnosis))));
+        self.actions.push(ServerAction::FallBack);
+    }
+
+    /// The link group has confirmed the link of a first contact.
+    ///
+    /// # Panics
+    ///
+    /// If the link was not opened for this rendezvous.
+    pub fn link_confirmed(&mut self) {
+        match self.state {
+            State::AwaitingLink => {
+                self.state = State::Over;
+                self.actions.push(ServerAction::Done);
+            }
+            State::AwaitingDecline { .. } | State::Over => {}
+            State::AwaitingProposal { .. }
+            | State::Providing { .. }
+            | State::AwaitingConfirm { .. } => panic!("no link was opened: {:?}", self.state),
+        }
+    }
+
+    /// The link of a first contact failed. If the point of no return is behind (`committed`), that
+    /// is the end; else the peer gets a little time to say why.
+    ///
+    /// # Errors
+    ///
+    /// [`HandshakeError::LinkFailed`] at once if `committed`.
+    pub fn link_failed(&mut self, now: Instant, committed: bool) -> Result<(), HandshakeError> {
+        match self.state {
+            State::AwaitingLink if committed => {
+                self.over_if(Err(HandshakeError::LinkFailed { committed }))
+            }
+            State::AwaitingLink => {
+                self.state = State::AwaitingDecline { deadline: now + DECLINE_WAIT };
+                Ok(())
+            }
+            State::AwaitingProposal { .. }
+            | State::Providing { .. }
+            | State::AwaitingConfirm { .. }
+            | State::AwaitingDecline { .. }
+            | State::Over => Ok(()),
+        }
+    }
+
+    /// The message to send for [`Verdict::FallBack`](super::Verdict::FallBack) with a code.
+    pub fn decline(&self, diagnosis: Diagnosis) -> Decline {
+        Decline { out_of_sync: false, peer_id: self.peer_id, diagnosis }
+    }
+
+    /// What the caller must do next, oldest first.
+    #[must_use]
+    pub fn poll_action(&mut self) -> Option<ServerAction> {
+        self.actions.pop()
+    }
+
+    /// When to call [`Self::handle_timeout`], at the latest.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        match self.state {
+            State::AwaitingProposal { deadline }
+            | State::AwaitingConfirm { deadline, .. }
+            | State::AwaitingDecline { deadline } => Some(deadline),
+            State::Providing { .. } | State::AwaitingLink | State::Over => None,
+        }
+    }
+
+    /// Gives up waiting, if it is time.
+    ///
+    /// # Errors
+    ///
+    /// [`HandshakeError::TimedOut`] or [`HandshakeError::LinkFailed`].
+    pub fn handle_timeout(&mut self, now: Instant) -> Result<(), HandshakeError> {
+        let result = match self.state {
+            State::AwaitingProposal { deadline } | State::AwaitingConfirm { deadline, .. }
+                if deadline <= now =>
+            {
+                Err(HandshakeError::TimedOut)
+            }
+            State::AwaitingDecline { deadline } if deadline <= now => {
+                Err(HandshakeError::LinkFailed { committed: false })
+            }
+            State::AwaitingProposal { .. }
+            | State::AwaitingConfirm { .. }
+            | State::AwaitingDecline { .. }
+            | State::Providing { .. }
+            | State::AwaitingLink
+            | State::Over => Ok(()),
+        };
+        self.over_if(result)
+    }
+
+    /// The F bit of a Confirm says nothing: old clients leave it clear. Ours decides.
+    fn handle_confirm(
+        &mut self,
+        client: PeerId,
+        first_contact: bool,
+        offer: Offer,
+    ) -> Result<(), HandshakeError> {
+        if offer.peer_id != client {
+            return Err(PeerMisbehaved::IdentityChanged.into());
+        }
+        if !first_contact {
+            self.state = State::Over;
+            self.actions.push(ServerAction::JoinLink(offer));
+            self.actions.push(ServerAction::Done);
+            return Ok(());
+        }
+        // RFC 7609, C.6: a reserved value means that the peer can more than we, not worse.
+        if offer.mtu.bytes().is_none() {
+            return Err(HandshakeError::Unsupported);
+        }
+        self.state = State::AwaitingLink;
+        self.actions.push(ServerAction::ConnectLink(offer));
+        Ok(())
+    }
+
+    fn over_if(&mut self, result: Result<(), HandshakeError>) -> Result<(), HandshakeError> {
+        if result.is_err() {
+            self.state = State::Over;
+        }
+        result
+    }
+}

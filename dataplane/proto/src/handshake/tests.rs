@@ -1,0 +1,346 @@
+//! Client and server back to back, and everything that can go wrong between them.
+
+use std::vec;
+use std::vec::Vec;
+
+use super::*;
+use crate::limits::{CLC_WAIT, DECLINE_WAIT};
+use crate::time::Instant;
+use crate::vocabulary::{AlertToken, Gid, MacAddress, Mtu, PeerId, Psn, Qpn, Rkey, RmbeSize};
+use crate::wire::clc::{Decline, Frame, Ipv4Subnet, Ipv6Prefix, Offer, Proposal};
+
+const T0: Instant = Instant(0);
+const SERVER: PeerId = PeerId([8; 8]);
+const CLIENT: PeerId = PeerId([64; 8]);
+
+fn proposal() -> Proposal {
+    Proposal {
+        peer_id: CLIENT,
+        gid: Gid::from_ipv4([10, 0, 0, 64]),
+        mac: MacAddress([2, 0, 0, 0, 0, 64]),
+        subnet: Ipv4Subnet { network: [10, 0, 0, 0], prefix_bits: 24 },
+        prefixes: [Ipv6Prefix::default(); 8],
+        prefix_count: 0,
+        offers_smc_r_v1: true,
+    }
+}
+
+fn offer(peer_id: PeerId, first_contact: bool) -> Offer {
+    Offer {
+        first_contact,
+        peer_id,
+        gid: Gid::from_ipv4([10, 0, 0, peer_id.0[0]]),
+        mac: MacAddress([2, 0, 0, 0, 0, peer_id.0[0]]),
+        qpn: Qpn(u32::from(peer_id.0[0])),
+        rkey: Rkey(1),
+        rmbe_index: 1,
+        alert_token: AlertToken(7),
+        rmbe_size: RmbeSize::KIB_64,
+        mtu: Mtu::B1024,
+        rmb_address: 0x1000,
+        psn: Psn(0),
+    }
+}
+
+fn decline(peer_id: PeerId, diagnosis: Diagnosis, out_of_sync: bool) -> Frame {
+    Frame::Decline(Decline { out_of_sync, peer_id, diagnosis })
+}
+
+fn client_actions(client: &mut Client) -> Vec<ClientAction> {
+    core::iter::from_fn(|| client.poll_action()).collect()
+}
+
+fn server_actions(server: &mut Server) -> Vec<ServerAction> {
+    core::iter::from_fn(|| server.poll_action()).collect()
+}
+
+/// A client that has sent its Proposal.
+fn client() -> Client {
+    let mut client = Client::new(T0, proposal());
+    let sent = [ClientAction::Send(Frame::Proposal(proposal()))];
+    assert_eq!(client_actions(&mut client), sent);
+    client
+}
+
+/// A client that has been asked to provide.
+fn accepted_client(first_contact: bool) -> Client {
+    let mut client = client();
+    client.handle_frame(Frame::Accept(offer(SERVER, first_contact))).unwrap();
+    client_actions(&mut client);
+    client
+}
+
+/// A client of a first contact that has sent its Confirm.
+fn committed_client() -> Client {
+    let mut client = accepted_client(true);
+    client.provide(offer(CLIENT, true));
+    client_actions(&mut client);
+    client
+}
+
+/// A server that has sent its Accept.
+fn server(first_contact: bool) -> Server {
+    let mut server = Server::new(T0, SERVER);
+    server.handle_frame(Frame::Proposal(proposal())).unwrap();
+    server.provide(T0, offer(SERVER, first_contact));
+    server_actions(&mut server);
+    server
+}
+
+/// A server of a first contact that has the Confirm.
+fn connected_server() -> Server {
+    let mut server = server(true);
+    server.handle_frame(Frame::Confirm(offer(CLIENT, true))).unwrap();
+    server_actions(&mut server);
+    server
+}
+
+/// RFC 3.5.1: the first connection between two gateways.
+#[test]
+fn first_contact() {
+    let mut client = client();
+    let mut server = Server::new(T0, SERVER);
+    server.handle_frame(Frame::Proposal(proposal())).unwrap();
+    assert_eq!(server_actions(&mut server), [ServerAction::Provide(proposal())]);
+
+    server.provide(T0, offer(SERVER, true));
+    let accept = Frame::Accept(offer(SERVER, true));
+    assert_eq!(server_actions(&mut server), [ServerAction::Send(accept)]);
+    client.handle_frame(accept).unwrap();
+    assert_eq!(client_actions(&mut client), [ClientAction::OpenLink(offer(SERVER, true))]);
+
+    client.provide(offer(CLIENT, false));
+    let confirm = Frame::Confirm(offer(CLIENT, true));
+    assert_eq!(client_actions(&mut client), [ClientAction::Send(confirm)], "F is set for us");
+    server.handle_frame(confirm).unwrap();
+    assert_eq!(server_actions(&mut server), [ServerAction::ConnectLink(offer(CLIENT, true))]);
+
+    assert_eq!((client.poll_timeout(), server.poll_timeout()), (None, None));
+    server.link_confirmed();
+    client.link_confirmed();
+    assert_eq!(server_actions(&mut server), [ServerAction::Done]);
+    assert_eq!(client_actions(&mut client), [ClientAction::Done]);
+}
+
+/// RFC 3.5.2: every later connection is done with three messages.
+#[test]
+fn subsequent_contact() {
+    let (mut client, mut server) = (client(), server(false));
+    client.handle_frame(Frame::Accept(offer(SERVER, false))).unwrap();
+    assert_eq!(client_actions(&mut client), [ClientAction::JoinLink(offer(SERVER, false))]);
+    client.provide(offer(CLIENT, false));
+    let confirm = Frame::Confirm(offer(CLIENT, false));
+    let done = [ClientAction::Send(confirm), ClientAction::Done];
+    assert_eq!(client_actions(&mut client), done);
+    server.handle_frame(confirm).unwrap();
+    let done = [ServerAction::JoinLink(offer(CLIENT, false)), ServerAction::Done];
+    assert_eq!(server_actions(&mut server), done);
+    assert_eq!((client.poll_timeout(), server.poll_timeout()), (None, None));
+}
+
+/// Old Linux clients leave F clear in the Confirm of a first contact.
+#[test]
+fn the_first_contact_bit_of_a_confirm_means_nothing() {
+    let mut server = server(true);
+    server.handle_frame(Frame::Confirm(offer(CLIENT, false))).unwrap();
+    assert_eq!(server_actions(&mut server), [ServerAction::ConnectLink(offer(CLIENT, false))]);
+}
+
+/// RFC C.1: a server without resources says so, and the connection is TCP on both sides.
+#[test]
+fn a_server_that_refuses() {
+    let mut server = Server::new(T0, SERVER);
+    server.handle_frame(Frame::Proposal(proposal())).unwrap();
+    server_actions(&mut server);
+    server.refuse(Diagnosis::OUT_OF_MEMORY);
+    let frame = decline(SERVER, Diagnosis::OUT_OF_MEMORY, false);
+    assert_eq!(server_actions(&mut server), [ServerAction::Send(frame), ServerAction::FallBack]);
+    assert_eq!(server.poll_timeout(), None);
+
+    let mut client = client();
+    let error = client.handle_frame(frame).unwrap_err();
+    let diagnosis = Diagnosis::OUT_OF_MEMORY;
+    assert_eq!(error, HandshakeError::Declined { diagnosis, out_of_sync: false });
+    assert_eq!(error.verdict(), Verdict::FallBack(None), "a Decline is not answered");
+    assert_eq!(client.poll_timeout(), None);
+}
+
+/// RFC C.4: the server believes in a link group that died. The client says so with S, and the
+/// server must forget the group.
+#[test]
+fn a_client_that_knows_no_such_link_group() {
+    let mut client = accepted_client(false);
+    client.refuse(Diagnosis::OUT_OF_SYNC, true);
+    let frame = decline(CLIENT, Diagnosis::OUT_OF_SYNC, true);
+    assert_eq!(client_actions(&mut client), [ClientAction::Send(frame), ClientAction::FallBack]);
+
+    let error = server(false).handle_frame(frame).unwrap_err();
+    let diagnosis = Diagnosis::OUT_OF_SYNC;
+    assert_eq!(error, HandshakeError::Declined { diagnosis, out_of_sync: true });
+    assert_eq!(error.verdict(), Verdict::FallBack(None));
+}
+
+/// RFC C.5: a TCP connection that cannot carry CLC messages in time would not carry data either.
+#[test]
+fn clc_timeouts_close_the_connection() {
+    let early = T0 + CLC_WAIT / 2;
+    let late = T0 + CLC_WAIT;
+    let mut client = client();
+    assert_eq!(client.poll_timeout(), Some(late));
+    assert_eq!(client.handle_timeout(early), Ok(()));
+    assert_eq!(client.handle_timeout(late), Err(HandshakeError::TimedOut));
+    assert_eq!(client.poll_timeout(), None);
+    for mut server in [Server::new(T0, SERVER), server(true), server(false)] {
+        assert_eq!(server.poll_timeout(), Some(late));
+        assert_eq!(server.handle_timeout(early), Ok(()));
+        assert_eq!(server.handle_timeout(late), Err(HandshakeError::TimedOut));
+        assert_eq!(server.poll_timeout(), None);
+    }
+    assert_eq!(HandshakeError::TimedOut.verdict(), Verdict::Close);
+}
+
+/// RFC C.2: the link did not come up, and a Decline that arrives within a second explains it.
+#[test]
+fn a_failed_link_waits_for_a_decline() {
+    let diagnosis = Diagnosis::CONFIRM_LINK_TIMED_OUT;
+    let declined = Err(HandshakeError::Declined { diagnosis, out_of_sync: false });
+    let mut client = committed_client();
+    client.link_failed(T0, false).unwrap();
+    assert_eq!(client.poll_timeout(), Some(T0 + DECLINE_WAIT));
+    assert_eq!(client.handle_frame(decline(SERVER, diagnosis, false)), declined);
+    let mut server = connected_server();
+    server.link_failed(T0, false).unwrap();
+    assert_eq!(server.poll_timeout(), Some(T0 + DECLINE_WAIT));
+    assert_eq!(server.handle_frame(decline(CLIENT, diagnosis, false)), declined);
+}
+
+/// RFC C.2: also before we know of any failure.
+#[test]
+fn a_decline_during_the_confirmation_of_the_link() {
+    let diagnosis = Diagnosis::QUEUE_PAIR_NOT_READY;
+    let declined = Err(HandshakeError::Declined { diagnosis, out_of_sync: false });
+    let frame = decline(SERVER, diagnosis, false);
+    assert_eq!(committed_client().handle_frame(frame), declined);
+    assert_eq!(accepted_client(true).handle_frame(frame), declined);
+    assert_eq!(connected_server().handle_frame(frame), declined);
+}
+
+/// Without that Decline we send one, as deployed peers do: the application keeps its connection.
+#[test]
+fn a_failed_link_falls_back() {
+    let failed = HandshakeError::LinkFailed { committed: false };
+    let mut client = committed_client();
+    client.link_failed(T0, false).unwrap();
+    assert_eq!(client.handle_timeout(T0 + DECLINE_WAIT / 2), Ok(()));
+    client.link_failed(T0 + DECLINE_WAIT / 2, false).unwrap();
+    assert_eq!(client.handle_timeout(T0 + DECLINE_WAIT), Err(failed), "one wait, not two");
+    let mut server = connected_server();
+    server.link_failed(T0, false).unwrap();
+    assert_eq!(server.handle_timeout(T0 + DECLINE_WAIT / 2), Ok(()));
+    assert_eq!(server.handle_timeout(T0 + DECLINE_WAIT), Err(failed));
+
+    let code = Diagnosis::CONFIRM_LINK_TIMED_OUT;
+    assert_eq!(failed.verdict(), Verdict::FallBack(Some(code)));
+    assert_eq!(Frame::Decline(client.decline(code)), decline(CLIENT, code, false));
+    assert_eq!(Frame::Decline(server.decline(code)), decline(SERVER, code, false));
+}
+
+/// RFC C.3: beyond the point of no return the peer may take our Decline for data.
+#[test]
+fn a_link_that_fails_late_closes_the_connection() {
+    let failed = HandshakeError::LinkFailed { committed: true };
+    assert_eq!(committed_client().link_failed(T0, true), Err(failed));
+    assert_eq!(connected_server().link_failed(T0, true), Err(failed));
+    assert_eq!(failed.verdict(), Verdict::Close);
+}
+
+/// A link confirmed after we gave it up must not hand the connection to a poller and to the TCP
+/// relay at the same time.
+#[test]
+fn a_link_that_comes_too_late_changes_nothing() {
+    let (mut client, mut server) = (committed_client(), connected_server());
+    client.link_failed(T0, false).unwrap();
+    server.link_failed(T0, false).unwrap();
+    client.link_confirmed();
+    server.link_confirmed();
+    assert_eq!((client_actions(&mut client), server_actions(&mut server)), (vec![], vec![]));
+}
+
+/// RFC C.6: whatever is not expected may be data of the application; nobody can tell any more.
+#[test]
+fn messages_out_of_turn_close_the_connection() {
+    let unexpected = HandshakeError::Peer(PeerMisbehaved::UnexpectedMessage);
+    assert_eq!(unexpected.verdict(), Verdict::Close);
+    let accept = Frame::Accept(offer(SERVER, true));
+    let confirm = Frame::Confirm(offer(CLIENT, true));
+    let propose = Frame::Proposal(proposal());
+    let declined = decline(CLIENT, Diagnosis::TIMED_OUT, false);
+
+    for mut client in [client(), accepted_client(true), committed_client()] {
+        for frame in [propose, confirm] {
+            assert_eq!(client.clone().handle_frame(frame), Err(unexpected));
+        }
+        assert_eq!(client.handle_frame(propose), Err(unexpected));
+        assert_eq!(client.handle_frame(accept), Err(unexpected), "it is over");
+        assert_eq!((client.poll_action(), client.poll_timeout()), (None, None));
+    }
+    assert_eq!(committed_client().handle_frame(accept), Err(unexpected));
+
+    for frame in [accept, confirm, declined] {
+        assert_eq!(Server::new(T0, SERVER).handle_frame(frame), Err(unexpected));
+    }
+    for server in [server(true), server(false), connected_server()] {
+        for frame in [accept, propose] {
+            assert_eq!(server.clone().handle_frame(frame), Err(unexpected));
+        }
+    }
+    let mut server = server(false);
+    server.handle_frame(confirm).unwrap();
+    assert_eq!(server.handle_frame(declined), Err(unexpected), "a Decline cannot chase");
+}
+
+/// Somebody who injects a Confirm into another client's connection gets nothing.
+#[test]
+fn proposal_and_confirm_come_from_one_peer() {
+    let error = server(true).handle_frame(Frame::Confirm(offer(SERVER, true))).unwrap_err();
+    assert_eq!(error, HandshakeError::Peer(PeerMisbehaved::IdentityChanged));
+}
+
+/// RFC C.6: an MTU of the future is declined, not punished. Without a new queue pair it does not
+/// even matter.
+#[test]
+fn reserved_mtus_are_declined() {
+    for first_contact in [true, false] {
+        let expected = if first_contact { Err(HandshakeError::Unsupported) } else { Ok(()) };
+        let accept = Offer { mtu: Mtu(6), ..offer(SERVER, first_contact) };
+        assert_eq!(client().handle_frame(Frame::Accept(accept)), expected);
+        let confirm = Offer { mtu: Mtu(0), ..offer(CLIENT, first_contact) };
+        assert_eq!(server(first_contact).handle_frame(Frame::Confirm(confirm)), expected);
+    }
+    let verdict = Verdict::FallBack(Some(Diagnosis::CONFIGURATION));
+    assert_eq!(HandshakeError::Unsupported.verdict(), verdict);
+}
+
+/// What the framer cannot read is an offence like any other.
+#[test]
+fn malformed_messages_close_the_connection() {
+    assert_eq!(HandshakeError::from(Malformed::Trailer).verdict(), Verdict::Close);
+}
+
+#[test]
+#[should_panic(expected = "nobody asked")]
+fn providing_unasked_is_our_bug() {
+    client().provide(offer(CLIENT, true));
+}
+
+#[test]
+#[should_panic(expected = "replaces the Confirm")]
+fn a_decline_that_chases_a_proposal_is_our_bug() {
+    client().refuse(Diagnosis::OUT_OF_MEMORY, false);
+}
+
+#[test]
+#[should_panic(expected = "replaces the Accept")]
+fn a_decline_that_chases_an_accept_is_our_bug() {
+    server(false).refuse(Diagnosis::OUT_OF_MEMORY);
+}

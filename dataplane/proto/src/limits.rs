@@ -1,0 +1,70 @@
+//! Bounds and waiting times that both peers must agree on without saying so.
+//!
+//! Bounds are the RFC's. Waiting times are those of deployed Linux peers: waiting longer than the
+//! peer does is useless, waiting shorter declines what would have worked.
+
+use core::time::Duration;
+
+use crate::vocabulary::RmbeSize;
+use crate::wire::clc::proposal::PREFIXES_MAX;
+
+/// The most links in a link group (RFC A.3.5).
+pub const LINKS_MAX: u8 = 8;
+
+/// The most elements in an RMB: the index is a byte and begins at 1 (RFC A.2.3).
+pub const ELEMENTS_PER_RMB_MAX: u8 = 255;
+
+/// The most connections a Linux peer puts on one link group before it opens another.
+pub const CONNECTIONS_PER_GROUP_MAX: u16 = 255;
+
+/// The most of our RMBs that a Linux peer keeps in mind per link group.
+pub const RMBS_PER_GROUP_MAX: u16 = 255;
+
+/// The smallest RMB element in bytes (RFC A.2.3).
+pub const RMBE_BYTES_MIN: u32 = RmbeSize::from_notation(0).bytes();
+
+/// The largest RMB element in bytes that the RFC allows (A.2.3). Newer peers may offer more.
+pub const RMBE_BYTES_MAX: u32 = RmbeSize::from_notation(5).bytes();
+
+/// The sequence number of the first CDC message of a connection (RFC A.4).
+pub const CDC_SEQUENCE_FIRST: u16 = 1;
+
+/// How long either side waits for a CLC message.
+pub const CLC_WAIT: Duration = Duration::from_secs(6);
+
+/// How long the side that gave up on an LLC message still listens for a Decline on TCP.
+pub const DECLINE_WAIT: Duration = Duration::from_secs(1);
+
+/// How long the server waits for the answer to the CONFIRM LINK of a first contact.
+pub const CONFIRM_LINK_REPLY_WAIT: Duration = Duration::from_secs(2);
+
+/// How long the client waits for the CONFIRM LINK of a first contact, counted from its Confirm.
+pub const CONFIRM_LINK_WAIT: Duration = Duration::from_secs(4);
+
+/// How long either side waits for CONFIRM LINK or its answer on a link that was added later.
+pub const CONFIRM_ADDED_LINK_WAIT: Duration = Duration::from_secs(5);
+
+/// How long the client waits for ADD LINK after first contact, and the server for the answer.
+pub const ADD_LINK_WAIT: Duration = Duration::from_secs(2);
+
+/// How long either side waits for the answer to CONFIRM RKEY or DELETE RKEY.
+pub const RKEY_REPLY_WAIT: Duration = Duration::from_secs(2);
+
+/// How long a link may be silent before TEST LINK asks whether it lives.
+pub const TEST_LINK_IDLE: Duration = Duration::from_secs(30);
+
+/// How long the answer to TEST LINK may take. Traffic of any kind counts as the answer.
+pub const TEST_LINK_REPLY_WAIT: Duration = Duration::from_secs(2);
+
+/// How long the server keeps a link group without connections.
+pub const IDLE_GROUP_SERVER: Duration = Duration::from_secs(600);
+
+/// How long the client keeps a link group without connections: a little longer than the server,
+/// so that the server, who owns the procedure, ends it.
+pub const IDLE_GROUP_CLIENT: Duration = Duration::from_secs(610);
+
+const _: () = assert!(RMBE_BYTES_MIN == 16 << 10 && RMBE_BYTES_MAX == 512 << 10);
+const _: () = assert!(PREFIXES_MAX == 8, "RFC A.2.2");
+const _: () = assert!(IDLE_GROUP_SERVER.as_secs() < IDLE_GROUP_CLIENT.as_secs());
+const _: () = assert!(CONFIRM_LINK_REPLY_WAIT.as_secs() < CONFIRM_LINK_WAIT.as_secs());
+const _: () = assert!(CONFIRM_LINK_WAIT.as_secs() < CLC_WAIT.as_secs());

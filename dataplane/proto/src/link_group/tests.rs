@@ -1,0 +1,584 @@
+//! Link groups back to back, and against what Linux peers send.
+
+use std::vec;
+use std::vec::Vec;
+
+use super::llc::DELETE_LINK_WAIT;
+use super::*;
+use crate::limits::{ADD_LINK_WAIT, TEST_LINK_IDLE, TEST_LINK_REPLY_WAIT};
+use crate::vocabulary::{Mtu, Psn};
+use crate::wire::llc::{AddLink, ConfirmLink, ConfirmRkey, DeleteRkey};
+
+const T0: Instant = Instant(0);
+const LINK: LinkNumber = LinkNumber(1);
+const SECOND: Duration = Duration::from_secs(1);
+
+fn setup(ours: u32, theirs: u32) -> Setup {
+    Setup {
+        peer_id: PeerId([u8::try_from(theirs).unwrap(); 8]),
+        mac: MacAddress([2, 0, 0, 0, 0, u8::try_from(ours).unwrap()]),
+        gid: Gid::from_ipv4([10, 0, 0, u8::try_from(ours).unwrap()]),
+        qpn: Qpn(ours),
+        peer_qpn: Qpn(theirs),
+        user_id: LinkUserId(ours),
+        eye_catcher: false,
+        keepalive: Keepalive::default(),
+    }
+}
+
+/// Two groups, and what each of them wants done beside sending.
+struct Pair {
+    now: Instant,
+    server: LinkGroup,
+    client: LinkGroup,
+    server_told: Vec<Action>,
+    client_told: Vec<Action>,
+    /// Everything that was sent, in order.
+    wire: Vec<(Role, Llc)>,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let mut server = LinkGroup::new_server(T0, setup(8, 64), LINK);
+        let client = LinkGroup::new_client(T0, setup(64, 8));
+        assert_eq!(server.poll_timeout(), None, "nothing is under way");
+        server.link_connected(T0);
+        let (server_told, client_told, wire) = (Vec::new(), Vec::new(), Vec::new());
+        Self { now: T0, server, client, server_told, client_told, wire }
+    }
+
+    fn established() -> Self {
+        let mut pair = Self::new();
+        pair.run();
+        assert!(pair.server.is_established() && pair.client.is_established());
+        pair.server_told.clear();
+        pair.client_told.clear();
+        pair.wire.clear();
+        pair
+    }
+
+    /// Delivers messages until nobody has anything to do.
+    fn run(&mut self) {
+        loop {
+            if let Some(action) = self.server.poll_action() {
+                let Action::Send(link, message) = action else {
+                    self.server_told.push(action);
+                    continue;
+                };
+                self.wire.push((Role::Server, message));
+                assert_eq!(link, LINK);
+                let link = self.client.links().next().unwrap().0;
+                self.client.handle_bytes(self.now, link, &message.encode()).unwrap();
+            } else if let Some(action) = self.client.poll_action() {
+                let Action::Send(_, message) = action else {
+                    self.client_told.push(action);
+                    continue;
+                };
+                self.wire.push((Role::Client, message));
+                self.server.handle_bytes(self.now, LINK, &message.encode()).unwrap();
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn sleep(&mut self, time: Duration) {
+        self.now = self.now + time;
+        self.server.handle_timeout(self.now);
+        self.client.handle_timeout(self.now);
+    }
+}
+
+fn drain(group: &mut LinkGroup) -> Vec<Action> {
+    core::iter::from_fn(|| group.poll_action()).collect()
+}
+
+/// A client whose server is played by the test.
+fn client_of_a_quiet_server() -> LinkGroup {
+    let mut client = LinkGroup::new_client(T0, setup(64, 8));
+    client.handle_llc(T0, UNNUMBERED, &Llc::ConfirmLink(confirm_link())).unwrap();
+    client
+}
+
+fn confirm_link() -> ConfirmLink {
+    ConfirmLink {
+        reply: false,
+        no_eyecatcher: true,
+        mac: MacAddress::default(),
+        gid: Gid::default(),
+        qpn: Qpn(8),
+        link: LINK,
+        user_id: LinkUserId(1),
+        max_links: 2,
+    }
+}
+
+/// The frames of a first contact between two gateways with one RNIC each. Anything less costs a
+/// Linux peer seconds, in which it serves nobody.
+#[test]
+fn first_contact_confirms_a_link_and_settles_for_one() {
+    let mut pair = Pair::new();
+    pair.run();
+    let [confirm, confirmed, add, rejected] = pair.wire[..] else {
+        panic!("four messages: {:?}", pair.wire);
+    };
+    let request = ConfirmLink {
+        mac: MacAddress([2, 0, 0, 0, 0, 8]),
+        gid: Gid::from_ipv4([10, 0, 0, 8]),
+        user_id: LinkUserId(8),
+        ..confirm_link()
+    };
+    assert_eq!(confirm, (Role::Server, Llc::ConfirmLink(request)));
+    let reply = ConfirmLink {
+        reply: true,
+        mac: MacAddress([2, 0, 0, 0, 0, 64]),
+        gid: Gid::from_ipv4([10, 0, 0, 64]),
+        qpn: Qpn(64),
+        user_id: LinkUserId(64),
+        ..confirm_link()
+    };
+    assert_eq!(confirmed, (Role::Client, Llc::ConfirmLink(reply)));
+    let offer = AddLink {
+        reply: false,
+        rejected: false,
+        reason: 0,
+        mac: request.mac,
+        gid: request.gid,
+        qpn: Qpn(0),
+        link: LinkNumber(2),
+        mtu: Mtu(0),
+        psn: Psn(0),
+    };
+    assert_eq!(add, (Role::Server, Llc::AddLink(offer)));
+    let refusal = AddLink { reply: true, rejected: true, reason: 1, ..offer };
+    assert_eq!(rejected, (Role::Client, Llc::AddLink(refusal)));
+
+    assert_eq!(pair.server_told, [Action::LinkConfirmed(LINK)]);
+    assert_eq!(pair.client_told, [Action::LinkNumbered(LINK), Action::LinkConfirmed(LINK)]);
+    assert_eq!((pair.server.dropped(), pair.client.dropped()), (0, 0));
+    assert!(!pair.server.peer_eye_catcher() && !pair.client.peer_eye_catcher());
+}
+
+/// Data of a peer with eye catchers begins four bytes later; missing that garbles every stream.
+#[test]
+fn eye_catchers_are_told_in_both_directions() {
+    let mut server = LinkGroup::new_server(T0, Setup { eye_catcher: true, ..setup(8, 64) }, LINK);
+    server.link_connected(T0);
+    let Some(Action::Send(_, Llc::ConfirmLink(request))) = server.poll_action() else {
+        panic!("CONFIRM LINK is first");
+    };
+    assert!(!request.no_eyecatcher);
+    let mut client = LinkGroup::new_client(T0, setup(64, 8));
+    client.handle_llc(T0, UNNUMBERED, &Llc::ConfirmLink(request)).unwrap();
+    assert!(client.peer_eye_catcher());
+    let reply = ConfirmLink { reply: true, no_eyecatcher: true, ..request };
+    server.handle_llc(T0, LINK, &Llc::ConfirmLink(reply)).unwrap();
+    assert!(!server.peer_eye_catcher());
+}
+
+/// RFC C.7 with the patience of Linux: 2 s for the server, 4 s for the client. The rendezvous may
+/// still be declined then.
+#[test]
+fn an_unconfirmed_link_fails_in_time_to_decline() {
+    let mut server = LinkGroup::new_server(T0, setup(8, 64), LINK);
+    server.link_connected(T0);
+    drain(&mut server);
+    let mut client = LinkGroup::new_client(T0, setup(64, 8));
+    for (group, wait, number) in [(&mut server, 2, LINK), (&mut client, 4, UNNUMBERED)] {
+        let deadline = T0 + SECOND * wait;
+        if number == LINK {
+            group.handle_timeout(T0 + CONFIRM_LINK_REPEAT);
+            drain(group);
+        }
+        assert_eq!(group.poll_timeout(), Some(deadline));
+        group.handle_timeout(deadline);
+        let cause = Cause::ConfirmTimedOut;
+        assert_eq!(drain(group), [Action::LinkFailed(number, cause), Action::Terminate(cause)]);
+        assert!(!group.is_committed() && group.is_terminated());
+        assert_eq!(group.poll_timeout(), None);
+    }
+}
+
+/// A Linux client drops a CONFIRM LINK that comes before it is ready for one. It needs a second
+/// chance, or the first contact fails after four seconds; more than two would confuse it.
+#[test]
+fn confirm_link_is_said_twice_at_most() {
+    let mut server = LinkGroup::new_server(T0, setup(8, 64), LINK);
+    server.link_connected(T0);
+    let first = drain(&mut server);
+    assert_eq!(server.poll_timeout(), Some(T0 + CONFIRM_LINK_REPEAT));
+    server.handle_timeout(T0 + CONFIRM_LINK_REPEAT / 2);
+    assert_eq!(drain(&mut server), []);
+    server.handle_timeout(T0 + CONFIRM_LINK_REPEAT);
+    assert_eq!(drain(&mut server), first);
+    server.handle_timeout(T0 + CONFIRM_LINK_REPEAT + SECOND / 2);
+    assert_eq!(drain(&mut server), []);
+}
+
+/// RFC C.8: without an answer to ADD LINK, or without the ADD LINK, the group goes on with one
+/// link after 2 s.
+#[test]
+fn a_silent_peer_does_not_prevent_the_first_link() {
+    let mut client = client_of_a_quiet_server();
+    assert!(!client.is_committed());
+    let mut server = LinkGroup::new_server(T0, setup(8, 64), LINK);
+    server.link_connected(T0);
+    let reply = ConfirmLink { reply: true, ..confirm_link() };
+    server.handle_llc(T0, LINK, &Llc::ConfirmLink(reply)).unwrap();
+    assert!(server.is_committed(), "the client may have rejected and gone on");
+    for group in [&mut client, &mut server] {
+        drain(group);
+        assert!(!group.is_established());
+        assert_eq!(group.poll_timeout(), Some(T0 + ADD_LINK_WAIT));
+        group.handle_timeout(T0 + ADD_LINK_WAIT);
+        assert_eq!(drain(group), [Action::LinkConfirmed(LINK)]);
+        assert!(group.is_established() && group.is_committed());
+    }
+}
+
+/// RFC C.7.1: CONFIRM LINK for another queue pair, or for another link, ends the link.
+#[test]
+fn confirm_link_must_name_our_link() {
+    let mut client = LinkGroup::new_client(T0, setup(64, 8));
+    let stranger = Llc::ConfirmLink(ConfirmLink { qpn: Qpn(9), ..confirm_link() });
+    let offence = PeerMisbehaved::WrongLink;
+    assert_eq!(client.handle_llc(T0, UNNUMBERED, &stranger), Err(offence));
+    let cause = Cause::PeerMisbehaved;
+    let over = [Action::LinkFailed(UNNUMBERED, cause), Action::Terminate(cause)];
+    assert_eq!(drain(&mut client), over);
+
+    let mut server = LinkGroup::new_server(T0, setup(8, 64), LINK);
+    server.link_connected(T0);
+    let other = ConfirmLink { reply: true, link: LinkNumber(2), ..confirm_link() };
+    assert_eq!(server.handle_llc(T0, LINK, &Llc::ConfirmLink(other)), Err(offence));
+    assert!(server.is_terminated());
+}
+
+/// A server that repeats CONFIRM LINK has lost our answer; refusing to repeat it kills the link.
+#[test]
+fn a_repeated_confirm_link_is_answered_again() {
+    let mut client = client_of_a_quiet_server();
+    drain(&mut client);
+    client.handle_llc(T0, LINK, &Llc::ConfirmLink(confirm_link())).unwrap();
+    let [Action::Send(LINK, Llc::ConfirmLink(reply))] = drain(&mut client)[..] else {
+        panic!("one answer");
+    };
+    assert!(reply.reply && reply.link == LINK);
+}
+
+/// Messages that only a server may send end a link whose client sends them, and the reverse.
+#[test]
+fn requests_out_of_turn_are_offences() {
+    let offence = Err(PeerMisbehaved::UnexpectedMessage);
+    let mut server = Pair::established().server;
+    assert_eq!(server.handle_llc(T0, LINK, &Llc::ConfirmLink(confirm_link())), offence);
+    assert!(server.is_terminated());
+    let mut client = LinkGroup::new_client(T0, setup(64, 8));
+    let add = add_link();
+    assert_eq!(client.handle_llc(T0, UNNUMBERED, &add), offence);
+    assert!(client.is_terminated());
+}
+
+fn add_link() -> Llc {
+    Llc::AddLink(AddLink {
+        reply: false,
+        rejected: false,
+        reason: 0,
+        mac: MacAddress([2; 6]),
+        gid: Gid([3; 16]),
+        qpn: Qpn(77),
+        link: LinkNumber(2),
+        mtu: Mtu::B1024,
+        psn: Psn(5),
+    })
+}
+
+/// A server that finds a second RNIC later gets an answer, not a timeout that costs it the link.
+#[test]
+fn later_offers_of_links_are_rejected() {
+    let mut pair = Pair::established();
+    pair.client.handle_llc(T0, LINK, &add_link()).unwrap();
+    let [Action::Send(LINK, Llc::AddLink(reply))] = drain(&mut pair.client)[..] else {
+        panic!("one answer");
+    };
+    assert!(reply.reply && reply.rejected && reply.reason == 1 && reply.qpn == Qpn(77));
+    // The client's own news needs no answer (3.5.5.1.2).
+    pair.server.handle_llc(T0, LINK, &add_link()).unwrap();
+    assert_eq!((drain(&mut pair.server), pair.server.dropped()), (vec![], 1));
+}
+
+/// A client that takes the impossible link must not keep waiting for its CONFIRM LINK.
+#[test]
+fn an_accepted_impossible_link_is_deleted() {
+    let mut server = LinkGroup::new_server(T0, setup(8, 64), LINK);
+    server.link_connected(T0);
+    let reply = ConfirmLink { reply: true, ..confirm_link() };
+    server.handle_llc(T0, LINK, &Llc::ConfirmLink(reply)).unwrap();
+    drain(&mut server);
+    let Llc::AddLink(offer) = add_link() else { unreachable!() };
+    server.handle_llc(T0, LINK, &Llc::AddLink(AddLink { reply: true, ..offer })).unwrap();
+    let [Action::LinkConfirmed(LINK), Action::Send(LINK, Llc::DeleteLink(delete))] =
+        drain(&mut server)[..]
+    else {
+        panic!("the group goes on");
+    };
+    assert_eq!((delete.link, delete.all, delete.reply), (LinkNumber(2), false, false));
+}
+
+/// Linux does this once per connection; without an answer its next connection fails.
+#[test]
+fn rkeys_are_confirmed_and_deleted() {
+    let mut server = Pair::established().server;
+    let rkey = Rkey(0x1234);
+    let confirm = ConfirmRkey {
+        reply: false,
+        negative: false,
+        retry: false,
+        other_links: 0,
+        rkey,
+        address: 0x7000,
+        others: Default::default(),
+    };
+    server.handle_llc(T0, LINK, &Llc::ConfirmRkey(confirm)).unwrap();
+    let reply = Llc::ConfirmRkey(ConfirmRkey { reply: true, ..confirm });
+    let expected = [Action::RkeyAdded(rkey, 0x7000), Action::Send(LINK, reply)];
+    assert_eq!(drain(&mut server), expected);
+    assert_eq!(server.peer_rmb_address(rkey), Some(0x7000));
+    server.learn_rkey(Rkey(5), 0x5000).unwrap();
+
+    let mut rkeys = [Rkey(0); 8];
+    rkeys[..3].copy_from_slice(&[rkey, Rkey(0xdead), Rkey(5)]);
+    let delete = DeleteRkey { reply: false, negative: false, count: 3, error_mask: 0, rkeys };
+    server.handle_llc(T0, LINK, &Llc::DeleteRkey(delete)).unwrap();
+    let reply = DeleteRkey { reply: true, negative: true, error_mask: 0x40, ..delete };
+    let expected = [
+        Action::RkeyDeleted(rkey),
+        Action::RkeyDeleted(Rkey(5)),
+        Action::Send(LINK, Llc::DeleteRkey(reply)),
+    ];
+    assert_eq!(drain(&mut server), expected);
+    assert_eq!(server.peer_rmb_address(rkey), None);
+}
+
+/// A peer with more RMBs than we can remember is told so, and tries another group.
+#[test]
+fn too_many_rkeys_are_refused_politely() {
+    let mut server = Pair::established().server;
+    for rkey in 0..255 {
+        server.learn_rkey(Rkey(rkey), 0).unwrap();
+    }
+    server.learn_rkey(Rkey(7), 1).expect("known keys need no room");
+    assert_eq!(server.learn_rkey(Rkey(255), 0), Err(Full));
+    let confirm = ConfirmRkey {
+        reply: false,
+        negative: false,
+        retry: false,
+        other_links: 0,
+        rkey: Rkey(255),
+        address: 0,
+        others: Default::default(),
+    };
+    server.handle_llc(T0, LINK, &Llc::ConfirmRkey(confirm)).unwrap();
+    let reply = ConfirmRkey { reply: true, negative: true, retry: true, ..confirm };
+    assert_eq!(drain(&mut server), [Action::Send(LINK, Llc::ConfirmRkey(reply))]);
+}
+
+/// After 30 s of silence each side asks, the other answers, and everybody is content.
+#[test]
+fn idle_links_are_tested_and_live_on() {
+    let mut pair = Pair::established();
+    pair.server.traffic(T0 + SECOND, LINK);
+    assert_eq!(pair.client.poll_timeout(), Some(T0 + TEST_LINK_IDLE));
+    pair.sleep(TEST_LINK_IDLE);
+    pair.run();
+    let kinds: Vec<_> = pair.wire.iter().map(|(role, llc)| (*role, llc.is_reply())).collect();
+    assert_eq!(kinds, [(Role::Client, false), (Role::Server, true)]);
+    assert_eq!((pair.client_told.len(), pair.client.dropped()), (0, 0));
+    pair.sleep(TEST_LINK_REPLY_WAIT * 2);
+    pair.run();
+    assert!(pair.client.is_established());
+}
+
+/// `kill -9` of the peer: a probe finds out within the time asked for, and applications see a
+/// reset.
+#[test]
+fn a_dead_peer_is_found_out() {
+    let mut client = Pair::established().client;
+    client.connections_changed(T0, 1);
+    client.probe(T0, LINK, SECOND);
+    assert_eq!(client.poll_timeout(), Some(T0 + SECOND));
+    client.handle_timeout(T0 + SECOND);
+    let cause = Cause::TestTimedOut;
+    let actions = drain(&mut client);
+    assert!(matches!(actions[0], Action::Send(LINK, Llc::TestLink(_))));
+    assert_eq!(actions[1..], [Action::LinkFailed(LINK, cause), Action::Terminate(cause)]);
+}
+
+/// RFC C.7.1: an echo of other bytes is a protocol error; one that nobody asked for is noise.
+#[test]
+fn echoes_are_compared() {
+    let mut client = Pair::established().client;
+    let wrong = Llc::TestLink(TestLink { reply: true, user_data: [9; 16] });
+    client.handle_llc(T0, LINK, &wrong).unwrap();
+    assert_eq!((client.dropped(), client.is_established()), (1, true));
+    client.probe(T0, LINK, SECOND);
+    let user_data = setup(64, 8).gid.0;
+    let right = Llc::TestLink(TestLink { reply: true, user_data });
+    client.handle_llc(T0, LINK, &right).unwrap();
+    client.handle_llc(T0, LINK, &right).unwrap();
+    assert_eq!((client.dropped(), client.is_established()), (2, true), "answered once");
+    client.probe(T0, LINK, SECOND);
+    assert_eq!(client.handle_llc(T0, LINK, &wrong), Err(PeerMisbehaved::WrongEcho));
+    assert!(client.is_terminated());
+}
+
+/// A gateway that stops: the peer hears of it and resets what is left, at once.
+#[test]
+fn shutdown_ends_both_sides() {
+    for server_begins in [true, false] {
+        let mut pair = Pair::established();
+        let begins = if server_begins { &mut pair.server } else { &mut pair.client };
+        begins.shutdown(T0, DeleteReason::OPERATOR);
+        pair.run();
+        let Some((_, Llc::DeleteLink(delete))) = pair.wire.first() else {
+            panic!("{:?}", pair.wire);
+        };
+        assert!(delete.all && !delete.reply && delete.reason == DeleteReason::OPERATOR);
+        let over = |cause| vec![Action::LinkFailed(LINK, cause), Action::Terminate(cause)];
+        let (us, them) = (over(Cause::DeletedByUs), over(Cause::DeletedByPeer));
+        let (server, client) = if server_begins { (us, them) } else { (them, us) };
+        assert_eq!((pair.server_told, pair.client_told), (server, client));
+    }
+}
+
+/// RFC 3.5.5.1.3 and 3.5.5.1.4: the server orders, the client obeys, whoever wanted it.
+#[test]
+fn deleting_the_only_link_ends_the_group() {
+    for server_begins in [true, false] {
+        let mut pair = Pair::established();
+        let begins = if server_begins { &mut pair.server } else { &mut pair.client };
+        begins.delete_link(T0, LINK, DeleteReason::OPERATOR);
+        pair.run();
+        let order = [(Role::Client, false), (Role::Server, false), (Role::Client, true)];
+        let seen: Vec<_> = pair.wire.iter().map(|(role, llc)| (*role, llc.is_reply())).collect();
+        assert_eq!(seen, order[usize::from(server_begins)..]);
+        let over = |cause| vec![Action::LinkFailed(LINK, cause), Action::Terminate(cause)];
+        let (us, them) = (over(Cause::DeletedByUs), over(Cause::DeletedByPeer));
+        let (server, client) = if server_begins { (us, them) } else { (them, us) };
+        assert_eq!((pair.server_told, pair.client_told), (server, client));
+    }
+}
+
+/// A peer that does not answer DELETE LINK is gone as well.
+#[test]
+fn an_unanswered_delete_ends_the_link_all_the_same() {
+    let mut server = Pair::established().server;
+    server.delete_link(T0, LINK, DeleteReason::OPERATOR);
+    assert_eq!(server.poll_timeout(), Some(T0 + DELETE_LINK_WAIT));
+    server.handle_timeout(T0 + DELETE_LINK_WAIT);
+    let actions = drain(&mut server);
+    assert_eq!(actions.last(), Some(&Action::Terminate(Cause::DeletedByUs)));
+}
+
+/// RFC C.7.1: a link that does not exist cannot be deleted, and the others do not suffer.
+#[test]
+fn deleting_an_unknown_link_says_so() {
+    let mut pair = Pair::established();
+    for group in [&mut pair.server, &mut pair.client] {
+        let delete = DeleteLink {
+            reply: false,
+            all: false,
+            orderly: false,
+            link: LinkNumber(9),
+            reason: DeleteReason::LOST_PATH,
+        };
+        group.handle_llc(T0, LINK, &Llc::DeleteLink(delete)).unwrap();
+        let reply = DeleteLink { reply: true, reason: DeleteReason::UNKNOWN_LINK, ..delete };
+        assert_eq!(drain(group), [Action::Send(LINK, Llc::DeleteLink(reply))]);
+        assert!(group.is_established());
+    }
+}
+
+/// The server ends a group that nobody used for 600 s; the client's 610 s never come.
+#[test]
+fn idle_groups_are_ended_by_the_server() {
+    let mut pair = Pair::established();
+    pair.server.connections_changed(T0, 1);
+    pair.client.connections_changed(T0, 1);
+    let quarter = Duration::from_secs(15);
+    let keep_alive = |pair: &mut Pair, time: Duration| {
+        for _ in 0..time.as_secs() / quarter.as_secs() {
+            pair.sleep(quarter);
+            pair.run();
+        }
+    };
+    keep_alive(&mut pair, Duration::from_secs(900));
+    assert!(pair.server.is_established(), "in use");
+    pair.server.connections_changed(pair.now, 0);
+    pair.client.connections_changed(pair.now, 0);
+    keep_alive(&mut pair, Duration::from_secs(585));
+    assert!(pair.server.is_established());
+    pair.server.connections_changed(pair.now, 1);
+    pair.server.connections_changed(pair.now, 0);
+    keep_alive(&mut pair, Duration::from_secs(15));
+    assert!(pair.server.is_established(), "a connection came and went");
+    pair.client.connections_changed(pair.now, 0);
+    keep_alive(&mut pair, Duration::from_secs(585));
+    assert_eq!(pair.server_told.last(), Some(&Action::Terminate(Cause::Idle)));
+    assert_eq!(pair.client_told.last(), Some(&Action::Terminate(Cause::DeletedByPeer)));
+    let last = pair.wire.iter().rev().find(|(role, _)| *role == Role::Server);
+    let Some((_, Llc::DeleteLink(delete))) = last else { panic!("{last:?}") };
+    assert!(delete.all && delete.orderly && delete.reason == DeleteReason::PROGRAM);
+}
+
+/// Completions of a broken queue pair keep arriving; none of them may start anything.
+#[test]
+fn a_terminated_group_swallows_everything() {
+    let mut server = Pair::established().server;
+    server.link_broke(T0, LINK);
+    let cause = Cause::QueuePairBroke;
+    let over = [Action::LinkFailed(LINK, cause), Action::Terminate(cause)];
+    assert_eq!(drain(&mut server), over);
+    server.link_broke(T0, LINK);
+    server.traffic(T0, LINK);
+    server.probe(T0, LINK, SECOND);
+    server.connections_changed(T0, 0);
+    server.shutdown(T0, DeleteReason::OPERATOR);
+    server.delete_link(T0, LINK, DeleteReason::OPERATOR);
+    server.handle_timeout(T0 + SECOND * 9999);
+    server.handle_llc(T0, LINK, &Llc::ConfirmLink(confirm_link())).unwrap();
+    assert_eq!((drain(&mut server), server.poll_timeout()), (vec![], None));
+}
+
+/// Replies nobody waits for are dropped and counted, as Linux drops them.
+#[test]
+fn replies_without_a_procedure_are_dropped() {
+    let mut client = Pair::established().client;
+    let Llc::AddLink(add) = add_link() else { unreachable!() };
+    for (count, message) in [
+        Llc::ConfirmLink(ConfirmLink { reply: true, ..confirm_link() }),
+        Llc::AddLink(AddLink { reply: true, ..add }),
+    ]
+    .iter()
+    .enumerate()
+    {
+        client.handle_llc(T0, LINK, message).unwrap();
+        assert_eq!(client.dropped(), count as u64 + 1);
+    }
+    assert!(client.is_established());
+    assert_eq!(drain(&mut client), []);
+}
+
+/// Optional messages of newer peers are discarded; any other unknown one breaks the link.
+#[test]
+fn unknown_messages() {
+    let mut client = Pair::established().client;
+    let mut bytes = [0; LEN];
+    (bytes[0], bytes[1]) = (0x85, 44);
+    client.handle_bytes(T0, LINK, &bytes).unwrap();
+    assert_eq!((client.dropped(), client.is_established()), (1, true));
+    bytes[0] = 0x45;
+    let offence = PeerMisbehaved::Malformed(Malformed::UnknownType(0x45));
+    assert_eq!(client.handle_bytes(T0, LINK, &bytes), Err(offence));
+    assert!(client.is_terminated());
+}

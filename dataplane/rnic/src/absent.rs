@@ -1,0 +1,54 @@
+//! A NIC that may not be there.
+//!
+//! A poller without an RNIC still relays TCP. It runs over `None`, on which nothing can be adopted,
+//! so nothing can be asked of it either.
+
+use std::os::fd::BorrowedFd;
+
+use smcr_proto::Instant;
+
+use crate::{Completion, Fabric, QpId, Work};
+
+impl<F: Fabric> Fabric for Option<F> {
+    type Qp = F::Qp;
+
+    fn adopt(&mut self, now: Instant, qp: Self::Qp) -> QpId {
+        present(self).adopt(now, qp)
+    }
+
+    fn room(&self, qp: QpId) -> usize {
+        self.as_ref().map_or(0, |fabric| fabric.room(qp))
+    }
+
+    fn post(&mut self, qp: QpId, work: &mut Vec<Work>) {
+        present(self).post(qp, work);
+    }
+
+    fn poll(&mut self, now: Instant, out: &mut Vec<Completion>) {
+        if let Some(fabric) = self {
+            fabric.poll(now, out);
+        }
+    }
+
+    fn transmit(&mut self, now: Instant) {
+        if let Some(fabric) = self {
+            fabric.transmit(now);
+        }
+    }
+
+    fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
+        self.as_mut().and_then(|fabric| fabric.prepare_sleep(now))
+    }
+
+    fn event_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.as_ref().and_then(Fabric::event_descriptor)
+    }
+
+    fn release(&mut self, now: Instant, qp: QpId) {
+        present(self).release(now, qp);
+    }
+}
+
+fn present<F>(fabric: &mut Option<F>) -> &mut F {
+    fabric.as_mut().expect("queue pairs come from an RNIC, and there is none")
+}

@@ -1,0 +1,190 @@
+//! Network devices of this network namespace: names, addresses, MTU.
+//!
+//! By `getifaddrs` and one `ioctl`, not by `/sys`, which shows the namespace it was mounted in.
+
+use std::ffi::CStr;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+
+/// A network device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkDevice {
+    /// Its name, such as `eth0`.
+    pub name: String,
+    /// Its Ethernet address, if it is that kind of device.
+    pub mac: Option<[u8; 6]>,
+    /// The largest IP packet it carries, in bytes.
+    pub mtu: u32,
+    /// Whether it is up.
+    pub up: bool,
+    /// Its addresses, each with the bits of its mask.
+    pub addresses: Vec<(IpAddr, u8)>,
+}
+
+/// All devices of the network namespace of the calling thread, in the kernel's order.
+///
+/// # Errors
+///
+/// As `getifaddrs(3)` and the `SIOCGIFMTU` ioctl.
+pub fn network_devices() -> io::Result<Vec<NetworkDevice>> {
+    let list = List::read()?;
+    let mut devices: Vec<NetworkDevice> = Vec::new();
+    for entry in list.entries() {
+        let position = devices.iter().position(|device| device.name == entry.name);
+        let position = match position {
+            Some(position) => position,
+            None => {
+                let mtu = mtu(&entry.name)?;
+                let up = entry.flags & libc::c_uint::try_from(libc::IFF_UP).unwrap_or(1) != 0;
+                let name = entry.name.clone();
+                devices.push(NetworkDevice { name, mac: None, mtu, up, addresses: Vec::new() });
+                devices.len() - 1
+            }
+        };
+        let device = &mut devices[position];
+        device.mac = device.mac.or(entry.mac);
+        device.addresses.extend(entry.address);
+    }
+    Ok(devices)
+}
+
+/// What `getifaddrs` returned.
+///
+/// # Invariants
+///
+/// - **LIST** `head` came from `getifaddrs` and only `Drop` frees it: until then it is null or a
+///   list, linked by `ifa_next`, whose nodes, names and socket addresses stay valid and unchanged.
+struct List {
+    head: *mut libc::ifaddrs,
+}
+
+/// One node of the list, copied: a device has one per address, and one more for its hardware.
+struct Entry {
+    name: String,
+    flags: libc::c_uint,
+    mac: Option<[u8; 6]>,
+    address: Option<(IpAddr, u8)>,
+}
+
+impl List {
+    fn read() -> io::Result<Self> {
+        let mut head = std::ptr::null_mut();
+        // SAFETY: `getifaddrs` asks for a place to store a pointer: `head` is a live local.
+        let result = unsafe { libc::getifaddrs(&mut head) };
+        if result == 0 { Ok(Self { head }) } else { Err(io::Error::last_os_error()) }
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let mut entries = Vec::new();
+        let mut next = self.head;
+        // SAFETY: `next` is the head or the `ifa_next` of a node: null or valid, by LIST.
+        while let Some(node) = unsafe { next.as_ref() } {
+            next = node.ifa_next;
+            // SAFETY: the name of a node is a null-terminated string that stays valid, by LIST.
+            let name = unsafe { CStr::from_ptr(node.ifa_name) };
+            let address = NonNull::new(node.ifa_addr);
+            let mask = NonNull::new(node.ifa_netmask);
+            let of_link = address.and_then(|address| self.hardware(address));
+            let of_ip = address.and_then(|address| self.internet(address)).map(|address| {
+                let mask = mask.and_then(|mask| self.internet(mask));
+                (address, mask.map_or(0, ones))
+            });
+            let name = name.to_string_lossy().into_owned();
+            entries.push(Entry { name, flags: node.ifa_flags, mac: of_link, address: of_ip });
+        }
+        entries
+    }
+
+    /// The IP address in a socket address of this list.
+    fn internet(&self, address: NonNull<libc::sockaddr>) -> Option<IpAddr> {
+        match self.family(address) {
+            libc::AF_INET => {
+                // SAFETY: a pointer of this list is valid by LIST, and its family says that it
+                // points to a `sockaddr_in`; read unaligned, as the list promises no alignment.
+                let v4 = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
+                Some(Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)).into())
+            }
+            libc::AF_INET6 => {
+                // SAFETY: as above, for `sockaddr_in6`.
+                let v6 = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
+                Some(Ipv6Addr::from(v6.sin6_addr.s6_addr).into())
+            }
+            _ => None,
+        }
+    }
+
+    /// The Ethernet address in a socket address of this list.
+    fn hardware(&self, address: NonNull<libc::sockaddr>) -> Option<[u8; 6]> {
+        if self.family(address) != libc::AF_PACKET {
+            return None;
+        }
+        // SAFETY: a pointer of this list is valid by LIST, and its family says that it points to
+        // a `sockaddr_ll`; read unaligned, as the list promises no alignment.
+        let link = unsafe { address.cast::<libc::sockaddr_ll>().read_unaligned() };
+        let [a, b, c, d, e, f, ..] = link.sll_addr;
+        (link.sll_hatype == libc::ARPHRD_ETHER && link.sll_halen == 6).then_some([a, b, c, d, e, f])
+    }
+
+    fn family(&self, address: NonNull<libc::sockaddr>) -> libc::c_int {
+        // SAFETY: a pointer of this list is valid by LIST, and every socket address begins with
+        // its family.
+        let family = unsafe { address.cast::<libc::sa_family_t>().read_unaligned() };
+        libc::c_int::from(family)
+    }
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        // SAFETY: `freeifaddrs` asks for what `getifaddrs` returned, once: LIST.
+        unsafe { libc::freeifaddrs(self.head) };
+    }
+}
+
+fn ones(mask: IpAddr) -> u8 {
+    let ones = match mask {
+        IpAddr::V4(mask) => mask.to_bits().count_ones(),
+        IpAddr::V6(mask) => mask.to_bits().count_ones(),
+    };
+    u8::try_from(ones).expect("at most 128")
+}
+
+fn mtu(device: &str) -> io::Result<u32> {
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0")
+        .or_else(|_| std::net::UdpSocket::bind("[::]:0"))?;
+    // SAFETY: `ifreq` is a plain C structure of integers and arrays, for which zero is valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    let name = device.as_bytes();
+    assert!(name.len() < request.ifr_name.len(), "the kernel's own names fit, with their zero");
+    for (target, source) in request.ifr_name.iter_mut().zip(name) {
+        *target = libc::c_char::from_ne_bytes([*source]);
+    }
+    // SAFETY: SIOCGIFMTU asks for
+    // - an open socket: `socket` lives past the call;
+    // - an `ifreq` that begins with a null-terminated name and may be written: the loop above
+    //   filled less than the zeroed array, and `request` is a live exclusive local.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &mut request) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: SIOCGIFMTU has filled this member of the union, an integer.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    u32::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every namespace has a loopback device, and everything about it is known.
+    #[test]
+    fn the_loopback_device_is_as_everywhere() {
+        let devices = network_devices().unwrap();
+        let lo = devices.iter().find(|device| device.name == "lo").expect("a loopback device");
+        assert_eq!((lo.mac, lo.mtu), (None, 65_536));
+        if lo.up {
+            assert!(lo.addresses.contains(&(Ipv4Addr::LOCALHOST.into(), 8)), "{lo:?}");
+        }
+    }
+}

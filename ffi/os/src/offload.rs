@@ -1,0 +1,66 @@
+//! Asking a UDP socket to split and join datagrams in the kernel (GSO and GRO).
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Makes every send on `socket` leave as datagrams of `bytes` each, the last one shorter.
+///
+/// # Errors
+///
+/// As `setsockopt(2)`: kernels before 4.18 do not know it.
+pub fn split_sends(socket: BorrowedFd<'_>, bytes: u16) -> io::Result<()> {
+    set(socket, libc::UDP_SEGMENT, bytes.into())
+}
+
+/// Lets one receive on `socket` return several datagrams of one sender, joined.
+///
+/// # Errors
+///
+/// As `setsockopt(2)`: kernels before 5.0 do not know it.
+pub fn join_receives(socket: BorrowedFd<'_>) -> io::Result<()> {
+    set(socket, libc::UDP_GRO, 1)
+}
+
+fn set(socket: BorrowedFd<'_>, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
+    let len = libc::socklen_t::try_from(size_of_val(&value)).expect("four bytes");
+    // SAFETY: `setsockopt` asks for
+    // - an open descriptor: `BorrowedFd`;
+    // - a pointer valid for `len` reads: `value` is a live local and `len` its size.
+    let result = unsafe {
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_UDP, option, (&raw const value).cast(), len)
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_send_is_split_and_one_receive_without_joining_sees_the_first_part() {
+        let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
+        receiver.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        split_sends(sender.as_fd(), 100).unwrap();
+        sender.send_to(&[7; 250], receiver.local_addr().unwrap()).unwrap();
+        let mut datagram = [0; 1000];
+        let lengths = [(); 3].map(|()| receiver.recv(&mut datagram).unwrap());
+        assert_eq!(lengths, [100, 100, 50]);
+    }
+
+    #[test]
+    fn one_receive_with_joining_sees_the_whole_train() {
+        let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
+        receiver.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        join_receives(receiver.as_fd()).unwrap();
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        split_sends(sender.as_fd(), 100).unwrap();
+        sender.send_to(&[7; 250], receiver.local_addr().unwrap()).unwrap();
+        let mut datagram = [0; 1000];
+        assert_eq!(receiver.recv(&mut datagram).unwrap(), 250);
+    }
+}

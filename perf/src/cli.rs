@@ -1,0 +1,243 @@
+//! The command line: arguments in, one call of the module that does it.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::failure::{Doing as _, Failure, Result};
+use crate::record::Results;
+use crate::rig::janitor::clean;
+use crate::rig::paths::Path;
+use crate::run::{Plan, run};
+use crate::scenarios::{
+    LoadResult, Scenario, open_loop, round_trip, short_connections as crr, stream,
+};
+use crate::serve::{Behaviour, listen, serve};
+use crate::{compare, report};
+
+/// Measures smcgate against direct TCP and HAProxy.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Measure, in two network namespaces of its own (needs root); print a Markdown table.
+    Run(RunArguments),
+    /// Print the table of a result file again.
+    Report { file: PathBuf },
+    /// Print the medians of two result files side by side.
+    Compare { before: PathBuf, after: PathBuf },
+    /// Serve until killed.
+    Serve {
+        behaviour: Behaviour,
+        #[arg(long)]
+        listen: SocketAddr,
+    },
+    /// Load a server and print what was seen.
+    Load(LoadArguments),
+    /// Wait for the end of standard input, then remove a folder and network namespaces.
+    #[command(hide = true)]
+    Clean { folder: PathBuf, namespaces: Vec<String> },
+    /// Print what an HTTP server answers to GET, if it is 200.
+    Get {
+        #[arg(long)]
+        target: SocketAddr,
+        #[arg(long)]
+        path: String,
+    },
+}
+
+#[derive(Debug, Args)]
+struct RunArguments {
+    /// RR-n, RRO-n@r (r requests per second), STR, STR-cubic, STR-reverse, CRR, RR-32-http,
+    /// CRR-http.
+    #[arg(long, value_delimiter = ',', default_value = "RR-1,RR-32,STR,CRR")]
+    scenarios: Vec<Scenario>,
+    #[arg(long, value_delimiter = ',', default_value = "direct,haproxy,smcgate")]
+    paths: Vec<Path>,
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Length of each measurement.
+    #[arg(long, default_value = "3", value_parser = parse_seconds)]
+    seconds: Duration,
+    /// The gateway's binary; by default the one beside this one.
+    #[arg(long)]
+    smcgate: Option<PathBuf>,
+    /// The gateways' idle policy.
+    #[arg(long, default_value = "adaptive", value_parser = ["spin", "adaptive", "block"])]
+    poll: String,
+    /// Date to write into the file; by default now.
+    #[arg(long)]
+    date: Option<String>,
+    /// Write JSON lines here.
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+struct LoadArguments {
+    kind: LoadKind,
+    #[arg(long)]
+    target: SocketAddr,
+    #[arg(long, default_value = "3", value_parser = parse_seconds)]
+    seconds: Duration,
+    /// Connections open at a time: 1 for rr, 32 for crr, unless given.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    connections: Option<u32>,
+    /// rr: send this many requests per second instead of waiting for answers (open loop).
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    rate: Option<u32>,
+    /// str: receive from a source instead of sending to a sink.
+    #[arg(long)]
+    reverse: bool,
+    /// str: congestion control of this end.
+    #[arg(long)]
+    congestion: Option<String>,
+    /// Print one JSON object, histogram included.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LoadKind {
+    /// Requests of 64 bytes to an echo server.
+    Rr,
+    /// One stream to a sink.
+    Str,
+    /// Connect, request, response, close with a crr server.
+    Crr,
+}
+
+/// Parses the arguments and does what they say.
+///
+/// # Errors
+///
+/// The sentence to print before exit code 1.
+pub(crate) fn dispatch() -> Result<()> {
+    match Arguments::parse().command {
+        Command::Run(arguments) => run(&plan(arguments)?),
+        Command::Report { file } => {
+            print!("{}", report::markdown(&Results::read(&file)?));
+            Ok(())
+        }
+        Command::Compare { before, after } => {
+            let (before, after) = (Results::read(&before)?, Results::read(&after)?);
+            print!("{}", compare::markdown(&before, &after));
+            Ok(())
+        }
+        Command::Serve { behaviour, listen: address } => {
+            let listener = listen(address)?;
+            println!("serving {behaviour:?} on {address}");
+            serve(behaviour, &listener)
+        }
+        Command::Load(arguments) => load(&arguments),
+        Command::Clean { folder, namespaces } => {
+            clean(&folder, &namespaces);
+            Ok(())
+        }
+        Command::Get { target, path } => {
+            print!("{}", get(target, &path)?);
+            Ok(())
+        }
+    }
+}
+
+fn plan(arguments: RunArguments) -> Result<Plan> {
+    let smcgate = match arguments.smcgate {
+        Some(path) => path,
+        None => {
+            let myself = std::env::current_exe().doing(|| "finding this binary".into())?;
+            myself.with_file_name("smcgate")
+        }
+    };
+    if arguments.paths.contains(&Path::Smcgate) && !smcgate.exists() {
+        return Err(Failure::new(format!(
+            "{} is not there: build it, name it with --smcgate, or leave smcgate out of --paths",
+            smcgate.display()
+        )));
+    }
+    Ok(Plan {
+        scenarios: arguments.scenarios,
+        rounds: arguments.rounds,
+        duration: arguments.seconds,
+        paths: arguments.paths,
+        smcgate,
+        idle_policy: arguments.poll,
+        date: arguments.date,
+        out: arguments.out,
+    })
+}
+
+fn load(arguments: &LoadArguments) -> Result<()> {
+    let LoadArguments { target, seconds, connections, .. } = *arguments;
+    let congestion = arguments.congestion.as_deref();
+    let result = match (arguments.kind, arguments.rate) {
+        (LoadKind::Rr, None) => round_trip::run(target, connections.unwrap_or(1), seconds),
+        (LoadKind::Rr, Some(rate)) => {
+            open_loop::run(target, connections.unwrap_or(1), rate, seconds)
+        }
+        (LoadKind::Str, _) if arguments.reverse => stream::receive(target, congestion, seconds),
+        (LoadKind::Str, _) => stream::send(target, congestion, seconds),
+        (LoadKind::Crr, _) => crr::run(target, connections.unwrap_or(crr::CONCURRENT), seconds),
+    }?;
+    if arguments.json {
+        println!("{}", serde_json::to_string(&result).expect("results are plain data"));
+    } else {
+        println!("{}", sentence(&result));
+    }
+    Ok(())
+}
+
+/// A result for a person.
+fn sentence(result: &LoadResult) -> String {
+    let mut parts = Vec::new();
+    if let Some(gbit_per_s) = result.gbit_per_s {
+        parts.push(format!("{gbit_per_s:.2} Gbit/s"));
+    }
+    if let Some(requests_per_s) = result.requests_per_s {
+        parts.push(format!("{requests_per_s:.0} requests/s"));
+    }
+    if let Some(latency) = &result.latency {
+        let us = |ns: u64| ns as f64 / 1e3;
+        parts.push(format!("p50 {:.1} µs, p99 {:.1} µs", us(latency.p50_ns), us(latency.p99_ns)));
+    }
+    if result.errors > 0 {
+        parts.push(format!("{} errors", result.errors));
+    }
+    parts.join(", ")
+}
+
+/// The body of `GET path`. HTTP/1.0, so that the end of the body is the end of the connection.
+fn get(target: SocketAddr, path: &str) -> Result<String> {
+    let limit = Duration::from_secs(5);
+    let mut stream =
+        TcpStream::connect_timeout(&target, limit).doing(|| format!("connecting to {target}"))?;
+    stream.set_read_timeout(Some(limit)).doing(|| "SO_RCVTIMEO".into())?;
+    let request = format!("GET {path} HTTP/1.0\r\nHost: {target}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).doing(|| "sending the request".into())?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).doing(|| "reading the answer".into())?;
+    let (head, body) = answer
+        .split_once("\r\n\r\n")
+        .ok_or_else(|| Failure::new(format!("{target} does not speak HTTP")))?;
+    let status = head.lines().next().unwrap_or_default();
+    if status.split_whitespace().nth(1) == Some("200") {
+        Ok(body.to_owned())
+    } else {
+        Err(Failure::new(format!("GET {path}: {status}")))
+    }
+}
+
+fn parse_seconds(text: &str) -> std::result::Result<Duration, String> {
+    match text.parse() {
+        Ok(seconds @ 0.01..=3600.0) => Ok(Duration::from_secs_f64(seconds)),
+        Ok(_) | Err(_) => Err("seconds, from 0.01 to 3600".into()),
+    }
+}

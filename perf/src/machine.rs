@@ -1,0 +1,132 @@
+//! The machine a measurement was made on, as far as it explains the figures.
+
+use std::fs;
+use std::process::Command;
+use std::thread;
+
+use serde::{Deserialize, Serialize};
+
+/// Ticks per second of every time in `/proc`: `USER_HZ`, which Linux fixes for its interface.
+const TICKS_PER_S: f64 = 100.0;
+
+/// Where and when: the first line of every result file.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Machine {
+    /// UTC, ISO 8601.
+    pub(crate) date: String,
+    /// The commit that was measured, `-dirty` if files had changed; empty without git.
+    pub(crate) commit: String,
+    pub(crate) cpu_model: String,
+    pub(crate) cores: usize,
+    pub(crate) memory_bytes: u64,
+    /// Release of the running kernel.
+    pub(crate) kernel: String,
+    /// The host's default TCP congestion control.
+    pub(crate) congestion_control: String,
+    /// MTU of the veth pair.
+    pub(crate) mtu_bytes: u32,
+    /// First line of what HAProxy and nginx say about themselves.
+    pub(crate) programs: Vec<String>,
+}
+
+impl Machine {
+    /// Looks around. What cannot be found out is empty or zero: it explains, it does not decide.
+    pub(crate) fn describe(date: Option<String>, mtu_bytes: u32) -> Self {
+        let date = date.unwrap_or_else(|| first_line("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]));
+        // HAProxy goes on about its release date and its home; the version suffices.
+        let version = |line: String| line.split(" - ").next().unwrap_or_default().to_owned();
+        let programs = [first_line("haproxy", &["-v"]), first_line("nginx", &["-v"])].map(version);
+        Self {
+            date,
+            commit: first_line("git", &["describe", "--always", "--dirty", "--abbrev=12"]),
+            cpu_model: labelled("/proc/cpuinfo", "model name"),
+            cores: thread::available_parallelism().map_or(0, usize::from),
+            memory_bytes: kilobytes("/proc/meminfo", "MemTotal"),
+            kernel: read("/proc/sys/kernel/osrelease"),
+            congestion_control: read("/proc/sys/net/ipv4/tcp_congestion_control"),
+            mtu_bytes,
+            programs: programs.into_iter().filter(|line| !line.is_empty()).collect(),
+        }
+    }
+}
+
+/// CPU seconds the whole machine has spent since boot: user, system and interrupts, not idle.
+pub(crate) fn machine_cpu_s() -> f64 {
+    let stat = read("/proc/stat");
+    let ticks = |line: &str| {
+        let fields: Vec<f64> = line.split_whitespace().skip(1).flat_map(str::parse).collect();
+        // user nice system idle iowait irq softirq
+        [0, 1, 2, 5, 6].iter().filter_map(|&index| fields.get(index)).sum::<f64>()
+    };
+    stat.lines().next().map_or(0.0, ticks) / TICKS_PER_S
+}
+
+/// CPU seconds process `pid` has spent, user and system. Zero when it is gone.
+pub(crate) fn process_cpu_s(pid: u32) -> f64 {
+    process_ticks(&read(&format!("/proc/{pid}/stat"))) / TICKS_PER_S
+}
+
+/// Largest resident size process `pid` has ever had, in bytes. Zero when it is gone.
+pub(crate) fn peak_rss_bytes(pid: u32) -> u64 {
+    kilobytes(&format!("/proc/{pid}/status"), "VmHWM")
+}
+
+/// `utime` and `stime` of a line of `/proc/PID/stat`, whose second field may contain blanks.
+fn process_ticks(stat: &str) -> f64 {
+    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    after_name.split_whitespace().skip(11).take(2).flat_map(str::parse::<f64>).sum()
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default().trim().to_owned()
+}
+
+/// The value of the first line `label : value` of a file.
+fn labelled(path: &str, label: &str) -> String {
+    let text = read(path);
+    let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+    lines.find(|(key, _)| key.trim() == label).map_or_else(String::new, |(_, v)| v.trim().into())
+}
+
+fn kilobytes(path: &str, label: &str) -> u64 {
+    let value = labelled(path, label);
+    value.strip_suffix("kB").and_then(|kb| kb.trim().parse::<u64>().ok()).unwrap_or(0) * 1024
+}
+
+/// The first line a program prints, on either stream; empty if it is not there or fails.
+fn first_line(program: &str, arguments: &[&str]) -> String {
+    let Ok(output) = Command::new(program).args(arguments).output() else {
+        return String::new();
+    };
+    if !output.status.success() {
+        return String::new();
+    }
+    let text = [output.stdout, output.stderr].concat();
+    String::from_utf8_lossy(&text).lines().next().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Taking the wrong column would publish page faults as CPU time.
+    #[test]
+    fn finds_cpu_time_behind_a_name_with_blanks_and_brackets() {
+        let stat = "7 (a ) b) S 1 7 7 0 -1 4194304 900 0 3 0 151 49 1000 2000 20 0 3 0 1 2 3";
+        assert!((process_ticks(stat) - 200.0).abs() < 1e-9);
+        assert!(process_ticks("") < 1e-9);
+    }
+
+    /// Both figures of this very process must grow as it works.
+    #[test]
+    fn this_process_has_spent_time_and_memory() {
+        let pid = std::process::id();
+        let before = (machine_cpu_s(), process_cpu_s(pid));
+        let mut sum = 0_u64;
+        while process_cpu_s(pid) < before.1 + 0.03 {
+            sum = (0..1_000_000_u64).fold(sum, |sum, n| std::hint::black_box(sum ^ n));
+        }
+        assert!(machine_cpu_s() >= before.0 + 0.01, "{sum}");
+        assert!(peak_rss_bytes(pid) > 100_000);
+    }
+}

@@ -1,0 +1,200 @@
+//! Result files: JSON lines, units in the names; first the machine, then one line per measurement.
+
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::failure::{Doing as _, Failure, Result};
+use crate::latency::Latency;
+use crate::machine::Machine;
+
+/// Version of the format of a line. Fields may be added without changing it.
+pub(crate) const SCHEMA: u32 = 1;
+
+/// One line.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "record", rename_all = "snake_case")]
+pub(crate) enum Record {
+    Machine(Machine),
+    Measurement(Box<Measurement>),
+}
+
+/// One workload over one path, once.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Measurement {
+    /// [`SCHEMA`].
+    pub(crate) schema: u32,
+    /// Name of the workload: `RR-32`, `STR`, …
+    pub(crate) scenario: String,
+    /// `direct`, `haproxy` or `smcgate`.
+    pub(crate) path: String,
+    /// 1 is the first round.
+    pub(crate) round: u32,
+    pub(crate) elapsed_s: f64,
+    pub(crate) connections: u32,
+    /// Bytes of a request, or of a write of a stream.
+    pub(crate) message_bytes: Option<usize>,
+    /// TCP congestion control of both namespaces.
+    pub(crate) congestion_control: String,
+    pub(crate) gbit_per_s: Option<f64>,
+    pub(crate) requests_per_s: Option<f64>,
+    /// Round trips; in CRR, from connect to the server's close.
+    pub(crate) rtt: Option<Latency>,
+    /// Half a round trip, with one connection only.
+    pub(crate) one_way_p50_ns: Option<u64>,
+    pub(crate) one_way_p99_ns: Option<u64>,
+    pub(crate) bytes_total: u64,
+    pub(crate) requests_total: u64,
+    pub(crate) connections_opened: u64,
+    /// Connections or requests that failed.
+    pub(crate) errors: u64,
+    /// User and system time of both proxies; zero where there is none.
+    pub(crate) cpu_s_proxies: f64,
+    /// Busy time of all cores: proxies, applications, interrupts, and whatever else ran.
+    pub(crate) cpu_s_machine: f64,
+    /// Largest resident size either proxy has had since the run began, the sum of both.
+    pub(crate) peak_rss_bytes_proxies: u64,
+    /// How many connections gateway A made over SMC-R during this measurement.
+    pub(crate) connections_smc: Option<u64>,
+    /// How many stayed TCP. Not zero never gets into a file.
+    pub(crate) connections_tcp: Option<u64>,
+}
+
+impl Measurement {
+    /// `cpu_s` per gigabyte (10⁹ bytes) of a stream.
+    pub(crate) fn per_gb(&self, cpu_s: f64) -> Option<f64> {
+        self.gbit_per_s?;
+        (self.bytes_total > 0).then(|| cpu_s / (self.bytes_total as f64 / 1e9))
+    }
+
+    /// `cpu_s` per million requests.
+    pub(crate) fn per_million_requests(&self, cpu_s: f64) -> Option<f64> {
+        (self.requests_total > 0).then(|| cpu_s / (self.requests_total as f64 / 1e6))
+    }
+}
+
+/// A result file in memory.
+#[derive(Debug)]
+pub(crate) struct Results {
+    pub(crate) machine: Machine,
+    pub(crate) measurements: Vec<Measurement>,
+}
+
+impl Results {
+    /// The file's text.
+    pub(crate) fn to_json_lines(&self) -> String {
+        let machine = Record::Machine(self.machine.clone());
+        let measurements = self.measurements.iter().cloned().map(Box::new);
+        let records = std::iter::once(machine).chain(measurements.map(Record::Measurement));
+        records
+            .map(|record| serde_json::to_string(&record).expect("records are plain data") + "\n")
+            .collect()
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    ///
+    /// Naming the line that is not a record, or a file without a machine.
+    pub(crate) fn read(path: &Path) -> Result<Self> {
+        let text = fs::read_to_string(path).doing(|| format!("reading {}", path.display()))?;
+        let mut machine = None;
+        let mut measurements = Vec::new();
+        for (number, line) in text.lines().enumerate() {
+            match serde_json::from_str(line)
+                .doing(|| format!("{}:{}", path.display(), number + 1))?
+            {
+                Record::Machine(description) => machine = Some(description),
+                Record::Measurement(measurement) => measurements.push(*measurement),
+            }
+        }
+        let machine =
+            machine.ok_or_else(|| Failure::new(format!("{} names no machine", path.display())))?;
+        Ok(Self { machine, measurements })
+    }
+}
+
+/// The middle of `values`; of an even number, the mean of the two in the middle.
+pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut sorted: Vec<f64> = values.into_iter().collect();
+    sorted.sort_by(f64::total_cmp);
+    let half = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        odd if odd % 2 == 1 => Some(sorted[half]),
+        _ => Some(f64::midpoint(sorted[half - 1], sorted[half])),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A measurement with the figures the tests of reports vary.
+    pub(crate) fn measurement(scenario: &str, path: &str, round: u32) -> Measurement {
+        Measurement {
+            schema: SCHEMA,
+            scenario: scenario.into(),
+            path: path.into(),
+            round,
+            elapsed_s: 3.0,
+            connections: 1,
+            message_bytes: Some(64),
+            congestion_control: "bbr".into(),
+            gbit_per_s: None,
+            requests_per_s: None,
+            rtt: None,
+            one_way_p50_ns: None,
+            one_way_p99_ns: None,
+            bytes_total: 0,
+            requests_total: 0,
+            connections_opened: 1,
+            errors: 0,
+            cpu_s_proxies: 0.0,
+            cpu_s_machine: 0.0,
+            peak_rss_bytes_proxies: 0,
+            connections_smc: None,
+            connections_tcp: None,
+        }
+    }
+
+    /// A machine nobody has.
+    pub(crate) fn machine() -> Machine {
+        Machine {
+            date: "2026-11-21T00:00:00Z".into(),
+            commit: "0123456789ab".into(),
+            cpu_model: "Abacus".into(),
+            cores: 2,
+            memory_bytes: 1 << 33,
+            kernel: "6.18".into(),
+            congestion_control: "bbr".into(),
+            mtu_bytes: 1500,
+            programs: Vec::new(),
+        }
+    }
+
+    /// One outlier round must not decide a published figure.
+    #[test]
+    fn medians_ignore_outliers() {
+        assert_eq!(median([3.0, 1000.0, 1.0]), Some(3.0));
+        assert_eq!(median([4.0, 1.0, 2.0, 1000.0]), Some(3.0));
+        assert_eq!(median([]), None);
+    }
+
+    /// What `run` wrote last year, `report` and `compare` must read.
+    #[test]
+    fn files_read_back_what_was_written() {
+        let mut stream = measurement("STR", "smcgate", 2);
+        stream.gbit_per_s = Some(17.5);
+        stream.bytes_total = 2_000_000_000;
+        let results = Results { machine: machine(), measurements: vec![stream] };
+        let path = std::env::temp_dir().join(format!("records-{}.jsonl", std::process::id()));
+        fs::write(&path, results.to_json_lines()).unwrap();
+        let read = Results::read(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert_eq!(read.to_json_lines(), results.to_json_lines());
+        assert_eq!(read.measurements[0].per_gb(3.0), Some(1.5));
+        assert_eq!(read.measurements[0].per_million_requests(3.0), None);
+    }
+}

@@ -1,0 +1,230 @@
+//! Tables for people: medians, and ratios to the HAProxy pair beside the targets.
+
+use std::fmt::Write as _;
+
+use crate::machine::Machine;
+use crate::record::{Measurement, Results};
+use crate::summary::{Cell, Figure};
+
+/// How far smcgate must be from the HAProxy pair of the same run.
+#[derive(Clone, Copy, Debug)]
+enum Bound {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+/// A goal of the design: never asserted, always shown.
+struct Target {
+    scenarios: &'static [&'static str],
+    figure: Figure,
+    bound: Bound,
+}
+
+const TARGETS: [Target; 6] = [
+    Target { scenarios: &["RR-1"], figure: Figure::P50, bound: Bound::AtMost(0.8) },
+    Target {
+        scenarios: &["RR-32", "RR-32-http"],
+        figure: Figure::Throughput,
+        bound: Bound::AtLeast(1.5),
+    },
+    Target { scenarios: &["RR-32", "RR-32-http"], figure: Figure::P99, bound: Bound::AtMost(0.7) },
+    Target {
+        scenarios: &["STR", "STR-cubic", "STR-reverse"],
+        figure: Figure::Throughput,
+        bound: Bound::AtLeast(1.5),
+    },
+    Target {
+        scenarios: &["STR", "STR-cubic", "STR-reverse"],
+        figure: Figure::ProxyCpu,
+        bound: Bound::AtMost(0.8),
+    },
+    Target {
+        scenarios: &["CRR", "CRR-http"],
+        figure: Figure::Throughput,
+        bound: Bound::AtLeast(0.8),
+    },
+];
+
+/// One line about one measurement, for whoever watches the run.
+pub(crate) fn progress(measurement: &Measurement) -> String {
+    let cells = Cell::group(std::slice::from_ref(measurement));
+    let Measurement { scenario, path, round, errors, .. } = measurement;
+    let mut line = format!("{scenario:<12} {path:<8} round {round}:");
+    for figure in Figure::ALL {
+        write!(line, "  {} {}", figure.name(), cells[0].show(figure)).expect("a string takes all");
+    }
+    if let Some(one_way_ns) = measurement.one_way_p50_ns {
+        write!(line, "  one way p50 {:.1} µs", one_way_ns as f64 / 1e3).expect("as above");
+    }
+    if *errors > 0 {
+        write!(line, "  {errors} ERRORS").expect("as above");
+    }
+    line
+}
+
+/// The whole report in Markdown: machine, medians, ratios.
+pub(crate) fn markdown(results: &Results) -> String {
+    let cells = Cell::group(&results.measurements);
+    let mut text = preamble(&results.machine, &results.measurements);
+    text += "\n| scenario | path | throughput | RTT p50 | RTT p99 | CPU, proxies | CPU, machine \
+             | proxies' peak RSS |\n|---|---|---|---|---|---|---|---|\n";
+    for cell in &cells {
+        let figures: Vec<String> = Figure::ALL.iter().map(|&figure| cell.show(figure)).collect();
+        let rss = match cell.peak_rss_bytes() {
+            0 => "–".to_owned(),
+            bytes => format!("{:.1} MB", bytes as f64 / 1e6),
+        };
+        let errors = match cell.errors() {
+            0 => String::new(),
+            errors => format!(" ({errors} errors)"),
+        };
+        let (scenario, path) = (cell.scenario, cell.path);
+        writeln!(text, "| {scenario} | {path}{errors} | {} | {rss} |", figures.join(" | "))
+            .expect("a string takes all");
+    }
+    text + &ratios(&cells)
+}
+
+fn preamble(machine: &Machine, measurements: &[Measurement]) -> String {
+    let rounds = measurements.iter().map(|measurement| measurement.round).max().unwrap_or(0);
+    let mut text = format!(
+        "Medians of {rounds} interleaved rounds, {}, commit {}; {} ({} cores), Linux {}, veth with \
+         MTU {}, congestion control {} by default.",
+        machine.date,
+        if machine.commit.is_empty() { "unknown" } else { &machine.commit },
+        machine.cpu_model,
+        machine.cores,
+        machine.kernel,
+        machine.mtu_bytes,
+        machine.congestion_control,
+    );
+    for program in &machine.programs {
+        write!(text, " {program}.").expect("a string takes all");
+    }
+    text += " CPU is seconds per GB (10⁹ bytes) of a stream, per million requests otherwise; \
+             one way is RTT / 2.\n";
+    text
+}
+
+/// smcgate against the HAProxy pair, figure by figure; empty unless both were measured.
+fn ratios(cells: &[Cell<'_>]) -> String {
+    let mut text = String::new();
+    for ours in cells.iter().filter(|cell| cell.path == "smcgate") {
+        let theirs =
+            cells.iter().find(|cell| cell.scenario == ours.scenario && cell.path == "haproxy");
+        let Some(theirs) = theirs else { continue };
+        for figure in Figure::ALL {
+            let (Some(our), Some(their)) = (ours.median(figure), theirs.median(figure)) else {
+                continue;
+            };
+            // Time below the clock's tick is no divisor.
+            if their <= 0.0 {
+                continue;
+            }
+            let ratio = our / their;
+            writeln!(
+                text,
+                "| {} | {} | {} | {} | {ratio:.2} | {} |",
+                ours.scenario,
+                figure.name(),
+                theirs.show(figure),
+                ours.show(figure),
+                verdict(ours.scenario, figure, ratio),
+            )
+            .expect("a string takes all");
+        }
+    }
+    if text.is_empty() {
+        return text;
+    }
+    let head = "\n| scenario | figure | HAProxy pair | smcgate pair | ratio | target |\n\
+                |---|---|---|---|---|---|\n";
+    head.to_owned() + &text
+}
+
+/// The target of a ratio and whether it is met; empty where the design sets none.
+fn verdict(scenario: &str, figure: Figure, ratio: f64) -> String {
+    let target = TARGETS
+        .iter()
+        .find(|target| target.figure == figure && target.scenarios.contains(&scenario));
+    let Some(target) = target else { return String::new() };
+    let (text, met) = match target.bound {
+        Bound::AtLeast(bound) => (format!("≥ {bound}"), ratio >= bound),
+        Bound::AtMost(bound) => (format!("≤ {bound}"), ratio <= bound),
+    };
+    format!("{text} {}", if met { "met" } else { "**missed**" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::latency::Recorder;
+    use crate::record::tests::{machine, measurement};
+
+    fn rr(path: &str, round: u32, requests_per_s: f64, rtt_us: u64) -> Measurement {
+        let mut recorder = Recorder::new();
+        recorder.record(rtt_us * 1_000);
+        Measurement {
+            requests_per_s: Some(requests_per_s),
+            rtt: recorder.summary(),
+            requests_total: 1_000_000,
+            cpu_s_proxies: 2.0,
+            cpu_s_machine: 5.0,
+            ..measurement("RR-32", path, round)
+        }
+    }
+
+    fn stream(path: &str, gbit_per_s: f64, cpu_s_proxies: f64) -> Measurement {
+        Measurement {
+            gbit_per_s: Some(gbit_per_s),
+            bytes_total: 4_000_000_000,
+            cpu_s_proxies,
+            ..measurement("STR", path, 1)
+        }
+    }
+
+    fn report(measurements: Vec<Measurement>) -> String {
+        markdown(&Results { machine: machine(), measurements })
+    }
+
+    #[track_caller]
+    fn assert_line(text: &str, start: &str, end: &str) {
+        let found = text.lines().any(|line| line.starts_with(start) && line.ends_with(end));
+        assert!(found, "no line {start:?} … {end:?} in\n{text}");
+    }
+
+    /// The README shows these lines; a ratio upside down would turn a loss into a win.
+    #[test]
+    fn ratios_are_ours_over_theirs_beside_the_target() {
+        let text = report(vec![
+            rr("haproxy", 1, 60_000.0, 500),
+            rr("smcgate", 1, 120_000.0, 400),
+            stream("haproxy", 10.0, 4.0),
+            stream("smcgate", 14.0, 2.0),
+        ]);
+        let line = "| RR-32 | throughput | 60.0 k/s | 120.0 k/s |";
+        assert_line(&text, line, "| 2.00 | ≥ 1.5 met |");
+        assert_line(&text, "| RR-32 | p99 |", "| 0.80 | ≤ 0.7 **missed** |");
+        assert_line(&text, "| RR-32 | CPU of the machine | 5.0 s/M | 5.0 s/M |", "| 1.00 |  |");
+        assert_line(&text, "| STR | throughput |", "| 1.40 | ≥ 1.5 **missed** |");
+        assert_line(&text, "| STR | CPU of the proxies | 1.00 s/GB |", "| 0.50 | ≤ 0.8 met |");
+    }
+
+    /// The table is of medians, one line for all rounds of a path.
+    #[test]
+    fn rounds_become_one_line() {
+        let rounds = [70_000.0, 10_000.0, 60_000.0];
+        let text = report((1..).zip(rounds).map(|(n, rate)| rr("direct", n, rate, 90)).collect());
+        assert_line(&text, "| RR-32 | direct | 60.0 k/s | 90", "| – | 5.0 s/M | – |");
+        assert!(text.starts_with("Medians of 3 interleaved rounds"), "{text}");
+        assert!(!text.contains("ratio"), "no ratio without a HAProxy pair");
+    }
+
+    /// A row with failed connections must say so.
+    #[test]
+    fn errors_are_shown() {
+        let failing = Measurement { errors: 3, ..rr("smcgate", 1, 1.0, 1) };
+        assert!(progress(&failing).ends_with("3 ERRORS"));
+        assert!(report(vec![failing]).contains("smcgate (3 errors)"));
+    }
+}

@@ -1,0 +1,270 @@
+//! Everything a run needs, started once: namespaces, servers, the proxies of every path.
+
+use std::fs;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use super::janitor::Janitor;
+use super::namespaces::{Host, Namespaces};
+use super::paths::{
+    ADMIN, Path, SERVER_PORT, haproxy_configuration, nginx_configuration, smcgate_configuration,
+};
+use super::process::Process;
+use crate::clock::{now_ns, ns};
+use crate::failure::{Doing as _, Failure, Result};
+use crate::scenarios::{LoadResult, Scenario, Service};
+
+/// How long servers and proxies may take until they serve.
+const START_LIMIT: Duration = Duration::from_secs(15);
+/// How long a load may take beyond its own duration.
+const LOAD_GRACE: Duration = Duration::from_secs(20);
+
+/// What to start.
+#[derive(Debug)]
+pub(crate) struct Options {
+    pub(crate) paths: Vec<Path>,
+    /// Whether nginx is needed.
+    pub(crate) http: bool,
+    /// The gateway's binary.
+    pub(crate) smcgate: PathBuf,
+    /// Its `[poll] policy`.
+    pub(crate) idle_policy: String,
+}
+
+/// Servers and proxies, running. Dropping it ends and removes everything.
+///
+/// Fields are in the order in which they must go: programs first, the janitor last.
+#[derive(Debug)]
+pub(crate) struct Bench {
+    servers: Vec<Process>,
+    haproxies: Vec<Process>,
+    gateways: Vec<Process>,
+    namespaces: Namespaces,
+    folder: Folder,
+    myself: String,
+    _janitor: Janitor,
+}
+
+/// Totals of one gateway.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GatewayTotals {
+    pub(crate) connections_smc: u64,
+    pub(crate) connections_tcp: u64,
+}
+
+impl Bench {
+    /// Starts everything and waits until every path carries bytes end to end.
+    ///
+    /// # Errors
+    ///
+    /// Naming what did not start, with its last words. Nothing is left behind then.
+    pub(crate) fn start(options: &Options) -> Result<Self> {
+        let myself = std::env::current_exe().doing(|| "finding this binary".into())?;
+        let myself = myself.to_string_lossy().into_owned();
+        let janitor = Janitor::hire(&myself, &Folder::path(), &Namespaces::names())?;
+        let mut bench = Self {
+            servers: Vec::new(),
+            haproxies: Vec::new(),
+            gateways: Vec::new(),
+            namespaces: Namespaces::create()?,
+            folder: Folder::create()?,
+            myself,
+            _janitor: janitor,
+        };
+        bench.start_servers(options.http)?;
+        for &path in &options.paths {
+            match path {
+                Path::Direct => {}
+                Path::Haproxy => bench.start_haproxies()?,
+                Path::Smcgate => bench.start_gateways(options)?,
+            }
+        }
+        for &path in &options.paths {
+            bench.wait_until_carrying(path)?;
+        }
+        if options.http {
+            bench.wait_for_http()?;
+        }
+        Ok(bench)
+    }
+
+    /// The two namespaces.
+    pub(crate) fn namespaces(&self) -> &Namespaces {
+        &self.namespaces
+    }
+
+    /// The proxies of `path`, none for direct.
+    pub(crate) fn proxies(&mut self, path: Path) -> &mut [Process] {
+        match path {
+            Path::Direct => &mut [],
+            Path::Haproxy => &mut self.haproxies,
+            Path::Smcgate => &mut self.gateways,
+        }
+    }
+
+    /// Runs one load in namespace A to its end.
+    ///
+    /// # Errors
+    ///
+    /// When it fails, hangs, or prints something else than its result.
+    pub(crate) fn load(
+        &self,
+        scenario: Scenario,
+        path: Path,
+        duration: Duration,
+    ) -> Result<LoadResult> {
+        let target = path.target(scenario.service());
+        let argv = scenario.command(&self.myself, target, duration);
+        let command = self.namespaces.command(Host::A, &argv);
+        let load = Process::start(&format!("load-{scenario}-{path}"), command, &self.folder.0)?;
+        let output = load.output_within(duration + LOAD_GRACE)?;
+        scenario.parse(&output).doing(|| format!("{scenario} over {path}"))
+    }
+
+    /// What the gateway in `host` says it has carried since it started.
+    ///
+    /// # Errors
+    ///
+    /// When its `/stats` does not answer, or not with the two totals.
+    pub(crate) fn gateway_totals(&self, host: Host) -> Result<GatewayTotals> {
+        let argv = [&self.myself, "get", "--target", ADMIN, "--path", "/stats"].map(str::to_owned);
+        let command = self.namespaces.command(host, &argv);
+        let get = Process::start(&format!("stats-{host:?}"), command, &self.folder.0)?;
+        parse_totals(&get.output_within(Duration::from_secs(10))?)
+    }
+
+    fn start_servers(&mut self, http: bool) -> Result<()> {
+        for service in Service::ALL {
+            let listen = format!("0.0.0.0:{}", SERVER_PORT + service.port_offset());
+            let argv = if service != Service::Http {
+                [&self.myself, "serve", service.name(), "--listen", &listen]
+                    .map(str::to_owned)
+                    .to_vec()
+            } else if http {
+                let folder = self.folder.0.to_string_lossy();
+                let file = self.folder.write("nginx.conf", &nginx_configuration(&folder))?;
+                ["nginx", "-c", &file, "-p", &folder].map(str::to_owned).to_vec()
+            } else {
+                continue;
+            };
+            let command = self.namespaces.command(Host::B, &argv);
+            let name = format!("server-{}", service.name());
+            self.servers.push(Process::start(&name, command, &self.folder.0)?);
+        }
+        Ok(())
+    }
+
+    fn start_haproxies(&mut self) -> Result<()> {
+        for host in [Host::B, Host::A] {
+            let name = format!("haproxy-{host:?}");
+            let file = self.folder.write(&format!("{name}.cfg"), &haproxy_configuration(host))?;
+            let argv = ["haproxy", "-db", "-f", &file].map(str::to_owned);
+            let command = self.namespaces.command(host, &argv);
+            self.haproxies.push(Process::start(&name, command, &self.folder.0)?);
+        }
+        Ok(())
+    }
+
+    fn start_gateways(&mut self, options: &Options) -> Result<()> {
+        for (host, core) in [(Host::B, 1), (Host::A, 0)] {
+            let name = format!("smcgate-{host:?}");
+            let text = smcgate_configuration(host, core, &options.idle_policy);
+            let file = self.folder.write(&format!("{name}.toml"), &text)?;
+            let argv = [&options.smcgate.to_string_lossy(), "run", "-c", &file].map(str::to_owned);
+            let command = self.namespaces.command(host, &argv);
+            self.gateways.push(Process::start(&name, command, &self.folder.0)?);
+        }
+        Ok(())
+    }
+
+    /// Sends echoes until one round trip works, which also makes the gateways' first contact.
+    fn wait_until_carrying(&mut self, path: Path) -> Result<()> {
+        let until = now_ns() + ns(START_LIMIT);
+        let echo = Scenario::RoundTrip { connections: 1 };
+        loop {
+            for process in self.servers.iter_mut().chain(&mut self.haproxies) {
+                process.check_alive()?;
+            }
+            for gateway in &mut self.gateways {
+                gateway.check_alive()?;
+            }
+            match self.load(echo, path, Duration::from_millis(50)) {
+                Ok(_) => return Ok(()),
+                Err(failure) if now_ns() >= until => {
+                    return Err(Failure::new(format!("{path} carries nothing: {failure}")));
+                }
+                Err(_) => thread::sleep(Duration::from_millis(100)),
+            }
+        }
+    }
+
+    fn wait_for_http(&mut self) -> Result<()> {
+        let until = now_ns() + ns(START_LIMIT);
+        let target = Path::Direct.target(Service::Http).to_string();
+        let argv = [&self.myself, "get", "--target", &target, "--path", "/"].map(str::to_owned);
+        loop {
+            let command = self.namespaces.command(Host::A, &argv);
+            let get = Process::start("get-http", command, &self.folder.0)?;
+            match get.output_within(Duration::from_secs(10)) {
+                Ok(_) => return Ok(()),
+                Err(failure) if now_ns() >= until => return Err(failure),
+                Err(_) => thread::sleep(Duration::from_millis(100)),
+            }
+        }
+    }
+}
+
+/// Finds the two totals in the JSON of `GET /stats`.
+fn parse_totals(json: &str) -> Result<GatewayTotals> {
+    let stats: serde_json::Value = serde_json::from_str(json).doing(|| "GET /stats".into())?;
+    let total = |name: &str| {
+        let missing = || Failure::new(format!("GET /stats has no totals.{name}"));
+        stats["totals"][name].as_u64().ok_or_else(missing)
+    };
+    Ok(GatewayTotals {
+        connections_smc: total("connections_smc")?,
+        connections_tcp: total("connections_tcp")?,
+    })
+}
+
+/// A temporary folder for configurations and logs. The janitor removes it.
+#[derive(Debug)]
+struct Folder(PathBuf);
+
+impl Folder {
+    /// The path of this process' folder.
+    fn path() -> PathBuf {
+        std::env::temp_dir().join(format!("smcgate-perf-{}", std::process::id()))
+    }
+
+    fn create() -> Result<Self> {
+        let path = Self::path();
+        fs::create_dir_all(&path).doing(|| format!("creating {}", path.display()))?;
+        Ok(Self(path))
+    }
+
+    /// Writes a file; its path.
+    fn write(&self, name: &str, text: &str) -> Result<String> {
+        let path = self.0.join(name);
+        fs::write(&path, text).doing(|| format!("writing {}", path.display()))?;
+        Ok(path.to_string_lossy().into_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The proof that a figure was SMC-R rests on these two numbers; a renamed key must stop the
+    /// run instead of reading as zero.
+    #[test]
+    fn totals_are_found_or_missed_aloud() {
+        let json = r#"{"schema":1,"totals":{"connections_smc":7,"connections_tcp":2,"x":1}}"#;
+        let expected = GatewayTotals { connections_smc: 7, connections_tcp: 2 };
+        assert_eq!(parse_totals(json).unwrap(), expected);
+        let renamed = json.replace("connections_tcp", "tcp_connections");
+        assert!(parse_totals(&renamed).unwrap_err().to_string().contains("connections_tcp"));
+        assert!(parse_totals("<html>").is_err());
+    }
+}

@@ -1,0 +1,7 @@
+//! What a run builds and takes down: namespaces, servers, proxies.
+
+pub(crate) mod bench;
+pub(crate) mod janitor;
+pub(crate) mod namespaces;
+pub(crate) mod paths;
+pub(crate) mod process;

@@ -1,0 +1,155 @@
+//! Two hosts on this machine: network namespaces A and B, joined by a veth pair.
+//!
+//! Programs are put into them by `nsenter`, not `ip netns exec`: the latter mounts a new `/sys`,
+//! which hides the cgroup hierarchy that a gateway attaches its eBPF program to. `setpriv` has the
+//! kernel end every program when the harness dies, however it dies.
+
+use std::process::Command;
+
+use crate::failure::{Doing as _, Failure, Result};
+
+/// Address of namespace A on the veth pair.
+pub(crate) const ADDRESS_A: &str = "10.8.0.1";
+/// Address of namespace B on the veth pair.
+pub(crate) const ADDRESS_B: &str = "10.8.0.2";
+/// The network of both addresses.
+const NETWORK: &str = "10.8.0.0/24";
+/// Device of the pair in namespace A.
+pub(crate) const DEVICE_A: &str = "va";
+/// Device of the pair in namespace B.
+pub(crate) const DEVICE_B: &str = "vb";
+
+/// Short connections use up ports; these settings give them back at once.
+const SETTINGS: [&str; 3] = [
+    "net.ipv4.ip_local_port_range=20000 65000",
+    "net.ipv4.tcp_tw_reuse=1",
+    "net.core.somaxconn=4096",
+];
+
+/// One of the two hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Host {
+    /// Where loads run.
+    A,
+    /// Where servers run.
+    B,
+}
+
+/// Both namespaces. The janitor removes them.
+#[derive(Debug)]
+pub(crate) struct Namespaces {
+    names: [String; 2],
+}
+
+impl Namespaces {
+    /// The names of this process' namespaces A and B.
+    pub(crate) fn names() -> [String; 2] {
+        ["a", "b"].map(|host| format!("smcperf-{}-{host}", std::process::id()))
+    }
+
+    /// Builds both.
+    ///
+    /// # Errors
+    ///
+    /// Without the privilege to make network namespaces.
+    pub(crate) fn create() -> Result<Self> {
+        let namespaces = Self { names: Self::names() };
+        let [a, b] = &namespaces.names;
+        ip(&["netns", "add", a])?;
+        ip(&["netns", "add", b])?;
+        ip(&[
+            "-n", a, "link", "add", DEVICE_A, "type", "veth", "peer", "name", DEVICE_B, "netns", b,
+        ])?;
+        for (name, device, address) in [(a, DEVICE_A, ADDRESS_A), (b, DEVICE_B, ADDRESS_B)] {
+            ip(&["-n", name, "addr", "add", &format!("{address}/24"), "dev", device])?;
+            ip(&["-n", name, "link", "set", device, "up"])?;
+            ip(&["-n", name, "link", "set", "lo", "up"])?;
+        }
+        for host in [Host::A, Host::B] {
+            for setting in SETTINGS {
+                namespaces.set(host, setting)?;
+            }
+        }
+        Ok(namespaces)
+    }
+
+    /// A command that runs `argv` inside `host` and dies with the harness.
+    pub(crate) fn command(&self, host: Host, argv: &[String]) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "nsenter"]);
+        command.arg(format!("--net=/run/netns/{}", self.name(host)));
+        command.arg("--").args(argv);
+        command
+    }
+
+    /// Applies one `key=value` of sysctl in `host`.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses the value.
+    fn set(&self, host: Host, setting: &str) -> Result<()> {
+        let argv = ["sysctl", "-q", "-w", setting].map(str::to_owned);
+        succeed(&mut self.command(host, &argv)).map(drop)
+    }
+
+    /// Gives every later connection of both hosts the congestion control `algorithm`, or the
+    /// host's default for `None`.
+    ///
+    /// By routes: a namespace's sysctl takes only what the host allows to everybody, and often
+    /// that is not cubic. Both ends of a connection take it from the route, proxies included.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel has no such algorithm.
+    pub(crate) fn use_congestion_control(&self, algorithm: Option<&str>) -> Result<()> {
+        let choice = algorithm.map(|algorithm| format!("congctl {algorithm}")).unwrap_or_default();
+        for (host, device, address) in
+            [(Host::A, DEVICE_A, ADDRESS_A), (Host::B, DEVICE_B, ADDRESS_B)]
+        {
+            let kernel = "proto kernel scope host src 127.0.0.1";
+            for route in [
+                format!("{NETWORK} dev {device} proto kernel scope link src {address}"),
+                format!("table local local 127.0.0.0/8 dev lo {kernel}"),
+                format!("table local local 127.0.0.1 dev lo {kernel}"),
+            ] {
+                let command = format!("-n {} route replace {route} {choice}", self.name(host));
+                ip(&command.split_whitespace().collect::<Vec<_>>())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// MTU of the veth pair.
+    ///
+    /// # Errors
+    ///
+    /// When `ip` does not say.
+    pub(crate) fn mtu_bytes(&self) -> Result<u32> {
+        let link = ip(&["-n", self.name(Host::A), "-o", "link", "show", DEVICE_A])?;
+        let mut words = link.split_whitespace().skip_while(|word| *word != "mtu").skip(1);
+        let mtu = words.next().and_then(|mtu| mtu.parse().ok());
+        mtu.ok_or_else(|| Failure::new(format!("no MTU in {link:?}")))
+    }
+
+    fn name(&self, host: Host) -> &str {
+        let [a, b] = &self.names;
+        match host {
+            Host::A => a,
+            Host::B => b,
+        }
+    }
+}
+
+fn ip(arguments: &[&str]) -> Result<String> {
+    succeed(Command::new("ip").args(arguments))
+}
+
+/// Runs a command to its end; what it printed.
+fn succeed(command: &mut Command) -> Result<String> {
+    let output = command.output().doing(|| format!("{command:?}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let complaint = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(Failure::new(format!("{command:?}: {complaint}")))
+}

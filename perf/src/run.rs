@@ -1,0 +1,221 @@
+//! `run`: every scenario over every path, interleaved, so that what else happens on the machine
+//! happens to all of them.
+
+use std::fs;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use crate::clock::{now_ns, ns};
+use crate::failure::{Doing as _, Failure, Result};
+use crate::machine::{Machine, machine_cpu_s};
+use crate::record::{Measurement, Results, SCHEMA};
+use crate::report;
+use crate::rig::bench::{Bench, GatewayTotals, Options};
+use crate::rig::namespaces::Host;
+use crate::rig::paths::Path;
+use crate::rig::process::Process;
+use crate::scenarios::{Congestion, LoadResult, Scenario, Service};
+
+/// How long a gateway may take to account for the connections it has carried.
+const PROOF_LIMIT: Duration = Duration::from_secs(2);
+
+/// What to measure, and where to write it.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) scenarios: Vec<Scenario>,
+    pub(crate) rounds: u32,
+    pub(crate) duration: Duration,
+    pub(crate) paths: Vec<Path>,
+    pub(crate) smcgate: PathBuf,
+    pub(crate) idle_policy: String,
+    pub(crate) date: Option<String>,
+    pub(crate) out: Option<PathBuf>,
+}
+
+/// Measures, writes the records, prints the table.
+///
+/// # Errors
+///
+/// When something cannot be started or measured, or when a connection through the gateways was
+/// not SMC-R. Nothing is written then.
+pub(crate) fn run(plan: &Plan) -> Result<()> {
+    let mut bench = Bench::start(&Options {
+        paths: plan.paths.clone(),
+        http: plan.scenarios.iter().any(|scenario| scenario.service() == Service::Http),
+        smcgate: plan.smcgate.clone(),
+        idle_policy: plan.idle_policy.clone(),
+    })?;
+    let machine = Machine::describe(plan.date.clone(), bench.namespaces().mtu_bytes()?);
+    let mut measurements = Vec::new();
+    for &scenario in &plan.scenarios {
+        for round in 1..=plan.rounds {
+            for &path in &plan.paths {
+                let default = &machine.congestion_control;
+                let measurement = measure(&mut bench, scenario, path, round, default, plan)?;
+                eprintln!("{}", report::progress(&measurement));
+                measurements.push(measurement);
+            }
+        }
+    }
+    drop(bench);
+    let results = Results { machine, measurements };
+    if let Some(out) = &plan.out {
+        fs::write(out, results.to_json_lines()).doing(|| format!("writing {}", out.display()))?;
+    }
+    print!("{}", report::markdown(&results));
+    Ok(())
+}
+
+/// One workload over one path, once.
+fn measure(
+    bench: &mut Bench,
+    scenario: Scenario,
+    path: Path,
+    round: u32,
+    default_congestion: &str,
+    plan: &Plan,
+) -> Result<Measurement> {
+    let congestion = match scenario.congestion() {
+        Congestion::HostDefault => None,
+        Congestion::Cubic => Some("cubic"),
+    };
+    bench.namespaces().use_congestion_control(congestion)?;
+    let carried_before = gateway_totals(bench, path)?;
+    let proxies_before: f64 = bench.proxies(path).iter().map(Process::cpu_s).sum();
+    let machine_before = machine_cpu_s();
+    let load = bench.load(scenario, path, plan.duration)?;
+    let cpu_s_machine = machine_cpu_s() - machine_before;
+    let proxies = bench.proxies(path);
+    let cpu_s_proxies = proxies.iter().map(Process::cpu_s).sum::<f64>() - proxies_before;
+    let peak_rss_bytes_proxies = proxies.iter().map(Process::peak_rss_bytes).sum();
+    for proxy in proxies {
+        proxy.check_alive()?;
+    }
+    let carried = match carried_before {
+        None => None,
+        Some(before) => {
+            let proof = prove_smc(bench, before, &load);
+            Some(proof.doing(|| format!("{scenario} over {path}"))?)
+        }
+    };
+    let rtt = load.latency;
+    let one_way = |ns: u64| scenario.is_single_round_trip().then_some(ns / 2);
+    Ok(Measurement {
+        schema: SCHEMA,
+        scenario: scenario.to_string(),
+        path: path.to_string(),
+        round,
+        elapsed_s: load.elapsed_s,
+        connections: scenario.connections(),
+        message_bytes: scenario.message_bytes(),
+        congestion_control: congestion.unwrap_or(default_congestion).to_owned(),
+        gbit_per_s: load.gbit_per_s,
+        requests_per_s: load.requests_per_s,
+        one_way_p50_ns: rtt.as_ref().and_then(|rtt| one_way(rtt.p50_ns)),
+        one_way_p99_ns: rtt.as_ref().and_then(|rtt| one_way(rtt.p99_ns)),
+        rtt,
+        bytes_total: load.bytes_total,
+        requests_total: load.requests_total,
+        connections_opened: load.connections_opened,
+        errors: load.errors,
+        cpu_s_proxies,
+        cpu_s_machine,
+        peak_rss_bytes_proxies,
+        connections_smc: carried.map(|carried| carried.connections_smc),
+        connections_tcp: carried.map(|carried| carried.connections_tcp),
+    })
+}
+
+/// What gateway A has carried so far; `None` on other paths.
+fn gateway_totals(bench: &Bench, path: Path) -> Result<Option<GatewayTotals>> {
+    match path {
+        Path::Direct | Path::Haproxy => Ok(None),
+        Path::Smcgate => bench.gateway_totals(Host::A).map(Some),
+    }
+}
+
+/// Asks gateway A until it accounts for every connection of `load`, or [`PROOF_LIMIT`] has passed:
+/// its counters may be published a moment after the connections.
+fn prove_smc(bench: &Bench, before: GatewayTotals, load: &LoadResult) -> Result<GatewayTotals> {
+    let until = now_ns() + ns(PROOF_LIMIT);
+    loop {
+        match carried_by_smc(before, bench.gateway_totals(Host::A)?, load) {
+            Err(_) if now_ns() < until => thread::sleep(Duration::from_millis(100)),
+            proof @ (Ok(_) | Err(_)) => return proof,
+        }
+    }
+}
+
+/// What a load added to the totals of gateway A, if all of it was SMC-R.
+fn carried_by_smc(
+    before: GatewayTotals,
+    after: GatewayTotals,
+    load: &LoadResult,
+) -> Result<GatewayTotals> {
+    let carried = GatewayTotals {
+        connections_smc: after.connections_smc.saturating_sub(before.connections_smc),
+        connections_tcp: after.connections_tcp.saturating_sub(before.connections_tcp),
+    };
+    if carried.connections_tcp > 0 {
+        return Err(Failure::new(format!(
+            "{} connections stayed TCP; this measurement would not be one of SMC-R",
+            carried.connections_tcp
+        )));
+    }
+    // Of short connections, the last ones open may have ended before the gateways agreed.
+    let unfinished = load.connections_opened.saturating_sub(load.requests_total.max(1));
+    let expected = (load.connections_opened - unfinished).saturating_sub(load.errors).max(1);
+    if carried.connections_smc < expected {
+        return Err(Failure::new(format!(
+            "{} connections were made, but gateway A counts {} over SMC-R",
+            load.connections_opened, carried.connections_smc
+        )));
+    }
+    Ok(carried)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(connections_opened: u64, requests_total: u64) -> LoadResult {
+        LoadResult {
+            elapsed_s: 1.0,
+            connections_opened,
+            bytes_total: 0,
+            requests_total,
+            gbit_per_s: None,
+            requests_per_s: None,
+            latency: None,
+            errors: 0,
+        }
+    }
+
+    fn totals(connections_smc: u64, connections_tcp: u64) -> GatewayTotals {
+        GatewayTotals { connections_smc, connections_tcp }
+    }
+
+    /// A gateway that quietly fell back to TCP must not be published as SMC-R.
+    #[test]
+    fn one_connection_over_tcp_spoils_the_measurement() {
+        let failure = carried_by_smc(totals(5, 3), totals(37, 4), &load(32, 9_000)).unwrap_err();
+        assert!(failure.to_string().contains("stayed TCP"), "{failure}");
+    }
+
+    /// Nor one whose connections were not counted at all, or only in part.
+    #[test]
+    fn every_connection_must_be_counted_as_smc() {
+        assert!(carried_by_smc(totals(5, 3), totals(36, 3), &load(32, 9_000)).is_err());
+        assert!(carried_by_smc(totals(5, 3), totals(5, 3), &load(1, 0)).is_err());
+        let carried = carried_by_smc(totals(5, 3), totals(37, 3), &load(32, 9_000)).unwrap();
+        assert_eq!(carried, totals(32, 0));
+    }
+
+    /// At the end of CRR up to 32 connections are cut off; they need not have become SMC-R.
+    #[test]
+    fn connections_cut_off_at_the_end_are_excused() {
+        assert!(carried_by_smc(totals(0, 0), totals(1_000, 0), &load(1_032, 1_000)).is_ok());
+        assert!(carried_by_smc(totals(0, 0), totals(999, 0), &load(1_032, 1_000)).is_err());
+    }
+}

@@ -1,0 +1,290 @@
+//! The workloads, by the names the field uses, and what each measures.
+
+pub(crate) mod http;
+pub(crate) mod open_loop;
+pub(crate) mod round_trip;
+pub(crate) mod short_connections;
+pub(crate) mod stream;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::latency::Latency;
+
+/// One workload. Its text form is its name in records and on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scenario {
+    /// `RR-n`: n connections, each with one 64-byte request in flight.
+    RoundTrip { connections: u32 },
+    /// `RRO-n@r`: n connections, r requests per second whatever the answers do.
+    OpenLoop { connections: u32, rate_per_s: u32 },
+    /// `STR`: one stream, client to server.
+    Stream { congestion: Congestion },
+    /// `STR-reverse`: one stream, server to client.
+    ReverseStream,
+    /// `CRR`: 32 at a time: connect, request, response, close.
+    ShortConnections,
+    /// `RR-32-http`: wrk against nginx, 32 keep-alive connections.
+    HttpRoundTrip,
+    /// `CRR-http`: wrk against nginx, 32 at a time, `Connection: close`.
+    HttpShortConnections,
+}
+
+/// The TCP congestion control of both namespaces during a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Congestion {
+    /// Whatever the host's default is; the record says which.
+    HostDefault,
+    /// `cubic`, scenario `STR-cubic`.
+    Cubic,
+}
+
+/// What runs in namespace B and answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Service {
+    Echo,
+    Sink,
+    Source,
+    Crr,
+    Http,
+}
+
+impl Service {
+    /// Every service, in the order of its port offset.
+    pub(crate) const ALL: [Self; 5] = [Self::Echo, Self::Sink, Self::Source, Self::Crr, Self::Http];
+
+    /// Added to the base port of whoever offers the service.
+    pub(crate) fn port_offset(self) -> u16 {
+        match self {
+            Self::Echo => 0,
+            Self::Sink => 1,
+            Self::Source => 2,
+            Self::Crr => 3,
+            Self::Http => 4,
+        }
+    }
+
+    /// The name in configuration files.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Echo => "echo",
+            Self::Sink => "sink",
+            Self::Source => "source",
+            Self::Crr => "crr",
+            Self::Http => "http",
+        }
+    }
+}
+
+/// What a load saw: the common form of all workloads.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct LoadResult {
+    /// Measured time, without warm-up, in seconds.
+    pub(crate) elapsed_s: f64,
+    /// TCP connections opened, warm-up included.
+    pub(crate) connections_opened: u64,
+    /// Payload bytes moved in both directions, warm-up included.
+    pub(crate) bytes_total: u64,
+    /// Requests answered, warm-up included.
+    pub(crate) requests_total: u64,
+    /// Throughput at the receiver.
+    pub(crate) gbit_per_s: Option<f64>,
+    /// Answers per measured second.
+    pub(crate) requests_per_s: Option<f64>,
+    /// Round trips; for short connections, from connect to the server's close.
+    pub(crate) latency: Option<Latency>,
+    /// Connections that failed.
+    pub(crate) errors: u64,
+}
+
+impl Scenario {
+    /// The server this workload talks to.
+    pub(crate) fn service(self) -> Service {
+        match self {
+            Self::RoundTrip { .. } | Self::OpenLoop { .. } => Service::Echo,
+            Self::Stream { .. } => Service::Sink,
+            Self::ReverseStream => Service::Source,
+            Self::ShortConnections => Service::Crr,
+            Self::HttpRoundTrip | Self::HttpShortConnections => Service::Http,
+        }
+    }
+
+    /// How many connections are open at a time.
+    pub(crate) fn connections(self) -> u32 {
+        match self {
+            Self::RoundTrip { connections } | Self::OpenLoop { connections, .. } => connections,
+            Self::Stream { .. } | Self::ReverseStream => 1,
+            Self::ShortConnections => short_connections::CONCURRENT,
+            Self::HttpRoundTrip | Self::HttpShortConnections => http::CONNECTIONS,
+        }
+    }
+
+    /// Whether half a round trip is a one-way latency: no other connection was in the way.
+    pub(crate) fn is_single_round_trip(self) -> bool {
+        self == Self::RoundTrip { connections: 1 }
+    }
+
+    /// Bytes of one request, or of one write of a stream. `None` where HTTP decides.
+    pub(crate) fn message_bytes(self) -> Option<usize> {
+        match self {
+            Self::RoundTrip { .. } | Self::OpenLoop { .. } => Some(round_trip::MESSAGE_BYTES),
+            Self::Stream { .. } | Self::ReverseStream => Some(stream::WRITE_BYTES),
+            Self::ShortConnections => Some(short_connections::REQUEST_BYTES),
+            Self::HttpRoundTrip | Self::HttpShortConnections => None,
+        }
+    }
+
+    /// The congestion control both namespaces must have for this workload.
+    pub(crate) fn congestion(self) -> Congestion {
+        match self {
+            Self::Stream { congestion } => congestion,
+            Self::RoundTrip { .. }
+            | Self::OpenLoop { .. }
+            | Self::ReverseStream
+            | Self::ShortConnections
+            | Self::HttpRoundTrip
+            | Self::HttpShortConnections => Congestion::HostDefault,
+        }
+    }
+
+    /// The program that makes the load and its arguments. `myself` is this binary.
+    pub(crate) fn command(
+        self,
+        myself: &str,
+        target: SocketAddr,
+        duration: Duration,
+    ) -> Vec<String> {
+        let ours = |kind: &str, more: &[String]| {
+            let seconds = duration.as_secs_f64().to_string();
+            let target = target.to_string();
+            let fixed =
+                [myself, "load", kind, "--target", &target, "--seconds", &seconds, "--json"];
+            fixed.iter().map(|s| (*s).to_owned()).chain(more.iter().cloned()).collect()
+        };
+        match self {
+            Self::RoundTrip { connections } => {
+                ours("rr", &["--connections".into(), connections.to_string()])
+            }
+            Self::OpenLoop { connections, rate_per_s } => ours(
+                "rr",
+                &[
+                    "--connections".into(),
+                    connections.to_string(),
+                    "--rate".into(),
+                    rate_per_s.to_string(),
+                ],
+            ),
+            Self::Stream { .. } => ours("str", &[]),
+            Self::ReverseStream => ours("str", &["--reverse".into()]),
+            Self::ShortConnections => ours("crr", &[]),
+            Self::HttpRoundTrip => http::wrk(target, duration, http::KeepAlive::Yes),
+            Self::HttpShortConnections => http::wrk(target, duration, http::KeepAlive::No),
+        }
+    }
+
+    /// Reads what the program of [`Scenario::command`] printed.
+    ///
+    /// # Errors
+    ///
+    /// The sentence that says what is missing.
+    pub(crate) fn parse(self, output: &str) -> Result<LoadResult, String> {
+        match self {
+            Self::RoundTrip { .. }
+            | Self::OpenLoop { .. }
+            | Self::Stream { .. }
+            | Self::ReverseStream
+            | Self::ShortConnections => {
+                serde_json::from_str(output.trim()).map_err(|error| error.to_string())
+            }
+            Self::HttpRoundTrip => http::parse(output, http::KeepAlive::Yes),
+            Self::HttpShortConnections => http::parse(output, http::KeepAlive::No),
+        }
+    }
+}
+
+impl fmt::Display for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::RoundTrip { connections } => write!(f, "RR-{connections}"),
+            Self::OpenLoop { connections, rate_per_s } => {
+                write!(f, "RRO-{connections}@{rate_per_s}")
+            }
+            Self::Stream { congestion: Congestion::HostDefault } => f.write_str("STR"),
+            Self::Stream { congestion: Congestion::Cubic } => f.write_str("STR-cubic"),
+            Self::ReverseStream => f.write_str("STR-reverse"),
+            Self::ShortConnections => f.write_str("CRR"),
+            Self::HttpRoundTrip => f.write_str("RR-32-http"),
+            Self::HttpShortConnections => f.write_str("CRR-http"),
+        }
+    }
+}
+
+impl FromStr for Scenario {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let unknown = || {
+            format!(
+                "unknown scenario {text:?}: RR-<n>, RRO-<n>@<requests per second>, STR, \
+                 STR-cubic, STR-reverse, CRR, RR-32-http or CRR-http"
+            )
+        };
+        let positive = |digits: &str| match digits.parse() {
+            Ok(0) | Err(_) => Err(unknown()),
+            Ok(number) => Ok(number),
+        };
+        match text {
+            "STR" => return Ok(Self::Stream { congestion: Congestion::HostDefault }),
+            "STR-cubic" => return Ok(Self::Stream { congestion: Congestion::Cubic }),
+            "STR-reverse" => return Ok(Self::ReverseStream),
+            "CRR" => return Ok(Self::ShortConnections),
+            "RR-32-http" => return Ok(Self::HttpRoundTrip),
+            "CRR-http" => return Ok(Self::HttpShortConnections),
+            _ => {}
+        }
+        if let Some(connections) = text.strip_prefix("RR-") {
+            return Ok(Self::RoundTrip { connections: positive(connections)? });
+        }
+        let (connections, rate) =
+            text.strip_prefix("RRO-").and_then(|rest| rest.split_once('@')).ok_or_else(unknown)?;
+        Ok(Self::OpenLoop { connections: positive(connections)?, rate_per_s: positive(rate)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A name in a record, given back to `--scenarios`, must repeat that measurement.
+    #[test]
+    fn names_read_back_as_what_they_name() {
+        for name in [
+            "RR-1",
+            "RR-32",
+            "RRO-32@50000",
+            "STR",
+            "STR-cubic",
+            "STR-reverse",
+            "CRR",
+            "RR-32-http",
+            "CRR-http",
+        ] {
+            assert_eq!(name.parse::<Scenario>().unwrap().to_string(), name);
+        }
+        for wrong in ["RR", "RR-0", "RR-x", "RRO-3", "RRO-3@0", "str", ""] {
+            assert!(wrong.parse::<Scenario>().is_err(), "{wrong}");
+        }
+    }
+
+    /// Two services on one port would measure the wrong server.
+    #[test]
+    fn services_have_ports_of_their_own() {
+        for (index, service) in Service::ALL.into_iter().enumerate() {
+            assert_eq!(usize::from(service.port_offset()), index);
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! RRO(n, r): r requests per second over n connections, whatever the answers do.
+//!
+//! A closed loop slows down with what it measures and so hides queues. Here every request has a
+//! time at which it ought to be sent, and its latency counts from that time, waiting for a free
+//! connection included.
+//!
+//! Estimate: below a third of the RR(n) throughput nothing queues, and p50 is that of RR(1) less
+//! one sleep; at 90 % of it, the queue is about ten deep and p99 a few milliseconds.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+
+use super::LoadResult;
+use super::round_trip::{Client, PATIENCE, WARM_UP, connect_all, result};
+use crate::clock::{now_ns, ns};
+use crate::failure::{Doing as _, Failure, Result};
+use crate::latency::Recorder;
+use crate::readiness::{Interest, Readiness};
+
+const TIMER: u64 = u64::MAX;
+
+/// The load: who is free, who waits, and since when.
+struct OpenLoop {
+    clients: Vec<Client>,
+    free: Vec<usize>,
+    /// When the request in flight on each connection ought to have been sent.
+    due_at: Vec<u64>,
+    /// Requests that are due and found no free connection, oldest first, by due time.
+    waiting: VecDeque<u64>,
+    latencies: Recorder,
+    record_from: u64,
+    recorded: u64,
+    answered: u64,
+}
+
+/// Sends `rate_per_s` requests per second for `duration` after a warm-up.
+///
+/// # Errors
+///
+/// As [`super::round_trip::run`]; also when the path falls more than 5 seconds behind the rate.
+pub(crate) fn run(
+    target: SocketAddr,
+    connections: u32,
+    rate_per_s: u32,
+    duration: Duration,
+) -> Result<LoadResult> {
+    let mut readiness = Readiness::new()?;
+    let clients = connect_all(target, connections, &readiness)?;
+    let interval_ns = (1_000_000_000 / u64::from(rate_per_s)).max(1);
+    let timer = periodic(interval_ns)?;
+    readiness.add(&timer, TIMER, Interest::Read)?;
+    let started_at = now_ns();
+    let record_from = started_at + ns(WARM_UP);
+    let until = record_from + ns(duration);
+    let mut load = OpenLoop {
+        free: (0..clients.len()).rev().collect(),
+        due_at: vec![0; clients.len()],
+        clients,
+        waiting: VecDeque::new(),
+        latencies: Recorder::new(),
+        record_from,
+        recorded: 0,
+        answered: 0,
+    };
+    let mut due_at = started_at;
+    let mut ready = Vec::new();
+    loop {
+        readiness.wait(PATIENCE, &mut ready)?;
+        for &token in &ready {
+            if token == TIMER {
+                for _ in 0..expirations(&timer)? {
+                    due_at += interval_ns;
+                    load.waiting.push_back(due_at);
+                }
+            } else {
+                load.receive(usize::try_from(token).expect("tokens are our own indexes"))?;
+            }
+        }
+        load.send_what_is_due()?;
+        let now = now_ns();
+        if now >= until {
+            return Ok(result(
+                connections,
+                &load.latencies,
+                load.recorded,
+                load.answered,
+                now - record_from,
+            ));
+        }
+        if load.waiting.front().is_some_and(|&due_at| due_at + ns(PATIENCE) < now) {
+            return Err(Failure::new(format!("{rate_per_s} requests per second are too many")));
+        }
+    }
+}
+
+impl OpenLoop {
+    fn receive(&mut self, index: usize) -> Result<()> {
+        if !self.clients[index].receive()? {
+            return Ok(());
+        }
+        let now = now_ns();
+        self.answered += 1;
+        self.free.push(index);
+        if self.due_at[index] >= self.record_from {
+            self.latencies.record(now.saturating_sub(self.due_at[index]));
+            self.recorded += 1;
+        }
+        Ok(())
+    }
+
+    fn send_what_is_due(&mut self) -> Result<()> {
+        while let (Some(&index), Some(&due_at)) = (self.free.last(), self.waiting.front()) {
+            self.free.pop();
+            self.waiting.pop_front();
+            self.due_at[index] = due_at;
+            self.clients[index].send()?;
+        }
+        Ok(())
+    }
+}
+
+fn periodic(interval_ns: u64) -> Result<OwnedFd> {
+    let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+    let timer =
+        timerfd_create(TimerfdClockId::Monotonic, flags).doing(|| "timerfd_create".into())?;
+    let interval = Timespec {
+        tv_sec: i64::try_from(interval_ns / 1_000_000_000).expect("a rate is at least 1 per s"),
+        tv_nsec: i64::try_from(interval_ns % 1_000_000_000).expect("a remainder fits"),
+    };
+    let setting = Itimerspec { it_interval: interval, it_value: interval };
+    timerfd_settime(&timer, TimerfdTimerFlags::empty(), &setting)
+        .doing(|| "timerfd_settime".into())?;
+    Ok(timer)
+}
+
+/// How many intervals have passed since the last call.
+fn expirations(timer: &OwnedFd) -> Result<u64> {
+    let mut count = [0; 8];
+    match rustix::io::read(timer, &mut count) {
+        Ok(_) => Ok(u64::from_ne_bytes(count)),
+        Err(Errno::AGAIN) => Ok(0),
+        Err(error) => Err(error).doing(|| "reading the timer".into()),
+    }
+}

@@ -1,0 +1,152 @@
+//! STR: one stream of 128 KiB writes, counted where it arrives.
+//!
+//! Estimate, direct over veth: a copy in and a copy out at 10 GB/s each on two cores, plus 1.6 µs
+//! per 64 KiB segment: up to 70 Gbit/s with cubic; BBR paces, so about 20. Every userspace relay
+//! adds a copy out and a copy in on the same two cores: a HAProxy pair at best a third of that. A
+//! gateway pair adds the ICRC (25 ms per GB each way) and a send per 64 KiB: 17 Gbit/s or more.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use super::LoadResult;
+use super::round_trip::WARM_UP;
+use crate::clock::{now_ns, ns};
+use crate::failure::{Doing as _, Failure, Result};
+
+/// Bytes of one write.
+pub(crate) const WRITE_BYTES: usize = 128 * 1024;
+
+/// A stream that does not move for this long ends the run.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the receiver tells the sender after the sender's FIN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SinkReport {
+    /// Everything that arrived.
+    pub(crate) bytes: u64,
+    /// From the first byte to the FIN, in nanoseconds.
+    pub(crate) elapsed_ns: u64,
+}
+
+impl SinkReport {
+    /// Two big-endian integers.
+    pub(crate) fn encode(self) -> [u8; 16] {
+        let mut wire = [0; 16];
+        wire[..8].copy_from_slice(&self.bytes.to_be_bytes());
+        wire[8..].copy_from_slice(&self.elapsed_ns.to_be_bytes());
+        wire
+    }
+
+    fn decode(wire: [u8; 16]) -> Self {
+        let (bytes, elapsed_ns) = wire.split_at(8);
+        let number = |half: &[u8]| u64::from_be_bytes(half.try_into().expect("half of 16"));
+        Self { bytes: number(bytes), elapsed_ns: number(elapsed_ns) }
+    }
+}
+
+/// Sends to a sink for `duration`, closes, and asks the sink how much came in how long.
+///
+/// # Errors
+///
+/// When the connection breaks or stops moving, or bytes are missing at the receiver.
+pub(crate) fn send(
+    target: SocketAddr,
+    congestion: Option<&str>,
+    duration: Duration,
+) -> Result<LoadResult> {
+    let mut stream = connect(target, congestion)?;
+    let payload = vec![b's'; WRITE_BYTES];
+    let until = now_ns() + ns(duration);
+    let mut sent_bytes = 0;
+    while now_ns() < until {
+        stream.write_all(&payload).doing(|| "sending the stream".into())?;
+        sent_bytes += WRITE_BYTES as u64;
+    }
+    stream.shutdown(Shutdown::Write).doing(|| "ending the stream".into())?;
+    let mut wire = [0; 16];
+    stream.read_exact(&mut wire).doing(|| "waiting for the receiver's count".into())?;
+    let report = SinkReport::decode(wire);
+    if report.bytes != sent_bytes {
+        return Err(Failure::new(format!(
+            "{sent_bytes} bytes were sent but {} arrived",
+            report.bytes
+        )));
+    }
+    Ok(result(report, 0))
+}
+
+/// Receives from a source for `duration` after a warm-up.
+///
+/// # Errors
+///
+/// When the connection breaks or stops moving.
+pub(crate) fn receive(
+    target: SocketAddr,
+    congestion: Option<&str>,
+    duration: Duration,
+) -> Result<LoadResult> {
+    let mut stream = connect(target, congestion)?;
+    let mut buffer = vec![0; 256 * 1024];
+    let count_from = now_ns() + ns(WARM_UP);
+    let until = count_from + ns(duration);
+    let mut counted = SinkReport { bytes: 0, elapsed_ns: 0 };
+    let mut warm_up_bytes = 0;
+    loop {
+        let bytes = stream.read(&mut buffer).doing(|| "receiving the stream".into())?;
+        if bytes == 0 {
+            return Err(Failure::new("the source closed the stream"));
+        }
+        let now = now_ns();
+        if now < count_from {
+            warm_up_bytes += bytes as u64;
+            continue;
+        }
+        counted.bytes += bytes as u64;
+        counted.elapsed_ns = now - count_from;
+        if now >= until {
+            return Ok(result(counted, warm_up_bytes));
+        }
+    }
+}
+
+fn connect(target: SocketAddr, congestion: Option<&str>) -> Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&target, PATIENCE)
+        .doing(|| format!("connecting to {target}"))?;
+    if let Some(algorithm) = congestion {
+        socket2::SockRef::from(&stream)
+            .set_tcp_congestion(algorithm.as_bytes())
+            .doing(|| format!("congestion control {algorithm}"))?;
+    }
+    stream.set_read_timeout(Some(PATIENCE)).doing(|| "SO_RCVTIMEO".into())?;
+    stream.set_write_timeout(Some(PATIENCE)).doing(|| "SO_SNDTIMEO".into())?;
+    Ok(stream)
+}
+
+fn result(report: SinkReport, warm_up_bytes: u64) -> LoadResult {
+    let elapsed_s = report.elapsed_ns as f64 / 1e9;
+    LoadResult {
+        elapsed_s,
+        connections_opened: 1,
+        bytes_total: warm_up_bytes + report.bytes,
+        requests_total: 0,
+        gbit_per_s: Some(report.bytes as f64 * 8.0 / report.elapsed_ns as f64),
+        requests_per_s: None,
+        latency: None,
+        errors: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The published Gbit/s are the receiver's; a swapped field would publish nonsense.
+    #[test]
+    fn the_receivers_count_survives_the_way_back() {
+        let report = SinkReport { bytes: 1_250_000_000, elapsed_ns: 1_000_000_000 };
+        assert_eq!(SinkReport::decode(report.encode()), report);
+        let gbit_per_s = result(report, 0).gbit_per_s.unwrap();
+        assert!((gbit_per_s - 10.0).abs() < 1e-9, "{gbit_per_s}");
+    }
+}

@@ -1,0 +1,89 @@
+//! Loads against servers over loopback: no figure is asserted, only that it is one of real traffic.
+
+use std::thread;
+
+use super::*;
+use crate::scenarios::{open_loop, round_trip, short_connections, stream};
+
+const BRIEFLY: Duration = Duration::from_millis(50);
+
+/// A server of its own for each test; it ends with the test process.
+fn server(behaviour: Behaviour) -> SocketAddr {
+    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || serve(behaviour, &listener));
+    address
+}
+
+/// Throughput and latency must come from the same answers.
+#[test]
+fn every_recorded_round_trip_is_in_the_histogram() {
+    let result = round_trip::run(server(Behaviour::Echo), 3, BRIEFLY).unwrap();
+    let latency = result.latency.unwrap();
+    let recorded = result.requests_per_s.unwrap() * result.elapsed_s;
+    assert!((recorded - latency.count as f64).abs() < 0.5, "{recorded} {latency:?}");
+    assert!(latency.count > 0 && result.requests_total > latency.count, "warm-up is left out");
+    assert_eq!((result.connections_opened, result.errors), (3, 0));
+}
+
+/// A path that alters bytes must not be measured as if it worked.
+#[test]
+fn a_wrong_answer_ends_the_round_trips() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.read_exact(&mut [0; 64]).unwrap();
+        stream.write_all(&[b'?'; 64]).unwrap();
+        thread::sleep(Duration::from_secs(5));
+    });
+    let failure = round_trip::run(address, 1, BRIEFLY).unwrap_err().to_string();
+    assert!(failure.contains("changed bytes"), "{failure}");
+}
+
+/// Open loop means that the rate is ours, not the server's: a lower one must be kept.
+#[test]
+fn an_open_loop_keeps_its_rate() {
+    let rate_per_s = 1_000;
+    let duration = Duration::from_millis(200);
+    let result = open_loop::run(server(Behaviour::Echo), 4, rate_per_s, duration).unwrap();
+    // 450 requests are due; on a loaded machine the last ones may still be on their way.
+    assert!((300..=460).contains(&result.requests_total), "{}", result.requests_total);
+}
+
+/// The receiver's count is the figure of STR, so it must be of all bytes sent.
+#[test]
+fn a_sink_counts_what_was_sent() {
+    let result = stream::send(server(Behaviour::Sink), None, BRIEFLY).unwrap();
+    assert!(result.bytes_total >= WRITE_BYTES as u64);
+    let gbit = result.gbit_per_s.unwrap() * result.elapsed_s;
+    assert!((gbit * 1e9 / 8.0 - result.bytes_total as f64).abs() < 1.0);
+}
+
+/// The other direction: counted at the client, warm-up left out.
+#[test]
+fn a_source_sends_until_the_client_closes() {
+    let result = stream::receive(server(Behaviour::Source), None, BRIEFLY).unwrap();
+    let counted = result.gbit_per_s.unwrap() * result.elapsed_s * 1e9 / 8.0;
+    assert!(counted > 0.0 && counted < result.bytes_total as f64);
+}
+
+/// Each short connection is one request, answered in full.
+#[test]
+fn short_connections_are_answered_in_full() {
+    let result = short_connections::run(server(Behaviour::Crr), 4, BRIEFLY).unwrap();
+    assert_eq!(result.errors, 0);
+    assert!(result.requests_total > 4);
+    assert_eq!(result.connections_opened, result.requests_total + 4);
+    assert_eq!(result.bytes_total, result.requests_total * (64 + 1024));
+}
+
+/// A closed port must end a run at once: refused connections answer fastest of all.
+#[test]
+fn refused_connections_are_not_a_result() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let failure = short_connections::run(address, 4, BRIEFLY).unwrap_err().to_string();
+    assert!(failure.contains("failed"), "{failure}");
+}

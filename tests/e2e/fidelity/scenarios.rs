@@ -1,0 +1,225 @@
+//! The table: what a client and a server do, and why somebody depends on it.
+
+use super::tape::Tape;
+
+/// One row of the table.
+pub(super) struct Scenario {
+    pub(super) name: &'static str,
+    pub(super) client: fn(&mut Tape),
+    /// None: nobody listens.
+    pub(super) server: Option<fn(&mut Tape)>,
+}
+
+const KIB: u64 = 1024;
+const MIB: u64 = 1024 * KIB;
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    // `ssh host command < file`: the answer comes after the end of the question.
+    Scenario {
+        name: "client half-closes",
+        client: |tape| {
+            tape.write(1, 300 * KIB);
+            tape.finish();
+            tape.read_to_end();
+        },
+        server: Some(|tape| {
+            tape.read_to_end();
+            tape.write(2, 700 * KIB);
+        }),
+    },
+    // A server that has said all it will, and still listens.
+    Scenario {
+        name: "server half-closes",
+        client: |tape| {
+            tape.read_to_end();
+            tape.write(3, 700 * KIB);
+        },
+        server: Some(|tape| {
+            tape.write(4, 300 * KIB);
+            tape.finish();
+            tape.read_to_end();
+        }),
+    },
+    Scenario {
+        name: "both half-close at once",
+        client: finish_at_once,
+        server: Some(finish_at_once),
+    },
+    // A port scanner, a health check.
+    Scenario {
+        name: "client closes at once",
+        client: Tape::close,
+        server: Some(Tape::read_to_end),
+    },
+    Scenario {
+        name: "server closes at once",
+        client: Tape::read_to_end,
+        server: Some(Tape::close),
+    },
+    // A crash must look like one: a FIN here would make a truncated file look complete.
+    Scenario { name: "client resets", client: greet_and_reset, server: Some(greet_and_see) },
+    Scenario { name: "server resets", client: greet_and_see, server: Some(greet_and_reset) },
+    Scenario {
+        name: "server resets after the client half-closed",
+        client: |tape| {
+            tape.write(5, 10);
+            tape.finish();
+            tape.read_to_end();
+        },
+        server: Some(|tape| {
+            tape.read_to_end();
+            tape.reset();
+        }),
+    },
+    // Closing with unread data is a reset, also through a gateway.
+    Scenario {
+        name: "client closes with unread data",
+        client: |tape| {
+            tape.listen();
+            tape.dawdle(300); // Until the data is in our socket, on every route.
+            tape.read(10);
+            tape.close();
+        },
+        server: Some(|tape| {
+            tape.write(6, 100 * KIB);
+            tape.tell();
+            tape.read_to_end();
+        }),
+    },
+    // A browser that is closed in the middle of a download.
+    Scenario {
+        name: "client leaves in the middle of a stream",
+        client: |tape| {
+            tape.read(100_000);
+            tape.close();
+        },
+        server: Some(Tape::write_until_broken),
+    },
+    Scenario {
+        name: "server leaves in the middle of a stream",
+        client: Tape::write_until_broken,
+        server: Some(|tape| {
+            tape.read(100_000);
+            tape.close();
+        }),
+    },
+    Scenario {
+        name: "server writes to a client that closed",
+        client: Tape::close,
+        server: Some(|tape| {
+            tape.read_to_end();
+            tape.write_until_broken();
+        }),
+    },
+    // A reader that does not read must stop the writer, not fill a gateway's memory.
+    Scenario {
+        name: "server sleeps before reading",
+        client: |tape| {
+            tape.write_into_a_wall(7, 96 << 20);
+            tape.finish();
+            tape.read_to_end();
+        },
+        server: Some(|tape| {
+            tape.listen();
+            tape.dawdle(500);
+            tape.read_to_end();
+        }),
+    },
+    Scenario {
+        name: "client sleeps before reading",
+        client: |tape| {
+            tape.listen();
+            tape.dawdle(500);
+            tape.read_to_end();
+        },
+        server: Some(|tape| tape.write_into_a_wall(8, 96 << 20)),
+    },
+    Scenario {
+        name: "writes of 1 byte to 1 MiB",
+        client: |tape| {
+            let sizes = (0..=20).flat_map(|power| {
+                let size = 1_usize << power;
+                [size, size + 1, size.saturating_sub(1).max(1)]
+            });
+            tape.write_pieces(9, sizes);
+            tape.finish();
+            tape.read_to_end();
+        },
+        server: Some(Tape::read_to_end),
+    },
+    Scenario {
+        name: "many small writes in both directions",
+        client: many_small_writes,
+        server: Some(many_small_writes),
+    },
+    // SMTP, MySQL, SSH: the client is silent until it is greeted.
+    Scenario {
+        name: "server speaks first",
+        client: |tape| {
+            tape.read(40);
+            tape.write(10, 20);
+            tape.read(400);
+            tape.close();
+        },
+        server: Some(|tape| {
+            tape.write(11, 40);
+            tape.read(20);
+            tape.write(12, 400);
+            tape.read_to_end();
+        }),
+    },
+    Scenario {
+        name: "somebody types",
+        client: |tape| {
+            tape.type_and_see(300);
+            tape.finish();
+            tape.read_to_end();
+        },
+        server: Some(|tape| {
+            tape.echo(1, 300);
+            tape.read_to_end();
+        }),
+    },
+    // Longer than any timer of the rendezvous, with nothing to say.
+    Scenario {
+        name: "silence, then an answer",
+        client: |tape| {
+            tape.write(13, 100);
+            tape.read_to_end();
+        },
+        server: Some(|tape| {
+            tape.read(100);
+            tape.dawdle(3_000);
+            tape.write(14, MIB);
+        }),
+    },
+    Scenario { name: "nobody listens", client: Tape::see_refusal, server: None },
+];
+
+fn finish_at_once(tape: &mut Tape) {
+    tape.write(20, 64 * KIB);
+    tape.tell();
+    tape.listen();
+    tape.finish();
+    tape.read_to_end();
+}
+
+/// The reset comes when everything before it has been read: what a reset does to bytes under way
+/// is chance on TCP already.
+fn greet_and_reset(tape: &mut Tape) {
+    tape.write(21, 1_000);
+    tape.read(1_000);
+    tape.listen();
+    tape.reset();
+}
+
+fn greet_and_see(tape: &mut Tape) {
+    tape.write(22, 1_000);
+    tape.read(1_000);
+    tape.tell();
+    tape.read_to_end();
+}
+
+fn many_small_writes(tape: &mut Tape) {
+    tape.write_pieces_and_read(23, std::iter::repeat_n(17, 20_000));
+}

@@ -1,0 +1,311 @@
+//! Gateways as their operators run them: a configuration, a process, a `/stats`.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::clock::{wait_for, wait_until};
+use crate::hosts::{Host, Hosts, target};
+use crate::http;
+use crate::process::{Process, run};
+
+/// How long a gateway may take to be ready.
+const READY_LIMIT: Duration = Duration::from_secs(20);
+
+/// How long counters may lag behind what applications saw.
+pub(crate) const SETTLE_LIMIT: Duration = Duration::from_secs(20);
+
+/// Where gateways answer operators, on their own host's loopback.
+const ADMIN: SocketAddrV4 = local(9180);
+
+/// A host's loopback address with this port.
+pub(crate) const fn local(port: u16) -> SocketAddrV4 {
+    SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)
+}
+
+/// A gateway that is not running yet.
+pub(crate) struct Setup {
+    name: String,
+    /// Keys of the top level, which come before all tables.
+    top: String,
+    config: String,
+    /// Keys of `[smc]`.
+    smc: String,
+    /// Program and arguments that run the gateway; none if it runs by itself.
+    wrapper: Vec<String>,
+}
+
+impl Setup {
+    /// A gateway without listeners on `host`.
+    pub(crate) fn new(name: &str, host: &Host) -> Self {
+        let config = format!(
+            "[admin]\nlisten = \"{ADMIN}\"\n\n\
+             [[rnic]]\nname = \"soft0\"\nkind = \"roce-udp\"\ndevice = \"{}\"\n",
+            host.device
+        );
+        Self {
+            name: name.to_owned(),
+            top: String::new(),
+            config,
+            smc: String::new(),
+            wrapper: Vec::new(),
+        }
+    }
+
+    pub(crate) fn listener(
+        mut self,
+        (bind, accept): (SocketAddrV4, &str),
+        (upstream, connect): (SocketAddrV4, &str),
+    ) -> Self {
+        write!(
+            self.config,
+            "\n[[listener]]\nname = \"port-{}\"\nbind = \"{bind}\"\naccept = \"{accept}\"\n\
+             connect = \"{connect}\"\nupstream = \"{upstream}\"\n",
+            bind.port()
+        )
+        .expect("writing to a string");
+        self
+    }
+
+    /// The side of the clients: TCP in, SMC-R out, to the same port of `far`.
+    pub(crate) fn towards(self, far: Ipv4Addr, port: u16) -> Self {
+        self.listener((local(port), "tcp"), (SocketAddrV4::new(far, port), "smc"))
+    }
+
+    /// The side of the servers: SMC-R in, TCP out, to the same port of this host's loopback.
+    pub(crate) fn before(self, host: &Host, port: u16) -> Self {
+        self.listener((host.at(port), "smc"), (local(port), "tcp"))
+    }
+
+    /// Takes SMC-R for granted where `peer` is concerned, instead of looking for TCP option 254.
+    pub(crate) fn assume(self, peer: Ipv4Addr) -> Self {
+        self.smc("option = \"assume\"").smc(&format!("assume_peers = [\"{peer}\"]"))
+    }
+
+    /// One more line of `[smc]`.
+    pub(crate) fn smc(mut self, line: &str) -> Self {
+        self.smc += line;
+        self.smc.push('\n');
+        self
+    }
+
+    /// How many connections the listener added last serves at once.
+    pub(crate) fn connections_max(mut self, count: u32) -> Self {
+        writeln!(self.config, "connections_max = {count}").expect("writing to a string");
+        self
+    }
+
+    /// How long it waits for connections to end after SIGTERM.
+    pub(crate) fn drain_timeout(mut self, timeout: &str) -> Self {
+        self.top = format!("drain_timeout = \"{timeout}\"\n\n");
+        self
+    }
+
+    /// Runs it under another program, such as `prlimit --nofile=64:64`, that replaces itself.
+    pub(crate) fn under(mut self, wrapper: &[&str]) -> Self {
+        self.wrapper = wrapper.iter().map(|&word| word.to_owned()).collect();
+        self
+    }
+
+    /// Starts it and waits until it is ready.
+    pub(crate) fn start<'h>(self, hosts: &'h Hosts, host: &'h Host) -> Gateway<'h> {
+        let path = hosts.logs.join(format!("{}.toml", self.name));
+        let Self { top, config, smc, .. } = &self;
+        fs::write(&path, format!("{top}{config}\n[smc]\n{smc}")).expect("the directory is ours");
+        let mut words = self.wrapper.iter();
+        let mut command = match words.next() {
+            None => Command::new(program()),
+            Some(wrapper) => {
+                let mut command = Command::new(wrapper);
+                command.args(words).arg(program());
+                command
+            }
+        };
+        command.arg("run").arg("-c").arg(&path);
+        let process = Process::start(host, &hosts.logs, &self.name, &mut command);
+        let mut gateway = Gateway { host, process };
+        gateway.wait_until_ready();
+        gateway
+    }
+}
+
+/// A running gateway, killed when dropped.
+pub(crate) struct Gateway<'h> {
+    host: &'h Host,
+    pub(crate) process: Process,
+}
+
+impl Gateway<'_> {
+    fn wait_until_ready(&mut self) {
+        wait_until("/readyz says 200", READY_LIMIT, || {
+            if let Some(status) = self.process.ended() {
+                panic!("the gateway ended with {status}:\n{}", self.process.log());
+            }
+            http::get(self.host, ADMIN, "/readyz").is_ok_and(|(status, _)| status == 200)
+        });
+    }
+
+    /// Body of `GET path`.
+    ///
+    /// # Panics
+    ///
+    /// If it is not there.
+    pub(crate) fn get(&self, path: &str) -> String {
+        let (status, body) = http::get(self.host, ADMIN, path).expect("the gateway answers");
+        assert_eq!(status, 200, "{path}: {body}");
+        body
+    }
+
+    /// What `GET /stats` says now.
+    pub(crate) fn stats(&self) -> Stats {
+        let stats: Stats = serde_json::from_str(&self.get("/stats")).expect("the schema of /stats");
+        assert_eq!(stats.schema, 1);
+        stats
+    }
+
+    /// Waits until no connection is left, and says what the gateway holds on to.
+    pub(crate) fn holdings_at_rest(&self) -> Holdings {
+        let at_rest = Active::default();
+        wait_until("all connections have left the gateway", SETTLE_LIMIT, || {
+            let stats = self.stats();
+            stats.active == at_rest && stats.memory.rmbes_used == 0
+        });
+        // The scrape's own connection is the last to go.
+        wait_for("descriptors settle", SETTLE_LIMIT, || {
+            let before = self.process.descriptors();
+            std::thread::sleep(Duration::from_millis(100));
+            let descriptors = self.process.descriptors();
+            (before == descriptors).then_some(Holdings {
+                descriptors,
+                resident_kib: self.process.resident_kib(),
+                send_bytes_used: self.stats().memory.send_bytes_used,
+            })
+        })
+    }
+}
+
+/// What a gateway without connections holds on to.
+#[derive(Debug)]
+pub(crate) struct Holdings {
+    pub(crate) descriptors: usize,
+    pub(crate) resident_kib: u64,
+    pub(crate) send_bytes_used: u64,
+}
+
+impl Holdings {
+    /// Whether nothing was leaked between `before` and `self`.
+    ///
+    /// A few descriptors may differ (a scrape, a queue pair in the making), and memory by what an
+    /// allocator keeps; one leaked object per connection exceeds both bounds.
+    pub(crate) fn assert_back_to(&self, before: &Self) {
+        assert!(self.descriptors <= before.descriptors + 8, "{self:?} after {before:?}");
+        let bound = before.resident_kib + before.resident_kib / 4 + 16 * 1024;
+        assert!(self.resident_kib <= bound, "{self:?} after {before:?}");
+        assert_eq!(self.send_bytes_used, before.send_bytes_used, "{self:?} after {before:?}");
+    }
+}
+
+/// Two gateways, one on each host, with the same ports open on both.
+pub(crate) struct Pair<'h> {
+    pub(crate) a: Gateway<'h>,
+    pub(crate) b: Gateway<'h>,
+}
+
+impl<'h> Pair<'h> {
+    /// Applications on host a reach servers on `127.0.0.1` of host b by connecting to the same
+    /// port of their own `127.0.0.1`.
+    pub(crate) fn start(hosts: &'h Hosts, ports: &[u16]) -> Self {
+        let near = Self::client_side(hosts, ports);
+        Self::start_these(hosts, near, Self::server_side(hosts, ports))
+    }
+
+    /// A pair of gateways set up by the caller.
+    pub(crate) fn start_these(hosts: &'h Hosts, near: Setup, far: Setup) -> Self {
+        let b = far.start(hosts, &hosts.b);
+        let a = near.start(hosts, &hosts.a);
+        Self { a, b }
+    }
+
+    /// Gateway A, not running yet.
+    pub(crate) fn client_side(hosts: &Hosts, ports: &[u16]) -> Setup {
+        let near = Setup::new("gateway-a", &hosts.a);
+        ports.iter().fold(near, |near, &port| near.towards(hosts.b.address, port))
+    }
+
+    /// Gateway B, not running yet.
+    pub(crate) fn server_side(hosts: &Hosts, ports: &[u16]) -> Setup {
+        let far = Setup::new("gateway-b", &hosts.b);
+        ports.iter().fold(far, |far, &port| far.before(&hosts.b, port))
+    }
+
+    /// Asserts that at least `least` connections went through since the start, each over SMC-R.
+    pub(crate) fn assert_all_smc(&self, least: u64) {
+        for gateway in [&self.a, &self.b] {
+            let stats = gateway.stats();
+            let Totals { connections_smc: smc, connections_tcp: tcp, .. } = stats.totals;
+            assert!(smc >= least && tcp == 0, "{smc} SMC-R, {tcp} TCP: {:?}", stats.fallbacks);
+        }
+    }
+}
+
+/// Runs `smcgate` with `arguments` on host a, to its end.
+pub(crate) fn smcgate(hosts: &Hosts, name: &str, arguments: &[&str]) -> crate::process::Finished {
+    let limit = Duration::from_secs(30);
+    run(hosts, &hosts.a, name, limit, Command::new(program()).args(arguments))
+}
+
+/// The gateway under test: beside this test in cargo's target directory, or `$SMCGATE_BIN`.
+pub(crate) fn program() -> PathBuf {
+    if let Some(program) = std::env::var_os("SMCGATE_BIN") {
+        return program.into();
+    }
+    let profile = if cfg!(debug_assertions) { "debug" } else { "release" };
+    let program = target().join(profile).join("smcgate");
+    assert!(program.exists(), "{} is missing: cargo build -p smcgate", program.display());
+    program
+}
+
+/// The part of `GET /stats` that tests look at.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Stats {
+    pub(crate) schema: u32,
+    pub(crate) totals: Totals,
+    pub(crate) active: Active,
+    pub(crate) fallbacks: Vec<Fallback>,
+    pub(crate) memory: Memory,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(crate) struct Totals {
+    pub(crate) connections_smc: u64,
+    pub(crate) connections_tcp: u64,
+    pub(crate) handshakes_failed: u64,
+}
+
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+pub(crate) struct Active {
+    pub(crate) smc: u64,
+    pub(crate) tcp: u64,
+    #[serde(default)]
+    pub(crate) connecting: u64,
+    #[serde(default)]
+    pub(crate) parked: u64,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Fallback {
+    pub(crate) code: u32,
+    pub(crate) name: String,
+    pub(crate) count: u64,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Memory {
+    pub(crate) rmbes_used: u64,
+    pub(crate) send_bytes_used: u64,
+}

@@ -1,0 +1,270 @@
+//! What operators do to gateways, and what hosts deny them.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::net::TcpStream;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::clock::wait_until;
+use crate::failure::{assert_echo, is_refusal};
+use crate::gateway::{Pair, SETTLE_LIMIT, Setup, local, program, smcgate};
+use crate::hosts::{Hosts, accept, set_limit};
+use crate::pattern::{receive, send};
+use crate::process::run;
+
+const PORT: u16 = 7010;
+const LIMIT: Duration = Duration::from_secs(15);
+
+/// A typing error is found before a service is restarted into it, and pointed at.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_bad_configuration() {
+    let hosts = Hosts::new("smoke_bad_configuration");
+    let listener = "[[listener]]\nname = \"x\"\nbind = \"127.0.0.1:7001\"\naccept = \"tcp\"\n\
+                    connect = \"smc\"\nupstream = \"10.8.0.2:7002\"\n";
+    let cases = [
+        ("no-such-key", format!("{listener}uptsream = \"10.8.0.2:1\"\n"), "uptsream"),
+        ("no-address", listener.replace("127.0.0.1:7001", "localhorst"), "bind"),
+        ("no-such-word", listener.replace("\"tcp\"", "\"udp\""), "accept"),
+        ("twice", format!("{listener}{}", listener.replace("7001", "7003")), "name"),
+        ("not-toml", "[[listener]\n".to_owned(), "1"),
+        ("empty", String::new(), "listener"),
+    ];
+    for (name, config, key) in cases {
+        let path = hosts.logs.join(format!("{name}.toml"));
+        fs::write(&path, config).expect("the directory is ours");
+        let file = path.to_str().expect("our own paths are text");
+        for verb in ["check", "run"] {
+            let finished = smcgate(&hosts, &format!("{name}-{verb}"), &[verb, "-c", file]);
+            let said = &finished.stderr;
+            assert_eq!(finished.status.code(), Some(2), "{name} {verb}: {said}");
+            assert_eq!(said.trim_end().lines().count(), 1, "{name} {verb}, one line: {said}");
+            let named = said.contains(&format!("{name}.toml"));
+            assert!(named && said.contains(key), "{name} {verb} names file and {key}: {said}");
+        }
+    }
+    let missing = smcgate(&hosts, "missing", &["run", "-c", "/nonexistent/smcgate.toml"]);
+    assert_eq!(missing.status.code(), Some(2), "{}", missing.stderr);
+    assert!(missing.stderr.contains("/nonexistent/smcgate.toml"), "{}", missing.stderr);
+}
+
+/// A gateway that is told to stop lets its users finish.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_terminate_drains() {
+    const BYTES: u64 = 32 << 20;
+    let hosts = Hosts::new("smoke_terminate_drains");
+    let mut pair = Pair::start(&hosts, &[PORT]);
+    let listener = hosts.b.listen(local(PORT));
+    let mut client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+    set_limit(&client, LIMIT);
+    let mut server = accept(&listener, LIMIT);
+    assert_echo(&client, &server);
+
+    thread::scope(|scope| {
+        let arrived = scope.spawn(move || receive(&mut server));
+        let first = send(&mut client, 1, BYTES).expect("the connection is up");
+        pair.a.process.signal(Signal::TERM);
+        wait_until("new connections are refused", LIMIT, || {
+            hosts.a.connect(local(PORT)).is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused)
+        });
+        assert!(pair.a.process.ended().is_none(), "left while a connection was in use");
+        let second = send(&mut client, 2, BYTES).expect("the connection is still up");
+        drop(client);
+        let arrived = arrived.join().expect("receiving").expect("an end, not a reset");
+        assert_eq!(arrived.bytes, first.bytes + second.bytes);
+    });
+    let status = pair.a.process.wait(LIMIT);
+    assert_eq!(status.code(), Some(0), "{}", pair.a.process.log());
+}
+
+/// Nobody can wait forever: a connection that does not end is reset when `drain_timeout` is over.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn drain_has_an_end() {
+    let hosts = Hosts::new("drain_has_an_end");
+    let b = Pair::server_side(&hosts, &[PORT]).start(&hosts, &hosts.b);
+    let mut a = Setup::new("gateway-a", &hosts.a)
+        .drain_timeout("1s")
+        .towards(hosts.b.address, PORT)
+        .start(&hosts, &hosts.a);
+    let listener = hosts.b.listen(local(PORT));
+    let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+    let server = accept(&listener, LIMIT);
+    assert_echo(&client, &server);
+    a.process.signal(Signal::TERM);
+    for (mut end, whose) in [(&client, "client"), (&server, "server")] {
+        let error = std::io::Read::read(&mut end, &mut [0]).expect_err("a reset");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{whose}");
+    }
+    a.process.wait(LIMIT);
+    drop((client, server));
+    b.holdings_at_rest();
+}
+
+/// The limit an operator sets holds, and those within it notice nothing.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn connection_limit_turns_newcomers_away() {
+    const MOST: u32 = 8;
+    let hosts = Hosts::new("connection_limit_turns_newcomers_away");
+    let near = Pair::client_side(&hosts, &[PORT]).connections_max(MOST);
+    let pair = Pair::start_these(&hosts, near, Pair::server_side(&hosts, &[PORT]));
+    let listener = hosts.b.listen(local(PORT));
+    let served = (0..MOST).map(|_| {
+        let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+        (client, accept(&listener, LIMIT))
+    });
+    let served: Vec<_> = served.collect();
+    for _ in 0..3 {
+        if let Ok(newcomer) = hosts.a.connect(local(PORT)) {
+            assert!(!gets_echo(&newcomer), "one too many");
+        }
+    }
+    for (client, server) in &served {
+        assert_echo(client, server);
+    }
+    drop(served);
+    wait_until("room again", SETTLE_LIMIT, || pair.a.stats().active.smc == 0);
+    let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+    assert_echo(&client, &accept(&listener, LIMIT));
+}
+
+/// Out of descriptors, a gateway turns newcomers away instead of leaving them hanging, and those
+/// it serves notice nothing.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn descriptor_limit_turns_newcomers_away() {
+    let hosts = Hosts::new("descriptor_limit_turns_newcomers_away");
+    let _b = Pair::server_side(&hosts, &[PORT]).start(&hosts, &hosts.b);
+    let a = Setup::new("gateway-a", &hosts.a)
+        .towards(hosts.b.address, PORT)
+        .under(&["prlimit", "--nofile=96:96"])
+        .start(&hosts, &hosts.a);
+    let listener = hosts.b.listen(local(PORT));
+    thread::scope(|scope| {
+        // The server's side: echo for whoever gets through. Ends with the listener's silence.
+        scope.spawn(|| serve_echoes(&listener));
+        let mut served: Vec<TcpStream> = Vec::new();
+        let mut turned_away = 0;
+        for _ in 0..150 {
+            match hosts.a.connect(local(PORT)) {
+                Err(error) => {
+                    assert!(is_refusal(&error), "{error}");
+                    turned_away += 1;
+                }
+                Ok(client) if gets_echo(&client) => served.push(client),
+                Ok(_) => turned_away += 1,
+            }
+        }
+        assert!(!served.is_empty() && turned_away > 0, "{} and {turned_away}", served.len());
+        for client in &served {
+            assert!(gets_echo(client), "a connection that was served before");
+        }
+        drop(served);
+        wait_until("room again", SETTLE_LIMIT, || a.stats().active.smc == 0);
+        let client = hosts.a.connect(local(PORT)).expect("the gateway listens again");
+        assert!(gets_echo(&client), "a newcomer after the crowd");
+    });
+}
+
+/// Serves each connection in a thread until it ends; returns when none came for a while.
+fn serve_echoes(listener: &std::net::TcpListener) {
+    socket2::SockRef::from(listener).set_read_timeout(Some(LIMIT)).expect("an open socket");
+    thread::scope(|scope| {
+        while let Ok((stream, _)) = listener.accept() {
+            scope.spawn(move || drop(std::io::copy(&mut &stream, &mut &stream)));
+        }
+    });
+}
+
+/// Whether a byte comes back.
+///
+/// # Panics
+///
+/// If neither the byte nor the end of the connection does: that is a client left hanging.
+fn gets_echo(mut client: &TcpStream) -> bool {
+    use std::io::{Read, Write};
+    set_limit(client, Duration::from_secs(8));
+    let mut byte = [0];
+    match client.write_all(&[1]).and_then(|()| client.read(&mut byte)) {
+        Ok(count) => count == 1,
+        Err(error) => {
+            assert_ne!(error.kind(), ErrorKind::WouldBlock, "left hanging");
+            false
+        }
+    }
+}
+
+/// Where eBPF is denied the gateway still is a proxy, and says what it cannot do.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_without_privilege() {
+    let hosts = Hosts::new("smoke_without_privilege");
+    let _b = Pair::server_side(&hosts, &[PORT]).start(&hosts, &hosts.b);
+    let a = Setup::new("gateway-a", &hosts.a)
+        .towards(hosts.b.address, PORT)
+        .under(&["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--ambient-caps=-all"])
+        .start(&hosts, &hosts.a);
+    let listener = hosts.b.listen(local(PORT));
+    let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+    assert_echo(&client, &accept(&listener, LIMIT));
+    let stats = a.stats();
+    assert_eq!((stats.totals.connections_smc, stats.totals.connections_tcp), (0, 1));
+    assert_eq!(stats.fallbacks.iter().map(|reason| reason.count).sum::<u64>(), 1);
+    let said = a.process.log().to_lowercase();
+    assert!(said.contains("ebpf") && said.contains("option"), "what is missing: {said}");
+}
+
+/// Whoever asks why something is slow sees each connection, and how it travels.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_operators_see_connections() {
+    let hosts = Hosts::new("smoke_operators_see_connections");
+    let pair = Pair::start(&hosts, &[PORT]);
+    let listener = hosts.b.listen(local(PORT));
+    let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+    let server = accept(&listener, LIMIT);
+    assert_echo(&client, &server);
+
+    let app = client.local_addr().expect("an open socket").to_string();
+    for query in ["/connections", "/connections?transport=smc-r", "/connections?listener=port-7010"]
+    {
+        let page: Value = serde_json::from_str(&pair.a.get(query)).expect("JSON");
+        let [row] = &page["connections"].as_array().expect("rows")[..] else { panic!("{page}") };
+        let seen = (&row["transport"], &row["listener"], &row["app"]);
+        assert_eq!(seen, (&json!("smc-r"), &json!("port-7010"), &json!(app)), "{page}");
+    }
+    let none: Value =
+        serde_json::from_str(&pair.a.get("/connections?transport=tcp")).expect("JSON");
+    assert_eq!(none["connections"], json!([]));
+
+    assert!(pair.a.get("/metrics").contains("smcgate_"), "Prometheus' text");
+    pair.a.get("/healthz");
+    assert!(pair.a.get("/").contains("<html"), "a page for people");
+    let table = smcgate(&hosts, "conns", &["conns"]).expect_success("smcgate conns");
+    assert!(table.contains(&app), "{table}");
+    let stats = smcgate(&hosts, "stats", &["stats", "--json"]).expect_success("smcgate stats");
+    let stats: Value = serde_json::from_str(&stats).expect("--json prints JSON");
+    assert_eq!(stats["active"]["smc"], json!(1));
+    let group = &stats["link_groups"][0];
+    assert_eq!((&group["role"], &group["connections"]), (&json!("client"), &json!(1)), "{stats}");
+}
+
+/// The operator's first command on a new host has an answer, and it is yes.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_doctor() {
+    let hosts = Hosts::new("smoke_doctor");
+    let mut command = Command::new(program());
+    command.args(["doctor", "--json"]);
+    let report = run(&hosts, &hosts.a, "doctor", LIMIT, &mut command).expect_success("doctor");
+    let _: Value = serde_json::from_str(&report).expect("--json prints JSON");
+    let words = smcgate(&hosts, "doctor-words", &["doctor"]).expect_success("doctor");
+    assert!(words.to_lowercase().contains("option"), "{words}");
+}

@@ -1,0 +1,27 @@
+//! Real programs on two hosts, with and without a pair of gateways between them.
+//!
+//! ```text
+//!   host a, 10.8.0.1                                       host b, 10.8.0.2
+//!   client ─TCP─► 127.0.0.1:P  gateway A ══ SMC-R ══ gateway B  127.0.0.1:P ─TCP─► server
+//! ```
+//!
+//! The hosts are network namespaces, so everything here needs root: `scripts/test e2e` runs it.
+//! Tests whose name begins with `smoke` are the quick part. What the processes of a test said is
+//! kept in `target/e2e/TEST/`.
+//!
+//! No test waits without a limit, and none compares speeds: a test asserts behaviour, the harness
+//! in `perf/` measures.
+
+mod clock;
+mod crowd;
+mod failure;
+mod fidelity;
+mod gateway;
+mod hosts;
+mod http;
+mod lifecycle;
+mod pattern;
+mod process;
+mod programs;
+mod transfer;
+mod wire;

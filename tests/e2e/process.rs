@@ -1,0 +1,141 @@
+//! Programs that a test starts: bounded in time, logged, and dead when the test is.
+
+use std::fs::{self, File};
+use std::net::SocketAddrV4;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::clock::{Deadline, wait_until};
+use crate::hosts::{Host, Hosts};
+
+/// A program that runs beside the test, killed when dropped.
+pub(crate) struct Process {
+    child: Child,
+    name: String,
+    log: PathBuf,
+}
+
+/// What a program left that ran to its end.
+pub(crate) struct Finished {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Process {
+    /// Starts `command` on `host`. What it says goes to `NAME.log`, standard output to `NAME.out`.
+    pub(crate) fn start(host: &Host, logs: &Path, name: &str, command: &mut Command) -> Self {
+        let log = logs.join(format!("{name}.log"));
+        let file = |path: &Path| {
+            File::options().create(true).append(true).open(path).expect("the log is ours to write")
+        };
+        command.stdin(Stdio::null()).stdout(file(&log.with_extension("out"))).stderr(file(&log));
+        let child = host
+            .enter(|| command.spawn())
+            .unwrap_or_else(|error| panic!("{name} does not start: {error}"));
+        Self { child, name: name.to_owned(), log }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Everything it has said on standard error so far, earlier runs of the same name included.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(&self.log).expect("opened when it was started")
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let id = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        kill_process(id.expect("the kernel gave it"), signal)
+            .unwrap_or_else(|error| panic!("{} is gone: {error}", self.name));
+    }
+
+    /// Its exit status, if it has ended.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("it is our child")
+    }
+
+    /// Waits until it has ended.
+    ///
+    /// # Panics
+    ///
+    /// If it has not after `limit`, with the end of its log.
+    pub(crate) fn wait(&mut self, limit: Duration) -> ExitStatus {
+        let deadline = Deadline::after(limit);
+        loop {
+            if let Some(status) = self.ended() {
+                return status;
+            }
+            assert!(!deadline.passed(), "{} still runs:\n{}", self.name, self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Number of descriptors it has open.
+    pub(crate) fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.id())).expect("it runs").count()
+    }
+
+    /// Resident memory, in KiB.
+    pub(crate) fn resident_kib(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.id())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it runs");
+        line.trim().trim_end_matches(" kB").parse().expect("the kernel prints a number")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended by itself, which is as good.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+impl Finished {
+    /// Standard output of a program that was content.
+    ///
+    /// # Panics
+    ///
+    /// With everything it said, if it was not.
+    pub(crate) fn expect_success(self, what: &str) -> String {
+        let Self { status, stdout, stderr } = self;
+        assert!(status.success(), "{what}: {status}\n{stdout}\n{stderr}");
+        stdout
+    }
+}
+
+/// Runs `command` on `host` to its end, for at most `limit`.
+pub(crate) fn run(
+    hosts: &Hosts,
+    host: &Host,
+    name: &str,
+    limit: Duration,
+    command: &mut Command,
+) -> Finished {
+    let mut process = Process::start(host, &hosts.logs, name, command);
+    let status = process.wait(limit);
+    let stdout = fs::read_to_string(process.log.with_extension("out")).expect("just written");
+    Finished { status, stdout, stderr: process.log() }
+}
+
+/// Waits until somebody on `host` listens on exactly this address.
+pub(crate) fn wait_for_listener(host: &Host, at: SocketAddrV4) {
+    let address = u32::from_ne_bytes(at.ip().octets());
+    let wanted = format!("{address:08X}:{:04X}", at.port());
+    wait_until(&format!("a listener on {at}"), Duration::from_secs(10), || {
+        let sockets = host.enter(|| fs::read_to_string("/proc/thread-self/net/tcp"));
+        sockets.expect("/proc is mounted").lines().skip(1).any(|line| {
+            let mut fields = line.split_whitespace().skip(1);
+            let (local, state) = (fields.next(), fields.nth(1));
+            local == Some(&wanted) && state == Some(LISTENING)
+        })
+    });
+}
+
+/// The state in `/proc/net/tcp`.
+const LISTENING: &str = "0A";

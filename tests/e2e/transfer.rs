@@ -1,0 +1,77 @@
+//! A gibibyte each way at the same time, byte for byte.
+
+use std::net::{Shutdown, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use crate::gateway::{Pair, local};
+use crate::hosts::{Hosts, accept, set_limit};
+use crate::pattern::{Seal, receive, send};
+
+const PORT: u16 = 7010;
+const GIB: u64 = 1 << 30;
+
+/// Longest pause of a transfer that goes on.
+const STALL_LIMIT: Duration = Duration::from_secs(20);
+
+/// A backup that restores to something else than what was saved is the worst thing a gateway can
+/// do, and a full pipe in both directions is where windows and wraps go wrong.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn a_gibibyte_each_way_at_once() {
+    let hosts = Hosts::new("a_gibibyte_each_way_at_once");
+    transfer_both_ways(&hosts, &Pair::start(&hosts, &[PORT]), GIB);
+}
+
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_transfer_both_ways() {
+    let hosts = Hosts::new("smoke_transfer_both_ways");
+    transfer_both_ways(&hosts, &Pair::start(&hosts, &[PORT]), 64 << 20);
+}
+
+/// Gateways of different sizes: the small element wraps thousands of times and is always full,
+/// the large one is not, and neither may assume that the other's is like its own.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn elements_of_different_sizes() {
+    let hosts = Hosts::new("elements_of_different_sizes");
+    let pair = Pair::start_these(
+        &hosts,
+        Pair::client_side(&hosts, &[PORT]).smc("rmbe_size = 16384"),
+        Pair::server_side(&hosts, &[PORT]).smc("rmbe_size = 524288"),
+    );
+    transfer_both_ways(&hosts, &pair, 200 << 20);
+}
+
+fn transfer_both_ways(hosts: &Hosts, pair: &Pair<'_>, bytes: u64) {
+    let listener = hosts.b.listen(local(PORT));
+    let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+    set_limit(&client, STALL_LIMIT);
+    let server = accept(&listener, STALL_LIMIT);
+
+    let (to_server, to_client) = thread::scope(|scope| {
+        let client = scope.spawn(|| exchange(&client, 1, bytes));
+        let server = scope.spawn(|| exchange(&server, 2, bytes));
+        let (client_sent, client_received) = client.join().expect("the client's transfer");
+        let (server_sent, server_received) = server.join().expect("the server's transfer");
+        ((client_sent, server_received), (server_sent, client_received))
+    });
+    assert_eq!(to_server.0, to_server.1, "client to server");
+    assert_eq!(to_client.0, to_client.1, "server to client");
+    assert_eq!((to_server.1.bytes, to_client.1.bytes), (bytes, bytes));
+    pair.assert_all_smc(1);
+}
+
+/// Sends `bytes` bytes and the end while receiving until the end; what was sent and received.
+fn exchange(stream: &TcpStream, seed: u64, bytes: u64) -> (Seal, Seal) {
+    thread::scope(|scope| {
+        let sending = scope.spawn(|| {
+            let sent = send(&mut &*stream, seed, bytes).expect("the peer reads");
+            stream.shutdown(Shutdown::Write).expect("the connection is up");
+            sent
+        });
+        let received = receive(&mut &*stream).expect("the peer writes");
+        (sending.join().expect("sending"), received)
+    })
+}

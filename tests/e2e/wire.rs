@@ -1,0 +1,194 @@
+//! What a capture shows: the option in the TCP handshake, the rendezvous, RDMA instead of TCP.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::clock::wait_until;
+use crate::gateway::{Pair, local, smcgate};
+use crate::hosts::{Hosts, accept, set_limit};
+use crate::pattern::{receive, send};
+use crate::process::{Process, run};
+
+const PORT: u16 = 7010;
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Kind 254, six bytes, and the magic that stands for SMC-R in EBCDIC (RFC 7609, 3.1).
+const SMC_OPTION: [u8; 6] = [254, 6, 0xE2, 0xD4, 0xC3, 0xD9];
+
+/// An operator who looks with the usual tools must see SMC-R, and so must any other stack.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_capture_shows_smc_r() {
+    let hosts = Hosts::new("smoke_capture_shows_smc_r");
+    let pair = Pair::start(&hosts, &[PORT]);
+    let capture = Capture::start(&hosts);
+    let listener = hosts.b.listen(local(PORT));
+    // Twice: a first contact, and a connection on a link that exists.
+    for seed in 0..2 {
+        let mut client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+        set_limit(&client, LIMIT);
+        let mut server = accept(&listener, LIMIT);
+        let sent = send(&mut client, seed, 200_000).expect("the connection is up");
+        drop(client);
+        assert_eq!(receive(&mut server).expect("the connection is up"), sent);
+    }
+    pair.assert_all_smc(2);
+    let file = capture.stop();
+
+    let handshakes = handshakes(&file);
+    let offered = |syn_ack| handshakes.iter().filter(|&&(ack, smc)| ack == syn_ack && smc).count();
+    assert!(offered(false) >= 2, "SYN with the option: {handshakes:?}");
+    assert!(offered(true) >= 2, "SYN-ACK with the option: {handshakes:?}");
+
+    let seen = tshark(&hosts, "tshark-smc", &file, "smc");
+    for message in ["Proposal", "Accept", "Confirm", "CDC Message"] {
+        assert!(seen.contains(message), "no {message} in:\n{seen}");
+    }
+    let malformed = tshark(&hosts, "tshark-malformed", &file, "smc && _ws.malformed");
+    assert!(malformed.trim().is_empty(), "{malformed}");
+
+    let file = file.to_str().expect("our own paths are text");
+    let words = smcgate(&hosts, "decode", &["decode", file]).expect_success("smcgate decode");
+    for message in [
+        "TCP SYN [SMC option]",
+        "TCP SYN-ACK [SMC option]",
+        "CLC PROPOSAL",
+        "CLC ACCEPT",
+        "CLC CONFIRM",
+        "LLC CONFIRM LINK",
+        "WRITE ONLY",
+        "CDC seq",
+    ] {
+        assert!(words.contains(message), "no {message} in:\n{words}");
+    }
+}
+
+/// tcpdump on host a's side of the wire.
+struct Capture {
+    tcpdump: Process,
+    file: PathBuf,
+}
+
+impl Capture {
+    fn start(hosts: &Hosts) -> Self {
+        let file = hosts.logs.join("wire.pcap");
+        let mut command = Command::new("tcpdump");
+        // Root stays root: another user could not write below the logs.
+        command.args(["-i", hosts.a.device, "-U", "-Z", "root", "-B", "65536", "-w"]).arg(&file);
+        let tcpdump = Process::start(&hosts.a, &hosts.logs, "tcpdump", &mut command);
+        wait_until("tcpdump listens", LIMIT, || tcpdump.log().contains("listening on"));
+        Self { tcpdump, file }
+    }
+
+    fn stop(mut self) -> PathBuf {
+        // What was seen last is written only when the kernel hands over its buffer.
+        std::thread::sleep(Duration::from_millis(1_200));
+        self.tcpdump.signal(Signal::INT);
+        let status = self.tcpdump.wait(LIMIT);
+        assert!(status.success(), "tcpdump: {}", self.tcpdump.log());
+        self.file
+    }
+}
+
+/// One line for each frame of the capture that `filter` selects.
+fn tshark(hosts: &Hosts, name: &str, file: &Path, filter: &str) -> String {
+    let mut command = Command::new("tshark");
+    command.arg("-r").arg(file).args(["-Y", filter]);
+    run(hosts, &hosts.b, name, Duration::from_secs(60), &mut command).expect_success(name)
+}
+
+/// Of each SYN to the gateway's port and each answer: whether it is a SYN-ACK, and whether it
+/// carries the SMC option. Read from the bytes, without anybody's dissector.
+fn handshakes(file: &Path) -> Vec<(bool, bool)> {
+    let bytes = fs::read(file).expect("tcpdump wrote it");
+    frames(&bytes).filter_map(handshake).collect()
+}
+
+/// The frames of a classic little-endian pcap file.
+fn frames(file: &[u8]) -> impl Iterator<Item = &[u8]> {
+    const FILE_HEADER_BYTES: usize = 24;
+    const RECORD_HEADER_BYTES: usize = 16;
+    assert_eq!(file[..4], [0xD4, 0xC3, 0xB2, 0xA1], "the magic number of such a file");
+    let mut rest = &file[FILE_HEADER_BYTES..];
+    std::iter::from_fn(move || {
+        let (header, after) = rest.split_at_checked(RECORD_HEADER_BYTES)?;
+        let stored = u32::from_le_bytes(*header[8..].first_chunk()?);
+        let (frame, after) = after.split_at_checked(usize::try_from(stored).ok()?)?;
+        rest = after;
+        Some(frame)
+    })
+}
+
+/// What this Ethernet frame says of a TCP handshake, if it is part of one.
+fn handshake(frame: &[u8]) -> Option<(bool, bool)> {
+    const ETHERNET_BYTES: usize = 14;
+    const TCP: u8 = 6;
+    const SYN: u8 = 0x02;
+    const ACK: u8 = 0x10;
+    const FIXED_TCP_BYTES: usize = 20;
+    let ip = frame.get(ETHERNET_BYTES..)?;
+    if frame[12..ETHERNET_BYTES] != [0x08, 0x00] || *ip.get(9)? != TCP {
+        return None;
+    }
+    let tcp = ip.get(usize::from(ip[0] & 0x0F) * 4..)?;
+    let flags = *tcp.get(13)?;
+    if flags & SYN == 0 {
+        return None;
+    }
+    let options = tcp.get(FIXED_TCP_BYTES..usize::from(tcp[12] >> 4) * 4)?;
+    let smc = options.windows(SMC_OPTION.len()).any(|bytes| bytes == SMC_OPTION);
+    Some((flags & ACK != 0, smc))
+}
+
+/// SYN and SYN-ACK of a Linux 6.12 host with SMC, and the ACK that follows, as captured.
+const LINUX_SYN: &[u8; 82] = b"\
+    \x52\x54\x00\x00\x00\x0a\x52\x54\x00\x00\x00\x0b\x08\x00\x45\x00\
+    \x00\x44\x53\xe2\x40\x00\x40\x06\xd2\xbd\x0a\x09\x00\x02\x0a\x09\
+    \x00\x01\xa5\x50\x14\x51\x9f\x45\x3e\xe1\x00\x00\x00\x00\xc0\x02\
+    \xfa\xf0\x14\x4b\x00\x00\x02\x04\x05\xb4\x04\x02\x08\x0a\xb1\xe9\
+    \xf8\x90\x00\x00\x00\x00\x01\x03\x03\x07\x01\x01\xfe\x06\xe2\xd4\
+    \xc3\xd9";
+const LINUX_SYN_ACK: &[u8; 82] = b"\
+    \x52\x54\x00\x00\x00\x0b\x52\x54\x00\x00\x00\x0a\x08\x00\x45\x00\
+    \x00\x44\x00\x00\x40\x00\x40\x06\x26\xa0\x0a\x09\x00\x01\x0a\x09\
+    \x00\x02\x14\x51\xa5\x50\xc1\x89\x60\xf9\x9f\x45\x3e\xe2\xc0\x12\
+    \xfe\x88\x14\x4b\x00\x00\x02\x04\x05\xb4\x04\x02\x08\x0a\x02\x79\
+    \xe1\x9c\xb1\xe9\xf8\x90\x01\x03\x03\x07\x01\x01\xfe\x06\xe2\xd4\
+    \xc3\xd9";
+const LINUX_ACK: &[u8; 66] = b"\
+    \x52\x54\x00\x00\x00\x0a\x52\x54\x00\x00\x00\x0b\x08\x00\x45\x00\
+    \x00\x34\x53\xe3\x40\x00\x40\x06\xd2\xcc\x0a\x09\x00\x02\x0a\x09\
+    \x00\x01\xa5\x50\x14\x51\x9f\x45\x3e\xe2\xc1\x89\x60\xfa\x80\x10\
+    \x01\xf6\x14\x3b\x00\x00\x01\x01\x08\x0a\xb1\xe9\xf8\xa9\x02\x79\
+    \xe1\x9c";
+
+/// Who judges captures must itself be right about one that nobody here made.
+#[test]
+fn finds_the_option_in_what_linux_sends() {
+    assert_eq!(handshake(LINUX_SYN), Some((false, true)));
+    assert_eq!(handshake(LINUX_SYN_ACK), Some((true, true)));
+    assert_eq!(handshake(LINUX_ACK), None);
+    // The same SYN of a host without SMC: two no-operations and an option of another kind.
+    let mut plain = *LINUX_SYN;
+    plain[76] = 253;
+    assert_eq!(handshake(&plain), Some((false, false)));
+}
+
+/// A capture that was cut off in the middle of a frame is read up to there.
+#[test]
+fn reads_frames_of_a_capture() {
+    let mut file = vec![0xD4, 0xC3, 0xB2, 0xA1];
+    file.resize(24, 0);
+    for frame in [&b"one"[..], b"two!"] {
+        let stored = u32::try_from(frame.len()).expect("short");
+        file.extend([[0; 4], [0; 4], stored.to_le_bytes(), stored.to_le_bytes()].concat());
+        file.extend(frame);
+    }
+    assert_eq!(frames(&file).collect::<Vec<_>>(), [&b"one"[..], b"two!"]);
+    file.pop();
+    assert_eq!(frames(&file).collect::<Vec<_>>(), [&b"one"[..]]);
+}

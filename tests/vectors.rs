@@ -1,0 +1,205 @@
+//! What other stacks sent, decoded, compared, and encoded again.
+//!
+//! Where each file came from is told in `vectors/README.md`. Codecs that only agree with
+//! themselves would pass every other test of ours and still talk to nobody.
+
+use smcr_proto::wire::cdc::{self, Cdc};
+use smcr_proto::wire::clc::{Frame, Framer};
+use smcr_proto::wire::llc::{AddLink, DeleteReason, Llc};
+use smcr_proto::{Gid, LinkNumber, LinkUserId, MacAddress, Malformed, Mtu, Psn, Qpn, Rkey};
+
+/// One frame of a capture.
+struct Vector {
+    /// Its number there.
+    frame: u32,
+    /// What else the file says about it.
+    note: &'static str,
+    bytes: Vec<u8>,
+}
+
+/// Lines of `frame | note | bytes in hex`; a line that begins with `#` is a comment.
+fn vectors(text: &'static str) -> Vec<Vector> {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let vectors: Vec<Vector> = lines.map(vector).collect();
+    assert!(!vectors.is_empty());
+    vectors
+}
+
+fn vector(line: &'static str) -> Vector {
+    let fields: Vec<&str> = line.split(" | ").collect();
+    let [frame, note, hex] = fields[..] else { panic!("not three fields: {line}") };
+    let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).expect("hex");
+    Vector {
+        frame: frame.parse().expect("a frame number"),
+        note,
+        bytes: (0..hex.len()).step_by(2).map(byte).collect(),
+    }
+}
+
+fn message(vector: &Vector) -> [u8; 44] {
+    vector.bytes[..].try_into().expect("44 bytes")
+}
+
+/// A CDC message in the notation of `cdc.txt`.
+fn in_words(message: &Cdc) -> String {
+    let flags: String = [
+        (message.writer_blocked, 'B'),
+        (message.urgent_pending, 'P'),
+        (message.urgent_present, 'U'),
+        (message.update_requested, 'R'),
+        (message.failover_validation, 'F'),
+        (message.sending_done, 'D'),
+        (message.connection_closed, 'C'),
+        (message.abnormal_close, 'A'),
+    ]
+    .into_iter()
+    .filter_map(|(set, letter)| set.then_some(letter))
+    .collect();
+    let Cdc { sequence, token, producer, consumer, .. } = message;
+    format!(
+        "{sequence} {:x} {}:{} {}:{} {}",
+        token.0,
+        producer.wrap,
+        producer.count,
+        consumer.wrap,
+        consumer.count,
+        if flags.is_empty() { "-" } else { &flags }
+    )
+}
+
+#[test]
+fn cdc_messages_mean_what_another_decoder_says() {
+    let mut flags_seen = String::new();
+    for vector in vectors(include_str!("vectors/cdc.txt")) {
+        let bytes = message(&vector);
+        assert!(cdc::is_cdc(&bytes));
+        let decoded = Cdc::decode(&bytes).unwrap();
+        assert_eq!(in_words(&decoded), vector.note, "frame {}", vector.frame);
+        assert_eq!(decoded.encode(), bytes, "frame {}", vector.frame);
+        flags_seen.push_str(vector.note.rsplit(' ').next().unwrap());
+    }
+    // Linux never sets R.
+    for flag in "BPUFDCA".chars() {
+        assert!(flags_seen.contains(flag), "no message with {flag}");
+    }
+}
+
+/// An LLC message of a capture as a stack of version 1 would have sent them: no version in the
+/// type byte, and nothing in the byte of CONFIRM LINK that only version 2 has.
+fn llc_as_version_1(vector: &Vector) -> [u8; 44] {
+    let mut bytes = message(vector);
+    assert_eq!(bytes[0] >> 4, 2, "a capture of version 2");
+    bytes[0] &= 0x0f;
+    if bytes[0] == 1 {
+        assert_eq!(bytes[35], 0xff, "the most connections");
+        bytes[35] = 0;
+    }
+    bytes
+}
+
+/// A message of version 2 on a link of version 1 is a protocol error, never half understood.
+#[test]
+fn llc_messages_of_version_2_are_not_mistaken() {
+    for vector in vectors(include_str!("vectors/llc_v2.txt")) {
+        let bytes = message(&vector);
+        assert!(!cdc::is_cdc(&bytes));
+        assert_eq!(Llc::decode(&bytes), Err(Malformed::UnknownType(bytes[0])));
+    }
+}
+
+#[test]
+fn llc_messages_survive_decoding() {
+    let mut kinds = [0; 16];
+    for vector in vectors(include_str!("vectors/llc_v2.txt")) {
+        let bytes = llc_as_version_1(&vector);
+        let decoded = Llc::decode(&bytes).unwrap();
+        assert_eq!(decoded.encode(), bytes, "frame {}", vector.frame);
+        assert_eq!(decoded.is_reply(), bytes[3] & 0x80 != 0, "frame {}", vector.frame);
+        kinds[usize::from(bytes[0])] += 1;
+    }
+    // CONFIRM LINK, ADD LINK, DELETE LINK, CONFIRM RKEY and DELETE RKEY were all in it.
+    assert_eq!(kinds, [0, 6, 2, 0, 4, 0, 14, 0, 0, 8, 0, 0, 0, 0, 0, 0]);
+}
+
+/// The LLC message with this frame number and type, decoded as version 1.
+fn llc(frame: u32, type_byte: u8) -> Llc {
+    let all = vectors(include_str!("vectors/llc_v2.txt"));
+    let vector = all
+        .iter()
+        .find(|vector| vector.frame == frame && vector.bytes[0] == type_byte)
+        .expect("a frame that is in the file");
+    Llc::decode(&llc_as_version_1(vector)).expect("every line decodes")
+}
+
+const FIRST_MAC: MacAddress = MacAddress([0x52, 0x54, 0, 0, 0, 0x0a]);
+
+/// The fields of the messages that make a link and break it, one by one: encoding again would not
+/// notice if two fields of equal length had changed places.
+#[test]
+fn link_messages_mean_what_happened() {
+    let Llc::ConfirmLink(confirm) = llc(10, 0x21) else { panic!() };
+    assert_eq!((confirm.mac, confirm.gid), (FIRST_MAC, Gid::from_ipv4([10, 9, 0, 1])));
+    assert_eq!((confirm.qpn, confirm.link), (Qpn(0x11), LinkNumber(1)));
+    assert_eq!((confirm.user_id, confirm.max_links), (LinkUserId(0x0000_0101), 2));
+    assert!(confirm.no_eyecatcher && !confirm.reply);
+
+    // The server offered a second link over the same port, and the client had no other. Where
+    // version 1 has the reason, version 2 has the upper half of the length.
+    let Llc::AddLink(reject) = llc(16, 0x22) else { panic!() };
+    let expected = AddLink {
+        reply: true,
+        rejected: true,
+        reason: 0,
+        mac: FIRST_MAC,
+        gid: Gid::from_ipv4([10, 9, 0, 1]),
+        qpn: Qpn(0x12),
+        link: LinkNumber(2),
+        mtu: Mtu::B1024,
+        psn: Psn(0xb6_aa37),
+    };
+    assert_eq!(reject, expected);
+
+    // The RNIC of link 1 was taken away; at the end the operator stopped everything.
+    let Llc::DeleteLink(lost) = llc(419, 0x24) else { panic!() };
+    assert_eq!((lost.link, lost.reason), (LinkNumber(1), DeleteReason::LOST_PATH));
+    assert!(lost.orderly && !lost.all && !lost.reply);
+    let Llc::DeleteLink(end) = llc(514, 0x24) else { panic!() };
+    assert_eq!((end.link, end.reason), (LinkNumber(0), DeleteReason::OPERATOR));
+    assert!(end.all && !end.orderly && !end.reply);
+}
+
+/// One RMB, told for the link that carries the message and for the other one, and taken back.
+#[test]
+fn rkey_messages_mean_what_happened() {
+    let Llc::ConfirmRkey(confirm) = llc(47, 0x26) else { panic!() };
+    assert_eq!(confirm.rkey, Rkey(0x4a9));
+    assert_eq!(confirm.address, 0xff1a_8f65_0472_0000);
+    assert_eq!(confirm.other_links, 1);
+    assert_eq!(confirm.others[0].link, LinkNumber(1));
+    assert_eq!(confirm.others[0].rkey, Rkey(0x42d));
+    assert_eq!(confirm.others[0].address, 0xff1a_8f65_0472_0000);
+    assert!(!confirm.reply && !confirm.negative && !confirm.retry);
+
+    let Llc::DeleteRkey(delete) = llc(862, 0x29) else { panic!() };
+    assert_eq!((delete.count, delete.rkeys[0]), (1, Rkey(0x430)));
+    assert_eq!((delete.error_mask, delete.rkeys[1]), (0, Rkey(0)));
+    assert!(!delete.reply && !delete.negative);
+}
+
+/// A peer that offers only SMC-Rv2 must hear a Decline and go on over TCP. An Accept or Confirm of
+/// version 2, which we never asked for, is refused by its version.
+#[test]
+fn clc_messages_of_version_2_are_told_apart() {
+    for vector in vectors(include_str!("vectors/clc_v2.txt")) {
+        let mut framer = Framer::new();
+        assert_eq!(framer.feed(&vector.bytes), vector.bytes.len());
+        match vector.bytes[4] {
+            1 => {
+                let Ok(Some(Frame::Proposal(proposal))) = framer.next_frame() else { panic!() };
+                assert!(!proposal.offers_smc_r_v1);
+                assert!(framer.leftover().is_empty());
+            }
+            _ => assert_eq!(framer.next_frame(), Err(Malformed::Version(2))),
+        }
+    }
+}
