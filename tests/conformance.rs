@@ -19,7 +19,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use smcr_proto::{Gid, Instant, MacAddress, Mtu};
 use smcr_rnic::Port;
-use smcr_rnic::dice::Dice;
+use smcr_rnic::dice::{Chance, Dice};
 use smcr_rnic::roce::lossy::{self, Lossy};
 use smcr_rnic::roce::udp::{self, Config, Place, Udp};
 use smcr_rnic::roce::{self, Setup, UDP_PORT};
@@ -108,7 +108,7 @@ impl<const LOST_OF_1000: u32> Harness for RoceOverWire<LOST_OF_1000> {
     const CUTS_WRITES: bool = true;
 
     fn new(seed: u64) -> (Self, [(roce::Rnic, roce::Fabric<Lossy>); 2]) {
-        let loss = LOST_OF_1000 * 1_000;
+        let loss = Chance(LOST_OF_1000 * 1_000);
         // A wire that loses packets has other faults, too.
         let odds = lossy::Odds { loss, repeat: loss, overtake: loss, damage: loss, block: loss };
         let network = lossy::Network::new(seed, odds);

@@ -244,7 +244,7 @@ impl<H: Harness> Side<H> {
                 leases.into_iter().for_each(|lease| self.pool.take_back(lease));
                 return None;
             };
-            let lease = filled.lease.unwrap();
+            let lease = filled.unwrap();
             done += lease.len() as usize;
             leases.push(lease);
         }

@@ -65,7 +65,8 @@ fn no_address() -> io::Error {
     io::Error::new(io::ErrorKind::AddrNotAvailable, "no network device has the address")
 }
 
-/// The largest IP packet that reaches `there` from `here` without being cut, as the kernel knows it.
+/// The largest IP packet that reaches `there` from `here` without being cut, as the kernel knows
+/// it.
 ///
 /// # Errors
 ///

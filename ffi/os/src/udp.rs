@@ -67,7 +67,8 @@ impl UdpSocket {
     ///
     /// # Errors
     ///
-    /// As `socket(2)`, `setsockopt(2)` and `bind(2)`: the address is not ours, or the port is taken.
+    /// As `socket(2)`, `setsockopt(2)` and `bind(2)`: the address is not ours, or the port is
+    /// taken.
     pub fn bind(local: SocketAddrV4, buffer_len: usize) -> io::Result<Self> {
         let descriptor = open_socket()?;
         let socket = Self { descriptor };
@@ -338,7 +339,7 @@ pub(crate) fn option(socket: BorrowedFd<'_>, level: c_int, name: c_int) -> io::R
     Ok(value)
 }
 
-pub(crate) fn check(result: c_int) -> io::Result<()> {
+fn check(result: c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
@@ -350,7 +351,7 @@ fn to_sockaddr(address: SocketAddrV4) -> sockaddr_in {
     }
 }
 
-pub(crate) fn from_sockaddr(address: &sockaddr_in) -> SocketAddrV4 {
+fn from_sockaddr(address: &sockaddr_in) -> SocketAddrV4 {
     let ip = Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr));
     SocketAddrV4::new(ip, u16::from_be(address.sin_port))
 }

@@ -104,7 +104,8 @@ impl Batch {
         self.runs.is_empty()
     }
 
-    /// Room for the next packet, of `len` bytes to `target`; `None` when the batch must leave first.
+    /// Room for the next packet, of `len` bytes to `target`; `None` when the batch must leave
+    /// first.
     pub(super) fn slot(
         &mut self,
         target: SocketAddr,

@@ -1,7 +1,8 @@
 //! How much may be in flight, and how long to wait for an answer.
 //!
-//! Local to the sender: the peer cannot tell. Loss is the only signal, since neither Linux `rdma_rxe`
-//! nor plain Ethernet gives another. The window is what the peer's socket buffer can hold at most.
+//! Local to the sender: the peer cannot tell. Loss is the only signal, since neither Linux
+//! `rdma_rxe` nor plain Ethernet gives another. The window is what the peer's socket buffer can
+//! hold at most.
 
 use std::time::Duration;
 

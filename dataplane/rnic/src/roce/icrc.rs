@@ -256,7 +256,8 @@ mod tests {
         }
     }
 
-    /// Routers change lifetime, type of service and congestion marks; that must not cost the packet.
+    /// Routers change lifetime, type of service and congestion marks; that must not cost the
+    /// packet.
     #[test]
     fn congestion_marks_may_change_in_flight() {
         let (source, target, identification, packet) = RXE[0];

@@ -9,20 +9,21 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::batch::{Run, SEGMENTS_MAX, Sent, Train, Wire};
+use crate::dice::{Chance, Dice};
 
-/// What befalls each packet, in millionths.
+/// What befalls each packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Odds {
     /// It is lost.
-    pub loss: u32,
+    pub loss: Chance,
     /// It arrives twice.
-    pub repeat: u32,
+    pub repeat: Chance,
     /// It overtakes what was sent before it and not yet received.
-    pub overtake: u32,
+    pub overtake: Chance,
     /// One of its bits flips.
-    pub damage: u32,
+    pub damage: Chance,
     /// The wire takes no more for now. Rolled per call, not per packet.
-    pub block: u32,
+    pub block: Chance,
 }
 
 /// Carries packets between the wires plugged into it.
@@ -45,6 +46,7 @@ struct Inner {
     dice: Dice,
     odds: Odds,
     hides_identification: bool,
+    cannot_segment: bool,
     queues: HashMap<SocketAddr, VecDeque<Arrival>>,
     carried: u64,
 }
@@ -62,9 +64,10 @@ impl Network {
     /// A network without plugs.
     pub fn new(seed: u64, odds: Odds) -> Self {
         let inner = Inner {
-            dice: Dice(seed),
+            dice: Dice::new(seed),
             odds,
             hides_identification: false,
+            cannot_segment: false,
             queues: HashMap::new(),
             carried: 0,
         };
@@ -74,6 +77,11 @@ impl Network {
     /// From now on the receivers do not see IP headers, like UDP sockets.
     pub fn hide_identification(&self) {
         self.lock().hides_identification = true;
+    }
+
+    /// From now on runs of more than one packet are refused, as by a device that cannot split them.
+    pub fn refuse_segmentation(&self) {
+        self.lock().cannot_segment = true;
     }
 
     /// From now on other odds apply.
@@ -97,14 +105,6 @@ impl Network {
     }
 }
 
-impl Lossy {
-    /// From now on each packet leaves on its own, as from a device without segmentation.
-    pub fn without_segmentation(mut self) -> Self {
-        self.segments_max = 1;
-        self
-    }
-}
-
 impl Inner {
     /// Carries `run` from `source`, packet by packet.
     fn carry(&mut self, source: SocketAddr, bytes: &[u8], run: &Run) {
@@ -124,8 +124,8 @@ impl Inner {
                 shows_identification: !self.hides_identification,
             };
             if self.dice.roll(self.odds.damage) {
-                let at = self.dice.below(packet.len());
-                arrival.bytes[at] ^= 1 << self.dice.below(8);
+                let at = self.dice.index(packet.len());
+                arrival.bytes[at] ^= 1 << self.dice.index(8);
             }
             let overtakes = self.dice.roll(self.odds.overtake);
             let repeats = self.dice.roll(self.odds.repeat);
@@ -133,7 +133,7 @@ impl Inner {
             match queue.back_mut() {
                 Some(train) if joins && !overtakes => train.bytes.extend(&arrival.bytes),
                 Some(_) if overtakes => {
-                    let back = 1 + self.dice.below(queue.len().min(OVERTAKE_MAX));
+                    let back = 1 + self.dice.index(queue.len().min(OVERTAKE_MAX));
                     queue.insert(queue.len() - back, arrival.clone());
                 }
                 Some(_) | None => queue.push_back(arrival.clone()),
@@ -172,14 +172,21 @@ impl Wire for Lossy {
 
     fn send(&mut self, bytes: &[u8], runs: &[Run]) -> Sent {
         let mut inner = self.network.lock();
-        for (index, run) in runs.iter().enumerate() {
+        let mut sent = Sent::default();
+        for run in runs {
             let block = inner.odds.block;
             if inner.dice.roll(block) {
-                return Sent { runs: index, refused: 0 };
+                break;
             }
-            inner.carry(self.local, bytes, run);
+            if inner.cannot_segment && run.segments > 1 {
+                self.segments_max = 1;
+                sent.refused += 1;
+            } else {
+                inner.carry(self.local, bytes, run);
+            }
+            sent.runs += 1;
         }
-        Sent { runs: runs.len(), refused: 0 }
+        sent
     }
 
     fn segments_max(&self) -> usize {
@@ -188,31 +195,6 @@ impl Wire for Lossy {
 
     fn event_descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
-    }
-}
-
-/// Pseudo-random numbers (SplitMix64): the same for the same seed, everywhere.
-#[derive(Clone, Debug)]
-pub struct Dice(pub u64);
-
-impl Dice {
-    /// The next number.
-    pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    /// A number below `bound`, which is not zero.
-    pub fn below(&mut self, bound: usize) -> usize {
-        usize::try_from(self.next_u64() % bound as u64).expect("less than a usize")
-    }
-
-    /// True in so many of a million cases.
-    pub fn roll(&mut self, millionths: u32) -> bool {
-        millionths != 0 && self.next_u64() % 1_000_000 < u64::from(millionths)
     }
 }
 

@@ -1,6 +1,6 @@
 //! RoCEv2 in software: a NIC that is a UDP port.
 //!
-//! It speaks with itself, with real RNICs and with Linux `rdma_rxe`: reliable connected queue pairs,
+//! Its packets are those of real RNICs and of Linux `rdma_rxe`: reliable connected queue pairs,
 //! RDMA writes and messages, acknowledgement, retransmission. The core has no I/O, no clock and no
 //! threads; what carries its packets is a [`Wire`].
 //!
@@ -12,14 +12,14 @@
 //!
 //! - A write travels as a train of WRITE ONLY packets, each complete in itself, all but the last of
 //!   one size. Equal packets followed by one shorter one leave in one system call
-//!   ([`batch`](self::batch)), and so do the equal messages of many connections.
+//!   (`batch`), and so do the equal messages of many connections.
 //! - Acknowledgements are owed, not sent: at most one per queue pair and turn, and it rides behind
-//!   data where it can ([`responder`](self::responder)).
-//! - The control thread's half ([`Rnic`]) and the poller's ([`Fabric`]) share two queues and no lock.
-//!   Keys are pushed before `register` returns, and the fabric takes them after it received packets
-//!   and before it looks at them: whoever heard of a key can use it.
-//! - RoCE has no authentication. Queue pair numbers, first PSNs and keys are random, the peer's address
-//!   is checked, and nothing a packet says is believed before its ICRC is.
+//!   data where it can (`responder`).
+//! - The control thread's half ([`Rnic`]) and the poller's ([`Fabric`]) share two queues and no
+//!   lock. Keys are pushed before `register` returns, and the fabric takes them after it received
+//!   packets and before it looks at them: whoever heard of a key can use it.
+//! - RoCE has no authentication. Queue pair numbers, first PSNs and keys are random, the peer's
+//!   address is checked, and nothing a packet says is believed before its ICRC is.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -34,6 +34,7 @@ mod keys;
 pub mod lossy;
 mod pair;
 mod psn;
+mod request;
 mod requester;
 mod responder;
 mod rnic;

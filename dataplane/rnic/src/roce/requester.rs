@@ -1,22 +1,20 @@
 //! The sending half of a queue pair: requests become packets, packets are acknowledged or repeated.
 //!
 //! Nothing is kept per packet: a packet can be built again from its request at any time, so going
-//! back is moving a cursor. Packets are counted in `u64` from the first one (`sequence`); the 24 bits
-//! of a PSN exist only on the wire.
+//! back is moving a cursor. Packets are counted in `u64` from the first one (`sequence`); the 24
+//! bits of a PSN exist only on the wire.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use smcr_memory::Lease;
-use smcr_proto::{Instant, Psn, Qpn, Rkey};
+use smcr_proto::{Instant, Psn, Qpn};
 
 use super::congestion::Congestion;
 use super::counters::Counters;
-use super::wire::{
-    Aeth, BTH_LEN, Bth, RETH_LEN, Reth, SEND_ONLY, Syndrome, WRITE_ONLY, packet_len,
-};
+use super::request::{Mark, Place, Request};
+use super::wire::{Aeth, Bth, SEND_ONLY, Syndrome};
 use super::{PACKET_COST, SEND_QUEUE_DEPTH, psn};
-use crate::{Cause, Completion, MESSAGE_LEN, Message, QpId, Status, Tag, Work};
+use crate::{Cause, Completion, QpId, Status, Work};
 
 /// The sending half.
 #[derive(Debug)]
@@ -39,8 +37,8 @@ pub(super) struct Requester {
     congestion: Congestion,
     /// When to stop waiting for an acknowledgement.
     deadline: Option<Instant>,
-    /// The packet whose round trip is being measured, and when it left.
-    timed: Option<(u64, Instant)>,
+    /// The packet whose round trip is being measured.
+    timed: Option<Timed>,
     /// Packets since the last one that asked for an acknowledgement.
     unasked: u32,
     /// Attempts since the last progress, and when that was.
@@ -54,36 +52,13 @@ pub(super) struct Requester {
     went_back: Option<(u64, Instant)>,
 }
 
-/// A point in the stream of packets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Mark {
+/// A packet whose round trip is being measured.
+#[derive(Clone, Copy, Debug)]
+struct Timed {
     sequence: u64,
-    /// What all packets before it cost, in the currency of windows.
-    cost: u64,
-}
-
-/// A packet, found in the queue.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Place {
-    mark: Mark,
-    /// Of its request in the queue; the length of the queue if nothing is there.
-    request: usize,
-    /// Which packet of the request.
-    packet: u32,
-}
-
-#[derive(Debug)]
-struct Request {
-    start: Mark,
-    packets: u32,
-    tag: Tag,
-    body: Outgoing,
-}
-
-#[derive(Debug)]
-enum Outgoing {
-    Write { lease: Lease, rkey: Rkey, address: u64 },
-    Send(Message),
+    left: Instant,
+    /// It was sent again, so an acknowledgement may be for either.
+    repeated: bool,
 }
 
 impl Requester {
@@ -123,17 +98,9 @@ impl Requester {
     /// If there is no room.
     pub(super) fn post(&mut self, work: Work) {
         assert!(self.room() > 0, "the caller budgets its requests");
-        let (tag, body) = match work {
-            Work::Write { lease, rkey, address, tag } => {
-                (tag, Outgoing::Write { lease, rkey, address })
-            }
-            Work::Send { message, tag } => (tag, Outgoing::Send(message)),
-        };
-        let packets = body.len().div_ceil(self.mtu).max(1);
-        let start = self.end;
-        self.end.sequence += u64::from(packets);
-        self.end.cost += u64::from(body.len()) + u64::from(packets) * u64::from(PACKET_COST);
-        self.queue.push_back(Request { start, packets, tag, body });
+        let request = Request::new(work, self.end, self.mtu);
+        self.end = request.end();
+        self.queue.push_back(request);
     }
 
     /// The length of the packet that may be sent next, if one may.
@@ -147,7 +114,7 @@ impl Requester {
             return None;
         }
         let request = &self.queue[self.next.request];
-        Some(request.body.packet_len(self.next.packet, self.mtu))
+        Some(request.packet_len(self.next.packet, self.mtu))
     }
 
     /// Builds the packet that [`next_len`](Self::next_len) told, without its ICRC, and counts it as
@@ -165,8 +132,8 @@ impl Requester {
     ) {
         let Place { mark: Mark { sequence, .. }, request: at, packet } = self.next;
         let request = &self.queue[at];
-        let payload_len = request.body.payload_len(packet, self.mtu);
-        assert_eq!(out.len(), request.body.packet_len(packet, self.mtu));
+        let payload_len = request.payload_len(packet, self.mtu);
+        assert_eq!(out.len(), request.packet_len(packet, self.mtu));
 
         self.next.mark.sequence += 1;
         self.next.mark.cost += u64::from(payload_len) + u64::from(PACKET_COST);
@@ -177,16 +144,16 @@ impl Requester {
         }
         self.unasked += 1;
         let ask = last || self.unasked >= UNASKED_MAX || self.next_len(now).is_none();
-        let body = &self.queue[at].body;
+        let request = &self.queue[at];
         let header = Bth {
-            opcode: body.opcode(),
-            solicited: body.opcode() == SEND_ONLY,
+            opcode: request.opcode(),
+            solicited: request.opcode() == SEND_ONLY,
             payload_len: payload_len as usize,
             target: self.peer,
             ack_request: ask,
             psn: psn::advance(self.first_psn, sequence),
         };
-        body.build(packet, self.mtu, header, out);
+        request.build(packet, self.mtu, header, out);
         self.count_sent(now, sequence, ask, counters);
     }
 
@@ -200,7 +167,7 @@ impl Requester {
                 self.progress = now;
             }
             if ask && self.timed.is_none() {
-                self.timed = Some((sequence, now));
+                self.timed = Some(Timed { sequence, left: now, repeated: false });
             }
         }
         if ask {
@@ -318,11 +285,7 @@ impl Requester {
     }
 
     fn pop(&mut self, qp: QpId, status: Status) -> Option<Completion> {
-        let Request { tag, body, .. } = self.queue.pop_front()?;
-        Some(match body {
-            Outgoing::Write { lease, .. } => Completion::Wrote { qp, lease, tag, status },
-            Outgoing::Send(_) => Completion::Sent { qp, tag, status },
-        })
+        self.queue.pop_front().map(|request| request.complete(qp, status))
     }
 
     /// Everything before `sequence` has arrived.
@@ -332,26 +295,30 @@ impl Requester {
         if before.sequence == sequence {
             return;
         }
-        while self.queue.get(self.done).is_some_and(|request| request.end() <= sequence) {
+        while self.queue.get(self.done).is_some_and(|request| request.end().sequence <= sequence) {
             self.done += 1;
         }
         self.oldest = match self.queue.get(self.done) {
             Some(request) => request.place(self.done, sequence, self.mtu),
             None => Place { mark: self.end, request: self.done, packet: 0 },
         };
+        let mut hasty = false;
         if self.next.mark.sequence < sequence {
             // What we went back for had arrived after all.
             self.next = self.oldest;
-            if self.congestion.was_hasty() {
-                counters.timeouts_undone += 1;
-            }
+            hasty = self.congestion.was_hasty();
+            counters.timeouts_undone += u64::from(hasty);
         }
         let gained = self.oldest.mark.cost - before.cost;
         self.congestion.acknowledged(u32::try_from(gained).unwrap_or(u32::MAX));
-        if let Some((timed, left)) = self.timed
-            && timed < sequence
+        if let Some(timed) = self.timed
+            && timed.sequence < sequence
         {
-            self.congestion.measured(now.since(left));
+            // Of what was sent twice, only a hasty timeout tells which one was answered: the first.
+            // It must count, or the timeout would never learn how slow the peer can be.
+            if hasty || !timed.repeated {
+                self.congestion.measured(now.since(timed.left));
+            }
             self.timed = None;
         }
         self.attempts = 0;
@@ -392,75 +359,10 @@ impl Requester {
     fn go_back(&mut self) {
         self.next = self.oldest;
         self.deadline = None;
-        self.timed = None;
+        if let Some(timed) = &mut self.timed {
+            timed.repeated = true;
+        }
         self.unasked = 0;
-    }
-}
-
-impl Request {
-    /// One past its last packet.
-    fn end(&self) -> u64 {
-        self.start.sequence + u64::from(self.packets)
-    }
-
-    /// Its packet with that sequence.
-    fn place(&self, request: usize, sequence: u64, mtu: u32) -> Place {
-        let packet = sequence.saturating_sub(self.start.sequence);
-        assert!(packet < u64::from(self.packets));
-        // All packets before another one are full.
-        let cost = self.start.cost + packet * u64::from(mtu + PACKET_COST);
-        let packet = u32::try_from(packet).expect("less than the number of packets");
-        Place { mark: Mark { sequence, cost }, request, packet }
-    }
-}
-
-impl Outgoing {
-    fn len(&self) -> u32 {
-        match self {
-            Self::Write { lease, .. } => lease.len(),
-            Self::Send(_) => MESSAGE_BYTES,
-        }
-    }
-
-    fn opcode(&self) -> u8 {
-        match self {
-            Self::Write { .. } => WRITE_ONLY,
-            Self::Send(_) => SEND_ONLY,
-        }
-    }
-
-    fn payload_len(&self, packet: u32, mtu: u32) -> u32 {
-        mtu.min(self.len() - packet * mtu)
-    }
-
-    fn headers_len(&self) -> usize {
-        match self {
-            Self::Write { .. } => BTH_LEN + RETH_LEN,
-            Self::Send(_) => BTH_LEN,
-        }
-    }
-
-    fn packet_len(&self, packet: u32, mtu: u32) -> usize {
-        packet_len(self.headers_len(), self.payload_len(packet, mtu) as usize)
-    }
-
-    /// Builds a packet; the ICRC is left open.
-    fn build(&self, packet: u32, mtu: u32, header: Bth, out: &mut [u8]) {
-        out[..BTH_LEN].copy_from_slice(&header.encode());
-        let payload_at = self.headers_len();
-        let payload_end = payload_at + header.payload_len;
-        match self {
-            Self::Write { lease, rkey, address } => {
-                let at = packet * mtu;
-                let address = address.wrapping_add(at.into());
-                let len = u32::try_from(header.payload_len).expect("at most the MTU");
-                let reth = Reth { address, rkey: *rkey, len };
-                out[BTH_LEN..payload_at].copy_from_slice(&reth.encode());
-                lease.copy_out(at, &mut out[payload_at..payload_end]);
-            }
-            Self::Send(message) => out[payload_at..payload_end].copy_from_slice(message),
-        }
-        out[payload_end..].fill(0);
     }
 }
 
@@ -473,8 +375,6 @@ fn not_ready_wait(syndrome: Syndrome) -> Duration {
     10 * Duration::from_micros(HUNDREDTHS_MS[usize::from(syndrome.0 & 0x1f)].into())
 }
 
-const MESSAGE_BYTES: u32 = 44;
-const _: () = assert!(MESSAGE_BYTES as usize == MESSAGE_LEN);
 /// Packets after which an acknowledgement is asked for even if more follow.
 const UNASKED_MAX: u32 = 32;
 /// Attempts without progress before a queue pair breaks, if they took long enough.

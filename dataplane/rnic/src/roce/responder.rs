@@ -301,8 +301,8 @@ enum Done {
     Part,
 }
 
-/// How long an acknowledgement waits for data to ride behind. The peer does not mind: its timeout is
-/// twenty times that.
+/// How long an acknowledgement waits for data to ride behind. The peer does not mind: its timeout
+/// is twenty times that.
 pub(super) const ACK_DELAY: Duration = Duration::from_micros(50);
 /// Packets that are acknowledged without delay, so that the peer's window does not close.
 const PACKETS_UNANSWERED_MAX: u32 = 32;

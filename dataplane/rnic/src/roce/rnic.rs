@@ -183,8 +183,8 @@ impl crate::Opening for Opening {
     }
 }
 
-/// The largest path MTU whose packets fit into IP packets of `bytes` bytes, with the headers of IPv6
-/// and some to spare, as Linux reckons.
+/// The largest path MTU whose packets fit into IP packets of `bytes` bytes, with the headers of
+/// IPv6 and some to spare, as Linux reckons.
 pub(super) fn mtu_for(bytes: u32) -> Option<Mtu> {
     [Mtu::B4096, Mtu::B2048, Mtu::B1024, Mtu::B512, Mtu::B256]
         .into_iter()

@@ -6,8 +6,9 @@ use std::time::Duration;
 use smcr_memory::{Lease, Region, SendPool};
 use smcr_proto::{Gid, Instant, MacAddress, Mtu, Rkey};
 
-use super::lossy::{Dice, Lossy, Network, Odds};
+use super::lossy::{Lossy, Network, Odds};
 use super::*;
+use crate::dice::{Chance, Dice};
 use crate::{
     Cause, Completion, Domain, Fabric as _, Message, Opening as _, Port, QpAddress, QpId,
     Registration, Rnic as _, Status, Tag, Work,
@@ -52,7 +53,7 @@ fn address(node: u8) -> SocketAddr {
 /// A NIC whose random numbers all have `bits` set.
 fn nic(network: &Network, node: u8, mtu: Mtu, bits: u32) -> (Rnic, Fabric<Lossy>) {
     let SocketAddr::V4(at) = address(node) else { unreachable!() };
-    let mut dice = Dice(u64::from(node) + 77);
+    let mut dice = Dice::new(u64::from(node) + 77);
     let port =
         Port { gid: Gid::from_ipv4(at.ip().octets()), mac: MacAddress([2, 0, 0, 0, 0, node]), mtu };
     let setup = Setup {
@@ -96,7 +97,7 @@ impl Node {
             room.copy_in(bytes);
             Ok::<_, ()>(bytes.len())
         });
-        filled.expect("a chunk is free").unwrap().lease.expect("not empty")
+        filled.expect("a chunk is free").unwrap().expect("not empty")
     }
 
     fn post(&mut self, work: Work) {

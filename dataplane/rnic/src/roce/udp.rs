@@ -1,7 +1,7 @@
 //! Packets in UDP datagrams of the kernel, with segmentation (GSO) and coalescing (GRO).
 //!
 //! One socket, bound to the port's address and never connected: so the kernel sets DF and the
-//! identifications 0, 1, 2, …, which the ICRC covers (see [`icrc`](super::icrc)).
+//! identifications 0, 1, 2, …, which the ICRC covers (see `icrc`).
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -53,8 +53,8 @@ pub struct Udp {
 ///
 /// # Errors
 ///
-/// When there is no such device or address, when the device has no IPv4 address or too small an MTU,
-/// and when the UDP port is taken: by another gateway, or by the kernel's `rdma_rxe`.
+/// When there is no such device or address, when the device has no IPv4 address or too small an
+/// MTU, and when the UDP port is taken: by another gateway, or by the kernel's `rdma_rxe`.
 pub fn open(config: &Config<'_>) -> io::Result<(Rnic, Fabric<Udp>)> {
     let interface = match config.place {
         Place::Device(name) => Interface::named(name)?,

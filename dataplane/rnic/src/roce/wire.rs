@@ -1,7 +1,8 @@
 //! RoCEv2 packets: BTH, RETH and AETH (InfiniBand Architecture Specification 9.2, 9.3, 9.7).
 //!
-//! A packet here is the payload of a UDP datagram: headers, payload, zero to three bytes of padding,
-//! and the ICRC, which [`icrc`](super::icrc) computes and checks. All fields are big-endian.
+//! A packet here is the payload of a UDP datagram: headers, payload, zero to three bytes of
+//! padding, and the ICRC, which [`icrc`](super::icrc) computes and checks. All fields are
+//! big-endian.
 
 use smcr_proto::{Psn, Qpn, Rkey};
 

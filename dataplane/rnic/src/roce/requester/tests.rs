@@ -1,7 +1,9 @@
 use smcr_memory::{Region, SendPool};
+use smcr_proto::Rkey;
 
 use super::super::wire::{Body, Packet};
 use super::*;
+use crate::Tag;
 
 const MTU: u32 = 1024;
 const FIRST: Psn = Psn(0xff_fffe);
@@ -33,7 +35,7 @@ impl Bench {
             room.copy_in(&bytes);
             Ok::<_, ()>(bytes.len())
         });
-        let lease = filled.unwrap().unwrap().lease.unwrap();
+        let lease = filled.unwrap().unwrap().unwrap();
         let tag = Tag(len.into());
         self.requester.post(Work::Write { lease, rkey: Rkey(3), address: 5000, tag });
     }
@@ -246,6 +248,33 @@ fn a_timeout_repeats_a_small_window_from_the_oldest_packet() {
     assert_eq!(again[0], (0, 1024, false));
     assert_eq!(again.len(), 16, "16 KiB");
     assert_eq!(bench.counters.retransmits, 16);
+}
+
+/// On a busy machine the peer is not scheduled for some milliseconds now and then. A timeout that
+/// never learned that would repeat packets for nothing each time.
+#[test]
+fn the_timeout_learns_from_being_hasty_and_from_nothing_ambiguous() {
+    let mut bench = Bench::new();
+    bench.write(40 * MTU);
+    bench.send(99);
+    bench.now = bench.now + Duration::from_millis(8);
+    bench.expire().unwrap();
+    bench.send(3);
+    // The acknowledgement is for more than was repeated: so it is for the first transmission.
+    bench.answer(Syndrome::ACK, 39).unwrap();
+    assert_eq!(bench.counters.timeouts_undone, 1);
+    assert_eq!(bench.requester.congestion.timeout(), Duration::from_millis(8 + 4 * 4));
+
+    let mut bench = Bench::new();
+    bench.message();
+    bench.send(99);
+    let before = bench.requester.congestion.timeout();
+    bench.now = bench.now + Duration::from_millis(8);
+    bench.expire().unwrap();
+    bench.send(99);
+    bench.answer(Syndrome::ACK, 0).unwrap();
+    assert_eq!(bench.counters.timeouts_undone, 0);
+    assert_eq!(bench.requester.congestion.timeout(), before, "it may be for either");
 }
 
 /// Each packet has its own number, even beyond the 16 millionth; none is used for two.

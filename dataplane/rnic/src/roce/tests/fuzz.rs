@@ -47,7 +47,9 @@ proptest! {
     })]
 
     #[test]
-    fn any_bytes(packets in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 1..8)) {
+    fn any_bytes(
+        packets in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 1..8),
+    ) {
         let mut couple = Couple::new(1, Odds::default());
         for packet in packets {
             forge(&couple, &packet);

@@ -80,7 +80,7 @@ impl End {
             Ok(bytes.len())
         });
         let Some(Ok(filled)) = filled else { return false };
-        let lease = filled.lease.unwrap();
+        let lease = filled.unwrap();
         let work = Work::Write { lease, rkey, address, tag: Tag(0) };
         self.fabric.post(self.qp, &mut vec![work]);
         true
@@ -146,17 +146,20 @@ fn one_address_carries_one_nic() {
 #[test]
 #[ignore = "a measurement, not a test"]
 fn roce_stream() {
-    let [mut a, mut b] = ends(4);
-    let (rkey, address) = (b.registration.rkey, b.registration.address);
-    let seconds = Duration::from_secs(1);
-    let chunk = pattern(60_000, 1);
+    let [a, b] = stream(ends(4));
+    ping_pong([a, b]);
+}
 
+/// One end writes as fast as it can, and announces each write.
+fn stream([mut a, mut b]: [End; 2]) -> [End; 2] {
+    let (rkey, address) = (b.registration.rkey, b.registration.address);
+    let chunk = pattern(60_000, 1);
     let receiver = thread::spawn(move || {
         let mut received = 0_u64;
         loop {
             for message in b.turn() {
-                if message[0] == 0xff {
-                    println!("  receiver {:?}", b.fabric.counters());
+                if message == LAST {
+                    b.fabric.prepare_sleep(now());
                     return (b, received);
                 }
                 received += 1;
@@ -165,7 +168,7 @@ fn roce_stream() {
     });
     let start = now();
     let mut posted = 0_u64;
-    while now().since(start) < seconds {
+    while now().since(start) < Duration::from_secs(1) {
         let at = posted % 16 * 60_000;
         if a.write(rkey, address + at, &chunk) {
             a.send([1; 44]);
@@ -173,40 +176,43 @@ fn roce_stream() {
         }
         a.turn();
     }
-    a.send([0xff; 44]);
-    while a.pool.leases_out() > 0 || !receiver.is_finished() {
+    a.send(LAST);
+    while a.pool.leases_out() > 0 {
         a.turn();
     }
     let took = now().since(start);
-    let (mut b, received) = receiver.join().unwrap();
+    let (b, received) = receiver.join().unwrap();
     assert_eq!(received, posted);
     let gigabits = posted as f64 * 60_000.0 * 8.0 / took.as_secs_f64() / 1e9;
     println!("stream of 60,000-byte writes, each announced: {gigabits:.1} Gbit/s");
-    println!("  sender   {:?}", a.fabric.counters());
+    println!("  sender   {:?}\n  receiver {:?}", a.fabric.counters(), b.fabric.counters());
+    [a, b]
+}
 
+/// One end asks, the other answers, each with a write and a message.
+fn ping_pong([mut a, mut b]: [End; 2]) {
+    let (rkey, address) = (b.registration.rkey, b.registration.address);
+    let back = (a.registration.rkey, a.registration.address);
     let echo = thread::spawn(move || {
         loop {
             for message in b.turn() {
-                if message[0] == 0xff {
-                    return b;
+                if message == LAST {
+                    return;
                 }
-                b.write(rkey_of(&message), address_of(&message), &[7; 64]);
+                assert!(b.write(back.0, back.1, &[7; 64]));
                 b.send(message);
             }
         }
     });
     let mut times = Vec::new();
-    let mut message = [1; 44];
-    message[4..8].copy_from_slice(&a.registration.rkey.0.to_be_bytes());
-    message[8..16].copy_from_slice(&a.registration.address.to_be_bytes());
     for _ in 0..50_000 {
         let start = now();
-        a.write(rkey, address, &[3; 64]);
-        a.send(message);
+        assert!(a.write(rkey, address, &[3; 64]));
+        a.send([1; 44]);
         while a.turn().is_empty() {}
         times.push(now().since(start));
     }
-    a.send([0xff; 44]);
+    a.send(LAST);
     while !echo.is_finished() {
         a.turn();
     }
@@ -217,10 +223,5 @@ fn roce_stream() {
     echo.join().unwrap();
 }
 
-fn rkey_of(message: &Message) -> Rkey {
-    Rkey(u32::from_be_bytes(message[4..8].try_into().unwrap()))
-}
-
-fn address_of(message: &Message) -> u64 {
-    u64::from_be_bytes(message[8..16].try_into().unwrap())
-}
+/// Ends a measurement.
+const LAST: Message = [0xff; 44];

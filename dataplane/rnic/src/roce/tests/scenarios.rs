@@ -112,9 +112,14 @@ fn assert_stream(couple: &Couple, rounds: u64, len: usize) {
 /// Whatever the network does to packets, bytes come out as they went in: only later.
 #[test]
 fn bad_networks_cost_time_only() {
-    let one_percent = Odds { loss: 10_000, ..Odds::default() };
-    let awful =
-        Odds { loss: 30_000, repeat: 30_000, overtake: 30_000, damage: 10_000, block: 50_000 };
+    let one_percent = Odds { loss: Chance::percent(1), ..Odds::default() };
+    let awful = Odds {
+        loss: Chance::percent(3),
+        repeat: Chance::percent(3),
+        overtake: Chance::percent(3),
+        damage: Chance::percent(1),
+        block: Chance::percent(5),
+    };
     for seed in 0..6 {
         for odds in [one_percent, awful] {
             let mut couple = Couple::new(seed, odds);
@@ -131,7 +136,7 @@ fn bad_networks_cost_time_only() {
 /// stream crawl.
 #[test]
 fn one_percent_loss_costs_speed_but_no_stall() {
-    let mut couple = Couple::new(5, Odds { loss: 10_000, ..Odds::default() });
+    let mut couple = Couple::new(5, Odds { loss: Chance::percent(1), ..Odds::default() });
     stream(&mut couple, 1000, 16_384);
     let counters = couple.counters(0);
     assert!(counters.naks_in > 5 * counters.timeouts, "{counters:?}");
@@ -141,22 +146,32 @@ fn one_percent_loss_costs_speed_but_no_stall() {
 #[test]
 fn every_path_mtu_carries() {
     for mtu in [Mtu::B256, Mtu::B512, Mtu::B1024, Mtu::B2048, Mtu::B4096] {
-        let odds = Odds { loss: 5_000, ..Odds::default() };
+        let odds = Odds { loss: Chance(5_000), ..Odds::default() };
         stream(&mut Couple::with_mtu(9, odds, mtu), 40, 12_345);
     }
+}
+
+/// Some devices cannot split runs. The first run is lost over it, and nothing else.
+#[test]
+fn a_device_without_segmentation_carries_single_packets() {
+    let mut couple = Couple::new(2, Odds::default());
+    couple.network.refuse_segmentation();
+    stream(&mut couple, 30, 12_345);
+    assert_eq!(couple.counters(0).runs_refused, 1);
+    assert_eq!(couple.counters(1).icrc_errors, 0);
 }
 
 /// A retransmitted packet leaves at another place of a run, under another identification.
 #[test]
 fn packets_are_sealed_anew_when_they_are_sent_again() {
-    let mut couple = Couple::new(3, Odds { loss: 100_000, ..Odds::default() });
+    let mut couple = Couple::new(3, Odds { loss: Chance::percent(10), ..Odds::default() });
     stream(&mut couple, 50, 4000);
     assert_eq!((couple.counters(0).icrc_errors, couple.counters(1).icrc_errors), (0, 0));
 }
 
 #[test]
 fn damaged_packets_are_dropped_and_counted() {
-    let mut couple = Couple::new(4, Odds { damage: 50_000, ..Odds::default() });
+    let mut couple = Couple::new(4, Odds { damage: Chance::percent(5), ..Odds::default() });
     stream(&mut couple, 100, 4000);
     assert!(couple.counters(1).icrc_errors > 10);
     assert_eq!(couple.counters(1).rkey_errors, 0, "nothing damaged was believed");
@@ -186,7 +201,7 @@ fn silence_breaks_the_queue_pair_after_about_a_second() {
     couple.nodes[0].send([1; 44], 1);
     couple.run_until_quiet();
     let before = couple.now;
-    couple.network.change_odds(Odds { loss: 1_000_000, ..Odds::default() });
+    couple.network.change_odds(Odds { loss: Chance::ALWAYS, ..Odds::default() });
     couple.write(0, 0, &pattern(5000, 1), 2);
     couple.nodes[0].send([2; 44], 3);
     couple.run_until_quiet();
@@ -246,7 +261,7 @@ fn forward(network: &Network, packet: &[u8]) {
 #[test]
 fn a_peer_that_comes_back_within_a_second_is_forgiven() {
     let mut couple = Couple::new(1, Odds::default());
-    couple.network.change_odds(Odds { loss: 1_000_000, ..Odds::default() });
+    couple.network.change_odds(Odds { loss: Chance::ALWAYS, ..Odds::default() });
     couple.nodes[0].send([1; 44], 1);
     while couple.now < Instant(900_000_000) {
         couple.turn();

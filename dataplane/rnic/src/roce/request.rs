@@ -1,0 +1,146 @@
+//! One request of a send queue, and the packets it becomes.
+//!
+//! A write becomes a train of WRITE ONLY packets, each with its own address, so that all but the
+//! last are of one size: FIRST, MIDDLE and LAST differ in length, and would not leave in one system
+//! call.
+
+use smcr_memory::Lease;
+use smcr_proto::Rkey;
+
+use super::PACKET_COST;
+use super::wire::{BTH_LEN, Bth, RETH_LEN, Reth, SEND_ONLY, WRITE_ONLY, packet_len};
+use crate::{Completion, MESSAGE_LEN, Message, QpId, Status, Tag, Work};
+
+/// A point in the stream of packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Mark {
+    /// Packets before it.
+    pub(super) sequence: u64,
+    /// What all packets before it cost, in the currency of windows.
+    pub(super) cost: u64,
+}
+
+/// A packet, found in the queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Where it is in the stream.
+    pub(super) mark: Mark,
+    /// Of its request in the queue; the length of the queue if nothing is there.
+    pub(super) request: usize,
+    /// Which packet of the request.
+    pub(super) packet: u32,
+}
+
+/// One request.
+#[derive(Debug)]
+pub(super) struct Request {
+    /// Where its first packet is.
+    start: Mark,
+    /// How many packets it is.
+    pub(super) packets: u32,
+    tag: Tag,
+    body: Outgoing,
+}
+
+#[derive(Debug)]
+enum Outgoing {
+    Write { lease: Lease, rkey: Rkey, address: u64 },
+    Send(Message),
+}
+
+impl Request {
+    /// The request that `work` asks for, behind all others, in packets of up to `mtu` bytes of
+    /// payload.
+    pub(super) fn new(work: Work, start: Mark, mtu: u32) -> Self {
+        let (tag, body) = match work {
+            Work::Write { lease, rkey, address, tag } => {
+                (tag, Outgoing::Write { lease, rkey, address })
+            }
+            Work::Send { message, tag } => (tag, Outgoing::Send(message)),
+        };
+        let packets = body.len().div_ceil(mtu).max(1);
+        Self { start, packets, tag, body }
+    }
+
+    /// What the caller is told when it has ended.
+    pub(super) fn complete(self, qp: QpId, status: Status) -> Completion {
+        let tag = self.tag;
+        match self.body {
+            Outgoing::Write { lease, .. } => Completion::Wrote { qp, lease, tag, status },
+            Outgoing::Send(_) => Completion::Sent { qp, tag, status },
+        }
+    }
+
+    /// One past its last packet.
+    pub(super) fn end(&self) -> Mark {
+        let packets = u64::from(self.packets);
+        let cost = u64::from(self.body.len()) + packets * u64::from(PACKET_COST);
+        Mark { sequence: self.start.sequence + packets, cost: self.start.cost + cost }
+    }
+
+    /// Its packet with that sequence.
+    pub(super) fn place(&self, request: usize, sequence: u64, mtu: u32) -> Place {
+        let packet = sequence.saturating_sub(self.start.sequence);
+        assert!(packet < u64::from(self.packets));
+        // All packets before another one are full.
+        let cost = self.start.cost + packet * u64::from(mtu + PACKET_COST);
+        let packet = u32::try_from(packet).expect("less than the number of packets");
+        Place { mark: Mark { sequence, cost }, request, packet }
+    }
+
+    /// The opcode of each of its packets.
+    pub(super) fn opcode(&self) -> u8 {
+        match self.body {
+            Outgoing::Write { .. } => WRITE_ONLY,
+            Outgoing::Send(_) => SEND_ONLY,
+        }
+    }
+
+    /// Bytes of payload of one of its packets.
+    pub(super) fn payload_len(&self, packet: u32, mtu: u32) -> u32 {
+        mtu.min(self.body.len() - packet * mtu)
+    }
+
+    /// Bytes of one of its packets.
+    pub(super) fn packet_len(&self, packet: u32, mtu: u32) -> usize {
+        packet_len(self.body.headers_len(), self.payload_len(packet, mtu) as usize)
+    }
+
+    /// Builds one of its packets; the ICRC is left open.
+    pub(super) fn build(&self, packet: u32, mtu: u32, header: Bth, out: &mut [u8]) {
+        out[..BTH_LEN].copy_from_slice(&header.encode());
+        let payload_at = self.body.headers_len();
+        let payload_end = payload_at + header.payload_len;
+        match &self.body {
+            Outgoing::Write { lease, rkey, address } => {
+                let at = packet * mtu;
+                let address = address.wrapping_add(at.into());
+                let len = u32::try_from(header.payload_len).expect("at most the MTU");
+                let reth = Reth { address, rkey: *rkey, len };
+                out[BTH_LEN..payload_at].copy_from_slice(&reth.encode());
+                lease.copy_out(at, &mut out[payload_at..payload_end]);
+            }
+            Outgoing::Send(message) => out[payload_at..payload_end].copy_from_slice(message),
+        }
+        out[payload_end..].fill(0);
+    }
+}
+
+impl Outgoing {
+    fn len(&self) -> u32 {
+        match self {
+            Self::Write { lease, .. } => lease.len(),
+            Self::Send(_) => MESSAGE_BYTES,
+        }
+    }
+
+    fn headers_len(&self) -> usize {
+        match self {
+            Self::Write { .. } => BTH_LEN + RETH_LEN,
+            Self::Send(_) => BTH_LEN,
+        }
+    }
+}
+
+const MESSAGE_BYTES: u32 = 44;
+const _: () = assert!(MESSAGE_BYTES as usize == MESSAGE_LEN);
