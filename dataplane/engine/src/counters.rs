@@ -104,7 +104,7 @@ counters! {
     cdc_misbehaved: count,
     /// CDC messages kept for connections whose rendezvous had not ended.
     cdc_parked: count,
-    /// CDC messages dropped because too many were kept already.
+    /// CDC messages replaced by newer ones because too many were kept already.
     cdc_parked_overflow: count,
     /// Connections reset by an application or its host.
     resets_application: count,

@@ -110,7 +110,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                     counters.cdc_parked.add(1);
                     parked.push(*cdc);
                 } else {
+                    // Each message says everything the ones before it said: only the newest must
+                    // be kept, or the last bytes would never be announced.
                     counters.cdc_parked_overflow.add(1);
+                    parked[PARKED_MAX - 1] = *cdc;
                 }
             }
             Some(Slot::Busy(relay)) => {
