@@ -112,7 +112,7 @@ fn a_socket_that_cannot_be_watched_is_reset() {
         for side in Side::BOTH {
             assert_eq!(cluster.application(side, connection).heard(), Heard::Reset);
         }
-        assert_eq!(cluster.host(Client).counters.watch_failures.get(), 1);
+        assert!(cluster.host(Client).counters.watch_failures.get() > 0);
         cluster.assert_nothing_is_left();
     }
 }

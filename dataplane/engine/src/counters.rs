@@ -118,7 +118,7 @@ counters! {
     reports_delayed: count,
     /// Send chunks in use, in bytes, at the last look.
     send_bytes_lent: bytes,
-    /// Sockets that could not be watched.
+    /// Sockets that could not be watched; their connections were reset.
     watch_failures: count,
 }
 
