@@ -72,7 +72,7 @@ impl Tcp {
         let writable = self.has_useful_room() || failed;
         self.wants_room |= !writable;
         let readable = !self.inbound.bytes.is_empty() || ended;
-        (readable || writable).then_some(Event { key, readable, writable, ending: ended })
+        (readable || writable).then_some(Event { key, readable, writable, ending: ended, failed })
     }
 
     fn read(&mut self, len: usize) -> io::Result<Vec<u8>> {

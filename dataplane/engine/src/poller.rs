@@ -298,6 +298,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             socket.readable |= event.readable;
             socket.writable |= event.writable;
             socket.ending |= event.ending;
+            socket.failed |= event.failed;
             if event.readable {
                 self.queue_fill(id.slot);
             }
