@@ -242,6 +242,11 @@ impl Cluster {
         moved
     }
 
+    /// One look around by one gateway alone.
+    pub(crate) fn turn(&mut self, side: Side) -> bool {
+        self.hosts[side.index()].turn(self.now)
+    }
+
     /// Moves the clock to the next thing the network does, if there is one.
     pub(crate) fn pass_time(&mut self) -> bool {
         let next = self.network.next_event();

@@ -1,5 +1,6 @@
 //! Bytes come as they went in, whatever their rhythm.
 
+use smcr_engine::Command;
 use smcr_rnic::sim::Odds;
 
 use crate::cluster::{Cluster, Side, Transport};
@@ -180,6 +181,29 @@ fn what_comes_before_the_end_of_the_rendezvous_is_kept() {
         assert_eq!(cluster.application(Server, connection).received(), 7 * writes);
         say_goodbye(&mut cluster);
     }
+}
+
+/// In a burst of new connections, messages overtake the commands that announce theirs.
+#[test]
+fn a_message_finds_its_connection_behind_a_thousand_commands() {
+    let mut cluster = Cluster::calm();
+    cluster.run_until_quiet();
+    let link = cluster.newest_link();
+    for _ in 0..1_000 {
+        cluster.host(Server).command(Command::SendLlc { link, message: [4; 44] });
+    }
+    let connection = cluster.connect(Transport::Smc);
+    cluster.application(Client, connection).write(1);
+    for _ in 0..3 {
+        // The server's poller does not get the core.
+        cluster.application(Client, connection).act();
+        cluster.turn(Client);
+        cluster.pass_time();
+    }
+    cluster.run_until_quiet();
+    assert_eq!(cluster.host(Server).counters.cdc_unknown_token.get(), 0);
+    assert_eq!(cluster.application(Server, connection).received(), 1);
+    say_goodbye(&mut cluster);
 }
 
 /// Bytes that the rendezvous read, looking for CLC, belong to the applications.

@@ -94,9 +94,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         };
         let id = ConnectionId::from_token(cdc.token);
         // The message may have overtaken the command that announced its connection.
-        if self.connections.lookup(id).is_none() && !self.ends.commands.is_empty() {
-            self.obey(now);
-        }
+        while self.connections.lookup(id).is_none() && self.obey(now) {}
         self.receive_cdc(now, id, &cdc);
     }
 
