@@ -167,6 +167,11 @@ impl Application {
         !self.asleep && !self.gone && self.heard == Heard::Bytes
     }
 
+    /// Whether it writes no more than it was told to.
+    pub(crate) fn will_finish(&self) -> bool {
+        self.will_finish
+    }
+
     /// Whether it said FIN.
     pub(crate) fn has_finished(&self) -> bool {
         self.finished

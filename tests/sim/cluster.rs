@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use smcr_engine::streams::Streams;
 use smcr_engine::{Command, ConnectionId, Established, LinkId};
 use smcr_proto::{Instant, Qpn};
 use smcr_rnic::Opening;
@@ -176,8 +177,9 @@ impl Cluster {
         let lost = pair.link.is_some_and(|link| host.broken.contains(&link));
         match established {
             Established::Smc { near, rmbe, .. } if lost => {
-                smcr_engine::streams::Streams::reset_on_close(&mut host.sockets, &near);
+                host.sockets.reset_on_close(&near);
                 host.abandon(id, rmbe);
+                self.pairs[number].ids[side.index()] = None;
             }
             Established::Smc { .. } | Established::Tcp { .. } => host.relay(id, established),
         }
@@ -306,7 +308,8 @@ impl Cluster {
     /// Panics unless every connection is reported as closed and everything lent is home.
     pub(crate) fn assert_nothing_is_left(&self) {
         for number in 0..self.pairs.len() {
-            assert!(self.is_closed(number), "pair {number} is not closed");
+            let pair = &self.pairs[number];
+            assert!(self.is_closed(number), "pair {number} is not closed: {pair:?}");
         }
         self.hosts.iter().for_each(Host::assert_nothing_is_left);
     }

@@ -179,15 +179,16 @@ impl Host {
         self.command(Command::Relay { connection, established });
     }
 
-    /// Turns once if the poller has reason to be awake. Returns whether anything moved.
+    /// Turns once if the poller has reason to be awake, and lets the control thread read what was
+    /// reported. Returns whether anything moved.
     pub(crate) fn turn(&mut self, now: Instant) -> bool {
         let due = self.poller.next_deadline(now).is_some_and(|deadline| deadline <= now);
-        if !self.awake && !self.sockets.has_news() && !due {
-            return false;
+        let woken = self.awake || self.sockets.has_news() || due;
+        if woken {
+            self.awake = self.poller.turn(now);
         }
-        self.awake = self.poller.turn(now);
         let controlled = !self.control_asleep && self.control();
-        self.awake || controlled || due
+        (woken && self.awake) || controlled
     }
 
     /// Takes in what the poller reported, as the control thread does.

@@ -137,9 +137,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     fn sleep(&mut self, now: Instant) {
         self.ends.waker.about_to_sleep();
         let deadline = self.next_deadline(now);
-        let asleep = self.ends.commands.is_empty()
-            && self.delayed.is_empty()
-            && deadline.is_none_or(|deadline| deadline > now);
+        let asleep =
+            self.ends.commands.is_empty() && deadline.is_none_or(|deadline| deadline > now);
         if asleep {
             self.ends.counters.sleeps.add(1);
             self.publish();
@@ -158,7 +157,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     pub fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
         let fabric = self.fabric.prepare_sleep(now);
         let sweep = (self.connections.busy() > 0).then_some(self.sweep_at);
-        [fabric, sweep].into_iter().flatten().min()
+        // Nobody says when the control thread has made room for them.
+        let reports = (!self.delayed.is_empty()).then_some(now);
+        [fabric, sweep, reports].into_iter().flatten().min()
     }
 
     /// Send leases that a NIC holds. Zero when nothing is on its way.
