@@ -130,6 +130,12 @@ impl Cluster {
         self.hosts.iter().any(|host| host.broken.contains(&self.newest_link()))
     }
 
+    /// Whether the link of this connection was lost.
+    pub(crate) fn lost_link(&self, number: usize) -> bool {
+        let link = self.pairs[number].link;
+        link.is_some_and(|link| self.hosts.iter().any(|host| host.broken.contains(&link)))
+    }
+
     /// A connection, by number. The applications have said nothing yet.
     pub(crate) fn connect(&mut self, transport: Transport) -> usize {
         match transport {
