@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use smcr_memory::{Region, SendPool};
 use smcr_proto::Instant;
-use smcr_rnic::{Completion, Fabric, Status, Work};
+use smcr_rnic::{Completion, Fabric};
 
 use crate::clock::Clock;
 use crate::connections::{Connections, Far, Relay, Smc, Socket, Tcp};
@@ -213,19 +213,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         if !link.retiring || link.llc_outstanding > 0 && !link.broken {
             return;
         }
-        let mut unsent = std::mem::take(&mut link.writes);
-        for work in unsent.drain(..) {
-            match work {
-                Work::Write { lease, tag, .. } => self.wrote(now, lease, tag),
-                Work::Send { tag, .. } => self.sent(now, tag, Status::Flushed),
-            }
-        }
+        // Commands and completions come before anything is gathered, and flush posts all of it.
+        assert!(link.writes.is_empty() && link.sends.is_empty());
         let Some(link) = self.links.remove(id) else { return };
-        for work in link.sends {
-            if let Work::Send { tag, .. } = work {
-                self.sent(now, tag, Status::Flushed);
-            }
-        }
         self.fabric.release(now, link.qp);
         self.report(Report::LinkRetired { link: id });
     }

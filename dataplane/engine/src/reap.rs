@@ -54,9 +54,6 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 
     pub(crate) fn sent(&mut self, now: Instant, tag: Tag, status: Status) {
-        if tag == LLC {
-            return;
-        }
         let id = connection_of(tag);
         if status == Status::Done
             && let Some(relay) = self.connections.relay(id)
