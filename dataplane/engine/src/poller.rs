@@ -161,6 +161,11 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         [fabric, sweep].into_iter().flatten().min()
     }
 
+    /// Send leases that a NIC holds. Zero when nothing is on its way.
+    pub fn leases_out(&self) -> u32 {
+        self.pool.leases_out()
+    }
+
     /// Does what the control thread says.
     pub(crate) fn obey(&mut self, now: Instant) -> bool {
         let mut moved = false;
