@@ -434,8 +434,8 @@ impl Unique {
     }
 }
 
-/// Default size of an RMBE. A stream stalls for a round trip per element, and moves half again as fast
-/// as through 64 KiB; an element costs memory only as far as its connection ever filled it.
+/// Default size of an RMBE. A stream stalls for a round trip per element, so it moves half again as
+/// fast as through 64 KiB; an element costs memory only as far as its connection ever filled it.
 const RMBE_SIZE: u64 = 262_144;
 /// RFC 7609 allows 16 KiB to 512 KiB in its notation (A.2.3).
 const RMBE_SIZE_MIN: u64 = 16_384;
