@@ -32,7 +32,10 @@ struct Swarm {
 
 #[test]
 fn swarm() {
-    for seed in seeds(200) {
+    let seeds = seeds(200);
+    let many = seeds.end - seeds.start >= 200;
+    let mut seen = Seen::default();
+    for seed in seeds {
         println!("SMC_SEED={seed}");
         let mut swarm = Swarm::new(seed);
         for _ in 0..swarm.dice.below(400) {
@@ -45,6 +48,49 @@ fn swarm() {
         swarm.cluster.assert_nothing_stalls();
         swarm.end();
         swarm.judge();
+        seen.add(&swarm.cluster);
+    }
+    // A swarm that never meets trouble proves nothing.
+    assert!(!many || seen.is_everything(), "{seen:?}");
+}
+
+/// What all runs together have met.
+#[derive(Debug, Default)]
+struct Seen {
+    graceful: usize,
+    reset: usize,
+    lost: usize,
+    bytes: u64,
+    /// Waits for the peer, the pool, the send queue and the socket, early messages, late reports.
+    waits: [u64; 6],
+}
+
+impl Seen {
+    fn add(&mut self, cluster: &Cluster) {
+        for host in &cluster.hosts {
+            let ends = |ending| host.closed.values().filter(|end| end.ending == ending).count();
+            self.graceful += ends(Ending::Graceful);
+            self.reset += ends(Ending::ResetByPeer);
+            self.lost += ends(Ending::LinkLost);
+            let counters = &host.counters;
+            self.bytes += counters.rdma_in.get();
+            let waits = [
+                &counters.blocked_on_peer,
+                &counters.blocked_on_pool,
+                &counters.blocked_on_queue,
+                &counters.blocked_on_socket,
+                &counters.cdc_parked,
+                &counters.reports_delayed,
+            ];
+            for (sum, wait) in self.waits.iter_mut().zip(waits) {
+                *sum += wait.get();
+            }
+        }
+    }
+
+    fn is_everything(&self) -> bool {
+        let common = self.graceful.min(self.reset).min(self.lost) > 20;
+        common && self.bytes > 10 << 20 && self.waits.iter().all(|wait| *wait > 0)
     }
 }
 
