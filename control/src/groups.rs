@@ -288,7 +288,7 @@ impl<N: Rnic> Gateway<N> {
 
     /// Does what is due in all groups.
     pub(crate) fn expire_groups(&mut self, now: Instant) {
-        let due: Vec<GroupId> = self.groups.iter().map(|(id, _)| *id).collect();
+        let due: Vec<GroupId> = self.groups.keys().copied().collect();
         for id in due {
             let Some(group) = self.groups.get_mut(&id) else { continue };
             // The poller only notes when something came; the machine hears of it here, where it

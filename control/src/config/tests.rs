@@ -59,7 +59,7 @@ fn every_other_key_has_a_default() {
     assert_eq!(listener.connect_timeout, Duration::from_secs(5));
     assert_eq!((listener.connections_max, listener.tcp_nodelay), (9000, true));
     assert_eq!(config.smc.option, OptionMode::Auto);
-    assert_eq!((config.smc.rmbe_size, config.smc.rmb_elements), (65_536, 255));
+    assert_eq!((config.smc.rmbe_size, config.smc.rmb_elements), (262_144, 255));
     assert_eq!(config.smc.test_link_idle, Duration::from_secs(30));
 }
 

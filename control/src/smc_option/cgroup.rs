@@ -9,8 +9,9 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
 /// Opens the cgroup of this process.
 ///
-/// Not every process can see it: `ip netns exec`, for one, covers `/sys` and with it the mount. Then
-/// the file system is mounted once more, in no place of the tree, for as long as it takes to open it.
+/// Not every process can see it: `ip netns exec`, for one, covers `/sys` and with it the mount.
+/// Then the file system is mounted once more, in no place of the tree, for as long as it takes to
+/// open it.
 ///
 /// # Errors
 ///
@@ -95,7 +96,8 @@ const CGROUP2_MAGIC: rustix::fs::FsWord = 0x6367_7270;
 mod tests {
     use super::*;
 
-    /// In a gateway started by `ip netns exec` no mount shows the cgroup: it would never speak SMC-R.
+    /// In a gateway started by `ip netns exec` no mount shows the cgroup: it would never speak
+    /// SMC-R.
     #[test]
     fn the_cgroup_can_be_opened_without_a_mount_to_be_seen() {
         match mount_nowhere() {

@@ -68,8 +68,8 @@ counters! {
     turns_idle: count,
     /// Times the thread went to sleep.
     sleeps: count,
-    /// Times an idle turn gave the core to somebody who wanted it.
-    yields_contended: count,
+    /// Times the core was offered and somebody took it.
+    yields_taken_up: count,
     /// Connections in the table now.
     connections: count,
     /// Connections relayed over SMC-R since the start.

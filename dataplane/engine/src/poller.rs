@@ -13,7 +13,7 @@ use crate::connections::{Connections, Far, Relay, Smc, Socket, Tcp};
 use crate::counters::Counters;
 use crate::gauges::Gauges;
 use crate::handoff::{Command, ConnectionId, Ending, Established, LinkId, Report};
-use crate::idle::{Advice, Idle};
+use crate::idle::{Advice, Idle, TAKEN_UP};
 use crate::limits::{
     COMMANDS_MAX, EVENTS_PER_TURN_MAX, FILL_PER_TURN_MAX, OBEY_PER_TURN_MAX, REAP_PER_TURN_MAX,
 };
@@ -104,8 +104,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 Advice::Yield => {
                     std::thread::yield_now();
                     let after = clock.now();
-                    let contended = idle.after_yield(after.since(now));
-                    self.ends.counters.yields_contended.add(contended.into());
+                    let taken_up = after.since(now) > TAKEN_UP;
+                    self.ends.counters.yields_taken_up.add(taken_up.into());
                     now = after;
                 }
                 Advice::Sleep => {
@@ -159,6 +159,11 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let fabric = self.fabric.prepare_sleep(now);
         let sweep = (self.connections.busy() > 0).then_some(self.sweep_at);
         [fabric, sweep].into_iter().flatten().min()
+    }
+
+    /// Send leases that a NIC holds. Zero when nothing is on its way.
+    pub fn leases_out(&self) -> u32 {
+        self.pool.leases_out()
     }
 
     /// Does what the control thread says.

@@ -143,7 +143,7 @@ impl Rmbe {
             let len = (range.end - range.start) as usize;
             Piece { base: self.region.pointer(self.start() + range.start as usize, len), len }
         });
-        Readable { pieces, _element: self }
+        Readable { pieces, element: self }
     }
 
     fn start(&self) -> usize {
@@ -165,7 +165,23 @@ impl Rmbe {
 #[derive(Debug)]
 pub struct Readable<'a> {
     pieces: [Piece; 2],
-    _element: &'a Rmbe,
+    element: &'a Rmbe,
+}
+
+impl Readable<'_> {
+    /// Copies as many bytes as fit to the start of `out`, in stream order, and returns how many:
+    /// what `writev` does, for sockets that are not the kernel's.
+    pub fn copy_out(&self, out: &mut [u8]) -> usize {
+        let region = &self.element.region;
+        let mut done = 0;
+        for piece in &self.pieces {
+            let len = piece.len.min(out.len() - done);
+            let at = piece.base.as_ptr() as usize - region.pointer(0, 0).as_ptr() as usize;
+            region.copy_out(at, &mut out[done..done + len]);
+            done += len;
+        }
+        done
+    }
 }
 
 // SAFETY: `Foreign` asks for pieces that stay valid for the life of the value and that no
@@ -249,6 +265,13 @@ mod tests {
         let pieces = second.readable([65_530..65_536, 0..4]).pieces();
         let at = pieces.map(|piece| (piece.base.as_ptr() as u64 - region.address(), piece.len));
         assert_eq!(at, [(131_066, 6), (65_536, 4)]);
+
+        region.copy_in(131_066, &[1, 2, 3, 4, 5, 6]);
+        region.copy_in(65_536, &[7, 8, 9, 10]);
+        let mut out = [0; 12];
+        let wrapped = second.readable([65_530..65_536, 0..4]);
+        assert_eq!((wrapped.copy_out(&mut out[..8]), wrapped.copy_out(&mut out)), (8, 10));
+        assert_eq!(out, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 0]);
         for element in [first, second] {
             rmb.give_back(element);
         }

@@ -73,7 +73,8 @@ fn decodes_the_proposals_that_linux_sends() {
         let encoded = Frame::Proposal(expected).encode();
         let (ours, gap) = (encoded.as_bytes(), 40);
         assert_eq!(ours.len(), bytes.len() + gap);
-        assert_eq!((&ours[5..7], &ours[38..40]), (&[0, ours.len() as u8][..], &[0, 40][..]));
+        let length = u16::try_from(ours.len()).unwrap().to_be_bytes();
+        assert_eq!((&ours[5..7], &ours[38..40]), (&length[..], &[0, 40][..]));
         assert_eq!((&ours[..5], &ours[7..38]), (&bytes[..5], &bytes[7..38]));
         assert!(ours[40..80].iter().all(|byte| *byte == 0));
         assert_eq!(ours[80..], bytes[40..]);
