@@ -62,13 +62,16 @@ impl<Qp> Poller<Qp> {
 
     /// Says what could not be said before. Returns whether all of it was.
     pub fn catch_up(&mut self) -> bool {
+        let before = self.delayed.len();
         while let Some(command) = self.delayed.pop_front() {
             if let Err(command) = self.commands.push(command) {
                 self.delayed.push_front(command);
                 break;
             }
         }
-        self.commands.wake();
+        if self.delayed.len() < before {
+            self.commands.wake();
+        }
         self.delayed.is_empty()
     }
 

@@ -8,7 +8,7 @@ use std::io;
 
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use smcr_engine::handoff::PeerElement;
-use smcr_engine::{Command, Established};
+use smcr_engine::{Command, ConnectionId, Established};
 use smcr_proto::Instant;
 use smcr_proto::handshake::{Client, ClientAction, HandshakeError, ServerAction, Verdict};
 use smcr_proto::link_group::Role;
@@ -52,6 +52,7 @@ impl<N: Rnic> Gateway<N> {
     pub(crate) fn connected(&mut self, now: Instant, key: Key) {
         let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) else { return };
         shaking.connected = true;
+        shaking.deadline = now + self.config.smc.handshake_timeout;
         match &shaking.talk {
             Talk::Plain(reason) => {
                 let reason = *reason;
@@ -114,19 +115,16 @@ impl<N: Rnic> Gateway<N> {
     fn propose(&mut self, now: Instant, key: Key) {
         let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) else { return };
         let upstream = self.listeners[usize::from(shaking.listener)].upstream;
-        let refusal = if !self.option.peer_offered(&shaking.peer, upstream) {
-            Some(Diagnosis::NO_SMC_OPTION)
-        } else if self.draining.is_some() {
-            Some(Diagnosis::OUT_OF_MEMORY)
-        } else {
-            None
-        };
-        if let Some(reason) = refusal {
-            self.relay_tcp(now, key, Some(reason));
+        if !self.option.peer_offered(&shaking.peer, upstream) {
+            self.relay_tcp(now, key, Some(Diagnosis::NO_SMC_OPTION));
+            return;
+        }
+        // From here on the peer waits for a CLC message, so that a refusal is a Decline.
+        if self.is_too_busy() {
+            self.decline_first(now, key, Diagnosis::OUT_OF_MEMORY);
             return;
         }
         let Some(proposal) = self.port_of(key).and_then(|port| self.proposal(port)) else {
-            // The option is on the wire already, so the peer waits for a CLC message: Decline.
             self.decline_first(now, key, Diagnosis::NO_SMC_R_DEVICE);
             return;
         };
@@ -150,7 +148,7 @@ impl<N: Rnic> Gateway<N> {
         })
     }
 
-    /// Declines before anything else was said.
+    /// Says Decline, for a reason that the handshake machine does not know.
     fn decline_first(&mut self, now: Instant, key: Key, diagnosis: Diagnosis) {
         let decline =
             smcr_proto::wire::clc::Decline { out_of_sync: false, peer_id: self.peer_id, diagnosis };
@@ -213,19 +211,36 @@ impl<N: Rnic> Gateway<N> {
 
     /// First contact: the server has opened a queue pair for us.
     fn open_link(&mut self, now: Instant, key: Key, offer: &Offer) {
-        let Some(port) = self.port_of(key) else { return };
-        let opened = self.open_group(now, port, Role::Client, Peer::of(offer), key);
-        let ours = opened.ok().and_then(|group| {
-            let ours = self.reserve(now, key, port, group, true);
-            if ours.is_some() && self.connect_group(now, group, offer).is_ok() {
-                self.learn_peer(key, *offer);
-                return ours;
-            }
+        let ours = match self.port_of(key) {
+            Some(port) => self.found_link(now, key, port, offer),
+            None => Err(Diagnosis::NO_SMC_R_DEVICE),
+        };
+        self.answer_client(key, ours, false);
+    }
+
+    /// A group whose queue pair is connected to the server's, and an element in it.
+    fn found_link(
+        &mut self,
+        now: Instant,
+        key: Key,
+        port: PortId,
+        offer: &Offer,
+    ) -> Result<Offer, Diagnosis> {
+        let group = self
+            .open_group(now, port, Role::Client, Peer::of(offer), key)
+            .map_err(|_| Diagnosis::OUT_OF_MEMORY)?;
+        let ours = match self.reserve(now, key, port, group, true) {
+            Some(ours) if self.connect_group(now, group, offer).is_ok() => Ok(ours),
+            Some(_) => Err(Diagnosis::QUEUE_PAIR_NOT_READY),
+            None => Err(Diagnosis::OUT_OF_MEMORY),
+        };
+        if ours.is_ok() {
+            self.learn_peer(key, *offer);
+        } else {
             self.release(now, key);
             self.give_up_group(now, key, group);
-            None
-        });
-        self.answer_client(key, ours, Diagnosis::OUT_OF_MEMORY, false);
+        }
+        ours
     }
 
     /// Subsequent contact: the server named a link that we should know.
@@ -238,28 +253,22 @@ impl<N: Rnic> Gateway<N> {
             group.role == Role::Client && group.peer == Peer::of(offer) && same_link
         });
         let Some((group, port)) = found.map(|(id, group)| (*id, group.port)) else {
-            self.answer_client(key, None, Diagnosis::OUT_OF_SYNC, true);
+            self.answer_client(key, Err(Diagnosis::OUT_OF_SYNC), true);
             return;
         };
-        let ours = self.reserve(now, key, port, group, false);
+        let ours = self.reserve(now, key, port, group, false).ok_or(Diagnosis::OUT_OF_MEMORY);
         self.learn_peer(key, *offer);
-        self.answer_client(key, ours, Diagnosis::OUT_OF_MEMORY, false);
+        self.answer_client(key, ours, false);
     }
 
-    fn answer_client(
-        &mut self,
-        key: Key,
-        ours: Option<Offer>,
-        otherwise: Diagnosis,
-        out_of_sync: bool,
-    ) {
+    fn answer_client(&mut self, key: Key, ours: Result<Offer, Diagnosis>, out_of_sync: bool) {
         let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) else { return };
         let Talk::Client(client) = &mut shaking.talk else { return };
         match ours {
-            Some(ours) => client.provide(ours),
-            None => {
-                client.refuse(otherwise, out_of_sync);
-                self.fallback_reasons.insert(key, otherwise);
+            Ok(ours) => client.provide(ours),
+            Err(diagnosis) => {
+                client.refuse(diagnosis, out_of_sync);
+                self.fallback_reasons.insert(key, diagnosis);
             }
         }
     }
@@ -269,13 +278,12 @@ impl<N: Rnic> Gateway<N> {
     /// Answers a Proposal, as soon as the application's side is connected and no first contact with
     /// the same peer is under way.
     pub(crate) fn resume(&mut self, now: Instant, key: Key) {
-        let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) else { return };
-        shaking.waits = false;
-        let Talk::Pending(server, proposal) = &shaking.talk else { return };
+        let Some(Session::Shaking(shaking)) = self.sessions.get(key) else { return };
+        let Talk::Pending(_, proposal) = &shaking.talk else { return };
         if !shaking.connected {
             return;
         }
-        let (server, proposal) = (server.clone(), *proposal);
+        let proposal = *proposal;
         let port = self.port_of(key);
         let refusal = self.objection(port, &proposal);
         let peer = Peer { id: proposal.peer_id, gid: proposal.gid, mac: proposal.mac };
@@ -288,13 +296,8 @@ impl<N: Rnic> Gateway<N> {
             && let Some((_, group)) = founding
         {
             group.waiting.push(key);
-            if let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) {
-                shaking.waits = true;
-            }
             return;
         }
-        let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) else { return };
-        shaking.talk = Talk::Server(server);
         let answer = match (refusal, port) {
             (Some(diagnosis), _) => Err(diagnosis),
             (None, None) => Err(Diagnosis::NO_SMC_R_DEVICE),
@@ -302,8 +305,13 @@ impl<N: Rnic> Gateway<N> {
                 self.offer_to(now, key, port, peer).ok_or(Diagnosis::OUT_OF_MEMORY)
             }
         };
+        self.answer_server(now, key, answer);
+    }
+
+    /// Accept or Decline.
+    fn answer_server(&mut self, now: Instant, key: Key, answer: Result<Offer, Diagnosis>) {
         let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) else { return };
-        let Talk::Server(server) = &mut shaking.talk else { return };
+        let Talk::Pending(server, _) = &mut shaking.talk else { return };
         match answer {
             Ok(ours) => server.provide(now, ours),
             Err(diagnosis) => {
@@ -311,6 +319,7 @@ impl<N: Rnic> Gateway<N> {
                 self.fallback_reasons.insert(key, diagnosis);
             }
         }
+        shaking.talk = Talk::Server(server.clone());
         self.advance(now, key);
     }
 
@@ -323,10 +332,12 @@ impl<N: Rnic> Gateway<N> {
         if proposal.subnet != self.ports[port.0].subnet {
             return Some(Diagnosis::NO_COMMON_SUBNET);
         }
-        if self.draining.is_some() || self.shaking > self.config.limits.handshakes_max as usize {
-            return Some(Diagnosis::OUT_OF_MEMORY);
-        }
-        None
+        self.is_too_busy().then_some(Diagnosis::OUT_OF_MEMORY)
+    }
+
+    /// Whether new connections stay TCP although their peers have SMC-R.
+    fn is_too_busy(&self) -> bool {
+        self.draining.is_some() || self.shaking > self.config.limits.handshakes_max as usize
     }
 
     /// An element in the group that we share with `peer`, or in a new one.
@@ -353,7 +364,9 @@ impl<N: Rnic> Gateway<N> {
         self.learn_peer(key, *offer);
         let Some(group) = self.group_of_session(key) else { return };
         if self.connect_group(now, group, offer).is_err() {
-            self.fail(key, "the client's queue pair cannot be reached");
+            // Before CONFIRM LINK nothing is decided yet: the connection can stay TCP (C.2).
+            self.handshakes_failed += 1;
+            self.decline_first(now, key, Diagnosis::QUEUE_PAIR_NOT_READY);
         }
     }
 
@@ -371,6 +384,7 @@ impl<N: Rnic> Gateway<N> {
         let connection = self.ports[port.0].poller.take_slot()?;
         let Ok(element) = self.take_element(now, group) else {
             self.ports[port.0].poller.free_slot(connection);
+            self.log_limit_of(key, "memory for SMC-R: new connections stay TCP");
             return None;
         };
         // From the moment the peer knows the token, its messages may come.
@@ -522,13 +536,15 @@ impl<N: Rnic> Gateway<N> {
     pub(crate) fn relay_tcp(&mut self, now: Instant, key: Key, reason: Option<Diagnosis>) {
         let reason = self.fallback_reasons.remove(&key).or(reason);
         self.release(now, key);
-        let port = self.port_of(key).unwrap_or(PortId(0));
-        let Some(Session::Shaking(shaking)) = self.sessions.take(key) else { return };
-        let Some(connection) = self.ports[port.0].poller.take_slot() else {
-            self.sessions.put(key, Session::Shaking(shaking));
-            self.fail(key, "the poller serves as many connections as it can");
+        let Some((port, connection)) = self.take_slot_for_tcp(key) else {
+            self.log_limit_of(key, "room in the pollers: new connections are refused");
+            if let Some(Session::Shaking(shaking)) = self.sessions.get(key) {
+                self.listeners[usize::from(shaking.listener)].refused += 1;
+            }
+            self.fail(key, "the pollers serve as many connections as they can");
             return;
         };
+        let Some(Session::Shaking(shaking)) = self.sessions.take(key) else { return };
         self.shaking -= 1;
         if let Some(reason) = reason {
             *self.fallbacks.entry(reason).or_default() += 1;
@@ -556,6 +572,16 @@ impl<N: Rnic> Gateway<N> {
                 transport: Carried::Tcp(reason),
             }),
         );
+    }
+
+    /// A slot of the poller next to this connection, or of any other: two sockets need no RNIC.
+    fn take_slot_for_tcp(&mut self, key: Key) -> Option<(PortId, ConnectionId)> {
+        let nearest = self.port_of(key);
+        let others = (0..self.ports.len()).map(PortId);
+        nearest
+            .into_iter()
+            .chain(others)
+            .find_map(|port| Some((port, self.ports[port.0].poller.take_slot()?)))
     }
 
     /// The upstream refused: whoever connected to us is told so.
@@ -588,7 +614,9 @@ impl<N: Rnic> Gateway<N> {
         let port = &mut self.ports[resources.port.0];
         port.poller.command(Command::Forget { connection: resources.connection });
         port.poller.free_slot(resources.connection);
-        if let Some(rmbe) = resources.rmbe.take() {
+        if let Some(mut rmbe) = resources.rmbe.take() {
+            // The peer may have believed that the rendezvous had succeeded, and written.
+            rmbe.touch(rmbe.capacity());
             self.give_back_element(now, group, rmbe);
         }
         self.give_up_group(now, key, group);
@@ -596,16 +624,12 @@ impl<N: Rnic> Gateway<N> {
 
     /// Looks after everything that waits.
     pub(crate) fn expire_rendezvous(&mut self, now: Instant) {
-        let keys: Vec<Key> = self
-            .sessions
-            .iter()
-            .filter(|(_, session)| matches!(session, Session::Shaking(_)))
-            .map(|(key, _)| key)
-            .collect();
-        for key in keys {
+        let sessions = &self.sessions;
+        self.shaking_keys.retain(|key| matches!(sessions.get(*key), Some(Session::Shaking(_))));
+        for key in self.shaking_keys.clone() {
             let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) else { continue };
-            if !shaking.connected && shaking.deadline <= now {
-                self.refuse(key, &io::ErrorKind::TimedOut.into());
+            if shaking.deadline <= now {
+                self.rendezvous_timed_out(now, key);
                 continue;
             }
             let result = match &mut shaking.talk {
@@ -617,6 +641,19 @@ impl<N: Rnic> Gateway<N> {
                 Ok(()) => self.advance(now, key),
                 Err(error) => self.handshake_failed(now, key, error),
             }
+        }
+    }
+
+    /// All the time of a rendezvous has passed.
+    fn rendezvous_timed_out(&mut self, now: Instant, key: Key) {
+        let Some(Session::Shaking(shaking)) = self.sessions.get(key) else { return };
+        if !shaking.connected {
+            self.refuse(key, &io::ErrorKind::TimedOut.into());
+        } else if matches!(shaking.talk, Talk::Pending(..)) {
+            // It waited for the first contact of another. The client waits still.
+            self.answer_server(now, key, Err(Diagnosis::TIMED_OUT));
+        } else {
+            self.handshake_failed(now, key, HandshakeError::TimedOut);
         }
     }
 

@@ -70,7 +70,6 @@ fn every_key_arrives_where_it_belongs() {
         log = "debug"
         [admin]
         listen = "none"
-        socket = "/run/smcgate.sock"
         [[rnic]]
         name = "r"
         device = "va"
@@ -112,7 +111,6 @@ fn every_key_arrives_where_it_belongs() {
     let seconds = Duration::from_secs;
     assert_eq!((config.drain_timeout, config.log), (seconds(60), LogLevel::Debug));
     assert_eq!(config.admin.listen, None);
-    assert_eq!(config.admin.socket.as_deref(), Some(Path::new("/run/smcgate.sock")));
     assert_eq!((config.rnics[0].core, config.rnics[0].mtu), (Some(1), Some(4096)));
     assert_eq!(config.pnet, [PnetEntry { device: "vlan7".into(), rnic: "r".into() }]);
     let listener = &config.listeners[0];
