@@ -276,3 +276,6 @@ const TICK: Duration = Duration::from_millis(50);
 const CATCH_UP_EVERY: Duration = Duration::from_millis(1);
 /// At the latest after this time we look whether our threads are alive.
 const LIFE_SIGN: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests;

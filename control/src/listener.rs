@@ -281,3 +281,32 @@ const OUT_OF_DESCRIPTORS: &str = "file descriptors: new connections are refused"
 const ACCEPT_MAX: usize = 64;
 /// A limit that is reached is reached often; once in a while is enough to know.
 const LOG_LIMIT_EVERY: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    /// Where firewalls forget idle connections, operators rely on this; and small writes of
+    /// interactive applications must not wait for each other.
+    #[test]
+    fn accepted_sockets_have_the_options_that_the_operator_chose() {
+        let text = "[[listener]]\nname='a'\nbind='127.0.0.1:0'\nupstream='127.0.0.1:2'\n";
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let text = text.replace("127.0.0.1:0", &port.to_string());
+        let config = Config::parse(&text, "a.toml").unwrap();
+        let option = OptionSource::None(String::new());
+        for idle_s in [0, 7] {
+            let idle = Duration::from_secs(idle_s);
+            let listener = Listener::open(&config.listeners[0], &option, idle).unwrap();
+            let _client = std::net::TcpStream::connect(port).unwrap();
+            let accepted =
+                accept_with(listener.socket.as_ref().unwrap(), SocketFlags::CLOEXEC).unwrap();
+            assert!(sockopt::tcp_nodelay(&accepted).unwrap());
+            assert_eq!(sockopt::socket_keepalive(&accepted).unwrap(), idle_s > 0);
+            if idle_s > 0 {
+                assert_eq!(sockopt::tcp_keepidle(&accepted).unwrap(), idle);
+            }
+        }
+    }
+}

@@ -151,4 +151,30 @@ mod tests {
         slots.free(ConnectionId { slot: 0, generation: u16::MAX });
         assert_eq!(slots.take().unwrap().generation, 1);
     }
+
+    /// A poller that sleeps is left alone unless there is something new for it: the control thread
+    /// passes here each time it goes to sleep itself.
+    #[test]
+    fn only_a_command_wakes_a_poller() {
+        use smcr_engine::mailbox::{Waker, mailbox};
+        let waker = Waker::new().unwrap();
+        let (commands, obeyed) = mailbox::<Command<(), OwnedFd>>(1, waker.clone());
+        let (_, reports) = mailbox(1, waker.clone());
+        let shared = (Arc::new(Counters::default()), Arc::new(Gauges::new()));
+        let thread = std::thread::spawn(|| {});
+        let mut poller = Poller::new(None, shared, reports, commands, thread);
+        let is_woken = || rustix::io::read(waker.descriptor(), &mut [0; 8]).is_ok();
+
+        waker.about_to_sleep();
+        assert!(poller.catch_up() && !is_woken());
+        let connection = poller.take_slot().unwrap();
+        poller.command(Command::Expect { connection });
+        poller.command(Command::Forget { connection });
+        assert!(is_woken());
+        waker.about_to_sleep();
+        assert!(!poller.catch_up() && !is_woken(), "the queue is full still");
+        assert!(matches!(obeyed.receive(), Some(Command::Expect { .. })));
+        assert!(poller.catch_up() && is_woken());
+        assert!(matches!(obeyed.receive(), Some(Command::Forget { .. })));
+    }
 }

@@ -313,7 +313,11 @@ impl<N: Rnic> Gateway<N> {
         let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) else { return };
         let Talk::Pending(server, _) = &mut shaking.talk else { return };
         match answer {
-            Ok(ours) => server.provide(now, ours),
+            Ok(ours) => {
+                // It may have waited for others; what follows is its own.
+                shaking.deadline = now + self.config.smc.handshake_timeout;
+                server.provide(now, ours);
+            }
             Err(diagnosis) => {
                 server.refuse(diagnosis);
                 self.fallback_reasons.insert(key, diagnosis);

@@ -34,7 +34,7 @@ use crate::smc_option::OptionSource;
 use crate::status::{Asker, Traffic};
 
 /// The fabric of the NICs this program drives; none where there is no NIC.
-type SoftFabric = Option<roce::Fabric<Udp>>;
+pub(crate) type SoftFabric = Option<roce::Fabric<Udp>>;
 
 /// Why the gateway did not start, or ended: one line.
 #[derive(Debug)]
@@ -263,7 +263,8 @@ fn cores(config: &Config, wanted: &[Option<usize>]) -> Vec<Option<usize>> {
         .collect()
 }
 
-fn start_poller(
+/// Starts a polling thread.
+pub(crate) fn start_poller(
     config: &Config,
     core: Option<usize>,
     fabric: SoftFabric,
