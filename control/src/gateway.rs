@@ -228,11 +228,11 @@ impl<N: Rnic> Gateway<N> {
             Token::Listener(index) => self.accept(now, index),
             Token::Application(key) => self.connect_event(now, key),
             Token::Peer(key) => {
-                if matches!(self.sessions.get(key), Some(Session::Shaking(_))) {
+                if matches!(self.sessions.at(key), Some(Session::Shaking(_))) {
                     self.peer_event(now, key, event);
                 }
                 // The end may come with the last message of the rendezvous, and is told once.
-                if event.ending && matches!(self.sessions.get(key), Some(Session::Open(_))) {
+                if event.ending && matches!(self.sessions.at(key), Some(Session::Open(_))) {
                     self.suspects.push_back((now, key));
                 }
             }
@@ -258,7 +258,7 @@ impl<N: Rnic> Gateway<N> {
 
     /// The port that a session's connection to the peer goes through.
     pub(crate) fn port_of(&self, key: Key) -> Option<PortId> {
-        let Some(Session::Shaking(shaking)) = self.sessions.get(key) else { return None };
+        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return None };
         let local = rustix::net::getsockname(&shaking.peer).ok()?;
         let local = SocketAddr::try_from(local).ok()?.ip().to_canonical();
         self.port_by_address.get(&local).copied()

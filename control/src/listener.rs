@@ -190,7 +190,7 @@ impl<N: Rnic> Gateway<N> {
 
     /// Watches what the first step of a rendezvous waits for.
     fn watch_rendezvous(&mut self, key: Key) -> io::Result<()> {
-        let Some(Session::Shaking(shaking)) = self.sessions.get(key) else { return Ok(()) };
+        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return Ok(()) };
         let reactor = &self.reactor;
         match shaking.talk {
             Talk::Connecting | Talk::Client(_) => {
@@ -236,7 +236,7 @@ impl<N: Rnic> Gateway<N> {
 
     /// As `log_limit`, for the listener of a rendezvous.
     pub(crate) fn log_limit_of(&mut self, key: Key, what: &str) {
-        if let Some(Session::Shaking(shaking)) = self.sessions.get(key) {
+        if let Some(Session::Shaking(shaking)) = self.sessions.at(key) {
             let listener = shaking.listener;
             self.log_limit(listener, what);
         }

@@ -83,7 +83,7 @@ impl<N: Rnic> Gateway<N> {
         while let Some((_, key)) =
             self.suspects.pop_front_if(|(since, _)| now.since(*since) >= SUSPECT_AFTER)
         {
-            let Some(Session::Open(open)) = self.sessions.get(key) else { continue };
+            let Some(Session::Open(open)) = self.sessions.at(key) else { continue };
             let Carried::Smc { group, tcp } = &open.transport else { continue };
             if connect_outcome(tcp).is_err() {
                 let connection = open.connection;
@@ -128,7 +128,7 @@ impl<N: Rnic> Gateway<N> {
         let keys: Vec<Key> = self.sessions.iter().map(|(key, _)| key).collect();
         tracing::warn!(connections = keys.len(), "drain_timeout is over: resetting the rest");
         for key in keys {
-            match self.sessions.get(key) {
+            match self.sessions.at(key) {
                 Some(Session::Open(open)) => {
                     let connection = open.connection;
                     let port = open.port;
@@ -147,7 +147,7 @@ impl<N: Rnic> Gateway<N> {
         for group in groups {
             self.shut_group_down(now, group, DeleteReason::OPERATOR);
         }
-        // DELETE LINK has no answer worth waiting for, but it must leave before the queue pair goes.
+        // DELETE LINK has no answer worth waiting for, but must leave before the queue pair goes.
         let until = now + FAREWELL;
         while !self.groups.is_empty() && self.clock.now() < until {
             for port in &mut self.ports {
