@@ -96,6 +96,8 @@ pub(crate) struct Socket<S> {
     pub(crate) writable: bool,
     /// The end or an error is in sight: a short read does not mean that nothing follows.
     pub(crate) ending: bool,
+    /// It is broken; a read tells so when the bytes before the error are read.
+    pub(crate) failed: bool,
     /// The application sends no more: FIN was read.
     pub(crate) eof: bool,
     /// We sent FIN.
@@ -106,7 +108,15 @@ impl<S> Socket<S> {
     pub(crate) fn new(stream: S) -> Self {
         // Writable until the kernel says otherwise; readable when it says so, which it does at
         // once if bytes are waiting.
-        Self { stream, readable: false, writable: true, ending: false, eof: false, finished: false }
+        Self {
+            stream,
+            readable: false,
+            writable: true,
+            ending: false,
+            failed: false,
+            eof: false,
+            finished: false,
+        }
     }
 
     /// Both directions have ended.

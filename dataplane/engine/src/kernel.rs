@@ -60,12 +60,14 @@ impl Streams for Kernel {
         events.extend(sockets.map(|event| {
             // Copied out, because the kernel's structure is packed.
             let flags = event.flags;
-            let failed = flags.intersects(F::ERR | F::HUP);
+            let failed = flags.contains(F::ERR);
+            let over = failed || flags.contains(F::HUP);
             Event {
                 key: unpack(event.data.u64()),
-                readable: failed || flags.intersects(F::IN | F::RDHUP),
-                writable: failed || flags.contains(F::OUT),
-                ending: failed || flags.contains(F::RDHUP),
+                readable: over || flags.intersects(F::IN | F::RDHUP),
+                writable: over || flags.contains(F::OUT),
+                ending: over || flags.contains(F::RDHUP),
+                failed,
             }
         }));
     }

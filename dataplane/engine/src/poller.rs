@@ -137,9 +137,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     fn sleep(&mut self, now: Instant) {
         self.ends.waker.about_to_sleep();
         let deadline = self.next_deadline(now);
-        let asleep = self.ends.commands.is_empty()
-            && self.delayed.is_empty()
-            && deadline.is_none_or(|deadline| deadline > now);
+        let asleep =
+            self.ends.commands.is_empty() && deadline.is_none_or(|deadline| deadline > now);
         if asleep {
             self.ends.counters.sleeps.add(1);
             self.publish();
@@ -158,7 +157,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     pub fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
         let fabric = self.fabric.prepare_sleep(now);
         let sweep = (self.connections.busy() > 0).then_some(self.sweep_at);
-        [fabric, sweep].into_iter().flatten().min()
+        // Nobody says when the control thread has made room for them.
+        let reports = (!self.delayed.is_empty()).then_some(now);
+        [fabric, sweep, reports].into_iter().flatten().min()
     }
 
     /// Send leases that a NIC holds. Zero when nothing is on its way.
@@ -232,6 +233,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     /// Takes over a connection from the rendezvous.
     fn admit(&mut self, now: Instant, id: ConnectionId, established: Established<S::Stream>) {
         let key = Key { slot: id.slot, generation: id.generation, far: false };
+        let mut watched = true;
         let (near, far) = match established {
             Established::Smc { near, link, rmbe, peer } => {
                 self.ends.counters.connections_smc.add(1);
@@ -239,13 +241,13 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             }
             Established::Tcp { near, far, from_near, from_far } => {
                 self.ends.counters.connections_tcp.add(1);
-                self.watch(Key { far: true, ..key }, &far);
+                watched &= self.watch(Key { far: true, ..key }, &far);
                 let socket = Socket::new(far);
                 let (outbound, inbound) = (backlog(from_near), backlog(from_far));
                 (near, Far::Tcp(Tcp { socket, outbound, inbound }))
             }
         };
-        self.watch(key, &near);
+        watched &= self.watch(key, &near);
         let is_smc = matches!(far, Far::Smc(_));
         let near = Some(Socket::new(near));
         let queued = crate::connections::Queued::default();
@@ -263,7 +265,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         for cdc in parked {
             self.receive_cdc(now, id, &cdc);
         }
-        if is_smc {
+        if !watched {
+            // Nothing would ever be read from it.
+            self.reset(now, id.slot, Ending::Aborted);
+        } else if is_smc {
             self.queue_flush(id.slot);
         } else {
             // What the rendezvous read already may be all that ever comes.
@@ -271,11 +276,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         }
     }
 
-    fn watch(&mut self, key: Key, stream: &S::Stream) {
-        if self.streams.watch(key, stream).is_err() {
-            // Nothing will ever be read from it; the stall timers and the application end it.
-            self.ends.counters.watch_failures.add(1);
-        }
+    fn watch(&mut self, key: Key, stream: &S::Stream) -> bool {
+        let watched = self.streams.watch(key, stream).is_ok();
+        self.ends.counters.watch_failures.add((!watched).into());
+        watched
     }
 
     /// Takes in what became possible on sockets.
@@ -295,6 +299,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             socket.readable |= event.readable;
             socket.writable |= event.writable;
             socket.ending |= event.ending;
+            socket.failed |= event.failed;
             if event.readable {
                 self.queue_fill(id.slot);
             }

@@ -29,6 +29,8 @@ pub struct Event {
     pub writable: bool,
     /// The end of the stream or an error is waiting behind the bytes: read until it comes.
     pub ending: bool,
+    /// The connection is broken; the error is waiting behind the bytes.
+    pub failed: bool,
 }
 
 /// All sockets of one poller, and the place where it sleeps.
