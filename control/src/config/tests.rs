@@ -226,6 +226,11 @@ fn other_tables_are_checked_too() {
             "[smc]\nrmbe_size=70000",
             ":6: smc.rmbe_size: 70000 is no power of two; write 65536 or 131072",
         ),
+        (
+            "[smc]\nhandshake_timeout='0s'",
+            ":5: smc.handshake_timeout: less than 100ms would end rendezvous that go well; \
+             write \"10s\"",
+        ),
         ("[smc]\nrmbe_size=8192", ":6: smc.rmbe_size: 8192 is out of range; write 16384 to 524288"),
         ("[smc]\nrmbe_size=-1", ":6: smc.rmbe_size: -1 is out of range; write 16384 to 524288"),
         (
