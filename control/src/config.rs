@@ -180,6 +180,8 @@ pub struct Limits {
     pub connections_max: u32,
     /// Rendezvous at once; connections beyond stay TCP.
     pub handshakes_max: u32,
+    /// Memory that RMBs may take, in bytes; connections beyond stay TCP.
+    pub rmb_bytes: u64,
 }
 
 /// What is worth a line in the log.
@@ -411,6 +413,7 @@ fn limits(mut table: Section<'_>) -> Result<Limits, ConfigError> {
     let limits = Limits {
         connections_max: table.count("connections_max", 1..CONNECTIONS_MAX + 1, 9000)?,
         handshakes_max: table.count("handshakes_max", 1..65_537, 1024)?,
+        rmb_bytes: table.number("rmb_bytes", 0..RMB_BYTES_MAX + 1, RMB_BYTES)?.value,
     };
     table.finish()?;
     Ok(limits)
@@ -436,6 +439,12 @@ impl Unique {
         Ok(())
     }
 }
+
+/// Default of the memory for RMBs: elements of default size for more connections than a process has
+/// descriptors for. Pages come into being as connections fill them.
+const RMB_BYTES: u64 = 4 << 30;
+/// More is a slip of the pen.
+const RMB_BYTES_MAX: u64 = 1 << 40;
 
 /// Default size of an RMBE. A stream stalls for a round trip per element, so it moves half again as
 /// fast as through 64 KiB; an element costs memory only as far as its connection ever filled it.

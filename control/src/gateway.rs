@@ -14,6 +14,7 @@ use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::{Instant, PeerId};
 use smcr_rnic::{Opening, Rnic};
 
+use crate::buffers::Budget;
 use crate::config::Config;
 use crate::groups::Group;
 use crate::listener::Listener;
@@ -74,6 +75,7 @@ pub struct Gateway<N: Rnic> {
     pub(crate) tick_at: Instant,
     pub(crate) groups: HashMap<GroupId, Group<N::Opening>>,
     pub(crate) groups_made: u32,
+    pub(crate) rmb_budget: Budget,
     pub(crate) links_made: u32,
     /// Why a rendezvous that is about to fall back does so.
     pub(crate) fallback_reasons: HashMap<Key, Diagnosis>,
@@ -136,6 +138,7 @@ impl<N: Rnic> Gateway<N> {
             }
         }
         let started = parts.clock.now();
+        let rmb_budget = Budget::new(parts.config.limits.rmb_bytes);
         Ok(Self {
             config: parts.config,
             clock: parts.clock,
@@ -151,6 +154,7 @@ impl<N: Rnic> Gateway<N> {
             tick_at: started,
             groups: HashMap::new(),
             groups_made: 0,
+            rmb_budget,
             links_made: 0,
             fallback_reasons: HashMap::new(),
             fallbacks: BTreeMap::new(),

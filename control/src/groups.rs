@@ -227,7 +227,7 @@ impl<N: Rnic> Gateway<N> {
     pub(crate) fn take_element(&mut self, now: Instant, id: GroupId) -> Result<Element, Exhausted> {
         let group = self.groups.get_mut(&id).ok_or(Exhausted)?;
         let rnic = self.ports[group.port.0].rnic.as_mut().ok_or(Exhausted)?;
-        let element = group.stock.take(rnic)?;
+        let element = group.stock.take(rnic, &mut self.rmb_budget)?;
         group.users += 1;
         self.count_users(now, id);
         Ok(element)
@@ -425,7 +425,7 @@ impl<N: Rnic> Gateway<N> {
         }
         let Some(group) = self.groups.remove(&id) else { return };
         if let Some(rnic) = self.ports[group.port.0].rnic.as_mut() {
-            group.stock.close(rnic);
+            group.stock.close(rnic, &mut self.rmb_budget);
             rnic.close_domain(group.domain);
         }
     }

@@ -46,7 +46,10 @@ fn every_other_key_has_a_default() {
     assert_eq!(config.admin.listen, Some("127.0.0.1:9180".parse().unwrap()));
     assert_eq!(config.drain_timeout, Duration::from_secs(30));
     assert_eq!(config.log, LogLevel::Info);
-    assert_eq!(config.limits, Limits { connections_max: 9000, handshakes_max: 1024 });
+    assert_eq!(
+        config.limits,
+        Limits { connections_max: 9000, handshakes_max: 1024, rmb_bytes: 4 << 30 }
+    );
     let poll = Poll {
         policy: IdlePolicy::Adaptive,
         spin: Duration::from_micros(50),
@@ -106,6 +109,7 @@ fn every_key_arrives_where_it_belongs() {
         [limits]
         connections_max = 20
         handshakes_max = 30
+        rmb_bytes = 1000000
     "#;
     let config = Config::parse(text, "gate.toml").unwrap();
     let seconds = Duration::from_secs;
@@ -125,7 +129,10 @@ fn every_key_arrives_where_it_belongs() {
     assert_eq!((smc.handshake_timeout, smc.test_link_idle), (seconds(1), seconds(2)));
     assert_eq!((smc.test_link_timeout, smc.keepalive), (seconds(3), seconds(6)));
     assert_eq!((smc.idle_group_server, smc.idle_group_client), (seconds(4), seconds(5)));
-    assert_eq!(config.limits, Limits { connections_max: 20, handshakes_max: 30 });
+    assert_eq!(
+        config.limits,
+        Limits { connections_max: 20, handshakes_max: 30, rmb_bytes: 1_000_000 }
+    );
 }
 
 const GOOD: &str = "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='127.0.0.1:2'\n";
