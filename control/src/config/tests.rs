@@ -70,7 +70,6 @@ fn every_key_arrives_where_it_belongs() {
         log = "debug"
         [admin]
         listen = "none"
-        socket = "/run/smcgate.sock"
         [[rnic]]
         name = "r"
         device = "va"
@@ -112,7 +111,6 @@ fn every_key_arrives_where_it_belongs() {
     let seconds = Duration::from_secs;
     assert_eq!((config.drain_timeout, config.log), (seconds(60), LogLevel::Debug));
     assert_eq!(config.admin.listen, None);
-    assert_eq!(config.admin.socket.as_deref(), Some(Path::new("/run/smcgate.sock")));
     assert_eq!((config.rnics[0].core, config.rnics[0].mtu), (Some(1), Some(4096)));
     assert_eq!(config.pnet, [PnetEntry { device: "vlan7".into(), rnic: "r".into() }]);
     let listener = &config.listeners[0];
@@ -227,6 +225,11 @@ fn other_tables_are_checked_too() {
         (
             "[smc]\nrmbe_size=70000",
             ":6: smc.rmbe_size: 70000 is no power of two; write 65536 or 131072",
+        ),
+        (
+            "[smc]\nhandshake_timeout='0s'",
+            ":5: smc.handshake_timeout: less than 100ms would end rendezvous that go well; \
+             write \"10s\"",
         ),
         ("[smc]\nrmbe_size=8192", ":6: smc.rmbe_size: 8192 is out of range; write 16384 to 524288"),
         ("[smc]\nrmbe_size=-1", ":6: smc.rmbe_size: -1 is out of range; write 16384 to 524288"),
