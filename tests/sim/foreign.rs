@@ -184,6 +184,10 @@ fn who_still_writes_to_a_closed_peer_is_reset() {
 #[test]
 fn a_peer_that_closes_first_ends_gracefully_with_our_close() {
     let mut stage = Stage::new();
+    stage.application.write(100);
+    stage.run();
+    assert!(!stage.last_heard().writer_blocked);
+    stage.honest.consume(100);
     stage.write(3 * KIB);
     stage.honest.close(stage.now);
     stage.say_what_is_due();
@@ -197,6 +201,25 @@ fn a_peer_that_closes_first_ends_gracefully_with_our_close() {
     let closed = stage.closed().unwrap();
     assert_eq!((closed.ending, closed.bytes_out), (Ending::Graceful, 3 * KIB as u64));
     stage.host.assert_nothing_is_left();
+}
+
+/// A window of bytes was written and more wait: the peer is told so by B. If it closes instead of
+/// reading, those bytes are lost, and the application must hear that (RFC 4.8.1, 4A).
+#[test]
+fn a_blocked_writer_is_reset_when_its_peer_closes() {
+    let mut stage = Stage::new();
+    stage.application.write(100 * KIB);
+    stage.run();
+    assert!(stage.last_heard().writer_blocked);
+    assert_eq!(stage.honest.readable().len(), 16 * 1024);
+    stage.honest.consume(16 * 1024);
+    stage.honest.close(stage.now);
+    let mut close = stage.honest.poll_cdc().unwrap();
+    close.consumer = Cursor::default();
+    stage.say(close);
+    stage.run();
+    assert_eq!(stage.application.heard(), Heard::Reset);
+    assert!(stage.last_heard().abnormal_close);
 }
 
 /// Bytes behind the end of a stream that the application was told to be complete.

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
 use smcr_engine::handoff::{Activity, Ending, PeerElement};
@@ -80,6 +81,9 @@ pub(crate) struct Host {
     registration: Registration,
     free: VecDeque<ConnectionId>,
     awake: bool,
+    /// Wakes the control thread, which sleeps until then.
+    waker: Waker,
+    waits_for_reports: bool,
 }
 
 impl Host {
@@ -93,7 +97,8 @@ impl Host {
         let registration = rnic.register(domain, rmb.region()).unwrap();
         let waker = Waker::new().unwrap();
         let (commands, obeyed) = mailbox(COMMANDS_MAX, waker.clone());
-        let (reports, pending) = mailbox(sizes.reports, Waker::new().unwrap());
+        let control = Waker::new().unwrap();
+        let (reports, pending) = mailbox(sizes.reports, control.clone());
         let (counters, sockets) = (Arc::new(Counters::default()), Sockets::default());
         let ends = Ends {
             commands: obeyed,
@@ -123,6 +128,8 @@ impl Host {
             registration,
             free: slots.map(|slot| ConnectionId { slot, generation: 1 }).collect(),
             awake: true,
+            waker: control,
+            waits_for_reports: false,
         }
     }
 
@@ -187,8 +194,26 @@ impl Host {
         if woken {
             self.awake = self.poller.turn(now);
         }
-        let controlled = !self.control_asleep && self.control();
+        let controlled = self.control_turn();
         (woken && self.awake) || controlled
+    }
+
+    /// The control thread takes a turn if it was woken, and sleeps again.
+    fn control_turn(&mut self) -> bool {
+        if self.control_asleep {
+            // Not at its queue: nobody can wake it, and it will look when it comes back.
+            self.waker.awake();
+            self.waits_for_reports = false;
+            return false;
+        }
+        if self.waits_for_reports && !is_readable(&self.waker) {
+            return false;
+        }
+        self.waker.awake();
+        let moved = self.control();
+        self.waker.about_to_sleep();
+        self.waits_for_reports = true;
+        moved | self.control()
     }
 
     /// Takes in what the poller reported, as the control thread does.
@@ -231,4 +256,10 @@ impl Host {
         assert_eq!(self.free.len(), usize::from(self.rmb.elements()), "slots");
         assert_eq!(self.counters.connections.get(), 0);
     }
+}
+
+fn is_readable(waker: &Waker) -> bool {
+    let descriptor = waker.descriptor();
+    let mut set = [PollFd::from_borrowed_fd(descriptor, PollFlags::IN)];
+    poll(&mut set, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
 }

@@ -313,8 +313,16 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         moved
     }
 
-    /// Looks after what is late.
+    /// Looks after what is late, and wakes the control thread if there are reports for it.
     fn expire(&mut self, now: Instant) -> bool {
+        if now >= self.sweep_at {
+            self.sweep_at = now + SWEEP_EVERY;
+            self.publish();
+            let slots: Vec<u16> = self.connections.slots().collect();
+            for slot in slots {
+                self.expire_connection(now, slot);
+            }
+        }
         let mut moved = false;
         while let Some(report) = self.delayed.pop_front() {
             if let Err(report) = self.ends.reports.push(report) {
@@ -324,16 +332,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             self.reported = true;
             moved = true;
         }
+        // Last, behind everything that may have had something to report.
         if std::mem::take(&mut self.reported) {
             self.ends.reports.wake();
-        }
-        if now >= self.sweep_at {
-            self.sweep_at = now + SWEEP_EVERY;
-            self.publish();
-            let slots: Vec<u16> = self.connections.slots().collect();
-            for slot in slots {
-                self.expire_connection(now, slot);
-            }
         }
         moved
     }
