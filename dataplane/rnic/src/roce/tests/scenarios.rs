@@ -196,7 +196,7 @@ fn a_hasty_timeout_is_noticed() {
 
 /// A dead peer must be noticed, so that its connections are reset or move to another link.
 #[test]
-fn silence_breaks_the_queue_pair_after_about_a_second() {
+fn silence_breaks_the_queue_pair_within_two_seconds() {
     let mut couple = Couple::new(1, Odds::default());
     couple.nodes[0].send([1; 44], 1);
     couple.run_until_quiet();
@@ -210,7 +210,7 @@ fn silence_breaks_the_queue_pair_after_about_a_second() {
     assert_eq!(node.done[1..], [(Tag(2), Status::Flushed), (Tag(3), Status::Flushed)]);
     assert_eq!(node.pool.leases_out(), 0);
     let took = couple.now.since(before);
-    assert!(Duration::from_millis(1100) <= took && took < Duration::from_millis(1500), "{took:?}");
+    assert!(Duration::from_millis(1500) <= took && took < Duration::from_millis(1510), "{took:?}");
     assert!(couple.counters(0).timeouts >= 8);
 
     couple.nodes[0].send([4; 44], 9);
@@ -257,13 +257,14 @@ fn forward(network: &Network, packet: &[u8]) {
     network.plug(address(0)).send(&bytes, &[run]);
 }
 
-/// A stall of the peer shorter than that must not.
+/// A stall of the peer shorter than that must not: on a busy machine it may be without a core for a
+/// second.
 #[test]
-fn a_peer_that_comes_back_within_a_second_is_forgiven() {
+fn a_peer_that_comes_back_after_a_second_is_forgiven() {
     let mut couple = Couple::new(1, Odds::default());
     couple.network.change_odds(Odds { loss: Chance::ALWAYS, ..Odds::default() });
     couple.nodes[0].send([1; 44], 1);
-    while couple.now < Instant(900_000_000) {
+    while couple.now < Instant(1_350_000_000) {
         couple.turn();
     }
     couple.network.change_odds(Odds::default());
