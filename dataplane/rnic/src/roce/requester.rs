@@ -330,7 +330,7 @@ impl Requester {
         Wait { since: now, until: now + self.congestion.timeout().min(patience) }
     }
 
-    /// The oldest packet has not come across: ends the wait for it, and judges whether to try again.
+    /// The oldest packet has not come across: ends the wait for it, and says whether to try again.
     fn give_up_waiting(&mut self, now: Instant) -> Result<(), Cause> {
         if let Some(wait) = self.wait.take() {
             // What exceeds the timeout is time in which we did not run. The peer's answer may have
@@ -382,8 +382,8 @@ fn not_ready_wait(syndrome: Syndrome) -> Duration {
 /// Packets after which an acknowledgement is asked for even if more follow.
 const UNASKED_MAX: u32 = 32;
 /// How long may be waited in vain before a queue pair breaks. Hardware NICs of Linux SMC wait 8
-/// times 134 ms; but a process on a busy machine may not run for a second, and breaking resets every
-/// application on the link. A peer that was killed must be noticed within two seconds.
+/// times 134 ms; but a process on a busy machine may not run for a second, and breaking resets all
+/// applications on the link. A peer that was killed must be noticed within two seconds.
 const SILENCE_MAX: Duration = Duration::from_millis(1500);
 
 #[cfg(test)]
