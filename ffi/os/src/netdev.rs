@@ -2,11 +2,13 @@
 //!
 //! By `getifaddrs` and one `ioctl`, not by `/sys`, which shows the namespace it was mounted in.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
+
+use crate::udp::open_socket;
 
 /// A network device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,15 +32,16 @@ pub struct NetworkDevice {
 /// As `getifaddrs(3)` and the `SIOCGIFMTU` ioctl.
 pub fn network_devices() -> io::Result<Vec<NetworkDevice>> {
     let list = List::read()?;
+    let socket = open_socket()?;
     let mut devices: Vec<NetworkDevice> = Vec::new();
     for entry in list.entries() {
-        let position = devices.iter().position(|device| device.name == entry.name);
-        let position = match position {
+        let name = entry.name.to_string_lossy();
+        let position = match devices.iter().position(|device| device.name == name) {
             Some(position) => position,
             None => {
-                let mtu = mtu(&entry.name)?;
+                let Some(mtu) = mtu(socket.as_fd(), &entry.name)? else { continue };
                 let up = entry.flags & libc::c_uint::try_from(libc::IFF_UP).unwrap_or(1) != 0;
-                let name = entry.name.clone();
+                let name = name.into_owned();
                 devices.push(NetworkDevice { name, mac: None, mtu, up, addresses: Vec::new() });
                 devices.len() - 1
             }
@@ -62,7 +65,8 @@ struct List {
 
 /// One node of the list, copied: a device has one per address, and one more for its hardware.
 struct Entry {
-    name: String,
+    /// Of the device: any bytes but a few, by the kernel's rules.
+    name: CString,
     flags: libc::c_uint,
     mac: Option<[u8; 6]>,
     address: Option<(IpAddr, u8)>,
@@ -91,7 +95,7 @@ impl List {
                 let mask = mask.and_then(|mask| self.internet(mask));
                 (address, mask.map_or(0, ones))
             });
-            let name = name.to_string_lossy().into_owned();
+            let name = device_name(name);
             entries.push(Entry { name, flags: node.ifa_flags, mac: of_link, address: of_ip });
         }
         entries
@@ -150,12 +154,18 @@ fn ones(mask: IpAddr) -> u8 {
     u8::try_from(ones).expect("at most 128")
 }
 
-fn mtu(device: &str) -> io::Result<u32> {
-    let socket = std::net::UdpSocket::bind("127.0.0.1:0")
-        .or_else(|_| std::net::UdpSocket::bind("[::]:0"))?;
+/// The device in the label of an address: an alias such as `eth0:1` is an address on `eth0`.
+fn device_name(label: &CStr) -> CString {
+    let mut parts = label.to_bytes().split(|byte| *byte == b':');
+    let device = parts.next().expect("even nothing splits into one part");
+    CString::new(device).expect("a part of what has no null bytes")
+}
+
+/// The MTU of a device; `None` if it is gone, as those of containers come and go.
+fn mtu(socket: BorrowedFd<'_>, device: &CStr) -> io::Result<Option<u32>> {
     // SAFETY: `ifreq` is a plain C structure of integers and arrays, for which zero is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    let name = device.as_bytes();
+    let name = device.to_bytes();
     assert!(name.len() < request.ifr_name.len(), "the kernel's own names fit, with their zero");
     for (target, source) in request.ifr_name.iter_mut().zip(name) {
         *target = libc::c_char::from_ne_bytes([*source]);
@@ -166,11 +176,12 @@ fn mtu(device: &str) -> io::Result<u32> {
     //   filled less than the zeroed array, and `request` is a live exclusive local.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &mut request) };
     if result != 0 {
-        return Err(io::Error::last_os_error());
+        let error = io::Error::last_os_error();
+        return if error.raw_os_error() == Some(libc::ENODEV) { Ok(None) } else { Err(error) };
     }
     // SAFETY: SIOCGIFMTU has filled this member of the union, an integer.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
-    u32::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
+    u32::try_from(mtu).map(Some).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
 #[cfg(test)]
@@ -186,5 +197,20 @@ mod tests {
         if lo.up {
             assert!(lo.addresses.contains(&(Ipv4Addr::LOCALHOST.into(), 8)), "{lo:?}");
         }
+    }
+
+    /// On a host with containers some device is always about to go. The others must be found.
+    #[test]
+    fn a_device_that_has_gone_is_not_an_error() {
+        let socket = open_socket().unwrap();
+        assert_eq!(mtu(socket.as_fd(), c"lo").unwrap(), Some(65_536));
+        assert_eq!(mtu(socket.as_fd(), c"no-such-device").unwrap(), None);
+    }
+
+    /// An alias as a device of its own would have no Ethernet address to tell peers.
+    #[test]
+    fn an_alias_is_an_address_of_its_device() {
+        assert_eq!(device_name(c"eth0:1").as_c_str(), c"eth0");
+        assert_eq!(device_name(c"eth0").as_c_str(), c"eth0");
     }
 }

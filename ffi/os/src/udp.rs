@@ -74,8 +74,10 @@ impl UdpSocket {
         let socket = Self { descriptor };
         socket.enlarge(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, buffer_len)?;
         socket.enlarge(libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, buffer_len)?;
-        // DF on every packet, and identifications that can be known in advance.
-        socket.set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+        // DF on every packet, and identifications that can be known in advance. PROBE and not DO:
+        // with DO anybody who forges an ICMP message lowers the path MTU below our packets, and the
+        // kernel refuses them all from then on.
+        socket.set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
         socket.set(libc::IPPROTO_UDP, UDP_GRO, 1)?;
         let address = to_sockaddr(local);
         // SAFETY: `bind` asks for an open descriptor and an address valid for its length: a live
@@ -312,7 +314,8 @@ impl Control {
     }
 }
 
-fn open_socket() -> io::Result<OwnedFd> {
+/// An IPv4 socket without an address.
+pub(crate) fn open_socket() -> io::Result<OwnedFd> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: `socket` asks for nothing that could be violated.
     let descriptor = unsafe { libc::socket(libc::AF_INET, kind, 0) };

@@ -35,21 +35,27 @@ pub(super) struct Requester {
     /// One past the last packet of the last request, and the cost up to there.
     end: Mark,
     congestion: Congestion,
-    /// When to stop waiting for an acknowledgement.
-    deadline: Option<Instant>,
+    /// An acknowledgement is waited for.
+    wait: Option<Wait>,
     /// The packet whose round trip is being measured.
     timed: Option<Timed>,
     /// Packets since the last one that asked for an acknowledgement.
     unasked: u32,
-    /// Attempts since the last progress, and when that was.
-    attempts: u32,
-    progress: Instant,
+    /// How long was waited in vain since the last progress.
+    silence: Duration,
     /// The peer has no room for a message before that.
     paused_until: Option<Instant>,
     /// Losses before this sequence belong to a cut that was made.
     recovered: u64,
     /// Where a complaint of the peer made us go back to, and when.
     went_back: Option<(u64, Instant)>,
+}
+
+/// A wait for an acknowledgement.
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    since: Instant,
+    until: Instant,
 }
 
 /// A packet whose round trip is being measured.
@@ -75,11 +81,10 @@ impl Requester {
             sent_end: 0,
             end: Mark::default(),
             congestion: Congestion::new(mtu, window_max),
-            deadline: None,
+            wait: None,
             timed: None,
             unasked: 0,
-            attempts: 0,
-            progress: Instant(0),
+            silence: Duration::ZERO,
             paused_until: None,
             recovered: 0,
             went_back: None,
@@ -163,9 +168,6 @@ impl Requester {
             counters.retransmits += 1;
         } else {
             self.sent_end = sequence + 1;
-            if sequence == self.oldest.mark.sequence {
-                self.progress = now;
-            }
             if ask && self.timed.is_none() {
                 self.timed = Some(Timed { sequence, left: now, repeated: false });
             }
@@ -173,8 +175,8 @@ impl Requester {
         if ask {
             self.unasked = 0;
         }
-        if self.deadline.is_none() {
-            self.deadline = Some(now + self.congestion.timeout());
+        if self.wait.is_none() {
+            self.wait = Some(self.wait_from(now));
         }
     }
 
@@ -210,8 +212,7 @@ impl Requester {
                 let wait = not_ready_wait(aeth.syndrome);
                 self.paused_until = Some(now + wait);
                 // The peer lives and says so; this is not the silence that timeouts are for.
-                self.progress = now;
-                self.attempts = 0;
+                self.silence = Duration::ZERO;
             }
             Syndrome::SEQUENCE_ERROR => {
                 self.acknowledge(now, sequence, counters);
@@ -230,10 +231,7 @@ impl Requester {
     /// When [`expire`](Self::expire) has something to do, or a pause ends.
     pub(super) fn wake_at(&self) -> Option<Instant> {
         let pause = self.paused_until.filter(|_| self.next.mark != self.end);
-        match (pause, self.deadline) {
-            (Some(pause), Some(deadline)) => Some(pause.min(deadline)),
-            (pause, deadline) => pause.or(deadline),
-        }
+        [pause, self.wait.map(|wait| wait.until)].into_iter().flatten().min()
     }
 
     /// Goes back if an acknowledgement has not come in time.
@@ -245,11 +243,11 @@ impl Requester {
         if self.paused_until.is_some_and(|until| now >= until) {
             self.paused_until = None;
         }
-        if self.deadline.is_none_or(|deadline| now < deadline) {
+        if self.wait.is_none_or(|wait| now < wait.until) {
             return Ok(());
         }
         counters.timeouts += 1;
-        self.attempt(now)?;
+        self.give_up_waiting(now)?;
         self.congestion.timed_out();
         self.recovered = self.sent_end;
         self.go_back();
@@ -321,19 +319,25 @@ impl Requester {
             }
             self.timed = None;
         }
-        self.attempts = 0;
-        self.progress = now;
+        self.silence = Duration::ZERO;
         self.paused_until = None;
         let waits = self.next.mark.sequence > sequence;
-        self.deadline = waits.then(|| now + self.congestion.timeout());
+        self.wait = waits.then(|| self.wait_from(now));
     }
 
-    /// Counts one more attempt to get the oldest packet across.
-    fn attempt(&mut self, now: Instant) -> Result<(), Cause> {
-        self.attempts += 1;
-        let hopeless =
-            self.attempts >= ATTEMPTS_MAX && now.since(self.progress) >= WITHOUT_PROGRESS_MAX;
-        if hopeless { Err(Cause::RetriesExceeded) } else { Ok(()) }
+    fn wait_from(&self, now: Instant) -> Wait {
+        let patience = SILENCE_MAX - self.silence;
+        Wait { since: now, until: now + self.congestion.timeout().min(patience) }
+    }
+
+    /// The oldest packet has not come across: ends the wait for it, and says whether to try again.
+    fn give_up_waiting(&mut self, now: Instant) -> Result<(), Cause> {
+        if let Some(wait) = self.wait.take() {
+            // What exceeds the timeout is time in which we did not run. The peer's answer may have
+            // been here all the while; it is not the peer's silence.
+            self.silence += now.min(wait.until).since(wait.since);
+        }
+        if self.silence >= SILENCE_MAX { Err(Cause::RetriesExceeded) } else { Ok(()) }
     }
 
     /// The peer misses the oldest packet.
@@ -346,7 +350,7 @@ impl Requester {
         {
             return Ok(());
         }
-        self.attempt(now)?;
+        self.give_up_waiting(now)?;
         self.went_back = Some((oldest, now));
         if oldest >= self.recovered {
             self.congestion.lost();
@@ -358,7 +362,7 @@ impl Requester {
 
     fn go_back(&mut self) {
         self.next = self.oldest;
-        self.deadline = None;
+        self.wait = None;
         if let Some(timed) = &mut self.timed {
             timed.repeated = true;
         }
@@ -377,10 +381,10 @@ fn not_ready_wait(syndrome: Syndrome) -> Duration {
 
 /// Packets after which an acknowledgement is asked for even if more follow.
 const UNASKED_MAX: u32 = 32;
-/// Attempts without progress before a queue pair breaks, if they took long enough.
-const ATTEMPTS_MAX: u32 = 8;
-/// As long as a hardware NIC of Linux SMC tries: 8 times 134 ms.
-const WITHOUT_PROGRESS_MAX: Duration = Duration::from_millis(1100);
+/// How long may be waited in vain before a queue pair breaks. Hardware NICs of Linux SMC wait 8
+/// times 134 ms; but a process on a busy machine may not run for a second, and breaking resets all
+/// applications on the link. A peer that was killed must be noticed within two seconds.
+const SILENCE_MAX: Duration = Duration::from_millis(1500);
 
 #[cfg(test)]
 mod tests;

@@ -132,6 +132,8 @@ impl Responder {
             Err(Syndrome::NOT_READY) => {
                 counters.rnr += 1;
                 self.owed = Owed::Negative(Syndrome::NOT_READY, packet.psn);
+                // What follows it will come too early, for a reason that the peer is told here.
+                self.complained = Some(now);
                 Ok(None)
             }
             Err(syndrome) => {
@@ -277,8 +279,10 @@ impl Responder {
         // A write of nothing touches nothing, whatever it names.
         if rest.len != 0 {
             let (hint, domain) = (&mut self.hint, self.domain);
-            // All of it must be allowed before any of it is placed.
-            keys.check(hint, domain, rest).map_err(|_| Syndrome::ACCESS_ERROR)?;
+            if more {
+                // All of it must be allowed before any of it is placed.
+                keys.check(hint, domain, rest).map_err(|_| Syndrome::ACCESS_ERROR)?;
+            }
             keys.place(hint, domain, rest, payload).map_err(|_| Syndrome::ACCESS_ERROR)?;
         }
         if more {

@@ -277,6 +277,35 @@ fn the_timeout_learns_from_being_hasty_and_from_nothing_ambiguous() {
     assert_eq!(bench.requester.congestion.timeout(), before, "it may be for either");
 }
 
+/// A poller that lost its core finds its timeouts long gone when it runs again, and the answers of
+/// the peer perhaps still behind others in the socket. All applications of the link would be reset
+/// for nothing.
+#[test]
+fn time_in_which_we_did_not_run_is_not_held_against_the_peer() {
+    let mut bench = Bench::new();
+    bench.message();
+    for _ in 0..10 {
+        bench.send(99);
+        bench.now = bench.now + Duration::from_secs(5);
+        assert_eq!(bench.expire(), Ok(()));
+    }
+    bench.send(99);
+    bench.answer(Syndrome::ACK, 0).unwrap();
+    assert_eq!(bench.completed(), 1);
+
+    // Awake all the while, it knows that the peer is silent, and for how long.
+    let before = bench.now;
+    bench.message();
+    let broke = loop {
+        bench.send(99);
+        bench.now = bench.requester.wake_at().unwrap();
+        if let Err(cause) = bench.expire() {
+            break cause;
+        }
+    };
+    assert_eq!((broke, bench.now.since(before)), (Cause::RetriesExceeded, SILENCE_MAX));
+}
+
 /// Each packet has its own number, even beyond the 16 millionth; none is used for two.
 #[test]
 fn numbers_wrap_without_a_trace() {

@@ -202,6 +202,8 @@ fn without_room_the_peer_is_told_to_wait_and_may_try_again() {
     let mut bench = Bench::new();
     let message = Body::Send(&[9; 44]);
     assert_eq!(bench.handle(FIRST, message, false), Ok(None));
+    // To call what follows it out of order would make the peer try again at once.
+    assert_eq!(bench.handle(bench.ahead(1), message, true), Ok(None));
     assert_eq!(bench.urgent(), Some((Syndrome::NOT_READY, FIRST)));
     assert_eq!(bench.handle(FIRST, message, true), Ok(Some([9; 44])));
     assert_eq!(bench.counters.rnr, 1);

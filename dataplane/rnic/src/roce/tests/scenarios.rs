@@ -169,6 +169,35 @@ fn packets_are_sealed_anew_when_they_are_sent_again() {
     assert_eq!((couple.counters(0).icrc_errors, couple.counters(1).icrc_errors), (0, 0));
 }
 
+/// Between hosts with real NICs the kernel joins the end of one run to the start of the next, and
+/// what is left of a run to each other. A packet dropped at each seam would stop the stream there.
+#[test]
+fn packets_of_several_runs_may_arrive_as_one_train() {
+    let mut couple = Couple::new(1, Odds::default());
+    couple.network.hide_identification();
+    for tag in 0..5 {
+        couple.nodes[0].send([u8::try_from(tag).unwrap(); 44], tag);
+    }
+    let now = couple.now;
+    couple.nodes[0].fabric.transmit(now);
+    let mut spy = couple.network.plug(address(1));
+    assert_eq!(spy.receive(), 1);
+    let mut train = spy.train(0).bytes.to_vec();
+    let len = spy.train(0).segment_len;
+    // Other identifications than their places in the train would have.
+    let flow = icrc::Flow::new(address(0), address(1));
+    for (packet, identification) in train.chunks_mut(len).zip([62, 63, 0, 1, 7]) {
+        flow.seal(identification, packet);
+    }
+    let range = 0..train.len();
+    let run = Run { target: address(1), range, segment_len: len, segments: 5 };
+    couple.network.plug(address(0)).send(&train, &[run]);
+    couple.turn();
+    assert_eq!(couple.counters(1).icrc_errors, 0);
+    let received: Vec<_> = couple.nodes[1].received.iter().map(|message| message[0]).collect();
+    assert_eq!(received, [0, 1, 2, 3, 4]);
+}
+
 #[test]
 fn damaged_packets_are_dropped_and_counted() {
     let mut couple = Couple::new(4, Odds { damage: Chance::percent(5), ..Odds::default() });
@@ -196,7 +225,7 @@ fn a_hasty_timeout_is_noticed() {
 
 /// A dead peer must be noticed, so that its connections are reset or move to another link.
 #[test]
-fn silence_breaks_the_queue_pair_after_about_a_second() {
+fn silence_breaks_the_queue_pair_within_two_seconds() {
     let mut couple = Couple::new(1, Odds::default());
     couple.nodes[0].send([1; 44], 1);
     couple.run_until_quiet();
@@ -210,7 +239,7 @@ fn silence_breaks_the_queue_pair_after_about_a_second() {
     assert_eq!(node.done[1..], [(Tag(2), Status::Flushed), (Tag(3), Status::Flushed)]);
     assert_eq!(node.pool.leases_out(), 0);
     let took = couple.now.since(before);
-    assert!(Duration::from_millis(1100) <= took && took < Duration::from_millis(1500), "{took:?}");
+    assert!(Duration::from_millis(1500) <= took && took < Duration::from_millis(1510), "{took:?}");
     assert!(couple.counters(0).timeouts >= 8);
 
     couple.nodes[0].send([4; 44], 9);
@@ -257,13 +286,14 @@ fn forward(network: &Network, packet: &[u8]) {
     network.plug(address(0)).send(&bytes, &[run]);
 }
 
-/// A stall of the peer shorter than that must not.
+/// A stall of the peer shorter than that must not: on a busy machine it may be without a core for a
+/// second.
 #[test]
-fn a_peer_that_comes_back_within_a_second_is_forgiven() {
+fn a_peer_that_comes_back_after_a_second_is_forgiven() {
     let mut couple = Couple::new(1, Odds::default());
     couple.network.change_odds(Odds { loss: Chance::ALWAYS, ..Odds::default() });
     couple.nodes[0].send([1; 44], 1);
-    while couple.now < Instant(900_000_000) {
+    while couple.now < Instant(1_350_000_000) {
         couple.turn();
     }
     couple.network.change_odds(Odds::default());
