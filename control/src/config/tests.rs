@@ -230,26 +230,6 @@ fn other_tables_are_checked_too() {
         ),
         ("[[rnic]]\nname=''", ":6: rnic.name: is empty"),
         (
-            "[smc]\nrmbe_size=70000",
-            ":6: smc.rmbe_size: 70000 is no power of two; write 65536 or 131072",
-        ),
-        (
-            "[smc]\nhandshake_timeout='0s'",
-            ":5: smc.handshake_timeout: less than 100ms would end rendezvous that go well; \
-             write \"10s\"",
-        ),
-        ("[smc]\nrmbe_size=8192", ":6: smc.rmbe_size: 8192 is out of range; write 16384 to 524288"),
-        ("[smc]\nrmbe_size=-1", ":6: smc.rmbe_size: -1 is out of range; write 16384 to 524288"),
-        (
-            "[smc]\nassume_peers=['10.0.0.0/8',\n'peer']",
-            ":7: smc.assume_peers: \"peer\" is no address; write one such as \"10.8.0.2\" or \
-             \"10.8.0.0/24\"",
-        ),
-        (
-            "[smc]\noption='assume'",
-            ":5: smc.option: \"assume\" needs peers to assume; list them in smc.assume_peers",
-        ),
-        (
             "[poll]\ncores=[0,'1']",
             ":6: poll.cores: is of type string; write a whole number without quotes",
         ),
@@ -273,6 +253,38 @@ fn other_tables_are_checked_too() {
             ":6: limits.connections_max: 0 is out of range; write 1 to 500000",
         ),
     ];
+    are_refused(&table);
+}
+
+/// The protocol's own numbers, wrong in each way that would only show with a peer.
+#[test]
+fn the_protocol_is_checked_too() {
+    are_refused(&[
+        (
+            "[smc]\nrmbe_size=70000",
+            ":6: smc.rmbe_size: 70000 is no power of two; write 65536 or 131072",
+        ),
+        (
+            "[smc]\nhandshake_timeout='0s'",
+            ":5: smc.handshake_timeout: less than 100ms would end rendezvous that go well; \
+             write \"10s\"",
+        ),
+        ("[smc]\nrmbe_size=8192", ":6: smc.rmbe_size: 8192 is out of range; write 16384 to 524288"),
+        ("[smc]\nrmbe_size=-1", ":6: smc.rmbe_size: -1 is out of range; write 16384 to 524288"),
+        (
+            "[smc]\nassume_peers=['10.0.0.0/8',\n'peer']",
+            ":7: smc.assume_peers: \"peer\" is no address; write one such as \"10.8.0.2\" or \
+             \"10.8.0.0/24\"",
+        ),
+        (
+            "[smc]\noption='assume'",
+            ":5: smc.option: \"assume\" needs peers to assume; list them in smc.assume_peers",
+        ),
+    ]);
+}
+
+/// Each text, behind the good listener, is answered by its complaint.
+fn are_refused(table: &[(&str, &str)]) {
     for (text, complaint) in table {
         assert_eq!(fault(&format!("{GOOD}{text}")), format!("gate.toml{complaint}"), "{text}");
     }
