@@ -52,12 +52,22 @@ impl<Qp> Poller<Qp> {
 
     /// Says something; it arrives in order, and wakes the poller.
     pub fn command(&mut self, command: Command<Qp, OwnedFd>) {
+        self.push(command);
+        self.commands.wake();
+    }
+
+    /// Says that CDC messages for `connection` may come. Wakes nobody: the first of them will, and
+    /// the poller obeys before it looks at a message it cannot place.
+    pub fn expect(&mut self, connection: ConnectionId) {
+        self.push(Command::Expect { connection });
+    }
+
+    fn push(&mut self, command: Command<Qp, OwnedFd>) {
         if !self.delayed.is_empty() {
             self.delayed.push_back(command);
         } else if let Err(command) = self.commands.push(command) {
             self.delayed.push_back(command);
         }
-        self.commands.wake();
     }
 
     /// Says what could not be said before. Returns whether all of it was.
@@ -168,7 +178,8 @@ mod tests {
         waker.about_to_sleep();
         assert!(poller.catch_up() && !is_woken());
         let connection = poller.take_slot().unwrap();
-        poller.command(Command::Expect { connection });
+        poller.expect(connection);
+        assert!(!is_woken(), "the message that matters will wake it");
         poller.command(Command::Forget { connection });
         assert!(is_woken());
         waker.about_to_sleep();

@@ -189,7 +189,7 @@ impl<N: Rnic> Gateway<N> {
             return None;
         };
         // From the moment the peer knows the token, its messages may come.
-        self.ports[port.0].poller.command(Command::Expect { connection });
+        self.ports[port.0].poller.expect(connection);
         let address = self.groups[&group].address;
         let ours = Offer {
             first_contact,
