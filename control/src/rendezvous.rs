@@ -14,7 +14,6 @@ mod server;
 use std::io;
 
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use smcr_engine::Command;
 use smcr_proto::Instant;
 use smcr_proto::handshake::{ClientAction, HandshakeError, ServerAction, Verdict};
 use smcr_proto::wire::clc::{Diagnosis, FRAME_MAX, Frame, Offer};
