@@ -15,7 +15,21 @@ pub struct Element {
     pub rmb_address: u64,
 }
 
-/// The stock of one link group. All RMBs have the same shape.
+/// How much memory RMBs may still take, over all link groups.
+#[derive(Debug)]
+pub struct Budget {
+    bytes: u64,
+}
+
+impl Budget {
+    /// A budget of `bytes`.
+    pub fn new(bytes: u64) -> Self {
+        Self { bytes }
+    }
+}
+
+/// The stock of one link group. Its RMBs have elements of one size, and as many of them as the
+/// budget had room for.
 #[derive(Debug)]
 pub struct Stock {
     domain: Domain,
@@ -40,10 +54,14 @@ impl Stock {
     ///
     /// # Errors
     ///
-    /// [`Exhausted`] when there is no memory or no key left.
-    pub fn take(&mut self, rnic: &mut impl Rnic) -> Result<Element, Exhausted> {
+    /// [`Exhausted`] when there is no budget, no memory or no key left.
+    pub fn take(
+        &mut self,
+        rnic: &mut impl Rnic,
+        budget: &mut Budget,
+    ) -> Result<Element, Exhausted> {
         if self.rmbs.iter().all(|one| one.rmb.in_use() == one.rmb.elements()) {
-            self.grow(rnic)?;
+            self.grow(rnic, budget)?;
         }
         // The oldest first, so that the younger can fall idle.
         let found = self.rmbs.iter_mut().find_map(|one| Some((one.rmb.take()?, &one.registration)));
@@ -79,23 +97,65 @@ impl Stock {
         self.rmbs.iter().map(|one| one.rmb.region().len() as u64).sum()
     }
 
-    /// Withdraws everything from the NIC.
+    /// Withdraws everything from the NIC, and returns the memory to the budget.
     ///
     /// # Panics
     ///
     /// If an element is still out.
-    pub fn close(self, rnic: &mut impl Rnic) {
+    pub fn close(self, rnic: &mut impl Rnic, budget: &mut Budget) {
+        budget.bytes += self.bytes();
         for one in self.rmbs {
             assert_eq!(one.rmb.in_use(), 0);
             rnic.deregister(one.registration);
         }
     }
 
-    fn grow(&mut self, rnic: &mut impl Rnic) -> Result<(), Exhausted> {
-        let bytes = self.size.bytes() as usize * usize::from(self.elements);
-        let region = Region::new(bytes).map_err(|_| Exhausted)?;
+    fn grow(&mut self, rnic: &mut impl Rnic, budget: &mut Budget) -> Result<(), Exhausted> {
+        let element_bytes = u64::from(self.size.bytes());
+        let bytes = element_bytes * (budget.bytes / element_bytes).min(self.elements.into());
+        if bytes == 0 {
+            return Err(Exhausted);
+        }
+        let len = usize::try_from(bytes).map_err(|_| Exhausted)?;
+        let region = Region::new(len).map_err(|_| Exhausted)?;
         let registration = rnic.register(self.domain, &region)?;
+        budget.bytes -= bytes;
         self.rmbs.push(Registered { rmb: Rmb::carve(region, self.size), registration });
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use smcr_proto::{Gid, MacAddress, Mtu};
+    use smcr_rnic::Port;
+    use smcr_rnic::sim::{Network, Odds};
+
+    use super::*;
+
+    /// The last connections that fit get an element; the next one stays TCP; and what a finished
+    /// group held serves others.
+    #[test]
+    fn a_budget_is_used_up_and_comes_back() {
+        let port = Port { gid: Gid([1; 16]), mac: MacAddress([2; 6]), mtu: Mtu::B1024 };
+        let (mut rnic, _fabric) = Network::new(1, Odds::CALM).rnic(port);
+        let mut budget = Budget::new(5 * 16_384 + 100);
+        let size = RmbeSize::from_bytes(16_384).unwrap();
+        let domain = rnic.open_domain().unwrap();
+        let mut stock = Stock::new(domain, size, 3);
+        let taken: Vec<_> =
+            (0..5).map(|_| stock.take(&mut rnic, &mut budget).unwrap().rmbe).collect();
+        assert_eq!((stock.rmbs(), stock.elements()), (2, (5, 5)), "three elements, then two");
+        assert_eq!(stock.take(&mut rnic, &mut budget).unwrap_err(), Exhausted);
+        for rmbe in taken {
+            stock.give_back(rmbe);
+        }
+        stock.close(&mut rnic, &mut budget);
+
+        let mut other = Stock::new(domain, size, 255);
+        let rmbe = other.take(&mut rnic, &mut budget).unwrap().rmbe;
+        assert_eq!(other.elements(), (5, 1));
+        other.give_back(rmbe);
+        other.close(&mut rnic, &mut budget);
     }
 }

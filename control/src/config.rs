@@ -9,7 +9,7 @@ mod network;
 mod section;
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 pub use error::ConfigError;
@@ -44,8 +44,6 @@ pub struct Config {
 pub struct Admin {
     /// HTTP: JSON, metrics, page. `listen = "none"` turns it off.
     pub listen: Option<SocketAddr>,
-    /// The Unix socket behind `smcgate stats` and its siblings; none by default, HTTP serves them.
-    pub socket: Option<PathBuf>,
 }
 
 /// One NIC.
@@ -149,7 +147,8 @@ pub struct Smc {
     pub rmb_elements: u32,
     /// Registered memory for sending, in bytes, per poller.
     pub send_pool: u64,
-    /// How long a rendezvous may take before the connection stays TCP or is closed.
+    /// How long a rendezvous may take, once both sockets are connected, before the connection
+    /// stays TCP or is closed. The peer may take 6 s for each CLC message, at most.
     pub handshake_timeout: Duration,
     /// Silence on a link before TEST LINK asks whether the peer is there (RFC 4.5.5).
     pub test_link_idle: Duration,
@@ -181,6 +180,8 @@ pub struct Limits {
     pub connections_max: u32,
     /// Rendezvous at once; connections beyond stay TCP.
     pub handshakes_max: u32,
+    /// Memory that RMBs may take, in bytes; connections beyond stay TCP.
+    pub rmb_bytes: u64,
 }
 
 /// What is worth a line in the log.
@@ -251,9 +252,8 @@ fn admin(source: Source<'_>, mut table: Section<'_>) -> Result<Admin, ConfigErro
             Some(network::bind_address(&text.value).map_err(|why| text.error(source, why))?)
         }
     };
-    let socket = table.text("socket")?.map(|text| PathBuf::from(text.value));
     table.finish()?;
-    Ok(Admin { listen, socket })
+    Ok(Admin { listen })
 }
 
 fn rnics(source: Source<'_>, tables: Vec<Section<'_>>) -> Result<Vec<RnicConfig>, ConfigError> {
@@ -387,13 +387,18 @@ fn smc(source: Source<'_>, mut table: Section<'_>) -> Result<Smc, ConfigError> {
         let why = format!("{} is no power of two; write {below} or {}", rmbe_size.value, 2 * below);
         return Err(rmbe_size.error(source, why));
     }
+    let handshake_timeout = table.duration("handshake_timeout", Duration::from_secs(10))?;
+    if handshake_timeout < HANDSHAKE_TIMEOUT_MIN {
+        let why = "less than 100ms would end rendezvous that go well; write \"10s\"";
+        return Err(table.error("handshake_timeout", why));
+    }
     let smc = Smc {
         option,
         assume_peers,
         rmbe_size: u32::try_from(rmbe_size.value).expect("RMBE_SIZE_MAX fits in 32 bits"),
         rmb_elements: table.count("rmb_elements", 1..256, 255)?,
         send_pool: table.number("send_pool", (1 << 20)..(1 << 40), 32 << 20)?.value,
-        handshake_timeout: table.duration("handshake_timeout", Duration::from_secs(6))?,
+        handshake_timeout,
         test_link_idle: table.duration("test_link_idle", Duration::from_secs(30))?,
         test_link_timeout: table.duration("test_link_timeout", Duration::from_secs(2))?,
         idle_group_server: table.duration("idle_group_server", Duration::from_secs(600))?,
@@ -408,6 +413,7 @@ fn limits(mut table: Section<'_>) -> Result<Limits, ConfigError> {
     let limits = Limits {
         connections_max: table.count("connections_max", 1..CONNECTIONS_MAX + 1, 9000)?,
         handshakes_max: table.count("handshakes_max", 1..65_537, 1024)?,
+        rmb_bytes: table.number("rmb_bytes", 0..RMB_BYTES_MAX + 1, RMB_BYTES)?.value,
     };
     table.finish()?;
     Ok(limits)
@@ -434,9 +440,17 @@ impl Unique {
     }
 }
 
+/// Default of the memory for RMBs: elements of default size for more connections than a process has
+/// descriptors for. Pages come into being as connections fill them.
+const RMB_BYTES: u64 = 4 << 30;
+/// More is a slip of the pen.
+const RMB_BYTES_MAX: u64 = 1 << 40;
+
 /// Default size of an RMBE. A stream stalls for a round trip per element, so it moves half again as
 /// fast as through 64 KiB; an element costs memory only as far as its connection ever filled it.
 const RMBE_SIZE: u64 = 262_144;
+/// Twice as often as the control thread looks.
+const HANDSHAKE_TIMEOUT_MIN: Duration = Duration::from_millis(100);
 /// RFC 7609 allows 16 KiB to 512 KiB in its notation (A.2.3).
 const RMBE_SIZE_MIN: u64 = 16_384;
 const RMBE_SIZE_MAX: u64 = 524_288;

@@ -1,6 +1,6 @@
 //! The control thread: everything slow, in one place, driven by one epoll.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -14,6 +14,7 @@ use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::{Instant, PeerId};
 use smcr_rnic::{Opening, Rnic};
 
+use crate::buffers::Budget;
 use crate::config::Config;
 use crate::groups::Group;
 use crate::listener::Listener;
@@ -68,8 +69,13 @@ pub struct Gateway<N: Rnic> {
     pub(crate) sessions: Slab<Session>,
     /// How many sessions are rendezvous.
     pub(crate) shaking: usize,
+    /// Which sessions are rendezvous, or were at the last tick.
+    pub(crate) shaking_keys: Vec<Key>,
+    /// When the rendezvous are looked at again.
+    pub(crate) tick_at: Instant,
     pub(crate) groups: HashMap<GroupId, Group<N::Opening>>,
     pub(crate) groups_made: u32,
+    pub(crate) rmb_budget: Budget,
     pub(crate) links_made: u32,
     /// Why a rendezvous that is about to fall back does so.
     pub(crate) fallback_reasons: HashMap<Key, Diagnosis>,
@@ -77,14 +83,13 @@ pub struct Gateway<N: Rnic> {
     pub(crate) connections_smc: u64,
     pub(crate) connections_tcp: u64,
     pub(crate) handshakes_failed: u64,
-    pub(crate) llc_malformed: u64,
     /// Bytes of connections that are over.
     pub(crate) bytes_closed: (u64, u64),
-    /// SMC-R connections whose TCP connection has ended; their peer may be dead.
-    pub(crate) suspects: Vec<(Instant, Key)>,
+    /// SMC-R connections whose TCP connection has ended, oldest first; their peer may be dead.
+    pub(crate) suspects: VecDeque<(Instant, Key)>,
     /// A descriptor to give up when there are no more.
     pub(crate) reserve: Option<OwnedFd>,
-    pub(crate) limit_logged_at: Instant,
+    pub(crate) limit_logged_at: Option<Instant>,
     pub(crate) questions: Receiver<Question>,
     pub(crate) waker: Waker,
     pub(crate) stop: Receiver<()>,
@@ -133,6 +138,7 @@ impl<N: Rnic> Gateway<N> {
             }
         }
         let started = parts.clock.now();
+        let rmb_budget = Budget::new(parts.config.limits.rmb_bytes);
         Ok(Self {
             config: parts.config,
             clock: parts.clock,
@@ -144,19 +150,21 @@ impl<N: Rnic> Gateway<N> {
             listeners: parts.listeners,
             sessions: Slab::default(),
             shaking: 0,
+            shaking_keys: Vec::new(),
+            tick_at: started,
             groups: HashMap::new(),
             groups_made: 0,
+            rmb_budget,
             links_made: 0,
             fallback_reasons: HashMap::new(),
             fallbacks: BTreeMap::new(),
             connections_smc: 0,
             connections_tcp: 0,
             handshakes_failed: 0,
-            llc_malformed: 0,
             bytes_closed: (0, 0),
-            suspects: Vec::new(),
+            suspects: VecDeque::new(),
             reserve: rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).ok(),
-            limit_logged_at: Instant(0),
+            limit_logged_at: None,
             questions: parts.questions,
             waker: parts.waker,
             stop: parts.stop,
@@ -194,15 +202,16 @@ impl<N: Rnic> Gateway<N> {
     /// How long the control thread may sleep; zero if something has come in meanwhile.
     fn prepare_sleep(&mut self) -> Option<Duration> {
         self.waker.about_to_sleep();
+        // First of all: what is behind must get on however much comes in.
+        let mut behind = false;
+        for port in &mut self.ports {
+            behind |= !port.poller.catch_up();
+        }
         let quiet = self.questions.is_empty()
             && self.stop.is_empty()
             && self.ports.iter().all(|port| port.poller.reports.is_empty());
         if !quiet {
             return Some(Duration::ZERO);
-        }
-        let mut behind = false;
-        for port in &mut self.ports {
-            behind |= !port.poller.catch_up();
         }
         if behind {
             return Some(CATCH_UP_EVERY);
@@ -222,18 +231,25 @@ impl<N: Rnic> Gateway<N> {
         match event.token {
             Token::Listener(index) => self.accept(now, index),
             Token::Application(key) => self.connect_event(now, key),
-            Token::Peer(key) => match self.sessions.get(key) {
-                Some(Session::Shaking(_)) => self.peer_event(now, key, event),
-                Some(Session::Open(_)) if event.ending => self.suspects.push((now, key)),
-                Some(Session::Open(_)) | None => {}
-            },
+            Token::Peer(key) => {
+                if matches!(self.sessions.at(key), Some(Session::Shaking(_))) {
+                    self.peer_event(now, key, event);
+                }
+                // The end may come with the last message of the rendezvous, and is told once.
+                if event.ending && matches!(self.sessions.at(key), Some(Session::Open(_))) {
+                    self.suspects.push_back((now, key));
+                }
+            }
             Token::Waker => {}
         }
     }
 
     /// Looks after everything that waits for its time.
     fn expire(&mut self, now: Instant) {
-        self.expire_rendezvous(now);
+        if self.tick_at <= now {
+            self.tick_at = now + TICK;
+            self.expire_rendezvous(now);
+        }
         self.expire_groups(now);
         self.expire_suspects(now);
         if self.stop.receive().is_some() {
@@ -246,7 +262,7 @@ impl<N: Rnic> Gateway<N> {
 
     /// The port that a session's connection to the peer goes through.
     pub(crate) fn port_of(&self, key: Key) -> Option<PortId> {
-        let Some(Session::Shaking(shaking)) = self.sessions.get(key) else { return None };
+        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return None };
         let local = rustix::net::getsockname(&shaking.peer).ok()?;
         let local = SocketAddr::try_from(local).ok()?.ip().to_canonical();
         self.port_by_address.get(&local).copied()
@@ -264,3 +280,6 @@ const TICK: Duration = Duration::from_millis(50);
 const CATCH_UP_EVERY: Duration = Duration::from_millis(1);
 /// At the latest after this time we look whether our threads are alive.
 const LIFE_SIGN: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests;

@@ -166,6 +166,7 @@ impl<N: Rnic> Gateway<N> {
         offer: &Offer,
     ) -> Result<(), Exhausted> {
         let keepalive = keepalive(&self.config.smc);
+        let idle_waits = (self.config.smc.idle_group_server, self.config.smc.idle_group_client);
         let group = self.groups.get_mut(&id).ok_or(Exhausted)?;
         let Phase::Opening(opening) = &mut group.phase else { return Err(Exhausted) };
         let address = QpAddress {
@@ -176,6 +177,10 @@ impl<N: Rnic> Gateway<N> {
             mtu: offer.mtu,
         };
         let qp = opening.take().ok_or(Exhausted)?.connect(address)?;
+        let idle_wait = match group.role {
+            Role::Server => idle_waits.0,
+            Role::Client => idle_waits.1,
+        };
         let setup = Setup {
             peer_id: group.peer.id,
             mac: group.address.mac,
@@ -185,6 +190,7 @@ impl<N: Rnic> Gateway<N> {
             user_id: LinkUserId(group.link.0),
             eye_catcher: false,
             keepalive,
+            idle_wait,
         };
         let machine = match group.role {
             Role::Server => {
@@ -221,7 +227,7 @@ impl<N: Rnic> Gateway<N> {
     pub(crate) fn take_element(&mut self, now: Instant, id: GroupId) -> Result<Element, Exhausted> {
         let group = self.groups.get_mut(&id).ok_or(Exhausted)?;
         let rnic = self.ports[group.port.0].rnic.as_mut().ok_or(Exhausted)?;
-        let element = group.stock.take(rnic)?;
+        let element = group.stock.take(rnic, &mut self.rmb_budget)?;
         group.users += 1;
         self.count_users(now, id);
         Ok(element)
@@ -244,20 +250,12 @@ impl<N: Rnic> Gateway<N> {
     /// Takes in an LLC message.
     pub(crate) fn llc_received(&mut self, now: Instant, link: LinkId, message: &Message) {
         let Some(id) = self.group_of(link) else { return };
-        match Llc::decode(message) {
-            Ok(llc) => {
-                tracing::trace!(group = id.0, ?llc, "received");
-                self.with_machine(now, id, |machine, number| {
-                    if let Err(offence) = machine.handle_llc(now, number, &llc) {
-                        tracing::warn!(group = id.0, ?offence, "the peer broke the LLC protocol");
-                    }
-                });
+        tracing::trace!(group = id.0, llc = ?Llc::decode(message), "received");
+        self.with_machine(now, id, |machine, number| {
+            if let Err(offence) = machine.handle_bytes(now, number, message) {
+                tracing::warn!(group = id.0, ?offence, "the peer broke the LLC protocol");
             }
-            Err(malformed) => {
-                self.llc_malformed += 1;
-                tracing::warn!(group = id.0, ?malformed, "an LLC message was ignored");
-            }
-        }
+        });
     }
 
     /// The queue pair of a link broke.
@@ -427,7 +425,7 @@ impl<N: Rnic> Gateway<N> {
         }
         let Some(group) = self.groups.remove(&id) else { return };
         if let Some(rnic) = self.ports[group.port.0].rnic.as_mut() {
-            group.stock.close(rnic);
+            group.stock.close(rnic, &mut self.rmb_budget);
             rnic.close_domain(group.domain);
         }
     }

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::net::{accept_with, connect, socket_with};
@@ -31,22 +32,26 @@ pub struct Listener {
     pub refused: u64,
     /// Connections now.
     pub active: u32,
+    keepalive: Duration,
 }
 
 impl Listener {
-    /// Binds and listens.
+    /// Binds and listens. `keepalive` is the silence after which the kernel probes the sockets of
+    /// this listener; zero for never.
     ///
     /// # Errors
     ///
     /// When the address cannot be bound, or the upstream's name has no address.
-    pub fn open(config: &config::Listener, option: &OptionSource) -> io::Result<Self> {
+    pub fn open(
+        config: &config::Listener,
+        option: &OptionSource,
+        keepalive: Duration,
+    ) -> io::Result<Self> {
         let upstream = *config.upstream.resolve()?.first().ok_or(io::ErrorKind::NotFound)?;
         let socket = new_socket(config.bind)?;
         sockopt::set_socket_reuseaddr(&socket, true)?;
-        if config.tcp_nodelay {
-            // Accepted sockets inherit it.
-            sockopt::set_tcp_nodelay(&socket, true)?;
-        }
+        // Accepted sockets inherit these.
+        set_options(&socket, config, keepalive)?;
         if config.accept == Transport::Smc {
             option.mark_listener(&socket)?;
         }
@@ -59,6 +64,7 @@ impl Listener {
             accepted: 0,
             refused: 0,
             active: 0,
+            keepalive,
         })
     }
 
@@ -70,9 +76,7 @@ impl Listener {
     /// Begins to connect to the upstream. Returns whether that is done already.
     fn connect(&self, option: &OptionSource) -> io::Result<(OwnedFd, bool)> {
         let socket = new_socket(self.upstream)?;
-        if self.config.tcp_nodelay {
-            sockopt::set_tcp_nodelay(&socket, true)?;
-        }
+        set_options(&socket, &self.config, self.keepalive)?;
         if self.config.connect == Transport::Smc {
             option.mark_client(&socket)?;
         }
@@ -117,7 +121,7 @@ impl<N: Rnic> Gateway<N> {
         if let Some(refused) = refused {
             listener.refused += 1;
             reset(refused);
-            self.log_limit(index, "file descriptors");
+            self.log_limit(index, OUT_OF_DESCRIPTORS);
         }
         self.reserve = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).ok();
         found
@@ -132,7 +136,7 @@ impl<N: Rnic> Gateway<N> {
         {
             listener.refused += 1;
             reset(accepted);
-            self.log_limit(index, "connections");
+            self.log_limit(index, "connections: new ones are refused");
             return;
         }
         let Some(source) = peer_address(&accepted) else { return };
@@ -141,6 +145,10 @@ impl<N: Rnic> Gateway<N> {
             Err(error) => {
                 self.upstream_failed(index, &error);
                 reset(accepted);
+                let errno = rustix::io::Errno::from_io_error(&error);
+                if matches!(errno, Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE)) {
+                    self.log_limit(index, OUT_OF_DESCRIPTORS);
+                }
                 return;
             }
         };
@@ -170,9 +178,9 @@ impl<N: Rnic> Gateway<N> {
             talk,
             framer: Framer::new(),
             resources: None,
-            waits: false,
         })));
         self.shaking += 1;
+        self.shaking_keys.push(key);
         if self.watch_rendezvous(key).is_err() {
             self.fail(key, "no room to watch its sockets");
         } else if connected {
@@ -182,7 +190,7 @@ impl<N: Rnic> Gateway<N> {
 
     /// Watches what the first step of a rendezvous waits for.
     fn watch_rendezvous(&mut self, key: Key) -> io::Result<()> {
-        let Some(Session::Shaking(shaking)) = self.sessions.get(key) else { return Ok(()) };
+        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return Ok(()) };
         let reactor = &self.reactor;
         match shaking.talk {
             Talk::Connecting | Talk::Client(_) => {
@@ -216,25 +224,46 @@ impl<N: Rnic> Gateway<N> {
         );
     }
 
+    /// Says what has run out, and what follows for new connections of listener `index`.
     fn log_limit(&mut self, index: u16, what: &str) {
         let now = self.clock.now();
-        if now.since(self.limit_logged_at) >= LOG_LIMIT_EVERY {
-            self.limit_logged_at = now;
+        if self.limit_logged_at.is_none_or(|at| now.since(at) >= LOG_LIMIT_EVERY) {
+            self.limit_logged_at = Some(now);
             let name = &self.listeners[usize::from(index)].config.name;
-            tracing::warn!(listener = name, "out of {what}: new connections are refused");
+            tracing::warn!(listener = name, "out of {what}");
+        }
+    }
+
+    /// As `log_limit`, for the listener of a rendezvous.
+    pub(crate) fn log_limit_of(&mut self, key: Key, what: &str) {
+        if let Some(Session::Shaking(shaking)) = self.sessions.at(key) {
+            let listener = shaking.listener;
+            self.log_limit(listener, what);
         }
     }
 }
 
 /// Closes `socket` with a reset: whoever is at the other end learns at once that it was refused.
 pub(crate) fn reset(socket: OwnedFd) {
-    let _ = sockopt::set_socket_linger(&socket, Some(std::time::Duration::ZERO));
+    let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
     drop(socket);
 }
 
 /// How a connect ended.
 pub(crate) fn connect_outcome(socket: impl AsFd) -> io::Result<()> {
     sockopt::socket_error(socket)?.map_err(io::Error::from)
+}
+
+fn set_options(socket: &OwnedFd, config: &config::Listener, keepalive: Duration) -> io::Result<()> {
+    if config.tcp_nodelay {
+        sockopt::set_tcp_nodelay(socket, true)?;
+    }
+    if !keepalive.is_zero() {
+        // The kernel counts in seconds, and refuses none.
+        sockopt::set_tcp_keepidle(socket, keepalive.max(Duration::from_secs(1)))?;
+        sockopt::set_socket_keepalive(socket, true)?;
+    }
+    Ok(())
 }
 
 fn new_socket(address: SocketAddr) -> io::Result<OwnedFd> {
@@ -247,7 +276,37 @@ fn peer_address(socket: &OwnedFd) -> Option<SocketAddr> {
     SocketAddr::try_from(rustix::net::getpeername(socket).ok()??).ok()
 }
 
+const OUT_OF_DESCRIPTORS: &str = "file descriptors: new connections are refused";
 /// Connections accepted before the control thread looks at something else.
 const ACCEPT_MAX: usize = 64;
 /// A limit that is reached is reached often; once in a while is enough to know.
-const LOG_LIMIT_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
+const LOG_LIMIT_EVERY: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    /// Where firewalls forget idle connections, operators rely on this; and small writes of
+    /// interactive applications must not wait for each other.
+    #[test]
+    fn accepted_sockets_have_the_options_that_the_operator_chose() {
+        let text = "[[listener]]\nname='a'\nbind='127.0.0.1:0'\nupstream='127.0.0.1:2'\n";
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let text = text.replace("127.0.0.1:0", &port.to_string());
+        let config = Config::parse(&text, "a.toml").unwrap();
+        let option = OptionSource::None(String::new());
+        for idle_s in [0, 7] {
+            let idle = Duration::from_secs(idle_s);
+            let listener = Listener::open(&config.listeners[0], &option, idle).unwrap();
+            let _client = std::net::TcpStream::connect(port).unwrap();
+            let accepted =
+                accept_with(listener.socket.as_ref().unwrap(), SocketFlags::CLOEXEC).unwrap();
+            assert!(sockopt::tcp_nodelay(&accepted).unwrap());
+            assert_eq!(sockopt::socket_keepalive(&accepted).unwrap(), idle_s > 0);
+            if idle_s > 0 {
+                assert_eq!(sockopt::tcp_keepidle(&accepted).unwrap(), idle);
+            }
+        }
+    }
+}

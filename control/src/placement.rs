@@ -62,13 +62,16 @@ impl<Qp> Poller<Qp> {
 
     /// Says what could not be said before. Returns whether all of it was.
     pub fn catch_up(&mut self) -> bool {
+        let before = self.delayed.len();
         while let Some(command) = self.delayed.pop_front() {
             if let Err(command) = self.commands.push(command) {
                 self.delayed.push_front(command);
                 break;
             }
         }
-        self.commands.wake();
+        if self.delayed.len() < before {
+            self.commands.wake();
+        }
         self.delayed.is_empty()
     }
 
@@ -147,5 +150,31 @@ mod tests {
         assert!(slots.take().is_none());
         slots.free(ConnectionId { slot: 0, generation: u16::MAX });
         assert_eq!(slots.take().unwrap().generation, 1);
+    }
+
+    /// A poller that sleeps is left alone unless there is something new for it: the control thread
+    /// passes here each time it goes to sleep itself.
+    #[test]
+    fn only_a_command_wakes_a_poller() {
+        use smcr_engine::mailbox::{Waker, mailbox};
+        let waker = Waker::new().unwrap();
+        let (commands, obeyed) = mailbox::<Command<(), OwnedFd>>(1, waker.clone());
+        let (_, reports) = mailbox(1, waker.clone());
+        let shared = (Arc::new(Counters::default()), Arc::new(Gauges::new()));
+        let thread = std::thread::spawn(|| {});
+        let mut poller = Poller::new(None, shared, reports, commands, thread);
+        let is_woken = || rustix::io::read(waker.descriptor(), &mut [0; 8]).is_ok();
+
+        waker.about_to_sleep();
+        assert!(poller.catch_up() && !is_woken());
+        let connection = poller.take_slot().unwrap();
+        poller.command(Command::Expect { connection });
+        poller.command(Command::Forget { connection });
+        assert!(is_woken());
+        waker.about_to_sleep();
+        assert!(!poller.catch_up() && !is_woken(), "the queue is full still");
+        assert!(matches!(obeyed.receive(), Some(Command::Expect { .. })));
+        assert!(poller.catch_up() && is_woken());
+        assert!(matches!(obeyed.receive(), Some(Command::Forget { .. })));
     }
 }

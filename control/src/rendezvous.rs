@@ -3,24 +3,27 @@
 //! On the client side the socket towards the peer is being connected first; on the server side the
 //! socket towards the application is, and Accept is not sent before it is: an upstream that refuses
 //! is then a reset, seen by the application at the far end, and nothing has to be undone.
+//!
+//! - `client` and `server` answer what the machines of the two sides ask;
+//! - `outcome` hands sockets over, or closes them.
+
+mod client;
+mod outcome;
+mod server;
 
 use std::io;
 
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use smcr_engine::handoff::PeerElement;
-use smcr_engine::{Command, Established};
+use smcr_engine::Command;
 use smcr_proto::Instant;
-use smcr_proto::handshake::{Client, ClientAction, HandshakeError, ServerAction, Verdict};
-use smcr_proto::link_group::Role;
-use smcr_proto::ring::Ring;
-use smcr_proto::wire::clc::{Diagnosis, FRAME_MAX, Frame, Offer, Proposal};
+use smcr_proto::handshake::{ClientAction, HandshakeError, ServerAction, Verdict};
+use smcr_proto::wire::clc::{Diagnosis, FRAME_MAX, Frame, Offer};
 use smcr_rnic::Rnic;
 
 use crate::gateway::Gateway;
-use crate::groups::{Peer, Phase};
-use crate::listener::{connect_outcome, reset};
+use crate::listener::connect_outcome;
 use crate::reactor::{Event, Key};
-use crate::sessions::{Carried, GroupId, Open, PortId, Rendezvous, Resources, Session, Talk};
+use crate::sessions::{GroupId, PortId, Rendezvous, Resources, Session, Talk};
 
 /// What one look at the peer's socket brought.
 enum Heard {
@@ -37,7 +40,7 @@ enum Heard {
 impl<N: Rnic> Gateway<N> {
     /// The socket that a rendezvous connects has an outcome.
     pub(crate) fn connect_event(&mut self, now: Instant, key: Key) {
-        let Some(Session::Shaking(shaking)) = self.sessions.get(key) else { return };
+        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return };
         let accepts_smc = matches!(shaking.talk, Talk::Server(_) | Talk::Pending(..))
             || self.listeners[usize::from(shaking.listener)].config.accept
                 == crate::config::Transport::Smc;
@@ -50,8 +53,9 @@ impl<N: Rnic> Gateway<N> {
 
     /// Both sockets of a rendezvous are connected.
     pub(crate) fn connected(&mut self, now: Instant, key: Key) {
-        let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) else { return };
+        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
         shaking.connected = true;
+        shaking.deadline = now + self.config.smc.handshake_timeout;
         match &shaking.talk {
             Talk::Plain(reason) => {
                 let reason = *reason;
@@ -65,7 +69,7 @@ impl<N: Rnic> Gateway<N> {
 
     /// Something happened to the peer's socket of a rendezvous.
     pub(crate) fn peer_event(&mut self, now: Instant, key: Key, event: Event) {
-        let Some(Session::Shaking(shaking)) = self.sessions.get(key) else { return };
+        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return };
         match &shaking.talk {
             Talk::Connecting => {
                 if let Err(error) = connect_outcome(&shaking.peer) {
@@ -84,7 +88,7 @@ impl<N: Rnic> Gateway<N> {
     /// Reads messages of the peer until there is none.
     fn listen(&mut self, now: Instant, key: Key) {
         loop {
-            let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) else { return };
+            let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
             let result = match hear(shaking) {
                 Heard::Silence => return,
                 Heard::End => {
@@ -110,47 +114,7 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 
-    /// The connection to the peer is up: proposes, if the peer offered SMC-R and we have an RNIC.
-    fn propose(&mut self, now: Instant, key: Key) {
-        let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) else { return };
-        let upstream = self.listeners[usize::from(shaking.listener)].upstream;
-        let refusal = if !self.option.peer_offered(&shaking.peer, upstream) {
-            Some(Diagnosis::NO_SMC_OPTION)
-        } else if self.draining.is_some() {
-            Some(Diagnosis::OUT_OF_MEMORY)
-        } else {
-            None
-        };
-        if let Some(reason) = refusal {
-            self.relay_tcp(now, key, Some(reason));
-            return;
-        }
-        let Some(proposal) = self.port_of(key).and_then(|port| self.proposal(port)) else {
-            // The option is on the wire already, so the peer waits for a CLC message: Decline.
-            self.decline_first(now, key, Diagnosis::NO_SMC_R_DEVICE);
-            return;
-        };
-        let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) else { return };
-        shaking.talk = Talk::Client(Client::new(now, proposal));
-        self.advance(now, key);
-    }
-
-    /// What we propose on `port`.
-    fn proposal(&self, port: PortId) -> Option<Proposal> {
-        let port = &self.ports[port.0];
-        let address = port.rnic.as_ref()?.port();
-        Some(Proposal {
-            peer_id: self.peer_id,
-            gid: address.gid,
-            mac: address.mac,
-            subnet: port.subnet,
-            prefixes: Default::default(),
-            prefix_count: 0,
-            offers_smc_r_v1: true,
-        })
-    }
-
-    /// Declines before anything else was said.
+    /// Says Decline, for a reason that the handshake machine does not know.
     fn decline_first(&mut self, now: Instant, key: Key, diagnosis: Diagnosis) {
         let decline =
             smcr_proto::wire::clc::Decline { out_of_sync: false, peer_id: self.peer_id, diagnosis };
@@ -162,7 +126,7 @@ impl<N: Rnic> Gateway<N> {
     /// Does what the handshake machine demands.
     fn advance(&mut self, now: Instant, key: Key) {
         loop {
-            let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) else { return };
+            let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
             match &mut shaking.talk {
                 Talk::Client(client) => {
                     let Some(action) = client.poll_action() else { return };
@@ -195,7 +159,7 @@ impl<N: Rnic> Gateway<N> {
                 self.say(key, &frame);
             }
             ServerAction::Provide(proposal) => {
-                if let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key)
+                if let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key)
                     && let Talk::Server(server) = &shaking.talk
                 {
                     shaking.talk = Talk::Pending(server.clone(), proposal);
@@ -209,156 +173,6 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 
-    // --- The client's side ---
-
-    /// First contact: the server has opened a queue pair for us.
-    fn open_link(&mut self, now: Instant, key: Key, offer: &Offer) {
-        let Some(port) = self.port_of(key) else { return };
-        let opened = self.open_group(now, port, Role::Client, Peer::of(offer), key);
-        let ours = opened.ok().and_then(|group| {
-            let ours = self.reserve(now, key, port, group, true);
-            if ours.is_some() && self.connect_group(now, group, offer).is_ok() {
-                self.learn_peer(key, *offer);
-                return ours;
-            }
-            self.release(now, key);
-            self.give_up_group(now, key, group);
-            None
-        });
-        self.answer_client(key, ours, Diagnosis::OUT_OF_MEMORY, false);
-    }
-
-    /// Subsequent contact: the server named a link that we should know.
-    fn join_link(&mut self, now: Instant, key: Key, offer: &Offer) {
-        let found = self.groups.iter().find(|(_, group)| {
-            let same_link = match &group.phase {
-                Phase::Running(_, address) => address.qpn == offer.qpn,
-                Phase::Opening(_) | Phase::Ending => false,
-            };
-            group.role == Role::Client && group.peer == Peer::of(offer) && same_link
-        });
-        let Some((group, port)) = found.map(|(id, group)| (*id, group.port)) else {
-            self.answer_client(key, None, Diagnosis::OUT_OF_SYNC, true);
-            return;
-        };
-        let ours = self.reserve(now, key, port, group, false);
-        self.learn_peer(key, *offer);
-        self.answer_client(key, ours, Diagnosis::OUT_OF_MEMORY, false);
-    }
-
-    fn answer_client(
-        &mut self,
-        key: Key,
-        ours: Option<Offer>,
-        otherwise: Diagnosis,
-        out_of_sync: bool,
-    ) {
-        let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) else { return };
-        let Talk::Client(client) = &mut shaking.talk else { return };
-        match ours {
-            Some(ours) => client.provide(ours),
-            None => {
-                client.refuse(otherwise, out_of_sync);
-                self.fallback_reasons.insert(key, otherwise);
-            }
-        }
-    }
-
-    // --- The server's side ---
-
-    /// Answers a Proposal, as soon as the application's side is connected and no first contact with
-    /// the same peer is under way.
-    pub(crate) fn resume(&mut self, now: Instant, key: Key) {
-        let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) else { return };
-        shaking.waits = false;
-        let Talk::Pending(server, proposal) = &shaking.talk else { return };
-        if !shaking.connected {
-            return;
-        }
-        let (server, proposal) = (server.clone(), *proposal);
-        let port = self.port_of(key);
-        let refusal = self.objection(port, &proposal);
-        let peer = Peer { id: proposal.peer_id, gid: proposal.gid, mac: proposal.mac };
-        let with_peer = |role: Role, other: &Peer| role == Role::Server && *other == peer;
-        let founding = self
-            .groups
-            .iter_mut()
-            .find(|(_, group)| with_peer(group.role, &group.peer) && group.is_founding());
-        if refusal.is_none()
-            && let Some((_, group)) = founding
-        {
-            group.waiting.push(key);
-            if let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) {
-                shaking.waits = true;
-            }
-            return;
-        }
-        let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) else { return };
-        shaking.talk = Talk::Server(server);
-        let answer = match (refusal, port) {
-            (Some(diagnosis), _) => Err(diagnosis),
-            (None, None) => Err(Diagnosis::NO_SMC_R_DEVICE),
-            (None, Some(port)) => {
-                self.offer_to(now, key, port, peer).ok_or(Diagnosis::OUT_OF_MEMORY)
-            }
-        };
-        let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) else { return };
-        let Talk::Server(server) = &mut shaking.talk else { return };
-        match answer {
-            Ok(ours) => server.provide(now, ours),
-            Err(diagnosis) => {
-                server.refuse(diagnosis);
-                self.fallback_reasons.insert(key, diagnosis);
-            }
-        }
-        self.advance(now, key);
-    }
-
-    /// Why a Proposal cannot be accepted, if it cannot.
-    fn objection(&self, port: Option<PortId>, proposal: &Proposal) -> Option<Diagnosis> {
-        let Some(port) = port else { return Some(Diagnosis::NO_SMC_R_DEVICE) };
-        if !proposal.offers_smc_r_v1 {
-            return Some(Diagnosis::MODE_MISMATCH);
-        }
-        if proposal.subnet != self.ports[port.0].subnet {
-            return Some(Diagnosis::NO_COMMON_SUBNET);
-        }
-        if self.draining.is_some() || self.shaking > self.config.limits.handshakes_max as usize {
-            return Some(Diagnosis::OUT_OF_MEMORY);
-        }
-        None
-    }
-
-    /// An element in the group that we share with `peer`, or in a new one.
-    fn offer_to(&mut self, now: Instant, key: Key, port: PortId, peer: Peer) -> Option<Offer> {
-        let shared = self.groups.iter().find(|(_, group)| {
-            group.role == Role::Server
-                && group.port == port
-                && group.peer == peer
-                && group.is_established()
-        });
-        if let Some(group) = shared.map(|(id, _)| *id) {
-            return self.reserve(now, key, port, group, false);
-        }
-        let group = self.open_group(now, port, Role::Server, peer, key).ok()?;
-        let ours = self.reserve(now, key, port, group, true);
-        if ours.is_none() {
-            self.give_up_group(now, key, group);
-        }
-        ours
-    }
-
-    /// First contact: the client's queue pair is known now.
-    fn connect_link(&mut self, now: Instant, key: Key, offer: &Offer) {
-        self.learn_peer(key, *offer);
-        let Some(group) = self.group_of_session(key) else { return };
-        if self.connect_group(now, group, offer).is_err() {
-            self.fail(key, "the client's queue pair cannot be reached");
-        }
-    }
-
-    // --- Both sides ---
-
     /// Takes an element and a slot for a rendezvous, and makes the offer that names them.
     fn reserve(
         &mut self,
@@ -371,6 +185,7 @@ impl<N: Rnic> Gateway<N> {
         let connection = self.ports[port.0].poller.take_slot()?;
         let Ok(element) = self.take_element(now, group) else {
             self.ports[port.0].poller.free_slot(connection);
+            self.log_limit_of(key, "memory for SMC-R: new connections stay TCP");
             return None;
         };
         // From the moment the peer knows the token, its messages may come.
@@ -390,7 +205,7 @@ impl<N: Rnic> Gateway<N> {
             rmb_address: element.rmb_address,
             psn: address.psn,
         };
-        if let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) {
+        if let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) {
             shaking.resources = Some(Resources {
                 port,
                 group,
@@ -404,7 +219,7 @@ impl<N: Rnic> Gateway<N> {
     }
 
     fn learn_peer(&mut self, key: Key, offer: Offer) {
-        if let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key)
+        if let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key)
             && let Some(resources) = &mut shaking.resources
         {
             resources.peer = Some(offer);
@@ -415,7 +230,7 @@ impl<N: Rnic> Gateway<N> {
 
     /// The first contact of this rendezvous succeeded.
     pub(crate) fn link_confirmed(&mut self, now: Instant, key: Key) {
-        let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) else { return };
+        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
         match &mut shaking.talk {
             Talk::Client(client) => client.link_confirmed(),
             Talk::Server(server) => server.link_confirmed(),
@@ -426,7 +241,7 @@ impl<N: Rnic> Gateway<N> {
 
     /// The first contact of this rendezvous failed.
     pub(crate) fn link_failed(&mut self, now: Instant, key: Key, committed: bool) {
-        let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) else { return };
+        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
         let result = match &mut shaking.talk {
             Talk::Client(client) => client.link_failed(now, committed),
             Talk::Server(server) => server.link_failed(now, committed),
@@ -462,7 +277,7 @@ impl<N: Rnic> Gateway<N> {
 
     /// Writes a message to the peer. Returns whether the rendezvous goes on.
     fn say(&mut self, key: Key, frame: &Frame) -> bool {
-        let Some(Session::Shaking(shaking)) = self.sessions.get(key) else { return false };
+        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return false };
         tracing::trace!(session = key.index, ?frame, "sent");
         let encoded = frame.encode();
         let bytes = encoded.as_bytes();
@@ -474,138 +289,14 @@ impl<N: Rnic> Gateway<N> {
         false
     }
 
-    /// The rendezvous succeeded: the poller takes over.
-    fn hand_over(&mut self, now: Instant, key: Key) {
-        let Some(Session::Shaking(mut shaking)) = self.sessions.take(key) else { return };
-        self.shaking -= 1;
-        let resources = shaking.resources.take().expect("what was provided is reserved");
-        let offer = resources.peer.expect("what is done was offered from both sides");
-        let rmbe = resources.rmbe.expect("an element stays until the poller has it");
-        let Some(group) = self.groups.get(&resources.group) else {
-            panic!("a group outlives the elements that are out");
-        };
-        let eye_catcher = match &group.phase {
-            Phase::Running(machine, _) => machine.peer_eye_catcher(),
-            Phase::Opening(_) | Phase::Ending => false,
-        };
-        let peer = PeerElement {
-            rkey: offer.rkey,
-            address: offer.rmbe_address(),
-            ring: Ring::of_element(offer.rmbe_size, eye_catcher),
-            token: offer.alert_token,
-        };
-        let established =
-            Box::new(Established::Smc { near: shaking.app, link: group.link, rmbe, peer });
-        let connection = resources.connection;
-        let port = &mut self.ports[resources.port.0];
-        port.poller.command(Command::Relay { connection, established });
-        port.sessions[usize::from(connection.slot)] = Some(key);
-        if matches!(group.phase, Phase::Ending) {
-            // The group ended while the last message was on its way.
-            port.poller.command(Command::FailConnections { link: group.link });
-        }
-        self.connections_smc += 1;
-        self.sessions.put(
-            key,
-            Session::Open(Open {
-                listener: shaking.listener,
-                port: resources.port,
-                connection,
-                source: shaking.source,
-                since: now,
-                transport: Carried::Smc { group: resources.group, tcp: shaking.peer },
-            }),
-        );
-    }
-
-    /// The connection stays TCP: the poller relays between the two sockets.
-    pub(crate) fn relay_tcp(&mut self, now: Instant, key: Key, reason: Option<Diagnosis>) {
-        let reason = self.fallback_reasons.remove(&key).or(reason);
-        self.release(now, key);
-        let port = self.port_of(key).unwrap_or(PortId(0));
-        let Some(Session::Shaking(shaking)) = self.sessions.take(key) else { return };
-        let Some(connection) = self.ports[port.0].poller.take_slot() else {
-            self.sessions.put(key, Session::Shaking(shaking));
-            self.fail(key, "the poller serves as many connections as it can");
-            return;
-        };
-        self.shaking -= 1;
-        if let Some(reason) = reason {
-            *self.fallbacks.entry(reason).or_default() += 1;
-        }
-        self.reactor.forget(&shaking.peer);
-        self.reactor.forget(&shaking.app);
-        let established = Box::new(Established::Tcp {
-            near: shaking.app,
-            far: shaking.peer,
-            from_near: Vec::new(),
-            from_far: shaking.framer.leftover().to_vec(),
-        });
-        let entry = &mut self.ports[port.0];
-        entry.poller.command(Command::Relay { connection, established });
-        entry.sessions[usize::from(connection.slot)] = Some(key);
-        self.connections_tcp += 1;
-        self.sessions.put(
-            key,
-            Session::Open(Open {
-                listener: shaking.listener,
-                port,
-                connection,
-                source: shaking.source,
-                since: now,
-                transport: Carried::Tcp(reason),
-            }),
-        );
-    }
-
-    /// The upstream refused: whoever connected to us is told so.
-    fn refuse(&mut self, key: Key, error: &io::Error) {
-        if let Some(Session::Shaking(shaking)) = self.sessions.get(key) {
-            let listener = shaking.listener;
-            self.upstream_failed(listener, error);
-        }
-        self.fail(key, "the upstream refused");
-    }
-
-    /// Ends a rendezvous, and resets both of its sockets.
-    pub(crate) fn fail(&mut self, key: Key, why: &str) {
-        let now = self.clock.now();
-        self.release(now, key);
-        self.fallback_reasons.remove(&key);
-        let Some(Session::Shaking(shaking)) = self.sessions.remove(key) else { return };
-        tracing::debug!(session = key.index, source = %shaking.source, why, "rendezvous ended");
-        self.shaking -= 1;
-        self.listeners[usize::from(shaking.listener)].active -= 1;
-        reset(shaking.app);
-        reset(shaking.peer);
-    }
-
-    /// Gives back what a rendezvous holds.
-    fn release(&mut self, now: Instant, key: Key) {
-        let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) else { return };
-        let Some(mut resources) = shaking.resources.take() else { return };
-        let group = resources.group;
-        let port = &mut self.ports[resources.port.0];
-        port.poller.command(Command::Forget { connection: resources.connection });
-        port.poller.free_slot(resources.connection);
-        if let Some(rmbe) = resources.rmbe.take() {
-            self.give_back_element(now, group, rmbe);
-        }
-        self.give_up_group(now, key, group);
-    }
-
     /// Looks after everything that waits.
     pub(crate) fn expire_rendezvous(&mut self, now: Instant) {
-        let keys: Vec<Key> = self
-            .sessions
-            .iter()
-            .filter(|(_, session)| matches!(session, Session::Shaking(_)))
-            .map(|(key, _)| key)
-            .collect();
-        for key in keys {
-            let Some(Session::Shaking(shaking)) = self.sessions.get_mut(key) else { continue };
-            if !shaking.connected && shaking.deadline <= now {
-                self.refuse(key, &io::ErrorKind::TimedOut.into());
+        let sessions = &self.sessions;
+        self.shaking_keys.retain(|key| matches!(sessions.at(*key), Some(Session::Shaking(_))));
+        for key in self.shaking_keys.clone() {
+            let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { continue };
+            if shaking.deadline <= now {
+                self.rendezvous_timed_out(now, key);
                 continue;
             }
             let result = match &mut shaking.talk {
@@ -620,8 +311,21 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 
+    /// All the time of a rendezvous has passed.
+    fn rendezvous_timed_out(&mut self, now: Instant, key: Key) {
+        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return };
+        if !shaking.connected {
+            self.refuse(key, &io::ErrorKind::TimedOut.into());
+        } else if matches!(shaking.talk, Talk::Pending(..)) {
+            // It waited for the first contact of another. The client waits still.
+            self.answer_server(now, key, Err(Diagnosis::TIMED_OUT));
+        } else {
+            self.handshake_failed(now, key, HandshakeError::TimedOut);
+        }
+    }
+
     fn group_of_session(&self, key: Key) -> Option<GroupId> {
-        match self.sessions.get(key)? {
+        match self.sessions.at(key)? {
             Session::Shaking(shaking) => Some(shaking.resources.as_ref()?.group),
             Session::Open(_) => None,
         }

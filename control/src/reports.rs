@@ -10,7 +10,7 @@ use smcr_proto::wire::llc::DeleteReason;
 use smcr_rnic::Rnic;
 
 use crate::gateway::Gateway;
-use crate::listener::reset;
+use crate::listener::{connect_outcome, reset};
 use crate::reactor::Key;
 use crate::sessions::{Carried, PortId, Session};
 
@@ -76,22 +76,22 @@ impl<N: Rnic> Gateway<N> {
     /// Looks after SMC-R connections whose TCP connection ended a while ago.
     ///
     /// A peer that closes a connection ends both; the CDC message that says so is usually the
-    /// first to arrive. A peer that died ends TCP alone.
+    /// first to arrive. A peer that died ends TCP alone, by FIN: whether it did, a probe shows. A
+    /// reset of the TCP connection is one of the connection (RFC 4.8.2).
     pub(crate) fn expire_suspects(&mut self, now: Instant) {
-        let due = |since: Instant| now.since(since) >= SUSPECT_AFTER;
-        let keys: Vec<Key> =
-            self.suspects.iter().filter(|(since, _)| due(*since)).map(|(_, key)| *key).collect();
-        self.suspects.retain(|(since, _)| !due(*since));
-        let mut groups: Vec<_> = keys
-            .into_iter()
-            .filter_map(|key| match self.sessions.get(key) {
-                Some(Session::Open(open)) => match &open.transport {
-                    Carried::Smc { group, .. } => Some(*group),
-                    Carried::Tcp(_) => None,
-                },
-                Some(Session::Shaking(_)) | None => None,
-            })
-            .collect();
+        let mut groups = Vec::new();
+        while let Some((_, key)) =
+            self.suspects.pop_front_if(|(since, _)| now.since(*since) >= SUSPECT_AFTER)
+        {
+            let Some(Session::Open(open)) = self.sessions.at(key) else { continue };
+            let Carried::Smc { group, tcp } = &open.transport else { continue };
+            if connect_outcome(tcp).is_err() {
+                let connection = open.connection;
+                self.ports[open.port.0].poller.command(Command::Abort { connection });
+            } else {
+                groups.push(*group);
+            }
+        }
         groups.sort_unstable();
         groups.dedup();
         for group in groups {
@@ -99,7 +99,8 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 
-    /// Stops accepting; what goes on may finish.
+    /// Stops accepting; what goes on may finish. Connections that the kernel has completed but
+    /// nobody has accepted are reset: their applications try elsewhere at once.
     pub(crate) fn drain(&mut self, now: Instant) {
         if self.draining.is_some() {
             return;
@@ -127,7 +128,7 @@ impl<N: Rnic> Gateway<N> {
         let keys: Vec<Key> = self.sessions.iter().map(|(key, _)| key).collect();
         tracing::warn!(connections = keys.len(), "drain_timeout is over: resetting the rest");
         for key in keys {
-            match self.sessions.get(key) {
+            match self.sessions.at(key) {
                 Some(Session::Open(open)) => {
                     let connection = open.connection;
                     let port = open.port;
@@ -146,9 +147,12 @@ impl<N: Rnic> Gateway<N> {
         for group in groups {
             self.shut_group_down(now, group, DeleteReason::OPERATOR);
         }
-        // DELETE LINK has no answer worth waiting for, but it must leave before the queue pair goes.
+        // DELETE LINK has no answer worth waiting for, but must leave before the queue pair goes.
         let until = now + FAREWELL;
         while !self.groups.is_empty() && self.clock.now() < until {
+            for port in &mut self.ports {
+                port.poller.catch_up();
+            }
             self.take_reports(self.clock.now());
             std::thread::sleep(Duration::from_millis(1));
         }

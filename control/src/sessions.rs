@@ -37,7 +37,7 @@ pub struct Rendezvous {
     pub source: SocketAddr,
     /// The socket that we connect is connected.
     pub connected: bool,
-    /// When we give up connecting.
+    /// When we give up: connecting at first, then the rendezvous as a whole.
     pub deadline: Instant,
     /// Who talks.
     pub talk: Talk,
@@ -45,8 +45,6 @@ pub struct Rendezvous {
     pub framer: Framer,
     /// What this rendezvous holds, and must give back if it fails.
     pub resources: Option<Resources>,
-    /// Its group is in its first contact; this rendezvous waits for the outcome.
-    pub waits: bool,
 }
 
 /// The CLC side of a rendezvous.

@@ -47,13 +47,13 @@ impl<T> Slab<T> {
     }
 
     /// The value, unless it was removed.
-    pub fn get(&self, key: Key) -> Option<&T> {
+    pub fn at(&self, key: Key) -> Option<&T> {
         let entry = self.entries.get(key.index as usize)?;
         entry.value.as_ref().filter(|_| entry.generation == key.generation)
     }
 
     /// The value, unless it was removed.
-    pub fn get_mut(&mut self, key: Key) -> Option<&mut T> {
+    pub fn at_mut(&mut self, key: Key) -> Option<&mut T> {
         let entry = self.entries.get_mut(key.index as usize)?;
         entry.value.as_mut().filter(|_| entry.generation == key.generation)
     }
@@ -108,8 +108,8 @@ mod tests {
         assert_eq!(slab.remove(first), Some("a"));
         let second = slab.insert("b");
         assert_eq!(first.index, second.index);
-        assert_eq!(slab.get(first), None);
+        assert_eq!(slab.at(first), None);
         assert_eq!(slab.remove(first), None);
-        assert_eq!((slab.get(second), slab.len()), (Some(&"b"), 1));
+        assert_eq!((slab.at(second), slab.len()), (Some(&"b"), 1));
     }
 }

@@ -17,8 +17,8 @@ use smcr_engine::limits::{COMMANDS_MAX, REPORTS_MAX};
 use smcr_engine::mailbox::{Waker, mailbox};
 use smcr_engine::poller::Ends;
 use smcr_memory::Region;
-use smcr_proto::PeerId;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
+use smcr_proto::{Mtu, PeerId};
 use smcr_rnic::roce::udp::{self, Place, Udp};
 use smcr_rnic::{Fabric, roce};
 
@@ -34,7 +34,7 @@ use crate::smc_option::OptionSource;
 use crate::status::{Asker, Traffic};
 
 /// The fabric of the NICs this program drives; none where there is no NIC.
-type SoftFabric = Option<roce::Fabric<Udp>>;
+pub(crate) type SoftFabric = Option<roce::Fabric<Udp>>;
 
 /// Why the gateway did not start, or ended: one line.
 #[derive(Debug)]
@@ -69,7 +69,8 @@ pub fn run(config: Config) -> Result<(), RunError> {
     let mut listeners = Vec::new();
     for listener in &config.listeners {
         let what = format!("listener {} at {}", listener.name, listener.bind);
-        listeners.push(Listener::open(listener, &option).map_err(context(&what))?);
+        let opened = Listener::open(listener, &option, config.smc.keepalive);
+        listeners.push(opened.map_err(context(&what))?);
     }
     let nics = choose_nics(&config, &devices, &listeners);
     let peer_id = peer_id(&nics, &devices);
@@ -186,7 +187,9 @@ fn open_ports(
 ) -> Result<Vec<Port<roce::Rnic>>, RunError> {
     let mut opened = Vec::new();
     for nic in nics {
-        match udp::open(&udp::Config::on(Place::Device(&nic.device))) {
+        let mtu_max = nic.mtu.and_then(Mtu::from_bytes);
+        let place = Place::Device(&nic.device);
+        match udp::open(&udp::Config { mtu_max, ..udp::Config::on(place) }) {
             Ok((rnic, fabric)) => {
                 tracing::info!(rnic = nic.name, device = nic.device, "soft RNIC open");
                 opened.push((nic.clone(), Some(rnic), Some(fabric)));
@@ -260,7 +263,8 @@ fn cores(config: &Config, wanted: &[Option<usize>]) -> Vec<Option<usize>> {
         .collect()
 }
 
-fn start_poller(
+/// Starts a polling thread.
+pub(crate) fn start_poller(
     config: &Config,
     core: Option<usize>,
     fabric: SoftFabric,

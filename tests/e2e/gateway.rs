@@ -100,6 +100,12 @@ impl Setup {
         self
     }
 
+    /// How much memory its RMBs may take.
+    pub(crate) fn rmb_bytes(mut self, bytes: u32) -> Self {
+        self.top = format!("[limits]\nrmb_bytes = {bytes}\n\n");
+        self
+    }
+
     /// How long it waits for connections to end after SIGTERM.
     pub(crate) fn drain_timeout(mut self, timeout: &str) -> Self {
         self.top = format!("drain_timeout = \"{timeout}\"\n\n");

@@ -46,7 +46,10 @@ fn every_other_key_has_a_default() {
     assert_eq!(config.admin.listen, Some("127.0.0.1:9180".parse().unwrap()));
     assert_eq!(config.drain_timeout, Duration::from_secs(30));
     assert_eq!(config.log, LogLevel::Info);
-    assert_eq!(config.limits, Limits { connections_max: 9000, handshakes_max: 1024 });
+    assert_eq!(
+        config.limits,
+        Limits { connections_max: 9000, handshakes_max: 1024, rmb_bytes: 4 << 30 }
+    );
     let poll = Poll {
         policy: IdlePolicy::Adaptive,
         spin: Duration::from_micros(50),
@@ -70,7 +73,6 @@ fn every_key_arrives_where_it_belongs() {
         log = "debug"
         [admin]
         listen = "none"
-        socket = "/run/smcgate.sock"
         [[rnic]]
         name = "r"
         device = "va"
@@ -107,12 +109,12 @@ fn every_key_arrives_where_it_belongs() {
         [limits]
         connections_max = 20
         handshakes_max = 30
+        rmb_bytes = 1000000
     "#;
     let config = Config::parse(text, "gate.toml").unwrap();
     let seconds = Duration::from_secs;
     assert_eq!((config.drain_timeout, config.log), (seconds(60), LogLevel::Debug));
     assert_eq!(config.admin.listen, None);
-    assert_eq!(config.admin.socket.as_deref(), Some(Path::new("/run/smcgate.sock")));
     assert_eq!((config.rnics[0].core, config.rnics[0].mtu), (Some(1), Some(4096)));
     assert_eq!(config.pnet, [PnetEntry { device: "vlan7".into(), rnic: "r".into() }]);
     let listener = &config.listeners[0];
@@ -127,7 +129,10 @@ fn every_key_arrives_where_it_belongs() {
     assert_eq!((smc.handshake_timeout, smc.test_link_idle), (seconds(1), seconds(2)));
     assert_eq!((smc.test_link_timeout, smc.keepalive), (seconds(3), seconds(6)));
     assert_eq!((smc.idle_group_server, smc.idle_group_client), (seconds(4), seconds(5)));
-    assert_eq!(config.limits, Limits { connections_max: 20, handshakes_max: 30 });
+    assert_eq!(
+        config.limits,
+        Limits { connections_max: 20, handshakes_max: 30, rmb_bytes: 1_000_000 }
+    );
 }
 
 const GOOD: &str = "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='127.0.0.1:2'\n";
@@ -225,21 +230,6 @@ fn other_tables_are_checked_too() {
         ),
         ("[[rnic]]\nname=''", ":6: rnic.name: is empty"),
         (
-            "[smc]\nrmbe_size=70000",
-            ":6: smc.rmbe_size: 70000 is no power of two; write 65536 or 131072",
-        ),
-        ("[smc]\nrmbe_size=8192", ":6: smc.rmbe_size: 8192 is out of range; write 16384 to 524288"),
-        ("[smc]\nrmbe_size=-1", ":6: smc.rmbe_size: -1 is out of range; write 16384 to 524288"),
-        (
-            "[smc]\nassume_peers=['10.0.0.0/8',\n'peer']",
-            ":7: smc.assume_peers: \"peer\" is no address; write one such as \"10.8.0.2\" or \
-             \"10.8.0.0/24\"",
-        ),
-        (
-            "[smc]\noption='assume'",
-            ":5: smc.option: \"assume\" needs peers to assume; list them in smc.assume_peers",
-        ),
-        (
             "[poll]\ncores=[0,'1']",
             ":6: poll.cores: is of type string; write a whole number without quotes",
         ),
@@ -263,6 +253,38 @@ fn other_tables_are_checked_too() {
             ":6: limits.connections_max: 0 is out of range; write 1 to 500000",
         ),
     ];
+    are_refused(&table);
+}
+
+/// The protocol's own numbers, wrong in each way that would only show with a peer.
+#[test]
+fn the_protocol_is_checked_too() {
+    are_refused(&[
+        (
+            "[smc]\nrmbe_size=70000",
+            ":6: smc.rmbe_size: 70000 is no power of two; write 65536 or 131072",
+        ),
+        (
+            "[smc]\nhandshake_timeout='0s'",
+            ":5: smc.handshake_timeout: less than 100ms would end rendezvous that go well; \
+             write \"10s\"",
+        ),
+        ("[smc]\nrmbe_size=8192", ":6: smc.rmbe_size: 8192 is out of range; write 16384 to 524288"),
+        ("[smc]\nrmbe_size=-1", ":6: smc.rmbe_size: -1 is out of range; write 16384 to 524288"),
+        (
+            "[smc]\nassume_peers=['10.0.0.0/8',\n'peer']",
+            ":7: smc.assume_peers: \"peer\" is no address; write one such as \"10.8.0.2\" or \
+             \"10.8.0.0/24\"",
+        ),
+        (
+            "[smc]\noption='assume'",
+            ":5: smc.option: \"assume\" needs peers to assume; list them in smc.assume_peers",
+        ),
+    ]);
+}
+
+/// Each text, behind the good listener, is answered by its complaint.
+fn are_refused(table: &[(&str, &str)]) {
     for (text, complaint) in table {
         assert_eq!(fault(&format!("{GOOD}{text}")), format!("gate.toml{complaint}"), "{text}");
     }

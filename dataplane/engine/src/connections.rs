@@ -96,6 +96,8 @@ pub(crate) struct Socket<S> {
     pub(crate) writable: bool,
     /// The end or an error is in sight: a short read does not mean that nothing follows.
     pub(crate) ending: bool,
+    /// It is broken; a read tells so when the bytes before the error are read.
+    pub(crate) failed: bool,
     /// The application sends no more: FIN was read.
     pub(crate) eof: bool,
     /// We sent FIN.
@@ -106,7 +108,15 @@ impl<S> Socket<S> {
     pub(crate) fn new(stream: S) -> Self {
         // Writable until the kernel says otherwise; readable when it says so, which it does at
         // once if bytes are waiting.
-        Self { stream, readable: false, writable: true, ending: false, eof: false, finished: false }
+        Self {
+            stream,
+            readable: false,
+            writable: true,
+            ending: false,
+            failed: false,
+            eof: false,
+            finished: false,
+        }
     }
 
     /// Both directions have ended.
@@ -208,5 +218,68 @@ impl<S> Connections<S> {
     pub(crate) fn slots(&self) -> impl Iterator<Item = u16> {
         let busy = self.slots.iter().enumerate().filter(|(_, slot)| matches!(slot, Slot::Busy(_)));
         busy.map(|(index, _)| u16::try_from(index).expect("CONNECTIONS_MAX fits"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn relay(id: ConnectionId) -> Relay<()> {
+        let (outbound, inbound) = (Backlog::default(), Backlog::default());
+        Relay {
+            id,
+            near: None,
+            far: Far::Tcp(Tcp { socket: Socket::new(()), outbound, inbound }),
+            ending: None,
+            bytes_in: 0,
+            bytes_out: 0,
+            queued: Queued::default(),
+        }
+    }
+
+    /// A message that comes late must not be taken for one of the next connection in the slot.
+    #[test]
+    fn only_the_present_user_of_a_slot_is_found() {
+        let mut connections = Connections::new();
+        let [first, second] = [1, 2].map(|generation| ConnectionId { slot: 5, generation });
+        assert!(connections.lookup(first).is_none());
+        connections.insert(relay(first));
+        assert!(connections.relay(first).is_some() && connections.relay(second).is_none());
+        assert!(connections.remove(5).is_some_and(|relay| relay.id == first));
+        connections.expect(second);
+        assert!(connections.lookup(first).is_none() && connections.lookup(second).is_some());
+        assert!(connections.relay(second).is_none() && connections.remove(5).is_none());
+        assert!(connections.lookup(ConnectionId { slot: u16::MAX, generation: 1 }).is_none());
+    }
+
+    /// What came before the rendezvous had ended belongs to the connection that was expected; a
+    /// failed rendezvous frees the slot, and nobody else's.
+    #[test]
+    fn an_expected_connection_gets_what_was_kept_for_it() {
+        let mut connections = Connections::new();
+        let [first, second] = [1, 2].map(|generation| ConnectionId { slot: 5, generation });
+        connections.expect(first);
+        connections.forget(second);
+        let Some(Slot::Expected { parked, .. }) = connections.lookup(first) else { panic!() };
+        parked.push(Cdc { sequence: 9, ..Cdc::default() });
+        assert_eq!(connections.insert(relay(first)), [Cdc { sequence: 9, ..Cdc::default() }]);
+        assert_eq!((connections.busy(), connections.slots().collect()), (1, vec![5]));
+        connections.forget(first);
+        assert_eq!(connections.busy(), 1);
+        connections.remove(5);
+        connections.expect(second);
+        connections.forget(second);
+        assert!(connections.lookup(second).is_none());
+        assert_eq!(connections.insert(relay(first)), []);
+    }
+
+    #[test]
+    #[should_panic(expected = "knows which slots are free")]
+    fn a_slot_that_is_given_twice_is_our_bug() {
+        let mut connections = Connections::new();
+        let id = ConnectionId { slot: 5, generation: 1 };
+        connections.insert(relay(id));
+        connections.insert(relay(id));
     }
 }

@@ -104,7 +104,7 @@ counters! {
     cdc_misbehaved: count,
     /// CDC messages kept for connections whose rendezvous had not ended.
     cdc_parked: count,
-    /// CDC messages dropped because too many were kept already.
+    /// CDC messages replaced by newer ones because too many were kept already.
     cdc_parked_overflow: count,
     /// Connections reset by an application or its host.
     resets_application: count,
@@ -118,7 +118,7 @@ counters! {
     reports_delayed: count,
     /// Send chunks in use, in bytes, at the last look.
     send_bytes_lent: bytes,
-    /// Sockets that could not be watched.
+    /// Sockets that could not be watched; their connections were reset.
     watch_failures: count,
 }
 

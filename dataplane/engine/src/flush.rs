@@ -17,6 +17,10 @@ use crate::streams::Streams;
 impl<F: Fabric, S: Streams> Poller<F, S> {
     /// Makes the CDC messages that are due, and posts what gathered.
     pub(crate) fn flush(&mut self, now: Instant) -> bool {
+        // First, and of the last request that fills leave: on a busy link there is no other.
+        if self.links.send_llc(LLC) {
+            self.ends.counters.blocked_on_queue.add(1);
+        }
         let mut slots =
             std::mem::replace(&mut self.work.flush, std::mem::take(&mut self.work.current));
         for slot in slots.drain(..) {
@@ -42,17 +46,11 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         moved
     }
 
-    /// Posts an LLC message with this turn's flush.
+    /// Posts an LLC message with this turn's flush, or the first that has room for it.
     pub(crate) fn send_llc(&mut self, link: LinkId, message: Message) {
         let Some(link) = self.links.by_id(link) else { return };
-        if link.budget == 0 {
-            // Rare and small: the control thread's own timers repeat or fail what is lost here.
-            self.ends.counters.blocked_on_queue.add(1);
-            return;
-        }
-        link.budget -= 1;
         link.llc_outstanding += 1;
-        link.sends.push(Work::Send { message, tag: LLC });
+        link.llc.push_back(message);
     }
 
     /// Makes the CDC message that the connection in `slot` owes, if any.

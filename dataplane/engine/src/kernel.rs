@@ -47,7 +47,7 @@ impl Streams for Kernel {
 
     fn watch(&mut self, key: Key, stream: &OwnedFd) -> io::Result<()> {
         use epoll::EventFlags as F;
-        let flags = F::IN | F::OUT | F::RDHUP | F::ET;
+        let flags = F::IN | F::OUT | F::PRI | F::RDHUP | F::ET;
         Ok(epoll::add(&self.epoll, stream, epoll::EventData::new_u64(pack(key)), flags)?)
     }
 
@@ -60,12 +60,15 @@ impl Streams for Kernel {
         events.extend(sockets.map(|event| {
             // Copied out, because the kernel's structure is packed.
             let flags = event.flags;
-            let failed = flags.intersects(F::ERR | F::HUP);
+            let failed = flags.contains(F::ERR);
+            let over = failed || flags.contains(F::HUP);
             Event {
                 key: unpack(event.data.u64()),
-                readable: failed || flags.intersects(F::IN | F::RDHUP),
-                writable: failed || flags.contains(F::OUT),
-                ending: failed || flags.contains(F::RDHUP),
+                readable: over || flags.intersects(F::IN | F::RDHUP),
+                writable: over || flags.contains(F::OUT),
+                // A read stops before an urgent byte: there too, a short one is not the last.
+                ending: over || flags.intersects(F::RDHUP | F::PRI),
+                failed,
             }
         }));
     }
@@ -125,7 +128,65 @@ fn unpack(data: u64) -> Key {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use rustix::net::{SendFlags, send};
+
     use super::*;
+
+    const KEY: Key = Key { slot: 7, generation: 1, far: false };
+
+    /// An application's socket, and ours, watched.
+    fn connection(kernel: &mut Kernel) -> (TcpStream, OwnedFd) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let application = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (near, _) = listener.accept().unwrap();
+        near.set_nonblocking(true).unwrap();
+        let near = OwnedFd::from(near);
+        kernel.watch(KEY, &near).unwrap();
+        assert!(next_event(kernel).writable);
+        (application, near)
+    }
+
+    fn next_event(kernel: &mut Kernel) -> Event {
+        kernel.sleep(Some(Duration::from_secs(10)));
+        let mut events = Vec::new();
+        kernel.poll(&mut events);
+        assert_eq!(events.len(), 1);
+        assert_eq!(events[0].key, KEY);
+        events[0]
+    }
+
+    /// A read stops before an urgent byte although more follows. Were a short read taken for an
+    /// empty socket then, what follows `telnet`'s interrupt would wait for the next key.
+    #[test]
+    fn urgent_data_does_not_hide_what_follows() {
+        let mut kernel = Kernel::new([]).unwrap();
+        let (application, near) = connection(&mut kernel);
+        send(&application, b"before", SendFlags::empty()).unwrap();
+        send(&application, b"!", SendFlags::OOB).unwrap();
+        send(&application, b"after", SendFlags::empty()).unwrap();
+        let event = next_event(&mut kernel);
+        assert!(event.readable && event.ending && !event.failed);
+        let mut room = [0; 100];
+        assert_eq!(kernel.read_slice(&near, &mut room).unwrap(), 6);
+        assert_eq!(kernel.read_slice(&near, &mut room).unwrap(), 5);
+    }
+
+    /// The end of a stream is no failure, a reset is.
+    #[test]
+    fn a_reset_is_told_from_the_end_of_the_stream() {
+        let mut kernel = Kernel::new([]).unwrap();
+        let (application, _near) = connection(&mut kernel);
+        application.shutdown(std::net::Shutdown::Write).unwrap();
+        let event = next_event(&mut kernel);
+        assert!(event.readable && event.ending && !event.failed);
+        let application = OwnedFd::from(application);
+        kernel.reset_on_close(&application);
+        drop(application);
+        let event = next_event(&mut kernel);
+        assert!(event.readable && event.writable && event.ending && event.failed);
+    }
 
     #[test]
     fn a_key_survives_the_kernel() {

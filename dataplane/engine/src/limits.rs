@@ -15,7 +15,7 @@ pub const REAP_PER_TURN_MAX: usize = 1_024;
 /// Socket events taken in one turn.
 pub const EVENTS_PER_TURN_MAX: usize = 256;
 /// Bytes read from one socket in one turn; also the size of a send chunk.
-pub const FILL_PER_TURN_MAX: u32 = 65_536;
+pub const FILL_PER_TURN_MAX: u32 = 131_072;
 /// CDC messages kept for a connection whose rendezvous has not quite ended.
 pub const PARKED_MAX: usize = 16;
 /// Requests that one flush of one connection needs: two pieces of the peer's ring and a CDC.

@@ -1,8 +1,9 @@
 //! The links of one poller: queue pairs, and what is about to be posted on them.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-use smcr_rnic::{QpId, Work};
+use smcr_rnic::{Message, QpId, Tag, Work};
 
 use crate::handoff::{Activity, LinkId};
 
@@ -16,7 +17,9 @@ pub(crate) struct Link {
     pub(crate) broken: bool,
     /// The queue pair is given up as soon as what the control thread said last is delivered.
     pub(crate) retiring: bool,
-    /// LLC messages on their way.
+    /// LLC messages that wait for room in the send queue. As few as the control thread sends.
+    pub(crate) llc: VecDeque<Message>,
+    /// LLC messages waiting or on their way.
     pub(crate) llc_outstanding: u32,
     /// RDMA writes of this turn, of all connections.
     pub(crate) writes: Vec<Work>,
@@ -42,6 +45,7 @@ impl Links {
             activity,
             broken: false,
             retiring: false,
+            llc: VecDeque::new(),
             llc_outstanding: 0,
             writes: Vec::with_capacity(budget),
             sends: Vec::with_capacity(budget),
@@ -60,6 +64,22 @@ impl Links {
     pub(crate) fn remove(&mut self, id: LinkId) -> Option<Link> {
         let index = self.entries.iter().position(|link| link.id == id)?;
         Some(self.entries.swap_remove(index))
+    }
+
+    /// Moves LLC messages to what is posted next, as far as there is room. Returns whether some
+    /// must wait.
+    pub(crate) fn send_llc(&mut self, tag: Tag) -> bool {
+        let mut waits = false;
+        for link in &mut self.entries {
+            while link.budget > 0
+                && let Some(message) = link.llc.pop_front()
+            {
+                link.budget -= 1;
+                link.sends.push(Work::Send { message, tag });
+            }
+            waits |= !link.llc.is_empty();
+        }
+        waits
     }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Link> {

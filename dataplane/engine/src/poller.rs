@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use smcr_memory::{Region, SendPool};
 use smcr_proto::Instant;
-use smcr_rnic::{Completion, Fabric, Status, Work};
+use smcr_rnic::{Completion, Fabric};
 
 use crate::clock::Clock;
 use crate::connections::{Connections, Far, Relay, Smc, Socket, Tcp};
@@ -137,9 +137,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     fn sleep(&mut self, now: Instant) {
         self.ends.waker.about_to_sleep();
         let deadline = self.next_deadline(now);
-        let asleep = self.ends.commands.is_empty()
-            && self.delayed.is_empty()
-            && deadline.is_none_or(|deadline| deadline > now);
+        let asleep =
+            self.ends.commands.is_empty() && deadline.is_none_or(|deadline| deadline > now);
         if asleep {
             self.ends.counters.sleeps.add(1);
             self.publish();
@@ -158,7 +157,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     pub fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
         let fabric = self.fabric.prepare_sleep(now);
         let sweep = (self.connections.busy() > 0).then_some(self.sweep_at);
-        [fabric, sweep].into_iter().flatten().min()
+        // Nobody says when the control thread has made room for them.
+        let reports = (!self.delayed.is_empty()).then_some(now);
+        [fabric, sweep, reports].into_iter().flatten().min()
     }
 
     /// Send leases that a NIC holds. Zero when nothing is on its way.
@@ -212,19 +213,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         if !link.retiring || link.llc_outstanding > 0 && !link.broken {
             return;
         }
-        let mut unsent = std::mem::take(&mut link.writes);
-        for work in unsent.drain(..) {
-            match work {
-                Work::Write { lease, tag, .. } => self.wrote(now, lease, tag),
-                Work::Send { tag, .. } => self.sent(now, tag, Status::Flushed),
-            }
-        }
+        // Commands and completions come before anything is gathered, and flush posts all of it.
+        assert!(link.writes.is_empty() && link.sends.is_empty());
         let Some(link) = self.links.remove(id) else { return };
-        for work in link.sends {
-            if let Work::Send { tag, .. } = work {
-                self.sent(now, tag, Status::Flushed);
-            }
-        }
         self.fabric.release(now, link.qp);
         self.report(Report::LinkRetired { link: id });
     }
@@ -232,6 +223,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     /// Takes over a connection from the rendezvous.
     fn admit(&mut self, now: Instant, id: ConnectionId, established: Established<S::Stream>) {
         let key = Key { slot: id.slot, generation: id.generation, far: false };
+        let mut watched = true;
         let (near, far) = match established {
             Established::Smc { near, link, rmbe, peer } => {
                 self.ends.counters.connections_smc.add(1);
@@ -239,13 +231,13 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             }
             Established::Tcp { near, far, from_near, from_far } => {
                 self.ends.counters.connections_tcp.add(1);
-                self.watch(Key { far: true, ..key }, &far);
+                watched &= self.watch(Key { far: true, ..key }, &far);
                 let socket = Socket::new(far);
                 let (outbound, inbound) = (backlog(from_near), backlog(from_far));
                 (near, Far::Tcp(Tcp { socket, outbound, inbound }))
             }
         };
-        self.watch(key, &near);
+        watched &= self.watch(key, &near);
         let is_smc = matches!(far, Far::Smc(_));
         let near = Some(Socket::new(near));
         let queued = crate::connections::Queued::default();
@@ -263,7 +255,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         for cdc in parked {
             self.receive_cdc(now, id, &cdc);
         }
-        if is_smc {
+        if !watched {
+            // Nothing would ever be read from it.
+            self.reset(now, id.slot, Ending::Aborted);
+        } else if is_smc {
             self.queue_flush(id.slot);
         } else {
             // What the rendezvous read already may be all that ever comes.
@@ -271,11 +266,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         }
     }
 
-    fn watch(&mut self, key: Key, stream: &S::Stream) {
-        if self.streams.watch(key, stream).is_err() {
-            // Nothing will ever be read from it; the stall timers and the application end it.
-            self.ends.counters.watch_failures.add(1);
-        }
+    fn watch(&mut self, key: Key, stream: &S::Stream) -> bool {
+        let watched = self.streams.watch(key, stream).is_ok();
+        self.ends.counters.watch_failures.add((!watched).into());
+        watched
     }
 
     /// Takes in what became possible on sockets.
@@ -295,6 +289,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             socket.readable |= event.readable;
             socket.writable |= event.writable;
             socket.ending |= event.ending;
+            socket.failed |= event.failed;
             if event.readable {
                 self.queue_fill(id.slot);
             }
@@ -318,8 +313,16 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         moved
     }
 
-    /// Looks after what is late.
+    /// Looks after what is late, and wakes the control thread if there are reports for it.
     fn expire(&mut self, now: Instant) -> bool {
+        if now >= self.sweep_at {
+            self.sweep_at = now + SWEEP_EVERY;
+            self.publish();
+            let slots: Vec<u16> = self.connections.slots().collect();
+            for slot in slots {
+                self.expire_connection(now, slot);
+            }
+        }
         let mut moved = false;
         while let Some(report) = self.delayed.pop_front() {
             if let Err(report) = self.ends.reports.push(report) {
@@ -329,16 +332,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             self.reported = true;
             moved = true;
         }
+        // Last, behind everything that may have had something to report.
         if std::mem::take(&mut self.reported) {
             self.ends.reports.wake();
-        }
-        if now >= self.sweep_at {
-            self.sweep_at = now + SWEEP_EVERY;
-            self.publish();
-            let slots: Vec<u16> = self.connections.slots().collect();
-            for slot in slots {
-                self.expire_connection(now, slot);
-            }
         }
         moved
     }

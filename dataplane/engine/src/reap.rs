@@ -54,9 +54,6 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 
     pub(crate) fn sent(&mut self, now: Instant, tag: Tag, status: Status) {
-        if tag == LLC {
-            return;
-        }
         let id = connection_of(tag);
         if status == Status::Done
             && let Some(relay) = self.connections.relay(id)
@@ -94,9 +91,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         };
         let id = ConnectionId::from_token(cdc.token);
         // The message may have overtaken the command that announced its connection.
-        if self.connections.lookup(id).is_none() && !self.ends.commands.is_empty() {
-            self.obey(now);
-        }
+        while self.connections.lookup(id).is_none() && self.obey(now) {}
         self.receive_cdc(now, id, &cdc);
     }
 
@@ -110,7 +105,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                     counters.cdc_parked.add(1);
                     parked.push(*cdc);
                 } else {
+                    // Each message says everything the ones before it said: only the newest must
+                    // be kept, or the last bytes would never be announced.
                     counters.cdc_parked_overflow.add(1);
+                    parked[PARKED_MAX - 1] = *cdc;
                 }
             }
             Some(Slot::Busy(relay)) => {

@@ -27,8 +27,11 @@ pub struct Event {
     pub readable: bool,
     /// There is room to write, or an error.
     pub writable: bool,
-    /// The end of the stream or an error is waiting behind the bytes: read until it comes.
+    /// The end of the stream, an error or an urgent byte is waiting behind the bytes: from now on
+    /// a short read does not mean that nothing follows.
     pub ending: bool,
+    /// The connection is broken; the error is waiting behind the bytes.
+    pub failed: bool,
 }
 
 /// All sockets of one poller, and the place where it sleeps.

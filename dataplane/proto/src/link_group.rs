@@ -22,9 +22,7 @@
 use core::time::Duration;
 
 use crate::error::PeerMisbehaved;
-use crate::limits::{
-    CONFIRM_LINK_REPLY_WAIT, CONFIRM_LINK_WAIT, IDLE_GROUP_CLIENT, IDLE_GROUP_SERVER, LINKS_MAX,
-};
+use crate::limits::{CONFIRM_LINK_REPLY_WAIT, CONFIRM_LINK_WAIT, LINKS_MAX};
 use crate::link::{self, Cause, Event, Keepalive, Link};
 use crate::outbox::Outbox;
 use crate::time::Instant;
@@ -66,6 +64,10 @@ pub struct Setup {
     pub eye_catcher: bool,
     /// When links are probed.
     pub keepalive: Keepalive,
+    /// How long the group stays without connections. Deployed peers wait for
+    /// [`IDLE_GROUP_SERVER`](crate::limits::IDLE_GROUP_SERVER) or
+    /// [`IDLE_GROUP_CLIENT`](crate::limits::IDLE_GROUP_CLIENT).
+    pub idle_wait: Duration,
 }
 
 /// What the caller must do next on behalf of a link group.
@@ -270,7 +272,7 @@ impl LinkGroup {
     pub fn connections_changed(&mut self, now: Instant, count: u32) {
         self.connections = count;
         let idle = self.phase == Phase::Established && count == 0;
-        self.idle_deadline = idle.then(|| now + self.idle_wait());
+        self.idle_deadline = idle.then(|| now + self.setup.idle_wait);
     }
 
     /// Something arrived on the link that is not an LLC message.
@@ -440,13 +442,6 @@ impl LinkGroup {
         self.connections_changed(now, self.connections);
         if let Some(number) = self.any_link_up() {
             self.actions.push(Action::LinkConfirmed(number));
-        }
-    }
-
-    fn idle_wait(&self) -> Duration {
-        match self.role {
-            Role::Server => IDLE_GROUP_SERVER,
-            Role::Client => IDLE_GROUP_CLIENT,
         }
     }
 

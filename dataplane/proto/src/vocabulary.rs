@@ -97,6 +97,11 @@ impl Mtu {
     /// 4096 bytes.
     pub const B4096: Self = Self(5);
 
+    /// The code for packets with exactly `bytes` of payload, if there is one.
+    pub fn from_bytes(bytes: u32) -> Option<Self> {
+        (1..=5).map(Self).find(|mtu| mtu.bytes() == Some(bytes))
+    }
+
     /// The payload of a full packet in bytes, if the code is a known one.
     pub const fn bytes(self) -> Option<u32> {
         match self.0 {
@@ -170,6 +175,8 @@ mod tests {
         assert_eq!(known.map(|mtu| mtu.bytes().unwrap()), [256, 512, 1024, 2048, 4096]);
         assert_eq!(known.map(|mtu| mtu.0), [1, 2, 3, 4, 5]);
         assert_eq!([Mtu(0), Mtu(6), Mtu(15)].map(Mtu::bytes), [None; 3]);
+        assert_eq!(known.map(|mtu| Mtu::from_bytes(mtu.bytes().unwrap()).unwrap()), known);
+        assert_eq!([0, 128, 1500, 8192].map(Mtu::from_bytes), [None; 4]);
     }
 
     /// A size that is off by one lets the peer write into the next connection's element.

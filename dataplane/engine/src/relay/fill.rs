@@ -69,6 +69,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let (Some(near), Far::Smc(smc)) = (&mut relay.near, &mut relay.far) else {
             return Outcome::Rests;
         };
+        if near.eof && near.failed && !near.finished {
+            // No read will tell: the end of the stream was read before it broke.
+            return Outcome::Reset;
+        }
         if !near.readable || near.eof || smc.condemned {
             return Outcome::Rests;
         }
@@ -77,6 +81,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         }
         let window = smc.connection.window();
         if window == 0 {
+            if near.failed {
+                // The bytes before the error have nowhere to go, perhaps for ever.
+                return Outcome::Reset;
+            }
             self.ends.counters.blocked_on_peer.add(1);
             return Outcome::Rests;
         }

@@ -55,7 +55,12 @@ fn carry<S: Streams>(
     target: &mut Socket<S::Stream>,
     backlog: &mut Backlog,
 ) -> Result<Pumped, Reset> {
-    if !write_backlog(streams, target, backlog)? {
+    let blocked = !write_backlog(streams, target, backlog)? || !target.writable;
+    if source.failed && !source.is_done() && (blocked || source.eof) {
+        // No read will tell, or not before the target takes more, which may be never.
+        return Err(Reset);
+    }
+    if !backlog.bytes.is_empty() {
         return Ok(Pumped { bytes: 0, more: false });
     }
     let mut bytes = 0;

@@ -60,7 +60,8 @@ impl Server {
         Self { peer_id, state, actions: Outbox::new() }
     }
 
-    /// Takes in a message from the client.
+    /// Takes in a message from the client. A client whose SYN offered more than it can keep, for
+    /// want of an RNIC, declines in place of its Proposal; deployed peers do.
     ///
     /// # Errors
     ///
@@ -72,7 +73,10 @@ impl Server {
     pub fn handle_frame(&mut self, frame: Frame) -> Result<(), HandshakeError> {
         let result = match (self.state, frame) {
             (
-                State::AwaitingConfirm { .. } | State::AwaitingLink | State::AwaitingDecline { .. },
+                State::AwaitingProposal { .. }
+                | State::AwaitingConfirm { .. }
+                | State::AwaitingLink
+                | State::AwaitingDecline { .. },
                 Frame::Decline(Decline { diagnosis, out_of_sync, .. }),
             ) => Err(HandshakeError::Declined { diagnosis, out_of_sync }),
             (State::AwaitingProposal { .. }, Frame::Proposal(proposal)) => {

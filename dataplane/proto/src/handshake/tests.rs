@@ -165,6 +165,18 @@ fn a_server_that_refuses() {
     assert_eq!(client.poll_timeout(), None);
 }
 
+/// A client whose RNIC is gone has offered SMC-R in its SYN already, and says Decline in place of
+/// the Proposal, as Linux does. Its application must keep the connection.
+#[test]
+fn a_client_that_has_nothing_to_propose() {
+    let diagnosis = Diagnosis::NO_SMC_R_DEVICE;
+    let mut server = Server::new(T0, SERVER);
+    let error = server.handle_frame(decline(CLIENT, diagnosis, false)).unwrap_err();
+    assert_eq!(error, HandshakeError::Declined { diagnosis, out_of_sync: false });
+    assert_eq!(error.verdict(), Verdict::FallBack(None));
+    assert_eq!((server.poll_action(), server.poll_timeout()), (None, None));
+}
+
 /// RFC C.4: the server believes in a link group that died. The client says so with S, and the
 /// server must forget the group.
 #[test]
@@ -286,7 +298,7 @@ fn messages_out_of_turn_close_the_connection() {
     }
     assert_eq!(committed_client().handle_frame(accept), Err(unexpected));
 
-    for frame in [accept, confirm, declined] {
+    for frame in [accept, confirm] {
         assert_eq!(Server::new(T0, SERVER).handle_frame(frame), Err(unexpected));
     }
     for server in [server(true), server(false), connected_server()] {

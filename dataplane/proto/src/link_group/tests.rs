@@ -5,7 +5,9 @@ use std::vec::Vec;
 
 use super::llc::DELETE_LINK_WAIT;
 use super::*;
-use crate::limits::{ADD_LINK_WAIT, TEST_LINK_IDLE, TEST_LINK_REPLY_WAIT};
+use crate::limits::{
+    ADD_LINK_WAIT, IDLE_GROUP_CLIENT, IDLE_GROUP_SERVER, TEST_LINK_IDLE, TEST_LINK_REPLY_WAIT,
+};
 use crate::vocabulary::{Mtu, Psn};
 use crate::wire::llc::{AddLink, ConfirmLink, ConfirmRkey, DeleteRkey};
 
@@ -23,6 +25,7 @@ fn setup(ours: u32, theirs: u32) -> Setup {
         user_id: LinkUserId(ours),
         eye_catcher: false,
         keepalive: Keepalive::default(),
+        idle_wait: if ours < theirs { IDLE_GROUP_SERVER } else { IDLE_GROUP_CLIENT },
     }
 }
 

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use smcr_os::interface::{self, Interface};
 use smcr_os::udp::{Departing, ReceiveRing, Refusal, UdpSocket};
-use smcr_proto::{Gid, MacAddress};
+use smcr_proto::{Gid, MacAddress, Mtu};
 
 use super::batch::{Run, SEGMENTS_MAX, Sent, Train, Wire};
 use super::rnic::mtu_for;
@@ -32,12 +32,14 @@ pub struct Config<'a> {
     pub place: Place<'a>,
     /// The UDP port, here and at every peer: [`UDP_PORT`] for all that did not agree otherwise.
     pub port: u16,
+    /// The largest payload of a packet; `None` for what fits the MTU of the device.
+    pub mtu_max: Option<Mtu>,
 }
 
 impl<'a> Config<'a> {
     /// On `place`, at the port of RoCEv2.
     pub fn on(place: Place<'a>) -> Self {
-        Self { place, port: UDP_PORT }
+        Self { place, port: UDP_PORT, mtu_max: None }
     }
 }
 
@@ -63,6 +65,7 @@ pub fn open(config: &Config<'_>) -> io::Result<(Rnic, Fabric<Udp>)> {
     let mtu = mtu_for(interface.mtu).ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidInput, "the MTU of the device is below 336 bytes")
     })?;
+    let mtu = config.mtu_max.map_or(mtu, |max| mtu.min(max));
     let socket = UdpSocket::bind(SocketAddrV4::new(interface.address, config.port), BUFFER_LEN)?;
     let buffer = socket.receive_buffer()?;
     let setup = Setup {

@@ -7,11 +7,11 @@
 //!   0         4             5          7       8                    8 + 17 n
 //!   | network | prefix bits | reserved | count | n * (prefix, bits) |         prefix area
 //! ```
-//! The gap is the RFC's way to grow. Since 5.10 Linux always sends one of 40 bytes, with a header that
-//! says version 2: it holds what SMC-D and SMC-Rv2 need. The low bits of the version byte then say what
-//! is offered, and a Proposal without SMC-Rv1 has no prefix area. We send version 1 with the same gap,
-//! empty: every deployed reader takes it, and Wireshark's, which assumes it, calls the shorter form
-//! malformed.
+//! The gap is the RFC's way to grow. Since 5.10 Linux always sends one of 40 bytes, with a header
+//! that says version 2: it holds what SMC-D and SMC-Rv2 need. The low bits of the version byte then
+//! say what is offered, and a Proposal without SMC-Rv1 has no prefix area. We send version 1 with
+//! the same gap, empty: every deployed reader takes it, and Wireshark's, which assumes it, calls
+//! the shorter form malformed.
 
 use core::ops::Range;
 

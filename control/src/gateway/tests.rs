@@ -1,0 +1,166 @@
+//! Gateways on loopback addresses, and peers that read from a script.
+
+mod rig;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+
+use smcr_proto::wire::clc::{Decline, Diagnosis, Frame};
+use smcr_proto::{Gid, PeerId};
+
+use rig::{Peer, Rig, assert_echo, connect, reset, wait_until};
+
+const US: PeerId = PeerId([7; 8]);
+
+fn decline(diagnosis: Diagnosis) -> Frame {
+    Frame::Decline(Decline { out_of_sync: false, peer_id: US, diagnosis })
+}
+
+/// A client host whose RNIC is gone still offers SMC-R in its SYN: its applications must not be
+/// reset by our side of the rendezvous.
+#[test]
+fn a_client_may_decline_before_it_proposes() {
+    let rig = Rig::server(1, "");
+    let mut peer = Peer::new(connect(rig.gateway));
+    let mut server = rig.accept();
+    peer.say(&decline(Diagnosis::NO_SMC_R_DEVICE));
+    assert_echo(&mut peer.socket, &mut server);
+    let stats = rig.stats();
+    assert_eq!((stats.totals.connections_tcp, stats.totals.handshakes_failed), (1, 0));
+    assert_eq!(stats.fallbacks[0].code, Diagnosis::NO_SMC_R_DEVICE.0);
+}
+
+/// A busy gateway has offered SMC-R in its SYN. Without a Decline the server takes the first bytes
+/// of the application for a CLC message, and resets it.
+#[test]
+fn a_client_that_is_too_busy_says_so() {
+    let rig = Rig::client(2, "[limits]\nhandshakes_max = 1\n");
+    let _waiting = connect(rig.gateway);
+    let mut first = Peer::new(rig.accept());
+    assert!(matches!(first.hear(), Some(Frame::Proposal(_))));
+
+    let mut application = connect(rig.gateway);
+    let mut second = Peer::new(rig.accept());
+    let Some(Frame::Decline(decline)) = second.hear() else { panic!("a Decline") };
+    assert_eq!(decline.diagnosis, Diagnosis::OUT_OF_MEMORY);
+    assert_echo(&mut application, &mut second.socket);
+    assert_eq!(rig.stats().totals.refused_smc, 1);
+}
+
+/// TCP gets through where RoCE does not: the connection stays TCP, and nothing is leaked.
+#[test]
+fn a_queue_pair_that_cannot_be_reached_costs_speed_only() {
+    let rig = Rig::server(3, "");
+    let mut peer = Peer::new(connect(rig.gateway));
+    let mut server = rig.accept();
+    peer.say(&peer.proposal());
+    let Some(Frame::Accept(accept)) = peer.hear() else { panic!("an Accept") };
+    assert!(accept.first_contact);
+    assert_eq!(rig.stats().memory.rmbes_used, 1);
+    peer.say(&Frame::Confirm(peer.offer(Gid([0xfd; 16]))));
+    let Some(Frame::Decline(decline)) = peer.hear() else { panic!("a Decline") };
+    assert_eq!(decline.diagnosis, Diagnosis::QUEUE_PAIR_NOT_READY);
+    assert_echo(&mut peer.socket, &mut server);
+    let stats = rig.stats();
+    assert_eq!((stats.totals.connections_tcp, stats.totals.handshakes_failed), (1, 1));
+    assert_eq!((stats.memory.rmbes_used, stats.link_groups.len()), (0, 0));
+}
+
+/// A client host that dies after the Accept would hold up every other connection of that host, each
+/// of which waits for the outcome of the first contact.
+#[test]
+fn a_silent_client_holds_nothing_up_for_longer_than_the_operator_allows() {
+    let rig = Rig::server(4, "[smc]\nhandshake_timeout = \"300ms\"\n");
+    let mut silent = Peer::new(connect(rig.gateway));
+    let _first = rig.accept();
+    silent.say(&silent.proposal());
+    assert!(matches!(silent.hear(), Some(Frame::Accept(_))));
+    let mut waiting = Peer::new(connect(rig.gateway));
+    let _second = rig.accept();
+    waiting.say(&waiting.proposal());
+    assert!(silent.hear().is_none(), "closed, long before the 6 s of a CLC message are over");
+    // Another first contact, now that the first has failed.
+    assert!(matches!(waiting.hear(), Some(Frame::Accept(_))));
+    drop(waiting);
+    wait_until("everything is given back", || {
+        let stats = rig.stats();
+        stats.memory.rmbes_used == 0 && stats.link_groups.is_empty() && stats.active.connecting == 0
+    });
+    assert_eq!(rig.stats().totals.handshakes_failed, 1);
+}
+
+/// A client that goes away at any step of the rendezvous leaves nothing behind.
+#[test]
+fn a_client_that_vanishes_leaves_nothing() {
+    let rig = Rig::server(5, "");
+    for steps in 0..3 {
+        let mut peer = Peer::new(connect(rig.gateway));
+        let mut server = rig.accept();
+        if steps > 0 {
+            peer.say(&peer.proposal());
+        }
+        if steps > 1 {
+            assert!(matches!(peer.hear(), Some(Frame::Accept(_))));
+        }
+        drop(peer);
+        let outcome = server.read(&mut [0]);
+        assert!(outcome.is_err(), "step {steps}: the server is told, by a reset: {outcome:?}");
+        wait_until("everything is given back", || {
+            let stats = rig.stats();
+            stats.memory.rmbes_used == 0 && stats.link_groups.is_empty()
+        });
+    }
+    let active = rig.stats().active;
+    assert_eq!((active.connecting, active.smc, active.tcp), (0, 0, 0));
+}
+
+/// RFC 4.8.2: a peer that resets the TCP connection has given the connection up, even if no CDC
+/// message could say so. One that only ends it is asked whether it lives, and goes on.
+#[test]
+fn a_reset_beside_smc_r_resets_an_end_does_not() {
+    let far = Rig::server(6, "");
+    let near = Rig::client(7, "");
+    let connected = || {
+        let application = connect(near.gateway);
+        let (here, there) = near.relay_rendezvous(far.gateway);
+        (application, far.accept(), here, there)
+    };
+    let (mut kept, mut kept_server, ended, _there) = connected();
+    assert_echo(&mut kept, &mut kept_server);
+    assert_eq!((near.stats().active.smc, far.stats().active.smc), (1, 1));
+    ended.shutdown(Shutdown::Write).unwrap();
+
+    let (mut application, mut server, here, _there) = connected();
+    assert_echo(&mut application, &mut server);
+    reset(here);
+    let error = application.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    assert_echo(&mut kept, &mut kept_server);
+    wait_until("the slot is free", || near.stats().active.smc == 1);
+}
+
+/// Operators choose how long an idle group keeps its memory.
+#[test]
+fn an_idle_group_ends_when_the_operator_says() {
+    let far = Rig::server(8, "[smc]\nidle_group_server = \"200ms\"\n");
+    let near = Rig::client(9, "");
+    let mut application = connect(near.gateway);
+    let (_here, _there) = near.relay_rendezvous(far.gateway);
+    let mut server = far.accept();
+    assert_echo(&mut application, &mut server);
+    assert_eq!((near.stats().link_groups.len(), far.stats().link_groups.len()), (1, 1));
+    drop((application, server));
+    wait_until("both sides have let go of the group", || {
+        near.stats().link_groups.is_empty() && far.stats().link_groups.is_empty()
+    });
+}
+
+/// Bytes of an application that speaks first are no CLC message. It is told so, and counted.
+#[test]
+fn nonsense_is_closed_and_counted() {
+    let rig = Rig::server(10, "");
+    let mut stray: TcpStream = connect(rig.gateway);
+    stray.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    assert!(matches!(stray.read(&mut [0]), Ok(0) | Err(_)));
+    wait_until("it is counted", || rig.stats().totals.handshakes_failed == 1);
+}

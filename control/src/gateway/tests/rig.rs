@@ -1,0 +1,248 @@
+//! One gateway on a thread of its own, and what a script needs to play its neighbours.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use smcr_engine::clock::Clock;
+use smcr_engine::mailbox::{Sender, Waker, mailbox};
+use smcr_proto::wire::clc::proposal::Ipv4Subnet;
+use smcr_proto::wire::clc::{Frame, Framer, Offer, Proposal};
+use smcr_proto::{AlertToken, Gid, MacAddress, Mtu, PeerId, Psn, Qpn, Rkey, RmbeSize};
+use smcr_rnic::roce;
+use smcr_rnic::roce::udp::{self, Place};
+
+use super::US;
+use crate::config::Config;
+use crate::gateway::{Gateway, Parts, Port};
+use crate::listener::Listener;
+use crate::sessions::PortId;
+use crate::smc_option::OptionSource;
+use crate::start::start_poller;
+use crate::stats::{Provider, Stats};
+use crate::status::{Asker, Traffic};
+
+/// A gateway with one listener, and the socket that its upstream listens on.
+pub(super) struct Rig {
+    /// Where it listens.
+    pub(super) gateway: SocketAddr,
+    upstream: TcpListener,
+    asker: Asker,
+    stop: Sender<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Rig {
+    /// Accepts SMC-R. Each test has a `number` of its own.
+    pub(super) fn server(number: u8, more: &str) -> Self {
+        Self::new(number, "accept = \"smc\"", more)
+    }
+
+    /// Connects by SMC-R.
+    pub(super) fn client(number: u8, more: &str) -> Self {
+        Self::new(number, "connect = \"smc\"", more)
+    }
+
+    fn new(number: u8, sides: &str, more: &str) -> Self {
+        let address = Ipv4Addr::new(127, 77, number, 1);
+        let gateway = TcpListener::bind((address, 0)).unwrap().local_addr().unwrap();
+        let upstream = TcpListener::bind((address, 0)).unwrap();
+        let target = upstream.local_addr().unwrap();
+        let smc = "option = \"assume\"\nassume_peers = [\"127.0.0.0/8\"]\nrmb_elements = 4\n";
+        let smc = match more.contains("[smc]\n") {
+            true => more.replace("[smc]\n", &format!("[smc]\n{smc}")),
+            false => format!("{more}\n[smc]\n{smc}"),
+        };
+        let text = format!(
+            "drain_timeout = \"100ms\"\n[admin]\nlisten = \"none\"\n[poll]\npolicy = \"block\"\n\
+             pin = false\n[[listener]]\nname = \"it\"\nbind = \"{gateway}\"\n{sides}\n\
+             upstream = \"{target}\"\n{smc}"
+        );
+        let config = Config::parse(&text, "rig.toml").unwrap();
+        let waker = Waker::new().unwrap();
+        let (ask, questions) = mailbox(16, waker.clone());
+        let (stop, stopped) = mailbox(1, waker.clone());
+        let thread = std::thread::spawn(move || {
+            let clock = Clock::new();
+            let option = OptionSource::choose(&config.smc);
+            let listener = Listener::open(&config.listeners[0], &option, Duration::ZERO).unwrap();
+            let port = open_port(&config, address, clock, &waker);
+            let local = [address, Ipv4Addr::LOCALHOST].map(|ip| (IpAddr::V4(ip), PortId(0)));
+            let parts = Parts {
+                config,
+                clock,
+                option,
+                peer_id: PeerId([number; 8]),
+                ports: vec![port],
+                port_by_address: HashMap::from(local),
+                listeners: vec![listener],
+                waker,
+                questions,
+                stop: stopped,
+            };
+            Gateway::new(parts).unwrap().run().unwrap();
+        });
+        let rig = Self { gateway, upstream, asker: Asker(ask), stop, thread: Some(thread) };
+        // The first answer says that it listens.
+        wait_until("the gateway runs", || rig.stats().schema == crate::stats::SCHEMA);
+        rig
+    }
+
+    /// What an operator sees.
+    pub(super) fn stats(&self) -> Stats {
+        self.asker.stats()
+    }
+
+    /// The next connection that the gateway makes.
+    pub(super) fn accept(&self) -> TcpStream {
+        let (socket, _) = self.upstream.accept().unwrap();
+        prepare(socket)
+    }
+
+    /// Carries the CLC messages between this gateway's next connection and `far`, until both sides
+    /// count one more SMC-R connection; the caller holds both TCP connections then.
+    pub(super) fn relay_rendezvous(&self, far: SocketAddr) -> (TcpStream, TcpStream) {
+        let before = self.stats().totals.connections_smc;
+        let here = self.accept();
+        let there = connect(far);
+        let (mut client, mut server) =
+            (Peer::new(here.try_clone().unwrap()), Peer::new(there.try_clone().unwrap()));
+        server.say(&client.hear().expect("a Proposal"));
+        client.say(&server.hear().expect("an Accept"));
+        server.say(&client.hear().expect("a Confirm"));
+        wait_until("the rendezvous is over", || self.stats().totals.connections_smc == before + 1);
+        (here, there)
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        let _ = self.stop.send(());
+        let outcome = self.thread.take().map(JoinHandle::join);
+        if !std::thread::panicking() {
+            outcome.expect("it was started").expect("the gateway did not panic");
+        }
+    }
+}
+
+fn open_port(config: &Config, address: Ipv4Addr, clock: Clock, waker: &Waker) -> Port<roce::Rnic> {
+    let (rnic, fabric) = udp::open(&udp::Config::on(Place::Address(address))).unwrap();
+    let traffic = Arc::new(Traffic::default());
+    let poller = start_poller(config, None, Some(fabric), clock, waker, &traffic).unwrap();
+    Port {
+        name: "it".to_owned(),
+        device: "lo".to_owned(),
+        address: Some(address),
+        subnet: Ipv4Subnet::default(),
+        rnic: Some(rnic),
+        poller,
+        sessions: Port::<roce::Rnic>::no_sessions(),
+        traffic,
+    }
+}
+
+/// The peer of a gateway in a rendezvous, played by the test.
+pub(super) struct Peer {
+    pub(super) socket: TcpStream,
+    framer: Framer,
+}
+
+impl Peer {
+    pub(super) fn new(socket: TcpStream) -> Self {
+        Self { socket, framer: Framer::new() }
+    }
+
+    pub(super) fn say(&mut self, frame: &Frame) {
+        self.socket.write_all(frame.encode().as_bytes()).unwrap();
+    }
+
+    /// The next message; `None` if the connection ends instead.
+    pub(super) fn hear(&mut self) -> Option<Frame> {
+        loop {
+            if let Some(frame) = self.framer.next_frame().unwrap() {
+                return Some(frame);
+            }
+            let mut bytes = vec![0; self.framer.wanted()];
+            match self.socket.read(&mut bytes) {
+                Ok(0) => return None,
+                Ok(len) => assert_eq!(self.framer.feed(&bytes[..len]), len),
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return None,
+                Err(error) => panic!("no answer: {error}"),
+            }
+        }
+    }
+
+    pub(super) fn proposal(&self) -> Frame {
+        Frame::Proposal(Proposal {
+            peer_id: US,
+            gid: Gid::from_ipv4([127, 77, 0, 1]),
+            mac: MacAddress([2; 6]),
+            subnet: Ipv4Subnet::default(),
+            prefixes: Default::default(),
+            prefix_count: 0,
+            offers_smc_r_v1: true,
+        })
+    }
+
+    /// An element behind a queue pair at `gid`.
+    pub(super) fn offer(&self, gid: Gid) -> Offer {
+        Offer {
+            first_contact: true,
+            peer_id: US,
+            gid,
+            mac: MacAddress([2; 6]),
+            qpn: Qpn(77),
+            rkey: Rkey(1),
+            rmbe_index: 1,
+            alert_token: AlertToken(1),
+            rmbe_size: RmbeSize::KIB_64,
+            mtu: Mtu::B1024,
+            rmb_address: 0,
+            psn: Psn(0),
+        }
+    }
+}
+
+pub(super) fn connect(address: SocketAddr) -> TcpStream {
+    prepare(TcpStream::connect(address).unwrap())
+}
+
+fn prepare(socket: TcpStream) -> TcpStream {
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+}
+
+/// Closes with a reset.
+pub(super) fn reset(socket: TcpStream) {
+    crate::listener::reset(socket.into());
+}
+
+/// One question and one answer.
+pub(super) fn assert_echo(client: &mut TcpStream, server: &mut TcpStream) {
+    let mut seen = [0; 5];
+    client.write_all(b"hello").unwrap();
+    server.read_exact(&mut seen).unwrap();
+    assert_eq!(&seen, b"hello");
+    server.write_all(b"there").unwrap();
+    client.read_exact(&mut seen).unwrap();
+    assert_eq!(&seen, b"there");
+}
+
+/// Waits for what must happen soon.
+pub(super) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    for _ in 0..PATIENCE.as_millis() / STEP.as_millis() {
+        if holds() {
+            return;
+        }
+        std::thread::sleep(STEP);
+    }
+    panic!("never: {what}");
+}
+
+/// Far above what anything takes here, and for the silent client far below what it would take
+/// if the operator's limit were ignored.
+const PATIENCE: Duration = Duration::from_secs(4);
+const STEP: Duration = Duration::from_millis(5);

@@ -1,0 +1,123 @@
+//! The server's side: what to answer to a Proposal, and when.
+
+use smcr_proto::Instant;
+use smcr_proto::link_group::Role;
+use smcr_proto::wire::clc::{Diagnosis, Offer, Proposal};
+use smcr_rnic::Rnic;
+
+use crate::gateway::Gateway;
+use crate::groups::Peer;
+use crate::reactor::Key;
+use crate::sessions::{PortId, Session, Talk};
+
+impl<N: Rnic> Gateway<N> {
+    /// Answers a Proposal, as soon as the application's side is connected and no first contact with
+    /// the same peer is under way.
+    pub(crate) fn resume(&mut self, now: Instant, key: Key) {
+        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return };
+        let Talk::Pending(_, proposal) = &shaking.talk else { return };
+        if !shaking.connected {
+            return;
+        }
+        let proposal = *proposal;
+        let port = self.port_of(key);
+        let refusal = self.objection(port, &proposal);
+        let peer = Peer { id: proposal.peer_id, gid: proposal.gid, mac: proposal.mac };
+        let with_peer = |role: Role, other: &Peer| role == Role::Server && *other == peer;
+        let founding = self
+            .groups
+            .iter_mut()
+            .find(|(_, group)| with_peer(group.role, &group.peer) && group.is_founding());
+        if refusal.is_none()
+            && let Some((_, group)) = founding
+        {
+            group.waiting.push(key);
+            return;
+        }
+        let answer = match (refusal, port) {
+            (Some(diagnosis), _) => Err(diagnosis),
+            (None, None) => Err(Diagnosis::NO_SMC_R_DEVICE),
+            (None, Some(port)) => {
+                self.offer_to(now, key, port, peer).ok_or(Diagnosis::OUT_OF_MEMORY)
+            }
+        };
+        self.answer_server(now, key, answer);
+    }
+
+    /// Accept or Decline.
+    pub(super) fn answer_server(
+        &mut self,
+        now: Instant,
+        key: Key,
+        answer: Result<Offer, Diagnosis>,
+    ) {
+        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
+        let Talk::Pending(server, _) = &mut shaking.talk else { return };
+        match answer {
+            Ok(ours) => {
+                // It may have waited for others; what follows is its own.
+                shaking.deadline = now + self.config.smc.handshake_timeout;
+                server.provide(now, ours);
+            }
+            Err(diagnosis) => {
+                server.refuse(diagnosis);
+                self.fallback_reasons.insert(key, diagnosis);
+            }
+        }
+        shaking.talk = Talk::Server(server.clone());
+        self.advance(now, key);
+    }
+
+    /// Why a Proposal cannot be accepted, if it cannot.
+    pub(super) fn objection(&self, port: Option<PortId>, proposal: &Proposal) -> Option<Diagnosis> {
+        let Some(port) = port else { return Some(Diagnosis::NO_SMC_R_DEVICE) };
+        if !proposal.offers_smc_r_v1 {
+            return Some(Diagnosis::MODE_MISMATCH);
+        }
+        if proposal.subnet != self.ports[port.0].subnet {
+            return Some(Diagnosis::NO_COMMON_SUBNET);
+        }
+        self.is_too_busy().then_some(Diagnosis::OUT_OF_MEMORY)
+    }
+
+    /// Whether new connections stay TCP although their peers have SMC-R.
+    pub(super) fn is_too_busy(&self) -> bool {
+        self.draining.is_some() || self.shaking > self.config.limits.handshakes_max as usize
+    }
+
+    /// An element in the group that we share with `peer`, or in a new one.
+    pub(super) fn offer_to(
+        &mut self,
+        now: Instant,
+        key: Key,
+        port: PortId,
+        peer: Peer,
+    ) -> Option<Offer> {
+        let shared = self.groups.iter().find(|(_, group)| {
+            group.role == Role::Server
+                && group.port == port
+                && group.peer == peer
+                && group.is_established()
+        });
+        if let Some(group) = shared.map(|(id, _)| *id) {
+            return self.reserve(now, key, port, group, false);
+        }
+        let group = self.open_group(now, port, Role::Server, peer, key).ok()?;
+        let ours = self.reserve(now, key, port, group, true);
+        if ours.is_none() {
+            self.give_up_group(now, key, group);
+        }
+        ours
+    }
+
+    /// First contact: the client's queue pair is known now.
+    pub(super) fn connect_link(&mut self, now: Instant, key: Key, offer: &Offer) {
+        self.learn_peer(key, *offer);
+        let Some(group) = self.group_of_session(key) else { return };
+        if self.connect_group(now, group, offer).is_err() {
+            // Before CONFIRM LINK nothing is decided yet: the connection can stay TCP (C.2).
+            self.handshakes_failed += 1;
+            self.decline_first(now, key, Diagnosis::QUEUE_PAIR_NOT_READY);
+        }
+    }
+}

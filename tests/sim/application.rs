@@ -1,0 +1,201 @@
+//! Programs at both ends: they send bytes that can be told from all others, and check what comes.
+
+use crate::tcp;
+
+/// A program with one TCP connection.
+#[derive(Debug)]
+pub(crate) struct Application {
+    tcp: tcp::Application,
+    /// Decides what it sends.
+    seed: u64,
+    /// Decides what it must receive.
+    peer_seed: u64,
+    wanted: u64,
+    sent: u64,
+    write_max: usize,
+    read_max: usize,
+    received: u64,
+    asleep: bool,
+    /// It will say FIN when all is sent.
+    will_finish: bool,
+    finished: bool,
+    /// Resets or closes when so many bytes were sent.
+    gone: bool,
+    heard: Heard,
+}
+
+/// What a program has heard last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Heard {
+    /// Bytes, or nothing yet.
+    Bytes,
+    /// The end of the stream.
+    End,
+    /// That the connection is broken.
+    Reset,
+}
+
+impl Application {
+    pub(crate) fn new(tcp: tcp::Application, seed: u64, peer_seed: u64) -> Self {
+        Self {
+            tcp,
+            seed,
+            peer_seed,
+            wanted: 0,
+            sent: 0,
+            write_max: usize::MAX,
+            read_max: usize::MAX,
+            received: 0,
+            asleep: false,
+            will_finish: false,
+            finished: false,
+            gone: false,
+            heard: Heard::Bytes,
+        }
+    }
+
+    /// Writes `len` more bytes, as fast as they are taken.
+    pub(crate) fn write(&mut self, len: usize) {
+        assert!(!self.will_finish, "nothing follows the end");
+        self.wanted += len as u64;
+    }
+
+    /// The first `len` bytes went out before its connection was handed over.
+    pub(crate) fn has_sent(&mut self, len: u64) {
+        self.wanted += len;
+        self.sent += len;
+    }
+
+    /// Writes at most so many bytes at once.
+    pub(crate) fn write_at_most(&mut self, len: usize) {
+        self.write_max = len;
+    }
+
+    /// Reads at most so many bytes at once.
+    pub(crate) fn read_at_most(&mut self, len: usize) {
+        self.read_max = len;
+    }
+
+    /// FIN, after what is still to be written.
+    pub(crate) fn finish(&mut self) {
+        self.will_finish = true;
+    }
+
+    /// RST, at once.
+    pub(crate) fn reset(&mut self) {
+        self.gone = true;
+        self.tcp.reset();
+    }
+
+    /// Closes, at once.
+    pub(crate) fn close(&mut self) {
+        self.gone = true;
+        self.tcp.close();
+    }
+
+    /// Reads nothing until it wakes.
+    pub(crate) fn sleep(&mut self) {
+        self.asleep = true;
+    }
+
+    pub(crate) fn wake(&mut self) {
+        self.asleep = false;
+    }
+
+    /// Takes one look around: one write, one read. Returns whether anything moved.
+    pub(crate) fn act(&mut self) -> bool {
+        if self.gone || self.heard == Heard::Reset {
+            return false;
+        }
+        let wrote = self.write_some();
+        let read = !self.asleep && self.heard == Heard::Bytes && self.read_some();
+        wrote || read
+    }
+
+    fn write_some(&mut self) -> bool {
+        let left = usize::try_from(self.wanted - self.sent).expect("tests are small");
+        let len = left.min(self.write_max).min(self.tcp.room());
+        if len > 0 {
+            let bytes = bytes(self.seed, self.sent, len);
+            self.sent += self.tcp.write(&bytes).expect("there was room") as u64;
+        }
+        let finishes = self.will_finish && !self.finished && self.sent == self.wanted;
+        if finishes {
+            self.tcp.finish();
+            self.finished = true;
+        }
+        len > 0 || finishes
+    }
+
+    fn read_some(&mut self) -> bool {
+        match self.tcp.read(self.read_max) {
+            tcp::Read::Nothing => return false,
+            tcp::Read::Finished => self.heard = Heard::End,
+            tcp::Read::Reset => self.heard = Heard::Reset,
+            tcp::Read::Bytes(bytes) => {
+                for byte in bytes {
+                    let right = pattern(self.peer_seed, self.received);
+                    assert_eq!(byte, right, "byte {} is not what was sent", self.received);
+                    self.received += 1;
+                }
+            }
+        }
+        true
+    }
+
+    /// Bytes that were taken from it.
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Bytes that came, each checked.
+    pub(crate) fn received(&self) -> u64 {
+        self.received
+    }
+
+    pub(crate) fn heard(&self) -> Heard {
+        self.heard
+    }
+
+    /// Whether it reset or closed its connection.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone
+    }
+
+    /// Whether it reads whatever comes.
+    pub(crate) fn is_reading(&self) -> bool {
+        !self.asleep && !self.gone && self.heard == Heard::Bytes
+    }
+
+    /// Whether it writes no more than it was told to.
+    pub(crate) fn will_finish(&self) -> bool {
+        self.will_finish
+    }
+
+    /// Whether it said FIN.
+    pub(crate) fn has_finished(&self) -> bool {
+        self.finished
+    }
+
+    /// Whether it has bytes that nobody takes.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.sent < self.wanted
+    }
+
+    /// Whether something waits to be read.
+    pub(crate) fn is_readable(&self) -> bool {
+        self.tcp.is_readable()
+    }
+}
+
+/// `len` bytes from `at` of the stream of `seed`.
+pub(crate) fn bytes(seed: u64, at: u64, len: usize) -> Vec<u8> {
+    (at..).take(len).map(|at| pattern(seed, at)).collect()
+}
+
+/// The byte at `at` of the stream of `seed`.
+fn pattern(seed: u64, at: u64) -> u8 {
+    let mixed = (at.wrapping_add(seed << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed.to_be_bytes()[0]
+}

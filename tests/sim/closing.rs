@@ -1,0 +1,183 @@
+//! Every way a connection can end looks to both applications as it does over TCP.
+
+use smcr_engine::Command;
+use smcr_engine::handoff::Ending;
+
+use crate::application::Heard;
+use crate::cluster::{Cluster, Side, Transport};
+use crate::{KIB, MIB};
+use Side::{Client, Server};
+
+fn endings(cluster: &Cluster, connection: usize) -> Vec<Ending> {
+    cluster.closed(connection).iter().map(|closed| closed.ending).collect()
+}
+
+/// `shutdown(SHUT_WR)`: the end of one direction leaves the other one open.
+#[test]
+fn either_side_may_finish_first_and_still_receive() {
+    for transport in Transport::BOTH {
+        for first in Side::BOTH {
+            let mut cluster = Cluster::calm();
+            let connection = cluster.connect(transport);
+            cluster.application(first, connection).write(100 * KIB);
+            cluster.application(first, connection).finish();
+            cluster.run_until_quiet();
+            let second = cluster.application(first.other(), connection);
+            assert_eq!((second.received(), second.heard()), (100 * KIB as u64, Heard::End));
+            assert!(!cluster.is_closed(connection));
+
+            let second = cluster.application(first.other(), connection);
+            second.write(MIB);
+            second.finish();
+            cluster.run_until_quiet();
+            let first = cluster.application(first, connection);
+            assert_eq!((first.received(), first.heard()), (MIB as u64, Heard::End));
+            assert!(endings(&cluster, connection).iter().all(|end| *end == Ending::Graceful));
+            cluster.assert_nothing_is_left();
+        }
+    }
+}
+
+#[test]
+fn both_may_finish_at_once() {
+    for transport in Transport::BOTH {
+        let mut cluster = Cluster::calm();
+        let connection = cluster.connect(transport);
+        for side in Side::BOTH {
+            cluster.application(side, connection).write(30 * KIB);
+            cluster.application(side, connection).finish();
+        }
+        cluster.run_until_quiet();
+        for side in Side::BOTH {
+            let application = cluster.application(side, connection);
+            assert_eq!(application.received(), 30 * KIB as u64);
+            assert_eq!(application.heard(), Heard::End);
+        }
+        assert!(endings(&cluster, connection).iter().all(|end| *end == Ending::Graceful));
+        cluster.assert_nothing_is_left();
+    }
+}
+
+/// The end of the stream must wait behind bytes that a slow reader has not taken yet.
+#[test]
+fn the_end_comes_behind_the_last_byte_of_a_sleeping_reader() {
+    for transport in Transport::BOTH {
+        let mut cluster = Cluster::calm();
+        let connection = cluster.connect(transport);
+        cluster.application(Server, connection).sleep();
+        cluster.application(Client, connection).write(MIB);
+        cluster.application(Client, connection).finish();
+        cluster.run_until_quiet();
+        cluster.application(Server, connection).wake();
+        cluster.application(Server, connection).finish();
+        cluster.run_until_quiet();
+        let server = cluster.application(Server, connection);
+        assert_eq!((server.received(), server.heard()), (MIB as u64, Heard::End));
+        cluster.assert_nothing_is_left();
+    }
+}
+
+/// A program that is killed must not leave its partner waiting.
+#[test]
+fn a_reset_reaches_the_other_application() {
+    for transport in Transport::BOTH {
+        for side in Side::BOTH {
+            let mut cluster = Cluster::calm();
+            let connection = cluster.connect(transport);
+            cluster.application(side, connection).write(KIB);
+            cluster.run_until_quiet();
+            cluster.application(side, connection).reset();
+            cluster.run_until_quiet();
+            assert_eq!(cluster.application(side.other(), connection).heard(), Heard::Reset);
+            cluster.assert_nothing_is_left();
+        }
+    }
+}
+
+/// Resets travel even where no byte can: the reader sleeps and every buffer is full.
+#[test]
+fn a_reset_overtakes_what_is_blocked() {
+    for transport in Transport::BOTH {
+        for side in Side::BOTH {
+            for writers in [vec![side], vec![side.other()], vec![side, side.other()]] {
+                let mut cluster = Cluster::calm();
+                let connection = cluster.connect(transport);
+                for writer in &writers {
+                    cluster.application(writer.other(), connection).sleep();
+                    cluster.application(*writer, connection).write(MIB);
+                }
+                cluster.run_until_quiet();
+                cluster.application(side, connection).reset();
+                cluster.run_until_quiet();
+                assert!(cluster.is_closed(connection), "{transport:?} {side:?} {writers:?}");
+                cluster.application(side.other(), connection).wake();
+                cluster.run_until_quiet();
+                assert_eq!(cluster.application(side.other(), connection).heard(), Heard::Reset);
+                cluster.assert_nothing_is_left();
+            }
+        }
+    }
+}
+
+/// A program may finish, wait for the answer, and be killed meanwhile.
+#[test]
+fn a_reset_behind_the_end_of_the_stream_is_heard() {
+    for transport in Transport::BOTH {
+        for side in Side::BOTH {
+            let mut cluster = Cluster::calm();
+            let connection = cluster.connect(transport);
+            cluster.application(side, connection).write(KIB);
+            cluster.application(side, connection).finish();
+            cluster.run_until_quiet();
+            assert_eq!(cluster.application(side.other(), connection).heard(), Heard::End);
+            cluster.application(side, connection).reset();
+            cluster.run_until_quiet();
+            assert!(cluster.is_closed(connection), "{transport:?} {side:?}");
+            cluster.assert_nothing_is_left();
+        }
+    }
+}
+
+/// `close` with bytes still coming: the sender learns that nobody reads them.
+#[test]
+fn who_writes_to_a_closed_program_is_reset() {
+    for transport in Transport::BOTH {
+        for side in Side::BOTH {
+            let mut cluster = Cluster::calm();
+            let connection = cluster.connect(transport);
+            cluster.application(side, connection).close();
+            cluster.run_until_quiet();
+            let other = cluster.application(side.other(), connection);
+            assert_eq!(other.heard(), Heard::End);
+            other.write(MIB);
+            cluster.run_until_quiet();
+            assert!(cluster.is_closed(connection), "{transport:?} {side:?}");
+            assert!(cluster.application(side.other(), connection).is_readable());
+            cluster.assert_nothing_is_left();
+        }
+    }
+}
+
+/// The operator's abort, and the end of a drain.
+#[test]
+fn an_aborted_connection_is_reset_on_both_sides() {
+    for transport in Transport::BOTH {
+        let mut cluster = Cluster::calm();
+        let connection = cluster.connect(transport);
+        for side in Side::BOTH {
+            cluster.application(side, connection).write(MIB);
+        }
+        for _ in 0..20 {
+            cluster.step();
+            cluster.pass_time();
+        }
+        let id = cluster.pairs[connection].ids[0].unwrap();
+        cluster.host(Client).command(Command::Abort { connection: id });
+        cluster.run_until_quiet();
+        for side in Side::BOTH {
+            assert_eq!(cluster.application(side, connection).heard(), Heard::Reset);
+        }
+        assert_eq!(endings(&cluster, connection)[0], Ending::Aborted);
+        cluster.assert_nothing_is_left();
+    }
+}

@@ -1,0 +1,329 @@
+//! Two gateways, the applications behind them, and a virtual clock.
+//!
+//! ```text
+//!   application ─ TCP ─ host 0 ═══ simulated RNICs ═══ host 1 ─ TCP ─ application     (SMC-R)
+//!   application ─ TCP ─ host 0 ─ TCP ─ application                                    (fallback)
+//! ```
+//!
+//! A poller that moved nothing sleeps as it would in production: only a socket, its NIC, a command
+//! or its own deadline wakes it. What a missed wake-up leaves undone stays undone here too.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use smcr_engine::streams::Streams;
+use smcr_engine::{Command, ConnectionId, Established, LinkId};
+use smcr_proto::{Instant, Qpn};
+use smcr_rnic::Opening;
+use smcr_rnic::sim::{Network, Odds};
+
+use crate::application::{self, Application, Heard};
+use crate::host::{Closed, Host, Sizes};
+use crate::tcp::{self, Stream};
+
+/// Which application of a connection, and the host nearest to it. The first one connects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Client,
+    Server,
+}
+
+impl Side {
+    pub(crate) const BOTH: [Self; 2] = [Self::Client, Self::Server];
+
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::Client => Self::Server,
+            Self::Server => Self::Client,
+        }
+    }
+
+    fn index(self) -> usize {
+        match self {
+            Self::Client => 0,
+            Self::Server => 1,
+        }
+    }
+}
+
+/// What lies between the two applications of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    Smc,
+    Tcp,
+}
+
+impl Transport {
+    pub(crate) const BOTH: [Self; 2] = [Self::Smc, Self::Tcp];
+}
+
+/// One connection of two applications.
+#[derive(Debug)]
+pub(crate) struct Pair {
+    pub(crate) applications: [Application; 2],
+    /// Its name at each host. The fallback needs one host only.
+    pub(crate) ids: [Option<ConnectionId>; 2],
+    /// Which link it uses, if it uses one.
+    pub(crate) link: Option<LinkId>,
+}
+
+/// Everything.
+pub(crate) struct Cluster {
+    pub(crate) network: Network,
+    pub(crate) hosts: [Host; 2],
+    pub(crate) pairs: Vec<Pair>,
+    links: Vec<Qpn>,
+    /// Rendezvous that have not ended at this host, of this pair.
+    held: BTreeMap<(usize, usize), Established<Stream>>,
+    now: Instant,
+    sizes: Sizes,
+    /// Since time last passed.
+    steps: u64,
+}
+
+impl Cluster {
+    pub(crate) fn new(seed: u64, odds: Odds, sizes: Sizes) -> Self {
+        let network = Network::new(seed, odds);
+        let hosts = [1, 2].map(|number| Host::new(&network, number, sizes.clone()));
+        let mut cluster = Self {
+            network,
+            hosts,
+            pairs: Vec::new(),
+            links: Vec::new(),
+            held: BTreeMap::new(),
+            now: Instant(1),
+            sizes,
+            steps: 0,
+        };
+        cluster.add_link();
+        cluster
+    }
+
+    /// Nothing breaks, and one link is there.
+    pub(crate) fn calm() -> Self {
+        Self::new(1, Odds::CALM, Sizes::USUAL)
+    }
+
+    /// Connects the hosts by one more link, the one new connections use.
+    pub(crate) fn add_link(&mut self) {
+        let link = link_id(self.links.len());
+        let openings = self.hosts.each_mut().map(Host::open);
+        let [first, second] = openings.each_ref().map(Opening::address);
+        self.links.push(first.qpn);
+        for ((host, opening), peer) in self.hosts.iter_mut().zip(openings).zip([second, first]) {
+            host.add_link(link, opening, peer);
+        }
+    }
+
+    /// The link that new connections use.
+    pub(crate) fn newest_link(&self) -> LinkId {
+        link_id(self.links.len() - 1)
+    }
+
+    /// Breaks the newest link, as if the path had gone.
+    pub(crate) fn break_link(&mut self) {
+        self.network.break_qp(*self.links.last().expect("one is there from the start"));
+    }
+
+    /// Whether a host knows the newest link to be lost.
+    pub(crate) fn is_link_lost(&self) -> bool {
+        self.hosts.iter().any(|host| host.broken.contains(&self.newest_link()))
+    }
+
+    /// Whether the link of this connection was lost.
+    pub(crate) fn lost_link(&self, number: usize) -> bool {
+        let link = self.pairs[number].link;
+        link.is_some_and(|link| self.hosts.iter().any(|host| host.broken.contains(&link)))
+    }
+
+    /// A connection, by number. The applications have said nothing yet.
+    pub(crate) fn connect(&mut self, transport: Transport) -> usize {
+        match transport {
+            Transport::Smc => {
+                let number = self.connect_at(Side::Client).expect("a free slot");
+                self.establish(Side::Server, number);
+                number
+            }
+            Transport::Tcp => self.connect_tcp([Vec::new(), Vec::new()]),
+        }
+    }
+
+    /// A connection over SMC-R, if both hosts have a slot, of which one host alone has ended the
+    /// rendezvous. The other one expects it, until [`Self::establish`].
+    pub(crate) fn connect_at(&mut self, early: Side) -> Option<usize> {
+        let number = self.pairs.len();
+        let link = self.newest_link();
+        if self.hosts.iter().any(|host| !host.has_slot()) {
+            return None;
+        }
+        let [client, server] = self.hosts.each_mut().map(|host| {
+            let element = host.take_element().expect("there was a slot");
+            host.command(Command::Expect { connection: element.id });
+            element
+        });
+        let ids = [Some(client.id), Some(server.id)];
+        let peers = [server.described, client.described];
+        let streams = self.add_pair(ids, Some(link));
+        for (host, (element, (near, peer))) in
+            [client, server].into_iter().zip(streams.into_iter().zip(peers)).enumerate()
+        {
+            let smc = Established::Smc { near, link, rmbe: element.rmbe, peer };
+            self.held.insert((host, number), smc);
+        }
+        self.establish(early, number);
+        Some(number)
+    }
+
+    /// Ends the rendezvous at this host: its poller takes over. Returns whether it was still open.
+    pub(crate) fn establish(&mut self, side: Side, number: usize) -> bool {
+        let Some(established) = self.held.remove(&(side.index(), number)) else { return false };
+        let pair = &self.pairs[number];
+        let id = pair.ids[side.index()].expect("it was expected");
+        let host = &mut self.hosts[side.index()];
+        let lost = pair.link.is_some_and(|link| host.broken.contains(&link));
+        match established {
+            Established::Smc { near, rmbe, .. } if lost => {
+                host.sockets.reset_on_close(&near);
+                host.abandon(id, rmbe);
+                self.pairs[number].ids[side.index()] = None;
+            }
+            Established::Smc { .. } | Established::Tcp { .. } => host.relay(id, established),
+        }
+        true
+    }
+
+    /// A connection that fell back, with what the rendezvous had read from either application.
+    pub(crate) fn connect_tcp(&mut self, [from_near, from_far]: [Vec<u8>; 2]) -> usize {
+        let id = self.hosts[0].take_slot().expect("a free slot");
+        let [near, far] = self.add_pair([Some(id), None], None);
+        self.hosts[0].relay(id, Established::Tcp { near, far, from_near, from_far });
+        self.pairs.len() - 1
+    }
+
+    /// What the applications of the first pair of a cluster send first: the client, the server.
+    pub(crate) fn first_bytes_of_first_pair(client: usize, server: usize) -> [Vec<u8>; 2] {
+        [application::bytes(0, 0, client), application::bytes(1, 0, server)]
+    }
+
+    fn add_pair(&mut self, ids: [Option<ConnectionId>; 2], link: Option<LinkId>) -> [Stream; 2] {
+        let seed = 2 * self.pairs.len() as u64;
+        let [(client, near), (server, far)] =
+            [(), ()].map(|()| tcp::connection(self.sizes.socket_bytes));
+        let applications =
+            [Application::new(client, seed, seed + 1), Application::new(server, seed + 1, seed)];
+        self.pairs.push(Pair { applications, ids, link });
+        [near, far]
+    }
+
+    /// An application of a connection.
+    pub(crate) fn application(&mut self, side: Side, number: usize) -> &mut Application {
+        &mut self.pairs[number].applications[side.index()]
+    }
+
+    /// The gateway of this side.
+    pub(crate) fn host(&mut self, side: Side) -> &mut Host {
+        &mut self.hosts[side.index()]
+    }
+
+    /// What the pollers reported about the end of a connection.
+    pub(crate) fn closed(&self, number: usize) -> Vec<Closed> {
+        let ids = self.pairs[number].ids.iter().zip(&self.hosts);
+        ids.filter_map(|(id, host)| host.closed.get(id.as_ref()?).copied()).collect()
+    }
+
+    /// Whether every poller that had this connection reported its end.
+    pub(crate) fn is_closed(&self, number: usize) -> bool {
+        self.closed(number).len() == self.pairs[number].ids.iter().flatten().count()
+    }
+
+    /// One look around by everybody. Returns whether anything moved.
+    pub(crate) fn step(&mut self) -> bool {
+        self.steps += 1;
+        assert!(self.steps < STEPS_MAX, "busy for ever");
+        let mut moved = false;
+        for application in self.pairs.iter_mut().flat_map(|pair| &mut pair.applications) {
+            moved |= application.act();
+        }
+        for host in &mut self.hosts {
+            moved |= host.turn(self.now);
+        }
+        moved
+    }
+
+    /// One look around by one gateway alone.
+    pub(crate) fn turn(&mut self, side: Side) -> bool {
+        self.hosts[side.index()].turn(self.now)
+    }
+
+    /// Moves the clock to the next thing the network does, if there is one.
+    pub(crate) fn pass_time(&mut self) -> bool {
+        let next = self.network.next_event();
+        if let Some(at) = next
+            && at > self.now
+        {
+            self.now = at;
+            self.steps = 0;
+        }
+        next.is_some()
+    }
+
+    /// Until nobody can do anything any more, other than wait for a timer of seconds.
+    pub(crate) fn run_until_quiet(&mut self) {
+        while self.step() || self.pass_time() {}
+    }
+
+    /// Lets time pass, timers included.
+    pub(crate) fn run_for(&mut self, duration: Duration) {
+        let until = self.now + duration;
+        loop {
+            self.run_until_quiet();
+            let deadlines = self.hosts.iter_mut();
+            let deadlines = deadlines.filter_map(|host| host.poller.next_deadline(self.now));
+            match deadlines.min() {
+                Some(at) if at <= until => self.now = self.now.max(at),
+                Some(_) | None => break,
+            }
+            self.steps = 0;
+        }
+        self.now = self.now.max(until);
+    }
+
+    /// Panics if something could go on and does not: nobody may wait for a timer to be found.
+    pub(crate) fn assert_nothing_stalls(&self) {
+        for (number, pair) in self.pairs.iter().enumerate() {
+            let broken = pair.applications.iter().any(|one| one.heard() == Heard::Reset);
+            if broken || self.is_pending(number) {
+                continue;
+            }
+            for side in Side::BOTH {
+                let writer = &pair.applications[side.index()];
+                let reader = &pair.applications[side.other().index()];
+                if reader.is_reading() && !writer.is_gone() {
+                    let came = (reader.received(), writer.is_blocked());
+                    assert_eq!(came, (writer.sent(), false), "pair {number}: {side:?} stalls");
+                    assert!(!writer.has_finished(), "pair {number}: the end did not come");
+                }
+            }
+        }
+    }
+
+    fn is_pending(&self, number: usize) -> bool {
+        (0..2).any(|host| self.held.contains_key(&(host, number)))
+    }
+
+    /// Panics unless every connection is reported as closed and everything lent is home.
+    pub(crate) fn assert_nothing_is_left(&self) {
+        for number in 0..self.pairs.len() {
+            let pair = &self.pairs[number];
+            assert!(self.is_closed(number), "pair {number} is not closed: {pair:?}");
+        }
+        self.hosts.iter().for_each(Host::assert_nothing_is_left);
+    }
+}
+
+fn link_id(index: usize) -> LinkId {
+    LinkId(u32::try_from(index).expect("few links"))
+}
+
+/// More looks around than any scenario needs without time passing.
+const STEPS_MAX: u64 = 5_000_000;

@@ -1,0 +1,311 @@
+//! One gateway against a peer that is not ours: it closes early, says too much, or nothing.
+
+use std::time::Duration;
+
+use smcr_engine::handoff::{Ending, PeerElement};
+use smcr_engine::{ConnectionId, Established, LinkId};
+use smcr_memory::{Region, Rmb, SendPool};
+use smcr_proto::connection::{CLOSE_WAIT, Connection, Setup};
+use smcr_proto::ring::Ring;
+use smcr_proto::wire::cdc::{Cdc, Cursor};
+use smcr_proto::{AlertToken, Gid, Instant, MacAddress, Mtu, RmbeSize};
+use smcr_rnic::dice::Dice;
+use smcr_rnic::sim::{Fabric, Network, Odds};
+use smcr_rnic::{Completion, Fabric as _, Opening, Port, QpId, Rnic, Tag, Work};
+
+use crate::KIB;
+use crate::application::{Application, Heard, bytes};
+use crate::host::{Closed, Host, Sizes};
+use crate::tcp;
+
+/// A gateway with one connection, the application behind it, and the peer.
+struct Stage {
+    network: Network,
+    now: Instant,
+    host: Host,
+    application: Application,
+    id: ConnectionId,
+    fabric: Fabric,
+    qp: QpId,
+    pool: SendPool,
+    /// What the peer would say if it were honest.
+    honest: Connection,
+    gateway: PeerElement,
+    /// Whether the peer takes in what it hears.
+    listens: bool,
+    /// What the gateway said.
+    heard: Vec<Cdc>,
+    /// What the peer has sent of its stream.
+    sent: u64,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let network = Network::new(1, Odds::CALM);
+        let mut host = Host::new(&network, 1, Sizes::USUAL);
+        let gid = Gid::from_ipv4([10, 9, 0, 2]);
+        let (mut rnic, mut fabric) =
+            network.rnic(Port { gid, mac: MacAddress::default(), mtu: Mtu::B1024 });
+        let domain = rnic.open_domain().unwrap();
+        let size = RmbeSize::from_notation(0);
+        let rmb = Rmb::carve(Region::new(size.bytes() as usize).unwrap(), size);
+        let registration = rnic.register(domain, rmb.region()).unwrap();
+        let ring = Ring::new(size.bytes());
+        let token = AlertToken(0xabcd_ef01);
+        let peer =
+            PeerElement { rkey: registration.rkey, address: registration.address, ring, token };
+
+        let (ours, theirs) = (host.open(), rnic.open(domain).unwrap());
+        let (here, there) = (ours.address(), theirs.address());
+        host.add_link(LINK, ours, there);
+        let qp = fabric.adopt(Instant(1), theirs.connect(here).unwrap());
+        let element = host.take_element().unwrap();
+        let (near, far) = (tcp::connection(40_000), element.id);
+        let established = Established::Smc { near: near.1, link: LINK, rmbe: element.rmbe, peer };
+        host.relay(far, established);
+        let setup = Setup {
+            peer_token: far.token(),
+            element: ring,
+            peer_element: element.described.ring,
+            close_wait: CLOSE_WAIT,
+        };
+        Self {
+            network,
+            now: Instant(1),
+            host,
+            application: Application::new(near.0, 0, 1),
+            id: far,
+            fabric,
+            qp,
+            pool: SendPool::new(Region::new(65_536).unwrap(), 65_536),
+            honest: Connection::new(setup),
+            gateway: element.described,
+            listens: true,
+            heard: Vec::new(),
+            sent: 0,
+        }
+    }
+
+    /// Sends `len` bytes of the peer's stream, and announces them.
+    fn write(&mut self, len: usize) {
+        let stream = bytes(1, self.sent, len);
+        self.sent += len as u64;
+        let span = self.honest.produce(u32::try_from(len).unwrap());
+        let [head, _] = span.pieces();
+        let filled = self.pool.fill(u32::MAX, |room| {
+            room.copy_in(&stream);
+            Ok::<_, ()>(len)
+        });
+        let lease = filled.unwrap().unwrap().unwrap();
+        let address = self.gateway.address + u64::from(head.start);
+        let write = Work::Write { lease, rkey: self.gateway.rkey, address, tag: Tag(0) };
+        self.fabric.post(self.qp, &mut vec![write]);
+        self.say_what_is_due();
+    }
+
+    fn say(&mut self, cdc: Cdc) {
+        let send = Work::Send { message: cdc.encode(), tag: Tag(0) };
+        self.fabric.post(self.qp, &mut vec![send]);
+    }
+
+    fn say_what_is_due(&mut self) {
+        while let Some(cdc) = self.honest.poll_cdc() {
+            self.say(cdc);
+        }
+    }
+
+    /// Until nobody has anything to do. The peer listens, and says nothing by itself.
+    fn run(&mut self) {
+        loop {
+            let mut moved = self.application.act() | self.host.turn(self.now);
+            let mut completions = Vec::with_capacity(16);
+            self.fabric.poll(self.now, &mut completions);
+            for completion in completions {
+                moved = true;
+                match completion {
+                    Completion::Wrote { lease, .. } => self.pool.take_back(lease),
+                    Completion::Received { message, .. } => {
+                        let cdc = Cdc::decode(&message).unwrap();
+                        if self.listens {
+                            self.honest.handle_cdc(self.now, &cdc).unwrap();
+                        }
+                        self.heard.push(cdc);
+                    }
+                    Completion::Sent { .. } => {}
+                    Completion::Broke { cause, .. } => panic!("{cause:?}"),
+                }
+            }
+            self.fabric.transmit(self.now);
+            match self.network.next_event() {
+                Some(at) => self.now = self.now.max(at),
+                None if !moved => break,
+                None => {}
+            }
+        }
+    }
+
+    fn last_heard(&self) -> Cdc {
+        *self.heard.last().expect("the gateway said something")
+    }
+
+    fn closed(&self) -> Option<Closed> {
+        self.host.closed.get(&self.id).copied()
+    }
+}
+
+/// A Linux program that calls `close` ends both directions at once: ours may still be sending.
+/// It must be told, as TCP would, and the peer must hear A.
+#[test]
+fn who_still_writes_to_a_closed_peer_is_reset() {
+    for before in [false, true] {
+        let mut stage = Stage::new();
+        stage.write(3 * KIB);
+        stage.run();
+        assert_eq!(stage.application.received(), 3 * KIB as u64);
+        if before {
+            stage.application.write(100);
+        }
+        stage.honest.close(stage.now);
+        stage.say_what_is_due();
+        stage.run();
+        if !before {
+            assert_eq!(stage.application.heard(), Heard::End);
+            assert_eq!(stage.closed(), None);
+            stage.application.write(100);
+            stage.run();
+        }
+        assert!(stage.application.is_readable());
+        assert!(stage.last_heard().abnormal_close || before);
+        assert_eq!(stage.closed().is_some(), stage.last_heard().abnormal_close);
+    }
+}
+
+/// The same `close`, but ours has nothing more to say: that is the usual end of a request.
+#[test]
+fn a_peer_that_closes_first_ends_gracefully_with_our_close() {
+    let mut stage = Stage::new();
+    stage.application.write(100);
+    stage.run();
+    assert!(!stage.last_heard().writer_blocked);
+    stage.honest.consume(100);
+    stage.write(3 * KIB);
+    stage.honest.close(stage.now);
+    stage.say_what_is_due();
+    stage.run();
+    assert_eq!(stage.application.received(), 3 * KIB as u64);
+    assert_eq!(stage.application.heard(), Heard::End);
+
+    stage.application.finish();
+    stage.run();
+    assert!(stage.last_heard().connection_closed);
+    let closed = stage.closed().unwrap();
+    assert_eq!((closed.ending, closed.bytes_out), (Ending::Graceful, 3 * KIB as u64));
+    stage.host.assert_nothing_is_left();
+}
+
+/// A window of bytes was written and more wait: the peer is told so by B. If it closes instead of
+/// reading, those bytes are lost, and the application must hear that (RFC 4.8.1, 4A).
+#[test]
+fn a_blocked_writer_is_reset_when_its_peer_closes() {
+    let mut stage = Stage::new();
+    stage.application.write(100 * KIB);
+    stage.run();
+    assert!(stage.last_heard().writer_blocked);
+    assert_eq!(stage.honest.readable().len(), 16 * 1024);
+    stage.honest.consume(16 * 1024);
+    stage.honest.close(stage.now);
+    let mut close = stage.honest.poll_cdc().unwrap();
+    close.consumer = Cursor::default();
+    stage.say(close);
+    stage.run();
+    assert_eq!(stage.application.heard(), Heard::Reset);
+    assert!(stage.last_heard().abnormal_close);
+}
+
+/// Bytes behind the end of a stream that the application was told to be complete.
+#[test]
+fn bytes_behind_the_end_reset_the_connection() {
+    let mut stage = Stage::new();
+    stage.say(Cdc { sequence: 1, token: stage.id.token(), sending_done: true, ..Cdc::default() });
+    stage.run();
+    assert_eq!(stage.application.heard(), Heard::End);
+    let token = stage.id.token();
+    let more = Cdc { sequence: 2, token, producer: Cursor { wrap: 0, count: 5 }, ..Cdc::default() };
+    stage.say(more);
+    stage.run();
+    assert!(stage.last_heard().abnormal_close);
+    stage.say(Cdc { sequence: 3, abnormal_close: true, ..more });
+    stage.run();
+    assert_eq!(stage.closed().unwrap().ending, Ending::PeerMisbehaved);
+    stage.host.assert_nothing_is_left();
+}
+
+/// A peer that claims to have read what was never written, or to have written more than fits.
+#[test]
+fn impossible_cursors_reset_the_connection() {
+    let far = Cursor { wrap: 1, count: 1 };
+    let consumer = Cdc { consumer: far, ..Cdc::default() };
+    let producer = Cdc { producer: far, ..Cdc::default() };
+    for lie in [consumer, producer] {
+        let mut stage = Stage::new();
+        stage.listens = false;
+        stage.say(Cdc { sequence: 1, token: stage.id.token(), ..lie });
+        stage.run();
+        assert_eq!(stage.application.heard(), Heard::Reset);
+        assert!(stage.last_heard().abnormal_close);
+        assert_eq!(stage.host.counters.cdc_misbehaved.get(), 1);
+    }
+}
+
+/// A peer that does not answer our A must not keep the slot and the element for ever.
+#[test]
+fn a_peer_that_does_not_answer_is_given_up() {
+    let mut stage = Stage::new();
+    stage.application.reset();
+    stage.run();
+    assert!(stage.last_heard().abnormal_close);
+    assert_eq!(stage.closed(), None);
+    for after in [CLOSE_WAIT - Duration::from_secs(1), Duration::from_secs(2)] {
+        assert_eq!(stage.closed(), None);
+        stage.now = stage.now + after;
+        stage.run();
+    }
+    assert_eq!(stage.closed().unwrap().ending, Ending::ResetByApplication);
+    stage.host.assert_nothing_is_left();
+}
+
+/// No message of a peer may stop the gateway, whatever it says to whom.
+#[test]
+fn nonsense_is_survived() {
+    for seed in smcgate_tests::seeds(100) {
+        let mut dice = Dice::new(seed);
+        let mut stage = Stage::new();
+        stage.listens = false;
+        stage.application.sleep();
+        stage.application.write(10 * KIB);
+        for _ in 0..20 {
+            let mut message = [0; 44];
+            dice.fill(&mut message);
+            message[..2].copy_from_slice(&[0xfe, 44]);
+            let token = if dice.index(4) == 0 { AlertToken(7) } else { stage.id.token() };
+            let mut cdc = Cdc::decode(&message).unwrap();
+            cdc.token = token;
+            if dice.index(3) > 0 {
+                let count = u32::try_from(dice.below(20_000)).unwrap();
+                cdc.producer = Cursor { wrap: 0, count };
+                cdc.consumer = Cursor { wrap: 0, count: count / 2 };
+                cdc.sequence = 1 + cdc.sequence % 4;
+            }
+            stage.say(cdc);
+            stage.run();
+        }
+        stage.now = stage.now + CLOSE_WAIT;
+        stage.application.reset();
+        stage.run();
+        stage.now = stage.now + CLOSE_WAIT;
+        stage.run();
+        stage.host.assert_nothing_is_left();
+    }
+}
+
+const LINK: LinkId = LinkId(1);

@@ -1,0 +1,241 @@
+//! Whatever applications, network and operators do, under a seed; judged from outside.
+//!
+//! The judges know what went in and what came out: a byte that comes is the byte that was sent at
+//! that place (checked as it is read), nothing stalls while its link lives, a connection that ends
+//! well is complete, and when all is over, nothing is missing: no lease, no element, no slot.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use smcgate_tests::seeds;
+use smcr_engine::Command;
+use smcr_engine::handoff::Ending;
+use smcr_proto::RmbeSize;
+use smcr_rnic::dice::{Chance, Dice};
+use smcr_rnic::sim::Odds;
+
+use crate::KIB;
+use crate::application::Heard;
+use crate::cluster::{Cluster, Side, Transport};
+use crate::host::Sizes;
+use Side::{Client, Server};
+
+/// One run.
+struct Swarm {
+    dice: Dice,
+    cluster: Cluster,
+    /// Connections that the operator aborted.
+    aborted: BTreeSet<usize>,
+    /// How likely a step brings trouble beyond what applications do.
+    trouble: Chance,
+}
+
+#[test]
+fn swarm() {
+    let seeds = seeds(200);
+    let many = seeds.end - seeds.start >= 200;
+    let mut seen = Seen::default();
+    for seed in seeds {
+        println!("SMC_SEED={seed}");
+        let mut swarm = Swarm::new(seed);
+        for _ in 0..swarm.dice.below(400) {
+            swarm.act();
+        }
+        for side in Side::BOTH {
+            swarm.cluster.host(side).control_asleep = false;
+        }
+        swarm.cluster.run_until_quiet();
+        swarm.cluster.assert_nothing_stalls();
+        swarm.end();
+        swarm.judge();
+        seen.add(&swarm.cluster);
+    }
+    // A swarm that never meets trouble proves nothing.
+    assert!(!many || seen.is_everything(), "{seen:?}");
+}
+
+/// What all runs together have met.
+#[derive(Debug, Default)]
+struct Seen {
+    graceful: usize,
+    reset: usize,
+    lost: usize,
+    bytes: u64,
+    /// Waits for the peer, the pool, the send queue and the socket, early messages, late reports.
+    waits: [u64; 6],
+}
+
+impl Seen {
+    fn add(&mut self, cluster: &Cluster) {
+        for host in &cluster.hosts {
+            let ends = |ending| host.closed.values().filter(|end| end.ending == ending).count();
+            self.graceful += ends(Ending::Graceful);
+            self.reset += ends(Ending::ResetByPeer);
+            self.lost += ends(Ending::LinkLost);
+            let counters = &host.counters;
+            self.bytes += counters.rdma_in.get();
+            let waits = [
+                &counters.blocked_on_peer,
+                &counters.blocked_on_pool,
+                &counters.blocked_on_queue,
+                &counters.blocked_on_socket,
+                &counters.cdc_parked,
+                &counters.reports_delayed,
+            ];
+            for (sum, wait) in self.waits.iter_mut().zip(waits) {
+                *sum += wait.get();
+            }
+        }
+    }
+
+    fn is_everything(&self) -> bool {
+        let common = self.graceful.min(self.reset).min(self.lost) > 20;
+        common && self.bytes > 10 << 20 && self.waits.iter().all(|wait| *wait > 0)
+    }
+}
+
+impl Swarm {
+    fn new(seed: u64) -> Self {
+        let mut dice = Dice::new(seed);
+        let breaks = [Chance::NEVER, Chance::NEVER, Chance(500), Chance::percent(2)];
+        let odds = Odds { break_on_transmit: breaks[dice.index(4)], ..Odds::MALICIOUS };
+        let odds = if dice.roll(Chance::percent(20)) { Odds::CALM } else { odds };
+        let sizes = Sizes {
+            rmbe: RmbeSize::from_notation([0, 0, 1, 2][dice.index(4)]),
+            send_pool_bytes: [1, 2, 16][dice.index(3)] * 65_536,
+            socket_bytes: [1_000, 30_000, 200_000][dice.index(3)],
+            reports: [2, 100][dice.index(2)],
+            elements: [3, 20, 255][dice.index(3)],
+        };
+        let trouble = [Chance::NEVER, Chance::percent(1), Chance::percent(5)][dice.index(3)];
+        let cluster = Cluster::new(seed, odds, sizes);
+        Self { cluster, dice, aborted: BTreeSet::new(), trouble }
+    }
+
+    /// Somebody does something, then everybody looks around a few times.
+    fn act(&mut self) {
+        if self.cluster.pairs.is_empty() || self.dice.roll(Chance::percent(15)) {
+            self.connect();
+        } else {
+            let number = self.dice.index(self.cluster.pairs.len());
+            let side = self.side();
+            self.act_on(side, number);
+        }
+        if self.dice.roll(self.trouble) {
+            self.make_trouble();
+        }
+        for _ in 0..self.dice.below(12) {
+            match self.dice.below(10) {
+                0 => drop(self.cluster.turn(Client)),
+                1 => drop(self.cluster.turn(Server)),
+                2..=6 => drop(self.cluster.step()),
+                _ => drop(self.cluster.pass_time()),
+            }
+        }
+    }
+
+    fn side(&mut self) -> Side {
+        Side::BOTH[self.dice.index(2)]
+    }
+
+    fn connect(&mut self) {
+        if self.cluster.is_link_lost() {
+            self.cluster.add_link();
+        }
+        if self.dice.roll(Chance::percent(30)) {
+            if self.cluster.host(Client).has_slot() {
+                self.cluster.connect(Transport::Tcp);
+            }
+            return;
+        }
+        let early = self.side();
+        if let Some(number) = self.cluster.connect_at(early)
+            && self.dice.roll(Chance::percent(50))
+        {
+            self.cluster.establish(early.other(), number);
+        }
+    }
+
+    fn act_on(&mut self, side: Side, number: usize) {
+        let roll = self.dice.below(100);
+        let len_max = [10, 2 * KIB, 100 * KIB, 400 * KIB][self.dice.index(4)];
+        let len = 1 + self.dice.index(len_max);
+        let slowly = 1 + self.dice.index(4 * KIB);
+        self.cluster.establish(side, number);
+        let application = self.cluster.application(side, number);
+        if application.is_gone() {
+            return;
+        }
+        match roll {
+            0..50 if !application.will_finish() => application.write(len),
+            0..60 if slowly > 100 => application.write_at_most(slowly),
+            60..70 if slowly > 100 => application.read_at_most(slowly),
+            70..78 => application.sleep(),
+            78..86 => application.wake(),
+            86..93 => application.finish(),
+            93..95 => application.reset(),
+            95..97 => application.close(),
+            _ => {}
+        }
+    }
+
+    fn make_trouble(&mut self) {
+        match self.dice.below(4) {
+            0 => self.cluster.break_link(),
+            1 => {
+                let side = self.side();
+                let host = self.cluster.host(side);
+                host.control_asleep = !host.control_asleep;
+            }
+            2 => {
+                let number = self.dice.index(self.cluster.pairs.len());
+                if let Some(connection) = self.cluster.pairs[number].ids[0] {
+                    self.cluster.host(Client).command(Command::Abort { connection });
+                    self.aborted.insert(number);
+                }
+            }
+            _ => {
+                let side = self.side();
+                let link = self.cluster.newest_link();
+                self.cluster.host(side).command(Command::SendLlc { link, message: [4; 44] });
+            }
+        }
+    }
+
+    /// Everybody wakes, says goodbye, and waits for the others to do so.
+    fn end(&mut self) {
+        for side in Side::BOTH {
+            for number in 0..self.cluster.pairs.len() {
+                self.cluster.establish(side, number);
+                let application = self.cluster.application(side, number);
+                application.wake();
+                application.finish();
+            }
+        }
+        // Longer than a peer that does not answer a close is waited for.
+        self.cluster.run_for(Duration::from_secs(70));
+    }
+
+    fn judge(&mut self) {
+        self.cluster.assert_nothing_stalls();
+        for number in 0..self.cluster.pairs.len() {
+            let closed = self.cluster.closed(number);
+            let pair = &self.cluster.pairs[number];
+            let [client, server] = &pair.applications;
+            let gone = client.is_gone() || server.is_gone();
+            let excused = gone || self.aborted.contains(&number) || self.cluster.lost_link(number);
+            let well = closed.iter().all(|end| end.ending == Ending::Graceful);
+            assert!(well || excused, "pair {number}: {closed:?}");
+            for (writer, reader) in [(client, server), (server, client)] {
+                assert!(reader.received() <= writer.sent());
+                let heard = reader.is_gone() || reader.heard() != Heard::Bytes;
+                assert!(heard, "pair {number} still waits");
+                if !excused {
+                    assert_eq!(reader.received(), writer.sent(), "pair {number} is cut short");
+                    assert_eq!(reader.heard(), Heard::End, "pair {number} ended well");
+                }
+            }
+        }
+        self.cluster.assert_nothing_is_left();
+    }
+}

@@ -1,0 +1,321 @@
+//! TCP connections in memory, between an application and a poller, with the edges of epoll.
+//!
+//! The poller's end behaves as a Linux socket on an edge-triggered epoll does: an edge marks the
+//! socket, and the next `poll` tells all that is possible by then; room is an edge only for a
+//! writer that was refused, and only once a third of the buffer is free; an error is told once, and
+//! what was received before it can still be read.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use smcr_engine::limits::EVENTS_PER_TURN_MAX;
+use smcr_engine::streams::{Event, Key, Streams};
+use smcr_memory::Vacant;
+use smcr_memory::rmb::Readable;
+
+/// A connection whose buffers hold `capacity` bytes each way: the application's end, the poller's.
+pub(crate) fn connection(capacity: usize) -> (Application, Stream) {
+    let tcp = Arc::new(Mutex::new(Tcp { capacity, ..Tcp::default() }));
+    (Application(Arc::clone(&tcp)), Stream(tcp))
+}
+
+/// Both ends.
+#[derive(Debug, Default)]
+struct Tcp {
+    capacity: usize,
+    /// From the application.
+    inbound: Lane,
+    /// To the application.
+    outbound: Lane,
+    /// RST was sent, by either end.
+    reset: bool,
+    /// The poller's end was told of the reset; from then on reads say that the stream ended.
+    error_told: bool,
+    /// The application's end is closed: what still comes is answered by RST.
+    application_gone: bool,
+    reset_on_close: bool,
+    /// Something happened that epoll has not told yet.
+    edge: bool,
+    /// A write found less room than it wanted.
+    wants_room: bool,
+}
+
+/// One direction.
+#[derive(Debug, Default)]
+struct Lane {
+    bytes: VecDeque<u8>,
+    finished: bool,
+}
+
+impl Tcp {
+    fn room(&self) -> usize {
+        self.capacity - self.outbound.bytes.len()
+    }
+
+    fn has_useful_room(&self) -> bool {
+        self.room() * 3 >= self.capacity
+    }
+
+    fn reset(&mut self) {
+        self.reset = true;
+        self.edge = true;
+    }
+
+    fn event(&mut self, key: Key) -> Option<Event> {
+        if !std::mem::take(&mut self.edge) {
+            return None;
+        }
+        let failed = self.reset && !self.error_told;
+        let ended = self.inbound.finished || self.reset;
+        let writable = self.has_useful_room() || failed;
+        self.wants_room |= !writable;
+        let readable = !self.inbound.bytes.is_empty() || ended;
+        (readable || writable).then_some(Event { key, readable, writable, ending: ended, failed })
+    }
+
+    fn read(&mut self, len: usize) -> io::Result<Vec<u8>> {
+        let len = len.min(self.inbound.bytes.len());
+        if len > 0 {
+            return Ok(self.inbound.bytes.drain(..len).collect());
+        }
+        if self.reset && !std::mem::replace(&mut self.error_told, true) {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        if self.inbound.finished || self.reset {
+            return Ok(Vec::new());
+        }
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+
+    fn write(&mut self, len: usize, copy: impl FnOnce(&mut [u8])) -> io::Result<usize> {
+        assert!(!self.outbound.finished, "nothing is written behind a FIN");
+        if self.reset {
+            self.error_told = true;
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        if self.application_gone {
+            self.reset();
+            return Ok(len);
+        }
+        let taken = len.min(self.room());
+        self.wants_room |= taken < len;
+        if taken == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let mut bytes = vec![0; taken];
+        copy(&mut bytes);
+        self.outbound.bytes.extend(bytes);
+        Ok(taken)
+    }
+}
+
+/// What an application reads.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Read {
+    Bytes(Vec<u8>),
+    Nothing,
+    Finished,
+    Reset,
+}
+
+/// The application's end.
+#[derive(Debug)]
+pub(crate) struct Application(Arc<Mutex<Tcp>>);
+
+impl Application {
+    /// Sends what fits of `bytes`, and says how much that was; `None` after a reset.
+    pub(crate) fn write(&self, bytes: &[u8]) -> Option<usize> {
+        let mut tcp = lock(&self.0);
+        if tcp.reset {
+            return None;
+        }
+        let len = bytes.len().min(tcp.capacity - tcp.inbound.bytes.len());
+        tcp.inbound.bytes.extend(&bytes[..len]);
+        tcp.edge |= len > 0;
+        Some(len)
+    }
+
+    /// How much can be written at once.
+    pub(crate) fn room(&self) -> usize {
+        let tcp = lock(&self.0);
+        if tcp.reset { 0 } else { tcp.capacity - tcp.inbound.bytes.len() }
+    }
+
+    pub(crate) fn read(&self, len: usize) -> Read {
+        let mut tcp = lock(&self.0);
+        let len = len.min(tcp.outbound.bytes.len());
+        if len == 0 && tcp.reset {
+            return Read::Reset;
+        }
+        if len == 0 {
+            return if tcp.outbound.finished { Read::Finished } else { Read::Nothing };
+        }
+        let bytes = tcp.outbound.bytes.drain(..len).collect();
+        if tcp.wants_room && tcp.has_useful_room() {
+            tcp.wants_room = false;
+            tcp.edge = true;
+        }
+        Read::Bytes(bytes)
+    }
+
+    /// Whether a read would bring anything.
+    pub(crate) fn is_readable(&self) -> bool {
+        let tcp = lock(&self.0);
+        tcp.reset || tcp.outbound.finished || !tcp.outbound.bytes.is_empty()
+    }
+
+    /// FIN.
+    pub(crate) fn finish(&self) {
+        let mut tcp = lock(&self.0);
+        tcp.inbound.finished = true;
+        tcp.edge = true;
+    }
+
+    /// `close`: FIN, or RST if something is unread; and RST for whatever comes later.
+    pub(crate) fn close(&self) {
+        let mut tcp = lock(&self.0);
+        tcp.application_gone = true;
+        if tcp.outbound.bytes.is_empty() {
+            tcp.inbound.finished = true;
+            tcp.edge = true;
+        } else {
+            tcp.reset();
+        }
+    }
+
+    /// RST.
+    pub(crate) fn reset(&self) {
+        lock(&self.0).reset();
+    }
+}
+
+/// The poller's end. Dropping it closes it.
+#[derive(Debug)]
+pub(crate) struct Stream(Arc<Mutex<Tcp>>);
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let mut tcp = lock(&self.0);
+        let unread = !tcp.inbound.bytes.is_empty();
+        tcp.reset |= tcp.reset_on_close || unread;
+        tcp.outbound.finished = true;
+    }
+}
+
+/// The sockets of one poller. Clones are the same sockets.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sockets(Arc<Mutex<Watched>>);
+
+#[derive(Debug, Default)]
+struct Watched {
+    sockets: Vec<(Key, Weak<Mutex<Tcp>>)>,
+    /// Told by the next `poll`, whoever they are for.
+    late: Vec<Event>,
+    full: bool,
+    system_calls: u64,
+}
+
+impl Sockets {
+    /// Whether the poller's sleep would end.
+    pub(crate) fn has_news(&self) -> bool {
+        let watched = lock(&self.0);
+        let edge = |socket: &Weak<Mutex<Tcp>>| socket.upgrade().is_some_and(|tcp| lock(&tcp).edge);
+        !watched.late.is_empty() || watched.sockets.iter().any(|(_, socket)| edge(socket))
+    }
+
+    /// Makes the next `poll` tell this, as if it had been under way for long.
+    pub(crate) fn tell_late(&self, event: Event) {
+        lock(&self.0).late.push(event);
+    }
+
+    /// Whether no further socket can be watched.
+    pub(crate) fn set_full(&self, full: bool) {
+        lock(&self.0).full = full;
+    }
+
+    /// Reads and writes so far.
+    pub(crate) fn system_calls(&self) -> u64 {
+        lock(&self.0).system_calls
+    }
+
+    fn count(&self) {
+        lock(&self.0).system_calls += 1;
+    }
+}
+
+impl Streams for Sockets {
+    type Stream = Stream;
+
+    fn watch(&mut self, key: Key, stream: &Stream) -> io::Result<()> {
+        let mut watched = lock(&self.0);
+        if watched.full {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        watched.sockets.push((key, Arc::downgrade(&stream.0)));
+        lock(&stream.0).edge = true;
+        Ok(())
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) {
+        let mut watched = lock(&self.0);
+        events.append(&mut watched.late);
+        watched.sockets.retain(|(_, socket)| socket.strong_count() > 0);
+        for (key, socket) in &watched.sockets {
+            if events.len() == EVENTS_PER_TURN_MAX {
+                break;
+            }
+            events.extend(socket.upgrade().and_then(|tcp| lock(&tcp).event(*key)));
+        }
+    }
+
+    fn sleep(&mut self, _limit: Option<Duration>) {
+        unreachable!("the cluster sleeps for its pollers");
+    }
+
+    fn read(&mut self, stream: &Stream, room: &Vacant<'_>) -> io::Result<usize> {
+        self.count();
+        let bytes = lock(&stream.0).read(room.len())?;
+        room.copy_in(&bytes);
+        Ok(bytes.len())
+    }
+
+    fn write(&mut self, stream: &Stream, bytes: &Readable<'_>) -> io::Result<usize> {
+        self.count();
+        let mut all = vec![0; 1 << 20];
+        let len = bytes.copy_out(&mut all);
+        lock(&stream.0).write(len, |target| target.copy_from_slice(&all[..target.len()]))
+    }
+
+    fn read_slice(&mut self, stream: &Stream, room: &mut [u8]) -> io::Result<usize> {
+        self.count();
+        let bytes = lock(&stream.0).read(room.len())?;
+        room[..bytes.len()].copy_from_slice(&bytes);
+        Ok(bytes.len())
+    }
+
+    fn write_slice(&mut self, stream: &Stream, bytes: &[u8]) -> io::Result<usize> {
+        self.count();
+        let len = bytes.len();
+        lock(&stream.0).write(len, |target| target.copy_from_slice(&bytes[..target.len()]))
+    }
+
+    fn has_more(&mut self, stream: &Stream) -> bool {
+        self.count();
+        !lock(&stream.0).inbound.bytes.is_empty()
+    }
+
+    fn finish(&mut self, stream: &Stream) {
+        lock(&stream.0).outbound.finished = true;
+    }
+
+    fn reset_on_close(&mut self, stream: &Stream) {
+        lock(&stream.0).reset_on_close = true;
+    }
+}
+
+fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic elsewhere is the failure to look at, not this.
+    value.lock().unwrap_or_else(PoisonError::into_inner)
+}
