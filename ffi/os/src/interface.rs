@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 
 use crate::netdev::{NetworkDevice, network_devices};
-use crate::udp::option;
+use crate::option;
 
 /// A network device that has an IPv4 address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,7 +75,7 @@ pub fn path_mtu(here: Ipv4Addr, there: Ipv4Addr) -> io::Result<u32> {
     let socket = std::net::UdpSocket::bind((here, 0))?;
     // Connecting a UDP socket looks up the route and sends nothing.
     socket.connect((there, 9))?;
-    let mtu = option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_MTU)?;
+    let mtu = option::get(socket.as_fd(), libc::IPPROTO_IP, libc::IP_MTU)?;
     u32::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 

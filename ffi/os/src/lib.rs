@@ -8,6 +8,7 @@ pub mod interface;
 pub mod mapping;
 pub mod netdev;
 pub mod offload;
+mod option;
 pub mod tcp;
 pub mod udp;
 pub mod vectored;

@@ -1,7 +1,9 @@
 //! Asking a UDP socket to split and join datagrams in the kernel (GSO and GRO).
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
+
+use crate::option;
 
 /// Makes every send on `socket` leave as datagrams of `bytes` each, the last one shorter.
 ///
@@ -9,7 +11,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 ///
 /// As `setsockopt(2)`: kernels before 4.18 do not know it.
 pub fn split_sends(socket: BorrowedFd<'_>, bytes: u16) -> io::Result<()> {
-    set(socket, libc::UDP_SEGMENT, bytes.into())
+    option::set(socket, libc::SOL_UDP, libc::UDP_SEGMENT, bytes.into())
 }
 
 /// Lets one receive on `socket` return several datagrams of one sender, joined.
@@ -18,18 +20,7 @@ pub fn split_sends(socket: BorrowedFd<'_>, bytes: u16) -> io::Result<()> {
 ///
 /// As `setsockopt(2)`: kernels before 5.0 do not know it.
 pub fn join_receives(socket: BorrowedFd<'_>) -> io::Result<()> {
-    set(socket, libc::UDP_GRO, 1)
-}
-
-fn set(socket: BorrowedFd<'_>, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
-    let len = libc::socklen_t::try_from(size_of_val(&value)).expect("four bytes");
-    // SAFETY: `setsockopt` asks for
-    // - an open descriptor: `BorrowedFd`;
-    // - a pointer valid for `len` reads: `value` is a live local and `len` its size.
-    let result = unsafe {
-        libc::setsockopt(socket.as_raw_fd(), libc::SOL_UDP, option, (&raw const value).cast(), len)
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    option::set(socket, libc::SOL_UDP, libc::UDP_GRO, 1)
 }
 
 #[cfg(test)]

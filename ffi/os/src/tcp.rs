@@ -3,27 +3,15 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use crate::option;
+
 /// Makes the kernel keep the SYN of every connection that `listener` accepts from now on.
 ///
 /// # Errors
 ///
 /// As `setsockopt(2)`.
 pub fn save_syn(listener: BorrowedFd<'_>) -> io::Result<()> {
-    let on: libc::c_int = 1;
-    let len = libc::socklen_t::try_from(size_of_val(&on)).expect("four bytes");
-    // SAFETY: `setsockopt` asks for
-    // - an open descriptor: `BorrowedFd`;
-    // - a pointer valid for `len` reads: `on` is a live local and `len` its size.
-    let result = unsafe {
-        libc::setsockopt(
-            listener.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_SAVE_SYN,
-            (&raw const on).cast(),
-            len,
-        )
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    option::set(listener, libc::IPPROTO_TCP, libc::TCP_SAVE_SYN, 1)
 }
 
 /// The SYN that opened an accepted connection: IP header, TCP header and options.

@@ -5,7 +5,9 @@ use std::mem;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use libc::{c_int, c_void, cmsghdr, iovec, mmsghdr, msghdr, sockaddr_in, socklen_t};
+use libc::{c_int, cmsghdr, iovec, mmsghdr, msghdr, sockaddr_in, socklen_t};
+
+use crate::option;
 
 /// A nonblocking IPv4 socket, bound and never connected, that coalesces what it receives.
 #[derive(Debug)]
@@ -78,7 +80,7 @@ impl UdpSocket {
         // with DO anybody who forges an ICMP message lowers the path MTU below our packets, and the
         // kernel refuses them all from then on.
         socket.set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
-        socket.set(libc::IPPROTO_UDP, UDP_GRO, 1)?;
+        socket.set(libc::IPPROTO_UDP, libc::UDP_GRO, 1)?;
         let address = to_sockaddr(local);
         // SAFETY: `bind` asks for an open descriptor and an address valid for its length: a live
         // local of exactly that type.
@@ -95,7 +97,7 @@ impl UdpSocket {
     ///
     /// As `getsockopt(2)`.
     pub fn receive_buffer(&self) -> io::Result<usize> {
-        let value = option(self.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF)?;
+        let value = option::get(self.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF)?;
         Ok(usize::try_from(value).unwrap_or(0))
     }
 
@@ -155,18 +157,7 @@ impl UdpSocket {
     }
 
     fn set(&self, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
-        // SAFETY: `setsockopt` asks for an open descriptor and a value valid for its length: a live
-        // local of exactly that size.
-        let result = unsafe {
-            libc::setsockopt(
-                self.descriptor.as_raw_fd(),
-                level,
-                name,
-                (&raw const value).cast(),
-                INT_LEN,
-            )
-        };
-        check(result)
+        option::set(self.as_fd(), level, name, value)
     }
 
     /// Asks for a buffer beyond the system's limit, or else for one up to it.
@@ -300,7 +291,7 @@ impl Control {
     fn segment(len: u16) -> Self {
         let mut data = [0; 16];
         data[..2].copy_from_slice(&len.to_ne_bytes());
-        Self { len: Self::HEADER_LEN + 2, level: libc::IPPROTO_UDP, kind: UDP_SEGMENT, data }
+        Self { len: Self::HEADER_LEN + 2, level: libc::IPPROTO_UDP, kind: libc::UDP_SEGMENT, data }
     }
 
     /// The size of the datagrams that the kernel joined, if it wrote so. `written` is how many
@@ -308,7 +299,7 @@ impl Control {
     fn coalesced(&self, written: usize) -> Option<usize> {
         let tells = written >= Self::HEADER_LEN + size_of::<c_int>()
             && self.level == libc::IPPROTO_UDP
-            && self.kind == UDP_GRO;
+            && self.kind == libc::UDP_GRO;
         let (bytes, _) = self.data.split_first_chunk().expect("16 is more than 4");
         if tells { usize::try_from(c_int::from_ne_bytes(*bytes)).ok() } else { None }
     }
@@ -322,24 +313,6 @@ pub(crate) fn open_socket() -> io::Result<OwnedFd> {
     check(descriptor.min(0))?;
     // SAFETY: `from_raw_fd` asks for a descriptor that is open and nobody else's: it was just made.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
-}
-
-pub(crate) fn option(socket: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<c_int> {
-    let mut value: c_int = 0;
-    let mut len = INT_LEN;
-    // SAFETY: `getsockopt` asks for an open descriptor, a place for the value, and its length: live
-    // locals of matching size.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            level,
-            name,
-            (&raw mut value).cast::<c_void>(),
-            &raw mut len,
-        )
-    };
-    check(result)?;
-    Ok(value)
 }
 
 fn check(result: c_int) -> io::Result<()> {
@@ -380,13 +353,7 @@ const RECEIVE_BURST: usize = 8;
 const DATAGRAM_MAX: usize = 65_536;
 #[allow(clippy::cast_possible_truncation, reason = "16")]
 const SOCKADDR_LEN: socklen_t = size_of::<sockaddr_in>() as socklen_t;
-#[allow(clippy::cast_possible_truncation, reason = "4")]
-const INT_LEN: socklen_t = size_of::<c_int>() as socklen_t;
 const NONBLOCKING: c_int = libc::MSG_DONTWAIT;
-/// `linux/udp.h`.
-const UDP_SEGMENT: c_int = 103;
-/// `linux/udp.h`.
-const UDP_GRO: c_int = 104;
 
 #[cfg(test)]
 mod tests {

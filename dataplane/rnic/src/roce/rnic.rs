@@ -165,7 +165,9 @@ impl crate::Opening for Opening {
 
     fn connect(self, peer: QpAddress) -> Result<Qp, Exhausted> {
         let (here, there) = (ip_of(self.address.gid), ip_of(peer.gid));
-        if here.is_ipv4() != there.is_ipv4() {
+        // What a peer says of itself must not make us send to a crowd.
+        let is_one = !there.is_multicast() && !there.is_unspecified();
+        if here.is_ipv4() != there.is_ipv4() || !is_one {
             return Err(Exhausted);
         }
         let path = (self.path)(here, there).map_err(|_| Exhausted)?;

@@ -131,7 +131,7 @@ fn the_event_descriptor_is_readable_when_a_message_is_there() {
 /// An operator whose network loses large packets says so, and is obeyed.
 #[test]
 fn packets_are_no_larger_than_the_operator_allows() {
-    let place = Place::Address(Ipv4Addr::new(127, 10, 4, 1));
+    let place = Place::Address(Ipv4Addr::new(127, 10, 5, 1));
     let mtu_max = Some(Mtu::B1024);
     let (rnic, _fabric) = udp::open(&Config { mtu_max, ..Config::on(place) }).unwrap();
     assert_eq!(rnic.port().mtu, Mtu::B1024);

@@ -434,9 +434,12 @@ fn an_unreachable_peer_is_refused() {
     let network = Network::new(1, Odds::default());
     let (mut rnic, _fabric) = nic(&network, 0, Mtu::B1024, 0);
     let domain = rnic.open_domain().unwrap();
-    let opening = rnic.open(domain).unwrap();
-    let peer = QpAddress { gid: Gid([0xfe; 16]), ..opening.address() };
-    assert!(opening.connect(peer).is_err());
+    let nobody = Gid::from_ipv4([0; 4]);
+    for gid in [Gid([0xfe; 16]), Gid::from_ipv4([224, 0, 0, 1]), nobody] {
+        let opening = rnic.open(domain).unwrap();
+        let peer = QpAddress { gid, ..opening.address() };
+        assert!(opening.connect(peer).is_err(), "{gid:?}");
+    }
     let opening = rnic.open(domain).unwrap();
     let peer = QpAddress { mtu: Mtu(0), ..opening.address() };
     assert!(opening.connect(peer).is_err());
