@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
 use smcr_engine::handoff::{Activity, Ending, PeerElement};
-use smcr_engine::limits::COMMANDS_MAX;
+use smcr_engine::limits::{COMMANDS_MAX, FILL_PER_TURN_MAX};
 use smcr_engine::mailbox::{Receiver, Sender, Waker, mailbox};
 use smcr_engine::poller::{CommandOf, Ends};
 use smcr_engine::{Command, ConnectionId, Established, LinkId, Poller, Report};
@@ -26,7 +26,7 @@ use crate::tcp::{Sockets, Stream};
 #[derive(Clone, Debug)]
 pub(crate) struct Sizes {
     pub(crate) rmbe: RmbeSize,
-    pub(crate) send_pool_bytes: usize,
+    pub(crate) send_chunks: usize,
     pub(crate) socket_bytes: usize,
     pub(crate) reports: usize,
     pub(crate) elements: usize,
@@ -35,7 +35,7 @@ pub(crate) struct Sizes {
 impl Sizes {
     pub(crate) const USUAL: Self = Self {
         rmbe: RmbeSize::from_notation(0),
-        send_pool_bytes: 16 * 65_536,
+        send_chunks: 16,
         socket_bytes: 40_000,
         reports: 8_192,
         elements: 255,
@@ -108,7 +108,7 @@ impl Host {
             gauges: Arc::new(Gauges::new()),
             observe: Box::new(|_| {}),
         };
-        let memory = Region::new(sizes.send_pool_bytes).unwrap();
+        let memory = Region::new(sizes.send_chunks * FILL_PER_TURN_MAX as usize).unwrap();
         let slots = 0..u16::from(rmb.elements());
         Self {
             poller: Poller::new(fabric, sockets.clone(), ends, memory),

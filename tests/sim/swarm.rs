@@ -102,7 +102,7 @@ impl Swarm {
         let odds = if dice.roll(Chance::percent(20)) { Odds::CALM } else { odds };
         let sizes = Sizes {
             rmbe: RmbeSize::from_notation([0, 0, 1, 2][dice.index(4)]),
-            send_pool_bytes: [1, 2, 16][dice.index(3)] * 65_536,
+            send_chunks: [1, 2, 16][dice.index(3)],
             socket_bytes: [1_000, 30_000, 200_000][dice.index(3)],
             reports: [2, 100][dice.index(2)],
             elements: [3, 20, 255][dice.index(3)],

@@ -150,7 +150,7 @@ fn a_full_send_queue_delays_and_loses_nothing() {
 /// With one chunk of send memory for all, connections take turns.
 #[test]
 fn an_exhausted_send_pool_delays_and_loses_nothing() {
-    let sizes = Sizes { send_pool_bytes: 65_536, ..Sizes::USUAL };
+    let sizes = Sizes { send_chunks: 1, ..Sizes::USUAL };
     let mut cluster = Cluster::new(1, Odds::CALM, sizes);
     let connections: Vec<_> = (0..30).map(|_| cluster.connect(Transport::Smc)).collect();
     for connection in &connections {
