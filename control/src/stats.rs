@@ -63,9 +63,9 @@ pub struct Totals {
     pub connections_smc: u64,
     /// Connections that were relayed as TCP, fallbacks included.
     pub connections_tcp: u64,
-    /// Bytes read from the accepted sockets' side of all connections.
+    /// Bytes read from applications: from the sockets that do not lead to an SMC-R peer.
     pub bytes_in: u64,
-    /// Bytes written to the accepted sockets' side of all connections.
+    /// Bytes written to applications.
     pub bytes_out: u64,
     /// CLC rendezvous that broke the protocol or timed out; a Decline is not one of them.
     pub handshakes_failed: u64,
@@ -265,9 +265,9 @@ pub struct Connection {
     pub app: String,
     /// The far end towards the other gateway or server: address and port.
     pub peer: String,
-    /// Bytes from the accepted socket towards the upstream.
+    /// Bytes read from the application; its socket is the one that does not lead to the peer.
     pub bytes_in: u64,
-    /// Bytes from the upstream towards the accepted socket.
+    /// Bytes written to the application.
     pub bytes_out: u64,
     /// Where it is in its life: `connecting`, `active`, `half-closed`, `closing`.
     pub state: String,

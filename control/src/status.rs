@@ -3,11 +3,13 @@
 //! The admin thread asks through a bounded queue and waits; the control thread answers between two
 //! other things. Pollers are not asked at all: their counters are read as they stand.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, SyncSender};
 use std::time::Duration;
 
 use smcr_engine::counters::{Counters, DESCRIPTIONS};
+use smcr_engine::gauges::Stage;
 use smcr_engine::mailbox::Sender;
 use smcr_proto::Instant;
 use smcr_proto::link::State as LinkState;
@@ -193,12 +195,13 @@ impl<N: Rnic> Gateway<N> {
             match session {
                 Session::Shaking(shaking) => {
                     let listener = &self.listeners[usize::from(shaking.listener)];
+                    let [app, peer] = ends(listener, shaking.source);
                     Connection {
                         id,
                         listener: listener.config.name.clone(),
                         transport: Transport::Tcp,
-                        app: shaking.source.to_string(),
-                        peer: listener.upstream.to_string(),
+                        app,
+                        peer,
                         bytes_in: 0,
                         bytes_out: 0,
                         state: "connecting".to_owned(),
@@ -216,8 +219,14 @@ impl<N: Rnic> Gateway<N> {
 
     fn open_row(&self, now: Instant, id: u64, open: &Open) -> Connection {
         let listener = &self.listeners[usize::from(open.listener)];
+        let [app, peer] = ends(listener, open.source);
         let gauges = &self.ports[open.port.0].poller.gauges;
-        let (bytes_in, bytes_out) = gauges.get(open.connection.slot);
+        let reading = gauges.read(open.connection.slot);
+        let state = match reading.stage {
+            Stage::Active => "active",
+            Stage::HalfClosed => "half-closed",
+            Stage::Closing => "closing",
+        };
         let (transport, reason, group) = match &open.transport {
             Carried::Smc { group, .. } => (Transport::SmcR, None, Some(*group)),
             Carried::Tcp(reason) => (Transport::Tcp, *reason, None),
@@ -226,16 +235,25 @@ impl<N: Rnic> Gateway<N> {
             id,
             listener: listener.config.name.clone(),
             transport,
-            app: open.source.to_string(),
-            peer: listener.upstream.to_string(),
-            bytes_in,
-            bytes_out,
-            state: "active".to_owned(),
+            app,
+            peer,
+            bytes_in: reading.bytes_in,
+            bytes_out: reading.bytes_out,
+            state: state.to_owned(),
             fallback: reason.map(|code| FallbackReason { code: code.0, name: format!("{code:?}") }),
             link_group: group.map(|group| group.0),
             link: group.and_then(|group| Some(self.groups.get(&group)?.number.0)),
             age_s: now.since(open.since).as_secs_f64(),
         }
+    }
+}
+
+/// The application's end of a connection and the peer's, by which side of the gateway each is on.
+fn ends(listener: &crate::listener::Listener, source: SocketAddr) -> [String; 2] {
+    let [accepted, connected] = [source.to_string(), listener.upstream.to_string()];
+    match listener.config.accept {
+        Side::Tcp => [accepted, connected],
+        Side::Smc => [connected, accepted],
     }
 }
 

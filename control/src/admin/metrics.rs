@@ -80,8 +80,8 @@ impl Snapshot {
         let help = "Rendezvous that broke the protocol or timed out.";
         page.counter("handshakes_failed", help, None, plain(totals.handshakes_failed))?;
         let bytes = Some(Unit::Bytes);
-        page.counter("in", "From accepted sockets.", bytes.clone(), plain(totals.bytes_in))?;
-        page.counter("out", "To accepted sockets.", bytes, plain(totals.bytes_out))?;
+        page.counter("in", "From applications.", bytes.clone(), plain(totals.bytes_in))?;
+        page.counter("out", "To applications.", bytes, plain(totals.bytes_out))?;
         let reasons = fallbacks.iter().map(|reason| {
             let code = format!("{:#010x}", reason.code);
             (vec![("code", code), ("name", reason.name.clone())], reason.count)

@@ -4,6 +4,7 @@ use smcr_memory::Rmbe;
 use smcr_proto::connection::Connection;
 use smcr_proto::wire::cdc::Cdc;
 
+use crate::gauges::{Reading, Stage};
 use crate::handoff::{ConnectionId, Ending, LinkId, PeerElement};
 use crate::limits::CONNECTIONS_MAX;
 
@@ -31,6 +32,19 @@ pub(crate) struct Relay<S> {
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
     pub(crate) queued: Queued,
+}
+
+impl<S> Relay<S> {
+    /// How far it has come, for others to read.
+    pub(crate) fn reading(&self) -> Reading {
+        let stage = match &self.near {
+            None => Stage::Closing,
+            Some(near) if near.is_done() => Stage::Closing,
+            Some(near) if near.eof || near.finished => Stage::HalfClosed,
+            Some(_) => Stage::Active,
+        };
+        Reading { bytes_in: self.bytes_in, bytes_out: self.bytes_out, stage }
+    }
 }
 
 /// In which work lists a connection stands.

@@ -1,10 +1,10 @@
 //! What others may read of each connection while the poller runs.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crate::limits::CONNECTIONS_MAX;
 
-/// A table of one row per slot. The poller writes with plain stores; anybody reads.
+/// A table of one row per slot. The poller writes with plain stores, now and then; anybody reads.
 #[derive(Debug)]
 pub struct Gauges {
     rows: Box<[Row]>,
@@ -15,6 +15,31 @@ pub struct Gauges {
 struct Row {
     bytes_in: AtomicU64,
     bytes_out: AtomicU64,
+    stage: AtomicU8,
+}
+
+/// How far a connection has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// Read from its near socket.
+    pub bytes_in: u64,
+    /// Written to its near socket.
+    pub bytes_out: u64,
+    /// Where it is in its life.
+    pub stage: Stage,
+}
+
+/// Where a connection is in its life, for people to read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Stage {
+    /// Both directions are open.
+    #[default]
+    Active,
+    /// One direction has ended.
+    HalfClosed,
+    /// Both have, or it was reset; the peer's last word is awaited.
+    Closing,
 }
 
 impl Gauges {
@@ -24,17 +49,37 @@ impl Gauges {
         Self { rows: std::iter::repeat_with(Row::default).take(CONNECTIONS_MAX).collect() }
     }
 
-    /// Says how far the connection in `slot` has come, in bytes read from and written to its near
-    /// socket.
-    pub fn set(&self, slot: u16, bytes_in: u64, bytes_out: u64) {
+    /// Says how far the connection in `slot` has come.
+    pub fn set(&self, slot: u16, reading: Reading) {
         let row = &self.rows[usize::from(slot)];
-        row.bytes_in.store(bytes_in, Ordering::Relaxed);
-        row.bytes_out.store(bytes_out, Ordering::Relaxed);
+        row.bytes_in.store(reading.bytes_in, Ordering::Relaxed);
+        row.bytes_out.store(reading.bytes_out, Ordering::Relaxed);
+        row.stage.store(reading.stage as u8, Ordering::Relaxed);
     }
 
-    /// Bytes in and out of the connection in `slot`.
-    pub fn get(&self, slot: u16) -> (u64, u64) {
+    /// How far the connection in `slot` had come at the last look.
+    pub fn read(&self, slot: u16) -> Reading {
         let row = &self.rows[usize::from(slot)];
-        (row.bytes_in.load(Ordering::Relaxed), row.bytes_out.load(Ordering::Relaxed))
+        let stages = [Stage::Active, Stage::HalfClosed, Stage::Closing];
+        Reading {
+            bytes_in: row.bytes_in.load(Ordering::Relaxed),
+            bytes_out: row.bytes_out.load(Ordering::Relaxed),
+            stage: stages[usize::from(row.stage.load(Ordering::Relaxed))],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_set_is_read_and_slots_do_not_mix() {
+        let gauges = Gauges::new();
+        let reading = Reading { bytes_in: 1, bytes_out: 2, stage: Stage::Closing };
+        gauges.set(7, reading);
+        assert_eq!((gauges.read(7), gauges.read(6)), (reading, Reading::default()));
+        gauges.set(7, Reading { stage: Stage::HalfClosed, ..reading });
+        assert_eq!(gauges.read(7).stage, Stage::HalfClosed);
     }
 }

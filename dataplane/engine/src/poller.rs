@@ -11,7 +11,7 @@ use smcr_rnic::{Completion, Fabric};
 use crate::clock::Clock;
 use crate::connections::{Backlog, Connections, Far, Relay, Smc, Socket, Tcp};
 use crate::counters::Counters;
-use crate::gauges::Gauges;
+use crate::gauges::{Gauges, Reading};
 use crate::handoff::{Command, ConnectionId, Ending, Established, LinkId, Report};
 use crate::idle::{Advice, Idle, TAKEN_UP};
 use crate::limits::{
@@ -250,7 +250,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             queued,
         });
         self.ends.counters.connections.set(self.connections.busy() as u64);
-        self.ends.gauges.set(id.slot, 0, 0);
+        self.ends.gauges.set(id.slot, Reading::default());
         for cdc in parked {
             self.receive_cdc(now, id, &cdc);
         }

@@ -159,7 +159,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     /// Looks after the timers of the connection in `slot`.
     pub(crate) fn expire_connection(&mut self, now: Instant, slot: u16) {
         let Some(relay) = self.connections.at(slot) else { return };
-        self.ends.gauges.set(slot, relay.bytes_in, relay.bytes_out);
+        self.ends.gauges.set(slot, relay.reading());
         let Far::Smc(smc) = &mut relay.far else { return };
         if smc.connection.handle_timeout(now) {
             // Given up: nobody may write our element any more, or so RFC 4.8.1 has it.
