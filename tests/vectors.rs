@@ -67,6 +67,7 @@ fn in_words(message: &Cdc) -> String {
     )
 }
 
+// RFC 7609 A.4-3, A.4-8, A.4-9, A.4-10, A.4-13
 #[test]
 fn cdc_messages_mean_what_another_decoder_says() {
     let mut flags_seen = String::new();

@@ -393,6 +393,7 @@ impl<N: Rnic> Gateway<N> {
         let link = group.link;
         if was_running {
             let poller = &mut self.ports[group.port.0].poller;
+            // RFC 7609 3.5.4-9, 3.5.4-12, 4.8.3-3
             poller.command(Command::FailConnections { link });
             poller.command(Command::RetireLink { link });
         } else {

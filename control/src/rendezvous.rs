@@ -188,6 +188,7 @@ impl<N: Rnic> Gateway<N> {
             return None;
         };
         // From the moment the peer knows the token, its messages may come.
+        // RFC 7609 3.5.2.4-4
         self.ports[port.0].poller.expect(connection);
         let address = self.groups[&group].address;
         let ours = Offer {
@@ -256,6 +257,7 @@ impl<N: Rnic> Gateway<N> {
     fn handshake_failed(&mut self, now: Instant, key: Key, error: HandshakeError) {
         tracing::debug!(session = key.index, ?error, "the rendezvous failed");
         if let HandshakeError::Declined { diagnosis, out_of_sync } = error {
+            // RFC 7609 A.2.5-3
             if out_of_sync && let Some(group) = self.group_of_session(key) {
                 self.shut_group_down(
                     now,

@@ -12,6 +12,7 @@ use crate::{KIB, MIB};
 use Side::{Client, Server};
 
 /// A peer that dies under load: every program hears of it, and the gateway forgets it entirely.
+// RFC 7609 4.8.3-3
 #[test]
 fn a_link_that_breaks_under_load_resets_its_connections_and_leaks_nothing() {
     for seed in 0..20 {

@@ -147,6 +147,7 @@ impl<N: Rnic> Gateway<N> {
             rmbe.touch(rmbe.capacity());
             self.give_back_element(now, group, rmbe);
         }
+        // RFC 7609 3.5.1.6.4-4
         self.give_up_group(now, key, group);
     }
 }

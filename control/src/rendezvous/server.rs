@@ -70,10 +70,12 @@ impl<N: Rnic> Gateway<N> {
 
     /// Why a Proposal cannot be accepted, if it cannot.
     pub(super) fn objection(&self, port: Option<PortId>, proposal: &Proposal) -> Option<Diagnosis> {
+        // RFC 7609 C.1-2
         let Some(port) = port else { return Some(Diagnosis::NO_SMC_R_DEVICE) };
         if !proposal.offers_smc_r_v1 {
             return Some(Diagnosis::MODE_MISMATCH);
         }
+        // RFC 7609 3.5.1.2-6, 3.5.1.2-7
         if proposal.subnet != self.ports[port.0].subnet {
             return Some(Diagnosis::NO_COMMON_SUBNET);
         }

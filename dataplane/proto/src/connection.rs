@@ -142,6 +142,7 @@ impl Connection {
     /// our alert token may serve another connection (RFC 4.4.2), once the owner has read what it
     /// wants of [`Self::readable`].
     pub fn is_closed(&self) -> bool {
+        // RFC 7609 3.5.4-2, 4.4.2-1, 4.8.1-1, 4.8.1-20
         self.state == State::Closed && !self.is_due()
     }
 

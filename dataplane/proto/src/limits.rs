@@ -19,6 +19,7 @@ pub const ELEMENTS_PER_RMB_MAX: u8 = 255;
 pub const CONNECTIONS_PER_GROUP_MAX: u16 = 255;
 
 /// The most of our RMBs that a Linux peer keeps in mind per link group.
+// RFC 7609 2.1-2
 pub const RMBS_PER_GROUP_MAX: u16 = 255;
 
 /// The smallest RMB element in bytes (RFC A.2.3).

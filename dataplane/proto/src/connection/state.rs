@@ -143,7 +143,7 @@ impl State {
             (S::Closed, _) => (S::Closed, None),
             // RFC 7609 4.8.2-6, 4.8.2-12
             (S::PeerAbortWait, E::PeerAborted) => (S::Closed, None), // 1B
-            // RFC 7609 4.8.2-7, 4.4.2-2
+            // RFC 7609 4.8.2-7, 4.4.2-2, 4.8.1-23
             (S::PeerAbortWait, E::Timeout) => (S::Closed, Some(A::GiveUp)),
             (S::PeerAbortWait, E::Abort | E::AbortSent) => (self, None),
             // RFC 7609 4.8.2-10
@@ -231,12 +231,12 @@ impl State {
                 | S::AppFinCloseWait
                 | S::AppCloseWait2,
                 O::PeerClosed,
-            // RFC 7609 4.8.1-11
+                // RFC 7609 4.8.1-11
             ) => (S::AppFinCloseWait, None), // 3C, 3D
             (
                 S::PeerCloseWait1(H::Closed) | S::PeerCloseWait2(H::Closed) | S::PeerFinCloseWait,
                 O::PeerClosed,
-            // RFC 7609 4.8.1-10, 4.8.1-19, 4.8.1-24
+                // RFC 7609 4.8.1-10, 4.8.1-19, 4.8.1-24
             ) => (S::Closed, None), // 3C, 4D
         }
     }

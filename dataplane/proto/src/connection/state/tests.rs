@@ -60,6 +60,7 @@ fn transitions() {
 }
 
 /// An RMBE is reused after that, so nothing may bring its connection back.
+// RFC 7609 4.8.1-20
 #[test]
 fn closed_is_final() {
     for event in EVENTS {

@@ -3,7 +3,7 @@
 use super::*;
 
 /// The usual end of a request: one side closes, the other follows. Both elements are free then.
-// RFC 7609 4.8.1-5, 4.8.1-10, 4.8.1-13, 4.8.1-17
+// RFC 7609 4.8.1-5, 4.8.1-10, 4.8.1-13, 4.8.1-17, 3.5.4-2, 4.4.2-1, 4.8.1-1
 #[test]
 fn close_and_close() {
     let (mut a, mut b) = (bytes(16_384), bytes(16_384));
@@ -23,7 +23,7 @@ fn close_and_close() {
 }
 
 /// `ssh host command < file`: the client has nothing more to say and waits for the answer.
-// RFC 7609 4.8.1-6, 4.8.1-8, 4.8.1-12
+// RFC 7609 4.8.1-6, 4.8.1-8
 #[test]
 fn half_close_keeps_the_other_direction_open() {
     let (mut a, mut b) = (bytes(16_384), bytes(16_384));
@@ -254,7 +254,6 @@ fn the_last_bytes_and_the_end_share_a_message() {
 }
 
 /// The link breaks while we wait for a peer that never answers: patience ends that, too.
-// RFC 7609 A.4-25
 #[test]
 fn a_failover_does_not_outlive_our_patience() {
     let mut us = bytes(16_384);
