@@ -20,6 +20,7 @@ fn say_goodbye(cluster: &mut Cluster) {
 }
 
 /// A request and its answer: the least a user can expect.
+// RFC 7609 4.7.1-2
 #[test]
 fn a_request_is_answered() {
     for transport in Transport::BOTH {
@@ -117,6 +118,7 @@ fn a_sleeping_reader_stops_the_writer_and_loses_nothing() {
 }
 
 /// The sleeping reader of one connection must not slow its neighbours on the same link.
+// RFC 7609 2-3
 #[test]
 fn a_sleeping_reader_disturbs_nobody_else() {
     let mut cluster = Cluster::calm();
@@ -169,7 +171,7 @@ fn an_exhausted_send_pool_delays_and_loses_nothing() {
 
 /// The client speaks as soon as its rendezvous has ended; the server may still be at it. However
 /// much is said, and in however many messages, it must be there when the server is ready.
-// RFC 7609 3.5.2.4-4, 3.5.2.4-5
+// RFC 7609 3.5.2.4-4, 3.5.2.4-5, 3.5.2.4-6
 #[test]
 fn what_comes_before_the_end_of_the_rendezvous_is_kept() {
     for writes in [1, 10, 40] {

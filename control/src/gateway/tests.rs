@@ -50,7 +50,7 @@ fn a_client_that_is_too_busy_says_so() {
 }
 
 /// TCP gets through where RoCE does not: the connection stays TCP, and nothing is leaked.
-// RFC 7609 3.5.1.6.4-4, C.7-5
+// RFC 7609 3.5.1.6.4-4, C.7-5, 3.5.1-1, 3.5.1.2-9, 3.5.1.2-10
 #[test]
 fn a_queue_pair_that_cannot_be_reached_costs_speed_only() {
     let rig = Rig::server(3, "");
@@ -71,6 +71,7 @@ fn a_queue_pair_that_cannot_be_reached_costs_speed_only() {
 
 /// A client host that dies after the Accept would hold up every other connection of that host, each
 /// of which waits for the outcome of the first contact.
+// RFC 7609 3.5.1.6.4-5
 #[test]
 fn a_silent_client_holds_nothing_up_for_longer_than_the_operator_allows() {
     let rig = Rig::server(4, "[smc]\nhandshake_timeout = \"300ms\"\n");
@@ -120,7 +121,7 @@ fn a_client_that_vanishes_leaves_nothing() {
 
 /// RFC 4.8.2: a peer that resets the TCP connection has given the connection up, even if no CDC
 /// message could say so. One that only ends it is asked whether it lives, and goes on.
-// RFC 7609 4.8.2-11
+// RFC 7609 4.8.2-11, 2.1-17
 #[test]
 fn a_reset_beside_smc_r_resets_an_end_does_not() {
     let far = Rig::server(6, "");

@@ -71,6 +71,7 @@ impl<N: Rnic> Gateway<N> {
         let group = self
             .open_group(now, port, Role::Client, Peer::of(offer), key)
             .map_err(|_| Diagnosis::OUT_OF_MEMORY)?;
+        // RFC 7609 3.5.1.3-2, 3.5.1.3-3
         let ours = match self.reserve(now, key, port, group, true) {
             Some(ours) if self.connect_group(now, group, offer).is_ok() => Ok(ours),
             Some(_) => Err(Diagnosis::QUEUE_PAIR_NOT_READY),

@@ -174,6 +174,7 @@ impl<S> Connections<S> {
 
     /// What a token names, unless the slot has moved on.
     pub(crate) fn lookup(&mut self, id: ConnectionId) -> Option<&mut Slot<S>> {
+        // RFC 7609 2-3
         let slot = self.slots.get_mut(usize::from(id.slot))?;
         let generation = match slot {
             Slot::Free => return None,

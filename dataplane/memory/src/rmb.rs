@@ -61,6 +61,7 @@ impl Rmb {
 
     /// Takes an element, all zero.
     pub fn take(&mut self) -> Option<Rmbe> {
+        // RFC 7609 4.4.1-1
         self.free.pop()
     }
 
@@ -202,7 +203,7 @@ const ZERO_BY_HAND_MAX: usize = 32_768;
 mod tests {
     use super::*;
 
-    // RFC 7609 2.1-8, 4.2-1, 4.4.1-3
+    // RFC 7609 2.1-8, 4.2-1, 4.4.1-3, 4.4.1-1
     #[test]
     fn elements_are_numbered_from_one_and_come_back_zeroed() {
         let region = Region::new(3 * 65_536).unwrap();

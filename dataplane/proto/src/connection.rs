@@ -321,7 +321,7 @@ impl Connection {
         self.flags_due = false;
         self.repeat_due = false;
         let sequence = self.sequence_next;
-        // RFC 7609 4.3-2, A.4-4, 4.6.2-4
+        // RFC 7609 4.3-2, A.4-4, 4.6.2-4, 4.3-3
         self.sequence_next = sequence.wrapping_add(1);
         let message = Cdc {
             sequence,
@@ -380,6 +380,7 @@ impl Connection {
     /// RFC 7609, 4.6.1 and 4.6.2 (combining pending messages).
     pub fn failover(&mut self) {
         if !self.is_closed() {
+            // RFC 7609 4.6.1-1
             self.validation_due = true;
             // RFC 7609 4.6.2-3
             self.repeat_due = true;

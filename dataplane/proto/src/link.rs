@@ -165,7 +165,7 @@ impl Link {
             (S::Probing { deadline }, E::Probe(wait)) => {
                 (S::Probing { deadline: deadline.min(now + wait) }, None)
             }
-            // RFC 7609 C.7.1-23
+            // RFC 7609 C.7.1-23, 4.8.3-2
             (S::Probing { deadline }, E::Timeout) if deadline <= now => fail(C::TestTimedOut),
             (S::Probing { .. }, E::Timeout) => (self.state, None),
         };

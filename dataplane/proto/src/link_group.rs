@@ -291,6 +291,7 @@ impl LinkGroup {
 
     /// The NIC reports that the link's queue pair is broken.
     pub fn link_broke(&mut self, now: Instant, number: LinkNumber) {
+        // RFC 7609 3.5.5.1.3-2, C.7.1-1
         self.link_event(now, number, Event::Fail(Cause::QueuePairBroke));
     }
 
@@ -439,6 +440,7 @@ impl LinkGroup {
             self.actions.push(Action::Send(link, Llc::DeleteLink(all)));
         }
         for member in self.members.into_iter().flatten() {
+            // RFC 7609 C.7.1-19
             self.link_event(now, member.number, Event::Fail(cause));
         }
         assert!(self.is_terminated(), "a group without links is over");

@@ -77,6 +77,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             self.reset(now, slot, Ending::ResetByPeer);
             return;
         }
+        // RFC 7609 4.7.1-2
         if progress.readable_bytes > 0 {
             self.queue_drain(slot);
         }

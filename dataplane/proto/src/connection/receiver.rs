@@ -88,7 +88,7 @@ impl Receiver {
 
     /// The consumer cursor of a message that goes out now.
     pub(super) fn announce(&mut self) -> Cursor {
-        // RFC 7609 4.7.2-2
+        // RFC 7609 4.7.2-2, 2.1-16
         self.told = self.consumed;
         self.told.to_cursor(self.ring)
     }

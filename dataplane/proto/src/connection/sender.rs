@@ -54,7 +54,7 @@ impl Sender {
             // RFC 7609 4.7.5-5, 4.7.6-5
             Urgent::Present(end) if self.consumed < end => 0,
             Urgent::Present(_) | Urgent::Pending | Urgent::None => {
-                // RFC 7609 4.5.1-1, 2.1-14
+                // RFC 7609 4.5.1-1, 2.1-14, A.4-15
                 self.ring.capacity() - self.produced.since_u32(self.consumed)
             }
         }

@@ -110,7 +110,7 @@ fn scenario_3_send_flow_window_constrained() {
 }
 
 /// RFC 4.7.4: full rings look like empty ones but for the wrap count, and B wakes the writer.
-// RFC 7609 2.1-14, 4.7.4-1, 4.7.4-3, 4.7.4-5, 4.7.4-6, 4.7.4-7
+// RFC 7609 2.1-14, 4.7.4-1, 4.7.4-3, 4.7.4-5, 4.7.4-6, 4.7.4-7, 2.1-16, A.4-15
 #[test]
 fn scenario_4_large_send_full_window_writes() {
     let (mut a, mut b) = figures();
@@ -348,7 +348,7 @@ fn consuming_what_nobody_wrote_is_our_bug() {
 
 /// RFC 4.6: the first words on a new link say what the old one is known to have delivered; then
 /// everything is said again under a new number.
-// RFC 7609 4.6.1-2, 4.6.1-4, 4.6.1-5, 4.6.1-6, 4.6.1-8, 4.6.2-3, 4.6.2-4, A.4-4
+// RFC 7609 4.6.1-2, 4.6.1-4, 4.6.1-5, 4.6.1-6, 4.6.1-8, 4.6.2-3, 4.6.2-4, A.4-4, 4.3-3, 4.6.1-1
 #[test]
 fn failover_validates_and_repeats() {
     let (mut a, mut b) = (bytes(65_536), bytes(65_536));

@@ -283,6 +283,7 @@ impl LinkGroup {
             return;
         }
         let mut error_mask = 0;
+        // RFC 7609 3.5.5.2.2-4
         for (index, rkey) in message.rkeys.iter().take(usize::from(message.count)).enumerate() {
             if self.peer_rkeys.forget(*rkey) {
                 self.actions.push(Action::RkeyDeleted(*rkey));

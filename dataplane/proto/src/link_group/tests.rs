@@ -337,7 +337,7 @@ fn an_accepted_impossible_link_is_deleted() {
 }
 
 /// Linux does this once per connection; without an answer its next connection fails.
-// RFC 7609 A.3.5-8, A.3.7-4, A.3.7-6, C.7.1-32
+// RFC 7609 A.3.5-8, A.3.7-4, A.3.7-6, C.7.1-32, 3.5.5.2.2-4
 #[test]
 fn rkeys_are_confirmed_and_deleted() {
     let mut server = Pair::established().server;
@@ -449,7 +449,7 @@ fn echoes_are_compared() {
 }
 
 /// A gateway that stops: the peer hears of it and resets what is left, at once.
-// RFC 7609 3.5.4-6, 3.5.4-8, 3.5.4-10, 3.5.4-11, 3.5.5.3-4
+// RFC 7609 3.5.4-6, 3.5.4-8, 3.5.4-10, 3.5.4-11, 3.5.5.3-4, C.7.1-19
 #[test]
 fn shutdown_ends_both_sides() {
     for server_begins in [true, false] {
@@ -553,6 +553,7 @@ fn idle_groups_are_ended_by_the_server() {
 }
 
 /// Completions of a broken queue pair keep arriving; none of them may start anything.
+// RFC 7609 3.5.5.1.3-2, C.7.1-1
 #[test]
 fn a_terminated_group_swallows_everything() {
     let mut server = Pair::established().server;

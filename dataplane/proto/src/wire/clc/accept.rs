@@ -30,7 +30,7 @@ mod field {
     pub(super) const RMBE_INDEX: usize = 45;
     // RFC 7609 A.2.3-7
     pub(super) const ALERT_TOKEN: Range<usize> = 46..50;
-    // RFC 7609 A.2.3-8, A.2.3-10
+    // RFC 7609 A.2.3-8, A.2.3-10, A.2-2
     pub(super) const SIZE_AND_MTU: usize = 50; // 51 is reserved
     // RFC 7609 A.2.3-14
     pub(super) const RMB_ADDRESS: Range<usize> = 52..60; // 60 is reserved

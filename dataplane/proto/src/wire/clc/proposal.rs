@@ -51,6 +51,7 @@ mod area_field {
 
     // RFC 7609 A.2.2-8
     pub(super) const NETWORK: Range<usize> = 0..4;
+    // RFC 7609 A.2-2
     pub(super) const PREFIX_BITS: usize = 4; // 5..7 is reserved
     pub(super) const COUNT: usize = 7;
     pub(super) const PREFIXES: usize = 8;

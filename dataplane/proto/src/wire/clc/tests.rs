@@ -100,7 +100,7 @@ fn decodes_the_proposals_that_linux_sends() {
 /// A field in the wrong place here is a write to the wrong address there, and the whole link group
 /// goes down.
 // RFC 7609 A.2.1-1, A.2.3-1, A.2.3-2, A.2.3-4, A.2.3-5, A.2.3-6, A.2.3-7, A.2.3-8, A.2.3-10
-// RFC 7609 A.2.3-14, A.2.3-15, 2.1-10
+// RFC 7609 A.2.3-14, A.2.3-15, 2.1-10, A.2-1
 #[test]
 fn decodes_the_accept_that_linux_sends() {
     let expected = Offer {

@@ -26,7 +26,7 @@ fn assert_decodes(dump: &str, expected: Llc) {
 }
 
 /// Without the two flag bits a Linux peer declines: "peer has RMBE eye catchers".
-// RFC 7609 A.3-1, A.3.1-1, A.3.1-2, A.3.1-3, A.3.1-4, A.3.1-5, A.3.1-6
+// RFC 7609 A.3-1, A.3.1-1, A.3.1-2, A.3.1-3, A.3.1-4, A.3.1-5, A.3.1-6, 3.3-1
 #[test]
 fn decodes_the_confirm_link_that_linux_sends() {
     let expected = ConfirmLink {
@@ -103,7 +103,7 @@ fn decodes_the_confirm_rkey_that_linux_sends() {
     assert_decodes(LINUX_CONFIRM_RKEY, Llc::ConfirmRkey(expected));
 }
 
-// RFC 7609 A.3.4-1, A.3.4-2, A.3.4-3
+// RFC 7609 A.3.4-1, A.3.4-2, A.3.4-3, 2.3-14
 #[test]
 fn decodes_the_delete_link_that_linux_sends() {
     let expected = DeleteLink {
@@ -117,7 +117,8 @@ fn decodes_the_delete_link_that_linux_sends() {
 }
 
 /// Messages that no capture has, written down from the RFC's figures: A.3.3, A.3.6, A.3.7, A.3.8.
-// RFC 7609 A.3.3-1, A.3.3-6, A.3.3-9, A.3.6-1, A.3.6-3, A.3.7-1, A.3.7-5, A.3.8-1
+// RFC 7609 A.3.3-1, A.3.3-6, A.3.3-9, A.3.6-1, A.3.6-3, A.3.7-1, A.3.7-5, A.3.8-1, A.3.5-2, A.3.6-5
+// RFC 7609 A.3.7-2
 #[test]
 fn decodes_what_the_rfc_draws() {
     let pair = |n: u8| RkeyPair {
@@ -205,6 +206,7 @@ fn refuses_wrong_lengths_and_counts() {
 
 /// What a later version puts into reserved bits must not break us, and no bit that has a meaning
 /// may be overlooked.
+// RFC 7609 A.3.5-3
 #[test]
 fn ignores_reserved_bytes() {
     let check = |dump: &str, reserved: [u8; LEN]| {
