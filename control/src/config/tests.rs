@@ -290,6 +290,28 @@ fn are_refused(table: &[(&str, &str)]) {
     }
 }
 
+/// What the front page shows is what people copy.
+#[test]
+fn the_examples_of_the_readme_are_valid() {
+    let readme = include_str!("../../../README.md");
+    let examples: Vec<&str> =
+        readme.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    assert!(examples.len() >= 4, "{}", examples.len());
+    for example in examples {
+        let alone = example.contains("[[listener]]");
+        let text = if alone { example.to_owned() } else { format!("{example}{LISTENER}") };
+        Config::parse(&text, "README.md").unwrap_or_else(|error| panic!("{error}\n{example}"));
+    }
+    // The list of defaults is one: writing it down changes nothing.
+    let defaults = readme.split("### Every other key").nth(1).unwrap();
+    let written = defaults.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+    let written = Config::parse(written, "README.md").unwrap();
+    let listener = "[[listener]]\nname='web'\nbind='127.0.0.1:8080'\nupstream='web.example:80'";
+    assert_eq!(written, Config::parse(listener, "README.md").unwrap());
+}
+
+const LISTENER: &str = "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='127.0.0.1:2'\n";
+
 #[test]
 fn a_file_that_is_not_there_is_named() {
     let error = Config::load(Path::new("/nowhere/gate.toml")).unwrap_err();
