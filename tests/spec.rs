@@ -23,7 +23,7 @@ use register::{Entry, Id, SECTIONS};
 use tags::Claim;
 
 /// How many entries may be open. Lower it whenever you claim some; never raise it.
-const OPEN_MAX: usize = 258;
+const OPEN_MAX: usize = 252;
 
 /// What claims one entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -102,7 +102,8 @@ fn row(section: &str, entries: &[Entry], claims: &HashMap<Id, Claims>) -> Row {
         row.obeyed += usize::from(claim.obeyed);
         row.proven += usize::from(claim.proven);
         row.exceptions += usize::from(entry.is_exception);
-        if !entry.is_exception && !(claim.obeyed && claim.proven) {
+        let closed = claim.obeyed && claim.proven;
+        if !(entry.is_exception || closed) {
             row.open.push(entry.id.number);
         }
     }

@@ -51,6 +51,7 @@ fn a_link_that_breaks_under_load_resets_its_connections_and_leaks_nothing() {
 }
 
 /// The control thread falls behind: its reports wait, and the data path does not.
+// RFC 7609 A.4-2
 #[test]
 fn a_full_report_queue_delays_reports_only() {
     let mut cluster = Cluster::new(1, Odds::CALM, Sizes { reports: 2, ..Sizes::USUAL });

@@ -31,7 +31,7 @@ impl<N: Rnic> Gateway<N> {
             return;
         };
         let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
-        // RFC 7609 3-2, 3.1-2
+        // RFC 7609 3-2, 3.1-2, 3.5.1.2-1
         shaking.talk = Talk::Client(Client::new(now, proposal));
         self.advance(now, key);
     }

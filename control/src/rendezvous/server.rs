@@ -75,7 +75,7 @@ impl<N: Rnic> Gateway<N> {
         if !proposal.offers_smc_r_v1 {
             return Some(Diagnosis::MODE_MISMATCH);
         }
-        // RFC 7609 3.5.1.2-6, 3.5.1.2-7
+        // RFC 7609 3.5.1.2-6, 3.5.1.2-7, 5.2-1
         if proposal.subnet != self.ports[port.0].subnet {
             return Some(Diagnosis::NO_COMMON_SUBNET);
         }

@@ -94,6 +94,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let id = ConnectionId::from_token(cdc.token);
         // The message may have overtaken the command that announced its connection.
         while self.connections.lookup(id).is_none() && self.obey(now) {}
+        // RFC 7609 A.4-2
         self.receive_cdc(now, id, &cdc);
     }
 

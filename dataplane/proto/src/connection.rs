@@ -114,6 +114,7 @@ impl Connection {
         Self {
             peer_token: setup.peer_token,
             close_wait: setup.close_wait,
+            // RFC 7609 4.8.1-2
             state: State::Active,
             sender: Sender::new(setup.peer_element),
             receiver: Receiver::new(setup.element),

@@ -46,7 +46,7 @@ fn cursor(wrap: u16, count: u32) -> Cursor {
 }
 
 /// What Linux sends first, and what it would drop: see dialect 5.
-// RFC 7609 4.3-2, A.4-3
+// RFC 7609 4.3-2, A.4-3, 4.5.1-10
 #[test]
 fn the_first_message_is_number_one_and_carries_the_peers_token() {
     let mut us = bytes(16_384);
@@ -349,6 +349,7 @@ fn consuming_what_nobody_wrote_is_our_bug() {
 /// RFC 4.6: the first words on a new link say what the old one is known to have delivered; then
 /// everything is said again under a new number.
 // RFC 7609 4.6.1-2, 4.6.1-4, 4.6.1-5, 4.6.1-6, 4.6.1-8, 4.6.2-3, 4.6.2-4, A.4-4, 4.3-3, 4.6.1-1
+// RFC 7609 4.8.1-2
 #[test]
 fn failover_validates_and_repeats() {
     let (mut a, mut b) = (bytes(65_536), bytes(65_536));

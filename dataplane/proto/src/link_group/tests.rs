@@ -224,7 +224,7 @@ fn confirm_link_is_said_twice_at_most() {
 
 /// RFC C.8: without an answer to ADD LINK, or without the ADD LINK, the group goes on with one
 /// link after 2 s.
-// RFC 7609 3-3, 3.5.1.5-4, 3.5.1.6-1, C.3-1, C.3-2, C.3-5, C.7-2, C.7.1-5, C.7.1-6, C.8-1
+// RFC 7609 3-3, 3.5.1.6-1, C.3-1, C.3-2, C.3-5, C.7.1-5, C.7.1-6, C.8-1
 #[test]
 fn a_silent_peer_does_not_prevent_the_first_link() {
     let mut client = client_of_a_quiet_server();
@@ -397,7 +397,7 @@ fn too_many_rkeys_are_refused_politely() {
 }
 
 /// After 30 s of silence each side asks, the other answers, and everybody is content.
-// RFC 7609 3.3-4, 3.5.5.3-1, 4.5.3-1, 4.5.3-3, A.3.8-2
+// RFC 7609 3.3-4, 3.5.5.3-1, 4.5.3-1, 4.5.3-3, A.3.8-2, 3.5.1.5-4, C.7-2
 #[test]
 fn idle_links_are_tested_and_live_on() {
     let mut pair = Pair::established();
@@ -449,7 +449,7 @@ fn echoes_are_compared() {
 }
 
 /// A gateway that stops: the peer hears of it and resets what is left, at once.
-// RFC 7609 3.5.4-6, 3.5.4-8, 3.5.4-10, 3.5.4-11, 3.5.5.3-4, C.7.1-19
+// RFC 7609 3.5.4-6, 3.5.4-8, 3.5.4-10, 3.5.5.3-4, C.7.1-19
 #[test]
 fn shutdown_ends_both_sides() {
     for server_begins in [true, false] {
@@ -469,7 +469,7 @@ fn shutdown_ends_both_sides() {
 }
 
 /// RFC 3.5.5.1.3 and 3.5.5.1.4: the server orders, the client obeys, whoever wanted it.
-// RFC 7609 2.2.3-4, 2.3-5, 3.5.5.1.3-6, 3.5.5.1.3-7, 3.5.5.1.4-4, 3.5.5.3-3, A.3.4-9
+// RFC 7609 2.2.3-4, 2.3-5, 3.5.5.1.3-7, 3.5.5.1.4-4, 3.5.5.3-3, A.3.4-9
 #[test]
 fn deleting_the_only_link_ends_the_group() {
     for server_begins in [true, false] {
@@ -488,7 +488,7 @@ fn deleting_the_only_link_ends_the_group() {
 }
 
 /// A peer that does not answer DELETE LINK is gone as well.
-// RFC 7609 C.7.1-21
+// RFC 7609 C.7.1-21, 3.5.5.1.3-6
 #[test]
 fn an_unanswered_delete_ends_the_link_all_the_same() {
     let mut server = Pair::established().server;
