@@ -86,6 +86,13 @@ pub(crate) struct Backlog {
     pub(crate) written: usize,
 }
 
+impl Backlog {
+    /// Bytes that the rendezvous read beyond its own, to be written first.
+    pub(crate) fn new(bytes: Vec<u8>) -> Self {
+        Self { bytes, written: 0 }
+    }
+}
+
 /// A TCP socket and what is known of it from edge-triggered events.
 #[derive(Debug)]
 pub(crate) struct Socket<S> {

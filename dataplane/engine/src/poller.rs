@@ -9,7 +9,7 @@ use smcr_proto::Instant;
 use smcr_rnic::{Completion, Fabric};
 
 use crate::clock::Clock;
-use crate::connections::{Connections, Far, Relay, Smc, Socket, Tcp};
+use crate::connections::{Backlog, Connections, Far, Relay, Smc, Socket, Tcp};
 use crate::counters::Counters;
 use crate::gauges::Gauges;
 use crate::handoff::{Command, ConnectionId, Ending, Established, LinkId, Report};
@@ -19,7 +19,6 @@ use crate::limits::{
 };
 use crate::links::Links;
 use crate::mailbox::{Receiver, Sender, Waker};
-use crate::relay::backlog;
 use crate::streams::{Event, Key, Streams};
 
 /// The commands that a poller over `F` and `S` obeys.
@@ -234,7 +233,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 self.ends.counters.connections_tcp.add(1);
                 watched &= self.watch(Key { far: true, ..key }, &far);
                 let socket = Socket::new(far);
-                let (outbound, inbound) = (backlog(from_near), backlog(from_far));
+                let (outbound, inbound) = (Backlog::new(from_near), Backlog::new(from_far));
                 (near, Far::Tcp(Tcp { socket, outbound, inbound }))
             }
         };

@@ -17,15 +17,10 @@ use smcr_proto::ring::Ring;
 use smcr_proto::wire::cdc::Cdc;
 use smcr_rnic::Fabric;
 
-use crate::connections::{Backlog, Far, Smc, Socket};
+use crate::connections::{Far, Smc, Socket};
 use crate::handoff::{Ending, LinkId, PeerElement, Report};
 use crate::poller::Poller;
 use crate::streams::Streams;
-
-/// Bytes that the rendezvous read beyond its own, to be written first.
-pub(crate) fn backlog(bytes: Vec<u8>) -> Backlog {
-    Backlog { bytes, written: 0 }
-}
 
 impl Smc {
     /// A connection that has carried nothing yet.
