@@ -67,6 +67,7 @@ fn in_words(message: &Cdc) -> String {
     )
 }
 
+// RFC 7609 A.4-3, A.4-8, A.4-9, A.4-10, A.4-13
 #[test]
 fn cdc_messages_mean_what_another_decoder_says() {
     let mut flags_seen = String::new();
@@ -135,6 +136,7 @@ const FIRST_MAC: MacAddress = MacAddress([0x52, 0x54, 0, 0, 0, 0x0a]);
 
 /// The fields of the messages that make a link and break it, one by one: encoding again would not
 /// notice if two fields of equal length had changed places.
+// RFC 7609 A.3.1-3, A.3.2-7, A.3.2-10, A.3.4-2, A.3.4-3, A.3.4-5, A.3.4-6
 #[test]
 fn link_messages_mean_what_happened() {
     let Llc::ConfirmLink(confirm) = llc(10, 0x21) else { panic!() };
@@ -169,6 +171,7 @@ fn link_messages_mean_what_happened() {
 }
 
 /// One RMB, told for the link that carries the message and for the other one, and taken back.
+// RFC 7609 A.3.5-4, A.3.5-5, A.3.5-6
 #[test]
 fn rkey_messages_mean_what_happened() {
     let Llc::ConfirmRkey(confirm) = llc(47, 0x26) else { panic!() };

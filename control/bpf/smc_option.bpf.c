@@ -35,6 +35,7 @@ struct smc_option {
 	__u8 magic[4];
 } __attribute__((packed));
 
+// RFC 7609 3.1-1, A.1-1
 #define SMC_OPTION { 254, 6, { 0xe2, 0xd4, 0xc3, 0xd9 } }
 #define TCP_FLAG_SYN 0x02
 #define TCP_FLAG_ACK 0x10
@@ -84,9 +85,11 @@ static __always_inline int carries_option(struct bpf_sock_ops *ops)
 	if (!(ops->skb_tcp_flags & TCP_FLAG_SYN))
 		return 0;
 	if (!(ops->skb_tcp_flags & TCP_FLAG_ACK))
+		// RFC 7609 3.5.1.1-1
 		return marked(ops);
 	if (ops->args[0] == BPF_WRITE_HDR_TCP_SYNACK_COOKIE)
 		return 0;
+	// RFC 7609 3.5.1.1-2, 3.5.1.1-3
 	return offered(ops, BPF_LOAD_HDR_OPT_TCP_SYN);
 }
 
@@ -97,6 +100,7 @@ static __always_inline void established(struct bpf_sock_ops *ops, __u64 flags)
 	if (!bits || !(*bits & MARKED))
 		return;
 	want_headers(ops, 0);
+	// RFC 7609 3.5.1.1-6, B.1-4
 	*bits = MARKED | ESTABLISHED | (offered(ops, flags) ? PEER_OFFERED : 0);
 }
 

@@ -381,6 +381,7 @@ fn smc(source: Source<'_>, mut table: Section<'_>) -> Result<Smc, ConfigError> {
         let why = "\"assume\" needs peers to assume; list them in smc.assume_peers";
         return Err(table.error("option", why));
     }
+    // RFC 7609 A.2.3-9
     let rmbe_size = table.number("rmbe_size", RMBE_SIZE_MIN..RMBE_SIZE_MAX + 1, RMBE_SIZE)?;
     if !rmbe_size.value.is_power_of_two() {
         let below = 1_u64 << rmbe_size.value.ilog2();

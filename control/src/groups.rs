@@ -120,6 +120,7 @@ impl<N: Rnic> Gateway<N> {
         let size = RmbeSize::from_bytes(smc.rmbe_size).expect("the configuration was checked");
         let elements = u8::try_from(smc.rmb_elements).expect("the configuration was checked");
         let rnic = self.ports[port.0].rnic.as_mut().ok_or(Exhausted)?;
+        // RFC 7609 2.1-6
         let domain = rnic.open_domain()?;
         let opening = match rnic.open(domain) {
             Ok(opening) => opening,
@@ -173,6 +174,7 @@ impl<N: Rnic> Gateway<N> {
             gid: offer.gid,
             mac: offer.mac,
             qpn: offer.qpn,
+            // RFC 7609 3.5.1.4-1, A.2.4-5
             psn: offer.psn,
             mtu: offer.mtu,
         };
@@ -393,6 +395,7 @@ impl<N: Rnic> Gateway<N> {
         let link = group.link;
         if was_running {
             let poller = &mut self.ports[group.port.0].poller;
+            // RFC 7609 3.5.4-9, 3.5.4-12, 4.8.3-3
             poller.command(Command::FailConnections { link });
             poller.command(Command::RetireLink { link });
         } else {

@@ -261,6 +261,7 @@ fn set_options(socket: &OwnedFd, config: &config::Listener, keepalive: Duration)
     if !keepalive.is_zero() {
         // The kernel counts in seconds, and refuses none.
         sockopt::set_tcp_keepidle(socket, keepalive.max(Duration::from_secs(1)))?;
+        // RFC 7609 4.5.3-6
         sockopt::set_socket_keepalive(socket, true)?;
     }
     Ok(())
@@ -289,6 +290,7 @@ mod tests {
 
     /// Where firewalls forget idle connections, operators rely on this; and small writes of
     /// interactive applications must not wait for each other.
+    // RFC 7609 4.5.3-6
     #[test]
     fn accepted_sockets_have_the_options_that_the_operator_chose() {
         let text = "[[listener]]\nname='a'\nbind='127.0.0.1:0'\nupstream='127.0.0.1:2'\n";

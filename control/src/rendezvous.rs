@@ -182,13 +182,16 @@ impl<N: Rnic> Gateway<N> {
         first_contact: bool,
     ) -> Option<Offer> {
         let connection = self.ports[port.0].poller.take_slot()?;
+        // RFC 7609 2.1-5, 4.1-1
         let Ok(element) = self.take_element(now, group) else {
             self.ports[port.0].poller.free_slot(connection);
             self.log_limit_of(key, "memory for SMC-R: new connections stay TCP");
             return None;
         };
         // From the moment the peer knows the token, its messages may come.
+        // RFC 7609 3.5.2.4-4, 3.5.2.4-6
         self.ports[port.0].poller.expect(connection);
+        // RFC 7609 3.5.1.2-11, A.2.3-3
         let address = self.groups[&group].address;
         let ours = Offer {
             first_contact,
@@ -256,6 +259,7 @@ impl<N: Rnic> Gateway<N> {
     fn handshake_failed(&mut self, now: Instant, key: Key, error: HandshakeError) {
         tracing::debug!(session = key.index, ?error, "the rendezvous failed");
         if let HandshakeError::Declined { diagnosis, out_of_sync } = error {
+            // RFC 7609 A.2.5-3
             if out_of_sync && let Some(group) = self.group_of_session(key) {
                 self.shut_group_down(
                     now,
@@ -281,6 +285,7 @@ impl<N: Rnic> Gateway<N> {
         let encoded = frame.encode();
         let bytes = encoded.as_bytes();
         // A few dozen bytes always fit an empty send buffer; if not, the connection is no good.
+        // RFC 7609 3.2-1
         if send(&shaking.peer, bytes, SendFlags::NOSIGNAL) == Ok(bytes.len()) {
             return true;
         }

@@ -85,10 +85,12 @@ impl<N: Rnic> Gateway<N> {
         {
             let Some(Session::Open(open)) = self.sessions.at(key) else { continue };
             let Carried::Smc { group, tcp } = &open.transport else { continue };
+            // RFC 7609 4.8.2-11
             if connect_outcome(tcp).is_err() {
                 let connection = open.connection;
                 self.ports[open.port.0].poller.command(Command::Abort { connection });
             } else {
+                // RFC 7609 2.1-17
                 groups.push(*group);
             }
         }
@@ -145,6 +147,7 @@ impl<N: Rnic> Gateway<N> {
         let now = self.clock.now();
         let groups: Vec<_> = self.groups.keys().copied().collect();
         for group in groups {
+            // RFC 7609 4.8.3-1
             self.shut_group_down(now, group, DeleteReason::OPERATOR);
         }
         // DELETE LINK has no answer worth waiting for, but must leave before the queue pair goes.

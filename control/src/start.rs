@@ -166,6 +166,7 @@ fn peer_id(nics: &[RnicConfig], devices: &Devices) -> PeerId {
         .filter_map(|device| device.mac)
         .find(|mac| *mac != [0; 6])
         .unwrap_or_else(random::<6>);
+    // RFC 7609 2.2.4-5, 2.2.4-6, A.2.1-2, A.2.1-3
     let [a, b] = random();
     let [c, d, e, f, g, h] = mac;
     PeerId([a, b, c, d, e, f, g, h])

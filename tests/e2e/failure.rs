@@ -19,6 +19,7 @@ const PEER_HAS_NO_SMC: u32 = 0x0301_0000;
 
 /// Most peers in the world have no SMC-R. Connections to them work, and an operator can see why
 /// they are not accelerated.
+// RFC 7609 3.1-3, 3.5.1.1-7, 3.5.1.6.4-1
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_peer_without_smc_r() {
@@ -83,6 +84,7 @@ pub(crate) fn is_refusal(error: &std::io::Error) -> bool {
 }
 
 /// A scanner, or a broken stack, on the port of a gateway is its own problem and nobody else's.
+// RFC 7609 C.6-4
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn malformed_rendezvous_disturbs_nobody() {
@@ -147,6 +149,7 @@ fn malformed_proposals() -> Vec<(&'static str, Vec<u8>)> {
 
 /// The other gateway dies without a word. Applications hear of it soon, and once it is back, new
 /// connections are as fast as before.
+// RFC 7609 4.8.3-2
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn killed_gateway_under_load() {

@@ -141,6 +141,7 @@ fn connection_limit_turns_newcomers_away() {
 
 /// Out of memory for elements, newcomers stay TCP and an operator sees why; those who have one
 /// notice nothing, and theirs serve others when they are gone.
+// RFC 7609 C.1-2
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn memory_limit_leaves_newcomers_on_tcp() {

@@ -16,6 +16,7 @@ const STALL_LIMIT: Duration = Duration::from_secs(20);
 
 /// A backup that restores to something else than what was saved is the worst thing a gateway can
 /// do, and a full pipe in both directions is where windows and wraps go wrong.
+// RFC 7609 5.6-1
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn a_gibibyte_each_way_at_once() {
@@ -23,6 +24,7 @@ fn a_gibibyte_each_way_at_once() {
     transfer_both_ways(&hosts, &Pair::start(&hosts, &[PORT]), GIB);
 }
 
+// RFC 7609 2.1-1, 2.1-5, 3.5.1.2-11, 3.5.1.3-3, 3.5.1.4-1, 4.1-1, A.2.3-3, A.2.4-5
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_transfer_both_ways() {
@@ -32,6 +34,7 @@ fn smoke_transfer_both_ways() {
 
 /// Gateways of different sizes: the small element wraps thousands of times and is always full,
 /// the large one is not, and neither may assume that the other's is like its own.
+// RFC 7609 4.7.4-1, 2.1-11
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn elements_of_different_sizes() {

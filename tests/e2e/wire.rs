@@ -20,6 +20,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 const SMC_OPTION: [u8; 6] = [254, 6, 0xE2, 0xD4, 0xC3, 0xD9];
 
 /// An operator who looks with the usual tools must see SMC-R, and so must any other stack.
+// RFC 7609 3-2, 3.1-1, 3.1-2, 3.5.1.1-1, 3.5.1.1-2, A.1-1, 3-4, 3.2-1, 3.5.1.2-1
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_capture_shows_smc_r() {

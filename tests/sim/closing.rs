@@ -13,6 +13,7 @@ fn endings(cluster: &Cluster, connection: usize) -> Vec<Ending> {
 }
 
 /// `shutdown(SHUT_WR)`: the end of one direction leaves the other one open.
+// RFC 7609 4.8.1-6, 4.8.1-9
 #[test]
 fn either_side_may_finish_first_and_still_receive() {
     for transport in Transport::BOTH {
@@ -38,6 +39,7 @@ fn either_side_may_finish_first_and_still_receive() {
     }
 }
 
+// RFC 7609 4.8.1-24
 #[test]
 fn both_may_finish_at_once() {
     for transport in Transport::BOTH {
@@ -59,6 +61,7 @@ fn both_may_finish_at_once() {
 }
 
 /// The end of the stream must wait behind bytes that a slow reader has not taken yet.
+// RFC 7609 4.8.1-4, 4.8.1-14
 #[test]
 fn the_end_comes_behind_the_last_byte_of_a_sleeping_reader() {
     for transport in Transport::BOTH {
@@ -78,6 +81,7 @@ fn the_end_comes_behind_the_last_byte_of_a_sleeping_reader() {
 }
 
 /// A program that is killed must not leave its partner waiting.
+// RFC 7609 4.8.2-1, 4.8.2-5, 4.8.2-8
 #[test]
 fn a_reset_reaches_the_other_application() {
     for transport in Transport::BOTH {
@@ -95,6 +99,7 @@ fn a_reset_reaches_the_other_application() {
 }
 
 /// Resets travel even where no byte can: the reader sleeps and every buffer is full.
+// RFC 7609 4.8.2-9, A.4-24
 #[test]
 fn a_reset_overtakes_what_is_blocked() {
     for transport in Transport::BOTH {
@@ -139,6 +144,7 @@ fn a_reset_behind_the_end_of_the_stream_is_heard() {
 }
 
 /// `close` with bytes still coming: the sender learns that nobody reads them.
+// RFC 7609 4.8.1-3
 #[test]
 fn who_writes_to_a_closed_program_is_reset() {
     for transport in Transport::BOTH {

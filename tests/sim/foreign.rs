@@ -155,6 +155,7 @@ impl Stage {
 
 /// A Linux program that calls `close` ends both directions at once: ours may still be sending.
 /// It must be told, as TCP would, and the peer must hear A.
+// RFC 7609 4.8.1-15
 #[test]
 fn who_still_writes_to_a_closed_peer_is_reset() {
     for before in [false, true] {
@@ -205,6 +206,7 @@ fn a_peer_that_closes_first_ends_gracefully_with_our_close() {
 
 /// A window of bytes was written and more wait: the peer is told so by B. If it closes instead of
 /// reading, those bytes are lost, and the application must hear that (RFC 4.8.1, 4A).
+// RFC 7609 4.8.1-15
 #[test]
 fn a_blocked_writer_is_reset_when_its_peer_closes() {
     let mut stage = Stage::new();
@@ -241,6 +243,7 @@ fn bytes_behind_the_end_reset_the_connection() {
 }
 
 /// A peer that claims to have read what was never written, or to have written more than fits.
+// RFC 7609 A.4-11
 #[test]
 fn impossible_cursors_reset_the_connection() {
     let far = Cursor { wrap: 1, count: 1 };
@@ -258,6 +261,7 @@ fn impossible_cursors_reset_the_connection() {
 }
 
 /// A peer that does not answer our A must not keep the slot and the element for ever.
+// RFC 7609 4.4.2-2, 4.8.2-7
 #[test]
 fn a_peer_that_does_not_answer_is_given_up() {
     let mut stage = Stage::new();

@@ -30,6 +30,7 @@ struct Swarm {
     trouble: Chance,
 }
 
+// RFC 7609 2.1-15, 4.8.2-13
 #[test]
 fn swarm() {
     let seeds = seeds(200);

@@ -12,6 +12,7 @@ use crate::{KIB, MIB};
 use Side::{Client, Server};
 
 /// A peer that dies under load: every program hears of it, and the gateway forgets it entirely.
+// RFC 7609 4.8.3-3, 3.5.4-9, 3.5.4-12
 #[test]
 fn a_link_that_breaks_under_load_resets_its_connections_and_leaks_nothing() {
     for seed in 0..20 {
@@ -50,6 +51,7 @@ fn a_link_that_breaks_under_load_resets_its_connections_and_leaks_nothing() {
 }
 
 /// The control thread falls behind: its reports wait, and the data path does not.
+// RFC 7609 A.4-2
 #[test]
 fn a_full_report_queue_delays_reports_only() {
     let mut cluster = Cluster::new(1, Odds::CALM, Sizes { reports: 2, ..Sizes::USUAL });
@@ -139,6 +141,7 @@ fn llc_messages_pass_a_saturated_send_queue() {
 
 /// The last words of a link, DELETE LINK, leave before its queue pair goes; with the queue pair
 /// broken there is nothing to wait for.
+// RFC 7609 3.5.4-7
 #[test]
 fn a_link_is_retired_behind_its_last_words() {
     for breaks in [false, true] {

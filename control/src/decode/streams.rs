@@ -13,7 +13,7 @@ use super::frame::{Segment, array, u16_at};
 use super::messages::malformed_words;
 use super::words::Words;
 
-/// Experimental TCP option whose value is the eye catcher (RFC 7609 A.1).
+/// Experimental TCP option whose value is the eye catcher (RFC 7609, A.1).
 const OPTION: u8 = 254;
 /// Segments kept that arrived before their turn, per stream.
 const AHEAD_MAX: usize = 64;

@@ -236,7 +236,7 @@ fn the_option_counts_only_with_its_value() {
     assert_eq!(with(&[254, 0, 0, 0], Segment::SYN), [""; 0]);
 }
 
-/// A malformed message ends the rendezvous (RFC 7609 C.6), and the reader must see why.
+/// A malformed message ends the rendezvous (RFC 7609, C.6), and the reader must see why.
 #[test]
 fn malformed_clc_is_shown_as_such() {
     let mut accept = Frame::Accept(offer()).encode().as_bytes().to_vec();

@@ -18,6 +18,7 @@ fn decline(diagnosis: Diagnosis) -> Frame {
 
 /// A client host whose RNIC is gone still offers SMC-R in its SYN: its applications must not be
 /// reset by our side of the rendezvous.
+// RFC 7609 C.1-1
 #[test]
 fn a_client_may_decline_before_it_proposes() {
     let rig = Rig::server(1, "");
@@ -32,6 +33,7 @@ fn a_client_may_decline_before_it_proposes() {
 
 /// A busy gateway has offered SMC-R in its SYN. Without a Decline the server takes the first bytes
 /// of the application for a CLC message, and resets it.
+// RFC 7609 C.1-1
 #[test]
 fn a_client_that_is_too_busy_says_so() {
     let rig = Rig::client(2, "[limits]\nhandshakes_max = 1\n");
@@ -48,6 +50,7 @@ fn a_client_that_is_too_busy_says_so() {
 }
 
 /// TCP gets through where RoCE does not: the connection stays TCP, and nothing is leaked.
+// RFC 7609 3.5.1.6.4-4, C.7-5, 3.5.1-1, 3.5.1.2-9, 3.5.1.2-10
 #[test]
 fn a_queue_pair_that_cannot_be_reached_costs_speed_only() {
     let rig = Rig::server(3, "");
@@ -68,6 +71,7 @@ fn a_queue_pair_that_cannot_be_reached_costs_speed_only() {
 
 /// A client host that dies after the Accept would hold up every other connection of that host, each
 /// of which waits for the outcome of the first contact.
+// RFC 7609 3.5.1.6.4-5
 #[test]
 fn a_silent_client_holds_nothing_up_for_longer_than_the_operator_allows() {
     let rig = Rig::server(4, "[smc]\nhandshake_timeout = \"300ms\"\n");
@@ -90,6 +94,7 @@ fn a_silent_client_holds_nothing_up_for_longer_than_the_operator_allows() {
 }
 
 /// A client that goes away at any step of the rendezvous leaves nothing behind.
+// RFC 7609 3.5.1.6.4-4
 #[test]
 fn a_client_that_vanishes_leaves_nothing() {
     let rig = Rig::server(5, "");
@@ -116,6 +121,7 @@ fn a_client_that_vanishes_leaves_nothing() {
 
 /// RFC 4.8.2: a peer that resets the TCP connection has given the connection up, even if no CDC
 /// message could say so. One that only ends it is asked whether it lives, and goes on.
+// RFC 7609 4.8.2-11, 2.1-17
 #[test]
 fn a_reset_beside_smc_r_resets_an_end_does_not() {
     let far = Rig::server(6, "");
@@ -140,6 +146,7 @@ fn a_reset_beside_smc_r_resets_an_end_does_not() {
 }
 
 /// Operators choose how long an idle group keeps its memory.
+// RFC 7609 2-5, 3.5.4-4
 #[test]
 fn an_idle_group_ends_when_the_operator_says() {
     let far = Rig::server(8, "[smc]\nidle_group_server = \"200ms\"\n");
@@ -156,6 +163,7 @@ fn an_idle_group_ends_when_the_operator_says() {
 }
 
 /// Bytes of an application that speaks first are no CLC message. It is told so, and counted.
+// RFC 7609 C.6-1, C.6-4
 #[test]
 fn nonsense_is_closed_and_counted() {
     let rig = Rig::server(10, "");

@@ -16,6 +16,7 @@ impl<N: Rnic> Gateway<N> {
     pub(super) fn propose(&mut self, now: Instant, key: Key) {
         let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
         let upstream = self.listeners[usize::from(shaking.listener)].upstream;
+        // RFC 7609 3.1-3, 3.5.1.1-7, 3.5.1.6.4-1
         if !self.option.peer_offered(&shaking.peer, upstream) {
             self.relay_tcp(now, key, Some(Diagnosis::NO_SMC_OPTION));
             return;
@@ -30,6 +31,7 @@ impl<N: Rnic> Gateway<N> {
             return;
         };
         let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
+        // RFC 7609 3-2, 3.1-2, 3.5.1.2-1
         shaking.talk = Talk::Client(Client::new(now, proposal));
         self.advance(now, key);
     }
@@ -69,6 +71,7 @@ impl<N: Rnic> Gateway<N> {
         let group = self
             .open_group(now, port, Role::Client, Peer::of(offer), key)
             .map_err(|_| Diagnosis::OUT_OF_MEMORY)?;
+        // RFC 7609 3.5.1.3-2, 3.5.1.3-3
         let ours = match self.reserve(now, key, port, group, true) {
             Some(ours) if self.connect_group(now, group, offer).is_ok() => Ok(ours),
             Some(_) => Err(Diagnosis::QUEUE_PAIR_NOT_READY),
@@ -90,9 +93,11 @@ impl<N: Rnic> Gateway<N> {
                 Phase::Running(_, address) => address.qpn == offer.qpn,
                 Phase::Opening(_) | Phase::Ending => false,
             };
+            // RFC 7609 3.5.2.2-1
             group.role == Role::Client && group.peer == Peer::of(offer) && same_link
         });
         let Some((group, port)) = found.map(|(id, group)| (*id, group.port)) else {
+            // RFC 7609 C.4-1
             self.answer_client(key, Err(Diagnosis::OUT_OF_SYNC), true);
             return;
         };

@@ -30,12 +30,15 @@ impl<N: Rnic> Gateway<N> {
             Phase::Running(machine, _) => machine.peer_eye_catcher(),
             Phase::Opening(_) | Phase::Ending => false,
         };
+        // RFC 7609 2.1-1
         let peer = PeerElement {
             rkey: offer.rkey,
             address: offer.rmbe_address(),
+            // RFC 7609 2.1-11
             ring: Ring::of_element(offer.rmbe_size, eye_catcher),
             token: offer.alert_token,
         };
+        // RFC 7609 3-4
         let established =
             Box::new(Established::Smc { near: shaking.app, link: group.link, rmbe, peer });
         let connection = resources.connection;
@@ -147,6 +150,7 @@ impl<N: Rnic> Gateway<N> {
             rmbe.touch(rmbe.capacity());
             self.give_back_element(now, group, rmbe);
         }
+        // RFC 7609 3.5.1.6.4-4
         self.give_up_group(now, key, group);
     }
 }

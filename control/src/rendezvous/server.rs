@@ -70,10 +70,12 @@ impl<N: Rnic> Gateway<N> {
 
     /// Why a Proposal cannot be accepted, if it cannot.
     pub(super) fn objection(&self, port: Option<PortId>, proposal: &Proposal) -> Option<Diagnosis> {
+        // RFC 7609 C.1-2
         let Some(port) = port else { return Some(Diagnosis::NO_SMC_R_DEVICE) };
         if !proposal.offers_smc_r_v1 {
             return Some(Diagnosis::MODE_MISMATCH);
         }
+        // RFC 7609 3.5.1.2-6, 3.5.1.2-7, 5.2-1
         if proposal.subnet != self.ports[port.0].subnet {
             return Some(Diagnosis::NO_COMMON_SUBNET);
         }
@@ -97,12 +99,16 @@ impl<N: Rnic> Gateway<N> {
             group.role == Role::Server
                 && group.port == port
                 && group.peer == peer
+                // RFC 7609 2-4, 2.2.4-7, 3.5.1.2-5, 3.5.1.6.4-5, 3.5.2.1-2
                 && group.is_established()
         });
         if let Some(group) = shared.map(|(id, _)| *id) {
+            // RFC 7609 3.5.2.1-3, 3.5.2.1-5
             return self.reserve(now, key, port, group, false);
         }
+        // RFC 7609 2.2.3-3, 3.5.1-1
         let group = self.open_group(now, port, Role::Server, peer, key).ok()?;
+        // RFC 7609 3.5.1.2-9, 3.5.1.2-10
         let ours = self.reserve(now, key, port, group, true);
         if ours.is_none() {
             self.give_up_group(now, key, group);

@@ -26,6 +26,7 @@ enum End {
 }
 
 /// Both ends answer the same question in the same way, or one would send CLC to a plain socket.
+// RFC 7609 3.5.1.1-3, 3.5.1.1-6, B.1-4
 #[test]
 fn both_ends_see_the_option_only_if_both_are_marked() {
     let Some(option) = load("both_ends_see_the_option_only_if_both_are_marked") else { return };

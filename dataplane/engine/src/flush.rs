@@ -35,6 +35,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 moved = true;
             }
             if !link.sends.is_empty() {
+                // RFC 7609 2.1-15
                 self.fabric.post(link.qp, &mut link.sends);
                 moved = true;
             }

@@ -60,6 +60,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             && let Far::Smc(smc) = &mut relay.far
         {
             let sequence = u16::try_from(tag.0 >> 32 & 0xffff).expect("sixteen bits were left");
+            // RFC 7609 4.6.1-2
             smc.connection.cdc_acknowledged(sequence);
         }
         self.completed(now, id);
@@ -89,9 +90,11 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             self.ends.counters.cdc_malformed.add(1);
             return;
         };
+        // RFC 7609 4.7.1-3
         let id = ConnectionId::from_token(cdc.token);
         // The message may have overtaken the command that announced its connection.
         while self.connections.lookup(id).is_none() && self.obey(now) {}
+        // RFC 7609 A.4-2
         self.receive_cdc(now, id, &cdc);
     }
 
@@ -100,6 +103,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let counters = &self.ends.counters;
         match self.connections.lookup(id) {
             None | Some(Slot::Free) => counters.cdc_unknown_token.add(1),
+            // RFC 7609 3.5.2.4-5
             Some(Slot::Expected { parked, .. }) => {
                 if parked.len() < PARKED_MAX {
                     counters.cdc_parked.add(1);

@@ -27,6 +27,7 @@ impl Rmb {
     ///
     /// If not even one element fits.
     pub fn carve(region: Region, size: RmbeSize) -> Self {
+        // RFC 7609 2.1-8, 4.2-1
         let fitting = region.len() / size.bytes() as usize;
         let elements =
             u8::try_from(fitting.min(Self::ELEMENTS_MAX.into())).expect("the minimum is a byte");
@@ -60,6 +61,7 @@ impl Rmb {
 
     /// Takes an element, all zero.
     pub fn take(&mut self) -> Option<Rmbe> {
+        // RFC 7609 4.4.1-1
         self.free.pop()
     }
 
@@ -71,6 +73,7 @@ impl Rmb {
     pub fn give_back(&mut self, mut element: Rmbe) {
         assert_eq!(element.region.address(), self.region.address());
         assert_eq!(element.size, self.size, "one region, carved twice");
+        // RFC 7609 4.4.1-3
         element.clear();
         self.free.push(element);
         assert!(self.free.len() <= usize::from(self.elements));
@@ -200,6 +203,7 @@ const ZERO_BY_HAND_MAX: usize = 32_768;
 mod tests {
     use super::*;
 
+    // RFC 7609 2.1-8, 4.2-1, 4.4.1-3, 4.4.1-1
     #[test]
     fn elements_are_numbered_from_one_and_come_back_zeroed() {
         let region = Region::new(3 * 65_536).unwrap();
@@ -228,6 +232,7 @@ mod tests {
 
     /// Clearing one connection's element must leave the neighbours' bytes alone, however many
     /// bytes it is and whether pages are given back or zeroed by hand.
+    // RFC 7609 4.4.1-3
     #[test]
     fn clearing_an_element_leaves_its_neighbours_alone() {
         for touched in [0, 1, 4_095, 4_097, 32_768, 32_769, 40_001, 65_536] {

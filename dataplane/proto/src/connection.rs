@@ -114,6 +114,7 @@ impl Connection {
         Self {
             peer_token: setup.peer_token,
             close_wait: setup.close_wait,
+            // RFC 7609 4.8.1-2
             state: State::Active,
             sender: Sender::new(setup.peer_element),
             receiver: Receiver::new(setup.element),
@@ -125,6 +126,7 @@ impl Connection {
             flags_due: false,
             validation_due: false,
             repeat_due: false,
+            // RFC 7609 A.4-3, 4.3-2
             sequence_next: CDC_SEQUENCE_FIRST,
             sequence_acknowledged: 0,
             sequence_received: 0,
@@ -141,6 +143,7 @@ impl Connection {
     /// our alert token may serve another connection (RFC 4.4.2), once the owner has read what it
     /// wants of [`Self::readable`].
     pub fn is_closed(&self) -> bool {
+        // RFC 7609 3.5.4-2, 4.4.2-1, 4.8.1-1, 4.8.1-20
         self.state == State::Closed && !self.is_due()
     }
 
@@ -149,6 +152,7 @@ impl Connection {
     /// Zero also while the peer has not consumed an urgent byte (4.7.5), and once either side's
     /// word forbids more: ours (D, C, A) or the peer's (C, A).
     pub fn window(&self) -> u32 {
+        // RFC 7609 4.8.1-12
         if self.state.may_write() { self.sender.window() } else { 0 }
     }
 
@@ -243,6 +247,7 @@ impl Connection {
     /// If bytes are readable and the connection was not reset: it must then be aborted (4.8.1, 3A).
     pub fn close(&mut self, now: Instant) {
         let unread = !self.readable().is_empty() && !self.state.is_ending_abnormally();
+        // RFC 7609 4.8.1-3
         assert!(!unread, "unread bytes mean abort, not close");
         self.advance(now, Event::Orderly(Orderly::Close));
     }
@@ -272,9 +277,11 @@ impl Connection {
     ///
     /// RFC 7609, 4.5 (cursors), 4.6.1 (failover validation), 4.8 (the end), A.4 (format).
     pub fn handle_cdc(&mut self, now: Instant, message: &Cdc) -> Result<Progress, PeerMisbehaved> {
+        // RFC 7609 4.6.1-6
         if message.failover_validation {
             return Ok(self.validate_failover(now, message.sequence));
         }
+        // RFC 7609 A.4-5, A.4-7
         if is_before(message.sequence, self.sequence_received) || self.state == State::Closed {
             return Ok(Progress::default());
         }
@@ -283,6 +290,7 @@ impl Connection {
 
         let window_before = self.window();
         let readable_before = self.readable().len();
+        // RFC 7609 4.6.1-3
         self.sequence_received = message.sequence;
         self.sender.peer_consumed(consumed);
         let urgent = self.receiver.peer_produced(produced, message);
@@ -297,9 +305,11 @@ impl Connection {
     ///
     /// Every message carries both cursors and all flags, whatever it was due for.
     pub fn poll_cdc(&mut self) -> Option<Cdc> {
+        // RFC 7609 4.6.1-4
         if self.validation_due {
             self.validation_due = false;
             return Some(Cdc {
+                // RFC 7609 4.6.1-5
                 sequence: self.sequence_acknowledged,
                 token: self.peer_token,
                 failover_validation: true,
@@ -312,15 +322,18 @@ impl Connection {
         self.flags_due = false;
         self.repeat_due = false;
         let sequence = self.sequence_next;
+        // RFC 7609 4.3-2, A.4-4, 4.6.2-4, 4.3-3
         self.sequence_next = sequence.wrapping_add(1);
         let message = Cdc {
             sequence,
             token: self.peer_token,
             producer: self.sender.announce(),
+            // RFC 7609 4.5.1-5, 4.7.2-1
             consumer: self.receiver.announce(),
             writer_blocked: self.sender.is_blocked(),
             urgent_pending: self.sender.is_urgent_pending(),
             urgent_present: self.sender.is_urgent_present(),
+            // RFC 7609 4.5.1-10
             update_requested: false,
             failover_validation: false,
             sending_done: self.done,
@@ -353,6 +366,7 @@ impl Connection {
 
     /// The NIC reported the message with this number as delivered.
     pub fn cdc_acknowledged(&mut self, sequence: u16) {
+        // RFC 7609 4.6.1-2
         if !is_before(sequence, self.sequence_acknowledged) {
             self.sequence_acknowledged = sequence;
         }
@@ -367,13 +381,16 @@ impl Connection {
     /// RFC 7609, 4.6.1 and 4.6.2 (combining pending messages).
     pub fn failover(&mut self) {
         if !self.is_closed() {
+            // RFC 7609 4.6.1-1
             self.validation_due = true;
+            // RFC 7609 4.6.2-3
             self.repeat_due = true;
         }
     }
 
     /// Whether `poll_cdc` would return a message.
     fn is_due(&self) -> bool {
+        // RFC 7609 A.4-25
         let speaks = !matches!(self.state, State::Closed | State::PeerAbortWait);
         self.flags_due
             || self.validation_due
@@ -383,6 +400,7 @@ impl Connection {
 
     /// RFC 4.6.1: what the peer's NIC saw delivered must have arrived here.
     fn validate_failover(&mut self, now: Instant, delivered: u16) -> Progress {
+        // RFC 7609 4.6.1-8, 4.6.1-9, 2.3-8
         let lost = is_before(self.sequence_received, delivered);
         let reset = lost && !self.state.is_ending_abnormally();
         if lost {
@@ -412,6 +430,7 @@ impl Connection {
         let peer_closed = said == Some(Half::Closed) && self.heard != said;
         self.heard = self.heard.max(said);
         let mut reset = message.abnormal_close && !before.is_ending_abnormally();
+        // RFC 7609 4.8.1-15
         if peer_closed && before.may_write() && self.sender.is_blocked() {
             self.advance(now, Event::Abort);
             reset = true;
@@ -424,6 +443,7 @@ impl Connection {
         let waited = self.state.waits_for_peer();
         self.step(event);
         match (waited, self.state.waits_for_peer()) {
+            // RFC 7609 4.8.1-21, 4.8.2-7
             (false, true) => self.deadline = Some(now + self.close_wait),
             (_, false) => self.deadline = None,
             (true, true) => {}
@@ -455,6 +475,7 @@ impl Connection {
 
 /// Whether message `a` was sent before message `b`: a signed difference, for numbers that wrap.
 fn is_before(a: u16, b: u16) -> bool {
+    // RFC 7609 A.4-6
     a.wrapping_sub(b).cast_signed() < 0
 }
 

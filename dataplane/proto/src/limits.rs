@@ -9,6 +9,7 @@ use crate::vocabulary::RmbeSize;
 use crate::wire::clc::proposal::PREFIXES_MAX;
 
 /// The most links in a link group (RFC A.3.5).
+// RFC 7609 A.3.5-12
 pub const LINKS_MAX: u8 = 8;
 
 /// The most elements in an RMB: the index is a byte and begins at 1 (RFC A.2.3).
@@ -18,6 +19,7 @@ pub const ELEMENTS_PER_RMB_MAX: u8 = 255;
 pub const CONNECTIONS_PER_GROUP_MAX: u16 = 255;
 
 /// The most of our RMBs that a Linux peer keeps in mind per link group.
+// RFC 7609 2.1-2
 pub const RMBS_PER_GROUP_MAX: u16 = 255;
 
 /// The smallest RMB element in bytes (RFC A.2.3).

@@ -171,6 +171,7 @@ impl LinkGroup {
     /// first link is [`UNNUMBERED`] until [`Action::LinkNumbered`].
     pub fn new_client(now: Instant, setup: Setup) -> Self {
         let phase = Phase::Confirming { repeat_at: None };
+        // RFC 7609 3.5.1.3-4, C.7-1
         Self::new(Role::Client, setup, phase, UNNUMBERED, now + CONFIRM_LINK_WAIT)
     }
 
@@ -264,7 +265,9 @@ impl LinkGroup {
             unreachable!("a group begins with a link");
         };
         let number = member.number;
+        // RFC 7609 3.5.1.5-3, C.7-1
         member.link = Link::new(self.setup.keepalive, now + CONFIRM_LINK_REPLY_WAIT);
+        // RFC 7609 3.3-10, 3.5.1.5-1
         self.send_confirm_link(number, false);
     }
 
@@ -272,6 +275,7 @@ impl LinkGroup {
     pub fn connections_changed(&mut self, now: Instant, count: u32) {
         self.connections = count;
         let idle = self.phase == Phase::Established && count == 0;
+        // RFC 7609 2-5, 3.5.4-3, 3.5.4-4
         self.idle_deadline = idle.then(|| now + self.setup.idle_wait);
     }
 
@@ -287,6 +291,7 @@ impl LinkGroup {
 
     /// The NIC reports that the link's queue pair is broken.
     pub fn link_broke(&mut self, now: Instant, number: LinkNumber) {
+        // RFC 7609 3.5.5.1.3-2, C.7.1-1
         self.link_event(now, number, Event::Fail(Cause::QueuePairBroke));
     }
 
@@ -321,6 +326,7 @@ impl LinkGroup {
     ) -> Result<(), PeerMisbehaved> {
         match Llc::decode(bytes) {
             Ok(message) => self.handle_llc(now, number, &message),
+            // RFC 7609 3.3-9, C.7.1-34
             Err(Malformed::Ignorable(_)) => {
                 self.dropped += 1;
                 self.traffic(now, number);
@@ -349,6 +355,7 @@ impl LinkGroup {
         }
         self.link_event(now, number, Event::Traffic);
         let result = self.dispatch(now, number, message);
+        // RFC 7609 C.7.1-35
         if result.is_err() {
             self.link_event(now, number, Event::Fail(Cause::PeerMisbehaved));
         }
@@ -378,6 +385,7 @@ impl LinkGroup {
     pub fn handle_timeout(&mut self, now: Instant) {
         match self.phase {
             Phase::Opening | Phase::Terminated => return,
+            // RFC 7609 C.8-1
             // C.8: the group goes on without a second link.
             Phase::AddingLink { deadline } if deadline <= now => self.establish(now),
             Phase::DeletingLink { link, cause, deadline } if deadline <= now => {
@@ -416,6 +424,7 @@ impl LinkGroup {
                 let alive = |member: &Member| !matches!(member.link.state(), link::State::Down(_));
                 if !self.members.iter().flatten().any(alive) {
                     self.phase = Phase::Terminated;
+                    // RFC 7609 4.5.3-5, C.7.1-17, C.7.1-21
                     self.actions.push(Action::Terminate(cause));
                 }
             }
@@ -426,10 +435,12 @@ impl LinkGroup {
     /// Tells the peer that all is over, and ends it.
     fn end(&mut self, now: Instant, cause: Cause, reason: DeleteReason) {
         if let Some(link) = self.any_link_up() {
+            // RFC 7609 3.5.4-6, 3.5.4-10
             let all = DeleteLink { reply: false, all: true, orderly: true, link, reason };
             self.actions.push(Action::Send(link, Llc::DeleteLink(all)));
         }
         for member in self.members.into_iter().flatten() {
+            // RFC 7609 C.7.1-19
             self.link_event(now, member.number, Event::Fail(cause));
         }
         assert!(self.is_terminated(), "a group without links is over");
@@ -438,6 +449,7 @@ impl LinkGroup {
     /// The first contact is over: connections may use the group.
     fn establish(&mut self, now: Instant) {
         self.phase = Phase::Established;
+        // RFC 7609 2.2-3, 2.2.1-1, C.3-2
         self.committed = true;
         self.connections_changed(now, self.connections);
         if let Some(number) = self.any_link_up() {

@@ -40,6 +40,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             self.reset(now, slot, Ending::PeerMisbehaved);
             return true;
         }
+        // RFC 7609 5.6-1
         match self.streams.write(&near.stream, &smc.rmbe.readable(readable.pieces())) {
             Ok(written) => {
                 let written = u32::try_from(written).expect("no more than was readable");

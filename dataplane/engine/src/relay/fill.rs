@@ -97,6 +97,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             return Outcome::Waits;
         }
         let mut room_bytes = 0;
+        // RFC 7609 4.5.2-1
         let filled = self.pool.fill(window.min(FILL_PER_TURN_MAX), |room| {
             room_bytes = room.len();
             self.streams.read(&near.stream, room)
@@ -119,6 +120,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 near.readable = may_bring_more(near, len as usize, room_bytes);
                 let more = near.readable;
                 let blocked = len == window && self.streams.has_more(&near.stream);
+                // RFC 7609 4.7.4-4
                 smc.connection.set_writer_blocked(blocked);
                 relay.bytes_in += u64::from(len);
                 self.ends.counters.bytes_in.add(len.into());
@@ -139,6 +141,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 near.eof = true;
                 Outcome::Ended
             }
+            // RFC 7609 4.8.1-15
             Ok(_) => Outcome::Reset,
             Err(error) if is_reset(&error) => Outcome::Reset,
             Err(_) => {
@@ -169,6 +172,7 @@ fn gather(
         link.budget -= 1;
         smc.outstanding += 1;
     };
+    // RFC 7609 4.7.4-1
     if tail.is_empty() {
         write(lease, head.start);
     } else {

@@ -59,6 +59,7 @@ impl Smc {
 
     /// Nothing more will be said, and nothing is on its way.
     fn is_over(&self) -> bool {
+        // RFC 7609 4.8.2-13
         (self.condemned || self.connection.is_closed()) && self.outstanding == 0
     }
 }
@@ -71,9 +72,11 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             self.reset(now, slot, Ending::ResetByPeer);
             return;
         }
+        // RFC 7609 4.7.1-2
         if progress.readable_bytes > 0 {
             self.queue_drain(slot);
         }
+        // RFC 7609 4.7.4-8
         if progress.writable_bytes > 0 || progress.peer_closed {
             self.queue_fill(slot);
         }
@@ -92,9 +95,11 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         {
             let drained = smc.connection.readable().is_empty();
             if smc.peer_done && drained && !near.finished {
+                // RFC 7609 4.8.1-9, 4.8.1-14
                 self.streams.finish(&near.stream);
                 near.finished = true;
             }
+            // RFC 7609 4.8.1-4, 4.8.1-6
             if near.eof && !smc.said_done {
                 smc.said_done = true;
                 smc.connection.shutdown_write();
@@ -117,6 +122,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     pub(crate) fn reset(&mut self, now: Instant, slot: u16, ending: Ending) {
         let Some(relay) = self.connections.at(slot) else { return };
         relay.ending.get_or_insert(ending);
+        // RFC 7609 4.8.2-5, 4.8.2-8, 4.8.2-9, A.4-24
         if let Some(near) = relay.near.take() {
             self.streams.reset_on_close(&near.stream);
         }
@@ -125,6 +131,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 // After a reset nothing bounds what the peer may still write of its window.
                 let capacity = smc.rmbe.capacity();
                 smc.rmbe.touch(capacity);
+                // RFC 7609 4.8.2-1
                 smc.connection.abort(now);
                 self.queue_flush(slot);
                 self.settle(now, slot);
@@ -145,6 +152,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             if smc.link != link {
                 continue;
             }
+            // RFC 7609 4.8.3-3
             smc.condemned = true;
             let capacity = smc.rmbe.capacity();
             smc.rmbe.touch(capacity);

@@ -78,13 +78,17 @@ impl Receiver {
         let gain = self.consumed.since(self.told);
         let capacity = u64::from(self.ring.capacity());
         let window = capacity - self.produced.since(self.told);
+        // RFC 7609 4.5.1-2, 4.5.1-3, 4.5.1-4, 4.7.1-5, 4.7.3-2
         let worthwhile = window * 2 <= capacity && gain * 10 >= capacity;
+        // RFC 7609 4.7.5-4
         let urgent_consumed = self.told < self.urgent_end && self.urgent_end <= self.consumed;
+        // RFC 7609 4.5.1-6, 4.5.1-7, 4.5.1-8, 4.5.1-9, 4.7.4-7
         gain > 0 && (self.peer_blocked || self.update_requested || urgent_consumed || worthwhile)
     }
 
     /// The consumer cursor of a message that goes out now.
     pub(super) fn announce(&mut self) -> Cursor {
+        // RFC 7609 4.7.2-2, 2.1-16
         self.told = self.consumed;
         self.told.to_cursor(self.ring)
     }
@@ -95,6 +99,7 @@ impl Receiver {
     /// it could not know to be consumed.
     pub(super) fn resolve(&self, cursor: Cursor) -> Result<Position, PeerMisbehaved> {
         let produced = cursor.resolve(self.produced, self.ring)?;
+        // RFC 7609 4.7.3-1, A.4-11
         if produced.since(self.told) > u64::from(self.ring.capacity()) {
             return Err(PeerMisbehaved::OverranOurElement);
         }
@@ -104,12 +109,14 @@ impl Receiver {
     /// Takes over a position that [`Self::resolve`] returned, and the flags about data. Returns
     /// whether an urgent byte became known.
     pub(super) fn peer_produced(&mut self, produced: Position, message: &Cdc) -> bool {
+        // RFC 7609 4.7.1-4, 4.3-1, 2.1-13
         self.produced = produced;
         self.peer_blocked = message.writer_blocked;
         self.update_requested = message.update_requested;
         self.urgent_pending = message.urgent_pending;
         let urgent = message.urgent_present && produced > self.urgent_end;
         if urgent {
+            // RFC 7609 4.7.5-3
             self.urgent_end = produced;
         }
         assert!(self.told <= self.consumed && self.consumed <= self.produced);

@@ -51,8 +51,10 @@ impl Sender {
     /// Bytes that may be written, as far as cursors and urgent data go.
     pub(super) fn window(&self) -> u32 {
         match self.urgent {
+            // RFC 7609 4.7.5-5, 4.7.6-5
             Urgent::Present(end) if self.consumed < end => 0,
             Urgent::Present(_) | Urgent::Pending | Urgent::None => {
+                // RFC 7609 4.5.1-1, 2.1-14, A.4-15
                 self.ring.capacity() - self.produced.since_u32(self.consumed)
             }
         }
@@ -64,6 +66,7 @@ impl Sender {
         if let Urgent::Present(end) = self.urgent
             && self.produced > end
         {
+            // RFC 7609 4.7.5-6
             self.urgent = Urgent::None;
         }
         assert!(self.produced.since(self.consumed) <= u64::from(self.ring.capacity()));
@@ -72,6 +75,7 @@ impl Sender {
 
     pub(super) fn produce_urgent(&mut self, len: u32) -> Span {
         let span = self.produce(len);
+        // RFC 7609 4.7.5-1, 4.7.6-3
         self.urgent = Urgent::Present(self.produced);
         span
     }
@@ -82,6 +86,7 @@ impl Sender {
             Urgent::Pending => false,
             Urgent::Present(end) if self.consumed < end => false,
             Urgent::Present(_) | Urgent::None => {
+                // RFC 7609 4.7.6-1
                 self.urgent = Urgent::Pending;
                 true
             }
@@ -114,6 +119,7 @@ impl Sender {
 
     /// The producer cursor of a message that goes out now.
     pub(super) fn announce(&mut self) -> Cursor {
+        // RFC 7609 4.3-4
         self.announced = self.produced;
         self.announced.to_cursor(self.ring)
     }
@@ -129,6 +135,7 @@ impl Sender {
 
     /// Takes over a position that [`Self::resolve`] returned.
     pub(super) fn peer_consumed(&mut self, consumed: Position) {
+        // RFC 7609 4.3-5
         self.consumed = consumed;
         assert!(self.consumed <= self.announced && self.announced <= self.produced);
     }

@@ -141,9 +141,12 @@ impl State {
             (_, E::Orderly(step)) => self.after_orderly(step),
 
             (S::Closed, _) => (S::Closed, None),
+            // RFC 7609 4.8.2-6, 4.8.2-12
             (S::PeerAbortWait, E::PeerAborted) => (S::Closed, None), // 1B
+            // RFC 7609 4.8.2-7, 4.4.2-2, 4.8.1-23
             (S::PeerAbortWait, E::Timeout) => (S::Closed, Some(A::GiveUp)),
             (S::PeerAbortWait, E::Abort | E::AbortSent) => (self, None),
+            // RFC 7609 4.8.2-10
             (S::ProcessAbort, E::AbortSent) => (S::Closed, None), // 2B
             (S::ProcessAbort, E::Abort | E::PeerAborted | E::Timeout) => (self, None),
 
@@ -162,7 +165,9 @@ impl State {
             (S::AppFinCloseWait | S::AppCloseWait1(H::Closed), E::Abort) => {
                 (S::ProcessAbort, Some(A::SayAbort))
             }
+            // RFC 7609 4.8.2-3
             (_, E::Abort) => (S::PeerAbortWait, Some(A::SayAbort)), // 1A
+            // RFC 7609 4.8.2-10
             (_, E::PeerAborted) => (S::ProcessAbort, Some(A::SayAbort)), // 2A
             (_, E::AbortSent | E::Timeout) => (self, None),
         }
@@ -179,9 +184,12 @@ impl State {
         match (self, step) {
             // A peer that says C in place of its A also promises to write no more.
             (S::PeerAbortWait, O::PeerClosed) => (S::Closed, None),
+            // RFC 7609 4.8.2-4
             (S::Closed | S::ProcessAbort | S::PeerAbortWait, _) => (self, None),
 
+            // RFC 7609 4.8.1-6, 4.8.1-7
             (S::Active, O::ShutdownWrite) => (S::PeerCloseWait1(H::Done), Some(A::SayDone)), // 3A
+            // RFC 7609 4.8.1-16
             (S::AppCloseWait1(H::Done), O::ShutdownWrite) => {
                 (S::AppCloseWait2, Some(A::SayDone)) // 4B
             }
@@ -190,24 +198,30 @@ impl State {
             }
             (_, O::ShutdownWrite) => (self, None),
 
+            // RFC 7609 4.8.1-5, 4.8.1-7
             (S::Active | S::PeerCloseWait1(H::Done), O::Close) => {
                 (S::PeerCloseWait1(H::Closed), Some(A::SayClosed)) // 3A
             }
             (S::PeerCloseWait2(H::Done), O::Close) => {
                 (S::PeerCloseWait2(H::Closed), Some(A::SayClosed))
             }
+            // RFC 7609 4.8.1-18
             (S::AppCloseWait1(H::Done) | S::AppCloseWait2, O::Close) => {
                 (S::PeerFinCloseWait, Some(A::SayClosed)) // 4C
             }
+            // RFC 7609 4.8.1-11, 4.8.1-17
             (S::AppFinCloseWait | S::AppCloseWait1(H::Closed), O::Close) => {
                 (S::Closed, Some(A::SayClosed)) // 3D, 4C
             }
             (_, O::Close) => (self, None),
 
+            // RFC 7609 4.8.1-13
             (S::Active, O::PeerDone) => (S::AppCloseWait1(H::Done), None), // 4A
+            // RFC 7609 4.8.1-8
             (S::PeerCloseWait1(half), O::PeerDone) => (S::PeerCloseWait2(half), None), // 3B
             (_, O::PeerDone) => (self, None),
 
+            // RFC 7609 4.8.1-13
             (S::Active | S::AppCloseWait1(_), O::PeerClosed) => {
                 (S::AppCloseWait1(H::Closed), None) // 4A
             }
@@ -217,10 +231,12 @@ impl State {
                 | S::AppFinCloseWait
                 | S::AppCloseWait2,
                 O::PeerClosed,
+                // RFC 7609 4.8.1-11
             ) => (S::AppFinCloseWait, None), // 3C, 3D
             (
                 S::PeerCloseWait1(H::Closed) | S::PeerCloseWait2(H::Closed) | S::PeerFinCloseWait,
                 O::PeerClosed,
+                // RFC 7609 4.8.1-10, 4.8.1-19, 4.8.1-24
             ) => (S::Closed, None), // 3C, 4D
         }
     }

@@ -46,6 +46,7 @@ fn cursor(wrap: u16, count: u32) -> Cursor {
 }
 
 /// What Linux sends first, and what it would drop: see dialect 5.
+// RFC 7609 4.3-2, A.4-3, 4.5.1-10
 #[test]
 fn the_first_message_is_number_one_and_carries_the_peers_token() {
     let mut us = bytes(16_384);
@@ -57,6 +58,7 @@ fn the_first_message_is_number_one_and_carries_the_peers_token() {
 }
 
 /// RFC 4.7.1: cursors alone, nobody is asked to say anything back.
+// RFC 7609 2.1-13, 4.3-4, 4.7.1-4, 4.7.1-5
 #[test]
 fn scenario_1_send_flow_window_unconstrained() {
     let (mut a, mut b) = figures();
@@ -70,6 +72,7 @@ fn scenario_1_send_flow_window_unconstrained() {
 }
 
 /// RFC 4.7.2: the consumer cursor rides on the data of the other direction, for free.
+// RFC 7609 4.3-5, 4.5.1-5, 4.7.2-1, 4.7.2-2
 #[test]
 fn scenario_2_send_and_receive_flow_window_unconstrained() {
     let (mut a, mut b) = figures();
@@ -85,6 +88,7 @@ fn scenario_2_send_and_receive_flow_window_unconstrained() {
 }
 
 /// RFC 4.7.3: the sender is told before its window is gone.
+// RFC 7609 4.7.3-1, 4.7.3-2
 #[test]
 fn scenario_3_send_flow_window_constrained() {
     let (mut a, mut b) = figures();
@@ -106,6 +110,7 @@ fn scenario_3_send_flow_window_constrained() {
 }
 
 /// RFC 4.7.4: full rings look like empty ones but for the wrap count, and B wakes the writer.
+// RFC 7609 2.1-14, 4.7.4-1, 4.7.4-3, 4.7.4-5, 4.7.4-6, 4.7.4-7, 2.1-16, A.4-15
 #[test]
 fn scenario_4_large_send_full_window_writes() {
     let (mut a, mut b) = figures();
@@ -144,6 +149,7 @@ fn scenario_4_large_send_full_window_writes() {
 
 /// RFC 4.7.5: after an urgent byte nothing may follow until the peer has consumed it, and the
 /// peer must say so at once. Linux waits for that as well.
+// RFC 7609 4.7.5-1, 4.7.5-3, 4.7.5-4, 4.7.5-5, 4.7.5-6
 #[test]
 fn scenario_5_urgent_data_window_unconstrained() {
     let (mut a, mut b) = figures();
@@ -174,6 +180,7 @@ fn scenario_5_urgent_data_window_unconstrained() {
 }
 
 /// RFC 4.7.6: a reader in front of a full element hears that urgent data is behind it.
+// RFC 7609 4.7.6-1, 4.7.6-3, 4.7.6-5
 #[test]
 fn scenario_6_urgent_data_window_closed() {
     let (mut a, mut b) = figures();
@@ -199,6 +206,7 @@ fn scenario_6_urgent_data_window_closed() {
 }
 
 /// The three examples of RFC 4.5.1, in bytes: small reads cost no messages, useful ones do.
+// RFC 7609 4.5.1-2, 4.5.1-3, 4.5.1-4
 #[test]
 fn consumer_updates_follow_the_examples_of_the_rfc() {
     const KIB: u32 = 1024;
@@ -220,6 +228,7 @@ fn consumer_updates_follow_the_examples_of_the_rfc() {
 }
 
 /// A writer that said B sleeps until it hears from us; one byte is worth a message then.
+// RFC 7609 4.3-1, 4.5.1-6, 4.5.1-7, 4.7.4-7
 #[test]
 fn a_blocked_writer_hears_of_every_byte_until_it_takes_b_back() {
     let (mut a, mut b) = (bytes(65_536), bytes(65_536));
@@ -239,6 +248,7 @@ fn a_blocked_writer_hears_of_every_byte_until_it_takes_b_back() {
 }
 
 /// R, an operator's question on the other side: is your application reading at all?
+// RFC 7609 4.5.1-8, 4.5.1-9
 #[test]
 fn a_requested_update_is_sent_when_there_is_news() {
     let (mut a, mut b) = (bytes(65_536), bytes(65_536));
@@ -255,6 +265,7 @@ fn a_requested_update_is_sent_when_there_is_news() {
 }
 
 /// A failover delivers old messages late. Taken in, they would move cursors backwards.
+// RFC 7609 A.4-5, A.4-7
 #[test]
 fn stale_messages_are_dropped_and_equal_ones_are_not() {
     let (mut a, mut b) = (bytes(65_536), bytes(65_536));
@@ -270,6 +281,7 @@ fn stale_messages_are_dropped_and_equal_ones_are_not() {
 }
 
 /// After 65,535 messages the number becomes 0; a connection must not stop there.
+// RFC 7609 A.4-6, 4.3-2
 #[test]
 fn sequence_numbers_wrap() {
     let (mut a, mut b) = (bytes(65_536), bytes(65_536));
@@ -286,6 +298,7 @@ fn sequence_numbers_wrap() {
 }
 
 /// A peer that lies about cursors is reset, and must not have changed anything before that.
+// RFC 7609 A.4-11
 #[test]
 fn cursors_out_of_the_window_are_an_offence_and_change_nothing() {
     let (mut a, mut b) = (bytes(65_536), bytes(65_536));
@@ -335,6 +348,8 @@ fn consuming_what_nobody_wrote_is_our_bug() {
 
 /// RFC 4.6: the first words on a new link say what the old one is known to have delivered; then
 /// everything is said again under a new number.
+// RFC 7609 4.6.1-2, 4.6.1-4, 4.6.1-5, 4.6.1-6, 4.6.1-8, 4.6.2-3, 4.6.2-4, A.4-4, 4.3-3, 4.6.1-1
+// RFC 7609 4.8.1-2
 #[test]
 fn failover_validates_and_repeats() {
     let (mut a, mut b) = (bytes(65_536), bytes(65_536));
@@ -360,6 +375,7 @@ fn failover_validates_and_repeats() {
 
 /// RFC 4.6.1: bytes that the old NIC acknowledged and then lost cannot be had again. The stream
 /// has a hole, and only a reset tells the application.
+// RFC 7609 2.3-8, 4.6.1-3, 4.6.1-9
 #[test]
 fn failover_with_lost_data_resets_the_connection() {
     let (mut a, mut b) = (bytes(65_536), bytes(65_536));
@@ -374,6 +390,7 @@ fn failover_with_lost_data_resets_the_connection() {
 }
 
 /// The window is what the peer's element has room for, whatever ours has.
+// RFC 7609 4.5.1-1
 #[test]
 fn each_direction_has_its_own_element() {
     let us = connection(Ring::new(16_384), Ring::new(65_536));

@@ -58,7 +58,9 @@ impl Client {
     /// Begins a rendezvous with `proposal`.
     pub fn new(now: Instant, proposal: Proposal) -> Self {
         let mut actions = Outbox::new();
+        // RFC 7609 3.2-2
         actions.push(ClientAction::Send(Frame::Proposal(proposal)));
+        // RFC 7609 C.5-1
         let state = State::AwaitingAccept { deadline: now + CLC_WAIT };
         Self { peer_id: proposal.peer_id, state, actions }
     }
@@ -79,6 +81,7 @@ impl Client {
                 | State::Providing { .. }
                 | State::AwaitingLink
                 | State::AwaitingDecline { .. },
+                // RFC 7609 3.5.1.6.4-2, 3.5.1.6.4-3
                 Frame::Decline(Decline { diagnosis, out_of_sync, .. }),
             ) => Err(HandshakeError::Declined { diagnosis, out_of_sync }),
             (State::AwaitingAccept { .. }, Frame::Accept(offer)) => self.handle_accept(offer),
@@ -107,11 +110,13 @@ impl Client {
             panic!("nobody asked for an offer: {:?}", self.state);
         };
         let confirm = Offer { first_contact, ..ours };
+        // RFC 7609 3.2-4
         self.actions.push(ClientAction::Send(Frame::Confirm(confirm)));
         if first_contact {
             self.state = State::AwaitingLink;
         } else {
             self.state = State::Over;
+            // RFC 7609 3.5.2.2-7, 3.5.2.4-2, 3.5.2.4-3, C.3-4
             self.actions.push(ClientAction::Done);
         }
     }
@@ -124,6 +129,7 @@ impl Client {
     /// If no [`ClientAction::OpenLink`] or [`ClientAction::JoinLink`] asked for an answer. A client
     /// that changes its mind while it waits for the Accept must wait on.
     pub fn refuse(&mut self, diagnosis: Diagnosis, out_of_sync: bool) {
+        // RFC 7609 C.1-1, C.1-4, C.1-6
         assert!(matches!(self.state, State::Providing { .. }), "a Decline replaces the Confirm");
         self.state = State::Over;
         self.actions.push(ClientAction::Send(Frame::Decline(Decline {
@@ -160,6 +166,7 @@ impl Client {
     /// [`HandshakeError::LinkFailed`] at once if `committed`.
     pub fn link_failed(&mut self, now: Instant, committed: bool) -> Result<(), HandshakeError> {
         match self.state {
+            // RFC 7609 C.2-2, C.3-3
             State::AwaitingLink if committed => {
                 self.over_if(Err(HandshakeError::LinkFailed { committed }))
             }
@@ -218,10 +225,12 @@ impl Client {
 
     fn handle_accept(&mut self, offer: Offer) -> Result<(), HandshakeError> {
         // RFC 7609, C.6: a reserved value means that the peer can more than we, not worse.
+        // RFC 7609 A.2.3-12, C.6-5
         if offer.first_contact && offer.mtu.bytes().is_none() {
             return Err(HandshakeError::Unsupported);
         }
         self.state = State::Providing { first_contact: offer.first_contact };
+        // RFC 7609 3.5.2.2-2
         self.actions.push(if offer.first_contact {
             ClientAction::OpenLink(offer)
         } else {

@@ -74,9 +74,12 @@ impl HandshakeError {
     /// connection is reset.
     pub fn verdict(self) -> Verdict {
         match self {
+            // RFC 7609 C.3-3, C.5-2, C.6-4
             Self::Peer(_) | Self::TimedOut | Self::LinkFailed { committed: true } => Verdict::Close,
+            // RFC 7609 3.2-5, C.1-3, C.4-2
             Self::Declined { .. } => Verdict::FallBack(None),
             Self::Unsupported => Verdict::FallBack(Some(Diagnosis::CONFIGURATION)),
+            // RFC 7609 C.2-1, C.7-5, C.7-7
             Self::LinkFailed { committed: false } => {
                 Verdict::FallBack(Some(Diagnosis::CONFIRM_LINK_TIMED_OUT))
             }

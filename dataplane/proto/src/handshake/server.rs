@@ -56,6 +56,7 @@ pub struct Server {
 impl Server {
     /// Waits for a Proposal on a TCP connection whose SYN carried the option. `peer_id` is ours.
     pub fn new(now: Instant, peer_id: PeerId) -> Self {
+        // RFC 7609 C.5-1
         let state = State::AwaitingProposal { deadline: now + CLC_WAIT };
         Self { peer_id, state, actions: Outbox::new() }
     }
@@ -77,6 +78,7 @@ impl Server {
                 | State::AwaitingConfirm { .. }
                 | State::AwaitingLink
                 | State::AwaitingDecline { .. },
+                // RFC 7609 3.5.1.6.4-2, 3.5.1.6.4-3
                 Frame::Decline(Decline { diagnosis, out_of_sync, .. }),
             ) => Err(HandshakeError::Declined { diagnosis, out_of_sync }),
             (State::AwaitingProposal { .. }, Frame::Proposal(proposal)) => {
@@ -118,6 +120,7 @@ impl Server {
             first_contact: ours.first_contact,
             deadline: now + CLC_WAIT,
         };
+        // RFC 7609 3.2-3
         self.actions.push(ServerAction::Send(Frame::Accept(ours)));
     }
 
@@ -127,8 +130,10 @@ impl Server {
     ///
     /// If no [`ServerAction::Provide`] asked for an answer.
     pub fn refuse(&mut self, diagnosis: Diagnosis) {
+        // RFC 7609 C.1-1, C.1-4, C.1-5
         assert!(matches!(self.state, State::Providing { .. }), "a Decline replaces the Accept");
         self.state = State::Over;
+        // RFC 7609 3.5.1.2-12
         self.actions.push(ServerAction::Send(Frame::Decline(self.decline(diagnosis))));
         self.actions.push(ServerAction::FallBack);
     }
@@ -142,6 +147,7 @@ impl Server {
         match self.state {
             State::AwaitingLink => {
                 self.state = State::Over;
+                // RFC 7609 C.3-4
                 self.actions.push(ServerAction::Done);
             }
             State::AwaitingDecline { .. } | State::Over => {}
@@ -159,6 +165,7 @@ impl Server {
     /// [`HandshakeError::LinkFailed`] at once if `committed`.
     pub fn link_failed(&mut self, now: Instant, committed: bool) -> Result<(), HandshakeError> {
         match self.state {
+            // RFC 7609 C.2-2, C.3-3
             State::AwaitingLink if committed => {
                 self.over_if(Err(HandshakeError::LinkFailed { committed }))
             }
@@ -238,6 +245,7 @@ impl Server {
             return Ok(());
         }
         // RFC 7609, C.6: a reserved value means that the peer can more than we, not worse.
+        // RFC 7609 A.2.4-4, C.6-5
         if offer.mtu.bytes().is_none() {
             return Err(HandshakeError::Unsupported);
         }

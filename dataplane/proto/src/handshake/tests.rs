@@ -96,6 +96,7 @@ fn connected_server() -> Server {
 }
 
 /// RFC 3.5.1: the first connection between two gateways.
+// RFC 7609 3.2-2, 3.2-3, 3.2-4, 3.5.2.2-2
 #[test]
 fn first_contact() {
     let mut client = client();
@@ -123,6 +124,7 @@ fn first_contact() {
 }
 
 /// RFC 3.5.2: every later connection is done with three messages.
+// RFC 7609 3.5.2.2-7, 3.5.2.4-2, 3.5.2.4-3, C.3-4
 #[test]
 fn subsequent_contact() {
     let (mut client, mut server) = (client(), server(false));
@@ -139,6 +141,7 @@ fn subsequent_contact() {
 }
 
 /// Old Linux clients leave F clear in the Confirm of a first contact.
+// RFC 7609 A.2.4-2
 #[test]
 fn the_first_contact_bit_of_a_confirm_means_nothing() {
     let mut server = server(true);
@@ -147,6 +150,7 @@ fn the_first_contact_bit_of_a_confirm_means_nothing() {
 }
 
 /// RFC C.1: a server without resources says so, and the connection is TCP on both sides.
+// RFC 7609 3.2-5, 3.5.1.2-12, 3.5.1.6.4-2, C.1-1, C.1-3
 #[test]
 fn a_server_that_refuses() {
     let mut server = Server::new(T0, SERVER);
@@ -179,6 +183,7 @@ fn a_client_that_has_nothing_to_propose() {
 
 /// RFC C.4: the server believes in a link group that died. The client says so with S, and the
 /// server must forget the group.
+// RFC 7609 A.2.5-2, C.4-1, C.4-2
 #[test]
 fn a_client_that_knows_no_such_link_group() {
     let mut client = accepted_client(false);
@@ -193,6 +198,7 @@ fn a_client_that_knows_no_such_link_group() {
 }
 
 /// RFC C.5: a TCP connection that cannot carry CLC messages in time would not carry data either.
+// RFC 7609 C.5-1, C.5-2
 #[test]
 fn clc_timeouts_close_the_connection() {
     let early = T0 + CLC_WAIT / 2;
@@ -227,6 +233,7 @@ fn a_failed_link_waits_for_a_decline() {
 }
 
 /// RFC C.2: also before we know of any failure.
+// RFC 7609 3.5.1.6.4-3
 #[test]
 fn a_decline_during_the_confirmation_of_the_link() {
     let diagnosis = Diagnosis::QUEUE_PAIR_NOT_READY;
@@ -238,6 +245,7 @@ fn a_decline_during_the_confirmation_of_the_link() {
 }
 
 /// Without that Decline we send one, as deployed peers do: the application keeps its connection.
+// RFC 7609 C.2-1, C.7-5, C.7-6, C.7-7, C.7-8, C.7.1-2
 #[test]
 fn a_failed_link_falls_back() {
     let failed = HandshakeError::LinkFailed { committed: false };
@@ -258,6 +266,7 @@ fn a_failed_link_falls_back() {
 }
 
 /// RFC C.3: beyond the point of no return the peer may take our Decline for data.
+// RFC 7609 C.2-2, C.3-3
 #[test]
 fn a_link_that_fails_late_closes_the_connection() {
     let failed = HandshakeError::LinkFailed { committed: true };
@@ -279,6 +288,7 @@ fn a_link_that_comes_too_late_changes_nothing() {
 }
 
 /// RFC C.6: whatever is not expected may be data of the application; nobody can tell any more.
+// RFC 7609 C.6-4
 #[test]
 fn messages_out_of_turn_close_the_connection() {
     let unexpected = HandshakeError::Peer(PeerMisbehaved::UnexpectedMessage);
@@ -320,6 +330,7 @@ fn proposal_and_confirm_come_from_one_peer() {
 
 /// RFC C.6: an MTU of the future is declined, not punished. Without a new queue pair it does not
 /// even matter.
+// RFC 7609 A.2.3-12, A.2.4-4, C.6-5
 #[test]
 fn reserved_mtus_are_declined() {
     for first_contact in [true, false] {
@@ -334,6 +345,7 @@ fn reserved_mtus_are_declined() {
 }
 
 /// What the framer cannot read is an offence like any other.
+// RFC 7609 C.6-3, C.6-4
 #[test]
 fn malformed_messages_close_the_connection() {
     assert_eq!(HandshakeError::from(Malformed::Trailer).verdict(), Verdict::Close);
@@ -345,12 +357,14 @@ fn providing_unasked_is_our_bug() {
     client().provide(offer(CLIENT, true));
 }
 
+// RFC 7609 C.1-4
 #[test]
 #[should_panic(expected = "replaces the Confirm")]
 fn a_decline_that_chases_a_proposal_is_our_bug() {
     client().refuse(Diagnosis::OUT_OF_MEMORY, false);
 }
 
+// RFC 7609 C.1-5
 #[test]
 #[should_panic(expected = "replaces the Accept")]
 fn a_decline_that_chases_an_accept_is_our_bug() {

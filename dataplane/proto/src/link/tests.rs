@@ -42,6 +42,7 @@ fn state_name(state: State) -> String {
     }
 }
 
+// RFC 7609 4.5.3-1, 4.5.3-3, C.7-4, C.7.1-23
 #[test]
 fn transitions() {
     let events = [
@@ -80,6 +81,7 @@ fn early_timeouts_change_nothing() {
 }
 
 /// A busy link is never probed: TEST LINK is for silence.
+// RFC 7609 4.5.3-2
 #[test]
 fn traffic_puts_the_probe_off() {
     let mut link = active();

@@ -17,6 +17,7 @@ use crate::wire::llc::{
 };
 
 /// The links a peer may ask for in one group, as every deployed peer says.
+// RFC 7609 2.2.2-3, 2.2.2-5
 const LINKS_WANTED: u8 = 2;
 
 /// How long a DELETE LINK waits for its answer.
@@ -73,6 +74,7 @@ impl LinkGroup {
 
     pub(super) fn send_confirm_link(&mut self, number: LinkNumber, reply: bool) {
         let Setup { mac, gid, qpn, user_id, eye_catcher, .. } = self.setup;
+        // RFC 7609 3.5.1.5-2
         let message = ConfirmLink {
             reply,
             no_eyecatcher: !eye_catcher,
@@ -94,10 +96,12 @@ impl LinkGroup {
     ) -> Result<(), PeerMisbehaved> {
         match (self.role, message.reply, self.phase) {
             (Role::Client, false, Phase::Confirming { .. }) => {
+                // RFC 7609 C.7.1-24
                 if message.qpn != self.setup.peer_qpn {
                     return Err(PeerMisbehaved::WrongLink);
                 }
                 self.number_link(on, message.link);
+                // RFC 7609 3.3-3, 3.5.1.5-5, 3.5.1.5-6, A.3.1-3
                 self.send_confirm_link(message.link, true);
                 self.first_link_confirmed(now, message);
             }
@@ -132,7 +136,9 @@ impl LinkGroup {
 
     fn first_link_confirmed(&mut self, now: Instant, message: &ConfirmLink) {
         self.peer_eye_catcher = !message.no_eyecatcher;
+        // RFC 7609 3-3, 3.5.1.6-1
         self.phase = Phase::AddingLink { deadline: now + ADD_LINK_WAIT };
+        // RFC 7609 3.5.1.5-4, C.7-2
         self.link_event(now, message.link, Event::Confirmed);
     }
 
@@ -151,7 +157,9 @@ impl LinkGroup {
             mtu: Mtu(0),
             psn: Psn(0),
         };
+        // RFC 7609 C.3-1
         self.committed = true;
+        // RFC 7609 3.5.1.6-5, A.3.2-12
         self.send(on, Llc::AddLink(offer));
     }
 
@@ -187,6 +195,7 @@ impl LinkGroup {
                     self.send(on, Llc::DeleteLink(delete));
                 }
             }
+            // RFC 7609 3.5.5.3-2
             // A client has another RNIC; we have none to go with it, and need not answer.
             (Role::Server, false, _) | (Role::Server | Role::Client, true, _) => self.dropped += 1,
         }
@@ -196,21 +205,25 @@ impl LinkGroup {
     /// Our only RNIC carries the first link, and parallel links are not allowed (3.5.1.6.1).
     fn reject_link(&mut self, on: LinkNumber, offer: &AddLink) {
         let reason = REASON_NO_ALTERNATE_PATH;
+        // RFC 7609 2.2.1-2, 3.5.1.6.1-2, 3.5.1.6.1-8, A.3.2-8
         self.send(on, Llc::AddLink(AddLink { reply: true, rejected: true, reason, ..*offer }));
     }
 
     fn handle_delete_link(&mut self, now: Instant, on: LinkNumber, message: &DeleteLink) {
         if message.reply {
             match (self.role, self.phase) {
+                // RFC 7609 3.5.5.1.3-6
                 (Role::Server, Phase::DeletingLink { link, cause, .. }) if link == message.link => {
                     self.link_event(now, link, Event::Fail(cause));
                 }
                 (Role::Server | Role::Client, _) => self.dropped += 1,
             }
         } else if message.all {
+            // RFC 7609 3.5.4-8, 3.5.4-11, 3.5.5.3-4
             // Answered in kind, as deployed peers do; whoever began is gone already.
             self.end(now, Cause::DeletedByPeer, DeleteReason::PROGRAM);
         } else if self.find(message.link).is_none() {
+            // RFC 7609 A.3.4-7, C.7.1-30
             let reason = DeleteReason::UNKNOWN_LINK;
             self.send(on, Llc::DeleteLink(DeleteLink { reply: true, reason, ..*message }));
         } else {
@@ -222,6 +235,7 @@ impl LinkGroup {
     fn handle_delete_request(&mut self, now: Instant, on: LinkNumber, message: &DeleteLink) {
         let DeleteLink { link, reason, orderly, .. } = *message;
         match (self.role, self.phase) {
+            // RFC 7609 3.5.5.1.3-7
             (Role::Client, phase) => {
                 let cause = match phase {
                     Phase::DeletingLink { cause, .. } => cause,
@@ -243,6 +257,7 @@ impl LinkGroup {
                 | Phase::AddingLink { .. }
                 | Phase::Established
                 | Phase::Terminated,
+                // RFC 7609 2.2.3-4, 2.3-5, 3.5.5.1.4-3, 3.5.5.1.4-4, 3.5.5.3-3, A.3.4-9
             ) => self.ask_to_delete(now, link, Cause::DeletedByPeer, reason, orderly),
         }
     }
@@ -257,6 +272,7 @@ impl LinkGroup {
         if !full {
             self.actions.push(Action::RkeyAdded(message.rkey, message.address));
         }
+        // RFC 7609 A.3.5-8
         let reply = ConfirmRkey { reply: true, negative: full, retry: full, ..*message };
         self.send(on, Llc::ConfirmRkey(reply));
     }
@@ -267,14 +283,17 @@ impl LinkGroup {
             return;
         }
         let mut error_mask = 0;
+        // RFC 7609 3.5.5.2.2-4
         for (index, rkey) in message.rkeys.iter().take(usize::from(message.count)).enumerate() {
             if self.peer_rkeys.forget(*rkey) {
                 self.actions.push(Action::RkeyDeleted(*rkey));
             } else {
+                // RFC 7609 A.3.7-4, C.7.1-32
                 error_mask |= 0x80 >> index;
             }
         }
         let negative = error_mask != 0;
+        // RFC 7609 A.3.7-6
         let reply = DeleteRkey { reply: true, negative, error_mask, ..*message };
         self.send(on, Llc::DeleteRkey(reply));
     }
@@ -285,6 +304,7 @@ impl LinkGroup {
         message: &TestLink,
     ) -> Result<(), PeerMisbehaved> {
         if !message.reply {
+            // RFC 7609 3.3-4, 3.5.5.3-1, A.3.8-2
             self.send(on, Llc::TestLink(TestLink { reply: true, ..*message }));
             return Ok(());
         }
@@ -295,6 +315,7 @@ impl LinkGroup {
             return Ok(());
         }
         member.unanswered -= 1;
+        // RFC 7609 C.7.1-33
         if message.user_data == ours { Ok(()) } else { Err(PeerMisbehaved::WrongEcho) }
     }
 }

@@ -118,6 +118,9 @@ fn confirm_link() -> ConfirmLink {
 
 /// The frames of a first contact between two gateways with one RNIC each. Anything less costs a
 /// Linux peer seconds, in which it serves nobody.
+// RFC 7609 2.2-3, 2.2.1-1, 2.2.1-2, 2.2.2-3, 2.2.2-5, 3.3-3, 3.3-10, 3.5.1.5-1, 3.5.1.5-2
+// RFC 7609 3.5.1.5-5, 3.5.1.5-6, 3.5.1.6-5, 3.5.1.6.1-2, 3.5.1.6.1-8, A.3.1-3, A.3.2-8, A.3.2-12
+// RFC 7609 A.3.2-13
 #[test]
 fn first_contact_confirms_a_link_and_settles_for_one() {
     let mut pair = Pair::new();
@@ -181,6 +184,7 @@ fn eye_catchers_are_told_in_both_directions() {
 
 /// RFC C.7 with the patience of Linux: 2 s for the server, 4 s for the client. The rendezvous may
 /// still be declined then.
+// RFC 7609 3.5.1.3-4, 3.5.1.5-3, C.7-1, C.7-3
 #[test]
 fn an_unconfirmed_link_fails_in_time_to_decline() {
     let mut server = LinkGroup::new_server(T0, setup(8, 64), LINK);
@@ -220,6 +224,7 @@ fn confirm_link_is_said_twice_at_most() {
 
 /// RFC C.8: without an answer to ADD LINK, or without the ADD LINK, the group goes on with one
 /// link after 2 s.
+// RFC 7609 3-3, 3.5.1.6-1, C.3-1, C.3-2, C.3-5, C.7.1-5, C.7.1-6, C.8-1
 #[test]
 fn a_silent_peer_does_not_prevent_the_first_link() {
     let mut client = client_of_a_quiet_server();
@@ -240,6 +245,7 @@ fn a_silent_peer_does_not_prevent_the_first_link() {
 }
 
 /// RFC C.7.1: CONFIRM LINK for another queue pair, or for another link, ends the link.
+// RFC 7609 C.7.1-24, C.7.1-35
 #[test]
 fn confirm_link_must_name_our_link() {
     let mut client = LinkGroup::new_client(T0, setup(64, 8));
@@ -270,6 +276,7 @@ fn a_repeated_confirm_link_is_answered_again() {
 }
 
 /// Messages that only a server may send end a link whose client sends them, and the reverse.
+// RFC 7609 C.7.1-35
 #[test]
 fn requests_out_of_turn_are_offences() {
     let offence = Err(PeerMisbehaved::UnexpectedMessage);
@@ -297,6 +304,7 @@ fn add_link() -> Llc {
 }
 
 /// A server that finds a second RNIC later gets an answer, not a timeout that costs it the link.
+// RFC 7609 2.2.1-2, 3.5.1.6.1-8, 3.5.5.3-2
 #[test]
 fn later_offers_of_links_are_rejected() {
     let mut pair = Pair::established();
@@ -329,6 +337,7 @@ fn an_accepted_impossible_link_is_deleted() {
 }
 
 /// Linux does this once per connection; without an answer its next connection fails.
+// RFC 7609 A.3.5-8, A.3.7-4, A.3.7-6, C.7.1-32, 3.5.5.2.2-4
 #[test]
 fn rkeys_are_confirmed_and_deleted() {
     let mut server = Pair::established().server;
@@ -364,6 +373,7 @@ fn rkeys_are_confirmed_and_deleted() {
 }
 
 /// A peer with more RMBs than we can remember is told so, and tries another group.
+// RFC 7609 2.1-2
 #[test]
 fn too_many_rkeys_are_refused_politely() {
     let mut server = Pair::established().server;
@@ -387,6 +397,7 @@ fn too_many_rkeys_are_refused_politely() {
 }
 
 /// After 30 s of silence each side asks, the other answers, and everybody is content.
+// RFC 7609 3.3-4, 3.5.5.3-1, 4.5.3-1, 4.5.3-3, A.3.8-2, 3.5.1.5-4, C.7-2
 #[test]
 fn idle_links_are_tested_and_live_on() {
     let mut pair = Pair::established();
@@ -404,6 +415,7 @@ fn idle_links_are_tested_and_live_on() {
 
 /// `kill -9` of the peer: a probe finds out within the time asked for, and applications see a
 /// reset.
+// RFC 7609 4.5.3-5, C.7.1-23
 #[test]
 fn a_dead_peer_is_found_out() {
     let mut client = Pair::established().client;
@@ -418,6 +430,7 @@ fn a_dead_peer_is_found_out() {
 }
 
 /// RFC C.7.1: an echo of other bytes is a protocol error; one that nobody asked for is noise.
+// RFC 7609 C.7.1-33
 #[test]
 fn echoes_are_compared() {
     let mut client = Pair::established().client;
@@ -436,6 +449,7 @@ fn echoes_are_compared() {
 }
 
 /// A gateway that stops: the peer hears of it and resets what is left, at once.
+// RFC 7609 3.5.4-6, 3.5.4-8, 3.5.4-10, 3.5.5.3-4, C.7.1-19
 #[test]
 fn shutdown_ends_both_sides() {
     for server_begins in [true, false] {
@@ -455,6 +469,7 @@ fn shutdown_ends_both_sides() {
 }
 
 /// RFC 3.5.5.1.3 and 3.5.5.1.4: the server orders, the client obeys, whoever wanted it.
+// RFC 7609 2.2.3-4, 2.3-5, 3.5.5.1.3-7, 3.5.5.1.4-4, 3.5.5.3-3, A.3.4-9
 #[test]
 fn deleting_the_only_link_ends_the_group() {
     for server_begins in [true, false] {
@@ -473,6 +488,7 @@ fn deleting_the_only_link_ends_the_group() {
 }
 
 /// A peer that does not answer DELETE LINK is gone as well.
+// RFC 7609 C.7.1-21, 3.5.5.1.3-6
 #[test]
 fn an_unanswered_delete_ends_the_link_all_the_same() {
     let mut server = Pair::established().server;
@@ -484,6 +500,7 @@ fn an_unanswered_delete_ends_the_link_all_the_same() {
 }
 
 /// RFC C.7.1: a link that does not exist cannot be deleted, and the others do not suffer.
+// RFC 7609 A.3.4-7, C.7.1-30
 #[test]
 fn deleting_an_unknown_link_says_so() {
     let mut pair = Pair::established();
@@ -503,6 +520,7 @@ fn deleting_an_unknown_link_says_so() {
 }
 
 /// The server ends a group that nobody used for 600 s; the client's 610 s never come.
+// RFC 7609 2-5, 3.5.4-3, 3.5.4-4, 3.5.4-6
 #[test]
 fn idle_groups_are_ended_by_the_server() {
     let mut pair = Pair::established();
@@ -535,6 +553,7 @@ fn idle_groups_are_ended_by_the_server() {
 }
 
 /// Completions of a broken queue pair keep arriving; none of them may start anything.
+// RFC 7609 3.5.5.1.3-2, C.7.1-1
 #[test]
 fn a_terminated_group_swallows_everything() {
     let mut server = Pair::established().server;
@@ -573,6 +592,7 @@ fn replies_without_a_procedure_are_dropped() {
 }
 
 /// Optional messages of newer peers are discarded; any other unknown one breaks the link.
+// RFC 7609 3.3-9, C.7.1-34, C.7.1-35
 #[test]
 fn unknown_messages() {
     let mut client = Pair::established().client;

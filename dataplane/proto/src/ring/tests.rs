@@ -37,6 +37,7 @@ fn window(floor: Position, ring: Ring) -> Vec<(Cursor, Position)> {
 
 /// A stream goes on unharmed across the end of the ring and across the 65,536th lap, and a peer
 /// that announces what it cannot have written is caught, whatever it announces.
+// RFC 7609 4.3-6, 4.7.4-3, 4.7.4-5, A.4-13, A.4-14
 #[test]
 fn resolves_the_window_and_nothing_else() {
     for ring in rings(3) {
@@ -77,6 +78,7 @@ fn resolves_no_wrap_count_but_two() {
 }
 
 /// The cursors of a captured transfer of 300,000 bytes through an element of 64 KiB.
+// RFC 7609 A.4-12, A.4-13
 #[test]
 fn follows_a_linux_writer() {
     let ring = Ring::of_element(RmbeSize::KIB_64, false);
@@ -126,6 +128,7 @@ fn concatenated(pieces: [Range<u32>; 2]) -> Vec<u32> {
 }
 
 /// A byte that is in no piece is lost to the stream, one that is in two is sent twice.
+// RFC 7609 4.2-4, 4.7.4-6
 #[test]
 fn pieces_and_halves_cover_a_span_in_order() {
     for ring in rings(6) {
@@ -158,6 +161,7 @@ fn a_full_span_from_the_start_is_one_piece() {
 
 /// Every stream byte lands where its position says, and no other byte of the peer's element is
 /// touched, its eye catcher least of all.
+// RFC 7609 4.2-4, 4.7.4-1
 #[test]
 fn plans_move_every_byte_to_its_place() {
     for source_ring in rings(5) {

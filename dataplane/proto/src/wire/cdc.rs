@@ -16,6 +16,7 @@ use crate::wire::{Malformed, flag_if, put, u16_at, u32_at};
 pub const LEN: usize = 44;
 
 /// The first byte of every CDC message, and of no LLC message.
+// RFC 7609 A.4-1, A.3-5
 pub const TYPE: u8 = 0xfe;
 
 mod field {
@@ -23,10 +24,14 @@ mod field {
 
     pub(super) const TYPE: usize = 0;
     pub(super) const LENGTH: usize = 1;
+    // RFC 7609 A.4-3
     pub(super) const SEQUENCE: Range<usize> = 2..4;
+    // RFC 7609 A.4-8
     pub(super) const TOKEN: Range<usize> = 4..8; // 8..10 is reserved
+    // RFC 7609 A.4-9
     pub(super) const PRODUCER_WRAP: Range<usize> = 10..12;
     pub(super) const PRODUCER_COUNT: Range<usize> = 12..16; // 16..18 is reserved
+    // RFC 7609 A.4-10
     pub(super) const CONSUMER_WRAP: Range<usize> = 18..20;
     pub(super) const CONSUMER_COUNT: Range<usize> = 20..24;
     pub(super) const PRODUCER_FLAGS: usize = 24;
@@ -36,14 +41,22 @@ mod field {
 }
 
 mod flag {
+    // RFC 7609 A.4-16
     pub(super) const WRITER_BLOCKED: u8 = 0x80;
+    // RFC 7609 A.4-17
     pub(super) const URGENT_PENDING: u8 = 0x40;
+    // RFC 7609 A.4-18
     pub(super) const URGENT_PRESENT: u8 = 0x20;
+    // RFC 7609 A.4-19
     pub(super) const UPDATE_REQUESTED: u8 = 0x10;
+    // RFC 7609 A.4-20
     pub(super) const FAILOVER_VALIDATION: u8 = 0x08;
 
+    // RFC 7609 A.4-21
     pub(super) const SENDING_DONE: u8 = 0x80;
+    // RFC 7609 A.4-22
     pub(super) const CONNECTION_CLOSED: u8 = 0x40;
+    // RFC 7609 A.4-23
     pub(super) const ABNORMAL_CLOSE: u8 = 0x20;
 }
 
@@ -133,6 +146,7 @@ impl Cdc {
     /// The message as it travels.
     #[must_use]
     pub fn encode(&self) -> [u8; LEN] {
+        // RFC 7609 A.4-26
         let mut bytes = [0; LEN];
         bytes[field::TYPE] = TYPE;
         bytes[field::LENGTH] = LENGTH;
@@ -169,6 +183,7 @@ mod tests {
     /// announcing 13 bytes. The cursor is 13, not 17: there is no eye catcher in the element.
     const LINUX_FIRST_MESSAGE: &str = "fe 2c 0001 00000003 0000 0000 0000000d";
 
+    // RFC 7609 A.4-1, A.4-8, A.4-9, A.4-12, A.4-26, 3.4-1
     #[test]
     fn decodes_what_linux_sends() {
         let bytes = hex(LINUX_FIRST_MESSAGE);
@@ -186,6 +201,7 @@ mod tests {
 
     /// The RFC's letters, one bit each. A flag in another's place would reset a connection whose
     /// peer only half-closed it.
+    // RFC 7609 A.4-16, A.4-17, A.4-18, A.4-19, A.4-20, A.4-21, A.4-22, A.4-23
     #[test]
     fn every_flag_has_its_bit() {
         let with = |at: usize, bit: u8| {
@@ -203,6 +219,7 @@ mod tests {
         assert!(with(25, 0x20).abnormal_close);
     }
 
+    // RFC 7609 A.4-1, A.3-5
     #[test]
     fn refuses_what_is_no_cdc_message() {
         let mut bytes = hex(LINUX_FIRST_MESSAGE);

@@ -171,6 +171,7 @@ impl crate::Opening for Opening {
             return Err(Exhausted);
         }
         let path = (self.path)(here, there).map_err(|_| Exhausted)?;
+        // RFC 7609 A.2.3-11
         let mtu_in = self.address.mtu.min(peer.mtu).bytes().ok_or(Exhausted)?;
         let mtu_out = mtu_for(path).and_then(Mtu::bytes).ok_or(Exhausted)?.min(mtu_in);
         Ok(Qp {

@@ -32,6 +32,9 @@ const EVENTS: [Event; 8] = [
     Event::Timeout,
 ];
 
+// RFC 7609 4.8.1-5, 4.8.1-6, 4.8.1-7, 4.8.1-8, 4.8.1-10, 4.8.1-11, 4.8.1-13, 4.8.1-16, 4.8.1-17
+// RFC 7609 4.8.1-18, 4.8.1-19, 4.8.1-23, 4.8.1-24, 4.8.2-3, 4.8.2-4, 4.8.2-6, 4.8.2-7, 4.8.2-10
+// RFC 7609 4.8.2-12
 #[test]
 fn transitions() {
     let mut lines = Vec::new();
@@ -57,6 +60,7 @@ fn transitions() {
 }
 
 /// An RMBE is reused after that, so nothing may bring its connection back.
+// RFC 7609 4.8.1-20
 #[test]
 fn closed_is_final() {
     for event in EVENTS {
@@ -66,6 +70,7 @@ fn closed_is_final() {
 
 /// Figure 22 promises that a connection cannot be stranded: from every state in which only the
 /// peer is missing, time alone leads out; from every other, our side can.
+// RFC 7609 4.8.1-21, 4.8.2-7
 #[test]
 fn no_state_is_a_trap() {
     for state in STATES {

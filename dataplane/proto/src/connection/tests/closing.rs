@@ -3,6 +3,7 @@
 use super::*;
 
 /// The usual end of a request: one side closes, the other follows. Both elements are free then.
+// RFC 7609 4.8.1-5, 4.8.1-10, 4.8.1-13, 4.8.1-17, 3.5.4-2, 4.4.2-1, 4.8.1-1
 #[test]
 fn close_and_close() {
     let (mut a, mut b) = (bytes(16_384), bytes(16_384));
@@ -22,6 +23,7 @@ fn close_and_close() {
 }
 
 /// `ssh host command < file`: the client has nothing more to say and waits for the answer.
+// RFC 7609 4.8.1-6, 4.8.1-8
 #[test]
 fn half_close_keeps_the_other_direction_open() {
     let (mut a, mut b) = (bytes(16_384), bytes(16_384));
@@ -53,6 +55,7 @@ fn half_close_keeps_the_other_direction_open() {
     assert!(a.is_closed() && b.is_closed());
 }
 
+// RFC 7609 4.8.1-24
 #[test]
 fn simultaneous_close() {
     let (mut a, mut b) = (bytes(16_384), bytes(16_384));
@@ -79,6 +82,7 @@ fn done_and_closed_at_once() {
 
 /// RST from the application: the other application must see one as well, and both elements become
 /// free without a C.
+// RFC 7609 4.8.2-3, 4.8.2-10
 #[test]
 fn abort_is_answered_with_abort() {
     let (mut a, mut b) = (bytes(16_384), bytes(16_384));
@@ -96,6 +100,7 @@ fn abort_is_answered_with_abort() {
 }
 
 /// Both applications are killed at the same moment.
+// RFC 7609 4.8.2-12
 #[test]
 fn crossing_aborts_close_both_sides() {
     let (mut a, mut b) = (bytes(16_384), bytes(16_384));
@@ -124,6 +129,7 @@ fn bytes_that_came_before_a_reset_are_readable() {
 
 /// RFC 4.8.1, 4A: the peer has closed and can never read what we still hold. A silent end would
 /// make our application believe that it was read.
+// RFC 7609 4.8.1-15
 #[test]
 fn a_peer_that_closes_on_a_blocked_writer_resets_it() {
     let (mut a, mut b) = (bytes(16_384), bytes(16_384));
@@ -141,6 +147,7 @@ fn a_peer_that_closes_on_a_blocked_writer_resets_it() {
 }
 
 /// An application that exits without reading what it was sent resets the connection, as over TCP.
+// RFC 7609 4.8.1-3
 #[test]
 #[should_panic(expected = "abort")]
 fn closing_with_unread_bytes_is_our_bug() {
@@ -178,6 +185,7 @@ fn bytes_behind_an_early_end_are_taken_until_we_close() {
 }
 
 /// A peer that never answers our C must not keep the element for ever (4.8.1, last note).
+// RFC 7609 4.4.2-2, 4.8.1-21, 4.8.1-23, 4.8.2-7
 #[test]
 fn a_silent_peer_is_given_up() {
     for (end, states) in [

@@ -13,6 +13,7 @@ use crate::vocabulary::{AlertToken, Gid, MacAddress, Mtu, PeerId, Psn, Qpn, Rkey
 use crate::wire::{Malformed, array, flag_if, put, put_u24, u24_at, u32_at, u64_at};
 
 /// Length of the message in bytes.
+// RFC 7609 A.2.3-1, A.2.4-1
 pub const LEN: usize = 68;
 
 mod field {
@@ -21,12 +22,19 @@ mod field {
     pub(super) const PEER_ID: Range<usize> = 8..16;
     pub(super) const GID: Range<usize> = 16..32;
     pub(super) const MAC: Range<usize> = 32..38;
+    // RFC 7609 A.2.3-4
     pub(super) const QPN: Range<usize> = 38..41;
+    // RFC 7609 A.2.3-5
     pub(super) const RKEY: Range<usize> = 41..45;
+    // RFC 7609 A.2.3-6
     pub(super) const RMBE_INDEX: usize = 45;
+    // RFC 7609 A.2.3-7
     pub(super) const ALERT_TOKEN: Range<usize> = 46..50;
+    // RFC 7609 A.2.3-8, A.2.3-10, A.2-2
     pub(super) const SIZE_AND_MTU: usize = 50; // 51 is reserved
+    // RFC 7609 A.2.3-14
     pub(super) const RMB_ADDRESS: Range<usize> = 52..60; // 60 is reserved
+    // RFC 7609 A.2.3-15
     pub(super) const PSN: Range<usize> = 61..64;
     pub(super) const TRAILER: Range<usize> = 64..68;
     const _: () = assert!(TRAILER.end == LEN && TRAILER.start + TRAILER_LEN == LEN);
@@ -73,19 +81,23 @@ impl Offer {
     ///
     /// If the index is zero. Decoding never makes one.
     pub fn rmbe_address(&self) -> u64 {
+        // RFC 7609 2.1-10
         let index = self.rmbe_index.checked_sub(1).expect("the first element is 1");
         let offset = u64::from(self.rmbe_size.bytes()) * u64::from(index);
         self.rmb_address.wrapping_add(offset)
     }
 
     pub(super) fn decode(bytes: &[u8; LEN]) -> Result<Self, Malformed> {
+        // RFC 7609 A.2-4
         if bytes[field::TRAILER] != EYECATCHER {
             return Err(Malformed::Trailer);
         }
+        // RFC 7609 2.1-9
         if bytes[field::RMBE_INDEX] == 0 {
             return Err(Malformed::RmbeIndex);
         }
         Ok(Self {
+            // RFC 7609 A.2.3-2
             first_contact: bytes[header_field::VERSION_AND_FLAGS] & FLAG != 0,
             peer_id: PeerId(array(bytes, field::PEER_ID)),
             gid: Gid(array(bytes, field::GID)),
@@ -107,6 +119,7 @@ impl Offer {
         assert!(self.mtu.0 <= NIBBLE, "an MTU has four bits");
         let mut frame = EncodedFrame::new(kind, LEN, flag_if(self.first_contact, FLAG));
         let bytes = &mut frame.bytes;
+        // RFC 7609 A.2.1-1, A.2.4-3
         put(bytes, field::PEER_ID, &self.peer_id.0);
         put(bytes, field::GID, &self.gid.0);
         put(bytes, field::MAC, &self.mac.0);

@@ -14,6 +14,7 @@ use crate::vocabulary::PeerId;
 use crate::wire::{Malformed, array, flag_if, put, u32_at};
 
 /// Length of the message in bytes.
+// RFC 7609 A.2.5-1
 pub const LEN: usize = 28;
 
 /// Length of the form of version 2 in bytes, which we only receive.
@@ -22,7 +23,9 @@ pub const LEN_V2: usize = 44;
 mod field {
     use super::{LEN, LEN_V2, Range, TRAILER_LEN};
 
+    // RFC 7609 A.2.5-4
     pub(super) const PEER_ID: Range<usize> = 8..16;
+    // RFC 7609 A.2.5-5
     pub(super) const DIAGNOSIS: Range<usize> = 16..20; // 20..24 is reserved
     const _: () = assert!(DIAGNOSIS.end + 4 + TRAILER_LEN == LEN && LEN < LEN_V2);
 }
@@ -131,6 +134,7 @@ impl Decline {
             return Err(Malformed::Trailer);
         }
         Ok(Self {
+            // RFC 7609 A.2.5-2
             out_of_sync: bytes[header_field::VERSION_AND_FLAGS] & FLAG != 0,
             peer_id: PeerId(array(bytes, field::PEER_ID)),
             diagnosis: Diagnosis(u32_at(bytes, field::DIAGNOSIS)),
@@ -140,6 +144,7 @@ impl Decline {
     pub(super) fn encode(&self) -> EncodedFrame {
         let flags = flag_if(self.out_of_sync, FLAG);
         let mut frame = EncodedFrame::new(kind::DECLINE, LEN, flags);
+        // RFC 7609 A.2.1-1
         put(&mut frame.bytes, field::PEER_ID, &self.peer_id.0);
         put(&mut frame.bytes, field::DIAGNOSIS, &self.diagnosis.0.to_be_bytes());
         frame

@@ -65,6 +65,8 @@ fn ipv4_proposal() -> Proposal {
 }
 
 /// An older Linux client reaches us; without this it would stay on TCP, or be reset.
+// RFC 7609 A.2-3, A.2.1-1, A.2.2-1, A.2.2-2, A.2.2-4, A.2.2-8, A.2.2-9, A.2.2-10, A.2.2-12
+// RFC 7609 A.2.2-13
 #[test]
 fn decodes_the_proposals_that_linux_sends() {
     let without_gap = |bytes: &[u8], expected: Proposal| {
@@ -97,6 +99,8 @@ fn decodes_the_proposals_that_linux_sends() {
 
 /// A field in the wrong place here is a write to the wrong address there, and the whole link group
 /// goes down.
+// RFC 7609 A.2.1-1, A.2.3-1, A.2.3-2, A.2.3-4, A.2.3-5, A.2.3-6, A.2.3-7, A.2.3-8, A.2.3-10
+// RFC 7609 A.2.3-14, A.2.3-15, 2.1-10, A.2-1
 #[test]
 fn decodes_the_accept_that_linux_sends() {
     let expected = Offer {
@@ -118,6 +122,7 @@ fn decodes_the_accept_that_linux_sends() {
     assert_eq!(Offer { rmbe_index: 3, ..expected }.rmbe_address(), 0xf0a8_0000);
 }
 
+// RFC 7609 A.2.4-1, A.2.4-3
 #[test]
 fn decodes_the_confirm_that_linux_sends() {
     let expected = Offer {
@@ -137,6 +142,7 @@ fn decodes_the_confirm_that_linux_sends() {
     assert_decodes::<68>(LINUX_CONFIRM, Frame::Confirm(expected));
 }
 
+// RFC 7609 A.2.1-1, A.2.5-1, A.2.5-2, A.2.5-4, A.2.5-5
 #[test]
 fn decodes_the_decline_that_linux_sends() {
     let expected = Decline {
@@ -161,6 +167,7 @@ fn decodes_a_decline_of_version_2() {
 }
 
 /// Every Linux since 5.10 proposes in this form, also where only SMC-Rv1 is possible.
+// RFC 7609 A.2-5, A.2.2-5, A.2.2-6
 #[test]
 fn decodes_the_proposal_of_newer_kernels() {
     let expected = Proposal {
@@ -194,6 +201,7 @@ fn reads_a_proposal_of_smc_d() {
 }
 
 /// A peer that miscounts cannot make us read past its message.
+// RFC 7609 A.2.2-7, A.2.2-11, A.2.2-12, A.2.2-14
 #[test]
 fn refuses_prefix_areas_that_do_not_fit() {
     let refused = |change: &dyn Fn(&mut [u8; 69])| {
@@ -221,6 +229,7 @@ fn refuses_prefix_areas_that_do_not_fit() {
 const LEN_OF_NINE: usize = 52 + 9 * 17;
 
 /// What is no message closes the connection, and the counter of reasons says why.
+// RFC 7609 A.2-4, C.6-3, 2.1-9, A.2-5
 #[test]
 fn refuses_broken_headers_and_trailers() {
     let outcome = |dump: &str, at: usize, value: u8| {
@@ -246,6 +255,7 @@ fn refuses_broken_headers_and_trailers() {
 
 /// Linux once took a reserved bit of a Decline for a protocol error, and closed connections that
 /// should have gone on over TCP. Nor may a bit that has a meaning be overlooked.
+// RFC 7609 A.2-2, A.2-1
 #[test]
 fn ignores_reserved_bytes() {
     // Of the version byte of Proposal and Decline, all versions but 0 are alike.
@@ -341,6 +351,7 @@ fn any_frame() -> impl Strategy<Value = Frame> {
 }
 
 proptest! {
+    // RFC 7609 A.2.2-3
     #[test]
     fn survives_the_wire(frame in any_frame()) {
         prop_assert_eq!(decode(frame.encode().as_bytes()), Ok(Some(frame)));

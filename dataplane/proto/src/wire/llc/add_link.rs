@@ -21,12 +21,15 @@ use crate::wire::{array, flag_if, put, put_u24, u24_at, u32_at, u64_at};
 mod field {
     use super::{LEN, Range, header_field};
 
+    // RFC 7609 A.3.2-4
     pub(super) const REASON: usize = 2;
     pub(super) const MAC: Range<usize> = 4..10; // 10..12 is reserved
     pub(super) const GID: Range<usize> = 12..28;
+    // RFC 7609 A.3.2-7
     pub(super) const QPN: Range<usize> = 28..31;
     pub(super) const LINK: usize = 31;
     pub(super) const MTU: usize = 32;
+    // RFC 7609 A.3.2-10
     pub(super) const PSN: Range<usize> = 33..36;
     pub(super) const RESERVED: Range<usize> = 36..44;
     const _: () = assert!(REASON + 1 == header_field::FLAGS && RESERVED.end == LEN);
@@ -35,8 +38,10 @@ mod field {
 mod continuation_field {
     use super::{LEN, Range};
 
+    // RFC 7609 A.3.3-6
     pub(super) const LINK: usize = 4;
     pub(super) const REMAINING: usize = 5; // 6..8 is reserved
+    // RFC 7609 A.3.3-9
     pub(super) const PAIRS: [usize; 2] = [8, 24];
     pub(super) const RESERVED: Range<usize> = 40..44;
     const _: () = assert!(PAIRS[1] + super::pair_field::LEN == RESERVED.start);
@@ -55,6 +60,7 @@ mod pair_field {
 /// The low half of a byte, where reason and MTU live.
 const NIBBLE: u8 = 0x0f;
 
+// RFC 7609 A.3.2-3
 const REJECTED: u8 = 0x40;
 
 /// Request or reply.
@@ -81,9 +87,11 @@ pub struct AddLink {
 }
 
 /// The client has no second RNIC for a link to the same port of the server.
+// RFC 7609 A.3.2-5
 pub const REASON_NO_ALTERNATE_PATH: u8 = 1;
 
 /// The MTU is none of the known ones.
+// RFC 7609 A.3.2-6
 pub const REASON_INVALID_MTU: u8 = 2;
 
 impl AddLink {

@@ -15,13 +15,16 @@ mod field {
     use super::{LEN, Range, header_field};
 
     pub(super) const LINK: usize = 4;
+    // RFC 7609 A.3.4-5
     pub(super) const REASON: Range<usize> = 5..9;
     pub(super) const RESERVED: Range<usize> = 9..44;
     const _: () = assert!(LINK == header_field::FLAGS + 1 && RESERVED.end == LEN);
     const _: () = assert!(REASON.end == RESERVED.start);
 }
 
+// RFC 7609 A.3.4-2
 const ALL: u8 = 0x40;
+// RFC 7609 A.3.4-3, 2.3-14
 const ORDERLY: u8 = 0x20;
 
 /// Why a link goes away. The space is open.
@@ -29,6 +32,7 @@ const ORDERLY: u8 = 0x20;
 pub struct DeleteReason(pub u32);
 
 code_points! {
+    // RFC 7609 A.3.4-6
     DeleteReason {
         /// Request: the path to the peer is gone.
         LOST_PATH = 0x0001_0000,

@@ -22,6 +22,7 @@ pub use rkeys::{ConfirmRkey, ConfirmRkeyContinuation, DeleteRkey, RkeyOnLink};
 pub use test_link::TestLink;
 
 /// Length of every LLC and CDC message of SMC-Rv1, in bytes.
+// RFC 7609 A.3-1, 3.3-1, 3.4-1
 pub const LEN: usize = 44;
 
 mod field {
@@ -31,6 +32,7 @@ mod field {
 }
 
 /// Set in every reply.
+// RFC 7609 A.3-2
 const REPLY: u8 = 0x80;
 
 /// The two bits of a type that say what to do with one that is not known, and the value that
@@ -39,13 +41,21 @@ const UNKNOWN_TYPE_MASK: u8 = 0xc0;
 const DISCARD: u8 = 0x80;
 
 mod kind {
+    // RFC 7609 A.3.1-1
     pub(super) const CONFIRM_LINK: u8 = 1;
+    // RFC 7609 A.3.2-2
     pub(super) const ADD_LINK: u8 = 2;
+    // RFC 7609 A.3.3-1
     pub(super) const ADD_LINK_CONTINUATION: u8 = 3;
+    // RFC 7609 A.3.4-1
     pub(super) const DELETE_LINK: u8 = 4;
+    // RFC 7609 A.3.5-1
     pub(super) const CONFIRM_RKEY: u8 = 6;
+    // RFC 7609 A.3.8-1
     pub(super) const TEST_LINK: u8 = 7;
+    // RFC 7609 A.3.6-1
     pub(super) const CONFIRM_RKEY_CONTINUATION: u8 = 8;
+    // RFC 7609 A.3.7-1
     pub(super) const DELETE_RKEY: u8 = 9;
 }
 
@@ -102,7 +112,9 @@ impl Llc {
             }
             kind::DELETE_RKEY => DeleteRkey::decode(bytes).map(Self::DeleteRkey),
             kind::TEST_LINK => Ok(Self::TestLink(TestLink::decode(bytes))),
+            // RFC 7609 A.3-4
             unknown if unknown & UNKNOWN_TYPE_MASK == DISCARD => Err(Malformed::Ignorable(unknown)),
+            // RFC 7609 A.3-3
             unknown => Err(Malformed::UnknownType(unknown)),
         }
     }

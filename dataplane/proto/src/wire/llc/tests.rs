@@ -26,6 +26,7 @@ fn assert_decodes(dump: &str, expected: Llc) {
 }
 
 /// Without the two flag bits a Linux peer declines: "peer has RMBE eye catchers".
+// RFC 7609 A.3-1, A.3.1-1, A.3.1-2, A.3.1-3, A.3.1-4, A.3.1-5, A.3.1-6, 3.3-1
 #[test]
 fn decodes_the_confirm_link_that_linux_sends() {
     let expected = ConfirmLink {
@@ -54,6 +55,7 @@ fn one_bit_says_no_eye_catcher() {
 
 /// Without the padding behind the MAC the GID would be wrong by two bytes, and the second link
 /// would never come up.
+// RFC 7609 A.3.2-1, A.3.2-2, A.3.2-7
 #[test]
 fn decodes_the_add_link_that_linux_sends() {
     let expected = AddLink {
@@ -71,6 +73,7 @@ fn decodes_the_add_link_that_linux_sends() {
 }
 
 /// Our way out of a second link: the request, echoed with reply and rejection flags and a reason.
+// RFC 7609 A.3-2, A.3.2-3, A.3.2-4, A.3.2-5
 #[test]
 fn rejects_a_link_as_linux_expects() {
     let Ok(Llc::AddLink(request)) = Llc::decode(&hex(LINUX_ADD_LINK)) else { panic!() };
@@ -85,6 +88,7 @@ fn rejects_a_link_as_linux_expects() {
     assert_eq!(bytes[4..], hex::<LEN>(LINUX_ADD_LINK)[4..]);
 }
 
+// RFC 7609 A.3.5-1, A.3.5-5
 #[test]
 fn decodes_the_confirm_rkey_that_linux_sends() {
     let expected = ConfirmRkey {
@@ -99,6 +103,7 @@ fn decodes_the_confirm_rkey_that_linux_sends() {
     assert_decodes(LINUX_CONFIRM_RKEY, Llc::ConfirmRkey(expected));
 }
 
+// RFC 7609 A.3.4-1, A.3.4-2, A.3.4-3, 2.3-14
 #[test]
 fn decodes_the_delete_link_that_linux_sends() {
     let expected = DeleteLink {
@@ -112,6 +117,8 @@ fn decodes_the_delete_link_that_linux_sends() {
 }
 
 /// Messages that no capture has, written down from the RFC's figures: A.3.3, A.3.6, A.3.7, A.3.8.
+// RFC 7609 A.3.3-1, A.3.3-6, A.3.3-9, A.3.6-1, A.3.6-3, A.3.7-1, A.3.7-5, A.3.8-1, A.3.5-2, A.3.6-5
+// RFC 7609 A.3.7-2
 #[test]
 fn decodes_what_the_rfc_draws() {
     let pair = |n: u8| RkeyPair {
@@ -165,6 +172,7 @@ fn decodes_what_the_rfc_draws() {
 }
 
 /// A newer peer may try an optional message; the link must survive that, and nothing else.
+// RFC 7609 A.3-3, A.3-4
 #[test]
 fn tells_optional_types_from_mandatory_ones() {
     let known = [1, 2, 3, 4, 6, 7, 8, 9];
@@ -182,6 +190,7 @@ fn tells_optional_types_from_mandatory_ones() {
 }
 
 /// What is no message breaks the link, rather than being half understood.
+// RFC 7609 A.3-1, A.3.7-3
 #[test]
 fn refuses_wrong_lengths_and_counts() {
     for kind in [1, 2, 3, 4, 6, 7, 8, 9] {
@@ -197,6 +206,7 @@ fn refuses_wrong_lengths_and_counts() {
 
 /// What a later version puts into reserved bits must not break us, and no bit that has a meaning
 /// may be overlooked.
+// RFC 7609 A.3.5-3
 #[test]
 fn ignores_reserved_bytes() {
     let check = |dump: &str, reserved: [u8; LEN]| {

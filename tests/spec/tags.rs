@@ -1,0 +1,132 @@
+//! Tags: the comments by which code and tests claim entries of the register.
+
+use super::register::Id;
+
+/// What a tag begins with. Its ids follow, separated by commas: see [`find`].
+pub(crate) const TAG: &str = concat!("RFC ", "7609 ");
+
+/// Who claims an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// Production code: it obeys.
+    Obeyed,
+    /// A test: it would fail otherwise.
+    Proven,
+}
+
+/// One id of one tag.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Tag {
+    /// Beginning with 1.
+    pub(crate) line: usize,
+    /// As it stands there: not every text is an id.
+    pub(crate) id: Result<Id, String>,
+    pub(crate) claim: Claim,
+}
+
+/// The tags of one file, `name` being its path from the top of the repository.
+///
+/// A tag stands in a comment and ends with its line. Where a comma follows the number of the RFC,
+/// it is prose. What stands below the tests at the end of a file, or in a file of tests, proves.
+pub(crate) fn find(name: &str, text: &str) -> Vec<Tag> {
+    let lines: Vec<&str> = text.lines().collect();
+    let production = if is_test(name) { 0 } else { production_lines(&lines) };
+    let mut tags = Vec::new();
+    for (index, line) in lines.iter().enumerate() {
+        let Some((_, comment)) = line.split_once("//") else { continue };
+        let claim = if index < production { Claim::Obeyed } else { Claim::Proven };
+        for words in comment.split(TAG).skip(1) {
+            tags.extend(ids(words).map(|id| Tag { line: index + 1, id, claim }));
+        }
+    }
+    tags
+}
+
+/// The ids at the beginning of a text. Prose has none; what looks like a section is meant as an id.
+fn ids(text: &str) -> impl Iterator<Item = Result<Id, String>> {
+    let words = text.split(", ").scan(true, |go_on, part| {
+        let word = part.split([' ', ':', ';', ')']).next().unwrap_or_default();
+        let proceed = *go_on && looks_like_section(word);
+        *go_on = proceed && word == part;
+        proceed.then(|| word.trim_end_matches('.'))
+    });
+    words.map(|word| Id::parse(word).ok_or_else(|| word.to_owned()))
+}
+
+/// `4.5.1` and `A.2` do, `A` and `has` do not.
+fn looks_like_section(word: &str) -> bool {
+    let mut letters = word.bytes();
+    match letters.next() {
+        Some(b'0'..=b'9') => true,
+        Some(b'A'..=b'Z') => matches!(letters.next(), Some(b'.' | b'-')),
+        Some(_) | None => false,
+    }
+}
+
+/// Whether nothing of a file is shipped.
+fn is_test(name: &str) -> bool {
+    name.starts_with("tests/") || name.contains("/tests/") || name.ends_with("/tests.rs")
+}
+
+/// The lines before the tests at the end of the file.
+fn production_lines(lines: &[&str]) -> usize {
+    let tests = lines.windows(2).position(|pair| {
+        pair[0] == "#[cfg(test)]" && pair[1].starts_with("mod ") && pair[1].ends_with('{')
+    });
+    tests.unwrap_or(lines.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CODE: &str = "control/src/x.rs";
+
+    /// Line, text and claim of each tag, in short. `@` stands for the number of the RFC.
+    fn found(name: &str, text: &str) -> Vec<String> {
+        let tags = find(name, &text.replace('@', TAG.trim_end()));
+        let in_short = |tag: Tag| match tag.id {
+            Ok(id) => format!("{} {id} {:?}", tag.line, tag.claim),
+            Err(word) => format!("{} no id: {word}", tag.line),
+        };
+        tags.into_iter().map(in_short).collect()
+    }
+
+    #[test]
+    fn tags_are_found_where_they_stand() {
+        assert_eq!(found(CODE, "a();\n// @ 2.1-3\nb();"), ["2 2.1-3 Obeyed"]);
+        assert_eq!(found(CODE, "a(); // @ A.4-12"), ["1 A.4-12 Obeyed"]);
+        assert_eq!(found(CODE, "/// Why: @ 2-1."), ["1 2-1 Obeyed"]);
+        let several = ["1 2-1 Obeyed", "1 2-2 Obeyed", "1 B.1-3 Obeyed"];
+        assert_eq!(found(CODE, "// @ 2-1, 2-2, B.1-3: because"), several);
+    }
+
+    /// A sentence about the RFC claims nothing.
+    #[test]
+    fn prose_is_no_tag() {
+        for prose in ["// @, 4.8.1", "// as @ has it", "let a = \"@ 2-1\";", "// A @ B of it"] {
+            assert_eq!(found(CODE, prose), Vec::<String>::new(), "{prose}");
+        }
+        assert_eq!(found(CODE, "// @ 2-1, not 2-2"), ["1 2-1 Obeyed"]);
+        assert_eq!(found(CODE, "// @ 2-1 and so on, 2-2"), ["1 2-1 Obeyed"]);
+    }
+
+    /// Someone who forgot the number, or mistyped it, must hear of it.
+    #[test]
+    fn a_tag_without_a_number_is_kept_for_the_complaint() {
+        assert_eq!(found(CODE, "// @ 4.5.1"), ["1 no id: 4.5.1"]);
+        assert_eq!(found(CODE, "// @ 2-1, A.2"), ["1 2-1 Obeyed", "1 no id: A.2"]);
+    }
+
+    /// A test that counted as code would let a rule pass that only a test knows of.
+    #[test]
+    fn tests_prove_and_code_obeys() {
+        let both = "// @ 2-1\n#[cfg(test)]\nmod tests {\n    // @ 2-1\n}";
+        assert_eq!(found(CODE, both), ["1 2-1 Obeyed", "4 2-1 Proven"]);
+        let elsewhere = "#[cfg(test)]\nmod tests;\n// @ 2-1";
+        assert_eq!(found(CODE, elsewhere), ["3 2-1 Obeyed"]);
+        for name in ["tests/sim/x.rs", "control/src/x/tests.rs", "control/src/x/tests/y.rs"] {
+            assert_eq!(found(name, "// @ 2-1"), ["1 2-1 Proven"], "{name}");
+        }
+    }
+}
