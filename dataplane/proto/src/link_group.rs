@@ -436,7 +436,9 @@ impl LinkGroup {
     fn end(&mut self, now: Instant, cause: Cause, reason: DeleteReason) {
         if let Some(link) = self.any_link_up() {
             // RFC 7609 3.5.4-6, 3.5.4-10
-            let all = DeleteLink { reply: false, all: true, orderly: true, link, reason };
+            // RFC 7609 A.3.4-4
+            let none = UNNUMBERED;
+            let all = DeleteLink { reply: false, all: true, orderly: true, link: none, reason };
             self.actions.push(Action::Send(link, Llc::DeleteLink(all)));
         }
         for member in self.members.into_iter().flatten() {

@@ -460,6 +460,8 @@ fn shutdown_ends_both_sides() {
         let Some((_, Llc::DeleteLink(delete))) = pair.wire.first() else {
             panic!("{:?}", pair.wire);
         };
+        // RFC 7609 A.3.4-4
+        assert_eq!(delete.link, UNNUMBERED, "all links are none in particular");
         assert!(delete.all && !delete.reply && delete.reason == DeleteReason::OPERATOR);
         let over = |cause| vec![Action::LinkFailed(LINK, cause), Action::Terminate(cause)];
         let (us, them) = (over(Cause::DeletedByUs), over(Cause::DeletedByPeer));
