@@ -88,8 +88,15 @@ impl Upstream {
         if found.is_empty() {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
         }
-        Ok(found)
+        Ok(best_first(found))
     }
+}
+
+/// IPv4 before IPv6, each in the resolver's order: SMC-R runs over IPv4 here, and a server on the
+/// loopback device more often listens on 127.0.0.1 than on the address `localhost` has first.
+fn best_first(mut addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    addresses.sort_by_key(SocketAddr::is_ipv6);
+    addresses
 }
 
 impl FromStr for Upstream {
@@ -142,6 +149,15 @@ mod tests {
 
     fn contains(network: &str, address: &str) -> bool {
         network.parse::<Network>().unwrap().contains(address.parse().unwrap())
+    }
+
+    /// `upstream = "localhost:80"` must find the server that listens on 127.0.0.1.
+    #[test]
+    fn names_lead_to_ipv4_first() {
+        let addresses = ["[::1]:80", "127.0.0.1:80", "[fd00::1]:80", "10.0.0.1:80"];
+        let sorted = best_first(addresses.map(|text| text.parse().unwrap()).into());
+        let sorted: Vec<_> = sorted.iter().map(SocketAddr::to_string).collect();
+        assert_eq!(sorted, ["127.0.0.1:80", "10.0.0.1:80", "[::1]:80", "[fd00::1]:80"]);
     }
 
     #[test]
