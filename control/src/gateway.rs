@@ -34,8 +34,6 @@ pub struct Port<N: Rnic> {
     pub name: String,
     /// The network device below it.
     pub device: String,
-    /// Its IPv4 address, by which connections find it.
-    pub address: Option<std::net::Ipv4Addr>,
     /// The network it is in.
     pub subnet: Ipv4Subnet,
     /// The NIC.

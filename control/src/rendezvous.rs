@@ -208,14 +208,8 @@ impl<N: Rnic> Gateway<N> {
             psn: address.psn,
         };
         if let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) {
-            shaking.resources = Some(Resources {
-                port,
-                group,
-                connection,
-                rmbe: Some(element.rmbe),
-                peer: None,
-                expected: true,
-            });
+            shaking.resources =
+                Some(Resources { port, group, connection, rmbe: Some(element.rmbe), peer: None });
         }
         Some(ours)
     }

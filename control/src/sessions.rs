@@ -74,8 +74,6 @@ pub struct Resources {
     pub rmbe: Option<Rmbe>,
     /// The peer's element, once it is known.
     pub peer: Option<Offer>,
-    /// The poller keeps CDC messages for it.
-    pub expected: bool,
 }
 
 /// A connection that a poller relays.

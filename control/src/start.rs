@@ -223,7 +223,6 @@ fn open_ports(
             Ok(Port {
                 name: nic.name,
                 device: nic.device,
-                address,
                 subnet,
                 rnic,
                 poller,

@@ -135,7 +135,6 @@ fn open_port(config: &Config, address: Ipv4Addr, clock: Clock, waker: &Waker) ->
     Port {
         name: "it".to_owned(),
         device: "lo".to_owned(),
-        address: Some(address),
         subnet: Ipv4Subnet::default(),
         rnic: Some(rnic),
         poller,
