@@ -33,6 +33,7 @@ pub use error::PeerMisbehaved;
 pub use ring::{OutOfWindow, Position, Ring, Span, Write, plan};
 pub use time::Instant;
 pub use vocabulary::{
-    AlertToken, Gid, LinkNumber, LinkUserId, MacAddress, Mtu, PeerId, Psn, Qpn, Rkey, RmbeSize,
+    AlertToken, Gid, LinkNumber, LinkUserId, MacAddress, Mtu, PeerId, Psn, QpAddress, Qpn, Rkey,
+    RmbeSize,
 };
 pub use wire::Malformed;

@@ -10,6 +10,21 @@ pub struct Qpn(pub u32);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Psn(pub u32);
 
+/// Where one end of a queue pair lives: what the peer must be told about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpAddress {
+    /// The port.
+    pub gid: Gid,
+    /// The port's Ethernet address.
+    pub mac: MacAddress,
+    /// The queue pair on that port.
+    pub qpn: Qpn,
+    /// The first PSN this end will send.
+    pub psn: Psn,
+    /// The largest path MTU this end can use. A connected pair uses the smaller of both.
+    pub mtu: Mtu,
+}
+
 /// The key that opens a registered region to a peer's writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rkey(pub u32);

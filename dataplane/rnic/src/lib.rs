@@ -17,28 +17,14 @@ pub mod sim;
 use std::os::fd::BorrowedFd;
 
 use smcr_memory::{Lease, Region};
-use smcr_proto::{Gid, Instant, MacAddress, Mtu, Psn, Qpn, Rkey};
+pub use smcr_proto::QpAddress;
+use smcr_proto::{Gid, Instant, MacAddress, Mtu, Rkey};
 
 /// Length in bytes of the messages that queue pairs carry.
 pub const MESSAGE_LEN: usize = 44;
 
 /// A message, by value: it is copied into the NIC's own memory when it is posted.
 pub type Message = [u8; MESSAGE_LEN];
-
-/// Where one end of a queue pair lives: what the peer must be told about it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QpAddress {
-    /// The port.
-    pub gid: Gid,
-    /// The port's Ethernet address.
-    pub mac: MacAddress,
-    /// The queue pair on that port.
-    pub qpn: Qpn,
-    /// The first PSN this end will send.
-    pub psn: Psn,
-    /// The largest path MTU this end can use. A connected pair uses the smaller of both.
-    pub mtu: Mtu,
-}
 
 /// The port of an RNIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
