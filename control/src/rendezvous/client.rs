@@ -36,10 +36,11 @@ impl<N: Rnic> Gateway<N> {
         self.advance(now, key);
     }
 
-    /// What we propose on `port`.
+    /// What we propose on `port`. Nothing is taken for it: the server may decline.
     pub(super) fn proposal(&self, port: PortId) -> Option<Proposal> {
         let port = &self.ports[port.0];
         let address = port.rnic.as_ref()?.port();
+        // RFC 7609 3.5.1.2-2, 3.5.1.2-3, 3.5.1.2-4, 3.5.2-2, 3.5.2.1-1
         Some(Proposal {
             peer_id: self.peer_id,
             gid: address.gid,
