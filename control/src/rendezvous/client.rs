@@ -31,7 +31,7 @@ impl<N: Rnic> Gateway<N> {
             return;
         };
         let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
-        // RFC 7609 3-2, 3.1-2, 3.5.1.2-1
+        // RFC 7609 3-1, 3-2, 3.1-2, 3.5.1.2-1
         shaking.talk = Talk::Client(Client::new(now, proposal));
         self.advance(now, key);
     }
@@ -94,7 +94,7 @@ impl<N: Rnic> Gateway<N> {
                 Phase::Running(_, address) => address.qpn == offer.qpn,
                 Phase::Opening(_) | Phase::Ending => false,
             };
-            // RFC 7609 3.5.2.2-1
+            // RFC 7609 3.5.1.3-1, 3.5.2.2-1
             group.role == Role::Client && group.peer == Peer::of(offer) && same_link
         });
         let Some((group, port)) = found.map(|(id, group)| (*id, group.port)) else {
