@@ -1,0 +1,214 @@
+//! What an application does with a connection, as a list of steps, and what it saw.
+//!
+//! `send=1000 shut drain mode` sends, closes its half, reads to the end, and says whether that went
+//! over SMC-R. Its outcome is one line; connections with the same outcome are counted together:
+//!
+//! ```text
+//! 1 x sent 1000 bytes, SHA-256 …; shut; received 0 bytes, SHA-256 …, then end; mode SMCR
+//! ```
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddrV4;
+use std::str::FromStr;
+use std::sync::Mutex;
+use std::thread;
+use std::time::Duration;
+
+use crate::diag;
+use crate::stream::{Stream, Transport};
+
+/// One step of a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// `send=N`: that many bytes of the pattern.
+    Send(u64),
+    /// `receive=N`: that many bytes, no more.
+    Receive(u64),
+    /// `drain`: everything up to the end.
+    Drain,
+    /// `echo`: back with everything up to the end.
+    Echo,
+    /// `shut`: no more to send.
+    Shut,
+    /// `urgent`: one byte out of band.
+    Urgent,
+    /// `take-urgent`: the byte that came out of band.
+    TakeUrgent,
+    /// `pause=MS`: nothing, for that many milliseconds.
+    Pause(u64),
+    /// `linger-zero`: the close that follows is abortive.
+    LingerZero,
+    /// `mode`: whether the kernel carries this connection over SMC-R, and why if not.
+    Mode,
+}
+
+impl FromStr for Part {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let unknown = || format!("there is no step '{text}'");
+        if let Some((step, number)) = text.split_once('=') {
+            let number = number.parse().map_err(|_| unknown())?;
+            return match step {
+                "send" => Ok(Self::Send(number)),
+                "receive" => Ok(Self::Receive(number)),
+                "pause" => Ok(Self::Pause(number)),
+                _ => Err(unknown()),
+            };
+        }
+        Ok(match text {
+            "drain" => Self::Drain,
+            "echo" => Self::Echo,
+            "shut" => Self::Shut,
+            "urgent" => Self::Urgent,
+            "take-urgent" => Self::TakeUrgent,
+            "linger-zero" => Self::LingerZero,
+            "mode" => Self::Mode,
+            _ => return Err(unknown()),
+        })
+    }
+}
+
+impl Part {
+    /// Takes this step; what it saw, and whether there can be another.
+    fn take(self, stream: &mut Stream) -> Result<String, String> {
+        let failed = |error: io::Error| format!("{self:?} failed: {:?}", error.kind());
+        match self {
+            Self::Send(count) => stream.send(count).map(|seen| format!("sent {seen}")),
+            Self::Receive(count) => {
+                let (seen, outcome) = stream.receive(count);
+                return match outcome {
+                    Ok(()) => Ok(format!("received {seen}")),
+                    Err(error) => Err(format!("received {seen}, then {}", ending(&error))),
+                };
+            }
+            Self::Drain => {
+                let (seen, outcome) = stream.receive(u64::MAX);
+                let ending = outcome.map_or_else(|error| ending(&error), |()| "more".to_owned());
+                return Ok(format!("received {seen}, then {ending}"));
+            }
+            Self::Echo => stream.echo().map(|seen| format!("echoed {seen}")),
+            Self::Shut => stream.shut().map(|()| "shut".to_owned()),
+            Self::Urgent => stream.send_urgent().map(|()| "sent an urgent byte".to_owned()),
+            Self::TakeUrgent => {
+                stream.receive_urgent().map(|byte| format!("urgent byte {:?}", char::from(byte)))
+            }
+            Self::Pause(milliseconds) => {
+                thread::sleep(Duration::from_millis(milliseconds));
+                Ok("paused".to_owned())
+            }
+            Self::LingerZero => stream.linger_zero().map(|()| "lingers not".to_owned()),
+            Self::Mode => diag::mode_of(stream).map(|mode| format!("mode {mode}")),
+        }
+        .map_err(failed)
+    }
+}
+
+fn ending(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => "end".to_owned(),
+        kind => format!("{kind:?}"),
+    }
+}
+
+/// Outcomes, and how many connections had each.
+#[derive(Default)]
+struct Outcomes(Mutex<BTreeMap<String, u32>>);
+
+impl Outcomes {
+    fn add(&self, outcome: String) {
+        *self.0.lock().expect("nobody panics with it").entry(outcome).or_default() += 1;
+    }
+
+    fn print(self) {
+        let outcomes = self.0.into_inner().expect("nobody panics with it");
+        outcomes.iter().for_each(|(outcome, count)| println!("{count} x {outcome}"));
+    }
+}
+
+/// Plays the steps in order, up to one after which there can be no other, and closes.
+fn play(mut stream: Stream, part: &[Part]) -> String {
+    let mut seen = Vec::new();
+    for step in part {
+        match step.take(&mut stream) {
+            Ok(event) => seen.push(event),
+            Err(event) => {
+                seen.push(event);
+                break;
+            }
+        }
+    }
+    seen.join("; ")
+}
+
+/// Makes `times` connections, `at_once` of them at a time, and says what they saw.
+pub(crate) fn connect(
+    transport: Transport,
+    to: SocketAddrV4,
+    part: &[Part],
+    times: u32,
+    at_once: u32,
+) -> io::Result<()> {
+    let outcomes = Outcomes::default();
+    let left = Mutex::new(times);
+    let take_one = || {
+        let mut left = left.lock().expect("nobody panics with it");
+        let some = *left > 0;
+        *left = left.saturating_sub(1);
+        some
+    };
+    thread::scope(|scope| {
+        for _ in 0..at_once {
+            scope.spawn(|| {
+                while take_one() {
+                    outcomes.add(match transport.connect(to) {
+                        Ok(stream) => play(stream, part),
+                        Err(error) => format!("connect failed: {:?}", error.kind()),
+                    });
+                }
+            });
+        }
+    });
+    outcomes.print();
+    Ok(())
+}
+
+/// Accepts `times` connections, plays with each in a thread of its own, and says what they saw.
+pub(crate) fn accept(
+    transport: Transport,
+    at: SocketAddrV4,
+    part: &[Part],
+    times: u32,
+) -> io::Result<()> {
+    let listener = transport.listen(at)?;
+    eprintln!("listening on {at}");
+    let outcomes = Outcomes::default();
+    thread::scope(|scope| {
+        let outcomes = &outcomes;
+        for _ in 0..times {
+            match listener.accept() {
+                Ok(stream) => drop(scope.spawn(move || outcomes.add(play(stream, part)))),
+                Err(error) => outcomes.add(format!("accept failed: {:?}", error.kind())),
+            }
+        }
+    });
+    outcomes.print();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A step that is taken for another would make a scenario pass for the wrong reason.
+    #[test]
+    fn steps_are_what_they_are_called() {
+        assert_eq!("send=1000".parse(), Ok(Part::Send(1_000)));
+        assert_eq!("pause=5".parse(), Ok(Part::Pause(5)));
+        assert_eq!("drain".parse(), Ok(Part::Drain));
+        for wrong in ["send", "send=", "send=-1", "drain=1", "Drain", ""] {
+            assert!(wrong.parse::<Part>().is_err(), "{wrong}");
+        }
+    }
+}
