@@ -48,7 +48,11 @@ pub(crate) fn flush_pnet() -> io::Result<()> {
     Netlink::generic(PNET)?.command(FLUSH, &[])
 }
 
-/// Link groups, one line each, then links: all that is not different in every run comes first.
+/// State of a link: its attribute, and the state of a link that is not there.
+const STATE: u16 = 10;
+const UNUSED: u64 = 0;
+
+/// Link groups, one line each, then links.
 pub(crate) fn links() -> io::Result<Vec<String>> {
     const GROUP: u16 = 2;
     const LINK: u16 = 3;
@@ -56,13 +60,15 @@ pub(crate) fn links() -> io::Result<Vec<String>> {
     let groups = netlink.list(command::LINK_GROUPS)?;
     let links = netlink.list(command::LINKS)?;
     let groups = groups.iter().map(|item| group_line(Attributes(item).inside(GROUP)));
-    let links = links.iter().map(|item| link_line(Attributes(item).inside(LINK)));
+    let links = links.iter().map(|item| Attributes(item).inside(LINK));
+    // A group has room for more links than it has.
+    let links = links.filter(|link| link.number(STATE) != Some(UNUSED)).map(link_line);
     Ok(groups.chain(links).collect())
 }
 
 fn group_line(group: Attributes<'_>) -> String {
     let number = |kind| group.number(kind).unwrap_or(0);
-    let v2 = group.inside(8);
+    let v2 = group.inside(7);
     let role = if number(2) == 0 { "client" } else { "server" };
     let kind = match number(3) {
         0 => "NONE",
@@ -85,8 +91,7 @@ fn group_line(group: Attributes<'_>) -> String {
 
 fn link_line(link: Attributes<'_>) -> String {
     let number = |kind| link.number(kind).unwrap_or(0);
-    let state = match number(10) {
-        0 => "UNUSED",
+    let state = match number(STATE) {
         1 => "INACTIVE",
         2 => "ACTIVATING",
         3 => "ACTIVE",

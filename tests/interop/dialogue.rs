@@ -1,0 +1,166 @@
+//! What two peers said to each other, without what differs from run to run: a transcript that can
+//! be compared.
+//!
+//! ```text
+//! client: TCP SYN [SMC option]
+//! server: TCP SYN-ACK [SMC option]
+//! client: CLC PROPOSAL version 2 length 156
+//! ```
+
+use std::fs;
+use std::path::Path;
+
+use crate::gateway::smcgate;
+use crate::hosts::Hosts;
+
+/// The rendezvous and link management of one connection on one link group.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Dialogue {
+    /// Up to the first data: each waits for the other, so the order is certain.
+    opening: Vec<String>,
+    /// After it: both sides speak at once, so these are sorted.
+    closing: Vec<String>,
+}
+
+impl Dialogue {
+    /// Reads a capture.
+    pub(crate) fn of(hosts: &Hosts, capture: &Path) -> Self {
+        let capture = capture.to_str().expect("our own paths are text");
+        let words = smcgate(hosts, "decode", &["decode", capture]).expect_success("decode");
+        Self::read(&words)
+    }
+
+    /// Reads what `smcgate decode` printed.
+    fn read(words: &str) -> Self {
+        let lines: Vec<Line<'_>> = words.lines().filter_map(Line::read).collect();
+        let client = lines.first().map_or(0, |line| line.source);
+        let speaker = |line: &Line<'_>| if line.source == client { "client" } else { "server" };
+        let is_data = |line: &Line<'_>| ["CDC", "WRITE"].contains(&line.protocol());
+        let opening = lines.iter().position(is_data).unwrap_or(lines.len());
+        let told = |lines: &[Line<'_>]| -> Vec<String> {
+            let link_management =
+                |line: &&Line<'_>| ["TCP", "CLC", "LLC"].contains(&line.protocol());
+            let lines = lines.iter().filter(link_management);
+            lines.map(|line| format!("{}: {}", speaker(line), line.essence())).collect()
+        };
+        let mut closing = told(&lines[opening..]);
+        closing.sort();
+        Self { opening: told(&lines[..opening]), closing }
+    }
+
+    /// Asserts that this is what is written down, or writes it down if `SMCGATE_BLESS` is set.
+    ///
+    /// # Panics
+    ///
+    /// If it is not, with both side by side.
+    pub(crate) fn assert_is(&self, golden: &Path) {
+        let found = self.to_string();
+        if std::env::var_os("SMCGATE_BLESS").is_some() {
+            fs::write(golden, &found).expect("the source is ours to write");
+        }
+        let expected = fs::read_to_string(golden).expect("a golden transcript");
+        assert!(found == expected, "\n{}", side_by_side(&expected, &found));
+    }
+}
+
+impl std::fmt::Display for Dialogue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.opening.iter().try_for_each(|line| writeln!(f, "{line}"))?;
+        writeln!(f, "(data, and in any order)")?;
+        self.closing.iter().try_for_each(|line| writeln!(f, "{line}"))
+    }
+}
+
+/// Two transcripts, line by line, with a mark where they differ.
+pub(crate) fn side_by_side(left: &str, right: &str) -> String {
+    let (mut left, mut right) = (left.lines(), right.lines());
+    let mut table = String::new();
+    loop {
+        let (left, right) = (left.next(), right.next());
+        if left.is_none() && right.is_none() {
+            return table;
+        }
+        let mark = if left == right { ' ' } else { '≠' };
+        let (left, right) = (left.unwrap_or_default(), right.unwrap_or_default());
+        table += &format!("{left:76} {mark} {right}\n");
+    }
+}
+
+/// A line of `smcgate decode`.
+struct Line<'a> {
+    /// Which machine spoke: the last digit of its addresses.
+    source: u8,
+    words: Vec<&'a str>,
+}
+
+impl<'a> Line<'a> {
+    /// Reads `TIME SOURCE > TARGET WORDS`.
+    fn read(line: &'a str) -> Option<Self> {
+        let mut words = line.split(' ').skip(1);
+        let address = words.next()?.split(':').next()?;
+        let source = address.bytes().last().filter(u8::is_ascii_digit)?;
+        Some(Self { source, words: words.skip(2).collect() })
+    }
+
+    fn protocol(&self) -> &str {
+        self.words.first().copied().unwrap_or_default()
+    }
+
+    /// The message, its flags, and those of its fields that do not differ from run to run.
+    fn essence(&self) -> String {
+        let mut essence: Vec<&str> = Vec::new();
+        let mut in_flags = false;
+        let mut words = self.words.iter();
+        while let Some(word) = words.next() {
+            let name = word.chars().all(|letter| letter.is_uppercase() || letter == '-');
+            let version = word.strip_prefix('v').is_some_and(|rest| rest.parse::<u8>().is_ok());
+            in_flags |= word.starts_with('[');
+            if name || version || in_flags {
+                essence.push(word);
+                in_flags &= !word.ends_with(']');
+                continue;
+            }
+            let value = words.next();
+            if CERTAIN.contains(word) {
+                essence.extend([*word].iter().chain(value));
+            }
+        }
+        essence.join(" ")
+    }
+}
+
+/// Fields that say what a peer decided, not who it is and where its memory lies.
+const CERTAIN: [&str; 6] = ["version", "link", "max-links", "rmbe", "error-mask", "other-links"];
+
+/// An excerpt of what `smcgate decode` prints of two Linux guests must come out as a person would
+/// retell it; on this the comparison of our gateway with Linux rests.
+#[test]
+fn retells_what_was_decoded() {
+    let words = "\
+        0.1 10.9.0.11:48590 > 10.9.0.12:7010 TCP SYN [SMC option]\n\
+        0.2 10.9.0.12:7010 > 10.9.0.11:48590 CLC ACCEPT version 2 [first-contact] peer 03 rmbe 1\n\
+        0.3 10.9.0.12 > 10.9.0.11 LLC CONFIRM LINK v2 [no-eyecatcher] link 1 gid ::1 max-links 2\n\
+        0.3 10.9.0.11 > 10.9.0.12 ACK qp 0x000011 psn 2074940 msn 1\n\
+        0.4 10.9.0.11 > 10.9.0.12 LLC CONFIRM LINK v2 [reply no-eyecatcher] link 1 mac 52:54\n\
+        0.5 10.9.0.11 > 10.9.0.12 WRITE ONLY qp 0x000011 length 37\n\
+        0.6 10.9.0.12 > 10.9.0.11 LLC DELETE RKEY v2 error-mask 0x00 rkeys 0x000003de\n\
+        0.7 10.9.0.11 > 10.9.0.12 CDC seq 1 token 0x00000001\n\
+        0.8 10.9.0.21 > 10.9.0.12 LLC DELETE RKEY v2 [reply] error-mask 0x00 rkeys 0x0\n";
+    let expected = "\
+        client: TCP SYN [SMC option]\n\
+        server: CLC ACCEPT version 2 [first-contact] rmbe 1\n\
+        server: LLC CONFIRM LINK v2 [no-eyecatcher] link 1 max-links 2\n\
+        client: LLC CONFIRM LINK v2 [reply no-eyecatcher] link 1\n\
+        (data, and in any order)\n\
+        client: LLC DELETE RKEY v2 [reply] error-mask 0x00\n\
+        server: LLC DELETE RKEY v2 error-mask 0x00\n";
+    assert_eq!(Dialogue::read(words).to_string(), expected);
+}
+
+/// Where two transcripts part must be visible at a glance.
+#[test]
+fn differences_are_marked() {
+    let table = side_by_side("same\none\n", "same\nother\nmore\n");
+    let marks: Vec<bool> = table.lines().map(|line| line.contains('≠')).collect();
+    assert_eq!(marks, [false, true, true]);
+}

@@ -1,0 +1,31 @@
+//! Against the one peer that none of us wrote: Linux guests whose kernel speaks SMC-R over rxe.
+//!
+//! ```text
+//!   guest 1, 10.9.0.11      guest 2, 10.9.0.12      host h, 10.9.0.13: our gateway
+//!        ╚═══════════════════════╩══════════════════════════╝
+//! ```
+//!
+//! `scripts/test interop` boots the guests, by `scripts/linux-rig`, and runs this. All tests share
+//! the two guests, so they run one after another, and each begins by loading the kernel's modules
+//! anew. What was said is in `target/interop/TEST/`, captures included.
+//!
+//! A test is a transcript: who accepts, who connects, what each does with the connection (the steps
+//! of `smcgate-guest`), what each must have seen. Guests are emulated: nothing here is about speed.
+
+#[path = "../e2e/clock.rs"]
+#[allow(dead_code, reason = "shared with the end-to-end suite, which uses all of it")]
+mod clock;
+mod dialogue;
+mod fallback;
+#[path = "../e2e/gateway.rs"]
+#[allow(dead_code, reason = "shared with the end-to-end suite, which uses all of it")]
+mod gateway;
+mod hosts;
+#[path = "../e2e/http.rs"]
+mod http;
+mod linux_to_linux;
+mod place;
+#[path = "../e2e/process.rs"]
+#[allow(dead_code, reason = "shared with the end-to-end suite, which uses all of it")]
+mod process;
+mod rig;

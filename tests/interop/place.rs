@@ -1,0 +1,190 @@
+//! Where applications of a scenario run: a guest, or the host of our gateway.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
+
+use crate::clock::wait_until;
+use crate::hosts::{Host, Hosts};
+use crate::process::{Process, run};
+
+/// How long a program may take; guests are slow, and so is a machine that does more than this.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// One of them.
+pub(crate) struct Place<'h> {
+    hosts: &'h Hosts,
+    /// None for the gateway's host.
+    guest: Option<u8>,
+    name: String,
+}
+
+/// What kind of socket an application opens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Socket {
+    Smc,
+    Tcp,
+}
+
+/// A server at work, which ends when it has served as many connections as it was started for.
+pub(crate) struct Server {
+    process: Process,
+    output: PathBuf,
+}
+
+/// What one connection saw, and how many saw the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    pub(crate) count: u32,
+    pub(crate) events: Vec<String>,
+}
+
+impl<'h> Place<'h> {
+    pub(crate) fn guest(hosts: &'h Hosts, guest: u8) -> Self {
+        Self { hosts, guest: Some(guest), name: format!("guest{guest}") }
+    }
+
+    pub(crate) fn gateway_host(hosts: &'h Hosts) -> Self {
+        Self { hosts, guest: None, name: "host".to_owned() }
+    }
+
+    /// Its first address on the wire, with this port.
+    pub(crate) fn at(&self, port: u16) -> SocketAddrV4 {
+        match self.guest {
+            Some(guest) => SocketAddrV4::new(Ipv4Addr::new(10, 9, 0, 10 + guest), port),
+            None => self.hosts.a.at(port),
+        }
+    }
+
+    /// Runs a program to its end: what it says on standard output.
+    ///
+    /// # Panics
+    ///
+    /// If it is not content.
+    pub(crate) fn run(&self, words: &[&str]) -> String {
+        let (name, mut command) = self.command(words);
+        run(self.hosts, self.host(), &name, LIMIT, &mut command).expect_success(&name)
+    }
+
+    /// Runs `smcgate-guest` to its end: the lines it says.
+    pub(crate) fn tool(&self, words: &[&str]) -> Vec<String> {
+        let tool = tool();
+        let words: Vec<&str> = [tool.as_str()].iter().chain(words).copied().collect();
+        self.run(&words).lines().map(str::to_owned).collect()
+    }
+
+    /// Starts a server on `port` that plays `part` with each of `times` connections.
+    pub(crate) fn accept(&self, socket: Socket, port: u16, times: u32, part: &str) -> Server {
+        let (at, times, tool) = (self.at(port).to_string(), times.to_string(), tool());
+        let mut words = vec![tool.as_str(), "accept", "--times", &times];
+        words.extend(socket.option());
+        words.push(&at);
+        words.extend(part.split(' '));
+        let (name, mut command) = self.command(&words);
+        let process = Process::start(self.host(), &self.hosts.logs, &name, &mut command);
+        let server = Server { process, output: self.hosts.logs.join(name).with_extension("out") };
+        wait_until("the server listens", LIMIT, || server.process.log().contains("listening"));
+        server
+    }
+
+    /// Makes `times` connections to `to`, ten at once, and plays `part` with each.
+    pub(crate) fn connect(
+        &self,
+        socket: Socket,
+        to: SocketAddrV4,
+        times: u32,
+        part: &str,
+    ) -> Vec<Outcome> {
+        let (to, times) = (to.to_string(), times.to_string());
+        let mut words = vec!["connect", "--at-once", "10", "--times", &times];
+        words.extend(socket.option());
+        words.push(&to);
+        words.extend(part.split(' '));
+        outcomes(&self.tool(&words))
+    }
+
+    /// Where programs for this place are started.
+    fn host(&self) -> &'h Host {
+        if self.guest.is_some() { &self.hosts.b } else { &self.hosts.a }
+    }
+
+    /// A command for this place, and a name that no other has in this test.
+    fn command(&self, words: &[&str]) -> (String, Command) {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Relaxed);
+        let what = words.iter().find(|word| !word.contains('/')).unwrap_or(&"command");
+        let name = format!("{number:03}-{}-{what}", self.name);
+        let (first, rest) = words.split_first().expect("a program");
+        let mut command = match self.guest {
+            Some(guest) => {
+                let mut command = Command::new(tool());
+                command.args(["on", &guest.to_string(), first]);
+                command
+            }
+            None => Command::new(first),
+        };
+        command.args(rest);
+        (name, command)
+    }
+}
+
+impl Socket {
+    fn option(self) -> Option<&'static str> {
+        match self {
+            Self::Smc => None,
+            Self::Tcp => Some("--tcp"),
+        }
+    }
+}
+
+impl Server {
+    /// Waits for its end: what it saw.
+    pub(crate) fn outcomes(mut self) -> Vec<Outcome> {
+        let status = self.process.wait(LIMIT);
+        assert!(status.success(), "{}", self.process.log());
+        let output = fs::read_to_string(&self.output).expect("it wrote it");
+        outcomes(&output.lines().map(str::to_owned).collect::<Vec<_>>())
+    }
+}
+
+impl Outcome {
+    /// What follows `beginning` in the event that begins so.
+    ///
+    /// # Panics
+    ///
+    /// If there is none.
+    pub(crate) fn event(&self, beginning: &str) -> &str {
+        let mut events = self.events.iter();
+        let found = events.find_map(|event| event.strip_prefix(beginning));
+        found.unwrap_or_else(|| panic!("no '{beginning}…' in {self:?}"))
+    }
+}
+
+/// The one outcome that all of `count` connections had.
+///
+/// # Panics
+///
+/// If they had not.
+pub(crate) fn unanimous(outcomes: &[Outcome], count: u32) -> &Outcome {
+    match outcomes {
+        [only] if only.count == count => only,
+        _ => panic!("not {count} connections with one outcome: {outcomes:#?}"),
+    }
+}
+
+fn outcomes(lines: &[String]) -> Vec<Outcome> {
+    let outcome = |line: &String| {
+        let (count, events) = line.split_once(" x ").expect("the form of an outcome");
+        let events = events.split("; ").map(str::to_owned).collect();
+        Outcome { count: count.parse().expect("a number of connections"), events }
+    };
+    lines.iter().map(outcome).collect()
+}
+
+/// The program that is agent, application and operator's tool in a guest.
+fn tool() -> String {
+    std::env::var("SMCGATE_GUEST").expect("scripts/linux-rig says where")
+}

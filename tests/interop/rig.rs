@@ -1,0 +1,120 @@
+//! Two guests and a gateway's host, as a scenario begins and ends.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::clock::wait_until;
+use crate::hosts::Hosts;
+use crate::place::Place;
+use crate::process::Process;
+
+/// The EID that guests are given, and one that nobody else has.
+pub(crate) const EID: &str = "SMCGATE-RIG";
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// What every guest's kernel says when all is well, at the level of warnings though it is.
+///
+/// The last: when a second link was offered and rejected, or a group ends, SMC takes a queue pair of
+/// rxe through a transition that rxe refuses.
+const USUAL: [&str; 7] = [
+    "adding ib device",
+    "removing ib device",
+    "has pnetid",
+    "applied user defined pnetid",
+    "erased user defined pnetid",
+    "smc: SMC-R lg ",
+    "rxe_modify_qp: returned err = -22",
+];
+
+/// The machines of a scenario.
+pub(crate) struct Rig<'h> {
+    pub(crate) one: Place<'h>,
+    pub(crate) two: Place<'h>,
+    pub(crate) host: Place<'h>,
+    hosts: &'h Hosts,
+}
+
+impl<'h> Rig<'h> {
+    /// Guests without SMC-R: modules freshly loaded, no RDMA device, no UEID, an empty kernel log.
+    pub(crate) fn new(hosts: &'h Hosts) -> Self {
+        let (one, two) = (Place::guest(hosts, 1), Place::guest(hosts, 2));
+        for guest in [&one, &two] {
+            guest.run(&["sh", "-ec", RESET]);
+        }
+        Self { one, two, host: Place::gateway_host(hosts), hosts }
+    }
+
+    /// Starts to capture what goes in and out of a guest's first network device.
+    pub(crate) fn capture(&self, guest: u8) -> Capture {
+        let name = format!("guest{guest}");
+        let file = self.hosts.logs.join(&name).with_extension("pcap");
+        let mut command = Command::new("tcpdump");
+        let device = format!("tap{guest}a");
+        // Root stays root: another user could not write below the logs.
+        command.args(["-i", &device, "-U", "-Z", "root", "-B", "65536", "-w"]).arg(&file);
+        let name = format!("tcpdump-{name}");
+        let tcpdump = Process::start(&self.hosts.b, &self.hosts.logs, &name, &mut command);
+        wait_until("tcpdump listens", LIMIT, || tcpdump.log().contains("listening on"));
+        Capture { tcpdump, file }
+    }
+
+    /// Asserts that no guest's kernel has complained since the scenario began.
+    ///
+    /// # Panics
+    ///
+    /// With its complaints.
+    pub(crate) fn assert_quiet_kernels(&self) {
+        for guest in [&self.one, &self.two] {
+            let log = guest.run(&["dmesg", "--notime", "--level=emerg,alert,crit,err,warn"]);
+            let usual = |line: &&str| USUAL.iter().any(|usual| line.contains(usual));
+            let complaints: Vec<&str> = log.lines().filter(|line| !usual(line)).collect();
+            assert!(complaints.is_empty(), "a kernel complains:\n{}", complaints.join("\n"));
+        }
+    }
+}
+
+impl Place<'_> {
+    /// Gives this guest what SMC-R needs: an RDMA device over its network device, in the same PNET,
+    /// and an EID.
+    pub(crate) fn speak_smc(&self, eid: &str) {
+        self.add_rdma("rxe0", "eth0");
+        self.tool(&["ueid-add", eid]);
+    }
+
+    /// Adds an RDMA device over a network device, and both to the PNET.
+    pub(crate) fn add_rdma(&self, rdma: &str, ethernet: &str) {
+        self.run(&["rdma", "link", "add", rdma, "type", "rxe", "netdev", ethernet]);
+        self.tool(&["pnet-add", "RIG", ethernet, rdma]);
+    }
+}
+
+/// tcpdump on a guest's side of the wire.
+pub(crate) struct Capture {
+    tcpdump: Process,
+    file: PathBuf,
+}
+
+impl Capture {
+    /// Ends it: the file.
+    pub(crate) fn stop(mut self) -> PathBuf {
+        // What was seen last is written only when the kernel hands over its buffer.
+        std::thread::sleep(Duration::from_millis(1_200));
+        self.tcpdump.signal(Signal::INT);
+        let status = self.tcpdump.wait(LIMIT);
+        assert!(status.success(), "tcpdump: {}", self.tcpdump.log());
+        self.file
+    }
+}
+
+/// Loads the modules anew; link groups, UEIDs and the PNET table go with them.
+const RESET: &str = "\
+    for module in smc_diag smc rdma_rxe; do\n\
+        ! [ -d /sys/module/$module ] || modprobe -r $module\n\
+    done\n\
+    modprobe smc_diag\n\
+    modprobe rdma_rxe\n\
+    dmesg --clear\n";
