@@ -19,7 +19,7 @@ fn verified_bulk_over_smc_r() {
     let rig = Rig::new(&hosts);
     rig.one.speak_smc(EID);
     rig.two.speak_smc(EID);
-    let wire = rig.capture(1);
+    let wire = rig.capture();
 
     let part = format!("mode receive={BULK} shut drain");
     let server = rig.two.accept(Socket::Smc, PORT, 1, &part);

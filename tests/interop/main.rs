@@ -28,4 +28,5 @@ mod place;
 #[path = "../e2e/process.rs"]
 #[allow(dead_code, reason = "shared with the end-to-end suite, which uses all of it")]
 mod process;
+mod programs;
 mod rig;

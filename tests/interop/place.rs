@@ -69,6 +69,17 @@ impl<'h> Place<'h> {
         run(self.hosts, self.host(), &name, LIMIT, &mut command).expect_success(&name)
     }
 
+    /// Starts a program whose stream sockets become ones of AF_SMC.
+    pub(crate) fn start_over_smc(&self, words: &[&str]) -> Process {
+        let (name, mut command) = self.command(&[&["env", &preload()], words].concat());
+        Process::start(self.host(), &self.hosts.logs, &name, &mut command)
+    }
+
+    /// Runs such a program to its end: what it says on standard output.
+    pub(crate) fn run_over_smc(&self, words: &[&str]) -> String {
+        self.run(&[&["env", &preload()], words].concat())
+    }
+
     /// Runs `smcgate-guest` to its end: the lines it says.
     pub(crate) fn tool(&self, words: &[&str]) -> Vec<String> {
         let tool = tool();
@@ -182,6 +193,12 @@ fn outcomes(lines: &[String]) -> Vec<Outcome> {
         Outcome { count: count.parse().expect("a number of connections"), events }
     };
     lines.iter().map(outcome).collect()
+}
+
+/// The variable that makes a program's stream sockets ones of AF_SMC.
+fn preload() -> String {
+    let library = std::env::var("SMCGATE_PRELOAD").expect("scripts/linux-rig says where");
+    format!("LD_PRELOAD={library}")
 }
 
 /// The program that is agent, application and operator's tool in a guest.

@@ -48,16 +48,13 @@ impl<'h> Rig<'h> {
         Self { one, two, host: Place::gateway_host(hosts), hosts }
     }
 
-    /// Starts to capture what goes in and out of a guest's first network device.
-    pub(crate) fn capture(&self, guest: u8) -> Capture {
-        let name = format!("guest{guest}");
-        let file = self.hosts.logs.join(&name).with_extension("pcap");
+    /// Starts to capture what guests and host say to each other, on whichever device.
+    pub(crate) fn capture(&self) -> Capture {
+        let file = self.hosts.logs.join("wire.pcap");
         let mut command = Command::new("tcpdump");
-        let device = format!("tap{guest}a");
         // Root stays root: another user could not write below the logs.
-        command.args(["-i", &device, "-U", "-Z", "root", "-B", "65536", "-w"]).arg(&file);
-        let name = format!("tcpdump-{name}");
-        let tcpdump = Process::start(&self.hosts.b, &self.hosts.logs, &name, &mut command);
+        command.args(["-i", "lan", "-U", "-Z", "root", "-B", "65536", "-w"]).arg(&file);
+        let tcpdump = Process::start(&self.hosts.b, &self.hosts.logs, "tcpdump", &mut command);
         wait_until("tcpdump listens", LIMIT, || tcpdump.log().contains("listening on"));
         Capture { tcpdump, file }
     }
@@ -85,6 +82,17 @@ impl Place<'_> {
         self.tool(&["ueid-add", eid]);
     }
 
+    /// Has it lose TCP option 254, as some middleboxes do: `output` for what it sends, `input` for
+    /// what it receives.
+    pub(crate) fn strip_option(&self, hook: &str) {
+        self.run(&["nft", "add table ip rig"]);
+        self.run(&[
+            "nft",
+            &format!("add chain ip rig {hook} {{ type filter hook {hook} priority 0; }}"),
+        ]);
+        self.run(&["nft", &format!("add rule ip rig {hook} reset tcp option 254")]);
+    }
+
     /// Adds an RDMA device over a network device, and both to the PNET.
     pub(crate) fn add_rdma(&self, rdma: &str, ethernet: &str) {
         self.run(&["rdma", "link", "add", rdma, "type", "rxe", "netdev", ethernet]);
@@ -92,7 +100,7 @@ impl Place<'_> {
     }
 }
 
-/// tcpdump on a guest's side of the wire.
+/// tcpdump on the wire.
 pub(crate) struct Capture {
     tcpdump: Process,
     file: PathBuf,
@@ -112,6 +120,8 @@ impl Capture {
 
 /// Loads the modules anew; link groups, UEIDs and the PNET table go with them.
 const RESET: &str = "\
+    nft flush ruleset\n\
+    ip link set eth1 down\n\
     for module in smc_diag smc rdma_rxe; do\n\
         ! [ -d /sys/module/$module ] || modprobe -r $module\n\
     done\n\
