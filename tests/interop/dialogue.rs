@@ -48,19 +48,27 @@ impl Dialogue {
         Self { opening: told(&lines[..opening]), closing }
     }
 
-    /// Asserts that this is what is written down, or writes it down if `SMCGATE_BLESS` is set.
+    /// Asserts that this is what is written down.
     ///
     /// # Panics
     ///
     /// If it is not, with both side by side.
     pub(crate) fn assert_is(&self, golden: &Path) {
-        let found = self.to_string();
-        if std::env::var_os("SMCGATE_BLESS").is_some() {
-            fs::write(golden, &found).expect("the source is ours to write");
-        }
-        let expected = fs::read_to_string(golden).expect("a golden transcript");
-        assert!(found == expected, "\n{}", side_by_side(&expected, &found));
+        assert_golden(golden, &self.to_string());
     }
+}
+
+/// Asserts that a text is what is written down, or writes it down if `SMCGATE_BLESS` is set.
+///
+/// # Panics
+///
+/// If it is not, with both side by side.
+pub(crate) fn assert_golden(golden: &Path, found: &str) {
+    if std::env::var_os("SMCGATE_BLESS").is_some() {
+        fs::write(golden, found).expect("the source is ours to write");
+    }
+    let expected = fs::read_to_string(golden).expect("a golden transcript");
+    assert!(found == expected, "\n{}", side_by_side(&expected, found));
 }
 
 impl std::fmt::Display for Dialogue {

@@ -16,7 +16,9 @@
 #[allow(dead_code, reason = "shared with the end-to-end suite, which uses all of it")]
 mod clock;
 mod dialogue;
+mod failover;
 mod fallback;
+mod fidelity;
 #[path = "../e2e/gateway.rs"]
 #[allow(dead_code, reason = "shared with the end-to-end suite, which uses all of it")]
 mod gateway;

@@ -29,8 +29,8 @@ pub(crate) enum Socket {
     Tcp,
 }
 
-/// A server at work, which ends when it has served as many connections as it was started for.
-pub(crate) struct Server {
+/// A client or a server at work, which ends when it has had all its connections.
+pub(crate) struct Application {
     process: Process,
     output: PathBuf,
 }
@@ -88,15 +88,8 @@ impl<'h> Place<'h> {
     }
 
     /// Starts a server on `port` that plays `part` with each of `times` connections.
-    pub(crate) fn accept(&self, socket: Socket, port: u16, times: u32, part: &str) -> Server {
-        let (at, times, tool) = (self.at(port).to_string(), times.to_string(), tool());
-        let mut words = vec![tool.as_str(), "accept", "--times", &times];
-        words.extend(socket.option());
-        words.push(&at);
-        words.extend(part.split(' '));
-        let (name, mut command) = self.command(&words);
-        let process = Process::start(self.host(), &self.hosts.logs, &name, &mut command);
-        let server = Server { process, output: self.hosts.logs.join(name).with_extension("out") };
+    pub(crate) fn accept(&self, socket: Socket, port: u16, times: u32, part: &str) -> Application {
+        let server = self.start_application("accept", &[], socket, self.at(port), times, part);
         wait_until("the server listens", LIMIT, || server.process.log().contains("listening"));
         server
     }
@@ -109,12 +102,38 @@ impl<'h> Place<'h> {
         times: u32,
         part: &str,
     ) -> Vec<Outcome> {
-        let (to, times) = (to.to_string(), times.to_string());
-        let mut words = vec!["connect", "--at-once", "10", "--times", &times];
-        words.extend(socket.option());
-        words.push(&to);
+        self.start_connect(socket, to, times, part).outcomes()
+    }
+
+    /// Like [`Place::connect`], and does not wait for them.
+    pub(crate) fn start_connect(
+        &self,
+        socket: Socket,
+        to: SocketAddrV4,
+        times: u32,
+        part: &str,
+    ) -> Application {
+        let options = ["--at-once", "10"];
+        self.start_application("connect", &options, socket, to, times, part)
+    }
+
+    fn start_application(
+        &self,
+        role: &str,
+        options: &[&str],
+        socket: Socket,
+        address: SocketAddrV4,
+        times: u32,
+        part: &str,
+    ) -> Application {
+        let (address, times, tool) = (address.to_string(), times.to_string(), tool());
+        let mut words = vec![tool.as_str(), role, "--times", &times];
+        words.extend(options.iter().copied().chain(socket.option()));
+        words.push(&address);
         words.extend(part.split(' '));
-        outcomes(&self.tool(&words))
+        let (name, mut command) = self.command(&words);
+        let process = Process::start(self.host(), &self.hosts.logs, &name, &mut command);
+        Application { process, output: self.hosts.logs.join(name).with_extension("out") }
     }
 
     /// Where programs for this place are started.
@@ -151,7 +170,7 @@ impl Socket {
     }
 }
 
-impl Server {
+impl Application {
     /// Waits for its end: what it saw.
     pub(crate) fn outcomes(mut self) -> Vec<Outcome> {
         let status = self.process.wait(LIMIT);

@@ -95,8 +95,13 @@ impl Place<'_> {
 
     /// Adds an RDMA device over a network device, and both to the PNET.
     pub(crate) fn add_rdma(&self, rdma: &str, ethernet: &str) {
-        self.run(&["rdma", "link", "add", rdma, "type", "rxe", "netdev", ethernet]);
+        self.create_rdma(rdma, ethernet);
         self.tool(&["pnet-add", "RIG", ethernet, rdma]);
+    }
+
+    /// Adds an RDMA device over a network device. The PNET table remembers those it had.
+    pub(crate) fn create_rdma(&self, rdma: &str, ethernet: &str) {
+        self.run(&["rdma", "link", "add", rdma, "type", "rxe", "netdev", ethernet]);
     }
 }
 
@@ -119,11 +124,18 @@ impl Capture {
 }
 
 /// Loads the modules anew; link groups, UEIDs and the PNET table go with them.
+///
+/// A socket may take a while to leave the kernel after its program has ended.
 const RESET: &str = "\
     nft flush ruleset\n\
     ip link set eth1 down\n\
     for module in smc_diag smc rdma_rxe; do\n\
-        ! [ -d /sys/module/$module ] || modprobe -r $module\n\
+        patience=100\n\
+        while [ -d /sys/module/$module ] && ! modprobe -r $module; do\n\
+            patience=$((patience - 1))\n\
+            [ $patience -gt 0 ] || exit 1\n\
+            sleep 0.2\n\
+        done\n\
     done\n\
     modprobe smc_diag\n\
     modprobe rdma_rxe\n\

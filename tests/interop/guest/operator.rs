@@ -62,7 +62,8 @@ pub(crate) fn links() -> io::Result<Vec<String>> {
     let groups = groups.iter().map(|item| group_line(Attributes(item).inside(GROUP)));
     let links = links.iter().map(|item| Attributes(item).inside(LINK));
     // A group has room for more links than it has.
-    let links = links.filter(|link| link.number(STATE) != Some(UNUSED)).map(link_line);
+    let links =
+        links.filter(|link| link.number(STATE).is_some_and(|state| state != UNUSED)).map(link_line);
     Ok(groups.chain(links).collect())
 }
 

@@ -23,6 +23,8 @@ use crate::stream::{Stream, Transport};
 pub(crate) enum Part {
     /// `send=N`: that many bytes of the pattern.
     Send(u64),
+    /// `trickle=N`: that many bytes, a thousand at a time with a breath between.
+    Trickle(u64),
     /// `receive=N`: that many bytes, no more.
     Receive(u64),
     /// `drain`: everything up to the end.
@@ -52,6 +54,7 @@ impl FromStr for Part {
             let number = number.parse().map_err(|_| unknown())?;
             return match step {
                 "send" => Ok(Self::Send(number)),
+                "trickle" => Ok(Self::Trickle(number)),
                 "receive" => Ok(Self::Receive(number)),
                 "pause" => Ok(Self::Pause(number)),
                 _ => Err(unknown()),
@@ -75,7 +78,11 @@ impl Part {
     fn take(self, stream: &mut Stream) -> Result<String, String> {
         let failed = |error: io::Error| format!("{self:?} failed: {:?}", error.kind());
         match self {
-            Self::Send(count) => stream.send(count).map(|seen| format!("sent {seen}")),
+            Self::Send(count) => stream.send(count, None).map(|seen| format!("sent {seen}")),
+            Self::Trickle(count) => {
+                let breath = Duration::from_millis(20);
+                stream.send(count, Some(breath)).map(|seen| format!("sent {seen}"))
+            }
             Self::Receive(count) => {
                 let (seen, outcome) = stream.receive(count);
                 return match outcome {

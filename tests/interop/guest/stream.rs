@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddrV4};
+use std::thread;
 use std::time::Duration;
 
 use rustix::net::{RecvFlags, recv};
@@ -10,7 +11,7 @@ use sha2::{Digest, Sha256};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 /// Longest silence of a peer: what is not there by then is not coming.
-const SILENCE_LIMIT: Duration = Duration::from_secs(60);
+const SILENCE_LIMIT: Duration = Duration::from_secs(20);
 
 /// What kind of socket an application opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,16 +76,19 @@ impl Stream {
         Ok((known(self.0.local_addr()?)?, known(self.0.peer_addr()?)?))
     }
 
-    /// Sends the first `count` bytes of the pattern.
-    pub(crate) fn send(&mut self, count: u64) -> io::Result<Seen> {
+    /// Sends the first `count` bytes of the pattern: at once, or little by little with a breath
+    /// between.
+    pub(crate) fn send(&mut self, count: u64, breath: Option<Duration>) -> io::Result<Seen> {
         let mut seen = Seen::default();
         let mut pattern = Pattern::default();
-        let mut block = vec![0; BLOCK_BYTES];
+        let mut block = vec![0; if breath.is_some() { LITTLE_BYTES } else { BLOCK_BYTES }];
         while seen.bytes < count {
-            let block = &mut block[..length_of_next(count - seen.bytes)];
+            let length = length_of_next(count - seen.bytes).min(block.len());
+            let block = &mut block[..length];
             pattern.fill(block);
             self.0.write_all(block)?;
             seen.count(block);
+            breath.map(thread::sleep);
         }
         Ok(seen)
     }
@@ -186,6 +190,7 @@ impl Pattern {
 
 /// Bytes that are read or written at once.
 const BLOCK_BYTES: usize = 65_536;
+const LITTLE_BYTES: usize = 1_000;
 
 fn length_of_next(left: u64) -> usize {
     usize::try_from(left).map_or(BLOCK_BYTES, |left| left.min(BLOCK_BYTES))
