@@ -7,6 +7,7 @@
 //! client: CLC PROPOSAL version 2 length 156
 //! ```
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
@@ -32,15 +33,17 @@ impl Dialogue {
 
     /// Reads what `smcgate decode` printed.
     fn read(words: &str) -> Self {
-        let lines: Vec<Line<'_>> = words.lines().filter_map(Line::read).collect();
-        let client = lines.first().map_or(0, |line| line.source);
-        let speaker = |line: &Line<'_>| if line.source == client { "client" } else { "server" };
+        let mut known = HashSet::new();
+        let lines = words.lines().filter_map(Line::read);
+        // What a slow guest sent again was said once.
+        let lines: Vec<Line<'_>> = lines.filter(|line| known.insert(line.identity())).collect();
+        let client = lines.first().map_or(0, |line| line.machine());
+        let speaker = |line: &Line<'_>| if line.machine() == client { "client" } else { "server" };
         let is_data = |line: &Line<'_>| ["CDC", "WRITE"].contains(&line.protocol());
         let opening = lines.iter().position(is_data).unwrap_or(lines.len());
         let told = |lines: &[Line<'_>]| -> Vec<String> {
-            let link_management =
-                |line: &&Line<'_>| ["TCP", "CLC", "LLC"].contains(&line.protocol());
-            let lines = lines.iter().filter(link_management);
+            let protocols = ["TCP", "CLC", "LLC"];
+            let lines = lines.iter().filter(|line| protocols.contains(&line.protocol()));
             lines.map(|line| format!("{}: {}", speaker(line), line.essence())).collect()
         };
         let mut closing = told(&lines[opening..]);
@@ -55,6 +58,27 @@ impl Dialogue {
     /// If it is not, with both side by side.
     pub(crate) fn assert_is(&self, golden: &Path) {
         assert_golden(golden, &self.to_string());
+    }
+
+    /// Asserts that all before the first data is what is written down.
+    ///
+    /// # Panics
+    ///
+    /// If it is not, with both side by side.
+    pub(crate) fn assert_opening_is(&self, golden: &Path) {
+        let lines = self.opening.iter().map(|line| format!("{line}\n"));
+        assert_golden(golden, &lines.collect::<String>());
+    }
+
+    /// Asserts that these lines are among what was said after the first data.
+    ///
+    /// # Panics
+    ///
+    /// If one is not, with all that was.
+    pub(crate) fn assert_later_said(&self, lines: &[&str]) {
+        for line in lines {
+            assert!(self.closing.iter().any(|said| said == line), "no '{line}':\n{self}");
+        }
     }
 }
 
@@ -96,8 +120,7 @@ pub(crate) fn side_by_side(left: &str, right: &str) -> String {
 
 /// A line of `smcgate decode`.
 struct Line<'a> {
-    /// Which machine spoke: the last digit of its addresses.
-    source: u8,
+    source: &'a str,
     words: Vec<&'a str>,
 }
 
@@ -105,9 +128,23 @@ impl<'a> Line<'a> {
     /// Reads `TIME SOURCE > TARGET WORDS`.
     fn read(line: &'a str) -> Option<Self> {
         let mut words = line.split(' ').skip(1);
-        let address = words.next()?.split(':').next()?;
-        let source = address.bytes().last().filter(u8::is_ascii_digit)?;
+        let source = words.next()?;
         Some(Self { source, words: words.skip(2).collect() })
+    }
+
+    /// Which machine spoke: the last digit of its addresses.
+    fn machine(&self) -> u8 {
+        let address = self.source.split(':').next().unwrap_or_default();
+        address.bytes().last().unwrap_or_default()
+    }
+
+    /// What no other line has, and what it has in common with itself sent again: speaker, queue
+    /// pair and PSN, or the words of what has no PSN.
+    fn identity(&self) -> (&'a str, Vec<&'a str>) {
+        let sequence = self.words.iter().position(|&word| word == "qp");
+        let is_sequenced = ["LLC", "CDC", "WRITE"].contains(&self.protocol());
+        let from = sequence.filter(|_| is_sequenced).unwrap_or(0);
+        (self.source, self.words[from..].to_vec())
     }
 
     fn protocol(&self) -> &str {
@@ -147,7 +184,10 @@ fn retells_what_was_decoded() {
     let words = "\
         0.1 10.9.0.11:48590 > 10.9.0.12:7010 TCP SYN [SMC option]\n\
         0.2 10.9.0.12:7010 > 10.9.0.11:48590 CLC ACCEPT version 2 [first-contact] peer 03 rmbe 1\n\
-        0.3 10.9.0.12 > 10.9.0.11 LLC CONFIRM LINK v2 [no-eyecatcher] link 1 gid ::1 max-links 2\n\
+        0.3 10.9.0.12 > 10.9.0.11 LLC CONFIRM LINK v2 [no-eyecatcher] link 1 gid ::1 max-links 2 \
+        qp 0x000011 psn 7\n\
+        0.3 10.9.0.12 > 10.9.0.11 LLC CONFIRM LINK v2 [no-eyecatcher] link 1 gid ::1 max-links 2 \
+        qp 0x000011 psn 7\n\
         0.3 10.9.0.11 > 10.9.0.12 ACK qp 0x000011 psn 2074940 msn 1\n\
         0.4 10.9.0.11 > 10.9.0.12 LLC CONFIRM LINK v2 [reply no-eyecatcher] link 1 mac 52:54\n\
         0.5 10.9.0.11 > 10.9.0.12 WRITE ONLY qp 0x000011 length 37\n\

@@ -45,8 +45,25 @@ fn connections_survive_the_loss_of_an_rnic() {
     rig.one.create_rdma("rxe0", "eth0");
     wait_for_group(&rig.one, "SYMMETRIC");
     rig.assert_quiet_kernels();
-    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/interop/golden/failover.txt");
-    Dialogue::of(&hosts, &wire.stop()).assert_is(Path::new(golden));
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/interop/golden/two-links.txt");
+    let dialogue = Dialogue::of(&hosts, &wire.stop());
+    dialogue.assert_opening_is(Path::new(golden));
+    dialogue.assert_later_said(&[
+        // The RNIC goes.
+        "client: LLC DELETE LINK v2 [orderly] link 1",
+        "server: LLC DELETE LINK v2 [orderly] link 1",
+        "client: LLC DELETE LINK v2 [reply orderly] link 1",
+        "server: LLC ADD LINK v2 link 3",
+        "client: LLC ADD LINK v2 [reply] link 3",
+        "client: LLC CONFIRM LINK v2 [reply no-eyecatcher] link 3 max-links 2",
+        // It is back.
+        "client: LLC REQUEST ADD LINK v2",
+        "server: LLC ADD LINK v2 link 4",
+        "client: LLC ADD LINK v2 [reply] link 4",
+        "client: LLC CONFIRM LINK v2 [reply no-eyecatcher] link 4 max-links 2",
+        "server: LLC DELETE LINK v2 [orderly] link 3",
+        "client: LLC DELETE LINK v2 [reply orderly] link 3",
+    ]);
 }
 
 /// Waits until the one link group of this guest, as a client, is of this kind.

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 /// Longest silence of a peer: what is not there by then is not coming.
-const SILENCE_LIMIT: Duration = Duration::from_secs(20);
+const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 
 /// What kind of socket an application opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
