@@ -129,7 +129,7 @@ impl Drop for Rig {
 }
 
 fn open_port(config: &Config, address: Ipv4Addr, clock: Clock, waker: &Waker) -> Port<roce::Rnic> {
-    let (rnic, fabric) = udp::open(&udp::Config::on(Place::Address(address))).unwrap();
+    let (rnic, fabric) = udp::open(&udp::Config::on(Place::Address(address.into()))).unwrap();
     let traffic = Arc::new(Traffic::default());
     let poller = start_poller(config, None, Some(fabric), clock, waker, &traffic).unwrap();
     Port {

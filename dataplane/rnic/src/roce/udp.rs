@@ -1,10 +1,10 @@
 //! Packets in UDP datagrams of the kernel, with segmentation (GSO) and coalescing (GRO).
 //!
 //! One socket, bound to the port's address and never connected: so the kernel sets DF and the
-//! identifications 0, 1, 2, …, which the ICRC covers (see `icrc`).
+//! identifications 0, 1, 2, …, which the ICRC covers (see `icrc`). Over IPv6 there are none.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use smcr_os::interface::{self, Interface};
@@ -19,10 +19,10 @@ use crate::Port;
 /// Where a NIC lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place<'a> {
-    /// On a network device, at its first IPv4 address.
+    /// On a network device, at its first IPv4 address; at its best IPv6 address if it has none.
     Device(&'a str),
     /// On the network device that has this address.
-    Address(Ipv4Addr),
+    Address(IpAddr),
 }
 
 /// What to open.
@@ -55,7 +55,7 @@ pub struct Udp {
 ///
 /// # Errors
 ///
-/// When there is no such device or address, when the device has no IPv4 address or too small an
+/// When there is no such device or address, when the device has no IP address or too small an
 /// MTU, and when the UDP port is taken: by another gateway, or by the kernel's `rdma_rxe`.
 pub fn open(config: &Config<'_>) -> io::Result<(Rnic, Fabric<Udp>)> {
     let interface = match config.place {
@@ -66,11 +66,11 @@ pub fn open(config: &Config<'_>) -> io::Result<(Rnic, Fabric<Udp>)> {
         io::Error::new(io::ErrorKind::InvalidInput, "the MTU of the device is below 336 bytes")
     })?;
     let mtu = config.mtu_max.map_or(mtu, |max| mtu.min(max));
-    let socket = UdpSocket::bind(SocketAddrV4::new(interface.address, config.port), BUFFER_LEN)?;
+    let socket = UdpSocket::bind(interface.at(config.port), BUFFER_LEN)?;
     let buffer = socket.receive_buffer()?;
     let setup = Setup {
         port: Port {
-            gid: Gid::from_ipv4(interface.address.octets()),
+            gid: gid_of(interface.address),
             mac: MacAddress(interface.mac),
             mtu,
         },
@@ -79,17 +79,27 @@ pub fn open(config: &Config<'_>) -> io::Result<(Rnic, Fabric<Udp>)> {
         // payload, and more than one queue pair.
         window_max: u32::try_from(buffer / 4).unwrap_or(WINDOW_MAX).min(WINDOW_MAX),
         entropy: Box::new(|| getrandom::u32().expect("the kernel gives random numbers")),
-        path: path_mtu,
+        path: interface::path_mtu,
     };
     let ring = ReceiveRing::new(RECEIVE_BUFFERS);
     Ok(join(setup, Udp { socket, ring, segments_max: SEGMENTS_MAX }))
 }
 
-/// The largest IP packet from `here` to `there`, as the kernel knows it.
-fn path_mtu(here: IpAddr, there: IpAddr) -> io::Result<u32> {
-    match (here, there) {
-        (IpAddr::V4(here), IpAddr::V4(there)) => interface::path_mtu(here, there),
-        (IpAddr::V6(_), _) | (_, IpAddr::V6(_)) => Err(io::ErrorKind::Unsupported.into()),
+/// The GID that is `address`.
+fn gid_of(address: IpAddr) -> Gid {
+    match address {
+        IpAddr::V4(address) => Gid::from_ipv4(address.octets()),
+        IpAddr::V6(address) => Gid(address.octets()),
+    }
+}
+
+impl Udp {
+    /// Whether the first packet of `run` can be sent, by itself.
+    fn sends_alone(&self, bytes: &[u8], run: &Run) -> bool {
+        let packet = &bytes[run.range.clone()][..run.segment_len];
+        let alone =
+            Departing { target: run.target, bytes: packet, segment_len: run.segment_len };
+        self.socket.send([alone].into_iter()).is_ok()
     }
 }
 
@@ -102,7 +112,7 @@ impl Wire for Udp {
     fn train(&self, index: usize) -> Train<'_> {
         let arrived = self.ring.arrived(index);
         Train {
-            source: SocketAddr::V4(arrived.source),
+            source: arrived.source,
             bytes: arrived.bytes,
             segment_len: arrived.segment_len,
             identification: None,
@@ -121,9 +131,11 @@ impl Wire for Udp {
                 Ok(count) => sent.runs += count,
                 Err(Refusal::Full) => break,
                 Err(Refusal::Unable) => {
-                    // The device cannot split this run. From now on packets leave one by one; those
-                    // of this run have the wrong ICRC for that, and are lost.
-                    if runs[sent.runs].segments > 1 {
+                    // The device cannot split this run, or its address is gone: one packet alone
+                    // tells. Those of a run that was to be split have the wrong ICRC for leaving
+                    // one by one, and are lost; those that follow are built for it.
+                    let run = &runs[sent.runs];
+                    if run.segments > 1 && self.sends_alone(bytes, run) {
                         self.segments_max = 1;
                     }
                     sent.runs += 1;

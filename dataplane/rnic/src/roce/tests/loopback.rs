@@ -20,7 +20,7 @@ struct End {
 /// Two ends, on loopback addresses that no other test uses.
 fn ends(network: u8) -> [End; 2] {
     let mut parts = [1, 2].map(|host| {
-        let place = Place::Address(Ipv4Addr::new(127, 10, network, host));
+        let place = Place::Address(Ipv4Addr::new(127, 10, network, host).into());
         let (mut rnic, fabric) = udp::open(&Config::on(place)).unwrap();
         let domain = rnic.open_domain().unwrap();
         let memory = Region::new(MEMORY).unwrap();
@@ -131,7 +131,7 @@ fn the_event_descriptor_is_readable_when_a_message_is_there() {
 /// An operator whose network loses large packets says so, and is obeyed.
 #[test]
 fn packets_are_no_larger_than_the_operator_allows() {
-    let place = Place::Address(Ipv4Addr::new(127, 10, 5, 1));
+    let place = Place::Address(Ipv4Addr::new(127, 10, 5, 1).into());
     let mtu_max = Some(Mtu::B1024);
     let (rnic, _fabric) = udp::open(&Config { mtu_max, ..Config::on(place) }).unwrap();
     assert_eq!(rnic.port().mtu, Mtu::B1024);
@@ -139,7 +139,7 @@ fn packets_are_no_larger_than_the_operator_allows() {
 
 #[test]
 fn one_address_carries_one_nic() {
-    let place = Place::Address(Ipv4Addr::new(127, 10, 3, 1));
+    let place = Place::Address(Ipv4Addr::new(127, 10, 3, 1).into());
     let _first = udp::open(&Config::on(place)).unwrap();
     let second = udp::open(&Config::on(place)).unwrap_err();
     assert_eq!(second.kind(), std::io::ErrorKind::AddrInUse);
