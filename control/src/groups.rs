@@ -33,10 +33,10 @@ use smcr_proto::wire::llc::DeleteReason;
 use smcr_proto::{Instant, LinkNumber, LinkUserId, PeerId, RmbeSize};
 use smcr_rnic::{Exhausted, Opening, QpAddress, Rnic};
 
-use group::LinkState;
 pub use group::{Group, GroupId, Link, Peer, Phase};
+use group::{LinkState, MEMBERS_MAX};
 use members::Members;
-pub use members::{Joined, Refusal};
+pub use members::{BadOffer, Joined, Member, Refusal};
 pub use ports::{Pollers, Port, PortId, QpOf};
 use slots::Slots;
 use stock::{Budget, Stock};
@@ -77,6 +77,13 @@ pub enum Event {
     Ended(GroupId),
 }
 
+/// What happened to link groups, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Connections that were aborted because the peer gave their element to another.
+    pub conflicts: u64,
+}
+
 /// All link groups of a process.
 pub struct Groups<N: Rnic, P: Pollers<QpOf<N>>> {
     settings: Settings,
@@ -86,6 +93,7 @@ pub struct Groups<N: Rnic, P: Pollers<QpOf<N>>> {
     groups_made: u32,
     links_made: u32,
     members: Members,
+    counts: Counts,
     slots: Slots,
     budget: Budget,
     events: VecDeque<Event>,
@@ -101,11 +109,17 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             groups: BTreeMap::new(),
             groups_made: 0,
             links_made: 0,
-            members: Members::default(),
+            members: Members::new(),
+            counts: Counts::default(),
             slots: Slots::new(),
             budget: Budget::new(settings.rmb_bytes),
             events: VecDeque::new(),
         }
+    }
+
+    /// What happened so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
     }
 
     /// The ports, by index.
@@ -160,6 +174,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             group.role == Role::Server
                 && group.peer == peer
                 && group.links.iter().any(|link| link.port == port)
+                && group.members.len() < MEMBERS_MAX
                 // RFC 7609 2-4, 2.2.4-7, 3.5.1.2-5, 3.5.1.6.4-5, 3.5.2.1-2
                 && group.is_established()
         };
@@ -226,7 +241,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             phase: Phase::Opening,
             links: vec![link],
             stock,
-            users: 0,
+            members: BTreeMap::new(),
+            quarantine: VecDeque::new(),
             domains: BTreeMap::from([(port, domain)]),
         };
         self.groups.insert(id, group);
@@ -312,14 +328,15 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     }
 
     /// A group whose first contact is going on is not wanted any more.
-    pub fn give_up(&mut self, now: Instant, id: GroupId) {
-        self.end(now, id, Cause::DeletedByUs);
+    pub fn give_up(&mut self, id: GroupId) {
+        self.end(id, Cause::DeletedByUs);
     }
 
     /// Does what is due in all groups.
     pub fn expire(&mut self, now: Instant) {
         let ids: Vec<GroupId> = self.groups.keys().copied().collect();
         for id in ids {
+            self.end_quarantine(now, id);
             let news = self.take_news(id);
             self.with_machine(now, id, |machine| {
                 for (number, heard) in news {
@@ -336,7 +353,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let machines = self.groups.values().filter_map(Group::machine);
-        machines.filter_map(LinkGroup::poll_timeout).min()
+        let rests = self.groups.values().filter_map(|group| group.quarantine.front());
+        let rests = rests.map(|(until, _)| *until);
+        machines.filter_map(LinkGroup::poll_timeout).chain(rests).min()
     }
 
     /// Which links of a group brought something since the last call, and when.
@@ -355,12 +374,12 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     }
 
     /// The group is over: fails its connections and gives up its queue pairs.
-    fn end(&mut self, now: Instant, id: GroupId, cause: Cause) {
+    fn end(&mut self, id: GroupId, cause: Cause) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         if matches!(group.phase, Phase::Ending) {
             return;
         }
-        tracing::info!(group = id.0, ?cause, connections = group.users, "link group ends");
+        tracing::info!(group = id.0, ?cause, connections = group.members.len(), "link group ends");
         group.phase = Phase::Ending;
         let pollers = &mut self.pollers;
         group.links.retain_mut(|link| {
@@ -376,13 +395,20 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             true
         });
         self.events.push_back(Event::Ended(id));
-        self.bury(now, id);
+        self.bury(id);
     }
 
     /// Withdraws the memory of a group that is over, once nothing of it is in use.
-    fn bury(&mut self, _now: Instant, id: GroupId) {
-        let Some(group) = self.groups.get(&id) else { return };
-        if !matches!(group.phase, Phase::Ending) || !group.links.is_empty() || group.users > 0 {
+    fn bury(&mut self, id: GroupId) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        if !matches!(group.phase, Phase::Ending) || !group.links.is_empty() {
+            return;
+        }
+        // Without a queue pair nobody can write them any more.
+        while let Some((_, rmbe)) = group.quarantine.pop_front() {
+            group.stock.give_back(rmbe);
+        }
+        if group.elements_out() {
             return;
         }
         let Some(mut group) = self.groups.remove(&id) else { return };
@@ -398,3 +424,6 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
 
 /// How long a peer that looks dead may take to show that it is not.
 const PROBE_WAIT: Duration = Duration::from_millis(700);
+
+#[cfg(test)]
+mod tests;

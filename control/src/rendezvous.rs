@@ -170,7 +170,13 @@ impl<N: Rnic> Gateway<N> {
                 self.resume(now, key);
             }
             ServerAction::ConnectLink(offer) => self.connect_link(now, key, &offer),
-            ServerAction::JoinLink(offer) => self.learn_peer(key, &offer),
+            ServerAction::JoinLink(offer) => {
+                if !self.accept_offer(now, key, &offer) {
+                    // The client writes by RDMA already, or so it believes: too late for TCP.
+                    self.handshakes_failed += 1;
+                    self.fail(key, "the Confirm names no link of the group");
+                }
+            }
             ServerAction::Done => self.hand_over(now, key),
             ServerAction::FallBack => self.relay_tcp(now, key, None),
         }
@@ -200,12 +206,15 @@ impl<N: Rnic> Gateway<N> {
         Some(Offer { first_contact, ..joined.offer })
     }
 
-    fn learn_peer(&mut self, key: Key, offer: &Offer) {
-        if let Some(Session::Shaking(shaking)) = self.sessions.at(key)
-            && let Some(resources) = &shaking.resources
-        {
-            self.groups.learn_peer(resources.connection, offer);
+    /// Takes in what the peer offered. Returns whether it is any good.
+    fn accept_offer(&mut self, now: Instant, key: Key, offer: &Offer) -> bool {
+        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return false };
+        let Some(resources) = &shaking.resources else { return false };
+        let outcome = self.groups.accept_offer(now, resources.connection, offer);
+        if let Err(offence) = outcome {
+            tracing::warn!(session = key.index, ?offence, "an offer cannot be used");
         }
+        outcome.is_ok()
     }
 
     /// Begins a group for the first contact of a rendezvous, with an element in it.
@@ -223,19 +232,19 @@ impl<N: Rnic> Gateway<N> {
         match self.reserve(now, key, group, link, true) {
             Some(ours) => Some((group, ours)),
             None => {
-                self.give_up_founding(now, key, group);
+                self.give_up_founding(key, group);
                 None
             }
         }
     }
 
     /// A group that this rendezvous was founding is not wanted any more.
-    fn give_up_founding(&mut self, now: Instant, key: Key, group: GroupId) {
+    fn give_up_founding(&mut self, key: Key, group: GroupId) {
         if let Some(founding) = self.foundings.get_mut(&group)
             && founding.founder == Some(key)
         {
             founding.founder = None;
-            self.groups.give_up(now, group);
+            self.groups.give_up(group);
         }
     }
 

@@ -64,7 +64,7 @@ impl<N: Rnic> Gateway<N> {
                 self.groups.llc_received(now, link, &message);
             }
             Report::LinkBroke { link, cause } => self.groups.link_broke(now, link, cause),
-            Report::LinkRetired { link } => self.groups.link_retired(now, link),
+            Report::LinkRetired { link } => self.groups.link_retired(link),
             Report::Closed { connection, ending, bytes_in, bytes_out, rmbe, streams } => {
                 // Whatever was not reset yet is finished in both directions, or of no more use.
                 drop(streams);

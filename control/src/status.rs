@@ -167,7 +167,7 @@ impl<N: Rnic> Gateway<N> {
             version: 1,
             peer_id: group.peer.id.to_string(),
             kind: "single".to_owned(),
-            connections: group.users,
+            connections: u32::try_from(group.members.len()).unwrap_or(u32::MAX),
             links: group.links.iter().map(row).collect(),
             rmbs: group.stock.rmbs(),
         }

@@ -1,15 +1,17 @@
 //! One link group: the machine of `smcr-proto`, and what it stands on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use smcr_engine::LinkId;
 use smcr_engine::handoff::Activity;
+use smcr_engine::{ConnectionId, LinkId};
+use smcr_memory::Rmbe;
 use smcr_proto::link_group::{LinkGroup, Role};
 use smcr_proto::wire::clc::Offer;
 use smcr_proto::{Gid, Instant, LinkNumber, MacAddress, PeerId};
 use smcr_rnic::{Domain, QpAddress};
 
+use super::members::Member;
 use super::ports::PortId;
 use super::stock::Stock;
 
@@ -35,6 +37,10 @@ impl Peer {
     }
 }
 
+/// The most connections of one group: as many as one RMB has elements. Deployed peers have the same
+/// bound.
+pub const MEMBERS_MAX: usize = 255;
+
 /// One link group.
 pub struct Group<O> {
     /// Our role in its first contact.
@@ -47,8 +53,10 @@ pub struct Group<O> {
     pub links: Vec<Link<O>>,
     /// Its RMBs.
     pub stock: Stock,
-    /// RMB elements that are out: with connections and rendezvous.
-    pub users: u32,
+    /// Its connections, those whose rendezvous is going on included.
+    pub members: BTreeMap<ConnectionId, Member>,
+    /// Elements that a peer may still write, and until when they rest.
+    pub(super) quarantine: VecDeque<(Instant, Rmbe)>,
     /// Its protection domain with each RNIC that it has links on.
     pub(super) domains: BTreeMap<PortId, Domain>,
 }
@@ -129,6 +137,25 @@ impl<O> Group<O> {
             Phase::Running(machine) => !machine.is_established() && !machine.is_terminated(),
             Phase::Ending => false,
         }
+    }
+
+    /// Whether connections may be given to a link.
+    pub(super) fn is_usable(&self, link: &Link<O>) -> bool {
+        match &link.state {
+            LinkState::Opening(_) => matches!(self.phase, Phase::Opening),
+            LinkState::Polled => matches!(self.phase, Phase::Running(_)),
+            LinkState::Retiring => false,
+        }
+    }
+
+    /// How many connections send on a link.
+    pub fn members_on(&self, link: LinkId) -> usize {
+        self.members.values().filter(|member| member.link == link).count()
+    }
+
+    /// Elements that are out: with connections, or resting.
+    pub(super) fn elements_out(&self) -> bool {
+        self.stock.elements().1 > 0
     }
 
     /// The link that pollers call `id`.

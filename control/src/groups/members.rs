@@ -1,8 +1,9 @@
 //! Which connection holds what of a group: a slot, an element, a place on a link.
 
-use std::collections::BTreeMap;
+use std::time::Duration;
 
 use smcr_engine::handoff::PeerElement;
+use smcr_engine::limits::CONNECTIONS_MAX;
 use smcr_engine::{Command, ConnectionId, Established, LinkId};
 use smcr_memory::Rmbe;
 use smcr_proto::Instant;
@@ -12,7 +13,7 @@ use smcr_proto::wire::clc::Offer;
 use smcr_rnic::{Exhausted, Rnic};
 
 use super::Groups;
-use super::group::{GroupId, Phase};
+use super::group::{GroupId, LinkState, MEMBERS_MAX, Phase};
 use super::ports::{Pollers, PortId, QpOf};
 
 /// What a rendezvous gets of a group.
@@ -37,11 +38,18 @@ pub enum Refusal {
     NoLink,
 }
 
+/// What is wrong with a peer's offer in a later contact.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BadOffer {
+    /// It names no active link of the group.
+    NoSuchLink,
+    /// The peer has more RMBs than can be remembered.
+    TooManyRmbs,
+}
+
 /// A connection of a group.
 #[derive(Clone, Copy, Debug)]
 pub struct Member {
-    /// The group.
-    pub group: GroupId,
     /// The link that it sends on.
     pub link: LinkId,
     /// The poller that has it, or will.
@@ -50,32 +58,27 @@ pub struct Member {
     pub peer: Option<Offer>,
 }
 
-/// All connections of all groups.
-#[derive(Debug, Default)]
+/// Which slot belongs to which group.
+#[derive(Debug)]
 pub(super) struct Members {
-    by_connection: BTreeMap<ConnectionId, Member>,
+    group_of: Box<[Option<GroupId>]>,
 }
 
 impl Members {
-    pub(super) fn at(&self, connection: ConnectionId) -> Option<&Member> {
-        self.by_connection.get(&connection)
+    pub(super) fn new() -> Self {
+        Self { group_of: vec![None; CONNECTIONS_MAX].into() }
     }
 
-    /// How many connections send on a link.
-    pub(super) fn on(&self, link: LinkId) -> usize {
-        self.by_connection.values().filter(|member| member.link == link).count()
+    fn group_of(&self, connection: ConnectionId) -> Option<GroupId> {
+        self.group_of[usize::from(connection.slot)]
     }
 }
 
 impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     /// A connection of a group, unless it is over.
     pub fn member(&self, connection: ConnectionId) -> Option<&Member> {
-        self.members.at(connection)
-    }
-
-    /// How many connections and rendezvous send on a link.
-    pub fn members_on(&self, link: LinkId) -> usize {
-        self.members.on(link)
+        let group = self.members.group_of(connection)?;
+        self.groups.get(&group)?.members.get(&connection)
     }
 
     /// Takes a slot and an element for a connection that will send on `link`, and makes the offer
@@ -89,16 +92,23 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     pub fn join(&mut self, now: Instant, id: GroupId, link: LinkId) -> Result<Joined, Refusal> {
         let group = self.groups.get(&id).ok_or(Refusal::NoLink)?;
         let link = group.link(link).ok_or(Refusal::NoLink)?;
+        if group.members.len() >= MEMBERS_MAX {
+            return Err(Refusal::NoMemory);
+        }
         let (port, ours, link) = (link.port, link.ours, link.id);
         let connection = self.slots.take().ok_or(Refusal::NoSlot)?;
         // RFC 7609 2.1-5, 4.1-1
-        let Ok(rmbe) = self.take_element(now, id) else {
+        let Ok(rmbe) = self.take_element(id) else {
             self.slots.free(connection);
             return Err(Refusal::NoMemory);
         };
         let (rkey, rmb_address) =
             self.groups[&id].stock.key(&rmbe, port).expect("registered with every RNIC");
-        self.members.by_connection.insert(connection, Member { group: id, link, port, peer: None });
+        self.members.group_of[usize::from(connection.slot)] = Some(id);
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.members.insert(connection, Member { link, port, peer: None });
+        }
+        self.count_members(now, id);
         // From the moment the peer knows the token, its messages may come.
         // RFC 7609 3.5.2.4-4, 3.5.2.4-6
         self.pollers.command(port, Command::Expect { connection });
@@ -120,22 +130,55 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         Ok(Joined { connection, rmbe, offer })
     }
 
-    /// The link that a new connection of a group should use.
+    /// The link that a new connection of a group should use: the one with the fewest.
     pub fn best_link(&self, id: GroupId) -> Option<LinkId> {
-        self.groups.get(&id)?.links.first().map(|link| link.id)
+        let group = self.groups.get(&id)?;
+        let usable = group.links.iter().filter(|link| group.is_usable(link));
+        // RFC 7609 2.2-2, 2.3-1, 2.3-2, 3.5.2.1-6
+        usable.min_by_key(|link| (group.members_on(link.id), link.number)).map(|link| link.id)
     }
 
-    /// Notes what the peer offered to a connection.
-    pub fn learn_peer(&mut self, connection: ConnectionId, offer: &Offer) {
-        let Some(member) = self.members.by_connection.get_mut(&connection) else { return };
-        member.peer = Some(*offer);
-        let group = member.group;
-        if let Some(machine) = self.groups.get_mut(&group).and_then(|group| group.machine_mut())
-            && machine.learn_rkey(offer.rkey, offer.rmb_address).is_err()
-        {
-            // The connection itself knows its key; only a DELETE RKEY for it will be denied.
-            tracing::debug!(group = group.0, "the peer has more RMBs than can be remembered");
+    /// Takes in what the peer offered to a connection: the element that we will write.
+    ///
+    /// A connection of the same group that was given this element before is aborted: the peer has
+    /// forgotten it.
+    ///
+    /// # Errors
+    ///
+    /// [`BadOffer`]: the rendezvous failed, and the caller says [`leave`](Self::leave).
+    pub fn accept_offer(
+        &mut self,
+        now: Instant,
+        connection: ConnectionId,
+        offer: &Offer,
+    ) -> Result<(), BadOffer> {
+        let id = self.members.group_of(connection).ok_or(BadOffer::NoSuchLink)?;
+        let group = self.groups.get_mut(&id).ok_or(BadOffer::NoSuchLink)?;
+        // RFC 7609 3.5.2.3-2, 3.5.2.3-3
+        let on = group.links.iter().find(|link| link.leads_to(offer));
+        let on = on.filter(|link| !matches!(link.state, LinkState::Retiring));
+        on.ok_or(BadOffer::NoSuchLink)?;
+        if let Some(machine) = group.machine_mut() {
+            let learned = machine.learn_rkey(offer.rkey, offer.rmb_address);
+            learned.map_err(|_| BadOffer::TooManyRmbs)?;
         }
+        // RFC 7609 3.5.2.2-4, 3.5.2.3-1
+        let element = (offer.rkey, offer.rmbe_index);
+        let holds = |member: &Member| {
+            member.peer.is_some_and(|peer| (peer.rkey, peer.rmbe_index) == element)
+        };
+        let conflict = group.members.iter().find(|(_, member)| holds(member)).map(|(id, _)| *id);
+        if let Some(member) = group.members.get_mut(&connection) {
+            member.peer = Some(*offer);
+        }
+        if let Some(old) = conflict.filter(|old| *old != connection) {
+            tracing::warn!(group = id.0, slot = old.slot, "the peer reuses the element of this");
+            self.counts.conflicts += 1;
+            // RFC 7609 4.4.2-3, 4.4.2-6
+            self.abort(old);
+        }
+        self.count_members(now, id);
+        Ok(())
     }
 
     /// The rendezvous succeeded: the poller takes over.
@@ -144,11 +187,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     ///
     /// If the connection did not join, or its peer is not known.
     pub fn hand_over(&mut self, connection: ConnectionId, near: P::Stream, rmbe: Rmbe) {
-        let member = self.members.at(connection).expect("it joined");
+        let id = self.members.group_of(connection).expect("it joined");
+        let group = self.groups.get(&id).expect("a group outlives the elements that are out");
+        let member = group.members.get(&connection).expect("it joined");
         let offer = member.peer.expect("what is done was offered from both sides");
-        let Some(group) = self.groups.get(&member.group) else {
-            panic!("a group outlives the elements that are out");
-        };
         let eye_catcher = group.machine().is_some_and(LinkGroup::peer_eye_catcher);
         // RFC 7609 2.1-1
         let peer = PeerElement {
@@ -169,48 +211,67 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     }
 
     /// The rendezvous failed: gives back what it held.
-    pub fn leave(&mut self, now: Instant, connection: ConnectionId, rmbe: Option<Rmbe>) {
-        let Some(member) = self.members.by_connection.remove(&connection) else { return };
+    ///
+    /// The peer may have believed that it had succeeded, and write. So the element rests for a
+    /// while before another connection gets it.
+    pub fn leave(&mut self, now: Instant, connection: ConnectionId, mut rmbe: Rmbe) {
+        let Some((id, member)) = self.forget(connection) else { return };
         self.pollers.command(member.port, Command::Forget { connection });
         self.slots.free(connection);
-        if let Some(mut rmbe) = rmbe {
-            // The peer may have believed that the rendezvous had succeeded, and written.
-            rmbe.touch(rmbe.capacity());
-            self.give_back(now, member.group, rmbe);
+        rmbe.touch(rmbe.capacity());
+        if let Some(group) = self.groups.get_mut(&id) {
+            // RFC 7609 3.5.4-2, 4.4.2-2
+            group.quarantine.push_back((now + QUARANTINE, rmbe));
         }
+        self.count_members(now, id);
+        self.bury(id);
     }
 
     /// A connection is over; its slot is free again.
     pub fn closed(&mut self, now: Instant, connection: ConnectionId, rmbe: Option<Rmbe>) {
+        let forgotten = self.forget(connection);
         self.slots.free(connection);
-        if let Some(member) = self.members.by_connection.remove(&connection)
-            && let Some(rmbe) = rmbe
-        {
-            self.give_back(now, member.group, rmbe);
+        if let (Some((id, _)), Some(rmbe)) = (forgotten, rmbe) {
+            if let Some(group) = self.groups.get_mut(&id) {
+                // RFC 7609 4.4.2-1
+                group.stock.give_back(rmbe);
+            }
+            self.count_members(now, id);
+            self.bury(id);
         }
     }
 
     /// Resets a connection on both sides.
     pub fn abort(&mut self, connection: ConnectionId) {
-        if let Some(member) = self.members.at(connection) {
-            self.pollers.command(member.port, Command::Abort { connection });
+        if let Some(member) = self.member(connection) {
+            let port = member.port;
+            self.pollers.command(port, Command::Abort { connection });
         }
     }
 
-    fn take_element(&mut self, now: Instant, id: GroupId) -> Result<Rmbe, Exhausted> {
+    /// Gives elements back whose time of rest is over.
+    pub(super) fn end_quarantine(&mut self, now: Instant, id: GroupId) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        while let Some((_, rmbe)) = group.quarantine.pop_front_if(|(until, _)| *until <= now) {
+            group.stock.give_back(rmbe);
+        }
+    }
+
+    fn forget(&mut self, connection: ConnectionId) -> Option<(GroupId, Member)> {
+        let id = self.members.group_of[usize::from(connection.slot)].take()?;
+        let member = self.groups.get_mut(&id)?.members.remove(&connection)?;
+        Some((id, member))
+    }
+
+    fn take_element(&mut self, id: GroupId) -> Result<Rmbe, Exhausted> {
         let group = self.groups.get_mut(&id).ok_or(Exhausted)?;
-        let rmbe = match group.stock.take() {
-            Some(rmbe) => rmbe,
-            None => {
-                self.grow(id)?;
-                let group = self.groups.get_mut(&id).ok_or(Exhausted)?;
-                group.stock.take().expect("the stock has just grown")
-            }
-        };
+        // RFC 7609 3.5.2.1-4, 3.5.2.2-5
+        if let Some(rmbe) = group.stock.take() {
+            return Ok(rmbe);
+        }
+        self.grow(id)?;
         let group = self.groups.get_mut(&id).ok_or(Exhausted)?;
-        group.users += 1;
-        self.count_users(now, id);
-        Ok(rmbe)
+        Ok(group.stock.take().expect("the stock has just grown"))
     }
 
     /// Another RMB, registered with every RNIC of the group.
@@ -231,17 +292,12 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         Ok(())
     }
 
-    /// Takes an element back; the last one of a group that is over ends it.
-    fn give_back(&mut self, now: Instant, id: GroupId, rmbe: Rmbe) {
-        let Some(group) = self.groups.get_mut(&id) else { return };
-        group.stock.give_back(rmbe);
-        group.users -= 1;
-        self.count_users(now, id);
-        self.bury(now, id);
-    }
-
-    fn count_users(&mut self, now: Instant, id: GroupId) {
-        let users = self.groups[&id].users;
-        self.with_machine(now, id, |machine| machine.connections_changed(now, users));
+    fn count_members(&mut self, now: Instant, id: GroupId) {
+        let Some(group) = self.groups.get(&id) else { return };
+        let count = u32::try_from(group.members.len()).expect("few per group");
+        self.with_machine(now, id, |machine| machine.connections_changed(now, count));
     }
 }
+
+/// How long an element rests that its peer may believe to have. Longer than any rendezvous.
+const QUARANTINE: Duration = Duration::from_secs(30);

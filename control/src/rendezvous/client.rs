@@ -75,7 +75,9 @@ impl<N: Rnic> Gateway<N> {
             self.release(now, key);
             return Err(Diagnosis::QUEUE_PAIR_NOT_READY);
         }
-        self.learn_peer(key, offer);
+        if !self.accept_offer(now, key, offer) {
+            return Err(Diagnosis::QUEUE_PAIR_NOT_READY);
+        }
         Ok(ours)
     }
 
@@ -86,9 +88,9 @@ impl<N: Rnic> Gateway<N> {
             self.answer_client(key, Err(Diagnosis::OUT_OF_SYNC), true);
             return;
         };
-        let ours = self.reserve(now, key, group, link, false).ok_or(Diagnosis::OUT_OF_MEMORY);
-        self.learn_peer(key, offer);
-        self.answer_client(key, ours, false);
+        let ours = self.reserve(now, key, group, link, false);
+        let ours = ours.filter(|_| self.accept_offer(now, key, offer));
+        self.answer_client(key, ours.ok_or(Diagnosis::OUT_OF_MEMORY), false);
     }
 
     pub(super) fn answer_client(

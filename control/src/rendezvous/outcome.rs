@@ -107,8 +107,8 @@ impl<N: Rnic> Gateway<N> {
     pub(super) fn release(&mut self, now: Instant, key: Key) {
         let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
         let Some(resources) = shaking.resources.take() else { return };
-        self.groups.leave(now, resources.connection, Some(resources.rmbe));
+        self.groups.leave(now, resources.connection, resources.rmbe);
         // RFC 7609 3.5.1.6.4-4
-        self.give_up_founding(now, key, resources.group);
+        self.give_up_founding(key, resources.group);
     }
 }

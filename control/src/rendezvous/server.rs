@@ -102,9 +102,7 @@ impl<N: Rnic> Gateway<N> {
     /// First contact: the client's queue pair is known now.
     pub(super) fn connect_link(&mut self, now: Instant, key: Key, offer: &Offer) {
         let Some(group) = self.group_of_session(key) else { return };
-        let outcome = self.groups.connect(now, group, offer);
-        self.learn_peer(key, offer);
-        if outcome.is_err() {
+        if self.groups.connect(now, group, offer).is_err() || !self.accept_offer(now, key, offer) {
             // Before CONFIRM LINK nothing is decided yet: the connection can stay TCP (C.2).
             self.handshakes_failed += 1;
             self.decline_first(now, key, Diagnosis::QUEUE_PAIR_NOT_READY);
