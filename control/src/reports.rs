@@ -97,6 +97,7 @@ impl<N: Rnic> Gateway<N> {
         );
         self.groups.closed(now, connection, rmbe);
         let Carried::Smc { tcp, .. } = open.transport else { return };
+        // RFC 7609 4.8-1
         if ending == Ending::Graceful {
             drop(tcp);
         } else {

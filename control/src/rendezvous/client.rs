@@ -31,14 +31,15 @@ impl<N: Rnic> Gateway<N> {
             return;
         };
         let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
-        // RFC 7609 3-2, 3.1-2, 3.5.1.2-1
+        // RFC 7609 3-1, 3-2, 3.1-2, 3.5.1.2-1
         shaking.talk = Talk::Client(Client::new(now, proposal));
         self.advance(now, key);
     }
 
-    /// What we propose on `port`.
+    /// What we propose on `port`. Nothing is taken for it: the server may decline.
     pub(super) fn proposal(&self, port: PortId) -> Option<Proposal> {
         let address = self.groups.ports()[port.0].rnic.as_ref()?.port();
+        // RFC 7609 3.5.1.2-2, 3.5.1.2-3, 3.5.1.2-4, 3.5.2-2, 3.5.2.1-1
         Some(Proposal {
             peer_id: self.peer_id,
             gid: address.gid,
@@ -83,6 +84,7 @@ impl<N: Rnic> Gateway<N> {
 
     /// Subsequent contact: the server named a link that we should know.
     pub(super) fn join_link(&mut self, now: Instant, key: Key, offer: &Offer) {
+        // RFC 7609 3.5.1.3-1
         let Some((group, link)) = self.groups.named_by(offer) else {
             // RFC 7609 C.4-1
             self.answer_client(key, Err(Diagnosis::OUT_OF_SYNC), true);

@@ -92,7 +92,7 @@ impl<N: Rnic> Gateway<N> {
     ) -> Option<Offer> {
         if let Some(group) = self.groups.joinable(port, peer) {
             let link = self.groups.best_link(group)?;
-            // RFC 7609 3.5.2.1-3, 3.5.2.1-5
+            // RFC 7609 3.5.2-1, 3.5.2.1-3, 3.5.2.1-5
             return self.reserve(now, key, group, link, false);
         }
         // RFC 7609 2.2.3-3, 3.5.1-1, 3.5.1.2-9, 3.5.1.2-10
