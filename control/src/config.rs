@@ -8,7 +8,7 @@ mod error;
 mod network;
 mod section;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
@@ -55,6 +55,9 @@ pub struct RnicConfig {
     pub kind: RnicKind,
     /// The network device it stands on.
     pub device: String,
+    /// The address of the device that is its GID; the device's first IPv4 address if absent, or
+    /// its best IPv6 address where it has no other.
+    pub address: Option<IpAddr>,
     /// The core of its poller; chosen by `[poll]` if absent.
     pub core: Option<usize>,
     /// Largest RoCE payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. The largest that
@@ -265,6 +268,7 @@ fn rnics(source: Source<'_>, tables: Vec<Section<'_>>) -> Result<Vec<RnicConfig>
         table.rename(format!("rnic.{}", name.value));
         let kind = table.word("kind", &RNIC_KINDS, RnicKind::RoceUdp)?;
         let device = table.required("device")?;
+        let address = optional_address(source, &mut table)?;
         let core = optional_core(&mut table)?;
         let mtu = match table.number("mtu", 256..4097, 0)? {
             Placed { value: 0, .. } => None,
@@ -278,9 +282,23 @@ fn rnics(source: Source<'_>, tables: Vec<Section<'_>>) -> Result<Vec<RnicConfig>
         table.finish()?;
         names.insert(source, &name)?;
         devices.insert(source, &device)?;
-        found.push(RnicConfig { name: name.value, kind, device: device.value, core, mtu });
+        found.push(RnicConfig { name: name.value, kind, device: device.value, address, core, mtu });
     }
     Ok(found)
+}
+
+fn optional_address(
+    source: Source<'_>,
+    table: &mut Section<'_>,
+) -> Result<Option<IpAddr>, ConfigError> {
+    let Some(text) = table.text("address")? else { return Ok(None) };
+    match text.value.parse() {
+        Ok(address) => Ok(Some(address)),
+        Err(_) => {
+            let why = format!("\"{}\" is no address; write one such as \"fd00::1\"", text.value);
+            Err(text.error(source, why))
+        }
+    }
 }
 
 fn optional_core(table: &mut Section<'_>) -> Result<Option<usize>, ConfigError> {

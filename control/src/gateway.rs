@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use smcr_engine::limits::CONNECTIONS_MAX;
 use smcr_engine::mailbox::{Receiver, Waker};
 use smcr_proto::link::Keepalive;
 use smcr_proto::wire::clc::Diagnosis;
-use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::{Instant, PeerId, RmbeSize};
 use smcr_rnic::Rnic;
 
 use crate::config::Config;
 use crate::groups::{self, GroupId, Groups, PortId, QpOf, Settings};
 use crate::listener::Listener;
+use crate::network::Network;
 use crate::placement::Poller;
 use crate::reactor::{Event, Key, Reactor, Token};
 use crate::sessions::{Founding, Session};
@@ -32,8 +32,6 @@ pub struct Port<N: Rnic> {
     pub name: String,
     /// The network device below it.
     pub device: String,
-    /// The network it is in.
-    pub subnet: Ipv4Subnet,
     /// The NIC.
     pub rnic: Option<N>,
     /// Its poller.
@@ -46,8 +44,6 @@ pub struct Port<N: Rnic> {
 pub struct PortInfo {
     /// The network device below it.
     pub device: String,
-    /// The network it is in.
-    pub subnet: Ipv4Subnet,
     /// What the NIC counts.
     pub traffic: Arc<Traffic>,
 }
@@ -63,8 +59,8 @@ pub struct Gateway<N: Rnic> {
     pub(crate) option: OptionSource,
     pub(crate) peer_id: PeerId,
     pub(crate) ports: Vec<PortInfo>,
-    /// Which port connections of a network device use, where the operator said so.
-    pub(crate) port_by_address: HashMap<std::net::IpAddr, PortId>,
+    /// Devices, and which port connections of each go through.
+    pub(crate) network: Network,
     pub(crate) listeners: Vec<Listener>,
     pub(crate) sessions: Slab<Session>,
     /// How many sessions are rendezvous.
@@ -111,8 +107,8 @@ pub struct Parts<N: Rnic> {
     pub peer_id: PeerId,
     /// RNICs and pollers.
     pub ports: Vec<Port<N>>,
-    /// Which port the connections of a local address use.
-    pub port_by_address: HashMap<std::net::IpAddr, PortId>,
+    /// Where the ports are.
+    pub network: Network,
     /// Listening sockets.
     pub listeners: Vec<Listener>,
     /// Wakes the control thread.
@@ -132,6 +128,9 @@ impl<N: Rnic> Gateway<N> {
     pub fn new(parts: Parts<N>) -> io::Result<Self> {
         let reactor = Reactor::new()?;
         reactor.watch(parts.waker.descriptor(), Token::Waker)?;
+        if let Some(changes) = parts.network.descriptor() {
+            reactor.watch(changes, Token::Network)?;
+        }
         for (index, listener) in parts.listeners.iter().enumerate() {
             let index = u16::try_from(index).map_err(|_| io::ErrorKind::InvalidInput)?;
             if let Some(socket) = &listener.socket {
@@ -148,7 +147,7 @@ impl<N: Rnic> Gateway<N> {
             option: parts.option,
             peer_id: parts.peer_id,
             ports,
-            port_by_address: parts.port_by_address,
+            network: parts.network,
             listeners: parts.listeners,
             sessions: Slab::default(),
             shaking: 0,
@@ -243,6 +242,7 @@ impl<N: Rnic> Gateway<N> {
                     self.suspects.push_back((now, key));
                 }
             }
+            Token::Network => self.network_changed(),
             Token::Waker => {}
         }
     }
@@ -265,10 +265,14 @@ impl<N: Rnic> Gateway<N> {
 
     /// The port that a session's connection to the peer goes through.
     pub(crate) fn port_of(&self, key: Key) -> Option<PortId> {
+        self.network.port_for(self.local_of(key)?, usize::try_from(key.index).ok()?)
+    }
+
+    /// The local address of a rendezvous.
+    pub(crate) fn local_of(&self, key: Key) -> Option<IpAddr> {
         let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return None };
         let local = rustix::net::getsockname(&shaking.peer).ok()?;
-        let local = SocketAddr::try_from(local).ok()?.ip().to_canonical();
-        self.port_by_address.get(&local).copied()
+        Some(SocketAddr::try_from(local).ok()?.ip())
     }
 
     /// Seconds since the gateway started.
@@ -298,7 +302,7 @@ fn join_ports<N: Rnic>(
 ) -> (Vec<PortInfo>, GatewayGroups<N>) {
     let (mut infos, mut nics, mut pollers) = (Vec::new(), Vec::new(), Vec::new());
     for port in ports {
-        infos.push(PortInfo { device: port.device, subnet: port.subnet, traffic: port.traffic });
+        infos.push(PortInfo { device: port.device, traffic: port.traffic });
         nics.push(groups::Port { name: port.name, rnic: port.rnic });
         pollers.push(port.poller);
     }

@@ -1,9 +1,7 @@
 //! From a configuration to a running gateway: RNICs, pollers, listeners, threads.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -17,17 +15,17 @@ use smcr_engine::limits::{COMMANDS_MAX, REPORTS_MAX};
 use smcr_engine::mailbox::{Waker, mailbox};
 use smcr_engine::poller::Ends;
 use smcr_memory::Region;
-use smcr_proto::wire::clc::proposal::Ipv4Subnet;
+use smcr_os::interface::preferred_address;
 use smcr_proto::{Mtu, PeerId};
-use smcr_rnic::roce::udp::{self, Place, Udp};
-use smcr_rnic::{Fabric, roce};
+use smcr_rnic::roce::udp::{self, Udp};
+use smcr_rnic::{Fabric, Rnic as _, roce};
 
 use crate::admin;
 use crate::config::{Config, IdlePolicy, RnicConfig, Transport};
-use crate::device::{self, Devices};
+use crate::device::Devices;
 use crate::gateway::{Gateway, Parts, Port};
-use crate::groups::PortId;
 use crate::listener::Listener;
+use crate::network::{Network, Place};
 use crate::placement::Poller;
 use crate::pnet::PnetTable;
 use crate::smc_option::OptionSource;
@@ -74,8 +72,8 @@ pub fn run(config: Config) -> Result<(), RunError> {
     }
     let nics = choose_nics(&config, &devices, &listeners);
     let peer_id = peer_id(&nics, &devices);
-    let ports = open_ports(&config, &devices, &nics, clock, &waker)?;
-    let port_by_address = addresses_of_ports(&config, &devices, &ports);
+    let ports = open_ports(&config, &nics, clock, &waker)?;
+    let network = Network::new(devices, PnetTable::new(&config), places(&ports));
 
     let (ask, questions) = mailbox(QUESTIONS_MAX, waker.clone());
     let admin = match config.admin.listen {
@@ -100,18 +98,8 @@ pub fn run(config: Config) -> Result<(), RunError> {
             "listening"
         );
     }
-    let parts = Parts {
-        config,
-        clock,
-        option,
-        peer_id,
-        ports,
-        port_by_address,
-        listeners,
-        waker,
-        questions,
-        stop,
-    };
+    let parts =
+        Parts { config, clock, option, peer_id, ports, network, listeners, waker, questions, stop };
     let mut gateway = Gateway::new(parts).map_err(context("no descriptors"))?;
     let outcome = gateway.run().map_err(context("the gateway ended"));
     if let Some(admin) = admin {
@@ -147,9 +135,7 @@ fn choose_nics(config: &Config, devices: &Devices, listeners: &[Listener]) -> Ve
                 None => devices
                     .all()
                     .iter()
-                    .filter(|device| {
-                        device::ipv4_address(device).is_some_and(|ip| !ip.is_loopback())
-                    })
+                    .filter(|device| preferred_address(device).is_some_and(|ip| !ip.is_loopback()))
                     .for_each(|device| add(&device.name)),
             }
         }
@@ -181,7 +167,6 @@ fn random<const N: usize>() -> [u8; N] {
 /// Opens the NICs and starts a poller for each; at least one, for TCP.
 fn open_ports(
     config: &Config,
-    devices: &Devices,
     nics: &[RnicConfig],
     clock: Clock,
     waker: &Waker,
@@ -189,7 +174,10 @@ fn open_ports(
     let mut opened = Vec::new();
     for nic in nics {
         let mtu_max = nic.mtu.and_then(Mtu::from_bytes);
-        let place = Place::Device(&nic.device);
+        let place = match nic.address {
+            Some(address) => udp::Place::Address(address),
+            None => udp::Place::Device(&nic.device),
+        };
         match udp::open(&udp::Config { mtu_max, ..udp::Config::on(place) }) {
             Ok((rnic, fabric)) => {
                 tracing::info!(rnic = nic.name, device = nic.device, "soft RNIC open");
@@ -211,16 +199,10 @@ fn open_ports(
         .into_iter()
         .zip(cores)
         .map(|((nic, rnic, fabric), core)| {
-            let device = devices.named(&nic.device);
-            let address = device.and_then(device::ipv4_address);
-            let subnet = match (device, address) {
-                (Some(device), Some(address)) => device::ipv4_subnet(device, address.into()),
-                (Some(_) | None, _) => Ipv4Subnet::default(),
-            };
             let traffic = Arc::new(Traffic::default());
             let poller = start_poller(config, core, fabric, clock, waker, &traffic)
                 .map_err(|why| RunError { what: "a polling thread".to_owned(), why })?;
-            Ok(Port { name: nic.name, device: nic.device, subnet, rnic, poller, traffic })
+            Ok(Port { name: nic.name, device: nic.device, rnic, poller, traffic })
         })
         .collect()
 }
@@ -233,6 +215,7 @@ fn no_nic() -> RnicConfig {
         device: String::new(),
         core: None,
         mtu: None,
+        address: None,
     }
 }
 
@@ -316,24 +299,14 @@ fn publish(fabric: &SoftFabric, traffic: &Traffic) {
     }
 }
 
-/// Which port connections of each local address go through, by the PNET table.
-fn addresses_of_ports(
-    config: &Config,
-    devices: &Devices,
-    ports: &[Port<roce::Rnic>],
-) -> HashMap<IpAddr, PortId> {
-    let table = PnetTable::new(config);
-    let mut found = HashMap::new();
-    for device in devices.all() {
-        let wanted = table.rnic_for(&device.name);
-        let port = ports.iter().position(|port| port.rnic.is_some() && port.name == wanted.name);
-        if let Some(index) = port {
-            for (address, _) in device.addresses.iter().copied() {
-                found.insert(address, PortId(index));
-            }
-        }
-    }
-    found
+/// Where the ports are.
+fn places(ports: &[Port<roce::Rnic>]) -> Vec<Place> {
+    let place = |port: &Port<roce::Rnic>| Place {
+        rnic: port.name.clone(),
+        device: port.device.clone(),
+        address: port.rnic.as_ref().map(|rnic| rnic.port().gid.to_ip()),
+    };
+    ports.iter().map(place).collect()
 }
 
 /// Two descriptors per connection: takes as many as the administrator allows.
@@ -370,6 +343,7 @@ mod tests {
             name: "it".to_owned(),
             kind: RnicKind::RoceUdp,
             device: device.name.clone(),
+            address: None,
             core: None,
             mtu: None,
         };

@@ -21,9 +21,7 @@
 //! - RoCE has no authentication. Queue pair numbers, first PSNs and keys are random, the peer's
 //!   address is checked, and nothing a packet says is believed before its ICRC is.
 
-use std::net::{IpAddr, SocketAddr};
-
-use smcr_proto::Gid;
+use std::net::SocketAddr;
 
 mod batch;
 mod congestion;
@@ -65,21 +63,13 @@ pub const UDP_PORT: u16 = 4791;
 /// receiver's socket.
 const PACKET_COST: u32 = 64;
 
-/// The address inside a GID.
-fn ip_of(gid: Gid) -> IpAddr {
-    match gid.to_ipv4() {
-        Some(address) => IpAddr::from(address),
-        None => IpAddr::from(gid.0),
-    }
-}
-
 /// Joins the two halves of a NIC whose packets `wire` carries.
 ///
 /// # Panics
 ///
 /// If the port of `setup` has a path MTU that has no size.
 pub fn join<W: Wire>(setup: Setup, wire: W) -> (Rnic, Fabric<W>) {
-    let local = SocketAddr::new(ip_of(setup.port.gid), setup.udp_port);
+    let local = SocketAddr::new(setup.port.gid.to_ip(), setup.udp_port);
     let shared = shared::Shared::new();
     let fabric = Fabric::new(local, wire, std::sync::Arc::clone(&shared));
     (Rnic::new(setup, shared), fabric)

@@ -8,12 +8,12 @@ use super::batch::{Batch, Wire};
 use super::counters::Counters;
 use super::icrc::Flow;
 use super::keys::Keys;
+use super::psn;
 use super::requester::Requester;
 use super::responder::{Occasion, Refused, Responder};
 use super::rnic::Qp;
 use super::shared::Ticket;
 use super::wire::{ACKNOWLEDGE, ACKNOWLEDGE_LEN, AETH_LEN, BTH_LEN, Body, Bth, Packet};
-use super::{ip_of, psn};
 use crate::{Cause, Completion, Message, QpId, Work};
 
 /// A queue pair that a fabric has adopted.
@@ -67,7 +67,7 @@ pub(super) enum Filled {
 impl Pair {
     /// Takes over `qp`, whose packets leave from `local`.
     pub(super) fn new(id: QpId, qp: Qp, local: SocketAddr) -> Self {
-        let target = SocketAddr::new(ip_of(qp.peer.gid), local.port());
+        let target = SocketAddr::new(qp.peer.gid.to_ip(), local.port());
         Self {
             id,
             peer: qp.peer.qpn,

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use smcr_memory::Region;
 use smcr_proto::{Mtu, Psn, Qpn, Rkey};
 
+use super::QUEUE_PAIRS_MAX;
 use super::psn::PSN_MASK;
 use super::shared::{KeyChange, Shared, Ticket};
-use super::{QUEUE_PAIRS_MAX, ip_of};
 use crate::{Domain, Exhausted, Port, QpAddress, Registration};
 
 /// What a NIC is made of, beside its wire.
@@ -164,7 +164,7 @@ impl crate::Opening for Opening {
     }
 
     fn connect(self, peer: QpAddress) -> Result<Qp, Exhausted> {
-        let (here, there) = (ip_of(self.address.gid), ip_of(peer.gid));
+        let (here, there) = (self.address.gid.to_ip(), peer.gid.to_ip());
         // What a peer says of itself must not make us send to a crowd.
         let is_one = !there.is_multicast() && !there.is_unspecified();
         if here.is_ipv4() != there.is_ipv4() || !is_one {

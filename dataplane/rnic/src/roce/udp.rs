@@ -69,11 +69,7 @@ pub fn open(config: &Config<'_>) -> io::Result<(Rnic, Fabric<Udp>)> {
     let socket = UdpSocket::bind(interface.at(config.port), BUFFER_LEN)?;
     let buffer = socket.receive_buffer()?;
     let setup = Setup {
-        port: Port {
-            gid: gid_of(interface.address),
-            mac: MacAddress(interface.mac),
-            mtu,
-        },
+        port: Port { gid: Gid::from_ip(interface.address), mac: MacAddress(interface.mac), mtu },
         udp_port: config.port,
         // The peer's socket has presumably as much room as ours. Buffers hold more overhead than
         // payload, and more than one queue pair.
@@ -85,20 +81,11 @@ pub fn open(config: &Config<'_>) -> io::Result<(Rnic, Fabric<Udp>)> {
     Ok(join(setup, Udp { socket, ring, segments_max: SEGMENTS_MAX }))
 }
 
-/// The GID that is `address`.
-fn gid_of(address: IpAddr) -> Gid {
-    match address {
-        IpAddr::V4(address) => Gid::from_ipv4(address.octets()),
-        IpAddr::V6(address) => Gid(address.octets()),
-    }
-}
-
 impl Udp {
     /// Whether the first packet of `run` can be sent, by itself.
     fn sends_alone(&self, bytes: &[u8], run: &Run) -> bool {
         let packet = &bytes[run.range.clone()][..run.segment_len];
-        let alone =
-            Departing { target: run.target, bytes: packet, segment_len: run.segment_len };
+        let alone = Departing { target: run.target, bytes: packet, segment_len: run.segment_len };
         self.socket.send([alone].into_iter()).is_ok()
     }
 }
