@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -43,9 +43,14 @@ pub(crate) struct Setup {
 impl Setup {
     /// A gateway without listeners on `host`.
     pub(crate) fn new(name: &str, host: &Host) -> Self {
+        Self::with_rnic(name, host, "")
+    }
+
+    /// The same, with more keys of its RNIC.
+    pub(crate) fn with_rnic(name: &str, host: &Host, keys: &str) -> Self {
         let config = format!(
             "[admin]\nlisten = \"{ADMIN}\"\n\n\
-             [[rnic]]\nname = \"soft0\"\nkind = \"roce-udp\"\ndevice = \"{}\"\n",
+             [[rnic]]\nname = \"soft0\"\nkind = \"roce-udp\"\ndevice = \"{}\"\n{keys}\n",
             host.device
         );
         Self {
@@ -59,9 +64,10 @@ impl Setup {
 
     pub(crate) fn listener(
         mut self,
-        (bind, accept): (SocketAddrV4, &str),
-        (upstream, connect): (SocketAddrV4, &str),
+        (bind, accept): (impl Into<SocketAddr>, &str),
+        (upstream, connect): (impl Into<SocketAddr>, &str),
     ) -> Self {
+        let (bind, upstream) = (bind.into(), upstream.into());
         write!(
             self.config,
             "\n[[listener]]\nname = \"port-{}\"\nbind = \"{bind}\"\naccept = \"{accept}\"\n\

@@ -1,7 +1,7 @@
 //! Two hosts on one machine: network namespaces joined by a veth pair, gone when dropped.
 
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::panic;
 use std::path::{Path, PathBuf};
@@ -97,13 +97,20 @@ impl Host {
     }
 
     /// Listens on `at`, which must be an address of this host.
-    pub(crate) fn listen(&self, at: SocketAddrV4) -> TcpListener {
+    pub(crate) fn listen(&self, at: impl Into<SocketAddr>) -> TcpListener {
+        let at = at.into();
         self.enter(|| TcpListener::bind(at)).unwrap_or_else(|e| panic!("listen on {at}: {e}"))
     }
 
     /// Connects to `to` from this host.
-    pub(crate) fn connect(&self, to: SocketAddrV4) -> std::io::Result<TcpStream> {
-        self.enter(|| TcpStream::connect_timeout(&to.into(), CONNECT_LIMIT))
+    pub(crate) fn connect(&self, to: impl Into<SocketAddr>) -> std::io::Result<TcpStream> {
+        let to = to.into();
+        self.enter(|| TcpStream::connect_timeout(&to, CONNECT_LIMIT))
+    }
+
+    /// Runs `ip` with `arguments` on this host.
+    pub(crate) fn ip(&self, arguments: &[&str]) {
+        ip(&[&["-n", &self.name], arguments].concat());
     }
 }
 

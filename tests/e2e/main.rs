@@ -19,6 +19,7 @@ mod fidelity;
 mod gateway;
 mod hosts;
 mod http;
+mod ipv6;
 mod lifecycle;
 mod pattern;
 mod process;
