@@ -154,7 +154,7 @@ impl Pair {
             while *budget > 0
                 && let Some(len) = self.requester.next_len(now)
             {
-                let Some(slot) = batch.slot(self.target, len, segments_max) else {
+                let Some(slot) = batch.slot((self.target, self.peer), len, segments_max) else {
                     return Filled::BatchFull;
                 };
                 *budget -= 1;
@@ -164,7 +164,9 @@ impl Pair {
             }
         }
         // Behind data it travels for nothing only as part of the same run.
-        if occasion == Occasion::Ride && !batch.joins(self.target, ACKNOWLEDGE_LEN, segments_max) {
+        if occasion == Occasion::Ride
+            && !batch.joins((self.target, self.peer), ACKNOWLEDGE_LEN, segments_max)
+        {
             occasion = Occasion::Turn;
         }
         self.answer(now, occasion, batch, wire, counters)
@@ -182,7 +184,8 @@ impl Pair {
         if !self.may_answer() || !self.responder.is_due(now, occasion) {
             return Filled::All;
         }
-        let Some(slot) = batch.slot(self.target, ACKNOWLEDGE_LEN, wire.segments_max()) else {
+        let Some(slot) = batch.slot((self.target, self.peer), ACKNOWLEDGE_LEN, wire.segments_max())
+        else {
             return Filled::BatchFull;
         };
         let answer = self.responder.answer();

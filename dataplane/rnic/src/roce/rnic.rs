@@ -12,6 +12,7 @@ use smcr_proto::{Mtu, Psn, Qpn, Rkey};
 use super::QUEUE_PAIRS_MAX;
 use super::psn::PSN_MASK;
 use super::shared::{KeyChange, Shared, Ticket};
+use super::siblings::Share;
 use crate::{Domain, Exhausted, Port, QpAddress, Registration};
 
 /// What a NIC is made of, beside its wire.
@@ -20,6 +21,8 @@ pub struct Setup {
     pub port: Port,
     /// The UDP port, here and at every peer.
     pub udp_port: u16,
+    /// The part of its queue pair numbers that this NIC gives out.
+    pub share: Share,
     /// The window that one queue pair may fill at the peer, in bytes.
     pub window_max: u32,
     /// Where keys, numbers and first PSNs come from. Must not be predictable.
@@ -140,7 +143,8 @@ impl crate::Rnic for Rnic {
         }
         let qpn = loop {
             let qpn = Qpn((self.setup.entropy)() & 0x00ff_ffff);
-            if QPN_RANGE.contains(&qpn.0) && self.numbers.insert(qpn) {
+            let is_ours = QPN_RANGE.contains(&qpn.0) && self.setup.share.has(qpn);
+            if is_ours && self.numbers.insert(qpn) {
                 break qpn;
             }
         };

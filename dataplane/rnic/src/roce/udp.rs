@@ -8,12 +8,12 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use smcr_os::interface::{self, Interface};
-use smcr_os::udp::{Departing, ReceiveRing, Refusal, UdpSocket};
+use smcr_os::udp::{Departing, ReceiveRing, Refusal, Steering, UdpSocket};
 use smcr_proto::{Gid, MacAddress, Mtu};
 
 use super::batch::{Run, SEGMENTS_MAX, Sent, Train, Wire};
 use super::rnic::mtu_for;
-use super::{Fabric, Rnic, Setup, UDP_PORT, join};
+use super::{Fabric, Rnic, Setup, Share, UDP_PORT, join, join_all};
 use crate::Port;
 
 /// Where a NIC lives.
@@ -55,33 +55,76 @@ pub struct Udp {
 ///
 /// # Errors
 ///
-/// When there is no such device or address, when the device has no IP address or too small an
-/// MTU, and when the UDP port is taken: by another gateway, or by the kernel's `rdma_rxe`.
+/// When there is no such device or address, when the device has no IP address or too small an MTU,
+/// and when the UDP port is taken: by another gateway, or by the kernel's `rdma_rxe`.
 pub fn open(config: &Config<'_>) -> io::Result<(Rnic, Fabric<Udp>)> {
-    let interface = match config.place {
-        Place::Device(name) => Interface::named(name)?,
-        Place::Address(address) => Interface::with_address(address)?,
+    let interface = find(config)?;
+    let socket = UdpSocket::bind(interface.at(config.port), BUFFER_LEN)?;
+    let setup = setup(config, &interface, &socket, Share::ALL)?;
+    Ok(join(setup, Udp::new(socket)))
+}
+
+/// Opens a NIC with `count` fabrics, each for a poller of its own. To peers it is one NIC.
+///
+/// # Errors
+///
+/// As [`open`]; and where the kernel cannot steer datagrams.
+///
+/// # Panics
+///
+/// If `count` is not 1 to 256.
+pub fn open_shared(config: &Config<'_>, count: u32) -> io::Result<Vec<(Rnic, Fabric<Udp>)>> {
+    assert!((1..=256).contains(&count));
+    if count == 1 {
+        return Ok(vec![open(config)?]);
+    }
+    let interface = find(config)?;
+    let steering = Steering { byte_at: QPN_LAST_BYTE, shares: count };
+    let sockets = UdpSocket::bind_shares(interface.at(config.port), BUFFER_LEN, steering)?;
+    let part = |(socket, index): (UdpSocket, u32)| {
+        let setup = setup(config, &interface, &socket, Share { index, count })?;
+        Ok((setup, Udp::new(socket)))
     };
+    join_all(sockets.into_iter().zip(0..).map(part).collect::<io::Result<_>>()?)
+}
+
+fn find(config: &Config<'_>) -> io::Result<Interface> {
+    match config.place {
+        Place::Device(name) => Interface::named(name),
+        Place::Address(address) => Interface::with_address(address),
+    }
+}
+
+fn setup(
+    config: &Config<'_>,
+    interface: &Interface,
+    socket: &UdpSocket,
+    share: Share,
+) -> io::Result<Setup> {
     let mtu = mtu_for(interface.mtu).ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidInput, "the MTU of the device is below 336 bytes")
     })?;
     let mtu = config.mtu_max.map_or(mtu, |max| mtu.min(max));
-    let socket = UdpSocket::bind(interface.at(config.port), BUFFER_LEN)?;
     let buffer = socket.receive_buffer()?;
-    let setup = Setup {
+    Ok(Setup {
         port: Port { gid: Gid::from_ip(interface.address), mac: MacAddress(interface.mac), mtu },
         udp_port: config.port,
+        share,
         // The peer's socket has presumably as much room as ours. Buffers hold more overhead than
         // payload, and more than one queue pair.
         window_max: u32::try_from(buffer / 4).unwrap_or(WINDOW_MAX).min(WINDOW_MAX),
         entropy: Box::new(|| getrandom::u32().expect("the kernel gives random numbers")),
         path: interface::path_mtu,
-    };
-    let ring = ReceiveRing::new(RECEIVE_BUFFERS);
-    Ok(join(setup, Udp { socket, ring, segments_max: SEGMENTS_MAX }))
+    })
 }
 
 impl Udp {
+    /// Over a socket that is bound.
+    pub(super) fn new(socket: UdpSocket) -> Self {
+        let ring = ReceiveRing::new(RECEIVE_BUFFERS);
+        Self { socket, ring, segments_max: SEGMENTS_MAX }
+    }
+
     /// Whether the first packet of `run` can be sent, by itself.
     fn sends_alone(&self, bytes: &[u8], run: &Run) -> bool {
         let packet = &bytes[run.range.clone()][..run.segment_len];
@@ -146,6 +189,8 @@ impl Wire for Udp {
     }
 }
 
+/// Where in a BTH the last byte of the destination's queue pair number is.
+const QPN_LAST_BYTE: u32 = 7;
 /// Datagrams, or trains of them, that one system call takes in.
 const RECEIVE_BUFFERS: usize = 8;
 /// What is asked for, for each direction of the socket.
