@@ -43,6 +43,7 @@ impl PnetTable {
                 device: device.to_owned(),
                 core: None,
                 mtu: None,
+                pnet: String::new(),
             },
         }
     }

@@ -220,7 +220,8 @@ fn open_ports(
             let traffic = Arc::new(Traffic::default());
             let poller = start_poller(config, core, fabric, clock, waker, &traffic)
                 .map_err(|why| RunError { what: "a polling thread".to_owned(), why })?;
-            Ok(Port { name: nic.name, device: nic.device, subnet, rnic, poller, traffic })
+            let (name, device, pnet) = (nic.name, nic.device, nic.pnet);
+            Ok(Port { name, device, pnet, subnet, rnic, poller, traffic })
         })
         .collect()
 }
@@ -233,6 +234,7 @@ fn no_nic() -> RnicConfig {
         device: String::new(),
         core: None,
         mtu: None,
+        pnet: String::new(),
     }
 }
 
@@ -372,6 +374,7 @@ mod tests {
             device: device.name.clone(),
             core: None,
             mtu: None,
+            pnet: String::new(),
         };
         let names: Vec<[u8; 8]> =
             (0..4).map(|_| peer_id(std::slice::from_ref(&nic), &devices).0).collect();

@@ -151,6 +151,7 @@ fn open_port(config: &Config, address: Ipv4Addr, clock: Clock, waker: &Waker) ->
     Port {
         name: "it".to_owned(),
         device: "lo".to_owned(),
+        pnet: String::new(),
         subnet: Ipv4Subnet::default(),
         rnic: Some(rnic),
         poller,
