@@ -29,6 +29,9 @@ impl<N: Rnic> Gateway<N> {
             Report::LlcReceived { link, message } => self.llc_received(now, link, &message),
             Report::LinkBroke { link, cause } => self.link_broke(now, link, cause),
             Report::LinkRetired { link } => self.link_retired(link),
+            Report::Moved { .. } | Report::LinkVacated { .. } => {
+                unreachable!("no poller was told to move anything")
+            }
             Report::Closed { connection, ending, bytes_in, bytes_out, rmbe, streams } => {
                 // Whatever was not reset yet is finished in both directions, or of no more use.
                 drop(streams);
