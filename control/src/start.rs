@@ -13,7 +13,7 @@ use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
 use smcr_engine::idle::{Idle, Policy};
 use smcr_engine::kernel::Kernel;
-use smcr_engine::limits::{COMMANDS_MAX, REPORTS_MAX};
+use smcr_engine::limits::REPORTS_MAX;
 use smcr_engine::mailbox::{Waker, mailbox};
 use smcr_engine::poller::Ends;
 use smcr_memory::Region;
@@ -28,7 +28,7 @@ use crate::device::{self, Devices};
 use crate::gateway::{Gateway, Parts, Port};
 use crate::groups::PortId;
 use crate::listener::Listener;
-use crate::placement::Poller;
+use crate::placement::{Poller, Seat, seats};
 use crate::pnet::PnetTable;
 use crate::smc_option::OptionSource;
 use crate::status::{Asker, Traffic};
@@ -206,11 +206,14 @@ fn open_ports(
     if opened.is_empty() {
         opened.push((no_nic(), None, None));
     }
+    let seats = seats(opened.len())
+        .map_err(|why| RunError { what: "mailboxes of the pollers".to_owned(), why })?;
     let cores = cores(config, &opened.iter().map(|(nic, _, _)| nic.core).collect::<Vec<_>>());
     opened
         .into_iter()
         .zip(cores)
-        .map(|((nic, rnic, fabric), core)| {
+        .zip(seats)
+        .map(|(((nic, rnic, fabric), core), seat)| {
             let device = devices.named(&nic.device);
             let address = device.and_then(device::ipv4_address);
             let subnet = match (device, address) {
@@ -218,7 +221,7 @@ fn open_ports(
                 (Some(_) | None, _) => Ipv4Subnet::default(),
             };
             let traffic = Arc::new(Traffic::default());
-            let poller = start_poller(config, core, fabric, clock, waker, &traffic)
+            let poller = start_poller(config, core, fabric, clock, waker, &traffic, seat)
                 .map_err(|why| RunError { what: "a polling thread".to_owned(), why })?;
             let (name, device, pnet) = (nic.name, nic.device, nic.pnet);
             Ok(Port { name, device, pnet, subnet, rnic, poller, traffic })
@@ -265,9 +268,8 @@ pub(crate) fn start_poller(
     clock: Clock,
     control: &Waker,
     traffic: &Arc<Traffic>,
+    seat: Seat<roce::Qp>,
 ) -> io::Result<Poller<roce::Qp>> {
-    let waker = Waker::new()?;
-    let (commands, obey) = mailbox(COMMANDS_MAX, waker.clone());
     let (report, reports) = mailbox(REPORTS_MAX, control.clone());
     let counters = Arc::new(Counters::default());
     let gauges = Arc::new(Gauges::new());
@@ -279,10 +281,14 @@ pub(crate) fn start_poller(
     };
     let idle = Idle::new(policy, config.poll.spin);
     let traffic = Arc::clone(traffic);
+    let line = seat.line();
     let ends = Ends {
-        commands: obey,
-        waker,
+        commands: seat.obey,
+        waker: seat.waker,
         reports: report,
+        neighbours: seat.neighbours,
+        index: seat.index,
+        owners: seat.owners,
         counters: Arc::clone(&counters),
         gauges: Arc::clone(&gauges),
         observe: Box::new(move |fabric: &SoftFabric| publish(fabric, &traffic)),
@@ -300,7 +306,7 @@ pub(crate) fn start_poller(
             Err(error) => tracing::error!(%error, "a poller has no place to sleep"),
         }
     })?;
-    Ok(Poller::new(core, (counters, gauges), reports, commands, thread))
+    Ok(Poller::new(core, (counters, gauges), reports, line, thread))
 }
 
 /// Copies what the fabric counts to where others can read it.

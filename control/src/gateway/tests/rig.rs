@@ -20,6 +20,7 @@ use crate::config::Config;
 use crate::gateway::{Gateway, Parts, Port};
 use crate::groups::PortId;
 use crate::listener::Listener;
+use crate::placement::seats;
 use crate::smc_option::OptionSource;
 use crate::start::start_poller;
 use crate::stats::{Provider, Stats};
@@ -147,7 +148,8 @@ impl Drop for Rig {
 fn open_port(config: &Config, address: Ipv4Addr, clock: Clock, waker: &Waker) -> Port<roce::Rnic> {
     let (rnic, fabric) = udp::open(&udp::Config::on(Place::Address(address))).unwrap();
     let traffic = Arc::new(Traffic::default());
-    let poller = start_poller(config, None, Some(fabric), clock, waker, &traffic).unwrap();
+    let seat = seats(1).unwrap().remove(0);
+    let poller = start_poller(config, None, Some(fabric), clock, waker, &traffic, seat).unwrap();
     Port {
         name: "it".to_owned(),
         device: "lo".to_owned(),
