@@ -58,11 +58,16 @@ pub struct RnicConfig {
     /// The address of the device that is its GID; the device's first IPv4 address if absent, or
     /// its best IPv6 address where it has no other.
     pub address: Option<IpAddr>,
-    /// The core of its poller; chosen by `[poll]` if absent.
+    /// Threads that poll it: 1 to 64. Each link group is on one of them.
+    pub pollers: u32,
+    /// The core of its first poller; chosen by `[poll]` if absent, as those of the others are.
     pub core: Option<usize>,
     /// Largest RoCE payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. The largest that
     /// fits the device's MTU if absent.
     pub mtu: Option<u32>,
+    /// The physical network it is on, in the operator's words. A link group has links on all RNICs
+    /// of one network. All RNICs are on the same one if nobody says otherwise.
+    pub pnet: String,
 }
 
 /// The kinds of NIC this program can drive.
@@ -269,6 +274,7 @@ fn rnics(source: Source<'_>, tables: Vec<Section<'_>>) -> Result<Vec<RnicConfig>
         let kind = table.word("kind", &RNIC_KINDS, RnicKind::RoceUdp)?;
         let device = table.required("device")?;
         let address = optional_address(source, &mut table)?;
+        let pollers = table.count("pollers", 1..POLLERS_MAX + 1, 1)?;
         let core = optional_core(&mut table)?;
         let mtu = match table.number("mtu", 256..4097, 0)? {
             Placed { value: 0, .. } => None,
@@ -279,10 +285,20 @@ fn rnics(source: Source<'_>, tables: Vec<Section<'_>>) -> Result<Vec<RnicConfig>
                 return Err(mtu.error(source, why));
             }
         };
+        let pnet = table.text("pnet")?.map(|text| text.value).unwrap_or_default();
         table.finish()?;
         names.insert(source, &name)?;
         devices.insert(source, &device)?;
-        found.push(RnicConfig { name: name.value, kind, device: device.value, address, core, mtu });
+        found.push(RnicConfig {
+            name: name.value,
+            kind,
+            device: device.value,
+            address,
+            pollers,
+            core,
+            mtu,
+            pnet,
+        });
     }
     Ok(found)
 }
@@ -473,6 +489,8 @@ const HANDSHAKE_TIMEOUT_MIN: Duration = Duration::from_millis(100);
 /// RFC 7609 allows 16 KiB to 512 KiB in its notation (A.2.3).
 const RMBE_SIZE_MIN: u64 = 16_384;
 const RMBE_SIZE_MAX: u64 = 524_288;
+/// Pollers of one RNIC: more sockets than that do not make it faster.
+const POLLERS_MAX: u32 = 64;
 /// More than any machine has; catches slips of the pen.
 const CORES_MAX: u64 = 4096;
 /// Two descriptors each must fit in what a Linux process can be given (`fs.nr_open`).

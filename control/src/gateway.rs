@@ -12,6 +12,7 @@ use smcr_engine::limits::CONNECTIONS_MAX;
 use smcr_engine::mailbox::{Receiver, Waker};
 use smcr_proto::link::Keepalive;
 use smcr_proto::wire::clc::Diagnosis;
+use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::{Instant, PeerId, RmbeSize};
 use smcr_rnic::Rnic;
 
@@ -32,6 +33,10 @@ pub struct Port<N: Rnic> {
     pub name: String,
     /// The network device below it.
     pub device: String,
+    /// The physical network it is on.
+    pub pnet: String,
+    /// The network it is in.
+    pub subnet: Ipv4Subnet,
     /// The NIC.
     pub rnic: Option<N>,
     /// Its poller.
@@ -265,7 +270,12 @@ impl<N: Rnic> Gateway<N> {
 
     /// The port that a session's connection to the peer goes through.
     pub(crate) fn port_of(&self, key: Key) -> Option<PortId> {
-        self.network.port_for(self.local_of(key)?, usize::try_from(key.index).ok()?)
+        let ports = self.network.ports_for(self.local_of(key)?);
+        let allowed = |port: &&PortId| self.groups.ports()[port.0].up;
+        let count = ports.iter().filter(allowed).count();
+        // RFC 7609 3.5.3: the pollers of one RNIC are parallel link groups.
+        let spread = usize::try_from(key.index).ok()? % count.max(1);
+        ports.iter().filter(allowed).nth(spread).copied()
     }
 
     /// The local address of a rendezvous.
@@ -303,7 +313,7 @@ fn join_ports<N: Rnic>(
     let (mut infos, mut nics, mut pollers) = (Vec::new(), Vec::new(), Vec::new());
     for port in ports {
         infos.push(PortInfo { device: port.device, traffic: port.traffic });
-        nics.push(groups::Port { name: port.name, rnic: port.rnic });
+        nics.push(groups::Port::new(port.name, port.pnet, port.subnet, port.rnic));
         pollers.push(port.poller);
     }
     (infos, Groups::new(settings, nics, pollers))

@@ -22,6 +22,7 @@ pub mod groups;
 pub mod listener;
 pub mod log;
 pub mod network;
+pub mod operate;
 pub mod placement;
 pub mod pnet;
 pub mod reactor;

@@ -58,12 +58,12 @@ impl Network {
         network
     }
 
-    /// The port for a connection whose local address is `local`; `spread` chooses among those of
-    /// one RNIC. None if no port is up that goes with the device of the connection.
-    pub fn port_for(&self, local: IpAddr, spread: usize) -> Option<PortId> {
-        let device = self.devices.owner_of(local)?;
-        let ports = self.by_device.get(&device.name)?;
-        ports.get(spread % ports.len().max(1)).copied()
+    /// The ports for a connection whose local address is `local`: those of the RNIC that goes with
+    /// the device of the connection, as far as they are up.
+    pub fn ports_for(&self, local: IpAddr) -> &[PortId] {
+        let device = self.devices.owner_of(local);
+        let ports = device.and_then(|device| self.by_device.get(&device.name));
+        ports.map_or(&[], Vec::as_slice)
     }
 
     /// Whether a port can be used.
@@ -215,13 +215,13 @@ mod tests {
 
     /// Two pollers of one RNIC share its connections, whatever the family of their addresses.
     #[test]
-    fn connections_spread_over_the_ports_of_the_rnic_of_their_device() {
+    fn connections_use_the_ports_of_the_rnic_of_their_device() {
         let network = network();
-        let port = |address: &str, spread| network.port_for(address.parse().unwrap(), spread);
-        assert_eq!(port("10.8.0.1", 0), Some(PortId(0)));
-        assert_eq!(port("fd00::1", 1), Some(PortId(1)));
-        assert_eq!(port("10.9.0.1", 2), Some(PortId(0)), "by its PNET entry");
-        assert_eq!(port("10.7.0.1", 0), None);
+        let ports = |address: &str| network.ports_for(address.parse().unwrap());
+        for address in ["10.8.0.1", "::ffff:10.8.0.1", "fd00::1", "10.9.0.1"] {
+            assert_eq!(ports(address), [PortId(0), PortId(1)], "{address}");
+        }
+        assert_eq!(ports("10.7.0.1"), []);
     }
 
     /// A connection over a dead port would wait for ten seconds and then fail.
@@ -233,16 +233,16 @@ mod tests {
             device("vlan7", &["10.9.0.1"]),
         ]);
         network.judge();
-        let port = |network: &Network| network.port_for("10.9.0.1".parse().unwrap(), 0);
-        assert_eq!((network.is_up(PortId(0)), port(&network)), (false, None));
+        let ports = |network: &Network| network.ports_for("10.9.0.1".parse().unwrap()).len();
+        assert_eq!((network.is_up(PortId(0)), ports(&network)), (false, 0));
         network.devices =
             Devices::from_iter([device("va", &["fd00::2"]), device("vlan7", &["10.9.0.1"])]);
         network.judge();
-        assert_eq!((network.is_up(PortId(0)), port(&network)), (false, None), "another address");
+        assert_eq!((network.is_up(PortId(0)), ports(&network)), (false, 0), "another address");
         network.devices =
             Devices::from_iter([device("va", &["fd00::1"]), device("vlan7", &["10.9.0.1"])]);
         network.judge();
-        assert!(network.is_up(PortId(1)) && port(&network).is_some(), "it is back");
+        assert_eq!((network.is_up(PortId(1)), ports(&network)), (true, 2), "it is back");
     }
 
     /// Nothing happens in this namespace, and refreshing it must find just that.

@@ -44,6 +44,8 @@ impl PnetTable {
                 core: None,
                 mtu: None,
                 address: None,
+                pollers: 1,
+                pnet: String::new(),
             },
         }
     }

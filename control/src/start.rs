@@ -11,7 +11,7 @@ use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
 use smcr_engine::idle::{Idle, Policy};
 use smcr_engine::kernel::Kernel;
-use smcr_engine::limits::{COMMANDS_MAX, REPORTS_MAX};
+use smcr_engine::limits::REPORTS_MAX;
 use smcr_engine::mailbox::{Waker, mailbox};
 use smcr_engine::poller::Ends;
 use smcr_memory::Region;
@@ -22,11 +22,11 @@ use smcr_rnic::{Fabric, Rnic as _, roce};
 
 use crate::admin;
 use crate::config::{Config, IdlePolicy, RnicConfig, Transport};
-use crate::device::Devices;
+use crate::device::{self, Devices};
 use crate::gateway::{Gateway, Parts, Port};
 use crate::listener::Listener;
 use crate::network::{Network, Place};
-use crate::placement::Poller;
+use crate::placement::{Poller, Seat, seats};
 use crate::pnet::PnetTable;
 use crate::smc_option::OptionSource;
 use crate::status::{Asker, Traffic};
@@ -72,7 +72,7 @@ pub fn run(config: Config) -> Result<(), RunError> {
     }
     let nics = choose_nics(&config, &devices, &listeners);
     let peer_id = peer_id(&nics, &devices);
-    let ports = open_ports(&config, &nics, clock, &waker)?;
+    let ports = open_ports(&config, &devices, &nics, clock, &waker)?;
     let network = Network::new(devices, PnetTable::new(&config), places(&ports));
 
     let (ask, questions) = mailbox(QUESTIONS_MAX, waker.clone());
@@ -164,9 +164,10 @@ fn random<const N: usize>() -> [u8; N] {
     bytes
 }
 
-/// Opens the NICs and starts a poller for each; at least one, for TCP.
+/// Opens the NICs and starts their pollers; at least one, for TCP.
 fn open_ports(
     config: &Config,
+    devices: &Devices,
     nics: &[RnicConfig],
     clock: Clock,
     waker: &Waker,
@@ -178,10 +179,17 @@ fn open_ports(
             Some(address) => udp::Place::Address(address),
             None => udp::Place::Device(&nic.device),
         };
-        match udp::open(&udp::Config { mtu_max, ..udp::Config::on(place) }) {
-            Ok((rnic, fabric)) => {
-                tracing::info!(rnic = nic.name, device = nic.device, "soft RNIC open");
-                opened.push((nic.clone(), Some(rnic), Some(fabric)));
+        let wanted = udp::Config { mtu_max, ..udp::Config::on(place) };
+        match udp::open_shared(&wanted, nic.pollers) {
+            Ok(parts) => {
+                let (device, pollers) = (&nic.device, parts.len());
+                tracing::info!(rnic = nic.name, device, pollers, "soft RNIC open");
+                let parts = parts.into_iter().enumerate();
+                opened.extend(parts.map(|(index, (rnic, fabric))| {
+                    // The operator's core is for the first; the others are chosen.
+                    let core = nic.core.filter(|_| index == 0);
+                    (RnicConfig { core, ..nic.clone() }, Some(rnic), Some(fabric))
+                }));
             }
             Err(error) if config.rnics.is_empty() => {
                 tracing::warn!(device = nic.device, %error, "no soft RNIC here: TCP only");
@@ -194,15 +202,23 @@ fn open_ports(
     if opened.is_empty() {
         opened.push((no_nic(), None, None));
     }
+    let seats = seats(opened.len())
+        .map_err(|why| RunError { what: "mailboxes of the pollers".to_owned(), why })?;
     let cores = cores(config, &opened.iter().map(|(nic, _, _)| nic.core).collect::<Vec<_>>());
     opened
         .into_iter()
         .zip(cores)
-        .map(|((nic, rnic, fabric), core)| {
+        .zip(seats)
+        .map(|(((nic, rnic, fabric), core), seat)| {
+            let address = rnic.as_ref().map(|rnic| rnic.port().gid.to_ip());
+            let subnet = devices.named(&nic.device).zip(address);
+            let subnet = subnet.map(|(device, address)| device::subnets(device, address).ipv4);
             let traffic = Arc::new(Traffic::default());
-            let poller = start_poller(config, core, fabric, clock, waker, &traffic)
+            let poller = start_poller(config, core, fabric, clock, waker, &traffic, seat)
                 .map_err(|why| RunError { what: "a polling thread".to_owned(), why })?;
-            Ok(Port { name: nic.name, device: nic.device, rnic, poller, traffic })
+            let (name, device, pnet) = (nic.name, nic.device, nic.pnet);
+            let subnet = subnet.unwrap_or_default();
+            Ok(Port { name, device, pnet, subnet, rnic, poller, traffic })
         })
         .collect()
 }
@@ -216,6 +232,8 @@ fn no_nic() -> RnicConfig {
         core: None,
         mtu: None,
         address: None,
+        pollers: 1,
+        pnet: String::new(),
     }
 }
 
@@ -246,9 +264,8 @@ pub(crate) fn start_poller(
     clock: Clock,
     control: &Waker,
     traffic: &Arc<Traffic>,
+    seat: Seat<roce::Qp>,
 ) -> io::Result<Poller<roce::Qp>> {
-    let waker = Waker::new()?;
-    let (commands, obey) = mailbox(COMMANDS_MAX, waker.clone());
     let (report, reports) = mailbox(REPORTS_MAX, control.clone());
     let counters = Arc::new(Counters::default());
     let gauges = Arc::new(Gauges::new());
@@ -260,10 +277,14 @@ pub(crate) fn start_poller(
     };
     let idle = Idle::new(policy, config.poll.spin);
     let traffic = Arc::clone(traffic);
+    let line = seat.line();
     let ends = Ends {
-        commands: obey,
-        waker,
+        commands: seat.obey,
+        waker: seat.waker,
         reports: report,
+        neighbours: seat.neighbours,
+        index: seat.index,
+        owners: seat.owners,
         counters: Arc::clone(&counters),
         gauges: Arc::clone(&gauges),
         observe: Box::new(move |fabric: &SoftFabric| publish(fabric, &traffic)),
@@ -281,7 +302,7 @@ pub(crate) fn start_poller(
             Err(error) => tracing::error!(%error, "a poller has no place to sleep"),
         }
     })?;
-    Ok(Poller::new(core, (counters, gauges), reports, commands, thread))
+    Ok(Poller::new(core, (counters, gauges), reports, line, thread))
 }
 
 /// Copies what the fabric counts to where others can read it.
@@ -344,8 +365,10 @@ mod tests {
             kind: RnicKind::RoceUdp,
             device: device.name.clone(),
             address: None,
+            pollers: 1,
             core: None,
             mtu: None,
+            pnet: String::new(),
         };
         let names: Vec<[u8; 8]> =
             (0..4).map(|_| peer_id(std::slice::from_ref(&nic), &devices).0).collect();

@@ -6,6 +6,7 @@ use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::{Diagnosis, Offer, Proposal};
 use smcr_rnic::Rnic;
 
+use super::Shortage;
 use crate::gateway::Gateway;
 use crate::groups::{Peer, PortId};
 use crate::reactor::Key;
@@ -73,7 +74,7 @@ impl<N: Rnic> Gateway<N> {
         // RFC 7609 3.5.1.3-2, 3.5.1.3-3
         let (group, ours) = self
             .found(now, key, port, Role::Client, Peer::of(offer))
-            .ok_or(Diagnosis::OUT_OF_MEMORY)?;
+            .map_err(|_| Diagnosis::OUT_OF_MEMORY)?;
         if self.groups.connect(now, group, offer).is_err() {
             self.release(now, key);
             return Err(Diagnosis::QUEUE_PAIR_NOT_READY);
@@ -92,9 +93,16 @@ impl<N: Rnic> Gateway<N> {
             self.answer_client(key, Err(Diagnosis::OUT_OF_SYNC), true);
             return;
         };
-        let ours = self.reserve(now, key, group, link, false);
-        let ours = ours.filter(|_| self.accept_offer(now, key, offer));
-        self.answer_client(key, ours.ok_or(Diagnosis::OUT_OF_MEMORY), false);
+        let ours = match self.reserve(now, key, group, link, false) {
+            Err(Shortage::Passing(group)) => {
+                // RFC 7609 3.5.2.2-6
+                self.wait_for_element(now, key, group, Some(*offer));
+                return;
+            }
+            Ok(ours) if self.accept_offer(now, key, offer) => Ok(ours),
+            Ok(_) | Err(Shortage::Final) => Err(Diagnosis::OUT_OF_MEMORY),
+        };
+        self.answer_client(key, ours, false);
     }
 
     pub(super) fn answer_client(

@@ -20,6 +20,7 @@ use crate::device::Devices;
 use crate::gateway::{Gateway, Parts, Port};
 use crate::listener::Listener;
 use crate::network::{Network, Place};
+use crate::placement::seats;
 use crate::pnet::PnetTable;
 use crate::smc_option::OptionSource;
 use crate::start::start_poller;
@@ -154,8 +155,17 @@ impl Drop for Rig {
 fn open_port(config: &Config, address: Ipv4Addr, clock: Clock, waker: &Waker) -> Port<roce::Rnic> {
     let (rnic, fabric) = udp::open(&udp::Config::on(udp::Place::Address(address.into()))).unwrap();
     let traffic = Arc::new(Traffic::default());
-    let poller = start_poller(config, None, Some(fabric), clock, waker, &traffic).unwrap();
-    Port { name: NAME.to_owned(), device: "lo".to_owned(), rnic: Some(rnic), poller, traffic }
+    let seat = seats(1).unwrap().remove(0);
+    let poller = start_poller(config, None, Some(fabric), clock, waker, &traffic, seat).unwrap();
+    Port {
+        name: NAME.to_owned(),
+        device: "lo".to_owned(),
+        pnet: String::new(),
+        subnet: SUBNET,
+        rnic: Some(rnic),
+        poller,
+        traffic,
+    }
 }
 
 /// The peer of a gateway in a rendezvous, played by the test.
