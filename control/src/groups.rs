@@ -9,8 +9,9 @@ use std::time::Duration;
 use smcr_engine::handoff::Activity;
 use smcr_engine::{Command, LinkId};
 use smcr_memory::Rmbe;
+use smcr_proto::limits::RETRY_LINK;
 use smcr_proto::link::{Cause, Keepalive};
-use smcr_proto::link_group::{self, LinkGroup, Role, Setup, UNNUMBERED};
+use smcr_proto::link_group::{self, LinkGroup, Refusal, Role, Setup, UNNUMBERED};
 use smcr_proto::wire::clc::Offer;
 use smcr_proto::wire::llc::{DeleteReason, Llc};
 use smcr_proto::{Gid, Instant, LinkNumber, LinkUserId, MacAddress, PeerId, RmbeSize};
@@ -185,14 +186,14 @@ impl<N: Rnic> Gateway<N> {
         };
         let setup = Setup {
             peer_id: group.peer.id,
-            mac: group.address.mac,
-            gid: group.address.gid,
-            qpn: group.address.qpn,
-            peer_qpn: offer.qpn,
+            ours: group.address,
+            theirs: address,
             user_id: LinkUserId(group.link.0),
             eye_catcher: false,
             keepalive,
             idle_wait,
+            max_links: 1,
+            retry_link: RETRY_LINK,
         };
         let machine = match group.role {
             Role::Server => {
@@ -205,7 +206,7 @@ impl<N: Rnic> Gateway<N> {
         let (link, activity) = (group.link, Arc::clone(&group.activity));
         self.ports[group.port.0].poller.command(Command::AddLink { link, qp, activity });
         if self.groups[&id].role == Role::Server {
-            self.with_machine(now, id, |machine, _| machine.link_connected(now));
+            self.with_machine(now, id, |machine, number| machine.link_connected(now, number));
         }
         Ok(())
     }
@@ -214,7 +215,7 @@ impl<N: Rnic> Gateway<N> {
     pub(crate) fn learn_rkey(&mut self, id: GroupId, offer: &Offer) {
         if let Some(group) = self.groups.get_mut(&id)
             && let Phase::Running(machine, _) = &mut group.phase
-            && machine.learn_rkey(offer.rkey, offer.rmb_address).is_err()
+            && machine.learn_rkey(group.number, offer.rkey, offer.rmb_address).is_err()
         {
             // The connection itself knows its key; only a DELETE RKEY for it will be denied.
             tracing::debug!(group = id.0, "the peer has more RMBs than can be remembered");
@@ -344,9 +345,19 @@ impl<N: Rnic> Gateway<N> {
                 tracing::info!(group = id.0, ?cause, "a link is down");
                 self.first_contact_failed(now, id);
             }
+            A::OpenLink { number, .. } => {
+                self.with_machine(now, id, |machine, _| {
+                    machine.link_refused(now, number, Refusal::NoPort);
+                });
+            }
             // Elements are reached by the keys of Accept and Confirm; on one link nothing else
-            // depends on these.
-            A::RkeyAdded(..) | A::RkeyDeleted(_) => {}
+            // depends on these, and no other link is ever opened.
+            A::ConnectLink { .. }
+            | A::VacateLink(_)
+            | A::RmbConfirmed(_)
+            | A::RmbRefused(_)
+            | A::RmbDeleted(_)
+            | A::RkeyDeleted(..) => {}
             A::Terminate(cause) => self.end_group(now, id, cause),
         }
     }

@@ -269,7 +269,7 @@ fn link_row<O>(group: &Group<O>, rnic: &str) -> Link {
         Phase::Opening(_) => ("opening", 0),
         Phase::Ending => ("down", 0),
         Phase::Running(machine, peer) => {
-            let state = machine.links().next().map(|(_, state)| state);
+            let state = machine.links().next().map(|link| link.state);
             let name = match state {
                 Some(LinkState::Confirming { .. }) => "confirming",
                 Some(LinkState::Active { .. }) => "active",
