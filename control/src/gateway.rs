@@ -145,6 +145,10 @@ impl<N: Rnic> Gateway<N> {
         let started = parts.clock.now();
         let settings = settings(&parts.config, parts.peer_id);
         let (ports, groups) = join_ports(settings, parts.ports);
+        let mut groups = groups;
+        for index in (0..ports.len()).map(PortId) {
+            groups.carrier_changed(started, index, parts.network.is_up(index));
+        }
         Ok(Self {
             config: parts.config,
             clock: parts.clock,
@@ -247,7 +251,7 @@ impl<N: Rnic> Gateway<N> {
                     self.suspects.push_back((now, key));
                 }
             }
-            Token::Network => self.network_changed(),
+            Token::Network => self.network_changed(now),
             Token::Waker => {}
         }
     }
@@ -270,12 +274,7 @@ impl<N: Rnic> Gateway<N> {
 
     /// The port that a session's connection to the peer goes through.
     pub(crate) fn port_of(&self, key: Key) -> Option<PortId> {
-        let ports = self.network.ports_for(self.local_of(key)?);
-        let allowed = |port: &&PortId| self.groups.ports()[port.0].up;
-        let count = ports.iter().filter(allowed).count();
-        // RFC 7609 3.5.3: the pollers of one RNIC are parallel link groups.
-        let spread = usize::try_from(key.index).ok()? % count.max(1);
-        ports.iter().filter(allowed).nth(spread).copied()
+        self.network.ports_for(self.local_of(key)?).first().copied()
     }
 
     /// The local address of a rendezvous.
@@ -302,6 +301,7 @@ fn settings(config: &Config, peer_id: PeerId) -> Settings {
         keepalive: Keepalive { idle: Some(smc.test_link_idle), reply_wait: smc.test_link_timeout },
         idle_group_server: smc.idle_group_server,
         idle_group_client: smc.idle_group_client,
+        max_links: smcr_proto::limits::LINKS_MAX,
     }
 }
 

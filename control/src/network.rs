@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 use smcr_os::netdev::NetworkDevice;
+use smcr_proto::Instant;
 use smcr_proto::wire::clc::Proposal;
 use smcr_rnic::Rnic;
 
@@ -151,30 +152,17 @@ fn watch() -> io::Result<OwnedFd> {
 }
 
 impl<N: Rnic> Gateway<N> {
-    /// Something about network devices changed.
-    pub(crate) fn network_changed(&mut self) {
+    /// Something about network devices changed: an RNIC is gone, without a carrier or without its
+    /// address, or it works again.
+    pub(crate) fn network_changed(&mut self, now: Instant) {
         match self.network.refresh() {
             Ok(ports) => {
                 for port in ports {
-                    if self.network.is_up(port) { self.port_up(port) } else { self.port_down(port) }
+                    self.groups.carrier_changed(now, port, self.network.is_up(port));
                 }
             }
             Err(error) => tracing::warn!(%error, "the network devices cannot be listed"),
         }
-    }
-
-    /// The device of a port works again, and has its address.
-    pub(crate) fn port_up(&mut self, port: PortId) {
-        let rnic = &self.groups.ports()[port.0].name;
-        tracing::info!(rnic, device = self.network.device_of(port), "RNIC up");
-    }
-
-    /// The device of a port is gone, down, without a carrier, or without its address. New
-    /// connections that would use it stay TCP.
-    pub(crate) fn port_down(&mut self, port: PortId) {
-        let rnic = &self.groups.ports()[port.0].name;
-        let device = self.network.device_of(port);
-        tracing::warn!(rnic, device, "RNIC down: new connections over it stay TCP");
     }
 }
 

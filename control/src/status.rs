@@ -14,7 +14,7 @@ use smcr_engine::gauges::Stage;
 use smcr_engine::mailbox::Sender;
 use smcr_proto::Instant;
 use smcr_proto::link::State as LinkState;
-use smcr_proto::link_group::Role;
+use smcr_proto::link_group::{self, Role, Symmetry};
 use smcr_proto::wire::clc::Diagnosis;
 use smcr_rnic::Rnic;
 
@@ -196,7 +196,7 @@ impl<N: Rnic> Gateway<N> {
             role: role_name(group.role).to_owned(),
             version: 1,
             peer_id: group.peer.id.to_string(),
-            kind: "single".to_owned(),
+            kind: kind_name(group).to_owned(),
             connections: u32::try_from(group.members.len()).unwrap_or(u32::MAX),
             links: group.links.iter().map(row).collect(),
             rmbs: group.stock.rmbs(),
@@ -277,7 +277,7 @@ impl<N: Rnic> Gateway<N> {
             kind: "roce-udp".to_owned(),
             device: info.device.clone(),
             gid: address.gid.to_string(),
-            state: if port.up && self.network.is_up(id) { "up" } else { "down" }.to_owned(),
+            state: if port.is_up() { "up" } else { "down" }.to_owned(),
             links: u32::try_from(links.filter(|link| link.port == id).count()).unwrap_or(u32::MAX),
             mtu: address.mtu.bytes().unwrap_or(0),
             packets_in: read(&info.traffic.packets_in),
@@ -339,9 +339,19 @@ fn role_name(role: Role) -> &'static str {
     }
 }
 
+fn kind_name<O>(group: &Group<O>) -> &'static str {
+    match group.machine().map_or(Symmetry::None, link_group::LinkGroup::symmetry) {
+        Symmetry::None => "none",
+        Symmetry::Single => "single",
+        Symmetry::AsymmetricLocal => "asymmetric-local",
+        Symmetry::AsymmetricPeer => "asymmetric-peer",
+        Symmetry::Symmetric => "symmetric",
+    }
+}
+
 fn link_row<O>(group: &Group<O>, link: &groups::Link<O>, rnic: &str) -> Link {
     let state = group.machine().and_then(|machine| {
-        machine.links().find(|(number, _)| *number == link.number).map(|(_, state)| state)
+        machine.links().find(|view| view.number == link.number).map(|view| view.state)
     });
     let state = match state {
         None if matches!(group.phase, Phase::Opening) => "opening",

@@ -37,16 +37,17 @@ impl<N: Rnic> Gateway<N> {
         self.advance(now, key);
     }
 
-    /// What we propose, if there is an RNIC for it that is up. Nothing is taken for it: the server may decline.
+    /// What we propose, if there is an RNIC for it that is up. Nothing is taken for it: the server
+    /// may decline.
     pub(super) fn proposal(&self, key: Key) -> Option<Proposal> {
-        let port = self.port_of(key)?;
+        let port = self.groups.usable_port(self.port_of(key)?, None)?;
         let subnets = self.network.subnets(self.local_of(key)?);
-        let address = self.groups.ports()[port.0].rnic.as_ref()?.port();
+        let (gid, mac) = self.groups.ports()[port.0].address()?;
         // RFC 7609 3.5.1.2-2, 3.5.1.2-3, 3.5.1.2-4, 3.5.2-2, 3.5.2.1-1
         Some(Proposal {
             peer_id: self.peer_id,
-            gid: address.gid,
-            mac: address.mac,
+            gid,
+            mac,
             subnet: subnets.ipv4,
             prefixes: subnets.prefixes,
             prefix_count: subnets.prefix_count,
@@ -56,7 +57,8 @@ impl<N: Rnic> Gateway<N> {
 
     /// First contact: the server has opened a queue pair for us.
     pub(super) fn open_link(&mut self, now: Instant, key: Key, offer: &Offer) {
-        let ours = match self.port_of(key) {
+        let near = self.port_of(key);
+        let ours = match near.and_then(|near| self.groups.usable_port(near, Some(offer.gid))) {
             Some(port) => self.found_link(now, key, port, offer),
             None => Err(Diagnosis::NO_SMC_R_DEVICE),
         };

@@ -25,7 +25,7 @@ impl<N: Rnic> Gateway<N> {
         let refusal = self.objection(key, port, &proposal);
         let peer = Peer { id: proposal.peer_id, gid: proposal.gid, mac: proposal.mac };
         if refusal.is_none()
-            && let Some(group) = self.groups.founding(peer)
+            && let Some(group) = port.and_then(|port| self.groups.founding(port, peer))
         {
             self.foundings.entry(group).or_default().waiting.push(key);
             return;
@@ -88,6 +88,9 @@ impl<N: Rnic> Gateway<N> {
         if !self.local_of(key).is_some_and(|local| self.network.is_shared(proposal, local)) {
             return Some(Diagnosis::NO_COMMON_SUBNET);
         }
+        if port.and_then(|port| self.groups.usable_port(port, Some(proposal.gid))).is_none() {
+            return Some(Diagnosis::NO_SMC_R_DEVICE);
+        }
         self.is_too_busy().then_some(Diagnosis::OUT_OF_MEMORY)
     }
 
@@ -110,6 +113,7 @@ impl<N: Rnic> Gateway<N> {
             return self.reserve(now, key, group, link, false);
         }
         // RFC 7609 2.2.3-3, 3.5.1-1, 3.5.1.2-9, 3.5.1.2-10
+        let port = self.groups.usable_port(port, Some(peer.gid)).ok_or(Shortage::Final)?;
         self.found(now, key, port, Role::Server, peer).map(|(_, ours)| ours)
     }
 
