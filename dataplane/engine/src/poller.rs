@@ -150,8 +150,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     fn sleep(&mut self, now: Instant) {
         self.ends.waker.about_to_sleep();
         let deadline = self.next_deadline(now);
-        let asleep =
-            self.ends.commands.is_empty() && deadline.is_none_or(|deadline| deadline > now);
+        let asleep = !self.has_commands() && deadline.is_none_or(|deadline| deadline > now);
         if asleep {
             self.ends.counters.sleeps.add(1);
             self.publish();
@@ -176,7 +175,12 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         [fabric, sweep, reports, neighbours].into_iter().flatten().min()
     }
 
-    /// Send leases that a NIC holds. Zero when nothing is on its way.
+    /// Whether somebody has told this poller something that it has not obeyed yet.
+    pub fn has_commands(&self) -> bool {
+        !self.ends.commands.is_empty()
+    }
+
+    /// Send leases that a NIC holds, or that wait for their announcement. Zero when nothing is on its way.
     pub fn leases_out(&self) -> u32 {
         self.pool.leases_out()
     }

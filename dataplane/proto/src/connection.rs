@@ -106,6 +106,8 @@ pub struct Connection {
     sequence_received: u16,
     /// When we stop waiting for the peer's part of the end.
     deadline: Option<Instant>,
+    /// We stopped waiting: nothing will be said any more.
+    given_up: bool,
 }
 
 impl Connection {
@@ -131,6 +133,7 @@ impl Connection {
             sequence_acknowledged: 0,
             sequence_received: 0,
             deadline: None,
+            given_up: false,
         }
     }
 
@@ -381,10 +384,12 @@ impl Connection {
     ///
     /// RFC 7609, 4.6.1 and 4.6.2 (combining pending messages).
     pub fn failover(&mut self) {
-        // RFC 7609 4.6.1-1
-        self.validation_due = true;
-        // RFC 7609 4.6.2-3
-        self.repeat_due = true;
+        if !self.given_up {
+            // RFC 7609 4.6.1-1
+            self.validation_due = true;
+            // RFC 7609 4.6.2-3
+            self.repeat_due = true;
+        }
     }
 
     /// Whether the failover validation message is due: nothing may be written before it.
@@ -471,6 +476,7 @@ impl Connection {
             Some(Action::GiveUp) | None => {}
         }
         if action == Some(Action::GiveUp) {
+            self.given_up = true;
             self.flags_due = false;
             self.validation_due = false;
             self.repeat_due = false;
