@@ -291,6 +291,11 @@ impl Cluster {
         self.hosts[side.index()].turn_at(place, self.now)
     }
 
+    /// Lets so much time pass for the network alone.
+    pub(crate) fn wait(&mut self, duration: Duration) {
+        self.now = self.now + duration;
+    }
+
     /// Moves the clock to the next thing the network does, if there is one.
     pub(crate) fn pass_time(&mut self) -> bool {
         let next = self.network.next_event();

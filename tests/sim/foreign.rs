@@ -278,6 +278,54 @@ fn a_peer_that_does_not_answer_is_given_up() {
     stage.host.assert_nothing_is_left();
 }
 
+/// The peer's NIC saw a message delivered that never came here. What follows on the new link must
+/// not reach the program: bytes before it are missing.
+// RFC 7609 2.3-8, 4.6.1-9, A.4-20
+#[test]
+fn bytes_that_were_lost_on_the_old_link_reset_the_connection() {
+    let mut stage = Stage::new();
+    stage.write(100);
+    stage.run();
+    assert_eq!(stage.application.received(), 100);
+    let token = stage.id.token();
+    stage.say(Cdc { sequence: 5, token, failover_validation: true, ..Cdc::default() });
+    let more = Cursor { wrap: 0, count: 300 };
+    stage.say(Cdc { sequence: 6, token, producer: more, ..Cdc::default() });
+    stage.run();
+    assert_eq!((stage.application.heard(), stage.application.received()), (Heard::Bytes, 100));
+    stage.now = stage.now + Duration::from_secs(1);
+    stage.run();
+    assert_eq!((stage.application.heard(), stage.application.received()), (Heard::Reset, 100));
+    assert!(stage.last_heard().abnormal_close);
+    stage.say(Cdc { sequence: 7, token, producer: more, abnormal_close: true, ..Cdc::default() });
+    stage.run();
+    assert_eq!(stage.closed().unwrap().ending, Ending::DataLost);
+    let counters = &stage.host.counters;
+    assert_eq!((counters.cdc_held.get(), counters.resets_data_lost.get()), (2, 1));
+    stage.host.assert_nothing_is_left();
+}
+
+/// The same check where everything has come: the connection goes on, and what comes late from the
+/// old link changes nothing.
+// RFC 7609 4.6.1-6, 4.6.1-8
+#[test]
+fn a_peer_that_changes_the_link_and_lost_nothing_goes_on() {
+    let mut stage = Stage::new();
+    stage.write(100);
+    stage.run();
+    let token = stage.id.token();
+    let far = Cursor { wrap: 7, count: 9_999 };
+    let validation = Cdc { sequence: 1, token, failover_validation: true, ..Cdc::default() };
+    stage.say(Cdc { producer: far, consumer: far, connection_closed: true, ..validation });
+    stage.write(50);
+    stage.write(50);
+    stage.run();
+    stage.say(Cdc { sequence: 2, token, producer: far, ..Cdc::default() });
+    stage.run();
+    assert_eq!((stage.application.heard(), stage.application.received()), (Heard::Bytes, 200));
+    assert_eq!(stage.host.counters.cdc_held.get(), 0);
+}
+
 /// No message of a peer may stop the gateway, whatever it says to whom.
 #[test]
 fn nonsense_is_survived() {

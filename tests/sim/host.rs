@@ -189,11 +189,6 @@ impl Host {
         self.places.iter().map(|place| counter(&place.counters)).sum()
     }
 
-    /// The GID of an RNIC.
-    pub(crate) fn gid(&self, place: usize) -> Gid {
-        self.places[place].rnic.port().gid
-    }
-
     /// A queue pair of the first RNIC that must still learn its peer.
     pub(crate) fn open(&mut self) -> sim::Opening {
         self.open_at(0)

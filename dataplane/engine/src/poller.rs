@@ -343,15 +343,15 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 
     /// Looks after what is late, and wakes the control thread if there are reports for it.
     fn expire(&mut self, now: Instant) -> bool {
+        let mut moved = self.post_mail();
         if now >= self.sweep_at {
             self.sweep_at = now + SWEEP_EVERY;
             self.publish();
             let slots: Vec<u16> = self.connections.slots().collect();
             for slot in slots {
-                self.expire_connection(now, slot);
+                moved |= self.expire_connection(now, slot);
             }
         }
-        let mut moved = self.post_mail();
         while let Some(report) = self.delayed.pop_front() {
             if let Err(report) = self.ends.reports.push(report) {
                 self.delayed.push_front(report);

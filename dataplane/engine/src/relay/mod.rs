@@ -184,17 +184,17 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         self.settle(now, slot);
     }
 
-    /// Looks after the timers of the connection in `slot`.
-    pub(crate) fn expire_connection(&mut self, now: Instant, slot: u16) {
-        let Some(relay) = self.connections.at(slot) else { return };
+    /// Looks after the timers of the connection in `slot`. Returns whether one has run out.
+    pub(crate) fn expire_connection(&mut self, now: Instant, slot: u16) -> bool {
+        let Some(relay) = self.connections.at(slot) else { return false };
         self.ends.gauges.set(slot, relay.reading());
-        let Far::Smc(smc) = &mut relay.far else { return };
+        let Far::Smc(smc) = &mut relay.far else { return false };
         if smc.held.as_ref().is_some_and(|held| held.until <= now) {
             self.release_held(now, slot);
+            return true;
         }
-        let Some(relay) = self.connections.at(slot) else { return };
-        let Far::Smc(smc) = &mut relay.far else { return };
-        if smc.connection.handle_timeout(now) {
+        let given_up = smc.connection.handle_timeout(now);
+        if given_up {
             smc.unheard = false;
             // Given up: nobody may write our element any more, or so RFC 4.8.1 has it.
             let capacity = smc.rmbe.capacity();
@@ -202,6 +202,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             relay.ending.get_or_insert(Ending::Stalled);
             self.settle(now, slot);
         }
+        given_up
     }
 
     /// Frees the slot and tells the control thread.
