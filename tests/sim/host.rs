@@ -200,11 +200,6 @@ impl Host {
         rnic.open(*domain).unwrap()
     }
 
-    /// A link of the first RNIC, without a key of the peer's RMB.
-    pub(crate) fn add_link(&mut self, link: LinkId, opening: sim::Opening, peer: QpAddress) {
-        self.add_link_at(0, link, opening, peer, None);
-    }
-
     /// A link of this RNIC.
     pub(crate) fn add_link_at(
         &mut self,

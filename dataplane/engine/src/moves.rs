@@ -1,8 +1,8 @@
 //! Connections that change their link, and with it perhaps their poller (RFC 4.6).
 //!
 //! ```text
-//!   MoveConnections ─► moving: posts nothing ─► nothing outstanding ─► depart ─┬─► settle on the link
-//!                                                                   Adopt ─────┘   F, replay, CDC
+//!   MoveConnections ─► moving ─► nothing outstanding ─► depart ─┬─► settle on the link
+//!                   posts nothing                       Adopt ──┘   F, replay, CDC
 //! ```
 //!
 //! What the peer may not have is copied out of the send pool on departure: the memory that a broken
@@ -90,7 +90,8 @@ impl Moves {
 }
 
 impl<F: Fabric, S: Streams> Poller<F, S> {
-    /// Begins to move connections from one link to another.
+    /// Begins to move connections from one link to another: its own choice of each side.
+    // RFC 7609 2.3-1, 2.3-2, 2.3-3, 2.3-12, 2.3-13, 4.6-1
     pub(crate) fn move_connections(
         &mut self,
         now: Instant,

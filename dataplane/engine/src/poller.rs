@@ -180,7 +180,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         !self.ends.commands.is_empty()
     }
 
-    /// Send leases that a NIC holds, or that wait for their announcement. Zero when nothing is on its way.
+    /// Send leases that a NIC holds, or that wait for their announcement. Zero when nothing is on
+    /// its way.
     pub fn leases_out(&self) -> u32 {
         self.pool.leases_out()
     }
