@@ -1,13 +1,15 @@
 //! A connection: a socket and SMC-R, or two sockets, both directions.
 //!
 //! `fill` carries bytes away from the near socket, `drain` towards it, and [`settle`] ends what has
-//! ended: FIN becomes D, both FINs become C, RST becomes A, and back.
+//! ended: FIN becomes D, both FINs become C, RST becomes A, and back. Urgent bytes keep their place
+//! in the stream and their urgency (see `urgent`).
 //!
 //! [`settle`]: Poller::settle
 
 mod drain;
 mod fill;
 mod tcp;
+mod urgent;
 
 use smcr_memory::Rmbe;
 use smcr_proto::Instant;
@@ -212,8 +214,10 @@ pub(crate) fn is_reset(error: &std::io::Error) -> bool {
     !matches!(error.kind(), E::WouldBlock | E::Interrupted)
 }
 
-/// Whether a socket that brought `len` bytes into room for `room` may bring more at once.
-pub(crate) fn may_bring_more<S>(socket: &Socket<S>, len: usize, room: usize) -> bool {
-    // A short read emptied the socket, unless the end is in sight: that must still be read.
-    len == room || socket.ending
+/// Notes that a socket brought `len` bytes into room for `room`: whether it may bring more at once.
+pub(crate) fn note_read<S>(socket: &mut Socket<S>, len: usize, room: usize) {
+    socket.unseen = len == room;
+    // A short read emptied the socket, unless it stopped before an urgent byte or the end is in
+    // sight: those must still be read.
+    socket.readable = len == room || socket.ending || socket.urgent;
 }

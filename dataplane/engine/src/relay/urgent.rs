@@ -1,0 +1,43 @@
+//! Urgent bytes: TCP's out-of-band byte on one side, P and U on the other (RFC 4.7.5, 4.7.6).
+//!
+//! Our sockets bring urgent bytes in line, so that none is ever lost; a read stops before one, and
+//! from there a read of one byte brings it alone. A later urgent byte takes the mark away from one
+//! that was not read yet, as between two kernels: the earlier is then an ordinary byte.
+
+use smcr_rnic::Fabric;
+
+use crate::connections::{Far, Socket};
+use crate::poller::Poller;
+use crate::streams::{Ahead, Streams};
+
+/// What the next read of `socket` would begin with.
+///
+/// The kernel is asked only if an urgent byte has come, or if the bytes that are next came with no
+/// event that we know of: an urgent byte may be the first of them, and a longer read would hide it.
+pub(super) fn ahead<S: Streams>(streams: &mut S, socket: &mut Socket<S::Stream>) -> Ahead {
+    if !socket.urgent && !socket.unseen {
+        return Ahead::Bytes;
+    }
+    let ahead = streams.ahead(&socket.stream);
+    socket.urgent |= ahead == Ahead::Urgent;
+    ahead
+}
+
+impl<F: Fabric, S: Streams> Poller<F, S> {
+    /// Whether an urgent byte of the near socket was not read yet.
+    pub(super) fn is_urgent_pending(&mut self, slot: u16) -> bool {
+        let near = self.connections.at(slot).and_then(|relay| relay.near.as_ref());
+        near.is_some_and(|near| near.urgent)
+    }
+
+    /// Tells the peer that an urgent byte is on its way, however far it is from being written.
+    pub(super) fn announce_urgent(&mut self, slot: u16) {
+        let Some(relay) = self.connections.at(slot) else { return };
+        let (Some(near), Far::Smc(smc)) = (&relay.near, &mut relay.far) else { return };
+        if near.urgent {
+            // RFC 7609 4.7.6-1
+            smc.connection.announce_urgent();
+            self.queue_flush(slot);
+        }
+    }
+}
