@@ -63,6 +63,7 @@ impl<N: Rnic> Gateway<N> {
             "connection closed"
         );
         let Carried::Smc { group, tcp } = open.transport else { return };
+        // RFC 7609 4.8-1
         if ending == Ending::Graceful {
             drop(tcp);
         } else {
