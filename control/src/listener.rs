@@ -302,7 +302,7 @@ mod tests {
     /// Where firewalls forget idle connections, operators rely on this, on either side and with
     /// times of their own; and small writes of interactive applications must not wait for each
     /// other.
-    // RFC 7609 4.5.3-6, 4.5.3-7, B.1-1
+    // RFC 7609 4.5.3-6, 4.5.3-7
     #[test]
     fn sockets_have_the_options_that_the_operator_chose() {
         for (accept, connect) in [("tcp", "smc"), ("smc", "tcp"), ("tcp", "tcp")] {

@@ -137,6 +137,69 @@ fn an_urgent_byte_finds_its_way_through_full_buffers() {
     }
 }
 
+/// RDMA writes alone wake nobody and show nothing: bytes exist once a message says so. A gateway
+/// that read earlier would read what is not there yet.
+// RFC 7609 4.7.1-1, 4.7.1-2, 4.7.1-4
+#[test]
+fn bytes_without_their_message_wake_nobody() {
+    let mut stage = Stage::new();
+    stage.run();
+    let turns = stage.host.counters.turns.get();
+    let span = stage.honest.produce(1_000);
+    stage.write_in_silence(1_000, span);
+    stage.run();
+    assert_eq!(stage.host.counters.turns.get(), turns);
+    assert_eq!(stage.application.received(), 0);
+    stage.say_what_is_due();
+    stage.run();
+    assert_eq!(stage.application.received(), 1_000);
+    assert!(stage.heard.is_empty(), "with the window open nobody has to be told");
+}
+
+/// Somebody who types waits for nothing; a burst costs fewer messages than it has writes.
+// RFC 7609 4.5.2-1, 4.5.2-2
+#[test]
+fn small_writes_go_out_at_once_or_together() {
+    let mut cluster = Cluster::calm();
+    let connection = cluster.connect(Transport::Smc);
+    cluster.run_until_quiet();
+    let messages = |cluster: &mut Cluster| cluster.host(Client).counters.cdc_out.get();
+    for typed in 1..=10 {
+        cluster.application(Client, connection).write(1);
+        cluster.run_until_quiet();
+        assert_eq!(cluster.application(Server, connection).received(), typed);
+    }
+    assert_eq!(messages(&mut cluster), 10);
+    let client = cluster.application(Client, connection);
+    client.write_at_most(10);
+    client.write(1_000);
+    while cluster.application(Client, connection).act() {}
+    cluster.run_until_quiet();
+    assert_eq!(cluster.application(Server, connection).received(), 1_010);
+    assert_eq!(messages(&mut cluster), 11);
+}
+
+/// A peer that asks by R whether our application reads at all is answered as soon as there is
+/// something to say, however open its window is.
+// RFC 7609 4.5.1-8, 4.5.1-9
+#[test]
+fn a_requested_update_is_sent_at_once() {
+    let mut stage = Stage::new();
+    stage.write(10);
+    stage.run();
+    assert!(stage.heard.is_empty());
+    let span = stage.honest.produce(1);
+    stage.write_in_silence(1, span);
+    let asking = Cdc { update_requested: true, ..stage.honest.poll_cdc().unwrap() };
+    stage.say(asking);
+    stage.run();
+    assert_eq!(stage.last_heard().consumer.count, 11);
+    let answers = stage.heard.len();
+    stage.write(1);
+    stage.run();
+    assert_eq!(stage.heard.len(), answers, "asked once");
+}
+
 /// The messages that a gateway sent, as far as their cursors and flags are concerned.
 fn said(messages: &[Cdc]) -> Vec<(u32, &'static str)> {
     messages.iter().map(|cdc| (cdc.producer.count, flags(cdc))).collect()

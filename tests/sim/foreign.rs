@@ -99,6 +99,12 @@ impl Stage {
     }
 
     fn post(&mut self, len: usize, span: Span) {
+        self.write_in_silence(len, span);
+        self.say_what_is_due();
+    }
+
+    /// Writes, and announces nothing.
+    pub(crate) fn write_in_silence(&mut self, len: usize, span: Span) {
         let stream = bytes(1, self.sent, len);
         self.sent += len as u64;
         let [head, _] = span.pieces();
@@ -110,7 +116,6 @@ impl Stage {
         let address = self.gateway.address + u64::from(head.start);
         let write = Work::Write { lease, rkey: self.gateway.rkey, address, tag: Tag(0) };
         self.fabric.post(self.qp, &mut vec![write]);
-        self.say_what_is_due();
     }
 
     pub(crate) fn say(&mut self, cdc: Cdc) {
@@ -285,6 +290,29 @@ fn a_peer_that_does_not_answer_is_given_up() {
         stage.run();
     }
     assert_eq!(stage.closed().unwrap().ending, Ending::ResetByApplication);
+    stage.host.assert_nothing_is_left();
+}
+
+/// The peer said D, and never C: an end that stalls becomes a reset, lest slot and element be lost.
+// RFC 7609 4.8.1-21, 4.8.1-23, 4.8.2-2
+#[test]
+fn an_end_that_stalls_is_given_up() {
+    let mut stage = Stage::new();
+    stage.honest.shutdown_write();
+    stage.say_what_is_due();
+    stage.run();
+    stage.application.finish();
+    stage.run();
+    assert!(stage.last_heard().connection_closed);
+    let messages = stage.heard.len();
+    stage.now = stage.now + (CLOSE_WAIT - Duration::from_secs(1));
+    stage.run();
+    assert_eq!(stage.closed(), None);
+    stage.now = stage.now + Duration::from_secs(2);
+    stage.run();
+    assert_eq!(stage.closed().unwrap().ending, Ending::Stalled);
+    assert_eq!(stage.host.counters.closes_stalled.get(), 1);
+    assert_eq!(stage.heard.len(), messages, "nothing is said any more");
     stage.host.assert_nothing_is_left();
 }
 

@@ -129,15 +129,18 @@ fn every_key_arrives_where_it_belongs() {
     assert_eq!((smc.rmbe_size, smc.rmb_elements, smc.send_pool), (524_288, 1, 1 << 20));
     assert_eq!((smc.handshake_timeout, smc.test_link_idle), (seconds(1), seconds(2)));
     assert_eq!(smc.test_link_timeout, seconds(3));
-    let (idle, interval, count) = (seconds(6), seconds(7), 8);
-    assert_eq!(smc.tcp_keepalive, TcpKeepalive { idle, interval, count });
-    let (idle, interval, count) = (seconds(9), seconds(1), 127);
-    assert_eq!(listener.tcp_keepalive, TcpKeepalive { idle, interval, count });
+    assert_eq!(smc.tcp_keepalive, keepalive(6, 7, 8));
+    assert_eq!(listener.tcp_keepalive, keepalive(9, 1, 127));
     assert_eq!((smc.idle_group_server, smc.idle_group_client), (seconds(4), seconds(5)));
     assert_eq!(
         config.limits,
         Limits { connections_max: 20, handshakes_max: 30, rmb_bytes: 1_000_000 }
     );
+}
+
+fn keepalive(idle_s: u64, interval_s: u64, count: u32) -> TcpKeepalive {
+    let [idle, interval] = [idle_s, interval_s].map(Duration::from_secs);
+    TcpKeepalive { idle, interval, count }
 }
 
 const GOOD: &str = "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='127.0.0.1:2'\n";

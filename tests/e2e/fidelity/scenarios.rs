@@ -194,6 +194,23 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         }),
     },
     Scenario { name: "nobody listens", client: Tape::see_refusal, server: None },
+    // What an application does not want to read any more is nobody else's business.
+    // RFC 7609 4.8.1-25
+    Scenario {
+        name: "client shuts down for reading",
+        client: |tape| {
+            tape.stop_reading();
+            tape.write(34, 1_000);
+            tape.listen();
+            tape.write(35, 1_000);
+            tape.finish();
+        },
+        server: Some(|tape| {
+            tape.read(1_000);
+            tape.tell();
+            tape.read_to_end();
+        }),
+    },
     // `telnet`, `rlogin`, `ftp`: an interrupt overtakes what was typed before it.
     Scenario {
         name: "client sends an urgent byte alone",

@@ -172,6 +172,12 @@ impl Tape {
         }
     }
 
+    /// Wants no more from the other side.
+    pub(super) fn stop_reading(&mut self) {
+        let result = self.stream().shutdown(Shutdown::Read);
+        self.saw(format!("stopped reading: {}", result.is_ok()));
+    }
+
     pub(super) fn close(&mut self) {
         self.stream = None;
     }

@@ -4,8 +4,8 @@ use smcr_memory::Lease;
 use smcr_proto::Instant;
 use smcr_rnic::{Fabric, Work};
 
-use super::urgent::ahead;
-use super::{is_reset, note_read};
+use super::is_reset;
+use super::urgent::{ahead, note_read};
 use crate::connections::{Far, Smc};
 use crate::handoff::{ConnectionId, Ending};
 use crate::limits::{FILL_PER_TURN_MAX, WORK_PER_FLUSH};
@@ -106,16 +106,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             self.ends.counters.blocked_on_queue.add(1);
             return Outcome::Waits;
         }
-        let urgent = match ahead(&mut self.streams, near) {
-            Ahead::Nothing if !near.ending => {
-                near.readable = false;
-                return Outcome::Rests;
-            }
-            Ahead::Nothing | Ahead::Bytes => false,
-            Ahead::Urgent => true,
-        };
+        let Some(ahead) = ahead(&mut self.streams, near) else { return Outcome::Rests };
+        let urgent = ahead == Ahead::Urgent;
         let mut room_bytes = 0;
-        // RFC 7609 4.5.2-1
+        // RFC 7609 4.5.2-1, 4.5.2-2
         let most = if urgent { 1 } else { window.min(FILL_PER_TURN_MAX) };
         let filled = self.pool.fill(most, |room| {
             room_bytes = room.len();
@@ -136,9 +130,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             }
             Some(Ok(Some(lease))) => {
                 let len = lease.len();
-                near.urgent &= !urgent;
-                note_read(near, len as usize, room_bytes);
-                let more = near.readable;
+                note_read(near, ahead, len as usize, room_bytes);
                 // What stands behind an urgent byte waits for its consumption, not for room.
                 let blocked = !urgent && len == window && self.streams.has_more(&near.stream);
                 // RFC 7609 4.7.4-4, 4.7.6-4
@@ -148,7 +140,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 self.ends.counters.rdma_out.add(len.into());
                 self.ends.counters.urgent_in.add(urgent.into());
                 gather(relay.id, smc, link, lease, urgent, &mut self.pool);
-                Outcome::Posted { more: more && smc.connection.window() > 0 }
+                Outcome::Posted { more: near.readable && smc.connection.window() > 0 }
             }
         }
     }

@@ -19,7 +19,7 @@ use smcr_proto::ring::Ring;
 use smcr_proto::wire::cdc::Cdc;
 use smcr_rnic::Fabric;
 
-use crate::connections::{Far, Smc, Socket};
+use crate::connections::{Far, Smc};
 use crate::handoff::{Ending, LinkId, PeerElement, Report};
 use crate::poller::Poller;
 use crate::streams::Streams;
@@ -101,7 +101,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 self.streams.finish(&near.stream);
                 near.finished = true;
             }
-            // RFC 7609 4.8.1-4, 4.8.1-6
+            // Only a FIN ends a direction: that an application reads no more (SHUT_RD) stays with
+            // its kernel, until a byte comes that nobody reads.
+            // RFC 7609 4.8.1-4, 4.8.1-6, 4.8.1-25
             if near.eof && !smc.said_done {
                 smc.said_done = true;
                 smc.connection.shutdown_write();
@@ -173,6 +175,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let Far::Smc(smc) = &mut relay.far else { return };
         if smc.connection.handle_timeout(now) {
             // Given up: nobody may write our element any more, or so RFC 4.8.1 has it.
+            // RFC 7609 4.8.2-2
             let capacity = smc.rmbe.capacity();
             smc.rmbe.touch(capacity);
             relay.ending.get_or_insert(Ending::Stalled);
@@ -212,12 +215,4 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 pub(crate) fn is_reset(error: &std::io::Error) -> bool {
     use std::io::ErrorKind as E;
     !matches!(error.kind(), E::WouldBlock | E::Interrupted)
-}
-
-/// Notes that a socket brought `len` bytes into room for `room`: whether it may bring more at once.
-pub(crate) fn note_read<S>(socket: &mut Socket<S>, len: usize, room: usize) {
-    socket.unseen = len == room;
-    // A short read emptied the socket, unless it stopped before an urgent byte or the end is in
-    // sight: those must still be read.
-    socket.readable = len == room || socket.ending || socket.urgent;
 }

@@ -3,8 +3,8 @@
 use smcr_proto::Instant;
 use smcr_rnic::Fabric;
 
-use super::urgent::ahead;
-use super::{is_reset, note_read};
+use super::is_reset;
+use super::urgent::{ahead, note_read};
 use crate::connections::{Backlog, Far, Socket};
 use crate::handoff::Ending;
 use crate::poller::Poller;
@@ -94,12 +94,8 @@ fn read<S: Streams>(
     scratch: &mut [u8],
     source: &mut Socket<S::Stream>,
 ) -> Result<(usize, bool), Reset> {
-    let ahead = ahead(streams, source);
+    let Some(ahead) = ahead(streams, source) else { return Ok((0, false)) };
     let urgent = ahead == Ahead::Urgent;
-    if ahead == Ahead::Nothing && !source.ending {
-        source.readable = false;
-        return Ok((0, false));
-    }
     let room = if urgent { &mut scratch[..1] } else { scratch };
     match streams.read_slice(&source.stream, room) {
         Ok(0) => {
@@ -107,8 +103,7 @@ fn read<S: Streams>(
             Ok((0, false))
         }
         Ok(len) => {
-            source.urgent &= !urgent;
-            note_read(source, len, room.len());
+            note_read(source, ahead, len, room.len());
             Ok((len, urgent))
         }
         Err(error) if is_reset(&error) => Err(Reset),

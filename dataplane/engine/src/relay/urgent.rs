@@ -10,17 +10,32 @@ use crate::connections::{Far, Socket};
 use crate::poller::Poller;
 use crate::streams::{Ahead, Streams};
 
-/// What the next read of `socket` would begin with.
+/// What the next read of `socket` would begin with; none if it would bring nothing.
 ///
 /// The kernel is asked only if an urgent byte has come, or if the bytes that are next came with no
 /// event that we know of: an urgent byte may be the first of them, and a longer read would hide it.
-pub(super) fn ahead<S: Streams>(streams: &mut S, socket: &mut Socket<S::Stream>) -> Ahead {
+pub(super) fn ahead<S: Streams>(streams: &mut S, socket: &mut Socket<S::Stream>) -> Option<Ahead> {
     if !socket.urgent && !socket.unseen {
-        return Ahead::Bytes;
+        return Some(Ahead::Bytes);
     }
     let ahead = streams.ahead(&socket.stream);
+    if ahead == Ahead::Nothing && !socket.ending {
+        // What comes now comes with an event.
+        socket.readable = false;
+        return None;
+    }
     socket.urgent |= ahead == Ahead::Urgent;
-    ahead
+    Some(ahead)
+}
+
+/// Notes that a read of `socket`, of which `ahead` was known, brought `len` bytes into room for
+/// `room`.
+pub(super) fn note_read<S>(socket: &mut Socket<S>, ahead: Ahead, len: usize, room: usize) {
+    socket.urgent &= ahead != Ahead::Urgent;
+    socket.unseen = len == room;
+    // A short read emptied the socket, unless it stopped before an urgent byte or the end is in
+    // sight: those must still be read.
+    socket.readable = len == room || socket.ending || socket.urgent;
 }
 
 impl<F: Fabric, S: Streams> Poller<F, S> {

@@ -1,5 +1,5 @@
-//! Every state meets every event; the outcome is the table in `transitions.txt`, in which the arrows
-//! of Figures 22 and 23 have their numbers.
+//! Every state meets every event; the outcome is the table in `transitions.txt`, in which the
+//! arrows of Figures 22 and 23 have their numbers.
 
 use std::format;
 use std::string::String;
@@ -55,8 +55,8 @@ const ARROWS: [(&str, &str, &str); 15] = [
     ("2B", "ProcessAbort", "Closed"),
 ];
 
-/// One line of `transitions.txt`: what a state makes of an event, and the arrow that says so, or why
-/// there is none.
+/// One line of `transitions.txt`: what a state makes of an event, and the arrow that says so, or
+/// why there is none.
 struct Line {
     pair: &'static str,
     outcome: &'static str,

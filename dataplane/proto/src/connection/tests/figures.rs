@@ -1,8 +1,8 @@
 //! The flows that RFC 7609 draws: Figures 16 to 21, and the examples of 4.5.1, as transcripts.
 //!
 //! The elements are those of the figures: 10,000 bytes, an eye catcher in the first four, so that
-//! cursors begin at 4 and wrap to 4. A cursor is written `wrap:count`, windows are in bytes. Where a
-//! figure was drawn with another number than its own text gives, the text is right.
+//! cursors begin at 4 and wrap to 4. A cursor is written `wrap:count`. Windows are in bytes of
+//! data, of which there are 9,996; the texts of the RFC speak of 10,000.
 
 use std::format;
 use std::string::String;
@@ -345,7 +345,7 @@ fn writers_blocked_both_ways_wake_each_other() {
 
 /// Small writes wait for nothing: no timer, no acknowledgement, as with `TCP_NODELAY`. Those that
 /// come while another message is made share it.
-// RFC 7609 4.5.2-1, 4.5.2-2, B.1-3
+// RFC 7609 4.5.2-1, 4.5.2-2
 #[test]
 fn small_sends_go_out_at_once_or_together() {
     let mut flow = Flow::new(ELEMENT);
