@@ -241,6 +241,24 @@ fn scenario_5_urgent_data_with_the_window_open() {
     assert_eq!(said(&stage.heard), [(500, "P U"), (1_500, "")]);
 }
 
+/// What waits behind an urgent byte waits for its consumption, of which the peer tells anyway: B
+/// would make it tell of every byte before that, too.
+// RFC 7609 4.7.4-4, 4.7.6-4
+#[test]
+fn an_urgent_byte_that_fills_the_window_does_not_say_blocked() {
+    let mut stage = Stage::new();
+    stage.application.write(16 * KIB - 1);
+    stage.application.write_urgent();
+    stage.application.write(100);
+    while stage.application.act() {}
+    stage.run();
+    assert_eq!(said(&stage.heard), [(0, "P U")]);
+    stage.honest.consume(16 * 1024);
+    stage.say_what_is_due();
+    stage.run();
+    assert_eq!(said(&stage.heard), [(0, "P U"), (100, "")]);
+}
+
 /// Figure 20, seen by the receiver: consumption of urgent data is told whatever the window.
 // RFC 7609 4.7.5-2, 4.7.5-3, 4.7.5-4
 #[test]

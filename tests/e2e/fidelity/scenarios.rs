@@ -286,6 +286,27 @@ pub(super) const SCENARIOS: &[Scenario] = &[
             tape.read_to_end();
         }),
     },
+    // With nothing between them, the first is lost between two kernels, too.
+    Scenario {
+        name: "a second urgent byte when the first was seen and not read",
+        client: |tape| {
+            tape.write_urgent(b'1');
+            tape.listen();
+            tape.write_urgent(b'2');
+            tape.write(36, 100);
+            tape.finish();
+            tape.tell();
+        },
+        server: Some(|tape| {
+            tape.await_urgent();
+            tape.tell();
+            tape.listen();
+            tape.dawdle(300);
+            tape.read_urgent();
+            tape.read_to_mark();
+            tape.read_to_end();
+        }),
+    },
     Scenario {
         name: "urgent bytes one after the other",
         client: |tape| {

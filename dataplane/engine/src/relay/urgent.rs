@@ -56,3 +56,62 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::OwnedFd;
+
+    use rustix::net::{SendFlags, send};
+
+    use super::*;
+    use crate::kernel::Kernel;
+    use crate::streams::Key;
+
+    /// An application's socket, and ours, of whose events nothing is told.
+    fn connection(kernel: &mut Kernel) -> (TcpStream, Socket<OwnedFd>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let application = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let near = OwnedFd::from(listener.accept().unwrap().0);
+        kernel.watch(Key { slot: 0, generation: 1, far: false }, &near).unwrap();
+        (application, Socket { readable: true, ..Socket::new(near) })
+    }
+
+    /// With hundreds of busy sockets an event may come a turn later than its byte. A read that goes
+    /// on where the last one filled its room would run over an urgent byte meanwhile, and the
+    /// interrupt would be an ordinary key.
+    // RFC 7609 4.7.5-1
+    #[test]
+    fn an_urgent_byte_is_found_before_its_event() {
+        let mut kernel = Kernel::new([]).unwrap();
+        let (application, mut near) = connection(&mut kernel);
+        note_read(&mut near, Ahead::Bytes, 4, 4);
+        send(&application, b"!", SendFlags::OOB).unwrap();
+        assert_eq!(ahead(&mut kernel, &mut near), Some(Ahead::Urgent));
+        assert!(near.urgent);
+        let mut room = [0];
+        let read = kernel.read_slice(&near.stream, &mut room).unwrap();
+        note_read(&mut near, Ahead::Urgent, read, 1);
+        assert!(near.readable && !near.urgent);
+        (&application).write_all(b"after").unwrap();
+        assert_eq!(ahead(&mut kernel, &mut near), Some(Ahead::Bytes));
+    }
+
+    /// What was read to the last byte rests until an event, but for its end, which must be read.
+    #[test]
+    fn an_empty_socket_rests_unless_its_end_is_in_sight() {
+        let mut kernel = Kernel::new([]).unwrap();
+        let (_application, mut near) = connection(&mut kernel);
+        note_read(&mut near, Ahead::Bytes, 3, 4);
+        assert!(!near.readable);
+        note_read(&mut near, Ahead::Bytes, 4, 4);
+        assert!(near.readable);
+        assert_eq!((ahead(&mut kernel, &mut near), near.readable), (None, false));
+        near.ending = true;
+        note_read(&mut near, Ahead::Bytes, 3, 4);
+        assert!(near.readable);
+        note_read(&mut near, Ahead::Bytes, 4, 4);
+        assert_eq!((ahead(&mut kernel, &mut near), near.readable), (Some(Ahead::Nothing), true));
+    }
+}

@@ -198,6 +198,24 @@ fn failover_validates_and_repeats() {
     assert_eq!(b.state(), State::Active);
 }
 
+/// The message that announced an urgent byte is lost with its link: the one that repeats it on the
+/// next link announces it as urgent again, and still nothing follows.
+// RFC 7609 4.6.2-3
+#[test]
+fn a_failover_keeps_the_urgent_byte() {
+    let (mut a, mut b) = (bytes(65_536), bytes(65_536));
+    a.produce_urgent(10);
+    a.poll_cdc().unwrap();
+    a.failover();
+    assert!(a.poll_cdc().unwrap().failover_validation);
+    let (repeated, progress) = carry(&mut a, &mut b);
+    assert!(repeated.urgent_pending && repeated.urgent_present && progress.urgent);
+    assert_eq!((b.urgent_position(), a.window()), (Some(9), 0));
+    consume_all(&mut b);
+    carry(&mut b, &mut a);
+    assert_eq!(a.window(), 65_536);
+}
+
 /// RFC 4.6.1: bytes that the old NIC acknowledged and then lost cannot be had again. The stream
 /// has a hole, and only a reset tells the application.
 // RFC 7609 2.3-8, 4.6.1-3, 4.6.1-9
