@@ -19,6 +19,7 @@ mod fidelity;
 mod gateway;
 mod hosts;
 mod http;
+mod keepalive;
 mod lifecycle;
 mod pattern;
 mod process;

@@ -8,6 +8,7 @@ mod application;
 mod closing;
 mod cluster;
 mod failover;
+mod flows;
 mod foreign;
 mod host;
 mod swarm;
