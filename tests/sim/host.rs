@@ -77,6 +77,8 @@ struct Place {
     registration: Registration,
     commands: Sender<CommandOf<sim::Fabric, Sockets>>,
     pending: Receiver<Report<Stream>>,
+    /// Ends the sleep of the poller.
+    waker: Waker,
     awake: bool,
 }
 
@@ -431,17 +433,32 @@ impl Place {
         let registration = rnic.register(domain, rmb.region()).unwrap();
         let memory = Region::new(sizes.send_chunks * FILL_PER_TURN_MAX as usize).unwrap();
         let sockets = Sockets::default();
-        let counters = Arc::clone(&ends.counters);
+        let (counters, waker) = (Arc::clone(&ends.counters), ends.waker.clone());
         let poller = Poller::new(fabric, sockets.clone(), ends, memory);
-        let awake = true;
-        Self { poller, sockets, counters, rnic, domain, registration, commands, pending, awake }
+        Self {
+            poller,
+            sockets,
+            counters,
+            rnic,
+            domain,
+            registration,
+            commands,
+            pending,
+            waker,
+            awake: true,
+        }
     }
 
     fn turn(&mut self, now: Instant) -> bool {
         let due = self.poller.next_deadline(now).is_some_and(|deadline| deadline <= now);
-        let woken = self.awake || self.sockets.has_news() || self.poller.has_commands() || due;
+        let woken = self.awake || self.sockets.has_news() || is_readable(&self.waker) || due;
         if woken {
+            self.waker.awake();
             self.awake = self.poller.turn(now);
+            if !self.awake {
+                self.waker.about_to_sleep();
+                self.awake = self.poller.has_commands();
+            }
         }
         woken && self.awake
     }

@@ -65,6 +65,10 @@ pub(crate) struct Queued {
 
 /// The other side of a relay.
 #[derive(Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "relays are boxed: a fallback wastes two hundred bytes"
+)]
 pub(crate) enum Far<S> {
     Smc(Smc),
     Tcp(Tcp<S>),

@@ -399,8 +399,7 @@ impl Connection {
         self.validation_due
     }
 
-    /// Whether the message with this number, or a later one, was taken in: what a failover
-    /// validation message asks (RFC 4.6.1).
+    /// Whether this message or a later one was taken in: what failover validation asks (4.6.1).
     pub fn has_received(&self, sequence: u16) -> bool {
         !is_before(self.sequence_received, sequence)
     }
