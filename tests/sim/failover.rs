@@ -136,8 +136,9 @@ fn a_connection_moves_to_another_poller_and_back_fifty_times() {
     }
 }
 
-/// An operator takes a link out of service: the gateway leaves it without repeating a byte. Its
-/// peer, for which the link is gone then, follows.
+/// An operator takes a link out of service: the gateway leaves it when everything on it has ended,
+/// and repeats at most what it had not announced yet. Its peer, for which the link is gone then,
+/// follows.
 // RFC 7609 2.3-6, 2.3-13
 #[test]
 fn a_link_is_vacated_in_order() {
@@ -151,7 +152,7 @@ fn a_link_is_vacated_in_order() {
             assert!(host.retired.contains(&first) && failovers(host) == 5);
         }
         let replayed = cluster.host(Client).sum(|counters| counters.bytes_replayed.get());
-        assert_eq!(replayed, 0, "a link that works loses nothing");
+        assert!(replayed <= 5 * 16 * KIB as u64, "a link that works loses nothing");
     }
 }
 

@@ -252,3 +252,30 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 
 /// Vacated links that are remembered. Nobody is sent to a link that is gone for long.
 const VACATED_MAX: usize = LINKS_MAX;
+
+#[cfg(test)]
+mod tests {
+    use smcr_proto::ring::Ring;
+    use smcr_proto::{AlertToken, Rkey};
+
+    use super::*;
+
+    fn change(old: u32, old_base: u64, new: u32, new_base: u64) -> KeyChange {
+        KeyChange { old: Rkey(old), old_base, new: Rkey(new), new_base }
+    }
+
+    /// An element keeps its place in its RMB, whatever key and address the RMB has on the new
+    /// link. A mistake here writes one connection's bytes into another's element.
+    // RFC 7609 2.3-3
+    #[test]
+    fn an_element_is_found_in_the_same_rmb() {
+        let keys = vec![change(1, 1_000, 11, 50_000), change(2, 1_000, 12, 90_000)];
+        let order = Move::new(LinkId(1), LinkId(2), 0, keys);
+        let (ring, token) = (Ring::new(16_384), AlertToken(5));
+        let peer = PeerElement { rkey: Rkey(2), address: 1_300, ring, token };
+        let moved = order.translate(peer).unwrap();
+        assert_eq!((moved.rkey, moved.address, moved.token), (Rkey(12), 90_300, token));
+        assert!(order.translate(PeerElement { rkey: Rkey(3), ..peer }).is_none());
+        assert!(order.translate(PeerElement { address: 999, ..peer }).is_none());
+    }
+}
