@@ -175,6 +175,7 @@ fn end_tcp(tcp: OwnedFd, ending: Ending) {
         Ending::ResetByApplication
         | Ending::ResetByPeer
         | Ending::LinkLost
+        | Ending::DataLost
         | Ending::PeerMisbehaved
         | Ending::Stalled
         | Ending::Aborted => reset(tcp),

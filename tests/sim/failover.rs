@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use smcr_engine::LinkId;
 use smcr_engine::handoff::Ending;
+use smcr_rnic::dice::Dice;
 use smcr_rnic::sim::Odds;
 
 use crate::application::Heard;
@@ -349,4 +350,76 @@ fn without_a_key_on_the_new_link_a_connection_is_reset() {
     }
     assert!(cluster.closed(connection).iter().all(|end| end.ending == Ending::LinkLost));
     cluster.assert_nothing_is_left();
+}
+
+/// Cables are pulled and put back, operators move what they like, programs come and go: as long as
+/// one link works at any time, every byte arrives and every connection ends in order.
+// RFC 7609 2.3-3, 2.3-12, 4.6.1-8, 4.6.2-1
+#[test]
+fn links_come_and_go() {
+    for seed in smcgate_tests::seeds(100) {
+        println!("SMC_SEED={seed}");
+        let mut dice = Dice::new(seed);
+        let odds = if dice.index(4) == 0 { Odds::CALM } else { Odds::MALICIOUS };
+        let send_chunks = [1, 2, 16][dice.index(3)];
+        let mut cluster = Cluster::new(seed, odds, Sizes { send_chunks, ..TWO });
+        cluster.host(Server).prefers_newest = dice.index(2) == 0;
+        let mut links = Vec::new();
+        let mut expected = Vec::new();
+        for round in 0..40 {
+            if round == 0 || dice.index(6) == 0 {
+                links.push(cluster.add_link_between([dice.index(2), dice.index(2)]));
+            }
+            let early = Side::BOTH[dice.index(2)];
+            if expected.len() < 20
+                && let Some(number) = cluster.connect_at(early)
+            {
+                assert_eq!(number, expected.len());
+                expected.push(0);
+            }
+            let number = dice.index(expected.len());
+            if dice.index(2) == 0 {
+                Side::BOTH.into_iter().for_each(|side| drop(cluster.establish(side, number)));
+            }
+            let len = 1 + dice.index(60 * KIB);
+            expected[number] += len as u64;
+            write_both_ways(&mut cluster, &[number], len);
+            let_run(&mut cluster, dice.index(60));
+            if links.len() > 1 && dice.index(3) == 0 {
+                trouble(&mut cluster, &mut dice, &mut links);
+            }
+        }
+        cluster.run_until_quiet();
+        for (number, len) in expected.iter().enumerate() {
+            for side in Side::BOTH {
+                cluster.establish(side, number);
+                cluster.run_until_quiet();
+                cluster.application(side, number).finish();
+            }
+            cluster.run_until_quiet();
+            for side in Side::BOTH {
+                let application = cluster.application(side, number);
+                let came = (application.heard(), application.received());
+                assert_eq!(came, (Heard::End, *len), "seed {seed}, pair {number}");
+            }
+        }
+        cluster.assert_nothing_is_left();
+    }
+}
+
+/// One link goes, or some of its connections do.
+fn trouble(cluster: &mut Cluster, dice: &mut Dice, links: &mut Vec<LinkId>) {
+    let from = links[dice.index(links.len())];
+    let to = *links.iter().rev().find(|link| **link != from).expect("two links");
+    if dice.index(2) == 0 {
+        cluster.break_this(from);
+        links.retain(|link| *link != from);
+        // Until both sides know, another break might leave them without a common link.
+        cluster.run_until_quiet();
+        return;
+    }
+    let index = dice.index(2);
+    let ids: Vec<_> = cluster.pairs.iter().filter_map(|pair| pair.ids[index]).collect();
+    let chosen = ids.into_iter().filter(|_| dice.index(2) == 0).collect();
+    cluster.host(Side::BOTH[index]).move_connections(from, to, Some(chosen));
 }
