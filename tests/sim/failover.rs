@@ -357,7 +357,7 @@ fn without_a_key_on_the_new_link_a_connection_is_reset() {
 // RFC 7609 2.3-3, 2.3-12, 4.6.1-8, 4.6.2-1
 #[test]
 fn links_come_and_go() {
-    for seed in smcgate_tests::seeds(100) {
+    for seed in smcgate_tests::seeds(700) {
         println!("SMC_SEED={seed}");
         let mut dice = Dice::new(seed);
         let odds = if dice.index(4) == 0 { Odds::CALM } else { Odds::MALICIOUS };
@@ -379,7 +379,9 @@ fn links_come_and_go() {
             }
             let number = dice.index(expected.len());
             if dice.index(2) == 0 {
-                Side::BOTH.into_iter().for_each(|side| drop(cluster.establish(side, number)));
+                for side in Side::BOTH {
+                    cluster.establish(side, number);
+                }
             }
             let len = 1 + dice.index(60 * KIB);
             expected[number] += len as u64;
@@ -411,11 +413,10 @@ fn links_come_and_go() {
 fn trouble(cluster: &mut Cluster, dice: &mut Dice, links: &mut Vec<LinkId>) {
     let from = links[dice.index(links.len())];
     let to = *links.iter().rev().find(|link| **link != from).expect("two links");
-    if dice.index(2) == 0 {
+    // The first link never breaks, so that there is always one to go to.
+    if from != links[0] && dice.index(2) == 0 {
         cluster.break_this(from);
         links.retain(|link| *link != from);
-        // Until both sides know, another break might leave them without a common link.
-        cluster.run_until_quiet();
         return;
     }
     let index = dice.index(2);

@@ -87,6 +87,10 @@ pub(crate) struct Smc {
     pub(crate) retained: VecDeque<Retained>,
     /// Bytes to be written again, before anything new.
     pub(crate) replay: VecDeque<Piece>,
+    /// Bytes that were, until the message that announces them is acknowledged. The send pool gets
+    /// its part back at once: that message comes behind all of the replay, which may need more than
+    /// the pool has.
+    pub(crate) repeated: VecDeque<Piece>,
     /// Where it goes as soon as nothing is outstanding. It posts nothing until then.
     pub(crate) moving: Option<Arc<Move>>,
     /// The last message was flushed: the peer may not know what it said.

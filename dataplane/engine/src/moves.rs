@@ -171,13 +171,16 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         smc.link = order.to;
         // RFC 7609 4.6.1-1, 4.6.1-4, 2.3-7
         smc.connection.failover();
-        let mut replay = std::mem::take(&mut smc.replay);
-        for Retained { at, lease } in smc.retained.drain(..).rev() {
+        // What was written again, what was still to be, and what was new behind that.
+        let mut replay = std::mem::take(&mut smc.repeated);
+        replay.append(&mut smc.replay);
+        replay.iter_mut().for_each(|piece| piece.done = 0);
+        for Retained { at, lease } in smc.retained.drain(..) {
             // What was reset is not worth repeating.
             if relay.near.is_some() {
                 let mut bytes = vec![0; lease.len() as usize];
                 lease.copy_out(0, &mut bytes);
-                replay.push_front(Piece { at, bytes, done: 0 });
+                replay.push_back(Piece { at, bytes, done: 0 });
             }
             self.pool.take_back(lease);
         }

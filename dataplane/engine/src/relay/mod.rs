@@ -44,6 +44,7 @@ impl Smc {
             outstanding: 0,
             retained: VecDeque::new(),
             replay: VecDeque::new(),
+            repeated: VecDeque::new(),
             moving: None,
             unheard: false,
             held: None,
@@ -65,6 +66,12 @@ impl Smc {
         self.peer_done |= progress.peer_done;
         self.peer_closed |= progress.peer_closed;
         Ok(progress)
+    }
+
+    /// Nothing need be written again.
+    fn forget_replay(&mut self) {
+        self.replay.clear();
+        self.repeated.clear();
     }
 
     /// Nothing more will be said, and nothing is on its way.
@@ -145,7 +152,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 // After a reset nothing bounds what the peer may still write of its window.
                 let capacity = smc.rmbe.capacity();
                 smc.rmbe.touch(capacity);
-                smc.replay.clear();
+                smc.forget_replay();
                 // RFC 7609 4.8.2-1
                 smc.connection.abort(now);
                 self.queue_flush(slot);
@@ -178,7 +185,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let Far::Smc(smc) = &mut relay.far else { return };
         // RFC 7609 4.8.3-3
         smc.condemned = true;
-        smc.replay.clear();
+        smc.forget_replay();
         let capacity = smc.rmbe.capacity();
         smc.rmbe.touch(capacity);
         relay.ending.get_or_insert(Ending::LinkLost);
