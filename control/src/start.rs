@@ -67,7 +67,7 @@ pub fn run(config: Config) -> Result<(), RunError> {
     let mut listeners = Vec::new();
     for listener in &config.listeners {
         let what = format!("listener {} at {}", listener.name, listener.bind);
-        let opened = Listener::open(listener, &option, config.smc.keepalive);
+        let opened = Listener::open(listener, &option, config.smc.tcp_keepalive);
         listeners.push(opened.map_err(context(&what))?);
     }
     let nics = choose_nics(&config, &devices, &listeners);

@@ -102,6 +102,11 @@ impl Host {
         self.enter(|| TcpListener::bind(at)).unwrap_or_else(|e| panic!("listen on {at}: {e}"))
     }
 
+    /// Runs `ip` on this host.
+    pub(crate) fn ip(&self, arguments: &[&str]) {
+        ip(&[&["-n", &self.name], arguments].concat());
+    }
+
     /// Connects to `to` from this host.
     pub(crate) fn connect(&self, to: impl Into<SocketAddr>) -> std::io::Result<TcpStream> {
         let to = to.into();

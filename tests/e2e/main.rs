@@ -20,6 +20,7 @@ mod gateway;
 mod hosts;
 mod http;
 mod ipv6;
+mod keepalive;
 mod lifecycle;
 mod pattern;
 mod process;

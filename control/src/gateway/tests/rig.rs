@@ -70,7 +70,8 @@ impl Rig {
         let thread = std::thread::spawn(move || {
             let clock = Clock::new();
             let option = OptionSource::choose(&config.smc);
-            let listener = Listener::open(&config.listeners[0], &option, Duration::ZERO).unwrap();
+            let listener =
+                Listener::open(&config.listeners[0], &option, config.smc.tcp_keepalive).unwrap();
             let port = open_port(&config, address, clock, &waker);
             let place = Place {
                 rnic: NAME.to_owned(),
