@@ -273,7 +273,8 @@ impl<N: Rnic> Gateway<N> {
         let ports = self.network.ports_for(self.local_of(key)?);
         let allowed = |port: &&PortId| self.groups.ports()[port.0].up;
         let count = ports.iter().filter(allowed).count();
-        // RFC 7609 3.5.3: the pollers of one RNIC are parallel link groups.
+        // Link groups on the pollers of one RNIC are parallel ones.
+        // RFC 7609 3.5.3-1
         let spread = usize::try_from(key.index).ok()? % count.max(1);
         ports.iter().filter(allowed).nth(spread).copied()
     }
