@@ -92,6 +92,35 @@ fn smoke_ipv6_transfer_both_ways() {
     transfer_by(NEAR, &hosts, &pair(&hosts, ""), 64 << 20);
 }
 
+/// A listener on [::] serves both families, each by its own rule, although the RNIC has one
+/// address: a v4-mapped client is in the IPv4 subnet, and has no prefixes to show.
+// RFC 7609 3.5.1.2-7, 3.5.1.2-8, A.2.2-12
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_a_listener_for_both_families_has_smc_r_over_both() {
+    let hosts = Hosts::new("smoke_a_listener_for_both_families_has_smc_r_over_both");
+    for (host, address) in [(&hosts.a, "fd08::1/64"), (&hosts.b, "fd08::2/64")] {
+        host.ip(&["address", "add", address, "dev", host.device, "nodad"]);
+    }
+    let other = SocketAddr::new(NEAR.ip(), PORT + 1);
+    let near = Setup::with_rnic("gateway-a", &hosts.a, "address = \"fd08::1\"")
+        .listener((NEAR, "tcp"), (hosts.b.at(PORT), "smc"))
+        .listener((other, "tcp"), ((B, PORT), "smc"));
+    let far = Setup::with_rnic("gateway-b", &hosts.b, "address = \"fd08::2\"")
+        .listener(((Ipv6Addr::UNSPECIFIED, PORT), "smc"), (other, "tcp"));
+    let pair = Pair::start_these(&hosts, near, far);
+    let listener = hosts.b.listen(other);
+    for (near, seed) in [(NEAR, 1), (other, 2)] {
+        let mut client = hosts.a.connect(near).expect("the gateway listens");
+        set_limit(&client, LIMIT);
+        let mut server = accept(&listener, LIMIT);
+        let sent = send(&mut client, seed, 100_000).expect("the connection is up");
+        drop(client);
+        assert_eq!(receive(&mut server).expect("the connection is up"), sent);
+    }
+    pair.assert_all_smc(2);
+}
+
 /// A second core must help, and nobody may notice whose packets came where: many connections, two
 /// link groups, each on its own poller, one address.
 // RFC 7609 3.5.3-1

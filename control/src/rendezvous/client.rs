@@ -37,7 +37,8 @@ impl<N: Rnic> Gateway<N> {
         self.advance(now, key);
     }
 
-    /// What we propose, if there is an RNIC for it that is up. Nothing is taken for it: the server may decline.
+    /// What we propose, if there is an RNIC for it that is up. Nothing is taken for it: the server
+    /// may decline.
     pub(super) fn proposal(&self, key: Key) -> Option<Proposal> {
         let port = self.port_of(key)?;
         let subnets = self.network.subnets(self.local_of(key)?);
