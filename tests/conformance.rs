@@ -179,8 +179,8 @@ impl Harness for RoceOverUdp {
     }
 }
 
-/// One soft RNIC with two fabrics, over UDP and IPv6: each end of a queue pair is on another fabric,
-/// and what the kernel joins or steers wrongly goes from one to the other.
+/// One soft RNIC with two fabrics, over UDP and IPv6: the ends of each queue pair are on different
+/// fabrics, and what the kernel joins or steers wrongly goes from one to the other.
 struct RoceSharedOverIpv6;
 
 impl Harness for RoceSharedOverIpv6 {

@@ -7,6 +7,7 @@ mod duration;
 mod error;
 mod keepalive;
 mod network;
+mod rnic;
 mod section;
 
 use std::net::{IpAddr, SocketAddr};
@@ -16,6 +17,7 @@ use std::time::Duration;
 pub use error::ConfigError;
 pub use keepalive::TcpKeepalive;
 pub use network::{Network, Upstream};
+use rnic::rnics;
 use section::{Placed, Section, Source};
 
 /// What the gateway shall do.
@@ -268,65 +270,6 @@ fn admin(source: Source<'_>, mut table: Section<'_>) -> Result<Admin, ConfigErro
     Ok(Admin { listen })
 }
 
-fn rnics(source: Source<'_>, tables: Vec<Section<'_>>) -> Result<Vec<RnicConfig>, ConfigError> {
-    let mut names = Unique::new("rnic");
-    let mut devices = Unique::new("rnic");
-    let mut found = Vec::new();
-    for mut table in tables {
-        let name = table.required("name")?;
-        table.rename(format!("rnic.{}", name.value));
-        let kind = table.word("kind", &RNIC_KINDS, RnicKind::RoceUdp)?;
-        let device = table.required("device")?;
-        let address = optional_address(source, &mut table)?;
-        let pollers = table.count("pollers", 1..POLLERS_MAX + 1, 1)?;
-        let core = optional_core(&mut table)?;
-        let mtu = match table.number("mtu", 256..4097, 0)? {
-            Placed { value: 0, .. } => None,
-            mtu if mtu.value.is_power_of_two() => u32::try_from(mtu.value).ok(),
-            mtu => {
-                let why =
-                    format!("{} is no RoCE MTU; write 256, 512, 1024, 2048 or 4096", mtu.value);
-                return Err(mtu.error(source, why));
-            }
-        };
-        let pnet = table.text("pnet")?.map(|text| text.value).unwrap_or_default();
-        table.finish()?;
-        names.insert(source, &name)?;
-        devices.insert(source, &device)?;
-        found.push(RnicConfig {
-            name: name.value,
-            kind,
-            device: device.value,
-            address,
-            pollers,
-            core,
-            mtu,
-            pnet,
-        });
-    }
-    Ok(found)
-}
-
-fn optional_address(
-    source: Source<'_>,
-    table: &mut Section<'_>,
-) -> Result<Option<IpAddr>, ConfigError> {
-    let Some(text) = table.text("address")? else { return Ok(None) };
-    match text.value.parse() {
-        Ok(address) => Ok(Some(address)),
-        Err(_) => {
-            let why = format!("\"{}\" is no address; write one such as \"fd00::1\"", text.value);
-            Err(text.error(source, why))
-        }
-    }
-}
-
-fn optional_core(table: &mut Section<'_>) -> Result<Option<usize>, ConfigError> {
-    let absent = u64::MAX;
-    let core = table.number("core", 0..CORES_MAX, absent)?.value;
-    Ok(if core == absent { None } else { usize::try_from(core).ok() })
-}
-
 fn pnet(
     source: Source<'_>,
     tables: Vec<Section<'_>>,
@@ -494,15 +437,12 @@ const HANDSHAKE_TIMEOUT_MIN: Duration = Duration::from_millis(100);
 /// RFC 7609 allows 16 KiB to 512 KiB in its notation (A.2.3).
 const RMBE_SIZE_MIN: u64 = 16_384;
 const RMBE_SIZE_MAX: u64 = 524_288;
-/// Pollers of one RNIC: more sockets than that do not make it faster.
-const POLLERS_MAX: u32 = 64;
 /// More than any machine has; catches slips of the pen.
 const CORES_MAX: u64 = 4096;
 /// Two descriptors each must fit in what a Linux process can be given (`fs.nr_open`).
 const CONNECTIONS_MAX: u32 = 500_000;
 
 const TRANSPORTS: [(&str, Transport); 2] = [("tcp", Transport::Tcp), ("smc", Transport::Smc)];
-const RNIC_KINDS: [(&str, RnicKind); 1] = [("roce-udp", RnicKind::RoceUdp)];
 const IDLE_POLICIES: [(&str, IdlePolicy); 3] =
     [("spin", IdlePolicy::Spin), ("adaptive", IdlePolicy::Adaptive), ("block", IdlePolicy::Block)];
 const OPTION_MODES: [(&str, OptionMode); 3] =

@@ -48,10 +48,14 @@ impl Setup {
 
     /// The same, with more keys of its RNIC.
     pub(crate) fn with_rnic(name: &str, host: &Host, keys: &str) -> Self {
+        Self::on_device(name, host.device, keys)
+    }
+
+    /// The same, with its RNIC on another device.
+    pub(crate) fn on_device(name: &str, device: &str, keys: &str) -> Self {
         let config = format!(
             "[admin]\nlisten = \"{ADMIN}\"\n\n\
-             [[rnic]]\nname = \"soft0\"\nkind = \"roce-udp\"\ndevice = \"{}\"\n{keys}\n",
-            host.device
+             [[rnic]]\nname = \"soft0\"\nkind = \"roce-udp\"\ndevice = \"{device}\"\n{keys}\n"
         );
         Self {
             name: name.to_owned(),
@@ -289,6 +293,7 @@ pub(crate) struct Stats {
     pub(crate) totals: Totals,
     pub(crate) active: Active,
     pub(crate) fallbacks: Vec<Fallback>,
+    pub(crate) rnics: Vec<Rnic>,
     pub(crate) memory: Memory,
     pub(crate) link_groups: Vec<LinkGroup>,
 }
@@ -313,6 +318,12 @@ pub(crate) struct Active {
     pub(crate) connecting: u64,
     #[serde(default)]
     pub(crate) parked: u64,
+}
+
+/// What is said of an RNIC.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Rnic {
+    pub(crate) state: String,
 }
 
 #[derive(Debug, Deserialize)]

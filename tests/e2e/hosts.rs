@@ -28,7 +28,7 @@ pub(crate) struct Hosts {
 /// One of them.
 pub(crate) struct Host {
     /// Name of the namespace, as `ip netns` shows it.
-    name: String,
+    pub(crate) name: String,
     namespace: File,
     pub(crate) device: &'static str,
     pub(crate) address: Ipv4Addr,

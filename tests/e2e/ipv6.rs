@@ -1,9 +1,10 @@
-//! Two hosts without IPv4.
+//! Two hosts without IPv4, RNICs with two pollers, and RNICs whose devices fail.
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use crate::gateway::{Pair, Setup, smcgate};
+use crate::clock::wait_until;
+use crate::gateway::{Gateway, Pair, SETTLE_LIMIT, Setup, smcgate};
 use crate::hosts::{Hosts, accept, set_limit};
 use crate::pattern::{receive, send};
 use crate::transfer::transfer_by;
@@ -89,4 +90,134 @@ fn smoke_ipv6_capture_shows_smc_r() {
 fn smoke_ipv6_transfer_both_ways() {
     let hosts = hosts("smoke_ipv6_transfer_both_ways");
     transfer_by(NEAR, &hosts, &pair(&hosts, ""), 64 << 20);
+}
+
+/// A listener on [::] serves both families, each by its own rule, although the RNIC has one
+/// address: a v4-mapped client is in the IPv4 subnet, and has no prefixes to show.
+// RFC 7609 3.5.1.2-7, 3.5.1.2-8, A.2.2-12
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_a_listener_for_both_families_has_smc_r_over_both() {
+    let hosts = Hosts::new("smoke_a_listener_for_both_families_has_smc_r_over_both");
+    for (host, address) in [(&hosts.a, "fd08::1/64"), (&hosts.b, "fd08::2/64")] {
+        host.ip(&["address", "add", address, "dev", host.device, "nodad"]);
+    }
+    let other = SocketAddr::new(NEAR.ip(), PORT + 1);
+    let near = Setup::with_rnic("gateway-a", &hosts.a, "address = \"fd08::1\"")
+        .listener((NEAR, "tcp"), (hosts.b.at(PORT), "smc"))
+        .listener((other, "tcp"), ((B, PORT), "smc"));
+    let far = Setup::with_rnic("gateway-b", &hosts.b, "address = \"fd08::2\"")
+        .listener(((Ipv6Addr::UNSPECIFIED, PORT), "smc"), (other, "tcp"));
+    let pair = Pair::start_these(&hosts, near, far);
+    let listener = hosts.b.listen(other);
+    for (near, seed) in [(NEAR, 1), (other, 2)] {
+        let mut client = hosts.a.connect(near).expect("the gateway listens");
+        set_limit(&client, LIMIT);
+        let mut server = accept(&listener, LIMIT);
+        let sent = send(&mut client, seed, 100_000).expect("the connection is up");
+        drop(client);
+        assert_eq!(receive(&mut server).expect("the connection is up"), sent);
+    }
+    pair.assert_all_smc(2);
+}
+
+/// A second core must help, and nobody may notice whose packets came where: many connections, two
+/// link groups, each on its own poller, one address.
+// RFC 7609 3.5.3-1
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_two_pollers_of_one_rnic_share_the_connections() {
+    let hosts = hosts("smoke_two_pollers_of_one_rnic_share_the_connections");
+    let pair = pair(&hosts, "pollers = 2");
+    let listener = hosts.b.listen(NEAR);
+    let mut open = Vec::new();
+    for seed in 0..16 {
+        let mut client = hosts.a.connect(NEAR).expect("the gateway listens");
+        set_limit(&client, LIMIT);
+        let mut server = accept(&listener, LIMIT);
+        let sent = std::thread::scope(|scope| {
+            let sending = scope.spawn(|| {
+                let sent = send(&mut client, seed, 1 << 20).expect("the connection is up");
+                client.shutdown(std::net::Shutdown::Write).expect("the connection is up");
+                sent
+            });
+            let received = receive(&mut server).expect("the connection is up");
+            (sending.join().expect("sending"), received)
+        });
+        assert_eq!(sent.0, sent.1, "connection {seed}");
+        open.push((client, server));
+    }
+    pair.assert_all_smc(16);
+    for gateway in [&pair.a, &pair.b] {
+        let stats = gateway.stats();
+        assert_eq!(stats.rnics.len(), 1, "one RNIC: {:?}", stats.rnics);
+        assert_eq!(stats.link_groups.len(), 2, "one for each poller: {:?}", stats.link_groups);
+    }
+}
+
+/// Somebody pulls a cable or takes an address away: connections made meanwhile by another way are
+/// TCP at once instead of waiting for a link that cannot come up, and SMC-R again afterwards.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_an_rnic_whose_device_fails_is_not_used_until_it_is_back() {
+    let hosts = hosts("smoke_an_rnic_whose_device_fails_is_not_used_until_it_is_back");
+    // The RNICs are on wires of their own, so that TCP goes on without them.
+    for (host, address, peer) in [(&hosts.a, "fd09::1/64", "ra"), (&hosts.b, "fd09::2/64", "rb")] {
+        if peer == "ra" {
+            host.ip(&["link", "add", "ra", "type", "veth", "peer", "name", "rb"]);
+            host.ip(&["link", "set", "rb", "netns", &hosts.b.name]);
+        }
+        host.ip(&["address", "add", address, "dev", peer, "nodad"]);
+        host.ip(&["link", "set", peer, "up"]);
+    }
+    let near = Setup::on_device("gateway-a", "ra", "[[pnet]]\ndevice = \"va\"\nrnic = \"soft0\"")
+        .listener((NEAR, "tcp"), ((B, PORT), "smc"));
+    let far = Setup::on_device("gateway-b", "rb", "[[pnet]]\ndevice = \"vb\"\nrnic = \"soft0\"")
+        .listener(((B, PORT), "smc"), (NEAR, "tcp"));
+    let pair = Pair::start_these(&hosts, near, far);
+    let listener = hosts.b.listen(NEAR);
+    let exchange = |seed| {
+        let mut client = hosts.a.connect(NEAR).expect("the gateway listens");
+        set_limit(&client, LIMIT);
+        let mut server = accept(&listener, LIMIT);
+        let sent = send(&mut client, seed, 100_000).expect("the connection is up");
+        drop(client);
+        assert_eq!(receive(&mut server).expect("the connection is up"), sent);
+    };
+    let wait_for = |gateway: &Gateway<'_>, state: &str| {
+        wait_until(&format!("the RNIC is {state}"), SETTLE_LIMIT, || {
+            gateway.stats().rnics.iter().all(|rnic| rnic.state == state)
+        });
+    };
+    let assert_counts = |smc, tcp| {
+        let totals = pair.a.stats().totals;
+        assert_eq!((totals.connections_smc, totals.connections_tcp), (smc, tcp));
+    };
+    exchange(1);
+    assert_counts(1, 0);
+
+    hosts.a.ip(&["link", "set", "ra", "down"]);
+    wait_for(&pair.a, "down");
+    wait_for(&pair.b, "down"); // Its end of the wire has no carrier.
+    exchange(2);
+    assert_counts(1, 1);
+    hosts.a.ip(&["link", "set", "ra", "up"]);
+    // The kernel forgets IPv6 addresses of devices that go down.
+    hosts.a.ip(&["address", "replace", "fd09::1/64", "dev", "ra", "nodad"]);
+    wait_for(&pair.a, "up");
+    wait_for(&pair.b, "up");
+    exchange(3);
+    assert_counts(2, 1);
+
+    hosts.b.ip(&["address", "del", "fd09::2/64", "dev", "rb"]);
+    wait_for(&pair.b, "down");
+    exchange(4);
+    assert_counts(2, 2);
+    hosts.b.ip(&["address", "add", "fd09::2/64", "dev", "rb", "nodad"]);
+    wait_for(&pair.b, "up");
+    wait_until("SMC-R is back", SETTLE_LIMIT, || {
+        let before = pair.a.stats().totals.connections_smc;
+        exchange(5);
+        pair.a.stats().totals.connections_smc > before
+    });
 }
