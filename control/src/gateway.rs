@@ -274,13 +274,7 @@ impl<N: Rnic> Gateway<N> {
 
     /// The port that a session's connection to the peer goes through.
     pub(crate) fn port_of(&self, key: Key) -> Option<PortId> {
-        let ports = self.network.ports_for(self.local_of(key)?);
-        let allowed = |port: &&PortId| self.groups.ports()[port.0].up;
-        let count = ports.iter().filter(allowed).count();
-        // Link groups on the pollers of one RNIC are parallel ones.
-        // RFC 7609 3.5.3-1
-        let spread = usize::try_from(key.index).ok()? % count.max(1);
-        ports.iter().filter(allowed).nth(spread).copied()
+        self.network.ports_for(self.local_of(key)?).first().copied()
     }
 
     /// The local address of a rendezvous.

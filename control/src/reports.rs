@@ -61,7 +61,7 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 
-    fn report(&mut self, now: Instant, report: Report<std::os::fd::OwnedFd>) {
+    fn report(&mut self, now: Instant, report: Report<OwnedFd>) {
         match report {
             Report::LlcReceived { link, message } => {
                 self.groups.llc_received(now, link, &message);
@@ -104,7 +104,6 @@ impl<N: Rnic> Gateway<N> {
         let Carried::Smc { tcp, .. } = open.transport else { return };
         // RFC 7609 4.8-1
         end_tcp(tcp, ending);
-        }
     }
 
     /// Looks after SMC-R connections whose TCP connection ended a while ago.

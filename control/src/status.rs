@@ -14,7 +14,7 @@ use smcr_engine::gauges::Stage;
 use smcr_engine::mailbox::Sender;
 use smcr_proto::Instant;
 use smcr_proto::link::State as LinkState;
-use smcr_proto::link_group::{self, Role, Symmetry};
+use smcr_proto::link_group::{Role, Symmetry};
 use smcr_proto::wire::clc::Diagnosis;
 use smcr_rnic::Rnic;
 
@@ -340,8 +340,8 @@ fn role_name(role: Role) -> &'static str {
 }
 
 fn kind_name<O>(group: &Group<O>) -> &'static str {
-    match group.machine().map_or(Symmetry::None, link_group::LinkGroup::symmetry) {
-        Symmetry::None => "none",
+    let Some(machine) = group.machine() else { return "none" };
+    match machine.symmetry() {
         Symmetry::Single => "single",
         Symmetry::AsymmetricLocal => "asymmetric-local",
         Symmetry::AsymmetricPeer => "asymmetric-peer",

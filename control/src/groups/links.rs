@@ -23,7 +23,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         peer: Option<(Gid, MacAddress)>,
     ) {
         let opened = match self.choose_port(id, peer) {
-            None => Err(Refusal::NoPort),
+            None => Err(Refusal::NoAlternatePath),
             Some(port) => {
                 let opened = self.open_link_on(now, id, number, port);
                 opened.map(|found| (found, port)).map_err(|Exhausted| Refusal::Exhausted)
@@ -45,9 +45,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         });
     }
 
-    /// Where a further link of a group would go: to an RNIC on the same physical network that the
-    /// group does not use yet, else to the one with the fewest links. A client, who knows the
-    /// server's port, makes no parallel link; a server leaves that to its client.
+    /// Where a further link of a group would go: to an RNIC on the same physical network, as the
+    /// machine prefers them, and among equals to the least busy poller.
     pub(super) fn choose_port(
         &self,
         id: GroupId,
@@ -55,24 +54,18 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     ) -> Option<PortId> {
         let group = self.groups.get(&id)?;
         let pnet = &self.ports[group.links.first()?.port.0].pnet;
-        let rank = |(index, port): (usize, &super::Port<N>)| {
-            let (gid, _) = port.address()?;
+        let candidate = |(index, port): (usize, &super::Port<N>)| {
             // RFC 7609 2-2, 5.2-1
-            let fits = port.is_up() && port.pnet == *pnet;
-            if !fits || peer.is_some_and(|(peer, _)| !port.reaches(peer)) {
-                return None;
-            }
-            let alive = group.links.iter().filter(|link| link.is_alive());
-            let here: Vec<_> = alive.filter(|link| link.ours.gid == gid).collect();
-            let end = |link: &Link<N::Opening>| link.theirs.map(|theirs| (theirs.gid, theirs.mac));
-            // RFC 7609 2.2.1-2, 3.5.1.6.1-1, 3.5.1.6.1-2, 3.5.1.6.1-3
-            if peer.is_some() && here.iter().any(|link| end(link) == peer) {
-                return None;
-            }
-            // RFC 7609 3.5.1.6.1-5, 3.5.1.6.1-6
-            Some((here.len(), self.members_of(PortId(index)), PortId(index)))
+            let reaches = peer.is_none_or(|(peer, _)| port.reaches(peer));
+            let fits = port.is_up() && port.pnet == *pnet && reaches;
+            let address = port.address().filter(|_| fits)?;
+            Some((self.members_of(PortId(index)), PortId(index), address))
         };
-        self.ports.iter().enumerate().filter_map(rank).min().map(|(_, _, port)| port)
+        let mut ports: Vec<_> = self.ports.iter().enumerate().filter_map(candidate).collect();
+        ports.sort_unstable_by_key(|(load, port, _)| (*load, *port));
+        let addresses = ports.iter().map(|(_, _, address)| *address);
+        let place = group.machine()?.choose_port(addresses, peer)?;
+        Some(ports[place].1)
     }
 
     /// Opens a queue pair for a further link, with every RMB registered beside it.

@@ -84,10 +84,30 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             }
             Action::RmbConfirmed(index) => self.rmb_confirmed(id, index),
             Action::RmbRefused(index) | Action::RmbDeleted(index) => self.rmb_gone(id, index),
-            // Connections that use the RMB are aborted by the peer, who no longer has it; elements
-            // of it are not offered again.
-            Action::RkeyDeleted { .. } => {}
+            Action::RkeyDeleted(..) => self.abort_homeless(id),
             Action::Terminate(cause) => self.end(now, id, cause),
+        }
+    }
+
+    /// Resets the connections that write to an RMB that the peer no longer has: a peer that
+    /// withdraws what is in use has given them up.
+    fn abort_homeless(&mut self, id: GroupId) {
+        let Some(group) = self.groups.get(&id) else { return };
+        let Some(machine) = group.machine() else { return };
+        let homeless = |member: &super::Member| {
+            let number = group.link(member.link).map(|link| link.number);
+            let rkey = member.peer.map(|peer| peer.rkey);
+            number.zip(rkey).is_some_and(|(on, rkey)| machine.peer_rmb(on, rkey, on).is_none())
+        };
+        let homeless: Vec<_> = group
+            .members
+            .iter()
+            .filter(|(_, member)| homeless(member))
+            .map(|(id, _)| *id)
+            .collect();
+        for connection in homeless {
+            tracing::warn!(group = id.0, slot = connection.slot, "the peer withdrew its element");
+            self.abort(connection);
         }
     }
 

@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use smcr_memory::{Region, Rmb, Rmbe};
-use smcr_proto::limits::OWN_RMBS_MAX;
 use smcr_proto::{Instant, Rkey, RmbeSize};
 use smcr_rnic::{Domain, Exhausted, Registration, Rnic};
 
@@ -178,7 +177,7 @@ impl Stock {
     ) -> Result<RmbIndex, Exhausted> {
         // RFC 7609 2.1-2
         let unused = |index: &u8| self.rmbs.iter().all(|one| one.index != RmbIndex(*index));
-        let index = RmbIndex((0..OWN_RMBS_MAX).find(unused).ok_or(Exhausted)?);
+        let index = RmbIndex((0..u8::MAX).find(unused).ok_or(Exhausted)?);
         let element_bytes = u64::from(self.size.bytes());
         let bytes = element_bytes * (budget.bytes / element_bytes).min(self.elements.into());
         if bytes == 0 {

@@ -25,8 +25,6 @@ pub enum PeerMisbehaved {
     WrongLink,
     /// A reply to TEST LINK brings other bytes than the request carried (RFC C.7.1).
     WrongEcho,
-    /// ADD LINK CONTINUATION counts other keys than it announced (RFC C.7.1).
-    WrongKeyCount,
 }
 
 impl From<Malformed> for PeerMisbehaved {

@@ -12,13 +12,6 @@ use crate::wire::clc::proposal::PREFIXES_MAX;
 // RFC 7609 A.3.5-12
 pub const LINKS_MAX: u8 = 8;
 
-/// The fewest links that a peer may name as its limit (RFC 2.2.2).
-pub const LINKS_MIN: u8 = 2;
-
-/// The most RMBs of our own in one link group. They hold
-/// [`ELEMENTS_PER_RMB_MAX`] connections each, and a group carries no more than that.
-pub const OWN_RMBS_MAX: u8 = 64;
-
 /// The most elements in an RMB: the index is a byte and begins at 1 (RFC A.2.3).
 pub const ELEMENTS_PER_RMB_MAX: u8 = 255;
 

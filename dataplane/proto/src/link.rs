@@ -43,16 +43,10 @@ pub enum Cause {
     Idle,
     /// The peer broke the LLC protocol.
     PeerMisbehaved,
-    /// The peer did not answer an LLC message that went over this link, or was about it.
-    NoAnswer,
-    /// The peer has no use for the link that was being added.
+    /// The peer did not answer an LLC message in time.
+    LlcTimedOut,
+    /// The peer does not want the link that we offered.
     Rejected,
-    /// We have no use for the link any more that was being added.
-    NotWanted,
-    /// The queue pair could not be connected.
-    Unreachable,
-    /// The link that carried the exchange failed, so this one was not added.
-    ExchangeFailed,
 }
 
 /// What can happen to a link.

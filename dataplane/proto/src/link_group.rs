@@ -1,54 +1,62 @@
 //! The links and rkeys shared with one peer: add, test, delete, end (RFC 2.2, 3.5).
 //!
 //! ```text
-//!   server                                   client
-//!     │ ── CONFIRM LINK ──────────────────────► │   first contact
-//!     │ ◄───────────────── CONFIRM LINK reply ─ │
-//!     │ ── ADD LINK ──────────────────────────► │   rejected: the group is established with one link
-//!     │ ◄─────────────────────ADD LINK reply ─  │
-//!     │ ── ADD LINK CONTINUATION ─────────────► │   keys of all RMBs, two at a time, both ways
-//!     │ ◄─────── ADD LINK CONTINUATION reply ─  │
-//!     │ ── CONFIRM LINK, on the new link ─────► │
-//!     │ ◄───────────────── CONFIRM LINK reply ─ │   established with two
+//!   server                                        client
+//!     │ ── CONFIRM LINK ───────────────────────────► │
+//!     │ ◄────────────────────── CONFIRM LINK reply ─ │
+//!     │ ── ADD LINK ───────────────────────────────► │   a second queue pair on either side
+//!     │ ◄────────────────────────── ADD LINK reply ─ │   or a rejection
+//!     │ ── ADD LINK CONTINUATION ──────────────────► │   what RMBs are called there
+//!     │ ◄───────────── ADD LINK CONTINUATION reply ─ │
+//!     │ ── CONFIRM LINK, on the new link ──────────► │
+//!     │ ◄────────────────────── CONFIRM LINK reply ─ │   the link group is established
 //! ```
 //!
-//! The server owns every change of the group's links; what a client sends are requests. A server
-//! without a port for a second link still offers one, which no client can accept: deployed clients
-//! wait seconds for an offer, in which they serve nobody else.
+//! Messages that change what links or rkeys there are stand in exchanges, and a group has one of
+//! them under way at a time (RFC 3.5.5.3). What has to wait is remembered in the state of what it
+//! is about: a link that is to be deleted, an RMB that is to be announced. So nothing overflows.
 //!
-//! - `members`: which links there are, which ports they use, what follows when one fails;
-//! - `confirm`, `add`, `delete`: the exchanges that change links;
-//! - `announce`: the exchanges that change RMBs; [`rkeys`] remembers what RMBs are called;
-//! - `exchange`: what runs, what waits, and what every deadline means.
+//! - `dispatch` takes messages apart; `confirm`, `add` with `pairs`, and `delete` are what is said
+//!   about links, `rkeys` what is said about RMBs;
+//! - `exchange` is how far an exchange has come, `member` what is known of one link, `ports` which
+//!   links may stand beside each other, `rmbs` what RMBs are called;
+//! - `timers` is what is due when, `view` what others see.
 //!
-//! Not here: when a link asks for a sign of life ([`link`]), and what it means for connections
-//! when a link or the group ends (`engine`).
+//! Not here: when a link asks for a sign of life ([`link`]), which port a link goes through
+//! (`control`), and what it means for connections when a link or a group ends (`engine`).
 
 use core::time::Duration;
 
 use crate::error::PeerMisbehaved;
 use crate::limits::{CONFIRM_LINK_REPLY_WAIT, CONFIRM_LINK_WAIT, LINKS_MAX};
-use crate::link::{self, Cause, Event, Keepalive};
+use crate::link::{self, Cause, Event, Keepalive, Link};
 use crate::outbox::Outbox;
 use crate::time::Instant;
 use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, PeerId, QpAddress, Rkey};
 use crate::wire::Malformed;
-use crate::wire::llc::{DeleteReason, LEN, Llc, TestLink};
+use crate::wire::llc::{LEN, Llc, TestLink};
 
 mod add;
-mod announce;
 mod confirm;
 mod delete;
+mod dispatch;
 mod exchange;
-mod members;
-pub mod rkeys;
+mod member;
+mod pairs;
+mod ports;
+mod rkeys;
+mod rmbs;
+mod timers;
+mod view;
 
-use announce::{Incoming, RkeyExchange};
+pub use add::Refusal;
 use exchange::Exchange;
-pub use members::Symmetry;
-use members::{Member, PLACES};
-pub use rkeys::RmbIndex;
-use rkeys::{OwnRmbs, PeerRmbs};
+pub use member::LinkView;
+use member::Member;
+use rkeys::Announcement;
+pub use rmbs::{Full, RmbIndex};
+use rmbs::{OurRmbs, PeerRmbs};
+pub use view::Symmetry;
 
 /// Which side of the first contact we were. It decides for the life of the group who adds and
 /// deletes links (RFC 3.5.5.1).
@@ -60,16 +68,16 @@ pub enum Role {
     Client,
 }
 
-/// What both sides know of the first link when the group begins.
+/// What both sides know of the first link when the group begins, and what we want.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup {
     /// The peer.
     pub peer_id: PeerId,
     /// Our end of the first link.
     pub ours: QpAddress,
-    /// The peer's end of it, as its Accept or Confirm named it.
+    /// The peer's end, as its Accept or Confirm named it.
     pub theirs: QpAddress,
-    /// Our own name for the first link.
+    /// Our own name for the link.
     pub user_id: LinkUserId,
     /// Whether our RMB elements begin with an eye catcher. Linux peers decline that.
     pub eye_catcher: bool,
@@ -79,10 +87,10 @@ pub struct Setup {
     /// [`IDLE_GROUP_SERVER`](crate::limits::IDLE_GROUP_SERVER) or
     /// [`IDLE_GROUP_CLIENT`](crate::limits::IDLE_GROUP_CLIENT).
     pub idle_wait: Duration,
-    /// How many symmetric links we are willing to have, 1 to 8. With 1 we tell the peer 2, as
-    /// everybody must, and never have a second one.
+    /// How many symmetric links we are willing to have, 2 to 8; the smaller number of both sides
+    /// counts. Deployed peers say 2.
     pub max_links: u8,
-    /// How long after a failure a further link is tried again (RFC C.8).
+    /// How long after a failed attempt a further link is tried again (RFC C.8).
     pub retry_link: Duration,
 }
 
@@ -93,61 +101,52 @@ pub enum Action {
     Send(LinkNumber, Llc),
     /// The server has named our first link, which was [`UNNUMBERED`] so far.
     LinkNumbered(LinkNumber),
-    /// The link carries connections from now on. With the first link the first contact is over:
-    /// tell the handshake that waits for it.
+    /// The link carries connections. For the first link: tell the handshake that waits for it.
     LinkConfirmed(LinkNumber),
-    /// Choose a port, open a queue pair on it, register every RMB of ours there; answer with
-    /// [`LinkGroup::link_opened`] or [`LinkGroup::link_refused`].
+    /// Choose a port of ours for a further link, open a queue pair there, register every RMB for
+    /// it, and say so with [`LinkGroup::link_opened`] or [`LinkGroup::link_refused`].
     OpenLink {
-        /// The link that is to be added.
+        /// What the link is called.
         number: LinkNumber,
-        /// The server's port of its offer, if we are the client. A client takes a port that the
-        /// group does not use yet, or any. A server, which has `None` here, does the same.
+        /// The port of the peer that it will lead to, if that is known: we are the client.
         peer: Option<(Gid, MacAddress)>,
     },
-    /// Bring the queue pair to the peer's and hand it to its poller; answer with
+    /// Bring the queue pair to RTS and hand it to its poller, and say so with
     /// [`LinkGroup::link_connected`] or [`LinkGroup::link_unreachable`].
     ConnectLink {
-        /// The link that is being added.
+        /// Which link.
         number: LinkNumber,
-        /// The peer's end of it.
+        /// The peer's end.
         theirs: QpAddress,
     },
-    /// The link is going to be deleted: move its connections to another one, then call
-    /// [`LinkGroup::link_vacated`]. [`Action::LinkFailed`] follows.
+    /// Move all connections to other links, then call [`LinkGroup::link_vacated`].
     VacateLink(LinkNumber),
-    /// The link is down: move its connections to another one that is up, then destroy its queue
-    /// pair. [`Action::Terminate`] follows if it was the last. If a handshake waits for this link,
-    /// tell that one, with [`LinkGroup::is_committed`].
+    /// The link is down, or will never be: move its connections to another, and destroy its queue
+    /// pair. [`Action::Terminate`] follows if it was the last. If a handshake waits for it, tell
+    /// that one, with [`LinkGroup::is_committed`].
     LinkFailed(LinkNumber, Cause),
-    /// The peer knows this RMB of ours on all links: connections may use it.
+    /// The peer knows this RMB of ours: connections may use it.
     RmbConfirmed(RmbIndex),
-    /// The peer does not take this RMB of ours, which the group forgets.
+    /// The peer has no room for this RMB of ours, or does not want it.
     RmbRefused(RmbIndex),
-    /// The peer will not write to this RMB of ours any more.
+    /// The peer will not write to this RMB any more: it may be deregistered.
     RmbDeleted(RmbIndex),
-    /// The peer no longer has the RMB with this key on this link: nothing may be written to it,
-    /// by no link.
+    /// The peer no longer has the RMB of this name on that link: nothing may be written to it.
     RkeyDeleted(LinkNumber, Rkey),
     /// The group is over: once what it had to send is delivered, reset all connections and destroy
-    /// all queue pairs. No RMB is deleted any more.
+    /// all queue pairs.
     Terminate(Cause),
-}
-
-/// Why there is no queue pair for a further link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// No port could carry it. Another try follows [`LinkGroup::want_link`].
-    NoPort,
-    /// Out of memory or queue pairs. Another try follows by itself.
-    Exhausted,
 }
 
 /// The number of a client's first link until the server has given it one.
 pub const UNNUMBERED: LinkNumber = LinkNumber(0);
 
-/// The most actions one input causes: the end of all links, with DELETE LINK over each, and what
-/// was answered before.
+/// When the server repeats a CONFIRM LINK that was not answered. A Linux client that has just sent
+/// its Confirm drops one that comes too early, and waits in vain.
+const CONFIRM_LINK_REPEAT: Duration = Duration::from_secs(1);
+const _: () = assert!(CONFIRM_LINK_REPEAT.as_secs() < CONFIRM_LINK_REPLY_WAIT.as_secs());
+
+/// More actions than one input causes: all links fail, and the peer deletes eight RMBs.
 const ACTIONS_MAX: usize = 48;
 
 /// Where the group is in its life.
@@ -157,9 +156,8 @@ enum Phase {
     Opening,
     /// The first link is being confirmed. A server says CONFIRM LINK once more at this time.
     Confirming { repeat_at: Option<Instant> },
-    /// The first link is confirmed, and a second one is tried. With a deadline, the peer must speak:
-    /// a server offers, a client answers an offer. Without one, an exchange has its own.
-    AddingLink { deadline: Option<Instant> },
+    /// The first link is confirmed, and a second one is tried. A client waits for the offer.
+    Founding { deadline: Option<Instant> },
     /// Carries connections.
     Established,
     /// Terminal.
@@ -169,60 +167,47 @@ enum Phase {
 /// All that we share with one peer, but for memory.
 ///
 /// - `handle_llc`, `traffic` and `link_broke` feed what happened on a link, `handle_timeout` feeds
-///   time; `connections_changed`, `probe`, `want_link`, `delete_link`, `shutdown`, `own_rmb`,
-///   `announce_rmb` and `withdraw_rmb` feed what the caller knows or wants; `link_opened`,
-///   `link_refused`, `link_connected`, `link_unreachable` and `link_vacated` answer actions.
+///   time; the answers to actions, `connections_changed`, `want_link`, `probe`, `delete_link`,
+///   `announce_rmb`, `withdraw_rmb` and `shutdown` feed what the caller knows or wants.
 /// - `poll_action` drains what the caller must do. Call it until `None` after every input.
 /// - `poll_timeout` says when to call `handle_timeout`, at the latest.
 ///
-/// Inputs must carry non-decreasing `now`, and may come at any time: what cannot be now waits
-/// inside. A terminated group swallows everything.
-///
-/// A group is about 40 KiB, most of it what 255 RMBs of the peer are called on 9 links. Box it.
+/// Inputs must carry non-decreasing `now`. A terminated group swallows everything. A group has
+/// about 70 KiB, most of it rkeys: keep it in a box.
 #[derive(Clone, Debug)]
 pub struct LinkGroup {
     role: Role,
     setup: Setup,
     phase: Phase,
-    members: [Option<Member>; PLACES],
-    exchange: Exchange,
-    rkey_exchange: Option<RkeyExchange>,
-    incoming: Option<Incoming>,
+    members: [Option<Member>; LINKS_MAX as usize],
+    exchange: Option<Exchange>,
+    announcement: Option<Announcement>,
+    our_rmbs: OurRmbs,
     peer_rmbs: PeerRmbs,
-    own_rmbs: OwnRmbs,
+    /// The RMB of the peer that CONFIRM RKEY CONTINUATION goes on about, on that link.
+    confirming_row: Option<(LinkNumber, usize)>,
     peer_eye_catcher: bool,
-    /// How many symmetric links there may be; agreed once the first link is confirmed.
-    links_limit: u8,
-    /// A link should be added, or asked for, as soon as that can be.
-    wants_link: bool,
-    /// When a link is tried again that could not be added (C.8).
-    retry_at: Option<Instant>,
-    /// A port of ours that the group does not use, as far as we know.
-    spare_port: Option<(Gid, MacAddress)>,
-    last_number: u8,
-    serial: u32,
     /// The point of no return of the first contact is behind (C.3).
     committed: bool,
+    /// Symmetric links at most, as agreed.
+    max_links: u8,
+    /// The number that was given last.
+    last_number: u8,
+    /// Server: a further link is to be offered.
+    wanted: bool,
+    /// Client: a port without a link, that the server was told of.
+    unused_port: Option<(Gid, MacAddress)>,
+    /// When a further link is tried again.
+    retry_at: Option<Instant>,
+    /// A second link was confirmed before the group was established.
+    confirmed_early: Option<LinkNumber>,
+    /// How often an RMB of ours was refused, and when it is announced again.
+    retries: u32,
+    again_at: Option<Instant>,
     connections: u32,
     idle_deadline: Option<Instant>,
     dropped: u64,
-    keys_unknown: u64,
     actions: Outbox<Action, ACTIONS_MAX>,
-}
-
-/// One link, as operators see it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LinkView {
-    /// Its number.
-    pub number: LinkNumber,
-    /// Where it is in its life.
-    pub state: link::State,
-    /// Our end.
-    pub ours: QpAddress,
-    /// The peer's end, once it is known.
-    pub theirs: Option<QpAddress>,
-    /// Whether it shares a port with an older link.
-    pub asymmetric: bool,
 }
 
 impl LinkGroup {
@@ -231,7 +216,7 @@ impl LinkGroup {
     ///
     /// # Panics
     ///
-    /// If `number` is [`UNNUMBERED`], or the setup wants no or too many links.
+    /// If `number` is [`UNNUMBERED`].
     pub fn new_server(now: Instant, setup: Setup, number: LinkNumber) -> Self {
         assert_ne!(number, UNNUMBERED, "links of a server have numbers");
         // The deadline counts from `link_connected`.
@@ -240,10 +225,6 @@ impl LinkGroup {
 
     /// A group whose client we are: the queue pair is connected, and the Confirm goes out now. Its
     /// first link is [`UNNUMBERED`] until [`Action::LinkNumbered`].
-    ///
-    /// # Panics
-    ///
-    /// If the setup wants no or too many links.
     pub fn new_client(now: Instant, setup: Setup) -> Self {
         let phase = Phase::Confirming { repeat_at: None };
         // RFC 7609 3.5.1.3-4, C.7-1
@@ -251,105 +232,60 @@ impl LinkGroup {
     }
 
     fn new(role: Role, setup: Setup, phase: Phase, number: LinkNumber, deadline: Instant) -> Self {
-        assert!((1..=LINKS_MAX).contains(&setup.max_links), "RFC 2.2.2: 1 to 8 links");
-        let mut group = Self {
+        let mut members = [None; LINKS_MAX as usize];
+        members[0] = Some(Member {
+            number,
+            link: Link::new(setup.keepalive, deadline),
+            unanswered: 0,
+            ours: setup.ours,
+            theirs: setup.theirs,
+            user_id: setup.user_id,
+            asymmetric: false,
+            delete: None,
+            asked: None,
+        });
+        Self {
             role,
             setup,
             phase,
-            members: [None; PLACES],
-            exchange: Exchange::Idle,
-            rkey_exchange: None,
-            incoming: None,
+            members,
+            exchange: None,
+            announcement: None,
+            our_rmbs: OurRmbs::new(),
             peer_rmbs: PeerRmbs::new(),
-            own_rmbs: OwnRmbs::new(),
+            confirming_row: None,
             peer_eye_catcher: false,
-            links_limit: setup.max_links,
-            wants_link: false,
-            retry_at: None,
-            spare_port: None,
-            last_number: number.0,
-            serial: 0,
             committed: false,
+            max_links: setup.max_links.clamp(confirm::LINKS_MAX_MIN, LINKS_MAX),
+            last_number: number.0,
+            wanted: false,
+            unused_port: None,
+            retry_at: None,
+            confirmed_early: None,
+            retries: 0,
+            again_at: None,
             connections: 0,
             idle_deadline: None,
             dropped: 0,
-            keys_unknown: 0,
             actions: Outbox::new(),
+        }
+    }
+
+    /// The queue pair of a server's first link is connected, so CONFIRM LINK goes out.
+    fn first_link_connected(&mut self, now: Instant) {
+        self.phase = Phase::Confirming { repeat_at: Some(now + CONFIRM_LINK_REPEAT) };
+        let [Some(member), ..] = &mut self.members else {
+            unreachable!("a group begins with a link");
         };
-        let Setup { ours, theirs, user_id, .. } = setup;
-        let first = group.new_member(deadline, number, ours, Some(theirs), user_id);
-        group.members[0] = Some(first);
-        group
-    }
-
-    /// Which side we are.
-    pub fn role(&self) -> Role {
-        self.role
-    }
-
-    /// The peer.
-    pub fn peer_id(&self) -> PeerId {
-        self.setup.peer_id
-    }
-
-    /// Whether connections may join.
-    pub fn is_established(&self) -> bool {
-        self.phase == Phase::Established
-    }
-
-    /// Whether the group is over.
-    pub fn is_terminated(&self) -> bool {
-        self.phase == Phase::Terminated
-    }
-
-    /// Whether the point of no return of the first contact is behind: a failure of the link now
-    /// resets its first connection instead of declining it.
-    ///
-    /// # Specification
-    ///
-    /// RFC 7609, C.3. We count from sending ADD LINK, not from its completion: nobody tells us.
-    pub fn is_committed(&self) -> bool {
-        self.committed
-    }
-
-    /// Whether the peer's RMB elements begin with an eye catcher. Known once a link is confirmed.
-    pub fn peer_eye_catcher(&self) -> bool {
-        self.peer_eye_catcher
-    }
-
-    /// Messages that fitted no procedure under way, and were ignored.
-    pub fn dropped(&self) -> u64 {
-        self.dropped
-    }
-
-    /// Keys of ours that the peer did not know when we deleted them.
-    pub fn keys_unknown(&self) -> u64 {
-        self.keys_unknown
-    }
-
-    /// The links of the group, those that are down and not yet deleted included.
-    pub fn links(&self) -> impl Iterator<Item = LinkView> {
-        let asymmetric = self.asymmetric();
-        self.present().map(move |member| LinkView {
-            number: member.number,
-            state: member.link.state(),
-            ours: member.ours,
-            theirs: member.theirs,
-            asymmetric: Some(member.number) == asymmetric,
-        })
-    }
-
-    /// Whether connections may use this link.
-    pub fn is_link_up(&self, number: LinkNumber) -> bool {
-        self.find(number).is_some_and(Member::is_up)
+        let number = member.number;
+        // RFC 7609 3.5.1.5-3, C.7-1
+        member.link = Link::new(self.setup.keepalive, now + CONFIRM_LINK_REPLY_WAIT);
+        // RFC 7609 3.3-10, 3.5.1.5-1
+        self.send_confirm_link(number, false);
     }
 
     /// How many connections use the group now. A group that stays without is ended.
     pub fn connections_changed(&mut self, now: Instant, count: u32) {
-        self.connections_counted(now, count);
-    }
-
-    fn connections_counted(&mut self, now: Instant, count: u32) {
         self.connections = count;
         let idle = self.phase == Phase::Established && count == 0;
         // RFC 7609 2-5, 3.5.4-3, 3.5.4-4
@@ -366,11 +302,12 @@ impl LinkGroup {
         self.link_event(now, number, Event::Probe(wait));
     }
 
-    /// The NIC reports that the link's queue pair is broken.
+    /// The NIC reports that the link's queue pair is broken, or that its port is down.
     pub fn link_broke(&mut self, now: Instant, number: LinkNumber) {
-        // RFC 7609 3.5.5.1.3-2, C.7.1-1
-        self.link_event(now, number, Event::Fail(Cause::QueuePairBroke));
-        self.proceed(now);
+        if self.find(number).is_some_and(|member| !is_down(member)) {
+            // RFC 7609 2.3-2, 3.5.5.1.3-2, C.7.1-1
+            self.link_lost(now, number, Cause::QueuePairBroke);
+        }
     }
 
     /// Takes in 44 bytes that arrived on a link and are no CDC message.
@@ -394,8 +331,7 @@ impl LinkGroup {
                 Ok(())
             }
             Err(malformed) => {
-                self.link_event(now, number, Event::Fail(Cause::PeerMisbehaved));
-                self.proceed(now);
+                self.link_lost(now, number, Cause::PeerMisbehaved);
                 Err(malformed.into())
             }
         }
@@ -412,92 +348,16 @@ impl LinkGroup {
         number: LinkNumber,
         message: &Llc,
     ) -> Result<(), PeerMisbehaved> {
-        if self.phase == Phase::Terminated || self.find(number).is_none() {
+        if self.phase == Phase::Terminated || self.find(number).is_none_or(is_down) {
             return Ok(());
         }
         self.link_event(now, number, Event::Traffic);
-        if self.is_deaf(number, message) {
-            self.dropped += 1;
-            return Ok(());
-        }
         let result = self.dispatch(now, number, message);
         // RFC 7609 C.7.1-35
         if result.is_err() {
-            self.link_event(now, number, Event::Fail(Cause::PeerMisbehaved));
+            self.link_lost(now, number, Cause::PeerMisbehaved);
         }
-        self.proceed(now);
         result
-    }
-
-    /// Whether a message comes too late: the link is down, or the client has asked to delete it.
-    // RFC 7609 C.7.1-27
-    fn is_deaf(&self, number: LinkNumber, message: &Llc) -> bool {
-        let Some(member) = self.find(number) else { return true };
-        let asked = member.doom.is_some_and(|doom| doom.asked.is_some());
-        let delete = match message {
-            Llc::DeleteLink(delete) => Some(delete),
-            Llc::ConfirmLink(_)
-            | Llc::AddLink(_)
-            | Llc::AddLinkContinuation(_)
-            | Llc::ConfirmRkey(_)
-            | Llc::ConfirmRkeyContinuation(_)
-            | Llc::DeleteRkey(_)
-            | Llc::TestLink(_) => None,
-        };
-        match member.link.state() {
-            link::State::Down(_) => !delete.is_some_and(|delete| delete.all),
-            link::State::Confirming { .. }
-            | link::State::Active { .. }
-            | link::State::Probing { .. } => {
-                asked && delete.is_none() && !matches!(message, Llc::TestLink(_))
-            }
-        }
-    }
-
-    fn dispatch(
-        &mut self,
-        now: Instant,
-        on: LinkNumber,
-        message: &Llc,
-    ) -> Result<(), PeerMisbehaved> {
-        match message {
-            Llc::ConfirmLink(confirm) => self.handle_confirm_link(now, on, confirm)?,
-            Llc::AddLink(add) => self.handle_add_link(now, on, add)?,
-            Llc::AddLinkContinuation(more) => self.handle_continuation(now, on, more)?,
-            Llc::DeleteLink(delete) => self.handle_delete_link(now, on, delete),
-            Llc::ConfirmRkey(confirm) => self.handle_confirm_rkey(now, on, confirm),
-            Llc::ConfirmRkeyContinuation(more) => {
-                self.handle_confirm_rkey_continuation(now, on, more);
-            }
-            Llc::DeleteRkey(delete) => self.handle_delete_rkey(on, delete),
-            Llc::TestLink(test) => self.handle_test_link(on, test)?,
-        }
-        Ok(())
-    }
-
-    fn handle_test_link(
-        &mut self,
-        on: LinkNumber,
-        message: &TestLink,
-    ) -> Result<(), PeerMisbehaved> {
-        if !message.reply {
-            // RFC 7609 3.3-4, 3.5.5.3-1, 3.5.5.3.1-1, 3.5.5.3.2-1, 3.5.5.3.3-1, A.3.8-2
-            self.send(on, Llc::TestLink(TestLink { reply: true, ..*message }));
-            return Ok(());
-        }
-        let ours = self.setup.ours.gid.0;
-        let Some(member) = self.find_mut(on) else { return Ok(()) };
-        if member.unanswered == 0 {
-            self.dropped += 1;
-            return Ok(());
-        }
-        member.unanswered -= 1;
-        // RFC 7609 C.7.1-33
-        if message.user_data == ours { Ok(()) } else { Err(PeerMisbehaved::WrongEcho) }
-    }
-
-    fn send(&mut self, on: LinkNumber, message: Llc) {
-        self.actions.push(Action::Send(on, message));
     }
 
     /// What the caller must do next, oldest first.
@@ -506,47 +366,139 @@ impl LinkGroup {
         self.actions.pop()
     }
 
-    /// When to call [`Self::handle_timeout`], at the latest.
-    #[must_use]
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        let phase = match self.phase {
-            Phase::Opening | Phase::Terminated => return None,
-            Phase::AddingLink { deadline } => deadline,
-            Phase::Confirming { repeat_at } => repeat_at,
-            Phase::Established => None,
-        };
-        let links = self.present().filter_map(|member| member.link.poll_timeout());
-        // A link that joins has no deadline of its own.
-        let links = links.filter(|deadline| *deadline != Instant(u64::MAX));
-        let exchange = self.exchange_timeout();
-        links.chain(phase).chain(exchange).chain(self.idle_deadline).min()
-    }
-
-    /// Does what is due at this time.
-    pub fn handle_timeout(&mut self, now: Instant) {
-        match self.phase {
-            Phase::Opening | Phase::Terminated => return,
-            // RFC 7609 C.8-1
-            // C.8: the group goes on without a second link.
-            Phase::AddingLink { deadline: Some(deadline) } if deadline <= now => {
-                self.phase = Phase::AddingLink { deadline: None };
+    /// One event for one link, and what follows for the group.
+    fn link_event(&mut self, now: Instant, number: LinkNumber, event: Event) {
+        if self.is_terminated() {
+            return;
+        }
+        let Some(member) = self.find_mut(number) else { return };
+        match member.link.handle(now, event) {
+            Some(link::Action::SendTestLink) => {
+                member.unanswered += 1;
+                let test = TestLink { reply: false, user_data: member.ours.gid.0 };
+                self.actions.push(Action::Send(number, Llc::TestLink(test)));
             }
-            Phase::Confirming { repeat_at: Some(repeat_at) } if repeat_at <= now => {
-                self.phase = Phase::Confirming { repeat_at: None };
-                for member in self.members.into_iter().flatten() {
-                    self.send_confirm_link(member.number, false);
+            Some(link::Action::Fail(cause)) => {
+                self.actions.push(Action::LinkFailed(number, cause));
+                let alive = |member: &Member| match self.phase {
+                    Phase::Opening | Phase::Confirming { .. } => !is_down(member),
+                    // One that is being added cannot keep a group alive.
+                    Phase::Founding { .. } | Phase::Established | Phase::Terminated => {
+                        member.link.is_up()
+                    }
+                };
+                if !self.members().any(alive) {
+                    self.terminate(cause);
                 }
             }
-            Phase::AddingLink { .. } | Phase::Confirming { .. } | Phase::Established => {}
+            None => {}
         }
-        for member in self.members.into_iter().flatten().filter(|member| !member.gone) {
-            self.link_event(now, member.number, Event::Timeout);
+    }
+
+    fn terminate(&mut self, cause: Cause) {
+        self.phase = Phase::Terminated;
+        self.exchange = None;
+        // RFC 7609 4.5.3-5, C.7.1-17, C.7.1-21
+        self.actions.push(Action::Terminate(cause));
+    }
+
+    /// Begins what was waiting, if nothing is under way.
+    fn advance(&mut self, now: Instant) {
+        let begun = match self.phase {
+            Phase::Founding { deadline: None } | Phase::Established => true,
+            Phase::Opening | Phase::Confirming { .. } | Phase::Founding { .. } => false,
+            Phase::Terminated => false,
+        };
+        if !begun || self.exchange.is_some() {
+            return;
         }
-        self.exchange_expired(now);
-        if self.idle_deadline.is_some_and(|deadline| deadline <= now) {
-            self.end(now, Cause::Idle, DeleteReason::PROGRAM);
+        // RFC 7609 3.5.5.3-5, 3.5.5.3-6, 3.5.5.3-7, 3.5.5.3-8, 3.5.5.3-9
+        if self.role == Role::Server && self.announcement.is_none() {
+            let doomed = self.members().find(|member| member.delete.is_some());
+            if let Some(number) = doomed.map(|member| member.number) {
+                self.begin_delete(now, number);
+            } else if self.wanted {
+                self.begin_add(now);
+            }
         }
-        self.proceed(now);
+        let told = self.members().all(|member| member.asked.is_none());
+        if let Phase::Founding { .. } = self.phase
+            && self.exchange.is_none()
+            && told
+        {
+            self.establish(now);
+        }
+        if self.exchange.is_none() && self.again_at.is_none() {
+            self.begin_rkeys(now);
+        }
+    }
+
+    /// The first contact is over: connections may use the group.
+    fn establish(&mut self, now: Instant) {
+        self.phase = Phase::Established;
+        // RFC 7609 2.2-3, 2.2.1-1, C.3-2
+        self.committed = true;
+        self.connections_changed(now, self.connections);
+        let second = self.confirmed_early.take();
+        let first = self.members().find(|one| one.is_of_use() && Some(one.number) != second);
+        let first = first.map(|member| member.number);
+        for number in first.into_iter().chain(second) {
+            self.actions.push(Action::LinkConfirmed(number));
+        }
+        if self.role == Role::Client {
+            self.tell_of_port(now);
+        }
+    }
+
+    /// Any link that carries messages.
+    fn any_link_up(&self) -> Option<LinkNumber> {
+        let up = self.members().find(|member| member.link.is_up());
+        up.map(|member| member.number)
+    }
+
+    /// A link that carries messages and stays.
+    fn link_of_use(&self) -> Option<LinkNumber> {
+        let found = self.members().find(|member| member.is_of_use() && member.asked.is_none());
+        found.map(|member| member.number)
+    }
+
+    fn members(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().flatten()
+    }
+
+    fn numbers(&self) -> [Option<LinkNumber>; LINKS_MAX as usize] {
+        self.members.map(|member| member.map(|member| member.number))
+    }
+
+    fn slot(&self, number: LinkNumber) -> Option<usize> {
+        let is_it = |member: &Option<Member>| member.is_some_and(|member| member.number == number);
+        self.members.iter().position(is_it)
+    }
+
+    fn find(&self, number: LinkNumber) -> Option<&Member> {
+        self.members().find(|member| member.number == number)
+    }
+
+    fn find_mut(&mut self, number: LinkNumber) -> Option<&mut Member> {
+        self.members.iter_mut().flatten().find(|member| member.number == number)
+    }
+
+    /// Forgets a link and what RMBs were called on it.
+    fn remove_member(&mut self, number: LinkNumber) {
+        if let Some(slot) = self.slot(number) {
+            self.members[slot] = None;
+            self.our_rmbs.clear(slot);
+            self.peer_rmbs.clear(slot);
+        }
+    }
+}
+
+fn is_down(member: &Member) -> bool {
+    match member.link.state() {
+        link::State::Down(_) => true,
+        link::State::Confirming { .. }
+        | link::State::Active { .. }
+        | link::State::Probing { .. } => false,
     }
 }
 

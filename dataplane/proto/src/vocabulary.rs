@@ -12,7 +12,7 @@ pub struct Qpn(pub u32);
 pub struct Psn(pub u32);
 
 /// Where one end of a queue pair lives: what the peer must be told about it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpAddress {
     /// The port.
     pub gid: Gid,

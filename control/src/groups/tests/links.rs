@@ -14,7 +14,7 @@ fn symmetry(host: &Host, group: GroupId) -> Symmetry {
     host.groups
         .at(group)
         .and_then(|group| group.machine())
-        .map_or(Symmetry::None, |it| it.symmetry())
+        .map_or(Symmetry::Single, |it| it.symmetry())
 }
 
 fn links(host: &Host, group: GroupId) -> usize {

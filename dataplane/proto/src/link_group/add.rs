@@ -1,87 +1,61 @@
-//! ADD LINK and its continuation (RFC 3.5.1.6, 3.5.5.1.1, 3.5.5.1.2, 3.5.5.2.3, C.8).
+//! ADD LINK: a further link (RFC 3.5.1.6, 3.5.5.1.1, 3.5.5.1.2, A.3.2, A.3.3, C.8).
 //!
 //! ```text
-//!   server  Opening ─ offer ─► Offered ─ reply ─► Connecting ─► Telling ─► Confirming ─► done
-//!   client  Opening ─────────────────────────────► Connecting ─ reply ─► Telling ─► Confirming ─► done
+//!   server: Opening ─► Offered ─► Connecting ─► Rkeys ─► Confirming
+//!   client: Opening ─► Connecting ─► Rkeys ─► Confirming
 //! ```
 
-use super::exchange::Exchange;
-use super::members::Doom;
-use super::rkeys::{Plan, RmbIndex};
-use super::{Action, LinkGroup, Phase, Refusal, Role};
+use super::member::{Member, port_of};
+use super::{Action, LinkGroup, Phase, Role};
 use crate::error::PeerMisbehaved;
 use crate::limits::{ADD_LINK_WAIT, CONFIRM_ADDED_LINK_WAIT};
-use crate::link::{Cause, Event};
+use crate::link::{Cause, Event, Link};
 use crate::time::Instant;
 use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, Mtu, Psn, QpAddress, Qpn, Rkey};
 use crate::wire::llc::add_link::{REASON_INVALID_MTU, REASON_NO_ALTERNATE_PATH};
-use crate::wire::llc::{AddLink, AddLinkContinuation, DeleteLink, DeleteReason, Llc, RkeyPair};
+use crate::wire::llc::{AddLink, DeleteReason, Llc};
 
-/// How far the adding of a link is.
+use super::delete::Order;
+use super::exchange::{Exchange, Pairs};
+use super::rmbs::RmbIndex;
+
+/// Why the caller has no queue pair for a further link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
-    /// The caller opens a queue pair.
-    Opening,
-    /// Server: the offer is out.
-    Offered,
-    /// The caller connects the queue pair.
-    Connecting,
-    /// Both tell what their RMBs are called on the new link.
-    Telling,
-    /// CONFIRM LINK is under way on the new link.
-    Confirming,
-}
-
-/// A link that is being added.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Adding {
-    pub(super) number: LinkNumber,
-    /// The link that carries the exchange.
-    pub(super) carrier: LinkNumber,
-    pub(super) step: Step,
-    pub(super) deadline: Option<Instant>,
-    /// Client: what the server offered.
-    offer: Option<AddLink>,
-    /// Our RMBs that are still to be told, as a mask of their indices.
-    untold: u64,
-    /// How many keys the peer still owes, once it has said so.
-    owed: Option<u8>,
-}
-
-impl Adding {
-    fn new(number: LinkNumber, carrier: LinkNumber, offer: Option<AddLink>) -> Self {
-        let step = Step::Opening;
-        Self { number, carrier, step, deadline: None, offer, untold: 0, owed: None }
-    }
-}
-
-/// The end that an ADD LINK describes.
-fn end_of(message: &AddLink) -> QpAddress {
-    let AddLink { mac, gid, qpn, psn, mtu, .. } = *message;
-    QpAddress { gid, mac, qpn, psn, mtu }
+pub enum Refusal {
+    /// No port of ours would make it anything but parallel to a link that is there.
+    NoAlternatePath,
+    /// The NIC or the host is out of something.
+    Exhausted,
 }
 
 impl LinkGroup {
-    /// Server: a link is wanted, and nothing else is going on.
-    pub(super) fn begin_add(&mut self, _now: Instant) {
-        let Some(carrier) = self.carrier() else { return };
-        self.wants_link = false;
-        self.retry_at = None;
-        // RFC 7609 3.5.1.6-4
-        let number = self.take_number();
-        self.exchange = Exchange::Adding(Adding::new(number, carrier, None));
-        // RFC 7609 3.5.1.6-2, 3.5.1.6-3, 3.5.5.1.1-1
-        self.actions.push(Action::OpenLink { number, peer: None });
+    /// A port of ours has come up, or is without a link: the server offers one, a client tells its
+    /// server of it. Nothing happens if the group has all the links it may have.
+    pub fn want_link(&mut self, now: Instant, port: (Gid, MacAddress)) {
+        match (self.role, self.phase) {
+            (Role::Server, Phase::Founding { .. } | Phase::Established) => {
+                self.wanted = true;
+                self.advance(now);
+            }
+            (Role::Client, Phase::Established) => {
+                self.unused_port = Some(port);
+                self.tell_of_port(now);
+            }
+            (Role::Client, Phase::Founding { .. }) => self.unused_port = Some(port),
+            (Role::Server | Role::Client, Phase::Opening | Phase::Confirming { .. })
+            | (Role::Server | Role::Client, Phase::Terminated) => {}
+        }
     }
 
-    /// Client: tells the server of a port.
-    // RFC 7609 3.5.5.1.2-1, 3.5.5.1.2-5, 2.2.2-9
-    pub(super) fn ask_for_link(&mut self, _now: Instant) {
-        self.wants_link = false;
-        self.retry_at = None;
-        let (Some(carrier), Some((gid, mac))) = (self.carrier(), self.spare_port) else { return };
-        let mtu = self.setup.ours.mtu;
-        // RFC 7609 A.3.2-11
+    /// Client: says that there is a port without a link, unless a link is being added anyway.
+    pub(super) fn tell_of_port(&mut self, now: Instant) {
+        let Some((gid, mac)) = self.unused_port else { return };
+        let busy = self.exchange.is_some_and(Exchange::adds);
+        let Some(on) = self.link_of_use() else { return };
+        // RFC 7609 2.2.2-8, 3.5.5.1.2-1, 3.5.5.1.2-5
+        if busy || !self.may_add() || self.members().any(|member| member.is_from((gid, mac))) {
+            return;
+        }
         let notice = AddLink {
             reply: false,
             rejected: false,
@@ -89,19 +63,54 @@ impl LinkGroup {
             mac,
             gid,
             qpn: Qpn(0),
-            link: super::UNNUMBERED,
-            mtu,
+            link: LinkNumber(0),
+            mtu: Mtu(0),
             psn: Psn(0),
         };
-        self.send(carrier, Llc::AddLink(notice));
+        self.send(on, Llc::AddLink(notice));
+        // RFC 7609 C.7.1-9
+        self.retry_at = Some(now + self.setup.retry_link);
     }
 
-    /// The queue pair that [`Action::OpenLink`] asked for. `keys` are what each RMB of ours is
-    /// called there. A link that is not wanted any more is answered by [`Action::LinkFailed`].
+    /// Whether the agreement leaves room for another link.
+    pub(super) fn may_add(&self) -> bool {
+        let up = || self.members().filter(|member| member.is_of_use());
+        // An asymmetric link does not count, because it goes when a symmetric one comes.
+        // RFC 7609 2.2.2-2, 2.2.2-9, 2.2.2-11, 2.2.2-12, 3.5.5.1.1-5
+        let symmetric = up().filter(|member| !member.asymmetric).count();
+        let room = self.members.iter().any(Option::is_none);
+        room && symmetric < usize::from(self.max_links)
+    }
+
+    /// Server: asks the caller for a queue pair to offer.
+    pub(super) fn begin_add(&mut self, now: Instant) {
+        self.wanted = false;
+        let Some(on) = self.link_of_use() else { return };
+        if !self.may_add() {
+            self.advance(now);
+            return;
+        }
+        let number = self.new_number();
+        self.exchange = Some(Exchange::Opening { number, on, theirs: None });
+        self.actions.push(Action::OpenLink { number, peer: None });
+    }
+
+    /// A number that was not used for as long as possible.
+    fn new_number(&mut self) -> LinkNumber {
+        loop {
+            // RFC 7609 2.2.4-1, 2.2.4-2
+            self.last_number = self.last_number.checked_add(1).unwrap_or(1);
+            let number = LinkNumber(self.last_number);
+            if self.find(number).is_none() {
+                return number;
+            }
+        }
+    }
+
+    /// The answer to [`Action::OpenLink`]: a queue pair that knows its own address, and what each
+    /// RMB of ours is called on it.
     ///
-    /// # Panics
-    ///
-    /// If an index is not below [`OWN_RMBS_MAX`](crate::limits::OWN_RMBS_MAX).
+    /// If nobody wants it any more, [`Action::LinkFailed`] follows.
     pub fn link_opened(
         &mut self,
         now: Instant,
@@ -110,164 +119,152 @@ impl LinkGroup {
         user_id: LinkUserId,
         keys: &[(RmbIndex, Rkey, u64)],
     ) {
-        let Some(adding) = self.adding(number, Step::Opening) else {
-            self.actions.push(Action::LinkFailed(number, Cause::NotWanted));
+        let Some(Exchange::Opening { number: expected, on, theirs }) = self.exchange else {
+            self.actions.push(Action::LinkFailed(number, Cause::DeletedByUs));
             return;
         };
-        let theirs = adding.offer.map(|offer| end_of(&offer));
-        if theirs.is_some_and(|theirs| !self.admits(ours, theirs)) {
-            self.actions.push(Action::LinkFailed(number, Cause::NotWanted));
-            self.refuse_offer(now, adding, REASON_NO_ALTERNATE_PATH);
+        if number != expected {
+            self.actions.push(Action::LinkFailed(number, Cause::DeletedByUs));
             return;
         }
-        // The exchange has deadlines of its own; a link that joins does not time out by itself.
-        let member = self.new_member(Instant(u64::MAX), number, ours, theirs, user_id);
-        let Some(place) = self.admit(member) else {
-            self.actions.push(Action::LinkFailed(number, Cause::NotWanted));
+        let theirs_known = theirs.unwrap_or_default();
+        // RFC 7609 2.2.1-2, 2.2.1-5, 3.5.5.1.1-3
+        let bad = theirs.is_some_and(|theirs| {
+            let asymmetric = self.is_asymmetric(port_of(ours), port_of(theirs));
+            let second = asymmetric && self.members().any(|member| member.asymmetric);
+            second || self.is_parallel(port_of(ours), port_of(theirs))
+        });
+        if bad {
+            self.actions.push(Action::LinkFailed(number, Cause::DeletedByUs));
+            self.link_refused(now, number, Refusal::NoAlternatePath);
+            return;
+        }
+        let Some(slot) = self.members.iter().position(Option::is_none) else {
+            self.actions.push(Action::LinkFailed(number, Cause::DeletedByUs));
             self.link_refused(now, number, Refusal::Exhausted);
             return;
         };
+        let asymmetric =
+            theirs.is_some_and(|theirs| self.is_asymmetric(port_of(ours), port_of(theirs)));
+        self.members[slot] = Some(Member {
+            number,
+            // Until CONFIRM LINK the exchange watches over it.
+            link: Link::new(self.setup.keepalive, Instant(u64::MAX)),
+            unanswered: 0,
+            ours,
+            theirs: theirs_known,
+            user_id,
+            asymmetric,
+            delete: None,
+            asked: None,
+        });
         for (rmb, rkey, address) in keys {
-            if let Some(row) = self.own_rmbs.find_mut(*rmb) {
-                row.keys.set(place, *rkey, *address);
-            }
+            self.our_rmbs.set(*rmb, slot, *rkey, *address);
         }
         if let Some(theirs) = theirs {
-            self.add_step(Step::Connecting, None);
-            // RFC 7609 3.5.1.6.1-4, 3.5.1.6.1-5
+            // RFC 7609 3.5.1.6.1-5, 3.5.1.6.1-6
+            self.exchange = Some(Exchange::Connecting { number, on });
             self.actions.push(Action::ConnectLink { number, theirs });
         } else {
-            self.add_step(Step::Offered, Some(now + ADD_LINK_WAIT));
-            // RFC 7609 C.3-1
-            self.committed = true;
-            // RFC 7609 3.5.1.6-5, A.3.2-12
-            self.send_add_link(adding.carrier, number, ours, false);
-        }
-        self.proceed(now);
-    }
-
-    /// There is no queue pair for the link that [`Action::OpenLink`] asked for.
-    pub fn link_refused(&mut self, now: Instant, number: LinkNumber, refusal: Refusal) {
-        let Some(adding) = self.adding(number, Step::Opening) else { return };
-        match self.role {
-            Role::Client => {
-                self.spare_port = None;
-                self.refuse_offer(now, adding, REASON_NO_ALTERNATE_PATH);
-            }
-            Role::Server => {
-                self.exchange = Exchange::Idle;
-                if matches!(self.phase, Phase::AddingLink { .. }) {
-                    self.offer_impossible_link(now, adding);
-                }
-                // Without a port there is nothing to try again before one appears.
-                let again = refusal == Refusal::Exhausted;
-                self.retry_at = again.then(|| now + self.setup.retry_link);
-            }
-        }
-        self.proceed(now);
-    }
-
-    /// The queue pair is connected: the one of the first link, or that of
-    /// [`Action::ConnectLink`].
-    pub fn link_connected(&mut self, now: Instant, number: LinkNumber) {
-        if self.phase == Phase::Opening {
-            self.first_link_connected(now, number);
-            return;
-        }
-        let Some(adding) = self.adding(number, Step::Connecting) else { return };
-        let Some(ours) = self.find(number).map(|member| member.ours) else { return };
-        self.add_step(Step::Telling, Some(now + ADD_LINK_WAIT));
-        self.collect_untold();
-        match self.role {
-            // RFC 7609 3.5.1.6.2-2, A.3.3-2
-            Role::Server => self.send_continuation(false),
-            Role::Client => {
-                // RFC 7609 C.3-2
-                self.committed = true;
-                // RFC 7609 3.5.1.6.1-7, A.3.2-8
-                self.send_add_link(adding.carrier, number, ours, true);
-            }
-        }
-        self.proceed(now);
-    }
-
-    /// The queue pair cannot be connected: the one of the first link, or that of
-    /// [`Action::ConnectLink`].
-    pub fn link_unreachable(&mut self, now: Instant, number: LinkNumber) {
-        if let Some(adding) = self.adding(number, Step::Connecting) {
-            if self.role == Role::Client {
-                self.forget_joining(now, number, Cause::Unreachable);
-                self.refuse_offer(now, adding, REASON_NO_ALTERNATE_PATH);
-            } else {
-                self.abort_add(now, Cause::Unreachable, true);
-            }
-        } else {
-            self.link_event(now, number, Event::Fail(Cause::Unreachable));
-        }
-        self.proceed(now);
-    }
-
-    /// The exchange, if it adds this link and is at this step.
-    pub(super) fn adding(&self, number: LinkNumber, step: Step) -> Option<Adding> {
-        match self.exchange {
-            Exchange::Adding(adding) if adding.number == number && adding.step == step => {
-                Some(adding)
-            }
-            Exchange::Idle
-            | Exchange::Adding(_)
-            | Exchange::Deleting { .. }
-            | Exchange::Vacating { .. } => None,
+            self.offer(now, number, on, ours);
         }
     }
 
-    fn add_step(&mut self, step: Step, deadline: Option<Instant>) {
-        if let Exchange::Adding(adding) = &mut self.exchange {
-            (adding.step, adding.deadline) = (step, deadline);
-        }
-    }
-
-    // RFC 7609 A.3.2-9, A.3.2-10
-    fn send_add_link(&mut self, on: LinkNumber, link: LinkNumber, ours: QpAddress, reply: bool) {
+    /// Server: ADD LINK goes out.
+    fn offer(&mut self, now: Instant, number: LinkNumber, on: LinkNumber, ours: QpAddress) {
         let QpAddress { gid, mac, qpn, psn, mtu } = ours;
-        let message = AddLink { reply, rejected: false, reason: 0, mac, gid, qpn, link, mtu, psn };
-        self.send(on, Llc::AddLink(message));
-    }
-
-    /// Offers a second link on the port of the first, with an MTU that does not exist: every
-    /// deployed client rejects that at once, and the group is complete. Silence would cost it
-    /// seconds; see the module. The body names our port because Linux mistakes an empty one.
-    fn offer_impossible_link(&mut self, now: Instant, adding: Adding) {
-        let offer = AddLink {
-            reply: false,
-            rejected: false,
-            reason: 0,
-            mac: self.setup.ours.mac,
-            gid: self.setup.ours.gid,
-            qpn: Qpn(0),
-            link: adding.number,
-            mtu: Mtu(0),
-            psn: Psn(0),
-        };
-        self.phase = Phase::AddingLink { deadline: Some(now + ADD_LINK_WAIT) };
+        let (reply, rejected, reason, link) = (false, false, 0, number);
         // RFC 7609 C.3-1
         self.committed = true;
-        self.send(adding.carrier, Llc::AddLink(offer));
+        self.exchange = Some(Exchange::Offered { number, on, deadline: now + ADD_LINK_WAIT });
+        // RFC 7609 3.5.1.6-4, 3.5.1.6-5, 3.5.5.1.1-1, A.3.2-12
+        let offer = AddLink { reply, rejected, reason, mac, gid, qpn, link, mtu, psn };
+        self.send(on, Llc::AddLink(offer));
     }
 
-    /// Client: there will be no such link.
-    fn refuse_offer(&mut self, now: Instant, adding: Adding, reason: u8) {
-        self.exchange = Exchange::Idle;
-        if let Some(offer) = adding.offer {
-            self.reject(adding.carrier, &offer, reason);
+    /// The other answer to [`Action::OpenLink`].
+    ///
+    /// During the first contact a client waits for an offer, for seconds in which deployed ones
+    /// serve nobody else. So a server without a queue pair offers one with an MTU that does not
+    /// exist: every client rejects that at once. The body names our port because Linux mistakes an
+    /// empty one.
+    pub fn link_refused(&mut self, now: Instant, number: LinkNumber, refusal: Refusal) {
+        let Some(Exchange::Opening { number: expected, on, theirs }) = self.exchange else {
+            return;
+        };
+        if number != expected {
+            return;
         }
-        self.proceed(now);
+        if let Some(theirs) = theirs {
+            // RFC 7609 3.5.1.6.1-2, 3.5.1.6.1-8, A.3.2-8
+            self.reject(on, number, theirs, REASON_NO_ALTERNATE_PATH);
+            self.end_exchange(now);
+        } else if let Phase::Founding { .. } = self.phase {
+            let ours = self.find(on).map(|member| member.ours).unwrap_or_default();
+            let impossible = QpAddress { qpn: Qpn(0), psn: Psn(0), mtu: Mtu(0), ..ours };
+            self.offer(now, number, on, impossible);
+        } else {
+            if refusal == Refusal::Exhausted {
+                self.retry_later(now);
+            }
+            self.end_exchange(now);
+        }
     }
 
-    fn reject(&mut self, on: LinkNumber, offer: &AddLink, reason: u8) {
-        // RFC 7609 C.3-2
-        self.committed = true;
-        // RFC 7609 2.2.1-2, 3.5.1.6.1-2, 3.5.1.6.1-8, A.3.2-8
-        self.send(on, Llc::AddLink(AddLink { reply: true, rejected: true, reason, ..*offer }));
+    fn reject(&mut self, on: LinkNumber, link: LinkNumber, theirs: QpAddress, reason: u8) {
+        let QpAddress { gid, mac, qpn, psn, mtu } = theirs;
+        let (reply, rejected) = (true, true);
+        let answer = AddLink { reply, rejected, reason, mac, gid, qpn, link, mtu, psn };
+        self.send(on, Llc::AddLink(answer));
+    }
+
+    /// The answer to [`Action::ConnectLink`]: the queue pair is in RTS and its poller has it.
+    ///
+    /// For the first link of a server, too: CONFIRM LINK goes out.
+    pub fn link_connected(&mut self, now: Instant, number: LinkNumber) {
+        if self.phase == Phase::Opening {
+            self.first_link_connected(now);
+            return;
+        }
+        let Some(Exchange::Connecting { number: expected, on }) = self.exchange else { return };
+        if number != expected {
+            return;
+        }
+        let left = self.slot(on).map(|slot| self.our_rmbs.told_on(slot)).unwrap_or_default();
+        let pairs = Pairs { left, peer_left: None };
+        let deadline = now + ADD_LINK_WAIT;
+        self.exchange = Some(Exchange::Rkeys { number, on, pairs, deadline });
+        match self.role {
+            Role::Server => self.send_pairs(now, false),
+            Role::Client => {
+                let Some(member) = self.find(number) else { return };
+                let QpAddress { gid, mac, qpn, psn, mtu } = member.ours;
+                let (reply, rejected, reason, link) = (true, false, 0, number);
+                let mtu = mtu.min(member.theirs.mtu);
+                // RFC 7609 3.5.1.6.1-7, A.3.2-9
+                let answer = AddLink { reply, rejected, reason, mac, gid, qpn, link, mtu, psn };
+                self.send(on, Llc::AddLink(answer));
+            }
+        }
+    }
+
+    /// The other answer to [`Action::ConnectLink`]: the peer cannot be reached that way, and the
+    /// queue pair is gone.
+    pub fn link_unreachable(&mut self, now: Instant, number: LinkNumber) {
+        let Some(Exchange::Connecting { number: expected, on }) = self.exchange else { return };
+        if number != expected {
+            return;
+        }
+        match self.role {
+            // The client has a queue pair for it.
+            Role::Server => self.link_lost(now, number, Cause::QueuePairBroke),
+            Role::Client => {
+                let theirs = self.find(number).map(|member| member.theirs).unwrap_or_default();
+                self.reject(on, number, theirs, REASON_NO_ALTERNATE_PATH);
+                self.remove_member(number);
+                self.end_exchange(now);
+            }
+        }
     }
 
     pub(super) fn handle_add_link(
@@ -277,13 +274,13 @@ impl LinkGroup {
         message: &AddLink,
     ) -> Result<(), PeerMisbehaved> {
         match (self.role, message.reply) {
-            (Role::Client, false) => self.handle_offer(on, message),
+            (Role::Client, false) => self.add_link_offered(now, on, message),
             (Role::Server, true) => {
-                self.handle_offer_reply(now, on, message);
+                self.add_link_answered(now, on, message);
                 Ok(())
             }
             (Role::Server, false) => {
-                self.handle_notice();
+                self.client_has_port(now);
                 Ok(())
             }
             (Role::Client, true) => {
@@ -293,281 +290,188 @@ impl LinkGroup {
         }
     }
 
-    /// Client: the server offers a link. One that crosses our own notice is the answer to it.
-    // RFC 7609 3.5.5.3.1-3, 3.5.5.3.3-3
-    fn handle_offer(&mut self, on: LinkNumber, offer: &AddLink) -> Result<(), PeerMisbehaved> {
-        match self.phase {
-            Phase::AddingLink { .. } => self.phase = Phase::AddingLink { deadline: None },
-            Phase::Established => {}
-            Phase::Opening | Phase::Confirming { .. } | Phase::Terminated => {
-                return Err(PeerMisbehaved::UnexpectedMessage);
-            }
-        }
-        let reason = match (self.is_changing(), offer.mtu.bytes(), self.links_limit) {
-            // RFC 7609 C.7.1-25
-            (false, None, _) => Some(REASON_INVALID_MTU),
-            (false, Some(_), 2..) if self.find(offer.link).is_none() => None,
-            (false, Some(_), _) => Some(REASON_NO_ALTERNATE_PATH),
-            // RFC 7609 3.5.5.3-5
-            (true, _, _) => {
-                self.dropped += 1;
-                return Ok(());
-            }
-        };
-        // A rejected offer needs an answer at once: see `offer_impossible_link`.
-        if let Some(reason) = reason {
-            self.reject(on, offer, reason);
-            return Ok(());
-        }
-        self.wants_link = false;
-        self.exchange = Exchange::Adding(Adding::new(offer.link, on, Some(*offer)));
-        let peer = Some((offer.gid, offer.mac));
-        self.actions.push(Action::OpenLink { number: offer.link, peer });
-        Ok(())
-    }
-
-    /// Server: the client has a port for one more link.
-    fn handle_notice(&mut self) {
-        // RFC 7609 3.5.5.3-2, 3.5.5.3.1-2
-        if matches!(self.exchange, Exchange::Adding(_)) || self.phase != Phase::Established {
+    /// Server: the client says that it has another port.
+    fn client_has_port(&mut self, now: Instant) {
+        // RFC 7609 3.5.5.1.2-4, 3.5.5.3-2, 3.5.5.3.1-2
+        let adding = self.exchange.is_some_and(Exchange::adds);
+        if self.phase != Phase::Established || adding || !self.may_add() {
             self.dropped += 1;
-        } else {
-            // RFC 7609 3.5.5.1.2-2, 3.5.5.1.2-3, 3.5.5.3.2-2, 3.5.5.3.3-2, C.8-5, 3.3-7
-            self.wants_link = true;
-        }
-    }
-
-    /// Server: the client has answered our offer.
-    fn handle_offer_reply(&mut self, now: Instant, on: LinkNumber, reply: &AddLink) {
-        let expected = self.adding(reply.link, Step::Offered).filter(|it| it.carrier == on);
-        let Some(_) = expected else {
-            self.handle_stray_reply(on, reply);
-            return;
-        };
-        if reply.rejected {
-            // RFC 7609 3.5.1.6.2-1, C.8-1
-            self.abort_add(now, Cause::Rejected, false);
             return;
         }
-        let Some(ours) = self.find(reply.link).map(|member| member.ours) else { return };
-        let theirs = end_of(reply);
-        if !self.admits(ours, theirs) || theirs.mtu.bytes().is_none() {
-            // RFC 7609 C.7.1-26
-            self.abort_add(now, Cause::PeerMisbehaved, true);
-            return;
-        }
-        if let Some(member) = self.find_mut(reply.link) {
-            member.theirs = Some(theirs);
-        }
-        self.add_step(Step::Connecting, None);
-        // RFC 7609 3.5.1.6.2-2
-        self.actions.push(Action::ConnectLink { number: reply.link, theirs });
+        // RFC 7609 3.5.5.1.1-2, 3.5.5.1.2-2, 3.5.5.1.2-3, 3.5.5.3.2-2, 3.5.5.3.3-2, C.8-5
+        self.wanted = true;
+        self.advance(now);
     }
 
-    /// The answer to an impossible offer, or one that comes too late.
-    fn handle_stray_reply(&mut self, on: LinkNumber, reply: &AddLink) {
-        let waiting = matches!(self.phase, Phase::AddingLink { deadline: Some(_) });
-        if waiting {
-            self.phase = Phase::AddingLink { deadline: None };
-        } else {
-            self.dropped += 1;
-        }
-        if !reply.rejected && self.find(reply.link).is_none() {
-            // Whatever the client believes to have accepted does not exist.
-            let (link, reason) = (reply.link, DeleteReason::LOST_PATH);
-            let delete = DeleteLink { reply: false, all: false, orderly: false, link, reason };
-            self.send(on, Llc::DeleteLink(delete));
-        }
-    }
-
-    /// Notes which RMBs must be told: those that the peer knows on the carrier.
-    // RFC 7609 3.5.5.2-1, 3.5.5.2.3-1
-    fn collect_untold(&mut self) {
-        let Exchange::Adding(adding) = self.exchange else { return };
-        let (Some(old), Some(new)) = (self.place(adding.carrier), self.place(adding.number)) else {
-            return;
-        };
-        let known = |told: u16| told & 1 << old != 0;
-        let rows = self.own_rmbs.iter().filter(|(_, row)| {
-            known(row.told) && row.keys.on(new).is_some() && row.plan != Plan::Withdraw
-        });
-        let untold = rows.fold(0, |mask, (rmb, _)| mask | 1 << rmb.0);
-        if let Exchange::Adding(adding) = &mut self.exchange {
-            adding.untold = untold;
-        }
-    }
-
-    /// Sends the next two keys, or none.
-    // RFC 7609 3.5.1.6.3-1, 3.5.5.2.3-2, 3.5.5.2.3-3, A.3.3-3, A.3.3-4, A.3.3-5
-    fn send_continuation(&mut self, reply: bool) {
-        let Exchange::Adding(mut adding) = self.exchange else { return };
-        let (Some(old), Some(new)) = (self.place(adding.carrier), self.place(adding.number)) else {
-            return;
-        };
-        let remaining = adding.untold.count_ones();
-        let remaining = u8::try_from(remaining).expect("a mask of 64 bits");
-        let mut pairs = [RkeyPair::default(); 2];
-        for pair in &mut pairs {
-            if adding.untold == 0 {
-                break;
-            }
-            let index = adding.untold.trailing_zeros();
-            adding.untold &= adding.untold - 1;
-            let rmb = RmbIndex(u8::try_from(index).expect("a bit of 64"));
-            let Some(row) = self.own_rmbs.find_mut(rmb) else { continue };
-            if let (Some((existing, _)), Some((key, address))) =
-                (row.keys.on(old), row.keys.on(new))
-            {
-                row.told |= 1 << new;
-                *pair = RkeyPair { existing, new: key, address };
-            }
-        }
-        self.exchange = Exchange::Adding(adding);
-        // RFC 7609 A.3.3-7, A.3.3-8
-        let message = AddLinkContinuation { reply, link: adding.number, remaining, pairs };
-        self.send(adding.carrier, Llc::AddLinkContinuation(message));
-    }
-
-    pub(super) fn handle_continuation(
+    /// Client: the server offers a link.
+    fn add_link_offered(
         &mut self,
         now: Instant,
         on: LinkNumber,
-        message: &AddLinkContinuation,
+        message: &AddLink,
     ) -> Result<(), PeerMisbehaved> {
-        let expected = self.adding(message.link, Step::Telling).filter(|it| it.carrier == on);
-        let Some(mut adding) = expected else {
+        match self.phase {
+            Phase::Opening | Phase::Confirming { .. } | Phase::Terminated => {
+                return Err(PeerMisbehaved::UnexpectedMessage);
+            }
+            Phase::Founding { .. } => self.phase = Phase::Founding { deadline: None },
+            Phase::Established => {}
+        }
+        let AddLink { gid, mac, qpn, psn, mtu, link: number, .. } = *message;
+        let theirs = QpAddress { gid, mac, qpn, psn, mtu };
+        if self.exchange.is_some() || self.is_asked_away(on) {
             self.dropped += 1;
             return Ok(());
-        };
-        if message.reply != (self.role == Role::Server) {
-            return Err(PeerMisbehaved::UnexpectedMessage);
         }
-        // RFC 7609 C.7.1-28
-        if adding.owed.is_some_and(|owed| owed != message.remaining) {
-            return Err(PeerMisbehaved::WrongKeyCount);
+        if mtu.bytes().is_none() {
+            // RFC 7609 A.3.2-6, C.7.1-25
+            self.reject(on, number, theirs, REASON_INVALID_MTU);
+            self.advance(now);
+            return Ok(());
         }
-        let owed = message.remaining.saturating_sub(2);
-        adding.owed = Some(owed);
-        self.exchange = Exchange::Adding(adding);
-        self.learn_pairs(on, message);
-        if self.role == Role::Client {
-            self.send_continuation(true);
+        if self.find(number).is_some() {
+            return Err(PeerMisbehaved::WrongLink);
         }
-        let untold = match self.exchange {
-            Exchange::Adding(adding) => adding.untold,
-            Exchange::Idle | Exchange::Deleting { .. } | Exchange::Vacating { .. } => 0,
-        };
-        if owed == 0 && untold == 0 {
-            self.add_step(Step::Confirming, Some(now + CONFIRM_ADDED_LINK_WAIT));
-            if self.role == Role::Server {
-                // RFC 7609 3.5.1.6.2-2
-                self.send_confirm_link(message.link, false);
-            }
-        } else {
-            self.add_step(Step::Telling, Some(now + ADD_LINK_WAIT));
-            if self.role == Role::Server {
-                self.send_continuation(false);
-            }
+        // RFC 7609 2.2.2-10
+        if !self.may_add() {
+            self.reject(on, number, theirs, REASON_NO_ALTERNATE_PATH);
+            self.advance(now);
+            return Ok(());
         }
+        // An RKEY exchange of ours that crossed this goes on: the server refuses it, and we begin
+        // it anew.
+        // RFC 7609 3.5.1.6.1-1, 3.5.5.3.3-3
+        self.exchange = Some(Exchange::Opening { number, on, theirs: Some(theirs) });
+        self.actions.push(Action::OpenLink { number, peer: Some((gid, mac)) });
         Ok(())
     }
 
-    fn learn_pairs(&mut self, on: LinkNumber, message: &AddLinkContinuation) {
-        let (Some(old), Some(new)) = (self.place(on), self.place(message.link)) else { return };
-        for pair in message.pairs.iter().take(usize::from(message.remaining)) {
-            match self.peer_rmbs.row(old, pair.existing) {
-                Some(row) => self.peer_rmbs.add(row, new, pair.new, pair.address),
-                // Deleted in the meantime, or never told.
-                None => self.dropped += 1,
-            }
+    /// Server: the client accepts or rejects what we offered.
+    fn add_link_answered(&mut self, now: Instant, on: LinkNumber, message: &AddLink) {
+        let Some(Exchange::Offered { number, on: carrier, .. }) = self.exchange else {
+            self.dropped += 1;
+            return;
+        };
+        if carrier != on || number != message.link {
+            self.dropped += 1;
+            return;
         }
+        let exists = self.find(number).is_some();
+        if message.rejected {
+            // RFC 7609 3.5.1.6.2-1, C.8-2
+            if exists {
+                self.actions.push(Action::LinkFailed(number, Cause::Rejected));
+                self.remove_member(number);
+            }
+            self.retry_later(now);
+            self.end_exchange(now);
+            return;
+        }
+        let AddLink { gid, mac, qpn, psn, mtu, .. } = *message;
+        let theirs = QpAddress { gid, mac, qpn, psn, mtu };
+        let ours = self.find(number).map(|member| member.ours).unwrap_or_default();
+        let parallel = self.is_parallel_but(number, port_of(ours), port_of(theirs));
+        // RFC 7609 2.2.1-2, C.7.1-26
+        if !exists || parallel || mtu.bytes().is_none() {
+            // Whatever the client believes to have accepted must not be.
+            self.abandon(now, number, Cause::PeerMisbehaved);
+            return;
+        }
+        let asymmetric = self.is_asymmetric_but(number, port_of(ours), port_of(theirs));
+        if let Some(member) = self.find_mut(number) {
+            member.theirs = theirs;
+            member.asymmetric = asymmetric;
+        }
+        // RFC 7609 3.5.1.6.2-2
+        self.exchange = Some(Exchange::Connecting { number, on });
+        self.actions.push(Action::ConnectLink { number, theirs });
     }
 
-    /// The new link is confirmed on both sides.
-    pub(super) fn finish_add(&mut self, now: Instant, number: LinkNumber) {
-        self.exchange = Exchange::Idle;
-        self.link_event(now, number, Event::Confirmed);
-        let ours = self.find(number).map(|member| (member.ours.gid, member.ours.mac));
-        if self.spare_port == ours {
-            self.spare_port = None;
+    /// Server: gives up a link that the client may have, and tells it so.
+    fn abandon(&mut self, now: Instant, number: LinkNumber, cause: Cause) {
+        if self.find(number).is_some() {
+            self.link_lost(now, number, cause);
+            return;
         }
-        if self.phase == Phase::Established {
-            self.actions.push(Action::LinkConfirmed(number));
+        let Some(on) = self.link_of_use() else { return };
+        self.exchange = None;
+        self.send_delete_link(on, number, Order::of(DeleteReason::LOST_PATH, cause));
+        self.end_exchange(now);
+    }
+
+    /// Server: the new link must prove itself.
+    pub(super) fn confirm_added(&mut self, now: Instant, number: LinkNumber) {
+        self.await_confirm(now, number);
+        // RFC 7609 3.5.1.6.2-3
+        self.send_confirm_link(number, false);
+    }
+
+    pub(super) fn await_confirm(&mut self, now: Instant, number: LinkNumber) {
+        let keepalive = self.setup.keepalive;
+        if let Some(member) = self.find_mut(number) {
+            member.link = Link::new(keepalive, now + CONFIRM_ADDED_LINK_WAIT);
         }
-        self.replace_asymmetric();
-        if self.role == Role::Server && self.lacks_redundancy() {
+        self.exchange = Some(Exchange::Confirming { number });
+    }
+
+    /// The peer did not answer in time.
+    pub(super) fn exchange_timed_out(&mut self, now: Instant) {
+        let Some(exchange) = self.exchange else { return };
+        let Some(carrier) = exchange.carrier() else { return };
+        if let Phase::Founding { .. } = self.phase
+            && exchange.adds()
+        {
+            // The group goes on without a second link, as C.8 has it.
+            // RFC 7609 C.8-1
+            let number = exchange.number();
+            if self.find(number).is_some() {
+                self.actions.push(Action::LinkFailed(number, Cause::LlcTimedOut));
+                self.remove_member(number);
+            }
+            self.retry_later(now);
+            self.end_exchange(now);
+            return;
+        }
+        let ordered = self.find(carrier).and_then(|member| member.delete);
+        if let Some(order) = ordered
+            && exchange.number() == carrier
+        {
+            // The last link: nobody is left to tell.
+            self.link_event(now, carrier, Event::Fail(order.cause));
+            return;
+        }
+        // RFC 7609 C.7.1-6, C.7.1-7, C.7.1-10, C.7.1-12, C.7.1-15
+        self.link_lost(now, carrier, Cause::LlcTimedOut);
+    }
+
+    /// The exchange is over; whatever waited for it may begin.
+    pub(super) fn end_exchange(&mut self, now: Instant) {
+        self.exchange = None;
+        self.advance(now);
+    }
+
+    /// Another link is wanted still.
+    pub(super) fn retry_later(&mut self, now: Instant) {
+        let alone = self.members().filter(|member| member.is_of_use()).count() < 2;
+        if alone || self.members().any(|member| member.asymmetric) {
             self.retry_at = Some(now + self.setup.retry_link);
         }
     }
 
-    /// Server: an asymmetric link has done its duty once two symmetric ones are there.
-    // RFC 7609 2.2.1-4, 2.2.1-5, 2.2.1-6
-    fn replace_asymmetric(&mut self) {
-        if self.role == Role::Client || self.lacks_redundancy() {
+    /// Server: a symmetric link makes the asymmetric one superfluous.
+    pub(super) fn replace_asymmetric(&mut self, added: LinkNumber) {
+        let symmetric = self.find(added).is_some_and(|member| !member.asymmetric);
+        if self.role == Role::Client || !symmetric {
             return;
         }
-        let Some(number) = self.asymmetric() else { return };
-        if let Some(member) = self.find_mut(number) {
-            // RFC 7609 2.2.1-7
-            let reason = DeleteReason::ASYMMETRIC_NOT_NEEDED;
-            let cause = Cause::DeletedByUs;
-            member.doom = Some(Doom { reason, orderly: true, cause, asked: None });
+        // RFC 7609 2.2.1-4, 2.2.1-6, 2.2.1-7
+        let order = Order {
+            reason: DeleteReason::ASYMMETRIC_NOT_NEEDED,
+            orderly: true,
+            cause: Cause::DeletedByUs,
+        };
+        for member in self.members.iter_mut().flatten().filter(|member| member.asymmetric) {
+            member.delete.get_or_insert(order);
         }
-    }
-
-    /// The link will not be added. `tell` if the peer may believe that it exists.
-    pub(super) fn abort_add(&mut self, now: Instant, cause: Cause, tell: bool) {
-        let Exchange::Adding(adding) = self.exchange else { return };
-        self.exchange = Exchange::Idle;
-        if tell {
-            // RFC 7609 3.5.1.6.2-3, C.7.1-3, C.7.1-4, C.7.1-10, C.7.1-12
-            self.link_event(now, adding.number, Event::Fail(cause));
-        } else {
-            self.forget_joining(now, adding.number, cause);
-        }
-        let useful = self.role == Role::Server || self.spare_port.is_some();
-        if self.phase != Phase::Terminated && useful && self.has_room() {
-            // RFC 7609 C.8-2, C.7.1-11
-            self.retry_at = Some(now + self.setup.retry_link);
-        }
-    }
-
-    /// Drops a link that was being added, without a word to the peer.
-    fn forget_joining(&mut self, now: Instant, number: LinkNumber, cause: Cause) {
-        self.exchange = Exchange::Idle;
-        self.link_event(now, number, Event::Fail(cause));
-        if let Some(member) = self.find_mut(number) {
-            member.gone = true;
-        }
-    }
-
-    /// The peer did not say in time what the exchange waits for.
-    pub(super) fn add_timed_out(&mut self, now: Instant, adding: Adding) {
-        let founding = matches!(self.phase, Phase::AddingLink { .. });
-        match adding.step {
-            Step::Opening | Step::Connecting => {}
-            // Deployed servers go on with one link.
-            Step::Offered if founding => self.abort_add(now, Cause::NoAnswer, false),
-            // RFC 7609 C.7.1-7, C.7.1-8, C.7.1-9, C.7.1-13, C.7.1-14, C.7.1-15
-            Step::Offered | Step::Telling => {
-                let tell = adding.step == Step::Telling;
-                self.abort_add(now, Cause::NoAnswer, tell);
-                self.link_event(now, adding.carrier, Event::Fail(Cause::NoAnswer));
-                self.wants_link = self.role == Role::Server;
-            }
-            Step::Confirming => self.abort_add(now, Cause::ConfirmTimedOut, true),
-        }
-    }
-
-    /// A port of ours came up, or is not used by the group: a server offers it, a client tells its
-    /// server of it. What cannot be now is done when it can.
-    pub fn want_link(&mut self, now: Instant, port: (Gid, MacAddress)) {
-        if self.phase == Phase::Terminated {
-            return;
-        }
-        self.spare_port = Some(port);
-        // RFC 7609 C.8-4, 3.5.5.1.1-1
-        self.wants_link = true;
-        self.proceed(now);
     }
 }

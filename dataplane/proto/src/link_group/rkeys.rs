@@ -1,179 +1,452 @@
-//! What RMBs are called on each link, ours and the peer's (RFC 2.1, 3.5.5.2).
+//! The exchanges that tell what RMBs are called (RFC 3.5.5.2, A.3.5 to A.3.7).
 
-use super::members::PLACES;
-use crate::limits::{OWN_RMBS_MAX, RMBS_PER_GROUP_MAX};
+use super::rmbs::{Full, RmbIndex, Row, Standing, Token};
+use super::{Action, LinkGroup, Phase, Role};
+use crate::error::PeerMisbehaved;
+use crate::limits::{LINKS_MAX, RKEY_REPLY_WAIT};
+use crate::link::Cause;
 use crate::time::Instant;
-use crate::vocabulary::Rkey;
+use crate::vocabulary::{LinkNumber, Rkey};
+use crate::wire::llc::add_link::RkeyPair;
+use crate::wire::llc::rkeys::{RKEYS_MAX, RkeyOnLink};
+use crate::wire::llc::{ConfirmRkey, ConfirmRkeyContinuation, DeleteRkey, Llc};
 
-/// No more RMBs of the peer can be remembered.
+/// The exchange about an RMB of ours that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full;
-
-/// One of our RMBs, by the caller's own numbering: below
-/// [`OWN_RMBS_MAX`](crate::limits::OWN_RMBS_MAX).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RmbIndex(pub u8);
-
-impl RmbIndex {
-    pub(super) fn place(self) -> usize {
-        assert!(self.0 < OWN_RMBS_MAX, "RMBs are numbered below OWN_RMBS_MAX");
-        usize::from(self.0)
-    }
+pub(super) struct Announcement {
+    pub(super) rmb: RmbIndex,
+    pub(super) on: LinkNumber,
+    pub(super) deadline: Instant,
+    kind: Kind,
 }
 
-/// What one RMB is called on the links of a group.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Keys {
-    /// The places of the links where it has a name, as a mask.
-    known: u16,
-    rkeys: [Rkey; PLACES],
-    addresses: [u64; PLACES],
-}
-
-impl Keys {
-    pub(super) const NONE: Self =
-        Self { known: 0, rkeys: [Rkey(0); PLACES], addresses: [0; PLACES] };
-
-    pub(super) fn on(&self, place: usize) -> Option<(Rkey, u64)> {
-        let known = self.known & 1 << place != 0;
-        known.then(|| (self.rkeys[place], self.addresses[place]))
-    }
-
-    pub(super) fn set(&mut self, place: usize, rkey: Rkey, address: u64) {
-        self.known |= 1 << place;
-        (self.rkeys[place], self.addresses[place]) = (rkey, address);
-    }
-
-    pub(super) fn known(&self) -> u16 {
-        self.known
-    }
-
-    /// The names on these places only.
-    pub(super) fn only(&self, places: u16) -> Self {
-        Self { known: self.known & places, ..*self }
-    }
-
-    fn clear(&mut self, place: usize) {
-        self.known &= !(1 << place);
-    }
-}
-
-/// The RMBs of a peer that we may write to.
-#[derive(Clone, Debug)]
-pub(super) struct PeerRmbs {
-    rows: [Keys; RMBS_PER_GROUP_MAX as usize],
-}
-
-impl PeerRmbs {
-    pub(super) const fn new() -> Self {
-        Self { rows: [Keys::NONE; RMBS_PER_GROUP_MAX as usize] }
-    }
-
-    pub(super) fn row(&self, place: usize, rkey: Rkey) -> Option<usize> {
-        let named = |keys: &Keys| keys.on(place).is_some_and(|(known, _)| known == rkey);
-        self.rows.iter().position(named)
-    }
-
-    /// What the RMB with this key on one link is called on another.
-    pub(super) fn translate(&self, on: usize, rkey: Rkey, to: usize) -> Option<(Rkey, u64)> {
-        self.rows[self.row(on, rkey)?].on(to)
-    }
-
-    /// Remembers an RMB. Peers confirm the same key again after they deleted it, and sometimes
-    /// before: the latest address counts.
-    pub(super) fn learn(&mut self, place: usize, rkey: Rkey, address: u64) -> Result<usize, Full> {
-        let unused = || self.rows.iter().position(|keys| keys.known == 0);
-        let row = self.row(place, rkey).or_else(unused).ok_or(Full)?;
-        self.rows[row].set(place, rkey, address);
-        Ok(row)
-    }
-
-    /// Remembers what a known RMB is called on one more link.
-    pub(super) fn add(&mut self, row: usize, place: usize, rkey: Rkey, address: u64) {
-        self.rows[row].set(place, rkey, address);
-    }
-
-    /// The places where this RMB has a name.
-    pub(super) fn known(&self, row: usize) -> u16 {
-        self.rows[row].known
-    }
-
-    /// Forgets an RMB on all links. Returns whether it was known.
-    // RFC 7609 3.5.5.2.2-5
-    pub(super) fn forget(&mut self, place: usize, rkey: Rkey) -> bool {
-        let row = self.row(place, rkey);
-        if let Some(row) = row {
-            self.rows[row] = Keys::NONE;
-        }
-        row.is_some()
-    }
-
-    /// Forgets the names on one link.
-    pub(super) fn clear(&mut self, place: usize) {
-        self.rows.iter_mut().for_each(|keys| keys.clear(place));
-    }
-}
-
-/// What is to be done about one of our RMBs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Plan {
-    /// Nothing, unless a link appears on which the peer does not know it.
-    Keep,
-    /// CONFIRM RKEY, and the caller waits for the outcome. Not before `not_before`; the peer has
-    /// put us off `refusals` times.
-    Announce { not_before: Instant, refusals: u8 },
-    /// DELETE RKEY, and the caller waits for the outcome.
-    Withdraw,
+enum Kind {
+    /// CONFIRM RKEY. So many other links were told of, and so many are left.
+    Confirm { told: u8, left: u8, slots: u8 },
+    /// DELETE RKEY.
+    Delete,
 }
 
-/// One of our RMBs.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct OwnRmb {
-    pub(super) keys: Keys,
-    /// The places of the links on which the peer knows it, as a mask.
-    pub(super) told: u16,
-    /// The place of the link that its first connection uses.
-    pub(super) via: usize,
-    pub(super) plan: Plan,
-}
-
-/// Our RMBs.
-#[derive(Clone, Debug)]
-pub(super) struct OwnRmbs {
-    rows: [Option<OwnRmb>; OWN_RMBS_MAX as usize],
-}
-
-impl OwnRmbs {
-    pub(super) const fn new() -> Self {
-        Self { rows: [None; OWN_RMBS_MAX as usize] }
+impl LinkGroup {
+    /// An RMB that the peer hears of by Accept or Confirm of a first contact: no exchange.
+    ///
+    /// # Panics
+    ///
+    /// If `rmb` is not below [`RMBS_PER_GROUP_MAX`].
+    pub fn own_rmb(&mut self, rmb: RmbIndex, keys: &[(LinkNumber, Rkey, u64)]) {
+        self.note_keys(rmb, keys);
+        self.our_rmbs.standings[usize::from(rmb.0)] = Standing::Known;
+        self.our_rmbs.told[usize::from(rmb.0)] = self.our_rmbs.rows[usize::from(rmb.0)].present;
     }
 
-    pub(super) fn find(&self, rmb: RmbIndex) -> Option<&OwnRmb> {
-        self.rows[rmb.place()].as_ref()
+    /// Another RMB: tells the peer what it is called on each link. [`Action::RmbConfirmed`] or
+    /// [`Action::RmbRefused`] follows.
+    ///
+    /// # Panics
+    ///
+    /// If `rmb` is not below [`RMBS_PER_GROUP_MAX`].
+    ///
+    /// # Specification
+    ///
+    /// RFC 7609, 3.5.5.2.1.
+    pub fn announce_rmb(&mut self, now: Instant, rmb: RmbIndex, keys: &[(LinkNumber, Rkey, u64)]) {
+        self.note_keys(rmb, keys);
+        self.our_rmbs.standings[usize::from(rmb.0)] = Standing::Unannounced;
+        self.advance(now);
     }
 
-    pub(super) fn find_mut(&mut self, rmb: RmbIndex) -> Option<&mut OwnRmb> {
-        self.rows[rmb.place()].as_mut()
+    /// An RMB that no connection uses is to go: tells the peer. [`Action::RmbDeleted`] follows.
+    ///
+    /// # Specification
+    ///
+    /// RFC 7609, 3.5.5.2.2.
+    pub fn withdraw_rmb(&mut self, now: Instant, rmb: RmbIndex) {
+        self.our_rmbs.standings[usize::from(rmb.0)] = Standing::Unwanted;
+        self.advance(now);
     }
 
-    pub(super) fn insert(&mut self, rmb: RmbIndex, row: OwnRmb) {
-        self.rows[rmb.place()] = Some(row);
-    }
-
-    pub(super) fn remove(&mut self, rmb: RmbIndex) {
-        self.rows[rmb.place()] = None;
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = (RmbIndex, &OwnRmb)> {
-        let numbered = (0..OWN_RMBS_MAX).map(RmbIndex).zip(&self.rows);
-        numbered.filter_map(|(index, row)| Some((index, row.as_ref()?)))
-    }
-
-    /// Forgets the names on one link.
-    pub(super) fn clear(&mut self, place: usize) {
-        for row in self.rows.iter_mut().flatten() {
-            row.keys.clear(place);
-            row.told &= !(1 << place);
+    fn note_keys(&mut self, rmb: RmbIndex, keys: &[(LinkNumber, Rkey, u64)]) {
+        self.our_rmbs.rows[usize::from(rmb.0)] = Row::EMPTY;
+        self.our_rmbs.told[usize::from(rmb.0)] = 0;
+        for (number, rkey, address) in keys {
+            if let Some(slot) = self.slot(*number) {
+                self.our_rmbs.set(rmb, slot, *rkey, *address);
+            }
         }
     }
+
+    /// Remembers an RMB that the peer told by Accept or Confirm rather than by CONFIRM RKEY.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`] if no more can be remembered: decline the connection.
+    pub fn learn_rkey(&mut self, on: LinkNumber, rkey: Rkey, address: u64) -> Result<(), Full> {
+        // RFC 7609 3.5.2.2-3
+        let Some(slot) = self.slot(on) else { return Ok(()) };
+        self.peer_rmbs.learn(slot, rkey, address).map(|_| ())
+    }
+
+    /// The RMB of the peer that `rkey` names on link `on`, as it is called on link `to`: its key
+    /// there, and where it begins.
+    pub fn peer_rmb(&self, on: LinkNumber, rkey: Rkey, to: LinkNumber) -> Option<(Rkey, u64)> {
+        self.peer_rmbs.translate(self.slot(on)?, rkey, self.slot(to)?)
+    }
+
+    /// One pair of ADD LINK CONTINUATION.
+    pub(super) fn learn_pair(&mut self, on: LinkNumber, added: LinkNumber, pair: &RkeyPair) {
+        let (Some(on), Some(added)) = (self.slot(on), self.slot(added)) else { return };
+        if *pair == RkeyPair::default() {
+            return;
+        }
+        if let Some(row) = self.peer_rmbs.find(on, pair.existing) {
+            self.peer_rmbs.set(row, added, pair.new, pair.address);
+        } else if self.peer_rmbs.learn(added, pair.new, pair.address).is_err() {
+            // Connections on it will be reset if they have to move there.
+            self.dropped += 1;
+        }
+    }
+
+    /// Begins the next exchange about an RMB of ours, if there is one to begin.
+    pub(super) fn begin_rkeys(&mut self, now: Instant) {
+        if self.phase != Phase::Established || self.announcement.is_some() {
+            return;
+        }
+        let Some(on) = self.link_of_use() else { return };
+        let slots = self.slots_up();
+        self.our_rmbs.complete(slots);
+        let unannounced = |one| one == Standing::Unannounced || one == Standing::Incomplete;
+        if let Some(rmb) = self.our_rmbs.next(unannounced) {
+            self.announce(now, rmb, on);
+        } else if let Some(rmb) = self.our_rmbs.next(|one| one == Standing::Unwanted) {
+            self.withdraw(now, rmb, on);
+        }
+    }
+
+    /// The places of all links that may carry connections, one bit each.
+    fn slots_up(&self) -> u8 {
+        let up = |slot: usize| self.members[slot].is_some_and(|member| member.is_of_use());
+        (0..self.members.len()).filter(|slot| up(*slot)).fold(0, |slots, slot| slots | 1 << slot)
+    }
+
+    /// The other links on which an RMB of ours is known, and what it is called there.
+    fn elsewhere(&self, rmb: RmbIndex, on: LinkNumber) -> impl Iterator<Item = RkeyOnLink> {
+        let row = self.our_rmbs.rows[usize::from(rmb.0)];
+        self.members.iter().enumerate().filter_map(move |(slot, member)| {
+            let member = member.as_ref().filter(|member| member.number != on)?;
+            let token = row.at(slot).filter(|_| member.is_of_use())?;
+            Some(RkeyOnLink { link: member.number, rkey: token.rkey, address: token.address })
+        })
+    }
+
+    fn announce(&mut self, now: Instant, rmb: RmbIndex, on: LinkNumber) {
+        let slot = self.slot(on);
+        let Some(token) = slot.and_then(|slot| self.our_rmbs.rows[usize::from(rmb.0)].at(slot))
+        else {
+            self.our_rmbs.standings[usize::from(rmb.0)] = Standing::Absent;
+            self.actions.push(Action::RmbRefused(rmb));
+            return;
+        };
+        let mut others = [RkeyOnLink::default(); 2];
+        let mut told: u8 = 0;
+        for (place, other) in others.iter_mut().zip(self.elsewhere(rmb, on)) {
+            *place = other;
+            told += 1;
+        }
+        let count = u8::try_from(self.elsewhere(rmb, on).count()).expect("few links");
+        let slots = slot.map_or(0, |slot| 1 << slot) | self.slots_of(&others[..usize::from(told)]);
+        let kind = Kind::Confirm { told, left: count - told, slots };
+        self.announcement = Some(Announcement { rmb, on, deadline: now + RKEY_REPLY_WAIT, kind });
+        let Token { rkey, address } = token;
+        let (reply, negative, retry, other_links) = (false, false, false, count);
+        // RFC 7609 2.1-3, 3.5.5.2.1-1, 3.5.5.2.1-2, A.3.5-11
+        let request = ConfirmRkey { reply, negative, retry, other_links, rkey, address, others };
+        self.send(on, Llc::ConfirmRkey(request));
+    }
+
+    /// The rkeys on further links.
+    fn continue_announcement(&mut self, now: Instant) {
+        let Some(Announcement { rmb, on, kind: Kind::Confirm { told, left, slots }, .. }) =
+            self.announcement
+        else {
+            return;
+        };
+        let mut others = [RkeyOnLink::default(); 3];
+        let mut count: u8 = 0;
+        let rest = self.elsewhere(rmb, on).skip(usize::from(told));
+        for (place, other) in others.iter_mut().zip(rest) {
+            *place = other;
+            count += 1;
+        }
+        let slots = slots | self.slots_of(&others[..usize::from(count)]);
+        // A link that went meanwhile leaves its place empty: the count was told already.
+        let left_after = left.saturating_sub(RKEYS_PER_CONTINUATION);
+        let kind = Kind::Confirm { told: told + count, left: left_after, slots };
+        self.announcement = Some(Announcement { rmb, on, deadline: now + RKEY_REPLY_WAIT, kind });
+        // RFC 7609 A.3.5-7
+        let more =
+            ConfirmRkeyContinuation { reply: false, negative: false, remaining: left, others };
+        self.send(on, Llc::ConfirmRkeyContinuation(more));
+    }
+
+    /// The places of the links that these keys are for, one bit each.
+    fn slots_of(&self, keys: &[RkeyOnLink]) -> u8 {
+        let slots = keys.iter().filter_map(|key| self.slot(key.link));
+        slots.fold(0, |slots, slot| slots | 1 << slot)
+    }
+
+    fn withdraw(&mut self, now: Instant, rmb: RmbIndex, on: LinkNumber) {
+        let slot = self.slot(on);
+        let Some(token) = slot.and_then(|slot| self.our_rmbs.rows[usize::from(rmb.0)].at(slot))
+        else {
+            self.rmb_deleted(rmb);
+            return;
+        };
+        let mut rkeys = [Rkey(0); RKEYS_MAX];
+        rkeys[0] = token.rkey;
+        let deadline = now + RKEY_REPLY_WAIT;
+        self.announcement = Some(Announcement { rmb, on, deadline, kind: Kind::Delete });
+        // RFC 7609 3.5.5.2.2-1, 3.5.5.2.2-3
+        let request = DeleteRkey { reply: false, negative: false, count: 1, error_mask: 0, rkeys };
+        self.send(on, Llc::DeleteRkey(request));
+    }
+
+    fn rmb_deleted(&mut self, rmb: RmbIndex) {
+        self.our_rmbs.standings[usize::from(rmb.0)] = Standing::Absent;
+        self.our_rmbs.rows[usize::from(rmb.0)] = Row::EMPTY;
+        self.actions.push(Action::RmbDeleted(rmb));
+    }
+
+    pub(super) fn handle_confirm_rkey(
+        &mut self,
+        now: Instant,
+        on: LinkNumber,
+        message: &ConfirmRkey,
+    ) {
+        if message.reply {
+            self.confirm_rkey_answered(now, on, message);
+            return;
+        }
+        if self.refuses_rkeys() {
+            // RFC 7609 3.5.5.3.1-6, 3.5.5.3.2-5, 3.5.5.3.2-6, 3.5.5.3.1-7
+            let reply = ConfirmRkey { reply: true, negative: true, retry: true, ..*message };
+            self.send(on, Llc::ConfirmRkey(reply));
+            return;
+        }
+        let Some(slot) = self.slot(on) else { return };
+        let others = usize::from(message.other_links).min(message.others.len());
+        let others = &message.others[..others];
+        let elsewhere = others.iter().filter_map(|one| Some((self.slot(one.link)?, one.rkey)));
+        let learnt = self.peer_rmbs.row_of([(slot, message.rkey)].into_iter().chain(elsewhere));
+        if let Ok(row) = learnt {
+            self.peer_rmbs.set(row, slot, message.rkey, message.address);
+            self.learn_elsewhere(row, others);
+            self.confirming_row = Some((on, row));
+        }
+        let full = learnt.is_err();
+        // RFC 7609 A.3.5-8
+        let reply = ConfirmRkey { reply: true, negative: full, retry: full, ..*message };
+        self.send(on, Llc::ConfirmRkey(reply));
+        if let Ok(row) = learnt
+            && usize::from(message.other_links) <= message.others.len()
+        {
+            self.check_row(now, row);
+        }
+    }
+
+    /// Server: whether rkeys cannot change now, because links do.
+    fn refuses_rkeys(&self) -> bool {
+        self.role == Role::Server && self.exchange.is_some()
+    }
+
+    fn learn_elsewhere(&mut self, row: usize, others: &[RkeyOnLink]) {
+        for other in others {
+            // Keys for links that we do not have are of no use, and no offence.
+            if let Some(slot) = self.slot(other.link) {
+                self.peer_rmbs.set(row, slot, other.rkey, other.address);
+            }
+        }
+    }
+
+    /// A link for which no key was told is of no use to whoever would have to move there.
+    fn check_row(&mut self, now: Instant, row: usize) {
+        self.confirming_row = None;
+        let without = |slot: usize| self.peer_rmbs.rows[row].at(slot).is_none();
+        let mut missing = [None; LINKS_MAX as usize];
+        for (slot, member) in self.members.iter().enumerate() {
+            missing[slot] = member
+                .filter(|member| member.is_of_use() && without(slot))
+                .map(|member| member.number);
+        }
+        for number in missing.into_iter().flatten() {
+            // RFC 7609 C.7.1-31
+            self.link_lost(now, number, Cause::PeerMisbehaved);
+        }
+    }
+
+    pub(super) fn handle_confirm_rkey_continuation(
+        &mut self,
+        now: Instant,
+        on: LinkNumber,
+        message: &ConfirmRkeyContinuation,
+    ) -> Result<(), PeerMisbehaved> {
+        if message.reply {
+            let ours = self.announcement.filter(|announcement| announcement.on == on);
+            match ours.map(|announcement| announcement.kind) {
+                Some(Kind::Confirm { .. }) if message.negative => self.rmb_refused(now, true),
+                Some(Kind::Confirm { .. }) => self.rkeys_answered(now),
+                Some(Kind::Delete) | None => self.dropped += 1,
+            }
+            return Ok(());
+        }
+        let Some((_, row)) = self.confirming_row.filter(|(link, _)| *link == on) else {
+            self.dropped += 1;
+            return Ok(());
+        };
+        let brought = usize::from(message.remaining).min(message.others.len());
+        self.learn_elsewhere(row, &message.others[..brought]);
+        // RFC 7609 A.3.6-4
+        let reply = ConfirmRkeyContinuation { reply: true, ..*message };
+        self.send(on, Llc::ConfirmRkeyContinuation(reply));
+        // RFC 7609 A.3.6-2
+        if usize::from(message.remaining) <= message.others.len() {
+            self.check_row(now, row);
+        }
+        Ok(())
+    }
+
+    fn confirm_rkey_answered(&mut self, now: Instant, on: LinkNumber, message: &ConfirmRkey) {
+        let ours = self.announcement.filter(|announcement| announcement.on == on);
+        match ours.map(|announcement| announcement.kind) {
+            // RFC 7609 A.3.5-9, A.3.5-10
+            Some(Kind::Confirm { .. }) if message.negative => self.rmb_refused(now, message.retry),
+            Some(Kind::Confirm { .. }) => self.rkeys_answered(now),
+            Some(Kind::Delete) | None => self.dropped += 1,
+        }
+    }
+
+    /// The peer has taken one message of an announcement in.
+    fn rkeys_answered(&mut self, now: Instant) {
+        let Some(announcement) = self.announcement else { return };
+        if let Kind::Confirm { left, .. } = announcement.kind
+            && left > 0
+        {
+            self.continue_announcement(now);
+            return;
+        }
+        self.announcement = None;
+        let rmb = announcement.rmb;
+        self.retries = 0;
+        let index = usize::from(rmb.0);
+        if let Kind::Confirm { slots, .. } = announcement.kind {
+            // A link that went meanwhile has lost its place, and its successor was not told of.
+            self.our_rmbs.told[index] |= slots & self.our_rmbs.rows[index].present;
+        }
+        let standing = &mut self.our_rmbs.standings[index];
+        let is_news = *standing == Standing::Unannounced;
+        match standing {
+            Standing::Absent | Standing::Unwanted => {}
+            Standing::Unannounced | Standing::Known | Standing::Incomplete => {
+                *standing = Standing::Known;
+            }
+        }
+        // RFC 7609 3.5.5.2.1-5
+        if is_news {
+            self.actions.push(Action::RmbConfirmed(rmb));
+        }
+        self.advance(now);
+    }
+
+    /// The peer cannot take an RMB: for now, or at all.
+    fn rmb_refused(&mut self, now: Instant, retry: bool) {
+        let Some(Announcement { rmb, .. }) = self.announcement.take() else { return };
+        self.retries += 1;
+        if retry && self.retries <= RETRIES_MAX {
+            // What is under way at the peer ends soon; a client will have seen it by then.
+            // RFC 7609 3.5.5.3.1-7, A.3.5-9
+            self.again_at = Some(now + AGAIN_AFTER);
+            return;
+        }
+        self.retries = 0;
+        let standing = &mut self.our_rmbs.standings[usize::from(rmb.0)];
+        match standing {
+            Standing::Unannounced => {
+                *standing = Standing::Absent;
+                self.actions.push(Action::RmbRefused(rmb));
+            }
+            // Connections use it. Those that have to move where it is unknown will be reset.
+            Standing::Incomplete => *standing = Standing::Known,
+            Standing::Absent | Standing::Known | Standing::Unwanted => {}
+        }
+        self.advance(now);
+    }
+
+    pub(super) fn handle_delete_rkey(
+        &mut self,
+        now: Instant,
+        on: LinkNumber,
+        message: &DeleteRkey,
+    ) {
+        if message.reply {
+            let ours = self.announcement.filter(|announcement| announcement.on == on);
+            match ours.map(|announcement| announcement.kind) {
+                Some(Kind::Delete) => self.withdrawn(now),
+                Some(Kind::Confirm { .. }) | None => self.dropped += 1,
+            }
+            return;
+        }
+        let Some(slot) = self.slot(on) else { return };
+        let mut error_mask = 0;
+        // RFC 7609 3.5.5.2.2-4
+        for (index, rkey) in message.rkeys.iter().take(usize::from(message.count)).enumerate() {
+            if self.peer_rmbs.forget(slot, *rkey) {
+                self.actions.push(Action::RkeyDeleted(on, *rkey));
+            } else {
+                // RFC 7609 A.3.7-4, C.7.1-32
+                error_mask |= 0x80 >> index;
+            }
+        }
+        let negative = error_mask != 0;
+        // RFC 7609 A.3.7-6
+        let reply = DeleteRkey { reply: true, negative, error_mask, ..*message };
+        self.send(on, Llc::DeleteRkey(reply));
+    }
+
+    fn withdrawn(&mut self, now: Instant) {
+        if let Some(Announcement { rmb, .. }) = self.announcement.take() {
+            // RFC 7609 3.5.5.2.2-2, 3.5.5.2.2-5
+            self.rmb_deleted(rmb);
+            self.advance(now);
+        }
+    }
+
+    /// The peer did not answer.
+    pub(super) fn rkeys_timed_out(&mut self, now: Instant) {
+        let Some(Announcement { on, kind, .. }) = self.announcement else { return };
+        match kind {
+            // RFC 7609 C.7.1-20
+            Kind::Confirm { .. } => self.link_lost(now, on, Cause::LlcTimedOut),
+            // Whatever the peer thinks, it is deregistered next.
+            Kind::Delete => self.withdrawn(now),
+        }
+    }
+
+    /// A link is gone: what was under way on it begins anew on another.
+    pub(super) fn rkeys_lost(&mut self, number: LinkNumber) {
+        if self.announcement.is_some_and(|announcement| announcement.on == number) {
+            self.announcement = None;
+        }
+        if self.confirming_row.is_some_and(|(on, _)| on == number) {
+            self.confirming_row = None;
+        }
+    }
 }
+
+/// RTokens in one CONFIRM RKEY CONTINUATION.
+const RKEYS_PER_CONTINUATION: u8 = 3;
+
+/// How often a refused RMB is announced again.
+const RETRIES_MAX: u32 = 20;
+
+/// How long whatever the peer refused it for may take.
+const AGAIN_AFTER: core::time::Duration = core::time::Duration::from_millis(50);

@@ -3,20 +3,34 @@
 use std::vec;
 use std::vec::Vec;
 
-use super::confirm::CONFIRM_LINK_REPEAT;
 use super::delete::DELETE_LINK_WAIT;
 use super::*;
-use crate::limits::RETRY_LINK;
 use crate::limits::{
     ADD_LINK_WAIT, IDLE_GROUP_CLIENT, IDLE_GROUP_SERVER, TEST_LINK_IDLE, TEST_LINK_REPLY_WAIT,
 };
 use crate::vocabulary::{Mtu, Psn, Qpn};
-use crate::wire::llc::{AddLink, ConfirmLink, ConfirmRkey, DeleteLink, DeleteRkey};
-use rkeys::Full;
+use crate::wire::llc::{AddLink, ConfirmLink, ConfirmRkey, DeleteLink, DeleteReason, DeleteRkey};
+
+mod hosts;
+mod links;
+mod swarm;
 
 const T0: Instant = Instant(0);
 const LINK: LinkNumber = LinkNumber(1);
 const SECOND: Duration = Duration::from_secs(1);
+const RETRY: Duration = Duration::from_secs(100_000);
+const SECOND_LINK: LinkNumber = LinkNumber(2);
+
+fn end(qpn: u32) -> QpAddress {
+    let last = u8::try_from(qpn).unwrap();
+    QpAddress {
+        mac: MacAddress([2, 0, 0, 0, 0, last]),
+        gid: Gid::from_ipv4([10, 0, 0, last]),
+        qpn: Qpn(qpn),
+        psn: Psn(qpn * 1000),
+        mtu: Mtu::B1024,
+    }
+}
 
 fn setup(ours: u32, theirs: u32) -> Setup {
     Setup {
@@ -28,19 +42,7 @@ fn setup(ours: u32, theirs: u32) -> Setup {
         keepalive: Keepalive::default(),
         idle_wait: if ours < theirs { IDLE_GROUP_SERVER } else { IDLE_GROUP_CLIENT },
         max_links: 2,
-        retry_link: RETRY_LINK,
-    }
-}
-
-/// The end of a queue pair on a port named after it.
-fn end(name: u32) -> QpAddress {
-    let port = u8::try_from(name).unwrap();
-    QpAddress {
-        gid: Gid::from_ipv4([10, 0, 0, port]),
-        mac: MacAddress([2, 0, 0, 0, 0, port]),
-        qpn: Qpn(name),
-        psn: Psn(name),
-        mtu: Mtu::B1024,
+        retry_link: RETRY,
     }
 }
 
@@ -79,12 +81,8 @@ impl Pair {
     fn run(&mut self) {
         loop {
             if let Some(action) = self.server.poll_action() {
-                if let Action::OpenLink { number, .. } = action {
-                    self.server.link_refused(self.now, number, Refusal::NoPort);
-                    continue;
-                }
                 let Action::Send(link, message) = action else {
-                    self.server_told.push(action);
+                    refuse_or_note(self.now, &mut self.server, &mut self.server_told, action);
                     continue;
                 };
                 self.wire.push((Role::Server, message));
@@ -93,7 +91,7 @@ impl Pair {
                 self.client.handle_bytes(self.now, link, &message.encode()).unwrap();
             } else if let Some(action) = self.client.poll_action() {
                 let Action::Send(_, message) = action else {
-                    self.client_told.push(action);
+                    refuse_or_note(self.now, &mut self.client, &mut self.client_told, action);
                     continue;
                 };
                 self.wire.push((Role::Client, message));
@@ -111,17 +109,27 @@ impl Pair {
     }
 }
 
-/// What a group wants done; one more port it cannot have.
-fn drain(group: &mut LinkGroup) -> Vec<Action> {
-    let mut actions = Vec::new();
-    while let Some(action) = group.poll_action() {
-        if let Action::OpenLink { number, .. } = action {
-            group.link_refused(T0, number, Refusal::NoPort);
-        } else {
-            actions.push(action);
-        }
+/// Hosts with one RNIC each.
+fn refuse_or_note(now: Instant, group: &mut LinkGroup, told: &mut Vec<Action>, action: Action) {
+    if let Action::OpenLink { number, .. } = action {
+        group.link_refused(now, number, Refusal::NoAlternatePath);
+    } else {
+        told.push(action);
     }
-    actions
+}
+
+/// A server's group that was told of its client's answer, and has nothing more to offer.
+fn answered_server() -> LinkGroup {
+    let mut server = LinkGroup::new_server(T0, setup(8, 64), LINK);
+    server.link_connected(T0, LINK);
+    let reply = ConfirmLink { reply: true, ..confirm_link() };
+    server.handle_llc(T0, LINK, &Llc::ConfirmLink(reply)).unwrap();
+    server.link_refused(T0, SECOND_LINK, Refusal::NoAlternatePath);
+    server
+}
+
+fn drain(group: &mut LinkGroup) -> Vec<Action> {
+    core::iter::from_fn(|| group.poll_action()).collect()
 }
 
 /// A client whose server is played by the test.
@@ -257,14 +265,10 @@ fn confirm_link_is_said_twice_at_most() {
 fn a_silent_peer_does_not_prevent_the_first_link() {
     let mut client = client_of_a_quiet_server();
     assert!(!client.is_committed());
-    let mut server = LinkGroup::new_server(T0, setup(8, 64), LINK);
-    server.link_connected(T0, LINK);
-    let reply = ConfirmLink { reply: true, ..confirm_link() };
-    server.handle_llc(T0, LINK, &Llc::ConfirmLink(reply)).unwrap();
+    let mut server = answered_server();
+    assert!(server.is_committed(), "the client may have rejected and gone on");
     for group in [&mut client, &mut server] {
         drain(group);
-        let is_server = group.role() == Role::Server;
-        assert_eq!(group.is_committed(), is_server, "the client may have rejected and gone on");
         assert!(!group.is_established());
         assert_eq!(group.poll_timeout(), Some(T0 + ADD_LINK_WAIT));
         group.handle_timeout(T0 + ADD_LINK_WAIT);
@@ -338,23 +342,26 @@ fn add_link() -> Llc {
 fn later_offers_of_links_are_rejected() {
     let mut pair = Pair::established();
     pair.client.handle_llc(T0, LINK, &add_link()).unwrap();
-    assert_eq!(pair.client.dropped(), 0);
+    let [Action::OpenLink { number: SECOND_LINK, peer: Some(_) }] = drain(&mut pair.client)[..]
+    else {
+        panic!("the caller chooses a port");
+    };
+    pair.client.link_refused(T0, SECOND_LINK, Refusal::NoAlternatePath);
     let [Action::Send(LINK, Llc::AddLink(reply))] = drain(&mut pair.client)[..] else {
         panic!("one answer");
     };
     assert!(reply.reply && reply.rejected && reply.reason == 1 && reply.qpn == Qpn(77));
-    // The client's own news needs no answer (3.5.5.1.2), and a server without a port has none.
+    // The client's own news needs no answer (3.5.5.1.2).
     pair.server.handle_llc(T0, LINK, &add_link()).unwrap();
-    assert_eq!((drain(&mut pair.server), pair.server.dropped()), (vec![], 0));
+    assert_eq!(drain(&mut pair.server), [Action::OpenLink { number: LinkNumber(3), peer: None }]);
+    pair.server.link_refused(T0, LinkNumber(3), Refusal::NoAlternatePath);
+    assert_eq!(drain(&mut pair.server), []);
 }
 
 /// A client that takes the impossible link must not keep waiting for its CONFIRM LINK.
 #[test]
 fn an_accepted_impossible_link_is_deleted() {
-    let mut server = LinkGroup::new_server(T0, setup(8, 64), LINK);
-    server.link_connected(T0, LINK);
-    let reply = ConfirmLink { reply: true, ..confirm_link() };
-    server.handle_llc(T0, LINK, &Llc::ConfirmLink(reply)).unwrap();
+    let mut server = answered_server();
     drain(&mut server);
     let Llc::AddLink(offer) = add_link() else { unreachable!() };
     server.handle_llc(T0, LINK, &Llc::AddLink(AddLink { reply: true, ..offer })).unwrap();
@@ -383,8 +390,7 @@ fn rkeys_are_confirmed_and_deleted() {
     };
     server.handle_llc(T0, LINK, &Llc::ConfirmRkey(confirm)).unwrap();
     let reply = Llc::ConfirmRkey(ConfirmRkey { reply: true, ..confirm });
-    let expected = [Action::Send(LINK, reply)];
-    assert_eq!(drain(&mut server), expected);
+    assert_eq!(drain(&mut server), [Action::Send(LINK, reply)]);
     assert_eq!(server.peer_rmb(LINK, rkey, LINK), Some((rkey, 0x7000)));
     server.learn_rkey(LINK, Rkey(5), 0x5000).unwrap();
 

@@ -1,0 +1,68 @@
+//! What a group knows of one of its links.
+
+use crate::link::{Link, State};
+use crate::time::Instant;
+use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, QpAddress};
+
+use super::delete::Order;
+
+/// One link and what the group knows of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Member {
+    pub(super) number: LinkNumber,
+    pub(super) link: Link,
+    /// TEST LINKs that were sent and not answered.
+    pub(super) unanswered: u32,
+    pub(super) ours: QpAddress,
+    /// All zero while the peer has not answered our offer.
+    pub(super) theirs: QpAddress,
+    pub(super) user_id: LinkUserId,
+    /// It shared an RNIC with another link when it was made.
+    pub(super) asymmetric: bool,
+    /// Server: it is to be deleted, or is being deleted. Client: the server has said so.
+    pub(super) delete: Option<Order>,
+    /// Client: the server was asked to delete it, over that link, and should begin by then.
+    pub(super) asked: Option<(LinkNumber, Instant)>,
+}
+
+impl Member {
+    pub(super) fn view(&self) -> LinkView {
+        let Self { number, ours, theirs, asymmetric, .. } = *self;
+        LinkView { number, state: self.link.state(), ours, theirs, asymmetric }
+    }
+
+    /// Whether it goes through this port of ours.
+    pub(super) fn is_from(&self, port: (Gid, MacAddress)) -> bool {
+        (self.ours.gid, self.ours.mac) == port
+    }
+
+    /// Whether it leads to this port of the peer.
+    pub(super) fn is_to(&self, port: (Gid, MacAddress)) -> bool {
+        (self.theirs.gid, self.theirs.mac) == port
+    }
+
+    /// Whether it may carry messages and connections, and nobody wants it away.
+    pub(super) fn is_of_use(&self) -> bool {
+        self.link.is_up() && self.delete.is_none()
+    }
+}
+
+/// One link of a group, for others to see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkView {
+    /// Its number.
+    pub number: LinkNumber,
+    /// Where it is in its life.
+    pub state: State,
+    /// Our end.
+    pub ours: QpAddress,
+    /// The peer's end; all zero while it is not known.
+    pub theirs: QpAddress,
+    /// Whether it shared an RNIC with another link when it was made (RFC 2.2.1).
+    pub asymmetric: bool,
+}
+
+/// The port of one end of a link.
+pub(super) fn port_of(address: QpAddress) -> (Gid, MacAddress) {
+    (address.gid, address.mac)
+}
