@@ -112,11 +112,6 @@ impl Host {
         let to = to.into();
         self.enter(|| TcpStream::connect_timeout(&to, CONNECT_LIMIT))
     }
-
-    /// Runs `ip` with `arguments` on this host.
-    pub(crate) fn ip(&self, arguments: &[&str]) {
-        ip(&[&["-n", &self.name], arguments].concat());
-    }
 }
 
 impl Drop for Host {

@@ -216,7 +216,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         // RFC 7609 2.1-6
         let domain = rnic.open_domain()?;
         group.domains.insert(port, domain);
-        // RFC 7609 2.1-3, 2.2-4, 4.1-2
+        // RFC 7609 2.1-3, 2.2-4
         if group.stock.register(port, domain, rnic).is_err() {
             self.leave_port(id, port);
             return Err(Exhausted);

@@ -41,7 +41,7 @@ fn established(client_nics: u8, server_nics: u8) -> (Pair, GroupId, GroupId, [Co
 }
 
 /// Two RNICs on each side: a host that loses one of them must have the other in use already.
-// RFC 7609 2.2-1, 2.2-4, 2.2.1-4, 2.2.3-1, 2.1-3, 2.1-6, 4.1-2, 3.5.1.6-2, 3.5.1.6.1-5
+// RFC 7609 2.2-1, 2.2-4, 2.2.1-4, 2.2.3-1, 2.1-3, 2.1-6, 3.5.1.6-2, 3.5.1.6.1-5
 #[test]
 fn two_rnics_on_each_side_make_a_symmetric_group() {
     let (pair, client, server, _) = established(2, 2);
