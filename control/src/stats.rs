@@ -448,8 +448,8 @@ pub(crate) mod tests {
             ("/pollers/0", "core turns turns_idle connections"),
             (
                 "/rnics/0",
-                "name kind device gid state links mtu packets_in packets_out retransmits icrc_errors \
-                 rkey_errors",
+                "name kind device gid state links mtu packets_in packets_out retransmits \
+                 icrc_errors rkey_errors",
             ),
         ] {
             let object = json.pointer(place).unwrap().as_object().unwrap();

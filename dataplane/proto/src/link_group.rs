@@ -449,48 +449,6 @@ impl LinkGroup {
             self.tell_of_port(now);
         }
     }
-
-    /// Any link that carries messages.
-    fn any_link_up(&self) -> Option<LinkNumber> {
-        let up = self.members().find(|member| member.link.is_up());
-        up.map(|member| member.number)
-    }
-
-    /// A link that carries messages and stays.
-    fn link_of_use(&self) -> Option<LinkNumber> {
-        let found = self.members().find(|member| member.is_of_use() && member.asked.is_none());
-        found.map(|member| member.number)
-    }
-
-    fn members(&self) -> impl Iterator<Item = &Member> {
-        self.members.iter().flatten()
-    }
-
-    fn numbers(&self) -> [Option<LinkNumber>; LINKS_MAX as usize] {
-        self.members.map(|member| member.map(|member| member.number))
-    }
-
-    fn slot(&self, number: LinkNumber) -> Option<usize> {
-        let is_it = |member: &Option<Member>| member.is_some_and(|member| member.number == number);
-        self.members.iter().position(is_it)
-    }
-
-    fn find(&self, number: LinkNumber) -> Option<&Member> {
-        self.members().find(|member| member.number == number)
-    }
-
-    fn find_mut(&mut self, number: LinkNumber) -> Option<&mut Member> {
-        self.members.iter_mut().flatten().find(|member| member.number == number)
-    }
-
-    /// Forgets a link and what RMBs were called on it.
-    fn remove_member(&mut self, number: LinkNumber) {
-        if let Some(slot) = self.slot(number) {
-            self.members[slot] = None;
-            self.our_rmbs.clear(slot);
-            self.peer_rmbs.clear(slot);
-        }
-    }
 }
 
 fn is_down(member: &Member) -> bool {

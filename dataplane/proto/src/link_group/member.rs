@@ -1,9 +1,11 @@
 //! What a group knows of one of its links.
 
+use crate::limits::LINKS_MAX;
 use crate::link::{Link, State};
 use crate::time::Instant;
 use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, QpAddress};
 
+use super::LinkGroup;
 use super::delete::Order;
 
 /// One link and what the group knows of it.
@@ -65,4 +67,48 @@ pub struct LinkView {
 /// The port of one end of a link.
 pub(super) fn port_of(address: QpAddress) -> (Gid, MacAddress) {
     (address.gid, address.mac)
+}
+
+impl LinkGroup {
+    /// Any link that carries messages.
+    pub(super) fn any_link_up(&self) -> Option<LinkNumber> {
+        let up = self.members().find(|member| member.link.is_up());
+        up.map(|member| member.number)
+    }
+
+    /// A link that carries messages and stays.
+    pub(super) fn link_of_use(&self) -> Option<LinkNumber> {
+        let found = self.members().find(|member| member.is_of_use() && member.asked.is_none());
+        found.map(|member| member.number)
+    }
+
+    pub(super) fn members(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().flatten()
+    }
+
+    pub(super) fn numbers(&self) -> [Option<LinkNumber>; LINKS_MAX as usize] {
+        self.members.map(|member| member.map(|member| member.number))
+    }
+
+    pub(super) fn slot(&self, number: LinkNumber) -> Option<usize> {
+        let is_it = |member: &Option<Member>| member.is_some_and(|member| member.number == number);
+        self.members.iter().position(is_it)
+    }
+
+    pub(super) fn find(&self, number: LinkNumber) -> Option<&Member> {
+        self.members().find(|member| member.number == number)
+    }
+
+    pub(super) fn find_mut(&mut self, number: LinkNumber) -> Option<&mut Member> {
+        self.members.iter_mut().flatten().find(|member| member.number == number)
+    }
+
+    /// Forgets a link and what RMBs were called on it.
+    pub(super) fn remove_member(&mut self, number: LinkNumber) {
+        if let Some(slot) = self.slot(number) {
+            self.members[slot] = None;
+            self.our_rmbs.clear(slot);
+            self.peer_rmbs.clear(slot);
+        }
+    }
 }
