@@ -73,7 +73,9 @@ pub fn run(config: Config) -> Result<(), RunError> {
     let nics = choose_nics(&config, &devices, &listeners);
     let peer_id = peer_id(&nics, &devices);
     let ports = open_ports(&config, &devices, &nics, clock, &waker)?;
-    let network = Network::new(devices, PnetTable::new(&config), places(&ports));
+    let mut network = Network::new(devices, PnetTable::new(&config), places(&ports));
+    // What changed between the first look and the watch would never be heard of.
+    network.refresh().map_err(context("the network devices"))?;
 
     let (ask, questions) = mailbox(QUESTIONS_MAX, waker.clone());
     let admin = match config.admin.listen {

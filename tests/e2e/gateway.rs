@@ -66,6 +66,16 @@ impl Setup {
         }
     }
 
+    /// Another RNIC.
+    pub(crate) fn rnic(mut self, name: &str, device: &str) -> Self {
+        write!(
+            self.config,
+            "\n[[rnic]]\nname = \"{name}\"\nkind = \"roce-udp\"\ndevice = \"{device}\"\n"
+        )
+        .expect("writing to a string");
+        self
+    }
+
     pub(crate) fn listener(
         mut self,
         (bind, accept): (impl Into<SocketAddr>, &str),
@@ -301,6 +311,12 @@ pub(crate) struct Stats {
 #[derive(Debug, Deserialize)]
 pub(crate) struct LinkGroup {
     pub(crate) peer_id: String,
+    pub(crate) links: Vec<Link>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Link {
+    pub(crate) state: String,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]

@@ -64,6 +64,19 @@ impl Hosts {
         }
         Self { a, b, logs }
     }
+
+    /// Like [`Self::new`], with a second cable between devices in a subnet of their own.
+    pub(crate) fn with_two_paths(test: &str) -> Self {
+        let hosts = Self::new(test);
+        let Self { a, b, .. } = &hosts;
+        a.ip(&["link", "add", a.second(), "type", "veth", "peer", "name", b.second()]);
+        a.ip(&["link", "set", b.second(), "netns", &b.name]);
+        for (host, address) in [(a, "10.9.0.1/24"), (b, "10.9.0.2/24")] {
+            host.ip(&["address", "add", address, "dev", host.second()]);
+            host.ip(&["link", "set", host.second(), "up"]);
+        }
+        hosts
+    }
 }
 
 impl Host {
@@ -94,6 +107,17 @@ impl Host {
     /// This host's address on the wire, with this port.
     pub(crate) fn at(&self, port: u16) -> SocketAddrV4 {
         SocketAddrV4::new(self.address, port)
+    }
+
+    /// Its end of the second cable.
+    pub(crate) fn second(&self) -> &'static str {
+        if self.device == "va" { "wa" } else { "wb" }
+    }
+
+    /// Plugs one of its two cables in, or pulls it.
+    pub(crate) fn set_path(&self, path: usize, up: bool) {
+        let device = [self.device, self.second()][path];
+        self.ip(&["link", "set", device, if up { "up" } else { "down" }]);
     }
 
     /// Listens on `at`, which must be an address of this host.

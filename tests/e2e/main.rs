@@ -14,6 +14,7 @@
 
 mod clock;
 mod crowd;
+mod failover;
 mod failure;
 mod fidelity;
 mod gateway;

@@ -50,7 +50,8 @@ pub fn network_devices() -> io::Result<Vec<NetworkDevice>> {
                     mtu,
                     index: 0,
                     up: entry.has(libc::IFF_UP),
-                    running: entry.has(libc::IFF_UP) && entry.has(libc::IFF_RUNNING),
+                    // IFF_RUNNING lags up to a second behind.
+                    running: entry.has(libc::IFF_UP) && entry.has(libc::IFF_LOWER_UP),
                     addresses: Vec::new(),
                 });
                 devices.len() - 1
