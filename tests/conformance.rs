@@ -42,6 +42,7 @@ macro_rules! conformance {
                 writes_up_to_the_edges_are_placed
                 breaking_under_load_brings_everything_home
                 a_silent_peer_is_given_up
+                a_failed_queue_pair_breaks_at_once
                 release_flushes_and_disturbs_nobody
                 room_is_what_can_be_posted
                 the_first_message_waits_for_the_peer

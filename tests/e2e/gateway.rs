@@ -152,7 +152,7 @@ impl Setup {
                 command
             }
         };
-        command.arg("run").arg("-c").arg(&path);
+        command.args(["--log", "debug", "run", "-c"]).arg(&path);
         let process = Process::start(host, &hosts.logs, &self.name, &mut command);
         let mut gateway = Gateway { host, process };
         gateway.wait_until_ready();

@@ -47,6 +47,7 @@ impl<Qp, Stream> Outbox<Qp, Stream> {
                 | Command::AddLink { .. }
                 | Command::SendLlc { .. }
                 | Command::FailConnections { .. }
+                | Command::FailLink { .. }
                 | Command::RetireLink { .. }
                 | Command::Expect { .. }
                 | Command::Forget { .. }
@@ -129,6 +130,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 | Command::AddLink { .. }
                 | Command::SendLlc { .. }
                 | Command::FailConnections { .. }
+                | Command::FailLink { .. }
                 | Command::RetireLink { .. }
                 | Command::Expect { .. }
                 | Command::Forget { .. }

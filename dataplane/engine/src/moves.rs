@@ -230,8 +230,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let Some(relay) = self.connections.at(slot) else { return };
         let connection = relay.id;
         let Far::Smc(smc) = &relay.far else { return };
-        let link = smc.link;
-        self.report(Report::Moved { connection, link });
+        let (link, rkey) = (smc.link, smc.peer.rkey);
+        self.report(Report::Moved { connection, link, rkey });
         self.queue_drain(slot);
         self.queue_fill(slot);
         self.settle_on_link(now, slot);

@@ -224,12 +224,21 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                     self.send_mail(neighbour, Command::Abort { connection });
                 }
             }
+            Command::FailLink { link } => self.fail_link(now, link),
             Command::MoveConnections { from, to, to_poller, keys, only } => {
                 self.move_connections(now, Move::new(from, to, to_poller, keys), only);
             }
             Command::Adopt(migrant) => self.adopt(now, *migrant),
             Command::Deliver { message } => self.deliver(now, &message),
             Command::Stop => self.stopping = true,
+        }
+    }
+
+    /// Breaks the queue pair of a link of which the control thread knows that it is down.
+    fn fail_link(&mut self, now: Instant, id: LinkId) {
+        if let Some(link) = self.links.by_id(id) {
+            link.broken = true;
+            self.fabric.fail(now, link.qp);
         }
     }
 

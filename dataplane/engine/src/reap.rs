@@ -48,9 +48,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             Completion::Received { qp, message } => self.received(now, qp, message),
             Completion::Broke { qp, cause } => {
                 let Some(link) = self.links.by_qp(qp) else { return };
-                link.broken = true;
-                let link = link.id;
-                self.report(Report::LinkBroke { link, cause });
+                if !std::mem::replace(&mut link.broken, true) {
+                    let link = link.id;
+                    self.report(Report::LinkBroke { link, cause });
+                }
             }
         }
     }

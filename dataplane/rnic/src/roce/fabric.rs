@@ -286,6 +286,13 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
         }
     }
 
+    fn fail(&mut self, _: Instant, qp: QpId) {
+        let pair = self.pairs.of(qp);
+        if pair.fail() {
+            self.inbox.push_back(Event::Broke(qp, Cause::PortDown));
+        }
+    }
+
     fn release(&mut self, _: Instant, qp: QpId) {
         self.pairs.release(qp);
     }

@@ -90,6 +90,15 @@ impl Pair {
         self.requester.post(work);
     }
 
+    /// Breaks it. Returns whether that is news.
+    pub(super) fn fail(&mut self) -> bool {
+        let is_news = self.state == State::Ready;
+        if is_news {
+            self.state = State::Breaking;
+        }
+        is_news
+    }
+
     /// Takes in a packet that is for this queue pair and whose ICRC is right.
     pub(super) fn handle(
         &mut self,
