@@ -440,7 +440,7 @@ impl LinkGroup {
             self.link_event(now, carrier, Event::Fail(order.cause));
             return;
         }
-        // RFC 7609 C.7.1-6, C.7.1-7, C.7.1-10, C.7.1-12, C.7.1-15
+        // RFC 7609 C.7.1-7, C.7.1-10, C.7.1-12, C.7.1-15
         self.link_lost(now, carrier, Cause::LlcTimedOut);
     }
 

@@ -92,7 +92,7 @@ impl LinkGroup {
         if let Phase::Founding { .. } | Phase::Established = self.phase
             && self.find(number).is_some()
         {
-            // RFC 7609 2.3-5, 3.5.5.1.3-2, 3.5.5.1.4-1, C.7.1-5, C.7.1-8, C.7.1-11, C.7.1-22
+            // RFC 7609 2.3-5, 3.5.5.1.3-2, 3.5.5.1.4-1, C.7.1-8, C.7.1-11, C.7.1-22
             let order = Order::of(DeleteReason::LOST_PATH, cause);
             match self.role {
                 Role::Server => self.order_delete(now, number, order),
@@ -116,7 +116,6 @@ impl LinkGroup {
         }
         self.retry_later(now);
         if added != number && self.find(added).is_some() {
-            // RFC 7609 C.7.1-6
             self.link_lost(now, added, cause);
         }
     }
