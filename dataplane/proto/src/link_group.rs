@@ -34,7 +34,7 @@ use crate::outbox::Outbox;
 use crate::time::Instant;
 use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, PeerId, QpAddress, Rkey};
 use crate::wire::Malformed;
-use crate::wire::llc::{LEN, Llc, TestLink};
+use crate::wire::llc::{DeleteLink, LEN, Llc, TestLink};
 
 mod add;
 mod confirm;
@@ -52,7 +52,7 @@ mod view;
 pub use add::Refusal;
 use exchange::Exchange;
 pub use member::LinkView;
-use member::Member;
+use member::{Member, is_down};
 use rkeys::Announcement;
 pub use rmbs::{Full, RmbIndex};
 use rmbs::{OurRmbs, PeerRmbs};
@@ -330,10 +330,12 @@ impl LinkGroup {
                 self.traffic(now, number);
                 Ok(())
             }
-            Err(malformed) => {
+            // RFC 7609 C.7.1-35
+            Err(malformed) if self.is_alive(number) => {
                 self.link_lost(now, number, Cause::PeerMisbehaved);
                 Err(malformed.into())
             }
+            Err(_) => Ok(()),
         }
     }
 
@@ -348,7 +350,14 @@ impl LinkGroup {
         number: LinkNumber,
         message: &Llc,
     ) -> Result<(), PeerMisbehaved> {
-        if self.phase == Phase::Terminated || self.find(number).is_none_or(is_down) {
+        if !self.is_alive(number) {
+            // What else is said on a link that failed goes unheard.
+            // RFC 7609 C.7.1-27
+            if let Llc::DeleteLink(DeleteLink { all: true, reply: false, .. }) = message
+                && !self.is_terminated()
+            {
+                return self.dispatch(now, number, message);
+            }
             return Ok(());
         }
         self.link_event(now, number, Event::Traffic);
@@ -448,57 +457,6 @@ impl LinkGroup {
         if self.role == Role::Client {
             self.tell_of_port(now);
         }
-    }
-
-    /// Any link that carries messages.
-    fn any_link_up(&self) -> Option<LinkNumber> {
-        let up = self.members().find(|member| member.link.is_up());
-        up.map(|member| member.number)
-    }
-
-    /// A link that carries messages and stays.
-    fn link_of_use(&self) -> Option<LinkNumber> {
-        let found = self.members().find(|member| member.is_of_use() && member.asked.is_none());
-        found.map(|member| member.number)
-    }
-
-    fn members(&self) -> impl Iterator<Item = &Member> {
-        self.members.iter().flatten()
-    }
-
-    fn numbers(&self) -> [Option<LinkNumber>; LINKS_MAX as usize] {
-        self.members.map(|member| member.map(|member| member.number))
-    }
-
-    fn slot(&self, number: LinkNumber) -> Option<usize> {
-        let is_it = |member: &Option<Member>| member.is_some_and(|member| member.number == number);
-        self.members.iter().position(is_it)
-    }
-
-    fn find(&self, number: LinkNumber) -> Option<&Member> {
-        self.members().find(|member| member.number == number)
-    }
-
-    fn find_mut(&mut self, number: LinkNumber) -> Option<&mut Member> {
-        self.members.iter_mut().flatten().find(|member| member.number == number)
-    }
-
-    /// Forgets a link and what RMBs were called on it.
-    fn remove_member(&mut self, number: LinkNumber) {
-        if let Some(slot) = self.slot(number) {
-            self.members[slot] = None;
-            self.our_rmbs.clear(slot);
-            self.peer_rmbs.clear(slot);
-        }
-    }
-}
-
-fn is_down(member: &Member) -> bool {
-    match member.link.state() {
-        link::State::Down(_) => true,
-        link::State::Confirming { .. }
-        | link::State::Active { .. }
-        | link::State::Probing { .. } => false,
     }
 }
 

@@ -1,10 +1,11 @@
 //! What a group knows of one of its links.
 
+use super::LinkGroup;
+use crate::limits::LINKS_MAX;
 use crate::link::{Link, State};
-use crate::time::Instant;
 use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, QpAddress};
 
-use super::delete::Order;
+use super::delete::{Asked, Order};
 
 /// One link and what the group knows of it.
 #[derive(Clone, Copy, Debug)]
@@ -21,8 +22,8 @@ pub(super) struct Member {
     pub(super) asymmetric: bool,
     /// Server: it is to be deleted, or is being deleted. Client: the server has said so.
     pub(super) delete: Option<Order>,
-    /// Client: the server was asked to delete it, over that link, and should begin by then.
-    pub(super) asked: Option<(LinkNumber, Instant)>,
+    /// Client: the server was asked to delete it.
+    pub(super) asked: Option<Asked>,
 }
 
 impl Member {
@@ -65,4 +66,54 @@ pub struct LinkView {
 /// The port of one end of a link.
 pub(super) fn port_of(address: QpAddress) -> (Gid, MacAddress) {
     (address.gid, address.mac)
+}
+
+pub(super) fn is_down(member: &Member) -> bool {
+    match member.link.state() {
+        State::Down(_) => true,
+        State::Confirming { .. } | State::Active { .. } | State::Probing { .. } => false,
+    }
+}
+
+impl LinkGroup {
+    /// Whether messages on this link count.
+    pub(super) fn is_alive(&self, number: LinkNumber) -> bool {
+        !self.is_terminated() && self.find(number).is_some_and(|member| !is_down(member))
+    }
+
+    /// A link that carries messages and stays.
+    pub(super) fn link_of_use(&self) -> Option<LinkNumber> {
+        let found = self.members().find(|member| member.is_of_use() && member.asked.is_none());
+        found.map(|member| member.number)
+    }
+
+    pub(super) fn members(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().flatten()
+    }
+
+    pub(super) fn numbers(&self) -> [Option<LinkNumber>; LINKS_MAX as usize] {
+        self.members.map(|member| member.map(|member| member.number))
+    }
+
+    pub(super) fn slot(&self, number: LinkNumber) -> Option<usize> {
+        let is_it = |member: &Option<Member>| member.is_some_and(|member| member.number == number);
+        self.members.iter().position(is_it)
+    }
+
+    pub(super) fn find(&self, number: LinkNumber) -> Option<&Member> {
+        self.members().find(|member| member.number == number)
+    }
+
+    pub(super) fn find_mut(&mut self, number: LinkNumber) -> Option<&mut Member> {
+        self.members.iter_mut().flatten().find(|member| member.number == number)
+    }
+
+    /// Forgets a link and what RMBs were called on it.
+    pub(super) fn remove_member(&mut self, number: LinkNumber) {
+        if let Some(slot) = self.slot(number) {
+            self.members[slot] = None;
+            self.our_rmbs.clear(slot);
+            self.peer_rmbs.clear(slot);
+        }
+    }
 }

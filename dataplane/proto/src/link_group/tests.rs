@@ -11,6 +11,7 @@ use crate::limits::{
 use crate::vocabulary::{Mtu, Psn, Qpn};
 use crate::wire::llc::{AddLink, ConfirmLink, ConfirmRkey, DeleteLink, DeleteReason, DeleteRkey};
 
+mod delete;
 mod hosts;
 mod links;
 mod swarm;

@@ -1,7 +1,8 @@
 //! What is due when.
 
 use super::exchange::Exchange;
-use super::{LinkGroup, Phase, Role, is_down};
+use super::member::is_down;
+use super::{LinkGroup, Phase, Role};
 use crate::link::{self, Cause, Event};
 use crate::time::Instant;
 use crate::vocabulary::LinkNumber;
@@ -17,7 +18,7 @@ impl LinkGroup {
             Phase::Established => None,
         };
         let links = self.members().filter_map(|member| member.link.poll_timeout());
-        let asked = self.members().filter_map(|member| member.asked).map(|(_, deadline)| deadline);
+        let asked = self.members().filter_map(|member| member.asked).map(|asked| asked.deadline);
         links
             .chain(asked)
             .chain(phase)
