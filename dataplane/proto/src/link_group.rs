@@ -53,7 +53,7 @@ pub use add::Refusal;
 use exchange::Exchange;
 pub use member::LinkView;
 use member::{Member, is_down};
-use rkeys::Announcement;
+use rkeys::{Announcement, Continuing};
 pub use rmbs::{Full, RmbIndex};
 use rmbs::{OurRmbs, PeerRmbs};
 pub use view::Symmetry;
@@ -184,8 +184,7 @@ pub struct LinkGroup {
     announcement: Option<Announcement>,
     our_rmbs: OurRmbs,
     peer_rmbs: PeerRmbs,
-    /// The RMB of the peer that CONFIRM RKEY CONTINUATION goes on about, on that link.
-    confirming_row: Option<(LinkNumber, usize)>,
+    continuing: Option<Continuing>,
     peer_eye_catcher: bool,
     /// The point of no return of the first contact is behind (C.3).
     committed: bool,
@@ -253,7 +252,7 @@ impl LinkGroup {
             announcement: None,
             our_rmbs: OurRmbs::new(),
             peer_rmbs: PeerRmbs::new(),
-            confirming_row: None,
+            continuing: None,
             peer_eye_catcher: false,
             committed: false,
             max_links: setup.max_links.clamp(confirm::LINKS_MAX_MIN, LINKS_MAX),
@@ -422,13 +421,12 @@ impl LinkGroup {
             return;
         }
         // RFC 7609 3.5.5.3-5, 3.5.5.3-6, 3.5.5.3-7, 3.5.5.3-8, 3.5.5.3-9
-        if self.role == Role::Server && self.announcement.is_none() {
-            let doomed = self.members().find(|member| member.delete.is_some());
-            if let Some(number) = doomed.map(|member| member.number) {
-                self.begin_delete(now, number);
-            } else if self.wanted {
-                self.begin_add(now);
-            }
+        let may_begin = self.role == Role::Server && !self.rkeys_are_under_way();
+        let doomed = self.members().find(|member| member.delete.is_some());
+        if let Some(number) = doomed.map(|member| member.number)
+            && may_begin
+        {
+            self.begin_delete(now, number);
         }
         let told = self.members().all(|member| member.asked.is_none());
         if let Phase::Founding { .. } = self.phase
@@ -436,6 +434,9 @@ impl LinkGroup {
             && told
         {
             self.establish(now);
+        }
+        if self.wanted && may_begin && self.exchange.is_none() {
+            self.begin_add(now);
         }
         if self.exchange.is_none() && self.again_at.is_none() {
             self.begin_rkeys(now);

@@ -229,7 +229,7 @@ impl LinkGroup {
         if number != expected {
             return;
         }
-        let left = self.slot(on).map(|slot| self.our_rmbs.told_on(slot)).unwrap_or_default();
+        let left = self.slot(on).map(|slot| self.rmbs_to_tell(slot)).unwrap_or_default();
         let pairs = Pairs { left, peer_left: None };
         let deadline = now + ADD_LINK_WAIT;
         self.exchange = Some(Exchange::Rkeys { number, on, pairs, deadline });

@@ -400,6 +400,7 @@ impl LinkGroup {
             self.rkeys_lost(number);
             self.remove_member(number);
             self.ask_elsewhere(now, number);
+            self.rkeys_may_change();
             self.retry_later(now);
             self.advance(now);
         }

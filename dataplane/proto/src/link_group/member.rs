@@ -114,6 +114,7 @@ impl LinkGroup {
             self.members[slot] = None;
             self.our_rmbs.clear(slot);
             self.peer_rmbs.clear(slot);
+            self.place_lost(slot);
         }
     }
 }

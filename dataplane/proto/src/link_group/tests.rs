@@ -14,6 +14,7 @@ use crate::wire::llc::{AddLink, ConfirmLink, ConfirmRkey, DeleteLink, DeleteReas
 mod delete;
 mod hosts;
 mod links;
+mod rkeys;
 mod swarm;
 
 const T0: Instant = Instant(0);

@@ -24,6 +24,7 @@ impl LinkGroup {
             .chain(phase)
             .chain(self.exchange.and_then(Exchange::deadline))
             .chain(self.announcement.map(|announcement| announcement.deadline))
+            .chain(self.continuing.map(|continuing| continuing.deadline))
             .chain(self.retry_at)
             .chain(self.again_at)
             .chain(self.idle_deadline)
@@ -53,9 +54,7 @@ impl LinkGroup {
         if due(self.exchange.and_then(Exchange::deadline)) {
             self.exchange_timed_out(now);
         }
-        if due(self.announcement.map(|announcement| announcement.deadline)) {
-            self.rkeys_timed_out(now);
-        }
+        self.rkeys_timed_out(now);
         for number in self.numbers().into_iter().flatten() {
             self.link_timed(now, number);
         }

@@ -2,7 +2,7 @@
 
 use std::vec::Vec;
 
-use super::hosts::Hosts;
+use super::hosts::{Hosts, port};
 use super::*;
 use crate::link_group::delete::{ASKED_ORDERLY_WAIT, ASKED_WAIT, VACATE_WAIT_CLIENT};
 
@@ -11,7 +11,7 @@ const THIRD_LINK: LinkNumber = LinkNumber(3);
 /// Three links, of three RNICs on either side.
 fn three_links() -> Hosts {
     let mut hosts = Hosts::established(&[1, 2, 3], &[101, 102, 103], 3);
-    hosts.server.group.want_link(hosts.now, super::hosts::port(3));
+    hosts.server.group.want_link(hosts.now, port(3));
     hosts.run();
     assert_eq!(hosts.server.up().len(), 3);
     hosts.server.told.clear();
