@@ -302,7 +302,6 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             peer,
             phase: Phase::Opening,
             established: false,
-            moves: Vec::new(),
             links: vec![link],
             stock,
             members: BTreeMap::new(),

@@ -116,6 +116,7 @@ impl<Qp> Poller<Qp> {
             Command::AddLink { .. }
             | Command::SendLlc { .. }
             | Command::FailConnections { .. }
+            | Command::FailLink { .. }
             | Command::RetireLink { .. }
             | Command::Forget { .. }
             | Command::Relay { .. }

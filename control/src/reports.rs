@@ -68,7 +68,9 @@ impl<N: Rnic> Gateway<N> {
             }
             Report::LinkBroke { link, cause } => self.groups.link_broke(now, link, cause),
             Report::LinkRetired { link } => self.groups.link_retired(now, link),
-            Report::Moved { connection, link } => self.groups.connection_moved(connection, link),
+            Report::Moved { connection, link, rkey } => {
+                self.groups.connection_moved(connection, link, rkey);
+            }
             Report::LinkVacated { link } => self.groups.link_vacated(now, link),
             Report::Closed { connection, ending, bytes_in, bytes_out, rmbe, streams } => {
                 // Whatever was not reset yet is finished in both directions, or of no more use.

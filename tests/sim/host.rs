@@ -383,7 +383,7 @@ impl Host {
                 let place = self.place_of(link);
                 self.command_to(place, Command::RetireLink { link });
             }
-            Report::Moved { connection, link } => {
+            Report::Moved { connection, link, .. } => {
                 self.moved.insert(connection, link);
             }
             Report::LinkRetired { link } => assert!(self.retired.insert(link)),

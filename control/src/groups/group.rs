@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use smcr_engine::handoff::{Activity, KeyChange};
+use smcr_engine::handoff::Activity;
 use smcr_engine::{ConnectionId, LinkId};
 use smcr_memory::Rmbe;
 use smcr_proto::link_group::{LinkGroup, Role};
@@ -59,8 +59,6 @@ pub struct Group<O> {
     pub members: BTreeMap<ConnectionId, Member>,
     /// Elements that a peer may still write, and until when they rest.
     pub(super) quarantine: VecDeque<(Instant, Rmbe)>,
-    /// The orders to its connections to change their link.
-    pub(super) moves: Vec<Move>,
     /// Its protection domain with each RNIC that it has links on.
     pub(super) domains: BTreeMap<PortId, Domain>,
 }
@@ -117,15 +115,6 @@ pub(super) enum Leaving {
     Orderly,
     /// It is down.
     Disorderly,
-}
-
-/// An order to leave one link for another.
-#[derive(Debug)]
-pub(super) struct Move {
-    pub(super) from: LinkId,
-    pub(super) to: LinkId,
-    /// What the peer's RMBs are called on both.
-    pub(super) keys: Vec<KeyChange>,
 }
 
 impl<O> Link<O> {

@@ -2,11 +2,11 @@
 
 use smcr_engine::handoff::KeyChange;
 use smcr_engine::{Command, ConnectionId, LinkId};
-use smcr_proto::Instant;
+use smcr_proto::{Instant, Rkey};
 use smcr_rnic::Rnic;
 
 use super::Groups;
-use super::group::{Group, GroupId, Leaving, Link, LinkState, Move};
+use super::group::{Group, GroupId, Leaving, Link, LinkState};
 use super::ports::{Pollers, QpOf};
 
 impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
@@ -29,19 +29,16 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         }
     }
 
-    /// A connection is on another link now.
-    pub fn connection_moved(&mut self, connection: ConnectionId, to: LinkId) {
+    /// A connection is on another link now, where its element is in the RMB called `rkey`.
+    pub fn connection_moved(&mut self, connection: ConnectionId, to: LinkId, rkey: Rkey) {
         let Some(id) = self.members.group_of(connection) else { return };
         let Some(group) = self.groups.get_mut(&id) else { return };
+        // A link that is gone meanwhile was one on the way: the connection follows the others.
         let Some(port) = group.link(to).map(|link| link.port) else { return };
         let Some(member) = group.members.get_mut(&connection) else { return };
-        let from = std::mem::replace(&mut member.link, to);
-        member.port = port;
-        let step = group.moves.iter().find(|step| step.from == from && step.to == to);
-        if let (Some(peer), Some(step)) = (&mut member.peer, step)
-            && let Some(change) = step.keys.iter().find(|change| change.old == peer.rkey)
-        {
-            (peer.rkey, peer.rmb_address) = (change.new, change.new_base);
+        (member.link, member.port) = (to, port);
+        if let Some(peer) = &mut member.peer {
+            peer.rkey = rkey;
         }
         self.counts.connections_moved += 1;
         if member.aborted {
@@ -89,8 +86,6 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let (Some(old), Some(new)) = (group.link(from), group.link(to)) else { return };
         let (port, to_port) = (old.port, new.port);
         let keys = key_changes(group, old, new);
-        group.moves.retain(|step| (step.from, step.to) != (from, to));
-        group.moves.push(Move { from, to, keys: keys.clone() });
         let to_poller = u8::try_from(to_port.0).expect("pollers have an index of eight bits");
         // RFC 7609 2.3-3, 2.3-4, 4.6-1
         self.pollers.command(port, Command::MoveConnections { from, to, to_poller, keys, only });
@@ -126,21 +121,12 @@ fn even_out(mut loads: Vec<(LinkId, Vec<ConnectionId>)>) -> Vec<Shift> {
     }
 }
 
-/// What the peer's RMBs that are in use on one link are called on another.
+/// What the peer's RMBs are called on one link and on another: all of them, because connections may
+/// be on their way to the one that is left.
 fn key_changes<O>(group: &Group<O>, old: &Link<O>, new: &Link<O>) -> Vec<KeyChange> {
     let Some(machine) = group.machine() else { return Vec::new() };
-    let mut changes: Vec<KeyChange> = Vec::new();
-    for member in group.members.values().filter(|member| member.link == old.id) {
-        let Some(peer) = member.peer else { continue };
-        if changes.iter().any(|change| change.old == peer.rkey) {
-            continue;
-        }
-        if let Some((rkey, base)) = machine.peer_rmb(old.number, peer.rkey, new.number) {
-            let old_base = peer.rmb_address;
-            changes.push(KeyChange { old: peer.rkey, old_base, new: rkey, new_base: base });
-        }
-    }
-    changes
+    let change = |((old, old_base), (new, new_base))| KeyChange { old, old_base, new, new_base };
+    machine.peer_rmbs(old.number, new.number).map(change).collect()
 }
 
 #[cfg(test)]

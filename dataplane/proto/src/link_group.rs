@@ -34,7 +34,7 @@ use crate::outbox::Outbox;
 use crate::time::Instant;
 use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, PeerId, QpAddress, Rkey};
 use crate::wire::Malformed;
-use crate::wire::llc::{LEN, Llc, TestLink};
+use crate::wire::llc::{DeleteLink, LEN, Llc, TestLink};
 
 mod add;
 mod confirm;
@@ -52,8 +52,8 @@ mod view;
 pub use add::Refusal;
 use exchange::Exchange;
 pub use member::LinkView;
-use member::Member;
-use rkeys::Announcement;
+use member::{Member, is_down};
+use rkeys::{Announcement, Continuing};
 pub use rmbs::{Full, RmbIndex};
 use rmbs::{OurRmbs, PeerRmbs};
 pub use view::Symmetry;
@@ -180,12 +180,13 @@ pub struct LinkGroup {
     setup: Setup,
     phase: Phase,
     members: [Option<Member>; LINKS_MAX as usize],
+    /// Links that were in these places, until the caller has taken all actions.
+    gone: [Option<LinkNumber>; LINKS_MAX as usize],
     exchange: Option<Exchange>,
     announcement: Option<Announcement>,
     our_rmbs: OurRmbs,
     peer_rmbs: PeerRmbs,
-    /// The RMB of the peer that CONFIRM RKEY CONTINUATION goes on about, on that link.
-    confirming_row: Option<(LinkNumber, usize)>,
+    continuing: Option<Continuing>,
     peer_eye_catcher: bool,
     /// The point of no return of the first contact is behind (C.3).
     committed: bool,
@@ -249,11 +250,12 @@ impl LinkGroup {
             setup,
             phase,
             members,
+            gone: [None; LINKS_MAX as usize],
             exchange: None,
             announcement: None,
             our_rmbs: OurRmbs::new(),
             peer_rmbs: PeerRmbs::new(),
-            confirming_row: None,
+            continuing: None,
             peer_eye_catcher: false,
             committed: false,
             max_links: setup.max_links.clamp(confirm::LINKS_MAX_MIN, LINKS_MAX),
@@ -330,10 +332,12 @@ impl LinkGroup {
                 self.traffic(now, number);
                 Ok(())
             }
-            Err(malformed) => {
+            // RFC 7609 C.7.1-35
+            Err(malformed) if self.is_alive(number) => {
                 self.link_lost(now, number, Cause::PeerMisbehaved);
                 Err(malformed.into())
             }
+            Err(_) => Ok(()),
         }
     }
 
@@ -348,7 +352,14 @@ impl LinkGroup {
         number: LinkNumber,
         message: &Llc,
     ) -> Result<(), PeerMisbehaved> {
-        if self.phase == Phase::Terminated || self.find(number).is_none_or(is_down) {
+        if !self.is_alive(number) {
+            // What else is said on a link that failed goes unheard.
+            // RFC 7609 C.7.1-27
+            if let Llc::DeleteLink(DeleteLink { all: true, reply: false, .. }) = message
+                && !self.is_terminated()
+            {
+                return self.dispatch(now, number, message);
+            }
             return Ok(());
         }
         self.link_event(now, number, Event::Traffic);
@@ -363,7 +374,11 @@ impl LinkGroup {
     /// What the caller must do next, oldest first.
     #[must_use]
     pub fn poll_action(&mut self) -> Option<Action> {
-        self.actions.pop()
+        let action = self.actions.pop();
+        if action.is_none() {
+            self.forget_gone();
+        }
+        action
     }
 
     /// One event for one link, and what follows for the group.
@@ -413,13 +428,12 @@ impl LinkGroup {
             return;
         }
         // RFC 7609 3.5.5.3-5, 3.5.5.3-6, 3.5.5.3-7, 3.5.5.3-8, 3.5.5.3-9
-        if self.role == Role::Server && self.announcement.is_none() {
-            let doomed = self.members().find(|member| member.delete.is_some());
-            if let Some(number) = doomed.map(|member| member.number) {
-                self.begin_delete(now, number);
-            } else if self.wanted {
-                self.begin_add(now);
-            }
+        let may_begin = self.role == Role::Server && !self.rkeys_are_under_way();
+        let doomed = self.members().find(|member| member.delete.is_some());
+        if let Some(number) = doomed.map(|member| member.number)
+            && may_begin
+        {
+            self.begin_delete(now, number);
         }
         let told = self.members().all(|member| member.asked.is_none());
         if let Phase::Founding { .. } = self.phase
@@ -427,6 +441,9 @@ impl LinkGroup {
             && told
         {
             self.establish(now);
+        }
+        if self.wanted && may_begin && self.exchange.is_none() {
+            self.begin_add(now);
         }
         if self.exchange.is_none() && self.again_at.is_none() {
             self.begin_rkeys(now);
@@ -448,15 +465,6 @@ impl LinkGroup {
         if self.role == Role::Client {
             self.tell_of_port(now);
         }
-    }
-}
-
-fn is_down(member: &Member) -> bool {
-    match member.link.state() {
-        link::State::Down(_) => true,
-        link::State::Confirming { .. }
-        | link::State::Active { .. }
-        | link::State::Probing { .. } => false,
     }
 }
 

@@ -171,6 +171,7 @@ impl Host {
                     self.move_members(now, from, to, &keys, only);
                 }
                 Command::AddLink { .. }
+                | Command::FailLink { .. }
                 | Command::Expect { .. }
                 | Command::Forget { .. }
                 | Command::Adopt(_)
@@ -205,8 +206,9 @@ impl Host {
                 continue;
             }
             let rkey = member.peer.expect("what is relayed has a peer").rkey;
-            assert!(keys.iter().any(|key| key.old == rkey), "{connection:?} would be reset");
-            self.groups.connection_moved(connection, to);
+            let key = keys.iter().find(|key| key.old == rkey);
+            let key = key.unwrap_or_else(|| panic!("{connection:?} would be reset"));
+            self.groups.connection_moved(connection, to, key.new);
         }
         if only.is_none() {
             self.groups.link_vacated(now, from);

@@ -9,7 +9,7 @@ use super::member::{Member, port_of};
 use super::{Action, LinkGroup, Phase, Role};
 use crate::error::PeerMisbehaved;
 use crate::limits::{ADD_LINK_WAIT, CONFIRM_ADDED_LINK_WAIT};
-use crate::link::{Cause, Event, Link};
+use crate::link::{Cause, Link};
 use crate::time::Instant;
 use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, Mtu, Psn, QpAddress, Qpn, Rkey};
 use crate::wire::llc::add_link::{REASON_INVALID_MTU, REASON_NO_ALTERNATE_PATH};
@@ -78,18 +78,17 @@ impl LinkGroup {
         // An asymmetric link does not count, because it goes when a symmetric one comes.
         // RFC 7609 2.2.2-2, 2.2.2-9, 2.2.2-11, 2.2.2-12, 3.5.5.1.1-5
         let symmetric = up().filter(|member| !member.asymmetric).count();
-        let room = self.members.iter().any(Option::is_none);
+        let room = self.free_place().is_some();
         room && symmetric < usize::from(self.max_links)
     }
 
     /// Server: asks the caller for a queue pair to offer.
     pub(super) fn begin_add(&mut self, now: Instant) {
         self.wanted = false;
-        let Some(on) = self.link_of_use() else { return };
-        if !self.may_add() {
+        let Some(on) = self.link_of_use().filter(|_| self.may_add()) else {
             self.advance(now);
             return;
-        }
+        };
         let number = self.new_number();
         self.exchange = Some(Exchange::Opening { number, on, theirs: None });
         self.actions.push(Action::OpenLink { number, peer: None });
@@ -139,7 +138,7 @@ impl LinkGroup {
             self.link_refused(now, number, Refusal::NoAlternatePath);
             return;
         }
-        let Some(slot) = self.members.iter().position(Option::is_none) else {
+        let Some(slot) = self.free_place() else {
             self.actions.push(Action::LinkFailed(number, Cause::DeletedByUs));
             self.link_refused(now, number, Refusal::Exhausted);
             return;
@@ -230,7 +229,7 @@ impl LinkGroup {
         if number != expected {
             return;
         }
-        let left = self.slot(on).map(|slot| self.our_rmbs.told_on(slot)).unwrap_or_default();
+        let left = self.slot(on).map(|slot| self.rmbs_to_tell(slot)).unwrap_or_default();
         let pairs = Pairs { left, peer_left: None };
         let deadline = now + ADD_LINK_WAIT;
         self.exchange = Some(Exchange::Rkeys { number, on, pairs, deadline });
@@ -319,7 +318,7 @@ impl LinkGroup {
         }
         let AddLink { gid, mac, qpn, psn, mtu, link: number, .. } = *message;
         let theirs = QpAddress { gid, mac, qpn, psn, mtu };
-        if self.exchange.is_some() || self.is_asked_away(on) {
+        if self.exchange.is_some() {
             self.dropped += 1;
             return Ok(());
         }
@@ -417,7 +416,11 @@ impl LinkGroup {
     /// The peer did not answer in time.
     pub(super) fn exchange_timed_out(&mut self, now: Instant) {
         let Some(exchange) = self.exchange else { return };
-        let Some(carrier) = exchange.carrier() else { return };
+        let Some(carrier) = exchange.carrier() else {
+            // Connections that did not leave in good order are moved when the link goes.
+            self.link_vacated(now, exchange.number());
+            return;
+        };
         if let Phase::Founding { .. } = self.phase
             && exchange.adds()
         {
@@ -432,12 +435,11 @@ impl LinkGroup {
             self.end_exchange(now);
             return;
         }
-        let ordered = self.find(carrier).and_then(|member| member.delete);
-        if let Some(order) = ordered
+        if let Some(order) = self.find(carrier).and_then(|member| member.delete)
             && exchange.number() == carrier
         {
-            // The last link: nobody is left to tell.
-            self.link_event(now, carrier, Event::Fail(order.cause));
+            // RFC 7609 C.7.1-21
+            self.link_lost(now, carrier, order.cause);
             return;
         }
         // RFC 7609 C.7.1-7, C.7.1-10, C.7.1-12, C.7.1-15
@@ -469,6 +471,7 @@ impl LinkGroup {
             reason: DeleteReason::ASYMMETRIC_NOT_NEEDED,
             orderly: true,
             cause: Cause::DeletedByUs,
+            on: None,
         };
         for member in self.members.iter_mut().flatten().filter(|member| member.asymmetric) {
             member.delete.get_or_insert(order);

@@ -148,6 +148,7 @@ impl LinkGroup {
             self.confirmed_early = Some(number);
         }
         self.retry_at = None;
+        self.rkeys_may_change();
         self.replace_asymmetric(number);
         self.advance(now);
     }

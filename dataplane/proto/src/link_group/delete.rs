@@ -6,7 +6,7 @@
 
 use super::exchange::Exchange;
 use super::{Action, LinkGroup, Phase, Role, UNNUMBERED};
-use crate::limits::RKEY_REPLY_WAIT;
+use crate::limits::{ADD_LINK_WAIT, CONFIRM_ADDED_LINK_WAIT, RKEY_REPLY_WAIT};
 use crate::link::{Cause, Event};
 use crate::time::Instant;
 use crate::vocabulary::LinkNumber;
@@ -14,8 +14,28 @@ use crate::wire::llc::{DeleteLink, DeleteReason, Llc};
 
 use core::time::Duration;
 
-/// How long a DELETE LINK waits for its answer, or a client for what it asked for.
+/// How long a DELETE LINK waits for its answer.
 pub(super) const DELETE_LINK_WAIT: Duration = RKEY_REPLY_WAIT;
+
+/// How long a client waits for the deletion that it asked for: the server may be adding a link
+/// first, or finding out that another one is gone.
+pub(super) const ASKED_WAIT: Duration = Duration::from_secs(12);
+const _: () = assert!(
+    ASKED_WAIT.as_secs()
+        > 2 * ADD_LINK_WAIT.as_secs()
+            + CONFIRM_ADDED_LINK_WAIT.as_secs()
+            + DELETE_LINK_WAIT.as_secs()
+);
+
+/// How long it waits if there is no hurry. The server may delay what is orderly.
+pub(super) const ASKED_ORDERLY_WAIT: Duration = Duration::from_secs(60);
+
+/// How long connections may take to leave a link in good order: the server decides itself, the
+/// client has to answer within [`DELETE_LINK_WAIT`].
+const VACATE_WAIT_SERVER: Duration = Duration::from_secs(10);
+pub(super) const VACATE_WAIT_CLIENT: Duration = Duration::from_secs(1);
+const _: () = assert!(VACATE_WAIT_CLIENT.as_secs() < DELETE_LINK_WAIT.as_secs());
+const _: () = assert!(VACATE_WAIT_SERVER.as_secs() < ASKED_ORDERLY_WAIT.as_secs());
 
 /// That a link is to be deleted, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,13 +43,29 @@ pub(super) struct Order {
     pub(super) reason: DeleteReason,
     pub(super) orderly: bool,
     pub(super) cause: Cause,
+    /// Client: over which link the server said so.
+    pub(super) on: Option<LinkNumber>,
 }
 
 impl Order {
     /// At once.
     pub(super) fn of(reason: DeleteReason, cause: Cause) -> Self {
-        Self { reason, orderly: false, cause }
+        Self { reason, orderly: false, cause, on: None }
     }
+
+    /// Whether the link works until it is deleted. Linux calls lost paths orderly, too.
+    // RFC 7609 2.3-14
+    fn has_time(self) -> bool {
+        self.orderly && self.reason != DeleteReason::LOST_PATH
+    }
+}
+
+/// Client: the server was asked to delete a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub(super) on: LinkNumber,
+    pub(super) deadline: Instant,
+    order: Order,
 }
 
 impl LinkGroup {
@@ -43,7 +79,7 @@ impl LinkGroup {
         reason: DeleteReason,
         orderly: bool,
     ) {
-        let order = Order { reason, orderly, cause: Cause::DeletedByUs };
+        let order = Order { reason, orderly, cause: Cause::DeletedByUs, on: None };
         if self.phase != Phase::Established || self.find(number).is_none() {
             return;
         }
@@ -64,12 +100,15 @@ impl LinkGroup {
 
     /// Tells the peer that all is over, and ends it.
     pub(super) fn end(&mut self, now: Instant, cause: Cause, reason: DeleteReason) {
-        if let Some(link) = self.any_link_up() {
-            // RFC 7609 3.5.4-6, 3.5.4-10
-            // RFC 7609 A.3.4-4
-            let none = UNNUMBERED;
-            let all = DeleteLink { reply: false, all: true, orderly: true, link: none, reason };
-            self.actions.push(Action::Send(link, Llc::DeleteLink(all)));
+        // RFC 7609 A.3.4-4
+        let none = UNNUMBERED;
+        let all = DeleteLink { reply: false, all: true, orderly: true, link: none, reason };
+        for number in self.numbers().into_iter().flatten() {
+            if self.find(number).is_some_and(|member| member.link.is_up()) {
+                // Nobody waits for an answer, so it is tried over each of them.
+                // RFC 7609 3.5.4-6, 3.5.4-10, C.7.1-18
+                self.send(number, Llc::DeleteLink(all));
+            }
         }
         for number in self.numbers().into_iter().flatten() {
             // RFC 7609 C.7.1-19
@@ -83,14 +122,10 @@ impl LinkGroup {
 
     /// A link is down, and the peer has to hear of it.
     pub(super) fn link_lost(&mut self, now: Instant, number: LinkNumber, cause: Cause) {
-        let carried = self.find(number).is_some_and(|member| member.link.is_up());
         self.link_event(now, number, Event::Fail(cause));
         if self.is_terminated() {
             return;
         }
-        // Another port may do: at once, because until then a single link carries everything. A
-        // link that never came up is not tried again before its time.
-        self.wanted |= carried && self.role == Role::Server;
         self.exchange_lost(now, number, cause);
         self.rkeys_lost(number);
         if let Phase::Founding { .. } | Phase::Established = self.phase
@@ -98,11 +133,15 @@ impl LinkGroup {
         {
             // RFC 7609 2.3-5, 3.5.5.1.3-2, 3.5.5.1.4-1, C.7.1-8, C.7.1-11, C.7.1-22
             let order = Order::of(DeleteReason::LOST_PATH, cause);
-            match self.role {
-                Role::Server => self.order_delete(now, number, order),
-                Role::Client => self.ask_to_delete(now, number, order),
+            let ordered = self.find(number).and_then(|member| member.delete);
+            match (self.role, ordered) {
+                (Role::Server, _) => self.order_delete(now, number, order),
+                (Role::Client, None) => self.ask_to_delete(now, number, order),
+                // The server waits for our answer.
+                (Role::Client, Some(order)) => self.obey_delete(now, number, order),
             }
         }
+        self.ask_elsewhere(now, number);
         self.advance(now);
     }
 
@@ -126,8 +165,10 @@ impl LinkGroup {
 
     /// Server: notes that a link is to go, and begins if nothing else is under way.
     fn order_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
-        if let Some(member) = self.find_mut(number) {
-            member.delete.get_or_insert(order);
+        if let Some(member) = self.find_mut(number)
+            && member.delete.is_none_or(|known| known.has_time() && !order.has_time())
+        {
+            member.delete = Some(order);
         }
         self.advance(now);
     }
@@ -137,20 +178,36 @@ impl LinkGroup {
         let Some(member) = self.find(number) else { return };
         let Some(order) = member.delete else { return };
         let elsewhere = self.link_of_use();
-        if order.orderly && member.link.is_up() && elsewhere.is_some() {
-            self.exchange = Some(Exchange::Vacating { number });
-            self.actions.push(Action::VacateLink(number));
+        // RFC 7609 3.5.5.1.4-2, 3.5.5.1.4-3
+        if order.has_time() && member.link.is_up() && elsewhere.is_some() {
+            self.vacate(number, now + VACATE_WAIT_SERVER);
             return;
         }
         self.say_delete(now, number, order);
     }
 
+    /// Lets the caller move connections away.
+    fn vacate(&mut self, number: LinkNumber, deadline: Instant) {
+        self.exchange = Some(Exchange::Vacating { number, deadline });
+        // RFC 7609 3.5.5.1.3-4
+        self.actions.push(Action::VacateLink(number));
+    }
+
     fn say_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
-        // RFC 7609 3.3-8, 3.5.5.1.3-4
-        let Some(on) = self.link_of_use().or_else(|| self.any_link_up()) else { return };
+        let Some(on) = self.link_besides(number) else { return };
         let deadline = now + DELETE_LINK_WAIT;
         self.exchange = Some(Exchange::Deleting { number, on, deadline });
         self.send_delete_link(on, number, order);
+    }
+
+    /// A link to speak about that one on: another one, if there is any.
+    fn link_besides(&self, number: LinkNumber) -> Option<LinkNumber> {
+        let others = || self.members().filter(|member| member.number != number);
+        let of_use = others().find(|member| member.is_of_use() && member.asked.is_none());
+        let up = || others().find(|member| member.link.is_up());
+        // RFC 7609 3.3-5, 3.3-8, 3.5.5.1.3-5
+        let on = of_use.or_else(up).or_else(|| self.members().find(|one| one.link.is_up()));
+        on.map(|member| member.number)
     }
 
     pub(super) fn send_delete_link(&mut self, on: LinkNumber, link: LinkNumber, order: Order) {
@@ -160,28 +217,38 @@ impl LinkGroup {
         self.send(on, Llc::DeleteLink(request));
     }
 
-    /// Client: asks the server to delete a link.
+    /// Client: asks the server to delete a link, once.
     pub(super) fn ask_to_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
-        // RFC 7609 3.5.5.1.4-2
-        let on = self.members().find(|member| member.number != number && member.is_of_use());
-        let on = on.map(|member| member.number).or_else(|| self.any_link_up());
-        let Some(on) = on else { return };
-        if let Some(member) = self.find_mut(number) {
-            member.asked = Some((on, now + DELETE_LINK_WAIT));
+        let Some(on) = self.link_besides(number) else { return };
+        let Some(member) = self.find_mut(number) else { return };
+        if member.asked.is_some_and(|asked| order.has_time() || !asked.order.has_time()) {
+            return;
         }
+        let wait = if order.has_time() { ASKED_ORDERLY_WAIT } else { ASKED_WAIT };
+        member.asked = Some(Asked { on, deadline: now + wait, order });
+        // RFC 7609 2.3-5, 3.5.4-5, 3.5.5.1.4-1
         self.send_delete_link(on, number, order);
     }
 
-    /// Client: whether the server was asked to delete this link. What it says on it is ignored.
-    pub(super) fn is_asked_away(&self, number: LinkNumber) -> bool {
-        // RFC 7609 C.7.1-28
-        self.find(number).is_some_and(|member| member.asked.is_some())
+    /// Client: asks again for what it had asked for over a link that is lost.
+    fn ask_elsewhere(&mut self, now: Instant, lost: LinkNumber) {
+        for number in self.numbers().into_iter().flatten() {
+            let Some(member) = self.find_mut(number) else { continue };
+            if let Some(Asked { on, order, .. }) = member.asked
+                && on == lost
+                && number != lost
+            {
+                member.asked = None;
+                self.ask_to_delete(now, number, order);
+            }
+        }
     }
 
     /// The answer to [`Action::VacateLink`]: no connection uses the link any more.
     pub fn link_vacated(&mut self, now: Instant, number: LinkNumber) {
-        if self.exchange != Some(Exchange::Vacating { number }) {
-            return;
+        match self.exchange {
+            Some(Exchange::Vacating { number: expected, .. }) if number == expected => {}
+            Some(_) | None => return,
         }
         self.exchange = None;
         let Some(order) = self.find(number).and_then(|member| member.delete) else { return };
@@ -198,18 +265,25 @@ impl LinkGroup {
         message: &DeleteLink,
     ) {
         if message.reply {
-            self.delete_answered(now, message);
+            match self.role {
+                Role::Server => self.delete_answered(now, message),
+                Role::Client => self.ask_answered(now, message),
+            }
         } else if message.all {
             // RFC 7609 3.5.4-8, 3.5.4-11, 3.5.5.3-4, 3.5.5.3.1-5, 3.5.5.3.2-4, 3.5.5.3.3-6
             // Answered in kind, as deployed peers do; whoever began is gone already.
             self.end(now, Cause::DeletedByPeer, DeleteReason::PROGRAM);
+        } else if self.is_opening_for_peer(message.link) {
+            // The server gave up before we had a queue pair; whoever brings one is told so.
+            self.send(on, Llc::DeleteLink(DeleteLink { reply: true, ..*message }));
+            self.end_exchange(now);
         } else if self.find(message.link).is_none() {
-            // RFC 7609 A.3.4-7, C.7.1-30, C.7.1-31
+            // RFC 7609 A.3.4-7, C.7.1-29, C.7.1-30
             let reason = DeleteReason::UNKNOWN_LINK;
             self.send(on, Llc::DeleteLink(DeleteLink { reply: true, reason, ..*message }));
         } else {
             let DeleteLink { link, reason, orderly, .. } = *message;
-            let order = Order { reason, orderly, cause: Cause::DeletedByPeer };
+            let order = Order { reason, orderly, cause: Cause::DeletedByPeer, on: Some(on) };
             match self.role {
                 Role::Client => self.delete_ordered(now, link, order),
                 Role::Server => self.delete_asked(now, link, order),
@@ -223,7 +297,7 @@ impl LinkGroup {
             self.dropped += 1;
             return;
         };
-        if self.role == Role::Client || number != message.link {
+        if number != message.link {
             self.dropped += 1;
             return;
         }
@@ -238,18 +312,47 @@ impl LinkGroup {
         }
     }
 
+    /// Client: whether a queue pair is being made for this offer of the server.
+    fn is_opening_for_peer(&self, number: LinkNumber) -> bool {
+        match self.exchange {
+            Some(Exchange::Opening { number: expected, .. }) => {
+                self.role == Role::Client && number == expected
+            }
+            Some(_) | None => false,
+        }
+    }
+
+    /// Client: the server does not have the link that we asked it to delete.
+    fn ask_answered(&mut self, now: Instant, message: &DeleteLink) {
+        let asked = self.find(message.link).and_then(|member| member.asked);
+        if let Some(Asked { order, .. }) = asked
+            && message.reason == DeleteReason::UNKNOWN_LINK
+        {
+            self.let_go(now, message.link, order.cause);
+        } else {
+            self.dropped += 1;
+        }
+    }
+
     /// Server: the client wants a link away. If it has failed there, its connections must move now;
     /// the exchange about it waits for whatever is under way.
     fn delete_asked(&mut self, now: Instant, number: LinkNumber, order: Order) {
         let others = self.members().any(|other| other.number != number && other.is_of_use());
-        if !order.orderly && others {
-            // RFC 7609 2.3-3, 3.5.5.1.4-4
-            self.wanted |= self.find(number).is_some_and(|member| member.link.is_up());
+        if !order.has_time() && others {
+            // RFC 7609 2.3-4, 3.5.5.1.4-3
             self.link_event(now, number, Event::Fail(order.cause));
-            self.exchange_lost(now, number, order.cause);
+            let deleted_already = match self.exchange {
+                Some(Exchange::Deleting { number: already, on, .. }) => {
+                    already == number && on != number
+                }
+                Some(_) | None => false,
+            };
+            if !deleted_already {
+                self.exchange_lost(now, number, order.cause);
+            }
             self.rkeys_lost(number);
         }
-        // RFC 7609 2.2.3-4, 3.5.5.1.4-3, 3.5.5.3-3, 3.5.5.3.1-3, 3.5.5.3.1-4, 3.5.5.3.2-3
+        // RFC 7609 2.2.3-4, 3.5.5.1.4-4, 3.5.5.3-3, 3.5.5.3.1-3, 3.5.5.3.1-4, 3.5.5.3.2-3
         // RFC 7609 3.5.5.3.3-4, A.3.4-9
         self.order_delete(now, number, order);
     }
@@ -258,20 +361,19 @@ impl LinkGroup {
     fn delete_ordered(&mut self, now: Instant, number: LinkNumber, order: Order) {
         let others = self.members().any(|other| other.number != number && other.is_of_use());
         let Some(member) = self.find_mut(number) else { return };
-        if member.delete.is_some() {
-            self.dropped += 1;
+        // What we asked for is our doing.
+        let cause = member.asked.map_or(order.cause, |asked| asked.order.cause);
+        let order = Order { cause, ..order };
+        let again = member.delete.replace(order).is_some();
+        let vacate = order.has_time() && member.link.is_up() && others;
+        if again && vacate {
+            // The server has lost the link that it said so over; the answer takes the new one.
             return;
         }
-        // What we asked for is our doing.
-        let cause = if member.asked.is_some() { Cause::DeletedByUs } else { order.cause };
-        let order = Order { cause, ..order };
-        member.delete = Some(order);
-        let vacate = order.orderly && member.link.is_up() && others;
         // RFC 7609 3.5.5.3.3-5
         self.exchange_lost(now, number, cause);
         if vacate && self.exchange.is_none() {
-            self.exchange = Some(Exchange::Vacating { number });
-            self.actions.push(Action::VacateLink(number));
+            self.vacate(number, now + VACATE_WAIT_CLIENT);
         } else {
             self.obey_delete(now, number, order);
         }
@@ -279,16 +381,26 @@ impl LinkGroup {
 
     /// Client: answers, and lets go of the link.
     fn obey_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
-        let Order { reason, orderly, cause } = order;
-        if let Some(on) = self.link_of_use().or_else(|| self.any_link_up()) {
-            // RFC 7609 3.3-6, 3.5.5.1.3-7, 3.5.5.1.3-8
+        let Order { reason, orderly, cause, on } = order;
+        let on = on.filter(|on| self.find(*on).is_some_and(|member| member.link.is_up()));
+        if let Some(on) = on.or_else(|| self.link_besides(number)) {
+            // RFC 7609 3.3-6, 3.5.5.1.3-7
             let answer = DeleteLink { reply: true, all: false, orderly, link: number, reason };
             self.send(on, Llc::DeleteLink(answer));
         }
+        self.let_go(now, number, cause);
+    }
+
+    /// Client: the link is no more, for either side.
+    fn let_go(&mut self, now: Instant, number: LinkNumber, cause: Cause) {
+        // RFC 7609 3.5.5.1.3-8
         self.link_event(now, number, Event::Fail(cause));
         if !self.is_terminated() {
+            self.exchange_lost(now, number, cause);
             self.rkeys_lost(number);
             self.remove_member(number);
+            self.ask_elsewhere(now, number);
+            self.rkeys_may_change();
             self.retry_later(now);
             self.advance(now);
         }
@@ -298,18 +410,14 @@ impl LinkGroup {
     pub(super) fn asked_in_vain(&mut self, now: Instant) {
         for number in self.numbers().into_iter().flatten() {
             let Some(member) = self.find_mut(number) else { continue };
-            let Some((on, deadline)) = member.asked else { continue };
+            let Some(Asked { on, deadline, order }) = member.asked else { continue };
             if deadline > now {
                 continue;
             }
             member.asked = None;
-            let is_down = !member.link.is_up();
-            let order = Order::of(DeleteReason::LOST_PATH, Cause::LlcTimedOut);
             // RFC 7609 C.7.1-16, C.7.1-17
-            if on != number {
-                self.link_lost(now, on, Cause::LlcTimedOut);
-            }
-            if !self.is_terminated() && is_down {
+            self.link_lost(now, on, Cause::LlcTimedOut);
+            if !self.is_terminated() {
                 self.ask_to_delete(now, number, order);
             }
         }

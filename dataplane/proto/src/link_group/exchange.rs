@@ -18,7 +18,7 @@ pub(super) enum Exchange {
     /// CONFIRM LINK is to come, or to be answered. The link itself knows how long it may take.
     Confirming { number: LinkNumber },
     /// The caller moves connections away from a link that is to be deleted.
-    Vacating { number: LinkNumber },
+    Vacating { number: LinkNumber, deadline: Instant },
     /// Server: DELETE LINK is out.
     Deleting { number: LinkNumber, on: LinkNumber, deadline: Instant },
 }
@@ -41,7 +41,7 @@ impl Exchange {
             | Self::Connecting { number, .. }
             | Self::Rkeys { number, .. }
             | Self::Confirming { number }
-            | Self::Vacating { number }
+            | Self::Vacating { number, .. }
             | Self::Deleting { number, .. } => number,
         }
     }
@@ -58,16 +58,14 @@ impl Exchange {
         }
     }
 
-    /// When to give up waiting for the peer.
+    /// When to give up waiting for the peer, or for the caller.
     pub(super) fn deadline(self) -> Option<Instant> {
         match self {
             Self::Offered { deadline, .. }
             | Self::Rkeys { deadline, .. }
+            | Self::Vacating { deadline, .. }
             | Self::Deleting { deadline, .. } => Some(deadline),
-            Self::Opening { .. }
-            | Self::Connecting { .. }
-            | Self::Confirming { .. }
-            | Self::Vacating { .. } => None,
+            Self::Opening { .. } | Self::Connecting { .. } | Self::Confirming { .. } => None,
         }
     }
 

@@ -1,12 +1,11 @@
 //! What a group knows of one of its links.
 
+use super::LinkGroup;
 use crate::limits::LINKS_MAX;
 use crate::link::{Link, State};
-use crate::time::Instant;
 use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, QpAddress};
 
-use super::LinkGroup;
-use super::delete::Order;
+use super::delete::{Asked, Order};
 
 /// One link and what the group knows of it.
 #[derive(Clone, Copy, Debug)]
@@ -23,8 +22,8 @@ pub(super) struct Member {
     pub(super) asymmetric: bool,
     /// Server: it is to be deleted, or is being deleted. Client: the server has said so.
     pub(super) delete: Option<Order>,
-    /// Client: the server was asked to delete it, over that link, and should begin by then.
-    pub(super) asked: Option<(LinkNumber, Instant)>,
+    /// Client: the server was asked to delete it.
+    pub(super) asked: Option<Asked>,
 }
 
 impl Member {
@@ -69,11 +68,17 @@ pub(super) fn port_of(address: QpAddress) -> (Gid, MacAddress) {
     (address.gid, address.mac)
 }
 
+pub(super) fn is_down(member: &Member) -> bool {
+    match member.link.state() {
+        State::Down(_) => true,
+        State::Confirming { .. } | State::Active { .. } | State::Probing { .. } => false,
+    }
+}
+
 impl LinkGroup {
-    /// Any link that carries messages.
-    pub(super) fn any_link_up(&self) -> Option<LinkNumber> {
-        let up = self.members().find(|member| member.link.is_up());
-        up.map(|member| member.number)
+    /// Whether messages on this link count.
+    pub(super) fn is_alive(&self, number: LinkNumber) -> bool {
+        !self.is_terminated() && self.find(number).is_some_and(|member| !is_down(member))
     }
 
     /// A link that carries messages and stays.
@@ -103,12 +108,35 @@ impl LinkGroup {
         self.members.iter_mut().flatten().find(|member| member.number == number)
     }
 
-    /// Forgets a link and what RMBs were called on it.
+    /// The place of a link that is, or that the caller was not yet told to be gone.
+    pub(super) fn place_of(&self, number: LinkNumber) -> Option<usize> {
+        let gone = || self.gone.iter().position(|gone| *gone == Some(number));
+        self.slot(number).or_else(gone)
+    }
+
+    /// A place for another link.
+    pub(super) fn free_place(&self) -> Option<usize> {
+        let mut places = self.members.iter().zip(&self.gone);
+        places.position(|(member, gone)| member.is_none() && gone.is_none())
+    }
+
+    /// Forgets a link. What RMBs were called on it the caller may have to ask still, because
+    /// connections move from it.
     pub(super) fn remove_member(&mut self, number: LinkNumber) {
         if let Some(slot) = self.slot(number) {
             self.members[slot] = None;
-            self.our_rmbs.clear(slot);
-            self.peer_rmbs.clear(slot);
+            self.gone[slot] = Some(number);
+            self.place_lost(slot);
+        }
+    }
+
+    /// The caller knows all there is to know: forgets what RMBs were called on links that are gone.
+    pub(super) fn forget_gone(&mut self) {
+        for slot in 0..self.gone.len() {
+            if self.gone[slot].take().is_some() {
+                self.our_rmbs.clear(slot);
+                self.peer_rmbs.clear(slot);
+            }
         }
     }
 }

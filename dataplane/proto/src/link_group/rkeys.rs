@@ -1,6 +1,6 @@
 //! The exchanges that tell what RMBs are called (RFC 3.5.5.2, A.3.5 to A.3.7).
 
-use super::rmbs::{Full, RmbIndex, Row, Standing, Token};
+use super::rmbs::{Full, RmbIndex, RmbSet, Row, Standing, Token};
 use super::{Action, LinkGroup, Phase, Role};
 use crate::error::PeerMisbehaved;
 use crate::limits::{LINKS_MAX, RKEY_REPLY_WAIT};
@@ -22,10 +22,21 @@ pub(super) struct Announcement {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// CONFIRM RKEY. So many other links were told of, and so many are left.
-    Confirm { told: u8, left: u8, slots: u8 },
+    /// CONFIRM RKEY. The peer was told of the links in these places, one bit each, and knows that
+    /// so many more are to come.
+    Confirm { slots: u8, left: u8 },
     /// DELETE RKEY.
     Delete,
+}
+
+/// An RMB of the peer that CONFIRM RKEY CONTINUATION is to go on about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Continuing {
+    on: LinkNumber,
+    row: usize,
+    /// So many rkeys are to come.
+    left: u8,
+    pub(super) deadline: Instant,
 }
 
 impl LinkGroup {
@@ -87,12 +98,6 @@ impl LinkGroup {
         self.peer_rmbs.learn(slot, rkey, address).map(|_| ())
     }
 
-    /// The RMB of the peer that `rkey` names on link `on`, as it is called on link `to`: its key
-    /// there, and where it begins.
-    pub fn peer_rmb(&self, on: LinkNumber, rkey: Rkey, to: LinkNumber) -> Option<(Rkey, u64)> {
-        self.peer_rmbs.translate(self.slot(on)?, rkey, self.slot(to)?)
-    }
-
     /// One pair of ADD LINK CONTINUATION.
     pub(super) fn learn_pair(&mut self, on: LinkNumber, added: LinkNumber, pair: &RkeyPair) {
         let (Some(on), Some(added)) = (self.slot(on), self.slot(added)) else { return };
@@ -148,14 +153,12 @@ impl LinkGroup {
             return;
         };
         let mut others = [RkeyOnLink::default(); 2];
-        let mut told: u8 = 0;
         for (place, other) in others.iter_mut().zip(self.elsewhere(rmb, on)) {
             *place = other;
-            told += 1;
         }
         let count = u8::try_from(self.elsewhere(rmb, on).count()).expect("few links");
-        let slots = slot.map_or(0, |slot| 1 << slot) | self.slots_of(&others[..usize::from(told)]);
-        let kind = Kind::Confirm { told, left: count - told, slots };
+        let slots = slot.map_or(0, |slot| 1 << slot) | self.slots_of(&others);
+        let kind = Kind::Confirm { slots, left: count.saturating_sub(RKEYS_PER_REQUEST) };
         self.announcement = Some(Announcement { rmb, on, deadline: now + RKEY_REPLY_WAIT, kind });
         let Token { rkey, address } = token;
         let (reply, negative, retry, other_links) = (false, false, false, count);
@@ -166,22 +169,19 @@ impl LinkGroup {
 
     /// The rkeys on further links.
     fn continue_announcement(&mut self, now: Instant) {
-        let Some(Announcement { rmb, on, kind: Kind::Confirm { told, left, slots }, .. }) =
+        let Some(Announcement { rmb, on, kind: Kind::Confirm { slots, left }, .. }) =
             self.announcement
         else {
             return;
         };
         let mut others = [RkeyOnLink::default(); 3];
-        let mut count: u8 = 0;
-        let rest = self.elsewhere(rmb, on).skip(usize::from(told));
-        for (place, other) in others.iter_mut().zip(rest) {
-            *place = other;
-            count += 1;
-        }
-        let slots = slots | self.slots_of(&others[..usize::from(count)]);
+        let untold = |key: &RkeyOnLink| slots & self.slots_of(&[*key]) == 0;
         // A link that went meanwhile leaves its place empty: the count was told already.
-        let left_after = left.saturating_sub(RKEYS_PER_CONTINUATION);
-        let kind = Kind::Confirm { told: told + count, left: left_after, slots };
+        for (place, other) in others.iter_mut().zip(self.elsewhere(rmb, on).filter(untold)) {
+            *place = other;
+        }
+        let slots = slots | self.slots_of(&others);
+        let kind = Kind::Confirm { slots, left: left.saturating_sub(RKEYS_PER_CONTINUATION) };
         self.announcement = Some(Announcement { rmb, on, deadline: now + RKEY_REPLY_WAIT, kind });
         // RFC 7609 A.3.5-7
         let more =
@@ -241,17 +241,28 @@ impl LinkGroup {
         if let Ok(row) = learnt {
             self.peer_rmbs.set(row, slot, message.rkey, message.address);
             self.learn_elsewhere(row, others);
-            self.confirming_row = Some((on, row));
         }
         let full = learnt.is_err();
         // RFC 7609 A.3.5-8
         let reply = ConfirmRkey { reply: true, negative: full, retry: full, ..*message };
         self.send(on, Llc::ConfirmRkey(reply));
-        if let Ok(row) = learnt
-            && usize::from(message.other_links) <= message.others.len()
-        {
-            self.check_row(now, row);
+        let Ok(row) = learnt else { return };
+        let left = message.other_links.saturating_sub(RKEYS_PER_REQUEST);
+        self.rkeys_learnt(now, Continuing { on, row, left, deadline: now + RKEY_REPLY_WAIT });
+    }
+
+    /// Waits for the rkeys that are to come, or judges those that came.
+    fn rkeys_learnt(&mut self, now: Instant, continuing: Continuing) {
+        self.continuing = Some(continuing).filter(|continuing| continuing.left > 0);
+        if self.continuing.is_none() {
+            self.check_row(now, continuing.row);
+            self.advance(now);
         }
+    }
+
+    /// What was announced in part, by either side, is to be completed before links change.
+    pub(super) fn rkeys_are_under_way(&self) -> bool {
+        self.announcement.is_some() || self.continuing.is_some()
     }
 
     /// Server: whether rkeys cannot change now, because links do.
@@ -270,7 +281,6 @@ impl LinkGroup {
 
     /// A link for which no key was told is of no use to whoever would have to move there.
     fn check_row(&mut self, now: Instant, row: usize) {
-        self.confirming_row = None;
         let without = |slot: usize| self.peer_rmbs.rows[row].at(slot).is_none();
         let mut missing = [None; LINKS_MAX as usize];
         for (slot, member) in self.members.iter().enumerate() {
@@ -299,19 +309,22 @@ impl LinkGroup {
             }
             return Ok(());
         }
-        let Some((_, row)) = self.confirming_row.filter(|(link, _)| *link == on) else {
+        let Some(continuing) = self.continuing.filter(|continuing| continuing.on == on) else {
             self.dropped += 1;
             return Ok(());
         };
-        let brought = usize::from(message.remaining).min(message.others.len());
-        self.learn_elsewhere(row, &message.others[..brought]);
+        let Continuing { row, left, .. } = continuing;
+        // RFC 7609 A.3.6-2, C.7.1-35
+        if message.remaining != left {
+            return Err(PeerMisbehaved::UnexpectedMessage);
+        }
+        let brought = left.min(RKEYS_PER_CONTINUATION);
+        self.learn_elsewhere(row, &message.others[..usize::from(brought)]);
         // RFC 7609 A.3.6-4
         let reply = ConfirmRkeyContinuation { reply: true, ..*message };
         self.send(on, Llc::ConfirmRkeyContinuation(reply));
-        // RFC 7609 A.3.6-2
-        if usize::from(message.remaining) <= message.others.len() {
-            self.check_row(now, row);
-        }
+        let (left, deadline) = (left - brought, now + RKEY_REPLY_WAIT);
+        self.rkeys_learnt(now, Continuing { left, deadline, ..continuing });
         Ok(())
     }
 
@@ -339,7 +352,6 @@ impl LinkGroup {
         self.retries = 0;
         let index = usize::from(rmb.0);
         if let Kind::Confirm { slots, .. } = announcement.kind {
-            // A link that went meanwhile has lost its place, and its successor was not told of.
             self.our_rmbs.told[index] |= slots & self.our_rmbs.rows[index].present;
         }
         let standing = &mut self.our_rmbs.standings[index];
@@ -360,25 +372,26 @@ impl LinkGroup {
     /// The peer cannot take an RMB: for now, or at all.
     fn rmb_refused(&mut self, now: Instant, retry: bool) {
         let Some(Announcement { rmb, .. }) = self.announcement.take() else { return };
-        self.retries += 1;
-        if retry && self.retries <= RETRIES_MAX {
-            // What is under way at the peer ends soon; a client will have seen it by then.
-            // RFC 7609 3.5.5.3.1-7, A.3.5-9
-            self.again_at = Some(now + AGAIN_AFTER);
-            return;
-        }
-        self.retries = 0;
         let standing = &mut self.our_rmbs.standings[usize::from(rmb.0)];
-        match standing {
-            Standing::Unannounced => {
-                *standing = Standing::Absent;
-                self.actions.push(Action::RmbRefused(rmb));
-            }
-            // Connections use it. Those that have to move where it is unknown will be reset.
-            Standing::Incomplete => *standing = Standing::Known,
-            Standing::Absent | Standing::Known | Standing::Unwanted => {}
+        let refused = !retry || self.retries >= RETRIES_MAX;
+        if refused && *standing == Standing::Unannounced {
+            self.retries = 0;
+            *standing = Standing::Absent;
+            self.actions.push(Action::RmbRefused(rmb));
+        } else {
+            // What is under way at the peer ends soon; a client will have seen it by then. And an
+            // RMB that connections use has to be known wherever they may have to move.
+            // RFC 7609 3.5.5.3.1-7, A.3.5-9
+            self.again_at = Some(now + AGAIN_AFTER * (1 << self.retries.min(RETRIES_MAX)));
+            self.retries += 1;
         }
         self.advance(now);
+    }
+
+    /// Links have changed, which is what the peer had refused rkeys for.
+    pub(super) fn rkeys_may_change(&mut self) {
+        self.again_at = None;
+        self.retries = 0;
     }
 
     pub(super) fn handle_delete_rkey(
@@ -422,12 +435,36 @@ impl LinkGroup {
 
     /// The peer did not answer.
     pub(super) fn rkeys_timed_out(&mut self, now: Instant) {
-        let Some(Announcement { on, kind, .. }) = self.announcement else { return };
+        let due = |deadline: &Instant| *deadline <= now;
+        let continuing = self.continuing.filter(|continuing| due(&continuing.deadline));
+        if let Some(Continuing { on, .. }) = continuing {
+            self.link_lost(now, on, Cause::LlcTimedOut);
+        }
+        let announcement = self.announcement.filter(|announcement| due(&announcement.deadline));
+        let Some(Announcement { on, kind, .. }) = announcement else { return };
         match kind {
-            // RFC 7609 C.7.1-20
+            // RFC 7609 C.7.1-22
             Kind::Confirm { .. } => self.link_lost(now, on, Cause::LlcTimedOut),
             // Whatever the peer thinks, it is deregistered next.
             Kind::Delete => self.withdrawn(now),
+        }
+    }
+
+    /// The RMBs of ours that a new link is to be told of: those that the peer knows on the link in
+    /// `slot`, but for one that it is just being told to forget.
+    pub(super) fn rmbs_to_tell(&self, slot: usize) -> RmbSet {
+        let mut told = self.our_rmbs.told_on(slot);
+        if let Some(Announcement { rmb, kind: Kind::Delete, .. }) = self.announcement {
+            told.remove(usize::from(rmb.0));
+        }
+        told
+    }
+
+    /// A link has lost its place, and whoever takes it was not told of.
+    pub(super) fn place_lost(&mut self, slot: usize) {
+        if let Some(Announcement { kind: Kind::Confirm { slots, .. }, .. }) = &mut self.announcement
+        {
+            *slots &= !(1 << slot);
         }
     }
 
@@ -436,17 +473,18 @@ impl LinkGroup {
         if self.announcement.is_some_and(|announcement| announcement.on == number) {
             self.announcement = None;
         }
-        if self.confirming_row.is_some_and(|(on, _)| on == number) {
-            self.confirming_row = None;
+        if self.continuing.is_some_and(|continuing| continuing.on == number) {
+            self.continuing = None;
         }
     }
 }
 
-/// RTokens in one CONFIRM RKEY CONTINUATION.
+/// RTokens of other links in one CONFIRM RKEY, and in one CONFIRM RKEY CONTINUATION.
+const RKEYS_PER_REQUEST: u8 = 2;
 const RKEYS_PER_CONTINUATION: u8 = 3;
 
-/// How often a refused RMB is announced again.
-const RETRIES_MAX: u32 = 20;
+/// How often a refused RMB is announced again, each time after twice as long.
+const RETRIES_MAX: u32 = 6;
 
 /// How long whatever the peer refused it for may take.
 const AGAIN_AFTER: core::time::Duration = core::time::Duration::from_millis(50);

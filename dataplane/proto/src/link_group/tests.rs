@@ -11,8 +11,10 @@ use crate::limits::{
 use crate::vocabulary::{Mtu, Psn, Qpn};
 use crate::wire::llc::{AddLink, ConfirmLink, ConfirmRkey, DeleteLink, DeleteReason, DeleteRkey};
 
+mod delete;
 mod hosts;
 mod links;
+mod rkeys;
 mod swarm;
 
 const T0: Instant = Instant(0);

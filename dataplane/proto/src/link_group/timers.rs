@@ -1,7 +1,8 @@
 //! What is due when.
 
 use super::exchange::Exchange;
-use super::{LinkGroup, Phase, Role, is_down};
+use super::member::is_down;
+use super::{LinkGroup, Phase, Role};
 use crate::link::{self, Cause, Event};
 use crate::time::Instant;
 use crate::vocabulary::LinkNumber;
@@ -17,12 +18,13 @@ impl LinkGroup {
             Phase::Established => None,
         };
         let links = self.members().filter_map(|member| member.link.poll_timeout());
-        let asked = self.members().filter_map(|member| member.asked).map(|(_, deadline)| deadline);
+        let asked = self.members().filter_map(|member| member.asked).map(|asked| asked.deadline);
         links
             .chain(asked)
             .chain(phase)
             .chain(self.exchange.and_then(Exchange::deadline))
             .chain(self.announcement.map(|announcement| announcement.deadline))
+            .chain(self.continuing.map(|continuing| continuing.deadline))
             .chain(self.retry_at)
             .chain(self.again_at)
             .chain(self.idle_deadline)
@@ -52,9 +54,7 @@ impl LinkGroup {
         if due(self.exchange.and_then(Exchange::deadline)) {
             self.exchange_timed_out(now);
         }
-        if due(self.announcement.map(|announcement| announcement.deadline)) {
-            self.rkeys_timed_out(now);
-        }
+        self.rkeys_timed_out(now);
         for number in self.numbers().into_iter().flatten() {
             self.link_timed(now, number);
         }

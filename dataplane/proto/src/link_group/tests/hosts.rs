@@ -80,6 +80,21 @@ impl Host {
         self.queue_pairs.keys().map(on_link).collect()
     }
 
+    /// Whoever is told that a link failed can ask what the peer's RMBs are called elsewhere.
+    fn assert_connections_can_move(&self, failed: LinkNumber) {
+        if !self.told.contains(&Action::LinkConfirmed(failed)) {
+            return;
+        }
+        let other = if self.role == Role::Server { Role::Client } else { Role::Server };
+        let (rkey, _) = key(other, RmbIndex(0), failed);
+        for to in self.up().into_iter().filter(|to| *to != failed) {
+            let known = self.group.peer_rmb(failed, rkey, to);
+            let changes: Vec<_> = self.group.peer_rmbs(failed, to).collect();
+            assert_eq!(known, Some(key(other, RmbIndex(0), to)), "{failed:?} to {to:?}");
+            assert!(changes.iter().any(|(old, new)| old.0 == rkey && Some(*new) == known));
+        }
+    }
+
     /// The numbers of the links that may carry connections.
     pub(super) fn up(&self) -> BTreeSet<LinkNumber> {
         let up = |view: &LinkView| self.group.is_link_up(view.number);
@@ -128,6 +143,7 @@ impl Host {
                 }
                 Action::LinkFailed(number, _) => {
                     assert!(self.queue_pairs.remove(&number).is_some(), "{number:?} fails once");
+                    self.assert_connections_can_move(number);
                 }
                 Action::RmbDeleted(rmb) | Action::RmbRefused(rmb) => {
                     assert!(self.rmbs.remove(&rmb), "{rmb:?} goes once");
@@ -257,6 +273,53 @@ impl Hosts {
             let outcome = self.host(to).group.handle_bytes(now, link, &bytes);
             assert_eq!(outcome, Ok(()), "{to:?} on {link:?}: {:?}", flying.message);
         }
+    }
+
+    /// Hands a message to one side, as if the other had sent it over that link.
+    pub(super) fn tell(&mut self, to: Role, link: LinkNumber, message: Llc) {
+        let now = self.now;
+        let outcome = self.host(to).group.handle_bytes(now, link, &message.encode());
+        assert_eq!(outcome, Ok(()), "{message:?}");
+        self.act();
+    }
+
+    /// What one side has on its way, link by link, oldest first.
+    pub(super) fn flying(&self, from: Role) -> Vec<(LinkNumber, Llc)> {
+        let of = |((role, link), wire): (&(Role2, LinkNumber), &VecDeque<Flying>)| {
+            let (mine, link) = (*role == from.into(), *link);
+            let messages: Vec<_> = wire.iter().map(|flying| (link, flying.message)).collect();
+            if mine { messages } else { Vec::new() }
+        };
+        self.wires.iter().flat_map(of).collect()
+    }
+
+    /// Delivers messages, oldest of the first link first, until one of this kind is on its way.
+    pub(super) fn run_until(&mut self, wanted: impl Fn(Role, &Llc) -> bool) {
+        self.act();
+        loop {
+            let found = self.wires.values().flatten().any(|one| wanted(one.from, &one.message));
+            if found {
+                return;
+            }
+            let wire = *self.wires.keys().next().expect("it comes in the end");
+            self.deliver(wire);
+            self.act();
+        }
+    }
+
+    /// Nothing of what is on its way arrives.
+    pub(super) fn lose(&mut self, from: Role) {
+        self.wires.retain(|(role, _), _| *role != from.into());
+    }
+
+    /// Time passes for both, and they act; nothing is delivered.
+    pub(super) fn tick(&mut self, time: Duration) {
+        self.now = self.now + time;
+        let now = self.now;
+        for role in [Role::Server, Role::Client] {
+            self.host(role).group.handle_timeout(now);
+        }
+        self.act();
     }
 
     /// Delivers messages until nobody has anything to do.

@@ -8,7 +8,7 @@ use super::*;
 const THIRD_LINK: LinkNumber = LinkNumber(3);
 
 /// The kinds of messages that arrived, with who sent them and over which link.
-fn story(hosts: &Hosts) -> Vec<(Role, u8, &'static str, bool)> {
+pub(super) fn story(hosts: &Hosts) -> Vec<(Role, u8, &'static str, bool)> {
     let name = |llc: &Llc| match llc {
         Llc::ConfirmLink(_) => "CONFIRM LINK",
         Llc::AddLink(_) => "ADD LINK",
