@@ -261,8 +261,8 @@ fn a_failed_link_falls_back() {
 
     let code = Diagnosis::CONFIRM_LINK_TIMED_OUT;
     assert_eq!(failed.verdict(), Verdict::FallBack(Some(code)));
-    assert_eq!(Frame::Decline(client.decline(code)), decline(CLIENT, code, false));
-    assert_eq!(Frame::Decline(server.decline(code)), decline(SERVER, code, false));
+    assert_eq!(client.decline_frame(code), decline(CLIENT, code, false));
+    assert_eq!(server.decline_frame(code), decline(SERVER, code, false));
 }
 
 /// RFC C.3: beyond the point of no return the peer may take our Decline for data.

@@ -37,7 +37,10 @@ macro_rules! code_points {
 
 pub mod cdc;
 pub mod clc;
+mod few;
 pub mod llc;
+
+pub use few::Few;
 
 /// Why bytes are not a message.
 ///
@@ -59,6 +62,9 @@ pub enum Malformed {
     Version(u8),
     /// The prefix area of a Proposal does not fit into it, or has more than eight prefixes.
     PrefixArea,
+    /// The extension of SMC-Rv2 does not fit into the CLC or LLC message that should contain it, or
+    /// lists more than it may.
+    Extension,
     /// An RMB element index of zero: the first element is 1.
     RmbeIndex,
     /// A DELETE RKEY of more than eight keys.
