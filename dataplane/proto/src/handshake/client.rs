@@ -116,8 +116,7 @@ impl Client {
                 // RFC 7609 3.5.1.6.4-2, 3.5.1.6.4-3
                 Frame::Decline(Decline { diagnosis, out_of_sync, .. })
                 | Frame::DeclineV2(DeclineV2 {
-                    decline: Decline { diagnosis, out_of_sync, .. },
-                    ..
+                    decline: Decline { diagnosis, out_of_sync, .. }, ..
                 }),
             ) => Err(HandshakeError::Declined { diagnosis, out_of_sync }),
             (State::AwaitingAccept { .. }, Frame::Accept(offer)) => self.handle_accept(offer),

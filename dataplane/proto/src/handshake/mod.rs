@@ -109,3 +109,5 @@ impl From<Malformed> for HandshakeError {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_v2;

@@ -89,8 +89,8 @@ impl ProposalV2 {
     pub(in crate::wire::clc) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let v1 = Proposal::decode(bytes)?;
         let offered = bytes[header_field::VERSION_AND_FLAGS] & OFFERED;
-        let offers_smc_r = bytes.starts_with(&EYECATCHER)
-            && (offered == OFFERED_SMC_R || offered == OFFERED_BOTH);
+        let offers_smc_r =
+            bytes.starts_with(&EYECATCHER) && (offered == OFFERED_SMC_R || offered == OFFERED_BOTH);
         let body = &bytes[..bytes.len() - TRAILER_LEN];
         // An offset of zero says that there is no extension; so does a message without that field.
         let has_offset = body.len() >= field::OFFSET_BASE;
