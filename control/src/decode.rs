@@ -7,6 +7,7 @@
 //! The file is untrusted: damage ends the output early and is reported, and is never a panic.
 
 mod capture;
+mod clc;
 mod frame;
 mod messages;
 mod roce;

@@ -59,6 +59,26 @@ fn reads_a_first_contact_of_linux() {
         lines[3].contains(" rkey 0x0000035a ") && lines[3].contains(" rmb 0xff48160183bb0000 ")
     );
     assert!(lines[3].contains(" gid ::ffff:10.9.0.1 ") && lines[3].contains(" mtu 1024 "));
+    // What only version 2 has.
+    for (index, end) in [
+        (2, " v2-gid ::ffff:10.9.0.2 release 1 max-conns 255 max-links 2 eids TESTEID1"),
+        (
+            3,
+            " eid TESTEID1 path direct os Linux release 1 host vmA max-conns 255 max-links 2 \
+             length 160",
+        ),
+        (
+            4,
+            " eid TESTEID1 path direct os Linux release 1 host vmB max-conns 255 max-links 2 \
+             gids ::ffff:10.9.0.2 length 180",
+        ),
+    ] {
+        assert!(lines[index].ends_with(end), "{}\ndoes not end\n{end}", lines[index]);
+    }
+    assert!(lines[5].contains(" max-links 2 max-conns 255 "), "{}", lines[5]);
+    let keys =
+        " path direct target ::ffff:10.9.0.1 rkeys 0x0000035a=0x00000574@0xff48160183bb0000 ";
+    assert!(lines[9].contains(keys), "{}", lines[9]);
 }
 
 /// Wireshark writes the newer format by default, with its own idea of time.
@@ -79,7 +99,8 @@ fn reads_flags_and_reasons_of_linux() {
         "CDC seq 2 token 0x00000003 producer 2:0 consumer 0:0 [B] ",
         "CDC seq 1 token 0x00000004 producer 0:0 consumer 0:0 [A] ",
         "LLC CONFIRM RKEY v2 [reply] rkey 0x00000685 address 0xff3aaaf7c4b10000 ",
-        "LLC DELETE RKEY v2 error-mask 0x00 rkeys 0x000003cb ",
+        "LLC DELETE RKEY v2 rkeys 0x000003cb ",
+        "LLC DELETE RKEY v2 [reply] count 1 unknown 0 ",
         "LLC DELETE LINK v2 [all] link 0 reason OPERATOR ",
     ] {
         assert!(lines.iter().any(|line| line.contains(words)), "{words}");
@@ -324,9 +345,12 @@ fn unknown_messages_are_named_or_left_alone() {
     assert_eq!(packets(&foreign, foreign.len()), ["SEND ONLY qp 0x000011 psn 1 length 21"]);
     let mut request = [0; 44];
     request[..3].copy_from_slice(&[0x25, 44, 0]);
-    let request = roce(4, 1, &request);
+    let mut request = roce(4, 1, &request);
     let shown = packets(&request, request.len());
-    assert!(shown[0].starts_with("LLC REQUEST ADD LINK v2 hex 252c00"), "{shown:?}");
+    assert_eq!(shown[0], "LLC REQUEST ADD LINK v2 gids - qp 0x000011 psn 1");
+    request[12] = 0x23;
+    let shown = packets(&request, request.len());
+    assert!(shown[0].starts_with("LLC ADD LINK CONTINUATION v2 hex 232c00"), "{shown:?}");
     let strange = roce(0xc0, 1, &[]);
     assert_eq!(packets(&strange, strange.len()), ["opcode 0xc0 qp 0x000011 psn 1 length 0"]);
 }

@@ -46,6 +46,7 @@ impl Policy {
 
 /// What the peers have agreed on for this connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "there is no heap, and a rendezvous has one of them")]
 pub enum Agreement {
     /// RFC 7609.
     V1,

@@ -14,6 +14,7 @@ use crate::wire::clc::{
 
 /// What the caller must do next on behalf of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "there is no heap, and a rendezvous has one of them")]
 pub enum ServerAction {
     /// Write this message to the TCP connection.
     Send(Frame),

@@ -72,7 +72,6 @@ const FLAG: u8 = 0x08;
 
 /// One CLC message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "there is no heap, and a rendezvous has few of them")]
 pub enum Frame {
     /// The client says who it is.
     Proposal(Proposal),
