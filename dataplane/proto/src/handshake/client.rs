@@ -150,7 +150,8 @@ impl Client {
     ///
     /// # Panics
     ///
-    /// If no [`ClientAction::OpenLink`] or [`ClientAction::JoinLink`] asked for it, or in version 2.
+    /// If no [`ClientAction::OpenLink`] or [`ClientAction::JoinLink`] asked for it, or version 1
+    /// was not agreed on.
     pub fn provide(&mut self, ours: Offer) {
         let first_contact = self.asked_for_first_contact();
         assert_eq!(self.agreement, Some(Agreement::V1), "what was agreed");
@@ -163,7 +164,8 @@ impl Client {
     ///
     /// # Panics
     ///
-    /// If no [`ClientAction::OpenLink`] or [`ClientAction::JoinLink`] asked for it, or in version 1.
+    /// If no [`ClientAction::OpenLink`] or [`ClientAction::JoinLink`] asked for it, or version 2
+    /// was not agreed on.
     pub fn provide_v2(&mut self, ours: Offer, gids: Gids) {
         let first_contact = self.asked_for_first_contact();
         let (Some(Agreement::V2(agreement)), Some(policy)) = (self.agreement, self.v2) else {

@@ -1,8 +1,8 @@
 //! The first-contact extension (FCE) of Accept and Confirm: who the peer is and what it can do.
 //!
 //! ```text
-//!   0        1          2          4           36          37          38         40       44     52
-//!   | direct | os|release | reserved | host name | max conns | max links | features | vendor | rsvd |
+//!   0        1            2      4           36          37          38         40       44     52
+//!   | direct | os|release | rsvd | host name | max conns | max links | features | vendor | rsvd |
 //! ```
 //! A peer of release 0 stops behind its host name.
 

@@ -1,16 +1,18 @@
 //! CLC Proposal with a header of version 2: what SMC-Rv1 needs, if offered, and the extension.
 //!
 //! ```text
-//!   0     8         16    32    38       40         50       52         80
-//!   | hdr | peer id | gid | mac | offset | (SMC-D) | v2 off | reserved | prefix area, extension | eye |
+//!   0     8         16    32    38       40      50       52         80
+//!   | hdr | peer id | gid | mac | offset | SMC-D | v2 off | reserved | areas | eye |
 //!
-//!   0      1          2      3          4      6         8     24          25          26
-//!   | eids | ism gids | rsvd | release|s | rsvd | smc-d off | gid | max conns | max links | features
-//!   28         40          40 + 32 n
-//!   | reserved | n * eid | SMC-D part |                                           extension
+//!   0      1          2      3           4      6           8     24
+//!   | eids | ism gids | rsvd | release|s | rsvd | SMC-D off | gid | ...          extension
+//!
+//!   24          25          26         28         40        40 + 32 n
+//!   | max conns | max links | features | reserved | n * eid | SMC-D part |
 //! ```
-//! The prefix area is there if SMC-Rv1 is offered; see [`Proposal`]. The extension begins
-//! `v2 off` bytes behind byte 52. What concerns SMC-D is skipped, the system EID (bit `s`) with it.
+//! The areas: that of prefixes if SMC-Rv1 is offered, see [`Proposal`]; and the extension, which
+//! begins `v2 off` bytes behind byte 52. What concerns SMC-D is skipped, the
+//! system EID (bit `s`) with it.
 
 use core::ops::Range;
 

@@ -229,7 +229,7 @@ fn ignores_reserved_bytes() {
     let decline = hex::<44>("e2d4c3d9 04 002c 20 b1a098039babcdef 03030008 20000000");
     let mut decline = decline.to_vec();
     decline[40..].copy_from_slice(&EYECATCHER);
-    changed(&decline, &[21..24]);
+    changed(&decline, core::slice::from_ref(&(21..24)));
 }
 
 prop_compose! {

@@ -101,8 +101,8 @@ impl<'a> LlcV2<'a> {
     /// # Panics
     ///
     /// If `into` is shorter than the message; [`LEN_MAX`] is enough for any. If a field holds more
-    /// than its bits, a list more than 255 items, an ADD LINK a reason, or no keys although it is no
-    /// rejection. Such values are ours; decoding never makes one.
+    /// than its bits, a list more than 255 items, an ADD LINK a reason, or no keys although it is
+    /// no rejection. Such values are ours; decoding never makes one.
     pub fn encode<'b>(&self, into: &'b mut [u8]) -> &'b [u8] {
         let elder = match self {
             Self::ConfirmLink(message) => return message.encode(into),
