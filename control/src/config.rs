@@ -5,6 +5,7 @@
 
 mod duration;
 mod error;
+mod keepalive;
 mod network;
 mod section;
 
@@ -13,6 +14,7 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use error::ConfigError;
+pub use keepalive::TcpKeepalive;
 pub use network::{Network, Upstream};
 use section::{Placed, Section, Source};
 
@@ -97,6 +99,8 @@ pub struct Listener {
     pub connections_max: u32,
     /// Whether small writes leave at once, on both TCP sockets.
     pub tcp_nodelay: bool,
+    /// Keepalive of the TCP connections of applications.
+    pub tcp_keepalive: TcpKeepalive,
     /// Connections the kernel holds before they are accepted.
     pub backlog: u32,
 }
@@ -158,8 +162,8 @@ pub struct Smc {
     pub idle_group_server: Duration,
     /// The same where we are the client; longer, so that the server's side goes first.
     pub idle_group_client: Duration,
-    /// Idle time before the kernel probes a silent TCP socket; `"0s"` leaves keepalive off.
-    pub keepalive: Duration,
+    /// Keepalive of the TCP connections that stand idle beside SMC-R, and of those that fell back.
+    pub tcp_keepalive: TcpKeepalive,
 }
 
 /// How peers tell each other that they have SMC-R.
@@ -354,6 +358,7 @@ fn listeners(
                 limits.connections_max,
             )?,
             tcp_nodelay: table.boolean("tcp_nodelay", true)?,
+            tcp_keepalive: TcpKeepalive::read(&mut table)?,
             backlog: table.count("backlog", 1..65_536, 4096)?,
         });
         table.finish()?;
@@ -404,7 +409,7 @@ fn smc(source: Source<'_>, mut table: Section<'_>) -> Result<Smc, ConfigError> {
         test_link_timeout: table.duration("test_link_timeout", Duration::from_secs(2))?,
         idle_group_server: table.duration("idle_group_server", Duration::from_secs(600))?,
         idle_group_client: table.duration("idle_group_client", Duration::from_secs(610))?,
-        keepalive: table.duration("keepalive", Duration::ZERO)?,
+        tcp_keepalive: TcpKeepalive::read(&mut table)?,
     };
     table.finish()?;
     Ok(smc)

@@ -1,5 +1,6 @@
 //! What pollers say, turned into events, logs and releases; and the end of it all.
 
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use smcr_engine::handoff::Ending;
@@ -24,7 +25,7 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 
-    fn report(&mut self, now: Instant, port: PortId, report: Report<std::os::fd::OwnedFd>) {
+    fn report(&mut self, now: Instant, port: PortId, report: Report<OwnedFd>) {
         match report {
             Report::LlcReceived { link, message } => self.llc_received(now, link, &message),
             Report::LinkBroke { link, cause } => self.link_broke(now, link, cause),
@@ -63,11 +64,8 @@ impl<N: Rnic> Gateway<N> {
             "connection closed"
         );
         let Carried::Smc { group, tcp } = open.transport else { return };
-        if ending == Ending::Graceful {
-            drop(tcp);
-        } else {
-            reset(tcp);
-        }
+        // RFC 7609 4.8-1
+        end_tcp(tcp, ending);
         if let Some(rmbe) = rmbe {
             self.give_back_element(now, group, rmbe);
         }
@@ -166,7 +164,48 @@ impl<N: Rnic> Gateway<N> {
     }
 }
 
+/// Ends the TCP connection beside an SMC-R connection that ended this way.
+fn end_tcp(tcp: OwnedFd, ending: Ending) {
+    match ending {
+        Ending::Graceful => drop(tcp),
+        // RFC 7609 4.8.1-22
+        Ending::ResetByApplication
+        | Ending::ResetByPeer
+        | Ending::LinkLost
+        | Ending::PeerMisbehaved
+        | Ending::Stalled
+        | Ending::Aborted => reset(tcp),
+    }
+}
+
 /// How long a connection may outlive its TCP connection before its peer is asked to prove itself.
 const SUSPECT_AFTER: Duration = Duration::from_millis(300);
 /// How long a stop waits for queue pairs to be given up.
 const FAREWELL: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read};
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// A stack at the other end that waits on TCP must learn there how the connection ended: an end
+    /// of stream after a stall would look as if all had been delivered.
+    // RFC 7609 4.8-1, 4.8.1-22
+    #[test]
+    fn tcp_ends_as_smc_r_did() {
+        for (ending, outcome) in [
+            (Ending::Graceful, Ok(0)),
+            (Ending::Stalled, Err(ErrorKind::ConnectionReset)),
+            (Ending::LinkLost, Err(ErrorKind::ConnectionReset)),
+            (Ending::ResetByApplication, Err(ErrorKind::ConnectionReset)),
+        ] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (near, _) = listener.accept().unwrap();
+            end_tcp(near.into(), ending);
+            assert_eq!(far.read(&mut [0]).map_err(|error| error.kind()), outcome, "{ending:?}");
+        }
+    }
+}

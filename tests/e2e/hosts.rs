@@ -101,6 +101,11 @@ impl Host {
         self.enter(|| TcpListener::bind(at)).unwrap_or_else(|e| panic!("listen on {at}: {e}"))
     }
 
+    /// Runs `ip` on this host.
+    pub(crate) fn ip(&self, arguments: &[&str]) {
+        ip(&[&["-n", &self.name], arguments].concat());
+    }
+
     /// Connects to `to` from this host.
     pub(crate) fn connect(&self, to: SocketAddrV4) -> std::io::Result<TcpStream> {
         self.enter(|| TcpStream::connect_timeout(&to.into(), CONNECT_LIMIT))

@@ -6,7 +6,7 @@ use smcr_engine::handoff::{Ending, PeerElement};
 use smcr_engine::{ConnectionId, Established, LinkId};
 use smcr_memory::{Region, Rmb, SendPool};
 use smcr_proto::connection::{CLOSE_WAIT, Connection, Setup};
-use smcr_proto::ring::Ring;
+use smcr_proto::ring::{Ring, Span};
 use smcr_proto::wire::cdc::{Cdc, Cursor};
 use smcr_proto::{AlertToken, Gid, Instant, MacAddress, Mtu, RmbeSize};
 use smcr_rnic::dice::Dice;
@@ -19,28 +19,28 @@ use crate::host::{Closed, Host, Sizes};
 use crate::tcp;
 
 /// A gateway with one connection, the application behind it, and the peer.
-struct Stage {
+pub(crate) struct Stage {
     network: Network,
-    now: Instant,
-    host: Host,
-    application: Application,
+    pub(crate) now: Instant,
+    pub(crate) host: Host,
+    pub(crate) application: Application,
     id: ConnectionId,
     fabric: Fabric,
     qp: QpId,
     pool: SendPool,
     /// What the peer would say if it were honest.
-    honest: Connection,
+    pub(crate) honest: Connection,
     gateway: PeerElement,
     /// Whether the peer takes in what it hears.
-    listens: bool,
+    pub(crate) listens: bool,
     /// What the gateway said.
-    heard: Vec<Cdc>,
+    pub(crate) heard: Vec<Cdc>,
     /// What the peer has sent of its stream.
     sent: u64,
 }
 
 impl Stage {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let network = Network::new(1, Odds::CALM);
         let mut host = Host::new(&network, 1, Sizes::USUAL);
         let gid = Gid::from_ipv4([10, 9, 0, 2]);
@@ -87,10 +87,26 @@ impl Stage {
     }
 
     /// Sends `len` bytes of the peer's stream, and announces them.
-    fn write(&mut self, len: usize) {
+    pub(crate) fn write(&mut self, len: usize) {
+        let span = self.honest.produce(u32::try_from(len).unwrap());
+        self.post(len, span);
+    }
+
+    /// As [`Self::write`], the last byte being urgent.
+    pub(crate) fn write_urgent(&mut self, len: usize) {
+        let span = self.honest.produce_urgent(u32::try_from(len).unwrap());
+        self.post(len, span);
+    }
+
+    fn post(&mut self, len: usize, span: Span) {
+        self.write_in_silence(len, span);
+        self.say_what_is_due();
+    }
+
+    /// Writes, and announces nothing.
+    pub(crate) fn write_in_silence(&mut self, len: usize, span: Span) {
         let stream = bytes(1, self.sent, len);
         self.sent += len as u64;
-        let span = self.honest.produce(u32::try_from(len).unwrap());
         let [head, _] = span.pieces();
         let filled = self.pool.fill(u32::MAX, |room| {
             room.copy_in(&stream);
@@ -100,22 +116,21 @@ impl Stage {
         let address = self.gateway.address + u64::from(head.start);
         let write = Work::Write { lease, rkey: self.gateway.rkey, address, tag: Tag(0) };
         self.fabric.post(self.qp, &mut vec![write]);
-        self.say_what_is_due();
     }
 
-    fn say(&mut self, cdc: Cdc) {
+    pub(crate) fn say(&mut self, cdc: Cdc) {
         let send = Work::Send { message: cdc.encode(), tag: Tag(0) };
         self.fabric.post(self.qp, &mut vec![send]);
     }
 
-    fn say_what_is_due(&mut self) {
+    pub(crate) fn say_what_is_due(&mut self) {
         while let Some(cdc) = self.honest.poll_cdc() {
             self.say(cdc);
         }
     }
 
     /// Until nobody has anything to do. The peer listens, and says nothing by itself.
-    fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         loop {
             let mut moved = self.application.act() | self.host.turn(self.now);
             let mut completions = Vec::with_capacity(16);
@@ -144,11 +159,11 @@ impl Stage {
         }
     }
 
-    fn last_heard(&self) -> Cdc {
+    pub(crate) fn last_heard(&self) -> Cdc {
         *self.heard.last().expect("the gateway said something")
     }
 
-    fn closed(&self) -> Option<Closed> {
+    pub(crate) fn closed(&self) -> Option<Closed> {
         self.host.closed.get(&self.id).copied()
     }
 }
@@ -275,6 +290,29 @@ fn a_peer_that_does_not_answer_is_given_up() {
         stage.run();
     }
     assert_eq!(stage.closed().unwrap().ending, Ending::ResetByApplication);
+    stage.host.assert_nothing_is_left();
+}
+
+/// The peer said D, and never C: an end that stalls becomes a reset, lest slot and element be lost.
+// RFC 7609 4.8.1-21, 4.8.1-23, 4.8.2-2
+#[test]
+fn an_end_that_stalls_is_given_up() {
+    let mut stage = Stage::new();
+    stage.honest.shutdown_write();
+    stage.say_what_is_due();
+    stage.run();
+    stage.application.finish();
+    stage.run();
+    assert!(stage.last_heard().connection_closed);
+    let messages = stage.heard.len();
+    stage.now = stage.now + (CLOSE_WAIT - Duration::from_secs(1));
+    stage.run();
+    assert_eq!(stage.closed(), None);
+    stage.now = stage.now + Duration::from_secs(2);
+    stage.run();
+    assert_eq!(stage.closed().unwrap().ending, Ending::Stalled);
+    assert_eq!(stage.host.counters.closes_stalled.get(), 1);
+    assert_eq!(stage.heard.len(), messages, "nothing is said any more");
     stage.host.assert_nothing_is_left();
 }
 

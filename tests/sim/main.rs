@@ -7,6 +7,7 @@
 mod application;
 mod closing;
 mod cluster;
+mod flows;
 mod foreign;
 mod host;
 mod swarm;

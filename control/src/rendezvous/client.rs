@@ -31,15 +31,16 @@ impl<N: Rnic> Gateway<N> {
             return;
         };
         let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
-        // RFC 7609 3-2, 3.1-2, 3.5.1.2-1
+        // RFC 7609 3-1, 3-2, 3.1-2, 3.5.1.2-1
         shaking.talk = Talk::Client(Client::new(now, proposal));
         self.advance(now, key);
     }
 
-    /// What we propose on `port`.
+    /// What we propose on `port`. Nothing is taken for it: the server may decline.
     pub(super) fn proposal(&self, port: PortId) -> Option<Proposal> {
         let port = &self.ports[port.0];
         let address = port.rnic.as_ref()?.port();
+        // RFC 7609 3.5.1.2-2, 3.5.1.2-3, 3.5.1.2-4, 3.5.2-2, 3.5.2.1-1
         Some(Proposal {
             peer_id: self.peer_id,
             gid: address.gid,
@@ -93,7 +94,7 @@ impl<N: Rnic> Gateway<N> {
                 Phase::Running(_, address) => address.qpn == offer.qpn,
                 Phase::Opening(_) | Phase::Ending => false,
             };
-            // RFC 7609 3.5.2.2-1
+            // RFC 7609 3.5.1.3-1, 3.5.2.2-1
             group.role == Role::Client && group.peer == Peer::of(offer) && same_link
         });
         let Some((group, port)) = found.map(|(id, group)| (*id, group.port)) else {

@@ -103,7 +103,7 @@ impl<N: Rnic> Gateway<N> {
                 && group.is_established()
         });
         if let Some(group) = shared.map(|(id, _)| *id) {
-            // RFC 7609 3.5.2.1-3, 3.5.2.1-5
+            // RFC 7609 3.5.2-1, 3.5.2.1-3, 3.5.2.1-4, 3.5.2.1-5
             return self.reserve(now, key, port, group, false);
         }
         // RFC 7609 2.2.3-3, 3.5.1-1

@@ -98,12 +98,14 @@ pub(crate) struct Tcp<S> {
 pub(crate) struct Backlog {
     pub(crate) bytes: Vec<u8>,
     pub(crate) written: usize,
+    /// It is one byte, and urgent.
+    pub(crate) urgent: bool,
 }
 
 impl Backlog {
     /// Bytes that the rendezvous read beyond its own, to be written first.
     pub(crate) fn new(bytes: Vec<u8>) -> Self {
-        Self { bytes, written: 0 }
+        Self { bytes, written: 0, urgent: false }
     }
 }
 
@@ -119,6 +121,10 @@ pub(crate) struct Socket<S> {
     pub(crate) ending: bool,
     /// It is broken; a read tells so when the bytes before the error are read.
     pub(crate) failed: bool,
+    /// An urgent byte has come and was not read yet.
+    pub(crate) urgent: bool,
+    /// A read took all it had room for: what is next came with no event that we know of.
+    pub(crate) unseen: bool,
     /// The application sends no more: FIN was read.
     pub(crate) eof: bool,
     /// We sent FIN.
@@ -135,6 +141,8 @@ impl<S> Socket<S> {
             writable: true,
             ending: false,
             failed: false,
+            urgent: false,
+            unseen: false,
             eof: false,
             finished: false,
         }

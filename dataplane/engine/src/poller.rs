@@ -290,6 +290,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             socket.writable |= event.writable;
             socket.ending |= event.ending;
             socket.failed |= event.failed;
+            socket.urgent |= event.urgent;
+            socket.unseen &= !event.readable;
             if event.readable {
                 self.queue_fill(id.slot);
             }

@@ -333,6 +333,8 @@ impl Connection {
             writer_blocked: self.sender.is_blocked(),
             urgent_pending: self.sender.is_urgent_pending(),
             urgent_present: self.sender.is_urgent_present(),
+            // We diagnose nothing by it, as no deployed peer does: Linux answers with its next
+            // read, which tells no more than its silence.
             // RFC 7609 4.5.1-10
             update_requested: false,
             failover_validation: false,

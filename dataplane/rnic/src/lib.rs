@@ -129,7 +129,9 @@ pub struct Tag(pub u64);
 /// One request to a queue pair.
 #[derive(Debug)]
 pub enum Work {
-    /// Write the leased bytes to `address` in the peer's memory.
+    /// Write the leased bytes to `address` in the peer's memory. The peer is not told: there is no
+    /// immediate data, and no completion on its side.
+    // RFC 7609 4.7.1-1
     Write {
         /// What to write. Comes back with the completion.
         lease: Lease,

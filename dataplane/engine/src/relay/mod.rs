@@ -1,13 +1,15 @@
 //! A connection: a socket and SMC-R, or two sockets, both directions.
 //!
 //! `fill` carries bytes away from the near socket, `drain` towards it, and [`settle`] ends what has
-//! ended: FIN becomes D, both FINs become C, RST becomes A, and back.
+//! ended: FIN becomes D, both FINs become C, RST becomes A, and back. Urgent bytes keep their place
+//! in the stream and their urgency (see `urgent`).
 //!
 //! [`settle`]: Poller::settle
 
 mod drain;
 mod fill;
 mod tcp;
+mod urgent;
 
 use smcr_memory::Rmbe;
 use smcr_proto::Instant;
@@ -17,7 +19,7 @@ use smcr_proto::ring::Ring;
 use smcr_proto::wire::cdc::Cdc;
 use smcr_rnic::Fabric;
 
-use crate::connections::{Far, Smc, Socket};
+use crate::connections::{Far, Smc};
 use crate::handoff::{Ending, LinkId, PeerElement, Report};
 use crate::poller::Poller;
 use crate::streams::Streams;
@@ -99,7 +101,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 self.streams.finish(&near.stream);
                 near.finished = true;
             }
-            // RFC 7609 4.8.1-4, 4.8.1-6
+            // Only a FIN ends a direction: that an application reads no more (SHUT_RD) stays with
+            // its kernel, until a byte comes that nobody reads.
+            // RFC 7609 4.8.1-4, 4.8.1-6, 4.8.1-25
             if near.eof && !smc.said_done {
                 smc.said_done = true;
                 smc.connection.shutdown_write();
@@ -171,6 +175,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let Far::Smc(smc) = &mut relay.far else { return };
         if smc.connection.handle_timeout(now) {
             // Given up: nobody may write our element any more, or so RFC 4.8.1 has it.
+            // RFC 7609 4.8.2-2
             let capacity = smc.rmbe.capacity();
             smc.rmbe.touch(capacity);
             relay.ending.get_or_insert(Ending::Stalled);
@@ -210,10 +215,4 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 pub(crate) fn is_reset(error: &std::io::Error) -> bool {
     use std::io::ErrorKind as E;
     !matches!(error.kind(), E::WouldBlock | E::Interrupted)
-}
-
-/// Whether a socket that brought `len` bytes into room for `room` may bring more at once.
-pub(crate) fn may_bring_more<S>(socket: &Socket<S>, len: usize, room: usize) -> bool {
-    // A short read emptied the socket, unless the end is in sight: that must still be read.
-    len == room || socket.ending
 }
