@@ -3,6 +3,9 @@
 //! Every codec keeps the same contract: the frame layer has checked type and length, so `decode`
 //! takes an array and cannot run off its end; reserved bits are zero when sent and ignored when
 //! received; `decode(encode(x)) == x`. All integers are big-endian.
+//!
+//! The messages of SMC-Rv2 that differ stand in [`clc::v2`] and [`llc::v2`]. They have no fixed
+//! length: `decode` takes a slice, and a list that does not fit into it is [`Malformed`].
 
 use core::ops::Range;
 

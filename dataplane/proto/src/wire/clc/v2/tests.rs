@@ -21,6 +21,14 @@ const LINUX_PROPOSAL: &str = "e2d4c3d9 01 009c 22 0000000000000000 \
     00000000000000000000000000000000000000000000000000000000 01 00 00 10 0000 0000 \
     00000000000000000000ffff0a090002 ff 02 0001 000000000000000000000000 \
     5445535445494431202020202020202020202020202020202020202020202020 e2d4c3d9";
+/// Not captured, but constructed.
+const BOTH_VERSIONS: &str = "e2d4c3d9 01 00d5 20 0102030405060708 \
+    fefefefefefefefefefefefefefefefe 020202020202 0028 0000000000000000 0000 0035 \
+    00000000000000000000000000000000000000000000000000000000 \
+    0a010200 18 0000 01 20202020202020202020202020202020 40 02 00 00 10 0000 0000 \
+    00000000000000000000ffff0a090002 ff 02 0001 000000000000000000000000 \
+    5445535445494431202020202020202020202020202020202020202020202020 \
+    534d434741544520202020202020202020202020202020202020202020202020 e2d4c3d9";
 /// Of a first contact.
 const LINUX_ACCEPT: &str = "e2d4c3d9 02 00a0 28 a50152540000000a \
     00000000000000000000ffff0a090001 52540000000a 000011 0000035a 01 00000001 23 00 \
@@ -115,6 +123,26 @@ fn server_offer() -> Offer {
 fn decodes_the_proposal_that_linux_sends() {
     let expected = ProposalV2 { v1: no_v1(), v2: Some(extension()) };
     assert_decodes::<156>(LINUX_PROPOSAL, Frame::ProposalV2(expected));
+}
+
+/// A client that can do both: the extension stands behind the prefix area, whose length varies.
+/// Constructed; tshark 4.0 reads it as it is meant.
+#[test]
+fn proposes_both_versions() {
+    let mut prefixes = [Ipv6Prefix::default(); 8];
+    prefixes[0] = Ipv6Prefix { prefix: [0x20; 16], prefix_bits: 64 };
+    let v1 = Proposal {
+        peer_id: PeerId([1, 2, 3, 4, 5, 6, 7, 8]),
+        gid: Gid([0xfe; 16]),
+        mac: MacAddress([2; 6]),
+        subnet: Ipv4Subnet { network: [10, 1, 2, 0], prefix_bits: 24 },
+        prefixes,
+        prefix_count: 1,
+        offers_smc_r_v1: true,
+    };
+    let eids = Eids::from_items([eid(), Eid::SMCGATE]).unwrap();
+    let v2 = Some(ProposalExtension { eids, ..extension() });
+    assert_decodes::<213>(BOTH_VERSIONS, Frame::ProposalV2(ProposalV2 { v1, v2 }));
 }
 
 /// A Linux server accepts us; the operator sees who it is.
