@@ -61,9 +61,11 @@ pub struct AgreementV2 {
     pub eid: Eid,
     /// The release both speak. Void in a subsequent contact, where the group's counts.
     pub release: u8,
-    /// The most connections in the link group. Void in a subsequent contact.
+    /// The most connections in the link group: in release 0, what we would have. Void in a subsequent
+    /// contact.
     pub max_connections: u8,
-    /// The most links in the link group. Void in a subsequent contact.
+    /// The most links in the link group: in release 0, what we would have, until CONFIRM LINK has
+    /// settled it. Void in a subsequent contact.
     pub max_links: u8,
     /// On first contact, as soon as it has come: who the peer is. It also says whether the peer
     /// believes that no router is between; see [`AgreementV2::objection`].
