@@ -61,8 +61,8 @@ pub struct AgreementV2 {
     pub eid: Eid,
     /// The release both speak. Void in a subsequent contact, where the group's counts.
     pub release: u8,
-    /// The most connections in the link group: in release 0, what we would have. Void in a subsequent
-    /// contact.
+    /// The most connections in the link group: in release 0, what we would have. Void in a
+    /// subsequent contact.
     pub max_connections: u8,
     /// The most links in the link group: in release 0, what we would have, until CONFIRM LINK has
     /// settled it. Void in a subsequent contact.
