@@ -8,6 +8,7 @@ use smcr_proto::wire::clc::{Decline, Diagnosis, Frame, Offer};
 use smcr_proto::{AlertToken, Gid, LinkNumber, MacAddress, Mtu, PeerId, Psn, Qpn, Rkey, RmbeSize};
 
 use super::frame::{Datagram, Segment};
+use super::sends::Sends;
 use super::*;
 
 fn vector(name: &str) -> Vec<u8> {
@@ -286,9 +287,16 @@ fn cdc(sequence: u16) -> [u8; 44] {
         .encode()
 }
 
+/// Whose packets these are.
+const BETWEEN: (IpAddr, IpAddr) =
+    (IpAddr::V4(Ipv4Addr::new(10, 8, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 8, 0, 2)));
+
 fn packets(bytes: &[u8], wire_bytes: usize) -> Vec<String> {
     let mut shown = Vec::new();
-    roce::packets(Datagram { bytes, wire_bytes }, &mut |words| shown.push(words.to_string()));
+    let datagram = Datagram { bytes, wire_bytes };
+    roce::packets(datagram, BETWEEN, &mut Sends::default(), &mut |words| {
+        shown.push(words.to_string());
+    });
     shown
 }
 
@@ -369,4 +377,34 @@ fn llc_of_version_1_is_read() {
     let packet = roce(4, 1, &bytes);
     let expected = ["LLC DELETE LINK [all orderly] link 2 reason LOST_PATH qp 0x000011 psn 1"];
     assert_eq!(packets(&packet, packet.len()), expected);
+}
+
+/// With many RMBs, ADD LINK of SMC-Rv2 is longer than a packet; its keys are what a failover is
+/// about. Where a packet is missing, nothing is made up.
+#[test]
+fn messages_in_several_packets_are_put_together() {
+    use smcr_proto::wire::llc::v2::{DeleteRkeyV2, LEN_MAX, LlcV2, Records};
+    let rkeys: Vec<Rkey> = (0..150).map(Rkey).collect();
+    let mut buffer = [0; LEN_MAX];
+    let message = LlcV2::DeleteRkey(DeleteRkeyV2::Request(Records::ours(&rkeys)));
+    let message = message.encode(&mut buffer);
+    let parts = [&message[..256], &message[256..512], &message[512..]];
+    let shown = |psns: [u8; 3]| {
+        let mut sends = Sends::default();
+        let mut shown = Vec::new();
+        for ((opcode, psn), part) in (0..).zip(psns).zip(parts) {
+            let bytes = roce(opcode, psn, part);
+            let datagram = Datagram { bytes: &bytes, wire_bytes: bytes.len() };
+            roce::packets(datagram, BETWEEN, &mut sends, &mut |words| {
+                shown.push(words.to_string());
+            });
+        }
+        shown
+    };
+    let whole = shown([7, 8, 9]);
+    assert_eq!(whole[0], "SEND FIRST qp 0x000011 psn 7 length 256");
+    assert_eq!(whole[1], "SEND MIDDLE qp 0x000011 psn 8 length 256");
+    assert!(whole[2].starts_with("LLC DELETE RKEY v2 rkeys 0x00000000,0x00000001,"), "{whole:?}");
+    assert!(whole[2].ends_with(",0x00000095 qp 0x000011 psn 9"), "{whole:?}");
+    assert_eq!(shown([7, 9, 10])[2], "SEND LAST qp 0x000011 psn 10 length 96");
 }
