@@ -18,6 +18,9 @@ pub const ELEMENTS_PER_RMB_MAX: u8 = 255;
 /// The most connections a Linux peer puts on one link group before it opens another.
 pub const CONNECTIONS_PER_GROUP_MAX: u16 = 255;
 
+/// The fewest connections that a peer of SMC-Rv2 may allow in a link group.
+pub const CONNECTIONS_PER_GROUP_MIN: u8 = 16;
+
 /// The most of our RMBs that a Linux peer keeps in mind per link group.
 // RFC 7609 2.1-2
 pub const RMBS_PER_GROUP_MAX: u16 = 255;
