@@ -16,8 +16,8 @@
 //! them under way at a time (RFC 3.5.5.3). What has to wait is remembered in the state of what it
 //! is about: a link that is to be deleted, an RMB that is to be announced. So nothing overflows.
 //!
-//! - `dispatch` takes messages apart; `confirm`, `add` with `pairs`, and `delete` are what is said
-//!   about links, `rkeys` what is said about RMBs;
+//! - `dispatch` takes messages apart; `confirm`, `add` with `pairs` and `retry`, and `delete` are
+//!   what is said about links, `rkeys` what is said about RMBs;
 //! - `exchange` is how far an exchange has come, `member` what is known of one link, `ports` which
 //!   links may stand beside each other, `rmbs` what RMBs are called;
 //! - `timers` is what is due when, `view` what others see.
@@ -44,6 +44,7 @@ mod exchange;
 mod member;
 mod pairs;
 mod ports;
+mod retry;
 mod rkeys;
 mod rmbs;
 mod timers;
@@ -196,6 +197,8 @@ pub struct LinkGroup {
     wanted: bool,
     /// Client: a port without a link, that the server was told of.
     unused_port: Option<(Gid, MacAddress)>,
+    /// Client: the server is to be told of it as soon as it is not busy.
+    untold: bool,
     /// When a further link is tried again.
     retry_at: Option<Instant>,
     /// A second link was confirmed before the group was established.
@@ -240,6 +243,7 @@ impl LinkGroup {
             theirs: setup.theirs,
             user_id: setup.user_id,
             asymmetric: false,
+            confirmed_at: None,
             delete: None,
             asked: None,
         });
@@ -259,6 +263,7 @@ impl LinkGroup {
             last_number: number.0,
             wanted: false,
             unused_port: None,
+            untold: false,
             retry_at: None,
             confirmed_early: None,
             retries: 0,
@@ -438,6 +443,9 @@ impl LinkGroup {
         if self.wanted && may_begin && self.exchange.is_none() {
             self.begin_add(now);
         }
+        if self.untold && self.phase == Phase::Established {
+            self.tell_of_port(now);
+        }
         if self.exchange.is_none() && self.again_at.is_none() {
             self.begin_rkeys(now);
         }
@@ -454,9 +462,6 @@ impl LinkGroup {
         let first = first.map(|member| member.number);
         for number in first.into_iter().chain(second) {
             self.actions.push(Action::LinkConfirmed(number));
-        }
-        if self.role == Role::Client {
-            self.tell_of_port(now);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! CONFIRM LINK: a queue pair proves that it carries messages (RFC 3.5.1.5, A.3.1).
 
 use super::exchange::Exchange;
-use super::{Action, LinkGroup, Phase, Role};
+use super::{Action, LinkGroup, Phase, Role, UNNUMBERED};
 use crate::error::PeerMisbehaved;
 use crate::limits::{ADD_LINK_WAIT, LINKS_MAX};
 use crate::link::Event;
@@ -57,8 +57,8 @@ impl LinkGroup {
         let (expected, is_up) = (member.theirs.qpn, member.link.is_up());
         match self.phase {
             Phase::Confirming { .. } => {
-                // RFC 7609 C.7.1-24
-                if message.qpn != expected {
+                // RFC 7609 2.2.4-1, C.7.1-24
+                if message.qpn != expected || message.link == UNNUMBERED {
                     return Err(PeerMisbehaved::WrongLink);
                 }
                 self.number_link(on, message.link);
@@ -134,6 +134,9 @@ impl LinkGroup {
         // RFC 7609 3-3, 3.5.1.6-1
         let deadline = (self.role == Role::Client).then(|| now + ADD_LINK_WAIT);
         self.phase = Phase::Founding { deadline };
+        if let Some(member) = self.find_mut(message.link) {
+            member.confirmed_at = Some(now);
+        }
         // RFC 7609 3.5.1.5-4, C.7-2
         self.link_event(now, message.link, Event::Confirmed);
     }
@@ -141,6 +144,9 @@ impl LinkGroup {
     /// A further link carries messages.
     fn link_added(&mut self, now: Instant, number: LinkNumber) {
         self.exchange = None;
+        if let Some(member) = self.find_mut(number) {
+            member.confirmed_at = Some(now);
+        }
         self.link_event(now, number, Event::Confirmed);
         if self.phase == Phase::Established {
             self.actions.push(Action::LinkConfirmed(number));

@@ -193,7 +193,7 @@ impl LinkGroup {
         self.actions.push(Action::VacateLink(number));
     }
 
-    fn say_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
+    pub(super) fn say_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
         let Some(on) = self.link_besides(number) else { return };
         let deadline = now + DELETE_LINK_WAIT;
         self.exchange = Some(Exchange::Deleting { number, on, deadline });
@@ -302,12 +302,16 @@ impl LinkGroup {
             return;
         }
         // RFC 7609 3.5.5.1.3-5, 3.5.5.1.3-6
-        let cause = self.find(number).and_then(|member| member.delete).map(|order| order.cause);
+        let member = self.find(number);
+        let order = member.and_then(|member| member.delete);
+        let confirmed_at = member.and_then(|member| member.confirmed_at);
         self.exchange = None;
-        self.link_event(now, number, Event::Fail(cause.unwrap_or(Cause::DeletedByUs)));
+        let cause = order.map_or(Cause::DeletedByUs, |order| order.cause);
+        self.link_event(now, number, Event::Fail(cause));
         if !self.is_terminated() {
             self.remove_member(number);
-            self.retry_later(now);
+            let failed = order.is_some_and(|order| order.reason == DeleteReason::LOST_PATH);
+            self.replace_lost(now, confirmed_at.filter(|_| failed));
             self.advance(now);
         }
     }

@@ -313,8 +313,8 @@ fn a_failure_that_both_sides_saw_is_one_exchange() {
     assert_eq!(of_server.count(), 1, "{requests:?}");
 }
 
-/// A gateway goes, while one of its links is deaf without anybody knowing: the peer hears of it over
-/// the other one.
+/// A gateway goes, while one of its links is deaf without anybody knowing: the peer hears of it
+/// over the other one.
 // RFC 7609 C.7.1-18, C.7.1-19, 3.5.4-7, 3.5.4-9, 3.5.4-11, 3.5.4-12
 #[test]
 fn all_links_are_told_that_all_is_over() {

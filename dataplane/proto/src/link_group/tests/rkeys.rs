@@ -315,8 +315,8 @@ fn a_link_without_a_key_is_lost() {
     }
 }
 
-/// The peer does not answer CONFIRM RKEY: the link it went over has failed, and the RMB is announced
-/// over the other one, so that the connection that waits for it can begin.
+/// The peer does not answer CONFIRM RKEY: the link it went over has failed, and the RMB is
+/// announced over the other one, so that the connection that waits for it can begin.
 // RFC 7609 C.7.1-22, 2.3-11
 #[test]
 fn an_unanswered_announcement_is_made_again_over_another_link() {

@@ -1,6 +1,7 @@
 //! Two hosts to whom everything happens, in any order, under a seed.
 
 use std::format;
+use std::string::String;
 use std::vec::Vec;
 
 use super::hosts::{Hosts, port};
@@ -41,6 +42,8 @@ fn one_life(seed: u64) -> bool {
     let clients = [&[101u8, 102, 103][..], &[101, 102], &[101]];
     let max_links = 2 + u8::try_from(dice.below(4)).unwrap();
     let mut hosts = Hosts::new(ports[dice.below(3)], clients[dice.below(3)], max_links);
+    hosts.server.is_quick = dice.below(2) == 0;
+    hosts.client.is_quick = dice.below(2) == 0;
     let mut story = Vec::new();
     let mut rmbs = 1;
     for _ in 0..200 {
@@ -55,49 +58,8 @@ fn one_life(seed: u64) -> bool {
                     hosts.deliver(wires[dice.below(wires.len())]);
                 }
             }
-            70..78 => {
-                let now = hosts.now;
-                rmbs += 1;
-                let rmb = RmbIndex(rmbs);
-                let host = hosts.host(role);
-                if host.group.is_established() && rmbs < 250 {
-                    host.rmbs.insert(rmb);
-                    let keys = host.keys(rmb);
-                    host.group.announce_rmb(now, rmb, &keys);
-                }
-            }
-            78..82 => {
-                let now = hosts.now;
-                let host = hosts.host(role);
-                let last = host.rmbs.iter().next_back().copied();
-                if let Some(rmb) = last.filter(|rmb| rmb.0 > 0)
-                    && host.told.contains(&Action::RmbConfirmed(rmb))
-                {
-                    host.group.withdraw_rmb(now, rmb);
-                }
-            }
-            82..86 => {
-                let up: Vec<_> = hosts.host(role).up().into_iter().collect();
-                if up.len() > 1 || !up.is_empty() && dice.below(10) == 0 {
-                    hosts.break_link(up[dice.below(up.len())]);
-                }
-            }
-            86..90 => {
-                let now = hosts.now;
-                let up: Vec<_> = hosts.host(role).up().into_iter().collect();
-                let orderly = dice.below(2) == 0;
-                if up.len() > 1 {
-                    let link = up[dice.below(up.len())];
-                    let reason = DeleteReason::OPERATOR;
-                    hosts.host(role).group.delete_link(now, link, reason, orderly);
-                }
-            }
-            90..96 => {
-                let now = hosts.now;
-                let host = hosts.host(role);
-                let some = host.ports.iter().nth(dice.below(host.ports.len())).copied().unwrap();
-                host.group.want_link(now, port(some));
-            }
+            70..82 => change_rmbs(&mut hosts, role, event, &mut rmbs),
+            82..96 => change_links(&mut hosts, role, event, &mut dice),
             _ => {
                 hosts.now = hosts.now + SECOND;
                 let now = hosts.now;
@@ -107,6 +69,59 @@ fn one_life(seed: u64) -> bool {
             }
         }
     }
+    judge(hosts, &story)
+}
+
+/// An RMB comes or goes.
+fn change_rmbs(hosts: &mut Hosts, role: Role, event: usize, rmbs: &mut u8) {
+    let now = hosts.now;
+    let host = hosts.host(role);
+    if event < 78 {
+        *rmbs += 1;
+        let rmb = RmbIndex(*rmbs);
+        if host.group.is_established() && *rmbs < 250 {
+            host.rmbs.insert(rmb);
+            let keys = host.keys(rmb);
+            host.group.announce_rmb(now, rmb, &keys);
+        }
+        return;
+    }
+    let last = host.rmbs.iter().next_back().copied();
+    if let Some(rmb) = last.filter(|rmb| rmb.0 > 0)
+        && host.told.contains(&Action::RmbConfirmed(rmb))
+    {
+        host.group.withdraw_rmb(now, rmb);
+    }
+}
+
+/// A link breaks or is to go, or a port has come up.
+fn change_links(hosts: &mut Hosts, role: Role, event: usize, dice: &mut Dice) {
+    let now = hosts.now;
+    let up: Vec<_> = hosts.host(role).up().into_iter().collect();
+    let host = hosts.host(role);
+    match event {
+        82..86 => {
+            if up.len() > 1 || !up.is_empty() && dice.below(10) == 0 {
+                hosts.break_link(up[dice.below(up.len())]);
+            }
+        }
+        86..90 => {
+            let orderly = dice.below(2) == 0;
+            if up.len() > 1 {
+                let link = up[dice.below(up.len())];
+                host.group.delete_link(now, link, DeleteReason::OPERATOR, orderly);
+            }
+        }
+        90 => host.vacate(now),
+        _ => {
+            let some = host.ports.iter().nth(dice.below(host.ports.len())).copied().unwrap();
+            host.group.want_link(now, port(some));
+        }
+    }
+}
+
+/// Whether the groups are alive, now that it is quiet, and agree about everything.
+fn judge(mut hosts: Hosts, story: &[String]) -> bool {
     hosts.run();
     hosts.sleep(60);
     let (server, client) = (&hosts.server, &hosts.client);
