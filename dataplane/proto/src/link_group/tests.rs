@@ -12,6 +12,7 @@ use crate::vocabulary::{Mtu, Psn, Qpn};
 use crate::wire::llc::{AddLink, ConfirmLink, ConfirmRkey, DeleteLink, DeleteReason, DeleteRkey};
 
 mod add;
+mod collisions;
 mod delete;
 mod hosts;
 mod links;
