@@ -16,6 +16,7 @@ mod collisions;
 mod delete;
 mod hosts;
 mod links;
+mod recovery;
 mod rkeys;
 mod swarm;
 
