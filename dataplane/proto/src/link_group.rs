@@ -177,6 +177,7 @@ enum Phase {
 /// about 70 KiB, most of it rkeys: keep it in a box.
 #[derive(Clone, Debug)]
 pub struct LinkGroup {
+    // RFC 7609 2.2-5
     role: Role,
     setup: Setup,
     phase: Phase,
@@ -309,7 +310,7 @@ impl LinkGroup {
     /// The NIC reports that the link's queue pair is broken, or that its port is down.
     pub fn link_broke(&mut self, now: Instant, number: LinkNumber) {
         if self.find(number).is_some_and(|member| !is_down(member)) {
-            // RFC 7609 2.3-2, 3.5.5.1.3-2, C.7.1-1
+            // RFC 7609 2.3-4, 3.5.5.1.3-2, 3.5.5.1.3-3, C.7.1-1
             self.link_lost(now, number, Cause::QueuePairBroke);
         }
     }
@@ -400,6 +401,7 @@ impl LinkGroup {
                         member.link.is_up()
                     }
                 };
+                // RFC 7609 2.2-1, 4.5.3-4
                 if !self.members().any(alive) {
                     self.terminate(cause);
                 }
@@ -425,7 +427,7 @@ impl LinkGroup {
         if !begun || self.exchange.is_some() {
             return;
         }
-        // RFC 7609 3.5.5.3-5, 3.5.5.3-6, 3.5.5.3-7, 3.5.5.3-8, 3.5.5.3-9
+        // RFC 7609 3.5.5.3-5, 3.5.5.3-6, 3.5.5.3-7, 3.5.5.3-8
         let may_begin = self.role == Role::Server && !self.rkeys_are_under_way();
         let doomed = self.members().find(|member| member.delete.is_some());
         if let Some(number) = doomed.map(|member| member.number)
@@ -433,6 +435,7 @@ impl LinkGroup {
         {
             self.begin_delete(now, number);
         }
+        // RFC 7609 3.5.1.6.2-4, C.7.1-3, C.7.1-10
         let told = self.members().all(|member| member.asked.is_none());
         if let Phase::Founding { .. } = self.phase
             && self.exchange.is_none()
@@ -446,6 +449,7 @@ impl LinkGroup {
         if self.untold && self.phase == Phase::Established {
             self.tell_of_port(now);
         }
+        // RFC 7609 3.5.5.3-9
         if self.exchange.is_none() && self.again_at.is_none() {
             self.begin_rkeys(now);
         }

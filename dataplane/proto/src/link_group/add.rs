@@ -32,6 +32,7 @@ impl LinkGroup {
     /// Server: asks the caller for a queue pair to offer.
     pub(super) fn begin_add(&mut self, now: Instant) {
         self.wanted = false;
+        // RFC 7609 2.2.2-10, 3.3-7, 3.5.5.1.1-4
         let Some(on) = self.link_of_use().filter(|_| self.may_add()) else {
             self.advance(now);
             return;
@@ -74,7 +75,7 @@ impl LinkGroup {
             return;
         }
         let theirs_known = theirs.unwrap_or_default();
-        // RFC 7609 2.2.1-2, 2.2.1-5, 3.5.5.1.1-3
+        // RFC 7609 2.2.1-2, 2.2.2-11, 3.5.5.1.1-2
         let bad = theirs.is_some_and(|theirs| {
             let asymmetric = self.is_asymmetric(port_of(ours), port_of(theirs));
             let second = asymmetric && self.members().any(|member| member.asymmetric);
@@ -124,7 +125,7 @@ impl LinkGroup {
         // RFC 7609 C.3-1
         self.committed = true;
         self.exchange = Some(Exchange::Offered { number, on, deadline: now + ADD_LINK_WAIT });
-        // RFC 7609 3.5.1.6-4, 3.5.1.6-5, 3.5.5.1.1-1, A.3.2-12
+        // RFC 7609 2.2.3-1, 3.5.1.6-4, 3.5.1.6-5, 3.5.5.1.1-1, A.3.2-12
         let offer = AddLink { reply, rejected, reason, mac, gid, qpn, link, mtu, psn };
         self.send(on, Llc::AddLink(offer));
     }
@@ -274,7 +275,6 @@ impl LinkGroup {
         if number == UNNUMBERED || self.find(number).is_some() {
             return Err(PeerMisbehaved::WrongLink);
         }
-        // RFC 7609 2.2.2-10
         if !self.may_add() {
             self.reject(on, number, theirs, REASON_NO_ALTERNATE_PATH);
             self.advance(now);
@@ -282,7 +282,7 @@ impl LinkGroup {
         }
         // An RKEY exchange of ours that crossed this goes on: the server refuses it, and we begin
         // it anew.
-        // RFC 7609 3.5.1.6.1-1, 3.5.5.3.3-3
+        // RFC 7609 3.5.1.6.1-1, 3.5.5.3.1-3, 3.5.5.3.3-3
         self.exchange = Some(Exchange::Opening { number, on, theirs: Some(theirs) });
         self.actions.push(Action::OpenLink { number, peer: Some((gid, mac)) });
         Ok(())
@@ -291,6 +291,7 @@ impl LinkGroup {
     /// A link that was being added is not to be.
     fn forget_offer(&mut self, number: LinkNumber) {
         self.exchange = None;
+        // RFC 7609 3.5.1.6.2-1
         if self.find(number).is_some() {
             self.actions.push(Action::LinkFailed(number, Cause::LlcTimedOut));
             self.remove_member(number);
@@ -351,7 +352,7 @@ impl LinkGroup {
     /// Server: the new link must prove itself.
     pub(super) fn confirm_added(&mut self, now: Instant, number: LinkNumber) {
         self.await_confirm(now, number);
-        // RFC 7609 3.5.1.6.2-3
+        // RFC 7609 3.5.1.6.2-2
         self.send_confirm_link(number, false);
     }
 
@@ -388,7 +389,7 @@ impl LinkGroup {
             self.link_lost(now, carrier, order.cause);
             return;
         }
-        // RFC 7609 C.7.1-7, C.7.1-10, C.7.1-12, C.7.1-15
+        // RFC 7609 C.7.1-7, C.7.1-9, C.7.1-13, C.7.1-15, C.7.1-20
         self.link_lost(now, carrier, Cause::LlcTimedOut);
     }
 
@@ -404,7 +405,7 @@ impl LinkGroup {
         if self.role == Role::Client || !symmetric {
             return;
         }
-        // RFC 7609 2.2.1-4, 2.2.1-6, 2.2.1-7
+        // RFC 7609 2.2.1-5, 2.2.1-6, 2.2.1-7
         let order = Order {
             reason: DeleteReason::ASYMMETRIC_NOT_NEEDED,
             orderly: true,

@@ -16,7 +16,7 @@ impl LinkGroup {
     pub(super) fn send_confirm_link(&mut self, number: LinkNumber, reply: bool) {
         let Some(member) = self.find(number) else { return };
         let QpAddress { mac, gid, qpn, .. } = member.ours;
-        // RFC 7609 2.2.2-3, 2.2.2-4, 3.5.1.5-2
+        // RFC 7609 2.2.2-3, 2.2.2-4, 2.2.2-5, 3.5.1.5-2
         let message = ConfirmLink {
             reply,
             no_eyecatcher: !self.setup.eye_catcher,
@@ -36,6 +36,8 @@ impl LinkGroup {
         on: LinkNumber,
         message: &ConfirmLink,
     ) -> Result<(), PeerMisbehaved> {
+        // Nobody looks at the user id.
+        // RFC 7609 2.2.4-4
         match (self.role, message.reply) {
             (Role::Client, false) => self.confirm_link_requested(now, on, message),
             (Role::Server, true) => self.confirm_link_answered(now, on, message),
@@ -62,7 +64,7 @@ impl LinkGroup {
                     return Err(PeerMisbehaved::WrongLink);
                 }
                 self.number_link(on, message.link);
-                // RFC 7609 2.2.2-5, 2.2.2-6
+                // RFC 7609 2.2.2-7
                 self.agree_on_links(message.max_links);
                 // RFC 7609 3.3-3, 3.5.1.5-5, 3.5.1.5-6, A.3.1-3
                 self.send_confirm_link(message.link, true);
@@ -123,7 +125,7 @@ impl LinkGroup {
 
     /// What the peer wants counts if it is less; silence and nonsense agree with us.
     fn agree_on_links(&mut self, wanted: u8) {
-        // RFC 7609 2.2.2-1, 2.2.2-7
+        // RFC 7609 2.2.2-1, 2.2.2-6, 2.2.2-8
         if (LINKS_MAX_MIN..=LINKS_MAX).contains(&wanted) {
             self.max_links = self.max_links.min(wanted);
         }

@@ -131,7 +131,7 @@ impl LinkGroup {
         if let Phase::Founding { .. } | Phase::Established = self.phase
             && self.find(number).is_some()
         {
-            // RFC 7609 2.3-5, 3.5.5.1.3-2, 3.5.5.1.4-1, C.7.1-8, C.7.1-11, C.7.1-22
+            // RFC 7609 2.3-5, 3.5.5.1-1, 3.5.5.1.3-2, 3.5.5.1.4-1, 3.5.1.6.2-3, C.7.1-4, C.7.1-12
             let order = Order::of(DeleteReason::LOST_PATH, cause);
             let ordered = self.find(number).and_then(|member| member.delete);
             match (self.role, ordered) {
@@ -152,6 +152,7 @@ impl LinkGroup {
         if added != number && exchange.carrier() != Some(number) {
             return;
         }
+        // RFC 7609 2.3-11
         self.exchange = None;
         if !exchange.adds() {
             // What was to be deleted still is; `advance` begins anew, over another link.
@@ -178,7 +179,7 @@ impl LinkGroup {
         let Some(member) = self.find(number) else { return };
         let Some(order) = member.delete else { return };
         let elsewhere = self.link_of_use();
-        // RFC 7609 3.5.5.1.4-2, 3.5.5.1.4-3
+        // RFC 7609 3.5.5.1.4-2, 3.5.5.1.4-3, A.3.4-10
         if order.has_time() && member.link.is_up() && elsewhere.is_some() {
             self.vacate(number, now + VACATE_WAIT_SERVER);
             return;
@@ -205,7 +206,7 @@ impl LinkGroup {
         let others = || self.members().filter(|member| member.number != number);
         let of_use = others().find(|member| member.is_of_use() && member.asked.is_none());
         let up = || others().find(|member| member.link.is_up());
-        // RFC 7609 3.3-5, 3.3-8, 3.5.5.1.3-5
+        // RFC 7609 3.3-5, 3.3-8, 3.5.5.1.3-5, A.3.4-8
         let on = of_use.or_else(up).or_else(|| self.members().find(|one| one.link.is_up()));
         on.map(|member| member.number)
     }
@@ -301,7 +302,7 @@ impl LinkGroup {
             self.dropped += 1;
             return;
         }
-        // RFC 7609 3.5.5.1.3-5, 3.5.5.1.3-6
+        // RFC 7609 3.5.5.1.3-6
         let member = self.find(number);
         let order = member.and_then(|member| member.delete);
         let confirmed_at = member.and_then(|member| member.confirmed_at);
@@ -356,7 +357,7 @@ impl LinkGroup {
             }
             self.rkeys_lost(number);
         }
-        // RFC 7609 2.2.3-4, 3.5.5.1.4-4, 3.5.5.3-3, 3.5.5.3.1-3, 3.5.5.3.1-4, 3.5.5.3.2-3
+        // RFC 7609 2.2.3-4, 3.5.5.1.4-4, 3.5.5.3-3, 3.5.5.3.1-4, 3.5.5.3.2-3
         // RFC 7609 3.5.5.3.3-4, A.3.4-9
         self.order_delete(now, number, order);
     }

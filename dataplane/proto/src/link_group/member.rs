@@ -45,6 +45,7 @@ impl Member {
         (self.theirs.gid, self.theirs.mac) == port
     }
 
+    // RFC 7609 2.3-1, 3.5.5.1.1-3
     /// Whether it may carry messages and connections, and nobody wants it away.
     pub(super) fn is_of_use(&self) -> bool {
         self.link.is_up() && self.delete.is_none()

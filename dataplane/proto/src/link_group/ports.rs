@@ -27,7 +27,8 @@ impl LinkGroup {
             let stays = links.any(|member| !member.asymmetric && member.is_of_use());
             let shares = stays || peer.is_some_and(|peer| self.is_asymmetric(port, peer));
             let parallel = peer.is_some_and(|peer| self.is_parallel(port, peer));
-            // RFC 7609 2.2.1-2, 3.5.1.6-3, 3.5.1.6-4, 3.5.1.6.1-2, 3.5.1.6.1-3, 3.5.1.6.1-4
+            // RFC 7609 2.2.1-2, 2.2.1-4, 3.5.1.6-2, 3.5.1.6-3, 3.5.5.1.1-2
+            // RFC 7609 3.5.1.6.1-2, 3.5.1.6.1-3, 3.5.1.6.1-4, 3.5.1.6.1-5, 3.5.1.6.1-6
             let allowed = !parallel && (may_share || !shares);
             allowed.then_some((shares, !unused))
         };

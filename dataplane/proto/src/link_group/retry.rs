@@ -12,6 +12,7 @@ impl LinkGroup {
     pub fn want_link(&mut self, now: Instant, port: (Gid, MacAddress)) {
         match (self.role, self.phase) {
             (Role::Server, Phase::Founding { .. } | Phase::Established) => {
+                // RFC 7609 C.8-4
                 self.wanted = true;
                 self.advance(now);
             }
@@ -61,7 +62,7 @@ impl LinkGroup {
     pub(super) fn may_add(&self) -> bool {
         let up = || self.members().filter(|member| member.is_of_use());
         // An asymmetric link does not count, because it goes when a symmetric one comes.
-        // RFC 7609 2.2.2-2, 2.2.2-9, 2.2.2-11, 2.2.2-12, 3.5.5.1.1-5
+        // RFC 7609 2.2.2-2, 2.2.2-12
         let symmetric = up().filter(|member| !member.asymmetric).count();
         let room = self.members.iter().any(Option::is_none);
         room && symmetric < usize::from(self.max_links)
@@ -75,7 +76,7 @@ impl LinkGroup {
             self.dropped += 1;
             return;
         }
-        // RFC 7609 3.5.5.1.1-2, 3.5.5.1.2-2, 3.5.5.1.2-3, 3.5.5.3.2-2, 3.5.5.3.3-2, C.8-5
+        // RFC 7609 3.5.5.1.1-1, 3.5.5.1.2-2, 3.5.5.1.2-3, 3.5.5.3.2-2, 3.5.5.3.3-2, A.3.2-11, C.8-5
         self.wanted = true;
         self.advance(now);
     }
@@ -108,7 +109,7 @@ impl LinkGroup {
     /// Another attempt at a further link.
     pub(super) fn retry_link(&mut self, now: Instant) {
         match self.role {
-            // RFC 7609 C.8-3, C.8-4
+            // RFC 7609 C.8-3
             Role::Server => {
                 self.wanted = true;
                 self.advance(now);

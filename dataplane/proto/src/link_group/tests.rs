@@ -314,7 +314,7 @@ fn a_repeated_confirm_link_is_answered_again() {
 }
 
 /// Messages that only a server may send end a link whose client sends them, and the reverse.
-// RFC 7609 C.7.1-35
+// RFC 7609 2-6, 2.2-5, C.7.1-35
 #[test]
 fn requests_out_of_turn_are_offences() {
     let offence = Err(PeerMisbehaved::UnexpectedMessage);

@@ -227,6 +227,35 @@ fn no_link_has_number_zero() {
     }
 }
 
+/// A server with one RNIC offers that one again: a client with two has something to fall back to
+/// when one of its own fails.
+// RFC 7609 3.5.1.6-3, 3.5.1.6.1-3, 2.2.1-3
+#[test]
+fn a_server_with_one_rnic_offers_it_again() {
+    let hosts = Hosts::established(&[1], &[101, 102], 2);
+    assert_eq!(hosts.server.group.symmetry(), Symmetry::AsymmetricLocal);
+    assert_eq!(hosts.client.group.symmetry(), Symmetry::AsymmetricPeer);
+    hosts.assert_rkeys_agree();
+}
+
+/// What the peer calls its links is for operators to talk about; two may even have the same name.
+// RFC 7609 2.2.4-4
+#[test]
+fn user_ids_of_the_peer_mean_nothing() {
+    let mut hosts = Hosts::new(&[1, 2], &[101, 102], 2);
+    hosts.act();
+    while let Some(wire) = hosts.wires.keys().next().copied() {
+        for flying in hosts.wires.values_mut().flatten() {
+            if let Llc::ConfirmLink(confirm) = &mut flying.message {
+                confirm.user_id = LinkUserId(0);
+            }
+        }
+        hosts.deliver(wire);
+        hosts.act();
+    }
+    assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (2, 2));
+}
+
 /// A server that gave an offer up makes another one while we still work on the first. It has one
 /// at a time: ignoring the second would cost the link that it came over.
 // RFC 7609 3.5.5.3-5, 3.5.1.6.1-1
