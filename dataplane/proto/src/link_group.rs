@@ -16,8 +16,8 @@
 //! them under way at a time (RFC 3.5.5.3). What has to wait is remembered in the state of what it
 //! is about: a link that is to be deleted, an RMB that is to be announced. So nothing overflows.
 //!
-//! - `dispatch` takes messages apart; `confirm`, `add` with `pairs`, and `delete` are what is said
-//!   about links, `rkeys` what is said about RMBs;
+//! - `dispatch` takes messages apart; `confirm`, `add` with `pairs` and `retry`, and `delete` are
+//!   what is said about links, `rkeys` what is said about RMBs;
 //! - `exchange` is how far an exchange has come, `member` what is known of one link, `ports` which
 //!   links may stand beside each other, `rmbs` what RMBs are called;
 //! - `timers` is what is due when, `view` what others see.
@@ -44,6 +44,7 @@ mod exchange;
 mod member;
 mod pairs;
 mod ports;
+mod retry;
 mod rkeys;
 mod rmbs;
 mod timers;
@@ -176,6 +177,7 @@ enum Phase {
 /// about 70 KiB, most of it rkeys: keep it in a box.
 #[derive(Clone, Debug)]
 pub struct LinkGroup {
+    // RFC 7609 2.2-5
     role: Role,
     setup: Setup,
     phase: Phase,
@@ -198,6 +200,8 @@ pub struct LinkGroup {
     wanted: bool,
     /// Client: a port without a link, that the server was told of.
     unused_port: Option<(Gid, MacAddress)>,
+    /// Client: the server is to be told of it as soon as it is not busy.
+    untold: bool,
     /// When a further link is tried again.
     retry_at: Option<Instant>,
     /// A second link was confirmed before the group was established.
@@ -242,6 +246,7 @@ impl LinkGroup {
             theirs: setup.theirs,
             user_id: setup.user_id,
             asymmetric: false,
+            confirmed_at: None,
             delete: None,
             asked: None,
         });
@@ -262,6 +267,7 @@ impl LinkGroup {
             last_number: number.0,
             wanted: false,
             unused_port: None,
+            untold: false,
             retry_at: None,
             confirmed_early: None,
             retries: 0,
@@ -307,7 +313,7 @@ impl LinkGroup {
     /// The NIC reports that the link's queue pair is broken, or that its port is down.
     pub fn link_broke(&mut self, now: Instant, number: LinkNumber) {
         if self.find(number).is_some_and(|member| !is_down(member)) {
-            // RFC 7609 2.3-2, 3.5.5.1.3-2, C.7.1-1
+            // RFC 7609 2.3-4, 3.5.5.1.3-2, 3.5.5.1.3-3, C.7.1-1
             self.link_lost(now, number, Cause::QueuePairBroke);
         }
     }
@@ -402,6 +408,7 @@ impl LinkGroup {
                         member.link.is_up()
                     }
                 };
+                // RFC 7609 2.2-1, 4.5.3-4
                 if !self.members().any(alive) {
                     self.terminate(cause);
                 }
@@ -427,7 +434,7 @@ impl LinkGroup {
         if !begun || self.exchange.is_some() {
             return;
         }
-        // RFC 7609 3.5.5.3-5, 3.5.5.3-6, 3.5.5.3-7, 3.5.5.3-8, 3.5.5.3-9
+        // RFC 7609 3.5.5.3-5, 3.5.5.3-6, 3.5.5.3-7, 3.5.5.3-8
         let may_begin = self.role == Role::Server && !self.rkeys_are_under_way();
         let doomed = self.members().find(|member| member.delete.is_some());
         if let Some(number) = doomed.map(|member| member.number)
@@ -435,6 +442,7 @@ impl LinkGroup {
         {
             self.begin_delete(now, number);
         }
+        // RFC 7609 3.5.1.6.2-4, C.7.1-3, C.7.1-10
         let told = self.members().all(|member| member.asked.is_none());
         if let Phase::Founding { .. } = self.phase
             && self.exchange.is_none()
@@ -445,6 +453,10 @@ impl LinkGroup {
         if self.wanted && may_begin && self.exchange.is_none() {
             self.begin_add(now);
         }
+        if self.untold && self.phase == Phase::Established {
+            self.tell_of_port(now);
+        }
+        // RFC 7609 3.5.5.3-9
         if self.exchange.is_none() && self.again_at.is_none() {
             self.begin_rkeys(now);
         }
@@ -461,9 +473,6 @@ impl LinkGroup {
         let first = first.map(|member| member.number);
         for number in first.into_iter().chain(second) {
             self.actions.push(Action::LinkConfirmed(number));
-        }
-        if self.role == Role::Client {
-            self.tell_of_port(now);
         }
     }
 }

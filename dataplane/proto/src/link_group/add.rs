@@ -6,12 +6,12 @@
 //! ```
 
 use super::member::{Member, port_of};
-use super::{Action, LinkGroup, Phase, Role};
+use super::{Action, LinkGroup, Phase, Role, UNNUMBERED};
 use crate::error::PeerMisbehaved;
 use crate::limits::{ADD_LINK_WAIT, CONFIRM_ADDED_LINK_WAIT};
 use crate::link::{Cause, Link};
 use crate::time::Instant;
-use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, Mtu, Psn, QpAddress, Qpn, Rkey};
+use crate::vocabulary::{LinkNumber, LinkUserId, Mtu, Psn, QpAddress, Qpn, Rkey};
 use crate::wire::llc::add_link::{REASON_INVALID_MTU, REASON_NO_ALTERNATE_PATH};
 use crate::wire::llc::{AddLink, DeleteReason, Llc};
 
@@ -29,62 +29,10 @@ pub enum Refusal {
 }
 
 impl LinkGroup {
-    /// A port of ours has come up, or is without a link: the server offers one, a client tells its
-    /// server of it. Nothing happens if the group has all the links it may have.
-    pub fn want_link(&mut self, now: Instant, port: (Gid, MacAddress)) {
-        match (self.role, self.phase) {
-            (Role::Server, Phase::Founding { .. } | Phase::Established) => {
-                self.wanted = true;
-                self.advance(now);
-            }
-            (Role::Client, Phase::Established) => {
-                self.unused_port = Some(port);
-                self.tell_of_port(now);
-            }
-            (Role::Client, Phase::Founding { .. }) => self.unused_port = Some(port),
-            (Role::Server | Role::Client, Phase::Opening | Phase::Confirming { .. })
-            | (Role::Server | Role::Client, Phase::Terminated) => {}
-        }
-    }
-
-    /// Client: says that there is a port without a link, unless a link is being added anyway.
-    pub(super) fn tell_of_port(&mut self, now: Instant) {
-        let Some((gid, mac)) = self.unused_port else { return };
-        let busy = self.exchange.is_some_and(Exchange::adds);
-        let Some(on) = self.link_of_use() else { return };
-        // RFC 7609 2.2.2-8, 3.5.5.1.2-1, 3.5.5.1.2-5
-        if busy || !self.may_add() || self.members().any(|member| member.is_from((gid, mac))) {
-            return;
-        }
-        let notice = AddLink {
-            reply: false,
-            rejected: false,
-            reason: 0,
-            mac,
-            gid,
-            qpn: Qpn(0),
-            link: LinkNumber(0),
-            mtu: Mtu(0),
-            psn: Psn(0),
-        };
-        self.send(on, Llc::AddLink(notice));
-        // RFC 7609 C.7.1-9
-        self.retry_at = Some(now + self.setup.retry_link);
-    }
-
-    /// Whether the agreement leaves room for another link.
-    pub(super) fn may_add(&self) -> bool {
-        let up = || self.members().filter(|member| member.is_of_use());
-        // An asymmetric link does not count, because it goes when a symmetric one comes.
-        // RFC 7609 2.2.2-2, 2.2.2-9, 2.2.2-11, 2.2.2-12, 3.5.5.1.1-5
-        let symmetric = up().filter(|member| !member.asymmetric).count();
-        let room = self.free_place().is_some();
-        room && symmetric < usize::from(self.max_links)
-    }
-
     /// Server: asks the caller for a queue pair to offer.
     pub(super) fn begin_add(&mut self, now: Instant) {
         self.wanted = false;
+        // RFC 7609 2.2.2-10, 3.3-7, 3.5.5.1.1-4
         let Some(on) = self.link_of_use().filter(|_| self.may_add()) else {
             self.advance(now);
             return;
@@ -127,7 +75,7 @@ impl LinkGroup {
             return;
         }
         let theirs_known = theirs.unwrap_or_default();
-        // RFC 7609 2.2.1-2, 2.2.1-5, 3.5.5.1.1-3
+        // RFC 7609 2.2.1-2, 2.2.2-11, 3.5.5.1.1-2
         let bad = theirs.is_some_and(|theirs| {
             let asymmetric = self.is_asymmetric(port_of(ours), port_of(theirs));
             let second = asymmetric && self.members().any(|member| member.asymmetric);
@@ -154,6 +102,7 @@ impl LinkGroup {
             theirs: theirs_known,
             user_id,
             asymmetric,
+            confirmed_at: None,
             delete: None,
             asked: None,
         });
@@ -176,7 +125,7 @@ impl LinkGroup {
         // RFC 7609 C.3-1
         self.committed = true;
         self.exchange = Some(Exchange::Offered { number, on, deadline: now + ADD_LINK_WAIT });
-        // RFC 7609 3.5.1.6-4, 3.5.1.6-5, 3.5.5.1.1-1, A.3.2-12
+        // RFC 7609 2.2.3-1, 3.5.1.6-4, 3.5.1.6-5, 3.5.5.1.1-1, A.3.2-12
         let offer = AddLink { reply, rejected, reason, mac, gid, qpn, link, mtu, psn };
         self.send(on, Llc::AddLink(offer));
     }
@@ -214,6 +163,8 @@ impl LinkGroup {
         let QpAddress { gid, mac, qpn, psn, mtu } = theirs;
         let (reply, rejected) = (true, true);
         let answer = AddLink { reply, rejected, reason, mac, gid, qpn, link, mtu, psn };
+        // RFC 7609 C.3-2
+        self.committed = true;
         self.send(on, Llc::AddLink(answer));
     }
 
@@ -240,6 +191,8 @@ impl LinkGroup {
                 let QpAddress { gid, mac, qpn, psn, mtu } = member.ours;
                 let (reply, rejected, reason, link) = (true, false, 0, number);
                 let mtu = mtu.min(member.theirs.mtu);
+                // RFC 7609 C.3-2
+                self.committed = true;
                 // RFC 7609 3.5.1.6.1-7, A.3.2-9
                 let answer = AddLink { reply, rejected, reason, mac, gid, qpn, link, mtu, psn };
                 self.send(on, Llc::AddLink(answer));
@@ -289,19 +242,6 @@ impl LinkGroup {
         }
     }
 
-    /// Server: the client says that it has another port.
-    fn client_has_port(&mut self, now: Instant) {
-        // RFC 7609 3.5.5.1.2-4, 3.5.5.3-2, 3.5.5.3.1-2
-        let adding = self.exchange.is_some_and(Exchange::adds);
-        if self.phase != Phase::Established || adding || !self.may_add() {
-            self.dropped += 1;
-            return;
-        }
-        // RFC 7609 3.5.5.1.1-2, 3.5.5.1.2-2, 3.5.5.1.2-3, 3.5.5.3.2-2, 3.5.5.3.3-2, C.8-5
-        self.wanted = true;
-        self.advance(now);
-    }
-
     /// Client: the server offers a link.
     fn add_link_offered(
         &mut self,
@@ -318,7 +258,10 @@ impl LinkGroup {
         }
         let AddLink { gid, mac, qpn, psn, mtu, link: number, .. } = *message;
         let theirs = QpAddress { gid, mac, qpn, psn, mtu };
-        if self.exchange.is_some() {
+        if let Some(stale) = self.exchange.filter(|exchange| exchange.adds()) {
+            // The server has one offer at a time: it has given that one up.
+            self.forget_offer(stale.number());
+        } else if self.exchange.is_some() {
             self.dropped += 1;
             return Ok(());
         }
@@ -328,10 +271,10 @@ impl LinkGroup {
             self.advance(now);
             return Ok(());
         }
-        if self.find(number).is_some() {
+        // RFC 7609 2.2.4-1, C.7.1-35
+        if number == UNNUMBERED || self.find(number).is_some() {
             return Err(PeerMisbehaved::WrongLink);
         }
-        // RFC 7609 2.2.2-10
         if !self.may_add() {
             self.reject(on, number, theirs, REASON_NO_ALTERNATE_PATH);
             self.advance(now);
@@ -339,10 +282,20 @@ impl LinkGroup {
         }
         // An RKEY exchange of ours that crossed this goes on: the server refuses it, and we begin
         // it anew.
-        // RFC 7609 3.5.1.6.1-1, 3.5.5.3.3-3
+        // RFC 7609 3.5.1.6.1-1, 3.5.5.3.1-3, 3.5.5.3.3-3
         self.exchange = Some(Exchange::Opening { number, on, theirs: Some(theirs) });
         self.actions.push(Action::OpenLink { number, peer: Some((gid, mac)) });
         Ok(())
+    }
+
+    /// A link that was being added is not to be.
+    fn forget_offer(&mut self, number: LinkNumber) {
+        self.exchange = None;
+        // RFC 7609 3.5.1.6.2-1
+        if self.find(number).is_some() {
+            self.actions.push(Action::LinkFailed(number, Cause::LlcTimedOut));
+            self.remove_member(number);
+        }
     }
 
     /// Server: the client accepts or rejects what we offered.
@@ -370,13 +323,14 @@ impl LinkGroup {
         let theirs = QpAddress { gid, mac, qpn, psn, mtu };
         let ours = self.find(number).map(|member| member.ours).unwrap_or_default();
         let parallel = self.is_parallel_but(number, port_of(ours), port_of(theirs));
-        // RFC 7609 2.2.1-2, C.7.1-26
-        if !exists || parallel || mtu.bytes().is_none() {
+        let asymmetric = self.is_asymmetric_but(number, port_of(ours), port_of(theirs));
+        let second = asymmetric && self.members().any(|member| member.asymmetric);
+        // RFC 7609 2.2.1-2, 2.2.2-11, 3.5.5.1.1-2, C.7.1-26
+        if !exists || parallel || second || mtu.bytes().is_none() {
             // Whatever the client believes to have accepted must not be.
             self.abandon(now, number, Cause::PeerMisbehaved);
             return;
         }
-        let asymmetric = self.is_asymmetric_but(number, port_of(ours), port_of(theirs));
         if let Some(member) = self.find_mut(number) {
             member.theirs = theirs;
             member.asymmetric = asymmetric;
@@ -392,16 +346,13 @@ impl LinkGroup {
             self.link_lost(now, number, cause);
             return;
         }
-        let Some(on) = self.link_of_use() else { return };
-        self.exchange = None;
-        self.send_delete_link(on, number, Order::of(DeleteReason::LOST_PATH, cause));
-        self.end_exchange(now);
+        self.say_delete(now, number, Order::of(DeleteReason::LOST_PATH, cause));
     }
 
     /// Server: the new link must prove itself.
     pub(super) fn confirm_added(&mut self, now: Instant, number: LinkNumber) {
         self.await_confirm(now, number);
-        // RFC 7609 3.5.1.6.2-3
+        // RFC 7609 3.5.1.6.2-2
         self.send_confirm_link(number, false);
     }
 
@@ -426,11 +377,7 @@ impl LinkGroup {
         {
             // The group goes on without a second link, as C.8 has it.
             // RFC 7609 C.8-1
-            let number = exchange.number();
-            if self.find(number).is_some() {
-                self.actions.push(Action::LinkFailed(number, Cause::LlcTimedOut));
-                self.remove_member(number);
-            }
+            self.forget_offer(exchange.number());
             self.retry_later(now);
             self.end_exchange(now);
             return;
@@ -442,7 +389,7 @@ impl LinkGroup {
             self.link_lost(now, carrier, order.cause);
             return;
         }
-        // RFC 7609 C.7.1-7, C.7.1-10, C.7.1-12, C.7.1-15
+        // RFC 7609 C.7.1-7, C.7.1-9, C.7.1-13, C.7.1-15, C.7.1-20
         self.link_lost(now, carrier, Cause::LlcTimedOut);
     }
 
@@ -452,21 +399,13 @@ impl LinkGroup {
         self.advance(now);
     }
 
-    /// Another link is wanted still.
-    pub(super) fn retry_later(&mut self, now: Instant) {
-        let alone = self.members().filter(|member| member.is_of_use()).count() < 2;
-        if alone || self.members().any(|member| member.asymmetric) {
-            self.retry_at = Some(now + self.setup.retry_link);
-        }
-    }
-
     /// Server: a symmetric link makes the asymmetric one superfluous.
     pub(super) fn replace_asymmetric(&mut self, added: LinkNumber) {
         let symmetric = self.find(added).is_some_and(|member| !member.asymmetric);
         if self.role == Role::Client || !symmetric {
             return;
         }
-        // RFC 7609 2.2.1-4, 2.2.1-6, 2.2.1-7
+        // RFC 7609 2.2.1-5, 2.2.1-6, 2.2.1-7
         let order = Order {
             reason: DeleteReason::ASYMMETRIC_NOT_NEEDED,
             orderly: true,

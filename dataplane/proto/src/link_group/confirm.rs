@@ -1,7 +1,7 @@
 //! CONFIRM LINK: a queue pair proves that it carries messages (RFC 3.5.1.5, A.3.1).
 
 use super::exchange::Exchange;
-use super::{Action, LinkGroup, Phase, Role};
+use super::{Action, LinkGroup, Phase, Role, UNNUMBERED};
 use crate::error::PeerMisbehaved;
 use crate::limits::{ADD_LINK_WAIT, LINKS_MAX};
 use crate::link::Event;
@@ -16,7 +16,7 @@ impl LinkGroup {
     pub(super) fn send_confirm_link(&mut self, number: LinkNumber, reply: bool) {
         let Some(member) = self.find(number) else { return };
         let QpAddress { mac, gid, qpn, .. } = member.ours;
-        // RFC 7609 2.2.2-3, 2.2.2-4, 3.5.1.5-2
+        // RFC 7609 2.2.2-3, 2.2.2-4, 2.2.2-5, 3.5.1.5-2
         let message = ConfirmLink {
             reply,
             no_eyecatcher: !self.setup.eye_catcher,
@@ -36,6 +36,8 @@ impl LinkGroup {
         on: LinkNumber,
         message: &ConfirmLink,
     ) -> Result<(), PeerMisbehaved> {
+        // Nobody looks at the user id.
+        // RFC 7609 2.2.4-4
         match (self.role, message.reply) {
             (Role::Client, false) => self.confirm_link_requested(now, on, message),
             (Role::Server, true) => self.confirm_link_answered(now, on, message),
@@ -57,12 +59,12 @@ impl LinkGroup {
         let (expected, is_up) = (member.theirs.qpn, member.link.is_up());
         match self.phase {
             Phase::Confirming { .. } => {
-                // RFC 7609 C.7.1-24
-                if message.qpn != expected {
+                // RFC 7609 2.2.4-1, C.7.1-24
+                if message.qpn != expected || message.link == UNNUMBERED {
                     return Err(PeerMisbehaved::WrongLink);
                 }
                 self.number_link(on, message.link);
-                // RFC 7609 2.2.2-5, 2.2.2-6
+                // RFC 7609 2.2.2-7
                 self.agree_on_links(message.max_links);
                 // RFC 7609 3.3-3, 3.5.1.5-5, 3.5.1.5-6, A.3.1-3
                 self.send_confirm_link(message.link, true);
@@ -123,7 +125,7 @@ impl LinkGroup {
 
     /// What the peer wants counts if it is less; silence and nonsense agree with us.
     fn agree_on_links(&mut self, wanted: u8) {
-        // RFC 7609 2.2.2-1, 2.2.2-7
+        // RFC 7609 2.2.2-1, 2.2.2-6, 2.2.2-8
         if (LINKS_MAX_MIN..=LINKS_MAX).contains(&wanted) {
             self.max_links = self.max_links.min(wanted);
         }
@@ -134,6 +136,9 @@ impl LinkGroup {
         // RFC 7609 3-3, 3.5.1.6-1
         let deadline = (self.role == Role::Client).then(|| now + ADD_LINK_WAIT);
         self.phase = Phase::Founding { deadline };
+        if let Some(member) = self.find_mut(message.link) {
+            member.confirmed_at = Some(now);
+        }
         // RFC 7609 3.5.1.5-4, C.7-2
         self.link_event(now, message.link, Event::Confirmed);
     }
@@ -141,6 +146,9 @@ impl LinkGroup {
     /// A further link carries messages.
     fn link_added(&mut self, now: Instant, number: LinkNumber) {
         self.exchange = None;
+        if let Some(member) = self.find_mut(number) {
+            member.confirmed_at = Some(now);
+        }
         self.link_event(now, number, Event::Confirmed);
         if self.phase == Phase::Established {
             self.actions.push(Action::LinkConfirmed(number));

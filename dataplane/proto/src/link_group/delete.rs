@@ -131,7 +131,7 @@ impl LinkGroup {
         if let Phase::Founding { .. } | Phase::Established = self.phase
             && self.find(number).is_some()
         {
-            // RFC 7609 2.3-5, 3.5.5.1.3-2, 3.5.5.1.4-1, C.7.1-8, C.7.1-11, C.7.1-22
+            // RFC 7609 2.3-5, 3.5.5.1-1, 3.5.5.1.3-2, 3.5.5.1.4-1, 3.5.1.6.2-3, C.7.1-4, C.7.1-12
             let order = Order::of(DeleteReason::LOST_PATH, cause);
             let ordered = self.find(number).and_then(|member| member.delete);
             match (self.role, ordered) {
@@ -152,6 +152,7 @@ impl LinkGroup {
         if added != number && exchange.carrier() != Some(number) {
             return;
         }
+        // RFC 7609 2.3-11
         self.exchange = None;
         if !exchange.adds() {
             // What was to be deleted still is; `advance` begins anew, over another link.
@@ -178,7 +179,7 @@ impl LinkGroup {
         let Some(member) = self.find(number) else { return };
         let Some(order) = member.delete else { return };
         let elsewhere = self.link_of_use();
-        // RFC 7609 3.5.5.1.4-2, 3.5.5.1.4-3
+        // RFC 7609 3.5.5.1.4-2, 3.5.5.1.4-3, A.3.4-10
         if order.has_time() && member.link.is_up() && elsewhere.is_some() {
             self.vacate(number, now + VACATE_WAIT_SERVER);
             return;
@@ -193,7 +194,7 @@ impl LinkGroup {
         self.actions.push(Action::VacateLink(number));
     }
 
-    fn say_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
+    pub(super) fn say_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
         let Some(on) = self.link_besides(number) else { return };
         let deadline = now + DELETE_LINK_WAIT;
         self.exchange = Some(Exchange::Deleting { number, on, deadline });
@@ -205,7 +206,7 @@ impl LinkGroup {
         let others = || self.members().filter(|member| member.number != number);
         let of_use = others().find(|member| member.is_of_use() && member.asked.is_none());
         let up = || others().find(|member| member.link.is_up());
-        // RFC 7609 3.3-5, 3.3-8, 3.5.5.1.3-5
+        // RFC 7609 3.3-5, 3.3-8, 3.5.5.1.3-5, A.3.4-8
         let on = of_use.or_else(up).or_else(|| self.members().find(|one| one.link.is_up()));
         on.map(|member| member.number)
     }
@@ -301,13 +302,17 @@ impl LinkGroup {
             self.dropped += 1;
             return;
         }
-        // RFC 7609 3.5.5.1.3-5, 3.5.5.1.3-6
-        let cause = self.find(number).and_then(|member| member.delete).map(|order| order.cause);
+        // RFC 7609 3.5.5.1.3-6
+        let member = self.find(number);
+        let order = member.and_then(|member| member.delete);
+        let confirmed_at = member.and_then(|member| member.confirmed_at);
         self.exchange = None;
-        self.link_event(now, number, Event::Fail(cause.unwrap_or(Cause::DeletedByUs)));
+        let cause = order.map_or(Cause::DeletedByUs, |order| order.cause);
+        self.link_event(now, number, Event::Fail(cause));
         if !self.is_terminated() {
             self.remove_member(number);
-            self.retry_later(now);
+            let failed = order.is_some_and(|order| order.reason == DeleteReason::LOST_PATH);
+            self.replace_lost(now, confirmed_at.filter(|_| failed));
             self.advance(now);
         }
     }
@@ -352,7 +357,7 @@ impl LinkGroup {
             }
             self.rkeys_lost(number);
         }
-        // RFC 7609 2.2.3-4, 3.5.5.1.4-4, 3.5.5.3-3, 3.5.5.3.1-3, 3.5.5.3.1-4, 3.5.5.3.2-3
+        // RFC 7609 2.2.3-4, 3.5.5.1.4-4, 3.5.5.3-3, 3.5.5.3.1-4, 3.5.5.3.2-3
         // RFC 7609 3.5.5.3.3-4, A.3.4-9
         self.order_delete(now, number, order);
     }

@@ -16,6 +16,7 @@ impl LinkGroup {
         on: LinkNumber,
         message: &Llc,
     ) -> Result<(), PeerMisbehaved> {
+        // RFC 7609 2-6, 3.3-2, A.3.7-8, A.3.8-3
         match message {
             Llc::ConfirmLink(confirm) => self.handle_confirm_link(now, on, confirm)?,
             Llc::AddLink(add) => self.handle_add_link(now, on, add)?,

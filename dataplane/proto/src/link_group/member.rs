@@ -3,6 +3,7 @@
 use super::LinkGroup;
 use crate::limits::LINKS_MAX;
 use crate::link::{Link, State};
+use crate::time::Instant;
 use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, QpAddress};
 
 use super::delete::{Asked, Order};
@@ -18,8 +19,10 @@ pub(super) struct Member {
     /// All zero while the peer has not answered our offer.
     pub(super) theirs: QpAddress,
     pub(super) user_id: LinkUserId,
-    /// It shared an RNIC with another link when it was made.
+    /// It was made to share an RNIC with another link, and still does.
     pub(super) asymmetric: bool,
+    /// When it proved that it carries messages.
+    pub(super) confirmed_at: Option<Instant>,
     /// Server: it is to be deleted, or is being deleted. Client: the server has said so.
     pub(super) delete: Option<Order>,
     /// Client: the server was asked to delete it.
@@ -42,6 +45,7 @@ impl Member {
         (self.theirs.gid, self.theirs.mac) == port
     }
 
+    // RFC 7609 2.3-1, 3.5.5.1.1-3
     /// Whether it may carry messages and connections, and nobody wants it away.
     pub(super) fn is_of_use(&self) -> bool {
         self.link.is_up() && self.delete.is_none()
@@ -59,7 +63,7 @@ pub struct LinkView {
     pub ours: QpAddress,
     /// The peer's end; all zero while it is not known.
     pub theirs: QpAddress,
-    /// Whether it shared an RNIC with another link when it was made (RFC 2.2.1).
+    /// Whether it was made to share an RNIC with another link, and still does (RFC 2.2.1).
     pub asymmetric: bool,
 }
 
@@ -120,6 +124,19 @@ impl LinkGroup {
         places.position(|(member, gone)| member.is_none() && gone.is_none())
     }
 
+    /// An asymmetric link is as good as any other once it shares no RNIC any more.
+    fn judge_symmetry(&mut self) {
+        let members = self.members;
+        for member in self.members.iter_mut().flatten() {
+            let shares = |other: &Member| {
+                other.number != member.number
+                    && (other.is_from(port_of(member.ours)) || other.is_to(port_of(member.theirs)))
+            };
+            // RFC 7609 2.2.1-3, 2.2.1-4
+            member.asymmetric &= members.iter().flatten().any(shares);
+        }
+    }
+
     /// Forgets a link. What RMBs were called on it the caller may have to ask still, because
     /// connections move from it.
     pub(super) fn remove_member(&mut self, number: LinkNumber) {
@@ -127,6 +144,7 @@ impl LinkGroup {
             self.members[slot] = None;
             self.gone[slot] = Some(number);
             self.place_lost(slot);
+            self.judge_symmetry();
         }
     }
 

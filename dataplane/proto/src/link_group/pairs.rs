@@ -28,7 +28,7 @@ impl LinkGroup {
             return Ok(());
         }
         let counted = pairs.peer_left.is_none_or(|left| left == message.remaining);
-        // RFC 7609 A.3.3-8, C.7.1-29
+        // RFC 7609 A.3.3-8, C.7.1-28
         if message.link != number || !counted {
             return Err(PeerMisbehaved::UnexpectedMessage);
         }
@@ -47,7 +47,7 @@ impl LinkGroup {
             Role::Client => {
                 self.send_pairs(now, true);
                 if self.rkeys_are_told() {
-                    // RFC 7609 C.7.1-8, C.7.1-9
+                    // RFC 7609 C.7-1
                     self.await_confirm(now, number);
                 }
             }

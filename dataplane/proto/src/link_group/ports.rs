@@ -17,15 +17,19 @@ impl LinkGroup {
         ports: impl Iterator<Item = (Gid, MacAddress)>,
         peer: Option<(Gid, MacAddress)>,
     ) -> Option<usize> {
+        let symmetric = self.members().filter(|one| one.is_of_use() && !one.asymmetric).count();
         let has_asymmetric = self.members().any(|member| member.asymmetric);
+        // One that shares an RNIC is for a group that would be without a spare link.
+        let may_share = !has_asymmetric && symmetric < 2;
         let rank = |port| {
             let mut links = self.members().filter(|member| member.is_from(port)).peekable();
             let unused = links.peek().is_none();
             let stays = links.any(|member| !member.asymmetric && member.is_of_use());
             let shares = stays || peer.is_some_and(|peer| self.is_asymmetric(port, peer));
             let parallel = peer.is_some_and(|peer| self.is_parallel(port, peer));
-            // RFC 7609 2.2.1-2, 3.5.1.6-3, 3.5.1.6-4, 3.5.1.6.1-2, 3.5.1.6.1-3, 3.5.1.6.1-4
-            let allowed = !(parallel || shares && has_asymmetric);
+            // RFC 7609 2.2.1-2, 2.2.1-4, 3.5.1.6-2, 3.5.1.6-3, 3.5.5.1.1-2
+            // RFC 7609 3.5.1.6.1-2, 3.5.1.6.1-3, 3.5.1.6.1-4, 3.5.1.6.1-5, 3.5.1.6.1-6
+            let allowed = !parallel && (may_share || !shares);
             allowed.then_some((shares, !unused))
         };
         let ranked = ports.enumerate().filter_map(|(place, port)| Some((rank(port)?, place)));

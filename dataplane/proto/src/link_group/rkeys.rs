@@ -162,7 +162,7 @@ impl LinkGroup {
         self.announcement = Some(Announcement { rmb, on, deadline: now + RKEY_REPLY_WAIT, kind });
         let Token { rkey, address } = token;
         let (reply, negative, retry, other_links) = (false, false, false, count);
-        // RFC 7609 2.1-3, 3.5.5.2.1-1, 3.5.5.2.1-2, A.3.5-11
+        // RFC 7609 2.1-3, 2.2-4, 3.5.5.2-1, 3.5.5.2.1-1, 3.5.5.2.1-2
         let request = ConfirmRkey { reply, negative, retry, other_links, rkey, address, others };
         self.send(on, Llc::ConfirmRkey(request));
     }
@@ -206,7 +206,7 @@ impl LinkGroup {
         rkeys[0] = token.rkey;
         let deadline = now + RKEY_REPLY_WAIT;
         self.announcement = Some(Announcement { rmb, on, deadline, kind: Kind::Delete });
-        // RFC 7609 3.5.5.2.2-1, 3.5.5.2.2-3
+        // RFC 7609 3.5.5.2.2-5
         let request = DeleteRkey { reply: false, negative: false, count: 1, error_mask: 0, rkeys };
         self.send(on, Llc::DeleteRkey(request));
     }
@@ -228,7 +228,7 @@ impl LinkGroup {
             return;
         }
         if self.refuses_rkeys() {
-            // RFC 7609 3.5.5.3.1-6, 3.5.5.3.2-5, 3.5.5.3.2-6, 3.5.5.3.1-7
+            // RFC 7609 3.5.5.3-8, 3.5.5.3.1-6, 3.5.5.3.2-5
             let reply = ConfirmRkey { reply: true, negative: true, retry: true, ..*message };
             self.send(on, Llc::ConfirmRkey(reply));
             return;
@@ -362,7 +362,7 @@ impl LinkGroup {
                 *standing = Standing::Known;
             }
         }
-        // RFC 7609 3.5.5.2.1-5
+        // RFC 7609 3.5.5.2.1-3, 3.5.5.2.1-5
         if is_news {
             self.actions.push(Action::RmbConfirmed(rmb));
         }
@@ -381,7 +381,7 @@ impl LinkGroup {
         } else {
             // What is under way at the peer ends soon; a client will have seen it by then. And an
             // RMB that connections use has to be known wherever they may have to move.
-            // RFC 7609 3.5.5.3.1-7, A.3.5-9
+            // RFC 7609 3.5.5.3.1-7, 3.5.5.3.2-6, 3.5.5.3.3-3, 3.5.5.3.3-5, A.3.5-9
             self.again_at = Some(now + AGAIN_AFTER * (1 << self.retries.min(RETRIES_MAX)));
             self.retries += 1;
         }
@@ -427,7 +427,7 @@ impl LinkGroup {
 
     fn withdrawn(&mut self, now: Instant) {
         if let Some(Announcement { rmb, .. }) = self.announcement.take() {
-            // RFC 7609 3.5.5.2.2-2, 3.5.5.2.2-5
+            // RFC 7609 3.5.5.2.2-3, A.3.7-7
             self.rmb_deleted(rmb);
             self.advance(now);
         }
@@ -469,6 +469,7 @@ impl LinkGroup {
     }
 
     /// A link is gone: what was under way on it begins anew on another.
+    // RFC 7609 2.3-11
     pub(super) fn rkeys_lost(&mut self, number: LinkNumber) {
         if self.announcement.is_some_and(|announcement| announcement.on == number) {
             self.announcement = None;

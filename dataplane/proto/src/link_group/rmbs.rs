@@ -96,6 +96,7 @@ impl PeerRmbs {
         Ok(row)
     }
 
+    // RFC 7609 3.5.5.2.2-5
     /// Forgets an RMB. Returns whether it was known.
     pub(super) fn forget(&mut self, slot: usize, rkey: Rkey) -> bool {
         match self.rows.iter_mut().find(|row| row.has(slot, rkey)) {

@@ -2,7 +2,7 @@
 
 use super::exchange::Exchange;
 use super::member::is_down;
-use super::{LinkGroup, Phase, Role};
+use super::{LinkGroup, Phase};
 use crate::link::{self, Cause, Event};
 use crate::time::Instant;
 use crate::vocabulary::LinkNumber;
@@ -39,7 +39,7 @@ impl LinkGroup {
             Phase::Opening | Phase::Terminated => return,
             Phase::Founding { deadline } if due(deadline) => {
                 // C.8: the group goes on without a second link.
-                // RFC 7609 C.7.1-4, C.8-1
+                // RFC 7609 C.8-1
                 self.phase = Phase::Founding { deadline: None };
                 self.advance(now);
             }
@@ -82,18 +82,6 @@ impl LinkGroup {
             && !self.is_terminated()
         {
             self.link_lost(now, number, cause);
-        }
-    }
-
-    /// Another attempt at a further link.
-    fn retry_link(&mut self, now: Instant) {
-        match self.role {
-            // RFC 7609 C.8-3, C.8-4
-            Role::Server => {
-                self.wanted = true;
-                self.advance(now);
-            }
-            Role::Client => self.tell_of_port(now),
         }
     }
 }

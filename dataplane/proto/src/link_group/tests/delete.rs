@@ -43,7 +43,7 @@ fn deletes(hosts: &Hosts) -> Vec<(Role, LinkNumber, DeleteLink)> {
 
 /// An operator takes an RNIC out of service, on either side: connections leave first, then the
 /// link goes, and nobody notices.
-// RFC 7609 2.3-14, 3.5.4-5, 3.5.5.1.3-1, 3.5.5.1.3-4, 3.5.5.1.3-5, 3.5.5.1.3-7, 3.5.5.1.3-8
+// RFC 7609 2.3-14, 3.5.4-5, 3.5.5.1.3-4, 3.5.5.1.3-5, 3.5.5.1.3-7, 3.5.5.1.3-8
 // RFC 7609 3.5.5.1.4-2, 3.5.5.1.4-4, 3.3-5, 3.3-8, 2.2.3-4
 #[test]
 fn an_orderly_end_moves_connections_first() {

@@ -26,8 +26,8 @@ pub(super) fn story(hosts: &Hosts) -> Vec<(Role, u8, &'static str, bool)> {
 
 /// Figure 9: with two RNICs on either side the first contact makes two links, before the first
 /// byte of an application flows.
-// RFC 7609 2.2-4, 2.2.1-4, 2.2.3-1, 2.2.4-1, 3.5.1.6-2, 3.5.1.6-3, 3.5.1.6-4, 3.5.1.6.1-1
-// RFC 7609 3.5.1.6.1-3, 3.5.1.6.1-5, 3.5.1.6.1-6, 3.5.1.6.1-7, 3.5.1.6.2-2, 3.5.1.6.2-3
+// RFC 7609 2.2-4, 2.2.1-4, 2.2.3-1, 2.2.4-1, 3.5.1.6-2, 3.5.1.6-4, 3.5.1.6.1-1
+// RFC 7609 3.5.1.6.1-5, 3.5.1.6.1-7, 3.5.1.6.2-2
 // RFC 7609 3.5.1.6.3-1, A.3.2-9
 #[test]
 fn first_contact_makes_two_links() {
@@ -57,7 +57,7 @@ fn first_contact_makes_two_links() {
 
 /// A cable is pulled. Both sides move their connections, and agree that the link is gone; later it
 /// is back under a new number, so that nothing late is taken for something of it.
-// RFC 7609 2.2.4-2, 2.3-2, 2.3-5, 3.5.5.1.3-2, 3.5.5.1.3-3, 3.5.5.1.3-4, 3.5.5.1.4-1, C.8-2, C.8-4
+// RFC 7609 2.2.4-2, 2.3-4, 2.3-5, 3.5.5.1.3-2, 3.5.5.1.3-3, 3.5.5.1.3-4, 3.5.5.1.4-1, C.8-2, C.8-4
 #[test]
 fn a_lost_link_is_deleted_and_comes_back() {
     let mut hosts = Hosts::established(&[1, 2], &[101, 102], 2);
@@ -84,8 +84,8 @@ fn a_lost_link_is_deleted_and_comes_back() {
 }
 
 /// Figure 6: a host with one RNIC shares it between two links, until it has another.
-// RFC 7609 2.2.1-3, 2.2.1-5, 2.2.1-6, 2.2.1-7, 2.2.2-9, 2.2.2-11, 2.2.2-12, 3.5.1.6-4
-// RFC 7609 3.5.1.6.1-4, 3.5.5.1.1-2, 3.5.5.1.1-3, 3.5.5.1.2-1, 3.5.5.1.2-2
+// RFC 7609 2.2.1-3, 2.2.1-5, 2.2.1-6, 2.2.1-7, 2.2.2-9, 2.2.2-11, 2.2.2-12, 3.5.1.6.1-6
+// RFC 7609 3.5.1.6.1-4, 3.5.5.1.1-2, 3.5.5.1.2-1, 3.5.5.1.2-2
 #[test]
 fn an_asymmetric_link_gives_way_to_a_symmetric_one() {
     let mut hosts = Hosts::established(&[1, 2], &[101], 2);

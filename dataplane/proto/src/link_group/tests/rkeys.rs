@@ -293,6 +293,27 @@ fn an_rmb_is_withdrawn_from_all_links() {
     assert_eq!(hosts.flying(Role::Server), [(SECOND_LINK, reply)]);
 }
 
+/// A peer that does not know what we withdraw says so. It is gone all the same.
+// RFC 7609 A.3.7-7
+#[test]
+fn a_withdrawal_that_is_not_understood_is_done() {
+    let mut client = Pair::established().client;
+    client.announce_rmb(T0, RmbIndex(7), &[(LINK, Rkey(7), 7)]);
+    let Some(Action::Send(_, Llc::ConfirmRkey(request))) = client.poll_action() else {
+        panic!("CONFIRM RKEY is first");
+    };
+    let reply = Llc::ConfirmRkey(ConfirmRkey { reply: true, ..request });
+    client.handle_llc(T0, LINK, &reply).unwrap();
+    drain(&mut client);
+    client.withdraw_rmb(T0, RmbIndex(7));
+    let Some(Action::Send(_, Llc::DeleteRkey(request))) = client.poll_action() else {
+        panic!("DELETE RKEY is next");
+    };
+    let reply = DeleteRkey { reply: true, negative: true, error_mask: 0x80, ..request };
+    client.handle_llc(T0, LINK, &Llc::DeleteRkey(reply)).unwrap();
+    assert_eq!(drain(&mut client), [Action::RmbDeleted(RmbIndex(7))]);
+}
+
 /// A link for which no key was told cannot carry connections to that RMB: a failover to it would
 /// write nowhere. It is treated as failed, and made anew with all keys.
 // RFC 7609 C.7.1-31
