@@ -18,8 +18,8 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// What every guest's kernel says when all is well, at the level of warnings though it is.
 ///
-/// The last: when a second link was offered and rejected, or a group ends, SMC takes a queue pair of
-/// rxe through a transition that rxe refuses.
+/// The last: when a second link was offered and rejected, or a group ends, SMC takes a queue pair
+/// of rxe through a transition that rxe refuses.
 const USUAL: [&str; 7] = [
     "adding ib device",
     "removing ib device",

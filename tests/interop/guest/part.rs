@@ -113,10 +113,8 @@ impl Part {
 }
 
 fn ending(error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::UnexpectedEof => "end".to_owned(),
-        kind => format!("{kind:?}"),
-    }
+    let kind = error.kind();
+    if kind == io::ErrorKind::UnexpectedEof { "end".to_owned() } else { format!("{kind:?}") }
 }
 
 /// Outcomes, and how many connections had each.

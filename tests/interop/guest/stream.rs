@@ -88,7 +88,9 @@ impl Stream {
             pattern.fill(block);
             self.0.write_all(block)?;
             seen.count(block);
-            breath.map(thread::sleep);
+            if let Some(breath) = breath {
+                thread::sleep(breath);
+            }
         }
         Ok(seen)
     }
