@@ -10,6 +10,7 @@
 use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use crate::gateway::smcgate;
 use crate::hosts::Hosts;
@@ -21,6 +22,8 @@ pub(crate) struct Dialogue {
     opening: Vec<String>,
     /// After it: both sides speak at once, so these are sorted.
     closing: Vec<String>,
+    /// Longest time up to the first data in which nobody spoke.
+    longest_silence: Duration,
 }
 
 impl Dialogue {
@@ -48,7 +51,15 @@ impl Dialogue {
         };
         let mut closing = told(&lines[opening..]);
         closing.sort();
-        Self { opening: told(&lines[..opening]), closing }
+        let times = lines[..lines.len().min(opening + 1)].iter().map(|line| line.time);
+        let silences = times.clone().skip(1).zip(times).map(|(now, before)| now - before);
+        let longest_silence = silences.max().unwrap_or_default();
+        Self { opening: told(&lines[..opening]), closing, longest_silence }
+    }
+
+    /// Longest time up to the first data in which nobody spoke.
+    pub(crate) fn longest_silence(&self) -> Duration {
+        self.longest_silence
     }
 
     /// Asserts that this is what is written down.
@@ -120,6 +131,7 @@ pub(crate) fn side_by_side(left: &str, right: &str) -> String {
 
 /// A line of `smcgate decode`.
 struct Line<'a> {
+    time: Duration,
     source: &'a str,
     words: Vec<&'a str>,
 }
@@ -127,9 +139,10 @@ struct Line<'a> {
 impl<'a> Line<'a> {
     /// Reads `TIME SOURCE > TARGET WORDS`.
     fn read(line: &'a str) -> Option<Self> {
-        let mut words = line.split(' ').skip(1);
+        let mut words = line.split(' ');
+        let time = Duration::try_from_secs_f64(words.next()?.parse().ok()?).ok()?;
         let source = words.next()?;
-        Some(Self { source, words: words.skip(2).collect() })
+        Some(Self { time, source, words: words.skip(2).collect() })
     }
 
     /// Which machine spoke: the last digit of its addresses.
@@ -182,7 +195,7 @@ const CERTAIN: [&str; 6] = ["version", "link", "max-links", "rmbe", "error-mask"
 #[test]
 fn retells_what_was_decoded() {
     let words = "\
-        0.1 10.9.0.11:48590 > 10.9.0.12:7010 TCP SYN [SMC option]\n\
+        0.0 10.9.0.11:48590 > 10.9.0.12:7010 TCP SYN [SMC option]\n\
         0.2 10.9.0.12:7010 > 10.9.0.11:48590 CLC ACCEPT version 2 [first-contact] peer 03 rmbe 1\n\
         0.3 10.9.0.12 > 10.9.0.11 LLC CONFIRM LINK v2 [no-eyecatcher] link 1 gid ::1 max-links 2 \
         qp 0x000011 psn 7\n\
@@ -202,7 +215,10 @@ fn retells_what_was_decoded() {
         (data, and in any order)\n\
         client: LLC DELETE RKEY v2 [reply] error-mask 0x00\n\
         server: LLC DELETE RKEY v2 error-mask 0x00\n";
-    assert_eq!(Dialogue::read(words).to_string(), expected);
+    let dialogue = Dialogue::read(words);
+    assert_eq!(dialogue.to_string(), expected);
+    // Between the first two lines; all others say at the earliest what they can.
+    assert_eq!(dialogue.longest_silence(), Duration::from_millis(200));
 }
 
 /// Where two transcripts part must be visible at a glance.

@@ -1,4 +1,4 @@
-//! Two RNICs per guest: a link group with two links, and what happens when one goes.
+//! Two RNICs per side: a link group with two links, and what happens when one goes.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,70 +6,119 @@ use std::time::Duration;
 use crate::clock::wait_until;
 use crate::dialogue::Dialogue;
 use crate::hosts::Hosts;
-use crate::place::{Place, Socket, unanimous};
-use crate::rig::{EID, Rig};
+use crate::place::{Place, Socket};
+use crate::rig::Rig;
+use crate::road::{Course, Road};
 
 const PORT: u16 = 7010;
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// A kernel that loses an RNIC moves its connections to the other, and no byte is lost; ours must
 /// do the same towards it.
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn loss_of_an_rnic_from_linux_to_linux() {
+    losses(Course::LinuxToLinux);
+}
+
+/// Each side loses the RNIC of one link and gets it back, while bytes trickle.
 ///
 /// At full speed Linux stalls here: rxe repeats for ever what it sent to an RNIC that has gone, and
 /// SMC waits for it to end before it goes on. Hence a trickle, whose reader seldom speaks.
-#[test]
-#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
-fn connections_survive_the_loss_of_an_rnic() {
-    const BYTES: u32 = 400_000;
-    let hosts = Hosts::new("connections_survive_the_loss_of_an_rnic");
+pub(crate) fn losses(course: Course) {
+    const BYTES: u32 = 800_000;
+    let hosts = Hosts::new(&format!("losses-{course:?}"));
     let rig = Rig::new(&hosts);
-    for guest in [&rig.one, &rig.two] {
-        guest.speak_smc(EID);
-        guest.run(&["ip", "link", "set", "eth1", "up"]);
-        guest.add_rdma("rxe1", "eth1");
+    rig.host.plug_second(true);
+    let second = |setup: crate::gateway::Setup| setup.rnic("soft1", "wh");
+    let road = Road::open_as(&rig, &hosts, course, &[PORT], second);
+    for kernel in road.kernels() {
+        kernel.run(&["ip", "link", "set", "eth1", "up"]);
+        kernel.add_rdma("rxe1", "eth1");
     }
     let wire = rig.capture();
-    let server = rig.two.accept(Socket::Smc, PORT, 1, &format!("receive={BYTES} mode shut drain"));
-    let part = format!("trickle={BYTES} mode drain");
-    let client = rig.one.start_connect(Socket::Smc, rig.two.at(PORT), 1, &part);
+    let server = road.accept(PORT, 1, &format!("receive={BYTES} shut drain"));
+    let client = road.start_connect(PORT, 1, &format!("trickle={BYTES} drain"));
 
-    wait_for_group(&rig.one, "SYMMETRIC");
-    rig.one.run(&["rdma", "link", "delete", "rxe0"]);
-    wait_for_group(&rig.one, "ASYMMETRIC-LOCAL");
-    let (client, server) = (client.outcomes(), server.outcomes());
-    let (client, server) = (unanimous(&client, 1), unanimous(&server, 1));
-    assert_eq!((client.event("mode "), server.event("mode ")), ("SMCR", "SMCR"));
+    // The kernel that is watched, and the other side.
+    let kernel = road.kernels()[0];
+    let other = if std::ptr::eq(kernel, road.client()) { road.server() } else { road.client() };
+    wait_for_group(kernel, "SYMMETRIC");
+    kernel.run(&["rdma", "link", "delete", "rxe0"]);
+    wait_for_group(kernel, "ASYMMETRIC-LOCAL");
+    kernel.create_rdma("rxe0", "eth0");
+    wait_for_group(kernel, "SYMMETRIC");
+
+    other.plug_second(false);
+    wait_for_group(kernel, "ASYMMETRIC-PEER");
+    other.plug_second(true);
+    wait_for_group(kernel, "SYMMETRIC");
+
+    let (client, server) = road.outcomes(client, server, 1);
     assert!(client.event("sent ").starts_with(&BYTES.to_string()));
     assert_eq!(client.event("sent "), server.event("received "));
-
-    rig.one.create_rdma("rxe0", "eth0");
-    wait_for_group(&rig.one, "SYMMETRIC");
-    rig.assert_quiet_kernels();
-    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/interop/golden/two-links.txt");
-    let dialogue = Dialogue::of(&hosts, &wire.stop());
-    dialogue.assert_opening_is(Path::new(golden));
-    dialogue.assert_later_said(&[
-        // The RNIC goes.
-        "client: LLC DELETE LINK v2 [orderly] link 1",
-        "server: LLC DELETE LINK v2 [orderly] link 1",
-        "client: LLC DELETE LINK v2 [reply orderly] link 1",
-        "server: LLC ADD LINK v2 link 3",
-        "client: LLC ADD LINK v2 [reply] link 3",
-        "client: LLC CONFIRM LINK v2 [reply no-eyecatcher] link 3 max-links 2",
-        // It is back.
-        "client: LLC REQUEST ADD LINK v2",
-        "server: LLC ADD LINK v2 link 4",
-        "client: LLC ADD LINK v2 [reply] link 4",
-        "client: LLC CONFIRM LINK v2 [reply no-eyecatcher] link 4 max-links 2",
-        "server: LLC DELETE LINK v2 [orderly] link 3",
-        "client: LLC DELETE LINK v2 [reply orderly] link 3",
-    ]);
+    road.assert_all_smc(1);
+    road.assert_at_rest();
+    assert_said(&Dialogue::of(&hosts, &wire.stop()), course);
 }
 
-/// Waits until the one link group of this guest, as a client, is of this kind.
+/// Asserts that both sides have said what two kernels say.
+fn assert_said(dialogue: &Dialogue, course: Course) {
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/interop/golden/two-links.txt");
+    dialogue.assert_opening_is(Path::new(golden));
+    match course {
+        Course::LinuxToLinux | Course::LinuxToGateway => dialogue.assert_later_said(&[
+            // The client's RNIC goes.
+            "client: LLC DELETE LINK v2 [orderly] link 1",
+            "server: LLC DELETE LINK v2 [orderly] link 1",
+            "client: LLC DELETE LINK v2 [reply orderly] link 1",
+            "server: LLC ADD LINK v2 link 3",
+            "client: LLC ADD LINK v2 [reply] link 3",
+            "client: LLC CONFIRM LINK v2 [reply no-eyecatcher] link 3 max-links 2",
+            // It is back.
+            "client: LLC REQUEST ADD LINK v2",
+            "server: LLC ADD LINK v2 link 4",
+            "client: LLC ADD LINK v2 [reply] link 4",
+            "client: LLC CONFIRM LINK v2 [reply no-eyecatcher] link 4 max-links 2",
+            "server: LLC DELETE LINK v2 [orderly] link 3",
+            "client: LLC DELETE LINK v2 [reply orderly] link 3",
+        ]),
+        Course::GatewayToLinux => dialogue.assert_later_said(&[
+            // The server's RNIC goes, and it offers an asymmetric link over the one it has left.
+            "server: LLC DELETE LINK v2 [orderly] link 1",
+            "client: LLC DELETE LINK v2 [reply orderly] link 1",
+            "server: LLC ADD LINK v2 link 3",
+            "client: LLC ADD LINK v2 [reply] link 3",
+            "client: LLC CONFIRM LINK v2 [reply no-eyecatcher] link 3 max-links 2",
+            // It is back.
+            "server: LLC ADD LINK v2 link 4",
+            "client: LLC ADD LINK v2 [reply] link 4",
+            "server: LLC DELETE LINK v2 [orderly] link 3",
+            "client: LLC DELETE LINK v2 [reply orderly] link 3",
+        ]),
+    }
+}
+
+/// Waits until the one link group of this guest is of this kind.
 fn wait_for_group(guest: &Place<'_>, kind: &str) {
-    let group = format!("group client {kind} ");
-    wait_until(&format!("{group}in the guest"), LIMIT, || {
-        guest.tool(&["links"]).iter().any(|line| line.starts_with(&group))
+    wait_until(&format!("{kind} in the guest"), LIMIT, || {
+        guest.tool(&["links"]).iter().any(|line| line.split(' ').nth(2) == Some(kind))
     });
 }
+
+impl Place<'_> {
+    /// Gives this machine its second RNIC, or takes it away.
+    fn plug_second(&self, plugged: bool) {
+        match (self.socket(), plugged) {
+            (Socket::Smc, true) => self.create_rdma("rxe1", "eth1"),
+            (Socket::Smc, false) => drop(self.run(&["rdma", "link", "delete", "rxe1"])),
+            // A device that goes down takes its routes along.
+            (Socket::Tcp, true) => drop(self.run(&["sh", "-ec", SECOND_UP])),
+            (Socket::Tcp, false) => drop(self.run(&["ip", "link", "set", "wh", "down"])),
+        }
+    }
+}
+
+const SECOND_UP: &str = "\
+    ip link set wh up\n\
+    ip route replace 10.9.0.0/24 dev wh table 23\n";

@@ -25,10 +25,12 @@ mod gateway;
 mod hosts;
 #[path = "../e2e/http.rs"]
 mod http;
-mod linux_to_linux;
 mod place;
 #[path = "../e2e/process.rs"]
 #[allow(dead_code, reason = "shared with the end-to-end suite, which uses all of it")]
 mod process;
 mod programs;
 mod rig;
+mod road;
+mod transfers;
+mod with_gateway;

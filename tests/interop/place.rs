@@ -69,15 +69,28 @@ impl<'h> Place<'h> {
         run(self.hosts, self.host(), &name, LIMIT, &mut command).expect_success(&name)
     }
 
-    /// Starts a program whose stream sockets become ones of AF_SMC.
-    pub(crate) fn start_over_smc(&self, words: &[&str]) -> Process {
-        let (name, mut command) = self.command(&[&["env", &preload()], words].concat());
+    /// What kind of socket applications open here.
+    pub(crate) fn socket(&self) -> Socket {
+        if self.guest.is_some() { Socket::Smc } else { Socket::Tcp }
+    }
+
+    /// Starts a program that knows only TCP; in a guest its stream sockets become ones of AF_SMC.
+    pub(crate) fn start_program(&self, words: &[&str]) -> Process {
+        let (name, mut command) = self.program(words);
         Process::start(self.host(), &self.hosts.logs, &name, &mut command)
     }
 
     /// Runs such a program to its end: what it says on standard output.
-    pub(crate) fn run_over_smc(&self, words: &[&str]) -> String {
-        self.run(&[&["env", &preload()], words].concat())
+    pub(crate) fn run_program(&self, words: &[&str]) -> String {
+        let (name, mut command) = self.program(words);
+        run(self.hosts, self.host(), &name, LIMIT, &mut command).expect_success(&name)
+    }
+
+    fn program(&self, words: &[&str]) -> (String, Command) {
+        match self.socket() {
+            Socket::Smc => self.command(&[&["env", &preload()], words].concat()),
+            Socket::Tcp => self.command(words),
+        }
     }
 
     /// Runs `smcgate-guest` to its end: the lines it says.
@@ -87,14 +100,20 @@ impl<'h> Place<'h> {
         self.run(&words).lines().map(str::to_owned).collect()
     }
 
-    /// Starts a server on `port` that plays `part` with each of `times` connections.
-    pub(crate) fn accept(&self, socket: Socket, port: u16, times: u32, part: &str) -> Application {
-        let server = self.start_application("accept", &[], socket, self.at(port), times, part);
+    /// Starts a server at `at` that plays `part` with each of `times` connections.
+    pub(crate) fn accept(
+        &self,
+        socket: Socket,
+        at: SocketAddrV4,
+        times: u32,
+        part: &str,
+    ) -> Application {
+        let server = self.start_application("accept", socket, at, times, part);
         wait_until("the server listens", LIMIT, || server.process.log().contains("listening"));
         server
     }
 
-    /// Makes `times` connections to `to`, ten at once, and plays `part` with each.
+    /// Makes `times` connections to `to`, all at once, and plays `part` with each.
     pub(crate) fn connect(
         &self,
         socket: Socket,
@@ -113,14 +132,23 @@ impl<'h> Place<'h> {
         times: u32,
         part: &str,
     ) -> Application {
-        let options = ["--at-once", "10"];
-        self.start_application("connect", &options, socket, to, times, part)
+        self.start_application("connect", socket, to, times, part)
+    }
+
+    /// How many connections this guest's kernel has set up in this way, and how many in others or
+    /// not at all.
+    pub(crate) fn counted(&self, way: &str) -> [u64; 2] {
+        let mut counted = [0, 0];
+        for line in self.tool(&["counts"]) {
+            let (name, count) = line.rsplit_once(' ').expect("the form of a count");
+            counted[usize::from(name != way)] += count.parse::<u64>().expect("a number");
+        }
+        counted
     }
 
     fn start_application(
         &self,
         role: &str,
-        options: &[&str],
         socket: Socket,
         address: SocketAddrV4,
         times: u32,
@@ -128,7 +156,7 @@ impl<'h> Place<'h> {
     ) -> Application {
         let (address, times, tool) = (address.to_string(), times.to_string(), tool());
         let mut words = vec![tool.as_str(), role, "--times", &times];
-        words.extend(options.iter().copied().chain(socket.option()));
+        words.extend(socket.option());
         words.push(&address);
         words.extend(part.split(' '));
         let (name, mut command) = self.command(&words);

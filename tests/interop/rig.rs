@@ -45,7 +45,9 @@ impl<'h> Rig<'h> {
         for guest in [&one, &two] {
             guest.run(&["sh", "-ec", RESET]);
         }
-        Self { one, two, host: Place::gateway_host(hosts), hosts }
+        let host = Place::gateway_host(hosts);
+        host.run(&["ip", "link", "set", "wh", "down"]);
+        Self { one, two, host, hosts }
     }
 
     /// Starts to capture what guests and host say to each other, on whichever device.

@@ -83,12 +83,9 @@ struct Manner {
     /// An ordinary TCP socket instead of an AF_SMC one
     #[arg(long)]
     tcp: bool,
-    /// Connections in all
+    /// Connections, all at once
     #[arg(long, default_value_t = 1)]
     times: u32,
-    /// Connections at once
-    #[arg(long, default_value_t = 1)]
-    at_once: u32,
 }
 
 fn main() -> ExitCode {
@@ -116,8 +113,7 @@ fn run(command: Command) -> io::Result<ExitCode> {
         Command::Links => print(operator::links()?),
         Command::Counts => print(operator::counts()?),
         Command::Connect { manner, to, part } => {
-            let transport = Transport::of(manner.tcp);
-            part::connect(transport, to, &part, manner.times, manner.at_once)?;
+            part::connect(Transport::of(manner.tcp), to, &part, manner.times);
         }
         Command::Accept { manner, at, part } => {
             part::accept(Transport::of(manner.tcp), at, &part, manner.times)?;

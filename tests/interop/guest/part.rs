@@ -147,36 +147,21 @@ fn play(mut stream: Stream, part: &[Part]) -> String {
     seen.join("; ")
 }
 
-/// Makes `times` connections, `at_once` of them at a time, and says what they saw.
-pub(crate) fn connect(
-    transport: Transport,
-    to: SocketAddrV4,
-    part: &[Part],
-    times: u32,
-    at_once: u32,
-) -> io::Result<()> {
+/// Makes `times` connections at once, plays with each in a thread of its own, and says what they
+/// saw.
+pub(crate) fn connect(transport: Transport, to: SocketAddrV4, part: &[Part], times: u32) {
     let outcomes = Outcomes::default();
-    let left = Mutex::new(times);
-    let take_one = || {
-        let mut left = left.lock().expect("nobody panics with it");
-        let some = *left > 0;
-        *left = left.saturating_sub(1);
-        some
-    };
     thread::scope(|scope| {
-        for _ in 0..at_once {
+        for _ in 0..times {
             scope.spawn(|| {
-                while take_one() {
-                    outcomes.add(match transport.connect(to) {
-                        Ok(stream) => play(stream, part),
-                        Err(error) => format!("connect failed: {:?}", error.kind()),
-                    });
-                }
+                outcomes.add(match transport.connect(to) {
+                    Ok(stream) => play(stream, part),
+                    Err(error) => format!("connect failed: {:?}", error.kind()),
+                });
             });
         }
     });
     outcomes.print();
-    Ok(())
 }
 
 /// Accepts `times` connections, plays with each in a thread of its own, and says what they saw.

@@ -1,0 +1,78 @@
+//! Verified bytes, many of them on one connection and few on many.
+
+use std::path::Path;
+use std::time::Duration;
+
+use crate::dialogue::{Dialogue, side_by_side};
+use crate::hosts::Hosts;
+use crate::rig::Rig;
+use crate::road::{Course, Road};
+
+const PORT: u16 = 7010;
+
+/// Longest silence between first SYN and first data. Guests are slow, but they wait for nothing;
+/// whoever does not get what he waits for goes on after two seconds or three.
+const SILENCE_LIMIT: Duration = Duration::from_millis(1_500);
+
+/// If two kernels cannot do it here, the rig is broken, and nothing it says of ours counts.
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn bulk_from_linux_to_linux() {
+    bulk(Course::LinuxToLinux);
+}
+
+/// Short connections share the link group of the first; each must still be one of SMC-R.
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn crowd_from_linux_to_linux() {
+    crowd(Course::LinuxToLinux);
+}
+
+/// 64 MiB each way on one connection. What is said around it must be what two kernels say, and
+/// nobody may have waited in vain.
+pub(crate) fn bulk(course: Course) {
+    const BULK: &str = "67108864";
+    let hosts = Hosts::new(&format!("bulk-{course:?}"));
+    let rig = Rig::new(&hosts);
+    let road = Road::open(&rig, &hosts, course, &[PORT]);
+    let wire = rig.capture();
+
+    let part = format!("send={BULK} shut drain");
+    let (client, server) = road.play(PORT, 1, &part, &format!("drain send={BULK}"));
+
+    for (sender, receiver) in [(&client, &server), (&server, &client)] {
+        assert!(sender.event("sent ").starts_with(BULK), "{sender:?}");
+        assert_eq!(receiver.event("received "), format!("{}, then end", sender.event("sent ")));
+    }
+    for kernel in road.kernels() {
+        let links = kernel.tool(&["links"]);
+        assert!(links.iter().any(|line| line.contains(" SINGLE ")), "{links:#?}");
+    }
+    road.assert_all_smc(1);
+    road.assert_at_rest();
+    let dialogue = Dialogue::of(&hosts, &wire.stop());
+    let golden =
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/interop/golden/first-contact.txt"));
+    let kernels = std::fs::read_to_string(golden).expect("a golden transcript");
+    println!("Linux to Linux, and {course:?}:\n{}", side_by_side(&kernels, &dialogue.to_string()));
+    dialogue.assert_is(golden);
+    let silence = dialogue.longest_silence();
+    println!("longest silence of a first contact, {course:?}: {silence:?}");
+    assert!(silence < SILENCE_LIMIT, "{silence:?}");
+}
+
+/// A hundred connections at once, and as many after them.
+pub(crate) fn crowd(course: Course) {
+    const TIMES: u32 = 100;
+    let hosts = Hosts::new(&format!("crowd-{course:?}"));
+    let rig = Rig::new(&hosts);
+    let road = Road::open(&rig, &hosts, course, &[PORT]);
+    for round in 1..=2 {
+        let (client, server) = road.play(PORT, TIMES, "send=10000 shut drain", "echo");
+        assert_eq!(client.event("sent "), server.event("echoed "));
+        let echoed = format!("{}, then end", client.event("sent "));
+        assert_eq!(client.event("received "), echoed);
+        road.assert_all_smc(round * u64::from(TIMES));
+    }
+    road.assert_at_rest();
+}

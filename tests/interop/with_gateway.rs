@@ -1,0 +1,69 @@
+//! Our gateway in the place of a kernel: the same scenarios, the same outcomes.
+
+use crate::road::Course;
+use crate::{failover, fidelity, programs, transfers};
+
+/// Files must arrive as they were sent, whichever end has Linux' own SMC-R.
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn bulk_from_linux() {
+    transfers::bulk(Course::LinuxToGateway);
+}
+
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn bulk_to_linux() {
+    transfers::bulk(Course::GatewayToLinux);
+}
+
+/// A hundred users at once must all be served over SMC-R, on the one link group there is.
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn crowd_from_linux() {
+    transfers::crowd(Course::LinuxToGateway);
+}
+
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn crowd_to_linux() {
+    transfers::crowd(Course::GatewayToLinux);
+}
+
+/// What people run must not notice that one of two kernels has become a gateway.
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn programs_from_linux() {
+    programs::programs(Course::LinuxToGateway);
+}
+
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn programs_to_linux() {
+    programs::programs(Course::GatewayToLinux);
+}
+
+/// Ends, resets, pauses and urgent bytes must reach a kernel's application as from another kernel.
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn streams_from_linux() {
+    fidelity::ends_as_between_kernels(Course::LinuxToGateway);
+}
+
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn streams_to_linux() {
+    fidelity::ends_as_between_kernels(Course::GatewayToLinux);
+}
+
+/// A cable is pulled on either side, and users must not notice.
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn loss_of_an_rnic_from_linux() {
+    failover::losses(Course::LinuxToGateway);
+}
+
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn loss_of_an_rnic_to_linux() {
+    failover::losses(Course::GatewayToLinux);
+}
