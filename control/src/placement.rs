@@ -1,4 +1,4 @@
-//! The pollers as the control thread sees them, and which slot a connection gets.
+//! The pollers as the control thread sees them.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -7,9 +7,10 @@ use std::thread::JoinHandle;
 
 use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
-use smcr_engine::limits::CONNECTIONS_MAX;
 use smcr_engine::mailbox::{Receiver, Sender};
-use smcr_engine::{Command, ConnectionId, Report};
+use smcr_engine::{Command, Report};
+
+use crate::groups::{Pollers, PortId};
 
 /// One polling thread, from outside.
 pub struct Poller<Qp> {
@@ -24,7 +25,6 @@ pub struct Poller<Qp> {
     commands: Sender<Command<Qp, OwnedFd>>,
     /// Commands that found the queue full. They keep their order.
     delayed: VecDeque<Command<Qp, OwnedFd>>,
-    slots: Slots,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -45,21 +45,20 @@ impl<Qp> Poller<Qp> {
             reports,
             commands,
             delayed: VecDeque::new(),
-            slots: Slots::new(),
             thread: Some(thread),
         }
     }
 
     /// Says something; it arrives in order, and wakes the poller.
+    ///
+    /// [`Command::Expect`] wakes nobody: the first message that it is about will, and the poller
+    /// obeys before it looks at a message it cannot place.
     pub fn command(&mut self, command: Command<Qp, OwnedFd>) {
+        let wakes = !matches!(command, Command::Expect { .. });
         self.push(command);
-        self.commands.wake();
-    }
-
-    /// Says that CDC messages for `connection` may come. Wakes nobody: the first of them will, and
-    /// the poller obeys before it looks at a message it cannot place.
-    pub fn expect(&mut self, connection: ConnectionId) {
-        self.push(Command::Expect { connection });
+        if wakes {
+            self.commands.wake();
+        }
     }
 
     fn push(&mut self, command: Command<Qp, OwnedFd>) {
@@ -85,16 +84,6 @@ impl<Qp> Poller<Qp> {
         self.delayed.is_empty()
     }
 
-    /// A slot for a new connection.
-    pub fn take_slot(&mut self) -> Option<ConnectionId> {
-        self.slots.take()
-    }
-
-    /// The connection in this slot is over.
-    pub fn free_slot(&mut self, connection: ConnectionId) {
-        self.slots.free(connection);
-    }
-
     /// Ends the thread, and waits for it.
     pub fn stop(&mut self) {
         self.command(Command::Stop);
@@ -114,53 +103,19 @@ impl<Qp> Poller<Qp> {
     }
 }
 
-/// The slots of one poller, and how often each was used.
-#[derive(Debug)]
-struct Slots {
-    /// Oldest first, so that a token comes back as late as possible.
-    free: VecDeque<ConnectionId>,
-}
+impl<Qp> Pollers<Qp> for Vec<Poller<Qp>> {
+    type Stream = OwnedFd;
 
-impl Slots {
-    fn new() -> Self {
-        let slot = |slot| u16::try_from(slot).expect("CONNECTIONS_MAX fits");
-        let free =
-            (0..CONNECTIONS_MAX).map(|index| ConnectionId { slot: slot(index), generation: 1 });
-        Self { free: free.collect() }
-    }
-
-    fn take(&mut self) -> Option<ConnectionId> {
-        self.free.pop_front()
-    }
-
-    fn free(&mut self, connection: ConnectionId) {
-        // Zero is left out, so that no token is zero.
-        let generation = connection.generation.checked_add(1).unwrap_or(1);
-        self.free.push_back(ConnectionId { generation, ..connection });
-        assert!(self.free.len() <= CONNECTIONS_MAX);
+    fn command(&mut self, port: PortId, command: Command<Qp, OwnedFd>) {
+        self[port.0].command(command);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use smcr_engine::ConnectionId;
 
-    #[test]
-    fn a_token_is_never_used_twice_in_a_row_and_never_zero() {
-        let mut slots = Slots::new();
-        let first = slots.take().unwrap();
-        assert_ne!(first.token().0, 0);
-        slots.free(first);
-        for _ in 1..CONNECTIONS_MAX {
-            let other = slots.take().unwrap();
-            assert_ne!(other.slot, first.slot);
-        }
-        let again = slots.take().unwrap();
-        assert_eq!((again.slot, again.generation), (first.slot, 2));
-        assert!(slots.take().is_none());
-        slots.free(ConnectionId { slot: 0, generation: u16::MAX });
-        assert_eq!(slots.take().unwrap().generation, 1);
-    }
+    use super::*;
 
     /// A poller that sleeps is left alone unless there is something new for it: the control thread
     /// passes here each time it goes to sleep itself.
@@ -177,8 +132,8 @@ mod tests {
 
         waker.about_to_sleep();
         assert!(poller.catch_up() && !is_woken());
-        let connection = poller.take_slot().unwrap();
-        poller.expect(connection);
+        let connection = ConnectionId { slot: 0, generation: 1 };
+        poller.command(Command::Expect { connection });
         assert!(!is_woken(), "the message that matters will wake it");
         poller.command(Command::Forget { connection });
         assert!(is_woken());

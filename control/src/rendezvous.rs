@@ -14,15 +14,19 @@ mod server;
 use std::io;
 
 use rustix::net::{RecvFlags, SendFlags, recv, send};
+use smcr_engine::LinkId;
 use smcr_proto::Instant;
 use smcr_proto::handshake::{ClientAction, HandshakeError, ServerAction, Verdict};
+use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::{Diagnosis, FRAME_MAX, Frame, Offer};
+use smcr_proto::wire::llc::DeleteReason;
 use smcr_rnic::Rnic;
 
 use crate::gateway::Gateway;
+use crate::groups::{GroupId, Peer, PortId, Refusal};
 use crate::listener::connect_outcome;
 use crate::reactor::{Event, Key};
-use crate::sessions::{GroupId, PortId, Rendezvous, Resources, Session, Talk};
+use crate::sessions::{Rendezvous, Resources, Session, Talk};
 
 /// What one look at the peer's socket brought.
 enum Heard {
@@ -166,7 +170,13 @@ impl<N: Rnic> Gateway<N> {
                 self.resume(now, key);
             }
             ServerAction::ConnectLink(offer) => self.connect_link(now, key, &offer),
-            ServerAction::JoinLink(offer) => self.learn_peer(key, offer),
+            ServerAction::JoinLink(offer) => {
+                if !self.accept_offer(now, key, &offer) {
+                    // The client writes by RDMA already, or so it believes: too late for TCP.
+                    self.handshakes_failed += 1;
+                    self.fail(key, "the Confirm names no link of the group");
+                }
+            }
             ServerAction::Done => self.hand_over(now, key),
             ServerAction::FallBack => self.relay_tcp(now, key, None),
         }
@@ -177,50 +187,64 @@ impl<N: Rnic> Gateway<N> {
         &mut self,
         now: Instant,
         key: Key,
-        port: PortId,
         group: GroupId,
+        link: LinkId,
         first_contact: bool,
     ) -> Option<Offer> {
-        let connection = self.ports[port.0].poller.take_slot()?;
-        // RFC 7609 2.1-5, 4.1-1
-        let Ok(element) = self.take_element(now, group) else {
-            self.ports[port.0].poller.free_slot(connection);
-            self.log_limit_of(key, "memory for SMC-R: new connections stay TCP");
-            return None;
+        let joined = match self.groups.join(now, group, link) {
+            Ok(joined) => joined,
+            Err(Refusal::NoMemory) => {
+                self.log_limit_of(key, "memory for SMC-R: new connections stay TCP");
+                return None;
+            }
+            Err(Refusal::NoSlot | Refusal::NoLink) => return None,
         };
-        // From the moment the peer knows the token, its messages may come.
-        // RFC 7609 3.5.2.4-4, 3.5.2.4-6
-        self.ports[port.0].poller.expect(connection);
-        // RFC 7609 3.5.1.2-11, A.2.3-3
-        let address = self.groups[&group].address;
-        let ours = Offer {
-            first_contact,
-            peer_id: self.peer_id,
-            gid: address.gid,
-            mac: address.mac,
-            qpn: address.qpn,
-            rkey: element.rkey,
-            rmbe_index: element.rmbe.index(),
-            alert_token: connection.token(),
-            rmbe_size: element.rmbe.size(),
-            mtu: address.mtu,
-            rmb_address: element.rmb_address,
-            psn: address.psn,
-        };
+        let resources = Resources { group, connection: joined.connection, rmbe: joined.rmbe };
         if let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) {
-            shaking.resources =
-                Some(Resources { port, group, connection, rmbe: Some(element.rmbe), peer: None });
+            shaking.resources = Some(resources);
         }
-        Some(ours)
+        Some(Offer { first_contact, ..joined.offer })
     }
 
-    fn learn_peer(&mut self, key: Key, offer: Offer) {
-        if let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key)
-            && let Some(resources) = &mut shaking.resources
+    /// Takes in what the peer offered. Returns whether it is any good.
+    fn accept_offer(&mut self, now: Instant, key: Key, offer: &Offer) -> bool {
+        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return false };
+        let Some(resources) = &shaking.resources else { return false };
+        let outcome = self.groups.accept_offer(now, resources.connection, offer);
+        if let Err(offence) = outcome {
+            tracing::warn!(session = key.index, ?offence, "an offer cannot be used");
+        }
+        outcome.is_ok()
+    }
+
+    /// Begins a group for the first contact of a rendezvous, with an element in it.
+    fn found(
+        &mut self,
+        now: Instant,
+        key: Key,
+        port: PortId,
+        role: Role,
+        peer: Peer,
+    ) -> Option<(GroupId, Offer)> {
+        let group = self.groups.open(now, port, role, peer).ok()?;
+        self.foundings.entry(group).or_default().founder = Some(key);
+        let link = self.groups.best_link(group)?;
+        match self.reserve(now, key, group, link, true) {
+            Some(ours) => Some((group, ours)),
+            None => {
+                self.give_up_founding(key, group);
+                None
+            }
+        }
+    }
+
+    /// A group that this rendezvous was founding is not wanted any more.
+    fn give_up_founding(&mut self, key: Key, group: GroupId) {
+        if let Some(founding) = self.foundings.get_mut(&group)
+            && founding.founder == Some(key)
         {
-            resources.peer = Some(offer);
-            let group = resources.group;
-            self.learn_rkey(group, &offer);
+            founding.founder = None;
+            self.groups.give_up(group);
         }
     }
 
@@ -255,11 +279,7 @@ impl<N: Rnic> Gateway<N> {
         if let HandshakeError::Declined { diagnosis, out_of_sync } = error {
             // RFC 7609 A.2.5-3
             if out_of_sync && let Some(group) = self.group_of_session(key) {
-                self.shut_group_down(
-                    now,
-                    group,
-                    smcr_proto::wire::llc::DeleteReason::PROTOCOL_VIOLATION,
-                );
+                self.groups.shut_down(now, group, DeleteReason::PROTOCOL_VIOLATION);
             }
             self.fallback_reasons.insert(key, diagnosis);
         } else {
@@ -295,6 +315,8 @@ impl<N: Rnic> Gateway<N> {
             let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { continue };
             if shaking.deadline <= now {
                 self.rendezvous_timed_out(now, key);
+                // Those that waited for this one get time of their own before theirs is over.
+                self.heed_groups(now);
                 continue;
             }
             let result = match &mut shaking.talk {

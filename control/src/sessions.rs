@@ -7,15 +7,10 @@ use smcr_engine::ConnectionId;
 use smcr_memory::Rmbe;
 use smcr_proto::Instant;
 use smcr_proto::handshake::{Client, Server};
-use smcr_proto::wire::clc::{Diagnosis, Framer, Offer, Proposal};
+use smcr_proto::wire::clc::{Diagnosis, Framer, Proposal};
 
-/// One of the gateway's RNICs with its poller: an index that never changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PortId(pub usize);
-
-/// A link group, by the number that operators see. Never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GroupId(pub u32);
+use crate::groups::{GroupId, PortId};
+use crate::reactor::Key;
 
 /// A connection on its way through this process.
 pub enum Session {
@@ -61,19 +56,24 @@ pub enum Talk {
     Pending(Server, Proposal),
 }
 
-/// What a connection holds of its link group and poller.
+/// What a rendezvous holds of a link group.
 #[derive(Debug)]
 pub struct Resources {
-    /// Whose.
-    pub port: PortId,
     /// Whose element.
     pub group: GroupId,
-    /// Its slot with the poller.
+    /// Its slot.
     pub connection: ConnectionId,
     /// Its element, until the poller has it.
-    pub rmbe: Option<Rmbe>,
-    /// The peer's element, once it is known.
-    pub peer: Option<Offer>,
+    pub rmbe: Rmbe,
+}
+
+/// Who waits for the outcome of a first contact.
+#[derive(Debug, Default)]
+pub struct Founding {
+    /// The rendezvous that it is part of.
+    pub founder: Option<Key>,
+    /// Rendezvous of the same peer, which shall not begin another.
+    pub waiting: Vec<Key>,
 }
 
 /// A connection that a poller relays.
@@ -81,8 +81,6 @@ pub struct Resources {
 pub struct Open {
     /// The listener that accepted it.
     pub listener: u16,
-    /// Whose poller.
-    pub port: PortId,
     /// Its slot.
     pub connection: ConnectionId,
     /// Who connected to us.
@@ -103,6 +101,11 @@ pub enum Carried {
         /// The TCP connection.
         tcp: OwnedFd,
     },
-    /// Over TCP, for this reason; none where nobody asked for SMC-R.
-    Tcp(Option<Diagnosis>),
+    /// Over TCP.
+    Tcp {
+        /// Whose poller relays.
+        port: PortId,
+        /// Why; none where nobody asked for SMC-R.
+        reason: Option<Diagnosis>,
+    },
 }

@@ -26,10 +26,10 @@ use crate::admin;
 use crate::config::{Config, IdlePolicy, RnicConfig, Transport};
 use crate::device::{self, Devices};
 use crate::gateway::{Gateway, Parts, Port};
+use crate::groups::PortId;
 use crate::listener::Listener;
 use crate::placement::Poller;
 use crate::pnet::PnetTable;
-use crate::sessions::PortId;
 use crate::smc_option::OptionSource;
 use crate::status::{Asker, Traffic};
 
@@ -220,15 +220,7 @@ fn open_ports(
             let traffic = Arc::new(Traffic::default());
             let poller = start_poller(config, core, fabric, clock, waker, &traffic)
                 .map_err(|why| RunError { what: "a polling thread".to_owned(), why })?;
-            Ok(Port {
-                name: nic.name,
-                device: nic.device,
-                subnet,
-                rnic,
-                poller,
-                sessions: Port::<roce::Rnic>::no_sessions(),
-                traffic,
-            })
+            Ok(Port { name: nic.name, device: nic.device, subnet, rnic, poller, traffic })
         })
         .collect()
 }

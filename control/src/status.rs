@@ -18,8 +18,9 @@ use smcr_proto::wire::clc::Diagnosis;
 use smcr_rnic::Rnic;
 
 use crate::config::Transport as Side;
-use crate::gateway::{Gateway, Port};
-use crate::groups::{Group, Phase};
+use crate::gateway::{Gateway, PortInfo};
+use crate::groups::{self, Group, GroupId, Phase, PortId};
+use crate::placement;
 use crate::sessions::{Carried, Open, Session};
 use crate::stats::{
     Active, Connection, ConnectionPage, ConnectionQuery, Fallback, FallbackReason, Link, LinkGroup,
@@ -109,8 +110,8 @@ impl<N: Rnic> Gateway<N> {
             active: self.active(),
             fallbacks: self.fallback_rows(),
             link_groups: self.link_groups(),
-            pollers: self.ports.iter().map(poller_row).collect(),
-            rnics: self.ports.iter().filter_map(rnic_row).collect(),
+            pollers: self.groups.pollers().iter().map(poller_row).collect(),
+            rnics: self.groups.ports().iter().zip(&self.ports).filter_map(rnic_row).collect(),
             listeners: self.listeners.iter().map(listener_row).collect(),
             memory: self.memory(),
         }
@@ -118,7 +119,7 @@ impl<N: Rnic> Gateway<N> {
 
     fn totals(&self) -> Totals {
         let sum = |counter: fn(&Counters) -> u64| -> u64 {
-            self.ports.iter().map(|port| counter(&port.poller.counters)).sum()
+            self.groups.pollers().iter().map(|poller| counter(&poller.counters)).sum()
         };
         Totals {
             connections_smc: self.connections_smc,
@@ -136,7 +137,7 @@ impl<N: Rnic> Gateway<N> {
         for (_, session) in self.sessions.iter() {
             match session {
                 Session::Open(Open { transport: Carried::Smc { .. }, .. }) => active.smc += 1,
-                Session::Open(Open { transport: Carried::Tcp(_), .. }) => active.tcp += 1,
+                Session::Open(Open { transport: Carried::Tcp { .. }, .. }) => active.tcp += 1,
                 Session::Shaking(_) => {}
             }
         }
@@ -155,21 +156,21 @@ impl<N: Rnic> Gateway<N> {
     }
 
     fn link_groups(&self) -> Vec<LinkGroup> {
-        let mut groups: Vec<_> = self.groups.iter().collect();
-        groups.sort_by_key(|(id, _)| **id);
-        groups
-            .into_iter()
-            .map(|(id, group)| LinkGroup {
-                id: id.0,
-                role: role_name(group.role).to_owned(),
-                version: 1,
-                peer_id: group.peer.id.to_string(),
-                kind: "single".to_owned(),
-                connections: group.users,
-                links: vec![link_row(group, &self.ports[group.port.0].name)],
-                rmbs: group.stock.rmbs(),
-            })
-            .collect()
+        self.groups.iter().map(|(id, group)| self.group_row(id, group)).collect()
+    }
+
+    fn group_row(&self, id: GroupId, group: &Group<N::Opening>) -> LinkGroup {
+        let row = |link| link_row(group, link, &self.groups.ports()[link.port.0].name);
+        LinkGroup {
+            id: id.0,
+            role: role_name(group.role).to_owned(),
+            version: 1,
+            peer_id: group.peer.id.to_string(),
+            kind: "single".to_owned(),
+            connections: u32::try_from(group.members.len()).unwrap_or(u32::MAX),
+            links: group.links.iter().map(row).collect(),
+            rmbs: group.stock.rmbs(),
+        }
     }
 
     fn memory(&self) -> Memory {
@@ -177,14 +178,14 @@ impl<N: Rnic> Gateway<N> {
             send_bytes: self.config.smc.send_pool * self.ports.len() as u64,
             ..Memory::default()
         };
-        for group in self.groups.values() {
+        for (_, group) in self.groups.iter() {
             let (elements, used) = group.stock.elements();
             memory.rmb_bytes += group.stock.bytes();
             memory.rmbes += elements;
             memory.rmbes_used += used;
         }
-        for port in &self.ports {
-            memory.send_bytes_used += port.poller.counters.send_bytes_lent.get();
+        for poller in self.groups.pollers() {
+            memory.send_bytes_used += poller.counters.send_bytes_lent.get();
         }
         memory
     }
@@ -220,8 +221,12 @@ impl<N: Rnic> Gateway<N> {
     fn open_row(&self, now: Instant, id: u64, open: &Open) -> Connection {
         let listener = &self.listeners[usize::from(open.listener)];
         let [app, peer] = ends(listener, open.source);
-        let gauges = &self.ports[open.port.0].poller.gauges;
-        let reading = gauges.read(open.connection.slot);
+        let member = self.groups.member(open.connection);
+        let port = match open.transport {
+            Carried::Smc { .. } => member.map_or(PortId(0), |member| member.port),
+            Carried::Tcp { port, .. } => port,
+        };
+        let reading = self.groups.pollers()[port.0].gauges.read(open.connection.slot);
         let state = match reading.stage {
             Stage::Active => "active",
             Stage::HalfClosed => "half-closed",
@@ -229,7 +234,7 @@ impl<N: Rnic> Gateway<N> {
         };
         let (transport, reason, group) = match &open.transport {
             Carried::Smc { group, .. } => (Transport::SmcR, None, Some(*group)),
-            Carried::Tcp(reason) => (Transport::Tcp, *reason, None),
+            Carried::Tcp { reason, .. } => (Transport::Tcp, *reason, None),
         };
         Connection {
             id,
@@ -242,7 +247,7 @@ impl<N: Rnic> Gateway<N> {
             state: state.to_owned(),
             fallback: reason.map(|code| FallbackReason { code: code.0, name: format!("{code:?}") }),
             link_group: group.map(|group| group.0),
-            link: group.and_then(|group| Some(self.groups.get(&group)?.number.0)),
+            link: member.and_then(|member| self.groups.number_of(member.link)),
             age_s: now.since(open.since).as_secs_f64(),
         }
     }
@@ -264,35 +269,31 @@ fn role_name(role: Role) -> &'static str {
     }
 }
 
-fn link_row<O>(group: &Group<O>, rnic: &str) -> Link {
-    let (state, peer_qpn) = match &group.phase {
-        Phase::Opening(_) => ("opening", 0),
-        Phase::Ending => ("down", 0),
-        Phase::Running(machine, peer) => {
-            let state = machine.links().next().map(|(_, state)| state);
-            let name = match state {
-                Some(LinkState::Confirming { .. }) => "confirming",
-                Some(LinkState::Active { .. }) => "active",
-                Some(LinkState::Probing { .. }) => "probing",
-                Some(LinkState::Down(_)) | None => "down",
-            };
-            (name, peer.qpn.0)
-        }
+fn link_row<O>(group: &Group<O>, link: &groups::Link<O>, rnic: &str) -> Link {
+    let state = group.machine().and_then(|machine| {
+        machine.links().find(|(number, _)| *number == link.number).map(|(_, state)| state)
+    });
+    let state = match state {
+        None if matches!(group.phase, Phase::Opening) => "opening",
+        Some(LinkState::Confirming { .. }) => "confirming",
+        Some(LinkState::Active { .. }) => "active",
+        Some(LinkState::Probing { .. }) => "probing",
+        Some(LinkState::Down(_)) | None => "down",
     };
     Link {
-        number: group.number.0,
+        number: link.number.0,
         state: state.to_owned(),
         rnic: rnic.to_owned(),
-        qpn: group.address.qpn.0,
-        peer_qpn,
+        qpn: link.ours.qpn.0,
+        peer_qpn: link.theirs.map_or(0, |theirs| theirs.qpn.0),
         peer_gid: group.peer.gid.to_string(),
     }
 }
 
-fn poller_row<N: Rnic>(port: &Port<N>) -> Poller {
-    let counters = &port.poller.counters;
+fn poller_row<Qp>(poller: &placement::Poller<Qp>) -> Poller {
+    let counters = &poller.counters;
     Poller {
-        core: port.poller.core.and_then(|core| u32::try_from(core).ok()),
+        core: poller.core.and_then(|core| u32::try_from(core).ok()),
         turns: counters.turns.get(),
         turns_idle: counters.turns_idle.get(),
         connections: u32::try_from(counters.connections.get()).unwrap_or(u32::MAX),
@@ -304,20 +305,20 @@ fn poller_row<N: Rnic>(port: &Port<N>) -> Poller {
     }
 }
 
-fn rnic_row<N: Rnic>(port: &Port<N>) -> Option<RnicRow> {
+fn rnic_row<N: Rnic>((port, info): (&groups::Port<N>, &PortInfo)) -> Option<RnicRow> {
     let address = port.rnic.as_ref()?.port();
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     Some(RnicRow {
         name: port.name.clone(),
         kind: "roce-udp".to_owned(),
-        device: port.device.clone(),
+        device: info.device.clone(),
         gid: address.gid.to_string(),
         mtu: address.mtu.bytes().unwrap_or(0),
-        packets_in: read(&port.traffic.packets_in),
-        packets_out: read(&port.traffic.packets_out),
-        retransmits: read(&port.traffic.retransmits),
-        icrc_errors: read(&port.traffic.icrc_errors),
-        rkey_errors: read(&port.traffic.rkey_errors),
+        packets_in: read(&info.traffic.packets_in),
+        packets_out: read(&info.traffic.packets_out),
+        retransmits: read(&info.traffic.retransmits),
+        icrc_errors: read(&info.traffic.icrc_errors),
+        rkey_errors: read(&info.traffic.rkey_errors),
     })
 }
 

@@ -7,9 +7,9 @@ use smcr_proto::wire::clc::{Diagnosis, Offer, Proposal};
 use smcr_rnic::Rnic;
 
 use crate::gateway::Gateway;
-use crate::groups::{Peer, Phase};
+use crate::groups::{Peer, PortId};
 use crate::reactor::Key;
-use crate::sessions::{PortId, Session, Talk};
+use crate::sessions::{Session, Talk};
 
 impl<N: Rnic> Gateway<N> {
     /// The connection to the peer is up: proposes, if the peer offered SMC-R and we have an RNIC.
@@ -38,13 +38,12 @@ impl<N: Rnic> Gateway<N> {
 
     /// What we propose on `port`.
     pub(super) fn proposal(&self, port: PortId) -> Option<Proposal> {
-        let port = &self.ports[port.0];
-        let address = port.rnic.as_ref()?.port();
+        let address = self.groups.ports()[port.0].rnic.as_ref()?.port();
         Some(Proposal {
             peer_id: self.peer_id,
             gid: address.gid,
             mac: address.mac,
-            subnet: port.subnet,
+            subnet: self.ports[port.0].subnet,
             prefixes: Default::default(),
             prefix_count: 0,
             offers_smc_r_v1: true,
@@ -68,42 +67,30 @@ impl<N: Rnic> Gateway<N> {
         port: PortId,
         offer: &Offer,
     ) -> Result<Offer, Diagnosis> {
-        let group = self
-            .open_group(now, port, Role::Client, Peer::of(offer), key)
-            .map_err(|_| Diagnosis::OUT_OF_MEMORY)?;
         // RFC 7609 3.5.1.3-2, 3.5.1.3-3
-        let ours = match self.reserve(now, key, port, group, true) {
-            Some(ours) if self.connect_group(now, group, offer).is_ok() => Ok(ours),
-            Some(_) => Err(Diagnosis::QUEUE_PAIR_NOT_READY),
-            None => Err(Diagnosis::OUT_OF_MEMORY),
-        };
-        if ours.is_ok() {
-            self.learn_peer(key, *offer);
-        } else {
+        let (group, ours) = self
+            .found(now, key, port, Role::Client, Peer::of(offer))
+            .ok_or(Diagnosis::OUT_OF_MEMORY)?;
+        if self.groups.connect(now, group, offer).is_err() {
             self.release(now, key);
-            self.give_up_group(now, key, group);
+            return Err(Diagnosis::QUEUE_PAIR_NOT_READY);
         }
-        ours
+        if !self.accept_offer(now, key, offer) {
+            return Err(Diagnosis::QUEUE_PAIR_NOT_READY);
+        }
+        Ok(ours)
     }
 
     /// Subsequent contact: the server named a link that we should know.
     pub(super) fn join_link(&mut self, now: Instant, key: Key, offer: &Offer) {
-        let found = self.groups.iter().find(|(_, group)| {
-            let same_link = match &group.phase {
-                Phase::Running(_, address) => address.qpn == offer.qpn,
-                Phase::Opening(_) | Phase::Ending => false,
-            };
-            // RFC 7609 3.5.2.2-1
-            group.role == Role::Client && group.peer == Peer::of(offer) && same_link
-        });
-        let Some((group, port)) = found.map(|(id, group)| (*id, group.port)) else {
+        let Some((group, link)) = self.groups.named_by(offer) else {
             // RFC 7609 C.4-1
             self.answer_client(key, Err(Diagnosis::OUT_OF_SYNC), true);
             return;
         };
-        let ours = self.reserve(now, key, port, group, false).ok_or(Diagnosis::OUT_OF_MEMORY);
-        self.learn_peer(key, *offer);
-        self.answer_client(key, ours, false);
+        let ours = self.reserve(now, key, group, link, false);
+        let ours = ours.filter(|_| self.accept_offer(now, key, offer));
+        self.answer_client(key, ours.ok_or(Diagnosis::OUT_OF_MEMORY), false);
     }
 
     pub(super) fn answer_client(

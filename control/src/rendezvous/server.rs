@@ -6,9 +6,9 @@ use smcr_proto::wire::clc::{Diagnosis, Offer, Proposal};
 use smcr_rnic::Rnic;
 
 use crate::gateway::Gateway;
-use crate::groups::Peer;
+use crate::groups::{Peer, PortId};
 use crate::reactor::Key;
-use crate::sessions::{PortId, Session, Talk};
+use crate::sessions::{Session, Talk};
 
 impl<N: Rnic> Gateway<N> {
     /// Answers a Proposal, as soon as the application's side is connected and no first contact with
@@ -23,15 +23,10 @@ impl<N: Rnic> Gateway<N> {
         let port = self.port_of(key);
         let refusal = self.objection(port, &proposal);
         let peer = Peer { id: proposal.peer_id, gid: proposal.gid, mac: proposal.mac };
-        let with_peer = |role: Role, other: &Peer| role == Role::Server && *other == peer;
-        let founding = self
-            .groups
-            .iter_mut()
-            .find(|(_, group)| with_peer(group.role, &group.peer) && group.is_founding());
         if refusal.is_none()
-            && let Some((_, group)) = founding
+            && let Some(group) = self.groups.founding(peer)
         {
-            group.waiting.push(key);
+            self.foundings.entry(group).or_default().waiting.push(key);
             return;
         }
         let answer = match (refusal, port) {
@@ -95,32 +90,19 @@ impl<N: Rnic> Gateway<N> {
         port: PortId,
         peer: Peer,
     ) -> Option<Offer> {
-        let shared = self.groups.iter().find(|(_, group)| {
-            group.role == Role::Server
-                && group.port == port
-                && group.peer == peer
-                // RFC 7609 2-4, 2.2.4-7, 3.5.1.2-5, 3.5.1.6.4-5, 3.5.2.1-2
-                && group.is_established()
-        });
-        if let Some(group) = shared.map(|(id, _)| *id) {
+        if let Some(group) = self.groups.joinable(port, peer) {
+            let link = self.groups.best_link(group)?;
             // RFC 7609 3.5.2.1-3, 3.5.2.1-5
-            return self.reserve(now, key, port, group, false);
+            return self.reserve(now, key, group, link, false);
         }
-        // RFC 7609 2.2.3-3, 3.5.1-1
-        let group = self.open_group(now, port, Role::Server, peer, key).ok()?;
-        // RFC 7609 3.5.1.2-9, 3.5.1.2-10
-        let ours = self.reserve(now, key, port, group, true);
-        if ours.is_none() {
-            self.give_up_group(now, key, group);
-        }
-        ours
+        // RFC 7609 2.2.3-3, 3.5.1-1, 3.5.1.2-9, 3.5.1.2-10
+        self.found(now, key, port, Role::Server, peer).map(|(_, ours)| ours)
     }
 
     /// First contact: the client's queue pair is known now.
     pub(super) fn connect_link(&mut self, now: Instant, key: Key, offer: &Offer) {
-        self.learn_peer(key, *offer);
         let Some(group) = self.group_of_session(key) else { return };
-        if self.connect_group(now, group, offer).is_err() {
+        if self.groups.connect(now, group, offer).is_err() || !self.accept_offer(now, key, offer) {
             // Before CONFIRM LINK nothing is decided yet: the connection can stay TCP (C.2).
             self.handshakes_failed += 1;
             self.decline_first(now, key, Diagnosis::QUEUE_PAIR_NOT_READY);

@@ -18,8 +18,8 @@ use smcr_rnic::roce::udp::{self, Place};
 use super::US;
 use crate::config::Config;
 use crate::gateway::{Gateway, Parts, Port};
+use crate::groups::PortId;
 use crate::listener::Listener;
-use crate::sessions::PortId;
 use crate::smc_option::OptionSource;
 use crate::start::start_poller;
 use crate::stats::{Provider, Stats};
@@ -138,7 +138,6 @@ fn open_port(config: &Config, address: Ipv4Addr, clock: Clock, waker: &Waker) ->
         subnet: Ipv4Subnet::default(),
         rnic: Some(rnic),
         poller,
-        sessions: Port::<roce::Rnic>::no_sessions(),
         traffic,
     }
 }

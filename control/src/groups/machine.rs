@@ -1,0 +1,102 @@
+//! What pollers say of links, and what the machine of a group demands.
+
+use smcr_engine::{Command, LinkId};
+use smcr_proto::link_group::{Action, LinkGroup};
+use smcr_proto::wire::llc::Llc;
+use smcr_proto::{Instant, LinkNumber};
+use smcr_rnic::{Message, Rnic};
+
+use super::group::GroupId;
+use super::ports::{Pollers, QpOf};
+use super::{Event, Groups};
+
+impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
+    /// Takes in an LLC message.
+    pub fn llc_received(&mut self, now: Instant, link: LinkId, message: &Message) {
+        let Some((id, number)) = self.locate(link) else { return };
+        tracing::trace!(group = id.0, number = number.0, llc = ?Llc::decode(message), "received");
+        self.with_machine(now, id, |machine| {
+            if let Err(offence) = machine.handle_bytes(now, number, message) {
+                tracing::warn!(group = id.0, ?offence, "the peer broke the LLC protocol");
+            }
+        });
+    }
+
+    /// The queue pair of a link broke.
+    pub fn link_broke(&mut self, now: Instant, link: LinkId, cause: smcr_rnic::Cause) {
+        let Some((id, number)) = self.locate(link) else { return };
+        tracing::warn!(group = id.0, link = link.0, ?cause, "the queue pair of a link broke");
+        self.with_machine(now, id, |machine| machine.link_broke(now, number));
+    }
+
+    /// The poller has given up the queue pair of a link.
+    pub fn link_retired(&mut self, link: LinkId) {
+        let Some((id, _)) = self.locate(link) else { return };
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.links.retain(|other| other.id != link);
+        }
+        self.bury(id);
+    }
+
+    /// Lets `input` act on the machine of a group, and does what the machine then demands.
+    pub(super) fn with_machine(
+        &mut self,
+        now: Instant,
+        id: GroupId,
+        input: impl FnOnce(&mut LinkGroup),
+    ) {
+        let Some(machine) = self.machine_of(id) else { return };
+        input(machine);
+        while let Some(action) = self.machine_of(id).and_then(LinkGroup::poll_action) {
+            self.act(now, id, action);
+        }
+    }
+
+    fn machine_of(&mut self, id: GroupId) -> Option<&mut LinkGroup> {
+        self.groups.get_mut(&id)?.machine_mut()
+    }
+
+    fn act(&mut self, _now: Instant, id: GroupId, action: Action) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        match action {
+            Action::Send(number, llc) => {
+                tracing::trace!(group = id.0, number = number.0, ?llc, "sent");
+                if let Some(link) = group.numbered(number) {
+                    let command = Command::SendLlc { link: link.id, message: llc.encode() };
+                    self.pollers.command(link.port, command);
+                }
+            }
+            Action::LinkNumbered(number) => {
+                if let Some(link) = group.links.first_mut() {
+                    link.number = number;
+                }
+            }
+            Action::LinkConfirmed(_) => {
+                tracing::info!(
+                    group = id.0,
+                    role = ?group.role,
+                    peer = %group.peer.id,
+                    gid = %group.peer.gid,
+                    "link group established"
+                );
+                self.events.push_back(Event::Established(id));
+            }
+            Action::LinkFailed(_, cause) => {
+                tracing::info!(group = id.0, ?cause, "a link is down");
+                if !group.is_established() {
+                    let committed = group.machine().is_some_and(LinkGroup::is_committed);
+                    self.events.push_back(Event::FirstContactFailed { group: id, committed });
+                }
+            }
+            // Elements are reached by the keys of Accept and Confirm; on one link nothing else
+            // depends on these.
+            Action::RkeyAdded(..) | Action::RkeyDeleted(_) => {}
+            Action::Terminate(cause) => self.end(id, cause),
+        }
+    }
+
+    /// The group of a link that was not given up, and the link's number in it.
+    fn locate(&self, link: LinkId) -> Option<(GroupId, LinkNumber)> {
+        self.groups.iter().find_map(|(id, group)| Some((*id, group.link(link)?.number)))
+    }
+}

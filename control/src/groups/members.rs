@@ -1,0 +1,303 @@
+//! Which connection holds what of a group: a slot, an element, a place on a link.
+
+use std::time::Duration;
+
+use smcr_engine::handoff::PeerElement;
+use smcr_engine::limits::CONNECTIONS_MAX;
+use smcr_engine::{Command, ConnectionId, Established, LinkId};
+use smcr_memory::Rmbe;
+use smcr_proto::Instant;
+use smcr_proto::link_group::LinkGroup;
+use smcr_proto::ring::Ring;
+use smcr_proto::wire::clc::Offer;
+use smcr_rnic::{Exhausted, Rnic};
+
+use super::Groups;
+use super::group::{GroupId, LinkState, MEMBERS_MAX, Phase};
+use super::ports::{Pollers, PortId, QpOf};
+
+/// What a rendezvous gets of a group.
+#[derive(Debug)]
+pub struct Joined {
+    /// Its slot.
+    pub connection: ConnectionId,
+    /// Its element.
+    pub rmbe: Rmbe,
+    /// What to tell the peer. `first_contact` is for the caller to set.
+    pub offer: Offer,
+}
+
+/// Why a connection cannot join a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// No slot is free.
+    NoSlot,
+    /// No element is free, and there is no room for another RMB.
+    NoMemory,
+    /// The group carries nothing any more.
+    NoLink,
+}
+
+/// What is wrong with a peer's offer in a later contact.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BadOffer {
+    /// It names no active link of the group.
+    NoSuchLink,
+    /// The peer has more RMBs than can be remembered.
+    TooManyRmbs,
+}
+
+/// A connection of a group.
+#[derive(Clone, Copy, Debug)]
+pub struct Member {
+    /// The link that it sends on.
+    pub link: LinkId,
+    /// The poller that has it, or will.
+    pub port: PortId,
+    /// The peer's element, once it is known.
+    pub peer: Option<Offer>,
+}
+
+/// Which slot belongs to which group.
+#[derive(Debug)]
+pub(super) struct Members {
+    group_of: Box<[Option<GroupId>]>,
+}
+
+impl Members {
+    pub(super) fn new() -> Self {
+        Self { group_of: vec![None; CONNECTIONS_MAX].into() }
+    }
+
+    fn group_of(&self, connection: ConnectionId) -> Option<GroupId> {
+        self.group_of[usize::from(connection.slot)]
+    }
+}
+
+impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
+    /// A connection of a group, unless it is over.
+    pub fn member(&self, connection: ConnectionId) -> Option<&Member> {
+        let group = self.members.group_of(connection)?;
+        self.groups.get(&group)?.members.get(&connection)
+    }
+
+    /// Takes a slot and an element for a connection that will send on `link`, and makes the offer
+    /// that names them.
+    ///
+    /// From then on the peer's messages may come.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal`], with nothing changed.
+    pub fn join(&mut self, now: Instant, id: GroupId, link: LinkId) -> Result<Joined, Refusal> {
+        let group = self.groups.get(&id).ok_or(Refusal::NoLink)?;
+        let link = group.link(link).ok_or(Refusal::NoLink)?;
+        if group.members.len() >= MEMBERS_MAX {
+            return Err(Refusal::NoMemory);
+        }
+        let (port, ours, link) = (link.port, link.ours, link.id);
+        let connection = self.slots.take().ok_or(Refusal::NoSlot)?;
+        // RFC 7609 2.1-5, 4.1-1
+        let Ok(rmbe) = self.take_element(id) else {
+            self.slots.free(connection);
+            return Err(Refusal::NoMemory);
+        };
+        let (rkey, rmb_address) =
+            self.groups[&id].stock.key(&rmbe, port).expect("registered with every RNIC");
+        self.members.group_of[usize::from(connection.slot)] = Some(id);
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.members.insert(connection, Member { link, port, peer: None });
+        }
+        self.count_members(now, id);
+        // From the moment the peer knows the token, its messages may come.
+        // RFC 7609 3.5.2.4-4, 3.5.2.4-6
+        self.pollers.command(port, Command::Expect { connection });
+        // RFC 7609 3.5.1.2-11, A.2.3-3
+        let offer = Offer {
+            first_contact: false,
+            peer_id: self.settings.peer_id,
+            gid: ours.gid,
+            mac: ours.mac,
+            qpn: ours.qpn,
+            rkey,
+            rmbe_index: rmbe.index(),
+            alert_token: connection.token(),
+            rmbe_size: rmbe.size(),
+            mtu: ours.mtu,
+            rmb_address,
+            psn: ours.psn,
+        };
+        Ok(Joined { connection, rmbe, offer })
+    }
+
+    /// The link that a new connection of a group should use: the one with the fewest.
+    pub fn best_link(&self, id: GroupId) -> Option<LinkId> {
+        let group = self.groups.get(&id)?;
+        let usable = group.links.iter().filter(|link| group.is_usable(link));
+        // RFC 7609 2.2-2, 2.3-1, 2.3-2, 3.5.2.1-6
+        usable.min_by_key(|link| (group.members_on(link.id), link.number)).map(|link| link.id)
+    }
+
+    /// Takes in what the peer offered to a connection: the element that we will write.
+    ///
+    /// A connection of the same group that was given this element before is aborted: the peer has
+    /// forgotten it.
+    ///
+    /// # Errors
+    ///
+    /// [`BadOffer`]: the rendezvous failed, and the caller says [`leave`](Self::leave).
+    pub fn accept_offer(
+        &mut self,
+        now: Instant,
+        connection: ConnectionId,
+        offer: &Offer,
+    ) -> Result<(), BadOffer> {
+        let id = self.members.group_of(connection).ok_or(BadOffer::NoSuchLink)?;
+        let group = self.groups.get_mut(&id).ok_or(BadOffer::NoSuchLink)?;
+        // RFC 7609 3.5.2.3-2, 3.5.2.3-3
+        let on = group.links.iter().find(|link| link.leads_to(offer));
+        let on = on.filter(|link| !matches!(link.state, LinkState::Retiring));
+        on.ok_or(BadOffer::NoSuchLink)?;
+        if let Some(machine) = group.machine_mut() {
+            let learned = machine.learn_rkey(offer.rkey, offer.rmb_address);
+            learned.map_err(|_| BadOffer::TooManyRmbs)?;
+        }
+        // RFC 7609 3.5.2.2-4, 3.5.2.3-1
+        let element = (offer.rkey, offer.rmbe_index);
+        let holds = |member: &Member| {
+            member.peer.is_some_and(|peer| (peer.rkey, peer.rmbe_index) == element)
+        };
+        let conflict = group.members.iter().find(|(_, member)| holds(member)).map(|(id, _)| *id);
+        if let Some(member) = group.members.get_mut(&connection) {
+            member.peer = Some(*offer);
+        }
+        if let Some(old) = conflict.filter(|old| *old != connection) {
+            tracing::warn!(group = id.0, slot = old.slot, "the peer reuses the element of this");
+            self.counts.conflicts += 1;
+            // RFC 7609 4.4.2-3, 4.4.2-6
+            self.abort(old);
+        }
+        self.count_members(now, id);
+        Ok(())
+    }
+
+    /// The rendezvous succeeded: the poller takes over.
+    ///
+    /// # Panics
+    ///
+    /// If the connection did not join, or its peer is not known.
+    pub fn hand_over(&mut self, connection: ConnectionId, near: P::Stream, rmbe: Rmbe) {
+        let id = self.members.group_of(connection).expect("it joined");
+        let group = self.groups.get(&id).expect("a group outlives the elements that are out");
+        let member = group.members.get(&connection).expect("it joined");
+        let offer = member.peer.expect("what is done was offered from both sides");
+        let eye_catcher = group.machine().is_some_and(LinkGroup::peer_eye_catcher);
+        // RFC 7609 2.1-1
+        let peer = PeerElement {
+            rkey: offer.rkey,
+            address: offer.rmbe_address(),
+            // RFC 7609 2.1-11
+            ring: Ring::of_element(offer.rmbe_size, eye_catcher),
+            token: offer.alert_token,
+        };
+        // RFC 7609 3-4
+        let (link, port) = (member.link, member.port);
+        let established = Box::new(Established::Smc { near, link, rmbe, peer });
+        self.pollers.command(port, Command::Relay { connection, established });
+        if matches!(group.phase, Phase::Ending) {
+            // The group ended while the last message was on its way.
+            self.pollers.command(port, Command::FailConnections { link });
+        }
+    }
+
+    /// The rendezvous failed: gives back what it held.
+    ///
+    /// The peer may have believed that it had succeeded, and write. So the element rests for a
+    /// while before another connection gets it.
+    pub fn leave(&mut self, now: Instant, connection: ConnectionId, mut rmbe: Rmbe) {
+        let Some((id, member)) = self.forget(connection) else { return };
+        self.pollers.command(member.port, Command::Forget { connection });
+        self.slots.free(connection);
+        rmbe.touch(rmbe.capacity());
+        if let Some(group) = self.groups.get_mut(&id) {
+            // RFC 7609 3.5.4-2, 4.4.2-2
+            group.quarantine.push_back((now + QUARANTINE, rmbe));
+        }
+        self.count_members(now, id);
+        self.bury(id);
+    }
+
+    /// A connection is over; its slot is free again.
+    pub fn closed(&mut self, now: Instant, connection: ConnectionId, rmbe: Option<Rmbe>) {
+        let forgotten = self.forget(connection);
+        self.slots.free(connection);
+        if let (Some((id, _)), Some(rmbe)) = (forgotten, rmbe) {
+            if let Some(group) = self.groups.get_mut(&id) {
+                // RFC 7609 4.4.2-1
+                group.stock.give_back(rmbe);
+            }
+            self.count_members(now, id);
+            self.bury(id);
+        }
+    }
+
+    /// Resets a connection on both sides.
+    pub fn abort(&mut self, connection: ConnectionId) {
+        if let Some(member) = self.member(connection) {
+            let port = member.port;
+            self.pollers.command(port, Command::Abort { connection });
+        }
+    }
+
+    /// Gives elements back whose time of rest is over.
+    pub(super) fn end_quarantine(&mut self, now: Instant, id: GroupId) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        while let Some((_, rmbe)) = group.quarantine.pop_front_if(|(until, _)| *until <= now) {
+            group.stock.give_back(rmbe);
+        }
+    }
+
+    fn forget(&mut self, connection: ConnectionId) -> Option<(GroupId, Member)> {
+        let id = self.members.group_of[usize::from(connection.slot)].take()?;
+        let member = self.groups.get_mut(&id)?.members.remove(&connection)?;
+        Some((id, member))
+    }
+
+    fn take_element(&mut self, id: GroupId) -> Result<Rmbe, Exhausted> {
+        let group = self.groups.get_mut(&id).ok_or(Exhausted)?;
+        // RFC 7609 3.5.2.1-4, 3.5.2.2-5
+        if let Some(rmbe) = group.stock.take() {
+            return Ok(rmbe);
+        }
+        self.grow(id)?;
+        let group = self.groups.get_mut(&id).ok_or(Exhausted)?;
+        Ok(group.stock.take().expect("the stock has just grown"))
+    }
+
+    /// Another RMB, registered with every RNIC of the group.
+    fn grow(&mut self, id: GroupId) -> Result<(), Exhausted> {
+        let group = self.groups.get_mut(&id).ok_or(Exhausted)?;
+        group.stock.grow(&mut self.budget)?;
+        for (port, domain) in group.domains.clone() {
+            let rnic = self.ports[port.0].rnic.as_mut().ok_or(Exhausted)?;
+            if group.stock.register(port, domain, rnic).is_err() {
+                for (port, registration) in group.stock.shrink(&mut self.budget) {
+                    if let Some(rnic) = self.ports[port.0].rnic.as_mut() {
+                        rnic.deregister(registration);
+                    }
+                }
+                return Err(Exhausted);
+            }
+        }
+        Ok(())
+    }
+
+    fn count_members(&mut self, now: Instant, id: GroupId) {
+        let Some(group) = self.groups.get(&id) else { return };
+        let count = u32::try_from(group.members.len()).expect("few per group");
+        self.with_machine(now, id, |machine| machine.connections_changed(now, count));
+    }
+}
+
+/// How long an element rests that its peer may believe to have. Longer than any rendezvous.
+const QUARANTINE: Duration = Duration::from_secs(30);

@@ -1,0 +1,4 @@
+//! Two hosts, their link groups, and nothing else.
+
+mod contact;
+mod rig;
