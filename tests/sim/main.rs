@@ -8,6 +8,7 @@ mod application;
 mod closing;
 mod cluster;
 mod foreign;
+mod gateways;
 mod host;
 mod swarm;
 mod tcp;

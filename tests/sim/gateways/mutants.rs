@@ -1,0 +1,1 @@
+//! Faults of our own, planted where the simulator can reach: the judges must notice each.
