@@ -85,11 +85,11 @@ static __always_inline int carries_option(struct bpf_sock_ops *ops)
 	if (!(ops->skb_tcp_flags & TCP_FLAG_SYN))
 		return 0;
 	if (!(ops->skb_tcp_flags & TCP_FLAG_ACK))
-		// RFC 7609 3.5.1.1-1
+		// RFC 7609 3.5.1.1-1, 3.5.1.1-5
 		return marked(ops);
 	if (ops->args[0] == BPF_WRITE_HDR_TCP_SYNACK_COOKIE)
 		return 0;
-	// RFC 7609 3.5.1.1-2, 3.5.1.1-3
+	// RFC 7609 3.5.1.1-2, 3.5.1.1-3, 5.3-1
 	return offered(ops, BPF_LOAD_HDR_OPT_TCP_SYN);
 }
 

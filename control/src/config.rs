@@ -60,6 +60,9 @@ pub struct RnicConfig {
     /// Largest RoCE payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. The largest that
     /// fits the device's MTU if absent.
     pub mtu: Option<u32>,
+    /// The physical network it is on, in the operator's words. A link group has links on all RNICs
+    /// of one network. All RNICs are on the same one if nobody says otherwise.
+    pub pnet: String,
 }
 
 /// The kinds of NIC this program can drive.
@@ -275,10 +278,11 @@ fn rnics(source: Source<'_>, tables: Vec<Section<'_>>) -> Result<Vec<RnicConfig>
                 return Err(mtu.error(source, why));
             }
         };
+        let pnet = table.text("pnet")?.map(|text| text.value).unwrap_or_default();
         table.finish()?;
         names.insert(source, &name)?;
         devices.insert(source, &device)?;
-        found.push(RnicConfig { name: name.value, kind, device: device.value, core, mtu });
+        found.push(RnicConfig { name: name.value, kind, device: device.value, core, mtu, pnet });
     }
     Ok(found)
 }

@@ -32,6 +32,8 @@ pub struct Port<N: Rnic> {
     pub name: String,
     /// The network device below it.
     pub device: String,
+    /// The physical network it is on.
+    pub pnet: String,
     /// The network it is in.
     pub subnet: Ipv4Subnet,
     /// The NIC.
@@ -299,7 +301,7 @@ fn join_ports<N: Rnic>(
     let (mut infos, mut nics, mut pollers) = (Vec::new(), Vec::new(), Vec::new());
     for port in ports {
         infos.push(PortInfo { device: port.device, subnet: port.subnet, traffic: port.traffic });
-        nics.push(groups::Port { name: port.name, rnic: port.rnic });
+        nics.push(groups::Port::new(port.name, port.pnet, port.subnet, port.rnic));
         pollers.push(port.poller);
     }
     (infos, Groups::new(settings, nics, pollers))

@@ -11,12 +11,16 @@
 //! - [`group`] is one link group and its links;
 //! - `machine` does what the machine of a group demands;
 //! - [`members`] is which connection holds what of a group;
+//! - `memory` grows and shrinks what a group has of it;
 //! - [`stock`] is RMBs and their elements, [`slots`] the slots of connections;
+//! - `operate` is what operators do to them;
 //! - [`ports`] is what groups stand on.
 
 pub mod group;
 mod machine;
 pub mod members;
+mod memory;
+mod operate;
 pub mod ports;
 pub mod slots;
 pub mod stock;
@@ -60,6 +64,10 @@ pub struct Settings {
     pub idle_group_client: Duration,
 }
 
+/// One of our RMBs, as a group calls it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RmbIndex(pub u8);
+
 /// What the owner must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -73,6 +81,8 @@ pub enum Event {
         /// The point of no return was behind.
         committed: bool,
     },
+    /// Whoever was told [`Refusal::NotYet`] may try again.
+    ElementsChanged(GroupId),
     /// The group is over. Its connections end one by one.
     Ended(GroupId),
 }
@@ -82,6 +92,14 @@ pub enum Event {
 pub struct Counts {
     /// Connections that were aborted because the peer gave their element to another.
     pub conflicts: u64,
+    /// Links that went down with another one there to take their connections.
+    pub links_failed_over: u64,
+    /// Links that went down without one.
+    pub links_lost: u64,
+    /// Groups that ended for any other reason than that they were idle.
+    pub groups_lost: u64,
+    /// Connections that went on over another link.
+    pub connections_moved: u64,
 }
 
 /// All link groups of a process.
@@ -328,8 +346,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     }
 
     /// A group whose first contact is going on is not wanted any more.
-    pub fn give_up(&mut self, id: GroupId) {
-        self.end(id, Cause::DeletedByUs);
+    pub fn give_up(&mut self, now: Instant, id: GroupId) {
+        self.end(now, id, Cause::DeletedByUs);
     }
 
     /// Does what is due in all groups.
@@ -337,6 +355,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let ids: Vec<GroupId> = self.groups.keys().copied().collect();
         for id in ids {
             self.end_quarantine(now, id);
+            self.withdraw_idle(now, id);
             let news = self.take_news(id);
             self.with_machine(now, id, |machine| {
                 for (number, heard) in news {
@@ -355,7 +374,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let machines = self.groups.values().filter_map(Group::machine);
         let rests = self.groups.values().filter_map(|group| group.quarantine.front());
         let rests = rests.map(|(until, _)| *until);
-        machines.filter_map(LinkGroup::poll_timeout).chain(rests).min()
+        let idle = self.groups.values().filter_map(|group| group.stock.idle_deadline());
+        machines.filter_map(LinkGroup::poll_timeout).chain(rests).chain(idle).min()
     }
 
     /// Which links of a group brought something since the last call, and when.
@@ -374,7 +394,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     }
 
     /// The group is over: fails its connections and gives up its queue pairs.
-    fn end(&mut self, id: GroupId, cause: Cause) {
+    fn end(&mut self, now: Instant, id: GroupId, cause: Cause) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         if matches!(group.phase, Phase::Ending) {
             return;
@@ -395,18 +415,18 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             true
         });
         self.events.push_back(Event::Ended(id));
-        self.bury(id);
+        self.bury(now, id);
     }
 
     /// Withdraws the memory of a group that is over, once nothing of it is in use.
-    fn bury(&mut self, id: GroupId) {
+    fn bury(&mut self, now: Instant, id: GroupId) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         if !matches!(group.phase, Phase::Ending) || !group.links.is_empty() {
             return;
         }
         // Without a queue pair nobody can write them any more.
         while let Some((_, rmbe)) = group.quarantine.pop_front() {
-            group.stock.give_back(rmbe);
+            group.stock.give_back(now, rmbe);
         }
         if group.elements_out() {
             return;

@@ -32,6 +32,7 @@ impl PnetTable {
     /// The RNIC for connections of `device`: that of its entry, else the one that stands on the
     /// device, else a soft RNIC on it named `soft-DEVICE`, which the caller may have to create.
     pub fn rnic_for(&self, device: &str) -> RnicConfig {
+        // RFC 7609 2-2, 5.1-1, 5.1-2
         let by_entry = self.entries.iter().find(|(name, _)| name == device);
         let by_device = || self.rnics.iter().find(|rnic| rnic.device == device);
         match by_entry.map(|(_, index)| &self.rnics[*index]).or_else(by_device) {
@@ -42,6 +43,7 @@ impl PnetTable {
                 device: device.to_owned(),
                 core: None,
                 mtu: None,
+                pnet: String::new(),
             },
         }
     }
@@ -68,6 +70,17 @@ mod tests {
         );
         assert_eq!(table.rnic_for("vlan7").name, "r0");
         assert_eq!(table.rnic_for("vb").name, "r1", "by its own device");
+    }
+
+    /// A VLAN is a device of its own. A stream of a VLAN whose RDMA took the untagged device, or
+    /// that of another VLAN, would be seen by the wrong ones.
+    // RFC 7609 2-2, 5.1-1, 5.1-2
+    #[test]
+    fn a_vlan_does_not_use_the_rnic_of_the_device_below_it() {
+        let table = table("[[rnic]]\nname='r0'\ndevice='va'\n[[rnic]]\nname='r7'\ndevice='va.7'\n");
+        let found = ["va", "va.7", "va.8"].map(|device| table.rnic_for(device));
+        assert_eq!(found.each_ref().map(|rnic| &rnic.name[..]), ["r0", "r7", "soft-va.8"]);
+        assert_eq!(found.each_ref().map(|rnic| &rnic.device[..]), ["va", "va.7", "va.8"]);
     }
 
     /// The shortest configuration is the most common one.

@@ -12,6 +12,7 @@ mod outcome;
 mod server;
 
 use std::io;
+use std::time::Duration;
 
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use smcr_engine::LinkId;
@@ -20,13 +21,13 @@ use smcr_proto::handshake::{ClientAction, HandshakeError, ServerAction, Verdict}
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::{Diagnosis, FRAME_MAX, Frame, Offer};
 use smcr_proto::wire::llc::DeleteReason;
-use smcr_rnic::Rnic;
+use smcr_rnic::{Exhausted, Rnic};
 
 use crate::gateway::Gateway;
 use crate::groups::{GroupId, Peer, PortId, Refusal};
 use crate::listener::connect_outcome;
 use crate::reactor::{Event, Key};
-use crate::sessions::{Rendezvous, Resources, Session, Talk};
+use crate::sessions::{Rendezvous, Resources, Session, Talk, Waiting};
 
 /// What one look at the peer's socket brought.
 enum Heard {
@@ -190,20 +191,21 @@ impl<N: Rnic> Gateway<N> {
         group: GroupId,
         link: LinkId,
         first_contact: bool,
-    ) -> Option<Offer> {
+    ) -> Result<Offer, Shortage> {
         let joined = match self.groups.join(now, group, link) {
             Ok(joined) => joined,
             Err(Refusal::NoMemory) => {
                 self.log_limit_of(key, "memory for SMC-R: new connections stay TCP");
-                return None;
+                return Err(Shortage::Final);
             }
-            Err(Refusal::NoSlot | Refusal::NoLink) => return None,
+            Err(Refusal::NotYet) => return Err(Shortage::Passing(group)),
+            Err(Refusal::NoSlot | Refusal::NoLink) => return Err(Shortage::Final),
         };
         let resources = Resources { group, connection: joined.connection, rmbe: joined.rmbe };
         if let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) {
             shaking.resources = Some(resources);
         }
-        Some(Offer { first_contact, ..joined.offer })
+        Ok(Offer { first_contact, ..joined.offer })
     }
 
     /// Takes in what the peer offered. Returns whether it is any good.
@@ -225,26 +227,25 @@ impl<N: Rnic> Gateway<N> {
         port: PortId,
         role: Role,
         peer: Peer,
-    ) -> Option<(GroupId, Offer)> {
-        let group = self.groups.open(now, port, role, peer).ok()?;
+    ) -> Result<(GroupId, Offer), Shortage> {
+        let opened = self.groups.open(now, port, role, peer);
+        let group = opened.map_err(|Exhausted| Shortage::Final)?;
         self.foundings.entry(group).or_default().founder = Some(key);
-        let link = self.groups.best_link(group)?;
-        match self.reserve(now, key, group, link, true) {
-            Some(ours) => Some((group, ours)),
-            None => {
-                self.give_up_founding(key, group);
-                None
-            }
+        let link = self.groups.best_link(group).ok_or(Shortage::Final)?;
+        let reserved = self.reserve(now, key, group, link, true);
+        if reserved.is_err() {
+            self.give_up_founding(now, key, group);
         }
+        reserved.map(|ours| (group, ours))
     }
 
     /// A group that this rendezvous was founding is not wanted any more.
-    fn give_up_founding(&mut self, key: Key, group: GroupId) {
+    fn give_up_founding(&mut self, now: Instant, key: Key, group: GroupId) {
         if let Some(founding) = self.foundings.get_mut(&group)
             && founding.founder == Some(key)
         {
             founding.founder = None;
-            self.groups.give_up(group);
+            self.groups.give_up(now, group);
         }
     }
 
@@ -319,6 +320,10 @@ impl<N: Rnic> Gateway<N> {
                 self.heed_groups(now);
                 continue;
             }
+            if shaking.waiting.as_ref().is_some_and(|waiting| waiting.until <= now) {
+                self.stop_waiting(now, key);
+                continue;
+            }
             let result = match &mut shaking.talk {
                 Talk::Client(client) => client.handle_timeout(now),
                 Talk::Server(server) | Talk::Pending(server, _) => server.handle_timeout(now),
@@ -328,6 +333,41 @@ impl<N: Rnic> Gateway<N> {
                 Ok(()) => self.advance(now, key),
                 Err(error) => self.handshake_failed(now, key, error),
             }
+        }
+    }
+
+    /// Has a rendezvous wait until the peer knows another RMB, or for as long as it may take.
+    fn wait_for_element(&mut self, now: Instant, key: Key, group: GroupId, accept: Option<Offer>) {
+        if let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) {
+            shaking.waiting = Some(Waiting { group, until: now + ELEMENT_WAIT, accept });
+        }
+    }
+
+    /// The elements of a group have become more or fewer: those who wait for one try again.
+    pub(crate) fn serve_waiting(&mut self, now: Instant, group: GroupId) {
+        for key in self.shaking_keys.clone() {
+            let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { continue };
+            let waiting = shaking.waiting.take_if(|waiting| waiting.group == group);
+            match waiting.map(|waiting| waiting.accept) {
+                Some(Some(accept)) => {
+                    self.join_link(now, key, &accept);
+                    self.advance(now, key);
+                }
+                Some(None) => self.resume(now, key),
+                None => {}
+            }
+        }
+    }
+
+    /// The peer took too long to know another RMB: the connection stays TCP.
+    fn stop_waiting(&mut self, now: Instant, key: Key) {
+        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
+        let is_client = shaking.waiting.take().is_some_and(|waiting| waiting.accept.is_some());
+        if is_client {
+            self.answer_client(key, Err(Diagnosis::OUT_OF_MEMORY), false);
+            self.advance(now, key);
+        } else {
+            self.answer_server(now, key, Err(Diagnosis::OUT_OF_MEMORY));
         }
     }
 
@@ -351,6 +391,19 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 }
+
+/// Why a rendezvous gets no element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shortage {
+    /// There will be some in this group, if the peer agrees.
+    Passing(GroupId),
+    /// It stays TCP.
+    Final,
+}
+
+/// How long a rendezvous waits for the peer to know another RMB. Deployed peers give the exchange
+/// this long.
+const ELEMENT_WAIT: Duration = Duration::from_secs(2);
 
 /// Reads the next message of the peer.
 fn hear(shaking: &mut Rendezvous) -> Heard {

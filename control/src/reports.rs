@@ -45,6 +45,7 @@ impl<N: Rnic> Gateway<N> {
                         self.link_failed(now, founder, committed);
                     }
                 }
+                Event::ElementsChanged(group) => self.serve_waiting(now, group),
                 Event::Ended(group) => {
                     let founding = self.foundings.remove(&group).unwrap_or_default();
                     if let Some(founder) = founding.founder {
@@ -53,6 +54,7 @@ impl<N: Rnic> Gateway<N> {
                     for key in founding.waiting {
                         self.resume(now, key);
                     }
+                    self.serve_waiting(now, group);
                 }
             }
         }
@@ -64,7 +66,7 @@ impl<N: Rnic> Gateway<N> {
                 self.groups.llc_received(now, link, &message);
             }
             Report::LinkBroke { link, cause } => self.groups.link_broke(now, link, cause),
-            Report::LinkRetired { link } => self.groups.link_retired(link),
+            Report::LinkRetired { link } => self.groups.link_retired(now, link),
             Report::Closed { connection, ending, bytes_in, bytes_out, rmbe, streams } => {
                 // Whatever was not reset yet is finished in both directions, or of no more use.
                 drop(streams);
@@ -97,6 +99,7 @@ impl<N: Rnic> Gateway<N> {
         );
         self.groups.closed(now, connection, rmbe);
         let Carried::Smc { tcp, .. } = open.transport else { return };
+        // RFC 7609 4.8-1
         if ending == Ending::Graceful {
             drop(tcp);
         } else {

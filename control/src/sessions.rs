@@ -7,7 +7,7 @@ use smcr_engine::ConnectionId;
 use smcr_memory::Rmbe;
 use smcr_proto::Instant;
 use smcr_proto::handshake::{Client, Server};
-use smcr_proto::wire::clc::{Diagnosis, Framer, Proposal};
+use smcr_proto::wire::clc::{Diagnosis, Framer, Offer, Proposal};
 
 use crate::groups::{GroupId, PortId};
 use crate::reactor::Key;
@@ -38,6 +38,8 @@ pub struct Rendezvous {
     pub talk: Talk,
     /// Cuts what the peer sends into messages.
     pub framer: Framer,
+    /// The element it waits for.
+    pub waiting: Option<Waiting>,
     /// What this rendezvous holds, and must give back if it fails.
     pub resources: Option<Resources>,
 }
@@ -65,6 +67,17 @@ pub struct Resources {
     pub connection: ConnectionId,
     /// Its element, until the poller has it.
     pub rmbe: Rmbe,
+}
+
+/// A rendezvous that waits for the peer to know another RMB.
+#[derive(Debug)]
+pub struct Waiting {
+    /// In which group.
+    pub group: GroupId,
+    /// For how long.
+    pub until: Instant,
+    /// What the server offered, where we are the client.
+    pub accept: Option<Offer>,
 }
 
 /// Who waits for the outcome of a first contact.

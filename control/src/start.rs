@@ -220,7 +220,8 @@ fn open_ports(
             let traffic = Arc::new(Traffic::default());
             let poller = start_poller(config, core, fabric, clock, waker, &traffic)
                 .map_err(|why| RunError { what: "a polling thread".to_owned(), why })?;
-            Ok(Port { name: nic.name, device: nic.device, subnet, rnic, poller, traffic })
+            let (name, device, pnet) = (nic.name, nic.device, nic.pnet);
+            Ok(Port { name, device, pnet, subnet, rnic, poller, traffic })
         })
         .collect()
 }
@@ -233,6 +234,7 @@ fn no_nic() -> RnicConfig {
         device: String::new(),
         core: None,
         mtu: None,
+        pnet: String::new(),
     }
 }
 
@@ -347,3 +349,36 @@ fn raise_descriptor_limit() {
 
 /// Questions of the admin thread in flight. It asks one at a time.
 const QUESTIONS_MAX: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::RnicKind;
+
+    /// A peer that took a restarted gateway for the one before would write into memory that is
+    /// gone; one that took two hosts for one would mix up their connections.
+    // RFC 7609 2.2.4-5, 2.2.4-6, A.2.1-2, A.2.1-3
+    #[test]
+    fn a_peer_id_names_a_nic_and_a_start() {
+        let devices = Devices::read().unwrap();
+        let names: Vec<[u8; 8]> = (0..4).map(|_| peer_id(&[], &devices).0).collect();
+        assert!(names.iter().any(|name| name[2..] != names[0][2..]), "no NIC, no fixed part");
+        let Some(device) =
+            devices.all().iter().find(|device| device.mac.is_some_and(|mac| mac != [0; 6]))
+        else {
+            return;
+        };
+        let nic = RnicConfig {
+            name: "it".to_owned(),
+            kind: RnicKind::RoceUdp,
+            device: device.name.clone(),
+            core: None,
+            mtu: None,
+            pnet: String::new(),
+        };
+        let names: Vec<[u8; 8]> =
+            (0..4).map(|_| peer_id(std::slice::from_ref(&nic), &devices).0).collect();
+        assert!(names.iter().all(|name| name[2..] == device.mac.unwrap()));
+        assert!(names.iter().any(|name| name[..2] != names[0][..2]), "{names:?}");
+    }
+}

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, SyncSender};
 use std::time::Duration;
 
+use smcr_engine::LinkId;
 use smcr_engine::counters::{Counters, DESCRIPTIONS};
 use smcr_engine::gauges::Stage;
 use smcr_engine::mailbox::Sender;
@@ -18,8 +19,9 @@ use smcr_proto::wire::clc::Diagnosis;
 use smcr_rnic::Rnic;
 
 use crate::config::Transport as Side;
-use crate::gateway::{Gateway, PortInfo};
+use crate::gateway::Gateway;
 use crate::groups::{self, Group, GroupId, Phase, PortId};
+use crate::operate::{OperateError, Operation};
 use crate::placement;
 use crate::sessions::{Carried, Open, Session};
 use crate::stats::{
@@ -36,6 +38,8 @@ pub enum Question {
     Connections(SyncSender<Vec<Connection>>),
     /// Whether new connections would be served.
     Ready(SyncSender<Readiness>),
+    /// That something be done.
+    Operate(Operation, SyncSender<Result<(), OperateError>>),
 }
 
 /// What an RNIC counts, published by its poller now and then.
@@ -81,6 +85,11 @@ impl Provider for Asker {
             || Readiness { reasons: vec!["the control thread does not answer".to_owned()] };
         self.ask(Question::Ready).unwrap_or_else(silent)
     }
+
+    fn operate(&self, operation: Operation) -> Result<(), OperateError> {
+        let question = |answer| Question::Operate(operation, answer);
+        self.ask(question).unwrap_or(Err(OperateError::Silent))
+    }
 }
 
 impl<N: Rnic> Gateway<N> {
@@ -92,6 +101,9 @@ impl<N: Rnic> Gateway<N> {
                 Question::Stats(answer) => drop(answer.try_send(self.stats(now))),
                 Question::Connections(answer) => drop(answer.try_send(self.connections(now))),
                 Question::Ready(answer) => drop(answer.try_send(self.readiness())),
+                Question::Operate(operation, answer) => {
+                    drop(answer.try_send(self.operate(now, operation)));
+                }
             }
         }
     }
@@ -99,6 +111,18 @@ impl<N: Rnic> Gateway<N> {
     fn readiness(&self) -> Readiness {
         let draining = self.draining.is_some().then(|| "the gateway is stopping".to_owned());
         Readiness { reasons: draining.into_iter().collect() }
+    }
+
+    fn operate(&mut self, now: Instant, operation: Operation) -> Result<(), OperateError> {
+        tracing::info!(?operation, "an operator says");
+        match operation {
+            Operation::LinkDelete { link, orderly } => {
+                self.groups.delete_link(now, LinkId(link), orderly)
+            }
+            Operation::LinkAdd { group } => self.groups.add_link(now, GroupId(group)),
+            Operation::RnicDown { rnic, orderly } => self.groups.rnic_down(now, &rnic, orderly),
+            Operation::RnicUp { rnic } => self.groups.rnic_up(now, &rnic),
+        }
     }
 
     fn stats(&self, now: Instant) -> Stats {
@@ -111,7 +135,7 @@ impl<N: Rnic> Gateway<N> {
             fallbacks: self.fallback_rows(),
             link_groups: self.link_groups(),
             pollers: self.groups.pollers().iter().map(poller_row).collect(),
-            rnics: self.groups.ports().iter().zip(&self.ports).filter_map(rnic_row).collect(),
+            rnics: (0..self.ports.len()).filter_map(|port| self.rnic_row(PortId(port))).collect(),
             listeners: self.listeners.iter().map(listener_row).collect(),
             memory: self.memory(),
         }
@@ -121,6 +145,7 @@ impl<N: Rnic> Gateway<N> {
         let sum = |counter: fn(&Counters) -> u64| -> u64 {
             self.groups.pollers().iter().map(|poller| counter(&poller.counters)).sum()
         };
+        let counts = self.groups.counts();
         Totals {
             connections_smc: self.connections_smc,
             connections_tcp: self.connections_tcp,
@@ -128,6 +153,11 @@ impl<N: Rnic> Gateway<N> {
             bytes_out: sum(|counters| counters.bytes_out.get()),
             handshakes_failed: self.handshakes_failed,
             refused_smc: self.fallbacks.get(&Diagnosis::OUT_OF_MEMORY).copied().unwrap_or(0),
+            links_failed_over: counts.links_failed_over,
+            links_lost: counts.links_lost,
+            groups_lost: counts.groups_lost,
+            connections_moved: counts.connections_moved,
+            rmbe_conflicts: counts.conflicts,
             refused_tcp: self.listeners.iter().map(|listener| listener.refused).sum(),
         }
     }
@@ -218,6 +248,27 @@ impl<N: Rnic> Gateway<N> {
         rows.collect()
     }
 
+    fn rnic_row(&self, id: PortId) -> Option<RnicRow> {
+        let (port, info) = (&self.groups.ports()[id.0], &self.ports[id.0]);
+        let address = port.rnic.as_ref()?.port();
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let links = self.groups.iter().flat_map(|(_, group)| &group.links);
+        Some(RnicRow {
+            name: port.name.clone(),
+            kind: "roce-udp".to_owned(),
+            device: info.device.clone(),
+            gid: address.gid.to_string(),
+            state: if port.up { "up" } else { "down" }.to_owned(),
+            links: u32::try_from(links.filter(|link| link.port == id).count()).unwrap_or(u32::MAX),
+            mtu: address.mtu.bytes().unwrap_or(0),
+            packets_in: read(&info.traffic.packets_in),
+            packets_out: read(&info.traffic.packets_out),
+            retransmits: read(&info.traffic.retransmits),
+            icrc_errors: read(&info.traffic.icrc_errors),
+            rkey_errors: read(&info.traffic.rkey_errors),
+        })
+    }
+
     fn open_row(&self, now: Instant, id: u64, open: &Open) -> Connection {
         let listener = &self.listeners[usize::from(open.listener)];
         let [app, peer] = ends(listener, open.source);
@@ -281,12 +332,14 @@ fn link_row<O>(group: &Group<O>, link: &groups::Link<O>, rnic: &str) -> Link {
         Some(LinkState::Down(_)) | None => "down",
     };
     Link {
+        id: link.id.0,
         number: link.number.0,
         state: state.to_owned(),
         rnic: rnic.to_owned(),
         qpn: link.ours.qpn.0,
         peer_qpn: link.theirs.map_or(0, |theirs| theirs.qpn.0),
-        peer_gid: group.peer.gid.to_string(),
+        peer_gid: link.theirs.map_or(group.peer.gid, |theirs| theirs.gid).to_string(),
+        connections: u32::try_from(group.members_on(link.id)).unwrap_or(u32::MAX),
     }
 }
 
@@ -303,23 +356,6 @@ fn poller_row<Qp>(poller: &placement::Poller<Qp>) -> Poller {
             .map(|(description, value)| (description.name.to_owned(), value))
             .collect(),
     }
-}
-
-fn rnic_row<N: Rnic>((port, info): (&groups::Port<N>, &PortInfo)) -> Option<RnicRow> {
-    let address = port.rnic.as_ref()?.port();
-    let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    Some(RnicRow {
-        name: port.name.clone(),
-        kind: "roce-udp".to_owned(),
-        device: info.device.clone(),
-        gid: address.gid.to_string(),
-        mtu: address.mtu.bytes().unwrap_or(0),
-        packets_in: read(&info.traffic.packets_in),
-        packets_out: read(&info.traffic.packets_out),
-        retransmits: read(&info.traffic.retransmits),
-        icrc_errors: read(&info.traffic.icrc_errors),
-        rkey_errors: read(&info.traffic.rkey_errors),
-    })
 }
 
 fn listener_row(listener: &crate::listener::Listener) -> Listener {

@@ -149,7 +149,7 @@ fn malformed_proposals() -> Vec<(&'static str, Vec<u8>)> {
 
 /// The other gateway dies without a word. Applications hear of it soon, and once it is back, new
 /// connections are as fast as before.
-// RFC 7609 4.8.3-2
+// RFC 7609 2.2.4-5, 2.2.4-6, 4.8.3-2, A.2.1-3
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn killed_gateway_under_load() {
@@ -160,6 +160,7 @@ fn killed_gateway_under_load() {
     assert_echo(&warm, &accept(&listener, LIMIT));
     drop(warm);
     let before = a.holdings_at_rest();
+    let groups_before = a.stats().link_groups;
 
     let clients = (0..8).map(|_| {
         let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
@@ -188,6 +189,7 @@ fn killed_gateway_under_load() {
     });
     wait_until("gateway A has let go", SETTLE_LIMIT, || a.stats().active.smc == 0);
 
+    let [old] = &groups_before[..] else { panic!("one group: {groups_before:?}") };
     let b = Pair::server_side(&hosts, &[PORT]).start(&hosts, &hosts.b);
     let smc = a.stats().totals.connections_smc;
     let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
@@ -195,6 +197,10 @@ fn killed_gateway_under_load() {
     drop(client);
     assert_smc_grew_by_one(&a, smc);
     assert_smc_grew_by_one(&b, 0);
+    let groups = a.stats().link_groups;
+    let [new] = &groups[..] else { panic!("one group: {groups:?}") };
+    // Two bytes of instance in hexadecimal, and the MAC address of the same NIC.
+    assert!(new.peer_id != old.peer_id && new.peer_id[4..] == old.peer_id[4..], "{new:?} {old:?}");
     a.holdings_at_rest().assert_back_to(&before);
 }
 

@@ -284,6 +284,12 @@ pub(crate) struct Stats {
     pub(crate) active: Active,
     pub(crate) fallbacks: Vec<Fallback>,
     pub(crate) memory: Memory,
+    pub(crate) link_groups: Vec<LinkGroup>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct LinkGroup {
+    pub(crate) peer_id: String,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]

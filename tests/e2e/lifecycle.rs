@@ -56,6 +56,7 @@ fn smoke_bad_configuration() {
 }
 
 /// A gateway that is told to stop lets its users finish.
+// RFC 7609 4.8.3-1
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_terminate_drains() {
@@ -85,6 +86,10 @@ fn smoke_terminate_drains() {
     });
     let status = pair.a.process.wait(LIMIT);
     assert_eq!(status.code(), Some(0), "{}", pair.a.process.log());
+    // It takes leave: nobody has to find out after half a minute that it is gone.
+    wait_until("gateway B gives up the link group", Duration::from_secs(5), || {
+        pair.b.stats().link_groups.is_empty()
+    });
 }
 
 /// Nobody can wait forever: a connection that does not end is reset when `drain_timeout` is over.

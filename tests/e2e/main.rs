@@ -23,5 +23,6 @@ mod lifecycle;
 mod pattern;
 mod process;
 mod programs;
+mod silence;
 mod transfer;
 mod wire;

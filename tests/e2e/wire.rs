@@ -20,6 +20,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 const SMC_OPTION: [u8; 6] = [254, 6, 0xE2, 0xD4, 0xC3, 0xD9];
 
 /// An operator who looks with the usual tools must see SMC-R, and so must any other stack.
+// RFC 7609 3-1, 3.5.1.1-5, 5.3-1
 // RFC 7609 3-2, 3.1-1, 3.1-2, 3.5.1.1-1, 3.5.1.1-2, A.1-1, 3-4, 3.2-1, 3.5.1.2-1
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
@@ -44,6 +45,9 @@ fn smoke_capture_shows_smc_r() {
     let offered = |syn_ack| handshakes.iter().filter(|&&(ack, smc)| ack == syn_ack && smc).count();
     assert!(offered(false) >= 2, "SYN with the option: {handshakes:?}");
     assert!(offered(true) >= 2, "SYN-ACK with the option: {handshakes:?}");
+    assert!(handshakes.iter().all(|&(_, smc)| smc), "all that the gateways speak is SMC-R");
+    let others = later_options(&file);
+    assert_eq!(others, 0, "the option belongs to SYN and SYN-ACK alone");
 
     let seen = tshark(&hosts, "tshark-smc", &file, "smc");
     for message in ["Proposal", "Accept", "Confirm", "CDC Message"] {
@@ -124,12 +128,26 @@ fn frames(file: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
+/// How many segments that are neither SYN nor SYN-ACK carry the SMC option.
+fn later_options(file: &Path) -> usize {
+    let bytes = fs::read(file).expect("tcpdump wrote it");
+    let with_option = |frame| matches!(options(frame), Some((flags, true)) if flags & SYN == 0);
+    frames(&bytes).filter(|frame| with_option(frame)).count()
+}
+
 /// What this Ethernet frame says of a TCP handshake, if it is part of one.
 fn handshake(frame: &[u8]) -> Option<(bool, bool)> {
+    let (flags, smc) = options(frame)?;
+    (flags & SYN != 0).then_some((flags & ACK != 0, smc))
+}
+
+const SYN: u8 = 0x02;
+const ACK: u8 = 0x10;
+
+/// The flags of the TCP segment in this Ethernet frame, and whether it has the SMC option.
+fn options(frame: &[u8]) -> Option<(u8, bool)> {
     const ETHERNET_BYTES: usize = 14;
     const TCP: u8 = 6;
-    const SYN: u8 = 0x02;
-    const ACK: u8 = 0x10;
     const FIXED_TCP_BYTES: usize = 20;
     let ip = frame.get(ETHERNET_BYTES..)?;
     if frame[12..ETHERNET_BYTES] != [0x08, 0x00] || *ip.get(9)? != TCP {
@@ -137,12 +155,9 @@ fn handshake(frame: &[u8]) -> Option<(bool, bool)> {
     }
     let tcp = ip.get(usize::from(ip[0] & 0x0F) * 4..)?;
     let flags = *tcp.get(13)?;
-    if flags & SYN == 0 {
-        return None;
-    }
     let options = tcp.get(FIXED_TCP_BYTES..usize::from(tcp[12] >> 4) * 4)?;
     let smc = options.windows(SMC_OPTION.len()).any(|bytes| bytes == SMC_OPTION);
-    Some((flags & ACK != 0, smc))
+    Some((flags, smc))
 }
 
 /// SYN and SYN-ACK of a Linux 6.12 host with SMC, and the ACK that follows, as captured.
@@ -173,6 +188,7 @@ fn finds_the_option_in_what_linux_sends() {
     assert_eq!(handshake(LINUX_SYN), Some((false, true)));
     assert_eq!(handshake(LINUX_SYN_ACK), Some((true, true)));
     assert_eq!(handshake(LINUX_ACK), None);
+    assert_eq!(options(LINUX_ACK), Some((ACK, false)));
     // The same SYN of a host without SMC: two no-operations and an option of another kind.
     let mut plain = *LINUX_SYN;
     plain[76] = 253;

@@ -1,5 +1,6 @@
 //! Gateways on loopback addresses, and peers that read from a script.
 
+mod contact;
 mod rig;
 
 use std::io::{Read, Write};
@@ -146,17 +147,20 @@ fn a_reset_beside_smc_r_resets_an_end_does_not() {
 }
 
 /// Operators choose how long an idle group keeps its memory.
-// RFC 7609 2-5, 3.5.4-4
+// RFC 7609 2-5, 3.5.4-4, 4.8-1
 #[test]
 fn an_idle_group_ends_when_the_operator_says() {
     let far = Rig::server(8, "[smc]\nidle_group_server = \"200ms\"\n");
     let near = Rig::client(9, "");
     let mut application = connect(near.gateway);
-    let (_here, _there) = near.relay_rendezvous(far.gateway);
+    let (mut here, mut there) = near.relay_rendezvous(far.gateway);
     let mut server = far.accept();
     assert_echo(&mut application, &mut server);
     assert_eq!((near.stats().link_groups.len(), far.stats().link_groups.len()), (1, 1));
     drop((application, server));
+    for tcp in [&mut here, &mut there] {
+        assert_eq!(tcp.read(&mut [0]).unwrap(), 0, "the TCP connection beside it ends too");
+    }
     wait_until("both sides have let go of the group", || {
         near.stats().link_groups.is_empty() && far.stats().link_groups.is_empty()
     });

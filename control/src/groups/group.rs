@@ -101,6 +101,14 @@ pub(super) enum LinkState<O> {
 }
 
 impl<O> Link<O> {
+    /// Whether it was not given up.
+    pub(super) fn is_alive(&self) -> bool {
+        match &self.state {
+            LinkState::Opening(_) | LinkState::Polled => true,
+            LinkState::Retiring => false,
+        }
+    }
+
     /// Whether the peer's end of the link is this one.
     pub(super) fn leads_to(&self, offer: &Offer) -> bool {
         let end = (offer.gid, offer.mac, offer.qpn);

@@ -30,12 +30,12 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     }
 
     /// The poller has given up the queue pair of a link.
-    pub fn link_retired(&mut self, link: LinkId) {
+    pub fn link_retired(&mut self, now: Instant, link: LinkId) {
         let Some((id, _)) = self.locate(link) else { return };
         if let Some(group) = self.groups.get_mut(&id) {
             group.links.retain(|other| other.id != link);
         }
-        self.bury(id);
+        self.bury(now, id);
     }
 
     /// Lets `input` act on the machine of a group, and does what the machine then demands.
@@ -56,7 +56,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         self.groups.get_mut(&id)?.machine_mut()
     }
 
-    fn act(&mut self, _now: Instant, id: GroupId, action: Action) {
+    fn act(&mut self, now: Instant, id: GroupId, action: Action) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         match action {
             Action::Send(number, llc) => {
@@ -91,12 +91,12 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             // Elements are reached by the keys of Accept and Confirm; on one link nothing else
             // depends on these.
             Action::RkeyAdded(..) | Action::RkeyDeleted(_) => {}
-            Action::Terminate(cause) => self.end(id, cause),
+            Action::Terminate(cause) => self.end(now, id, cause),
         }
     }
 
     /// The group of a link that was not given up, and the link's number in it.
-    fn locate(&self, link: LinkId) -> Option<(GroupId, LinkNumber)> {
+    pub(super) fn locate(&self, link: LinkId) -> Option<(GroupId, LinkNumber)> {
         self.groups.iter().find_map(|(id, group)| Some((*id, group.link(link)?.number)))
     }
 }

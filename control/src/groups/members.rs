@@ -10,7 +10,7 @@ use smcr_proto::Instant;
 use smcr_proto::link_group::LinkGroup;
 use smcr_proto::ring::Ring;
 use smcr_proto::wire::clc::Offer;
-use smcr_rnic::{Exhausted, Rnic};
+use smcr_rnic::Rnic;
 
 use super::Groups;
 use super::group::{GroupId, LinkState, MEMBERS_MAX, Phase};
@@ -34,6 +34,9 @@ pub enum Refusal {
     NoSlot,
     /// No element is free, and there is no room for another RMB.
     NoMemory,
+    /// No element is free, but the peer is being told of another RMB: try again after
+    /// [`Event::ElementsChanged`](super::Event::ElementsChanged).
+    NotYet,
     /// The group carries nothing any more.
     NoLink,
 }
@@ -98,9 +101,12 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let (port, ours, link) = (link.port, link.ours, link.id);
         let connection = self.slots.take().ok_or(Refusal::NoSlot)?;
         // RFC 7609 2.1-5, 4.1-1
-        let Ok(rmbe) = self.take_element(id) else {
-            self.slots.free(connection);
-            return Err(Refusal::NoMemory);
+        let rmbe = match self.take_element(now, id) {
+            Ok(rmbe) => rmbe,
+            Err(refusal) => {
+                self.slots.free(connection);
+                return Err(refusal);
+            }
         };
         let (rkey, rmb_address) =
             self.groups[&id].stock.key(&rmbe, port).expect("registered with every RNIC");
@@ -224,7 +230,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             group.quarantine.push_back((now + QUARANTINE, rmbe));
         }
         self.count_members(now, id);
-        self.bury(id);
+        self.bury(now, id);
     }
 
     /// A connection is over; its slot is free again.
@@ -234,10 +240,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         if let (Some((id, _)), Some(rmbe)) = (forgotten, rmbe) {
             if let Some(group) = self.groups.get_mut(&id) {
                 // RFC 7609 4.4.2-1
-                group.stock.give_back(rmbe);
+                group.stock.give_back(now, rmbe);
             }
             self.count_members(now, id);
-            self.bury(id);
+            self.bury(now, id);
         }
     }
 
@@ -249,47 +255,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         }
     }
 
-    /// Gives elements back whose time of rest is over.
-    pub(super) fn end_quarantine(&mut self, now: Instant, id: GroupId) {
-        let Some(group) = self.groups.get_mut(&id) else { return };
-        while let Some((_, rmbe)) = group.quarantine.pop_front_if(|(until, _)| *until <= now) {
-            group.stock.give_back(rmbe);
-        }
-    }
-
     fn forget(&mut self, connection: ConnectionId) -> Option<(GroupId, Member)> {
         let id = self.members.group_of[usize::from(connection.slot)].take()?;
         let member = self.groups.get_mut(&id)?.members.remove(&connection)?;
         Some((id, member))
-    }
-
-    fn take_element(&mut self, id: GroupId) -> Result<Rmbe, Exhausted> {
-        let group = self.groups.get_mut(&id).ok_or(Exhausted)?;
-        // RFC 7609 3.5.2.1-4, 3.5.2.2-5
-        if let Some(rmbe) = group.stock.take() {
-            return Ok(rmbe);
-        }
-        self.grow(id)?;
-        let group = self.groups.get_mut(&id).ok_or(Exhausted)?;
-        Ok(group.stock.take().expect("the stock has just grown"))
-    }
-
-    /// Another RMB, registered with every RNIC of the group.
-    fn grow(&mut self, id: GroupId) -> Result<(), Exhausted> {
-        let group = self.groups.get_mut(&id).ok_or(Exhausted)?;
-        group.stock.grow(&mut self.budget)?;
-        for (port, domain) in group.domains.clone() {
-            let rnic = self.ports[port.0].rnic.as_mut().ok_or(Exhausted)?;
-            if group.stock.register(port, domain, rnic).is_err() {
-                for (port, registration) in group.stock.shrink(&mut self.budget) {
-                    if let Some(rnic) = self.ports[port.0].rnic.as_mut() {
-                        rnic.deregister(registration);
-                    }
-                }
-                return Err(Exhausted);
-            }
-        }
-        Ok(())
     }
 
     fn count_members(&mut self, now: Instant, id: GroupId) {

@@ -1,6 +1,8 @@
 //! The RNICs that link groups stand on, and the pollers behind them.
 
 use smcr_engine::Command;
+use smcr_proto::wire::clc::proposal::Ipv4Subnet;
+use smcr_proto::{Gid, MacAddress};
 use smcr_rnic::{Opening, Rnic};
 
 /// The queue pair of an RNIC, as it travels to its poller.
@@ -14,8 +16,26 @@ pub struct PortId(pub usize);
 pub struct Port<N> {
     /// What the operator calls it.
     pub name: String,
+    /// The physical network that it is on: links join ports of one network only.
+    pub pnet: String,
+    /// Its IPv4 subnet, if it has one: packets of SMC-Rv1 cross no router.
+    pub subnet: Ipv4Subnet,
     /// The NIC; none where connections can only be TCP.
     pub rnic: Option<N>,
+    /// Whether new links may use it.
+    pub up: bool,
+}
+
+impl<N: Rnic> Port<N> {
+    /// A port that is up.
+    pub fn new(name: String, pnet: String, subnet: Ipv4Subnet, rnic: Option<N>) -> Self {
+        Self { name, pnet, subnet, rnic, up: true }
+    }
+
+    /// What peers know it by.
+    pub fn address(&self) -> Option<(Gid, MacAddress)> {
+        self.rnic.as_ref().map(|rnic| (rnic.port().gid, rnic.port().mac))
+    }
 }
 
 /// The pollers, one per port, as link groups command them.

@@ -6,6 +6,7 @@ use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::{Diagnosis, Offer, Proposal};
 use smcr_rnic::Rnic;
 
+use super::Shortage;
 use crate::gateway::Gateway;
 use crate::groups::{Peer, PortId};
 use crate::reactor::Key;
@@ -31,14 +32,15 @@ impl<N: Rnic> Gateway<N> {
             return;
         };
         let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
-        // RFC 7609 3-2, 3.1-2, 3.5.1.2-1
+        // RFC 7609 3-1, 3-2, 3.1-2, 3.5.1.2-1
         shaking.talk = Talk::Client(Client::new(now, proposal));
         self.advance(now, key);
     }
 
-    /// What we propose on `port`.
+    /// What we propose on `port`. Nothing is taken for it: the server may decline.
     pub(super) fn proposal(&self, port: PortId) -> Option<Proposal> {
         let address = self.groups.ports()[port.0].rnic.as_ref()?.port();
+        // RFC 7609 3.5.1.2-2, 3.5.1.2-3, 3.5.1.2-4, 3.5.2-2, 3.5.2.1-1
         Some(Proposal {
             peer_id: self.peer_id,
             gid: address.gid,
@@ -70,7 +72,7 @@ impl<N: Rnic> Gateway<N> {
         // RFC 7609 3.5.1.3-2, 3.5.1.3-3
         let (group, ours) = self
             .found(now, key, port, Role::Client, Peer::of(offer))
-            .ok_or(Diagnosis::OUT_OF_MEMORY)?;
+            .map_err(|_| Diagnosis::OUT_OF_MEMORY)?;
         if self.groups.connect(now, group, offer).is_err() {
             self.release(now, key);
             return Err(Diagnosis::QUEUE_PAIR_NOT_READY);
@@ -83,14 +85,22 @@ impl<N: Rnic> Gateway<N> {
 
     /// Subsequent contact: the server named a link that we should know.
     pub(super) fn join_link(&mut self, now: Instant, key: Key, offer: &Offer) {
+        // RFC 7609 3.5.1.3-1
         let Some((group, link)) = self.groups.named_by(offer) else {
             // RFC 7609 C.4-1
             self.answer_client(key, Err(Diagnosis::OUT_OF_SYNC), true);
             return;
         };
-        let ours = self.reserve(now, key, group, link, false);
-        let ours = ours.filter(|_| self.accept_offer(now, key, offer));
-        self.answer_client(key, ours.ok_or(Diagnosis::OUT_OF_MEMORY), false);
+        let ours = match self.reserve(now, key, group, link, false) {
+            Err(Shortage::Passing(group)) => {
+                // RFC 7609 3.5.2.2-6
+                self.wait_for_element(now, key, group, Some(*offer));
+                return;
+            }
+            Ok(ours) if self.accept_offer(now, key, offer) => Ok(ours),
+            Ok(_) | Err(Shortage::Final) => Err(Diagnosis::OUT_OF_MEMORY),
+        };
+        self.answer_client(key, ours, false);
     }
 
     pub(super) fn answer_client(

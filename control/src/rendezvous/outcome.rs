@@ -109,6 +109,6 @@ impl<N: Rnic> Gateway<N> {
         let Some(resources) = shaking.resources.take() else { return };
         self.groups.leave(now, resources.connection, resources.rmbe);
         // RFC 7609 3.5.1.6.4-4
-        self.give_up_founding(key, resources.group);
+        self.give_up_founding(now, key, resources.group);
     }
 }

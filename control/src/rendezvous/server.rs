@@ -5,6 +5,7 @@ use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::{Diagnosis, Offer, Proposal};
 use smcr_rnic::Rnic;
 
+use super::Shortage;
 use crate::gateway::Gateway;
 use crate::groups::{Peer, PortId};
 use crate::reactor::Key;
@@ -32,9 +33,15 @@ impl<N: Rnic> Gateway<N> {
         let answer = match (refusal, port) {
             (Some(diagnosis), _) => Err(diagnosis),
             (None, None) => Err(Diagnosis::NO_SMC_R_DEVICE),
-            (None, Some(port)) => {
-                self.offer_to(now, key, port, peer).ok_or(Diagnosis::OUT_OF_MEMORY)
-            }
+            (None, Some(port)) => match self.offer_to(now, key, port, peer) {
+                Ok(ours) => Ok(ours),
+                Err(Shortage::Passing(group)) => {
+                    // RFC 7609 3.5.2.1-7
+                    self.wait_for_element(now, key, group, None);
+                    return;
+                }
+                Err(Shortage::Final) => Err(Diagnosis::OUT_OF_MEMORY),
+            },
         };
         self.answer_server(now, key, answer);
     }
@@ -89,10 +96,10 @@ impl<N: Rnic> Gateway<N> {
         key: Key,
         port: PortId,
         peer: Peer,
-    ) -> Option<Offer> {
+    ) -> Result<Offer, Shortage> {
         if let Some(group) = self.groups.joinable(port, peer) {
-            let link = self.groups.best_link(group)?;
-            // RFC 7609 3.5.2.1-3, 3.5.2.1-5
+            let link = self.groups.best_link(group).ok_or(Shortage::Final)?;
+            // RFC 7609 3.5.2-1, 3.5.2.1-3, 3.5.2.1-5
             return self.reserve(now, key, group, link, false);
         }
         // RFC 7609 2.2.3-3, 3.5.1-1, 3.5.1.2-9, 3.5.1.2-10

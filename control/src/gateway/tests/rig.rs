@@ -105,16 +105,32 @@ impl Rig {
     /// Carries the CLC messages between this gateway's next connection and `far`, until both sides
     /// count one more SMC-R connection; the caller holds both TCP connections then.
     pub(super) fn relay_rendezvous(&self, far: SocketAddr) -> (TcpStream, TcpStream) {
+        let (here, there, _) = self.overhear_rendezvous(far);
+        (here, there)
+    }
+
+    /// The same; and what was said: Proposal, Accept, Confirm.
+    pub(super) fn overhear_rendezvous(
+        &self,
+        far: SocketAddr,
+    ) -> (TcpStream, TcpStream, [Frame; 3]) {
         let before = self.stats().totals.connections_smc;
         let here = self.accept();
         let there = connect(far);
         let (mut client, mut server) =
             (Peer::new(here.try_clone().unwrap()), Peer::new(there.try_clone().unwrap()));
-        server.say(&client.hear().expect("a Proposal"));
-        client.say(&server.hear().expect("an Accept"));
-        server.say(&client.hear().expect("a Confirm"));
+        let carry = |from: &mut Peer, to: &mut Peer, what: &str| {
+            let frame = from.hear().expect(what);
+            to.say(&frame);
+            frame
+        };
+        let said = [
+            carry(&mut client, &mut server, "a Proposal"),
+            carry(&mut server, &mut client, "an Accept"),
+            carry(&mut client, &mut server, "a Confirm"),
+        ];
         wait_until("the rendezvous is over", || self.stats().totals.connections_smc == before + 1);
-        (here, there)
+        (here, there, said)
     }
 }
 
@@ -135,6 +151,7 @@ fn open_port(config: &Config, address: Ipv4Addr, clock: Clock, waker: &Waker) ->
     Port {
         name: "it".to_owned(),
         device: "lo".to_owned(),
+        pnet: String::new(),
         subnet: Ipv4Subnet::default(),
         rnic: Some(rnic),
         poller,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use smcr_engine::{Command, ConnectionId, LinkId};
 use smcr_proto::link::Keepalive;
 use smcr_proto::link_group::Role;
+use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::{Gid, Instant, MacAddress, Mtu, PeerId, Qpn, RmbeSize};
 use smcr_rnic::Message;
 use smcr_rnic::sim::{self, Network, Odds};
@@ -120,7 +121,8 @@ impl Host {
         let ports = (0..nics).map(|index| {
             let port =
                 smcr_rnic::Port { gid: gid(host, index), mac: mac(host, index), mtu: Mtu::B1024 };
-            Port { name: format!("r{index}"), rnic: Some(network.rnic(port).0) }
+            let rnic = Some(network.rnic(port).0);
+            Port::new(format!("r{index}"), String::new(), Ipv4Subnet::default(), rnic)
         });
         let settings = Settings {
             peer_id: PEER_IDS[usize::from(host) - 1],
@@ -145,7 +147,7 @@ impl Host {
 
     /// Does what pollers would, and returns the LLC messages that leave, each with the queue pair
     /// that it leaves by.
-    fn obey(&mut self, _now: Instant) -> Vec<(Qpn, Message)> {
+    fn obey(&mut self, now: Instant) -> Vec<(Qpn, Message)> {
         let mut leaving = Vec::new();
         while let Some((_, command)) = self.groups.pollers_mut().commands.pop_front() {
             match command {
@@ -155,7 +157,7 @@ impl Host {
                     leaving.push((link.ours.qpn, message));
                 }
                 Command::FailConnections { link } => self.failed.push(link),
-                Command::RetireLink { link } => self.groups.link_retired(link),
+                Command::RetireLink { link } => self.groups.link_retired(now, link),
                 Command::Abort { connection } => self.aborted.push(connection),
                 Command::Relay { connection, established } => match *established {
                     smcr_engine::Established::Smc { rmbe, .. } => {

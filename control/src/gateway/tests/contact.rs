@@ -1,0 +1,84 @@
+//! First and subsequent contact, as a peer with a script sees them.
+
+use smcr_proto::wire::clc::proposal::Ipv4Subnet;
+use smcr_proto::wire::clc::{Diagnosis, Frame, Offer, Proposal};
+use smcr_proto::{Gid, PeerId};
+
+use super::US;
+use super::rig::{Peer, Rig, assert_echo, connect};
+
+/// The server decides by it whether SMC-R will work at all; and a client that took memory for each
+/// Proposal would run out of it on servers that decline.
+// RFC 7609 3.5.1.2-2, 3.5.1.2-3, 3.5.1.2-4
+#[test]
+fn a_proposal_names_us_and_takes_nothing() {
+    let rig = Rig::client(20, "");
+    let mut application = connect(rig.gateway);
+    let mut peer = Peer::new(rig.accept());
+    let Some(Frame::Proposal(proposal)) = peer.hear() else { panic!("a Proposal") };
+    assert_eq!(proposal.peer_id, PeerId([20; 8]));
+    assert_eq!(proposal.gid, Gid::from_ipv4([127, 77, 20, 1]));
+    assert_eq!((proposal.subnet, proposal.prefix_count), (Ipv4Subnet::default(), 0));
+    let stats = rig.stats();
+    assert_eq!((stats.memory.rmbes_used, stats.link_groups.len()), (0, 0));
+    peer.say(&super::decline(Diagnosis::NO_SMC_R_DEVICE));
+    assert_echo(&mut application, &mut peer.socket);
+}
+
+/// RoCE crosses no router: with a client of another subnet a link would come up never, and every
+/// connection would wait for it to fail.
+// RFC 7609 3.5.1.2-6, 3.5.1.2-7, 5.2-1
+#[test]
+fn a_client_of_another_subnet_stays_tcp() {
+    let rig = Rig::server(21, "");
+    let mut peer = Peer::new(connect(rig.gateway));
+    let mut server = rig.accept();
+    let Frame::Proposal(proposal) = peer.proposal() else { panic!("a Proposal") };
+    let subnet = Ipv4Subnet { network: [10, 9, 0, 0], prefix_bits: 24 };
+    peer.say(&Frame::Proposal(Proposal { subnet, ..proposal }));
+    let Some(Frame::Decline(decline)) = peer.hear() else { panic!("a Decline") };
+    assert_eq!(decline.diagnosis, Diagnosis::NO_COMMON_SUBNET);
+    assert_ne!(decline.peer_id, US);
+    assert_echo(&mut peer.socket, &mut server);
+}
+
+/// Setting up a link takes round trips and memory: only the first connection between two peers
+/// may pay for it. What is said about the later ones is the same, but for the elements.
+// RFC 7609 2-4, 3-1, 3.5.1.2-5, 3.5.1.3-1, 3.5.2-1, 3.5.2-2, 3.5.2.1-1, 3.5.2.1-2, 3.5.2.1-3
+// RFC 7609 3.5.2.1-4, 3.5.2.1-5, 3.5.2.2-1
+#[test]
+fn the_second_connection_joins_the_link_of_the_first() {
+    let far = Rig::server(22, "");
+    let near = Rig::client(23, "");
+    let mut open = Vec::new();
+    let mut said = Vec::new();
+    for count in 1..=3 {
+        let mut application = connect(near.gateway);
+        let (here, there, frames) = near.overhear_rendezvous(far.gateway);
+        let mut server = far.accept();
+        assert_echo(&mut application, &mut server);
+        for rig in [&near, &far] {
+            let stats = rig.stats();
+            assert_eq!((stats.link_groups.len(), stats.active.smc), (1, count));
+        }
+        open.push((application, here, there, server));
+        said.push(frames);
+    }
+    let [Frame::Proposal(first), Frame::Accept(accept), Frame::Confirm(confirm)] = said[0] else {
+        panic!("{said:?}")
+    };
+    assert!(accept.first_contact);
+    for (frames, index) in said[1..].iter().zip(2..) {
+        let [Frame::Proposal(proposal), Frame::Accept(later), Frame::Confirm(answer)] = frames
+        else {
+            panic!("{frames:?}")
+        };
+        assert_eq!(*proposal, first);
+        for (this, that) in [(later, &accept), (answer, &confirm)] {
+            let link = |offer: &Offer| (offer.peer_id, offer.gid, offer.mac, offer.qpn);
+            assert_eq!((link(this), this.rkey), (link(that), that.rkey));
+            assert_ne!(this.alert_token, that.alert_token);
+            assert_eq!((this.first_contact, this.rmbe_index), (false, index));
+        }
+    }
+}

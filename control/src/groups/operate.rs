@@ -1,0 +1,116 @@
+//! What operators and network devices do to links: delete, add, down, up.
+
+use smcr_engine::LinkId;
+use smcr_proto::Instant;
+use smcr_proto::wire::llc::DeleteReason;
+use smcr_rnic::Rnic;
+
+use super::Groups;
+use super::group::{GroupId, Phase};
+use super::ports::{Pollers, PortId, QpOf};
+use crate::operate::OperateError;
+
+impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
+    /// Deletes a link; with the last one its group ends.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such link.
+    pub fn delete_link(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        orderly: bool,
+    ) -> Result<(), OperateError> {
+        let unknown = || OperateError::Unknown(format!("link {}", link.0));
+        let (id, number) = self.locate(link).ok_or_else(unknown)?;
+        // RFC 7609 3.5.4-5
+        self.with_machine(now, id, |machine| {
+            if orderly {
+                machine.delete_link(now, number, DeleteReason::OPERATOR);
+            } else {
+                machine.link_broke(now, number);
+            }
+        });
+        Ok(())
+    }
+
+    /// Asks for another link in a group.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such group, or no RNIC that it could be on.
+    pub fn add_link(&mut self, _now: Instant, id: GroupId) -> Result<(), OperateError> {
+        if !self.groups.contains_key(&id) {
+            return Err(OperateError::Unknown(format!("link group {}", id.0)));
+        }
+        Err(OperateError::Refused("no RNIC is left for another link".to_owned()))
+    }
+
+    /// An RNIC is not to be used: its links go down, in order or at once.
+    ///
+    /// # Errors
+    ///
+    /// If there is none of this name.
+    pub fn rnic_down(
+        &mut self,
+        now: Instant,
+        name: &str,
+        orderly: bool,
+    ) -> Result<(), OperateError> {
+        for port in self.ports_named(name)? {
+            self.ports[port.0].up = false;
+            tracing::warn!(rnic = name, orderly, "an RNIC is down");
+            self.vacate_port(now, port, orderly);
+        }
+        Ok(())
+    }
+
+    /// An RNIC can be used again: groups get links on it.
+    ///
+    /// # Errors
+    ///
+    /// If there is none of this name.
+    pub fn rnic_up(&mut self, _now: Instant, name: &str) -> Result<(), OperateError> {
+        for port in self.ports_named(name)? {
+            self.ports[port.0].up = true;
+            tracing::info!(rnic = name, "an RNIC is up");
+        }
+        Ok(())
+    }
+
+    fn ports_named(&self, name: &str) -> Result<Vec<PortId>, OperateError> {
+        let named = self.ports.iter().enumerate().filter(|(_, port)| port.name == name);
+        let found: Vec<_> = named.map(|(index, _)| PortId(index)).collect();
+        if found.is_empty() {
+            return Err(OperateError::Unknown(format!("RNIC named {name}")));
+        }
+        Ok(found)
+    }
+
+    /// Deletes every link on a port.
+    fn vacate_port(&mut self, now: Instant, port: PortId, orderly: bool) {
+        let links = |group: &super::Group<N::Opening>| -> Vec<_> {
+            let here = group.links.iter().filter(|link| link.port == port && link.is_alive());
+            here.map(|link| link.number).collect()
+        };
+        let affected: Vec<_> = self.groups.iter().map(|(id, group)| (*id, links(group))).collect();
+        for (id, numbers) in affected {
+            let opening =
+                self.groups.get(&id).is_some_and(|one| matches!(one.phase, Phase::Opening));
+            if opening && !numbers.is_empty() {
+                self.give_up(now, id);
+                continue;
+            }
+            self.with_machine(now, id, |machine| {
+                for number in numbers {
+                    if orderly {
+                        machine.delete_link(now, number, DeleteReason::OPERATOR);
+                    } else {
+                        machine.link_broke(now, number);
+                    }
+                }
+            });
+        }
+    }
+}

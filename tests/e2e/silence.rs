@@ -1,0 +1,78 @@
+//! A gateway that stops turning: dead to its peer, though neither its host nor TCP has noticed.
+
+use std::io::{ErrorKind, Read};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::clock::{Deadline, now, wait_until};
+use crate::failure::assert_echo;
+use crate::gateway::{Pair, SETTLE_LIMIT, local};
+use crate::hosts::{Hosts, accept, set_limit};
+
+const PORT: u16 = 7010;
+const CONNECTIONS: usize = 8;
+
+/// How long a link may be silent, as configured below. The last echo was a little earlier.
+const IDLE: Duration = Duration::from_millis(1500);
+
+/// When the silence and the wait for an answer, 3 s together, have passed on a busy machine.
+const NOTICED: Duration = Duration::from_secs(8);
+
+/// A debugger, a suspended virtual machine or a machine that swaps stops a gateway, and TCP below
+/// it notices nothing for hours. Its peer must reset what hangs, say why, and leave alone what is
+/// well; and when the gateway goes on, it must find out by itself that its connections are gone,
+/// reset its own applications, and serve new ones over SMC-R.
+// RFC 7609 2.1-17, 4.5.3-1, 4.5.3-5, 4.8.3-2, C.7.1-23
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_stopped_gateway() {
+    let hosts = Hosts::new("smoke_stopped_gateway");
+    let eager = ["test_link_idle = \"2s\"", "test_link_timeout = \"1s\""];
+    let with = |setup: crate::gateway::Setup| eager.iter().fold(setup, |s, line| s.smc(line));
+    let pair = Pair::start_these(
+        &hosts,
+        with(Pair::client_side(&hosts, &[PORT])),
+        with(Pair::server_side(&hosts, &[PORT])),
+    );
+    let listener = hosts.b.listen(local(PORT));
+    let connect = || {
+        let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+        let server = accept(&listener, NOTICED);
+        assert_echo(&client, &server);
+        (client, server)
+    };
+    let (clients, servers): (Vec<_>, Vec<_>) = (0..CONNECTIONS).map(|_| connect()).unzip();
+
+    pair.b.process.signal(Signal::STOP);
+    let stopped = now();
+    let before = Deadline::after(IDLE);
+    for client in &clients {
+        assert_reset(client, NOTICED);
+    }
+    assert!(before.passed(), "reset {:?} after the stop, without a question", now() - stopped);
+    assert!(now() - stopped < NOTICED, "noticed after {:?}", now() - stopped);
+    wait_until("gateway A has let go", SETTLE_LIMIT, || pair.a.stats().active.smc == 0);
+    let said = pair.a.process.log();
+    assert!(said.contains("TestTimedOut"), "the reason is in the log: {said}");
+
+    pair.b.process.signal(Signal::CONT);
+    for server in &servers {
+        assert_reset(server, SETTLE_LIMIT);
+    }
+    wait_until("gateway B has let go", SETTLE_LIMIT, || pair.b.stats().active.smc == 0);
+    let again: Vec<_> = (0..CONNECTIONS).map(|_| connect()).collect();
+    pair.assert_all_smc(2 * CONNECTIONS as u64);
+    drop((again, clients, servers));
+    for gateway in [&pair.a, &pair.b] {
+        gateway.holdings_at_rest();
+    }
+}
+
+/// Waits for the reset of an idle connection.
+fn assert_reset(mut stream: &TcpStream, limit: Duration) {
+    set_limit(stream, limit);
+    let error = stream.read(&mut [0]).expect_err("a reset, not an end or an answer");
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
