@@ -67,6 +67,9 @@ impl<N: Rnic> Gateway<N> {
             }
             Report::LinkBroke { link, cause } => self.groups.link_broke(now, link, cause),
             Report::LinkRetired { link } => self.groups.link_retired(now, link),
+            Report::Moved { .. } | Report::LinkVacated { .. } => {
+                unreachable!("no poller was told to move anything")
+            }
             Report::Closed { connection, ending, bytes_in, bytes_out, rmbe, streams } => {
                 // Whatever was not reset yet is finished in both directions, or of no more use.
                 drop(streams);

@@ -11,6 +11,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use smcr_engine::clock::Clock;
 use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
+use smcr_engine::handoff::Owners;
 use smcr_engine::idle::{Idle, Policy};
 use smcr_engine::kernel::Kernel;
 use smcr_engine::limits::{COMMANDS_MAX, REPORTS_MAX};
@@ -283,6 +284,10 @@ pub(crate) fn start_poller(
         commands: obey,
         waker,
         reports: report,
+        // Its slots are its own still: nobody else has connections of it.
+        neighbours: Vec::new(),
+        index: 0,
+        owners: Arc::new(Owners::new()),
         counters: Arc::clone(&counters),
         gauges: Arc::clone(&gauges),
         observe: Box::new(move |fabric: &SoftFabric| publish(fabric, &traffic)),

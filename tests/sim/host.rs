@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
-use smcr_engine::handoff::{Activity, Ending, PeerElement};
+use smcr_engine::handoff::{Activity, Ending, Owners, PeerElement};
 use smcr_engine::limits::{COMMANDS_MAX, FILL_PER_TURN_MAX};
 use smcr_engine::mailbox::{Receiver, Sender, Waker, mailbox};
 use smcr_engine::poller::{CommandOf, Ends};
@@ -104,6 +104,9 @@ impl Host {
             commands: obeyed,
             waker,
             reports,
+            neighbours: Vec::new(),
+            index: 0,
+            owners: Arc::new(Owners::new()),
             counters: Arc::clone(&counters),
             gauges: Arc::new(Gauges::new()),
             observe: Box::new(|_| {}),
@@ -228,6 +231,9 @@ impl Host {
                     self.command(Command::FailConnections { link });
                     self.command(Command::RetireLink { link });
                 }
+                Report::Moved { .. } | Report::LinkVacated { .. } => {
+                    unreachable!("nothing was told to move")
+                }
                 Report::LinkRetired { link } => assert!(self.retired.insert(link)),
                 Report::Closed { connection, ending, bytes_in, bytes_out, rmbe, streams } => {
                     drop(streams);
@@ -258,7 +264,7 @@ impl Host {
     }
 }
 
-fn is_readable(waker: &Waker) -> bool {
+pub(crate) fn is_readable(waker: &Waker) -> bool {
     let descriptor = waker.descriptor();
     let mut set = [PollFd::from_borrowed_fd(descriptor, PollFlags::IN)];
     poll(&mut set, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1

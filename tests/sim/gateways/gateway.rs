@@ -10,16 +10,18 @@ use std::time::Duration;
 use smcgate::groups::{Event, Groups, Pollers, Port, PortId, Settings};
 use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
-use smcr_engine::handoff::Ending;
+use smcr_engine::handoff::{Ending, Owners};
 use smcr_engine::limits::{COMMANDS_MAX, CONNECTIONS_MAX, FILL_PER_TURN_MAX};
 use smcr_engine::mailbox::{Receiver, Sender, Waker, mailbox};
 use smcr_engine::poller::{CommandOf, Ends};
 use smcr_engine::{Command, ConnectionId, Poller, Report};
 use smcr_memory::Region;
 use smcr_proto::link::Keepalive;
+use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::{Gid, Instant, MacAddress, Mtu, PeerId, RmbeSize};
 use smcr_rnic::sim::{self, Network};
 
+use crate::host::is_readable;
 use crate::tcp::{Sockets, Stream};
 
 /// How large things are at a gateway.
@@ -40,25 +42,31 @@ struct Thread {
     sockets: Sockets,
     counters: Arc<Counters>,
     pending: Receiver<Report<Stream>>,
-    moved: bool,
+    /// Wakes it, where it sleeps.
+    waker: Waker,
+    sleeps: bool,
 }
 
 /// The way from link groups to pollers.
-pub(crate) struct Mailboxes(Vec<Mailbox>);
+pub(crate) struct Mailboxes {
+    pollers: Vec<Mailbox>,
+    owners: Arc<Owners>,
+}
 
 struct Mailbox {
     commands: Sender<CommandOf<sim::Fabric, Sockets>>,
     /// What found the queue full.
     delayed: VecDeque<CommandOf<sim::Fabric, Sockets>>,
-    /// Something was said that the poller has not looked at.
-    said: bool,
 }
 
 impl Pollers<sim::Qp> for Mailboxes {
     type Stream = Stream;
 
     fn command(&mut self, port: PortId, command: Command<sim::Qp, Stream>) {
-        let mailbox = &mut self.0[port.0];
+        if let Command::Expect { connection } = command {
+            self.owners.set(connection.slot, u8::try_from(port.0).expect("few ports"));
+        }
+        let mailbox = &mut self.pollers[port.0];
         mailbox.delayed.push_back(command);
         mailbox.catch_up();
     }
@@ -67,7 +75,6 @@ impl Pollers<sim::Qp> for Mailboxes {
 impl Mailbox {
     fn catch_up(&mut self) {
         while let Some(command) = self.delayed.pop_front() {
-            self.said = true;
             if let Err(command) = self.commands.send(command) {
                 self.delayed.push_front(command);
                 return;
@@ -91,19 +98,38 @@ pub(crate) struct Gateway {
 
 impl Gateway {
     pub(crate) fn new(network: &Network, host: u8, sizes: &Sizes) -> Self {
-        let (mut ports, mut threads, mut mailboxes) = (Vec::new(), Vec::new(), Vec::new());
-        for index in 0..sizes.rnics {
+        let wakers: Vec<_> = (0..sizes.rnics).map(|_| Waker::new().unwrap()).collect();
+        let queues = wakers.iter().map(|waker| mailbox(COMMANDS_MAX, waker.clone()));
+        let (commands, obeyed): (Vec<_>, Vec<_>) = queues.unzip();
+        let owners = Arc::new(Owners::new());
+        let (mut ports, mut threads) = (Vec::new(), Vec::new());
+        for (index, (waker, obeyed)) in (0..).zip(wakers.into_iter().zip(obeyed)) {
             let port = smcr_rnic::Port {
                 gid: gid(host, index),
                 mac: MacAddress([2, 0, 0, 0, host, index]),
                 mtu: Mtu::B1024,
             };
             let (rnic, fabric) = network.rnic(port);
-            ports.push(Port { name: format!("sim{index}"), rnic: Some(rnic) });
-            let (thread, mailbox) = Thread::new(fabric, sizes);
-            threads.push(thread);
-            mailboxes.push(mailbox);
+            let subnet = Ipv4Subnet { network: [10, index, 0, 0], prefix_bits: 24 };
+            let name = format!("sim{index}");
+            ports.push(Port::new(name, "net".to_owned(), subnet, Some(rnic)));
+            let (reports, pending) = mailbox(sizes.reports, Waker::new().unwrap());
+            let ends = Ends {
+                commands: obeyed,
+                waker,
+                reports,
+                neighbours: commands.clone(),
+                index,
+                owners: Arc::clone(&owners),
+                counters: Arc::default(),
+                gauges: Arc::new(Gauges::new()),
+                observe: Box::new(|_| {}),
+            };
+            threads.push(Thread::new(fabric, ends, pending, sizes.send_chunks));
         }
+        let delayed = VecDeque::new;
+        let pollers = commands.into_iter().map(|commands| Mailbox { commands, delayed: delayed() });
+        let mailboxes = Mailboxes { pollers: pollers.collect(), owners };
         let settings = Settings {
             peer_id: peer_id(host),
             rmbe_size: sizes.rmbe,
@@ -117,7 +143,7 @@ impl Gateway {
             idle_group_client: IDLE_GROUP + Duration::from_secs(1),
         };
         Self {
-            groups: Groups::new(settings, ports, Mailboxes(mailboxes)),
+            groups: Groups::new(settings, ports, mailboxes),
             closed: BTreeMap::new(),
             events: VecDeque::new(),
             asleep: false,
@@ -137,14 +163,8 @@ impl Gateway {
 
     /// One poller looks around, if it has reason to be awake. Returns whether anything moved.
     pub(crate) fn turn_poller(&mut self, index: usize, now: Instant) -> bool {
-        let mailbox = &mut self.groups.pollers_mut().0[index];
-        mailbox.catch_up();
-        let said = std::mem::take(&mut mailbox.said);
-        let thread = &mut self.threads[index];
-        let due = thread.poller.next_deadline(now).is_some_and(|deadline| deadline <= now);
-        let woken = said || thread.moved || due || thread.sockets.has_news();
-        thread.moved = woken && thread.poller.turn(now);
-        thread.moved
+        self.groups.pollers_mut().pollers[index].catch_up();
+        self.threads[index].turn(now)
     }
 
     /// The control thread takes in what pollers said, and does what is due.
@@ -161,7 +181,8 @@ impl Gateway {
                         self.groups.llc_received(now, link, &message);
                     }
                     Report::LinkBroke { link, cause } => self.groups.link_broke(now, link, cause),
-                    Report::LinkRetired { link } => self.groups.link_retired(link),
+                    Report::LinkRetired { link } => self.groups.link_retired(now, link),
+                    Report::Moved { .. } | Report::LinkVacated { .. } => {}
                     Report::Closed { connection, ending, rmbe, streams, .. } => {
                         drop(streams);
                         assert_eq!(self.closed.insert(connection, ending), None, "closed twice");
@@ -210,23 +231,32 @@ impl Gateway {
 }
 
 impl Thread {
-    fn new(fabric: sim::Fabric, sizes: &Sizes) -> (Self, Mailbox) {
-        let waker = Waker::new().unwrap();
-        let (commands, obeyed) = mailbox(COMMANDS_MAX, waker.clone());
-        let (reports, pending) = mailbox(sizes.reports, Waker::new().unwrap());
-        let (counters, sockets) = (Arc::new(Counters::default()), Sockets::default());
-        let ends = Ends {
-            commands: obeyed,
-            waker,
-            reports,
-            counters: Arc::clone(&counters),
-            gauges: Arc::new(Gauges::new()),
-            observe: Box::new(|_| {}),
-        };
-        let memory = Region::new(sizes.send_chunks * FILL_PER_TURN_MAX as usize).unwrap();
+    fn new(
+        fabric: sim::Fabric,
+        ends: Ends<sim::Fabric, Sockets>,
+        pending: Receiver<Report<Stream>>,
+        send_chunks: usize,
+    ) -> Self {
+        let (counters, waker) = (Arc::clone(&ends.counters), ends.waker.clone());
+        let memory = Region::new(send_chunks * FILL_PER_TURN_MAX as usize).unwrap();
+        let sockets = Sockets::default();
         let poller = Poller::new(fabric, sockets.clone(), ends, memory);
-        let thread = Self { poller, sockets, counters, pending, moved: true };
-        (thread, Mailbox { commands, delayed: VecDeque::new(), said: false })
+        Self { poller, sockets, counters, pending, waker, sleeps: false }
+    }
+
+    /// Looks around, if it has reason to be awake, and sleeps if it found nothing to do.
+    fn turn(&mut self, now: Instant) -> bool {
+        let due = self.poller.next_deadline(now).is_some_and(|deadline| deadline <= now);
+        if self.sleeps && !due && !self.sockets.has_news() && !is_readable(&self.waker) {
+            return false;
+        }
+        self.waker.awake();
+        let moved = self.poller.turn(now);
+        self.sleeps = !moved;
+        if self.sleeps {
+            self.waker.about_to_sleep();
+        }
+        moved
     }
 }
 

@@ -102,11 +102,12 @@ impl World {
         for host in 0..2 {
             while let Some(event) = self.next_event_of(host) {
                 moved = true;
-                self.contacts[match event {
-                    Event::Established(_) => 0,
-                    Event::FirstContactFailed { .. } => 1,
-                    Event::Ended(_) => 2,
-                }] += 1;
+                match event {
+                    Event::Established(_) => self.contacts[0] += 1,
+                    Event::FirstContactFailed { .. } => self.contacts[1] += 1,
+                    Event::Ended(_) => self.contacts[2] += 1,
+                    Event::ElementsChanged(_) => {}
+                }
                 for one in &mut self.rendezvous {
                     one.heed(self.now, &mut self.hosts, host, event);
                 }

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use smcgate::groups::{Event, GroupId, Joined, Peer, PortId};
+use smcgate::groups::{Event, GroupId, Joined, Peer, PortId, Refusal};
 use smcr_engine::ConnectionId;
 use smcr_engine::streams::Streams;
 use smcr_proto::Instant;
@@ -109,7 +109,7 @@ impl Rendezvous {
         }
         match message {
             Message::Proposal => return self.proposed(now, hosts),
-            Message::Accept(offer) => self.accepted(now, hosts, &offer),
+            Message::Accept(offer) => return self.accepted(now, hosts, &offer),
             Message::Confirm(offer) => self.confirmed(now, hosts, &offer),
             Message::Decline { out_of_sync } => {
                 let group = self.group(hosts, side);
@@ -129,6 +129,8 @@ impl Rendezvous {
         let (group, good) = match event {
             Event::Established(group) => (group, true),
             Event::FirstContactFailed { group, .. } | Event::Ended(group) => (group, false),
+            // Whoever waits for elements tries again whenever it is asked.
+            Event::ElementsChanged(_) => return,
         };
         for side in [CLIENT, SERVER] {
             if self.sides[side].host != host || self.sides[side].founding != Some(group) {
@@ -169,20 +171,28 @@ impl Rendezvous {
         let port = self.sides[SERVER].port;
         let groups = &mut hosts[self.sides[SERVER].host].groups;
         let joined = if let Some(group) = groups.joinable(port, peer) {
-            groups.best_link(group).and_then(|link| groups.join(now, group, link).ok())
+            match groups.best_link(group) {
+                Some(link) => groups.join(now, group, link),
+                None => Err(Refusal::NoLink),
+            }
         } else if groups.founding(peer).is_some() {
-            self.messages.push_front((SERVER, Message::Proposal));
-            return false;
+            Err(Refusal::NotYet)
         } else {
             self.found(now, hosts, SERVER, Role::Server, peer)
         };
         match joined {
-            Some(joined) => {
+            Err(Refusal::NotYet) => {
+                self.messages.push_front((SERVER, Message::Proposal));
+                return false;
+            }
+            Ok(joined) => {
                 let first_contact = self.sides[SERVER].founding.is_some();
                 self.say(CLIENT, Message::Accept(Offer { first_contact, ..joined.offer }));
                 self.sides[SERVER].joined = Some(joined);
             }
-            None => self.decline(now, hosts, SERVER, false),
+            Err(Refusal::NoSlot | Refusal::NoMemory | Refusal::NoLink) => {
+                self.decline(now, hosts, SERVER, false);
+            }
         }
         true
     }
@@ -195,18 +205,22 @@ impl Rendezvous {
         side: usize,
         role: Role,
         peer: Peer,
-    ) -> Option<Joined> {
+    ) -> Result<Joined, Refusal> {
         let groups = &mut hosts[self.sides[side].host].groups;
-        let group = groups.open(now, self.sides[side].port, role, peer).ok()?;
-        let joined = groups.best_link(group).and_then(|link| groups.join(now, group, link).ok());
+        let group = groups.open(now, self.sides[side].port, role, peer);
+        let group = group.map_err(|_| Refusal::NoMemory)?;
+        let link = groups.best_link(group).expect("a new group has a link");
+        let joined = groups.join(now, group, link);
         match joined {
-            Some(_) => self.sides[side].founding = Some(group),
-            None => groups.give_up(group),
+            Ok(_) => self.sides[side].founding = Some(group),
+            Err(_) => groups.give_up(now, group),
         }
-        joined
+        // A group that is given up will never have more.
+        joined.map_err(|_| Refusal::NoMemory)
     }
 
-    fn accepted(&mut self, now: Instant, hosts: &mut Hosts, offer: &Offer) {
+    /// The client's answer to an Accept. Returns whether it could be given.
+    fn accepted(&mut self, now: Instant, hosts: &mut Hosts, offer: &Offer) -> bool {
         let host = self.sides[CLIENT].host;
         let joined = if offer.first_contact {
             self.found(now, hosts, CLIENT, Role::Client, Peer::of(offer))
@@ -214,13 +228,20 @@ impl Rendezvous {
             let groups = &mut hosts[host].groups;
             let Some((group, link)) = groups.named_by(offer) else {
                 self.decline(now, hosts, CLIENT, true);
-                return;
+                return true;
             };
-            groups.join(now, group, link).ok()
+            groups.join(now, group, link)
         };
-        let Some(joined) = joined else {
-            self.decline(now, hosts, CLIENT, false);
-            return;
+        let joined = match joined {
+            Ok(joined) => joined,
+            Err(Refusal::NotYet) => {
+                self.messages.push_front((CLIENT, Message::Accept(*offer)));
+                return false;
+            }
+            Err(Refusal::NoSlot | Refusal::NoMemory | Refusal::NoLink) => {
+                self.decline(now, hosts, CLIENT, false);
+                return true;
+            }
         };
         let (ours, connection) = (joined.offer, joined.connection);
         self.sides[CLIENT].joined = Some(joined);
@@ -229,13 +250,14 @@ impl Rendezvous {
         let connected = founding.is_none_or(|group| groups.connect(now, group, offer).is_ok());
         if !connected || groups.accept_offer(now, connection, offer).is_err() {
             self.decline(now, hosts, CLIENT, false);
-            return;
+            return true;
         }
         let confirm = Offer { first_contact: offer.first_contact, ..ours };
         self.say(SERVER, Message::Confirm(confirm));
         if founding.is_none() {
             self.hand_over(hosts, CLIENT);
         }
+        true
     }
 
     fn confirmed(&mut self, now: Instant, hosts: &mut Hosts, offer: &Offer) {
@@ -275,7 +297,7 @@ impl Rendezvous {
             groups.leave(now, joined.connection, joined.rmbe);
         }
         if let Some(group) = party.founding.take() {
-            groups.give_up(group);
+            groups.give_up(now, group);
         }
         Sockets::default().reset_on_close(&stream);
         if tells {

@@ -168,6 +168,9 @@ impl Host {
                 Command::AddLink { .. }
                 | Command::Expect { .. }
                 | Command::Forget { .. }
+                | Command::MoveConnections { .. }
+                | Command::Adopt(_)
+                | Command::Deliver { .. }
                 | Command::Stop => {}
             }
         }

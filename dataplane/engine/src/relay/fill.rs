@@ -47,6 +47,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 
     fn fill_smc(&mut self, now: Instant, slot: u16) -> bool {
+        if let Some(moved) = self.replay(slot) {
+            return moved;
+        }
         let outcome = self.read_near(slot);
         match outcome {
             Outcome::Rests => {}
@@ -167,7 +170,7 @@ fn gather(
             lease,
             rkey: smc.peer.rkey,
             address,
-            tag: tag_of_write(id),
+            tag: tag_of_write(id, at),
         });
         link.budget -= 1;
         smc.outstanding += 1;
