@@ -21,6 +21,7 @@ use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::{Gid, Instant, MacAddress, Mtu, PeerId, RmbeSize};
 use smcr_rnic::sim::{self, Network};
 
+use super::mutants::Mutant;
 use crate::host::is_readable;
 use crate::tcp::{Sockets, Stream};
 
@@ -93,6 +94,8 @@ pub(crate) struct Gateway {
     /// The control thread does nothing.
     pub(crate) asleep: bool,
     pub(crate) gids: Vec<Gid>,
+    /// The fault that was planted here.
+    pub(crate) mutant: Option<Mutant>,
     threads: Vec<Thread>,
 }
 
@@ -148,6 +151,7 @@ impl Gateway {
             events: VecDeque::new(),
             asleep: false,
             gids: (0..sizes.rnics).map(|index| gid(host, index)).collect(),
+            mutant: None,
             threads,
         }
     }
@@ -221,7 +225,19 @@ impl Gateway {
             assert_eq!(thread.poller.leases_out(), 0, "send leases");
             assert_eq!(thread.counters.connections.get(), 0, "connections");
         }
-        assert!(self.groups.is_empty(), "link groups outlive their idle time");
+        for (id, group) in self.groups.iter() {
+            let links = group.links.iter().map(|link| (link.id, link.number));
+            let (all, out) = group.stock.elements();
+            panic!(
+                "{id:?} outlives its idle time: {:?}, {} members, {out} of {all} elements out, \
+                 links {:?}, founding {}, established {}",
+                group.role,
+                group.members.len(),
+                links.collect::<Vec<_>>(),
+                group.is_founding(),
+                group.is_established(),
+            );
+        }
         for gid in &self.gids {
             assert_eq!(network.open_at(*gid), sim::Open::default(), "at {gid}");
         }

@@ -91,6 +91,12 @@ impl World {
         self.heed() | moved
     }
 
+    /// The application at one side of a rendezvous that goes on is gone.
+    pub(crate) fn break_off(&mut self, index: usize, side: usize) {
+        self.rendezvous[index].break_off(self.now, &mut self.hosts, side);
+        self.heed();
+    }
+
     /// Rendezvous that go on.
     pub(crate) fn talks(&self) -> usize {
         self.rendezvous.len()

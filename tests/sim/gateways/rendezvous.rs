@@ -9,6 +9,7 @@ use std::time::Duration;
 use smcgate::groups::{Event, GroupId, Joined, Peer, PortId, Refusal};
 use smcr_engine::ConnectionId;
 use smcr_engine::streams::Streams;
+use smcr_memory::Rmbe;
 use smcr_proto::Instant;
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::Offer;
@@ -16,6 +17,7 @@ use smcr_proto::wire::llc::DeleteReason;
 use smcr_rnic::Rnic;
 
 use super::gateway::{Gateway, peer_id};
+use super::mutants::Mutant;
 use crate::tcp::{Sockets, Stream};
 
 /// One rendezvous.
@@ -107,7 +109,10 @@ impl Rendezvous {
             self.messages.push_front((side, message));
             return false;
         }
+        let closed = self.sides[side].stream.is_none();
         match message {
+            // Nobody is there to read it.
+            Message::Proposal | Message::Accept(_) | Message::Confirm(_) if closed => {}
             Message::Proposal => return self.proposed(now, hosts),
             Message::Accept(offer) => return self.accepted(now, hosts, &offer),
             Message::Confirm(offer) => self.confirmed(now, hosts, &offer),
@@ -150,6 +155,13 @@ impl Rendezvous {
         self.sides.each_ref().map(|party| (party.host, party.id))
     }
 
+    /// The application behind this side is gone before the rendezvous has ended.
+    pub(crate) fn break_off(&mut self, now: Instant, hosts: &mut Hosts, side: usize) {
+        if !hosts[self.sides[side].host].asleep {
+            self.fail(now, hosts, side, true);
+        }
+    }
+
     fn say(&mut self, to: usize, message: Message) {
         self.messages.push_back((to, message));
     }
@@ -186,6 +198,7 @@ impl Rendezvous {
                 return false;
             }
             Ok(joined) => {
+                assert_zero(&joined.rmbe);
                 let first_contact = self.sides[SERVER].founding.is_some();
                 self.say(CLIENT, Message::Accept(Offer { first_contact, ..joined.offer }));
                 self.sides[SERVER].joined = Some(joined);
@@ -243,6 +256,7 @@ impl Rendezvous {
                 return true;
             }
         };
+        assert_zero(&joined.rmbe);
         let (ours, connection) = (joined.offer, joined.connection);
         self.sides[CLIENT].joined = Some(joined);
         let groups = &mut hosts[host].groups;
@@ -292,10 +306,16 @@ impl Rendezvous {
     fn fail(&mut self, now: Instant, hosts: &mut Hosts, side: usize, tells: bool) {
         let party = &mut self.sides[side];
         let Some(stream) = party.stream.take() else { return };
-        let groups = &mut hosts[party.host].groups;
+        let host = &mut hosts[party.host];
         if let Some(joined) = party.joined.take() {
-            groups.leave(now, joined.connection, joined.rmbe);
+            match host.mutant {
+                Some(Mutant::ReuseEarly) => host.reuse_early(now, joined),
+                Some(Mutant::TrustAcknowledgements) | None => {
+                    host.groups.leave(now, joined.connection, joined.rmbe);
+                }
+            }
         }
+        let groups = &mut host.groups;
         if let Some(group) = party.founding.take() {
             groups.give_up(now, group);
         }
@@ -313,6 +333,14 @@ impl Rendezvous {
             hosts[self.sides[side].host].groups.abort(id);
         }
     }
+}
+
+/// Whoever gets an element gets it without a trace of those who had it before.
+fn assert_zero(rmbe: &Rmbe) {
+    let mut bytes = vec![0; rmbe.capacity() as usize];
+    rmbe.copy_out(0, &mut bytes);
+    let dirty = bytes.iter().position(|byte| *byte != 0);
+    assert_eq!(dirty, None, "a new element is not zero");
 }
 
 /// Index of the side that connects.

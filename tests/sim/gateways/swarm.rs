@@ -198,19 +198,24 @@ impl Swarm {
     }
 
     fn make_trouble(&mut self) {
-        match self.dice.below(5) {
-            0 | 1 => {
+        match self.dice.below(8) {
+            0 => self.lose(),
+            1 if self.world.talks() > 0 => {
+                let (index, side) = (self.dice.index(self.world.talks()), self.dice.index(2));
+                self.world.break_off(index, side);
+            }
+            1 | 2 => {
                 let pairs = self.world.network.queue_pairs();
                 if !pairs.is_empty() {
                     self.seen.breaks += 1;
                     self.world.network.break_qp(pairs[self.dice.index(pairs.len())].1);
                 }
             }
-            2 => {
+            3 => {
                 let host = &mut self.world.hosts[self.dice.index(2)];
                 host.asleep = !host.asleep;
             }
-            3 => {
+            4 => {
                 let number = self.dice.index(self.world.connections.len());
                 let (host, id) = self.world.connections[number].names[self.dice.index(2)];
                 if let Some(id) = id {
@@ -219,6 +224,24 @@ impl Swarm {
                 }
             }
             _ => self.flap(),
+        }
+    }
+
+    /// One side sends and is acknowledged, the other's pollers are late, and then the path breaks.
+    fn lose(&mut self) {
+        let host = self.dice.index(2);
+        for _ in 0..20 {
+            self.world.applications();
+            let World { hosts, now, .. } = &mut self.world;
+            hosts[host].turn(*now);
+            self.world.pass_time(self.world.now + Duration::from_millis(1));
+        }
+        let gids = self.world.hosts[1 - host].gids.clone();
+        let pairs = self.world.network.queue_pairs();
+        let pairs: Vec<_> = pairs.into_iter().filter(|(gid, _)| gids.contains(gid)).collect();
+        if !pairs.is_empty() {
+            self.seen.breaks += 1;
+            self.world.network.break_qp(pairs[self.dice.index(pairs.len())].1);
         }
     }
 
