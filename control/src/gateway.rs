@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +19,7 @@ use smcr_rnic::Rnic;
 use crate::config::Config;
 use crate::groups::{self, GroupId, Groups, PortId, QpOf, Settings};
 use crate::listener::Listener;
+use crate::network::Network;
 use crate::placement::Poller;
 use crate::reactor::{Event, Key, Reactor, Token};
 use crate::sessions::{Founding, Session};
@@ -48,8 +49,6 @@ pub struct Port<N: Rnic> {
 pub struct PortInfo {
     /// The network device below it.
     pub device: String,
-    /// The network it is in.
-    pub subnet: Ipv4Subnet,
     /// What the NIC counts.
     pub traffic: Arc<Traffic>,
 }
@@ -65,8 +64,8 @@ pub struct Gateway<N: Rnic> {
     pub(crate) option: OptionSource,
     pub(crate) peer_id: PeerId,
     pub(crate) ports: Vec<PortInfo>,
-    /// Which port connections of a network device use, where the operator said so.
-    pub(crate) port_by_address: HashMap<std::net::IpAddr, PortId>,
+    /// Devices, and which port connections of each go through.
+    pub(crate) network: Network,
     pub(crate) listeners: Vec<Listener>,
     pub(crate) sessions: Slab<Session>,
     /// How many sessions are rendezvous.
@@ -113,8 +112,8 @@ pub struct Parts<N: Rnic> {
     pub peer_id: PeerId,
     /// RNICs and pollers.
     pub ports: Vec<Port<N>>,
-    /// Which port the connections of a local address use.
-    pub port_by_address: HashMap<std::net::IpAddr, PortId>,
+    /// Where the ports are.
+    pub network: Network,
     /// Listening sockets.
     pub listeners: Vec<Listener>,
     /// Wakes the control thread.
@@ -134,6 +133,9 @@ impl<N: Rnic> Gateway<N> {
     pub fn new(parts: Parts<N>) -> io::Result<Self> {
         let reactor = Reactor::new()?;
         reactor.watch(parts.waker.descriptor(), Token::Waker)?;
+        if let Some(changes) = parts.network.descriptor() {
+            reactor.watch(changes, Token::Network)?;
+        }
         for (index, listener) in parts.listeners.iter().enumerate() {
             let index = u16::try_from(index).map_err(|_| io::ErrorKind::InvalidInput)?;
             if let Some(socket) = &listener.socket {
@@ -143,6 +145,10 @@ impl<N: Rnic> Gateway<N> {
         let started = parts.clock.now();
         let settings = settings(&parts.config, parts.peer_id);
         let (ports, groups) = join_ports(settings, parts.ports);
+        let mut groups = groups;
+        for index in (0..ports.len()).map(PortId) {
+            groups.carrier_changed(started, index, parts.network.is_up(index));
+        }
         Ok(Self {
             config: parts.config,
             clock: parts.clock,
@@ -150,7 +156,7 @@ impl<N: Rnic> Gateway<N> {
             option: parts.option,
             peer_id: parts.peer_id,
             ports,
-            port_by_address: parts.port_by_address,
+            network: parts.network,
             listeners: parts.listeners,
             sessions: Slab::default(),
             shaking: 0,
@@ -245,6 +251,7 @@ impl<N: Rnic> Gateway<N> {
                     self.suspects.push_back((now, key));
                 }
             }
+            Token::Network => self.network_changed(now),
             Token::Waker => {}
         }
     }
@@ -267,10 +274,14 @@ impl<N: Rnic> Gateway<N> {
 
     /// The port that a session's connection to the peer goes through.
     pub(crate) fn port_of(&self, key: Key) -> Option<PortId> {
+        self.network.ports_for(self.local_of(key)?).first().copied()
+    }
+
+    /// The local address of a rendezvous.
+    pub(crate) fn local_of(&self, key: Key) -> Option<IpAddr> {
         let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return None };
         let local = rustix::net::getsockname(&shaking.peer).ok()?;
-        let local = SocketAddr::try_from(local).ok()?.ip().to_canonical();
-        self.port_by_address.get(&local).copied()
+        Some(SocketAddr::try_from(local).ok()?.ip())
     }
 
     /// Seconds since the gateway started.
@@ -290,6 +301,7 @@ fn settings(config: &Config, peer_id: PeerId) -> Settings {
         keepalive: Keepalive { idle: Some(smc.test_link_idle), reply_wait: smc.test_link_timeout },
         idle_group_server: smc.idle_group_server,
         idle_group_client: smc.idle_group_client,
+        max_links: smcr_proto::limits::LINKS_MAX,
     }
 }
 
@@ -300,7 +312,7 @@ fn join_ports<N: Rnic>(
 ) -> (Vec<PortInfo>, GatewayGroups<N>) {
     let (mut infos, mut nics, mut pollers) = (Vec::new(), Vec::new(), Vec::new());
     for port in ports {
-        infos.push(PortInfo { device: port.device, subnet: port.subnet, traffic: port.traffic });
+        infos.push(PortInfo { device: port.device, traffic: port.traffic });
         nics.push(groups::Port::new(port.name, port.pnet, port.subnet, port.rnic));
         pollers.push(port.poller);
     }

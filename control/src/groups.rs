@@ -9,7 +9,8 @@
 //! failed, the queue pairs are retired, and once everything is home its memory is withdrawn.
 //!
 //! - [`group`] is one link group and its links;
-//! - `machine` does what the machine of a group demands;
+//! - `machine` does what the machine of a group demands; `links` opens and loses the links beyond
+//!   the first, `moves` finds their connections another place;
 //! - [`members`] is which connection holds what of a group;
 //! - `memory` grows and shrinks what a group has of it;
 //! - [`stock`] is RMBs and their elements, [`slots`] the slots of connections;
@@ -17,9 +18,11 @@
 //! - [`ports`] is what groups stand on.
 
 pub mod group;
+mod links;
 mod machine;
 pub mod members;
 mod memory;
+mod moves;
 mod operate;
 pub mod ports;
 pub mod slots;
@@ -30,11 +33,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use smcr_engine::{Command, LinkId};
+use smcr_proto::limits::RETRY_LINK;
 use smcr_proto::link::{Cause, Keepalive};
 use smcr_proto::link_group::{LinkGroup, Role, Setup, UNNUMBERED};
 use smcr_proto::wire::clc::Offer;
 use smcr_proto::wire::llc::DeleteReason;
-use smcr_proto::{Instant, LinkNumber, LinkUserId, PeerId, RmbeSize};
+use smcr_proto::{Gid, Instant, LinkNumber, LinkUserId, PeerId, RmbeSize};
 use smcr_rnic::{Exhausted, Opening, QpAddress, Rnic};
 
 pub use group::{Group, GroupId, Link, Peer, Phase};
@@ -62,11 +66,9 @@ pub struct Settings {
     pub idle_group_server: Duration,
     /// The same where we are the client.
     pub idle_group_client: Duration,
+    /// The most links of a group.
+    pub max_links: u8,
 }
-
-/// One of our RMBs, as a group calls it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RmbIndex(pub u8);
 
 /// What the owner must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,25 +188,66 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         self.events.pop_front()
     }
 
-    /// The group that a new connection from `peer` on `port` joins; we are the server.
-    pub fn joinable(&self, port: PortId, peer: Peer) -> Option<GroupId> {
-        let fits = |group: &Group<N::Opening>| {
-            group.role == Role::Server
-                && group.peer == peer
-                && group.links.iter().any(|link| link.port == port)
-                && group.members.len() < MEMBERS_MAX
-                // RFC 7609 2-4, 2.2.4-7, 3.5.1.2-5, 3.5.1.6.4-5, 3.5.2.1-2
-                && group.is_established()
+    /// Where a new connection that came by `port` can use RDMA: there, on the least busy of the
+    /// pollers of its RNIC; else on another RNIC of the same physical network. `peer` is the port
+    /// that it must reach, once that is known.
+    pub fn usable_port(&self, port: PortId, peer: Option<Gid>) -> Option<PortId> {
+        let near = self.ports.get(port.0)?;
+        let rank = |(index, other): (usize, &Port<N>)| {
+            let reaches = peer.is_none_or(|peer| other.reaches(peer));
+            let fits = other.is_up() && other.pnet == near.pnet && reaches;
+            let elsewhere = other.address() != near.address();
+            let id = PortId(index);
+            fits.then(|| (elsewhere, self.members_of(id), id))
         };
-        self.iter().find(|(_, group)| fits(group)).map(|(id, _)| id)
+        self.ports.iter().enumerate().filter_map(rank).min().map(|(_, _, id)| id)
+    }
+
+    /// The group that a new connection from `peer` by `port` joins, where we are the server.
+    ///
+    /// None begins a new one: with a new peer, beside groups that are full, and while an RNIC has
+    /// pollers that serve no group of this peer.
+    pub fn joinable(&self, port: PortId, peer: Peer) -> Option<GroupId> {
+        let near = self.ports.get(port.0)?;
+        let with_peer: Vec<_> =
+            self.iter().filter(|(_, group)| self.serves(group, near, peer)).collect();
+        let pollers =
+            self.ports.iter().filter(|one| one.is_up() && one.address() == near.address());
+        // RFC 7609 3.5.3-1
+        if with_peer.len() < pollers.count() && self.idle_poller(port, &with_peer) {
+            return None;
+        }
+        let open = with_peer.into_iter().filter(|(_, group)| {
+            // RFC 7609 2-4, 2.2.4-7, 3.5.1.2-5, 3.5.1.6.4-5, 3.5.2.1-2
+            group.is_established() && group.members.len() < MEMBERS_MAX
+        });
+        open.min_by_key(|(id, group)| (group.members.len(), *id)).map(|(id, _)| id)
     }
 
     /// The group whose first contact with the client `peer` is going on.
-    pub fn founding(&self, peer: Peer) -> Option<GroupId> {
-        let fits = |group: &Group<N::Opening>| {
-            group.role == Role::Server && group.peer == peer && group.is_founding()
-        };
+    pub fn founding(&self, port: PortId, peer: Peer) -> Option<GroupId> {
+        let near = self.ports.get(port.0)?;
+        let fits =
+            |group: &Group<N::Opening>| group.is_founding() && self.serves(group, near, peer);
         self.iter().find(|(_, group)| fits(group)).map(|(id, _)| id)
+    }
+
+    /// Whether connections of `peer` by `near` belong to this group, in the role of its server.
+    fn serves(&self, group: &Group<N::Opening>, near: &Port<N>, peer: Peer) -> bool {
+        let here =
+            group.links.first().is_some_and(|link| self.ports[link.port.0].pnet == near.pnet);
+        let over = matches!(group.phase, Phase::Ending);
+        // RFC 7609 2.2.3-2, 3.5.2.1-2
+        group.role == Role::Server && group.peer.id == peer.id && here && !over
+    }
+
+    /// Whether the poller that a new group would live on has none of these.
+    fn idle_poller(&self, port: PortId, groups: &[(GroupId, &Group<N::Opening>)]) -> bool {
+        let links = || groups.iter().flat_map(|(_, group)| &group.links);
+        let near = self.ports[port.0].address();
+        let mut here = self.ports.iter().enumerate().filter(|(_, one)| one.address() == near);
+        !groups.is_empty()
+            && here.any(|(index, one)| one.is_up() && links().all(|link| link.port.0 != index))
     }
 
     /// The link that a server's Accept names in a later contact, and its group.
@@ -249,6 +292,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             ours: opening.address(),
             theirs: None,
             state: LinkState::Opening(opening),
+            confirmed: false,
             activity: Arc::default(),
             heard: now,
         };
@@ -257,6 +301,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             role,
             peer,
             phase: Phase::Opening,
+            established: false,
             links: vec![link],
             stock,
             members: BTreeMap::new(),
@@ -301,10 +346,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         link.theirs = Some(theirs);
         let setup = Setup {
             peer_id: group.peer.id,
-            mac: link.ours.mac,
-            gid: link.ours.gid,
-            qpn: link.ours.qpn,
-            peer_qpn: offer.qpn,
+            ours: link.ours,
+            theirs,
             user_id: LinkUserId(link.id.0),
             eye_catcher: false,
             keepalive: settings.keepalive,
@@ -312,6 +355,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
                 Role::Server => settings.idle_group_server,
                 Role::Client => settings.idle_group_client,
             },
+            max_links: settings.max_links,
+            retry_link: RETRY_LINK,
         };
         let machine = match group.role {
             Role::Server => {
@@ -323,8 +368,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         group.phase = Phase::Running(Box::new(machine));
         let command = Command::AddLink { link: link.id, qp, activity: Arc::clone(&link.activity) };
         self.pollers.command(link.port, command);
-        if group.role == Role::Server {
-            self.with_machine(now, id, |machine| machine.link_connected(now));
+        let (role, number) = (group.role, link.number);
+        self.tell_own_rmb(now, id);
+        if role == Role::Server {
+            self.with_machine(now, id, |machine| machine.link_connected(now, number));
         }
         Ok(())
     }
@@ -400,13 +447,16 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             return;
         }
         tracing::info!(group = id.0, ?cause, connections = group.members.len(), "link group ends");
+        if cause != Cause::Idle {
+            self.counts.groups_lost += 1;
+        }
         group.phase = Phase::Ending;
         let pollers = &mut self.pollers;
         group.links.retain_mut(|link| {
             match std::mem::replace(&mut link.state, LinkState::Retiring) {
                 LinkState::Opening(_) => return false,
                 LinkState::Retiring => {}
-                LinkState::Polled => {
+                LinkState::Polled | LinkState::Leaving(_) | LinkState::Vacated => {
                     // RFC 7609 3.5.4-9, 3.5.4-12, 4.8.3-3
                     pollers.command(link.port, Command::FailConnections { link: link.id });
                     pollers.command(link.port, Command::RetireLink { link: link.id });

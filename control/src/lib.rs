@@ -21,6 +21,7 @@ pub mod gateway;
 pub mod groups;
 pub mod listener;
 pub mod log;
+pub mod network;
 pub mod operate;
 pub mod placement;
 pub mod pnet;

@@ -12,7 +12,7 @@ use smcr_proto::handshake::Server;
 use smcr_proto::wire::clc::{Diagnosis, Framer};
 use smcr_rnic::Rnic;
 
-use crate::config::{self, Transport};
+use crate::config::{self, TcpKeepalive, Transport};
 use crate::gateway::Gateway;
 use crate::reactor::{Key, Token};
 use crate::sessions::{Rendezvous, Session, Talk};
@@ -32,12 +32,12 @@ pub struct Listener {
     pub refused: u64,
     /// Connections now.
     pub active: u32,
-    keepalive: Duration,
+    /// Of the TCP connections towards SMC-R peers.
+    peer_keepalive: TcpKeepalive,
 }
 
 impl Listener {
-    /// Binds and listens. `keepalive` is the silence after which the kernel probes the sockets of
-    /// this listener; zero for never.
+    /// Binds and listens. `peer_keepalive` is for the TCP connections towards SMC-R peers.
     ///
     /// # Errors
     ///
@@ -45,13 +45,13 @@ impl Listener {
     pub fn open(
         config: &config::Listener,
         option: &OptionSource,
-        keepalive: Duration,
+        peer_keepalive: TcpKeepalive,
     ) -> io::Result<Self> {
         let upstream = *config.upstream.resolve()?.first().ok_or(io::ErrorKind::NotFound)?;
         let socket = new_socket(config.bind)?;
         sockopt::set_socket_reuseaddr(&socket, true)?;
         // Accepted sockets inherit these.
-        set_options(&socket, config, keepalive)?;
+        set_options(&socket, config, config.accept, peer_keepalive)?;
         if config.accept == Transport::Smc {
             option.mark_listener(&socket)?;
         }
@@ -64,7 +64,7 @@ impl Listener {
             accepted: 0,
             refused: 0,
             active: 0,
-            keepalive,
+            peer_keepalive,
         })
     }
 
@@ -76,7 +76,7 @@ impl Listener {
     /// Begins to connect to the upstream. Returns whether that is done already.
     fn connect(&self, option: &OptionSource) -> io::Result<(OwnedFd, bool)> {
         let socket = new_socket(self.upstream)?;
-        set_options(&socket, &self.config, self.keepalive)?;
+        set_options(&socket, &self.config, self.config.connect, self.peer_keepalive)?;
         if self.config.connect == Transport::Smc {
             option.mark_client(&socket)?;
         }
@@ -255,14 +255,25 @@ pub(crate) fn connect_outcome(socket: impl AsFd) -> io::Result<()> {
     sockopt::socket_error(socket)?.map_err(io::Error::from)
 }
 
-fn set_options(socket: &OwnedFd, config: &config::Listener, keepalive: Duration) -> io::Result<()> {
+/// Sets what the operator chose for the side of a listener whose `transport` this is.
+fn set_options(
+    socket: &OwnedFd,
+    config: &config::Listener,
+    transport: Transport,
+    peer_keepalive: TcpKeepalive,
+) -> io::Result<()> {
     if config.tcp_nodelay {
         sockopt::set_tcp_nodelay(socket, true)?;
     }
-    if !keepalive.is_zero() {
-        // The kernel counts in seconds, and refuses none.
-        sockopt::set_tcp_keepidle(socket, keepalive.max(Duration::from_secs(1)))?;
-        // RFC 7609 4.5.3-6
+    let keepalive = match transport {
+        Transport::Tcp => config.tcp_keepalive,
+        Transport::Smc => peer_keepalive,
+    };
+    if !keepalive.idle.is_zero() {
+        // RFC 7609 4.5.3-6, 4.5.3-7
+        sockopt::set_tcp_keepidle(socket, keepalive.idle)?;
+        sockopt::set_tcp_keepintvl(socket, keepalive.interval)?;
+        sockopt::set_tcp_keepcnt(socket, keepalive.count)?;
         sockopt::set_socket_keepalive(socket, true)?;
     }
     Ok(())
@@ -289,26 +300,44 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    /// Where firewalls forget idle connections, operators rely on this; and small writes of
-    /// interactive applications must not wait for each other.
-    // RFC 7609 4.5.3-6
+    /// Where firewalls forget idle connections, operators rely on this, on either side and with
+    /// times of their own; and small writes of interactive applications must not wait for each
+    /// other.
+    // RFC 7609 4.5.3-6, 4.5.3-7
     #[test]
-    fn accepted_sockets_have_the_options_that_the_operator_chose() {
-        let text = "[[listener]]\nname='a'\nbind='127.0.0.1:0'\nupstream='127.0.0.1:2'\n";
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let text = text.replace("127.0.0.1:0", &port.to_string());
-        let config = Config::parse(&text, "a.toml").unwrap();
-        let option = OptionSource::None(String::new());
-        for idle_s in [0, 7] {
-            let idle = Duration::from_secs(idle_s);
-            let listener = Listener::open(&config.listeners[0], &option, idle).unwrap();
-            let _client = std::net::TcpStream::connect(port).unwrap();
-            let accepted =
-                accept_with(listener.socket.as_ref().unwrap(), SocketFlags::CLOEXEC).unwrap();
-            assert!(sockopt::tcp_nodelay(&accepted).unwrap());
-            assert_eq!(sockopt::socket_keepalive(&accepted).unwrap(), idle_s > 0);
-            if idle_s > 0 {
-                assert_eq!(sockopt::tcp_keepidle(&accepted).unwrap(), idle);
+    fn sockets_have_the_options_that_the_operator_chose() {
+        for (accept, connect) in [("tcp", "smc"), ("smc", "tcp"), ("tcp", "tcp")] {
+            for idle_s in [0, 7] {
+                let upstream = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+                let place = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr();
+                let (place, target) = (place.unwrap(), upstream.local_addr().unwrap());
+                let text = format!(
+                    "[[listener]]\nname='a'\nbind='{place}'\nupstream='{target}'\n\
+                     accept='{accept}'\nconnect='{connect}'\n\
+                     tcp_keepalive = {{ idle = '{idle_s}s', interval = '2s', count = 5 }}\n\
+                     [smc]\ntcp_keepalive = {{ idle = '9s', interval = '1s', count = 4 }}\n"
+                );
+                let config = Config::parse(&text, "a.toml").unwrap();
+                let option = OptionSource::None(String::new());
+                let chosen = config.smc.tcp_keepalive;
+                let listener = Listener::open(&config.listeners[0], &option, chosen).unwrap();
+                let _client = std::net::TcpStream::connect(place).unwrap();
+                let accepted =
+                    accept_with(listener.socket.as_ref().unwrap(), SocketFlags::CLOEXEC).unwrap();
+                let (connected, _) = listener.connect(&option).unwrap();
+                for (socket, side) in [(accepted, accept), (connected, connect)] {
+                    let expected = if side == "smc" { (9, 1, 4) } else { (idle_s, 2, 5) };
+                    assert!(sockopt::tcp_nodelay(&socket).unwrap());
+                    assert_eq!(sockopt::socket_keepalive(&socket).unwrap(), expected.0 > 0);
+                    if expected.0 > 0 {
+                        let found = (
+                            sockopt::tcp_keepidle(&socket).unwrap().as_secs(),
+                            sockopt::tcp_keepintvl(&socket).unwrap().as_secs(),
+                            sockopt::tcp_keepcnt(&socket).unwrap(),
+                        );
+                        assert_eq!(found, expected);
+                    }
+                }
             }
         }
     }

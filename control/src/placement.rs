@@ -1,16 +1,73 @@
 //! The pollers as the control thread sees them.
 
 use std::collections::VecDeque;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
-use smcr_engine::mailbox::{Receiver, Sender};
+use smcr_engine::handoff::Owners;
+use smcr_engine::limits::COMMANDS_MAX;
+use smcr_engine::mailbox::{Receiver, Sender, Waker, mailbox};
 use smcr_engine::{Command, Report};
 
 use crate::groups::{Pollers, PortId};
+
+/// What a polling thread needs to know of the others before any of them starts.
+pub struct Seat<Qp> {
+    /// Its index among all pollers.
+    pub index: u8,
+    /// Wakes it.
+    pub waker: Waker,
+    /// What it is told.
+    pub obey: Receiver<Command<Qp, OwnedFd>>,
+    /// How to tell each of the pollers something, by index.
+    pub neighbours: Vec<Sender<Command<Qp, OwnedFd>>>,
+    /// Who has which slot.
+    pub owners: Arc<Owners>,
+}
+
+impl<Qp> Seat<Qp> {
+    /// The control thread's end of it.
+    pub fn line(&self) -> Line<Qp> {
+        let commands = self.neighbours[usize::from(self.index)].clone();
+        Line { commands, index: self.index, owners: Arc::clone(&self.owners) }
+    }
+}
+
+/// How the control thread speaks to one poller.
+pub struct Line<Qp> {
+    commands: Sender<Command<Qp, OwnedFd>>,
+    index: u8,
+    owners: Arc<Owners>,
+}
+
+/// Seats for `count` pollers.
+///
+/// # Errors
+///
+/// When the process is out of descriptors, or `count` is above 256.
+pub fn seats<Qp>(count: usize) -> io::Result<Vec<Seat<Qp>>> {
+    let owners = Arc::new(Owners::new());
+    let mut ends = Vec::new();
+    for index in 0..count {
+        let index = u8::try_from(index).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let waker = Waker::new()?;
+        let (commands, obey) = mailbox(COMMANDS_MAX, waker.clone());
+        ends.push((index, waker, commands, obey));
+    }
+    let neighbours: Vec<_> = ends.iter().map(|(_, _, commands, _)| commands.clone()).collect();
+    let seat = |(index, waker, _, obey)| Seat {
+        index,
+        waker,
+        obey,
+        neighbours: neighbours.clone(),
+        owners: Arc::clone(&owners),
+    };
+    Ok(ends.into_iter().map(seat).collect())
+}
 
 /// One polling thread, from outside.
 pub struct Poller<Qp> {
@@ -22,7 +79,7 @@ pub struct Poller<Qp> {
     pub gauges: Arc<Gauges>,
     /// What it says.
     pub reports: Receiver<Report<OwnedFd>>,
-    commands: Sender<Command<Qp, OwnedFd>>,
+    line: Line<Qp>,
     /// Commands that found the queue full. They keep their order.
     delayed: VecDeque<Command<Qp, OwnedFd>>,
     thread: Option<JoinHandle<()>>,
@@ -34,7 +91,7 @@ impl<Qp> Poller<Qp> {
         core: Option<usize>,
         shared: (Arc<Counters>, Arc<Gauges>),
         reports: Receiver<Report<OwnedFd>>,
-        commands: Sender<Command<Qp, OwnedFd>>,
+        line: Line<Qp>,
         thread: JoinHandle<()>,
     ) -> Self {
         let (counters, gauges) = shared;
@@ -43,7 +100,7 @@ impl<Qp> Poller<Qp> {
             counters,
             gauges,
             reports,
-            commands,
+            line,
             delayed: VecDeque::new(),
             thread: Some(thread),
         }
@@ -54,17 +111,33 @@ impl<Qp> Poller<Qp> {
     /// [`Command::Expect`] wakes nobody: the first message that it is about will, and the poller
     /// obeys before it looks at a message it cannot place.
     pub fn command(&mut self, command: Command<Qp, OwnedFd>) {
-        let wakes = !matches!(command, Command::Expect { .. });
+        let expected = match &command {
+            Command::Expect { connection } => Some(connection.slot),
+            Command::AddLink { .. }
+            | Command::SendLlc { .. }
+            | Command::FailConnections { .. }
+            | Command::FailLink { .. }
+            | Command::RetireLink { .. }
+            | Command::Forget { .. }
+            | Command::Relay { .. }
+            | Command::Abort { .. }
+            | Command::MoveConnections { .. }
+            | Command::Adopt(_)
+            | Command::Deliver { .. }
+            | Command::Stop => None,
+        };
         self.push(command);
-        if wakes {
-            self.commands.wake();
+        match expected {
+            // Behind the push: what other pollers pass on comes behind it too.
+            Some(slot) => self.line.owners.set(slot, self.line.index),
+            None => self.line.commands.wake(),
         }
     }
 
     fn push(&mut self, command: Command<Qp, OwnedFd>) {
         if !self.delayed.is_empty() {
             self.delayed.push_back(command);
-        } else if let Err(command) = self.commands.push(command) {
+        } else if let Err(command) = self.line.commands.push(command) {
             self.delayed.push_back(command);
         }
     }
@@ -73,13 +146,13 @@ impl<Qp> Poller<Qp> {
     pub fn catch_up(&mut self) -> bool {
         let before = self.delayed.len();
         while let Some(command) = self.delayed.pop_front() {
-            if let Err(command) = self.commands.push(command) {
+            if let Err(command) = self.line.commands.push(command) {
                 self.delayed.push_front(command);
                 break;
             }
         }
         if self.delayed.len() < before {
-            self.commands.wake();
+            self.line.commands.wake();
         }
         self.delayed.is_empty()
     }
@@ -121,13 +194,20 @@ mod tests {
     /// passes here each time it goes to sleep itself.
     #[test]
     fn only_a_command_wakes_a_poller() {
-        use smcr_engine::mailbox::{Waker, mailbox};
         let waker = Waker::new().unwrap();
         let (commands, obeyed) = mailbox::<Command<(), OwnedFd>>(1, waker.clone());
+        let (_, never) = mailbox(1, waker.clone());
+        let seat = Seat {
+            index: 0,
+            waker: waker.clone(),
+            obey: never,
+            neighbours: vec![commands],
+            owners: Arc::new(Owners::new()),
+        };
         let (_, reports) = mailbox(1, waker.clone());
         let shared = (Arc::new(Counters::default()), Arc::new(Gauges::new()));
         let thread = std::thread::spawn(|| {});
-        let mut poller = Poller::new(None, shared, reports, commands, thread);
+        let mut poller = Poller::new(None, shared, reports, seat.line(), thread);
         let is_woken = || rustix::io::read(waker.descriptor(), &mut [0; 8]).is_ok();
 
         waker.about_to_sleep();

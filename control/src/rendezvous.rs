@@ -30,6 +30,7 @@ use crate::reactor::{Event, Key};
 use crate::sessions::{Rendezvous, Resources, Session, Talk, Waiting};
 
 /// What one look at the peer's socket brought.
+#[expect(clippy::large_enum_variant, reason = "it lives as long as one message is handled")]
 enum Heard {
     /// Nothing, for now.
     Silence,

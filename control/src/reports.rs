@@ -1,5 +1,6 @@
 //! What pollers say, turned into events, logs and releases; and the end of it all.
 
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use smcr_engine::handoff::Ending;
@@ -60,16 +61,17 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 
-    fn report(&mut self, now: Instant, report: Report<std::os::fd::OwnedFd>) {
+    fn report(&mut self, now: Instant, report: Report<OwnedFd>) {
         match report {
             Report::LlcReceived { link, message } => {
                 self.groups.llc_received(now, link, &message);
             }
             Report::LinkBroke { link, cause } => self.groups.link_broke(now, link, cause),
             Report::LinkRetired { link } => self.groups.link_retired(now, link),
-            Report::Moved { .. } | Report::LinkVacated { .. } => {
-                unreachable!("no poller was told to move anything")
+            Report::Moved { connection, link, rkey } => {
+                self.groups.connection_moved(connection, link, rkey);
             }
+            Report::LinkVacated { link } => self.groups.link_vacated(now, link),
             Report::Closed { connection, ending, bytes_in, bytes_out, rmbe, streams } => {
                 // Whatever was not reset yet is finished in both directions, or of no more use.
                 drop(streams);
@@ -103,11 +105,7 @@ impl<N: Rnic> Gateway<N> {
         self.groups.closed(now, connection, rmbe);
         let Carried::Smc { tcp, .. } = open.transport else { return };
         // RFC 7609 4.8-1
-        if ending == Ending::Graceful {
-            drop(tcp);
-        } else {
-            reset(tcp);
-        }
+        end_tcp(tcp, ending);
     }
 
     /// Looks after SMC-R connections whose TCP connection ended a while ago.
@@ -204,7 +202,49 @@ impl<N: Rnic> Gateway<N> {
     }
 }
 
+/// Ends the TCP connection beside an SMC-R connection that ended this way.
+fn end_tcp(tcp: OwnedFd, ending: Ending) {
+    match ending {
+        Ending::Graceful => drop(tcp),
+        // RFC 7609 4.8.1-22
+        Ending::ResetByApplication
+        | Ending::ResetByPeer
+        | Ending::LinkLost
+        | Ending::DataLost
+        | Ending::PeerMisbehaved
+        | Ending::Stalled
+        | Ending::Aborted => reset(tcp),
+    }
+}
+
 /// How long a connection may outlive its TCP connection before its peer is asked to prove itself.
 const SUSPECT_AFTER: Duration = Duration::from_millis(300);
 /// How long a stop waits for queue pairs to be given up.
 const FAREWELL: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read};
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// A stack at the other end that waits on TCP must learn there how the connection ended: an end
+    /// of stream after a stall would look as if all had been delivered.
+    // RFC 7609 4.8-1, 4.8.1-22
+    #[test]
+    fn tcp_ends_as_smc_r_did() {
+        for (ending, outcome) in [
+            (Ending::Graceful, Ok(0)),
+            (Ending::Stalled, Err(ErrorKind::ConnectionReset)),
+            (Ending::LinkLost, Err(ErrorKind::ConnectionReset)),
+            (Ending::ResetByApplication, Err(ErrorKind::ConnectionReset)),
+        ] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (near, _) = listener.accept().unwrap();
+            end_tcp(near.into(), ending);
+            assert_eq!(far.read(&mut [0]).map_err(|error| error.kind()), outcome, "{ending:?}");
+        }
+    }
+}

@@ -111,7 +111,8 @@ pub enum Carried {
     Smc {
         /// The group.
         group: GroupId,
-        /// The TCP connection.
+        /// The TCP connection. Its kernel answers keepalive probes, and nobody reads it.
+        // RFC 7609 4.5.3-8
         tcp: OwnedFd,
     },
     /// Over TCP.

@@ -131,7 +131,8 @@ pub struct LinkGroup {
     pub version: u8,
     /// The peer id, in hexadecimal.
     pub peer_id: String,
-    /// `single`, `symmetric`, `asymmetric-local` or `asymmetric-peer`.
+    /// `single`, `symmetric`, `asymmetric-local` (one RNIC of ours), `asymmetric-peer` (one RNIC of
+    /// the peer's), or `none` while no link carries connections.
     #[serde(rename = "type")]
     pub kind: String,
     /// Connections in it now.
@@ -447,8 +448,8 @@ pub(crate) mod tests {
             ("/pollers/0", "core turns turns_idle connections"),
             (
                 "/rnics/0",
-                "name kind device gid state links mtu packets_in packets_out retransmits icrc_errors \
-                 rkey_errors",
+                "name kind device gid state links mtu packets_in packets_out retransmits \
+                 icrc_errors rkey_errors",
             ),
         ] {
             let object = json.pointer(place).unwrap().as_object().unwrap();

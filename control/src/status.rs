@@ -14,7 +14,7 @@ use smcr_engine::gauges::Stage;
 use smcr_engine::mailbox::Sender;
 use smcr_proto::Instant;
 use smcr_proto::link::State as LinkState;
-use smcr_proto::link_group::Role;
+use smcr_proto::link_group::{Role, Symmetry};
 use smcr_proto::wire::clc::Diagnosis;
 use smcr_rnic::Rnic;
 
@@ -135,7 +135,7 @@ impl<N: Rnic> Gateway<N> {
             fallbacks: self.fallback_rows(),
             link_groups: self.link_groups(),
             pollers: self.groups.pollers().iter().map(poller_row).collect(),
-            rnics: (0..self.ports.len()).filter_map(|port| self.rnic_row(PortId(port))).collect(),
+            rnics: self.rnic_rows(),
             listeners: self.listeners.iter().map(listener_row).collect(),
             memory: self.memory(),
         }
@@ -196,7 +196,7 @@ impl<N: Rnic> Gateway<N> {
             role: role_name(group.role).to_owned(),
             version: 1,
             peer_id: group.peer.id.to_string(),
-            kind: "single".to_owned(),
+            kind: kind_name(group).to_owned(),
             connections: u32::try_from(group.members.len()).unwrap_or(u32::MAX),
             links: group.links.iter().map(row).collect(),
             rmbs: group.stock.rmbs(),
@@ -248,6 +248,25 @@ impl<N: Rnic> Gateway<N> {
         rows.collect()
     }
 
+    /// One for each RNIC, however many pollers it has.
+    fn rnic_rows(&self) -> Vec<RnicRow> {
+        let mut rows: Vec<RnicRow> = Vec::new();
+        for row in (0..self.ports.len()).filter_map(|port| self.rnic_row(PortId(port))) {
+            match rows.iter_mut().find(|other| other.name == row.name) {
+                None => rows.push(row),
+                Some(same) => {
+                    same.links += row.links;
+                    same.packets_in += row.packets_in;
+                    same.packets_out += row.packets_out;
+                    same.retransmits += row.retransmits;
+                    same.icrc_errors += row.icrc_errors;
+                    same.rkey_errors += row.rkey_errors;
+                }
+            }
+        }
+        rows
+    }
+
     fn rnic_row(&self, id: PortId) -> Option<RnicRow> {
         let (port, info) = (&self.groups.ports()[id.0], &self.ports[id.0]);
         let address = port.rnic.as_ref()?.port();
@@ -258,7 +277,7 @@ impl<N: Rnic> Gateway<N> {
             kind: "roce-udp".to_owned(),
             device: info.device.clone(),
             gid: address.gid.to_string(),
-            state: if port.up { "up" } else { "down" }.to_owned(),
+            state: if port.is_up() { "up" } else { "down" }.to_owned(),
             links: u32::try_from(links.filter(|link| link.port == id).count()).unwrap_or(u32::MAX),
             mtu: address.mtu.bytes().unwrap_or(0),
             packets_in: read(&info.traffic.packets_in),
@@ -320,9 +339,19 @@ fn role_name(role: Role) -> &'static str {
     }
 }
 
+fn kind_name<O>(group: &Group<O>) -> &'static str {
+    let Some(machine) = group.machine() else { return "none" };
+    match machine.symmetry() {
+        Symmetry::Single => "single",
+        Symmetry::AsymmetricLocal => "asymmetric-local",
+        Symmetry::AsymmetricPeer => "asymmetric-peer",
+        Symmetry::Symmetric => "symmetric",
+    }
+}
+
 fn link_row<O>(group: &Group<O>, link: &groups::Link<O>, rnic: &str) -> Link {
     let state = group.machine().and_then(|machine| {
-        machine.links().find(|(number, _)| *number == link.number).map(|(_, state)| state)
+        machine.links().find(|view| view.number == link.number).map(|view| view.state)
     });
     let state = match state {
         None if matches!(group.phase, Phase::Opening) => "opening",

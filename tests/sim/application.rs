@@ -1,5 +1,7 @@
 //! Programs at both ends: they send bytes that can be told from all others, and check what comes.
 
+use std::collections::VecDeque;
+
 use crate::tcp;
 
 /// A program with one TCP connection.
@@ -12,6 +14,10 @@ pub(crate) struct Application {
     peer_seed: u64,
     wanted: u64,
     sent: u64,
+    /// Where in its stream the urgent bytes stand that it has not sent yet.
+    urgent: VecDeque<u64>,
+    /// Where those stand that it sent.
+    urgent_sent: Vec<u64>,
     write_max: usize,
     read_max: usize,
     received: u64,
@@ -43,6 +49,8 @@ impl Application {
             peer_seed,
             wanted: 0,
             sent: 0,
+            urgent: VecDeque::new(),
+            urgent_sent: Vec::new(),
             write_max: usize::MAX,
             read_max: usize::MAX,
             received: 0,
@@ -58,6 +66,12 @@ impl Application {
     pub(crate) fn write(&mut self, len: usize) {
         assert!(!self.will_finish, "nothing follows the end");
         self.wanted += len as u64;
+    }
+
+    /// Writes one more byte, which is urgent.
+    pub(crate) fn write_urgent(&mut self) {
+        self.urgent.push_back(self.wanted);
+        self.write(1);
     }
 
     /// The first `len` bytes went out before its connection was handed over.
@@ -115,8 +129,14 @@ impl Application {
     fn write_some(&mut self) -> bool {
         let left = usize::try_from(self.wanted - self.sent).expect("tests are small");
         let len = left.min(self.write_max).min(self.tcp.room());
-        if len > 0 {
-            let bytes = bytes(self.seed, self.sent, len);
+        let before_urgent = self.urgent.front().map(|at| at - self.sent);
+        if len > 0 && before_urgent == Some(0) {
+            let byte = pattern(self.seed, self.sent);
+            self.sent += self.tcp.write_urgent(byte).expect("there was room") as u64;
+            self.urgent_sent.extend(self.urgent.pop_front());
+        } else if len > 0 {
+            let most = before_urgent.map_or(len, |bytes| usize::try_from(bytes).unwrap_or(len));
+            let bytes = bytes(self.seed, self.sent, len.min(most));
             self.sent += self.tcp.write(&bytes).expect("there was room") as u64;
         }
         let finishes = self.will_finish && !self.finished && self.sent == self.wanted;
@@ -146,6 +166,16 @@ impl Application {
     /// Bytes that were taken from it.
     pub(crate) fn sent(&self) -> u64 {
         self.sent
+    }
+
+    /// Where in its stream the urgent bytes stood that it sent.
+    pub(crate) fn urgent_sent(&self) -> &[u64] {
+        &self.urgent_sent
+    }
+
+    /// Where in the stream that came the urgent bytes stood.
+    pub(crate) fn urgent_received(&self) -> Vec<u64> {
+        self.tcp.marks()
     }
 
     /// Bytes that came, each checked.

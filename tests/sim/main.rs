@@ -7,6 +7,8 @@
 mod application;
 mod closing;
 mod cluster;
+mod failover;
+mod flows;
 mod foreign;
 mod gateways;
 mod host;

@@ -50,6 +50,7 @@ struct Seen {
     reset: usize,
     lost: usize,
     bytes: u64,
+    urgent: u64,
     /// Waits for the peer, the pool, the send queue and the socket, early messages, late reports.
     waits: [u64; 6],
 }
@@ -60,6 +61,7 @@ impl Seen {
         self.reset += one.reset;
         self.lost += one.lost;
         self.bytes += one.bytes;
+        self.urgent += one.urgent;
         for (sum, wait) in self.waits.iter_mut().zip(one.waits) {
             *sum += wait;
         }
@@ -73,6 +75,7 @@ impl Seen {
             self.lost += ends(Ending::LinkLost);
             let counters = &host.counters;
             self.bytes += counters.rdma_in.get();
+            self.urgent += counters.urgent_out.get();
             let waits = [
                 &counters.blocked_on_peer,
                 &counters.blocked_on_pool,
@@ -89,7 +92,10 @@ impl Seen {
 
     fn is_everything(&self) -> bool {
         let common = self.graceful.min(self.reset).min(self.lost) > 20;
-        common && self.bytes > 10 << 20 && self.waits.iter().all(|wait| *wait > 0)
+        common
+            && self.bytes > 10 << 20
+            && self.urgent > 100
+            && self.waits.iter().all(|wait| *wait > 0)
     }
 }
 
@@ -105,6 +111,7 @@ impl Swarm {
             socket_bytes: [1_000, 30_000, 200_000][dice.index(3)],
             reports: [2, 100][dice.index(2)],
             elements: [3, 20, 255][dice.index(3)],
+            ..Sizes::USUAL
         };
         let trouble = [Chance::NEVER, Chance::percent(1), Chance::percent(5)][dice.index(3)];
         let cluster = Cluster::new(seed, odds, sizes);
@@ -184,6 +191,7 @@ impl Swarm {
         }
         match roll {
             0..50 if !application.will_finish() => application.write(len),
+            50..54 if !application.will_finish() => application.write_urgent(),
             0..60 if slowly > 100 => application.write_at_most(slowly),
             60..70 if slowly > 100 => application.read_at_most(slowly),
             70..78 => application.sleep(),
@@ -244,11 +252,15 @@ impl Swarm {
             assert!(well || excused, "pair {number}: {closed:?}");
             for (writer, reader) in [(client, server), (server, client)] {
                 assert!(reader.received() <= writer.sent());
-                let heard = reader.is_gone() || reader.heard() != Heard::Bytes;
-                assert!(heard, "pair {number} still waits");
+                let (sent, heard) = (writer.urgent_sent(), reader.urgent_received());
+                assert!(heard.iter().all(|at| sent.contains(at)), "pair {number}: {heard:?}");
+                let ended = reader.is_gone() || reader.heard() != Heard::Bytes;
+                assert!(ended, "pair {number} still waits");
                 if !excused {
                     assert_eq!(reader.received(), writer.sent(), "pair {number} is cut short");
                     assert_eq!(reader.heard(), Heard::End, "pair {number} ended well");
+                    // An earlier one may have lost its mark to a later one; the last one cannot.
+                    assert_eq!(heard.last(), sent.last(), "pair {number}: an urgent byte is lost");
                 }
             }
         }

@@ -4,6 +4,10 @@
 //! socket, and the next `poll` tells all that is possible by then; room is an edge only for a
 //! writer that was refused, and only once a third of the buffer is free; an error is told once, and
 //! what was received before it can still be read.
+//!
+//! Towards the poller there is at most one urgent byte: a later one takes the mark of one that was
+//! not read yet, which is then an ordinary byte in its place. A read stops before the marked byte.
+//! Towards the application every mark is written down.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use smcr_engine::limits::EVENTS_PER_TURN_MAX;
-use smcr_engine::streams::{Event, Key, Streams};
+use smcr_engine::streams::{Ahead, Event, Key, Streams};
 use smcr_memory::Vacant;
 use smcr_memory::rmb::Readable;
 
@@ -47,6 +51,29 @@ struct Tcp {
 struct Lane {
     bytes: VecDeque<u8>,
     finished: bool,
+    /// Where the first of `bytes` stands in the stream.
+    start: u64,
+    /// Where urgent bytes stand, in order. Those that were read stay only in `outbound`.
+    marks: Vec<u64>,
+}
+
+impl Lane {
+    /// Where the next byte will stand.
+    fn end(&self) -> u64 {
+        self.start + self.bytes.len() as u64
+    }
+
+    fn take(&mut self, len: usize) -> Vec<u8> {
+        self.start += len as u64;
+        self.bytes.drain(..len).collect()
+    }
+
+    /// How many bytes a read may bring: up to the mark, unless it begins there.
+    fn until_mark(&self) -> usize {
+        let mark = self.marks.last().filter(|mark| **mark > self.start);
+        let before = mark.map(|mark| usize::try_from(mark - self.start).expect("it is buffered"));
+        before.unwrap_or(self.bytes.len()).min(self.bytes.len())
+    }
 }
 
 impl Tcp {
@@ -72,13 +99,18 @@ impl Tcp {
         let writable = self.has_useful_room() || failed;
         self.wants_room |= !writable;
         let readable = !self.inbound.bytes.is_empty() || ended;
-        (readable || writable).then_some(Event { key, readable, writable, ending: ended, failed })
+        let urgent = !self.inbound.marks.is_empty();
+        let event = Event { key, readable, writable, ending: ended, urgent, failed };
+        (readable || writable).then_some(event)
     }
 
     fn read(&mut self, len: usize) -> io::Result<Vec<u8>> {
-        let len = len.min(self.inbound.bytes.len());
+        let len = len.min(self.inbound.until_mark());
         if len > 0 {
-            return Ok(self.inbound.bytes.drain(..len).collect());
+            let bytes = self.inbound.take(len);
+            let start = self.inbound.start;
+            self.inbound.marks.retain(|mark| *mark >= start);
+            return Ok(bytes);
         }
         if self.reset && !std::mem::replace(&mut self.error_told, true) {
             return Err(io::ErrorKind::ConnectionReset.into());
@@ -109,6 +141,21 @@ impl Tcp {
         self.outbound.bytes.extend(bytes);
         Ok(taken)
     }
+
+    fn write_urgent(&mut self, byte: u8) -> io::Result<()> {
+        let at = self.outbound.end();
+        self.write(1, |target| target[0] = byte)?;
+        self.outbound.marks.push(at);
+        Ok(())
+    }
+
+    fn ahead(&self) -> Ahead {
+        match &self.inbound {
+            lane if lane.bytes.is_empty() => Ahead::Nothing,
+            lane if lane.marks.contains(&lane.start) => Ahead::Urgent,
+            _ => Ahead::Bytes,
+        }
+    }
 }
 
 /// What an application reads.
@@ -137,6 +184,21 @@ impl Application {
         Some(len)
     }
 
+    /// Sends a byte as urgent if there is room for one.
+    pub(crate) fn write_urgent(&self, byte: u8) -> Option<usize> {
+        let mark = lock(&self.0).inbound.end();
+        let written = self.write(&[byte])?;
+        if written == 1 {
+            lock(&self.0).inbound.marks = vec![mark];
+        }
+        Some(written)
+    }
+
+    /// Where in the stream the urgent bytes stood that were sent to this application.
+    pub(crate) fn marks(&self) -> Vec<u64> {
+        lock(&self.0).outbound.marks.clone()
+    }
+
     /// How much can be written at once.
     pub(crate) fn room(&self) -> usize {
         let tcp = lock(&self.0);
@@ -152,7 +214,7 @@ impl Application {
         if len == 0 {
             return if tcp.outbound.finished { Read::Finished } else { Read::Nothing };
         }
-        let bytes = tcp.outbound.bytes.drain(..len).collect();
+        let bytes = tcp.outbound.take(len);
         if tcp.wants_room && tcp.has_useful_room() {
             tcp.wants_room = false;
             tcp.edge = true;
@@ -306,9 +368,19 @@ impl Streams for Sockets {
         lock(&stream.0).write(len, |target| target.copy_from_slice(&bytes[..target.len()]))
     }
 
+    fn write_urgent(&mut self, stream: &Stream, byte: u8) -> io::Result<()> {
+        self.count();
+        lock(&stream.0).write_urgent(byte)
+    }
+
     fn has_more(&mut self, stream: &Stream) -> bool {
         self.count();
         !lock(&stream.0).inbound.bytes.is_empty()
+    }
+
+    fn ahead(&mut self, stream: &Stream) -> Ahead {
+        self.count();
+        lock(&stream.0).ahead()
     }
 
     fn finish(&mut self, stream: &Stream) {

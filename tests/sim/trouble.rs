@@ -91,8 +91,9 @@ fn a_late_event_does_not_reach_the_next_user_of_a_slot() {
     cluster.run_until_quiet();
     let before = cluster.host(Client).sockets.system_calls();
     let key = Key { slot: id.slot, generation: id.generation, far: false };
-    let event = Event { key, readable: true, writable: true, ending: true, failed: true };
-    cluster.host(Client).sockets.tell_late(event);
+    let socket =
+        Event { key, readable: true, writable: true, ending: true, urgent: true, failed: true };
+    cluster.host(Client).sockets.tell_late(socket);
     cluster.run_until_quiet();
     assert_eq!(cluster.host(Client).sockets.system_calls(), before);
     cluster.application(Client, second).write(KIB);

@@ -30,10 +30,11 @@ impl Provider for Busy {
     }
 
     fn operate(&self, operation: Operation) -> Result<(), OperateError> {
-        match operation {
-            Operation::RnicUp { rnic } if rnic == "r0" => Ok(()),
-            other => Err(OperateError::Unknown(format!("{other:?}"))),
+        let known = Operation::RnicUp { rnic: "r0".to_owned() };
+        if operation == known {
+            return Ok(());
         }
+        Err(OperateError::Unknown(format!("{operation:?}")))
     }
 }
 

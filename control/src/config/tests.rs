@@ -88,6 +88,7 @@ fn every_key_arrives_where_it_belongs() {
         connect_timeout = "250ms"
         connections_max = 10
         tcp_nodelay = false
+        tcp_keepalive = { idle = "9s", interval = "1s", count = 127 }
         backlog = 16
         [poll]
         policy = "spin"
@@ -105,7 +106,7 @@ fn every_key_arrives_where_it_belongs() {
         test_link_timeout = "3s"
         idle_group_server = "4s"
         idle_group_client = "5s"
-        keepalive = "6s"
+        tcp_keepalive = { idle = "6s", interval = "7s", count = 8 }
         [limits]
         connections_max = 20
         handshakes_max = 30
@@ -127,12 +128,19 @@ fn every_key_arrives_where_it_belongs() {
     assert_eq!((smc.option, smc.assume_peers.len()), (OptionMode::Assume, 2));
     assert_eq!((smc.rmbe_size, smc.rmb_elements, smc.send_pool), (524_288, 1, 1 << 20));
     assert_eq!((smc.handshake_timeout, smc.test_link_idle), (seconds(1), seconds(2)));
-    assert_eq!((smc.test_link_timeout, smc.keepalive), (seconds(3), seconds(6)));
+    assert_eq!(smc.test_link_timeout, seconds(3));
+    assert_eq!(smc.tcp_keepalive, keepalive(6, 7, 8));
+    assert_eq!(listener.tcp_keepalive, keepalive(9, 1, 127));
     assert_eq!((smc.idle_group_server, smc.idle_group_client), (seconds(4), seconds(5)));
     assert_eq!(
         config.limits,
         Limits { connections_max: 20, handshakes_max: 30, rmb_bytes: 1_000_000 }
     );
+}
+
+fn keepalive(idle_s: u64, interval_s: u64, count: u32) -> TcpKeepalive {
+    let [idle, interval] = [idle_s, interval_s].map(Duration::from_secs);
+    TcpKeepalive { idle, interval, count }
 }
 
 const GOOD: &str = "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='127.0.0.1:2'\n";
@@ -182,7 +190,8 @@ fn every_fault_is_one_line_that_names_line_and_key() {
         (
             "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\nupstraem='y:1'",
             ":5: listener.a.upstraem: is not a key; known here: name, bind, accept, connect, \
-             upstream, connect_timeout, connections_max, tcp_nodelay, backlog",
+             upstream, connect_timeout, connections_max, tcp_nodelay, tcp_keepalive, \
+             backlog",
         ),
         (
             "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\nconnect_timeout=5",
@@ -228,6 +237,14 @@ fn other_tables_are_checked_too() {
             "[[rnic]]\nname='r'\ndevice='va'\nmtu=1500",
             ":8: rnic.r.mtu: 1500 is no RoCE MTU; write 256, 512, 1024, 2048 or 4096",
         ),
+        (
+            "[[rnic]]\nname='r'\ndevice='va'\naddress='va'",
+            ":8: rnic.r.address: \"va\" is no address; write one such as \"fd00::1\"",
+        ),
+        (
+            "[[rnic]]\nname='r'\ndevice='va'\npollers=0",
+            ":8: rnic.r.pollers: 0 is out of range; write 1 to 64",
+        ),
         ("[[rnic]]\nname=''", ":6: rnic.name: is empty"),
         (
             "[poll]\ncores=[0,'1']",
@@ -261,6 +278,20 @@ fn other_tables_are_checked_too() {
 #[test]
 fn the_protocol_is_checked_too() {
     are_refused(&[
+        (
+            "[smc]\ntcp_keepalive={idle='1500ms'}",
+            ":6: smc.tcp_keepalive.idle: \
+             TCP counts whole seconds, up to 32767 of them; write \"5s\"",
+        ),
+        (
+            "tcp_keepalive={interval='0s'}",
+            ":5: listener.a.tcp_keepalive.interval: \
+             TCP counts whole seconds, up to 32767 of them; write \"5s\"",
+        ),
+        (
+            "tcp_keepalive={count=0}",
+            ":5: listener.a.tcp_keepalive.count: 0 is out of range; write 1 to 127",
+        ),
         (
             "[smc]\nrmbe_size=70000",
             ":6: smc.rmbe_size: 70000 is no power of two; write 65536 or 131072",
@@ -324,4 +355,18 @@ fn fault(text: &str) -> String {
     let complaint = Config::parse(text, "gate.toml").expect_err(text).to_string();
     assert!(!complaint.contains('\n'), "{complaint}");
     complaint
+}
+
+/// On a device with many addresses only the operator knows which of them peers can reach.
+#[test]
+fn an_rnic_has_the_address_and_the_pollers_that_the_operator_chose() {
+    let listener = "[[listener]]\nname='a'\nbind='[::]:7'\nupstream='[fd00::2]:8'\n";
+    let parse = |keys: &str| {
+        let text = format!("{listener}[[rnic]]\nname='r'\ndevice='va'\n{keys}");
+        Config::parse(&text, "gate.toml").unwrap().rnics.remove(0)
+    };
+    let chosen = parse("address = 'fd00::7'\npollers = 2");
+    assert_eq!((chosen.address, chosen.pollers), ("fd00::7".parse().ok(), 2));
+    let default = parse("");
+    assert_eq!((default.address, default.pollers), (None, 1));
 }

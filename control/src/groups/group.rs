@@ -49,6 +49,8 @@ pub struct Group<O> {
     pub peer: Peer,
     /// Where it is in its life.
     pub phase: Phase,
+    /// Its first link has been confirmed.
+    pub(super) established: bool,
     /// Its links, oldest first, those that are being given up included.
     pub links: Vec<Link<O>>,
     /// Its RMBs.
@@ -84,6 +86,8 @@ pub struct Link<O> {
     /// The peer's end, once it is known.
     pub theirs: Option<QpAddress>,
     pub(super) state: LinkState<O>,
+    /// It has carried connections.
+    pub(super) confirmed: bool,
     /// When it last brought something.
     pub(super) activity: Arc<Activity>,
     /// What the machine was last told of `activity`.
@@ -96,8 +100,21 @@ pub(super) enum LinkState<O> {
     Opening(O),
     /// With the poller.
     Polled,
+    /// With the poller, which moves its connections elsewhere.
+    Leaving(Leaving),
+    /// With the poller; its connections are gone, and it is about to be deleted.
+    Vacated,
     /// With the poller, which was told to give it up.
     Retiring,
+}
+
+/// Why connections leave a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leaving {
+    /// It will be deleted; the machine waits until they have left.
+    Orderly,
+    /// It is down.
+    Disorderly,
 }
 
 impl<O> Link<O> {
@@ -105,7 +122,7 @@ impl<O> Link<O> {
     pub(super) fn is_alive(&self) -> bool {
         match &self.state {
             LinkState::Opening(_) | LinkState::Polled => true,
-            LinkState::Retiring => false,
+            LinkState::Leaving(_) | LinkState::Vacated | LinkState::Retiring => false,
         }
     }
 
@@ -151,14 +168,22 @@ impl<O> Group<O> {
     pub(super) fn is_usable(&self, link: &Link<O>) -> bool {
         match &link.state {
             LinkState::Opening(_) => matches!(self.phase, Phase::Opening),
-            LinkState::Polled => matches!(self.phase, Phase::Running(_)),
-            LinkState::Retiring => false,
+            LinkState::Polled => {
+                self.machine().is_some_and(|machine| machine.is_link_up(link.number))
+            }
+            LinkState::Leaving(_) | LinkState::Vacated | LinkState::Retiring => false,
         }
     }
 
     /// How many connections send on a link.
     pub fn members_on(&self, link: LinkId) -> usize {
         self.members.values().filter(|member| member.link == link).count()
+    }
+
+    /// The connections that send on a link, without those whose rendezvous is going on.
+    pub(super) fn relayed_on(&self, link: LinkId) -> Vec<ConnectionId> {
+        let here = self.members.iter().filter(|(_, member)| member.link == link && member.relayed);
+        here.map(|(connection, _)| *connection).collect()
     }
 
     /// Elements that are out: with connections, or resting.
@@ -171,7 +196,12 @@ impl<O> Group<O> {
         self.links.iter().find(|link| link.id == id)
     }
 
-    /// The link that the peer calls `number` and that was not given up.
+    /// The link that pollers call `id`.
+    pub(super) fn link_mut(&mut self, id: LinkId) -> Option<&mut Link<O>> {
+        self.links.iter_mut().find(|link| link.id == id)
+    }
+
+    /// The link that the peer calls `number` and whose queue pair was not given up.
     pub(super) fn numbered(&self, number: LinkNumber) -> Option<&Link<O>> {
         let alive = |link: &&Link<O>| !matches!(link.state, LinkState::Retiring);
         self.links.iter().filter(alive).find(|link| link.number == number)

@@ -32,9 +32,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     /// The poller has given up the queue pair of a link.
     pub fn link_retired(&mut self, now: Instant, link: LinkId) {
         let Some((id, _)) = self.locate(link) else { return };
-        if let Some(group) = self.groups.get_mut(&id) {
-            group.links.retain(|other| other.id != link);
-        }
+        self.drop_link(id, link);
         self.bury(now, id);
     }
 
@@ -71,28 +69,69 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
                     link.number = number;
                 }
             }
-            Action::LinkConfirmed(_) => {
-                tracing::info!(
-                    group = id.0,
-                    role = ?group.role,
-                    peer = %group.peer.id,
-                    gid = %group.peer.gid,
-                    "link group established"
-                );
-                self.events.push_back(Event::Established(id));
-            }
-            Action::LinkFailed(_, cause) => {
-                tracing::info!(group = id.0, ?cause, "a link is down");
-                if !group.is_established() {
+            Action::LinkConfirmed(number) => self.link_confirmed(id, number),
+            Action::OpenLink { number, peer } => self.open_link(now, id, number, peer),
+            Action::ConnectLink { number, theirs } => self.connect_link(now, id, number, theirs),
+            Action::VacateLink(number) => self.vacate_link(now, id, number),
+            Action::LinkFailed(number, cause) => {
+                let is_first = group.links.first().is_some_and(|link| link.number == number);
+                if !group.established && is_first {
+                    tracing::info!(group = id.0, ?cause, "the link of a first contact is down");
                     let committed = group.machine().is_some_and(LinkGroup::is_committed);
                     self.events.push_back(Event::FirstContactFailed { group: id, committed });
                 }
+                self.link_failed(now, id, number, cause);
             }
-            // Elements are reached by the keys of Accept and Confirm; on one link nothing else
-            // depends on these.
-            Action::RkeyAdded(..) | Action::RkeyDeleted(_) => {}
+            Action::RmbConfirmed(index) => self.rmb_confirmed(id, index),
+            Action::RmbRefused(index) | Action::RmbDeleted(index) => self.rmb_gone(id, index),
+            Action::RkeyDeleted(..) => self.abort_homeless(id),
             Action::Terminate(cause) => self.end(now, id, cause),
         }
+    }
+
+    /// Resets the connections that write to an RMB that the peer no longer has: a peer that
+    /// withdraws what is in use has given them up.
+    fn abort_homeless(&mut self, id: GroupId) {
+        let Some(group) = self.groups.get(&id) else { return };
+        let Some(machine) = group.machine() else { return };
+        let homeless = |member: &super::Member| {
+            let number = group.link(member.link).map(|link| link.number);
+            let rkey = member.peer.map(|peer| peer.rkey);
+            number.zip(rkey).is_some_and(|(on, rkey)| machine.peer_rmb(on, rkey, on).is_none())
+        };
+        let homeless: Vec<_> = group
+            .members
+            .iter()
+            .filter(|(_, member)| homeless(member))
+            .map(|(id, _)| *id)
+            .collect();
+        for connection in homeless {
+            tracing::warn!(group = id.0, slot = connection.slot, "the peer withdrew its element");
+            self.abort(connection);
+        }
+    }
+
+    /// A link carries connections from now on.
+    fn link_confirmed(&mut self, id: GroupId, number: LinkNumber) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        if let Some(name) = group.numbered(number).map(|link| link.id)
+            && let Some(link) = group.link_mut(name)
+        {
+            link.confirmed = true;
+        }
+        if std::mem::replace(&mut group.established, true) {
+            tracing::info!(group = id.0, number = number.0, "another link is up");
+            self.rebalance(id);
+            return;
+        }
+        tracing::info!(
+            group = id.0,
+            role = ?group.role,
+            peer = %group.peer.id,
+            gid = %group.peer.gid,
+            "link group established"
+        );
+        self.events.push_back(Event::Established(id));
     }
 
     /// The group of a link that was not given up, and the link's number in it.

@@ -6,14 +6,14 @@ use smcr_engine::handoff::PeerElement;
 use smcr_engine::limits::CONNECTIONS_MAX;
 use smcr_engine::{Command, ConnectionId, Established, LinkId};
 use smcr_memory::Rmbe;
-use smcr_proto::Instant;
 use smcr_proto::link_group::LinkGroup;
 use smcr_proto::ring::Ring;
 use smcr_proto::wire::clc::Offer;
+use smcr_proto::{Instant, LinkNumber};
 use smcr_rnic::Rnic;
 
 use super::Groups;
-use super::group::{GroupId, LinkState, MEMBERS_MAX, Phase};
+use super::group::{Group, GroupId, LinkState, MEMBERS_MAX, Phase};
 use super::ports::{Pollers, PortId, QpOf};
 
 /// What a rendezvous gets of a group.
@@ -48,6 +48,8 @@ pub enum BadOffer {
     NoSuchLink,
     /// The peer has more RMBs than can be remembered.
     TooManyRmbs,
+    /// It names an RMB that the peer did not make known on the link that we write on.
+    UnknownRmb,
 }
 
 /// A connection of a group.
@@ -57,8 +59,12 @@ pub struct Member {
     pub link: LinkId,
     /// The poller that has it, or will.
     pub port: PortId,
-    /// The peer's element, once it is known.
+    /// The peer's element, once it is known, as the link sees it.
     pub peer: Option<Offer>,
+    /// Its poller relays.
+    pub(super) relayed: bool,
+    /// It is to be reset.
+    pub(super) aborted: bool,
 }
 
 /// Which slot belongs to which group.
@@ -72,7 +78,7 @@ impl Members {
         Self { group_of: vec![None; CONNECTIONS_MAX].into() }
     }
 
-    fn group_of(&self, connection: ConnectionId) -> Option<GroupId> {
+    pub(super) fn group_of(&self, connection: ConnectionId) -> Option<GroupId> {
         self.group_of[usize::from(connection.slot)]
     }
 }
@@ -112,7 +118,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             self.groups[&id].stock.key(&rmbe, port).expect("registered with every RNIC");
         self.members.group_of[usize::from(connection.slot)] = Some(id);
         if let Some(group) = self.groups.get_mut(&id) {
-            group.members.insert(connection, Member { link, port, peer: None });
+            group.members.insert(
+                connection,
+                Member { link, port, peer: None, relayed: false, aborted: false },
+            );
         }
         self.count_members(now, id);
         // From the moment the peer knows the token, its messages may come.
@@ -134,6 +143,12 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             psn: ours.psn,
         };
         Ok(Joined { connection, rmbe, offer })
+    }
+
+    /// How many connections a poller has or will have.
+    pub(super) fn members_of(&self, port: PortId) -> usize {
+        let members = self.groups.values().flat_map(|group| group.members.values());
+        members.filter(|member| member.port == port).count()
     }
 
     /// The link that a new connection of a group should use: the one with the fewest.
@@ -163,19 +178,19 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         // RFC 7609 3.5.2.3-2, 3.5.2.3-3
         let on = group.links.iter().find(|link| link.leads_to(offer));
         let on = on.filter(|link| !matches!(link.state, LinkState::Retiring));
-        on.ok_or(BadOffer::NoSuchLink)?;
+        let on = on.ok_or(BadOffer::NoSuchLink)?;
+        let on = on.number;
+        let own = group.members.get(&connection).and_then(|member| group.link(member.link));
+        let own = own.map_or(on, |link| link.number);
         if let Some(machine) = group.machine_mut() {
-            let learned = machine.learn_rkey(offer.rkey, offer.rmb_address);
+            let learned = machine.learn_rkey(on, offer.rkey, offer.rmb_address);
             learned.map_err(|_| BadOffer::TooManyRmbs)?;
         }
+        let offer = seen_from(group, offer, on, own).ok_or(BadOffer::UnknownRmb)?;
         // RFC 7609 3.5.2.2-4, 3.5.2.3-1
-        let element = (offer.rkey, offer.rmbe_index);
-        let holds = |member: &Member| {
-            member.peer.is_some_and(|peer| (peer.rkey, peer.rmbe_index) == element)
-        };
-        let conflict = group.members.iter().find(|(_, member)| holds(member)).map(|(id, _)| *id);
+        let conflict = holder_of(group, &offer, own);
         if let Some(member) = group.members.get_mut(&connection) {
-            member.peer = Some(*offer);
+            member.peer = Some(offer);
         }
         if let Some(old) = conflict.filter(|old| *old != connection) {
             tracing::warn!(group = id.0, slot = old.slot, "the peer reuses the element of this");
@@ -206,11 +221,17 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             ring: Ring::of_element(offer.rmbe_size, eye_catcher),
             token: offer.alert_token,
         };
+        let ending = matches!(group.phase, Phase::Ending);
         // RFC 7609 3-4
         let (link, port) = (member.link, member.port);
+        if let Some(member) =
+            self.groups.get_mut(&id).and_then(|group| group.members.get_mut(&connection))
+        {
+            member.relayed = true;
+        }
         let established = Box::new(Established::Smc { near, link, rmbe, peer });
         self.pollers.command(port, Command::Relay { connection, established });
-        if matches!(group.phase, Phase::Ending) {
+        if ending {
             // The group ended while the last message was on its way.
             self.pollers.command(port, Command::FailConnections { link });
         }
@@ -249,7 +270,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
 
     /// Resets a connection on both sides.
     pub fn abort(&mut self, connection: ConnectionId) {
-        if let Some(member) = self.member(connection) {
+        let group = self.members.group_of(connection).and_then(|id| self.groups.get_mut(&id));
+        if let Some(member) = group.and_then(|group| group.members.get_mut(&connection)) {
+            member.aborted = true;
             let port = member.port;
             self.pollers.command(port, Command::Abort { connection });
         }
@@ -266,6 +289,32 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let count = u32::try_from(group.members.len()).expect("few per group");
         self.with_machine(now, id, |machine| machine.connections_changed(now, count));
     }
+}
+
+/// An offer that names one link, as another link sees it.
+fn seen_from<O>(
+    group: &Group<O>,
+    offer: &Offer,
+    on: LinkNumber,
+    from: LinkNumber,
+) -> Option<Offer> {
+    if on == from {
+        return Some(*offer);
+    }
+    let (rkey, rmb_address) = group.machine()?.peer_rmb(on, offer.rkey, from)?;
+    Some(Offer { rkey, rmb_address, ..*offer })
+}
+
+/// The connection that writes the element of this offer, which `on` sees so.
+fn holder_of<O>(group: &Group<O>, offer: &Offer, on: LinkNumber) -> Option<ConnectionId> {
+    let holds = |member: &Member| {
+        let Some(peer) = member.peer.filter(|peer| peer.rmbe_index == offer.rmbe_index) else {
+            return false;
+        };
+        let link = group.link(member.link).map_or(on, |link| link.number);
+        seen_from(group, &peer, link, on).is_some_and(|peer| peer.rkey == offer.rkey)
+    };
+    group.members.iter().find(|(_, member)| holds(member)).map(|(id, _)| *id)
 }
 
 /// How long an element rests that its peer may believe to have. Longer than any rendezvous.

@@ -1,13 +1,14 @@
 //! The memory of a group: RMBs added ahead of need, elements that rest, RMBs that are idle.
 
 use smcr_memory::Rmbe;
-use smcr_proto::Instant;
+use smcr_proto::{Instant, LinkNumber, Rkey};
 use smcr_rnic::{Exhausted, Registration, Rnic};
 
-use super::group::{GroupId, Phase};
+use super::group::{Group, GroupId, Link, Phase};
 use super::ports::{Pollers, PortId, QpOf};
 use super::stock::Standing;
-use super::{Event, Groups, Refusal, RmbIndex};
+use super::{Event, Groups, Refusal};
+use smcr_proto::link_group::RmbIndex;
 
 impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     /// An element for a connection. If few are left, the next RMB is announced already.
@@ -32,8 +33,19 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     /// Another RMB, made known to the peer before anybody needs it.
     fn announce(&mut self, now: Instant, id: GroupId) -> Result<(), Exhausted> {
         let index = self.grow(now, id, Standing::Announced)?;
-        self.rmb_confirmed(id, index);
+        let Some(group) = self.groups.get(&id) else { return Err(Exhausted) };
+        let keys = keys_by_link(group, index);
+        // RFC 7609 3.5.5.2-1, 3.5.2.1-7, 3.5.2.2-6
+        self.with_machine(now, id, |machine| machine.announce_rmb(now, index, &keys));
         Ok(())
+    }
+
+    /// Tells the machine what the peer learns of our first RMB by CLC.
+    pub(super) fn tell_own_rmb(&mut self, now: Instant, id: GroupId) {
+        let Some(group) = self.groups.get(&id) else { return };
+        let Some(index) = group.stock.first() else { return };
+        let keys = keys_by_link(group, index);
+        self.with_machine(now, id, |machine| machine.own_rmb(index, &keys));
     }
 
     /// The peer knows an RMB: its elements can be offered.
@@ -56,7 +68,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let Some(group) = self.groups.get_mut(&id) else { return };
         let Some(index) = group.stock.long_idle(now) else { return };
         group.stock.set_standing(index, Standing::Withdrawn);
-        self.rmb_gone(id, index);
+        tracing::debug!(group = id.0, index = index.0, "an idle RMB is withdrawn");
+        self.with_machine(now, id, |machine| machine.withdraw_rmb(now, index));
     }
 
     /// Gives elements back whose time of rest is over.
@@ -95,4 +108,15 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             }
         }
     }
+}
+
+/// What an RMB is called on every link of a group.
+fn keys_by_link<O>(group: &Group<O>, index: RmbIndex) -> Vec<(LinkNumber, Rkey, u64)> {
+    let keys = group.stock.keys_of(index);
+    let alive = group.links.iter().filter(|link| link.is_alive());
+    let key_on = |link: &Link<O>| {
+        let (_, rkey, address) = keys.iter().find(|(port, ..)| *port == link.port)?;
+        Some((link.number, *rkey, *address))
+    };
+    alive.filter_map(key_on).collect()
 }

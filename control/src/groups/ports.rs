@@ -22,19 +22,35 @@ pub struct Port<N> {
     pub subnet: Ipv4Subnet,
     /// The NIC; none where connections can only be TCP.
     pub rnic: Option<N>,
-    /// Whether new links may use it.
-    pub up: bool,
+    /// Whether the operator wants it used.
+    pub wanted: bool,
+    /// Whether its network is there.
+    pub carrier: bool,
 }
 
 impl<N: Rnic> Port<N> {
     /// A port that is up.
     pub fn new(name: String, pnet: String, subnet: Ipv4Subnet, rnic: Option<N>) -> Self {
-        Self { name, pnet, subnet, rnic, up: true }
+        Self { name, pnet, subnet, rnic, wanted: true, carrier: true }
+    }
+
+    /// Whether links may use it.
+    pub fn is_up(&self) -> bool {
+        self.rnic.is_some() && self.wanted && self.carrier
     }
 
     /// What peers know it by.
     pub fn address(&self) -> Option<(Gid, MacAddress)> {
         self.rnic.as_ref().map(|rnic| (rnic.port().gid, rnic.port().mac))
+    }
+
+    /// Whether packets to the peer's port need no router, as far as its address tells.
+    // RFC 7609 5.2-1
+    pub(super) fn reaches(&self, peer: Gid) -> bool {
+        let Ipv4Subnet { network, prefix_bits } = self.subnet;
+        let Some(peer) = peer.to_ipv4() else { return true };
+        let mask = u32::MAX.checked_shl(32 - u32::from(prefix_bits)).unwrap_or(0);
+        u32::from_be_bytes(peer) & mask == u32::from_be_bytes(network) & mask
     }
 }
 

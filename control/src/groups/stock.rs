@@ -4,12 +4,11 @@
 use std::time::Duration;
 
 use smcr_memory::{Region, Rmb, Rmbe};
-use smcr_proto::limits::RMBS_PER_GROUP_MAX;
 use smcr_proto::{Instant, Rkey, RmbeSize};
 use smcr_rnic::{Domain, Exhausted, Registration, Rnic};
 
-use super::RmbIndex;
 use super::ports::PortId;
+use smcr_proto::link_group::RmbIndex;
 
 /// How much memory RMBs may still take, over all link groups.
 #[derive(Debug)]
@@ -128,6 +127,11 @@ impl Stock {
         here.map(|(one, (_, key))| (one.index, key.rkey, key.address)).collect()
     }
 
+    /// The oldest RMB.
+    pub fn first(&self) -> Option<RmbIndex> {
+        self.rmbs.first().map(|one| one.index)
+    }
+
     /// Keys and addresses of one RMB, with every RNIC that knows it.
     pub fn keys_of(&self, index: RmbIndex) -> Vec<(PortId, Rkey, u64)> {
         let keys = self.rmbs.iter().filter(|one| one.index == index).flat_map(|one| &one.keys);
@@ -173,7 +177,7 @@ impl Stock {
     ) -> Result<RmbIndex, Exhausted> {
         // RFC 7609 2.1-2
         let unused = |index: &u8| self.rmbs.iter().all(|one| one.index != RmbIndex(*index));
-        let index = RmbIndex((0..INDICES).find(unused).ok_or(Exhausted)?);
+        let index = RmbIndex((0..u8::MAX).find(unused).ok_or(Exhausted)?);
         let element_bytes = u64::from(self.size.bytes());
         let bytes = element_bytes * (budget.bytes / element_bytes).min(self.elements.into());
         if bytes == 0 {
@@ -247,9 +251,6 @@ impl Stock {
     }
 }
 
-/// RMBs of one group.
-const INDICES: u8 = 255;
-const _: () = assert!(INDICES as u16 == RMBS_PER_GROUP_MAX);
 /// Another RMB is announced when fewer than this share of an RMB's elements is left, or none.
 const LOW_SHARE: u8 = 8;
 /// How long an RMB stays without connections.

@@ -27,7 +27,7 @@ impl<N: Rnic> Gateway<N> {
             self.decline_first(now, key, Diagnosis::OUT_OF_MEMORY);
             return;
         }
-        let Some(proposal) = self.port_of(key).and_then(|port| self.proposal(port)) else {
+        let Some(proposal) = self.proposal(key) else {
             self.decline_first(now, key, Diagnosis::NO_SMC_R_DEVICE);
             return;
         };
@@ -37,24 +37,28 @@ impl<N: Rnic> Gateway<N> {
         self.advance(now, key);
     }
 
-    /// What we propose on `port`. Nothing is taken for it: the server may decline.
-    pub(super) fn proposal(&self, port: PortId) -> Option<Proposal> {
-        let address = self.groups.ports()[port.0].rnic.as_ref()?.port();
+    /// What we propose, if there is an RNIC for it that is up. Nothing is taken for it: the server
+    /// may decline.
+    pub(super) fn proposal(&self, key: Key) -> Option<Proposal> {
+        let port = self.groups.usable_port(self.port_of(key)?, None)?;
+        let subnets = self.network.subnets(self.local_of(key)?);
+        let (gid, mac) = self.groups.ports()[port.0].address()?;
         // RFC 7609 3.5.1.2-2, 3.5.1.2-3, 3.5.1.2-4, 3.5.2-2, 3.5.2.1-1
         Some(Proposal {
             peer_id: self.peer_id,
-            gid: address.gid,
-            mac: address.mac,
-            subnet: self.ports[port.0].subnet,
-            prefixes: Default::default(),
-            prefix_count: 0,
+            gid,
+            mac,
+            subnet: subnets.ipv4,
+            prefixes: subnets.prefixes,
+            prefix_count: subnets.prefix_count,
             offers_smc_r_v1: true,
         })
     }
 
     /// First contact: the server has opened a queue pair for us.
     pub(super) fn open_link(&mut self, now: Instant, key: Key, offer: &Offer) {
-        let ours = match self.port_of(key) {
+        let near = self.port_of(key);
+        let ours = match near.and_then(|near| self.groups.usable_port(near, Some(offer.gid))) {
             Some(port) => self.found_link(now, key, port, offer),
             None => Err(Diagnosis::NO_SMC_R_DEVICE),
         };

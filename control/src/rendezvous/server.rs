@@ -22,10 +22,10 @@ impl<N: Rnic> Gateway<N> {
         }
         let proposal = *proposal;
         let port = self.port_of(key);
-        let refusal = self.objection(port, &proposal);
+        let refusal = self.objection(key, port, &proposal);
         let peer = Peer { id: proposal.peer_id, gid: proposal.gid, mac: proposal.mac };
         if refusal.is_none()
-            && let Some(group) = self.groups.founding(peer)
+            && let Some(group) = port.and_then(|port| self.groups.founding(port, peer))
         {
             self.foundings.entry(group).or_default().waiting.push(key);
             return;
@@ -71,15 +71,25 @@ impl<N: Rnic> Gateway<N> {
     }
 
     /// Why a Proposal cannot be accepted, if it cannot.
-    pub(super) fn objection(&self, port: Option<PortId>, proposal: &Proposal) -> Option<Diagnosis> {
+    pub(super) fn objection(
+        &self,
+        key: Key,
+        port: Option<PortId>,
+        proposal: &Proposal,
+    ) -> Option<Diagnosis> {
         // RFC 7609 C.1-2
-        let Some(port) = port else { return Some(Diagnosis::NO_SMC_R_DEVICE) };
+        if port.is_none() {
+            return Some(Diagnosis::NO_SMC_R_DEVICE);
+        }
         if !proposal.offers_smc_r_v1 {
             return Some(Diagnosis::MODE_MISMATCH);
         }
-        // RFC 7609 3.5.1.2-6, 3.5.1.2-7, 5.2-1
-        if proposal.subnet != self.ports[port.0].subnet {
+        // RFC 7609 3.5.1.2-6, 3.5.1.2-7, 3.5.1.2-8, 5.2-1
+        if !self.local_of(key).is_some_and(|local| self.network.is_shared(proposal, local)) {
             return Some(Diagnosis::NO_COMMON_SUBNET);
+        }
+        if port.and_then(|port| self.groups.usable_port(port, Some(proposal.gid))).is_none() {
+            return Some(Diagnosis::NO_SMC_R_DEVICE);
         }
         self.is_too_busy().then_some(Diagnosis::OUT_OF_MEMORY)
     }
@@ -103,6 +113,7 @@ impl<N: Rnic> Gateway<N> {
             return self.reserve(now, key, group, link, false);
         }
         // RFC 7609 2.2.3-3, 3.5.1-1, 3.5.1.2-9, 3.5.1.2-10
+        let port = self.groups.usable_port(port, Some(peer.gid)).ok_or(Shortage::Final)?;
         self.found(now, key, port, Role::Server, peer).map(|(_, ours)| ours)
     }
 

@@ -65,6 +65,10 @@ pub(crate) struct Queued {
 
 /// The other side of a relay.
 #[derive(Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "relays are boxed: a fallback wastes two hundred bytes"
+)]
 pub(crate) enum Far<S> {
     Smc(Smc),
     Tcp(Tcp<S>),
@@ -83,6 +87,10 @@ pub(crate) struct Smc {
     pub(crate) retained: VecDeque<Retained>,
     /// Bytes to be written again, before anything new.
     pub(crate) replay: VecDeque<Piece>,
+    /// Bytes that were, until the message that announces them is acknowledged. The send pool gets
+    /// its part back at once: that message comes behind all of the replay, which may need more than
+    /// the pool has.
+    pub(crate) repeated: VecDeque<Piece>,
     /// Where it goes as soon as nothing is outstanding. It posts nothing until then.
     pub(crate) moving: Option<Arc<Move>>,
     /// The last message was flushed: the peer may not know what it said.
@@ -140,12 +148,14 @@ pub(crate) struct Tcp<S> {
 pub(crate) struct Backlog {
     pub(crate) bytes: Vec<u8>,
     pub(crate) written: usize,
+    /// It is one byte, and urgent.
+    pub(crate) urgent: bool,
 }
 
 impl Backlog {
     /// Bytes that the rendezvous read beyond its own, to be written first.
     pub(crate) fn new(bytes: Vec<u8>) -> Self {
-        Self { bytes, written: 0 }
+        Self { bytes, written: 0, urgent: false }
     }
 }
 
@@ -161,6 +171,10 @@ pub(crate) struct Socket<S> {
     pub(crate) ending: bool,
     /// It is broken; a read tells so when the bytes before the error are read.
     pub(crate) failed: bool,
+    /// An urgent byte has come and was not read yet.
+    pub(crate) urgent: bool,
+    /// A read took all it had room for: what is next came with no event that we know of.
+    pub(crate) unseen: bool,
     /// The application sends no more: FIN was read.
     pub(crate) eof: bool,
     /// We sent FIN.
@@ -177,6 +191,8 @@ impl<S> Socket<S> {
             writable: true,
             ending: false,
             failed: false,
+            urgent: false,
+            unseen: false,
             eof: false,
             finished: false,
         }

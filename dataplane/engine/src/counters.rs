@@ -80,6 +80,10 @@ counters! {
     bytes_in: bytes,
     /// Written to near sockets.
     bytes_out: bytes,
+    /// Urgent bytes read from sockets.
+    urgent_in: count,
+    /// Urgent bytes written to sockets.
+    urgent_out: count,
     /// Written to peers' RMB elements.
     rdma_out: bytes,
     /// Announced by peers in our RMB elements.

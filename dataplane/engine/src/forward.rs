@@ -47,6 +47,7 @@ impl<Qp, Stream> Outbox<Qp, Stream> {
                 | Command::AddLink { .. }
                 | Command::SendLlc { .. }
                 | Command::FailConnections { .. }
+                | Command::FailLink { .. }
                 | Command::RetireLink { .. }
                 | Command::Expect { .. }
                 | Command::Forget { .. }
@@ -129,6 +130,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 | Command::AddLink { .. }
                 | Command::SendLlc { .. }
                 | Command::FailConnections { .. }
+                | Command::FailLink { .. }
                 | Command::RetireLink { .. }
                 | Command::Expect { .. }
                 | Command::Forget { .. }
@@ -150,5 +152,52 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         }
         outbox.posted |= moved;
         moved
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use smcr_proto::AlertToken;
+
+    use super::*;
+
+    fn message(token: u32, sequence: u16, failover_validation: bool) -> Cdc {
+        Cdc { token: AlertToken(token), sequence, failover_validation, ..Cdc::default() }
+    }
+
+    /// A poller that is stuck must not cost its neighbours all memory, nor lose the last word of
+    /// any connection: its bytes would never be read.
+    #[test]
+    fn a_long_queue_keeps_the_newest_message_of_each_connection() {
+        let mut outbox = Outbox::<(), ()>::default();
+        let most = u32::try_from(COMMANDS_MAX).unwrap();
+        for token in 0..most {
+            outbox.put_message(message(token, 1, false));
+        }
+        outbox.put_message(message(7, 2, false));
+        outbox.put_message(message(7, 3, false));
+        outbox.put_message(message(most, 1, false));
+        assert_eq!(outbox.waiting.len(), COMMANDS_MAX + 1);
+        let seventh = &outbox.waiting[7];
+        assert!(matches!(seventh, Command::Deliver { message } if message.sequence == 3));
+    }
+
+    /// What is lost is asked by one message and would be overwritten by the next: both must come.
+    // RFC 7609 4.6.1-1
+    #[test]
+    fn a_validation_is_never_replaced() {
+        let mut outbox = Outbox::<(), ()>::default();
+        for _ in 0..COMMANDS_MAX {
+            outbox.put_message(message(1, 1, false));
+        }
+        outbox.put_message(message(1, 2, true));
+        outbox.put_message(message(1, 3, false));
+        outbox.put_message(message(1, 4, false));
+        let last: Vec<_> = outbox.waiting.iter().skip(COMMANDS_MAX).collect();
+        let [Command::Deliver { message: second }, Command::Deliver { message: fourth }] = last[..]
+        else {
+            panic!("{last:?}")
+        };
+        assert_eq!((second.sequence, fourth.sequence), (2, 4));
     }
 }

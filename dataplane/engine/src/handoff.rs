@@ -154,6 +154,12 @@ pub enum Command<Qp, Stream> {
         /// Which connection.
         connection: ConnectionId,
     },
+    /// The link is down, whatever its queue pair believes: let what is outstanding end now. Nothing
+    /// is reported of it.
+    FailLink {
+        /// Which link.
+        link: LinkId,
+    },
     /// Continue connections of one link on another (RFC 4.6): each waits for its outstanding
     /// requests to end, well or not, then moves, and is answered by [`Report::Moved`] from the
     /// poller that has it then. One whose element has no key on the new link is reset.
@@ -271,6 +277,8 @@ pub enum Report<Stream> {
         connection: ConnectionId,
         /// The link it continues on.
         link: LinkId,
+        /// What the RMB of the peer's element is called there.
+        rkey: Rkey,
     },
     /// No connection of this poller sends on the link any more, after
     /// [`Command::MoveConnections`].

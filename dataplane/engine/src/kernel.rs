@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
+use rustix::net::{SendFlags, sockopt};
 use smcr_memory::Vacant;
 use smcr_memory::rmb::Readable;
 
 use crate::limits::EVENTS_PER_TURN_MAX;
-use crate::streams::{Event, Key, Streams};
+use crate::streams::{Ahead, Event, Key, Streams};
 
 /// An epoll over sockets, and over whatever else must end a sleep.
 #[allow(missing_debug_implementations, reason = "epoll events have none")]
@@ -47,6 +48,8 @@ impl Streams for Kernel {
 
     fn watch(&mut self, key: Key, stream: &OwnedFd) -> io::Result<()> {
         use epoll::EventFlags as F;
+        // Else a read that comes too late would lose the byte, not only its urgency.
+        sockopt::set_socket_oobinline(stream, true)?;
         let flags = F::IN | F::OUT | F::PRI | F::RDHUP | F::ET;
         Ok(epoll::add(&self.epoll, stream, epoll::EventData::new_u64(pack(key)), flags)?)
     }
@@ -71,8 +74,8 @@ impl Streams for Kernel {
                 key: unpack(event.data.u64()),
                 readable: over || flags.intersects(F::IN | F::RDHUP),
                 writable: over || flags.contains(F::OUT),
-                // A read stops before an urgent byte: there too, a short one is not the last.
-                ending: over || flags.intersects(F::RDHUP | F::PRI),
+                ending: over || flags.contains(F::RDHUP),
+                urgent: flags.contains(F::PRI),
                 failed,
             }
         }));
@@ -105,8 +108,25 @@ impl Streams for Kernel {
         Ok(rustix::io::write(stream, bytes)?)
     }
 
+    fn write_urgent(&mut self, stream: &OwnedFd, byte: u8) -> io::Result<()> {
+        let sent = rustix::net::send(stream, &[byte], SendFlags::OOB | SendFlags::NOSIGNAL)?;
+        assert_eq!(sent, 1, "one byte is taken or refused");
+        Ok(())
+    }
+
     fn has_more(&mut self, stream: &OwnedFd) -> bool {
         rustix::io::ioctl_fionread(stream).is_ok_and(|bytes| bytes > 0)
+    }
+
+    fn ahead(&mut self, stream: &OwnedFd) -> Ahead {
+        // In this order: whether a byte is urgent is certain once it is there.
+        if !self.has_more(stream) {
+            Ahead::Nothing
+        } else if smcr_os::tcp::is_at_mark(stream.as_fd()).is_ok_and(|at_mark| at_mark) {
+            Ahead::Urgent
+        } else {
+            Ahead::Bytes
+        }
     }
 
     fn finish(&mut self, stream: &OwnedFd) {
@@ -115,7 +135,7 @@ impl Streams for Kernel {
     }
 
     fn reset_on_close(&mut self, stream: &OwnedFd) {
-        let _ = rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO));
+        let _ = sockopt::set_socket_linger(stream, Some(Duration::ZERO));
     }
 }
 
@@ -135,7 +155,7 @@ fn unpack(data: u64) -> Key {
 mod tests {
     use std::net::{TcpListener, TcpStream};
 
-    use rustix::net::{SendFlags, send};
+    use rustix::net::{RecvFlags, send};
 
     use super::*;
 
@@ -162,20 +182,43 @@ mod tests {
         events[0]
     }
 
-    /// A read stops before an urgent byte although more follows. Were a short read taken for an
-    /// empty socket then, what follows `telnet`'s interrupt would wait for the next key.
+    /// An urgent byte keeps its place: what `telnet` throws away up to its interrupt is what was
+    /// typed before it, and no byte is lost, not even the urgent one.
+    // RFC 7609 4.7.5-1
     #[test]
-    fn urgent_data_does_not_hide_what_follows() {
+    fn an_urgent_byte_is_found_in_its_place() {
         let mut kernel = Kernel::new([]).unwrap();
         let (application, near) = connection(&mut kernel);
         send(&application, b"before", SendFlags::empty()).unwrap();
         send(&application, b"!", SendFlags::OOB).unwrap();
         send(&application, b"after", SendFlags::empty()).unwrap();
         let event = next_event(&mut kernel);
-        assert!(event.readable && event.ending && !event.failed);
+        assert!(event.readable && event.urgent && !event.ending && !event.failed);
         let mut room = [0; 100];
+        assert_eq!(kernel.ahead(&near), Ahead::Bytes);
         assert_eq!(kernel.read_slice(&near, &mut room).unwrap(), 6);
+        assert_eq!(kernel.ahead(&near), Ahead::Urgent);
+        assert_eq!(kernel.read_slice(&near, &mut room[..1]).unwrap(), 1);
+        assert_eq!((room[0], kernel.ahead(&near)), (b'!', Ahead::Bytes));
         assert_eq!(kernel.read_slice(&near, &mut room).unwrap(), 5);
+        assert_eq!(kernel.ahead(&near), Ahead::Nothing);
+    }
+
+    /// The other application must find the byte out of band, and the mark where it was put.
+    // RFC 7609 4.7.5-2
+    #[test]
+    fn an_urgent_byte_is_written_as_urgent() {
+        let mut kernel = Kernel::new([]).unwrap();
+        let (application, near) = connection(&mut kernel);
+        kernel.write_slice(&near, b"before").unwrap();
+        kernel.write_urgent(&near, b'!').unwrap();
+        kernel.write_slice(&near, b"after").unwrap();
+        let mut room = [0; 100];
+        let out_of_band = rustix::net::recv(&application, &mut room, RecvFlags::OOB).unwrap();
+        assert_eq!((out_of_band.0, room[0]), (1, b'!'));
+        assert_eq!(rustix::io::read(&application, &mut room).unwrap(), 6);
+        assert!(smcr_os::tcp::is_at_mark(application.as_fd()).unwrap());
+        assert_eq!(rustix::io::read(&application, &mut room).unwrap(), 5);
     }
 
     /// The end of a stream is no failure, a reset is.

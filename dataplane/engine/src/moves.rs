@@ -1,8 +1,8 @@
 //! Connections that change their link, and with it perhaps their poller (RFC 4.6).
 //!
 //! ```text
-//!   MoveConnections ─► moving: posts nothing ─► nothing outstanding ─► depart ─┬─► settle on the link
-//!                                                                   Adopt ─────┘   F, replay, CDC
+//!   MoveConnections ─► moving ─► nothing outstanding ─► depart ─┬─► settle on the link
+//!                   posts nothing                       Adopt ──┘   F, replay, CDC
 //! ```
 //!
 //! What the peer may not have is copied out of the send pool on departure: the memory that a broken
@@ -90,7 +90,8 @@ impl Moves {
 }
 
 impl<F: Fabric, S: Streams> Poller<F, S> {
-    /// Begins to move connections from one link to another.
+    /// Begins to move connections from one link to another: its own choice of each side.
+    // RFC 7609 2.3-1, 2.3-2, 2.3-3, 2.3-12, 2.3-13, 4.6-1
     pub(crate) fn move_connections(
         &mut self,
         now: Instant,
@@ -170,13 +171,16 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         smc.link = order.to;
         // RFC 7609 4.6.1-1, 4.6.1-4, 2.3-7
         smc.connection.failover();
-        let mut replay = std::mem::take(&mut smc.replay);
-        for Retained { at, lease } in smc.retained.drain(..).rev() {
+        // What was written again, what was still to be, and what was new behind that.
+        let mut replay = std::mem::take(&mut smc.repeated);
+        replay.append(&mut smc.replay);
+        replay.iter_mut().for_each(|piece| piece.done = 0);
+        for Retained { at, lease } in smc.retained.drain(..) {
             // What was reset is not worth repeating.
             if relay.near.is_some() {
                 let mut bytes = vec![0; lease.len() as usize];
                 lease.copy_out(0, &mut bytes);
-                replay.push_front(Piece { at, bytes, done: 0 });
+                replay.push_back(Piece { at, bytes, done: 0 });
             }
             self.pool.take_back(lease);
         }
@@ -226,8 +230,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let Some(relay) = self.connections.at(slot) else { return };
         let connection = relay.id;
         let Far::Smc(smc) = &relay.far else { return };
-        let link = smc.link;
-        self.report(Report::Moved { connection, link });
+        let (link, rkey) = (smc.link, smc.peer.rkey);
+        self.report(Report::Moved { connection, link, rkey });
         self.queue_drain(slot);
         self.queue_fill(slot);
         self.settle_on_link(now, slot);
@@ -251,3 +255,30 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 
 /// Vacated links that are remembered. Nobody is sent to a link that is gone for long.
 const VACATED_MAX: usize = LINKS_MAX;
+
+#[cfg(test)]
+mod tests {
+    use smcr_proto::ring::Ring;
+    use smcr_proto::{AlertToken, Rkey};
+
+    use super::*;
+
+    fn change(old: u32, old_base: u64, new: u32, new_base: u64) -> KeyChange {
+        KeyChange { old: Rkey(old), old_base, new: Rkey(new), new_base }
+    }
+
+    /// An element keeps its place in its RMB, whatever key and address the RMB has on the new
+    /// link. A mistake here writes one connection's bytes into another's element.
+    // RFC 7609 2.3-3
+    #[test]
+    fn an_element_is_found_in_the_same_rmb() {
+        let keys = vec![change(1, 1_000, 11, 50_000), change(2, 1_000, 12, 90_000)];
+        let order = Move::new(LinkId(1), LinkId(2), 0, keys);
+        let (ring, token) = (Ring::new(16_384), AlertToken(5));
+        let peer = PeerElement { rkey: Rkey(2), address: 1_300, ring, token };
+        let moved = order.translate(peer).unwrap();
+        assert_eq!((moved.rkey, moved.address, moved.token), (Rkey(12), 90_300, token));
+        assert!(order.translate(PeerElement { rkey: Rkey(3), ..peer }).is_none());
+        assert!(order.translate(PeerElement { address: 999, ..peer }).is_none());
+    }
+}

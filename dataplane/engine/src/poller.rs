@@ -150,8 +150,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     fn sleep(&mut self, now: Instant) {
         self.ends.waker.about_to_sleep();
         let deadline = self.next_deadline(now);
-        let asleep =
-            self.ends.commands.is_empty() && deadline.is_none_or(|deadline| deadline > now);
+        let asleep = !self.has_commands() && deadline.is_none_or(|deadline| deadline > now);
         if asleep {
             self.ends.counters.sleeps.add(1);
             self.publish();
@@ -176,7 +175,13 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         [fabric, sweep, reports, neighbours].into_iter().flatten().min()
     }
 
-    /// Send leases that a NIC holds. Zero when nothing is on its way.
+    /// Whether somebody has told this poller something that it has not obeyed yet.
+    pub fn has_commands(&self) -> bool {
+        !self.ends.commands.is_empty()
+    }
+
+    /// Send leases that a NIC holds, or that wait for their announcement. Zero when nothing is on
+    /// its way.
     pub fn leases_out(&self) -> u32 {
         self.pool.leases_out()
     }
@@ -219,12 +224,21 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                     self.send_mail(neighbour, Command::Abort { connection });
                 }
             }
+            Command::FailLink { link } => self.fail_link(now, link),
             Command::MoveConnections { from, to, to_poller, keys, only } => {
                 self.move_connections(now, Move::new(from, to, to_poller, keys), only);
             }
             Command::Adopt(migrant) => self.adopt(now, *migrant),
             Command::Deliver { message } => self.deliver(now, &message),
             Command::Stop => self.stopping = true,
+        }
+    }
+
+    /// Breaks the queue pair of a link of which the control thread knows that it is down.
+    fn fail_link(&mut self, now: Instant, id: LinkId) {
+        if let Some(link) = self.links.by_id(id) {
+            link.broken = true;
+            self.fabric.fail(now, link.qp);
         }
     }
 
@@ -314,6 +328,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             socket.writable |= event.writable;
             socket.ending |= event.ending;
             socket.failed |= event.failed;
+            socket.urgent |= event.urgent;
+            socket.unseen &= !event.readable;
             if event.readable {
                 self.queue_fill(id.slot);
             }
@@ -339,15 +355,15 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 
     /// Looks after what is late, and wakes the control thread if there are reports for it.
     fn expire(&mut self, now: Instant) -> bool {
+        let mut moved = self.post_mail();
         if now >= self.sweep_at {
             self.sweep_at = now + SWEEP_EVERY;
             self.publish();
             let slots: Vec<u16> = self.connections.slots().collect();
             for slot in slots {
-                self.expire_connection(now, slot);
+                moved |= self.expire_connection(now, slot);
             }
         }
-        let mut moved = self.post_mail();
         while let Some(report) = self.delayed.pop_front() {
             if let Err(report) = self.ends.reports.push(report) {
                 self.delayed.push_front(report);

@@ -21,12 +21,20 @@ pub(crate) fn tag_of_write(id: ConnectionId, at: u32) -> Tag {
     Tag(u64::from(id.token().0) | u64::from(at) << 32)
 }
 
+/// The mark of a write that repeats what another link lost.
+pub(crate) fn tag_of_replay(id: ConnectionId, at: u32) -> Tag {
+    Tag(tag_of_write(id, at).0 | REPLAY)
+}
+
 /// The mark of a CDC message of `id`.
 pub(crate) fn tag_of_cdc(id: ConnectionId, message: &Cdc) -> Tag {
     let validation = if message.failover_validation { VALIDATION } else { 0 };
     Tag(u64::from(id.token().0) | u64::from(message.sequence) << 32 | validation)
 }
 
+/// In the mark of a write: somebody else keeps the bytes. No element is so long that this is part
+/// of a place in it.
+const REPLAY: u64 = 1 << 63;
 /// In the mark of a message: it announces nothing.
 const VALIDATION: u64 = 1 << 48;
 
@@ -40,16 +48,18 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             Completion::Received { qp, message } => self.received(now, qp, message),
             Completion::Broke { qp, cause } => {
                 let Some(link) = self.links.by_qp(qp) else { return };
-                link.broken = true;
-                let link = link.id;
-                self.report(Report::LinkBroke { link, cause });
+                if !std::mem::replace(&mut link.broken, true) {
+                    let link = link.id;
+                    self.report(Report::LinkBroke { link, cause });
+                }
             }
         }
     }
 
     pub(crate) fn wrote(&mut self, now: Instant, lease: Lease, tag: Tag) {
         let id = connection_of(tag);
-        if let Some(relay) = self.connections.relay(id)
+        if tag.0 & REPLAY == 0
+            && let Some(relay) = self.connections.relay(id)
             && let Far::Smc(smc) = &mut relay.far
         {
             let at = u32::try_from(tag.0 >> 32).expect("thirty-two bits were left");
@@ -79,6 +89,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 // RFC 7609 4.6.1-2
                 smc.connection.cdc_acknowledged(sequence);
                 // A queue pair completes in order: these writes, and no others, came before.
+                smc.repeated.clear();
                 for Retained { lease, .. } in smc.retained.drain(..) {
                     self.pool.take_back(lease);
                 }

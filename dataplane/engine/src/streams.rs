@@ -27,11 +27,24 @@ pub struct Event {
     pub readable: bool,
     /// There is room to write, or an error.
     pub writable: bool,
-    /// The end of the stream, an error or an urgent byte is waiting behind the bytes: from now on
-    /// a short read does not mean that nothing follows.
+    /// The end of the stream or an error is waiting behind the bytes: from now on a short read does
+    /// not mean that nothing follows.
     pub ending: bool,
+    /// An urgent byte has come and was not read yet.
+    pub urgent: bool,
     /// The connection is broken; the error is waiting behind the bytes.
     pub failed: bool,
+}
+
+/// What the next read of a socket would begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ahead {
+    /// Nothing has come: the end of the stream, perhaps.
+    Nothing,
+    /// Ordinary bytes.
+    Bytes,
+    /// The urgent byte. A read of one byte brings it alone.
+    Urgent,
 }
 
 /// All sockets of one poller, and the place where it sleeps.
@@ -40,6 +53,8 @@ pub trait Streams {
     type Stream: Send;
 
     /// Begins to report events of `stream`. The first report says what is possible already.
+    ///
+    /// From now on its urgent bytes are read in their place, and a read stops before one.
     ///
     /// # Errors
     ///
@@ -84,8 +99,18 @@ pub trait Streams {
     /// `WouldBlock`, or what became of the connection.
     fn write_slice(&mut self, stream: &Self::Stream, bytes: &[u8]) -> io::Result<usize>;
 
+    /// Writes one byte as urgent: what TCP calls out of band (`MSG_OOB`).
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock`, or what became of the connection.
+    fn write_urgent(&mut self, stream: &Self::Stream, byte: u8) -> io::Result<()>;
+
     /// Whether a read would bring bytes now. Asked only when it changes what a peer is told.
     fn has_more(&mut self, stream: &Self::Stream) -> bool;
+
+    /// What a read would begin with. Asked only where an urgent byte may be.
+    fn ahead(&mut self, stream: &Self::Stream) -> Ahead;
 
     /// Says that no more will be written: FIN.
     fn finish(&mut self, stream: &Self::Stream);

@@ -106,6 +106,8 @@ pub struct Connection {
     sequence_received: u16,
     /// When we stop waiting for the peer's part of the end.
     deadline: Option<Instant>,
+    /// We stopped waiting: nothing will be said any more.
+    given_up: bool,
 }
 
 impl Connection {
@@ -131,6 +133,7 @@ impl Connection {
             sequence_acknowledged: 0,
             sequence_received: 0,
             deadline: None,
+            given_up: false,
         }
     }
 
@@ -333,6 +336,8 @@ impl Connection {
             writer_blocked: self.sender.is_blocked(),
             urgent_pending: self.sender.is_urgent_pending(),
             urgent_present: self.sender.is_urgent_present(),
+            // We diagnose nothing by it, as no deployed peer does: Linux answers with its next
+            // read, which tells no more than its silence.
             // RFC 7609 4.5.1-10
             update_requested: false,
             failover_validation: false,
@@ -381,10 +386,12 @@ impl Connection {
     ///
     /// RFC 7609, 4.6.1 and 4.6.2 (combining pending messages).
     pub fn failover(&mut self) {
-        // RFC 7609 4.6.1-1
-        self.validation_due = true;
-        // RFC 7609 4.6.2-3
-        self.repeat_due = true;
+        if !self.given_up {
+            // RFC 7609 4.6.1-1
+            self.validation_due = true;
+            // RFC 7609 4.6.2-3
+            self.repeat_due = true;
+        }
     }
 
     /// Whether the failover validation message is due: nothing may be written before it.
@@ -392,8 +399,7 @@ impl Connection {
         self.validation_due
     }
 
-    /// Whether the message with this number, or a later one, was taken in: what a failover
-    /// validation message asks (RFC 4.6.1).
+    /// Whether this message or a later one was taken in: what failover validation asks (4.6.1).
     pub fn has_received(&self, sequence: u16) -> bool {
         !is_before(self.sequence_received, sequence)
     }
@@ -471,6 +477,7 @@ impl Connection {
             Some(Action::GiveUp) | None => {}
         }
         if action == Some(Action::GiveUp) {
+            self.given_up = true;
             self.flags_due = false;
             self.validation_due = false;
             self.repeat_due = false;

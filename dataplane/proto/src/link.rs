@@ -43,6 +43,10 @@ pub enum Cause {
     Idle,
     /// The peer broke the LLC protocol.
     PeerMisbehaved,
+    /// The peer did not answer an LLC message in time.
+    LlcTimedOut,
+    /// The peer does not want the link that we offered.
+    Rejected,
 }
 
 /// What can happen to a link.

@@ -1,23 +1,29 @@
 //! The links and rkeys shared with one peer: add, test, delete, end (RFC 2.2, 3.5).
 //!
 //! ```text
-//!   server                                   client
-//!     │ ── CONFIRM LINK ──────────────────────► │
-//!     │ ◄───────────────── CONFIRM LINK reply ─ │
-//!     │ ── ADD LINK ──────────────────────────► │   the link group is established
-//!     │ ◄─────────── ADD LINK reply, rejected ─ │   on both sides from here on
+//!   server                                        client
+//!     │ ── CONFIRM LINK ───────────────────────────► │
+//!     │ ◄────────────────────── CONFIRM LINK reply ─ │
+//!     │ ── ADD LINK ───────────────────────────────► │   a second queue pair on either side
+//!     │ ◄────────────────────────── ADD LINK reply ─ │   or a rejection
+//!     │ ── ADD LINK CONTINUATION ──────────────────► │   what RMBs are called there
+//!     │ ◄───────────── ADD LINK CONTINUATION reply ─ │
+//!     │ ── CONFIRM LINK, on the new link ──────────► │
+//!     │ ◄────────────────────── CONFIRM LINK reply ─ │   the link group is established
 //! ```
 //!
-//! This version keeps one link per group. It still speaks the whole of the first contact: a client
-//! that hears no ADD LINK waits for one, and a server that gets no answer does too, each for
-//! seconds in which deployed peers serve nobody else. So our server offers a second link that no
-//! client can accept, and our client rejects whatever second link it is offered.
+//! Messages that change what links or rkeys there are stand in exchanges, and a group has one of
+//! them under way at a time (RFC 3.5.5.3). What has to wait is remembered in the state of what it
+//! is about: a link that is to be deleted, an RMB that is to be announced. So nothing overflows.
 //!
-//! - `llc` sends and answers the messages;
-//! - [`rkeys`] remembers what RMBs of the peer are called.
+//! - `dispatch` takes messages apart; `confirm`, `add` with `pairs` and `retry`, and `delete` are
+//!   what is said about links, `rkeys` what is said about RMBs;
+//! - `exchange` is how far an exchange has come, `member` what is known of one link, `ports` which
+//!   links may stand beside each other, `rmbs` what RMBs are called;
+//! - `timers` is what is due when, `view` what others see.
 //!
-//! Not here: when a link asks for a sign of life ([`link`]), and what it means for
-//! connections when a group ends (`engine`).
+//! Not here: when a link asks for a sign of life ([`link`]), which port a link goes through
+//! (`control`), and what it means for connections when a link or a group ends (`engine`).
 
 use core::time::Duration;
 
@@ -26,14 +32,32 @@ use crate::limits::{CONFIRM_LINK_REPLY_WAIT, CONFIRM_LINK_WAIT, LINKS_MAX};
 use crate::link::{self, Cause, Event, Keepalive, Link};
 use crate::outbox::Outbox;
 use crate::time::Instant;
-use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, PeerId, Qpn, Rkey};
+use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, PeerId, QpAddress, Rkey};
 use crate::wire::Malformed;
-use crate::wire::llc::{DeleteLink, DeleteReason, LEN, Llc, TestLink};
+use crate::wire::llc::{DeleteLink, LEN, Llc, TestLink};
 
-mod llc;
-pub mod rkeys;
+mod add;
+mod confirm;
+mod delete;
+mod dispatch;
+mod exchange;
+mod member;
+mod pairs;
+mod ports;
+mod retry;
+mod rkeys;
+mod rmbs;
+mod timers;
+mod view;
 
-use rkeys::{Full, PeerRkeys};
+pub use add::Refusal;
+use exchange::Exchange;
+pub use member::LinkView;
+use member::{Member, is_down};
+use rkeys::{Announcement, Continuing};
+pub use rmbs::{Full, RmbIndex};
+use rmbs::{OurRmbs, PeerRmbs};
+pub use view::Symmetry;
 
 /// Which side of the first contact we were. It decides for the life of the group who adds and
 /// deletes links (RFC 3.5.5.1).
@@ -45,19 +69,15 @@ pub enum Role {
     Client,
 }
 
-/// What both sides know of the first link when the group begins.
+/// What both sides know of the first link when the group begins, and what we want.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup {
     /// The peer.
     pub peer_id: PeerId,
-    /// Our port.
-    pub mac: MacAddress,
-    /// Our port.
-    pub gid: Gid,
-    /// Our queue pair.
-    pub qpn: Qpn,
-    /// The peer's queue pair, as its Accept or Confirm named it.
-    pub peer_qpn: Qpn,
+    /// Our end of the first link.
+    pub ours: QpAddress,
+    /// The peer's end, as its Accept or Confirm named it.
+    pub theirs: QpAddress,
     /// Our own name for the link.
     pub user_id: LinkUserId,
     /// Whether our RMB elements begin with an eye catcher. Linux peers decline that.
@@ -68,6 +88,11 @@ pub struct Setup {
     /// [`IDLE_GROUP_SERVER`](crate::limits::IDLE_GROUP_SERVER) or
     /// [`IDLE_GROUP_CLIENT`](crate::limits::IDLE_GROUP_CLIENT).
     pub idle_wait: Duration,
+    /// How many symmetric links we are willing to have, 2 to 8; the smaller number of both sides
+    /// counts. Deployed peers say 2.
+    pub max_links: u8,
+    /// How long after a failed attempt a further link is tried again (RFC C.8).
+    pub retry_link: Duration,
 }
 
 /// What the caller must do next on behalf of a link group.
@@ -77,15 +102,38 @@ pub enum Action {
     Send(LinkNumber, Llc),
     /// The server has named our first link, which was [`UNNUMBERED`] so far.
     LinkNumbered(LinkNumber),
-    /// The link carries connections: tell the handshake that waits for it.
+    /// The link carries connections. For the first link: tell the handshake that waits for it.
     LinkConfirmed(LinkNumber),
-    /// The link is down. [`Action::Terminate`] follows if it was the last. If a handshake waits for
-    /// it, tell that one, with [`LinkGroup::is_committed`].
+    /// Choose a port of ours for a further link, open a queue pair there, register every RMB for
+    /// it, and say so with [`LinkGroup::link_opened`] or [`LinkGroup::link_refused`].
+    OpenLink {
+        /// What the link is called.
+        number: LinkNumber,
+        /// The port of the peer that it will lead to, if that is known: we are the client.
+        peer: Option<(Gid, MacAddress)>,
+    },
+    /// Bring the queue pair to RTS and hand it to its poller, and say so with
+    /// [`LinkGroup::link_connected`] or [`LinkGroup::link_unreachable`].
+    ConnectLink {
+        /// Which link.
+        number: LinkNumber,
+        /// The peer's end.
+        theirs: QpAddress,
+    },
+    /// Move all connections to other links, then call [`LinkGroup::link_vacated`].
+    VacateLink(LinkNumber),
+    /// The link is down, or will never be: move its connections to another, and destroy its queue
+    /// pair. [`Action::Terminate`] follows if it was the last. If a handshake waits for it, tell
+    /// that one, with [`LinkGroup::is_committed`].
     LinkFailed(LinkNumber, Cause),
-    /// The peer has another RMB, at this address.
-    RkeyAdded(Rkey, u64),
-    /// The peer no longer has this RMB: nothing may be written to it.
-    RkeyDeleted(Rkey),
+    /// The peer knows this RMB of ours: connections may use it.
+    RmbConfirmed(RmbIndex),
+    /// The peer has no room for this RMB of ours, or does not want it.
+    RmbRefused(RmbIndex),
+    /// The peer will not write to this RMB any more: it may be deregistered.
+    RmbDeleted(RmbIndex),
+    /// The peer no longer has the RMB of this name on that link: nothing may be written to it.
+    RkeyDeleted(LinkNumber, Rkey),
     /// The group is over: once what it had to send is delivered, reset all connections and destroy
     /// all queue pairs.
     Terminate(Cause),
@@ -99,8 +147,8 @@ pub const UNNUMBERED: LinkNumber = LinkNumber(0);
 const CONFIRM_LINK_REPEAT: Duration = Duration::from_secs(1);
 const _: () = assert!(CONFIRM_LINK_REPEAT.as_secs() < CONFIRM_LINK_REPLY_WAIT.as_secs());
 
-/// The most actions one input causes: a DELETE RKEY of eight keys, and its answer.
-const ACTIONS_MAX: usize = 16;
+/// More actions than one input causes: all links fail, and the peer deletes eight RMBs.
+const ACTIONS_MAX: usize = 48;
 
 /// Where the group is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,45 +157,58 @@ enum Phase {
     Opening,
     /// The first link is being confirmed. A server says CONFIRM LINK once more at this time.
     Confirming { repeat_at: Option<Instant> },
-    /// The first link is confirmed. Client: the server must offer a second one. Server: the client
-    /// must answer the offer.
-    AddingLink { deadline: Instant },
+    /// The first link is confirmed, and a second one is tried. A client waits for the offer.
+    Founding { deadline: Option<Instant> },
     /// Carries connections.
     Established,
-    /// DELETE LINK is out for this link, for that cause.
-    DeletingLink { link: LinkNumber, cause: Cause, deadline: Instant },
     /// Terminal.
     Terminated,
-}
-
-/// One link and what the group knows of it.
-#[derive(Clone, Copy, Debug)]
-struct Member {
-    number: LinkNumber,
-    link: Link,
-    /// TEST LINKs that were sent and not answered.
-    unanswered: u32,
 }
 
 /// All that we share with one peer, but for memory.
 ///
 /// - `handle_llc`, `traffic` and `link_broke` feed what happened on a link, `handle_timeout` feeds
-///   time; `link_connected`, `connections_changed`, `probe`, `delete_link` and `shutdown` feed what
-///   the caller knows or wants.
+///   time; the answers to actions, `connections_changed`, `want_link`, `probe`, `delete_link`,
+///   `announce_rmb`, `withdraw_rmb` and `shutdown` feed what the caller knows or wants.
 /// - `poll_action` drains what the caller must do. Call it until `None` after every input.
 /// - `poll_timeout` says when to call `handle_timeout`, at the latest.
 ///
-/// Inputs must carry non-decreasing `now`. A terminated group swallows everything.
+/// Inputs must carry non-decreasing `now`. A terminated group swallows everything. A group has
+/// about 70 KiB, most of it rkeys: keep it in a box.
 #[derive(Clone, Debug)]
 pub struct LinkGroup {
+    // RFC 7609 2.2-5
     role: Role,
     setup: Setup,
     phase: Phase,
     members: [Option<Member>; LINKS_MAX as usize],
-    peer_rkeys: PeerRkeys,
+    /// Links that were in these places, until the caller has taken all actions.
+    gone: [Option<LinkNumber>; LINKS_MAX as usize],
+    exchange: Option<Exchange>,
+    announcement: Option<Announcement>,
+    our_rmbs: OurRmbs,
+    peer_rmbs: PeerRmbs,
+    continuing: Option<Continuing>,
     peer_eye_catcher: bool,
     /// The point of no return of the first contact is behind (C.3).
     committed: bool,
+    /// Symmetric links at most, as agreed.
+    max_links: u8,
+    /// The number that was given last.
+    last_number: u8,
+    /// Server: a further link is to be offered.
+    wanted: bool,
+    /// Client: a port without a link, that the server was told of.
+    unused_port: Option<(Gid, MacAddress)>,
+    /// Client: the server is to be told of it as soon as it is not busy.
+    untold: bool,
+    /// When a further link is tried again.
+    retry_at: Option<Instant>,
+    /// A second link was confirmed before the group was established.
+    confirmed_early: Option<LinkNumber>,
+    /// How often an RMB of ours was refused, and when it is announced again.
+    retries: u32,
+    again_at: Option<Instant>,
     connections: u32,
     idle_deadline: Option<Instant>,
     dropped: u64,
@@ -176,17 +237,41 @@ impl LinkGroup {
     }
 
     fn new(role: Role, setup: Setup, phase: Phase, number: LinkNumber, deadline: Instant) -> Self {
-        let link = Link::new(setup.keepalive, deadline);
         let mut members = [None; LINKS_MAX as usize];
-        members[0] = Some(Member { number, link, unanswered: 0 });
+        members[0] = Some(Member {
+            number,
+            link: Link::new(setup.keepalive, deadline),
+            unanswered: 0,
+            ours: setup.ours,
+            theirs: setup.theirs,
+            user_id: setup.user_id,
+            asymmetric: false,
+            confirmed_at: None,
+            delete: None,
+            asked: None,
+        });
         Self {
             role,
             setup,
             phase,
             members,
-            peer_rkeys: PeerRkeys::new(),
+            gone: [None; LINKS_MAX as usize],
+            exchange: None,
+            announcement: None,
+            our_rmbs: OurRmbs::new(),
+            peer_rmbs: PeerRmbs::new(),
+            continuing: None,
             peer_eye_catcher: false,
             committed: false,
+            max_links: setup.max_links.clamp(confirm::LINKS_MAX_MIN, LINKS_MAX),
+            last_number: number.0,
+            wanted: false,
+            unused_port: None,
+            untold: false,
+            retry_at: None,
+            confirmed_early: None,
+            retries: 0,
+            again_at: None,
             connections: 0,
             idle_deadline: None,
             dropped: 0,
@@ -194,72 +279,8 @@ impl LinkGroup {
         }
     }
 
-    /// Which side we are.
-    pub fn role(&self) -> Role {
-        self.role
-    }
-
-    /// The peer.
-    pub fn peer_id(&self) -> PeerId {
-        self.setup.peer_id
-    }
-
-    /// Whether connections may join.
-    pub fn is_established(&self) -> bool {
-        self.phase == Phase::Established
-    }
-
-    /// Whether the group is over.
-    pub fn is_terminated(&self) -> bool {
-        self.phase == Phase::Terminated
-    }
-
-    /// Whether the point of no return of the first contact is behind: a failure of the link now
-    /// resets its first connection instead of declining it.
-    ///
-    /// # Specification
-    ///
-    /// RFC 7609, C.3. We count from sending ADD LINK, not from its completion: nobody tells us.
-    pub fn is_committed(&self) -> bool {
-        self.committed
-    }
-
-    /// Whether the peer's RMB elements begin with an eye catcher. Known once a link is confirmed.
-    pub fn peer_eye_catcher(&self) -> bool {
-        self.peer_eye_catcher
-    }
-
-    /// Messages that fitted no procedure under way, and were ignored.
-    pub fn dropped(&self) -> u64 {
-        self.dropped
-    }
-
-    /// The links of the group and their states, those that are down included.
-    pub fn links(&self) -> impl Iterator<Item = (LinkNumber, link::State)> {
-        self.members.iter().flatten().map(|member| (member.number, member.link.state()))
-    }
-
-    /// Where the peer's RMB with this key begins, if it is known.
-    pub fn peer_rmb_address(&self, rkey: Rkey) -> Option<u64> {
-        self.peer_rkeys.address(rkey)
-    }
-
-    /// Remembers an RMB that the peer told by Accept or Confirm rather than by CONFIRM RKEY.
-    ///
-    /// # Errors
-    ///
-    /// [`Full`] if no more can be remembered: decline the connection.
-    pub fn learn_rkey(&mut self, rkey: Rkey, address: u64) -> Result<(), Full> {
-        self.peer_rkeys.learn(rkey, address)
-    }
-
-    /// Server: the queue pair of the first link is connected, so CONFIRM LINK goes out.
-    ///
-    /// # Panics
-    ///
-    /// If that is known already.
-    pub fn link_connected(&mut self, now: Instant) {
-        assert_eq!(self.phase, Phase::Opening, "a link connects once");
+    /// The queue pair of a server's first link is connected, so CONFIRM LINK goes out.
+    fn first_link_connected(&mut self, now: Instant) {
         self.phase = Phase::Confirming { repeat_at: Some(now + CONFIRM_LINK_REPEAT) };
         let [Some(member), ..] = &mut self.members else {
             unreachable!("a group begins with a link");
@@ -289,27 +310,12 @@ impl LinkGroup {
         self.link_event(now, number, Event::Probe(wait));
     }
 
-    /// The NIC reports that the link's queue pair is broken.
+    /// The NIC reports that the link's queue pair is broken, or that its port is down.
     pub fn link_broke(&mut self, now: Instant, number: LinkNumber) {
-        // RFC 7609 3.5.5.1.3-2, C.7.1-1
-        self.link_event(now, number, Event::Fail(Cause::QueuePairBroke));
-    }
-
-    /// Takes one link out of the group; with the last one the group ends. The server asks its
-    /// client, a client asks its server to ask it (RFC 3.5.5.1.3, 3.5.5.1.4).
-    pub fn delete_link(&mut self, now: Instant, number: LinkNumber, reason: DeleteReason) {
-        if self.phase == Phase::Established && self.find(number).is_some() {
-            self.ask_to_delete(now, number, Cause::DeletedByUs, reason, true);
+        if self.find(number).is_some_and(|member| !is_down(member)) {
+            // RFC 7609 2.3-4, 3.5.5.1.3-2, 3.5.5.1.3-3, C.7.1-1
+            self.link_lost(now, number, Cause::QueuePairBroke);
         }
-    }
-
-    /// Ends the group: DELETE LINK for all links goes out, nobody waits for an answer.
-    ///
-    /// # Specification
-    ///
-    /// RFC 7609, 3.5.5.1.3 and 4.8.3.
-    pub fn shutdown(&mut self, now: Instant, reason: DeleteReason) {
-        self.end(now, Cause::DeletedByUs, reason);
     }
 
     /// Takes in 44 bytes that arrived on a link and are no CDC message.
@@ -332,10 +338,12 @@ impl LinkGroup {
                 self.traffic(now, number);
                 Ok(())
             }
-            Err(malformed) => {
-                self.link_event(now, number, Event::Fail(Cause::PeerMisbehaved));
+            // RFC 7609 C.7.1-35
+            Err(malformed) if self.is_alive(number) => {
+                self.link_lost(now, number, Cause::PeerMisbehaved);
                 Err(malformed.into())
             }
+            Err(_) => Ok(()),
         }
     }
 
@@ -350,14 +358,21 @@ impl LinkGroup {
         number: LinkNumber,
         message: &Llc,
     ) -> Result<(), PeerMisbehaved> {
-        if self.phase == Phase::Terminated || self.find(number).is_none() {
+        if !self.is_alive(number) {
+            // What else is said on a link that failed goes unheard.
+            // RFC 7609 C.7.1-27
+            if let Llc::DeleteLink(DeleteLink { all: true, reply: false, .. }) = message
+                && !self.is_terminated()
+            {
+                return self.dispatch(now, number, message);
+            }
             return Ok(());
         }
         self.link_event(now, number, Event::Traffic);
         let result = self.dispatch(now, number, message);
         // RFC 7609 C.7.1-35
         if result.is_err() {
-            self.link_event(now, number, Event::Fail(Cause::PeerMisbehaved));
+            self.link_lost(now, number, Cause::PeerMisbehaved);
         }
         result
     }
@@ -365,87 +380,86 @@ impl LinkGroup {
     /// What the caller must do next, oldest first.
     #[must_use]
     pub fn poll_action(&mut self) -> Option<Action> {
-        self.actions.pop()
-    }
-
-    /// When to call [`Self::handle_timeout`], at the latest.
-    #[must_use]
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        let phase = match self.phase {
-            Phase::Opening | Phase::Terminated => return None,
-            Phase::AddingLink { deadline } | Phase::DeletingLink { deadline, .. } => Some(deadline),
-            Phase::Confirming { repeat_at } => repeat_at,
-            Phase::Established => None,
-        };
-        let links = self.members.iter().flatten().filter_map(|member| member.link.poll_timeout());
-        links.chain(phase).chain(self.idle_deadline).min()
-    }
-
-    /// Does what is due at this time.
-    pub fn handle_timeout(&mut self, now: Instant) {
-        match self.phase {
-            Phase::Opening | Phase::Terminated => return,
-            // RFC 7609 C.8-1
-            // C.8: the group goes on without a second link.
-            Phase::AddingLink { deadline } if deadline <= now => self.establish(now),
-            Phase::DeletingLink { link, cause, deadline } if deadline <= now => {
-                self.link_event(now, link, Event::Fail(cause));
-            }
-            Phase::Confirming { repeat_at: Some(repeat_at) } if repeat_at <= now => {
-                self.phase = Phase::Confirming { repeat_at: None };
-                for member in self.members.into_iter().flatten() {
-                    self.send_confirm_link(member.number, false);
-                }
-            }
-            Phase::AddingLink { .. }
-            | Phase::DeletingLink { .. }
-            | Phase::Confirming { .. }
-            | Phase::Established => {}
+        let action = self.actions.pop();
+        if action.is_none() {
+            self.forget_gone();
         }
-        for member in self.members.into_iter().flatten() {
-            self.link_event(now, member.number, Event::Timeout);
-        }
-        if self.idle_deadline.is_some_and(|deadline| deadline <= now) {
-            self.end(now, Cause::Idle, DeleteReason::PROGRAM);
-        }
+        action
     }
 
     /// One event for one link, and what follows for the group.
     fn link_event(&mut self, now: Instant, number: LinkNumber, event: Event) {
-        let test = TestLink { reply: false, user_data: self.setup.gid.0 };
+        if self.is_terminated() {
+            return;
+        }
         let Some(member) = self.find_mut(number) else { return };
         match member.link.handle(now, event) {
             Some(link::Action::SendTestLink) => {
                 member.unanswered += 1;
+                let test = TestLink { reply: false, user_data: member.ours.gid.0 };
                 self.actions.push(Action::Send(number, Llc::TestLink(test)));
             }
             Some(link::Action::Fail(cause)) => {
                 self.actions.push(Action::LinkFailed(number, cause));
-                let alive = |member: &Member| !matches!(member.link.state(), link::State::Down(_));
-                if !self.members.iter().flatten().any(alive) {
-                    self.phase = Phase::Terminated;
-                    // RFC 7609 4.5.3-5, C.7.1-17, C.7.1-21
-                    self.actions.push(Action::Terminate(cause));
+                let alive = |member: &Member| match self.phase {
+                    Phase::Opening | Phase::Confirming { .. } => !is_down(member),
+                    // One that is being added cannot keep a group alive.
+                    Phase::Founding { .. } | Phase::Established | Phase::Terminated => {
+                        member.link.is_up()
+                    }
+                };
+                // RFC 7609 2.2-1, 4.5.3-4
+                if !self.members().any(alive) {
+                    self.terminate(cause);
                 }
             }
             None => {}
         }
     }
 
-    /// Tells the peer that all is over, and ends it.
-    fn end(&mut self, now: Instant, cause: Cause, reason: DeleteReason) {
-        if let Some(link) = self.any_link_up() {
-            // RFC 7609 3.5.4-6, 3.5.4-10
-            // RFC 7609 A.3.4-4
-            let none = UNNUMBERED;
-            let all = DeleteLink { reply: false, all: true, orderly: true, link: none, reason };
-            self.actions.push(Action::Send(link, Llc::DeleteLink(all)));
+    fn terminate(&mut self, cause: Cause) {
+        self.phase = Phase::Terminated;
+        self.exchange = None;
+        // RFC 7609 4.5.3-5, C.7.1-17, C.7.1-21
+        self.actions.push(Action::Terminate(cause));
+    }
+
+    /// Begins what was waiting, if nothing is under way.
+    fn advance(&mut self, now: Instant) {
+        let begun = match self.phase {
+            Phase::Founding { deadline: None } | Phase::Established => true,
+            Phase::Opening | Phase::Confirming { .. } | Phase::Founding { .. } => false,
+            Phase::Terminated => false,
+        };
+        if !begun || self.exchange.is_some() {
+            return;
         }
-        for member in self.members.into_iter().flatten() {
-            // RFC 7609 C.7.1-19
-            self.link_event(now, member.number, Event::Fail(cause));
+        // RFC 7609 3.5.5.3-5, 3.5.5.3-6, 3.5.5.3-7, 3.5.5.3-8
+        let may_begin = self.role == Role::Server && !self.rkeys_are_under_way();
+        let doomed = self.members().find(|member| member.delete.is_some());
+        if let Some(number) = doomed.map(|member| member.number)
+            && may_begin
+        {
+            self.begin_delete(now, number);
         }
-        assert!(self.is_terminated(), "a group without links is over");
+        // RFC 7609 3.5.1.6.2-4, C.7.1-3, C.7.1-10
+        let told = self.members().all(|member| member.asked.is_none());
+        if let Phase::Founding { .. } = self.phase
+            && self.exchange.is_none()
+            && told
+        {
+            self.establish(now);
+        }
+        if self.wanted && may_begin && self.exchange.is_none() {
+            self.begin_add(now);
+        }
+        if self.untold && self.phase == Phase::Established {
+            self.tell_of_port(now);
+        }
+        // RFC 7609 3.5.5.3-9
+        if self.exchange.is_none() && self.again_at.is_none() {
+            self.begin_rkeys(now);
+        }
     }
 
     /// The first contact is over: connections may use the group.
@@ -454,22 +468,12 @@ impl LinkGroup {
         // RFC 7609 2.2-3, 2.2.1-1, C.3-2
         self.committed = true;
         self.connections_changed(now, self.connections);
-        if let Some(number) = self.any_link_up() {
+        let second = self.confirmed_early.take();
+        let first = self.members().find(|one| one.is_of_use() && Some(one.number) != second);
+        let first = first.map(|member| member.number);
+        for number in first.into_iter().chain(second) {
             self.actions.push(Action::LinkConfirmed(number));
         }
-    }
-
-    fn any_link_up(&self) -> Option<LinkNumber> {
-        let up = self.members.iter().flatten().find(|member| member.link.is_up());
-        up.map(|member| member.number)
-    }
-
-    fn find(&self, number: LinkNumber) -> Option<&Member> {
-        self.members.iter().flatten().find(|member| member.number == number)
-    }
-
-    fn find_mut(&mut self, number: LinkNumber) -> Option<&mut Member> {
-        self.members.iter_mut().flatten().find(|member| member.number == number)
     }
 }
 

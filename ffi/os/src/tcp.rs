@@ -1,4 +1,5 @@
-//! The options of a TCP socket that no crate below us knows: keeping and reading the SYN.
+//! What no crate below us knows about TCP sockets: keeping and reading the SYN, and where the
+//! urgent byte is.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -45,13 +46,36 @@ pub fn saved_syn(connection: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     Ok(syn)
 }
 
+/// Whether the byte that a read of `connection` would bring next is the urgent one.
+///
+/// Certain once that byte has arrived, as `FIONREAD` tells: its rank came with it. With
+/// `SO_OOBINLINE`, without which a read passes over the urgent byte in silence.
+///
+/// # Errors
+///
+/// As `ioctl(2)`.
+pub fn is_at_mark(connection: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut at_mark: libc::c_int = 0;
+    // SAFETY: `ioctl(SIOCATMARK)` asks for
+    // - an open descriptor: `BorrowedFd`;
+    // - a place for one integer: `at_mark` is a live exclusive local.
+    let result = unsafe { libc::ioctl(connection.as_raw_fd(), SIOCATMARK, &raw mut at_mark) };
+    if result == 0 { Ok(at_mark != 0) } else { Err(io::Error::last_os_error()) }
+}
+
+/// From `linux/sockios.h`, the same on every architecture.
+const SIOCATMARK: libc::Ioctl = 0x8905;
+
 /// Two headers of at most 60 bytes each, and room for IPv6 extension headers.
 const SYN_BYTES_MAX: usize = 1024;
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
+
+    use rustix::net::{SendFlags, send, sockopt};
 
     use super::*;
 
@@ -70,5 +94,27 @@ mod tests {
         assert_eq!(syn[0] >> 4, 4, "an IPv4 header");
         assert_eq!(syn[22..24], address.port().to_be_bytes(), "to our port");
         assert_eq!(saved_syn(after.as_fd()).unwrap(), [], "read once");
+    }
+
+    /// The place of the urgent byte must be told exactly: one byte off, and `telnet` would throw
+    /// away a key that was typed.
+    #[test]
+    fn the_mark_is_where_the_urgent_byte_is() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut near, _) = listener.accept().unwrap();
+        sockopt::set_socket_oobinline(&near, true).unwrap();
+        send(&far, b"ab", SendFlags::empty()).unwrap();
+        send(&far, b"!", SendFlags::OOB).unwrap();
+        send(&far, b"c", SendFlags::empty()).unwrap();
+        let mut room = [0; 2];
+        near.read_exact(&mut room).unwrap();
+        for (byte, at_mark) in [(b'!', true), (b'c', false)] {
+            assert_eq!(is_at_mark(near.as_fd()).unwrap(), at_mark);
+            near.read_exact(&mut room[..1]).unwrap();
+            assert_eq!(room[0], byte);
+        }
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert!(is_at_mark(file.as_fd()).is_err());
     }
 }

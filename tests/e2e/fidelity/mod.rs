@@ -3,6 +3,7 @@
 
 mod scenarios;
 mod tape;
+mod urgent;
 
 use std::io::ErrorKind;
 use std::sync::mpsc;

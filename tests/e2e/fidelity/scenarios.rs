@@ -194,7 +194,192 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         }),
     },
     Scenario { name: "nobody listens", client: Tape::see_refusal, server: None },
+    // What an application does not want to read any more is nobody else's business.
+    // RFC 7609 4.8.1-25
+    Scenario {
+        name: "client shuts down for reading",
+        client: |tape| {
+            tape.stop_reading();
+            tape.write(34, 1_000);
+            tape.listen();
+            tape.write(35, 1_000);
+            tape.finish();
+        },
+        server: Some(|tape| {
+            tape.read(1_000);
+            tape.tell();
+            tape.read_to_end();
+        }),
+    },
+    // `telnet`, `rlogin`, `ftp`: an interrupt overtakes what was typed before it.
+    Scenario {
+        name: "client sends an urgent byte alone",
+        client: |tape| {
+            tape.write_urgent(b'!');
+            tape.finish();
+            tape.read_to_end();
+        },
+        server: Some(|tape| {
+            tape.await_urgent();
+            tape.read_urgent();
+            tape.read_to_end();
+        }),
+    },
+    Scenario {
+        name: "client sends an urgent byte in the middle of a stream",
+        client: send_urgent_in_the_middle,
+        server: Some(find_urgent_in_the_middle),
+    },
+    Scenario {
+        name: "server sends an urgent byte in the middle of a stream",
+        client: find_urgent_in_the_middle,
+        server: Some(send_urgent_in_the_middle),
+    },
+    Scenario {
+        name: "the reader has urgent bytes in line",
+        client: send_urgent_in_the_middle,
+        server: Some(|tape| {
+            tape.read_urgent_in_line();
+            tape.await_urgent();
+            tape.read_urgent();
+            tape.read_to_mark();
+            tape.read(1);
+            tape.tell();
+            tape.read_to_end();
+        }),
+    },
+    // Programs that know nothing of urgent bytes read past them.
+    Scenario {
+        name: "the reader ignores an urgent byte",
+        client: |tape| {
+            tape.write(24, 10_000);
+            tape.write_urgent(b'!');
+            tape.write(25, 10_000);
+            tape.finish();
+            tape.tell();
+        },
+        server: Some(|tape| {
+            tape.listen();
+            tape.dawdle(300); // Until all of it is in our socket, on every route.
+            tape.read_to_end();
+        }),
+    },
+    // The first becomes an ordinary byte: TCP has one mark.
+    Scenario {
+        name: "two urgent bytes in a row",
+        client: |tape| {
+            tape.write(26, 100);
+            tape.write_urgent(b'1');
+            tape.write_urgent(b'2');
+            tape.tell();
+            tape.listen();
+            tape.write(27, 100);
+            tape.finish();
+        },
+        server: Some(|tape| {
+            tape.listen();
+            tape.dawdle(300);
+            tape.await_urgent();
+            tape.read_urgent();
+            tape.read_to_mark();
+            tape.tell();
+            tape.read_to_end();
+        }),
+    },
+    // With nothing between them, the first is lost between two kernels, too.
+    Scenario {
+        name: "a second urgent byte when the first was seen and not read",
+        client: |tape| {
+            tape.write_urgent(b'1');
+            tape.listen();
+            tape.write_urgent(b'2');
+            tape.write(36, 100);
+            tape.finish();
+            tape.tell();
+        },
+        server: Some(|tape| {
+            tape.await_urgent();
+            tape.tell();
+            tape.listen();
+            tape.dawdle(300);
+            tape.read_urgent();
+            tape.read_to_mark();
+            tape.read_to_end();
+        }),
+    },
+    Scenario {
+        name: "urgent bytes one after the other",
+        client: |tape| {
+            for round in 0..20 {
+                tape.write(28, 1_000);
+                tape.write_urgent(round);
+                tape.listen();
+            }
+            tape.finish();
+        },
+        server: Some(|tape| {
+            for _ in 0..20 {
+                tape.await_urgent();
+                tape.read_to_mark();
+                tape.read_urgent();
+                tape.tell();
+            }
+            tape.read_to_end();
+        }),
+    },
+    Scenario {
+        name: "an urgent byte behind more than all buffers hold",
+        client: |tape| {
+            tape.write_into_a_wall(29, 96 << 20);
+            tape.write_urgent(b'!');
+            tape.write(30, 10);
+            tape.finish();
+        },
+        server: Some(|tape| {
+            tape.listen();
+            tape.dawdle(500);
+            tape.read(96 << 20);
+            tape.await_urgent();
+            tape.read_urgent();
+            tape.read_to_mark();
+            tape.read_to_end();
+        }),
+    },
+    Scenario {
+        name: "client resets after an urgent byte",
+        client: |tape| {
+            tape.write(31, 1_000);
+            tape.write_urgent(b'!');
+            tape.listen();
+            tape.reset();
+        },
+        server: Some(|tape| {
+            tape.await_urgent();
+            tape.read_to_mark();
+            tape.read_urgent();
+            tape.tell();
+            tape.read_to_end();
+        }),
+    },
 ];
+
+fn send_urgent_in_the_middle(tape: &mut Tape) {
+    tape.write(32, 10_000);
+    tape.write_urgent(b'!');
+    tape.write(33, 10_000);
+    tape.listen();
+    tape.finish();
+    tape.read_to_end();
+}
+
+fn find_urgent_in_the_middle(tape: &mut Tape) {
+    tape.await_urgent();
+    tape.read_urgent();
+    tape.read_to_mark();
+    tape.read(10_000);
+    tape.tell();
+    tape.read_to_end();
+}
 
 fn finish_at_once(tape: &mut Tape) {
     tape.write(20, 64 * KIB);

@@ -172,6 +172,12 @@ impl Tape {
         }
     }
 
+    /// Wants no more from the other side.
+    pub(super) fn stop_reading(&mut self) {
+        let result = self.stream().shutdown(Shutdown::Read);
+        self.saw(format!("stopped reading: {}", result.is_ok()));
+    }
+
     pub(super) fn close(&mut self) {
         self.stream = None;
     }
@@ -211,16 +217,16 @@ impl Tape {
         }
     }
 
-    fn stream(&self) -> &TcpStream {
+    pub(super) fn stream(&self) -> &TcpStream {
         self.stream.as_ref().expect("still open")
     }
 
-    fn saw(&mut self, event: impl Into<String>) {
+    pub(super) fn saw(&mut self, event: impl Into<String>) {
         self.events.push(event.into());
     }
 
     /// After a reset TCP fails the first write with one error and the next with another.
-    fn saw_broken_write(&mut self, error: &io::Error) {
+    pub(super) fn saw_broken_write(&mut self, error: &io::Error) {
         if [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe].contains(&error.kind()) {
             self.saw("write broke");
         } else {
@@ -228,7 +234,7 @@ impl Tape {
         }
     }
 
-    fn saw_broken_read(&mut self, error: &io::Error) {
+    pub(super) fn saw_broken_read(&mut self, error: &io::Error) {
         self.saw(format!("read failed: {}", error.kind()));
     }
 }

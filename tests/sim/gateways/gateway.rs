@@ -29,6 +29,7 @@ use crate::tcp::{Sockets, Stream};
 #[derive(Clone, Debug)]
 pub(crate) struct Sizes {
     pub(crate) rnics: u8,
+    pub(crate) max_links: u8,
     pub(crate) rmbe: RmbeSize,
     pub(crate) elements: u8,
     pub(crate) rmb_bytes: u64,
@@ -113,7 +114,8 @@ impl Gateway {
                 mtu: Mtu::B1024,
             };
             let (rnic, fabric) = network.rnic(port);
-            let subnet = Ipv4Subnet { network: [10, index, 0, 0], prefix_bits: 24 };
+            // All reach all, so that there are asymmetric links, too.
+            let subnet = Ipv4Subnet { network: [10, 0, 0, 0], prefix_bits: 8 };
             let name = format!("sim{index}");
             ports.push(Port::new(name, "net".to_owned(), subnet, Some(rnic)));
             let (reports, pending) = mailbox(sizes.reports, Waker::new().unwrap());
@@ -144,6 +146,7 @@ impl Gateway {
             },
             idle_group_server: IDLE_GROUP,
             idle_group_client: IDLE_GROUP + Duration::from_secs(1),
+            max_links: sizes.max_links,
         };
         Self {
             groups: Groups::new(settings, ports, mailboxes),
@@ -186,7 +189,10 @@ impl Gateway {
                     }
                     Report::LinkBroke { link, cause } => self.groups.link_broke(now, link, cause),
                     Report::LinkRetired { link } => self.groups.link_retired(now, link),
-                    Report::Moved { .. } | Report::LinkVacated { .. } => {}
+                    Report::Moved { connection, link, rkey } => {
+                        self.groups.connection_moved(connection, link, rkey);
+                    }
+                    Report::LinkVacated { link } => self.groups.link_vacated(now, link),
                     Report::Closed { connection, ending, rmbe, streams, .. } => {
                         drop(streams);
                         assert_eq!(self.closed.insert(connection, ending), None, "closed twice");

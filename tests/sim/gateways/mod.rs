@@ -180,6 +180,15 @@ impl World {
         self.connections[number].names[side].1.is_some()
     }
 
+    /// The gateway of a port hears of its network.
+    pub(crate) fn carrier_changed(&mut self, gid: Gid, carrier: bool) {
+        for host in &mut self.hosts {
+            if let Some(index) = host.gids.iter().position(|own| *own == gid) {
+                host.groups.carrier_changed(self.now, PortId(index), carrier);
+            }
+        }
+    }
+
     /// All ports.
     pub(crate) fn gids(&self) -> Vec<Gid> {
         self.hosts.iter().flat_map(|host| host.gids.clone()).collect()

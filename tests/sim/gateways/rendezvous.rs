@@ -187,7 +187,7 @@ impl Rendezvous {
                 Some(link) => groups.join(now, group, link),
                 None => Err(Refusal::NoLink),
             }
-        } else if groups.founding(peer).is_some() {
+        } else if groups.founding(port, peer).is_some() {
             Err(Refusal::NotYet)
         } else {
             self.found(now, hosts, SERVER, Role::Server, peer)

@@ -57,6 +57,12 @@ pub(super) struct Seen {
     refused: u64,
     flaps: u64,
     breaks: u64,
+    /// Connections that went on over another link, and bytes that were written again for it.
+    moved: u64,
+    replayed: u64,
+    /// Connections that were reset because a message that had been acknowledged was not there.
+    data_lost: u64,
+    links_failed_over: u64,
 }
 
 impl Seen {
@@ -72,12 +78,21 @@ impl Seen {
         self.refused += one.refused;
         self.flaps += one.flaps;
         self.breaks += one.breaks;
+        self.moved += one.moved;
+        self.replayed += one.replayed;
+        self.data_lost += one.data_lost;
+        self.links_failed_over += one.links_failed_over;
     }
 
     fn is_everything(&self) -> bool {
         let endings = self.graceful.min(self.reset).min(self.lost) > 20;
         let trouble = self.messages_lost.min(self.flaps).min(self.breaks).min(self.refused) > 5;
-        endings && trouble && self.bytes > 1 << 20 && self.contacts.iter().all(|sum| *sum > 5)
+        let rescues = self.moved.min(self.replayed).min(self.links_failed_over) > 20;
+        endings
+            && trouble
+            && rescues
+            && self.bytes > 1 << 20
+            && self.contacts.iter().all(|sum| *sum > 5)
     }
 }
 
@@ -95,6 +110,7 @@ impl Swarm {
         let socket_bytes = [1_000, 30_000, 100_000][dice.index(3)];
         let sizes = [(); 2].map(|()| Sizes {
             rnics: [1, 2, 2, 3][dice.index(4)],
+            max_links: [2, 3, 8][dice.index(3)],
             rmbe: RmbeSize::from_notation([0, 0, 1, 2][dice.index(4)]),
             elements: [1, 3, 20][dice.index(3)],
             rmb_bytes: [1 << 20, 1 << 25, 1 << 25][dice.index(3)],
@@ -135,6 +151,10 @@ impl Swarm {
         }
         if self.dice.roll(self.trouble) {
             self.make_trouble();
+        }
+        if self.world.talks() > 0 && self.dice.roll(Chance::percent(2)) {
+            let (index, side) = (self.dice.index(self.world.talks()), self.dice.index(2));
+            self.world.break_off(index, side);
         }
         for _ in 0..self.dice.below(12) {
             self.look_around();
@@ -186,6 +206,7 @@ impl Swarm {
         }
         match roll {
             0..50 if !application.will_finish() => application.write(len),
+            50..54 if !application.will_finish() => application.write_urgent(),
             0..60 if slowly > 100 => application.write_at_most(slowly),
             60..70 if slowly > 100 => application.read_at_most(slowly),
             70..78 => application.sleep(),
@@ -198,12 +219,8 @@ impl Swarm {
     }
 
     fn make_trouble(&mut self) {
-        match self.dice.below(8) {
+        match self.dice.below(6) {
             0 => self.lose(),
-            1 if self.world.talks() > 0 => {
-                let (index, side) = (self.dice.index(self.world.talks()), self.dice.index(2));
-                self.world.break_off(index, side);
-            }
             1 | 2 => {
                 let pairs = self.world.network.queue_pairs();
                 if !pairs.is_empty() {
@@ -229,19 +246,28 @@ impl Swarm {
 
     /// One side sends and is acknowledged, the other's pollers are late, and then the path breaks.
     fn lose(&mut self) {
-        let host = self.dice.index(2);
+        let late = self.dice.index(2);
+        for _ in 0..4 {
+            let number = self.dice.index(self.world.connections.len());
+            let len = 1 + self.dice.index(2 * KIB);
+            for application in &mut self.world.connections[number].applications {
+                if !application.is_gone() && !application.will_finish() {
+                    application.write(len);
+                }
+            }
+        }
         for _ in 0..20 {
             self.world.applications();
             let World { hosts, now, .. } = &mut self.world;
-            hosts[host].turn(*now);
+            hosts[1 - late].turn(*now);
             self.world.pass_time(self.world.now + Duration::from_millis(1));
         }
-        let gids = self.world.hosts[1 - host].gids.clone();
-        let pairs = self.world.network.queue_pairs();
-        let pairs: Vec<_> = pairs.into_iter().filter(|(gid, _)| gids.contains(gid)).collect();
-        if !pairs.is_empty() {
+        let World { hosts, network, .. } = &self.world;
+        let pairs = network.queue_pairs();
+        let pairs = pairs.into_iter().filter(|(gid, _)| hosts[late].gids.contains(gid));
+        if let Some((_, qpn)) = pairs.max_by_key(|(_, qpn)| network.untold(*qpn)) {
             self.seen.breaks += 1;
-            self.world.network.break_qp(pairs[self.dice.index(pairs.len())].1);
+            network.break_qp(qpn);
         }
     }
 
@@ -253,9 +279,14 @@ impl Swarm {
         if let Some(index) = self.down.iter().position(|down| *down == gid) {
             self.down.remove(index);
             self.world.network.port_up(gid);
+            self.world.carrier_changed(gid, true);
         } else {
             self.down.push(gid);
             self.world.network.port_down(gid);
+            // Some devices do not say that they are down.
+            if self.dice.roll(Chance::percent(70)) {
+                self.world.carrier_changed(gid, false);
+            }
         }
     }
 
@@ -264,6 +295,7 @@ impl Swarm {
         self.world.network.change_odds(Odds { straggle: Chance::NEVER, ..Odds::MALICIOUS });
         for gid in std::mem::take(&mut self.down) {
             self.world.network.port_up(gid);
+            self.world.carrier_changed(gid, true);
         }
         for host in &mut self.world.hosts {
             host.asleep = false;
@@ -290,6 +322,13 @@ impl Swarm {
         let World { hosts, network, contacts, .. } = &mut self.world;
         self.seen.contacts = *contacts;
         self.seen.messages_lost = lost;
+        for host in hosts.iter() {
+            let counts = host.groups.counts();
+            self.seen.moved += counts.connections_moved;
+            self.seen.links_failed_over += counts.links_failed_over;
+            self.seen.replayed += host.count(|all| all.bytes_replayed.get());
+            self.seen.data_lost += host.count(|all| all.resets_data_lost.get());
+        }
         self.seen.bytes = hosts.iter().map(|host| host.count(|all| all.rdma_in.get())).sum();
         hosts.iter_mut().for_each(|host| host.assert_nothing_is_left(network));
     }
@@ -304,8 +343,11 @@ impl Swarm {
         let story = format!("connection {number}: {endings:?} {:?}", [client, server].map(told));
         let gone = client.is_gone() || server.is_gone();
         let lost = endings.iter().flatten().any(|ending| *ending == Ending::LinkLost);
+        // What was acknowledged and then lost is no fault of anybody's; of anything else it is one.
+        let vanished = endings.iter().flatten().any(|ending| *ending == Ending::DataLost)
+            && self.world.network.messages_lost() > 0;
         let refused = handed_over != [true; 2];
-        let excused = gone || lost || refused || self.aborted.contains(&number);
+        let excused = gone || lost || vanished || refused || self.aborted.contains(&number);
         let mut well = true;
         for (writer, reader) in [(client, server), (server, client)] {
             assert!(reader.received() <= writer.sent(), "{story}");

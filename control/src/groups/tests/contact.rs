@@ -13,6 +13,7 @@ use crate::groups::{BadOffer, Event, Joined, Peer, PortId};
 
 /// A later contact up to the point where both sides know both elements.
 fn later_contact(pair: &mut Pair) -> (Joined, Joined) {
+    pair.settle();
     let now = pair.now;
     let peer = pair.server.groups.iter().next().unwrap().1.peer;
     let group = pair.server.groups.joinable(PortId(0), peer).expect("a group to join");
@@ -109,6 +110,7 @@ fn an_element_that_was_offered_in_vain_rests() {
         let next = pair.server.groups.join(pair.now, server.group, link).unwrap();
         assert_ne!((next.offer.rkey, next.rmbe.index()), element);
         taken.push(next);
+        pair.settle();
     }
     pair.pass(Duration::from_secs(31));
     let next = pair.server.groups.join(pair.now, server.group, link).unwrap();
@@ -128,6 +130,7 @@ fn a_full_group_gets_a_parallel_one() {
     for _ in 1..MEMBERS_MAX {
         assert_eq!(pair.server.groups.joinable(PortId(0), peer), Some(server.group));
         held.push(pair.server.groups.join(pair.now, server.group, link).unwrap());
+        pair.settle();
     }
     assert_eq!(pair.server.groups.joinable(PortId(0), peer), None);
     let (second_client, second_server) = pair.first_contact();

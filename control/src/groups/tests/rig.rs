@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use smcr_engine::handoff::KeyChange;
 use smcr_engine::{Command, ConnectionId, LinkId};
 use smcr_proto::link::Keepalive;
 use smcr_proto::link_group::Role;
@@ -135,6 +136,7 @@ impl Host {
             },
             idle_group_server: Duration::from_secs(600),
             idle_group_client: Duration::from_secs(610),
+            max_links: 8,
         };
         Self {
             groups: Groups::new(settings, ports.collect(), Told::default()),
@@ -165,10 +167,13 @@ impl Host {
                     }
                     smcr_engine::Established::Tcp { .. } => panic!("groups relay no TCP"),
                 },
+                Command::MoveConnections { from, to, keys, only, .. } => {
+                    self.move_members(now, from, to, &keys, only);
+                }
                 Command::AddLink { .. }
+                | Command::FailLink { .. }
                 | Command::Expect { .. }
                 | Command::Forget { .. }
-                | Command::MoveConnections { .. }
                 | Command::Adopt(_)
                 | Command::Deliver { .. }
                 | Command::Stop => {}
@@ -178,6 +183,36 @@ impl Host {
             self.events.push(event);
         }
         leaving
+    }
+
+    /// Moves connections as a poller would: at once, and those without a key not at all.
+    fn move_members(
+        &mut self,
+        now: Instant,
+        from: LinkId,
+        to: LinkId,
+        keys: &[KeyChange],
+        only: Option<Vec<ConnectionId>>,
+    ) {
+        let all: Vec<_> = self
+            .groups
+            .iter()
+            .flat_map(|(_, group)| &group.members)
+            .map(|(id, member)| (*id, *member))
+            .collect();
+        for (connection, member) in all {
+            let chosen = only.as_ref().is_none_or(|only| only.contains(&connection));
+            if !chosen || member.link != from || !member.relayed {
+                continue;
+            }
+            let rkey = member.peer.expect("what is relayed has a peer").rkey;
+            let key = keys.iter().find(|key| key.old == rkey);
+            let key = key.unwrap_or_else(|| panic!("{connection:?} would be reset"));
+            self.groups.connection_moved(connection, to, key.new);
+        }
+        if only.is_none() {
+            self.groups.link_vacated(now, from);
+        }
     }
 
     /// Takes in a message of the peer's queue pair.

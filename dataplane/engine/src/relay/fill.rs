@@ -4,14 +4,15 @@ use smcr_memory::Lease;
 use smcr_proto::Instant;
 use smcr_rnic::{Fabric, Work};
 
-use super::{is_reset, may_bring_more};
+use super::is_reset;
+use super::urgent::{ahead, note_read};
 use crate::connections::{Far, Smc};
 use crate::handoff::{ConnectionId, Ending};
 use crate::limits::{FILL_PER_TURN_MAX, WORK_PER_FLUSH};
 use crate::links::Link;
 use crate::poller::Poller;
 use crate::reap::tag_of_write;
-use crate::streams::Streams;
+use crate::streams::{Ahead, Streams};
 
 /// What one fill of one connection came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +51,16 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         if let Some(moved) = self.replay(slot) {
             return moved;
         }
-        let outcome = self.read_near(slot);
+        self.announce_urgent(slot);
+        let mut outcome = self.read_near(slot);
+        if outcome == (Outcome::Posted { more: true }) && self.is_urgent_pending(slot) {
+            // The read stopped before the urgent byte: one message announces both.
+            self.queue_flush(slot);
+            outcome = match self.read_near(slot) {
+                Outcome::Rests | Outcome::Waits => outcome,
+                second @ (Outcome::Posted { .. } | Outcome::Ended | Outcome::Reset) => second,
+            };
+        }
         match outcome {
             Outcome::Rests => {}
             Outcome::Posted { more } => {
@@ -99,9 +109,12 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             self.ends.counters.blocked_on_queue.add(1);
             return Outcome::Waits;
         }
+        let Some(ahead) = ahead(&mut self.streams, near) else { return Outcome::Rests };
+        let urgent = ahead == Ahead::Urgent;
         let mut room_bytes = 0;
-        // RFC 7609 4.5.2-1
-        let filled = self.pool.fill(window.min(FILL_PER_TURN_MAX), |room| {
+        // RFC 7609 4.5.2-1, 4.5.2-2
+        let most = if urgent { 1 } else { window.min(FILL_PER_TURN_MAX) };
+        let filled = self.pool.fill(most, |room| {
             room_bytes = room.len();
             self.streams.read(&near.stream, room)
         });
@@ -120,16 +133,17 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             }
             Some(Ok(Some(lease))) => {
                 let len = lease.len();
-                near.readable = may_bring_more(near, len as usize, room_bytes);
-                let more = near.readable;
-                let blocked = len == window && self.streams.has_more(&near.stream);
-                // RFC 7609 4.7.4-4
+                note_read(near, ahead, len as usize, room_bytes);
+                // What stands behind an urgent byte waits for its consumption, not for room.
+                let blocked = !urgent && len == window && self.streams.has_more(&near.stream);
+                // RFC 7609 4.7.4-4, 4.7.6-4
                 smc.connection.set_writer_blocked(blocked);
                 relay.bytes_in += u64::from(len);
                 self.ends.counters.bytes_in.add(len.into());
                 self.ends.counters.rdma_out.add(len.into());
-                gather(relay.id, smc, link, lease, &mut self.pool);
-                Outcome::Posted { more: more && len < window }
+                self.ends.counters.urgent_in.add(urgent.into());
+                gather(relay.id, smc, link, lease, urgent, &mut self.pool);
+                Outcome::Posted { more: near.readable && smc.connection.window() > 0 }
             }
         }
     }
@@ -155,15 +169,23 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 }
 
-/// Plans where the bytes of `lease` belong in the peer's element, and gathers the writes.
+/// Plans where the bytes of `lease` belong in the peer's element, and gathers the writes. If
+/// `urgent`, the last byte is.
 fn gather(
     id: ConnectionId,
     smc: &mut Smc,
     link: &mut Link,
     lease: Lease,
+    urgent: bool,
     pool: &mut smcr_memory::SendPool,
 ) {
-    let [head, tail] = smc.connection.produce(lease.len()).pieces();
+    let connection = &mut smc.connection;
+    let span = match urgent {
+        // RFC 7609 4.7.5-1, 4.7.6-3
+        true => connection.produce_urgent(lease.len()),
+        false => connection.produce(lease.len()),
+    };
+    let [head, tail] = span.pieces();
     let mut write = |lease: Lease, at: u32| {
         let address = smc.peer.address.wrapping_add(at.into());
         link.writes.push(Work::Write {

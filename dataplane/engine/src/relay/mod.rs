@@ -1,7 +1,8 @@
 //! A connection: a socket and SMC-R, or two sockets, both directions.
 //!
 //! `fill` carries bytes away from the near socket, `drain` towards it, and [`settle`] ends what has
-//! ended: FIN becomes D, both FINs become C, RST becomes A, and back.
+//! ended: FIN becomes D, both FINs become C, RST becomes A, and back. Urgent bytes keep their place
+//! in the stream and their urgency (see `urgent`).
 //!
 //! [`settle`]: Poller::settle
 
@@ -9,6 +10,7 @@ mod drain;
 mod fill;
 mod replay;
 mod tcp;
+mod urgent;
 
 use std::collections::VecDeque;
 
@@ -20,7 +22,7 @@ use smcr_proto::ring::Ring;
 use smcr_proto::wire::cdc::Cdc;
 use smcr_rnic::Fabric;
 
-use crate::connections::{Far, Retained, Smc, Socket};
+use crate::connections::{Far, Retained, Smc};
 use crate::handoff::{Ending, LinkId, PeerElement, Report};
 use crate::poller::Poller;
 use crate::streams::Streams;
@@ -42,6 +44,7 @@ impl Smc {
             outstanding: 0,
             retained: VecDeque::new(),
             replay: VecDeque::new(),
+            repeated: VecDeque::new(),
             moving: None,
             unheard: false,
             held: None,
@@ -63,6 +66,12 @@ impl Smc {
         self.peer_done |= progress.peer_done;
         self.peer_closed |= progress.peer_closed;
         Ok(progress)
+    }
+
+    /// Nothing need be written again.
+    fn forget_replay(&mut self) {
+        self.replay.clear();
+        self.repeated.clear();
     }
 
     /// Nothing more will be said, and nothing is on its way.
@@ -109,7 +118,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 self.streams.finish(&near.stream);
                 near.finished = true;
             }
-            // RFC 7609 4.8.1-4, 4.8.1-6
+            // Only a FIN ends a direction: that an application reads no more (SHUT_RD) stays with
+            // its kernel, until a byte comes that nobody reads.
+            // RFC 7609 4.8.1-4, 4.8.1-6, 4.8.1-25
             if near.eof && !smc.said_done {
                 smc.said_done = true;
                 smc.connection.shutdown_write();
@@ -144,7 +155,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 // After a reset nothing bounds what the peer may still write of its window.
                 let capacity = smc.rmbe.capacity();
                 smc.rmbe.touch(capacity);
-                smc.replay.clear();
+                smc.forget_replay();
                 // RFC 7609 4.8.2-1
                 smc.connection.abort(now);
                 self.queue_flush(slot);
@@ -177,7 +188,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let Far::Smc(smc) = &mut relay.far else { return };
         // RFC 7609 4.8.3-3
         smc.condemned = true;
-        smc.replay.clear();
+        smc.forget_replay();
         let capacity = smc.rmbe.capacity();
         smc.rmbe.touch(capacity);
         relay.ending.get_or_insert(Ending::LinkLost);
@@ -189,24 +200,26 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         self.settle(now, slot);
     }
 
-    /// Looks after the timers of the connection in `slot`.
-    pub(crate) fn expire_connection(&mut self, now: Instant, slot: u16) {
-        let Some(relay) = self.connections.at(slot) else { return };
+    /// Looks after the timers of the connection in `slot`. Returns whether one has run out.
+    pub(crate) fn expire_connection(&mut self, now: Instant, slot: u16) -> bool {
+        let Some(relay) = self.connections.at(slot) else { return false };
         self.ends.gauges.set(slot, relay.reading());
-        let Far::Smc(smc) = &mut relay.far else { return };
+        let Far::Smc(smc) = &mut relay.far else { return false };
         if smc.held.as_ref().is_some_and(|held| held.until <= now) {
             self.release_held(now, slot);
+            return true;
         }
-        let Some(relay) = self.connections.at(slot) else { return };
-        let Far::Smc(smc) = &mut relay.far else { return };
-        if smc.connection.handle_timeout(now) {
+        let given_up = smc.connection.handle_timeout(now);
+        if given_up {
             smc.unheard = false;
             // Given up: nobody may write our element any more, or so RFC 4.8.1 has it.
+            // RFC 7609 4.8.2-2
             let capacity = smc.rmbe.capacity();
             smc.rmbe.touch(capacity);
             relay.ending.get_or_insert(Ending::Stalled);
             self.settle(now, slot);
         }
+        given_up
     }
 
     /// Frees the slot and tells the control thread.
@@ -250,10 +263,4 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 pub(crate) fn is_reset(error: &std::io::Error) -> bool {
     use std::io::ErrorKind as E;
     !matches!(error.kind(), E::WouldBlock | E::Interrupted)
-}
-
-/// Whether a socket that brought `len` bytes into room for `room` may bring more at once.
-pub(crate) fn may_bring_more<S>(socket: &Socket<S>, len: usize, room: usize) -> bool {
-    // A short read emptied the socket, unless the end is in sight: that must still be read.
-    len == room || socket.ending
 }

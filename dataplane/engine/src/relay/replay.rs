@@ -5,7 +5,7 @@ use smcr_rnic::{Fabric, Work};
 use crate::connections::Far;
 use crate::limits::{FILL_PER_TURN_MAX, WORK_PER_FLUSH};
 use crate::poller::Poller;
-use crate::reap::tag_of_write;
+use crate::reap::tag_of_replay;
 use crate::streams::Streams;
 
 impl<F: Fabric, S: Streams> Poller<F, S> {
@@ -47,10 +47,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             posted += lease.len();
             piece.done += lease.len() as usize;
             if piece.done == piece.bytes.len() {
-                smc.replay.pop_front();
+                smc.repeated.extend(smc.replay.pop_front());
             }
             let address = smc.peer.address.wrapping_add(at.into());
-            let (rkey, tag) = (smc.peer.rkey, tag_of_write(id, at));
+            let (rkey, tag) = (smc.peer.rkey, tag_of_replay(id, at));
             link.writes.push(Work::Write { lease, rkey, address, tag });
             link.budget -= 1;
             smc.outstanding += 1;

@@ -3,15 +3,19 @@
 use smcr_proto::Instant;
 use smcr_rnic::Fabric;
 
-use super::{is_reset, may_bring_more};
+use super::is_reset;
+use super::urgent::{ahead, note_read};
 use crate::connections::{Backlog, Far, Socket};
 use crate::handoff::Ending;
 use crate::poller::Poller;
-use crate::streams::Streams;
+use crate::streams::{Ahead, Streams};
 
 /// What one direction came to.
+#[derive(Default)]
 struct Pumped {
     bytes: u64,
+    /// An urgent byte was among them.
+    urgent: bool,
     /// Both ends would take more at once.
     more: bool,
 }
@@ -37,6 +41,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         relay.bytes_out += inbound.bytes;
         self.ends.counters.bytes_in.add(outbound.bytes);
         self.ends.counters.bytes_out.add(inbound.bytes);
+        let urgent = u64::from(outbound.urgent) + u64::from(inbound.urgent);
+        self.ends.counters.urgent_in.add(urgent);
+        self.ends.counters.urgent_out.add(urgent);
         let done = near.is_done() && tcp.socket.is_done();
         if done {
             self.retire(slot);
@@ -61,29 +68,50 @@ fn carry<S: Streams>(
         return Err(Reset);
     }
     if !backlog.bytes.is_empty() {
-        return Ok(Pumped { bytes: 0, more: false });
+        return Ok(Pumped::default());
     }
-    let mut bytes = 0;
+    let mut pumped = Pumped::default();
     if source.readable && !source.eof && target.writable {
-        match streams.read_slice(&source.stream, scratch) {
-            Ok(0) => source.eof = true,
-            Ok(len) => {
-                bytes = len as u64;
-                source.readable = may_bring_more(source, len, scratch.len());
-                let written = write(streams, target, &scratch[..len])?;
-                if written < len {
-                    backlog.bytes.extend_from_slice(&scratch[written..len]);
-                }
-            }
-            Err(error) if is_reset(&error) => return Err(Reset),
-            Err(_) => source.readable = false,
+        let (len, urgent) = read(streams, scratch, source)?;
+        pumped = Pumped { bytes: len as u64, urgent, more: false };
+        let written = write(streams, target, &scratch[..len], urgent)?;
+        if written < len {
+            backlog.bytes.extend_from_slice(&scratch[written..len]);
+            backlog.urgent = urgent;
         }
     }
     if source.eof && backlog.bytes.is_empty() && !target.finished {
         streams.finish(&target.stream);
         target.finished = true;
     }
-    Ok(Pumped { bytes, more: source.readable && !source.eof && target.writable })
+    pumped.more = source.readable && !source.eof && target.writable;
+    Ok(pumped)
+}
+
+/// Reads once. Returns how many bytes came, and whether it is the urgent one.
+fn read<S: Streams>(
+    streams: &mut S,
+    scratch: &mut [u8],
+    source: &mut Socket<S::Stream>,
+) -> Result<(usize, bool), Reset> {
+    let Some(ahead) = ahead(streams, source) else { return Ok((0, false)) };
+    let urgent = ahead == Ahead::Urgent;
+    let room = if urgent { &mut scratch[..1] } else { scratch };
+    match streams.read_slice(&source.stream, room) {
+        Ok(0) => {
+            source.eof = true;
+            Ok((0, false))
+        }
+        Ok(len) => {
+            note_read(source, ahead, len, room.len());
+            Ok((len, urgent))
+        }
+        Err(error) if is_reset(&error) => Err(Reset),
+        Err(_) => {
+            source.readable = false;
+            Ok((0, false))
+        }
+    }
 }
 
 /// Writes what is left from before. Returns whether nothing is left.
@@ -95,7 +123,8 @@ fn write_backlog<S: Streams>(
     if backlog.bytes.is_empty() {
         return Ok(true);
     }
-    backlog.written += write(streams, target, &backlog.bytes[backlog.written..])?;
+    let rest = &backlog.bytes[backlog.written..];
+    backlog.written += write(streams, target, rest, backlog.urgent)?;
     if backlog.written < backlog.bytes.len() {
         return Ok(false);
     }
@@ -104,16 +133,21 @@ fn write_backlog<S: Streams>(
     Ok(true)
 }
 
-/// Writes as much as `target` takes.
+/// Writes as much as `target` takes. If `urgent`, that is one byte.
 fn write<S: Streams>(
     streams: &mut S,
     target: &mut Socket<S::Stream>,
     bytes: &[u8],
+    urgent: bool,
 ) -> Result<usize, Reset> {
-    if !target.writable {
+    if !target.writable || bytes.is_empty() {
         return Ok(0);
     }
-    match streams.write_slice(&target.stream, bytes) {
+    let result = match urgent {
+        true => streams.write_urgent(&target.stream, bytes[0]).map(|()| 1),
+        false => streams.write_slice(&target.stream, bytes),
+    };
+    match result {
         Ok(written) => {
             target.writable = written == bytes.len();
             Ok(written)

@@ -1,26 +1,21 @@
-//! Scenarios of RFC 7609, 4.5 to 4.8, as transcripts of CDC messages.
+//! Scenarios of RFC 7609, 4.3 to 4.8: what two connections say to each other.
+//!
+//! `figures` has those that the RFC draws, `closing` how connections end, `swarm` what chance does.
 
 use super::*;
 use crate::ring::Position;
 use crate::wire::cdc::Cursor;
 
 mod closing;
+mod figures;
 mod swarm;
 
 const T0: Instant = Instant(0);
 const PATIENCE: Duration = Duration::from_secs(5);
 const TOKEN: AlertToken = AlertToken(0x0102_0304);
 
-/// The RFC's figures use elements of 10,000 bytes behind an eye catcher.
-const FIGURES: Ring = Ring::with_eye_catcher(10_004);
-
 fn connection(element: Ring, peer_element: Ring) -> Connection {
     Connection::new(Setup { peer_token: TOKEN, element, peer_element, close_wait: PATIENCE })
-}
-
-/// Host A and Host B of the figures.
-fn figures() -> (Connection, Connection) {
-    (connection(FIGURES, FIGURES), connection(FIGURES, FIGURES))
 }
 
 fn bytes(capacity: u32) -> Connection {
@@ -55,176 +50,6 @@ fn the_first_message_is_number_one_and_carries_the_peers_token() {
     let message = us.poll_cdc().unwrap();
     let expected = Cdc { sequence: 1, token: TOKEN, producer: cursor(0, 100), ..Cdc::default() };
     assert_eq!(message, expected);
-}
-
-/// RFC 4.7.1: cursors alone, nobody is asked to say anything back.
-// RFC 7609 2.1-13, 4.3-4, 4.7.1-4, 4.7.1-5
-#[test]
-fn scenario_1_send_flow_window_unconstrained() {
-    let (mut a, mut b) = figures();
-    assert_eq!(a.produce(1000).pieces(), [4..1004, 4..4]);
-    let (message, progress) = carry(&mut a, &mut b);
-    assert_eq!(message.producer, cursor(0, 1004));
-    assert_eq!(message.consumer, cursor(0, 4));
-    assert_eq!(progress, Progress { readable_bytes: 1000, ..Progress::default() });
-    assert_eq!(consume_all(&mut b), 1000);
-    assert_eq!(b.poll_cdc(), None);
-}
-
-/// RFC 4.7.2: the consumer cursor rides on the data of the other direction, for free.
-// RFC 7609 4.3-5, 4.5.1-5, 4.7.2-1, 4.7.2-2
-#[test]
-fn scenario_2_send_and_receive_flow_window_unconstrained() {
-    let (mut a, mut b) = figures();
-    a.produce(1000);
-    carry(&mut a, &mut b);
-    consume_all(&mut b);
-    b.produce(500);
-    let (message, progress) = carry(&mut b, &mut a);
-    assert_eq!(message.producer, cursor(0, 504));
-    assert_eq!(message.consumer, cursor(0, 1004));
-    assert_eq!(progress.readable_bytes, 500);
-    assert_eq!(progress.writable_bytes, 1000);
-}
-
-/// RFC 4.7.3: the sender is told before its window is gone.
-// RFC 7609 4.7.3-1, 4.7.3-2
-#[test]
-fn scenario_3_send_flow_window_constrained() {
-    let (mut a, mut b) = figures();
-    a.produce(3000);
-    let (message, _) = carry(&mut a, &mut b);
-    assert_eq!(message.producer, cursor(0, 3004));
-    consume_all(&mut b);
-    assert_eq!(b.poll_cdc(), None);
-
-    assert_eq!(a.produce(4000).pieces()[0], 3004..7004);
-    let (message, _) = carry(&mut a, &mut b);
-    assert_eq!(message.producer, cursor(0, 7004));
-    assert_eq!(a.window(), 3000);
-    consume_all(&mut b);
-    let (message, progress) = carry(&mut b, &mut a);
-    assert_eq!(message.consumer, cursor(0, 7004));
-    assert_eq!(progress.writable_bytes, 7000);
-    assert_eq!(a.window(), 10_000);
-}
-
-/// RFC 4.7.4: full rings look like empty ones but for the wrap count, and B wakes the writer.
-// RFC 7609 2.1-14, 4.7.4-1, 4.7.4-3, 4.7.4-5, 4.7.4-6, 4.7.4-7, 2.1-16, A.4-15
-#[test]
-fn scenario_4_large_send_full_window_writes() {
-    let (mut a, mut b) = figures();
-    let already = 11_000;
-    for chunk in [6000, already - 6000] {
-        a.produce(chunk);
-        carry(&mut a, &mut b);
-        consume_all(&mut b);
-        carry(&mut b, &mut a);
-    }
-
-    for wrap in [2, 3] {
-        assert_eq!(a.window(), 10_000);
-        a.set_writer_blocked(true);
-        assert_eq!(a.produce(10_000).pieces(), [1004..10_004, 4..1004]);
-        assert_eq!(a.window(), 0);
-        let (message, progress) = carry(&mut a, &mut b);
-        assert_eq!(message.producer, cursor(wrap, 1004));
-        assert_eq!(message.consumer, cursor(0, 4));
-        assert!(message.writer_blocked);
-        assert_eq!(progress.readable_bytes, 10_000);
-        assert_eq!(b.readable().pieces(), [1004..10_004, 4..1004]);
-        consume_all(&mut b);
-        let (message, _) = carry(&mut b, &mut a);
-        assert_eq!(message.consumer, cursor(wrap, 1004));
-    }
-
-    a.set_writer_blocked(false);
-    a.produce(8);
-    let (message, _) = carry(&mut a, &mut b);
-    assert_eq!(message.producer, cursor(3, 1012));
-    assert!(!message.writer_blocked);
-    consume_all(&mut b);
-    assert_eq!(b.poll_cdc(), None);
-}
-
-/// RFC 4.7.5: after an urgent byte nothing may follow until the peer has consumed it, and the
-/// peer must say so at once. Linux waits for that as well.
-// RFC 7609 4.7.5-1, 4.7.5-3, 4.7.5-4, 4.7.5-5, 4.7.5-6
-#[test]
-fn scenario_5_urgent_data_window_unconstrained() {
-    let (mut a, mut b) = figures();
-    a.produce_urgent(500);
-    a.produce(0);
-    assert_eq!(a.window(), 0);
-    let (message, progress) = carry(&mut a, &mut b);
-    assert_eq!(message.producer, cursor(0, 504));
-    assert!(message.urgent_pending && message.urgent_present);
-    assert!(progress.urgent && b.is_urgent_pending());
-    assert_eq!(b.urgent_position(), Some(499));
-
-    b.consume(499);
-    assert_eq!((b.poll_cdc(), b.urgent_position()), (None, Some(0)));
-    b.consume(1);
-    assert_eq!(b.urgent_position(), None);
-    let (message, progress) = carry(&mut b, &mut a);
-    assert_eq!(message.consumer, cursor(0, 504));
-    assert_eq!((progress.writable_bytes, a.window()), (10_000, 10_000));
-
-    a.produce(1000);
-    let (message, progress) = carry(&mut a, &mut b);
-    assert_eq!(message.producer, cursor(0, 1504));
-    assert!(!message.urgent_pending && !message.urgent_present);
-    assert!(!progress.urgent && !b.is_urgent_pending());
-    consume_all(&mut b);
-    assert_eq!(b.poll_cdc(), None);
-}
-
-/// RFC 4.7.6: a reader in front of a full element hears that urgent data is behind it.
-// RFC 7609 4.7.6-1, 4.7.6-3, 4.7.6-5
-#[test]
-fn scenario_6_urgent_data_window_closed() {
-    let (mut a, mut b) = figures();
-    a.set_writer_blocked(true);
-    a.produce(10_000);
-    carry(&mut a, &mut b);
-    a.announce_urgent();
-    let (message, progress) = carry(&mut a, &mut b);
-    assert!(message.urgent_pending && !message.urgent_present && message.writer_blocked);
-    assert!(b.is_urgent_pending() && !progress.urgent);
-    a.announce_urgent();
-    assert_eq!(a.poll_cdc(), None, "said once");
-
-    consume_all(&mut b);
-    carry(&mut b, &mut a);
-    a.set_writer_blocked(false);
-    a.produce_urgent(500);
-    let (message, progress) = carry(&mut a, &mut b);
-    assert!(message.urgent_present && progress.urgent);
-    consume_all(&mut b);
-    carry(&mut b, &mut a);
-    assert_eq!(a.window(), 10_000);
-}
-
-/// The three examples of RFC 4.5.1, in bytes: small reads cost no messages, useful ones do.
-// RFC 7609 4.5.1-2, 4.5.1-3, 4.5.1-4
-#[test]
-fn consumer_updates_follow_the_examples_of_the_rfc() {
-    const KIB: u32 = 1024;
-    for (written, consumed, due) in [
-        (14 * KIB, 14 * KIB, false), // a. Window 50K.
-        (34 * KIB, KIB, false),      // b. Window 30K, would become 31K.
-        (34 * KIB, 34 * KIB, true),  // c. Window 30K, becomes 64K.
-        (32 * KIB, 32 * KIB, true),  // Half of it is open: Linux speaks, so do we.
-        (34 * KIB, 6553, false),     // One byte short of a tenth.
-        (34 * KIB, 6554, true),
-    ] {
-        let (mut a, mut b) = (bytes(64 * KIB), bytes(64 * KIB));
-        a.produce(written);
-        carry(&mut a, &mut b);
-        b.consume(consumed);
-        assert_eq!(b.poll_cdc().is_some(), due, "{written} written, {consumed} consumed");
-        assert_eq!(b.poll_cdc(), None, "said once");
-    }
 }
 
 /// A writer that said B sleeps until it hears from us; one byte is worth a message then.
@@ -371,6 +196,24 @@ fn failover_validates_and_repeats() {
     assert_eq!(b.handle_cdc(T0, &validation), Ok(Progress::default()));
     assert_eq!(b.handle_cdc(T0, &repeated).unwrap().readable_bytes, 10);
     assert_eq!(b.state(), State::Active);
+}
+
+/// The message that announced an urgent byte is lost with its link: the one that repeats it on the
+/// next link announces it as urgent again, and still nothing follows.
+// RFC 7609 4.6.2-3
+#[test]
+fn a_failover_keeps_the_urgent_byte() {
+    let (mut a, mut b) = (bytes(65_536), bytes(65_536));
+    a.produce_urgent(10);
+    a.poll_cdc().unwrap();
+    a.failover();
+    assert!(a.poll_cdc().unwrap().failover_validation);
+    let (repeated, progress) = carry(&mut a, &mut b);
+    assert!(repeated.urgent_pending && repeated.urgent_present && progress.urgent);
+    assert_eq!((b.urgent_position(), a.window()), (Some(9), 0));
+    consume_all(&mut b);
+    carry(&mut b, &mut a);
+    assert_eq!(a.window(), 65_536);
 }
 
 /// RFC 4.6.1: bytes that the old NIC acknowledged and then lost cannot be had again. The stream

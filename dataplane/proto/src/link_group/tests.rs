@@ -3,29 +3,51 @@
 use std::vec;
 use std::vec::Vec;
 
-use super::llc::DELETE_LINK_WAIT;
+use super::delete::DELETE_LINK_WAIT;
 use super::*;
 use crate::limits::{
     ADD_LINK_WAIT, IDLE_GROUP_CLIENT, IDLE_GROUP_SERVER, TEST_LINK_IDLE, TEST_LINK_REPLY_WAIT,
 };
-use crate::vocabulary::{Mtu, Psn};
-use crate::wire::llc::{AddLink, ConfirmLink, ConfirmRkey, DeleteRkey};
+use crate::vocabulary::{Mtu, Psn, Qpn};
+use crate::wire::llc::{AddLink, ConfirmLink, ConfirmRkey, DeleteLink, DeleteReason, DeleteRkey};
+
+mod add;
+mod collisions;
+mod delete;
+mod hosts;
+mod links;
+mod recovery;
+mod rkeys;
+mod swarm;
 
 const T0: Instant = Instant(0);
 const LINK: LinkNumber = LinkNumber(1);
 const SECOND: Duration = Duration::from_secs(1);
+const RETRY: Duration = Duration::from_secs(100_000);
+const SECOND_LINK: LinkNumber = LinkNumber(2);
+
+fn end(qpn: u32) -> QpAddress {
+    let last = u8::try_from(qpn).unwrap();
+    QpAddress {
+        mac: MacAddress([2, 0, 0, 0, 0, last]),
+        gid: Gid::from_ipv4([10, 0, 0, last]),
+        qpn: Qpn(qpn),
+        psn: Psn(qpn * 1000),
+        mtu: Mtu::B1024,
+    }
+}
 
 fn setup(ours: u32, theirs: u32) -> Setup {
     Setup {
         peer_id: PeerId([u8::try_from(theirs).unwrap(); 8]),
-        mac: MacAddress([2, 0, 0, 0, 0, u8::try_from(ours).unwrap()]),
-        gid: Gid::from_ipv4([10, 0, 0, u8::try_from(ours).unwrap()]),
-        qpn: Qpn(ours),
-        peer_qpn: Qpn(theirs),
+        ours: end(ours),
+        theirs: end(theirs),
         user_id: LinkUserId(ours),
         eye_catcher: false,
         keepalive: Keepalive::default(),
         idle_wait: if ours < theirs { IDLE_GROUP_SERVER } else { IDLE_GROUP_CLIENT },
+        max_links: 2,
+        retry_link: RETRY,
     }
 }
 
@@ -45,7 +67,7 @@ impl Pair {
         let mut server = LinkGroup::new_server(T0, setup(8, 64), LINK);
         let client = LinkGroup::new_client(T0, setup(64, 8));
         assert_eq!(server.poll_timeout(), None, "nothing is under way");
-        server.link_connected(T0);
+        server.link_connected(T0, LINK);
         let (server_told, client_told, wire) = (Vec::new(), Vec::new(), Vec::new());
         Self { now: T0, server, client, server_told, client_told, wire }
     }
@@ -65,16 +87,16 @@ impl Pair {
         loop {
             if let Some(action) = self.server.poll_action() {
                 let Action::Send(link, message) = action else {
-                    self.server_told.push(action);
+                    refuse_or_note(self.now, &mut self.server, &mut self.server_told, action);
                     continue;
                 };
                 self.wire.push((Role::Server, message));
                 assert_eq!(link, LINK);
-                let link = self.client.links().next().unwrap().0;
+                let link = self.client.links().next().unwrap().number;
                 self.client.handle_bytes(self.now, link, &message.encode()).unwrap();
             } else if let Some(action) = self.client.poll_action() {
                 let Action::Send(_, message) = action else {
-                    self.client_told.push(action);
+                    refuse_or_note(self.now, &mut self.client, &mut self.client_told, action);
                     continue;
                 };
                 self.wire.push((Role::Client, message));
@@ -90,6 +112,25 @@ impl Pair {
         self.server.handle_timeout(self.now);
         self.client.handle_timeout(self.now);
     }
+}
+
+/// Hosts with one RNIC each.
+fn refuse_or_note(now: Instant, group: &mut LinkGroup, told: &mut Vec<Action>, action: Action) {
+    if let Action::OpenLink { number, .. } = action {
+        group.link_refused(now, number, Refusal::NoAlternatePath);
+    } else {
+        told.push(action);
+    }
+}
+
+/// A server's group that was told of its client's answer, and has nothing more to offer.
+fn answered_server() -> LinkGroup {
+    let mut server = LinkGroup::new_server(T0, setup(8, 64), LINK);
+    server.link_connected(T0, LINK);
+    let reply = ConfirmLink { reply: true, ..confirm_link() };
+    server.handle_llc(T0, LINK, &Llc::ConfirmLink(reply)).unwrap();
+    server.link_refused(T0, SECOND_LINK, Refusal::NoAlternatePath);
+    server
 }
 
 fn drain(group: &mut LinkGroup) -> Vec<Action> {
@@ -156,7 +197,7 @@ fn first_contact_confirms_a_link_and_settles_for_one() {
         psn: Psn(0),
     };
     assert_eq!(add, (Role::Server, Llc::AddLink(offer)));
-    let refusal = AddLink { reply: true, rejected: true, reason: 1, ..offer };
+    let refusal = AddLink { reply: true, rejected: true, reason: 2, ..offer };
     assert_eq!(rejected, (Role::Client, Llc::AddLink(refusal)));
 
     assert_eq!(pair.server_told, [Action::LinkConfirmed(LINK)]);
@@ -169,7 +210,7 @@ fn first_contact_confirms_a_link_and_settles_for_one() {
 #[test]
 fn eye_catchers_are_told_in_both_directions() {
     let mut server = LinkGroup::new_server(T0, Setup { eye_catcher: true, ..setup(8, 64) }, LINK);
-    server.link_connected(T0);
+    server.link_connected(T0, LINK);
     let Some(Action::Send(_, Llc::ConfirmLink(request))) = server.poll_action() else {
         panic!("CONFIRM LINK is first");
     };
@@ -188,7 +229,7 @@ fn eye_catchers_are_told_in_both_directions() {
 #[test]
 fn an_unconfirmed_link_fails_in_time_to_decline() {
     let mut server = LinkGroup::new_server(T0, setup(8, 64), LINK);
-    server.link_connected(T0);
+    server.link_connected(T0, LINK);
     drain(&mut server);
     let mut client = LinkGroup::new_client(T0, setup(64, 8));
     for (group, wait, number) in [(&mut server, 2, LINK), (&mut client, 4, UNNUMBERED)] {
@@ -211,7 +252,7 @@ fn an_unconfirmed_link_fails_in_time_to_decline() {
 #[test]
 fn confirm_link_is_said_twice_at_most() {
     let mut server = LinkGroup::new_server(T0, setup(8, 64), LINK);
-    server.link_connected(T0);
+    server.link_connected(T0, LINK);
     let first = drain(&mut server);
     assert_eq!(server.poll_timeout(), Some(T0 + CONFIRM_LINK_REPEAT));
     server.handle_timeout(T0 + CONFIRM_LINK_REPEAT / 2);
@@ -229,10 +270,7 @@ fn confirm_link_is_said_twice_at_most() {
 fn a_silent_peer_does_not_prevent_the_first_link() {
     let mut client = client_of_a_quiet_server();
     assert!(!client.is_committed());
-    let mut server = LinkGroup::new_server(T0, setup(8, 64), LINK);
-    server.link_connected(T0);
-    let reply = ConfirmLink { reply: true, ..confirm_link() };
-    server.handle_llc(T0, LINK, &Llc::ConfirmLink(reply)).unwrap();
+    let mut server = answered_server();
     assert!(server.is_committed(), "the client may have rejected and gone on");
     for group in [&mut client, &mut server] {
         drain(group);
@@ -257,7 +295,7 @@ fn confirm_link_must_name_our_link() {
     assert_eq!(drain(&mut client), over);
 
     let mut server = LinkGroup::new_server(T0, setup(8, 64), LINK);
-    server.link_connected(T0);
+    server.link_connected(T0, LINK);
     let other = ConfirmLink { reply: true, link: LinkNumber(2), ..confirm_link() };
     assert_eq!(server.handle_llc(T0, LINK, &Llc::ConfirmLink(other)), Err(offence));
     assert!(server.is_terminated());
@@ -276,7 +314,7 @@ fn a_repeated_confirm_link_is_answered_again() {
 }
 
 /// Messages that only a server may send end a link whose client sends them, and the reverse.
-// RFC 7609 C.7.1-35
+// RFC 7609 2-6, 2.2-5, C.7.1-35
 #[test]
 fn requests_out_of_turn_are_offences() {
     let offence = Err(PeerMisbehaved::UnexpectedMessage);
@@ -309,31 +347,36 @@ fn add_link() -> Llc {
 fn later_offers_of_links_are_rejected() {
     let mut pair = Pair::established();
     pair.client.handle_llc(T0, LINK, &add_link()).unwrap();
+    let [Action::OpenLink { number: SECOND_LINK, peer: Some(_) }] = drain(&mut pair.client)[..]
+    else {
+        panic!("the caller chooses a port");
+    };
+    pair.client.link_refused(T0, SECOND_LINK, Refusal::NoAlternatePath);
     let [Action::Send(LINK, Llc::AddLink(reply))] = drain(&mut pair.client)[..] else {
         panic!("one answer");
     };
     assert!(reply.reply && reply.rejected && reply.reason == 1 && reply.qpn == Qpn(77));
     // The client's own news needs no answer (3.5.5.1.2).
     pair.server.handle_llc(T0, LINK, &add_link()).unwrap();
-    assert_eq!((drain(&mut pair.server), pair.server.dropped()), (vec![], 1));
+    assert_eq!(drain(&mut pair.server), [Action::OpenLink { number: LinkNumber(3), peer: None }]);
+    pair.server.link_refused(T0, LinkNumber(3), Refusal::NoAlternatePath);
+    assert_eq!(drain(&mut pair.server), []);
 }
 
 /// A client that takes the impossible link must not keep waiting for its CONFIRM LINK.
+// RFC 7609 3.5.1.6.2-4
 #[test]
 fn an_accepted_impossible_link_is_deleted() {
-    let mut server = LinkGroup::new_server(T0, setup(8, 64), LINK);
-    server.link_connected(T0);
-    let reply = ConfirmLink { reply: true, ..confirm_link() };
-    server.handle_llc(T0, LINK, &Llc::ConfirmLink(reply)).unwrap();
+    let mut server = answered_server();
     drain(&mut server);
     let Llc::AddLink(offer) = add_link() else { unreachable!() };
     server.handle_llc(T0, LINK, &Llc::AddLink(AddLink { reply: true, ..offer })).unwrap();
-    let [Action::LinkConfirmed(LINK), Action::Send(LINK, Llc::DeleteLink(delete))] =
-        drain(&mut server)[..]
-    else {
-        panic!("the group goes on");
+    let [Action::Send(LINK, Llc::DeleteLink(delete))] = drain(&mut server)[..] else {
+        panic!("the client has to let go first");
     };
     assert_eq!((delete.link, delete.all, delete.reply), (LinkNumber(2), false, false));
+    server.handle_llc(T0, LINK, &Llc::DeleteLink(DeleteLink { reply: true, ..delete })).unwrap();
+    assert_eq!(drain(&mut server), [Action::LinkConfirmed(LINK)], "the group goes on");
 }
 
 /// Linux does this once per connection; without an answer its next connection fails.
@@ -353,10 +396,9 @@ fn rkeys_are_confirmed_and_deleted() {
     };
     server.handle_llc(T0, LINK, &Llc::ConfirmRkey(confirm)).unwrap();
     let reply = Llc::ConfirmRkey(ConfirmRkey { reply: true, ..confirm });
-    let expected = [Action::RkeyAdded(rkey, 0x7000), Action::Send(LINK, reply)];
-    assert_eq!(drain(&mut server), expected);
-    assert_eq!(server.peer_rmb_address(rkey), Some(0x7000));
-    server.learn_rkey(Rkey(5), 0x5000).unwrap();
+    assert_eq!(drain(&mut server), [Action::Send(LINK, reply)]);
+    assert_eq!(server.peer_rmb(LINK, rkey, LINK), Some((rkey, 0x7000)));
+    server.learn_rkey(LINK, Rkey(5), 0x5000).unwrap();
 
     let mut rkeys = [Rkey(0); 8];
     rkeys[..3].copy_from_slice(&[rkey, Rkey(0xdead), Rkey(5)]);
@@ -364,12 +406,12 @@ fn rkeys_are_confirmed_and_deleted() {
     server.handle_llc(T0, LINK, &Llc::DeleteRkey(delete)).unwrap();
     let reply = DeleteRkey { reply: true, negative: true, error_mask: 0x40, ..delete };
     let expected = [
-        Action::RkeyDeleted(rkey),
-        Action::RkeyDeleted(Rkey(5)),
+        Action::RkeyDeleted(LINK, rkey),
+        Action::RkeyDeleted(LINK, Rkey(5)),
         Action::Send(LINK, Llc::DeleteRkey(reply)),
     ];
     assert_eq!(drain(&mut server), expected);
-    assert_eq!(server.peer_rmb_address(rkey), None);
+    assert_eq!(server.peer_rmb(LINK, rkey, LINK), None);
 }
 
 /// A peer with more RMBs than we can remember is told so, and tries another group.
@@ -378,10 +420,10 @@ fn rkeys_are_confirmed_and_deleted() {
 fn too_many_rkeys_are_refused_politely() {
     let mut server = Pair::established().server;
     for rkey in 0..255 {
-        server.learn_rkey(Rkey(rkey), 0).unwrap();
+        server.learn_rkey(LINK, Rkey(rkey), 0).unwrap();
     }
-    server.learn_rkey(Rkey(7), 1).expect("known keys need no room");
-    assert_eq!(server.learn_rkey(Rkey(255), 0), Err(Full));
+    server.learn_rkey(LINK, Rkey(7), 1).expect("known keys need no room");
+    assert_eq!(server.learn_rkey(LINK, Rkey(255), 0), Err(Full));
     let confirm = ConfirmRkey {
         reply: false,
         negative: false,
@@ -438,7 +480,7 @@ fn echoes_are_compared() {
     client.handle_llc(T0, LINK, &wrong).unwrap();
     assert_eq!((client.dropped(), client.is_established()), (1, true));
     client.probe(T0, LINK, SECOND);
-    let user_data = setup(64, 8).gid.0;
+    let user_data = setup(64, 8).ours.gid.0;
     let right = Llc::TestLink(TestLink { reply: true, user_data });
     client.handle_llc(T0, LINK, &right).unwrap();
     client.handle_llc(T0, LINK, &right).unwrap();
@@ -477,7 +519,7 @@ fn deleting_the_only_link_ends_the_group() {
     for server_begins in [true, false] {
         let mut pair = Pair::established();
         let begins = if server_begins { &mut pair.server } else { &mut pair.client };
-        begins.delete_link(T0, LINK, DeleteReason::OPERATOR);
+        begins.delete_link(T0, LINK, DeleteReason::OPERATOR, false);
         pair.run();
         let order = [(Role::Client, false), (Role::Server, false), (Role::Client, true)];
         let seen: Vec<_> = pair.wire.iter().map(|(role, llc)| (*role, llc.is_reply())).collect();
@@ -494,7 +536,7 @@ fn deleting_the_only_link_ends_the_group() {
 #[test]
 fn an_unanswered_delete_ends_the_link_all_the_same() {
     let mut server = Pair::established().server;
-    server.delete_link(T0, LINK, DeleteReason::OPERATOR);
+    server.delete_link(T0, LINK, DeleteReason::OPERATOR, false);
     assert_eq!(server.poll_timeout(), Some(T0 + DELETE_LINK_WAIT));
     server.handle_timeout(T0 + DELETE_LINK_WAIT);
     let actions = drain(&mut server);
@@ -568,7 +610,7 @@ fn a_terminated_group_swallows_everything() {
     server.probe(T0, LINK, SECOND);
     server.connections_changed(T0, 0);
     server.shutdown(T0, DeleteReason::OPERATOR);
-    server.delete_link(T0, LINK, DeleteReason::OPERATOR);
+    server.delete_link(T0, LINK, DeleteReason::OPERATOR, false);
     server.handle_timeout(T0 + SECOND * 9999);
     server.handle_llc(T0, LINK, &Llc::ConfirmLink(confirm_link())).unwrap();
     assert_eq!((drain(&mut server), server.poll_timeout()), (vec![], None));

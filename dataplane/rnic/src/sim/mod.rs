@@ -156,6 +156,11 @@ impl Network {
         self.lock().break_both(qpn, Cause::RetriesExceeded);
     }
 
+    /// Messages that have arrived on a queue pair of a port and that nobody has taken in.
+    pub fn untold(&self, qpn: Qpn) -> usize {
+        self.lock().queue_pairs.get(&qpn).map_or(0, |pair| pair.inbox.len())
+    }
+
     /// Messages that were acknowledged and then lost, as [`Odds::lose_on_break`] has it.
     pub fn messages_lost(&self) -> u64 {
         self.lock().lost
@@ -469,6 +474,13 @@ impl crate::Fabric for Fabric {
 
     fn event_descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    fn fail(&mut self, now: Instant, qp: QpId) {
+        let qpn = self.qpn(qp);
+        let mut world = self.network.lock();
+        world.advance(now);
+        world.break_end(qpn, Cause::PortDown);
     }
 
     fn release(&mut self, now: Instant, qp: QpId) {

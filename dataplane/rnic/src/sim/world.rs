@@ -245,7 +245,7 @@ impl World {
 
     /// Breaks one end, if it still works. What it had brought to the other end is there to stay:
     /// only an end that itself breaks may lose what it had taken in.
-    fn break_end(&mut self, qpn: Qpn, cause: Cause) {
+    pub(super) fn break_end(&mut self, qpn: Qpn, cause: Cause) {
         let Self { dice, odds, queue_pairs, lost, .. } = self;
         let Some(pair) = queue_pairs.get_mut(&qpn) else { return };
         let Some(peer) = pair.peer() else { return };

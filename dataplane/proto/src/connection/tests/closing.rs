@@ -294,3 +294,69 @@ fn a_stale_blocked_writer_is_no_reason_for_a_reset() {
     assert!(progress.peer_closed && !progress.reset);
     assert_eq!(a.state(), State::AppFinCloseWait);
 }
+
+/// Whatever both applications do at the same moment, in whatever way the messages cross: both
+/// elements become free, and nobody waits for a timer.
+// RFC 7609 4.8.1-24, 4.8.2-12
+#[test]
+fn ends_that_cross_end_both_sides() {
+    type End = fn(&mut Connection);
+    let half: End = Connection::shutdown_write;
+    let close: End = |connection| connection.close(T0);
+    let abort: End = |connection| connection.abort(T0);
+    for first in [half, close, abort] {
+        for second in [half, close, abort] {
+            let mut hosts = [bytes(16_384), bytes(16_384)];
+            first(&mut hosts[0]);
+            second(&mut hosts[1]);
+            let crossing = hosts.each_mut().map(|host| host.poll_cdc().unwrap());
+            let [from_first, from_second] = crossing;
+            hosts[0].handle_cdc(T0, &from_second).unwrap();
+            hosts[1].handle_cdc(T0, &from_first).unwrap();
+            for _ in 0..4 {
+                let [first, second] = &mut hosts;
+                finish(first, second);
+                finish(second, first);
+            }
+            let states = hosts.each_ref().map(Connection::state);
+            assert!(hosts.iter().all(Connection::is_closed), "{states:?}");
+            assert!(hosts.iter().all(|host| host.poll_timeout().is_none()));
+        }
+    }
+}
+
+/// The application behind `source` closes, if it has not aborted, and all that is due is delivered.
+fn finish(source: &mut Connection, target: &mut Connection) {
+    if source.state() != State::PeerAbortWait {
+        source.close(T0);
+    }
+    while let Some(message) = source.poll_cdc() {
+        target.handle_cdc(T0, &message).unwrap();
+    }
+}
+
+/// The peer may give our words another meaning once its element serves another connection: behind
+/// C or A nothing is said, and nothing is written.
+// RFC 7609 4.8.1-12, A.4-25
+#[test]
+fn nothing_follows_close_or_abort() {
+    for end in [Connection::close as fn(&mut Connection, Instant), Connection::abort] {
+        let (mut a, mut b) = (bytes(16_384), bytes(16_384));
+        b.set_writer_blocked(true);
+        b.produce(16_384);
+        carry(&mut b, &mut a);
+        consume_all(&mut a);
+        carry(&mut a, &mut b);
+        end(&mut a, T0);
+        a.poll_cdc().unwrap();
+        assert_eq!(a.window(), 0);
+        a.announce_urgent();
+        a.shutdown_write();
+        b.produce(100);
+        let message = Cdc { update_requested: true, ..b.poll_cdc().unwrap() };
+        a.handle_cdc(T0, &message).unwrap();
+        assert_eq!(a.poll_cdc(), None, "{:?}", a.state());
+        a.abort(T0);
+        assert_eq!(a.poll_cdc(), None, "{:?}", a.state());
+    }
+}

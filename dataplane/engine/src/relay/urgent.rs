@@ -1,0 +1,117 @@
+//! Urgent bytes: TCP's out-of-band byte on one side, P and U on the other (RFC 4.7.5, 4.7.6).
+//!
+//! Our sockets bring urgent bytes in line, so that none is ever lost; a read stops before one, and
+//! from there a read of one byte brings it alone. A later urgent byte takes the mark away from one
+//! that was not read yet, as between two kernels: the earlier is then an ordinary byte.
+
+use smcr_rnic::Fabric;
+
+use crate::connections::{Far, Socket};
+use crate::poller::Poller;
+use crate::streams::{Ahead, Streams};
+
+/// What the next read of `socket` would begin with; none if it would bring nothing.
+///
+/// The kernel is asked only if an urgent byte has come, or if the bytes that are next came with no
+/// event that we know of: an urgent byte may be the first of them, and a longer read would hide it.
+pub(super) fn ahead<S: Streams>(streams: &mut S, socket: &mut Socket<S::Stream>) -> Option<Ahead> {
+    if !socket.urgent && !socket.unseen {
+        return Some(Ahead::Bytes);
+    }
+    let ahead = streams.ahead(&socket.stream);
+    if ahead == Ahead::Nothing && !socket.ending {
+        // What comes now comes with an event.
+        socket.readable = false;
+        return None;
+    }
+    socket.urgent |= ahead == Ahead::Urgent;
+    Some(ahead)
+}
+
+/// Notes that a read of `socket`, of which `ahead` was known, brought `len` bytes into room for
+/// `room`.
+pub(super) fn note_read<S>(socket: &mut Socket<S>, ahead: Ahead, len: usize, room: usize) {
+    socket.urgent &= ahead != Ahead::Urgent;
+    socket.unseen = len == room;
+    // A short read emptied the socket, unless it stopped before an urgent byte or the end is in
+    // sight: those must still be read.
+    socket.readable = len == room || socket.ending || socket.urgent;
+}
+
+impl<F: Fabric, S: Streams> Poller<F, S> {
+    /// Whether an urgent byte of the near socket was not read yet.
+    pub(super) fn is_urgent_pending(&mut self, slot: u16) -> bool {
+        let near = self.connections.at(slot).and_then(|relay| relay.near.as_ref());
+        near.is_some_and(|near| near.urgent)
+    }
+
+    /// Tells the peer that an urgent byte is on its way, however far it is from being written.
+    pub(super) fn announce_urgent(&mut self, slot: u16) {
+        let Some(relay) = self.connections.at(slot) else { return };
+        let (Some(near), Far::Smc(smc)) = (&relay.near, &mut relay.far) else { return };
+        if near.urgent {
+            // RFC 7609 4.7.6-1
+            smc.connection.announce_urgent();
+            self.queue_flush(slot);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::OwnedFd;
+
+    use rustix::net::{SendFlags, send};
+
+    use super::*;
+    use crate::kernel::Kernel;
+    use crate::streams::Key;
+
+    /// An application's socket, and ours, of whose events nothing is told.
+    fn connection(kernel: &mut Kernel) -> (TcpStream, Socket<OwnedFd>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let application = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let near = OwnedFd::from(listener.accept().unwrap().0);
+        kernel.watch(Key { slot: 0, generation: 1, far: false }, &near).unwrap();
+        (application, Socket { readable: true, ..Socket::new(near) })
+    }
+
+    /// With hundreds of busy sockets an event may come a turn later than its byte. A read that goes
+    /// on where the last one filled its room would run over an urgent byte meanwhile, and the
+    /// interrupt would be an ordinary key.
+    // RFC 7609 4.7.5-1
+    #[test]
+    fn an_urgent_byte_is_found_before_its_event() {
+        let mut kernel = Kernel::new([]).unwrap();
+        let (application, mut near) = connection(&mut kernel);
+        note_read(&mut near, Ahead::Bytes, 4, 4);
+        send(&application, b"!", SendFlags::OOB).unwrap();
+        assert_eq!(ahead(&mut kernel, &mut near), Some(Ahead::Urgent));
+        assert!(near.urgent);
+        let mut room = [0];
+        let read = kernel.read_slice(&near.stream, &mut room).unwrap();
+        note_read(&mut near, Ahead::Urgent, read, 1);
+        assert!(near.readable && !near.urgent);
+        (&application).write_all(b"after").unwrap();
+        assert_eq!(ahead(&mut kernel, &mut near), Some(Ahead::Bytes));
+    }
+
+    /// What was read to the last byte rests until an event, but for its end, which must be read.
+    #[test]
+    fn an_empty_socket_rests_unless_its_end_is_in_sight() {
+        let mut kernel = Kernel::new([]).unwrap();
+        let (_application, mut near) = connection(&mut kernel);
+        note_read(&mut near, Ahead::Bytes, 3, 4);
+        assert!(!near.readable);
+        note_read(&mut near, Ahead::Bytes, 4, 4);
+        assert!(near.readable);
+        assert_eq!((ahead(&mut kernel, &mut near), near.readable), (None, false));
+        near.ending = true;
+        note_read(&mut near, Ahead::Bytes, 3, 4);
+        assert!(near.readable);
+        note_read(&mut near, Ahead::Bytes, 4, 4);
+        assert_eq!((ahead(&mut kernel, &mut near), near.readable), (Some(Ahead::Nothing), true));
+    }
+}

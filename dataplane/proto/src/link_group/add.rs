@@ -1,0 +1,419 @@
+//! ADD LINK: a further link (RFC 3.5.1.6, 3.5.5.1.1, 3.5.5.1.2, A.3.2, A.3.3, C.8).
+//!
+//! ```text
+//!   server: Opening ─► Offered ─► Connecting ─► Rkeys ─► Confirming
+//!   client: Opening ─► Connecting ─► Rkeys ─► Confirming
+//! ```
+
+use super::member::{Member, port_of};
+use super::{Action, LinkGroup, Phase, Role, UNNUMBERED};
+use crate::error::PeerMisbehaved;
+use crate::limits::{ADD_LINK_WAIT, CONFIRM_ADDED_LINK_WAIT};
+use crate::link::{Cause, Link};
+use crate::time::Instant;
+use crate::vocabulary::{LinkNumber, LinkUserId, Mtu, Psn, QpAddress, Qpn, Rkey};
+use crate::wire::llc::add_link::{REASON_INVALID_MTU, REASON_NO_ALTERNATE_PATH};
+use crate::wire::llc::{AddLink, DeleteReason, Llc};
+
+use super::delete::Order;
+use super::exchange::{Exchange, Pairs};
+use super::rmbs::RmbIndex;
+
+/// Why the caller has no queue pair for a further link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// No port of ours would make it anything but parallel to a link that is there.
+    NoAlternatePath,
+    /// The NIC or the host is out of something.
+    Exhausted,
+}
+
+impl LinkGroup {
+    /// Server: asks the caller for a queue pair to offer.
+    pub(super) fn begin_add(&mut self, now: Instant) {
+        self.wanted = false;
+        // RFC 7609 2.2.2-10, 3.3-7, 3.5.5.1.1-4
+        let Some(on) = self.link_of_use().filter(|_| self.may_add()) else {
+            self.advance(now);
+            return;
+        };
+        let number = self.new_number();
+        self.exchange = Some(Exchange::Opening { number, on, theirs: None });
+        self.actions.push(Action::OpenLink { number, peer: None });
+    }
+
+    /// A number that was not used for as long as possible.
+    fn new_number(&mut self) -> LinkNumber {
+        loop {
+            // RFC 7609 2.2.4-1, 2.2.4-2
+            self.last_number = self.last_number.checked_add(1).unwrap_or(1);
+            let number = LinkNumber(self.last_number);
+            if self.find(number).is_none() {
+                return number;
+            }
+        }
+    }
+
+    /// The answer to [`Action::OpenLink`]: a queue pair that knows its own address, and what each
+    /// RMB of ours is called on it.
+    ///
+    /// If nobody wants it any more, [`Action::LinkFailed`] follows.
+    pub fn link_opened(
+        &mut self,
+        now: Instant,
+        number: LinkNumber,
+        ours: QpAddress,
+        user_id: LinkUserId,
+        keys: &[(RmbIndex, Rkey, u64)],
+    ) {
+        let Some(Exchange::Opening { number: expected, on, theirs }) = self.exchange else {
+            self.actions.push(Action::LinkFailed(number, Cause::DeletedByUs));
+            return;
+        };
+        if number != expected {
+            self.actions.push(Action::LinkFailed(number, Cause::DeletedByUs));
+            return;
+        }
+        let theirs_known = theirs.unwrap_or_default();
+        // RFC 7609 2.2.1-2, 2.2.2-11, 3.5.5.1.1-2
+        let bad = theirs.is_some_and(|theirs| {
+            let asymmetric = self.is_asymmetric(port_of(ours), port_of(theirs));
+            let second = asymmetric && self.members().any(|member| member.asymmetric);
+            second || self.is_parallel(port_of(ours), port_of(theirs))
+        });
+        if bad {
+            self.actions.push(Action::LinkFailed(number, Cause::DeletedByUs));
+            self.link_refused(now, number, Refusal::NoAlternatePath);
+            return;
+        }
+        let Some(slot) = self.free_place() else {
+            self.actions.push(Action::LinkFailed(number, Cause::DeletedByUs));
+            self.link_refused(now, number, Refusal::Exhausted);
+            return;
+        };
+        let asymmetric =
+            theirs.is_some_and(|theirs| self.is_asymmetric(port_of(ours), port_of(theirs)));
+        self.members[slot] = Some(Member {
+            number,
+            // Until CONFIRM LINK the exchange watches over it.
+            link: Link::new(self.setup.keepalive, Instant(u64::MAX)),
+            unanswered: 0,
+            ours,
+            theirs: theirs_known,
+            user_id,
+            asymmetric,
+            confirmed_at: None,
+            delete: None,
+            asked: None,
+        });
+        for (rmb, rkey, address) in keys {
+            self.our_rmbs.set(*rmb, slot, *rkey, *address);
+        }
+        if let Some(theirs) = theirs {
+            // RFC 7609 3.5.1.6.1-5, 3.5.1.6.1-6
+            self.exchange = Some(Exchange::Connecting { number, on });
+            self.actions.push(Action::ConnectLink { number, theirs });
+        } else {
+            self.offer(now, number, on, ours);
+        }
+    }
+
+    /// Server: ADD LINK goes out.
+    fn offer(&mut self, now: Instant, number: LinkNumber, on: LinkNumber, ours: QpAddress) {
+        let QpAddress { gid, mac, qpn, psn, mtu } = ours;
+        let (reply, rejected, reason, link) = (false, false, 0, number);
+        // RFC 7609 C.3-1
+        self.committed = true;
+        self.exchange = Some(Exchange::Offered { number, on, deadline: now + ADD_LINK_WAIT });
+        // RFC 7609 2.2.3-1, 3.5.1.6-4, 3.5.1.6-5, 3.5.5.1.1-1, A.3.2-12
+        let offer = AddLink { reply, rejected, reason, mac, gid, qpn, link, mtu, psn };
+        self.send(on, Llc::AddLink(offer));
+    }
+
+    /// The other answer to [`Action::OpenLink`].
+    ///
+    /// During the first contact a client waits for an offer, for seconds in which deployed ones
+    /// serve nobody else. So a server without a queue pair offers one with an MTU that does not
+    /// exist: every client rejects that at once. The body names our port because Linux mistakes an
+    /// empty one.
+    pub fn link_refused(&mut self, now: Instant, number: LinkNumber, refusal: Refusal) {
+        let Some(Exchange::Opening { number: expected, on, theirs }) = self.exchange else {
+            return;
+        };
+        if number != expected {
+            return;
+        }
+        if let Some(theirs) = theirs {
+            // RFC 7609 3.5.1.6.1-2, 3.5.1.6.1-8, A.3.2-8
+            self.reject(on, number, theirs, REASON_NO_ALTERNATE_PATH);
+            self.end_exchange(now);
+        } else if let Phase::Founding { .. } = self.phase {
+            let ours = self.find(on).map(|member| member.ours).unwrap_or_default();
+            let impossible = QpAddress { qpn: Qpn(0), psn: Psn(0), mtu: Mtu(0), ..ours };
+            self.offer(now, number, on, impossible);
+        } else {
+            if refusal == Refusal::Exhausted {
+                self.retry_later(now);
+            }
+            self.end_exchange(now);
+        }
+    }
+
+    fn reject(&mut self, on: LinkNumber, link: LinkNumber, theirs: QpAddress, reason: u8) {
+        let QpAddress { gid, mac, qpn, psn, mtu } = theirs;
+        let (reply, rejected) = (true, true);
+        let answer = AddLink { reply, rejected, reason, mac, gid, qpn, link, mtu, psn };
+        // RFC 7609 C.3-2
+        self.committed = true;
+        self.send(on, Llc::AddLink(answer));
+    }
+
+    /// The answer to [`Action::ConnectLink`]: the queue pair is in RTS and its poller has it.
+    ///
+    /// For the first link of a server, too: CONFIRM LINK goes out.
+    pub fn link_connected(&mut self, now: Instant, number: LinkNumber) {
+        if self.phase == Phase::Opening {
+            self.first_link_connected(now);
+            return;
+        }
+        let Some(Exchange::Connecting { number: expected, on }) = self.exchange else { return };
+        if number != expected {
+            return;
+        }
+        let left = self.slot(on).map(|slot| self.rmbs_to_tell(slot)).unwrap_or_default();
+        let pairs = Pairs { left, peer_left: None };
+        let deadline = now + ADD_LINK_WAIT;
+        self.exchange = Some(Exchange::Rkeys { number, on, pairs, deadline });
+        match self.role {
+            Role::Server => self.send_pairs(now, false),
+            Role::Client => {
+                let Some(member) = self.find(number) else { return };
+                let QpAddress { gid, mac, qpn, psn, mtu } = member.ours;
+                let (reply, rejected, reason, link) = (true, false, 0, number);
+                let mtu = mtu.min(member.theirs.mtu);
+                // RFC 7609 C.3-2
+                self.committed = true;
+                // RFC 7609 3.5.1.6.1-7, A.3.2-9
+                let answer = AddLink { reply, rejected, reason, mac, gid, qpn, link, mtu, psn };
+                self.send(on, Llc::AddLink(answer));
+            }
+        }
+    }
+
+    /// The other answer to [`Action::ConnectLink`]: the peer cannot be reached that way, and the
+    /// queue pair is gone.
+    pub fn link_unreachable(&mut self, now: Instant, number: LinkNumber) {
+        let Some(Exchange::Connecting { number: expected, on }) = self.exchange else { return };
+        if number != expected {
+            return;
+        }
+        match self.role {
+            // The client has a queue pair for it.
+            Role::Server => self.link_lost(now, number, Cause::QueuePairBroke),
+            Role::Client => {
+                let theirs = self.find(number).map(|member| member.theirs).unwrap_or_default();
+                self.reject(on, number, theirs, REASON_NO_ALTERNATE_PATH);
+                self.remove_member(number);
+                self.end_exchange(now);
+            }
+        }
+    }
+
+    pub(super) fn handle_add_link(
+        &mut self,
+        now: Instant,
+        on: LinkNumber,
+        message: &AddLink,
+    ) -> Result<(), PeerMisbehaved> {
+        match (self.role, message.reply) {
+            (Role::Client, false) => self.add_link_offered(now, on, message),
+            (Role::Server, true) => {
+                self.add_link_answered(now, on, message);
+                Ok(())
+            }
+            (Role::Server, false) => {
+                self.client_has_port(now);
+                Ok(())
+            }
+            (Role::Client, true) => {
+                self.dropped += 1;
+                Ok(())
+            }
+        }
+    }
+
+    /// Client: the server offers a link.
+    fn add_link_offered(
+        &mut self,
+        now: Instant,
+        on: LinkNumber,
+        message: &AddLink,
+    ) -> Result<(), PeerMisbehaved> {
+        match self.phase {
+            Phase::Opening | Phase::Confirming { .. } | Phase::Terminated => {
+                return Err(PeerMisbehaved::UnexpectedMessage);
+            }
+            Phase::Founding { .. } => self.phase = Phase::Founding { deadline: None },
+            Phase::Established => {}
+        }
+        let AddLink { gid, mac, qpn, psn, mtu, link: number, .. } = *message;
+        let theirs = QpAddress { gid, mac, qpn, psn, mtu };
+        if let Some(stale) = self.exchange.filter(|exchange| exchange.adds()) {
+            // The server has one offer at a time: it has given that one up.
+            self.forget_offer(stale.number());
+        } else if self.exchange.is_some() {
+            self.dropped += 1;
+            return Ok(());
+        }
+        if mtu.bytes().is_none() {
+            // RFC 7609 A.3.2-6, C.7.1-25
+            self.reject(on, number, theirs, REASON_INVALID_MTU);
+            self.advance(now);
+            return Ok(());
+        }
+        // RFC 7609 2.2.4-1, C.7.1-35
+        if number == UNNUMBERED || self.find(number).is_some() {
+            return Err(PeerMisbehaved::WrongLink);
+        }
+        if !self.may_add() {
+            self.reject(on, number, theirs, REASON_NO_ALTERNATE_PATH);
+            self.advance(now);
+            return Ok(());
+        }
+        // An RKEY exchange of ours that crossed this goes on: the server refuses it, and we begin
+        // it anew.
+        // RFC 7609 3.5.1.6.1-1, 3.5.5.3.1-3, 3.5.5.3.3-3
+        self.exchange = Some(Exchange::Opening { number, on, theirs: Some(theirs) });
+        self.actions.push(Action::OpenLink { number, peer: Some((gid, mac)) });
+        Ok(())
+    }
+
+    /// A link that was being added is not to be.
+    fn forget_offer(&mut self, number: LinkNumber) {
+        self.exchange = None;
+        // RFC 7609 3.5.1.6.2-1
+        if self.find(number).is_some() {
+            self.actions.push(Action::LinkFailed(number, Cause::LlcTimedOut));
+            self.remove_member(number);
+        }
+    }
+
+    /// Server: the client accepts or rejects what we offered.
+    fn add_link_answered(&mut self, now: Instant, on: LinkNumber, message: &AddLink) {
+        let Some(Exchange::Offered { number, on: carrier, .. }) = self.exchange else {
+            self.dropped += 1;
+            return;
+        };
+        if carrier != on || number != message.link {
+            self.dropped += 1;
+            return;
+        }
+        let exists = self.find(number).is_some();
+        if message.rejected {
+            // RFC 7609 3.5.1.6.2-1, C.8-2
+            if exists {
+                self.actions.push(Action::LinkFailed(number, Cause::Rejected));
+                self.remove_member(number);
+            }
+            self.retry_later(now);
+            self.end_exchange(now);
+            return;
+        }
+        let AddLink { gid, mac, qpn, psn, mtu, .. } = *message;
+        let theirs = QpAddress { gid, mac, qpn, psn, mtu };
+        let ours = self.find(number).map(|member| member.ours).unwrap_or_default();
+        let parallel = self.is_parallel_but(number, port_of(ours), port_of(theirs));
+        let asymmetric = self.is_asymmetric_but(number, port_of(ours), port_of(theirs));
+        let second = asymmetric && self.members().any(|member| member.asymmetric);
+        // RFC 7609 2.2.1-2, 2.2.2-11, 3.5.5.1.1-2, C.7.1-26
+        if !exists || parallel || second || mtu.bytes().is_none() {
+            // Whatever the client believes to have accepted must not be.
+            self.abandon(now, number, Cause::PeerMisbehaved);
+            return;
+        }
+        if let Some(member) = self.find_mut(number) {
+            member.theirs = theirs;
+            member.asymmetric = asymmetric;
+        }
+        // RFC 7609 3.5.1.6.2-2
+        self.exchange = Some(Exchange::Connecting { number, on });
+        self.actions.push(Action::ConnectLink { number, theirs });
+    }
+
+    /// Server: gives up a link that the client may have, and tells it so.
+    fn abandon(&mut self, now: Instant, number: LinkNumber, cause: Cause) {
+        if self.find(number).is_some() {
+            self.link_lost(now, number, cause);
+            return;
+        }
+        self.say_delete(now, number, Order::of(DeleteReason::LOST_PATH, cause));
+    }
+
+    /// Server: the new link must prove itself.
+    pub(super) fn confirm_added(&mut self, now: Instant, number: LinkNumber) {
+        self.await_confirm(now, number);
+        // RFC 7609 3.5.1.6.2-2
+        self.send_confirm_link(number, false);
+    }
+
+    pub(super) fn await_confirm(&mut self, now: Instant, number: LinkNumber) {
+        let keepalive = self.setup.keepalive;
+        if let Some(member) = self.find_mut(number) {
+            member.link = Link::new(keepalive, now + CONFIRM_ADDED_LINK_WAIT);
+        }
+        self.exchange = Some(Exchange::Confirming { number });
+    }
+
+    /// The peer did not answer in time.
+    pub(super) fn exchange_timed_out(&mut self, now: Instant) {
+        let Some(exchange) = self.exchange else { return };
+        let Some(carrier) = exchange.carrier() else {
+            // Connections that did not leave in good order are moved when the link goes.
+            self.link_vacated(now, exchange.number());
+            return;
+        };
+        if let Phase::Founding { .. } = self.phase
+            && exchange.adds()
+        {
+            // The group goes on without a second link, as C.8 has it.
+            // RFC 7609 C.8-1
+            self.forget_offer(exchange.number());
+            self.retry_later(now);
+            self.end_exchange(now);
+            return;
+        }
+        if let Some(order) = self.find(carrier).and_then(|member| member.delete)
+            && exchange.number() == carrier
+        {
+            // RFC 7609 C.7.1-21
+            self.link_lost(now, carrier, order.cause);
+            return;
+        }
+        // RFC 7609 C.7.1-7, C.7.1-9, C.7.1-13, C.7.1-15, C.7.1-20
+        self.link_lost(now, carrier, Cause::LlcTimedOut);
+    }
+
+    /// The exchange is over; whatever waited for it may begin.
+    pub(super) fn end_exchange(&mut self, now: Instant) {
+        self.exchange = None;
+        self.advance(now);
+    }
+
+    /// Server: a symmetric link makes the asymmetric one superfluous.
+    pub(super) fn replace_asymmetric(&mut self, added: LinkNumber) {
+        let symmetric = self.find(added).is_some_and(|member| !member.asymmetric);
+        if self.role == Role::Client || !symmetric {
+            return;
+        }
+        // RFC 7609 2.2.1-5, 2.2.1-6, 2.2.1-7
+        let order = Order {
+            reason: DeleteReason::ASYMMETRIC_NOT_NEEDED,
+            orderly: true,
+            cause: Cause::DeletedByUs,
+            on: None,
+        };
+        for member in self.members.iter_mut().flatten().filter(|member| member.asymmetric) {
+            member.delete.get_or_insert(order);
+        }
+    }
+}

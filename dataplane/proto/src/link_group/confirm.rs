@@ -1,0 +1,163 @@
+//! CONFIRM LINK: a queue pair proves that it carries messages (RFC 3.5.1.5, A.3.1).
+
+use super::exchange::Exchange;
+use super::{Action, LinkGroup, Phase, Role, UNNUMBERED};
+use crate::error::PeerMisbehaved;
+use crate::limits::{ADD_LINK_WAIT, LINKS_MAX};
+use crate::link::Event;
+use crate::time::Instant;
+use crate::vocabulary::{LinkNumber, QpAddress};
+use crate::wire::llc::{ConfirmLink, Llc};
+
+/// The least that `max_links` may say (RFC 2.2.2).
+pub(super) const LINKS_MAX_MIN: u8 = 2;
+
+impl LinkGroup {
+    pub(super) fn send_confirm_link(&mut self, number: LinkNumber, reply: bool) {
+        let Some(member) = self.find(number) else { return };
+        let QpAddress { mac, gid, qpn, .. } = member.ours;
+        // RFC 7609 2.2.2-3, 2.2.2-4, 2.2.2-5, 3.5.1.5-2
+        let message = ConfirmLink {
+            reply,
+            no_eyecatcher: !self.setup.eye_catcher,
+            mac,
+            gid,
+            qpn,
+            link: number,
+            user_id: member.user_id,
+            max_links: self.max_links,
+        };
+        self.send(number, Llc::ConfirmLink(message));
+    }
+
+    pub(super) fn handle_confirm_link(
+        &mut self,
+        now: Instant,
+        on: LinkNumber,
+        message: &ConfirmLink,
+    ) -> Result<(), PeerMisbehaved> {
+        // Nobody looks at the user id.
+        // RFC 7609 2.2.4-4
+        match (self.role, message.reply) {
+            (Role::Client, false) => self.confirm_link_requested(now, on, message),
+            (Role::Server, true) => self.confirm_link_answered(now, on, message),
+            (Role::Client, true) => {
+                self.dropped += 1;
+                Ok(())
+            }
+            (Role::Server, false) => Err(PeerMisbehaved::UnexpectedMessage),
+        }
+    }
+
+    fn confirm_link_requested(
+        &mut self,
+        now: Instant,
+        on: LinkNumber,
+        message: &ConfirmLink,
+    ) -> Result<(), PeerMisbehaved> {
+        let Some(member) = self.find(on) else { return Ok(()) };
+        let (expected, is_up) = (member.theirs.qpn, member.link.is_up());
+        match self.phase {
+            Phase::Confirming { .. } => {
+                // RFC 7609 2.2.4-1, C.7.1-24
+                if message.qpn != expected || message.link == UNNUMBERED {
+                    return Err(PeerMisbehaved::WrongLink);
+                }
+                self.number_link(on, message.link);
+                // RFC 7609 2.2.2-7
+                self.agree_on_links(message.max_links);
+                // RFC 7609 3.3-3, 3.5.1.5-5, 3.5.1.5-6, A.3.1-3
+                self.send_confirm_link(message.link, true);
+                self.first_link_confirmed(now, message);
+            }
+            Phase::Founding { .. } | Phase::Established => {
+                // RFC 7609 C.7.1-24
+                if message.link != on || message.qpn != expected {
+                    return Err(PeerMisbehaved::WrongLink);
+                }
+                match self.exchange {
+                    Some(Exchange::Confirming { number }) if number == on => {
+                        self.send_confirm_link(on, true);
+                        self.link_added(now, on);
+                    }
+                    // The server repeats itself; so do we.
+                    Some(_) | None if is_up => self.send_confirm_link(on, true),
+                    Some(_) | None => self.dropped += 1,
+                }
+            }
+            Phase::Opening | Phase::Terminated => self.dropped += 1,
+        }
+        Ok(())
+    }
+
+    fn confirm_link_answered(
+        &mut self,
+        now: Instant,
+        on: LinkNumber,
+        message: &ConfirmLink,
+    ) -> Result<(), PeerMisbehaved> {
+        let is_first = matches!(self.phase, Phase::Confirming { .. });
+        let is_added = self.exchange == Some(Exchange::Confirming { number: on });
+        if !is_first && !is_added {
+            self.dropped += 1;
+            return Ok(());
+        }
+        if message.link != on {
+            return Err(PeerMisbehaved::WrongLink);
+        }
+        if is_first {
+            self.agree_on_links(message.max_links);
+            self.first_link_confirmed(now, message);
+            self.begin_add(now);
+        } else {
+            self.link_added(now, on);
+        }
+        Ok(())
+    }
+
+    /// The server's number for our first link.
+    fn number_link(&mut self, old: LinkNumber, new: LinkNumber) {
+        if let Some(member) = self.find_mut(old) {
+            member.number = new;
+        }
+        self.actions.push(Action::LinkNumbered(new));
+    }
+
+    /// What the peer wants counts if it is less; silence and nonsense agree with us.
+    fn agree_on_links(&mut self, wanted: u8) {
+        // RFC 7609 2.2.2-1, 2.2.2-6, 2.2.2-8
+        if (LINKS_MAX_MIN..=LINKS_MAX).contains(&wanted) {
+            self.max_links = self.max_links.min(wanted);
+        }
+    }
+
+    fn first_link_confirmed(&mut self, now: Instant, message: &ConfirmLink) {
+        self.peer_eye_catcher = !message.no_eyecatcher;
+        // RFC 7609 3-3, 3.5.1.6-1
+        let deadline = (self.role == Role::Client).then(|| now + ADD_LINK_WAIT);
+        self.phase = Phase::Founding { deadline };
+        if let Some(member) = self.find_mut(message.link) {
+            member.confirmed_at = Some(now);
+        }
+        // RFC 7609 3.5.1.5-4, C.7-2
+        self.link_event(now, message.link, Event::Confirmed);
+    }
+
+    /// A further link carries messages.
+    fn link_added(&mut self, now: Instant, number: LinkNumber) {
+        self.exchange = None;
+        if let Some(member) = self.find_mut(number) {
+            member.confirmed_at = Some(now);
+        }
+        self.link_event(now, number, Event::Confirmed);
+        if self.phase == Phase::Established {
+            self.actions.push(Action::LinkConfirmed(number));
+        } else {
+            self.confirmed_early = Some(number);
+        }
+        self.retry_at = None;
+        self.rkeys_may_change();
+        self.replace_asymmetric(number);
+        self.advance(now);
+    }
+}

@@ -1,0 +1,430 @@
+//! DELETE LINK: one link, or all of them (RFC 3.5.4, 3.5.5.1.3, 3.5.5.1.4, A.3.4).
+//!
+//! The server deletes; a client asks it to. A link that failed is down at once and its connections
+//! move; what remains is to tell the peer, over another link. A link that is to go in good order
+//! is vacated first.
+
+use super::exchange::Exchange;
+use super::{Action, LinkGroup, Phase, Role, UNNUMBERED};
+use crate::limits::{ADD_LINK_WAIT, CONFIRM_ADDED_LINK_WAIT, RKEY_REPLY_WAIT};
+use crate::link::{Cause, Event};
+use crate::time::Instant;
+use crate::vocabulary::LinkNumber;
+use crate::wire::llc::{DeleteLink, DeleteReason, Llc};
+
+use core::time::Duration;
+
+/// How long a DELETE LINK waits for its answer.
+pub(super) const DELETE_LINK_WAIT: Duration = RKEY_REPLY_WAIT;
+
+/// How long a client waits for the deletion that it asked for: the server may be adding a link
+/// first, or finding out that another one is gone.
+pub(super) const ASKED_WAIT: Duration = Duration::from_secs(12);
+const _: () = assert!(
+    ASKED_WAIT.as_secs()
+        > 2 * ADD_LINK_WAIT.as_secs()
+            + CONFIRM_ADDED_LINK_WAIT.as_secs()
+            + DELETE_LINK_WAIT.as_secs()
+);
+
+/// How long it waits if there is no hurry. The server may delay what is orderly.
+pub(super) const ASKED_ORDERLY_WAIT: Duration = Duration::from_secs(60);
+
+/// How long connections may take to leave a link in good order: the server decides itself, the
+/// client has to answer within [`DELETE_LINK_WAIT`].
+const VACATE_WAIT_SERVER: Duration = Duration::from_secs(10);
+pub(super) const VACATE_WAIT_CLIENT: Duration = Duration::from_secs(1);
+const _: () = assert!(VACATE_WAIT_CLIENT.as_secs() < DELETE_LINK_WAIT.as_secs());
+const _: () = assert!(VACATE_WAIT_SERVER.as_secs() < ASKED_ORDERLY_WAIT.as_secs());
+
+/// That a link is to be deleted, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Order {
+    pub(super) reason: DeleteReason,
+    pub(super) orderly: bool,
+    pub(super) cause: Cause,
+    /// Client: over which link the server said so.
+    pub(super) on: Option<LinkNumber>,
+}
+
+impl Order {
+    /// At once.
+    pub(super) fn of(reason: DeleteReason, cause: Cause) -> Self {
+        Self { reason, orderly: false, cause, on: None }
+    }
+
+    /// Whether the link works until it is deleted. Linux calls lost paths orderly, too.
+    // RFC 7609 2.3-14
+    fn has_time(self) -> bool {
+        self.orderly && self.reason != DeleteReason::LOST_PATH
+    }
+}
+
+/// Client: the server was asked to delete a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub(super) on: LinkNumber,
+    pub(super) deadline: Instant,
+    order: Order,
+}
+
+impl LinkGroup {
+    /// Takes one link out of the group; with the last one the group ends. The server asks its
+    /// client, a client asks its server to ask it (RFC 3.5.5.1.3, 3.5.5.1.4). If `orderly`, and
+    /// another link can take them, its connections are moved away first.
+    pub fn delete_link(
+        &mut self,
+        now: Instant,
+        number: LinkNumber,
+        reason: DeleteReason,
+        orderly: bool,
+    ) {
+        let order = Order { reason, orderly, cause: Cause::DeletedByUs, on: None };
+        if self.phase != Phase::Established || self.find(number).is_none() {
+            return;
+        }
+        match self.role {
+            Role::Server => self.order_delete(now, number, order),
+            Role::Client => self.ask_to_delete(now, number, order),
+        }
+    }
+
+    /// Ends the group: DELETE LINK for all links goes out, nobody waits for an answer.
+    ///
+    /// # Specification
+    ///
+    /// RFC 7609, 3.5.5.1.3 and 4.8.3.
+    pub fn shutdown(&mut self, now: Instant, reason: DeleteReason) {
+        self.end(now, Cause::DeletedByUs, reason);
+    }
+
+    /// Tells the peer that all is over, and ends it.
+    pub(super) fn end(&mut self, now: Instant, cause: Cause, reason: DeleteReason) {
+        // RFC 7609 A.3.4-4
+        let none = UNNUMBERED;
+        let all = DeleteLink { reply: false, all: true, orderly: true, link: none, reason };
+        for number in self.numbers().into_iter().flatten() {
+            if self.find(number).is_some_and(|member| member.link.is_up()) {
+                // Nobody waits for an answer, so it is tried over each of them.
+                // RFC 7609 3.5.4-6, 3.5.4-10, C.7.1-18
+                self.send(number, Llc::DeleteLink(all));
+            }
+        }
+        for number in self.numbers().into_iter().flatten() {
+            // RFC 7609 C.7.1-19
+            self.link_event(now, number, Event::Fail(cause));
+        }
+        if !self.is_terminated() {
+            // All links were down already, and only the peer's word about them was missing.
+            self.terminate(cause);
+        }
+    }
+
+    /// A link is down, and the peer has to hear of it.
+    pub(super) fn link_lost(&mut self, now: Instant, number: LinkNumber, cause: Cause) {
+        self.link_event(now, number, Event::Fail(cause));
+        if self.is_terminated() {
+            return;
+        }
+        self.exchange_lost(now, number, cause);
+        self.rkeys_lost(number);
+        if let Phase::Founding { .. } | Phase::Established = self.phase
+            && self.find(number).is_some()
+        {
+            // RFC 7609 2.3-5, 3.5.5.1-1, 3.5.5.1.3-2, 3.5.5.1.4-1, 3.5.1.6.2-3, C.7.1-4, C.7.1-12
+            let order = Order::of(DeleteReason::LOST_PATH, cause);
+            let ordered = self.find(number).and_then(|member| member.delete);
+            match (self.role, ordered) {
+                (Role::Server, _) => self.order_delete(now, number, order),
+                (Role::Client, None) => self.ask_to_delete(now, number, order),
+                // The server waits for our answer.
+                (Role::Client, Some(order)) => self.obey_delete(now, number, order),
+            }
+        }
+        self.ask_elsewhere(now, number);
+        self.advance(now);
+    }
+
+    /// Ends the exchange that `number` carried or was about.
+    fn exchange_lost(&mut self, now: Instant, number: LinkNumber, cause: Cause) {
+        let Some(exchange) = self.exchange else { return };
+        let added = exchange.number();
+        if added != number && exchange.carrier() != Some(number) {
+            return;
+        }
+        // RFC 7609 2.3-11
+        self.exchange = None;
+        if !exchange.adds() {
+            // What was to be deleted still is; `advance` begins anew, over another link.
+            return;
+        }
+        self.retry_later(now);
+        if added != number && self.find(added).is_some() {
+            self.link_lost(now, added, cause);
+        }
+    }
+
+    /// Server: notes that a link is to go, and begins if nothing else is under way.
+    fn order_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
+        if let Some(member) = self.find_mut(number)
+            && member.delete.is_none_or(|known| known.has_time() && !order.has_time())
+        {
+            member.delete = Some(order);
+        }
+        self.advance(now);
+    }
+
+    /// Server: DELETE LINK goes out, after the caller has moved the connections if there is time.
+    pub(super) fn begin_delete(&mut self, now: Instant, number: LinkNumber) {
+        let Some(member) = self.find(number) else { return };
+        let Some(order) = member.delete else { return };
+        let elsewhere = self.link_of_use();
+        // RFC 7609 3.5.5.1.4-2, 3.5.5.1.4-3, A.3.4-10
+        if order.has_time() && member.link.is_up() && elsewhere.is_some() {
+            self.vacate(number, now + VACATE_WAIT_SERVER);
+            return;
+        }
+        self.say_delete(now, number, order);
+    }
+
+    /// Lets the caller move connections away.
+    fn vacate(&mut self, number: LinkNumber, deadline: Instant) {
+        self.exchange = Some(Exchange::Vacating { number, deadline });
+        // RFC 7609 3.5.5.1.3-4
+        self.actions.push(Action::VacateLink(number));
+    }
+
+    pub(super) fn say_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
+        let Some(on) = self.link_besides(number) else { return };
+        let deadline = now + DELETE_LINK_WAIT;
+        self.exchange = Some(Exchange::Deleting { number, on, deadline });
+        self.send_delete_link(on, number, order);
+    }
+
+    /// A link to speak about that one on: another one, if there is any.
+    fn link_besides(&self, number: LinkNumber) -> Option<LinkNumber> {
+        let others = || self.members().filter(|member| member.number != number);
+        let of_use = others().find(|member| member.is_of_use() && member.asked.is_none());
+        let up = || others().find(|member| member.link.is_up());
+        // RFC 7609 3.3-5, 3.3-8, 3.5.5.1.3-5, A.3.4-8
+        let on = of_use.or_else(up).or_else(|| self.members().find(|one| one.link.is_up()));
+        on.map(|member| member.number)
+    }
+
+    pub(super) fn send_delete_link(&mut self, on: LinkNumber, link: LinkNumber, order: Order) {
+        let Order { reason, orderly, .. } = order;
+        // RFC 7609 3.5.5.1.3-3
+        let request = DeleteLink { reply: false, all: false, orderly, link, reason };
+        self.send(on, Llc::DeleteLink(request));
+    }
+
+    /// Client: asks the server to delete a link, once.
+    pub(super) fn ask_to_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
+        let Some(on) = self.link_besides(number) else { return };
+        let Some(member) = self.find_mut(number) else { return };
+        if member.asked.is_some_and(|asked| order.has_time() || !asked.order.has_time()) {
+            return;
+        }
+        let wait = if order.has_time() { ASKED_ORDERLY_WAIT } else { ASKED_WAIT };
+        member.asked = Some(Asked { on, deadline: now + wait, order });
+        // RFC 7609 2.3-5, 3.5.4-5, 3.5.5.1.4-1
+        self.send_delete_link(on, number, order);
+    }
+
+    /// Client: asks again for what it had asked for over a link that is lost.
+    fn ask_elsewhere(&mut self, now: Instant, lost: LinkNumber) {
+        for number in self.numbers().into_iter().flatten() {
+            let Some(member) = self.find_mut(number) else { continue };
+            if let Some(Asked { on, order, .. }) = member.asked
+                && on == lost
+                && number != lost
+            {
+                member.asked = None;
+                self.ask_to_delete(now, number, order);
+            }
+        }
+    }
+
+    /// The answer to [`Action::VacateLink`]: no connection uses the link any more.
+    pub fn link_vacated(&mut self, now: Instant, number: LinkNumber) {
+        match self.exchange {
+            Some(Exchange::Vacating { number: expected, .. }) if number == expected => {}
+            Some(_) | None => return,
+        }
+        self.exchange = None;
+        let Some(order) = self.find(number).and_then(|member| member.delete) else { return };
+        match self.role {
+            Role::Server => self.say_delete(now, number, order),
+            Role::Client => self.obey_delete(now, number, order),
+        }
+    }
+
+    pub(super) fn handle_delete_link(
+        &mut self,
+        now: Instant,
+        on: LinkNumber,
+        message: &DeleteLink,
+    ) {
+        if message.reply {
+            match self.role {
+                Role::Server => self.delete_answered(now, message),
+                Role::Client => self.ask_answered(now, message),
+            }
+        } else if message.all {
+            // RFC 7609 3.5.4-8, 3.5.4-11, 3.5.5.3-4, 3.5.5.3.1-5, 3.5.5.3.2-4, 3.5.5.3.3-6
+            // Answered in kind, as deployed peers do; whoever began is gone already.
+            self.end(now, Cause::DeletedByPeer, DeleteReason::PROGRAM);
+        } else if self.is_opening_for_peer(message.link) {
+            // The server gave up before we had a queue pair; whoever brings one is told so.
+            self.send(on, Llc::DeleteLink(DeleteLink { reply: true, ..*message }));
+            self.end_exchange(now);
+        } else if self.find(message.link).is_none() {
+            // RFC 7609 A.3.4-7, C.7.1-29, C.7.1-30
+            let reason = DeleteReason::UNKNOWN_LINK;
+            self.send(on, Llc::DeleteLink(DeleteLink { reply: true, reason, ..*message }));
+        } else {
+            let DeleteLink { link, reason, orderly, .. } = *message;
+            let order = Order { reason, orderly, cause: Cause::DeletedByPeer, on: Some(on) };
+            match self.role {
+                Role::Client => self.delete_ordered(now, link, order),
+                Role::Server => self.delete_asked(now, link, order),
+            }
+        }
+    }
+
+    /// Server: the client has let go of the link.
+    fn delete_answered(&mut self, now: Instant, message: &DeleteLink) {
+        let Some(Exchange::Deleting { number, .. }) = self.exchange else {
+            self.dropped += 1;
+            return;
+        };
+        if number != message.link {
+            self.dropped += 1;
+            return;
+        }
+        // RFC 7609 3.5.5.1.3-6
+        let member = self.find(number);
+        let order = member.and_then(|member| member.delete);
+        let confirmed_at = member.and_then(|member| member.confirmed_at);
+        self.exchange = None;
+        let cause = order.map_or(Cause::DeletedByUs, |order| order.cause);
+        self.link_event(now, number, Event::Fail(cause));
+        if !self.is_terminated() {
+            self.remove_member(number);
+            let failed = order.is_some_and(|order| order.reason == DeleteReason::LOST_PATH);
+            self.replace_lost(now, confirmed_at.filter(|_| failed));
+            self.advance(now);
+        }
+    }
+
+    /// Client: whether a queue pair is being made for this offer of the server.
+    fn is_opening_for_peer(&self, number: LinkNumber) -> bool {
+        match self.exchange {
+            Some(Exchange::Opening { number: expected, .. }) => {
+                self.role == Role::Client && number == expected
+            }
+            Some(_) | None => false,
+        }
+    }
+
+    /// Client: the server does not have the link that we asked it to delete.
+    fn ask_answered(&mut self, now: Instant, message: &DeleteLink) {
+        let asked = self.find(message.link).and_then(|member| member.asked);
+        if let Some(Asked { order, .. }) = asked
+            && message.reason == DeleteReason::UNKNOWN_LINK
+        {
+            self.let_go(now, message.link, order.cause);
+        } else {
+            self.dropped += 1;
+        }
+    }
+
+    /// Server: the client wants a link away. If it has failed there, its connections must move now;
+    /// the exchange about it waits for whatever is under way.
+    fn delete_asked(&mut self, now: Instant, number: LinkNumber, order: Order) {
+        let others = self.members().any(|other| other.number != number && other.is_of_use());
+        if !order.has_time() && others {
+            // RFC 7609 2.3-4, 3.5.5.1.4-3
+            self.link_event(now, number, Event::Fail(order.cause));
+            let deleted_already = match self.exchange {
+                Some(Exchange::Deleting { number: already, on, .. }) => {
+                    already == number && on != number
+                }
+                Some(_) | None => false,
+            };
+            if !deleted_already {
+                self.exchange_lost(now, number, order.cause);
+            }
+            self.rkeys_lost(number);
+        }
+        // RFC 7609 2.2.3-4, 3.5.5.1.4-4, 3.5.5.3-3, 3.5.5.3.1-4, 3.5.5.3.2-3
+        // RFC 7609 3.5.5.3.3-4, A.3.4-9
+        self.order_delete(now, number, order);
+    }
+
+    /// Client: the server orders a link away.
+    fn delete_ordered(&mut self, now: Instant, number: LinkNumber, order: Order) {
+        let others = self.members().any(|other| other.number != number && other.is_of_use());
+        let Some(member) = self.find_mut(number) else { return };
+        // What we asked for is our doing.
+        let cause = member.asked.map_or(order.cause, |asked| asked.order.cause);
+        let order = Order { cause, ..order };
+        let again = member.delete.replace(order).is_some();
+        let vacate = order.has_time() && member.link.is_up() && others;
+        if again && vacate {
+            // The server has lost the link that it said so over; the answer takes the new one.
+            return;
+        }
+        // RFC 7609 3.5.5.3.3-5
+        self.exchange_lost(now, number, cause);
+        if vacate && self.exchange.is_none() {
+            self.vacate(number, now + VACATE_WAIT_CLIENT);
+        } else {
+            self.obey_delete(now, number, order);
+        }
+    }
+
+    /// Client: answers, and lets go of the link.
+    fn obey_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
+        let Order { reason, orderly, cause, on } = order;
+        let on = on.filter(|on| self.find(*on).is_some_and(|member| member.link.is_up()));
+        if let Some(on) = on.or_else(|| self.link_besides(number)) {
+            // RFC 7609 3.3-6, 3.5.5.1.3-7
+            let answer = DeleteLink { reply: true, all: false, orderly, link: number, reason };
+            self.send(on, Llc::DeleteLink(answer));
+        }
+        self.let_go(now, number, cause);
+    }
+
+    /// Client: the link is no more, for either side.
+    fn let_go(&mut self, now: Instant, number: LinkNumber, cause: Cause) {
+        // RFC 7609 3.5.5.1.3-8
+        self.link_event(now, number, Event::Fail(cause));
+        if !self.is_terminated() {
+            self.exchange_lost(now, number, cause);
+            self.rkeys_lost(number);
+            self.remove_member(number);
+            self.ask_elsewhere(now, number);
+            self.rkeys_may_change();
+            self.retry_later(now);
+            self.advance(now);
+        }
+    }
+
+    /// Client: what the server was asked for and did not do in time.
+    pub(super) fn asked_in_vain(&mut self, now: Instant) {
+        for number in self.numbers().into_iter().flatten() {
+            let Some(member) = self.find_mut(number) else { continue };
+            let Some(Asked { on, deadline, order }) = member.asked else { continue };
+            if deadline > now {
+                continue;
+            }
+            member.asked = None;
+            // RFC 7609 C.7.1-16, C.7.1-17
+            self.link_lost(now, on, Cause::LlcTimedOut);
+            if !self.is_terminated() {
+                self.ask_to_delete(now, number, order);
+            }
+        }
+    }
+}

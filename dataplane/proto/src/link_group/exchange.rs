@@ -1,0 +1,83 @@
+//! The exchange about links that is under way, and how far it has come (RFC 3.5.5.3).
+
+use super::rmbs::RmbSet;
+use crate::time::Instant;
+use crate::vocabulary::{LinkNumber, QpAddress};
+
+/// The exchange about links that is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Exchange {
+    /// The caller makes a queue pair. A client knows what it is for.
+    Opening { number: LinkNumber, on: LinkNumber, theirs: Option<QpAddress> },
+    /// Server: ADD LINK is out.
+    Offered { number: LinkNumber, on: LinkNumber, deadline: Instant },
+    /// The caller connects the queue pair.
+    Connecting { number: LinkNumber, on: LinkNumber },
+    /// ADD LINK CONTINUATION goes to and fro.
+    Rkeys { number: LinkNumber, on: LinkNumber, pairs: Pairs, deadline: Instant },
+    /// CONFIRM LINK is to come, or to be answered. The link itself knows how long it may take.
+    Confirming { number: LinkNumber },
+    /// The caller moves connections away from a link that is to be deleted.
+    Vacating { number: LinkNumber, deadline: Instant },
+    /// Server: DELETE LINK is out.
+    Deleting { number: LinkNumber, on: LinkNumber, deadline: Instant },
+}
+
+/// How far the exchange of rkeys has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pairs {
+    /// Our RMBs that were not told yet. Fixed when the exchange begins: the peer counts.
+    pub(super) left: RmbSet,
+    /// How many the peer still has to tell; unknown before its first message.
+    pub(super) peer_left: Option<u8>,
+}
+
+impl Exchange {
+    /// The link that it is about.
+    pub(super) fn number(self) -> LinkNumber {
+        match self {
+            Self::Opening { number, .. }
+            | Self::Offered { number, .. }
+            | Self::Connecting { number, .. }
+            | Self::Rkeys { number, .. }
+            | Self::Confirming { number }
+            | Self::Vacating { number, .. }
+            | Self::Deleting { number, .. } => number,
+        }
+    }
+
+    /// The link that carries it, if it is another one.
+    pub(super) fn carrier(self) -> Option<LinkNumber> {
+        match self {
+            Self::Opening { on, .. }
+            | Self::Offered { on, .. }
+            | Self::Connecting { on, .. }
+            | Self::Rkeys { on, .. }
+            | Self::Deleting { on, .. } => Some(on),
+            Self::Confirming { .. } | Self::Vacating { .. } => None,
+        }
+    }
+
+    /// When to give up waiting for the peer, or for the caller.
+    pub(super) fn deadline(self) -> Option<Instant> {
+        match self {
+            Self::Offered { deadline, .. }
+            | Self::Rkeys { deadline, .. }
+            | Self::Vacating { deadline, .. }
+            | Self::Deleting { deadline, .. } => Some(deadline),
+            Self::Opening { .. } | Self::Connecting { .. } | Self::Confirming { .. } => None,
+        }
+    }
+
+    /// Whether a link is being added, rather than deleted.
+    pub(super) fn adds(self) -> bool {
+        match self {
+            Self::Opening { .. }
+            | Self::Offered { .. }
+            | Self::Connecting { .. }
+            | Self::Rkeys { .. }
+            | Self::Confirming { .. } => true,
+            Self::Vacating { .. } | Self::Deleting { .. } => false,
+        }
+    }
+}

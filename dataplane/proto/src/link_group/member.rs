@@ -1,0 +1,160 @@
+//! What a group knows of one of its links.
+
+use super::LinkGroup;
+use crate::limits::LINKS_MAX;
+use crate::link::{Link, State};
+use crate::time::Instant;
+use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, QpAddress};
+
+use super::delete::{Asked, Order};
+
+/// One link and what the group knows of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Member {
+    pub(super) number: LinkNumber,
+    pub(super) link: Link,
+    /// TEST LINKs that were sent and not answered.
+    pub(super) unanswered: u32,
+    pub(super) ours: QpAddress,
+    /// All zero while the peer has not answered our offer.
+    pub(super) theirs: QpAddress,
+    pub(super) user_id: LinkUserId,
+    /// It was made to share an RNIC with another link, and still does.
+    pub(super) asymmetric: bool,
+    /// When it proved that it carries messages.
+    pub(super) confirmed_at: Option<Instant>,
+    /// Server: it is to be deleted, or is being deleted. Client: the server has said so.
+    pub(super) delete: Option<Order>,
+    /// Client: the server was asked to delete it.
+    pub(super) asked: Option<Asked>,
+}
+
+impl Member {
+    pub(super) fn view(&self) -> LinkView {
+        let Self { number, ours, theirs, asymmetric, .. } = *self;
+        LinkView { number, state: self.link.state(), ours, theirs, asymmetric }
+    }
+
+    /// Whether it goes through this port of ours.
+    pub(super) fn is_from(&self, port: (Gid, MacAddress)) -> bool {
+        (self.ours.gid, self.ours.mac) == port
+    }
+
+    /// Whether it leads to this port of the peer.
+    pub(super) fn is_to(&self, port: (Gid, MacAddress)) -> bool {
+        (self.theirs.gid, self.theirs.mac) == port
+    }
+
+    // RFC 7609 2.3-1, 3.5.5.1.1-3
+    /// Whether it may carry messages and connections, and nobody wants it away.
+    pub(super) fn is_of_use(&self) -> bool {
+        self.link.is_up() && self.delete.is_none()
+    }
+}
+
+/// One link of a group, for others to see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkView {
+    /// Its number.
+    pub number: LinkNumber,
+    /// Where it is in its life.
+    pub state: State,
+    /// Our end.
+    pub ours: QpAddress,
+    /// The peer's end; all zero while it is not known.
+    pub theirs: QpAddress,
+    /// Whether it was made to share an RNIC with another link, and still does (RFC 2.2.1).
+    pub asymmetric: bool,
+}
+
+/// The port of one end of a link.
+pub(super) fn port_of(address: QpAddress) -> (Gid, MacAddress) {
+    (address.gid, address.mac)
+}
+
+pub(super) fn is_down(member: &Member) -> bool {
+    match member.link.state() {
+        State::Down(_) => true,
+        State::Confirming { .. } | State::Active { .. } | State::Probing { .. } => false,
+    }
+}
+
+impl LinkGroup {
+    /// Whether messages on this link count.
+    pub(super) fn is_alive(&self, number: LinkNumber) -> bool {
+        !self.is_terminated() && self.find(number).is_some_and(|member| !is_down(member))
+    }
+
+    /// A link that carries messages and stays.
+    pub(super) fn link_of_use(&self) -> Option<LinkNumber> {
+        let found = self.members().find(|member| member.is_of_use() && member.asked.is_none());
+        found.map(|member| member.number)
+    }
+
+    pub(super) fn members(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().flatten()
+    }
+
+    pub(super) fn numbers(&self) -> [Option<LinkNumber>; LINKS_MAX as usize] {
+        self.members.map(|member| member.map(|member| member.number))
+    }
+
+    pub(super) fn slot(&self, number: LinkNumber) -> Option<usize> {
+        let is_it = |member: &Option<Member>| member.is_some_and(|member| member.number == number);
+        self.members.iter().position(is_it)
+    }
+
+    pub(super) fn find(&self, number: LinkNumber) -> Option<&Member> {
+        self.members().find(|member| member.number == number)
+    }
+
+    pub(super) fn find_mut(&mut self, number: LinkNumber) -> Option<&mut Member> {
+        self.members.iter_mut().flatten().find(|member| member.number == number)
+    }
+
+    /// The place of a link that is, or that the caller was not yet told to be gone.
+    pub(super) fn place_of(&self, number: LinkNumber) -> Option<usize> {
+        let gone = || self.gone.iter().position(|gone| *gone == Some(number));
+        self.slot(number).or_else(gone)
+    }
+
+    /// A place for another link.
+    pub(super) fn free_place(&self) -> Option<usize> {
+        let mut places = self.members.iter().zip(&self.gone);
+        places.position(|(member, gone)| member.is_none() && gone.is_none())
+    }
+
+    /// An asymmetric link is as good as any other once it shares no RNIC any more.
+    fn judge_symmetry(&mut self) {
+        let members = self.members;
+        for member in self.members.iter_mut().flatten() {
+            let shares = |other: &Member| {
+                other.number != member.number
+                    && (other.is_from(port_of(member.ours)) || other.is_to(port_of(member.theirs)))
+            };
+            // RFC 7609 2.2.1-3, 2.2.1-4
+            member.asymmetric &= members.iter().flatten().any(shares);
+        }
+    }
+
+    /// Forgets a link. What RMBs were called on it the caller may have to ask still, because
+    /// connections move from it.
+    pub(super) fn remove_member(&mut self, number: LinkNumber) {
+        if let Some(slot) = self.slot(number) {
+            self.members[slot] = None;
+            self.gone[slot] = Some(number);
+            self.place_lost(slot);
+            self.judge_symmetry();
+        }
+    }
+
+    /// The caller knows all there is to know: forgets what RMBs were called on links that are gone.
+    pub(super) fn forget_gone(&mut self) {
+        for slot in 0..self.gone.len() {
+            if self.gone[slot].take().is_some() {
+                self.our_rmbs.clear(slot);
+                self.peer_rmbs.clear(slot);
+            }
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! ADD LINK CONTINUATION: what each RMB is called on a new link (RFC 3.5.5.2.3, A.3.3).
+
+use super::exchange::Exchange;
+use super::rmbs::RmbSet;
+use super::{LinkGroup, Role};
+use crate::error::PeerMisbehaved;
+use crate::limits::ADD_LINK_WAIT;
+use crate::time::Instant;
+use crate::vocabulary::LinkNumber;
+use crate::wire::llc::add_link::RkeyPair;
+use crate::wire::llc::{AddLinkContinuation, Llc};
+
+impl LinkGroup {
+    pub(super) fn handle_add_link_continuation(
+        &mut self,
+        now: Instant,
+        on: LinkNumber,
+        message: &AddLinkContinuation,
+    ) -> Result<(), PeerMisbehaved> {
+        let Some(Exchange::Rkeys { number, on: carrier, mut pairs, .. }) = self.exchange else {
+            self.dropped += 1;
+            return Ok(());
+        };
+        // RFC 7609 A.3.3-2
+        let from_server = !message.reply;
+        if carrier != on || from_server != (self.role == Role::Client) {
+            self.dropped += 1;
+            return Ok(());
+        }
+        let counted = pairs.peer_left.is_none_or(|left| left == message.remaining);
+        // RFC 7609 A.3.3-8, C.7.1-28
+        if message.link != number || !counted {
+            return Err(PeerMisbehaved::UnexpectedMessage);
+        }
+        let brought = message.remaining.min(PAIRS_PER_MESSAGE);
+        for pair in &message.pairs[..usize::from(brought)] {
+            self.learn_pair(on, number, pair);
+        }
+        // RFC 7609 A.3.3-7
+        pairs.peer_left = Some(message.remaining - brought);
+        let deadline = now + ADD_LINK_WAIT;
+        self.exchange = Some(Exchange::Rkeys { number, on, pairs, deadline });
+        match self.role {
+            // RFC 7609 A.3.3-5
+            Role::Server if self.rkeys_are_told() => self.confirm_added(now, number),
+            Role::Server => self.send_pairs(now, false),
+            Role::Client => {
+                self.send_pairs(now, true);
+                if self.rkeys_are_told() {
+                    // RFC 7609 C.7-1
+                    self.await_confirm(now, number);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether neither side has an RMB left to tell of.
+    fn rkeys_are_told(&self) -> bool {
+        let Some(Exchange::Rkeys { pairs, .. }) = self.exchange else { return false };
+        pairs.left == RmbSet::default() && pairs.peer_left == Some(0)
+    }
+
+    /// The next rkeys of ours, at most two.
+    pub(super) fn send_pairs(&mut self, now: Instant, reply: bool) {
+        let Some(Exchange::Rkeys { number, on, mut pairs, .. }) = self.exchange else { return };
+        let (Some(on_slot), Some(new_slot)) = (self.slot(on), self.slot(number)) else { return };
+        let mut message = AddLinkContinuation {
+            reply,
+            link: number,
+            // RFC 7609 A.3.3-4
+            remaining: u8::try_from(pairs.left.len()).expect("a byte can count them"),
+            pairs: [RkeyPair::default(); PAIRS_PER_MESSAGE as usize],
+        };
+        for place in &mut message.pairs {
+            let Some(rmb) = pairs.left.first() else { break };
+            pairs.left.remove(rmb);
+            // One that was withdrawn meanwhile leaves an empty pair.
+            *place = self.our_rmbs.pair(rmb, on_slot, new_slot).unwrap_or_default();
+            self.our_rmbs.note_told(rmb, new_slot);
+        }
+        let deadline = now + ADD_LINK_WAIT;
+        self.exchange = Some(Exchange::Rkeys { number, on, pairs, deadline });
+        // RFC 7609 3.5.1.6.3-1, 3.5.5.2.3-1, 3.5.5.2.3-2, 3.5.5.2.3-3, A.3.3-3
+        self.send(on, Llc::AddLinkContinuation(message));
+    }
+}
+
+/// RToken pairs in one ADD LINK CONTINUATION.
+const PAIRS_PER_MESSAGE: u8 = 2;

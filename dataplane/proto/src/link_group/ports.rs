@@ -1,0 +1,71 @@
+//! Which port serves a further link: none is parallel to another, and at most one is asymmetric
+//! (RFC 2.2.1).
+
+use super::LinkGroup;
+use crate::vocabulary::{Gid, LinkNumber, MacAddress};
+
+impl LinkGroup {
+    /// The best of our ports for the link of [`OpenLink`](super::Action::OpenLink), by its place in
+    /// `ports`: one that no link uses, else one whose link is about to go, else one that makes the
+    /// link asymmetric, where that is allowed. `None`: refuse.
+    ///
+    /// # Specification
+    ///
+    /// RFC 7609, 2.2.1 and 3.5.1.6.
+    pub fn choose_port(
+        &self,
+        ports: impl Iterator<Item = (Gid, MacAddress)>,
+        peer: Option<(Gid, MacAddress)>,
+    ) -> Option<usize> {
+        let symmetric = self.members().filter(|one| one.is_of_use() && !one.asymmetric).count();
+        let has_asymmetric = self.members().any(|member| member.asymmetric);
+        // One that shares an RNIC is for a group that would be without a spare link.
+        let may_share = !has_asymmetric && symmetric < 2;
+        let rank = |port| {
+            let mut links = self.members().filter(|member| member.is_from(port)).peekable();
+            let unused = links.peek().is_none();
+            let stays = links.any(|member| !member.asymmetric && member.is_of_use());
+            let shares = stays || peer.is_some_and(|peer| self.is_asymmetric(port, peer));
+            let parallel = peer.is_some_and(|peer| self.is_parallel(port, peer));
+            // RFC 7609 2.2.1-2, 2.2.1-4, 3.5.1.6-2, 3.5.1.6-3, 3.5.5.1.1-2
+            // RFC 7609 3.5.1.6.1-2, 3.5.1.6.1-3, 3.5.1.6.1-4, 3.5.1.6.1-5, 3.5.1.6.1-6
+            let allowed = !parallel && (may_share || !shares);
+            allowed.then_some((shares, !unused))
+        };
+        let ranked = ports.enumerate().filter_map(|(place, port)| Some((rank(port)?, place)));
+        ranked.min().map(|(_, place)| place)
+    }
+
+    pub(super) fn is_parallel(&self, ours: (Gid, MacAddress), theirs: (Gid, MacAddress)) -> bool {
+        self.is_parallel_but(LinkNumber(0), ours, theirs)
+    }
+
+    pub(super) fn is_parallel_but(
+        &self,
+        except: LinkNumber,
+        ours: (Gid, MacAddress),
+        theirs: (Gid, MacAddress),
+    ) -> bool {
+        let others = self.members().filter(|member| member.number != except);
+        // RFC 7609 2.2.1-2
+        { others }.any(|member| member.is_from(ours) && member.is_to(theirs))
+    }
+
+    pub(super) fn is_asymmetric(&self, ours: (Gid, MacAddress), theirs: (Gid, MacAddress)) -> bool {
+        self.is_asymmetric_but(LinkNumber(0), ours, theirs)
+    }
+
+    /// Whether such a link would share an RNIC with one that is there to stay.
+    pub(super) fn is_asymmetric_but(
+        &self,
+        except: LinkNumber,
+        ours: (Gid, MacAddress),
+        theirs: (Gid, MacAddress),
+    ) -> bool {
+        let others = self
+            .members()
+            .filter(|member| member.number != except && !member.asymmetric && member.is_of_use());
+        // RFC 7609 2.2.1-3
+        { others }.any(|member| member.is_from(ours) || member.is_to(theirs))
+    }
+}

@@ -1,0 +1,120 @@
+//! When a further link is tried: upon news of a port, and after a failure (RFC 3.5.5.1.2, C.8).
+
+use super::exchange::Exchange;
+use super::{LinkGroup, Phase, Role};
+use crate::time::Instant;
+use crate::vocabulary::{Gid, LinkNumber, MacAddress, Mtu, Psn, Qpn};
+use crate::wire::llc::{AddLink, Llc};
+
+impl LinkGroup {
+    /// A port of ours has come up, or is without a link: the server offers one, a client tells its
+    /// server of it. Nothing happens if the group has all the links it may have.
+    pub fn want_link(&mut self, now: Instant, port: (Gid, MacAddress)) {
+        match (self.role, self.phase) {
+            (Role::Server, Phase::Founding { .. } | Phase::Established) => {
+                // RFC 7609 C.8-4
+                self.wanted = true;
+                self.advance(now);
+            }
+            (Role::Client, Phase::Established) => {
+                (self.unused_port, self.untold) = (Some(port), true);
+                self.tell_of_port(now);
+            }
+            (Role::Client, Phase::Founding { .. }) => {
+                (self.unused_port, self.untold) = (Some(port), true);
+            }
+            (Role::Server | Role::Client, Phase::Opening | Phase::Confirming { .. })
+            | (Role::Server | Role::Client, Phase::Terminated) => {}
+        }
+    }
+
+    /// Client: says that there is a port without a link, unless a link is being added anyway.
+    pub(super) fn tell_of_port(&mut self, now: Instant) {
+        let Some((gid, mac)) = self.unused_port else { return };
+        if self.members().any(|member| member.is_from((gid, mac))) {
+            (self.unused_port, self.untold) = (None, false);
+            return;
+        }
+        let busy = self.exchange.is_some_and(Exchange::adds);
+        let Some(on) = self.link_of_use() else { return };
+        // RFC 7609 2.2.2-9, 3.5.5.1.2-1, 3.5.5.1.2-5
+        if busy || !self.may_add() {
+            return;
+        }
+        let notice = AddLink {
+            reply: false,
+            rejected: false,
+            reason: 0,
+            mac,
+            gid,
+            qpn: Qpn(0),
+            link: LinkNumber(0),
+            mtu: Mtu(0),
+            psn: Psn(0),
+        };
+        self.untold = false;
+        self.send(on, Llc::AddLink(notice));
+        // RFC 7609 C.7.1-11
+        self.retry_at = Some(now + self.setup.retry_link);
+    }
+
+    /// Whether the agreement leaves room for another link.
+    pub(super) fn may_add(&self) -> bool {
+        let up = || self.members().filter(|member| member.is_of_use());
+        // An asymmetric link does not count, because it goes when a symmetric one comes.
+        // RFC 7609 2.2.2-2, 2.2.2-12
+        let symmetric = up().filter(|member| !member.asymmetric).count();
+        let room = self.free_place().is_some();
+        room && symmetric < usize::from(self.max_links)
+    }
+
+    /// Server: the client says that it has another port.
+    pub(super) fn client_has_port(&mut self, now: Instant) {
+        // RFC 7609 3.5.5.1.2-4, 3.5.5.3-2, 3.5.5.3.1-2
+        let adding = self.exchange.is_some_and(Exchange::adds);
+        if self.phase != Phase::Established || adding || !self.may_add() {
+            self.dropped += 1;
+            return;
+        }
+        // RFC 7609 3.5.5.1.1-1, 3.5.5.1.2-2, 3.5.5.1.2-3, 3.5.5.3.2-2, 3.5.5.3.3-2, A.3.2-11, C.8-5
+        self.wanted = true;
+        self.advance(now);
+    }
+
+    /// Another link is wanted still.
+    pub(super) fn retry_later(&mut self, now: Instant) {
+        if self.lacks_redundancy() {
+            // RFC 7609 C.7.1-4, C.7.1-11, C.8-2
+            self.retry_at = Some(now + self.setup.retry_link);
+        }
+    }
+
+    fn lacks_redundancy(&self) -> bool {
+        let alone = self.members().filter(|member| member.is_of_use()).count() < 2;
+        alone || self.members().any(|member| member.asymmetric)
+    }
+
+    /// Server: a link that failed is deleted. One that had served for a while has a successor at
+    /// once; one that had not is tried again later, or it would come and go without end.
+    pub(super) fn replace_lost(&mut self, now: Instant, confirmed_at: Option<Instant>) {
+        let served = confirmed_at.is_some_and(|at| at + self.setup.retry_link <= now);
+        if served && self.lacks_redundancy() {
+            // RFC 7609 C.7.1-8
+            self.wanted = true;
+        } else {
+            self.retry_later(now);
+        }
+    }
+
+    /// Another attempt at a further link.
+    pub(super) fn retry_link(&mut self, now: Instant) {
+        match self.role {
+            // RFC 7609 C.8-3
+            Role::Server => {
+                self.wanted = true;
+                self.advance(now);
+            }
+            Role::Client => self.tell_of_port(now),
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! What RMBs are called on which link, ours and the peer's (RFC 3.5.5.2).
+
+use crate::limits::{LINKS_MAX, RMBS_PER_GROUP_MAX};
+use crate::vocabulary::Rkey;
+use crate::wire::llc::add_link::RkeyPair;
+
+/// Names an RMB of ours within a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RmbIndex(pub u8);
+
+/// No more RMBs of the peer can be remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full;
+
+/// Where an RMB is on one link.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Token {
+    pub(super) rkey: Rkey,
+    pub(super) address: u64,
+}
+
+/// An RMB and what it is called on each link, by the link's place in the group.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Row {
+    /// One bit for each link on which it has a name.
+    pub(super) present: u8,
+    tokens: [Token; LINKS_MAX as usize],
+}
+
+impl Row {
+    pub(super) const EMPTY: Self =
+        Self { present: 0, tokens: [Token { rkey: Rkey(0), address: 0 }; LINKS_MAX as usize] };
+
+    pub(super) fn set(&mut self, slot: usize, rkey: Rkey, address: u64) {
+        self.present |= 1 << slot;
+        self.tokens[slot] = Token { rkey, address };
+    }
+
+    pub(super) fn at(&self, slot: usize) -> Option<Token> {
+        (self.present >> slot & 1 == 1).then(|| self.tokens[slot])
+    }
+
+    pub(super) fn has(&self, slot: usize, rkey: Rkey) -> bool {
+        self.at(slot).is_some_and(|token| token.rkey == rkey)
+    }
+
+    pub(super) fn clear(&mut self, slot: usize) {
+        self.present &= !(1 << slot);
+    }
+}
+
+/// The RMBs of a peer that we may write to.
+#[derive(Clone, Debug)]
+pub(super) struct PeerRmbs {
+    pub(super) rows: [Row; RMBS_PER_GROUP_MAX as usize],
+}
+
+impl PeerRmbs {
+    pub(super) const fn new() -> Self {
+        Self { rows: [Row::EMPTY; RMBS_PER_GROUP_MAX as usize] }
+    }
+
+    /// The same RMB by its name on another link.
+    pub(super) fn translate(&self, from: usize, rkey: Rkey, to: usize) -> Option<(Rkey, u64)> {
+        let row = self.rows.iter().find(|row| row.has(from, rkey))?;
+        row.at(to).map(|token| (token.rkey, token.address))
+    }
+
+    /// The row of an RMB that has this name on that link, or of a new one.
+    pub(super) fn row_of(
+        &self,
+        mut names: impl Iterator<Item = (usize, Rkey)>,
+    ) -> Result<usize, Full> {
+        // RFC 7609 2.1-2
+        let known = names.find_map(|(slot, rkey)| self.find(slot, rkey));
+        let free = || self.rows.iter().position(|row| row.present == 0);
+        known.or_else(free).ok_or(Full)
+    }
+
+    pub(super) fn find(&self, slot: usize, rkey: Rkey) -> Option<usize> {
+        self.rows.iter().position(|row| row.has(slot, rkey))
+    }
+
+    /// Remembers a name of an RMB. Peers confirm the same key again after they deleted it, and
+    /// sometimes before: the latest address counts, and no other RMB has that name any more.
+    pub(super) fn set(&mut self, row: usize, slot: usize, rkey: Rkey, address: u64) {
+        for other in self.rows.iter_mut().filter(|row| row.has(slot, rkey)) {
+            other.clear(slot);
+        }
+        self.rows[row].set(slot, rkey, address);
+    }
+
+    pub(super) fn learn(&mut self, slot: usize, rkey: Rkey, address: u64) -> Result<usize, Full> {
+        let row = self.row_of([(slot, rkey)].into_iter())?;
+        self.set(row, slot, rkey, address);
+        Ok(row)
+    }
+
+    // RFC 7609 3.5.5.2.2-5
+    /// Forgets an RMB. Returns whether it was known.
+    pub(super) fn forget(&mut self, slot: usize, rkey: Rkey) -> bool {
+        match self.rows.iter_mut().find(|row| row.has(slot, rkey)) {
+            Some(row) => {
+                row.present = 0;
+                true
+            }
+            None => false,
+        }
+    }
+
+    pub(super) fn clear(&mut self, slot: usize) {
+        self.rows.iter_mut().for_each(|row| row.clear(slot));
+    }
+}
+
+/// What the peer knows of an RMB of ours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// There is no such RMB.
+    #[default]
+    Absent,
+    /// It is to be told.
+    Unannounced,
+    /// It was told.
+    Known,
+    /// It was told, but not for all links that there are now.
+    Incomplete,
+    /// It is to be withdrawn.
+    Unwanted,
+}
+
+/// Our RMBs.
+#[derive(Clone, Debug)]
+pub(super) struct OurRmbs {
+    pub(super) rows: [Row; RMBS_PER_GROUP_MAX as usize],
+    pub(super) standings: [Standing; RMBS_PER_GROUP_MAX as usize],
+    /// By which links the peer knows it: one bit each.
+    pub(super) told: [u8; RMBS_PER_GROUP_MAX as usize],
+}
+
+impl OurRmbs {
+    pub(super) const fn new() -> Self {
+        Self {
+            rows: [Row::EMPTY; RMBS_PER_GROUP_MAX as usize],
+            standings: [Standing::Absent; RMBS_PER_GROUP_MAX as usize],
+            told: [0; RMBS_PER_GROUP_MAX as usize],
+        }
+    }
+
+    pub(super) fn set(&mut self, rmb: RmbIndex, slot: usize, rkey: Rkey, address: u64) {
+        self.rows[usize::from(rmb.0)].set(slot, rkey, address);
+    }
+
+    pub(super) fn clear(&mut self, slot: usize) {
+        self.rows.iter_mut().for_each(|row| row.clear(slot));
+        self.told.iter_mut().for_each(|told| *told &= !(1 << slot));
+    }
+
+    /// The RMBs that the peer knows by their name on the link in `slot`.
+    pub(super) fn told_on(&self, slot: usize) -> RmbSet {
+        let mut set = RmbSet::default();
+        for (index, told) in self.told.iter().enumerate() {
+            if told >> slot & 1 == 1 {
+                set.insert(index);
+            }
+        }
+        set
+    }
+
+    /// What an RMB is called on two links.
+    pub(super) fn pair(&self, rmb: usize, on: usize, new: usize) -> Option<RkeyPair> {
+        let (existing, token) = (self.rows[rmb].at(on)?.rkey, self.rows[rmb].at(new)?);
+        Some(RkeyPair { existing, new: token.rkey, address: token.address })
+    }
+
+    /// The peer knows what an RMB is called on the link in `slot`.
+    pub(super) fn note_told(&mut self, rmb: usize, slot: usize) {
+        self.told[rmb] |= 1 << slot;
+    }
+
+    /// RMBs that the peer does not know on one of these links are to be announced again.
+    pub(super) fn complete(&mut self, slots: u8) {
+        for (standing, told) in self.standings.iter_mut().zip(self.told) {
+            if *standing == Standing::Known && told & slots != slots {
+                *standing = Standing::Incomplete;
+            }
+        }
+    }
+
+    pub(super) fn next(&self, wanted: fn(Standing) -> bool) -> Option<RmbIndex> {
+        let found = self.standings.iter().position(|standing| wanted(*standing))?;
+        u8::try_from(found).ok().map(RmbIndex)
+    }
+}
+
+/// A set of RMBs of ours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct RmbSet([u64; 4]);
+
+impl RmbSet {
+    pub(super) fn insert(&mut self, rmb: usize) {
+        self.0[rmb / 64] |= 1 << (rmb % 64);
+    }
+
+    pub(super) fn remove(&mut self, rmb: usize) {
+        self.0[rmb / 64] &= !(1 << (rmb % 64));
+    }
+
+    pub(super) fn first(&self) -> Option<usize> {
+        let word = self.0.iter().position(|word| *word != 0)?;
+        Some(word * 64 + self.0[word].trailing_zeros() as usize)
+    }
+
+    pub(super) fn len(&self) -> u32 {
+        self.0.iter().map(|word| word.count_ones()).sum()
+    }
+}

@@ -1,0 +1,369 @@
+//! Links that are added: how many, how joined, under which number, and when it is tried again.
+
+use std::collections::BTreeSet;
+use std::vec::Vec;
+
+use super::hosts::{Hosts, port};
+use super::*;
+
+/// The offers of the server that arrived, and what became of them.
+fn offers(hosts: &Hosts) -> Vec<(LinkNumber, bool)> {
+    let answer = |(_, _, llc): &(Role, LinkNumber, Llc)| {
+        let Llc::AddLink(add) = llc else { return None };
+        add.reply.then_some((add.link, !add.rejected))
+    };
+    hosts.seen.iter().filter_map(answer).collect()
+}
+
+/// No byte of an application flows before the second path is there: the first one may fail any
+/// moment, and nobody would take over.
+// RFC 7609 2.2.3-1, 3.5.1.6-1, 3-3, A.3.2-12, C.2-2, C.3-1, C.3-2
+#[test]
+fn connections_wait_for_the_second_link() {
+    let mut hosts = Hosts::new(&[1, 2], &[101, 102], 2);
+    hosts.run_until(|from, llc| from == Role::Server && matches!(llc, Llc::AddLink(_)));
+    assert!(hosts.server.group.is_committed() && !hosts.client.group.is_committed());
+    assert_eq!(hosts.now, T0, "Linux waits two seconds for it, and serves nobody meanwhile");
+    hosts.run_until(|from, llc| from == Role::Client && matches!(llc, Llc::AddLink(_)));
+    assert!(hosts.client.group.is_committed(), "the server cannot go back to TCP any more");
+    let is_last = |from, llc: &Llc| {
+        let Llc::ConfirmLink(confirm) = llc else { return false };
+        from == Role::Client && confirm.link == SECOND_LINK
+    };
+    hosts.run_until(is_last);
+    assert!(!hosts.server.group.is_established());
+    assert!(!hosts.server.told.contains(&Action::LinkConfirmed(LINK)));
+    hosts.run();
+    assert!(hosts.server.group.is_established() && hosts.client.group.is_established());
+}
+
+/// A client that rejects the second link goes on by RDMA at once: it must not decline any more.
+// RFC 7609 C.3-2
+#[test]
+fn a_rejection_commits() {
+    let mut client = client_of_a_quiet_server();
+    drain(&mut client);
+    client.handle_llc(T0, LINK, &add_link()).unwrap();
+    assert!(!client.is_committed());
+    drain(&mut client);
+    client.link_refused(T0, SECOND_LINK, Refusal::NoAlternatePath);
+    assert!(client.is_committed());
+}
+
+/// Both sides say how many links they want, once; the smaller number counts. A client that says
+/// nothing leaves it to the server.
+// RFC 7609 2.2.2-1, 2.2.2-2, 2.2.2-3, 2.2.2-4, 2.2.2-5, 2.2.2-6, 2.2.2-7, 2.2.2-8, A.3.1-5
+#[test]
+fn the_smaller_limit_counts() {
+    for (server, client, agreed) in [(8, 8, 8), (8, 3, 3), (4, 8, 4), (2, 0, 2), (200, 99, 8)] {
+        let of = |side: Setup, max_links| Setup { max_links, ..side };
+        let mut pair = Pair::new();
+        pair.server = LinkGroup::new_server(T0, of(setup(8, 64), server), LINK);
+        pair.server.link_connected(T0, LINK);
+        pair.client = LinkGroup::new_client(T0, of(setup(64, 8), client));
+        pair.run();
+        let said = |role| {
+            pair.wire.iter().find_map(|(from, llc)| {
+                let Llc::ConfirmLink(confirm) = llc else { return None };
+                (*from == role).then_some(confirm.max_links)
+            })
+        };
+        assert_eq!(said(Role::Server), Some(server.clamp(2, 8)));
+        assert!(said(Role::Client).is_some_and(|limit| limit <= server.clamp(2, 8)));
+        assert_eq!((pair.server.max_links(), pair.client.max_links()), (agreed, agreed));
+    }
+    for (silent, agreed) in [(0, 6), (1, 6), (9, 6), (2, 2)] {
+        let mut server = LinkGroup::new_server(T0, Setup { max_links: 6, ..setup(8, 64) }, LINK);
+        server.link_connected(T0, LINK);
+        let reply = ConfirmLink { reply: true, max_links: silent, ..confirm_link() };
+        server.handle_llc(T0, LINK, &Llc::ConfirmLink(reply)).unwrap();
+        assert_eq!(server.max_links(), agreed);
+    }
+}
+
+/// RNICs beyond the agreed number of links stay without one, whoever speaks of them.
+// RFC 7609 2.2.2-9, 2.2.2-10, 3.5.5.1.1-4, 3.5.5.1.2-3, 3.5.5.1.2-4, 3.5.5.1.2-5
+#[test]
+fn nobody_exceeds_the_limit() {
+    let mut hosts = Hosts::established(&[1, 2, 3], &[101, 102, 103], 2);
+    let now = hosts.now;
+    hosts.client.group.want_link(now, port(103));
+    hosts.server.group.want_link(now, port(3));
+    hosts.run();
+    assert!(hosts.seen.is_empty());
+    // A client that does not know better is ignored, and a server that does not is refused.
+    hosts.tell(Role::Server, LINK, add_link());
+    assert!(hosts.flying(Role::Server).is_empty());
+    let Llc::AddLink(offer) = add_link() else { unreachable!() };
+    let beyond = AddLink { link: LinkNumber(9), ..offer };
+    hosts.tell(Role::Client, LINK, Llc::AddLink(beyond));
+    let answer = AddLink { reply: true, rejected: true, reason: 1, ..beyond };
+    assert_eq!(hosts.flying(Role::Client), [(LINK, Llc::AddLink(answer))]);
+    // And a client without an answer waits for nothing: its links live on.
+    hosts.lose(Role::Client);
+    hosts.sleep(25);
+    assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (2, 2));
+}
+
+/// A client's new RNIC makes a third link where three were agreed on; data of the other two flows
+/// on meanwhile.
+// RFC 7609 A.3.2-11, 3.5.5.1.1-1, 3.5.5.1.1-3, 3.5.5.1.2-1, 3.5.5.1.2-3, 3.3-7, 2.3-1, 2.3-12
+#[test]
+fn a_new_rnic_of_the_client_gets_a_link() {
+    let mut hosts = Hosts::established(&[1, 2, 3], &[101, 102], 3);
+    hosts.client.ports.insert(103);
+    hosts.client.group.want_link(hosts.now, port(103));
+    hosts.act();
+    let [(LINK, Llc::AddLink(notice))] = hosts.flying(Role::Client)[..] else {
+        panic!("{:?}", hosts.flying(Role::Client));
+    };
+    assert_eq!((notice.gid, notice.mac, notice.reply), (port(103).0, port(103).1, false));
+    while let Some(wire) = hosts.wires.keys().next().copied() {
+        hosts.deliver(wire);
+        hosts.act();
+        assert!(hosts.server.up().is_superset(&BTreeSet::from([LINK, SECOND_LINK])));
+    }
+    assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (3, 3));
+    assert_eq!(hosts.server.group.symmetry(), Symmetry::Symmetric);
+}
+
+/// An RNIC that comes up while a link is being added is not forgotten.
+// RFC 7609 3.5.5.1.2-1, 3.5.5.3.1-2
+#[test]
+fn a_port_is_told_of_when_the_server_has_time() {
+    let mut hosts = Hosts::established(&[1, 2, 3], &[101, 102, 103], 4);
+    hosts.server.group.want_link(hosts.now, port(3));
+    hosts.run_until(|from, llc| from == Role::Client && matches!(llc, Llc::AddLink(_)));
+    hosts.server.ports.insert(4);
+    hosts.client.ports.insert(104);
+    hosts.client.group.want_link(hosts.now, port(104));
+    hosts.run();
+    hosts.sleep(20);
+    assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (4, 4));
+}
+
+/// Figure 6 and back: the only link that is left of an asymmetric group is no worse than any other.
+/// Deleting it as soon as it gets company would leave the group with one link for ever and ever.
+// RFC 7609 2.2.1-3, 2.2.1-4, 2.2.1-7, 2.2.2-12
+#[test]
+fn a_link_does_not_stay_asymmetric_alone() {
+    for lost in [LINK, SECOND_LINK] {
+        let mut hosts = Hosts::established(&[1, 2], &[101], 2);
+        hosts.break_link(lost);
+        hosts.run();
+        for host in [&hosts.server, &hosts.client] {
+            assert!(host.group.links().all(|view| !view.asymmetric), "{:?}", host.role);
+        }
+        hosts.client.ports.insert(102);
+        hosts.client.group.want_link(hosts.now, port(102));
+        hosts.run();
+        hosts.sleep(25);
+        for host in [&hosts.server, &hosts.client] {
+            assert_eq!(host.group.symmetry(), Symmetry::Symmetric);
+            assert!(!host.told.iter().any(|action| matches!(action, Action::VacateLink(_))));
+        }
+    }
+}
+
+/// With two links a third that shares an RNIC would cost queue pairs and save nobody.
+// RFC 7609 2.2.1-4, 2.2.2-11
+#[test]
+fn an_asymmetric_link_is_for_groups_without_a_spare() {
+    let mut hosts = Hosts::established(&[1, 2, 3], &[101, 102], 3);
+    hosts.server.group.want_link(hosts.now, port(3));
+    hosts.run();
+    assert_eq!(offers(&hosts), [(LinkNumber(3), false)]);
+    assert_eq!(hosts.server.group.symmetry(), Symmetry::Symmetric);
+}
+
+/// What the client makes of an offer is checked: a parallel link saves nobody when its RNIC fails,
+/// and a second asymmetric one is not allowed. The client has to let go of it.
+// RFC 7609 2.2.1-2, 2.2.2-11, 3.5.5.1.1-2, C.7.1-26, A.3.4-8, 3.5.1.6.2-1
+#[test]
+fn answers_that_make_no_good_link_are_not_accepted() {
+    // The client's RNIC of the first link, for an offer through the server's RNIC of that link.
+    let mut parallel = Hosts::new(&[1], &[101], 2);
+    parallel.run_until(|from, llc| from == Role::Server && matches!(llc, Llc::AddLink(_)));
+    // The client's only RNIC a third time.
+    let mut second = Hosts::established(&[1, 2, 3], &[101], 3);
+    second.server.group.want_link(second.now, port(3));
+    second.run_until(|from, llc| from == Role::Server && matches!(llc, Llc::AddLink(_)));
+    for hosts in [&mut parallel, &mut second] {
+        let [(on, Llc::AddLink(offer))] = hosts.flying(Role::Server)[..] else {
+            panic!("{:?}", hosts.flying(Role::Server));
+        };
+        hosts.lose(Role::Server);
+        let (gid, mac) = port(101);
+        let answer = AddLink { reply: true, gid, mac, qpn: Qpn(99), ..offer };
+        hosts.tell(Role::Server, on, Llc::AddLink(answer));
+        let [(carrier, Llc::DeleteLink(delete))] = hosts.flying(Role::Server)[..] else {
+            panic!("{:?}", hosts.flying(Role::Server));
+        };
+        assert_eq!((delete.link, delete.all), (offer.link, false));
+        assert_ne!(carrier, offer.link);
+        let told = hosts.server.told.last();
+        assert_eq!(told, Some(&Action::LinkFailed(offer.link, Cause::PeerMisbehaved)));
+        hosts.lose(Role::Server);
+        hosts.tell(Role::Server, on, Llc::DeleteLink(DeleteLink { reply: true, ..delete }));
+        assert!(hosts.server.group.is_established());
+        assert!(hosts.server.group.links().all(|view| view.number != offer.link));
+    }
+}
+
+/// Link number zero means none in particular; a link of that name would stand for all of them.
+// RFC 7609 2.2.4-1, C.7.1-35
+#[test]
+fn no_link_has_number_zero() {
+    let offence = Err(PeerMisbehaved::WrongLink);
+    let mut client = LinkGroup::new_client(T0, setup(64, 8));
+    let nameless = Llc::ConfirmLink(ConfirmLink { link: UNNUMBERED, ..confirm_link() });
+    assert_eq!(client.handle_llc(T0, UNNUMBERED, &nameless), offence);
+    assert!(!client.is_committed(), "so the connection goes on by TCP");
+    let Llc::AddLink(offer) = add_link() else { unreachable!() };
+    for link in [UNNUMBERED, LINK] {
+        let mut client = Pair::established().client;
+        let nameless = Llc::AddLink(AddLink { link, ..offer });
+        assert_eq!(client.handle_llc(T0, LINK, &nameless), offence);
+    }
+}
+
+/// A server with one RNIC offers that one again: a client with two has something to fall back to
+/// when one of its own fails.
+// RFC 7609 3.5.1.6-3, 3.5.1.6.1-3, 2.2.1-3
+#[test]
+fn a_server_with_one_rnic_offers_it_again() {
+    let hosts = Hosts::established(&[1], &[101, 102], 2);
+    assert_eq!(hosts.server.group.symmetry(), Symmetry::AsymmetricLocal);
+    assert_eq!(hosts.client.group.symmetry(), Symmetry::AsymmetricPeer);
+    hosts.assert_rkeys_agree();
+}
+
+/// What the peer calls its links is for operators to talk about; two may even have the same name.
+// RFC 7609 2.2.4-4
+#[test]
+fn user_ids_of_the_peer_mean_nothing() {
+    let mut hosts = Hosts::new(&[1, 2], &[101, 102], 2);
+    hosts.act();
+    while let Some(wire) = hosts.wires.keys().next().copied() {
+        for flying in hosts.wires.values_mut().flatten() {
+            if let Llc::ConfirmLink(confirm) = &mut flying.message {
+                confirm.user_id = LinkUserId(0);
+            }
+        }
+        hosts.deliver(wire);
+        hosts.act();
+    }
+    assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (2, 2));
+}
+
+/// A server that gave an offer up makes another one while we still work on the first. It has one
+/// at a time: ignoring the second would cost the link that it came over.
+// RFC 7609 3.5.5.3-5, 3.5.1.6.1-1
+#[test]
+fn a_newer_offer_replaces_an_older_one() {
+    let Llc::AddLink(offer) = add_link() else { unreachable!() };
+    for opened in [false, true] {
+        let mut client = Pair::established().client;
+        client.handle_llc(T0, LINK, &add_link()).unwrap();
+        drain(&mut client);
+        if opened {
+            client.link_opened(T0, SECOND_LINK, end(65), LinkUserId(65), &[]);
+            drain(&mut client);
+        }
+        let number = LinkNumber(3);
+        client.handle_llc(T0, LINK, &Llc::AddLink(AddLink { link: number, ..offer })).unwrap();
+        let open = Action::OpenLink { number, peer: Some((offer.gid, offer.mac)) };
+        let failed = Action::LinkFailed(SECOND_LINK, Cause::LlcTimedOut);
+        assert_eq!(drain(&mut client), [failed, open][usize::from(!opened)..]);
+        if !opened {
+            client.link_opened(T0, SECOND_LINK, end(65), LinkUserId(65), &[]);
+            let failed = Action::LinkFailed(SECOND_LINK, Cause::DeletedByUs);
+            assert_eq!(drain(&mut client), [failed]);
+        }
+    }
+}
+
+/// What is late on a link that is gone must not be taken for something of its successor: a number
+/// comes again only after all others.
+// RFC 7609 2.2.4-1, 2.2.4-2
+#[test]
+fn numbers_are_not_used_again_before_all_others() {
+    let mut hosts = Hosts::established(&[1, 2], &[101, 102], 2);
+    let mut used = Vec::from([LINK, SECOND_LINK]);
+    for _ in 0..600 {
+        let last = *used.last().unwrap();
+        hosts.break_link(last);
+        hosts.run();
+        hosts.cut.clear();
+        hosts.server.group.want_link(hosts.now, port(2));
+        hosts.run();
+        let newest = hosts.server.up().into_iter().find(|number| *number != LINK).unwrap();
+        let since = used.iter().rev().position(|number| *number == newest);
+        assert!(since.is_none_or(|since| since == 253), "{newest:?} after {since:?}");
+        assert!(newest != LINK && newest != UNNUMBERED, "one of them is in use all the time");
+        used.push(newest);
+    }
+}
+
+/// The RNIC that served for an hour fails: its successor, over another RNIC, does not wait for a
+/// timer. One that failed at once would come and go for ever, so that waits.
+// RFC 7609 C.8-1, C.8-2, C.8-3, C.7.1-8
+#[test]
+fn a_spare_rnic_takes_over_at_once() {
+    let mut hosts = Hosts::established(&[1, 2, 3], &[101, 102, 103], 2);
+    hosts.break_link(SECOND_LINK);
+    hosts.run();
+    assert_eq!(hosts.server.up().len(), 1, "it had only begun");
+    hosts.sleep(20);
+    assert_eq!(hosts.server.up().len(), 2, "the timer");
+    hosts.sleep(60);
+    hosts.break_link(LINK);
+    hosts.run();
+    assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (2, 2));
+    assert_eq!(hosts.server.group.symmetry(), Symmetry::Symmetric);
+}
+
+/// A client without a second RNIC is asked again now and then: it may have one by now. News of the
+/// RNIC, from either side, is acted on at once.
+// RFC 7609 3.5.1.6-2, 3.5.1.6.2-1, C.8-2, C.8-3, C.8-4, C.8-5, 3.5.5.1.1-1
+#[test]
+fn the_second_link_is_tried_again() {
+    for news in [None, Some(Role::Server), Some(Role::Client)] {
+        let mut hosts = Hosts::established(&[1], &[101], 2);
+        hosts.sleep(45);
+        assert_eq!(offers(&hosts), [(LinkNumber(3), false), (LinkNumber(4), false)]);
+        hosts.client.ports.insert(102);
+        hosts.server.ports.insert(2);
+        match news {
+            None => hosts.sleep(20),
+            Some(Role::Server) => hosts.server.group.want_link(hosts.now, port(2)),
+            Some(Role::Client) => hosts.client.group.want_link(hosts.now, port(102)),
+        }
+        hosts.run();
+        assert_eq!(offers(&hosts).last(), Some(&(LinkNumber(5), true)), "{news:?}");
+        hosts.sleep(60);
+        assert_eq!(offers(&hosts).len(), 3, "and then no more");
+    }
+}
+
+/// Out of queue pairs: the group goes on with one link, and tries again.
+// RFC 7609 C.8-1, C.8-2, C.8-3
+#[test]
+fn a_server_out_of_queue_pairs_tries_again() {
+    let mut server = answered_server();
+    server.connections_changed(T0, 1);
+    drain(&mut server);
+    server.handle_timeout(T0 + ADD_LINK_WAIT);
+    drain(&mut server);
+    let mut now = T0 + ADD_LINK_WAIT;
+    for _ in 0..3 {
+        now = now + RETRY;
+        server.traffic(now, LINK);
+        server.handle_timeout(now);
+        let Some(Action::OpenLink { number, .. }) = server.poll_action() else {
+            panic!("another attempt");
+        };
+        server.link_refused(now, number, Refusal::Exhausted);
+        assert_eq!(drain(&mut server), [], "the client is not bothered");
+    }
+}

@@ -1,0 +1,392 @@
+//! What RMBs are called on which link: announced, told of on new links, withdrawn.
+
+use std::vec::Vec;
+
+use super::hosts::{Hosts, key, port};
+use super::*;
+use crate::limits::RKEY_REPLY_WAIT;
+use crate::wire::llc::{AddLinkContinuation, ConfirmRkeyContinuation};
+
+/// As many links as there are RNICs on either side.
+pub(super) fn links(count: u8) -> Hosts {
+    let (server, client): (Vec<u8>, Vec<u8>) = (1..=count).map(|one| (one, 100 + one)).unzip();
+    let mut hosts = Hosts::established(&server, &client, count.max(2));
+    for number in 3..=count {
+        hosts.server.group.want_link(hosts.now, port(number));
+        hosts.run();
+    }
+    assert_eq!(hosts.server.up().len(), usize::from(count));
+    hosts.seen.clear();
+    hosts.server.told.clear();
+    hosts.client.told.clear();
+    hosts
+}
+
+/// One side has another RMB, and says so.
+pub(super) fn announce(hosts: &mut Hosts, role: Role, rmb: u8) {
+    let now = hosts.now;
+    let host = hosts.host(role);
+    host.rmbs.insert(RmbIndex(rmb));
+    let keys = host.keys(RmbIndex(rmb));
+    host.group.announce_rmb(now, RmbIndex(rmb), &keys);
+    hosts.act();
+}
+
+fn is_continuation(_: Role, llc: &Llc) -> bool {
+    matches!(llc, Llc::ConfirmRkeyContinuation(_))
+}
+
+/// Figure 12, with as many links as there can be: no connection uses the RMB before the peer knows
+/// it on every link, or a failover would end it.
+// RFC 7609 2.1-3, 3.5.5.2.1-1, 3.5.5.2.1-2, 3.5.5.2.1-3, 3.5.5.2.1-5, 3.5.5.2-1, 2.2-4
+// RFC 7609 A.3.5-7, A.3.5-11, A.3.5-12, A.3.6-2, A.3.6-4, 2.2.2-1, 2.2.2-2
+#[test]
+fn an_rmb_is_announced_for_up_to_eight_links() {
+    for count in 1..=8u8 {
+        for role in [Role::Server, Role::Client] {
+            let mut hosts = links(count);
+            announce(&mut hosts, role, 7);
+            let mut others = Vec::new();
+            while let Some((wire, _)) = hosts.wires.iter().next() {
+                let wire = *wire;
+                assert!(!hosts.host(role).told.contains(&Action::RmbConfirmed(RmbIndex(7))));
+                hosts.deliver(wire);
+                hosts.act();
+            }
+            for (_, on, llc) in &hosts.seen {
+                assert_eq!(*on, LINK, "all of it on one link");
+                if let Llc::ConfirmRkey(one) = llc
+                    && !one.reply
+                {
+                    assert_eq!(one.other_links, count - 1);
+                    let brought = usize::from(one.other_links.min(2));
+                    others.extend(one.others[..brought].iter().map(|key| key.link.0));
+                }
+                if let Llc::ConfirmRkeyContinuation(more) = llc
+                    && !more.reply
+                {
+                    let left = usize::from(count) - 1 - others.len();
+                    assert_eq!(usize::from(more.remaining), left);
+                    let brought = left.min(3);
+                    others.extend(more.others[..brought].iter().map(|key| key.link.0));
+                }
+            }
+            others.sort_unstable();
+            assert_eq!(others, (2..=count).collect::<Vec<u8>>());
+            assert!(hosts.host(role).told.contains(&Action::RmbConfirmed(RmbIndex(7))));
+            hosts.assert_rkeys_agree();
+        }
+    }
+}
+
+/// A link goes between two parts of an announcement. What moves up must not be left out: the peer
+/// would take a healthy link for one without a key, and end it.
+// RFC 7609 A.3.6-2
+#[test]
+fn a_link_that_goes_hides_no_other() {
+    let mut hosts = links(6);
+    announce(&mut hosts, Role::Server, 7);
+    hosts.deliver(*hosts.wires.keys().next().unwrap());
+    hosts.act();
+    hosts.server.group.link_broke(hosts.now, SECOND_LINK);
+    hosts.run();
+    for host in [&hosts.server, &hosts.client] {
+        assert_eq!(host.up().len(), 5, "only one link was lost");
+    }
+    hosts.assert_rkeys_agree();
+}
+
+/// Half of an announcement has come. Links do not change before the other half, or it would leave
+/// out a link that nobody told it of; and a peer that never says it does not stop the group.
+// RFC 7609 3.5.5.3-5, 3.5.5.3-8
+#[test]
+fn links_wait_for_an_announcement_in_parts() {
+    let mut hosts = links(5);
+    hosts.server.group.delete_link(hosts.now, LinkNumber(5), DeleteReason::OPERATOR, false);
+    hosts.run();
+    announce(&mut hosts, Role::Client, 7);
+    hosts.run_until(is_continuation);
+    hosts.server.group.want_link(hosts.now, port(5));
+    hosts.act();
+    assert!(!hosts.server.told.iter().any(|one| matches!(one, Action::OpenLink { .. })));
+    hosts.run();
+    assert_eq!(hosts.server.up().len(), 5);
+    hosts.assert_rkeys_agree();
+
+    announce(&mut hosts, Role::Client, 8);
+    hosts.run_until(is_continuation);
+    hosts.lose(Role::Client);
+    hosts.server.group.handle_timeout(hosts.now + RKEY_REPLY_WAIT);
+    hosts.act();
+    assert_eq!(hosts.server.told.last(), Some(&Action::LinkFailed(LINK, Cause::LlcTimedOut)));
+}
+
+/// Counts that do not fit are no message that an honest peer sends: keys would be mixed up.
+// RFC 7609 C.7.1-35, A.3.6-2
+#[test]
+fn a_continuation_that_miscounts_is_an_offence() {
+    let mut hosts = links(6);
+    announce(&mut hosts, Role::Client, 7);
+    hosts.run_until(is_continuation);
+    let [(LINK, Llc::ConfirmRkeyContinuation(more))] = hosts.flying(Role::Client)[..] else {
+        panic!("{:?}", hosts.flying(Role::Client));
+    };
+    let wrong = Llc::ConfirmRkeyContinuation(ConfirmRkeyContinuation { remaining: 4, ..more });
+    let now = hosts.now;
+    let outcome = hosts.server.group.handle_llc(now, LINK, &wrong);
+    assert_eq!(outcome, Err(PeerMisbehaved::UnexpectedMessage));
+    hosts.act();
+    assert!(hosts.server.told.contains(&Action::LinkFailed(LINK, Cause::PeerMisbehaved)));
+    assert_eq!(hosts.server.up().len(), 5);
+}
+
+/// A continuation that nobody began is noise.
+#[test]
+fn a_continuation_of_nothing_is_dropped() {
+    let mut server = Pair::established().server;
+    let more = ConfirmRkeyContinuation {
+        reply: false,
+        negative: false,
+        remaining: 3,
+        others: Default::default(),
+    };
+    server.handle_llc(T0, LINK, &Llc::ConfirmRkeyContinuation(more)).unwrap();
+    server
+        .handle_llc(
+            T0,
+            LINK,
+            &Llc::ConfirmRkeyContinuation(ConfirmRkeyContinuation { reply: true, ..more }),
+        )
+        .unwrap();
+    assert_eq!((drain(&mut server), server.dropped()), (vec![], 2));
+}
+
+/// Figure 15: three RMBs here, four there, in twos, until both are through.
+// RFC 7609 3.5.1.6.3-1, 3.5.5.2.3-1, 3.5.5.2.3-2, 3.5.5.2.3-3, A.3.3-2, A.3.3-3, A.3.3-4, A.3.3-5
+// RFC 7609 A.3.3-7, A.3.3-8
+#[test]
+fn rmbs_in_unequal_numbers_are_told_of_on_a_new_link() {
+    for (server, client) in [(1, 1), (3, 4), (1, 6), (5, 1), (2, 2)] {
+        let mut hosts = Hosts::established(&[1], &[101], 2);
+        for rmb in 1..server {
+            announce(&mut hosts, Role::Server, rmb);
+            hosts.run();
+        }
+        for rmb in 1..client {
+            announce(&mut hosts, Role::Client, rmb);
+            hosts.run();
+        }
+        hosts.seen.clear();
+        hosts.server.ports.insert(2);
+        hosts.client.ports.insert(102);
+        hosts.server.group.want_link(hosts.now, port(2));
+        hosts.run();
+        let mut told = Vec::new();
+        for (role, on, llc) in &hosts.seen {
+            let Llc::AddLinkContinuation(AddLinkContinuation { remaining, reply, link, pairs }) =
+                llc
+            else {
+                continue;
+            };
+            assert_eq!(*link, hosts.server.up().into_iter().next_back().unwrap());
+            assert_eq!((*on, *reply), (LINK, *role == Role::Client));
+            for pair in &pairs[..usize::from(*remaining).min(2)] {
+                let rmb = RmbIndex(u8::try_from(pair.existing.0 >> 8 & 0xff).unwrap());
+                assert_eq!(pair.existing, key(*role, rmb, LINK).0);
+                assert_eq!((pair.new, pair.address), key(*role, rmb, *link));
+            }
+            told.push(*remaining);
+        }
+        let rounds = server.max(client).div_ceil(2);
+        let left = |count: u8, round: u8| count.saturating_sub(round * 2);
+        let expected: Vec<u8> =
+            (0..rounds).flat_map(|round| [left(server, round), left(client, round)]).collect();
+        assert_eq!(told, expected);
+        hosts.assert_rkeys_agree();
+    }
+}
+
+/// A peer that counts wrong has lost track of which keys belong together: its link is not used.
+// RFC 7609 C.7.1-28, A.3.3-8
+#[test]
+fn rkeys_that_are_miscounted_end_the_link() {
+    for role in [Role::Server, Role::Client] {
+        let mut hosts = links(2);
+        for rmb in 1..4 {
+            announce(&mut hosts, role, rmb);
+            hosts.run();
+        }
+        hosts.break_link(SECOND_LINK);
+        hosts.run();
+        hosts.server.group.want_link(hosts.now, port(2));
+        let is_second = |from, llc: &Llc| {
+            let Llc::AddLinkContinuation(more) = llc else { return false };
+            from == role && more.remaining == 2
+        };
+        hosts.run_until(is_second);
+        let [(LINK, Llc::AddLinkContinuation(more))] = hosts.flying(role)[..] else {
+            panic!("{:?}", hosts.flying(role));
+        };
+        let wrong = Llc::AddLinkContinuation(AddLinkContinuation { remaining: 3, ..more });
+        let to = if role == Role::Server { Role::Client } else { Role::Server };
+        let now = hosts.now;
+        let outcome = hosts.host(to).group.handle_llc(now, LINK, &wrong);
+        assert_eq!(outcome, Err(PeerMisbehaved::UnexpectedMessage));
+        hosts.act();
+        assert!(hosts.host(to).told.contains(&Action::LinkFailed(LINK, Cause::PeerMisbehaved)));
+    }
+}
+
+/// An RMB is withdrawn while a link is added. The peer has forgotten it, or is about to: telling of
+/// it on the new link would leave a key behind that leads nowhere.
+// RFC 7609 3.5.5.2-1, 3.5.5.2.2-3
+#[test]
+fn what_is_being_withdrawn_is_told_of_nowhere() {
+    let mut hosts = Hosts::established(&[1], &[101], 2);
+    announce(&mut hosts, Role::Client, 1);
+    hosts.run();
+    hosts.server.ports.insert(2);
+    hosts.client.ports.insert(102);
+    hosts.server.group.want_link(hosts.now, port(2));
+    hosts.client.group.withdraw_rmb(hosts.now, RmbIndex(1));
+    hosts.act();
+    let [(_, withdrawal @ Llc::DeleteRkey(_))] = hosts.flying(Role::Client)[..] else {
+        panic!("{:?}", hosts.flying(Role::Client));
+    };
+    hosts.lose(Role::Client);
+    hosts.run_until(|from, llc| from == Role::Client && matches!(llc, Llc::AddLinkContinuation(_)));
+    let [(_, Llc::AddLinkContinuation(told))] = hosts.flying(Role::Client)[..] else {
+        panic!("{:?}", hosts.flying(Role::Client));
+    };
+    assert_eq!(told.remaining, 1, "only the first RMB");
+    assert!(!hosts.client.told.contains(&Action::RmbDeleted(RmbIndex(1))), "no answer yet");
+    hosts.run();
+    hosts.tell(Role::Server, LINK, withdrawal);
+    hosts.run();
+    assert!(hosts.client.told.contains(&Action::RmbDeleted(RmbIndex(1))));
+    hosts.assert_rkeys_agree();
+}
+
+/// A key of any link says which RMB goes, and it goes on all of them: nothing is written there any
+/// more, over whatever link.
+// RFC 7609 3.5.5.2.2-4, 3.5.5.2.2-5
+#[test]
+fn an_rmb_is_withdrawn_from_all_links() {
+    let mut hosts = links(3);
+    announce(&mut hosts, Role::Client, 1);
+    hosts.run();
+    let mut rkeys = [Rkey(0); 8];
+    rkeys[0] = key(Role::Client, RmbIndex(0), SECOND_LINK).0;
+    rkeys[1] = key(Role::Client, RmbIndex(1), SECOND_LINK).0;
+    let delete = DeleteRkey { reply: false, negative: false, count: 2, error_mask: 0, rkeys };
+    hosts.tell(Role::Server, SECOND_LINK, Llc::DeleteRkey(delete));
+    for rmb in [RmbIndex(0), RmbIndex(1)] {
+        for from in 1..=3 {
+            let (rkey, _) = key(Role::Client, rmb, LinkNumber(from));
+            for to in 1..=3 {
+                let known = hosts.server.group.peer_rmb(LinkNumber(from), rkey, LinkNumber(to));
+                assert_eq!(known, None);
+            }
+        }
+    }
+    let reply = Llc::DeleteRkey(DeleteRkey { reply: true, ..delete });
+    assert_eq!(hosts.flying(Role::Server), [(SECOND_LINK, reply)]);
+}
+
+/// A peer that does not know what we withdraw says so. It is gone all the same.
+// RFC 7609 A.3.7-7
+#[test]
+fn a_withdrawal_that_is_not_understood_is_done() {
+    let mut client = Pair::established().client;
+    client.announce_rmb(T0, RmbIndex(7), &[(LINK, Rkey(7), 7)]);
+    let Some(Action::Send(_, Llc::ConfirmRkey(request))) = client.poll_action() else {
+        panic!("CONFIRM RKEY is first");
+    };
+    let reply = Llc::ConfirmRkey(ConfirmRkey { reply: true, ..request });
+    client.handle_llc(T0, LINK, &reply).unwrap();
+    drain(&mut client);
+    client.withdraw_rmb(T0, RmbIndex(7));
+    let Some(Action::Send(_, Llc::DeleteRkey(request))) = client.poll_action() else {
+        panic!("DELETE RKEY is next");
+    };
+    let reply = DeleteRkey { reply: true, negative: true, error_mask: 0x80, ..request };
+    client.handle_llc(T0, LINK, &Llc::DeleteRkey(reply)).unwrap();
+    assert_eq!(drain(&mut client), [Action::RmbDeleted(RmbIndex(7))]);
+}
+
+/// A link for which no key was told cannot carry connections to that RMB: a failover to it would
+/// write nowhere. It is treated as failed, and made anew with all keys.
+// RFC 7609 C.7.1-31
+#[test]
+fn a_link_without_a_key_is_lost() {
+    for role in [Role::Server, Role::Client] {
+        let mut hosts = links(2);
+        let confirm = ConfirmRkey {
+            reply: false,
+            negative: false,
+            retry: false,
+            other_links: 0,
+            rkey: Rkey(0x77),
+            address: 0x7000,
+            others: Default::default(),
+        };
+        hosts.tell(role, LINK, Llc::ConfirmRkey(confirm));
+        let failed = Action::LinkFailed(SECOND_LINK, Cause::PeerMisbehaved);
+        assert_eq!(hosts.host(role).told, [failed]);
+    }
+}
+
+/// The peer does not answer CONFIRM RKEY: the link it went over has failed, and the RMB is
+/// announced over the other one, so that the connection that waits for it can begin.
+// RFC 7609 C.7.1-22, 2.3-11
+#[test]
+fn an_unanswered_announcement_is_made_again_over_another_link() {
+    for role in [Role::Server, Role::Client] {
+        let mut hosts = links(2);
+        announce(&mut hosts, role, 7);
+        hosts.lose(role);
+        hosts.tick(RKEY_REPLY_WAIT);
+        let failed = Action::LinkFailed(LINK, Cause::LlcTimedOut);
+        assert_eq!(hosts.host(role).told, [failed]);
+        hosts.run();
+        hosts.sleep(1);
+        assert!(hosts.host(role).told.contains(&Action::RmbConfirmed(RmbIndex(7))));
+        assert!(hosts.seen.iter().all(|(_, on, _)| *on == SECOND_LINK));
+        hosts.assert_rkeys_agree();
+    }
+}
+
+/// A peer that is busy with links, or out of room, for seconds: a new RMB is given up in time for
+/// its connection to go by TCP; one that is in use is announced until the peer knows it.
+// RFC 7609 A.3.5-9, A.3.5-10, 3.5.5.3.1-7
+#[test]
+fn refused_rmbs_are_announced_again_with_patience() {
+    let mut client = Pair::established().client;
+    let negative = |group: &mut LinkGroup, now: Instant, retry: bool| -> bool {
+        let actions = drain(group);
+        let asked = actions.iter().find_map(|action| {
+            let Action::Send(_, Llc::ConfirmRkey(request)) = action else { return None };
+            Some(*request)
+        });
+        let Some(request) = asked else { return false };
+        let reply = ConfirmRkey { reply: true, negative: true, retry, ..request };
+        group.handle_llc(now, LINK, &Llc::ConfirmRkey(reply)).unwrap();
+        true
+    };
+    client.announce_rmb(T0, RmbIndex(7), &[(LINK, Rkey(7), 7)]);
+    let mut now = T0;
+    let mut times = 0;
+    while negative(&mut client, now, true) {
+        times += 1;
+        if let Some(next) = client.poll_timeout().filter(|next| *next < T0 + TEST_LINK_IDLE) {
+            now = next;
+            client.handle_timeout(now);
+        }
+    }
+    assert!(now > T0 + SECOND * 2 && now < T0 + SECOND * 6, "{now:?}");
+    assert_eq!(times, 7, "not more often than need be");
+    // A refusal for good is not argued with.
+    client.announce_rmb(now, RmbIndex(8), &[(LINK, Rkey(8), 8)]);
+    assert!(negative(&mut client, now, false));
+    assert_eq!(drain(&mut client), [Action::RmbRefused(RmbIndex(8))]);
+}

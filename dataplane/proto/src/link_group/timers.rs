@@ -1,0 +1,90 @@
+//! What is due when.
+
+use super::exchange::Exchange;
+use super::member::is_down;
+use super::{LinkGroup, Phase};
+use crate::link::{self, Cause, Event};
+use crate::time::Instant;
+use crate::vocabulary::LinkNumber;
+use crate::wire::llc::DeleteReason;
+
+impl LinkGroup {
+    /// When to call [`Self::handle_timeout`], at the latest.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let phase = match self.phase {
+            Phase::Opening | Phase::Terminated => return None,
+            Phase::Confirming { repeat_at: at } | Phase::Founding { deadline: at } => at,
+            Phase::Established => None,
+        };
+        let links = self.members().filter_map(|member| member.link.poll_timeout());
+        let asked = self.members().filter_map(|member| member.asked).map(|asked| asked.deadline);
+        links
+            .chain(asked)
+            .chain(phase)
+            .chain(self.exchange.and_then(Exchange::deadline))
+            .chain(self.announcement.map(|announcement| announcement.deadline))
+            .chain(self.continuing.map(|continuing| continuing.deadline))
+            .chain(self.retry_at)
+            .chain(self.again_at)
+            .chain(self.idle_deadline)
+            .filter(|at| *at != NEVER)
+            .min()
+    }
+
+    /// Does what is due at this time.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        let due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        match self.phase {
+            Phase::Opening | Phase::Terminated => return,
+            Phase::Founding { deadline } if due(deadline) => {
+                // C.8: the group goes on without a second link.
+                // RFC 7609 C.8-1
+                self.phase = Phase::Founding { deadline: None };
+                self.advance(now);
+            }
+            Phase::Confirming { repeat_at } if due(repeat_at) => {
+                self.phase = Phase::Confirming { repeat_at: None };
+                for number in self.numbers().into_iter().flatten() {
+                    self.send_confirm_link(number, false);
+                }
+            }
+            Phase::Founding { .. } | Phase::Confirming { .. } | Phase::Established => {}
+        }
+        if due(self.exchange.and_then(Exchange::deadline)) {
+            self.exchange_timed_out(now);
+        }
+        self.rkeys_timed_out(now);
+        for number in self.numbers().into_iter().flatten() {
+            self.link_timed(now, number);
+        }
+        self.asked_in_vain(now);
+        if due(self.again_at) {
+            self.again_at = None;
+            self.advance(now);
+        }
+        if due(self.retry_at) {
+            self.retry_at = None;
+            self.retry_link(now);
+        }
+        if due(self.idle_deadline) {
+            self.end(now, Cause::Idle, DeleteReason::PROGRAM);
+        }
+    }
+
+    /// It may be time for something on one link.
+    fn link_timed(&mut self, now: Instant, number: LinkNumber) {
+        let was_down = self.find(number).is_none_or(is_down);
+        self.link_event(now, number, Event::Timeout);
+        if let Some(member) = self.find(number)
+            && let link::State::Down(cause) = member.link.state()
+            && !was_down
+            && !self.is_terminated()
+        {
+            self.link_lost(now, number, cause);
+        }
+    }
+}
+
+/// Somebody else watches over the time.
+const NEVER: Instant = Instant(u64::MAX);

@@ -1,0 +1,115 @@
+//! What a group shows of itself.
+
+use super::member::{Member, port_of};
+use super::rmbs::Row;
+use super::{LinkGroup, LinkView, Phase, Role};
+use crate::vocabulary::{LinkNumber, PeerId, Rkey};
+
+/// How the RNICs of both hosts are joined (RFC 2.2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Symmetry {
+    /// One link is up, or none.
+    Single,
+    /// Each link has RNICs of its own on both hosts.
+    Symmetric,
+    /// Two links share an RNIC of ours.
+    AsymmetricLocal,
+    /// Two links share an RNIC of the peer.
+    AsymmetricPeer,
+}
+
+impl LinkGroup {
+    /// Which side we are.
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    /// The peer.
+    pub fn peer_id(&self) -> PeerId {
+        self.setup.peer_id
+    }
+
+    /// Whether connections may join.
+    pub fn is_established(&self) -> bool {
+        self.phase == Phase::Established
+    }
+
+    /// Whether the group is over.
+    pub fn is_terminated(&self) -> bool {
+        self.phase == Phase::Terminated
+    }
+
+    /// Whether the point of no return of the first contact is behind: a failure of the link now
+    /// resets its first connection instead of declining it.
+    ///
+    /// # Specification
+    ///
+    /// RFC 7609, C.3. We count from sending ADD LINK, not from its completion: nobody tells us.
+    pub fn is_committed(&self) -> bool {
+        self.committed
+    }
+
+    /// Whether the peer's RMB elements begin with an eye catcher. Known once a link is confirmed.
+    pub fn peer_eye_catcher(&self) -> bool {
+        self.peer_eye_catcher
+    }
+
+    /// Messages that fitted no procedure under way, and were ignored.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// The most symmetric links that both sides agreed on.
+    pub fn max_links(&self) -> u8 {
+        self.max_links
+    }
+
+    /// The links of the group, those included that are down while the peer is being told so.
+    pub fn links(&self) -> impl Iterator<Item = LinkView> {
+        self.members().map(Member::view)
+    }
+
+    /// Whether connections may be put on this link: it is up, and nobody wants it away.
+    pub fn is_link_up(&self, number: LinkNumber) -> bool {
+        self.find(number).is_some_and(Member::is_of_use)
+    }
+
+    /// How the RNICs of both hosts are joined by the links that are up.
+    pub fn symmetry(&self) -> Symmetry {
+        let up = || self.members().filter(|member| member.link.is_up());
+        let shares = |same: fn(&Member, &Member) -> bool| {
+            up().any(|one| up().any(|other| one.number != other.number && same(one, other)))
+        };
+        if up().count() < 2 {
+            Symmetry::Single
+        } else if shares(|one, other| one.is_from(port_of(other.ours))) {
+            Symmetry::AsymmetricLocal
+        } else if shares(|one, other| one.is_to(port_of(other.theirs))) {
+            Symmetry::AsymmetricPeer
+        } else {
+            Symmetry::Symmetric
+        }
+    }
+
+    /// The RMB of the peer that `rkey` names on link `on`, as it is called on link `to`: its key
+    /// there, and where it begins.
+    pub fn peer_rmb(&self, on: LinkNumber, rkey: Rkey, to: LinkNumber) -> Option<(Rkey, u64)> {
+        self.peer_rmbs.translate(self.place_of(on)?, rkey, self.place_of(to)?)
+    }
+
+    /// All RMBs of the peer that two links can reach: key and beginning, as the first has it and as
+    /// the other does. `from` may have failed, until all actions are taken.
+    pub fn peer_rmbs(
+        &self,
+        from: LinkNumber,
+        to: LinkNumber,
+    ) -> impl Iterator<Item = ((Rkey, u64), (Rkey, u64))> {
+        let places = self.place_of(from).zip(self.place_of(to));
+        let both = move |row: &Row| {
+            let (from, to) = places?;
+            let (old, new) = (row.at(from)?, row.at(to)?);
+            Some(((old.rkey, old.address), (new.rkey, new.address)))
+        };
+        self.peer_rmbs.rows.iter().filter_map(both)
+    }
+}
