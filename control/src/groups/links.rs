@@ -153,6 +153,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     ) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         let Some(name) = group.numbered(number).map(|link| link.id) else { return };
+        // A server that has confirmed it sooner than we puts connections on it at once.
+        let carries = !group.relayed_on(name).is_empty();
         let Some(link) = group.link_mut(name) else { return };
         match &mut link.state {
             LinkState::Opening(_) => self.drop_link(id, name),
@@ -164,8 +166,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             }
             LinkState::Vacated => self.retire(id, name),
             LinkState::Retiring => {}
-            // It never carried anything.
-            LinkState::Polled if !link.confirmed => self.retire(id, name),
+            LinkState::Polled if !link.confirmed && !carries => self.retire(id, name),
             LinkState::Polled => self.fail_over(now, id, name, cause),
         }
     }
