@@ -10,12 +10,13 @@ use std::time::Duration;
 use smcgate::groups::PortId;
 use smcgate_tests::{run_all, seeds};
 use smcr_engine::handoff::Ending;
+use smcr_proto::link_group::Symmetry;
 use smcr_proto::{Gid, RmbeSize};
 use smcr_rnic::dice::{Chance, Dice};
 use smcr_rnic::sim::Odds;
 
 use super::World;
-use super::gateway::{IDLE_GROUP, Sizes};
+use super::gateway::{Gateway, IDLE_GROUP, Sizes};
 use crate::KIB;
 use crate::application::{Application, Heard};
 
@@ -29,6 +30,8 @@ pub(super) struct Swarm {
     down: Vec<Gid>,
     /// How likely a step brings trouble beyond what applications do.
     trouble: Chance,
+    /// Nothing happens that two links do not survive, so no connection may be lost with its link.
+    cautious: bool,
     seen: Seen,
 }
 
@@ -107,9 +110,15 @@ impl Swarm {
             ..Odds::MALICIOUS
         };
         let odds = if dice.roll(Chance::percent(20)) { Odds::CALM } else { odds };
+        let cautious = dice.roll(Chance::percent(30));
+        let odds = if cautious {
+            Odds { break_on_transmit: Chance::NEVER, exhausted: Chance::NEVER, ..odds }
+        } else {
+            odds
+        };
         let socket_bytes = [1_000, 30_000, 100_000][dice.index(3)];
         let sizes = [(); 2].map(|()| Sizes {
-            rnics: [1, 2, 2, 3][dice.index(4)],
+            rnics: if cautious { [2, 3][dice.index(2)] } else { [1, 2, 2, 3][dice.index(4)] },
             max_links: [2, 3, 8][dice.index(3)],
             rmbe: RmbeSize::from_notation([0, 0, 1, 2][dice.index(4)]),
             elements: [1, 3, 20][dice.index(3)],
@@ -119,9 +128,10 @@ impl Swarm {
             reports: [2, 100][dice.index(2)],
         });
         let trouble = [Chance::NEVER, Chance::percent(1), Chance::percent(5)][dice.index(3)];
+        let trouble = if cautious { Chance::percent(15) } else { trouble };
         let world = World::new(seed, odds, sizes);
         let (aborted, down, seen) = (Vec::new(), Vec::new(), Seen::default());
-        Self { world, dice, aborted, down, trouble, seen }
+        Self { world, dice, aborted, down, trouble, cautious, seen }
     }
 
     /// The whole run.
@@ -218,16 +228,53 @@ impl Swarm {
         }
     }
 
+    /// As much trouble as redundancy is made for: one port or queue pair while there is another
+    /// link, and the next only when all is well again.
+    fn test_redundancy(&mut self) {
+        if self.is_redundant() && self.down.is_empty() {
+            if self.dice.roll(Chance::percent(50)) {
+                self.break_something();
+            } else {
+                self.flap();
+            }
+        } else if !self.down.is_empty() && self.dice.roll(Chance::percent(50)) {
+            let gid = self.down.remove(0);
+            self.world.network.port_up(gid);
+            self.world.carrier_changed(gid, true);
+        }
+    }
+
+    /// Whether every group has links that do not fail together, and both sides know them.
+    fn is_redundant(&self) -> bool {
+        let links = |host: &Gateway| -> Option<Vec<usize>> {
+            let groups = host.groups.iter().map(|(_, group)| {
+                let machine = group.machine().filter(|machine| machine.is_established())?;
+                let up = machine.links().filter(|link| machine.is_link_up(link.number)).count();
+                let all = machine.links().count();
+                (machine.symmetry() == Symmetry::Symmetric && up == all).then_some(up)
+            });
+            groups.collect()
+        };
+        let [one, other] = self.world.hosts.each_ref().map(links);
+        one.is_some_and(|one| !one.is_empty() && other.is_some_and(|other| other == one))
+    }
+
+    fn break_something(&mut self) {
+        let pairs = self.world.network.queue_pairs();
+        if !pairs.is_empty() {
+            self.seen.breaks += 1;
+            self.world.network.break_qp(pairs[self.dice.index(pairs.len())].1);
+        }
+    }
+
     fn make_trouble(&mut self) {
+        if self.cautious {
+            self.test_redundancy();
+            return;
+        }
         match self.dice.below(6) {
             0 => self.lose(),
-            1 | 2 => {
-                let pairs = self.world.network.queue_pairs();
-                if !pairs.is_empty() {
-                    self.seen.breaks += 1;
-                    self.world.network.break_qp(pairs[self.dice.index(pairs.len())].1);
-                }
-            }
+            1 | 2 => self.break_something(),
             3 => {
                 let host = &mut self.world.hosts[self.dice.index(2)];
                 host.asleep = !host.asleep;
@@ -347,7 +394,8 @@ impl Swarm {
         let vanished = endings.iter().flatten().any(|ending| *ending == Ending::DataLost)
             && self.world.network.messages_lost() > 0;
         let refused = handed_over != [true; 2];
-        let excused = gone || lost || vanished || refused || self.aborted.contains(&number);
+        let excused =
+            gone || lost && !self.cautious || vanished || refused || self.aborted.contains(&number);
         let mut well = true;
         for (writer, reader) in [(client, server), (server, client)] {
             assert!(reader.received() <= writer.sent(), "{story}");
