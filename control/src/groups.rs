@@ -89,6 +89,17 @@ pub enum Event {
     Ended(GroupId),
 }
 
+/// Why a server's Accept names no link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unnamed {
+    /// We have no link group that it could be of: the server must clean its own up (RFC C.4).
+    OutOfSync,
+    /// We have a link group with this server, whose other links are well. The one that it names has
+    /// gone since: it will hear of that. To be told that the group is out of sync would cost it the
+    /// group, and all connections on it.
+    LinkGone,
+}
+
 /// What happened to link groups, since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -251,13 +262,24 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     }
 
     /// The link that a server's Accept names in a later contact, and its group.
-    pub fn named_by(&self, accept: &Offer) -> Option<(GroupId, LinkId)> {
-        self.iter().find_map(|(id, group)| {
+    ///
+    /// # Errors
+    ///
+    /// [`Unnamed`]: decline.
+    pub fn named_by(&self, accept: &Offer) -> Result<(GroupId, LinkId), Unnamed> {
+        let ours = self.iter().filter(|(_, group)| {
+            let runs = group.machine().is_some_and(|machine| !machine.is_terminated());
             // RFC 7609 3.5.2.2-1
-            let fits = group.role == Role::Client && group.peer.id == accept.peer_id;
-            let link = group.links.iter().find(|link| fits && link.leads_to(accept))?;
-            group.machine().is_some().then_some((id, link.id))
-        })
+            runs && group.role == Role::Client && group.peer.id == accept.peer_id
+        });
+        let mut unnamed = Unnamed::OutOfSync;
+        for (id, group) in ours {
+            if let Some(link) = group.links.iter().find(|link| link.leads_to(accept)) {
+                return Ok((id, link.id));
+            }
+            unnamed = Unnamed::LinkGone;
+        }
+        Err(unnamed)
     }
 
     /// Creates a group with a queue pair that knows its own address only.

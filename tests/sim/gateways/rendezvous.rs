@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use smcgate::groups::{Event, GroupId, Joined, Peer, PortId, Refusal};
+use smcgate::groups::{Event, GroupId, Joined, Peer, PortId, Refusal, Unnamed};
 use smcr_engine::ConnectionId;
 use smcr_engine::streams::Streams;
 use smcr_memory::Rmbe;
@@ -239,11 +239,13 @@ impl Rendezvous {
             self.found(now, hosts, CLIENT, Role::Client, Peer::of(offer))
         } else {
             let groups = &mut hosts[host].groups;
-            let Some((group, link)) = groups.named_by(offer) else {
-                self.decline(now, hosts, CLIENT, true);
-                return true;
-            };
-            groups.join(now, group, link)
+            match groups.named_by(offer) {
+                Ok((group, link)) => groups.join(now, group, link),
+                Err(unnamed) => {
+                    self.decline(now, hosts, CLIENT, unnamed == Unnamed::OutOfSync);
+                    return true;
+                }
+            }
         };
         let joined = match joined {
             Ok(joined) => joined,
