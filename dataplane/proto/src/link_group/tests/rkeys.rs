@@ -140,6 +140,34 @@ fn a_continuation_that_miscounts_is_an_offence() {
     assert_eq!(hosts.server.up().len(), 5);
 }
 
+/// The peer has no room for an RMB that is in use, on a link that came later. It is told again and
+/// again, but nobody with a new RMB waits behind it.
+// RFC 7609 3.5.5.2.1-5
+#[test]
+fn an_rmb_that_is_refused_holds_up_no_other() {
+    let mut hosts = links(2);
+    // The client believes that the server was told for the first link only.
+    hosts.client.group.our_rmbs.told[0] = 1;
+    announce(&mut hosts, Role::Client, 7);
+    for _ in 0..40 {
+        let flying = hosts.flying(Role::Client);
+        hosts.lose(Role::Client);
+        for (on, llc) in flying {
+            let Llc::ConfirmRkey(request) = llc else { panic!("{llc:?}") };
+            let old = request.rkey == key(Role::Client, RmbIndex(0), LINK).0;
+            let reply = ConfirmRkey { reply: true, negative: old, retry: old, ..request };
+            hosts.tell(Role::Client, on, Llc::ConfirmRkey(reply));
+        }
+        hosts.tick(SECOND / 4);
+    }
+    assert!(hosts.client.told.contains(&Action::RmbConfirmed(RmbIndex(7))));
+    announce(&mut hosts, Role::Client, 8);
+    let rkey = key(Role::Client, RmbIndex(8), LINK).0;
+    let is_it = |llc: &Llc| matches!(llc, Llc::ConfirmRkey(one) if one.rkey == rkey);
+    assert!(hosts.flying(Role::Client).iter().any(|(_, llc)| is_it(llc)));
+    assert!(!hosts.client.told.contains(&Action::RmbRefused(RmbIndex(0))), "it is in use");
+}
+
 /// A continuation that nobody began is noise.
 #[test]
 fn a_continuation_of_nothing_is_dropped() {
