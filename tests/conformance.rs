@@ -11,8 +11,8 @@ mod promises;
 #[path = "conformance/rig.rs"]
 mod rig;
 
-use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use smcr_rnic::Port;
 use smcr_rnic::dice::{Chance, Dice};
 use smcr_rnic::roce::lossy::{self, Lossy};
 use smcr_rnic::roce::udp::{self, Config, Place, Udp};
-use smcr_rnic::roce::{self, Setup, UDP_PORT};
+use smcr_rnic::roce::{self, Setup, Share, UDP_PORT};
 use smcr_rnic::sim::{self, Network, Odds};
 
 use rig::Harness;
@@ -42,6 +42,7 @@ macro_rules! conformance {
                 writes_up_to_the_edges_are_placed
                 breaking_under_load_brings_everything_home
                 a_silent_peer_is_given_up
+                a_failed_queue_pair_breaks_at_once
                 release_flushes_and_disturbs_nobody
                 room_is_what_can_be_posted
                 the_first_message_waits_for_the_peer
@@ -120,7 +121,15 @@ impl<const LOST_OF_1000: u32> Harness for RoceOverWire<LOST_OF_1000> {
             let entropy =
                 Box::new(move || u32::try_from(dice.next_u64() >> 32).unwrap() | NEAR_THE_LAST_PSN);
             let path = |_, _| Ok(1_500);
-            roce::join(Setup { port, udp_port: UDP_PORT, window_max: 1 << 20, entropy, path }, wire)
+            let setup = Setup {
+                port,
+                udp_port: UDP_PORT,
+                share: Share::ALL,
+                window_max: 1 << 20,
+                entropy,
+                path,
+            };
+            roce::join(setup, wire)
         });
         (Self { now: Instant::default() }, nics)
     }
@@ -154,7 +163,7 @@ impl Harness for RoceOverUdp {
         static NETWORKS: AtomicU8 = AtomicU8::new(0);
         let network = NETWORKS.fetch_add(1, Ordering::Relaxed);
         let nics = [1, 2].map(|host| {
-            let place = Place::Address(Ipv4Addr::new(127, 20, network, host));
+            let place = Place::Address(Ipv4Addr::new(127, 20, network, host).into());
             udp::open(&Config::on(place)).unwrap()
         });
         (Self, nics)
@@ -171,8 +180,36 @@ impl Harness for RoceOverUdp {
     }
 }
 
+/// One soft RNIC with two fabrics, over UDP and IPv6: the ends of each queue pair are on different
+/// fabrics, and what the kernel joins or steers wrongly goes from one to the other.
+struct RoceSharedOverIpv6;
+
+impl Harness for RoceSharedOverIpv6 {
+    type Rnic = roce::Rnic;
+    type Fabric = roce::Fabric<Udp>;
+    const CUTS_WRITES: bool = true;
+
+    fn new(_: u64) -> (Self, [(roce::Rnic, roce::Fabric<Udp>); 2]) {
+        // There is only one loopback address, but many ports.
+        static PORTS: AtomicU16 = AtomicU16::new(47_100);
+        let port = PORTS.fetch_add(1, Ordering::Relaxed);
+        let place = Place::Address(Ipv6Addr::LOCALHOST.into());
+        let fabrics = udp::open_shared(&Config { port, ..Config::on(place) }, 2).unwrap();
+        (Self, fabrics.try_into().unwrap())
+    }
+
+    fn now(&self) -> Instant {
+        RoceOverUdp.now()
+    }
+
+    fn wait(&mut self, until: Option<Instant>) {
+        RoceOverUdp.wait(until);
+    }
+}
+
 conformance!(roce_over_a_good_wire, RoceOverWire<0>, 2);
 conformance!(roce_over_a_bad_wire, RoceOverWire<10>, 3);
 conformance!(roce_over_udp, RoceOverUdp, 1);
+conformance!(roce_shared_over_ipv6, RoceSharedOverIpv6, 1);
 conformance!(calm_sim, Sim<false>, 3);
 conformance!(malicious_sim, Sim<true>, 10);

@@ -4,8 +4,10 @@
 //! themselves would pass every other test of ours and still talk to nobody.
 
 use smcr_proto::wire::cdc::{self, Cdc};
-use smcr_proto::wire::clc::{Frame, Framer};
-use smcr_proto::wire::llc::{AddLink, DeleteReason, Llc};
+use smcr_proto::wire::clc::v2::{Eid, FirstContact, OsType};
+use smcr_proto::wire::clc::{Frame, Framer, OfferV2};
+use smcr_proto::wire::llc::v2::{self, AddLinkV2, DeleteRkeyV2, LlcV2};
+use smcr_proto::wire::llc::{AddLink, DeleteReason, Llc, RkeyPair};
 use smcr_proto::{Gid, LinkNumber, LinkUserId, MacAddress, Malformed, Mtu, Psn, Qpn, Rkey};
 
 /// One frame of a capture.
@@ -189,20 +191,109 @@ fn rkey_messages_mean_what_happened() {
     assert!(!delete.reply && !delete.negative);
 }
 
-/// A peer that offers only SMC-Rv2 must hear a Decline and go on over TCP. An Accept or Confirm of
-/// version 2, which we never asked for, is refused by its version.
+/// All LLC messages of version 2.
+fn all_llc_v2() -> Vec<Vector> {
+    let mut all = vectors(include_str!("vectors/llc_v2.txt"));
+    all.extend(vectors(include_str!("vectors/llc_v2_long.txt")));
+    all
+}
+
+/// Every message of the kernel's is understood on a link of version 2, and what we would say in its
+/// place is the same to the last byte.
 #[test]
-fn clc_messages_of_version_2_are_told_apart() {
+fn llc_messages_of_version_2_survive_decoding() {
+    let mut lengths = std::collections::BTreeMap::<usize, usize>::new();
+    for vector in all_llc_v2() {
+        let bytes = &vector.bytes[..];
+        assert!(v2::is_v2(bytes));
+        let decoded = LlcV2::decode(bytes).unwrap();
+        assert_eq!(decoded.encode(&mut [0; v2::LEN_MAX]), bytes, "frame {}", vector.frame);
+        assert_eq!(decoded.is_reply(), bytes[3] & 0x80 != 0, "frame {}", vector.frame);
+        *lengths.entry(bytes.len()).or_default() += 1;
+    }
+    assert_eq!(lengths, [(44, 34), (88, 4), (104, 2)].into());
+}
+
+/// The failover of the kernel: link 3 takes the place of link 1, and each side says what its two
+/// RMBs are called there. These fields decide where bytes are written after a failover.
+#[test]
+fn added_links_name_their_keys() {
+    let all = all_llc_v2();
+    let message = |frame: u32| {
+        let vector = all.iter().find(|vector| vector.frame == frame && vector.bytes[0] == 0x22);
+        let message = LlcV2::decode(&vector.expect("it is in the file").bytes).unwrap();
+        let LlcV2::AddLink(AddLinkV2 { link, extension: Some(extension) }) = message else {
+            panic!("{message:?}")
+        };
+        (link, extension)
+    };
+    let (offer, extension) = message(431);
+    assert_eq!((offer.link, offer.reply, offer.qpn), (LinkNumber(3), false, Qpn(0x12)));
+    assert!(extension.direct);
+    assert_eq!(extension.target, Gid::from_ipv4([10, 9, 0, 1]));
+    let (existing, new) = (Rkey(0x4a9), Rkey(0x672));
+    let first = RkeyPair { existing, new, address: 0xff1a_8f65_0472_0000 };
+    assert_eq!(extension.rkeys.iter().next(), Some(first));
+    let (answer, extension) = message(432);
+    assert_eq!((answer.link, answer.reply, answer.qpn), (LinkNumber(3), true, Qpn(0x12)));
+    let news: Vec<Rkey> = extension.rkeys.iter().map(|pair| pair.new).collect();
+    assert_eq!(news, [Rkey(0x630), Rkey(0x7eb)]);
+
+    let delete = all.iter().find(|vector| vector.frame == 862).expect("it is in the file");
+    let LlcV2::DeleteRkey(DeleteRkeyV2::Request(rkeys)) = LlcV2::decode(&delete.bytes).unwrap()
+    else {
+        panic!()
+    };
+    assert!(rkeys.iter().eq([Rkey(0x430)]));
+}
+
+/// Every CLC message of the kernel's is understood, and what we would say in its place is the same
+/// to the last byte. A client that knows version 1 only is told apart by the messages themselves.
+#[test]
+fn clc_messages_of_version_2_survive_decoding() {
+    let mut first_contacts = 0;
     for vector in vectors(include_str!("vectors/clc_v2.txt")) {
         let mut framer = Framer::new();
         assert_eq!(framer.feed(&vector.bytes), vector.bytes.len());
-        match vector.bytes[4] {
-            1 => {
-                let Ok(Some(Frame::Proposal(proposal))) = framer.next_frame() else { panic!() };
-                assert!(!proposal.offers_smc_r_v1);
-                assert!(framer.leftover().is_empty());
+        let frame = framer.next_frame().unwrap().unwrap();
+        assert!(framer.leftover().is_empty());
+        assert_eq!(frame.encode().as_bytes(), vector.bytes, "frame {}", vector.frame);
+        let (offer, kind) = match frame {
+            Frame::ProposalV2(proposal) => {
+                assert!(!proposal.v1.offers_smc_r_v1);
+                let v2 = proposal.v2.expect("version 2 was offered");
+                assert_eq!(v2.gid, Gid::from_ipv4([10, 9, 0, 2]));
+                assert_eq!(v2.eids.as_slice(), [Eid::new("TESTEID1").unwrap()]);
+                continue;
             }
-            _ => assert_eq!(framer.next_frame(), Err(Malformed::Version(2))),
-        }
+            Frame::AcceptV2(offer) => (offer, 2),
+            Frame::ConfirmV2(offer) => (offer, 3),
+            Frame::Proposal(_)
+            | Frame::Accept(_)
+            | Frame::Confirm(_)
+            | Frame::Decline(_)
+            | Frame::DeclineV2(_) => panic!("{frame:?}"),
+        };
+        assert_eq!(vector.bytes[4], kind);
+        first_contacts += usize::from(is_first_contact_of_linux(&offer, kind));
     }
+    assert_eq!(first_contacts, 4);
+}
+
+/// Checks what an Accept or Confirm says of its sender; whether it is one of a first contact.
+fn is_first_contact_of_linux(message: &OfferV2, kind: u8) -> bool {
+    assert_eq!(message.eid.to_string(), "TESTEID1");
+    let Some(FirstContact { direct, os, release, host_name, capabilities }) = message.first_contact
+    else {
+        assert!(!message.offer.first_contact && message.gids.as_slice().is_empty());
+        return false;
+    };
+    assert!(direct && message.offer.first_contact);
+    assert_eq!((os, release), (OsType::LINUX, 1));
+    assert_eq!(host_name.to_string(), if kind == 2 { "vmA" } else { "vmB" });
+    let capabilities = capabilities.expect("they came with release 1");
+    assert_eq!((capabilities.max_connections, capabilities.max_links), (255, 2));
+    // The client names its ports, the one in use first.
+    assert_eq!(kind == 3, message.gids.as_slice().first() == Some(&message.offer.gid));
+    true
 }

@@ -43,6 +43,10 @@ fn describe(config: &Config, devices: &Devices, option: &OptionSource) -> String
     }
     for rnic in &config.rnics {
         let state = match devices.named(&rnic.device) {
+            Some(device) if device.up && !device.running => "WARNING: the device has no carrier",
+            Some(device) if device.up && device.addresses.is_empty() => {
+                "WARNING: the device has no address"
+            }
             Some(device) if device.up => "up",
             Some(_) => "WARNING: the device is down",
             None => "WARNING: there is no such device",

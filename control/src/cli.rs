@@ -51,6 +51,18 @@ pub enum Command {
     /// Show what a running gateway counts: connections, fallbacks and their reasons, link groups,
     /// RNICs
     Stats(Ask),
+    /// List the link groups of a running gateway: the peer, our role, how redundant they are
+    Groups(Ask),
+    /// List the links of all groups, each with its RNIC, its state and its connections
+    Links(Ask),
+    /// List the RNICs of a running gateway
+    Rnics(Ask),
+    /// Delete a link of a running gateway, or ask for another one
+    #[command(subcommand)]
+    Link(LinkCommand),
+    /// Take an RNIC of a running gateway out of use, or bring it back
+    #[command(subcommand)]
+    Rnic(RnicCommand),
     /// List the connections of a running gateway, each with its transport and, if that is TCP, why
     Conns(Conns),
     /// Print the SMC-R in a capture, one line per message: TCP option, CLC, LLC, CDC, RDMA writes
@@ -78,18 +90,78 @@ pub struct Doctor {
     pub json: bool,
 }
 
-/// How to ask a running gateway.
+/// What can be done to links.
+#[derive(Debug, Subcommand)]
+pub enum LinkCommand {
+    /// Delete a link; its connections go on over another link of its group, if there is one
+    Delete {
+        /// Its number in the first column of `smcgate links`
+        #[arg(value_name = "LINK")]
+        link: u32,
+        /// Do not let what is under way finish first
+        #[arg(long)]
+        disorderly: bool,
+        /// Whom to tell.
+        #[command(flatten)]
+        gateway: Whom,
+    },
+    /// Ask for another link in a group
+    Add {
+        /// Its number in the first column of `smcgate groups`
+        #[arg(value_name = "GROUP")]
+        group: u32,
+        /// Whom to tell.
+        #[command(flatten)]
+        gateway: Whom,
+    },
+}
+
+/// What can be done to RNICs.
+#[derive(Debug, Subcommand)]
+pub enum RnicCommand {
+    /// Use an RNIC no more; its links go down, and their connections go on elsewhere
+    Down {
+        /// Its name in the configuration
+        #[arg(value_name = "NAME")]
+        rnic: String,
+        /// Let what is under way finish first
+        #[arg(long)]
+        orderly: bool,
+        /// Whom to tell.
+        #[command(flatten)]
+        gateway: Whom,
+    },
+    /// Use an RNIC again; groups get links on it, and connections move there
+    Up {
+        /// Its name in the configuration
+        #[arg(value_name = "NAME")]
+        rnic: String,
+        /// Whom to tell.
+        #[command(flatten)]
+        gateway: Whom,
+    },
+}
+
+/// Which running gateway.
 #[derive(Debug, Args)]
-pub struct Ask {
-    /// Print the gateway's JSON
-    #[arg(long)]
-    pub json: bool,
+pub struct Whom {
     /// Where its admin endpoint listens [default: 127.0.0.1:9180]
     #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "config")]
     pub admin: Option<SocketAddr>,
     /// Take the address from `admin.listen` of this configuration
     #[arg(short, long = "config", value_name = "FILE")]
     pub config: Option<PathBuf>,
+}
+
+/// How to ask a running gateway.
+#[derive(Debug, Args)]
+pub struct Ask {
+    /// Print the gateway's JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Whom to ask.
+    #[command(flatten)]
+    pub gateway: Whom,
 }
 
 /// Options of `conns`.

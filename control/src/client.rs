@@ -1,4 +1,5 @@
-//! `smcgate stats` and `smcgate conns`: questions to a running gateway, and tables of the answers.
+//! `smcgate stats`, `conns`, `groups`, `links`, `rnics`: questions to a running gateway, and tables
+//! of the answers; `smcgate link`, `rnic`: commands to it.
 
 mod tables;
 
@@ -9,10 +10,13 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use ureq::Body;
+use ureq::http::Response;
 
+use crate::operate::Operation;
 use crate::stats::{ConnectionPage, ConnectionQuery, PER_PAGE_MAX, SCHEMA, Stats};
 
-pub use tables::{connections_text, stats_text};
+pub use tables::{connections_text, groups_text, links_text, rnics_text, stats_text};
 
 /// Where a gateway's admin endpoint listens if its configuration does not say.
 pub const DEFAULT_ADMIN: SocketAddr =
@@ -108,6 +112,18 @@ impl Client {
         Ok(all)
     }
 
+    /// Tells the gateway to do something. It has begun when this returns.
+    ///
+    /// # Errors
+    ///
+    /// As [`stats`](Self::stats), and why the gateway will not.
+    pub fn operate(&self, operation: &Operation) -> Result<(), ClientError> {
+        let fail = |why: String| ClientError { admin: self.admin, why };
+        let request = self.agent.post(format!("http://{}/operate", self.admin));
+        let response = request.send_json(operation).map_err(|error| fail(no_answer(&error)))?;
+        self.read(response).map(drop)
+    }
+
     fn ask<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -118,7 +134,16 @@ impl Client {
         for (name, value) in parameters {
             request = request.query(name, value);
         }
-        let mut response = request.call().map_err(|error| fail(no_answer(&error)))?;
+        let response = request.call().map_err(|error| fail(no_answer(&error)))?;
+        let json = self.read(response)?;
+        let value = T::deserialize(&json)
+            .map_err(|error| fail(format!("its answer does not fit: {error}")))?;
+        Ok(Answer { value, json })
+    }
+
+    /// The JSON of an answer, if it is one of ours and no refusal.
+    fn read(&self, mut response: Response<Body>) -> Result<Value, ClientError> {
+        let fail = |why: String| ClientError { admin: self.admin, why };
         let status = response.status();
         let json: Value = response
             .body_mut()
@@ -136,9 +161,7 @@ impl Client {
             let why = format!("its answer has schema {schema}, this program knows {SCHEMA}");
             return Err(fail(why));
         }
-        let value = T::deserialize(&json)
-            .map_err(|error| fail(format!("its answer does not fit: {error}")))?;
-        Ok(Answer { value, json })
+        Ok(json)
     }
 }
 

@@ -7,15 +7,17 @@ mod duration;
 mod error;
 mod keepalive;
 mod network;
+mod rnic;
 mod section;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
 pub use error::ConfigError;
 pub use keepalive::TcpKeepalive;
 pub use network::{Network, Upstream};
+use rnic::rnics;
 use section::{Placed, Section, Source};
 
 /// What the gateway shall do.
@@ -57,11 +59,19 @@ pub struct RnicConfig {
     pub kind: RnicKind,
     /// The network device it stands on.
     pub device: String,
-    /// The core of its poller; chosen by `[poll]` if absent.
+    /// The address of the device that is its GID; the device's first IPv4 address if absent, or
+    /// its best IPv6 address where it has no other.
+    pub address: Option<IpAddr>,
+    /// Threads that poll it: 1 to 64. Each link group is on one of them.
+    pub pollers: u32,
+    /// The core of its first poller; chosen by `[poll]` if absent, as those of the others are.
     pub core: Option<usize>,
     /// Largest RoCE payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. The largest that
     /// fits the device's MTU if absent.
     pub mtu: Option<u32>,
+    /// The physical network it is on, in the operator's words. A link group has links on all RNICs
+    /// of one network. All RNICs are on the same one if nobody says otherwise.
+    pub pnet: String,
 }
 
 /// The kinds of NIC this program can drive.
@@ -260,39 +270,6 @@ fn admin(source: Source<'_>, mut table: Section<'_>) -> Result<Admin, ConfigErro
     Ok(Admin { listen })
 }
 
-fn rnics(source: Source<'_>, tables: Vec<Section<'_>>) -> Result<Vec<RnicConfig>, ConfigError> {
-    let mut names = Unique::new("rnic");
-    let mut devices = Unique::new("rnic");
-    let mut found = Vec::new();
-    for mut table in tables {
-        let name = table.required("name")?;
-        table.rename(format!("rnic.{}", name.value));
-        let kind = table.word("kind", &RNIC_KINDS, RnicKind::RoceUdp)?;
-        let device = table.required("device")?;
-        let core = optional_core(&mut table)?;
-        let mtu = match table.number("mtu", 256..4097, 0)? {
-            Placed { value: 0, .. } => None,
-            mtu if mtu.value.is_power_of_two() => u32::try_from(mtu.value).ok(),
-            mtu => {
-                let why =
-                    format!("{} is no RoCE MTU; write 256, 512, 1024, 2048 or 4096", mtu.value);
-                return Err(mtu.error(source, why));
-            }
-        };
-        table.finish()?;
-        names.insert(source, &name)?;
-        devices.insert(source, &device)?;
-        found.push(RnicConfig { name: name.value, kind, device: device.value, core, mtu });
-    }
-    Ok(found)
-}
-
-fn optional_core(table: &mut Section<'_>) -> Result<Option<usize>, ConfigError> {
-    let absent = u64::MAX;
-    let core = table.number("core", 0..CORES_MAX, absent)?.value;
-    Ok(if core == absent { None } else { usize::try_from(core).ok() })
-}
-
 fn pnet(
     source: Source<'_>,
     tables: Vec<Section<'_>>,
@@ -466,7 +443,6 @@ const CORES_MAX: u64 = 4096;
 const CONNECTIONS_MAX: u32 = 500_000;
 
 const TRANSPORTS: [(&str, Transport); 2] = [("tcp", Transport::Tcp), ("smc", Transport::Smc)];
-const RNIC_KINDS: [(&str, RnicKind); 1] = [("roce-udp", RnicKind::RoceUdp)];
 const IDLE_POLICIES: [(&str, IdlePolicy); 3] =
     [("spin", IdlePolicy::Spin), ("adaptive", IdlePolicy::Adaptive), ("block", IdlePolicy::Block)];
 const OPTION_MODES: [(&str, OptionMode); 3] =

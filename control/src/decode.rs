@@ -7,9 +7,11 @@
 //! The file is untrusted: damage ends the output early and is reported, and is never a panic.
 
 mod capture;
+mod clc;
 mod frame;
 mod messages;
 mod roce;
+mod sends;
 mod streams;
 mod words;
 
@@ -21,6 +23,7 @@ pub use words::{Line, Words};
 
 use capture::End;
 use frame::{Content, Packet};
+use sends::Sends;
 use streams::Streams;
 
 /// Why a file could not be decoded, or not to its end.
@@ -75,6 +78,7 @@ pub fn decode(
 ) -> Result<Summary, DecodeError> {
     let mut summary = Summary::default();
     let mut streams = Streams::default();
+    let mut sends = Sends::default();
     let mut origin_ns = None;
     let mut lines = Vec::new();
     let end = capture::frames(input, &mut |frame| {
@@ -82,7 +86,7 @@ pub fn decode(
         let origin_ns = *origin_ns.get_or_insert(frame.time_ns);
         let time_ns = frame.time_ns.saturating_sub(origin_ns);
         if let Some(packet) = frame::dissect(frame.link, frame.bytes) {
-            packet_lines(&packet, time_ns, &mut streams, &mut lines);
+            packet_lines(&packet, time_ns, &mut streams, &mut sends, &mut lines);
         }
         for line in lines.drain(..) {
             summary.lines += 1;
@@ -94,7 +98,13 @@ pub fn decode(
     Ok(summary)
 }
 
-fn packet_lines(packet: &Packet<'_>, time_ns: u64, streams: &mut Streams, lines: &mut Vec<Line>) {
+fn packet_lines(
+    packet: &Packet<'_>,
+    time_ns: u64,
+    streams: &mut Streams,
+    sends: &mut Sends,
+    lines: &mut Vec<Line>,
+) {
     let Packet { source, target, content } = *packet;
     match content {
         Content::Tcp(segment) => {
@@ -105,7 +115,7 @@ fn packet_lines(packet: &Packet<'_>, time_ns: u64, streams: &mut Streams, lines:
                 lines.push(Line { time_ns, source, target, words });
             });
         }
-        Content::Roce(datagram) => roce::packets(datagram, &mut |words| {
+        Content::Roce(datagram) => roce::packets(datagram, (source, target), sends, &mut |words| {
             let (source, target) = (source.to_string(), target.to_string());
             lines.push(Line { time_ns, source, target, words });
         }),

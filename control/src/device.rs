@@ -4,7 +4,7 @@
 //! address is in no device, or when something changed.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
 use smcr_os::netdev::{NetworkDevice, network_devices};
 use smcr_proto::wire::clc::proposal::{Ipv4Subnet, Ipv6Prefix, PREFIXES_MAX, Proposal};
@@ -81,31 +81,53 @@ pub fn local_address_towards(peer: IpAddr) -> io::Result<IpAddr> {
     socket.local_addr().map(|local| local.ip())
 }
 
-/// The first IPv4 address of `device`: that of a RoCEv2 port on it.
-pub fn ipv4_address(device: &NetworkDevice) -> Option<Ipv4Addr> {
-    ipv4_addresses(device).next().map(|(address, _)| address)
+/// What a CLC Proposal says about the network that it comes from: a subnet over IPv4, prefixes over
+/// IPv6.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Subnets {
+    /// The IPv4 subnet; all zero over IPv6.
+    pub ipv4: Ipv4Subnet,
+    /// The IPv6 prefixes, of which the first `prefix_count` are meant.
+    pub prefixes: [Ipv6Prefix; PREFIXES_MAX],
+    /// How many there are; zero over IPv4.
+    pub prefix_count: u8,
 }
 
-/// The subnet of `local` on `device`, as it goes into a CLC Proposal.
+/// What the Proposal of a connection from `local`, an address of `device`, says.
 ///
-/// All zero for an IPv6 address, whose Proposal carries [`ipv6_prefixes`] instead, and for an
-/// address that is not on the device.
-pub fn ipv4_subnet(device: &NetworkDevice, local: IpAddr) -> Ipv4Subnet {
-    let local = local.to_canonical();
+/// A v4-mapped address is the IPv4 address it maps.
+pub fn subnets(device: &NetworkDevice, local: IpAddr) -> Subnets {
+    // RFC 7609 3.5.1.2-3
+    match local.to_canonical() {
+        // RFC 7609 A.2.2-12
+        IpAddr::V4(local) => Subnets { ipv4: ipv4_subnet(device, local), ..Subnets::default() },
+        IpAddr::V6(_) => {
+            // RFC 7609 A.2.2-10, A.2.2-11
+            let (prefixes, prefix_count) = ipv6_prefixes(device);
+            Subnets { ipv4: Ipv4Subnet::default(), prefixes, prefix_count }
+        }
+    }
+}
+
+/// The subnet of `local` on `device`; that of loopback for all of 127.0.0.0/8.
+fn ipv4_subnet(device: &NetworkDevice, local: Ipv4Addr) -> Ipv4Subnet {
+    let is_it = |own: Ipv4Addr| own == local || own.is_loopback() && local.is_loopback();
     ipv4_addresses(device)
-        .find(|(address, _)| IpAddr::from(*address) == local)
-        .map(|(address, prefix_bits)| subnet(address, prefix_bits))
+        .find(|(own, _)| is_it(*own))
+        .map(|(own, prefix_bits)| subnet(own, prefix_bits))
         .unwrap_or_default()
 }
 
-/// The prefixes of `device` that go into a CLC Proposal over IPv6, and how many there are.
-/// Link-local ones are the same on every link, so they prove nothing and stay out.
-pub fn ipv6_prefixes(device: &NetworkDevice) -> ([Ipv6Prefix; PREFIXES_MAX], u8) {
+/// The prefixes of `device`, and how many there are. Link-local ones are the same on every link, so
+/// they prove nothing and stay out.
+fn ipv6_prefixes(device: &NetworkDevice) -> ([Ipv6Prefix; PREFIXES_MAX], u8) {
     let mut prefixes = [Ipv6Prefix::default(); PREFIXES_MAX];
     let mut count = 0;
-    for prefix in global_prefixes(device).take(PREFIXES_MAX) {
-        prefixes[usize::from(count)] = prefix;
-        count += 1;
+    for prefix in global_prefixes(device) {
+        if usize::from(count) < PREFIXES_MAX && !prefixes[..usize::from(count)].contains(&prefix) {
+            prefixes[usize::from(count)] = prefix;
+            count += 1;
+        }
     }
     (prefixes, count)
 }
@@ -120,14 +142,22 @@ pub fn ipv6_prefixes(device: &NetworkDevice) -> ([Ipv6Prefix; PREFIXES_MAX], u8)
 /// # Specification
 ///
 /// RFC 7609, 3.5.1 and A.2.2; the exact rule is that of deployed peers.
-pub fn subnets_match(proposal: &Proposal, local: SocketAddr, device: &NetworkDevice) -> bool {
-    match local.ip().to_canonical() {
+pub fn subnets_match(proposal: &Proposal, local: IpAddr, device: &NetworkDevice) -> bool {
+    match local.to_canonical() {
+        // RFC 7609 3.5.1.2-7
         IpAddr::V4(_) => ipv4_addresses(device)
             .any(|(address, bits)| bits > 0 && subnet(address, bits) == proposal.subnet),
+        // RFC 7609 3.5.1.2-8
         IpAddr::V6(_) => {
             let count = usize::from(proposal.prefix_count).min(PREFIXES_MAX);
             global_prefixes(device).any(|own| proposal.prefixes[..count].contains(&own))
         }
+    }
+}
+
+impl FromIterator<NetworkDevice> for Devices {
+    fn from_iter<I: IntoIterator<Item = NetworkDevice>>(devices: I) -> Self {
+        Self { devices: devices.into_iter().collect() }
     }
 }
 
@@ -163,7 +193,15 @@ mod tests {
     fn device(name: &str, addresses: &[(&str, u8)]) -> NetworkDevice {
         let addresses =
             addresses.iter().map(|(address, bits)| (address.parse().unwrap(), *bits)).collect();
-        NetworkDevice { name: name.into(), mac: None, mtu: 1500, up: true, addresses }
+        NetworkDevice {
+            name: name.into(),
+            mac: None,
+            mtu: 1500,
+            index: 2,
+            up: true,
+            running: true,
+            addresses,
+        }
     }
 
     fn proposal(network: [u8; 4], prefix_bits: u8, prefix: &str) -> Proposal {
@@ -206,35 +244,53 @@ mod tests {
         let (device, local) = devices.towards(Ipv4Addr::LOCALHOST.into()).unwrap();
         assert_eq!((device.name.as_str(), local), ("lo", Ipv4Addr::LOCALHOST.into()));
         assert_eq!(devices.named("lo"), Some(device));
-        assert_eq!(ipv4_address(device), Some(Ipv4Addr::LOCALHOST));
     }
 
     /// Deployed peers expect the network number where the RFC's figure says "mask".
+    // RFC 7609 3.5.1.2-3, A.2.2-10, A.2.2-12
     #[test]
     fn a_proposal_carries_the_network_number_and_the_prefixes() {
         let va = device(
             "va",
             &[("10.1.2.3", 24), ("10.9.9.9", 31), ("fe80::1", 64), ("fd00:0:0:7::1", 64)],
         );
+        let of = |address: &str| subnets(&va, address.parse().unwrap());
         let expected = Ipv4Subnet { network: [10, 1, 2, 0], prefix_bits: 24 };
-        assert_eq!(ipv4_subnet(&va, "10.1.2.3".parse().unwrap()), expected);
+        assert_eq!((of("10.1.2.3").ipv4, of("10.1.2.3").prefix_count), (expected, 0));
         let second = Ipv4Subnet { network: [10, 9, 9, 8], prefix_bits: 31 };
-        assert_eq!(ipv4_subnet(&va, "::ffff:10.9.9.9".parse().unwrap()), second);
-        assert_eq!(ipv4_subnet(&va, "fd00::1".parse().unwrap()), Ipv4Subnet::default());
-        let (prefixes, count) = ipv6_prefixes(&va);
+        let mapped = of("::ffff:10.9.9.9");
+        assert_eq!((mapped.ipv4, mapped.prefix_count), (second, 0), "the IPv4 rule");
+        let Subnets { ipv4, prefixes, prefix_count } = of("fd00:0:0:7::1");
         let prefix: Ipv6Addr = "fd00:0:0:7::".parse().unwrap();
-        assert_eq!((count, prefixes[0].prefix, prefixes[0].prefix_bits), (1, prefix.octets(), 64));
+        assert_eq!(ipv4, Ipv4Subnet::default());
+        assert_eq!((prefix_count, prefixes[0].prefix_bits), (1, 64));
+        assert_eq!(prefixes[0].prefix, prefix.octets());
     }
 
+    /// A server takes no more than eight, and two addresses in one prefix are one.
+    // RFC 7609 A.2.2-11
+    #[test]
+    fn a_proposal_carries_eight_prefixes_at_most() {
+        let addresses: Vec<_> = (0..24).map(|n| format!("fd00:0:0:{}::{n}", n / 2)).collect();
+        let addresses: Vec<_> = addresses.iter().map(|text| (text.as_str(), 64)).collect();
+        let Subnets { prefixes, prefix_count, .. } =
+            subnets(&device("va", &addresses), "fd00::1".parse().unwrap());
+        assert_eq!(usize::from(prefix_count), PREFIXES_MAX);
+        let last: Ipv6Addr = "fd00:0:0:7::".parse().unwrap();
+        assert_eq!(prefixes[7].prefix, last.octets());
+    }
+
+    /// With a client that no packet can reach a link would come up never.
+    // RFC 7609 3.5.1.2-7, 3.5.1.2-8
     #[test]
     fn subnets_match_by_network_number_and_mask_or_by_any_prefix() {
         let vb = device(
             "vb",
             &[("192.168.0.1", 16), ("10.8.0.2", 24), ("fe80::2", 64), ("fd00::2", 64)],
         );
-        let v4 = "10.8.0.2:7002".parse().unwrap();
-        let v6 = "[fd00::2]:7002".parse().unwrap();
-        let mapped = "[::ffff:10.8.0.2]:7002".parse().unwrap();
+        let v4 = "10.8.0.2".parse().unwrap();
+        let v6 = "fd00::2".parse().unwrap();
+        let mapped = "::ffff:10.8.0.2".parse().unwrap();
         let same = proposal([10, 8, 0, 0], 24, "fd00::");
         assert!(subnets_match(&same, v4, &vb));
         assert!(subnets_match(&same, v6, &vb));

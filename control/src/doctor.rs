@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
+use smcr_os::interface::preferred_address;
 
 use crate::device::Devices;
 use crate::smc_option::SmcOption;
@@ -137,14 +138,15 @@ fn devices() -> Finding {
     let usable: Vec<_> = devices
         .all()
         .iter()
-        .filter(|device| device.up && device.name != "lo")
+        .filter(|device| device.running && device.name != "lo")
         .filter_map(|device| {
-            let (address, bits) = device.addresses.iter().find(|(own, _)| own.is_ipv4())?;
+            let address = preferred_address(device)?;
+            let (_, bits) = device.addresses.iter().find(|(own, _)| *own == address)?;
             Some(format!("{} ({address}/{bits}, mtu {})", device.name, device.mtu))
         })
         .collect();
     if usable.is_empty() {
-        let found = "no device but loopback is up and has an IPv4 address";
+        let found = "no device but loopback is up, with a carrier and an address";
         return Finding::warn(name, found, "give one an address: the soft RNIC needs it");
     }
     Finding::ok(name, format!("a soft RNIC can stand on {}", usable.join(", ")))

@@ -2,31 +2,30 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use smcr_engine::clock::Clock;
 use smcr_engine::limits::CONNECTIONS_MAX;
 use smcr_engine::mailbox::{Receiver, Waker};
+use smcr_proto::link::Keepalive;
 use smcr_proto::wire::clc::Diagnosis;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
-use smcr_proto::{Instant, PeerId};
-use smcr_rnic::{Opening, Rnic};
+use smcr_proto::{Instant, PeerId, RmbeSize};
+use smcr_rnic::Rnic;
 
-use crate::buffers::Budget;
 use crate::config::Config;
-use crate::groups::Group;
+use crate::groups::{self, GroupId, Groups, PortId, QpOf, Settings};
 use crate::listener::Listener;
+use crate::network::Network;
 use crate::placement::Poller;
 use crate::reactor::{Event, Key, Reactor, Token};
-use crate::sessions::{GroupId, PortId, Session};
+use crate::sessions::{Founding, Session};
 use crate::slab::Slab;
 use crate::smc_option::OptionSource;
-use crate::status::Question;
-
-/// The queue pair of an RNIC, as it travels to its poller.
-pub type QpOf<N> = <<N as Rnic>::Opening as Opening>::Qp;
+use crate::status::{Question, Traffic};
 
 /// An RNIC and its poller. Without an RNIC it relays TCP only.
 pub struct Port<N: Rnic> {
@@ -34,24 +33,28 @@ pub struct Port<N: Rnic> {
     pub name: String,
     /// The network device below it.
     pub device: String,
+    /// The physical network it is on.
+    pub pnet: String,
     /// The network it is in.
     pub subnet: Ipv4Subnet,
     /// The NIC.
     pub rnic: Option<N>,
     /// Its poller.
     pub poller: Poller<QpOf<N>>,
-    /// Which session has which of the poller's slots.
-    pub sessions: Box<[Option<Key>]>,
     /// What the NIC counts.
-    pub traffic: std::sync::Arc<crate::status::Traffic>,
+    pub traffic: Arc<Traffic>,
 }
 
-impl<N: Rnic> Port<N> {
-    /// A table of no sessions.
-    pub fn no_sessions() -> Box<[Option<Key>]> {
-        vec![None; CONNECTIONS_MAX].into()
-    }
+/// What the gateway knows of a port beside its link groups.
+pub struct PortInfo {
+    /// The network device below it.
+    pub device: String,
+    /// What the NIC counts.
+    pub traffic: Arc<Traffic>,
 }
+
+/// The link groups of a gateway.
+pub type GatewayGroups<N> = Groups<N, Vec<Poller<QpOf<N>>>>;
 
 /// Everything the control thread knows.
 pub struct Gateway<N: Rnic> {
@@ -60,9 +63,9 @@ pub struct Gateway<N: Rnic> {
     pub(crate) reactor: Reactor,
     pub(crate) option: OptionSource,
     pub(crate) peer_id: PeerId,
-    pub(crate) ports: Vec<Port<N>>,
-    /// Which port connections of a network device use, where the operator said so.
-    pub(crate) port_by_address: HashMap<std::net::IpAddr, PortId>,
+    pub(crate) ports: Vec<PortInfo>,
+    /// Devices, and which port connections of each go through.
+    pub(crate) network: Network,
     pub(crate) listeners: Vec<Listener>,
     pub(crate) sessions: Slab<Session>,
     /// How many sessions are rendezvous.
@@ -71,10 +74,11 @@ pub struct Gateway<N: Rnic> {
     pub(crate) shaking_keys: Vec<Key>,
     /// When the rendezvous are looked at again.
     pub(crate) tick_at: Instant,
-    pub(crate) groups: HashMap<GroupId, Group<N::Opening>>,
-    pub(crate) groups_made: u32,
-    pub(crate) rmb_budget: Budget,
-    pub(crate) links_made: u32,
+    pub(crate) groups: GatewayGroups<N>,
+    /// Who waits for first contacts.
+    pub(crate) foundings: HashMap<GroupId, Founding>,
+    /// Which session has which slot.
+    pub(crate) session_of: Box<[Option<Key>]>,
     /// Why a rendezvous that is about to fall back does so.
     pub(crate) fallback_reasons: HashMap<Key, Diagnosis>,
     pub(crate) fallbacks: BTreeMap<Diagnosis, u64>,
@@ -108,8 +112,8 @@ pub struct Parts<N: Rnic> {
     pub peer_id: PeerId,
     /// RNICs and pollers.
     pub ports: Vec<Port<N>>,
-    /// Which port the connections of a local address use.
-    pub port_by_address: HashMap<std::net::IpAddr, PortId>,
+    /// Where the ports are.
+    pub network: Network,
     /// Listening sockets.
     pub listeners: Vec<Listener>,
     /// Wakes the control thread.
@@ -129,6 +133,9 @@ impl<N: Rnic> Gateway<N> {
     pub fn new(parts: Parts<N>) -> io::Result<Self> {
         let reactor = Reactor::new()?;
         reactor.watch(parts.waker.descriptor(), Token::Waker)?;
+        if let Some(changes) = parts.network.descriptor() {
+            reactor.watch(changes, Token::Network)?;
+        }
         for (index, listener) in parts.listeners.iter().enumerate() {
             let index = u16::try_from(index).map_err(|_| io::ErrorKind::InvalidInput)?;
             if let Some(socket) = &listener.socket {
@@ -136,24 +143,28 @@ impl<N: Rnic> Gateway<N> {
             }
         }
         let started = parts.clock.now();
-        let rmb_budget = Budget::new(parts.config.limits.rmb_bytes);
+        let settings = settings(&parts.config, parts.peer_id);
+        let (ports, groups) = join_ports(settings, parts.ports);
+        let mut groups = groups;
+        for index in (0..ports.len()).map(PortId) {
+            groups.carrier_changed(started, index, parts.network.is_up(index));
+        }
         Ok(Self {
             config: parts.config,
             clock: parts.clock,
             reactor,
             option: parts.option,
             peer_id: parts.peer_id,
-            ports: parts.ports,
-            port_by_address: parts.port_by_address,
+            ports,
+            network: parts.network,
             listeners: parts.listeners,
             sessions: Slab::default(),
             shaking: 0,
             shaking_keys: Vec::new(),
             tick_at: started,
-            groups: HashMap::new(),
-            groups_made: 0,
-            rmb_budget,
-            links_made: 0,
+            groups,
+            foundings: HashMap::new(),
+            session_of: vec![None; CONNECTIONS_MAX].into(),
             fallback_reasons: HashMap::new(),
             fallbacks: BTreeMap::new(),
             connections_smc: 0,
@@ -185,11 +196,13 @@ impl<N: Rnic> Gateway<N> {
             let now = self.clock.now();
             for event in events.drain(..) {
                 self.dispatch(now, event);
+                self.heed_groups(now);
             }
             self.take_reports(now);
             self.expire(now);
+            self.heed_groups(now);
             self.answer_questions(now);
-            if self.ports.iter().any(|port| port.poller.is_dead()) {
+            if self.groups.pollers().iter().any(Poller::is_dead) {
                 return Err(io::Error::other("a polling thread ended; see the lines above"));
             }
         }
@@ -202,12 +215,12 @@ impl<N: Rnic> Gateway<N> {
         self.waker.about_to_sleep();
         // First of all: what is behind must get on however much comes in.
         let mut behind = false;
-        for port in &mut self.ports {
-            behind |= !port.poller.catch_up();
+        for poller in self.groups.pollers_mut() {
+            behind |= !poller.catch_up();
         }
         let quiet = self.questions.is_empty()
             && self.stop.is_empty()
-            && self.ports.iter().all(|port| port.poller.reports.is_empty());
+            && self.groups.pollers().iter().all(|poller| poller.reports.is_empty());
         if !quiet {
             return Some(Duration::ZERO);
         }
@@ -215,7 +228,7 @@ impl<N: Rnic> Gateway<N> {
             return Some(CATCH_UP_EVERY);
         }
         let now = self.clock.now();
-        let groups = self.next_group_deadline().map(|deadline| deadline.since(now));
+        let groups = self.groups.poll_timeout().map(|deadline| deadline.since(now));
         let waits = self.shaking > 0 || !self.suspects.is_empty() || self.draining.is_some();
         let tick = waits.then_some(TICK);
         // A deadline that has just passed must not make us spin: a millisecond is soon enough.
@@ -238,6 +251,7 @@ impl<N: Rnic> Gateway<N> {
                     self.suspects.push_back((now, key));
                 }
             }
+            Token::Network => self.network_changed(now),
             Token::Waker => {}
         }
     }
@@ -248,7 +262,7 @@ impl<N: Rnic> Gateway<N> {
             self.tick_at = now + TICK;
             self.expire_rendezvous(now);
         }
-        self.expire_groups(now);
+        self.groups.expire(now);
         self.expire_suspects(now);
         if self.stop.receive().is_some() {
             self.drain(now);
@@ -260,16 +274,49 @@ impl<N: Rnic> Gateway<N> {
 
     /// The port that a session's connection to the peer goes through.
     pub(crate) fn port_of(&self, key: Key) -> Option<PortId> {
+        self.network.ports_for(self.local_of(key)?).first().copied()
+    }
+
+    /// The local address of a rendezvous.
+    pub(crate) fn local_of(&self, key: Key) -> Option<IpAddr> {
         let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return None };
         let local = rustix::net::getsockname(&shaking.peer).ok()?;
-        let local = SocketAddr::try_from(local).ok()?.ip().to_canonical();
-        self.port_by_address.get(&local).copied()
+        Some(SocketAddr::try_from(local).ok()?.ip())
     }
 
     /// Seconds since the gateway started.
     pub(crate) fn uptime_s(&self, now: Instant) -> u64 {
         now.since(self.started).as_secs()
     }
+}
+
+/// What the operator decided about link groups.
+fn settings(config: &Config, peer_id: PeerId) -> Settings {
+    let smc = &config.smc;
+    Settings {
+        peer_id,
+        rmbe_size: RmbeSize::from_bytes(smc.rmbe_size).expect("the configuration was checked"),
+        rmb_elements: u8::try_from(smc.rmb_elements).expect("the configuration was checked"),
+        rmb_bytes: config.limits.rmb_bytes,
+        keepalive: Keepalive { idle: Some(smc.test_link_idle), reply_wait: smc.test_link_timeout },
+        idle_group_server: smc.idle_group_server,
+        idle_group_client: smc.idle_group_client,
+        max_links: smcr_proto::limits::LINKS_MAX,
+    }
+}
+
+/// The link groups over these ports, and what else the gateway knows of them.
+fn join_ports<N: Rnic>(
+    settings: Settings,
+    ports: Vec<Port<N>>,
+) -> (Vec<PortInfo>, GatewayGroups<N>) {
+    let (mut infos, mut nics, mut pollers) = (Vec::new(), Vec::new(), Vec::new());
+    for port in ports {
+        infos.push(PortInfo { device: port.device, traffic: port.traffic });
+        nics.push(groups::Port::new(port.name, port.pnet, port.subnet, port.rnic));
+        pollers.push(port.poller);
+    }
+    (infos, Groups::new(settings, nics, pollers))
 }
 
 /// How often waiting rendezvous are looked at. Their deadlines are seconds long.

@@ -1,124 +1,277 @@
-//! Link groups: the machine of `smcr-proto`, and what it stands on: queue pairs and memory.
+//! Link groups: queue pairs, memory and the machine of `smcr-proto`, over all RNICs.
+//!
+//! Nothing here knows a socket, a clock or a configuration file: time and NIC come in as arguments,
+//! commands go out through [`Pollers`], and what the owner must know waits in
+//! [`poll_event`](Groups::poll_event). The gateway runs it over its reactor, a simulator over a
+//! virtual clock.
 //!
 //! A group lives as long as its machine says. When that terminates, the connections on it are
-//! failed, the queue pair is retired, and once everything is home its memory is withdrawn.
+//! failed, the queue pairs are retired, and once everything is home its memory is withdrawn.
+//!
+//! - [`group`] is one link group and its links;
+//! - `machine` does what the machine of a group demands; `links` opens and loses the links beyond
+//!   the first, `moves` finds their connections another place;
+//! - [`members`] is which connection holds what of a group;
+//! - `memory` grows and shrinks what a group has of it;
+//! - [`stock`] is RMBs and their elements, [`slots`] the slots of connections;
+//! - `operate` is what operators do to them;
+//! - [`ports`] is what groups stand on.
 
+pub mod group;
+mod links;
+mod machine;
+pub mod members;
+mod memory;
+mod moves;
+mod operate;
+pub mod ports;
+pub mod slots;
+pub mod stock;
+
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use smcr_engine::handoff::Activity;
 use smcr_engine::{Command, LinkId};
-use smcr_memory::Rmbe;
+use smcr_proto::limits::RETRY_LINK;
 use smcr_proto::link::{Cause, Keepalive};
-use smcr_proto::link_group::{self, LinkGroup, Role, Setup, UNNUMBERED};
+use smcr_proto::link_group::{LinkGroup, Role, Setup, UNNUMBERED};
 use smcr_proto::wire::clc::Offer;
-use smcr_proto::wire::llc::{DeleteReason, Llc};
-use smcr_proto::{Gid, Instant, LinkNumber, LinkUserId, MacAddress, PeerId, RmbeSize};
-use smcr_rnic::{Domain, Exhausted, Message, Opening, QpAddress, Rnic};
+use smcr_proto::wire::llc::DeleteReason;
+use smcr_proto::{Gid, Instant, LinkNumber, LinkUserId, PeerId, RmbeSize};
+use smcr_rnic::{Exhausted, Opening, QpAddress, Rnic};
 
-use crate::buffers::{Element, Stock};
-use crate::config;
-use crate::gateway::Gateway;
-use crate::reactor::Key;
-use crate::sessions::{GroupId, PortId};
+pub use group::{Group, GroupId, Link, Peer, Phase};
+use group::{LinkState, MEMBERS_MAX};
+use members::Members;
+pub use members::{BadOffer, Joined, Member, Refusal};
+pub use ports::{Pollers, Port, PortId, QpOf};
+use slots::Slots;
+use stock::{Budget, Stock};
 
-/// One link group.
-pub struct Group<O> {
-    /// The RNIC and poller it lives on.
-    pub port: PortId,
-    /// Our role in its first contact.
-    pub role: Role,
-    /// The peer.
-    pub peer: Peer,
-    /// Where it is in its life.
-    pub phase: Phase<O>,
-    /// Its one link.
-    pub link: LinkId,
-    /// The link's number, once it has one.
-    pub number: LinkNumber,
-    /// Our end of the link.
-    pub address: QpAddress,
-    /// When the link last brought something.
-    pub activity: Arc<Activity>,
-    /// Its RMBs.
-    pub stock: Stock,
-    /// Connections and rendezvous that hold an element.
-    pub users: u32,
-    /// The rendezvous of the first contact.
-    pub founder: Option<Key>,
-    /// Rendezvous that wait for the outcome of the first contact.
-    pub waiting: Vec<Key>,
-    domain: Domain,
-    /// What the machine was last told of `activity`.
-    heard: Instant,
-    /// The poller has given the queue pair up.
-    retired: bool,
+/// What an operator decides about link groups.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Who we are.
+    pub peer_id: PeerId,
+    /// Size of an RMB element.
+    pub rmbe_size: RmbeSize,
+    /// Elements of an RMB.
+    pub rmb_elements: u8,
+    /// Bytes that all RMBs together may take.
+    pub rmb_bytes: u64,
+    /// When links are probed.
+    pub keepalive: Keepalive,
+    /// How long a group without connections stays where we are the server.
+    pub idle_group_server: Duration,
+    /// The same where we are the client.
+    pub idle_group_client: Duration,
+    /// The most links of a group.
+    pub max_links: u8,
 }
 
-/// Who is at the other end.
+/// What the owner must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer {
-    /// The peer.
-    pub id: PeerId,
-    /// Its port.
-    pub gid: Gid,
-    /// Its port.
-    pub mac: MacAddress,
+pub enum Event {
+    /// The first contact of this group succeeded: connections may join.
+    Established(GroupId),
+    /// The first contact failed; if `committed`, when its connection could no longer be declined
+    /// (RFC C.3).
+    FirstContactFailed {
+        /// The group.
+        group: GroupId,
+        /// The point of no return was behind.
+        committed: bool,
+    },
+    /// Whoever was told [`Refusal::NotYet`] may try again.
+    ElementsChanged(GroupId),
+    /// The group is over. Its connections end one by one.
+    Ended(GroupId),
 }
 
-impl Peer {
-    /// Who made this offer.
-    pub fn of(offer: &Offer) -> Self {
-        Self { id: offer.peer_id, gid: offer.gid, mac: offer.mac }
-    }
+/// What happened to link groups, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Connections that were aborted because the peer gave their element to another.
+    pub conflicts: u64,
+    /// Links that went down with another one there to take their connections.
+    pub links_failed_over: u64,
+    /// Links that went down without one.
+    pub links_lost: u64,
+    /// Groups that ended for any other reason than that they were idle.
+    pub groups_lost: u64,
+    /// Connections that went on over another link.
+    pub connections_moved: u64,
 }
 
-/// Where a group is in its life.
-pub enum Phase<O> {
-    /// The server's queue pair waits for the address of the client's.
-    Opening(Option<O>),
-    /// The machine runs. The peer's queue pair is this one.
-    Running(Box<LinkGroup>, QpAddress),
-    /// Over; elements or the queue pair are still out.
-    Ending,
+/// All link groups of a process.
+pub struct Groups<N: Rnic, P: Pollers<QpOf<N>>> {
+    settings: Settings,
+    ports: Vec<Port<N>>,
+    pollers: P,
+    groups: BTreeMap<GroupId, Group<N::Opening>>,
+    groups_made: u32,
+    links_made: u32,
+    members: Members,
+    counts: Counts,
+    slots: Slots,
+    budget: Budget,
+    events: VecDeque<Event>,
 }
 
-impl<O> Group<O> {
-    /// Whether connections may join.
-    pub fn is_established(&self) -> bool {
-        match &self.phase {
-            Phase::Running(machine, _) => machine.is_established(),
-            Phase::Opening(_) | Phase::Ending => false,
+impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
+    /// No groups yet.
+    pub fn new(settings: Settings, ports: Vec<Port<N>>, pollers: P) -> Self {
+        Self {
+            settings,
+            ports,
+            pollers,
+            groups: BTreeMap::new(),
+            groups_made: 0,
+            links_made: 0,
+            members: Members::new(),
+            counts: Counts::default(),
+            slots: Slots::new(),
+            budget: Budget::new(settings.rmb_bytes),
+            events: VecDeque::new(),
         }
     }
 
-    /// Whether its first contact is going on.
-    pub fn is_founding(&self) -> bool {
-        match &self.phase {
-            Phase::Opening(_) => true,
-            Phase::Running(machine, _) => !machine.is_established() && !machine.is_terminated(),
-            Phase::Ending => false,
-        }
+    /// What happened so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
     }
-}
 
-impl<N: Rnic> Gateway<N> {
+    /// The ports, by index.
+    pub fn ports(&self) -> &[Port<N>] {
+        &self.ports
+    }
+
+    /// The pollers.
+    pub fn pollers(&self) -> &P {
+        &self.pollers
+    }
+
+    /// The pollers, for what link groups have no part in.
+    pub fn pollers_mut(&mut self) -> &mut P {
+        &mut self.pollers
+    }
+
+    /// The slots of all connections, those that stay TCP included.
+    pub fn slots_mut(&mut self) -> &mut Slots {
+        &mut self.slots
+    }
+
+    /// Every group, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = (GroupId, &Group<N::Opening>)> {
+        self.groups.iter().map(|(id, group)| (*id, group))
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.groups.is_empty()
+    }
+
+    /// The group, unless it is gone.
+    pub fn at(&self, id: GroupId) -> Option<&Group<N::Opening>> {
+        self.groups.get(&id)
+    }
+
+    /// What the peer calls a link.
+    pub fn number_of(&self, link: LinkId) -> Option<u8> {
+        self.groups.values().find_map(|group| Some(group.link(link)?.number.0))
+    }
+
+    /// What the owner must know, oldest first. Drain it after every input.
+    #[must_use]
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Where a new connection that came by `port` can use RDMA: there, on the least busy of the
+    /// pollers of its RNIC; else on another RNIC of the same physical network. `peer` is the port
+    /// that it must reach, once that is known.
+    pub fn usable_port(&self, port: PortId, peer: Option<Gid>) -> Option<PortId> {
+        let near = self.ports.get(port.0)?;
+        let rank = |(index, other): (usize, &Port<N>)| {
+            let reaches = peer.is_none_or(|peer| other.reaches(peer));
+            let fits = other.is_up() && other.pnet == near.pnet && reaches;
+            let elsewhere = other.address() != near.address();
+            let id = PortId(index);
+            fits.then(|| (elsewhere, self.members_of(id), id))
+        };
+        self.ports.iter().enumerate().filter_map(rank).min().map(|(_, _, id)| id)
+    }
+
+    /// The group that a new connection from `peer` by `port` joins, where we are the server.
+    ///
+    /// None begins a new one: with a new peer, beside groups that are full, and while an RNIC has
+    /// pollers that serve no group of this peer.
+    pub fn joinable(&self, port: PortId, peer: Peer) -> Option<GroupId> {
+        let near = self.ports.get(port.0)?;
+        let with_peer: Vec<_> =
+            self.iter().filter(|(_, group)| self.serves(group, near, peer)).collect();
+        let pollers =
+            self.ports.iter().filter(|one| one.is_up() && one.address() == near.address());
+        // RFC 7609 3.5.3-1
+        if with_peer.len() < pollers.count() && self.idle_poller(port, &with_peer) {
+            return None;
+        }
+        let open = with_peer.into_iter().filter(|(_, group)| {
+            // RFC 7609 2-4, 2.2.4-7, 3.5.1.2-5, 3.5.1.6.4-5, 3.5.2.1-2
+            group.is_established() && group.members.len() < MEMBERS_MAX
+        });
+        open.min_by_key(|(id, group)| (group.members.len(), *id)).map(|(id, _)| id)
+    }
+
+    /// The group whose first contact with the client `peer` is going on.
+    pub fn founding(&self, port: PortId, peer: Peer) -> Option<GroupId> {
+        let near = self.ports.get(port.0)?;
+        let fits =
+            |group: &Group<N::Opening>| group.is_founding() && self.serves(group, near, peer);
+        self.iter().find(|(_, group)| fits(group)).map(|(id, _)| id)
+    }
+
+    /// Whether connections of `peer` by `near` belong to this group, in the role of its server.
+    fn serves(&self, group: &Group<N::Opening>, near: &Port<N>, peer: Peer) -> bool {
+        let here =
+            group.links.first().is_some_and(|link| self.ports[link.port.0].pnet == near.pnet);
+        let over = matches!(group.phase, Phase::Ending);
+        // RFC 7609 2.2.3-2, 3.5.2.1-2
+        group.role == Role::Server && group.peer.id == peer.id && here && !over
+    }
+
+    /// Whether the poller that a new group would live on has none of these.
+    fn idle_poller(&self, port: PortId, groups: &[(GroupId, &Group<N::Opening>)]) -> bool {
+        let links = || groups.iter().flat_map(|(_, group)| &group.links);
+        let near = self.ports[port.0].address();
+        let mut here = self.ports.iter().enumerate().filter(|(_, one)| one.address() == near);
+        !groups.is_empty()
+            && here.any(|(index, one)| one.is_up() && links().all(|link| link.port.0 != index))
+    }
+
+    /// The link that a server's Accept names in a later contact, and its group.
+    pub fn named_by(&self, accept: &Offer) -> Option<(GroupId, LinkId)> {
+        self.iter().find_map(|(id, group)| {
+            // RFC 7609 3.5.2.2-1
+            let fits = group.role == Role::Client && group.peer.id == accept.peer_id;
+            let link = group.links.iter().find(|link| fits && link.leads_to(accept))?;
+            group.machine().is_some().then_some((id, link.id))
+        })
+    }
+
     /// Creates a group with a queue pair that knows its own address only.
     ///
     /// # Errors
     ///
     /// [`Exhausted`], with nothing changed.
-    pub(crate) fn open_group(
+    pub fn open(
         &mut self,
         now: Instant,
         port: PortId,
         role: Role,
         peer: Peer,
-        founder: Key,
     ) -> Result<GroupId, Exhausted> {
-        let smc = &self.config.smc;
-        let size = RmbeSize::from_bytes(smc.rmbe_size).expect("the configuration was checked");
-        let elements = u8::try_from(smc.rmb_elements).expect("the configuration was checked");
         let rnic = self.ports[port.0].rnic.as_mut().ok_or(Exhausted)?;
         // RFC 7609 2.1-6
         let domain = rnic.open_domain()?;
@@ -132,45 +285,43 @@ impl<N: Rnic> Gateway<N> {
         self.links_made += 1;
         self.groups_made += 1;
         let id = GroupId(self.groups_made);
-        self.groups.insert(
-            id,
-            Group {
-                port,
-                role,
-                peer,
-                link: LinkId(self.links_made),
-                number: UNNUMBERED,
-                address: opening.address(),
-                phase: Phase::Opening(Some(opening)),
-                activity: Arc::default(),
-                stock: Stock::new(domain, size, elements),
-                users: 0,
-                founder: Some(founder),
-                waiting: Vec::new(),
-                domain,
-                heard: now,
-                retired: false,
-            },
-        );
+        let link = Link {
+            id: LinkId(self.links_made),
+            number: UNNUMBERED,
+            port,
+            ours: opening.address(),
+            theirs: None,
+            state: LinkState::Opening(opening),
+            confirmed: false,
+            activity: Arc::default(),
+            heard: now,
+        };
+        let stock = Stock::new(self.settings.rmbe_size, self.settings.rmb_elements);
+        let group = Group {
+            role,
+            peer,
+            phase: Phase::Opening,
+            established: false,
+            links: vec![link],
+            stock,
+            members: BTreeMap::new(),
+            quarantine: VecDeque::new(),
+            domains: BTreeMap::from([(port, domain)]),
+        };
+        self.groups.insert(id, group);
         Ok(id)
     }
 
-    /// Brings the group's queue pair to its peer's, hands it to the poller, and starts the machine.
+    /// Brings the first queue pair of a group to its peer's, hands it to the poller, and starts the
+    /// machine.
     ///
     /// # Errors
     ///
     /// [`Exhausted`] when the peer cannot be reached; the caller gives the group up.
-    pub(crate) fn connect_group(
-        &mut self,
-        now: Instant,
-        id: GroupId,
-        offer: &Offer,
-    ) -> Result<(), Exhausted> {
-        let keepalive = keepalive(&self.config.smc);
-        let idle_waits = (self.config.smc.idle_group_server, self.config.smc.idle_group_client);
+    pub fn connect(&mut self, now: Instant, id: GroupId, offer: &Offer) -> Result<(), Exhausted> {
+        let settings = &self.settings;
         let group = self.groups.get_mut(&id).ok_or(Exhausted)?;
-        let Phase::Opening(opening) = &mut group.phase else { return Err(Exhausted) };
-        let address = QpAddress {
+        let theirs = QpAddress {
             gid: offer.gid,
             mac: offer.mac,
             qpn: offer.qpn,
@@ -178,125 +329,83 @@ impl<N: Rnic> Gateway<N> {
             psn: offer.psn,
             mtu: offer.mtu,
         };
-        let qp = opening.take().ok_or(Exhausted)?.connect(address)?;
-        let idle_wait = match group.role {
-            Role::Server => idle_waits.0,
-            Role::Client => idle_waits.1,
+        let link = group.links.first_mut().ok_or(Exhausted)?;
+        let LinkState::Opening(opening) = std::mem::replace(&mut link.state, LinkState::Retiring)
+        else {
+            panic!("the first link of a group connects once");
         };
+        let qp = match opening.connect(theirs) {
+            Ok(qp) => qp,
+            Err(exhausted) => {
+                // No poller ever had it.
+                group.links.clear();
+                return Err(exhausted);
+            }
+        };
+        link.state = LinkState::Polled;
+        link.theirs = Some(theirs);
         let setup = Setup {
             peer_id: group.peer.id,
-            mac: group.address.mac,
-            gid: group.address.gid,
-            qpn: group.address.qpn,
-            peer_qpn: offer.qpn,
-            user_id: LinkUserId(group.link.0),
+            ours: link.ours,
+            theirs,
+            user_id: LinkUserId(link.id.0),
             eye_catcher: false,
-            keepalive,
-            idle_wait,
+            keepalive: settings.keepalive,
+            idle_wait: match group.role {
+                Role::Server => settings.idle_group_server,
+                Role::Client => settings.idle_group_client,
+            },
+            max_links: settings.max_links,
+            retry_link: RETRY_LINK,
         };
         let machine = match group.role {
             Role::Server => {
-                group.number = LinkNumber(1);
-                LinkGroup::new_server(now, setup, group.number)
+                link.number = LinkNumber(1);
+                LinkGroup::new_server(now, setup, link.number)
             }
             Role::Client => LinkGroup::new_client(now, setup),
         };
-        group.phase = Phase::Running(Box::new(machine), address);
-        let (link, activity) = (group.link, Arc::clone(&group.activity));
-        self.ports[group.port.0].poller.command(Command::AddLink { link, qp, activity });
-        if self.groups[&id].role == Role::Server {
-            self.with_machine(now, id, |machine, _| machine.link_connected(now));
+        group.phase = Phase::Running(Box::new(machine));
+        let command = Command::AddLink { link: link.id, qp, activity: Arc::clone(&link.activity) };
+        self.pollers.command(link.port, command);
+        let (role, number) = (group.role, link.number);
+        self.tell_own_rmb(now, id);
+        if role == Role::Server {
+            self.with_machine(now, id, |machine| machine.link_connected(now, number));
         }
         Ok(())
     }
 
-    /// Notes the key of the peer's RMB, so that the peer can delete it by name later.
-    pub(crate) fn learn_rkey(&mut self, id: GroupId, offer: &Offer) {
-        if let Some(group) = self.groups.get_mut(&id)
-            && let Phase::Running(machine, _) = &mut group.phase
-            && machine.learn_rkey(offer.rkey, offer.rmb_address).is_err()
-        {
-            // The connection itself knows its key; only a DELETE RKEY for it will be denied.
-            tracing::debug!(group = id.0, "the peer has more RMBs than can be remembered");
-        }
-    }
-
-    /// Takes an element of a group.
-    ///
-    /// # Errors
-    ///
-    /// [`Exhausted`], with nothing changed.
-    pub(crate) fn take_element(&mut self, now: Instant, id: GroupId) -> Result<Element, Exhausted> {
-        let group = self.groups.get_mut(&id).ok_or(Exhausted)?;
-        let rnic = self.ports[group.port.0].rnic.as_mut().ok_or(Exhausted)?;
-        let element = group.stock.take(rnic, &mut self.rmb_budget)?;
-        group.users += 1;
-        self.count_users(now, id);
-        Ok(element)
-    }
-
-    /// Gives an element back; the last one of a group that is over ends it.
-    pub(crate) fn give_back_element(&mut self, now: Instant, id: GroupId, rmbe: Rmbe) {
-        let Some(group) = self.groups.get_mut(&id) else { return };
-        group.stock.give_back(rmbe);
-        group.users -= 1;
-        self.count_users(now, id);
-        self.bury_group(id);
-    }
-
-    fn count_users(&mut self, now: Instant, id: GroupId) {
-        let users = self.groups[&id].users;
-        self.with_machine(now, id, |machine, _| machine.connections_changed(now, users));
-    }
-
-    /// Takes in an LLC message.
-    pub(crate) fn llc_received(&mut self, now: Instant, link: LinkId, message: &Message) {
-        let Some(id) = self.group_of(link) else { return };
-        tracing::trace!(group = id.0, llc = ?Llc::decode(message), "received");
-        self.with_machine(now, id, |machine, number| {
-            if let Err(offence) = machine.handle_bytes(now, number, message) {
-                tracing::warn!(group = id.0, ?offence, "the peer broke the LLC protocol");
+    /// Somebody has reason to believe that the peer of this group is dead: ask it, on every link.
+    pub fn probe(&mut self, now: Instant, id: GroupId) {
+        let Some(group) = self.groups.get(&id) else { return };
+        let numbers: Vec<_> = group.links.iter().map(|link| link.number).collect();
+        self.with_machine(now, id, |machine| {
+            for number in numbers {
+                machine.probe(now, number, PROBE_WAIT);
             }
         });
     }
 
-    /// The queue pair of a link broke.
-    pub(crate) fn link_broke(&mut self, now: Instant, link: LinkId, cause: smcr_rnic::Cause) {
-        let Some(id) = self.group_of(link) else { return };
-        tracing::warn!(group = id.0, link = link.0, ?cause, "the queue pair of a link broke");
-        self.with_machine(now, id, |machine, number| machine.link_broke(now, number));
-    }
-
-    /// The poller has given up the queue pair of a link.
-    pub(crate) fn link_retired(&mut self, link: LinkId) {
-        let Some(id) = self.group_of(link) else { return };
-        if let Some(group) = self.groups.get_mut(&id) {
-            group.retired = true;
-        }
-        self.bury_group(id);
-    }
-
-    /// Somebody has reason to believe that the peer of this group is dead: ask it.
-    pub(crate) fn probe_group(&mut self, now: Instant, id: GroupId) {
-        self.with_machine(now, id, |machine, number| machine.probe(now, number, PROBE_WAIT));
-    }
-
     /// Ends a group by an operator's or our own decision.
-    pub(crate) fn shut_group_down(&mut self, now: Instant, id: GroupId, reason: DeleteReason) {
-        self.with_machine(now, id, |machine, _| machine.shutdown(now, reason));
+    pub fn shut_down(&mut self, now: Instant, id: GroupId, reason: DeleteReason) {
+        self.with_machine(now, id, |machine| machine.shutdown(now, reason));
+    }
+
+    /// A group whose first contact is going on is not wanted any more.
+    pub fn give_up(&mut self, now: Instant, id: GroupId) {
+        self.end(now, id, Cause::DeletedByUs);
     }
 
     /// Does what is due in all groups.
-    pub(crate) fn expire_groups(&mut self, now: Instant) {
-        let due: Vec<GroupId> = self.groups.keys().copied().collect();
-        for id in due {
-            let Some(group) = self.groups.get_mut(&id) else { continue };
-            // The poller only notes when something came; the machine hears of it here, where it
-            // matters.
-            let heard = group.activity.last();
-            let news = heard > std::mem::replace(&mut group.heard, heard);
-            self.with_machine(now, id, |machine, number| {
-                if news {
+    pub fn expire(&mut self, now: Instant) {
+        let ids: Vec<GroupId> = self.groups.keys().copied().collect();
+        for id in ids {
+            self.end_quarantine(now, id);
+            self.withdraw_idle(now, id);
+            let news = self.take_news(id);
+            self.with_machine(now, id, |machine| {
+                for (number, heard) in news {
                     machine.traffic(heard, number);
                 }
                 if machine.poll_timeout().is_some_and(|deadline| deadline <= now) {
@@ -306,150 +415,85 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 
-    /// When a group must be looked after, at the latest.
-    pub(crate) fn next_group_deadline(&self) -> Option<Instant> {
-        self.groups.values().filter_map(Group::next_deadline).min()
+    /// When [`expire`](Self::expire) must be called, at the latest.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let machines = self.groups.values().filter_map(Group::machine);
+        let rests = self.groups.values().filter_map(|group| group.quarantine.front());
+        let rests = rests.map(|(until, _)| *until);
+        let idle = self.groups.values().filter_map(|group| group.stock.idle_deadline());
+        machines.filter_map(LinkGroup::poll_timeout).chain(rests).chain(idle).min()
     }
 
-    /// Lets `input` act on the machine of a group, and does what the machine then demands.
-    fn with_machine(
-        &mut self,
-        now: Instant,
-        id: GroupId,
-        input: impl FnOnce(&mut LinkGroup, LinkNumber),
-    ) {
-        let Some(group) = self.groups.get_mut(&id) else { return };
-        let Phase::Running(machine, _) = &mut group.phase else { return };
-        input(machine, group.number);
-        loop {
-            let Some(group) = self.groups.get_mut(&id) else { return };
-            let Phase::Running(machine, _) = &mut group.phase else { return };
-            let Some(action) = machine.poll_action() else { return };
-            self.act_on_group(now, id, action);
-        }
-    }
-
-    fn act_on_group(&mut self, now: Instant, id: GroupId, action: link_group::Action) {
-        use link_group::Action as A;
-        let Some(group) = self.groups.get_mut(&id) else { return };
-        match action {
-            A::Send(_, llc) => {
-                tracing::trace!(group = id.0, ?llc, "sent");
-                let command = Command::SendLlc { link: group.link, message: llc.encode() };
-                self.ports[group.port.0].poller.command(command);
+    /// Which links of a group brought something since the last call, and when.
+    ///
+    /// Pollers only note when something came; the machine hears of it where it matters.
+    fn take_news(&mut self, id: GroupId) -> Vec<(LinkNumber, Instant)> {
+        let Some(group) = self.groups.get_mut(&id) else { return Vec::new() };
+        let mut news = Vec::new();
+        for link in &mut group.links {
+            let heard = link.activity.last();
+            if heard > std::mem::replace(&mut link.heard, heard) {
+                news.push((link.number, heard));
             }
-            A::LinkNumbered(number) => group.number = number,
-            A::LinkConfirmed(_) => self.first_contact_succeeded(now, id),
-            A::LinkFailed(_, cause) => {
-                tracing::info!(group = id.0, ?cause, "a link is down");
-                self.first_contact_failed(now, id);
-            }
-            // Elements are reached by the keys of Accept and Confirm; on one link nothing else
-            // depends on these.
-            A::RkeyAdded(..) | A::RkeyDeleted(_) => {}
-            A::Terminate(cause) => self.end_group(now, id, cause),
         }
+        news
     }
 
-    fn first_contact_succeeded(&mut self, now: Instant, id: GroupId) {
-        let Some(group) = self.groups.get_mut(&id) else { return };
-        tracing::info!(
-            group = id.0,
-            role = ?group.role,
-            peer = %group.peer.id,
-            gid = %group.peer.gid,
-            "link group established"
-        );
-        let founder = group.founder.take();
-        let waiting = std::mem::take(&mut group.waiting);
-        if let Some(founder) = founder {
-            self.link_confirmed(now, founder);
-        }
-        for key in waiting {
-            self.resume(now, key);
-        }
-    }
-
-    fn first_contact_failed(&mut self, now: Instant, id: GroupId) {
-        let Some(group) = self.groups.get_mut(&id) else { return };
-        let committed = match &group.phase {
-            Phase::Running(machine, _) => machine.is_committed(),
-            Phase::Opening(_) | Phase::Ending => false,
-        };
-        if let Some(founder) = group.founder.take() {
-            self.link_failed(now, founder, committed);
-        }
-    }
-
-    /// The group is over: fails its connections and gives up its queue pair.
-    pub(crate) fn end_group(&mut self, now: Instant, id: GroupId, cause: Cause) {
+    /// The group is over: fails its connections and gives up its queue pairs.
+    fn end(&mut self, now: Instant, id: GroupId, cause: Cause) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         if matches!(group.phase, Phase::Ending) {
             return;
         }
-        let was_running = matches!(group.phase, Phase::Running(..));
-        tracing::info!(group = id.0, ?cause, connections = group.users, "link group ends");
+        tracing::info!(group = id.0, ?cause, connections = group.members.len(), "link group ends");
+        if cause != Cause::Idle {
+            self.counts.groups_lost += 1;
+        }
         group.phase = Phase::Ending;
-        let founder = group.founder.take();
-        let waiting = std::mem::take(&mut group.waiting);
-        let link = group.link;
-        if was_running {
-            let poller = &mut self.ports[group.port.0].poller;
-            // RFC 7609 3.5.4-9, 3.5.4-12, 4.8.3-3
-            poller.command(Command::FailConnections { link });
-            poller.command(Command::RetireLink { link });
-        } else {
-            group.retired = true;
-        }
-        if let Some(founder) = founder {
-            self.link_failed(now, founder, true);
-        }
-        for key in waiting {
-            self.resume(now, key);
-        }
-        self.bury_group(id);
-    }
-
-    /// A group that was being founded is not wanted any more.
-    pub(crate) fn give_up_group(&mut self, now: Instant, founder: Key, id: GroupId) {
-        if let Some(group) = self.groups.get_mut(&id)
-            && group.founder == Some(founder)
-        {
-            group.founder = None;
-            self.end_group(now, id, Cause::DeletedByUs);
-        }
+        let pollers = &mut self.pollers;
+        group.links.retain_mut(|link| {
+            match std::mem::replace(&mut link.state, LinkState::Retiring) {
+                LinkState::Opening(_) => return false,
+                LinkState::Retiring => {}
+                LinkState::Polled | LinkState::Leaving(_) | LinkState::Vacated => {
+                    // RFC 7609 3.5.4-9, 3.5.4-12, 4.8.3-3
+                    pollers.command(link.port, Command::FailConnections { link: link.id });
+                    pollers.command(link.port, Command::RetireLink { link: link.id });
+                }
+            }
+            true
+        });
+        self.events.push_back(Event::Ended(id));
+        self.bury(now, id);
     }
 
     /// Withdraws the memory of a group that is over, once nothing of it is in use.
-    fn bury_group(&mut self, id: GroupId) {
-        let Some(group) = self.groups.get(&id) else { return };
-        if !matches!(group.phase, Phase::Ending) || !group.retired || group.users > 0 {
+    fn bury(&mut self, now: Instant, id: GroupId) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        if !matches!(group.phase, Phase::Ending) || !group.links.is_empty() {
             return;
         }
-        let Some(group) = self.groups.remove(&id) else { return };
-        if let Some(rnic) = self.ports[group.port.0].rnic.as_mut() {
-            group.stock.close(rnic, &mut self.rmb_budget);
-            rnic.close_domain(group.domain);
+        // Without a queue pair nobody can write them any more.
+        while let Some((_, rmbe)) = group.quarantine.pop_front() {
+            group.stock.give_back(now, rmbe);
         }
-    }
-
-    fn group_of(&self, link: LinkId) -> Option<GroupId> {
-        self.groups.iter().find(|(_, group)| group.link == link).map(|(id, _)| *id)
-    }
-}
-
-impl<O> Group<O> {
-    fn next_deadline(&self) -> Option<Instant> {
-        match &self.phase {
-            Phase::Running(machine, _) => machine.poll_timeout(),
-            Phase::Opening(_) | Phase::Ending => None,
+        if group.elements_out() {
+            return;
         }
+        let Some(mut group) = self.groups.remove(&id) else { return };
+        for (port, domain) in group.domains {
+            if let Some(rnic) = self.ports[port.0].rnic.as_mut() {
+                group.stock.withdraw(port, rnic);
+                rnic.close_domain(domain);
+            }
+        }
+        group.stock.close(&mut self.budget);
     }
-}
-
-fn keepalive(smc: &config::Smc) -> Keepalive {
-    Keepalive { idle: Some(smc.test_link_idle), reply_wait: smc.test_link_timeout }
 }
 
 /// How long a peer that looks dead may take to show that it is not.
 const PROBE_WAIT: Duration = Duration::from_millis(700);
+
+#[cfg(test)]
+mod tests;

@@ -5,12 +5,11 @@
 //! ([`admin`]) answers operators. Protocol lives below, in `smcr-proto`; this crate drives it.
 //!
 //! ```text
-//!   listener ─► rendezvous ─► groups, buffers ─► placement ─► (poller) ─► reports
+//!   listener ─► rendezvous ─► groups ─► placement ─► (poller) ─► reports
 //! ```
 #![forbid(unsafe_code)]
 
 pub mod admin;
-pub mod buffers;
 pub mod check;
 pub mod cli;
 pub mod client;
@@ -22,6 +21,8 @@ pub mod gateway;
 pub mod groups;
 pub mod listener;
 pub mod log;
+pub mod network;
+pub mod operate;
 pub mod placement;
 pub mod pnet;
 pub mod reactor;

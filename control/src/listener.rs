@@ -177,6 +177,7 @@ impl<N: Rnic> Gateway<N> {
             deadline,
             talk,
             framer: Framer::new(),
+            waiting: None,
             resources: None,
         })));
         self.shaking += 1;

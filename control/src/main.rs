@@ -8,11 +8,12 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
-use smcgate::cli::{Ask, Cli, Command, Conns, Decode};
+use smcgate::cli::{Ask, Cli, Command, Conns, Decode, LinkCommand, RnicCommand, Whom};
 use smcgate::client::{self, Client, DEFAULT_ADMIN};
 use smcgate::config::{Config, LogLevel};
 use smcgate::decode::{DecodeError, decode};
-use smcgate::stats::ConnectionQuery;
+use smcgate::operate::Operation;
+use smcgate::stats::{ConnectionQuery, Stats};
 use smcgate::{check, doctor, log, start};
 
 /// The relay allocates rarely; the control thread and a heap that stays small over weeks like it.
@@ -26,7 +27,12 @@ fn main() -> ExitCode {
         // These two print what they find themselves, and know what it is worth.
         Command::Check(file) => return check::run(&file.config),
         Command::Doctor(arguments) => return doctor::run(arguments.json),
-        Command::Stats(ask) => stats(&ask),
+        Command::Stats(ask) => stats(&ask, client::stats_text),
+        Command::Groups(ask) => stats(&ask, client::groups_text),
+        Command::Links(ask) => stats(&ask, client::links_text),
+        Command::Rnics(ask) => stats(&ask, client::rnics_text),
+        Command::Link(command) => link(command),
+        Command::Rnic(command) => rnic(command),
         Command::Conns(conns) => connections(conns),
         Command::Decode(arguments) => decode_file(&arguments),
     };
@@ -78,8 +84,8 @@ fn level(level: LogLevel) -> &'static str {
     }
 }
 
-fn client(ask: &Ask) -> Result<Client, Failure> {
-    let admin = match (ask.admin, &ask.config) {
+fn client(gateway: &Whom) -> Result<Client, Failure> {
+    let admin = match (gateway.admin, &gateway.config) {
         (Some(address), _) => address,
         (None, None) => DEFAULT_ADMIN,
         (None, Some(file)) => load(file)?.admin.listen.ok_or_else(|| {
@@ -90,17 +96,37 @@ fn client(ask: &Ask) -> Result<Client, Failure> {
     Ok(Client::new(admin))
 }
 
-fn stats(ask: &Ask) -> Result<(), Failure> {
-    let answer = client(ask)?.stats().map_err(Failure::failed)?;
+fn link(command: LinkCommand) -> Result<(), Failure> {
+    let (operation, gateway) = match command {
+        LinkCommand::Delete { link, disorderly, gateway } => {
+            (Operation::LinkDelete { link, orderly: !disorderly }, gateway)
+        }
+        LinkCommand::Add { group, gateway } => (Operation::LinkAdd { group }, gateway),
+    };
+    client(&gateway)?.operate(&operation).map_err(Failure::failed)
+}
+
+fn rnic(command: RnicCommand) -> Result<(), Failure> {
+    let (operation, gateway) = match command {
+        RnicCommand::Down { rnic, orderly, gateway } => {
+            (Operation::RnicDown { rnic, orderly }, gateway)
+        }
+        RnicCommand::Up { rnic, gateway } => (Operation::RnicUp { rnic }, gateway),
+    };
+    client(&gateway)?.operate(&operation).map_err(Failure::failed)
+}
+
+fn stats(ask: &Ask, text: fn(&Stats) -> String) -> Result<(), Failure> {
+    let answer = client(&ask.gateway)?.stats().map_err(Failure::failed)?;
     match ask.json {
         true => print(&format!("{:#}\n", answer.json)),
-        false => print(&client::stats_text(&answer.value)),
+        false => print(&text(&answer.value)),
     }
 }
 
 fn connections(conns: Conns) -> Result<(), Failure> {
     let Conns { ask, listener, transport, page, per_page } = conns;
-    let client = client(&ask)?;
+    let client = client(&ask.gateway)?;
     let query = ConnectionQuery { listener, transport, page: page.unwrap_or(1), per_page };
     let answer = match page {
         Some(_) => client.connections(&query).map(|answer| answer.value),

@@ -1,15 +1,73 @@
-//! The pollers as the control thread sees them, and which slot a connection gets.
+//! The pollers as the control thread sees them.
 
 use std::collections::VecDeque;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
-use smcr_engine::limits::CONNECTIONS_MAX;
-use smcr_engine::mailbox::{Receiver, Sender};
-use smcr_engine::{Command, ConnectionId, Report};
+use smcr_engine::handoff::Owners;
+use smcr_engine::limits::COMMANDS_MAX;
+use smcr_engine::mailbox::{Receiver, Sender, Waker, mailbox};
+use smcr_engine::{Command, Report};
+
+use crate::groups::{Pollers, PortId};
+
+/// What a polling thread needs to know of the others before any of them starts.
+pub struct Seat<Qp> {
+    /// Its index among all pollers.
+    pub index: u8,
+    /// Wakes it.
+    pub waker: Waker,
+    /// What it is told.
+    pub obey: Receiver<Command<Qp, OwnedFd>>,
+    /// How to tell each of the pollers something, by index.
+    pub neighbours: Vec<Sender<Command<Qp, OwnedFd>>>,
+    /// Who has which slot.
+    pub owners: Arc<Owners>,
+}
+
+impl<Qp> Seat<Qp> {
+    /// The control thread's end of it.
+    pub fn line(&self) -> Line<Qp> {
+        let commands = self.neighbours[usize::from(self.index)].clone();
+        Line { commands, index: self.index, owners: Arc::clone(&self.owners) }
+    }
+}
+
+/// How the control thread speaks to one poller.
+pub struct Line<Qp> {
+    commands: Sender<Command<Qp, OwnedFd>>,
+    index: u8,
+    owners: Arc<Owners>,
+}
+
+/// Seats for `count` pollers.
+///
+/// # Errors
+///
+/// When the process is out of descriptors, or `count` is above 256.
+pub fn seats<Qp>(count: usize) -> io::Result<Vec<Seat<Qp>>> {
+    let owners = Arc::new(Owners::new());
+    let mut ends = Vec::new();
+    for index in 0..count {
+        let index = u8::try_from(index).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let waker = Waker::new()?;
+        let (commands, obey) = mailbox(COMMANDS_MAX, waker.clone());
+        ends.push((index, waker, commands, obey));
+    }
+    let neighbours: Vec<_> = ends.iter().map(|(_, _, commands, _)| commands.clone()).collect();
+    let seat = |(index, waker, _, obey)| Seat {
+        index,
+        waker,
+        obey,
+        neighbours: neighbours.clone(),
+        owners: Arc::clone(&owners),
+    };
+    Ok(ends.into_iter().map(seat).collect())
+}
 
 /// One polling thread, from outside.
 pub struct Poller<Qp> {
@@ -21,10 +79,9 @@ pub struct Poller<Qp> {
     pub gauges: Arc<Gauges>,
     /// What it says.
     pub reports: Receiver<Report<OwnedFd>>,
-    commands: Sender<Command<Qp, OwnedFd>>,
+    line: Line<Qp>,
     /// Commands that found the queue full. They keep their order.
     delayed: VecDeque<Command<Qp, OwnedFd>>,
-    slots: Slots,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -34,7 +91,7 @@ impl<Qp> Poller<Qp> {
         core: Option<usize>,
         shared: (Arc<Counters>, Arc<Gauges>),
         reports: Receiver<Report<OwnedFd>>,
-        commands: Sender<Command<Qp, OwnedFd>>,
+        line: Line<Qp>,
         thread: JoinHandle<()>,
     ) -> Self {
         let (counters, gauges) = shared;
@@ -43,29 +100,44 @@ impl<Qp> Poller<Qp> {
             counters,
             gauges,
             reports,
-            commands,
+            line,
             delayed: VecDeque::new(),
-            slots: Slots::new(),
             thread: Some(thread),
         }
     }
 
     /// Says something; it arrives in order, and wakes the poller.
+    ///
+    /// [`Command::Expect`] wakes nobody: the first message that it is about will, and the poller
+    /// obeys before it looks at a message it cannot place.
     pub fn command(&mut self, command: Command<Qp, OwnedFd>) {
+        let expected = match &command {
+            Command::Expect { connection } => Some(connection.slot),
+            Command::AddLink { .. }
+            | Command::SendLlc { .. }
+            | Command::FailConnections { .. }
+            | Command::FailLink { .. }
+            | Command::RetireLink { .. }
+            | Command::Forget { .. }
+            | Command::Relay { .. }
+            | Command::Abort { .. }
+            | Command::MoveConnections { .. }
+            | Command::Adopt(_)
+            | Command::Deliver { .. }
+            | Command::Stop => None,
+        };
         self.push(command);
-        self.commands.wake();
-    }
-
-    /// Says that CDC messages for `connection` may come. Wakes nobody: the first of them will, and
-    /// the poller obeys before it looks at a message it cannot place.
-    pub fn expect(&mut self, connection: ConnectionId) {
-        self.push(Command::Expect { connection });
+        match expected {
+            // Behind the push: what other pollers pass on comes behind it too.
+            Some(slot) => self.line.owners.set(slot, self.line.index),
+            None => self.line.commands.wake(),
+        }
     }
 
     fn push(&mut self, command: Command<Qp, OwnedFd>) {
         if !self.delayed.is_empty() {
             self.delayed.push_back(command);
-        } else if let Err(command) = self.commands.push(command) {
+        } else if let Err(command) = self.line.commands.push(command) {
             self.delayed.push_back(command);
         }
     }
@@ -74,25 +146,15 @@ impl<Qp> Poller<Qp> {
     pub fn catch_up(&mut self) -> bool {
         let before = self.delayed.len();
         while let Some(command) = self.delayed.pop_front() {
-            if let Err(command) = self.commands.push(command) {
+            if let Err(command) = self.line.commands.push(command) {
                 self.delayed.push_front(command);
                 break;
             }
         }
         if self.delayed.len() < before {
-            self.commands.wake();
+            self.line.commands.wake();
         }
         self.delayed.is_empty()
-    }
-
-    /// A slot for a new connection.
-    pub fn take_slot(&mut self) -> Option<ConnectionId> {
-        self.slots.take()
-    }
-
-    /// The connection in this slot is over.
-    pub fn free_slot(&mut self, connection: ConnectionId) {
-        self.slots.free(connection);
     }
 
     /// Ends the thread, and waits for it.
@@ -114,71 +176,44 @@ impl<Qp> Poller<Qp> {
     }
 }
 
-/// The slots of one poller, and how often each was used.
-#[derive(Debug)]
-struct Slots {
-    /// Oldest first, so that a token comes back as late as possible.
-    free: VecDeque<ConnectionId>,
-}
+impl<Qp> Pollers<Qp> for Vec<Poller<Qp>> {
+    type Stream = OwnedFd;
 
-impl Slots {
-    fn new() -> Self {
-        let slot = |slot| u16::try_from(slot).expect("CONNECTIONS_MAX fits");
-        let free =
-            (0..CONNECTIONS_MAX).map(|index| ConnectionId { slot: slot(index), generation: 1 });
-        Self { free: free.collect() }
-    }
-
-    fn take(&mut self) -> Option<ConnectionId> {
-        self.free.pop_front()
-    }
-
-    fn free(&mut self, connection: ConnectionId) {
-        // Zero is left out, so that no token is zero.
-        let generation = connection.generation.checked_add(1).unwrap_or(1);
-        self.free.push_back(ConnectionId { generation, ..connection });
-        assert!(self.free.len() <= CONNECTIONS_MAX);
+    fn command(&mut self, port: PortId, command: Command<Qp, OwnedFd>) {
+        self[port.0].command(command);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use smcr_engine::ConnectionId;
 
-    #[test]
-    fn a_token_is_never_used_twice_in_a_row_and_never_zero() {
-        let mut slots = Slots::new();
-        let first = slots.take().unwrap();
-        assert_ne!(first.token().0, 0);
-        slots.free(first);
-        for _ in 1..CONNECTIONS_MAX {
-            let other = slots.take().unwrap();
-            assert_ne!(other.slot, first.slot);
-        }
-        let again = slots.take().unwrap();
-        assert_eq!((again.slot, again.generation), (first.slot, 2));
-        assert!(slots.take().is_none());
-        slots.free(ConnectionId { slot: 0, generation: u16::MAX });
-        assert_eq!(slots.take().unwrap().generation, 1);
-    }
+    use super::*;
 
     /// A poller that sleeps is left alone unless there is something new for it: the control thread
     /// passes here each time it goes to sleep itself.
     #[test]
     fn only_a_command_wakes_a_poller() {
-        use smcr_engine::mailbox::{Waker, mailbox};
         let waker = Waker::new().unwrap();
         let (commands, obeyed) = mailbox::<Command<(), OwnedFd>>(1, waker.clone());
+        let (_, never) = mailbox(1, waker.clone());
+        let seat = Seat {
+            index: 0,
+            waker: waker.clone(),
+            obey: never,
+            neighbours: vec![commands],
+            owners: Arc::new(Owners::new()),
+        };
         let (_, reports) = mailbox(1, waker.clone());
         let shared = (Arc::new(Counters::default()), Arc::new(Gauges::new()));
         let thread = std::thread::spawn(|| {});
-        let mut poller = Poller::new(None, shared, reports, commands, thread);
+        let mut poller = Poller::new(None, shared, reports, seat.line(), thread);
         let is_woken = || rustix::io::read(waker.descriptor(), &mut [0; 8]).is_ok();
 
         waker.about_to_sleep();
         assert!(poller.catch_up() && !is_woken());
-        let connection = poller.take_slot().unwrap();
-        poller.expect(connection);
+        let connection = ConnectionId { slot: 0, generation: 1 };
+        poller.command(Command::Expect { connection });
         assert!(!is_woken(), "the message that matters will wake it");
         poller.command(Command::Forget { connection });
         assert!(is_woken());

@@ -43,6 +43,9 @@ impl PnetTable {
                 device: device.to_owned(),
                 core: None,
                 mtu: None,
+                address: None,
+                pollers: 1,
+                pnet: String::new(),
             },
         }
     }

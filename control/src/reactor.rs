@@ -18,6 +18,8 @@ pub enum Token {
     Peer(Key),
     /// Pollers, the admin thread or a signal want attention.
     Waker,
+    /// Something about the network devices changed.
+    Network,
 }
 
 /// An entry of one of the control thread's tables.
@@ -131,6 +133,7 @@ fn pack(token: Token) -> u64 {
         Token::Application(key) => (1, key),
         Token::Peer(key) => (2, key),
         Token::Waker => (3, Key { index: 0, generation: 0 }),
+        Token::Network => (4, Key { index: 0, generation: 0 }),
     };
     kind << KIND_SHIFT
         | u64::from(key.generation & GENERATION_MASK) << GENERATION_SHIFT
@@ -146,6 +149,7 @@ fn unpack(data: u64) -> Token {
         0 => Token::Listener(u16::try_from(key.index).expect("packed from sixteen bits")),
         1 => Token::Application(key),
         2 => Token::Peer(key),
+        4 => Token::Network,
         _ => Token::Waker,
     }
 }
@@ -157,9 +161,9 @@ mod tests {
     #[test]
     fn tokens_survive_the_kernel() {
         let key = Key { index: 0xdead_beef, generation: GENERATION_MASK };
-        for token in
-            [Token::Listener(u16::MAX), Token::Application(key), Token::Peer(key), Token::Waker]
-        {
+        let listener = Token::Listener(u16::MAX);
+        let (application, peer) = (Token::Application(key), Token::Peer(key));
+        for token in [listener, application, peer, Token::Waker, Token::Network] {
             assert_eq!(unpack(pack(token)), token);
         }
     }

@@ -12,19 +12,25 @@ mod outcome;
 mod server;
 
 use std::io;
+use std::time::Duration;
 
 use rustix::net::{RecvFlags, SendFlags, recv, send};
+use smcr_engine::LinkId;
 use smcr_proto::Instant;
 use smcr_proto::handshake::{ClientAction, HandshakeError, ServerAction, Verdict};
+use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::{Diagnosis, FRAME_MAX, Frame, Offer};
-use smcr_rnic::Rnic;
+use smcr_proto::wire::llc::DeleteReason;
+use smcr_rnic::{Exhausted, Rnic};
 
 use crate::gateway::Gateway;
+use crate::groups::{GroupId, Peer, PortId, Refusal};
 use crate::listener::connect_outcome;
 use crate::reactor::{Event, Key};
-use crate::sessions::{GroupId, PortId, Rendezvous, Resources, Session, Talk};
+use crate::sessions::{Rendezvous, Resources, Session, Talk, Waiting};
 
 /// What one look at the peer's socket brought.
+#[expect(clippy::large_enum_variant, reason = "it lives as long as one message is handled")]
 enum Heard {
     /// Nothing, for now.
     Silence,
@@ -166,7 +172,13 @@ impl<N: Rnic> Gateway<N> {
                 self.resume(now, key);
             }
             ServerAction::ConnectLink(offer) => self.connect_link(now, key, &offer),
-            ServerAction::JoinLink(offer) => self.learn_peer(key, offer),
+            ServerAction::JoinLink(offer) => {
+                if !self.accept_offer(now, key, &offer) {
+                    // The client writes by RDMA already, or so it believes: too late for TCP.
+                    self.handshakes_failed += 1;
+                    self.fail(key, "the Confirm names no link of the group");
+                }
+            }
             ServerAction::Done => self.hand_over(now, key),
             ServerAction::FallBack => self.relay_tcp(now, key, None),
         }
@@ -177,50 +189,64 @@ impl<N: Rnic> Gateway<N> {
         &mut self,
         now: Instant,
         key: Key,
-        port: PortId,
         group: GroupId,
+        link: LinkId,
         first_contact: bool,
-    ) -> Option<Offer> {
-        let connection = self.ports[port.0].poller.take_slot()?;
-        // RFC 7609 2.1-5, 4.1-1
-        let Ok(element) = self.take_element(now, group) else {
-            self.ports[port.0].poller.free_slot(connection);
-            self.log_limit_of(key, "memory for SMC-R: new connections stay TCP");
-            return None;
+    ) -> Result<Offer, Shortage> {
+        let joined = match self.groups.join(now, group, link) {
+            Ok(joined) => joined,
+            Err(Refusal::NoMemory) => {
+                self.log_limit_of(key, "memory for SMC-R: new connections stay TCP");
+                return Err(Shortage::Final);
+            }
+            Err(Refusal::NotYet) => return Err(Shortage::Passing(group)),
+            Err(Refusal::NoSlot | Refusal::NoLink) => return Err(Shortage::Final),
         };
-        // From the moment the peer knows the token, its messages may come.
-        // RFC 7609 3.5.2.4-4, 3.5.2.4-6
-        self.ports[port.0].poller.expect(connection);
-        // RFC 7609 3.5.1.2-11, A.2.3-3
-        let address = self.groups[&group].address;
-        let ours = Offer {
-            first_contact,
-            peer_id: self.peer_id,
-            gid: address.gid,
-            mac: address.mac,
-            qpn: address.qpn,
-            rkey: element.rkey,
-            rmbe_index: element.rmbe.index(),
-            alert_token: connection.token(),
-            rmbe_size: element.rmbe.size(),
-            mtu: address.mtu,
-            rmb_address: element.rmb_address,
-            psn: address.psn,
-        };
+        let resources = Resources { group, connection: joined.connection, rmbe: joined.rmbe };
         if let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) {
-            shaking.resources =
-                Some(Resources { port, group, connection, rmbe: Some(element.rmbe), peer: None });
+            shaking.resources = Some(resources);
         }
-        Some(ours)
+        Ok(Offer { first_contact, ..joined.offer })
     }
 
-    fn learn_peer(&mut self, key: Key, offer: Offer) {
-        if let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key)
-            && let Some(resources) = &mut shaking.resources
+    /// Takes in what the peer offered. Returns whether it is any good.
+    fn accept_offer(&mut self, now: Instant, key: Key, offer: &Offer) -> bool {
+        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return false };
+        let Some(resources) = &shaking.resources else { return false };
+        let outcome = self.groups.accept_offer(now, resources.connection, offer);
+        if let Err(offence) = outcome {
+            tracing::warn!(session = key.index, ?offence, "an offer cannot be used");
+        }
+        outcome.is_ok()
+    }
+
+    /// Begins a group for the first contact of a rendezvous, with an element in it.
+    fn found(
+        &mut self,
+        now: Instant,
+        key: Key,
+        port: PortId,
+        role: Role,
+        peer: Peer,
+    ) -> Result<(GroupId, Offer), Shortage> {
+        let opened = self.groups.open(now, port, role, peer);
+        let group = opened.map_err(|Exhausted| Shortage::Final)?;
+        self.foundings.entry(group).or_default().founder = Some(key);
+        let link = self.groups.best_link(group).ok_or(Shortage::Final)?;
+        let reserved = self.reserve(now, key, group, link, true);
+        if reserved.is_err() {
+            self.give_up_founding(now, key, group);
+        }
+        reserved.map(|ours| (group, ours))
+    }
+
+    /// A group that this rendezvous was founding is not wanted any more.
+    fn give_up_founding(&mut self, now: Instant, key: Key, group: GroupId) {
+        if let Some(founding) = self.foundings.get_mut(&group)
+            && founding.founder == Some(key)
         {
-            resources.peer = Some(offer);
-            let group = resources.group;
-            self.learn_rkey(group, &offer);
+            founding.founder = None;
+            self.groups.give_up(now, group);
         }
     }
 
@@ -255,11 +281,7 @@ impl<N: Rnic> Gateway<N> {
         if let HandshakeError::Declined { diagnosis, out_of_sync } = error {
             // RFC 7609 A.2.5-3
             if out_of_sync && let Some(group) = self.group_of_session(key) {
-                self.shut_group_down(
-                    now,
-                    group,
-                    smcr_proto::wire::llc::DeleteReason::PROTOCOL_VIOLATION,
-                );
+                self.groups.shut_down(now, group, DeleteReason::PROTOCOL_VIOLATION);
             }
             self.fallback_reasons.insert(key, diagnosis);
         } else {
@@ -295,6 +317,12 @@ impl<N: Rnic> Gateway<N> {
             let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { continue };
             if shaking.deadline <= now {
                 self.rendezvous_timed_out(now, key);
+                // Those that waited for this one get time of their own before theirs is over.
+                self.heed_groups(now);
+                continue;
+            }
+            if shaking.waiting.as_ref().is_some_and(|waiting| waiting.until <= now) {
+                self.stop_waiting(now, key);
                 continue;
             }
             let result = match &mut shaking.talk {
@@ -306,6 +334,41 @@ impl<N: Rnic> Gateway<N> {
                 Ok(()) => self.advance(now, key),
                 Err(error) => self.handshake_failed(now, key, error),
             }
+        }
+    }
+
+    /// Has a rendezvous wait until the peer knows another RMB, or for as long as it may take.
+    fn wait_for_element(&mut self, now: Instant, key: Key, group: GroupId, accept: Option<Offer>) {
+        if let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) {
+            shaking.waiting = Some(Waiting { group, until: now + ELEMENT_WAIT, accept });
+        }
+    }
+
+    /// The elements of a group have become more or fewer: those who wait for one try again.
+    pub(crate) fn serve_waiting(&mut self, now: Instant, group: GroupId) {
+        for key in self.shaking_keys.clone() {
+            let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { continue };
+            let waiting = shaking.waiting.take_if(|waiting| waiting.group == group);
+            match waiting.map(|waiting| waiting.accept) {
+                Some(Some(accept)) => {
+                    self.join_link(now, key, &accept);
+                    self.advance(now, key);
+                }
+                Some(None) => self.resume(now, key),
+                None => {}
+            }
+        }
+    }
+
+    /// The peer took too long to know another RMB: the connection stays TCP.
+    fn stop_waiting(&mut self, now: Instant, key: Key) {
+        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
+        let is_client = shaking.waiting.take().is_some_and(|waiting| waiting.accept.is_some());
+        if is_client {
+            self.answer_client(key, Err(Diagnosis::OUT_OF_MEMORY), false);
+            self.advance(now, key);
+        } else {
+            self.answer_server(now, key, Err(Diagnosis::OUT_OF_MEMORY));
         }
     }
 
@@ -329,6 +392,19 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 }
+
+/// Why a rendezvous gets no element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shortage {
+    /// There will be some in this group, if the peer agrees.
+    Passing(GroupId),
+    /// It stays TCP.
+    Final,
+}
+
+/// How long a rendezvous waits for the peer to know another RMB. Deployed peers give the exchange
+/// this long.
+const ELEMENT_WAIT: Duration = Duration::from_secs(2);
 
 /// Reads the next message of the peer.
 fn hear(shaking: &mut Rendezvous) -> Heard {

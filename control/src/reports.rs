@@ -11,31 +11,73 @@ use smcr_proto::wire::llc::DeleteReason;
 use smcr_rnic::Rnic;
 
 use crate::gateway::Gateway;
+use crate::groups::{Event, Pollers};
 use crate::listener::{connect_outcome, reset};
 use crate::reactor::Key;
-use crate::sessions::{Carried, PortId, Session};
+use crate::sessions::{Carried, Open, Session};
 
 impl<N: Rnic> Gateway<N> {
     /// Takes in what all pollers said.
     pub(crate) fn take_reports(&mut self, now: Instant) {
         for index in 0..self.ports.len() {
-            while let Some(report) = self.ports[index].poller.reports.receive() {
-                self.report(now, PortId(index), report);
+            while let Some(report) = self.groups.pollers()[index].reports.receive() {
+                self.report(now, report);
+                self.heed_groups(now);
             }
         }
     }
 
-    fn report(&mut self, now: Instant, port: PortId, report: Report<OwnedFd>) {
+    /// Does what follows from what became of link groups.
+    pub(crate) fn heed_groups(&mut self, now: Instant) {
+        while let Some(event) = self.groups.poll_event() {
+            match event {
+                Event::Established(group) => {
+                    let founding = self.foundings.remove(&group).unwrap_or_default();
+                    if let Some(founder) = founding.founder {
+                        self.link_confirmed(now, founder);
+                    }
+                    for key in founding.waiting {
+                        self.resume(now, key);
+                    }
+                }
+                Event::FirstContactFailed { group, committed } => {
+                    let founding = self.foundings.get_mut(&group);
+                    if let Some(founder) = founding.and_then(|founding| founding.founder.take()) {
+                        self.link_failed(now, founder, committed);
+                    }
+                }
+                Event::ElementsChanged(group) => self.serve_waiting(now, group),
+                Event::Ended(group) => {
+                    let founding = self.foundings.remove(&group).unwrap_or_default();
+                    if let Some(founder) = founding.founder {
+                        self.link_failed(now, founder, true);
+                    }
+                    for key in founding.waiting {
+                        self.resume(now, key);
+                    }
+                    self.serve_waiting(now, group);
+                }
+            }
+        }
+    }
+
+    fn report(&mut self, now: Instant, report: Report<OwnedFd>) {
         match report {
-            Report::LlcReceived { link, message } => self.llc_received(now, link, &message),
-            Report::LinkBroke { link, cause } => self.link_broke(now, link, cause),
-            Report::LinkRetired { link } => self.link_retired(link),
+            Report::LlcReceived { link, message } => {
+                self.groups.llc_received(now, link, &message);
+            }
+            Report::LinkBroke { link, cause } => self.groups.link_broke(now, link, cause),
+            Report::LinkRetired { link } => self.groups.link_retired(now, link),
+            Report::Moved { connection, link, rkey } => {
+                self.groups.connection_moved(connection, link, rkey);
+            }
+            Report::LinkVacated { link } => self.groups.link_vacated(now, link),
             Report::Closed { connection, ending, bytes_in, bytes_out, rmbe, streams } => {
                 // Whatever was not reset yet is finished in both directions, or of no more use.
                 drop(streams);
                 self.bytes_closed.0 += bytes_in;
                 self.bytes_closed.1 += bytes_out;
-                self.closed(now, port, connection, ending, rmbe);
+                self.closed(now, connection, ending, rmbe);
             }
         }
     }
@@ -43,14 +85,11 @@ impl<N: Rnic> Gateway<N> {
     fn closed(
         &mut self,
         now: Instant,
-        port: PortId,
         connection: ConnectionId,
         ending: Ending,
         rmbe: Option<Rmbe>,
     ) {
-        let entry = &mut self.ports[port.0];
-        entry.poller.free_slot(connection);
-        let key = entry.sessions[usize::from(connection.slot)].take();
+        let key = self.session_of[usize::from(connection.slot)].take();
         let key = key.expect("a poller closes what it was given");
         let Some(Session::Open(open)) = self.sessions.remove(key) else {
             panic!("a slot leads to an open session");
@@ -63,12 +102,10 @@ impl<N: Rnic> Gateway<N> {
             ms = now.since(open.since).as_millis(),
             "connection closed"
         );
-        let Carried::Smc { group, tcp } = open.transport else { return };
+        self.groups.closed(now, connection, rmbe);
+        let Carried::Smc { tcp, .. } = open.transport else { return };
         // RFC 7609 4.8-1
         end_tcp(tcp, ending);
-        if let Some(rmbe) = rmbe {
-            self.give_back_element(now, group, rmbe);
-        }
     }
 
     /// Looks after SMC-R connections whose TCP connection ended a while ago.
@@ -85,8 +122,7 @@ impl<N: Rnic> Gateway<N> {
             let Carried::Smc { group, tcp } = &open.transport else { continue };
             // RFC 7609 4.8.2-11
             if connect_outcome(tcp).is_err() {
-                let connection = open.connection;
-                self.ports[open.port.0].poller.command(Command::Abort { connection });
+                self.groups.abort(open.connection);
             } else {
                 // RFC 7609 2.1-17
                 groups.push(*group);
@@ -95,7 +131,7 @@ impl<N: Rnic> Gateway<N> {
         groups.sort_unstable();
         groups.dedup();
         for group in groups {
-            self.probe_group(now, group);
+            self.groups.probe(now, group);
         }
     }
 
@@ -129,11 +165,13 @@ impl<N: Rnic> Gateway<N> {
         tracing::warn!(connections = keys.len(), "drain_timeout is over: resetting the rest");
         for key in keys {
             match self.sessions.at(key) {
-                Some(Session::Open(open)) => {
-                    let connection = open.connection;
-                    let port = open.port;
-                    self.ports[port.0].poller.command(Command::Abort { connection });
-                }
+                Some(Session::Open(Open { connection, transport, .. })) => match transport {
+                    Carried::Smc { .. } => self.groups.abort(*connection),
+                    Carried::Tcp { port, .. } => {
+                        let command = Command::Abort { connection: *connection };
+                        self.groups.pollers_mut().command(*port, command);
+                    }
+                },
                 Some(Session::Shaking(_)) => self.fail(key, "the gateway stops"),
                 None => {}
             }
@@ -143,22 +181,22 @@ impl<N: Rnic> Gateway<N> {
     /// Takes leave of peers, then ends the pollers.
     pub(crate) fn close_down(&mut self) {
         let now = self.clock.now();
-        let groups: Vec<_> = self.groups.keys().copied().collect();
+        let groups: Vec<_> = self.groups.iter().map(|(id, _)| id).collect();
         for group in groups {
             // RFC 7609 4.8.3-1
-            self.shut_group_down(now, group, DeleteReason::OPERATOR);
+            self.groups.shut_down(now, group, DeleteReason::OPERATOR);
         }
         // DELETE LINK has no answer worth waiting for, but must leave before the queue pair goes.
         let until = now + FAREWELL;
         while !self.groups.is_empty() && self.clock.now() < until {
-            for port in &mut self.ports {
-                port.poller.catch_up();
+            for poller in self.groups.pollers_mut() {
+                poller.catch_up();
             }
             self.take_reports(self.clock.now());
             std::thread::sleep(Duration::from_millis(1));
         }
-        for port in &mut self.ports {
-            port.poller.stop();
+        for poller in self.groups.pollers_mut() {
+            poller.stop();
         }
         tracing::info!("stopped");
     }
@@ -172,6 +210,7 @@ fn end_tcp(tcp: OwnedFd, ending: Ending) {
         Ending::ResetByApplication
         | Ending::ResetByPeer
         | Ending::LinkLost
+        | Ending::DataLost
         | Ending::PeerMisbehaved
         | Ending::Stalled
         | Ending::Aborted => reset(tcp),

@@ -9,13 +9,8 @@ use smcr_proto::Instant;
 use smcr_proto::handshake::{Client, Server};
 use smcr_proto::wire::clc::{Diagnosis, Framer, Offer, Proposal};
 
-/// One of the gateway's RNICs with its poller: an index that never changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PortId(pub usize);
-
-/// A link group, by the number that operators see. Never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GroupId(pub u32);
+use crate::groups::{GroupId, PortId};
+use crate::reactor::Key;
 
 /// A connection on its way through this process.
 pub enum Session {
@@ -43,6 +38,8 @@ pub struct Rendezvous {
     pub talk: Talk,
     /// Cuts what the peer sends into messages.
     pub framer: Framer,
+    /// The element it waits for.
+    pub waiting: Option<Waiting>,
     /// What this rendezvous holds, and must give back if it fails.
     pub resources: Option<Resources>,
 }
@@ -61,19 +58,35 @@ pub enum Talk {
     Pending(Server, Proposal),
 }
 
-/// What a connection holds of its link group and poller.
+/// What a rendezvous holds of a link group.
 #[derive(Debug)]
 pub struct Resources {
-    /// Whose.
-    pub port: PortId,
     /// Whose element.
     pub group: GroupId,
-    /// Its slot with the poller.
+    /// Its slot.
     pub connection: ConnectionId,
     /// Its element, until the poller has it.
-    pub rmbe: Option<Rmbe>,
-    /// The peer's element, once it is known.
-    pub peer: Option<Offer>,
+    pub rmbe: Rmbe,
+}
+
+/// A rendezvous that waits for the peer to know another RMB.
+#[derive(Debug)]
+pub struct Waiting {
+    /// In which group.
+    pub group: GroupId,
+    /// For how long.
+    pub until: Instant,
+    /// What the server offered, where we are the client.
+    pub accept: Option<Offer>,
+}
+
+/// Who waits for the outcome of a first contact.
+#[derive(Debug, Default)]
+pub struct Founding {
+    /// The rendezvous that it is part of.
+    pub founder: Option<Key>,
+    /// Rendezvous of the same peer, which shall not begin another.
+    pub waiting: Vec<Key>,
 }
 
 /// A connection that a poller relays.
@@ -81,8 +94,6 @@ pub struct Resources {
 pub struct Open {
     /// The listener that accepted it.
     pub listener: u16,
-    /// Whose poller.
-    pub port: PortId,
     /// Its slot.
     pub connection: ConnectionId,
     /// Who connected to us.
@@ -104,6 +115,11 @@ pub enum Carried {
         // RFC 7609 4.5.3-8
         tcp: OwnedFd,
     },
-    /// Over TCP, for this reason; none where nobody asked for SMC-R.
-    Tcp(Option<Diagnosis>),
+    /// Over TCP.
+    Tcp {
+        /// Whose poller relays.
+        port: PortId,
+        /// Why; none where nobody asked for SMC-R.
+        reason: Option<Diagnosis>,
+    },
 }

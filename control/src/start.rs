@@ -1,9 +1,7 @@
 //! From a configuration to a running gateway: RNICs, pollers, listeners, threads.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -13,23 +11,23 @@ use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
 use smcr_engine::idle::{Idle, Policy};
 use smcr_engine::kernel::Kernel;
-use smcr_engine::limits::{COMMANDS_MAX, REPORTS_MAX};
+use smcr_engine::limits::REPORTS_MAX;
 use smcr_engine::mailbox::{Waker, mailbox};
 use smcr_engine::poller::Ends;
 use smcr_memory::Region;
-use smcr_proto::wire::clc::proposal::Ipv4Subnet;
+use smcr_os::interface::preferred_address;
 use smcr_proto::{Mtu, PeerId};
-use smcr_rnic::roce::udp::{self, Place, Udp};
-use smcr_rnic::{Fabric, roce};
+use smcr_rnic::roce::udp::{self, Udp};
+use smcr_rnic::{Fabric, Rnic as _, roce};
 
 use crate::admin;
 use crate::config::{Config, IdlePolicy, RnicConfig, Transport};
 use crate::device::{self, Devices};
 use crate::gateway::{Gateway, Parts, Port};
 use crate::listener::Listener;
-use crate::placement::Poller;
+use crate::network::{Network, Place};
+use crate::placement::{Poller, Seat, seats};
 use crate::pnet::PnetTable;
-use crate::sessions::PortId;
 use crate::smc_option::OptionSource;
 use crate::status::{Asker, Traffic};
 
@@ -75,7 +73,9 @@ pub fn run(config: Config) -> Result<(), RunError> {
     let nics = choose_nics(&config, &devices, &listeners);
     let peer_id = peer_id(&nics, &devices);
     let ports = open_ports(&config, &devices, &nics, clock, &waker)?;
-    let port_by_address = addresses_of_ports(&config, &devices, &ports);
+    let mut network = Network::new(devices, PnetTable::new(&config), places(&ports));
+    // What changed between the first look and the watch would never be heard of.
+    network.refresh().map_err(context("the network devices"))?;
 
     let (ask, questions) = mailbox(QUESTIONS_MAX, waker.clone());
     let admin = match config.admin.listen {
@@ -100,18 +100,8 @@ pub fn run(config: Config) -> Result<(), RunError> {
             "listening"
         );
     }
-    let parts = Parts {
-        config,
-        clock,
-        option,
-        peer_id,
-        ports,
-        port_by_address,
-        listeners,
-        waker,
-        questions,
-        stop,
-    };
+    let parts =
+        Parts { config, clock, option, peer_id, ports, network, listeners, waker, questions, stop };
     let mut gateway = Gateway::new(parts).map_err(context("no descriptors"))?;
     let outcome = gateway.run().map_err(context("the gateway ended"));
     if let Some(admin) = admin {
@@ -147,9 +137,7 @@ fn choose_nics(config: &Config, devices: &Devices, listeners: &[Listener]) -> Ve
                 None => devices
                     .all()
                     .iter()
-                    .filter(|device| {
-                        device::ipv4_address(device).is_some_and(|ip| !ip.is_loopback())
-                    })
+                    .filter(|device| preferred_address(device).is_some_and(|ip| !ip.is_loopback()))
                     .for_each(|device| add(&device.name)),
             }
         }
@@ -178,7 +166,7 @@ fn random<const N: usize>() -> [u8; N] {
     bytes
 }
 
-/// Opens the NICs and starts a poller for each; at least one, for TCP.
+/// Opens the NICs and starts their pollers; at least one, for TCP.
 fn open_ports(
     config: &Config,
     devices: &Devices,
@@ -189,11 +177,21 @@ fn open_ports(
     let mut opened = Vec::new();
     for nic in nics {
         let mtu_max = nic.mtu.and_then(Mtu::from_bytes);
-        let place = Place::Device(&nic.device);
-        match udp::open(&udp::Config { mtu_max, ..udp::Config::on(place) }) {
-            Ok((rnic, fabric)) => {
-                tracing::info!(rnic = nic.name, device = nic.device, "soft RNIC open");
-                opened.push((nic.clone(), Some(rnic), Some(fabric)));
+        let place = match nic.address {
+            Some(address) => udp::Place::Address(address),
+            None => udp::Place::Device(&nic.device),
+        };
+        let wanted = udp::Config { mtu_max, ..udp::Config::on(place) };
+        match udp::open_shared(&wanted, nic.pollers) {
+            Ok(parts) => {
+                let (device, pollers) = (&nic.device, parts.len());
+                tracing::info!(rnic = nic.name, device, pollers, "soft RNIC open");
+                let parts = parts.into_iter().enumerate();
+                opened.extend(parts.map(|(index, (rnic, fabric))| {
+                    // The operator's core is for the first; the others are chosen.
+                    let core = nic.core.filter(|_| index == 0);
+                    (RnicConfig { core, ..nic.clone() }, Some(rnic), Some(fabric))
+                }));
             }
             Err(error) if config.rnics.is_empty() => {
                 tracing::warn!(device = nic.device, %error, "no soft RNIC here: TCP only");
@@ -206,29 +204,23 @@ fn open_ports(
     if opened.is_empty() {
         opened.push((no_nic(), None, None));
     }
+    let seats = seats(opened.len())
+        .map_err(|why| RunError { what: "mailboxes of the pollers".to_owned(), why })?;
     let cores = cores(config, &opened.iter().map(|(nic, _, _)| nic.core).collect::<Vec<_>>());
     opened
         .into_iter()
         .zip(cores)
-        .map(|((nic, rnic, fabric), core)| {
-            let device = devices.named(&nic.device);
-            let address = device.and_then(device::ipv4_address);
-            let subnet = match (device, address) {
-                (Some(device), Some(address)) => device::ipv4_subnet(device, address.into()),
-                (Some(_) | None, _) => Ipv4Subnet::default(),
-            };
+        .zip(seats)
+        .map(|(((nic, rnic, fabric), core), seat)| {
+            let address = rnic.as_ref().map(|rnic| rnic.port().gid.to_ip());
+            let subnet = devices.named(&nic.device).zip(address);
+            let subnet = subnet.map(|(device, address)| device::subnets(device, address).ipv4);
             let traffic = Arc::new(Traffic::default());
-            let poller = start_poller(config, core, fabric, clock, waker, &traffic)
+            let poller = start_poller(config, core, fabric, clock, waker, &traffic, seat)
                 .map_err(|why| RunError { what: "a polling thread".to_owned(), why })?;
-            Ok(Port {
-                name: nic.name,
-                device: nic.device,
-                subnet,
-                rnic,
-                poller,
-                sessions: Port::<roce::Rnic>::no_sessions(),
-                traffic,
-            })
+            let (name, device, pnet) = (nic.name, nic.device, nic.pnet);
+            let subnet = subnet.unwrap_or_default();
+            Ok(Port { name, device, pnet, subnet, rnic, poller, traffic })
         })
         .collect()
 }
@@ -241,6 +233,9 @@ fn no_nic() -> RnicConfig {
         device: String::new(),
         core: None,
         mtu: None,
+        address: None,
+        pollers: 1,
+        pnet: String::new(),
     }
 }
 
@@ -271,9 +266,8 @@ pub(crate) fn start_poller(
     clock: Clock,
     control: &Waker,
     traffic: &Arc<Traffic>,
+    seat: Seat<roce::Qp>,
 ) -> io::Result<Poller<roce::Qp>> {
-    let waker = Waker::new()?;
-    let (commands, obey) = mailbox(COMMANDS_MAX, waker.clone());
     let (report, reports) = mailbox(REPORTS_MAX, control.clone());
     let counters = Arc::new(Counters::default());
     let gauges = Arc::new(Gauges::new());
@@ -285,10 +279,14 @@ pub(crate) fn start_poller(
     };
     let idle = Idle::new(policy, config.poll.spin);
     let traffic = Arc::clone(traffic);
+    let line = seat.line();
     let ends = Ends {
-        commands: obey,
-        waker,
+        commands: seat.obey,
+        waker: seat.waker,
         reports: report,
+        neighbours: seat.neighbours,
+        index: seat.index,
+        owners: seat.owners,
         counters: Arc::clone(&counters),
         gauges: Arc::clone(&gauges),
         observe: Box::new(move |fabric: &SoftFabric| publish(fabric, &traffic)),
@@ -306,7 +304,7 @@ pub(crate) fn start_poller(
             Err(error) => tracing::error!(%error, "a poller has no place to sleep"),
         }
     })?;
-    Ok(Poller::new(core, (counters, gauges), reports, commands, thread))
+    Ok(Poller::new(core, (counters, gauges), reports, line, thread))
 }
 
 /// Copies what the fabric counts to where others can read it.
@@ -324,24 +322,14 @@ fn publish(fabric: &SoftFabric, traffic: &Traffic) {
     }
 }
 
-/// Which port connections of each local address go through, by the PNET table.
-fn addresses_of_ports(
-    config: &Config,
-    devices: &Devices,
-    ports: &[Port<roce::Rnic>],
-) -> HashMap<IpAddr, PortId> {
-    let table = PnetTable::new(config);
-    let mut found = HashMap::new();
-    for device in devices.all() {
-        let wanted = table.rnic_for(&device.name);
-        let port = ports.iter().position(|port| port.rnic.is_some() && port.name == wanted.name);
-        if let Some(index) = port {
-            for (address, _) in device.addresses.iter().copied() {
-                found.insert(address, PortId(index));
-            }
-        }
-    }
-    found
+/// Where the ports are.
+fn places(ports: &[Port<roce::Rnic>]) -> Vec<Place> {
+    let place = |port: &Port<roce::Rnic>| Place {
+        rnic: port.name.clone(),
+        device: port.device.clone(),
+        address: port.rnic.as_ref().map(|rnic| rnic.port().gid.to_ip()),
+    };
+    ports.iter().map(place).collect()
 }
 
 /// Two descriptors per connection: takes as many as the administrator allows.
@@ -378,8 +366,11 @@ mod tests {
             name: "it".to_owned(),
             kind: RnicKind::RoceUdp,
             device: device.name.clone(),
+            address: None,
+            pollers: 1,
             core: None,
             mtu: None,
+            pnet: String::new(),
         };
         let names: Vec<[u8; 8]> =
             (0..4).map(|_| peer_id(std::slice::from_ref(&nic), &devices).0).collect();

@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::operate::{OperateError, Operation};
+
 /// Version of both documents. A reader that knows another one should say so and stop.
 pub const SCHEMA: u32 = 1;
 
@@ -16,8 +18,8 @@ pub const PER_PAGE_MAX: u32 = 1_000;
 
 /// Who can answer the admin thread's questions.
 ///
-/// All three are called on the admin thread, may be called at any rate, and must return promptly
-/// from counters and snapshots: a scrape never waits for the data path.
+/// All are called on the admin thread, may be called at any rate, and must return promptly, from
+/// counters and snapshots: a scrape never waits for the data path.
 pub trait Provider: Send + Sync + 'static {
     /// The gateway now.
     fn stats(&self) -> Stats;
@@ -25,6 +27,12 @@ pub trait Provider: Send + Sync + 'static {
     fn connections(&self, query: &ConnectionQuery) -> ConnectionPage;
     /// Whether new connections would be served.
     fn ready(&self) -> Readiness;
+    /// Obeys an operator. What follows takes its time; the answer says that it began.
+    ///
+    /// # Errors
+    ///
+    /// Why not.
+    fn operate(&self, operation: Operation) -> Result<(), OperateError>;
 }
 
 /// Everything about one gateway.
@@ -73,6 +81,16 @@ pub struct Totals {
     pub refused_smc: u64,
     /// Connections that were closed at once, because a limit was reached or the upstream refused.
     pub refused_tcp: u64,
+    /// Links that went down with another one there to take their connections.
+    pub links_failed_over: u64,
+    /// Links that went down without one.
+    pub links_lost: u64,
+    /// Link groups that ended for any other reason than that they were idle.
+    pub groups_lost: u64,
+    /// Connections that went on over another link.
+    pub connections_moved: u64,
+    /// Connections that were reset because the peer gave their RMB element to another (RFC 4.4.2).
+    pub rmbe_conflicts: u64,
 }
 
 /// Connections that exist now.
@@ -113,7 +131,8 @@ pub struct LinkGroup {
     pub version: u8,
     /// The peer id, in hexadecimal.
     pub peer_id: String,
-    /// `single`, `symmetric`, `asymmetric-local` or `asymmetric-peer`.
+    /// `single`, `symmetric`, `asymmetric-local` (one RNIC of ours), `asymmetric-peer` (one RNIC of
+    /// the peer's), or `none` while no link carries connections.
     #[serde(rename = "type")]
     pub kind: String,
     /// Connections in it now.
@@ -128,6 +147,8 @@ pub struct LinkGroup {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Link {
+    /// Unique within the process; the peer knows it as our link user ID.
+    pub id: u32,
     /// The link number.
     pub number: u8,
     /// `confirming`, `active`, `probing` or `down`.
@@ -140,6 +161,8 @@ pub struct Link {
     pub peer_qpn: u32,
     /// The peer's port.
     pub peer_gid: String,
+    /// Connections that send on it.
+    pub connections: u32,
 }
 
 /// One polling thread.
@@ -170,6 +193,10 @@ pub struct Rnic {
     pub device: String,
     /// Its port address.
     pub gid: String,
+    /// `up`, or `down` for new links.
+    pub state: String,
+    /// Links on it.
+    pub links: u32,
     /// Path MTU in bytes: the payload of a full RoCE packet.
     pub mtu: u32,
     /// RoCE packets received.
@@ -410,16 +437,19 @@ pub(crate) mod tests {
                 "schema version uptime_s totals active fallbacks link_groups pollers rnics \
                  listeners",
             ),
-            ("/totals", "connections_smc connections_tcp bytes_in bytes_out handshakes_failed"),
+            (
+                "/totals",
+                "connections_smc connections_tcp bytes_in bytes_out handshakes_failed links_lost",
+            ),
             ("/active", "smc tcp"),
             ("/fallbacks/0", "code name count"),
             ("/link_groups/0", "id role version peer_id type connections links rmbs"),
-            ("/link_groups/0/links/0", "number state rnic qpn peer_qpn peer_gid"),
+            ("/link_groups/0/links/0", "id number state rnic qpn peer_qpn peer_gid connections"),
             ("/pollers/0", "core turns turns_idle connections"),
             (
                 "/rnics/0",
-                "name kind device gid mtu packets_in packets_out retransmits icrc_errors \
-                 rkey_errors",
+                "name kind device gid state links mtu packets_in packets_out retransmits \
+                 icrc_errors rkey_errors",
             ),
         ] {
             let object = json.pointer(place).unwrap().as_object().unwrap();

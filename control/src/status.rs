@@ -8,18 +8,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, SyncSender};
 use std::time::Duration;
 
+use smcr_engine::LinkId;
 use smcr_engine::counters::{Counters, DESCRIPTIONS};
 use smcr_engine::gauges::Stage;
 use smcr_engine::mailbox::Sender;
 use smcr_proto::Instant;
 use smcr_proto::link::State as LinkState;
-use smcr_proto::link_group::Role;
+use smcr_proto::link_group::{Role, Symmetry};
 use smcr_proto::wire::clc::Diagnosis;
 use smcr_rnic::Rnic;
 
 use crate::config::Transport as Side;
-use crate::gateway::{Gateway, Port};
-use crate::groups::{Group, Phase};
+use crate::gateway::Gateway;
+use crate::groups::{self, Group, GroupId, Phase, PortId};
+use crate::operate::{OperateError, Operation};
+use crate::placement;
 use crate::sessions::{Carried, Open, Session};
 use crate::stats::{
     Active, Connection, ConnectionPage, ConnectionQuery, Fallback, FallbackReason, Link, LinkGroup,
@@ -35,6 +38,8 @@ pub enum Question {
     Connections(SyncSender<Vec<Connection>>),
     /// Whether new connections would be served.
     Ready(SyncSender<Readiness>),
+    /// That something be done.
+    Operate(Operation, SyncSender<Result<(), OperateError>>),
 }
 
 /// What an RNIC counts, published by its poller now and then.
@@ -80,6 +85,11 @@ impl Provider for Asker {
             || Readiness { reasons: vec!["the control thread does not answer".to_owned()] };
         self.ask(Question::Ready).unwrap_or_else(silent)
     }
+
+    fn operate(&self, operation: Operation) -> Result<(), OperateError> {
+        let question = |answer| Question::Operate(operation, answer);
+        self.ask(question).unwrap_or(Err(OperateError::Silent))
+    }
 }
 
 impl<N: Rnic> Gateway<N> {
@@ -91,6 +101,9 @@ impl<N: Rnic> Gateway<N> {
                 Question::Stats(answer) => drop(answer.try_send(self.stats(now))),
                 Question::Connections(answer) => drop(answer.try_send(self.connections(now))),
                 Question::Ready(answer) => drop(answer.try_send(self.readiness())),
+                Question::Operate(operation, answer) => {
+                    drop(answer.try_send(self.operate(now, operation)));
+                }
             }
         }
     }
@@ -98,6 +111,18 @@ impl<N: Rnic> Gateway<N> {
     fn readiness(&self) -> Readiness {
         let draining = self.draining.is_some().then(|| "the gateway is stopping".to_owned());
         Readiness { reasons: draining.into_iter().collect() }
+    }
+
+    fn operate(&mut self, now: Instant, operation: Operation) -> Result<(), OperateError> {
+        tracing::info!(?operation, "an operator says");
+        match operation {
+            Operation::LinkDelete { link, orderly } => {
+                self.groups.delete_link(now, LinkId(link), orderly)
+            }
+            Operation::LinkAdd { group } => self.groups.add_link(now, GroupId(group)),
+            Operation::RnicDown { rnic, orderly } => self.groups.rnic_down(now, &rnic, orderly),
+            Operation::RnicUp { rnic } => self.groups.rnic_up(now, &rnic),
+        }
     }
 
     fn stats(&self, now: Instant) -> Stats {
@@ -109,8 +134,8 @@ impl<N: Rnic> Gateway<N> {
             active: self.active(),
             fallbacks: self.fallback_rows(),
             link_groups: self.link_groups(),
-            pollers: self.ports.iter().map(poller_row).collect(),
-            rnics: self.ports.iter().filter_map(rnic_row).collect(),
+            pollers: self.groups.pollers().iter().map(poller_row).collect(),
+            rnics: self.rnic_rows(),
             listeners: self.listeners.iter().map(listener_row).collect(),
             memory: self.memory(),
         }
@@ -118,8 +143,9 @@ impl<N: Rnic> Gateway<N> {
 
     fn totals(&self) -> Totals {
         let sum = |counter: fn(&Counters) -> u64| -> u64 {
-            self.ports.iter().map(|port| counter(&port.poller.counters)).sum()
+            self.groups.pollers().iter().map(|poller| counter(&poller.counters)).sum()
         };
+        let counts = self.groups.counts();
         Totals {
             connections_smc: self.connections_smc,
             connections_tcp: self.connections_tcp,
@@ -127,6 +153,11 @@ impl<N: Rnic> Gateway<N> {
             bytes_out: sum(|counters| counters.bytes_out.get()),
             handshakes_failed: self.handshakes_failed,
             refused_smc: self.fallbacks.get(&Diagnosis::OUT_OF_MEMORY).copied().unwrap_or(0),
+            links_failed_over: counts.links_failed_over,
+            links_lost: counts.links_lost,
+            groups_lost: counts.groups_lost,
+            connections_moved: counts.connections_moved,
+            rmbe_conflicts: counts.conflicts,
             refused_tcp: self.listeners.iter().map(|listener| listener.refused).sum(),
         }
     }
@@ -136,7 +167,7 @@ impl<N: Rnic> Gateway<N> {
         for (_, session) in self.sessions.iter() {
             match session {
                 Session::Open(Open { transport: Carried::Smc { .. }, .. }) => active.smc += 1,
-                Session::Open(Open { transport: Carried::Tcp(_), .. }) => active.tcp += 1,
+                Session::Open(Open { transport: Carried::Tcp { .. }, .. }) => active.tcp += 1,
                 Session::Shaking(_) => {}
             }
         }
@@ -155,21 +186,21 @@ impl<N: Rnic> Gateway<N> {
     }
 
     fn link_groups(&self) -> Vec<LinkGroup> {
-        let mut groups: Vec<_> = self.groups.iter().collect();
-        groups.sort_by_key(|(id, _)| **id);
-        groups
-            .into_iter()
-            .map(|(id, group)| LinkGroup {
-                id: id.0,
-                role: role_name(group.role).to_owned(),
-                version: 1,
-                peer_id: group.peer.id.to_string(),
-                kind: "single".to_owned(),
-                connections: group.users,
-                links: vec![link_row(group, &self.ports[group.port.0].name)],
-                rmbs: group.stock.rmbs(),
-            })
-            .collect()
+        self.groups.iter().map(|(id, group)| self.group_row(id, group)).collect()
+    }
+
+    fn group_row(&self, id: GroupId, group: &Group<N::Opening>) -> LinkGroup {
+        let row = |link| link_row(group, link, &self.groups.ports()[link.port.0].name);
+        LinkGroup {
+            id: id.0,
+            role: role_name(group.role).to_owned(),
+            version: 1,
+            peer_id: group.peer.id.to_string(),
+            kind: kind_name(group).to_owned(),
+            connections: u32::try_from(group.members.len()).unwrap_or(u32::MAX),
+            links: group.links.iter().map(row).collect(),
+            rmbs: group.stock.rmbs(),
+        }
     }
 
     fn memory(&self) -> Memory {
@@ -177,14 +208,14 @@ impl<N: Rnic> Gateway<N> {
             send_bytes: self.config.smc.send_pool * self.ports.len() as u64,
             ..Memory::default()
         };
-        for group in self.groups.values() {
+        for (_, group) in self.groups.iter() {
             let (elements, used) = group.stock.elements();
             memory.rmb_bytes += group.stock.bytes();
             memory.rmbes += elements;
             memory.rmbes_used += used;
         }
-        for port in &self.ports {
-            memory.send_bytes_used += port.poller.counters.send_bytes_lent.get();
+        for poller in self.groups.pollers() {
+            memory.send_bytes_used += poller.counters.send_bytes_lent.get();
         }
         memory
     }
@@ -217,11 +248,55 @@ impl<N: Rnic> Gateway<N> {
         rows.collect()
     }
 
+    /// One for each RNIC, however many pollers it has.
+    fn rnic_rows(&self) -> Vec<RnicRow> {
+        let mut rows: Vec<RnicRow> = Vec::new();
+        for row in (0..self.ports.len()).filter_map(|port| self.rnic_row(PortId(port))) {
+            match rows.iter_mut().find(|other| other.name == row.name) {
+                None => rows.push(row),
+                Some(same) => {
+                    same.links += row.links;
+                    same.packets_in += row.packets_in;
+                    same.packets_out += row.packets_out;
+                    same.retransmits += row.retransmits;
+                    same.icrc_errors += row.icrc_errors;
+                    same.rkey_errors += row.rkey_errors;
+                }
+            }
+        }
+        rows
+    }
+
+    fn rnic_row(&self, id: PortId) -> Option<RnicRow> {
+        let (port, info) = (&self.groups.ports()[id.0], &self.ports[id.0]);
+        let address = port.rnic.as_ref()?.port();
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let links = self.groups.iter().flat_map(|(_, group)| &group.links);
+        Some(RnicRow {
+            name: port.name.clone(),
+            kind: "roce-udp".to_owned(),
+            device: info.device.clone(),
+            gid: address.gid.to_string(),
+            state: if port.is_up() { "up" } else { "down" }.to_owned(),
+            links: u32::try_from(links.filter(|link| link.port == id).count()).unwrap_or(u32::MAX),
+            mtu: address.mtu.bytes().unwrap_or(0),
+            packets_in: read(&info.traffic.packets_in),
+            packets_out: read(&info.traffic.packets_out),
+            retransmits: read(&info.traffic.retransmits),
+            icrc_errors: read(&info.traffic.icrc_errors),
+            rkey_errors: read(&info.traffic.rkey_errors),
+        })
+    }
+
     fn open_row(&self, now: Instant, id: u64, open: &Open) -> Connection {
         let listener = &self.listeners[usize::from(open.listener)];
         let [app, peer] = ends(listener, open.source);
-        let gauges = &self.ports[open.port.0].poller.gauges;
-        let reading = gauges.read(open.connection.slot);
+        let member = self.groups.member(open.connection);
+        let port = match open.transport {
+            Carried::Smc { .. } => member.map_or(PortId(0), |member| member.port),
+            Carried::Tcp { port, .. } => port,
+        };
+        let reading = self.groups.pollers()[port.0].gauges.read(open.connection.slot);
         let state = match reading.stage {
             Stage::Active => "active",
             Stage::HalfClosed => "half-closed",
@@ -229,7 +304,7 @@ impl<N: Rnic> Gateway<N> {
         };
         let (transport, reason, group) = match &open.transport {
             Carried::Smc { group, .. } => (Transport::SmcR, None, Some(*group)),
-            Carried::Tcp(reason) => (Transport::Tcp, *reason, None),
+            Carried::Tcp { reason, .. } => (Transport::Tcp, *reason, None),
         };
         Connection {
             id,
@@ -242,7 +317,7 @@ impl<N: Rnic> Gateway<N> {
             state: state.to_owned(),
             fallback: reason.map(|code| FallbackReason { code: code.0, name: format!("{code:?}") }),
             link_group: group.map(|group| group.0),
-            link: group.and_then(|group| Some(self.groups.get(&group)?.number.0)),
+            link: member.and_then(|member| self.groups.number_of(member.link)),
             age_s: now.since(open.since).as_secs_f64(),
         }
     }
@@ -264,35 +339,43 @@ fn role_name(role: Role) -> &'static str {
     }
 }
 
-fn link_row<O>(group: &Group<O>, rnic: &str) -> Link {
-    let (state, peer_qpn) = match &group.phase {
-        Phase::Opening(_) => ("opening", 0),
-        Phase::Ending => ("down", 0),
-        Phase::Running(machine, peer) => {
-            let state = machine.links().next().map(|(_, state)| state);
-            let name = match state {
-                Some(LinkState::Confirming { .. }) => "confirming",
-                Some(LinkState::Active { .. }) => "active",
-                Some(LinkState::Probing { .. }) => "probing",
-                Some(LinkState::Down(_)) | None => "down",
-            };
-            (name, peer.qpn.0)
-        }
-    };
-    Link {
-        number: group.number.0,
-        state: state.to_owned(),
-        rnic: rnic.to_owned(),
-        qpn: group.address.qpn.0,
-        peer_qpn,
-        peer_gid: group.peer.gid.to_string(),
+fn kind_name<O>(group: &Group<O>) -> &'static str {
+    let Some(machine) = group.machine() else { return "none" };
+    match machine.symmetry() {
+        Symmetry::Single => "single",
+        Symmetry::AsymmetricLocal => "asymmetric-local",
+        Symmetry::AsymmetricPeer => "asymmetric-peer",
+        Symmetry::Symmetric => "symmetric",
     }
 }
 
-fn poller_row<N: Rnic>(port: &Port<N>) -> Poller {
-    let counters = &port.poller.counters;
+fn link_row<O>(group: &Group<O>, link: &groups::Link<O>, rnic: &str) -> Link {
+    let state = group.machine().and_then(|machine| {
+        machine.links().find(|view| view.number == link.number).map(|view| view.state)
+    });
+    let state = match state {
+        None if matches!(group.phase, Phase::Opening) => "opening",
+        Some(LinkState::Confirming { .. }) => "confirming",
+        Some(LinkState::Active { .. }) => "active",
+        Some(LinkState::Probing { .. }) => "probing",
+        Some(LinkState::Down(_)) | None => "down",
+    };
+    Link {
+        id: link.id.0,
+        number: link.number.0,
+        state: state.to_owned(),
+        rnic: rnic.to_owned(),
+        qpn: link.ours.qpn.0,
+        peer_qpn: link.theirs.map_or(0, |theirs| theirs.qpn.0),
+        peer_gid: link.theirs.map_or(group.peer.gid, |theirs| theirs.gid).to_string(),
+        connections: u32::try_from(group.members_on(link.id)).unwrap_or(u32::MAX),
+    }
+}
+
+fn poller_row<Qp>(poller: &placement::Poller<Qp>) -> Poller {
+    let counters = &poller.counters;
     Poller {
-        core: port.poller.core.and_then(|core| u32::try_from(core).ok()),
+        core: poller.core.and_then(|core| u32::try_from(core).ok()),
         turns: counters.turns.get(),
         turns_idle: counters.turns_idle.get(),
         connections: u32::try_from(counters.connections.get()).unwrap_or(u32::MAX),
@@ -302,23 +385,6 @@ fn poller_row<N: Rnic>(port: &Port<N>) -> Poller {
             .map(|(description, value)| (description.name.to_owned(), value))
             .collect(),
     }
-}
-
-fn rnic_row<N: Rnic>(port: &Port<N>) -> Option<RnicRow> {
-    let address = port.rnic.as_ref()?.port();
-    let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    Some(RnicRow {
-        name: port.name.clone(),
-        kind: "roce-udp".to_owned(),
-        device: port.device.clone(),
-        gid: address.gid.to_string(),
-        mtu: address.mtu.bytes().unwrap_or(0),
-        packets_in: read(&port.traffic.packets_in),
-        packets_out: read(&port.traffic.packets_out),
-        retransmits: read(&port.traffic.retransmits),
-        icrc_errors: read(&port.traffic.icrc_errors),
-        rkey_errors: read(&port.traffic.rkey_errors),
-    })
 }
 
 fn listener_row(listener: &crate::listener::Listener) -> Listener {

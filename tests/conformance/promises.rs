@@ -219,6 +219,39 @@ pub(crate) fn a_silent_peer_is_given_up<H: Harness>(seed: u64) {
     all_is_quiet(&mut rig);
 }
 
+/// `fail` ends what is outstanding without waiting for a peer that cannot answer, and what had come
+/// before is still told: a failover that waits for retries is a pause that users notice, and one
+/// that loses what the peer knows to be delivered is a reset.
+pub(crate) fn a_failed_queue_pair_breaks_at_once<H: Harness>(seed: u64) {
+    let mut rig = Rig::<H>::new(seed);
+    let domains = rig.domains();
+    let qps = rig.connect(domains);
+    let sends = (0..8).map(|n| rig.sides[1].send(numbered(n))).collect();
+    rig.sides[1].post(qps[1], sends);
+    for _ in 0..seed % 8 {
+        drop(rig.turn());
+    }
+    let window = rig.window(1, domains[1], 8_192);
+    let side = &mut rig.sides[0];
+    let write = side.write(&[1; 5_000], window.rkey(), window.address(0));
+    let send = side.send(numbered(9));
+    side.post(qps[0], vec![write, send]);
+    let before = rig.now();
+    rig.fail(0, qps[0]);
+    rig.fail(0, qps[0]);
+    rig.settle(0);
+    assert!(rig.now().since(before) < Duration::from_millis(100));
+    let end = rig.sides[0].end(qps[0]);
+    assert_eq!((end.broke, end.flushed), (Some(Cause::PortDown), 2));
+    rig.settle(1);
+    let told = rig.sides[1].end(qps[1]);
+    let done = told.done;
+    assert!(done <= rig.sides[0].end(qps[0]).received, "done means received");
+    rig.release(0, qps[0]);
+    rig.release(1, qps[1]);
+    all_is_quiet(&mut rig);
+}
+
 /// `release` flushes what is outstanding and brings the leases home; the other queue pairs and the
 /// next one go on. This is how connections leave a link.
 pub(crate) fn release_flushes_and_disturbs_nobody<H: Harness>(seed: u64) {

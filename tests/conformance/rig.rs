@@ -144,6 +144,12 @@ impl<H: Harness> Rig<H> {
         Window { region, registration }
     }
 
+    /// Breaks one end.
+    pub(crate) fn fail(&mut self, side: SideIndex, qp: QpId) {
+        let now = self.harness.now();
+        self.sides[side].fabric.fail(now, qp);
+    }
+
     /// Releases one end.
     pub(crate) fn release(&mut self, side: SideIndex, qp: QpId) {
         let now = self.harness.now();

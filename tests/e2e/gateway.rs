@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -43,10 +43,19 @@ pub(crate) struct Setup {
 impl Setup {
     /// A gateway without listeners on `host`.
     pub(crate) fn new(name: &str, host: &Host) -> Self {
+        Self::with_rnic(name, host, "")
+    }
+
+    /// The same, with more keys of its RNIC.
+    pub(crate) fn with_rnic(name: &str, host: &Host, keys: &str) -> Self {
+        Self::on_device(name, host.device, keys)
+    }
+
+    /// The same, with its RNIC on another device.
+    pub(crate) fn on_device(name: &str, device: &str, keys: &str) -> Self {
         let config = format!(
             "[admin]\nlisten = \"{ADMIN}\"\n\n\
-             [[rnic]]\nname = \"soft0\"\nkind = \"roce-udp\"\ndevice = \"{}\"\n",
-            host.device
+             [[rnic]]\nname = \"soft0\"\nkind = \"roce-udp\"\ndevice = \"{device}\"\n{keys}\n"
         );
         Self {
             name: name.to_owned(),
@@ -57,11 +66,22 @@ impl Setup {
         }
     }
 
+    /// Another RNIC.
+    pub(crate) fn rnic(mut self, name: &str, device: &str) -> Self {
+        write!(
+            self.config,
+            "\n[[rnic]]\nname = \"{name}\"\nkind = \"roce-udp\"\ndevice = \"{device}\"\n"
+        )
+        .expect("writing to a string");
+        self
+    }
+
     pub(crate) fn listener(
         mut self,
-        (bind, accept): (SocketAddrV4, &str),
-        (upstream, connect): (SocketAddrV4, &str),
+        (bind, accept): (impl Into<SocketAddr>, &str),
+        (upstream, connect): (impl Into<SocketAddr>, &str),
     ) -> Self {
+        let (bind, upstream) = (bind.into(), upstream.into());
         write!(
             self.config,
             "\n[[listener]]\nname = \"port-{}\"\nbind = \"{bind}\"\naccept = \"{accept}\"\n\
@@ -132,7 +152,7 @@ impl Setup {
                 command
             }
         };
-        command.arg("run").arg("-c").arg(&path);
+        command.args(["--log", "debug", "run", "-c"]).arg(&path);
         let process = Process::start(host, &hosts.logs, &self.name, &mut command);
         let mut gateway = Gateway { host, process };
         gateway.wait_until_ready();
@@ -283,6 +303,7 @@ pub(crate) struct Stats {
     pub(crate) totals: Totals,
     pub(crate) active: Active,
     pub(crate) fallbacks: Vec<Fallback>,
+    pub(crate) rnics: Vec<Rnic>,
     pub(crate) memory: Memory,
     pub(crate) link_groups: Vec<LinkGroup>,
 }
@@ -290,6 +311,12 @@ pub(crate) struct Stats {
 #[derive(Debug, Deserialize)]
 pub(crate) struct LinkGroup {
     pub(crate) peer_id: String,
+    pub(crate) links: Vec<Link>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Link {
+    pub(crate) state: String,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -307,6 +334,12 @@ pub(crate) struct Active {
     pub(crate) connecting: u64,
     #[serde(default)]
     pub(crate) parked: u64,
+}
+
+/// What is said of an RNIC.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Rnic {
+    pub(crate) state: String,
 }
 
 #[derive(Debug, Deserialize)]

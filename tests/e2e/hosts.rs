@@ -1,7 +1,7 @@
 //! Two hosts on one machine: network namespaces joined by a veth pair, gone when dropped.
 
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::panic;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ pub(crate) struct Hosts {
 /// One of them.
 pub(crate) struct Host {
     /// Name of the namespace, as `ip netns` shows it.
-    name: String,
+    pub(crate) name: String,
     namespace: File,
     pub(crate) device: &'static str,
     pub(crate) address: Ipv4Addr,
@@ -64,6 +64,19 @@ impl Hosts {
         }
         Self { a, b, logs }
     }
+
+    /// Like [`Self::new`], with a second cable between devices in a subnet of their own.
+    pub(crate) fn with_two_paths(test: &str) -> Self {
+        let hosts = Self::new(test);
+        let Self { a, b, .. } = &hosts;
+        a.ip(&["link", "add", a.second(), "type", "veth", "peer", "name", b.second()]);
+        a.ip(&["link", "set", b.second(), "netns", &b.name]);
+        for (host, address) in [(a, "10.9.0.1/24"), (b, "10.9.0.2/24")] {
+            host.ip(&["address", "add", address, "dev", host.second()]);
+            host.ip(&["link", "set", host.second(), "up"]);
+        }
+        hosts
+    }
 }
 
 impl Host {
@@ -96,8 +109,20 @@ impl Host {
         SocketAddrV4::new(self.address, port)
     }
 
+    /// Its end of the second cable.
+    pub(crate) fn second(&self) -> &'static str {
+        if self.device == "va" { "wa" } else { "wb" }
+    }
+
+    /// Plugs one of its two cables in, or pulls it.
+    pub(crate) fn set_path(&self, path: usize, up: bool) {
+        let device = [self.device, self.second()][path];
+        self.ip(&["link", "set", device, if up { "up" } else { "down" }]);
+    }
+
     /// Listens on `at`, which must be an address of this host.
-    pub(crate) fn listen(&self, at: SocketAddrV4) -> TcpListener {
+    pub(crate) fn listen(&self, at: impl Into<SocketAddr>) -> TcpListener {
+        let at = at.into();
         self.enter(|| TcpListener::bind(at)).unwrap_or_else(|e| panic!("listen on {at}: {e}"))
     }
 
@@ -107,8 +132,9 @@ impl Host {
     }
 
     /// Connects to `to` from this host.
-    pub(crate) fn connect(&self, to: SocketAddrV4) -> std::io::Result<TcpStream> {
-        self.enter(|| TcpStream::connect_timeout(&to.into(), CONNECT_LIMIT))
+    pub(crate) fn connect(&self, to: impl Into<SocketAddr>) -> std::io::Result<TcpStream> {
+        let to = to.into();
+        self.enter(|| TcpStream::connect_timeout(&to, CONNECT_LIMIT))
     }
 }
 

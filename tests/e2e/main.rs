@@ -14,11 +14,13 @@
 
 mod clock;
 mod crowd;
+mod failover;
 mod failure;
 mod fidelity;
 mod gateway;
 mod hosts;
 mod http;
+mod ipv6;
 mod keepalive;
 mod lifecycle;
 mod pattern;

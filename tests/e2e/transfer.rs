@@ -1,6 +1,6 @@
 //! A gibibyte each way at the same time, byte for byte.
 
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::thread;
 use std::time::Duration;
 
@@ -48,8 +48,13 @@ fn elements_of_different_sizes() {
 }
 
 fn transfer_both_ways(hosts: &Hosts, pair: &Pair<'_>, bytes: u64) {
-    let listener = hosts.b.listen(local(PORT));
-    let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+    transfer_by(local(PORT).into(), hosts, pair, bytes);
+}
+
+/// Both ways at once, with the client's gateway and the server at `near` of their hosts.
+pub(crate) fn transfer_by(near: SocketAddr, hosts: &Hosts, pair: &Pair<'_>, bytes: u64) {
+    let listener = hosts.b.listen(near);
+    let client = hosts.a.connect(near).expect("the gateway listens");
     set_limit(&client, STALL_LIMIT);
     let server = accept(&listener, STALL_LIMIT);
 

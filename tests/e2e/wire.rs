@@ -73,13 +73,13 @@ fn smoke_capture_shows_smc_r() {
 }
 
 /// tcpdump on host a's side of the wire.
-struct Capture {
+pub(crate) struct Capture {
     tcpdump: Process,
     file: PathBuf,
 }
 
 impl Capture {
-    fn start(hosts: &Hosts) -> Self {
+    pub(crate) fn start(hosts: &Hosts) -> Self {
         let file = hosts.logs.join("wire.pcap");
         let mut command = Command::new("tcpdump");
         // Root stays root: another user could not write below the logs.
@@ -89,7 +89,7 @@ impl Capture {
         Self { tcpdump, file }
     }
 
-    fn stop(mut self) -> PathBuf {
+    pub(crate) fn stop(mut self) -> PathBuf {
         // What was seen last is written only when the kernel hands over its buffer.
         std::thread::sleep(Duration::from_millis(1_200));
         self.tcpdump.signal(Signal::INT);
@@ -100,7 +100,7 @@ impl Capture {
 }
 
 /// One line for each frame of the capture that `filter` selects.
-fn tshark(hosts: &Hosts, name: &str, file: &Path, filter: &str) -> String {
+pub(crate) fn tshark(hosts: &Hosts, name: &str, file: &Path, filter: &str) -> String {
     let mut command = Command::new("tshark");
     command.arg("-r").arg(file).args(["-Y", filter]);
     run(hosts, &hosts.b, name, Duration::from_secs(60), &mut command).expect_success(name)
@@ -108,7 +108,7 @@ fn tshark(hosts: &Hosts, name: &str, file: &Path, filter: &str) -> String {
 
 /// Of each SYN to the gateway's port and each answer: whether it is a SYN-ACK, and whether it
 /// carries the SMC option. Read from the bytes, without anybody's dissector.
-fn handshakes(file: &Path) -> Vec<(bool, bool)> {
+pub(crate) fn handshakes(file: &Path) -> Vec<(bool, bool)> {
     let bytes = fs::read(file).expect("tcpdump wrote it");
     frames(&bytes).filter_map(handshake).collect()
 }
@@ -150,10 +150,15 @@ fn options(frame: &[u8]) -> Option<(u8, bool)> {
     const TCP: u8 = 6;
     const FIXED_TCP_BYTES: usize = 20;
     let ip = frame.get(ETHERNET_BYTES..)?;
-    if frame[12..ETHERNET_BYTES] != [0x08, 0x00] || *ip.get(9)? != TCP {
+    let (next, ip_bytes) = match frame[12..ETHERNET_BYTES] {
+        [0x08, 0x00] => (*ip.get(9)?, usize::from(ip[0] & 0x0F) * 4),
+        [0x86, 0xDD] => (*ip.get(6)?, 40),
+        _ => return None,
+    };
+    if next != TCP {
         return None;
     }
-    let tcp = ip.get(usize::from(ip[0] & 0x0F) * 4..)?;
+    let tcp = ip.get(ip_bytes..)?;
     let flags = *tcp.get(13)?;
     let options = tcp.get(FIXED_TCP_BYTES..usize::from(tcp[12] >> 4) * 4)?;
     let smc = options.windows(SMC_OPTION.len()).any(|bytes| bytes == SMC_OPTION);

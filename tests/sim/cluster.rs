@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use smcr_engine::streams::Streams;
-use smcr_engine::{Command, ConnectionId, Established, LinkId};
+use smcr_engine::{ConnectionId, Established, LinkId};
 use smcr_proto::{Instant, Qpn};
 use smcr_rnic::Opening;
 use smcr_rnic::sim::{Network, Odds};
@@ -67,12 +67,20 @@ pub(crate) struct Pair {
     pub(crate) link: Option<LinkId>,
 }
 
+/// A link, from outside.
+#[derive(Clone, Copy, Debug)]
+struct Wire {
+    qpn: Qpn,
+    /// Which RNIC of each host it ends at.
+    places: [usize; 2],
+}
+
 /// Everything.
 pub(crate) struct Cluster {
     pub(crate) network: Network,
     pub(crate) hosts: [Host; 2],
     pub(crate) pairs: Vec<Pair>,
-    links: Vec<Qpn>,
+    links: Vec<Wire>,
     /// Rendezvous that have not ended at this host, of this pair.
     held: BTreeMap<(usize, usize), Established<Stream>>,
     now: Instant,
@@ -104,15 +112,34 @@ impl Cluster {
         Self::new(1, Odds::CALM, Sizes::USUAL)
     }
 
-    /// Connects the hosts by one more link, the one new connections use.
+    /// Connects the first RNICs of the hosts by one more link, the one new connections use.
     pub(crate) fn add_link(&mut self) {
+        self.connect_rnics([0, 0], false);
+    }
+
+    /// Connects these RNICs by one more link, the one new connections use. Connections of links
+    /// that are added so go on over the others when one breaks.
+    pub(crate) fn add_link_between(&mut self, places: [usize; 2]) -> LinkId {
+        self.connect_rnics(places, true);
+        self.newest_link()
+    }
+
+    fn connect_rnics(&mut self, places: [usize; 2], fails_over: bool) {
         let link = link_id(self.links.len());
-        let openings = self.hosts.each_mut().map(Host::open);
+        let [client, server] = &mut self.hosts;
+        let openings = [client.open_at(places[0]), server.open_at(places[1])];
         let [first, second] = openings.each_ref().map(Opening::address);
-        self.links.push(first.qpn);
-        for ((host, opening), peer) in self.hosts.iter_mut().zip(openings).zip([second, first]) {
-            host.add_link(link, opening, peer);
+        self.links.push(Wire { qpn: first.qpn, places });
+        let keys = [server.key_at(places[1]), client.key_at(places[0])];
+        let ends = openings.into_iter().zip([second, first]).zip(keys).zip(places);
+        for (host, (((opening, peer), key), place)) in self.hosts.iter_mut().zip(ends) {
+            host.add_link_at(place, link, opening, peer, fails_over.then_some(key));
         }
+    }
+
+    /// Breaks this link, as if the path had gone.
+    pub(crate) fn break_this(&mut self, link: LinkId) {
+        self.network.break_qp(self.links[link.0 as usize].qpn);
     }
 
     /// The link that new connections use.
@@ -122,7 +149,7 @@ impl Cluster {
 
     /// Breaks the newest link, as if the path had gone.
     pub(crate) fn break_link(&mut self) {
-        self.network.break_qp(*self.links.last().expect("one is there from the start"));
+        self.break_this(self.newest_link());
     }
 
     /// Whether a host knows the newest link to be lost.
@@ -153,14 +180,18 @@ impl Cluster {
     pub(crate) fn connect_at(&mut self, early: Side) -> Option<usize> {
         let number = self.pairs.len();
         let link = self.newest_link();
+        let places = self.links[link.0 as usize].places;
         if self.hosts.iter().any(|host| !host.has_slot()) {
             return None;
         }
-        let [client, server] = self.hosts.each_mut().map(|host| {
-            let element = host.take_element().expect("there was a slot");
-            host.command(Command::Expect { connection: element.id });
+        let mut take = |host: usize| {
+            let host_place = places[host];
+            let host = &mut self.hosts[host];
+            let element = host.take_element_at(host_place).expect("there was a slot");
+            host.expect(element.id, link);
             element
-        });
+        };
+        let [client, server] = [take(0), take(1)];
         let ids = [Some(client.id), Some(server.id)];
         let peers = [server.described, client.described];
         let streams = self.add_pair(ids, Some(link));
@@ -180,7 +211,7 @@ impl Cluster {
         let pair = &self.pairs[number];
         let id = pair.ids[side.index()].expect("it was expected");
         let host = &mut self.hosts[side.index()];
-        let lost = pair.link.is_some_and(|link| host.broken.contains(&link));
+        let lost = pair.link.is_some_and(|link| host.failed.contains(&link));
         match established {
             Established::Smc { near, rmbe, .. } if lost => {
                 host.sockets.reset_on_close(&near);
@@ -255,6 +286,16 @@ impl Cluster {
         self.hosts[side.index()].turn(self.now)
     }
 
+    /// One look around by one poller of one gateway alone.
+    pub(crate) fn turn_at(&mut self, side: Side, place: usize) -> bool {
+        self.hosts[side.index()].turn_at(place, self.now)
+    }
+
+    /// Lets so much time pass for the network alone.
+    pub(crate) fn wait(&mut self, duration: Duration) {
+        self.now = self.now + duration;
+    }
+
     /// Moves the clock to the next thing the network does, if there is one.
     pub(crate) fn pass_time(&mut self) -> bool {
         let next = self.network.next_event();
@@ -278,7 +319,7 @@ impl Cluster {
         loop {
             self.run_until_quiet();
             let deadlines = self.hosts.iter_mut();
-            let deadlines = deadlines.filter_map(|host| host.poller.next_deadline(self.now));
+            let deadlines = deadlines.filter_map(|host| host.next_deadline(self.now));
             match deadlines.min() {
                 Some(at) if at <= until => self.now = self.now.max(at),
                 Some(_) | None => break,

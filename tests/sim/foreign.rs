@@ -8,10 +8,10 @@ use smcr_memory::{Region, Rmb, SendPool};
 use smcr_proto::connection::{CLOSE_WAIT, Connection, Setup};
 use smcr_proto::ring::{Ring, Span};
 use smcr_proto::wire::cdc::{Cdc, Cursor};
-use smcr_proto::{AlertToken, Gid, Instant, MacAddress, Mtu, RmbeSize};
+use smcr_proto::{AlertToken, Gid, Instant, MacAddress, Mtu, Rkey, RmbeSize};
 use smcr_rnic::dice::Dice;
-use smcr_rnic::sim::{Fabric, Network, Odds};
-use smcr_rnic::{Completion, Fabric as _, Opening, Port, QpId, Rnic, Tag, Work};
+use smcr_rnic::sim::{self, Fabric, Network, Odds};
+use smcr_rnic::{Completion, Domain, Fabric as _, Opening, Port, QpId, Rnic, Tag, Work};
 
 use crate::KIB;
 use crate::application::{Application, Heard, bytes};
@@ -26,6 +26,10 @@ pub(crate) struct Stage {
     pub(crate) application: Application,
     id: ConnectionId,
     fabric: Fabric,
+    rnic: sim::Rnic,
+    domain: Domain,
+    /// How the gateway addresses the memory of the peer.
+    key: (Rkey, u64),
     qp: QpId,
     pool: SendPool,
     /// What the peer would say if it were honest.
@@ -57,7 +61,8 @@ impl Stage {
 
         let (ours, theirs) = (host.open(), rnic.open(domain).unwrap());
         let (here, there) = (ours.address(), theirs.address());
-        host.add_link(LINK, ours, there);
+        let key = (registration.rkey, registration.address);
+        host.add_link_at(0, LINK, ours, there, Some(key));
         let qp = fabric.adopt(Instant(1), theirs.connect(here).unwrap());
         let element = host.take_element().unwrap();
         let (near, far) = (tcp::connection(40_000), element.id);
@@ -76,6 +81,9 @@ impl Stage {
             application: Application::new(near.0, 0, 1),
             id: far,
             fabric,
+            rnic,
+            domain,
+            key,
             qp,
             pool: SendPool::new(Region::new(65_536).unwrap(), 65_536),
             honest: Connection::new(setup),
@@ -118,6 +126,16 @@ impl Stage {
         self.fabric.post(self.qp, &mut vec![write]);
     }
 
+    /// Breaks the link; there is another one from now on.
+    fn change_link(&mut self) {
+        let broken = self.fabric.qpn(self.qp);
+        let (ours, theirs) = (self.host.open(), self.rnic.open(self.domain).unwrap());
+        let (here, there) = (ours.address(), theirs.address());
+        self.host.add_link_at(0, LinkId(2), ours, there, Some(self.key));
+        self.qp = self.fabric.adopt(self.now, theirs.connect(here).unwrap());
+        self.network.break_qp(broken);
+    }
+
     pub(crate) fn say(&mut self, cdc: Cdc) {
         let send = Work::Send { message: cdc.encode(), tag: Tag(0) };
         self.fabric.post(self.qp, &mut vec![send]);
@@ -147,7 +165,7 @@ impl Stage {
                         self.heard.push(cdc);
                     }
                     Completion::Sent { .. } => {}
-                    Completion::Broke { cause, .. } => panic!("{cause:?}"),
+                    Completion::Broke { qp, cause } => assert_ne!(qp, self.qp, "{cause:?}"),
                 }
             }
             self.fabric.transmit(self.now);
@@ -291,6 +309,81 @@ fn a_peer_that_does_not_answer_is_given_up() {
     }
     assert_eq!(stage.closed().unwrap().ending, Ending::ResetByApplication);
     stage.host.assert_nothing_is_left();
+}
+
+/// The peer's NIC saw a message delivered that never came here. What follows on the new link must
+/// not reach the program: bytes before it are missing.
+// RFC 7609 2.3-8, 4.6.1-9, A.4-20
+#[test]
+fn bytes_that_were_lost_on_the_old_link_reset_the_connection() {
+    let mut stage = Stage::new();
+    stage.write(100);
+    stage.run();
+    assert_eq!(stage.application.received(), 100);
+    let token = stage.id.token();
+    stage.say(Cdc { sequence: 5, token, failover_validation: true, ..Cdc::default() });
+    let more = Cursor { wrap: 0, count: 300 };
+    stage.say(Cdc { sequence: 6, token, producer: more, ..Cdc::default() });
+    stage.run();
+    assert_eq!((stage.application.heard(), stage.application.received()), (Heard::Bytes, 100));
+    stage.now = stage.now + Duration::from_secs(1);
+    stage.run();
+    assert_eq!((stage.application.heard(), stage.application.received()), (Heard::Reset, 100));
+    assert!(stage.last_heard().abnormal_close);
+    stage.say(Cdc { sequence: 7, token, producer: more, abnormal_close: true, ..Cdc::default() });
+    stage.run();
+    assert_eq!(stage.closed().unwrap().ending, Ending::DataLost);
+    let counters = &stage.host.counters;
+    assert_eq!((counters.cdc_held.get(), counters.resets_data_lost.get()), (2, 1));
+    stage.host.assert_nothing_is_left();
+}
+
+/// What a peer sees of a gateway whose link breaks: the number of the last message that was
+/// acknowledged, before anything else and without waiting for an answer; then everything that was
+/// not, under a new number.
+// RFC 7609 2.3-1, 2.3-7, 4.6.1-2, 4.6.1-4, 4.6.1-5, 4.6.1-7, 4.6.2-1, 4.6.2-3, 4.6.2-4
+#[test]
+fn the_first_message_on_a_new_link_is_the_validation() {
+    let mut stage = Stage::new();
+    stage.listens = false;
+    stage.application.write(1_000);
+    stage.run();
+    assert_eq!(stage.last_heard().sequence, 1);
+    stage.application.write(500);
+    while stage.host.counters.cdc_out.get() < 2 {
+        stage.application.act();
+        stage.host.turn(stage.now);
+    }
+    stage.change_link();
+    stage.run();
+    assert_eq!(stage.host.counters.bytes_replayed.get(), 500);
+    let [_, validation, combined] = stage.heard[..] else { panic!("{:?}", stage.heard) };
+    let token = AlertToken(0xabcd_ef01);
+    let expected = Cdc { sequence: 1, token, failover_validation: true, ..Cdc::default() };
+    assert_eq!(validation, expected);
+    assert_eq!((combined.sequence, combined.producer.count), (3, 1_500));
+    assert!(!combined.failover_validation);
+}
+
+/// The same check where everything has come: the connection goes on, and what comes late from the
+/// old link changes nothing.
+// RFC 7609 4.6.1-6, 4.6.1-8
+#[test]
+fn a_peer_that_changes_the_link_and_lost_nothing_goes_on() {
+    let mut stage = Stage::new();
+    stage.write(100);
+    stage.run();
+    let token = stage.id.token();
+    let far = Cursor { wrap: 7, count: 9_999 };
+    let validation = Cdc { sequence: 1, token, failover_validation: true, ..Cdc::default() };
+    stage.say(Cdc { producer: far, consumer: far, connection_closed: true, ..validation });
+    stage.write(50);
+    stage.write(50);
+    stage.run();
+    stage.say(Cdc { sequence: 2, token, producer: far, ..Cdc::default() });
+    stage.run();
+    assert_eq!((stage.application.heard(), stage.application.received()), (Heard::Bytes, 200));
+    assert_eq!(stage.host.counters.cdc_held.get(), 0);
 }
 
 /// The peer said D, and never C: an end that stalls becomes a reset, lest slot and element be lost.

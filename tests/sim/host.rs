@@ -1,4 +1,4 @@
-//! One gateway: the production poller over a simulated NIC, and a little control thread.
+//! One gateway: production pollers, each over a simulated NIC, and a little control thread.
 //!
 //! The stand-in does what `control` does with reports and commands, and nothing about rendezvous:
 //! connections are established because a test says so.
@@ -9,14 +9,14 @@ use std::sync::Arc;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
-use smcr_engine::handoff::{Activity, Ending, PeerElement};
+use smcr_engine::handoff::{Activity, Ending, KeyChange, Owners, PeerElement};
 use smcr_engine::limits::{COMMANDS_MAX, FILL_PER_TURN_MAX};
 use smcr_engine::mailbox::{Receiver, Sender, Waker, mailbox};
 use smcr_engine::poller::{CommandOf, Ends};
 use smcr_engine::{Command, ConnectionId, Established, LinkId, Poller, Report};
 use smcr_memory::{Region, Rmb, Rmbe};
 use smcr_proto::ring::Ring;
-use smcr_proto::{AlertToken, Gid, Instant, MacAddress, Mtu, RmbeSize};
+use smcr_proto::{AlertToken, Gid, Instant, MacAddress, Mtu, Rkey, RmbeSize};
 use smcr_rnic::sim::{self, Network};
 use smcr_rnic::{Domain, Message, Opening, Port, QpAddress, Registration, Rnic};
 
@@ -30,6 +30,10 @@ pub(crate) struct Sizes {
     pub(crate) socket_bytes: usize,
     pub(crate) reports: usize,
     pub(crate) elements: usize,
+    /// RNICs per host, each with a poller.
+    pub(crate) rnics: u8,
+    /// What a poller can be told before it listens.
+    pub(crate) commands: usize,
 }
 
 impl Sizes {
@@ -39,6 +43,8 @@ impl Sizes {
         socket_bytes: 40_000,
         reports: 8_192,
         elements: 255,
+        rnics: 1,
+        commands: COMMANDS_MAX,
     };
 
     fn ring(&self) -> Ring {
@@ -61,26 +67,54 @@ pub(crate) struct Element {
     pub(crate) described: PeerElement,
 }
 
+/// An RNIC and its poller.
+struct Place {
+    poller: Poller<sim::Fabric, Sockets>,
+    sockets: Sockets,
+    counters: Arc<Counters>,
+    rnic: sim::Rnic,
+    domain: Domain,
+    registration: Registration,
+    commands: Sender<CommandOf<sim::Fabric, Sockets>>,
+    pending: Receiver<Report<Stream>>,
+    /// Ends the sleep of the poller.
+    waker: Waker,
+    awake: bool,
+}
+
+/// A link as the control thread knows it.
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    place: usize,
+    /// How the peer's RMB is addressed through it, if there is another link to compare with.
+    theirs: Option<(Rkey, u64)>,
+}
+
 /// One gateway.
 pub(crate) struct Host {
-    pub(crate) poller: Poller<sim::Fabric, Sockets>,
+    /// Of the first poller.
     pub(crate) sockets: Sockets,
+    /// Of the first poller.
     pub(crate) counters: Arc<Counters>,
     pub(crate) closed: BTreeMap<ConnectionId, Closed>,
     pub(crate) llc: Vec<(LinkId, Message)>,
     pub(crate) broken: BTreeSet<LinkId>,
+    pub(crate) vacated: BTreeSet<LinkId>,
     pub(crate) retired: BTreeSet<LinkId>,
+    /// Links whose connections were given up.
+    pub(crate) failed: BTreeSet<LinkId>,
+    /// The link each connection was last reported to have moved to.
+    pub(crate) moved: BTreeMap<ConnectionId, LinkId>,
+    /// Connections of a link that breaks go on over the oldest link that works; or the newest.
+    pub(crate) prefers_newest: bool,
     /// The control thread reads no reports.
     pub(crate) control_asleep: bool,
+    places: Vec<Place>,
+    links: BTreeMap<LinkId, Link>,
+    owners: Arc<Owners>,
     sizes: Sizes,
-    rnic: sim::Rnic,
-    domain: Domain,
-    commands: Sender<CommandOf<sim::Fabric, Sockets>>,
-    pending: Receiver<Report<Stream>>,
     rmb: Rmb,
-    registration: Registration,
     free: VecDeque<ConnectionId>,
-    awake: bool,
     /// Wakes the control thread, which sleeps until then.
     waker: Waker,
     waits_for_reports: bool,
@@ -88,64 +122,162 @@ pub(crate) struct Host {
 
 impl Host {
     pub(crate) fn new(network: &Network, number: u8, sizes: Sizes) -> Self {
-        let gid = Gid::from_ipv4([10, 9, 0, number]);
-        let mac = MacAddress([2, 0, 0, 0, 0, number]);
-        let (mut rnic, fabric) = network.rnic(Port { gid, mac, mtu: Mtu::B1024 });
-        let domain = rnic.open_domain().unwrap();
         let region = Region::new(sizes.elements * sizes.rmbe.bytes() as usize).unwrap();
         let rmb = Rmb::carve(region, sizes.rmbe);
-        let registration = rnic.register(domain, rmb.region()).unwrap();
-        let waker = Waker::new().unwrap();
-        let (commands, obeyed) = mailbox(COMMANDS_MAX, waker.clone());
         let control = Waker::new().unwrap();
-        let (reports, pending) = mailbox(sizes.reports, control.clone());
-        let (counters, sockets) = (Arc::new(Counters::default()), Sockets::default());
-        let ends = Ends {
-            commands: obeyed,
-            waker,
-            reports,
-            counters: Arc::clone(&counters),
-            gauges: Arc::new(Gauges::new()),
-            observe: Box::new(|_| {}),
-        };
-        let memory = Region::new(sizes.send_chunks * FILL_PER_TURN_MAX as usize).unwrap();
+        let owners = Arc::new(Owners::new());
+        let wakers = (0..sizes.rnics).map(|_| Waker::new().unwrap());
+        let mailboxes: Vec<_> =
+            wakers.map(|waker| (mailbox(sizes.commands, waker.clone()), waker)).collect();
+        let neighbours: Vec<_> = mailboxes.iter().map(|((sender, _), _)| sender.clone()).collect();
+        let places = (0..).zip(mailboxes).map(|(index, ((commands, obeyed), waker))| {
+            let (reports, pending) = mailbox(sizes.reports, control.clone());
+            let ends = Ends {
+                commands: obeyed,
+                waker,
+                reports,
+                neighbours: neighbours.clone(),
+                index,
+                owners: Arc::clone(&owners),
+                counters: Arc::new(Counters::default()),
+                gauges: Arc::new(Gauges::new()),
+                observe: Box::new(|_| {}),
+            };
+            Place::new(network, [index, number], &sizes, &rmb, ends, commands, pending)
+        });
+        let places: Vec<_> = places.collect();
         let slots = 0..u16::from(rmb.elements());
         Self {
-            poller: Poller::new(fabric, sockets.clone(), ends, memory),
-            sockets,
-            counters,
+            sockets: places[0].sockets.clone(),
+            counters: Arc::clone(&places[0].counters),
             closed: BTreeMap::new(),
             llc: Vec::new(),
             broken: BTreeSet::new(),
+            vacated: BTreeSet::new(),
             retired: BTreeSet::new(),
+            failed: BTreeSet::new(),
+            moved: BTreeMap::new(),
+            prefers_newest: false,
             control_asleep: false,
+            places,
+            links: BTreeMap::new(),
+            owners,
             sizes,
-            rnic,
-            domain,
-            commands,
-            pending,
             rmb,
-            registration,
             free: slots.map(|slot| ConnectionId { slot, generation: 1 }).collect(),
-            awake: true,
             waker: control,
             waits_for_reports: false,
         }
     }
 
+    /// Tells the first poller.
     pub(crate) fn command(&mut self, command: CommandOf<sim::Fabric, Sockets>) {
-        self.awake = true;
-        assert!(self.commands.send(command).is_ok(), "tests command less than fits");
+        self.command_to(0, command);
     }
 
-    /// A queue pair that must still learn its peer.
+    /// Tells this poller.
+    pub(crate) fn command_to(&mut self, place: usize, command: CommandOf<sim::Fabric, Sockets>) {
+        self.places[place].awake = true;
+        assert!(self.places[place].commands.send(command).is_ok(), "tests command less than fits");
+    }
+
+    /// What a poller counts.
+    pub(crate) fn counters_of(&self, place: usize) -> &Counters {
+        &self.places[place].counters
+    }
+
+    /// What all pollers have counted of one thing.
+    pub(crate) fn sum(&self, counter: impl Fn(&Counters) -> u64) -> u64 {
+        self.places.iter().map(|place| counter(&place.counters)).sum()
+    }
+
+    /// A queue pair of the first RNIC that must still learn its peer.
     pub(crate) fn open(&mut self) -> sim::Opening {
-        self.rnic.open(self.domain).unwrap()
+        self.open_at(0)
     }
 
-    pub(crate) fn add_link(&mut self, link: LinkId, opening: sim::Opening, peer: QpAddress) {
+    /// A queue pair of this RNIC that must still learn its peer.
+    pub(crate) fn open_at(&mut self, place: usize) -> sim::Opening {
+        let Place { rnic, domain, .. } = &mut self.places[place];
+        rnic.open(*domain).unwrap()
+    }
+
+    /// A link of this RNIC.
+    pub(crate) fn add_link_at(
+        &mut self,
+        place: usize,
+        link: LinkId,
+        opening: sim::Opening,
+        peer: QpAddress,
+        theirs: Option<(Rkey, u64)>,
+    ) {
         let qp = opening.connect(peer).unwrap();
-        self.command(Command::AddLink { link, qp, activity: Arc::new(Activity::default()) });
+        self.links.insert(link, Link { place, theirs });
+        let activity = Arc::new(Activity::default());
+        self.command_to(place, Command::AddLink { link, qp, activity });
+    }
+
+    /// How peers address our RMB through this RNIC.
+    pub(crate) fn key_at(&self, place: usize) -> (Rkey, u64) {
+        let registration = &self.places[place].registration;
+        (registration.rkey, registration.address)
+    }
+
+    /// The poller of this link.
+    fn place_of(&self, link: LinkId) -> usize {
+        self.links.get(&link).map_or(0, |link| link.place)
+    }
+
+    /// Says that CDC messages for a connection may come, to the poller of this link.
+    pub(crate) fn expect(&mut self, connection: ConnectionId, link: LinkId) {
+        let place = self.place_of(link);
+        self.command_to(place, Command::Expect { connection });
+        self.owners.set(connection.slot, u8::try_from(place).unwrap());
+    }
+
+    /// Moves connections to another link: all, or these.
+    pub(crate) fn move_connections(
+        &mut self,
+        from: LinkId,
+        to: LinkId,
+        only: Option<Vec<ConnectionId>>,
+    ) {
+        let [old, new] = [from, to].map(|link| self.links[&link]);
+        let keys = old.theirs.zip(new.theirs).map(|((old, old_base), (new, new_base))| KeyChange {
+            old,
+            old_base,
+            new,
+            new_base,
+        });
+        let keys = keys.into_iter().collect();
+        let to_poller = u8::try_from(new.place).unwrap();
+        let command = Command::MoveConnections { from, to, to_poller, keys, only };
+        self.command_to(old.place, command);
+    }
+
+    /// Where connections of a lost link go on.
+    fn way_out(&self, lost: LinkId) -> Option<LinkId> {
+        let mut others = self.links.iter().filter(|(link, known)| {
+            **link != lost
+                && known.theirs.is_some()
+                && !self.broken.contains(link)
+                && !self.vacated.contains(link)
+        });
+        let way = if self.prefers_newest { others.next_back() } else { others.next() };
+        way.map(|(link, _)| *link).filter(|_| self.links[&lost].theirs.is_some())
+    }
+
+    /// Moves connections away from a link that broke, or gives them up.
+    fn link_broke(&mut self, link: LinkId) {
+        self.broken.insert(link);
+        if let Some(to) = self.way_out(link) {
+            self.move_connections(link, to, None);
+            return;
+        }
+        self.failed.insert(link);
+        let place = self.place_of(link);
+        self.command_to(place, Command::FailConnections { link });
+        self.command_to(place, Command::RetireLink { link });
     }
 
     pub(crate) fn has_slot(&self) -> bool {
@@ -157,45 +289,59 @@ impl Host {
         self.free.pop_front()
     }
 
-    /// A slot and an element, and what the peer must know of them.
+    /// A slot and an element, and what the peer must know of them at the first RNIC.
     pub(crate) fn take_element(&mut self) -> Option<Element> {
+        self.take_element_at(0)
+    }
+
+    /// A slot and an element, and what the peer must know of them at this RNIC.
+    pub(crate) fn take_element_at(&mut self, place: usize) -> Option<Element> {
         let id = self.take_slot()?;
         let rmbe = self.rmb.take().expect("as many elements as slots");
-        let described = self.describe(id.token(), &rmbe);
+        let described = self.describe(place, id.token(), &rmbe);
         Some(Element { id, rmbe, described })
     }
 
     /// The rendezvous failed after [`Self::take_element`].
     pub(crate) fn abandon(&mut self, id: ConnectionId, rmbe: Rmbe) {
-        self.command(Command::Forget { connection: id });
+        let place = usize::from(self.owners.of(id.slot).unwrap());
+        self.command_to(place, Command::Forget { connection: id });
         self.give_back(id, Some(rmbe));
     }
 
-    fn describe(&self, token: AlertToken, element: &Rmbe) -> PeerElement {
+    fn describe(&self, place: usize, token: AlertToken, element: &Rmbe) -> PeerElement {
         let offset = u64::from(element.index() - 1) * u64::from(element.capacity());
-        PeerElement {
-            rkey: self.registration.rkey,
-            address: self.registration.address + offset,
-            ring: self.sizes.ring(),
-            token,
-        }
+        let (rkey, address) = self.key_at(place);
+        PeerElement { rkey, address: address + offset, ring: self.sizes.ring(), token }
     }
 
     pub(crate) fn relay(&mut self, connection: ConnectionId, established: Established<Stream>) {
+        let place = match &established {
+            Established::Smc { link, .. } => self.place_of(*link),
+            Established::Tcp { .. } => 0,
+        };
         let established = Box::new(established);
-        self.command(Command::Relay { connection, established });
+        self.command_to(place, Command::Relay { connection, established });
     }
 
-    /// Turns once if the poller has reason to be awake, and lets the control thread read what was
-    /// reported. Returns whether anything moved.
+    /// Lets every poller that has reason to be awake turn once, and the control thread read what
+    /// was reported. Returns whether anything moved.
     pub(crate) fn turn(&mut self, now: Instant) -> bool {
-        let due = self.poller.next_deadline(now).is_some_and(|deadline| deadline <= now);
-        let woken = self.awake || self.sockets.has_news() || due;
-        if woken {
-            self.awake = self.poller.turn(now);
+        let mut moved = false;
+        for place in &mut self.places {
+            moved |= place.turn(now);
         }
-        let controlled = self.control_turn();
-        (woken && self.awake) || controlled
+        moved | self.control_turn()
+    }
+
+    /// Lets one poller alone turn once, whatever the others do.
+    pub(crate) fn turn_at(&mut self, place: usize, now: Instant) -> bool {
+        self.places[place].turn(now)
+    }
+
+    /// When some poller must turn again, at the latest.
+    pub(crate) fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
+        self.places.iter_mut().filter_map(|place| place.poller.next_deadline(now)).min()
     }
 
     /// The control thread takes a turn if it was woken, and sleeps again.
@@ -216,28 +362,38 @@ impl Host {
         moved | self.control()
     }
 
-    /// Takes in what the poller reported, as the control thread does.
+    /// Takes in what the pollers reported, as the control thread does.
     fn control(&mut self) -> bool {
         let mut moved = false;
-        while let Some(report) = self.pending.receive() {
-            moved = true;
-            match report {
-                Report::LlcReceived { link, message } => self.llc.push((link, message)),
-                Report::LinkBroke { link, .. } => {
-                    self.broken.insert(link);
-                    self.command(Command::FailConnections { link });
-                    self.command(Command::RetireLink { link });
-                }
-                Report::LinkRetired { link } => assert!(self.retired.insert(link)),
-                Report::Closed { connection, ending, bytes_in, bytes_out, rmbe, streams } => {
-                    drop(streams);
-                    let closed = Closed { ending, bytes_in, bytes_out };
-                    assert_eq!(self.closed.insert(connection, closed), None, "closed twice");
-                    self.give_back(connection, rmbe);
-                }
+        for place in 0..self.places.len() {
+            while let Some(report) = self.places[place].pending.receive() {
+                moved = true;
+                self.report(report);
             }
         }
         moved
+    }
+
+    fn report(&mut self, report: Report<Stream>) {
+        match report {
+            Report::LlcReceived { link, message } => self.llc.push((link, message)),
+            Report::LinkBroke { link, .. } => self.link_broke(link),
+            Report::LinkVacated { link } => {
+                assert!(self.vacated.insert(link), "vacated twice");
+                let place = self.place_of(link);
+                self.command_to(place, Command::RetireLink { link });
+            }
+            Report::Moved { connection, link, .. } => {
+                self.moved.insert(connection, link);
+            }
+            Report::LinkRetired { link } => assert!(self.retired.insert(link)),
+            Report::Closed { connection, ending, bytes_in, bytes_out, rmbe, streams } => {
+                drop(streams);
+                let closed = Closed { ending, bytes_in, bytes_out };
+                assert_eq!(self.closed.insert(connection, closed), None, "closed twice");
+                self.give_back(connection, rmbe);
+            }
+        }
     }
 
     /// The slot, and its element if it had one, may serve others.
@@ -251,10 +407,60 @@ impl Host {
 
     /// Panics unless everything that was lent is home and every slot is free.
     pub(crate) fn assert_nothing_is_left(&self) {
-        assert_eq!(self.poller.leases_out(), 0, "send leases");
+        for place in &self.places {
+            assert_eq!(place.poller.leases_out(), 0, "send leases");
+            assert_eq!(place.counters.connections.get(), 0);
+        }
         assert_eq!(self.rmb.in_use(), 0, "RMB elements");
         assert_eq!(self.free.len(), usize::from(self.rmb.elements()), "slots");
-        assert_eq!(self.counters.connections.get(), 0);
+    }
+}
+
+impl Place {
+    fn new(
+        network: &Network,
+        [index, number]: [u8; 2],
+        sizes: &Sizes,
+        rmb: &Rmb,
+        ends: Ends<sim::Fabric, Sockets>,
+        commands: Sender<CommandOf<sim::Fabric, Sockets>>,
+        pending: Receiver<Report<Stream>>,
+    ) -> Self {
+        let gid = Gid::from_ipv4([10, 9, index, number]);
+        let mac = MacAddress([2, 0, 0, 0, index, number]);
+        let (mut rnic, fabric) = network.rnic(Port { gid, mac, mtu: Mtu::B1024 });
+        let domain = rnic.open_domain().unwrap();
+        let registration = rnic.register(domain, rmb.region()).unwrap();
+        let memory = Region::new(sizes.send_chunks * FILL_PER_TURN_MAX as usize).unwrap();
+        let sockets = Sockets::default();
+        let (counters, waker) = (Arc::clone(&ends.counters), ends.waker.clone());
+        let poller = Poller::new(fabric, sockets.clone(), ends, memory);
+        Self {
+            poller,
+            sockets,
+            counters,
+            rnic,
+            domain,
+            registration,
+            commands,
+            pending,
+            waker,
+            awake: true,
+        }
+    }
+
+    fn turn(&mut self, now: Instant) -> bool {
+        let due = self.poller.next_deadline(now).is_some_and(|deadline| deadline <= now);
+        let woken = self.awake || self.sockets.has_news() || is_readable(&self.waker) || due;
+        if woken {
+            self.waker.awake();
+            self.awake = self.poller.turn(now);
+            if !self.awake {
+                self.waker.about_to_sleep();
+                self.awake = self.poller.has_commands();
+            }
+        }
+        woken && self.awake
     }
 }
 

@@ -7,6 +7,7 @@
 mod application;
 mod closing;
 mod cluster;
+mod failover;
 mod flows;
 mod foreign;
 mod host;

@@ -112,6 +112,7 @@ impl Swarm {
             socket_bytes: [1_000, 30_000, 200_000][dice.index(3)],
             reports: [2, 100][dice.index(2)],
             elements: [3, 20, 255][dice.index(3)],
+            ..Sizes::USUAL
         };
         let trouble = [Chance::NEVER, Chance::percent(1), Chance::percent(5)][dice.index(3)];
         let cluster = Cluster::new(seed, odds, sizes);

@@ -320,6 +320,11 @@ impl Streams for Sockets {
         Ok(())
     }
 
+    fn unwatch(&mut self, stream: &Stream) {
+        let ours = Arc::downgrade(&stream.0);
+        lock(&self.0).sockets.retain(|(_, socket)| !socket.ptr_eq(&ours));
+    }
+
     fn poll(&mut self, events: &mut Vec<Event>) {
         let mut watched = lock(&self.0);
         events.append(&mut watched.late);

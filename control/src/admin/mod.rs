@@ -8,10 +8,12 @@
 //! | `/metrics` | the same numbers as Prometheus text |
 //! | `/healthz` | 200 while this thread runs |
 //! | `/readyz` | 200, or 503 with the reasons |
+//! | `POST /operate` | obeys an [`Operation`](crate::operate::Operation), sent as JSON |
 //!
-//! It only reads: nothing that a client of this endpoint sends changes the gateway. The thread has
-//! its own single-threaded runtime, so that a scrape costs the control thread and the pollers no
-//! more than the atomics they publish. Errors are JSON: `{"error": "…"}`.
+//! Everything else only reads. A web page that an operator looks at cannot operate the gateway: a
+//! browser asks before it sends JSON elsewhere, and is refused here. The thread has its own
+//! single-threaded runtime, so that a scrape costs the control thread and the pollers no more than
+//! the atomics they publish. Errors are JSON: `{"error": "…"}`.
 
 mod guard;
 mod metrics;

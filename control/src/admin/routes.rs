@@ -1,19 +1,21 @@
 //! What each path answers.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::Router;
-use axum::extract::rejection::QueryRejection;
+use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{Query, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use serde::Deserialize;
 use serde_json::json;
 
 use super::metrics;
-use crate::stats::{ConnectionQuery, PER_PAGE_MAX, Provider, Transport};
+use crate::operate::{OperateError, Operation};
+use crate::stats::{ConnectionQuery, PER_PAGE_MAX, Provider, SCHEMA, Transport};
 
 type Source = State<Arc<dyn Provider>>;
 
@@ -26,9 +28,10 @@ pub(super) fn router(provider: Arc<dyn Provider>) -> Router {
         .route("/metrics", get(metrics_text))
         .route("/healthz", get(async || Json(json!({"status": "ok"}))))
         .route("/readyz", get(ready))
+        .route("/operate", post(operate))
         .fallback(async || refusal(StatusCode::NOT_FOUND, "no such path; try /stats"))
         .method_not_allowed_fallback(async || {
-            refusal(StatusCode::METHOD_NOT_ALLOWED, "this endpoint only answers GET")
+            refusal(StatusCode::METHOD_NOT_ALLOWED, "GET everything, POST /operate only")
         })
         .with_state(provider)
 }
@@ -93,6 +96,36 @@ async fn ready(State(provider): Source) -> Response {
     }
     let body = json!({"error": "not ready", "reasons": readiness.reasons});
     (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
+}
+
+/// Obeys an operator.
+///
+/// A page from elsewhere that names this host by a name of its own would pass for one of ours, so
+/// the request must name an address.
+async fn operate(
+    State(provider): Source,
+    headers: HeaderMap,
+    body: Result<Json<Operation>, JsonRejection>,
+) -> Response {
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    if host.parse::<SocketAddr>().is_err() && !host.starts_with("localhost:") {
+        return refusal(StatusCode::FORBIDDEN, "name this endpoint by its address");
+    }
+    let operation = match body {
+        Ok(Json(operation)) => operation,
+        Err(rejection) => return refusal(rejection.status(), &rejection.body_text()),
+    };
+    match provider.operate(operation) {
+        Ok(()) => Json(json!({"schema": SCHEMA, "status": "begun"})).into_response(),
+        Err(error) => {
+            let status = match error {
+                OperateError::Unknown(_) => StatusCode::NOT_FOUND,
+                OperateError::Refused(_) => StatusCode::CONFLICT,
+                OperateError::Silent => StatusCode::SERVICE_UNAVAILABLE,
+            };
+            refusal(status, &error.to_string())
+        }
+    }
 }
 
 fn refusal(status: StatusCode, why: &str) -> Response {

@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use super::*;
+use crate::operate::{OperateError, Operation};
 use crate::stats::{
     Active, ConnectionPage, ConnectionQuery, Fallback, Readiness, Rnic, SCHEMA, Stats, Totals,
     Transport, tests::row,
@@ -46,6 +47,18 @@ impl Provider for Still {
 
     fn ready(&self) -> Readiness {
         Readiness { reasons: self.reasons.clone() }
+    }
+
+    fn operate(&self, operation: Operation) -> Result<(), OperateError> {
+        match operation {
+            Operation::LinkDelete { link: 7, orderly: true } => Ok(()),
+            Operation::LinkDelete { link, .. } => {
+                Err(OperateError::Unknown(format!("link {link}")))
+            }
+            Operation::LinkAdd { .. } | Operation::RnicDown { .. } | Operation::RnicUp { .. } => {
+                Err(OperateError::Refused("not now".to_owned()))
+            }
+        }
     }
 }
 
@@ -195,4 +208,35 @@ fn the_address_is_refused_when_taken_and_free_after_stop() {
     assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
     admin.stop();
     spawn(address, still()).unwrap();
+}
+
+/// An operator's command arrives; a web page's does not, whatever it calls this host.
+#[test]
+fn commands_come_as_json_to_an_address() {
+    let admin = start(&[]);
+    let here = admin.address().to_string();
+    let body = |link| format!(r#"{{"do":"link_delete","link":{link},"orderly":true}}"#);
+    let up = r#"{"do":"rnic_up","rnic":"r0"}"#.to_owned();
+    for (host, kind, body, expected) in [
+        (here.as_str(), "application/json", body(7), 200),
+        (&here, "application/json", body(8), 404),
+        (&here, "application/json", up, 409),
+        (&here, "application/json", r#"{"do":"reboot"}"#.to_owned(), 422),
+        (&here, "text/plain", body(7), 415),
+        ("evil.example:80", "application/json", body(7), 403),
+    ] {
+        let mut stream = TcpStream::connect(admin.address()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let len = body.len();
+        write!(
+            stream,
+            "POST /operate HTTP/1.1\r\nHost: {host}\r\nContent-Type: {kind}\r\n\
+             Content-Length: {len}\r\nConnection: close\r\n\r\n{body}"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let status: u16 = answer.split(' ').nth(1).unwrap().parse().unwrap();
+        assert_eq!(status, expected, "{host} {kind} {body}: {answer}");
+    }
 }

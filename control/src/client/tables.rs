@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::stats::{Connection, ConnectionPage, LinkGroup, Stats, Transport};
+use crate::stats::{Connection, ConnectionPage, Link, LinkGroup, Rnic, Stats, Transport};
 
 /// All of the statistics, one paragraph per subject; subjects without rows are left out.
 pub fn stats_text(stats: &Stats) -> String {
@@ -26,24 +26,9 @@ pub fn stats_text(stats: &Stats) -> String {
             vec![it.name.clone(), bind, accept, connect, upstream, active, accepted, refused]
         }),
     );
-    let links = stats.link_groups.iter().flat_map(link_rows);
-    paragraph(
-        &mut out,
-        &["GROUP", "ROLE", "VERSION", "PEER", "TYPE", "CONNS", "RMBS", "LINK"],
-        links,
-    );
-    paragraph(
-        &mut out,
-        &["RNIC", "KIND", "DEVICE", "GID", "MTU", "IN", "OUT", "AGAIN", "ICRC", "RKEY"],
-        stats.rnics.iter().map(|it| {
-            let mut row = [&it.name, &it.kind, &it.device, &it.gid].map(String::clone).to_vec();
-            let errors = [it.retransmits, it.icrc_errors, it.rkey_errors];
-            row.push(it.mtu.to_string());
-            row.extend([it.packets_in, it.packets_out].iter().map(u64::to_string));
-            row.extend(errors.iter().map(u64::to_string));
-            row
-        }),
-    );
+    groups(&mut out, stats);
+    links(&mut out, stats);
+    rnics(&mut out, stats);
     paragraph(
         &mut out,
         &["POLLER", "CORE", "CONNS", "TURNS", "IDLE"],
@@ -86,29 +71,78 @@ fn summary(stats: &Stats) -> String {
     )
 }
 
-/// One row per link; a link group without links has one as well.
-fn link_rows(group: &LinkGroup) -> Vec<Vec<String>> {
-    let row = |link: String| {
+/// The link groups alone.
+pub fn groups_text(stats: &Stats) -> String {
+    alone(stats, groups)
+}
+
+/// The links alone, of all groups.
+pub fn links_text(stats: &Stats) -> String {
+    alone(stats, links)
+}
+
+/// The RNICs alone.
+pub fn rnics_text(stats: &Stats) -> String {
+    alone(stats, rnics)
+}
+
+fn alone(stats: &Stats, table: fn(&mut String, &Stats)) -> String {
+    let mut out = String::new();
+    table(&mut out, stats);
+    out.trim_start().to_owned()
+}
+
+fn groups(out: &mut String, stats: &Stats) {
+    let row = |it: &LinkGroup| {
         vec![
-            group.id.to_string(),
-            group.role.clone(),
-            group.version.to_string(),
-            group.peer_id.clone(),
-            group.kind.clone(),
-            group.connections.to_string(),
-            group.rmbs.to_string(),
-            link,
+            it.id.to_string(),
+            it.role.clone(),
+            it.version.to_string(),
+            it.peer_id.clone(),
+            it.kind.clone(),
+            it.links.len().to_string(),
+            it.connections.to_string(),
+            it.rmbs.to_string(),
         ]
     };
-    if group.links.is_empty() {
-        return vec![row("-".to_owned())];
-    }
-    let links = group.links.iter();
-    let text = links.map(|it| {
-        let (ours, theirs) = (it.qpn, it.peer_qpn);
-        format!("{} {} {} {ours}-{theirs} {}", it.number, it.state, it.rnic, it.peer_gid)
-    });
-    text.map(row).collect()
+    let head = ["GROUP", "ROLE", "VERSION", "PEER", "TYPE", "LINKS", "CONNS", "RMBS"];
+    paragraph(out, &head, stats.link_groups.iter().map(row));
+}
+
+fn links(out: &mut String, stats: &Stats) {
+    let links =
+        stats.link_groups.iter().flat_map(|group| group.links.iter().map(move |it| (group.id, it)));
+    let row = |(group, it): (u32, &Link)| {
+        vec![
+            it.id.to_string(),
+            group.to_string(),
+            it.number.to_string(),
+            it.state.clone(),
+            it.rnic.clone(),
+            format!("{}-{}", it.qpn, it.peer_qpn),
+            it.peer_gid.clone(),
+            it.connections.to_string(),
+        ]
+    };
+    let head = ["LINK", "GROUP", "NUMBER", "STATE", "RNIC", "QP", "PEER", "CONNS"];
+    paragraph(out, &head, links.map(row));
+}
+
+fn rnics(out: &mut String, stats: &Stats) {
+    let row = |it: &Rnic| {
+        let mut row =
+            [&it.name, &it.kind, &it.device, &it.state, &it.gid].map(String::clone).to_vec();
+        row.extend([it.links, it.mtu].iter().map(u32::to_string));
+        let counts =
+            [it.packets_in, it.packets_out, it.retransmits, it.icrc_errors, it.rkey_errors];
+        row.extend(counts.iter().map(u64::to_string));
+        row
+    };
+    let head = [
+        "RNIC", "KIND", "DEVICE", "STATE", "GID", "LINKS", "MTU", "IN", "OUT", "AGAIN", "ICRC",
+        "RKEY",
+    ];
+    paragraph(out, &head, stats.rnics.iter().map(row));
 }
 
 /// The connections of a page, and how many there are in all.
@@ -264,6 +298,8 @@ mod tests {
     #[test]
     fn stats_name_reasons_and_links() {
         let link = Link {
+            id: 9,
+            connections: 3,
             number: 1,
             state: "active".to_owned(),
             rnic: "soft0".to_owned(),
@@ -277,7 +313,10 @@ mod tests {
         let stats = Stats { fallbacks: vec![reason], link_groups: vec![group], ..Stats::default() };
         let text = stats_text(&stats);
         assert!(text.contains("\ntimed out  0x02000000  4\n"), "{text}");
-        assert!(text.contains("1 active soft0 17-19 ::ffff:10.8.0.2\n"), "{text}");
+        assert!(
+            text.contains("\n9     3      1       active  soft0  17-19  ::ffff:10.8.0.2  3\n"),
+            "{text}"
+        );
         assert!(!text.contains("POLLER"), "{text}");
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::admin;
+use crate::operate::OperateError;
 use crate::stats::{Provider, Readiness, Transport, tests::row};
 
 /// A gateway with many connections.
@@ -27,6 +28,14 @@ impl Provider for Busy {
     fn ready(&self) -> Readiness {
         Readiness::default()
     }
+
+    fn operate(&self, operation: Operation) -> Result<(), OperateError> {
+        let known = Operation::RnicUp { rnic: "r0".to_owned() };
+        if operation == known {
+            return Ok(());
+        }
+        Err(OperateError::Unknown(format!("{operation:?}")))
+    }
 }
 
 /// More connections than fit one page are all listed, and a listener's name may be anything.
@@ -46,6 +55,17 @@ fn lists_all_connections_across_pages() {
     assert_eq!((all.total, all.connections.len()), (2_050, 2_050));
     let page = client.connections(&ConnectionQuery { page: 21, ..query }).unwrap().value;
     assert_eq!((page.total, page.connections.len()), (2_050, 50));
+}
+
+/// A command is obeyed, or the operator reads why not.
+#[test]
+fn a_command_begins_or_says_why_not() {
+    let provider = Arc::new(Busy { connections: 0 });
+    let admin = admin::spawn("127.0.0.1:0".parse().unwrap(), provider).unwrap();
+    let client = Client::new(admin.address());
+    client.operate(&Operation::RnicUp { rnic: "r0".to_owned() }).unwrap();
+    let error = client.operate(&Operation::LinkAdd { group: 3 }).unwrap_err().to_string();
+    assert!(error.contains("404") && error.contains("group: 3"), "{error}");
 }
 
 /// Serves one answer and returns what the client made of it.

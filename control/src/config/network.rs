@@ -92,8 +92,8 @@ impl Upstream {
     }
 }
 
-/// IPv4 before IPv6, each in the resolver's order: SMC-R runs over IPv4 here, and a server on the
-/// loopback device more often listens on 127.0.0.1 than on the address `localhost` has first.
+/// IPv4 before IPv6, each in the resolver's order: a server on the loopback device more often
+/// listens on 127.0.0.1 than on the address that `localhost` has first.
 fn best_first(mut addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     addresses.sort_by_key(SocketAddr::is_ipv6);
     addresses

@@ -237,6 +237,14 @@ fn other_tables_are_checked_too() {
             "[[rnic]]\nname='r'\ndevice='va'\nmtu=1500",
             ":8: rnic.r.mtu: 1500 is no RoCE MTU; write 256, 512, 1024, 2048 or 4096",
         ),
+        (
+            "[[rnic]]\nname='r'\ndevice='va'\naddress='va'",
+            ":8: rnic.r.address: \"va\" is no address; write one such as \"fd00::1\"",
+        ),
+        (
+            "[[rnic]]\nname='r'\ndevice='va'\npollers=0",
+            ":8: rnic.r.pollers: 0 is out of range; write 1 to 64",
+        ),
         ("[[rnic]]\nname=''", ":6: rnic.name: is empty"),
         (
             "[poll]\ncores=[0,'1']",
@@ -347,4 +355,18 @@ fn fault(text: &str) -> String {
     let complaint = Config::parse(text, "gate.toml").expect_err(text).to_string();
     assert!(!complaint.contains('\n'), "{complaint}");
     complaint
+}
+
+/// On a device with many addresses only the operator knows which of them peers can reach.
+#[test]
+fn an_rnic_has_the_address_and_the_pollers_that_the_operator_chose() {
+    let listener = "[[listener]]\nname='a'\nbind='[::]:7'\nupstream='[fd00::2]:8'\n";
+    let parse = |keys: &str| {
+        let text = format!("{listener}[[rnic]]\nname='r'\ndevice='va'\n{keys}");
+        Config::parse(&text, "gate.toml").unwrap().rnics.remove(0)
+    };
+    let chosen = parse("address = 'fd00::7'\npollers = 2");
+    assert_eq!((chosen.address, chosen.pollers), ("fd00::7".parse().ok(), 2));
+    let default = parse("");
+    assert_eq!((default.address, default.pollers), (None, 1));
 }

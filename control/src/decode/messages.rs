@@ -1,11 +1,12 @@
 //! LLC and CDC messages in words.
 //!
-//! SMC-Rv2 carries its version in the high half of the LLC type. Most of its messages are laid out
-//! as their elders and read as such; those that are not are named and shown in hexadecimal.
+//! SMC-Rv2 carries its version in the high half of the LLC type; its CDC messages are those of
+//! version 1.
 
 use smcr_proto::wire::Malformed;
 use smcr_proto::wire::cdc::{self, Cdc, Cursor};
-use smcr_proto::wire::llc::{self, Llc, RkeyOnLink, RkeyPair};
+use smcr_proto::wire::llc::v2::{AddLinkV2, DeleteRkeyV2};
+use smcr_proto::wire::llc::{self, Llc, LlcV2, RkeyOnLink, RkeyPair};
 
 use super::words::Words;
 
@@ -13,16 +14,16 @@ use super::words::Words;
 const VERSION_2: u8 = 0x20;
 
 /// The length that a message says it has, if it looks like one of ours at all.
-///
-/// In SMC-Rv2 the length has 16 bits in the sender's byte order, whatever that is: one of the two
-/// bytes is zero in all messages there are.
 pub(super) fn announced_bytes(message: &[u8]) -> Option<usize> {
-    let &[kind, high, low, ..] = message else { return None };
-    let length = match kind & 0xf0 {
-        VERSION_2 if high == 0 || low == 0 => usize::from(high.max(low)),
-        _ => usize::from(high),
-    };
-    (length >= llc::LEN && is_ours(kind)).then_some(length)
+    let &[kind, length, ..] = message else { return None };
+    if !is_ours(kind) {
+        return None;
+    }
+    if llc::v2::is_v2(message) {
+        return llc::v2::announced_len(message).ok();
+    }
+    let length = usize::from(length);
+    (length >= llc::LEN).then_some(length)
 }
 
 /// One message of a SEND in words; `None` if it is not of SMC-R.
@@ -32,7 +33,7 @@ pub(super) fn words(message: &[u8]) -> Option<Words> {
         return None;
     }
     let kind = *message.first()?;
-    let mut bytes: [u8; llc::LEN] = *message.first_chunk()?;
+    let bytes: [u8; llc::LEN] = *message.first_chunk()?;
     if kind == cdc::TYPE {
         return Some(match Cdc::decode(&bytes) {
             Ok(message) => cdc_words(&message),
@@ -40,24 +41,15 @@ pub(super) fn words(message: &[u8]) -> Option<Words> {
         });
     }
     let name = format!("LLC {}", kind_name(kind));
-    if kind & 0xf0 == VERSION_2 {
-        // DELETE RKEY has room for more keys here, which moves nothing if it stays as short.
-        let is_short = length == llc::LEN;
-        let as_elder = matches!(kind & 0x0f, 1 | 2 | 4 | 6 | 7) || kind & 0x0f == 9 && is_short;
-        if !as_elder {
-            return Some(Words::new(name).bytes("hex", message));
-        }
-        if bytes[1] == 0 {
-            bytes[2] = 0; // half of the length; else it holds the reason of a rejection
-        }
-        bytes[0] &= 0x0f;
-        bytes[1] = 44;
+    if llc::v2::is_v2(message) {
+        return Some(match LlcV2::decode(&message[..length]) {
+            Ok(message) => Words::new(name).with(llc_v2_words(&message)),
+            // There are none of version 2.
+            Err(Malformed::UnknownType(_)) => Words::new(name).bytes("hex", message),
+            Err(malformed) => malformed_words(name, malformed, message),
+        });
     }
     Some(match Llc::decode(&bytes) {
-        Ok(elder) if length > llc::LEN => {
-            let extension = &message[llc::LEN..length];
-            Words::new(name).with(llc_words(&elder)).bytes("extension", extension)
-        }
         Ok(message) => Words::new(name).with(llc_words(&message)),
         Err(malformed) => malformed_words(name, malformed, message),
     })
@@ -132,7 +124,7 @@ fn llc_words(message: &Llc) -> Words {
             .flags(&[(it.reply, "reply")])
             .number("link", it.link.0)
             .number("remaining", it.remaining)
-            .text("rkeys", pairs(&it.pairs, it.remaining)),
+            .text("rkeys", pairs(it.pairs.into_iter().take(usize::from(it.remaining)))),
         Llc::DeleteLink(it) => Words::new("")
             .flags(&[(it.reply, "reply"), (it.all, "all"), (it.orderly, "orderly")])
             .number("link", it.link.0)
@@ -160,9 +152,41 @@ fn llc_words(message: &Llc) -> Words {
     }
 }
 
-/// The RMBs of an ADD LINK CONTINUATION: key here = key there @ address there.
-fn pairs(pairs: &[RkeyPair], remaining: u8) -> String {
-    list(pairs.iter().take(usize::from(remaining)).map(|pair| {
+/// What version 2 does not change is said as in version 1.
+fn llc_v2_words(message: &LlcV2<'_>) -> Words {
+    match *message {
+        LlcV2::ConfirmLink(it) => {
+            llc_words(&Llc::ConfirmLink(it.link)).number("max-conns", it.max_connections)
+        }
+        LlcV2::AddLink(it) => add_link_v2_words(&it),
+        LlcV2::RequestAddLink(it) => Words::new("")
+            .flags(&[(it.reply, "reply")])
+            .text("gids", list(it.gids.iter().map(|gid| gid.to_string()))),
+        LlcV2::DeleteLink(it) => llc_words(&Llc::DeleteLink(it)),
+        LlcV2::ConfirmRkey(it) => llc_words(&Llc::ConfirmRkey(it)),
+        LlcV2::DeleteRkey(DeleteRkeyV2::Request(rkeys)) => Words::new("")
+            .flags(&[])
+            .text("rkeys", list(rkeys.iter().map(|rkey| format!("{:#010x}", rkey.0)))),
+        LlcV2::DeleteRkey(DeleteRkeyV2::Reply { negative, count, invalid }) => Words::new("")
+            .flags(&[(true, "reply"), (negative, "negative")])
+            .number("count", count)
+            .number("unknown", invalid),
+        LlcV2::TestLink(it) => llc_words(&Llc::TestLink(it)),
+    }
+}
+
+fn add_link_v2_words(message: &AddLinkV2<'_>) -> Words {
+    let words = llc_words(&Llc::AddLink(message.link));
+    let Some(extension) = &message.extension else { return words };
+    words
+        .text("path", if extension.direct { "direct" } else { "gateway" })
+        .text("target", extension.target)
+        .text("rkeys", pairs(extension.rkeys.iter()))
+}
+
+/// RMBs on a new link: key here = key there @ address there.
+fn pairs(pairs: impl Iterator<Item = RkeyPair>) -> String {
+    list(pairs.map(|pair| {
         format!("{:#010x}={:#010x}@{:#018x}", pair.existing.0, pair.new.0, pair.address)
     }))
 }
@@ -177,7 +201,7 @@ fn on_links(others: &[RkeyOnLink], count: u8) -> String {
 }
 
 /// Items with commas between them; `-` if there are none, so that fields stay countable.
-fn list(items: impl Iterator<Item = String>) -> String {
+pub(super) fn list(items: impl Iterator<Item = String>) -> String {
     let items = items.collect::<Vec<_>>();
     if items.is_empty() { "-".to_owned() } else { items.join(",") }
 }

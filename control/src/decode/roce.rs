@@ -1,7 +1,10 @@
 //! RoCE packets in words: who writes where, what was acknowledged, which messages were sent.
 
+use std::net::IpAddr;
+
 use super::frame::{Datagram, array};
 use super::messages;
+use super::sends::{Part, Sends};
 use super::words::Words;
 
 /// Base transport header.
@@ -15,6 +18,9 @@ const ICRC: usize = 4;
 
 /// The reliable connected operations whose headers we look into.
 mod opcode {
+    pub(super) const SEND_FIRST: u8 = 0;
+    pub(super) const SEND_MIDDLE: u8 = 1;
+    pub(super) const SEND_LAST: u8 = 2;
     pub(super) const SEND_ONLY: u8 = 4;
     pub(super) const WRITE_FIRST: u8 = 6;
     pub(super) const WRITE_ONLY: u8 = 10;
@@ -27,19 +33,25 @@ mod opcode {
     pub(super) const ATOMIC_ACKNOWLEDGE: u8 = 18;
 }
 
-/// Calls `show` for every packet in `datagram`.
+/// Calls `show` for every packet in `datagram`, which went from one address to another.
 ///
 /// A capture on a host that offloads segmentation shows a whole train of packets under one UDP
 /// header. Only the last of a train is shorter, so the length of the first tells where they part.
-pub(super) fn packets(datagram: Datagram<'_>, show: &mut dyn FnMut(Words)) {
+pub(super) fn packets(
+    datagram: Datagram<'_>,
+    between: (IpAddr, IpAddr),
+    sends: &mut Sends,
+    show: &mut dyn FnMut(Words),
+) {
     let Datagram { mut bytes, mut wire_bytes } = datagram;
     let train = packet_bytes(bytes).filter(|&length| length < wire_bytes);
     while let Some(length) = train.filter(|&length| length < wire_bytes && length < bytes.len()) {
-        show(packet(Datagram { bytes: &bytes[..length], wire_bytes: length }));
+        let one = Datagram { bytes: &bytes[..length], wire_bytes: length };
+        show(packet(one, between, sends));
         bytes = &bytes[length..];
         wire_bytes -= length;
     }
-    show(packet(Datagram { bytes, wire_bytes }));
+    show(packet(Datagram { bytes, wire_bytes }, between, sends));
 }
 
 /// How long the packet at the start of `bytes` is by its own account, if it gives one.
@@ -57,29 +69,40 @@ fn packet_bytes(bytes: &[u8]) -> Option<usize> {
 }
 
 /// One packet in words.
-fn packet(Datagram { bytes, wire_bytes }: Datagram<'_>) -> Words {
+fn packet(
+    Datagram { bytes, wire_bytes }: Datagram<'_>,
+    (source, target): (IpAddr, IpAddr),
+    sends: &mut Sends,
+) -> Words {
     let Some(header) = array::<BTH>(bytes, 0) else {
         return Words::new("RoCE").number("length", wire_bytes as u64).text("cut", "in its header");
     };
     let [opcode, flags, _, _, _, qpn @ .., _, psn_0, psn_1, psn_2] = header;
     let [qpn_0, qpn_1, qpn_2] = qpn;
-    let place = Words::new("")
-        .hex("qp", u32::from_be_bytes([0, qpn_0, qpn_1, qpn_2]), 6)
-        .number("psn", u32::from_be_bytes([0, psn_0, psn_1, psn_2]));
+    let qpn = u32::from_be_bytes([0, qpn_0, qpn_1, qpn_2]);
+    let psn = u32::from_be_bytes([0, psn_0, psn_1, psn_2]);
+    let place = Words::new("").hex("qp", qpn, 6).number("psn", psn);
     let name = match opcode_name(opcode) {
         Some(name) => name.to_owned(),
         None => format!("opcode {opcode:#04x}"),
     };
     match opcode {
-        opcode::SEND_ONLY => {
+        opcode::SEND_FIRST | opcode::SEND_MIDDLE | opcode::SEND_LAST | opcode::SEND_ONLY => {
             let padding = usize::from(flags >> 4 & 3);
             let end = wire_bytes.saturating_sub(ICRC + padding);
-            match bytes.get(BTH..end).map(|payload| (payload, messages::words(payload))) {
-                Some((_, Some(message))) => message.with(place),
-                Some((payload, None)) => {
-                    Words::new(name).with(place).number("length", payload.len() as u64)
-                }
-                None => Words::new(name).with(place).text("cut", "by the capture"),
+            let Some(payload) = bytes.get(BTH..end) else {
+                return Words::new(name).with(place).text("cut", "by the capture");
+            };
+            let mut part = |part| sends.part((source, target, qpn), psn, part, payload);
+            let message = match opcode {
+                opcode::SEND_FIRST => part(Part::First),
+                opcode::SEND_MIDDLE => part(Part::Middle),
+                opcode::SEND_LAST => part(Part::Last),
+                _ => Some(payload.to_vec()),
+            };
+            match message.as_deref().and_then(messages::words) {
+                Some(message) => message.with(place),
+                None => Words::new(name).with(place).number("length", payload.len() as u64),
             }
         }
         opcode::WRITE_FIRST

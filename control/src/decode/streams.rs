@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
-use smcr_proto::wire::clc::{EYECATCHER, Frame, Framer, HEADER_LEN, Offer, Proposal};
+use smcr_proto::wire::clc::{EYECATCHER, HEADER_LEN};
 
-use super::frame::{Segment, array, u16_at};
-use super::messages::malformed_words;
+use super::clc::clc_words;
+use super::frame::{Segment, u16_at};
 use super::words::Words;
 
 /// Experimental TCP option whose value is the eye catcher (RFC 7609, A.1).
@@ -142,89 +142,6 @@ fn drain(bytes: &mut Vec<u8>, show: &mut dyn FnMut(Words)) -> bool {
         }
         show(clc_words(&bytes[..length]));
         bytes.drain(..length);
-    }
-}
-
-/// One whole CLC message in words.
-fn clc_words(message: &[u8]) -> Words {
-    let (kind, version) = (message[4], message[7] >> 4);
-    let name = match kind {
-        1 => "CLC PROPOSAL",
-        2 => "CLC ACCEPT",
-        3 => "CLC CONFIRM",
-        4 => "CLC DECLINE",
-        _ => "CLC",
-    };
-    let head = Words::new(name).number("version", version);
-    if matches!(kind, 2 | 3) && version == 2 {
-        return head.with(offer_v2(message));
-    }
-    let mut framer = Framer::new();
-    if framer.feed(message) < message.len() {
-        return head.text("malformed", "too long").bytes("hex", message);
-    }
-    match framer.next_frame() {
-        Ok(Some(Frame::Proposal(proposal))) => head.with(proposal_words(&proposal, message)),
-        Ok(Some(Frame::Accept(offer) | Frame::Confirm(offer))) => head.with(offer_words(&offer)),
-        Ok(Some(Frame::Decline(decline))) => head
-            .flags(&[(decline.out_of_sync, "out-of-sync")])
-            .text("peer", decline.peer_id)
-            .hex("code", decline.diagnosis.0, 8)
-            .text("reason", format_args!("{:?}", decline.diagnosis)),
-        Ok(None) => head.text("malformed", "length").bytes("hex", message),
-        Err(malformed) => malformed_words(name.to_owned(), malformed, message),
-    }
-}
-
-fn proposal_words(proposal: &Proposal, message: &[u8]) -> Words {
-    let words = Words::new("")
-        .flags(&[(proposal.offers_smc_r_v1, "SMC-Rv1")])
-        .text("peer", proposal.peer_id)
-        .number("length", message.len() as u64);
-    if !proposal.offers_smc_r_v1 {
-        return words;
-    }
-    let [a, b, c, d] = proposal.subnet.network;
-    words
-        .text("gid", proposal.gid)
-        .text("mac", proposal.mac)
-        .text("subnet", format_args!("{a}.{b}.{c}.{d}/{}", proposal.subnet.prefix_bits))
-        .number("ipv6-prefixes", proposal.prefix_count)
-}
-
-fn offer_words(offer: &Offer) -> Words {
-    Words::new("")
-        .flags(&[(offer.first_contact, "first-contact")])
-        .text("peer", offer.peer_id)
-        .text("gid", offer.gid)
-        .text("mac", offer.mac)
-        .hex("qp", offer.qpn.0, 6)
-        .hex("rkey", offer.rkey.0, 8)
-        .number("rmbe", offer.rmbe_index)
-        .number("rmbe-bytes", offer.rmbe_size.bytes())
-        .hex("token", offer.alert_token.0, 8)
-        .hex("rmb", offer.rmb_address, 16)
-        .number("mtu", offer.mtu.bytes().unwrap_or(0))
-        .number("psn", offer.psn.0)
-}
-
-/// Accept and Confirm of SMC-Rv2 begin as those of RFC 7609, up to the trailer; then come EIDs and
-/// extensions, which are not looked into.
-fn offer_v2(message: &[u8]) -> Words {
-    let length = Words::new("").number("length", message.len() as u64);
-    let Some(mut elder) = array::<68>(message, 0) else {
-        return length.text("malformed", "length").bytes("hex", message);
-    };
-    elder[5..7].copy_from_slice(&68_u16.to_be_bytes());
-    elder[7] = elder[7] & 0x0f | 0x10;
-    elder[64..].copy_from_slice(&EYECATCHER);
-    let mut framer = Framer::new();
-    let taken = framer.feed(&elder);
-    match framer.next_frame() {
-        Ok(Some(Frame::Accept(offer) | Frame::Confirm(offer))) if taken == elder.len() => {
-            offer_words(&offer).with(length)
-        }
-        Ok(_) | Err(_) => length.bytes("hex", message),
     }
 }
 

@@ -8,6 +8,7 @@ use smcr_proto::wire::clc::{Decline, Diagnosis, Frame, Offer};
 use smcr_proto::{AlertToken, Gid, LinkNumber, MacAddress, Mtu, PeerId, Psn, Qpn, Rkey, RmbeSize};
 
 use super::frame::{Datagram, Segment};
+use super::sends::Sends;
 use super::*;
 
 fn vector(name: &str) -> Vec<u8> {
@@ -59,6 +60,26 @@ fn reads_a_first_contact_of_linux() {
         lines[3].contains(" rkey 0x0000035a ") && lines[3].contains(" rmb 0xff48160183bb0000 ")
     );
     assert!(lines[3].contains(" gid ::ffff:10.9.0.1 ") && lines[3].contains(" mtu 1024 "));
+    // What only version 2 has.
+    for (index, end) in [
+        (2, " v2-gid ::ffff:10.9.0.2 release 1 max-conns 255 max-links 2 eids TESTEID1"),
+        (
+            3,
+            " eid TESTEID1 path direct os Linux release 1 host vmA max-conns 255 max-links 2 \
+             length 160",
+        ),
+        (
+            4,
+            " eid TESTEID1 path direct os Linux release 1 host vmB max-conns 255 max-links 2 \
+             gids ::ffff:10.9.0.2 length 180",
+        ),
+    ] {
+        assert!(lines[index].ends_with(end), "{}\ndoes not end\n{end}", lines[index]);
+    }
+    assert!(lines[5].contains(" max-links 2 max-conns 255 "), "{}", lines[5]);
+    let keys =
+        " path direct target ::ffff:10.9.0.1 rkeys 0x0000035a=0x00000574@0xff48160183bb0000 ";
+    assert!(lines[9].contains(keys), "{}", lines[9]);
 }
 
 /// Wireshark writes the newer format by default, with its own idea of time.
@@ -79,7 +100,8 @@ fn reads_flags_and_reasons_of_linux() {
         "CDC seq 2 token 0x00000003 producer 2:0 consumer 0:0 [B] ",
         "CDC seq 1 token 0x00000004 producer 0:0 consumer 0:0 [A] ",
         "LLC CONFIRM RKEY v2 [reply] rkey 0x00000685 address 0xff3aaaf7c4b10000 ",
-        "LLC DELETE RKEY v2 error-mask 0x00 rkeys 0x000003cb ",
+        "LLC DELETE RKEY v2 rkeys 0x000003cb ",
+        "LLC DELETE RKEY v2 [reply] count 1 unknown 0 ",
         "LLC DELETE LINK v2 [all] link 0 reason OPERATOR ",
     ] {
         assert!(lines.iter().any(|line| line.contains(words)), "{words}");
@@ -265,9 +287,16 @@ fn cdc(sequence: u16) -> [u8; 44] {
         .encode()
 }
 
+/// Whose packets these are.
+const BETWEEN: (IpAddr, IpAddr) =
+    (IpAddr::V4(Ipv4Addr::new(10, 8, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 8, 0, 2)));
+
 fn packets(bytes: &[u8], wire_bytes: usize) -> Vec<String> {
     let mut shown = Vec::new();
-    roce::packets(Datagram { bytes, wire_bytes }, &mut |words| shown.push(words.to_string()));
+    let datagram = Datagram { bytes, wire_bytes };
+    roce::packets(datagram, BETWEEN, &mut Sends::default(), &mut |words| {
+        shown.push(words.to_string());
+    });
     shown
 }
 
@@ -324,9 +353,12 @@ fn unknown_messages_are_named_or_left_alone() {
     assert_eq!(packets(&foreign, foreign.len()), ["SEND ONLY qp 0x000011 psn 1 length 21"]);
     let mut request = [0; 44];
     request[..3].copy_from_slice(&[0x25, 44, 0]);
-    let request = roce(4, 1, &request);
+    let mut request = roce(4, 1, &request);
     let shown = packets(&request, request.len());
-    assert!(shown[0].starts_with("LLC REQUEST ADD LINK v2 hex 252c00"), "{shown:?}");
+    assert_eq!(shown[0], "LLC REQUEST ADD LINK v2 gids - qp 0x000011 psn 1");
+    request[12] = 0x23;
+    let shown = packets(&request, request.len());
+    assert!(shown[0].starts_with("LLC ADD LINK CONTINUATION v2 hex 232c00"), "{shown:?}");
     let strange = roce(0xc0, 1, &[]);
     assert_eq!(packets(&strange, strange.len()), ["opcode 0xc0 qp 0x000011 psn 1 length 0"]);
 }
@@ -345,4 +377,34 @@ fn llc_of_version_1_is_read() {
     let packet = roce(4, 1, &bytes);
     let expected = ["LLC DELETE LINK [all orderly] link 2 reason LOST_PATH qp 0x000011 psn 1"];
     assert_eq!(packets(&packet, packet.len()), expected);
+}
+
+/// With many RMBs, ADD LINK of SMC-Rv2 is longer than a packet; its keys are what a failover is
+/// about. Where a packet is missing, nothing is made up.
+#[test]
+fn messages_in_several_packets_are_put_together() {
+    use smcr_proto::wire::llc::v2::{DeleteRkeyV2, LEN_MAX, LlcV2, Records};
+    let rkeys: Vec<Rkey> = (0..150).map(Rkey).collect();
+    let mut buffer = [0; LEN_MAX];
+    let message = LlcV2::DeleteRkey(DeleteRkeyV2::Request(Records::ours(&rkeys)));
+    let message = message.encode(&mut buffer);
+    let parts = [&message[..256], &message[256..512], &message[512..]];
+    let shown = |psns: [u8; 3]| {
+        let mut sends = Sends::default();
+        let mut shown = Vec::new();
+        for ((opcode, psn), part) in (0..).zip(psns).zip(parts) {
+            let bytes = roce(opcode, psn, part);
+            let datagram = Datagram { bytes: &bytes, wire_bytes: bytes.len() };
+            roce::packets(datagram, BETWEEN, &mut sends, &mut |words| {
+                shown.push(words.to_string());
+            });
+        }
+        shown
+    };
+    let whole = shown([7, 8, 9]);
+    assert_eq!(whole[0], "SEND FIRST qp 0x000011 psn 7 length 256");
+    assert_eq!(whole[1], "SEND MIDDLE qp 0x000011 psn 8 length 256");
+    assert!(whole[2].starts_with("LLC DELETE RKEY v2 rkeys 0x00000000,0x00000001,"), "{whole:?}");
+    assert!(whole[2].ends_with(",0x00000095 qp 0x000011 psn 9"), "{whole:?}");
+    assert_eq!(shown([7, 9, 10])[2], "SEND LAST qp 0x000011 psn 10 length 96");
 }

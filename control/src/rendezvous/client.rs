@@ -6,10 +6,11 @@ use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::{Diagnosis, Offer, Proposal};
 use smcr_rnic::Rnic;
 
+use super::Shortage;
 use crate::gateway::Gateway;
-use crate::groups::{Peer, Phase};
+use crate::groups::{Peer, PortId};
 use crate::reactor::Key;
-use crate::sessions::{PortId, Session, Talk};
+use crate::sessions::{Session, Talk};
 
 impl<N: Rnic> Gateway<N> {
     /// The connection to the peer is up: proposes, if the peer offered SMC-R and we have an RNIC.
@@ -26,7 +27,7 @@ impl<N: Rnic> Gateway<N> {
             self.decline_first(now, key, Diagnosis::OUT_OF_MEMORY);
             return;
         }
-        let Some(proposal) = self.port_of(key).and_then(|port| self.proposal(port)) else {
+        let Some(proposal) = self.proposal(key) else {
             self.decline_first(now, key, Diagnosis::NO_SMC_R_DEVICE);
             return;
         };
@@ -36,25 +37,28 @@ impl<N: Rnic> Gateway<N> {
         self.advance(now, key);
     }
 
-    /// What we propose on `port`. Nothing is taken for it: the server may decline.
-    pub(super) fn proposal(&self, port: PortId) -> Option<Proposal> {
-        let port = &self.ports[port.0];
-        let address = port.rnic.as_ref()?.port();
+    /// What we propose, if there is an RNIC for it that is up. Nothing is taken for it: the server
+    /// may decline.
+    pub(super) fn proposal(&self, key: Key) -> Option<Proposal> {
+        let port = self.groups.usable_port(self.port_of(key)?, None)?;
+        let subnets = self.network.subnets(self.local_of(key)?);
+        let (gid, mac) = self.groups.ports()[port.0].address()?;
         // RFC 7609 3.5.1.2-2, 3.5.1.2-3, 3.5.1.2-4, 3.5.2-2, 3.5.2.1-1
         Some(Proposal {
             peer_id: self.peer_id,
-            gid: address.gid,
-            mac: address.mac,
-            subnet: port.subnet,
-            prefixes: Default::default(),
-            prefix_count: 0,
+            gid,
+            mac,
+            subnet: subnets.ipv4,
+            prefixes: subnets.prefixes,
+            prefix_count: subnets.prefix_count,
             offers_smc_r_v1: true,
         })
     }
 
     /// First contact: the server has opened a queue pair for us.
     pub(super) fn open_link(&mut self, now: Instant, key: Key, offer: &Offer) {
-        let ours = match self.port_of(key) {
+        let near = self.port_of(key);
+        let ours = match near.and_then(|near| self.groups.usable_port(near, Some(offer.gid))) {
             Some(port) => self.found_link(now, key, port, offer),
             None => Err(Diagnosis::NO_SMC_R_DEVICE),
         };
@@ -69,41 +73,37 @@ impl<N: Rnic> Gateway<N> {
         port: PortId,
         offer: &Offer,
     ) -> Result<Offer, Diagnosis> {
-        let group = self
-            .open_group(now, port, Role::Client, Peer::of(offer), key)
-            .map_err(|_| Diagnosis::OUT_OF_MEMORY)?;
         // RFC 7609 3.5.1.3-2, 3.5.1.3-3
-        let ours = match self.reserve(now, key, port, group, true) {
-            Some(ours) if self.connect_group(now, group, offer).is_ok() => Ok(ours),
-            Some(_) => Err(Diagnosis::QUEUE_PAIR_NOT_READY),
-            None => Err(Diagnosis::OUT_OF_MEMORY),
-        };
-        if ours.is_ok() {
-            self.learn_peer(key, *offer);
-        } else {
+        let (group, ours) = self
+            .found(now, key, port, Role::Client, Peer::of(offer))
+            .map_err(|_| Diagnosis::OUT_OF_MEMORY)?;
+        if self.groups.connect(now, group, offer).is_err() {
             self.release(now, key);
-            self.give_up_group(now, key, group);
+            return Err(Diagnosis::QUEUE_PAIR_NOT_READY);
         }
-        ours
+        if !self.accept_offer(now, key, offer) {
+            return Err(Diagnosis::QUEUE_PAIR_NOT_READY);
+        }
+        Ok(ours)
     }
 
     /// Subsequent contact: the server named a link that we should know.
     pub(super) fn join_link(&mut self, now: Instant, key: Key, offer: &Offer) {
-        let found = self.groups.iter().find(|(_, group)| {
-            let same_link = match &group.phase {
-                Phase::Running(_, address) => address.qpn == offer.qpn,
-                Phase::Opening(_) | Phase::Ending => false,
-            };
-            // RFC 7609 3.5.1.3-1, 3.5.2.2-1
-            group.role == Role::Client && group.peer == Peer::of(offer) && same_link
-        });
-        let Some((group, port)) = found.map(|(id, group)| (*id, group.port)) else {
+        // RFC 7609 3.5.1.3-1
+        let Some((group, link)) = self.groups.named_by(offer) else {
             // RFC 7609 C.4-1
             self.answer_client(key, Err(Diagnosis::OUT_OF_SYNC), true);
             return;
         };
-        let ours = self.reserve(now, key, port, group, false).ok_or(Diagnosis::OUT_OF_MEMORY);
-        self.learn_peer(key, *offer);
+        let ours = match self.reserve(now, key, group, link, false) {
+            Err(Shortage::Passing(group)) => {
+                // RFC 7609 3.5.2.2-6
+                self.wait_for_element(now, key, group, Some(*offer));
+                return;
+            }
+            Ok(ours) if self.accept_offer(now, key, offer) => Ok(ours),
+            Ok(_) | Err(Shortage::Final) => Err(Diagnosis::OUT_OF_MEMORY),
+        };
         self.answer_client(key, ours, false);
     }
 

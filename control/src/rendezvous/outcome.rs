@@ -2,18 +2,16 @@
 
 use std::io;
 
-use smcr_engine::handoff::PeerElement;
 use smcr_engine::{Command, ConnectionId, Established};
 use smcr_proto::Instant;
-use smcr_proto::ring::Ring;
 use smcr_proto::wire::clc::Diagnosis;
 use smcr_rnic::Rnic;
 
 use crate::gateway::Gateway;
-use crate::groups::Phase;
+use crate::groups::{Pollers, PortId};
 use crate::listener::reset;
 use crate::reactor::Key;
-use crate::sessions::{Carried, Open, PortId, Session};
+use crate::sessions::{Carried, Open, Session};
 
 impl<N: Rnic> Gateway<N> {
     /// The rendezvous succeeded: the poller takes over.
@@ -21,40 +19,14 @@ impl<N: Rnic> Gateway<N> {
         let Some(Session::Shaking(mut shaking)) = self.sessions.take(key) else { return };
         self.shaking -= 1;
         let resources = shaking.resources.take().expect("what was provided is reserved");
-        let offer = resources.peer.expect("what is done was offered from both sides");
-        let rmbe = resources.rmbe.expect("an element stays until the poller has it");
-        let Some(group) = self.groups.get(&resources.group) else {
-            panic!("a group outlives the elements that are out");
-        };
-        let eye_catcher = match &group.phase {
-            Phase::Running(machine, _) => machine.peer_eye_catcher(),
-            Phase::Opening(_) | Phase::Ending => false,
-        };
-        // RFC 7609 2.1-1
-        let peer = PeerElement {
-            rkey: offer.rkey,
-            address: offer.rmbe_address(),
-            // RFC 7609 2.1-11
-            ring: Ring::of_element(offer.rmbe_size, eye_catcher),
-            token: offer.alert_token,
-        };
-        // RFC 7609 3-4
-        let established =
-            Box::new(Established::Smc { near: shaking.app, link: group.link, rmbe, peer });
         let connection = resources.connection;
-        let port = &mut self.ports[resources.port.0];
-        port.poller.command(Command::Relay { connection, established });
-        port.sessions[usize::from(connection.slot)] = Some(key);
-        if matches!(group.phase, Phase::Ending) {
-            // The group ended while the last message was on its way.
-            port.poller.command(Command::FailConnections { link: group.link });
-        }
+        self.session_of[usize::from(connection.slot)] = Some(key);
+        self.groups.hand_over(connection, shaking.app, resources.rmbe);
         self.connections_smc += 1;
         self.sessions.put(
             key,
             Session::Open(Open {
                 listener: shaking.listener,
-                port: resources.port,
                 connection,
                 source: shaking.source,
                 since: now,
@@ -88,31 +60,25 @@ impl<N: Rnic> Gateway<N> {
             from_near: Vec::new(),
             from_far: shaking.framer.leftover().to_vec(),
         });
-        let entry = &mut self.ports[port.0];
-        entry.poller.command(Command::Relay { connection, established });
-        entry.sessions[usize::from(connection.slot)] = Some(key);
+        self.groups.pollers_mut().command(port, Command::Relay { connection, established });
+        self.session_of[usize::from(connection.slot)] = Some(key);
         self.connections_tcp += 1;
         self.sessions.put(
             key,
             Session::Open(Open {
                 listener: shaking.listener,
-                port,
                 connection,
                 source: shaking.source,
                 since: now,
-                transport: Carried::Tcp(reason),
+                transport: Carried::Tcp { port, reason },
             }),
         );
     }
 
-    /// A slot of the poller next to this connection, or of any other: two sockets need no RNIC.
+    /// A slot, and the poller next to this connection: two sockets need no RNIC, so any does.
     pub(super) fn take_slot_for_tcp(&mut self, key: Key) -> Option<(PortId, ConnectionId)> {
-        let nearest = self.port_of(key);
-        let others = (0..self.ports.len()).map(PortId);
-        nearest
-            .into_iter()
-            .chain(others)
-            .find_map(|port| Some((port, self.ports[port.0].poller.take_slot()?)))
+        let port = self.port_of(key).unwrap_or(PortId(0));
+        Some((port, self.groups.slots_mut().take()?))
     }
 
     /// The upstream refused: whoever connected to us is told so.
@@ -140,17 +106,9 @@ impl<N: Rnic> Gateway<N> {
     /// Gives back what a rendezvous holds.
     pub(super) fn release(&mut self, now: Instant, key: Key) {
         let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
-        let Some(mut resources) = shaking.resources.take() else { return };
-        let group = resources.group;
-        let port = &mut self.ports[resources.port.0];
-        port.poller.command(Command::Forget { connection: resources.connection });
-        port.poller.free_slot(resources.connection);
-        if let Some(mut rmbe) = resources.rmbe.take() {
-            // The peer may have believed that the rendezvous had succeeded, and written.
-            rmbe.touch(rmbe.capacity());
-            self.give_back_element(now, group, rmbe);
-        }
+        let Some(resources) = shaking.resources.take() else { return };
+        self.groups.leave(now, resources.connection, resources.rmbe);
         // RFC 7609 3.5.1.6.4-4
-        self.give_up_group(now, key, group);
+        self.give_up_founding(now, key, resources.group);
     }
 }

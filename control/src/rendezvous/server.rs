@@ -5,10 +5,11 @@ use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::{Diagnosis, Offer, Proposal};
 use smcr_rnic::Rnic;
 
+use super::Shortage;
 use crate::gateway::Gateway;
-use crate::groups::Peer;
+use crate::groups::{Peer, PortId};
 use crate::reactor::Key;
-use crate::sessions::{PortId, Session, Talk};
+use crate::sessions::{Session, Talk};
 
 impl<N: Rnic> Gateway<N> {
     /// Answers a Proposal, as soon as the application's side is connected and no first contact with
@@ -21,25 +22,26 @@ impl<N: Rnic> Gateway<N> {
         }
         let proposal = *proposal;
         let port = self.port_of(key);
-        let refusal = self.objection(port, &proposal);
+        let refusal = self.objection(key, port, &proposal);
         let peer = Peer { id: proposal.peer_id, gid: proposal.gid, mac: proposal.mac };
-        let with_peer = |role: Role, other: &Peer| role == Role::Server && *other == peer;
-        let founding = self
-            .groups
-            .iter_mut()
-            .find(|(_, group)| with_peer(group.role, &group.peer) && group.is_founding());
         if refusal.is_none()
-            && let Some((_, group)) = founding
+            && let Some(group) = port.and_then(|port| self.groups.founding(port, peer))
         {
-            group.waiting.push(key);
+            self.foundings.entry(group).or_default().waiting.push(key);
             return;
         }
         let answer = match (refusal, port) {
             (Some(diagnosis), _) => Err(diagnosis),
             (None, None) => Err(Diagnosis::NO_SMC_R_DEVICE),
-            (None, Some(port)) => {
-                self.offer_to(now, key, port, peer).ok_or(Diagnosis::OUT_OF_MEMORY)
-            }
+            (None, Some(port)) => match self.offer_to(now, key, port, peer) {
+                Ok(ours) => Ok(ours),
+                Err(Shortage::Passing(group)) => {
+                    // RFC 7609 3.5.2.1-7
+                    self.wait_for_element(now, key, group, None);
+                    return;
+                }
+                Err(Shortage::Final) => Err(Diagnosis::OUT_OF_MEMORY),
+            },
         };
         self.answer_server(now, key, answer);
     }
@@ -69,15 +71,25 @@ impl<N: Rnic> Gateway<N> {
     }
 
     /// Why a Proposal cannot be accepted, if it cannot.
-    pub(super) fn objection(&self, port: Option<PortId>, proposal: &Proposal) -> Option<Diagnosis> {
+    pub(super) fn objection(
+        &self,
+        key: Key,
+        port: Option<PortId>,
+        proposal: &Proposal,
+    ) -> Option<Diagnosis> {
         // RFC 7609 C.1-2
-        let Some(port) = port else { return Some(Diagnosis::NO_SMC_R_DEVICE) };
+        if port.is_none() {
+            return Some(Diagnosis::NO_SMC_R_DEVICE);
+        }
         if !proposal.offers_smc_r_v1 {
             return Some(Diagnosis::MODE_MISMATCH);
         }
-        // RFC 7609 3.5.1.2-6, 3.5.1.2-7, 5.2-1
-        if proposal.subnet != self.ports[port.0].subnet {
+        // RFC 7609 3.5.1.2-6, 3.5.1.2-7, 3.5.1.2-8, 5.2-1
+        if !self.local_of(key).is_some_and(|local| self.network.is_shared(proposal, local)) {
             return Some(Diagnosis::NO_COMMON_SUBNET);
+        }
+        if port.and_then(|port| self.groups.usable_port(port, Some(proposal.gid))).is_none() {
+            return Some(Diagnosis::NO_SMC_R_DEVICE);
         }
         self.is_too_busy().then_some(Diagnosis::OUT_OF_MEMORY)
     }
@@ -94,33 +106,21 @@ impl<N: Rnic> Gateway<N> {
         key: Key,
         port: PortId,
         peer: Peer,
-    ) -> Option<Offer> {
-        let shared = self.groups.iter().find(|(_, group)| {
-            group.role == Role::Server
-                && group.port == port
-                && group.peer == peer
-                // RFC 7609 2-4, 2.2.4-7, 3.5.1.2-5, 3.5.1.6.4-5, 3.5.2.1-2
-                && group.is_established()
-        });
-        if let Some(group) = shared.map(|(id, _)| *id) {
-            // RFC 7609 3.5.2-1, 3.5.2.1-3, 3.5.2.1-4, 3.5.2.1-5
-            return self.reserve(now, key, port, group, false);
+    ) -> Result<Offer, Shortage> {
+        if let Some(group) = self.groups.joinable(port, peer) {
+            let link = self.groups.best_link(group).ok_or(Shortage::Final)?;
+            // RFC 7609 3.5.2-1, 3.5.2.1-3, 3.5.2.1-5
+            return self.reserve(now, key, group, link, false);
         }
-        // RFC 7609 2.2.3-3, 3.5.1-1
-        let group = self.open_group(now, port, Role::Server, peer, key).ok()?;
-        // RFC 7609 3.5.1.2-9, 3.5.1.2-10
-        let ours = self.reserve(now, key, port, group, true);
-        if ours.is_none() {
-            self.give_up_group(now, key, group);
-        }
-        ours
+        // RFC 7609 2.2.3-3, 3.5.1-1, 3.5.1.2-9, 3.5.1.2-10
+        let port = self.groups.usable_port(port, Some(peer.gid)).ok_or(Shortage::Final)?;
+        self.found(now, key, port, Role::Server, peer).map(|(_, ours)| ours)
     }
 
     /// First contact: the client's queue pair is known now.
     pub(super) fn connect_link(&mut self, now: Instant, key: Key, offer: &Offer) {
-        self.learn_peer(key, *offer);
         let Some(group) = self.group_of_session(key) else { return };
-        if self.connect_group(now, group, offer).is_err() {
+        if self.groups.connect(now, group, offer).is_err() || !self.accept_offer(now, key, offer) {
             // Before CONFIRM LINK nothing is decided yet: the connection can stay TCP (C.2).
             self.handshakes_failed += 1;
             self.decline_first(now, key, Diagnosis::QUEUE_PAIR_NOT_READY);

@@ -1,12 +1,17 @@
 //! The connections of one poller, by slot. A token leads here without a search.
 
-use smcr_memory::Rmbe;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use smcr_memory::{Lease, Rmbe};
+use smcr_proto::Instant;
 use smcr_proto::connection::Connection;
 use smcr_proto::wire::cdc::Cdc;
 
 use crate::gauges::{Reading, Stage};
 use crate::handoff::{ConnectionId, Ending, LinkId, PeerElement};
 use crate::limits::CONNECTIONS_MAX;
+use crate::moves::Move;
 
 /// What a slot holds.
 #[derive(Debug)]
@@ -31,6 +36,8 @@ pub(crate) struct Relay<S> {
     pub(crate) ending: Option<Ending>,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
+    /// Times it changed its link.
+    pub(crate) failovers: u32,
     pub(crate) queued: Queued,
 }
 
@@ -43,7 +50,8 @@ impl<S> Relay<S> {
             Some(near) if near.eof || near.finished => Stage::HalfClosed,
             Some(_) => Stage::Active,
         };
-        Reading { bytes_in: self.bytes_in, bytes_out: self.bytes_out, stage }
+        let Self { bytes_in, bytes_out, failovers, .. } = *self;
+        Reading { bytes_in, bytes_out, failovers, stage }
     }
 }
 
@@ -57,6 +65,10 @@ pub(crate) struct Queued {
 
 /// The other side of a relay.
 #[derive(Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "relays are boxed: a fallback wastes two hundred bytes"
+)]
 pub(crate) enum Far<S> {
     Smc(Smc),
     Tcp(Tcp<S>),
@@ -71,6 +83,20 @@ pub(crate) struct Smc {
     pub(crate) peer: PeerElement,
     /// Requests posted and not completed: the slot cannot be reused before they are.
     pub(crate) outstanding: u32,
+    /// Written, but not known to have been announced: what another link would have to repeat.
+    pub(crate) retained: VecDeque<Retained>,
+    /// Bytes to be written again, before anything new.
+    pub(crate) replay: VecDeque<Piece>,
+    /// Bytes that were, until the message that announces them is acknowledged. The send pool gets
+    /// its part back at once: that message comes behind all of the replay, which may need more than
+    /// the pool has.
+    pub(crate) repeated: VecDeque<Piece>,
+    /// Where it goes as soon as nothing is outstanding. It posts nothing until then.
+    pub(crate) moving: Option<Arc<Move>>,
+    /// The last message was flushed: the peer may not know what it said.
+    pub(crate) unheard: bool,
+    /// Messages of a peer that changed the link, and until when they wait for what came before.
+    pub(crate) held: Option<Held>,
     /// The link is lost and nothing more will be said.
     pub(crate) condemned: bool,
     /// We said D: no byte of ours follows.
@@ -81,6 +107,30 @@ pub(crate) struct Smc {
     pub(crate) peer_done: bool,
     /// The peer said that it reads no more either: C.
     pub(crate) peer_closed: bool,
+}
+
+/// Bytes that the NIC has written to the peer's element, `at` bytes behind its beginning, while
+/// the message that announces them is on its way.
+#[derive(Debug)]
+pub(crate) struct Retained {
+    pub(crate) at: u32,
+    pub(crate) lease: Lease,
+}
+
+/// Bytes that belong `at` bytes behind the beginning of the peer's element.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    pub(crate) at: u32,
+    pub(crate) bytes: Vec<u8>,
+    /// So many of them were written already.
+    pub(crate) done: usize,
+}
+
+/// A failover validation message that came too early, and what came behind it.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) messages: Vec<Cdc>,
+    pub(crate) until: Instant,
 }
 
 /// A second socket as the far side.
@@ -264,6 +314,7 @@ mod tests {
             ending: None,
             bytes_in: 0,
             bytes_out: 0,
+            failovers: 0,
             queued: Queued::default(),
         }
     }

@@ -114,6 +114,20 @@ counters! {
     resets_application: count,
     /// Connections reset by the SMC-R peer.
     resets_peer: count,
+    /// Connections reset because bytes that a NIC had acknowledged were lost.
+    resets_data_lost: count,
+    /// Times a connection left its link for another.
+    failovers: count,
+    /// Bytes written again on another link.
+    bytes_replayed: bytes,
+    /// Connections taken over from other pollers.
+    connections_moved_in: count,
+    /// Connections handed to other pollers.
+    connections_moved_out: count,
+    /// CDC messages passed on to the poller that has their connection.
+    cdc_forwarded: count,
+    /// CDC messages of a peer that changed the link, kept until what it sent before has come.
+    cdc_held: count,
     /// Connections lost with their link.
     resets_link: count,
     /// Connections whose peer did not answer a close in time.

@@ -61,7 +61,11 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let id = relay.id;
         let Far::Smc(smc) = &mut relay.far else { return };
         let Some(link) = self.links.by_id(smc.link) else { return };
-        if smc.condemned || link.broken {
+        if smc.condemned || smc.moving.is_some() || link.broken {
+            return;
+        }
+        // RFC 7609 2.3-9, 2.3-10, 4.6.2-1
+        if !smc.replay.is_empty() && !smc.connection.is_validation_due() {
             return;
         }
         if link.budget == 0 {
@@ -72,9 +76,14 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         if let Some(cdc) = smc.connection.poll_cdc() {
             link.budget -= 1;
             smc.outstanding += 1;
-            link.sends
-                .push(Work::Send { message: cdc.encode(), tag: tag_of_cdc(id, cdc.sequence) });
+            smc.unheard = false;
+            link.sends.push(Work::Send { message: cdc.encode(), tag: tag_of_cdc(id, &cdc) });
             self.ends.counters.cdc_out.add(1);
+            if cdc.failover_validation {
+                // RFC 7609 4.6.1-7
+                self.queue_fill(slot);
+                self.queue_flush(slot);
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What others may read of each connection while the poller runs.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use crate::limits::CONNECTIONS_MAX;
 
@@ -15,6 +15,7 @@ pub struct Gauges {
 struct Row {
     bytes_in: AtomicU64,
     bytes_out: AtomicU64,
+    failovers: AtomicU32,
     stage: AtomicU8,
 }
 
@@ -25,6 +26,8 @@ pub struct Reading {
     pub bytes_in: u64,
     /// Written to its near socket.
     pub bytes_out: u64,
+    /// Times it changed its link.
+    pub failovers: u32,
     /// Where it is in its life.
     pub stage: Stage,
 }
@@ -54,6 +57,7 @@ impl Gauges {
         let row = &self.rows[usize::from(slot)];
         row.bytes_in.store(reading.bytes_in, Ordering::Relaxed);
         row.bytes_out.store(reading.bytes_out, Ordering::Relaxed);
+        row.failovers.store(reading.failovers, Ordering::Relaxed);
         row.stage.store(reading.stage as u8, Ordering::Relaxed);
     }
 
@@ -64,6 +68,7 @@ impl Gauges {
         Reading {
             bytes_in: row.bytes_in.load(Ordering::Relaxed),
             bytes_out: row.bytes_out.load(Ordering::Relaxed),
+            failovers: row.failovers.load(Ordering::Relaxed),
             stage: stages[usize::from(row.stage.load(Ordering::Relaxed))],
         }
     }
@@ -76,7 +81,7 @@ mod tests {
     #[test]
     fn what_is_set_is_read_and_slots_do_not_mix() {
         let gauges = Gauges::new();
-        let reading = Reading { bytes_in: 1, bytes_out: 2, stage: Stage::Closing };
+        let reading = Reading { bytes_in: 1, bytes_out: 2, failovers: 3, stage: Stage::Closing };
         gauges.set(7, reading);
         assert_eq!((gauges.read(7), gauges.read(6)), (reading, Reading::default()));
         gauges.set(7, Reading { stage: Stage::HalfClosed, ..reading });

@@ -1,24 +1,29 @@
 //! The whole conversation between the control thread and one polling thread.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use smcr_memory::Rmbe;
 use smcr_proto::ring::Ring;
+use smcr_proto::wire::cdc::Cdc;
 use smcr_proto::{AlertToken, Instant, Rkey};
 use smcr_rnic::{Cause, Message};
+
+use crate::limits::CONNECTIONS_MAX;
+use crate::moves::Migrant;
 
 /// A link, as both threads call it. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u32);
 
-/// A connection of one poller: a slot of its table and how often that was used before.
+/// A connection: a slot, unique in the process, and how often that was used before. A connection
+/// keeps its name when it moves from poller to poller.
 ///
 /// The alert token that peers put in CDC messages is the same thing in one number, so that a late
 /// message never reaches the next user of the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId {
-    /// Index in the poller's table.
+    /// Index in the table of whichever poller has it.
     pub slot: u16,
     /// Uses of the slot, modulo 2^16; never 0, so that no token is.
     pub generation: u16,
@@ -36,6 +41,49 @@ impl ConnectionId {
             .map(|half| u16::try_from(half).expect("half of a word"));
         Self { slot: low, generation: high }
     }
+}
+
+/// Which poller has which slot, for CDC messages that arrive at another one.
+///
+/// The control thread writes an entry when it says [`Command::Expect`] or [`Command::Relay`]; a
+/// poller, when it has handed a connection to a neighbour.
+#[derive(Debug)]
+pub struct Owners(Box<[AtomicU8]>);
+
+impl Owners {
+    /// Every slot belongs to the first poller.
+    #[allow(clippy::new_without_default, reason = "a large allocation deserves a call")]
+    pub fn new() -> Self {
+        Self(std::iter::repeat_with(AtomicU8::default).take(CONNECTIONS_MAX).collect())
+    }
+
+    /// Says which poller has this slot. Call it when that poller can know the connection: what is
+    /// sent to it from now on comes behind the command that brings it.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such slot.
+    pub fn set(&self, slot: u16, poller: u8) {
+        self.0[usize::from(slot)].store(poller, Ordering::Release);
+    }
+
+    /// The index of the poller that has this slot; none if there is no such slot.
+    pub fn of(&self, slot: u16) -> Option<u8> {
+        self.0.get(usize::from(slot)).map(|owner| owner.load(Ordering::Acquire))
+    }
+}
+
+/// How an RMB of the peer is addressed through one link and through another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyChange {
+    /// Its key on the link that is left.
+    pub old: Rkey,
+    /// Its address there.
+    pub old_base: u64,
+    /// Its key on the link that is taken.
+    pub new: Rkey,
+    /// Its address there.
+    pub new_base: u64,
 }
 
 /// When a link last brought anything. Written by the poller, read by the control thread, so that
@@ -106,6 +154,35 @@ pub enum Command<Qp, Stream> {
         /// Which connection.
         connection: ConnectionId,
     },
+    /// The link is down, whatever its queue pair believes: let what is outstanding end now. Nothing
+    /// is reported of it.
+    FailLink {
+        /// Which link.
+        link: LinkId,
+    },
+    /// Continue connections of one link on another (RFC 4.6): each waits for its outstanding
+    /// requests to end, well or not, then moves, and is answered by [`Report::Moved`] from the
+    /// poller that has it then. One whose element has no key on the new link is reset.
+    MoveConnections {
+        /// The link to leave; broken or alive.
+        from: LinkId,
+        /// The link to take, of which its poller has been told.
+        to: LinkId,
+        /// The index of that poller.
+        to_poller: u8,
+        /// The RMBs of the peer as both links see them.
+        keys: Vec<KeyChange>,
+        /// Only these. `None` is all there are and all that still come, and vacates `from` for
+        /// good: answered by one [`Report::LinkVacated`].
+        only: Option<Vec<ConnectionId>>,
+    },
+    /// From poller to poller: this connection is yours now.
+    Adopt(Box<Migrant<Stream>>),
+    /// From poller to poller: a CDC message for a connection of yours, of a link of mine.
+    Deliver {
+        /// The message; its token names the connection.
+        message: Cdc,
+    },
     /// Finish the turn and end the thread.
     Stop,
 }
@@ -161,6 +238,8 @@ pub enum Ending {
     ResetByPeer,
     /// Its link broke and there was no other.
     LinkLost,
+    /// What its NIC had acknowledged to the peer never came: found when the peer changed the link.
+    DataLost,
     /// The SMC-R peer broke the protocol.
     PeerMisbehaved,
     /// The peer did not answer our close in time.
@@ -189,6 +268,21 @@ pub enum Report<Stream> {
     },
     /// The answer to [`Command::RetireLink`]: the queue pair is gone.
     LinkRetired {
+        /// Which link.
+        link: LinkId,
+    },
+    /// This poller has the connection now, and sends on this link.
+    Moved {
+        /// Which connection.
+        connection: ConnectionId,
+        /// The link it continues on.
+        link: LinkId,
+        /// What the RMB of the peer's element is called there.
+        rkey: Rkey,
+    },
+    /// No connection of this poller sends on the link any more, after
+    /// [`Command::MoveConnections`].
+    LinkVacated {
         /// Which link.
         link: LinkId,
     },

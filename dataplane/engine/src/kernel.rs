@@ -54,6 +54,11 @@ impl Streams for Kernel {
         Ok(epoll::add(&self.epoll, stream, epoll::EventData::new_u64(pack(key)), flags)?)
     }
 
+    fn unwatch(&mut self, stream: &OwnedFd) {
+        // Fails only for one that was never watched.
+        let _ = epoll::delete(&self.epoll, stream);
+    }
+
     fn poll(&mut self, events: &mut Vec<Event>) {
         use epoll::EventFlags as F;
         if !std::mem::take(&mut self.fresh) {

@@ -13,6 +13,7 @@
 //! - [`handoff`], [`mailbox`]: the conversation with the control thread, and its queues.
 //! - [`streams`]: the TCP sockets; [`kernel`] is the real thing, on epoll.
 //! - [`poller`]: the turn. `reap`, `relay`, `flush` are its steps.
+//! - [`moves`]: connections that change their link, and with it perhaps their poller.
 //! - [`idle`]: what to do when nothing moved: spin, yield or sleep.
 //! - [`counters`], [`gauges`]: what others may read while we run.
 #![forbid(unsafe_code)]
@@ -21,6 +22,7 @@ pub mod clock;
 mod connections;
 pub mod counters;
 mod flush;
+mod forward;
 pub mod gauges;
 pub mod handoff;
 pub mod idle;
@@ -28,6 +30,7 @@ pub mod kernel;
 pub mod limits;
 mod links;
 pub mod mailbox;
+pub mod moves;
 pub mod poller;
 mod reap;
 mod relay;

@@ -17,6 +17,8 @@ pub(crate) struct Link {
     pub(crate) broken: bool,
     /// The queue pair is given up as soon as what the control thread said last is delivered.
     pub(crate) retiring: bool,
+    /// Its connections were given up; so is whoever comes late.
+    pub(crate) failed: bool,
     /// LLC messages that wait for room in the send queue. As few as the control thread sends.
     pub(crate) llc: VecDeque<Message>,
     /// LLC messages waiting or on their way.
@@ -45,6 +47,7 @@ impl Links {
             activity,
             broken: false,
             retiring: false,
+            failed: false,
             llc: VecDeque::new(),
             llc_outstanding: 0,
             writes: Vec::with_capacity(budget),

@@ -11,14 +11,16 @@ use smcr_rnic::{Completion, Fabric};
 use crate::clock::Clock;
 use crate::connections::{Backlog, Connections, Far, Relay, Smc, Socket, Tcp};
 use crate::counters::Counters;
+use crate::forward::Outbox;
 use crate::gauges::{Gauges, Reading};
-use crate::handoff::{Command, ConnectionId, Ending, Established, LinkId, Report};
+use crate::handoff::{Command, ConnectionId, Ending, Established, LinkId, Owners, Report};
 use crate::idle::{Advice, Idle, TAKEN_UP};
 use crate::limits::{
     COMMANDS_MAX, EVENTS_PER_TURN_MAX, FILL_PER_TURN_MAX, OBEY_PER_TURN_MAX, REAP_PER_TURN_MAX,
 };
 use crate::links::Links;
 use crate::mailbox::{Receiver, Sender, Waker};
+use crate::moves::{Move, Moves};
 use crate::streams::{Event, Key, Streams};
 
 /// The commands that a poller over `F` and `S` obeys.
@@ -32,6 +34,12 @@ pub struct Ends<F: Fabric, S: Streams> {
     pub waker: Waker,
     /// To the control thread.
     pub reports: Sender<Report<S::Stream>>,
+    /// To every poller of the process, by index; the one at `index` is never used.
+    pub neighbours: Vec<Sender<CommandOf<F, S>>>,
+    /// Which of them this poller is.
+    pub index: u8,
+    /// Which poller has which connection; shared by all.
+    pub owners: Arc<Owners>,
     /// What anybody may read.
     pub counters: Arc<Counters>,
     /// What anybody may read, per connection.
@@ -49,6 +57,9 @@ pub struct Poller<F: Fabric, S: Streams> {
     pub(crate) links: Links,
     pub(crate) connections: Connections<S::Stream>,
     pub(crate) work: WorkLists,
+    pub(crate) moves: Moves,
+    /// What neighbours must be told, each by index.
+    pub(crate) outboxes: Vec<Outbox<F::Qp, S::Stream>>,
     /// Where bytes rest between two sockets.
     pub(crate) scratch: Box<[u8]>,
     completions: Vec<Completion>,
@@ -74,10 +85,13 @@ pub(crate) struct WorkLists {
 impl<F: Fabric, S: Streams> Poller<F, S> {
     /// A poller with nothing to do. `memory` becomes its send pool.
     pub fn new(fabric: F, streams: S, ends: Ends<F, S>, memory: Region) -> Self {
+        let outboxes = ends.neighbours.iter().map(|_| Outbox::default()).collect();
         Self {
             fabric,
             streams,
             ends,
+            moves: Moves::default(),
+            outboxes,
             pool: SendPool::new(memory, FILL_PER_TURN_MAX),
             links: Links::default(),
             connections: Connections::new(),
@@ -136,8 +150,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     fn sleep(&mut self, now: Instant) {
         self.ends.waker.about_to_sleep();
         let deadline = self.next_deadline(now);
-        let asleep =
-            self.ends.commands.is_empty() && deadline.is_none_or(|deadline| deadline > now);
+        let asleep = !self.has_commands() && deadline.is_none_or(|deadline| deadline > now);
         if asleep {
             self.ends.counters.sleeps.add(1);
             self.publish();
@@ -158,10 +171,17 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let sweep = (self.connections.busy() > 0).then_some(self.sweep_at);
         // Nobody says when the control thread has made room for them.
         let reports = (!self.delayed.is_empty()).then_some(now);
-        [fabric, sweep, reports].into_iter().flatten().min()
+        let neighbours = self.has_mail().then_some(now + MAIL_AGAIN);
+        [fabric, sweep, reports, neighbours].into_iter().flatten().min()
     }
 
-    /// Send leases that a NIC holds. Zero when nothing is on its way.
+    /// Whether somebody has told this poller something that it has not obeyed yet.
+    pub fn has_commands(&self) -> bool {
+        !self.ends.commands.is_empty()
+    }
+
+    /// Send leases that a NIC holds, or that wait for their announcement. Zero when nothing is on
+    /// its way.
     pub fn leases_out(&self) -> u32 {
         self.pool.leases_out()
     }
@@ -200,9 +220,25 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             Command::Abort { connection } => {
                 if self.connections.relay(connection).is_some() {
                     self.reset(now, connection.slot, Ending::Aborted);
+                } else if let Some(neighbour) = self.elsewhere(connection) {
+                    self.send_mail(neighbour, Command::Abort { connection });
                 }
             }
+            Command::FailLink { link } => self.fail_link(now, link),
+            Command::MoveConnections { from, to, to_poller, keys, only } => {
+                self.move_connections(now, Move::new(from, to, to_poller, keys), only);
+            }
+            Command::Adopt(migrant) => self.adopt(now, *migrant),
+            Command::Deliver { message } => self.deliver(now, &message),
             Command::Stop => self.stopping = true,
+        }
+    }
+
+    /// Breaks the queue pair of a link of which the control thread knows that it is down.
+    fn fail_link(&mut self, now: Instant, id: LinkId) {
+        if let Some(link) = self.links.by_id(id) {
+            link.broken = true;
+            self.fabric.fail(now, link.qp);
         }
     }
 
@@ -248,8 +284,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             ending: None,
             bytes_in: 0,
             bytes_out: 0,
+            failovers: 0,
             queued,
         });
+        self.ends.owners.set(id.slot, self.ends.index);
         self.ends.counters.connections.set(self.connections.busy() as u64);
         self.ends.gauges.set(id.slot, Reading::default());
         for cdc in parked {
@@ -259,14 +297,14 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             // Nothing would ever be read from it.
             self.reset(now, id.slot, Ending::Aborted);
         } else if is_smc {
-            self.queue_flush(id.slot);
+            self.settle_on_link(now, id.slot);
         } else {
             // What the rendezvous read already may be all that ever comes.
             self.queue_fill(id.slot);
         }
     }
 
-    fn watch(&mut self, key: Key, stream: &S::Stream) -> bool {
+    pub(crate) fn watch(&mut self, key: Key, stream: &S::Stream) -> bool {
         let watched = self.streams.watch(key, stream).is_ok();
         self.ends.counters.watch_failures.add((!watched).into());
         watched
@@ -317,15 +355,15 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 
     /// Looks after what is late, and wakes the control thread if there are reports for it.
     fn expire(&mut self, now: Instant) -> bool {
+        let mut moved = self.post_mail();
         if now >= self.sweep_at {
             self.sweep_at = now + SWEEP_EVERY;
             self.publish();
             let slots: Vec<u16> = self.connections.slots().collect();
             for slot in slots {
-                self.expire_connection(now, slot);
+                moved |= self.expire_connection(now, slot);
             }
         }
-        let mut moved = false;
         while let Some(report) = self.delayed.pop_front() {
             if let Err(report) = self.ends.reports.push(report) {
                 self.delayed.push_front(report);
@@ -379,5 +417,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 
 /// How often the whole table is looked at for timers that ran out. They are seconds long.
 const SWEEP_EVERY: Duration = Duration::from_millis(250);
+/// How soon a neighbour whose queue was full is tried again: nobody says when it has room.
+const MAIL_AGAIN: Duration = Duration::from_micros(50);
 
 const _: () = assert!(COMMANDS_MAX >= OBEY_PER_TURN_MAX);

@@ -1,11 +1,13 @@
 //! Completions: leases home, CDC messages to connections, LLC messages to the control thread.
 
+use std::time::Duration;
+
 use smcr_memory::Lease;
 use smcr_proto::Instant;
 use smcr_proto::wire::cdc::{Cdc, is_cdc};
 use smcr_rnic::{Completion, Fabric, Message, QpId, Status, Tag};
 
-use crate::connections::{Far, Slot};
+use crate::connections::{Far, Held, Retained, Slot, Smc};
 use crate::handoff::{ConnectionId, Ending, Report};
 use crate::limits::PARKED_MAX;
 use crate::poller::Poller;
@@ -14,15 +16,27 @@ use crate::streams::Streams;
 /// The mark of requests that belong to no connection.
 pub(crate) const LLC: Tag = Tag(u64::MAX);
 
-/// The mark of a write of `id`.
-pub(crate) fn tag_of_write(id: ConnectionId) -> Tag {
-    Tag(id.token().0.into())
+/// The mark of a write of `id`, so many bytes behind the beginning of the peer's element.
+pub(crate) fn tag_of_write(id: ConnectionId, at: u32) -> Tag {
+    Tag(u64::from(id.token().0) | u64::from(at) << 32)
 }
 
-/// The mark of the CDC message of `id` with this sequence number.
-pub(crate) fn tag_of_cdc(id: ConnectionId, sequence: u16) -> Tag {
-    Tag(u64::from(id.token().0) | u64::from(sequence) << 32)
+/// The mark of a write that repeats what another link lost.
+pub(crate) fn tag_of_replay(id: ConnectionId, at: u32) -> Tag {
+    Tag(tag_of_write(id, at).0 | REPLAY)
 }
+
+/// The mark of a CDC message of `id`.
+pub(crate) fn tag_of_cdc(id: ConnectionId, message: &Cdc) -> Tag {
+    let validation = if message.failover_validation { VALIDATION } else { 0 };
+    Tag(u64::from(id.token().0) | u64::from(message.sequence) << 32 | validation)
+}
+
+/// In the mark of a write: somebody else keeps the bytes. No element is so long that this is part
+/// of a place in it.
+const REPLAY: u64 = 1 << 63;
+/// In the mark of a message: it announces nothing.
+const VALIDATION: u64 = 1 << 48;
 
 impl<F: Fabric, S: Streams> Poller<F, S> {
     /// Takes in one completion.
@@ -34,16 +48,26 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             Completion::Received { qp, message } => self.received(now, qp, message),
             Completion::Broke { qp, cause } => {
                 let Some(link) = self.links.by_qp(qp) else { return };
-                link.broken = true;
-                let link = link.id;
-                self.report(Report::LinkBroke { link, cause });
+                if !std::mem::replace(&mut link.broken, true) {
+                    let link = link.id;
+                    self.report(Report::LinkBroke { link, cause });
+                }
             }
         }
     }
 
     pub(crate) fn wrote(&mut self, now: Instant, lease: Lease, tag: Tag) {
-        self.pool.take_back(lease);
-        self.completed(now, connection_of(tag));
+        let id = connection_of(tag);
+        if tag.0 & REPLAY == 0
+            && let Some(relay) = self.connections.relay(id)
+            && let Far::Smc(smc) = &mut relay.far
+        {
+            let at = u32::try_from(tag.0 >> 32).expect("thirty-two bits were left");
+            smc.retained.push_back(Retained { at, lease });
+        } else {
+            self.pool.take_back(lease);
+        }
+        self.completed(now, id);
     }
 
     fn llc_sent(&mut self, now: Instant, qp: QpId) {
@@ -55,13 +79,21 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 
     pub(crate) fn sent(&mut self, now: Instant, tag: Tag, status: Status) {
         let id = connection_of(tag);
-        if status == Status::Done
-            && let Some(relay) = self.connections.relay(id)
+        if let Some(relay) = self.connections.relay(id)
             && let Far::Smc(smc) = &mut relay.far
         {
-            let sequence = u16::try_from(tag.0 >> 32 & 0xffff).expect("sixteen bits were left");
-            // RFC 7609 4.6.1-2
-            smc.connection.cdc_acknowledged(sequence);
+            if status == Status::Flushed {
+                smc.unheard = true;
+            } else if tag.0 & VALIDATION == 0 {
+                let sequence = u16::try_from(tag.0 >> 32 & 0xffff).expect("sixteen bits were left");
+                // RFC 7609 4.6.1-2
+                smc.connection.cdc_acknowledged(sequence);
+                // A queue pair completes in order: these writes, and no others, came before.
+                smc.repeated.clear();
+                for Retained { lease, .. } in smc.retained.drain(..) {
+                    self.pool.take_back(lease);
+                }
+            }
         }
         self.completed(now, id);
     }
@@ -74,6 +106,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         smc.outstanding -= 1;
         if smc.outstanding == 0 {
             self.settle(now, id.slot);
+            self.depart(now, id.slot);
         }
     }
 
@@ -93,9 +126,11 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         // RFC 7609 4.7.1-3
         let id = ConnectionId::from_token(cdc.token);
         // The message may have overtaken the command that announced its connection.
-        while self.connections.lookup(id).is_none() && self.obey(now) {}
-        // RFC 7609 A.4-2
-        self.receive_cdc(now, id, &cdc);
+        while self.connections.lookup(id).is_none()
+            && self.elsewhere(id).is_none()
+            && self.obey(now)
+        {}
+        self.deliver(now, &cdc);
     }
 
     /// Takes in a CDC message of a connection, or keeps it until the rendezvous has ended.
@@ -117,17 +152,84 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             }
             Some(Slot::Busy(relay)) => {
                 let Far::Smc(smc) = &mut relay.far else { return };
-                match smc.receive(now, cdc) {
-                    Ok(progress) => self.progress(now, id.slot, progress),
-                    Err(_) => {
-                        counters.cdc_misbehaved.add(1);
-                        self.reset(now, id.slot, Ending::PeerMisbehaved);
-                    }
+                if smc.holds(now, cdc) {
+                    counters.cdc_held.add(1);
+                } else {
+                    self.take_in(now, id, cdc);
                 }
             }
         }
     }
+
+    fn take_in(&mut self, now: Instant, id: ConnectionId, cdc: &Cdc) {
+        let Some(relay) = self.connections.relay(id) else { return };
+        let Far::Smc(smc) = &mut relay.far else { return };
+        match smc.receive(now, cdc) {
+            // RFC 7609 2.3-8, 4.6.1-9
+            Ok(progress) if progress.reset && cdc.failover_validation => {
+                self.reset(now, id.slot, Ending::DataLost);
+            }
+            Ok(progress) => {
+                let filled = smc.is_gap_filled();
+                self.progress(now, id.slot, progress);
+                if filled {
+                    self.release_held(now, id.slot);
+                }
+            }
+            Err(_) => {
+                self.ends.counters.cdc_misbehaved.add(1);
+                self.reset(now, id.slot, Ending::PeerMisbehaved);
+            }
+        }
+    }
+
+    /// Takes in what was held back: what came before it has come, or never will.
+    pub(crate) fn release_held(&mut self, now: Instant, slot: u16) {
+        let Some(relay) = self.connections.at(slot) else { return };
+        let id = relay.id;
+        let Far::Smc(smc) = &mut relay.far else { return };
+        let Some(held) = smc.held.take() else { return };
+        for cdc in held.messages {
+            self.take_in(now, id, &cdc);
+        }
+    }
 }
+
+impl Smc {
+    /// Keeps a message that must wait for one which another completion queue still has: what the
+    /// peer's NIC saw delivered on the old link may reach us behind what follows on the new one.
+    fn holds(&mut self, now: Instant, cdc: &Cdc) -> bool {
+        if let Some(held) = &mut self.held {
+            let overtaken = !cdc.failover_validation
+                && !smcr_proto::connection::is_before(held.messages[0].sequence, cdc.sequence);
+            if overtaken {
+                return false;
+            }
+            if held.messages.len() < PARKED_MAX {
+                held.messages.push(*cdc);
+            } else {
+                held.messages[PARKED_MAX - 1] = *cdc;
+            }
+            return true;
+        }
+        // RFC 7609 4.6.1-8
+        let early = cdc.failover_validation && !self.connection.has_received(cdc.sequence);
+        if early {
+            self.held = Some(Held { messages: vec![*cdc], until: now + HOLD });
+        }
+        early
+    }
+
+    /// Whether everything that held messages wait for has come.
+    fn is_gap_filled(&self) -> bool {
+        let held = self.held.as_ref().map(|held| held.messages[0]);
+        held.is_some_and(|first| self.connection.has_received(first.sequence))
+    }
+}
+
+/// How long messages on a new link wait for what was delivered on the old one: far longer than any
+/// poller needs to empty its completion queue and its mailbox, far shorter than users wait.
+const HOLD: Duration = Duration::from_millis(250);
 
 fn connection_of(tag: Tag) -> ConnectionId {
     let token = u32::try_from(tag.0 & 0xffff_ffff).expect("thirty-two bits were left");

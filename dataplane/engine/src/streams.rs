@@ -61,6 +61,10 @@ pub trait Streams {
     /// When the kernel has no room; the stream is unchanged.
     fn watch(&mut self, key: Key, stream: &Self::Stream) -> io::Result<()>;
 
+    /// Ends what `watch` began, so that another thread can watch `stream`. Events that were under
+    /// way may still be reported.
+    fn unwatch(&mut self, stream: &Self::Stream);
+
     /// Appends what became possible, without waiting.
     fn poll(&mut self, events: &mut Vec<Event>);
 

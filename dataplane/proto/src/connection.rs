@@ -106,6 +106,8 @@ pub struct Connection {
     sequence_received: u16,
     /// When we stop waiting for the peer's part of the end.
     deadline: Option<Instant>,
+    /// We stopped waiting: nothing will be said any more.
+    given_up: bool,
 }
 
 impl Connection {
@@ -131,6 +133,7 @@ impl Connection {
             sequence_acknowledged: 0,
             sequence_received: 0,
             deadline: None,
+            given_up: false,
         }
     }
 
@@ -376,18 +379,29 @@ impl Connection {
 
     /// The link broke and the connection continues on another: the failover validation message
     /// becomes due, then a message with all that was said. The caller writes the bytes of all
-    /// messages that were not acknowledged again, between the two.
+    /// messages that were not acknowledged again, between the two. A connection of which
+    /// everything was said and acknowledged has no reason to move.
     ///
     /// # Specification
     ///
     /// RFC 7609, 4.6.1 and 4.6.2 (combining pending messages).
     pub fn failover(&mut self) {
-        if !self.is_closed() {
+        if !self.given_up {
             // RFC 7609 4.6.1-1
             self.validation_due = true;
             // RFC 7609 4.6.2-3
             self.repeat_due = true;
         }
+    }
+
+    /// Whether the failover validation message is due: nothing may be written before it.
+    pub fn is_validation_due(&self) -> bool {
+        self.validation_due
+    }
+
+    /// Whether this message or a later one was taken in: what failover validation asks (4.6.1).
+    pub fn has_received(&self, sequence: u16) -> bool {
+        !is_before(self.sequence_received, sequence)
     }
 
     /// Whether `poll_cdc` would return a message.
@@ -403,7 +417,7 @@ impl Connection {
     /// RFC 4.6.1: what the peer's NIC saw delivered must have arrived here.
     fn validate_failover(&mut self, now: Instant, delivered: u16) -> Progress {
         // RFC 7609 4.6.1-8, 4.6.1-9, 2.3-8
-        let lost = is_before(self.sequence_received, delivered);
+        let lost = !self.has_received(delivered);
         let reset = lost && !self.state.is_ending_abnormally();
         if lost {
             self.advance(now, Event::Abort);
@@ -463,6 +477,7 @@ impl Connection {
             Some(Action::GiveUp) | None => {}
         }
         if action == Some(Action::GiveUp) {
+            self.given_up = true;
             self.flags_due = false;
             self.validation_due = false;
             self.repeat_due = false;
@@ -476,7 +491,7 @@ impl Connection {
 }
 
 /// Whether message `a` was sent before message `b`: a signed difference, for numbers that wrap.
-fn is_before(a: u16, b: u16) -> bool {
+pub fn is_before(a: u16, b: u16) -> bool {
     // RFC 7609 A.4-6
     a.wrapping_sub(b).cast_signed() < 0
 }

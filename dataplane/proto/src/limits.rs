@@ -18,6 +18,9 @@ pub const ELEMENTS_PER_RMB_MAX: u8 = 255;
 /// The most connections a Linux peer puts on one link group before it opens another.
 pub const CONNECTIONS_PER_GROUP_MAX: u16 = 255;
 
+/// The fewest connections that a peer of SMC-Rv2 may allow in a link group.
+pub const CONNECTIONS_PER_GROUP_MIN: u8 = 16;
+
 /// The most of our RMBs that a Linux peer keeps in mind per link group.
 // RFC 7609 2.1-2
 pub const RMBS_PER_GROUP_MAX: u16 = 255;
@@ -51,6 +54,9 @@ pub const ADD_LINK_WAIT: Duration = Duration::from_secs(2);
 
 /// How long either side waits for the answer to CONFIRM RKEY or DELETE RKEY.
 pub const RKEY_REPLY_WAIT: Duration = Duration::from_secs(2);
+
+/// How long after a failure a further link is tried again (RFC C.8).
+pub const RETRY_LINK: Duration = Duration::from_secs(30);
 
 /// How long a link may be silent before TEST LINK asks whether it lives.
 pub const TEST_LINK_IDLE: Duration = Duration::from_secs(30);

@@ -182,6 +182,8 @@ pub struct LinkGroup {
     setup: Setup,
     phase: Phase,
     members: [Option<Member>; LINKS_MAX as usize],
+    /// Links that were in these places, until the caller has taken all actions.
+    gone: [Option<LinkNumber>; LINKS_MAX as usize],
     exchange: Option<Exchange>,
     announcement: Option<Announcement>,
     our_rmbs: OurRmbs,
@@ -253,6 +255,7 @@ impl LinkGroup {
             setup,
             phase,
             members,
+            gone: [None; LINKS_MAX as usize],
             exchange: None,
             announcement: None,
             our_rmbs: OurRmbs::new(),
@@ -377,7 +380,11 @@ impl LinkGroup {
     /// What the caller must do next, oldest first.
     #[must_use]
     pub fn poll_action(&mut self) -> Option<Action> {
-        self.actions.pop()
+        let action = self.actions.pop();
+        if action.is_none() {
+            self.forget_gone();
+        }
+        action
     }
 
     /// One event for one link, and what follows for the group.

@@ -1,6 +1,7 @@
 //! The nouns of the RFC, each a type of its own so that two of them cannot be swapped.
 
 use core::fmt;
+use core::net::IpAddr;
 
 /// A queue pair number: 24 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -58,6 +59,19 @@ impl Gid {
             [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d] => Some([a, b, c, d]),
             _ => None,
         }
+    }
+
+    /// The GID of a RoCEv2 port with that address.
+    pub const fn from_ip(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(address) => Self::from_ipv4(address.octets()),
+            IpAddr::V6(address) => Self(address.octets()),
+        }
+    }
+
+    /// The address of a RoCEv2 port with that GID.
+    pub fn to_ip(self) -> IpAddr {
+        core::net::Ipv6Addr::from(self.0).to_canonical()
     }
 }
 

@@ -44,6 +44,10 @@ impl<F: Fabric> Fabric for Option<F> {
         self.as_ref().and_then(Fabric::event_descriptor)
     }
 
+    fn fail(&mut self, now: Instant, qp: QpId) {
+        present(self).fail(now, qp);
+    }
+
     fn release(&mut self, now: Instant, qp: QpId) {
         present(self).release(now, qp);
     }

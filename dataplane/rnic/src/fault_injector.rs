@@ -235,6 +235,17 @@ impl<F: Fabric> Fabric for FaultInjector<F> {
         self.inner.event_descriptor()
     }
 
+    fn fail(&mut self, now: Instant, qp: QpId) {
+        let pair = self.pairs.get_mut(&qp).expect("an adopted queue pair");
+        match pair.state {
+            State::Working | State::Doomed | State::Gone => {
+                self.inner.fail(now, qp);
+                pair.state = State::Gone;
+            }
+            State::Broken { .. } => {}
+        }
+    }
+
     fn release(&mut self, now: Instant, qp: QpId) {
         let pair = self.pairs.get_mut(&qp).expect("an adopted queue pair");
         match &mut pair.state {

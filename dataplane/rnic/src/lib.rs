@@ -169,7 +169,7 @@ pub enum Cause {
     RemoteError,
     /// The peer sent something it must not; its request was refused.
     PeerMisbehaved,
-    /// The port is gone.
+    /// The port is gone, or its user said so.
     PortDown,
 }
 
@@ -265,6 +265,11 @@ pub trait Fabric {
 
     /// Readable while `poll` would find something. Backends on a virtual clock have none.
     fn event_descriptor(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Breaks a queue pair, as if its port had gone down: its user knows from elsewhere that it
+    /// carries nothing, and cannot wait until retries are exceeded. Unless it is broken already,
+    /// [`Completion::Broke`] follows, with [`Cause::PortDown`]. What was received is still told.
+    fn fail(&mut self, now: Instant, qp: QpId);
 
     /// Gives up a queue pair: nothing is sent or received on it any more, and what is outstanding
     /// is flushed through the following `poll`s. The number may be used by nobody until then.

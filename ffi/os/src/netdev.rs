@@ -19,8 +19,12 @@ pub struct NetworkDevice {
     pub mac: Option<[u8; 6]>,
     /// The largest IP packet it carries, in bytes.
     pub mtu: u32,
+    /// Its number, by which sockets name it as a scope.
+    pub index: u32,
     /// Whether it is up.
     pub up: bool,
+    /// Whether it can carry packets now: up, and with a carrier where there is such a thing.
+    pub running: bool,
     /// Its addresses, each with the bits of its mask.
     pub addresses: Vec<(IpAddr, u8)>,
 }
@@ -40,14 +44,22 @@ pub fn network_devices() -> io::Result<Vec<NetworkDevice>> {
             Some(position) => position,
             None => {
                 let Some(mtu) = mtu(socket.as_fd(), &entry.name)? else { continue };
-                let up = entry.flags & libc::c_uint::try_from(libc::IFF_UP).unwrap_or(1) != 0;
-                let name = name.into_owned();
-                devices.push(NetworkDevice { name, mac: None, mtu, up, addresses: Vec::new() });
+                devices.push(NetworkDevice {
+                    name: name.into_owned(),
+                    mac: None,
+                    mtu,
+                    index: 0,
+                    up: entry.has(libc::IFF_UP),
+                    // IFF_RUNNING lags up to a second behind.
+                    running: entry.has(libc::IFF_UP) && entry.has(libc::IFF_LOWER_UP),
+                    addresses: Vec::new(),
+                });
                 devices.len() - 1
             }
         };
         let device = &mut devices[position];
         device.mac = device.mac.or(entry.mac);
+        device.index = device.index.max(entry.index);
         device.addresses.extend(entry.address);
     }
     Ok(devices)
@@ -69,7 +81,15 @@ struct Entry {
     name: CString,
     flags: libc::c_uint,
     mac: Option<[u8; 6]>,
+    /// Of the device; zero in the nodes of its addresses.
+    index: u32,
     address: Option<(IpAddr, u8)>,
+}
+
+impl Entry {
+    fn has(&self, flag: libc::c_int) -> bool {
+        libc::c_uint::try_from(flag).is_ok_and(|flag| self.flags & flag != 0)
+    }
 }
 
 impl List {
@@ -90,13 +110,18 @@ impl List {
             let name = unsafe { CStr::from_ptr(node.ifa_name) };
             let address = NonNull::new(node.ifa_addr);
             let mask = NonNull::new(node.ifa_netmask);
-            let of_link = address.and_then(|address| self.hardware(address));
+            let link = address.and_then(|address| self.link(address));
             let of_ip = address.and_then(|address| self.internet(address)).map(|address| {
                 let mask = mask.and_then(|mask| self.internet(mask));
                 (address, mask.map_or(0, ones))
             });
-            let name = device_name(name);
-            entries.push(Entry { name, flags: node.ifa_flags, mac: of_link, address: of_ip });
+            entries.push(Entry {
+                name: device_name(name),
+                flags: node.ifa_flags,
+                mac: link.and_then(|link| ethernet(&link)),
+                index: link.map_or(0, |link| u32::try_from(link.sll_ifindex).unwrap_or(0)),
+                address: of_ip,
+            });
         }
         entries
     }
@@ -119,16 +144,14 @@ impl List {
         }
     }
 
-    /// The Ethernet address in a socket address of this list.
-    fn hardware(&self, address: NonNull<libc::sockaddr>) -> Option<[u8; 6]> {
+    /// The device in a socket address of this list, if it is one of the link layer.
+    fn link(&self, address: NonNull<libc::sockaddr>) -> Option<libc::sockaddr_ll> {
         if self.family(address) != libc::AF_PACKET {
             return None;
         }
         // SAFETY: a pointer of this list is valid by LIST, and its family says that it points to
         // a `sockaddr_ll`; read unaligned, as the list promises no alignment.
-        let link = unsafe { address.cast::<libc::sockaddr_ll>().read_unaligned() };
-        let [a, b, c, d, e, f, ..] = link.sll_addr;
-        (link.sll_hatype == libc::ARPHRD_ETHER && link.sll_halen == 6).then_some([a, b, c, d, e, f])
+        Some(unsafe { address.cast::<libc::sockaddr_ll>().read_unaligned() })
     }
 
     fn family(&self, address: NonNull<libc::sockaddr>) -> libc::c_int {
@@ -144,6 +167,11 @@ impl Drop for List {
         // SAFETY: `freeifaddrs` asks for what `getifaddrs` returned, once: LIST.
         unsafe { libc::freeifaddrs(self.head) };
     }
+}
+
+fn ethernet(link: &libc::sockaddr_ll) -> Option<[u8; 6]> {
+    let [a, b, c, d, e, f, ..] = link.sll_addr;
+    (link.sll_hatype == libc::ARPHRD_ETHER && link.sll_halen == 6).then_some([a, b, c, d, e, f])
 }
 
 fn ones(mask: IpAddr) -> u8 {
@@ -193,7 +221,8 @@ mod tests {
     fn the_loopback_device_is_as_everywhere() {
         let devices = network_devices().unwrap();
         let lo = devices.iter().find(|device| device.name == "lo").expect("a loopback device");
-        assert_eq!((lo.mac, lo.mtu), (None, 65_536));
+        assert_eq!((lo.mac, lo.mtu, lo.running), (None, 65_536, lo.up));
+        assert_eq!(lo.index, 1, "the first device of every namespace");
         if lo.up {
             assert!(lo.addresses.contains(&(Ipv4Addr::LOCALHOST.into(), 8)), "{lo:?}");
         }

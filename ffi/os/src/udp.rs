@@ -1,24 +1,33 @@
 //! UDP sockets that send and receive many datagrams per call: GSO, GRO, and bursts of both.
 
+mod address;
+mod steering;
+
 use std::io;
 use std::mem;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use libc::{c_int, cmsghdr, iovec, mmsghdr, msghdr, sockaddr_in, socklen_t};
+use libc::{c_int, cmsghdr, iovec, mmsghdr, msghdr};
 
 use crate::option;
+use address::Name;
+pub use steering::Steering;
 
-/// A nonblocking IPv4 socket, bound and never connected, that coalesces what it receives.
+/// A nonblocking socket, bound and never connected, that coalesces what it receives.
 #[derive(Debug)]
 pub struct UdpSocket {
     descriptor: OwnedFd,
+    is_ipv4: bool,
+    /// The network device that link-local targets are on; zero where there are none.
+    scope_id: u32,
 }
 
 /// Datagrams of one size, the last of which may be shorter, on their way to one address.
 #[derive(Clone, Copy, Debug)]
 pub struct Departing<'a> {
-    /// Where to. Only IPv4 is implemented; others are refused as unreachable.
+    /// Where to. Another family than the socket's is refused as unreachable. The scope is that of
+    /// the socket.
     pub target: SocketAddr,
     /// The datagrams, end to end.
     pub bytes: &'a [u8],
@@ -30,7 +39,7 @@ pub struct Departing<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Arrived<'a> {
     /// Where from.
-    pub source: SocketAddrV4,
+    pub source: SocketAddr,
     /// The datagrams, end to end.
     pub bytes: &'a [u8],
     /// The size of all but the last.
@@ -59,36 +68,93 @@ pub struct ReceiveRing {
 struct Buffer {
     bytes: Box<[u8]>,
     len: usize,
-    source: SocketAddrV4,
+    source: SocketAddr,
     segment_len: usize,
 }
 
 impl UdpSocket {
     /// Binds to `local`, with room for `buffer_len` bytes in each direction, or as much as the
-    /// kernel grants.
+    /// kernel grants. A link-local address needs its scope.
     ///
     /// # Errors
     ///
     /// As `socket(2)`, `setsockopt(2)` and `bind(2)`: the address is not ours, or the port is
     /// taken.
-    pub fn bind(local: SocketAddrV4, buffer_len: usize) -> io::Result<Self> {
-        let descriptor = open_socket()?;
-        let socket = Self { descriptor };
+    pub fn bind(local: SocketAddr, buffer_len: usize) -> io::Result<Self> {
+        let socket = Self::open(local, buffer_len)?;
+        socket.bind_to(local)?;
+        Ok(socket)
+    }
+
+    /// As [`UdpSocket::bind`], as many sockets as `steering` has shares, each with its own.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn bind_shares(
+        local: SocketAddr,
+        buffer_len: usize,
+        steering: Steering,
+    ) -> io::Result<Vec<Self>> {
+        // Whoever has the port alone keeps it: sockets of others are not to get a share. Sockets
+        // that share a port do not find out, so one that does not is tried first.
+        drop(Self::bind(local, 0)?);
+        let mut sockets = Vec::new();
+        for _ in 0..steering.shares {
+            let socket = Self::open(local, buffer_len)?;
+            socket.set(libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
+            socket.bind_to(local)?;
+            sockets.push(socket);
+        }
+        if let Some(socket) = sockets.first() {
+            steering.attach(socket.as_fd())?;
+        }
+        Ok(sockets)
+    }
+
+    fn open(local: SocketAddr, buffer_len: usize) -> io::Result<Self> {
+        let (domain, scope_id) = match local {
+            SocketAddr::V4(_) => (libc::AF_INET, 0),
+            SocketAddr::V6(local) => (libc::AF_INET6, local.scope_id()),
+        };
+        let descriptor = open_socket_of(domain)?;
+        let socket = Self { descriptor, is_ipv4: local.is_ipv4(), scope_id };
         socket.enlarge(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, buffer_len)?;
         socket.enlarge(libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, buffer_len)?;
         // DF on every packet, and identifications that can be known in advance. PROBE and not DO:
         // with DO anybody who forges an ICMP message lowers the path MTU below our packets, and the
         // kernel refuses them all from then on.
-        socket.set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
+        if socket.is_ipv4 {
+            socket.set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
+        } else {
+            let probe = libc::IPV6_PMTUDISC_PROBE;
+            socket.set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, probe)?;
+            socket.set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
+            // RNICs send UDP without a checksum, over IPv6 too: the ICRC is better.
+            socket.set(libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, 1)?;
+        }
         socket.set(libc::IPPROTO_UDP, libc::UDP_GRO, 1)?;
-        let address = to_sockaddr(local);
-        // SAFETY: `bind` asks for an open descriptor and an address valid for its length: a live
-        // local of exactly that type.
-        let result = unsafe {
-            libc::bind(socket.descriptor.as_raw_fd(), (&raw const address).cast(), SOCKADDR_LEN)
-        };
-        check(result)?;
         Ok(socket)
+    }
+
+    fn bind_to(&self, local: SocketAddr) -> io::Result<()> {
+        let (name, len) = Name::of(local);
+        // SAFETY: `bind` asks for an open descriptor and an address valid for its length: a live
+        // local with at least so many bytes.
+        let result =
+            unsafe { libc::bind(self.descriptor.as_raw_fd(), (&raw const name).cast(), len) };
+        check(result)
+    }
+
+    /// `target` as this socket can send to it.
+    fn reachable(&self, target: SocketAddr) -> Option<SocketAddr> {
+        match target {
+            SocketAddr::V4(_) => self.is_ipv4.then_some(target),
+            SocketAddr::V6(target) => {
+                let (ip, port) = (*target.ip(), target.port());
+                (!self.is_ipv4).then(|| SocketAddrV6::new(ip, port, 0, self.scope_id).into())
+            }
+        }
     }
 
     /// How many bytes of buffer the kernel granted for receiving, overhead included.
@@ -114,14 +180,15 @@ impl UdpSocket {
         &self,
         departing: impl Iterator<Item = Departing<'a>>,
     ) -> Result<usize, Refusal> {
-        let mut targets = [NO_ADDRESS; SEND_BURST];
+        let mut targets = [Name::NONE; SEND_BURST];
         let mut vectors = [NO_VECTOR; SEND_BURST];
         let mut controls = [Control::default(); SEND_BURST];
         let mut messages = [NO_MESSAGE; SEND_BURST];
         let mut count = 0;
         for departing in departing.take(SEND_BURST) {
-            let SocketAddr::V4(target) = departing.target else { break };
-            targets[count] = to_sockaddr(target);
+            let Some(target) = self.reachable(departing.target) else { break };
+            let (name, name_len) = Name::of(target);
+            targets[count] = name;
             vectors[count] = iovec {
                 iov_base: departing.bytes.as_ptr().cast_mut().cast(),
                 iov_len: departing.bytes.len(),
@@ -135,7 +202,7 @@ impl UdpSocket {
                 header.msg_controllen = Control::SEGMENT_LEN;
             }
             header.msg_name = (&raw mut targets[count]).cast();
-            header.msg_namelen = SOCKADDR_LEN;
+            header.msg_namelen = name_len;
             header.msg_iov = &raw mut vectors[count];
             header.msg_iovlen = 1;
             count += 1;
@@ -197,7 +264,7 @@ impl ReceiveRing {
         let buffer = || Buffer {
             bytes: vec![0; DATAGRAM_MAX].into(),
             len: 0,
-            source: SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0),
+            source: NOWHERE,
             segment_len: 0,
         };
         Self { buffers: (0..count).map(|_| buffer()).collect() }
@@ -209,7 +276,7 @@ impl ReceiveRing {
     ///
     /// As `recvmmsg(2)`; that there is nothing is not an error but zero.
     pub fn receive(&mut self, socket: &UdpSocket) -> io::Result<usize> {
-        let mut sources = [NO_ADDRESS; RECEIVE_BURST];
+        let mut sources = [Name::NONE; RECEIVE_BURST];
         let mut vectors = [NO_VECTOR; RECEIVE_BURST];
         let mut controls = [Control::default(); RECEIVE_BURST];
         let mut messages = [NO_MESSAGE; RECEIVE_BURST];
@@ -218,7 +285,7 @@ impl ReceiveRing {
                 iovec { iov_base: buffer.bytes.as_mut_ptr().cast(), iov_len: buffer.bytes.len() };
             let header = &mut messages[index].msg_hdr;
             header.msg_name = (&raw mut sources[index]).cast();
-            header.msg_namelen = SOCKADDR_LEN;
+            header.msg_namelen = Name::LEN;
             header.msg_iov = &raw mut vectors[index];
             header.msg_iovlen = 1;
             header.msg_control = (&raw mut controls[index]).cast();
@@ -247,7 +314,7 @@ impl ReceiveRing {
         };
         for (index, buffer) in self.buffers[..count].iter_mut().enumerate() {
             buffer.len = messages[index].msg_len as usize;
-            buffer.source = from_sockaddr(&sources[index]);
+            buffer.source = sources[index].address().unwrap_or(NOWHERE);
             let control_len = messages[index].msg_hdr.msg_controllen;
             let segment_len = controls[index].coalesced(control_len);
             buffer.segment_len = segment_len.unwrap_or(buffer.len).max(1);
@@ -307,9 +374,13 @@ impl Control {
 
 /// An IPv4 socket without an address.
 pub(crate) fn open_socket() -> io::Result<OwnedFd> {
+    open_socket_of(libc::AF_INET)
+}
+
+fn open_socket_of(domain: c_int) -> io::Result<OwnedFd> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: `socket` asks for nothing that could be violated.
-    let descriptor = unsafe { libc::socket(libc::AF_INET, kind, 0) };
+    let descriptor = unsafe { libc::socket(domain, kind, 0) };
     check(descriptor.min(0))?;
     // SAFETY: `from_raw_fd` asks for a descriptor that is open and nobody else's: it was just made.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
@@ -319,26 +390,8 @@ fn check(result: c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-fn to_sockaddr(address: SocketAddrV4) -> sockaddr_in {
-    sockaddr_in {
-        sin_port: address.port().to_be(),
-        sin_addr: libc::in_addr { s_addr: u32::from(*address.ip()).to_be() },
-        ..NO_ADDRESS
-    }
-}
-
-fn from_sockaddr(address: &sockaddr_in) -> SocketAddrV4 {
-    let ip = Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr));
-    SocketAddrV4::new(ip, u16::from_be(address.sin_port))
-}
-
-const NO_ADDRESS: sockaddr_in = sockaddr_in {
-    #[allow(clippy::cast_possible_truncation, reason = "the number of a family is small")]
-    sin_family: libc::AF_INET as libc::sa_family_t,
-    sin_port: 0,
-    sin_addr: libc::in_addr { s_addr: 0 },
-    sin_zero: [0; 8],
-};
+/// Where what came from nowhere comes from.
+const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 const NO_VECTOR: iovec = iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 // SAFETY: `msghdr` is pointers and integers (and private padding on some targets), all of which may
 // be zero.
@@ -351,64 +404,7 @@ const SEND_BURST: usize = 16;
 const RECEIVE_BURST: usize = 8;
 /// The largest payload of a UDP datagram, rounded up.
 const DATAGRAM_MAX: usize = 65_536;
-#[allow(clippy::cast_possible_truncation, reason = "16")]
-const SOCKADDR_LEN: socklen_t = size_of::<sockaddr_in>() as socklen_t;
 const NONBLOCKING: c_int = libc::MSG_DONTWAIT;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn pair(last: u8) -> (UdpSocket, UdpSocket, SocketAddr) {
-        let at = |last| SocketAddrV4::new(Ipv4Addr::new(127, 0, 3, last), 4791);
-        let target = at(last + 1);
-        let sender = UdpSocket::bind(at(last), 1 << 20).unwrap();
-        (sender, UdpSocket::bind(target, 1 << 20).unwrap(), target.into())
-    }
-
-    /// Waits for a burst, in turns of the scheduler; loopback loses nothing.
-    fn receive(ring: &mut ReceiveRing, socket: &UdpSocket) -> usize {
-        loop {
-            match ring.receive(socket).unwrap() {
-                0 => std::thread::yield_now(),
-                count => return count,
-            }
-        }
-    }
-
-    /// If this fails, every packet costs a trip through the stack and throughput is a tenth.
-    #[test]
-    fn a_run_is_sent_and_received_whole() {
-        let (sender, receiver, target) = pair(1);
-        let bytes: Vec<u8> = (0..10_250_u32).map(|n| n.to_le_bytes()[0]).collect();
-        let run = Departing { target, bytes: &bytes, segment_len: 1000 };
-        let short = Departing { target, bytes: &[1, 2, 3], segment_len: 3 };
-        assert_eq!(sender.send([run, short].into_iter()), Ok(2));
-        let mut ring = ReceiveRing::new(8);
-        assert_eq!(receive(&mut ring, &receiver), 2);
-        let arrived = ring.arrived(0);
-        assert_eq!(arrived.bytes, bytes);
-        assert_eq!(arrived.segment_len, 1000);
-        assert_eq!(*arrived.source.ip(), Ipv4Addr::new(127, 0, 3, 1));
-        let arrived = ring.arrived(1);
-        assert_eq!((arrived.bytes, arrived.segment_len), (&[1, 2, 3][..], 3));
-        assert_eq!(ring.receive(&receiver).unwrap(), 0, "nothing is not an error");
-    }
-
-    #[test]
-    fn what_cannot_be_sent_says_why() {
-        let (sender, _receiver, target) = pair(11);
-        let bytes = [0; 65_000];
-        let many = Departing { target, bytes: &bytes, segment_len: 100 };
-        assert_eq!(sender.send([many].into_iter()), Err(Refusal::Unable), "650 segments");
-        let multicast = SocketAddr::from(([255, 255, 255, 255], 4791));
-        let nowhere = Departing { target: multicast, bytes: &[1], segment_len: 1 };
-        assert_eq!(sender.send([nowhere].into_iter()), Err(Refusal::Unreachable));
-    }
-
-    #[test]
-    fn the_kernel_grants_some_buffer() {
-        let (sender, ..) = pair(21);
-        assert!(sender.receive_buffer().unwrap() >= 65_536);
-    }
-}
+mod tests;

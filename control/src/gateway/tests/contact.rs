@@ -5,7 +5,7 @@ use smcr_proto::wire::clc::{Diagnosis, Frame, Offer, Proposal};
 use smcr_proto::{Gid, PeerId};
 
 use super::US;
-use super::rig::{Peer, Rig, assert_echo, connect};
+use super::rig::{Peer, Rig, SUBNET, assert_echo, connect};
 
 /// The server decides by it whether SMC-R will work at all; and a client that took memory for each
 /// Proposal would run out of it on servers that decline.
@@ -18,7 +18,7 @@ fn a_proposal_names_us_and_takes_nothing() {
     let Some(Frame::Proposal(proposal)) = peer.hear() else { panic!("a Proposal") };
     assert_eq!(proposal.peer_id, PeerId([20; 8]));
     assert_eq!(proposal.gid, Gid::from_ipv4([127, 77, 20, 1]));
-    assert_eq!((proposal.subnet, proposal.prefix_count), (Ipv4Subnet::default(), 0));
+    assert_eq!((proposal.subnet, proposal.prefix_count), (SUBNET, 0));
     let stats = rig.stats();
     assert_eq!((stats.memory.rmbes_used, stats.link_groups.len()), (0, 0));
     peer.say(&super::decline(Diagnosis::NO_SMC_R_DEVICE));

@@ -1,8 +1,7 @@
 //! One gateway on a thread of its own, and what a script needs to play its neighbours.
 
-use std::collections::HashMap;
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -13,13 +12,16 @@ use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::wire::clc::{Frame, Framer, Offer, Proposal};
 use smcr_proto::{AlertToken, Gid, MacAddress, Mtu, PeerId, Psn, Qpn, Rkey, RmbeSize};
 use smcr_rnic::roce;
-use smcr_rnic::roce::udp::{self, Place};
+use smcr_rnic::roce::udp;
 
 use super::US;
 use crate::config::Config;
+use crate::device::Devices;
 use crate::gateway::{Gateway, Parts, Port};
 use crate::listener::Listener;
-use crate::sessions::PortId;
+use crate::network::{Network, Place};
+use crate::placement::seats;
+use crate::pnet::PnetTable;
 use crate::smc_option::OptionSource;
 use crate::start::start_poller;
 use crate::stats::{Provider, Stats};
@@ -71,14 +73,20 @@ impl Rig {
             let listener =
                 Listener::open(&config.listeners[0], &option, config.smc.tcp_keepalive).unwrap();
             let port = open_port(&config, address, clock, &waker);
-            let local = [address, Ipv4Addr::LOCALHOST].map(|ip| (IpAddr::V4(ip), PortId(0)));
+            let place = Place {
+                rnic: NAME.to_owned(),
+                device: port.device.clone(),
+                address: Some(address.into()),
+            };
+            let pnet = PnetTable::new(&config);
+            let network = Network::new(Devices::read().unwrap(), pnet, vec![place]);
             let parts = Parts {
                 config,
                 clock,
                 option,
                 peer_id: PeerId([number; 8]),
                 ports: vec![port],
-                port_by_address: HashMap::from(local),
+                network,
                 listeners: vec![listener],
                 waker,
                 questions,
@@ -146,16 +154,17 @@ impl Drop for Rig {
 }
 
 fn open_port(config: &Config, address: Ipv4Addr, clock: Clock, waker: &Waker) -> Port<roce::Rnic> {
-    let (rnic, fabric) = udp::open(&udp::Config::on(Place::Address(address))).unwrap();
+    let (rnic, fabric) = udp::open(&udp::Config::on(udp::Place::Address(address.into()))).unwrap();
     let traffic = Arc::new(Traffic::default());
-    let poller = start_poller(config, None, Some(fabric), clock, waker, &traffic).unwrap();
+    let seat = seats(1).unwrap().remove(0);
+    let poller = start_poller(config, None, Some(fabric), clock, waker, &traffic, seat).unwrap();
     Port {
-        name: "it".to_owned(),
+        name: NAME.to_owned(),
         device: "lo".to_owned(),
-        subnet: Ipv4Subnet::default(),
+        pnet: String::new(),
+        subnet: SUBNET,
         rnic: Some(rnic),
         poller,
-        sessions: Port::<roce::Rnic>::no_sessions(),
         traffic,
     }
 }
@@ -196,7 +205,7 @@ impl Peer {
             peer_id: US,
             gid: Gid::from_ipv4([127, 77, 0, 1]),
             mac: MacAddress([2; 6]),
-            subnet: Ipv4Subnet::default(),
+            subnet: SUBNET,
             prefixes: Default::default(),
             prefix_count: 0,
             offers_smc_r_v1: true,
@@ -262,3 +271,7 @@ pub(super) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
 /// if the operator's limit were ignored.
 const PATIENCE: Duration = Duration::from_secs(4);
 const STEP: Duration = Duration::from_millis(5);
+/// The soft RNIC of the loopback device, as the PNET table names it.
+const NAME: &str = "soft-lo";
+/// The network that everybody here is in.
+pub(super) const SUBNET: Ipv4Subnet = Ipv4Subnet { network: [127, 0, 0, 0], prefix_bits: 8 };

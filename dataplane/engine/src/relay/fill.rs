@@ -48,6 +48,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 
     fn fill_smc(&mut self, now: Instant, slot: u16) -> bool {
+        if let Some(moved) = self.replay(slot) {
+            return moved;
+        }
         self.announce_urgent(slot);
         let mut outcome = self.read_near(slot);
         if outcome == (Outcome::Posted { more: true }) && self.is_urgent_pending(slot) {
@@ -189,7 +192,7 @@ fn gather(
             lease,
             rkey: smc.peer.rkey,
             address,
-            tag: tag_of_write(id),
+            tag: tag_of_write(id, at),
         });
         link.budget -= 1;
         smc.outstanding += 1;

@@ -8,8 +8,11 @@
 
 mod drain;
 mod fill;
+mod replay;
 mod tcp;
 mod urgent;
+
+use std::collections::VecDeque;
 
 use smcr_memory::Rmbe;
 use smcr_proto::Instant;
@@ -19,7 +22,7 @@ use smcr_proto::ring::Ring;
 use smcr_proto::wire::cdc::Cdc;
 use smcr_rnic::Fabric;
 
-use crate::connections::{Far, Smc};
+use crate::connections::{Far, Retained, Smc};
 use crate::handoff::{Ending, LinkId, PeerElement, Report};
 use crate::poller::Poller;
 use crate::streams::Streams;
@@ -39,6 +42,12 @@ impl Smc {
             rmbe,
             peer,
             outstanding: 0,
+            retained: VecDeque::new(),
+            replay: VecDeque::new(),
+            repeated: VecDeque::new(),
+            moving: None,
+            unheard: false,
+            held: None,
             condemned: false,
             said_done: false,
             said_closed: false,
@@ -59,10 +68,18 @@ impl Smc {
         Ok(progress)
     }
 
+    /// Nothing need be written again.
+    fn forget_replay(&mut self) {
+        self.replay.clear();
+        self.repeated.clear();
+    }
+
     /// Nothing more will be said, and nothing is on its way.
     fn is_over(&self) -> bool {
+        // The peer must have heard the last word, or it would write to an element in other hands.
+        let settled = self.connection.is_closed() && !self.unheard;
         // RFC 7609 4.8.2-13
-        (self.condemned || self.connection.is_closed()) && self.outstanding == 0
+        (self.condemned || settled) && self.outstanding == 0
     }
 }
 
@@ -135,6 +152,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 // After a reset nothing bounds what the peer may still write of its window.
                 let capacity = smc.rmbe.capacity();
                 smc.rmbe.touch(capacity);
+                smc.forget_replay();
                 // RFC 7609 4.8.2-1
                 smc.connection.abort(now);
                 self.queue_flush(slot);
@@ -149,31 +167,46 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 
     /// Ends every connection of a link that is lost, without a word to the peer.
     pub(crate) fn fail_connections(&mut self, now: Instant, link: LinkId) {
+        if let Some(link) = self.links.by_id(link) {
+            link.failed = true;
+        }
         let slots: Vec<u16> = self.connections.slots().collect();
         for slot in slots {
             let Some(relay) = self.connections.at(slot) else { continue };
-            let Far::Smc(smc) = &mut relay.far else { continue };
-            if smc.link != link {
-                continue;
+            if matches!(&relay.far, Far::Smc(smc) if smc.link == link) {
+                self.condemn(now, slot);
             }
-            // RFC 7609 4.8.3-3
-            smc.condemned = true;
-            let capacity = smc.rmbe.capacity();
-            smc.rmbe.touch(capacity);
-            relay.ending.get_or_insert(Ending::LinkLost);
-            if let Some(near) = relay.near.take() {
-                self.streams.reset_on_close(&near.stream);
-            }
-            self.settle(now, slot);
         }
     }
 
-    /// Looks after the timers of the connection in `slot`.
-    pub(crate) fn expire_connection(&mut self, now: Instant, slot: u16) {
+    /// Ends a connection that has no link, without a word to the peer.
+    pub(crate) fn condemn(&mut self, now: Instant, slot: u16) {
         let Some(relay) = self.connections.at(slot) else { return };
-        self.ends.gauges.set(slot, relay.reading());
         let Far::Smc(smc) = &mut relay.far else { return };
-        if smc.connection.handle_timeout(now) {
+        // RFC 7609 4.8.3-3
+        smc.condemned = true;
+        smc.forget_replay();
+        let capacity = smc.rmbe.capacity();
+        smc.rmbe.touch(capacity);
+        relay.ending.get_or_insert(Ending::LinkLost);
+        if let Some(near) = relay.near.take() {
+            self.streams.reset_on_close(&near.stream);
+        }
+        self.settle(now, slot);
+    }
+
+    /// Looks after the timers of the connection in `slot`. Returns whether one has run out.
+    pub(crate) fn expire_connection(&mut self, now: Instant, slot: u16) -> bool {
+        let Some(relay) = self.connections.at(slot) else { return false };
+        self.ends.gauges.set(slot, relay.reading());
+        let Far::Smc(smc) = &mut relay.far else { return false };
+        if smc.held.as_ref().is_some_and(|held| held.until <= now) {
+            self.release_held(now, slot);
+            return true;
+        }
+        let given_up = smc.connection.handle_timeout(now);
+        if given_up {
+            smc.unheard = false;
             // Given up: nobody may write our element any more, or so RFC 4.8.1 has it.
             // RFC 7609 4.8.2-2
             let capacity = smc.rmbe.capacity();
@@ -181,6 +214,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             relay.ending.get_or_insert(Ending::Stalled);
             self.settle(now, slot);
         }
+        given_up
     }
 
     /// Frees the slot and tells the control thread.
@@ -193,11 +227,20 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             Ending::Graceful | Ending::Aborted => {}
             Ending::ResetByApplication => counters.resets_application.add(1),
             Ending::ResetByPeer | Ending::PeerMisbehaved => counters.resets_peer.add(1),
+            Ending::DataLost => counters.resets_data_lost.add(1),
             Ending::LinkLost => counters.resets_link.add(1),
             Ending::Stalled => counters.closes_stalled.add(1),
         }
         let (rmbe, far) = match relay.far {
-            Far::Smc(smc) => (Some(smc.rmbe), None),
+            Far::Smc(smc) => {
+                for Retained { lease, .. } in smc.retained {
+                    self.pool.take_back(lease);
+                }
+                if let Some(order) = smc.moving {
+                    self.has_left(&order);
+                }
+                (Some(smc.rmbe), None)
+            }
             Far::Tcp(tcp) => (None, Some(tcp.socket.stream)),
         };
         self.report(Report::Closed {

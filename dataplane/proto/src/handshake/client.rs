@@ -1,15 +1,20 @@
 //! The client side: Proposal out, Accept in, Confirm out.
 
-use super::HandshakeError;
+use super::{Agreement, HandshakeError, PolicyV2};
 use crate::error::PeerMisbehaved;
 use crate::limits::{CLC_WAIT, DECLINE_WAIT};
 use crate::outbox::Outbox;
 use crate::time::Instant;
-use crate::vocabulary::PeerId;
-use crate::wire::clc::{Decline, Diagnosis, Frame, Offer, Proposal};
+use crate::vocabulary::{Gid, PeerId};
+use crate::wire::Malformed;
+use crate::wire::clc::v2::{Gids, OsType, VERSION};
+use crate::wire::clc::{
+    Decline, DeclineV2, Diagnosis, Frame, Offer, OfferV2, Proposal, ProposalV2,
+};
 
 /// What the caller must do next on behalf of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "there is no heap, and a rendezvous has one of them")]
 pub enum ClientAction {
     /// Write this message to the TCP connection.
     Send(Frame),
@@ -50,19 +55,47 @@ enum State {
 #[derive(Clone, Debug)]
 pub struct Client {
     peer_id: PeerId,
+    offers_v1: bool,
+    v2: Option<PolicyV2>,
+    agreement: Option<Agreement>,
+    /// The server answered in version 2.
+    heard_v2: bool,
     state: State,
     actions: Outbox<ClientAction, 2>,
 }
 
 impl Client {
-    /// Begins a rendezvous with `proposal`.
+    /// Begins a rendezvous with `proposal`, in version 1.
     pub fn new(now: Instant, proposal: Proposal) -> Self {
+        Self::propose(now, proposal, None, Frame::Proposal(proposal))
+    }
+
+    /// Begins a rendezvous that offers version 2 with the RoCEv2 port `gid`, and version 1 as well
+    /// if `proposal` does.
+    ///
+    /// # Panics
+    ///
+    /// If `policy` holds what no peer would take: no EID, fewer than 16 connections, no link, a
+    /// release that we do not know.
+    pub fn with_v2(now: Instant, proposal: Proposal, policy: PolicyV2, gid: Gid) -> Self {
+        policy.check();
+        let frame = ProposalV2 { v1: proposal, v2: Some(policy.extension(gid)) };
+        Self::propose(now, proposal, Some(policy), Frame::ProposalV2(frame))
+    }
+
+    fn propose(now: Instant, v1: Proposal, v2: Option<PolicyV2>, frame: Frame) -> Self {
         let mut actions = Outbox::new();
         // RFC 7609 3.2-2
-        actions.push(ClientAction::Send(Frame::Proposal(proposal)));
+        actions.push(ClientAction::Send(frame));
         // RFC 7609 C.5-1
         let state = State::AwaitingAccept { deadline: now + CLC_WAIT };
-        Self { peer_id: proposal.peer_id, state, actions }
+        let (peer_id, offers_v1) = (v1.peer_id, v1.offers_smc_r_v1);
+        Self { peer_id, offers_v1, v2, agreement: None, heard_v2: false, state, actions }
+    }
+
+    /// Which version the connection speaks, once the server has chosen.
+    pub fn agreement(&self) -> Option<&Agreement> {
+        self.agreement.as_ref()
     }
 
     /// Takes in a message from the server.
@@ -82,16 +115,29 @@ impl Client {
                 | State::AwaitingLink
                 | State::AwaitingDecline { .. },
                 // RFC 7609 3.5.1.6.4-2, 3.5.1.6.4-3
-                Frame::Decline(Decline { diagnosis, out_of_sync, .. }),
+                Frame::Decline(Decline { diagnosis, out_of_sync, .. })
+                | Frame::DeclineV2(DeclineV2 {
+                    decline: Decline { diagnosis, out_of_sync, .. }, ..
+                }),
             ) => Err(HandshakeError::Declined { diagnosis, out_of_sync }),
             (State::AwaitingAccept { .. }, Frame::Accept(offer)) => self.handle_accept(offer),
+            (State::AwaitingAccept { .. }, Frame::AcceptV2(message)) => {
+                self.handle_accept_v2(&message)
+            }
             (
                 State::AwaitingAccept { .. }
                 | State::Providing { .. }
                 | State::AwaitingLink
                 | State::AwaitingDecline { .. }
                 | State::Over,
-                Frame::Proposal(_) | Frame::Accept(_) | Frame::Confirm(_) | Frame::Decline(_),
+                Frame::Proposal(_)
+                | Frame::Accept(_)
+                | Frame::Confirm(_)
+                | Frame::Decline(_)
+                | Frame::ProposalV2(_)
+                | Frame::AcceptV2(_)
+                | Frame::ConfirmV2(_)
+                | Frame::DeclineV2(_),
             ) => Err(PeerMisbehaved::UnexpectedMessage.into()),
         };
         self.over_if(result)
@@ -104,14 +150,48 @@ impl Client {
     ///
     /// # Panics
     ///
-    /// If no [`ClientAction::OpenLink`] or [`ClientAction::JoinLink`] asked for it.
+    /// If no [`ClientAction::OpenLink`] or [`ClientAction::JoinLink`] asked for it, or version 1
+    /// was not agreed on.
     pub fn provide(&mut self, ours: Offer) {
+        let first_contact = self.asked_for_first_contact();
+        assert_eq!(self.agreement, Some(Agreement::V1), "what was agreed");
+        let confirm = Offer { first_contact, ..ours };
+        self.confirm(Frame::Confirm(confirm), first_contact);
+    }
+
+    /// [`Self::provide`] in version 2. `gids` are those of our ports over which the server may have
+    /// further links, the one of `ours` among them; they count on first contact only.
+    ///
+    /// # Panics
+    ///
+    /// If no [`ClientAction::OpenLink`] or [`ClientAction::JoinLink`] asked for it, or version 2
+    /// was not agreed on.
+    pub fn provide_v2(&mut self, ours: Offer, gids: Gids) {
+        let first_contact = self.asked_for_first_contact();
+        let (Some(Agreement::V2(agreement)), Some(policy)) = (self.agreement, self.v2) else {
+            panic!("agreed on {:?}", self.agreement);
+        };
+        let direct = agreement.peer.is_none_or(|peer| peer.direct);
+        let ours_v2 = agreement.first_contact(policy.host_name, direct);
+        let confirm = OfferV2 {
+            offer: Offer { first_contact, ..ours },
+            eid: agreement.eid,
+            first_contact: first_contact.then_some(ours_v2),
+            gids: if first_contact { gids } else { Gids::new() },
+        };
+        self.confirm(Frame::ConfirmV2(confirm), first_contact);
+    }
+
+    fn asked_for_first_contact(&self) -> bool {
         let State::Providing { first_contact } = self.state else {
             panic!("nobody asked for an offer: {:?}", self.state);
         };
-        let confirm = Offer { first_contact, ..ours };
+        first_contact
+    }
+
+    fn confirm(&mut self, confirm: Frame, first_contact: bool) {
         // RFC 7609 3.2-4
-        self.actions.push(ClientAction::Send(Frame::Confirm(confirm)));
+        self.actions.push(ClientAction::Send(confirm));
         if first_contact {
             self.state = State::AwaitingLink;
         } else {
@@ -132,11 +212,7 @@ impl Client {
         // RFC 7609 C.1-1, C.1-4, C.1-6
         assert!(matches!(self.state, State::Providing { .. }), "a Decline replaces the Confirm");
         self.state = State::Over;
-        self.actions.push(ClientAction::Send(Frame::Decline(Decline {
-            out_of_sync,
-            peer_id: self.peer_id,
-            diagnosis,
-        })));
+        self.actions.push(ClientAction::Send(self.decline(diagnosis, out_of_sync)));
         self.actions.push(ClientAction::FallBack);
     }
 
@@ -181,9 +257,19 @@ impl Client {
         }
     }
 
+    /// A Decline of the version of the Accept: of version 1 as long as there was none.
+    fn decline(&self, diagnosis: Diagnosis, out_of_sync: bool) -> Frame {
+        let decline = Decline { out_of_sync, peer_id: self.peer_id, diagnosis };
+        if self.heard_v2 {
+            Frame::DeclineV2(DeclineV2 { decline, os: OsType::LINUX, information: [0; 4] })
+        } else {
+            Frame::Decline(decline)
+        }
+    }
+
     /// The message to send for [`Verdict::FallBack`](super::Verdict::FallBack) with a code.
-    pub fn decline(&self, diagnosis: Diagnosis) -> Decline {
-        Decline { out_of_sync: false, peer_id: self.peer_id, diagnosis }
+    pub fn decline_frame(&self, diagnosis: Diagnosis) -> Frame {
+        self.decline(diagnosis, false)
     }
 
     /// What the caller must do next, oldest first.
@@ -224,6 +310,21 @@ impl Client {
     }
 
     fn handle_accept(&mut self, offer: Offer) -> Result<(), HandshakeError> {
+        if !self.offers_v1 {
+            return Err(HandshakeError::Disagreed(Diagnosis::MODE_MISMATCH));
+        }
+        self.agree(Agreement::V1, offer)
+    }
+
+    fn handle_accept_v2(&mut self, message: &OfferV2) -> Result<(), HandshakeError> {
+        let policy = self.v2.ok_or(Malformed::Version(VERSION))?;
+        self.heard_v2 = true;
+        let agreement = policy.accept(message)?;
+        self.agree(Agreement::V2(agreement), message.offer)
+    }
+
+    fn agree(&mut self, agreement: Agreement, offer: Offer) -> Result<(), HandshakeError> {
+        self.agreement = Some(agreement);
         // RFC 7609, C.6: a reserved value means that the peer can more than we, not worse.
         // RFC 7609 A.2.3-12, C.6-5
         if offer.first_contact && offer.mtu.bytes().is_none() {

@@ -15,6 +15,9 @@
 //! (C.1). In a first contact that remains possible until the link group says that the point of no
 //! return is behind (C.3).
 //!
+//! Which version of SMC-R the connection speaks is part of it: see [`Agreement`]. `Client::new` and
+//! `Server::new` speak version 1 only.
+//!
 //! The caller frames and encodes; see [`wire::clc`](crate::wire::clc). What comes from the TCP
 //! stream goes into `handle_frame`; a [`HandshakeError`] ends the rendezvous, and its
 //! [`verdict`](HandshakeError::verdict) says what becomes of the TCP connection.
@@ -23,9 +26,11 @@ use crate::error::PeerMisbehaved;
 use crate::wire::Malformed;
 use crate::wire::clc::Diagnosis;
 
+mod agreement;
 mod client;
 mod server;
 
+pub use agreement::{Agreement, AgreementV2, Path, Policy, PolicyV2};
 pub use client::{Client, ClientAction};
 pub use server::{Server, ServerAction};
 
@@ -44,6 +49,8 @@ pub enum HandshakeError {
     },
     /// The peer uses a value that was reserved when this was written (C.6).
     Unsupported,
+    /// The peer's answer is none that our offer of SMC-Rv2 allows.
+    Disagreed(Diagnosis),
     /// A CLC message did not come in time.
     TimedOut,
     /// The link of a first contact was not confirmed, and no Decline explained why.
@@ -78,6 +85,7 @@ impl HandshakeError {
             Self::Peer(_) | Self::TimedOut | Self::LinkFailed { committed: true } => Verdict::Close,
             // RFC 7609 3.2-5, C.1-3, C.4-2
             Self::Declined { .. } => Verdict::FallBack(None),
+            Self::Disagreed(diagnosis) => Verdict::FallBack(Some(diagnosis)),
             Self::Unsupported => Verdict::FallBack(Some(Diagnosis::CONFIGURATION)),
             // RFC 7609 C.2-1, C.7-5, C.7-7
             Self::LinkFailed { committed: false } => {
@@ -101,3 +109,5 @@ impl From<Malformed> for HandshakeError {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_v2;

@@ -1,20 +1,26 @@
 //! The server side: Proposal in, Accept out, Confirm in.
 
-use super::HandshakeError;
+use super::{Agreement, HandshakeError, Policy};
 use crate::error::PeerMisbehaved;
 use crate::limits::{CLC_WAIT, DECLINE_WAIT};
 use crate::outbox::Outbox;
 use crate::time::Instant;
 use crate::vocabulary::PeerId;
-use crate::wire::clc::{Decline, Diagnosis, Frame, Offer, Proposal};
+use crate::wire::Malformed;
+use crate::wire::clc::v2::{Gids, OsType, VERSION};
+use crate::wire::clc::{
+    Decline, DeclineV2, Diagnosis, Frame, Offer, OfferV2, Proposal, ProposalV2,
+};
 
 /// What the caller must do next on behalf of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "there is no heap, and a rendezvous has one of them")]
 pub enum ServerAction {
     /// Write this message to the TCP connection.
     Send(Frame),
     /// Choose a link group or open one, find an element, then call [`Server::provide`]; or call
-    /// [`Server::refuse`], as for a Proposal that does not offer SMC-Rv1.
+    /// [`Server::refuse`], as [`Server::objection`] may demand. In version 2 the GID is that of the
+    /// client's RoCEv2 port; peer ID and MAC may be zero until the Confirm tells them.
     Provide(Proposal),
     /// First contact: bring our queue pair to this one, and start the link group.
     ConnectLink(Offer),
@@ -49,16 +55,45 @@ enum State {
 #[derive(Clone, Debug)]
 pub struct Server {
     peer_id: PeerId,
+    policy: Policy,
+    /// The client proposed in version 2.
+    knows_v2: bool,
+    /// What to answer, once there is a Proposal.
+    answer: Option<Result<Agreement, Diagnosis>>,
     state: State,
     actions: Outbox<ServerAction, 2>,
 }
 
 impl Server {
     /// Waits for a Proposal on a TCP connection whose SYN carried the option. `peer_id` is ours.
+    /// Version 1 is spoken, and nothing else.
     pub fn new(now: Instant, peer_id: PeerId) -> Self {
+        Self::with_policy(now, peer_id, Policy::V1)
+    }
+
+    /// As [`Self::new`], with the versions that `policy` allows.
+    ///
+    /// # Panics
+    ///
+    /// If `policy` holds what no peer would take: no EID, fewer than 16 connections, no link, a
+    /// release that we do not know.
+    pub fn with_policy(now: Instant, peer_id: PeerId, policy: Policy) -> Self {
+        if let Some(v2) = policy.v2 {
+            v2.check();
+        }
         // RFC 7609 C.5-1
         let state = State::AwaitingProposal { deadline: now + CLC_WAIT };
-        Self { peer_id, state, actions: Outbox::new() }
+        Self { peer_id, policy, knows_v2: false, answer: None, state, actions: Outbox::new() }
+    }
+
+    /// Which version the connection speaks, once there is a Proposal that allows one.
+    pub fn agreement(&self) -> Option<&Agreement> {
+        self.answer.as_ref()?.as_ref().ok()
+    }
+
+    /// Why the Proposal cannot be accepted, if it offers no version that we speak.
+    pub fn objection(&self) -> Option<Diagnosis> {
+        self.answer?.err()
     }
 
     /// Takes in a message from the client. A client whose SYN offered more than it can keep, for
@@ -79,15 +114,24 @@ impl Server {
                 | State::AwaitingLink
                 | State::AwaitingDecline { .. },
                 // RFC 7609 3.5.1.6.4-2, 3.5.1.6.4-3
-                Frame::Decline(Decline { diagnosis, out_of_sync, .. }),
+                Frame::Decline(Decline { diagnosis, out_of_sync, .. })
+                | Frame::DeclineV2(DeclineV2 {
+                    decline: Decline { diagnosis, out_of_sync, .. }, ..
+                }),
             ) => Err(HandshakeError::Declined { diagnosis, out_of_sync }),
             (State::AwaitingProposal { .. }, Frame::Proposal(proposal)) => {
-                self.state = State::Providing { client: proposal.peer_id };
-                self.actions.push(ServerAction::Provide(proposal));
+                self.ask(proposal, self.policy.answer_v1(&proposal));
+                Ok(())
+            }
+            (State::AwaitingProposal { .. }, Frame::ProposalV2(proposal)) => {
+                self.handle_proposal_v2(&proposal);
                 Ok(())
             }
             (State::AwaitingConfirm { client, first_contact, .. }, Frame::Confirm(offer)) => {
                 self.handle_confirm(client, first_contact, offer)
+            }
+            (State::AwaitingConfirm { client, first_contact, .. }, Frame::ConfirmV2(message)) => {
+                self.handle_confirm_v2(client, first_contact, &message)
             }
             (
                 State::AwaitingProposal { .. }
@@ -96,7 +140,14 @@ impl Server {
                 | State::AwaitingLink
                 | State::AwaitingDecline { .. }
                 | State::Over,
-                Frame::Proposal(_) | Frame::Accept(_) | Frame::Confirm(_) | Frame::Decline(_),
+                Frame::Proposal(_)
+                | Frame::Accept(_)
+                | Frame::Confirm(_)
+                | Frame::Decline(_)
+                | Frame::ProposalV2(_)
+                | Frame::AcceptV2(_)
+                | Frame::ConfirmV2(_)
+                | Frame::DeclineV2(_),
             ) => Err(PeerMisbehaved::UnexpectedMessage.into()),
         };
         self.over_if(result)
@@ -110,18 +161,41 @@ impl Server {
     ///
     /// # Panics
     ///
-    /// If no [`ServerAction::Provide`] asked for it.
+    /// If no [`ServerAction::Provide`] asked for it, or version 1 was not agreed on.
     pub fn provide(&mut self, now: Instant, ours: Offer) {
+        self.accept(now, Frame::Accept(ours), ours.first_contact);
+        assert_eq!(self.answer, Some(Ok(Agreement::V1)), "what was agreed");
+    }
+
+    /// [`Self::provide`] in version 2. `direct` says whether the client's GID is in the subnet of
+    /// ours; it counts on first contact only.
+    ///
+    /// # Panics
+    ///
+    /// If no [`ServerAction::Provide`] asked for it, or version 2 was not agreed on.
+    pub fn provide_v2(&mut self, now: Instant, ours: Offer, direct: bool) {
+        let (Some(Ok(Agreement::V2(agreement))), Some(policy)) = (self.answer, self.policy.v2)
+        else {
+            panic!("agreed on {:?}", self.answer);
+        };
+        let ours_v2 = agreement.first_contact(policy.host_name, direct);
+        let accept = OfferV2 {
+            offer: ours,
+            eid: agreement.eid,
+            first_contact: ours.first_contact.then_some(ours_v2),
+            gids: Gids::new(),
+        };
+        self.accept(now, Frame::AcceptV2(accept), ours.first_contact);
+    }
+
+    fn accept(&mut self, now: Instant, accept: Frame, first_contact: bool) {
         let State::Providing { client } = self.state else {
             panic!("nobody asked for an offer: {:?}", self.state);
         };
-        self.state = State::AwaitingConfirm {
-            client,
-            first_contact: ours.first_contact,
-            deadline: now + CLC_WAIT,
-        };
+        let deadline = now + CLC_WAIT;
+        self.state = State::AwaitingConfirm { client, first_contact, deadline };
         // RFC 7609 3.2-3
-        self.actions.push(ServerAction::Send(Frame::Accept(ours)));
+        self.actions.push(ServerAction::Send(accept));
     }
 
     /// We cannot or will not, for this reason: Decline goes out in place of Accept (C.1).
@@ -134,7 +208,7 @@ impl Server {
         assert!(matches!(self.state, State::Providing { .. }), "a Decline replaces the Accept");
         self.state = State::Over;
         // RFC 7609 3.5.1.2-12
-        self.actions.push(ServerAction::Send(Frame::Decline(self.decline(diagnosis))));
+        self.actions.push(ServerAction::Send(self.decline_frame(diagnosis)));
         self.actions.push(ServerAction::FallBack);
     }
 
@@ -181,9 +255,15 @@ impl Server {
         }
     }
 
-    /// The message to send for [`Verdict::FallBack`](super::Verdict::FallBack) with a code.
-    pub fn decline(&self, diagnosis: Diagnosis) -> Decline {
-        Decline { out_of_sync: false, peer_id: self.peer_id, diagnosis }
+    /// The message to send for [`Verdict::FallBack`](super::Verdict::FallBack) with a code: of
+    /// version 2 if both sides know that, whatever was agreed on.
+    pub fn decline_frame(&self, diagnosis: Diagnosis) -> Frame {
+        let decline = Decline { out_of_sync: false, peer_id: self.peer_id, diagnosis };
+        if self.knows_v2 && self.policy.v2.is_some() {
+            Frame::DeclineV2(DeclineV2 { decline, os: OsType::LINUX, information: [0; 4] })
+        } else {
+            Frame::Decline(decline)
+        }
     }
 
     /// What the caller must do next, oldest first.
@@ -228,8 +308,54 @@ impl Server {
         self.over_if(result)
     }
 
-    /// The F bit of a Confirm says nothing: old clients leave it clear. Ours decides.
+    fn ask(&mut self, proposal: Proposal, answer: Result<Agreement, Diagnosis>) {
+        self.answer = Some(answer);
+        self.state = State::Providing { client: proposal.peer_id };
+        self.actions.push(ServerAction::Provide(proposal));
+    }
+
+    fn handle_proposal_v2(&mut self, proposal: &ProposalV2) {
+        self.knows_v2 = true;
+        let answer = self.policy.answer(proposal);
+        let gid = match (answer, proposal.v2) {
+            (Ok(Agreement::V2(_)), Some(extension)) => extension.gid,
+            (Ok(_) | Err(_), _) => proposal.v1.gid,
+        };
+        self.ask(Proposal { gid, ..proposal.v1 }, answer);
+    }
+
+    /// Linux leaves the peer ID of a Proposal zero if that offers version 2 only.
+    fn handle_confirm_v2(
+        &mut self,
+        client: PeerId,
+        first_contact: bool,
+        message: &OfferV2,
+    ) -> Result<(), HandshakeError> {
+        let Some(Ok(Agreement::V2(agreement))) = &mut self.answer else {
+            return Err(Malformed::Version(VERSION).into());
+        };
+        if message.offer.first_contact != first_contact {
+            return Err(PeerMisbehaved::UnexpectedMessage.into());
+        }
+        agreement.confirm(message)?;
+        let client = if client == PeerId::default() { message.offer.peer_id } else { client };
+        self.join_or_connect(client, first_contact, message.offer)
+    }
+
+    /// The F bit of a Confirm of version 1 says nothing: old clients leave it clear. Ours decides.
     fn handle_confirm(
+        &mut self,
+        client: PeerId,
+        first_contact: bool,
+        offer: Offer,
+    ) -> Result<(), HandshakeError> {
+        if self.agreement() != Some(&Agreement::V1) {
+            return Err(PeerMisbehaved::UnexpectedMessage.into());
+        }
+        self.join_or_connect(client, first_contact, offer)
+    }
+
+    fn join_or_connect(
         &mut self,
         client: PeerId,
         first_contact: bool,

@@ -9,11 +9,11 @@ use crate::time::Instant;
 use crate::vocabulary::{AlertToken, Gid, MacAddress, Mtu, PeerId, Psn, Qpn, Rkey, RmbeSize};
 use crate::wire::clc::{Decline, Frame, Ipv4Subnet, Ipv6Prefix, Offer, Proposal};
 
-const T0: Instant = Instant(0);
-const SERVER: PeerId = PeerId([8; 8]);
-const CLIENT: PeerId = PeerId([64; 8]);
+pub(super) const T0: Instant = Instant(0);
+pub(super) const SERVER: PeerId = PeerId([8; 8]);
+pub(super) const CLIENT: PeerId = PeerId([64; 8]);
 
-fn proposal() -> Proposal {
+pub(super) fn proposal() -> Proposal {
     Proposal {
         peer_id: CLIENT,
         gid: Gid::from_ipv4([10, 0, 0, 64]),
@@ -25,7 +25,7 @@ fn proposal() -> Proposal {
     }
 }
 
-fn offer(peer_id: PeerId, first_contact: bool) -> Offer {
+pub(super) fn offer(peer_id: PeerId, first_contact: bool) -> Offer {
     Offer {
         first_contact,
         peer_id,
@@ -46,11 +46,11 @@ fn decline(peer_id: PeerId, diagnosis: Diagnosis, out_of_sync: bool) -> Frame {
     Frame::Decline(Decline { out_of_sync, peer_id, diagnosis })
 }
 
-fn client_actions(client: &mut Client) -> Vec<ClientAction> {
+pub(super) fn client_actions(client: &mut Client) -> Vec<ClientAction> {
     core::iter::from_fn(|| client.poll_action()).collect()
 }
 
-fn server_actions(server: &mut Server) -> Vec<ServerAction> {
+pub(super) fn server_actions(server: &mut Server) -> Vec<ServerAction> {
     core::iter::from_fn(|| server.poll_action()).collect()
 }
 
@@ -261,8 +261,8 @@ fn a_failed_link_falls_back() {
 
     let code = Diagnosis::CONFIRM_LINK_TIMED_OUT;
     assert_eq!(failed.verdict(), Verdict::FallBack(Some(code)));
-    assert_eq!(Frame::Decline(client.decline(code)), decline(CLIENT, code, false));
-    assert_eq!(Frame::Decline(server.decline(code)), decline(SERVER, code, false));
+    assert_eq!(client.decline_frame(code), decline(CLIENT, code, false));
+    assert_eq!(server.decline_frame(code), decline(SERVER, code, false));
 }
 
 /// RFC C.3: beyond the point of no return the peer may take our Decline for data.

@@ -86,7 +86,7 @@ impl LinkGroup {
             self.link_refused(now, number, Refusal::NoAlternatePath);
             return;
         }
-        let Some(slot) = self.members.iter().position(Option::is_none) else {
+        let Some(slot) = self.free_place() else {
             self.actions.push(Action::LinkFailed(number, Cause::DeletedByUs));
             self.link_refused(now, number, Refusal::Exhausted);
             return;

@@ -112,6 +112,18 @@ impl LinkGroup {
         self.members.iter_mut().flatten().find(|member| member.number == number)
     }
 
+    /// The place of a link that is, or that the caller was not yet told to be gone.
+    pub(super) fn place_of(&self, number: LinkNumber) -> Option<usize> {
+        let gone = || self.gone.iter().position(|gone| *gone == Some(number));
+        self.slot(number).or_else(gone)
+    }
+
+    /// A place for another link.
+    pub(super) fn free_place(&self) -> Option<usize> {
+        let mut places = self.members.iter().zip(&self.gone);
+        places.position(|(member, gone)| member.is_none() && gone.is_none())
+    }
+
     /// An asymmetric link is as good as any other once it shares no RNIC any more.
     fn judge_symmetry(&mut self) {
         let members = self.members;
@@ -125,14 +137,24 @@ impl LinkGroup {
         }
     }
 
-    /// Forgets a link and what RMBs were called on it.
+    /// Forgets a link. What RMBs were called on it the caller may have to ask still, because
+    /// connections move from it.
     pub(super) fn remove_member(&mut self, number: LinkNumber) {
         if let Some(slot) = self.slot(number) {
             self.members[slot] = None;
-            self.our_rmbs.clear(slot);
-            self.peer_rmbs.clear(slot);
+            self.gone[slot] = Some(number);
             self.place_lost(slot);
             self.judge_symmetry();
+        }
+    }
+
+    /// The caller knows all there is to know: forgets what RMBs were called on links that are gone.
+    pub(super) fn forget_gone(&mut self) {
+        for slot in 0..self.gone.len() {
+            if self.gone[slot].take().is_some() {
+                self.our_rmbs.clear(slot);
+                self.peer_rmbs.clear(slot);
+            }
         }
     }
 }

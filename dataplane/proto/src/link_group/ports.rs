@@ -5,9 +5,9 @@ use super::LinkGroup;
 use crate::vocabulary::{Gid, LinkNumber, MacAddress};
 
 impl LinkGroup {
-    /// The best of our ports for the link of [`Action::OpenLink`], by its place in `ports`: one
-    /// that no link uses, else one whose link is about to go, else one that makes the link
-    /// asymmetric, where that is allowed. `None`: refuse.
+    /// The best of our ports for the link of [`OpenLink`](super::Action::OpenLink), by its place in
+    /// `ports`: one that no link uses, else one whose link is about to go, else one that makes the
+    /// link asymmetric, where that is allowed. `None`: refuse.
     ///
     /// # Specification
     ///

@@ -64,7 +64,7 @@ impl LinkGroup {
         // An asymmetric link does not count, because it goes when a symmetric one comes.
         // RFC 7609 2.2.2-2, 2.2.2-12
         let symmetric = up().filter(|member| !member.asymmetric).count();
-        let room = self.members.iter().any(Option::is_none);
+        let room = self.free_place().is_some();
         room && symmetric < usize::from(self.max_links)
     }
 

@@ -44,7 +44,7 @@ impl LinkGroup {
     ///
     /// # Panics
     ///
-    /// If `rmb` is not below [`RMBS_PER_GROUP_MAX`].
+    /// If `rmb` is not below [`RMBS_PER_GROUP_MAX`](crate::limits::RMBS_PER_GROUP_MAX).
     pub fn own_rmb(&mut self, rmb: RmbIndex, keys: &[(LinkNumber, Rkey, u64)]) {
         self.note_keys(rmb, keys);
         self.our_rmbs.standings[usize::from(rmb.0)] = Standing::Known;
@@ -56,7 +56,7 @@ impl LinkGroup {
     ///
     /// # Panics
     ///
-    /// If `rmb` is not below [`RMBS_PER_GROUP_MAX`].
+    /// If `rmb` is not below [`RMBS_PER_GROUP_MAX`](crate::limits::RMBS_PER_GROUP_MAX).
     ///
     /// # Specification
     ///
@@ -97,12 +97,6 @@ impl LinkGroup {
         // RFC 7609 3.5.2.2-3
         let Some(slot) = self.slot(on) else { return Ok(()) };
         self.peer_rmbs.learn(slot, rkey, address).map(|_| ())
-    }
-
-    /// The RMB of the peer that `rkey` names on link `on`, as it is called on link `to`: its key
-    /// there, and where it begins.
-    pub fn peer_rmb(&self, on: LinkNumber, rkey: Rkey, to: LinkNumber) -> Option<(Rkey, u64)> {
-        self.peer_rmbs.translate(self.slot(on)?, rkey, self.slot(to)?)
     }
 
     /// One pair of ADD LINK CONTINUATION.

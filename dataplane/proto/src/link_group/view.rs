@@ -1,8 +1,9 @@
 //! What a group shows of itself.
 
 use super::member::{Member, port_of};
+use super::rmbs::Row;
 use super::{LinkGroup, LinkView, Phase, Role};
-use crate::vocabulary::{LinkNumber, PeerId};
+use crate::vocabulary::{LinkNumber, PeerId, Rkey};
 
 /// How the RNICs of both hosts are joined (RFC 2.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -88,5 +89,27 @@ impl LinkGroup {
         } else {
             Symmetry::Symmetric
         }
+    }
+
+    /// The RMB of the peer that `rkey` names on link `on`, as it is called on link `to`: its key
+    /// there, and where it begins.
+    pub fn peer_rmb(&self, on: LinkNumber, rkey: Rkey, to: LinkNumber) -> Option<(Rkey, u64)> {
+        self.peer_rmbs.translate(self.place_of(on)?, rkey, self.place_of(to)?)
+    }
+
+    /// All RMBs of the peer that two links can reach: key and beginning, as the first has it and as
+    /// the other does. `from` may have failed, until all actions are taken.
+    pub fn peer_rmbs(
+        &self,
+        from: LinkNumber,
+        to: LinkNumber,
+    ) -> impl Iterator<Item = ((Rkey, u64), (Rkey, u64))> {
+        let places = self.place_of(from).zip(self.place_of(to));
+        let both = move |row: &Row| {
+            let (from, to) = places?;
+            let (old, new) = (row.at(from)?, row.at(to)?);
+            Some(((old.rkey, old.address), (new.rkey, new.address)))
+        };
+        self.peer_rmbs.rows.iter().filter_map(both)
     }
 }

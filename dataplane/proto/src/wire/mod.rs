@@ -3,6 +3,9 @@
 //! Every codec keeps the same contract: the frame layer has checked type and length, so `decode`
 //! takes an array and cannot run off its end; reserved bits are zero when sent and ignored when
 //! received; `decode(encode(x)) == x`. All integers are big-endian.
+//!
+//! The messages of SMC-Rv2 that differ stand in [`clc::v2`] and [`llc::v2`]. They have no fixed
+//! length: `decode` takes a slice, and a list that does not fit into it is [`Malformed`].
 
 use core::ops::Range;
 
@@ -37,7 +40,10 @@ macro_rules! code_points {
 
 pub mod cdc;
 pub mod clc;
+mod few;
 pub mod llc;
+
+pub use few::Few;
 
 /// Why bytes are not a message.
 ///
@@ -59,6 +65,9 @@ pub enum Malformed {
     Version(u8),
     /// The prefix area of a Proposal does not fit into it, or has more than eight prefixes.
     PrefixArea,
+    /// The extension of SMC-Rv2 does not fit into the CLC or LLC message that should contain it, or
+    /// lists more than it may.
+    Extension,
     /// An RMB element index of zero: the first element is 1.
     RmbeIndex,
     /// A DELETE RKEY of more than eight keys.

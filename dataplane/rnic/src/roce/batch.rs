@@ -8,6 +8,8 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
+use smcr_proto::Qpn;
+
 /// What carries datagrams: sockets, a port of a NIC, or memory.
 pub trait Wire {
     /// Takes in at most one burst, which replaces the one before, and returns the number of its
@@ -46,12 +48,15 @@ pub struct Train<'a> {
     pub identification: Option<u16>,
 }
 
-/// Packets to one address that leave together: all of one size but the last, which may be shorter.
+/// Packets to one queue pair that leave together: all of one size but the last, which may be
+/// shorter. Those to several would all arrive where the first of them is steered.
 /// Packet i has the identification i in its IP header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
     /// Where to.
     pub target: SocketAddr,
+    /// The queue pair there.
+    pub number: Qpn,
     /// Where they lie in the staging buffer.
     pub range: Range<usize>,
     /// The size of all but the last.
@@ -104,16 +109,16 @@ impl Batch {
         self.runs.is_empty()
     }
 
-    /// Room for the next packet, of `len` bytes to `target`; `None` when the batch must leave
+    /// Room for the next packet, of `len` bytes to a queue pair; `None` when the batch must leave
     /// first.
     pub(super) fn slot(
         &mut self,
-        target: SocketAddr,
+        to: (SocketAddr, Qpn),
         len: usize,
         segments_max: usize,
     ) -> Option<Slot<'_>> {
         assert!(0 < len && len <= PACKET_MAX);
-        let joins = self.joins(target, len, segments_max);
+        let joins = self.joins(to, len, segments_max);
         if !joins {
             // A batch that has half a buffer of packets leaves, so that they are sent while the
             // caches still hold them.
@@ -122,7 +127,8 @@ impl Batch {
                 return None;
             }
             let range = self.used..self.used;
-            self.runs.push(Run { target, range, segment_len: len, segments: 0 });
+            let (target, number) = to;
+            self.runs.push(Run { target, number, range, segment_len: len, segments: 0 });
         }
         let run = self.runs.last_mut().expect("one was joined or pushed");
         let identification = u16::try_from(run.segments).expect("a run is short");
@@ -133,12 +139,12 @@ impl Batch {
         Some(Slot { bytes: &mut self.bytes[start..self.used], identification })
     }
 
-    /// Whether a packet of `len` bytes to `target` could be the next of the last run.
-    pub(super) fn joins(&self, target: SocketAddr, len: usize, segments_max: usize) -> bool {
+    /// Whether a packet of `len` bytes to this queue pair could be the next of the last run.
+    pub(super) fn joins(&self, to: (SocketAddr, Qpn), len: usize, segments_max: usize) -> bool {
         let Some(run) = self.runs.last() else { return false };
         let is_whole = run.range.len() == run.segments * run.segment_len;
         is_whole
-            && run.target == target
+            && (run.target, run.number) == to
             && len <= run.segment_len
             && run.segments < segments_max.min(SEGMENTS_MAX)
             && run.range.len() + len <= RUN_LEN_MAX
@@ -175,7 +181,7 @@ pub(super) const SEGMENTS_MAX: usize = 64;
 /// Bytes of one run: the largest payload of a UDP datagram.
 pub(super) const RUN_LEN_MAX: usize = 65_507;
 /// The longest packet: BTH, RETH, 4096 bytes, ICRC.
-const PACKET_MAX: usize = 12 + 16 + 4096 + 4;
+pub(super) const PACKET_MAX: usize = 12 + 16 + 4096 + 4;
 /// Runs that leave together.
 const RUNS_MAX: usize = 16;
 const STAGING_LEN: usize = 2 * 65_536;
@@ -213,8 +219,8 @@ mod tests {
         }
     }
 
-    fn peer(last: u8) -> SocketAddr {
-        SocketAddr::from(([10, 0, 0, last], 4791))
+    fn peer(last: u8) -> (SocketAddr, Qpn) {
+        (SocketAddr::from(([10, 0, 0, last], 4791)), Qpn(7))
     }
 
     fn fill(batch: &mut Batch, packets: &[(u8, usize)]) -> Vec<u16> {
@@ -239,11 +245,15 @@ mod tests {
         assert_eq!(shape(&batch), [(3, 252), (2, 80), (1, 96)]);
     }
 
+    /// A peer's poller would get packets of another's queue pairs, at the cost of a detour each.
     #[test]
-    fn another_address_is_another_run() {
+    fn another_address_or_queue_pair_is_another_run() {
         let mut batch = Batch::new();
         fill(&mut batch, &[(1, 60), (2, 60), (2, 60)]);
         assert_eq!(shape(&batch), [(1, 60), (2, 120)]);
+        let (target, _) = peer(2);
+        assert!(!batch.joins((target, Qpn(8)), 60, SEGMENTS_MAX));
+        assert!(batch.joins((target, Qpn(7)), 60, SEGMENTS_MAX));
     }
 
     /// The kernel refuses more than 64 packets or 65,507 bytes.
@@ -276,7 +286,7 @@ mod tests {
         wire.takes = 9;
         assert_eq!(batch.leave(&mut wire).packets, 1);
         assert!(batch.is_empty());
-        let targets: Vec<_> = wire.sent.iter().map(|run| run.target).collect();
+        let targets: Vec<_> = wire.sent.iter().map(|run| (run.target, run.number)).collect();
         assert_eq!(targets, [peer(1), peer(2), peer(3)]);
     }
 

@@ -33,6 +33,9 @@ pub struct Counters {
     pub out_of_order: u64,
     /// Dropped: for no queue pair of ours, or from another address than its peer's.
     pub unknown_qp: u64,
+    /// For a queue pair of another poller of the same NIC; handed over to it, or dropped if it had
+    /// no room.
+    pub strays: u64,
     /// Dropped: no packet of a reliable connection.
     pub malformed: u64,
     /// Messages for which there was no room; the peer was told to wait.

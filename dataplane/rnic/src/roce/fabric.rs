@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use smcr_proto::Instant;
+use smcr_proto::{Instant, Qpn};
 
 use super::batch::{Batch, Train, Wire};
 use super::counters::Counters;
@@ -16,6 +16,7 @@ use super::pair::{Filled, News, Pair, State};
 use super::responder::Occasion;
 use super::rnic::Qp;
 use super::shared::Shared;
+use super::siblings::Siblings;
 use super::wire::Packet;
 use super::{INBOX_MAX, QUEUE_PAIRS_MAX};
 use crate::{Cause, Completion, Message, QpId, Work};
@@ -35,6 +36,8 @@ pub struct Fabric<W> {
     blocked_until: Option<Instant>,
     /// A burst was taken in since the last one that was empty.
     receiving: bool,
+    /// The other fabrics of this NIC.
+    siblings: Option<Siblings>,
     counters: Counters,
 }
 
@@ -76,8 +79,14 @@ impl<W: Wire> Fabric<W> {
             batch: Batch::new(),
             blocked_until: None,
             receiving: false,
+            siblings: None,
             counters: Counters::default(),
         }
+    }
+
+    /// From now on the NIC has other fabrics, too.
+    pub(super) fn meet(&mut self, siblings: Siblings) {
+        self.siblings = Some(siblings);
     }
 
     /// What happened so far.
@@ -130,18 +139,36 @@ impl<W: Wire> Fabric<W> {
             };
             for bytes in train.bytes.chunks(train.segment_len) {
                 self.counters.packets_in += 1;
-                let pairs = &mut self.pairs;
-                let pair = reader.read(bytes, pairs, &mut self.counters);
+                let (pairs, counters) = (&mut self.pairs, &mut self.counters);
+                let pair = reader.read(bytes, pairs, self.siblings.as_ref(), counters);
                 let Some((packet, pair)) = pair else { continue };
                 let room = self.inbox.len() < INBOX_MAX;
-                let id = pair.id;
-                match pair.handle(now, &packet, &self.keys, room, &mut self.counters) {
-                    News::None => {}
-                    News::Message(message) => self.inbox.push_back(Event::Received(id, message)),
-                    News::Broke(cause) => self.inbox.push_back(Event::Broke(id, cause)),
-                }
+                let news = pair.handle(now, &packet, &self.keys, room, counters);
+                self.inbox.extend(event(pair.id, news));
             }
         }
+    }
+
+    /// Takes in what came to other fabrics of this NIC, which have checked it.
+    fn open_mail(&mut self, now: Instant) {
+        let Some(siblings) = self.siblings.as_ref().filter(|siblings| siblings.has_mail()) else {
+            return;
+        };
+        self.receiving = true;
+        self.keys.catch_up(&self.shared);
+        let Self { pairs, keys, inbox, counters, .. } = self;
+        siblings.open_mail(|source, bytes| {
+            counters.packets_in += 1;
+            let packet = Packet::parse(bytes).expect("it was parsed before it was handed over");
+            match pairs.from(packet.target, source) {
+                Some(pair) => {
+                    let room = inbox.len() < INBOX_MAX;
+                    let news = pair.handle(now, &packet, keys, room, counters);
+                    inbox.extend(event(pair.id, news));
+                }
+                None => counters.unknown_qp += 1,
+            }
+        });
     }
 
     /// Sends what the batch holds. Returns whether all of it left.
@@ -214,6 +241,7 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
         // With the inbox not empty the caller has no room: the socket is the better place to wait.
         if self.inbox.is_empty() {
             self.receive(now);
+            self.open_mail(now);
             self.tell(out);
         }
         self.pairs.complete(out);
@@ -237,7 +265,8 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
         if self.leave(now) && self.serve(now, Service::Answers) {
             self.leave(now);
         }
-        if !self.inbox.is_empty() || self.receiving || self.pairs.has_completions() {
+        let has_mail = self.siblings.as_ref().is_some_and(Siblings::has_mail);
+        if !self.inbox.is_empty() || self.receiving || has_mail || self.pairs.has_completions() {
             return Some(now);
         }
         let pairs = self.pairs.live.iter().filter_map(|slot| {
@@ -251,11 +280,30 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
     }
 
     fn event_descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.wire.event_descriptor()
+        match &self.siblings {
+            Some(siblings) => Some(siblings.event_descriptor()),
+            None => self.wire.event_descriptor(),
+        }
+    }
+
+    fn fail(&mut self, _: Instant, qp: QpId) {
+        let pair = self.pairs.of(qp);
+        if pair.fail() {
+            self.inbox.push_back(Event::Broke(qp, Cause::PortDown));
+        }
     }
 
     fn release(&mut self, _: Instant, qp: QpId) {
         self.pairs.release(qp);
+    }
+}
+
+/// What a poller is told of `news` about a queue pair.
+fn event(id: QpId, news: News) -> Option<Event> {
+    match news {
+        News::None => None,
+        News::Message(message) => Some(Event::Received(id, message)),
+        News::Broke(cause) => Some(Event::Broke(id, cause)),
     }
 }
 
@@ -268,11 +316,13 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Takes a packet apart and finds its queue pair, if it is for one and intact.
+    /// Takes a packet apart and finds its queue pair, if it is for one and intact. Those of other
+    /// fabrics of the NIC are handed over.
     fn read<'a, 'p>(
         &mut self,
         bytes: &'a [u8],
         pairs: &'p mut Pairs,
+        siblings: Option<&Siblings>,
         counters: &mut Counters,
     ) -> Option<(Packet<'a>, &'p mut Pair)> {
         let guess = self.guess;
@@ -281,9 +331,17 @@ impl Reader<'_> {
             counters.malformed += 1;
             return None;
         };
-        let source = self.train.source.ip();
-        let pair = pairs.numbered(packet.target.0).filter(|pair| pair.target.ip() == source);
-        let Some(pair) = pair else {
+        let source = self.train.source;
+        if let Some(siblings) = siblings.filter(|siblings| !siblings.share().has(packet.target)) {
+            counters.strays += 1;
+            if self.is_intact(guess, bytes) {
+                siblings.hand_over(packet.target, source, bytes);
+            } else {
+                counters.icrc_errors += 1;
+            }
+            return None;
+        }
+        let Some(pair) = pairs.from(packet.target, source) else {
             counters.unknown_qp += 1;
             return None;
         };
@@ -359,10 +417,11 @@ impl Pairs {
         self.slots[Self::at(id)].pair.as_mut().expect("asserted above")
     }
 
-    /// The queue pair with that number, unless it was released.
-    fn numbered(&mut self, number: u32) -> Option<&mut Pair> {
-        let at = *self.by_number.get(&number)?;
-        self.slots[at].pair.as_deref_mut()
+    /// The queue pair with that number, unless it was released or has another peer.
+    fn from(&mut self, number: Qpn, source: SocketAddr) -> Option<&mut Pair> {
+        let at = *self.by_number.get(&number.0)?;
+        let pair = self.slots[at].pair.as_deref_mut();
+        pair.filter(|pair| pair.target.ip() == source.ip())
     }
 
     fn release(&mut self, id: QpId) {

@@ -18,12 +18,13 @@
 //! - The control thread's half ([`Rnic`]) and the poller's ([`Fabric`]) share two queues and no
 //!   lock. Keys are pushed before `register` returns, and the fabric takes them after it received
 //!   packets and before it looks at them: whoever heard of a key can use it.
+//! - A NIC may have several fabrics, each with a poller, its own queue pairs and its own keys. To
+//!   peers they are one: packets find their fabric by queue pair number (`siblings`).
 //! - RoCE has no authentication. Queue pair numbers, first PSNs and keys are random, the peer's
 //!   address is checked, and nothing a packet says is believed before its ICRC is.
 
-use std::net::{IpAddr, SocketAddr};
-
-use smcr_proto::Gid;
+use std::io;
+use std::net::SocketAddr;
 
 mod batch;
 mod congestion;
@@ -39,6 +40,7 @@ mod requester;
 mod responder;
 mod rnic;
 mod shared;
+mod siblings;
 pub mod udp;
 mod wire;
 
@@ -49,6 +51,7 @@ pub use batch::{Run, Sent, Train, Wire};
 pub use counters::Counters;
 pub use fabric::Fabric;
 pub use rnic::{Opening, Qp, Rnic, Setup};
+pub use siblings::Share;
 
 /// Queue pairs of one NIC. Sizes its tables, which never grow.
 pub const QUEUE_PAIRS_MAX: u32 = 1024;
@@ -65,22 +68,39 @@ pub const UDP_PORT: u16 = 4791;
 /// receiver's socket.
 const PACKET_COST: u32 = 64;
 
-/// The address inside a GID.
-fn ip_of(gid: Gid) -> IpAddr {
-    match gid.to_ipv4() {
-        Some(address) => IpAddr::from(address),
-        None => IpAddr::from(gid.0),
-    }
-}
-
 /// Joins the two halves of a NIC whose packets `wire` carries.
 ///
 /// # Panics
 ///
 /// If the port of `setup` has a path MTU that has no size.
 pub fn join<W: Wire>(setup: Setup, wire: W) -> (Rnic, Fabric<W>) {
-    let local = SocketAddr::new(ip_of(setup.port.gid), setup.udp_port);
+    let local = SocketAddr::new(setup.port.gid.to_ip(), setup.udp_port);
     let shared = shared::Shared::new();
     let fabric = Fabric::new(local, wire, std::sync::Arc::clone(&shared));
     (Rnic::new(setup, shared), fabric)
+}
+
+/// As [`join`], with several fabrics: each setup has its share, in order, and all have one address.
+/// To peers they are one NIC.
+///
+/// # Errors
+///
+/// When the process is out of descriptors.
+///
+/// # Panics
+///
+/// If a wire has no event descriptor, or a setup another share than its place.
+pub fn join_all<W: Wire>(parts: Vec<(Setup, W)>) -> io::Result<Vec<(Rnic, Fabric<W>)>> {
+    let siblings = {
+        let wires = parts.iter().map(|(_, wire)| wire.event_descriptor());
+        let wires: Vec<_> = wires.map(|wire| wire.expect("a wire to sleep on")).collect();
+        siblings::Siblings::new(&wires)?
+    };
+    let joined = parts.into_iter().zip(siblings).map(|((setup, wire), siblings)| {
+        assert_eq!(setup.share, siblings.share());
+        let (rnic, mut fabric) = join(setup, wire);
+        fabric.meet(siblings);
+        (rnic, fabric)
+    });
+    Ok(joined.collect())
 }

@@ -8,12 +8,12 @@ use super::batch::{Batch, Wire};
 use super::counters::Counters;
 use super::icrc::Flow;
 use super::keys::Keys;
+use super::psn;
 use super::requester::Requester;
 use super::responder::{Occasion, Refused, Responder};
 use super::rnic::Qp;
 use super::shared::Ticket;
 use super::wire::{ACKNOWLEDGE, ACKNOWLEDGE_LEN, AETH_LEN, BTH_LEN, Body, Bth, Packet};
-use super::{ip_of, psn};
 use crate::{Cause, Completion, Message, QpId, Work};
 
 /// A queue pair that a fabric has adopted.
@@ -67,7 +67,7 @@ pub(super) enum Filled {
 impl Pair {
     /// Takes over `qp`, whose packets leave from `local`.
     pub(super) fn new(id: QpId, qp: Qp, local: SocketAddr) -> Self {
-        let target = SocketAddr::new(ip_of(qp.peer.gid), local.port());
+        let target = SocketAddr::new(qp.peer.gid.to_ip(), local.port());
         Self {
             id,
             peer: qp.peer.qpn,
@@ -88,6 +88,15 @@ impl Pair {
     /// Queues a request. If the queue pair is broken, it is flushed by the next `poll`.
     pub(super) fn post(&mut self, work: Work) {
         self.requester.post(work);
+    }
+
+    /// Breaks it. Returns whether that is news.
+    pub(super) fn fail(&mut self) -> bool {
+        let is_news = self.state == State::Ready;
+        if is_news {
+            self.state = State::Breaking;
+        }
+        is_news
     }
 
     /// Takes in a packet that is for this queue pair and whose ICRC is right.
@@ -154,7 +163,7 @@ impl Pair {
             while *budget > 0
                 && let Some(len) = self.requester.next_len(now)
             {
-                let Some(slot) = batch.slot(self.target, len, segments_max) else {
+                let Some(slot) = batch.slot((self.target, self.peer), len, segments_max) else {
                     return Filled::BatchFull;
                 };
                 *budget -= 1;
@@ -164,7 +173,9 @@ impl Pair {
             }
         }
         // Behind data it travels for nothing only as part of the same run.
-        if occasion == Occasion::Ride && !batch.joins(self.target, ACKNOWLEDGE_LEN, segments_max) {
+        if occasion == Occasion::Ride
+            && !batch.joins((self.target, self.peer), ACKNOWLEDGE_LEN, segments_max)
+        {
             occasion = Occasion::Turn;
         }
         self.answer(now, occasion, batch, wire, counters)
@@ -182,7 +193,8 @@ impl Pair {
         if !self.may_answer() || !self.responder.is_due(now, occasion) {
             return Filled::All;
         }
-        let Some(slot) = batch.slot(self.target, ACKNOWLEDGE_LEN, wire.segments_max()) else {
+        let Some(slot) = batch.slot((self.target, self.peer), ACKNOWLEDGE_LEN, wire.segments_max())
+        else {
             return Filled::BatchFull;
         };
         let answer = self.responder.answer();

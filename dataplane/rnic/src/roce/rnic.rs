@@ -9,9 +9,10 @@ use std::sync::Arc;
 use smcr_memory::Region;
 use smcr_proto::{Mtu, Psn, Qpn, Rkey};
 
+use super::QUEUE_PAIRS_MAX;
 use super::psn::PSN_MASK;
 use super::shared::{KeyChange, Shared, Ticket};
-use super::{QUEUE_PAIRS_MAX, ip_of};
+use super::siblings::Share;
 use crate::{Domain, Exhausted, Port, QpAddress, Registration};
 
 /// What a NIC is made of, beside its wire.
@@ -20,6 +21,8 @@ pub struct Setup {
     pub port: Port,
     /// The UDP port, here and at every peer.
     pub udp_port: u16,
+    /// The part of its queue pair numbers that this NIC gives out.
+    pub share: Share,
     /// The window that one queue pair may fill at the peer, in bytes.
     pub window_max: u32,
     /// Where keys, numbers and first PSNs come from. Must not be predictable.
@@ -140,7 +143,8 @@ impl crate::Rnic for Rnic {
         }
         let qpn = loop {
             let qpn = Qpn((self.setup.entropy)() & 0x00ff_ffff);
-            if QPN_RANGE.contains(&qpn.0) && self.numbers.insert(qpn) {
+            let is_ours = QPN_RANGE.contains(&qpn.0) && self.setup.share.has(qpn);
+            if is_ours && self.numbers.insert(qpn) {
                 break qpn;
             }
         };
@@ -164,7 +168,7 @@ impl crate::Opening for Opening {
     }
 
     fn connect(self, peer: QpAddress) -> Result<Qp, Exhausted> {
-        let (here, there) = (ip_of(self.address.gid), ip_of(peer.gid));
+        let (here, there) = (self.address.gid.to_ip(), peer.gid.to_ip());
         // What a peer says of itself must not make us send to a crowd.
         let is_one = !there.is_multicast() && !there.is_unspecified();
         if here.is_ipv4() != there.is_ipv4() || !is_one {

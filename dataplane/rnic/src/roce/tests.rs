@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use smcr_memory::{Lease, Region, SendPool};
-use smcr_proto::{Gid, Instant, MacAddress, Mtu, Rkey};
+use smcr_proto::{Gid, Instant, MacAddress, Mtu, Qpn, Rkey};
 
 use super::lossy::{Lossy, Network, Odds};
 use super::*;
@@ -59,6 +59,7 @@ fn nic(network: &Network, node: u8, mtu: Mtu, bits: u32) -> (Rnic, Fabric<Lossy>
     let setup = Setup {
         port,
         udp_port: UDP_PORT,
+        share: Share::ALL,
         window_max: 1 << 20,
         entropy: Box::new(move || u32::try_from(dice.next_u64() >> 32).unwrap() | bits),
         path: |_, _| Ok(9000),

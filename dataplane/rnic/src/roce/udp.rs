@@ -1,28 +1,28 @@
 //! Packets in UDP datagrams of the kernel, with segmentation (GSO) and coalescing (GRO).
 //!
 //! One socket, bound to the port's address and never connected: so the kernel sets DF and the
-//! identifications 0, 1, 2, …, which the ICRC covers (see `icrc`).
+//! identifications 0, 1, 2, …, which the ICRC covers (see `icrc`). Over IPv6 there are none.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use smcr_os::interface::{self, Interface};
-use smcr_os::udp::{Departing, ReceiveRing, Refusal, UdpSocket};
+use smcr_os::udp::{Departing, ReceiveRing, Refusal, Steering, UdpSocket};
 use smcr_proto::{Gid, MacAddress, Mtu};
 
 use super::batch::{Run, SEGMENTS_MAX, Sent, Train, Wire};
 use super::rnic::mtu_for;
-use super::{Fabric, Rnic, Setup, UDP_PORT, join};
+use super::{Fabric, Rnic, Setup, Share, UDP_PORT, join, join_all};
 use crate::Port;
 
 /// Where a NIC lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place<'a> {
-    /// On a network device, at its first IPv4 address.
+    /// On a network device, at its first IPv4 address; at its best IPv6 address if it has none.
     Device(&'a str),
     /// On the network device that has this address.
-    Address(Ipv4Addr),
+    Address(IpAddr),
 }
 
 /// What to open.
@@ -55,41 +55,81 @@ pub struct Udp {
 ///
 /// # Errors
 ///
-/// When there is no such device or address, when the device has no IPv4 address or too small an
-/// MTU, and when the UDP port is taken: by another gateway, or by the kernel's `rdma_rxe`.
+/// When there is no such device or address, when the device has no IP address or too small an MTU,
+/// and when the UDP port is taken: by another gateway, or by the kernel's `rdma_rxe`.
 pub fn open(config: &Config<'_>) -> io::Result<(Rnic, Fabric<Udp>)> {
-    let interface = match config.place {
-        Place::Device(name) => Interface::named(name)?,
-        Place::Address(address) => Interface::with_address(address)?,
+    let interface = find(config)?;
+    let socket = UdpSocket::bind(interface.at(config.port), BUFFER_LEN)?;
+    let setup = setup(config, &interface, &socket, Share::ALL)?;
+    Ok(join(setup, Udp::new(socket)))
+}
+
+/// Opens a NIC with `count` fabrics, each for a poller of its own. To peers it is one NIC.
+///
+/// # Errors
+///
+/// As [`open`]; and where the kernel cannot steer datagrams.
+///
+/// # Panics
+///
+/// If `count` is not 1 to 256.
+pub fn open_shared(config: &Config<'_>, count: u32) -> io::Result<Vec<(Rnic, Fabric<Udp>)>> {
+    assert!((1..=256).contains(&count));
+    if count == 1 {
+        return Ok(vec![open(config)?]);
+    }
+    let interface = find(config)?;
+    let steering = Steering { byte_at: QPN_LAST_BYTE, shares: count };
+    let sockets = UdpSocket::bind_shares(interface.at(config.port), BUFFER_LEN, steering)?;
+    let part = |(socket, index): (UdpSocket, u32)| {
+        let setup = setup(config, &interface, &socket, Share { index, count })?;
+        Ok((setup, Udp::new(socket)))
     };
+    join_all(sockets.into_iter().zip(0..).map(part).collect::<io::Result<_>>()?)
+}
+
+fn find(config: &Config<'_>) -> io::Result<Interface> {
+    match config.place {
+        Place::Device(name) => Interface::named(name),
+        Place::Address(address) => Interface::with_address(address),
+    }
+}
+
+fn setup(
+    config: &Config<'_>,
+    interface: &Interface,
+    socket: &UdpSocket,
+    share: Share,
+) -> io::Result<Setup> {
     let mtu = mtu_for(interface.mtu).ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidInput, "the MTU of the device is below 336 bytes")
     })?;
     let mtu = config.mtu_max.map_or(mtu, |max| mtu.min(max));
-    let socket = UdpSocket::bind(SocketAddrV4::new(interface.address, config.port), BUFFER_LEN)?;
     let buffer = socket.receive_buffer()?;
-    let setup = Setup {
-        port: Port {
-            gid: Gid::from_ipv4(interface.address.octets()),
-            mac: MacAddress(interface.mac),
-            mtu,
-        },
+    Ok(Setup {
+        port: Port { gid: Gid::from_ip(interface.address), mac: MacAddress(interface.mac), mtu },
         udp_port: config.port,
+        share,
         // The peer's socket has presumably as much room as ours. Buffers hold more overhead than
         // payload, and more than one queue pair.
         window_max: u32::try_from(buffer / 4).unwrap_or(WINDOW_MAX).min(WINDOW_MAX),
         entropy: Box::new(|| getrandom::u32().expect("the kernel gives random numbers")),
-        path: path_mtu,
-    };
-    let ring = ReceiveRing::new(RECEIVE_BUFFERS);
-    Ok(join(setup, Udp { socket, ring, segments_max: SEGMENTS_MAX }))
+        path: interface::path_mtu,
+    })
 }
 
-/// The largest IP packet from `here` to `there`, as the kernel knows it.
-fn path_mtu(here: IpAddr, there: IpAddr) -> io::Result<u32> {
-    match (here, there) {
-        (IpAddr::V4(here), IpAddr::V4(there)) => interface::path_mtu(here, there),
-        (IpAddr::V6(_), _) | (_, IpAddr::V6(_)) => Err(io::ErrorKind::Unsupported.into()),
+impl Udp {
+    /// Over a socket that is bound.
+    pub(super) fn new(socket: UdpSocket) -> Self {
+        let ring = ReceiveRing::new(RECEIVE_BUFFERS);
+        Self { socket, ring, segments_max: SEGMENTS_MAX }
+    }
+
+    /// Whether the first packet of `run` can be sent, by itself.
+    fn sends_alone(&self, bytes: &[u8], run: &Run) -> bool {
+        let packet = &bytes[run.range.clone()][..run.segment_len];
+        let alone = Departing { target: run.target, bytes: packet, segment_len: run.segment_len };
+        self.socket.send([alone].into_iter()).is_ok()
     }
 }
 
@@ -102,7 +142,7 @@ impl Wire for Udp {
     fn train(&self, index: usize) -> Train<'_> {
         let arrived = self.ring.arrived(index);
         Train {
-            source: SocketAddr::V4(arrived.source),
+            source: arrived.source,
             bytes: arrived.bytes,
             segment_len: arrived.segment_len,
             identification: None,
@@ -121,9 +161,11 @@ impl Wire for Udp {
                 Ok(count) => sent.runs += count,
                 Err(Refusal::Full) => break,
                 Err(Refusal::Unable) => {
-                    // The device cannot split this run. From now on packets leave one by one; those
-                    // of this run have the wrong ICRC for that, and are lost.
-                    if runs[sent.runs].segments > 1 {
+                    // The device cannot split this run, or its address is gone: one packet alone
+                    // tells. Those of a run that was to be split have the wrong ICRC for leaving
+                    // one by one, and are lost; those that follow are built for it.
+                    let run = &runs[sent.runs];
+                    if run.segments > 1 && self.sends_alone(bytes, run) {
                         self.segments_max = 1;
                     }
                     sent.runs += 1;
@@ -147,6 +189,8 @@ impl Wire for Udp {
     }
 }
 
+/// Where in a BTH the last byte of the destination's queue pair number is.
+const QPN_LAST_BYTE: u32 = 7;
 /// Datagrams, or trains of them, that one system call takes in.
 const RECEIVE_BUFFERS: usize = 8;
 /// What is asked for, for each direction of the socket.

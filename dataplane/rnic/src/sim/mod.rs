@@ -397,6 +397,13 @@ impl crate::Fabric for Fabric {
         None
     }
 
+    fn fail(&mut self, now: Instant, qp: QpId) {
+        let qpn = self.qpn(qp);
+        let mut world = self.network.lock();
+        world.advance(now);
+        world.break_end(qpn, Cause::PortDown);
+    }
+
     fn release(&mut self, now: Instant, qp: QpId) {
         self.network.lock().advance(now);
         let qpn = self.qpn(qp);

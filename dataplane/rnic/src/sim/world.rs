@@ -222,7 +222,7 @@ impl World {
     }
 
     /// Breaks one end, if it still works.
-    fn break_end(&mut self, qpn: Qpn, cause: Cause) {
+    pub(super) fn break_end(&mut self, qpn: Qpn, cause: Cause) {
         if let Some(pair) = self.queue_pairs.get_mut(&qpn)
             && pair.peer().is_some()
         {

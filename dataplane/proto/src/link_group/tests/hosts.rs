@@ -80,6 +80,21 @@ impl Host {
         self.queue_pairs.keys().map(on_link).collect()
     }
 
+    /// Whoever is told that a link failed can ask what the peer's RMBs are called elsewhere.
+    fn assert_connections_can_move(&self, failed: LinkNumber) {
+        if !self.told.contains(&Action::LinkConfirmed(failed)) {
+            return;
+        }
+        let other = if self.role == Role::Server { Role::Client } else { Role::Server };
+        let (rkey, _) = key(other, RmbIndex(0), failed);
+        for to in self.up().into_iter().filter(|to| *to != failed) {
+            let known = self.group.peer_rmb(failed, rkey, to);
+            let changes: Vec<_> = self.group.peer_rmbs(failed, to).collect();
+            assert_eq!(known, Some(key(other, RmbIndex(0), to)), "{failed:?} to {to:?}");
+            assert!(changes.iter().any(|(old, new)| old.0 == rkey && Some(*new) == known));
+        }
+    }
+
     /// The numbers of the links that may carry connections.
     pub(super) fn up(&self) -> BTreeSet<LinkNumber> {
         let up = |view: &LinkView| self.group.is_link_up(view.number);
@@ -128,6 +143,7 @@ impl Host {
                 }
                 Action::LinkFailed(number, _) => {
                     assert!(self.queue_pairs.remove(&number).is_some(), "{number:?} fails once");
+                    self.assert_connections_can_move(number);
                 }
                 Action::RmbDeleted(rmb) | Action::RmbRefused(rmb) => {
                     assert!(self.rmbs.remove(&rmb), "{rmb:?} goes once");

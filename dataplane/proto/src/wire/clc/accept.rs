@@ -8,7 +8,7 @@
 
 use core::ops::Range;
 
-use super::{EYECATCHER, EncodedFrame, FLAG, TRAILER_LEN, field as header_field};
+use super::{EYECATCHER, EncodedFrame, FLAG, TRAILER_LEN, VERSION, field as header_field};
 use crate::vocabulary::{AlertToken, Gid, MacAddress, Mtu, PeerId, Psn, Qpn, Rkey, RmbeSize};
 use crate::wire::{Malformed, array, flag_if, put, put_u24, u24_at, u32_at, u64_at};
 
@@ -92,6 +92,11 @@ impl Offer {
         if bytes[field::TRAILER] != EYECATCHER {
             return Err(Malformed::Trailer);
         }
+        Self::decode_fields(bytes)
+    }
+
+    /// Decodes all but the trailer, which is elsewhere in version 2.
+    pub(super) fn decode_fields(bytes: &[u8]) -> Result<Self, Malformed> {
         // RFC 7609 2.1-9
         if bytes[field::RMBE_INDEX] == 0 {
             return Err(Malformed::RmbeIndex);
@@ -115,21 +120,26 @@ impl Offer {
 
     /// As Accept or as Confirm.
     pub(super) fn encode(&self, kind: u8) -> EncodedFrame {
-        assert!(self.rmbe_index > 0, "the first element is 1");
-        assert!(self.mtu.0 <= NIBBLE, "an MTU has four bits");
-        let mut frame = EncodedFrame::new(kind, LEN, flag_if(self.first_contact, FLAG));
-        let bytes = &mut frame.bytes;
-        // RFC 7609 A.2.1-1, A.2.4-3
-        put(bytes, field::PEER_ID, &self.peer_id.0);
-        put(bytes, field::GID, &self.gid.0);
-        put(bytes, field::MAC, &self.mac.0);
-        put_u24(bytes, field::QPN, self.qpn.0);
-        put(bytes, field::RKEY, &self.rkey.0.to_be_bytes());
-        bytes[field::RMBE_INDEX] = self.rmbe_index;
-        put(bytes, field::ALERT_TOKEN, &self.alert_token.0.to_be_bytes());
-        bytes[field::SIZE_AND_MTU] = (self.rmbe_size.notation() << 4) | self.mtu.0;
-        put(bytes, field::RMB_ADDRESS, &self.rmb_address.to_be_bytes());
-        put_u24(bytes, field::PSN, self.psn.0);
+        let flags = flag_if(self.first_contact, FLAG);
+        let mut frame = EncodedFrame::of_version(VERSION, kind, LEN, flags);
+        put_fields(&mut frame.bytes, self);
         frame
     }
+}
+
+/// Writes what both versions have: everything between header and trailer.
+pub(super) fn put_fields(bytes: &mut [u8], offer: &Offer) {
+    assert!(offer.rmbe_index > 0, "the first element is 1");
+    assert!(offer.mtu.0 <= NIBBLE, "an MTU has four bits");
+    // RFC 7609 A.2.1-1, A.2.4-3
+    put(bytes, field::PEER_ID, &offer.peer_id.0);
+    put(bytes, field::GID, &offer.gid.0);
+    put(bytes, field::MAC, &offer.mac.0);
+    put_u24(bytes, field::QPN, offer.qpn.0);
+    put(bytes, field::RKEY, &offer.rkey.0.to_be_bytes());
+    bytes[field::RMBE_INDEX] = offer.rmbe_index;
+    put(bytes, field::ALERT_TOKEN, &offer.alert_token.0.to_be_bytes());
+    bytes[field::SIZE_AND_MTU] = (offer.rmbe_size.notation() << 4) | offer.mtu.0;
+    put(bytes, field::RMB_ADDRESS, &offer.rmb_address.to_be_bytes());
+    put_u24(bytes, field::PSN, offer.psn.0);
 }

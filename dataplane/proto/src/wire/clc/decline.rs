@@ -4,12 +4,12 @@
 //!   0     8         16          20         24    28
 //!   | hdr | peer id | diagnosis | reserved | eye |
 //! ```
-//! We send this form to everybody. A Linux server answers a Proposal of version 2 with 16 more
-//! reserved bytes before the eye catcher.
+//! Every peer takes this form. Whoever proposes in version 2 may get the longer one of
+//! [`v2`](super::v2), which tells more.
 
 use core::ops::Range;
 
-use super::{EYECATCHER, EncodedFrame, FLAG, TRAILER_LEN, field as header_field, kind};
+use super::{EYECATCHER, EncodedFrame, FLAG, TRAILER_LEN, VERSION, field as header_field, kind};
 use crate::vocabulary::PeerId;
 use crate::wire::{Malformed, array, flag_if, put, u32_at};
 
@@ -17,17 +17,14 @@ use crate::wire::{Malformed, array, flag_if, put, u32_at};
 // RFC 7609 A.2.5-1
 pub const LEN: usize = 28;
 
-/// Length of the form of version 2 in bytes, which we only receive.
-pub const LEN_V2: usize = 44;
-
 mod field {
-    use super::{LEN, LEN_V2, Range, TRAILER_LEN};
+    use super::{LEN, Range, TRAILER_LEN};
 
     // RFC 7609 A.2.5-4
     pub(super) const PEER_ID: Range<usize> = 8..16;
     // RFC 7609 A.2.5-5
     pub(super) const DIAGNOSIS: Range<usize> = 16..20; // 20..24 is reserved
-    const _: () = assert!(DIAGNOSIS.end + 4 + TRAILER_LEN == LEN && LEN < LEN_V2);
+    const _: () = assert!(DIAGNOSIS.end + 4 + TRAILER_LEN == LEN);
 }
 
 /// Why a peer declined, as it travels in CLC Decline.
@@ -128,7 +125,7 @@ pub struct Decline {
 }
 
 impl Decline {
-    /// Decodes one framed message, of either length.
+    /// Decodes one framed message, of either version.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         if !bytes.ends_with(&EYECATCHER) {
             return Err(Malformed::Trailer);
@@ -143,10 +140,15 @@ impl Decline {
 
     pub(super) fn encode(&self) -> EncodedFrame {
         let flags = flag_if(self.out_of_sync, FLAG);
-        let mut frame = EncodedFrame::new(kind::DECLINE, LEN, flags);
-        // RFC 7609 A.2.1-1
-        put(&mut frame.bytes, field::PEER_ID, &self.peer_id.0);
-        put(&mut frame.bytes, field::DIAGNOSIS, &self.diagnosis.0.to_be_bytes());
+        let mut frame = EncodedFrame::of_version(VERSION, kind::DECLINE, LEN, flags);
+        put_fields(&mut frame.bytes, self);
         frame
     }
+}
+
+/// Writes what both versions have.
+pub(super) fn put_fields(bytes: &mut [u8], decline: &Decline) {
+    // RFC 7609 A.2.1-1
+    put(bytes, field::PEER_ID, &decline.peer_id.0);
+    put(bytes, field::DIAGNOSIS, &decline.diagnosis.0.to_be_bytes());
 }

@@ -16,11 +16,13 @@ pub mod accept;
 pub mod decline;
 mod framer;
 pub mod proposal;
+pub mod v2;
 
 pub use accept::Offer;
 pub use decline::{Decline, Diagnosis};
 pub use framer::{FRAME_MAX, Framer};
 pub use proposal::{Ipv4Subnet, Ipv6Prefix, Proposal};
+pub use v2::{DeclineV2, OfferV2, ProposalV2};
 
 /// "SMCR" in EBCDIC: begins and ends every CLC message, and is the value of the TCP option.
 // RFC 7609 A.2-3
@@ -40,8 +42,8 @@ pub const HEADER_LEN: usize = 8;
 /// Length of the eye catcher in bytes.
 const TRAILER_LEN: usize = EYECATCHER.len();
 
-/// The longest message we send: a Proposal with all its prefixes.
-const ENCODED_MAX: usize = proposal::LEN_MAX;
+/// The longest message we send: a Proposal of version 2 with all its prefixes and EIDs.
+const ENCODED_MAX: usize = v2::PROPOSAL_LEN_MAX;
 
 mod field {
     use super::{HEADER_LEN, Range};
@@ -79,6 +81,14 @@ pub enum Frame {
     Confirm(Offer),
     /// Either says no.
     Decline(Decline),
+    /// A client that knows of version 2 says who it is, and what it offers of either version.
+    ProposalV2(ProposalV2),
+    /// A server chooses version 2.
+    AcceptV2(OfferV2),
+    /// The client answers.
+    ConfirmV2(OfferV2),
+    /// Either says no, to a peer that knows of version 2.
+    DeclineV2(DeclineV2),
 }
 
 impl Frame {
@@ -86,26 +96,39 @@ impl Frame {
     fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let header = Header::decode(bytes)?;
         assert_eq!(bytes.len(), header.length, "the framer cuts by this length");
+        let is_v1 = version(bytes) == VERSION;
         match header.kind {
-            Kind::Proposal => Proposal::decode(bytes).map(Self::Proposal),
-            Kind::Accept => Offer::decode(&exact(bytes)?).map(Self::Accept),
-            Kind::Confirm => Offer::decode(&exact(bytes)?).map(Self::Confirm),
-            Kind::Decline => Decline::decode(bytes).map(Self::Decline),
+            Kind::Proposal if is_v1 => Proposal::decode(bytes).map(Self::Proposal),
+            Kind::Proposal => ProposalV2::decode(bytes).map(Self::ProposalV2),
+            Kind::Accept if is_v1 => Offer::decode(&exact(bytes)?).map(Self::Accept),
+            Kind::Accept => OfferV2::decode(bytes, kind::ACCEPT).map(Self::AcceptV2),
+            Kind::Confirm if is_v1 => Offer::decode(&exact(bytes)?).map(Self::Confirm),
+            Kind::Confirm => OfferV2::decode(bytes, kind::CONFIRM).map(Self::ConfirmV2),
+            // The length tells, whatever the header says: every version has used either.
+            Kind::Decline if bytes.len() == decline::LEN => {
+                Decline::decode(bytes).map(Self::Decline)
+            }
+            Kind::Decline => DeclineV2::decode(bytes).map(Self::DeclineV2),
         }
     }
 
-    /// The message as it travels: always of version 1.
+    /// The message as it travels.
     ///
     /// # Panics
     ///
     /// If a field holds what no field can: QPN or PSN over 24 bits, an MTU over four, an element
-    /// index of zero, a ninth prefix, a Proposal that does not offer SMC-Rv1. Such values are ours.
+    /// index of zero, a ninth prefix, a Proposal that does not offer SMC-R, an extension where none
+    /// belongs. Such values are ours.
     pub fn encode(&self) -> EncodedFrame {
         match self {
             Self::Proposal(proposal) => proposal.encode(),
             Self::Accept(offer) => offer.encode(kind::ACCEPT),
             Self::Confirm(offer) => offer.encode(kind::CONFIRM),
             Self::Decline(decline) => decline.encode(),
+            Self::ProposalV2(proposal) => proposal.encode(),
+            Self::AcceptV2(offer) => offer.encode(kind::ACCEPT),
+            Self::ConfirmV2(offer) => offer.encode(kind::CONFIRM),
+            Self::DeclineV2(decline) => decline.encode(),
         }
     }
 }
@@ -151,7 +174,7 @@ impl Header {
         let version = version(bytes);
         let version_fits = match kind {
             Kind::Proposal | Kind::Decline => version >= VERSION,
-            Kind::Accept | Kind::Confirm => version == VERSION,
+            Kind::Accept | Kind::Confirm => version == VERSION || version == v2::VERSION,
         };
         if !version_fits {
             return Err(Malformed::Version(version));
@@ -159,8 +182,9 @@ impl Header {
         let length = usize::from(u16_at(bytes, field::LENGTH));
         let length_fits = match kind {
             Kind::Proposal => (proposal::LEN..=FRAME_MAX).contains(&length),
-            Kind::Accept | Kind::Confirm => length == accept::LEN,
-            Kind::Decline => length == decline::LEN || length == decline::LEN_V2,
+            Kind::Accept | Kind::Confirm if version == VERSION => length == accept::LEN,
+            Kind::Accept | Kind::Confirm => (v2::OFFER_LEN_MIN..=FRAME_MAX).contains(&length),
+            Kind::Decline => length == decline::LEN || length == v2::DECLINE_LEN,
         };
         if !length_fits {
             return Err(Malformed::Length);
@@ -188,15 +212,19 @@ impl EncodedFrame {
     }
 
     /// A message of `len` bytes with header and trailer, and zeros between them.
+    ///
+    /// # Panics
+    ///
+    /// If it is too long: no message of ours is.
     #[expect(clippy::cast_possible_truncation, reason = "asserted to be below ENCODED_MAX")]
-    fn new(kind: u8, len: usize, flags: u8) -> Self {
+    fn of_version(version: u8, kind: u8, len: usize, flags: u8) -> Self {
         assert!((HEADER_LEN + TRAILER_LEN..=ENCODED_MAX).contains(&len), "{len} bytes");
         // RFC 7609 A.2-1
         let mut bytes = [0; ENCODED_MAX];
         put(&mut bytes, field::EYECATCHER, &EYECATCHER);
         bytes[field::TYPE] = kind;
         put(&mut bytes, field::LENGTH, &(len as u16).to_be_bytes());
-        bytes[field::VERSION_AND_FLAGS] = (VERSION << 4) | flags;
+        bytes[field::VERSION_AND_FLAGS] = (version << 4) | flags;
         put(&mut bytes, len - TRAILER_LEN..len, &EYECATCHER);
         Self { bytes, len }
     }

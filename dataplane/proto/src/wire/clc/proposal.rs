@@ -167,25 +167,38 @@ impl Proposal {
         Ok(rest)
     }
 
+    /// How long the prefix area is as it travels, in bytes.
+    pub(super) fn prefix_area_len(&self) -> usize {
+        area_field::PREFIXES + self.ipv6_prefixes().len() * prefix_field::LEN
+    }
+
     pub(super) fn encode(&self) -> EncodedFrame {
         assert!(self.offers_smc_r_v1, "a Proposal of version 1 offers SMC-Rv1");
-        let prefixes = self.ipv6_prefixes();
-        let gap = usize::from(GAP);
-        let len = LEN + gap + prefixes.len() * prefix_field::LEN;
-        let mut frame = EncodedFrame::new(kind::PROPOSAL, len, 0);
-        put(&mut frame.bytes, field::PEER_ID, &self.peer_id.0);
-        put(&mut frame.bytes, field::GID, &self.gid.0);
-        put(&mut frame.bytes, field::MAC, &self.mac.0);
-        put(&mut frame.bytes, field::OFFSET, &GAP.to_be_bytes());
-        let area = &mut frame.bytes[field::PREFIX_AREA + gap..];
-        put(area, area_field::NETWORK, &self.subnet.network);
-        area[area_field::PREFIX_BITS] = self.subnet.prefix_bits;
-        area[area_field::COUNT] = self.prefix_count;
-        let list = area[area_field::PREFIXES..].chunks_exact_mut(prefix_field::LEN);
-        for (bytes, prefix) in list.zip(prefixes) {
-            put(bytes, prefix_field::PREFIX, &prefix.prefix);
-            bytes[prefix_field::BITS] = prefix.prefix_bits;
-        }
+        let len = field::PREFIX_AREA + usize::from(GAP) + self.prefix_area_len() + TRAILER_LEN;
+        let mut frame = EncodedFrame::of_version(VERSION, kind::PROPOSAL, len, 0);
+        put_identity(&mut frame.bytes, self);
+        put_prefix_area(&mut frame.bytes, self);
         frame
+    }
+}
+
+/// Writes who proposes.
+pub(super) fn put_identity(bytes: &mut [u8], proposal: &Proposal) {
+    put(bytes, field::PEER_ID, &proposal.peer_id.0);
+    put(bytes, field::GID, &proposal.gid.0);
+    put(bytes, field::MAC, &proposal.mac.0);
+}
+
+/// Writes the prefix area and the offset that leads to it.
+pub(super) fn put_prefix_area(bytes: &mut [u8], proposal: &Proposal) {
+    put(bytes, field::OFFSET, &GAP.to_be_bytes());
+    let area = &mut bytes[field::PREFIX_AREA + usize::from(GAP)..];
+    put(area, area_field::NETWORK, &proposal.subnet.network);
+    area[area_field::PREFIX_BITS] = proposal.subnet.prefix_bits;
+    area[area_field::COUNT] = proposal.prefix_count;
+    let list = area[area_field::PREFIXES..].chunks_exact_mut(prefix_field::LEN);
+    for (bytes, prefix) in list.zip(proposal.ipv6_prefixes()) {
+        put(bytes, prefix_field::PREFIX, &prefix.prefix);
+        bytes[prefix_field::BITS] = prefix.prefix_bits;
     }
 }

@@ -160,10 +160,15 @@ fn decodes_a_decline_of_version_2() {
         "e2d4c3d9 04 002c 28 b1a098039babcdef 03030002 20000000 \
          00000000000000000000000000000000 e2d4c3d9",
     );
-    let expected =
+    let decline =
         Decline { out_of_sync: true, peer_id: PEER_ID, diagnosis: Diagnosis::NO_SMC_R_DEVICE };
-    assert_eq!(decode(&bytes), Ok(Some(Frame::Decline(expected))));
-    assert_eq!(expected.encode().as_bytes().len(), 28);
+    let expected = DeclineV2 { decline, os: v2::OsType::LINUX, information: [0; 4] };
+    assert_decodes::<44>(
+        "e2d4c3d9 04 002c 28 b1a098039babcdef 03030002 20000000 \
+         00000000000000000000000000000000 e2d4c3d9",
+        Frame::DeclineV2(expected),
+    );
+    assert_eq!(decode(&bytes), Ok(Some(Frame::DeclineV2(expected))));
 }
 
 /// Every Linux since 5.10 proposes in this form, also where only SMC-Rv1 is possible.
@@ -175,11 +180,13 @@ fn decodes_the_proposal_of_newer_kernels() {
         ..ipv4_proposal()
     };
     let mut bytes = hex::<92>(NEW_LINUX_PROPOSAL);
-    assert_eq!(decode(&bytes), Ok(Some(Frame::Proposal(expected))));
+    let new = |v1| Frame::ProposalV2(ProposalV2 { v1, v2: None });
+    assert_decodes::<92>(NEW_LINUX_PROPOSAL, new(expected));
     // SMC-R and SMC-D, and then what is none of our business: SMC-D alone, or nothing.
     for (flags, offers) in [(0x2b, true), (0x29, false), (0x2a, false)] {
         bytes[7] = flags;
-        let Ok(Some(Frame::Proposal(proposal))) = decode(&bytes) else { panic!("{flags:#x}") };
+        let Ok(Some(Frame::ProposalV2(proposal))) = decode(&bytes) else { panic!("{flags:#x}") };
+        let ProposalV2 { v1: proposal, v2: None } = proposal else { panic!("{flags:#x}") };
         assert_eq!(proposal.offers_smc_r_v1, offers, "{flags:#x}");
         let subnet = if offers { expected.subnet } else { Ipv4Subnet::default() };
         assert_eq!(proposal.subnet, subnet, "{flags:#x}");
@@ -192,8 +199,8 @@ fn reads_a_proposal_of_smc_d() {
     let mut bytes = hex::<92>(NEW_LINUX_PROPOSAL);
     bytes[3] = 0xc4;
     bytes[91] = 0xc4;
-    let Ok(Some(Frame::Proposal(proposal))) = decode(&bytes) else { panic!() };
-    assert!(!proposal.offers_smc_r_v1);
+    let Ok(Some(Frame::ProposalV2(proposal))) = decode(&bytes) else { panic!() };
+    assert!(!proposal.v1.offers_smc_r_v1 && proposal.v2.is_none());
     // Nobody else may begin like that.
     let mut accept = hex::<68>(LINUX_ACCEPT);
     accept[3] = 0xc4;
@@ -248,8 +255,9 @@ fn refuses_broken_headers_and_trailers() {
         assert_eq!(outcome(dump, 6, 27), Err(Malformed::Length));
         assert_eq!(outcome(dump, last, 0), Err(Malformed::Trailer));
     }
-    assert_eq!(outcome(LINUX_ACCEPT, 7, 0x28), Err(Malformed::Version(2)));
-    assert_eq!(outcome(LINUX_CONFIRM, 7, 0x20), Err(Malformed::Version(2)));
+    assert_eq!(outcome(LINUX_ACCEPT, 7, 0x38), Err(Malformed::Version(3)));
+    assert_eq!(outcome(LINUX_ACCEPT, 7, 0x28), Err(Malformed::Length), "too short for 2");
+    assert_eq!(outcome(LINUX_CONFIRM, 7, 0x20), Err(Malformed::Length), "too short for 2");
     assert_eq!(outcome(LINUX_ACCEPT, 45, 0), Err(Malformed::RmbeIndex));
 }
 
@@ -258,8 +266,8 @@ fn refuses_broken_headers_and_trailers() {
 // RFC 7609 A.2-2, A.2-1
 #[test]
 fn ignores_reserved_bytes() {
-    // Of the version byte of Proposal and Decline, all versions but 0 are alike.
-    assert_reserved(&hex::<52>(LINUX_PROPOSAL), &bits(&[(7..8, 0xec), (45..47, 0xff)]), |bytes| {
+    // Newer versions of a Proposal are told apart; those of a Decline, by its length.
+    assert_reserved(&hex::<52>(LINUX_PROPOSAL), &bits(&[(7..8, 0x0c), (45..47, 0xff)]), |bytes| {
         decode(bytes)
     });
     assert_reserved(

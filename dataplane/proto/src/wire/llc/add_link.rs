@@ -135,7 +135,7 @@ pub struct RkeyPair {
 }
 
 impl RkeyPair {
-    fn decode(bytes: &[u8]) -> Self {
+    pub(super) fn decode(bytes: &[u8]) -> Self {
         Self {
             existing: Rkey(u32_at(bytes, pair_field::EXISTING)),
             new: Rkey(u32_at(bytes, pair_field::NEW)),
@@ -143,7 +143,7 @@ impl RkeyPair {
         }
     }
 
-    fn encode_into(self, bytes: &mut [u8]) {
+    pub(super) fn encode_into(self, bytes: &mut [u8]) {
         put(bytes, pair_field::EXISTING, &self.existing.0.to_be_bytes());
         put(bytes, pair_field::NEW, &self.new.0.to_be_bytes());
         put(bytes, pair_field::ADDRESS, &self.address.to_be_bytes());

@@ -14,12 +14,14 @@ pub mod confirm_link;
 pub mod delete_link;
 pub mod rkeys;
 pub mod test_link;
+pub mod v2;
 
 pub use add_link::{AddLink, AddLinkContinuation, RkeyPair};
 pub use confirm_link::ConfirmLink;
 pub use delete_link::{DeleteLink, DeleteReason};
 pub use rkeys::{ConfirmRkey, ConfirmRkeyContinuation, DeleteRkey, RkeyOnLink};
 pub use test_link::TestLink;
+pub use v2::LlcV2;
 
 /// Length of every LLC and CDC message of SMC-Rv1, in bytes.
 // RFC 7609 A.3-1, 3.3-1, 3.4-1

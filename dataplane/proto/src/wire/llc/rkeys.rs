@@ -63,7 +63,7 @@ mod delete_field {
 }
 
 // RFC 7609 A.3.5-2, A.3.6-5, A.3.7-2
-const NEGATIVE: u8 = 0x20;
+pub(super) const NEGATIVE: u8 = 0x20;
 // RFC 7609 A.3.5-3
 const RETRY: u8 = 0x10;
 

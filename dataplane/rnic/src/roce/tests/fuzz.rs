@@ -12,7 +12,8 @@ fn forge(couple: &Couple, packet: &[u8]) {
         return;
     }
     let len = packet.len();
-    let run = Run { target: address(1), range: 0..len, segment_len: len, segments: 1 };
+    let run =
+        Run { target: address(1), number: Qpn(0), range: 0..len, segment_len: len, segments: 1 };
     couple.network.plug(address(0)).send(packet, &[run]);
 }
 

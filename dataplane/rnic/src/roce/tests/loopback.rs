@@ -3,6 +3,8 @@
 use std::net::Ipv4Addr;
 use std::thread;
 
+use smcr_os::udp::UdpSocket;
+
 use super::*;
 use crate::roce::udp::{self, Config, Place, Udp};
 
@@ -20,7 +22,7 @@ struct End {
 /// Two ends, on loopback addresses that no other test uses.
 fn ends(network: u8) -> [End; 2] {
     let mut parts = [1, 2].map(|host| {
-        let place = Place::Address(Ipv4Addr::new(127, 10, network, host));
+        let place = Place::Address(Ipv4Addr::new(127, 10, network, host).into());
         let (mut rnic, fabric) = udp::open(&Config::on(place)).unwrap();
         let domain = rnic.open_domain().unwrap();
         let memory = Region::new(MEMORY).unwrap();
@@ -131,7 +133,7 @@ fn the_event_descriptor_is_readable_when_a_message_is_there() {
 /// An operator whose network loses large packets says so, and is obeyed.
 #[test]
 fn packets_are_no_larger_than_the_operator_allows() {
-    let place = Place::Address(Ipv4Addr::new(127, 10, 5, 1));
+    let place = Place::Address(Ipv4Addr::new(127, 10, 5, 1).into());
     let mtu_max = Some(Mtu::B1024);
     let (rnic, _fabric) = udp::open(&Config { mtu_max, ..Config::on(place) }).unwrap();
     assert_eq!(rnic.port().mtu, Mtu::B1024);
@@ -139,12 +141,56 @@ fn packets_are_no_larger_than_the_operator_allows() {
 
 #[test]
 fn one_address_carries_one_nic() {
-    let place = Place::Address(Ipv4Addr::new(127, 10, 3, 1));
+    let place = Place::Address(Ipv4Addr::new(127, 10, 3, 1).into());
     let _first = udp::open(&Config::on(place)).unwrap();
     let second = udp::open(&Config::on(place)).unwrap_err();
-    assert_eq!(second.kind(), std::io::ErrorKind::AddrInUse);
+    assert_eq!(second.kind(), io::ErrorKind::AddrInUse);
     let missing = udp::open(&Config::on(Place::Device("no-such-device"))).unwrap_err();
-    assert_eq!(missing.kind(), std::io::ErrorKind::NotFound);
+    assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+}
+
+/// The kernel joins packets of several queue pairs, and then all of them arrive at one poller. The
+/// others must get theirs, and be woken for them. Here the steering is wrong for every packet.
+#[test]
+fn packets_that_came_to_another_fabric_find_theirs() {
+    let [here, elsewhere, there] =
+        [1, 2, 3].map(|host| SocketAddr::from(([127, 10, 6, host], UDP_PORT)));
+    let part = |index: u8, socket: SocketAddr| {
+        let setup = Setup {
+            port: Port { gid: Gid::from_ip(here.ip()), mac: MacAddress([2; 6]), mtu: Mtu::B1024 },
+            udp_port: UDP_PORT,
+            share: Share { index: index.into(), count: 2 },
+            window_max: 1 << 20,
+            entropy: Box::new(|| getrandom::u32().unwrap()),
+            path: |_, _| Ok(1500),
+        };
+        (setup, Udp::new(UdpSocket::bind(socket, 1 << 20).unwrap()))
+    };
+    let parts = vec![part(0, here), part(1, elsewhere)];
+    let [mut first, mut second] = <[_; 2]>::try_from(join_all(parts).unwrap()).unwrap();
+    let (mut far, mut fabric) = udp::open(&Config::on(Place::Address(there.ip()))).unwrap();
+
+    let (near_domain, far_domain) = (second.0.open_domain().unwrap(), far.open_domain().unwrap());
+    let (near, far) = (second.0.open(near_domain).unwrap(), far.open(far_domain).unwrap());
+    let (near_address, far_address) = (near.address(), far.address());
+    assert_eq!(near_address.qpn.0 % 2, 1, "of the second part");
+    let near = second.1.adopt(now(), near.connect(far_address).unwrap());
+    let qp = fabric.adopt(now(), far.connect(near_address).unwrap());
+    fabric.post(qp, &mut vec![Work::Send { message: [7; 44], tag: Tag(1) }]);
+    fabric.transmit(now());
+
+    let mut out = Vec::with_capacity(4);
+    while first.1.counters().strays == 0 {
+        first.1.poll(now(), &mut out);
+    }
+    assert!(out.is_empty());
+    let descriptor = second.1.event_descriptor().unwrap();
+    let at_once = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut events = [rustix::event::PollFd::new(&descriptor, rustix::event::PollFlags::IN)];
+    assert_eq!(rustix::event::poll(&mut events, Some(&at_once)).unwrap(), 1, "it is woken");
+    second.1.poll(now(), &mut out);
+    let [Completion::Received { qp, message }] = out[..] else { panic!("{out:?}") };
+    assert_eq!((qp, message), (near, [7; 44]));
 }
 
 /// Run it by `cargo test --release -p smcr-rnic -- --ignored --nocapture roce_stream`.

@@ -190,7 +190,7 @@ fn packets_of_several_runs_may_arrive_as_one_train() {
         flow.seal(identification, packet);
     }
     let range = 0..train.len();
-    let run = Run { target: address(1), range, segment_len: len, segments: 5 };
+    let run = Run { target: address(1), number: Qpn(0), range, segment_len: len, segments: 5 };
     couple.network.plug(address(0)).send(&train, &[run]);
     couple.turn();
     assert_eq!(couple.counters(1).icrc_errors, 0);
@@ -282,7 +282,8 @@ fn forward(network: &Network, packet: &[u8]) {
     let mut bytes = packet.to_vec();
     icrc::Flow::new(address(0), address(1)).seal(0, &mut bytes);
     let range = 0..bytes.len();
-    let run = Run { target: address(1), range, segment_len: bytes.len(), segments: 1 };
+    let run =
+        Run { target: address(1), number: Qpn(0), range, segment_len: bytes.len(), segments: 1 };
     network.plug(address(0)).send(&bytes, &[run]);
 }
 
@@ -457,7 +458,8 @@ fn packets_from_another_address_are_ignored() {
     assert_eq!(spy.receive(), 1);
     let bytes = spy.train(0).bytes;
     let range = 0..bytes.len();
-    let run = Run { target: address(1), range, segment_len: bytes.len(), segments: 1 };
+    let run =
+        Run { target: address(1), number: Qpn(0), range, segment_len: bytes.len(), segments: 1 };
     couple.network.plug(address(7)).send(bytes, &[run]);
     couple.turn();
     assert_eq!(couple.counters(1).unknown_qp, 1);

@@ -4,6 +4,7 @@ use std::vec::Vec;
 
 use super::super::tests::{LINUX_DECLINE, LINUX_PROPOSAL};
 use super::*;
+use crate::wire::clc::ProposalV2;
 use crate::wire::tests::hex;
 
 /// What a server sends whose application speaks first, and that declines before.
@@ -137,9 +138,10 @@ fn reads_the_longest_frame() {
     let mut bytes = [0; FRAME_MAX];
     bytes[..52].copy_from_slice(&proposal());
     bytes[field::LENGTH].copy_from_slice(&[4, 0]);
-    bytes[field::VERSION_AND_FLAGS] = 0x20;
+    bytes[field::VERSION_AND_FLAGS] = 0x28;
     bytes[FRAME_MAX - 4..].copy_from_slice(&EYECATCHER);
-    assert_eq!(frame(&bytes), frame(&proposal()));
+    let Frame::Proposal(v1) = frame(&proposal()) else { panic!() };
+    assert_eq!(frame(&bytes), Frame::ProposalV2(ProposalV2 { v1, v2: None }));
 
     bytes[field::LENGTH].copy_from_slice(&[4, 1]);
     let mut framer = Framer::new();

@@ -1,0 +1,209 @@
+//! One link group: the machine of `smcr-proto`, and what it stands on.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use smcr_engine::handoff::Activity;
+use smcr_engine::{ConnectionId, LinkId};
+use smcr_memory::Rmbe;
+use smcr_proto::link_group::{LinkGroup, Role};
+use smcr_proto::wire::clc::Offer;
+use smcr_proto::{Gid, Instant, LinkNumber, MacAddress, PeerId};
+use smcr_rnic::{Domain, QpAddress};
+
+use super::members::Member;
+use super::ports::PortId;
+use super::stock::Stock;
+
+/// A link group, by the number that operators see. Never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId(pub u32);
+
+/// Who is at the other end of a first contact.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// The peer.
+    pub id: PeerId,
+    /// Its port.
+    pub gid: Gid,
+    /// Its port.
+    pub mac: MacAddress,
+}
+
+impl Peer {
+    /// Who made this offer.
+    pub fn of(offer: &Offer) -> Self {
+        Self { id: offer.peer_id, gid: offer.gid, mac: offer.mac }
+    }
+}
+
+/// The most connections of one group: as many as one RMB has elements. Deployed peers have the same
+/// bound.
+pub const MEMBERS_MAX: usize = 255;
+
+/// One link group.
+pub struct Group<O> {
+    /// Our role in its first contact.
+    pub role: Role,
+    /// The peer.
+    pub peer: Peer,
+    /// Where it is in its life.
+    pub phase: Phase,
+    /// Its first link has been confirmed.
+    pub(super) established: bool,
+    /// Its links, oldest first, those that are being given up included.
+    pub links: Vec<Link<O>>,
+    /// Its RMBs.
+    pub stock: Stock,
+    /// Its connections, those whose rendezvous is going on included.
+    pub members: BTreeMap<ConnectionId, Member>,
+    /// Elements that a peer may still write, and until when they rest.
+    pub(super) quarantine: VecDeque<(Instant, Rmbe)>,
+    /// Its protection domain with each RNIC that it has links on.
+    pub(super) domains: BTreeMap<PortId, Domain>,
+}
+
+/// Where a group is in its life.
+pub enum Phase {
+    /// The first queue pair waits for the address of the peer's.
+    Opening,
+    /// The machine runs.
+    Running(Box<LinkGroup>),
+    /// Over; elements or queue pairs are still out.
+    Ending,
+}
+
+/// One link: a queue pair of ours, and what the control thread knows of it.
+pub struct Link<O> {
+    /// What pollers call it.
+    pub id: LinkId,
+    /// What the peer calls it, once it has a number.
+    pub number: LinkNumber,
+    /// The RNIC and poller it lives on.
+    pub port: PortId,
+    /// Our end.
+    pub ours: QpAddress,
+    /// The peer's end, once it is known.
+    pub theirs: Option<QpAddress>,
+    pub(super) state: LinkState<O>,
+    /// It has carried connections.
+    pub(super) confirmed: bool,
+    /// When it last brought something.
+    pub(super) activity: Arc<Activity>,
+    /// What the machine was last told of `activity`.
+    pub(super) heard: Instant,
+}
+
+/// Where the queue pair of a link is.
+pub(super) enum LinkState<O> {
+    /// Here: it knows its own address only.
+    Opening(O),
+    /// With the poller.
+    Polled,
+    /// With the poller, which moves its connections elsewhere.
+    Leaving(Leaving),
+    /// With the poller; its connections are gone, and it is about to be deleted.
+    Vacated,
+    /// With the poller, which was told to give it up.
+    Retiring,
+}
+
+/// Why connections leave a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leaving {
+    /// It will be deleted; the machine waits until they have left.
+    Orderly,
+    /// It is down.
+    Disorderly,
+}
+
+impl<O> Link<O> {
+    /// Whether it was not given up.
+    pub(super) fn is_alive(&self) -> bool {
+        match &self.state {
+            LinkState::Opening(_) | LinkState::Polled => true,
+            LinkState::Leaving(_) | LinkState::Vacated | LinkState::Retiring => false,
+        }
+    }
+
+    /// Whether the peer's end of the link is this one.
+    pub(super) fn leads_to(&self, offer: &Offer) -> bool {
+        let end = (offer.gid, offer.mac, offer.qpn);
+        self.theirs.is_some_and(|theirs| (theirs.gid, theirs.mac, theirs.qpn) == end)
+    }
+}
+
+impl<O> Group<O> {
+    /// The machine, while it runs.
+    pub fn machine(&self) -> Option<&LinkGroup> {
+        match &self.phase {
+            Phase::Running(machine) => Some(machine),
+            Phase::Opening | Phase::Ending => None,
+        }
+    }
+
+    /// The machine, while it runs.
+    pub(super) fn machine_mut(&mut self) -> Option<&mut LinkGroup> {
+        match &mut self.phase {
+            Phase::Running(machine) => Some(machine),
+            Phase::Opening | Phase::Ending => None,
+        }
+    }
+
+    /// Whether connections may join.
+    pub fn is_established(&self) -> bool {
+        self.machine().is_some_and(LinkGroup::is_established)
+    }
+
+    /// Whether its first contact is going on.
+    pub fn is_founding(&self) -> bool {
+        match &self.phase {
+            Phase::Opening => true,
+            Phase::Running(machine) => !machine.is_established() && !machine.is_terminated(),
+            Phase::Ending => false,
+        }
+    }
+
+    /// Whether connections may be given to a link.
+    pub(super) fn is_usable(&self, link: &Link<O>) -> bool {
+        match &link.state {
+            LinkState::Opening(_) => matches!(self.phase, Phase::Opening),
+            LinkState::Polled => {
+                self.machine().is_some_and(|machine| machine.is_link_up(link.number))
+            }
+            LinkState::Leaving(_) | LinkState::Vacated | LinkState::Retiring => false,
+        }
+    }
+
+    /// How many connections send on a link.
+    pub fn members_on(&self, link: LinkId) -> usize {
+        self.members.values().filter(|member| member.link == link).count()
+    }
+
+    /// The connections that send on a link, without those whose rendezvous is going on.
+    pub(super) fn relayed_on(&self, link: LinkId) -> Vec<ConnectionId> {
+        let here = self.members.iter().filter(|(_, member)| member.link == link && member.relayed);
+        here.map(|(connection, _)| *connection).collect()
+    }
+
+    /// Elements that are out: with connections, or resting.
+    pub(super) fn elements_out(&self) -> bool {
+        self.stock.elements().1 > 0
+    }
+
+    /// The link that pollers call `id`.
+    pub(super) fn link(&self, id: LinkId) -> Option<&Link<O>> {
+        self.links.iter().find(|link| link.id == id)
+    }
+
+    /// The link that pollers call `id`.
+    pub(super) fn link_mut(&mut self, id: LinkId) -> Option<&mut Link<O>> {
+        self.links.iter_mut().find(|link| link.id == id)
+    }
+
+    /// The link that the peer calls `number` and whose queue pair was not given up.
+    pub(super) fn numbered(&self, number: LinkNumber) -> Option<&Link<O>> {
+        let alive = |link: &&Link<O>| !matches!(link.state, LinkState::Retiring);
+        self.links.iter().filter(alive).find(|link| link.number == number)
+    }
+}

@@ -1,0 +1,162 @@
+//! Where the connections of a group go when a link is left, and when there is another one.
+
+use smcr_engine::handoff::KeyChange;
+use smcr_engine::{Command, ConnectionId, LinkId};
+use smcr_proto::{Instant, Rkey};
+use smcr_rnic::Rnic;
+
+use super::Groups;
+use super::group::{Group, GroupId, Leaving, Link, LinkState};
+use super::ports::{Pollers, QpOf};
+
+impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
+    /// Nothing is on this link any more.
+    pub fn link_vacated(&mut self, now: Instant, link: LinkId) {
+        let Some((id, number)) = self.locate(link) else { return };
+        let Some(found) = self.groups.get_mut(&id).and_then(|group| group.link_mut(link)) else {
+            return;
+        };
+        match &found.state {
+            LinkState::Leaving(Leaving::Disorderly) => self.retire(id, link),
+            LinkState::Leaving(Leaving::Orderly) => {
+                found.state = LinkState::Vacated;
+                self.with_machine(now, id, |machine| machine.link_vacated(now, number));
+            }
+            LinkState::Opening(_)
+            | LinkState::Polled
+            | LinkState::Vacated
+            | LinkState::Retiring => {}
+        }
+    }
+
+    /// A connection is on another link now, where its element is in the RMB called `rkey`.
+    pub fn connection_moved(&mut self, connection: ConnectionId, to: LinkId, rkey: Rkey) {
+        let Some(id) = self.members.group_of(connection) else { return };
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        // A link that is gone meanwhile was one on the way: the connection follows the others.
+        let Some(port) = group.link(to).map(|link| link.port) else { return };
+        let Some(member) = group.members.get_mut(&connection) else { return };
+        (member.link, member.port) = (to, port);
+        if let Some(peer) = &mut member.peer {
+            peer.rkey = rkey;
+        }
+        self.counts.connections_moved += 1;
+        if member.aborted {
+            // What was said to the poller before may have missed it.
+            self.pollers.command(port, Command::Abort { connection });
+        }
+    }
+
+    /// Spreads the connections of a group over its links again.
+    pub(super) fn rebalance(&mut self, id: GroupId) {
+        let Some(group) = self.groups.get(&id) else { return };
+        let usable = group.links.iter().filter(|link| group.is_usable(link));
+        let loads = usable.map(|link| (link.id, group.relayed_on(link.id))).collect();
+        for Shift { from, to, moving } in even_out(loads) {
+            let count = moving.len();
+            tracing::info!(group = id.0, from = from.0, to = to.0, count, "connections rebalanced");
+            // RFC 7609 2.2-2, 2.3-12, 2.3-13
+            self.order_move(id, from, to, Some(moving));
+        }
+    }
+
+    /// Sends everything on a link elsewhere. Returns whether there is an elsewhere.
+    pub(super) fn move_all(&mut self, id: GroupId, from: LinkId, leaving: Leaving) -> bool {
+        let Some(group) = self.groups.get(&id) else { return false };
+        let Some(port) = group.link(from).map(|link| link.port) else { return false };
+        let others = group.links.iter().filter(|link| link.id != from && group.is_usable(link));
+        // The same poller needs no hand-over.
+        let best = others.min_by_key(|link| (link.port != port, group.members_on(link.id)));
+        let Some(to) = best.map(|link| link.id) else { return false };
+        self.order_move(id, from, to, None);
+        if let Some(link) = self.groups.get_mut(&id).and_then(|group| group.link_mut(from)) {
+            link.state = LinkState::Leaving(leaving);
+        }
+        true
+    }
+
+    fn order_move(
+        &mut self,
+        id: GroupId,
+        from: LinkId,
+        to: LinkId,
+        only: Option<Vec<ConnectionId>>,
+    ) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        let (Some(old), Some(new)) = (group.link(from), group.link(to)) else { return };
+        let (port, to_port) = (old.port, new.port);
+        let keys = key_changes(group, old, new);
+        let to_poller = u8::try_from(to_port.0).expect("pollers have an index of eight bits");
+        // RFC 7609 2.3-3, 2.3-4, 4.6-1
+        self.pollers.command(port, Command::MoveConnections { from, to, to_poller, keys, only });
+    }
+}
+
+/// Connections that change their link for balance.
+#[derive(Debug, PartialEq, Eq)]
+struct Shift {
+    from: LinkId,
+    to: LinkId,
+    moving: Vec<ConnectionId>,
+}
+
+/// The fewest moves after which no link has two connections more than another.
+fn even_out(mut loads: Vec<(LinkId, Vec<ConnectionId>)>) -> Vec<Shift> {
+    let mut shifts: Vec<Shift> = Vec::new();
+    loop {
+        let Some(most) = (0..loads.len()).max_by_key(|index| loads[*index].1.len()) else {
+            return shifts;
+        };
+        let Some(least) = (0..loads.len()).min_by_key(|index| loads[*index].1.len()) else {
+            return shifts;
+        };
+        let surplus = (loads[most].1.len() - loads[least].1.len()) / 2;
+        if surplus == 0 {
+            return shifts;
+        }
+        let keep = loads[most].1.len() - surplus;
+        let moving = loads[most].1.split_off(keep);
+        loads[least].1.extend(&moving);
+        shifts.push(Shift { from: loads[most].0, to: loads[least].0, moving });
+    }
+}
+
+/// What the peer's RMBs are called on one link and on another: all of them, because connections may
+/// be on their way to the one that is left.
+fn key_changes<O>(group: &Group<O>, old: &Link<O>, new: &Link<O>) -> Vec<KeyChange> {
+    let Some(machine) = group.machine() else { return Vec::new() };
+    let change = |((old, old_base), (new, new_base))| KeyChange { old, old_base, new, new_base };
+    machine.peer_rmbs(old.number, new.number).map(change).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connections(slots: std::ops::Range<u16>) -> Vec<ConnectionId> {
+        slots.map(|slot| ConnectionId { slot, generation: 1 }).collect()
+    }
+
+    /// A link that comes back carries its share again, and nobody is moved to and fro for it.
+    // RFC 7609 2.2-2, 2.3-12
+    #[test]
+    fn connections_are_spread_with_the_fewest_moves() {
+        let loads = vec![(LinkId(1), connections(0..9)), (LinkId(2), connections(9..9))];
+        let expected = Shift { from: LinkId(1), to: LinkId(2), moving: connections(5..9) };
+        assert_eq!(even_out(loads), [expected]);
+        let even = vec![(LinkId(1), connections(0..3)), (LinkId(2), connections(3..5))];
+        assert_eq!(even_out(even), []);
+        assert_eq!(even_out(Vec::new()), []);
+        let three = vec![
+            (LinkId(1), connections(0..6)),
+            (LinkId(2), connections(6..12)),
+            (LinkId(3), Vec::new()),
+        ];
+        let mut left = [6, 6, 0];
+        for shift in even_out(three) {
+            left[shift.from.0 as usize - 1] -= shift.moving.len();
+            left[shift.to.0 as usize - 1] += shift.moving.len();
+        }
+        assert!(left.iter().max().unwrap() - left.iter().min().unwrap() <= 1, "{left:?}");
+    }
+}

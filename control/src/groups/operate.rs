@@ -1,0 +1,158 @@
+//! What operators and network devices do to links: delete, add, down, up.
+
+use smcr_engine::LinkId;
+use smcr_proto::Instant;
+use smcr_proto::wire::llc::DeleteReason;
+use smcr_rnic::Rnic;
+
+use super::Groups;
+use super::group::{GroupId, Phase};
+use super::ports::{Pollers, PortId, QpOf};
+use crate::operate::OperateError;
+
+impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
+    /// Deletes a link; with the last one its group ends.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such link.
+    pub fn delete_link(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        orderly: bool,
+    ) -> Result<(), OperateError> {
+        let unknown = || OperateError::Unknown(format!("link {}", link.0));
+        let (id, number) = self.locate(link).ok_or_else(unknown)?;
+        // RFC 7609 3.5.4-5
+        self.with_machine(now, id, |machine| {
+            machine.delete_link(now, number, DeleteReason::OPERATOR, orderly);
+        });
+        Ok(())
+    }
+
+    /// Asks for another link in a group.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such group, or no RNIC that it could be on.
+    pub fn add_link(&mut self, now: Instant, id: GroupId) -> Result<(), OperateError> {
+        if !self.groups.contains_key(&id) {
+            return Err(OperateError::Unknown(format!("link group {}", id.0)));
+        }
+        let port = self.choose_port(id, None).and_then(|port| self.ports[port.0].address());
+        let Some(port) = port else {
+            return Err(OperateError::Refused("no RNIC is left for another link".to_owned()));
+        };
+        self.with_machine(now, id, |machine| machine.want_link(now, port));
+        Ok(())
+    }
+
+    /// An RNIC is not to be used: its links go down, in order or at once.
+    ///
+    /// # Errors
+    ///
+    /// If there is none of this name.
+    pub fn rnic_down(
+        &mut self,
+        now: Instant,
+        name: &str,
+        orderly: bool,
+    ) -> Result<(), OperateError> {
+        for port in self.ports_named(name)? {
+            self.ports[port.0].wanted = false;
+            tracing::warn!(rnic = name, orderly, "an RNIC is taken out of use");
+            self.vacate_port(now, port, orderly);
+        }
+        Ok(())
+    }
+
+    /// An RNIC can be used again: groups get links on it.
+    ///
+    /// # Errors
+    ///
+    /// If there is none of this name.
+    pub fn rnic_up(&mut self, now: Instant, name: &str) -> Result<(), OperateError> {
+        for port in self.ports_named(name)? {
+            self.ports[port.0].wanted = true;
+            tracing::info!(rnic = name, "an RNIC is back in use");
+            self.offer_port(now, port);
+        }
+        Ok(())
+    }
+
+    /// The network of a port came or went.
+    pub fn carrier_changed(&mut self, now: Instant, port: PortId, carrier: bool) {
+        let entry = &mut self.ports[port.0];
+        if std::mem::replace(&mut entry.carrier, carrier) == carrier {
+            return;
+        }
+        let rnic = &entry.name;
+        if carrier {
+            tracing::info!(rnic, "the network of an RNIC is back");
+            self.offer_port(now, port);
+        } else {
+            tracing::warn!(rnic, "the network of an RNIC is gone");
+            self.vacate_port(now, port, false);
+        }
+    }
+
+    fn ports_named(&self, name: &str) -> Result<Vec<PortId>, OperateError> {
+        let named = self.ports.iter().enumerate().filter(|(_, port)| port.name == name);
+        let found: Vec<_> = named.map(|(index, _)| PortId(index)).collect();
+        if found.is_empty() {
+            return Err(OperateError::Unknown(format!("RNIC named {name}")));
+        }
+        Ok(found)
+    }
+
+    /// Tells every group that could use a port that it is there.
+    fn offer_port(&mut self, now: Instant, port: PortId) {
+        let Some(address) = self.ports[port.0].address() else { return };
+        if !self.ports[port.0].is_up() {
+            return;
+        }
+        for id in self.groups_that_could_use(port) {
+            self.with_machine(now, id, |machine| machine.want_link(now, address));
+        }
+    }
+
+    /// Deletes every link on a port.
+    fn vacate_port(&mut self, now: Instant, port: PortId, orderly: bool) {
+        let links = |group: &super::Group<N::Opening>| -> Vec<_> {
+            let here = group.links.iter().filter(|link| link.port == port && link.is_alive());
+            here.map(|link| link.number).collect()
+        };
+        let affected: Vec<_> = self.groups.iter().map(|(id, group)| (*id, links(group))).collect();
+        for (id, numbers) in affected {
+            let opening =
+                self.groups.get(&id).is_some_and(|one| matches!(one.phase, Phase::Opening));
+            if opening && !numbers.is_empty() {
+                self.give_up(now, id);
+                continue;
+            }
+            self.with_machine(now, id, |machine| {
+                for number in numbers {
+                    if orderly {
+                        machine.delete_link(now, number, DeleteReason::OPERATOR, true);
+                    } else {
+                        machine.link_broke(now, number);
+                    }
+                }
+            });
+        }
+    }
+
+    /// Groups on the same physical network as a port, without a link on its RNIC.
+    fn groups_that_could_use(&self, port: PortId) -> Vec<GroupId> {
+        let Some((gid, _)) = self.ports[port.0].address() else { return Vec::new() };
+        let pnet = &self.ports[port.0].pnet;
+        let could = |group: &super::Group<N::Opening>| {
+            let mut alive = group.links.iter().filter(|link| link.is_alive());
+            group.machine().is_some()
+                && group.links.first().is_some_and(|link| self.ports[link.port.0].pnet == *pnet)
+                && alive.all(|link| link.ours.gid != gid)
+        };
+        self.iter().filter(|(_, group)| could(group)).map(|(id, _)| id).collect()
+    }
+}

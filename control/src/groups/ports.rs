@@ -1,0 +1,66 @@
+//! The RNICs that link groups stand on, and the pollers behind them.
+
+use smcr_engine::Command;
+use smcr_proto::wire::clc::proposal::Ipv4Subnet;
+use smcr_proto::{Gid, MacAddress};
+use smcr_rnic::{Opening, Rnic};
+
+/// The queue pair of an RNIC, as it travels to its poller.
+pub type QpOf<N> = <<N as Rnic>::Opening as Opening>::Qp;
+
+/// One RNIC with its poller: an index that never changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PortId(pub usize);
+
+/// An RNIC as link groups use it.
+pub struct Port<N> {
+    /// What the operator calls it.
+    pub name: String,
+    /// The physical network that it is on: links join ports of one network only.
+    pub pnet: String,
+    /// Its IPv4 subnet, if it has one: packets of SMC-Rv1 cross no router.
+    pub subnet: Ipv4Subnet,
+    /// The NIC; none where connections can only be TCP.
+    pub rnic: Option<N>,
+    /// Whether the operator wants it used.
+    pub wanted: bool,
+    /// Whether its network is there.
+    pub carrier: bool,
+}
+
+impl<N: Rnic> Port<N> {
+    /// A port that is up.
+    pub fn new(name: String, pnet: String, subnet: Ipv4Subnet, rnic: Option<N>) -> Self {
+        Self { name, pnet, subnet, rnic, wanted: true, carrier: true }
+    }
+
+    /// Whether links may use it.
+    pub fn is_up(&self) -> bool {
+        self.rnic.is_some() && self.wanted && self.carrier
+    }
+
+    /// What peers know it by.
+    pub fn address(&self) -> Option<(Gid, MacAddress)> {
+        self.rnic.as_ref().map(|rnic| (rnic.port().gid, rnic.port().mac))
+    }
+
+    /// Whether packets to the peer's port need no router, as far as its address tells.
+    // RFC 7609 5.2-1
+    pub(super) fn reaches(&self, peer: Gid) -> bool {
+        let Ipv4Subnet { network, prefix_bits } = self.subnet;
+        let Some(peer) = peer.to_ipv4() else { return true };
+        let mask = u32::MAX.checked_shl(32 - u32::from(prefix_bits)).unwrap_or(0);
+        u32::from_be_bytes(peer) & mask == u32::from_be_bytes(network) & mask
+    }
+}
+
+/// The pollers, one per port, as link groups command them.
+///
+/// Commands for one poller arrive in the order in which they were given.
+pub trait Pollers<Qp> {
+    /// What pollers call a socket.
+    type Stream;
+
+    /// Says `command` to the poller of `port`.
+    fn command(&mut self, port: PortId, command: Command<Qp, Self::Stream>);
+}

@@ -1,0 +1,327 @@
+//! The RMBs of a link group: registered with every RNIC of the group, taken and given back element
+//! by element.
+
+use std::time::Duration;
+
+use smcr_memory::{Region, Rmb, Rmbe};
+use smcr_proto::{Instant, Rkey, RmbeSize};
+use smcr_rnic::{Domain, Exhausted, Registration, Rnic};
+
+use super::ports::PortId;
+use smcr_proto::link_group::RmbIndex;
+
+/// How much memory RMBs may still take, over all link groups.
+#[derive(Debug)]
+pub struct Budget {
+    bytes: u64,
+}
+
+impl Budget {
+    /// A budget of `bytes`.
+    pub fn new(bytes: u64) -> Self {
+        Self { bytes }
+    }
+}
+
+/// The stock of one link group. Its RMBs have elements of one size, and as many of them as the
+/// budget had room for.
+#[derive(Debug)]
+pub struct Stock {
+    size: RmbeSize,
+    elements: u8,
+    rmbs: Vec<Registered>,
+}
+
+#[derive(Debug)]
+struct Registered {
+    index: RmbIndex,
+    rmb: Rmb,
+    /// With each RNIC of the group.
+    keys: Vec<(PortId, Registration)>,
+    standing: Standing,
+    /// Since when no element has been out.
+    idle_since: Option<Instant>,
+}
+
+/// What the peer knows of an RMB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It is being told.
+    Announced,
+    /// Its elements can be offered.
+    Known,
+    /// It is being told that the RMB goes.
+    Withdrawn,
+}
+
+impl Stock {
+    /// An empty stock of RMBs with `elements` elements of `size` each.
+    pub fn new(size: RmbeSize, elements: u8) -> Self {
+        Self { size, elements, rmbs: Vec::new() }
+    }
+
+    /// Takes an element of an RMB that the peer knows, if one is home.
+    pub fn take(&mut self) -> Option<Rmbe> {
+        let known = self.rmbs.iter_mut().filter(|one| one.standing == Standing::Known);
+        // The oldest first, so that the younger can fall idle.
+        for one in known {
+            if let Some(rmbe) = one.rmb.take() {
+                one.idle_since = None;
+                return Some(rmbe);
+            }
+        }
+        None
+    }
+
+    /// Takes an element back.
+    ///
+    /// # Panics
+    ///
+    /// If it is of another stock.
+    pub fn give_back(&mut self, now: Instant, rmbe: Rmbe) {
+        let address = rmbe.rmb_address();
+        let home = self.rmbs.iter_mut().find(|one| one.rmb.region().address() == address);
+        let home = home.expect("an element goes back where it came from");
+        home.rmb.give_back(rmbe);
+        home.idle_since = (home.rmb.in_use() == 0).then_some(now);
+    }
+
+    /// Whether few elements are left to offer, and no RMB is being announced.
+    pub fn runs_low(&self) -> bool {
+        let known = self.rmbs.iter().filter(|one| one.standing == Standing::Known);
+        let free: u32 = known.map(|one| u32::from(one.rmb.elements() - one.rmb.in_use())).sum();
+        free < u32::from(self.elements / LOW_SHARE) + 1 && !self.is_growing()
+    }
+
+    /// Whether an RMB is being announced.
+    pub fn is_growing(&self) -> bool {
+        self.rmbs.iter().any(|one| one.standing == Standing::Announced)
+    }
+
+    /// An RMB that has been idle for so long that it can be withdrawn: the youngest, and never the
+    /// last that the peer knows.
+    pub fn long_idle(&self, now: Instant) -> Option<RmbIndex> {
+        let mut known = self.rmbs.iter().filter(|one| one.standing == Standing::Known);
+        known.next()?;
+        let idle = |one: &&Registered| one.idle_since.is_some_and(|since| now.since(since) >= IDLE);
+        known.filter(idle).map(|one| one.index).next_back()
+    }
+
+    /// When [`long_idle`](Self::long_idle) may have something to say, at the latest.
+    pub fn idle_deadline(&self) -> Option<Instant> {
+        let known = self.rmbs.iter().filter(|one| one.standing == Standing::Known).skip(1);
+        known.filter_map(|one| one.idle_since).min().map(|since| since + IDLE)
+    }
+
+    /// Notes what the peer knows of an RMB now.
+    pub fn set_standing(&mut self, index: RmbIndex, standing: Standing) {
+        if let Some(one) = self.rmbs.iter_mut().find(|one| one.index == index) {
+            one.standing = standing;
+        }
+    }
+
+    /// Keys and addresses of all RMBs with one RNIC.
+    pub fn keys_on(&self, port: PortId) -> Vec<(RmbIndex, Rkey, u64)> {
+        let keys = self.rmbs.iter().flat_map(|one| one.keys.iter().map(move |key| (one, key)));
+        let here = keys.filter(|(_, (other, _))| *other == port);
+        here.map(|(one, (_, key))| (one.index, key.rkey, key.address)).collect()
+    }
+
+    /// The oldest RMB.
+    pub fn first(&self) -> Option<RmbIndex> {
+        self.rmbs.first().map(|one| one.index)
+    }
+
+    /// Keys and addresses of one RMB, with every RNIC that knows it.
+    pub fn keys_of(&self, index: RmbIndex) -> Vec<(PortId, Rkey, u64)> {
+        let keys = self.rmbs.iter().filter(|one| one.index == index).flat_map(|one| &one.keys);
+        keys.map(|(port, key)| (*port, key.rkey, key.address)).collect()
+    }
+
+    /// What the peer must be told to reach the RMB of this element through a link on `port`: key
+    /// and address.
+    pub fn key(&self, rmbe: &Rmbe, port: PortId) -> Option<(Rkey, u64)> {
+        let address = rmbe.rmb_address();
+        let home = self.rmbs.iter().find(|one| one.rmb.region().address() == address)?;
+        let (_, registration) = home.keys.iter().find(|(other, _)| *other == port)?;
+        Some((registration.rkey, registration.address))
+    }
+
+    /// How many RMBs there are.
+    pub fn rmbs(&self) -> u32 {
+        u32::try_from(self.rmbs.len()).expect("few RMBs")
+    }
+
+    /// How many elements there are, and how many of them are in use.
+    pub fn elements(&self) -> (u64, u64) {
+        let sum =
+            |count: fn(&Rmb) -> u8| self.rmbs.iter().map(|one| u64::from(count(&one.rmb))).sum();
+        (sum(Rmb::elements), sum(Rmb::in_use))
+    }
+
+    /// Bytes registered.
+    pub fn bytes(&self) -> u64 {
+        self.rmbs.iter().map(|one| one.rmb.region().len() as u64).sum()
+    }
+
+    /// Adds an RMB that no RNIC knows yet.
+    ///
+    /// # Errors
+    ///
+    /// [`Exhausted`] when there is no budget, no memory or no index left.
+    pub fn grow(
+        &mut self,
+        now: Instant,
+        standing: Standing,
+        budget: &mut Budget,
+    ) -> Result<RmbIndex, Exhausted> {
+        // RFC 7609 2.1-2
+        let unused = |index: &u8| self.rmbs.iter().all(|one| one.index != RmbIndex(*index));
+        let index = RmbIndex((0..u8::MAX).find(unused).ok_or(Exhausted)?);
+        let element_bytes = u64::from(self.size.bytes());
+        let bytes = element_bytes * (budget.bytes / element_bytes).min(self.elements.into());
+        if bytes == 0 {
+            return Err(Exhausted);
+        }
+        let len = usize::try_from(bytes).map_err(|_| Exhausted)?;
+        let region = Region::new(len).map_err(|_| Exhausted)?;
+        budget.bytes -= bytes;
+        let rmb = Rmb::carve(region, self.size);
+        let idle_since = Some(now);
+        self.rmbs.push(Registered { index, rmb, keys: Vec::new(), standing, idle_since });
+        Ok(index)
+    }
+
+    /// Registers with an RNIC what it does not know yet.
+    ///
+    /// # Errors
+    ///
+    /// [`Exhausted`] when there is no key left. What was registered stays so.
+    pub fn register(
+        &mut self,
+        port: PortId,
+        domain: Domain,
+        rnic: &mut impl Rnic,
+    ) -> Result<(), Exhausted> {
+        for one in &mut self.rmbs {
+            if one.keys.iter().all(|(other, _)| *other != port) {
+                one.keys.push((port, rnic.register(domain, one.rmb.region())?));
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up an RMB that the peer does not know any more, or never came to know. The caller
+    /// deregisters it.
+    ///
+    /// # Panics
+    ///
+    /// If an element is out.
+    pub fn discard(&mut self, index: RmbIndex, budget: &mut Budget) -> Vec<(PortId, Registration)> {
+        let Some(place) = self.rmbs.iter().position(|one| one.index == index) else {
+            return Vec::new();
+        };
+        let one = self.rmbs.remove(place);
+        assert_eq!(one.rmb.in_use(), 0);
+        budget.bytes += one.rmb.region().len() as u64;
+        one.keys
+    }
+
+    /// Withdraws everything from an RNIC.
+    pub fn withdraw(&mut self, port: PortId, rnic: &mut impl Rnic) {
+        for one in &mut self.rmbs {
+            let place = one.keys.iter().position(|(other, _)| *other == port);
+            if let Some(place) = place {
+                rnic.deregister(one.keys.swap_remove(place).1);
+            }
+        }
+    }
+
+    /// Returns the memory to the budget.
+    ///
+    /// # Panics
+    ///
+    /// If an element is still out, or an RNIC still knows of it.
+    pub fn close(self, budget: &mut Budget) {
+        budget.bytes += self.bytes();
+        for one in self.rmbs {
+            assert_eq!(one.rmb.in_use(), 0);
+            assert!(one.keys.is_empty(), "what is registered may be written");
+        }
+    }
+}
+
+/// Another RMB is announced when fewer than this share of an RMB's elements is left, or none.
+const LOW_SHARE: u8 = 8;
+/// How long an RMB stays without connections.
+const IDLE: Duration = Duration::from_secs(120);
+
+#[cfg(test)]
+mod tests {
+    use smcr_proto::{Gid, MacAddress, Mtu};
+    use smcr_rnic::Port;
+    use smcr_rnic::sim::{Network, Odds};
+
+    use super::*;
+
+    const NOW: Instant = Instant(1);
+
+    /// The last connections that fit get an element; the next one stays TCP; and what a finished
+    /// group held serves others.
+    #[test]
+    fn a_budget_is_used_up_and_comes_back() {
+        let mut budget = Budget::new(5 * 16_384 + 100);
+        let size = RmbeSize::from_bytes(16_384).unwrap();
+        let mut stock = Stock::new(size, 3);
+        let mut taken = Vec::new();
+        for _ in 0..5 {
+            if stock.elements().0 == taken.len() as u64 {
+                stock.grow(NOW, Standing::Known, &mut budget).unwrap();
+            }
+            taken.push(stock.take().unwrap());
+        }
+        assert_eq!((stock.rmbs(), stock.elements()), (2, (5, 5)), "three elements, then two");
+        assert!(stock.take().is_none());
+        assert_eq!(stock.grow(NOW, Standing::Known, &mut budget), Err(Exhausted));
+        for rmbe in taken {
+            stock.give_back(NOW, rmbe);
+        }
+        stock.close(&mut budget);
+
+        let mut other = Stock::new(size, 255);
+        other.grow(NOW, Standing::Known, &mut budget).unwrap();
+        let rmbe = other.take().unwrap();
+        assert_eq!(other.elements(), (5, 1));
+        other.give_back(NOW, rmbe);
+        other.close(&mut budget);
+    }
+
+    /// A peer reaches an element through every RNIC of the group, by keys of its own, and through
+    /// none any more once it was withdrawn there.
+    #[test]
+    fn an_rmb_has_a_key_with_every_rnic() {
+        let network = Network::new(1, Odds::CALM);
+        let mut nics: Vec<_> = (1..=2)
+            .map(|number| {
+                let mac = MacAddress([number; 6]);
+                network.rnic(Port { gid: Gid([number; 16]), mac, mtu: Mtu::B1024 }).0
+            })
+            .collect();
+        let mut budget = Budget::new(1 << 20);
+        let mut stock = Stock::new(RmbeSize::from_bytes(16_384).unwrap(), 3);
+        stock.grow(NOW, Standing::Known, &mut budget).unwrap();
+        for (index, nic) in nics.iter_mut().enumerate() {
+            let domain = nic.open_domain().unwrap();
+            stock.register(PortId(index), domain, nic).unwrap();
+            stock.register(PortId(index), domain, nic).unwrap();
+        }
+        let rmbe = stock.take().unwrap();
+        assert!(stock.key(&rmbe, PortId(0)).is_some() && stock.key(&rmbe, PortId(1)).is_some());
+        stock.withdraw(PortId(0), &mut nics[0]);
+        assert_eq!(stock.key(&rmbe, PortId(0)), None);
+        assert!(stock.key(&rmbe, PortId(1)).is_some());
+        stock.give_back(NOW, rmbe);
+        stock.withdraw(PortId(1), &mut nics[1]);
+        stock.close(&mut budget);
+    }
+}

@@ -1,0 +1,5 @@
+//! Two hosts, their link groups, and nothing else.
+
+mod contact;
+mod links;
+mod rig;

@@ -1,0 +1,172 @@
+//! First and later contact: who joins which group, on which link, with which element.
+
+use std::time::Duration;
+
+use smcr_proto::Qpn;
+use smcr_proto::link_group::Role;
+use smcr_proto::wire::clc::Offer;
+use smcr_proto::wire::llc::DeleteReason;
+
+use super::rig::{Pair, gid};
+use crate::groups::group::MEMBERS_MAX;
+use crate::groups::{BadOffer, Event, Joined, Peer, PortId};
+
+/// A later contact up to the point where both sides know both elements.
+fn later_contact(pair: &mut Pair) -> (Joined, Joined) {
+    pair.settle();
+    let now = pair.now;
+    let peer = pair.server.groups.iter().next().unwrap().1.peer;
+    let group = pair.server.groups.joinable(PortId(0), peer).expect("a group to join");
+    let link = pair.server.groups.best_link(group).unwrap();
+    let accept = pair.server.groups.join(now, group, link).unwrap();
+    let (group, link) = pair.client.groups.named_by(&accept.offer).expect("a known link");
+    let confirm = pair.client.groups.join(now, group, link).unwrap();
+    pair.client.groups.accept_offer(now, confirm.connection, &accept.offer).unwrap();
+    pair.server.groups.accept_offer(now, accept.connection, &confirm.offer).unwrap();
+    (confirm, accept)
+}
+
+/// The second connection to a peer costs an element, not a queue pair; and no connection is given
+/// what another has.
+// RFC 7609 2-4, 3.5.2.1-3, 3.5.2.1-4, 3.5.2.2-1, 3.5.2.2-3, 3.5.2.2-5, 3.5.2.3-1, 2.2.4-7
+#[test]
+fn a_later_contact_uses_what_is_there() {
+    let mut pair = Pair::new(1, 1);
+    let (client, server) = pair.first_contact();
+    assert!(pair.client.events.contains(&Event::Established(client.group)));
+    assert!(pair.server.events.contains(&Event::Established(server.group)));
+    let mut elements = vec![(server.joined.offer.rkey, server.joined.rmbe.index())];
+    for _ in 0..6 {
+        let (confirm, accept) = later_contact(&mut pair);
+        assert_eq!(accept.offer.qpn, server.joined.offer.qpn);
+        assert_eq!(confirm.offer.qpn, client.joined.offer.qpn);
+        elements.push((accept.offer.rkey, accept.rmbe.index()));
+        pair.server.groups.hand_over(accept.connection, (), accept.rmbe);
+        pair.client.groups.hand_over(confirm.connection, (), confirm.rmbe);
+    }
+    elements.sort_unstable();
+    elements.dedup();
+    assert_eq!(elements.len(), 7, "an element has one connection");
+    assert_eq!(pair.server.groups.iter().count(), 1);
+    assert_eq!(pair.server.groups.iter().next().unwrap().1.stock.rmbs(), 2, "four elements each");
+}
+
+/// A Confirm that leads to a queue pair which is none of ours would have us write into the memory
+/// of a stranger.
+// RFC 7609 3.5.2.3-2
+#[test]
+fn a_confirm_must_name_a_link_of_the_group() {
+    let mut pair = Pair::new(1, 1);
+    let (client, server) = pair.first_contact();
+    let accept = {
+        let link = pair.server.groups.best_link(server.group).unwrap();
+        pair.server.groups.join(pair.now, server.group, link).unwrap()
+    };
+    let right = client.joined.offer;
+    for wrong in [
+        Offer { qpn: Qpn(right.qpn.0 + 1), ..right },
+        Offer { gid: gid(7, 7), ..right },
+        Offer { mac: smcr_proto::MacAddress([9; 6]), ..right },
+    ] {
+        let wrong = Offer { rmbe_index: 9, ..wrong };
+        let outcome = pair.server.groups.accept_offer(pair.now, accept.connection, &wrong);
+        assert_eq!(outcome, Err(BadOffer::NoSuchLink));
+    }
+    let right = Offer { rmbe_index: 9, ..right };
+    pair.server.groups.accept_offer(pair.now, accept.connection, &right).unwrap();
+}
+
+/// A peer that lost track of a connection gives its element to the next one. The old connection
+/// would write into the new one's bytes: it is reset, and the new one goes on.
+// RFC 7609 3.5.2.2-4, 3.5.2.3-1, 4.4.2-3, 4.4.2-6
+#[test]
+fn an_element_that_is_offered_twice_ends_the_first_connection() {
+    let mut pair = Pair::new(1, 1);
+    let (client, server) = pair.first_contact();
+    let old = server.joined.connection;
+    let link = pair.server.groups.best_link(server.group).unwrap();
+    let accept = pair.server.groups.join(pair.now, server.group, link).unwrap();
+    let again = client.joined.offer;
+    pair.server.groups.accept_offer(pair.now, accept.connection, &again).unwrap();
+    pair.settle();
+    assert_eq!(pair.server.aborted, [old]);
+    assert_eq!(pair.server.groups.counts().conflicts, 1);
+    assert!(pair.server.groups.member(accept.connection).is_some());
+}
+
+/// A client that gave up after our Accept may write a moment later. Whoever gets the element at
+/// once reads bytes of a stranger.
+// RFC 7609 3.5.4-2, 4.4.2-2
+#[test]
+fn an_element_that_was_offered_in_vain_rests() {
+    let mut pair = Pair::new(1, 1);
+    let (_client, server) = pair.first_contact();
+    let link = pair.server.groups.best_link(server.group).unwrap();
+    let given_up = pair.server.groups.join(pair.now, server.group, link).unwrap();
+    let element = (given_up.offer.rkey, given_up.rmbe.index());
+    pair.server.groups.leave(pair.now, given_up.connection, given_up.rmbe);
+    let mut taken = Vec::new();
+    for _ in 0..4 {
+        let next = pair.server.groups.join(pair.now, server.group, link).unwrap();
+        assert_ne!((next.offer.rkey, next.rmbe.index()), element);
+        taken.push(next);
+        pair.settle();
+    }
+    pair.pass(Duration::from_secs(31));
+    let next = pair.server.groups.join(pair.now, server.group, link).unwrap();
+    assert_eq!((next.offer.rkey, next.rmbe.index()), element, "it comes back in the end");
+}
+
+/// 255 connections are the most that deployed peers put into one group. The next one begins another
+/// group beside it, with queue pairs and memory of its own.
+// RFC 7609 3.5.3-1, 3.5.3-2, 3.5.3-3, 3.5.3-4, 3.5.3-5, 3.5.3-6
+#[test]
+fn a_full_group_gets_a_parallel_one() {
+    let mut pair = Pair::new(1, 1);
+    let (client, server) = pair.first_contact();
+    let peer = pair.server.groups.at(server.group).unwrap().peer;
+    let link = pair.server.groups.best_link(server.group).unwrap();
+    let mut held = Vec::new();
+    for _ in 1..MEMBERS_MAX {
+        assert_eq!(pair.server.groups.joinable(PortId(0), peer), Some(server.group));
+        held.push(pair.server.groups.join(pair.now, server.group, link).unwrap());
+        pair.settle();
+    }
+    assert_eq!(pair.server.groups.joinable(PortId(0), peer), None);
+    let (second_client, second_server) = pair.first_contact();
+    assert_ne!(second_client.group, client.group);
+    assert_ne!(second_server.joined.offer.qpn, server.joined.offer.qpn);
+    assert_ne!(second_server.joined.offer.rkey, server.joined.offer.rkey);
+    assert_eq!(pair.server.groups.joinable(PortId(0), peer), Some(second_server.group));
+}
+
+/// Who connects decides who leads. A group in which both sides believed to lead would never agree.
+// RFC 7609 2.2.3-2
+#[test]
+fn the_reverse_direction_gets_a_group_of_its_own() {
+    let mut pair = Pair::new(1, 1);
+    let (client, server) = pair.first_contact();
+    let of_server = Peer::of(&server.joined.offer);
+    assert_eq!(pair.client.groups.joinable(PortId(0), of_server), None);
+    assert_eq!(pair.server.groups.named_by(&client.joined.offer), None);
+    let reverse = pair.client.groups.open(pair.now, PortId(0), Role::Server, of_server).unwrap();
+    assert_ne!(reverse, client.group);
+}
+
+/// A group that ended is not joined, and leaves no memory registered with an RNIC.
+// RFC 7609 C.4-1, 3.5.4-8, 3.5.4-9, 2.1-6
+#[test]
+fn a_group_that_is_over_is_out_of_sync() {
+    let mut pair = Pair::new(1, 1);
+    let (client, server) = pair.first_contact();
+    pair.server.groups.shut_down(pair.now, server.group, DeleteReason::OPERATOR);
+    pair.settle();
+    assert!(pair.client.events.contains(&Event::Ended(client.group)));
+    assert_eq!(pair.client.groups.named_by(&server.joined.offer), None);
+    assert_eq!((pair.client.failed.len(), pair.server.failed.len()), (1, 1));
+    let Joined { connection, rmbe, .. } = client.joined;
+    pair.client.groups.closed(pair.now, connection, Some(rmbe));
+    let Joined { connection, rmbe, .. } = server.joined;
+    pair.server.groups.closed(pair.now, connection, Some(rmbe));
+    assert!(pair.client.groups.is_empty() && pair.server.groups.is_empty());
+}

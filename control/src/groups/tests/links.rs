@@ -1,0 +1,180 @@
+//! Several links: how a group becomes redundant, loses links, and gets them back.
+
+use std::time::Duration;
+
+use smcr_engine::ConnectionId;
+use smcr_proto::link_group::Symmetry;
+use smcr_proto::wire::llc::DeleteReason;
+
+use super::rig::{Contact, Host, Pair};
+use crate::groups::{Event, GroupId, PortId};
+use crate::operate::OperateError;
+
+fn symmetry(host: &Host, group: GroupId) -> Symmetry {
+    host.groups
+        .at(group)
+        .and_then(|group| group.machine())
+        .map_or(Symmetry::Single, |it| it.symmetry())
+}
+
+fn links(host: &Host, group: GroupId) -> usize {
+    host.groups.at(group).map_or(0, |group| group.links.len())
+}
+
+/// The port that a connection's poller belongs to.
+fn port(host: &Host, connection: ConnectionId) -> PortId {
+    host.groups.member(connection).expect("it is not over").port
+}
+
+/// A group whose first connection is relayed on both sides, and what follows from the RNICs.
+fn established(client_nics: u8, server_nics: u8) -> (Pair, GroupId, GroupId, [ConnectionId; 2]) {
+    let mut pair = Pair::new(client_nics, server_nics);
+    let (client, server) = pair.first_contact();
+    let connections = [client.joined.connection, server.joined.connection];
+    let (client_group, server_group) = (client.group, server.group);
+    let Contact { joined, .. } = client;
+    pair.client.groups.hand_over(joined.connection, (), joined.rmbe);
+    let Contact { joined, .. } = server;
+    pair.server.groups.hand_over(joined.connection, (), joined.rmbe);
+    pair.settle();
+    (pair, client_group, server_group, connections)
+}
+
+/// Two RNICs on each side: a host that loses one of them must have the other in use already.
+// RFC 7609 2.2-1, 2.2-4, 2.2.1-4, 2.2.3-1, 2.1-3, 2.1-6, 3.5.1.6-2, 3.5.1.6.1-5
+#[test]
+fn two_rnics_on_each_side_make_a_symmetric_group() {
+    let (pair, client, server, _) = established(2, 2);
+    for (host, group) in [(&pair.client, client), (&pair.server, server)] {
+        assert_eq!(symmetry(host, group), Symmetry::Symmetric);
+        let group = host.groups.at(group).unwrap();
+        let mut ports: Vec<_> = group.links.iter().map(|link| link.port).collect();
+        ports.sort_unstable();
+        assert_eq!(ports, [PortId(0), PortId(1)]);
+    }
+}
+
+/// One RNIC here and two there: redundancy as far as it goes.
+// RFC 7609 2.2.1-3, 2.2-3, 2.2.1-1, 2.2.1-2, 3.5.1.6.1-2, 3.5.1.6.1-6
+#[test]
+fn fewer_rnics_make_asymmetric_and_single_groups() {
+    let (pair, client, server, _) = established(1, 2);
+    assert_eq!(symmetry(&pair.client, client), Symmetry::AsymmetricLocal);
+    assert_eq!(symmetry(&pair.server, server), Symmetry::AsymmetricPeer);
+    let (pair, client, server, _) = established(1, 1);
+    assert_eq!(symmetry(&pair.client, client), Symmetry::Single);
+    assert_eq!((links(&pair.client, client), links(&pair.server, server)), (1, 1));
+}
+
+/// An RNIC that fails takes no connection along; when it is back it is used again.
+// RFC 7609 2.2-1, 2.2.1-5, 2.3-3, 2.3-4, 2.3-5, 2.3-12, C.8-2
+#[test]
+fn connections_outlive_either_rnic() {
+    let (mut pair, client, server, [near, far]) = established(2, 2);
+    for name in ["r0", "r1", "r0"] {
+        pair.client.groups.rnic_down(pair.now, name, false).unwrap();
+        pair.pass(Duration::from_secs(3));
+        let other = if name == "r0" { PortId(1) } else { PortId(0) };
+        assert_eq!(port(&pair.client, near), other, "{name} is down");
+        // The server still has two, and makes the best of it.
+        assert_eq!(symmetry(&pair.client, client), Symmetry::AsymmetricLocal);
+        assert_eq!(symmetry(&pair.server, server), Symmetry::AsymmetricPeer);
+        pair.client.groups.rnic_up(pair.now, name).unwrap();
+        pair.pass(Duration::from_secs(3));
+        assert_eq!(symmetry(&pair.client, client), Symmetry::Symmetric, "{name} is up");
+        assert_eq!(symmetry(&pair.server, server), Symmetry::Symmetric);
+    }
+    assert!(pair.client.groups.member(near).is_some() && pair.server.groups.member(far).is_some());
+    assert!(pair.client.failed.is_empty() && pair.server.failed.is_empty());
+    assert_eq!(pair.client.groups.counts().links_failed_over, 3);
+    assert_eq!(
+        (links(&pair.client, client), links(&pair.server, server)),
+        (2, 2),
+        "none is left over"
+    );
+}
+
+/// The last RNIC takes the group along: its connections are reset, not left hanging.
+// RFC 7609 4.8.3-3, 2.1-6
+#[test]
+fn without_any_rnic_the_group_ends() {
+    let (mut pair, client, _, _) = established(2, 2);
+    pair.client.groups.rnic_down(pair.now, "r0", false).unwrap();
+    pair.client.groups.rnic_down(pair.now, "r1", false).unwrap();
+    pair.pass(Duration::from_secs(1));
+    assert!(pair.client.events.contains(&Event::Ended(client)));
+    assert!(!pair.client.failed.is_empty());
+    let unknown = pair.client.groups.rnic_up(pair.now, "r7");
+    assert_eq!(unknown, Err(OperateError::Unknown("RNIC named r7".to_owned())));
+}
+
+/// An operator who deletes a link in order wants nobody to notice.
+// RFC 7609 2.3-13, 2.3-14, 3.5.4-5
+#[test]
+fn an_orderly_delete_moves_connections_first() {
+    for side in ["client", "server"] {
+        let (mut pair, client, server, [near, far]) = established(2, 2);
+        let (host, connection) =
+            if side == "client" { (&mut pair.client, near) } else { (&mut pair.server, far) };
+        let link = host.groups.member(connection).unwrap().link;
+        host.groups.delete_link(pair.now, link, true).unwrap();
+        pair.pass(Duration::from_secs(3));
+        let host = if side == "client" { &pair.client } else { &pair.server };
+        assert_ne!(host.groups.member(connection).unwrap().link, link, "by the {side}");
+        assert_eq!((links(&pair.client, client), links(&pair.server, server)), (1, 1));
+        assert!(pair.client.failed.is_empty() && pair.server.failed.is_empty());
+    }
+}
+
+/// Connections are spread over the links, so that two RNICs carry more than one.
+// RFC 7609 2.2-2, 2.3-1, 2.3-12, 3.5.2.1-6
+#[test]
+fn connections_are_spread_over_links() {
+    let (mut pair, _client, server, _) = established(2, 2);
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        let link = pair.server.groups.best_link(server).unwrap();
+        held.push(pair.server.groups.join(pair.now, server, link).unwrap());
+    }
+    let group = pair.server.groups.at(server).unwrap();
+    let loads: Vec<_> = group.links.iter().map(|link| group.members_on(link.id)).collect();
+    assert_eq!(loads, [2, 2]);
+}
+
+/// A rendezvous must not wait for memory: before the last element is taken the peer knows the next
+/// RMB, on every link.
+// RFC 7609 3.5.5.2-1, 3.5.2.1-7
+#[test]
+fn the_next_rmb_is_known_before_it_is_needed() {
+    let (mut pair, _client, server, _) = established(2, 2);
+    let mut held = Vec::new();
+    for _ in 0..10 {
+        let link = pair.server.groups.best_link(server).unwrap();
+        held.push(pair.server.groups.join(pair.now, server, link).expect("no wait"));
+        pair.settle();
+    }
+    assert_eq!(pair.server.groups.at(server).unwrap().stock.rmbs(), 3);
+    // What is long idle goes again.
+    for joined in held {
+        pair.server.groups.closed(pair.now, joined.connection, Some(joined.rmbe));
+    }
+    pair.pass(Duration::from_secs(300));
+    assert_eq!(pair.server.groups.at(server).unwrap().stock.rmbs(), 1);
+}
+
+/// A group that is over leaves nothing registered with any RNIC: memory that stayed open to writes
+/// would be somebody else's tomorrow. (Closing a domain with something in it panics.)
+// RFC 7609 2.1-6, 3.5.4-8
+#[test]
+fn a_group_that_ends_leaves_every_rnic() {
+    let (mut pair, client, server, [near, far]) = established(2, 2);
+    pair.client.groups.shut_down(pair.now, client, DeleteReason::OPERATOR);
+    pair.pass(Duration::from_secs(1));
+    assert!(pair.server.events.contains(&Event::Ended(server)));
+    for (host, connection) in [(&mut pair.client, near), (&mut pair.server, far)] {
+        let place = host.relayed.iter().position(|(id, _)| *id == connection).unwrap();
+        let (_, rmbe) = host.relayed.swap_remove(place);
+        host.groups.closed(pair.now, connection, Some(rmbe));
+        assert!(host.groups.is_empty());
+    }
+}

@@ -1,0 +1,243 @@
+//! Two hosts with simulated RNICs, joined by their LLC messages: no poller, no socket.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use smcr_engine::handoff::KeyChange;
+use smcr_engine::{Command, ConnectionId, LinkId};
+use smcr_proto::link::Keepalive;
+use smcr_proto::link_group::Role;
+use smcr_proto::wire::clc::proposal::Ipv4Subnet;
+use smcr_proto::{Gid, Instant, MacAddress, Mtu, PeerId, Qpn, RmbeSize};
+use smcr_rnic::Message;
+use smcr_rnic::sim::{self, Network, Odds};
+
+use super::super::*;
+
+/// What stands for a socket.
+pub(super) type Stream = ();
+/// The queue pair of a simulated RNIC.
+pub(super) type Qp = QpOf<sim::Rnic>;
+
+/// What stands for the pollers of a host: remembers what they were told.
+#[derive(Default)]
+pub(super) struct Told {
+    commands: VecDeque<(PortId, Command<Qp, Stream>)>,
+}
+
+impl Pollers<Qp> for Told {
+    type Stream = Stream;
+
+    fn command(&mut self, port: PortId, command: Command<Qp, Stream>) {
+        self.commands.push_back((port, command));
+    }
+}
+
+/// One host.
+pub(super) struct Host {
+    pub(super) groups: Groups<sim::Rnic, Told>,
+    pub(super) events: Vec<Event>,
+    /// Links whose connections were failed.
+    pub(super) failed: Vec<LinkId>,
+    /// Connections that were aborted.
+    pub(super) aborted: Vec<ConnectionId>,
+    /// Elements of connections that were handed over.
+    pub(super) relayed: Vec<(ConnectionId, smcr_memory::Rmbe)>,
+}
+
+/// Two hosts in one network: a client and a server.
+pub(super) struct Pair {
+    pub(super) now: Instant,
+    pub(super) client: Host,
+    pub(super) server: Host,
+}
+
+impl Pair {
+    /// Hosts with so many RNICs, calm ones.
+    pub(super) fn new(client_nics: u8, server_nics: u8) -> Self {
+        let network = Network::new(1, Odds::CALM);
+        let client = Host::new(&network, 1, client_nics);
+        let server = Host::new(&network, 2, server_nics);
+        Self { now: Instant(1_000_000_000), client, server }
+    }
+
+    /// A first contact over the first RNIC of each host, and everything that follows from it.
+    /// Returns the group of the client, that of the server, and the connection on each side.
+    pub(super) fn first_contact(&mut self) -> (Contact, Contact) {
+        let peer = Peer { id: PEER_IDS[0], gid: gid(1, 0), mac: mac(1, 0) };
+        let server = self.server.groups.open(self.now, PortId(0), Role::Server, peer).unwrap();
+        let link = self.server.groups.best_link(server).unwrap();
+        let accept = self.server.groups.join(self.now, server, link).unwrap();
+
+        let peer = Peer::of(&accept.offer);
+        let client = self.client.groups.open(self.now, PortId(0), Role::Client, peer).unwrap();
+        let link = self.client.groups.best_link(client).unwrap();
+        let confirm = self.client.groups.join(self.now, client, link).unwrap();
+        self.client.groups.connect(self.now, client, &accept.offer).unwrap();
+        self.client.groups.accept_offer(self.now, confirm.connection, &accept.offer).unwrap();
+
+        self.server.groups.connect(self.now, server, &confirm.offer).unwrap();
+        self.server.groups.accept_offer(self.now, accept.connection, &confirm.offer).unwrap();
+        self.settle();
+        (Contact { group: client, joined: confirm }, Contact { group: server, joined: accept })
+    }
+
+    /// Lets both hosts talk until neither has anything to say.
+    pub(super) fn settle(&mut self) {
+        loop {
+            let to_server = self.client.obey(self.now);
+            let to_client = self.server.obey(self.now);
+            if to_server.is_empty() && to_client.is_empty() {
+                return;
+            }
+            for (from, message) in to_server {
+                self.server.hear(self.now, from, &message);
+            }
+            for (from, message) in to_client {
+                self.client.hear(self.now, from, &message);
+            }
+        }
+    }
+
+    /// Lets time pass in steps of 100 ms.
+    pub(super) fn pass(&mut self, time: Duration) {
+        let until = self.now + time;
+        while self.now < until {
+            self.now = until.min(self.now + Duration::from_millis(100));
+            self.client.groups.expire(self.now);
+            self.server.groups.expire(self.now);
+            self.settle();
+        }
+    }
+}
+
+/// One side of a rendezvous that succeeded.
+pub(super) struct Contact {
+    pub(super) group: GroupId,
+    pub(super) joined: Joined,
+}
+
+impl Host {
+    fn new(network: &Network, host: u8, nics: u8) -> Self {
+        let ports = (0..nics).map(|index| {
+            let port =
+                smcr_rnic::Port { gid: gid(host, index), mac: mac(host, index), mtu: Mtu::B1024 };
+            let rnic = Some(network.rnic(port).0);
+            Port::new(format!("r{index}"), String::new(), Ipv4Subnet::default(), rnic)
+        });
+        let settings = Settings {
+            peer_id: PEER_IDS[usize::from(host) - 1],
+            rmbe_size: RmbeSize::from_bytes(16_384).unwrap(),
+            rmb_elements: 4,
+            rmb_bytes: 1 << 26,
+            keepalive: Keepalive {
+                idle: Some(Duration::from_secs(30)),
+                reply_wait: Duration::from_secs(2),
+            },
+            idle_group_server: Duration::from_secs(600),
+            idle_group_client: Duration::from_secs(610),
+            max_links: 8,
+        };
+        Self {
+            groups: Groups::new(settings, ports.collect(), Told::default()),
+            events: Vec::new(),
+            failed: Vec::new(),
+            aborted: Vec::new(),
+            relayed: Vec::new(),
+        }
+    }
+
+    /// Does what pollers would, and returns the LLC messages that leave, each with the queue pair
+    /// that it leaves by.
+    fn obey(&mut self, now: Instant) -> Vec<(Qpn, Message)> {
+        let mut leaving = Vec::new();
+        while let Some((_, command)) = self.groups.pollers_mut().commands.pop_front() {
+            match command {
+                Command::SendLlc { link, message } => {
+                    let mut links = self.groups.iter().flat_map(|(_, group)| &group.links);
+                    let link = links.find(|one| one.id == link).expect("it was not retired");
+                    leaving.push((link.ours.qpn, message));
+                }
+                Command::FailConnections { link } => self.failed.push(link),
+                Command::RetireLink { link } => self.groups.link_retired(now, link),
+                Command::Abort { connection } => self.aborted.push(connection),
+                Command::Relay { connection, established } => match *established {
+                    smcr_engine::Established::Smc { rmbe, .. } => {
+                        self.relayed.push((connection, rmbe));
+                    }
+                    smcr_engine::Established::Tcp { .. } => panic!("groups relay no TCP"),
+                },
+                Command::MoveConnections { from, to, keys, only, .. } => {
+                    self.move_members(now, from, to, &keys, only);
+                }
+                Command::AddLink { .. }
+                | Command::FailLink { .. }
+                | Command::Expect { .. }
+                | Command::Forget { .. }
+                | Command::Adopt(_)
+                | Command::Deliver { .. }
+                | Command::Stop => {}
+            }
+        }
+        while let Some(event) = self.groups.poll_event() {
+            self.events.push(event);
+        }
+        leaving
+    }
+
+    /// Moves connections as a poller would: at once, and those without a key not at all.
+    fn move_members(
+        &mut self,
+        now: Instant,
+        from: LinkId,
+        to: LinkId,
+        keys: &[KeyChange],
+        only: Option<Vec<ConnectionId>>,
+    ) {
+        let all: Vec<_> = self
+            .groups
+            .iter()
+            .flat_map(|(_, group)| &group.members)
+            .map(|(id, member)| (*id, *member))
+            .collect();
+        for (connection, member) in all {
+            let chosen = only.as_ref().is_none_or(|only| only.contains(&connection));
+            if !chosen || member.link != from || !member.relayed {
+                continue;
+            }
+            let rkey = member.peer.expect("what is relayed has a peer").rkey;
+            let key = keys.iter().find(|key| key.old == rkey);
+            let key = key.unwrap_or_else(|| panic!("{connection:?} would be reset"));
+            self.groups.connection_moved(connection, to, key.new);
+        }
+        if only.is_none() {
+            self.groups.link_vacated(now, from);
+        }
+    }
+
+    /// Takes in a message of the peer's queue pair.
+    fn hear(&mut self, now: Instant, from: Qpn, message: &Message) {
+        let end = self.groups.iter().find_map(|(_, group)| {
+            let mut links = group.links.iter();
+            let end = links.find(|one| one.theirs.is_some_and(|theirs| theirs.qpn == from))?;
+            Some(end.id)
+        });
+        if let Some(end) = end {
+            self.groups.llc_received(now, end, message);
+        }
+    }
+}
+
+/// The port of a host.
+pub(super) fn gid(host: u8, nic: u8) -> Gid {
+    let mut gid = [host; 16];
+    gid[15] = nic;
+    Gid(gid)
+}
+
+fn mac(host: u8, nic: u8) -> MacAddress {
+    MacAddress([2, 0, 0, 0, host, nic])
+}
+
+/// Of the client and of the server.
+const PEER_IDS: [PeerId; 2] = [PeerId([1; 8]), PeerId([2; 8])];

@@ -1,0 +1,246 @@
+//! The network this gateway is in, as far as it changes while it runs: which devices there are,
+//! which of its RNICs can be used, and which of them a connection goes through.
+//!
+//! The kernel says over a netlink socket that something about devices or addresses changed. What it
+//! says is not read: the state is looked at afresh, so that nothing is lost when many things change
+//! at once.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
+use smcr_os::netdev::NetworkDevice;
+use smcr_proto::Instant;
+use smcr_proto::wire::clc::Proposal;
+use smcr_rnic::Rnic;
+
+use crate::device::{self, Devices, Subnets};
+use crate::gateway::Gateway;
+use crate::groups::PortId;
+use crate::pnet::PnetTable;
+
+/// Where a port is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The RNIC it belongs to, by the operator's name. All ports of one RNIC are alike to peers.
+    pub rnic: String,
+    /// The network device below it.
+    pub device: String,
+    /// The address it lives at; none where there is no RNIC.
+    pub address: Option<IpAddr>,
+}
+
+/// Devices, ports, and who goes with whom.
+#[derive(Debug)]
+pub struct Network {
+    devices: Devices,
+    pnet: PnetTable,
+    places: Vec<Place>,
+    /// Whether each port can be used.
+    up: Vec<bool>,
+    /// Ports that are up, for connections of each network device.
+    by_device: HashMap<String, Vec<PortId>>,
+    /// Readable when something changed; none where the kernel does not say.
+    changes: Option<OwnedFd>,
+}
+
+impl Network {
+    /// The network as `devices` has it, with a port at each of `places`.
+    pub fn new(devices: Devices, pnet: PnetTable, places: Vec<Place>) -> Self {
+        let changes = watch()
+            .inspect_err(|error| tracing::warn!(%error, "devices that fail will not be noticed"))
+            .ok();
+        let up = vec![false; places.len()];
+        let mut network = Self { devices, pnet, places, up, by_device: HashMap::new(), changes };
+        network.judge();
+        network
+    }
+
+    /// The ports for a connection whose local address is `local`: those of the RNIC that goes with
+    /// the device of the connection, as far as they are up.
+    pub fn ports_for(&self, local: IpAddr) -> &[PortId] {
+        let device = self.devices.owner_of(local);
+        let ports = device.and_then(|device| self.by_device.get(&device.name));
+        ports.map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether a port can be used.
+    pub fn is_up(&self, port: PortId) -> bool {
+        self.up[port.0]
+    }
+
+    /// The network device below a port.
+    pub fn device_of(&self, port: PortId) -> &str {
+        &self.places[port.0].device
+    }
+
+    /// What a Proposal says about the network of a connection whose local address is `local`.
+    pub fn subnets(&self, local: IpAddr) -> Subnets {
+        let device = self.devices.owner_of(local);
+        device.map_or_else(Subnets::default, |device| device::subnets(device, local))
+    }
+
+    /// Whether the client that proposed is in the network of the server's end of its connection.
+    pub fn is_shared(&self, proposal: &Proposal, local: IpAddr) -> bool {
+        let device = self.devices.owner_of(local);
+        device.is_some_and(|device| device::subnets_match(proposal, local, device))
+    }
+
+    /// Readable when [`refresh`](Self::refresh) would find something.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.changes.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Looks at the devices afresh. Returns the ports that came up or went down.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel does not answer: the state is as before.
+    pub fn refresh(&mut self) -> io::Result<Vec<PortId>> {
+        let mut bytes = [0; 8192];
+        // That messages were lost is one more reason to look, and all there is to know of them.
+        while let Some(changes) = &self.changes
+            && !matches!(
+                recv(changes, &mut bytes, RecvFlags::DONTWAIT),
+                Err(rustix::io::Errno::AGAIN)
+            )
+        {}
+        self.devices = Devices::read()?;
+        let before = self.up.clone();
+        self.judge();
+        let ports = (0..self.up.len()).map(PortId);
+        Ok(ports.filter(|port| before[port.0] != self.up[port.0]).collect())
+    }
+
+    /// Which ports are up, and who may use them.
+    fn judge(&mut self) {
+        let devices = &self.devices;
+        let is_up = |place: &Place| {
+            let device = devices.named(&place.device);
+            place.address.is_some_and(|ip| device.is_some_and(|device| carries(device, ip)))
+        };
+        self.up = self.places.iter().map(is_up).collect();
+        let ports_for = |device: &NetworkDevice| {
+            let rnic = self.pnet.rnic_for(&device.name).name;
+            let ports = self.places.iter().zip(&self.up).enumerate();
+            let usable = ports.filter(|(_, (place, up))| **up && place.rnic == rnic);
+            (device.name.clone(), usable.map(|(index, _)| PortId(index)).collect())
+        };
+        self.by_device = self.devices.all().iter().map(ports_for).collect();
+    }
+}
+
+/// Whether packets from `address` can leave through `device` now.
+fn carries(device: &NetworkDevice, address: IpAddr) -> bool {
+    let has = device.addresses.iter().any(|(own, _)| *own == address);
+    let is_local = |own: IpAddr| own.is_ipv4() && own.is_loopback();
+    let loopback = is_local(address) && device.addresses.iter().any(|(own, _)| is_local(*own));
+    device.running && (has || loopback)
+}
+
+/// A socket that hears of devices and addresses.
+fn watch() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let family = AddressFamily::NETLINK;
+    // Protocol zero of this family is NETLINK_ROUTE.
+    let socket = socket_with(family, SocketType::RAW, flags, None)?;
+    bind(&socket, &SocketAddrNetlink::new(0, LINK | IPV4_ADDRESS | IPV6_ADDRESS))?;
+    Ok(socket)
+}
+
+impl<N: Rnic> Gateway<N> {
+    /// Something about network devices changed: an RNIC is gone, without a carrier or without its
+    /// address, or it works again.
+    pub(crate) fn network_changed(&mut self, now: Instant) {
+        match self.network.refresh() {
+            Ok(ports) => {
+                for port in ports {
+                    self.groups.carrier_changed(now, port, self.network.is_up(port));
+                }
+            }
+            Err(error) => tracing::warn!(%error, "the network devices cannot be listed"),
+        }
+    }
+}
+
+// Groups of messages, of linux/rtnetlink.h.
+const LINK: u32 = 0x1;
+const IPV4_ADDRESS: u32 = 0x10;
+const IPV6_ADDRESS: u32 = 0x100;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    fn device(name: &str, addresses: &[&str]) -> NetworkDevice {
+        NetworkDevice {
+            name: name.into(),
+            mac: None,
+            mtu: 1500,
+            index: 2,
+            up: true,
+            running: true,
+            addresses: addresses.iter().map(|text| (text.parse().unwrap(), 64)).collect(),
+        }
+    }
+
+    fn place(rnic: &str, device: &str, address: &str) -> Place {
+        Place { rnic: rnic.into(), device: device.into(), address: address.parse().ok() }
+    }
+
+    fn network() -> Network {
+        let text = "[[rnic]]\nname='r0'\ndevice='va'\n[[pnet]]\ndevice='vlan7'\nrnic='r0'\n\
+                    [[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:2'\n";
+        let pnet = PnetTable::new(&Config::parse(text, "gate.toml").unwrap());
+        let devices = [device("va", &["10.8.0.1", "fd00::1"]), device("vlan7", &["10.9.0.1"])];
+        let places = vec![place("r0", "va", "fd00::1"), place("r0", "va", "fd00::1")];
+        Network::new(Devices::from_iter(devices), pnet, places)
+    }
+
+    /// Two pollers of one RNIC share its connections, whatever the family of their addresses.
+    #[test]
+    fn connections_use_the_ports_of_the_rnic_of_their_device() {
+        let network = network();
+        let ports = |address: &str| network.ports_for(address.parse().unwrap());
+        for address in ["10.8.0.1", "::ffff:10.8.0.1", "fd00::1", "10.9.0.1"] {
+            assert_eq!(ports(address), [PortId(0), PortId(1)], "{address}");
+        }
+        assert_eq!(ports("10.7.0.1"), []);
+    }
+
+    /// A connection over a dead port would wait for ten seconds and then fail.
+    #[test]
+    fn a_port_without_carrier_or_address_takes_no_connections() {
+        let mut network = network();
+        network.devices = Devices::from_iter([
+            NetworkDevice { running: false, ..device("va", &["fd00::1"]) },
+            device("vlan7", &["10.9.0.1"]),
+        ]);
+        network.judge();
+        let ports = |network: &Network| network.ports_for("10.9.0.1".parse().unwrap()).len();
+        assert_eq!((network.is_up(PortId(0)), ports(&network)), (false, 0));
+        network.devices =
+            Devices::from_iter([device("va", &["fd00::2"]), device("vlan7", &["10.9.0.1"])]);
+        network.judge();
+        assert_eq!((network.is_up(PortId(0)), ports(&network)), (false, 0), "another address");
+        network.devices =
+            Devices::from_iter([device("va", &["fd00::1"]), device("vlan7", &["10.9.0.1"])]);
+        network.judge();
+        assert_eq!((network.is_up(PortId(1)), ports(&network)), (true, 2), "it is back");
+    }
+
+    /// Nothing happens in this namespace, and refreshing it must find just that.
+    #[test]
+    fn without_changes_there_is_nothing_to_tell() {
+        let pnet = PnetTable::default();
+        let places = vec![place("soft-lo", "lo", "127.0.0.1"), place("soft-lo", "lo", "::2")];
+        let mut network = Network::new(Devices::read().unwrap(), pnet, places);
+        assert!(network.descriptor().is_some());
+        assert_eq!(network.refresh().unwrap(), []);
+        assert!(network.is_up(PortId(0)) && !network.is_up(PortId(1)));
+    }
+}

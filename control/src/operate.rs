@@ -1,0 +1,58 @@
+//! What an operator can tell a running gateway to do: `POST /operate`, as types.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// One command. In JSON: `{"do": "rnic_down", "rnic": "r0", "orderly": true}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Operation {
+    /// Take a link out of its group; with the last one the group ends.
+    LinkDelete {
+        /// Its id, as `smcgate links` shows it.
+        link: u32,
+        /// Let its connections move first.
+        orderly: bool,
+    },
+    /// Ask for another link in a group, on an RNIC that it does not use yet.
+    LinkAdd {
+        /// The group, as `smcgate groups` shows it.
+        group: u32,
+    },
+    /// Use an RNIC no more, until it is said to be up again.
+    RnicDown {
+        /// Its name.
+        rnic: String,
+        /// Let connections move first.
+        orderly: bool,
+    },
+    /// Use an RNIC again.
+    RnicUp {
+        /// Its name.
+        rnic: String,
+    },
+}
+
+/// Why a command was not obeyed. Displays on one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OperateError {
+    /// There is no such thing.
+    Unknown(String),
+    /// It cannot be done now.
+    Refused(String),
+    /// The gateway did not answer.
+    Silent,
+}
+
+impl fmt::Display for OperateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown(what) => write!(f, "there is no {what}"),
+            Self::Refused(why) => f.write_str(why),
+            Self::Silent => f.write_str("the control thread does not answer"),
+        }
+    }
+}
+
+impl std::error::Error for OperateError {}

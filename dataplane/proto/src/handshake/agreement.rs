@@ -1,0 +1,251 @@
+//! Which version of SMC-R two peers speak, decided once per connection.
+//!
+//! The client offers versions in its Proposal, the server chooses: version 2 if both have an EID in
+//! common, else version 1 if both have it, else neither. In version 2 the first-contact extensions
+//! then settle the release and the size of the link group: the server answers with the smaller of
+//! both wishes, the client repeats the answer. All of this is what Linux does.
+
+use super::HandshakeError;
+use crate::error::PeerMisbehaved;
+use crate::limits::{CONNECTIONS_PER_GROUP_MIN, LINKS_MAX};
+use crate::vocabulary::{Gid, MacAddress};
+use crate::wire::clc::v2::{
+    Capabilities, Eid, Eids, FirstContact, Gids, HostName, OfferV2, OsType, ProposalExtension,
+    ProposalV2, RELEASE,
+};
+use crate::wire::clc::{Diagnosis, Proposal};
+
+/// What a side says of itself in version 2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PolicyV2 {
+    /// The communities we belong to, the preferred one first. See [`Eid::with_ours`].
+    pub eids: Eids,
+    /// The newest release we speak: 0 or 1.
+    pub release: u8,
+    /// The most connections that we put into one link group, at least 16.
+    pub max_connections: u8,
+    /// The most links that we have in one link group, 1 to 8.
+    pub max_links: u8,
+    /// What we call our host.
+    pub host_name: HostName,
+}
+
+/// What a server accepts on one connection, given the RNIC that would carry it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Whether version 1 is spoken.
+    pub v1: bool,
+    /// Version 2 is spoken, with this.
+    pub v2: Option<PolicyV2>,
+}
+
+impl Policy {
+    /// Version 1, and nothing else.
+    pub const V1: Self = Self { v1: true, v2: None };
+}
+
+/// What the peers have agreed on for this connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "there is no heap, and a rendezvous has one of them")]
+pub enum Agreement {
+    /// RFC 7609.
+    V1,
+    /// Version 2, with this.
+    V2(AgreementV2),
+}
+
+/// What there is to know about a connection of version 2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AgreementV2 {
+    /// The EID they have in common.
+    pub eid: Eid,
+    /// The release both speak. Void in a subsequent contact, where the group's counts.
+    pub release: u8,
+    /// The most connections in the link group: in release 0, what we would have. Void in a
+    /// subsequent contact.
+    pub max_connections: u8,
+    /// The most links in the link group: in release 0, what we would have, until CONFIRM LINK has
+    /// settled it. Void in a subsequent contact.
+    pub max_links: u8,
+    /// On first contact, as soon as it has come: who the peer is. It also says whether the peer
+    /// believes that no router is between; see [`AgreementV2::objection`].
+    pub peer: Option<FirstContact>,
+    /// At the server of a first contact, behind the Confirm: over which ports the client may have
+    /// further links.
+    pub gids: Gids,
+}
+
+/// How packets reach the peer's RNIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// It is in our subnet: packets go to the MAC address that it names.
+    Direct,
+    /// A router is between: packets go to this next hop.
+    ViaGateway(MacAddress),
+}
+
+impl AgreementV2 {
+    /// Why a client cannot open a link over `path`, its own route to the server's GID, if it
+    /// cannot. A server that says the link is direct is believed, as Linux believes it.
+    pub fn objection(&self, path: Option<Path>) -> Option<Diagnosis> {
+        let direct = self.peer.is_none_or(|peer| peer.direct);
+        match path {
+            _ if direct => None,
+            None => Some(Diagnosis::NO_ROUTE),
+            Some(Path::Direct) => Some(Diagnosis::INDIRECT_MISMATCH),
+            Some(Path::ViaGateway(_)) => None,
+        }
+    }
+
+    /// Our extension of a first contact, for Accept or Confirm.
+    pub(super) fn first_contact(&self, host_name: HostName, direct: bool) -> FirstContact {
+        let capabilities = Capabilities {
+            max_connections: self.max_connections,
+            max_links: self.max_links,
+            ..Capabilities::default()
+        };
+        FirstContact {
+            direct,
+            os: OsType::LINUX,
+            release: self.release,
+            host_name,
+            capabilities: (self.release > 0).then_some(capabilities),
+        }
+    }
+
+    /// Takes in the extension that a client repeats in its Confirm.
+    ///
+    /// # Errors
+    ///
+    /// [`HandshakeError::Disagreed`] if it is not what we have settled.
+    pub(super) fn confirm(&mut self, message: &OfferV2) -> Result<(), HandshakeError> {
+        if message.eid != self.eid {
+            return Err(PeerMisbehaved::IdentityChanged.into());
+        }
+        let Some(peer) = message.first_contact else { return Ok(()) };
+        if peer.release != self.release {
+            return Err(HandshakeError::Disagreed(Diagnosis::RELEASE));
+        }
+        if let Some(theirs) = peer.capabilities {
+            if theirs.max_connections != self.max_connections {
+                return Err(HandshakeError::Disagreed(Diagnosis::MAX_CONNECTIONS));
+            }
+            if theirs.max_links != self.max_links {
+                return Err(HandshakeError::Disagreed(Diagnosis::MAX_LINKS));
+            }
+        }
+        self.peer = Some(peer);
+        self.gids = message.gids;
+        Ok(())
+    }
+}
+
+impl PolicyV2 {
+    /// # Panics
+    ///
+    /// If a number is none that any peer would take: it is ours.
+    pub(super) fn check(&self) {
+        assert!(self.release <= RELEASE, "release {}", self.release);
+        assert!(self.max_connections >= CONNECTIONS_PER_GROUP_MIN, "{}", self.max_connections);
+        assert!((1..=LINKS_MAX).contains(&self.max_links), "{} links", self.max_links);
+        assert!(!self.eids.as_slice().is_empty(), "no EID is none in common");
+    }
+
+    /// What a client proposes with the RoCEv2 port `gid`.
+    pub(super) fn extension(&self, gid: Gid) -> ProposalExtension {
+        ProposalExtension {
+            release: self.release,
+            gid,
+            max_connections: self.max_connections,
+            max_links: self.max_links,
+            features: 0,
+            eids: self.eids,
+        }
+    }
+
+    /// What a server makes of a client's extension: the client's first EID that is ours as well,
+    /// and the smaller of both wishes.
+    fn answer(&self, theirs: &ProposalExtension) -> Result<AgreementV2, Diagnosis> {
+        let is_ours = |eid: &Eid| self.eids.as_slice().contains(eid);
+        let common = theirs.eids.as_slice().iter().copied().find(is_ours);
+        let eid = common.ok_or(Diagnosis::NO_COMMON_EID)?;
+        let release = self.release.min(theirs.release);
+        let mut agreement = self.agreement(eid, release);
+        if release > 0 {
+            agreement.max_connections = self.max_connections.min(theirs.max_connections);
+            agreement.max_links = self.max_links.min(theirs.max_links);
+        }
+        if agreement.max_connections < CONNECTIONS_PER_GROUP_MIN {
+            return Err(Diagnosis::MAX_CONNECTIONS);
+        }
+        if agreement.max_links == 0 {
+            return Err(Diagnosis::MAX_LINKS);
+        }
+        Ok(agreement)
+    }
+
+    /// What a client makes of the server's Accept.
+    ///
+    /// # Errors
+    ///
+    /// [`HandshakeError::Disagreed`] if it is no answer to what we offered.
+    pub(super) fn accept(&self, message: &OfferV2) -> Result<AgreementV2, HandshakeError> {
+        if !self.eids.as_slice().contains(&message.eid) {
+            return Err(HandshakeError::Disagreed(Diagnosis::NO_COMMON_EID));
+        }
+        let Some(peer) = message.first_contact else {
+            return Ok(self.agreement(message.eid, self.release));
+        };
+        if peer.release > self.release {
+            return Err(HandshakeError::Disagreed(Diagnosis::RELEASE));
+        }
+        let mut agreement = self.agreement(message.eid, peer.release);
+        if let Some(theirs) = peer.capabilities {
+            let connections = CONNECTIONS_PER_GROUP_MIN..=self.max_connections;
+            if !connections.contains(&theirs.max_connections) {
+                return Err(HandshakeError::Disagreed(Diagnosis::MAX_CONNECTIONS));
+            }
+            if !(1..=self.max_links).contains(&theirs.max_links) {
+                return Err(HandshakeError::Disagreed(Diagnosis::MAX_LINKS));
+            }
+            agreement.max_connections = theirs.max_connections;
+            agreement.max_links = theirs.max_links;
+        }
+        agreement.peer = Some(peer);
+        Ok(agreement)
+    }
+
+    fn agreement(&self, eid: Eid, release: u8) -> AgreementV2 {
+        AgreementV2 {
+            eid,
+            release,
+            max_connections: self.max_connections,
+            max_links: self.max_links,
+            peer: None,
+            gids: Gids::new(),
+        }
+    }
+}
+
+impl Policy {
+    /// What a server makes of a Proposal of version 1.
+    pub(super) fn answer_v1(&self, proposal: &Proposal) -> Result<Agreement, Diagnosis> {
+        match (self.v1, proposal.offers_smc_r_v1) {
+            (true, true) => Ok(Agreement::V1),
+            (false, true) => Err(Diagnosis::VERSION_MISMATCH),
+            (_, false) => Err(Diagnosis::MODE_MISMATCH),
+        }
+    }
+
+    /// What a server makes of a Proposal of version 2, which may offer either version.
+    pub(super) fn answer(&self, proposal: &ProposalV2) -> Result<Agreement, Diagnosis> {
+        let (Some(ours), Some(theirs)) = (&self.v2, &proposal.v2) else {
+            return self.answer_v1(&proposal.v1);
+        };
+        match (ours.answer(theirs), self.answer_v1(&proposal.v1)) {
+            (Ok(agreement), _) => Ok(Agreement::V2(agreement)),
+            (Err(_), Ok(agreement)) => Ok(agreement),
+            (Err(diagnosis), Err(_)) => Err(diagnosis),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Two paths between two hosts, and what applications notice when they come and go: nothing.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::Duration;
+
+use crate::clock::{now, wait_until};
+use crate::gateway::{Gateway, Pair, Setup, local};
+use crate::hosts::{Host, Hosts, accept, set_limit};
+use crate::pattern::{Pattern, receive};
+
+/// Where the large transfer and the interactive connections go.
+const PORT: u16 = 7010;
+const INTERACTIVE: usize = 200;
+/// Threads that serve them, on either side.
+const HANDS: usize = 4;
+const GIB: u64 = 1 << 30;
+/// How often a path is taken away.
+const FLIPS: usize = 50;
+/// Longest pause of anything that goes on.
+const STALL_LIMIT: Duration = Duration::from_secs(20);
+
+/// The reason for several links: a cable is pulled, plugged in, and the other one is pulled, again
+/// and again, while 4 GiB flow and 200 users type. Nobody is reset and no byte is wrong. Prints
+/// how long users waited per failover.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn paths_come_and_go_under_load() {
+    let hosts = Hosts::with_two_paths("paths_come_and_go_under_load");
+    let report = survive(&hosts, FLIPS, 4 * GIB);
+    println!("{report}");
+}
+
+/// The same, shorter.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_paths_come_and_go() {
+    let hosts = Hosts::with_two_paths("smoke_paths_come_and_go");
+    println!("{}", survive(&hosts, 4, 256 << 20));
+}
+
+/// Runs the load while `flips` times a path goes and comes back; says what users waited.
+fn survive(hosts: &Hosts, flips: usize, bytes: u64) -> String {
+    let pair = start(hosts);
+    let listener = hosts.b.listen(local(PORT));
+    let connect = || {
+        let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+        set_limit(&client, STALL_LIMIT);
+        (client, accept(&listener, STALL_LIMIT))
+    };
+    let (bulk_client, bulk_server) = connect();
+    let people: Vec<_> = (0..INTERACTIVE).map(|_| connect()).collect();
+    wait_until("both gateways have both links", STALL_LIMIT, || has_links(&pair, 2));
+
+    let load = Load::default();
+    let pauses = thread::scope(|scope| {
+        let sent = scope.spawn(|| load.send(&bulk_client, bytes));
+        let received = scope.spawn(|| receive(&mut &bulk_server).expect("no reset"));
+        for chunk in people.chunks(INTERACTIVE.div_ceil(HANDS)) {
+            scope.spawn(|| load.talk(chunk));
+            scope.spawn(|| echo(chunk));
+        }
+        let pauses = (0..flips).map(|flip| flap(hosts, &pair, &load, flip % 2)).collect();
+        load.over.store(true, Relaxed);
+        let (sent, received) = (sent.join().expect("sending"), received.join().expect("received"));
+        assert_eq!(sent, received);
+        assert!(received.bytes >= bytes);
+        pauses
+    });
+    pair.assert_all_smc(INTERACTIVE as u64 + 1);
+    summary(pauses, load.answers.load(Relaxed))
+}
+
+fn start(hosts: &Hosts) -> Pair<'_> {
+    let second = |setup: Setup, host: &Host| setup.rnic("soft1", host.second());
+    Pair::start_these(
+        hosts,
+        second(Pair::client_side(hosts, &[PORT]), &hosts.a),
+        second(Pair::server_side(hosts, &[PORT]), &hosts.b),
+    )
+}
+
+/// Takes one path away, waits until the gateways have noticed and the load goes on, and gives it
+/// back; the longest time that any user waited for an answer.
+fn flap(hosts: &Hosts, pair: &Pair<'_>, load: &Load, path: usize) -> Duration {
+    load.longest_pause_ns.store(0, Relaxed);
+    hosts.a.set_path(path, false);
+    wait_until("one link is left", STALL_LIMIT, || has_links(pair, 1));
+    let answers = load.answers.load(Relaxed);
+    wait_until("answers on the other path", STALL_LIMIT, || {
+        load.answers.load(Relaxed) > answers + INTERACTIVE as u64 * 2
+    });
+    hosts.a.set_path(path, true);
+    wait_until("both links are back", STALL_LIMIT, || has_links(pair, 2));
+    Duration::from_nanos(load.longest_pause_ns.load(Relaxed))
+}
+
+/// What the applications share.
+#[derive(Default)]
+struct Load {
+    over: AtomicBool,
+    answers: AtomicU64,
+    longest_pause_ns: AtomicU64,
+}
+
+impl Load {
+    /// Sends until the flapping is over, and at least `least` bytes; then the end.
+    fn send(&self, mut stream: &TcpStream, least: u64) -> crate::pattern::Seal {
+        let mut pattern = Pattern::new(7);
+        let mut buffer = vec![0; 128 * 1024];
+        let mut bytes = 0;
+        while bytes < least || !self.over.load(Relaxed) {
+            pattern.fill(&mut buffer);
+            stream.write_all(&buffer).expect("no reset");
+            bytes += buffer.len() as u64;
+        }
+        stream.shutdown(std::net::Shutdown::Write).expect("no reset");
+        pattern.seal()
+    }
+
+    /// Asks a question on each connection, and compares the answers, until the flapping is over.
+    fn talk(&self, connections: &[(TcpStream, TcpStream)]) {
+        let mut question = [0; 64];
+        let mut pattern = Pattern::new(connections.len() as u64);
+        while !self.over.load(Relaxed) {
+            pattern.fill(&mut question);
+            for (client, _) in connections {
+                (&mut &*client).write_all(&question).expect("no reset");
+            }
+            let asked = now();
+            for (client, _) in connections {
+                let mut answer = [0; 64];
+                (&mut &*client).read_exact(&mut answer).expect("no reset");
+                assert_eq!(answer, question);
+                self.answers.fetch_add(1, Relaxed);
+            }
+            let waited = u64::try_from((now() - asked).as_nanos()).expect("short");
+            self.longest_pause_ns.fetch_max(waited, Relaxed);
+            thread::sleep(Duration::from_millis(5));
+        }
+        for (client, _) in connections {
+            client.shutdown(std::net::Shutdown::Write).expect("no reset");
+        }
+    }
+}
+
+/// Answers one question of each connection after the other, until the first of them ends.
+fn echo(connections: &[(TcpStream, TcpStream)]) {
+    let mut question = [0; 64];
+    loop {
+        for (_, server) in connections {
+            if (&mut &*server).read_exact(&mut question).is_err() {
+                return;
+            }
+            (&mut &*server).write_all(&question).expect("no reset");
+        }
+    }
+}
+
+/// Whether both gateways have one group, with so many links that carry connections.
+fn has_links(pair: &Pair<'_>, count: usize) -> bool {
+    [&pair.a, &pair.b].into_iter().all(|gateway| links(gateway) == count)
+}
+
+fn links(gateway: &Gateway<'_>) -> usize {
+    let [group] = &gateway.stats().link_groups[..] else { return 0 };
+    group.links.iter().filter(|link| link.state == "active").count()
+}
+
+fn summary(mut pauses: Vec<Duration>, answers: u64) -> String {
+    pauses.sort_unstable();
+    let at = |share: usize| pauses[(pauses.len() - 1) * share / 100];
+    format!(
+        "{} failovers, {answers} answers; longest wait per failover: p50 {:?}, p90 {:?}, max {:?}",
+        pauses.len(),
+        at(50),
+        at(90),
+        at(100)
+    )
+}
