@@ -93,6 +93,26 @@ fn a_lost_path_is_never_orderly() {
     assert_eq!(hosts.flying(Role::Client), [(SECOND_LINK, reply)]);
 }
 
+/// An operator loses patience with connections that leave in good order: now means now.
+// RFC 7609 3.5.5.1.4-3, 2.3-14
+#[test]
+fn an_orderly_end_can_be_hurried() {
+    let mut hosts = two_links();
+    hosts.server.is_quick = false;
+    let now = hosts.now;
+    hosts.server.group.delete_link(now, LINK, DeleteReason::OPERATOR, true);
+    hosts.act();
+    assert!(hosts.flying(Role::Server).is_empty());
+    hosts.server.group.delete_link(now, LINK, DeleteReason::OPERATOR, false);
+    hosts.act();
+    let request = Llc::DeleteLink(delete_link(LINK, false, DeleteReason::OPERATOR));
+    assert_eq!(hosts.flying(Role::Server), [(SECOND_LINK, request)]);
+    // The other way round nothing changes.
+    hosts.server.group.delete_link(now, LINK, DeleteReason::OPERATOR, true);
+    hosts.run();
+    assert_eq!(hosts.server.up().into_iter().collect::<Vec<_>>(), [SECOND_LINK]);
+}
+
 /// With three links a reply on another one may overtake what came before it, and the server would
 /// free a queue pair that the client still writes to.
 // RFC 7609 3.3-6, 3.3-2
