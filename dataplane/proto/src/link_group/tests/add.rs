@@ -366,6 +366,21 @@ fn the_second_link_is_tried_again() {
     }
 }
 
+/// A group whose links share an RNIC lacks something still: that is tried again, too.
+// RFC 7609 2.2.1-5, 2.2.1-6, C.8-2, C.8-3
+#[test]
+fn an_asymmetric_group_is_tried_again() {
+    let mut hosts = Hosts::established(&[1, 2], &[101], 2);
+    hosts.server.group.want_link(hosts.now, port(2));
+    hosts.run();
+    assert_eq!(offers(&hosts), [(LinkNumber(3), false)]);
+    hosts.client.ports.insert(102);
+    hosts.sleep(19);
+    assert_eq!(hosts.server.group.symmetry(), Symmetry::AsymmetricPeer);
+    hosts.sleep(1);
+    assert_eq!(hosts.server.group.symmetry(), Symmetry::Symmetric);
+}
+
 /// Out of queue pairs: the group goes on with one link, and tries again.
 // RFC 7609 C.8-1, C.8-2, C.8-3
 #[test]

@@ -250,6 +250,25 @@ fn a_link_that_breaks_while_it_is_vacated_is_answered_for() {
     assert!(hosts.client.group.is_established());
 }
 
+/// The server has lost the link that it ordered the deletion over, and says so again over another.
+/// Connections are leaving already; the answer takes the link that is left.
+// RFC 7609 3.3-6, C.7.1-20
+#[test]
+fn an_order_that_is_repeated_is_obeyed_once() {
+    let mut hosts = three_links();
+    hosts.client.is_quick = false;
+    let request = delete_link(LINK, true, DeleteReason::OPERATOR);
+    for on in [SECOND_LINK, THIRD_LINK] {
+        hosts.tell(Role::Client, on, Llc::DeleteLink(request));
+    }
+    assert_eq!(hosts.client.vacating, [LINK]);
+    assert_eq!(hosts.flying(Role::Client), []);
+    hosts.client.vacate(hosts.now);
+    hosts.act();
+    let reply = Llc::DeleteLink(DeleteLink { reply: true, ..request });
+    assert_eq!(hosts.flying(Role::Client), [(THIRD_LINK, reply)]);
+}
+
 /// Connections that do not leave in time are moved when the link goes; the answer does not wait.
 // RFC 7609 3.5.5.1.3-7, C.7.1-20
 #[test]

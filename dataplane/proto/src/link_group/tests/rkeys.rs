@@ -166,6 +166,23 @@ fn keys_of_a_link_go_with_it() {
     assert_eq!(hosts.server.group.peer_rmb(told.link, second, LINK), None);
 }
 
+/// And the other way round: an RMB that has no key on the new link is told of by none, not by the
+/// one that it had on the link before.
+// RFC 7609 2.1-3, 3.5.5.2.3-2
+#[test]
+fn no_old_key_is_told_of_a_new_link() {
+    let mut hosts = links(2);
+    hosts.break_link(SECOND_LINK);
+    hosts.run();
+    hosts.client.rmbs.clear();
+    hosts.server.group.want_link(hosts.now, port(2));
+    hosts.run_until(|from, llc| from == Role::Client && matches!(llc, Llc::AddLinkContinuation(_)));
+    let [(LINK, Llc::AddLinkContinuation(told))] = hosts.flying(Role::Client)[..] else {
+        panic!("{:?}", hosts.flying(Role::Client));
+    };
+    assert_eq!(told.pairs, <[_; 2]>::default());
+}
+
 /// The answer to an announcement comes when the second link has gone and a third has come in its
 /// place. The peer was told of the second, so it has to be told of the third.
 // RFC 7609 3.5.5.2-1, 3.5.5.2.1-1, 3.5.5.3.3-3
