@@ -105,7 +105,8 @@ pub enum Action {
     /// The link carries connections. For the first link: tell the handshake that waits for it.
     LinkConfirmed(LinkNumber),
     /// Choose a port of ours for a further link, open a queue pair there, register every RMB for
-    /// it, and say so with [`LinkGroup::link_opened`] or [`LinkGroup::link_refused`].
+    /// it, and say so with [`LinkGroup::link_opened`] or [`LinkGroup::link_refused`]. Who has not
+    /// done that for an earlier one of the same number forgets that one.
     OpenLink {
         /// What the link is called.
         number: LinkNumber,

@@ -49,9 +49,13 @@ impl Victim {
                     self.waiting.retain(|one| !is_about(*one, number));
                 }
                 Action::Terminate(_) => assert!(self.group.is_terminated()),
-                Action::OpenLink { .. } | Action::ConnectLink { .. } | Action::VacateLink(_) => {
+                Action::OpenLink { number, .. } => {
+                    // A peer may use a number again; then only the newest is wanted.
+                    let opens = |one: &Action| matches!(one, Action::OpenLink { number: old, .. } if *old == number);
+                    self.waiting.retain(|one| !opens(one));
                     self.waiting.push(action);
                 }
+                Action::ConnectLink { .. } | Action::VacateLink(_) => self.waiting.push(action),
                 Action::LinkConfirmed(_) | Action::RmbConfirmed(_) | Action::RmbRefused(_) => {}
                 Action::RmbDeleted(_) | Action::RkeyDeleted(..) => {}
             }
