@@ -105,7 +105,8 @@ pub enum Action {
     /// The link carries connections. For the first link: tell the handshake that waits for it.
     LinkConfirmed(LinkNumber),
     /// Choose a port of ours for a further link, open a queue pair there, register every RMB for
-    /// it, and say so with [`LinkGroup::link_opened`] or [`LinkGroup::link_refused`].
+    /// it, and say so with [`LinkGroup::link_opened`] or [`LinkGroup::link_refused`]. Who has not
+    /// done that for an earlier one of the same number forgets that one.
     OpenLink {
         /// What the link is called.
         number: LinkNumber,
@@ -147,8 +148,16 @@ pub const UNNUMBERED: LinkNumber = LinkNumber(0);
 const CONFIRM_LINK_REPEAT: Duration = Duration::from_secs(1);
 const _: () = assert!(CONFIRM_LINK_REPEAT.as_secs() < CONFIRM_LINK_REPLY_WAIT.as_secs());
 
-/// More actions than one input causes: all links fail, and the peer deletes eight RMBs.
-const ACTIONS_MAX: usize = 48;
+/// More actions than one input causes. The most are those of a client whose links all fail in the
+/// same moment: each is reported, and asked away over each of those that were not known to have
+/// failed yet, over which an RMB is announced again, too.
+const ACTIONS_MAX: usize = 96;
+const _: () = {
+    let links = LINKS_MAX as usize;
+    let asked = links * (links - 1) / 2;
+    let (failed, announced, port, end) = (links, links, 2, 1);
+    assert!(asked + failed + announced + port + end < ACTIONS_MAX);
+};
 
 /// Where the group is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

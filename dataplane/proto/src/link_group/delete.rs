@@ -170,6 +170,16 @@ impl LinkGroup {
             && member.delete.is_none_or(|known| known.has_time() && !order.has_time())
         {
             member.delete = Some(order);
+            let vacating = |exchange: &Exchange| match exchange {
+                Exchange::Vacating { number: leaving, .. } => *leaving == number,
+                Exchange::Opening { .. } | Exchange::Offered { .. } => false,
+                Exchange::Connecting { .. } | Exchange::Rkeys { .. } => false,
+                Exchange::Confirming { .. } | Exchange::Deleting { .. } => false,
+            };
+            if !order.has_time() && self.exchange.as_ref().is_some_and(vacating) {
+                // There was time, and there is none any more.
+                self.exchange = None;
+            }
         }
         self.advance(now);
     }

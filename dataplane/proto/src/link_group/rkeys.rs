@@ -64,6 +64,7 @@ impl LinkGroup {
     pub fn announce_rmb(&mut self, now: Instant, rmb: RmbIndex, keys: &[(LinkNumber, Rkey, u64)]) {
         self.note_keys(rmb, keys);
         self.our_rmbs.standings[usize::from(rmb.0)] = Standing::Unannounced;
+        self.rkeys_may_change();
         self.advance(now);
     }
 
@@ -120,11 +121,13 @@ impl LinkGroup {
         let Some(on) = self.link_of_use() else { return };
         let slots = self.slots_up();
         self.our_rmbs.complete(slots);
-        let unannounced = |one| one == Standing::Unannounced || one == Standing::Incomplete;
-        if let Some(rmb) = self.our_rmbs.next(unannounced) {
+        // Connections wait for what is new; and what the peer has no room for holds nobody up.
+        if let Some(rmb) = self.our_rmbs.next(Standing::Unannounced) {
             self.announce(now, rmb, on);
-        } else if let Some(rmb) = self.our_rmbs.next(|one| one == Standing::Unwanted) {
+        } else if let Some(rmb) = self.our_rmbs.next(Standing::Unwanted) {
             self.withdraw(now, rmb, on);
+        } else if let Some(rmb) = self.our_rmbs.next(Standing::Incomplete) {
+            self.announce(now, rmb, on);
         }
     }
 
@@ -388,7 +391,7 @@ impl LinkGroup {
         self.advance(now);
     }
 
-    /// Links have changed, which is what the peer had refused rkeys for.
+    /// There is reason to believe that rkeys are not refused now.
     pub(super) fn rkeys_may_change(&mut self) {
         self.again_at = None;
         self.retries = 0;
