@@ -402,3 +402,26 @@ fn a_server_out_of_queue_pairs_tries_again() {
         assert_eq!(drain(&mut server), [], "the client is not bothered");
     }
 }
+
+/// The client answers an offer when the server has given it up: a host that was busy for two
+/// seconds. The link that it believes to have is deleted, instead of the one that carries all
+/// connections.
+// RFC 7609 C.8-1
+#[test]
+fn an_answer_that_comes_too_late_is_taken_back() {
+    let mut hosts = Hosts::new(&[1, 2], &[101, 102], 2);
+    hosts.run_until(|from, llc| from == Role::Server && matches!(llc, Llc::AddLink(_)));
+    hosts.now = hosts.now + ADD_LINK_WAIT;
+    let now = hosts.now;
+    for role in [Role::Server, Role::Client] {
+        hosts.host(role).group.handle_timeout(now);
+        hosts.act();
+        assert!(hosts.host(role).group.is_established());
+    }
+    hosts.run();
+    hosts.sleep(5);
+    assert_eq!(hosts.server.up().into_iter().collect::<Vec<_>>(), [LINK]);
+    assert_eq!(hosts.client.up().into_iter().collect::<Vec<_>>(), [LINK]);
+    hosts.sleep(40);
+    assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (2, 2), "it is tried again");
+}
