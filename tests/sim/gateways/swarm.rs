@@ -189,6 +189,8 @@ impl Swarm {
             5..=8 => drop(self.world.step()),
             _ => {
                 let limit = [1, 1, 10, 1_000, 5_000][self.dice.index(5)];
+                // A host that stands still for seconds is one that peers give up.
+                while self.cautious && self.world.step() {}
                 self.world.pass_time(self.world.now + Duration::from_millis(limit));
             }
         }
