@@ -11,7 +11,7 @@ use smcgate::groups::PortId;
 use smcgate_tests::{run_all, seeds};
 use smcr_engine::handoff::Ending;
 use smcr_proto::link_group::Symmetry;
-use smcr_proto::{Gid, RmbeSize};
+use smcr_proto::{Gid, Instant, RmbeSize};
 use smcr_rnic::dice::{Chance, Dice};
 use smcr_rnic::sim::Odds;
 
@@ -32,6 +32,8 @@ pub(super) struct Swarm {
     trouble: Chance,
     /// Nothing happens that two links do not survive, so no connection may be lost with its link.
     cautious: bool,
+    /// Then: when both sides have noticed the last trouble.
+    noticed: Instant,
     seen: Seen,
 }
 
@@ -131,7 +133,8 @@ impl Swarm {
         let trouble = if cautious { Chance::percent(15) } else { trouble };
         let world = World::new(seed, odds, sizes);
         let (aborted, down, seen) = (Vec::new(), Vec::new(), Seen::default());
-        Self { world, dice, aborted, down, trouble, cautious, seen }
+        let noticed = Instant(0);
+        Self { world, dice, aborted, down, trouble, cautious, noticed, seen }
     }
 
     /// The whole run.
@@ -233,6 +236,10 @@ impl Swarm {
     /// As much trouble as redundancy is made for: one port or queue pair while there is another
     /// link, and the next only when all is well again.
     fn test_redundancy(&mut self) {
+        if self.world.now < self.noticed {
+            return;
+        }
+        self.noticed = self.world.now + NOTICE;
         if self.is_redundant() && self.down.is_empty() {
             if self.dice.roll(Chance::percent(50)) {
                 self.break_something();
@@ -417,3 +424,6 @@ impl Swarm {
         self.seen.reset += u64::from(!well && !lost);
     }
 }
+
+/// Within this time a broken link is known to be down on both sides.
+const NOTICE: Duration = Duration::from_secs(3);
