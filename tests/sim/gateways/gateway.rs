@@ -231,7 +231,7 @@ impl Gateway {
             assert_eq!(thread.poller.leases_out(), 0, "send leases");
             assert_eq!(thread.counters.connections.get(), 0, "connections");
         }
-        for (id, group) in self.groups.iter() {
+        if let Some((id, group)) = self.groups.iter().next() {
             let links = group.links.iter().map(|link| (link.id, link.number));
             let (all, out) = group.stock.elements();
             panic!(

@@ -26,6 +26,7 @@ use crate::{
 };
 
 use queue_pair::{QueuePair, Stage};
+pub use world::Parcel;
 use world::{Nic, Registered, Tap, World};
 
 mod queue_pair;
@@ -212,17 +213,6 @@ impl Network {
         // A test that expects a panic goes on with the network afterwards.
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Where a message that arrives comes from and goes to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parcel {
-    /// The port it was sent from.
-    pub source: Gid,
-    /// The port it arrives at.
-    pub target: Gid,
-    /// The queue pair it arrives on.
-    pub qpn: Qpn,
 }
 
 /// What is open at a port.

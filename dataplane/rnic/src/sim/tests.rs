@@ -116,7 +116,7 @@ fn a_network_may_run_out_of_everything() {
     assert!(pair.rnics[0].register(domain, &Region::new(4096).unwrap()).is_err());
 }
 
-/// The case that RFC 7609 4.6.1 guards against: the sender was told that all is well, and the last
+/// The case that section 4.6.1 guards against: the sender was told that all is well, and the last
 /// of it is gone. Failover that trusts the sender's NIC would cut a hole into a file.
 #[test]
 fn what_was_acknowledged_may_be_lost_where_the_end_breaks_and_nothing_before_it() {

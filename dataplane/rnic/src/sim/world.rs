@@ -7,8 +7,8 @@ use std::time::Duration;
 use smcr_memory::Region;
 use smcr_proto::{Gid, Instant, Qpn, Rkey};
 
+use super::Odds;
 use super::queue_pair::{Arrived, Event, Executed, Flying, QueuePair, Stage};
-use super::{Odds, Parcel};
 use crate::dice::Dice;
 use crate::{Cause, Completion, Domain, Message, Port, Work};
 
@@ -27,8 +27,21 @@ pub(super) struct World {
     pub(super) tap: Option<Tap>,
 }
 
+/// Where a message that arrives comes from and goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parcel {
+    /// The port it was sent from.
+    pub source: Gid,
+    /// The port it arrives at.
+    pub target: Gid,
+    /// The queue pair it arrives on.
+    pub qpn: Qpn,
+}
+
 /// Whoever meddles with what arrives.
-pub(super) struct Tap(pub(super) Box<dyn FnMut(&Parcel, &mut Vec<Message>) + Send>);
+pub(super) struct Tap(pub(super) Box<Meddler>);
+
+type Meddler = dyn FnMut(&Parcel, &mut Vec<Message>) + Send;
 
 impl fmt::Debug for Tap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
