@@ -259,8 +259,8 @@ fn confirm_rkey_is_refused_at_every_step() {
     }
 }
 
-/// Connections leave a link in good order, which may take seconds. New ones begin meanwhile, with new
-/// RMBs: nobody has spoken of the link yet. What they have begun to say ends before it is.
+/// Connections leave a link in good order, which may take seconds. New ones begin meanwhile, with
+/// new RMBs: nobody has spoken of the link yet. What they have begun to say ends before it is.
 // RFC 7609 3.5.5.3-5, 3.5.5.3-8, 3.5.5.2.1-5
 #[test]
 fn rmbs_are_announced_while_a_link_is_vacated() {
