@@ -4,7 +4,7 @@ use std::format;
 use std::string::String;
 use std::vec::Vec;
 
-use super::hosts::{Hosts, port};
+use super::hosts::{Host, Hosts, port};
 use super::*;
 
 /// Numbers that look random and come again with the seed.
@@ -135,5 +135,11 @@ fn judge(mut hosts: Hosts, story: &[String]) -> bool {
     assert_eq!(known, client.queue_pairs.keys().collect::<Vec<_>>(), "{story:?}");
     assert_eq!(server.queue_pairs.len(), server.up().len(), "{story:?}");
     hosts.assert_rkeys_agree();
+    // Whoever has a spare RNIC has a spare link, a symmetric one if both have.
+    let spare = |host: &Host| host.ports.len() > 1;
+    let redundant = server.up().len() > 1;
+    assert_eq!(redundant, spare(server) || spare(client), "{story:?}");
+    let symmetric = server.group.symmetry() == Symmetry::Symmetric;
+    assert!(symmetric || !(spare(server) && spare(client)), "{story:?}");
     true
 }
