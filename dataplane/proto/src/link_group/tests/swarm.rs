@@ -102,7 +102,12 @@ fn change_links(hosts: &mut Hosts, role: Role, event: usize, dice: &mut Dice) {
     match event {
         82..86 => {
             if up.len() > 1 || !up.is_empty() && dice.below(10) == 0 {
-                hosts.break_link(up[dice.below(up.len())]);
+                let link = up[dice.below(up.len())];
+                if dice.below(2) == 0 {
+                    hosts.break_link(link);
+                } else {
+                    hosts.break_link_at(role, link);
+                }
             }
         }
         86..90 => {
