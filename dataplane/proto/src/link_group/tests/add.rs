@@ -162,7 +162,7 @@ fn a_port_is_told_of_once_in_a_while() {
     assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (2, 2));
 }
 
-/// An RNIC of the client goes and comes back before anybody has dealt with the link that it carried.
+/// An RNIC of the client goes and comes back before anybody has dealt with the link it carried.
 // RFC 7609 3.5.5.1.2-1, 3.5.5.3.2-2, C.8-5
 #[test]
 fn a_port_that_flaps_is_told_of() {
