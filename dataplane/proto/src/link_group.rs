@@ -440,11 +440,13 @@ impl LinkGroup {
             Phase::Opening | Phase::Confirming { .. } | Phase::Founding { .. } => false,
             Phase::Terminated => false,
         };
-        if !begun || self.exchange.is_some() {
+        let is_idle = self.exchange.is_none();
+        let leaving = self.role == Role::Server && self.exchange.is_some_and(Exchange::vacates);
+        if !begun || !(is_idle || leaving) {
             return;
         }
         // RFC 7609 3.5.5.3-5, 3.5.5.3-6, 3.5.5.3-7, 3.5.5.3-8
-        let may_begin = self.role == Role::Server && !self.rkeys_are_under_way();
+        let may_begin = is_idle && self.role == Role::Server && !self.rkeys_are_under_way();
         let doomed = self.members().find(|member| member.delete.is_some());
         if let Some(number) = doomed.map(|member| member.number)
             && may_begin
@@ -466,7 +468,7 @@ impl LinkGroup {
             self.tell_of_port(now);
         }
         // RFC 7609 3.5.5.3-9
-        if self.exchange.is_none() && self.again_at.is_none() {
+        if (self.exchange.is_none() || leaving) && self.again_at.is_none() {
             self.begin_rkeys(now);
         }
     }

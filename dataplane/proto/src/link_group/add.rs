@@ -411,12 +411,8 @@ impl LinkGroup {
             return;
         }
         // RFC 7609 2.2.1-5, 2.2.1-6, 2.2.1-7
-        let order = Order {
-            reason: DeleteReason::ASYMMETRIC_NOT_NEEDED,
-            orderly: true,
-            cause: Cause::DeletedByUs,
-            on: None,
-        };
+        let reason = DeleteReason::ASYMMETRIC_NOT_NEEDED;
+        let order = Order { orderly: true, ..Order::of(reason, Cause::DeletedByUs) };
         for member in self.members.iter_mut().flatten().filter(|member| member.asymmetric) {
             member.delete.get_or_insert(order);
         }

@@ -137,12 +137,13 @@ impl LinkGroup {
         (0..self.members.len()).filter(|slot| up(*slot)).fold(0, |slots, slot| slots | 1 << slot)
     }
 
-    /// The other links on which an RMB of ours is known, and what it is called there.
+    /// The other links on which an RMB of ours is known, and what it is called there: those too
+    /// that are to go, of which the peer has not heard.
     fn elsewhere(&self, rmb: RmbIndex, on: LinkNumber) -> impl Iterator<Item = RkeyOnLink> {
         let row = self.our_rmbs.rows[usize::from(rmb.0)];
         self.members.iter().enumerate().filter_map(move |(slot, member)| {
             let member = member.as_ref().filter(|member| member.number != on)?;
-            let token = row.at(slot).filter(|_| member.is_of_use())?;
+            let token = row.at(slot).filter(|_| member.link.is_up())?;
             Some(RkeyOnLink { link: member.number, rkey: token.rkey, address: token.address })
         })
     }
@@ -268,9 +269,10 @@ impl LinkGroup {
         self.announcement.is_some() || self.continuing.is_some()
     }
 
-    /// Server: whether rkeys cannot change now, because links do.
+    /// Server: whether rkeys cannot change now, because links do. While connections leave a link
+    /// nobody speaks of it, and refusing would cost new ones their RMB.
     fn refuses_rkeys(&self) -> bool {
-        self.role == Role::Server && self.exchange.is_some()
+        self.role == Role::Server && self.exchange.is_some_and(|exchange| !exchange.vacates())
     }
 
     fn learn_elsewhere(&mut self, row: usize, others: &[RkeyOnLink]) {

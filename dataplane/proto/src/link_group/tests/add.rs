@@ -162,6 +162,19 @@ fn a_port_is_told_of_once_in_a_while() {
     assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (2, 2));
 }
 
+/// An RNIC of the client goes and comes back before anybody has dealt with the link it carried.
+// RFC 7609 3.5.5.1.2-1, 3.5.5.3.2-2, C.8-5
+#[test]
+fn a_port_that_flaps_is_told_of() {
+    let mut hosts = Hosts::established(&[1, 2], &[101, 102], 2);
+    let now = hosts.now;
+    hosts.client.group.link_broke(now, SECOND_LINK);
+    hosts.client.group.want_link(now, port(102));
+    hosts.run();
+    assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (2, 2));
+    assert_eq!(hosts.client.group.symmetry(), Symmetry::Symmetric);
+}
+
 /// Figure 6 and back: the only link that is left of an asymmetric group is no worse than any other.
 /// Deleting it as soon as it gets company would leave the group with one link for ever and ever.
 // RFC 7609 2.2.1-3, 2.2.1-4, 2.2.1-7, 2.2.2-12

@@ -51,8 +51,7 @@ impl Victim {
                 Action::Terminate(_) => assert!(self.group.is_terminated()),
                 Action::OpenLink { number, .. } => {
                     // A peer may use a number again; then only the newest is wanted.
-                    let opens = |one: &Action| matches!(one, Action::OpenLink { number: old, .. } if *old == number);
-                    self.waiting.retain(|one| !opens(one));
+                    self.waiting.retain(|one| !opens(*one, number));
                     self.waiting.push(action);
                 }
                 Action::ConnectLink { .. } | Action::VacateLink(_) => self.waiting.push(action),
@@ -187,6 +186,11 @@ impl Victim {
 fn is_about(action: Action, link: LinkNumber) -> bool {
     action == Action::VacateLink(link)
         || matches!(action, Action::ConnectLink { number, .. } if number == link)
+}
+
+/// Whether the caller is asked to open that link.
+fn opens(action: Action, link: LinkNumber) -> bool {
+    matches!(action, Action::OpenLink { number, .. } if number == link)
 }
 
 /// A message that a peer might send, with whatever it likes in it.

@@ -4,7 +4,7 @@ use std::format;
 use std::string::String;
 use std::vec::Vec;
 
-use super::hosts::{Hosts, port};
+use super::hosts::{Host, Hosts, port};
 use super::*;
 
 /// Numbers that look random and come again with the seed.
@@ -102,7 +102,12 @@ fn change_links(hosts: &mut Hosts, role: Role, event: usize, dice: &mut Dice) {
     match event {
         82..86 => {
             if up.len() > 1 || !up.is_empty() && dice.below(10) == 0 {
-                hosts.break_link(up[dice.below(up.len())]);
+                let link = up[dice.below(up.len())];
+                if dice.below(2) == 0 {
+                    hosts.break_link(link);
+                } else {
+                    hosts.break_link_at(role, link);
+                }
             }
         }
         86..90 => {
@@ -135,5 +140,11 @@ fn judge(mut hosts: Hosts, story: &[String]) -> bool {
     assert_eq!(known, client.queue_pairs.keys().collect::<Vec<_>>(), "{story:?}");
     assert_eq!(server.queue_pairs.len(), server.up().len(), "{story:?}");
     hosts.assert_rkeys_agree();
+    // Whoever has a spare RNIC has a spare link, a symmetric one if both have.
+    let spare = |host: &Host| host.ports.len() > 1;
+    let redundant = server.up().len() > 1;
+    assert_eq!(redundant, spare(server) || spare(client), "{story:?}");
+    let symmetric = server.group.symmetry() == Symmetry::Symmetric;
+    assert!(symmetric || !(spare(server) && spare(client)), "{story:?}");
     true
 }
