@@ -41,7 +41,7 @@ pub(super) struct Swarm {
 #[test]
 fn gateways_survive_anything() {
     let seeds = seeds(60);
-    let many = seeds.end - seeds.start >= 60;
+    let many = seeds.end - seeds.start >= 1_000;
     let all = run_all("sim", "gateways_survive_anything", seeds, |seed| Swarm::new(seed).run());
     let mut seen = Seen::default();
     all.iter().for_each(|one| seen.add(one));
