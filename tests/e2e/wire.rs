@@ -26,6 +26,10 @@ const SMC_OPTION: [u8; 6] = [254, 6, 0xE2, 0xD4, 0xC3, 0xD9];
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_capture_shows_smc_r() {
     let hosts = Hosts::new("smoke_capture_shows_smc_r");
+    for host in [&hosts.a, &hosts.b] {
+        // Captures show packets as a wire would carry them, not trains of them.
+        host.ip(&["link", "set", "dev", host.device, "gso_max_segs", "1"]);
+    }
     let pair = Pair::start(&hosts, &[PORT]);
     let capture = Capture::start(&hosts);
     let listener = hosts.b.listen(local(PORT));

@@ -8,7 +8,7 @@ use smcr_rnic::Rnic;
 
 use super::Shortage;
 use crate::gateway::Gateway;
-use crate::groups::{Peer, PortId};
+use crate::groups::{Peer, PortId, Unnamed};
 use crate::reactor::Key;
 use crate::sessions::{Session, Talk};
 
@@ -90,10 +90,17 @@ impl<N: Rnic> Gateway<N> {
     /// Subsequent contact: the server named a link that we should know.
     pub(super) fn join_link(&mut self, now: Instant, key: Key, offer: &Offer) {
         // RFC 7609 3.5.1.3-1
-        let Some((group, link)) = self.groups.named_by(offer) else {
-            // RFC 7609 C.4-1
-            self.answer_client(key, Err(Diagnosis::OUT_OF_SYNC), true);
-            return;
+        let (group, link) = match self.groups.named_by(offer) {
+            Ok(found) => found,
+            Err(Unnamed::OutOfSync) => {
+                // RFC 7609 C.4-1
+                self.answer_client(key, Err(Diagnosis::OUT_OF_SYNC), true);
+                return;
+            }
+            Err(Unnamed::LinkGone) => {
+                self.answer_client(key, Err(Diagnosis::SERVER_LINK_NOT_FOUND), false);
+                return;
+            }
         };
         let ours = match self.reserve(now, key, group, link, false) {
             Err(Shortage::Passing(group)) => {

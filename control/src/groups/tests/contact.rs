@@ -9,7 +9,7 @@ use smcr_proto::wire::llc::DeleteReason;
 
 use super::rig::{Pair, gid};
 use crate::groups::group::MEMBERS_MAX;
-use crate::groups::{BadOffer, Event, Joined, Peer, PortId};
+use crate::groups::{BadOffer, Event, Joined, Peer, PortId, Unnamed};
 
 /// A later contact up to the point where both sides know both elements.
 fn later_contact(pair: &mut Pair) -> (Joined, Joined) {
@@ -148,7 +148,7 @@ fn the_reverse_direction_gets_a_group_of_its_own() {
     let (client, server) = pair.first_contact();
     let of_server = Peer::of(&server.joined.offer);
     assert_eq!(pair.client.groups.joinable(PortId(0), of_server), None);
-    assert_eq!(pair.server.groups.named_by(&client.joined.offer), None);
+    assert_eq!(pair.server.groups.named_by(&client.joined.offer), Err(Unnamed::OutOfSync));
     let reverse = pair.client.groups.open(pair.now, PortId(0), Role::Server, of_server).unwrap();
     assert_ne!(reverse, client.group);
 }
@@ -162,7 +162,7 @@ fn a_group_that_is_over_is_out_of_sync() {
     pair.server.groups.shut_down(pair.now, server.group, DeleteReason::OPERATOR);
     pair.settle();
     assert!(pair.client.events.contains(&Event::Ended(client.group)));
-    assert_eq!(pair.client.groups.named_by(&server.joined.offer), None);
+    assert_eq!(pair.client.groups.named_by(&server.joined.offer), Err(Unnamed::OutOfSync));
     assert_eq!((pair.client.failed.len(), pair.server.failed.len()), (1, 1));
     let Joined { connection, rmbe, .. } = client.joined;
     pair.client.groups.closed(pair.now, connection, Some(rmbe));

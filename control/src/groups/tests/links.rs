@@ -7,7 +7,7 @@ use smcr_proto::link_group::Symmetry;
 use smcr_proto::wire::llc::DeleteReason;
 
 use super::rig::{Contact, Host, Pair};
-use crate::groups::{Event, GroupId, PortId};
+use crate::groups::{Event, GroupId, PortId, Unnamed};
 use crate::operate::OperateError;
 
 fn symmetry(host: &Host, group: GroupId) -> Symmetry {
@@ -71,7 +71,10 @@ fn fewer_rnics_make_asymmetric_and_single_groups() {
 #[test]
 fn connections_outlive_either_rnic() {
     let (mut pair, client, server, [near, far]) = established(2, 2);
+    // A link that has served for a while is replaced at once, any other in due time.
+    let a_while = smcr_proto::limits::RETRY_LINK + Duration::from_secs(5);
     for name in ["r0", "r1", "r0"] {
+        pair.pass(a_while);
         pair.client.groups.rnic_down(pair.now, name, false).unwrap();
         pair.pass(Duration::from_secs(3));
         let other = if name == "r0" { PortId(1) } else { PortId(0) };
@@ -177,4 +180,20 @@ fn a_group_that_ends_leaves_every_rnic() {
         host.groups.closed(pair.now, connection, Some(rmbe));
         assert!(host.groups.is_empty());
     }
+}
+
+/// A server names a link that has just failed at its client. The connection stays TCP; the group,
+/// which has another link, and all who are on it go on. (Said to be out of sync, a server gives its
+/// group up.)
+// RFC 7609 C.4-1, 2.3-3
+#[test]
+fn a_link_that_has_just_gone_does_not_cost_the_group() {
+    let (mut pair, client, server, [near, _]) = established(2, 2);
+    let first = pair.server.groups.at(server).unwrap().links[0].id;
+    let accept = pair.server.groups.join(pair.now, server, first).unwrap();
+    pair.client.groups.rnic_down(pair.now, "r0", false).unwrap();
+    pair.settle();
+    assert_eq!(pair.client.groups.named_by(&accept.offer), Err(Unnamed::LinkGone));
+    assert!(pair.client.groups.at(client).unwrap().is_established());
+    assert!(pair.client.groups.member(near).is_some());
 }
