@@ -40,7 +40,7 @@ use smcr_proto::link::{Cause, Keepalive};
 use smcr_proto::link_group::{LinkGroup, Role, Setup, UNNUMBERED};
 use smcr_proto::wire::clc::Offer;
 use smcr_proto::wire::llc::DeleteReason;
-use smcr_proto::{Instant, LinkNumber, LinkUserId, PeerId, RmbeSize};
+use smcr_proto::{Instant, LinkNumber, LinkUserId, PeerId};
 use smcr_rnic::{Exhausted, Opening, QpAddress, Rnic};
 
 pub use choice::Unnamed;
@@ -57,8 +57,6 @@ use stock::{Budget, Stock};
 pub struct Settings {
     /// Who we are.
     pub peer_id: PeerId,
-    /// Size of an RMB element.
-    pub rmbe_size: RmbeSize,
     /// Elements of an RMB.
     pub rmb_elements: u8,
     /// Bytes that all RMBs together may take.
@@ -227,7 +225,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             activity: Arc::default(),
             heard: now,
         };
-        let stock = Stock::new(self.settings.rmbe_size, self.settings.rmb_elements);
+        // RFC 7609 3.5.3-5
+        let stock = Stock::new(self.settings.rmb_elements);
         let group = Group {
             role,
             peer,

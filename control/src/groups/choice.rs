@@ -47,7 +47,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             self.iter().filter(|(_, group)| self.serves(group, near, peer)).collect();
         let pollers =
             self.ports.iter().filter(|one| one.is_up() && one.address() == near.address());
-        // RFC 7609 3.5.3-1
+        // RFC 7609 3.5.3-1, 3.5.3-2, 3.5.3-3
         if with_peer.len() < pollers.count() && self.idle_poller(port, &with_peer) {
             return None;
         }

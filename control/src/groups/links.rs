@@ -39,6 +39,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         };
         let Some(group) = self.groups.get(&id) else { return };
         let keys = group.stock.keys_on(port);
+        // RFC 7609 2.2.4-3
         let user_id = LinkUserId(link.0);
         self.with_machine(now, id, |machine| {
             machine.link_opened(now, number, ours, user_id, &keys);

@@ -73,7 +73,7 @@ impl<N: Rnic> Gateway<N> {
         port: PortId,
         offer: &Offer,
     ) -> Result<Offer, Diagnosis> {
-        // RFC 7609 3.5.1.3-2, 3.5.1.3-3
+        // RFC 7609 3.5.1.3-2, 3.5.1.3-3, 3.5.3-4, 3.5.3-6
         let (group, ours) = self
             .found(now, key, port, Role::Client, Peer::of(offer))
             .map_err(|_| Diagnosis::OUT_OF_MEMORY)?;

@@ -94,6 +94,8 @@ pub(crate) struct Gateway {
     pub(crate) events: VecDeque<Event>,
     /// The control thread does nothing.
     pub(crate) asleep: bool,
+    /// Connections take turns with these.
+    pub(crate) element_sizes: [RmbeSize; 2],
     pub(crate) gids: Vec<Gid>,
     /// The fault that was planted here.
     pub(crate) mutant: Option<Mutant>,
@@ -137,7 +139,6 @@ impl Gateway {
         let mailboxes = Mailboxes { pollers: pollers.collect(), owners };
         let settings = Settings {
             peer_id: peer_id(host),
-            rmbe_size: sizes.rmbe,
             rmb_elements: sizes.elements,
             rmb_bytes: sizes.rmb_bytes,
             keepalive: Keepalive {
@@ -153,6 +154,7 @@ impl Gateway {
             closed: BTreeMap::new(),
             events: VecDeque::new(),
             asleep: false,
+            element_sizes: [sizes.rmbe, RmbeSize::from_notation(0)],
             gids: (0..sizes.rnics).map(|index| gid(host, index)).collect(),
             mutant: None,
             threads,

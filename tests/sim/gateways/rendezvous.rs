@@ -10,10 +10,10 @@ use smcgate::groups::{Event, GroupId, Joined, Peer, PortId, Refusal, Unnamed};
 use smcr_engine::ConnectionId;
 use smcr_engine::streams::Streams;
 use smcr_memory::Rmbe;
-use smcr_proto::Instant;
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::Offer;
 use smcr_proto::wire::llc::DeleteReason;
+use smcr_proto::{Instant, RmbeSize};
 use smcr_rnic::Rnic;
 
 use super::gateway::{Gateway, peer_id};
@@ -181,10 +181,11 @@ impl Rendezvous {
         let id = peer_id(if client == 0 { 1 } else { 2 });
         let peer = Peer { id, gid: theirs.gid, mac: theirs.mac };
         let port = self.sides[SERVER].port;
+        let size = self.element_size(hosts, SERVER);
         let groups = &mut hosts[self.sides[SERVER].host].groups;
         let joined = if let Some(group) = groups.joinable(port, peer) {
             match groups.best_link(group) {
-                Some(link) => groups.join(now, group, link),
+                Some(link) => groups.join(now, group, link, size),
                 None => Err(Refusal::NoLink),
             }
         } else if groups.founding(port, peer).is_some() {
@@ -210,6 +211,11 @@ impl Rendezvous {
         true
     }
 
+    /// The size of the element on one side.
+    fn element_size(&self, hosts: &Hosts, side: usize) -> RmbeSize {
+        hosts[self.sides[side].host].element_sizes[self.number % 2]
+    }
+
     /// A group for a first contact, and an element in it.
     fn found(
         &mut self,
@@ -219,11 +225,12 @@ impl Rendezvous {
         role: Role,
         peer: Peer,
     ) -> Result<Joined, Refusal> {
+        let size = self.element_size(hosts, side);
         let groups = &mut hosts[self.sides[side].host].groups;
         let group = groups.open(now, self.sides[side].port, role, peer);
         let group = group.map_err(|_| Refusal::NoMemory)?;
         let link = groups.best_link(group).expect("a new group has a link");
-        let joined = groups.join(now, group, link);
+        let joined = groups.join(now, group, link, size);
         match joined {
             Ok(_) => self.sides[side].founding = Some(group),
             Err(_) => groups.give_up(now, group),
@@ -238,9 +245,10 @@ impl Rendezvous {
         let joined = if offer.first_contact {
             self.found(now, hosts, CLIENT, Role::Client, Peer::of(offer))
         } else {
+            let size = self.element_size(hosts, CLIENT);
             let groups = &mut hosts[host].groups;
             match groups.named_by(offer) {
-                Ok((group, link)) => groups.join(now, group, link),
+                Ok((group, link)) => groups.join(now, group, link, size),
                 Err(unnamed) => {
                     self.decline(now, hosts, CLIENT, unnamed == Unnamed::OutOfSync);
                     return true;

@@ -143,7 +143,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     pub(crate) fn reset(&mut self, now: Instant, slot: u16, ending: Ending) {
         let Some(relay) = self.connections.at(slot) else { return };
         relay.ending.get_or_insert(ending);
-        // RFC 7609 4.8.2-5, 4.8.2-8, 4.8.2-9, A.4-24
+        // RFC 7609 4.4.2-5, 4.8.2-5, 4.8.2-8, 4.8.2-9, A.4-24
         if let Some(near) = relay.near.take()
             // Who has said and heard the end of both directions has lost nothing.
             && !near.is_done()
@@ -156,7 +156,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 let capacity = smc.rmbe.capacity();
                 smc.rmbe.touch(capacity);
                 smc.forget_replay();
-                // RFC 7609 4.8.2-1
+                // RFC 7609 4.4.2-4, 4.8.2-1
                 smc.connection.abort(now);
                 self.queue_flush(slot);
                 self.settle(now, slot);
