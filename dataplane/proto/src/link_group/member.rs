@@ -87,8 +87,10 @@ impl LinkGroup {
 
     /// A link that carries messages and stays.
     pub(super) fn link_of_use(&self) -> Option<LinkNumber> {
-        let found = self.members().find(|member| member.is_of_use() && member.asked.is_none());
-        found.map(|member| member.number)
+        let of_use = { self.members() }.filter(|one| one.is_of_use() && one.asked.is_none());
+        // Linux takes the link that news of ports come by for the one that another is to join: on
+        // an asymmetric one it offers, or believes to be offered, the RNIC that is shared already.
+        of_use.min_by_key(|member| member.asymmetric).map(|member| member.number)
     }
 
     pub(super) fn members(&self) -> impl Iterator<Item = &Member> {

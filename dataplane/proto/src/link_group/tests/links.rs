@@ -83,6 +83,28 @@ fn a_lost_link_is_deleted_and_comes_back() {
     hosts.assert_rkeys_agree();
 }
 
+/// A Linux server looks for an RNIC other than the one that the news comes to, and a Linux client
+/// rejects what the link that an offer comes by has already. On the asymmetric link both would go
+/// wrong every time, and users would have no second path any more.
+// RFC 7609 2.2.2-9, 3.5.5.1.2-1
+#[test]
+fn a_port_that_is_back_is_spoken_of_on_the_symmetric_link() {
+    let mut hosts = Hosts::established(&[1, 2], &[101, 102], 2);
+    hosts.sleep(25);
+    hosts.client.ports.remove(&101);
+    hosts.break_link(LINK);
+    hosts.run();
+    assert_eq!(hosts.client.group.symmetry(), Symmetry::AsymmetricLocal);
+    hosts.client.ports.insert(101);
+    hosts.client.group.want_link(hosts.now, port(101));
+    hosts.act();
+    let told = hosts.flying(Role::Client);
+    assert!(matches!(told[..], [(SECOND_LINK, Llc::AddLink(_))]), "{told:?}");
+    hosts.run_until(|from, llc| from == Role::Server && matches!(llc, Llc::AddLink(_)));
+    let offered = hosts.flying(Role::Server);
+    assert!(matches!(offered[..], [(SECOND_LINK, Llc::AddLink(_))]), "{offered:?}");
+}
+
 /// Figure 6: a host with one RNIC shares it between two links, until it has another.
 // RFC 7609 2.2.1-3, 2.2.1-5, 2.2.1-6, 2.2.1-7, 2.2.2-9, 2.2.2-11, 2.2.2-12, 3.5.1.6.1-6
 // RFC 7609 3.5.1.6.1-4, 3.5.5.1.1-2, 3.5.5.1.2-1, 3.5.5.1.2-2
