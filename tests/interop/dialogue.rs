@@ -18,7 +18,8 @@ use crate::hosts::Hosts;
 /// The rendezvous and link management of one connection on one link group.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Dialogue {
-    /// Up to the first data: each waits for the other, so the order is certain.
+    /// Up to the first data, and until the first two links are there or refused: each waits for the
+    /// other, so the order is certain.
     opening: Vec<String>,
     /// After it: both sides speak at once, so these are sorted.
     closing: Vec<String>,
@@ -44,17 +45,19 @@ impl Dialogue {
         let speaker = |line: &Line<'_>| if line.machine() == client { "client" } else { "server" };
         let is_data = |line: &Line<'_>| ["CDC", "WRITE"].contains(&line.protocol());
         let opening = lines.iter().position(is_data).unwrap_or(lines.len());
-        let told = |lines: &[Line<'_>]| -> Vec<String> {
-            let protocols = ["TCP", "CLC", "LLC"];
-            let lines = lines.iter().filter(|line| protocols.contains(&line.protocol()));
-            lines.map(|line| format!("{}: {}", speaker(line), line.essence())).collect()
+        let (begun, over): (Vec<_>, Vec<_>) = { lines.iter().enumerate() }
+            .filter(|(_, line)| line.is_certain())
+            .partition(|(place, line)| *place < opening || line.founds_group());
+        let told = |lines: Vec<(usize, &Line<'_>)>| -> Vec<String> {
+            let told = |line: &Line<'_>| format!("{}: {}", speaker(line), line.essence());
+            lines.into_iter().map(|(_, line)| told(line)).collect()
         };
-        let mut closing = told(&lines[opening..]);
+        let mut closing = told(over);
         closing.sort();
         let times = lines[..lines.len().min(opening + 1)].iter().map(|line| line.time);
         let silences = times.clone().skip(1).zip(times).map(|(now, before)| now - before);
         let longest_silence = silences.max().unwrap_or_default();
-        Self { opening: told(&lines[..opening]), closing, longest_silence }
+        Self { opening: told(begun), closing, longest_silence }
     }
 
     /// Longest time up to the first data in which nobody spoke.
@@ -71,14 +74,34 @@ impl Dialogue {
         assert_golden(golden, &self.to_string());
     }
 
-    /// Asserts that all before the first data is what is written down.
+    /// Asserts that nothing was said after the first data that is not written down.
+    ///
+    /// # Panics
+    ///
+    /// If something was.
+    pub(crate) fn assert_nothing_else_later(&self, golden: &Path) {
+        let golden = fs::read_to_string(golden).expect("a golden transcript");
+        for said in &self.closing {
+            assert!(golden.lines().any(|line| line == said), "'{said}' is new:\n{self}");
+        }
+    }
+
+    /// What was said up to the first data.
+    pub(crate) fn opening(&self) -> String {
+        self.opening.iter().map(|line| format!("{line}\n")).collect()
+    }
+
+    /// Asserts that the opening is the one that is written down.
     ///
     /// # Panics
     ///
     /// If it is not, with both side by side.
     pub(crate) fn assert_opening_is(&self, golden: &Path) {
-        let lines = self.opening.iter().map(|line| format!("{line}\n"));
-        assert_golden(golden, &lines.collect::<String>());
+        let golden = fs::read_to_string(golden).expect("a golden transcript");
+        let golden = golden.lines().take_while(|&line| line != DATA);
+        let expected: String = golden.map(|line| format!("{line}\n")).collect();
+        let found = self.opening();
+        assert!(found == expected, "\n{}", side_by_side(&expected, &found));
     }
 
     /// Asserts that these lines are among what was said after the first data.
@@ -109,10 +132,13 @@ pub(crate) fn assert_golden(golden: &Path, found: &str) {
 impl std::fmt::Display for Dialogue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.opening.iter().try_for_each(|line| writeln!(f, "{line}"))?;
-        writeln!(f, "(data, and in any order)")?;
+        writeln!(f, "{DATA}")?;
         self.closing.iter().try_for_each(|line| writeln!(f, "{line}"))
     }
 }
+
+/// What stands between opening and closing.
+const DATA: &str = "(data, and in any order)";
 
 /// Two transcripts, line by line, with a mark where they differ.
 pub(crate) fn side_by_side(left: &str, right: &str) -> String {
@@ -164,6 +190,22 @@ impl<'a> Line<'a> {
         self.words.first().copied().unwrap_or_default()
     }
 
+    /// Whether it is of a kind that is said in every run. TEST LINK depends on how long one takes.
+    fn is_certain(&self) -> bool {
+        ["TCP", "CLC", "LLC"].contains(&self.protocol())
+            && !self.words.starts_with(&["LLC", "TEST", "LINK"])
+    }
+
+    /// Whether it is about one of the first two links, which come to be when the group does. Linux
+    /// sends data only after that; RFC 7609 3.5.1.6 lets it flow as soon as there is one link.
+    fn founds_group(&self) -> bool {
+        let exchange =
+            ["ADD", "CONFIRM"].iter().any(|verb| self.words.starts_with(&["LLC", verb, "LINK"]));
+        let number = self.words.iter().position(|&word| word == "link");
+        let number = number.and_then(|place| self.words.get(place + 1));
+        exchange && number.is_some_and(|number| ["1", "2"].contains(number))
+    }
+
     /// The message, its flags, and those of its fields that do not differ from run to run.
     fn essence(&self) -> String {
         let mut essence: Vec<&str> = Vec::new();
@@ -179,7 +221,9 @@ impl<'a> Line<'a> {
                 continue;
             }
             let value = words.next();
-            if CERTAIN.contains(word) {
+            // A client proposes how many links it could have; a server decides.
+            let proposed = self.words.contains(&"PROPOSAL") && *word == "max-links";
+            if CERTAIN.contains(word) && !proposed {
                 essence.extend([*word].iter().chain(value));
             }
         }

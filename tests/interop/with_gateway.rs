@@ -1,7 +1,7 @@
 //! Our gateway in the place of a kernel: the same scenarios, the same outcomes.
 
 use crate::road::Course;
-use crate::{failover, fidelity, programs, transfers};
+use crate::{failover, fallback, fidelity, programs, transfers};
 
 /// Files must arrive as they were sent, whichever end has Linux' own SMC-R.
 #[test]
@@ -66,4 +66,18 @@ fn loss_of_an_rnic_from_linux() {
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn loss_of_an_rnic_to_linux() {
     failover::losses(Course::GatewayToLinux);
+}
+
+/// Users whose Linux has no UEID, another one, or no RNIC that works must not notice that their
+/// peer has a gateway, and their operators must be told why it is TCP, on both sides.
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn fallbacks_from_linux() {
+    fallback::fall_back(Course::LinuxToGateway);
+}
+
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn fallbacks_to_linux() {
+    fallback::fall_back(Course::GatewayToLinux);
 }
