@@ -1,6 +1,7 @@
 //! Two RNICs per side: a link group with two links, and what happens when one goes.
 
 use std::path::Path;
+use std::thread;
 use std::time::Duration;
 
 use crate::clock::wait_until;
@@ -103,11 +104,15 @@ fn assert_said(dialogue: &Dialogue, course: Course) {
     }
 }
 
-/// Waits until the one link group of this guest is of this kind.
+/// Waits until the one link group of this guest is of this kind, and has no link but those two.
 fn wait_for_group(guest: &Place<'_>, kind: &str) {
     wait_until(&format!("{kind} in the guest"), LIMIT, || {
-        guest.tool(&["links"]).iter().any(|line| line.split(' ').nth(2) == Some(kind))
+        let lines = guest.tool(&["links"]);
+        let links = lines.iter().filter(|line| line.starts_with("link "));
+        lines.iter().any(|line| line.split(' ').nth(2) == Some(kind)) && links.count() == 2
     });
+    // What was said last is under way, and a loss in the middle of it is another scenario.
+    thread::sleep(Duration::from_millis(500));
 }
 
 impl Place<'_> {
