@@ -197,7 +197,7 @@ impl<'a> Line<'a> {
     }
 
     /// Whether it is about one of the first two links, which come to be when the group does. Linux
-    /// sends data only after that; RFC 7609 3.5.1.6 lets it flow as soon as there is one link.
+    /// sends data only after that; the RFC (3.5.1.6) lets it flow as soon as there is one link.
     fn founds_group(&self) -> bool {
         let exchange =
             ["ADD", "CONFIRM"].iter().any(|verb| self.words.starts_with(&["LLC", verb, "LINK"]));
