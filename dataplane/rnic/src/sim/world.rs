@@ -6,7 +6,7 @@ use smcr_memory::Region;
 use smcr_proto::{Gid, Instant, Qpn, Rkey};
 
 use super::Odds;
-use super::queue_pair::{Arrived, Event, Executed, Flying, QueuePair, Stage};
+use super::queue_pair::{Arrival, Arrived, Event, Executed, Flying, QueuePair, Stage};
 use crate::dice::Dice;
 use crate::{Cause, Completion, Domain, Port, Work};
 
@@ -201,9 +201,20 @@ impl World {
             Stage::Connected { .. } | Stage::Broken | Stage::Released => return Reception::Nobody,
         }
         match &flying.work {
-            Work::Send { .. } if pair.inbox.len() >= QueuePair::INBOX_MAX => Reception::NoRoom,
+            Work::SendLong { message, .. } if !pair.takes_long(message.len()) => Reception::Refused,
+            Work::Send { .. } | Work::SendLong { .. }
+                if pair.inbox.len() >= QueuePair::INBOX_MAX =>
+            {
+                Reception::NoRoom
+            }
             Work::Send { message, .. } => {
-                pair.inbox.push_back(Arrived { message: *message, request: flying.request });
+                let message = Arrival::Short(*message);
+                pair.inbox.push_back(Arrived { message, request: flying.request });
+                Reception::Executed
+            }
+            Work::SendLong { message, .. } => {
+                let message = Arrival::Long(message.clone());
+                pair.inbox.push_back(Arrived { message, request: flying.request });
                 Reception::Executed
             }
             Work::Write { lease, rkey, address, .. } => {
