@@ -9,6 +9,7 @@
 //! failed, the queue pairs are retired, and once everything is home its memory is withdrawn.
 //!
 //! - [`group`] is one link group and its links;
+//! - `first_contact` begins a group;
 //! - `machine` does what the machine of a group demands; `links` opens and loses the links beyond
 //!   the first, `moves` finds their connections another place;
 //! - [`members`] is which connection holds what of a group;
@@ -17,6 +18,7 @@
 //! - `operate` is what operators do to them;
 //! - [`ports`] is what groups stand on.
 
+mod first_contact;
 pub mod group;
 mod links;
 mod machine;
@@ -29,25 +31,23 @@ pub mod slots;
 pub mod stock;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 use std::time::Duration;
 
 use smcr_engine::{Command, LinkId};
-use smcr_proto::limits::RETRY_LINK;
 use smcr_proto::link::{Cause, Keepalive};
-use smcr_proto::link_group::{LinkGroup, Role, Setup, UNNUMBERED};
+use smcr_proto::link_group::{LinkGroup, Role};
 use smcr_proto::wire::clc::Offer;
 use smcr_proto::wire::llc::DeleteReason;
-use smcr_proto::{Gid, Instant, LinkNumber, LinkUserId, PeerId, RmbeSize};
-use smcr_rnic::{Exhausted, Opening, QpAddress, Rnic};
+use smcr_proto::{Gid, Instant, LinkNumber, PeerId, RmbeSize};
+use smcr_rnic::Rnic;
 
+use group::LinkState;
 pub use group::{Group, GroupId, Link, Peer, Phase};
-use group::{LinkState, MEMBERS_MAX};
 use members::Members;
 pub use members::{BadOffer, Joined, Member, Refusal};
 pub use ports::{Pollers, Port, PortId, QpOf};
 use slots::Slots;
-use stock::{Budget, Stock};
+use stock::Budget;
 
 /// What an operator decides about link groups.
 #[derive(Clone, Copy, Debug)]
@@ -219,7 +219,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         }
         let open = with_peer.into_iter().filter(|(_, group)| {
             // RFC 7609 2-4, 2.2.4-7, 3.5.1.2-5, 3.5.1.6.4-5, 3.5.2.1-2
-            group.is_established() && group.members.len() < MEMBERS_MAX
+            group.is_established() && group.members.len() < group.members_max()
         });
         open.min_by_key(|(id, group)| (group.members.len(), *id)).map(|(id, _)| id)
     }
@@ -238,7 +238,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             group.links.first().is_some_and(|link| self.ports[link.port.0].pnet == near.pnet);
         let over = matches!(group.phase, Phase::Ending);
         // RFC 7609 2.2.3-2, 3.5.2.1-2
-        group.role == Role::Server && group.peer.id == peer.id && here && !over
+        group.role == Role::Server && group.is_with(peer) && here && !over
     }
 
     /// Whether the poller that a new group would live on has none of these.
@@ -250,130 +250,17 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             && here.any(|(index, one)| one.is_up() && links().all(|link| link.port.0 != index))
     }
 
-    /// The link that a server's Accept names in a later contact, and its group.
-    pub fn named_by(&self, accept: &Offer) -> Option<(GroupId, LinkId)> {
+    /// The link that a server's Accept names in a later contact, and its group. `v2` says which
+    /// version the Accept is of.
+    pub fn named_by(&self, accept: &Offer, v2: bool) -> Option<(GroupId, LinkId)> {
         self.iter().find_map(|(id, group)| {
             // RFC 7609 3.5.2.2-1
-            let fits = group.role == Role::Client && group.peer.id == accept.peer_id;
+            let fits = group.role == Role::Client
+                && group.peer.id == accept.peer_id
+                && group.peer.v2 == v2;
             let link = group.links.iter().find(|link| fits && link.leads_to(accept))?;
             group.machine().is_some().then_some((id, link.id))
         })
-    }
-
-    /// Creates a group with a queue pair that knows its own address only.
-    ///
-    /// # Errors
-    ///
-    /// [`Exhausted`], with nothing changed.
-    pub fn open(
-        &mut self,
-        now: Instant,
-        port: PortId,
-        role: Role,
-        peer: Peer,
-    ) -> Result<GroupId, Exhausted> {
-        let rnic = self.ports[port.0].rnic.as_mut().ok_or(Exhausted)?;
-        // RFC 7609 2.1-6
-        let domain = rnic.open_domain()?;
-        let opening = match rnic.open(domain) {
-            Ok(opening) => opening,
-            Err(exhausted) => {
-                rnic.close_domain(domain);
-                return Err(exhausted);
-            }
-        };
-        self.links_made += 1;
-        self.groups_made += 1;
-        let id = GroupId(self.groups_made);
-        let link = Link {
-            id: LinkId(self.links_made),
-            number: UNNUMBERED,
-            port,
-            ours: opening.address(),
-            theirs: None,
-            state: LinkState::Opening(opening),
-            confirmed: false,
-            activity: Arc::default(),
-            heard: now,
-        };
-        let stock = Stock::new(self.settings.rmbe_size, self.settings.rmb_elements);
-        let group = Group {
-            role,
-            peer,
-            phase: Phase::Opening,
-            established: false,
-            links: vec![link],
-            stock,
-            members: BTreeMap::new(),
-            quarantine: VecDeque::new(),
-            domains: BTreeMap::from([(port, domain)]),
-        };
-        self.groups.insert(id, group);
-        Ok(id)
-    }
-
-    /// Brings the first queue pair of a group to its peer's, hands it to the poller, and starts the
-    /// machine.
-    ///
-    /// # Errors
-    ///
-    /// [`Exhausted`] when the peer cannot be reached; the caller gives the group up.
-    pub fn connect(&mut self, now: Instant, id: GroupId, offer: &Offer) -> Result<(), Exhausted> {
-        let settings = &self.settings;
-        let group = self.groups.get_mut(&id).ok_or(Exhausted)?;
-        let theirs = QpAddress {
-            gid: offer.gid,
-            mac: offer.mac,
-            qpn: offer.qpn,
-            // RFC 7609 3.5.1.4-1, A.2.4-5
-            psn: offer.psn,
-            mtu: offer.mtu,
-        };
-        let link = group.links.first_mut().ok_or(Exhausted)?;
-        let LinkState::Opening(opening) = std::mem::replace(&mut link.state, LinkState::Retiring)
-        else {
-            panic!("the first link of a group connects once");
-        };
-        let qp = match opening.connect(theirs) {
-            Ok(qp) => qp,
-            Err(exhausted) => {
-                // No poller ever had it.
-                group.links.clear();
-                return Err(exhausted);
-            }
-        };
-        link.state = LinkState::Polled;
-        link.theirs = Some(theirs);
-        let setup = Setup {
-            peer_id: group.peer.id,
-            ours: link.ours,
-            theirs,
-            user_id: LinkUserId(link.id.0),
-            eye_catcher: false,
-            keepalive: settings.keepalive,
-            idle_wait: match group.role {
-                Role::Server => settings.idle_group_server,
-                Role::Client => settings.idle_group_client,
-            },
-            max_links: settings.max_links,
-            retry_link: RETRY_LINK,
-        };
-        let machine = match group.role {
-            Role::Server => {
-                link.number = LinkNumber(1);
-                LinkGroup::new_server(now, setup, link.number)
-            }
-            Role::Client => LinkGroup::new_client(now, setup),
-        };
-        group.phase = Phase::Running(Box::new(machine));
-        let command = Command::AddLink { link: link.id, qp, activity: Arc::clone(&link.activity) };
-        self.pollers.command(link.port, command);
-        let (role, number) = (group.role, link.number);
-        self.tell_own_rmb(now, id);
-        if role == Role::Server {
-            self.with_machine(now, id, |machine| machine.link_connected(now, number));
-        }
-        Ok(())
     }
 
     /// Somebody has reason to believe that the peer of this group is dead: ask it, on every link.
