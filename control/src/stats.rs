@@ -129,6 +129,9 @@ pub struct LinkGroup {
     pub role: String,
     /// Of the protocol: 1 or 2.
     pub version: u8,
+    /// What the peers of version 2 agreed on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub v2: Option<GroupV2>,
     /// The peer id, in hexadecimal.
     pub peer_id: String,
     /// `single`, `symmetric`, `asymmetric-local` (one RNIC of ours), `asymmetric-peer` (one RNIC of
@@ -141,6 +144,26 @@ pub struct LinkGroup {
     pub links: Vec<Link>,
     /// RMBs of ours that its peer may write.
     pub rmbs: u32,
+}
+
+/// What there is to know about a link group of SMC-Rv2.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GroupV2 {
+    /// The release both sides speak: 0 or 1.
+    pub release: u8,
+    /// The EID they have in common.
+    pub eid: String,
+    /// What the peer calls its host.
+    pub peer_host: String,
+    /// What the peer runs: `Linux`, `z/OS`, `AIX`, or a number.
+    pub peer_os: String,
+    /// Whether no router is between the ports.
+    pub direct: bool,
+    /// Connections of the group, at most.
+    pub max_connections: u8,
+    /// Links of the group, at most.
+    pub max_links: u8,
 }
 
 /// One link: a queue pair of ours and one of the peer's.
@@ -307,6 +330,12 @@ pub struct Connection {
     /// The number of the link it sends on, if it is SMC-R.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<u8>,
+    /// The version of SMC-R, if it is SMC-R: 1 or 2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<u8>,
+    /// What its link group agreed on, if that is of version 2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub v2: Option<GroupV2>,
     /// Seconds since it was accepted.
     pub age_s: f64,
 }
@@ -415,6 +444,8 @@ pub(crate) mod tests {
             fallback: None,
             link_group: None,
             link: None,
+            version: None,
+            v2: None,
             age_s: 1.5,
         }
     }
