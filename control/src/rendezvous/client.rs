@@ -3,7 +3,7 @@
 use smcr_proto::handshake::{Agreement, Client, Path};
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::v2::{GIDS_MAX, Gids};
-use smcr_proto::wire::clc::{Diagnosis, Offer, Proposal};
+use smcr_proto::wire::clc::{Diagnosis, Ipv4Subnet, Offer, Proposal};
 use smcr_proto::{Instant, MacAddress};
 use smcr_rnic::Rnic;
 
@@ -34,7 +34,7 @@ impl<N: Rnic> Gateway<N> {
         };
         let policy = self.policy(self.port_of(key));
         let gid = proposal.gid;
-        let proposal = Proposal { offers_smc_r_v1: policy.v1, ..proposal };
+        let proposal = if policy.v1 { proposal } else { without_v1(&proposal) };
         // RFC 7609 3-1, 3-2, 3.1-2, 3.5.1.2-1
         let client = match policy.v2 {
             Some(v2) => Client::with_v2(now, proposal, v2, gid),
@@ -165,5 +165,16 @@ impl<N: Rnic> Gateway<N> {
                 self.fallback_reasons.insert(key, diagnosis);
             }
         }
+    }
+}
+
+/// What is left of a Proposal that does not offer version 1: who we are.
+fn without_v1(proposal: &Proposal) -> Proposal {
+    Proposal {
+        subnet: Ipv4Subnet::default(),
+        prefixes: Default::default(),
+        prefix_count: 0,
+        offers_smc_r_v1: false,
+        ..*proposal
     }
 }

@@ -204,6 +204,19 @@ impl Peer {
         }
     }
 
+    /// What Linux has in the place of version 1 if it offers only the other.
+    pub(super) fn nobody() -> Proposal {
+        Proposal {
+            peer_id: PeerId::default(),
+            gid: Gid::default(),
+            mac: MacAddress::default(),
+            subnet: Ipv4Subnet::default(),
+            prefixes: Default::default(),
+            prefix_count: 0,
+            offers_smc_r_v1: false,
+        }
+    }
+
     pub(super) fn proposal(&self) -> Frame {
         Frame::Proposal(Proposal {
             peer_id: US,
