@@ -66,8 +66,8 @@ pub(crate) fn a_thousand_messages_arrive_once_and_in_order<H: Harness>(seed: u64
     all_is_quiet(&mut rig);
 }
 
-/// (1, 2, 3) Long messages of all lengths, among short ones: whole, once, and behind the writes that
-/// were posted before them. Link groups of SMC-Rv2 tell each other their keys in such.
+/// (1, 2, 3) Long messages of all lengths, among short ones: whole, once, and behind the writes
+/// that were posted before them. Link groups of SMC-Rv2 tell each other their keys in such.
 pub(crate) fn long_messages_arrive_whole_and_in_order<H: Harness>(seed: u64) {
     const COUNT: u32 = 40;
     let mut rig = Rig::<H>::new(seed);
@@ -113,8 +113,8 @@ pub(crate) fn long_messages_arrive_whole_and_in_order<H: Harness>(seed: u64) {
     all_is_quiet(&mut rig);
 }
 
-/// (4) A queue pair of SMC-Rv1 has buffers of 44 bytes: what is longer breaks it, as it does on real
-/// NICs, and nothing else.
+/// (4) A queue pair of SMC-Rv1 has buffers of 44 bytes: what is longer breaks it, as it does on
+/// real NICs, and nothing else.
 pub(crate) fn a_message_that_is_too_long_is_contained<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let domains = rig.domains();

@@ -315,8 +315,8 @@ mod tests {
             lines.collect::<Vec<_>>(),
             [
                 "ID TRANSPORT STATE LISTENER APP PEER IN OUT AGE LINK VERSION EID HOST REASON",
-                "1 smc-r active to-b 127.0.0.1:40001 10.8.0.2:7002 1001 B 1.9 KiB 1.5s 3/2 2.1 FLEET b \
-                 (Linux) -",
+                "1 smc-r active to-b 127.0.0.1:40001 10.8.0.2:7002 1001 B 1.9 KiB 1.5s 3/2 2.1 \
+                 FLEET b (Linux) -",
                 "20 tcp active from-a 127.0.0.1:40020 10.8.0.2:7002 1020 B 1.9 KiB 1.5s - - - - \
                  0x03010000 peer has no SMC option",
                 "2 of 9 connections, page 2",

@@ -1,5 +1,5 @@
-//! A group begins: a queue pair for the Accept or the Confirm, and its machine once the peer's end is
-//! known.
+//! A group begins: a queue pair for the Accept or the Confirm, and its machine once the peer's end
+//! is known.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use smcr_proto::handshake::Agreement;
 use smcr_proto::limits::RETRY_LINK;
 use smcr_proto::link_group::{LinkGroup, Role, Setup, UNNUMBERED, Version};
 use smcr_proto::wire::clc::Offer;
-use smcr_proto::{Gid, Instant, LinkNumber, LinkUserId};
+use smcr_proto::{Gid, Instant, LinkNumber, LinkUserId, PeerId};
 use smcr_rnic::{Exhausted, Opening, QpAddress, Rnic};
 
 use super::Groups;
@@ -84,7 +84,6 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         offer: &Offer,
         agreement: Agreement,
     ) -> Result<(), Exhausted> {
-        let settings = &self.settings;
         let group = self.groups.get_mut(&id).ok_or(Exhausted)?;
         group.agreement = agreement;
         // A Proposal of version 2 need not say whose it is.
@@ -112,32 +111,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         };
         link.state = LinkState::Polled;
         link.theirs = Some(theirs);
-        let (version, max_links) = match agreement {
-            Agreement::V1 => (Version::V1, settings.max_links),
-            Agreement::V2(terms) => {
-                let direct = match group.role {
-                    Role::Server => self.ports[link.port.0].reaches(theirs.gid),
-                    Role::Client => terms.peer.is_none_or(|peer| peer.direct),
-                };
-                let max_connections = if terms.release > 0 { terms.max_connections } else { 0 };
-                (Version::V2 { max_connections, direct }, terms.max_links)
-            }
-        };
-        let setup = Setup {
-            peer_id: group.peer.id,
-            version,
-            ours: link.ours,
-            theirs,
-            user_id: LinkUserId(link.id.0),
-            eye_catcher: false,
-            keepalive: settings.keepalive,
-            idle_wait: match group.role {
-                Role::Server => settings.idle_group_server,
-                Role::Client => settings.idle_group_client,
-            },
-            max_links,
-            retry_link: RETRY_LINK,
-        };
+        let (role, name, port, ours) = (group.role, link.id, link.port, link.ours);
+        let setup = self.setup(role, offer.peer_id, agreement, (name, port), (ours, theirs));
+        let Some(group) = self.groups.get_mut(&id) else { return Ok(()) };
+        let Some(link) = group.links.first_mut() else { return Ok(()) };
         let machine = match group.role {
             Role::Server => {
                 link.number = LinkNumber(1);
@@ -154,6 +131,44 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             self.with_machine(now, id, |machine| machine.link_connected(now, number));
         }
         Ok(())
+    }
+
+    /// What the machine of a group is told.
+    fn setup(
+        &self,
+        role: Role,
+        peer_id: PeerId,
+        agreement: Agreement,
+        (link, port): (LinkId, PortId),
+        (ours, theirs): (QpAddress, QpAddress),
+    ) -> Setup {
+        let settings = &self.settings;
+        let (version, max_links) = match agreement {
+            Agreement::V1 => (Version::V1, settings.max_links),
+            Agreement::V2(terms) => {
+                let direct = match role {
+                    Role::Server => self.ports[port.0].reaches(theirs.gid),
+                    Role::Client => terms.peer.is_none_or(|peer| peer.direct),
+                };
+                let max_connections = if terms.release > 0 { terms.max_connections } else { 0 };
+                (Version::V2 { max_connections, direct }, terms.max_links)
+            }
+        };
+        Setup {
+            peer_id,
+            version,
+            ours,
+            theirs,
+            user_id: LinkUserId(link.0),
+            eye_catcher: false,
+            keepalive: settings.keepalive,
+            idle_wait: match role {
+                Role::Server => settings.idle_group_server,
+                Role::Client => settings.idle_group_client,
+            },
+            max_links,
+            retry_link: RETRY_LINK,
+        }
     }
 
     /// Whether packets of a group to this port of its peer need no router.

@@ -252,8 +252,8 @@ pub enum Completion {
 
 /// The same NIC as one polling thread sees it: a completion queue, and the queue pairs on it.
 ///
-/// No method blocks, and none allocates once its tables are warm, except for long messages. Every backend keeps these
-/// promises, and the conformance suite holds every backend to them:
+/// No method blocks, and none allocates once its tables are warm, but for long messages. Every
+/// backend keeps these promises, and the conformance suite holds every backend to them:
 ///
 /// 1. **Order.** Work on one queue pair completes in posting order.
 /// 2. **Visibility.** When `poll` returns a received message, every write the peer posted before

@@ -102,8 +102,8 @@ fn a_stranger_stays_tcp_and_is_told_why() {
     assert_eq!(rig.stats().fallbacks[0].code, Diagnosis::NO_COMMON_EID.0);
 }
 
-/// A Linux client that shares an EID gets an Accept, though it has not said its name; and the limits
-/// it named hold. Two queue pairs for it would be one too many.
+/// A Linux client that shares an EID gets an Accept, though it has not said its name; and the
+/// limits it named hold. Two queue pairs for it would be one too many.
 #[test]
 fn a_linux_client_gets_an_accept() {
     let rig = Rig::server(41, "[smc]\nversions = [2]\neids = [\"fleet-1\"]\n");

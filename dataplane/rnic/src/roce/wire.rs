@@ -123,8 +123,8 @@ impl Syndrome {
 pub(super) struct Bth {
     /// What the packet is.
     pub(super) opcode: u8,
-    /// Wake the receiver's completion queue: set where a message ends, since Linux arms its queue for
-    /// solicited completions only.
+    /// Wake the receiver's completion queue: set where a message ends, since Linux arms its queue
+    /// for solicited completions only.
     pub(super) solicited: bool,
     /// Bytes of payload, from which the padding follows.
     pub(super) payload_len: usize,
