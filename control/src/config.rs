@@ -168,7 +168,7 @@ pub struct Smc {
     /// Peers taken to have SMC-R where the option cannot be seen.
     pub assume_peers: Vec<Network>,
     /// The communities we belong to, in which SMC-Rv2 is spoken: at most four, the preferred one
-    /// first. [`Eid::SMCGATE`] goes without saying.
+    /// first. [`Eid::SMCGATE`](smcr_proto::wire::clc::v2::Eid::SMCGATE) goes without saying.
     pub eids: Eids,
     /// Which versions of SMC-R are spoken.
     pub versions: Versions,

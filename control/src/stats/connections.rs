@@ -90,7 +90,7 @@ pub struct ConnectionQuery {
     pub transport: Option<Transport>,
     /// Which page; the first is 1.
     pub page: u32,
-    /// Rows of a page, from 1 to [`PER_PAGE_MAX`].
+    /// Rows of a page, from 1 to [`PER_PAGE_MAX`](super::PER_PAGE_MAX).
     pub per_page: u32,
 }
 
