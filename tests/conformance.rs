@@ -82,6 +82,7 @@ impl<const MALICIOUS: bool> Harness for Sim<MALICIOUS> {
     type Rnic = sim::Rnic;
     type Fabric = sim::Fabric;
     const CUTS_WRITES: bool = false;
+    const LOSES_ON_BREAK: bool = MALICIOUS;
 
     fn new(seed: u64) -> (Self, [(sim::Rnic, sim::Fabric); 2]) {
         let network = Network::new(seed, if MALICIOUS { Odds::MALICIOUS } else { Odds::CALM });

@@ -125,6 +125,8 @@ pub struct Listener {
     pub tcp_keepalive: TcpKeepalive,
     /// Connections the kernel holds before they are accepted.
     pub backlog: u32,
+    /// Size of the RMB elements of its connections, in bytes; none: as `[smc]` says.
+    pub rmbe_size: Option<u32>,
 }
 
 /// One side of a listener.
@@ -353,6 +355,7 @@ fn listeners(
             )?,
             tcp_nodelay: table.boolean("tcp_nodelay", true)?,
             tcp_keepalive: TcpKeepalive::read(&mut table)?,
+            rmbe_size: rmbe_size(source, &mut table)?,
             backlog: table.count("backlog", 1..65_536, 4096)?,
         });
         table.finish()?;
@@ -381,13 +384,7 @@ fn smc(source: Source<'_>, mut table: Section<'_>) -> Result<Smc, ConfigError> {
         return Err(table.error("option", why));
     }
     let (eids, versions) = versions::read(source, &mut table)?;
-    // RFC 7609 A.2.3-9
-    let rmbe_size = table.number("rmbe_size", RMBE_SIZE_MIN..RMBE_SIZE_MAX + 1, RMBE_SIZE)?;
-    if !rmbe_size.value.is_power_of_two() {
-        let below = 1_u64 << rmbe_size.value.ilog2();
-        let why = format!("{} is no power of two; write {below} or {}", rmbe_size.value, 2 * below);
-        return Err(rmbe_size.error(source, why));
-    }
+    let rmbe_size = rmbe_size(source, &mut table)?;
     let handshake_timeout = table.duration("handshake_timeout", Duration::from_secs(10))?;
     if handshake_timeout < HANDSHAKE_TIMEOUT_MIN {
         let why = "less than 100ms would end rendezvous that go well; write \"10s\"";
@@ -398,7 +395,7 @@ fn smc(source: Source<'_>, mut table: Section<'_>) -> Result<Smc, ConfigError> {
         assume_peers,
         eids,
         versions,
-        rmbe_size: u32::try_from(rmbe_size.value).expect("RMBE_SIZE_MAX fits in 32 bits"),
+        rmbe_size: rmbe_size.unwrap_or(RMBE_SIZE),
         rmb_elements: table.count("rmb_elements", 1..256, 255)?,
         send_pool: table.number("send_pool", (1 << 20)..(1 << 40), 32 << 20)?.value,
         handshake_timeout,
@@ -410,6 +407,19 @@ fn smc(source: Source<'_>, mut table: Section<'_>) -> Result<Smc, ConfigError> {
     };
     table.finish()?;
     Ok(smc)
+}
+
+/// The size of RMB elements, where one is said.
+fn rmbe_size(source: Source<'_>, table: &mut Section<'_>) -> Result<Option<u32>, ConfigError> {
+    // RFC 7609 A.2.3-9
+    let size = table.number("rmbe_size", RMBE_SIZE_MIN..RMBE_SIZE_MAX + 1, 0)?;
+    if size.value > 0 && !size.value.is_power_of_two() {
+        let below = 1_u64 << size.value.ilog2();
+        let why = format!("{} is no power of two; write {below} or {}", size.value, 2 * below);
+        return Err(size.error(source, why));
+    }
+    let bytes = u32::try_from(size.value).expect("RMBE_SIZE_MAX fits in 32 bits");
+    Ok(Some(bytes).filter(|bytes| *bytes > 0))
 }
 
 fn limits(mut table: Section<'_>) -> Result<Limits, ConfigError> {
@@ -451,7 +461,7 @@ const RMB_BYTES_MAX: u64 = 1 << 40;
 
 /// Default size of an RMBE. A stream stalls for a round trip per element, so it moves half again as
 /// fast as through 64 KiB; an element costs memory only as far as its connection ever filled it.
-const RMBE_SIZE: u64 = 262_144;
+const RMBE_SIZE: u32 = 262_144;
 /// Twice as often as the control thread looks.
 const HANDSHAKE_TIMEOUT_MIN: Duration = Duration::from_millis(100);
 /// RFC 7609 allows 16 KiB to 512 KiB in its notation (A.2.3).

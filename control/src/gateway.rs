@@ -16,7 +16,7 @@ use smcr_proto::link::Keepalive;
 use smcr_proto::wire::clc::Diagnosis;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::wire::clc::v2::{HostName, RELEASE};
-use smcr_proto::{Instant, PeerId, RmbeSize};
+use smcr_proto::{Instant, PeerId};
 use smcr_rnic::Rnic;
 
 use crate::config::{Config, RnicKind};
@@ -320,7 +320,6 @@ fn settings(config: &Config, peer_id: PeerId) -> Settings {
     let smc = &config.smc;
     Settings {
         peer_id,
-        rmbe_size: RmbeSize::from_bytes(smc.rmbe_size).expect("the configuration was checked"),
         rmb_elements: u8::try_from(smc.rmb_elements).expect("the configuration was checked"),
         rmb_bytes: config.limits.rmb_bytes,
         keepalive: Keepalive { idle: Some(smc.test_link_idle), reply_wait: smc.test_link_timeout },

@@ -12,12 +12,14 @@
 //! - `first_contact` begins a group;
 //! - `machine` does what the machine of a group demands; `links` opens and loses the links beyond
 //!   the first, `moves` finds their connections another place;
+//! - `choice` is which group and which port a new connection gets;
 //! - [`members`] is which connection holds what of a group;
 //! - `memory` grows and shrinks what a group has of it;
 //! - [`stock`] is RMBs and their elements, [`slots`] the slots of connections;
 //! - `operate` is what operators do to them;
 //! - [`ports`] is what groups stand on.
 
+mod choice;
 mod first_contact;
 pub mod group;
 mod links;
@@ -35,12 +37,12 @@ use std::time::Duration;
 
 use smcr_engine::{Command, LinkId};
 use smcr_proto::link::{Cause, Keepalive};
-use smcr_proto::link_group::{LinkGroup, Role};
-use smcr_proto::wire::clc::Offer;
+use smcr_proto::link_group::LinkGroup;
 use smcr_proto::wire::llc::DeleteReason;
-use smcr_proto::{Gid, Instant, LinkNumber, PeerId, RmbeSize};
+use smcr_proto::{Instant, LinkNumber, PeerId};
 use smcr_rnic::Rnic;
 
+pub use choice::Unnamed;
 use group::LinkState;
 pub use group::{Group, GroupId, Link, Peer, Phase};
 use members::Members;
@@ -54,8 +56,6 @@ use stock::Budget;
 pub struct Settings {
     /// Who we are.
     pub peer_id: PeerId,
-    /// Size of an RMB element.
-    pub rmbe_size: RmbeSize,
     /// Elements of an RMB.
     pub rmb_elements: u8,
     /// Bytes that all RMBs together may take.
@@ -186,81 +186,6 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     #[must_use]
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
-    }
-
-    /// Where a new connection that came by `port` can use RDMA: there, on the least busy of the
-    /// pollers of its RNIC; else on another RNIC of the same physical network. `peer` is the port
-    /// that it must reach, once that is known.
-    pub fn usable_port(&self, port: PortId, peer: Option<Gid>) -> Option<PortId> {
-        let near = self.ports.get(port.0)?;
-        let rank = |(index, other): (usize, &Port<N>)| {
-            let reaches = peer.is_none_or(|peer| other.reaches(peer));
-            let fits = other.is_up() && other.pnet == near.pnet && reaches;
-            let elsewhere = other.address() != near.address();
-            let id = PortId(index);
-            fits.then(|| (elsewhere, self.members_of(id), id))
-        };
-        self.ports.iter().enumerate().filter_map(rank).min().map(|(_, _, id)| id)
-    }
-
-    /// The group that a new connection from `peer` by `port` joins, where we are the server.
-    ///
-    /// None begins a new one: with a new peer, beside groups that are full, and while an RNIC has
-    /// pollers that serve no group of this peer.
-    pub fn joinable(&self, port: PortId, peer: Peer) -> Option<GroupId> {
-        let near = self.ports.get(port.0)?;
-        let with_peer: Vec<_> =
-            self.iter().filter(|(_, group)| self.serves(group, near, peer)).collect();
-        let pollers =
-            self.ports.iter().filter(|one| one.is_up() && one.address() == near.address());
-        // RFC 7609 3.5.3-1
-        if with_peer.len() < pollers.count() && self.idle_poller(port, &with_peer) {
-            return None;
-        }
-        let open = with_peer.into_iter().filter(|(_, group)| {
-            // RFC 7609 2-4, 2.2.4-7, 3.5.1.2-5, 3.5.1.6.4-5, 3.5.2.1-2
-            group.is_established() && group.members.len() < group.members_max()
-        });
-        open.min_by_key(|(id, group)| (group.members.len(), *id)).map(|(id, _)| id)
-    }
-
-    /// The group whose first contact with the client `peer` is going on.
-    pub fn founding(&self, port: PortId, peer: Peer) -> Option<GroupId> {
-        let near = self.ports.get(port.0)?;
-        let fits =
-            |group: &Group<N::Opening>| group.is_founding() && self.serves(group, near, peer);
-        self.iter().find(|(_, group)| fits(group)).map(|(id, _)| id)
-    }
-
-    /// Whether connections of `peer` by `near` belong to this group, in the role of its server.
-    fn serves(&self, group: &Group<N::Opening>, near: &Port<N>, peer: Peer) -> bool {
-        let here =
-            group.links.first().is_some_and(|link| self.ports[link.port.0].pnet == near.pnet);
-        let over = matches!(group.phase, Phase::Ending);
-        // RFC 7609 2.2.3-2, 3.5.2.1-2
-        group.role == Role::Server && group.is_with(peer) && here && !over
-    }
-
-    /// Whether the poller that a new group would live on has none of these.
-    fn idle_poller(&self, port: PortId, groups: &[(GroupId, &Group<N::Opening>)]) -> bool {
-        let links = || groups.iter().flat_map(|(_, group)| &group.links);
-        let near = self.ports[port.0].address();
-        let mut here = self.ports.iter().enumerate().filter(|(_, one)| one.address() == near);
-        !groups.is_empty()
-            && here.any(|(index, one)| one.is_up() && links().all(|link| link.port.0 != index))
-    }
-
-    /// The link that a server's Accept names in a later contact, and its group. `v2` says which
-    /// version the Accept is of.
-    pub fn named_by(&self, accept: &Offer, v2: bool) -> Option<(GroupId, LinkId)> {
-        self.iter().find_map(|(id, group)| {
-            // RFC 7609 3.5.2.2-1
-            let fits = group.role == Role::Client
-                && group.peer.id == accept.peer_id
-                && group.peer.v2 == v2;
-            let link = group.links.iter().find(|link| fits && link.leads_to(accept))?;
-            group.machine().is_some().then_some((id, link.id))
-        })
     }
 
     /// Somebody has reason to believe that the peer of this group is dead: ask it, on every link.

@@ -16,11 +16,11 @@ use std::time::Duration;
 
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use smcr_engine::LinkId;
-use smcr_proto::Instant;
 use smcr_proto::handshake::{Agreement, ClientAction, HandshakeError, ServerAction, Verdict};
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::{Decline, Diagnosis, FRAME_MAX, Frame, Offer};
 use smcr_proto::wire::llc::DeleteReason;
+use smcr_proto::{Instant, RmbeSize};
 use smcr_rnic::{Exhausted, Rnic};
 
 use crate::gateway::Gateway;
@@ -199,7 +199,8 @@ impl<N: Rnic> Gateway<N> {
         link: LinkId,
         first_contact: bool,
     ) -> Result<Offer, Shortage> {
-        let joined = match self.groups.join(now, group, link) {
+        let size = self.element_size(key);
+        let joined = match self.groups.join(now, group, link, size) {
             Ok(joined) => joined,
             Err(Refusal::NoMemory) => {
                 self.log_limit_of(key, "memory for SMC-R: new connections stay TCP");
@@ -213,6 +214,16 @@ impl<N: Rnic> Gateway<N> {
             shaking.resources = Some(resources);
         }
         Ok(Offer { first_contact, ..joined.offer })
+    }
+
+    /// The size of the elements of a session's listener.
+    fn element_size(&self, key: Key) -> RmbeSize {
+        let of_listener = self.sessions.at(key).and_then(|session| {
+            let Session::Shaking(shaking) = session else { return None };
+            self.listeners[usize::from(shaking.listener)].config.rmbe_size
+        });
+        let bytes = of_listener.unwrap_or(self.config.smc.rmbe_size);
+        RmbeSize::from_bytes(bytes).expect("the configuration was checked")
     }
 
     /// Takes in what the peer offered. Returns whether it is any good.

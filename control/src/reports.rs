@@ -104,7 +104,7 @@ impl<N: Rnic> Gateway<N> {
         );
         self.groups.closed(now, connection, rmbe);
         let Carried::Smc { tcp, .. } = open.transport else { return };
-        // RFC 7609 4.8-1
+        // RFC 7609 3.5.4-1, 4.8-1
         end_tcp(tcp, ending);
     }
 

@@ -26,6 +26,9 @@ pub(crate) trait Harness: Sized {
     /// Whether it carries a long write as several, each allowed or refused by itself.
     const CUTS_WRITES: bool;
 
+    /// Whether an end that breaks loses what it had acknowledged: promise 3 allows it to all.
+    const LOSES_ON_BREAK: bool = false;
+
     /// Two NICs that reach each other.
     fn new(seed: u64) -> (Self, [Nic<Self>; 2]);
 

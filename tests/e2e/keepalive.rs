@@ -18,7 +18,7 @@ const SILENCE: &[&str] = &["from", "10.8.0.2", "ipproto", "tcp", "sport", "7010"
 /// A load balancer on the way forgets connections that are idle, and this one always is. Probes
 /// keep it in mind, and no application ever sees them. Where they are not answered, the TCP
 /// connection is lost, and with it the one that it stands for: both applications hear of it.
-// RFC 7609 4.5.3-6, 4.5.3-7, 4.5.3-8, 4.8-1, 4.8.2-1, 4.8.2-11
+// RFC 7609 3.5.4-1, 4.5.3-6, 4.5.3-7, 4.5.3-8, 4.8-1, 4.8.2-1, 4.8.2-11
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn tcp_keepalive_beside_smc_r() {

@@ -164,7 +164,9 @@ fn who_writes_to_a_closed_program_is_reset() {
     }
 }
 
-/// The operator's abort, and the end of a drain.
+/// The operator's abort, the end of a drain, and what is due to a connection whose element the peer
+/// gave to another: nothing more is written for it, what had arrived is not delivered.
+// RFC 7609 4.4.2-4, 4.4.2-5
 #[test]
 fn an_aborted_connection_is_reset_on_both_sides() {
     for transport in Transport::BOTH {
@@ -178,8 +180,12 @@ fn an_aborted_connection_is_reset_on_both_sides() {
             cluster.pass_time();
         }
         let id = cluster.pairs[connection].ids[0].unwrap();
+        let written = cluster.host(Client).counters.rdma_out.get();
+        let received = cluster.application(Client, connection).received();
         cluster.host(Client).command(Command::Abort { connection: id });
         cluster.run_until_quiet();
+        assert_eq!(cluster.host(Client).counters.rdma_out.get(), written);
+        assert_eq!(cluster.application(Client, connection).received(), received);
         for side in Side::BOTH {
             assert_eq!(cluster.application(side, connection).heard(), Heard::Reset);
         }

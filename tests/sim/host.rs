@@ -464,7 +464,7 @@ impl Place {
     }
 }
 
-fn is_readable(waker: &Waker) -> bool {
+pub(crate) fn is_readable(waker: &Waker) -> bool {
     let descriptor = waker.descriptor();
     let mut set = [PollFd::from_borrowed_fd(descriptor, PollFlags::IN)];
     poll(&mut set, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1

@@ -10,6 +10,7 @@ mod cluster;
 mod failover;
 mod flows;
 mod foreign;
+mod gateways;
 mod host;
 mod swarm;
 mod tcp;

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use smcgate_tests::seeds;
+use smcgate_tests::{run_all, seeds};
 use smcr_engine::Command;
 use smcr_engine::handoff::Ending;
 use smcr_proto::RmbeSize;
@@ -36,20 +36,8 @@ fn swarm() {
     let seeds = seeds(200);
     let many = seeds.end - seeds.start >= 200;
     let mut seen = Seen::default();
-    for seed in seeds {
-        println!("SMC_SEED={seed}");
-        let mut swarm = Swarm::new(seed);
-        for _ in 0..swarm.dice.below(400) {
-            swarm.act();
-        }
-        for side in Side::BOTH {
-            swarm.cluster.host(side).control_asleep = false;
-        }
-        swarm.cluster.run_until_quiet();
-        swarm.cluster.assert_nothing_stalls();
-        swarm.end();
-        swarm.judge();
-        seen.add(&swarm.cluster);
+    for one in run_all("sim", "swarm::swarm", seeds, |seed| Swarm::new(seed).run()) {
+        seen.add(&one);
     }
     // A swarm that never meets trouble proves nothing.
     assert!(!many || seen.is_everything(), "{seen:?}");
@@ -68,7 +56,18 @@ struct Seen {
 }
 
 impl Seen {
-    fn add(&mut self, cluster: &Cluster) {
+    fn add(&mut self, one: &Self) {
+        self.graceful += one.graceful;
+        self.reset += one.reset;
+        self.lost += one.lost;
+        self.bytes += one.bytes;
+        self.urgent += one.urgent;
+        for (sum, wait) in self.waits.iter_mut().zip(one.waits) {
+            *sum += wait;
+        }
+    }
+
+    fn count(&mut self, cluster: &Cluster) {
         for host in &cluster.hosts {
             let ends = |ending| host.closed.values().filter(|end| end.ending == ending).count();
             self.graceful += ends(Ending::Graceful);
@@ -117,6 +116,23 @@ impl Swarm {
         let trouble = [Chance::NEVER, Chance::percent(1), Chance::percent(5)][dice.index(3)];
         let cluster = Cluster::new(seed, odds, sizes);
         Self { cluster, dice, aborted: BTreeSet::new(), trouble }
+    }
+
+    /// The whole run.
+    fn run(mut self) -> Seen {
+        for _ in 0..self.dice.below(400) {
+            self.act();
+        }
+        for side in Side::BOTH {
+            self.cluster.host(side).control_asleep = false;
+        }
+        self.cluster.run_until_quiet();
+        self.cluster.assert_nothing_stalls();
+        self.end();
+        self.judge();
+        let mut seen = Seen::default();
+        seen.count(&self.cluster);
+        seen
     }
 
     /// Somebody does something, then everybody looks around a few times.

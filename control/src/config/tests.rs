@@ -61,6 +61,7 @@ fn every_other_key_has_a_default() {
     assert_eq!((listener.accept, listener.connect), (Transport::Tcp, Transport::Tcp));
     assert_eq!(listener.connect_timeout, Duration::from_secs(5));
     assert_eq!((listener.connections_max, listener.tcp_nodelay), (9000, true));
+    assert_eq!(listener.rmbe_size, None);
     assert_eq!(config.smc.option, OptionMode::Auto);
     assert_eq!((config.smc.rmbe_size, config.smc.rmb_elements), (262_144, 255));
     assert_eq!(config.smc.test_link_idle, Duration::from_secs(30));
@@ -89,6 +90,7 @@ fn every_key_arrives_where_it_belongs() {
         connections_max = 10
         tcp_nodelay = false
         tcp_keepalive = { idle = "9s", interval = "1s", count = 127 }
+        rmbe_size = 32768
         backlog = 16
         [poll]
         policy = "spin"
@@ -119,8 +121,8 @@ fn every_key_arrives_where_it_belongs() {
     assert_eq!((config.rnics[0].core, config.rnics[0].mtu), (Some(1), Some(4096)));
     assert_eq!(config.pnet, [PnetEntry { device: "vlan7".into(), rnic: "r".into() }]);
     let listener = &config.listeners[0];
-    assert_eq!(listener.connect_timeout, Duration::from_millis(250));
-    assert_eq!((listener.connections_max, listener.backlog), (10, 16));
+    assert_eq!((listener.connect_timeout, listener.backlog), (Duration::from_millis(250), 16));
+    assert_eq!((listener.connections_max, listener.rmbe_size), (10, Some(32_768)));
     assert!(!listener.tcp_nodelay && !config.poll.pin);
     assert_eq!((config.poll.policy, config.poll.spin), (IdlePolicy::Spin, Duration::ZERO));
     assert_eq!(config.poll.cores, [0, 1]);
@@ -128,8 +130,7 @@ fn every_key_arrives_where_it_belongs() {
     assert_eq!((smc.option, smc.assume_peers.len()), (OptionMode::Assume, 2));
     assert_eq!((smc.rmbe_size, smc.rmb_elements, smc.send_pool), (524_288, 1, 1 << 20));
     assert_eq!((smc.handshake_timeout, smc.test_link_idle), (seconds(1), seconds(2)));
-    assert_eq!(smc.test_link_timeout, seconds(3));
-    assert_eq!(smc.tcp_keepalive, keepalive(6, 7, 8));
+    assert_eq!((smc.test_link_timeout, smc.tcp_keepalive), (seconds(3), keepalive(6, 7, 8)));
     assert_eq!(listener.tcp_keepalive, keepalive(9, 1, 127));
     assert_eq!((smc.idle_group_server, smc.idle_group_client), (seconds(4), seconds(5)));
     assert_eq!(
@@ -191,7 +192,11 @@ fn every_fault_is_one_line_that_names_line_and_key() {
             "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\nupstraem='y:1'",
             ":5: listener.a.upstraem: is not a key; known here: name, bind, accept, connect, \
              upstream, connect_timeout, connections_max, tcp_nodelay, tcp_keepalive, \
-             backlog",
+             rmbe_size, backlog",
+        ),
+        (
+            "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\nrmbe_size=17000",
+            ":5: listener.a.rmbe_size: 17000 is no power of two; write 16384 or 32768",
         ),
         (
             "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\nconnect_timeout=5",

@@ -54,7 +54,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             activity: Arc::default(),
             heard: now,
         };
-        let stock = Stock::new(self.settings.rmbe_size, self.settings.rmb_elements);
+        // RFC 7609 3.5.3-5
+        let stock = Stock::new(self.settings.rmb_elements);
         let group = Group {
             role,
             peer,

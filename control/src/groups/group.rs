@@ -137,6 +137,7 @@ impl<O> Link<O> {
     }
 
     /// Whether the peer's end of the link is this one.
+    // RFC 7609 2-1
     pub(super) fn leads_to(&self, offer: &Offer) -> bool {
         let end = (offer.gid, offer.mac, offer.qpn);
         self.theirs.is_some_and(|theirs| (theirs.gid, theirs.mac, theirs.qpn) == end)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smcr_engine::{Command, LinkId};
 use smcr_proto::link::Cause;
-use smcr_proto::link_group::{Refusal, Role};
+use smcr_proto::link_group::Refusal;
 use smcr_proto::{Gid, Instant, LinkNumber, LinkUserId, MacAddress};
 use smcr_rnic::{Exhausted, Opening, QpAddress, Rnic};
 
@@ -39,6 +39,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         };
         let Some(group) = self.groups.get(&id) else { return };
         let keys = group.stock.keys_on(port);
+        // RFC 7609 2.2.4-3
         let user_id = LinkUserId(link.0);
         self.with_machine(now, id, |machine| {
             machine.link_opened(now, number, ours, user_id, &keys);
@@ -144,15 +145,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     }
 
     /// The link is down: its connections go on over another one, or end.
-    pub(super) fn link_failed(
-        &mut self,
-        now: Instant,
-        id: GroupId,
-        number: LinkNumber,
-        cause: Cause,
-    ) {
+    pub(super) fn link_failed(&mut self, id: GroupId, number: LinkNumber, cause: Cause) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         let Some(name) = group.numbered(number).map(|link| link.id) else { return };
+        // A server that has confirmed it sooner than we puts connections on it at once.
+        let carries = !group.relayed_on(name).is_empty();
         let Some(link) = group.link_mut(name) else { return };
         match &mut link.state {
             LinkState::Opening(_) => self.drop_link(id, name),
@@ -164,13 +161,12 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             }
             LinkState::Vacated => self.retire(id, name),
             LinkState::Retiring => {}
-            // It never carried anything.
-            LinkState::Polled if !link.confirmed => self.retire(id, name),
-            LinkState::Polled => self.fail_over(now, id, name, cause),
+            LinkState::Polled if !link.confirmed && !carries => self.retire(id, name),
+            LinkState::Polled => self.fail_over(id, name, cause),
         }
     }
 
-    fn fail_over(&mut self, now: Instant, id: GroupId, name: LinkId, cause: Cause) {
+    fn fail_over(&mut self, id: GroupId, name: LinkId, cause: Cause) {
         let moved = self.move_all(id, name, Leaving::Disorderly);
         let Some(group) = self.groups.get(&id) else { return };
         let Some(link) = group.link(name) else { return };
@@ -191,21 +187,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             self.counts.links_failed_over += 1;
             // What is outstanding ends now, instead of when retries are exceeded.
             self.pollers.command(port, Command::FailLink { link: name });
-            self.replace_link(now, id);
         } else {
             self.counts.links_lost += 1;
             // RFC 7609 4.8.3-3
             self.pollers.command(port, Command::FailConnections { link: name });
             self.retire(id, name);
-        }
-    }
-
-    /// Asks for another link at once: until it is there, a single one carries everything.
-    fn replace_link(&mut self, now: Instant, id: GroupId) {
-        let is_server = self.groups.get(&id).is_some_and(|group| group.role == Role::Server);
-        let port = self.choose_port(id, None).and_then(|port| self.ports[port.0].address());
-        if let Some(port) = port.filter(|_| is_server) {
-            self.with_machine(now, id, |machine| machine.want_link(now, port));
         }
     }
 

@@ -83,7 +83,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
                     let committed = group.machine().is_some_and(LinkGroup::is_committed);
                     self.events.push_back(Event::FirstContactFailed { group: id, committed });
                 }
-                self.link_failed(now, id, number, cause);
+                self.link_failed(id, number, cause);
             }
             Action::RmbConfirmed(index) => self.rmb_confirmed(id, index),
             Action::RmbRefused(index) | Action::RmbDeleted(index) => self.rmb_gone(id, index),

@@ -9,7 +9,7 @@ use smcr_memory::Rmbe;
 use smcr_proto::link_group::LinkGroup;
 use smcr_proto::ring::Ring;
 use smcr_proto::wire::clc::Offer;
-use smcr_proto::{Instant, LinkNumber};
+use smcr_proto::{Instant, LinkNumber, RmbeSize};
 use smcr_rnic::Rnic;
 
 use super::Groups;
@@ -90,15 +90,21 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         self.groups.get(&group)?.members.get(&connection)
     }
 
-    /// Takes a slot and an element for a connection that will send on `link`, and makes the offer
-    /// that names them.
+    /// Takes a slot and an element of this size for a connection that will send on `link`, and
+    /// makes the offer that names them.
     ///
     /// From then on the peer's messages may come.
     ///
     /// # Errors
     ///
     /// [`Refusal`], with nothing changed.
-    pub fn join(&mut self, now: Instant, id: GroupId, link: LinkId) -> Result<Joined, Refusal> {
+    pub fn join(
+        &mut self,
+        now: Instant,
+        id: GroupId,
+        link: LinkId,
+        size: RmbeSize,
+    ) -> Result<Joined, Refusal> {
         let group = self.groups.get(&id).ok_or(Refusal::NoLink)?;
         let link = group.link(link).ok_or(Refusal::NoLink)?;
         if group.members.len() >= group.members_max() {
@@ -107,7 +113,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let (port, ours, link) = (link.port, link.ours, link.id);
         let connection = self.slots.take().ok_or(Refusal::NoSlot)?;
         // RFC 7609 2.1-5, 4.1-1
-        let rmbe = match self.take_element(now, id) {
+        let rmbe = match self.take_element(now, id, size) {
             Ok(rmbe) => rmbe,
             Err(refusal) => {
                 self.slots.free(connection);

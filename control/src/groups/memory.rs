@@ -1,7 +1,7 @@
 //! The memory of a group: RMBs added ahead of need, elements that rest, RMBs that are idle.
 
 use smcr_memory::Rmbe;
-use smcr_proto::{Instant, LinkNumber, Rkey};
+use smcr_proto::{Instant, LinkNumber, Rkey, RmbeSize};
 use smcr_rnic::{Exhausted, Registration, Rnic};
 
 use super::group::{Group, GroupId, Link, Phase};
@@ -12,17 +12,22 @@ use smcr_proto::link_group::RmbIndex;
 
 impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     /// An element for a connection. If few are left, the next RMB is announced already.
-    pub(super) fn take_element(&mut self, now: Instant, id: GroupId) -> Result<Rmbe, Refusal> {
+    pub(super) fn take_element(
+        &mut self,
+        now: Instant,
+        id: GroupId,
+        size: RmbeSize,
+    ) -> Result<Rmbe, Refusal> {
         let group = self.groups.get_mut(&id).ok_or(Refusal::NoLink)?;
         if matches!(group.phase, Phase::Opening) && group.stock.rmbs() == 0 {
             // The peer learns of it by CLC.
-            self.grow(now, id, Standing::Known).map_err(|Exhausted| Refusal::NoMemory)?;
+            self.grow(now, id, Standing::Known, size).map_err(|Exhausted| Refusal::NoMemory)?;
         }
         let group = self.groups.get_mut(&id).ok_or(Refusal::NoLink)?;
         // RFC 7609 3.5.2.1-4, 3.5.2.2-5
-        let taken = group.stock.take();
-        if group.stock.runs_low() {
-            let announced = self.announce(now, id);
+        let taken = group.stock.take(size);
+        if group.stock.runs_low(size) {
+            let announced = self.announce(now, id, size);
             if taken.is_none() {
                 announced.map_err(|Exhausted| Refusal::NoMemory)?;
             }
@@ -31,11 +36,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     }
 
     /// Another RMB, made known to the peer before anybody needs it.
-    fn announce(&mut self, now: Instant, id: GroupId) -> Result<(), Exhausted> {
-        let index = self.grow(now, id, Standing::Announced)?;
+    fn announce(&mut self, now: Instant, id: GroupId, size: RmbeSize) -> Result<(), Exhausted> {
+        let index = self.grow(now, id, Standing::Announced, size)?;
         let Some(group) = self.groups.get(&id) else { return Err(Exhausted) };
         let keys = keys_by_link(group, index);
-        // RFC 7609 3.5.5.2-1, 3.5.2.1-7, 3.5.2.2-6
+        // RFC 7609 3.5.5.2-1, 3.5.5.2.1-4, 3.5.2.1-7, 3.5.2.2-6
         self.with_machine(now, id, |machine| machine.announce_rmb(now, index, &keys));
         Ok(())
     }
@@ -86,9 +91,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         now: Instant,
         id: GroupId,
         standing: Standing,
+        size: RmbeSize,
     ) -> Result<RmbIndex, Exhausted> {
         let group = self.groups.get_mut(&id).ok_or(Exhausted)?;
-        let index = group.stock.grow(now, standing, &mut self.budget)?;
+        let index = group.stock.grow(now, standing, size, &mut self.budget)?;
         for (port, domain) in group.domains.clone() {
             let rnic = self.ports[port.0].rnic.as_mut().ok_or(Exhausted)?;
             // RFC 7609 2.1-3, 2.2-4

@@ -144,6 +144,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     }
 
     /// Groups on the same physical network as a port, without a link on its RNIC.
+    // RFC 7609 3.5.5.1.1-5
     fn groups_that_could_use(&self, port: PortId) -> Vec<GroupId> {
         let Some((gid, _)) = self.ports[port.0].address() else { return Vec::new() };
         let pnet = &self.ports[port.0].pnet;

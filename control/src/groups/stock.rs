@@ -23,11 +23,10 @@ impl Budget {
     }
 }
 
-/// The stock of one link group. Its RMBs have elements of one size, and as many of them as the
+/// The stock of one link group. Each RMB has elements of one size, and as many of them as the
 /// budget had room for.
 #[derive(Debug)]
 pub struct Stock {
-    size: RmbeSize,
     elements: u8,
     rmbs: Vec<Registered>,
 }
@@ -36,6 +35,7 @@ pub struct Stock {
 struct Registered {
     index: RmbIndex,
     rmb: Rmb,
+    size: RmbeSize,
     /// With each RNIC of the group.
     keys: Vec<(PortId, Registration)>,
     standing: Standing,
@@ -55,14 +55,16 @@ pub enum Standing {
 }
 
 impl Stock {
-    /// An empty stock of RMBs with `elements` elements of `size` each.
-    pub fn new(size: RmbeSize, elements: u8) -> Self {
-        Self { size, elements, rmbs: Vec::new() }
+    /// An empty stock of RMBs with `elements` elements each.
+    pub fn new(elements: u8) -> Self {
+        Self { elements, rmbs: Vec::new() }
     }
 
-    /// Takes an element of an RMB that the peer knows, if one is home.
-    pub fn take(&mut self) -> Option<Rmbe> {
-        let known = self.rmbs.iter_mut().filter(|one| one.standing == Standing::Known);
+    /// Takes an element of this size from an RMB that the peer knows, if one is home.
+    pub fn take(&mut self, size: RmbeSize) -> Option<Rmbe> {
+        let known = |one: &&mut Registered| one.standing == Standing::Known && one.size == size;
+        // RFC 7609 4.1-3
+        let known = self.rmbs.iter_mut().filter(known);
         // The oldest first, so that the younger can fall idle.
         for one in known {
             if let Some(rmbe) = one.rmb.take() {
@@ -86,20 +88,22 @@ impl Stock {
         home.idle_since = (home.rmb.in_use() == 0).then_some(now);
     }
 
-    /// Whether few elements are left to offer, and no RMB is being announced.
-    pub fn runs_low(&self) -> bool {
-        let known = self.rmbs.iter().filter(|one| one.standing == Standing::Known);
+    /// Whether few elements of this size are left to offer, and no RMB of them is being announced.
+    pub fn runs_low(&self, size: RmbeSize) -> bool {
+        let known = |one: &&Registered| one.standing == Standing::Known && one.size == size;
+        let known = self.rmbs.iter().filter(known);
         let free: u32 = known.map(|one| u32::from(one.rmb.elements() - one.rmb.in_use())).sum();
-        free < u32::from(self.elements / LOW_SHARE) + 1 && !self.is_growing()
+        free < u32::from(self.elements / LOW_SHARE) + 1 && !self.is_growing(size)
     }
 
-    /// Whether an RMB is being announced.
-    pub fn is_growing(&self) -> bool {
-        self.rmbs.iter().any(|one| one.standing == Standing::Announced)
+    /// Whether an RMB with elements of this size is being announced.
+    fn is_growing(&self, size: RmbeSize) -> bool {
+        self.rmbs.iter().any(|one| one.standing == Standing::Announced && one.size == size)
     }
 
     /// An RMB that has been idle for so long that it can be withdrawn: the youngest, and never the
     /// last that the peer knows.
+    // RFC 7609 3.5.5.2.2-1, 3.5.5.2.2-2
     pub fn long_idle(&self, now: Instant) -> Option<RmbIndex> {
         let mut known = self.rmbs.iter().filter(|one| one.standing == Standing::Known);
         known.next()?;
@@ -164,7 +168,7 @@ impl Stock {
         self.rmbs.iter().map(|one| one.rmb.region().len() as u64).sum()
     }
 
-    /// Adds an RMB that no RNIC knows yet.
+    /// Adds an RMB with elements of this size that no RNIC knows yet.
     ///
     /// # Errors
     ///
@@ -173,12 +177,13 @@ impl Stock {
         &mut self,
         now: Instant,
         standing: Standing,
+        size: RmbeSize,
         budget: &mut Budget,
     ) -> Result<RmbIndex, Exhausted> {
-        // RFC 7609 2.1-2
+        // RFC 7609 2.1-2, 2.1-12
         let unused = |index: &u8| self.rmbs.iter().all(|one| one.index != RmbIndex(*index));
         let index = RmbIndex((0..u8::MAX).find(unused).ok_or(Exhausted)?);
-        let element_bytes = u64::from(self.size.bytes());
+        let element_bytes = u64::from(size.bytes());
         let bytes = element_bytes * (budget.bytes / element_bytes).min(self.elements.into());
         if bytes == 0 {
             return Err(Exhausted);
@@ -186,9 +191,9 @@ impl Stock {
         let len = usize::try_from(bytes).map_err(|_| Exhausted)?;
         let region = Region::new(len).map_err(|_| Exhausted)?;
         budget.bytes -= bytes;
-        let rmb = Rmb::carve(region, self.size);
+        let rmb = Rmb::carve(region, size);
         let idle_since = Some(now);
-        self.rmbs.push(Registered { index, rmb, keys: Vec::new(), standing, idle_since });
+        self.rmbs.push(Registered { index, rmb, size, keys: Vec::new(), standing, idle_since });
         Ok(index)
     }
 
@@ -272,25 +277,25 @@ mod tests {
     fn a_budget_is_used_up_and_comes_back() {
         let mut budget = Budget::new(5 * 16_384 + 100);
         let size = RmbeSize::from_bytes(16_384).unwrap();
-        let mut stock = Stock::new(size, 3);
+        let mut stock = Stock::new(3);
         let mut taken = Vec::new();
         for _ in 0..5 {
             if stock.elements().0 == taken.len() as u64 {
-                stock.grow(NOW, Standing::Known, &mut budget).unwrap();
+                stock.grow(NOW, Standing::Known, size, &mut budget).unwrap();
             }
-            taken.push(stock.take().unwrap());
+            taken.push(stock.take(size).unwrap());
         }
         assert_eq!((stock.rmbs(), stock.elements()), (2, (5, 5)), "three elements, then two");
-        assert!(stock.take().is_none());
-        assert_eq!(stock.grow(NOW, Standing::Known, &mut budget), Err(Exhausted));
+        assert!(stock.take(size).is_none());
+        assert_eq!(stock.grow(NOW, Standing::Known, size, &mut budget), Err(Exhausted));
         for rmbe in taken {
             stock.give_back(NOW, rmbe);
         }
         stock.close(&mut budget);
 
-        let mut other = Stock::new(size, 255);
-        other.grow(NOW, Standing::Known, &mut budget).unwrap();
-        let rmbe = other.take().unwrap();
+        let mut other = Stock::new(255);
+        other.grow(NOW, Standing::Known, size, &mut budget).unwrap();
+        let rmbe = other.take(size).unwrap();
         assert_eq!(other.elements(), (5, 1));
         other.give_back(NOW, rmbe);
         other.close(&mut budget);
@@ -308,20 +313,43 @@ mod tests {
             })
             .collect();
         let mut budget = Budget::new(1 << 20);
-        let mut stock = Stock::new(RmbeSize::from_bytes(16_384).unwrap(), 3);
-        stock.grow(NOW, Standing::Known, &mut budget).unwrap();
+        let size = RmbeSize::from_bytes(16_384).unwrap();
+        let mut stock = Stock::new(3);
+        stock.grow(NOW, Standing::Known, size, &mut budget).unwrap();
         for (index, nic) in nics.iter_mut().enumerate() {
             let domain = nic.open_domain().unwrap();
             stock.register(PortId(index), domain, nic).unwrap();
             stock.register(PortId(index), domain, nic).unwrap();
         }
-        let rmbe = stock.take().unwrap();
+        let rmbe = stock.take(size).unwrap();
         assert!(stock.key(&rmbe, PortId(0)).is_some() && stock.key(&rmbe, PortId(1)).is_some());
         stock.withdraw(PortId(0), &mut nics[0]);
         assert_eq!(stock.key(&rmbe, PortId(0)), None);
         assert!(stock.key(&rmbe, PortId(1)).is_some());
         stock.give_back(NOW, rmbe);
         stock.withdraw(PortId(1), &mut nics[1]);
+        stock.close(&mut budget);
+    }
+
+    /// Connections that need large elements and those that are many share a group, each with what
+    /// fits; one size that is used up does not make the other scarce.
+    // RFC 7609 4.1-3
+    #[test]
+    fn a_group_has_elements_of_several_sizes() {
+        let [small, large] = [16_384, 65_536].map(|bytes| RmbeSize::from_bytes(bytes).unwrap());
+        let mut budget = Budget::new(1 << 20);
+        let mut stock = Stock::new(2);
+        for size in [small, large] {
+            assert!(stock.take(size).is_none() && stock.runs_low(size));
+            stock.grow(NOW, Standing::Announced, size, &mut budget).unwrap();
+            assert!(!stock.runs_low(size), "it is on its way");
+        }
+        stock.set_standing(RmbIndex(0), Standing::Known);
+        stock.set_standing(RmbIndex(1), Standing::Known);
+        let taken = [large, small, large].map(|size| stock.take(size).unwrap());
+        assert_eq!(taken.each_ref().map(Rmbe::size), [large, small, large]);
+        assert!(stock.take(large).is_none() && stock.runs_low(large) && !stock.runs_low(small));
+        taken.into_iter().for_each(|rmbe| stock.give_back(NOW, rmbe));
         stock.close(&mut budget);
     }
 }

@@ -9,7 +9,7 @@ use smcr_rnic::Rnic;
 
 use super::Shortage;
 use crate::gateway::Gateway;
-use crate::groups::{Peer, PortId};
+use crate::groups::{Peer, PortId, Unnamed};
 use crate::reactor::Key;
 use crate::sessions::{Session, Talk};
 
@@ -108,7 +108,7 @@ impl<N: Rnic> Gateway<N> {
         agreement: Agreement,
     ) -> Result<Offer, Diagnosis> {
         let peer = Peer::of(offer, agreement != Agreement::V1);
-        // RFC 7609 3.5.1.3-2, 3.5.1.3-3
+        // RFC 7609 3.5.1.3-2, 3.5.1.3-3, 3.5.3-4, 3.5.3-6
         let (group, ours) =
             self.found(now, key, port, Role::Client, peer).map_err(|_| Diagnosis::OUT_OF_MEMORY)?;
         if self.groups.connect(now, group, offer, agreement).is_err() {
@@ -125,10 +125,17 @@ impl<N: Rnic> Gateway<N> {
     pub(super) fn join_link(&mut self, now: Instant, key: Key, offer: &Offer) {
         // RFC 7609 3.5.1.3-1
         let v2 = self.agreement_of(key).is_some_and(|agreement| agreement != Agreement::V1);
-        let Some((group, link)) = self.groups.named_by(offer, v2) else {
-            // RFC 7609 C.4-1
-            self.answer_client(key, Err(Diagnosis::OUT_OF_SYNC), true);
-            return;
+        let (group, link) = match self.groups.named_by(offer, v2) {
+            Ok(found) => found,
+            Err(Unnamed::OutOfSync) => {
+                // RFC 7609 C.4-1
+                self.answer_client(key, Err(Diagnosis::OUT_OF_SYNC), true);
+                return;
+            }
+            Err(Unnamed::LinkGone) => {
+                self.answer_client(key, Err(Diagnosis::SERVER_LINK_NOT_FOUND), false);
+                return;
+            }
         };
         let ours = match self.reserve(now, key, group, link, false) {
             Err(Shortage::Passing(group)) => {

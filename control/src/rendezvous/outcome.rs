@@ -15,6 +15,7 @@ use crate::sessions::{Carried, Open, Session};
 
 impl<N: Rnic> Gateway<N> {
     /// The rendezvous succeeded: the poller takes over.
+    // RFC 7609 3.5.2.4-1
     pub(super) fn hand_over(&mut self, now: Instant, key: Key) {
         let Some(Session::Shaking(mut shaking)) = self.sessions.take(key) else { return };
         self.shaking -= 1;

@@ -82,7 +82,9 @@ impl Rmb {
 
 /// An RMB element: memory that the peer's NIC writes while we run.
 ///
-/// Not `Clone`: whoever holds it is its one reader.
+/// Not `Clone`: whoever holds it is its one reader. It cannot be written by hand, only cleared by
+/// its RMB when it is home.
+// RFC 7609 2.1-4, 4.4.1-2
 #[must_use = "an element that is dropped is lost to its RMB"]
 #[derive(Debug)]
 pub struct Rmbe {
@@ -203,7 +205,7 @@ const ZERO_BY_HAND_MAX: usize = 32_768;
 mod tests {
     use super::*;
 
-    // RFC 7609 2.1-8, 4.2-1, 4.4.1-3, 4.4.1-1
+    // RFC 7609 2.1-8, 4.2-1, 4.4.1-3, 4.4.1-1, 4.4.1-2
     #[test]
     fn elements_are_numbered_from_one_and_come_back_zeroed() {
         let region = Region::new(3 * 65_536).unwrap();

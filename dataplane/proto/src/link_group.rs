@@ -111,7 +111,8 @@ pub enum Action {
     /// The link carries connections. For the first link: tell the handshake that waits for it.
     LinkConfirmed(LinkNumber),
     /// Choose a port of ours for a further link, open a queue pair there, register every RMB for
-    /// it, and say so with [`LinkGroup::link_opened`] or [`LinkGroup::link_refused`].
+    /// it, and say so with [`LinkGroup::link_opened`] or [`LinkGroup::link_refused`]. Who has not
+    /// done that for an earlier one of the same number forgets that one.
     OpenLink {
         /// What the link is called.
         number: LinkNumber,
@@ -154,8 +155,16 @@ pub const UNNUMBERED: LinkNumber = LinkNumber(0);
 const CONFIRM_LINK_REPEAT: Duration = Duration::from_secs(1);
 const _: () = assert!(CONFIRM_LINK_REPEAT.as_secs() < CONFIRM_LINK_REPLY_WAIT.as_secs());
 
-/// More actions than one input causes: all links fail, and the peer deletes eight RMBs.
-const ACTIONS_MAX: usize = 48;
+/// More actions than one input causes. The most are those of a client whose links all fail in the
+/// same moment: each is reported, and asked away over each of those that were not known to have
+/// failed yet, over which an RMB is announced again, too.
+const ACTIONS_MAX: usize = 96;
+const _: () = {
+    let links = LINKS_MAX as usize;
+    let asked = links * (links - 1) / 2;
+    let (failed, announced, port, end) = (links, links, 2, 1);
+    assert!(asked + failed + announced + port + end < ACTIONS_MAX);
+};
 
 /// Where the group is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -448,11 +457,13 @@ impl LinkGroup {
             Phase::Opening | Phase::Confirming { .. } | Phase::Founding { .. } => false,
             Phase::Terminated => false,
         };
-        if !begun || self.exchange.is_some() {
+        let is_idle = self.exchange.is_none();
+        let leaving = self.role == Role::Server && self.exchange.is_some_and(Exchange::vacates);
+        if !begun || !(is_idle || leaving) {
             return;
         }
         // RFC 7609 3.5.5.3-5, 3.5.5.3-6, 3.5.5.3-7, 3.5.5.3-8
-        let may_begin = self.role == Role::Server && !self.rkeys_are_under_way();
+        let may_begin = is_idle && self.role == Role::Server && !self.rkeys_are_under_way();
         let doomed = self.members().find(|member| member.delete.is_some());
         if let Some(number) = doomed.map(|member| member.number)
             && may_begin
@@ -474,7 +485,7 @@ impl LinkGroup {
             self.tell_of_port(now);
         }
         // RFC 7609 3.5.5.3-9
-        if self.exchange.is_none() && self.again_at.is_none() {
+        if (self.exchange.is_none() || leaving) && self.again_at.is_none() {
             self.begin_rkeys(now);
         }
     }

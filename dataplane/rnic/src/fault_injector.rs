@@ -1,8 +1,9 @@
 //! Trouble around any backend: completions held back and queue pairs broken, as a seed dictates.
 //!
 //! It stays within the contract of [`Fabric`], so whatever is built on a fabric must survive it. To
-//! break a queue pair it takes in all that was acknowledged to the peer, releases the inner queue
-//! pair, and answers for it from then on: what ended before, `Broke`, then everything else flushed.
+//! break a queue pair it takes in all that was acknowledged to the peer, perhaps loses the last of
+//! it (promise 3), releases the inner queue pair, and answers for it from then on: what ended
+//! before, `Broke`, then everything else flushed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::BorrowedFd;
@@ -19,6 +20,8 @@ pub struct Odds {
     pub break_on_post: Chance,
     /// How likely a poll brings nothing new.
     pub hold_back_on_poll: Chance,
+    /// How likely a queue pair that breaks takes along messages that came in and were not told.
+    pub lose_on_break: Chance,
 }
 
 /// Wraps a fabric; the number of a queue pair is that of the inner one.
@@ -117,9 +120,12 @@ impl<F: Fabric> FaultInjector<F> {
             polls += 1;
             self.take(now);
         }
-        let Self { inner, pairs, news, .. } = self;
+        let Self { inner, pairs, news, dice, odds, .. } = self;
         for (qp, pair) in pairs {
             if matches!(pair.state, State::Doomed) {
+                if dice.roll(odds.lose_on_break) {
+                    lose_some(*qp, news, dice);
+                }
                 inner.release(now, *qp);
                 pair.state = State::Broken { told: false, later: VecDeque::new() };
                 pair.settle(*qp, news);
@@ -153,6 +159,19 @@ impl Pair {
             news.push_back(Completion::Broke { qp, cause: Cause::RetriesExceeded });
         }
     }
+}
+
+/// Forgets some of the last messages that `qp` has received and not told.
+fn lose_some(qp: QpId, news: &mut VecDeque<Completion>, dice: &mut Dice) {
+    let is_message =
+        |one: &Completion| matches!(one, Completion::Received { qp: of, .. } if *of == qp);
+    let mut kept = dice.index(news.iter().filter(|one| is_message(one)).count() + 1);
+    news.retain(|one| {
+        let message = is_message(one);
+        let lost = message && kept == 0;
+        kept -= usize::from(message && !lost);
+        !lost
+    });
 }
 
 /// Passes a completion on, with what it brings about.

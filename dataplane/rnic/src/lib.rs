@@ -185,7 +185,7 @@ pub enum Work {
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// The peer's NIC acknowledged it.
+    /// The peer's NIC acknowledged it. The peer's host may still lose it: see promise 3.
     Done,
     /// The queue pair broke or was released first; the peer may or may not have it.
     Flushed,
@@ -258,8 +258,10 @@ pub enum Completion {
 /// 1. **Order.** Work on one queue pair completes in posting order.
 /// 2. **Visibility.** When `poll` returns a received message, every write the peer posted before
 ///    it on that queue pair can be read by this thread. Before that, none may be assumed.
-/// 3. **Exactly once.** Each posted request completes once, done or flushed, and each message that
-///    completed as done was received once; a flushed one was received at most once.
+/// 3. **Exactly once.** Each posted request completes once, done or flushed. Done means that the
+///    peer's NIC has it: a message that completed as done is received once, unless the peer's end
+///    breaks or is released first; then the last of them, and the bytes they announce, may never
+///    reach the peer's host (RFC 7609, 4.6.1). A flushed message is received at most once.
 /// 4. **Containment.** A write outside a registered region, with a wrong key, or with a key of
 ///    another domain changes no byte and breaks the queue pair on both ends, and nothing else.
 ///    A backend may carry a long write as several; those before the refused one are then placed.

@@ -1,11 +1,13 @@
 //! First and subsequent contact, as a peer with a script sees them.
 
+use std::io::Read;
+
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
-use smcr_proto::wire::clc::{Diagnosis, Frame, Offer, Proposal};
+use smcr_proto::wire::clc::{Decline, Diagnosis, Frame, Offer, Proposal};
 use smcr_proto::{Gid, PeerId};
 
 use super::US;
-use super::rig::{Peer, Rig, SUBNET, assert_echo, connect};
+use super::rig::{Peer, Rig, SUBNET, assert_echo, connect, wait_until};
 
 /// The server decides by it whether SMC-R will work at all; and a client that took memory for each
 /// Proposal would run out of it on servers that decline.
@@ -45,7 +47,7 @@ fn a_client_of_another_subnet_stays_tcp() {
 /// Setting up a link takes round trips and memory: only the first connection between two peers
 /// may pay for it. What is said about the later ones is the same, but for the elements.
 // RFC 7609 2-4, 3-1, 3.5.1.2-5, 3.5.1.3-1, 3.5.2-1, 3.5.2-2, 3.5.2.1-1, 3.5.2.1-2, 3.5.2.1-3
-// RFC 7609 3.5.2.1-4, 3.5.2.1-5, 3.5.2.2-1
+// RFC 7609 3.5.2.1-4, 3.5.2.1-5, 3.5.2.2-1, 3.5.1.3-2, 3.5.2.4-1
 #[test]
 fn the_second_connection_joins_the_link_of_the_first() {
     let far = Rig::server(22, "");
@@ -81,4 +83,30 @@ fn the_second_connection_joins_the_link_of_the_first() {
             assert_eq!((this.first_contact, this.rmbe_index), (false, index));
         }
     }
+}
+
+/// A client that knows nothing of the link group says so (it lost it, we did not notice): our side
+/// of the group is no good, whoever uses it finds out now and not in a timeout, and the connection
+/// that brought it to light goes on as TCP.
+// RFC 7609 A.2.5-3, C.4-2
+#[test]
+fn a_group_that_is_out_of_sync_is_cleaned_up() {
+    let far = Rig::server(24, "");
+    let near = Rig::client(25, "");
+    let mut application = connect(near.gateway);
+    let (_here, _there, [proposal, ..]) = near.overhear_rendezvous(far.gateway);
+    let mut server = far.accept();
+    assert_echo(&mut application, &mut server);
+
+    let mut peer = Peer::new(connect(far.gateway));
+    let mut other_server = far.accept();
+    peer.say(&proposal);
+    let Some(Frame::Accept(accept)) = peer.hear() else { panic!("an Accept") };
+    assert!(!accept.first_contact, "it means the group that is there");
+    let Frame::Proposal(Proposal { peer_id, .. }) = proposal else { panic!("a Proposal") };
+    let diagnosis = Diagnosis::OUT_OF_SYNC;
+    peer.say(&Frame::Decline(Decline { out_of_sync: true, peer_id, diagnosis }));
+    assert_echo(&mut peer.socket, &mut other_server);
+    assert!(server.read(&mut [0]).is_err(), "the connection of the group is reset");
+    wait_until("the group is gone", || far.stats().link_groups.is_empty());
 }

@@ -7,9 +7,9 @@ use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::Offer;
 use smcr_proto::wire::llc::DeleteReason;
 
-use super::rig::{Pair, gid};
+use super::rig::{Pair, SIZE, gid};
 use crate::groups::group::MEMBERS_MAX;
-use crate::groups::{BadOffer, Event, Joined, Peer, PortId};
+use crate::groups::{BadOffer, Event, Joined, Peer, PortId, Unnamed};
 
 /// A later contact up to the point where both sides know both elements.
 fn later_contact(pair: &mut Pair) -> (Joined, Joined) {
@@ -18,9 +18,9 @@ fn later_contact(pair: &mut Pair) -> (Joined, Joined) {
     let peer = pair.server.groups.iter().next().unwrap().1.peer;
     let group = pair.server.groups.joinable(PortId(0), peer).expect("a group to join");
     let link = pair.server.groups.best_link(group).unwrap();
-    let accept = pair.server.groups.join(now, group, link).unwrap();
+    let accept = pair.server.groups.join(now, group, link, SIZE).unwrap();
     let (group, link) = pair.client.groups.named_by(&accept.offer, false).expect("a known link");
-    let confirm = pair.client.groups.join(now, group, link).unwrap();
+    let confirm = pair.client.groups.join(now, group, link, SIZE).unwrap();
     pair.client.groups.accept_offer(now, confirm.connection, &accept.offer).unwrap();
     pair.server.groups.accept_offer(now, accept.connection, &confirm.offer).unwrap();
     (confirm, accept)
@@ -53,14 +53,14 @@ fn a_later_contact_uses_what_is_there() {
 
 /// A Confirm that leads to a queue pair which is none of ours would have us write into the memory
 /// of a stranger.
-// RFC 7609 3.5.2.3-2
+// RFC 7609 2-1, 3.5.2.3-2
 #[test]
 fn a_confirm_must_name_a_link_of_the_group() {
     let mut pair = Pair::new(1, 1);
     let (client, server) = pair.first_contact();
     let accept = {
         let link = pair.server.groups.best_link(server.group).unwrap();
-        pair.server.groups.join(pair.now, server.group, link).unwrap()
+        pair.server.groups.join(pair.now, server.group, link, SIZE).unwrap()
     };
     let right = client.joined.offer;
     for wrong in [
@@ -85,7 +85,7 @@ fn an_element_that_is_offered_twice_ends_the_first_connection() {
     let (client, server) = pair.first_contact();
     let old = server.joined.connection;
     let link = pair.server.groups.best_link(server.group).unwrap();
-    let accept = pair.server.groups.join(pair.now, server.group, link).unwrap();
+    let accept = pair.server.groups.join(pair.now, server.group, link, SIZE).unwrap();
     let again = client.joined.offer;
     pair.server.groups.accept_offer(pair.now, accept.connection, &again).unwrap();
     pair.settle();
@@ -102,24 +102,24 @@ fn an_element_that_was_offered_in_vain_rests() {
     let mut pair = Pair::new(1, 1);
     let (_client, server) = pair.first_contact();
     let link = pair.server.groups.best_link(server.group).unwrap();
-    let given_up = pair.server.groups.join(pair.now, server.group, link).unwrap();
+    let given_up = pair.server.groups.join(pair.now, server.group, link, SIZE).unwrap();
     let element = (given_up.offer.rkey, given_up.rmbe.index());
     pair.server.groups.leave(pair.now, given_up.connection, given_up.rmbe);
     let mut taken = Vec::new();
     for _ in 0..4 {
-        let next = pair.server.groups.join(pair.now, server.group, link).unwrap();
+        let next = pair.server.groups.join(pair.now, server.group, link, SIZE).unwrap();
         assert_ne!((next.offer.rkey, next.rmbe.index()), element);
         taken.push(next);
         pair.settle();
     }
     pair.pass(Duration::from_secs(31));
-    let next = pair.server.groups.join(pair.now, server.group, link).unwrap();
+    let next = pair.server.groups.join(pair.now, server.group, link, SIZE).unwrap();
     assert_eq!((next.offer.rkey, next.rmbe.index()), element, "it comes back in the end");
 }
 
 /// 255 connections are the most that deployed peers put into one group. The next one begins another
 /// group beside it, with queue pairs and memory of its own.
-// RFC 7609 3.5.3-1, 3.5.3-2, 3.5.3-3, 3.5.3-4, 3.5.3-5, 3.5.3-6
+// RFC 7609 2.1-12, 2.2.3-3, 2.2.4-3, 3.5.3-1, 3.5.3-2, 3.5.3-3, 3.5.3-4, 3.5.3-5, 3.5.3-6
 #[test]
 fn a_full_group_gets_a_parallel_one() {
     let mut pair = Pair::new(1, 1);
@@ -129,7 +129,7 @@ fn a_full_group_gets_a_parallel_one() {
     let mut held = Vec::new();
     for _ in 1..MEMBERS_MAX {
         assert_eq!(pair.server.groups.joinable(PortId(0), peer), Some(server.group));
-        held.push(pair.server.groups.join(pair.now, server.group, link).unwrap());
+        held.push(pair.server.groups.join(pair.now, server.group, link, SIZE).unwrap());
         pair.settle();
     }
     assert_eq!(pair.server.groups.joinable(PortId(0), peer), None);
@@ -137,6 +137,10 @@ fn a_full_group_gets_a_parallel_one() {
     assert_ne!(second_client.group, client.group);
     assert_ne!(second_server.joined.offer.qpn, server.joined.offer.qpn);
     assert_ne!(second_server.joined.offer.rkey, server.joined.offer.rkey);
+    let groups = pair.server.groups.iter();
+    let mut names: Vec<_> = groups.map(|(_, group)| group.links[0].id).collect();
+    names.dedup();
+    assert_eq!(names.len(), 2, "link user ids are unique");
     assert_eq!(pair.server.groups.joinable(PortId(0), peer), Some(second_server.group));
 }
 
@@ -148,7 +152,7 @@ fn the_reverse_direction_gets_a_group_of_its_own() {
     let (client, server) = pair.first_contact();
     let of_server = Peer::of(&server.joined.offer, false);
     assert_eq!(pair.client.groups.joinable(PortId(0), of_server), None);
-    assert_eq!(pair.server.groups.named_by(&client.joined.offer, false), None);
+    assert_eq!(pair.server.groups.named_by(&client.joined.offer, false), Err(Unnamed::OutOfSync));
     let reverse = pair.client.groups.open(pair.now, PortId(0), Role::Server, of_server).unwrap();
     assert_ne!(reverse, client.group);
 }
@@ -162,7 +166,7 @@ fn a_group_that_is_over_is_out_of_sync() {
     pair.server.groups.shut_down(pair.now, server.group, DeleteReason::OPERATOR);
     pair.settle();
     assert!(pair.client.events.contains(&Event::Ended(client.group)));
-    assert_eq!(pair.client.groups.named_by(&server.joined.offer, false), None);
+    assert_eq!(pair.client.groups.named_by(&server.joined.offer, false), Err(Unnamed::OutOfSync));
     assert_eq!((pair.client.failed.len(), pair.server.failed.len()), (1, 1));
     let Joined { connection, rmbe, .. } = client.joined;
     pair.client.groups.closed(pair.now, connection, Some(rmbe));

@@ -6,8 +6,8 @@ use smcr_engine::ConnectionId;
 use smcr_proto::link_group::Symmetry;
 use smcr_proto::wire::llc::DeleteReason;
 
-use super::rig::{Contact, Host, Pair};
-use crate::groups::{Event, GroupId, PortId};
+use super::rig::{Contact, Host, Pair, SIZE};
+use crate::groups::{Event, GroupId, PortId, Unnamed};
 use crate::operate::OperateError;
 
 fn symmetry(host: &Host, group: GroupId) -> Symmetry {
@@ -71,7 +71,10 @@ fn fewer_rnics_make_asymmetric_and_single_groups() {
 #[test]
 fn connections_outlive_either_rnic() {
     let (mut pair, client, server, [near, far]) = established(2, 2);
+    // A link that has served for a while is replaced at once, any other in due time.
+    let a_while = smcr_proto::limits::RETRY_LINK + Duration::from_secs(5);
     for name in ["r0", "r1", "r0"] {
+        pair.pass(a_while);
         pair.client.groups.rnic_down(pair.now, name, false).unwrap();
         pair.pass(Duration::from_secs(3));
         let other = if name == "r0" { PortId(1) } else { PortId(0) };
@@ -134,7 +137,7 @@ fn connections_are_spread_over_links() {
     let mut held = Vec::new();
     for _ in 0..3 {
         let link = pair.server.groups.best_link(server).unwrap();
-        held.push(pair.server.groups.join(pair.now, server, link).unwrap());
+        held.push(pair.server.groups.join(pair.now, server, link, SIZE).unwrap());
     }
     let group = pair.server.groups.at(server).unwrap();
     let loads: Vec<_> = group.links.iter().map(|link| group.members_on(link.id)).collect();
@@ -142,24 +145,38 @@ fn connections_are_spread_over_links() {
 }
 
 /// A rendezvous must not wait for memory: before the last element is taken the peer knows the next
-/// RMB, on every link.
-// RFC 7609 3.5.5.2-1, 3.5.2.1-7
+/// RMB, on every link. What is idle stays for the next crowd, but not for ever, and what is in use
+/// as long as it is.
+// RFC 7609 3.5.5.2-1, 3.5.5.2.1-4, 3.5.2.1-7, 3.5.2.2-6, 3.5.5.2.2-1, 3.5.5.2.2-2
 #[test]
 fn the_next_rmb_is_known_before_it_is_needed() {
-    let (mut pair, _client, server, _) = established(2, 2);
-    let mut held = Vec::new();
-    for _ in 0..10 {
-        let link = pair.server.groups.best_link(server).unwrap();
-        held.push(pair.server.groups.join(pair.now, server, link).expect("no wait"));
-        pair.settle();
+    for side in ["client", "server"] {
+        let (mut pair, client, server, _) = established(2, 2);
+        let group = if side == "client" { client } else { server };
+        let mut held = Vec::new();
+        for _ in 0..10 {
+            let now = pair.now;
+            let groups = pair.groups_of(side);
+            let link = groups.best_link(group).unwrap();
+            held.push(groups.join(now, group, link, SIZE).expect("no wait"));
+            pair.settle();
+        }
+        let rmbs = |pair: &mut Pair| pair.groups_of(side).at(group).unwrap().stock.rmbs();
+        assert_eq!(rmbs(&mut pair), 3);
+        let last = held.pop().unwrap();
+        for joined in held {
+            let now = pair.now;
+            pair.groups_of(side).closed(now, joined.connection, Some(joined.rmbe));
+        }
+        pair.pass(Duration::from_secs(60));
+        assert_eq!(rmbs(&mut pair), 3, "it stays a while");
+        pair.pass(Duration::from_secs(240));
+        assert_eq!(rmbs(&mut pair), 2, "one is in use");
+        let now = pair.now;
+        pair.groups_of(side).closed(now, last.connection, Some(last.rmbe));
+        pair.pass(Duration::from_secs(300));
+        assert_eq!(rmbs(&mut pair), 1);
     }
-    assert_eq!(pair.server.groups.at(server).unwrap().stock.rmbs(), 3);
-    // What is long idle goes again.
-    for joined in held {
-        pair.server.groups.closed(pair.now, joined.connection, Some(joined.rmbe));
-    }
-    pair.pass(Duration::from_secs(300));
-    assert_eq!(pair.server.groups.at(server).unwrap().stock.rmbs(), 1);
 }
 
 /// A group that is over leaves nothing registered with any RNIC: memory that stayed open to writes
@@ -176,5 +193,60 @@ fn a_group_that_ends_leaves_every_rnic() {
         let (_, rmbe) = host.relayed.swap_remove(place);
         host.groups.closed(pair.now, connection, Some(rmbe));
         assert!(host.groups.is_empty());
+    }
+}
+
+/// A server names a link that has just failed at its client. The connection stays TCP; the group,
+/// which has another link, and all who are on it go on. (Said to be out of sync, a server gives its
+/// group up.)
+// RFC 7609 C.4-1, 2.3-3
+#[test]
+fn a_link_that_has_just_gone_does_not_cost_the_group() {
+    let (mut pair, client, server, [near, _]) = established(2, 2);
+    let first = pair.server.groups.at(server).unwrap().links[0].id;
+    let accept = pair.server.groups.join(pair.now, server, first, SIZE).unwrap();
+    pair.client.groups.rnic_down(pair.now, "r0", false).unwrap();
+    pair.settle();
+    assert_eq!(pair.client.groups.named_by(&accept.offer, false), Err(Unnamed::LinkGone));
+    assert!(pair.client.groups.at(client).unwrap().is_established());
+    assert!(pair.client.groups.member(near).is_some());
+}
+
+/// RoCE crosses no router: an RNIC of another LAN would be offered, and never come up.
+// RFC 7609 3.5.5.1.1-5, 2-2
+#[test]
+fn an_rnic_of_another_lan_is_not_offered() {
+    let mut pair = Pair::new(2, 2);
+    pair.server.groups.ports[1].pnet = "other".to_owned();
+    let (_client, server) = pair.first_contact();
+    pair.settle();
+    pair.server.groups.rnic_down(pair.now, "r1", false).unwrap();
+    pair.server.groups.rnic_up(pair.now, "r1").unwrap();
+    pair.pass(Duration::from_secs(60));
+    let group = pair.server.groups.at(server.group).unwrap();
+    assert!(group.links.iter().all(|link| link.port == PortId(0)));
+}
+
+/// The client has a better link than the one that the server named, and says so in its Confirm:
+/// each side writes on the link of its own choice.
+// RFC 7609 3.5.2.3-3, 3.5.2.3-2
+#[test]
+fn each_side_chooses_the_link_that_it_writes_on() {
+    let (mut pair, client, server, _) = established(2, 2);
+    let [here, there] = [&pair.client, &pair.server].map(|host| {
+        let group = host.groups.iter().next().unwrap().1;
+        [0, 1].map(|port| group.links.iter().find(|link| link.port == PortId(port)).unwrap().id)
+    });
+    let accept = pair.server.groups.join(pair.now, server, there[0], SIZE).unwrap();
+    let confirm = pair.client.groups.join(pair.now, client, here[1], SIZE).unwrap();
+    pair.client.groups.accept_offer(pair.now, confirm.connection, &accept.offer).unwrap();
+    pair.server.groups.accept_offer(pair.now, accept.connection, &confirm.offer).unwrap();
+    for (host, joined, theirs) in
+        [(&pair.server, &accept, &confirm), (&pair.client, &confirm, &accept)]
+    {
+        let member = host.groups.member(joined.connection).unwrap();
+        let peer = member.peer.expect("it was accepted");
+        assert_eq!(peer.rmbe_index, theirs.offer.rmbe_index);
+        assert_ne!(peer.rkey, theirs.offer.rkey, "what the RMB is called on our own link");
     }
 }

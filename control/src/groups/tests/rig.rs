@@ -68,12 +68,12 @@ impl Pair {
         let peer = Peer { id: PEER_IDS[0], gid: gid(1, 0), mac: mac(1, 0), v2: false };
         let server = self.server.groups.open(self.now, PortId(0), Role::Server, peer).unwrap();
         let link = self.server.groups.best_link(server).unwrap();
-        let accept = self.server.groups.join(self.now, server, link).unwrap();
+        let accept = self.server.groups.join(self.now, server, link, SIZE).unwrap();
 
         let peer = Peer::of(&accept.offer, false);
         let client = self.client.groups.open(self.now, PortId(0), Role::Client, peer).unwrap();
         let link = self.client.groups.best_link(client).unwrap();
-        let confirm = self.client.groups.join(self.now, client, link).unwrap();
+        let confirm = self.client.groups.join(self.now, client, link, SIZE).unwrap();
         self.client.groups.connect(self.now, client, &accept.offer, Agreement::V1).unwrap();
         self.client.groups.accept_offer(self.now, confirm.connection, &accept.offer).unwrap();
 
@@ -81,6 +81,11 @@ impl Pair {
         self.server.groups.accept_offer(self.now, accept.connection, &confirm.offer).unwrap();
         self.settle();
         (Contact { group: client, joined: confirm }, Contact { group: server, joined: accept })
+    }
+
+    /// The link groups of the client or of the server.
+    pub(super) fn groups_of(&mut self, side: &str) -> &mut Groups<sim::Rnic, Told> {
+        if side == "client" { &mut self.client.groups } else { &mut self.server.groups }
     }
 
     /// Lets both hosts talk until neither has anything to say.
@@ -128,7 +133,6 @@ impl Host {
         });
         let settings = Settings {
             peer_id: PEER_IDS[usize::from(host) - 1],
-            rmbe_size: RmbeSize::from_bytes(16_384).unwrap(),
             rmb_elements: 4,
             rmb_bytes: 1 << 26,
             keepalive: Keepalive {
@@ -242,3 +246,6 @@ fn mac(host: u8, nic: u8) -> MacAddress {
 
 /// Of the client and of the server.
 const PEER_IDS: [PeerId; 2] = [PeerId([1; 8]), PeerId([2; 8])];
+
+/// Of all elements.
+pub(super) const SIZE: RmbeSize = RmbeSize::from_notation(0);

@@ -143,8 +143,11 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     pub(crate) fn reset(&mut self, now: Instant, slot: u16, ending: Ending) {
         let Some(relay) = self.connections.at(slot) else { return };
         relay.ending.get_or_insert(ending);
-        // RFC 7609 4.8.2-5, 4.8.2-8, 4.8.2-9, A.4-24
-        if let Some(near) = relay.near.take() {
+        // RFC 7609 4.4.2-5, 4.8.2-5, 4.8.2-8, 4.8.2-9, A.4-24
+        if let Some(near) = relay.near.take()
+            // Who has said and heard the end of both directions has lost nothing.
+            && !near.is_done()
+        {
             self.streams.reset_on_close(&near.stream);
         }
         match &mut relay.far {
@@ -153,7 +156,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 let capacity = smc.rmbe.capacity();
                 smc.rmbe.touch(capacity);
                 smc.forget_replay();
-                // RFC 7609 4.8.2-1
+                // RFC 7609 4.4.2-4, 4.8.2-1
                 smc.connection.abort(now);
                 self.queue_flush(slot);
                 self.settle(now, slot);
@@ -189,7 +192,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let capacity = smc.rmbe.capacity();
         smc.rmbe.touch(capacity);
         relay.ending.get_or_insert(Ending::LinkLost);
-        if let Some(near) = relay.near.take() {
+        if let Some(near) = relay.near.take()
+            && !near.is_done()
+        {
             self.streams.reset_on_close(&near.stream);
         }
         self.settle(now, slot);

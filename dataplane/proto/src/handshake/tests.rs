@@ -357,7 +357,7 @@ fn providing_unasked_is_our_bug() {
     client().provide(offer(CLIENT, true));
 }
 
-// RFC 7609 C.1-4
+// RFC 7609 C.1-4, C.1-6
 #[test]
 #[should_panic(expected = "replaces the Confirm")]
 fn a_decline_that_chases_a_proposal_is_our_bug() {

@@ -319,14 +319,19 @@ impl LinkGroup {
 
     /// Server: the client accepts or rejects what we offered.
     fn add_link_answered(&mut self, now: Instant, on: LinkNumber, message: &AddLink) {
-        let Some(Exchange::Offered { number, on: carrier, .. }) = self.exchange else {
+        let offered = match self.exchange {
+            Some(Exchange::Offered { number, on: carrier, .. }) if carrier == on => Some(number),
+            Some(_) | None => None,
+        };
+        let Some(number) = offered.filter(|number| *number == message.link) else {
             self.dropped += 1;
+            if !message.rejected && self.find(message.link).is_none() {
+                // We have given it up, and the client waits for what follows.
+                let order = Order::of(DeleteReason::LOST_PATH, Cause::LlcTimedOut);
+                self.send_delete_link(on, message.link, order);
+            }
             return;
         };
-        if carrier != on || number != message.link {
-            self.dropped += 1;
-            return;
-        }
         let exists = self.find(number).is_some();
         if message.rejected {
             // RFC 7609 3.5.1.6.2-1, C.8-2
@@ -425,12 +430,8 @@ impl LinkGroup {
             return;
         }
         // RFC 7609 2.2.1-5, 2.2.1-6, 2.2.1-7
-        let order = Order {
-            reason: DeleteReason::ASYMMETRIC_NOT_NEEDED,
-            orderly: true,
-            cause: Cause::DeletedByUs,
-            on: None,
-        };
+        let reason = DeleteReason::ASYMMETRIC_NOT_NEEDED;
+        let order = Order { orderly: true, ..Order::of(reason, Cause::DeletedByUs) };
         for member in self.members.iter_mut().flatten().filter(|member| member.asymmetric) {
             member.delete.get_or_insert(order);
         }

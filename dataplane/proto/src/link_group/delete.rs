@@ -45,18 +45,20 @@ pub(super) struct Order {
     pub(super) cause: Cause,
     /// Client: over which link the server said so.
     pub(super) on: Option<LinkNumber>,
+    /// No connection uses the link any more, or there was no time left.
+    pub(super) vacated: bool,
 }
 
 impl Order {
     /// At once.
     pub(super) fn of(reason: DeleteReason, cause: Cause) -> Self {
-        Self { reason, orderly: false, cause, on: None }
+        Self { reason, orderly: false, cause, on: None, vacated: false }
     }
 
     /// Whether the link works until it is deleted. Linux calls lost paths orderly, too.
     // RFC 7609 2.3-14
     fn has_time(self) -> bool {
-        self.orderly && self.reason != DeleteReason::LOST_PATH
+        self.orderly && self.reason != DeleteReason::LOST_PATH && !self.vacated
     }
 }
 
@@ -79,7 +81,7 @@ impl LinkGroup {
         reason: DeleteReason,
         orderly: bool,
     ) {
-        let order = Order { reason, orderly, cause: Cause::DeletedByUs, on: None };
+        let order = Order { orderly, ..Order::of(reason, Cause::DeletedByUs) };
         if self.phase != Phase::Established || self.find(number).is_none() {
             return;
         }
@@ -170,6 +172,11 @@ impl LinkGroup {
             && member.delete.is_none_or(|known| known.has_time() && !order.has_time())
         {
             member.delete = Some(order);
+            let vacates = |exchange: Exchange| exchange.vacates() && exchange.number() == number;
+            if !order.has_time() && self.exchange.is_some_and(vacates) {
+                // There was time, and there is none any more.
+                self.exchange = None;
+            }
         }
         self.advance(now);
     }
@@ -247,14 +254,18 @@ impl LinkGroup {
 
     /// The answer to [`Action::VacateLink`]: no connection uses the link any more.
     pub fn link_vacated(&mut self, now: Instant, number: LinkNumber) {
-        match self.exchange {
-            Some(Exchange::Vacating { number: expected, .. }) if number == expected => {}
-            Some(_) | None => return,
+        let vacates = |exchange: Exchange| exchange.vacates() && exchange.number() == number;
+        if !self.exchange.is_some_and(vacates) {
+            return;
         }
         self.exchange = None;
-        let Some(order) = self.find(number).and_then(|member| member.delete) else { return };
+        let Some(member) = self.find_mut(number) else { return };
+        let Some(order) = &mut member.delete else { return };
+        order.vacated = true;
+        let order = *order;
         match self.role {
-            Role::Server => self.say_delete(now, number, order),
+            // RMBs may have been announced meanwhile; that ends first.
+            Role::Server => self.advance(now),
             Role::Client => self.obey_delete(now, number, order),
         }
     }
@@ -284,7 +295,8 @@ impl LinkGroup {
             self.send(on, Llc::DeleteLink(DeleteLink { reply: true, reason, ..*message }));
         } else {
             let DeleteLink { link, reason, orderly, .. } = *message;
-            let order = Order { reason, orderly, cause: Cause::DeletedByPeer, on: Some(on) };
+            let order = Order::of(reason, Cause::DeletedByPeer);
+            let order = Order { orderly, on: Some(on), ..order };
             match self.role {
                 Role::Client => self.delete_ordered(now, link, order),
                 Role::Server => self.delete_asked(now, link, order),
@@ -386,7 +398,7 @@ impl LinkGroup {
 
     /// Client: answers, and lets go of the link.
     fn obey_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
-        let Order { reason, orderly, cause, on } = order;
+        let Order { reason, orderly, cause, on, .. } = order;
         let on = on.filter(|on| self.find(*on).is_some_and(|member| member.link.is_up()));
         if let Some(on) = on.or_else(|| self.link_besides(number)) {
             // RFC 7609 3.3-6, 3.5.5.1.3-7

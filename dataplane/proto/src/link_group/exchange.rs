@@ -69,6 +69,19 @@ impl Exchange {
         }
     }
 
+    /// Whether connections leave a link. Nobody has told the peer yet, if we are the server.
+    pub(super) fn vacates(self) -> bool {
+        match self {
+            Self::Vacating { .. } => true,
+            Self::Opening { .. }
+            | Self::Offered { .. }
+            | Self::Connecting { .. }
+            | Self::Rkeys { .. }
+            | Self::Confirming { .. }
+            | Self::Deleting { .. } => false,
+        }
+    }
+
     /// Whether a link is being added, rather than deleted.
     pub(super) fn adds(self) -> bool {
         match self {

@@ -1,6 +1,7 @@
 //! When a further link is tried: upon news of a port, and after a failure (RFC 3.5.5.1.2, C.8).
 
 use super::exchange::Exchange;
+use super::member::is_down;
 use super::{LinkGroup, Phase, Role};
 use crate::time::Instant;
 use crate::vocabulary::{Gid, LinkNumber, MacAddress, Mtu, Psn, Qpn};
@@ -31,7 +32,7 @@ impl LinkGroup {
     /// Client: says that there is a port without a link, unless a link is being added anyway.
     pub(super) fn tell_of_port(&mut self, now: Instant) {
         let Some((gid, mac)) = self.unused_port else { return };
-        if self.members().any(|member| member.is_from((gid, mac))) {
+        if self.members().any(|member| member.is_from((gid, mac)) && !is_down(member)) {
             (self.unused_port, self.untold) = (None, false);
             return;
         }

@@ -63,6 +63,7 @@ impl LinkGroup {
     pub fn announce_rmb(&mut self, now: Instant, rmb: RmbIndex, keys: &[(LinkNumber, Rkey, u64)]) {
         self.note_keys(rmb, keys);
         self.our_rmbs.standings[usize::from(rmb.0)] = Standing::Unannounced;
+        self.rkeys_may_change();
         self.advance(now);
     }
 
@@ -105,11 +106,13 @@ impl LinkGroup {
         let Some(on) = self.link_of_use() else { return };
         let slots = self.slots_up();
         self.our_rmbs.complete(slots);
-        let unannounced = |one| one == Standing::Unannounced || one == Standing::Incomplete;
-        if let Some(rmb) = self.our_rmbs.next(unannounced) {
+        // Connections wait for what is new; and what the peer has no room for holds nobody up.
+        if let Some(rmb) = self.our_rmbs.next(Standing::Unannounced) {
             self.announce(now, rmb, on);
-        } else if let Some(rmb) = self.our_rmbs.next(|one| one == Standing::Unwanted) {
+        } else if let Some(rmb) = self.our_rmbs.next(Standing::Unwanted) {
             self.withdraw(now, rmb, on);
+        } else if let Some(rmb) = self.our_rmbs.next(Standing::Incomplete) {
+            self.announce(now, rmb, on);
         }
     }
 
@@ -119,12 +122,13 @@ impl LinkGroup {
         (0..self.members.len()).filter(|slot| up(*slot)).fold(0, |slots, slot| slots | 1 << slot)
     }
 
-    /// The other links on which an RMB of ours is known, and what it is called there.
+    /// The other links on which an RMB of ours is known, and what it is called there: those too
+    /// that are to go, of which the peer has not heard.
     fn elsewhere(&self, rmb: RmbIndex, on: LinkNumber) -> impl Iterator<Item = RkeyOnLink> {
         let row = self.our_rmbs.rows[usize::from(rmb.0)];
         self.members.iter().enumerate().filter_map(move |(slot, member)| {
             let member = member.as_ref().filter(|member| member.number != on)?;
-            let token = row.at(slot).filter(|_| member.is_of_use())?;
+            let token = row.at(slot).filter(|_| member.link.is_up())?;
             Some(RkeyOnLink { link: member.number, rkey: token.rkey, address: token.address })
         })
     }
@@ -250,9 +254,10 @@ impl LinkGroup {
         self.announcement.is_some() || self.continuing.is_some()
     }
 
-    /// Server: whether rkeys cannot change now, because links do.
+    /// Server: whether rkeys cannot change now, because links do. While connections leave a link
+    /// nobody speaks of it, and refusing would cost new ones their RMB.
     fn refuses_rkeys(&self) -> bool {
-        self.role == Role::Server && self.exchange.is_some()
+        self.role == Role::Server && self.exchange.is_some_and(|exchange| !exchange.vacates())
     }
 
     fn learn_elsewhere(&mut self, row: usize, others: &[RkeyOnLink]) {
@@ -373,7 +378,7 @@ impl LinkGroup {
         self.advance(now);
     }
 
-    /// Links have changed, which is what the peer had refused rkeys for.
+    /// There is reason to believe that rkeys are not refused now.
     pub(super) fn rkeys_may_change(&mut self) {
         self.again_at = None;
         self.retries = 0;

@@ -187,8 +187,8 @@ impl OurRmbs {
         }
     }
 
-    pub(super) fn next(&self, wanted: fn(Standing) -> bool) -> Option<RmbIndex> {
-        let found = self.standings.iter().position(|standing| wanted(*standing))?;
+    pub(super) fn next(&self, wanted: Standing) -> Option<RmbIndex> {
+        let found = self.standings.iter().position(|standing| *standing == wanted)?;
         u8::try_from(found).ok().map(RmbIndex)
     }
 }

@@ -16,6 +16,7 @@ use crate::wire::llc::{AddLink, ConfirmLink, ConfirmRkey, DeleteLink, DeleteReas
 mod add;
 mod collisions;
 mod delete;
+mod hostile;
 mod hosts;
 mod links;
 mod recovery;

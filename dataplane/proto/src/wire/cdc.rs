@@ -70,6 +70,7 @@ pub struct Cursor {
 }
 
 /// One connection data control message.
+// RFC 7609 3.4-2
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cdc {
     /// Counts messages of the connection; the first is 1, after 65,535 comes 0.
@@ -183,7 +184,7 @@ mod tests {
     /// announcing 13 bytes. The cursor is 13, not 17: there is no eye catcher in the element.
     const LINUX_FIRST_MESSAGE: &str = "fe 2c 0001 00000003 0000 0000 0000000d";
 
-    // RFC 7609 A.4-1, A.4-8, A.4-9, A.4-12, A.4-26, 3.4-1
+    // RFC 7609 A.4-1, A.4-8, A.4-9, A.4-12, A.4-26, 3.4-1, 3.4-2
     #[test]
     fn decodes_what_linux_sends() {
         let bytes = hex(LINUX_FIRST_MESSAGE);

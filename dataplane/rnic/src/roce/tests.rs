@@ -140,9 +140,13 @@ impl Couple {
     }
 
     fn with_mtu(seed: u64, odds: Odds, mtu: Mtu) -> Self {
+        Self::with_mtus(seed, odds, [mtu; 2])
+    }
+
+    fn with_mtus(seed: u64, odds: Odds, mtus: [Mtu; 2]) -> Self {
         let network = Network::new(seed, odds);
-        let (mut a, opening_a) = Node::new(&network, 0, mtu);
-        let (mut b, opening_b) = Node::new(&network, 1, mtu);
+        let (mut a, opening_a) = Node::new(&network, 0, mtus[0]);
+        let (mut b, opening_b) = Node::new(&network, 1, mtus[1]);
         a.qp = a.fabric.adopt(Instant(0), opening_a.connect(b.address).unwrap());
         b.qp = b.fabric.adopt(Instant(0), opening_b.connect(a.address).unwrap());
         Self { network, now: Instant(0), nodes: [a, b] }

@@ -2,7 +2,8 @@
 //!
 //! It is *malicious within the contract* of [`Fabric`]: bytes of a write appear in random order, at
 //! any time before the message that announces them; completions are late; what happens on different
-//! queue pairs comes in any order. What it does depends on its seed and on the calls made to it,
+//! queue pairs comes in any order; and where a queue pair breaks, its host may never see the last
+//! of what its NIC had acknowledged. What it does depends on its seed and on the calls made to it,
 //! and on nothing else.
 //!
 //! Time passes when somebody says so: each call that carries `now` first lets happen what was due
@@ -10,7 +11,7 @@
 //!
 //! What is not simulated: bandwidth, packets, congestion. `roce` over a lossy wire has those.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,11 +22,13 @@ use smcr_proto::{Gid, Instant, Psn, Qpn, Rkey};
 
 use crate::dice::{Chance, Dice};
 use crate::{
-    Cause, Completion, Domain, Exhausted, Messages, Port, QpAddress, QpId, Registration, Work,
+    Cause, Completion, Domain, Exhausted, Message, Messages, Port, QpAddress, QpId, Registration,
+    Work,
 };
 
 use queue_pair::{QueuePair, Stage};
-use world::{Nic, Registered, World};
+pub use world::Parcel;
+use world::{Nic, Registered, Tap, World};
 
 mod queue_pair;
 mod visibility;
@@ -42,6 +45,13 @@ pub struct Odds {
     pub early: Chance,
     /// How likely a `transmit` with something to send breaks the queue pair instead.
     pub break_on_transmit: Chance,
+    /// How likely an end that breaks loses messages and bytes that it had acknowledged, but not
+    /// shown to its host (RFC 7609, 4.6.1).
+    pub lose_on_break: Chance,
+    /// How likely a request or an acknowledgement takes `straggling` instead of `latency`.
+    pub straggle: Chance,
+    /// How long stragglers travel.
+    pub straggling: RangeInclusive<Duration>,
     /// How likely opening or registering something finds the NIC exhausted.
     pub exhausted: Chance,
     /// How long a peer that is not ready is left alone before it is tried again.
@@ -57,16 +67,22 @@ impl Odds {
         hold_back: Chance::NEVER,
         early: Chance::NEVER,
         break_on_transmit: Chance::NEVER,
+        lose_on_break: Chance::NEVER,
+        straggle: Chance::NEVER,
+        straggling: Duration::from_millis(1)..=Duration::from_millis(100),
         exhausted: Chance::NEVER,
         retransmit: Duration::from_millis(1),
         retry_timeout: Duration::from_millis(500),
     };
 
-    /// Nothing breaks, but everything comes as late and as shuffled as the contract allows.
+    /// Nothing breaks by itself, but everything comes as late and as shuffled as the contract
+    /// allows, and what is made to break takes along what it can.
     pub const MALICIOUS: Self = Self {
         latency: Duration::from_micros(1)..=Duration::from_micros(300),
         hold_back: Chance::percent(20),
         early: Chance::percent(15),
+        lose_on_break: Chance::percent(50),
+        straggle: Chance(500),
         ..Self::CALM
     };
 }
@@ -87,6 +103,8 @@ impl Network {
             nics: Vec::new(),
             queue_pairs: BTreeMap::new(),
             next_qpn: QPN_FIRST,
+            lost: 0,
+            tap: None,
         };
         Self { world: Arc::new(Mutex::new(world)) }
     }
@@ -100,7 +118,13 @@ impl Network {
         let mut world = self.lock();
         assert!(world.nic_at(port.gid).is_none(), "{} exists", port.gid);
         let nic = world.nics.len();
-        world.nics.push(Nic { port, up: true, domains: 0, registered: BTreeMap::new() });
+        world.nics.push(Nic {
+            port,
+            up: true,
+            domains: BTreeSet::new(),
+            next_domain: 0,
+            registered: BTreeMap::new(),
+        });
         let network = self.clone();
         let fabric = Fabric { network: self.clone(), nic, adopted: BTreeMap::new(), next_id: 0 };
         (Rnic { network, nic }, fabric)
@@ -134,6 +158,36 @@ impl Network {
         self.lock().break_both(qpn, Cause::RetriesExceeded);
     }
 
+    /// Messages that have arrived on a queue pair of a port and that nobody has taken in.
+    pub fn untold(&self, qpn: Qpn) -> usize {
+        self.lock().queue_pairs.get(&qpn).map_or(0, |pair| pair.inbox.len())
+    }
+
+    /// Messages that were acknowledged and then lost, as [`Odds::lose_on_break`] has it.
+    pub fn messages_lost(&self) -> u64 {
+        self.lock().lost
+    }
+
+    /// Lets `tap` meddle with every message that arrives anywhere, from now on. What it does need
+    /// not be within the contract: it is there to play a peer, or a fault of our own, that no
+    /// honest network would show.
+    pub fn tap(&self, tap: impl FnMut(&Parcel, &mut Vec<Message>) + Send + 'static) {
+        self.lock().tap = Some(Tap(Box::new(tap)));
+    }
+
+    /// What is open at a port, to be compared with what should be.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such port.
+    pub fn open_at(&self, gid: Gid) -> Open {
+        let world = self.lock();
+        let nic = world.nic_at(gid).expect("a port of this network");
+        let queue_pairs = world.queue_pairs.values().filter(|pair| pair.nic == nic).count();
+        let Nic { registered, domains, .. } = &world.nics[nic];
+        Open { domains: domains.len(), registrations: registered.len(), queue_pairs }
+    }
+
     /// Takes a port down. Its queue pairs break; those of its peers do when they next send.
     ///
     /// # Panics
@@ -162,6 +216,17 @@ impl Network {
     }
 }
 
+/// What is open at a port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Open {
+    /// Protection domains.
+    pub domains: usize,
+    /// Registered regions.
+    pub registrations: usize,
+    /// Queue pairs, those that are broken or being released included.
+    pub queue_pairs: usize,
+}
+
 /// A simulated NIC, as the control thread sees it.
 #[derive(Debug)]
 pub struct Rnic {
@@ -187,15 +252,18 @@ impl crate::Rnic for Rnic {
     fn open_domain(&mut self) -> Result<Domain, Exhausted> {
         self.exhausted()?;
         let nic = &mut self.network.lock().nics[self.nic];
-        nic.domains += 1;
-        Ok(Domain(nic.domains))
+        nic.next_domain += 1;
+        let domain = Domain(nic.next_domain);
+        nic.domains.insert(domain.0);
+        Ok(domain)
     }
 
     fn close_domain(&mut self, domain: Domain) {
-        let world = self.network.lock();
-        let registered = &world.nics[self.nic].registered;
-        let left = registered.values().filter(|registered| registered.domain == domain).count();
+        let nic = &mut self.network.lock().nics[self.nic];
+        let registered = nic.registered.values();
+        let left = registered.filter(|registered| registered.domain == domain).count();
         assert_eq!(left, 0, "regions registered in {domain:?}");
+        assert!(nic.domains.remove(&domain.0), "{domain:?} is open");
     }
 
     fn register(&mut self, domain: Domain, region: &Region) -> Result<Registration, Exhausted> {

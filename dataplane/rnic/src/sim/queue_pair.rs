@@ -180,9 +180,21 @@ impl QueuePair {
         self.news.push_back(News::Ended { work, status: Status::Done });
     }
 
-    /// Carries nothing from now on. What arrived before is still received, and told before.
-    pub(super) fn break_now(&mut self, cause: Cause) {
+    /// Forgets some of the last messages that arrived here, as if host and NIC had lost touch
+    /// before. Returns how many.
+    pub(super) fn lose_some(&mut self, dice: &mut Dice) -> usize {
+        let kept = dice.index(self.inbox.len() + 1);
+        self.inbox.drain(kept..).count()
+    }
+
+    /// Carries nothing from now on. What arrived before is still received, and told before; bytes
+    /// that nothing announces appear now or never.
+    pub(super) fn break_now(&mut self, dice: &mut Dice, cause: Cause) {
         assert!(matches!(self.stage, Stage::Connected { .. }));
+        if let Some(last) = self.inbox.back() {
+            self.hidden.reveal_before(last.request);
+        }
+        self.hidden.settle(dice);
         self.news.push_back(News::Broke(cause));
         self.stage = Stage::Broken;
         self.flush();
@@ -218,10 +230,7 @@ impl QueuePair {
             });
         }
         Some(match self.news.pop_front()? {
-            News::Broke(cause) => {
-                self.hidden.settle(dice);
-                Completion::Broke { qp, cause }
-            }
+            News::Broke(cause) => Completion::Broke { qp, cause },
             News::Ended { work: Work::Write { lease, tag, .. }, status } => {
                 Completion::Wrote { qp, lease, tag, status }
             }

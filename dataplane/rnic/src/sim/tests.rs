@@ -118,6 +118,82 @@ fn a_network_may_run_out_of_everything() {
     assert!(pair.rnics[0].register(domain, &Region::new(4096).unwrap()).is_err());
 }
 
+/// The case that section 4.6.1 guards against: the sender was told that all is well, and the last
+/// of it is gone. Failover that trusts the sender's NIC would cut a hole into a file.
+#[test]
+fn what_was_acknowledged_may_be_lost_where_the_end_breaks_and_nothing_before_it() {
+    let odds = Odds { lose_on_break: Chance::percent(50), ..Odds::CALM };
+    let mut heard = [0; 4];
+    for seed in 0..100 {
+        let mut pair = Pair::connected(seed, odds.clone());
+        (0..3).for_each(|tag| pair.send(0, tag));
+        let mut out = Vec::with_capacity(16);
+        while out.len() < 3 {
+            pair.now = pair.now + Duration::from_micros(1);
+            pair.fabrics[0].poll(pair.now, &mut out);
+        }
+        let done = |one: &Completion| matches!(one, Completion::Sent { status: Status::Done, .. });
+        assert!(out.iter().all(done));
+        pair.network.break_qp(pair.fabrics[1].qpn(pair.qps[1]));
+        let [_, told] = pair.run_until_quiet();
+        let received = told.len() - 1;
+        assert_eq!(told[received], "RetriesExceeded");
+        assert_eq!(pair.network.messages_lost(), 3 - received as u64);
+        heard[received] += 1;
+    }
+    assert!(heard.iter().all(|count| *count > 0), "{heard:?}");
+}
+
+/// A test of tests that cannot forge, alter and swallow finds nothing of what those would show.
+#[test]
+fn a_tap_sees_every_message_and_may_replace_it() {
+    let mut pair = Pair::connected(1, Odds::CALM);
+    let target = pair.fabrics[1].qpn(pair.qps[1]);
+    pair.network.tap(move |parcel, messages| {
+        let ports = (parcel.source, parcel.target, parcel.qpn);
+        assert_eq!(ports, (port(1).gid, port(2).gid, target));
+        match messages[0][0] {
+            0 => messages.clear(),
+            _ => messages.push([9; 44]),
+        }
+    });
+    for first in [0, 1] {
+        let mut work = vec![Work::Send { message: [first; 44], tag: Tag(0) }];
+        pair.fabrics[0].post(pair.qps[0], &mut work);
+    }
+    pair.fabrics[0].transmit(pair.now);
+    let mut received = Vec::new();
+    while let Some(at) = pair.network.next_event() {
+        pair.now = pair.now.max(at);
+        let mut out = Vec::with_capacity(16);
+        pair.fabrics[1].poll(pair.now, &mut out);
+        received.extend(out.into_iter().filter_map(|completion| match completion {
+            Completion::Received { message, .. } => Some(message[0]),
+            Completion::Sent { .. } | Completion::Wrote { .. } | Completion::Broke { .. } => None,
+        }));
+        pair.fabrics[0].poll(pair.now, &mut Vec::with_capacity(16));
+    }
+    assert_eq!(received, [1, 9]);
+}
+
+/// What a gateway forgot to close must be seen, or a leak of one queue pair per failover would
+/// only show after weeks.
+#[test]
+fn what_is_open_at_a_port_is_counted() {
+    let mut pair = Pair::connected(1, Odds::CALM);
+    let domain = pair.rnics[0].open_domain().unwrap();
+    let region = Region::new(4096).unwrap();
+    let registration = pair.rnics[0].register(domain, &region).unwrap();
+    let open = |pair: &Pair| pair.network.open_at(port(1).gid);
+    assert_eq!(open(&pair), Open { domains: 2, registrations: 1, queue_pairs: 1 });
+    pair.rnics[0].deregister(registration);
+    pair.rnics[0].close_domain(domain);
+    pair.fabrics[0].release(pair.now, pair.qps[0]);
+    pair.run_until_quiet();
+    pair.fabrics[0].poll(pair.now, &mut Vec::with_capacity(4));
+    assert_eq!(open(&pair), Open { domains: 1, ..Open::default() });
+}
+
 /// A peer whose process died leaves no queue pair behind: we give up on it.
 #[test]
 fn a_fabric_that_is_dropped_takes_its_queue_pairs_along() {

@@ -1,6 +1,8 @@
 //! All NICs and queue pairs of a network, and what happens to them as time passes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::time::Duration;
 
 use smcr_memory::Region;
 use smcr_proto::{Gid, Instant, Qpn, Rkey};
@@ -8,7 +10,7 @@ use smcr_proto::{Gid, Instant, Qpn, Rkey};
 use super::Odds;
 use super::queue_pair::{Arrival, Arrived, Event, Executed, Flying, QueuePair, Stage};
 use crate::dice::Dice;
-use crate::{Cause, Completion, Domain, Port, Work};
+use crate::{Cause, Completion, Domain, Message, Port, Work};
 
 /// Everything there is.
 #[derive(Debug)]
@@ -20,6 +22,31 @@ pub(super) struct World {
     /// Numbers are unique in the network and never reused.
     pub(super) queue_pairs: BTreeMap<Qpn, QueuePair>,
     pub(super) next_qpn: u32,
+    /// Messages that were acknowledged and then lost.
+    pub(super) lost: u64,
+    pub(super) tap: Option<Tap>,
+}
+
+/// Where a message that arrives comes from and goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parcel {
+    /// The port it was sent from.
+    pub source: Gid,
+    /// The port it arrives at.
+    pub target: Gid,
+    /// The queue pair it arrives on.
+    pub qpn: Qpn,
+}
+
+/// Whoever meddles with what arrives.
+pub(super) struct Tap(pub(super) Box<Meddler>);
+
+type Meddler = dyn FnMut(&Parcel, &mut Vec<Message>) + Send;
+
+impl fmt::Debug for Tap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Tap")
+    }
 }
 
 /// One NIC.
@@ -27,7 +54,8 @@ pub(super) struct World {
 pub(super) struct Nic {
     pub(super) port: Port,
     pub(super) up: bool,
-    pub(super) domains: u32,
+    pub(super) domains: BTreeSet<u32>,
+    pub(super) next_domain: u32,
     pub(super) registered: BTreeMap<Rkey, Registered>,
 }
 
@@ -84,7 +112,7 @@ impl World {
         let Self { now, dice, odds, queue_pairs, .. } = self;
         let pair = queue_pairs.get_mut(&qpn).expect("its fabric has it");
         while let Some(work) = pair.posted.pop_front() {
-            let arrives = *now + dice.duration(&odds.latency);
+            let arrives = *now + odds.travel(dice);
             let arrives = pair.flying.back().map_or(arrives, |last| last.arrives.max(arrives));
             pair.flying.push_back(Flying { work, request: pair.requests, arrives });
             pair.requests += 1;
@@ -155,7 +183,7 @@ impl World {
         let (nic, peer) = (pair.nic, pair.peer().expect("broken ends have nothing in flight"));
         let reception =
             if self.nics[nic].up { self.receive(qpn, peer, &flying) } else { Reception::Nobody };
-        let soon = self.now + self.dice.duration(&self.odds.latency);
+        let soon = self.now + self.odds.travel(&mut self.dice);
         let again = self.now + self.odds.retransmit;
         let gives_up = self.now + self.odds.retry_timeout;
         let pair = self.queue_pairs.get_mut(&qpn).expect("receiving removes nothing");
@@ -189,7 +217,8 @@ impl World {
 
     /// Carries out a request of `sender` at `receiver`, if that is possible.
     fn receive(&mut self, sender: Qpn, receiver: Qpn, flying: &Flying) -> Reception {
-        let Self { dice, odds, nics, queue_pairs, .. } = self;
+        let Self { dice, odds, nics, queue_pairs, tap, .. } = self;
+        let source = queue_pairs.get(&sender).map(|pair| nics[pair.nic].port.gid);
         let Some(pair) = queue_pairs.get_mut(&receiver) else { return Reception::Nobody };
         if !nics[pair.nic].up {
             return Reception::Nobody;
@@ -208,8 +237,14 @@ impl World {
                 Reception::NoRoom
             }
             Work::Send { message, .. } => {
-                let message = Arrival::Short(*message);
-                pair.inbox.push_back(Arrived { message, request: flying.request });
+                let mut messages = vec![*message];
+                if let (Some(Tap(tap)), Some(source)) = (tap, source) {
+                    let target = nics[pair.nic].port.gid;
+                    tap(&Parcel { source, target, qpn: receiver }, &mut messages);
+                }
+                let request = flying.request;
+                let messages = messages.into_iter().map(Arrival::Short);
+                pair.inbox.extend(messages.map(|message| Arrived { message, request }));
                 Reception::Executed
             }
             Work::SendLong { message, .. } => {
@@ -232,12 +267,20 @@ impl World {
         }
     }
 
-    /// Breaks one end, if it still works.
+    /// Breaks one end, if it still works. What it had brought to the other end is there to stay:
+    /// only an end that itself breaks may lose what it had taken in.
     pub(super) fn break_end(&mut self, qpn: Qpn, cause: Cause) {
-        if let Some(pair) = self.queue_pairs.get_mut(&qpn)
-            && pair.peer().is_some()
+        let Self { dice, odds, queue_pairs, lost, .. } = self;
+        let Some(pair) = queue_pairs.get_mut(&qpn) else { return };
+        let Some(peer) = pair.peer() else { return };
+        if dice.roll(odds.lose_on_break) {
+            *lost += pair.lose_some(dice) as u64;
+        }
+        pair.break_now(dice, cause);
+        if let Some(peer) = queue_pairs.get_mut(&peer)
+            && peer.peer() == Some(qpn)
         {
-            pair.break_now(cause);
+            peer.hidden.reveal_before(u64::MAX);
         }
     }
 
@@ -250,6 +293,14 @@ impl World {
         {
             pair.breaks = Some((soon, cause));
         }
+    }
+}
+
+impl Odds {
+    /// How long the next request or acknowledgement travels.
+    fn travel(&self, dice: &mut Dice) -> Duration {
+        let range = if dice.roll(self.straggle) { &self.straggling } else { &self.latency };
+        dice.duration(range)
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::vec::Vec;
 
 use super::hosts::{Hosts, port};
+use super::rkeys::announce;
 use super::*;
 
 /// The offers of the server that arrived, and what became of them.
@@ -140,6 +141,38 @@ fn a_port_is_told_of_when_the_server_has_time() {
     hosts.run();
     hosts.sleep(20);
     assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (4, 4));
+}
+
+/// A server without a spare RNIC says nothing to the client's news, and is not pestered with them.
+// RFC 7609 3.5.5.1.2-3, 3.5.5.1.2-5
+#[test]
+fn a_port_is_told_of_once_in_a_while() {
+    let mut hosts = Hosts::established(&[1, 2], &[101, 102, 103], 3);
+    hosts.client.group.want_link(hosts.now, port(103));
+    for rmb in 1..5 {
+        announce(&mut hosts, Role::Client, rmb);
+        hosts.run();
+    }
+    let is_notice = |(from, _, llc): &&(Role, LinkNumber, Llc)| {
+        *from == Role::Client && matches!(llc, Llc::AddLink(one) if !one.reply)
+    };
+    assert_eq!(hosts.seen.iter().filter(is_notice).count(), 1);
+    hosts.sleep(25);
+    assert_eq!(hosts.seen.iter().filter(is_notice).count(), 2);
+    assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (2, 2));
+}
+
+/// An RNIC of the client goes and comes back before anybody has dealt with the link it carried.
+// RFC 7609 3.5.5.1.2-1, 3.5.5.3.2-2, C.8-5
+#[test]
+fn a_port_that_flaps_is_told_of() {
+    let mut hosts = Hosts::established(&[1, 2], &[101, 102], 2);
+    let now = hosts.now;
+    hosts.client.group.link_broke(now, SECOND_LINK);
+    hosts.client.group.want_link(now, port(102));
+    hosts.run();
+    assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (2, 2));
+    assert_eq!(hosts.client.group.symmetry(), Symmetry::Symmetric);
 }
 
 /// Figure 6 and back: the only link that is left of an asymmetric group is no worse than any other.
@@ -346,6 +379,21 @@ fn the_second_link_is_tried_again() {
     }
 }
 
+/// A group whose links share an RNIC lacks something still: that is tried again, too.
+// RFC 7609 2.2.1-5, 2.2.1-6, C.8-2, C.8-3
+#[test]
+fn an_asymmetric_group_is_tried_again() {
+    let mut hosts = Hosts::established(&[1, 2], &[101], 2);
+    hosts.server.group.want_link(hosts.now, port(2));
+    hosts.run();
+    assert_eq!(offers(&hosts), [(LinkNumber(3), false)]);
+    hosts.client.ports.insert(102);
+    hosts.sleep(19);
+    assert_eq!(hosts.server.group.symmetry(), Symmetry::AsymmetricPeer);
+    hosts.sleep(1);
+    assert_eq!(hosts.server.group.symmetry(), Symmetry::Symmetric);
+}
+
 /// Out of queue pairs: the group goes on with one link, and tries again.
 // RFC 7609 C.8-1, C.8-2, C.8-3
 #[test]
@@ -366,4 +414,27 @@ fn a_server_out_of_queue_pairs_tries_again() {
         server.link_refused(now, number, Refusal::Exhausted);
         assert_eq!(drain(&mut server), [], "the client is not bothered");
     }
+}
+
+/// The client answers an offer when the server has given it up: a host that was busy for two
+/// seconds. The link that it believes to have is deleted, instead of the one that carries all
+/// connections.
+// RFC 7609 C.8-1
+#[test]
+fn an_answer_that_comes_too_late_is_taken_back() {
+    let mut hosts = Hosts::new(&[1, 2], &[101, 102], 2);
+    hosts.run_until(|from, llc| from == Role::Server && matches!(llc, Llc::AddLink(_)));
+    hosts.now = hosts.now + ADD_LINK_WAIT;
+    let now = hosts.now;
+    for role in [Role::Server, Role::Client] {
+        hosts.host(role).group.handle_timeout(now);
+        hosts.act();
+        assert!(hosts.host(role).group.is_established());
+    }
+    hosts.run();
+    hosts.sleep(5);
+    assert_eq!(hosts.server.up().into_iter().collect::<Vec<_>>(), [LINK]);
+    assert_eq!(hosts.client.up().into_iter().collect::<Vec<_>>(), [LINK]);
+    hosts.sleep(40);
+    assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (2, 2), "it is tried again");
 }

@@ -241,7 +241,7 @@ fn confirm_rkey_of_the_client_while_links_change_is_repeated() {
 // RFC 7609 3.5.5.3.1-6, 3.5.5.3.2-5
 #[test]
 fn confirm_rkey_is_refused_at_every_step() {
-    for step in ADDING.into_iter().chain(DELETING) {
+    for step in ADDING.into_iter().chain([Step::DeleteLink]) {
         let mut hosts = at(step);
         let request = ConfirmRkey {
             reply: false,
@@ -257,6 +257,39 @@ fn confirm_rkey_is_refused_at_every_step() {
         assert_eq!(answer, [(LINK, Llc::ConfirmRkey(refusal))], "{step:?}");
         assert_eq!(hosts.server.group.peer_rmb(LINK, Rkey(0x77), LINK), None);
     }
+}
+
+/// Connections leave a link in good order, which may take seconds. New ones begin meanwhile, with
+/// new RMBs: nobody has spoken of the link yet. What they have begun to say ends before it is.
+// RFC 7609 3.5.5.3-5, 3.5.5.3-8, 3.5.5.2.1-5
+#[test]
+fn rmbs_are_announced_while_a_link_is_vacated() {
+    let mut hosts = links(5);
+    hosts.server.is_quick = false;
+    let now = hosts.now;
+    hosts.server.group.delete_link(now, LinkNumber(5), DeleteReason::OPERATOR, true);
+    announce(&mut hosts, Role::Server, 7);
+    announce(&mut hosts, Role::Client, 8);
+    hosts.run();
+    assert_eq!(hosts.server.vacating, [LinkNumber(5)]);
+    assert!(hosts.server.told.contains(&Action::RmbConfirmed(RmbIndex(7))));
+    assert!(hosts.client.told.contains(&Action::RmbConfirmed(RmbIndex(8))));
+    // Another announcement of each side is half through when the link is vacated.
+    announce(&mut hosts, Role::Server, 9);
+    announce(&mut hosts, Role::Client, 10);
+    hosts.run_until(|_, llc| matches!(llc, Llc::ConfirmRkeyContinuation(_)));
+    hosts.server.vacate(now);
+    hosts.act();
+    let deletes = |(_, llc): &(LinkNumber, Llc)| matches!(llc, Llc::DeleteLink(_));
+    assert!(!hosts.flying(Role::Server).iter().any(deletes));
+    hosts.run();
+    assert_eq!(left(&hosts), [1, 2, 3, 4]);
+    for host in [&hosts.server, &hosts.client] {
+        let failed = host.told.iter().filter(|one| matches!(one, Action::LinkFailed(..)));
+        assert_eq!(failed.count(), 1, "{:?}", host.told);
+    }
+    hosts.sleep(1);
+    hosts.assert_rkeys_agree();
 }
 
 /// A client's RNIC comes up while a link is deleted, or an RMB announced: it gets its link then.

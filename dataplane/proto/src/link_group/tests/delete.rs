@@ -93,6 +93,26 @@ fn a_lost_path_is_never_orderly() {
     assert_eq!(hosts.flying(Role::Client), [(SECOND_LINK, reply)]);
 }
 
+/// An operator loses patience with connections that leave in good order: now means now.
+// RFC 7609 3.5.5.1.4-3, 2.3-14
+#[test]
+fn an_orderly_end_can_be_hurried() {
+    let mut hosts = two_links();
+    hosts.server.is_quick = false;
+    let now = hosts.now;
+    hosts.server.group.delete_link(now, LINK, DeleteReason::OPERATOR, true);
+    hosts.act();
+    assert!(hosts.flying(Role::Server).is_empty());
+    hosts.server.group.delete_link(now, LINK, DeleteReason::OPERATOR, false);
+    hosts.act();
+    let request = Llc::DeleteLink(delete_link(LINK, false, DeleteReason::OPERATOR));
+    assert_eq!(hosts.flying(Role::Server), [(SECOND_LINK, request)]);
+    // The other way round nothing changes.
+    hosts.server.group.delete_link(now, LINK, DeleteReason::OPERATOR, true);
+    hosts.run();
+    assert_eq!(hosts.server.up().into_iter().collect::<Vec<_>>(), [SECOND_LINK]);
+}
+
 /// With three links a reply on another one may overtake what came before it, and the server would
 /// free a queue pair that the client still writes to.
 // RFC 7609 3.3-6, 3.3-2
@@ -228,6 +248,25 @@ fn a_link_that_breaks_while_it_is_vacated_is_answered_for() {
     hosts.client.vacate(now);
     hosts.run();
     assert!(hosts.client.group.is_established());
+}
+
+/// The server has lost the link that it ordered the deletion over, and says so again over another.
+/// Connections are leaving already; the answer takes the link that is left.
+// RFC 7609 3.3-6, C.7.1-20
+#[test]
+fn an_order_that_is_repeated_is_obeyed_once() {
+    let mut hosts = three_links();
+    hosts.client.is_quick = false;
+    let request = delete_link(LINK, true, DeleteReason::OPERATOR);
+    for on in [SECOND_LINK, THIRD_LINK] {
+        hosts.tell(Role::Client, on, Llc::DeleteLink(request));
+    }
+    assert_eq!(hosts.client.vacating, [LINK]);
+    assert_eq!(hosts.flying(Role::Client), []);
+    hosts.client.vacate(hosts.now);
+    hosts.act();
+    let reply = Llc::DeleteLink(DeleteLink { reply: true, ..request });
+    assert_eq!(hosts.flying(Role::Client), [(THIRD_LINK, reply)]);
 }
 
 /// Connections that do not leave in time are moved when the link goes; the answer does not wait.

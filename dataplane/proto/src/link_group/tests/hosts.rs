@@ -376,12 +376,17 @@ impl Hosts {
 
     /// A cable is pulled: nothing passes on these links, and both NICs notice.
     pub(super) fn break_link(&mut self, link: LinkNumber) {
+        for role in [Role::Server, Role::Client] {
+            self.break_link_at(role, link);
+        }
+    }
+
+    /// Nothing passes on these links, and one NIC notices.
+    pub(super) fn break_link_at(&mut self, role: Role, link: LinkNumber) {
         self.cut.insert(link);
         self.wires.retain(|(_, number), _| *number != link);
         let now = self.now;
-        for role in [Role::Server, Role::Client] {
-            self.host(role).group.link_broke(now, link);
-        }
+        self.host(role).group.link_broke(now, link);
     }
 
     /// Both sides know by which name each RMB of the other goes on every link.

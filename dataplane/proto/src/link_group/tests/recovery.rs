@@ -295,6 +295,36 @@ fn a_link_that_does_not_answer_test_link_is_left() {
     }
 }
 
+/// A peer with as many links as there can be dies, in the middle of whatever was under way. All of
+/// them fail in the same moment, each with all that follows: the gateway must have room for that.
+// RFC 7609 C.7.1-17, C.7.1-21, 4.5.3-5, 4.8.3-2
+#[test]
+fn a_peer_with_eight_links_dies() {
+    for role in [Role::Server, Role::Client] {
+        for busy in [false, true] {
+            let mut hosts = links(8);
+            let now = hosts.now;
+            if busy {
+                announce(&mut hosts, role, 7);
+                hosts.host(role).group.want_link(now, port(50));
+                hosts.host(role).group.delete_link(now, LINK, DeleteReason::OPERATOR, true);
+                hosts.act();
+            }
+            hosts.lose(role);
+            for number in 1..=8 {
+                hosts.host(role).group.probe(now, LinkNumber(number), SECOND * 2);
+            }
+            hosts.act();
+            hosts.lose(role);
+            let host = hosts.host(role);
+            host.group.handle_timeout(now + SECOND * 2);
+            let last = core::iter::from_fn(|| host.group.poll_action()).last();
+            assert!(matches!(last, Some(Action::Terminate(_))), "{role:?}: {last:?}");
+            assert!(host.group.is_terminated());
+        }
+    }
+}
+
 /// The NIC reports that a message was not delivered: that is its timeout, only sooner.
 // RFC 7609 C.7.1-1, 2.3-11
 #[test]

@@ -140,6 +140,163 @@ fn a_continuation_that_miscounts_is_an_offence() {
     assert_eq!(hosts.server.up().len(), 5);
 }
 
+/// Link three takes the place of link two. What RMBs were called on two means nothing on three: a
+/// key that is left over would let us write where the peer never allowed it.
+// RFC 7609 2.1-3, 3.5.5.2-1, 3.5.5.2.3-1
+#[test]
+fn keys_of_a_link_go_with_it() {
+    let mut hosts = links(2);
+    let (first, _) = key(Role::Client, RmbIndex(0), LINK);
+    let (second, _) = key(Role::Client, RmbIndex(0), SECOND_LINK);
+    hosts.break_link(SECOND_LINK);
+    hosts.run();
+    assert_eq!(hosts.server.group.peer_rmb(LINK, first, SECOND_LINK), None);
+    hosts.server.group.want_link(hosts.now, port(2));
+    hosts.run_until(|from, llc| from == Role::Client && matches!(llc, Llc::AddLinkContinuation(_)));
+    // This client does not tell of its RMB.
+    let [(LINK, Llc::AddLinkContinuation(told))] = hosts.flying(Role::Client)[..] else {
+        panic!("{:?}", hosts.flying(Role::Client));
+    };
+    hosts.lose(Role::Client);
+    let none = AddLinkContinuation { remaining: 0, pairs: Default::default(), ..told };
+    hosts.tell(Role::Server, LINK, Llc::AddLinkContinuation(none));
+    hosts.run();
+    assert!(hosts.server.up().contains(&told.link));
+    assert_eq!(hosts.server.group.peer_rmb(LINK, first, told.link), None);
+    assert_eq!(hosts.server.group.peer_rmb(told.link, second, LINK), None);
+}
+
+/// And the other way round: an RMB that has no key on the new link is told of by none, not by the
+/// one that it had on the link before.
+// RFC 7609 2.1-3, 3.5.5.2.3-2
+#[test]
+fn no_old_key_is_told_of_a_new_link() {
+    let mut hosts = links(2);
+    hosts.break_link(SECOND_LINK);
+    hosts.run();
+    hosts.client.rmbs.clear();
+    hosts.server.group.want_link(hosts.now, port(2));
+    hosts.run_until(|from, llc| from == Role::Client && matches!(llc, Llc::AddLinkContinuation(_)));
+    let [(LINK, Llc::AddLinkContinuation(told))] = hosts.flying(Role::Client)[..] else {
+        panic!("{:?}", hosts.flying(Role::Client));
+    };
+    assert_eq!(told.pairs, <[_; 2]>::default());
+}
+
+/// The answer to an announcement comes when the second link has gone and a third has come in its
+/// place. The peer was told of the second, so it has to be told of the third.
+// RFC 7609 3.5.5.2-1, 3.5.5.2.1-1, 3.5.5.3.3-3
+#[test]
+fn what_was_told_of_a_link_is_not_told_of_its_successor() {
+    let mut hosts = links(2);
+    announce(&mut hosts, Role::Client, 7);
+    let [(LINK, Llc::ConfirmRkey(request))] = hosts.flying(Role::Client)[..] else {
+        panic!("{:?}", hosts.flying(Role::Client));
+    };
+    hosts.lose(Role::Client);
+    hosts.break_link(SECOND_LINK);
+    hosts.run();
+    hosts.server.group.want_link(hosts.now, port(2));
+    hosts.run();
+    let third = hosts.client.up().into_iter().next_back().unwrap();
+    assert!(third > SECOND_LINK && hosts.client.up().len() == 2);
+    let reply = Llc::ConfirmRkey(ConfirmRkey { reply: true, ..request });
+    hosts.tell(Role::Client, LINK, reply);
+    let [(LINK, Llc::ConfirmRkey(again))] = hosts.flying(Role::Client)[..] else {
+        panic!("{:?}", hosts.flying(Role::Client));
+    };
+    assert_eq!((again.rkey, again.others[0].link), (request.rkey, third));
+    hosts.run();
+    hosts.assert_rkeys_agree();
+}
+
+/// An RMB was refused because links change. As soon as they have, it is announced again: a
+/// connection waits for it.
+// RFC 7609 3.5.5.3.1-7, 3.5.5.3.2-6, A.3.5-9
+#[test]
+fn an_announcement_follows_the_change_at_once() {
+    for deleting in [true, false] {
+        let mut hosts = links(2);
+        if !deleting {
+            hosts.break_link(SECOND_LINK);
+            hosts.run();
+        }
+        announce(&mut hosts, Role::Client, 7);
+        for time in [1, 50, 100, 200, 400] {
+            hosts.tick(Duration::from_millis(time));
+            let [(LINK, Llc::ConfirmRkey(request))] = hosts.flying(Role::Client)[..] else {
+                panic!("{:?}", hosts.flying(Role::Client));
+            };
+            hosts.lose(Role::Client);
+            let refusal = ConfirmRkey { reply: true, negative: true, retry: true, ..request };
+            hosts.tell(Role::Client, LINK, Llc::ConfirmRkey(refusal));
+        }
+        assert!(hosts.flying(Role::Client).is_empty(), "it would take 800 ms now");
+        if deleting {
+            let reason = DeleteReason::OPERATOR;
+            hosts.server.group.delete_link(hosts.now, SECOND_LINK, reason, false);
+        } else {
+            hosts.server.group.want_link(hosts.now, port(2));
+        }
+        let is_ours = |from, llc: &Llc| match llc {
+            Llc::ConfirmRkey(one) => from == Role::Client && !one.reply,
+            Llc::ConfirmLink(_) | Llc::AddLink(_) | Llc::AddLinkContinuation(_) => false,
+            Llc::DeleteLink(_) | Llc::ConfirmRkeyContinuation(_) => false,
+            Llc::DeleteRkey(_) | Llc::TestLink(_) => false,
+        };
+        hosts.run_until(is_ours);
+        hosts.run();
+        hosts.sleep(1);
+        hosts.assert_rkeys_agree();
+    }
+}
+
+/// The link that an announcement went over is deleted before the answer comes. There will be none,
+/// and nobody waits for it.
+// RFC 7609 2.3-11
+#[test]
+fn an_announcement_over_a_deleted_link_is_made_again_at_once() {
+    let mut hosts = links(2);
+    announce(&mut hosts, Role::Client, 7);
+    hosts.lose(Role::Client);
+    let reason = DeleteReason::OPERATOR;
+    let (reply, all, orderly, link) = (false, false, false, LINK);
+    let delete = DeleteLink { reply, all, orderly, link, reason };
+    hosts.tell(Role::Client, SECOND_LINK, Llc::DeleteLink(delete));
+    let again = hosts.flying(Role::Client);
+    let is_it =
+        |(on, llc): &(LinkNumber, Llc)| *on == SECOND_LINK && matches!(llc, Llc::ConfirmRkey(_));
+    assert!(again.iter().any(is_it), "{again:?}");
+}
+
+/// The peer has no room for an RMB that is in use, on a link that came later. It is told again and
+/// again, but nobody with a new RMB waits behind it.
+// RFC 7609 3.5.5.2.1-5
+#[test]
+fn an_rmb_that_is_refused_holds_up_no_other() {
+    let mut hosts = links(2);
+    // The client believes that the server was told for the first link only.
+    hosts.client.group.our_rmbs.told[0] = 1;
+    announce(&mut hosts, Role::Client, 7);
+    for _ in 0..40 {
+        let flying = hosts.flying(Role::Client);
+        hosts.lose(Role::Client);
+        for (on, llc) in flying {
+            let Llc::ConfirmRkey(request) = llc else { panic!("{llc:?}") };
+            let old = request.rkey == key(Role::Client, RmbIndex(0), LINK).0;
+            let reply = ConfirmRkey { reply: true, negative: old, retry: old, ..request };
+            hosts.tell(Role::Client, on, Llc::ConfirmRkey(reply));
+        }
+        hosts.tick(SECOND / 4);
+    }
+    assert!(hosts.client.told.contains(&Action::RmbConfirmed(RmbIndex(7))));
+    announce(&mut hosts, Role::Client, 8);
+    let rkey = key(Role::Client, RmbIndex(8), LINK).0;
+    let is_it = |llc: &Llc| matches!(llc, Llc::ConfirmRkey(one) if one.rkey == rkey);
+    assert!(hosts.flying(Role::Client).iter().any(|(_, llc)| is_it(llc)));
+    assert!(!hosts.client.told.contains(&Action::RmbRefused(RmbIndex(0))), "it is in use");
+}
+
 /// A continuation that nobody began is noise.
 #[test]
 fn a_continuation_of_nothing_is_dropped() {

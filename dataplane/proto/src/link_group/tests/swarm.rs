@@ -4,14 +4,14 @@ use std::format;
 use std::string::String;
 use std::vec::Vec;
 
-use super::hosts::{Hosts, port};
+use super::hosts::{Host, Hosts, port};
 use super::*;
 
 /// Numbers that look random and come again with the seed.
-struct Dice(u64);
+pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
-    fn below(&mut self, bound: usize) -> usize {
+    pub(super) fn below(&mut self, bound: usize) -> usize {
         self.0 =
             self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         usize::try_from(self.0 >> 33).unwrap() % bound
@@ -38,14 +38,14 @@ fn whatever_happens_both_sides_agree_in_the_end() {
 
 fn one_life(seed: u64) -> bool {
     let mut dice = Dice(seed);
-    let ports = [&[1u8, 2, 3][..], &[1, 2], &[1]];
-    let clients = [&[101u8, 102, 103][..], &[101, 102], &[101]];
-    let max_links = 2 + u8::try_from(dice.below(4)).unwrap();
+    let ports = [&[1u8, 2, 3][..], &[1, 2], &[1], &[1, 2, 3, 4, 5, 6, 7, 8]];
+    let clients = [&[101u8, 102, 103][..], &[101, 102], &[101], &[101, 102, 103, 104, 105, 106]];
+    let max_links = 2 + u8::try_from(dice.below(7)).unwrap();
     let version = match seed % 2 {
         0 => Version::V1,
         _ => Version::V2 { max_connections: 255, direct: true },
     };
-    let (servers, clients) = (ports[dice.below(3)], clients[dice.below(3)]);
+    let (servers, clients) = (ports[dice.below(4)], clients[dice.below(4)]);
     let mut hosts = Hosts::speaking(version, servers, clients, max_links);
     hosts.server.is_quick = dice.below(2) == 0;
     hosts.client.is_quick = dice.below(2) == 0;
@@ -107,7 +107,12 @@ fn change_links(hosts: &mut Hosts, role: Role, event: usize, dice: &mut Dice) {
     match event {
         82..86 => {
             if up.len() > 1 || !up.is_empty() && dice.below(10) == 0 {
-                hosts.break_link(up[dice.below(up.len())]);
+                let link = up[dice.below(up.len())];
+                if dice.below(2) == 0 {
+                    hosts.break_link(link);
+                } else {
+                    hosts.break_link_at(role, link);
+                }
             }
         }
         86..90 => {
@@ -140,5 +145,11 @@ fn judge(mut hosts: Hosts, story: &[String]) -> bool {
     assert_eq!(known, client.queue_pairs.keys().collect::<Vec<_>>(), "{story:?}");
     assert_eq!(server.queue_pairs.len(), server.up().len(), "{story:?}");
     hosts.assert_rkeys_agree();
+    // Whoever has a spare RNIC has a spare link, a symmetric one if both have.
+    let spare = |host: &Host| host.ports.len() > 1;
+    let redundant = server.up().len() > 1;
+    assert_eq!(redundant, spare(server) || spare(client), "{story:?}");
+    let symmetric = server.group.symmetry() == Symmetry::Symmetric;
+    assert!(symmetric || !(spare(server) && spare(client)), "{story:?}");
     true
 }

@@ -111,6 +111,9 @@ fn a_long_write_is_judged_as_a_whole() {
     assert_eq!(bench.counters.rkey_errors, 1);
 }
 
+/// Nobody may read the memory of others over the network, or change it in ways that were not
+/// agreed on.
+// RFC 7609 2.1-4
 #[test]
 fn requests_that_break_the_rules_are_refused() {
     let full = [0; MTU];

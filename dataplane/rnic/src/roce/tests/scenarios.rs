@@ -467,3 +467,18 @@ fn packets_from_another_address_are_ignored() {
     couple.run_until_quiet();
     assert_eq!(couple.nodes[1].received, [[1; 44]], "the true one came by retransmission");
 }
+
+/// Packets that are larger than the peer takes are dropped by it, again and again, until the link
+/// is given up.
+// RFC 7609 A.2.3-11
+#[test]
+fn the_smaller_mtu_of_both_counts() {
+    for mtus in [[Mtu::B4096, Mtu::B512], [Mtu::B512, Mtu::B4096]] {
+        let mut couple = Couple::with_mtus(1, Odds::default(), mtus);
+        couple.write(0, 0, &[7; 2_000], 1);
+        couple.run_until_quiet();
+        assert_eq!(couple.nodes[1].read(0, 2_000), [7; 2_000]);
+        let sent = couple.nodes[0].fabric.counters().packets_out;
+        assert!(sent >= 4, "{mtus:?}: {sent} packets");
+    }
+}

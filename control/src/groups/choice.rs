@@ -1,0 +1,109 @@
+//! Which port, group and link a new connection gets (RFC 3.5.2, 3.5.3).
+
+use smcr_engine::LinkId;
+use smcr_proto::Gid;
+use smcr_proto::link_group::Role;
+use smcr_proto::wire::clc::Offer;
+use smcr_rnic::Rnic;
+
+use super::Groups;
+use super::group::{Group, GroupId, Peer, Phase};
+use super::ports::{Pollers, Port, PortId, QpOf};
+
+/// Why a server's Accept names no link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unnamed {
+    /// We have no link group that it could be of: the server must clean its own up (RFC C.4).
+    OutOfSync,
+    /// We have a link group with this server, whose other links are well. The one that it names has
+    /// gone since: it will hear of that. To be told that the group is out of sync would cost it the
+    /// group, and all connections on it.
+    LinkGone,
+}
+
+impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
+    /// Where a new connection that came by `port` can use RDMA: there, on the least busy of the
+    /// pollers of its RNIC; else on another RNIC of the same physical network. `peer` is the port
+    /// that it must reach, once that is known.
+    pub fn usable_port(&self, port: PortId, peer: Option<Gid>) -> Option<PortId> {
+        let near = self.ports.get(port.0)?;
+        let rank = |(index, other): (usize, &Port<N>)| {
+            let reaches = peer.is_none_or(|peer| other.reaches(peer));
+            let fits = other.is_up() && other.pnet == near.pnet && reaches;
+            let elsewhere = other.address() != near.address();
+            let id = PortId(index);
+            fits.then(|| (elsewhere, self.members_of(id), id))
+        };
+        self.ports.iter().enumerate().filter_map(rank).min().map(|(_, _, id)| id)
+    }
+
+    /// The group that a new connection from `peer` by `port` joins, where we are the server.
+    ///
+    /// None begins a new one: with a new peer, beside groups that are full, and while an RNIC has
+    /// pollers that serve no group of this peer.
+    pub fn joinable(&self, port: PortId, peer: Peer) -> Option<GroupId> {
+        let near = self.ports.get(port.0)?;
+        let with_peer: Vec<_> =
+            self.iter().filter(|(_, group)| self.serves(group, near, peer)).collect();
+        let pollers =
+            self.ports.iter().filter(|one| one.is_up() && one.address() == near.address());
+        // RFC 7609 3.5.3-1, 3.5.3-2, 3.5.3-3
+        if with_peer.len() < pollers.count() && self.idle_poller(port, &with_peer) {
+            return None;
+        }
+        let open = with_peer.into_iter().filter(|(_, group)| {
+            // RFC 7609 2-4, 2.2.4-7, 3.5.1.2-5, 3.5.1.6.4-5, 3.5.2.1-2
+            group.is_established() && group.members.len() < group.members_max()
+        });
+        open.min_by_key(|(id, group)| (group.members.len(), *id)).map(|(id, _)| id)
+    }
+
+    /// The group whose first contact with the client `peer` is going on.
+    pub fn founding(&self, port: PortId, peer: Peer) -> Option<GroupId> {
+        let near = self.ports.get(port.0)?;
+        let fits =
+            |group: &Group<N::Opening>| group.is_founding() && self.serves(group, near, peer);
+        self.iter().find(|(_, group)| fits(group)).map(|(id, _)| id)
+    }
+
+    /// Whether connections of `peer` by `near` belong to this group, in the role of its server.
+    fn serves(&self, group: &Group<N::Opening>, near: &Port<N>, peer: Peer) -> bool {
+        let here =
+            group.links.first().is_some_and(|link| self.ports[link.port.0].pnet == near.pnet);
+        let over = matches!(group.phase, Phase::Ending);
+        // RFC 7609 2.2.3-2, 3.5.2.1-2
+        group.role == Role::Server && group.is_with(peer) && here && !over
+    }
+
+    /// Whether the poller that a new group would live on has none of these.
+    fn idle_poller(&self, port: PortId, groups: &[(GroupId, &Group<N::Opening>)]) -> bool {
+        let links = || groups.iter().flat_map(|(_, group)| &group.links);
+        let near = self.ports[port.0].address();
+        let mut here = self.ports.iter().enumerate().filter(|(_, one)| one.address() == near);
+        !groups.is_empty()
+            && here.any(|(index, one)| one.is_up() && links().all(|link| link.port.0 != index))
+    }
+
+    /// The link that a server's Accept names in a later contact, and its group. `v2` says which
+    /// version the Accept is of.
+    ///
+    /// # Errors
+    ///
+    /// [`Unnamed`]: decline.
+    pub fn named_by(&self, accept: &Offer, v2: bool) -> Result<(GroupId, LinkId), Unnamed> {
+        let ours = self.iter().filter(|(_, group)| {
+            let runs = group.machine().is_some_and(|machine| !machine.is_terminated());
+            // RFC 7609 3.5.2.2-1
+            let with = group.peer.id == accept.peer_id && group.peer.v2 == v2;
+            runs && group.role == Role::Client && with
+        });
+        let mut unnamed = Unnamed::OutOfSync;
+        for (id, group) in ours {
+            if let Some(link) = group.links.iter().find(|link| link.leads_to(accept)) {
+                return Ok((id, link.id));
+            }
+            unnamed = Unnamed::LinkGone;
+        }
+        Err(unnamed)
+    }
+}

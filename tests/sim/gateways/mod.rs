@@ -1,0 +1,204 @@
+//! Two gateways as production builds them, link groups included, under one seed.
+//!
+//! ```text
+//!   application ─ TCP ─ gateway ═══ one to three links ═══ gateway ─ TCP ─ application
+//!                       Groups, a poller per RNIC          Groups, a poller per RNIC
+//! ```
+//!
+//! - [`gateway`] is one of them; [`rendezvous`] is CLC between them, in memory;
+//! - [`swarm`] does whatever comes to its mind to them, and judges from outside;
+//! - [`mutants`] shows that the judges would notice.
+
+mod gateway;
+mod mutants;
+mod rendezvous;
+mod swarm;
+
+use std::time::Duration;
+
+use smcgate::groups::{Event, PortId};
+use smcr_engine::ConnectionId;
+use smcr_engine::handoff::Ending;
+use smcr_proto::handshake::Agreement;
+use smcr_proto::{Gid, Instant};
+use smcr_rnic::sim::{Network, Odds};
+
+use self::gateway::{Gateway, Sizes};
+use self::rendezvous::{Hosts, Rendezvous};
+use crate::application::Application;
+use crate::tcp;
+
+/// One connection: two applications, client first, and where their gateways have it.
+pub(crate) struct Connected {
+    pub(crate) applications: [Application; 2],
+    /// Which gateway, and what it calls the connection once its poller has it.
+    pub(crate) names: [(usize, Option<ConnectionId>); 2],
+}
+
+/// Everything.
+pub(crate) struct World {
+    pub(crate) network: Network,
+    pub(crate) hosts: Hosts,
+    pub(crate) connections: Vec<Connected>,
+    pub(crate) now: Instant,
+    /// First contacts that succeeded and failed, and groups that ended.
+    pub(crate) contacts: [u64; 3],
+    /// What the gateways speak.
+    pub(crate) agreement: Agreement,
+    rendezvous: Vec<Rendezvous>,
+    sizes: Sizes,
+    /// Looks around since time last passed.
+    steps: u64,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, odds: Odds, sizes: [Sizes; 2]) -> Self {
+        let network = Network::new(seed, odds);
+        let [first, second] = &sizes;
+        let hosts = [Gateway::new(&network, 1, first), Gateway::new(&network, 2, second)];
+        let [sizes, _] = sizes;
+        Self {
+            network,
+            hosts,
+            connections: Vec::new(),
+            now: Instant(1_000_000_000),
+            contacts: [0; 3],
+            agreement: Agreement::V1,
+            rendezvous: Vec::new(),
+            sizes,
+            steps: 0,
+        }
+    }
+
+    /// An application of `client` connects to one of the other host, by these RNICs.
+    pub(crate) fn connect(&mut self, client: usize, ports: [PortId; 2]) -> usize {
+        let number = self.connections.len();
+        let seed = 2 * number as u64;
+        let [(here, near), (there, far)] =
+            [(), ()].map(|()| tcp::connection(self.sizes.socket_bytes));
+        let applications =
+            [Application::new(here, seed, seed + 1), Application::new(there, seed + 1, seed)];
+        let rendezvous =
+            Rendezvous::new(self.now, number, client, ports, self.agreement, [near, far]);
+        self.connections.push(Connected { applications, names: rendezvous.names() });
+        self.rendezvous.push(rendezvous);
+        number
+    }
+
+    /// Delivers the next message of one rendezvous, or of all.
+    pub(crate) fn talk(&mut self, which: impl Fn(usize) -> bool) -> bool {
+        let mut moved = false;
+        for (index, one) in self.rendezvous.iter_mut().enumerate() {
+            if which(index) || one.deadline() <= self.now {
+                moved |= one.advance(self.now, &mut self.hosts);
+            }
+        }
+        self.heed() | moved
+    }
+
+    /// The application at one side of a rendezvous that goes on is gone.
+    pub(crate) fn break_off(&mut self, index: usize, side: usize) {
+        self.rendezvous[index].break_off(self.now, &mut self.hosts, side);
+        self.heed();
+    }
+
+    /// Rendezvous that go on.
+    pub(crate) fn talks(&self) -> usize {
+        self.rendezvous.len()
+    }
+
+    /// Tells everybody what became of groups.
+    fn heed(&mut self) -> bool {
+        let mut moved = false;
+        for host in 0..2 {
+            while let Some(event) = self.next_event_of(host) {
+                moved = true;
+                match event {
+                    Event::Established(_) => self.contacts[0] += 1,
+                    Event::FirstContactFailed { .. } => self.contacts[1] += 1,
+                    Event::Ended(_) => self.contacts[2] += 1,
+                    Event::ElementsChanged(_) => {}
+                }
+                for one in &mut self.rendezvous {
+                    one.heed(self.now, &mut self.hosts, host, event);
+                }
+            }
+        }
+        for one in &self.rendezvous {
+            self.connections[one.number].names = one.names();
+        }
+        self.rendezvous.retain(|one| !one.is_over());
+        moved
+    }
+
+    fn next_event_of(&mut self, host: usize) -> Option<Event> {
+        let gateway = &mut self.hosts[host];
+        gateway.events.pop_front().or_else(|| gateway.groups.poll_event())
+    }
+
+    /// One look around by everybody. Returns whether anything moved.
+    pub(crate) fn step(&mut self) -> bool {
+        self.steps += 1;
+        assert!(self.steps < STEPS_MAX, "busy for ever");
+        let mut moved = self.applications();
+        for host in &mut self.hosts {
+            moved |= host.turn(self.now);
+        }
+        self.talk(|_| true) | moved
+    }
+
+    /// One look around by all applications.
+    pub(crate) fn applications(&mut self) -> bool {
+        let applications = self.connections.iter_mut().flat_map(|one| &mut one.applications);
+        applications.fold(false, |moved, application| application.act() | moved)
+    }
+
+    /// Moves the clock to the next thing that happens before `until`. Returns whether there is one.
+    pub(crate) fn pass_time(&mut self, until: Instant) -> bool {
+        let now = self.now;
+        let hosts = self.hosts.iter_mut().filter_map(|host| host.next_deadline(now)).min();
+        let talks = self.rendezvous.iter().map(Rendezvous::deadline).min();
+        let next = [self.network.next_event(), hosts, talks].into_iter().flatten().min();
+        let Some(at) = next.filter(|at| *at <= until) else { return false };
+        if at > self.now {
+            self.now = at;
+            self.steps = 0;
+        }
+        true
+    }
+
+    /// Lets everything happen that happens within `duration`.
+    pub(crate) fn run_for(&mut self, duration: Duration) {
+        let until = self.now + duration;
+        while self.step() || self.pass_time(until) {}
+        self.now = self.now.max(until);
+    }
+
+    /// How the connection ended at the gateway of this side, if it was handed over and ended.
+    pub(crate) fn ending(&self, number: usize, side: usize) -> Option<Ending> {
+        let (host, id) = self.connections[number].names[side];
+        self.hosts[host].closed.get(&id?).copied()
+    }
+
+    /// Whether a poller has it, or had.
+    pub(crate) fn was_handed_over(&self, number: usize, side: usize) -> bool {
+        self.connections[number].names[side].1.is_some()
+    }
+
+    /// The gateway of a port hears of its network.
+    pub(crate) fn carrier_changed(&mut self, gid: Gid, carrier: bool) {
+        for host in &mut self.hosts {
+            if let Some(index) = host.gids.iter().position(|own| *own == gid) {
+                host.groups.carrier_changed(self.now, PortId(index), carrier);
+            }
+        }
+    }
+
+    /// All ports.
+    pub(crate) fn gids(&self) -> Vec<Gid> {
+        self.hosts.iter().flat_map(|host| host.gids.clone()).collect()
+    }
+}
+
+/// More looks around than anything needs without time passing.
+const STEPS_MAX: u64 = 1_000_000;

@@ -1,0 +1,447 @@
+//! Whatever applications, networks and operators do, under a seed; judged from outside.
+//!
+//! The judges know what went in and what came out. Every byte that comes is the byte that was sent
+//! at that place (checked as it is read). A connection ends well and complete, or somebody had a
+//! reason to reset it that the judges know of. When all is over and every port has been up for a
+//! while, nothing is left of it: no lease, slot, group, queue pair, registration or domain.
+
+use std::time::Duration;
+
+use smcgate::groups::PortId;
+use smcgate_tests::{run_all, seeds};
+use smcr_engine::handoff::Ending;
+use smcr_proto::handshake::{Agreement, AgreementV2};
+use smcr_proto::link_group::Symmetry;
+use smcr_proto::wire::clc::v2::{Eid, Gids, RELEASE};
+use smcr_proto::{Gid, Instant, RmbeSize};
+use smcr_rnic::dice::{Chance, Dice};
+use smcr_rnic::sim::Odds;
+
+use super::World;
+use super::gateway::{Gateway, IDLE_GROUP, Sizes};
+use crate::KIB;
+use crate::application::{Application, Heard};
+
+/// One run.
+pub(super) struct Swarm {
+    pub(super) dice: Dice,
+    pub(super) world: World,
+    /// Connections that an operator aborted.
+    aborted: Vec<usize>,
+    /// Ports that are down.
+    down: Vec<Gid>,
+    /// How likely a step brings trouble beyond what applications do.
+    trouble: Chance,
+    /// Nothing happens that two links do not survive, so no connection may be lost with its link.
+    cautious: bool,
+    /// Then: when both sides have noticed the last trouble.
+    noticed: Instant,
+    seen: Seen,
+}
+
+// RFC 7609 2.1-15, 4.8.2-13
+#[test]
+fn gateways_survive_anything() {
+    let seeds = seeds(60);
+    let many = seeds.end - seeds.start >= 1_000;
+    let all = run_all("sim", "gateways_survive_anything", seeds, |seed| Swarm::new(seed).run());
+    let mut seen = Seen::default();
+    all.iter().for_each(|one| seen.add(one));
+    println!("{seen:?}");
+    // A swarm that never meets trouble proves nothing.
+    assert!(!many || seen.is_everything(), "{seen:?}");
+}
+
+/// What runs have met.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Seen {
+    graceful: u64,
+    reset: u64,
+    lost: u64,
+    bytes: u64,
+    contacts: [u64; 3],
+    messages_lost: u64,
+    refused: u64,
+    flaps: u64,
+    breaks: u64,
+    /// Connections that went on over another link, and bytes that were written again for it.
+    moved: u64,
+    replayed: u64,
+    /// Connections that were reset because a message that had been acknowledged was not there.
+    data_lost: u64,
+    links_failed_over: u64,
+}
+
+/// What two gateways agree on in SMC-Rv2.
+fn version_2(max_links: u8) -> Agreement {
+    Agreement::V2(AgreementV2 {
+        eid: Eid::SMCGATE,
+        release: RELEASE,
+        max_connections: 255,
+        max_links,
+        peer: None,
+        gids: Gids::new(),
+    })
+}
+
+impl Seen {
+    fn add(&mut self, one: &Self) {
+        self.graceful += one.graceful;
+        self.reset += one.reset;
+        self.lost += one.lost;
+        self.bytes += one.bytes;
+        for (sum, count) in self.contacts.iter_mut().zip(one.contacts) {
+            *sum += count;
+        }
+        self.messages_lost += one.messages_lost;
+        self.refused += one.refused;
+        self.flaps += one.flaps;
+        self.breaks += one.breaks;
+        self.moved += one.moved;
+        self.replayed += one.replayed;
+        self.data_lost += one.data_lost;
+        self.links_failed_over += one.links_failed_over;
+    }
+
+    fn is_everything(&self) -> bool {
+        let endings = self.graceful.min(self.reset).min(self.lost) > 20;
+        let trouble = self.messages_lost.min(self.flaps).min(self.breaks).min(self.refused) > 5;
+        let rescues = self.moved.min(self.replayed).min(self.links_failed_over) > 20;
+        endings
+            && trouble
+            && rescues
+            && self.bytes > 1 << 20
+            && self.contacts.iter().all(|sum| *sum > 5)
+    }
+}
+
+impl Swarm {
+    pub(super) fn new(seed: u64) -> Self {
+        let mut dice = Dice::new(seed);
+        let breaks = [Chance::NEVER, Chance::NEVER, Chance(500), Chance::percent(2)];
+        let exhausted = [Chance::NEVER, Chance::NEVER, Chance::percent(1), Chance::percent(10)];
+        let odds = Odds {
+            break_on_transmit: breaks[dice.index(4)],
+            exhausted: exhausted[dice.index(4)],
+            ..Odds::MALICIOUS
+        };
+        let odds = if dice.roll(Chance::percent(20)) { Odds::CALM } else { odds };
+        let cautious = dice.roll(Chance::percent(30));
+        let odds = if cautious {
+            Odds { break_on_transmit: Chance::NEVER, exhausted: Chance::NEVER, ..odds }
+        } else {
+            odds
+        };
+        let socket_bytes = [1_000, 30_000, 100_000][dice.index(3)];
+        let sizes = [(); 2].map(|()| Sizes {
+            rnics: if cautious { [2, 3][dice.index(2)] } else { [1, 2, 2, 3][dice.index(4)] },
+            max_links: [2, 3, 8][dice.index(3)],
+            rmbe: RmbeSize::from_notation([0, 0, 1, 2][dice.index(4)]),
+            elements: [1, 3, 20][dice.index(3)],
+            rmb_bytes: [1 << 20, 1 << 25, 1 << 25][dice.index(3)],
+            send_chunks: [1, 2, 8][dice.index(3)],
+            socket_bytes,
+            reports: [2, 100][dice.index(2)],
+        });
+        let trouble = [Chance::NEVER, Chance::percent(1), Chance::percent(5)][dice.index(3)];
+        let trouble = if cautious { Chance::percent(15) } else { trouble };
+        let max_links = sizes[0].max_links.min(sizes[1].max_links);
+        let mut world = World::new(seed, odds, sizes);
+        if seed % 2 == 1 {
+            world.agreement = version_2(max_links);
+        }
+        let (aborted, down, seen) = (Vec::new(), Vec::new(), Seen::default());
+        let noticed = Instant(0);
+        Self { world, dice, aborted, down, trouble, cautious, noticed, seen }
+    }
+
+    /// The whole run.
+    ///
+    /// # Panics
+    ///
+    /// If a judge finds something wrong.
+    pub(super) fn run(mut self) -> Seen {
+        for _ in 0..self.dice.below(300) {
+            self.act();
+        }
+        self.calm_down();
+        self.world.run_for(Duration::from_secs(5));
+        self.end();
+        self.judge();
+        self.seen
+    }
+
+    /// Somebody does something, then everybody looks around a few times.
+    fn act(&mut self) {
+        if self.world.connections.is_empty() || self.dice.roll(Chance::percent(12)) {
+            self.connect();
+        } else {
+            let number = self.dice.index(self.world.connections.len());
+            let side = self.dice.index(2);
+            self.act_on(number, side);
+        }
+        if self.dice.roll(self.trouble) {
+            self.make_trouble();
+        }
+        if self.world.talks() > 0 && self.dice.roll(Chance::percent(2)) {
+            let (index, side) = (self.dice.index(self.world.talks()), self.dice.index(2));
+            self.world.break_off(index, side);
+        }
+        for _ in 0..self.dice.below(12) {
+            self.look_around();
+        }
+    }
+
+    /// Somebody looks around, or time passes.
+    fn look_around(&mut self) {
+        let World { hosts, now, .. } = &mut self.world;
+        let host = self.dice.index(2);
+        match self.dice.below(12) {
+            0 => drop(hosts[host].control(*now)),
+            1 | 2 => {
+                let poller = self.dice.index(hosts[host].gids.len());
+                hosts[host].turn_poller(poller, *now);
+            }
+            3 => drop(self.world.applications()),
+            4 if self.world.talks() > 0 => {
+                let one = self.dice.index(self.world.talks());
+                self.world.talk(|index| index == one);
+            }
+            5..=8 => drop(self.world.step()),
+            _ => {
+                let limit = [1, 1, 10, 1_000, 5_000][self.dice.index(5)];
+                // A host that stands still for seconds is one that peers give up.
+                while self.cautious && self.world.step() {}
+                self.world.pass_time(self.world.now + Duration::from_millis(limit));
+            }
+        }
+    }
+
+    fn connect(&mut self) {
+        let client = self.dice.index(2);
+        let ports = [client, 1 - client].map(|host| {
+            let gids = &self.world.hosts[host].gids;
+            let up: Vec<_> = (0..gids.len()).filter(|i| !self.down.contains(&gids[*i])).collect();
+            let any = self.dice.index(gids.len());
+            PortId(if up.is_empty() { any } else { up[self.dice.index(up.len())] })
+        });
+        self.world.connect(client, ports);
+    }
+
+    fn act_on(&mut self, number: usize, side: usize) {
+        let roll = self.dice.below(100);
+        let len_max = [10, 2 * KIB, 100 * KIB, 400 * KIB][self.dice.index(4)];
+        let len = 1 + self.dice.index(len_max);
+        let slowly = 1 + self.dice.index(4 * KIB);
+        let application = &mut self.world.connections[number].applications[side];
+        if application.is_gone() {
+            return;
+        }
+        match roll {
+            0..50 if !application.will_finish() => application.write(len),
+            50..54 if !application.will_finish() => application.write_urgent(),
+            0..60 if slowly > 100 => application.write_at_most(slowly),
+            60..70 if slowly > 100 => application.read_at_most(slowly),
+            70..78 => application.sleep(),
+            78..88 => application.wake(),
+            88..94 => application.finish(),
+            94..95 => application.reset(),
+            95..96 => application.close(),
+            _ => {}
+        }
+    }
+
+    /// As much trouble as redundancy is made for: one port or queue pair while there is another
+    /// link, and the next only when all is well again.
+    fn test_redundancy(&mut self) {
+        if self.world.now < self.noticed {
+            return;
+        }
+        self.noticed = self.world.now + NOTICE;
+        if self.is_redundant() && self.down.is_empty() {
+            if self.dice.roll(Chance::percent(50)) {
+                self.break_something();
+            } else {
+                self.flap();
+            }
+        } else if !self.down.is_empty() && self.dice.roll(Chance::percent(50)) {
+            let gid = self.down.remove(0);
+            self.world.network.port_up(gid);
+            self.world.carrier_changed(gid, true);
+        }
+    }
+
+    /// Whether every group has links that do not fail together, and both sides know them.
+    fn is_redundant(&self) -> bool {
+        let links = |host: &Gateway| -> Option<Vec<usize>> {
+            let groups = host.groups.iter().map(|(_, group)| {
+                let machine = group.machine().filter(|machine| machine.is_established())?;
+                let up = machine.links().filter(|link| machine.is_link_up(link.number)).count();
+                let all = machine.links().count();
+                (machine.symmetry() == Symmetry::Symmetric && up == all).then_some(up)
+            });
+            groups.collect()
+        };
+        let [one, other] = self.world.hosts.each_ref().map(links);
+        one.is_some_and(|one| !one.is_empty() && other.is_some_and(|other| other == one))
+    }
+
+    fn break_something(&mut self) {
+        let pairs = self.world.network.queue_pairs();
+        if !pairs.is_empty() {
+            self.seen.breaks += 1;
+            self.world.network.break_qp(pairs[self.dice.index(pairs.len())].1);
+        }
+    }
+
+    fn make_trouble(&mut self) {
+        if self.cautious {
+            self.test_redundancy();
+            return;
+        }
+        match self.dice.below(6) {
+            0 => self.lose(),
+            1 | 2 => self.break_something(),
+            3 => {
+                let host = &mut self.world.hosts[self.dice.index(2)];
+                host.asleep = !host.asleep;
+            }
+            4 => {
+                let number = self.dice.index(self.world.connections.len());
+                let (host, id) = self.world.connections[number].names[self.dice.index(2)];
+                if let Some(id) = id {
+                    self.world.hosts[host].groups.abort(id);
+                    self.aborted.push(number);
+                }
+            }
+            _ => self.flap(),
+        }
+    }
+
+    /// One side sends and is acknowledged, the other's pollers are late, and then the path breaks.
+    fn lose(&mut self) {
+        let late = self.dice.index(2);
+        for _ in 0..4 {
+            let number = self.dice.index(self.world.connections.len());
+            let len = 1 + self.dice.index(2 * KIB);
+            for application in &mut self.world.connections[number].applications {
+                if !application.is_gone() && !application.will_finish() {
+                    application.write(len);
+                }
+            }
+        }
+        for _ in 0..20 {
+            self.world.applications();
+            let World { hosts, now, .. } = &mut self.world;
+            hosts[1 - late].turn(*now);
+            self.world.pass_time(self.world.now + Duration::from_millis(1));
+        }
+        let World { hosts, network, .. } = &self.world;
+        let pairs = network.queue_pairs();
+        let pairs = pairs.into_iter().filter(|(gid, _)| hosts[late].gids.contains(gid));
+        if let Some((_, qpn)) = pairs.max_by_key(|(_, qpn)| network.untold(*qpn)) {
+            self.seen.breaks += 1;
+            network.break_qp(qpn);
+        }
+    }
+
+    /// A port goes down, or comes back.
+    fn flap(&mut self) {
+        let gids = self.world.gids();
+        let gid = gids[self.dice.index(gids.len())];
+        self.seen.flaps += 1;
+        if let Some(index) = self.down.iter().position(|down| *down == gid) {
+            self.down.remove(index);
+            self.world.network.port_up(gid);
+            self.world.carrier_changed(gid, true);
+        } else {
+            self.down.push(gid);
+            self.world.network.port_down(gid);
+            // Some devices do not say that they are down.
+            if self.dice.roll(Chance::percent(70)) {
+                self.world.carrier_changed(gid, false);
+            }
+        }
+    }
+
+    /// From now on nothing breaks.
+    fn calm_down(&mut self) {
+        self.world.network.change_odds(Odds { straggle: Chance::NEVER, ..Odds::MALICIOUS });
+        for gid in std::mem::take(&mut self.down) {
+            self.world.network.port_up(gid);
+            self.world.carrier_changed(gid, true);
+        }
+        for host in &mut self.world.hosts {
+            host.asleep = false;
+        }
+    }
+
+    /// Everybody wakes, says goodbye, and waits for the others to do so.
+    fn end(&mut self) {
+        for one in self.world.connections.iter_mut().flat_map(|one| &mut one.applications) {
+            one.wake();
+            one.finish();
+        }
+        // Longer than a peer that does not answer a close is waited for, and than elements rest.
+        self.world.run_for(Duration::from_secs(75));
+        // Longer than an idle group lives.
+        self.world.run_for(2 * IDLE_GROUP);
+    }
+
+    fn judge(&mut self) {
+        let lost = self.world.network.messages_lost();
+        for number in 0..self.world.connections.len() {
+            self.judge_connection(number);
+        }
+        let World { hosts, network, contacts, .. } = &mut self.world;
+        self.seen.contacts = *contacts;
+        self.seen.messages_lost = lost;
+        for host in hosts.iter() {
+            let counts = host.groups.counts();
+            self.seen.moved += counts.connections_moved;
+            self.seen.links_failed_over += counts.links_failed_over;
+            self.seen.replayed += host.count(|all| all.bytes_replayed.get());
+            self.seen.data_lost += host.count(|all| all.resets_data_lost.get());
+        }
+        self.seen.bytes = hosts.iter().map(|host| host.count(|all| all.rdma_in.get())).sum();
+        hosts.iter_mut().for_each(|host| host.assert_nothing_is_left(network));
+    }
+
+    fn judge_connection(&mut self, number: usize) {
+        let endings = [0, 1].map(|side| self.world.ending(number, side));
+        let handed_over = [0, 1].map(|side| self.world.was_handed_over(number, side));
+        let ended = [0, 1].map(|side| endings[side].is_some() == handed_over[side]);
+        assert_eq!(ended, [true; 2], "connection {number} did not end: {endings:?}");
+        let [client, server] = &self.world.connections[number].applications;
+        let told = |one: &Application| (one.sent(), one.received(), one.heard());
+        let story = format!("connection {number}: {endings:?} {:?}", [client, server].map(told));
+        let gone = client.is_gone() || server.is_gone();
+        let lost = endings.iter().flatten().any(|ending| *ending == Ending::LinkLost);
+        // What was acknowledged and then lost is no fault of anybody's; of anything else it is one.
+        let vanished = endings.iter().flatten().any(|ending| *ending == Ending::DataLost)
+            && self.world.network.messages_lost() > 0;
+        let refused = handed_over != [true; 2];
+        let excused =
+            gone || lost && !self.cautious || vanished || refused || self.aborted.contains(&number);
+        let mut well = true;
+        for (writer, reader) in [(client, server), (server, client)] {
+            assert!(reader.received() <= writer.sent(), "{story}");
+            assert!(reader.is_gone() || reader.heard() != Heard::Bytes, "{story}: it waits");
+            let all = reader.received() == writer.sent();
+            // Complete, or it knows that it is not.
+            assert!(
+                all || reader.is_gone() || writer.is_gone() || reader.heard() != Heard::End,
+                "{story}: cut short"
+            );
+            well &= all && reader.heard() == Heard::End;
+        }
+        assert!(well || excused, "{story}: why?");
+        self.seen.refused += u64::from(refused);
+        self.seen.lost += u64::from(lost);
+        self.seen.graceful += u64::from(well && !refused);
+        self.seen.reset += u64::from(!well && !lost);
+    }
+}
+
+/// Within this time a broken link is known to be down on both sides.
+const NOTICE: Duration = Duration::from_secs(3);
