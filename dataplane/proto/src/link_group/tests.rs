@@ -22,6 +22,7 @@ mod links;
 mod recovery;
 mod rkeys;
 mod swarm;
+mod version;
 
 const T0: Instant = Instant(0);
 const LINK: LinkNumber = LinkNumber(1);
