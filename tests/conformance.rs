@@ -38,6 +38,8 @@ macro_rules! conformance {
                 many_queue_pairs_in_both_directions
                 bulk_is_not_altered
                 a_thousand_messages_arrive_once_and_in_order
+                long_messages_arrive_whole_and_in_order
+                a_message_that_is_too_long_is_contained
                 forbidden_writes_are_contained
                 writes_up_to_the_edges_are_placed
                 breaking_under_load_brings_everything_home

@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::ExitCode;
 
-use crate::config::{Config, Listener, Transport};
+use crate::config::{Config, Listener, Transport, Versions};
 use crate::device::Devices;
 use crate::pnet::PnetTable;
 use crate::smc_option::OptionSource;
@@ -41,6 +41,7 @@ fn describe(config: &Config, devices: &Devices, option: &OptionSource) -> String
     if let Some(address) = config.admin.listen {
         let _ = writeln!(text, "admin: http://{address}/");
     }
+    let _ = writeln!(text, "versions: {}", versions(config));
     for rnic in &config.rnics {
         let state = match devices.named(&rnic.device) {
             Some(device) if device.up && !device.running => "WARNING: the device has no carrier",
@@ -57,6 +58,19 @@ fn describe(config: &Config, devices: &Devices, option: &OptionSource) -> String
         text.push_str(&host.listener(listener));
     }
     text
+}
+
+/// Which SMC-R would be spoken, and with whom.
+fn versions(config: &Config) -> String {
+    let smc = &config.smc;
+    let eids: Vec<_> = smc.eids.as_slice().iter().map(ToString::to_string).collect();
+    let second = format!("SMC-Rv2 with whoever has an EID of {}", eids.join(", "));
+    match smc.versions {
+        Versions::Fitting => format!("{second}; SMC-Rv1 on RNICs with RoCE v1"),
+        Versions::Listed { v1: true, v2: true } => format!("{second}; else SMC-Rv1"),
+        Versions::Listed { v2: true, .. } => format!("{second}; no SMC-Rv1"),
+        Versions::Listed { .. } => "SMC-Rv1; no SMC-Rv2".to_owned(),
+    }
 }
 
 struct Host<'a> {
@@ -169,6 +183,7 @@ mod tests {
         let option = OptionSource::Assume(vec!["127.0.0.0/8".parse().unwrap()]);
         let expected = [
             "option: SMC-R is assumed, without a TCP option, of the peers 127.0.0.0/8",
+            "versions: SMC-Rv2 with whoever has an EID of SMCGATE; SMC-Rv1 on RNICs with RoCE v1",
             "rnic r0: soft RNIC on nowhere7: WARNING: there is no such device",
             "listener in: 127.0.0.1:7 (smc) -> 127.0.0.1:8 (tcp)",
             "  accepts over SMC-R on soft-lo (lo) where the peer has it, else TCP",
@@ -184,11 +199,11 @@ mod tests {
     fn without_the_option_everything_is_tcp_and_the_reason_is_first() {
         let lines = lines(&OptionSource::None("no privilege".into()));
         assert_eq!(lines[0], "option: every connection stays TCP: no privilege");
-        assert_eq!(lines[3], "  accepts over TCP only");
-        assert_eq!(lines[7], "  connects to 127.0.0.1:8 over TCP only");
+        assert_eq!(lines[4], "  accepts over TCP only");
+        assert_eq!(lines[8], "  connects to 127.0.0.1:8 over TCP only");
         let stranger = OptionSource::Assume(vec!["10.0.0.0/8".parse().unwrap()]);
         let line = "  connects to 127.0.0.1:8 over TCP only: it is not in smc.assume_peers";
-        assert_eq!(self::lines(&stranger)[7], line);
+        assert_eq!(self::lines(&stranger)[8], line);
     }
 
     #[test]

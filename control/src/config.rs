@@ -9,6 +9,7 @@ mod keepalive;
 mod network;
 mod rnic;
 mod section;
+mod versions;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -19,6 +20,8 @@ pub use keepalive::TcpKeepalive;
 pub use network::{Network, Upstream};
 use rnic::rnics;
 use section::{Placed, Section, Source};
+use smcr_proto::wire::clc::v2::Eids;
+pub use versions::Versions;
 
 /// What the gateway shall do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,6 +82,15 @@ pub struct RnicConfig {
 pub enum RnicKind {
     /// `"roce-udp"`: RoCEv2 in software, over UDP sockets.
     RoceUdp,
+}
+
+impl RnicKind {
+    /// Whether its ports have addresses of RoCE v1, the only ones over which Linux speaks SMC-Rv1.
+    pub const fn carries_roce_v1(self) -> bool {
+        match self {
+            Self::RoceUdp => false,
+        }
+    }
 }
 
 /// Connections that use `device` use `rnic`.
@@ -157,6 +169,11 @@ pub struct Smc {
     pub option: OptionMode,
     /// Peers taken to have SMC-R where the option cannot be seen.
     pub assume_peers: Vec<Network>,
+    /// The communities we belong to, in which SMC-Rv2 is spoken: at most four, the preferred one
+    /// first. [`Eid::SMCGATE`](smcr_proto::wire::clc::v2::Eid::SMCGATE) goes without saying.
+    pub eids: Eids,
+    /// Which versions of SMC-R are spoken.
+    pub versions: Versions,
     /// Size of an RMBE in bytes: a power of two, 16 KiB to 512 KiB.
     pub rmbe_size: u32,
     /// RMBEs per RMB, 1 to 255.
@@ -366,6 +383,7 @@ fn smc(source: Source<'_>, mut table: Section<'_>) -> Result<Smc, ConfigError> {
         let why = "\"assume\" needs peers to assume; list them in smc.assume_peers";
         return Err(table.error("option", why));
     }
+    let (eids, versions) = versions::read(source, &mut table)?;
     let rmbe_size = rmbe_size(source, &mut table)?;
     let handshake_timeout = table.duration("handshake_timeout", Duration::from_secs(10))?;
     if handshake_timeout < HANDSHAKE_TIMEOUT_MIN {
@@ -375,6 +393,8 @@ fn smc(source: Source<'_>, mut table: Section<'_>) -> Result<Smc, ConfigError> {
     let smc = Smc {
         option,
         assume_peers,
+        eids,
+        versions,
         rmbe_size: rmbe_size.unwrap_or(RMBE_SIZE),
         rmb_elements: table.count("rmb_elements", 1..256, 255)?,
         send_pool: table.number("send_pool", (1 << 20)..(1 << 40), 32 << 20)?.value,

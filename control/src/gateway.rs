@@ -7,16 +7,19 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::system::uname;
 use smcr_engine::clock::Clock;
 use smcr_engine::limits::CONNECTIONS_MAX;
 use smcr_engine::mailbox::{Receiver, Waker};
+use smcr_proto::handshake::{Policy, PolicyV2};
 use smcr_proto::link::Keepalive;
 use smcr_proto::wire::clc::Diagnosis;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
+use smcr_proto::wire::clc::v2::{HostName, RELEASE};
 use smcr_proto::{Instant, PeerId};
 use smcr_rnic::Rnic;
 
-use crate::config::Config;
+use crate::config::{Config, RnicKind};
 use crate::groups::{self, GroupId, Groups, PortId, QpOf, Settings};
 use crate::listener::Listener;
 use crate::network::Network;
@@ -31,6 +34,8 @@ use crate::status::{Question, Traffic};
 pub struct Port<N: Rnic> {
     /// What the operator calls it.
     pub name: String,
+    /// What kind of NIC it is.
+    pub kind: RnicKind,
     /// The network device below it.
     pub device: String,
     /// The physical network it is on.
@@ -47,6 +52,8 @@ pub struct Port<N: Rnic> {
 
 /// What the gateway knows of a port beside its link groups.
 pub struct PortInfo {
+    /// What kind of NIC it is.
+    pub kind: RnicKind,
     /// The network device below it.
     pub device: String,
     /// What the NIC counts.
@@ -63,6 +70,7 @@ pub struct Gateway<N: Rnic> {
     pub(crate) reactor: Reactor,
     pub(crate) option: OptionSource,
     pub(crate) peer_id: PeerId,
+    host_name: HostName,
     pub(crate) ports: Vec<PortInfo>,
     /// Devices, and which port connections of each go through.
     pub(crate) network: Network,
@@ -155,6 +163,7 @@ impl<N: Rnic> Gateway<N> {
             reactor,
             option: parts.option,
             peer_id: parts.peer_id,
+            host_name: HostName::new(&uname().nodename().to_string_lossy()),
             ports,
             network: parts.network,
             listeners: parts.listeners,
@@ -284,6 +293,22 @@ impl<N: Rnic> Gateway<N> {
         Some(SocketAddr::try_from(local).ok()?.ip())
     }
 
+    /// Which versions are spoken over a port, and how.
+    pub(crate) fn policy(&self, port: Option<PortId>) -> Policy {
+        let smc = &self.config.smc;
+        let v2 = PolicyV2 {
+            eids: smc.eids,
+            release: RELEASE,
+            max_connections: CONNECTIONS_PER_GROUP,
+            max_links: smcr_proto::limits::LINKS_MAX,
+            host_name: self.host_name,
+        };
+        Policy {
+            v1: port.is_some_and(|port| smc.versions.speaks_v1(self.ports[port.0].kind)),
+            v2: smc.versions.speaks_v2().then_some(v2),
+        }
+    }
+
     /// Seconds since the gateway started.
     pub(crate) fn uptime_s(&self, now: Instant) -> u64 {
         now.since(self.started).as_secs()
@@ -311,13 +336,15 @@ fn join_ports<N: Rnic>(
 ) -> (Vec<PortInfo>, GatewayGroups<N>) {
     let (mut infos, mut nics, mut pollers) = (Vec::new(), Vec::new(), Vec::new());
     for port in ports {
-        infos.push(PortInfo { device: port.device, traffic: port.traffic });
+        infos.push(PortInfo { device: port.device, kind: port.kind, traffic: port.traffic });
         nics.push(groups::Port::new(port.name, port.pnet, port.subnet, port.rnic));
         pollers.push(port.poller);
     }
     (infos, Groups::new(settings, nics, pollers))
 }
 
+/// The most connections of a group: an RMB has no more elements.
+const CONNECTIONS_PER_GROUP: u8 = 255;
 /// How often waiting rendezvous are looked at. Their deadlines are seconds long.
 const TICK: Duration = Duration::from_millis(50);
 /// How soon a poller that is behind is offered commands again.

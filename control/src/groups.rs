@@ -9,6 +9,7 @@
 //! failed, the queue pairs are retired, and once everything is home its memory is withdrawn.
 //!
 //! - [`group`] is one link group and its links;
+//! - `first_contact` begins a group;
 //! - `machine` does what the machine of a group demands; `links` opens and loses the links beyond
 //!   the first, `moves` finds their connections another place;
 //! - `choice` is which group and which port a new connection gets;
@@ -19,6 +20,7 @@
 //! - [`ports`] is what groups stand on.
 
 mod choice;
+mod first_contact;
 pub mod group;
 mod links;
 mod machine;
@@ -31,17 +33,14 @@ pub mod slots;
 pub mod stock;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 use std::time::Duration;
 
 use smcr_engine::{Command, LinkId};
-use smcr_proto::limits::RETRY_LINK;
 use smcr_proto::link::{Cause, Keepalive};
-use smcr_proto::link_group::{LinkGroup, Role, Setup, UNNUMBERED};
-use smcr_proto::wire::clc::Offer;
+use smcr_proto::link_group::LinkGroup;
 use smcr_proto::wire::llc::DeleteReason;
-use smcr_proto::{Instant, LinkNumber, LinkUserId, PeerId};
-use smcr_rnic::{Exhausted, Opening, QpAddress, Rnic};
+use smcr_proto::{Instant, LinkNumber, PeerId};
+use smcr_rnic::Rnic;
 
 pub use choice::Unnamed;
 use group::LinkState;
@@ -50,7 +49,7 @@ use members::Members;
 pub use members::{BadOffer, Joined, Member, Refusal};
 pub use ports::{Pollers, Port, PortId, QpOf};
 use slots::Slots;
-use stock::{Budget, Stock};
+use stock::Budget;
 
 /// What an operator decides about link groups.
 #[derive(Clone, Copy, Debug)]
@@ -187,123 +186,6 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     #[must_use]
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
-    }
-
-    /// Creates a group with a queue pair that knows its own address only.
-    ///
-    /// # Errors
-    ///
-    /// [`Exhausted`], with nothing changed.
-    pub fn open(
-        &mut self,
-        now: Instant,
-        port: PortId,
-        role: Role,
-        peer: Peer,
-    ) -> Result<GroupId, Exhausted> {
-        let rnic = self.ports[port.0].rnic.as_mut().ok_or(Exhausted)?;
-        // RFC 7609 2.1-6
-        let domain = rnic.open_domain()?;
-        let opening = match rnic.open(domain) {
-            Ok(opening) => opening,
-            Err(exhausted) => {
-                rnic.close_domain(domain);
-                return Err(exhausted);
-            }
-        };
-        self.links_made += 1;
-        self.groups_made += 1;
-        let id = GroupId(self.groups_made);
-        let link = Link {
-            id: LinkId(self.links_made),
-            number: UNNUMBERED,
-            port,
-            ours: opening.address(),
-            theirs: None,
-            state: LinkState::Opening(opening),
-            confirmed: false,
-            activity: Arc::default(),
-            heard: now,
-        };
-        // RFC 7609 3.5.3-5
-        let stock = Stock::new(self.settings.rmb_elements);
-        let group = Group {
-            role,
-            peer,
-            phase: Phase::Opening,
-            established: false,
-            links: vec![link],
-            stock,
-            members: BTreeMap::new(),
-            quarantine: VecDeque::new(),
-            domains: BTreeMap::from([(port, domain)]),
-        };
-        self.groups.insert(id, group);
-        Ok(id)
-    }
-
-    /// Brings the first queue pair of a group to its peer's, hands it to the poller, and starts the
-    /// machine.
-    ///
-    /// # Errors
-    ///
-    /// [`Exhausted`] when the peer cannot be reached; the caller gives the group up.
-    pub fn connect(&mut self, now: Instant, id: GroupId, offer: &Offer) -> Result<(), Exhausted> {
-        let settings = &self.settings;
-        let group = self.groups.get_mut(&id).ok_or(Exhausted)?;
-        let theirs = QpAddress {
-            gid: offer.gid,
-            mac: offer.mac,
-            qpn: offer.qpn,
-            // RFC 7609 3.5.1.4-1, A.2.4-5
-            psn: offer.psn,
-            mtu: offer.mtu,
-        };
-        let link = group.links.first_mut().ok_or(Exhausted)?;
-        let LinkState::Opening(opening) = std::mem::replace(&mut link.state, LinkState::Retiring)
-        else {
-            panic!("the first link of a group connects once");
-        };
-        let qp = match opening.connect(theirs) {
-            Ok(qp) => qp,
-            Err(exhausted) => {
-                // No poller ever had it.
-                group.links.clear();
-                return Err(exhausted);
-            }
-        };
-        link.state = LinkState::Polled;
-        link.theirs = Some(theirs);
-        let setup = Setup {
-            peer_id: group.peer.id,
-            ours: link.ours,
-            theirs,
-            user_id: LinkUserId(link.id.0),
-            eye_catcher: false,
-            keepalive: settings.keepalive,
-            idle_wait: match group.role {
-                Role::Server => settings.idle_group_server,
-                Role::Client => settings.idle_group_client,
-            },
-            max_links: settings.max_links,
-            retry_link: RETRY_LINK,
-        };
-        let machine = match group.role {
-            Role::Server => {
-                link.number = LinkNumber(1);
-                LinkGroup::new_server(now, setup, link.number)
-            }
-            Role::Client => LinkGroup::new_client(now, setup),
-        };
-        group.phase = Phase::Running(Box::new(machine));
-        let command = Command::AddLink { link: link.id, qp, activity: Arc::clone(&link.activity) };
-        self.pollers.command(link.port, command);
-        let (role, number) = (group.role, link.number);
-        self.tell_own_rmb(now, id);
-        if role == Role::Server {
-            self.with_machine(now, id, |machine| machine.link_connected(now, number));
-        }
-        Ok(())
     }
 
     /// Somebody has reason to believe that the peer of this group is dead: ask it, on every link.

@@ -166,7 +166,10 @@ impl<N: Rnic> Gateway<N> {
         } else if !self.option.peer_offered(&peer, source) {
             Talk::Plain(Some(Diagnosis::NO_SMC_OPTION))
         } else {
-            Talk::Server(Server::new(now, self.peer_id))
+            let local = rustix::net::getsockname(&peer).ok();
+            let local = local.and_then(|local| SocketAddr::try_from(local).ok());
+            let port = local.and_then(|local| self.network.ports_for(local.ip()).first().copied());
+            Talk::Server(Server::with_policy(now, self.peer_id, self.policy(port)))
         };
         let key = self.sessions.insert(Session::Shaking(Box::new(Rendezvous {
             listener: index,

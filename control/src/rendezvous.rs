@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use smcr_engine::LinkId;
-use smcr_proto::handshake::{ClientAction, HandshakeError, ServerAction, Verdict};
+use smcr_proto::handshake::{Agreement, ClientAction, HandshakeError, ServerAction, Verdict};
 use smcr_proto::link_group::Role;
-use smcr_proto::wire::clc::{Diagnosis, FRAME_MAX, Frame, Offer};
+use smcr_proto::wire::clc::{Decline, Diagnosis, FRAME_MAX, Frame, Offer};
 use smcr_proto::wire::llc::DeleteReason;
 use smcr_proto::{Instant, RmbeSize};
 use smcr_rnic::{Exhausted, Rnic};
@@ -121,9 +121,15 @@ impl<N: Rnic> Gateway<N> {
 
     /// Says Decline, for a reason that the handshake machine does not know.
     fn decline_first(&mut self, now: Instant, key: Key, diagnosis: Diagnosis) {
-        let decline =
-            smcr_proto::wire::clc::Decline { out_of_sync: false, peer_id: self.peer_id, diagnosis };
-        if self.say(key, &Frame::Decline(decline)) {
+        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return };
+        let decline = match &shaking.talk {
+            Talk::Client(client) => client.decline_frame(diagnosis),
+            Talk::Server(server) | Talk::Pending(server, _) => server.decline_frame(diagnosis),
+            Talk::Plain(_) | Talk::Connecting => {
+                Frame::Decline(Decline { out_of_sync: false, peer_id: self.peer_id, diagnosis })
+            }
+        };
+        if self.say(key, &decline) {
             self.relay_tcp(now, key, Some(diagnosis));
         }
     }
@@ -393,6 +399,16 @@ impl<N: Rnic> Gateway<N> {
             self.answer_server(now, key, Err(Diagnosis::TIMED_OUT));
         } else {
             self.handshake_failed(now, key, HandshakeError::TimedOut);
+        }
+    }
+
+    /// Which version a rendezvous has come to.
+    fn agreement_of(&self, key: Key) -> Option<Agreement> {
+        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return None };
+        match &shaking.talk {
+            Talk::Client(client) => client.agreement().copied(),
+            Talk::Server(server) | Talk::Pending(server, _) => server.agreement().copied(),
+            Talk::Plain(_) | Talk::Connecting => None,
         }
     }
 

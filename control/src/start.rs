@@ -218,9 +218,9 @@ fn open_ports(
             let traffic = Arc::new(Traffic::default());
             let poller = start_poller(config, core, fabric, clock, waker, &traffic, seat)
                 .map_err(|why| RunError { what: "a polling thread".to_owned(), why })?;
-            let (name, device, pnet) = (nic.name, nic.device, nic.pnet);
+            let RnicConfig { name, kind, device, pnet, .. } = nic;
             let subnet = subnet.unwrap_or_default();
-            Ok(Port { name, device, pnet, subnet, rnic, poller, traffic })
+            Ok(Port { name, kind, device, pnet, subnet, rnic, poller, traffic })
         })
         .collect()
 }

@@ -4,9 +4,13 @@
 //! count from the start of the process; every name carries its unit unless it is a plain count.
 //! Adding a key keeps [`SCHEMA`]; renaming or removing one raises it.
 
+mod connections;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+
+pub use connections::{Connection, ConnectionPage, ConnectionQuery, FallbackReason, Transport};
 
 use crate::operate::{OperateError, Operation};
 
@@ -129,6 +133,9 @@ pub struct LinkGroup {
     pub role: String,
     /// Of the protocol: 1 or 2.
     pub version: u8,
+    /// What the peers of version 2 agreed on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub v2: Option<GroupV2>,
     /// The peer id, in hexadecimal.
     pub peer_id: String,
     /// `single`, `symmetric`, `asymmetric-local` (one RNIC of ours), `asymmetric-peer` (one RNIC of
@@ -141,6 +148,26 @@ pub struct LinkGroup {
     pub links: Vec<Link>,
     /// RMBs of ours that its peer may write.
     pub rmbs: u32,
+}
+
+/// What there is to know about a link group of SMC-Rv2.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GroupV2 {
+    /// The release both sides speak: 0 or 1.
+    pub release: u8,
+    /// The EID they have in common.
+    pub eid: String,
+    /// What the peer calls its host.
+    pub peer_host: String,
+    /// What the peer runs: `Linux`, `z/OS`, `AIX`, or a number.
+    pub peer_os: String,
+    /// Whether no router is between the ports.
+    pub direct: bool,
+    /// Connections of the group, at most.
+    pub max_connections: u8,
+    /// Links of the group, at most.
+    pub max_links: u8,
 }
 
 /// One link: a queue pair of ours and one of the peer's.
@@ -249,140 +276,6 @@ pub struct Memory {
     pub send_bytes_used: u64,
 }
 
-/// How a connection travels between the gateways.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Transport {
-    /// RDMA.
-    #[serde(rename = "smc-r")]
-    SmcR,
-    /// Relayed socket to socket.
-    #[serde(rename = "tcp")]
-    Tcp,
-}
-
-impl Transport {
-    /// The word of the JSON: `smc-r` or `tcp`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::SmcR => "smc-r",
-            Self::Tcp => "tcp",
-        }
-    }
-
-    /// The transport with this name; `smc` is understood too.
-    pub fn from_name(name: &str) -> Option<Self> {
-        match name {
-            "smc-r" | "smc" => Some(Self::SmcR),
-            "tcp" => Some(Self::Tcp),
-            _ => None,
-        }
-    }
-}
-
-/// One connection through the gateway.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Connection {
-    /// Unique within the process.
-    pub id: u64,
-    /// Name of its listener.
-    pub listener: String,
-    /// How it travels.
-    pub transport: Transport,
-    /// The application's end: address and port.
-    pub app: String,
-    /// The far end towards the other gateway or server: address and port.
-    pub peer: String,
-    /// Bytes read from the application; its socket is the one that does not lead to the peer.
-    pub bytes_in: u64,
-    /// Bytes written to the application.
-    pub bytes_out: u64,
-    /// Where it is in its life: `connecting`, `active`, `half-closed`, `closing`.
-    pub state: String,
-    /// Why it is not SMC-R; none if it is, or if nobody asked for it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fallback: Option<FallbackReason>,
-    /// Its link group, if it is SMC-R.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub link_group: Option<u32>,
-    /// The number of the link it sends on, if it is SMC-R.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub link: Option<u8>,
-    /// Seconds since it was accepted.
-    pub age_s: f64,
-}
-
-/// Why one connection stayed TCP.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FallbackReason {
-    /// The diagnosis code, as in CLC Decline.
-    pub code: u32,
-    /// The code in words.
-    pub name: String,
-}
-
-/// Which connections are asked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConnectionQuery {
-    /// Only those of this listener.
-    pub listener: Option<String>,
-    /// Only those that travel so.
-    pub transport: Option<Transport>,
-    /// Which page; the first is 1.
-    pub page: u32,
-    /// Rows of a page, from 1 to [`PER_PAGE_MAX`].
-    pub per_page: u32,
-}
-
-impl ConnectionQuery {
-    /// Whether a row with these properties is asked for; to be used before a row is built.
-    pub fn wants(&self, listener: &str, transport: Transport) -> bool {
-        self.listener.as_deref().is_none_or(|wanted| wanted == listener)
-            && self.transport.is_none_or(|wanted| wanted == transport)
-    }
-}
-
-impl Default for ConnectionQuery {
-    fn default() -> Self {
-        Self { listener: None, transport: None, page: 1, per_page: 100 }
-    }
-}
-
-/// One page of connections.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct ConnectionPage {
-    /// [`SCHEMA`].
-    pub schema: u32,
-    /// Connections that match the filters, on all pages.
-    pub total: u64,
-    /// This page; the first is 1.
-    pub page: u32,
-    /// Most rows of a page.
-    pub per_page: u32,
-    /// The rows.
-    pub connections: Vec<Connection>,
-}
-
-impl ConnectionPage {
-    /// The page that `query` asks for, out of all connections in a stable order.
-    ///
-    /// A page behind the last one is empty; `total` is right all the same.
-    pub fn select(all: impl IntoIterator<Item = Connection>, query: &ConnectionQuery) -> Self {
-        let skip = u64::from(query.page.saturating_sub(1)) * u64::from(query.per_page);
-        let mut total = 0;
-        let mut connections = Vec::new();
-        for row in all {
-            if !query.wants(&row.listener, row.transport) {
-                continue;
-            }
-            if total >= skip && connections.len() < query.per_page as usize {
-                connections.push(row);
-            }
-            total += 1;
-        }
-        Self { schema: SCHEMA, total, page: query.page, per_page: query.per_page, connections }
-    }
-}
-
 /// Whether new connections would be served.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Readiness {
@@ -415,6 +308,8 @@ pub(crate) mod tests {
             fallback: None,
             link_group: None,
             link: None,
+            version: None,
+            v2: None,
             age_s: 1.5,
         }
     }

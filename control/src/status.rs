@@ -13,9 +13,11 @@ use smcr_engine::counters::{Counters, DESCRIPTIONS};
 use smcr_engine::gauges::Stage;
 use smcr_engine::mailbox::Sender;
 use smcr_proto::Instant;
+use smcr_proto::handshake::Agreement;
 use smcr_proto::link::State as LinkState;
-use smcr_proto::link_group::{Role, Symmetry};
+use smcr_proto::link_group::{LinkGroup as LinkMachine, Role, Symmetry, Version};
 use smcr_proto::wire::clc::Diagnosis;
+use smcr_proto::wire::clc::v2::OsType;
 use smcr_rnic::Rnic;
 
 use crate::config::Transport as Side;
@@ -25,9 +27,9 @@ use crate::operate::{OperateError, Operation};
 use crate::placement;
 use crate::sessions::{Carried, Open, Session};
 use crate::stats::{
-    Active, Connection, ConnectionPage, ConnectionQuery, Fallback, FallbackReason, Link, LinkGroup,
-    Listener, Memory, Poller, Provider, Readiness, Rnic as RnicRow, SCHEMA, Stats, Totals,
-    Transport,
+    Active, Connection, ConnectionPage, ConnectionQuery, Fallback, FallbackReason, GroupV2, Link,
+    LinkGroup, Listener, Memory, Poller, Provider, Readiness, Rnic as RnicRow, SCHEMA, Stats,
+    Totals, Transport,
 };
 
 /// What the admin thread wants to know.
@@ -194,7 +196,8 @@ impl<N: Rnic> Gateway<N> {
         LinkGroup {
             id: id.0,
             role: role_name(group.role).to_owned(),
-            version: 1,
+            version: version_of(group),
+            v2: v2_row(group),
             peer_id: group.peer.id.to_string(),
             kind: kind_name(group).to_owned(),
             connections: u32::try_from(group.members.len()).unwrap_or(u32::MAX),
@@ -239,6 +242,8 @@ impl<N: Rnic> Gateway<N> {
                         fallback: None,
                         link_group: None,
                         link: None,
+                        version: None,
+                        v2: None,
                         age_s: 0.0,
                     }
                 }
@@ -306,6 +311,7 @@ impl<N: Rnic> Gateway<N> {
             Carried::Smc { group, .. } => (Transport::SmcR, None, Some(*group)),
             Carried::Tcp { reason, .. } => (Transport::Tcp, *reason, None),
         };
+        let row = group.and_then(|group| self.groups.at(group));
         Connection {
             id,
             listener: listener.config.name.clone(),
@@ -318,6 +324,8 @@ impl<N: Rnic> Gateway<N> {
             fallback: reason.map(|code| FallbackReason { code: code.0, name: format!("{code:?}") }),
             link_group: group.map(|group| group.0),
             link: member.and_then(|member| self.groups.number_of(member.link)),
+            version: row.map(version_of),
+            v2: row.and_then(v2_row),
             age_s: now.since(open.since).as_secs_f64(),
         }
     }
@@ -337,6 +345,32 @@ fn role_name(role: Role) -> &'static str {
         Role::Client => "client",
         Role::Server => "server",
     }
+}
+
+fn version_of<O>(group: &Group<O>) -> u8 {
+    if group.peer.v2 { 2 } else { 1 }
+}
+
+/// What there is to know about a group of version 2, once its rendezvous has told.
+fn v2_row<O>(group: &Group<O>) -> Option<GroupV2> {
+    let Agreement::V2(terms) = group.agreement else { return None };
+    let direct = match group.machine().map(LinkMachine::version) {
+        Some(Version::V2 { direct, .. }) => direct,
+        Some(Version::V1) | None => true,
+    };
+    Some(GroupV2 {
+        release: terms.release,
+        eid: terms.eid.to_string(),
+        peer_host: terms.peer.map(|peer| peer.host_name.to_string()).unwrap_or_default(),
+        peer_os: terms.peer.map(|peer| os_name(peer.os)).unwrap_or_default(),
+        direct,
+        max_connections: terms.max_connections,
+        max_links: terms.max_links,
+    })
+}
+
+fn os_name(os: OsType) -> String {
+    os.name().map_or_else(|| os.0.to_string(), str::to_owned)
 }
 
 fn kind_name<O>(group: &Group<O>) -> &'static str {

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use smcr_proto::Rkey;
-use smcr_rnic::{Cause, Domain, Fabric, MESSAGE_LEN, QpId, Rnic};
+use smcr_rnic::{Cause, Domain, Fabric, LONG_MESSAGE_MAX, MESSAGE_LEN, Messages, QpId, Rnic};
 
 use crate::flow::{self, Flow, WINDOW_BYTES};
 use crate::rig::{Harness, Rig, Window};
@@ -63,6 +63,73 @@ pub(crate) fn a_thousand_messages_arrive_once_and_in_order<H: Harness>(seed: u64
     }
     assert!(rig.settle(0).is_empty());
     assert_eq!(rig.sides[0].end(source).done, 1_000);
+    all_is_quiet(&mut rig);
+}
+
+/// (1, 2, 3) Long messages of all lengths, among short ones: whole, once, and behind the writes
+/// that were posted before them. Link groups of SMC-Rv2 tell each other their keys in such.
+pub(crate) fn long_messages_arrive_whole_and_in_order<H: Harness>(seed: u64) {
+    const COUNT: u32 = 40;
+    let mut rig = Rig::<H>::new(seed);
+    let domains = rig.domains();
+    let [source, target] = rig.connect_for(domains, Messages::Long);
+    let window = rig.window(1, domains[1], 8_192);
+    let content = |number: u32, len: usize| -> Vec<u8> {
+        let bytes = (0..len).map(|at| number.to_le_bytes()[0] ^ at.to_le_bytes()[0]);
+        bytes.collect()
+    };
+    let mut expected = Vec::new();
+    for number in 0..COUNT {
+        let len = match number {
+            0 => MESSAGE_LEN + 1,
+            1 => LONG_MESSAGE_MAX,
+            2 => 1024,
+            _ => MESSAGE_LEN + 1 + rig.dice.index(LONG_MESSAGE_MAX - MESSAGE_LEN),
+        };
+        expected.push(content(number, len));
+        let mark = [number.to_le_bytes()[0]; 1];
+        let side = &mut rig.sides[0];
+        let work = vec![
+            side.write(&mark, window.rkey(), window.address(number as usize)),
+            side.send_long(content(number, len)),
+            side.send(numbered(number)),
+        ];
+        side.post(source, work);
+    }
+    let mut short = 0;
+    while short < COUNT {
+        for (side, qp, message) in rig.turn() {
+            assert_eq!((side, qp, message), (1, target, numbered(short)));
+            short += 1;
+            // The long one before it is here, and the write before that.
+            assert!(rig.sides[1].long.len() >= short as usize);
+            let last = short as usize - 1;
+            assert_eq!(window.bytes(last, 1), [last.to_le_bytes()[0]]);
+        }
+    }
+    let received: Vec<_> = rig.sides[1].long.drain(..).map(|(_, bytes)| bytes.to_vec()).collect();
+    assert!(received == expected, "altered, lost or in another order");
+    assert!(rig.settle(0).is_empty());
+    all_is_quiet(&mut rig);
+}
+
+/// (4) A queue pair of SMC-Rv1 has buffers of 44 bytes: what is longer breaks it, as it does on
+/// real NICs, and nothing else.
+pub(crate) fn a_message_that_is_too_long_is_contained<H: Harness>(seed: u64) {
+    let mut rig = Rig::<H>::new(seed);
+    let domains = rig.domains();
+    let [source, target] = rig.connect(domains);
+    let side = &mut rig.sides[0];
+    let work = vec![side.send_long(vec![7; MESSAGE_LEN + 1])];
+    side.post(source, work);
+    let broke = |rig: &mut Rig<H>, side: usize, qp| rig.sides[side].end(qp).broke;
+    rig.run_until(|rig| broke(rig, 0, source).is_some() && broke(rig, 1, target).is_some());
+    assert_eq!(broke(&mut rig, 0, source), Some(Cause::RemoteError));
+    assert_eq!(broke(&mut rig, 1, target), Some(Cause::PeerMisbehaved));
+    assert!(rig.sides[1].long.is_empty(), "nobody is told of it");
+    let window = rig.window(1, domains[1], 8_192);
+    let allowed = rig.connect(domains);
+    write_and_announce(&mut rig, allowed, &window);
     all_is_quiet(&mut rig);
 }
 

@@ -12,8 +12,8 @@ use smcr_memory::{Lease, Region, SendPool};
 use smcr_proto::{Instant, Rkey};
 use smcr_rnic::dice::Dice;
 use smcr_rnic::{
-    Cause, Completion, Domain, Fabric, Message, Opening, QpId, Registration, Rnic, Status, Tag,
-    Work,
+    Cause, Completion, Domain, Fabric, Message, Messages, Opening, QpId, Registration, Rnic,
+    Status, Tag, Work,
 };
 
 /// What a backend must bring to be tested. Ten lines each; see the root of this suite.
@@ -63,6 +63,8 @@ pub(crate) struct Side<H: Harness> {
     pub(crate) pool: SendPool,
     pub(crate) ends: BTreeMap<QpId, End>,
     out: Vec<Completion>,
+    /// Long messages that came in.
+    pub(crate) long: Vec<(QpId, Box<[u8]>)>,
     next_tag: u64,
 }
 
@@ -112,6 +114,7 @@ impl<H: Harness> Rig<H> {
             pool: SendPool::new(Region::new(CHUNKS * CHUNK_BYTES as usize).unwrap(), CHUNK_BYTES),
             ends: BTreeMap::new(),
             out: Vec::with_capacity(64),
+            long: Vec::new(),
             next_tag: 0,
         });
         let moved = harness.now();
@@ -130,10 +133,15 @@ impl<H: Harness> Rig<H> {
 
     /// A connected queue pair, as either side names it.
     pub(crate) fn connect(&mut self, domains: [Domain; 2]) -> [QpId; 2] {
+        self.connect_for(domains, Messages::Short)
+    }
+
+    /// The same, with a choice of the messages that the second side takes.
+    pub(crate) fn connect_for(&mut self, domains: [Domain; 2], messages: Messages) -> [QpId; 2] {
         let now = self.harness.now();
         let [a, b] = &mut self.sides;
         let first = a.rnic.open(domains[0]).unwrap();
-        let second = b.rnic.open(domains[1]).unwrap();
+        let second = b.rnic.open_for(domains[1], messages).unwrap();
         let (address_a, address_b) = (first.address(), second.address());
         let qps = [first.connect(address_b).unwrap(), second.connect(address_a).unwrap()];
         let [qp_a, qp_b] = qps;
@@ -284,6 +292,11 @@ impl<H: Harness> Side<H> {
         writes.remove(0)
     }
 
+    /// A message of any length, marked.
+    pub(crate) fn send_long(&mut self, message: Vec<u8>) -> Work {
+        Work::SendLong { message: message.into(), tag: self.tag() }
+    }
+
     /// A message, marked.
     pub(crate) fn send(&mut self, message: Message) -> Work {
         Work::Send { message, tag: self.tag() }
@@ -294,7 +307,7 @@ impl<H: Harness> Side<H> {
         for work in work {
             match work {
                 Work::Write { lease, .. } => self.pool.take_back(lease),
-                Work::Send { .. } => {}
+                Work::Send { .. } | Work::SendLong { .. } => {}
             }
         }
     }
@@ -326,11 +339,12 @@ impl<H: Harness> Side<H> {
                     self.ends.get_mut(&qp).unwrap().ended((tag, false), status);
                 }
                 Completion::Received { qp, message } => {
-                    let end = self.ends.get_mut(&qp).unwrap();
-                    assert!(!end.released, "received after release");
-                    assert_eq!(end.broke, None, "received after Broke");
-                    end.received += 1;
+                    self.ends.get_mut(&qp).unwrap().heard();
                     received.push((qp, message));
+                }
+                Completion::ReceivedLong { qp, message } => {
+                    self.ends.get_mut(&qp).unwrap().heard();
+                    self.long.push((qp, message));
                 }
                 Completion::Broke { qp, cause } => {
                     let end = self.ends.get_mut(&qp).unwrap();
@@ -355,6 +369,12 @@ impl End {
         self.posted.len()
     }
 
+    fn heard(&mut self) {
+        assert!(!self.released, "received after release");
+        assert_eq!(self.broke, None, "received after Broke");
+        self.received += 1;
+    }
+
     fn ended(&mut self, ended: (Tag, bool), status: Status) {
         assert_eq!(self.posted.pop_front(), Some(ended), "requests end once and in order");
         match status {
@@ -373,7 +393,7 @@ impl End {
 fn mark(work: &Work) -> (Tag, bool) {
     match work {
         Work::Write { tag, .. } => (*tag, true),
-        Work::Send { tag, .. } => (*tag, false),
+        Work::Send { tag, .. } | Work::SendLong { tag, .. } => (*tag, false),
     }
 }
 

@@ -310,6 +310,7 @@ pub(crate) struct Stats {
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct LinkGroup {
+    pub(crate) version: u8,
     pub(crate) peer_id: String,
     pub(crate) links: Vec<Link>,
 }

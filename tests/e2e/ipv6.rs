@@ -30,11 +30,13 @@ fn hosts(test: &str) -> Hosts {
 }
 
 /// A pair of gateways that meet over IPv6, with more keys of their RNICs and of `[smc]`.
-fn pair<'h>(hosts: &'h Hosts, rnic: &str) -> Pair<'h> {
-    let near =
-        Setup::with_rnic("gateway-a", &hosts.a, rnic).listener((NEAR, "tcp"), ((B, PORT), "smc"));
-    let far =
-        Setup::with_rnic("gateway-b", &hosts.b, rnic).listener(((B, PORT), "smc"), (NEAR, "tcp"));
+fn pair<'h>(hosts: &'h Hosts, rnic: &str, smc: &str) -> Pair<'h> {
+    let near = Setup::with_rnic("gateway-a", &hosts.a, rnic)
+        .listener((NEAR, "tcp"), ((B, PORT), "smc"))
+        .smc(smc);
+    let far = Setup::with_rnic("gateway-b", &hosts.b, rnic)
+        .listener(((B, PORT), "smc"), (NEAR, "tcp"))
+        .smc(smc);
     Pair::start_these(hosts, near, far)
 }
 
@@ -48,7 +50,8 @@ fn smoke_ipv6_capture_shows_smc_r() {
         // Captures show packets as a wire would carry them, not trains of them.
         host.ip(&["link", "set", "dev", host.device, "gso_max_segs", "1"]);
     }
-    let pair = pair(&hosts, "");
+    // Prefixes are of version 1.
+    let pair = pair(&hosts, "", "versions = [1, 2]");
     let capture = Capture::start(&hosts);
     let listener = hosts.b.listen(NEAR);
     for seed in 0..2 {
@@ -89,7 +92,7 @@ fn smoke_ipv6_capture_shows_smc_r() {
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_ipv6_transfer_both_ways() {
     let hosts = hosts("smoke_ipv6_transfer_both_ways");
-    transfer_by(NEAR, &hosts, &pair(&hosts, ""), 64 << 20);
+    transfer_by(NEAR, &hosts, &pair(&hosts, "", ""), 64 << 20);
 }
 
 /// A listener on [::] serves both families, each by its own rule, although the RNIC has one
@@ -105,9 +108,11 @@ fn smoke_a_listener_for_both_families_has_smc_r_over_both() {
     let other = SocketAddr::new(NEAR.ip(), PORT + 1);
     let near = Setup::with_rnic("gateway-a", &hosts.a, "address = \"fd08::1\"")
         .listener((NEAR, "tcp"), (hosts.b.at(PORT), "smc"))
-        .listener((other, "tcp"), ((B, PORT), "smc"));
+        .listener((other, "tcp"), ((B, PORT), "smc"))
+        .smc("versions = [1]");
     let far = Setup::with_rnic("gateway-b", &hosts.b, "address = \"fd08::2\"")
-        .listener(((Ipv6Addr::UNSPECIFIED, PORT), "smc"), (other, "tcp"));
+        .listener(((Ipv6Addr::UNSPECIFIED, PORT), "smc"), (other, "tcp"))
+        .smc("versions = [1]");
     let pair = Pair::start_these(&hosts, near, far);
     let listener = hosts.b.listen(other);
     for (near, seed) in [(NEAR, 1), (other, 2)] {
@@ -128,7 +133,7 @@ fn smoke_a_listener_for_both_families_has_smc_r_over_both() {
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_two_pollers_of_one_rnic_share_the_connections() {
     let hosts = hosts("smoke_two_pollers_of_one_rnic_share_the_connections");
-    let pair = pair(&hosts, "pollers = 2");
+    let pair = pair(&hosts, "pollers = 2", "");
     let listener = hosts.b.listen(NEAR);
     let mut open = Vec::new();
     for seed in 0..16 {

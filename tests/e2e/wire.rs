@@ -25,12 +25,38 @@ const SMC_OPTION: [u8; 6] = [254, 6, 0xE2, 0xD4, 0xC3, 0xD9];
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_capture_shows_smc_r() {
-    let hosts = Hosts::new("smoke_capture_shows_smc_r");
+    let words = captured("smoke_capture_shows_smc_r", "versions = [1]", 1);
+    assert!(!words.contains("eid"), "{words}");
+}
+
+/// Two gateways of which nobody has said anything speak SMC-Rv2, in the community that is theirs.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_capture_shows_smc_r_v2() {
+    let words = captured("smoke_capture_shows_smc_r_v2", "", 2);
+    for message in ["eids SMCGATE", "eid SMCGATE", "release 1", "max-links 8"] {
+        assert!(words.contains(message), "no {message} in:\n{words}");
+    }
+}
+
+/// Where an operator asks for both versions, both are offered, and the newer one is taken.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_capture_shows_both_versions() {
+    let words = captured("smoke_capture_shows_both_versions", "versions = [1, 2]", 2);
+    assert!(words.contains("eids SMCGATE") && words.contains("10.8.0.0/24"), "{words}");
+}
+
+/// What `smcgate decode` says of two connections between gateways with that line in `[smc]`.
+fn captured(test: &str, smc: &str, version: u8) -> String {
+    let hosts = Hosts::new(test);
     for host in [&hosts.a, &hosts.b] {
         // Captures show packets as a wire would carry them, not trains of them.
         host.ip(&["link", "set", "dev", host.device, "gso_max_segs", "1"]);
     }
-    let pair = Pair::start(&hosts, &[PORT]);
+    let near = Pair::client_side(&hosts, &[PORT]).smc(smc);
+    let far = Pair::server_side(&hosts, &[PORT]).smc(smc);
+    let pair = Pair::start_these(&hosts, near, far);
     let capture = Capture::start(&hosts);
     let listener = hosts.b.listen(local(PORT));
     // Twice: a first contact, and a connection on a link that exists.
@@ -43,6 +69,10 @@ fn smoke_capture_shows_smc_r() {
         assert_eq!(receive(&mut server).expect("the connection is up"), sent);
     }
     pair.assert_all_smc(2);
+    for gateway in [&pair.a, &pair.b] {
+        let groups = gateway.stats().link_groups;
+        assert!(groups.iter().all(|group| group.version == version), "{groups:?}");
+    }
     let file = capture.stop();
 
     let handshakes = handshakes(&file);
@@ -74,6 +104,7 @@ fn smoke_capture_shows_smc_r() {
     ] {
         assert!(words.contains(message), "no {message} in:\n{words}");
     }
+    words
 }
 
 /// tcpdump on host a's side of the wire.

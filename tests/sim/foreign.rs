@@ -164,6 +164,7 @@ impl Stage {
                         }
                         self.heard.push(cdc);
                     }
+                    Completion::ReceivedLong { message, .. } => panic!("{message:?}"),
                     Completion::Sent { .. } => {}
                     Completion::Broke { qp, cause } => assert_ne!(qp, self.qp, "{cause:?}"),
                 }

@@ -13,12 +13,12 @@ use smcr_engine::handoff::{Activity, Ending, KeyChange, Owners, PeerElement};
 use smcr_engine::limits::{COMMANDS_MAX, FILL_PER_TURN_MAX};
 use smcr_engine::mailbox::{Receiver, Sender, Waker, mailbox};
 use smcr_engine::poller::{CommandOf, Ends};
-use smcr_engine::{Command, ConnectionId, Established, LinkId, Poller, Report};
+use smcr_engine::{Command, ConnectionId, Established, LinkId, LlcBytes, Poller, Report};
 use smcr_memory::{Region, Rmb, Rmbe};
 use smcr_proto::ring::Ring;
 use smcr_proto::{AlertToken, Gid, Instant, MacAddress, Mtu, Rkey, RmbeSize};
 use smcr_rnic::sim::{self, Network};
-use smcr_rnic::{Domain, Message, Opening, Port, QpAddress, Registration, Rnic};
+use smcr_rnic::{Domain, Opening, Port, QpAddress, Registration, Rnic};
 
 use crate::tcp::{Sockets, Stream};
 
@@ -97,7 +97,7 @@ pub(crate) struct Host {
     /// Of the first poller.
     pub(crate) counters: Arc<Counters>,
     pub(crate) closed: BTreeMap<ConnectionId, Closed>,
-    pub(crate) llc: Vec<(LinkId, Message)>,
+    pub(crate) llc: Vec<(LinkId, LlcBytes)>,
     pub(crate) broken: BTreeSet<LinkId>,
     pub(crate) vacated: BTreeSet<LinkId>,
     pub(crate) retired: BTreeSet<LinkId>,

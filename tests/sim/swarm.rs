@@ -221,7 +221,7 @@ impl Swarm {
             _ => {
                 let side = self.side();
                 let link = self.cluster.newest_link();
-                self.cluster.host(side).command(Command::SendLlc { link, message: [4; 44] });
+                self.cluster.host(side).command(Command::SendLlc { link, message: [4; 44].into() });
             }
         }
     }

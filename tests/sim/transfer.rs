@@ -196,7 +196,7 @@ fn a_message_finds_its_connection_behind_a_thousand_commands() {
     cluster.run_until_quiet();
     let link = cluster.newest_link();
     for _ in 0..1_000 {
-        cluster.host(Server).command(Command::SendLlc { link, message: [4; 44] });
+        cluster.host(Server).command(Command::SendLlc { link, message: [4; 44].into() });
     }
     let connection = cluster.connect(Transport::Smc);
     cluster.application(Client, connection).write(1);

@@ -133,10 +133,11 @@ fn llc_messages_pass_a_saturated_send_queue() {
     let messages: Vec<_> = (0..40).map(|number| [number; 44]).collect();
     for message in &messages {
         cluster.step();
-        cluster.host(Client).command(Command::SendLlc { link, message: *message });
+        cluster.host(Client).command(Command::SendLlc { link, message: (*message).into() });
     }
     cluster.run_until_quiet();
-    let received: Vec<_> = cluster.host(Server).llc.iter().map(|(_, message)| *message).collect();
+    let received: Vec<_> =
+        cluster.host(Server).llc.iter().map(|(_, message)| message.as_bytes()).collect();
     assert_eq!(received, messages);
 }
 
@@ -150,7 +151,7 @@ fn a_link_is_retired_behind_its_last_words() {
         let connection = cluster.connect(Transport::Smc);
         cluster.run_until_quiet();
         let link = cluster.newest_link();
-        cluster.host(Client).command(Command::SendLlc { link, message: [4; 44] });
+        cluster.host(Client).command(Command::SendLlc { link, message: [4; 44].into() });
         cluster.host(Client).command(Command::FailConnections { link });
         cluster.host(Client).command(Command::RetireLink { link });
         cluster.step();

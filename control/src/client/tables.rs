@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::stats::{Connection, ConnectionPage, Link, LinkGroup, Rnic, Stats, Transport};
+use crate::stats::{Connection, ConnectionPage, GroupV2, Link, LinkGroup, Rnic, Stats, Transport};
 
 /// All of the statistics, one paragraph per subject; subjects without rows are left out.
 pub fn stats_text(stats: &Stats) -> String {
@@ -97,15 +97,18 @@ fn groups(out: &mut String, stats: &Stats) {
         vec![
             it.id.to_string(),
             it.role.clone(),
-            it.version.to_string(),
+            version_text(it.version, it.v2.as_ref()),
             it.peer_id.clone(),
             it.kind.clone(),
             it.links.len().to_string(),
             it.connections.to_string(),
             it.rmbs.to_string(),
+            it.v2.as_ref().map_or("-".to_owned(), |v2| or_dash(&v2.eid)),
+            host_text(it.v2.as_ref()),
         ]
     };
-    let head = ["GROUP", "ROLE", "VERSION", "PEER", "TYPE", "LINKS", "CONNS", "RMBS"];
+    let head =
+        ["GROUP", "ROLE", "VERSION", "PEER", "TYPE", "LINKS", "CONNS", "RMBS", "EID", "HOST"];
     paragraph(out, &head, stats.link_groups.iter().map(row));
 }
 
@@ -159,6 +162,9 @@ pub fn connections_text(page: &ConnectionPage) -> String {
         "OUT",
         "AGE",
         "LINK",
+        "VERSION",
+        "EID",
+        "HOST",
         "REASON",
     ];
     table(&mut out, &head, page.connections.iter().map(connection_row));
@@ -193,8 +199,32 @@ fn connection_row(it: &Connection) -> Vec<String> {
         bytes(it.bytes_out),
         format!("{:.1}s", it.age_s),
         place,
+        it.version.map_or("-".to_owned(), |version| version_text(version, it.v2.as_ref())),
+        it.v2.as_ref().map_or("-".to_owned(), |v2| or_dash(&v2.eid)),
+        host_text(it.v2.as_ref()),
         reason,
     ]
+}
+
+/// Version and, where there is one, release: `1`, `2.0`, `2.1`.
+fn version_text(version: u8, v2: Option<&GroupV2>) -> String {
+    match v2 {
+        Some(v2) => format!("{version}.{}", v2.release),
+        None => version.to_string(),
+    }
+}
+
+/// The peer's host and what it runs, as far as it has said so.
+fn host_text(v2: Option<&GroupV2>) -> String {
+    match v2 {
+        Some(v2) if v2.peer_os.is_empty() => or_dash(&v2.peer_host),
+        Some(v2) => format!("{} ({})", or_dash(&v2.peer_host), v2.peer_os),
+        None => "-".to_owned(),
+    }
+}
+
+fn or_dash(text: &str) -> String {
+    if text.is_empty() { "-" } else { text }.to_owned()
 }
 
 /// A table behind an empty line, if it has rows.
@@ -266,7 +296,14 @@ mod tests {
     #[test]
     fn connections_show_transport_and_reason() {
         let mut smc = row(1, "to-b", Transport::SmcR);
-        (smc.link_group, smc.link) = (Some(3), Some(2));
+        (smc.link_group, smc.link, smc.version) = (Some(3), Some(2), Some(2));
+        smc.v2 = Some(GroupV2 {
+            release: 1,
+            eid: "FLEET".to_owned(),
+            peer_host: "b".to_owned(),
+            peer_os: "Linux".to_owned(),
+            ..GroupV2::default()
+        });
         let mut tcp = row(20, "from-a", Transport::Tcp);
         tcp.fallback =
             Some(FallbackReason { code: 0x0301_0000, name: "peer has no SMC option".to_owned() });
@@ -277,9 +314,10 @@ mod tests {
         assert_eq!(
             lines.collect::<Vec<_>>(),
             [
-                "ID TRANSPORT STATE LISTENER APP PEER IN OUT AGE LINK REASON",
-                "1 smc-r active to-b 127.0.0.1:40001 10.8.0.2:7002 1001 B 1.9 KiB 1.5s 3/2 -",
-                "20 tcp active from-a 127.0.0.1:40020 10.8.0.2:7002 1020 B 1.9 KiB 1.5s - \
+                "ID TRANSPORT STATE LISTENER APP PEER IN OUT AGE LINK VERSION EID HOST REASON",
+                "1 smc-r active to-b 127.0.0.1:40001 10.8.0.2:7002 1001 B 1.9 KiB 1.5s 3/2 2.1 \
+                 FLEET b (Linux) -",
+                "20 tcp active from-a 127.0.0.1:40020 10.8.0.2:7002 1020 B 1.9 KiB 1.5s - - - - \
                  0x03010000 peer has no SMC option",
                 "2 of 9 connections, page 2",
             ]

@@ -313,11 +313,44 @@ fn the_protocol_is_checked_too() {
             ":7: smc.assume_peers: \"peer\" is no address; write one such as \"10.8.0.2\" or \
              \"10.8.0.0/24\"",
         ),
+        ("[smc]\neids=['']", ":6: smc.eids: an EID is empty; write a name such as \"FLEET-1\""),
+        ("[smc]\neids=['-a']", ":6: smc.eids: \"-a\" begins with neither a letter nor a digit"),
+        (
+            "[smc]\neids=['a_b']",
+            ":6: smc.eids: \"a_b\" may have letters, digits, \".\" and \"-\" only",
+        ),
+        (
+            "[smc]\neids=['ok',\n'abcdefghabcdefghabcdefghabcdefghi']",
+            ":7: smc.eids: \"abcdefghabcdefghabcdefghabcdefghi\" has more than 32 characters",
+        ),
+        ("[smc]\neids=['a','A']", ":6: smc.eids: \"A\" is listed twice"),
+        ("[smc]\neids=['a','b','c','d','e']", ":6: smc.eids: \"e\" is one too many; at most 4 fit"),
+        ("[smc]\nversions=[3]", ":6: smc.versions: 3 is out of range; write 1 to 2"),
+        ("[smc]\nversions=[2,2]", ":6: smc.versions: 2 is listed twice"),
         (
             "[smc]\noption='assume'",
             ":5: smc.option: \"assume\" needs peers to assume; list them in smc.assume_peers",
         ),
     ]);
+}
+
+/// Linux takes an offer of version 1 over RoCEv2, and finds out seconds later that it cannot.
+#[test]
+fn version_1_is_spoken_where_it_fits_or_an_operator_says_so() {
+    let parse = |smc: &str| Config::parse(&format!("{GOOD}[smc]\n{smc}"), "gate.toml").unwrap().smc;
+    let spoken = |smc: &str| {
+        let versions = parse(smc).versions;
+        (versions.speaks_v1(RnicKind::RoceUdp), versions.speaks_v2())
+    };
+    assert_eq!(spoken(""), (false, true));
+    assert_eq!(spoken("versions = [1]"), (true, false));
+    assert_eq!(spoken("versions = [2]"), (false, true));
+    assert_eq!(spoken("versions = [1, 2]"), (true, true));
+    let named = parse("eids = ['fleet-1', 'SMCGATE', 'x.y']").eids;
+    let named: Vec<_> = named.as_slice().iter().map(ToString::to_string).collect();
+    assert_eq!(named, ["FLEET-1", "SMCGATE", "X.Y"], "as Linux has them");
+    let eids = |smc: &str| parse(smc).eids.as_slice().len();
+    assert_eq!((eids(""), eids("eids = ['a', 'b', 'c', 'd']")), (1, 5), "ours is among them");
 }
 
 /// Each text, behind the good listener, is answered by its complaint.

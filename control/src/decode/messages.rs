@@ -164,6 +164,7 @@ fn llc_v2_words(message: &LlcV2<'_>) -> Words {
             .text("gids", list(it.gids.iter().map(|gid| gid.to_string()))),
         LlcV2::DeleteLink(it) => llc_words(&Llc::DeleteLink(it)),
         LlcV2::ConfirmRkey(it) => llc_words(&Llc::ConfirmRkey(it)),
+        LlcV2::ConfirmRkeyContinuation(it) => llc_words(&Llc::ConfirmRkeyContinuation(it)),
         LlcV2::DeleteRkey(DeleteRkeyV2::Request(rkeys)) => Words::new("")
             .flags(&[])
             .text("rkeys", list(rkeys.iter().map(|rkey| format!("{:#010x}", rkey.0)))),

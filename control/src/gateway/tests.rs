@@ -2,6 +2,7 @@
 
 mod contact;
 mod rig;
+mod second;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};

@@ -7,7 +7,7 @@ use smcr_proto::wire::clc::Offer;
 use smcr_rnic::Rnic;
 
 use super::Groups;
-use super::group::{Group, GroupId, MEMBERS_MAX, Peer, Phase};
+use super::group::{Group, GroupId, Peer, Phase};
 use super::ports::{Pollers, Port, PortId, QpOf};
 
 /// Why a server's Accept names no link.
@@ -53,7 +53,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         }
         let open = with_peer.into_iter().filter(|(_, group)| {
             // RFC 7609 2-4, 2.2.4-7, 3.5.1.2-5, 3.5.1.6.4-5, 3.5.2.1-2
-            group.is_established() && group.members.len() < MEMBERS_MAX
+            group.is_established() && group.members.len() < group.members_max()
         });
         open.min_by_key(|(id, group)| (group.members.len(), *id)).map(|(id, _)| id)
     }
@@ -72,7 +72,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             group.links.first().is_some_and(|link| self.ports[link.port.0].pnet == near.pnet);
         let over = matches!(group.phase, Phase::Ending);
         // RFC 7609 2.2.3-2, 3.5.2.1-2
-        group.role == Role::Server && group.peer.id == peer.id && here && !over
+        group.role == Role::Server && group.is_with(peer) && here && !over
     }
 
     /// Whether the poller that a new group would live on has none of these.
@@ -84,16 +84,18 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             && here.any(|(index, one)| one.is_up() && links().all(|link| link.port.0 != index))
     }
 
-    /// The link that a server's Accept names in a later contact, and its group.
+    /// The link that a server's Accept names in a later contact, and its group. `v2` says which
+    /// version the Accept is of.
     ///
     /// # Errors
     ///
     /// [`Unnamed`]: decline.
-    pub fn named_by(&self, accept: &Offer) -> Result<(GroupId, LinkId), Unnamed> {
+    pub fn named_by(&self, accept: &Offer, v2: bool) -> Result<(GroupId, LinkId), Unnamed> {
         let ours = self.iter().filter(|(_, group)| {
             let runs = group.machine().is_some_and(|machine| !machine.is_terminated());
             // RFC 7609 3.5.2.2-1
-            runs && group.role == Role::Client && group.peer.id == accept.peer_id
+            let with = group.peer.id == accept.peer_id && group.peer.v2 == v2;
+            runs && group.role == Role::Client && with
         });
         let mut unnamed = Unnamed::OutOfSync;
         for (id, group) in ours {

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use smcr_engine::handoff::Activity;
 use smcr_engine::{ConnectionId, LinkId};
 use smcr_memory::Rmbe;
-use smcr_proto::link_group::{LinkGroup, Role};
+use smcr_proto::handshake::Agreement;
+use smcr_proto::link_group::{LinkGroup, Role, Version};
 use smcr_proto::wire::clc::Offer;
 use smcr_proto::{Gid, Instant, LinkNumber, MacAddress, PeerId};
-use smcr_rnic::{Domain, QpAddress};
+use smcr_rnic::{Domain, Messages, QpAddress};
 
 use super::members::Member;
 use super::ports::PortId;
@@ -22,18 +23,25 @@ pub struct GroupId(pub u32);
 /// Who is at the other end of a first contact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The peer.
+    /// The peer. All zero in a Proposal that offers version 2 only, as Linux makes it.
     pub id: PeerId,
     /// Its port.
     pub gid: Gid,
     /// Its port.
     pub mac: MacAddress,
+    /// Whether SMC-Rv2 is spoken with it.
+    pub v2: bool,
 }
 
 impl Peer {
     /// Who made this offer.
-    pub fn of(offer: &Offer) -> Self {
-        Self { id: offer.peer_id, gid: offer.gid, mac: offer.mac }
+    pub fn of(offer: &Offer, v2: bool) -> Self {
+        Self { id: offer.peer_id, gid: offer.gid, mac: offer.mac, v2 }
+    }
+
+    /// What queue pairs for it must take in: LLC of version 2 has long messages.
+    pub(super) fn messages(&self) -> Messages {
+        if self.v2 { Messages::Long } else { Messages::Short }
     }
 }
 
@@ -47,6 +55,8 @@ pub struct Group<O> {
     pub role: Role,
     /// The peer.
     pub peer: Peer,
+    /// What the rendezvous of the first contact came to, once the peer's end is known.
+    pub agreement: Agreement,
     /// Where it is in its life.
     pub phase: Phase,
     /// Its first link has been confirmed.
@@ -149,6 +159,32 @@ impl<O> Group<O> {
             Phase::Running(machine) => Some(machine),
             Phase::Opening | Phase::Ending => None,
         }
+    }
+
+    /// Whether this is the group of that peer. In version 2 peers are known by their ports, and by
+    /// their names where they have said them.
+    pub(super) fn is_with(&self, peer: Peer) -> bool {
+        if !peer.v2 {
+            return !self.peer.v2 && self.peer.id == peer.id;
+        }
+        let mut ports = self.links.iter().filter_map(|link| link.theirs.map(|theirs| theirs.gid));
+        let known = self.peer.gid == peer.gid || ports.any(|gid| gid == peer.gid);
+        let anonymous = peer.id == PeerId::default() || self.peer.id == PeerId::default();
+        self.peer.v2 && known && (anonymous || self.peer.id == peer.id)
+    }
+
+    /// The most connections of this group.
+    pub(super) fn members_max(&self) -> usize {
+        match self.agreement {
+            Agreement::V2(terms) => MEMBERS_MAX.min(terms.max_connections.into()),
+            Agreement::V1 => MEMBERS_MAX,
+        }
+    }
+
+    /// Whether a router may be between the ports of this group: never in version 1.
+    pub(super) fn is_routed(&self) -> bool {
+        let version = self.machine().map(LinkGroup::version);
+        matches!(version, Some(Version::V2 { direct: false, .. }))
     }
 
     /// Whether connections may join.

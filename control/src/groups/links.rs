@@ -57,7 +57,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let pnet = &self.ports[group.links.first()?.port.0].pnet;
         let candidate = |(index, port): (usize, &super::Port<N>)| {
             // RFC 7609 2-2, 5.2-1
-            let reaches = peer.is_none_or(|(peer, _)| port.reaches(peer));
+            let reaches = group.is_routed() || peer.is_none_or(|(peer, _)| port.reaches(peer));
             let fits = port.is_up() && port.pnet == *pnet && reaches;
             let address = port.address().filter(|_| fits)?;
             Some((self.members_of(PortId(index)), PortId(index), address))
@@ -80,7 +80,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         self.enter_port(id, port)?;
         let group = self.groups.get_mut(&id).ok_or(Exhausted)?;
         let rnic = self.ports[port.0].rnic.as_mut().ok_or(Exhausted)?;
-        let opening = match rnic.open(group.domains[&port]) {
+        let opening = match rnic.open_for(group.domains[&port], group.peer.messages()) {
             Ok(opening) => opening,
             Err(exhausted) => {
                 self.leave_port(id, port);

@@ -1,10 +1,10 @@
 //! What pollers say of links, and what the machine of a group demands.
 
-use smcr_engine::{Command, LinkId};
+use smcr_engine::{Command, LinkId, LlcBytes};
 use smcr_proto::link_group::{Action, LinkGroup};
-use smcr_proto::wire::llc::Llc;
+use smcr_proto::wire::llc::v2::LEN_MAX as LLC_MAX;
 use smcr_proto::{Instant, LinkNumber};
-use smcr_rnic::{Message, Rnic};
+use smcr_rnic::Rnic;
 
 use super::group::GroupId;
 use super::ports::{Pollers, QpOf};
@@ -12,9 +12,9 @@ use super::{Event, Groups};
 
 impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     /// Takes in an LLC message.
-    pub fn llc_received(&mut self, now: Instant, link: LinkId, message: &Message) {
+    pub fn llc_received(&mut self, now: Instant, link: LinkId, message: &[u8]) {
         let Some((id, number)) = self.locate(link) else { return };
-        tracing::trace!(group = id.0, number = number.0, llc = ?Llc::decode(message), "received");
+        tracing::trace!(group = id.0, number = number.0, llc = ?message, "received");
         self.with_machine(now, id, |machine| {
             if let Err(offence) = machine.handle_bytes(now, number, message) {
                 tracing::warn!(group = id.0, ?offence, "the peer broke the LLC protocol");
@@ -60,8 +60,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             Action::Send(number, llc) => {
                 tracing::trace!(group = id.0, number = number.0, ?llc, "sent");
                 if let Some(link) = group.numbered(number) {
-                    let command = Command::SendLlc { link: link.id, message: llc.encode() };
-                    self.pollers.command(link.port, command);
+                    let (link, port) = (link.id, link.port);
+                    let mut bytes = [0; LLC_MAX];
+                    let Some(machine) = group.machine() else { return };
+                    let message = LlcBytes::new(machine.encode(number, &llc, &mut bytes));
+                    self.pollers.command(port, Command::SendLlc { link, message });
                 }
             }
             Action::LinkNumbered(number) => {
@@ -84,7 +87,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             }
             Action::RmbConfirmed(index) => self.rmb_confirmed(id, index),
             Action::RmbRefused(index) | Action::RmbDeleted(index) => self.rmb_gone(id, index),
-            Action::RkeyDeleted(..) => self.abort_homeless(id),
+            Action::RkeysDeleted(_) => self.abort_homeless(id),
             Action::Terminate(cause) => self.end(now, id, cause),
         }
     }

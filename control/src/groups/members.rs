@@ -13,7 +13,7 @@ use smcr_proto::{Instant, LinkNumber, RmbeSize};
 use smcr_rnic::Rnic;
 
 use super::Groups;
-use super::group::{Group, GroupId, LinkState, MEMBERS_MAX, Phase};
+use super::group::{Group, GroupId, LinkState, Phase};
 use super::ports::{Pollers, PortId, QpOf};
 
 /// What a rendezvous gets of a group.
@@ -107,7 +107,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     ) -> Result<Joined, Refusal> {
         let group = self.groups.get(&id).ok_or(Refusal::NoLink)?;
         let link = group.link(link).ok_or(Refusal::NoLink)?;
-        if group.members.len() >= MEMBERS_MAX {
+        if group.members.len() >= group.members_max() {
             return Err(Refusal::NoMemory);
         }
         let (port, ours, link) = (link.port, link.ours, link.id);

@@ -46,7 +46,7 @@ impl<N: Rnic> Port<N> {
 
     /// Whether packets to the peer's port need no router, as far as its address tells.
     // RFC 7609 5.2-1
-    pub(super) fn reaches(&self, peer: Gid) -> bool {
+    pub(crate) fn reaches(&self, peer: Gid) -> bool {
         let Ipv4Subnet { network, prefix_bits } = self.subnet;
         let Some(peer) = peer.to_ipv4() else { return true };
         let mask = u32::MAX.checked_shl(32 - u32::from(prefix_bits)).unwrap_or(0);

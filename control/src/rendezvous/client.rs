@@ -1,9 +1,10 @@
 //! The client's side: Proposal, and a queue pair or an element for the Confirm.
 
-use smcr_proto::Instant;
-use smcr_proto::handshake::Client;
+use smcr_proto::handshake::{Agreement, Client, Path};
 use smcr_proto::link_group::Role;
-use smcr_proto::wire::clc::{Diagnosis, Offer, Proposal};
+use smcr_proto::wire::clc::v2::{GIDS_MAX, Gids};
+use smcr_proto::wire::clc::{Diagnosis, Ipv4Subnet, Offer, Proposal};
+use smcr_proto::{Instant, MacAddress};
 use smcr_rnic::Rnic;
 
 use super::Shortage;
@@ -31,9 +32,16 @@ impl<N: Rnic> Gateway<N> {
             self.decline_first(now, key, Diagnosis::NO_SMC_R_DEVICE);
             return;
         };
-        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
+        let policy = self.policy(self.port_of(key));
+        let gid = proposal.gid;
+        let proposal = if policy.v1 { proposal } else { without_v1(&proposal) };
         // RFC 7609 3-1, 3-2, 3.1-2, 3.5.1.2-1
-        shaking.talk = Talk::Client(Client::new(now, proposal));
+        let client = match policy.v2 {
+            Some(v2) => Client::with_v2(now, proposal, v2, gid),
+            None => Client::new(now, proposal),
+        };
+        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
+        shaking.talk = Talk::Client(client);
         self.advance(now, key);
     }
 
@@ -57,12 +65,37 @@ impl<N: Rnic> Gateway<N> {
 
     /// First contact: the server has opened a queue pair for us.
     pub(super) fn open_link(&mut self, now: Instant, key: Key, offer: &Offer) {
-        let near = self.port_of(key);
-        let ours = match near.and_then(|near| self.groups.usable_port(near, Some(offer.gid))) {
-            Some(port) => self.found_link(now, key, port, offer),
-            None => Err(Diagnosis::NO_SMC_R_DEVICE),
+        let ours = match self.agreement_of(key) {
+            Some(agreement) => self.open_link_in(now, key, offer, agreement),
+            None => Err(Diagnosis::VERSION_MISMATCH),
         };
         self.answer_client(key, ours, false);
+    }
+
+    fn open_link_in(
+        &mut self,
+        now: Instant,
+        key: Key,
+        offer: &Offer,
+        agreement: Agreement,
+    ) -> Result<Offer, Diagnosis> {
+        let near = self.port_of(key).ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
+        let reach = match agreement {
+            Agreement::V1 => Some(offer.gid),
+            Agreement::V2(_) => None,
+        };
+        let port = self.groups.usable_port(near, reach).ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
+        if let Agreement::V2(terms) = agreement {
+            // The kernel, below the soft RNIC, knows the next hop; nobody else has to.
+            let path = match self.groups.ports()[port.0].reaches(offer.gid) {
+                true => Path::Direct,
+                false => Path::ViaGateway(MacAddress::default()),
+            };
+            if let Some(diagnosis) = terms.objection(Some(path)) {
+                return Err(diagnosis);
+            }
+        }
+        self.found_link(now, key, port, offer, agreement)
     }
 
     /// A group whose queue pair is connected to the server's, and an element in it.
@@ -72,12 +105,13 @@ impl<N: Rnic> Gateway<N> {
         key: Key,
         port: PortId,
         offer: &Offer,
+        agreement: Agreement,
     ) -> Result<Offer, Diagnosis> {
+        let peer = Peer::of(offer, agreement != Agreement::V1);
         // RFC 7609 3.5.1.3-2, 3.5.1.3-3, 3.5.3-4, 3.5.3-6
-        let (group, ours) = self
-            .found(now, key, port, Role::Client, Peer::of(offer))
-            .map_err(|_| Diagnosis::OUT_OF_MEMORY)?;
-        if self.groups.connect(now, group, offer).is_err() {
+        let (group, ours) =
+            self.found(now, key, port, Role::Client, peer).map_err(|_| Diagnosis::OUT_OF_MEMORY)?;
+        if self.groups.connect(now, group, offer, agreement).is_err() {
             self.release(now, key);
             return Err(Diagnosis::QUEUE_PAIR_NOT_READY);
         }
@@ -90,7 +124,8 @@ impl<N: Rnic> Gateway<N> {
     /// Subsequent contact: the server named a link that we should know.
     pub(super) fn join_link(&mut self, now: Instant, key: Key, offer: &Offer) {
         // RFC 7609 3.5.1.3-1
-        let (group, link) = match self.groups.named_by(offer) {
+        let v2 = self.agreement_of(key).is_some_and(|agreement| agreement != Agreement::V1);
+        let (group, link) = match self.groups.named_by(offer, v2) {
             Ok(found) => found,
             Err(Unnamed::OutOfSync) => {
                 // RFC 7609 C.4-1
@@ -120,14 +155,33 @@ impl<N: Rnic> Gateway<N> {
         ours: Result<Offer, Diagnosis>,
         out_of_sync: bool,
     ) {
+        let gids = self.group_of_session(key).map(|group| self.groups.addresses(group));
         let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
         let Talk::Client(client) = &mut shaking.talk else { return };
         match ours {
-            Ok(ours) => client.provide(ours),
+            Ok(ours) => match client.agreement() {
+                Some(Agreement::V2(_)) => {
+                    let gids = gids.unwrap_or_default().into_iter().take(GIDS_MAX);
+                    let gids = Gids::from_items(gids).expect("no more than fit");
+                    client.provide_v2(ours, gids);
+                }
+                Some(Agreement::V1) | None => client.provide(ours),
+            },
             Err(diagnosis) => {
                 client.refuse(diagnosis, out_of_sync);
                 self.fallback_reasons.insert(key, diagnosis);
             }
         }
+    }
+}
+
+/// What is left of a Proposal that does not offer version 1: who we are.
+fn without_v1(proposal: &Proposal) -> Proposal {
+    Proposal {
+        subnet: Ipv4Subnet::default(),
+        prefixes: Default::default(),
+        prefix_count: 0,
+        offers_smc_r_v1: false,
+        ..*proposal
     }
 }

@@ -1,6 +1,7 @@
 //! The server's side: what to answer to a Proposal, and when.
 
 use smcr_proto::Instant;
+use smcr_proto::handshake::Agreement;
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::{Diagnosis, Offer, Proposal};
 use smcr_rnic::Rnic;
@@ -16,14 +17,19 @@ impl<N: Rnic> Gateway<N> {
     /// the same peer is under way.
     pub(crate) fn resume(&mut self, now: Instant, key: Key) {
         let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return };
-        let Talk::Pending(_, proposal) = &shaking.talk else { return };
+        let Talk::Pending(server, proposal) = &shaking.talk else { return };
         if !shaking.connected {
             return;
         }
         let proposal = *proposal;
+        let agreement = match server.objection() {
+            Some(diagnosis) => Err(diagnosis),
+            None => Ok(server.agreement().copied().unwrap_or(Agreement::V1)),
+        };
         let port = self.port_of(key);
-        let refusal = self.objection(key, port, &proposal);
-        let peer = Peer { id: proposal.peer_id, gid: proposal.gid, mac: proposal.mac };
+        let refusal = self.objection(key, port, &proposal, agreement);
+        let v2 = agreement.is_ok_and(|agreement| agreement != Agreement::V1);
+        let peer = Peer { id: proposal.peer_id, gid: proposal.gid, mac: proposal.mac, v2 };
         if refusal.is_none()
             && let Some(group) = port.and_then(|port| self.groups.founding(port, peer))
         {
@@ -53,13 +59,17 @@ impl<N: Rnic> Gateway<N> {
         key: Key,
         answer: Result<Offer, Diagnosis>,
     ) {
+        let direct = self.is_direct(key);
         let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
         let Talk::Pending(server, _) = &mut shaking.talk else { return };
         match answer {
             Ok(ours) => {
                 // It may have waited for others; what follows is its own.
                 shaking.deadline = now + self.config.smc.handshake_timeout;
-                server.provide(now, ours);
+                match server.agreement() {
+                    Some(Agreement::V2(_)) => server.provide_v2(now, ours, direct),
+                    Some(Agreement::V1) | None => server.provide(now, ours),
+                }
             }
             Err(diagnosis) => {
                 server.refuse(diagnosis);
@@ -76,19 +86,24 @@ impl<N: Rnic> Gateway<N> {
         key: Key,
         port: Option<PortId>,
         proposal: &Proposal,
+        agreement: Result<Agreement, Diagnosis>,
     ) -> Option<Diagnosis> {
         // RFC 7609 C.1-2
         if port.is_none() {
             return Some(Diagnosis::NO_SMC_R_DEVICE);
         }
-        if !proposal.offers_smc_r_v1 {
-            return Some(Diagnosis::MODE_MISMATCH);
-        }
+        let reach = match agreement {
+            Err(diagnosis) => return Some(diagnosis),
+            Ok(Agreement::V1) => Some(proposal.gid),
+            // A router may be between.
+            Ok(Agreement::V2(_)) => None,
+        };
+        let is_shared = |local| self.network.is_shared(proposal, local);
         // RFC 7609 3.5.1.2-6, 3.5.1.2-7, 3.5.1.2-8, 5.2-1
-        if !self.local_of(key).is_some_and(|local| self.network.is_shared(proposal, local)) {
+        if reach.is_some() && !self.local_of(key).is_some_and(is_shared) {
             return Some(Diagnosis::NO_COMMON_SUBNET);
         }
-        if port.and_then(|port| self.groups.usable_port(port, Some(proposal.gid))).is_none() {
+        if port.and_then(|port| self.groups.usable_port(port, reach)).is_none() {
             return Some(Diagnosis::NO_SMC_R_DEVICE);
         }
         self.is_too_busy().then_some(Diagnosis::OUT_OF_MEMORY)
@@ -113,14 +128,25 @@ impl<N: Rnic> Gateway<N> {
             return self.reserve(now, key, group, link, false);
         }
         // RFC 7609 2.2.3-3, 3.5.1-1, 3.5.1.2-9, 3.5.1.2-10
-        let port = self.groups.usable_port(port, Some(peer.gid)).ok_or(Shortage::Final)?;
+        let reach = (!peer.v2).then_some(peer.gid);
+        let port = self.groups.usable_port(port, reach).ok_or(Shortage::Final)?;
         self.found(now, key, port, Role::Server, peer).map(|(_, ours)| ours)
+    }
+
+    /// Whether the client's port is in the subnet of ours.
+    fn is_direct(&self, key: Key) -> bool {
+        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return false };
+        let Talk::Pending(_, proposal) = &shaking.talk else { return false };
+        let group = shaking.resources.as_ref().map(|resources| resources.group);
+        group.is_some_and(|group| self.groups.is_direct(group, proposal.gid))
     }
 
     /// First contact: the client's queue pair is known now.
     pub(super) fn connect_link(&mut self, now: Instant, key: Key, offer: &Offer) {
         let Some(group) = self.group_of_session(key) else { return };
-        if self.groups.connect(now, group, offer).is_err() || !self.accept_offer(now, key, offer) {
+        let agreement = self.agreement_of(key).unwrap_or(Agreement::V1);
+        let connected = self.groups.connect(now, group, offer, agreement);
+        if connected.is_err() || !self.accept_offer(now, key, offer) {
             // Before CONFIRM LINK nothing is decided yet: the connection can stay TCP (C.2).
             self.handshakes_failed += 1;
             self.decline_first(now, key, Diagnosis::QUEUE_PAIR_NOT_READY);

@@ -6,10 +6,10 @@
 //! software send many of them in one system call.
 
 use smcr_proto::Instant;
-use smcr_rnic::{Fabric, Message, Work};
+use smcr_rnic::{Fabric, Work};
 
 use crate::connections::Far;
-use crate::handoff::LinkId;
+use crate::handoff::{LinkId, LlcBytes};
 use crate::poller::Poller;
 use crate::reap::{LLC, tag_of_cdc};
 use crate::streams::Streams;
@@ -48,7 +48,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 
     /// Posts an LLC message with this turn's flush, or the first that has room for it.
-    pub(crate) fn send_llc(&mut self, link: LinkId, message: Message) {
+    pub(crate) fn send_llc(&mut self, link: LinkId, message: LlcBytes) {
         let Some(link) = self.links.by_id(link) else { return };
         link.llc_outstanding += 1;
         link.llc.push_back(message);

@@ -103,6 +103,36 @@ impl Activity {
     }
 }
 
+/// An LLC message, as it travels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LlcBytes {
+    /// As most are.
+    Short(Message),
+    /// A longer one of SMC-Rv2. Rare, so it may cost an allocation.
+    Long(Box<[u8]>),
+}
+
+impl LlcBytes {
+    /// The message with these bytes; none is shorter than [`MESSAGE_LEN`](smcr_rnic::MESSAGE_LEN).
+    pub fn new(bytes: &[u8]) -> Self {
+        bytes.try_into().map_or_else(|_| Self::Long(bytes.into()), Self::Short)
+    }
+
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Short(message) => message,
+            Self::Long(message) => message,
+        }
+    }
+}
+
+impl From<Message> for LlcBytes {
+    fn from(message: Message) -> Self {
+        Self::Short(message)
+    }
+}
+
 /// Control thread to poller. What a variant carries is moved, never shared.
 #[derive(Debug)]
 pub enum Command<Qp, Stream> {
@@ -117,10 +147,10 @@ pub enum Command<Qp, Stream> {
     },
     /// Post this LLC message, in order with the CDC messages of its link.
     SendLlc {
-        /// Which link.
+        /// Which link. For a long message, one whose queue pair was opened for such.
         link: LinkId,
         /// The message.
-        message: Message,
+        message: LlcBytes,
     },
     /// End every connection on this link without a word to the peer, and reset their sockets.
     FailConnections {
@@ -256,7 +286,7 @@ pub enum Report<Stream> {
         /// On which link.
         link: LinkId,
         /// The message.
-        message: Message,
+        message: LlcBytes,
     },
     /// The queue pair of this link broke. Its connections stand still until the control thread
     /// says what becomes of them.

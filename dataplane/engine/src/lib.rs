@@ -36,5 +36,5 @@ mod reap;
 mod relay;
 pub mod streams;
 
-pub use handoff::{Command, ConnectionId, Established, LinkId, Report};
+pub use handoff::{Command, ConnectionId, Established, LinkId, LlcBytes, Report};
 pub use poller::Poller;

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use smcr_rnic::{Message, QpId, Tag, Work};
+use smcr_rnic::{QpId, Tag, Work};
 
-use crate::handoff::{Activity, LinkId};
+use crate::handoff::{Activity, LinkId, LlcBytes};
 
 /// One link.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct Link {
     /// Its connections were given up; so is whoever comes late.
     pub(crate) failed: bool,
     /// LLC messages that wait for room in the send queue. As few as the control thread sends.
-    pub(crate) llc: VecDeque<Message>,
+    pub(crate) llc: VecDeque<LlcBytes>,
     /// LLC messages waiting or on their way.
     pub(crate) llc_outstanding: u32,
     /// RDMA writes of this turn, of all connections.
@@ -78,7 +78,10 @@ impl Links {
                 && let Some(message) = link.llc.pop_front()
             {
                 link.budget -= 1;
-                link.sends.push(Work::Send { message, tag });
+                link.sends.push(match message {
+                    LlcBytes::Short(message) => Work::Send { message, tag },
+                    LlcBytes::Long(message) => Work::SendLong { message, tag },
+                });
             }
             waits |= !link.llc.is_empty();
         }

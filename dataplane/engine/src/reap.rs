@@ -8,7 +8,7 @@ use smcr_proto::wire::cdc::{Cdc, is_cdc};
 use smcr_rnic::{Completion, Fabric, Message, QpId, Status, Tag};
 
 use crate::connections::{Far, Held, Retained, Slot, Smc};
-use crate::handoff::{ConnectionId, Ending, Report};
+use crate::handoff::{ConnectionId, Ending, LlcBytes, Report};
 use crate::limits::PARKED_MAX;
 use crate::poller::Poller;
 use crate::streams::Streams;
@@ -46,6 +46,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             Completion::Sent { qp, tag: LLC, .. } => self.llc_sent(now, qp),
             Completion::Sent { tag, status, .. } => self.sent(now, tag, status),
             Completion::Received { qp, message } => self.received(now, qp, message),
+            Completion::ReceivedLong { qp, message } => self.received_long(now, qp, message),
             Completion::Broke { qp, cause } => {
                 let Some(link) = self.links.by_qp(qp) else { return };
                 if !std::mem::replace(&mut link.broken, true) {
@@ -110,12 +111,20 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         }
     }
 
+    /// A message that is too long for CDC.
+    fn received_long(&mut self, now: Instant, qp: QpId, message: Box<[u8]>) {
+        let Some(link) = self.links.by_qp(qp) else { return };
+        link.activity.note(now);
+        let (link, message) = (link.id, LlcBytes::Long(message));
+        self.report(Report::LlcReceived { link, message });
+    }
+
     fn received(&mut self, now: Instant, qp: QpId, message: Message) {
         let Some(link) = self.links.by_qp(qp) else { return };
         link.activity.note(now);
         if !is_cdc(&message) {
             let link = link.id;
-            self.report(Report::LlcReceived { link, message });
+            self.report(Report::LlcReceived { link, message: message.into() });
             return;
         }
         self.ends.counters.cdc_in.add(1);

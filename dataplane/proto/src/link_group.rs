@@ -20,6 +20,7 @@
 //!   what is said about links, `rkeys` what is said about RMBs;
 //! - `exchange` is how far an exchange has come, `member` what is known of one link, `ports` which
 //!   links may stand beside each other, `rmbs` what RMBs are called;
+//! - `version` is how all that is put into messages of SMC-Rv2;
 //! - `timers` is what is due when, `view` what others see.
 //!
 //! Not here: when a link asks for a sign of life ([`link`]), which port a link goes through
@@ -32,9 +33,9 @@ use crate::limits::{CONFIRM_LINK_REPLY_WAIT, CONFIRM_LINK_WAIT, LINKS_MAX};
 use crate::link::{self, Cause, Event, Keepalive, Link};
 use crate::outbox::Outbox;
 use crate::time::Instant;
-use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, PeerId, QpAddress, Rkey};
+use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, PeerId, QpAddress};
 use crate::wire::Malformed;
-use crate::wire::llc::{DeleteLink, LEN, Llc, TestLink};
+use crate::wire::llc::{Llc, TestLink};
 
 mod add;
 mod confirm;
@@ -48,6 +49,7 @@ mod retry;
 mod rkeys;
 mod rmbs;
 mod timers;
+mod version;
 mod view;
 
 pub use add::Refusal;
@@ -57,6 +59,8 @@ use member::{Member, is_down};
 use rkeys::{Announcement, Continuing};
 pub use rmbs::{Full, RmbIndex};
 use rmbs::{OurRmbs, PeerRmbs};
+use version::Received;
+pub use version::Version;
 pub use view::Symmetry;
 
 /// Which side of the first contact we were. It decides for the life of the group who adds and
@@ -74,6 +78,8 @@ pub enum Role {
 pub struct Setup {
     /// The peer.
     pub peer_id: PeerId,
+    /// What was agreed on.
+    pub version: Version,
     /// Our end of the first link.
     pub ours: QpAddress,
     /// The peer's end, as its Accept or Confirm named it.
@@ -88,8 +94,8 @@ pub struct Setup {
     /// [`IDLE_GROUP_SERVER`](crate::limits::IDLE_GROUP_SERVER) or
     /// [`IDLE_GROUP_CLIENT`](crate::limits::IDLE_GROUP_CLIENT).
     pub idle_wait: Duration,
-    /// How many symmetric links we are willing to have, 2 to 8; the smaller number of both sides
-    /// counts. Deployed peers say 2.
+    /// How many symmetric links we are willing to have, 2 to 8, in version 2 also 1; the smaller
+    /// number of both sides counts. Deployed peers say 2.
     pub max_links: u8,
     /// How long after a failed attempt a further link is tried again (RFC C.8).
     pub retry_link: Duration,
@@ -98,7 +104,7 @@ pub struct Setup {
 /// What the caller must do next on behalf of a link group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Send this message over that link.
+    /// Send this message over that link, as [`LinkGroup::encode`] puts it.
     Send(LinkNumber, Llc),
     /// The server has named our first link, which was [`UNNUMBERED`] so far.
     LinkNumbered(LinkNumber),
@@ -133,8 +139,9 @@ pub enum Action {
     RmbRefused(RmbIndex),
     /// The peer will not write to this RMB any more: it may be deregistered.
     RmbDeleted(RmbIndex),
-    /// The peer no longer has the RMB of this name on that link: nothing may be written to it.
-    RkeyDeleted(LinkNumber, Rkey),
+    /// The peer no longer has some RMBs that it told on that link: nothing may be written to what
+    /// [`LinkGroup::peer_rmb`] does not know.
+    RkeysDeleted(LinkNumber),
     /// The group is over: once what it had to send is delivered, reset all connections and destroy
     /// all queue pairs.
     Terminate(Cause),
@@ -198,6 +205,8 @@ pub struct LinkGroup {
     our_rmbs: OurRmbs,
     peer_rmbs: PeerRmbs,
     continuing: Option<Continuing>,
+    /// Client: the place of the link that is being offered, which rkeys were told of already.
+    reserved: Option<usize>,
     peer_eye_catcher: bool,
     /// The point of no return of the first contact is behind (C.3).
     committed: bool,
@@ -270,9 +279,10 @@ impl LinkGroup {
             our_rmbs: OurRmbs::new(),
             peer_rmbs: PeerRmbs::new(),
             continuing: None,
+            reserved: None,
             peer_eye_catcher: false,
             committed: false,
-            max_links: setup.max_links.clamp(confirm::LINKS_MAX_MIN, LINKS_MAX),
+            max_links: setup.max_links.clamp(setup.version.links_min(), LINKS_MAX),
             last_number: number.0,
             wanted: false,
             unused_port: None,
@@ -327,7 +337,7 @@ impl LinkGroup {
         }
     }
 
-    /// Takes in 44 bytes that arrived on a link and are no CDC message.
+    /// Takes in a message that arrived on a link and is no CDC message.
     ///
     /// # Errors
     ///
@@ -337,10 +347,10 @@ impl LinkGroup {
         &mut self,
         now: Instant,
         number: LinkNumber,
-        bytes: &[u8; LEN],
+        bytes: &[u8],
     ) -> Result<(), PeerMisbehaved> {
-        match Llc::decode(bytes) {
-            Ok(message) => self.handle_llc(now, number, &message),
+        match Received::decode(self.setup.version, bytes) {
+            Ok(message) => self.handle(now, number, &message),
             // RFC 7609 3.3-9, C.7.1-34
             Err(Malformed::Ignorable(_)) => {
                 self.dropped += 1;
@@ -356,7 +366,7 @@ impl LinkGroup {
         }
     }
 
-    /// Takes in a message that arrived on a link.
+    /// Takes in a message of version 1 that arrived on a link.
     ///
     /// # Errors
     ///
@@ -367,18 +377,25 @@ impl LinkGroup {
         number: LinkNumber,
         message: &Llc,
     ) -> Result<(), PeerMisbehaved> {
+        self.handle(now, number, &Received::V1(*message))
+    }
+
+    fn handle(
+        &mut self,
+        now: Instant,
+        number: LinkNumber,
+        message: &Received<'_>,
+    ) -> Result<(), PeerMisbehaved> {
         if !self.is_alive(number) {
             // What else is said on a link that failed goes unheard.
             // RFC 7609 C.7.1-27
-            if let Llc::DeleteLink(DeleteLink { all: true, reply: false, .. }) = message
-                && !self.is_terminated()
-            {
-                return self.dispatch(now, number, message);
+            if message.ends_group() && !self.is_terminated() {
+                return self.dispatch_any(now, number, message);
             }
             return Ok(());
         }
         self.link_event(now, number, Event::Traffic);
-        let result = self.dispatch(now, number, message);
+        let result = self.dispatch_any(now, number, message);
         // RFC 7609 C.7.1-35
         if result.is_err() {
             self.link_lost(now, number, Cause::PeerMisbehaved);

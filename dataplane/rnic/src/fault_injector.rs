@@ -183,13 +183,14 @@ fn route(
     let (Completion::Wrote { qp, .. }
     | Completion::Sent { qp, .. }
     | Completion::Received { qp, .. }
+    | Completion::ReceivedLong { qp, .. }
     | Completion::Broke { qp, .. }) = completion;
     let pair = pairs.get_mut(&qp).expect("the inner fabric speaks of what it was given");
     match &completion {
         Completion::Wrote { status, .. } | Completion::Sent { status, .. } => {
             pair.ended(qp, *status, news);
         }
-        Completion::Received { .. } => {}
+        Completion::Received { .. } | Completion::ReceivedLong { .. } => {}
         Completion::Broke { .. } => pair.state = State::Gone,
     }
     news.push_back(completion);
@@ -276,7 +277,9 @@ impl<F: Fabric> Fabric for FaultInjector<F> {
             State::Broken { told, .. } => *told = true,
         }
         self.news.retain(|news| match news {
-            Completion::Received { qp: of, .. } | Completion::Broke { qp: of, .. } => *of != qp,
+            Completion::Received { qp: of, .. }
+            | Completion::ReceivedLong { qp: of, .. }
+            | Completion::Broke { qp: of, .. } => *of != qp,
             Completion::Wrote { .. } | Completion::Sent { .. } => true,
         });
     }
@@ -287,7 +290,9 @@ fn flushed(qp: QpId, work: Work) -> Completion {
         Work::Write { lease, tag, .. } => {
             Completion::Wrote { qp, lease, tag, status: Status::Flushed }
         }
-        Work::Send { tag, .. } => Completion::Sent { qp, tag, status: Status::Flushed },
+        Work::Send { tag, .. } | Work::SendLong { tag, .. } => {
+            Completion::Sent { qp, tag, status: Status::Flushed }
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! Two traits, because two threads. [`Rnic`] is for the control thread: it may sleep and fail.
 //! [`Fabric`] is for one poller: it may do neither. Between them a queue pair moves by value, so it
 //! has one user at a time. This crate speaks no SMC: it moves bytes into registered memory and
-//! messages of 44 bytes.
+//! messages of 44 bytes; where both ends have agreed on it, now and then a longer one.
 //!
 //! Backends: `sim`, a network of NICs in one thread on a virtual clock, and `roce`, RoCEv2 in
 //! software over UDP sockets. Around any of them: `fault_injector`.
@@ -25,6 +25,19 @@ pub const MESSAGE_LEN: usize = 44;
 
 /// A message, by value: it is copied into the NIC's own memory when it is posted.
 pub type Message = [u8; MESSAGE_LEN];
+
+/// Length in bytes of the longest message of a queue pair that takes [`Messages::Long`].
+pub const LONG_MESSAGE_MAX: usize = 8192;
+
+/// Which messages a queue pair takes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Messages {
+    /// Those of [`MESSAGE_LEN`] bytes; a longer one breaks it.
+    Short,
+    /// Those, and longer ones up to [`LONG_MESSAGE_MAX`]: each of them is a packet or more, and
+    /// costs an allocation.
+    Long,
+}
 
 /// The port of an RNIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,12 +106,22 @@ pub trait Rnic {
     /// mapped until then.
     fn deregister(&mut self, registration: Registration);
 
-    /// Creates a queue pair, so that its address can be told to the peer.
+    /// Creates a queue pair that takes in short messages, so that its address can be told to the
+    /// peer.
     ///
     /// # Errors
     ///
     /// [`Exhausted`], with nothing changed.
-    fn open(&mut self, domain: Domain) -> Result<Self::Opening, Exhausted>;
+    fn open(&mut self, domain: Domain) -> Result<Self::Opening, Exhausted> {
+        self.open_for(domain, Messages::Short)
+    }
+
+    /// As [`Self::open`], with a choice of the messages.
+    ///
+    /// # Errors
+    ///
+    /// [`Exhausted`], with nothing changed.
+    fn open_for(&mut self, domain: Domain, messages: Messages) -> Result<Self::Opening, Exhausted>;
 }
 
 /// A queue pair that knows its own address but not yet its peer's. It cannot be posted to.
@@ -146,6 +169,14 @@ pub enum Work {
     Send {
         /// The bytes.
         message: Message,
+        /// The caller's mark.
+        tag: Tag,
+    },
+    /// Send a longer message, to a queue pair that was opened for such; to any other it is an
+    /// offence.
+    SendLong {
+        /// The bytes: more than [`MESSAGE_LEN`], at most [`LONG_MESSAGE_MAX`].
+        message: Box<[u8]>,
         /// The caller's mark.
         tag: Tag,
     },
@@ -203,6 +234,13 @@ pub enum Completion {
         /// The bytes.
         message: Message,
     },
+    /// A longer message came in.
+    ReceivedLong {
+        /// The queue pair.
+        qp: QpId,
+        /// The bytes.
+        message: Box<[u8]>,
+    },
     /// The queue pair will carry nothing any more. Comes once, before the flushed completions.
     Broke {
         /// The queue pair.
@@ -214,8 +252,8 @@ pub enum Completion {
 
 /// The same NIC as one polling thread sees it: a completion queue, and the queue pairs on it.
 ///
-/// No method blocks, and none allocates once its tables are warm. Every backend keeps these
-/// promises, and the conformance suite holds every backend to them:
+/// No method blocks, and none allocates once its tables are warm, but for long messages. Every
+/// backend keeps these promises, and the conformance suite holds every backend to them:
 ///
 /// 1. **Order.** Work on one queue pair completes in posting order.
 /// 2. **Visibility.** When `poll` returns a received message, every write the peer posted before
@@ -227,6 +265,7 @@ pub enum Completion {
 /// 4. **Containment.** A write outside a registered region, with a wrong key, or with a key of
 ///    another domain changes no byte and breaks the queue pair on both ends, and nothing else.
 ///    A backend may carry a long write as several; those before the refused one are then placed.
+///    A message that is longer than the receiver takes is refused in the same way.
 /// 5. **Fail stop.** After `Broke`, what was posted and what is posted later completes as flushed,
 ///    in order, and nothing more is received on that queue pair.
 /// 6. **No stall.** While the network delivers now and then, everything posted completes, provided

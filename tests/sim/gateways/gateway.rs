@@ -187,7 +187,7 @@ impl Gateway {
                 moved = true;
                 match report {
                     Report::LlcReceived { link, message } => {
-                        self.groups.llc_received(now, link, &message);
+                        self.groups.llc_received(now, link, message.as_bytes());
                     }
                     Report::LinkBroke { link, cause } => self.groups.link_broke(now, link, cause),
                     Report::LinkRetired { link } => self.groups.link_retired(now, link),

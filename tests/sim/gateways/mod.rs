@@ -19,6 +19,7 @@ use std::time::Duration;
 use smcgate::groups::{Event, PortId};
 use smcr_engine::ConnectionId;
 use smcr_engine::handoff::Ending;
+use smcr_proto::handshake::Agreement;
 use smcr_proto::{Gid, Instant};
 use smcr_rnic::sim::{Network, Odds};
 
@@ -42,6 +43,8 @@ pub(crate) struct World {
     pub(crate) now: Instant,
     /// First contacts that succeeded and failed, and groups that ended.
     pub(crate) contacts: [u64; 3],
+    /// What the gateways speak.
+    pub(crate) agreement: Agreement,
     rendezvous: Vec<Rendezvous>,
     sizes: Sizes,
     /// Looks around since time last passed.
@@ -60,6 +63,7 @@ impl World {
             connections: Vec::new(),
             now: Instant(1_000_000_000),
             contacts: [0; 3],
+            agreement: Agreement::V1,
             rendezvous: Vec::new(),
             sizes,
             steps: 0,
@@ -74,7 +78,8 @@ impl World {
             [(), ()].map(|()| tcp::connection(self.sizes.socket_bytes));
         let applications =
             [Application::new(here, seed, seed + 1), Application::new(there, seed + 1, seed)];
-        let rendezvous = Rendezvous::new(self.now, number, client, ports, [near, far]);
+        let rendezvous =
+            Rendezvous::new(self.now, number, client, ports, self.agreement, [near, far]);
         self.connections.push(Connected { applications, names: rendezvous.names() });
         self.rendezvous.push(rendezvous);
         number

@@ -10,6 +10,7 @@ use smcgate::groups::{Event, GroupId, Joined, Peer, PortId, Refusal, Unnamed};
 use smcr_engine::ConnectionId;
 use smcr_engine::streams::Streams;
 use smcr_memory::Rmbe;
+use smcr_proto::handshake::Agreement;
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::Offer;
 use smcr_proto::wire::llc::DeleteReason;
@@ -29,6 +30,8 @@ pub(crate) struct Rendezvous {
     /// Under way, and who it is for.
     messages: VecDeque<(usize, Message)>,
     deadline: Instant,
+    /// What the gateways speak.
+    agreement: Agreement,
 }
 
 /// One side of it.
@@ -67,6 +70,7 @@ impl Rendezvous {
         number: usize,
         client: usize,
         ports: [PortId; 2],
+        agreement: Agreement,
         [near, far]: [Stream; 2],
     ) -> Self {
         let party = |host, port, stream| Party {
@@ -82,6 +86,7 @@ impl Rendezvous {
             sides: [party(client, ports[0], near), party(1 - client, ports[1], far)],
             messages: VecDeque::from([(SERVER, Message::Proposal)]),
             deadline: now + HANDSHAKE_TIMEOUT,
+            agreement,
         }
     }
 
@@ -179,7 +184,7 @@ impl Rendezvous {
         let theirs = hosts[client].groups.ports()[port.0].rnic.as_ref().expect("all have one");
         let theirs = theirs.port();
         let id = peer_id(if client == 0 { 1 } else { 2 });
-        let peer = Peer { id, gid: theirs.gid, mac: theirs.mac };
+        let peer = Peer { id, gid: theirs.gid, mac: theirs.mac, v2: self.is_v2() };
         let port = self.sides[SERVER].port;
         let size = self.element_size(hosts, SERVER);
         let groups = &mut hosts[self.sides[SERVER].host].groups;
@@ -209,6 +214,10 @@ impl Rendezvous {
             }
         }
         true
+    }
+
+    fn is_v2(&self) -> bool {
+        self.agreement != Agreement::V1
     }
 
     /// The size of the element on one side.
@@ -243,11 +252,11 @@ impl Rendezvous {
     fn accepted(&mut self, now: Instant, hosts: &mut Hosts, offer: &Offer) -> bool {
         let host = self.sides[CLIENT].host;
         let joined = if offer.first_contact {
-            self.found(now, hosts, CLIENT, Role::Client, Peer::of(offer))
+            self.found(now, hosts, CLIENT, Role::Client, Peer::of(offer, self.is_v2()))
         } else {
             let size = self.element_size(hosts, CLIENT);
             let groups = &mut hosts[host].groups;
-            match groups.named_by(offer) {
+            match groups.named_by(offer, self.is_v2()) {
                 Ok((group, link)) => groups.join(now, group, link, size),
                 Err(unnamed) => {
                     self.decline(now, hosts, CLIENT, unnamed == Unnamed::OutOfSync);
@@ -271,7 +280,9 @@ impl Rendezvous {
         self.sides[CLIENT].joined = Some(joined);
         let groups = &mut hosts[host].groups;
         let founding = self.sides[CLIENT].founding;
-        let connected = founding.is_none_or(|group| groups.connect(now, group, offer).is_ok());
+        let agreement = self.agreement;
+        let connect = |group| groups.connect(now, group, offer, agreement).is_ok();
+        let connected = founding.is_none_or(connect);
         if !connected || groups.accept_offer(now, connection, offer).is_err() {
             self.decline(now, hosts, CLIENT, false);
             return true;
@@ -289,7 +300,9 @@ impl Rendezvous {
         let connection = joined.connection;
         let groups = &mut hosts[self.sides[SERVER].host].groups;
         let founding = self.sides[SERVER].founding;
-        let connected = founding.is_none_or(|group| groups.connect(now, group, offer).is_ok());
+        let agreement = self.agreement;
+        let connect = |group| groups.connect(now, group, offer, agreement).is_ok();
+        let connected = founding.is_none_or(connect);
         let accepted = connected && groups.accept_offer(now, connection, offer).is_ok();
         match (accepted, founding) {
             (true, Some(_)) => {}

@@ -10,7 +10,9 @@ use std::time::Duration;
 use smcgate::groups::PortId;
 use smcgate_tests::{run_all, seeds};
 use smcr_engine::handoff::Ending;
+use smcr_proto::handshake::{Agreement, AgreementV2};
 use smcr_proto::link_group::Symmetry;
+use smcr_proto::wire::clc::v2::{Eid, Gids, RELEASE};
 use smcr_proto::{Gid, Instant, RmbeSize};
 use smcr_rnic::dice::{Chance, Dice};
 use smcr_rnic::sim::Odds;
@@ -68,6 +70,18 @@ pub(super) struct Seen {
     /// Connections that were reset because a message that had been acknowledged was not there.
     data_lost: u64,
     links_failed_over: u64,
+}
+
+/// What two gateways agree on in SMC-Rv2.
+fn version_2(max_links: u8) -> Agreement {
+    Agreement::V2(AgreementV2 {
+        eid: Eid::SMCGATE,
+        release: RELEASE,
+        max_connections: 255,
+        max_links,
+        peer: None,
+        gids: Gids::new(),
+    })
 }
 
 impl Seen {
@@ -131,7 +145,11 @@ impl Swarm {
         });
         let trouble = [Chance::NEVER, Chance::percent(1), Chance::percent(5)][dice.index(3)];
         let trouble = if cautious { Chance::percent(15) } else { trouble };
-        let world = World::new(seed, odds, sizes);
+        let max_links = sizes[0].max_links.min(sizes[1].max_links);
+        let mut world = World::new(seed, odds, sizes);
+        if seed % 2 == 1 {
+            world.agreement = version_2(max_links);
+        }
         let (aborted, down, seen) = (Vec::new(), Vec::new(), Seen::default());
         let noticed = Instant(0);
         Self { world, dice, aborted, down, trouble, cautious, noticed, seen }

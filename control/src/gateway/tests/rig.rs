@@ -15,7 +15,7 @@ use smcr_rnic::roce;
 use smcr_rnic::roce::udp;
 
 use super::US;
-use crate::config::Config;
+use crate::config::{Config, RnicKind};
 use crate::device::Devices;
 use crate::gateway::{Gateway, Parts, Port};
 use crate::listener::Listener;
@@ -54,6 +54,9 @@ impl Rig {
         let upstream = TcpListener::bind((address, 0)).unwrap();
         let target = upstream.local_addr().unwrap();
         let smc = "option = \"assume\"\nassume_peers = [\"127.0.0.0/8\"]\nrmb_elements = 4\n";
+        // Most tests play a peer of RFC 7609.
+        let versions = if more.contains("versions") { "" } else { "versions = [1]\n" };
+        let smc = &format!("{smc}{versions}");
         let smc = match more.contains("[smc]\n") {
             true => more.replace("[smc]\n", &format!("[smc]\n{smc}")),
             false => format!("{more}\n[smc]\n{smc}"),
@@ -160,6 +163,7 @@ fn open_port(config: &Config, address: Ipv4Addr, clock: Clock, waker: &Waker) ->
     let poller = start_poller(config, None, Some(fabric), clock, waker, &traffic, seat).unwrap();
     Port {
         name: NAME.to_owned(),
+        kind: RnicKind::RoceUdp,
         device: "lo".to_owned(),
         pnet: String::new(),
         subnet: SUBNET,
@@ -197,6 +201,19 @@ impl Peer {
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return None,
                 Err(error) => panic!("no answer: {error}"),
             }
+        }
+    }
+
+    /// What Linux has in the place of version 1 if it offers only the other.
+    pub(super) fn nobody() -> Proposal {
+        Proposal {
+            peer_id: PeerId::default(),
+            gid: Gid::default(),
+            mac: MacAddress::default(),
+            subnet: Ipv4Subnet::default(),
+            prefixes: Default::default(),
+            prefix_count: 0,
+            offers_smc_r_v1: false,
         }
     }
 

@@ -207,7 +207,7 @@ fn a_link_that_has_just_gone_does_not_cost_the_group() {
     let accept = pair.server.groups.join(pair.now, server, first, SIZE).unwrap();
     pair.client.groups.rnic_down(pair.now, "r0", false).unwrap();
     pair.settle();
-    assert_eq!(pair.client.groups.named_by(&accept.offer), Err(Unnamed::LinkGone));
+    assert_eq!(pair.client.groups.named_by(&accept.offer, false), Err(Unnamed::LinkGone));
     assert!(pair.client.groups.at(client).unwrap().is_established());
     assert!(pair.client.groups.member(near).is_some());
 }

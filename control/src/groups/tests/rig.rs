@@ -4,12 +4,13 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use smcr_engine::handoff::KeyChange;
-use smcr_engine::{Command, ConnectionId, LinkId};
+use smcr_engine::{Command, ConnectionId, LinkId, LlcBytes};
+use smcr_proto::handshake::Agreement;
 use smcr_proto::link::Keepalive;
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::{Gid, Instant, MacAddress, Mtu, PeerId, Qpn, RmbeSize};
-use smcr_rnic::Message;
+
 use smcr_rnic::sim::{self, Network, Odds};
 
 use super::super::*;
@@ -64,19 +65,19 @@ impl Pair {
     /// A first contact over the first RNIC of each host, and everything that follows from it.
     /// Returns the group of the client, that of the server, and the connection on each side.
     pub(super) fn first_contact(&mut self) -> (Contact, Contact) {
-        let peer = Peer { id: PEER_IDS[0], gid: gid(1, 0), mac: mac(1, 0) };
+        let peer = Peer { id: PEER_IDS[0], gid: gid(1, 0), mac: mac(1, 0), v2: false };
         let server = self.server.groups.open(self.now, PortId(0), Role::Server, peer).unwrap();
         let link = self.server.groups.best_link(server).unwrap();
         let accept = self.server.groups.join(self.now, server, link, SIZE).unwrap();
 
-        let peer = Peer::of(&accept.offer);
+        let peer = Peer::of(&accept.offer, false);
         let client = self.client.groups.open(self.now, PortId(0), Role::Client, peer).unwrap();
         let link = self.client.groups.best_link(client).unwrap();
         let confirm = self.client.groups.join(self.now, client, link, SIZE).unwrap();
-        self.client.groups.connect(self.now, client, &accept.offer).unwrap();
+        self.client.groups.connect(self.now, client, &accept.offer, Agreement::V1).unwrap();
         self.client.groups.accept_offer(self.now, confirm.connection, &accept.offer).unwrap();
 
-        self.server.groups.connect(self.now, server, &confirm.offer).unwrap();
+        self.server.groups.connect(self.now, server, &confirm.offer, Agreement::V1).unwrap();
         self.server.groups.accept_offer(self.now, accept.connection, &confirm.offer).unwrap();
         self.settle();
         (Contact { group: client, joined: confirm }, Contact { group: server, joined: accept })
@@ -96,10 +97,10 @@ impl Pair {
                 return;
             }
             for (from, message) in to_server {
-                self.server.hear(self.now, from, &message);
+                self.server.hear(self.now, from, message.as_bytes());
             }
             for (from, message) in to_client {
-                self.client.hear(self.now, from, &message);
+                self.client.hear(self.now, from, message.as_bytes());
             }
         }
     }
@@ -153,7 +154,7 @@ impl Host {
 
     /// Does what pollers would, and returns the LLC messages that leave, each with the queue pair
     /// that it leaves by.
-    fn obey(&mut self, now: Instant) -> Vec<(Qpn, Message)> {
+    fn obey(&mut self, now: Instant) -> Vec<(Qpn, LlcBytes)> {
         let mut leaving = Vec::new();
         while let Some((_, command)) = self.groups.pollers_mut().commands.pop_front() {
             match command {
@@ -220,7 +221,7 @@ impl Host {
     }
 
     /// Takes in a message of the peer's queue pair.
-    fn hear(&mut self, now: Instant, from: Qpn, message: &Message) {
+    fn hear(&mut self, now: Instant, from: Qpn, message: &[u8]) {
         let end = self.groups.iter().find_map(|(_, group)| {
             let mut links = group.links.iter();
             let end = links.find(|one| one.theirs.is_some_and(|theirs| theirs.qpn == from))?;

@@ -4,6 +4,7 @@
 //!   server: Opening ─► Offered ─► Connecting ─► Rkeys ─► Confirming
 //!   client: Opening ─► Connecting ─► Rkeys ─► Confirming
 //! ```
+//! In version 2 the rkeys travel in ADD LINK, and nobody is ever in `Rkeys`.
 
 use super::member::{Member, port_of};
 use super::{Action, LinkGroup, Phase, Role, UNNUMBERED};
@@ -86,7 +87,7 @@ impl LinkGroup {
             self.link_refused(now, number, Refusal::NoAlternatePath);
             return;
         }
-        let Some(slot) = self.free_place() else {
+        let Some(slot) = self.take_place() else {
             self.actions.push(Action::LinkFailed(number, Cause::DeletedByUs));
             self.link_refused(now, number, Refusal::Exhausted);
             return;
@@ -125,6 +126,9 @@ impl LinkGroup {
         // RFC 7609 C.3-1
         self.committed = true;
         self.exchange = Some(Exchange::Offered { number, on, deadline: now + ADD_LINK_WAIT });
+        if self.is_v2() {
+            self.tell_all(on, number);
+        }
         // RFC 7609 2.2.3-1, 3.5.1.6-4, 3.5.1.6-5, 3.5.5.1.1-1, A.3.2-12
         let offer = AddLink { reply, rejected, reason, mac, gid, qpn, link, mtu, psn };
         self.send(on, Llc::AddLink(offer));
@@ -144,6 +148,7 @@ impl LinkGroup {
             return;
         }
         if let Some(theirs) = theirs {
+            self.unreserve();
             // RFC 7609 3.5.1.6.1-2, 3.5.1.6.1-8, A.3.2-8
             self.reject(on, number, theirs, REASON_NO_ALTERNATE_PATH);
             self.end_exchange(now);
@@ -180,24 +185,37 @@ impl LinkGroup {
         if number != expected {
             return;
         }
-        let left = self.slot(on).map(|slot| self.rmbs_to_tell(slot)).unwrap_or_default();
-        let pairs = Pairs { left, peer_left: None };
-        let deadline = now + ADD_LINK_WAIT;
-        self.exchange = Some(Exchange::Rkeys { number, on, pairs, deadline });
+        if self.is_v2() {
+            self.tell_all(on, number);
+        } else {
+            let left = self.slot(on).map(|slot| self.rmbs_to_tell(slot)).unwrap_or_default();
+            let pairs = Pairs { left, peer_left: None };
+            let deadline = now + ADD_LINK_WAIT;
+            self.exchange = Some(Exchange::Rkeys { number, on, pairs, deadline });
+        }
         match self.role {
+            Role::Server if self.is_v2() => self.confirm_added(now, number),
             Role::Server => self.send_pairs(now, false),
             Role::Client => {
-                let Some(member) = self.find(number) else { return };
-                let QpAddress { gid, mac, qpn, psn, mtu } = member.ours;
-                let (reply, rejected, reason, link) = (true, false, 0, number);
-                let mtu = mtu.min(member.theirs.mtu);
-                // RFC 7609 C.3-2
-                self.committed = true;
-                // RFC 7609 3.5.1.6.1-7, A.3.2-9
-                let answer = AddLink { reply, rejected, reason, mac, gid, qpn, link, mtu, psn };
-                self.send(on, Llc::AddLink(answer));
+                self.accept_offer(number, on);
+                if self.is_v2() {
+                    self.await_confirm(now, number);
+                }
             }
         }
+    }
+
+    /// Client: ADD LINK is answered.
+    fn accept_offer(&mut self, number: LinkNumber, on: LinkNumber) {
+        let Some(member) = self.find(number) else { return };
+        let QpAddress { gid, mac, qpn, psn, mtu } = member.ours;
+        let (reply, rejected, reason, link) = (true, false, 0, number);
+        let mtu = mtu.min(member.theirs.mtu);
+        // RFC 7609 C.3-2
+        self.committed = true;
+        // RFC 7609 3.5.1.6.1-7, A.3.2-9
+        let answer = AddLink { reply, rejected, reason, mac, gid, qpn, link, mtu, psn };
+        self.send(on, Llc::AddLink(answer));
     }
 
     /// The other answer to [`Action::ConnectLink`]: the peer cannot be reached that way, and the
@@ -291,6 +309,7 @@ impl LinkGroup {
     /// A link that was being added is not to be.
     fn forget_offer(&mut self, number: LinkNumber) {
         self.exchange = None;
+        self.unreserve();
         // RFC 7609 3.5.1.6.2-1
         if self.find(number).is_some() {
             self.actions.push(Action::LinkFailed(number, Cause::LlcTimedOut));

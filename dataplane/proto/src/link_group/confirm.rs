@@ -126,7 +126,7 @@ impl LinkGroup {
     /// What the peer wants counts if it is less; silence and nonsense agree with us.
     fn agree_on_links(&mut self, wanted: u8) {
         // RFC 7609 2.2.2-1, 2.2.2-6, 2.2.2-8
-        if (LINKS_MAX_MIN..=LINKS_MAX).contains(&wanted) {
+        if (self.setup.version.links_min()..=LINKS_MAX).contains(&wanted) {
             self.max_links = self.max_links.min(wanted);
         }
     }
@@ -134,13 +134,18 @@ impl LinkGroup {
     fn first_link_confirmed(&mut self, now: Instant, message: &ConfirmLink) {
         self.peer_eye_catcher = !message.no_eyecatcher;
         // RFC 7609 3-3, 3.5.1.6-1
-        let deadline = (self.role == Role::Client).then(|| now + ADD_LINK_WAIT);
+        let waits = self.role == Role::Client && self.max_links > 1;
+        let deadline = waits.then(|| now + ADD_LINK_WAIT);
         self.phase = Phase::Founding { deadline };
         if let Some(member) = self.find_mut(message.link) {
             member.confirmed_at = Some(now);
         }
         // RFC 7609 3.5.1.5-4, C.7-2
         self.link_event(now, message.link, Event::Confirmed);
+        if self.role == Role::Client && !waits {
+            // Nothing will be offered to a group of one link.
+            self.advance(now);
+        }
     }
 
     /// A further link carries messages.

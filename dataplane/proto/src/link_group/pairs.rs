@@ -34,7 +34,9 @@ impl LinkGroup {
         }
         let brought = message.remaining.min(PAIRS_PER_MESSAGE);
         for pair in &message.pairs[..usize::from(brought)] {
-            self.learn_pair(on, number, pair);
+            if let (Some(on), Some(added)) = (self.slot(on), self.slot(number)) {
+                self.learn_pair_at(on, added, pair);
+            }
         }
         // RFC 7609 A.3.3-7
         pairs.peer_left = Some(message.remaining - brought);
@@ -53,6 +55,19 @@ impl LinkGroup {
             }
         }
         Ok(())
+    }
+
+    /// What an RMB of the peer is called on the links in two places.
+    pub(super) fn learn_pair_at(&mut self, on: usize, added: usize, pair: &RkeyPair) {
+        if *pair == RkeyPair::default() {
+            return;
+        }
+        if let Some(row) = self.peer_rmbs.find(on, pair.existing) {
+            self.peer_rmbs.set(row, added, pair.new, pair.address);
+        } else if self.peer_rmbs.learn(added, pair.new, pair.address).is_err() {
+            // Connections on it will be reset if they have to move there.
+            self.dropped += 1;
+        }
     }
 
     /// Whether neither side has an RMB left to tell of.

@@ -7,7 +7,6 @@ use crate::limits::{LINKS_MAX, RKEY_REPLY_WAIT};
 use crate::link::Cause;
 use crate::time::Instant;
 use crate::vocabulary::{LinkNumber, Rkey};
-use crate::wire::llc::add_link::RkeyPair;
 use crate::wire::llc::rkeys::{RKEYS_MAX, RkeyOnLink};
 use crate::wire::llc::{ConfirmRkey, ConfirmRkeyContinuation, DeleteRkey, Llc};
 
@@ -97,20 +96,6 @@ impl LinkGroup {
         // RFC 7609 3.5.2.2-3
         let Some(slot) = self.slot(on) else { return Ok(()) };
         self.peer_rmbs.learn(slot, rkey, address).map(|_| ())
-    }
-
-    /// One pair of ADD LINK CONTINUATION.
-    pub(super) fn learn_pair(&mut self, on: LinkNumber, added: LinkNumber, pair: &RkeyPair) {
-        let (Some(on), Some(added)) = (self.slot(on), self.slot(added)) else { return };
-        if *pair == RkeyPair::default() {
-            return;
-        }
-        if let Some(row) = self.peer_rmbs.find(on, pair.existing) {
-            self.peer_rmbs.set(row, added, pair.new, pair.address);
-        } else if self.peer_rmbs.learn(added, pair.new, pair.address).is_err() {
-            // Connections on it will be reset if they have to move there.
-            self.dropped += 1;
-        }
     }
 
     /// Begins the next exchange about an RMB of ours, if there is one to begin.
@@ -414,15 +399,18 @@ impl LinkGroup {
             return;
         }
         let Some(slot) = self.slot(on) else { return };
-        let mut error_mask = 0;
+        let (mut error_mask, mut known) = (0, false);
         // RFC 7609 3.5.5.2.2-4
         for (index, rkey) in message.rkeys.iter().take(usize::from(message.count)).enumerate() {
             if self.peer_rmbs.forget(slot, *rkey) {
-                self.actions.push(Action::RkeyDeleted(on, *rkey));
+                known = true;
             } else {
                 // RFC 7609 A.3.7-4, C.7.1-32
                 error_mask |= 0x80 >> index;
             }
+        }
+        if known {
+            self.actions.push(Action::RkeysDeleted(on));
         }
         let negative = error_mask != 0;
         // RFC 7609 A.3.7-6

@@ -8,7 +8,9 @@ use super::*;
 use crate::limits::{
     ADD_LINK_WAIT, IDLE_GROUP_CLIENT, IDLE_GROUP_SERVER, TEST_LINK_IDLE, TEST_LINK_REPLY_WAIT,
 };
+use crate::vocabulary::Rkey;
 use crate::vocabulary::{Mtu, Psn, Qpn};
+use crate::wire::llc::LEN;
 use crate::wire::llc::{AddLink, ConfirmLink, ConfirmRkey, DeleteLink, DeleteReason, DeleteRkey};
 
 mod add;
@@ -20,6 +22,7 @@ mod links;
 mod recovery;
 mod rkeys;
 mod swarm;
+mod version;
 
 const T0: Instant = Instant(0);
 const LINK: LinkNumber = LinkNumber(1);
@@ -41,6 +44,7 @@ fn end(qpn: u32) -> QpAddress {
 fn setup(ours: u32, theirs: u32) -> Setup {
     Setup {
         peer_id: PeerId([u8::try_from(theirs).unwrap(); 8]),
+        version: Version::V1,
         ours: end(ours),
         theirs: end(theirs),
         user_id: LinkUserId(ours),
@@ -406,11 +410,7 @@ fn rkeys_are_confirmed_and_deleted() {
     let delete = DeleteRkey { reply: false, negative: false, count: 3, error_mask: 0, rkeys };
     server.handle_llc(T0, LINK, &Llc::DeleteRkey(delete)).unwrap();
     let reply = DeleteRkey { reply: true, negative: true, error_mask: 0x40, ..delete };
-    let expected = [
-        Action::RkeyDeleted(LINK, rkey),
-        Action::RkeyDeleted(LINK, Rkey(5)),
-        Action::Send(LINK, Llc::DeleteRkey(reply)),
-    ];
+    let expected = [Action::RkeysDeleted(LINK), Action::Send(LINK, Llc::DeleteRkey(reply))];
     assert_eq!(drain(&mut server), expected);
     assert_eq!(server.peer_rmb(LINK, rkey, LINK), None);
 }

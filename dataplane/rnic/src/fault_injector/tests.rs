@@ -44,7 +44,7 @@ impl Told {
                     assert!(if done { !self.broke } else { self.broke }, "seed {seed}");
                     if done { self.done += 1 } else { self.flushed += 1 }
                 }
-                Completion::Received { .. } => {
+                Completion::Received { .. } | Completion::ReceivedLong { .. } => {
                     assert!(!self.broke, "seed {seed}: received after Broke");
                     self.received += 1;
                 }

@@ -13,13 +13,13 @@ use super::counters::Counters;
 use super::icrc::{Flow, Verdict};
 use super::keys::{Index, Keys};
 use super::pair::{Filled, News, Pair, State};
-use super::responder::Occasion;
+use super::responder::{Occasion, Received};
 use super::rnic::Qp;
 use super::shared::Shared;
 use super::siblings::Siblings;
 use super::wire::Packet;
 use super::{INBOX_MAX, QUEUE_PAIRS_MAX};
-use crate::{Cause, Completion, Message, QpId, Work};
+use crate::{Cause, Completion, QpId, Work};
 
 /// A RoCEv2 NIC in software, as its poller sees it.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ struct Slot {
 
 #[derive(Debug)]
 enum Event {
-    Received(QpId, Message),
+    Received(QpId, Received),
     Broke(QpId, Cause),
 }
 
@@ -107,7 +107,10 @@ impl<W: Wire> Fabric<W> {
             match event {
                 Event::Received(qp, message) => {
                     if self.pairs.is_adopted(qp) {
-                        out.push(Completion::Received { qp, message });
+                        out.push(match message {
+                            Received::Short(message) => Completion::Received { qp, message },
+                            Received::Long(message) => Completion::ReceivedLong { qp, message },
+                        });
                     }
                 }
                 Event::Broke(qp, cause) => {

@@ -9,12 +9,13 @@ use super::counters::Counters;
 use super::icrc::Flow;
 use super::keys::Keys;
 use super::psn;
+use super::request::Segments;
 use super::requester::Requester;
-use super::responder::{Occasion, Refused, Responder};
+use super::responder::{Occasion, Received, Refused, Responder};
 use super::rnic::Qp;
 use super::shared::Ticket;
 use super::wire::{ACKNOWLEDGE, ACKNOWLEDGE_LEN, AETH_LEN, BTH_LEN, Body, Bth, Packet};
-use crate::{Cause, Completion, Message, QpId, Work};
+use crate::{Cause, Completion, QpId, Work};
 
 /// A queue pair that a fabric has adopted.
 #[derive(Debug)]
@@ -45,12 +46,12 @@ pub(super) enum State {
 }
 
 /// What a packet brought.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum News {
     /// Nothing to tell.
     None,
     /// A message.
-    Message(Message),
+    Message(Received),
     /// The queue pair broke.
     Broke(Cause),
 }
@@ -68,13 +69,14 @@ impl Pair {
     /// Takes over `qp`, whose packets leave from `local`.
     pub(super) fn new(id: QpId, qp: Qp, local: SocketAddr) -> Self {
         let target = SocketAddr::new(qp.peer.gid.to_ip(), local.port());
+        let segments = Segments { write: qp.mtu_out, message: qp.mtu_in };
         Self {
             id,
             peer: qp.peer.qpn,
             target,
             flow: Flow::new(local, target),
-            requester: Requester::new(qp.peer.qpn, qp.local.psn, qp.mtu_out, qp.window_max),
-            responder: Responder::new(qp.domain, qp.mtu_in, qp.peer.psn),
+            requester: Requester::new(qp.peer.qpn, qp.local.psn, segments, qp.window_max),
+            responder: Responder::new(qp.domain, qp.messages, qp.mtu_in, qp.peer.psn),
             ticket: qp.ticket,
             state: State::Ready,
         }
@@ -117,7 +119,7 @@ impl Pair {
                     Err(cause) => cause,
                 }
             }
-            Body::Send(_) | Body::Write { .. } | Body::WriteOn { .. } | Body::Unserved => {
+            Body::Send { .. } | Body::Write { .. } | Body::WriteOn { .. } | Body::Unserved => {
                 if !is_ready {
                     self.responder.refuse_again();
                     return News::None;

@@ -2,14 +2,18 @@
 //!
 //! A write becomes a train of WRITE ONLY packets, each with its own address, so that all but the
 //! last are of one size: FIRST, MIDDLE and LAST differ in length, and would not leave in one system
-//! call.
+//! call. A long message has no other way: the receiver joins FIRST, MIDDLE and LAST, and demands
+//! that all but the last are as long as both ends have agreed on.
 
 use smcr_memory::Lease;
 use smcr_proto::Rkey;
 
 use super::PACKET_COST;
-use super::wire::{BTH_LEN, Bth, RETH_LEN, Reth, SEND_ONLY, WRITE_ONLY, packet_len};
-use crate::{Completion, MESSAGE_LEN, Message, QpId, Status, Tag, Work};
+use super::wire::{
+    BTH_LEN, Bth, RETH_LEN, Reth, SEND_FIRST, SEND_LAST, SEND_MIDDLE, SEND_ONLY, WRITE_ONLY,
+    packet_len,
+};
+use crate::{Completion, LONG_MESSAGE_MAX, MESSAGE_LEN, Message, QpId, Status, Tag, Work};
 
 /// A point in the stream of packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,6 +42,8 @@ pub(super) struct Request {
     start: Mark,
     /// How many packets it is.
     pub(super) packets: u32,
+    /// Payload of each but the last.
+    segment: u32,
     tag: Tag,
     body: Outgoing,
 }
@@ -46,20 +52,41 @@ pub(super) struct Request {
 enum Outgoing {
     Write { lease: Lease, rkey: Rkey, address: u64 },
     Send(Message),
+    SendLong(Box<[u8]>),
+}
+
+/// Payload of full packets, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Segments {
+    /// What fits the path.
+    pub(super) write: u32,
+    /// What both ends have agreed on, never less.
+    pub(super) message: u32,
 }
 
 impl Request {
-    /// The request that `work` asks for, behind all others, in packets of up to `mtu` bytes of
-    /// payload.
-    pub(super) fn new(work: Work, start: Mark, mtu: u32) -> Self {
+    /// The request that `work` asks for, behind all others.
+    ///
+    /// # Panics
+    ///
+    /// If a long message is longer than any may be: our bug.
+    pub(super) fn new(work: Work, start: Mark, segments: Segments) -> Self {
         let (tag, body) = match work {
             Work::Write { lease, rkey, address, tag } => {
                 (tag, Outgoing::Write { lease, rkey, address })
             }
             Work::Send { message, tag } => (tag, Outgoing::Send(message)),
+            Work::SendLong { message, tag } => {
+                assert!(message.len() <= LONG_MESSAGE_MAX, "{} bytes", message.len());
+                (tag, Outgoing::SendLong(message))
+            }
         };
-        let packets = body.len().div_ceil(mtu).max(1);
-        Self { start, packets, tag, body }
+        let segment = match body {
+            Outgoing::Write { .. } | Outgoing::Send(_) => segments.write,
+            Outgoing::SendLong(_) => segments.message,
+        };
+        let packets = body.len().div_ceil(segment).max(1);
+        Self { start, packets, segment, tag, body }
     }
 
     /// What the caller is told when it has ended.
@@ -67,7 +94,7 @@ impl Request {
         let tag = self.tag;
         match self.body {
             Outgoing::Write { lease, .. } => Completion::Wrote { qp, lease, tag, status },
-            Outgoing::Send(_) => Completion::Sent { qp, tag, status },
+            Outgoing::Send(_) | Outgoing::SendLong(_) => Completion::Sent { qp, tag, status },
         }
     }
 
@@ -79,41 +106,47 @@ impl Request {
     }
 
     /// Its packet with that sequence.
-    pub(super) fn place(&self, request: usize, sequence: u64, mtu: u32) -> Place {
+    pub(super) fn place(&self, request: usize, sequence: u64) -> Place {
         let packet = sequence.saturating_sub(self.start.sequence);
         assert!(packet < u64::from(self.packets));
         // All packets before another one are full.
-        let cost = self.start.cost + packet * u64::from(mtu + PACKET_COST);
+        let cost = self.start.cost + packet * u64::from(self.segment + PACKET_COST);
         let packet = u32::try_from(packet).expect("less than the number of packets");
         Place { mark: Mark { sequence, cost }, request, packet }
     }
 
-    /// The opcode of each of its packets.
-    pub(super) fn opcode(&self) -> u8 {
+    /// The opcode of one of its packets.
+    pub(super) fn opcode(&self, packet: u32) -> u8 {
         match self.body {
             Outgoing::Write { .. } => WRITE_ONLY,
             Outgoing::Send(_) => SEND_ONLY,
+            Outgoing::SendLong(_) => match (packet == 0, packet + 1 == self.packets) {
+                (true, true) => SEND_ONLY,
+                (true, false) => SEND_FIRST,
+                (false, false) => SEND_MIDDLE,
+                (false, true) => SEND_LAST,
+            },
         }
     }
 
     /// Bytes of payload of one of its packets.
-    pub(super) fn payload_len(&self, packet: u32, mtu: u32) -> u32 {
-        mtu.min(self.body.len() - packet * mtu)
+    pub(super) fn payload_len(&self, packet: u32) -> u32 {
+        self.segment.min(self.body.len() - packet * self.segment)
     }
 
     /// Bytes of one of its packets.
-    pub(super) fn packet_len(&self, packet: u32, mtu: u32) -> usize {
-        packet_len(self.body.headers_len(), self.payload_len(packet, mtu) as usize)
+    pub(super) fn packet_len(&self, packet: u32) -> usize {
+        packet_len(self.body.headers_len(), self.payload_len(packet) as usize)
     }
 
     /// Builds one of its packets; the ICRC is left open.
-    pub(super) fn build(&self, packet: u32, mtu: u32, header: Bth, out: &mut [u8]) {
+    pub(super) fn build(&self, packet: u32, header: Bth, out: &mut [u8]) {
         out[..BTH_LEN].copy_from_slice(&header.encode());
         let payload_at = self.body.headers_len();
         let payload_end = payload_at + header.payload_len;
         match &self.body {
             Outgoing::Write { lease, rkey, address } => {
-                let at = packet * mtu;
+                let at = packet * self.segment;
                 let address = address.wrapping_add(at.into());
                 let len = u32::try_from(header.payload_len).expect("at most the MTU");
                 let reth = Reth { address, rkey: *rkey, len };
@@ -121,6 +154,11 @@ impl Request {
                 lease.copy_out(at, &mut out[payload_at..payload_end]);
             }
             Outgoing::Send(message) => out[payload_at..payload_end].copy_from_slice(message),
+            Outgoing::SendLong(message) => {
+                let at = (packet * self.segment) as usize;
+                let piece = &message[at..at + header.payload_len];
+                out[payload_at..payload_end].copy_from_slice(piece);
+            }
         }
         out[payload_end..].fill(0);
     }
@@ -131,13 +169,14 @@ impl Outgoing {
         match self {
             Self::Write { lease, .. } => lease.len(),
             Self::Send(_) => MESSAGE_BYTES,
+            Self::SendLong(message) => u32::try_from(message.len()).expect("asserted at first"),
         }
     }
 
     fn headers_len(&self) -> usize {
         match self {
             Self::Write { .. } => BTH_LEN + RETH_LEN,
-            Self::Send(_) => BTH_LEN,
+            Self::Send(_) | Self::SendLong(_) => BTH_LEN,
         }
     }
 }

@@ -11,8 +11,8 @@ use smcr_proto::{Instant, Psn, Qpn};
 
 use super::congestion::Congestion;
 use super::counters::Counters;
-use super::request::{Mark, Place, Request};
-use super::wire::{Aeth, Bth, SEND_ONLY, Syndrome};
+use super::request::{Mark, Place, Request, Segments};
+use super::wire::{Aeth, Bth, SEND_LAST, SEND_ONLY, Syndrome};
 use super::{PACKET_COST, SEND_QUEUE_DEPTH, psn};
 use crate::{Cause, Completion, QpId, Status, Work};
 
@@ -21,8 +21,8 @@ use crate::{Cause, Completion, QpId, Status, Work};
 pub(super) struct Requester {
     peer: Qpn,
     first_psn: Psn,
-    /// Payload of a full packet.
-    mtu: u32,
+    /// Payload of full packets.
+    segments: Segments,
     /// Oldest first. Those before `done` are acknowledged and wait for a `poll`.
     queue: VecDeque<Request>,
     done: usize,
@@ -68,19 +68,19 @@ struct Timed {
 }
 
 impl Requester {
-    /// Sends to `peer`, beginning with `first_psn`, packets of up to `mtu` bytes of payload.
-    pub(super) fn new(peer: Qpn, first_psn: Psn, mtu: u32, window_max: u32) -> Self {
+    /// Sends to `peer`, beginning with `first_psn`, packets with `segments` as payload.
+    pub(super) fn new(peer: Qpn, first_psn: Psn, segments: Segments, window_max: u32) -> Self {
         Self {
             peer,
             first_psn,
-            mtu,
+            segments,
             queue: VecDeque::with_capacity(SEND_QUEUE_DEPTH),
             done: 0,
             oldest: Place::default(),
             next: Place::default(),
             sent_end: 0,
             end: Mark::default(),
-            congestion: Congestion::new(mtu, window_max),
+            congestion: Congestion::new(segments.write, window_max),
             wait: None,
             timed: None,
             unasked: 0,
@@ -103,7 +103,7 @@ impl Requester {
     /// If there is no room.
     pub(super) fn post(&mut self, work: Work) {
         assert!(self.room() > 0, "the caller budgets its requests");
-        let request = Request::new(work, self.end, self.mtu);
+        let request = Request::new(work, self.end, self.segments);
         self.end = request.end();
         self.queue.push_back(request);
     }
@@ -119,7 +119,7 @@ impl Requester {
             return None;
         }
         let request = &self.queue[self.next.request];
-        Some(request.packet_len(self.next.packet, self.mtu))
+        Some(request.packet_len(self.next.packet))
     }
 
     /// Builds the packet that [`next_len`](Self::next_len) told, without its ICRC, and counts it as
@@ -137,8 +137,8 @@ impl Requester {
     ) {
         let Place { mark: Mark { sequence, .. }, request: at, packet } = self.next;
         let request = &self.queue[at];
-        let payload_len = request.payload_len(packet, self.mtu);
-        assert_eq!(out.len(), request.packet_len(packet, self.mtu));
+        let payload_len = request.payload_len(packet);
+        assert_eq!(out.len(), request.packet_len(packet));
 
         self.next.mark.sequence += 1;
         self.next.mark.cost += u64::from(payload_len) + u64::from(PACKET_COST);
@@ -150,15 +150,16 @@ impl Requester {
         self.unasked += 1;
         let ask = last || self.unasked >= UNASKED_MAX || self.next_len(now).is_none();
         let request = &self.queue[at];
+        let opcode = request.opcode(packet);
         let header = Bth {
-            opcode: request.opcode(),
-            solicited: request.opcode() == SEND_ONLY,
+            opcode,
+            solicited: opcode == SEND_ONLY || opcode == SEND_LAST,
             payload_len: payload_len as usize,
             target: self.peer,
             ack_request: ask,
             psn: psn::advance(self.first_psn, sequence),
         };
-        request.build(packet, self.mtu, header, out);
+        request.build(packet, header, out);
         self.count_sent(now, sequence, ask, counters);
     }
 
@@ -297,7 +298,7 @@ impl Requester {
             self.done += 1;
         }
         self.oldest = match self.queue.get(self.done) {
-            Some(request) => request.place(self.done, sequence, self.mtu),
+            Some(request) => request.place(self.done, sequence),
             None => Place { mark: self.end, request: self.done, packet: 0 },
         };
         let mut hasty = false;

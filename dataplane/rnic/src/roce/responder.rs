@@ -14,12 +14,13 @@ use super::counters::Counters;
 use super::keys::{Hint, Keys};
 use super::psn::{self, Order, PSN_MASK};
 use super::wire::{Aeth, Body, Packet, Reth, Syndrome};
-use crate::{Domain, MESSAGE_LEN, Message};
+use crate::{Domain, LONG_MESSAGE_MAX, MESSAGE_LEN, Message, Messages};
 
 /// The receiving half.
 #[derive(Debug)]
 pub(super) struct Responder {
     domain: Domain,
+    messages: Messages,
     /// Payload of a full packet.
     mtu: u32,
     expected: Psn,
@@ -27,6 +28,8 @@ pub(super) struct Responder {
     msn: u32,
     /// What is left of a write of several packets.
     writing: Option<Reth>,
+    /// What has come of a message of several packets.
+    joining: Option<Vec<u8>>,
     hint: Hint,
     /// What broke this queue pair, if it was the peer.
     refused: Option<(Syndrome, Psn)>,
@@ -70,19 +73,30 @@ pub(super) enum Occasion {
     BeforeSleep,
 }
 
+/// A message, whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Received {
+    /// As most are.
+    Short(Message),
+    /// A longer one.
+    Long(Box<[u8]>),
+}
+
 /// The peer sent what it must not. The refusal is owed, and the queue pair must break.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Refused;
 
 impl Responder {
     /// Expects `first` from the peer, in packets of up to `mtu` bytes of payload.
-    pub(super) fn new(domain: Domain, mtu: u32, first: Psn) -> Self {
+    pub(super) fn new(domain: Domain, messages: Messages, mtu: u32, first: Psn) -> Self {
         Self {
             domain,
+            messages,
             mtu,
             expected: first,
             msn: 0,
             writing: None,
+            joining: None,
             hint: Hint::default(),
             refused: None,
             complained: None,
@@ -106,7 +120,7 @@ impl Responder {
         keys: &Keys,
         room: bool,
         counters: &mut Counters,
-    ) -> Result<Option<Message>, Refused> {
+    ) -> Result<Option<Received>, Refused> {
         match psn::order(self.expected, packet.psn) {
             Order::Expected => {}
             Order::Before => {
@@ -123,9 +137,10 @@ impl Responder {
         let outcome = self.carry_out(packet, keys, room);
         match outcome {
             Ok(done) => {
-                self.accept(now, packet, done);
+                self.accept(now, packet, &done);
                 Ok(match done {
-                    Done::Message(message) => Some(message),
+                    Done::Message(message) => Some(Received::Short(message)),
+                    Done::Long(message) => Some(Received::Long(message)),
                     Done::Write | Done::Part => None,
                 })
             }
@@ -209,16 +224,16 @@ impl Responder {
     }
 
     /// The expected packet was carried out.
-    fn accept(&mut self, now: Instant, packet: &Packet<'_>, done: Done) {
+    fn accept(&mut self, now: Instant, packet: &Packet<'_>, done: &Done) {
         self.expected = psn::advance(self.expected, 1);
         match done {
-            Done::Message(_) | Done::Write => self.msn = (self.msn + 1) & PSN_MASK,
+            Done::Message(_) | Done::Long(_) | Done::Write => self.msn = (self.msn + 1) & PSN_MASK,
             Done::Part => {}
         }
         let payload = match packet.body {
-            Body::Send(payload) | Body::Write { payload, .. } | Body::WriteOn { payload, .. } => {
-                payload.len()
-            }
+            Body::Send { payload, .. }
+            | Body::Write { payload, .. }
+            | Body::WriteOn { payload, .. } => payload.len(),
             Body::Acknowledge(_) | Body::Unserved => 0,
         };
         self.packets += 1;
@@ -240,15 +255,16 @@ impl Responder {
         room: bool,
     ) -> Result<Done, Syndrome> {
         match packet.body {
-            Body::Send(payload) => {
-                let mut message = [0; MESSAGE_LEN];
-                let target = message.get_mut(..payload.len()).ok_or(Syndrome::INVALID_REQUEST)?;
-                target.copy_from_slice(payload);
-                if self.writing.is_some() {
+            Body::Send { first: true, more: false, payload } if payload.len() <= MESSAGE_LEN => {
+                if self.writing.is_some() || self.joining.is_some() {
                     return Err(Syndrome::INVALID_REQUEST);
                 }
+                let mut message = [0; MESSAGE_LEN];
+                message[..payload.len()].copy_from_slice(payload);
                 if room { Ok(Done::Message(message)) } else { Err(Syndrome::NOT_READY) }
             }
+            Body::Send { first, more, payload } => self.join(first, more, payload, room),
+            Body::Write { .. } if self.joining.is_some() => Err(Syndrome::INVALID_REQUEST),
             Body::Write { reth, more, payload } => {
                 if self.writing.is_some() || reth.len > WRITE_MAX {
                     return Err(Syndrome::INVALID_REQUEST);
@@ -261,6 +277,40 @@ impl Responder {
             }
             Body::Unserved | Body::Acknowledge(_) => Err(Syndrome::INVALID_REQUEST),
         }
+    }
+
+    /// Takes in a packet of a long message. Once it has begun there is room for all of it.
+    fn join(
+        &mut self,
+        first: bool,
+        more: bool,
+        payload: &[u8],
+        room: bool,
+    ) -> Result<Done, Syndrome> {
+        let before = self.joining.as_ref().map_or(0, Vec::len);
+        let fits = match (more, u32::try_from(payload.len())) {
+            (true, Ok(len)) => len == self.mtu,
+            (false, Ok(len)) => len <= self.mtu && (first || len > 0),
+            (_, Err(_)) => false,
+        };
+        let expected = first == self.joining.is_none() && self.writing.is_none();
+        let long = self.messages == Messages::Long && before + payload.len() <= LONG_MESSAGE_MAX;
+        if !fits || !expected || !long {
+            return Err(Syndrome::INVALID_REQUEST);
+        }
+        if first && !room {
+            return Err(Syndrome::NOT_READY);
+        }
+        let mut message = self.joining.take().unwrap_or_default();
+        message.extend_from_slice(payload);
+        if more {
+            self.joining = Some(message);
+            return Ok(Done::Part);
+        }
+        Ok(match short(&message) {
+            Some(short) => Done::Message(short),
+            None => Done::Long(message.into()),
+        })
     }
 
     /// Places the bytes at the start of `rest`, of which `more` says whether more follow.
@@ -297,12 +347,20 @@ impl Responder {
 }
 
 /// What a packet that was carried out completed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 enum Done {
     Message(Message),
+    Long(Box<[u8]>),
     Write,
-    /// The write goes on.
+    /// The write, or the message, goes on.
     Part,
+}
+
+/// A message of several packets may still be as short as others.
+fn short(message: &[u8]) -> Option<Message> {
+    let mut short = [0; MESSAGE_LEN];
+    short.get_mut(..message.len())?.copy_from_slice(message);
+    Some(short)
 }
 
 /// How long an acknowledgement waits for data to ride behind. The peer does not mind: its timeout

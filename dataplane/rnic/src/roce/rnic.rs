@@ -13,7 +13,7 @@ use super::QUEUE_PAIRS_MAX;
 use super::psn::PSN_MASK;
 use super::shared::{KeyChange, Shared, Ticket};
 use super::siblings::Share;
-use crate::{Domain, Exhausted, Port, QpAddress, Registration};
+use crate::{Domain, Exhausted, Messages, Port, QpAddress, Registration};
 
 /// What a NIC is made of, beside its wire.
 pub struct Setup {
@@ -57,6 +57,7 @@ pub struct Rnic {
 pub struct Opening {
     ticket: Ticket,
     domain: Domain,
+    messages: Messages,
     address: QpAddress,
     window_max: u32,
     path: fn(IpAddr, IpAddr) -> io::Result<u32>,
@@ -67,6 +68,7 @@ pub struct Opening {
 pub struct Qp {
     pub(super) ticket: Ticket,
     pub(super) domain: Domain,
+    pub(super) messages: Messages,
     pub(super) local: QpAddress,
     pub(super) peer: QpAddress,
     /// Payload in bytes of the packets that may come.
@@ -133,7 +135,7 @@ impl crate::Rnic for Rnic {
         self.shared.push(KeyChange::Close(registration.rkey));
     }
 
-    fn open(&mut self, domain: Domain) -> Result<Opening, Exhausted> {
+    fn open_for(&mut self, domain: Domain, messages: Messages) -> Result<Opening, Exhausted> {
         assert!(self.domains.contains_key(&domain), "the caller opened the domain");
         while let Some(qpn) = self.shared.pop_retired() {
             assert!(self.numbers.remove(&qpn));
@@ -153,6 +155,7 @@ impl crate::Rnic for Rnic {
         Ok(Opening {
             ticket: Ticket::new(qpn, &self.shared),
             domain,
+            messages,
             address: QpAddress { gid: port.gid, mac: port.mac, qpn, psn, mtu: port.mtu },
             window_max: self.setup.window_max,
             path: self.setup.path,
@@ -181,6 +184,7 @@ impl crate::Opening for Opening {
         Ok(Qp {
             ticket: self.ticket,
             domain: self.domain,
+            messages: self.messages,
             local: self.address,
             peer,
             mtu_in,

@@ -120,6 +120,7 @@ impl Node {
                 }
                 Completion::Sent { tag, status, .. } => self.done.push((tag, status)),
                 Completion::Received { message, .. } => self.received.push(message),
+                Completion::ReceivedLong { message, .. } => panic!("{message:?}"),
                 Completion::Broke { cause, .. } => self.broke.push(cause),
             }
         }

@@ -48,8 +48,15 @@ pub(super) struct Packet<'a> {
 /// What a packet says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Body<'a> {
-    /// A message in one packet.
-    Send(&'a [u8]),
+    /// A packet of a message; mostly all of it.
+    Send {
+        /// The message begins with it.
+        first: bool,
+        /// More packets of this message follow.
+        more: bool,
+        /// Its bytes.
+        payload: &'a [u8],
+    },
     /// The first packet of a write, or the only one.
     Write {
         /// Where it goes.
@@ -68,8 +75,7 @@ pub(super) enum Body<'a> {
     },
     /// An answer to requests.
     Acknowledge(Aeth),
-    /// A request that this NIC does not serve: reads, atomics, immediates, messages of more than
-    /// one packet.
+    /// A request that this NIC does not serve: reads, atomics, immediates.
     Unserved,
 }
 
@@ -117,8 +123,8 @@ impl Syndrome {
 pub(super) struct Bth {
     /// What the packet is.
     pub(super) opcode: u8,
-    /// Wake the receiver's completion queue: set on every send, since Linux arms its queue for
-    /// solicited completions only.
+    /// Wake the receiver's completion queue: set where a message ends, since Linux arms its queue
+    /// for solicited completions only.
     pub(super) solicited: bool,
     /// Bytes of payload, from which the padding follows.
     pub(super) payload_len: usize,
@@ -130,6 +136,12 @@ pub(super) struct Bth {
     pub(super) psn: Psn,
 }
 
+/// The first packet of a message of several.
+pub(super) const SEND_FIRST: u8 = 0x00;
+/// A packet of a message, neither first nor last.
+pub(super) const SEND_MIDDLE: u8 = 0x01;
+/// The last packet of a message of several.
+pub(super) const SEND_LAST: u8 = 0x02;
 /// A message in one packet.
 pub(super) const SEND_ONLY: u8 = 0x04;
 /// The first packet of a write of several.
@@ -180,7 +192,11 @@ impl<'a> Body<'a> {
             rest.len().checked_sub(pad).map(|len| &rest[..len]).ok_or(Malformed::Length)
         };
         match opcode {
-            SEND_ONLY => Ok(Self::Send(unpadded(rest)?)),
+            SEND_FIRST | SEND_MIDDLE | SEND_LAST | SEND_ONLY => Ok(Self::Send {
+                first: opcode == SEND_FIRST || opcode == SEND_ONLY,
+                more: opcode == SEND_FIRST || opcode == SEND_MIDDLE,
+                payload: unpadded(rest)?,
+            }),
             WRITE_FIRST | WRITE_ONLY => {
                 let (reth, rest) = rest.split_first_chunk().ok_or(Malformed::Length)?;
                 let more = opcode == WRITE_FIRST;
@@ -196,9 +212,9 @@ impl<'a> Body<'a> {
                 }
                 _ => Err(Malformed::Length),
             },
-            // Sends of several packets or with immediates; writes with immediates; reads; atomics;
+            // Sends with immediates; writes with immediates; reads; atomics;
             // sends that invalidate; flush and atomic write.
-            0x00..=0x03 | 0x05 | 0x09 | 0x0b | 0x0c | 0x13 | 0x14 | 0x16 | 0x17 | 0x1c | 0x1d => {
+            0x03 | 0x05 | 0x09 | 0x0b | 0x0c | 0x13 | 0x14 | 0x16 | 0x17 | 0x1c | 0x1d => {
                 Ok(Self::Unserved)
             }
             // Responses to reads and atomics, reserved codes, and all other transport services.

@@ -22,7 +22,8 @@ use smcr_proto::{Gid, Instant, Psn, Qpn, Rkey};
 
 use crate::dice::{Chance, Dice};
 use crate::{
-    Cause, Completion, Domain, Exhausted, Message, Port, QpAddress, QpId, Registration, Work,
+    Cause, Completion, Domain, Exhausted, Message, Messages, Port, QpAddress, QpId, Registration,
+    Work,
 };
 
 use queue_pair::{QueuePair, Stage};
@@ -290,14 +291,14 @@ impl crate::Rnic for Rnic {
         }
     }
 
-    fn open(&mut self, domain: Domain) -> Result<Opening, Exhausted> {
+    fn open_for(&mut self, domain: Domain, messages: Messages) -> Result<Opening, Exhausted> {
         self.exhausted()?;
         let mut world = self.network.lock();
         let psn = Psn(u32::try_from(world.dice.below(1 << 24)).expect("24 bits"));
         let qpn = Qpn(world.next_qpn);
         world.next_qpn += 1;
         assert!(world.next_qpn < 1 << 24, "queue pair numbers are never reused");
-        world.queue_pairs.insert(qpn, QueuePair::new(self.nic, domain, psn));
+        world.queue_pairs.insert(qpn, QueuePair::new(self.nic, domain, messages, psn));
         Ok(Opening { end: End { network: self.network.clone(), qpn } })
     }
 }

@@ -6,7 +6,9 @@ use smcr_proto::{Instant, Psn, Qpn};
 
 use super::visibility::Hidden;
 use crate::dice::Dice;
-use crate::{Cause, Completion, Domain, Message, QpId, Status, Work};
+use crate::{
+    Cause, Completion, Domain, LONG_MESSAGE_MAX, MESSAGE_LEN, Message, Messages, QpId, Status, Work,
+};
 
 /// How far a queue pair has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +29,8 @@ pub(super) struct QueuePair {
     /// Index of its NIC in the network.
     pub(super) nic: usize,
     pub(super) domain: Domain,
+    /// What it takes in.
+    messages: Messages,
     pub(super) psn: Psn,
     pub(super) stage: Stage,
     /// What its fabric calls it, once adopted.
@@ -70,9 +74,16 @@ pub(super) struct Executed {
 /// A message that came in.
 #[derive(Debug)]
 pub(super) struct Arrived {
-    pub(super) message: Message,
+    pub(super) message: Arrival,
     /// Its place among the requests of its sender: it announces all earlier ones.
     pub(super) request: u64,
+}
+
+/// The bytes of a message that came in.
+#[derive(Debug)]
+pub(super) enum Arrival {
+    Short(Message),
+    Long(Box<[u8]>),
 }
 
 /// What a fabric must be told.
@@ -97,10 +108,11 @@ impl QueuePair {
     /// Messages that wait for the fabric before the peer is told to come back later.
     pub(super) const INBOX_MAX: usize = 256;
 
-    pub(super) fn new(nic: usize, domain: Domain, psn: Psn) -> Self {
+    pub(super) fn new(nic: usize, domain: Domain, messages: Messages, psn: Psn) -> Self {
         Self {
             nic,
             domain,
+            messages,
             psn,
             stage: Stage::Opened,
             id: None,
@@ -122,6 +134,14 @@ impl QueuePair {
         match self.stage {
             Stage::Connected { peer } => Some(peer),
             Stage::Opened | Stage::Broken | Stage::Released => None,
+        }
+    }
+
+    /// Whether it takes in a message of `len` bytes that is longer than others.
+    pub(super) fn takes_long(&self, len: usize) -> bool {
+        match self.messages {
+            Messages::Short => false,
+            Messages::Long => (MESSAGE_LEN..=LONG_MESSAGE_MAX).contains(&len),
         }
     }
 
@@ -204,14 +224,17 @@ impl QueuePair {
         if inbox_first {
             let Arrived { message, request } = self.inbox.pop_front()?;
             self.hidden.reveal_before(request);
-            return Some(Completion::Received { qp, message });
+            return Some(match message {
+                Arrival::Short(message) => Completion::Received { qp, message },
+                Arrival::Long(message) => Completion::ReceivedLong { qp, message },
+            });
         }
         Some(match self.news.pop_front()? {
             News::Broke(cause) => Completion::Broke { qp, cause },
             News::Ended { work: Work::Write { lease, tag, .. }, status } => {
                 Completion::Wrote { qp, lease, tag, status }
             }
-            News::Ended { work: Work::Send { tag, .. }, status } => {
+            News::Ended { work: Work::Send { tag, .. } | Work::SendLong { tag, .. }, status } => {
                 Completion::Sent { qp, tag, status }
             }
         })

@@ -48,7 +48,9 @@ impl Pair {
                 heard.extend(out.iter().map(|completion| match completion {
                     Completion::Sent { status: Status::Done, .. } => "sent".to_owned(),
                     Completion::Sent { status: Status::Flushed, .. } => "flushed".to_owned(),
-                    Completion::Received { .. } => "received".to_owned(),
+                    Completion::Received { .. } | Completion::ReceivedLong { .. } => {
+                        "received".to_owned()
+                    }
                     Completion::Broke { cause, .. } => format!("{cause:?}"),
                     Completion::Wrote { .. } => "wrote".to_owned(),
                 }));

@@ -8,7 +8,7 @@ use smcr_memory::Region;
 use smcr_proto::{Gid, Instant, Qpn, Rkey};
 
 use super::Odds;
-use super::queue_pair::{Arrived, Event, Executed, Flying, QueuePair, Stage};
+use super::queue_pair::{Arrival, Arrived, Event, Executed, Flying, QueuePair, Stage};
 use crate::dice::Dice;
 use crate::{Cause, Completion, Domain, Message, Port, Work};
 
@@ -230,7 +230,12 @@ impl World {
             Stage::Connected { .. } | Stage::Broken | Stage::Released => return Reception::Nobody,
         }
         match &flying.work {
-            Work::Send { .. } if pair.inbox.len() >= QueuePair::INBOX_MAX => Reception::NoRoom,
+            Work::SendLong { message, .. } if !pair.takes_long(message.len()) => Reception::Refused,
+            Work::Send { .. } | Work::SendLong { .. }
+                if pair.inbox.len() >= QueuePair::INBOX_MAX =>
+            {
+                Reception::NoRoom
+            }
             Work::Send { message, .. } => {
                 let mut messages = vec![*message];
                 if let (Some(Tap(tap)), Some(source)) = (tap, source) {
@@ -238,7 +243,13 @@ impl World {
                     tap(&Parcel { source, target, qpn: receiver }, &mut messages);
                 }
                 let request = flying.request;
-                pair.inbox.extend(messages.into_iter().map(|message| Arrived { message, request }));
+                let messages = messages.into_iter().map(Arrival::Short);
+                pair.inbox.extend(messages.map(|message| Arrived { message, request }));
+                Reception::Executed
+            }
+            Work::SendLong { message, .. } => {
+                let message = Arrival::Long(message.clone());
+                pair.inbox.push_back(Arrived { message, request: flying.request });
                 Reception::Executed
             }
             Work::Write { lease, rkey, address, .. } => {

@@ -4,12 +4,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::vec::Vec;
 
 use super::*;
+use crate::wire::llc::v2::LEN_MAX;
 
 /// A message on its way.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Flying {
     pub(super) from: Role,
     pub(super) message: Llc,
+    /// In version 2: what travels.
+    bytes: Option<Vec<u8>>,
 }
 
 /// One of the hosts.
@@ -152,11 +155,18 @@ impl Host {
                     assert!(self.group.is_terminated());
                     self.queue_pairs.clear();
                 }
-                Action::LinkConfirmed(_) | Action::RmbConfirmed(_) | Action::RkeyDeleted(..) => {}
+                Action::LinkConfirmed(_) | Action::RmbConfirmed(_) | Action::RkeysDeleted(_) => {}
             }
             self.told.push(action);
         }
         None
+    }
+
+    /// In version 2: what travels.
+    fn bytes(&self, on: LinkNumber, message: &Llc) -> Option<Vec<u8>> {
+        let mut bytes = [0; LEN_MAX];
+        let bytes = self.group.encode(on, message, &mut bytes);
+        (self.group.version() != Version::V1).then(|| bytes.to_vec())
     }
 
     pub(super) fn vacate(&mut self, now: Instant) {
@@ -198,10 +208,21 @@ impl From<Role> for Role2 {
 impl Hosts {
     /// The first contact is about to begin. Ports of the server are below 100.
     pub(super) fn new(server_ports: &[u8], client_ports: &[u8], max_links: u8) -> Self {
+        Self::speaking(Version::V1, server_ports, client_ports, max_links)
+    }
+
+    /// The same, in any version.
+    pub(super) fn speaking(
+        version: Version,
+        server_ports: &[u8],
+        client_ports: &[u8],
+        max_links: u8,
+    ) -> Self {
         let (a, x) = (server_ports[0], client_ports[0]);
         let side = |ours: u8, theirs: u8| Setup {
             ours: address(ours, u32::from(ours)),
             theirs: address(theirs, u32::from(theirs)),
+            version,
             max_links,
             retry_link: SECOND * 20,
             ..setup(8, 64)
@@ -225,7 +246,16 @@ impl Hosts {
     }
 
     pub(super) fn established(server: &[u8], client: &[u8], max_links: u8) -> Self {
-        let mut hosts = Self::new(server, client, max_links);
+        Self::established_in(Version::V1, server, client, max_links)
+    }
+
+    pub(super) fn established_in(
+        version: Version,
+        server: &[u8],
+        client: &[u8],
+        max_links: u8,
+    ) -> Self {
+        let mut hosts = Self::speaking(version, server, client, max_links);
         hosts.run();
         assert!(hosts.server.group.is_established() && hosts.client.group.is_established());
         hosts.server.told.clear();
@@ -246,9 +276,10 @@ impl Hosts {
         for role in [Role::Server, Role::Client] {
             let now = self.now;
             while let Some((link, message)) = self.host(role).act(now) {
+                let bytes = self.host(role).bytes(link, &message);
                 if !self.cut.contains(&link) {
                     let wire = self.wires.entry((role.into(), link)).or_default();
-                    wire.push_back(Flying { from: role, message });
+                    wire.push_back(Flying { from: role, message, bytes });
                 }
             }
         }
@@ -268,7 +299,7 @@ impl Hosts {
             link = UNNUMBERED;
         }
         self.seen.push((flying.from, wire.1, flying.message));
-        let bytes = flying.message.encode();
+        let bytes = flying.bytes.unwrap_or_else(|| flying.message.encode().to_vec());
         if self.host(to).queue_pairs.contains_key(&link) {
             let outcome = self.host(to).group.handle_bytes(now, link, &bytes);
             assert_eq!(outcome, Ok(()), "{to:?} on {link:?}: {:?}", flying.message);

@@ -41,7 +41,12 @@ fn one_life(seed: u64) -> bool {
     let ports = [&[1u8, 2, 3][..], &[1, 2], &[1], &[1, 2, 3, 4, 5, 6, 7, 8]];
     let clients = [&[101u8, 102, 103][..], &[101, 102], &[101], &[101, 102, 103, 104, 105, 106]];
     let max_links = 2 + u8::try_from(dice.below(7)).unwrap();
-    let mut hosts = Hosts::new(ports[dice.below(4)], clients[dice.below(4)], max_links);
+    let version = match seed % 2 {
+        0 => Version::V1,
+        _ => Version::V2 { max_connections: 255, direct: true },
+    };
+    let (servers, clients) = (ports[dice.below(4)], clients[dice.below(4)]);
+    let mut hosts = Hosts::speaking(version, servers, clients, max_links);
     hosts.server.is_quick = dice.below(2) == 0;
     hosts.client.is_quick = dice.below(2) == 0;
     let mut story = Vec::new();

@@ -22,7 +22,12 @@ type Seen = (u64, usize, bool);
 impl Bench {
     fn new() -> Self {
         Self {
-            requester: Requester::new(Qpn(9), FIRST, MTU, 1 << 20),
+            requester: Requester::new(
+                Qpn(9),
+                FIRST,
+                Segments { write: MTU, message: MTU },
+                1 << 20,
+            ),
             pool: SendPool::new(Region::new(4 << 20).unwrap(), 1 << 20),
             counters: Counters::default(),
             now: Instant(1_000_000_000),
@@ -57,7 +62,7 @@ impl Bench {
             assert_eq!(packet.target, Qpn(9));
             let number = psn::distance(FIRST, packet.psn).into();
             let len = match packet.body {
-                Body::Send(payload) => payload.len(),
+                Body::Send { payload, .. } => payload.len(),
                 Body::Write { reth, more: false, payload } => {
                     assert_eq!((reth.rkey, reth.len as usize), (Rkey(3), payload.len()));
                     assert_eq!(u64::from(payload[0]), (reth.address - 5000) % 256);

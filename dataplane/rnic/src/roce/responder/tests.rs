@@ -18,6 +18,11 @@ const MTU: usize = 256;
 const KEY: Rkey = Rkey(0x1234_5678);
 const FIRST: Psn = Psn(0xff_fffe);
 
+/// A message in one packet.
+fn whole(payload: &[u8]) -> Body<'_> {
+    Body::Send { first: true, more: false, payload }
+}
+
 impl Bench {
     fn new() -> Self {
         let region = Region::new(4096).unwrap();
@@ -28,7 +33,7 @@ impl Bench {
         let mut keys = Keys::new();
         keys.catch_up(&shared);
         Self {
-            responder: Responder::new(domain, 256, FIRST),
+            responder: Responder::new(domain, Messages::Short, 256, FIRST),
             keys,
             region,
             counters: Counters::default(),
@@ -37,13 +42,18 @@ impl Bench {
         }
     }
 
-    fn handle(&mut self, psn: Psn, body: Body<'_>, room: bool) -> Result<Option<Message>, Refused> {
+    fn handle(
+        &mut self,
+        psn: Psn,
+        body: Body<'_>,
+        room: bool,
+    ) -> Result<Option<Received>, Refused> {
         let packet = Packet { target: Qpn(77), psn, ack_request: true, body };
         self.responder.handle(self.now, &packet, &self.keys, room, &mut self.counters)
     }
 
     /// The next request in order.
-    fn next(&mut self, body: Body<'_>) -> Result<Option<Message>, Refused> {
+    fn next(&mut self, body: Body<'_>) -> Result<Option<Received>, Refused> {
         let psn = self.psn;
         self.psn = psn::advance(psn, 1);
         self.handle(psn, body, true)
@@ -111,7 +121,7 @@ fn requests_that_break_the_rules_are_refused() {
     let at = |len| Bench::new().reth(0, len);
     let bad = [
         Body::Unserved,
-        Body::Send(&[0; 45]),
+        whole(&[0; 45]),
         Body::WriteOn { more: false, payload: &full },
         Body::WriteOn { more: true, payload: &full },
         Body::Write { reth: at(300), more: false, payload: &full },
@@ -132,7 +142,7 @@ fn requests_that_break_the_rules_are_refused() {
 #[test]
 fn nothing_may_come_between_the_packets_of_a_write() {
     let others = [
-        Body::Send(&[0; 44]),
+        whole(&[0; 44]),
         Body::Write { reth: Bench::new().reth(0, 4), more: false, payload: &[0; 4] },
         Body::WriteOn { more: true, payload: &[0; 44] },
         Body::WriteOn { more: false, payload: &[0; 45] },
@@ -156,7 +166,7 @@ fn a_write_of_nothing_touches_nothing_and_succeeds() {
 #[test]
 fn what_was_carried_out_is_acknowledged_again_and_not_repeated() {
     let mut bench = Bench::new();
-    assert_eq!(bench.next(Body::Send(&[5; 44])), Ok(Some([5; 44])));
+    assert_eq!(bench.next(whole(&[5; 44])), Ok(Some(Received::Short([5; 44]))));
     let reth = bench.reth(0, 4);
     bench.next(Body::Write { reth, more: false, payload: &[1; 4] }).unwrap();
     bench.responder.answer();
@@ -174,7 +184,7 @@ fn what_was_carried_out_is_acknowledged_again_and_not_repeated() {
 #[test]
 fn a_gap_is_complained_about_once_per_round_trip() {
     let mut bench = Bench::new();
-    let message = Body::Send(&[0; 44]);
+    let message = whole(&[0; 44]);
     for ahead in 1..5 {
         assert_eq!(bench.handle(bench.ahead(ahead), message, true), Ok(None));
     }
@@ -195,20 +205,20 @@ fn a_gap_is_complained_about_once_per_round_trip() {
 #[test]
 fn packets_that_were_only_out_of_order_cost_no_complaint() {
     let mut bench = Bench::new();
-    bench.handle(bench.ahead(1), Body::Send(&[0; 44]), true).unwrap();
-    bench.next(Body::Send(&[0; 44])).unwrap();
+    bench.handle(bench.ahead(1), whole(&[0; 44]), true).unwrap();
+    bench.next(whole(&[0; 44])).unwrap();
     assert_eq!(bench.urgent(), Some((Syndrome::ACK, FIRST)));
 }
 
 #[test]
 fn without_room_the_peer_is_told_to_wait_and_may_try_again() {
     let mut bench = Bench::new();
-    let message = Body::Send(&[9; 44]);
+    let message = whole(&[9; 44]);
     assert_eq!(bench.handle(FIRST, message, false), Ok(None));
     // To call what follows it out of order would make the peer try again at once.
     assert_eq!(bench.handle(bench.ahead(1), message, true), Ok(None));
     assert_eq!(bench.urgent(), Some((Syndrome::NOT_READY, FIRST)));
-    assert_eq!(bench.handle(FIRST, message, true), Ok(Some([9; 44])));
+    assert_eq!(bench.handle(FIRST, message, true), Ok(Some(Received::Short([9; 44]))));
     assert_eq!(bench.counters.rnr, 1);
 }
 
@@ -216,7 +226,7 @@ fn without_room_the_peer_is_told_to_wait_and_may_try_again() {
 #[test]
 fn an_acknowledgement_waits_a_little_but_not_for_a_full_window() {
     let mut bench = Bench::new();
-    let message = Body::Send(&[0; 44]);
+    let message = whole(&[0; 44]);
     bench.next(message).unwrap();
     assert_eq!(bench.urgent(), None);
     assert_eq!(bench.due(Occasion::Ride), Some((Syndrome::ACK, FIRST)));
@@ -239,7 +249,7 @@ fn an_acknowledgement_waits_a_little_but_not_for_a_full_window() {
 #[test]
 fn a_small_window_of_large_packets_is_acknowledged_at_once() {
     let mut bench = Bench::new();
-    bench.responder = Responder::new(Domain(1), 4096, FIRST);
+    bench.responder = Responder::new(Domain(1), Messages::Short, 4096, FIRST);
     let reth = bench.reth(0, 4096);
     for count in 1..=4 {
         bench.next(Body::Write { reth, more: false, payload: &[1; 4096] }).unwrap();
@@ -251,9 +261,57 @@ fn a_small_window_of_large_packets_is_acknowledged_at_once() {
 #[test]
 fn nothing_is_owed_to_a_request_that_did_not_ask() {
     let mut bench = Bench::new();
-    let body = Body::Send(&[0; 44]);
+    let body = whole(&[0; 44]);
     let packet = Packet { target: Qpn(77), psn: FIRST, ack_request: false, body };
     let (now, keys) = (bench.now, &bench.keys);
     bench.responder.handle(now, &packet, keys, true, &mut bench.counters).unwrap();
     assert_eq!(bench.due(Occasion::BeforeSleep), None);
+}
+
+/// The messages that link groups of SMC-Rv2 exchange span packets. If they were torn, or joined
+/// wrongly, first contacts with Linux would fail.
+#[test]
+fn joins_a_message_of_several_packets() {
+    let mut bench = Bench::new();
+    bench.responder.messages = Messages::Long;
+    let bytes: Vec<u8> = (0..600_u32).map(|n| n.to_le_bytes()[0]).collect();
+    let part =
+        |first, more, at: std::ops::Range<usize>| Body::Send { first, more, payload: &bytes[at] };
+    for _ in 0..2 {
+        assert_eq!(bench.next(part(true, true, 0..256)), Ok(None));
+        assert_eq!(bench.next(part(false, true, 256..512)), Ok(None));
+        let joined = bench.next(part(false, false, 512..600));
+        assert_eq!(joined, Ok(Some(Received::Long(bytes.clone().into()))));
+    }
+    assert_eq!(bench.next(part(true, false, 0..88)), Ok(Some(Received::Long(bytes[..88].into()))));
+    assert_eq!(bench.next(whole(&[5; 44])), Ok(Some(Received::Short([5; 44]))));
+}
+
+/// A peer cannot make us collect without end, nor have its writes carried out inside a message.
+#[test]
+fn refuses_what_does_not_belong_to_a_long_message() {
+    let begin = Body::Send { first: true, more: true, payload: &[1; 256] };
+    let middle = Body::Send { first: false, more: true, payload: &[1; 256] };
+    let write =
+        Body::Write { reth: Reth { address: 0, rkey: KEY, len: 0 }, more: false, payload: &[] };
+    let last = Body::Send { first: false, more: false, payload: &[1; 9] };
+    let short = Body::Send { first: true, more: true, payload: &[1; 255] };
+    for (name, bodies) in [
+        ("another message", vec![begin, whole(&[0; 44])]),
+        ("another beginning", vec![begin, begin]),
+        ("a write", vec![begin, write]),
+        ("an end without a beginning", vec![last]),
+        ("a beginning that is not full", vec![short]),
+        ("too much", [vec![begin], vec![middle; 32]].concat()),
+    ] {
+        let mut bench = Bench::new();
+        bench.responder.messages = Messages::Long;
+        let (end, before) = bodies.split_last().unwrap();
+        for body in before {
+            assert_eq!(bench.next(*body), Ok(None), "{name}");
+        }
+        assert_eq!(bench.next(*end), Err(Refused), "{name}");
+    }
+    let mut bench = Bench::new();
+    assert_eq!(bench.next(begin), Err(Refused), "a queue pair that takes short messages only");
 }

@@ -62,6 +62,7 @@ impl End {
                 }
                 Completion::Sent { status, .. } => assert_eq!(status, Status::Done),
                 Completion::Received { message, .. } => messages.push(message),
+                Completion::ReceivedLong { message, .. } => panic!("{message:?}"),
                 Completion::Broke { cause, .. } => panic!("{cause:?} {:?}", self.fabric.counters()),
             }
         }

@@ -10,7 +10,9 @@
 //! one message lists everything. What version 2 does not change has the types of version 1. CDC
 //! messages are those of version 1.
 
-use super::{ConfirmRkey, DeleteLink, TestLink, field, kind as elder_kind};
+use super::{
+    ConfirmRkey, ConfirmRkeyContinuation, DeleteLink, TestLink, field, kind as elder_kind,
+};
 use crate::wire::Malformed;
 
 mod add_link;
@@ -55,6 +57,9 @@ pub enum LlcV2<'a> {
     DeleteLink(DeleteLink),
     /// Tells what a new RMB is called on every link.
     ConfirmRkey(ConfirmRkey),
+    /// Goes on with that. Peers that have two links, and a third now and then, as Linux has, never
+    /// need it.
+    ConfirmRkeyContinuation(ConfirmRkeyContinuation),
     /// Ends RMBs.
     DeleteRkey(DeleteRkeyV2<'a>),
     /// Asks whether anybody is there.
@@ -89,6 +94,10 @@ impl<'a> LlcV2<'a> {
             elder_kind::CONFIRM_RKEY => {
                 Ok(Self::ConfirmRkey(ConfirmRkey::decode(&as_version_1(bytes))))
             }
+            elder_kind::CONFIRM_RKEY_CONTINUATION => {
+                let elder = ConfirmRkeyContinuation::decode(&as_version_1(bytes));
+                Ok(Self::ConfirmRkeyContinuation(elder))
+            }
             elder_kind::DELETE_RKEY => DeleteRkeyV2::decode(bytes).map(Self::DeleteRkey),
             elder_kind::TEST_LINK => Ok(Self::TestLink(TestLink::decode(&as_version_1(bytes)))),
             _ => Err(Malformed::UnknownType(received)),
@@ -111,6 +120,7 @@ impl<'a> LlcV2<'a> {
             Self::DeleteRkey(message) => return message.encode(into),
             Self::DeleteLink(message) => message.encode(),
             Self::ConfirmRkey(message) => message.encode(),
+            Self::ConfirmRkeyContinuation(message) => message.encode(),
             Self::TestLink(message) => message.encode(),
         };
         Message::like(&elder, elder.len(), into).finish()
@@ -124,6 +134,7 @@ impl<'a> LlcV2<'a> {
             Self::RequestAddLink(message) => message.reply,
             Self::DeleteLink(message) => message.reply,
             Self::ConfirmRkey(message) => message.reply,
+            Self::ConfirmRkeyContinuation(message) => message.reply,
             Self::DeleteRkey(DeleteRkeyV2::Request(_)) => false,
             Self::DeleteRkey(DeleteRkeyV2::Reply { .. }) => true,
             Self::TestLink(message) => message.reply,
