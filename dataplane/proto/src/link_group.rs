@@ -28,13 +28,11 @@
 
 use core::time::Duration;
 
-use crate::error::PeerMisbehaved;
 use crate::limits::{CONFIRM_LINK_REPLY_WAIT, CONFIRM_LINK_WAIT, LINKS_MAX};
 use crate::link::{self, Cause, Event, Keepalive, Link};
 use crate::outbox::Outbox;
 use crate::time::Instant;
 use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, PeerId, QpAddress};
-use crate::wire::Malformed;
 use crate::wire::llc::{Llc, TestLink};
 
 mod add;
@@ -59,7 +57,6 @@ use member::{Member, is_down};
 use rkeys::{Announcement, Continuing};
 pub use rmbs::{Full, RmbIndex};
 use rmbs::{OurRmbs, PeerRmbs};
-use version::Received;
 pub use version::Version;
 pub use view::Symmetry;
 
@@ -335,72 +332,6 @@ impl LinkGroup {
             // RFC 7609 2.3-4, 3.5.5.1.3-2, 3.5.5.1.3-3, C.7.1-1
             self.link_lost(now, number, Cause::QueuePairBroke);
         }
-    }
-
-    /// Takes in a message that arrived on a link and is no CDC message.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::handle_llc`]; bytes that are no message, and may not be discarded, are an offence
-    /// too (C.7.1, last entry).
-    pub fn handle_bytes(
-        &mut self,
-        now: Instant,
-        number: LinkNumber,
-        bytes: &[u8],
-    ) -> Result<(), PeerMisbehaved> {
-        match Received::decode(self.setup.version, bytes) {
-            Ok(message) => self.handle(now, number, &message),
-            // RFC 7609 3.3-9, C.7.1-34
-            Err(Malformed::Ignorable(_)) => {
-                self.dropped += 1;
-                self.traffic(now, number);
-                Ok(())
-            }
-            // RFC 7609 C.7.1-35
-            Err(malformed) if self.is_alive(number) => {
-                self.link_lost(now, number, Cause::PeerMisbehaved);
-                Err(malformed.into())
-            }
-            Err(_) => Ok(()),
-        }
-    }
-
-    /// Takes in a message of version 1 that arrived on a link.
-    ///
-    /// # Errors
-    ///
-    /// [`PeerMisbehaved`] is for the log: the link is down, as the actions say (C.7.1).
-    pub fn handle_llc(
-        &mut self,
-        now: Instant,
-        number: LinkNumber,
-        message: &Llc,
-    ) -> Result<(), PeerMisbehaved> {
-        self.handle(now, number, &Received::V1(*message))
-    }
-
-    fn handle(
-        &mut self,
-        now: Instant,
-        number: LinkNumber,
-        message: &Received<'_>,
-    ) -> Result<(), PeerMisbehaved> {
-        if !self.is_alive(number) {
-            // What else is said on a link that failed goes unheard.
-            // RFC 7609 C.7.1-27
-            if message.ends_group() && !self.is_terminated() {
-                return self.dispatch_any(now, number, message);
-            }
-            return Ok(());
-        }
-        self.link_event(now, number, Event::Traffic);
-        let result = self.dispatch_any(now, number, message);
-        // RFC 7609 C.7.1-35
-        if result.is_err() {
-            self.link_lost(now, number, Cause::PeerMisbehaved);
-        }
-        result
     }
 
     /// What the caller must do next, oldest first.

@@ -4,12 +4,81 @@
 //! sender may never make is an offence, and costs the link.
 
 use super::LinkGroup;
+use super::version::Received;
 use crate::error::PeerMisbehaved;
+use crate::link::{Cause, Event};
 use crate::time::Instant;
 use crate::vocabulary::LinkNumber;
+use crate::wire::Malformed;
 use crate::wire::llc::{Llc, TestLink};
 
 impl LinkGroup {
+    /// Takes in a message that arrived on a link and is no CDC message.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::handle_llc`]; bytes that are no message, and may not be discarded, are an offence
+    /// too (C.7.1, last entry).
+    pub fn handle_bytes(
+        &mut self,
+        now: Instant,
+        number: LinkNumber,
+        bytes: &[u8],
+    ) -> Result<(), PeerMisbehaved> {
+        match Received::decode(self.setup.version, bytes) {
+            Ok(message) => self.handle(now, number, &message),
+            // RFC 7609 3.3-9, C.7.1-34
+            Err(Malformed::Ignorable(_)) => {
+                self.dropped += 1;
+                self.traffic(now, number);
+                Ok(())
+            }
+            // RFC 7609 C.7.1-35
+            Err(malformed) if self.is_alive(number) => {
+                self.link_lost(now, number, Cause::PeerMisbehaved);
+                Err(malformed.into())
+            }
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Takes in a message of version 1 that arrived on a link.
+    ///
+    /// # Errors
+    ///
+    /// [`PeerMisbehaved`] is for the log: the link is down, as the actions say (C.7.1).
+    pub fn handle_llc(
+        &mut self,
+        now: Instant,
+        number: LinkNumber,
+        message: &Llc,
+    ) -> Result<(), PeerMisbehaved> {
+        self.handle(now, number, &Received::V1(*message))
+    }
+
+    fn handle(
+        &mut self,
+        now: Instant,
+        number: LinkNumber,
+        message: &Received<'_>,
+    ) -> Result<(), PeerMisbehaved> {
+        if !self.is_alive(number) {
+            // What else is said on a link that failed goes unheard.
+            // RFC 7609 C.7.1-27
+            if message.ends_group() && !self.is_terminated() {
+                return self.dispatch_any(now, number, message);
+            }
+            return Ok(());
+        }
+        self.link_event(now, number, Event::Traffic);
+        let result = self.dispatch_any(now, number, message);
+        // RFC 7609 C.7.1-35
+        if result.is_err() {
+            self.link_lost(now, number, Cause::PeerMisbehaved);
+        }
+        result
+    }
+
     pub(super) fn dispatch(
         &mut self,
         now: Instant,

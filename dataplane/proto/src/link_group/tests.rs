@@ -5,13 +5,15 @@ use std::vec::Vec;
 
 use super::delete::DELETE_LINK_WAIT;
 use super::*;
+use crate::error::PeerMisbehaved;
 use crate::limits::{
     ADD_LINK_WAIT, IDLE_GROUP_CLIENT, IDLE_GROUP_SERVER, TEST_LINK_IDLE, TEST_LINK_REPLY_WAIT,
 };
-use crate::vocabulary::Rkey;
-use crate::vocabulary::{Mtu, Psn, Qpn};
-use crate::wire::llc::LEN;
-use crate::wire::llc::{AddLink, ConfirmLink, ConfirmRkey, DeleteLink, DeleteReason, DeleteRkey};
+use crate::vocabulary::{Mtu, Psn, Qpn, Rkey};
+use crate::wire::Malformed;
+use crate::wire::llc::{
+    AddLink, ConfirmLink, ConfirmRkey, DeleteLink, DeleteReason, DeleteRkey, LEN,
+};
 
 mod add;
 mod collisions;

@@ -169,7 +169,10 @@ fn a_tap_sees_every_message_and_may_replace_it() {
         pair.fabrics[1].poll(pair.now, &mut out);
         received.extend(out.into_iter().filter_map(|completion| match completion {
             Completion::Received { message, .. } => Some(message[0]),
-            Completion::Sent { .. } | Completion::Wrote { .. } | Completion::Broke { .. } => None,
+            Completion::Sent { .. }
+            | Completion::ReceivedLong { .. }
+            | Completion::Wrote { .. }
+            | Completion::Broke { .. } => None,
         }));
         pair.fabrics[0].poll(pair.now, &mut Vec::with_capacity(16));
     }

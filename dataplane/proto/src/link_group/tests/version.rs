@@ -187,7 +187,7 @@ fn keys_of_a_link_that_never_was_are_forgotten() {
     client.learn_rkey(UNNUMBERED, Rkey(0x35a), 1).unwrap();
     client.handle_bytes(T0, UNNUMBERED, &bytes(CONFIRM_LINK)).unwrap();
     for number in 2..=9 {
-        let link = crate::wire::llc::AddLink {
+        let link = AddLink {
             reply: false,
             rejected: false,
             reason: 0,
