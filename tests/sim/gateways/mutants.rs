@@ -4,13 +4,17 @@
 //! one seed after another until a judge complains; the same seed without the fault must pass, or
 //! the complaint was about something else.
 
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use smcgate::groups::{Joined, Pollers};
 use smcgate_tests::words_of;
 use smcr_engine::Command;
-use smcr_proto::Instant;
 use smcr_proto::wire::cdc::{Cdc, is_cdc};
+use smcr_proto::wire::llc::{AddLink, ConfirmLink, ConfirmRkey, Llc};
+use smcr_proto::{Gid, Instant};
+use smcr_rnic::Message;
+use smcr_rnic::sim::Parcel;
 
 use super::gateway::Gateway;
 use super::swarm::Swarm;
@@ -22,6 +26,8 @@ pub(crate) enum Mutant {
     TrustAcknowledgements,
     /// An element that a peer may still write is given to the next connection (RFC 4.4.2).
     ReuseEarly,
+    /// A server does not answer CONFIRM RKEY while it adds a link (RFC 3.5.5.3.1).
+    IgnoreCollision,
 }
 
 /// Without this check, a hole in a file that was in no one's memory when an RNIC died.
@@ -36,6 +42,13 @@ fn a_gateway_that_trusts_acknowledgements_is_found_out() {
 fn a_gateway_that_reuses_elements_early_is_found_out() {
     let words = found_out(Mutant::ReuseEarly);
     assert!(words.contains("is not zero") || words.contains("is not what was sent"), "{words}");
+}
+
+/// Without this rule, links that are well go down now and then, and nobody knows why.
+#[test]
+fn a_gateway_that_ignores_a_collision_is_found_out() {
+    let words = found_out(Mutant::IgnoreCollision);
+    assert!(words.contains("nobody broke"), "{words}");
 }
 
 /// What the judges say of a swarm with this fault.
@@ -66,10 +79,36 @@ impl Swarm {
                     !cdc.is_some_and(|cdc| cdc.failover_validation)
                 });
             }),
+            Some(Mutant::IgnoreCollision) => {
+                let mut adding = BTreeSet::new();
+                swarm.world.network.tap(move |parcel, messages| {
+                    messages.retain(|message| is_heard(&mut adding, parcel, message));
+                });
+            }
             Some(Mutant::ReuseEarly) | None => {}
         }
         swarm
     }
+}
+
+/// Whether a server that is deaf to CONFIRM RKEY while it adds a link hears this. `adding` are the
+/// hosts that add one.
+fn is_heard(adding: &mut BTreeSet<u8>, parcel: &Parcel, message: &Message) -> bool {
+    let Parcel { source: Gid([.., from]), target: Gid([.., to]), .. } = *parcel;
+    match Llc::decode(message) {
+        Ok(Llc::AddLink(AddLink { reply: false, .. })) => {
+            adding.insert(from);
+        }
+        Ok(Llc::AddLink(AddLink { rejected: true, .. })) => {
+            adding.remove(&to);
+        }
+        Ok(Llc::ConfirmLink(ConfirmLink { reply: true, .. })) => {
+            adding.remove(&to);
+        }
+        Ok(Llc::ConfirmRkey(ConfirmRkey { reply: false, .. })) => return !adding.contains(&to),
+        Ok(_) | Err(_) => {}
+    }
+    true
 }
 
 impl Gateway {

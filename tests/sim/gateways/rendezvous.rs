@@ -333,7 +333,7 @@ impl Rendezvous {
         if let Some(joined) = party.joined.take() {
             match host.mutant {
                 Some(Mutant::ReuseEarly) => host.reuse_early(now, joined),
-                Some(Mutant::TrustAcknowledgements) | None => {
+                Some(Mutant::TrustAcknowledgements | Mutant::IgnoreCollision) | None => {
                     host.groups.leave(now, joined.connection, joined.rmbe);
                 }
             }

@@ -144,7 +144,11 @@ impl Swarm {
             reports: [2, 100][dice.index(2)],
         });
         let trouble = [Chance::NEVER, Chance::percent(1), Chance::percent(5)][dice.index(3)];
-        let trouble = if cautious { Chance::percent(15) } else { trouble };
+        let trouble = match cautious {
+            true if dice.roll(Chance::percent(30)) => Chance::NEVER,
+            true => Chance::percent(15),
+            false => trouble,
+        };
         let max_links = sizes[0].max_links.min(sizes[1].max_links);
         let mut world = World::new(seed, odds, sizes);
         if seed % 2 == 1 {
@@ -166,6 +170,7 @@ impl Swarm {
         }
         self.calm_down();
         self.world.run_for(Duration::from_secs(5));
+        self.judge_links();
         self.end();
         self.judge();
         self.seen
@@ -386,6 +391,15 @@ impl Swarm {
         self.world.run_for(Duration::from_secs(75));
         // Longer than an idle group lives.
         self.world.run_for(2 * IDLE_GROUP);
+    }
+
+    /// A link has a reason to go down.
+    fn judge_links(&self) {
+        if self.cautious && self.seen.flaps == 0 && self.seen.breaks == 0 {
+            let counts = self.world.hosts.each_ref().map(|host| host.groups.counts());
+            let down = counts.map(|counts| counts.links_failed_over);
+            assert_eq!(down, [0; 2], "links went down that nobody broke");
+        }
     }
 
     fn judge(&mut self) {
