@@ -204,8 +204,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         self.with_machine(now, id, |machine| machine.shutdown(now, reason));
     }
 
-    /// A group whose first contact is going on is not wanted any more. If its link is up already, the
-    /// peer may believe in it, and is told.
+    /// A group whose first contact is going on is not wanted any more. If its link is up already,
+    /// the peer may believe in it, and is told.
     pub fn give_up(&mut self, now: Instant, id: GroupId) {
         self.shut_down(now, id, DeleteReason::PROGRAM);
         self.end(now, id, Cause::DeletedByUs);
