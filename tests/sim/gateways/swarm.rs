@@ -128,7 +128,8 @@ impl Swarm {
         let odds = if dice.roll(Chance::percent(20)) { Odds::CALM } else { odds };
         let cautious = dice.roll(Chance::percent(30));
         let odds = if cautious {
-            Odds { break_on_transmit: Chance::NEVER, exhausted: Chance::NEVER, ..odds }
+            let never = Chance::NEVER;
+            Odds { break_on_transmit: never, exhausted: never, straggle: never, ..odds }
         } else {
             odds
         };
