@@ -170,6 +170,11 @@ impl Gateway {
         moved | self.control(now)
     }
 
+    /// Whether somebody was woken and has not looked around yet.
+    pub(crate) fn is_woken(&self) -> bool {
+        self.threads.iter().any(|thread| thread.sleeps && is_readable(&thread.waker))
+    }
+
     /// One poller looks around, if it has reason to be awake. Returns whether anything moved.
     pub(crate) fn turn_poller(&mut self, index: usize, now: Instant) -> bool {
         self.groups.pollers_mut().pollers[index].catch_up();

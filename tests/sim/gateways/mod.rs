@@ -144,7 +144,9 @@ impl World {
         for host in &mut self.hosts {
             moved |= host.turn(self.now);
         }
-        self.talk(|_| true) | moved
+        moved |= self.talk(|_| true);
+        // Who waits for memory makes its gateway ask the peer for some, and has not moved.
+        moved | self.hosts.iter().any(Gateway::is_woken)
     }
 
     /// One look around by all applications.

@@ -34,6 +34,8 @@ pub(super) struct Swarm {
     trouble: Chance,
     /// Nothing happens that two links do not survive, so no connection may be lost with its link.
     cautious: bool,
+    /// See [`Self::lose_often`].
+    loses_only: bool,
     /// Then: when both sides have noticed the last trouble.
     noticed: Instant,
     seen: Seen,
@@ -157,7 +159,7 @@ impl Swarm {
         }
         let (aborted, down, seen) = (Vec::new(), Vec::new(), Seen::default());
         let noticed = Instant(0);
-        Self { world, dice, aborted, down, trouble, cautious, noticed, seen }
+        Self { world, dice, aborted, down, trouble, cautious, loses_only: false, noticed, seen }
     }
 
     /// The whole run.
@@ -257,6 +259,12 @@ impl Swarm {
         }
     }
 
+    /// From now on the only trouble is that what was acknowledged is lost, and there is much of it.
+    pub(super) fn lose_often(&mut self) {
+        (self.cautious, self.loses_only) = (false, true);
+        self.trouble = Chance::percent(15);
+    }
+
     /// As much trouble as redundancy is made for: one port or queue pair while there is another
     /// link, and the next only when all is well again.
     fn test_redundancy(&mut self) {
@@ -303,6 +311,10 @@ impl Swarm {
     fn make_trouble(&mut self) {
         if self.cautious {
             self.test_redundancy();
+            return;
+        }
+        if self.loses_only {
+            self.lose();
             return;
         }
         match self.dice.below(6) {
