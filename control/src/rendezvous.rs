@@ -425,6 +425,8 @@ impl<N: Rnic> Gateway<N> {
 enum Shortage {
     /// There will be some in this group, if the peer agrees.
     Passing(GroupId),
+    /// No packet would get from our RNIC to the peer's: it stays TCP.
+    NoRoute,
     /// It stays TCP.
     Final,
 }

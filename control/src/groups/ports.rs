@@ -1,6 +1,7 @@
 //! The RNICs that link groups stand on, and the pollers behind them.
 
 use smcr_engine::Command;
+use smcr_proto::handshake::Path;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::{Gid, MacAddress};
 use smcr_rnic::{Opening, Rnic};
@@ -42,6 +43,13 @@ impl<N: Rnic> Port<N> {
     /// What peers know it by.
     pub fn address(&self) -> Option<(Gid, MacAddress)> {
         self.rnic.as_ref().map(|rnic| (rnic.port().gid, rnic.port().mac))
+    }
+
+    /// How packets get to the peer's port, if they do. The kernel, below the soft RNIC, knows the
+    /// next hop; nobody else has to.
+    pub(crate) fn path_to(&self, peer: Gid) -> Option<Path> {
+        let has_route = self.rnic.as_ref().is_some_and(|rnic| rnic.has_route(peer));
+        has_route.then(|| if self.reaches(peer) { Path::Direct } else { Path::ViaGateway })
     }
 
     /// Whether packets to the peer's port need no router, as far as its address tells.

@@ -1,10 +1,10 @@
 //! The client's side: Proposal, and a queue pair or an element for the Confirm.
 
-use smcr_proto::handshake::{Agreement, Client, Path};
+use smcr_proto::Instant;
+use smcr_proto::handshake::{Agreement, Client};
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::v2::{GIDS_MAX, Gids};
 use smcr_proto::wire::clc::{Diagnosis, Ipv4Subnet, Offer, Proposal};
-use smcr_proto::{Instant, MacAddress};
 use smcr_rnic::Rnic;
 
 use super::Shortage;
@@ -85,15 +85,10 @@ impl<N: Rnic> Gateway<N> {
             Agreement::V2(_) => None,
         };
         let port = self.groups.usable_port(near, reach).ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
-        if let Agreement::V2(terms) = agreement {
-            // The kernel, below the soft RNIC, knows the next hop; nobody else has to.
-            let path = match self.groups.ports()[port.0].reaches(offer.gid) {
-                true => Path::Direct,
-                false => Path::ViaGateway(MacAddress::default()),
-            };
-            if let Some(diagnosis) = terms.objection(Some(path)) {
-                return Err(diagnosis);
-            }
+        if let Agreement::V2(terms) = agreement
+            && let Some(diagnosis) = terms.objection(self.groups.ports()[port.0].path_to(offer.gid))
+        {
+            return Err(diagnosis);
         }
         self.found_link(now, key, port, offer, agreement)
     }
@@ -144,6 +139,7 @@ impl<N: Rnic> Gateway<N> {
                 return;
             }
             Ok(ours) if self.accept_offer(now, key, offer) => Ok(ours),
+            Err(Shortage::NoRoute) => Err(Diagnosis::NO_ROUTE),
             Ok(_) | Err(Shortage::Final) => Err(Diagnosis::OUT_OF_MEMORY),
         };
         self.answer_client(key, ours, false);

@@ -46,6 +46,7 @@ impl<N: Rnic> Gateway<N> {
                     self.wait_for_element(now, key, group, None);
                     return;
                 }
+                Err(Shortage::NoRoute) => Err(Diagnosis::NO_ROUTE),
                 Err(Shortage::Final) => Err(Diagnosis::OUT_OF_MEMORY),
             },
         };
@@ -130,6 +131,9 @@ impl<N: Rnic> Gateway<N> {
         // RFC 7609 2.2.3-3, 3.5.1-1, 3.5.1.2-9, 3.5.1.2-10
         let reach = (!peer.v2).then_some(peer.gid);
         let port = self.groups.usable_port(port, reach).ok_or(Shortage::Final)?;
+        if peer.v2 && self.groups.ports()[port.0].path_to(peer.gid).is_none() {
+            return Err(Shortage::NoRoute);
+        }
         self.found(now, key, port, Role::Server, peer).map(|(_, ours)| ours)
     }
 

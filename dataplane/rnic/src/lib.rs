@@ -78,6 +78,10 @@ pub trait Rnic {
     /// The port.
     fn port(&self) -> Port;
 
+    /// Whether packets to the peer's port have a way to go now. Sends nothing, so nobody has
+    /// promised that they arrive.
+    fn has_route(&self, peer: Gid) -> bool;
+
     /// Opens a protection domain.
     ///
     /// # Errors

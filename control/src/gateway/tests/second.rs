@@ -1,8 +1,10 @@
 //! SMC-Rv2: what is negotiated, and what operators see of it.
 
 use smcr_proto::wire::clc::ProposalV2;
-use smcr_proto::wire::clc::v2::{Eid, Eids, ProposalExtension};
-use smcr_proto::wire::clc::{Decline, DeclineV2, Diagnosis, Frame, Offer, OfferV2};
+use smcr_proto::wire::clc::v2::{
+    Eid, Eids, FirstContact, Gids, HostName, OsType, ProposalExtension,
+};
+use smcr_proto::wire::clc::{DeclineV2, Diagnosis, Frame, Offer, OfferV2};
 use smcr_proto::{Gid, PeerId};
 
 use super::rig::{Peer, Rig, assert_echo, connect};
@@ -75,9 +77,14 @@ fn what_both_sides_speak_is_spoken() {
 
 /// What a Linux client over `rdma_rxe` proposes: version 2 alone, without saying who it is.
 fn linux_proposal(eid: &str) -> Frame {
+    linux_proposal_from(Gid::from_ipv4([127, 77, 0, 1]), eid)
+}
+
+/// The same, with its RoCEv2 port at `gid`.
+fn linux_proposal_from(gid: Gid, eid: &str) -> Frame {
     let extension = ProposalExtension {
         release: 1,
-        gid: Gid::from_ipv4([127, 77, 0, 1]),
+        gid,
         max_connections: 255,
         max_links: 2,
         features: 0,
@@ -93,11 +100,7 @@ fn a_stranger_stays_tcp_and_is_told_why() {
     let mut peer = Peer::new(connect(rig.gateway));
     let mut server = rig.accept();
     peer.say(&linux_proposal("OTHERS"));
-    let Some(Frame::DeclineV2(DeclineV2 { decline: Decline { diagnosis, .. }, .. })) = peer.hear()
-    else {
-        panic!("a Decline of version 2")
-    };
-    assert_eq!(diagnosis, Diagnosis::NO_COMMON_EID);
+    assert_eq!(declined(&mut peer), Diagnosis::NO_COMMON_EID);
     assert_echo(&mut peer.socket, &mut server);
     assert_eq!(rig.stats().fallbacks[0].code, Diagnosis::NO_COMMON_EID.0);
 }
@@ -135,4 +138,56 @@ fn a_client_of_version_1_is_declined_in_its_own_words() {
     let Some(Frame::Decline(decline)) = peer.hear() else { panic!("a Decline of version 1") };
     assert_eq!(decline.diagnosis, Diagnosis::VERSION_MISMATCH);
     assert_echo(&mut peer.socket, &mut server);
+}
+
+/// An RNIC that the kernel knows no way to: the loopback device has IPv4 here.
+const UNREACHABLE: Gid = Gid([0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7]);
+
+/// A server whose RNIC no route leads to is declined for that reason, whether it believes that a
+/// router is between or not; the operator would look for a broken queue pair otherwise. The
+/// connection is TCP at once.
+#[test]
+fn a_server_without_a_route_is_declined_by_name() {
+    for (number, direct) in [(43, true), (44, false)] {
+        let rig = Rig::client(number, "[smc]\nversions = [2]\n");
+        let mut application = connect(rig.gateway);
+        let mut peer = Peer::new(rig.accept());
+        let Some(Frame::ProposalV2(_)) = peer.hear() else { panic!("a Proposal of version 2") };
+        let extension = FirstContact {
+            direct,
+            os: OsType::LINUX,
+            release: 0,
+            host_name: HostName::new("far"),
+            capabilities: None,
+        };
+        peer.say(&Frame::AcceptV2(OfferV2 {
+            offer: peer.offer(UNREACHABLE),
+            eid: Eid::SMCGATE,
+            first_contact: Some(extension),
+            gids: Gids::new(),
+        }));
+        assert_eq!(declined(&mut peer), Diagnosis::NO_ROUTE);
+        assert_echo(&mut application, &mut peer.socket);
+        assert_eq!(rig.stats().fallbacks[0].code, Diagnosis::NO_ROUTE.0);
+    }
+}
+
+/// The same where the gateway is the server: no Accept names a queue pair that cannot be used.
+#[test]
+fn a_client_without_a_route_is_declined_by_name() {
+    let rig = Rig::server(45, "[smc]\nversions = [2]\n");
+    let mut peer = Peer::new(connect(rig.gateway));
+    let mut server = rig.accept();
+    peer.say(&linux_proposal_from(UNREACHABLE, "SMCGATE"));
+    assert_eq!(declined(&mut peer), Diagnosis::NO_ROUTE);
+    assert_echo(&mut peer.socket, &mut server);
+    assert_eq!(rig.stats().link_groups.len(), 0);
+}
+
+/// Why the gateway declines, which it does next.
+fn declined(peer: &mut Peer) -> Diagnosis {
+    match peer.hear() {
+        Some(Frame::DeclineV2(DeclineV2 { decline, .. })) => decline.diagnosis,
+        other => panic!("a Decline of version 2, not {other:?}"),
+    }
 }

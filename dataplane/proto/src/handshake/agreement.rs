@@ -8,7 +8,7 @@
 use super::HandshakeError;
 use crate::error::PeerMisbehaved;
 use crate::limits::{CONNECTIONS_PER_GROUP_MIN, LINKS_MAX};
-use crate::vocabulary::{Gid, MacAddress};
+use crate::vocabulary::Gid;
 use crate::wire::clc::v2::{
     Capabilities, Eid, Eids, FirstContact, Gids, HostName, OfferV2, OsType, ProposalExtension,
     ProposalV2, RELEASE,
@@ -80,20 +80,20 @@ pub struct AgreementV2 {
 pub enum Path {
     /// It is in our subnet: packets go to the MAC address that it names.
     Direct,
-    /// A router is between: packets go to this next hop.
-    ViaGateway(MacAddress),
+    /// A router is between: packets go to the next hop. Whoever sends them knows it.
+    ViaGateway,
 }
 
 impl AgreementV2 {
     /// Why a client cannot open a link over `path`, its own route to the server's GID, if it
-    /// cannot. A server that says the link is direct is believed, as Linux believes it.
+    /// cannot. A server that says the link is direct is believed, as Linux believes it; but no
+    /// packet of ours would get there without a route.
     pub fn objection(&self, path: Option<Path>) -> Option<Diagnosis> {
         let direct = self.peer.is_none_or(|peer| peer.direct);
         match path {
-            _ if direct => None,
             None => Some(Diagnosis::NO_ROUTE),
-            Some(Path::Direct) => Some(Diagnosis::INDIRECT_MISMATCH),
-            Some(Path::ViaGateway(_)) => None,
+            Some(Path::Direct) if !direct => Some(Diagnosis::INDIRECT_MISMATCH),
+            Some(Path::Direct | Path::ViaGateway) => None,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::tests::{CLIENT, SERVER, T0, client_actions, offer, proposal, server_actions};
 use super::*;
-use crate::vocabulary::{Gid, MacAddress, PeerId};
+use crate::vocabulary::{Gid, PeerId};
 use crate::wire::clc::v2::{Capabilities, Eid, FirstContact, Gids, HostName, OsType};
 use crate::wire::clc::{Decline, DeclineV2, Frame, Offer, OfferV2, Proposal, ProposalV2};
 
@@ -308,8 +308,9 @@ fn paths_that_do_not_fit_are_declined() {
         assert_eq!(confirm.first_contact.unwrap().direct, direct, "the client repeats it");
         agreement
     };
-    let router = Path::ViaGateway(MacAddress([2; 6]));
-    assert_eq!(agreed(true).objection(None), None);
+    let router = Path::ViaGateway;
+    assert_eq!(agreed(true).objection(None), Some(Diagnosis::NO_ROUTE));
+    assert_eq!(agreed(true).objection(Some(Path::Direct)), None);
     assert_eq!(agreed(true).objection(Some(router)), None);
     assert_eq!(agreed(false).objection(None), Some(Diagnosis::NO_ROUTE));
     assert_eq!(agreed(false).objection(Some(Path::Direct)), Some(Diagnosis::INDIRECT_MISMATCH));

@@ -50,7 +50,7 @@ mod tests;
 pub use batch::{Run, Sent, Train, Wire};
 pub use counters::Counters;
 pub use fabric::Fabric;
-pub use rnic::{Opening, Qp, Rnic, Setup};
+pub use rnic::{Opening, PathMtu, Qp, Rnic, Setup};
 pub use siblings::Share;
 
 /// Queue pairs of one NIC. Sizes its tables, which never grow.

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use smcr_memory::Region;
-use smcr_proto::{Mtu, Psn, Qpn, Rkey};
+use smcr_proto::{Gid, Mtu, Psn, Qpn, Rkey};
 
 use super::QUEUE_PAIRS_MAX;
 use super::psn::PSN_MASK;
@@ -27,11 +27,14 @@ pub struct Setup {
     pub window_max: u32,
     /// Where keys, numbers and first PSNs come from. Must not be predictable.
     pub entropy: Box<dyn FnMut() -> u32 + Send>,
-    /// The largest IP packet, in bytes, that reaches the second address from the first.
-    ///
-    /// An error means that there is no way.
-    pub path: fn(IpAddr, IpAddr) -> io::Result<u32>,
+    /// What the host knows of ways to peers.
+    pub path: PathMtu,
 }
+
+/// The largest IP packet, in bytes, that reaches the second address from the first.
+///
+/// An error means that there is no way.
+pub type PathMtu = fn(IpAddr, IpAddr) -> io::Result<u32>;
 
 impl fmt::Debug for Setup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -60,7 +63,7 @@ pub struct Opening {
     messages: Messages,
     address: QpAddress,
     window_max: u32,
-    path: fn(IpAddr, IpAddr) -> io::Result<u32>,
+    path: PathMtu,
 }
 
 /// A connected queue pair on its way to its poller.
@@ -98,6 +101,10 @@ impl crate::Rnic for Rnic {
 
     fn port(&self) -> Port {
         self.setup.port
+    }
+
+    fn has_route(&self, peer: Gid) -> bool {
+        path_to(self.setup.path, self.setup.port.gid, peer).is_ok()
     }
 
     fn open_domain(&mut self) -> Result<Domain, Exhausted> {
@@ -171,13 +178,7 @@ impl crate::Opening for Opening {
     }
 
     fn connect(self, peer: QpAddress) -> Result<Qp, Exhausted> {
-        let (here, there) = (self.address.gid.to_ip(), peer.gid.to_ip());
-        // What a peer says of itself must not make us send to a crowd.
-        let is_one = !there.is_multicast() && !there.is_unspecified();
-        if here.is_ipv4() != there.is_ipv4() || !is_one {
-            return Err(Exhausted);
-        }
-        let path = (self.path)(here, there).map_err(|_| Exhausted)?;
+        let path = path_to(self.path, self.address.gid, peer.gid)?;
         // RFC 7609 A.2.3-11
         let mtu_in = self.address.mtu.min(peer.mtu).bytes().ok_or(Exhausted)?;
         let mtu_out = mtu_for(path).and_then(Mtu::bytes).ok_or(Exhausted)?.min(mtu_in);
@@ -192,6 +193,21 @@ impl crate::Opening for Opening {
             window_max: self.window_max,
         })
     }
+}
+
+/// How many bytes IP packets from port to port may have.
+///
+/// # Errors
+///
+/// [`Exhausted`] if there is no way from one to the other.
+fn path_to(path: PathMtu, here: Gid, there: Gid) -> Result<u32, Exhausted> {
+    let (here, there) = (here.to_ip(), there.to_ip());
+    // What a peer says of itself must not make us send to a crowd.
+    let is_one = !there.is_multicast() && !there.is_unspecified();
+    if here.is_ipv4() != there.is_ipv4() || !is_one {
+        return Err(Exhausted);
+    }
+    path(here, there).map_err(|_| Exhausted)
 }
 
 /// The largest path MTU whose packets fit into IP packets of `bytes` bytes, with the headers of
