@@ -311,8 +311,16 @@ pub(crate) struct Stats {
 #[derive(Debug, Deserialize)]
 pub(crate) struct LinkGroup {
     pub(crate) version: u8,
+    #[serde(default)]
+    pub(crate) v2: Option<GroupV2>,
     pub(crate) peer_id: String,
     pub(crate) links: Vec<Link>,
+}
+
+/// What is said of a link group of SMC-Rv2.
+#[derive(Debug, Deserialize)]
+pub(crate) struct GroupV2 {
+    pub(crate) direct: bool,
 }
 
 #[derive(Debug, Deserialize)]

@@ -80,7 +80,7 @@ impl Hosts {
 }
 
 impl Host {
-    fn new(name: &str, device: &'static str, address: Ipv4Addr) -> Self {
+    pub(crate) fn new(name: &str, device: &'static str, address: Ipv4Addr) -> Self {
         ip(&["netns", "add", name]);
         let namespace = File::open(Path::new("/run/netns").join(name)).expect("just made");
         let host = Self { name: name.to_owned(), namespace, device, address };

@@ -26,6 +26,7 @@ mod lifecycle;
 mod pattern;
 mod process;
 mod programs;
+mod router;
 mod silence;
 mod transfer;
 mod wire;
