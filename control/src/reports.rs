@@ -63,7 +63,7 @@ impl<N: Rnic> Gateway<N> {
 
     fn report(&mut self, now: Instant, report: Report<OwnedFd>) {
         match report {
-            Report::LlcReceived { link, message } => {
+            Report::LlcReceived { link, message, .. } => {
                 self.groups.llc_received(now, link, message.as_bytes());
             }
             Report::LinkBroke { link, cause } => self.groups.link_broke(now, link, cause),

@@ -8,6 +8,7 @@ use smcr_memory::{Region, Rmb, SendPool};
 use smcr_proto::connection::{CLOSE_WAIT, Connection, Setup};
 use smcr_proto::ring::{Ring, Span};
 use smcr_proto::wire::cdc::{Cdc, Cursor};
+use smcr_proto::wire::llc::{Llc, TestLink};
 use smcr_proto::{AlertToken, Gid, Instant, MacAddress, Mtu, Rkey, RmbeSize};
 use smcr_rnic::dice::Dice;
 use smcr_rnic::sim::{self, Fabric, Network, Odds};
@@ -176,6 +177,28 @@ impl Stage {
                 None => {}
             }
         }
+    }
+
+    /// Sends so many LLC messages as fast as they are taken, whatever becomes of the link.
+    pub(crate) fn flood(&mut self, count: usize) {
+        let test = Llc::TestLink(TestLink { reply: false, user_data: [7; 16] });
+        let mut left = count;
+        for _ in 0..10 * count {
+            while left > 0 && self.fabric.room(self.qp) > 0 {
+                let send = Work::Send { message: test.encode(), tag: Tag(0) };
+                self.fabric.post(self.qp, &mut vec![send]);
+                left -= 1;
+            }
+            self.fabric.poll(self.now, &mut Vec::with_capacity(64));
+            self.fabric.transmit(self.now);
+            let moved = self.host.turn(self.now);
+            match self.network.next_event() {
+                Some(at) => self.now = self.now.max(at),
+                None if !moved && left == 0 => return,
+                None => {}
+            }
+        }
+        panic!("{left} of {count} messages are still to be sent");
     }
 
     pub(crate) fn last_heard(&self) -> Cdc {
@@ -444,4 +467,4 @@ fn nonsense_is_survived() {
     }
 }
 
-const LINK: LinkId = LinkId(1);
+pub(crate) const LINK: LinkId = LinkId(1);

@@ -18,7 +18,7 @@ use smcr_memory::{Region, Rmb, Rmbe};
 use smcr_proto::ring::Ring;
 use smcr_proto::{AlertToken, Gid, Instant, MacAddress, Mtu, Rkey, RmbeSize};
 use smcr_rnic::sim::{self, Network};
-use smcr_rnic::{Domain, Opening, Port, QpAddress, Registration, Rnic};
+use smcr_rnic::{Domain, Message, Opening, Port, QpAddress, Registration, Rnic};
 
 use crate::tcp::{Sockets, Stream};
 
@@ -324,6 +324,12 @@ impl Host {
         self.command_to(place, Command::Relay { connection, established });
     }
 
+    /// Says something about links, as the control thread does.
+    pub(crate) fn send_llc(&mut self, link: LinkId, message: Message) {
+        let place = self.place_of(link);
+        self.command_to(place, Command::SendLlc { link, message: message.into() });
+    }
+
     /// Lets every poller that has reason to be awake turn once, and the control thread read what
     /// was reported. Returns whether anything moved.
     pub(crate) fn turn(&mut self, now: Instant) -> bool {
@@ -376,7 +382,7 @@ impl Host {
 
     fn report(&mut self, report: Report<Stream>) {
         match report {
-            Report::LlcReceived { link, message } => self.llc.push((link, message)),
+            Report::LlcReceived { link, message, .. } => self.llc.push((link, message)),
             Report::LinkBroke { link, .. } => self.link_broke(link),
             Report::LinkVacated { link } => {
                 assert!(self.vacated.insert(link), "vacated twice");

@@ -8,6 +8,7 @@ mod application;
 mod closing;
 mod cluster;
 mod failover;
+mod flood;
 mod flows;
 mod foreign;
 mod gateways;

@@ -132,6 +132,9 @@ counters! {
     resets_link: count,
     /// Connections whose peer did not answer a close in time.
     closes_stalled: count,
+    /// Links given up because their peers asked for more than they took in, or said more than could
+    /// be heard.
+    links_flooded: count,
     /// Reports that waited because the control thread was behind.
     reports_delayed: count,
     /// Send chunks in use, in bytes, at the last look.

@@ -10,6 +10,7 @@ use smcr_rnic::{Fabric, Work};
 
 use crate::connections::Far;
 use crate::handoff::{LinkId, LlcBytes};
+use crate::limits::LLC_OUTSTANDING_MAX;
 use crate::poller::Poller;
 use crate::reap::{LLC, tag_of_cdc};
 use crate::streams::Streams;
@@ -48,8 +49,12 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 
     /// Posts an LLC message with this turn's flush, or the first that has room for it.
-    pub(crate) fn send_llc(&mut self, link: LinkId, message: LlcBytes) {
-        let Some(link) = self.links.by_id(link) else { return };
+    pub(crate) fn send_llc(&mut self, now: Instant, id: LinkId, message: LlcBytes) {
+        let Some(link) = self.links.by_id(id) else { return };
+        if link.llc_outstanding >= LLC_OUTSTANDING_MAX {
+            self.give_up_flooded(now, id);
+            return;
+        }
         link.llc_outstanding += 1;
         link.llc.push_back(message);
     }

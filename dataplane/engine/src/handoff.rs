@@ -103,6 +103,18 @@ impl Activity {
     }
 }
 
+/// Stands for an LLC message that was reported, as long as that is in the queue: so a poller knows
+/// how many the control thread has not come to yet.
+#[derive(Clone, Debug, Default)]
+pub struct Unheard(Arc<()>);
+
+impl Unheard {
+    /// How many others stand for messages of the same link.
+    pub(crate) fn others(&self) -> usize {
+        Arc::strong_count(&self.0) - 1
+    }
+}
+
 /// An LLC message, as it travels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LlcBytes {
@@ -287,6 +299,8 @@ pub enum Report<Stream> {
         link: LinkId,
         /// The message.
         message: LlcBytes,
+        /// Gone with the report.
+        unheard: Unheard,
     },
     /// The queue pair of this link broke. Its connections stand still until the control thread
     /// says what becomes of them.

@@ -16,6 +16,12 @@ pub const REAP_PER_TURN_MAX: usize = 1_024;
 pub const EVENTS_PER_TURN_MAX: usize = 256;
 /// Bytes read from one socket in one turn; also the size of a send chunk.
 pub const FILL_PER_TURN_MAX: u32 = 131_072;
+/// LLC messages of one link that wait for the control thread. Exchanges wait for their answers, so
+/// that an honest peer has a handful under way; each may have 8 KiB.
+pub const LLC_UNHEARD_MAX: usize = 64;
+/// LLC messages of one link that the peer has not taken in, or that wait for room. As many answers
+/// as a peer can ask for at once, and more than a gateway has to say by itself.
+pub const LLC_OUTSTANDING_MAX: u32 = 256;
 /// CDC messages kept for a connection whose rendezvous has not quite ended.
 pub const PARKED_MAX: usize = 16;
 /// Requests that one flush of one connection needs: two pieces of the peer's ring and a CDC.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smcr_rnic::{QpId, Tag, Work};
 
-use crate::handoff::{Activity, LinkId, LlcBytes};
+use crate::handoff::{Activity, LinkId, LlcBytes, Unheard};
 
 /// One link.
 #[derive(Debug)]
@@ -19,7 +19,9 @@ pub(crate) struct Link {
     pub(crate) retiring: bool,
     /// Its connections were given up; so is whoever comes late.
     pub(crate) failed: bool,
-    /// LLC messages that wait for room in the send queue. As few as the control thread sends.
+    /// Counts the LLC messages that the control thread has not come to yet.
+    pub(crate) unheard: Unheard,
+    /// LLC messages that wait for room in the send queue.
     pub(crate) llc: VecDeque<LlcBytes>,
     /// LLC messages waiting or on their way.
     pub(crate) llc_outstanding: u32,
@@ -48,6 +50,7 @@ impl Links {
             broken: false,
             retiring: false,
             failed: false,
+            unheard: Unheard::default(),
             llc: VecDeque::new(),
             llc_outstanding: 0,
             writes: Vec::with_capacity(budget),

@@ -204,7 +204,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 let qp = self.fabric.adopt(now, qp);
                 self.links.add(link, qp, activity, self.fabric.room(qp));
             }
-            Command::SendLlc { link, message } => self.send_llc(link, message),
+            Command::SendLlc { link, message } => self.send_llc(now, link, message),
             Command::FailConnections { link } => self.fail_connections(now, link),
             Command::RetireLink { link } => {
                 if let Some(link) = self.links.by_id(link) {

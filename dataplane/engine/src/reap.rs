@@ -5,11 +5,11 @@ use std::time::Duration;
 use smcr_memory::Lease;
 use smcr_proto::Instant;
 use smcr_proto::wire::cdc::{Cdc, is_cdc};
-use smcr_rnic::{Completion, Fabric, Message, QpId, Status, Tag};
+use smcr_rnic::{Cause, Completion, Fabric, Message, QpId, Status, Tag};
 
 use crate::connections::{Far, Held, Retained, Slot, Smc};
-use crate::handoff::{ConnectionId, Ending, LlcBytes, Report};
-use crate::limits::PARKED_MAX;
+use crate::handoff::{ConnectionId, Ending, LinkId, LlcBytes, Report};
+use crate::limits::{LLC_UNHEARD_MAX, PARKED_MAX};
 use crate::poller::Poller;
 use crate::streams::Streams;
 
@@ -115,8 +115,29 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     fn received_long(&mut self, now: Instant, qp: QpId, message: Box<[u8]>) {
         let Some(link) = self.links.by_qp(qp) else { return };
         link.activity.note(now);
-        let (link, message) = (link.id, LlcBytes::Long(message));
-        self.report(Report::LlcReceived { link, message });
+        let link = link.id;
+        self.hear(now, link, LlcBytes::Long(message));
+    }
+
+    /// Reports an LLC message; or gives the link up, if its peer says more than can be heard.
+    fn hear(&mut self, now: Instant, id: LinkId, message: LlcBytes) {
+        let Some(link) = self.links.by_id(id) else { return };
+        if link.unheard.others() >= LLC_UNHEARD_MAX {
+            self.give_up_flooded(now, id);
+            return;
+        }
+        let unheard = link.unheard.clone();
+        self.report(Report::LlcReceived { link: id, message, unheard });
+    }
+
+    /// Gives up a link whose peer would cost more memory than it is worth.
+    pub(crate) fn give_up_flooded(&mut self, now: Instant, id: LinkId) {
+        let Some(link) = self.links.by_id(id) else { return };
+        if !std::mem::replace(&mut link.broken, true) {
+            self.fabric.fail(now, link.qp);
+            self.ends.counters.links_flooded.add(1);
+            self.report(Report::LinkBroke { link: id, cause: Cause::PeerMisbehaved });
+        }
     }
 
     fn received(&mut self, now: Instant, qp: QpId, message: Message) {
@@ -124,7 +145,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         link.activity.note(now);
         if !is_cdc(&message) {
             let link = link.id;
-            self.report(Report::LlcReceived { link, message: message.into() });
+            self.hear(now, link, message.into());
             return;
         }
         self.ends.counters.cdc_in.add(1);

@@ -191,7 +191,7 @@ impl Gateway {
             while let Some(report) = thread.pending.receive() {
                 moved = true;
                 match report {
-                    Report::LlcReceived { link, message } => {
+                    Report::LlcReceived { link, message, .. } => {
                         self.groups.llc_received(now, link, message.as_bytes());
                     }
                     Report::LinkBroke { link, cause } => self.groups.link_broke(now, link, cause),
