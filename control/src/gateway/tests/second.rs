@@ -93,6 +93,31 @@ fn linux_proposal_from(gid: Gid, eid: &str) -> Frame {
     Frame::ProposalV2(ProposalV2 { v1: Peer::nobody(), v2: Some(extension) })
 }
 
+/// A host whose operator changes the versions it speaks, while connections of the other one are
+/// there, gets what it asks for: each version has link groups of its own.
+#[test]
+fn a_group_of_one_version_takes_in_no_connection_of_the_other() {
+    let rig = Rig::server(46, "[smc]\nversions = [1, 2]\n");
+    let hear = |said: &dyn Fn(&Peer) -> Frame| {
+        let mut peer = Peer::new(connect(rig.gateway));
+        let server = rig.accept();
+        peer.say(&said(&peer));
+        let heard = peer.hear();
+        (peer, server, heard)
+    };
+    // Neither has confirmed anything yet: the second does not wait for the first, either.
+    let first = hear(&|_| linux_proposal("SMCGATE"));
+    let second = hear(&Peer::proposal);
+    let (Some(Frame::AcceptV2(v2)), Some(Frame::Accept(v1))) = (first.2, second.2) else {
+        panic!("{:?} {:?}", first.2, second.2)
+    };
+    assert!(v1.first_contact && v2.offer.first_contact);
+    assert_ne!((v1.qpn, v1.rkey), (v2.offer.qpn, v2.offer.rkey));
+    let mut versions: Vec<_> = rig.stats().link_groups.iter().map(|it| it.version).collect();
+    versions.sort_unstable();
+    assert_eq!(versions, [1, 2]);
+}
+
 /// Without an EID in common the connection stays TCP, and both sides read why.
 #[test]
 fn a_stranger_stays_tcp_and_is_told_why() {
