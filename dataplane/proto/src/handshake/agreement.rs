@@ -239,10 +239,13 @@ impl Policy {
 
     /// What a server makes of a Proposal of version 2, which may offer either version.
     pub(super) fn answer(&self, proposal: &ProposalV2) -> Result<Agreement, Diagnosis> {
-        let (Some(ours), Some(theirs)) = (&self.v2, &proposal.v2) else {
-            return self.answer_v1(&proposal.v1);
+        let v1 = self.answer_v1(&proposal.v1);
+        let v2 = match (&self.v2, &proposal.v2) {
+            (Some(ours), Some(theirs)) => ours.answer(theirs),
+            (None, Some(_)) => Err(Diagnosis::VERSION_MISMATCH),
+            (_, None) => return v1,
         };
-        match (ours.answer(theirs), self.answer_v1(&proposal.v1)) {
+        match (v2, v1) {
             (Ok(agreement), _) => Ok(Agreement::V2(agreement)),
             (Err(_), Ok(agreement)) => Ok(agreement),
             (Err(diagnosis), Err(_)) => Err(diagnosis),

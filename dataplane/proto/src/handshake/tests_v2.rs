@@ -144,7 +144,7 @@ fn the_server_chooses() {
         (both, Frame::Proposal(proposal()), Ok(Agreement::V1)),
         (only_v2, Frame::Proposal(proposal()), Err(Diagnosis::VERSION_MISMATCH)),
         (Policy::V1, mixed(true, friend), Ok(Agreement::V1)),
-        (Policy::V1, mixed(false, friend), Err(Diagnosis::MODE_MISMATCH)),
+        (Policy::V1, mixed(false, friend), Err(Diagnosis::VERSION_MISMATCH)),
     ] {
         assert_eq!(answer(policy, frame).1, expected, "{policy:?} {frame:?}");
     }
