@@ -8,7 +8,7 @@
 //! - `outcome` hands sockets over, or closes them.
 
 mod client;
-mod outcome;
+pub(crate) mod outcome;
 mod server;
 
 use std::io;

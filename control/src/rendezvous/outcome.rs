@@ -51,7 +51,7 @@ impl<N: Rnic> Gateway<N> {
         let Some(Session::Shaking(shaking)) = self.sessions.take(key) else { return };
         self.shaking -= 1;
         if let Some(reason) = reason {
-            *self.fallbacks.entry(reason).or_default() += 1;
+            self.count_fallback(reason);
         }
         self.reactor.forget(&shaking.peer);
         self.reactor.forget(&shaking.app);
@@ -74,6 +74,17 @@ impl<N: Rnic> Gateway<N> {
                 transport: Carried::Tcp { port, reason },
             }),
         );
+    }
+
+    /// Counts a connection that stayed TCP. Peers may say whatever they like: of codes without a
+    /// name only so many are told apart.
+    fn count_fallback(&mut self, reason: Diagnosis) {
+        let unnamed = || self.fallbacks.keys().filter(|code| code.name().is_none()).count();
+        let told_apart = reason.name().is_some()
+            || self.fallbacks.contains_key(&reason)
+            || unnamed() < UNNAMED_REASONS_MAX;
+        let reason = if told_apart { reason } else { Diagnosis::PEER_DECLINED };
+        *self.fallbacks.entry(reason).or_default() += 1;
     }
 
     /// A slot, and the poller next to this connection: two sockets need no RNIC, so any does.
@@ -113,3 +124,6 @@ impl<N: Rnic> Gateway<N> {
         self.give_up_founding(now, key, resources.group);
     }
 }
+
+/// Codes without a name that are counted each by itself: more than any peer has that means them.
+pub(crate) const UNNAMED_REASONS_MAX: usize = 32;

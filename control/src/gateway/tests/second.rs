@@ -4,10 +4,12 @@ use smcr_proto::wire::clc::ProposalV2;
 use smcr_proto::wire::clc::v2::{
     Eid, Eids, FirstContact, Gids, HostName, OsType, ProposalExtension,
 };
-use smcr_proto::wire::clc::{DeclineV2, Diagnosis, Frame, Offer, OfferV2};
+use smcr_proto::wire::clc::{Decline, DeclineV2, Diagnosis, Frame, Offer, OfferV2};
 use smcr_proto::{Gid, PeerId};
 
+use super::US;
 use super::rig::{Peer, Rig, assert_echo, connect};
+use crate::rendezvous::outcome::UNNAMED_REASONS_MAX;
 
 /// Nobody has said which versions to speak.
 const UNTOLD: &str = "[smc]\n# versions are chosen by the gateway\n";
@@ -207,6 +209,27 @@ fn a_client_without_a_route_is_declined_by_name() {
     assert_eq!(declined(&mut peer), Diagnosis::NO_ROUTE);
     assert_echo(&mut peer.socket, &mut server);
     assert_eq!(rig.stats().link_groups.len(), 0);
+}
+
+/// A peer may invent a reason for each Decline; counting each would take memory, and a time series
+/// of whoever scrapes. Reasons that have names are counted all the same.
+#[test]
+fn invented_reasons_are_counted_together() {
+    let rig = Rig::server(47, "");
+    let named = [Diagnosis::IPSEC];
+    for diagnosis in (0..60).map(|code| Diagnosis(0xdead_0000 + code)).chain(named) {
+        let mut peer = Peer::new(connect(rig.gateway));
+        let mut server = rig.accept();
+        peer.say(&Frame::Decline(Decline { out_of_sync: false, peer_id: US, diagnosis }));
+        assert_echo(&mut peer.socket, &mut server);
+    }
+    let rows = rig.stats().fallbacks;
+    let count = |code: Diagnosis| rows.iter().find(|row| row.code == code.0).map(|row| row.count);
+    assert_eq!(count(Diagnosis(0xdead_0000)), Some(1));
+    assert_eq!(count(Diagnosis::IPSEC), Some(1));
+    let others = u64::try_from(60 - UNNAMED_REASONS_MAX).unwrap();
+    assert_eq!(count(Diagnosis::PEER_DECLINED), Some(others));
+    assert_eq!(rows.len(), UNNAMED_REASONS_MAX + 2);
 }
 
 /// Why the gateway declines, which it does next.
