@@ -110,4 +110,6 @@ impl From<Malformed> for HandshakeError {
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
+mod tests_hostile;
+#[cfg(test)]
 mod tests_v2;

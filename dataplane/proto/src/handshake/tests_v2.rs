@@ -9,7 +9,7 @@ use crate::wire::clc::{Decline, DeclineV2, Frame, Offer, OfferV2, Proposal, Prop
 /// The client's RoCEv2 port.
 const GID: Gid = Gid::from_ipv4([10, 9, 0, 64]);
 
-fn policy(eids: &[&str]) -> PolicyV2 {
+pub(super) fn policy(eids: &[&str]) -> PolicyV2 {
     let configured: std::vec::Vec<Eid> = eids.iter().map(|name| Eid::new(name).unwrap()).collect();
     PolicyV2 {
         eids: Eid::with_ours(&configured).unwrap(),
@@ -20,7 +20,7 @@ fn policy(eids: &[&str]) -> PolicyV2 {
     }
 }
 
-fn proposal_v2(offers_smc_r_v1: bool, v2: Option<PolicyV2>) -> ProposalV2 {
+pub(super) fn proposal_v2(offers_smc_r_v1: bool, v2: Option<PolicyV2>) -> ProposalV2 {
     let v1 = Proposal { offers_smc_r_v1, ..proposal() };
     ProposalV2 { v1, v2: v2.map(|policy| policy.extension(GID)) }
 }
@@ -55,7 +55,7 @@ fn client(v1: bool) -> Client {
 }
 
 /// An Accept of version 2 and release 1.
-fn accept(first_contact: bool) -> OfferV2 {
+pub(super) fn accept(first_contact: bool) -> OfferV2 {
     let capabilities =
         Capabilities { max_connections: 100, max_links: 2, ..Capabilities::default() };
     let extension = FirstContact {
