@@ -1,9 +1,11 @@
 //! Two hosts whose RNICs are in different subnets, with a router between them.
 
 use std::fs;
+use std::io::{Read, Write};
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use crate::clock::wait_until;
 use crate::gateway::{Gateway, Pair, Setup, local};
 use crate::hosts::{Host, Hosts, accept, set_limit};
 use crate::pattern::{receive, send};
@@ -66,6 +68,50 @@ fn smoke_smc_r_crosses_a_router() {
     transfer_by(local(PORT).into(), hosts, &pair, 64 << 20);
     assert_routed(&pair.a);
     assert_routed(&pair.b);
+}
+
+/// A second pair of RNICs, on the cable that needs no router, takes over when the way through the
+/// router is cut, and the program notices nothing. It is another subnet: only who knows that
+/// routers may be between looks for it there.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_a_cable_takes_over_from_a_router() {
+    let routed = Routed::new("smoke_a_cable_takes_over_from_a_router");
+    let hosts = &routed.hosts;
+    routed.show_way(&hosts.a);
+    routed.show_way(&hosts.b);
+    let near = Setup::on_device("gateway-a", "ra", "").rnic("soft1", "va").towards(B, PORT);
+    let far = Setup::on_device("gateway-b", "rb", "")
+        .rnic("soft1", "vb")
+        .listener(((B, PORT), "smc"), (local(PORT), "tcp"));
+    let pair = Pair::start_these(hosts, near, far);
+    let listener = hosts.b.listen(local(PORT));
+    let mut client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+    set_limit(&client, LIMIT);
+    let mut server = accept(&listener, LIMIT);
+    let mut ask = || {
+        let mut heard = [0; 4];
+        client.write_all(b"ping").expect("the connection is up");
+        server.read_exact(&mut heard).expect("the connection is up");
+        server.write_all(&heard).expect("the connection is up");
+        client.read_exact(&mut heard).expect("the connection is up");
+        assert_eq!(&heard, b"ping");
+    };
+    ask();
+    let has_links = |count| {
+        [&pair.a, &pair.b].iter().all(|gateway| {
+            let groups = gateway.stats().link_groups;
+            let links = groups.iter().flat_map(|group| &group.links);
+            links.filter(|link| link.state == "active").count() == count
+        })
+    };
+    wait_until("both gateways have both links", LIMIT, || has_links(2));
+    assert_routed(&pair.a);
+    hosts.a.ip(&["link", "set", "ra", "down"]);
+    ask();
+    wait_until("one link is left", LIMIT, || has_links(1));
+    ask();
+    pair.assert_all_smc(1);
 }
 
 /// A host that was not told the way to the other one's RNIC keeps its connections on TCP, at once,
