@@ -182,6 +182,7 @@ impl<N: Rnic> Gateway<N> {
             framer: Framer::new(),
             waiting: None,
             resources: None,
+            ended: false,
         })));
         self.shaking += 1;
         self.shaking_keys.push(key);

@@ -36,8 +36,10 @@ enum Heard {
     Silence,
     /// A message.
     Frame(Frame),
-    /// The end of the connection.
+    /// The peer sends no more.
     End,
+    /// The connection is broken.
+    Broken,
     /// Something that is no CLC message, or one with a fault in it.
     Nonsense(HandshakeError),
 }
@@ -96,7 +98,13 @@ impl<N: Rnic> Gateway<N> {
             let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
             let result = match hear(shaking) {
                 Heard::Silence => return,
-                Heard::End => {
+                // A Linux program that half-closes at once ends TCP before we have heard, on the
+                // link, that the first contact succeeded. No message is missing.
+                Heard::End if shaking.talk.is_awaiting_link() => {
+                    shaking.ended = true;
+                    return;
+                }
+                Heard::End | Heard::Broken => {
                     self.fail(key, "the peer closed the connection during the rendezvous");
                     return;
                 }
@@ -450,7 +458,7 @@ fn hear(shaking: &mut Rendezvous) -> Heard {
                 assert_eq!(taken, len, "no more was read than the framer has room for");
             }
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Heard::Silence,
-            Err(_) => return Heard::End,
+            Err(_) => return Heard::Broken,
         }
     }
 }

@@ -42,6 +42,8 @@ pub struct Rendezvous {
     pub waiting: Option<Waiting>,
     /// What this rendezvous holds, and must give back if it fails.
     pub resources: Option<Resources>,
+    /// The peer has ended its direction of the TCP connection.
+    pub ended: bool,
 }
 
 /// The CLC side of a rendezvous.
@@ -56,6 +58,17 @@ pub enum Talk {
     Server(Server),
     /// The peer proposed this, but the application's side is not connected yet.
     Pending(Server, Proposal),
+}
+
+impl Talk {
+    /// Whether CLC has nothing more to say, and only the link is to be confirmed.
+    pub fn is_awaiting_link(&self) -> bool {
+        match self {
+            Self::Client(client) => client.is_awaiting_link(),
+            Self::Server(server) => server.is_awaiting_link(),
+            Self::Plain(_) | Self::Connecting | Self::Pending(..) => false,
+        }
+    }
 }
 
 /// What a rendezvous holds of a link group.

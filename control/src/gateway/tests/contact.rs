@@ -1,7 +1,9 @@
 //! First and subsequent contact, as a peer with a script sees them.
 
 use std::io::Read;
+use std::net::Shutdown;
 
+use rustix::net::{SendFlags, send};
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::wire::clc::{Decline, Diagnosis, Frame, Offer, Proposal};
 use smcr_proto::{Gid, PeerId};
@@ -109,4 +111,29 @@ fn a_group_that_is_out_of_sync_is_cleaned_up() {
     assert_echo(&mut peer.socket, &mut other_server);
     assert!(server.read(&mut [0]).is_err(), "the connection of the group is reset");
     wait_until("the group is gone", || far.stats().link_groups.is_empty());
+}
+
+/// A Linux program that connects, sends its question and half-closes, as `nc -N` does: its kernel
+/// ends the TCP connection at once, which overtakes the last words of the first contact. Taken for
+/// the end of the rendezvous, that would reset a program that did nothing unusual.
+#[test]
+fn tcp_may_end_while_the_link_is_confirmed() {
+    let far = Rig::server(26, "");
+    let near = Rig::client(27, "");
+    let mut application = connect(near.gateway);
+    let here = near.accept();
+    let there = connect(far.gateway);
+    let (mut client, mut server) =
+        (Peer::new(here.try_clone().unwrap()), Peer::new(there.try_clone().unwrap()));
+    server.say(&client.hear().unwrap());
+    client.say(&server.hear().unwrap());
+    let Some(confirm @ Frame::Confirm(_)) = client.hear() else { panic!("a Confirm") };
+    // One segment, so that nothing happens between the Confirm and the end.
+    let encoded = confirm.encode();
+    assert_eq!(send(&there, encoded.as_bytes(), SendFlags::MORE).unwrap(), 68);
+    there.shutdown(Shutdown::Write).unwrap();
+    let mut upstream = far.accept();
+    assert_echo(&mut application, &mut upstream);
+    let stats = far.stats();
+    assert_eq!((stats.active.smc, stats.totals.handshakes_failed), (1, 0));
 }
