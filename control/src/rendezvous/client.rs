@@ -4,7 +4,7 @@ use smcr_proto::handshake::{Agreement, Client, Path};
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::v2::{GIDS_MAX, Gids};
 use smcr_proto::wire::clc::{Diagnosis, Ipv4Subnet, Offer, Proposal};
-use smcr_proto::{Instant, MacAddress};
+use smcr_proto::{Gid, Instant, MacAddress};
 use smcr_rnic::Rnic;
 
 use super::Shortage;
@@ -79,12 +79,12 @@ impl<N: Rnic> Gateway<N> {
         offer: &Offer,
         agreement: Agreement,
     ) -> Result<Offer, Diagnosis> {
-        let near = self.port_of(key).ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
         let reach = match agreement {
             Agreement::V1 => Some(offer.gid),
             Agreement::V2(_) => None,
         };
-        let port = self.groups.usable_port(near, reach).ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
+        let proposed = self.proposed_port(key).ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
+        let port = self.groups.port_at(proposed, reach).ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
         if let Agreement::V2(terms) = agreement {
             // The kernel, below the soft RNIC, knows the next hop; nobody else has to.
             let path = match self.groups.ports()[port.0].reaches(offer.gid) {
@@ -96,6 +96,13 @@ impl<N: Rnic> Gateway<N> {
             }
         }
         self.found_link(now, key, port, offer, agreement)
+    }
+
+    /// What our Proposal says the link of a first contact would go through.
+    fn proposed_port(&self, key: Key) -> Option<(Gid, MacAddress)> {
+        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return None };
+        let Talk::Client(client) = &shaking.talk else { return None };
+        Some(client.port())
     }
 
     /// A group whose queue pair is connected to the server's, and an element in it.
