@@ -11,7 +11,8 @@
 //!
 //! - `sender` counts what we write into the peer's element;
 //! - `receiver` counts what the peer writes into ours, and decides when to say so (4.5.1);
-//! - `state` is Figures 22 and 23 as a table.
+//! - `state` is Figures 22 and 23 as a table;
+//! - `view` is what a connection shows of itself.
 //!
 //! What is not here: the choice of a link, and the bytes that a failover must write again.
 
@@ -27,6 +28,7 @@ use crate::wire::cdc::Cdc;
 mod receiver;
 mod sender;
 mod state;
+mod view;
 
 use receiver::Receiver;
 use sender::Sender;
@@ -137,11 +139,6 @@ impl Connection {
         }
     }
 
-    /// Where the connection is in Figures 22 and 23.
-    pub fn state(&self) -> State {
-        self.state
-    }
-
     /// Whether both sides are done with both elements and nothing is left to say: our element and
     /// our alert token may serve another connection (RFC 4.4.2), once the owner has read what it
     /// wants of [`Self::readable`].
@@ -224,17 +221,6 @@ impl Connection {
     pub fn consume(&mut self, len: u32) {
         assert!(len <= self.readable().len(), "only readable bytes can be consumed");
         self.receiver.consume(len);
-    }
-
-    /// How many readable bytes come before the urgent byte, if one has arrived and has not been
-    /// consumed.
-    pub fn urgent_position(&self) -> Option<u32> {
-        self.receiver.urgent_position()
-    }
-
-    /// Whether the peer has announced an urgent byte, arrived or not: P.
-    pub fn is_urgent_pending(&self) -> bool {
-        self.receiver.is_urgent_pending()
     }
 
     /// No byte follows: D becomes due. Call it when all bytes were produced.
@@ -392,16 +378,6 @@ impl Connection {
             // RFC 7609 4.6.2-3
             self.repeat_due = true;
         }
-    }
-
-    /// Whether the failover validation message is due: nothing may be written before it.
-    pub fn is_validation_due(&self) -> bool {
-        self.validation_due
-    }
-
-    /// Whether this message or a later one was taken in: what failover validation asks (4.6.1).
-    pub fn has_received(&self, sequence: u16) -> bool {
-        !is_before(self.sequence_received, sequence)
     }
 
     /// Whether `poll_cdc` would return a message.

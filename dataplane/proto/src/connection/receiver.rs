@@ -64,6 +64,10 @@ impl Receiver {
         self.urgent_pending
     }
 
+    pub(super) fn is_peer_blocked(&self) -> bool {
+        self.peer_blocked
+    }
+
     /// Whether our consumer cursor is worth a message of its own.
     ///
     /// The peer must never wait for something that we keep to ourselves, and must not be bothered
