@@ -4,6 +4,7 @@
 
 use super::*;
 use crate::ring::Position;
+use crate::vocabulary::RmbeSize;
 use crate::wire::cdc::Cursor;
 
 mod closing;
@@ -239,4 +240,69 @@ fn each_direction_has_its_own_element() {
     let us = connection(Ring::new(16_384), Ring::new(65_536));
     assert_eq!(us.window(), 65_536);
     assert_eq!(us.readable(), Ring::new(16_384).span(Position(0), 0));
+}
+
+/// When Linux would tell us of what its program has read: `unconfirmed` bytes, with `free` bytes of
+/// window as we see it; dialect 5.
+fn linux_tells(capacity: u32, unconfirmed: u32, free: u32, blocked: bool) -> bool {
+    let limit = (capacity / 10).max(2_304);
+    unconfirmed > limit && (free <= capacity / 2 || blocked)
+}
+
+/// A Linux writer sleeps until the update that another Linux would send; a later one would stop the
+/// stream for ever. So ours comes in every case in which that does, and never after it.
+// RFC 7609 4.5.1-2, 4.5.1-3
+#[test]
+fn updates_never_wait_for_longer_than_those_of_linux() {
+    let mut told = 0;
+    for size in (0..6).map(RmbeSize::from_notation) {
+        let capacity = size.bytes();
+        let step = capacity / 64;
+        for written in (step..=capacity).step_by(step as usize) {
+            for read in (1..=written).step_by(step as usize / 2 + 1) {
+                for blocked in [false, true] {
+                    let (mut linux, mut us) = (bytes(capacity), bytes(capacity));
+                    linux.set_writer_blocked(blocked);
+                    linux.produce(written);
+                    carry(&mut linux, &mut us);
+                    us.consume(read);
+                    if linux_tells(capacity, read, capacity - written, blocked) {
+                        told += 1;
+                        assert!(us.poll_cdc().is_some(), "{capacity} {written} {read} {blocked}");
+                    }
+                }
+            }
+        }
+    }
+    assert!(told > 10_000, "{told}");
+}
+
+/// The other way round: Linux keeps small reads to itself, and never answers R. Whatever is left of
+/// the window is used; we never wait for half of it to be free again.
+#[test]
+fn a_little_window_is_used() {
+    let mut us = bytes(65_536);
+    us.produce(65_535);
+    us.poll_cdc();
+    assert_eq!(us.window(), 1);
+    us.produce(1);
+    us.set_writer_blocked(true);
+    let message = us.poll_cdc().unwrap();
+    assert!(message.writer_blocked && !message.update_requested);
+    let update = Cdc { sequence: 1, consumer: cursor(0, 1), ..Cdc::default() };
+    assert_eq!(us.handle_cdc(T0, &update).unwrap().writable_bytes, 1);
+    assert_eq!(us.window(), 1);
+}
+
+/// Kernels from 6.11 on have elements of up to 512 MB. Their cursors wrap there, and not before.
+#[test]
+fn elements_of_half_a_gigabyte_have_cursors() {
+    let size = RmbeSize::from_notation(15);
+    assert_eq!(size.bytes(), 1 << 29);
+    let mut us = connection(Ring::new(16_384), Ring::new(size.bytes()));
+    us.produce((1 << 29) - 1);
+    assert_eq!(us.poll_cdc().unwrap().producer, cursor(0, (1 << 29) - 1));
+    us.produce(1);
+    assert_eq!(us.poll_cdc().unwrap().producer, cursor(1, 0));
+    assert_eq!(us.window(), 0);
 }
