@@ -181,6 +181,7 @@ impl<N: Rnic> Gateway<N> {
             talk,
             framer: Framer::new(),
             waiting: None,
+            answer_by: None,
             resources: None,
             ended: false,
         })));

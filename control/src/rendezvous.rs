@@ -17,6 +17,7 @@ use std::time::Duration;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use smcr_engine::LinkId;
 use smcr_proto::handshake::{Agreement, ClientAction, HandshakeError, ServerAction, Verdict};
+use smcr_proto::limits::CLC_WAIT;
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::{Decline, Diagnosis, FRAME_MAX, Frame, Offer};
 use smcr_proto::wire::llc::DeleteReason;
@@ -182,6 +183,7 @@ impl<N: Rnic> Gateway<N> {
                     && let Talk::Server(server) = &shaking.talk
                 {
                     shaking.talk = Talk::Pending(server.clone(), proposal);
+                    shaking.answer_by = Some(now + ANSWER_WITHIN);
                 }
                 self.resume(now, key);
             }
@@ -346,6 +348,11 @@ impl<N: Rnic> Gateway<N> {
                 self.heed_groups(now);
                 continue;
             }
+            let late = shaking.answer_by.is_some_and(|by| by <= now);
+            if late && shaking.connected && matches!(shaking.talk, Talk::Pending(..)) {
+                self.answer_server(now, key, Err(Diagnosis::TIMED_OUT));
+                continue;
+            }
             if shaking.waiting.as_ref().is_some_and(|waiting| waiting.until <= now) {
                 self.stop_waiting(now, key);
                 continue;
@@ -403,7 +410,6 @@ impl<N: Rnic> Gateway<N> {
         if !shaking.connected {
             self.refuse(key, &io::ErrorKind::TimedOut.into());
         } else if matches!(shaking.talk, Talk::Pending(..)) {
-            // It waited for the first contact of another. The client waits still.
             self.answer_server(now, key, Err(Diagnosis::TIMED_OUT));
         } else {
             self.handshake_failed(now, key, HandshakeError::TimedOut);
@@ -436,6 +442,11 @@ enum Shortage {
     /// It stays TCP.
     Final,
 }
+
+/// How long a client waits at most for our answer to its Proposal, which may depend on the first
+/// contact of another connection. A second later a Linux client would give up, and its program
+/// would get an error instead of TCP.
+const ANSWER_WITHIN: Duration = Duration::from_secs(CLC_WAIT.as_secs() - 1);
 
 /// How long a rendezvous waits for the peer to know another RMB. Deployed peers give the exchange
 /// this long.

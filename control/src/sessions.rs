@@ -40,6 +40,8 @@ pub struct Rendezvous {
     pub framer: Framer,
     /// The element it waits for.
     pub waiting: Option<Waiting>,
+    /// When a client must have an answer to its Proposal.
+    pub answer_by: Option<Instant>,
     /// What this rendezvous holds, and must give back if it fails.
     pub resources: Option<Resources>,
     /// The peer has ended its direction of the TCP connection.
