@@ -20,11 +20,6 @@ fn smoke_iperf3() {
     const PORT: u16 = 5201;
     let hosts = Hosts::new("smoke_iperf3");
     let pair = Pair::start(&hosts, &[PORT]);
-    let _server = start_server(
-        &hosts,
-        PORT,
-        Command::new("iperf3").args(["-s", "-B", "127.0.0.1", "--forceflush"]),
-    );
     for (name, arguments) in [
         ("iperf3-upload", &["-t", "2"][..]),
         ("iperf3-download", &["-t", "2", "-R"]),
@@ -32,6 +27,10 @@ fn smoke_iperf3() {
         ("iperf3-eight-download", &["-t", "2", "-P", "8", "-R"]),
         ("iperf3-both-ways", &["-t", "2", "--bidir"]),
     ] {
+        // A server of its own for each: between two tests it does not listen for a moment.
+        let mut server = Command::new("iperf3");
+        server.args(["-s", "--one-off", "-B", "127.0.0.1", "--forceflush"]);
+        let mut server = start_server(&hosts, PORT, &mut server);
         let mut client = Command::new("iperf3");
         client.args(["-c", "127.0.0.1", "-J"]).args(arguments);
         let report = run(&hosts, &hosts.a, name, LIMIT, &mut client).expect_success(name);
@@ -39,6 +38,7 @@ fn smoke_iperf3() {
         assert_eq!(report.get("error"), None, "{name}");
         let received = report["end"]["sum_received"]["bytes"].as_u64();
         assert!(received.is_some_and(|bytes| bytes > 1 << 20), "{name}: {received:?} bytes");
+        assert!(server.wait(LIMIT).success(), "{}", server.log());
     }
     // One control connection each, and the streams.
     pair.assert_all_smc(5 + 1 + 1 + 8 + 8 + 2);

@@ -2,6 +2,7 @@
 //! preload.
 
 use std::fs;
+use std::time::Duration;
 
 use crate::hosts::Hosts;
 use crate::rig::Rig;
@@ -10,6 +11,9 @@ use crate::road::{Course, Road};
 const IPERF3: u16 = 5201;
 const REDIS: u16 = 6379;
 const WEB: u16 = 8080;
+
+/// For a server to end when its last client has gone.
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// What users run must work over the kernels' SMC-R here before it can be asked of our gateway.
 #[test]
@@ -26,14 +30,16 @@ pub(crate) fn programs(course: Course) {
     let near = road.entrance(0).ip().to_string();
     let far = road.exit(0).ip().to_string();
 
-    let _iperf3 = road.serve(IPERF3, &["iperf3", "--server", "--bind", &far]);
     for direction in [&[][..], &["--reverse"]] {
+        // A server of its own for each: between two tests it does not listen for a moment.
+        let mut iperf3 = road.serve(IPERF3, &["iperf3", "--server", "--one-off", "--bind", &far]);
         let words = ["iperf3", "--client", &near, "--bytes", "8M", "--json"];
         let said = road.run(&[&words, direction].concat());
         let report: serde_json::Value = serde_json::from_str(&said).expect("iperf3 prints JSON");
         let received = report["end"]["sum_received"]["bytes"].as_u64();
         // What is on its way when the sender is content, iperf3 does not count.
         assert!(received.is_some_and(|bytes| bytes > 1 << 20), "{said}");
+        assert!(iperf3.wait(LIMIT).success(), "{}", iperf3.log());
     }
 
     let words = ["redis-server", "--bind", &far, "--save", "", "--protected-mode", "no"];

@@ -52,6 +52,12 @@ pub const CONFIRM_ADDED_LINK_WAIT: Duration = Duration::from_secs(5);
 /// How long the client waits for ADD LINK after first contact, and the server for the answer.
 pub const ADD_LINK_WAIT: Duration = Duration::from_secs(2);
 
+/// How long an answer about links may take once the group is at work. Nobody waits for it but the
+/// exchange, and a peer that is gone is found out sooner by its links. A Linux peer frees a queue
+/// pair before it answers anything else, and one that repeats to an RNIC which has gone is free
+/// only when TEST LINK has failed on it.
+pub const LINK_EXCHANGE_WAIT: Duration = Duration::from_secs(40);
+
 /// How long either side waits for the answer to CONFIRM RKEY or DELETE RKEY.
 pub const RKEY_REPLY_WAIT: Duration = Duration::from_secs(2);
 
@@ -76,3 +82,6 @@ const _: () = assert!(PREFIXES_MAX == 8, "RFC A.2.2");
 const _: () = assert!(IDLE_GROUP_SERVER.as_secs() < IDLE_GROUP_CLIENT.as_secs());
 const _: () = assert!(CONFIRM_LINK_REPLY_WAIT.as_secs() < CONFIRM_LINK_WAIT.as_secs());
 const _: () = assert!(CONFIRM_LINK_WAIT.as_secs() < CLC_WAIT.as_secs());
+const _: () = assert!(
+    LINK_EXCHANGE_WAIT.as_secs() > TEST_LINK_IDLE.as_secs() + TEST_LINK_REPLY_WAIT.as_secs()
+);

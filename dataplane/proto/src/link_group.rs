@@ -219,6 +219,8 @@ pub struct LinkGroup {
     untold: bool,
     /// When a further link is tried again.
     retry_at: Option<Instant>,
+    /// Server: how many links in a row have failed soon after they came.
+    short_lived: u8,
     /// A second link was confirmed before the group was established.
     confirmed_early: Option<LinkNumber>,
     /// How often an RMB of ours was refused, and when it is announced again.
@@ -285,6 +287,7 @@ impl LinkGroup {
             unused_port: None,
             untold: false,
             retry_at: None,
+            short_lived: 0,
             confirmed_early: None,
             retries: 0,
             again_at: None,

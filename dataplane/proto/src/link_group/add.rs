@@ -9,7 +9,7 @@
 use super::member::{Member, port_of};
 use super::{Action, LinkGroup, Phase, Role, UNNUMBERED};
 use crate::error::PeerMisbehaved;
-use crate::limits::{ADD_LINK_WAIT, CONFIRM_ADDED_LINK_WAIT};
+use crate::limits::{ADD_LINK_WAIT, CONFIRM_ADDED_LINK_WAIT, LINK_EXCHANGE_WAIT};
 use crate::link::{Cause, Link};
 use crate::time::Instant;
 use crate::vocabulary::{LinkNumber, LinkUserId, Mtu, Psn, QpAddress, Qpn, Rkey};
@@ -18,7 +18,9 @@ use crate::wire::llc::{AddLink, DeleteReason, Llc};
 
 use super::delete::Order;
 use super::exchange::{Exchange, Pairs};
+
 use super::rmbs::RmbIndex;
+use core::time::Duration;
 
 /// Why the caller has no queue pair for a further link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +127,8 @@ impl LinkGroup {
         let (reply, rejected, reason, link) = (false, false, 0, number);
         // RFC 7609 C.3-1
         self.committed = true;
-        self.exchange = Some(Exchange::Offered { number, on, deadline: now + ADD_LINK_WAIT });
+        let deadline = now + self.exchange_wait();
+        self.exchange = Some(Exchange::Offered { number, on, deadline });
         if self.is_v2() {
             self.tell_all(on, number);
         }
@@ -190,7 +193,7 @@ impl LinkGroup {
         } else {
             let left = self.slot(on).map(|slot| self.rmbs_to_tell(slot)).unwrap_or_default();
             let pairs = Pairs { left, peer_left: None };
-            let deadline = now + ADD_LINK_WAIT;
+            let deadline = now + self.exchange_wait();
             self.exchange = Some(Exchange::Rkeys { number, on, pairs, deadline });
         }
         match self.role {
@@ -386,6 +389,18 @@ impl LinkGroup {
             member.link = Link::new(keepalive, now + CONFIRM_ADDED_LINK_WAIT);
         }
         self.exchange = Some(Exchange::Confirming { number });
+    }
+
+    /// How long the peer may take for its next message. During the first contact an application
+    /// waits for both of us.
+    pub(super) fn exchange_wait(&self) -> Duration {
+        match self.phase {
+            Phase::Established => LINK_EXCHANGE_WAIT,
+            Phase::Opening
+            | Phase::Confirming { .. }
+            | Phase::Founding { .. }
+            | Phase::Terminated => ADD_LINK_WAIT,
+        }
     }
 
     /// The peer did not answer in time.

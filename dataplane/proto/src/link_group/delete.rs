@@ -6,7 +6,7 @@
 
 use super::exchange::Exchange;
 use super::{Action, LinkGroup, Phase, Role, UNNUMBERED};
-use crate::limits::{ADD_LINK_WAIT, CONFIRM_ADDED_LINK_WAIT, RKEY_REPLY_WAIT};
+use crate::limits::{ADD_LINK_WAIT, CONFIRM_ADDED_LINK_WAIT, LINK_EXCHANGE_WAIT};
 use crate::link::{Cause, Event};
 use crate::time::Instant;
 use crate::vocabulary::LinkNumber;
@@ -14,28 +14,19 @@ use crate::wire::llc::{DeleteLink, DeleteReason, Llc};
 
 use core::time::Duration;
 
-/// How long a DELETE LINK waits for its answer.
-pub(super) const DELETE_LINK_WAIT: Duration = RKEY_REPLY_WAIT;
-
 /// How long a client waits for the deletion that it asked for: the server may be adding a link
 /// first, or finding out that another one is gone.
-pub(super) const ASKED_WAIT: Duration = Duration::from_secs(12);
+pub(super) const ASKED_WAIT: Duration = Duration::from_secs(130);
 const _: () = assert!(
-    ASKED_WAIT.as_secs()
-        > 2 * ADD_LINK_WAIT.as_secs()
-            + CONFIRM_ADDED_LINK_WAIT.as_secs()
-            + DELETE_LINK_WAIT.as_secs()
+    ASKED_WAIT.as_secs() > 3 * LINK_EXCHANGE_WAIT.as_secs() + CONFIRM_ADDED_LINK_WAIT.as_secs()
 );
 
-/// How long it waits if there is no hurry. The server may delay what is orderly.
-pub(super) const ASKED_ORDERLY_WAIT: Duration = Duration::from_secs(60);
-
 /// How long connections may take to leave a link in good order: the server decides itself, the
-/// client has to answer within [`DELETE_LINK_WAIT`].
+/// client has to answer before a deployed server goes on without.
 const VACATE_WAIT_SERVER: Duration = Duration::from_secs(10);
 pub(super) const VACATE_WAIT_CLIENT: Duration = Duration::from_secs(1);
-const _: () = assert!(VACATE_WAIT_CLIENT.as_secs() < DELETE_LINK_WAIT.as_secs());
-const _: () = assert!(VACATE_WAIT_SERVER.as_secs() < ASKED_ORDERLY_WAIT.as_secs());
+const _: () = assert!(VACATE_WAIT_CLIENT.as_secs() < ADD_LINK_WAIT.as_secs());
+const _: () = assert!(VACATE_WAIT_SERVER.as_secs() < ASKED_WAIT.as_secs());
 
 /// That a link is to be deleted, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,7 +194,7 @@ impl LinkGroup {
 
     pub(super) fn say_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
         let Some(on) = self.link_besides(number) else { return };
-        let deadline = now + DELETE_LINK_WAIT;
+        let deadline = now + self.exchange_wait();
         self.exchange = Some(Exchange::Deleting { number, on, deadline });
         self.send_delete_link(on, number, order);
     }
@@ -232,8 +223,7 @@ impl LinkGroup {
         if member.asked.is_some_and(|asked| order.has_time() || !asked.order.has_time()) {
             return;
         }
-        let wait = if order.has_time() { ASKED_ORDERLY_WAIT } else { ASKED_WAIT };
-        member.asked = Some(Asked { on, deadline: now + wait, order });
+        member.asked = Some(Asked { on, deadline: now + ASKED_WAIT, order });
         // RFC 7609 2.3-5, 3.5.4-5, 3.5.5.1.4-1
         self.send_delete_link(on, number, order);
     }

@@ -4,7 +4,6 @@ use super::exchange::Exchange;
 use super::rmbs::RmbSet;
 use super::{LinkGroup, Role};
 use crate::error::PeerMisbehaved;
-use crate::limits::ADD_LINK_WAIT;
 use crate::time::Instant;
 use crate::vocabulary::LinkNumber;
 use crate::wire::llc::add_link::RkeyPair;
@@ -40,7 +39,7 @@ impl LinkGroup {
         }
         // RFC 7609 A.3.3-7
         pairs.peer_left = Some(message.remaining - brought);
-        let deadline = now + ADD_LINK_WAIT;
+        let deadline = now + self.exchange_wait();
         self.exchange = Some(Exchange::Rkeys { number, on, pairs, deadline });
         match self.role {
             // RFC 7609 A.3.3-5
@@ -94,7 +93,7 @@ impl LinkGroup {
             *place = self.our_rmbs.pair(rmb, on_slot, new_slot).unwrap_or_default();
             self.our_rmbs.note_told(rmb, new_slot);
         }
-        let deadline = now + ADD_LINK_WAIT;
+        let deadline = now + self.exchange_wait();
         self.exchange = Some(Exchange::Rkeys { number, on, pairs, deadline });
         // RFC 7609 3.5.1.6.3-1, 3.5.5.2.3-1, 3.5.5.2.3-2, 3.5.5.2.3-3, A.3.3-3
         self.send(on, Llc::AddLinkContinuation(message));

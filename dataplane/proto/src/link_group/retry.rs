@@ -7,6 +7,9 @@ use crate::time::Instant;
 use crate::vocabulary::{Gid, LinkNumber, MacAddress, Mtu, Psn, Qpn};
 use crate::wire::llc::{AddLink, Llc};
 
+/// How many links in a row may fail soon after they came, and be replaced at once.
+pub(super) const SHORT_LIVED_MAX: u8 = 3;
+
 impl LinkGroup {
     /// A port of ours has come up, or is without a link: the server offers one, a client tells its
     /// server of it. Nothing happens if the group has all the links it may have.
@@ -95,11 +98,18 @@ impl LinkGroup {
         alone || self.members().any(|member| member.asymmetric)
     }
 
-    /// Server: a link that failed is deleted. One that had served for a while has a successor at
-    /// once; one that had not is tried again later, or it would come and go without end.
+    /// Server: a link that failed is deleted. It has a successor at once, as from deployed servers;
+    /// but after several that did not serve for long the next is tried later, or on a path that
+    /// carries CONFIRM LINK and nothing larger they would come and go without end.
     pub(super) fn replace_lost(&mut self, now: Instant, confirmed_at: Option<Instant>) {
-        let served = confirmed_at.is_some_and(|at| at + self.setup.retry_link <= now);
-        if served && self.lacks_redundancy() {
+        let served = |at| at + self.setup.retry_link <= now;
+        self.short_lived = match confirmed_at {
+            Some(at) if served(at) => 0,
+            Some(_) => self.short_lived.saturating_add(1),
+            None => self.short_lived,
+        };
+        let lasting = confirmed_at.is_some() && self.short_lived <= SHORT_LIVED_MAX;
+        if lasting && self.lacks_redundancy() {
             // RFC 7609 C.7.1-8
             self.wanted = true;
         } else {

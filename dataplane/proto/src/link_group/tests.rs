@@ -3,11 +3,11 @@
 use std::vec;
 use std::vec::Vec;
 
-use super::delete::DELETE_LINK_WAIT;
 use super::*;
 use crate::error::PeerMisbehaved;
 use crate::limits::{
-    ADD_LINK_WAIT, IDLE_GROUP_CLIENT, IDLE_GROUP_SERVER, TEST_LINK_IDLE, TEST_LINK_REPLY_WAIT,
+    ADD_LINK_WAIT, IDLE_GROUP_CLIENT, IDLE_GROUP_SERVER, LINK_EXCHANGE_WAIT, TEST_LINK_IDLE,
+    TEST_LINK_REPLY_WAIT,
 };
 use crate::vocabulary::{Mtu, Psn, Qpn, Rkey};
 use crate::wire::Malformed;
@@ -541,8 +541,10 @@ fn deleting_the_only_link_ends_the_group() {
 fn an_unanswered_delete_ends_the_link_all_the_same() {
     let mut server = Pair::established().server;
     server.delete_link(T0, LINK, DeleteReason::OPERATOR, false);
-    assert_eq!(server.poll_timeout(), Some(T0 + DELETE_LINK_WAIT));
-    server.handle_timeout(T0 + DELETE_LINK_WAIT);
+    // Data flows until then; else TEST LINK would find out.
+    server.traffic(T0 + SECOND * 20, LINK);
+    assert_eq!(server.poll_timeout(), Some(T0 + LINK_EXCHANGE_WAIT));
+    server.handle_timeout(T0 + LINK_EXCHANGE_WAIT);
     let actions = drain(&mut server);
     assert_eq!(actions.last(), Some(&Action::Terminate(Cause::DeletedByUs)));
 }

@@ -188,8 +188,11 @@ fn an_exchange_that_stops_costs_the_link_that_carried_it() {
         let mut hosts = adding(rmbs, from, wanted);
         hosts.cut.insert(LINK);
         hosts.wires.retain(|(_, link), _| *link != LINK);
-        hosts.now = hosts.now + ADD_LINK_WAIT;
+        hosts.now = hosts.now + LINK_EXCHANGE_WAIT;
         let now = hosts.now;
+        for role in [Role::Server, Role::Client] {
+            hosts.work_until_now(role);
+        }
         hosts.host(waits).group.handle_timeout(now);
         hosts.act();
         let mut flying = hosts.flying(waits).into_iter();
@@ -216,8 +219,11 @@ fn without_another_link_the_group_ends() {
         hosts.server.group.want_link(hosts.now, port(2));
         hosts.run_until(|from, llc| from != role && is_rkeys(llc));
         hosts.wires.clear();
-        hosts.now = hosts.now + ADD_LINK_WAIT;
+        hosts.now = hosts.now + LINK_EXCHANGE_WAIT;
         let now = hosts.now;
+        for role in [Role::Server, Role::Client] {
+            hosts.work_until_now(role);
+        }
         hosts.host(role).group.handle_timeout(now);
         hosts.act();
         let told = hosts.host(role).told.last();
