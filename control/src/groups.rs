@@ -188,8 +188,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         self.events.pop_front()
     }
 
-    /// Somebody has reason to believe that the peer of this group is dead: ask it, on every link. It
-    /// has as long to answer as at any other time: a Linux program that half-closes looks the same.
+    /// Somebody has reason to believe that the peer of this group is dead: ask it, on every link.
+    /// It has as long to answer as at any other time: a Linux program that half-closes looks the
+    /// same.
     pub fn probe(&mut self, now: Instant, id: GroupId) {
         let Some(group) = self.groups.get(&id) else { return };
         let numbers: Vec<_> = group.links.iter().map(|link| link.number).collect();

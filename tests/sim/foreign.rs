@@ -288,7 +288,7 @@ fn bytes_behind_the_end_reset_the_connection() {
 
 /// A Linux program sends more than the other side reads, and closes: its kernel waits two seconds
 /// for window, says C, and writes the rest when there is window again. A program that reads slowly
-/// must get all of it, not an end in the middle. B, which goes with the C, tells that there is more.
+/// must get all of it, not an end in the middle. B beside the C tells that there is more.
 #[test]
 fn what_a_blocked_peer_writes_behind_its_end_belongs_to_the_stream() {
     for closed in [false, true] {

@@ -111,8 +111,8 @@ impl Client {
         }
     }
 
-    /// The port that we proposed, in the version that was agreed on. The queue pair of a first contact must be there: a Linux server
-    /// connects to the port of the Proposal, whatever the Confirm says.
+    /// The port that we proposed, in the version that was agreed on. The queue pair of a first
+    /// contact must be there: a Linux server connects to it, whatever the Confirm says.
     pub fn port(&self) -> (Gid, MacAddress) {
         let [v1, v2] = self.gids;
         match self.agreement {
