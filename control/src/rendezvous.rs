@@ -101,7 +101,7 @@ impl<N: Rnic> Gateway<N> {
                 Heard::Silence => return,
                 // A Linux program that half-closes at once ends TCP before we have heard, on the
                 // link, that the first contact succeeded. No message is missing.
-                Heard::End if shaking.talk.is_awaiting_link() => {
+                Heard::End if shaking.talk.may_have_ended() => {
                     shaking.ended = true;
                     return;
                 }

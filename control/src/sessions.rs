@@ -63,12 +63,12 @@ pub enum Talk {
 }
 
 impl Talk {
-    /// Whether CLC has nothing more to say, and only the link is to be confirmed.
-    pub fn is_awaiting_link(&self) -> bool {
+    /// Whether the peer may have ended TCP by now, because its program has nothing more to say. A
+    /// client knows of its first contact before we do; a server never.
+    pub fn may_have_ended(&self) -> bool {
         match self {
-            Self::Client(client) => client.is_awaiting_link(),
             Self::Server(server) => server.is_awaiting_link(),
-            Self::Plain(_) | Self::Connecting | Self::Pending(..) => false,
+            Self::Client(_) | Self::Plain(_) | Self::Connecting | Self::Pending(..) => false,
         }
     }
 }

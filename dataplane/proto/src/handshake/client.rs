@@ -245,11 +245,6 @@ impl Client {
         self.actions.push(ClientAction::FallBack);
     }
 
-    /// Whether all has been said but a Decline, and the link of a first contact is to be confirmed.
-    pub fn is_awaiting_link(&self) -> bool {
-        matches!(self.state, State::AwaitingLink)
-    }
-
     /// The link group has confirmed the link of a first contact.
     ///
     /// # Panics
