@@ -298,7 +298,7 @@ fn what_a_blocked_peer_writes_behind_its_end_belongs_to_the_stream() {
         assert_eq!(stage.last_heard().consumer, Cursor { wrap: 1, count: 0 }, "there is window");
         assert_eq!(stage.application.heard(), Heard::Bytes, "the end is held back");
 
-        stage.now = stage.now + Duration::from_millis(900);
+        stage.now = stage.now + Duration::from_millis(1_900);
         stage.honest.set_writer_blocked(false);
         let span = stage.honest.produce(100);
         stage.write_in_silence(100, span);
@@ -311,13 +311,13 @@ fn what_a_blocked_peer_writes_behind_its_end_belongs_to_the_stream() {
 }
 
 /// B is set also if the last bytes fill the window to the brim, and then nothing follows. The end
-/// is a second late, but it comes.
+/// is late, but it comes.
 #[test]
 fn a_blocked_peer_without_more_to_write_ends_all_the_same() {
     let mut stage = Stage::new();
     stage.end_blocked(true);
     assert_eq!(stage.application.heard(), Heard::Bytes);
-    stage.now = stage.now + Duration::from_millis(1_300);
+    stage.now = stage.now + Duration::from_millis(2_300);
     stage.run();
     assert_eq!(stage.application.heard(), Heard::End);
     stage.application.finish();

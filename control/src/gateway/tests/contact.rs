@@ -116,27 +116,33 @@ fn a_group_that_is_out_of_sync_is_cleaned_up() {
 
 /// A Linux program that connects, sends its question and half-closes, as `nc -N` does: its kernel
 /// ends the TCP connection at once, which overtakes the last words of the first contact. Taken for
-/// the end of the rendezvous, that would reset a program that did nothing unusual.
+/// the end of the rendezvous, that would reset a program that did nothing unusual. In later contacts
+/// it comes with the Confirm.
 #[test]
 fn tcp_may_end_while_the_link_is_confirmed() {
     let far = Rig::server(26, "");
     let near = Rig::client(27, "");
-    let mut application = connect(near.gateway);
-    let here = near.accept();
-    let there = connect(far.gateway);
-    let (mut client, mut server) =
-        (Peer::new(here.try_clone().unwrap()), Peer::new(there.try_clone().unwrap()));
-    server.say(&client.hear().unwrap());
-    client.say(&server.hear().unwrap());
-    let Some(confirm @ Frame::Confirm(_)) = client.hear() else { panic!("a Confirm") };
-    // One segment, so that nothing happens between the Confirm and the end.
-    let encoded = confirm.encode();
-    assert_eq!(send(&there, encoded.as_bytes(), SendFlags::MORE).unwrap(), 68);
-    there.shutdown(Shutdown::Write).unwrap();
-    let mut upstream = far.accept();
-    assert_echo(&mut application, &mut upstream);
-    let stats = far.stats();
-    assert_eq!((stats.active.smc, stats.totals.handshakes_failed), (1, 0));
+    let mut open = Vec::new();
+    for count in 1..=2 {
+        let mut application = connect(near.gateway);
+        let here = near.accept();
+        let there = connect(far.gateway);
+        let (mut client, mut server) =
+            (Peer::new(here.try_clone().unwrap()), Peer::new(there.try_clone().unwrap()));
+        server.say(&client.hear().unwrap());
+        client.say(&server.hear().unwrap());
+        let Some(Frame::Confirm(confirm)) = client.hear() else { panic!("a Confirm") };
+        assert_eq!(confirm.first_contact, count == 1);
+        // One segment, so that nothing happens between the Confirm and the end.
+        let encoded = Frame::Confirm(confirm).encode();
+        assert_eq!(send(&there, encoded.as_bytes(), SendFlags::MORE).unwrap(), 68);
+        there.shutdown(Shutdown::Write).unwrap();
+        let mut upstream = far.accept();
+        assert_echo(&mut application, &mut upstream);
+        let stats = far.stats();
+        assert_eq!((stats.active.smc, stats.totals.handshakes_failed), (count, 0));
+        open.push((application, here, there, upstream));
+    }
 }
 
 /// A Linux client that cannot go on after our Accept (out of queue pairs, or of memory for its
