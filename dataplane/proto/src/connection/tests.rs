@@ -135,7 +135,8 @@ fn cursors_out_of_the_window_are_an_offence_and_change_nothing() {
     for (message, offence) in [
         // Beyond what we released, though not beyond what was consumed.
         (Cdc { producer: cursor(1, 5), ..honest }, PeerMisbehaved::OverranOurElement),
-        (Cdc { producer: cursor(0, 39_999), ..honest }, PeerMisbehaved::OutOfWindow),
+        // Before the stream began.
+        (Cdc { producer: cursor(u16::MAX, 65_535), ..honest }, PeerMisbehaved::OutOfWindow),
         (Cdc { producer: cursor(0, 65_537), ..honest }, PeerMisbehaved::OutOfWindow),
         (Cdc { producer: cursor(7, 0), ..honest }, PeerMisbehaved::OutOfWindow),
         (Cdc { consumer: cursor(0, 1), ..honest }, PeerMisbehaved::ConsumedTheFuture),
@@ -146,6 +147,31 @@ fn cursors_out_of_the_window_are_an_offence_and_change_nothing() {
         assert_eq!((b.state(), b.poll_cdc()), (State::Active, None));
     }
     assert_eq!(b.handle_cdc(T0, &honest), Ok(Progress::default()));
+}
+
+/// A Linux peer that changes the link goes back to what it knows to be delivered, and writes again
+/// from there. What it says before it has, an update for instance, has an older producer cursor
+/// than we know. That is no news, and no lie: the connection was just saved.
+#[test]
+fn a_producer_that_goes_back_after_a_failover_is_no_offence() {
+    let (mut linux, mut us) = (bytes(65_536), bytes(65_536));
+    linux.produce(60_000);
+    carry(&mut linux, &mut us);
+    us.consume(50_000);
+    carry(&mut us, &mut linux);
+    linux.produce(20_000);
+    carry(&mut linux, &mut us);
+    assert_eq!(us.readable().len(), 30_000);
+    let validation = Cdc { sequence: 1, failover_validation: true, ..Cdc::default() };
+    assert_eq!(us.handle_cdc(T0, &validation), Ok(Progress::default()));
+    let update = Cdc { sequence: 3, producer: cursor(0, 60_000), ..Cdc::default() };
+    let stale = Cdc { urgent_pending: true, urgent_present: true, ..update };
+    for message in [update, stale] {
+        assert_eq!(us.handle_cdc(T0, &message), Ok(Progress::default()));
+        assert_eq!((us.readable().len(), us.urgent_position()), (30_000, None));
+    }
+    let more = Cdc { sequence: 4, producer: cursor(1, 20_000), ..update };
+    assert_eq!(us.handle_cdc(T0, &more).unwrap().readable_bytes, 85_536 - 80_000);
 }
 
 /// Bytes that were written but not announced cannot have been consumed.
