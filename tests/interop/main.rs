@@ -25,6 +25,7 @@ mod gateway;
 mod hosts;
 #[path = "../e2e/http.rs"]
 mod http;
+mod operator;
 mod place;
 #[path = "../e2e/process.rs"]
 #[allow(dead_code, reason = "shared with the end-to-end suite, which uses all of it")]

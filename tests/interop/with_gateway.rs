@@ -1,7 +1,7 @@
 //! Our gateway in the place of a kernel: the same scenarios, the same outcomes.
 
 use crate::road::Course;
-use crate::{failover, fallback, fidelity, programs, transfers};
+use crate::{failover, fallback, fidelity, operator, programs, transfers};
 
 /// Files must arrive as they were sent, whichever end has Linux' own SMC-R.
 #[test]
@@ -80,4 +80,17 @@ fn fallbacks_from_linux() {
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn fallbacks_to_linux() {
     fallback::fall_back(Course::GatewayToLinux);
+}
+
+/// Operators of a mixed fleet must see which host is at the other end, and what it speaks.
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn host_from_linux_is_named() {
+    operator::is_told_who_the_peer_is(Course::LinuxToGateway);
+}
+
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn host_to_linux_is_named() {
+    operator::is_told_who_the_peer_is(Course::GatewayToLinux);
 }

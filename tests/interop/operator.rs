@@ -1,0 +1,46 @@
+//! What an operator of the gateway is told about a kernel at the other end.
+
+use std::time::Duration;
+
+use crate::clock::wait_for;
+use crate::gateway::smcgate;
+use crate::hosts::Hosts;
+use crate::rig::{EID, Rig};
+use crate::road::{Course, Road};
+
+const PORT: u16 = 7010;
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Asserts that `smcgate conns` and `/stats` name version and release, the EID that both have, the
+/// peer's host and its operating system, as the kernel's first-contact extension tells them.
+pub(crate) fn is_told_who_the_peer_is(course: Course) {
+    let hosts = Hosts::new(&format!("operator-{course:?}"));
+    let rig = Rig::new(&hosts);
+    let road = Road::open(&rig, &hosts, course, &[PORT]);
+    let server = road.accept(PORT, 1, "drain");
+    let client = road.start_connect(PORT, 1, "send=1000 pause=4000");
+
+    let host = match course {
+        Course::LinuxToLinux | Course::LinuxToGateway => "guest1",
+        Course::GatewayToLinux => "guest2",
+    };
+    let row = wait_for("smcgate conns shows a connection at work", LIMIT, || {
+        let said = smcgate(&hosts, "conns", &["conns"]).expect_success("conns");
+        said.lines().find(|line| line.contains(" active ")).map(str::to_owned)
+    });
+    let cells: Vec<&str> = row.split_whitespace().collect();
+    let named = ["smc-r", "2.1", EID, host, "(Linux)"];
+    let places = named.map(|word| cells.iter().position(|cell| *cell == word));
+    assert!(places.is_sorted() && places[0].is_some(), "not {named:?} in this order: {row}");
+
+    let gateway = road.gateway.as_ref().expect("there is one in every course but one");
+    let stats: serde_json::Value =
+        serde_json::from_str(&gateway.get("/stats")).expect("the schema of /stats");
+    let group = &stats["link_groups"][0];
+    let told = [&group["v2"]["eid"], &group["v2"]["peer_host"], &group["v2"]["peer_os"]];
+    assert_eq!(told, [EID, host, "Linux"], "{group:#}");
+
+    road.outcomes(client, server, 1);
+    road.assert_all_smc(1);
+    road.assert_at_rest();
+}
