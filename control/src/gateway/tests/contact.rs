@@ -116,8 +116,8 @@ fn a_group_that_is_out_of_sync_is_cleaned_up() {
 
 /// A Linux program that connects, sends its question and half-closes, as `nc -N` does: its kernel
 /// ends the TCP connection at once, which overtakes the last words of the first contact. Taken for
-/// the end of the rendezvous, that would reset a program that did nothing unusual. In later contacts
-/// it comes with the Confirm.
+/// the end of the rendezvous, that would reset a program that did nothing unusual. In later
+/// contacts it comes with the Confirm.
 #[test]
 fn tcp_may_end_while_the_link_is_confirmed() {
     let far = Rig::server(26, "");

@@ -276,8 +276,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 
 /// How long the end of a stream waits for bytes that the peer could not write before it. A Linux
 /// peer ends a stream after two seconds without window, and writes the rest when our update opens
-/// it: a round trip later, or as late as any of its answers. B is also said when the last bytes just
-/// fit; then this is lost time.
+/// it: a round trip later, or as late as any of its answers. B is also said when the last bytes
+/// just fit; then this is lost time.
 const LATE_BYTES_WAIT: Duration = Duration::from_secs(2);
 
 /// What an error on a socket means: nothing to read or write now, or the end of the connection.
