@@ -106,6 +106,8 @@ pub struct Connection {
     sequence_acknowledged: u16,
     /// SR: the last message that we took in.
     sequence_received: u16,
+    /// Messages may be missing once, and nothing is lost by it.
+    gap_expected: bool,
     /// When we stop waiting for the peer's part of the end.
     deadline: Option<Instant>,
     /// We stopped waiting: nothing will be said any more.
@@ -134,6 +136,7 @@ impl Connection {
             sequence_next: CDC_SEQUENCE_FIRST,
             sequence_acknowledged: 0,
             sequence_received: 0,
+            gap_expected: false,
             deadline: None,
             given_up: false,
         }
@@ -276,6 +279,12 @@ impl Connection {
         }
         let produced = self.receiver.resolve(message.producer)?;
         let consumed = self.sender.resolve(message.consumer)?;
+        let heard = self.sequence_received;
+        let gap = heard != 0 && is_before(heard.wrapping_add(1), message.sequence);
+        if gap && !self.gap_expected && self.receiver.is_news(produced) {
+            return Err(PeerMisbehaved::MessagesMissing);
+        }
+        self.gap_expected &= !gap;
 
         let window_before = self.window();
         let readable_before = self.readable().len();
@@ -288,6 +297,12 @@ impl Connection {
         progress.readable_bytes = self.readable().len().saturating_sub(readable_before);
         progress.writable_bytes = self.window().saturating_sub(window_before);
         Ok(progress)
+    }
+
+    /// Messages before the next ones were dropped on our side: they said nothing that later ones do
+    /// not say.
+    pub fn expect_gap(&mut self) {
+        self.gap_expected = true;
     }
 
     /// The next CDC message to send, if one is due: post it behind the writes it announces.
@@ -398,6 +413,8 @@ impl Connection {
         if lost {
             self.advance(now, Event::Abort);
         }
+        // What was lost on the old link is written again.
+        self.gap_expected = true;
         Progress { reset, ..Progress::default() }
     }
 

@@ -117,6 +117,11 @@ impl Receiver {
         Ok(produced)
     }
 
+    /// Whether bytes up to this position were not announced before.
+    pub(super) fn is_news(&self, produced: Position) -> bool {
+        produced > self.produced
+    }
+
     /// Takes over a position that [`Self::resolve`] returned, and the flags about data. Returns
     /// whether an urgent byte became known.
     pub(super) fn peer_produced(&mut self, produced: Position, message: &Cdc) -> bool {

@@ -174,6 +174,35 @@ fn a_producer_that_goes_back_after_a_failover_is_no_offence() {
     assert_eq!(us.handle_cdc(T0, &more).unwrap().readable_bytes, 85_536 - 80_000);
 }
 
+/// A Linux peer whose program has heard our end, and writes on, loses its RNIC: its kernel goes on
+/// over another link, does not say so, and does not write again what was under way. What it
+/// announces next is partly not there. A program must not get those bytes; that cursors of ours
+/// were lost on the way costs nothing.
+#[test]
+fn bytes_behind_a_missing_message_are_not_believed() {
+    let (mut linux, mut us) = (bytes(65_536), bytes(65_536));
+    us.produce(10);
+    carry(&mut us, &mut linux);
+    linux.produce(100);
+    carry(&mut linux, &mut us);
+    let update = Cdc { sequence: 3, producer: cursor(0, 100), ..Cdc::default() };
+    let update = Cdc { consumer: cursor(0, 10), ..update };
+    assert_eq!(us.handle_cdc(T0, &update).unwrap().writable_bytes, 10);
+    let more = |sequence, count| Cdc { sequence, producer: cursor(0, count), ..update };
+    let missing = Err(PeerMisbehaved::MessagesMissing);
+    assert_eq!(us.handle_cdc(T0, &more(5, 300)), missing);
+    assert_eq!(us.readable().len(), 100);
+
+    // Dropped by ourselves, or announced by F: then what comes late on the old link is no gap.
+    us.expect_gap();
+    assert_eq!(us.handle_cdc(T0, &more(5, 300)).unwrap().readable_bytes, 200);
+    let validation = Cdc { sequence: 5, failover_validation: true, ..Cdc::default() };
+    us.handle_cdc(T0, &validation).unwrap();
+    assert_eq!(us.handle_cdc(T0, &more(6, 350)).unwrap().readable_bytes, 50);
+    assert_eq!(us.handle_cdc(T0, &more(9, 400)).unwrap().readable_bytes, 50);
+    assert_eq!(us.handle_cdc(T0, &more(11, 500)), missing, "once");
+}
+
 /// Bytes that were written but not announced cannot have been consumed.
 #[test]
 fn consuming_what_was_not_announced_is_an_offence() {
