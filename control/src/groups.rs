@@ -189,12 +189,15 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     }
 
     /// Somebody has reason to believe that the peer of this group is dead: ask it, on every link.
+    /// It has as long to answer as at any other time: a Linux program that half-closes looks the
+    /// same.
     pub fn probe(&mut self, now: Instant, id: GroupId) {
         let Some(group) = self.groups.get(&id) else { return };
         let numbers: Vec<_> = group.links.iter().map(|link| link.number).collect();
+        let wait = self.settings.keepalive.reply_wait;
         self.with_machine(now, id, |machine| {
             for number in numbers {
-                machine.probe(now, number, PROBE_WAIT);
+                machine.probe(now, number, wait);
             }
         });
     }
@@ -305,9 +308,6 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         group.stock.close(&mut self.budget);
     }
 }
-
-/// How long a peer that looks dead may take to show that it is not.
-const PROBE_WAIT: Duration = Duration::from_millis(700);
 
 #[cfg(test)]
 mod tests;

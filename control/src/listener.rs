@@ -181,7 +181,9 @@ impl<N: Rnic> Gateway<N> {
             talk,
             framer: Framer::new(),
             waiting: None,
+            answer_by: None,
             resources: None,
+            ended: false,
         })));
         self.shaking += 1;
         self.shaking_keys.push(key);

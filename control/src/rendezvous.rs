@@ -17,6 +17,7 @@ use std::time::Duration;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use smcr_engine::LinkId;
 use smcr_proto::handshake::{Agreement, ClientAction, HandshakeError, ServerAction, Verdict};
+use smcr_proto::limits::CLC_WAIT;
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::{Decline, Diagnosis, FRAME_MAX, Frame, Offer};
 use smcr_proto::wire::llc::DeleteReason;
@@ -36,8 +37,10 @@ enum Heard {
     Silence,
     /// A message.
     Frame(Frame),
-    /// The end of the connection.
+    /// The peer sends no more.
     End,
+    /// The connection is broken.
+    Broken,
     /// Something that is no CLC message, or one with a fault in it.
     Nonsense(HandshakeError),
 }
@@ -96,7 +99,13 @@ impl<N: Rnic> Gateway<N> {
             let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
             let result = match hear(shaking) {
                 Heard::Silence => return,
-                Heard::End => {
+                // A Linux program that half-closes at once ends TCP before we have heard, on the
+                // link, that the first contact succeeded. No message is missing.
+                Heard::End if shaking.talk.may_have_ended() => {
+                    shaking.ended = true;
+                    return;
+                }
+                Heard::End | Heard::Broken => {
                     self.fail(key, "the peer closed the connection during the rendezvous");
                     return;
                 }
@@ -174,6 +183,7 @@ impl<N: Rnic> Gateway<N> {
                     && let Talk::Server(server) = &shaking.talk
                 {
                     shaking.talk = Talk::Pending(server.clone(), proposal);
+                    shaking.answer_by = Some(now + ANSWER_WITHIN);
                 }
                 self.resume(now, key);
             }
@@ -338,6 +348,11 @@ impl<N: Rnic> Gateway<N> {
                 self.heed_groups(now);
                 continue;
             }
+            let late = shaking.answer_by.is_some_and(|by| by <= now);
+            if late && shaking.connected && matches!(shaking.talk, Talk::Pending(..)) {
+                self.answer_server(now, key, Err(Diagnosis::TIMED_OUT));
+                continue;
+            }
             if shaking.waiting.as_ref().is_some_and(|waiting| waiting.until <= now) {
                 self.stop_waiting(now, key);
                 continue;
@@ -395,7 +410,6 @@ impl<N: Rnic> Gateway<N> {
         if !shaking.connected {
             self.refuse(key, &io::ErrorKind::TimedOut.into());
         } else if matches!(shaking.talk, Talk::Pending(..)) {
-            // It waited for the first contact of another. The client waits still.
             self.answer_server(now, key, Err(Diagnosis::TIMED_OUT));
         } else {
             self.handshake_failed(now, key, HandshakeError::TimedOut);
@@ -431,6 +445,11 @@ enum Shortage {
     Final,
 }
 
+/// How long a client waits at most for our answer to its Proposal, which may depend on the first
+/// contact of another connection. A second later a Linux client would give up, and its program
+/// would get an error instead of TCP.
+const ANSWER_WITHIN: Duration = Duration::from_secs(CLC_WAIT.as_secs() - 1);
+
 /// How long a rendezvous waits for the peer to know another RMB. Deployed peers give the exchange
 /// this long.
 const ELEMENT_WAIT: Duration = Duration::from_secs(2);
@@ -452,7 +471,7 @@ fn hear(shaking: &mut Rendezvous) -> Heard {
                 assert_eq!(taken, len, "no more was read than the framer has room for");
             }
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Heard::Silence,
-            Err(_) => return Heard::End,
+            Err(_) => return Heard::Broken,
         }
     }
 }

@@ -40,8 +40,12 @@ pub struct Rendezvous {
     pub framer: Framer,
     /// The element it waits for.
     pub waiting: Option<Waiting>,
+    /// When a client must have an answer to its Proposal.
+    pub answer_by: Option<Instant>,
     /// What this rendezvous holds, and must give back if it fails.
     pub resources: Option<Resources>,
+    /// The peer has ended its direction of the TCP connection.
+    pub ended: bool,
 }
 
 /// The CLC side of a rendezvous.
@@ -56,6 +60,17 @@ pub enum Talk {
     Server(Server),
     /// The peer proposed this, but the application's side is not connected yet.
     Pending(Server, Proposal),
+}
+
+impl Talk {
+    /// Whether the peer may have ended TCP by now, because its program has nothing more to say. A
+    /// client knows of its first contact before we do; a server never.
+    pub fn may_have_ended(&self) -> bool {
+        match self {
+            Self::Server(server) => server.is_awaiting_link(),
+            Self::Client(_) | Self::Plain(_) | Self::Connecting | Self::Pending(..) => false,
+        }
+    }
 }
 
 /// What a rendezvous holds of a link group.

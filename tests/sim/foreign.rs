@@ -127,6 +127,16 @@ impl Stage {
         self.fabric.post(self.qp, &mut vec![write]);
     }
 
+    /// Fills the element to the brim and says D, or C if `closed`, although more is to come: B.
+    fn end_blocked(&mut self, closed: bool) {
+        self.honest.set_writer_blocked(true);
+        let span = self.honest.produce(16 * 1024);
+        self.write_in_silence(16 * KIB, span);
+        let end = self.honest.poll_cdc().unwrap();
+        self.say(Cdc { sending_done: !closed, connection_closed: closed, ..end });
+        self.run();
+    }
+
     /// Breaks the link; there is another one from now on.
     fn change_link(&mut self) {
         let broken = self.fabric.qpn(self.qp);
@@ -299,6 +309,47 @@ fn bytes_behind_the_end_reset_the_connection() {
     stage.host.assert_nothing_is_left();
 }
 
+/// A Linux program sends more than the other side reads, and closes: its kernel waits two seconds
+/// for window, says C, and writes the rest when there is window again. A program that reads slowly
+/// must get all of it, not an end in the middle. B beside the C tells that there is more.
+#[test]
+fn what_a_blocked_peer_writes_behind_its_end_belongs_to_the_stream() {
+    for closed in [false, true] {
+        let mut stage = Stage::new();
+        stage.end_blocked(closed);
+        assert_eq!(stage.application.received(), 16 * KIB as u64);
+        assert_eq!(stage.last_heard().consumer, Cursor { wrap: 1, count: 0 }, "there is window");
+        assert_eq!(stage.application.heard(), Heard::Bytes, "the end is held back");
+
+        stage.now = stage.now + Duration::from_millis(1_900);
+        stage.honest.set_writer_blocked(false);
+        let span = stage.honest.produce(100);
+        stage.write_in_silence(100, span);
+        let rest = stage.honest.poll_cdc().unwrap();
+        stage.say(Cdc { sending_done: !closed, connection_closed: closed, ..rest });
+        stage.run();
+        let told = (stage.application.heard(), stage.application.received());
+        assert_eq!(told, (Heard::End, 16 * KIB as u64 + 100));
+    }
+}
+
+/// B is set also if the last bytes fill the window to the brim, and then nothing follows. The end
+/// is late, but it comes.
+#[test]
+fn a_blocked_peer_without_more_to_write_ends_all_the_same() {
+    let mut stage = Stage::new();
+    stage.end_blocked(true);
+    assert_eq!(stage.application.heard(), Heard::Bytes);
+    stage.now = stage.now + Duration::from_millis(2_300);
+    stage.run();
+    assert_eq!(stage.application.heard(), Heard::End);
+    stage.application.finish();
+    stage.run();
+    assert!(stage.last_heard().connection_closed);
+    assert_eq!(stage.closed().unwrap().ending, Ending::Graceful);
+    stage.host.assert_nothing_is_left();
+}
+
 /// A peer that claims to have read what was never written, or to have written more than fits.
 // RFC 7609 A.4-11
 #[test]
@@ -401,6 +452,9 @@ fn a_peer_that_changes_the_link_and_lost_nothing_goes_on() {
     let far = Cursor { wrap: 7, count: 9_999 };
     let validation = Cdc { sequence: 1, token, failover_validation: true, ..Cdc::default() };
     stage.say(Cdc { producer: far, consumer: far, connection_closed: true, ..validation });
+    // Linux goes back to what it knows to be delivered before it writes on.
+    let back = Cursor { wrap: 0, count: 60 };
+    stage.say(Cdc { sequence: 2, token, producer: back, ..Cdc::default() });
     stage.write(50);
     stage.write(50);
     stage.run();

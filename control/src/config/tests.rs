@@ -64,7 +64,11 @@ fn every_other_key_has_a_default() {
     assert_eq!(listener.rmbe_size, None);
     assert_eq!(config.smc.option, OptionMode::Auto);
     assert_eq!((config.smc.rmbe_size, config.smc.rmb_elements), (262_144, 255));
-    assert_eq!(config.smc.test_link_idle, Duration::from_secs(30));
+    // As long as Linux peers wait: with less, what works would be taken for dead.
+    let smc = &config.smc;
+    let seconds = |time: Duration| time.as_secs();
+    assert_eq!((seconds(smc.test_link_idle), seconds(smc.test_link_timeout)), (30, 2));
+    assert_eq!((seconds(smc.idle_group_server), seconds(smc.idle_group_client)), (600, 610));
 }
 
 #[test]

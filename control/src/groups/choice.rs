@@ -1,9 +1,9 @@
 //! Which port, group and link a new connection gets (RFC 3.5.2, 3.5.3).
 
 use smcr_engine::LinkId;
-use smcr_proto::Gid;
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::Offer;
+use smcr_proto::{Gid, MacAddress};
 use smcr_rnic::Rnic;
 
 use super::Groups;
@@ -35,6 +35,17 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             fits.then(|| (elsewhere, self.members_of(id), id))
         };
         self.ports.iter().enumerate().filter_map(rank).min().map(|(_, _, id)| id)
+    }
+
+    /// The port that was told to a server as this one, on the least busy poller of its RNIC; none
+    /// if it has gone since, or cannot reach `peer`.
+    pub fn port_at(&self, address: (Gid, MacAddress), peer: Option<Gid>) -> Option<PortId> {
+        let fits = |port: &Port<N>| {
+            let reaches = peer.is_none_or(|peer| port.reaches(peer));
+            port.is_up() && port.address() == Some(address) && reaches
+        };
+        let ports = self.ports.iter().enumerate().filter(|(_, port)| fits(port));
+        ports.map(|(index, _)| PortId(index)).min_by_key(|id| (self.members_of(*id), *id))
     }
 
     /// The group that a new connection from `peer` by `port` joins, where we are the server.

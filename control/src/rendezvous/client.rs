@@ -1,10 +1,10 @@
 //! The client's side: Proposal, and a queue pair or an element for the Confirm.
 
-use smcr_proto::Instant;
 use smcr_proto::handshake::{Agreement, Client};
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::v2::{GIDS_MAX, Gids};
 use smcr_proto::wire::clc::{Diagnosis, Ipv4Subnet, Offer, Proposal};
+use smcr_proto::{Gid, Instant, MacAddress};
 use smcr_rnic::Rnic;
 
 use super::Shortage;
@@ -79,18 +79,25 @@ impl<N: Rnic> Gateway<N> {
         offer: &Offer,
         agreement: Agreement,
     ) -> Result<Offer, Diagnosis> {
-        let near = self.port_of(key).ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
         let reach = match agreement {
             Agreement::V1 => Some(offer.gid),
             Agreement::V2(_) => None,
         };
-        let port = self.groups.usable_port(near, reach).ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
+        let proposed = self.proposed_port(key).ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
+        let port = self.groups.port_at(proposed, reach).ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
         if let Agreement::V2(terms) = agreement
             && let Some(diagnosis) = terms.objection(self.groups.ports()[port.0].path_to(offer.gid))
         {
             return Err(diagnosis);
         }
         self.found_link(now, key, port, offer, agreement)
+    }
+
+    /// What our Proposal says the link of a first contact would go through.
+    fn proposed_port(&self, key: Key) -> Option<(Gid, MacAddress)> {
+        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return None };
+        let Talk::Client(client) = &shaking.talk else { return None };
+        Some(client.port())
     }
 
     /// A group whose queue pair is connected to the server's, and an element in it.

@@ -23,6 +23,9 @@ impl<N: Rnic> Gateway<N> {
         let connection = resources.connection;
         self.session_of[usize::from(connection.slot)] = Some(key);
         self.groups.hand_over(connection, shaking.app, resources.rmbe);
+        if shaking.ended {
+            self.suspects.push_back((now, key));
+        }
         self.connections_smc += 1;
         self.sessions.put(
             key,

@@ -107,6 +107,8 @@ pub(crate) struct Smc {
     pub(crate) peer_done: bool,
     /// The peer said that it reads no more either: C.
     pub(crate) peer_closed: bool,
+    /// Until when the end of its stream waits for bytes that it may still have.
+    pub(crate) late_until: Option<Instant>,
 }
 
 /// Bytes that the NIC has written to the peer's element, `at` bytes behind its beginning, while

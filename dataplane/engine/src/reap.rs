@@ -219,6 +219,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let id = relay.id;
         let Far::Smc(smc) = &mut relay.far else { return };
         let Some(held) = smc.held.take() else { return };
+        if held.messages.len() == PARKED_MAX {
+            smc.connection.expect_gap();
+        }
         for cdc in held.messages {
             self.take_in(now, id, &cdc);
         }

@@ -11,7 +11,8 @@
 //!
 //! - `sender` counts what we write into the peer's element;
 //! - `receiver` counts what the peer writes into ours, and decides when to say so (4.5.1);
-//! - `state` is Figures 22 and 23 as a table.
+//! - `state` is Figures 22 and 23 as a table;
+//! - `view` is what a connection shows of itself.
 //!
 //! What is not here: the choice of a link, and the bytes that a failover must write again.
 
@@ -27,6 +28,7 @@ use crate::wire::cdc::Cdc;
 mod receiver;
 mod sender;
 mod state;
+mod view;
 
 use receiver::Receiver;
 use sender::Sender;
@@ -104,6 +106,8 @@ pub struct Connection {
     sequence_acknowledged: u16,
     /// SR: the last message that we took in.
     sequence_received: u16,
+    /// Messages may be missing once, and nothing is lost by it.
+    gap_expected: bool,
     /// When we stop waiting for the peer's part of the end.
     deadline: Option<Instant>,
     /// We stopped waiting: nothing will be said any more.
@@ -132,14 +136,10 @@ impl Connection {
             sequence_next: CDC_SEQUENCE_FIRST,
             sequence_acknowledged: 0,
             sequence_received: 0,
+            gap_expected: false,
             deadline: None,
             given_up: false,
         }
-    }
-
-    /// Where the connection is in Figures 22 and 23.
-    pub fn state(&self) -> State {
-        self.state
     }
 
     /// Whether both sides are done with both elements and nothing is left to say: our element and
@@ -226,17 +226,6 @@ impl Connection {
         self.receiver.consume(len);
     }
 
-    /// How many readable bytes come before the urgent byte, if one has arrived and has not been
-    /// consumed.
-    pub fn urgent_position(&self) -> Option<u32> {
-        self.receiver.urgent_position()
-    }
-
-    /// Whether the peer has announced an urgent byte, arrived or not: P.
-    pub fn is_urgent_pending(&self) -> bool {
-        self.receiver.is_urgent_pending()
-    }
-
     /// No byte follows: D becomes due. Call it when all bytes were produced.
     pub fn shutdown_write(&mut self) {
         self.step(Event::Orderly(Orderly::ShutdownWrite));
@@ -290,6 +279,12 @@ impl Connection {
         }
         let produced = self.receiver.resolve(message.producer)?;
         let consumed = self.sender.resolve(message.consumer)?;
+        let heard = self.sequence_received;
+        let gap = heard != 0 && is_before(heard.wrapping_add(1), message.sequence);
+        if gap && !self.gap_expected && self.receiver.is_news(produced) {
+            return Err(PeerMisbehaved::MessagesMissing);
+        }
+        self.gap_expected &= !gap;
 
         let window_before = self.window();
         let readable_before = self.readable().len();
@@ -302,6 +297,12 @@ impl Connection {
         progress.readable_bytes = self.readable().len().saturating_sub(readable_before);
         progress.writable_bytes = self.window().saturating_sub(window_before);
         Ok(progress)
+    }
+
+    /// Messages before the next ones were dropped on our side: they said nothing that later ones do
+    /// not say.
+    pub fn expect_gap(&mut self) {
+        self.gap_expected = true;
     }
 
     /// The next CDC message to send, if one is due: post it behind the writes it announces.
@@ -394,16 +395,6 @@ impl Connection {
         }
     }
 
-    /// Whether the failover validation message is due: nothing may be written before it.
-    pub fn is_validation_due(&self) -> bool {
-        self.validation_due
-    }
-
-    /// Whether this message or a later one was taken in: what failover validation asks (4.6.1).
-    pub fn has_received(&self, sequence: u16) -> bool {
-        !is_before(self.sequence_received, sequence)
-    }
-
     /// Whether `poll_cdc` would return a message.
     fn is_due(&self) -> bool {
         // RFC 7609 A.4-25
@@ -422,6 +413,8 @@ impl Connection {
         if lost {
             self.advance(now, Event::Abort);
         }
+        // What was lost on the old link is written again.
+        self.gap_expected = true;
         Progress { reset, ..Progress::default() }
     }
 

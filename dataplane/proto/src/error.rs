@@ -15,6 +15,9 @@ pub enum PeerMisbehaved {
     OutOfWindow,
     /// It announced bytes that it wrote over others we had not released (RFC 4.5).
     OverranOurElement,
+    /// It announces more bytes although messages before that are missing, and has not said that it
+    /// changed the link (RFC 4.6.1): bytes may be missing, too.
+    MessagesMissing,
     /// It claims to have consumed bytes that were never announced to it (RFC 4.5).
     ConsumedTheFuture,
     /// A message that nobody could expect at this point (RFC C.6, C.7.1).

@@ -1,7 +1,10 @@
 //! First and subsequent contact, as a peer with a script sees them.
 
 use std::io::Read;
+use std::net::Shutdown;
+use std::time::Duration;
 
+use rustix::net::{SendFlags, send};
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::wire::clc::{Decline, Diagnosis, Frame, Offer, Proposal};
 use smcr_proto::{Gid, PeerId};
@@ -109,4 +112,131 @@ fn a_group_that_is_out_of_sync_is_cleaned_up() {
     assert_echo(&mut peer.socket, &mut other_server);
     assert!(server.read(&mut [0]).is_err(), "the connection of the group is reset");
     wait_until("the group is gone", || far.stats().link_groups.is_empty());
+}
+
+/// A Linux program that connects, sends its question and half-closes, as `nc -N` does: its kernel
+/// ends the TCP connection at once, which overtakes the last words of the first contact. Taken for
+/// the end of the rendezvous, that would reset a program that did nothing unusual. In later
+/// contacts it comes with the Confirm.
+#[test]
+fn tcp_may_end_while_the_link_is_confirmed() {
+    let far = Rig::server(26, "");
+    let near = Rig::client(27, "");
+    let mut open = Vec::new();
+    for count in 1..=2 {
+        let mut application = connect(near.gateway);
+        let here = near.accept();
+        let there = connect(far.gateway);
+        let (mut client, mut server) =
+            (Peer::new(here.try_clone().unwrap()), Peer::new(there.try_clone().unwrap()));
+        server.say(&client.hear().unwrap());
+        client.say(&server.hear().unwrap());
+        let Some(Frame::Confirm(confirm)) = client.hear() else { panic!("a Confirm") };
+        assert_eq!(confirm.first_contact, count == 1);
+        // One segment, so that nothing happens between the Confirm and the end.
+        let encoded = Frame::Confirm(confirm).encode();
+        assert_eq!(send(&there, encoded.as_bytes(), SendFlags::MORE).unwrap(), 68);
+        there.shutdown(Shutdown::Write).unwrap();
+        let mut upstream = far.accept();
+        assert_echo(&mut application, &mut upstream);
+        let stats = far.stats();
+        assert_eq!((stats.active.smc, stats.totals.handshakes_failed), (count, 0));
+        open.push((application, here, there, upstream));
+    }
+}
+
+/// A Linux client that cannot go on after our Accept (out of queue pairs, or of memory for its
+/// element) says so in place of its Confirm. Its program keeps the connection, and the group that
+/// others use is no worse for it.
+// RFC 7609 C.1-6, 3.5.1.6.4-3
+#[test]
+fn a_client_may_decline_our_accept() {
+    let far = Rig::server(28, "");
+    let decline = |peer: &mut Peer, server: &mut std::net::TcpStream| {
+        let Some(Frame::Accept(accept)) = peer.hear() else { panic!("an Accept") };
+        peer.say(&super::decline(Diagnosis::RKEY_REGISTRATION));
+        assert_echo(&mut peer.socket, server);
+        accept.first_contact
+    };
+    let mut first = Peer::new(connect(far.gateway));
+    let mut first_server = far.accept();
+    first.say(&first.proposal());
+    assert!(decline(&mut first, &mut first_server));
+    assert_eq!(far.stats().link_groups.len(), 0);
+
+    let near = Rig::client(29, "");
+    let mut application = connect(near.gateway);
+    let (_here, _there, [proposal, ..]) = near.overhear_rendezvous(far.gateway);
+    let mut server = far.accept();
+    let mut later = Peer::new(connect(far.gateway));
+    let mut later_server = far.accept();
+    later.say(&proposal);
+    assert!(!decline(&mut later, &mut later_server));
+    assert_echo(&mut application, &mut server);
+    let stats = far.stats();
+    assert_eq!((stats.active.smc, stats.active.tcp, stats.link_groups.len()), (1, 2, 1));
+    assert_eq!(stats.fallbacks[0].code, Diagnosis::RKEY_REGISTRATION.0);
+}
+
+/// A client host stops, by DELETE LINK for all links, while another connection of it is between
+/// Accept and Confirm. It believes to write by RDMA already: those bytes are lost, so it is reset.
+// RFC 7609 3.5.4-8
+#[test]
+fn a_group_may_end_between_accept_and_confirm() {
+    let far = Rig::server(50, "");
+    let near = Rig::client(51, "");
+    let mut application = connect(near.gateway);
+    let (_here, _there, [proposal, _, confirm]) = near.overhear_rendezvous(far.gateway);
+    assert_echo(&mut application, &mut far.accept());
+    let mut joining = Peer::new(connect(far.gateway));
+    let mut server = far.accept();
+    joining.say(&proposal);
+    assert!(matches!(joining.hear(), Some(Frame::Accept(Offer { first_contact: false, .. }))));
+    drop(near);
+    wait_until("it has heard", || far.stats().active.smc == 0);
+    let Frame::Confirm(confirm) = confirm else { panic!("a Confirm") };
+    joining.say(&Frame::Confirm(Offer { first_contact: false, rmbe_index: 3, ..confirm }));
+    assert!(server.read(&mut [0]).is_err() && joining.hear().is_none(), "reset");
+}
+
+/// A server has stopped, and names a link of the group that ended with it: it does not know yet
+/// that we have heard. We say so by S, and the connection goes on over TCP.
+// RFC 7609 C.4-1, 3.5.4-8
+#[test]
+fn a_group_that_has_ended_is_out_of_sync() {
+    let far = Rig::server(52, "");
+    let near = Rig::client(53, "");
+    let mut application = connect(near.gateway);
+    let (_here, _there, [_, accept, _]) = near.overhear_rendezvous(far.gateway);
+    assert_echo(&mut application, &mut far.accept());
+    drop(far);
+    wait_until("it has heard", || near.stats().active.smc == 0);
+    let Frame::Accept(accept) = accept else { panic!("an Accept") };
+    let mut application = connect(near.gateway);
+    let mut peer = Peer::new(near.accept());
+    assert!(matches!(peer.hear(), Some(Frame::Proposal(_))));
+    peer.say(&Frame::Accept(Offer { first_contact: false, rmbe_index: 3, ..accept }));
+    let Some(Frame::Decline(decline)) = peer.hear() else { panic!("a Decline") };
+    assert_eq!((decline.diagnosis, decline.out_of_sync), (Diagnosis::OUT_OF_SYNC, true));
+    assert_echo(&mut application, &mut peer.socket);
+}
+
+/// The first connection of a host stands still after our Accept. Others of that host wait for the
+/// outcome; but a Linux client waits six seconds for an answer, and then its program gets an error.
+/// So it is told before that to go on over TCP.
+// RFC 7609 C.1-1
+#[test]
+fn a_client_that_waits_for_another_is_answered_in_time() {
+    let rig = Rig::server(54, "");
+    let mut silent = Peer::new(connect(rig.gateway));
+    let _first = rig.accept();
+    silent.say(&silent.proposal());
+    assert!(matches!(silent.hear(), Some(Frame::Accept(_))));
+    let mut waiting = Peer::new(connect(rig.gateway));
+    let mut second = rig.accept();
+    waiting.say(&waiting.proposal());
+    waiting.socket.set_read_timeout(Some(Duration::from_millis(5_800))).unwrap();
+    let Some(Frame::Decline(decline)) = waiting.hear() else { panic!("a Decline") };
+    assert_eq!(decline.diagnosis, Diagnosis::TIMED_OUT);
+    assert_echo(&mut waiting.socket, &mut second);
 }

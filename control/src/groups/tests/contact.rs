@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use smcr_proto::Qpn;
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::Offer;
-use smcr_proto::wire::llc::DeleteReason;
+use smcr_proto::wire::llc::rkeys::RkeyOnLink;
+use smcr_proto::wire::llc::{ConfirmRkey, DeleteReason, DeleteRkey, Llc, TestLink};
+use smcr_proto::{Qpn, Rkey};
 
 use super::rig::{Pair, SIZE, gid};
 use crate::groups::group::MEMBERS_MAX;
@@ -173,4 +174,69 @@ fn a_group_that_is_over_is_out_of_sync() {
     let Joined { connection, rmbe, .. } = server.joined;
     pair.server.groups.closed(pair.now, connection, Some(rmbe));
     assert!(pair.client.groups.is_empty() && pair.server.groups.is_empty());
+}
+
+/// A Linux server connects to the port that our Proposal named, whatever the Confirm says. If that
+/// port goes down while the Accept is under way, another of ours is none for this connection.
+#[test]
+fn a_port_that_was_proposed_has_no_stand_in() {
+    let mut pair = Pair::new(2, 1);
+    let groups = &mut pair.client.groups;
+    let proposed = groups.ports()[0].address().unwrap();
+    assert_eq!(groups.port_at(proposed, Some(gid(2, 0))), Some(PortId(0)));
+    groups.carrier_changed(pair.now, PortId(0), false);
+    assert_eq!(groups.usable_port(PortId(0), Some(gid(2, 0))), Some(PortId(1)));
+    assert_eq!(groups.port_at(proposed, Some(gid(2, 0))), None);
+}
+
+/// A program at a peer half-closes: that looks as if its host had died, so it is asked. A Linux
+/// host that is busy may take two seconds for its answer at any time; with less, all connections
+/// to it would be reset because one of them was half-closed.
+#[test]
+fn a_peer_that_is_suspected_has_time_to_answer() {
+    let mut pair = Pair::new(1, 1);
+    let (client, _server) = pair.first_contact();
+    let ended = Event::Ended(client.group);
+    pair.client.groups.probe(pair.now, client.group);
+    pair.stall(Duration::from_millis(1_900));
+    pair.settle();
+    pair.pass(Duration::from_secs(3));
+    assert!(!pair.client.events.contains(&ended), "it has answered");
+
+    pair.client.groups.probe(pair.now, client.group);
+    pair.stall(Duration::from_millis(2_100));
+    pair.settle();
+    assert!(pair.client.events.contains(&ended));
+}
+
+/// What a Linux peer asks on a link while CLC waits for its next message, between our Accept and
+/// its Confirm: keys of the element that the Confirm will name, keys of a connection that has just
+/// ended, and whether we live. It waits with the Confirm for the first answer, and declines the
+/// connection after two seconds without.
+#[test]
+fn a_link_is_served_while_clc_waits() {
+    let mut pair = Pair::new(1, 1);
+    let (_client, server) = pair.first_contact();
+    let link = pair.server.groups.best_link(server.group).unwrap();
+    let accept = pair.server.groups.join(pair.now, server.group, link, SIZE).unwrap();
+    pair.settle();
+    let (rkey, address, others) = (Rkey(0x35f), 0xff3a_aaf7_c4af_0000, [RkeyOnLink::default(); 2]);
+    let (reply, negative, retry, other_links) = (false, false, false, 0);
+    let confirm = ConfirmRkey { reply, negative, retry, other_links, rkey, address, others };
+    let mut rkeys = [Rkey(0); 8];
+    rkeys[0] = rkey;
+    let delete = DeleteRkey { reply, negative, count: 1, error_mask: 0, rkeys };
+    let test = TestLink { reply, user_data: [7; 16] };
+    for _ in 0..3 {
+        for (asked, answer) in [
+            (Llc::ConfirmRkey(confirm), Llc::ConfirmRkey(ConfirmRkey { reply: true, ..confirm })),
+            (Llc::TestLink(test), Llc::TestLink(TestLink { reply: true, ..test })),
+            (Llc::DeleteRkey(delete), Llc::DeleteRkey(DeleteRkey { reply: true, ..delete })),
+        ] {
+            pair.server.groups.llc_received(pair.now, link, &asked.encode());
+            assert_eq!(pair.server.says(pair.now), [answer]);
+        }
+    }
+    assert!(pair.server.groups.member(accept.connection).is_some());
+    assert_eq!(pair.server.aborted, []);
 }

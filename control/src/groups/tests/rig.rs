@@ -9,6 +9,7 @@ use smcr_proto::handshake::Agreement;
 use smcr_proto::link::Keepalive;
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
+use smcr_proto::wire::llc::Llc;
 use smcr_proto::{Gid, Instant, MacAddress, Mtu, PeerId, Qpn, RmbeSize};
 
 use smcr_rnic::sim::{self, Network, Odds};
@@ -105,6 +106,13 @@ impl Pair {
         }
     }
 
+    /// Lets time pass while nothing arrives: what is said meanwhile is under way still.
+    pub(super) fn stall(&mut self, time: Duration) {
+        self.now = self.now + time;
+        self.client.groups.expire(self.now);
+        self.server.groups.expire(self.now);
+    }
+
     /// Lets time pass in steps of 100 ms.
     pub(super) fn pass(&mut self, time: Duration) {
         let until = self.now + time;
@@ -188,6 +196,16 @@ impl Host {
             self.events.push(event);
         }
         leaving
+    }
+
+    /// Does what pollers would, and returns what is said on links.
+    pub(super) fn says(&mut self, now: Instant) -> Vec<Llc> {
+        let leaving = self.obey(now);
+        let decode = |message: &LlcBytes| {
+            let bytes = message.as_bytes().first_chunk().expect("44 bytes of version 1");
+            Llc::decode(bytes).expect("we make no nonsense")
+        };
+        leaving.iter().map(|(_, message)| decode(message)).collect()
     }
 
     /// Moves connections as a poller would: at once, and those without a key not at all.

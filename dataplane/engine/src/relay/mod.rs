@@ -13,6 +13,7 @@ mod tcp;
 mod urgent;
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use smcr_memory::Rmbe;
 use smcr_proto::Instant;
@@ -53,6 +54,7 @@ impl Smc {
             said_closed: false,
             peer_done: false,
             peer_closed: false,
+            late_until: None,
         }
     }
 
@@ -62,10 +64,18 @@ impl Smc {
         if progress.readable_bytes > 0 {
             let [head, tail] = self.connection.readable().pieces();
             self.rmbe.touch(head.end.max(tail.end));
+            self.late_until = None;
         }
         self.peer_done |= progress.peer_done;
         self.peer_closed |= progress.peer_closed;
         Ok(progress)
+    }
+
+    /// Whether the peer may write behind the end that it has announced. Asked when all is read that
+    /// has come; from then on it has a moment.
+    fn has_late_bytes(&mut self, now: Instant) -> bool {
+        self.connection.is_peer_blocked()
+            && now < *self.late_until.get_or_insert(now + LATE_BYTES_WAIT)
     }
 
     /// Nothing need be written again.
@@ -113,7 +123,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             && !smc.condemned
         {
             let drained = smc.connection.readable().is_empty();
-            if smc.peer_done && drained && !near.finished {
+            if smc.peer_done && drained && !near.finished && !smc.has_late_bytes(now) {
                 // RFC 7609 4.8.1-9, 4.8.1-14
                 self.streams.finish(&near.stream);
                 near.finished = true;
@@ -209,6 +219,11 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             self.release_held(now, slot);
             return true;
         }
+        let waits = relay.near.as_ref().is_some_and(|near| !near.finished);
+        if waits && smc.late_until.is_some_and(|until| until <= now) {
+            self.settle(now, slot);
+            return true;
+        }
         let given_up = smc.connection.handle_timeout(now);
         if given_up {
             smc.unheard = false;
@@ -258,6 +273,12 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         });
     }
 }
+
+/// How long the end of a stream waits for bytes that the peer could not write before it. A Linux
+/// peer ends a stream after two seconds without window, and writes the rest when our update opens
+/// it: a round trip later, or as late as any of its answers. B is also said when the last bytes
+/// just fit; then this is lost time.
+const LATE_BYTES_WAIT: Duration = Duration::from_secs(2);
 
 /// What an error on a socket means: nothing to read or write now, or the end of the connection.
 pub(crate) fn is_reset(error: &std::io::Error) -> bool {

@@ -64,6 +64,10 @@ impl Receiver {
         self.urgent_pending
     }
 
+    pub(super) fn is_peer_blocked(&self) -> bool {
+        self.peer_blocked
+    }
+
     /// Whether our consumer cursor is worth a message of its own.
     ///
     /// The peer must never wait for something that we keep to ourselves, and must not be bothered
@@ -96,8 +100,15 @@ impl Receiver {
     /// What the peer's producer cursor means. Changes nothing.
     ///
     /// The peer knows of `told` at best, so bytes beyond its window were written over bytes that
-    /// it could not know to be consumed.
+    /// it could not know to be consumed. One that changes the link goes back, as Linux does, to
+    /// what it knows to be delivered, and writes the same bytes again: until it is where it was,
+    /// there is nothing new.
     pub(super) fn resolve(&self, cursor: Cursor) -> Result<Position, PeerMisbehaved> {
+        let earliest = Position(self.produced.0.saturating_sub(self.ring.capacity().into()));
+        let known = |earlier: Position| earlier <= self.produced;
+        if cursor.resolve(earliest, self.ring).is_ok_and(known) {
+            return Ok(self.produced);
+        }
         let produced = cursor.resolve(self.produced, self.ring)?;
         // RFC 7609 4.7.3-1, A.4-11
         if produced.since(self.told) > u64::from(self.ring.capacity()) {
@@ -106,15 +117,21 @@ impl Receiver {
         Ok(produced)
     }
 
+    /// Whether bytes up to this position were not announced before.
+    pub(super) fn is_news(&self, produced: Position) -> bool {
+        produced > self.produced
+    }
+
     /// Takes over a position that [`Self::resolve`] returned, and the flags about data. Returns
     /// whether an urgent byte became known.
     pub(super) fn peer_produced(&mut self, produced: Position, message: &Cdc) -> bool {
         // RFC 7609 4.7.1-4, 4.3-1, 2.1-13
+        let advanced = produced > self.produced;
         self.produced = produced;
         self.peer_blocked = message.writer_blocked;
         self.update_requested = message.update_requested;
         self.urgent_pending = message.urgent_pending;
-        let urgent = message.urgent_present && produced > self.urgent_end;
+        let urgent = message.urgent_present && advanced;
         if urgent {
             // RFC 7609 4.7.5-3
             self.urgent_end = produced;

@@ -4,6 +4,7 @@
 
 use super::*;
 use crate::ring::Position;
+use crate::vocabulary::RmbeSize;
 use crate::wire::cdc::Cursor;
 
 mod closing;
@@ -134,7 +135,8 @@ fn cursors_out_of_the_window_are_an_offence_and_change_nothing() {
     for (message, offence) in [
         // Beyond what we released, though not beyond what was consumed.
         (Cdc { producer: cursor(1, 5), ..honest }, PeerMisbehaved::OverranOurElement),
-        (Cdc { producer: cursor(0, 39_999), ..honest }, PeerMisbehaved::OutOfWindow),
+        // Before the stream began.
+        (Cdc { producer: cursor(u16::MAX, 65_535), ..honest }, PeerMisbehaved::OutOfWindow),
         (Cdc { producer: cursor(0, 65_537), ..honest }, PeerMisbehaved::OutOfWindow),
         (Cdc { producer: cursor(7, 0), ..honest }, PeerMisbehaved::OutOfWindow),
         (Cdc { consumer: cursor(0, 1), ..honest }, PeerMisbehaved::ConsumedTheFuture),
@@ -145,6 +147,60 @@ fn cursors_out_of_the_window_are_an_offence_and_change_nothing() {
         assert_eq!((b.state(), b.poll_cdc()), (State::Active, None));
     }
     assert_eq!(b.handle_cdc(T0, &honest), Ok(Progress::default()));
+}
+
+/// A Linux peer that changes the link goes back to what it knows to be delivered, and writes again
+/// from there. What it says before it has, an update for instance, has an older producer cursor
+/// than we know. That is no news, and no lie: the connection was just saved.
+#[test]
+fn a_producer_that_goes_back_after_a_failover_is_no_offence() {
+    let (mut linux, mut us) = (bytes(65_536), bytes(65_536));
+    linux.produce(60_000);
+    carry(&mut linux, &mut us);
+    us.consume(50_000);
+    carry(&mut us, &mut linux);
+    linux.produce(20_000);
+    carry(&mut linux, &mut us);
+    assert_eq!(us.readable().len(), 30_000);
+    let validation = Cdc { sequence: 1, failover_validation: true, ..Cdc::default() };
+    assert_eq!(us.handle_cdc(T0, &validation), Ok(Progress::default()));
+    let update = Cdc { sequence: 3, producer: cursor(0, 60_000), ..Cdc::default() };
+    let stale = Cdc { urgent_pending: true, urgent_present: true, ..update };
+    for message in [update, stale] {
+        assert_eq!(us.handle_cdc(T0, &message), Ok(Progress::default()));
+        assert_eq!((us.readable().len(), us.urgent_position()), (30_000, None));
+    }
+    let more = Cdc { sequence: 4, producer: cursor(1, 20_000), ..update };
+    assert_eq!(us.handle_cdc(T0, &more).unwrap().readable_bytes, 85_536 - 80_000);
+}
+
+/// A Linux peer whose program has heard our end, and writes on, loses its RNIC: its kernel goes on
+/// over another link, does not say so, and does not write again what was under way. What it
+/// announces next is partly not there. A program must not get those bytes; that cursors of ours
+/// were lost on the way costs nothing.
+#[test]
+fn bytes_behind_a_missing_message_are_not_believed() {
+    let (mut linux, mut us) = (bytes(65_536), bytes(65_536));
+    us.produce(10);
+    carry(&mut us, &mut linux);
+    linux.produce(100);
+    carry(&mut linux, &mut us);
+    let update = Cdc { sequence: 3, producer: cursor(0, 100), ..Cdc::default() };
+    let update = Cdc { consumer: cursor(0, 10), ..update };
+    assert_eq!(us.handle_cdc(T0, &update).unwrap().writable_bytes, 10);
+    let more = |sequence, count| Cdc { sequence, producer: cursor(0, count), ..update };
+    let missing = Err(PeerMisbehaved::MessagesMissing);
+    assert_eq!(us.handle_cdc(T0, &more(5, 300)), missing);
+    assert_eq!(us.readable().len(), 100);
+
+    // Dropped by ourselves, or announced by F: then what comes late on the old link is no gap.
+    us.expect_gap();
+    assert_eq!(us.handle_cdc(T0, &more(5, 300)).unwrap().readable_bytes, 200);
+    let validation = Cdc { sequence: 5, failover_validation: true, ..Cdc::default() };
+    us.handle_cdc(T0, &validation).unwrap();
+    assert_eq!(us.handle_cdc(T0, &more(6, 350)).unwrap().readable_bytes, 50);
+    assert_eq!(us.handle_cdc(T0, &more(9, 400)).unwrap().readable_bytes, 50);
+    assert_eq!(us.handle_cdc(T0, &more(11, 500)), missing, "once");
 }
 
 /// Bytes that were written but not announced cannot have been consumed.
@@ -239,4 +295,69 @@ fn each_direction_has_its_own_element() {
     let us = connection(Ring::new(16_384), Ring::new(65_536));
     assert_eq!(us.window(), 65_536);
     assert_eq!(us.readable(), Ring::new(16_384).span(Position(0), 0));
+}
+
+/// When Linux would tell us of what its program has read: `unconfirmed` bytes, with `free` bytes of
+/// window as we see it; dialect 5.
+fn linux_tells(capacity: u32, unconfirmed: u32, free: u32, blocked: bool) -> bool {
+    let limit = (capacity / 10).max(2_304);
+    unconfirmed > limit && (free <= capacity / 2 || blocked)
+}
+
+/// A Linux writer sleeps until the update that another Linux would send; a later one would stop the
+/// stream for ever. So ours comes in every case in which that does, and never after it.
+// RFC 7609 4.5.1-2, 4.5.1-3
+#[test]
+fn updates_never_wait_for_longer_than_those_of_linux() {
+    let mut told = 0;
+    for size in (0..6).map(RmbeSize::from_notation) {
+        let capacity = size.bytes();
+        let step = capacity / 64;
+        for written in (step..=capacity).step_by(step as usize) {
+            for read in (1..=written).step_by(step as usize / 2 + 1) {
+                for blocked in [false, true] {
+                    let (mut linux, mut us) = (bytes(capacity), bytes(capacity));
+                    linux.set_writer_blocked(blocked);
+                    linux.produce(written);
+                    carry(&mut linux, &mut us);
+                    us.consume(read);
+                    if linux_tells(capacity, read, capacity - written, blocked) {
+                        told += 1;
+                        assert!(us.poll_cdc().is_some(), "{capacity} {written} {read} {blocked}");
+                    }
+                }
+            }
+        }
+    }
+    assert!(told > 10_000, "{told}");
+}
+
+/// The other way round: Linux keeps small reads to itself, and never answers R. Whatever is left of
+/// the window is used; we never wait for half of it to be free again.
+#[test]
+fn a_little_window_is_used() {
+    let mut us = bytes(65_536);
+    us.produce(65_535);
+    us.poll_cdc();
+    assert_eq!(us.window(), 1);
+    us.produce(1);
+    us.set_writer_blocked(true);
+    let message = us.poll_cdc().unwrap();
+    assert!(message.writer_blocked && !message.update_requested);
+    let update = Cdc { sequence: 1, consumer: cursor(0, 1), ..Cdc::default() };
+    assert_eq!(us.handle_cdc(T0, &update).unwrap().writable_bytes, 1);
+    assert_eq!(us.window(), 1);
+}
+
+/// Kernels from 6.11 on have elements of up to 512 MB. Their cursors wrap there, and not before.
+#[test]
+fn elements_of_half_a_gigabyte_have_cursors() {
+    let size = RmbeSize::from_notation(15);
+    assert_eq!(size.bytes(), 1 << 29);
+    let mut us = connection(Ring::new(16_384), Ring::new(size.bytes()));
+    us.produce((1 << 29) - 1);
+    assert_eq!(us.poll_cdc().unwrap().producer, cursor(0, (1 << 29) - 1));
+    us.produce(1);
+    assert_eq!(us.poll_cdc().unwrap().producer, cursor(1, 0));
+    assert_eq!(us.window(), 0);
 }

@@ -5,7 +5,7 @@ use crate::error::PeerMisbehaved;
 use crate::limits::{CLC_WAIT, DECLINE_WAIT};
 use crate::outbox::Outbox;
 use crate::time::Instant;
-use crate::vocabulary::{Gid, PeerId};
+use crate::vocabulary::{Gid, MacAddress, PeerId};
 use crate::wire::Malformed;
 use crate::wire::clc::v2::{Gids, OsType, VERSION};
 use crate::wire::clc::{
@@ -55,6 +55,9 @@ enum State {
 #[derive(Clone, Debug)]
 pub struct Client {
     peer_id: PeerId,
+    /// The port that the Proposal named, as version 1 and as version 2 calls it.
+    gids: [Gid; 2],
+    mac: MacAddress,
     offers_v1: bool,
     v2: Option<PolicyV2>,
     agreement: Option<Agreement>,
@@ -67,7 +70,7 @@ pub struct Client {
 impl Client {
     /// Begins a rendezvous with `proposal`, in version 1.
     pub fn new(now: Instant, proposal: Proposal) -> Self {
-        Self::propose(now, proposal, None, Frame::Proposal(proposal))
+        Self::propose(now, proposal, Gid::default(), None, Frame::Proposal(proposal))
     }
 
     /// Begins a rendezvous that offers version 2 with the RoCEv2 port `gid`, and version 1 as well
@@ -80,17 +83,42 @@ impl Client {
     pub fn with_v2(now: Instant, proposal: Proposal, policy: PolicyV2, gid: Gid) -> Self {
         policy.check();
         let frame = ProposalV2 { v1: proposal, v2: Some(policy.extension(gid)) };
-        Self::propose(now, proposal, Some(policy), Frame::ProposalV2(frame))
+        Self::propose(now, proposal, gid, Some(policy), Frame::ProposalV2(frame))
     }
 
-    fn propose(now: Instant, v1: Proposal, v2: Option<PolicyV2>, frame: Frame) -> Self {
+    fn propose(
+        now: Instant,
+        v1: Proposal,
+        gid_v2: Gid,
+        v2: Option<PolicyV2>,
+        frame: Frame,
+    ) -> Self {
         let mut actions = Outbox::new();
         // RFC 7609 3.2-2
         actions.push(ClientAction::Send(frame));
         // RFC 7609 C.5-1
         let state = State::AwaitingAccept { deadline: now + CLC_WAIT };
-        let (peer_id, offers_v1) = (v1.peer_id, v1.offers_smc_r_v1);
-        Self { peer_id, offers_v1, v2, agreement: None, heard_v2: false, state, actions }
+        Self {
+            peer_id: v1.peer_id,
+            gids: [v1.gid, gid_v2],
+            mac: v1.mac,
+            offers_v1: v1.offers_smc_r_v1,
+            v2,
+            agreement: None,
+            heard_v2: false,
+            state,
+            actions,
+        }
+    }
+
+    /// The port that we proposed, in the version that was agreed on. The queue pair of a first
+    /// contact must be there: a Linux server connects to it, whatever the Confirm says.
+    pub fn port(&self) -> (Gid, MacAddress) {
+        let [v1, v2] = self.gids;
+        match self.agreement {
+            Some(Agreement::V2(_)) => (v2, self.mac),
+            Some(Agreement::V1) | None => (v1, self.mac),
+        }
     }
 
     /// Which version the connection speaks, once the server has chosen.
@@ -150,10 +178,10 @@ impl Client {
     ///
     /// # Panics
     ///
-    /// If no [`ClientAction::OpenLink`] or [`ClientAction::JoinLink`] asked for it, or version 1
-    /// was not agreed on.
+    /// If no [`ClientAction::OpenLink`] or [`ClientAction::JoinLink`] asked for it, version 1 was
+    /// not agreed on, or a first contact is not over the port that was proposed.
     pub fn provide(&mut self, ours: Offer) {
-        let first_contact = self.asked_for_first_contact();
+        let first_contact = self.asked_for_first_contact(&ours);
         assert_eq!(self.agreement, Some(Agreement::V1), "what was agreed");
         let confirm = Offer { first_contact, ..ours };
         self.confirm(Frame::Confirm(confirm), first_contact);
@@ -164,10 +192,10 @@ impl Client {
     ///
     /// # Panics
     ///
-    /// If no [`ClientAction::OpenLink`] or [`ClientAction::JoinLink`] asked for it, or version 2
-    /// was not agreed on.
+    /// If no [`ClientAction::OpenLink`] or [`ClientAction::JoinLink`] asked for it, version 2 was
+    /// not agreed on, or a first contact is not over the port that was proposed.
     pub fn provide_v2(&mut self, ours: Offer, gids: Gids) {
-        let first_contact = self.asked_for_first_contact();
+        let first_contact = self.asked_for_first_contact(&ours);
         let (Some(Agreement::V2(agreement)), Some(policy)) = (self.agreement, self.v2) else {
             panic!("agreed on {:?}", self.agreement);
         };
@@ -182,10 +210,11 @@ impl Client {
         self.confirm(Frame::ConfirmV2(confirm), first_contact);
     }
 
-    fn asked_for_first_contact(&self) -> bool {
+    fn asked_for_first_contact(&self, ours: &Offer) -> bool {
         let State::Providing { first_contact } = self.state else {
             panic!("nobody asked for an offer: {:?}", self.state);
         };
+        assert!(!first_contact || (ours.gid, ours.mac) == self.port(), "not the port proposed");
         first_contact
     }
 

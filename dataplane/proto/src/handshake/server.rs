@@ -212,6 +212,11 @@ impl Server {
         self.actions.push(ServerAction::FallBack);
     }
 
+    /// Whether all has been said but a Decline, and the link of a first contact is to be confirmed.
+    pub fn is_awaiting_link(&self) -> bool {
+        matches!(self.state, State::AwaitingLink)
+    }
+
     /// The link group has confirmed the link of a first contact.
     ///
     /// # Panics

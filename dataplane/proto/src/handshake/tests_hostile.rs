@@ -5,7 +5,7 @@ use std::vec::Vec;
 use super::tests::{CLIENT, SERVER, T0, client_actions, offer, proposal, server_actions};
 use super::tests_v2::{accept, policy, proposal_v2};
 use super::*;
-use crate::vocabulary::{Gid, PeerId};
+use crate::vocabulary::PeerId;
 use crate::wire::clc::v2::{Capabilities, Eid, Gids, OsType};
 use crate::wire::clc::{Decline, DeclineV2, Frame, Framer, OfferV2, Proposal};
 
@@ -167,7 +167,7 @@ fn a_client_survives_every_order_of_messages() {
         let [in_v1, in_v2, _] = everything(&frames(SERVER), |said| {
             let theirs = Proposal { offers_smc_r_v1: v1, ..proposal() };
             let mut client = match v2 {
-                true => Client::with_v2(T0, theirs, policy(&["A"]), Gid::default()),
+                true => Client::with_v2(T0, theirs, policy(&["A"]), offer(CLIENT, true).gid),
                 false => Client::new(T0, theirs),
             };
             assert_eq!(drive_client(&mut client, luck), None);

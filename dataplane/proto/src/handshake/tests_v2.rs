@@ -93,10 +93,11 @@ fn first_contact_of_version_2() {
     assert_eq!(agreement.peer.unwrap().host_name, HostName::new("here"));
 
     let gids = Gids::from_items([GID]).unwrap();
-    client.provide_v2(offer(CLIENT, false), gids);
+    client.provide_v2(Offer { gid: GID, ..offer(CLIENT, false) }, gids);
     let [ClientAction::Send(confirm)] = client_actions(&mut client)[..] else { panic!() };
     server.handle_frame(confirm).unwrap();
-    assert_eq!(server_actions(&mut server), [ServerAction::ConnectLink(offer(CLIENT, true))]);
+    let connect = ServerAction::ConnectLink(Offer { gid: GID, ..offer(CLIENT, true) });
+    assert_eq!(server_actions(&mut server), [connect]);
     let Some(Agreement::V2(agreement)) = server.agreement() else { panic!() };
     assert_eq!((agreement.gids, agreement.peer.unwrap().os), (gids, OsType::LINUX));
     server.link_confirmed();
@@ -225,6 +226,29 @@ fn accepts_of_the_wrong_version() {
     assert_eq!(client_actions(&mut mixed), [ClientAction::Send(confirm)]);
 }
 
+/// A Linux server connects to the port that the Proposal named, and does not look at the one in the
+/// Confirm: a link elsewhere would never come up, which costs its host three seconds.
+#[test]
+fn a_link_leads_to_the_port_of_the_proposal() {
+    let mac = proposal().mac;
+    for (frame, port) in [
+        (Frame::Accept(offer(SERVER, true)), (proposal().gid, mac)),
+        (Frame::AcceptV2(accept(true)), (GID, mac)),
+    ] {
+        let mut client = client(true);
+        client.handle_frame(frame).unwrap();
+        assert_eq!(client.port(), port);
+    }
+}
+
+#[test]
+#[should_panic(expected = "not the port proposed")]
+fn a_link_from_elsewhere_is_our_bug() {
+    let mut client = client(false);
+    client.handle_frame(Frame::AcceptV2(accept(true))).unwrap();
+    client.provide_v2(offer(CLIENT, true), Gids::new());
+}
+
 /// A server that has sent its Accept of version 2, and what a client would confirm.
 fn accepting_server() -> (Server, OfferV2) {
     let both = Policy { v1: true, v2: Some(policy(&[])) };
@@ -300,7 +324,7 @@ fn paths_that_do_not_fit_are_declined() {
         client.handle_frame(Frame::AcceptV2(message)).unwrap();
         client_actions(&mut client);
         let Some(Agreement::V2(agreement)) = client.agreement().copied() else { panic!() };
-        client.provide_v2(offer(CLIENT, true), Gids::new());
+        client.provide_v2(Offer { gid: GID, ..offer(CLIENT, true) }, Gids::new());
         let [ClientAction::Send(Frame::ConfirmV2(confirm))] = client_actions(&mut client)[..]
         else {
             panic!()

@@ -1,5 +1,6 @@
 //! The exchanges that tell what RMBs are called (RFC 3.5.5.2, A.3.5 to A.3.7).
 
+use super::exchange::Exchange;
 use super::rmbs::{Full, RmbIndex, RmbSet, Row, Standing, Token};
 use super::{Action, LinkGroup, Phase, Role};
 use crate::error::PeerMisbehaved;
@@ -256,8 +257,12 @@ impl LinkGroup {
 
     /// Server: whether rkeys cannot change now, because links do. While connections leave a link
     /// nobody speaks of it, and refusing would cost new ones their RMB.
+    ///
+    /// So it does while a link is deleted, which a Linux client may take half a minute for: it does
+    /// not ask again, but declines its connection. Version 2 has no RFC to say that we refuse.
     fn refuses_rkeys(&self) -> bool {
-        self.role == Role::Server && self.exchange.is_some_and(|exchange| !exchange.vacates())
+        let harmless = |exchange: Exchange| exchange.vacates() || self.is_v2() && !exchange.adds();
+        self.role == Role::Server && self.exchange.is_some_and(|exchange| !harmless(exchange))
     }
 
     fn learn_elsewhere(&mut self, row: usize, others: &[RkeyOnLink]) {

@@ -21,6 +21,7 @@ mod delete;
 mod hostile;
 mod hosts;
 mod links;
+mod linux;
 mod recovery;
 mod rkeys;
 mod swarm;

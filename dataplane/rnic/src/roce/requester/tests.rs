@@ -1,7 +1,7 @@
 use smcr_memory::{Region, SendPool};
 use smcr_proto::Rkey;
 
-use super::super::wire::{Body, Packet};
+use super::super::wire::{Body, Packet, SEND_FIRST, SEND_MIDDLE, WRITE_ONLY};
 use super::*;
 use crate::Tag;
 
@@ -321,4 +321,34 @@ fn numbers_wrap_without_a_trace() {
         bench.answer(Syndrome::ACK, number).unwrap();
         assert_eq!(bench.completed(), 1);
     }
+}
+
+/// Linux arms its completion queue for solicited events only: a message without one is delivered,
+/// acknowledged, and lies there until some other wakes it up. CONFIRM LINK would time out on a wire
+/// that looks perfect. Writes wake nobody: their bytes are announced by the message behind.
+#[test]
+fn every_message_wakes_its_receiver_and_nothing_else_does() {
+    let mut bench = Bench::new();
+    bench.write(2 * MTU);
+    bench.message();
+    let long = vec![5; 2 * MTU as usize + 1].into();
+    bench.requester.post(Work::SendLong { message: long, tag: Tag(0) });
+    let short = vec![6; 44].into();
+    bench.requester.post(Work::SendLong { message: short, tag: Tag(0) });
+    let mut seen = Vec::new();
+    while let Some(len) = bench.requester.next_len(bench.now) {
+        let mut out = vec![0; len];
+        bench.requester.build(bench.now, false, &mut out, &mut bench.counters);
+        seen.push((out[0], out[1] & 0x80 != 0));
+    }
+    let expected = [
+        (WRITE_ONLY, false),
+        (WRITE_ONLY, false),
+        (SEND_ONLY, true),
+        (SEND_FIRST, false),
+        (SEND_MIDDLE, false),
+        (SEND_LAST, true),
+        (SEND_ONLY, true),
+    ];
+    assert_eq!(seen, expected);
 }
