@@ -169,7 +169,8 @@ pub enum Command<Qp, Stream> {
         /// Which link.
         link: LinkId,
     },
-    /// Give the queue pair up, then answer [`Report::LinkRetired`].
+    /// Give the queue pair up once what it brought is taken in, then answer
+    /// [`Report::LinkRetired`].
     RetireLink {
         /// Which link.
         link: LinkId,

@@ -15,6 +15,8 @@ pub(crate) struct Link {
     pub(crate) activity: Arc<Activity>,
     /// The queue pair is gone: nothing is posted any more.
     pub(crate) broken: bool,
+    /// It has said so itself: everything it had received is taken in.
+    pub(crate) emptied: bool,
     /// The queue pair is given up as soon as what the control thread said last is delivered.
     pub(crate) retiring: bool,
     /// Its connections were given up; so is whoever comes late.
@@ -48,6 +50,7 @@ impl Links {
             qp,
             activity,
             broken: false,
+            emptied: false,
             retiring: false,
             failed: false,
             unheard: Unheard::default(),

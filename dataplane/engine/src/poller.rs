@@ -243,11 +243,16 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         }
     }
 
-    /// Gives up the queue pair of a link that is to be retired, once its last words are delivered.
+    /// Gives up the queue pair of a link that is to be retired, once its last words are delivered
+    /// and what it brought is taken in. The peer has forgotten what our NIC has acknowledged.
     pub(crate) fn retire_link(&mut self, now: Instant, id: LinkId) {
         let Some(link) = self.links.by_id(id) else { return };
         // RFC 7609 3.5.4-7
         if !link.retiring || link.llc_outstanding > 0 && !link.broken {
+            return;
+        }
+        if !link.emptied {
+            self.fail_link(now, id);
             return;
         }
         // Commands and completions come before anything is gathered, and flush posts all of it.

@@ -47,14 +47,19 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             Completion::Sent { tag, status, .. } => self.sent(now, tag, status),
             Completion::Received { qp, message } => self.received(now, qp, message),
             Completion::ReceivedLong { qp, message } => self.received_long(now, qp, message),
-            Completion::Broke { qp, cause } => {
-                let Some(link) = self.links.by_qp(qp) else { return };
-                if !std::mem::replace(&mut link.broken, true) {
-                    let link = link.id;
-                    self.report(Report::LinkBroke { link, cause });
-                }
-            }
+            Completion::Broke { qp, cause } => self.broke(now, qp, cause),
         }
+    }
+
+    /// A queue pair has said everything.
+    fn broke(&mut self, now: Instant, qp: QpId, cause: Cause) {
+        let Some(link) = self.links.by_qp(qp) else { return };
+        link.emptied = true;
+        let (id, was_broken) = (link.id, std::mem::replace(&mut link.broken, true));
+        if !was_broken {
+            self.report(Report::LinkBroke { link: id, cause });
+        }
+        self.retire_link(now, id);
     }
 
     pub(crate) fn wrote(&mut self, now: Instant, lease: Lease, tag: Tag) {

@@ -92,6 +92,8 @@ pub(crate) struct Gateway {
     pub(crate) closed: BTreeMap<ConnectionId, Ending>,
     /// What link groups told that nobody has looked at.
     pub(crate) events: VecDeque<Event>,
+    /// Connections that found no memory.
+    pub(crate) no_memory: u64,
     /// The control thread does nothing.
     pub(crate) asleep: bool,
     /// Connections take turns with these.
@@ -153,6 +155,7 @@ impl Gateway {
             groups: Groups::new(settings, ports, mailboxes),
             closed: BTreeMap::new(),
             events: VecDeque::new(),
+            no_memory: 0,
             asleep: false,
             element_sizes: [sizes.rmbe, RmbeSize::from_notation(0)],
             gids: (0..sizes.rnics).map(|index| gid(host, index)).collect(),

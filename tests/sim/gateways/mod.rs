@@ -7,12 +7,17 @@
 //!
 //! - [`gateway`] is one of them; [`rendezvous`] is CLC between them, in memory;
 //! - [`swarm`] does whatever comes to its mind to them, and judges from outside;
+//! - [`wire`] hears what is said about links, [`reach`] what was met of it, [`costs`] what trouble
+//!   may cost;
 //! - [`mutants`] shows that the judges would notice.
 
+mod costs;
 mod gateway;
 mod mutants;
+mod reach;
 mod rendezvous;
 mod swarm;
+mod wire;
 
 use std::time::Duration;
 
@@ -25,6 +30,7 @@ use smcr_rnic::sim::{Network, Odds};
 
 use self::gateway::{Gateway, Sizes};
 use self::rendezvous::{Hosts, Rendezvous};
+use self::wire::Wire;
 use crate::application::Application;
 use crate::tcp;
 
@@ -33,6 +39,16 @@ pub(crate) struct Connected {
     pub(crate) applications: [Application; 2],
     /// Which gateway, and what it calls the connection once its poller has it.
     pub(crate) names: [(usize, Option<ConnectionId>); 2],
+}
+
+impl Connected {
+    /// Both applications read what is left, and have nothing more to say.
+    pub(crate) fn say_goodbye(&mut self) {
+        for one in &mut self.applications {
+            one.wake();
+            one.finish();
+        }
+    }
 }
 
 /// Everything.
@@ -49,6 +65,8 @@ pub(crate) struct World {
     sizes: Sizes,
     /// Looks around since time last passed.
     steps: u64,
+    /// What is said about links.
+    pub(crate) wire: Wire,
 }
 
 impl World {
@@ -57,6 +75,7 @@ impl World {
         let [first, second] = &sizes;
         let hosts = [Gateway::new(&network, 1, first), Gateway::new(&network, 2, second)];
         let [sizes, _] = sizes;
+        let wire = Wire::new(&network, seed);
         Self {
             network,
             hosts,
@@ -67,6 +86,7 @@ impl World {
             rendezvous: Vec::new(),
             sizes,
             steps: 0,
+            wire,
         }
     }
 
@@ -145,6 +165,7 @@ impl World {
             moved |= host.turn(self.now);
         }
         moved |= self.talk(|_| true);
+        self.wire.follow(&self.hosts);
         // Who waits for memory makes its gateway ask the peer for some, and has not moved.
         moved | self.hosts.iter().any(Gateway::is_woken)
     }

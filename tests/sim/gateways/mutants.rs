@@ -33,26 +33,24 @@ pub(crate) enum Mutant {
 /// Without this check, a hole in a file that was in no one's memory when an RNIC died.
 #[test]
 fn a_gateway_that_trusts_acknowledgements_is_found_out() {
-    let words = found_out(Mutant::TrustAcknowledgements);
-    assert!(words.contains("is not what was sent"), "{words}");
+    assert_found_out(Mutant::TrustAcknowledgements, &["is not what was sent"]);
 }
 
 /// Without this rule, one customer's bytes in the stream of another.
 #[test]
 fn a_gateway_that_reuses_elements_early_is_found_out() {
-    let words = found_out(Mutant::ReuseEarly);
-    assert!(words.contains("is not zero") || words.contains("is not what was sent"), "{words}");
+    assert_found_out(Mutant::ReuseEarly, &["is not zero", "is not what was sent"]);
 }
 
 /// Without this rule, links that are well go down now and then, and nobody knows why.
 #[test]
 fn a_gateway_that_ignores_a_collision_is_found_out() {
-    let words = found_out(Mutant::IgnoreCollision);
-    assert!(words.contains("nobody broke"), "{words}");
+    assert_found_out(Mutant::IgnoreCollision, &["nobody broke"]);
 }
 
-/// What the judges say of a swarm with this fault.
-fn found_out(mutant: Mutant) -> String {
+/// Panics unless a judge says one of these of a swarm with this fault. What others say of it
+/// meanwhile is welcome, and not enough: peers notice some of what it does, and reset connections.
+fn assert_found_out(mutant: Mutant, complaints: &[&str]) {
     for seed in 0..SEEDS_MAX {
         let run = |planted| {
             let mut swarm = Swarm::new(seed);
@@ -66,7 +64,9 @@ fn found_out(mutant: Mutant) -> String {
             let words = words_of(&*panic);
             println!("{mutant:?} is found out by seed {seed}: {words}");
             assert!(run(None).is_ok(), "seed {seed} fails without {mutant:?}");
-            return words;
+            if complaints.iter().any(|complaint| words.contains(complaint)) {
+                return;
+            }
         }
     }
     panic!("{SEEDS_MAX} seeds do not find {mutant:?}");

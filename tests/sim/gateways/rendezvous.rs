@@ -209,7 +209,8 @@ impl Rendezvous {
                 self.say(CLIENT, Message::Accept(Offer { first_contact, ..joined.offer }));
                 self.sides[SERVER].joined = Some(joined);
             }
-            Err(Refusal::NoSlot | Refusal::NoMemory | Refusal::NoLink) => {
+            Err(refusal @ (Refusal::NoSlot | Refusal::NoMemory | Refusal::NoLink)) => {
+                self.note(hosts, SERVER, refusal);
                 self.decline(now, hosts, SERVER, false);
             }
         }
@@ -270,7 +271,8 @@ impl Rendezvous {
                 self.messages.push_front((CLIENT, Message::Accept(*offer)));
                 return false;
             }
-            Err(Refusal::NoSlot | Refusal::NoMemory | Refusal::NoLink) => {
+            Err(refusal @ (Refusal::NoSlot | Refusal::NoMemory | Refusal::NoLink)) => {
+                self.note(hosts, CLIENT, refusal);
                 self.decline(now, hosts, CLIENT, false);
                 return true;
             }
@@ -310,6 +312,10 @@ impl Rendezvous {
             (false, Some(_)) => self.decline(now, hosts, SERVER, false),
             (false, None) => self.fail(now, hosts, SERVER, true),
         }
+    }
+
+    fn note(&self, hosts: &mut Hosts, side: usize, refusal: Refusal) {
+        hosts[self.sides[side].host].no_memory += u64::from(refusal == Refusal::NoMemory);
     }
 
     fn decline(&mut self, now: Instant, hosts: &mut Hosts, side: usize, out_of_sync: bool) {
