@@ -15,8 +15,9 @@ pub enum PeerMisbehaved {
     OutOfWindow,
     /// It announced bytes that it wrote over others we had not released (RFC 4.5).
     OverranOurElement,
-    /// It announces more bytes although messages before that are missing, and has not said that it
-    /// changed the link (RFC 4.6.1): bytes may be missing, too.
+    /// It announces more bytes of a connection that has begun to end, although messages before that
+    /// are missing, and has not said that it changed the link (RFC 4.6.1): bytes may be missing,
+    /// too.
     MessagesMissing,
     /// It claims to have consumed bytes that were never announced to it (RFC 4.5).
     ConsumedTheFuture,
