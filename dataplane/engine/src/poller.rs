@@ -16,8 +16,7 @@ use crate::gauges::{Gauges, Reading};
 use crate::handoff::{Command, ConnectionId, Ending, Established, LinkId, Owners, Report};
 use crate::idle::{Advice, Idle, TAKEN_UP};
 use crate::limits::{
-    COMMANDS_MAX, EVENTS_PER_TURN_MAX, FILL_PER_TURN_MAX, OBEY_PER_TURN_MAX, PARKED_MAX,
-    REAP_PER_TURN_MAX,
+    COMMANDS_MAX, EVENTS_PER_TURN_MAX, FILL_PER_TURN_MAX, OBEY_PER_TURN_MAX, REAP_PER_TURN_MAX,
 };
 use crate::links::Links;
 use crate::mailbox::{Receiver, Sender, Waker};
@@ -296,14 +295,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         self.ends.owners.set(id.slot, self.ends.index);
         self.ends.counters.connections.set(self.connections.busy() as u64);
         self.ends.gauges.set(id.slot, Reading::default());
-        if parked.len() == PARKED_MAX
-            && let Some(relay) = self.connections.relay(id)
-            && let Far::Smc(smc) = &mut relay.far
-        {
-            smc.connection.expect_gap();
-        }
-        for cdc in parked {
-            self.receive_cdc(now, id, &cdc);
+        for (index, cdc) in parked.iter().enumerate() {
+            self.expect_gap_before(id, index);
+            self.receive_cdc(now, id, cdc);
         }
         if !watched {
             // Nothing would ever be read from it.

@@ -224,11 +224,20 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let id = relay.id;
         let Far::Smc(smc) = &mut relay.far else { return };
         let Some(held) = smc.held.take() else { return };
-        if held.messages.len() == PARKED_MAX {
-            smc.connection.expect_gap();
+        for (index, cdc) in held.messages.iter().enumerate() {
+            self.expect_gap_before(id, index);
+            self.take_in(now, id, cdc);
         }
-        for cdc in held.messages {
-            self.take_in(now, id, &cdc);
+    }
+
+    /// Of messages that are kept, the last that there is room for replaces others: some before it
+    /// may be missing. Said no sooner, as a gap before it may be another, that F announces.
+    pub(crate) fn expect_gap_before(&mut self, id: ConnectionId, index: usize) {
+        if index == PARKED_MAX - 1
+            && let Some(relay) = self.connections.relay(id)
+            && let Far::Smc(smc) = &mut relay.far
+        {
+            smc.connection.expect_gap();
         }
     }
 }
