@@ -18,8 +18,8 @@ use crate::wire::llc::{AddLink, DeleteReason, Llc};
 
 use super::delete::Order;
 use super::exchange::{Exchange, Pairs};
-
 use super::rmbs::RmbIndex;
+
 use core::time::Duration;
 
 /// Why the caller has no queue pair for a further link.
