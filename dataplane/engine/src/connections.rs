@@ -128,7 +128,8 @@ pub(crate) struct Piece {
     pub(crate) done: usize,
 }
 
-/// A failover validation message that came too early, and what came behind it.
+/// A message that came before others that must be taken in first, failover validation above all,
+/// and what came behind it.
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) messages: Vec<Cdc>,

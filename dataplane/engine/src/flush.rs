@@ -48,7 +48,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         moved
     }
 
-    /// Posts an LLC message with this turn's flush, or the first that has room for it.
+    /// Posts an LLC message with this turn's flush, or the first that has room for it. A link whose
+    /// peer does not take in what it asked for is given up instead.
     pub(crate) fn send_llc(&mut self, now: Instant, id: LinkId, message: LlcBytes) {
         let Some(link) = self.links.by_id(id) else { return };
         if link.llc_outstanding >= LLC_OUTSTANDING_MAX {

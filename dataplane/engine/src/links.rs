@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use smcr_proto::Instant;
 use smcr_rnic::{QpId, Tag, Work};
 
 use crate::handoff::{Activity, LinkId, LlcBytes, Unheard};
@@ -17,8 +18,9 @@ pub(crate) struct Link {
     pub(crate) broken: bool,
     /// It has said so itself: everything it had received is taken in.
     pub(crate) emptied: bool,
-    /// The queue pair is given up as soon as what the control thread said last is delivered.
-    pub(crate) retiring: bool,
+    /// The queue pair is given up as soon as what the control thread said last is delivered, and
+    /// then at the latest.
+    pub(crate) retire_by: Option<Instant>,
     /// Its connections were given up; so is whoever comes late.
     pub(crate) failed: bool,
     /// Counts the LLC messages that the control thread has not come to yet.
@@ -51,7 +53,7 @@ impl Links {
             activity,
             broken: false,
             emptied: false,
-            retiring: false,
+            retire_by: None,
             failed: false,
             unheard: Unheard::default(),
             llc: VecDeque::new(),
@@ -92,6 +94,11 @@ impl Links {
             waits |= !link.llc.is_empty();
         }
         waits
+    }
+
+    /// Those that are to be retired.
+    pub(crate) fn retiring(&self) -> impl Iterator<Item = LinkId> {
+        self.entries.iter().filter(|link| link.retire_by.is_some()).map(|link| link.id)
     }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Link> {

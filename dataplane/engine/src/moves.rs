@@ -245,7 +245,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         if let Some(vacated) = self.moves.of(link) {
             let order = Arc::clone(&vacated.order);
             self.begin_move(now, slot, &order);
-        } else if self.links.by_id(link).is_none_or(|link| link.failed || link.retiring) {
+        } else if self.links.by_id(link).is_none_or(|link| link.failed || link.retire_by.is_some())
+        {
             self.condemn(now, slot);
         } else {
             self.queue_flush(slot);

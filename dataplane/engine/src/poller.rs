@@ -168,7 +168,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     /// When this poller must turn again, at the latest.
     pub fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
         let fabric = self.fabric.prepare_sleep(now);
-        let sweep = (self.connections.busy() > 0).then_some(self.sweep_at);
+        let retiring = self.links.retiring().next().is_some();
+        let sweep = (self.connections.busy() > 0 || retiring).then_some(self.sweep_at);
         // Nobody says when the control thread has made room for them.
         let reports = (!self.delayed.is_empty()).then_some(now);
         let neighbours = self.has_mail().then_some(now + MAIL_AGAIN);
@@ -208,7 +209,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             Command::FailConnections { link } => self.fail_connections(now, link),
             Command::RetireLink { link } => {
                 if let Some(link) = self.links.by_id(link) {
-                    link.retiring = true;
+                    link.retire_by.get_or_insert(now + LAST_WORDS_WAIT);
                 }
                 self.retire_link(now, link);
             }
@@ -246,8 +247,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     /// and what it brought is taken in. The peer has forgotten what our NIC has acknowledged.
     pub(crate) fn retire_link(&mut self, now: Instant, id: LinkId) {
         let Some(link) = self.links.by_id(id) else { return };
+        let Some(by) = link.retire_by else { return };
+        // A peer that is never ready for a message does not let the queue pair break either.
         // RFC 7609 3.5.4-7
-        if !link.retiring || link.llc_outstanding > 0 && !link.broken {
+        if link.llc_outstanding > 0 && !link.broken && now < by {
             return;
         }
         if !link.emptied {
@@ -369,6 +372,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             for slot in slots {
                 moved |= self.expire_connection(now, slot);
             }
+            let retiring: Vec<LinkId> = self.links.retiring().collect();
+            for link in retiring {
+                self.retire_link(now, link);
+            }
         }
         while let Some(report) = self.delayed.pop_front() {
             if let Err(report) = self.ends.reports.push(report) {
@@ -420,6 +427,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         }
     }
 }
+
+/// How long the last words of a link may take.
+const LAST_WORDS_WAIT: Duration = Duration::from_secs(2);
 
 /// How often the whole table is looked at for timers that ran out. They are seconds long.
 const SWEEP_EVERY: Duration = Duration::from_millis(250);

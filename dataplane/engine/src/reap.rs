@@ -243,34 +243,49 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 }
 
 impl Smc {
-    /// Keeps a message that must wait for one which another completion queue still has: what the
-    /// peer's NIC saw delivered on the old link may reach us behind what follows on the new one.
+    /// Keeps a message that must wait for one which another completion queue still has, or which
+    /// another poller is about to pass on: what the peer's NIC saw delivered on the old link may
+    /// reach us behind what follows on the new one.
     fn holds(&mut self, now: Instant, cdc: &Cdc) -> bool {
-        if let Some(held) = &mut self.held {
-            let overtaken = !cdc.failover_validation
-                && !smcr_proto::connection::is_before(held.messages[0].sequence, cdc.sequence);
-            if overtaken {
-                return false;
-            }
-            if held.messages.len() < PARKED_MAX {
-                held.messages.push(*cdc);
-            } else {
-                held.messages[PARKED_MAX - 1] = *cdc;
-            }
-            return true;
-        }
+        let validates = cdc.failover_validation;
         // RFC 7609 4.6.1-8
-        let early = cdc.failover_validation && !self.connection.has_received(cdc.sequence);
-        if early {
-            self.held = Some(Held { messages: vec![*cdc], until: now + HOLD });
+        let unanswered = validates && !self.connection.has_received(cdc.sequence);
+        let Some(held) = &mut self.held else {
+            let early = unanswered || self.connection.is_behind_gap(cdc);
+            if early {
+                self.held = Some(Held { messages: vec![*cdc], until: now + HOLD });
+            }
+            return early;
+        };
+        let first = held.messages[0];
+        let overtaken = match (validates, first.failover_validation) {
+            (false, _) => !smcr_proto::connection::is_before(first.sequence, cdc.sequence),
+            // It explains the gap that the others wait behind.
+            (true, false) => !unanswered,
+            (true, true) => false,
+        };
+        if overtaken {
+            return false;
         }
-        early
+        if validates && !first.failover_validation {
+            held.messages.insert(0, *cdc);
+            held.messages.truncate(PARKED_MAX);
+        } else if held.messages.len() < PARKED_MAX {
+            held.messages.push(*cdc);
+        } else {
+            held.messages[PARKED_MAX - 1] = *cdc;
+        }
+        true
     }
 
     /// Whether everything that held messages wait for has come.
     fn is_gap_filled(&self) -> bool {
-        let held = self.held.as_ref().map(|held| held.messages[0]);
-        held.is_some_and(|first| self.connection.has_received(first.sequence))
+        let Some(held) = &self.held else { return false };
+        let first = &held.messages[0];
+        match first.failover_validation {
+            true => self.connection.has_received(first.sequence),
+            false => !self.connection.is_behind_gap(first),
+        }
     }
 }
 

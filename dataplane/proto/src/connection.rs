@@ -279,15 +279,10 @@ impl Connection {
         }
         let produced = self.receiver.resolve(message.producer)?;
         let consumed = self.sender.resolve(message.consumer)?;
-        let heard = self.sequence_received;
-        let gap = heard != 0 && is_before(heard.wrapping_add(1), message.sequence);
-        // Only connections that have begun to end are moved without a word (F). Of others, messages
-        // that pollers of ours pass on may overtake each other.
-        let ending = self.done || self.closed || message.sending_done || message.connection_closed;
-        if gap && ending && !self.gap_expected && self.receiver.is_news(produced) {
+        if self.is_behind_gap(message) {
             return Err(PeerMisbehaved::MessagesMissing);
         }
-        self.gap_expected &= !gap;
+        self.gap_expected &= !self.leaves_gap(message);
 
         let window_before = self.window();
         let readable_before = self.readable().len();
