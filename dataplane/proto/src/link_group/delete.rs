@@ -21,11 +21,19 @@ const _: () = assert!(
     ASKED_WAIT.as_secs() > 3 * LINK_EXCHANGE_WAIT.as_secs() + CONFIRM_ADDED_LINK_WAIT.as_secs()
 );
 
+/// The same during the first contact, while an application waits.
+const ASKED_WAIT_FOUNDING: Duration = Duration::from_secs(12);
+const _: () = assert!(
+    ASKED_WAIT_FOUNDING.as_secs() > 3 * ADD_LINK_WAIT.as_secs() + CONFIRM_ADDED_LINK_WAIT.as_secs()
+);
+
 /// How long connections may take to leave a link in good order: the server decides itself, the
 /// client has to answer before a deployed server goes on without.
 const VACATE_WAIT_SERVER: Duration = Duration::from_secs(10);
 pub(super) const VACATE_WAIT_CLIENT: Duration = Duration::from_secs(1);
-const _: () = assert!(VACATE_WAIT_CLIENT.as_secs() < ADD_LINK_WAIT.as_secs());
+/// How long a deployed server waits for the answer to its DELETE LINK.
+const SERVER_PATIENCE: Duration = Duration::from_secs(2);
+const _: () = assert!(VACATE_WAIT_CLIENT.as_secs() < SERVER_PATIENCE.as_secs());
 const _: () = assert!(VACATE_WAIT_SERVER.as_secs() < ASKED_WAIT.as_secs());
 
 /// That a link is to be deleted, and why.
@@ -219,11 +227,13 @@ impl LinkGroup {
     /// Client: asks the server to delete a link, once.
     pub(super) fn ask_to_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
         let Some(on) = self.link_besides(number) else { return };
+        let founding = matches!(self.phase, Phase::Founding { .. });
         let Some(member) = self.find_mut(number) else { return };
         if member.asked.is_some_and(|asked| order.has_time() || !asked.order.has_time()) {
             return;
         }
-        member.asked = Some(Asked { on, deadline: now + ASKED_WAIT, order });
+        let wait = if founding { ASKED_WAIT_FOUNDING } else { ASKED_WAIT };
+        member.asked = Some(Asked { on, deadline: now + wait, order });
         // RFC 7609 2.3-5, 3.5.4-5, 3.5.5.1.4-1
         self.send_delete_link(on, number, order);
     }

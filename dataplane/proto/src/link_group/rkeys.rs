@@ -11,6 +11,8 @@ use crate::vocabulary::{LinkNumber, Rkey};
 use crate::wire::llc::rkeys::{RKEYS_MAX, RkeyOnLink};
 use crate::wire::llc::{ConfirmRkey, ConfirmRkeyContinuation, DeleteRkey, Llc};
 
+use core::time::Duration;
+
 /// The exchange about an RMB of ours that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Announcement {
@@ -149,12 +151,20 @@ impl LinkGroup {
         let count = u8::try_from(self.elsewhere(rmb, on).count()).expect("few links");
         let slots = slot.map_or(0, |slot| 1 << slot) | self.slots_of(&others);
         let kind = Kind::Confirm { slots, left: count.saturating_sub(RKEYS_PER_REQUEST) };
-        self.announcement = Some(Announcement { rmb, on, deadline: now + RKEY_REPLY_WAIT, kind });
+        let deadline = now + self.confirm_rkey_wait(on);
+        self.announcement = Some(Announcement { rmb, on, deadline, kind });
         let Token { rkey, address } = token;
         let (reply, negative, retry, other_links) = (false, false, false, count);
         // RFC 7609 2.1-3, 2.2-4, 3.5.5.2-1, 3.5.5.2.1-1, 3.5.5.2.1-2
         let request = ConfirmRkey { reply, negative, retry, other_links, rkey, address, others };
         self.send(on, Llc::ConfirmRkey(request));
+    }
+
+    /// Another link is tried soon, as connections wait for the RMB. Without one all others depend
+    /// on this link, and a peer that is busy may take its time.
+    fn confirm_rkey_wait(&self, on: LinkNumber) -> Duration {
+        let mut others = self.members().filter(|member| member.number != on && member.is_of_use());
+        if others.next().is_some() { RKEY_REPLY_WAIT } else { self.exchange_wait() }
     }
 
     /// The rkeys on further links.
@@ -172,7 +182,8 @@ impl LinkGroup {
         }
         let slots = slots | self.slots_of(&others);
         let kind = Kind::Confirm { slots, left: left.saturating_sub(RKEYS_PER_CONTINUATION) };
-        self.announcement = Some(Announcement { rmb, on, deadline: now + RKEY_REPLY_WAIT, kind });
+        let deadline = now + self.confirm_rkey_wait(on);
+        self.announcement = Some(Announcement { rmb, on, deadline, kind });
         // RFC 7609 A.3.5-7
         let more =
             ConfirmRkeyContinuation { reply: false, negative: false, remaining: left, others };
@@ -486,4 +497,4 @@ const RKEYS_PER_CONTINUATION: u8 = 3;
 const RETRIES_MAX: u32 = 6;
 
 /// How long whatever the peer refused it for may take.
-const AGAIN_AFTER: core::time::Duration = core::time::Duration::from_millis(50);
+const AGAIN_AFTER: Duration = Duration::from_millis(50);

@@ -3,6 +3,7 @@
 use std::vec::Vec;
 
 use super::hosts::{Hosts, port};
+use super::rkeys::announce;
 use super::*;
 use crate::link_group::delete::{ASKED_WAIT, VACATE_WAIT_CLIENT};
 
@@ -326,6 +327,18 @@ fn a_peer_that_is_busy_is_waited_for() {
     assert!(hosts.client.up().contains(&LINK));
     hosts.run();
     assert_eq!(hosts.client.up().len(), 2, "answered, and replaced");
+
+    // Asked to learn a key.
+    for role in [Role::Server, Role::Client] {
+        let mut hosts = Hosts::established(&[1], &[101], 1);
+        announce(&mut hosts, role, 7);
+        hosts.work_for(busy);
+        assert!(hosts.host(role).up().contains(&LINK), "{role:?}");
+        // The server was offering a link just then: a client is asked to try again.
+        hosts.sleep(2);
+        let known = Action::RmbConfirmed(RmbIndex(7));
+        assert!(hosts.host(role).told.contains(&known), "{role:?}: {:?}", hosts.seen);
+    }
 
     // Told to delete, and offered the successor.
     let mut hosts = two_links();
