@@ -464,6 +464,39 @@ fn a_peer_that_changes_the_link_and_lost_nothing_goes_on() {
     assert_eq!(stage.host.counters.cdc_held.get(), 0);
 }
 
+/// A poller that has just taken a half-closed connection over hears what is new before the last
+/// owner has passed on the rest: that is waited for, and users notice nothing. If it never comes,
+/// as from a Linux peer that changed the link without a word, they must not get what follows.
+// RFC 7609 4.6.1-9
+#[test]
+fn what_is_behind_a_gap_waits_for_the_rest() {
+    for comes in [true, false] {
+        let mut stage = Stage::new();
+        stage.write(100);
+        stage.application.finish();
+        stage.run();
+        let [skipped, early] = [50, 70].map(|len| {
+            let span = stage.honest.produce(len);
+            stage.write_in_silence(len as usize, span);
+            stage.honest.poll_cdc().unwrap()
+        });
+        stage.say(early);
+        stage.run();
+        let seen = |stage: &Stage| (stage.application.heard(), stage.application.received());
+        assert_eq!(seen(&stage), (Heard::Bytes, 100));
+        assert_eq!(stage.host.counters.cdc_held.get(), 1);
+        if comes {
+            stage.say(skipped);
+        }
+        stage.run();
+        stage.now = stage.now + Duration::from_secs(1);
+        stage.run();
+        let (heard, received) = if comes { (Heard::Bytes, 220) } else { (Heard::Reset, 100) };
+        assert_eq!(seen(&stage), (heard, received));
+        assert_eq!(stage.host.counters.cdc_misbehaved.get(), u64::from(!comes));
+    }
+}
+
 /// The peer said D, and never C: an end that stalls becomes a reset, lest slot and element be lost.
 // RFC 7609 4.8.1-21, 4.8.1-23, 4.8.2-2
 #[test]
