@@ -130,7 +130,7 @@ const CLIENTS: [Row; 7] = [
     (Trouble::NoRnic, Ours::Well, "TCP 0x03030000/0x00000000", "NO_DEVICE"),
     (Trouble::RnicDown, Ours::Well, "TCP 0x03030000/0x00000000", "NO_DEVICE"),
     (Trouble::Stripped, Ours::Well, "TCP 0x03010000/0x00000000", "NO_SMC_OPTION"),
-    (Trouble::None, Ours::Version1, "TCP 0x05000000/0x03040000", "MODE_MISMATCH"),
+    (Trouble::None, Ours::Version1, "TCP 0x05000000/0x030c0000", "VERSION_MISMATCH"),
     (Trouble::None, Ours::RnicDown, "TCP 0x05000000/0x03030002", "NO_SMC_R_DEVICE"),
 ];
 
