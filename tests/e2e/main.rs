@@ -23,6 +23,7 @@ mod http;
 mod ipv6;
 mod keepalive;
 mod lifecycle;
+mod page;
 mod pattern;
 mod process;
 mod programs;
