@@ -24,7 +24,9 @@ use crate::groups::{self, GroupId, Groups, PortId, QpOf, Settings};
 use crate::listener::Listener;
 use crate::network::Network;
 use crate::placement::Poller;
+use crate::places::Places;
 use crate::reactor::{Event, Key, Reactor, Token};
+use crate::rendezvous::ANSWER_WITHIN;
 use crate::sessions::{Founding, Session};
 use crate::slab::Slab;
 use crate::smc_option::OptionSource;
@@ -76,6 +78,8 @@ pub struct Gateway<N: Rnic> {
     pub(crate) network: Network,
     pub(crate) listeners: Vec<Listener>,
     pub(crate) sessions: Slab<Session>,
+    /// Which rendezvous may go on, and which wait.
+    pub(crate) places: Places,
     /// How many sessions are rendezvous.
     pub(crate) shaking: usize,
     /// Which sessions are rendezvous, or were at the last tick.
@@ -151,6 +155,7 @@ impl<N: Rnic> Gateway<N> {
             }
         }
         let started = parts.clock.now();
+        let places = places(&parts.config, &parts.listeners);
         let settings = settings(&parts.config, parts.peer_id);
         let (ports, groups) = join_ports(settings, parts.ports);
         let mut groups = groups;
@@ -168,6 +173,7 @@ impl<N: Rnic> Gateway<N> {
             network: parts.network,
             listeners: parts.listeners,
             sessions: Slab::default(),
+            places,
             shaking: 0,
             shaking_keys: Vec::new(),
             tick_at: started,
@@ -210,6 +216,7 @@ impl<N: Rnic> Gateway<N> {
             self.take_reports(now);
             self.expire(now);
             self.heed_groups(now);
+            self.admit(now);
             self.answer_questions(now);
             if self.groups.pollers().iter().any(Poller::is_dead) {
                 return Err(io::Error::other("a polling thread ended; see the lines above"));
@@ -327,6 +334,14 @@ fn settings(config: &Config, peer_id: PeerId) -> Settings {
         idle_group_client: smc.idle_group_client,
         max_links: smcr_proto::limits::LINKS_MAX,
     }
+}
+
+/// Places for as many rendezvous as the operator allows.
+fn places(config: &Config, listeners: &[Listener]) -> Places {
+    let contenders = listeners.iter().filter(|listener| listener.speaks_smc()).count();
+    let max = config.limits.handshakes_max as usize;
+    let patience = config.smc.handshake_timeout.min(ANSWER_WITHIN);
+    Places::new(max, listeners.len(), contenders, patience)
 }
 
 /// The link groups over these ports, and what else the gateway knows of them.

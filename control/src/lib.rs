@@ -24,6 +24,7 @@ pub mod log;
 pub mod network;
 pub mod operate;
 pub mod placement;
+pub mod places;
 pub mod pnet;
 pub mod reactor;
 pub mod rendezvous;

@@ -14,8 +14,9 @@ use smcr_rnic::Rnic;
 
 use crate::config::{self, TcpKeepalive, Transport};
 use crate::gateway::Gateway;
+use crate::places::Place;
 use crate::reactor::{Key, Token};
-use crate::sessions::{Rendezvous, Session, Talk};
+use crate::sessions::{Newcomer, Rendezvous, Session, Talk};
 use crate::smc_option::OptionSource;
 
 /// A listener at work.
@@ -74,10 +75,12 @@ impl Listener {
     }
 
     /// Begins to connect to the upstream. Returns whether that is done already.
-    fn connect(&self, option: &OptionSource) -> io::Result<(OwnedFd, bool)> {
+    ///
+    /// With `offer`, it offers SMC-R where that is what the operator wants.
+    fn connect(&self, option: &OptionSource, offer: bool) -> io::Result<(OwnedFd, bool)> {
         let socket = new_socket(self.upstream)?;
         set_options(&socket, &self.config, self.config.connect, self.peer_keepalive)?;
-        if self.config.connect == Transport::Smc {
+        if offer && self.config.connect == Transport::Smc {
             option.mark_client(&socket)?;
         }
         match connect(&socket, &self.upstream) {
@@ -91,12 +94,16 @@ impl Listener {
 impl<N: Rnic> Gateway<N> {
     /// Accepts what waits at listener `index`.
     pub(crate) fn accept(&mut self, now: Instant, index: u16) {
+        let mut begun = 0;
         for _ in 0..ACCEPT_MAX {
+            if begun == BEGIN_MAX {
+                return;
+            }
             let Some(listener) = self.listeners.get_mut(usize::from(index)) else { return };
             let Some(socket) = &listener.socket else { return };
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
             match accept_with(socket, flags) {
-                Ok(accepted) => self.accepted(now, index, accepted),
+                Ok(accepted) => begun += usize::from(self.accepted(now, index, accepted)),
                 Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
                     if !self.refuse_for_want_of_descriptors(index) {
                         return;
@@ -127,8 +134,9 @@ impl<N: Rnic> Gateway<N> {
         found
     }
 
-    /// Begins a rendezvous with a connection that was accepted.
-    fn accepted(&mut self, now: Instant, index: u16, accepted: OwnedFd) {
+    /// Takes in a connection that was accepted, unless there are too many. Returns whether more
+    /// was begun with it than to let it wait.
+    fn accepted(&mut self, now: Instant, index: u16, accepted: OwnedFd) -> bool {
         let listener = &mut self.listeners[usize::from(index)];
         listener.accepted += 1;
         if listener.active >= listener.config.connections_max
@@ -137,12 +145,91 @@ impl<N: Rnic> Gateway<N> {
             listener.refused += 1;
             reset(accepted);
             self.log_limit(index, "connections: new ones are refused");
-            return;
+            return false;
         }
-        let Some(source) = peer_address(&accepted) else { return };
-        let (connected_socket, connected) = match listener.connect(&self.option) {
+        let Some(source) = peer_address(&accepted) else { return false };
+        listener.active += 1;
+        let limited = listener.config.connect == Transport::Smc;
+        let newcomer = Newcomer { listener: index, socket: accepted, source };
+        if !limited {
+            // Where a peer proposes, its Proposal takes a place.
+            self.begin(now, newcomer, Place::None);
+            true
+        } else if self.places.take(index) {
+            self.begin(now, newcomer, Place::Taken);
+            true
+        } else {
+            let key = self.sessions.insert(Session::Waiting(newcomer));
+            self.places.wait(now, index, key);
+            false
+        }
+    }
+
+    /// Lets those who have waited for places have them, and tells those who have waited for too
+    /// long that they stay TCP.
+    pub(crate) fn admit(&mut self, now: Instant) {
+        while let Some((listener, key)) = self.places.admit() {
+            if !self.has_come_up(now, key) {
+                self.places.leave(listener);
+            }
+        }
+        while let Some(key) = self.places.give_up(now) {
+            self.has_waited_in_vain(now, key);
+        }
+    }
+
+    /// It is the turn of somebody who waited for a place. Returns whether it still wanted one.
+    fn has_come_up(&mut self, now: Instant, key: Key) -> bool {
+        match self.sessions.at_mut(key) {
+            Some(Session::Waiting(_)) => {
+                let Some(Session::Waiting(newcomer)) = self.sessions.remove(key) else {
+                    unreachable!("it was there just now");
+                };
+                self.begin(now, newcomer, Place::Taken);
+                true
+            }
+            Some(Session::Shaking(shaking)) if shaking.place == Place::Wanted => {
+                shaking.place = Place::Taken;
+                self.resume(now, key);
+                self.heed_groups(now);
+                true
+            }
+            // It is over, or an answer was due and it has become TCP.
+            Some(Session::Shaking(_) | Session::Open(_)) | None => false,
+        }
+    }
+
+    /// A connection that waited for a place stays TCP.
+    fn has_waited_in_vain(&mut self, now: Instant, key: Key) {
+        match self.sessions.at(key) {
+            Some(Session::Waiting(_)) => {
+                let Some(Session::Waiting(newcomer)) = self.sessions.remove(key) else {
+                    unreachable!("it was there just now");
+                };
+                self.log_limit(newcomer.listener, OUT_OF_PLACES);
+                self.begin(now, newcomer, Place::None);
+            }
+            Some(Session::Shaking(shaking)) if shaking.place == Place::Wanted => {
+                self.log_limit_of(key, OUT_OF_PLACES);
+                self.answer_server(now, key, Err(Diagnosis::TOO_BUSY));
+            }
+            Some(Session::Shaking(_) | Session::Open(_)) | None => {}
+        }
+    }
+
+    /// Begins to connect the two sides of a connection. Without a place it offers no SMC-R.
+    fn begin(&mut self, now: Instant, newcomer: Newcomer, place: Place) {
+        let Newcomer { listener: index, socket: accepted, source } = newcomer;
+        let listener = &mut self.listeners[usize::from(index)];
+        let connects_smc = listener.config.connect == Transport::Smc;
+        let crowded = connects_smc && place == Place::None;
+        let (connected_socket, connected) = match listener.connect(&self.option, !crowded) {
             Ok(connecting) => connecting,
             Err(error) => {
+                listener.active -= 1;
+                if place == Place::Taken {
+                    self.places.leave(index);
+                }
                 self.upstream_failed(index, &error);
                 reset(accepted);
                 let errno = rustix::io::Errno::from_io_error(&error);
@@ -152,14 +239,13 @@ impl<N: Rnic> Gateway<N> {
                 return;
             }
         };
-        let Some(listener) = self.listeners.get_mut(usize::from(index)) else { return };
-        listener.active += 1;
         let deadline = now + listener.config.connect_timeout;
         let accepts_smc = listener.config.accept == Transport::Smc;
-        let connects_smc = listener.config.connect == Transport::Smc;
         let (app, peer) =
             if accepts_smc { (connected_socket, accepted) } else { (accepted, connected_socket) };
-        let talk = if connects_smc {
+        let talk = if crowded {
+            Talk::Plain(Some(Diagnosis::TOO_BUSY))
+        } else if connects_smc {
             Talk::Connecting
         } else if !accepts_smc {
             Talk::Plain(None)
@@ -184,6 +270,7 @@ impl<N: Rnic> Gateway<N> {
             answer_by: None,
             resources: None,
             ended: false,
+            place,
         })));
         self.shaking += 1;
         self.shaking_keys.push(key);
@@ -294,9 +381,12 @@ fn peer_address(socket: &OwnedFd) -> Option<SocketAddr> {
     SocketAddr::try_from(rustix::net::getpeername(socket).ok()??).ok()
 }
 
+const OUT_OF_PLACES: &str = "places for rendezvous: connections that waited stay TCP";
 const OUT_OF_DESCRIPTORS: &str = "file descriptors: new connections are refused";
 /// Connections accepted before the control thread looks at something else.
-const ACCEPT_MAX: usize = 64;
+const ACCEPT_MAX: usize = 1_024;
+/// Of these, such that are more work than to let them wait.
+const BEGIN_MAX: usize = 64;
 /// A limit that is reached is reached often; once in a while is enough to know.
 const LOG_LIMIT_EVERY: Duration = Duration::from_secs(1);
 
@@ -329,7 +419,7 @@ mod tests {
                 let _client = std::net::TcpStream::connect(place).unwrap();
                 let accepted =
                     accept_with(listener.socket.as_ref().unwrap(), SocketFlags::CLOEXEC).unwrap();
-                let (connected, _) = listener.connect(&option).unwrap();
+                let (connected, _) = listener.connect(&option, true).unwrap();
                 for (socket, side) in [(accepted, accept), (connected, connect)] {
                     let expected = if side == "smc" { (9, 1, 4) } else { (idle_s, 2, 5) };
                     assert!(sockopt::tcp_nodelay(&socket).unwrap());

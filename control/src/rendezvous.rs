@@ -27,6 +27,7 @@ use smcr_rnic::{Exhausted, Rnic};
 use crate::gateway::Gateway;
 use crate::groups::{GroupId, Peer, PortId, Refusal};
 use crate::listener::connect_outcome;
+use crate::places::Place;
 use crate::reactor::{Event, Key};
 use crate::sessions::{Rendezvous, Resources, Session, Talk, Waiting};
 
@@ -350,7 +351,9 @@ impl<N: Rnic> Gateway<N> {
             }
             let late = shaking.answer_by.is_some_and(|by| by <= now);
             if late && shaking.connected && matches!(shaking.talk, Talk::Pending(..)) {
-                self.answer_server(now, key, Err(Diagnosis::TIMED_OUT));
+                let crowded = shaking.place == Place::Wanted;
+                let why = if crowded { Diagnosis::TOO_BUSY } else { Diagnosis::TIMED_OUT };
+                self.answer_server(now, key, Err(why));
                 continue;
             }
             if shaking.waiting.as_ref().is_some_and(|waiting| waiting.until <= now) {
@@ -429,7 +432,7 @@ impl<N: Rnic> Gateway<N> {
     fn group_of_session(&self, key: Key) -> Option<GroupId> {
         match self.sessions.at(key)? {
             Session::Shaking(shaking) => Some(shaking.resources.as_ref()?.group),
-            Session::Open(_) => None,
+            Session::Waiting(_) | Session::Open(_) => None,
         }
     }
 }
@@ -448,7 +451,7 @@ enum Shortage {
 /// How long a client waits at most for our answer to its Proposal, which may depend on the first
 /// contact of another connection. A second later a Linux client would give up, and its program
 /// would get an error instead of TCP.
-const ANSWER_WITHIN: Duration = Duration::from_secs(CLC_WAIT.as_secs() - 1);
+pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(CLC_WAIT.as_secs() - 1);
 
 /// How long a rendezvous waits for the peer to know another RMB. Deployed peers give the exchange
 /// this long.

@@ -150,7 +150,19 @@ impl<N: Rnic> Gateway<N> {
         for listener in &mut self.listeners {
             listener.socket = None;
         }
+        self.dismiss_waiting();
         self.draining = Some(now + limit);
+    }
+
+    /// Resets connections whose rendezvous has not begun.
+    fn dismiss_waiting(&mut self) {
+        let waiting = self.sessions.iter().filter(|(_, one)| matches!(one, Session::Waiting(_)));
+        let keys: Vec<Key> = waiting.map(|(key, _)| key).collect();
+        for key in keys {
+            let Some(Session::Waiting(newcomer)) = self.sessions.remove(key) else { continue };
+            self.listeners[usize::from(newcomer.listener)].active -= 1;
+            reset(newcomer.socket);
+        }
     }
 
     /// Nothing is left to wait for.
@@ -173,6 +185,7 @@ impl<N: Rnic> Gateway<N> {
                     }
                 },
                 Some(Session::Shaking(_)) => self.fail(key, "the gateway stops"),
+                Some(Session::Waiting(_)) => panic!("nobody waits while the gateway stops"),
                 None => {}
             }
         }

@@ -10,14 +10,28 @@ use smcr_proto::handshake::{Client, Server};
 use smcr_proto::wire::clc::{Diagnosis, Framer, Offer, Proposal};
 
 use crate::groups::{GroupId, PortId};
+use crate::places::Place;
 use crate::reactor::Key;
 
 /// A connection on its way through this process.
 pub enum Session {
+    /// Accepted, and waiting for its rendezvous to begin.
+    Waiting(Newcomer),
     /// The rendezvous is going on.
     Shaking(Box<Rendezvous>),
     /// A poller relays it.
     Open(Open),
+}
+
+/// A connection that an application has made, and nothing more.
+#[derive(Debug)]
+pub struct Newcomer {
+    /// The listener that accepted it.
+    pub listener: u16,
+    /// The accepted socket.
+    pub socket: OwnedFd,
+    /// Who connected to us.
+    pub source: SocketAddr,
 }
 
 /// A rendezvous: two sockets that are to be joined, and the talk about how.
@@ -46,6 +60,8 @@ pub struct Rendezvous {
     pub resources: Option<Resources>,
     /// The peer has ended its direction of the TCP connection.
     pub ended: bool,
+    /// Whether it is one of those that are limited.
+    pub place: Place,
 }
 
 /// The CLC side of a rendezvous.

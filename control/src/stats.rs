@@ -107,6 +107,8 @@ pub struct Active {
     pub tcp: u64,
     /// In the rendezvous: accepted, but not yet with a poller.
     pub connecting: u64,
+    /// Accepted, and waiting for a place among the rendezvous (`limits.handshakes_max`).
+    pub waiting: u64,
     /// Closed, their RMB elements parked until the peer is done with them too (RFC 4.4.2).
     pub parked: u64,
 }

@@ -25,6 +25,7 @@ use crate::gateway::Gateway;
 use crate::groups::{self, Group, GroupId, Phase, PortId};
 use crate::operate::{OperateError, Operation};
 use crate::placement;
+use crate::places::Place;
 use crate::sessions::{Carried, Open, Session};
 use crate::stats::{
     Active, Connection, ConnectionPage, ConnectionQuery, Fallback, FallbackReason, GroupV2, Link,
@@ -154,7 +155,8 @@ impl<N: Rnic> Gateway<N> {
             bytes_in: sum(|counters| counters.bytes_in.get()),
             bytes_out: sum(|counters| counters.bytes_out.get()),
             handshakes_failed: self.handshakes_failed,
-            refused_smc: self.fallbacks.get(&Diagnosis::OUT_OF_MEMORY).copied().unwrap_or(0),
+            refused_smc: self.fallen_back(Diagnosis::OUT_OF_MEMORY)
+                + self.fallen_back(Diagnosis::TOO_BUSY),
             links_failed_over: counts.links_failed_over,
             links_lost: counts.links_lost,
             groups_lost: counts.groups_lost,
@@ -164,13 +166,19 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 
+    fn fallen_back(&self, reason: Diagnosis) -> u64 {
+        self.fallbacks.get(&reason).copied().unwrap_or(0)
+    }
+
     fn active(&self) -> Active {
-        let mut active = Active { connecting: self.shaking as u64, ..Active::default() };
+        let mut active = Active::default();
         for (_, session) in self.sessions.iter() {
             match session {
                 Session::Open(Open { transport: Carried::Smc { .. }, .. }) => active.smc += 1,
                 Session::Open(Open { transport: Carried::Tcp { .. }, .. }) => active.tcp += 1,
-                Session::Shaking(_) => {}
+                Session::Waiting(_) => active.waiting += 1,
+                Session::Shaking(one) if one.place == Place::Wanted => active.waiting += 1,
+                Session::Shaking(_) => active.connecting += 1,
             }
         }
         active
@@ -227,30 +235,38 @@ impl<N: Rnic> Gateway<N> {
         let rows = self.sessions.iter().map(|(key, session)| {
             let id = u64::from(key.generation) << 32 | u64::from(key.index);
             match session {
-                Session::Shaking(shaking) => {
-                    let listener = &self.listeners[usize::from(shaking.listener)];
-                    let [app, peer] = ends(listener, shaking.source);
-                    Connection {
-                        id,
-                        listener: listener.config.name.clone(),
-                        transport: Transport::Tcp,
-                        app,
-                        peer,
-                        bytes_in: 0,
-                        bytes_out: 0,
-                        state: "connecting".to_owned(),
-                        fallback: None,
-                        link_group: None,
-                        link: None,
-                        version: None,
-                        v2: None,
-                        age_s: 0.0,
-                    }
+                Session::Waiting(one) => self.early_row(id, one.listener, one.source, "waiting"),
+                Session::Shaking(one) => {
+                    let waits = one.place == Place::Wanted;
+                    let state = if waits { "waiting" } else { "connecting" };
+                    self.early_row(id, one.listener, one.source, state)
                 }
                 Session::Open(open) => self.open_row(now, id, open),
             }
         });
         rows.collect()
+    }
+
+    /// A connection that no poller has yet.
+    fn early_row(&self, id: u64, listener: u16, source: SocketAddr, state: &str) -> Connection {
+        let listener = &self.listeners[usize::from(listener)];
+        let [app, peer] = ends(listener, source);
+        Connection {
+            id,
+            listener: listener.config.name.clone(),
+            transport: Transport::Tcp,
+            app,
+            peer,
+            bytes_in: 0,
+            bytes_out: 0,
+            state: state.to_owned(),
+            fallback: None,
+            link_group: None,
+            link: None,
+            version: None,
+            v2: None,
+            age_s: 0.0,
+        }
     }
 
     /// One for each RNIC, however many pollers it has.

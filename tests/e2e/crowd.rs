@@ -60,6 +60,52 @@ fn smoke_crowd() {
     pair.assert_all_smc(2 * 50 + WORKERS * (2 + 20));
 }
 
+/// More connections within a second than may be in their rendezvous at once: each must become
+/// SMC-R, since what stays TCP in such a second does so for as long as it lives.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn bursts_become_smc_r() {
+    for count in [3_000, 6_000] {
+        let hosts = Hosts::new("bursts_become_smc_r");
+        let pair = Pair::start(&hosts, &[PORT]);
+        let listener = hosts.b.listen(local(PORT));
+        burst(&hosts, &listener, count, || assert_active(&pair, count));
+        pair.assert_all_smc(count);
+    }
+}
+
+/// Opens `count` connections as fast as one thread can, all in use at the same time.
+fn burst(hosts: &Hosts, listener: &TcpListener, count: u64, while_all_are_open: impl FnOnce()) {
+    let open = || -> Vec<TcpStream> {
+        let open_one = |id: u64| {
+            let mut client = TcpStream::connect_timeout(&local(PORT).into(), CONNECT_LIMIT)
+                .unwrap_or_else(|error| panic!("connection {id}: {error}"));
+            client.write_all(&id.to_be_bytes()).expect("the connection is up");
+            client
+        };
+        (0..count).map(open_one).collect()
+    };
+    let (mut clients, _servers) = thread::scope(|scope| {
+        let clients = scope.spawn(|| hosts.a.enter(open));
+        let serve = |_| {
+            let mut server = accept(listener, ANSWER_LIMIT);
+            let mut asked = [0; 8];
+            server.read_exact(&mut asked).expect("a number in time");
+            server.write_all(&asked).expect("the client waits");
+            server
+        };
+        let servers: Vec<_> = (0..count).map(serve).collect();
+        (clients.join().expect("every connection was opened"), servers)
+    });
+    for (id, client) in (0..count).zip(&mut clients) {
+        set_limit(client, ANSWER_LIMIT);
+        let mut answer = [0; 8];
+        client.read_exact(&mut answer).expect("an answer in time");
+        assert_eq!(u64::from_be_bytes(answer), id);
+    }
+    while_all_are_open();
+}
+
 fn assert_active(pair: &Pair<'_>, connections: u64) {
     for gateway in [&pair.a, &pair.b] {
         wait_until("all connections are over SMC-R", SETTLE_LIMIT, || {

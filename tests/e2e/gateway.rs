@@ -342,6 +342,8 @@ pub(crate) struct Active {
     #[serde(default)]
     pub(crate) connecting: u64,
     #[serde(default)]
+    pub(crate) waiting: u64,
+    #[serde(default)]
     pub(crate) parked: u64,
 }
 

@@ -75,6 +75,8 @@ impl Snapshot {
         page.gauge("connections_active", help, None, by(active.smc, active.tcp))?;
         let help = "Connections in their rendezvous.";
         page.gauge("connections_connecting", help, None, plain(active.connecting))?;
+        let help = "Connections that wait for a place among the rendezvous.";
+        page.gauge("connections_waiting", help, None, plain(active.waiting))?;
         let help = "Closed connections whose RMB element the peer still holds.";
         page.gauge("connections_parked", help, None, plain(active.parked))?;
         let help = "Rendezvous that broke the protocol or timed out.";

@@ -47,7 +47,7 @@ fn summary(stats: &Stats) -> String {
     let Stats { totals, active, memory, .. } = stats;
     format!(
         "smcgate {}, up {}\n\
-         active   {} smc-r, {} tcp, {} connecting, {} parked\n\
+         active   {} smc-r, {} tcp, {} connecting, {} waiting, {} parked\n\
          total    {} smc-r, {} tcp, {} handshakes failed, {} refused\n\
          bytes    {} in, {} out\n\
          memory   {} RMBs ({} of {} elements used), {} send pool ({} used)\n",
@@ -56,6 +56,7 @@ fn summary(stats: &Stats) -> String {
         active.smc,
         active.tcp,
         active.connecting,
+        active.waiting,
         active.parked,
         totals.connections_smc,
         totals.connections_tcp,

@@ -33,22 +33,68 @@ fn a_client_may_decline_before_it_proposes() {
     assert_eq!(stats.fallbacks[0].code, Diagnosis::NO_SMC_R_DEVICE.0);
 }
 
-/// A busy gateway has offered SMC-R in its SYN. Without a Decline the server takes the first bytes
-/// of the application for a CLC message, and resets it.
-// RFC 7609 C.1-1
+/// A burst of connections must not stay TCP for as long as they live, only because they came within
+/// the same second.
 #[test]
-fn a_client_that_is_too_busy_says_so() {
+fn newcomers_wait_for_a_place_instead_of_staying_tcp() {
     let rig = Rig::client(2, "[limits]\nhandshakes_max = 1\n");
-    let _waiting = connect(rig.gateway);
-    let mut first = Peer::new(rig.accept());
-    assert!(matches!(first.hear(), Some(Frame::Proposal(_))));
+    let mut applications = [connect(rig.gateway), connect(rig.gateway), connect(rig.gateway)];
+    for (waiting, application) in [2, 1, 0].into_iter().zip(&mut applications) {
+        let mut peer = Peer::new(rig.accept());
+        assert!(matches!(peer.hear(), Some(Frame::Proposal(_))));
+        let active = rig.stats().active;
+        assert_eq!((active.connecting, active.waiting), (1, waiting));
+        peer.say(&decline(Diagnosis::NO_COMMON_SUBNET));
+        assert_echo(application, &mut peer.socket);
+    }
+    assert_eq!(rig.stats().totals.refused_smc, 0);
+}
 
+/// Peers that do not answer must not keep others waiting for ever. These stay TCP without a word of
+/// SMC-R, and the operator reads that there were too many at once.
+#[test]
+fn who_has_waited_in_vain_stays_tcp_and_the_reason_has_a_name() {
+    let more = "[limits]\nhandshakes_max = 1\n[smc]\nhandshake_timeout = \"300ms\"\n";
+    let rig = Rig::client(11, more);
+    let _silent: Vec<_> = (0..2).map(|_| connect(rig.gateway)).collect();
     let mut application = connect(rig.gateway);
-    let mut second = Peer::new(rig.accept());
-    let Some(Frame::Decline(decline)) = second.hear() else { panic!("a Decline") };
-    assert_eq!(decline.diagnosis, Diagnosis::OUT_OF_MEMORY);
-    assert_echo(&mut application, &mut second.socket);
-    assert_eq!(rig.stats().totals.refused_smc, 1);
+    let _peers: Vec<_> = (0..2).map(|_| rig.accept()).collect();
+    let mut server = rig.accept();
+    assert_echo(&mut application, &mut server);
+    let stats = rig.stats();
+    let name = format!("{:?}", Diagnosis::TOO_BUSY);
+    assert!(stats.fallbacks.iter().any(|row| row.name == name && row.count == 1), "{stats:?}");
+    assert_eq!(stats.totals.refused_smc, 1);
+}
+
+/// Hosts that connect and then say nothing, or propose and then say nothing, are a nuisance to
+/// nobody else: the former take no place, the latter lose it when their time is over.
+#[test]
+fn silent_peers_lock_nobody_out() {
+    let more = "[limits]\nhandshakes_max = 1\n[smc]\nhandshake_timeout = \"300ms\"\n";
+    let rig = Rig::server(12, more);
+    let _silent: Vec<_> = (0..20).map(|_| connect(rig.gateway)).collect();
+    let mut first = Peer::new(connect(rig.gateway));
+    first.say(&first.proposal());
+    assert!(matches!(first.hear(), Some(Frame::Accept(_))));
+    let mut second = Peer::new(connect(rig.gateway));
+    second.say(&second.proposal());
+    assert!(matches!(second.hear(), Some(Frame::Accept(_) | Frame::Decline(_))));
+}
+
+/// Whoever waits for a place when the gateway stops has not been served yet: it is told at once, so
+/// that it can try elsewhere.
+#[test]
+fn who_waits_when_the_gateway_stops_is_reset() {
+    let rig = Rig::client(13, "[limits]\nhandshakes_max = 1\n");
+    let _first = connect(rig.gateway);
+    let mut peer = Peer::new(rig.accept());
+    assert!(matches!(peer.hear(), Some(Frame::Proposal(_))));
+    let mut waiting = connect(rig.gateway);
+    wait_until("it waits", || rig.stats().active.waiting == 1);
+    drop(rig);
+    let error = waiting.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
 }
 
 /// TCP gets through where RoCE does not: the connection stays TCP, and nothing is leaked.

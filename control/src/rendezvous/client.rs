@@ -24,8 +24,8 @@ impl<N: Rnic> Gateway<N> {
             return;
         }
         // From here on the peer waits for a CLC message, so that a refusal is a Decline.
-        if self.is_too_busy() {
-            self.decline_first(now, key, Diagnosis::OUT_OF_MEMORY);
+        if self.draining.is_some() {
+            self.decline_first(now, key, Diagnosis::TOO_BUSY);
             return;
         }
         let Some(proposal) = self.proposal(key) else {

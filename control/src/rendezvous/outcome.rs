@@ -10,15 +10,16 @@ use smcr_rnic::Rnic;
 use crate::gateway::Gateway;
 use crate::groups::{Pollers, PortId};
 use crate::listener::reset;
+use crate::places::Place;
 use crate::reactor::Key;
-use crate::sessions::{Carried, Open, Session};
+use crate::sessions::{Carried, Open, Rendezvous, Session};
 
 impl<N: Rnic> Gateway<N> {
     /// The rendezvous succeeded: the poller takes over.
     // RFC 7609 3.5.2.4-1
     pub(super) fn hand_over(&mut self, now: Instant, key: Key) {
         let Some(Session::Shaking(mut shaking)) = self.sessions.take(key) else { return };
-        self.shaking -= 1;
+        self.leave_place(&shaking);
         let resources = shaking.resources.take().expect("what was provided is reserved");
         let connection = resources.connection;
         self.session_of[usize::from(connection.slot)] = Some(key);
@@ -52,7 +53,7 @@ impl<N: Rnic> Gateway<N> {
             return;
         };
         let Some(Session::Shaking(shaking)) = self.sessions.take(key) else { return };
-        self.shaking -= 1;
+        self.leave_place(&shaking);
         if let Some(reason) = reason {
             self.count_fallback(reason);
         }
@@ -112,13 +113,21 @@ impl<N: Rnic> Gateway<N> {
         self.fallback_reasons.remove(&key);
         let Some(Session::Shaking(shaking)) = self.sessions.remove(key) else { return };
         tracing::debug!(session = key.index, source = %shaking.source, why, "rendezvous ended");
-        self.shaking -= 1;
+        self.leave_place(&shaking);
         self.listeners[usize::from(shaking.listener)].active -= 1;
         reset(shaking.app);
         reset(shaking.peer);
     }
 
-    /// Gives back what a rendezvous holds.
+    /// This rendezvous is over: another may have its place.
+    fn leave_place(&mut self, shaking: &Rendezvous) {
+        self.shaking -= 1;
+        if shaking.place == Place::Taken {
+            self.places.leave(shaking.listener);
+        }
+    }
+
+    /// Gives back what a rendezvous holds of a link group.
     pub(super) fn release(&mut self, now: Instant, key: Key) {
         let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
         let Some(resources) = shaking.resources.take() else { return };

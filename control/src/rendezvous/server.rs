@@ -9,6 +9,7 @@ use smcr_rnic::Rnic;
 use super::Shortage;
 use crate::gateway::Gateway;
 use crate::groups::{Peer, PortId};
+use crate::places::Place;
 use crate::reactor::Key;
 use crate::sessions::{Session, Talk};
 
@@ -30,6 +31,9 @@ impl<N: Rnic> Gateway<N> {
         let refusal = self.objection(key, port, &proposal, agreement);
         let v2 = agreement.is_ok_and(|agreement| agreement != Agreement::V1);
         let peer = Peer { id: proposal.peer_id, gid: proposal.gid, mac: proposal.mac, v2 };
+        if refusal.is_none() && !self.has_place(now, key) {
+            return;
+        }
         if refusal.is_none()
             && let Some(group) = port.and_then(|port| self.groups.founding(port, peer))
         {
@@ -54,7 +58,7 @@ impl<N: Rnic> Gateway<N> {
     }
 
     /// Accept or Decline.
-    pub(super) fn answer_server(
+    pub(crate) fn answer_server(
         &mut self,
         now: Instant,
         key: Key,
@@ -107,12 +111,21 @@ impl<N: Rnic> Gateway<N> {
         if port.and_then(|port| self.groups.usable_port(port, reach)).is_none() {
             return Some(Diagnosis::NO_SMC_R_DEVICE);
         }
-        self.is_too_busy().then_some(Diagnosis::OUT_OF_MEMORY)
+        self.draining.is_some().then_some(Diagnosis::TOO_BUSY)
     }
 
-    /// Whether new connections stay TCP although their peers have SMC-R.
-    pub(super) fn is_too_busy(&self) -> bool {
-        self.draining.is_some() || self.shaking > self.config.limits.handshakes_max as usize
+    /// Whether this rendezvous has a place. If not, it waits for one, and is resumed with it.
+    fn has_place(&mut self, now: Instant, key: Key) -> bool {
+        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return false };
+        if shaking.place == Place::None {
+            shaking.place = if self.places.take(shaking.listener) {
+                Place::Taken
+            } else {
+                self.places.wait(now, shaking.listener, key);
+                Place::Wanted
+            };
+        }
+        shaking.place == Place::Taken
     }
 
     /// An element in the group that we share with `peer`, or in a new one.

@@ -51,7 +51,7 @@ pub struct Connection {
     pub bytes_in: u64,
     /// Bytes written to the application.
     pub bytes_out: u64,
-    /// Where it is in its life: `connecting`, `active`, `half-closed`, `closing`.
+    /// Where it is in its life: `waiting`, `connecting`, `active`, `half-closed`, `closing`.
     pub state: String,
     /// Why it is not SMC-R; none if it is, or if nobody asked for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

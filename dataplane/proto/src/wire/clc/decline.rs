@@ -38,6 +38,9 @@ code_points! {
     Diagnosis {
         /// No memory for an RMB or a queue pair.
         OUT_OF_MEMORY = 0x0101_0000,
+        /// More rendezvous at once than the host takes, or it is stopping. Ours alone: other stacks
+        /// show the number.
+        TOO_BUSY = 0x0102_0000,
         /// The peer was silent for too long.
         TIMED_OUT = 0x0200_0000,
         /// CONFIRM LINK, or its answer, did not come.

@@ -1,0 +1,187 @@
+//! How many rendezvous go on at once, and who waits for one of these places.
+//!
+//! A burst of newcomers is over in a second or two, but a connection that stays TCP because of it
+//! may last for months. So newcomers wait, each line in order of arrival. They wait here and not in
+//! the kernel's backlog: that is short (`somaxconn`), and a SYN that it has no room for is repeated
+//! only a second later. `connections_max` bounds how many wait.
+//!
+//! Nobody holds a place who may be silent for long without having cost us anything: where we are
+//! the server, it is taken when the Proposal is there.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use smcr_proto::Instant;
+
+use crate::reactor::Key;
+
+/// Whether a rendezvous is one of those that are limited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// It costs nothing that is scarce, or not yet.
+    None,
+    /// It waits for a place.
+    Wanted,
+    /// It has one.
+    Taken,
+}
+
+/// The places of all listeners, and the lines before them.
+#[derive(Debug)]
+pub struct Places {
+    max: usize,
+    /// As many each listener gets even when the others have taken all: whoever waits for one
+    /// upstream does not keep the connections of another waiting.
+    share: usize,
+    taken: usize,
+    /// How long anybody waits at most.
+    patience: Duration,
+    lines: Vec<Line>,
+    /// The line that is asked first.
+    turn: usize,
+}
+
+#[derive(Debug, Default)]
+struct Line {
+    taken: usize,
+    waiting: VecDeque<(Instant, Key)>,
+}
+
+impl Places {
+    /// `max` places for as many `lines`, of which `contenders` need places at all.
+    pub fn new(max: usize, lines: usize, contenders: usize, patience: Duration) -> Self {
+        let share = (max / contenders.max(1)).max(1);
+        let lines = std::iter::repeat_with(Line::default).take(lines).collect();
+        Self { max, share, taken: 0, patience, lines, turn: 0 }
+    }
+
+    /// Takes a place, if one is free and nobody else of this line waits for it.
+    pub fn take(&mut self, line: u16) -> bool {
+        let line = usize::from(line);
+        let free = self.lines[line].waiting.is_empty() && self.is_free(line);
+        if free {
+            self.count(line);
+        }
+        free
+    }
+
+    /// Puts somebody at the end of the line.
+    pub fn wait(&mut self, now: Instant, line: u16, key: Key) {
+        self.lines[usize::from(line)].waiting.push_back((now, key));
+    }
+
+    /// Who has a place from now on; whoever has gone meanwhile must [`leave`](Self::leave) it. The
+    /// lines take turns.
+    pub fn admit(&mut self) -> Option<(u16, Key)> {
+        let lines = self.lines.len();
+        let mut order = (0..lines).map(|step| (self.turn + step) % lines);
+        let line =
+            order.find(|line| !self.lines[*line].waiting.is_empty() && self.is_free(*line))?;
+        let (_, key) = self.lines[line].waiting.pop_front().expect("it was found waiting");
+        self.turn = (line + 1) % lines;
+        self.count(line);
+        Some((u16::try_from(line).expect("listeners are numbered so"), key))
+    }
+
+    /// Who has waited for too long. It is in no line any more, and has no place.
+    pub fn give_up(&mut self, now: Instant) -> Option<Key> {
+        let patience = self.patience;
+        let mut lines = self.lines.iter_mut();
+        lines.find_map(|line| {
+            let (_, key) = line.waiting.pop_front_if(|(since, _)| now.since(*since) >= patience)?;
+            Some(key)
+        })
+    }
+
+    /// Gives a place back.
+    ///
+    /// # Panics
+    ///
+    /// If more come back than were taken.
+    pub fn leave(&mut self, line: u16) {
+        let line = &mut self.lines[usize::from(line)];
+        assert!(line.taken > 0 && self.taken > 0, "a place is left by who took it");
+        line.taken -= 1;
+        self.taken -= 1;
+    }
+
+    fn is_free(&self, line: usize) -> bool {
+        self.taken < self.max || self.lines[line].taken < self.share
+    }
+
+    fn count(&mut self, line: usize) {
+        self.lines[line].taken += 1;
+        self.taken += 1;
+        // Each listener may exceed the sum by no more than its share.
+        assert!(self.taken <= self.max + self.share * self.lines.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(5);
+    const START: Instant = Instant(1);
+
+    fn key(index: u32) -> Key {
+        Key { index, generation: 0 }
+    }
+
+    /// Newcomers get places in the order in which they came, also when one is free for a moment
+    /// while others wait.
+    #[test]
+    fn a_line_is_served_in_order() {
+        let mut places = Places::new(2, 1, 1, PATIENCE);
+        assert!(places.take(0) && places.take(0) && !places.take(0));
+        places.wait(START, 0, key(1));
+        places.wait(START, 0, key(2));
+        assert_eq!(places.admit(), None);
+        places.leave(0);
+        assert!(!places.take(0), "others came first");
+        assert_eq!(places.admit(), Some((0, key(1))));
+        assert_eq!(places.admit(), None);
+        places.leave(0);
+        places.leave(0);
+        assert_eq!(places.admit(), Some((0, key(2))));
+        assert!(places.take(0));
+    }
+
+    /// An upstream that does not answer must not keep connections to others from becoming SMC-R,
+    /// and a crowd at one listener not those few that come to another.
+    #[test]
+    fn no_listener_locks_another_out() {
+        let mut places = Places::new(4, 3, 2, PATIENCE);
+        for _ in 0..4 {
+            assert!(places.take(0), "who is alone may have all");
+        }
+        assert!(!places.take(0));
+        assert!(places.take(2) && places.take(2), "its share");
+        assert!(!places.take(2));
+        for index in 0..4 {
+            places.wait(START, 0, key(index));
+        }
+        places.wait(START, 2, key(9));
+        for _ in 0..4 {
+            places.leave(0);
+        }
+        let admitted = [(); 3].map(|()| places.admit());
+        let expected = [(0, key(0)), (2, key(9)), (0, key(1))];
+        assert_eq!(admitted, expected.map(Some), "they take turns, and each has its share");
+        assert_eq!(places.admit(), None);
+    }
+
+    /// Nobody waits for ever: the connection stays TCP instead.
+    #[test]
+    fn who_has_waited_long_enough_is_told_so() {
+        let mut places = Places::new(1, 2, 2, PATIENCE);
+        assert!(places.take(0) && places.take(1));
+        places.wait(START, 0, key(1));
+        places.wait(START + PATIENCE / 2, 0, key(2));
+        assert_eq!(places.give_up(START + PATIENCE / 2), None);
+        assert_eq!(places.give_up(START + PATIENCE), Some(key(1)));
+        assert_eq!(places.give_up(START + PATIENCE), None);
+        places.leave(0);
+        assert_eq!(places.admit(), Some((0, key(2))));
+    }
+}
