@@ -271,6 +271,7 @@ impl<N: Rnic> Gateway<N> {
             resources: None,
             ended: false,
             place,
+            declined: false,
         })));
         self.shaking += 1;
         self.shaking_keys.push(key);

@@ -292,9 +292,12 @@ impl<N: Rnic> Gateway<N> {
     /// The first contact of this rendezvous failed.
     pub(crate) fn link_failed(&mut self, now: Instant, key: Key, committed: bool) {
         let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
+        // A peer that has ended its stream believes that its application has said all it had, by
+        // SMC-R.
+        let committed = committed || shaking.ended;
         let result = match &mut shaking.talk {
-            Talk::Client(client) => client.link_failed(now, committed),
-            Talk::Server(server) => server.link_failed(now, committed),
+            Talk::Client(client) => client.link_failed(committed),
+            Talk::Server(server) => server.link_failed(committed),
             Talk::Plain(_) | Talk::Connecting | Talk::Pending(..) => return,
         };
         match result {
@@ -324,8 +327,9 @@ impl<N: Rnic> Gateway<N> {
 
     /// Writes a message to the peer. Returns whether the rendezvous goes on.
     fn say(&mut self, key: Key, frame: &Frame) -> bool {
-        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return false };
+        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return false };
         tracing::trace!(session = key.index, ?frame, "sent");
+        shaking.declined |= matches!(frame, Frame::Decline(_) | Frame::DeclineV2(_));
         let encoded = frame.encode();
         let bytes = encoded.as_bytes();
         // A few dozen bytes always fit an empty send buffer; if not, the connection is no good.

@@ -62,6 +62,8 @@ pub struct Rendezvous {
     pub ended: bool,
     /// Whether it is one of those that are limited.
     pub place: Place,
+    /// We have said Decline, which one of the peer's may cross.
+    pub declined: bool,
 }
 
 /// The CLC side of a rendezvous.

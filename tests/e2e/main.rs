@@ -12,6 +12,7 @@
 //! No test waits without a limit, and none compares speeds: a test asserts behaviour, the harness
 //! in `perf/` measures.
 
+mod blocked;
 mod clock;
 mod crowd;
 mod failover;

@@ -227,7 +227,8 @@ impl Cluster {
     pub(crate) fn connect_tcp(&mut self, [from_near, from_far]: [Vec<u8>; 2]) -> usize {
         let id = self.hosts[0].take_slot().expect("a free slot");
         let [near, far] = self.add_pair([Some(id), None], None);
-        self.hosts[0].relay(id, Established::Tcp { near, far, from_near, from_far });
+        let declined = false;
+        self.hosts[0].relay(id, Established::Tcp { near, far, from_near, from_far, declined });
         self.pairs.len() - 1
     }
 

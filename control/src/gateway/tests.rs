@@ -1,6 +1,7 @@
 //! Gateways on loopback addresses, and peers that read from a script.
 
 mod contact;
+mod crossing;
 mod rig;
 mod second;
 

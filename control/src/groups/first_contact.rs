@@ -169,6 +169,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             },
             max_links,
             retry_link: RETRY_LINK,
+            confirm_wait: None,
         }
     }
 

@@ -80,7 +80,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
                 let is_first = group.links.first().is_some_and(|link| link.number == number);
                 if !group.established && is_first {
                     tracing::info!(group = id.0, ?cause, "the link of a first contact is down");
-                    let committed = group.machine().is_some_and(LinkGroup::is_committed);
+                    let committed =
+                        group.machine().is_some_and(|machine| !machine.may_decline(now));
                     self.events.push_back(Event::FirstContactFailed { group: id, committed });
                 }
                 self.link_failed(id, number, cause);

@@ -64,6 +64,7 @@ impl<N: Rnic> Gateway<N> {
             far: shaking.peer,
             from_near: Vec::new(),
             from_far: shaking.framer.leftover().to_vec(),
+            declined: shaking.declined,
         });
         self.groups.pollers_mut().command(port, Command::Relay { connection, established });
         self.session_of[usize::from(connection.slot)] = Some(key);

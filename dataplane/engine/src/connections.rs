@@ -12,6 +12,7 @@ use crate::gauges::{Reading, Stage};
 use crate::handoff::{ConnectionId, Ending, LinkId, PeerElement};
 use crate::limits::CONNECTIONS_MAX;
 use crate::moves::Move;
+use crate::relay::crossing::Sieve;
 
 /// What a slot holds.
 #[derive(Debug)]
@@ -144,6 +145,8 @@ pub(crate) struct Tcp<S> {
     pub(crate) outbound: Backlog,
     /// Read from the far socket, not yet taken by the near one.
     pub(crate) inbound: Backlog,
+    /// Looks at what comes first from the far socket, as long as that may be a Decline.
+    pub(crate) sieve: Option<Sieve>,
 }
 
 /// Bytes that the target socket did not take. Empty, and without memory, in the common case.
@@ -313,7 +316,7 @@ mod tests {
         Relay {
             id,
             near: None,
-            far: Far::Tcp(Tcp { socket: Socket::new(()), outbound, inbound }),
+            far: Far::Tcp(Tcp { socket: Socket::new(()), outbound, inbound, sieve: None }),
             ending: None,
             bytes_in: 0,
             bytes_out: 0,

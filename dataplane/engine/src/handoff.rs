@@ -254,6 +254,9 @@ pub enum Established<Stream> {
         from_near: Vec<u8>,
         /// Read from `far`, meant for `near`.
         from_far: Vec<u8>,
+        /// We declined on `far`, whose peer may have done so, too, before it heard: a Decline that
+        /// comes first, in `from_far` or later, is for nobody.
+        declined: bool,
     },
 }
 

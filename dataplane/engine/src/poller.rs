@@ -21,6 +21,7 @@ use crate::limits::{
 use crate::links::Links;
 use crate::mailbox::{Receiver, Sender, Waker};
 use crate::moves::{Move, Moves};
+use crate::relay::crossing::Sieve;
 use crate::streams::{Event, Key, Streams};
 
 /// The commands that a poller over `F` and `S` obeys.
@@ -273,12 +274,16 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 self.ends.counters.connections_smc.add(1);
                 (near, Far::Smc(Smc::new(link, rmbe, peer)))
             }
-            Established::Tcp { near, far, from_near, from_far } => {
+            Established::Tcp { near, far, from_near, from_far, declined } => {
                 self.ends.counters.connections_tcp.add(1);
                 watched &= self.watch(Key { far: true, ..key }, &far);
                 let socket = Socket::new(far);
-                let (outbound, inbound) = (Backlog::new(from_near), Backlog::new(from_far));
-                (near, Far::Tcp(Tcp { socket, outbound, inbound }))
+                let outbound = Backlog::new(from_near);
+                let (inbound, sieve) = match declined {
+                    false => (Backlog::new(from_far), None),
+                    true => (Backlog::default(), Some(Sieve::new(from_far))),
+                };
+                (near, Far::Tcp(Tcp { socket, outbound, inbound, sieve }))
             }
         };
         watched &= self.watch(key, &near);

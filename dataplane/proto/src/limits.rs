@@ -37,14 +37,20 @@ pub const CDC_SEQUENCE_FIRST: u16 = 1;
 /// How long either side waits for a CLC message.
 pub const CLC_WAIT: Duration = Duration::from_secs(6);
 
-/// How long the side that gave up on an LLC message still listens for a Decline on TCP.
-pub const DECLINE_WAIT: Duration = Duration::from_secs(1);
+/// How long the server waits for the answer to the CONFIRM LINK of a first contact. A Linux client
+/// that has answered looks for a Decline until [`CLIENT_GOES_ON`], and no longer.
+pub const CONFIRM_LINK_REPLY_WAIT: Duration = Duration::from_millis(1_700);
 
-/// How long the server waits for the answer to the CONFIRM LINK of a first contact.
-pub const CONFIRM_LINK_REPLY_WAIT: Duration = Duration::from_secs(2);
+/// How long after CONFIRM LINK a server may still decline. A Linux client that has answered waits
+/// for ADD LINK, then for a Decline, and then goes on with SMC-R: three seconds later, but two if
+/// CONFIRM LINK is repeated meanwhile.
+pub const CLIENT_GOES_ON: Duration = Duration::from_secs(2);
 
-/// How long the client waits for the CONFIRM LINK of a first contact, counted from its Confirm.
-pub const CONFIRM_LINK_WAIT: Duration = Duration::from_secs(4);
+/// How long the client waits for the CONFIRM LINK of a first contact, counted from its Confirm. A
+/// Linux server declines two seconds after its own, if its link goes down, and hands every Decline
+/// that comes later to its application. A gateway declines after [`CONFIRM_LINK_REPLY_WAIT`], or
+/// when its RNIC gives up, which is a little later than this, so that the two rarely cross.
+pub const CONFIRM_LINK_WAIT: Duration = Duration::from_millis(1_300);
 
 /// How long either side waits for CONFIRM LINK or its answer on a link that was added later.
 pub const CONFIRM_ADDED_LINK_WAIT: Duration = Duration::from_secs(5);
@@ -80,8 +86,9 @@ pub const IDLE_GROUP_CLIENT: Duration = Duration::from_secs(610);
 const _: () = assert!(RMBE_BYTES_MIN == 16 << 10 && RMBE_BYTES_MAX == 512 << 10);
 const _: () = assert!(PREFIXES_MAX == 8, "RFC A.2.2");
 const _: () = assert!(IDLE_GROUP_SERVER.as_secs() < IDLE_GROUP_CLIENT.as_secs());
-const _: () = assert!(CONFIRM_LINK_REPLY_WAIT.as_secs() < CONFIRM_LINK_WAIT.as_secs());
-const _: () = assert!(CONFIRM_LINK_WAIT.as_secs() < CLC_WAIT.as_secs());
+const _: () = assert!(CONFIRM_LINK_WAIT.as_millis() < CONFIRM_LINK_REPLY_WAIT.as_millis());
+const _: () = assert!(CONFIRM_LINK_REPLY_WAIT.as_millis() < CLIENT_GOES_ON.as_millis());
+const _: () = assert!(CLIENT_GOES_ON.as_secs() < CLC_WAIT.as_secs());
 const _: () = assert!(
     LINK_EXCHANGE_WAIT.as_secs() > TEST_LINK_IDLE.as_secs() + TEST_LINK_REPLY_WAIT.as_secs()
 );

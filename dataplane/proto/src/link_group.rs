@@ -28,7 +28,7 @@
 
 use core::time::Duration;
 
-use crate::limits::{CONFIRM_LINK_REPLY_WAIT, CONFIRM_LINK_WAIT, LINKS_MAX};
+use crate::limits::{CLIENT_GOES_ON, CONFIRM_LINK_REPLY_WAIT, CONFIRM_LINK_WAIT, LINKS_MAX};
 use crate::link::{self, Cause, Event, Keepalive, Link};
 use crate::outbox::Outbox;
 use crate::time::Instant;
@@ -96,6 +96,9 @@ pub struct Setup {
     pub max_links: u8,
     /// How long after a failed attempt a further link is tried again (RFC C.8).
     pub retry_link: Duration,
+    /// How long the first link may take to be confirmed, where there is reason to doubt that it
+    /// will be: users wait for the outcome.
+    pub confirm_wait: Option<Duration>,
 }
 
 /// What the caller must do next on behalf of a link group.
@@ -128,7 +131,7 @@ pub enum Action {
     VacateLink(LinkNumber),
     /// The link is down, or will never be: move its connections to another, and destroy its queue
     /// pair. [`Action::Terminate`] follows if it was the last. If a handshake waits for it, tell
-    /// that one, with [`LinkGroup::is_committed`].
+    /// that one, with [`LinkGroup::may_decline`].
     LinkFailed(LinkNumber, Cause),
     /// The peer knows this RMB of ours: connections may use it.
     RmbConfirmed(RmbIndex),
@@ -150,7 +153,7 @@ pub const UNNUMBERED: LinkNumber = LinkNumber(0);
 /// When the server repeats a CONFIRM LINK that was not answered. A Linux client that has just sent
 /// its Confirm drops one that comes too early, and waits in vain.
 const CONFIRM_LINK_REPEAT: Duration = Duration::from_secs(1);
-const _: () = assert!(CONFIRM_LINK_REPEAT.as_secs() < CONFIRM_LINK_REPLY_WAIT.as_secs());
+const _: () = assert!(CONFIRM_LINK_REPEAT.as_millis() < CONFIRM_LINK_REPLY_WAIT.as_millis());
 
 /// More actions than one input causes. The most are those of a client whose links all fail in the
 /// same moment: each is reported, and asked away over each of those that were not known to have
@@ -207,6 +210,8 @@ pub struct LinkGroup {
     peer_eye_catcher: bool,
     /// The point of no return of the first contact is behind (C.3).
     committed: bool,
+    /// Server: from when on the client may believe that it is.
+    client_goes_on: Option<Instant>,
     /// Symmetric links at most, as agreed.
     max_links: u8,
     /// The number that was given last.
@@ -242,15 +247,17 @@ impl LinkGroup {
     pub fn new_server(now: Instant, setup: Setup, number: LinkNumber) -> Self {
         assert_ne!(number, UNNUMBERED, "links of a server have numbers");
         // The deadline counts from `link_connected`.
-        Self::new(Role::Server, setup, Phase::Opening, number, now + CONFIRM_LINK_REPLY_WAIT)
+        let wait = setup.confirm_wait.unwrap_or(CONFIRM_LINK_REPLY_WAIT);
+        Self::new(Role::Server, setup, Phase::Opening, number, now + wait)
     }
 
     /// A group whose client we are: the queue pair is connected, and the Confirm goes out now. Its
     /// first link is [`UNNUMBERED`] until [`Action::LinkNumbered`].
     pub fn new_client(now: Instant, setup: Setup) -> Self {
         let phase = Phase::Confirming { repeat_at: None };
+        let wait = setup.confirm_wait.unwrap_or(CONFIRM_LINK_WAIT);
         // RFC 7609 3.5.1.3-4, C.7-1
-        Self::new(Role::Client, setup, phase, UNNUMBERED, now + CONFIRM_LINK_WAIT)
+        Self::new(Role::Client, setup, phase, UNNUMBERED, now + wait)
     }
 
     fn new(role: Role, setup: Setup, phase: Phase, number: LinkNumber, deadline: Instant) -> Self {
@@ -281,6 +288,7 @@ impl LinkGroup {
             reserved: None,
             peer_eye_catcher: false,
             committed: false,
+            client_goes_on: None,
             max_links: setup.max_links.clamp(setup.version.links_min(), LINKS_MAX),
             last_number: number.0,
             wanted: false,
@@ -301,12 +309,14 @@ impl LinkGroup {
     /// The queue pair of a server's first link is connected, so CONFIRM LINK goes out.
     fn first_link_connected(&mut self, now: Instant) {
         self.phase = Phase::Confirming { repeat_at: Some(now + CONFIRM_LINK_REPEAT) };
+        self.client_goes_on = Some(now + CLIENT_GOES_ON);
+        let wait = self.setup.confirm_wait.unwrap_or(CONFIRM_LINK_REPLY_WAIT);
         let [Some(member), ..] = &mut self.members else {
             unreachable!("a group begins with a link");
         };
         let number = member.number;
         // RFC 7609 3.5.1.5-3, C.7-1
-        member.link = Link::new(self.setup.keepalive, now + CONFIRM_LINK_REPLY_WAIT);
+        member.link = Link::new(self.setup.keepalive, now + wait);
         // RFC 7609 3.3-10, 3.5.1.5-1
         self.send_confirm_link(number, false);
     }

@@ -6,6 +6,7 @@
 //!
 //! [`settle`]: Poller::settle
 
+pub(crate) mod crossing;
 mod drain;
 mod fill;
 mod replay;
@@ -214,7 +215,16 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     pub(crate) fn expire_connection(&mut self, now: Instant, slot: u16) -> bool {
         let Some(relay) = self.connections.at(slot) else { return false };
         self.ends.gauges.set(slot, relay.reading());
-        let Far::Smc(smc) = &mut relay.far else { return false };
+        let smc = match &mut relay.far {
+            Far::Smc(smc) => smc,
+            Far::Tcp(tcp) => {
+                let due = tcp.sieve.as_ref().is_some_and(|sieve| sieve.is_due(now));
+                if due {
+                    self.queue_fill(slot);
+                }
+                return due;
+            }
+        };
         if smc.held.as_ref().is_some_and(|held| held.until <= now) {
             self.release_held(now, slot);
             return true;

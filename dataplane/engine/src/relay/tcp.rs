@@ -3,6 +3,7 @@
 use smcr_proto::Instant;
 use smcr_rnic::Fabric;
 
+use super::crossing::sift;
 use super::is_reset;
 use super::urgent::{ahead, note_read};
 use crate::connections::{Backlog, Far, Socket};
@@ -21,7 +22,7 @@ struct Pumped {
 }
 
 /// One of the two sockets was reset.
-struct Reset;
+pub(super) struct Reset;
 
 impl<F: Fabric, S: Streams> Poller<F, S> {
     /// Carries bytes both ways between the two sockets of `slot`.
@@ -29,9 +30,15 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let Some(relay) = self.connections.at(slot) else { return false };
         let (Some(near), Far::Tcp(tcp)) = (&mut relay.near, &mut relay.far) else { return false };
         let (streams, scratch) = (&mut self.streams, &mut self.scratch);
-        let far = &mut tcp.socket;
-        let both = carry(streams, scratch, near, far, &mut tcp.outbound).and_then(|outbound| {
-            carry(streams, scratch, far, near, &mut tcp.inbound).map(|inbound| (outbound, inbound))
+        let both = sift(streams, scratch, now, tcp).and_then(|sifted| {
+            let far = &mut tcp.socket;
+            let outbound = carry(streams, scratch, near, far, &mut tcp.outbound)?;
+            let mut inbound = match tcp.sieve {
+                None => carry(streams, scratch, far, near, &mut tcp.inbound)?,
+                Some(_) => Pumped { more: far.readable && !far.eof, ..Pumped::default() },
+            };
+            inbound.bytes += sifted as u64;
+            Ok((outbound, inbound))
         });
         let Ok((outbound, inbound)) = both else {
             self.reset(now, slot, Ending::ResetByApplication);
@@ -89,7 +96,7 @@ fn carry<S: Streams>(
 }
 
 /// Reads once. Returns how many bytes came, and whether it is the urgent one.
-fn read<S: Streams>(
+pub(super) fn read<S: Streams>(
     streams: &mut S,
     scratch: &mut [u8],
     source: &mut Socket<S::Stream>,

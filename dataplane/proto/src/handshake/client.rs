@@ -2,7 +2,7 @@
 
 use super::{Agreement, HandshakeError, PolicyV2};
 use crate::error::PeerMisbehaved;
-use crate::limits::{CLC_WAIT, DECLINE_WAIT};
+use crate::limits::CLC_WAIT;
 use crate::outbox::Outbox;
 use crate::time::Instant;
 use crate::vocabulary::{Gid, MacAddress, PeerId};
@@ -38,8 +38,6 @@ enum State {
     Providing { first_contact: bool },
     /// The Confirm of a first contact is out; the link group is at work.
     AwaitingLink,
-    /// The link did not come up. A Decline may explain why.
-    AwaitingDecline { deadline: Instant },
     /// Terminal, whatever the outcome.
     Over,
 }
@@ -138,10 +136,7 @@ impl Client {
     pub fn handle_frame(&mut self, frame: Frame) -> Result<(), HandshakeError> {
         let result = match (self.state, frame) {
             (
-                State::AwaitingAccept { .. }
-                | State::Providing { .. }
-                | State::AwaitingLink
-                | State::AwaitingDecline { .. },
+                State::AwaitingAccept { .. } | State::Providing { .. } | State::AwaitingLink,
                 // RFC 7609 3.5.1.6.4-2, 3.5.1.6.4-3
                 Frame::Decline(Decline { diagnosis, out_of_sync, .. })
                 | Frame::DeclineV2(DeclineV2 {
@@ -156,7 +151,6 @@ impl Client {
                 State::AwaitingAccept { .. }
                 | State::Providing { .. }
                 | State::AwaitingLink
-                | State::AwaitingDecline { .. }
                 | State::Over,
                 Frame::Proposal(_)
                 | Frame::Accept(_)
@@ -256,7 +250,7 @@ impl Client {
                 self.state = State::Over;
                 self.actions.push(ClientAction::Done);
             }
-            State::AwaitingDecline { .. } | State::Over => {}
+            State::Over => {}
             State::AwaitingAccept { .. } | State::Providing { .. } => {
                 panic!("no link was opened: {:?}", self.state)
             }
@@ -264,25 +258,17 @@ impl Client {
     }
 
     /// The link of a first contact failed. If the point of no return is behind (`committed`), that
-    /// is the end; else the peer gets a little time to say why.
+    /// is the end; else we decline, at once: a peer that waits for our word on the link hears it no
+    /// other way, and one that declines in the same moment is heard by whoever relays.
     ///
     /// # Errors
     ///
-    /// [`HandshakeError::LinkFailed`] at once if `committed`.
-    pub fn link_failed(&mut self, now: Instant, committed: bool) -> Result<(), HandshakeError> {
+    /// [`HandshakeError::LinkFailed`], if the rendezvous was waiting for the link.
+    pub fn link_failed(&mut self, committed: bool) -> Result<(), HandshakeError> {
         match self.state {
             // RFC 7609 C.2-2, C.3-3
-            State::AwaitingLink if committed => {
-                self.over_if(Err(HandshakeError::LinkFailed { committed }))
-            }
-            State::AwaitingLink => {
-                self.state = State::AwaitingDecline { deadline: now + DECLINE_WAIT };
-                Ok(())
-            }
-            State::AwaitingAccept { .. }
-            | State::Providing { .. }
-            | State::AwaitingDecline { .. }
-            | State::Over => Ok(()),
+            State::AwaitingLink => self.over_if(Err(HandshakeError::LinkFailed { committed })),
+            State::AwaitingAccept { .. } | State::Providing { .. } | State::Over => Ok(()),
         }
     }
 
@@ -311,9 +297,7 @@ impl Client {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         match self.state {
-            State::AwaitingAccept { deadline } | State::AwaitingDecline { deadline } => {
-                Some(deadline)
-            }
+            State::AwaitingAccept { deadline } => Some(deadline),
             State::Providing { .. } | State::AwaitingLink | State::Over => None,
         }
     }
@@ -322,15 +306,11 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`HandshakeError::TimedOut`] or [`HandshakeError::LinkFailed`].
+    /// [`HandshakeError::TimedOut`].
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), HandshakeError> {
         let result = match self.state {
             State::AwaitingAccept { deadline } if deadline <= now => Err(HandshakeError::TimedOut),
-            State::AwaitingDecline { deadline } if deadline <= now => {
-                Err(HandshakeError::LinkFailed { committed: false })
-            }
             State::AwaitingAccept { .. }
-            | State::AwaitingDecline { .. }
             | State::Providing { .. }
             | State::AwaitingLink
             | State::Over => Ok(()),

@@ -2,7 +2,7 @@
 
 use super::{Agreement, HandshakeError, Policy};
 use crate::error::PeerMisbehaved;
-use crate::limits::{CLC_WAIT, DECLINE_WAIT};
+use crate::limits::CLC_WAIT;
 use crate::outbox::Outbox;
 use crate::time::Instant;
 use crate::vocabulary::PeerId;
@@ -42,8 +42,6 @@ enum State {
     AwaitingConfirm { client: PeerId, first_contact: bool, deadline: Instant },
     /// The Confirm of a first contact is in; the link group is at work.
     AwaitingLink,
-    /// The link did not come up. A Decline may explain why.
-    AwaitingDecline { deadline: Instant },
     /// Terminal, whatever the outcome.
     Over,
 }
@@ -111,8 +109,7 @@ impl Server {
             (
                 State::AwaitingProposal { .. }
                 | State::AwaitingConfirm { .. }
-                | State::AwaitingLink
-                | State::AwaitingDecline { .. },
+                | State::AwaitingLink,
                 // RFC 7609 3.5.1.6.4-2, 3.5.1.6.4-3
                 Frame::Decline(Decline { diagnosis, out_of_sync, .. })
                 | Frame::DeclineV2(DeclineV2 {
@@ -138,7 +135,6 @@ impl Server {
                 | State::Providing { .. }
                 | State::AwaitingConfirm { .. }
                 | State::AwaitingLink
-                | State::AwaitingDecline { .. }
                 | State::Over,
                 Frame::Proposal(_)
                 | Frame::Accept(_)
@@ -229,7 +225,7 @@ impl Server {
                 // RFC 7609 C.3-4
                 self.actions.push(ServerAction::Done);
             }
-            State::AwaitingDecline { .. } | State::Over => {}
+            State::Over => {}
             State::AwaitingProposal { .. }
             | State::Providing { .. }
             | State::AwaitingConfirm { .. } => panic!("no link was opened: {:?}", self.state),
@@ -237,25 +233,19 @@ impl Server {
     }
 
     /// The link of a first contact failed. If the point of no return is behind (`committed`), that
-    /// is the end; else the peer gets a little time to say why.
+    /// is the end; else we decline, at once: a peer that waits for our word on the link hears it no
+    /// other way, and one that declines in the same moment is heard by whoever relays.
     ///
     /// # Errors
     ///
-    /// [`HandshakeError::LinkFailed`] at once if `committed`.
-    pub fn link_failed(&mut self, now: Instant, committed: bool) -> Result<(), HandshakeError> {
+    /// [`HandshakeError::LinkFailed`], if the rendezvous was waiting for the link.
+    pub fn link_failed(&mut self, committed: bool) -> Result<(), HandshakeError> {
         match self.state {
             // RFC 7609 C.2-2, C.3-3
-            State::AwaitingLink if committed => {
-                self.over_if(Err(HandshakeError::LinkFailed { committed }))
-            }
-            State::AwaitingLink => {
-                self.state = State::AwaitingDecline { deadline: now + DECLINE_WAIT };
-                Ok(())
-            }
+            State::AwaitingLink => self.over_if(Err(HandshakeError::LinkFailed { committed })),
             State::AwaitingProposal { .. }
             | State::Providing { .. }
             | State::AwaitingConfirm { .. }
-            | State::AwaitingDecline { .. }
             | State::Over => Ok(()),
         }
     }
@@ -281,9 +271,9 @@ impl Server {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         match self.state {
-            State::AwaitingProposal { deadline }
-            | State::AwaitingConfirm { deadline, .. }
-            | State::AwaitingDecline { deadline } => Some(deadline),
+            State::AwaitingProposal { deadline } | State::AwaitingConfirm { deadline, .. } => {
+                Some(deadline)
+            }
             State::Providing { .. } | State::AwaitingLink | State::Over => None,
         }
     }
@@ -292,7 +282,7 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// [`HandshakeError::TimedOut`] or [`HandshakeError::LinkFailed`].
+    /// [`HandshakeError::TimedOut`].
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), HandshakeError> {
         let result = match self.state {
             State::AwaitingProposal { deadline } | State::AwaitingConfirm { deadline, .. }
@@ -300,12 +290,8 @@ impl Server {
             {
                 Err(HandshakeError::TimedOut)
             }
-            State::AwaitingDecline { deadline } if deadline <= now => {
-                Err(HandshakeError::LinkFailed { committed: false })
-            }
             State::AwaitingProposal { .. }
             | State::AwaitingConfirm { .. }
-            | State::AwaitingDecline { .. }
             | State::Providing { .. }
             | State::AwaitingLink
             | State::Over => Ok(()),
@@ -342,7 +328,14 @@ impl Server {
         if message.offer.first_contact != first_contact {
             return Err(PeerMisbehaved::UnexpectedMessage.into());
         }
-        agreement.confirm(message)?;
+        let confirmed = agreement.confirm(message);
+        // RFC 7609 C.3-4
+        // A client that joins a link group writes by RDMA once its Confirm is out: too late to
+        // decline.
+        if !first_contact && matches!(confirmed, Err(HandshakeError::Disagreed(_))) {
+            return Err(PeerMisbehaved::UnexpectedMessage.into());
+        }
+        confirmed?;
         let client = if client == PeerId::default() { message.offer.peer_id } else { client };
         self.join_or_connect(client, first_contact, message.offer)
     }

@@ -94,7 +94,7 @@ fn drive_client(client: &mut Client, luck: u8) -> Option<End> {
                         }
                     }
                     if first_contact && luck & 2 != 0 {
-                        client.link_failed(T0, false).unwrap();
+                        client.link_failed(false).unwrap_err();
                     } else if first_contact && luck & 4 != 0 {
                         client.link_confirmed();
                     }
@@ -127,7 +127,7 @@ fn drive_server(server: &mut Server, luck: u8) -> Option<End> {
                     (None, _) => server.provide(T0, offer(SERVER, luck & 8 == 0)),
                 },
                 ServerAction::ConnectLink(_) if luck & 2 != 0 => {
-                    server.link_failed(T0, false).unwrap();
+                    server.link_failed(false).unwrap_err();
                 }
                 ServerAction::ConnectLink(_) if luck & 4 != 0 => server.link_confirmed(),
                 ServerAction::ConnectLink(_) => {}

@@ -6,8 +6,8 @@ use std::vec::Vec;
 use super::*;
 use crate::error::PeerMisbehaved;
 use crate::limits::{
-    ADD_LINK_WAIT, IDLE_GROUP_CLIENT, IDLE_GROUP_SERVER, LINK_EXCHANGE_WAIT, TEST_LINK_IDLE,
-    TEST_LINK_REPLY_WAIT,
+    ADD_LINK_WAIT, CLIENT_GOES_ON, CONFIRM_LINK_REPLY_WAIT, CONFIRM_LINK_WAIT, IDLE_GROUP_CLIENT,
+    IDLE_GROUP_SERVER, LINK_EXCHANGE_WAIT, TEST_LINK_IDLE, TEST_LINK_REPLY_WAIT,
 };
 use crate::vocabulary::{Mtu, Psn, Qpn, Rkey};
 use crate::wire::Malformed;
@@ -56,6 +56,7 @@ fn setup(ours: u32, theirs: u32) -> Setup {
         idle_wait: if ours < theirs { IDLE_GROUP_SERVER } else { IDLE_GROUP_CLIENT },
         max_links: 2,
         retry_link: RETRY,
+        confirm_wait: None,
     }
 }
 
@@ -231,8 +232,8 @@ fn eye_catchers_are_told_in_both_directions() {
     assert!(!server.peer_eye_catcher());
 }
 
-/// RFC C.7 with the patience of Linux: 2 s for the server, 4 s for the client. The rendezvous may
-/// still be declined then.
+/// RFC C.7, with less patience than Linux has: its server and its client must hear our Decline
+/// before they go on or decline themselves, whom nobody tells that the path is to blame.
 // RFC 7609 3.5.1.3-4, 3.5.1.5-3, C.7-1, C.7-3
 #[test]
 fn an_unconfirmed_link_fails_in_time_to_decline() {
@@ -240,8 +241,10 @@ fn an_unconfirmed_link_fails_in_time_to_decline() {
     server.link_connected(T0, LINK);
     drain(&mut server);
     let mut client = LinkGroup::new_client(T0, setup(64, 8));
-    for (group, wait, number) in [(&mut server, 2, LINK), (&mut client, 4, UNNUMBERED)] {
-        let deadline = T0 + SECOND * wait;
+    for (group, wait, number) in
+        [(&mut server, CONFIRM_LINK_REPLY_WAIT, LINK), (&mut client, CONFIRM_LINK_WAIT, UNNUMBERED)]
+    {
+        let deadline = T0 + wait;
         if number == LINK {
             group.handle_timeout(T0 + CONFIRM_LINK_REPEAT);
             drain(group);
@@ -250,9 +253,36 @@ fn an_unconfirmed_link_fails_in_time_to_decline() {
         group.handle_timeout(deadline);
         let cause = Cause::ConfirmTimedOut;
         assert_eq!(drain(group), [Action::LinkFailed(number, cause), Action::Terminate(cause)]);
-        assert!(!group.is_committed() && group.is_terminated());
+        assert!(group.may_decline(deadline) && group.is_terminated());
         assert_eq!(group.poll_timeout(), None);
     }
+}
+
+/// Where there is reason to doubt that a link will come up, users do not wait for long.
+#[test]
+fn doubts_shorten_the_wait() {
+    let doubtful = |mut setup: Setup| {
+        setup.confirm_wait = Some(SECOND / 50);
+        setup
+    };
+    let mut server = LinkGroup::new_server(T0, doubtful(setup(8, 64)), LINK);
+    server.link_connected(T0 + SECOND, LINK);
+    let client = LinkGroup::new_client(T0 + SECOND, doubtful(setup(64, 8)));
+    for group in [server, client] {
+        assert_eq!(group.poll_timeout(), Some(T0 + SECOND + SECOND / 50));
+    }
+}
+
+/// A gateway that stood still for seconds must not relay over TCP what its client, a Linux kernel
+/// that has gone on without it, no longer reads there.
+// RFC 7609 C.2-2, C.3-3
+#[test]
+fn a_server_that_comes_too_late_may_not_decline() {
+    let mut server = LinkGroup::new_server(T0, setup(8, 64), LINK);
+    server.link_connected(T0, LINK);
+    assert!(server.may_decline(T0 + CLIENT_GOES_ON / 10 * 9));
+    assert!(!server.may_decline(T0 + CLIENT_GOES_ON));
+    assert!(LinkGroup::new_client(T0, setup(64, 8)).may_decline(T0 + CLIENT_GOES_ON * 2));
 }
 
 /// A Linux client drops a CONFIRM LINK that comes before it is ready for one. It needs a second

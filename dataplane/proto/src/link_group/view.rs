@@ -3,6 +3,7 @@
 use super::member::{Member, port_of};
 use super::rmbs::Row;
 use super::{LinkGroup, LinkView, Phase, Role};
+use crate::time::Instant;
 use crate::vocabulary::{LinkNumber, PeerId, Rkey};
 
 /// How the RNICs of both hosts are joined (RFC 2.2.1).
@@ -47,6 +48,12 @@ impl LinkGroup {
     /// RFC 7609, C.3. We count from sending ADD LINK, not from its completion: nobody tells us.
     pub fn is_committed(&self) -> bool {
         self.committed
+    }
+
+    /// Whether a Decline would still be heard: the point of no return is not behind for us, and a
+    /// client has not waited for so long that it may have gone on by itself.
+    pub fn may_decline(&self, now: Instant) -> bool {
+        !self.committed && self.client_goes_on.is_none_or(|at| now < at)
     }
 
     /// Whether the peer's RMB elements begin with an eye catcher. Known once a link is confirmed.

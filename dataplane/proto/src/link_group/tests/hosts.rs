@@ -226,6 +226,7 @@ impl Hosts {
             version,
             max_links,
             retry_link: SECOND * 20,
+            confirm_wait: None,
             ..setup(8, 64)
         };
         let mut server = LinkGroup::new_server(T0, side(a, x), LINK);

@@ -13,12 +13,14 @@ use core::ops::Range;
 use crate::wire::{Malformed, put, u16_at};
 
 pub mod accept;
+mod crossing;
 pub mod decline;
 mod framer;
 pub mod proposal;
 pub mod v2;
 
 pub use accept::Offer;
+pub use crossing::Crossing;
 pub use decline::{Decline, Diagnosis};
 pub use framer::{FRAME_MAX, Framer};
 pub use proposal::{Ipv4Subnet, Ipv6Prefix, Proposal};
