@@ -20,6 +20,7 @@ use smcr_proto::{Instant, PeerId};
 use smcr_rnic::Rnic;
 
 use crate::config::{Config, RnicKind};
+use crate::farewells::Farewells;
 use crate::groups::{self, GroupId, Groups, PortId, QpOf, Settings};
 use crate::listener::Listener;
 use crate::network::Network;
@@ -101,6 +102,8 @@ pub struct Gateway<N: Rnic> {
     pub(crate) bytes_closed: (u64, u64),
     /// SMC-R connections whose TCP connection has ended, oldest first; their peer may be dead.
     pub(crate) suspects: VecDeque<(Instant, Key)>,
+    /// TCP connections beside SMC-R connections that are over.
+    pub(crate) farewells: Farewells,
     /// A descriptor to give up when there are no more.
     pub(crate) reserve: Option<OwnedFd>,
     pub(crate) limit_logged_at: Option<Instant>,
@@ -187,6 +190,7 @@ impl<N: Rnic> Gateway<N> {
             handshakes_failed: 0,
             bytes_closed: (0, 0),
             suspects: VecDeque::new(),
+            farewells: Farewells::default(),
             reserve: rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).ok(),
             limit_logged_at: None,
             questions: parts.questions,
@@ -245,7 +249,10 @@ impl<N: Rnic> Gateway<N> {
         }
         let now = self.clock.now();
         let groups = self.groups.poll_timeout().map(|deadline| deadline.since(now));
-        let waits = self.shaking > 0 || !self.suspects.is_empty() || self.draining.is_some();
+        let waits = self.shaking > 0
+            || !self.suspects.is_empty()
+            || !self.farewells.is_empty()
+            || self.draining.is_some();
         let tick = waits.then_some(TICK);
         // A deadline that has just passed must not make us spin: a millisecond is soon enough.
         [groups.map(|groups| groups.max(Duration::from_millis(1))), tick, Some(LIFE_SIGN)]
@@ -263,8 +270,8 @@ impl<N: Rnic> Gateway<N> {
                     self.peer_event(now, key, event);
                 }
                 // The end may come with the last message of the rendezvous, and is told once.
-                if event.ending && matches!(self.sessions.at(key), Some(Session::Open(_))) {
-                    self.suspects.push_back((now, key));
+                if event.ending {
+                    self.tcp_ended(now, key);
                 }
             }
             Token::Network => self.network_changed(now),
@@ -280,6 +287,7 @@ impl<N: Rnic> Gateway<N> {
         }
         self.groups.expire(now);
         self.expire_suspects(now);
+        self.farewells.expire(now);
         if self.stop.receive().is_some() {
             self.drain(now);
         }

@@ -17,6 +17,7 @@ pub mod config;
 pub mod decode;
 pub mod device;
 pub mod doctor;
+pub mod farewells;
 pub mod gateway;
 pub mod groups;
 pub mod listener;

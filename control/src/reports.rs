@@ -10,6 +10,7 @@ use smcr_proto::Instant;
 use smcr_proto::wire::llc::DeleteReason;
 use smcr_rnic::Rnic;
 
+use crate::config::Transport;
 use crate::gateway::Gateway;
 use crate::groups::{Event, Pollers};
 use crate::listener::{connect_outcome, reset};
@@ -103,9 +104,27 @@ impl<N: Rnic> Gateway<N> {
             "connection closed"
         );
         self.groups.closed(now, connection, rmbe);
-        let Carried::Smc { tcp, .. } = open.transport else { return };
+        let Carried::Smc { tcp, ended, .. } = open.transport else { return };
+        let connected = self.listeners[usize::from(open.listener)].config.connect;
         // RFC 7609 3.5.4-1, 4.8-1
-        end_tcp(tcp, ending);
+        if connected == Transport::Smc && ending == Ending::Graceful && !ended {
+            self.farewells.wait(now, key, tcp);
+        } else {
+            end_tcp(tcp, ending);
+        }
+    }
+
+    /// The peer has ended the TCP connection that `key` calls, in one direction or with a reset.
+    pub(crate) fn tcp_ended(&mut self, now: Instant, key: Key) {
+        match self.sessions.at_mut(key) {
+            Some(Session::Open(Open { transport: Carried::Smc { ended, .. }, .. })) => {
+                *ended = true;
+                self.suspects.push_back((now, key));
+            }
+            // What is beside nothing else, or is still being spoken on, tells by itself.
+            Some(Session::Open(_) | Session::Shaking(_) | Session::Waiting(_)) => {}
+            None => self.farewells.ended(key),
+        }
     }
 
     /// Looks after SMC-R connections whose TCP connection ended a while ago.
@@ -119,7 +138,7 @@ impl<N: Rnic> Gateway<N> {
             self.suspects.pop_front_if(|(since, _)| now.since(*since) >= SUSPECT_AFTER)
         {
             let Some(Session::Open(open)) = self.sessions.at(key) else { continue };
-            let Carried::Smc { group, tcp } = &open.transport else { continue };
+            let Carried::Smc { group, tcp, .. } = &open.transport else { continue };
             // RFC 7609 4.8.2-11
             if connect_outcome(tcp).is_err() {
                 self.groups.abort(open.connection);
@@ -211,6 +230,7 @@ impl<N: Rnic> Gateway<N> {
         for poller in self.groups.pollers_mut() {
             poller.stop();
         }
+        self.farewells.cut_all_short();
         tracing::info!("stopped");
     }
 }

@@ -147,6 +147,8 @@ pub enum Carried {
         /// The TCP connection. Its kernel answers keepalive probes, and nobody reads it.
         // RFC 7609 4.5.3-8
         tcp: OwnedFd,
+        /// The peer has ended its direction of it.
+        ended: bool,
     },
     /// Over TCP.
     Tcp {

@@ -95,6 +95,9 @@ pub struct Totals {
     pub connections_moved: u64,
     /// Connections that were reset because the peer gave their RMB element to another (RFC 4.4.2).
     pub rmbe_conflicts: u64,
+    /// TCP connections beside SMC-R that the peer did not end within two seconds after its last
+    /// word, or of which there were too many, and which were reset.
+    pub tcp_cut_short: u64,
 }
 
 /// Connections that exist now.
@@ -109,6 +112,8 @@ pub struct Active {
     pub connecting: u64,
     /// Accepted, and waiting for a place among the rendezvous (`limits.handshakes_max`).
     pub waiting: u64,
+    /// Over, but for the TCP connection beside SMC-R, which the peer ends first.
+    pub farewells: u64,
     /// Closed, their RMB elements parked until the peer is done with them too (RFC 4.4.2).
     pub parked: u64,
 }

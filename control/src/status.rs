@@ -162,6 +162,7 @@ impl<N: Rnic> Gateway<N> {
             groups_lost: counts.groups_lost,
             connections_moved: counts.connections_moved,
             rmbe_conflicts: counts.conflicts,
+            tcp_cut_short: self.farewells.were_cut_short(),
             refused_tcp: self.listeners.iter().map(|listener| listener.refused).sum(),
         }
     }
@@ -171,7 +172,8 @@ impl<N: Rnic> Gateway<N> {
     }
 
     fn active(&self) -> Active {
-        let mut active = Active::default();
+        let farewells = self.farewells.len() as u64;
+        let mut active = Active { farewells, ..Active::default() };
         for (_, session) in self.sessions.iter() {
             match session {
                 Session::Open(Open { transport: Carried::Smc { .. }, .. }) => active.smc += 1,

@@ -56,8 +56,8 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct RunArguments {
-    /// RR-n, RRO-n@r (r requests per second), STR, STR-cubic, STR-reverse, CRR, RR-32-http,
-    /// CRR-http.
+    /// RR-n, RRO-n@r (r requests per second), STR, STR-cubic, STR-reverse, CRR, CRR-sustained
+    /// (a minute at least), RR-32-http, CRR-http.
     #[arg(long, value_delimiter = ',', default_value = "RR-1,RR-32,STR,CRR")]
     scenarios: Vec<Scenario>,
     #[arg(long, value_delimiter = ',', default_value = "direct,haproxy,smcgate")]

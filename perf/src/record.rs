@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::failure::{Doing as _, Failure, Result};
 use crate::latency::Latency;
 use crate::machine::Machine;
+use crate::rig::time_wait::TimeWaits;
 
 /// Version of the format of a line. Fields may be added without changing it.
 pub(crate) const SCHEMA: u32 = 1;
@@ -59,9 +60,26 @@ pub(crate) struct Measurement {
     pub(crate) connections_smc: Option<u64>,
     /// How many stayed TCP. Not zero never gets into a file.
     pub(crate) connections_tcp: Option<u64>,
+    /// Short connections per second in each 5 seconds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) per_s_each_5s: Vec<f64>,
+    /// What was left of a sustained load when it ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) time_waits: Option<TimeWaits>,
 }
 
 impl Measurement {
+    /// Short connections per second in the last 20 s over those in the first 20 s.
+    pub(crate) fn endurance(&self) -> Option<f64> {
+        let rates = &self.per_s_each_5s;
+        if rates.len() < 2 * ENDURANCE_INTERVALS {
+            return None;
+        }
+        let first: f64 = rates[..ENDURANCE_INTERVALS].iter().sum();
+        let last: f64 = rates[rates.len() - ENDURANCE_INTERVALS..].iter().sum();
+        (first > 0.0).then(|| last / first)
+    }
+
     /// `cpu_s` per gigabyte (10⁹ bytes) of a stream.
     pub(crate) fn per_gb(&self, cpu_s: f64) -> Option<f64> {
         self.gbit_per_s?;
@@ -73,6 +91,9 @@ impl Measurement {
         (self.requests_total > 0).then(|| cpu_s / (self.requests_total as f64 / 1e6))
     }
 }
+
+/// 20 s.
+const ENDURANCE_INTERVALS: usize = 4;
 
 /// A result file in memory.
 #[derive(Debug)]
@@ -156,6 +177,8 @@ pub(crate) mod tests {
             peak_rss_bytes_proxies: 0,
             connections_smc: None,
             connections_tcp: None,
+            per_s_each_5s: Vec::new(),
+            time_waits: None,
         }
     }
 

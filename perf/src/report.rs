@@ -82,7 +82,7 @@ pub(crate) fn markdown(results: &Results) -> String {
         writeln!(text, "| {scenario} | {path}{errors} | {} | {rss} |", figures.join(" | "))
             .expect("a string takes all");
     }
-    text + &ratios(&cells)
+    text + &sustained(&results.measurements) + &ratios(&cells)
 }
 
 fn preamble(machine: &Machine, measurements: &[Measurement]) -> String {
@@ -104,6 +104,38 @@ fn preamble(machine: &Machine, measurements: &[Measurement]) -> String {
     text += " CPU is seconds per GB (10⁹ bytes) of a stream, per million requests otherwise; \
              one way is RTT / 2.\n";
     text
+}
+
+/// How short connections went on over a minute, and who was left with their ports.
+fn sustained(measurements: &[Measurement]) -> String {
+    let mut text = String::new();
+    for measurement in measurements {
+        let Some(left) = measurement.time_waits else { continue };
+        let rates = measurement.per_s_each_5s.iter().map(|rate| format!("{rate:.0}"));
+        let rates: Vec<String> = rates.collect();
+        let endurance =
+            measurement.endurance().map_or_else(|| "–".into(), |ratio| format!("{ratio:.2}"));
+        writeln!(
+            text,
+            "| {} | {} | {} | {endurance} | {} | {} ({}) | {} | {} |",
+            measurement.scenario,
+            measurement.path,
+            rates.join(" "),
+            left.client,
+            left.proxy_a,
+            left.proxy_a_towards_b,
+            left.proxy_b,
+            left.server,
+        )
+        .expect("a string takes all");
+    }
+    if text.is_empty() {
+        return text;
+    }
+    let head = "\n| scenario | path | per second, every 5 s | last 20 s / first 20 s \
+                | TIME_WAIT: client | proxy A (towards B) | proxy B | server |\n\
+                |---|---|---|---|---|---|---|---|\n";
+    head.to_owned() + &text
 }
 
 /// smcgate against the HAProxy pair, figure by figure; empty unless both were measured.
@@ -160,6 +192,7 @@ mod tests {
     use super::*;
     use crate::latency::Recorder;
     use crate::record::tests::{machine, measurement};
+    use crate::rig::time_wait::TimeWaits;
 
     fn rr(path: &str, round: u32, requests_per_s: f64, rtt_us: u64) -> Measurement {
         let mut recorder = Recorder::new();
@@ -218,6 +251,20 @@ mod tests {
         assert_line(&text, "| RR-32 | direct | 60.0 k/s | 90", "| – | 5.0 s/M | – |");
         assert!(text.starts_with("Medians of 3 interleaved rounds"), "{text}");
         assert!(!text.contains("ratio"), "no ratio without a HAProxy pair");
+    }
+
+    /// A collapse must be seen in the table, and so must whose ports have run out.
+    #[test]
+    fn a_collapse_is_shown() {
+        let rates = [7_000.0, 7_000.0, 7_000.0, 7_000.0, 600.0, 400.0, 400.0, 300.0, 300.0];
+        let left = TimeWaits { proxy_a: 14_100, proxy_a_towards_b: 14_000, ..TimeWaits::default() };
+        let text = report(vec![Measurement {
+            per_s_each_5s: rates.to_vec(),
+            time_waits: Some(left),
+            ..measurement("CRR-sustained", "smcgate", 1)
+        }]);
+        let end = "300 300 | 0.05 | 0 | 14100 (14000) | 0 | 0 |";
+        assert_line(&text, "| CRR-sustained | smcgate | 7000 7000", end);
     }
 
     /// A row with failed connections must say so.

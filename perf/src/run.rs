@@ -84,7 +84,9 @@ fn measure(
     let carried_before = gateway_totals(bench, path)?;
     let proxies_before: f64 = bench.proxies(path).iter().map(Process::cpu_s).sum();
     let machine_before = machine_cpu_s();
-    let load = bench.load(scenario, path, plan.duration)?;
+    let load = bench.load(scenario, path, scenario.duration(plan.duration))?;
+    let time_waits = scenario.is_sustained().then(|| bench.time_waits(scenario, path));
+    let time_waits = time_waits.transpose()?;
     let cpu_s_machine = machine_cpu_s() - machine_before;
     let proxies = bench.proxies(path);
     let cpu_s_proxies = proxies.iter().map(Process::cpu_s).sum::<f64>() - proxies_before;
@@ -124,6 +126,8 @@ fn measure(
         peak_rss_bytes_proxies,
         connections_smc: carried.map(|carried| carried.connections_smc),
         connections_tcp: carried.map(|carried| carried.connections_tcp),
+        per_s_each_5s: if scenario.is_sustained() { load.per_s_each_5s } else { Vec::new() },
+        time_waits,
     })
 }
 
@@ -189,6 +193,7 @@ mod tests {
             requests_per_s: None,
             latency: None,
             errors: 0,
+            per_s_each_5s: Vec::new(),
         }
     }
 

@@ -333,6 +333,8 @@ pub(crate) struct Totals {
     pub(crate) connections_smc: u64,
     pub(crate) connections_tcp: u64,
     pub(crate) handshakes_failed: u64,
+    #[serde(default)]
+    pub(crate) tcp_cut_short: u64,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
@@ -343,6 +345,8 @@ pub(crate) struct Active {
     pub(crate) connecting: u64,
     #[serde(default)]
     pub(crate) waiting: u64,
+    #[serde(default)]
+    pub(crate) farewells: u64,
     #[serde(default)]
     pub(crate) parked: u64,
 }

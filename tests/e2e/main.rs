@@ -30,5 +30,6 @@ mod process;
 mod programs;
 mod router;
 mod silence;
+mod time_wait;
 mod transfer;
 mod wire;

@@ -33,5 +33,6 @@ mod process;
 mod programs;
 mod rig;
 mod road;
+mod time_wait;
 mod transfers;
 mod with_gateway;

@@ -1,7 +1,7 @@
 //! Our gateway in the place of a kernel: the same scenarios, the same outcomes.
 
 use crate::road::Course;
-use crate::{failover, fallback, fidelity, operator, programs, transfers};
+use crate::{failover, fallback, fidelity, operator, programs, time_wait, transfers};
 
 /// Files must arrive as they were sent, whichever end has Linux' own SMC-R.
 #[test]
@@ -80,6 +80,19 @@ fn fallbacks_from_linux() {
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn fallbacks_to_linux() {
     fallback::fall_back(Course::GatewayToLinux);
+}
+
+/// Thousands of short connections per second must not use up ports, whoever is at the other end.
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn ports_after_connections_from_linux() {
+    time_wait::the_gateway_keeps_no_ports(Course::LinuxToGateway);
+}
+
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn ports_after_connections_to_linux() {
+    time_wait::the_gateway_keeps_no_ports(Course::GatewayToLinux);
 }
 
 /// Operators of a mixed fleet must see which host is at the other end, and what it speaks.

@@ -77,6 +77,10 @@ impl Snapshot {
         page.gauge("connections_connecting", help, None, plain(active.connecting))?;
         let help = "Connections that wait for a place among the rendezvous.";
         page.gauge("connections_waiting", help, None, plain(active.waiting))?;
+        let help = "TCP connections beside SMC-R that is over, which the peer ends first.";
+        page.gauge("connections_farewells", help, None, plain(active.farewells))?;
+        let help = "TCP connections beside SMC-R that the peer did not end in time.";
+        page.counter("tcp_cut_short", help, None, plain(totals.tcp_cut_short))?;
         let help = "Closed connections whose RMB element the peer still holds.";
         page.gauge("connections_parked", help, None, plain(active.parked))?;
         let help = "Rendezvous that broke the protocol or timed out.";

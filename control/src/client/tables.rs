@@ -47,7 +47,7 @@ fn summary(stats: &Stats) -> String {
     let Stats { totals, active, memory, .. } = stats;
     format!(
         "smcgate {}, up {}\n\
-         active   {} smc-r, {} tcp, {} connecting, {} waiting, {} parked\n\
+         active   {} smc-r, {} tcp, {} connecting, {} waiting, {} farewells, {} parked\n\
          total    {} smc-r, {} tcp, {} handshakes failed, {} refused\n\
          bytes    {} in, {} out\n\
          memory   {} RMBs ({} of {} elements used), {} send pool ({} used)\n",
@@ -57,6 +57,7 @@ fn summary(stats: &Stats) -> String {
         active.tcp,
         active.connecting,
         active.waiting,
+        active.farewells,
         active.parked,
         totals.connections_smc,
         totals.connections_tcp,

@@ -35,7 +35,11 @@ impl<N: Rnic> Gateway<N> {
                 connection,
                 source: shaking.source,
                 since: now,
-                transport: Carried::Smc { group: resources.group, tcp: shaking.peer },
+                transport: Carried::Smc {
+                    group: resources.group,
+                    tcp: shaking.peer,
+                    ended: shaking.ended,
+                },
             }),
         );
     }

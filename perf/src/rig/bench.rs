@@ -11,6 +11,7 @@ use super::paths::{
     ADMIN, Path, SERVER_PORT, haproxy_configuration, nginx_configuration, smcgate_configuration,
 };
 use super::process::Process;
+use super::time_wait::TimeWaits;
 use crate::clock::{now_ns, ns};
 use crate::failure::{Doing as _, Failure, Result};
 use crate::scenarios::{LoadResult, Scenario, Service};
@@ -120,6 +121,16 @@ impl Bench {
         let load = Process::start(&format!("load-{scenario}-{path}"), command, &self.folder.0)?;
         let output = load.output_within(duration + LOAD_GRACE)?;
         scenario.parse(&output).doing(|| format!("{scenario} over {path}"))
+    }
+
+    /// What connections of `scenario` over `path` have left behind.
+    ///
+    /// # Errors
+    ///
+    /// When there is no `ss`.
+    pub(crate) fn time_waits(&self, scenario: Scenario, path: Path) -> Result<TimeWaits> {
+        let [a, b] = [Host::A, Host::B].map(|host| self.namespaces.time_waits(host));
+        Ok(TimeWaits::count([&a?, &b?], path, scenario.service()))
     }
 
     /// What the gateway in `host` says it has carried since it started.

@@ -5,3 +5,4 @@ pub(crate) mod janitor;
 pub(crate) mod namespaces;
 pub(crate) mod paths;
 pub(crate) mod process;
+pub(crate) mod time_wait;

@@ -3,6 +3,9 @@
 //! Programs are put into them by `nsenter`, not `ip netns exec`: the latter mounts a new `/sys`,
 //! which hides the cgroup hierarchy that a gateway attaches its eBPF program to. `setpriv` has the
 //! kernel end every program when the harness dies, however it dies.
+//!
+//! Both have the kernel's defaults in every respect: what only works with other settings does not
+//! work for users.
 
 use std::process::Command;
 
@@ -18,13 +21,6 @@ const NETWORK: &str = "10.8.0.0/24";
 pub(crate) const DEVICE_A: &str = "va";
 /// Device of the pair in namespace B.
 pub(crate) const DEVICE_B: &str = "vb";
-
-/// Short connections use up ports; these settings give them back at once.
-const SETTINGS: [&str; 3] = [
-    "net.ipv4.ip_local_port_range=20000 65000",
-    "net.ipv4.tcp_tw_reuse=1",
-    "net.core.somaxconn=4096",
-];
 
 /// One of the two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,11 +61,6 @@ impl Namespaces {
             ip(&["-n", name, "link", "set", device, "up"])?;
             ip(&["-n", name, "link", "set", "lo", "up"])?;
         }
-        for host in [Host::A, Host::B] {
-            for setting in SETTINGS {
-                namespaces.set(host, setting)?;
-            }
-        }
         Ok(namespaces)
     }
 
@@ -82,14 +73,14 @@ impl Namespaces {
         command
     }
 
-    /// Applies one `key=value` of sysctl in `host`.
+    /// What is in TIME_WAIT in `host`, as `ss` lists it.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses the value.
-    fn set(&self, host: Host, setting: &str) -> Result<()> {
-        let argv = ["sysctl", "-q", "-w", setting].map(str::to_owned);
-        succeed(&mut self.command(host, &argv)).map(drop)
+    /// When there is no `ss`.
+    pub(crate) fn time_waits(&self, host: Host) -> Result<String> {
+        let argv = ["ss", "-Htan", "state", "time-wait"].map(str::to_owned);
+        succeed(&mut self.command(host, &argv))
     }
 
     /// Gives every later connection of both hosts the congestion control `algorithm`, or the

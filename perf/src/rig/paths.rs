@@ -64,6 +64,19 @@ impl Path {
     }
 }
 
+impl Path {
+    /// Where the proxies in namespaces A and B listen for `service`; nowhere for direct.
+    pub(crate) fn listeners(self, service: Service) -> [Option<u16>; 2] {
+        let offset = service.port_offset();
+        let ports = match self {
+            Self::Direct => return [None; 2],
+            Self::Haproxy => HAPROXY_PORTS,
+            Self::Smcgate => SMCGATE_PORTS,
+        };
+        [ports.a, ports.b].map(|first| Some(first + offset))
+    }
+}
+
 /// The HAProxy configuration of `host`: TCP mode, one thread, otherwise as it comes.
 pub(crate) fn haproxy_configuration(host: Host) -> String {
     let mut text = String::from(

@@ -86,6 +86,7 @@ pub(crate) fn parse(output: &str, keep_alive: KeepAlive) -> Result<LoadResult, S
         ),
         latency: Some(latency),
         errors: errors(output)?,
+        per_s_each_5s: Vec::new(),
     })
 }
 

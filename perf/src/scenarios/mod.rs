@@ -28,6 +28,8 @@ pub(crate) enum Scenario {
     ReverseStream,
     /// `CRR`: 32 at a time: connect, request, response, close.
     ShortConnections,
+    /// `CRR-sustained`: the same for at least a minute, as long as a port stays in TIME_WAIT.
+    SustainedShortConnections,
     /// `RR-32-http`: wrk against nginx, 32 keep-alive connections.
     HttpRoundTrip,
     /// `CRR-http`: wrk against nginx, 32 at a time, `Connection: close`.
@@ -99,6 +101,9 @@ pub(crate) struct LoadResult {
     pub(crate) latency: Option<Latency>,
     /// Connections that failed.
     pub(crate) errors: u64,
+    /// Of short connections: how many per second ended in each 5 seconds, in order.
+    #[serde(default)]
+    pub(crate) per_s_each_5s: Vec<f64>,
 }
 
 impl Scenario {
@@ -108,7 +113,7 @@ impl Scenario {
             Self::RoundTrip { .. } | Self::OpenLoop { .. } => Service::Echo,
             Self::Stream { .. } => Service::Sink,
             Self::ReverseStream => Service::Source,
-            Self::ShortConnections => Service::Crr,
+            Self::ShortConnections | Self::SustainedShortConnections => Service::Crr,
             Self::HttpRoundTrip | Self::HttpShortConnections => Service::Http,
         }
     }
@@ -118,9 +123,21 @@ impl Scenario {
         match self {
             Self::RoundTrip { connections } | Self::OpenLoop { connections, .. } => connections,
             Self::Stream { .. } | Self::ReverseStream => 1,
-            Self::ShortConnections => short_connections::CONCURRENT,
+            Self::ShortConnections | Self::SustainedShortConnections => {
+                short_connections::CONCURRENT
+            }
             Self::HttpRoundTrip | Self::HttpShortConnections => http::CONNECTIONS,
         }
+    }
+
+    /// How long it is measured where the operator asks for `asked`.
+    pub(crate) fn duration(self, asked: Duration) -> Duration {
+        if self.is_sustained() { asked.max(SUSTAINED) } else { asked }
+    }
+
+    /// Whether what is left of connections that are over is part of the measurement.
+    pub(crate) fn is_sustained(self) -> bool {
+        self == Self::SustainedShortConnections
     }
 
     /// Whether half a round trip is a one-way latency: no other connection was in the way.
@@ -133,7 +150,9 @@ impl Scenario {
         match self {
             Self::RoundTrip { .. } | Self::OpenLoop { .. } => Some(round_trip::MESSAGE_BYTES),
             Self::Stream { .. } | Self::ReverseStream => Some(stream::WRITE_BYTES),
-            Self::ShortConnections => Some(short_connections::REQUEST_BYTES),
+            Self::ShortConnections | Self::SustainedShortConnections => {
+                Some(short_connections::REQUEST_BYTES)
+            }
             Self::HttpRoundTrip | Self::HttpShortConnections => None,
         }
     }
@@ -146,6 +165,7 @@ impl Scenario {
             | Self::OpenLoop { .. }
             | Self::ReverseStream
             | Self::ShortConnections
+            | Self::SustainedShortConnections
             | Self::HttpRoundTrip
             | Self::HttpShortConnections => Congestion::HostDefault,
         }
@@ -180,7 +200,7 @@ impl Scenario {
             ),
             Self::Stream { .. } => ours("str", &[]),
             Self::ReverseStream => ours("str", &["--reverse".into()]),
-            Self::ShortConnections => ours("crr", &[]),
+            Self::ShortConnections | Self::SustainedShortConnections => ours("crr", &[]),
             Self::HttpRoundTrip => http::wrk(target, duration, http::KeepAlive::Yes),
             Self::HttpShortConnections => http::wrk(target, duration, http::KeepAlive::No),
         }
@@ -197,7 +217,8 @@ impl Scenario {
             | Self::OpenLoop { .. }
             | Self::Stream { .. }
             | Self::ReverseStream
-            | Self::ShortConnections => {
+            | Self::ShortConnections
+            | Self::SustainedShortConnections => {
                 serde_json::from_str(output.trim()).map_err(|error| error.to_string())
             }
             Self::HttpRoundTrip => http::parse(output, http::KeepAlive::Yes),
@@ -217,6 +238,7 @@ impl fmt::Display for Scenario {
             Self::Stream { congestion: Congestion::Cubic } => f.write_str("STR-cubic"),
             Self::ReverseStream => f.write_str("STR-reverse"),
             Self::ShortConnections => f.write_str("CRR"),
+            Self::SustainedShortConnections => f.write_str("CRR-sustained"),
             Self::HttpRoundTrip => f.write_str("RR-32-http"),
             Self::HttpShortConnections => f.write_str("CRR-http"),
         }
@@ -230,7 +252,7 @@ impl FromStr for Scenario {
         let unknown = || {
             format!(
                 "unknown scenario {text:?}: RR-<n>, RRO-<n>@<requests per second>, STR, \
-                 STR-cubic, STR-reverse, CRR, RR-32-http or CRR-http"
+                 STR-cubic, STR-reverse, CRR, CRR-sustained, RR-32-http or CRR-http"
             )
         };
         let positive = |digits: &str| match digits.parse() {
@@ -242,6 +264,7 @@ impl FromStr for Scenario {
             "STR-cubic" => return Ok(Self::Stream { congestion: Congestion::Cubic }),
             "STR-reverse" => return Ok(Self::ReverseStream),
             "CRR" => return Ok(Self::ShortConnections),
+            "CRR-sustained" => return Ok(Self::SustainedShortConnections),
             "RR-32-http" => return Ok(Self::HttpRoundTrip),
             "CRR-http" => return Ok(Self::HttpShortConnections),
             _ => {}
@@ -254,6 +277,9 @@ impl FromStr for Scenario {
         Ok(Self::OpenLoop { connections: positive(connections)?, rate_per_s: positive(rate)? })
     }
 }
+
+/// As long as Linux keeps a port in TIME_WAIT: from then on as many come back as are taken.
+const SUSTAINED: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
@@ -270,6 +296,7 @@ mod tests {
             "STR-cubic",
             "STR-reverse",
             "CRR",
+            "CRR-sustained",
             "RR-32-http",
             "CRR-http",
         ] {

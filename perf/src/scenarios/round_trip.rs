@@ -169,5 +169,6 @@ pub(super) fn result(
         requests_per_s: Some(recorded as f64 / elapsed_s),
         latency: latencies.summary(),
         errors: 0,
+        per_s_each_5s: Vec::new(),
     }
 }

@@ -134,6 +134,7 @@ fn result(report: SinkReport, warm_up_bytes: u64) -> LoadResult {
         requests_per_s: None,
         latency: None,
         errors: 0,
+        per_s_each_5s: Vec::new(),
     }
 }
 
