@@ -24,6 +24,7 @@ use crate::farewells::Farewells;
 use crate::groups::{self, GroupId, Groups, PortId, QpOf, Settings};
 use crate::listener::Listener;
 use crate::network::Network;
+use crate::paths::Paths;
 use crate::placement::Poller;
 use crate::places::Places;
 use crate::reactor::{Event, Key, Reactor, Token};
@@ -90,6 +91,10 @@ pub struct Gateway<N: Rnic> {
     pub(crate) groups: GatewayGroups<N>,
     /// Who waits for first contacts.
     pub(crate) foundings: HashMap<GroupId, Founding>,
+    /// To whom RoCE did not get through.
+    pub(crate) paths: Paths,
+    /// Rendezvous that wait for a link to show that it carries.
+    pub(crate) proving: Vec<Key>,
     /// Which session has which slot.
     pub(crate) session_of: Box<[Option<Key>]>,
     /// Why a rendezvous that is about to fall back does so.
@@ -182,6 +187,8 @@ impl<N: Rnic> Gateway<N> {
             tick_at: started,
             groups,
             foundings: HashMap::new(),
+            paths: Paths::default(),
+            proving: Vec::new(),
             session_of: vec![None; CONNECTIONS_MAX].into(),
             fallback_reasons: HashMap::new(),
             fallbacks: BTreeMap::new(),
@@ -253,7 +260,8 @@ impl<N: Rnic> Gateway<N> {
             || !self.suspects.is_empty()
             || !self.farewells.is_empty()
             || self.draining.is_some();
-        let tick = waits.then_some(TICK);
+        let tick = if self.proving.is_empty() { TICK } else { TICK_OF_PROOF };
+        let tick = waits.then_some(tick);
         // A deadline that has just passed must not make us spin: a millisecond is soon enough.
         [groups.map(|groups| groups.max(Duration::from_millis(1))), tick, Some(LIFE_SIGN)]
             .into_iter()
@@ -281,7 +289,7 @@ impl<N: Rnic> Gateway<N> {
 
     /// Looks after everything that waits for its time.
     fn expire(&mut self, now: Instant) {
-        if self.tick_at <= now {
+        if self.tick_at <= now || !self.proving.is_empty() {
             self.tick_at = now + TICK;
             self.expire_rendezvous(now);
         }
@@ -370,6 +378,8 @@ fn join_ports<N: Rnic>(
 const CONNECTIONS_PER_GROUP: u8 = 255;
 /// How often waiting rendezvous are looked at. Their deadlines are seconds long.
 const TICK: Duration = Duration::from_millis(50);
+/// The same where one of them waits for a link to show that it carries, for milliseconds.
+const TICK_OF_PROOF: Duration = Duration::from_millis(5);
 /// How soon a poller that is behind is offered commands again.
 const CATCH_UP_EVERY: Duration = Duration::from_millis(1);
 /// At the latest after this time we look whether our threads are alive.

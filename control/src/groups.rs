@@ -13,6 +13,7 @@
 //! - `machine` does what the machine of a group demands; `links` opens and loses the links beyond
 //!   the first, `moves` finds their connections another place;
 //! - `choice` is which group and which port a new connection gets;
+//! - `proof` is whether a link still carries;
 //! - [`members`] is which connection holds what of a group;
 //! - `memory` grows and shrinks what a group has of it;
 //! - [`stock`] is RMBs and their elements, [`slots`] the slots of connections;
@@ -29,6 +30,7 @@ mod memory;
 mod moves;
 mod operate;
 pub mod ports;
+mod proof;
 pub mod slots;
 pub mod stock;
 

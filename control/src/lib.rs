@@ -24,6 +24,7 @@ pub mod listener;
 pub mod log;
 pub mod network;
 pub mod operate;
+pub mod paths;
 pub mod placement;
 pub mod places;
 pub mod pnet;

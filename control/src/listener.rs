@@ -272,6 +272,10 @@ impl<N: Rnic> Gateway<N> {
             ended: false,
             place,
             declined: false,
+            far: None,
+            trial: false,
+            said_at: now,
+            proof_by: None,
         })));
         self.shaking += 1;
         self.shaking_keys.push(key);

@@ -5,10 +5,12 @@
 //! is then a reset, seen by the application at the far end, and nothing has to be undone.
 //!
 //! - `client` and `server` answer what the machines of the two sides ask;
-//! - `outcome` hands sockets over, or closes them.
+//! - `outcome` hands sockets over, or closes them;
+//! - `path` keeps connections from links that carry nothing.
 
 mod client;
 pub(crate) mod outcome;
+mod path;
 mod server;
 
 use std::io;
@@ -220,6 +222,9 @@ impl<N: Rnic> Gateway<N> {
             Err(Refusal::NotYet) => return Err(Shortage::Passing(group)),
             Err(Refusal::NoSlot | Refusal::NoLink) => return Err(Shortage::Final),
         };
+        if !first_contact {
+            self.path_worked(key);
+        }
         let resources = Resources { group, connection: joined.connection, rmbe: joined.rmbe };
         if let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) {
             shaking.resources = Some(resources);
@@ -295,6 +300,8 @@ impl<N: Rnic> Gateway<N> {
         // A peer that has ended its stream believes that its application has said all it had, by
         // SMC-R.
         let committed = committed || shaking.ended;
+        self.path_failed(now, key);
+        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
         let result = match &mut shaking.talk {
             Talk::Client(client) => client.link_failed(committed),
             Talk::Server(server) => server.link_failed(committed),
@@ -314,6 +321,7 @@ impl<N: Rnic> Gateway<N> {
             if out_of_sync && let Some(group) = self.group_of_session(key) {
                 self.groups.shut_down(now, group, DeleteReason::PROTOCOL_VIOLATION);
             }
+            self.note_decline(now, key, diagnosis);
             self.fallback_reasons.insert(key, diagnosis);
         } else {
             self.handshakes_failed += 1;
@@ -330,6 +338,7 @@ impl<N: Rnic> Gateway<N> {
         let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return false };
         tracing::trace!(session = key.index, ?frame, "sent");
         shaking.declined |= matches!(frame, Frame::Decline(_) | Frame::DeclineV2(_));
+        shaking.said_at = self.clock.now();
         let encoded = frame.encode();
         let bytes = encoded.as_bytes();
         // A few dozen bytes always fit an empty send buffer; if not, the connection is no good.
@@ -361,7 +370,11 @@ impl<N: Rnic> Gateway<N> {
                 continue;
             }
             if shaking.waiting.as_ref().is_some_and(|waiting| waiting.until <= now) {
-                self.stop_waiting(now, key);
+                if shaking.waiting.as_ref().is_some_and(|waiting| waiting.for_proof) {
+                    self.try_again(now, key);
+                } else {
+                    self.stop_waiting(now, key);
+                }
                 continue;
             }
             let result = match &mut shaking.talk {
@@ -379,23 +392,31 @@ impl<N: Rnic> Gateway<N> {
     /// Has a rendezvous wait until the peer knows another RMB, or for as long as it may take.
     fn wait_for_element(&mut self, now: Instant, key: Key, group: GroupId, accept: Option<Offer>) {
         if let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) {
-            shaking.waiting = Some(Waiting { group, until: now + ELEMENT_WAIT, accept });
+            shaking.waiting =
+                Some(Waiting { group, until: now + ELEMENT_WAIT, accept, for_proof: false });
         }
     }
 
     /// The elements of a group have become more or fewer: those who wait for one try again.
     pub(crate) fn serve_waiting(&mut self, now: Instant, group: GroupId) {
         for key in self.shaking_keys.clone() {
-            let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { continue };
-            let waiting = shaking.waiting.take_if(|waiting| waiting.group == group);
-            match waiting.map(|waiting| waiting.accept) {
-                Some(Some(accept)) => {
-                    self.join_link(now, key, &accept);
-                    self.advance(now, key);
-                }
-                Some(None) => self.resume(now, key),
-                None => {}
+            let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { continue };
+            if shaking.waiting.as_ref().is_some_and(|waiting| waiting.group == group) {
+                self.try_again(now, key);
             }
+        }
+    }
+
+    /// What a rendezvous waited for may be there.
+    fn try_again(&mut self, now: Instant, key: Key) {
+        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
+        match shaking.waiting.take().map(|waiting| waiting.accept) {
+            Some(Some(accept)) => {
+                self.join_link(now, key, &accept);
+                self.advance(now, key);
+            }
+            Some(None) => self.resume(now, key),
+            None => {}
         }
     }
 
@@ -446,6 +467,8 @@ impl<N: Rnic> Gateway<N> {
 enum Shortage {
     /// There will be some in this group, if the peer agrees.
     Passing(GroupId),
+    /// The links of this group must show first that they carry.
+    Unproven(GroupId),
     /// No packet would get from our RNIC to the peer's: it stays TCP.
     NoRoute,
     /// It stays TCP.

@@ -35,6 +35,7 @@ impl<N: Rnic> Gateway<N> {
                 Event::Established(group) => {
                     let founding = self.foundings.remove(&group).unwrap_or_default();
                     if let Some(founder) = founding.founder {
+                        self.path_worked(founder);
                         self.link_confirmed(now, founder);
                     }
                     for key in founding.waiting {
@@ -66,6 +67,7 @@ impl<N: Rnic> Gateway<N> {
         match report {
             Report::LlcReceived { link, message, .. } => {
                 self.groups.llc_received(now, link, message.as_bytes());
+                self.serve_proven(now);
             }
             Report::LinkBroke { link, cause } => self.groups.link_broke(now, link, cause),
             Report::LinkRetired { link } => self.groups.link_retired(now, link),

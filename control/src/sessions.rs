@@ -10,6 +10,7 @@ use smcr_proto::handshake::{Client, Server};
 use smcr_proto::wire::clc::{Diagnosis, Framer, Offer, Proposal};
 
 use crate::groups::{GroupId, PortId};
+use crate::paths::Far;
 use crate::places::Place;
 use crate::reactor::Key;
 
@@ -64,6 +65,14 @@ pub struct Rendezvous {
     pub place: Place,
     /// We have said Decline, which one of the peer's may cross.
     pub declined: bool,
+    /// Who is at the other end, once that decides whether there is SMC-R.
+    pub far: Option<Far>,
+    /// It finds out whether RoCE gets through again.
+    pub trial: bool,
+    /// When we last said something.
+    pub said_at: Instant,
+    /// Until when a link must have shown that it carries.
+    pub proof_by: Option<Instant>,
 }
 
 /// The CLC side of a rendezvous.
@@ -102,7 +111,7 @@ pub struct Resources {
     pub rmbe: Rmbe,
 }
 
-/// A rendezvous that waits for the peer to know another RMB.
+/// A rendezvous that waits for the peer to know another RMB, or to show that a link carries.
 #[derive(Debug)]
 pub struct Waiting {
     /// In which group.
@@ -111,6 +120,8 @@ pub struct Waiting {
     pub until: Instant,
     /// What the server offered, where we are the client.
     pub accept: Option<Offer>,
+    /// It waits for a link to show that it carries, not for an element.
+    pub for_proof: bool,
 }
 
 /// Who waits for the outcome of a first contact.

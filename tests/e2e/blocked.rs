@@ -46,7 +46,7 @@ impl Manner {
     const PORTS: [u16; 3] = [PORT, PORT + 1, PORT + 2];
 
     fn serve(self, mut client: TcpStream) {
-        set_limit(&client, LIMIT);
+        prepare(&client);
         // What goes wrong here, the client sees, too.
         let _ = match self {
             Self::Echo => echo(&mut client),
@@ -60,7 +60,7 @@ impl Manner {
 
     /// What the client reads from beginning to end, and what it should.
     fn ask(self, server: &mut TcpStream) -> std::io::Result<(Vec<u8>, Vec<u8>)> {
-        set_limit(server, LIMIT);
+        prepare(server);
         let question = text(b'q');
         let mut heard = Vec::new();
         let expected = match self {
@@ -88,6 +88,12 @@ impl Manner {
         server.read_to_end(&mut heard)?;
         Ok((heard, expected))
     }
+}
+
+/// Small parts must not wait for each other: what is measured is not Nagle's algorithm.
+fn prepare(stream: &TcpStream) {
+    set_limit(stream, LIMIT);
+    stream.set_nodelay(true).expect("an open socket");
 }
 
 fn echo(client: &mut TcpStream) -> std::io::Result<()> {

@@ -86,7 +86,7 @@ fn fallbacks_from_linux_to_linux() {
 }
 
 /// Asserts that all the client sent came back: what each side says of the mode, if it is a kernel.
-fn echoed(client: &[Outcome], server: &[Outcome]) -> [String; 2] {
+pub(crate) fn echoed(client: &[Outcome], server: &[Outcome]) -> [String; 2] {
     let (client, server) = (unanimous(client, 1), unanimous(server, 1));
     assert_eq!(client.event("sent "), server.event("echoed "));
     let echoed = format!("{}, then end", client.event("sent "));

@@ -12,6 +12,7 @@
 //! A test is a transcript: who accepts, who connects, what each does with the connection (the steps
 //! of `smcgate-guest`), what each must have seen. Guests are emulated: nothing here is about speed.
 
+mod blocked;
 #[path = "../e2e/clock.rs"]
 #[allow(dead_code, reason = "shared with the end-to-end suite, which uses all of it")]
 mod clock;

@@ -1,7 +1,7 @@
 //! Our gateway in the place of a kernel: the same scenarios, the same outcomes.
 
 use crate::road::Course;
-use crate::{failover, fallback, fidelity, operator, programs, time_wait, transfers};
+use crate::{blocked, failover, fallback, fidelity, operator, programs, time_wait, transfers};
 
 /// Files must arrive as they were sent, whichever end has Linux' own SMC-R.
 #[test]
@@ -93,6 +93,19 @@ fn ports_after_connections_from_linux() {
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn ports_after_connections_to_linux() {
     time_wait::the_gateway_keeps_no_ports(Course::GatewayToLinux);
+}
+
+/// A firewall that drops RoCE, one way or both, must cost users of a kernel's SMC-R no byte.
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn blocked_roce_from_linux() {
+    blocked::stays_tcp(Course::LinuxToGateway);
+}
+
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn blocked_roce_to_linux() {
+    blocked::stays_tcp(Course::GatewayToLinux);
 }
 
 /// Operators of a mixed fleet must see which host is at the other end, and what it speaks.

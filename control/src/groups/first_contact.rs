@@ -62,6 +62,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             agreement: Agreement::V1,
             phase: Phase::Opening,
             established: false,
+            confirm_wait: None,
             links: vec![link],
             stock,
             members: BTreeMap::new(),
@@ -113,7 +114,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         link.state = LinkState::Polled;
         link.theirs = Some(theirs);
         let (role, name, port, ours) = (group.role, link.id, link.port, link.ours);
+        let confirm_wait = group.confirm_wait;
         let setup = self.setup(role, offer.peer_id, agreement, (name, port), (ours, theirs));
+        let setup = Setup { confirm_wait, ..setup };
         let Some(group) = self.groups.get_mut(&id) else { return Ok(()) };
         let Some(link) = group.links.first_mut() else { return Ok(()) };
         let machine = match group.role {

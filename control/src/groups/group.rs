@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use smcr_engine::handoff::Activity;
 use smcr_engine::{ConnectionId, LinkId};
@@ -61,6 +62,8 @@ pub struct Group<O> {
     pub phase: Phase,
     /// Its first link has been confirmed.
     pub(super) established: bool,
+    /// How long that may take, where there is reason to doubt it.
+    pub(super) confirm_wait: Option<Duration>,
     /// Its links, oldest first, those that are being given up included.
     pub links: Vec<Link<O>>,
     /// Its RMBs.

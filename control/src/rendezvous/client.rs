@@ -10,6 +10,7 @@ use smcr_rnic::Rnic;
 use super::Shortage;
 use crate::gateway::Gateway;
 use crate::groups::{Peer, PortId, Unnamed};
+use crate::paths::{Far, Way};
 use crate::reactor::Key;
 use crate::sessions::{Session, Talk};
 
@@ -32,6 +33,10 @@ impl<N: Rnic> Gateway<N> {
             self.decline_first(now, key, Diagnosis::NO_SMC_R_DEVICE);
             return;
         };
+        if self.consult(now, key, Far::Server(upstream.ip())) == Way::Closed {
+            self.decline_first(now, key, Diagnosis::NO_ROCE_PATH);
+            return;
+        }
         let policy = self.policy(self.port_of(key));
         let gid = proposal.gid;
         let proposal = if policy.v1 { proposal } else { without_v1(&proposal) };
@@ -113,6 +118,7 @@ impl<N: Rnic> Gateway<N> {
         // RFC 7609 3.5.1.3-2, 3.5.1.3-3, 3.5.3-4, 3.5.3-6
         let (group, ours) =
             self.found(now, key, port, Role::Client, peer).map_err(|_| Diagnosis::OUT_OF_MEMORY)?;
+        self.hurry_trial(now, key, group);
         if self.groups.connect(now, group, offer, agreement).is_err() {
             self.release(now, key);
             return Err(Diagnosis::QUEUE_PAIR_NOT_READY);
@@ -139,6 +145,12 @@ impl<N: Rnic> Gateway<N> {
                 return;
             }
         };
+        if !self.groups.is_proven(now, group, link) {
+            if !self.wait_for_proof(now, key, group, Some(*offer)) {
+                self.answer_client(key, Err(Diagnosis::NO_ROCE_PATH), false);
+            }
+            return;
+        }
         let ours = match self.reserve(now, key, group, link, false) {
             Err(Shortage::Passing(group)) => {
                 // RFC 7609 3.5.2.2-6
@@ -147,7 +159,7 @@ impl<N: Rnic> Gateway<N> {
             }
             Ok(ours) if self.accept_offer(now, key, offer) => Ok(ours),
             Err(Shortage::NoRoute) => Err(Diagnosis::NO_ROUTE),
-            Ok(_) | Err(Shortage::Final) => Err(Diagnosis::OUT_OF_MEMORY),
+            Ok(_) | Err(Shortage::Final | Shortage::Unproven(_)) => Err(Diagnosis::OUT_OF_MEMORY),
         };
         self.answer_client(key, ours, false);
     }

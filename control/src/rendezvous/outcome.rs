@@ -18,6 +18,7 @@ impl<N: Rnic> Gateway<N> {
     /// The rendezvous succeeded: the poller takes over.
     // RFC 7609 3.5.2.4-1
     pub(super) fn hand_over(&mut self, now: Instant, key: Key) {
+        self.end_trial(now, key);
         let Some(Session::Shaking(mut shaking)) = self.sessions.take(key) else { return };
         self.leave_place(&shaking);
         let resources = shaking.resources.take().expect("what was provided is reserved");
@@ -47,6 +48,7 @@ impl<N: Rnic> Gateway<N> {
     /// The connection stays TCP: the poller relays between the two sockets.
     pub(crate) fn relay_tcp(&mut self, now: Instant, key: Key, reason: Option<Diagnosis>) {
         let reason = self.fallback_reasons.remove(&key).or(reason);
+        self.end_trial(now, key);
         self.release(now, key);
         let Some((port, connection)) = self.take_slot_for_tcp(key) else {
             self.log_limit_of(key, "room in the pollers: new connections are refused");
@@ -114,6 +116,7 @@ impl<N: Rnic> Gateway<N> {
     /// Ends a rendezvous, and resets both of its sockets.
     pub(crate) fn fail(&mut self, key: Key, why: &str) {
         let now = self.clock.now();
+        self.end_trial(now, key);
         self.release(now, key);
         self.fallback_reasons.remove(&key);
         let Some(Session::Shaking(shaking)) = self.sessions.remove(key) else { return };

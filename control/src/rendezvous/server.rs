@@ -9,6 +9,7 @@ use smcr_rnic::Rnic;
 use super::Shortage;
 use crate::gateway::Gateway;
 use crate::groups::{Peer, PortId};
+use crate::paths::{Far, Way};
 use crate::places::Place;
 use crate::reactor::Key;
 use crate::sessions::{Session, Talk};
@@ -28,7 +29,11 @@ impl<N: Rnic> Gateway<N> {
             None => Ok(server.agreement().copied().unwrap_or(Agreement::V1)),
         };
         let port = self.port_of(key);
-        let refusal = self.objection(key, port, &proposal, agreement);
+        let far = Far::Client(shaking.source.ip(), proposal.gid);
+        let refusal = self.objection(key, port, &proposal, agreement).or_else(|| {
+            let closed = self.consult(now, key, far) == Way::Closed;
+            closed.then_some(Diagnosis::NO_ROCE_PATH)
+        });
         let v2 = agreement.is_ok_and(|agreement| agreement != Agreement::V1);
         let peer = Peer { id: proposal.peer_id, gid: proposal.gid, mac: proposal.mac, v2 };
         if refusal.is_none() && !self.has_place(now, key) {
@@ -49,6 +54,12 @@ impl<N: Rnic> Gateway<N> {
                     // RFC 7609 3.5.2.1-7
                     self.wait_for_element(now, key, group, None);
                     return;
+                }
+                Err(Shortage::Unproven(group)) => {
+                    if self.wait_for_proof(now, key, group, None) {
+                        return;
+                    }
+                    Err(Diagnosis::NO_ROCE_PATH)
                 }
                 Err(Shortage::NoRoute) => Err(Diagnosis::NO_ROUTE),
                 Err(Shortage::Final) => Err(Diagnosis::OUT_OF_MEMORY),
@@ -137,7 +148,8 @@ impl<N: Rnic> Gateway<N> {
         peer: Peer,
     ) -> Result<Offer, Shortage> {
         if let Some(group) = self.groups.joinable(port, peer) {
-            let link = self.groups.best_link(group).ok_or(Shortage::Final)?;
+            self.groups.best_link(group).ok_or(Shortage::Final)?;
+            let link = self.groups.proven_link(now, group).ok_or(Shortage::Unproven(group))?;
             // RFC 7609 3.5.2-1, 3.5.2.1-3, 3.5.2.1-5
             return self.reserve(now, key, group, link, false);
         }
@@ -162,6 +174,7 @@ impl<N: Rnic> Gateway<N> {
     pub(super) fn connect_link(&mut self, now: Instant, key: Key, offer: &Offer) {
         let Some(group) = self.group_of_session(key) else { return };
         let agreement = self.agreement_of(key).unwrap_or(Agreement::V1);
+        self.hurry_trial(now, key, group);
         let connected = self.groups.connect(now, group, offer, agreement);
         if connected.is_err() || !self.accept_offer(now, key, offer) {
             // Before CONFIRM LINK nothing is decided yet: the connection can stay TCP (C.2).

@@ -86,20 +86,33 @@ pub struct KeyChange {
     pub new_base: u64,
 }
 
-/// When a link last brought anything. Written by the poller, read by the control thread, so that
-/// keepalive costs the data path one store.
+/// When a link last brought anything, and when something last arrived. Written by the poller, read
+/// by the control thread, so that keepalive costs the data path one store.
 #[derive(Debug, Default)]
-pub struct Activity(AtomicU64);
+pub struct Activity {
+    heard: AtomicU64,
+    proven: AtomicU64,
+}
 
 impl Activity {
     /// Notes that something came.
     pub fn note(&self, now: Instant) {
-        self.0.store(now.0, Ordering::Relaxed);
+        self.heard.store(now.0, Ordering::Relaxed);
     }
 
     /// When something last came.
     pub fn last(&self) -> Instant {
-        Instant(self.0.load(Ordering::Relaxed))
+        Instant(self.heard.load(Ordering::Relaxed))
+    }
+
+    /// Notes that the peer's NIC has acknowledged a message: the link carries in both directions.
+    pub fn prove(&self, now: Instant) {
+        self.proven.store(now.0, Ordering::Relaxed);
+    }
+
+    /// When it last did.
+    pub fn proven(&self) -> Instant {
+        Instant(self.proven.load(Ordering::Relaxed))
     }
 }
 

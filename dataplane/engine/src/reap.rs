@@ -43,8 +43,17 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     pub(crate) fn complete(&mut self, now: Instant, completion: Completion) {
         match completion {
             Completion::Wrote { lease, tag, .. } => self.wrote(now, lease, tag),
-            Completion::Sent { qp, tag: LLC, .. } => self.llc_sent(now, qp),
-            Completion::Sent { tag, status, .. } => self.sent(now, tag, status),
+            Completion::Sent { qp, tag, status } => {
+                if status == Status::Done
+                    && let Some(link) = self.links.by_qp(qp)
+                {
+                    link.activity.prove(now);
+                }
+                match tag {
+                    LLC => self.llc_sent(now, qp),
+                    _ => self.sent(now, tag, status),
+                }
+            }
             Completion::Received { qp, message } => self.received(now, qp, message),
             Completion::ReceivedLong { qp, message } => self.received_long(now, qp, message),
             Completion::Broke { qp, cause } => self.broke(now, qp, cause),

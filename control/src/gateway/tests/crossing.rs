@@ -45,9 +45,10 @@ fn declined_by_client(rig: &Rig) -> (Peer, TcpStream) {
 // RFC 7609 C.1-3, C.6-2
 #[test]
 fn a_decline_that_crosses_ours_reaches_nobody() {
-    let rigs = [Rig::server(60, ""), Rig::client(61, "")];
-    for (side, rig) in rigs.iter().enumerate() {
-        for (index, frame) in declines().into_iter().enumerate() {
+    // A gateway remembers a peer to which RoCE does not get through: each time another one.
+    let rigs = [Rig::server(60, ""), Rig::server(61, ""), Rig::client(62, ""), Rig::client(63, "")];
+    for (side, rigs) in rigs.chunks(2).enumerate() {
+        for (index, (rig, frame)) in rigs.iter().zip(declines()).enumerate() {
             let (mut peer, mut application) =
                 if side == 0 { declined_by_server(rig) } else { declined_by_client(rig) };
             let bytes = frame.encode();
@@ -74,8 +75,8 @@ fn a_decline_that_crosses_ours_reaches_nobody() {
 /// for an answer, or ends.
 #[test]
 fn bytes_that_are_like_a_decline_arrive() {
-    let rig = Rig::client(62, "");
-    for ends in [false, true] {
+    for (ends, number) in [(false, 64), (true, 65)] {
+        let rig = Rig::client(number, "");
         let (mut peer, mut application) = declined_by_client(&rig);
         peer.socket.write_all(&EYECATCHER[..3]).unwrap();
         if ends {
@@ -90,4 +91,50 @@ fn bytes_that_are_like_a_decline_arrive() {
             assert_echo(&mut peer.socket, &mut application);
         }
     }
+}
+
+/// A firewall between the RNICs is found out once: the connections that follow are TCP without
+/// delay, with a reason that tells the operator what to look for, whichever side remembers.
+#[test]
+fn a_path_that_failed_is_remembered() {
+    let near = Rig::client(66, "");
+    let (_peer, _application) = declined_by_client(&near);
+    let mut application = connect(near.gateway);
+    let mut peer = Peer::new(near.accept());
+    let Some(Frame::Decline(decline)) = peer.hear() else { panic!("no Proposal") };
+    assert_eq!(decline.diagnosis, Diagnosis::NO_ROCE_PATH);
+    assert_echo(&mut application, &mut peer.socket);
+
+    let far = Rig::server(67, "");
+    let (_peer, _server) = declined_by_server(&far);
+    let mut peer = Peer::new(connect(far.gateway));
+    let mut server = far.accept();
+    peer.say(&peer.proposal());
+    let Some(Frame::Decline(decline)) = peer.hear() else { panic!("no Accept") };
+    assert_eq!(decline.diagnosis, Diagnosis::NO_ROCE_PATH);
+    assert_echo(&mut peer.socket, &mut server);
+    for rig in [&near, &far] {
+        let fallbacks = rig.stats().fallbacks;
+        assert!(fallbacks.iter().any(|one| one.name == "NO_ROCE_PATH"), "{fallbacks:?}");
+    }
+}
+
+/// One connection finds out whether RoCE gets through again; if not, it stays TCP before its users
+/// notice.
+#[test]
+fn a_trial_is_short() {
+    let near = Rig::client(68, "");
+    let (_peer, _application) = declined_by_client(&near);
+    std::thread::sleep(Duration::from_millis(1_050));
+    let mut application = connect(near.gateway);
+    let mut trial = Peer::new(near.accept());
+    assert!(matches!(trial.hear(), Some(Frame::Proposal(_))));
+    let _other = connect(near.gateway);
+    let mut other = Peer::new(near.accept());
+    assert!(matches!(other.hear(), Some(Frame::Decline(_))), "one at a time");
+    trial.say(&Frame::Accept(trial.offer(HERE)));
+    assert!(matches!(trial.hear(), Some(Frame::Confirm(_))));
+    trial.socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    assert!(matches!(trial.hear(), Some(Frame::Decline(_))), "long before 1.3 s have passed");
+    assert_echo(&mut application, &mut trial.socket);
 }

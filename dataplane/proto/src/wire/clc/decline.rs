@@ -47,6 +47,8 @@ code_points! {
         CONFIRM_LINK_TIMED_OUT = 0x0201_0000,
         /// ADD LINK, or its answer, did not come.
         ADD_LINK_TIMED_OUT = 0x0202_0000,
+        /// TCP reaches the peer, RoCE did not lately. Ours alone: other stacks show the number.
+        NO_ROCE_PATH = 0x0203_0000,
         /// Configuration error.
         CONFIGURATION = 0x0300_0000,
         /// The peer's SYN did not carry the SMC option.

@@ -1,0 +1,48 @@
+//! Proof that a link still carries what we send, before a new connection depends on it.
+//!
+//! A network that no longer carries RoCE says nothing, and a queue pair finds out only by sending
+//! for a second or more. By then a new connection could not go back to TCP.
+
+use std::time::Duration;
+
+use smcr_engine::LinkId;
+use smcr_proto::Instant;
+use smcr_rnic::Rnic;
+
+use super::Groups;
+use super::group::{Group, GroupId, Link};
+use super::ports::{Pollers, QpOf};
+
+impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
+    /// The link that a new connection of a group should use, of those of which the peer's RNIC has
+    /// acknowledged something just now: the one with the fewest connections.
+    pub fn proven_link(&self, now: Instant, id: GroupId) -> Option<LinkId> {
+        let group = self.groups.get(&id)?;
+        let proven = |link: &&Link<N::Opening>| group.is_usable(link) && is_proven(now, link);
+        let usable = group.links.iter().filter(proven);
+        // RFC 7609 2.2-2, 2.3-1, 2.3-2, 3.5.2.1-6
+        usable.min_by_key(|link| (group.members_on(link.id), link.number)).map(|link| link.id)
+    }
+
+    /// Whether the peer's RNIC has acknowledged something on this link just now.
+    pub fn is_proven(&self, now: Instant, id: GroupId, link: LinkId) -> bool {
+        let link = self.groups.get(&id).and_then(|group| Group::link(group, link));
+        link.is_some_and(|link| is_proven(now, link))
+    }
+
+    /// Says how long the first link of a group may take to be confirmed. Call it before
+    /// [`connect`](Self::connect).
+    pub fn hurry(&mut self, id: GroupId, within: Duration) {
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.confirm_wait = Some(within);
+        }
+    }
+}
+
+fn is_proven<O>(now: Instant, link: &Link<O>) -> bool {
+    now.since(link.activity.proven()) < FRESH
+}
+
+/// How long a proof is good. A busy link proves itself with each message; asking one that rests
+/// costs a round trip.
+const FRESH: Duration = Duration::from_millis(100);

@@ -1,0 +1,90 @@
+//! A network that carries TCP and no RoCE, with a kernel at the other end.
+//!
+//! A kernel that has fallen back hands whatever then comes on TCP to its application, our Decline
+//! included; one that has gone on with SMC-R no longer reads it. So we must decline in time.
+
+use std::time::Duration;
+
+use crate::clock::now;
+use crate::fallback::echoed;
+use crate::gateway::{Setup, local};
+use crate::hosts::Hosts;
+use crate::place::{Place, Socket};
+use crate::rig::{EID, Rig};
+use crate::road::Course;
+
+const PORT: u16 = 7010;
+const CLIENT: &str = "mode send=30000 shut drain";
+const SERVER: &str = "mode echo";
+/// Connections of each row, one after another: the first finds out.
+const CONNECTIONS: usize = 4;
+/// What a connection may take that finds out: a kernel that waits for a message on the link looks
+/// at TCP only when it has waited in vain, up to four seconds; emulation is slow beside.
+const FINDS_OUT: Duration = Duration::from_secs(12);
+
+/// What of RoCE gets through to our gateway, and from it.
+#[derive(Clone, Copy, Debug)]
+enum Blocked {
+    Both,
+    Inwards,
+    Outwards,
+}
+
+/// Plays all rows of one direction: every byte must arrive, and none but those.
+pub(crate) fn stays_tcp(course: Course) {
+    let hosts = Hosts::new(&format!("blocked-{course:?}"));
+    for blocked in [Blocked::Both, Blocked::Inwards, Blocked::Outwards] {
+        let rig = Rig::new(&hosts);
+        let kernel = if course == Course::LinuxToGateway { &rig.one } else { &rig.two };
+        kernel.speak_smc(EID);
+        let deaf = match blocked {
+            Blocked::Both => vec![kernel, &rig.host],
+            Blocked::Inwards => vec![&rig.host],
+            Blocked::Outwards => vec![kernel],
+        };
+        deaf.iter().for_each(|place| block(place));
+        let took = converse(&rig, &hosts, course);
+        println!("{course:?}, {blocked:?}: {took:?}");
+        assert!(took.iter().all(|took| *took < FINDS_OUT), "{course:?}, {blocked:?}: {took:?}");
+        for place in deaf {
+            place.run(&["nft", "delete", "table", "inet", "cut"]);
+        }
+    }
+}
+
+/// How long each connection took, from the start of its client to its end.
+fn converse(rig: &Rig<'_>, hosts: &Hosts, course: Course) -> Vec<Duration> {
+    let host = &hosts.a;
+    let setup = Setup::new("gateway", host).smc(&format!("eids = [\"{EID}\"]"));
+    let gateway = match course {
+        Course::LinuxToGateway | Course::LinuxToLinux => setup.before(host, PORT),
+        Course::GatewayToLinux => setup.towards(*rig.two.at(PORT).ip(), PORT),
+    };
+    let _gateway = gateway.start(hosts, host);
+    let one = |_| {
+        let began = now();
+        let (client, server) = match course {
+            Course::LinuxToGateway | Course::LinuxToLinux => {
+                let server = rig.host.accept(Socket::Tcp, local(PORT), 1, "echo");
+                let client = rig.one.connect(Socket::Smc, host.at(PORT), 1, CLIENT);
+                (client, server.outcomes())
+            }
+            Course::GatewayToLinux => {
+                let server = rig.two.accept(Socket::Smc, rig.two.at(PORT), 1, SERVER);
+                let client = rig.host.connect(Socket::Tcp, local(PORT), 1, "send=30000 shut drain");
+                (client, server.outcomes())
+            }
+        };
+        let modes = echoed(&client, &server);
+        assert!(modes.iter().all(|mode| mode.starts_with("TCP")), "{modes:?}");
+        now() - began
+    };
+    (0..CONNECTIONS).map(one).collect()
+}
+
+/// Has a machine drop what comes in for RoCE.
+fn block(place: &Place<'_>) {
+    place.run(&["nft", "add table inet cut"]);
+    place.run(&["nft", "add chain inet cut in { type filter hook input priority 0; }"]);
+    place.run(&["nft", "add rule inet cut in udp dport 4791 drop"]);
+}
