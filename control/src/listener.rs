@@ -9,13 +9,14 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::net::{accept_with, connect, socket_with};
 use smcr_proto::Instant;
 use smcr_proto::handshake::Server;
-use smcr_proto::wire::clc::{Diagnosis, Framer};
+use smcr_proto::wire::clc::Diagnosis;
 use smcr_rnic::Rnic;
 
 use crate::config::{self, TcpKeepalive, Transport};
 use crate::gateway::Gateway;
 use crate::places::Place;
 use crate::reactor::{Key, Token};
+use crate::rendezvous::conversation::Conversation;
 use crate::sessions::{Newcomer, Rendezvous, Session, Talk};
 use crate::smc_option::OptionSource;
 
@@ -264,14 +265,11 @@ impl<N: Rnic> Gateway<N> {
             source,
             connected,
             deadline,
-            talk,
-            framer: Framer::new(),
+            conversation: Conversation::new(talk),
             waiting: None,
             answer_by: None,
             resources: None,
-            ended: false,
             place,
-            declined: false,
             far: None,
             trial: false,
             said_at: now,
@@ -290,7 +288,7 @@ impl<N: Rnic> Gateway<N> {
     fn watch_rendezvous(&mut self, key: Key) -> io::Result<()> {
         let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return Ok(()) };
         let reactor = &self.reactor;
-        match shaking.talk {
+        match shaking.conversation.talk {
             Talk::Connecting | Talk::Client(_) => {
                 reactor.watch_edges(&shaking.peer, Token::Peer(key))
             }

@@ -4,11 +4,13 @@
 //! socket towards the application is, and Accept is not sent before it is: an upstream that refuses
 //! is then a reset, seen by the application at the far end, and nothing has to be undone.
 //!
+//! - [`conversation`] is what is said, as a value;
 //! - `client` and `server` answer what the machines of the two sides ask;
 //! - `outcome` hands sockets over, or closes them;
 //! - `path` keeps connections from links that carry nothing.
 
 mod client;
+pub mod conversation;
 pub(crate) mod outcome;
 mod path;
 mod server;
@@ -18,10 +20,10 @@ use std::time::Duration;
 
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use smcr_engine::LinkId;
-use smcr_proto::handshake::{Agreement, ClientAction, HandshakeError, ServerAction, Verdict};
+use smcr_proto::handshake::{Agreement, ClientAction, HandshakeError, ServerAction};
 use smcr_proto::limits::CLC_WAIT;
 use smcr_proto::link_group::Role;
-use smcr_proto::wire::clc::{Decline, Diagnosis, FRAME_MAX, Frame, Offer};
+use smcr_proto::wire::clc::{Diagnosis, FRAME_MAX, Frame, Offer};
 use smcr_proto::wire::llc::DeleteReason;
 use smcr_proto::{Instant, RmbeSize};
 use smcr_rnic::{Exhausted, Rnic};
@@ -31,28 +33,14 @@ use crate::groups::{GroupId, Peer, PortId, Refusal};
 use crate::listener::connect_outcome;
 use crate::places::Place;
 use crate::reactor::{Event, Key};
-use crate::sessions::{Rendezvous, Resources, Session, Talk, Waiting};
-
-/// What one look at the peer's socket brought.
-#[expect(clippy::large_enum_variant, reason = "it lives as long as one message is handled")]
-enum Heard {
-    /// Nothing, for now.
-    Silence,
-    /// A message.
-    Frame(Frame),
-    /// The peer sends no more.
-    End,
-    /// The connection is broken.
-    Broken,
-    /// Something that is no CLC message, or one with a fault in it.
-    Nonsense(HandshakeError),
-}
+use crate::sessions::{Resources, Session, Talk, Waiting};
+use conversation::Effect;
 
 impl<N: Rnic> Gateway<N> {
     /// The socket that a rendezvous connects has an outcome.
     pub(crate) fn connect_event(&mut self, now: Instant, key: Key) {
         let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return };
-        let accepts_smc = matches!(shaking.talk, Talk::Server(_) | Talk::Pending(..))
+        let accepts_smc = matches!(shaking.conversation.talk, Talk::Server(_) | Talk::Pending(..))
             || self.listeners[usize::from(shaking.listener)].config.accept
                 == crate::config::Transport::Smc;
         let socket = if accepts_smc { &shaking.app } else { &shaking.peer };
@@ -67,7 +55,7 @@ impl<N: Rnic> Gateway<N> {
         let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
         shaking.connected = true;
         shaking.deadline = now + self.config.smc.handshake_timeout;
-        match &shaking.talk {
+        match &shaking.conversation.talk {
             Talk::Plain(reason) => {
                 let reason = *reason;
                 self.relay_tcp(now, key, reason);
@@ -81,7 +69,7 @@ impl<N: Rnic> Gateway<N> {
     /// Something happened to the peer's socket of a rendezvous.
     pub(crate) fn peer_event(&mut self, now: Instant, key: Key, event: Event) {
         let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return };
-        match &shaking.talk {
+        match &shaking.conversation.talk {
             Talk::Connecting => {
                 if let Err(error) = connect_outcome(&shaking.peer) {
                     self.refuse(key, &error);
@@ -96,79 +84,55 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 
-    /// Reads messages of the peer until there is none.
+    /// Reads what the peer says until there is no more.
     fn listen(&mut self, now: Instant, key: Key) {
         loop {
             let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
-            let result = match hear(shaking) {
-                Heard::Silence => return,
-                // A Linux program that half-closes at once ends TCP before we have heard, on the
-                // link, that the first contact succeeded. No message is missing.
-                Heard::End if shaking.talk.may_have_ended() => {
-                    shaking.ended = true;
+            let mut bytes = [0; FRAME_MAX];
+            let room = shaking.conversation.room();
+            match recv(&shaking.peer, &mut bytes[..room], RecvFlags::empty()) {
+                Ok((0, _)) => {
+                    shaking.conversation.end();
+                    self.advance(now, key);
                     return;
                 }
-                Heard::End | Heard::Broken => {
-                    self.fail(key, "the peer closed the connection during the rendezvous");
+                Ok((len, _)) => shaking.conversation.feed(&bytes[..len]),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
+                Err(_) => {
+                    self.fail(key, "the TCP connection broke during the rendezvous");
                     return;
                 }
-                Heard::Nonsense(error) => Err(error),
-                Heard::Frame(frame) => {
-                    tracing::trace!(session = key.index, ?frame, "received");
-                    match &mut shaking.talk {
-                        Talk::Client(client) => client.handle_frame(frame),
-                        Talk::Server(server) | Talk::Pending(server, _) => {
-                            server.handle_frame(frame)
-                        }
-                        Talk::Plain(_) | Talk::Connecting => return,
-                    }
-                }
-            };
-            match result {
-                Ok(()) => self.advance(now, key),
-                Err(error) => self.handshake_failed(now, key, error),
             }
+            self.advance(now, key);
         }
     }
 
     /// Says Decline, for a reason that the handshake machine does not know.
     fn decline_first(&mut self, now: Instant, key: Key, diagnosis: Diagnosis) {
-        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return };
-        let decline = match &shaking.talk {
-            Talk::Client(client) => client.decline_frame(diagnosis),
-            Talk::Server(server) | Talk::Pending(server, _) => server.decline_frame(diagnosis),
-            Talk::Plain(_) | Talk::Connecting => {
-                Frame::Decline(Decline { out_of_sync: false, peer_id: self.peer_id, diagnosis })
-            }
-        };
-        if self.say(key, &decline) {
-            self.relay_tcp(now, key, Some(diagnosis));
-        }
+        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
+        shaking.conversation.decline(self.peer_id, diagnosis);
+        self.advance(now, key);
     }
 
-    /// Does what the handshake machine demands.
+    /// Does what the conversation demands.
     fn advance(&mut self, now: Instant, key: Key) {
-        loop {
-            let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
-            match &mut shaking.talk {
-                Talk::Client(client) => {
-                    let Some(action) = client.poll_action() else { return };
-                    self.act_as_client(now, key, action);
-                }
-                Talk::Server(server) | Talk::Pending(server, _) => {
-                    let Some(action) = server.poll_action() else { return };
-                    self.act_as_server(now, key, action);
-                }
-                Talk::Plain(_) | Talk::Connecting => return,
+        while let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key)
+            && let Some(effect) = shaking.conversation.poll_effect()
+        {
+            match effect {
+                Effect::Client(action) => self.act_as_client(now, key, action),
+                Effect::Server(action) => self.act_as_server(now, key, action),
+                Effect::Say(frame) => self.say(key, &frame),
+                Effect::Failed(error) => self.handshake_failed(now, key, error),
+                Effect::FallBack(reason) => self.relay_tcp(now, key, reason),
+                Effect::Close(why) => self.fail(key, why),
             }
         }
     }
 
     fn act_as_client(&mut self, now: Instant, key: Key, action: ClientAction) {
         match action {
-            ClientAction::Send(frame) => {
-                self.say(key, &frame);
-            }
+            ClientAction::Send(frame) => self.say(key, &frame),
             ClientAction::OpenLink(offer) => self.open_link(now, key, &offer),
             ClientAction::JoinLink(offer) => self.join_link(now, key, &offer),
             ClientAction::Done => self.hand_over(now, key),
@@ -178,14 +142,12 @@ impl<N: Rnic> Gateway<N> {
 
     fn act_as_server(&mut self, now: Instant, key: Key, action: ServerAction) {
         match action {
-            ServerAction::Send(frame) => {
-                self.say(key, &frame);
-            }
+            ServerAction::Send(frame) => self.say(key, &frame),
             ServerAction::Provide(proposal) => {
                 if let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key)
-                    && let Talk::Server(server) = &shaking.talk
+                    && let Talk::Server(server) = &shaking.conversation.talk
                 {
-                    shaking.talk = Talk::Pending(server.clone(), proposal);
+                    shaking.conversation.talk = Talk::Pending(server.clone(), proposal);
                     shaking.answer_by = Some(now + ANSWER_WITHIN);
                 }
                 self.resume(now, key);
@@ -286,34 +248,19 @@ impl<N: Rnic> Gateway<N> {
     /// The first contact of this rendezvous succeeded.
     pub(crate) fn link_confirmed(&mut self, now: Instant, key: Key) {
         let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
-        match &mut shaking.talk {
-            Talk::Client(client) => client.link_confirmed(),
-            Talk::Server(server) => server.link_confirmed(),
-            Talk::Plain(_) | Talk::Connecting | Talk::Pending(..) => return,
-        }
+        shaking.conversation.link_confirmed();
         self.advance(now, key);
     }
 
     /// The first contact of this rendezvous failed.
     pub(crate) fn link_failed(&mut self, now: Instant, key: Key, committed: bool) {
-        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
-        // A peer that has ended its stream believes that its application has said all it had, by
-        // SMC-R.
-        let committed = committed || shaking.ended;
         self.path_failed(now, key);
         let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
-        let result = match &mut shaking.talk {
-            Talk::Client(client) => client.link_failed(committed),
-            Talk::Server(server) => server.link_failed(committed),
-            Talk::Plain(_) | Talk::Connecting | Talk::Pending(..) => return,
-        };
-        match result {
-            Ok(()) => self.advance(now, key),
-            Err(error) => self.handshake_failed(now, key, error),
-        }
+        shaking.conversation.link_failed(committed);
+        self.advance(now, key);
     }
 
-    /// The handshake ended in an error: falls back, or closes.
+    /// The handshake ended in an error. What becomes of the connection is another matter.
     fn handshake_failed(&mut self, now: Instant, key: Key, error: HandshakeError) {
         tracing::debug!(session = key.index, ?error, "the rendezvous failed");
         if let HandshakeError::Declined { diagnosis, out_of_sync } = error {
@@ -326,28 +273,20 @@ impl<N: Rnic> Gateway<N> {
         } else {
             self.handshakes_failed += 1;
         }
-        match error.verdict() {
-            Verdict::Close => self.fail(key, "the rendezvous failed"),
-            Verdict::FallBack(None) => self.relay_tcp(now, key, None),
-            Verdict::FallBack(Some(diagnosis)) => self.decline_first(now, key, diagnosis),
-        }
     }
 
-    /// Writes a message to the peer. Returns whether the rendezvous goes on.
-    fn say(&mut self, key: Key, frame: &Frame) -> bool {
-        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return false };
+    /// Writes a message to the peer.
+    fn say(&mut self, key: Key, frame: &Frame) {
+        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
         tracing::trace!(session = key.index, ?frame, "sent");
-        shaking.declined |= matches!(frame, Frame::Decline(_) | Frame::DeclineV2(_));
         shaking.said_at = self.clock.now();
         let encoded = frame.encode();
         let bytes = encoded.as_bytes();
         // A few dozen bytes always fit an empty send buffer; if not, the connection is no good.
         // RFC 7609 3.2-1
-        if send(&shaking.peer, bytes, SendFlags::NOSIGNAL) == Ok(bytes.len()) {
-            return true;
+        if send(&shaking.peer, bytes, SendFlags::NOSIGNAL) != Ok(bytes.len()) {
+            self.fail(key, "a CLC message could not be sent");
         }
-        self.fail(key, "a CLC message could not be sent");
-        false
     }
 
     /// Looks after everything that waits.
@@ -363,7 +302,7 @@ impl<N: Rnic> Gateway<N> {
                 continue;
             }
             let late = shaking.answer_by.is_some_and(|by| by <= now);
-            if late && shaking.connected && matches!(shaking.talk, Talk::Pending(..)) {
+            if late && shaking.connected && matches!(shaking.conversation.talk, Talk::Pending(..)) {
                 let crowded = shaking.place == Place::Wanted;
                 let why = if crowded { Diagnosis::TOO_BUSY } else { Diagnosis::TIMED_OUT };
                 self.answer_server(now, key, Err(why));
@@ -377,15 +316,8 @@ impl<N: Rnic> Gateway<N> {
                 }
                 continue;
             }
-            let result = match &mut shaking.talk {
-                Talk::Client(client) => client.handle_timeout(now),
-                Talk::Server(server) | Talk::Pending(server, _) => server.handle_timeout(now),
-                Talk::Plain(_) | Talk::Connecting => Ok(()),
-            };
-            match result {
-                Ok(()) => self.advance(now, key),
-                Err(error) => self.handshake_failed(now, key, error),
-            }
+            shaking.conversation.handle_timeout(now);
+            self.advance(now, key);
         }
     }
 
@@ -434,20 +366,21 @@ impl<N: Rnic> Gateway<N> {
 
     /// All the time of a rendezvous has passed.
     fn rendezvous_timed_out(&mut self, now: Instant, key: Key) {
-        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return };
+        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
         if !shaking.connected {
             self.refuse(key, &io::ErrorKind::TimedOut.into());
-        } else if matches!(shaking.talk, Talk::Pending(..)) {
+        } else if matches!(shaking.conversation.talk, Talk::Pending(..)) {
             self.answer_server(now, key, Err(Diagnosis::TIMED_OUT));
         } else {
-            self.handshake_failed(now, key, HandshakeError::TimedOut);
+            shaking.conversation.fail(HandshakeError::TimedOut);
+            self.advance(now, key);
         }
     }
 
     /// Which version a rendezvous has come to.
     fn agreement_of(&self, key: Key) -> Option<Agreement> {
         let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return None };
-        match &shaking.talk {
+        match &shaking.conversation.talk {
             Talk::Client(client) => client.agreement().copied(),
             Talk::Server(server) | Talk::Pending(server, _) => server.agreement().copied(),
             Talk::Plain(_) | Talk::Connecting => None,
@@ -483,25 +416,3 @@ pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(CLC_WAIT.as_secs(
 /// How long a rendezvous waits for the peer to know another RMB. Deployed peers give the exchange
 /// this long.
 const ELEMENT_WAIT: Duration = Duration::from_secs(2);
-
-/// Reads the next message of the peer.
-fn hear(shaking: &mut Rendezvous) -> Heard {
-    loop {
-        match shaking.framer.next_frame() {
-            Ok(Some(frame)) => return Heard::Frame(frame),
-            Ok(None) => {}
-            Err(malformed) => return Heard::Nonsense(malformed.into()),
-        }
-        let mut bytes = [0; FRAME_MAX];
-        let room = FRAME_MAX - shaking.framer.leftover().len();
-        match recv(&shaking.peer, &mut bytes[..room], RecvFlags::empty()) {
-            Ok((0, _)) => return Heard::End,
-            Ok((len, _)) => {
-                let taken = shaking.framer.feed(&bytes[..len]);
-                assert_eq!(taken, len, "no more was read than the framer has room for");
-            }
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Heard::Silence,
-            Err(_) => return Heard::Broken,
-        }
-    }
-}

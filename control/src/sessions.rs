@@ -7,12 +7,13 @@ use smcr_engine::ConnectionId;
 use smcr_memory::Rmbe;
 use smcr_proto::Instant;
 use smcr_proto::handshake::{Client, Server};
-use smcr_proto::wire::clc::{Diagnosis, Framer, Offer, Proposal};
+use smcr_proto::wire::clc::{Diagnosis, Offer, Proposal};
 
 use crate::groups::{GroupId, PortId};
 use crate::paths::Far;
 use crate::places::Place;
 use crate::reactor::Key;
+use crate::rendezvous::conversation::Conversation;
 
 /// A connection on its way through this process.
 pub enum Session {
@@ -49,22 +50,16 @@ pub struct Rendezvous {
     pub connected: bool,
     /// When we give up: connecting at first, then the rendezvous as a whole.
     pub deadline: Instant,
-    /// Who talks.
-    pub talk: Talk,
-    /// Cuts what the peer sends into messages.
-    pub framer: Framer,
+    /// What is said on it.
+    pub conversation: Conversation,
     /// The element it waits for.
     pub waiting: Option<Waiting>,
     /// When a client must have an answer to its Proposal.
     pub answer_by: Option<Instant>,
     /// What this rendezvous holds, and must give back if it fails.
     pub resources: Option<Resources>,
-    /// The peer has ended its direction of the TCP connection.
-    pub ended: bool,
     /// Whether it is one of those that are limited.
     pub place: Place,
-    /// We have said Decline, which one of the peer's may cross.
-    pub declined: bool,
     /// Who is at the other end, once that decides whether there is SMC-R.
     pub far: Option<Far>,
     /// It finds out whether RoCE gets through again.

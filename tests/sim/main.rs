@@ -7,6 +7,7 @@
 mod application;
 mod closing;
 mod cluster;
+mod declines;
 mod failover;
 mod flood;
 mod flows;

@@ -46,7 +46,7 @@ impl<N: Rnic> Gateway<N> {
             None => Client::new(now, proposal),
         };
         let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
-        shaking.talk = Talk::Client(client);
+        shaking.conversation.talk = Talk::Client(client);
         self.advance(now, key);
     }
 
@@ -101,7 +101,7 @@ impl<N: Rnic> Gateway<N> {
     /// What our Proposal says the link of a first contact would go through.
     fn proposed_port(&self, key: Key) -> Option<(Gid, MacAddress)> {
         let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return None };
-        let Talk::Client(client) = &shaking.talk else { return None };
+        let Talk::Client(client) = &shaking.conversation.talk else { return None };
         Some(client.port())
     }
 
@@ -172,7 +172,7 @@ impl<N: Rnic> Gateway<N> {
     ) {
         let gids = self.group_of_session(key).map(|group| self.groups.addresses(group));
         let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
-        let Talk::Client(client) = &mut shaking.talk else { return };
+        let Talk::Client(client) = &mut shaking.conversation.talk else { return };
         match ours {
             Ok(ours) => match client.agreement() {
                 Some(Agreement::V2(_)) => {

@@ -25,7 +25,7 @@ impl<N: Rnic> Gateway<N> {
         let connection = resources.connection;
         self.session_of[usize::from(connection.slot)] = Some(key);
         self.groups.hand_over(connection, shaking.app, resources.rmbe);
-        if shaking.ended {
+        if shaking.conversation.has_ended() {
             self.suspects.push_back((now, key));
         }
         self.connections_smc += 1;
@@ -39,7 +39,7 @@ impl<N: Rnic> Gateway<N> {
                 transport: Carried::Smc {
                     group: resources.group,
                     tcp: shaking.peer,
-                    ended: shaking.ended,
+                    ended: shaking.conversation.has_ended(),
                 },
             }),
         );
@@ -69,8 +69,8 @@ impl<N: Rnic> Gateway<N> {
             near: shaking.app,
             far: shaking.peer,
             from_near: Vec::new(),
-            from_far: shaking.framer.leftover().to_vec(),
-            declined: shaking.declined,
+            from_far: shaking.conversation.leftover().to_vec(),
+            declined: shaking.conversation.has_declined(),
         });
         self.groups.pollers_mut().command(port, Command::Relay { connection, established });
         self.session_of[usize::from(connection.slot)] = Some(key);

@@ -32,7 +32,7 @@ impl<N: Rnic> Gateway<N> {
         if !shaking.trial {
             return;
         }
-        let wait = match &shaking.talk {
+        let wait = match &shaking.conversation.talk {
             Talk::Client(_) => TRIAL_OF_CLIENT,
             Talk::Server(_) | Talk::Pending(..) | Talk::Plain(_) | Talk::Connecting => {
                 TRIAL_OF_SERVER

@@ -19,7 +19,7 @@ impl<N: Rnic> Gateway<N> {
     /// the same peer is under way.
     pub(crate) fn resume(&mut self, now: Instant, key: Key) {
         let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return };
-        let Talk::Pending(server, proposal) = &shaking.talk else { return };
+        let Talk::Pending(server, proposal) = &shaking.conversation.talk else { return };
         if !shaking.connected {
             return;
         }
@@ -77,7 +77,7 @@ impl<N: Rnic> Gateway<N> {
     ) {
         let direct = self.is_direct(key);
         let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
-        let Talk::Pending(server, _) = &mut shaking.talk else { return };
+        let Talk::Pending(server, _) = &mut shaking.conversation.talk else { return };
         match answer {
             Ok(ours) => {
                 // It may have waited for others; what follows is its own.
@@ -92,7 +92,7 @@ impl<N: Rnic> Gateway<N> {
                 self.fallback_reasons.insert(key, diagnosis);
             }
         }
-        shaking.talk = Talk::Server(server.clone());
+        shaking.conversation.talk = Talk::Server(server.clone());
         self.advance(now, key);
     }
 
@@ -165,7 +165,7 @@ impl<N: Rnic> Gateway<N> {
     /// Whether the client's port is in the subnet of ours.
     fn is_direct(&self, key: Key) -> bool {
         let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return false };
-        let Talk::Pending(_, proposal) = &shaking.talk else { return false };
+        let Talk::Pending(_, proposal) = &shaking.conversation.talk else { return false };
         let group = shaking.resources.as_ref().map(|resources| resources.group);
         group.is_some_and(|group| self.groups.is_direct(group, proposal.gid))
     }
