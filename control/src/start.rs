@@ -315,6 +315,8 @@ fn publish(fabric: &SoftFabric, traffic: &Traffic) {
         (&traffic.packets_in, counters.packets_in),
         (&traffic.packets_out, counters.packets_out),
         (&traffic.retransmits, counters.retransmits),
+        (&traffic.path_raised, counters.path_raised),
+        (&traffic.path_lowered, counters.path_lowered),
         (&traffic.icrc_errors, counters.icrc_errors),
         (&traffic.rkey_errors, counters.rkey_errors),
     ] {

@@ -197,6 +197,9 @@ pub struct Link {
     pub peer_gid: String,
     /// Connections that send on it.
     pub connections: u32,
+    /// Bytes of payload that its packets have at most, as the path to the peer allows; 0 if that is
+    /// not known.
+    pub payload: u32,
 }
 
 /// One polling thread.
@@ -239,6 +242,10 @@ pub struct Rnic {
     pub packets_out: u64,
     /// RoCE packets sent again.
     pub retransmits: u64,
+    /// Times that a path turned out to carry larger packets.
+    pub path_raised: u64,
+    /// Times that a path turned out not to carry packets that were sent: they were cut anew.
+    pub path_lowered: u64,
     /// Packets dropped because their ICRC was wrong.
     pub icrc_errors: u64,
     /// Requests refused because their RKey or bounds were wrong.
@@ -346,12 +353,15 @@ pub(crate) mod tests {
             ("/active", "smc tcp"),
             ("/fallbacks/0", "code name count"),
             ("/link_groups/0", "id role version peer_id type connections links rmbs"),
-            ("/link_groups/0/links/0", "id number state rnic qpn peer_qpn peer_gid connections"),
+            (
+                "/link_groups/0/links/0",
+                "id number state rnic qpn peer_qpn peer_gid connections payload",
+            ),
             ("/pollers/0", "core turns turns_idle connections"),
             (
                 "/rnics/0",
                 "name kind device gid state links mtu packets_in packets_out retransmits \
-                 icrc_errors rkey_errors",
+                 path_raised path_lowered icrc_errors rkey_errors",
             ),
         ] {
             let object = json.pointer(place).unwrap().as_object().unwrap();

@@ -54,6 +54,10 @@ pub struct Traffic {
     pub packets_out: AtomicU64,
     /// RoCE packets sent again.
     pub retransmits: AtomicU64,
+    /// Times that a path turned out to carry larger packets.
+    pub path_raised: AtomicU64,
+    /// Times that a path turned out not to carry packets that were sent.
+    pub path_lowered: AtomicU64,
     /// Packets whose ICRC was wrong.
     pub icrc_errors: AtomicU64,
     /// Requests whose key or range was wrong.
@@ -202,7 +206,11 @@ impl<N: Rnic> Gateway<N> {
     }
 
     fn group_row(&self, id: GroupId, group: &Group<N::Opening>) -> LinkGroup {
-        let row = |link| link_row(group, link, &self.groups.ports()[link.port.0].name);
+        let row = |link: &groups::Link<N::Opening>| {
+            let port = &self.groups.ports()[link.port.0];
+            let payload = port.rnic.as_ref().and_then(|rnic| rnic.payload(link.ours.qpn));
+            Link { payload: payload.unwrap_or(0), ..link_row(group, link, &port.name) }
+        };
         LinkGroup {
             id: id.0,
             role: role_name(group.role).to_owned(),
@@ -282,6 +290,8 @@ impl<N: Rnic> Gateway<N> {
                     same.packets_in += row.packets_in;
                     same.packets_out += row.packets_out;
                     same.retransmits += row.retransmits;
+                    same.path_raised += row.path_raised;
+                    same.path_lowered += row.path_lowered;
                     same.icrc_errors += row.icrc_errors;
                     same.rkey_errors += row.rkey_errors;
                 }
@@ -306,6 +316,8 @@ impl<N: Rnic> Gateway<N> {
             packets_in: read(&info.traffic.packets_in),
             packets_out: read(&info.traffic.packets_out),
             retransmits: read(&info.traffic.retransmits),
+            path_raised: read(&info.traffic.path_raised),
+            path_lowered: read(&info.traffic.path_lowered),
             icrc_errors: read(&info.traffic.icrc_errors),
             rkey_errors: read(&info.traffic.rkey_errors),
         })
@@ -421,6 +433,7 @@ fn link_row<O>(group: &Group<O>, link: &groups::Link<O>, rnic: &str) -> Link {
         peer_qpn: link.theirs.map_or(0, |theirs| theirs.qpn.0),
         peer_gid: link.theirs.map_or(group.peer.gid, |theirs| theirs.gid).to_string(),
         connections: u32::try_from(group.members_on(link.id)).unwrap_or(u32::MAX),
+        payload: 0,
     }
 }
 

@@ -326,6 +326,7 @@ pub(crate) struct GroupV2 {
 #[derive(Debug, Deserialize)]
 pub(crate) struct Link {
     pub(crate) state: String,
+    pub(crate) payload: u32,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -355,6 +356,7 @@ pub(crate) struct Active {
 #[derive(Debug, Deserialize)]
 pub(crate) struct Rnic {
     pub(crate) state: String,
+    pub(crate) path_lowered: u64,
 }
 
 #[derive(Debug, Deserialize)]

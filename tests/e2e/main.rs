@@ -24,6 +24,7 @@ mod http;
 mod ipv6;
 mod keepalive;
 mod lifecycle;
+mod narrow;
 mod page;
 mod pattern;
 mod process;

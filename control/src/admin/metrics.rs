@@ -119,6 +119,10 @@ impl Snapshot {
         page.counter("rnic_packets_out", "Packets sent.", None, each(|it| it.packets_out))?;
         let help = "Packets sent again.";
         page.counter("rnic_retransmits", help, None, each(|it| it.retransmits))?;
+        let help = "Times that a path turned out to carry larger packets.";
+        page.counter("rnic_path_raised", help, None, each(|it| it.path_raised))?;
+        let help = "Times that packets did not pass, and were cut smaller.";
+        page.counter("rnic_path_lowered", help, None, each(|it| it.path_lowered))?;
         let help = "Packets dropped for a wrong ICRC.";
         page.counter("rnic_icrc_errors", help, None, each(|it| it.icrc_errors))?;
         let help = "Requests refused for a wrong RKey or bounds.";

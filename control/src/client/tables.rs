@@ -127,9 +127,10 @@ fn links(out: &mut String, stats: &Stats) {
             format!("{}-{}", it.qpn, it.peer_qpn),
             it.peer_gid.clone(),
             it.connections.to_string(),
+            it.payload.to_string(),
         ]
     };
-    let head = ["LINK", "GROUP", "NUMBER", "STATE", "RNIC", "QP", "PEER", "CONNS"];
+    let head = ["LINK", "GROUP", "NUMBER", "STATE", "RNIC", "QP", "PEER", "CONNS", "PAYLOAD"];
     paragraph(out, &head, links.map(row));
 }
 
@@ -346,6 +347,7 @@ mod tests {
             qpn: 17,
             peer_qpn: 19,
             peer_gid: "::ffff:10.8.0.2".to_owned(),
+            payload: 1420,
         };
         let group =
             LinkGroup { id: 3, role: "client".to_owned(), links: vec![link], ..Default::default() };
@@ -354,7 +356,9 @@ mod tests {
         let text = stats_text(&stats);
         assert!(text.contains("\ntimed out  0x02000000  4\n"), "{text}");
         assert!(
-            text.contains("\n9     3      1       active  soft0  17-19  ::ffff:10.8.0.2  3\n"),
+            text.contains(
+                "\n9     3      1       active  soft0  17-19  ::ffff:10.8.0.2  3      1420\n"
+            ),
             "{text}"
         );
         assert!(!text.contains("POLLER"), "{text}");

@@ -33,13 +33,14 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let rnic = self.ports[port.0].rnic.as_mut().ok_or(Exhausted)?;
         // RFC 7609 2.1-6
         let domain = rnic.open_domain()?;
-        let opening = match rnic.open_for(domain, peer.messages()) {
+        let mut opening = match rnic.open_for(domain, peer.messages()) {
             Ok(opening) => opening,
             Err(exhausted) => {
                 rnic.close_domain(domain);
                 return Err(exhausted);
             }
         };
+        opening.fit_path_to(peer.gid);
         self.links_made += 1;
         self.groups_made += 1;
         let id = GroupId(self.groups_made);

@@ -18,7 +18,7 @@ use std::os::fd::BorrowedFd;
 
 use smcr_memory::{Lease, Region};
 pub use smcr_proto::QpAddress;
-use smcr_proto::{Gid, Instant, MacAddress, Mtu, Rkey};
+use smcr_proto::{Gid, Instant, MacAddress, Mtu, Qpn, Rkey};
 
 /// Length in bytes of the messages that queue pairs carry.
 pub const MESSAGE_LEN: usize = 44;
@@ -82,6 +82,12 @@ pub trait Rnic {
     /// promised that they arrive.
     fn has_route(&self, peer: Gid) -> bool;
 
+    /// Bytes of payload that packets of one of its queue pairs have now, as the path allows; `None`
+    /// if that is not known.
+    fn payload(&self, _: Qpn) -> Option<u32> {
+        None
+    }
+
     /// Opens a protection domain.
     ///
     /// # Errors
@@ -135,6 +141,10 @@ pub trait Opening {
 
     /// What the peer must be told.
     fn address(&self) -> QpAddress;
+
+    /// Asks the peer for packets no larger than what the host knows to be carried between the two.
+    /// This changes what the peer must be told.
+    fn fit_path_to(&mut self, _peer: Gid) {}
 
     /// Brings the queue pair to RTS. The result is moved to its poller, and comes back only to be
     /// destroyed.

@@ -49,6 +49,19 @@ impl Congestion {
         base.saturating_mul(1 << self.backoff.min(BACKOFF_MAX)).min(TIMEOUT_MAX)
     }
 
+    /// How long an answer takes at most, if it comes: as [`timeout`](Self::timeout), but for what
+    /// was waited in vain.
+    pub(super) fn patience(&self) -> Duration {
+        Self { backoff: 0, ..self.clone() }.timeout().max(2 * TIMEOUT_MIN)
+    }
+
+    /// From now on packets have up to `mtu` bytes of payload. Silence that was due to their size
+    /// tells nothing of how long answers take.
+    pub(super) fn resized(&mut self, mtu: u32) {
+        self.mtu = mtu;
+        self.backoff = 0;
+    }
+
     /// A round trip as measured, or the shortest timeout if none was.
     pub(super) fn round_trip(&self) -> Duration {
         self.round_trip.map_or(TIMEOUT_MIN, |(smooth, _)| smooth)
@@ -111,7 +124,7 @@ const TIMEOUT_FIRST: Duration = Duration::from_millis(4);
 /// At 1 % loss a shorter one gains nothing, and a longer one costs half of the throughput.
 const TIMEOUT_MIN: Duration = Duration::from_millis(1);
 /// What Linux SMC gives a hardware NIC: code 15, 4.096 us * 2^15.
-const TIMEOUT_MAX: Duration = Duration::from_micros(134_218);
+pub(super) const TIMEOUT_MAX: Duration = Duration::from_micros(134_218);
 const BACKOFF_MAX: u32 = 8;
 
 #[cfg(test)]

@@ -9,6 +9,12 @@ pub struct Counters {
     pub packets_out: u64,
     /// Handed to the wire once more.
     pub retransmits: u64,
+    /// Packets that only asked whether their size passes.
+    pub path_questions: u64,
+    /// Times that packets became larger, the path having been asked.
+    pub path_raised: u64,
+    /// Times that what was not acknowledged was cut anew, for smaller packets.
+    pub path_lowered: u64,
     /// Acknowledgement timers that ran out.
     pub timeouts: u64,
     /// Timeouts that turned out to be hasty: the answer was only late.

@@ -94,6 +94,15 @@ impl<W: Wire> Fabric<W> {
         &self.counters
     }
 
+    /// Bytes of payload that packets of a queue pair have at most, as its path allows.
+    ///
+    /// # Panics
+    ///
+    /// If `qp` is not adopted.
+    pub fn payload(&self, qp: QpId) -> u32 {
+        self.pairs.get(qp).payload()
+    }
+
     /// What carries the packets.
     pub fn wire(&self) -> &W {
         &self.wire

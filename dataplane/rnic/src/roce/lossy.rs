@@ -1,12 +1,16 @@
 //! A wire in memory that loses, repeats, reorders and damages packets, as a seed dictates.
 //!
 //! For tests: the same seed and the same calls give the same packets. Neighbouring packets of a run
-//! arrive as one train, as the kernel delivers them, unless something happened to one of them.
+//! arrive as one train, as the kernel delivers them, unless something happened to one of them. A
+//! router may be on the way that drops large packets, and packets may linger somewhere.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use smcr_proto::Instant;
 
 use super::batch::{Run, SEGMENTS_MAX, Sent, Train, Wire};
 use crate::dice::{Chance, Dice};
@@ -49,6 +53,19 @@ struct Inner {
     cannot_segment: bool,
     queues: HashMap<SocketAddr, VecDeque<Arrival>>,
     carried: u64,
+    /// Longer packets are dropped.
+    len_max: usize,
+    /// How many packets linger, and for how long at most.
+    linger: (Chance, Duration),
+    lingering: Vec<Lingering>,
+    now: Instant,
+}
+
+#[derive(Debug)]
+struct Lingering {
+    until: Instant,
+    target: SocketAddr,
+    arrival: Arrival,
 }
 
 #[derive(Clone, Debug)]
@@ -70,6 +87,10 @@ impl Network {
             cannot_segment: false,
             queues: HashMap::new(),
             carried: 0,
+            len_max: usize::MAX,
+            linger: (Chance::NEVER, Duration::ZERO),
+            lingering: Vec::new(),
+            now: Instant(0),
         };
         Self { inner: Arc::new(Mutex::new(inner)) }
     }
@@ -87,6 +108,31 @@ impl Network {
     /// From now on other odds apply.
     pub fn change_odds(&self, odds: Odds) {
         self.lock().odds = odds;
+    }
+
+    /// From now on a router drops IP packets of more than `bytes` bytes, and says nothing.
+    pub fn drop_beyond(&self, bytes: usize) {
+        self.lock().len_max = bytes - IP_UDP_LEN;
+    }
+
+    /// From now on as many packets linger on their way, for up to `longest`, as `chance` says.
+    pub fn linger(&self, chance: Chance, longest: Duration) {
+        self.lock().linger = (chance, longest);
+    }
+
+    /// It is `now`: those that lingered until then arrive. Returns when the next one will.
+    pub fn pass(&self, now: Instant) -> Option<Instant> {
+        let mut inner = self.lock();
+        inner.now = now;
+        let (due, later): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut inner.lingering).into_iter().partition(|it| it.until <= now);
+        inner.lingering = later;
+        for Lingering { target, arrival, .. } in due {
+            if let Some(queue) = inner.queues.get_mut(&target) {
+                queue.push_back(arrival);
+            }
+        }
+        inner.lingering.iter().map(|it| it.until).min()
     }
 
     /// Packets that were sent so far, lost ones included.
@@ -112,7 +158,7 @@ impl Inner {
         let mut joins = false;
         for (index, packet) in bytes[run.range.clone()].chunks(run.segment_len).enumerate() {
             self.carried += 1;
-            if self.dice.roll(self.odds.loss) {
+            if packet.len() > self.len_max || self.dice.roll(self.odds.loss) {
                 joins = false;
                 continue;
             }
@@ -126,6 +172,12 @@ impl Inner {
             if self.dice.roll(self.odds.damage) {
                 let at = self.dice.index(packet.len());
                 arrival.bytes[at] ^= 1 << self.dice.index(8);
+            }
+            if self.linger.0 > Chance::NEVER && self.dice.roll(self.linger.0) {
+                let until = self.now + self.dice.duration(&(Duration::ZERO..=self.linger.1));
+                self.lingering.push(Lingering { until, target: run.target, arrival });
+                joins = false;
+                continue;
             }
             let overtakes = self.dice.roll(self.odds.overtake);
             let repeats = self.dice.roll(self.odds.repeat);
@@ -198,6 +250,8 @@ impl Wire for Lossy {
     }
 }
 
+/// Headers of IPv4 and UDP.
+const IP_UDP_LEN: usize = 28;
 /// How many trains one can overtake.
 const OVERTAKE_MAX: usize = 8;
 /// Trains that one `receive` takes.

@@ -13,6 +13,8 @@
 //! - A write travels as a train of WRITE ONLY packets, each complete in itself, all but the last of
 //!   one size. Equal packets followed by one shorter one leave in one system call
 //!   (`batch`), and so do the equal messages of many connections.
+//! - How large packets may be is found out by asking, and again when they do not come across; what
+//!   was cut too large is cut anew (`path`).
 //! - Acknowledgements are owed, not sent: at most one per queue pair and turn, and it rides behind
 //!   data where it can (`responder`).
 //! - The control thread's half ([`Rnic`]) and the poller's ([`Fabric`]) share two queues and no
@@ -34,6 +36,7 @@ mod icrc;
 mod keys;
 pub mod lossy;
 mod pair;
+mod path;
 mod psn;
 mod request;
 mod requester;

@@ -1,6 +1,8 @@
 //! A queue pair on its fabric: the two halves, and the states between RTS and gone.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use smcr_proto::Instant;
 
@@ -9,7 +11,6 @@ use super::counters::Counters;
 use super::icrc::Flow;
 use super::keys::Keys;
 use super::psn;
-use super::request::Segments;
 use super::requester::Requester;
 use super::responder::{Occasion, Received, Refused, Responder};
 use super::rnic::Qp;
@@ -28,6 +29,8 @@ pub(super) struct Pair {
     pub(super) target: SocketAddr,
     flow: Flow,
     requester: Requester,
+    /// What was last published of the size of its packets, and where.
+    published: (u32, Arc<AtomicU32>),
     responder: Responder,
     pub(super) state: State,
 }
@@ -69,14 +72,15 @@ impl Pair {
     /// Takes over `qp`, whose packets leave from `local`.
     pub(super) fn new(id: QpId, qp: Qp, local: SocketAddr) -> Self {
         let target = SocketAddr::new(qp.peer.gid.to_ip(), local.port());
-        let segments = Segments { write: qp.mtu_out, message: qp.mtu_in };
+        let (peer, payloads) = ((qp.peer.qpn, qp.local.psn), (qp.mtu, qp.known));
         Self {
             id,
             peer: qp.peer.qpn,
             target,
             flow: Flow::new(local, target),
-            requester: Requester::new(qp.peer.qpn, qp.local.psn, segments, qp.window_max),
-            responder: Responder::new(qp.domain, qp.messages, qp.mtu_in, qp.peer.psn),
+            requester: Requester::new(peer, payloads, qp.window_max),
+            published: (0, qp.payload),
+            responder: Responder::new(qp.domain, qp.messages, qp.mtu, qp.peer.psn),
             ticket: qp.ticket,
             state: State::Ready,
         }
@@ -85,6 +89,11 @@ impl Pair {
     /// How many more requests fit.
     pub(super) fn room(&self) -> usize {
         self.requester.room()
+    }
+
+    /// Bytes of payload that its packets have at most.
+    pub(super) fn payload(&self) -> u32 {
+        self.requester.payload()
     }
 
     /// Queues a request. If the queue pair is broken, it is flushed by the next `poll`.
@@ -137,6 +146,7 @@ impl Pair {
 
     /// Looks at the clock: retransmission, pauses, and the end of patience.
     pub(super) fn expire(&mut self, now: Instant, counters: &mut Counters) -> News {
+        self.publish();
         match self.state {
             State::Ready => match self.requester.expire(now, counters) {
                 Ok(()) => News::None,
@@ -250,6 +260,15 @@ impl Pair {
                 false
             }
             State::Released => self.requester.flush(self.id, out),
+        }
+    }
+
+    fn publish(&mut self) {
+        let (told, place) = &mut self.published;
+        let payload = self.requester.payload();
+        if *told != payload {
+            *told = payload;
+            place.store(payload, Ordering::Relaxed);
         }
     }
 

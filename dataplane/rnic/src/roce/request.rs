@@ -4,6 +4,8 @@
 //! last are of one size: FIRST, MIDDLE and LAST differ in length, and would not leave in one system
 //! call. A long message has no other way: the receiver joins FIRST, MIDDLE and LAST, and demands
 //! that all but the last are as long as both ends have agreed on.
+//!
+//! A write may be cut anew, for smaller packets, from the first on that is not acknowledged.
 
 use smcr_memory::Lease;
 use smcr_proto::Rkey;
@@ -40,6 +42,8 @@ pub(super) struct Place {
 pub(super) struct Request {
     /// Where its first packet is.
     start: Mark,
+    /// Bytes before its first packet, acknowledged before it was cut anew.
+    skipped: u32,
     /// How many packets it is.
     pub(super) packets: u32,
     /// Payload of each but the last.
@@ -86,7 +90,31 @@ impl Request {
             Outgoing::SendLong(_) => segments.message,
         };
         let packets = body.len().div_ceil(segment).max(1);
-        Self { start, packets, segment, tag, body }
+        Self { start, skipped: 0, packets, segment, tag, body }
+    }
+
+    /// Cuts what comes after its first `acknowledged` packets anew, from `start` on. A message of
+    /// several packets stays as it is: its receiver demands the size that was agreed on.
+    pub(super) fn cut(&mut self, acknowledged: u32, start: Mark, segment: u32) {
+        assert!(acknowledged < self.packets);
+        match self.body {
+            Outgoing::Write { .. } | Outgoing::Send(_) => {
+                self.skipped += acknowledged * self.segment;
+                self.segment = segment;
+                self.packets = self.rest().div_ceil(segment).max(1);
+                self.start = start;
+            }
+            Outgoing::SendLong(_) => {
+                let before = u64::from(acknowledged);
+                let cost = before * u64::from(self.segment + PACKET_COST);
+                self.start = Mark { sequence: start.sequence - before, cost: start.cost - cost };
+            }
+        }
+    }
+
+    /// Bytes that its packets carry.
+    fn rest(&self) -> u32 {
+        self.body.len() - self.skipped
     }
 
     /// What the caller is told when it has ended.
@@ -101,7 +129,7 @@ impl Request {
     /// One past its last packet.
     pub(super) fn end(&self) -> Mark {
         let packets = u64::from(self.packets);
-        let cost = u64::from(self.body.len()) + packets * u64::from(PACKET_COST);
+        let cost = u64::from(self.rest()) + packets * u64::from(PACKET_COST);
         Mark { sequence: self.start.sequence + packets, cost: self.start.cost + cost }
     }
 
@@ -131,7 +159,7 @@ impl Request {
 
     /// Bytes of payload of one of its packets.
     pub(super) fn payload_len(&self, packet: u32) -> u32 {
-        self.segment.min(self.body.len() - packet * self.segment)
+        self.segment.min(self.rest() - packet * self.segment)
     }
 
     /// Bytes of one of its packets.
@@ -146,7 +174,7 @@ impl Request {
         let payload_end = payload_at + header.payload_len;
         match &self.body {
             Outgoing::Write { lease, rkey, address } => {
-                let at = packet * self.segment;
+                let at = self.skipped + packet * self.segment;
                 let address = address.wrapping_add(at.into());
                 let len = u32::try_from(header.payload_len).expect("at most the MTU");
                 let reth = Reth { address, rkey: *rkey, len };

@@ -2,7 +2,8 @@
 //!
 //! Nothing is kept per packet: a packet can be built again from its request at any time, so going
 //! back is moving a cursor. Packets are counted in `u64` from the first one (`sequence`); the 24
-//! bits of a PSN exist only on the wire.
+//! bits of a PSN exist only on the wire. How large packets may be is found out beside that
+//! (`path`).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,10 +12,14 @@ use smcr_proto::{Instant, Psn, Qpn};
 
 use super::congestion::Congestion;
 use super::counters::Counters;
+use super::path::Path;
+use super::psn::PSN_MASK;
 use super::request::{Mark, Place, Request, Segments};
-use super::wire::{Aeth, Bth, SEND_LAST, SEND_ONLY, Syndrome};
+use super::wire::{Aeth, Bth, SEND_LAST, SEND_ONLY, Syndrome, build_nothing, nothing_len};
 use super::{PACKET_COST, SEND_QUEUE_DEPTH, psn};
 use crate::{Cause, Completion, QpId, Status, Work};
+
+mod size;
 
 /// The sending half.
 #[derive(Debug)]
@@ -35,6 +40,11 @@ pub(super) struct Requester {
     /// One past the last packet of the last request, and the cost up to there.
     end: Mark,
     congestion: Congestion,
+    path: Path,
+    /// How often the oldest packet was sent again for nothing.
+    attempts: u32,
+    /// When a packet of a request last left.
+    last_left: Instant,
     /// An acknowledgement is waited for.
     wait: Option<Wait>,
     /// The packet whose round trip is being measured.
@@ -68,8 +78,15 @@ struct Timed {
 }
 
 impl Requester {
-    /// Sends to `peer`, beginning with `first_psn`, packets with `segments` as payload.
-    pub(super) fn new(peer: Qpn, first_psn: Psn, segments: Segments, window_max: u32) -> Self {
+    /// Sends to `peer`, beginning with `first_psn`, packets with up to `ceiling` bytes of payload,
+    /// as both ends have agreed. The host takes packets with `known` bytes to the peer.
+    pub(super) fn new(
+        (peer, first_psn): (Qpn, Psn),
+        (ceiling, known): (u32, u32),
+        window_max: u32,
+    ) -> Self {
+        let path = Path::new(ceiling, known);
+        let segments = Segments { write: path.payload(), message: ceiling };
         Self {
             peer,
             first_psn,
@@ -81,6 +98,9 @@ impl Requester {
             sent_end: 0,
             end: Mark::default(),
             congestion: Congestion::new(segments.write, window_max),
+            path,
+            attempts: 0,
+            last_left: Instant(0),
             wait: None,
             timed: None,
             unasked: 0,
@@ -108,8 +128,23 @@ impl Requester {
         self.queue.push_back(request);
     }
 
+    /// Bytes of payload of full packets of new requests.
+    pub(super) fn payload(&self) -> u32 {
+        self.segments.write
+    }
+
     /// The length of the packet that may be sent next, if one may.
     pub(super) fn next_len(&self, now: Instant) -> Option<usize> {
+        if self.path.is_asking() || self.path.is_doubted() {
+            if let Some(payload) = self.question(now) {
+                return Some(nothing_len(payload));
+            }
+            // What was sent must be acknowledged before anything is asked, and asked for that.
+            let is_new = self.next.mark.sequence >= self.sent_end;
+            if self.path.is_doubted() || is_new && self.may_wait() {
+                return None;
+            }
+        }
         if self.next.mark.sequence == self.end.sequence {
             return None;
         }
@@ -135,6 +170,13 @@ impl Requester {
         out: &mut [u8],
         counters: &mut Counters,
     ) {
+        if let Some(payload) = self.question(now) {
+            counters.path_questions += 1;
+            let repeated = psn::advance(self.first_psn, self.oldest.mark.sequence);
+            build_nothing((self.peer, psn::advance(repeated, PSN_MASK.into())), payload, out);
+            self.path.asked(now, self.congestion.patience().min(SILENCE_MAX - self.silence));
+            return;
+        }
         let Place { mark: Mark { sequence, .. }, request: at, packet } = self.next;
         let request = &self.queue[at];
         let payload_len = request.payload_len(packet);
@@ -176,6 +218,7 @@ impl Requester {
         if ask {
             self.unasked = 0;
         }
+        self.last_left = now;
         if self.wait.is_none() {
             self.wait = Some(self.wait_from(now));
         }
@@ -201,6 +244,12 @@ impl Requester {
         } else {
             counters.naks_in += 1;
         }
+        let is_last = ahead == PSN_MASK;
+        if is_last && self.path.is_asking() && aeth.syndrome.0 >> 5 == 0 {
+            let outcome = self.path.answered(now);
+            self.follow(outcome, counters);
+            return Ok(());
+        }
         // About what was acknowledged before, or was never sent: late, or made up.
         if sequence >= self.sent_end {
             return Ok(());
@@ -217,7 +266,10 @@ impl Requester {
             }
             Syndrome::SEQUENCE_ERROR => {
                 self.acknowledge(now, sequence, counters);
-                self.repair(now)?;
+                // In doubt nothing is repeated: it is about what was sent before.
+                if !self.path.is_doubted() {
+                    self.repair(now)?;
+                }
             }
             Syndrome::INVALID_REQUEST | Syndrome::ACCESS_ERROR | Syndrome::OPERATION_ERROR => {
                 // What came before the offender was carried out.
@@ -232,7 +284,8 @@ impl Requester {
     /// When [`expire`](Self::expire) has something to do, or a pause ends.
     pub(super) fn wake_at(&self) -> Option<Instant> {
         let pause = self.paused_until.filter(|_| self.next.mark != self.end);
-        [pause, self.wait.map(|wait| wait.until)].into_iter().flatten().min()
+        let answer = self.wait.map(|wait| wait.until);
+        [pause, answer, self.path.wake_at()].into_iter().flatten().min()
     }
 
     /// Goes back if an acknowledgement has not come in time.
@@ -244,6 +297,14 @@ impl Requester {
         if self.paused_until.is_some_and(|until| now >= until) {
             self.paused_until = None;
         }
+        if let Some(waited) = self.path.waited(now).filter(|_| self.path.is_doubted()) {
+            self.silence += waited;
+            if self.silence >= SILENCE_MAX {
+                return Err(Cause::RetriesExceeded);
+            }
+        }
+        let outcome = self.path.expire(now, self.next.mark.sequence < self.end.sequence);
+        self.follow(outcome, counters);
         if self.wait.is_none_or(|wait| now < wait.until) {
             return Ok(());
         }
@@ -251,7 +312,7 @@ impl Requester {
         self.give_up_waiting(now)?;
         self.congestion.timed_out();
         self.recovered = self.sent_end;
-        self.go_back();
+        self.try_again();
         Ok(())
     }
 
@@ -321,6 +382,8 @@ impl Requester {
             self.timed = None;
         }
         self.silence = Duration::ZERO;
+        self.attempts = 0;
+        self.path.progress(now);
         self.paused_until = None;
         let waits = self.next.mark.sequence > sequence;
         self.wait = waits.then(|| self.wait_from(now));
@@ -357,7 +420,7 @@ impl Requester {
             self.congestion.lost();
             self.recovered = self.sent_end;
         }
-        self.go_back();
+        self.try_again();
         Ok(())
     }
 

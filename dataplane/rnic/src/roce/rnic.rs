@@ -5,6 +5,7 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use smcr_memory::Region;
 use smcr_proto::{Gid, Mtu, Psn, Qpn, Rkey};
@@ -51,8 +52,8 @@ pub struct Rnic {
     domains: HashMap<Domain, usize>,
     domains_opened: u32,
     keys: HashSet<Rkey>,
-    /// Numbers given out.
-    numbers: HashSet<Qpn>,
+    /// Numbers given out, and the payload of the packets of each, which its poller publishes.
+    numbers: HashMap<Qpn, Arc<AtomicU32>>,
 }
 
 /// A queue pair that has its number but not its peer.
@@ -64,6 +65,7 @@ pub struct Opening {
     address: QpAddress,
     window_max: u32,
     path: PathMtu,
+    payload: Arc<AtomicU32>,
 }
 
 /// A connected queue pair on its way to its poller.
@@ -74,11 +76,13 @@ pub struct Qp {
     pub(super) messages: Messages,
     pub(super) local: QpAddress,
     pub(super) peer: QpAddress,
-    /// Payload in bytes of the packets that may come.
-    pub(super) mtu_in: u32,
-    /// Payload in bytes of the packets that fit the path, never more than `mtu_in`.
-    pub(super) mtu_out: u32,
+    /// Payload in bytes that packets may have, as both ends have agreed.
+    pub(super) mtu: u32,
+    /// Payload in bytes of packets that the host takes to the peer, as far as it knows.
+    pub(super) known: u32,
     pub(super) window_max: u32,
+    /// Where the payload of its packets is published.
+    pub(super) payload: Arc<AtomicU32>,
 }
 
 impl Rnic {
@@ -91,7 +95,7 @@ impl Rnic {
             domains: HashMap::new(),
             domains_opened: 0,
             keys: HashSet::new(),
-            numbers: HashSet::new(),
+            numbers: HashMap::new(),
         }
     }
 }
@@ -105,6 +109,11 @@ impl crate::Rnic for Rnic {
 
     fn has_route(&self, peer: Gid) -> bool {
         path_to(self.setup.path, self.setup.port.gid, peer).is_ok()
+    }
+
+    fn payload(&self, qpn: Qpn) -> Option<u32> {
+        let payload = self.numbers.get(&qpn)?.load(Ordering::Relaxed);
+        (payload > 0).then_some(payload)
     }
 
     fn open_domain(&mut self) -> Result<Domain, Exhausted> {
@@ -145,18 +154,20 @@ impl crate::Rnic for Rnic {
     fn open_for(&mut self, domain: Domain, messages: Messages) -> Result<Opening, Exhausted> {
         assert!(self.domains.contains_key(&domain), "the caller opened the domain");
         while let Some(qpn) = self.shared.pop_retired() {
-            assert!(self.numbers.remove(&qpn));
+            assert!(self.numbers.remove(&qpn).is_some());
         }
         if self.numbers.len() >= QUEUE_PAIRS_MAX as usize {
             return Err(Exhausted);
         }
+        let payload = Arc::new(AtomicU32::new(0));
         let qpn = loop {
             let qpn = Qpn((self.setup.entropy)() & 0x00ff_ffff);
             let is_ours = QPN_RANGE.contains(&qpn.0) && self.setup.share.has(qpn);
-            if is_ours && self.numbers.insert(qpn) {
+            if is_ours && !self.numbers.contains_key(&qpn) {
                 break qpn;
             }
         };
+        self.numbers.insert(qpn, Arc::clone(&payload));
         let port = self.setup.port;
         let psn = Psn((self.setup.entropy)() & PSN_MASK);
         Ok(Opening {
@@ -166,6 +177,7 @@ impl crate::Rnic for Rnic {
             address: QpAddress { gid: port.gid, mac: port.mac, qpn, psn, mtu: port.mtu },
             window_max: self.setup.window_max,
             path: self.setup.path,
+            payload,
         })
     }
 }
@@ -177,20 +189,29 @@ impl crate::Opening for Opening {
         self.address
     }
 
+    fn fit_path_to(&mut self, peer: Gid) {
+        // The other direction is the peer's to find out, and RNICs do not: they send full packets.
+        let path = path_to(self.path, self.address.gid, peer).ok().and_then(mtu_for);
+        // What a forged ICMP message can make the host believe is far less than networks carry.
+        let path = path.map(|path| path.max(Mtu::B1024));
+        self.address.mtu = path.map_or(self.address.mtu, |path| path.min(self.address.mtu));
+    }
+
     fn connect(self, peer: QpAddress) -> Result<Qp, Exhausted> {
         let path = path_to(self.path, self.address.gid, peer.gid)?;
         // RFC 7609 A.2.3-11
-        let mtu_in = self.address.mtu.min(peer.mtu).bytes().ok_or(Exhausted)?;
-        let mtu_out = mtu_for(path).and_then(Mtu::bytes).ok_or(Exhausted)?.min(mtu_in);
+        let mtu = self.address.mtu.min(peer.mtu).bytes().ok_or(Exhausted)?;
+        let known = mtu_for(path).and_then(Mtu::bytes).ok_or(Exhausted)?;
         Ok(Qp {
             ticket: self.ticket,
             domain: self.domain,
             messages: self.messages,
             local: self.address,
             peer,
-            mtu_in,
-            mtu_out,
+            mtu,
+            known,
             window_max: self.window_max,
+            payload: self.payload,
         })
     }
 }

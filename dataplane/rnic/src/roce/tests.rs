@@ -16,6 +16,7 @@ use crate::{
 
 mod fuzz;
 mod loopback;
+mod path;
 mod scenarios;
 
 /// One NIC with everything that is used of it.
@@ -52,6 +53,20 @@ fn address(node: u8) -> SocketAddr {
 
 /// A NIC whose random numbers all have `bits` set.
 fn nic(network: &Network, node: u8, mtu: Mtu, bits: u32) -> (Rnic, Fabric<Lossy>) {
+    nic_with(network, (node, bits), mtu, |_, _| Ok(9000))
+}
+
+/// A NIC whose host knows that of ways to peers.
+fn nic_on(network: &Network, mtu: Mtu, path: PathMtu) -> (Rnic, Fabric<Lossy>) {
+    nic_with(network, (0, 0), mtu, path)
+}
+
+fn nic_with(
+    network: &Network,
+    (node, bits): (u8, u32),
+    mtu: Mtu,
+    path: PathMtu,
+) -> (Rnic, Fabric<Lossy>) {
     let SocketAddr::V4(at) = address(node) else { unreachable!() };
     let mut dice = Dice::new(u64::from(node) + 77);
     let port =
@@ -62,7 +77,7 @@ fn nic(network: &Network, node: u8, mtu: Mtu, bits: u32) -> (Rnic, Fabric<Lossy>
         share: Share::ALL,
         window_max: 1 << 20,
         entropy: Box::new(move || u32::try_from(dice.next_u64() >> 32).unwrap() | bits),
-        path: |_, _| Ok(9000),
+        path,
     };
     join(setup, network.plug(address(node)))
 }

@@ -160,6 +160,28 @@ pub(super) const fn packet_len(headers: usize, payload: usize) -> usize {
     headers + payload.next_multiple_of(4) + ICRC_LEN
 }
 
+/// Length of a packet that [`build_nothing`] builds.
+pub(super) fn nothing_len(payload: u32) -> usize {
+    packet_len(BTH_LEN + RETH_LEN, payload as usize)
+}
+
+/// Builds a packet that repeats the number of another one and is answered, but not carried out; the
+/// ICRC is left open. If somebody carried it out, its key would open nothing.
+pub(super) fn build_nothing((target, psn): (Qpn, Psn), payload: u32, out: &mut [u8]) {
+    let header = Bth {
+        opcode: WRITE_ONLY,
+        solicited: false,
+        payload_len: payload as usize,
+        target,
+        ack_request: true,
+        psn,
+    };
+    out[..BTH_LEN].copy_from_slice(&header.encode());
+    let reth = Reth { address: 0, rkey: Rkey(0), len: payload };
+    out[BTH_LEN..BTH_LEN + RETH_LEN].copy_from_slice(&reth.encode());
+    out[BTH_LEN + RETH_LEN..].fill(0);
+}
+
 impl<'a> Packet<'a> {
     /// Takes `bytes` apart, from BTH to ICRC.
     pub(super) fn parse(bytes: &'a [u8]) -> Result<Self, Malformed> {

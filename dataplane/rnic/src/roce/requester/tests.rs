@@ -1,6 +1,7 @@
 use smcr_memory::{Region, SendPool};
 use smcr_proto::Rkey;
 
+use super::super::path::PACKET_LIFE;
 use super::super::wire::{Body, Packet, SEND_FIRST, SEND_MIDDLE, WRITE_ONLY};
 use super::*;
 use crate::Tag;
@@ -22,12 +23,7 @@ type Seen = (u64, usize, bool);
 impl Bench {
     fn new() -> Self {
         Self {
-            requester: Requester::new(
-                Qpn(9),
-                FIRST,
-                Segments { write: MTU, message: MTU },
-                1 << 20,
-            ),
+            requester: Requester::new((Qpn(9), FIRST), (MTU, MTU), 1 << 20),
             pool: SendPool::new(Region::new(4 << 20).unwrap(), 1 << 20),
             counters: Counters::default(),
             now: Instant(1_000_000_000),
@@ -351,4 +347,134 @@ fn every_message_wakes_its_receiver_and_nothing_else_does() {
         (SEND_ONLY, true),
     ];
     assert_eq!(seen, expected);
+}
+
+impl Bench {
+    /// Sends the question that waits, and checks that it can only be taken for a repetition of the
+    /// packet before `oldest`. Returns its payload.
+    fn ask(&mut self, oldest: u64) -> u32 {
+        let len = self.requester.next_len(self.now).expect("a question waits");
+        let mut out = vec![0xaa; len];
+        self.requester.build(self.now, false, &mut out, &mut self.counters);
+        let packet = Packet::parse(&out).unwrap();
+        assert_eq!(psn::advance(packet.psn, 1), psn::advance(FIRST, oldest));
+        assert!(packet.ack_request);
+        let Body::Write { reth, more: false, payload } = packet.body else { panic!("{packet:?}") };
+        assert_eq!((reth.address, reth.rkey, reth.len as usize), (0, Rkey(0), payload.len()));
+        reth.len
+    }
+
+    fn answer_question(&mut self, oldest: u64) {
+        let psn = psn::advance(psn::advance(FIRST, oldest), 0x00ff_ffff);
+        let aeth = Aeth { syndrome: Syndrome::ACK, msn: 0 };
+        self.requester.handle_answer(self.now, psn, aeth, &mut self.counters).unwrap();
+    }
+
+    /// Lets timeouts pass until the path is doubted.
+    fn doubt(&mut self) {
+        while !self.requester.path.is_doubted() {
+            self.send(999);
+            self.now = self.requester.wake_at().unwrap();
+            self.expire().unwrap();
+        }
+    }
+
+    /// Nothing beyond `carries` bytes passes, and the responder expects `oldest`: asks until what
+    /// is not acknowledged was cut anew.
+    fn cut(&mut self, carries: u32, oldest: u64) {
+        self.doubt();
+        while self.requester.path.is_doubted() {
+            if self.requester.next_len(self.now).is_some() {
+                if self.ask(oldest) <= carries {
+                    self.answer_question(oldest);
+                }
+            } else {
+                self.now = self.requester.wake_at().unwrap();
+                self.expire().unwrap();
+            }
+        }
+    }
+}
+
+/// What was acknowledged is not sent again, and what was not is sent from where it was: with the
+/// number that the responder expects.
+#[test]
+fn what_is_not_acknowledged_is_cut_anew() {
+    let mut bench = Bench::new();
+    bench.write(3 * MTU + 100);
+    bench.message();
+    bench.write(700);
+    bench.send(99);
+    // The first packet of the write has arrived; the path shrinks behind it.
+    bench.answer(Syndrome::ACK, 0).unwrap();
+    let begun = bench.now;
+    bench.cut(700, 1);
+    assert!(bench.now.since(begun) >= PACKET_LIFE, "nothing old is on its way");
+    assert_eq!((bench.counters.path_lowered, bench.requester.payload()), (1, 512));
+    // The helper checks that each packet's address fits its bytes.
+    let expected = [(1, 512), (2, 512), (3, 512), (4, 512), (5, 100), (6, 44), (7, 512), (8, 188)];
+    let sent: Vec<_> = bench.send(99).into_iter().map(|(number, len, _)| (number, len)).collect();
+    assert_eq!(sent, expected);
+    bench.answer(Syndrome::ACK, 5).unwrap();
+    assert_eq!(bench.completed(), 1);
+    bench.answer(Syndrome::ACK, 8).unwrap();
+    assert_eq!(bench.completed(), 2);
+    assert_eq!(bench.requester.wake_at(), None);
+}
+
+/// An answer to something of the old cut, if it came, would acknowledge what was never sent.
+#[test]
+fn answers_to_the_old_cut_are_ignored() {
+    let mut bench = Bench::new();
+    bench.write(4 * MTU);
+    bench.send(99);
+    bench.cut(700, 0);
+    for number in 0..4 {
+        bench.answer(Syndrome::ACK, number).unwrap();
+        bench.answer(Syndrome::SEQUENCE_ERROR, number).unwrap();
+    }
+    assert_eq!(bench.send(99).len(), 8);
+}
+
+/// The acknowledgement was lost, not the packet: what the question brings is progress, and the
+/// packets stay as they were.
+#[test]
+fn a_responder_that_is_further_than_we_knew_keeps_the_old_cut() {
+    let mut bench = Bench::new();
+    bench.write(4 * MTU);
+    bench.send(99);
+    bench.doubt();
+    bench.ask(0);
+    bench.answer(Syndrome::ACK, 2).unwrap();
+    assert!(!bench.requester.path.is_doubted());
+    assert_eq!(bench.send(99), [(3, 1024, true)]);
+    assert_eq!(bench.counters.path_lowered, 0);
+}
+
+/// Its receiver demands the size that was agreed on, so a message of several packets stays as it
+/// is, whatever is cut around it.
+#[test]
+fn a_message_of_several_packets_keeps_its_cut() {
+    let mut bench = Bench::new();
+    bench.write(MTU);
+    bench
+        .requester
+        .post(Work::SendLong { message: vec![5; 2 * MTU as usize + 1].into(), tag: Tag(0) });
+    bench.write(600);
+    for _ in 0..4 {
+        let mut out = vec![0; bench.requester.next_len(bench.now).unwrap()];
+        bench.requester.build(bench.now, true, &mut out, &mut bench.counters);
+    }
+    // One of its packets has arrived.
+    bench.answer(Syndrome::ACK, 1).unwrap();
+    assert_eq!(bench.completed(), 1);
+    bench.cut(512, 2);
+    let mut seen = Vec::new();
+    while let Some(len) = bench.requester.next_len(bench.now) {
+        let mut out = vec![0; len];
+        bench.requester.build(bench.now, true, &mut out, &mut bench.counters);
+        let packet = Packet::parse(&out).unwrap();
+        seen.push((out[0], psn::distance(FIRST, packet.psn)));
+    }
+    assert_eq!(seen, [(SEND_MIDDLE, 2), (SEND_LAST, 3), (WRITE_ONLY, 4), (WRITE_ONLY, 5)]);
 }

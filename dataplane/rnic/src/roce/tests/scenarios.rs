@@ -247,46 +247,6 @@ fn silence_breaks_the_queue_pair_within_two_seconds() {
     assert_eq!(couple.nodes[0].done.last(), Some(&(Tag(9), Status::Flushed)));
 }
 
-/// A path that carries small packets but no large ones complains for ever; that is no progress.
-#[test]
-fn complaints_without_progress_are_not_patience() {
-    let mut couple = Couple::new(1, Odds::default());
-    couple.write(0, 0, &pattern(900, 1), 1);
-    couple.nodes[0].send([1; 44], 2);
-    let mut filter = couple.network.plug(address(1));
-    while couple.nodes[0].broke.is_empty() {
-        couple.now = couple.now + TURN;
-        assert!(couple.now < Instant(3_000_000_000), "{:?}", couple.counters(0));
-        let now = couple.now;
-        couple.nodes[0].take_in(now);
-        couple.nodes[0].fabric.transmit(now);
-        // Only what is short goes on.
-        let count = filter.receive();
-        let trains: Vec<_> = (0..count).map(|at| filter.train(at).bytes.to_vec()).collect();
-        for train in trains.iter().filter(|train| train.len() >= 900) {
-            let rest = &train[train.len() - train.len() % 932..];
-            forward(&couple.network, rest);
-        }
-        couple.nodes[1].take_in(now);
-        couple.nodes[1].fabric.transmit(now);
-    }
-    assert_eq!(couple.nodes[0].broke, [Cause::RetriesExceeded]);
-    assert!(couple.counters(0).naks_in > 0);
-}
-
-/// Brings a packet that was the second of its run to node 1.
-fn forward(network: &Network, packet: &[u8]) {
-    if packet.is_empty() {
-        return;
-    }
-    let mut bytes = packet.to_vec();
-    icrc::Flow::new(address(0), address(1)).seal(0, &mut bytes);
-    let range = 0..bytes.len();
-    let run =
-        Run { target: address(1), number: Qpn(0), range, segment_len: bytes.len(), segments: 1 };
-    network.plug(address(0)).send(&bytes, &[run]);
-}
-
 /// A stall of the peer shorter than that must not: on a busy machine it may be without a core for a
 /// second.
 #[test]
