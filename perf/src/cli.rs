@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::beside::{Beside, burn};
 use crate::failure::{Doing as _, Failure, Result};
 use crate::record::Results;
 use crate::rig::janitor::clean;
-use crate::rig::paths::Path;
+use crate::rig::paths::{Path, Pin};
 use crate::run::{Plan, run};
 use crate::scenarios::{
     LoadResult, Scenario, open_loop, round_trip, short_connections as crr, stream,
@@ -45,6 +46,9 @@ enum Command {
     /// Wait for the end of standard input, then remove a folder and network namespaces.
     #[command(hide = true)]
     Clean { folder: PathBuf, namespaces: Vec<String> },
+    /// Keep a core busy until killed.
+    #[command(hide = true)]
+    Burn,
     /// Print what an HTTP server answers to GET, if it is 200.
     Get {
         #[arg(long)]
@@ -73,6 +77,13 @@ struct RunArguments {
     /// The gateways' idle policy.
     #[arg(long, default_value = "adaptive", value_parser = ["spin", "adaptive", "block"])]
     poll: String,
+    /// Where the gateways' pollers run: as they choose themselves, on one core each that we choose,
+    /// or wherever the scheduler puts them.
+    #[arg(long, default_value = "auto")]
+    pin: Pin,
+    /// What else keeps the machine busy: alone, or LOOPS@NICE.
+    #[arg(long, value_delimiter = ',', default_value = "alone")]
+    beside: Vec<Beside>,
     /// Date to write into the file; by default now.
     #[arg(long)]
     date: Option<String>,
@@ -142,6 +153,7 @@ pub(crate) fn dispatch() -> Result<()> {
             clean(&folder, &namespaces);
             Ok(())
         }
+        Command::Burn => burn(),
         Command::Get { target, path } => {
             print!("{}", get(target, &path)?);
             Ok(())
@@ -170,6 +182,8 @@ fn plan(arguments: RunArguments) -> Result<Plan> {
         paths: arguments.paths,
         smcgate,
         idle_policy: arguments.poll,
+        pin: arguments.pin,
+        beside: arguments.beside,
         date: arguments.date,
         out: arguments.out,
     })

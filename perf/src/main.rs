@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+mod beside;
 mod cli;
 mod clock;
 mod compare;

@@ -5,9 +5,11 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::beside::Beside;
 use crate::failure::{Doing as _, Failure, Result};
 use crate::latency::Latency;
 use crate::machine::Machine;
+use crate::rig::paths::Pin;
 use crate::rig::time_wait::TimeWaits;
 
 /// Version of the format of a line. Fields may be added without changing it.
@@ -30,6 +32,12 @@ pub(crate) struct Measurement {
     pub(crate) scenario: String,
     /// `direct`, `haproxy` or `smcgate`.
     pub(crate) path: String,
+    /// What kept the machine busy meanwhile: `alone`, or `LOOPS@NICE`.
+    #[serde(default = "alone")]
+    pub(crate) beside: String,
+    /// Where the gateways' pollers ran: `auto`, `fixed` or `off`.
+    #[serde(default = "fixed")]
+    pub(crate) pin: String,
     /// 1 is the first round.
     pub(crate) round: u32,
     pub(crate) elapsed_s: f64,
@@ -52,7 +60,8 @@ pub(crate) struct Measurement {
     pub(crate) errors: u64,
     /// User and system time of both proxies; zero where there is none.
     pub(crate) cpu_s_proxies: f64,
-    /// Busy time of all cores: proxies, applications, interrupts, and whatever else ran.
+    /// Busy time of all cores: proxies, applications, interrupts, and whatever else ran, except
+    /// the busy loops that the harness started.
     pub(crate) cpu_s_machine: f64,
     /// Largest resident size either proxy has had since the run began, the sum of both.
     pub(crate) peak_rss_bytes_proxies: u64,
@@ -68,6 +77,16 @@ pub(crate) struct Measurement {
     pub(crate) time_waits: Option<TimeWaits>,
 }
 
+/// Older files have nothing else.
+fn alone() -> String {
+    Beside::default().to_string()
+}
+
+/// Older files have nothing else.
+fn fixed() -> String {
+    Pin::Fixed.to_string()
+}
+
 impl Measurement {
     /// Short connections per second in the last 20 s over those in the first 20 s.
     pub(crate) fn endurance(&self) -> Option<f64> {
@@ -78,6 +97,15 @@ impl Measurement {
         let first: f64 = rates[..ENDURANCE_INTERVALS].iter().sum();
         let last: f64 = rates[rates.len() - ENDURANCE_INTERVALS..].iter().sum();
         (first > 0.0).then(|| last / first)
+    }
+
+    /// What a table calls the workload: its name, and what ran beside it.
+    pub(crate) fn label(&self) -> String {
+        if self.beside == alone() {
+            self.scenario.clone()
+        } else {
+            format!("{} beside {}", self.scenario, self.beside)
+        }
     }
 
     /// `cpu_s` per gigabyte (10⁹ bytes) of a stream.
@@ -158,6 +186,8 @@ pub(crate) mod tests {
             schema: SCHEMA,
             scenario: scenario.into(),
             path: path.into(),
+            beside: alone(),
+            pin: fixed(),
             round,
             elapsed_s: 3.0,
             connections: 1,

@@ -48,8 +48,8 @@ const TARGETS: [Target; 6] = [
 /// One line about one measurement, for whoever watches the run.
 pub(crate) fn progress(measurement: &Measurement) -> String {
     let cells = Cell::group(std::slice::from_ref(measurement));
-    let Measurement { scenario, path, round, errors, .. } = measurement;
-    let mut line = format!("{scenario:<12} {path:<8} round {round}:");
+    let Measurement { path, round, errors, .. } = measurement;
+    let mut line = format!("{:<12} {path:<8} round {round}:", cells[0].scenario);
     for figure in Figure::ALL {
         write!(line, "  {} {}", figure.name(), cells[0].show(figure)).expect("a string takes all");
     }
@@ -78,7 +78,7 @@ pub(crate) fn markdown(results: &Results) -> String {
             0 => String::new(),
             errors => format!(" ({errors} errors)"),
         };
-        let (scenario, path) = (cell.scenario, cell.path);
+        let (scenario, path) = (&cell.scenario, cell.path);
         writeln!(text, "| {scenario} | {path}{errors} | {} | {rss} |", figures.join(" | "))
             .expect("a string takes all");
     }
@@ -161,7 +161,7 @@ fn ratios(cells: &[Cell<'_>]) -> String {
                 figure.name(),
                 theirs.show(figure),
                 ours.show(figure),
-                verdict(ours.scenario, figure, ratio),
+                verdict(&ours.scenario, figure, ratio),
             )
             .expect("a string takes all");
         }

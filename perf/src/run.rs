@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
+use crate::beside::Beside;
 use crate::clock::{now_ns, ns};
 use crate::failure::{Doing as _, Failure, Result};
 use crate::machine::{Machine, machine_cpu_s};
@@ -13,7 +14,7 @@ use crate::record::{Measurement, Results, SCHEMA};
 use crate::report;
 use crate::rig::bench::{Bench, GatewayTotals, Options};
 use crate::rig::namespaces::Host;
-use crate::rig::paths::Path;
+use crate::rig::paths::{Path, Pin};
 use crate::rig::process::Process;
 use crate::scenarios::{Congestion, LoadResult, Scenario, Service};
 
@@ -29,6 +30,8 @@ pub(crate) struct Plan {
     pub(crate) paths: Vec<Path>,
     pub(crate) smcgate: PathBuf,
     pub(crate) idle_policy: String,
+    pub(crate) pin: Pin,
+    pub(crate) beside: Vec<Beside>,
     pub(crate) date: Option<String>,
     pub(crate) out: Option<PathBuf>,
 }
@@ -45,16 +48,20 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
         http: plan.scenarios.iter().any(|scenario| scenario.service() == Service::Http),
         smcgate: plan.smcgate.clone(),
         idle_policy: plan.idle_policy.clone(),
+        pin: plan.pin,
     })?;
     let machine = Machine::describe(plan.date.clone(), bench.namespaces().mtu_bytes()?);
     let mut measurements = Vec::new();
     for &scenario in &plan.scenarios {
         for round in 1..=plan.rounds {
-            for &path in &plan.paths {
-                let default = &machine.congestion_control;
-                let measurement = measure(&mut bench, scenario, path, round, default, plan)?;
-                eprintln!("{}", report::progress(&measurement));
-                measurements.push(measurement);
+            for &beside in &plan.beside {
+                bench.run_beside(beside)?;
+                for &path in &plan.paths {
+                    let default = &machine.congestion_control;
+                    let measurement = measure(&mut bench, scenario, path, round, default, plan)?;
+                    eprintln!("{}", report::progress(&measurement));
+                    measurements.push(measurement);
+                }
             }
         }
     }
@@ -83,11 +90,11 @@ fn measure(
     bench.namespaces().use_congestion_control(congestion)?;
     let carried_before = gateway_totals(bench, path)?;
     let proxies_before: f64 = bench.proxies(path).iter().map(Process::cpu_s).sum();
-    let machine_before = machine_cpu_s();
+    let machine_before = machine_cpu_s() - bench.beside_cpu_s();
     let load = bench.load(scenario, path, scenario.duration(plan.duration))?;
     let time_waits = scenario.is_sustained().then(|| bench.time_waits(scenario, path));
     let time_waits = time_waits.transpose()?;
-    let cpu_s_machine = machine_cpu_s() - machine_before;
+    let cpu_s_machine = machine_cpu_s() - bench.beside_cpu_s() - machine_before;
     let proxies = bench.proxies(path);
     let cpu_s_proxies = proxies.iter().map(Process::cpu_s).sum::<f64>() - proxies_before;
     let peak_rss_bytes_proxies = proxies.iter().map(Process::peak_rss_bytes).sum();
@@ -107,6 +114,8 @@ fn measure(
         schema: SCHEMA,
         scenario: scenario.to_string(),
         path: path.to_string(),
+        beside: bench.beside().to_string(),
+        pin: plan.pin.to_string(),
         round,
         elapsed_s: load.elapsed_s,
         connections: scenario.connections(),

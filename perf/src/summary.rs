@@ -50,7 +50,8 @@ impl Figure {
 /// All rounds of one scenario over one path.
 #[derive(Debug)]
 pub(crate) struct Cell<'a> {
-    pub(crate) scenario: &'a str,
+    /// [`Measurement::label`].
+    pub(crate) scenario: String,
     pub(crate) path: &'a str,
     pub(crate) rounds: Vec<&'a Measurement>,
 }
@@ -60,7 +61,7 @@ impl<'a> Cell<'a> {
     pub(crate) fn group(measurements: &'a [Measurement]) -> Vec<Self> {
         let mut cells: Vec<Self> = Vec::new();
         for measurement in measurements {
-            let Measurement { scenario, path, .. } = measurement;
+            let (scenario, path) = (measurement.label(), &measurement.path);
             match cells.iter_mut().find(|cell| cell.scenario == scenario && cell.path == path) {
                 Some(cell) => cell.rounds.push(measurement),
                 None => cells.push(Self { scenario, path, rounds: vec![measurement] }),

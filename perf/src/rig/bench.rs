@@ -8,16 +8,20 @@ use std::time::Duration;
 use super::janitor::Janitor;
 use super::namespaces::{Host, Namespaces};
 use super::paths::{
-    ADMIN, Path, SERVER_PORT, haproxy_configuration, nginx_configuration, smcgate_configuration,
+    ADMIN, Path, Pin, SERVER_PORT, haproxy_configuration, nginx_configuration,
+    smcgate_configuration,
 };
 use super::process::Process;
 use super::time_wait::TimeWaits;
+use crate::beside::Beside;
 use crate::clock::{now_ns, ns};
 use crate::failure::{Doing as _, Failure, Result};
 use crate::scenarios::{LoadResult, Scenario, Service};
 
 /// How long servers and proxies may take until they serve.
 const START_LIMIT: Duration = Duration::from_secs(15);
+/// How long busy loops run before anything is measured beside them.
+const SPREAD_TIME: Duration = Duration::from_millis(300);
 /// How long a load may take beyond its own duration.
 const LOAD_GRACE: Duration = Duration::from_secs(20);
 
@@ -31,6 +35,8 @@ pub(crate) struct Options {
     pub(crate) smcgate: PathBuf,
     /// Its `[poll] policy`.
     pub(crate) idle_policy: String,
+    /// Where its poller runs.
+    pub(crate) pin: Pin,
 }
 
 /// Servers and proxies, running. Dropping it ends and removes everything.
@@ -38,6 +44,9 @@ pub(crate) struct Options {
 /// Fields are in the order in which they must go: programs first, the janitor last.
 #[derive(Debug)]
 pub(crate) struct Bench {
+    /// Busy loops, and which.
+    burners: Vec<Process>,
+    beside: Beside,
     servers: Vec<Process>,
     haproxies: Vec<Process>,
     gateways: Vec<Process>,
@@ -65,6 +74,8 @@ impl Bench {
         let myself = myself.to_string_lossy().into_owned();
         let janitor = Janitor::hire(&myself, &Folder::path(), &Namespaces::names())?;
         let mut bench = Self {
+            burners: Vec::new(),
+            beside: Beside::default(),
             servers: Vec::new(),
             haproxies: Vec::new(),
             gateways: Vec::new(),
@@ -102,6 +113,38 @@ impl Bench {
             Path::Haproxy => &mut self.haproxies,
             Path::Smcgate => &mut self.gateways,
         }
+    }
+
+    /// Starts the busy loops of `beside` in place of those that run.
+    ///
+    /// # Errors
+    ///
+    /// When one does not start.
+    pub(crate) fn run_beside(&mut self, beside: Beside) -> Result<()> {
+        if beside == self.beside {
+            return Ok(());
+        }
+        self.burners.clear();
+        let nice = beside.nice.to_string();
+        for number in 0..beside.loops {
+            let argv = ["nice", "-n", &nice, &self.myself, "burn"].map(str::to_owned);
+            let command = self.namespaces.command(Host::A, &argv);
+            self.burners.push(Process::start(&format!("burn-{number}"), command, &self.folder.0)?);
+        }
+        self.beside = beside;
+        // The scheduler spreads newcomers over the cores first.
+        thread::sleep(SPREAD_TIME);
+        Ok(())
+    }
+
+    /// What runs beside the measurements now.
+    pub(crate) fn beside(&self) -> Beside {
+        self.beside
+    }
+
+    /// CPU seconds that it has used.
+    pub(crate) fn beside_cpu_s(&self) -> f64 {
+        self.burners.iter().map(Process::cpu_s).sum()
     }
 
     /// Runs one load in namespace A to its end.
@@ -180,7 +223,12 @@ impl Bench {
     fn start_gateways(&mut self, options: &Options) -> Result<()> {
         for (host, core) in [(Host::B, 1), (Host::A, 0)] {
             let name = format!("smcgate-{host:?}");
-            let text = smcgate_configuration(host, core, &options.idle_policy);
+            let pin = match options.pin {
+                Pin::Auto => String::new(),
+                Pin::Fixed => format!("cores = [{core}]\n"),
+                Pin::Off => "pin = false\n".to_owned(),
+            };
+            let text = smcgate_configuration(host, &options.idle_policy, &pin);
             let file = self.folder.write(&format!("{name}.toml"), &text)?;
             let argv = [&options.smcgate.to_string_lossy(), "run", "-c", &file].map(str::to_owned);
             let command = self.namespaces.command(host, &argv);

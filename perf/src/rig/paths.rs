@@ -33,6 +33,17 @@ pub(crate) enum Path {
     Smcgate,
 }
 
+/// Where the gateways' pollers run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pin {
+    /// As they choose themselves: what users have.
+    Auto,
+    /// On core 0 in namespace A, on core 1 in namespace B.
+    Fixed,
+    /// Wherever the scheduler puts them.
+    Off,
+}
+
 /// First listening ports of a pair of proxies.
 #[derive(Clone, Copy)]
 struct Ports {
@@ -93,15 +104,15 @@ pub(crate) fn haproxy_configuration(host: Host) -> String {
     text
 }
 
-/// The smcgate configuration of `host`, its poller pinned to `core` with `idle_policy`.
-pub(crate) fn smcgate_configuration(host: Host, core: usize, idle_policy: &str) -> String {
+/// The smcgate configuration of `host`. `pin` are more keys of `[poll]`.
+pub(crate) fn smcgate_configuration(host: Host, idle_policy: &str, pin: &str) -> String {
     let (device, accept, connect) = match host {
         Host::A => (DEVICE_A, "tcp", "smc"),
         Host::B => (DEVICE_B, "smc", "tcp"),
     };
     let mut text = format!(
         "[admin]\nlisten = \"{ADMIN}\"\n\n\
-         [poll]\npolicy = \"{idle_policy}\"\ncores = [{core}]\n\n\
+         [poll]\npolicy = \"{idle_policy}\"\n{pin}\n\
          [[rnic]]\nname = \"soft0\"\nkind = \"roce-udp\"\ndevice = \"{device}\"\n"
     );
     for service in Service::ALL {
@@ -152,6 +163,27 @@ impl FromStr for Path {
     }
 }
 
+impl fmt::Display for Pin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Fixed => "fixed",
+            Self::Off => "off",
+        })
+    }
+}
+
+impl FromStr for Pin {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = [Self::Auto, Self::Fixed, Self::Off];
+        all.into_iter()
+            .find(|pin| pin.to_string() == text)
+            .ok_or_else(|| format!("unknown pinning {text:?}: auto, fixed or off"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,7 +211,7 @@ mod tests {
     /// The gateway's configuration is an interface that issue 2 fixes: these very keys.
     #[test]
     fn the_gateway_is_configured_as_users_do() {
-        let a = smcgate_configuration(Host::A, 0, "adaptive");
+        let a = smcgate_configuration(Host::A, "adaptive", "cores = [0]\n");
         for line in [
             "listen = \"127.0.0.1:9180\"",
             "policy = \"adaptive\"",
@@ -193,7 +225,7 @@ mod tests {
         ] {
             assert!(a.lines().any(|l| l == line), "{line} is missing in\n{a}");
         }
-        let b = smcgate_configuration(Host::B, 1, "spin");
+        let b = smcgate_configuration(Host::B, "spin", "cores = [1]\n");
         for line in ["cores = [1]", "accept = \"smc\"", "upstream = \"127.0.0.1:7014\""] {
             assert!(b.lines().any(|l| l == line), "{line} is missing in\n{b}");
         }
