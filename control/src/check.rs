@@ -9,7 +9,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::ExitCode;
 
-use crate::config::{Config, Listener, Transport, Versions};
+use crate::config::{Config, Listener, RnicConfig, Transport, Versions};
+use crate::cores::{self, Board};
 use crate::device::Devices;
 use crate::pnet::PnetTable;
 use crate::smc_option::OptionSource;
@@ -27,21 +28,28 @@ pub fn run(path: &Path) -> ExitCode {
         }
     };
     let devices = Devices::read().unwrap_or_default();
+    let free = cores::free(&Board::of_this_machine());
     let option = OptionSource::choose(&config.smc);
-    let text = describe(&config, &devices, &option);
+    let text = describe(&config, &devices, &option, &free);
     // A reader that has seen enough, such as `head`, is no reason to fail.
     let _ = std::io::stdout().write_all(text.as_bytes());
     ExitCode::SUCCESS
 }
 
 /// What a gateway would do with `config`, in lines.
-fn describe(config: &Config, devices: &Devices, option: &OptionSource) -> String {
+fn describe(
+    config: &Config,
+    devices: &Devices,
+    option: &OptionSource,
+    free_cores: &[usize],
+) -> String {
     let host = Host { devices, pnet: PnetTable::new(config), option };
     let mut text = format!("option: {option}\n");
     if let Some(address) = config.admin.listen {
         let _ = writeln!(text, "admin: http://{address}/");
     }
     let _ = writeln!(text, "versions: {}", versions(config));
+    let _ = writeln!(text, "pollers: {}", pollers(config, free_cores));
     for rnic in &config.rnics {
         let state = match devices.named(&rnic.device) {
             Some(device) if device.up && !device.running => "WARNING: the device has no carrier",
@@ -56,6 +64,46 @@ fn describe(config: &Config, devices: &Devices, option: &OptionSource) -> String
     }
     for listener in &config.listeners {
         text.push_str(&host.listener(listener));
+    }
+    text
+}
+
+/// How many there would be, and on which cores. `free` are those that nobody holds.
+fn pollers(config: &Config, free: &[usize]) -> String {
+    // Without RNICs in the file there is one for each that the listeners need.
+    let own = |rnic: &RnicConfig| {
+        let core = rnic.core;
+        (0..rnic.pollers).map(move |index| core.filter(|_| index == 0))
+    };
+    let mut wanted: Vec<Option<usize>> = config.rnics.iter().flat_map(own).collect();
+    let count = if wanted.is_empty() { "1 or more".to_owned() } else { wanted.len().to_string() };
+    if wanted.is_empty() {
+        wanted.push(None);
+    }
+    if !config.poll.pin {
+        return format!("{count}, not pinned: poll.pin is false");
+    }
+    let mut listed = config.poll.cores.iter().copied();
+    let configured: Vec<_> =
+        wanted.into_iter().map(|core| core.or_else(|| listed.next())).collect();
+    let needed = configured.iter().filter(|core| core.is_none()).count();
+    let free: Vec<_> = free.iter().filter(|core| !configured.contains(&Some(**core))).collect();
+    let list =
+        |cores: Vec<usize>| cores.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let mut text = count;
+    let given: Vec<usize> = configured.into_iter().flatten().collect();
+    if !given.is_empty() {
+        let _ = write!(text, ", pinned to cores {} as configured", list(given));
+    }
+    if needed > free.len() {
+        let _ = write!(
+            text,
+            ", WARNING: {needed} not pinned: cores that no poller holds: {}",
+            free.len()
+        );
+    } else if needed > 0 {
+        let chosen = free.iter().rev().take(needed).map(|core| **core).collect();
+        let _ = write!(text, ", pinned to cores that no other poller holds: {}", list(chosen));
     }
     text
 }
@@ -173,7 +221,7 @@ mod tests {
 
     fn lines(option: &OptionSource) -> Vec<String> {
         let config = Config::parse(FILE, "gate.toml").unwrap();
-        let text = describe(&config, &Devices::read().unwrap(), option);
+        let text = describe(&config, &Devices::read().unwrap(), option, &[0, 1]);
         text.lines().map(str::to_owned).collect()
     }
 
@@ -184,6 +232,7 @@ mod tests {
         let expected = [
             "option: SMC-R is assumed, without a TCP option, of the peers 127.0.0.0/8",
             "versions: SMC-Rv2 with whoever has an EID of SMCGATE; SMC-Rv1 on RNICs with RoCE v1",
+            "pollers: 1, pinned to cores that no other poller holds: 1",
             "rnic r0: soft RNIC on nowhere7: WARNING: there is no such device",
             "listener in: 127.0.0.1:7 (smc) -> 127.0.0.1:8 (tcp)",
             "  accepts over SMC-R on soft-lo (lo) where the peer has it, else TCP",
@@ -199,11 +248,32 @@ mod tests {
     fn without_the_option_everything_is_tcp_and_the_reason_is_first() {
         let lines = lines(&OptionSource::None("no privilege".into()));
         assert_eq!(lines[0], "option: every connection stays TCP: no privilege");
-        assert_eq!(lines[4], "  accepts over TCP only");
-        assert_eq!(lines[8], "  connects to 127.0.0.1:8 over TCP only");
+        assert_eq!(lines[5], "  accepts over TCP only");
+        assert_eq!(lines[9], "  connects to 127.0.0.1:8 over TCP only");
         let stranger = OptionSource::Assume(vec!["10.0.0.0/8".parse().unwrap()]);
         let line = "  connects to 127.0.0.1:8 over TCP only: it is not in smc.assume_peers";
-        assert_eq!(self::lines(&stranger)[8], line);
+        assert_eq!(self::lines(&stranger)[9], line);
+    }
+
+    /// Two gateways on one core are slower than one; operators see it coming.
+    #[test]
+    fn pollers_without_a_core_of_their_own_are_pointed_out() {
+        let config = |more: &str| Config::parse(&format!("{FILE}{more}"), "gate.toml").unwrap();
+        let cases = [
+            ("", &[0, 3][..], "1, pinned to cores that no other poller holds: 3"),
+            ("", &[], "1, WARNING: 1 not pinned: cores that no poller holds: 0"),
+            ("[poll]\ncores=[2]", &[], "1, pinned to cores 2 as configured"),
+            ("[poll]\npin=false", &[0], "1, not pinned: poll.pin is false"),
+            (
+                "[[rnic]]\nname='r1'\ndevice='d1'\npollers=2\ncore=3\n",
+                &[1, 2, 3],
+                "3, pinned to cores 3 as configured, pinned to cores that no other poller holds: \
+                 2, 1",
+            ),
+        ];
+        for (more, free, expected) in cases {
+            assert_eq!(pollers(&config(more), free), expected, "{more}");
+        }
     }
 
     #[test]

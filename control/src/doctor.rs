@@ -14,6 +14,7 @@ use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use smcr_os::interface::preferred_address;
 
+use crate::cores::{self, Board};
 use crate::device::Devices;
 use crate::smc_option::SmcOption;
 
@@ -104,7 +105,10 @@ pub fn examine() -> Vec<Finding> {
         roce_port(&modules),
         udp_offload(),
         receive_buffer(&rmem_max),
-        cores(std::thread::available_parallelism().map_or(1, usize::from)),
+        cores(
+            std::thread::available_parallelism().map_or(1, usize::from),
+            cores::free(&Board::of_this_machine()).len(),
+        ),
         descriptor_limit(descriptors.current, descriptors.maximum),
         memory_lock(getrlimit(Resource::Memlock).current),
     ]
@@ -226,10 +230,15 @@ fn receive_buffer(rmem_max: &str) -> Finding {
     }
 }
 
-fn cores(count: usize) -> Finding {
+fn cores(count: usize, free: usize) -> Finding {
     let name = "cores";
+    if count > 1 && free == 0 {
+        let found = format!("{count} cores, each held by a poller of a gateway that is running");
+        let advice = "pollers of another one are not pinned; set poll.policy = \"block\" there";
+        return Finding::warn(name, found, advice);
+    }
     if count > 1 {
-        return Finding::ok(name, format!("{count} cores"));
+        return Finding::ok(name, format!("{count} cores, {free} of them held by no poller"));
     }
     let found = "one core, which pollers share with the applications";
     Finding::warn(name, found, "set poll.policy = \"block\"")
@@ -287,7 +296,7 @@ mod tests {
         assert_eq!(receive_buffer("4194304\n").level, Level::Ok);
         assert_eq!(receive_buffer("212992\n").level, Level::Warn);
         assert_eq!(receive_buffer("").level, Level::Warn);
-        assert_eq!((cores(1).level, cores(2).level), (Level::Warn, Level::Ok));
+        assert_eq!((cores(1, 1).level, cores(2, 1).level), (Level::Warn, Level::Ok));
     }
 
     /// The module smc_diag is not the module smc.
@@ -301,13 +310,13 @@ mod tests {
     /// Scripts read the first word, people the rest of the line.
     #[test]
     fn a_line_says_what_was_found_and_what_to_do() {
-        let line = cores(1).line();
+        let line = cores(1, 1).line();
         assert_eq!(
             line,
             "WARN  cores         one core, which pollers share with the applications; set \
              poll.policy = \"block\""
         );
-        assert_eq!(cores(2).line(), "OK    cores         2 cores");
+        assert_eq!(cores(2, 1).line(), "OK    cores         2 cores, 1 of them held by no poller");
     }
 
     /// The machine that builds this can run it.
@@ -321,7 +330,7 @@ mod tests {
 
     #[test]
     fn json_is_for_scripts() {
-        let findings = [cores(1)];
+        let findings = [cores(1, 1)];
         let diagnosis = Diagnosis { schema: 1, healthy: true, findings: &findings };
         let json = serde_json::to_value(&diagnosis).unwrap();
         assert_eq!(json["findings"][0]["level"], "WARN");

@@ -14,6 +14,7 @@ pub mod check;
 pub mod cli;
 pub mod client;
 pub mod config;
+pub mod cores;
 pub mod decode;
 pub mod device;
 pub mod doctor;

@@ -13,6 +13,7 @@ use smcr_engine::limits::COMMANDS_MAX;
 use smcr_engine::mailbox::{Receiver, Sender, Waker, mailbox};
 use smcr_engine::{Command, Report};
 
+use crate::cores::Assignment;
 use crate::groups::{Pollers, PortId};
 
 /// What a polling thread needs to know of the others before any of them starts.
@@ -71,8 +72,8 @@ pub fn seats<Qp>(count: usize) -> io::Result<Vec<Seat<Qp>>> {
 
 /// One polling thread, from outside.
 pub struct Poller<Qp> {
-    /// The core it is pinned to.
-    pub core: Option<usize>,
+    /// Where it runs.
+    pub assignment: Assignment,
     /// What it counts.
     pub counters: Arc<Counters>,
     /// How far its connections have come.
@@ -88,7 +89,7 @@ pub struct Poller<Qp> {
 impl<Qp> Poller<Qp> {
     /// A poller that runs on `thread`.
     pub fn new(
-        core: Option<usize>,
+        assignment: Assignment,
         shared: (Arc<Counters>, Arc<Gauges>),
         reports: Receiver<Report<OwnedFd>>,
         line: Line<Qp>,
@@ -96,7 +97,7 @@ impl<Qp> Poller<Qp> {
     ) -> Self {
         let (counters, gauges) = shared;
         Self {
-            core,
+            assignment,
             counters,
             gauges,
             reports,
@@ -189,6 +190,7 @@ mod tests {
     use smcr_engine::ConnectionId;
 
     use super::*;
+    use crate::cores::Reason;
 
     /// A poller that sleeps is left alone unless there is something new for it: the control thread
     /// passes here each time it goes to sleep itself.
@@ -207,7 +209,8 @@ mod tests {
         let (_, reports) = mailbox(1, waker.clone());
         let shared = (Arc::new(Counters::default()), Arc::new(Gauges::new()));
         let thread = std::thread::spawn(|| {});
-        let mut poller = Poller::new(None, shared, reports, seat.line(), thread);
+        let unpinned = Assignment::unpinned(Reason::Off);
+        let mut poller = Poller::new(unpinned, shared, reports, seat.line(), thread);
         let is_woken = || rustix::io::read(waker.descriptor(), &mut [0; 8]).is_ok();
 
         waker.about_to_sleep();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use smcr_engine::affinity::Affinity;
 use smcr_engine::clock::Clock;
 use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
@@ -22,6 +23,7 @@ use smcr_rnic::{Fabric, Rnic as _, roce};
 
 use crate::admin;
 use crate::config::{Config, IdlePolicy, RnicConfig, Transport};
+use crate::cores::{self, Assignment, Board, Reason};
 use crate::device::{self, Devices};
 use crate::gateway::{Gateway, Parts, Port};
 use crate::listener::Listener;
@@ -206,17 +208,22 @@ fn open_ports(
     }
     let seats = seats(opened.len())
         .map_err(|why| RunError { what: "mailboxes of the pollers".to_owned(), why })?;
-    let cores = cores(config, &opened.iter().map(|(nic, _, _)| nic.core).collect::<Vec<_>>());
+    let affinity = Affinity::of_this_thread()
+        .map_err(|why| RunError { what: "the cores of this process".to_owned(), why })?;
+    let wanted: Vec<_> = opened.iter().map(|(nic, _, _)| nic.core).collect();
+    let allowed: Vec<_> = affinity.cores().collect();
+    let cores = cores::assign(&config.poll, &wanted, &allowed, &Board::of_this_machine());
     opened
         .into_iter()
         .zip(cores)
         .zip(seats)
-        .map(|(((nic, rnic, fabric), core), seat)| {
+        .map(|(((nic, rnic, fabric), assignment), seat)| {
+            let run_on = (assignment, &affinity);
             let address = rnic.as_ref().map(|rnic| rnic.port().gid.to_ip());
             let subnet = devices.named(&nic.device).zip(address);
             let subnet = subnet.map(|(device, address)| device::subnets(device, address).ipv4);
             let traffic = Arc::new(Traffic::default());
-            let poller = start_poller(config, core, fabric, clock, waker, &traffic, seat)
+            let poller = start_poller(config, run_on, fabric, clock, waker, &traffic, seat)
                 .map_err(|why| RunError { what: "a polling thread".to_owned(), why })?;
             let RnicConfig { name, kind, device, pnet, .. } = nic;
             let subnet = subnet.unwrap_or_default();
@@ -239,29 +246,20 @@ fn no_nic() -> RnicConfig {
     }
 }
 
-/// Which core each poller is pinned to.
-fn cores(config: &Config, wanted: &[Option<usize>]) -> Vec<Option<usize>> {
-    let listed = config.poll.cores.iter().copied();
-    let mut available: Vec<usize> =
-        core_affinity::get_core_ids().unwrap_or_default().iter().map(|core| core.id).collect();
-    // From the last one down: interrupts and everybody's defaults crowd the first.
-    available.reverse();
-    let mut automatic = listed.chain(available);
-    wanted
-        .iter()
-        .map(|wanted| {
-            if !config.poll.pin {
-                return None;
-            }
-            wanted.or_else(|| automatic.next())
-        })
-        .collect()
+/// Tells the operator where poller `index` runs, and why.
+fn say_where(assignment: &Assignment, index: u8) {
+    let Assignment { core, reason, .. } = assignment;
+    match (core, reason) {
+        (Some(core), Reason::Shared) => tracing::warn!(poller = index, core, %reason, "pinned"),
+        (Some(core), _) => tracing::info!(poller = index, core, %reason, "pinned"),
+        (None, _) => tracing::info!(poller = index, %reason, "not pinned to a core"),
+    }
 }
 
 /// Starts a polling thread.
 pub(crate) fn start_poller(
     config: &Config,
-    core: Option<usize>,
+    (assignment, affinity): (Assignment, &Affinity),
     fabric: SoftFabric,
     clock: Clock,
     control: &Waker,
@@ -279,7 +277,7 @@ pub(crate) fn start_poller(
     };
     let idle = Idle::new(policy, config.poll.spin);
     let traffic = Arc::clone(traffic);
-    let line = seat.line();
+    let (line, seat_index) = (seat.line(), seat.index);
     let ends = Ends {
         commands: seat.obey,
         waker: seat.waker,
@@ -291,12 +289,15 @@ pub(crate) fn start_poller(
         gauges: Arc::clone(&gauges),
         observe: Box::new(move |fabric: &SoftFabric| publish(fabric, &traffic)),
     };
-    let name = core.map_or_else(|| "poller".to_owned(), |core| format!("poller-{core}"));
+    say_where(&assignment, seat_index);
+    let affinity = affinity.with_core(assignment.core);
+    let name = assignment.core.map_or_else(|| "poller".to_owned(), |core| format!("poller-{core}"));
     let thread = std::thread::Builder::new().name(name).spawn(move || {
-        if let Some(id) = core
-            && !core_affinity::set_for_current(core_affinity::CoreId { id })
-        {
-            tracing::warn!(core = id, "the poller could not be pinned to its core");
+        if affinity.has_core() {
+            match affinity.pin() {
+                Ok(()) => ends.counters.pinned.set(1),
+                Err(error) => tracing::warn!(%error, "a poller cannot be pinned to its core"),
+            }
         }
         let descriptors = [Some(ends.waker.descriptor()), fabric.event_descriptor()];
         match Kernel::new(descriptors.into_iter().flatten()) {
@@ -304,7 +305,7 @@ pub(crate) fn start_poller(
             Err(error) => tracing::error!(%error, "a poller has no place to sleep"),
         }
     })?;
-    Ok(Poller::new(core, (counters, gauges), reports, line, thread))
+    Ok(Poller::new(assignment, (counters, gauges), reports, line, thread))
 }
 
 /// Copies what the fabric counts to where others can read it.

@@ -206,8 +206,12 @@ pub struct Link {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Poller {
-    /// The core it is pinned to, if it is.
+    /// The core that was chosen for it, if one was.
     pub core: Option<u32>,
+    /// Whether it is pinned to that core now.
+    pub pinned: bool,
+    /// Why it has this core, or none.
+    pub placement: String,
     /// Turns of its loop.
     pub turns: u64,
     /// Turns in which nothing moved.
@@ -357,7 +361,7 @@ pub(crate) mod tests {
                 "/link_groups/0/links/0",
                 "id number state rnic qpn peer_qpn peer_gid connections payload",
             ),
-            ("/pollers/0", "core turns turns_idle connections"),
+            ("/pollers/0", "core pinned placement turns turns_idle connections"),
             (
                 "/rnics/0",
                 "name kind device gid state links mtu packets_in packets_out retransmits \

@@ -440,7 +440,9 @@ fn link_row<O>(group: &Group<O>, link: &groups::Link<O>, rnic: &str) -> Link {
 fn poller_row<Qp>(poller: &placement::Poller<Qp>) -> Poller {
     let counters = &poller.counters;
     Poller {
-        core: poller.core.and_then(|core| u32::try_from(core).ok()),
+        core: poller.assignment.core.and_then(|core| u32::try_from(core).ok()),
+        pinned: counters.pinned.get() == 1,
+        placement: poller.assignment.reason.to_string(),
         turns: counters.turns.get(),
         turns_idle: counters.turns_idle.get(),
         connections: u32::try_from(counters.connections.get()).unwrap_or(u32::MAX),

@@ -14,6 +14,7 @@
 
 mod blocked;
 mod clock;
+mod cores;
 mod crowd;
 mod failover;
 mod failure;

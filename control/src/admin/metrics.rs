@@ -106,6 +106,8 @@ impl Snapshot {
         page.counter("poller_turns", "Turns of the loop.", None, each(|it| it.turns))?;
         let help = "Turns in which nothing moved.";
         page.counter("poller_turns_idle", help, None, each(|it| it.turns_idle))?;
+        let help = "Whether it is pinned to a core now.";
+        page.gauge("poller_pinned", help, None, each(|it| u64::from(it.pinned)))?;
         let help = "Connections it serves.";
         page.gauge("poller_connections", help, None, each(|it| u64::from(it.connections)))
     }

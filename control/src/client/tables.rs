@@ -31,12 +31,14 @@ pub fn stats_text(stats: &Stats) -> String {
     rnics(&mut out, stats);
     paragraph(
         &mut out,
-        &["POLLER", "CORE", "CONNS", "TURNS", "IDLE"],
+        &["POLLER", "CORE", "PINNED", "CONNS", "TURNS", "IDLE", "PLACEMENT"],
         stats.pollers.iter().enumerate().map(|(index, it)| {
             let core = it.core.map_or("-".to_owned(), |core| core.to_string());
             let idle = (it.turns_idle * 100).checked_div(it.turns).unwrap_or(0);
             let (connections, turns) = (it.connections.to_string(), it.turns.to_string());
-            vec![index.to_string(), core, connections, turns, format!("{idle} %")]
+            let pinned = if it.pinned { "yes" } else { "no" }.to_owned();
+            let (index, idle) = (index.to_string(), format!("{idle} %"));
+            vec![index, core, pinned, connections, turns, idle, or_dash(&it.placement)]
         }),
     );
     out

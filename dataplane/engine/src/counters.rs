@@ -70,6 +70,8 @@ counters! {
     sleeps: count,
     /// Times the core was offered and somebody took it.
     yields_taken_up: count,
+    /// Whether the thread is pinned to its core now: 0 or 1.
+    pinned: count,
     /// Connections in the table now.
     connections: count,
     /// Connections relayed over SMC-R since the start.

@@ -15,9 +15,11 @@
 //! - [`poller`]: the turn. `reap`, `relay`, `flush` are its steps.
 //! - [`moves`]: connections that change their link, and with it perhaps their poller.
 //! - [`idle`]: what to do when nothing moved: spin, yield or sleep.
+//! - [`affinity`]: on which cores it runs.
 //! - [`counters`], [`gauges`]: what others may read while we run.
 #![forbid(unsafe_code)]
 
+pub mod affinity;
 pub mod clock;
 mod connections;
 pub mod counters;

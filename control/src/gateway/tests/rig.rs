@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use smcr_engine::affinity::Affinity;
 use smcr_engine::clock::Clock;
 use smcr_engine::mailbox::{Sender, Waker, mailbox};
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
@@ -16,6 +17,7 @@ use smcr_rnic::roce::udp;
 
 use super::US;
 use crate::config::{Config, RnicKind};
+use crate::cores::{Assignment, Reason};
 use crate::device::Devices;
 use crate::gateway::{Gateway, Parts, Port};
 use crate::listener::Listener;
@@ -160,7 +162,9 @@ fn open_port(config: &Config, address: Ipv4Addr, clock: Clock, waker: &Waker) ->
     let (rnic, fabric) = udp::open(&udp::Config::on(udp::Place::Address(address.into()))).unwrap();
     let traffic = Arc::new(Traffic::default());
     let seat = seats(1).unwrap().remove(0);
-    let poller = start_poller(config, None, Some(fabric), clock, waker, &traffic, seat).unwrap();
+    let affinity = Affinity::of_this_thread().unwrap();
+    let run_on = (Assignment::unpinned(Reason::Off), &affinity);
+    let poller = start_poller(config, run_on, Some(fabric), clock, waker, &traffic, seat).unwrap();
     Port {
         name: NAME.to_owned(),
         kind: RnicKind::RoceUdp,

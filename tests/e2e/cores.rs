@@ -1,0 +1,136 @@
+//! Which cores gateways take for themselves, and what they leave to others.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use rustix::thread::sched_getaffinity;
+use serde_json::Value;
+
+use crate::clock::wait_until;
+use crate::failure::assert_echo;
+use crate::gateway::{Gateway, Pair, Setup, local, smcgate};
+use crate::hosts::{Host, Hosts, accept};
+use crate::process::Process;
+
+const PORT: u16 = 7010;
+const LIMIT: Duration = Duration::from_secs(15);
+
+/// Gateways of one machine, in containers or namespaces of its network, used to share its last core
+/// and leave the others idle. A core is free again when its gateway dies, however it dies.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_gateways_hold_different_cores() {
+    let hosts = Hosts::new("smoke_gateways_hold_different_cores");
+    let host_c = Host::new(&format!("{}c", hosts.a.name), "lo", Ipv4Addr::LOCALHOST);
+    host_c.ip(&["link", "set", "lo", "up"]);
+    let start = |name: &str, host| {
+        let relay = ((local(PORT), "tcp"), (local(PORT + 1), "tcp"));
+        Setup::new(name, host).listener(relay.0, relay.1).start(&hosts, host)
+    };
+    let count = sched_getaffinity(None).expect("the kernel's interface is large enough").count();
+
+    let mut running = vec![start("gateway-a", &hosts.a)];
+    let mut taken = vec![place(&running[0]).core.expect("a core is free")];
+    for (name, host) in [("gateway-b", &hosts.b), ("gateway-c", &host_c)] {
+        let gateway = start(name, host);
+        let place = place(&gateway);
+        if taken.len() < count as usize {
+            let core = place.core.unwrap_or_else(|| panic!("{name}: {}", place.reason));
+            assert!(place.pinned && !taken.contains(&core), "{core} beside {taken:?}");
+            taken.push(core);
+        } else {
+            assert_eq!((place.core, place.pinned), (None, false), "{taken:?} of {count}");
+            assert!(place.reason.contains("pollers: 1"), "{}", place.reason);
+            assert!(gateway.process.log().contains(&place.reason), "the log says why");
+            let doctor = smcgate(&hosts, "doctor", &["doctor"]).expect_success("doctor");
+            assert!(doctor.contains("each held by a poller"), "{doctor}");
+            let file = hosts.logs.join("gateway-c.toml");
+            let file = file.to_str().expect("our own paths are text");
+            let check = smcgate(&hosts, "check", &["check", "-c", file]).expect_success("check");
+            assert!(check.contains("WARNING: 1 not pinned"), "{check}");
+        }
+        running.push(gateway);
+    }
+
+    let first = &mut running[0].process;
+    first.signal(Signal::KILL);
+    first.wait(LIMIT);
+    let again = start("gateway-a-again", &hosts.a);
+    assert_eq!(place(&again).core, Some(taken[0]));
+}
+
+/// Where a gateway's only poller runs.
+struct Place {
+    core: Option<u64>,
+    pinned: bool,
+    reason: String,
+}
+
+fn place(gateway: &Gateway<'_>) -> Place {
+    let mut stats = Value::Null;
+    wait_until("the poller has begun", LIMIT, || {
+        stats = serde_json::from_str(&gateway.get("/stats")).expect("JSON");
+        let poller = &stats["pollers"][0];
+        poller["core"].is_null() || poller["pinned"] == true
+    });
+    let poller = &stats["pollers"][0];
+    Place {
+        core: poller["core"].as_u64(),
+        pinned: poller["pinned"] == true,
+        reason: poller["placement"].as_str().expect("a reason").to_owned(),
+    }
+}
+
+/// A gateway that nobody talks to must not be noticed, neither alone nor where others work hard.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_idle_gateways_use_no_core() {
+    let hosts = Hosts::new("smoke_idle_gateways_use_no_core");
+    let pair = Pair::start(&hosts, &[PORT]);
+    let listener = hosts.b.listen(local(PORT));
+    let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+    let server = accept(&listener, LIMIT);
+    assert_echo(&client, &server);
+    thread::sleep(SETTLED);
+    assert_idle(&pair, "alone");
+    let busy: Vec<_> = (0..2)
+        .map(|number| {
+            let mut command = Command::new("sh");
+            command.args(["-c", "while :; do :; done"]);
+            Process::start(&hosts.a, &hosts.logs, &format!("busy-{number}"), &mut command)
+        })
+        .collect();
+    // Something to notice the others by.
+    for _ in 0..50 {
+        assert_echo(&client, &server);
+    }
+    thread::sleep(SETTLED);
+    assert_idle(&pair, "beside two busy loops");
+    drop(busy);
+}
+
+/// After work, a gateway stays awake for less than this.
+const SETTLED: Duration = Duration::from_millis(300);
+
+fn assert_idle(pair: &Pair<'_>, when: &str) {
+    /// Of `USER_HZ`, which is 100 per second.
+    const TICKS_MAX: u64 = 2;
+    let both = || [&pair.a, &pair.b].map(|gateway| cpu_ticks(gateway.process.id()));
+    let before = both();
+    thread::sleep(Duration::from_secs(3));
+    for (before, after) in before.into_iter().zip(both()) {
+        assert!(after - before <= TICKS_MAX, "{} ticks in 3 s, {when}", after - before);
+    }
+}
+
+/// What process `id` has used, user and system.
+fn cpu_ticks(id: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{id}/stat")).expect("it runs");
+    let (_, behind_name) = stat.rsplit_once(')').expect("a name in brackets");
+    let ticks = behind_name.split_whitespace().skip(11).take(2);
+    ticks.map(|ticks| ticks.parse::<u64>().expect("the kernel prints numbers")).sum()
+}
