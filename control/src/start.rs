@@ -301,7 +301,9 @@ pub(crate) fn start_poller(
         }
         let descriptors = [Some(ends.waker.descriptor()), fabric.event_descriptor()];
         match Kernel::new(descriptors.into_iter().flatten()) {
-            Ok(kernel) => smcr_engine::Poller::new(fabric, kernel, ends, memory).run(clock, idle),
+            Ok(kernel) => {
+                smcr_engine::Poller::new(fabric, kernel, ends, memory).run(clock, idle, &affinity)
+            }
             Err(error) => tracing::error!(%error, "a poller has no place to sleep"),
         }
     })?;

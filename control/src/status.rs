@@ -442,7 +442,7 @@ fn poller_row<Qp>(poller: &placement::Poller<Qp>) -> Poller {
     Poller {
         core: poller.assignment.core.and_then(|core| u32::try_from(core).ok()),
         pinned: counters.pinned.get() == 1,
-        placement: poller.assignment.reason.to_string(),
+        placement: placement(poller),
         turns: counters.turns.get(),
         turns_idle: counters.turns_idle.get(),
         connections: u32::try_from(counters.connections.get()).unwrap_or(u32::MAX),
@@ -451,6 +451,16 @@ fn poller_row<Qp>(poller: &placement::Poller<Qp>) -> Poller {
             .zip(counters.values())
             .map(|(description, value)| (description.name.to_owned(), value))
             .collect(),
+    }
+}
+
+/// Why a poller is where it is.
+fn placement<Qp>(poller: &placement::Poller<Qp>) -> String {
+    let reason = &poller.assignment.reason;
+    if poller.counters.contended.get() == 1 {
+        format!("{reason}; but other programs keep it busy")
+    } else {
+        reason.to_string()
     }
 }
 

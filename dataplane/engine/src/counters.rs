@@ -70,6 +70,14 @@ counters! {
     sleeps: count,
     /// Times the core was offered and somebody took it.
     yields_taken_up: count,
+    /// Times it was offered and somebody kept it for a millisecond or longer.
+    yields_lost: count,
+    /// Whether others keep the core so often that the thread sleeps and is placed by the scheduler.
+    contended: count,
+    /// Times that began.
+    contentions: count,
+    /// Times the kernel refused to pin the thread to its core, or to let it go.
+    place_refused: count,
     /// Whether the thread is pinned to its core now: 0 or 1.
     pinned: count,
     /// Connections in the table now.

@@ -8,6 +8,15 @@
 //! and what they produce meanwhile makes the next turn's batch larger. (Spinning less when offers
 //! were taken up was tried: it doubled the latency of a single connection and halved the rate of a
 //! single stream, because the thread then slept while its peer was busy on the same core.)
+//!
+//! Applications give the core back within microseconds, because they wait for us. Programs that
+//! have nothing to do with us do not: the scheduler lets them have it for a whole slice, which is
+//! milliseconds, for each offer. So an offer that takes a millisecond is a loss, and when losses
+//! make up a good part of the time in which we are awake, the core is contended. As long as that
+//! lasts, the adaptive policy sleeps as soon as there is nothing to do and lets the scheduler place
+//! the thread: who sleeps most of the time runs at once when it wakes, and on whichever core is
+//! free. Now and then it goes back to its core and offers it for a while. The first loss ends the
+//! attempt, and the next one is made after twice the time.
 
 use std::time::Duration;
 
@@ -18,7 +27,8 @@ use smcr_proto::Instant;
 pub enum Policy {
     /// Never sleep, never offer the core: for cores that belong to the poller alone.
     Spin,
-    /// Go on for a while, offering the core after every turn; then sleep.
+    /// Go on for a while, offering the core after every turn; then sleep. Where others need the
+    /// core, sleep at once.
     Adaptive,
     /// Sleep as soon as there is nothing to do.
     Block,
@@ -29,24 +39,53 @@ pub enum Policy {
 pub enum Advice {
     /// Take the next turn.
     Turn,
-    /// Offer the core to others, then take the next turn.
+    /// Offer the core to others, then call [`Idle::after_offer`], then take the next turn.
     Yield,
     /// Sleep until something happens.
     Sleep,
 }
 
 /// The state of the policy.
+///
+/// After each turn call `after_turn`, and after each offer of the core `after_offer`; then look at
+/// [`wants_core`](Self::wants_core). Time must not go back.
 #[derive(Debug)]
 pub struct Idle {
     policy: Policy,
     spin: Duration,
     worked_at: Instant,
+    state: State,
+    /// When the last advice was given or the last offer ended: time since then was a turn of ours,
+    /// unless the advice was to sleep.
+    seen_at: Option<Instant>,
+    /// How long the next contention lasts at least.
+    retreat: Duration,
+}
+
+/// Whether others need our core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Not that we knew.
+    Free { account: Account, since: Instant },
+    /// They did. Then we try again.
+    Contended { until: Instant },
+    /// We are trying: this many offers must be given back before the core counts as free.
+    Trying { offers: u32 },
+}
+
+/// Recent time in which we were awake, and how much of it was lost to others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Account {
+    awake: Duration,
+    lost: Duration,
+    losses: u32,
 }
 
 impl Idle {
     /// A policy that, if adaptive, goes on for `spin` after work.
     pub fn new(policy: Policy, spin: Duration) -> Self {
-        Self { policy, spin, worked_at: Instant(0) }
+        let state = State::Free { account: Account::default(), since: Instant(0) };
+        Self { policy, spin, worked_at: Instant(0), state, seen_at: None, retreat: RETREAT_MIN }
     }
 
     /// A turn ended at `now`, and `moved` something or nothing.
@@ -54,40 +93,149 @@ impl Idle {
         if moved {
             self.worked_at = now;
         }
-        match self.policy {
+        let advice = match self.policy {
             Policy::Spin => Advice::Turn,
             Policy::Block if moved => Advice::Turn,
             Policy::Block => Advice::Sleep,
-            Policy::Adaptive if now.since(self.worked_at) < self.spin => Advice::Yield,
-            Policy::Adaptive => Advice::Sleep,
+            Policy::Adaptive => self.adapt(now),
+        };
+        self.seen_at = (advice == Advice::Yield).then_some(now);
+        advice
+    }
+
+    fn adapt(&mut self, now: Instant) -> Advice {
+        match &mut self.state {
+            State::Contended { until } if now < *until => return Advice::Sleep,
+            State::Contended { .. } => {
+                self.state = State::Trying { offers: OFFERS_TO_TRUST };
+                // The next offer must be one of the thread's own core.
+                return Advice::Turn;
+            }
+            State::Free { account, .. } => {
+                let turn = self.seen_at.map(|before| now.since(before));
+                account.awake(turn.unwrap_or_default());
+            }
+            State::Trying { .. } => {}
+        }
+        if now.since(self.worked_at) < self.spin { Advice::Yield } else { Advice::Sleep }
+    }
+
+    /// The offer advised last ended at `now`. Returns whether somebody took it up.
+    pub fn after_offer(&mut self, now: Instant) -> Taken {
+        let took = self.seen_at.map(|before| now.since(before)).unwrap_or_default();
+        self.seen_at = Some(now);
+        let taken = match took {
+            loss if loss >= LOSS => Taken::Lost,
+            short if short > TAKEN_UP => Taken::Briefly,
+            _ => Taken::No,
+        };
+        match &mut self.state {
+            State::Free { account, since } => {
+                account.awake(took);
+                if taken == Taken::Lost && account.lost(took) {
+                    // Trusted too soon, if this comes soon after the last time.
+                    if now.since(*since) > CALM {
+                        self.retreat = RETREAT_MIN;
+                    }
+                    self.contend(now);
+                }
+            }
+            State::Trying { .. } if taken == Taken::Lost => self.contend(now),
+            State::Trying { offers: 0 } => {
+                self.state = State::Free { account: Account::default(), since: now };
+            }
+            State::Trying { offers } => *offers -= 1,
+            State::Contended { .. } => {}
+        }
+        taken
+    }
+
+    fn contend(&mut self, now: Instant) {
+        self.state = State::Contended { until: now + self.retreat };
+        self.retreat = (self.retreat * 2).min(RETREAT_MAX);
+    }
+
+    /// Whether the thread is to be on its own core. If not, the scheduler should place it.
+    pub fn wants_core(&self) -> bool {
+        match self.state {
+            State::Free { .. } | State::Trying { .. } => true,
+            State::Contended { .. } => false,
         }
     }
 }
 
-/// An offer of the core that took longer was taken up: nobody to switch to costs a tenth of this.
-pub const TAKEN_UP: Duration = Duration::from_micros(5);
+/// What became of an offer of the core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// Nobody wanted it.
+    No,
+    /// Somebody had something to do that was soon done.
+    Briefly,
+    /// Somebody kept it for as long as the scheduler allowed.
+    Lost,
+}
+
+impl Account {
+    /// We were awake for `time`.
+    fn awake(&mut self, time: Duration) {
+        self.awake += time;
+        if self.awake > MEMORY {
+            self.awake /= 2;
+            self.lost /= 2;
+            self.losses /= 2;
+        }
+    }
+
+    /// So much of it was lost. Returns whether that makes too much.
+    fn lost(&mut self, time: Duration) -> bool {
+        self.lost += time;
+        self.losses += 1;
+        self.losses >= LOSSES_MIN && self.lost * LOST_SHARE > self.awake
+    }
+}
+
+/// An offer that took longer was taken up: nobody to switch to costs a tenth of this.
+const TAKEN_UP: Duration = Duration::from_micros(5);
+/// One that took this long was kept. Slices are 1.4 to 4 ms; applications that wait for us are done
+/// sooner.
+const LOSS: Duration = Duration::from_millis(1);
+/// Losses before a core counts as contended: one or two are everyday life.
+const LOSSES_MIN: u32 = 3;
+/// And they must make up one part in this many of the time in which we are awake.
+const LOST_SHARE: u32 = 3;
+/// Time awake that is remembered: it is halved when it exceeds this.
+const MEMORY: Duration = Duration::from_millis(100);
+/// Offers that must come back before a core counts as free again. They take about a millisecond
+/// where it is.
+const OFFERS_TO_TRUST: u32 = 1000;
+/// How long a contention lasts at least. Trying costs a slice, so at the most 4 % of the time.
+const RETREAT_MIN: Duration = Duration::from_millis(100);
+/// And at most, after it was found there again and again.
+const RETREAT_MAX: Duration = Duration::from_secs(5);
+/// A core that was free for this long is no worse than any other.
+const CALM: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const SPIN: Duration = Duration::from_micros(50);
+    const START: Instant = Instant(1_000_000);
 
     #[test]
     fn adaptive_offers_the_core_after_work_and_then_sleeps() {
         let mut idle = Idle::new(Policy::Adaptive, SPIN);
-        let start = Instant(1_000_000);
-        assert_eq!(idle.after_turn(start, true), Advice::Yield);
-        assert_eq!(idle.after_turn(start + SPIN / 2, false), Advice::Yield);
-        assert_eq!(idle.after_turn(start + SPIN, false), Advice::Sleep);
-        assert_eq!(idle.after_turn(start + SPIN, true), Advice::Yield);
+        assert_eq!(idle.after_turn(START, true), Advice::Yield);
+        assert_eq!(idle.after_turn(START + SPIN / 2, false), Advice::Yield);
+        assert_eq!(idle.after_turn(START + SPIN, false), Advice::Sleep);
+        assert_eq!(idle.after_turn(START + SPIN, true), Advice::Yield);
     }
 
     /// A process that nobody talks to must not use a core.
     #[test]
     fn adaptive_sleeps_from_the_start() {
         let mut idle = Idle::new(Policy::Adaptive, SPIN);
-        assert_eq!(idle.after_turn(Instant(1_000_000), false), Advice::Sleep);
+        assert_eq!(idle.after_turn(START, false), Advice::Sleep);
     }
 
     #[test]
@@ -97,5 +245,133 @@ mod tests {
         let mut block = Idle::new(Policy::Block, SPIN);
         assert_eq!(block.after_turn(Instant(1), true), Advice::Turn);
         assert_eq!(block.after_turn(Instant(2), false), Advice::Sleep);
+    }
+
+    /// A poller that is always at work, and the time.
+    struct Busy {
+        idle: Idle,
+        now: Instant,
+        /// Offers so far.
+        offers: u32,
+        /// How much of the time it had the core to itself, for a while.
+        owned: Duration,
+    }
+
+    impl Busy {
+        fn new() -> Self {
+            Self {
+                idle: Idle::new(Policy::Adaptive, SPIN),
+                now: START,
+                offers: 0,
+                owned: Duration::ZERO,
+            }
+        }
+
+        /// Works for `span`, 20 µs each turn, while every `nth` offer of the core takes `took` and
+        /// the others half a microsecond. Returns how often it left its core or came back to it.
+        fn work(&mut self, span: Duration, nth: u32, took: Duration) -> u32 {
+            let (end, mut changes) = (self.now + span, 0);
+            while self.now < end {
+                let before = (self.now, self.idle.wants_core());
+                self.now = self.now + Duration::from_micros(20);
+                match self.idle.after_turn(self.now, true) {
+                    Advice::Turn => {}
+                    Advice::Sleep => self.now = self.now + Duration::from_micros(30),
+                    Advice::Yield => {
+                        self.offers += 1;
+                        let is_taken = self.offers.is_multiple_of(nth);
+                        let took = if is_taken { took } else { Duration::from_nanos(500) };
+                        self.now = self.now + took;
+                        self.idle.after_offer(self.now);
+                    }
+                }
+                changes += u32::from(before.1 != self.idle.wants_core());
+                if self.idle.wants_core() {
+                    self.owned += self.now.since(before.0);
+                }
+            }
+            changes
+        }
+    }
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const SLICE: Duration = Duration::from_millis(4);
+
+    /// What others do on our core, and whether we stay there.
+    #[test]
+    fn a_core_is_left_to_those_who_keep_it() {
+        let ms = Duration::from_millis;
+        let us = Duration::from_micros;
+        for (what, nth, took, stays) in [
+            ("nobody else", 1, us(0), true),
+            ("an application that answers", 1, us(15), true),
+            ("32 connections of one", 1, us(160), true),
+            ("a daemon that runs for 2 ms, thirty times a second", 1500, ms(2), true),
+            ("a busy loop where the clock ticks 250 times a second", 1, SLICE, false),
+            ("a busy loop with short slices", 1, us(1400), false),
+            ("a busy loop that takes up one offer in ten", 10, SLICE, false),
+        ] {
+            let mut busy = Busy::new();
+            let changes = busy.work(ms(60), nth, took);
+            assert_eq!(busy.idle.wants_core(), stays, "{what}");
+            assert_eq!(changes, u32::from(!stays), "{what}");
+        }
+    }
+
+    /// A single request per second, each answered 4 ms late, is contention as well: what counts is
+    /// the time in which we are awake.
+    #[test]
+    fn contention_is_noticed_at_a_low_rate() {
+        let mut busy = Busy::new();
+        for request in 1..=LOSSES_MIN {
+            busy.work(Duration::from_micros(20), 1, SLICE);
+            assert_eq!(busy.idle.wants_core(), request < LOSSES_MIN);
+            busy.now = busy.now + SPIN;
+            assert_eq!(busy.idle.after_turn(busy.now, false), Advice::Sleep);
+            busy.now = busy.now + SECOND;
+        }
+    }
+
+    /// Trying costs a slice each time, so it becomes rare; and it does not make the thread wander.
+    #[test]
+    fn attempts_to_return_become_rare() {
+        let mut busy = Busy::new();
+        busy.work(SECOND / 10, 1, SLICE);
+        busy.owned = Duration::ZERO;
+        let changes = busy.work(60 * SECOND, 1, SLICE);
+        assert!((20..=40).contains(&changes), "{changes} in a minute");
+        assert!(busy.owned < SECOND / 4, "{:?} of a minute lost", busy.owned);
+    }
+
+    /// When the others are gone the core is ours again, within the time of the last retreat.
+    #[test]
+    fn a_free_core_is_taken_back_and_kept() {
+        let mut busy = Busy::new();
+        busy.work(SECOND / 2, 1, SLICE);
+        assert!(!busy.idle.wants_core());
+        busy.work(2 * SECOND, 1, Duration::ZERO);
+        assert!(busy.idle.wants_core());
+        assert_eq!(busy.work(60 * SECOND, 1, Duration::ZERO), 0);
+    }
+
+    /// Somebody who comes and goes every second must not make us come and go with him for ever.
+    #[test]
+    fn returning_does_not_oscillate() {
+        let mut busy = Busy::new();
+        let changes: u32 = (0..60)
+            .map(|second| {
+                let took = if second % 2 == 0 { SLICE } else { Duration::ZERO };
+                busy.work(SECOND, 1, took)
+            })
+            .sum();
+        assert!(changes <= 50, "{changes} in a minute");
+        // But he who comes once an hour finds us as ready to return as the first time.
+        let mut busy = Busy::new();
+        for _ in 0..5 {
+            busy.work(SECOND, 1, SLICE);
+            busy.work(60 * SECOND, 1, Duration::ZERO);
+            assert!(busy.idle.wants_core());
+            assert!(busy.idle.retreat <= 16 * RETREAT_MIN);
+        }
     }
 }

@@ -8,13 +8,14 @@ use smcr_memory::{Region, SendPool};
 use smcr_proto::Instant;
 use smcr_rnic::{Completion, Fabric};
 
+use crate::affinity::Affinity;
 use crate::clock::Clock;
 use crate::connections::{Backlog, Connections, Far, Relay, Smc, Socket, Tcp};
 use crate::counters::Counters;
 use crate::forward::Outbox;
 use crate::gauges::{Gauges, Reading};
 use crate::handoff::{Command, ConnectionId, Ending, Established, LinkId, Owners, Report};
-use crate::idle::{Advice, Idle, TAKEN_UP};
+use crate::idle::{Advice, Idle, Taken};
 use crate::limits::{
     COMMANDS_MAX, EVENTS_PER_TURN_MAX, FILL_PER_TURN_MAX, OBEY_PER_TURN_MAX, REAP_PER_TURN_MAX,
 };
@@ -83,6 +84,13 @@ pub(crate) struct WorkLists {
     pub(crate) current: Vec<u16>,
 }
 
+impl WorkLists {
+    /// Whether a turn had to leave something to the next one.
+    fn is_left(&self) -> bool {
+        !(self.drain.is_empty() && self.fill.is_empty() && self.flush.is_empty())
+    }
+}
+
 impl<F: Fabric, S: Streams> Poller<F, S> {
     /// A poller with nothing to do. `memory` becomes its send pool.
     pub fn new(fabric: F, streams: S, ends: Ends<F, S>, memory: Region) -> Self {
@@ -108,8 +116,11 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 
     /// Turns until told to stop.
-    pub fn run(&mut self, clock: Clock, mut idle: Idle) {
+    ///
+    /// The thread runs where `affinity` says; whether on its own core, `idle` decides.
+    pub fn run(&mut self, clock: Clock, mut idle: Idle, affinity: &Affinity) {
         let mut now = clock.now();
+        let mut on_core = idle.wants_core();
         while !self.stopping {
             let moved = self.turn(now);
             now = clock.now();
@@ -117,17 +128,32 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 Advice::Turn => {}
                 Advice::Yield => {
                     std::thread::yield_now();
-                    let after = clock.now();
-                    let taken_up = after.since(now) > TAKEN_UP;
-                    self.ends.counters.yields_taken_up.add(taken_up.into());
-                    now = after;
+                    now = clock.now();
+                    let taken = idle.after_offer(now);
+                    self.ends.counters.yields_taken_up.add((taken != Taken::No).into());
+                    self.ends.counters.yields_lost.add((taken == Taken::Lost).into());
                 }
                 Advice::Sleep => {
-                    self.sleep(now);
+                    self.sleep(now, moved);
                     now = clock.now();
                 }
             }
+            if idle.wants_core() != on_core {
+                on_core = !on_core;
+                self.change_place(on_core, affinity);
+            }
         }
+    }
+
+    /// Goes back to the thread's own core, or leaves it to others.
+    fn change_place(&self, on_core: bool, affinity: &Affinity) {
+        let counters = &self.ends.counters;
+        counters.contended.set((!on_core).into());
+        counters.contentions.add((!on_core).into());
+        let moved = if on_core { affinity.pin() } else { affinity.unpin() };
+        // Elsewhere or not, the poller works.
+        counters.place_refused.add(moved.is_err().into());
+        counters.pinned.set((on_core && affinity.has_core() && moved.is_ok()).into());
     }
 
     /// One turn of the loop. Returns whether anything moved, so that the caller can decide to idle.
@@ -148,10 +174,13 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         moved
     }
 
-    fn sleep(&mut self, now: Instant) {
+    /// Sleeps until something happens, unless something has. `moved` is what the last turn said:
+    /// what it left behind without moving anything waits for others.
+    fn sleep(&mut self, now: Instant, moved: bool) {
         self.ends.waker.about_to_sleep();
         let deadline = self.next_deadline(now);
-        let asleep = !self.has_commands() && deadline.is_none_or(|deadline| deadline > now);
+        let ready = self.has_commands() || (moved && self.work.is_left());
+        let asleep = !ready && deadline.is_none_or(|deadline| deadline > now);
         if asleep {
             self.ends.counters.sleeps.add(1);
             self.publish();

@@ -278,7 +278,9 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
             self.leave(now);
         }
         let has_mail = self.siblings.as_ref().is_some_and(Siblings::has_mail);
-        if !self.inbox.is_empty() || self.receiving || has_mail || self.pairs.has_completions() {
+        // A wire without a descriptor wakes nobody: it must be found empty first.
+        let unseen = self.receiving && self.wire.event_descriptor().is_none();
+        if !self.inbox.is_empty() || unseen || has_mail || self.pairs.has_completions() {
             return Some(now);
         }
         let pairs = self.pairs.live.iter().filter_map(|slot| {
