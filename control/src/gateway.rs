@@ -21,7 +21,7 @@ use smcr_rnic::Rnic;
 
 use crate::config::{Config, RnicKind};
 use crate::farewells::Farewells;
-use crate::groups::{self, GroupId, Groups, PortId, QpOf, Settings};
+use crate::groups::{self, GroupId, Groups, PortId, QpOf, Settings, Throttle};
 use crate::listener::Listener;
 use crate::network::Network;
 use crate::paths::Paths;
@@ -32,6 +32,7 @@ use crate::rendezvous::ANSWER_WITHIN;
 use crate::sessions::{Founding, Session};
 use crate::slab::Slab;
 use crate::smc_option::OptionSource;
+use crate::start::random;
 use crate::status::{Question, Traffic};
 
 /// An RNIC and its poller. Without an RNIC it relays TCP only.
@@ -103,6 +104,8 @@ pub struct Gateway<N: Rnic> {
     pub(crate) connections_smc: u64,
     pub(crate) connections_tcp: u64,
     pub(crate) handshakes_failed: u64,
+    /// When an offer of a peer was last complained about.
+    pub(crate) bad_offers: Throttle,
     /// Bytes of connections that are over.
     pub(crate) bytes_closed: (u64, u64),
     /// SMC-R connections whose TCP connection has ended, oldest first; their peer may be dead.
@@ -195,6 +198,7 @@ impl<N: Rnic> Gateway<N> {
             connections_smc: 0,
             connections_tcp: 0,
             handshakes_failed: 0,
+            bad_offers: Throttle::default(),
             bytes_closed: (0, 0),
             suspects: VecDeque::new(),
             farewells: Farewells::default(),
@@ -371,7 +375,8 @@ fn join_ports<N: Rnic>(
         nics.push(groups::Port::new(port.name, port.pnet, port.subnet, port.rnic));
         pollers.push(port.poller);
     }
-    (infos, Groups::new(settings, nics, pollers))
+    let entropy = || u32::from_ne_bytes(random());
+    (infos, Groups::new(settings, nics, pollers, Box::new(entropy)))
 }
 
 /// The most connections of a group: an RMB has no more elements.

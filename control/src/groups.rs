@@ -12,6 +12,7 @@
 //! - `first_contact` begins a group;
 //! - `machine` does what the machine of a group demands; `links` opens and loses the links beyond
 //!   the first, `moves` finds their connections another place;
+//! - `claims` is whom we believe what about a group;
 //! - `choice` is which group and which port a new connection gets;
 //! - `proof` is whether a link still carries;
 //! - [`members`] is which connection holds what of a group;
@@ -21,6 +22,7 @@
 //! - [`ports`] is what groups stand on.
 
 mod choice;
+mod claims;
 mod first_contact;
 pub mod group;
 mod links;
@@ -45,6 +47,8 @@ use smcr_proto::{Instant, LinkNumber, PeerId};
 use smcr_rnic::Rnic;
 
 pub use choice::Unnamed;
+use claims::Offences;
+pub use claims::Throttle;
 use group::LinkState;
 pub use group::{Group, GroupId, Link, Peer, Phase};
 use members::Members;
@@ -104,6 +108,10 @@ pub struct Counts {
     pub groups_lost: u64,
     /// Connections that went on over another link.
     pub connections_moved: u64,
+    /// Times that another address than the founder's claimed to be the peer of a group.
+    pub foreign_claims: u64,
+    /// Times that a peer said that it does not know its group.
+    pub out_of_sync: u64,
 }
 
 /// All link groups of a process.
@@ -116,6 +124,7 @@ pub struct Groups<N: Rnic, P: Pollers<QpOf<N>>> {
     links_made: u32,
     members: Members,
     counts: Counts,
+    offences: Offences,
     slots: Slots,
     budget: Budget,
     events: VecDeque<Event>,
@@ -123,7 +132,14 @@ pub struct Groups<N: Rnic, P: Pollers<QpOf<N>>> {
 
 impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     /// No groups yet.
-    pub fn new(settings: Settings, ports: Vec<Port<N>>, pollers: P) -> Self {
+    ///
+    /// `entropy` is what the names of connections are drawn from. Must not be predictable.
+    pub fn new(
+        settings: Settings,
+        ports: Vec<Port<N>>,
+        pollers: P,
+        entropy: Box<dyn FnMut() -> u32 + Send>,
+    ) -> Self {
         Self {
             settings,
             ports,
@@ -133,7 +149,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             links_made: 0,
             members: Members::new(),
             counts: Counts::default(),
-            slots: Slots::new(),
+            offences: Offences::default(),
+            slots: Slots::new(entropy),
             budget: Budget::new(settings.rmb_bytes),
             events: VecDeque::new(),
         }

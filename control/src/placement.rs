@@ -113,7 +113,7 @@ impl<Qp> Poller<Qp> {
     /// obeys before it looks at a message it cannot place.
     pub fn command(&mut self, command: Command<Qp, OwnedFd>) {
         let expected = match &command {
-            Command::Expect { connection } => Some(connection.slot),
+            Command::Expect { connection, group } => Some((*connection, *group)),
             Command::AddLink { .. }
             | Command::SendLlc { .. }
             | Command::FailConnections { .. }
@@ -130,7 +130,9 @@ impl<Qp> Poller<Qp> {
         self.push(command);
         match expected {
             // Behind the push: what other pollers pass on comes behind it too.
-            Some(slot) => self.line.owners.set(slot, self.line.index),
+            Some((connection, group)) => {
+                self.line.owners.set(connection, Some(group), self.line.index);
+            }
             None => self.line.commands.wake(),
         }
     }
@@ -187,7 +189,7 @@ impl<Qp> Pollers<Qp> for Vec<Poller<Qp>> {
 
 #[cfg(test)]
 mod tests {
-    use smcr_engine::ConnectionId;
+    use smcr_engine::{ConnectionId, GroupId};
 
     use super::*;
     use crate::cores::Reason;
@@ -216,7 +218,7 @@ mod tests {
         waker.about_to_sleep();
         assert!(poller.catch_up() && !is_woken());
         let connection = ConnectionId { slot: 0, generation: 1 };
-        poller.command(Command::Expect { connection });
+        poller.command(Command::Expect { connection, group: GroupId(1) });
         assert!(!is_woken(), "the message that matters will wake it");
         poller.command(Command::Forget { connection });
         assert!(is_woken());

@@ -24,10 +24,10 @@ use smcr_proto::handshake::{Agreement, ClientAction, HandshakeError, ServerActio
 use smcr_proto::limits::CLC_WAIT;
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::{Diagnosis, FRAME_MAX, Frame, Offer};
-use smcr_proto::wire::llc::DeleteReason;
 use smcr_proto::{Instant, RmbeSize};
 use smcr_rnic::{Exhausted, Rnic};
 
+use crate::config::Transport;
 use crate::gateway::Gateway;
 use crate::groups::{GroupId, Peer, PortId, Refusal};
 use crate::listener::connect_outcome;
@@ -41,8 +41,7 @@ impl<N: Rnic> Gateway<N> {
     pub(crate) fn connect_event(&mut self, now: Instant, key: Key) {
         let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return };
         let accepts_smc = matches!(shaking.conversation.talk, Talk::Server(_) | Talk::Pending(..))
-            || self.listeners[usize::from(shaking.listener)].config.accept
-                == crate::config::Transport::Smc;
+            || self.listeners[usize::from(shaking.listener)].config.accept == Transport::Smc;
         let socket = if accepts_smc { &shaking.app } else { &shaking.peer };
         match connect_outcome(socket) {
             Ok(()) => self.connected(now, key),
@@ -210,7 +209,10 @@ impl<N: Rnic> Gateway<N> {
         let Some(resources) = &shaking.resources else { return false };
         let outcome = self.groups.accept_offer(now, resources.connection, offer);
         if let Err(offence) = outcome {
-            tracing::warn!(session = key.index, ?offence, "an offer cannot be used");
+            let source = self.peer_address(key);
+            if let Some(left_out) = self.bad_offers.pass(now) {
+                tracing::warn!(%source, ?offence, left_out, "an offer cannot be used");
+            }
         }
         outcome.is_ok()
     }
@@ -264,9 +266,8 @@ impl<N: Rnic> Gateway<N> {
     fn handshake_failed(&mut self, now: Instant, key: Key, error: HandshakeError) {
         tracing::debug!(session = key.index, ?error, "the rendezvous failed");
         if let HandshakeError::Declined { diagnosis, out_of_sync } = error {
-            // RFC 7609 A.2.5-3
             if out_of_sync && let Some(group) = self.group_of_session(key) {
-                self.groups.shut_down(now, group, DeleteReason::PROTOCOL_VIOLATION);
+                self.groups.called_out_of_sync(now, group, self.peer_address(key));
             }
             self.note_decline(now, key, diagnosis);
             self.fallback_reasons.insert(key, diagnosis);

@@ -162,7 +162,8 @@ fn peer_id(nics: &[RnicConfig], devices: &Devices) -> PeerId {
     PeerId([a, b, c, d, e, f, g, h])
 }
 
-fn random<const N: usize>() -> [u8; N] {
+/// Bytes that nobody can predict.
+pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).expect("the kernel has random bytes");
     bytes

@@ -98,6 +98,11 @@ pub struct Totals {
     /// TCP connections beside SMC-R that the peer did not end within two seconds after its last
     /// word, or of which there were too many, and which were reset.
     pub tcp_cut_short: u64,
+    /// Times that an address claimed to be the peer of a link group that another address founded.
+    /// It got no part of that group.
+    pub foreign_claims: u64,
+    /// Times that a peer said that it does not know its link group, whose links were tested then.
+    pub groups_out_of_sync: u64,
 }
 
 /// Connections that exist now.

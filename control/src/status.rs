@@ -167,6 +167,8 @@ impl<N: Rnic> Gateway<N> {
             connections_moved: counts.connections_moved,
             rmbe_conflicts: counts.conflicts,
             tcp_cut_short: self.farewells.were_cut_short(),
+            foreign_claims: counts.foreign_claims,
+            groups_out_of_sync: counts.out_of_sync,
             refused_tcp: self.listeners.iter().map(|listener| listener.refused).sum(),
         }
     }

@@ -336,6 +336,10 @@ pub(crate) struct Totals {
     pub(crate) handshakes_failed: u64,
     #[serde(default)]
     pub(crate) tcp_cut_short: u64,
+    #[serde(default)]
+    pub(crate) foreign_claims: u64,
+    #[serde(default)]
+    pub(crate) groups_out_of_sync: u64,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]

@@ -20,6 +20,7 @@ mod failover;
 mod failure;
 mod fidelity;
 mod gateway;
+mod hostile;
 mod hosts;
 mod http;
 mod ipv6;

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use smcr_engine::streams::Streams;
-use smcr_engine::{ConnectionId, Established, LinkId};
+use smcr_engine::{ConnectionId, Established, GroupId, LinkId};
 use smcr_proto::{Instant, Qpn};
 use smcr_rnic::Opening;
 use smcr_rnic::sim::{Network, Odds};
@@ -198,7 +198,7 @@ impl Cluster {
         for (host, (element, (near, peer))) in
             [client, server].into_iter().zip(streams.into_iter().zip(peers)).enumerate()
         {
-            let smc = Established::Smc { near, link, rmbe: element.rmbe, peer };
+            let smc = Established::Smc { near, link, group: GroupId(1), rmbe: element.rmbe, peer };
             self.held.insert((host, number), smc);
         }
         self.establish(early, number);
@@ -280,6 +280,11 @@ impl Cluster {
             moved |= host.turn(self.now);
         }
         moved
+    }
+
+    /// What time it is.
+    pub(crate) fn now(&self) -> Instant {
+        self.now
     }
 
     /// One look around by one gateway alone.

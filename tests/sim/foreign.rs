@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use smcr_engine::handoff::{Ending, PeerElement};
-use smcr_engine::{ConnectionId, Established, LinkId};
+use smcr_engine::{ConnectionId, Established, GroupId, LinkId};
 use smcr_memory::{Region, Rmb, SendPool};
 use smcr_proto::connection::{CLOSE_WAIT, Connection, Setup};
 use smcr_proto::ring::{Ring, Span};
@@ -67,7 +67,13 @@ impl Stage {
         let qp = fabric.adopt(Instant(1), theirs.connect(here).unwrap());
         let element = host.take_element().unwrap();
         let (near, far) = (tcp::connection(40_000), element.id);
-        let established = Established::Smc { near: near.1, link: LINK, rmbe: element.rmbe, peer };
+        let established = Established::Smc {
+            near: near.1,
+            link: LINK,
+            group: GroupId(1),
+            rmbe: element.rmbe,
+            peer,
+        };
         host.relay(far, established);
         let setup = Setup {
             peer_token: far.token(),

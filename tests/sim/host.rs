@@ -13,7 +13,7 @@ use smcr_engine::handoff::{Activity, Ending, KeyChange, Owners, PeerElement};
 use smcr_engine::limits::{COMMANDS_MAX, FILL_PER_TURN_MAX};
 use smcr_engine::mailbox::{Receiver, Sender, Waker, mailbox};
 use smcr_engine::poller::{CommandOf, Ends};
-use smcr_engine::{Command, ConnectionId, Established, LinkId, LlcBytes, Poller, Report};
+use smcr_engine::{Command, ConnectionId, Established, GroupId, LinkId, LlcBytes, Poller, Report};
 use smcr_memory::{Region, Rmb, Rmbe};
 use smcr_proto::ring::Ring;
 use smcr_proto::{AlertToken, Gid, Instant, MacAddress, Mtu, Rkey, RmbeSize};
@@ -115,6 +115,8 @@ pub(crate) struct Host {
     sizes: Sizes,
     rmb: Rmb,
     free: VecDeque<ConnectionId>,
+    /// The link group of all links between the hosts of a test.
+    group: GroupId,
     /// Wakes the control thread, which sleeps until then.
     waker: Waker,
     waits_for_reports: bool,
@@ -165,6 +167,7 @@ impl Host {
             sizes,
             rmb,
             free: slots.map(|slot| ConnectionId { slot, generation: 1 }).collect(),
+            group: GroupId(1),
             waker: control,
             waits_for_reports: false,
         }
@@ -214,7 +217,20 @@ impl Host {
         let qp = opening.connect(peer).unwrap();
         self.links.insert(link, Link { place, theirs });
         let activity = Arc::new(Activity::default());
-        self.command_to(place, Command::AddLink { link, qp, activity });
+        self.command_to(place, Command::AddLink { link, group: self.group, qp, activity });
+    }
+
+    /// A link of this RNIC in a group of its own, with somebody who has no part in our connections.
+    pub(crate) fn add_foreign_link_at(
+        &mut self,
+        place: usize,
+        link: LinkId,
+        opening: sim::Opening,
+        peer: QpAddress,
+    ) {
+        let ours = std::mem::replace(&mut self.group, GroupId(1_000));
+        self.add_link_at(place, link, opening, peer, None);
+        self.group = ours;
     }
 
     /// How peers address our RMB through this RNIC.
@@ -231,8 +247,9 @@ impl Host {
     /// Says that CDC messages for a connection may come, to the poller of this link.
     pub(crate) fn expect(&mut self, connection: ConnectionId, link: LinkId) {
         let place = self.place_of(link);
-        self.command_to(place, Command::Expect { connection });
-        self.owners.set(connection.slot, u8::try_from(place).unwrap());
+        let group = self.group;
+        self.command_to(place, Command::Expect { connection, group });
+        self.owners.set(connection, Some(group), u8::try_from(place).unwrap());
     }
 
     /// Moves connections to another link: all, or these.
@@ -304,7 +321,7 @@ impl Host {
 
     /// The rendezvous failed after [`Self::take_element`].
     pub(crate) fn abandon(&mut self, id: ConnectionId, rmbe: Rmbe) {
-        let place = usize::from(self.owners.of(id.slot).unwrap());
+        let place = usize::from(self.owners.of(id.slot).unwrap().poller);
         self.command_to(place, Command::Forget { connection: id });
         self.give_back(id, Some(rmbe));
     }

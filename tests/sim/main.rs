@@ -14,6 +14,7 @@ mod flows;
 mod foreign;
 mod gateways;
 mod host;
+mod hostile;
 mod swarm;
 mod tcp;
 mod transfer;

@@ -1,9 +1,11 @@
 //! Which port, group and link a new connection gets (RFC 3.5.2, 3.5.3).
 
+use std::net::IpAddr;
+
 use smcr_engine::LinkId;
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::Offer;
-use smcr_proto::{Gid, MacAddress};
+use smcr_proto::{Gid, Instant, MacAddress};
 use smcr_rnic::Rnic;
 
 use super::Groups;
@@ -19,6 +21,8 @@ pub enum Unnamed {
     /// gone since: it will hear of that. To be told that the group is out of sync would cost it the
     /// group, and all connections on it.
     LinkGone,
+    /// The link is of a group with somebody else, as far as we can tell: see `claims`.
+    NotTheirs,
 }
 
 impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
@@ -63,7 +67,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             return None;
         }
         let open = with_peer.into_iter().filter(|(_, group)| {
-            // RFC 7609 2-4, 2.2.4-7, 3.5.1.2-5, 3.5.1.6.4-5, 3.5.2.1-2
+            // RFC 7609 2-4, 2.2.4-7, 3.5.1.6.4-5
             group.is_established() && group.members.len() < group.members_max()
         });
         open.min_by_key(|(id, group)| (group.members.len(), *id)).map(|(id, _)| id)
@@ -82,8 +86,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let here =
             group.links.first().is_some_and(|link| self.ports[link.port.0].pnet == near.pnet);
         let over = matches!(group.phase, Phase::Ending);
-        // RFC 7609 2.2.3-2, 3.5.2.1-2
-        group.role == Role::Server && group.is_with(peer) && here && !over
+        let usable = !over && !group.disowned;
+        // RFC 7609 2.2.3-2
+        group.role == Role::Server && group.is_with(peer) && here && usable
     }
 
     /// Whether the poller that a new group would live on has none of these.
@@ -96,12 +101,18 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     }
 
     /// The link that a server's Accept names in a later contact, and its group. `v2` says which
-    /// version the Accept is of.
+    /// version the Accept is of, `source` which address we connected to.
     ///
     /// # Errors
     ///
     /// [`Unnamed`]: decline.
-    pub fn named_by(&self, accept: &Offer, v2: bool) -> Result<(GroupId, LinkId), Unnamed> {
+    pub fn named_by(
+        &mut self,
+        now: Instant,
+        accept: &Offer,
+        v2: bool,
+        source: IpAddr,
+    ) -> Result<(GroupId, LinkId), Unnamed> {
         let ours = self.iter().filter(|(_, group)| {
             let runs = group.machine().is_some_and(|machine| !machine.is_terminated());
             // RFC 7609 3.5.2.2-1
@@ -109,11 +120,20 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             runs && group.role == Role::Client && with
         });
         let mut unnamed = Unnamed::OutOfSync;
+        let mut foreign = None;
         for (id, group) in ours {
             if let Some(link) = group.links.iter().find(|link| link.leads_to(accept)) {
-                return Ok((id, link.id));
+                if group.vouches_for(source, link, accept) {
+                    return Ok((id, link.id));
+                }
+                unnamed = Unnamed::NotTheirs;
+                foreign = Some((id, group.peer.source));
+                break;
             }
             unnamed = Unnamed::LinkGone;
+        }
+        if let Some((id, founder)) = foreign {
+            self.foreign_claim(now, id, founder, source);
         }
         Err(unnamed)
     }

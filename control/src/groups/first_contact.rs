@@ -30,6 +30,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         role: Role,
         peer: Peer,
     ) -> Result<GroupId, Exhausted> {
+        self.note_claim(now, role, peer);
         let rnic = self.ports[port.0].rnic.as_mut().ok_or(Exhausted)?;
         // RFC 7609 2.1-6
         let domain = rnic.open_domain()?;
@@ -62,6 +63,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             peer,
             agreement: Agreement::V1,
             phase: Phase::Opening,
+            disowned: false,
             established: false,
             confirm_wait: None,
             links: vec![link],
@@ -128,7 +130,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             Role::Client => LinkGroup::new_client(now, setup),
         };
         group.phase = Phase::Running(Box::new(machine));
-        let command = Command::AddLink { link: link.id, qp, activity: Arc::clone(&link.activity) };
+        let activity = Arc::clone(&link.activity);
+        let command = Command::AddLink { link: link.id, group: id, qp, activity };
         self.pollers.command(link.port, command);
         let (role, number) = (group.role, link.number);
         self.tell_own_rmb(now, id);

@@ -1,9 +1,11 @@
 //! One link group: the machine of `smcr-proto`, and what it stands on.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use smcr_engine::GroupId;
 use smcr_engine::handoff::Activity;
 use smcr_engine::{ConnectionId, LinkId};
 use smcr_memory::Rmbe;
@@ -17,10 +19,6 @@ use super::members::Member;
 use super::ports::PortId;
 use super::stock::Stock;
 
-/// A link group, by the number that operators see. Never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GroupId(pub u32);
-
 /// Who is at the other end of a first contact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
@@ -32,12 +30,14 @@ pub struct Peer {
     pub mac: MacAddress,
     /// Whether SMC-Rv2 is spoken with it.
     pub v2: bool,
+    /// The address of its end of the TCP connection. The others are claims; this one is not.
+    pub source: IpAddr,
 }
 
 impl Peer {
     /// Who made this offer.
-    pub fn of(offer: &Offer, v2: bool) -> Self {
-        Self { id: offer.peer_id, gid: offer.gid, mac: offer.mac, v2 }
+    pub fn of(offer: &Offer, v2: bool, source: IpAddr) -> Self {
+        Self { id: offer.peer_id, gid: offer.gid, mac: offer.mac, v2, source }
     }
 
     /// What queue pairs for it must take in: LLC of version 2 has long messages.
@@ -60,6 +60,8 @@ pub struct Group<O> {
     pub agreement: Agreement,
     /// Where it is in its life.
     pub phase: Phase,
+    /// The peer said that it does not know it: nobody joins it any more.
+    pub(super) disowned: bool,
     /// Its first link has been confirmed.
     pub(super) established: bool,
     /// How long that may take, where there is reason to doubt it.
@@ -164,9 +166,14 @@ impl<O> Group<O> {
         }
     }
 
-    /// Whether this is the group of that peer. In version 2 peers are known by their ports, and by
-    /// their names where they have said them.
+    /// Whether this is the group of that peer: one who claims to be it, where it came from.
     pub(super) fn is_with(&self, peer: Peer) -> bool {
+        self.peer.source == peer.source && self.claims(peer)
+    }
+
+    /// Whether that peer says that it is the one of this group. In version 2 peers are known by
+    /// their ports, and by their names where they have said them.
+    pub(super) fn claims(&self, peer: Peer) -> bool {
         if !peer.v2 {
             return !self.peer.v2 && self.peer.id == peer.id;
         }

@@ -124,7 +124,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
                 link.state = LinkState::Polled;
                 link.theirs = Some(theirs);
                 let activity = Arc::clone(&link.activity);
-                self.pollers.command(port, Command::AddLink { link: name, qp, activity });
+                let command = Command::AddLink { link: name, group: id, qp, activity };
+                self.pollers.command(port, command);
                 self.with_machine(now, id, |machine| machine.link_connected(now, number));
             }
             Err(Exhausted) => {

@@ -15,11 +15,15 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     pub fn llc_received(&mut self, now: Instant, link: LinkId, message: &[u8]) {
         let Some((id, number)) = self.locate(link) else { return };
         tracing::trace!(group = id.0, number = number.0, llc = ?message, "received");
+        let mut heard = Ok(());
         self.with_machine(now, id, |machine| {
-            if let Err(offence) = machine.handle_bytes(now, number, message) {
-                tracing::warn!(group = id.0, ?offence, "the peer broke the LLC protocol");
-            }
+            heard = machine.handle_bytes(now, number, message);
         });
+        if let Err(offence) = heard
+            && let Some(left_out) = self.offences.llc.pass(now)
+        {
+            tracing::warn!(group = id.0, ?offence, left_out, "the peer broke the LLC protocol");
+        }
     }
 
     /// The queue pair of a link broke.

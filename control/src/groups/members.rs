@@ -132,7 +132,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         self.count_members(now, id);
         // From the moment the peer knows the token, its messages may come.
         // RFC 7609 3.5.2.4-4, 3.5.2.4-6
-        self.pollers.command(port, Command::Expect { connection });
+        self.pollers.command(port, Command::Expect { connection, group: id });
         // RFC 7609 3.5.1.2-11, A.2.3-3
         let offer = Offer {
             first_contact: false,
@@ -235,7 +235,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         {
             member.relayed = true;
         }
-        let established = Box::new(Established::Smc { near, link, rmbe, peer });
+        let established = Box::new(Established::Smc { near, link, group: id, rmbe, peer });
         self.pollers.command(port, Command::Relay { connection, established });
         if ending {
             // The group ended while the last message was on its way.
@@ -257,6 +257,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             group.quarantine.push_back((now + QUARANTINE, rmbe));
         }
         self.count_members(now, id);
+        self.end_if_disowned(now, id);
         self.bury(now, id);
     }
 
@@ -270,6 +271,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
                 group.stock.give_back(now, rmbe);
             }
             self.count_members(now, id);
+            self.end_if_disowned(now, id);
             self.bury(now, id);
         }
     }

@@ -1,5 +1,6 @@
 //! Two hosts, their link groups, and nothing else.
 
+mod claims;
 mod contact;
 mod links;
 mod rig;

@@ -114,7 +114,7 @@ impl<N: Rnic> Gateway<N> {
         offer: &Offer,
         agreement: Agreement,
     ) -> Result<Offer, Diagnosis> {
-        let peer = Peer::of(offer, agreement != Agreement::V1);
+        let peer = Peer::of(offer, agreement != Agreement::V1, self.peer_address(key));
         // RFC 7609 3.5.1.3-2, 3.5.1.3-3, 3.5.3-4, 3.5.3-6
         let (group, ours) =
             self.found(now, key, port, Role::Client, peer).map_err(|_| Diagnosis::OUT_OF_MEMORY)?;
@@ -133,14 +133,14 @@ impl<N: Rnic> Gateway<N> {
     pub(super) fn join_link(&mut self, now: Instant, key: Key, offer: &Offer) {
         // RFC 7609 3.5.1.3-1
         let v2 = self.agreement_of(key).is_some_and(|agreement| agreement != Agreement::V1);
-        let (group, link) = match self.groups.named_by(offer, v2) {
+        let (group, link) = match self.groups.named_by(now, offer, v2, self.peer_address(key)) {
             Ok(found) => found,
             Err(Unnamed::OutOfSync) => {
                 // RFC 7609 C.4-1
                 self.answer_client(key, Err(Diagnosis::OUT_OF_SYNC), true);
                 return;
             }
-            Err(Unnamed::LinkGone) => {
+            Err(Unnamed::LinkGone | Unnamed::NotTheirs) => {
                 self.answer_client(key, Err(Diagnosis::SERVER_LINK_NOT_FOUND), false);
                 return;
             }

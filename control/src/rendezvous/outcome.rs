@@ -1,12 +1,14 @@
 //! How a rendezvous ends: SMC-R, TCP, or not at all; and what is given back.
 
 use std::io;
+use std::net::IpAddr;
 
 use smcr_engine::{Command, ConnectionId, Established};
 use smcr_proto::Instant;
 use smcr_proto::wire::clc::Diagnosis;
 use smcr_rnic::Rnic;
 
+use crate::config::Transport;
 use crate::gateway::Gateway;
 use crate::groups::{Pollers, PortId};
 use crate::listener::reset;
@@ -15,6 +17,19 @@ use crate::reactor::Key;
 use crate::sessions::{Carried, Open, Rendezvous, Session};
 
 impl<N: Rnic> Gateway<N> {
+    /// Where the peer's end of the TCP connection of a rendezvous is.
+    pub(super) fn peer_address(&self, key: Key) -> IpAddr {
+        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else {
+            panic!("asked of a rendezvous that is going on");
+        };
+        let listener = &self.listeners[usize::from(shaking.listener)];
+        let address = match listener.config.accept {
+            Transport::Smc => shaking.source,
+            Transport::Tcp => listener.upstream,
+        };
+        address.ip().to_canonical()
+    }
+
     /// The rendezvous succeeded: the poller takes over.
     // RFC 7609 3.5.2.4-1
     pub(super) fn hand_over(&mut self, now: Instant, key: Key) {

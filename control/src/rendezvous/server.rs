@@ -35,7 +35,8 @@ impl<N: Rnic> Gateway<N> {
             closed.then_some(Diagnosis::NO_ROCE_PATH)
         });
         let v2 = agreement.is_ok_and(|agreement| agreement != Agreement::V1);
-        let peer = Peer { id: proposal.peer_id, gid: proposal.gid, mac: proposal.mac, v2 };
+        let Proposal { peer_id: id, gid, mac, .. } = proposal;
+        let peer = Peer { id, gid, mac, v2, source: self.peer_address(key) };
         if refusal.is_none() && !self.has_place(now, key) {
             return;
         }

@@ -9,7 +9,7 @@ use smcr_proto::connection::Connection;
 use smcr_proto::wire::cdc::Cdc;
 
 use crate::gauges::{Reading, Stage};
-use crate::handoff::{ConnectionId, Ending, LinkId, PeerElement};
+use crate::handoff::{ConnectionId, Ending, GroupId, LinkId, PeerElement};
 use crate::limits::CONNECTIONS_MAX;
 use crate::moves::Move;
 use crate::relay::crossing::Sieve;
@@ -21,6 +21,7 @@ pub(crate) enum Slot<S> {
     /// The rendezvous is about to end; CDC messages that came first wait here.
     Expected {
         generation: u16,
+        group: GroupId,
         parked: Vec<Cdc>,
     },
     Busy(Box<Relay<S>>),
@@ -75,10 +76,22 @@ pub(crate) enum Far<S> {
     Tcp(Tcp<S>),
 }
 
+impl<S> Far<S> {
+    /// The link group that it belongs to, if it is SMC-R.
+    pub(crate) fn group(&self) -> Option<GroupId> {
+        match self {
+            Self::Smc(smc) => Some(smc.group),
+            Self::Tcp(_) => None,
+        }
+    }
+}
+
 /// SMC-R as the far side.
 #[derive(Debug)]
 pub(crate) struct Smc {
     pub(crate) link: LinkId,
+    /// Whose links may speak of it.
+    pub(crate) group: GroupId,
     pub(crate) connection: Connection,
     pub(crate) rmbe: Rmbe,
     pub(crate) peer: PeerElement,
@@ -228,10 +241,10 @@ impl<S> Connections<S> {
     }
 
     /// Begins to keep CDC messages for `id`.
-    pub(crate) fn expect(&mut self, id: ConnectionId) {
+    pub(crate) fn expect(&mut self, id: ConnectionId, group: GroupId) {
         let slot = &mut self.slots[usize::from(id.slot)];
         assert!(matches!(slot, Slot::Free), "the control thread knows which slots are free");
-        *slot = Slot::Expected { generation: id.generation, parked: Vec::new() };
+        *slot = Slot::Expected { generation: id.generation, group, parked: Vec::new() };
     }
 
     /// Stops expecting `id`.
@@ -249,7 +262,7 @@ impl<S> Connections<S> {
         self.busy += 1;
         match std::mem::replace(slot, Slot::Busy(Box::new(relay))) {
             Slot::Free => Vec::new(),
-            Slot::Expected { generation: expected, parked } => {
+            Slot::Expected { generation: expected, parked, .. } => {
                 assert_eq!(expected, generation);
                 parked
             }
@@ -335,7 +348,7 @@ mod tests {
         connections.insert(relay(first));
         assert!(connections.relay(first).is_some() && connections.relay(second).is_none());
         assert!(connections.remove(5).is_some_and(|relay| relay.id == first));
-        connections.expect(second);
+        connections.expect(second, GroupId(1));
         assert!(connections.lookup(first).is_none() && connections.lookup(second).is_some());
         assert!(connections.relay(second).is_none() && connections.remove(5).is_none());
         assert!(connections.lookup(ConnectionId { slot: u16::MAX, generation: 1 }).is_none());
@@ -348,7 +361,7 @@ mod tests {
     fn an_expected_connection_gets_what_was_kept_for_it() {
         let mut connections = Connections::new();
         let [first, second] = [1, 2].map(|generation| ConnectionId { slot: 5, generation });
-        connections.expect(first);
+        connections.expect(first, GroupId(1));
         connections.forget(second);
         let Some(Slot::Expected { parked, .. }) = connections.lookup(first) else { panic!() };
         parked.push(Cdc { sequence: 9, ..Cdc::default() });
@@ -357,7 +370,7 @@ mod tests {
         connections.forget(first);
         assert_eq!(connections.busy(), 1);
         connections.remove(5);
-        connections.expect(second);
+        connections.expect(second, GroupId(1));
         connections.forget(second);
         assert!(connections.lookup(second).is_none());
         assert_eq!(connections.insert(relay(first)), []);

@@ -112,6 +112,8 @@ counters! {
     blocked_on_socket: count,
     /// CDC messages whose token names no connection.
     cdc_unknown_token: count,
+    /// CDC messages about connections of other link groups than the link that brought them.
+    cdc_foreign: count,
     /// CDC messages that could not be decoded.
     cdc_malformed: count,
     /// CDC messages with impossible cursors or flags; their connections were reset.
@@ -136,6 +138,9 @@ counters! {
     connections_moved_out: count,
     /// CDC messages passed on to the poller that has their connection.
     cdc_forwarded: count,
+    /// CDC messages dropped because their peer said more than a poller that is behind can be told;
+    /// their connections were aborted.
+    cdc_flooded: count,
     /// CDC messages of a peer that changed the link, kept until what it sent before has come.
     cdc_held: count,
     /// Connections lost with their link.

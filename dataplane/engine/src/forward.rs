@@ -3,14 +3,15 @@
 //! A message follows the one sent before it to the same neighbour, also where that one still waits
 //! for room: an outbox is a queue in front of a full queue.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
-use smcr_proto::Instant;
 use smcr_proto::wire::cdc::Cdc;
+use smcr_proto::{AlertToken, Instant};
 use smcr_rnic::Fabric;
 
-use crate::handoff::{Command, ConnectionId};
-use crate::limits::COMMANDS_MAX;
+use crate::connections::Slot;
+use crate::handoff::{Command, ConnectionId, GroupId};
+use crate::limits::{COMMANDS_MAX, VALIDATIONS_WAITING_MAX};
 use crate::poller::{CommandOf, Poller};
 use crate::streams::Streams;
 
@@ -18,13 +19,46 @@ use crate::streams::Streams;
 #[derive(Debug)]
 pub(crate) struct Outbox<Qp, Stream> {
     waiting: VecDeque<Command<Qp, Stream>>,
+    /// How many have left `waiting`: the place of its first, counted from the beginning of time.
+    left: u64,
+    /// The connections of which messages wait.
+    spoken_of: HashMap<AlertToken, Spoken>,
     /// The neighbour has new mail, and may sleep.
     posted: bool,
 }
 
+/// What waits of one connection.
+#[derive(Debug)]
+struct Spoken {
+    messages: usize,
+    validations: usize,
+    /// The place of the last message.
+    last: u64,
+    /// Its poller will be told to abort it.
+    aborted: bool,
+}
+
+/// Whom a CDC message is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A connection of this poller.
+    Here,
+    /// One of this neighbour, or about to be.
+    At(usize),
+    /// One of another link group: whoever sent the message has nothing to do with it.
+    Foreign,
+    /// None that is known.
+    Unknown,
+}
+
+/// The peer has said more of one connection than its poller, which is behind, can be told. The
+/// connection is aborted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Flooded;
+
 impl<Qp, Stream> Default for Outbox<Qp, Stream> {
     fn default() -> Self {
-        Self { waiting: VecDeque::new(), posted: false }
+        Self { waiting: VecDeque::new(), left: 0, spoken_of: HashMap::new(), posted: false }
     }
 }
 
@@ -36,45 +70,98 @@ impl<Qp, Stream> Outbox<Qp, Stream> {
     }
 
     /// Puts a message behind all others. Of a long queue, it replaces the one before it of the same
-    /// connection: each says everything the ones before it said. So no queue grows beyond one
-    /// message per connection.
-    fn put_message(&mut self, message: Cdc) {
-        if self.waiting.len() >= COMMANDS_MAX {
-            let last = self.waiting.iter_mut().rev().find_map(|one| match one {
-                Command::Deliver { message: last } if last.token == message.token => Some(last),
-                Command::Deliver { .. }
-                | Command::Adopt(_)
-                | Command::AddLink { .. }
-                | Command::SendLlc { .. }
-                | Command::FailConnections { .. }
-                | Command::FailLink { .. }
-                | Command::RetireLink { .. }
-                | Command::Expect { .. }
-                | Command::Forget { .. }
-                | Command::Relay { .. }
-                | Command::Abort { .. }
-                | Command::MoveConnections { .. }
-                | Command::Stop => None,
-            });
-            if let Some(last) = last
-                && !last.failover_validation
-                && !message.failover_validation
-            {
+    /// connection: each says everything the ones before it said. Failover validations are never
+    /// replaced, so there may be a few of one connection and no more. So no queue grows beyond what
+    /// connections there are, whatever peers say.
+    fn put_message(&mut self, group: GroupId, message: Cdc) -> Result<(), Flooded> {
+        let place = self.left + self.waiting.len() as u64;
+        let nothing = Spoken { messages: 0, validations: 0, last: 0, aborted: false };
+        let spoken = self.spoken_of.entry(message.token).or_insert(nothing);
+        let validates = usize::from(message.failover_validation);
+        if self.waiting.len() >= COMMANDS_MAX && spoken.messages > 0 {
+            let last = usize::try_from(spoken.last - self.left).expect("an index of the queue");
+            let Command::Deliver { message: last, .. } = &mut self.waiting[last] else {
+                panic!("what is spoken of a connection is a message");
+            };
+            if !last.failover_validation && !message.failover_validation {
                 *last = message;
-                return;
+                return Ok(());
+            }
+            if spoken.validations + validates > VALIDATIONS_WAITING_MAX {
+                if !std::mem::replace(&mut spoken.aborted, true) {
+                    let connection = ConnectionId::from_token(message.token);
+                    self.waiting.push_back(Command::Abort { connection });
+                }
+                return Err(Flooded);
             }
         }
-        self.waiting.push_back(Command::Deliver { message });
+        spoken.messages += 1;
+        spoken.validations += validates;
+        spoken.last = place;
+        self.waiting.push_back(Command::Deliver { group, message });
+        Ok(())
+    }
+
+    /// What has waited longest.
+    fn pop(&mut self) -> Option<Command<Qp, Stream>> {
+        let command = self.waiting.pop_front()?;
+        self.left += 1;
+        if let Command::Deliver { message, .. } = &command {
+            let spoken = self.spoken_of.get_mut(&message.token).expect("it was counted");
+            spoken.messages -= 1;
+            spoken.validations -= usize::from(message.failover_validation);
+            if spoken.messages == 0 {
+                self.spoken_of.remove(&message.token);
+            }
+        }
+        Some(command)
+    }
+
+    /// Puts back what was popped last: there was no room for it.
+    fn put_back(&mut self, command: Command<Qp, Stream>) {
+        self.left -= 1;
+        if let Command::Deliver { message, .. } = &command {
+            let nothing = Spoken { messages: 0, validations: 0, last: self.left, aborted: false };
+            let spoken = self.spoken_of.entry(message.token).or_insert(nothing);
+            spoken.messages += 1;
+            spoken.validations += usize::from(message.failover_validation);
+        }
+        self.waiting.push_front(command);
     }
 }
 
 impl<F: Fabric, S: Streams> Poller<F, S> {
+    /// Where `id` is, for a link of `group`.
+    ///
+    /// A message counts only on links of the link group that its connection is of: who is at the
+    /// other end of another group must not be able to touch it, even if he knows its token.
+    pub(crate) fn place_of(&mut self, id: ConnectionId, group: GroupId) -> Place {
+        let present = match self.connections.lookup(id) {
+            Some(Slot::Expected { group, .. }) => Some(Some(*group)),
+            Some(Slot::Busy(relay)) => Some(relay.far.group()),
+            Some(Slot::Free) | None => None,
+        };
+        match present {
+            Some(of) if of == Some(group) => return Place::Here,
+            Some(_) => return Place::Foreign,
+            None => {}
+        }
+        let owner = self.ends.owners.of(id.slot);
+        let Some(owner) = owner.filter(|owner| owner.generation == id.generation) else {
+            return Place::Unknown;
+        };
+        if owner.group != Some(group) {
+            return Place::Foreign;
+        }
+        self.elsewhere(id).map_or(Place::Unknown, Place::At)
+    }
+
     /// Which neighbour has `id`, or is about to; none if this poller has, or nobody.
     pub(crate) fn elsewhere(&mut self, id: ConnectionId) -> Option<usize> {
         if self.connections.lookup(id).is_some() {
             return None;
         }
-        let owner = self.ends.owners.of(id.slot)?;
+        let owner = self.ends.owners.of(id.slot)?.poller;
         let neighbour = usize::from(owner);
         if owner != self.ends.index {
             return (neighbour < self.outboxes.len()).then_some(neighbour);
@@ -82,19 +169,34 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         self.outboxes.iter().position(|outbox| outbox.holds(id))
     }
 
-    /// Takes in a CDC message that came on any link of the process.
-    pub(crate) fn deliver(&mut self, now: Instant, message: &Cdc) {
+    /// Takes in a CDC message that came on any link of `group`, at whichever poller.
+    pub(crate) fn deliver(&mut self, now: Instant, group: GroupId, message: &Cdc) {
         // RFC 7609 4.7.1-3
         let id = ConnectionId::from_token(message.token);
-        match self.elsewhere(id) {
-            Some(neighbour) => {
-                self.ends.counters.cdc_forwarded.add(1);
-                self.outboxes[neighbour].put_message(*message);
-                self.post_to(neighbour);
-            }
+        match self.place_of(id, group) {
             // RFC 7609 A.4-2
-            None => self.receive_cdc(now, id, message),
+            Place::Here => self.receive_cdc(now, id, message),
+            Place::At(neighbour) => self.pass_on(neighbour, group, message),
+            Place::Foreign => self.ends.counters.cdc_foreign.add(1),
+            Place::Unknown => self.ends.counters.cdc_unknown_token.add(1),
         }
+    }
+
+    /// Passes a message on to the poller that has its connection.
+    fn pass_on(&mut self, neighbour: usize, group: GroupId, message: &Cdc) {
+        self.ends.counters.cdc_forwarded.add(1);
+        let outbox = &mut self.outboxes[neighbour];
+        if outbox.waiting.is_empty() {
+            let command = Command::Deliver { group, message: *message };
+            if self.ends.neighbours[neighbour].push(command).is_ok() {
+                outbox.posted = true;
+                return;
+            }
+        }
+        if outbox.put_message(group, *message) == Err(Flooded) {
+            self.ends.counters.cdc_flooded.add(1);
+        }
+        self.post_to(neighbour);
     }
 
     /// Tells a neighbour, as soon as it has room.
@@ -123,9 +225,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     fn post_to(&mut self, neighbour: usize) -> bool {
         let outbox = &mut self.outboxes[neighbour];
         let mut moved = false;
-        while let Some(command) = outbox.waiting.pop_front() {
+        while let Some(command) = outbox.pop() {
             let adopted = match &command {
-                Command::Adopt(migrant) => Some(migrant.id()),
+                Command::Adopt(migrant) => Some((migrant.id(), migrant.group())),
                 Command::Deliver { .. }
                 | Command::AddLink { .. }
                 | Command::SendLlc { .. }
@@ -140,13 +242,13 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 | Command::Stop => None,
             };
             if let Err(command) = self.ends.neighbours[neighbour].push(command) {
-                outbox.waiting.push_front(command);
+                outbox.put_back(command);
                 break;
             }
-            if let Some(id) = adopted {
+            if let Some((id, group)) = adopted {
                 // Behind the push: whoever reads this sends behind it too.
                 let index = u8::try_from(neighbour).expect("owners have eight bits");
-                self.ends.owners.set(id.slot, index);
+                self.ends.owners.set(id, group, index);
             }
             moved = true;
         }
@@ -157,12 +259,22 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 
 #[cfg(test)]
 mod tests {
-    use smcr_proto::AlertToken;
-
     use super::*;
+
+    const GROUP: GroupId = GroupId(1);
 
     fn message(token: u32, sequence: u16, failover_validation: bool) -> Cdc {
         Cdc { token: AlertToken(token), sequence, failover_validation, ..Cdc::default() }
+    }
+
+    /// Sequence numbers of what waits of one connection, validations marked.
+    fn waiting(outbox: &Outbox<(), ()>, token: u32) -> Vec<(u16, bool)> {
+        let of = |command: &Command<(), ()>| {
+            let Command::Deliver { message, .. } = command else { return None };
+            let here = message.token.0 == token;
+            here.then_some((message.sequence, message.failover_validation))
+        };
+        outbox.waiting.iter().filter_map(of).collect()
     }
 
     /// A poller that is stuck must not cost its neighbours all memory, nor lose the last word of
@@ -172,14 +284,24 @@ mod tests {
         let mut outbox = Outbox::<(), ()>::default();
         let most = u32::try_from(COMMANDS_MAX).unwrap();
         for token in 0..most {
-            outbox.put_message(message(token, 1, false));
+            outbox.put_message(GROUP, message(token, 1, false)).unwrap();
         }
-        outbox.put_message(message(7, 2, false));
-        outbox.put_message(message(7, 3, false));
-        outbox.put_message(message(most, 1, false));
+        for (token, sequence) in [(7, 2), (7, 3), (most, 1)] {
+            outbox.put_message(GROUP, message(token, sequence, false)).unwrap();
+        }
         assert_eq!(outbox.waiting.len(), COMMANDS_MAX + 1);
-        let seventh = &outbox.waiting[7];
-        assert!(matches!(seventh, Command::Deliver { message } if message.sequence == 3));
+        assert_eq!(waiting(&outbox, 7), [(3, false)]);
+        // What leaves in between does not change which message is the last of its connection.
+        let first = outbox.pop().unwrap();
+        outbox.put_back(first);
+        (0..3).for_each(|_| drop(outbox.pop()));
+        for token in most + 1..most + 5 {
+            outbox.put_message(GROUP, message(token, 1, false)).unwrap();
+        }
+        outbox.put_message(GROUP, message(7, 4, false)).unwrap();
+        assert_eq!(waiting(&outbox, 7), [(4, false)]);
+        while outbox.pop().is_some() {}
+        assert!(outbox.spoken_of.is_empty(), "nothing is kept of what has left");
     }
 
     /// What is lost is asked by one message and would be overwritten by the next: both must come.
@@ -188,16 +310,33 @@ mod tests {
     fn a_validation_is_never_replaced() {
         let mut outbox = Outbox::<(), ()>::default();
         for _ in 0..COMMANDS_MAX {
-            outbox.put_message(message(1, 1, false));
+            outbox.put_message(GROUP, message(1, 1, false)).unwrap();
         }
-        outbox.put_message(message(1, 2, true));
-        outbox.put_message(message(1, 3, false));
-        outbox.put_message(message(1, 4, false));
-        let last: Vec<_> = outbox.waiting.iter().skip(COMMANDS_MAX).collect();
-        let [Command::Deliver { message: second }, Command::Deliver { message: fourth }] = last[..]
-        else {
-            panic!("{last:?}")
-        };
-        assert_eq!((second.sequence, fourth.sequence), (2, 4));
+        for (sequence, validates) in [(2, true), (3, false), (4, false)] {
+            outbox.put_message(GROUP, message(1, sequence, validates)).unwrap();
+        }
+        assert_eq!(waiting(&outbox, 1)[COMMANDS_MAX..], [(2, true), (4, false)]);
+    }
+
+    /// A peer that floods us with messages which must not be replaced, while one of our pollers is
+    /// behind, would take all memory. It loses its connection instead, and only that.
+    #[test]
+    fn what_may_not_be_replaced_is_bounded() {
+        let mut outbox = Outbox::<(), ()>::default();
+        for token in 0..u32::try_from(COMMANDS_MAX).unwrap() {
+            outbox.put_message(GROUP, message(token, 1, false)).unwrap();
+        }
+        let mut refused = 0;
+        for round in 0..10_000 {
+            for validates in [true, false] {
+                let outcome = outbox.put_message(GROUP, message(7, round, validates));
+                refused += u64::from(outcome.is_err());
+            }
+        }
+        assert!(refused > 9_000, "{refused}");
+        assert!(outbox.waiting.len() < COMMANDS_MAX + 3 * VALIDATIONS_WAITING_MAX);
+        let aborts = outbox.waiting.iter().filter(|one| matches!(one, Command::Abort { .. }));
+        assert_eq!(aborts.count(), 1);
+        assert_eq!(outbox.put_message(GROUP, message(8, 2, true)), Ok(()));
     }
 }

@@ -1,7 +1,7 @@
 //! The whole conversation between the control thread and one polling thread.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use smcr_memory::Rmbe;
 use smcr_proto::ring::Ring;
@@ -16,16 +16,21 @@ use crate::moves::Migrant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u32);
 
-/// A connection: a slot, unique in the process, and how often that was used before. A connection
-/// keeps its name when it moves from poller to poller.
+/// A link group, as both threads call it. Never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId(pub u32);
+
+/// A connection: a slot, unique in the process, and a number that the slot never has twice in a
+/// row. A connection keeps its name when it moves from poller to poller.
 ///
 /// The alert token that peers put in CDC messages is the same thing in one number, so that a late
-/// message never reaches the next user of the slot.
+/// message does not reach the next user of the slot. The control thread draws generations at
+/// random: from its own tokens a peer cannot tell those of others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId {
     /// Index in the table of whichever poller has it.
     pub slot: u16,
-    /// Uses of the slot, modulo 2^16; never 0, so that no token is.
+    /// Drawn at random for each use of the slot; never 0, so that no token is.
     pub generation: u16,
 }
 
@@ -43,33 +48,63 @@ impl ConnectionId {
     }
 }
 
-/// Which poller has which slot, for CDC messages that arrive at another one.
+/// Which connection has which slot, its link group, and which poller has it. So every poller can
+/// tell who may speak of a connection, and whom to pass it on to.
 ///
-/// The control thread writes an entry when it says [`Command::Expect`] or [`Command::Relay`]; a
-/// poller, when it has handed a connection to a neighbour.
+/// The control thread writes an entry when it has said [`Command::Expect`]; a poller, when it has
+/// obeyed [`Command::Relay`] or handed a connection to a neighbour.
 #[derive(Debug)]
-pub struct Owners(Box<[AtomicU8]>);
+pub struct Owners(Box<[AtomicU64]>);
 
-impl Owners {
-    /// Every slot belongs to the first poller.
-    #[allow(clippy::new_without_default, reason = "a large allocation deserves a call")]
-    pub fn new() -> Self {
-        Self(std::iter::repeat_with(AtomicU8::default).take(CONNECTIONS_MAX).collect())
+/// What is known of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// The index of the poller.
+    pub poller: u8,
+    /// Which use of the slot this is about.
+    pub generation: u16,
+    /// Its link group; none for a connection that is not SMC-R.
+    pub group: Option<GroupId>,
+}
+
+impl Owner {
+    fn pack(self) -> u64 {
+        let group = self.group.map_or(0, |group| group.0);
+        u64::from(group) << 32 | u64::from(self.generation) << 8 | u64::from(self.poller)
     }
 
-    /// Says which poller has this slot. Call it when that poller can know the connection: what is
-    /// sent to it from now on comes behind the command that brings it.
+    fn unpack(packed: u64) -> Self {
+        let [group, rest] = [packed >> 32, packed & 0xffff_ffff]
+            .map(|half| u32::try_from(half).expect("half of a word"));
+        Self {
+            poller: u8::try_from(rest & 0xff).expect("eight bits"),
+            generation: u16::try_from(rest >> 8 & 0xffff).expect("sixteen bits"),
+            group: (group != 0).then_some(GroupId(group)),
+        }
+    }
+}
+
+impl Owners {
+    /// Every slot belongs to the first poller, and to no connection.
+    #[allow(clippy::new_without_default, reason = "a large allocation deserves a call")]
+    pub fn new() -> Self {
+        Self(std::iter::repeat_with(AtomicU64::default).take(CONNECTIONS_MAX).collect())
+    }
+
+    /// Says which poller has this connection. Call it when that poller can know the connection:
+    /// what is sent to it from now on comes behind the command that brings it.
     ///
     /// # Panics
     ///
     /// If there is no such slot.
-    pub fn set(&self, slot: u16, poller: u8) {
-        self.0[usize::from(slot)].store(poller, Ordering::Release);
+    pub fn set(&self, connection: ConnectionId, group: Option<GroupId>, poller: u8) {
+        let owner = Owner { poller, generation: connection.generation, group };
+        self.0[usize::from(connection.slot)].store(owner.pack(), Ordering::Release);
     }
 
-    /// The index of the poller that has this slot; none if there is no such slot.
-    pub fn of(&self, slot: u16) -> Option<u8> {
-        self.0.get(usize::from(slot)).map(|owner| owner.load(Ordering::Acquire))
+    /// What is known of this slot; none if there is no such slot.
+    pub fn of(&self, slot: u16) -> Option<Owner> {
+        self.0.get(usize::from(slot)).map(|owner| Owner::unpack(owner.load(Ordering::Acquire)))
     }
 }
 
@@ -165,6 +200,8 @@ pub enum Command<Qp, Stream> {
     AddLink {
         /// Its name from now on.
         link: LinkId,
+        /// Whose link it is: only connections of this group are spoken of on it.
+        group: GroupId,
         /// The queue pair, in RTS.
         qp: Qp,
         /// Where to note that something came.
@@ -192,6 +229,8 @@ pub enum Command<Qp, Stream> {
     Expect {
         /// Which connection.
         connection: ConnectionId,
+        /// The only link group whose links may bring them.
+        group: GroupId,
     },
     /// The rendezvous failed: expect nothing any more.
     Forget {
@@ -236,6 +275,8 @@ pub enum Command<Qp, Stream> {
     Adopt(Box<Migrant<Stream>>),
     /// From poller to poller: a CDC message for a connection of yours, of a link of mine.
     Deliver {
+        /// The link group of that link, and so of the connection.
+        group: GroupId,
         /// The message; its token names the connection.
         message: Cdc,
     },
@@ -252,6 +293,8 @@ pub enum Established<Stream> {
         near: Stream,
         /// The link to send on.
         link: LinkId,
+        /// Its link group.
+        group: GroupId,
         /// Our element, zeroed.
         rmbe: Rmbe,
         /// The peer's element.
@@ -367,6 +410,20 @@ pub enum Report<Stream> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// One word says all, so that no poller ever sees half of a change.
+    #[test]
+    fn an_owner_fits_into_a_word() {
+        for group in [None, Some(GroupId(1)), Some(GroupId(u32::MAX))] {
+            let owner = Owner { poller: 255, generation: 0xfedc, group };
+            assert_eq!(Owner::unpack(owner.pack()), owner);
+        }
+        let owners = Owners::new();
+        let connection = ConnectionId { slot: 7, generation: 9 };
+        owners.set(connection, Some(GroupId(3)), 1);
+        let known = Owner { poller: 1, generation: 9, group: Some(GroupId(3)) };
+        assert_eq!((owners.of(7), owners.of(u16::MAX)), (Some(known), None));
+    }
 
     #[test]
     fn a_token_names_its_connection() {

@@ -38,5 +38,5 @@ mod reap;
 mod relay;
 pub mod streams;
 
-pub use handoff::{Command, ConnectionId, Established, LinkId, LlcBytes, Report};
+pub use handoff::{Command, ConnectionId, Established, GroupId, LinkId, LlcBytes, Report};
 pub use poller::Poller;

@@ -24,6 +24,9 @@ pub const LLC_UNHEARD_MAX: usize = 64;
 pub const LLC_OUTSTANDING_MAX: u32 = 256;
 /// CDC messages kept for a connection whose rendezvous has not quite ended.
 pub const PARKED_MAX: usize = 16;
+/// Failover validations of one connection that wait for a poller that is behind. An honest peer
+/// sends one each time that it changes the link.
+pub const VALIDATIONS_WAITING_MAX: usize = 16;
 /// Requests that one flush of one connection needs: two pieces of the peer's ring and a CDC.
 pub const WORK_PER_FLUSH: usize = 3;
 

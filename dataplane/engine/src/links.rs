@@ -6,12 +6,13 @@ use std::sync::Arc;
 use smcr_proto::Instant;
 use smcr_rnic::{QpId, Tag, Work};
 
-use crate::handoff::{Activity, LinkId, LlcBytes, Unheard};
+use crate::handoff::{Activity, GroupId, LinkId, LlcBytes, Unheard};
 
 /// One link.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) id: LinkId,
+    pub(crate) group: GroupId,
     pub(crate) qp: QpId,
     pub(crate) activity: Arc<Activity>,
     /// The queue pair is gone: nothing is posted any more.
@@ -45,10 +46,17 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    pub(crate) fn add(&mut self, id: LinkId, qp: QpId, activity: Arc<Activity>, budget: usize) {
+    pub(crate) fn add(
+        &mut self,
+        (id, group): (LinkId, GroupId),
+        qp: QpId,
+        activity: Arc<Activity>,
+        budget: usize,
+    ) {
         assert!(self.by_id(id).is_none(), "link ids are never reused");
         self.entries.push(Link {
             id,
+            group,
             qp,
             activity,
             broken: false,

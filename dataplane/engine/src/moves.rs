@@ -16,7 +16,9 @@ use smcr_rnic::Fabric;
 
 use crate::connections::{Far, Piece, Queued, Relay, Retained};
 use crate::gauges::Reading;
-use crate::handoff::{Command, ConnectionId, Ending, KeyChange, LinkId, PeerElement, Report};
+use crate::handoff::{
+    Command, ConnectionId, Ending, GroupId, KeyChange, LinkId, PeerElement, Report,
+};
 use crate::limits::LINKS_MAX;
 use crate::poller::Poller;
 use crate::streams::{Key, Streams};
@@ -31,6 +33,11 @@ impl<S> Migrant<S> {
     /// Which connection.
     pub(crate) fn id(&self) -> ConnectionId {
         self.relay.id
+    }
+
+    /// Of which link group.
+    pub(crate) fn group(&self) -> Option<GroupId> {
+        self.relay.far.group()
     }
 }
 

@@ -230,10 +230,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 
     fn obey_one(&mut self, now: Instant, command: CommandOf<F, S>) {
         match command {
-            Command::AddLink { link, qp, activity } => {
+            Command::AddLink { link, group, qp, activity } => {
                 activity.note(now);
                 let qp = self.fabric.adopt(now, qp);
-                self.links.add(link, qp, activity, self.fabric.room(qp));
+                self.links.add((link, group), qp, activity, self.fabric.room(qp));
             }
             Command::SendLlc { link, message } => self.send_llc(now, link, message),
             Command::FailConnections { link } => self.fail_connections(now, link),
@@ -243,7 +243,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 }
                 self.retire_link(now, link);
             }
-            Command::Expect { connection } => self.connections.expect(connection),
+            Command::Expect { connection, group } => self.connections.expect(connection, group),
             Command::Forget { connection } => self.connections.forget(connection),
             Command::Relay { connection, established } => {
                 self.admit(now, connection, *established);
@@ -260,7 +260,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 self.move_connections(now, Move::new(from, to, to_poller, keys), only);
             }
             Command::Adopt(migrant) => self.adopt(now, *migrant),
-            Command::Deliver { message } => self.deliver(now, &message),
+            Command::Deliver { group, message } => self.deliver(now, group, &message),
             Command::Stop => self.stopping = true,
         }
     }
@@ -299,9 +299,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let key = Key { slot: id.slot, generation: id.generation, far: false };
         let mut watched = true;
         let (near, far) = match established {
-            Established::Smc { near, link, rmbe, peer } => {
+            Established::Smc { near, link, group, rmbe, peer } => {
                 self.ends.counters.connections_smc.add(1);
-                (near, Far::Smc(Smc::new(link, rmbe, peer)))
+                (near, Far::Smc(Smc::new((link, group), rmbe, peer)))
             }
             Established::Tcp { near, far, from_near, from_far, declined } => {
                 self.ends.counters.connections_tcp.add(1);
@@ -316,7 +316,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             }
         };
         watched &= self.watch(key, &near);
-        let is_smc = matches!(far, Far::Smc(_));
+        let group = far.group();
         let near = Some(Socket::new(near));
         let queued = crate::connections::Queued::default();
         let parked = self.connections.insert(Relay {
@@ -329,7 +329,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             failovers: 0,
             queued,
         });
-        self.ends.owners.set(id.slot, self.ends.index);
+        self.ends.owners.set(id, group, self.ends.index);
         self.ends.counters.connections.set(self.connections.busy() as u64);
         self.ends.gauges.set(id.slot, Reading::default());
         for (index, cdc) in parked.iter().enumerate() {
@@ -339,7 +339,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         if !watched {
             // Nothing would ever be read from it.
             self.reset(now, id.slot, Ending::Aborted);
-        } else if is_smc {
+        } else if group.is_some() {
             self.settle_on_link(now, id.slot);
         } else {
             // What the rendezvous read already may be all that ever comes.

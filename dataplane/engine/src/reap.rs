@@ -8,6 +8,7 @@ use smcr_proto::wire::cdc::{Cdc, is_cdc};
 use smcr_rnic::{Cause, Completion, Fabric, Message, QpId, Status, Tag};
 
 use crate::connections::{Far, Held, Retained, Slot, Smc};
+use crate::forward::Place;
 use crate::handoff::{ConnectionId, Ending, LinkId, LlcBytes, Report};
 use crate::limits::{LLC_UNHEARD_MAX, PARKED_MAX};
 use crate::poller::Poller;
@@ -157,6 +158,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     fn received(&mut self, now: Instant, qp: QpId, message: Message) {
         let Some(link) = self.links.by_qp(qp) else { return };
         link.activity.note(now);
+        let group = link.group;
         if !is_cdc(&message) {
             let link = link.id;
             self.hear(now, link, message.into());
@@ -170,11 +172,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         // RFC 7609 4.7.1-3
         let id = ConnectionId::from_token(cdc.token);
         // The message may have overtaken the command that announced its connection.
-        while self.connections.lookup(id).is_none()
-            && self.elsewhere(id).is_none()
-            && self.obey(now)
-        {}
-        self.deliver(now, &cdc);
+        while self.place_of(id, group) == Place::Unknown && self.obey(now) {}
+        self.deliver(now, group, &cdc);
     }
 
     /// Takes in a CDC message of a connection, or keeps it until the rendezvous has ended.

@@ -19,6 +19,7 @@ use smcr_memory::Region;
 use smcr_proto::link::Keepalive;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::{Gid, Instant, MacAddress, Mtu, PeerId, RmbeSize};
+use smcr_rnic::dice::Dice;
 use smcr_rnic::sim::{self, Network};
 
 use super::mutants::Mutant;
@@ -65,8 +66,9 @@ impl Pollers<sim::Qp> for Mailboxes {
     type Stream = Stream;
 
     fn command(&mut self, port: PortId, command: Command<sim::Qp, Stream>) {
-        if let Command::Expect { connection } = command {
-            self.owners.set(connection.slot, u8::try_from(port.0).expect("few ports"));
+        if let Command::Expect { connection, group } = command {
+            let poller = u8::try_from(port.0).expect("few ports");
+            self.owners.set(connection, Some(group), poller);
         }
         let mailbox = &mut self.pollers[port.0];
         mailbox.delayed.push_back(command);
@@ -152,7 +154,7 @@ impl Gateway {
             max_links: sizes.max_links,
         };
         Self {
-            groups: Groups::new(settings, ports, mailboxes),
+            groups: Groups::new(settings, ports, mailboxes, names(host)),
             closed: BTreeMap::new(),
             events: VecDeque::new(),
             no_memory: 0,
@@ -290,6 +292,12 @@ impl Thread {
         }
         moved
     }
+}
+
+/// What the names of connections are drawn from.
+fn names(host: u8) -> Box<dyn FnMut() -> u32 + Send> {
+    let mut dice = Dice::new(host.into());
+    Box::new(move || u32::try_from(dice.below(1 << 32)).expect("32 bits"))
 }
 
 /// Who a host is.

@@ -4,6 +4,7 @@
 //! What cannot be agreed on is not relayed over TCP here, but reset: that path has tests elsewhere.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use smcgate::groups::{Event, GroupId, Joined, Peer, PortId, Refusal, Unnamed};
@@ -13,7 +14,6 @@ use smcr_memory::Rmbe;
 use smcr_proto::handshake::Agreement;
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::Offer;
-use smcr_proto::wire::llc::DeleteReason;
 use smcr_proto::{Instant, RmbeSize};
 use smcr_rnic::Rnic;
 
@@ -124,8 +124,9 @@ impl Rendezvous {
             Message::Decline { out_of_sync } => {
                 let group = self.group(hosts, side);
                 if let Some(group) = group.filter(|_| out_of_sync) {
-                    let reason = DeleteReason::PROTOCOL_VIOLATION;
-                    hosts[self.sides[side].host].groups.shut_down(now, group, reason);
+                    let source = address(self.sides[1 - side].host);
+                    let groups = &mut hosts[self.sides[side].host].groups;
+                    groups.called_out_of_sync(now, group, source);
                 }
                 self.fail(now, hosts, side, false);
             }
@@ -184,7 +185,8 @@ impl Rendezvous {
         let theirs = hosts[client].groups.ports()[port.0].rnic.as_ref().expect("all have one");
         let theirs = theirs.port();
         let id = peer_id(if client == 0 { 1 } else { 2 });
-        let peer = Peer { id, gid: theirs.gid, mac: theirs.mac, v2: self.is_v2() };
+        let source = address(client);
+        let peer = Peer { id, gid: theirs.gid, mac: theirs.mac, v2: self.is_v2(), source };
         let port = self.sides[SERVER].port;
         let size = self.element_size(hosts, SERVER);
         let groups = &mut hosts[self.sides[SERVER].host].groups;
@@ -253,11 +255,17 @@ impl Rendezvous {
     fn accepted(&mut self, now: Instant, hosts: &mut Hosts, offer: &Offer) -> bool {
         let host = self.sides[CLIENT].host;
         let joined = if offer.first_contact {
-            self.found(now, hosts, CLIENT, Role::Client, Peer::of(offer, self.is_v2()))
+            self.found(
+                now,
+                hosts,
+                CLIENT,
+                Role::Client,
+                Peer::of(offer, self.is_v2(), address(1 - host)),
+            )
         } else {
             let size = self.element_size(hosts, CLIENT);
             let groups = &mut hosts[host].groups;
-            match groups.named_by(offer, self.is_v2()) {
+            match groups.named_by(now, offer, self.is_v2(), address(1 - host)) {
                 Ok((group, link)) => groups.join(now, group, link, size),
                 Err(unnamed) => {
                     self.decline(now, hosts, CLIENT, unnamed == Unnamed::OutOfSync);
@@ -362,6 +370,11 @@ impl Rendezvous {
             hosts[self.sides[side].host].groups.abort(id);
         }
     }
+}
+
+/// Where a host is in TCP.
+fn address(host: usize) -> IpAddr {
+    IpAddr::from([10, 99, 0, u8::try_from(host).expect("few hosts")])
 }
 
 /// Whoever gets an element gets it without a trace of those who had it before.

@@ -8,7 +8,7 @@ use smcr_proto::wire::llc::rkeys::RkeyOnLink;
 use smcr_proto::wire::llc::{ConfirmRkey, DeleteReason, DeleteRkey, Llc, TestLink};
 use smcr_proto::{Qpn, Rkey};
 
-use super::rig::{Pair, SIZE, gid};
+use super::rig::{ADDRESSES, Pair, SIZE, gid};
 use crate::groups::group::MEMBERS_MAX;
 use crate::groups::{BadOffer, Event, Joined, Peer, PortId, Unnamed};
 
@@ -20,7 +20,11 @@ fn later_contact(pair: &mut Pair) -> (Joined, Joined) {
     let group = pair.server.groups.joinable(PortId(0), peer).expect("a group to join");
     let link = pair.server.groups.best_link(group).unwrap();
     let accept = pair.server.groups.join(now, group, link, SIZE).unwrap();
-    let (group, link) = pair.client.groups.named_by(&accept.offer, false).expect("a known link");
+    let (group, link) = pair
+        .client
+        .groups
+        .named_by(pair.now, &accept.offer, false, ADDRESSES[1])
+        .expect("a known link");
     let confirm = pair.client.groups.join(now, group, link, SIZE).unwrap();
     pair.client.groups.accept_offer(now, confirm.connection, &accept.offer).unwrap();
     pair.server.groups.accept_offer(now, accept.connection, &confirm.offer).unwrap();
@@ -151,9 +155,12 @@ fn a_full_group_gets_a_parallel_one() {
 fn the_reverse_direction_gets_a_group_of_its_own() {
     let mut pair = Pair::new(1, 1);
     let (client, server) = pair.first_contact();
-    let of_server = Peer::of(&server.joined.offer, false);
+    let of_server = Peer::of(&server.joined.offer, false, ADDRESSES[1]);
     assert_eq!(pair.client.groups.joinable(PortId(0), of_server), None);
-    assert_eq!(pair.server.groups.named_by(&client.joined.offer, false), Err(Unnamed::OutOfSync));
+    assert_eq!(
+        pair.server.groups.named_by(pair.now, &client.joined.offer, false, ADDRESSES[0]),
+        Err(Unnamed::OutOfSync)
+    );
     let reverse = pair.client.groups.open(pair.now, PortId(0), Role::Server, of_server).unwrap();
     assert_ne!(reverse, client.group);
 }
@@ -167,7 +174,10 @@ fn a_group_that_is_over_is_out_of_sync() {
     pair.server.groups.shut_down(pair.now, server.group, DeleteReason::OPERATOR);
     pair.settle();
     assert!(pair.client.events.contains(&Event::Ended(client.group)));
-    assert_eq!(pair.client.groups.named_by(&server.joined.offer, false), Err(Unnamed::OutOfSync));
+    assert_eq!(
+        pair.client.groups.named_by(pair.now, &server.joined.offer, false, ADDRESSES[1]),
+        Err(Unnamed::OutOfSync)
+    );
     assert_eq!((pair.client.failed.len(), pair.server.failed.len()), (1, 1));
     let Joined { connection, rmbe, .. } = client.joined;
     pair.client.groups.closed(pair.now, connection, Some(rmbe));

@@ -6,7 +6,7 @@ use smcr_engine::ConnectionId;
 use smcr_proto::link_group::Symmetry;
 use smcr_proto::wire::llc::DeleteReason;
 
-use super::rig::{Contact, Host, Pair, SIZE};
+use super::rig::{ADDRESSES, Contact, Host, Pair, SIZE};
 use crate::groups::{Event, GroupId, PortId, Unnamed};
 use crate::operate::OperateError;
 
@@ -207,7 +207,10 @@ fn a_link_that_has_just_gone_does_not_cost_the_group() {
     let accept = pair.server.groups.join(pair.now, server, first, SIZE).unwrap();
     pair.client.groups.rnic_down(pair.now, "r0", false).unwrap();
     pair.settle();
-    assert_eq!(pair.client.groups.named_by(&accept.offer, false), Err(Unnamed::LinkGone));
+    assert_eq!(
+        pair.client.groups.named_by(pair.now, &accept.offer, false, ADDRESSES[1]),
+        Err(Unnamed::LinkGone)
+    );
     assert!(pair.client.groups.at(client).unwrap().is_established());
     assert!(pair.client.groups.member(near).is_some());
 }

@@ -1,6 +1,7 @@
 //! Two hosts with simulated RNICs, joined by their LLC messages: no poller, no socket.
 
 use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use smcr_engine::handoff::KeyChange;
@@ -66,12 +67,18 @@ impl Pair {
     /// A first contact over the first RNIC of each host, and everything that follows from it.
     /// Returns the group of the client, that of the server, and the connection on each side.
     pub(super) fn first_contact(&mut self) -> (Contact, Contact) {
-        let peer = Peer { id: PEER_IDS[0], gid: gid(1, 0), mac: mac(1, 0), v2: false };
+        let peer = Peer {
+            id: PEER_IDS[0],
+            gid: gid(1, 0),
+            mac: mac(1, 0),
+            v2: false,
+            source: ADDRESSES[0],
+        };
         let server = self.server.groups.open(self.now, PortId(0), Role::Server, peer).unwrap();
         let link = self.server.groups.best_link(server).unwrap();
         let accept = self.server.groups.join(self.now, server, link, SIZE).unwrap();
 
-        let peer = Peer::of(&accept.offer, false);
+        let peer = Peer::of(&accept.offer, false, ADDRESSES[1]);
         let client = self.client.groups.open(self.now, PortId(0), Role::Client, peer).unwrap();
         let link = self.client.groups.best_link(client).unwrap();
         let confirm = self.client.groups.join(self.now, client, link, SIZE).unwrap();
@@ -152,7 +159,7 @@ impl Host {
             max_links: 8,
         };
         Self {
-            groups: Groups::new(settings, ports.collect(), Told::default()),
+            groups: Groups::new(settings, ports.collect(), Told::default(), Box::new(|| 7)),
             events: Vec::new(),
             failed: Vec::new(),
             aborted: Vec::new(),
@@ -262,6 +269,9 @@ fn mac(host: u8, nic: u8) -> MacAddress {
     MacAddress([2, 0, 0, 0, host, nic])
 }
 
+/// In TCP, of the client and of the server.
+pub(super) const ADDRESSES: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2))];
 /// Of the client and of the server.
 const PEER_IDS: [PeerId; 2] = [PeerId([1; 8]), PeerId([2; 8])];
 

@@ -25,13 +25,13 @@ use smcr_proto::wire::cdc::Cdc;
 use smcr_rnic::Fabric;
 
 use crate::connections::{Far, Retained, Smc};
-use crate::handoff::{Ending, LinkId, PeerElement, Report};
+use crate::handoff::{Ending, GroupId, LinkId, PeerElement, Report};
 use crate::poller::Poller;
 use crate::streams::Streams;
 
 impl Smc {
     /// A connection that has carried nothing yet.
-    pub(crate) fn new(link: LinkId, rmbe: Rmbe, peer: PeerElement) -> Self {
+    pub(crate) fn new((link, group): (LinkId, GroupId), rmbe: Rmbe, peer: PeerElement) -> Self {
         let connection = Connection::new(Setup {
             peer_token: peer.token,
             element: Ring::new(rmbe.capacity()),
@@ -40,6 +40,7 @@ impl Smc {
         });
         Self {
             link,
+            group,
             connection,
             rmbe,
             peer,

@@ -1,0 +1,128 @@
+//! Who is believed what about a link group: two hosts, and strangers who have learned all about
+//! them.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use smcr_proto::Rkey;
+use smcr_proto::link_group::Role;
+use smcr_proto::wire::clc::Offer;
+
+use super::rig::{ADDRESSES, Contact, Pair, SIZE};
+use crate::groups::{Event, Joined, Peer, PortId, Unnamed};
+
+const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 66));
+
+/// A group with a connection on it, at both hosts.
+fn founded() -> (Pair, Contact, Contact) {
+    let mut pair = Pair::new(1, 1);
+    let (client, server) = pair.first_contact();
+    (pair, client, server)
+}
+
+/// The next connection in the group of the server, as far as the Accept.
+fn accept(pair: &mut Pair, server: &Contact) -> Joined {
+    let link = pair.server.groups.best_link(server.group).unwrap();
+    pair.server.groups.join(pair.now, server.group, link, SIZE).unwrap()
+}
+
+/// A third host sent the Proposal of another from its own address, was told the keys of that
+/// host's group, called it out of sync, and all connections of the other were reset.
+// RFC 7609 3.5.1.2-5, 3.5.2.1-2
+#[test]
+fn a_group_belongs_to_the_address_that_founded_it() {
+    let (mut pair, _client, server) = founded();
+    let groups = &mut pair.server.groups;
+    let peer = groups.at(server.group).unwrap().peer;
+    assert_eq!(peer.source, ADDRESSES[0]);
+    assert_eq!(groups.joinable(PortId(0), peer), Some(server.group));
+    let forged = Peer { source: STRANGER, ..peer };
+    assert_eq!(groups.joinable(PortId(0), forged), None);
+    // It gets a group of its own; and who waits for a first contact waits for his own.
+    let own = groups.open(pair.now, PortId(0), Role::Server, forged).unwrap();
+    assert_eq!(groups.founding(PortId(0), forged), Some(own));
+    assert_eq!(groups.founding(PortId(0), peer), None);
+    assert_eq!(groups.counts().foreign_claims, 1);
+
+    groups.called_out_of_sync(pair.now, server.group, STRANGER);
+    assert_eq!((groups.counts().foreign_claims, groups.counts().out_of_sync), (2, 0));
+    assert_eq!(groups.joinable(PortId(0), peer), Some(server.group));
+}
+
+/// A Decline with S costs nothing while the links answer: connections on them are well. But the
+/// peer does not know the group, so no more are offered it, and it ends with the last.
+// RFC 7609 A.2.5-3
+#[test]
+fn a_group_that_answers_outlives_being_called_out_of_sync() {
+    let (mut pair, client, server) = founded();
+    let peer = pair.server.groups.at(server.group).unwrap().peer;
+    let declined = accept(&mut pair, &server);
+    pair.server.groups.called_out_of_sync(pair.now, server.group, peer.source);
+    pair.server.groups.leave(pair.now, declined.connection, declined.rmbe);
+    pair.pass(Duration::from_secs(60));
+    assert_eq!(pair.server.failed, []);
+    assert!(pair.server.groups.member(server.joined.connection).is_some());
+    assert!(pair.client.groups.member(client.joined.connection).is_some());
+    assert_eq!(pair.server.groups.joinable(PortId(0), peer), None);
+    assert_eq!(pair.server.groups.counts().out_of_sync, 1);
+
+    let Joined { connection, rmbe, .. } = server.joined;
+    pair.server.groups.closed(pair.now, connection, Some(rmbe));
+    pair.settle();
+    assert!(pair.server.groups.is_empty());
+}
+
+/// A peer that has lost its group does not answer on its links either: whoever is on the group
+/// learns of it within the time of an answer, and not when something is next sent.
+// RFC 7609 A.2.5-3, C.4-2
+#[test]
+fn a_group_that_is_out_of_sync_ends_where_nobody_answers() {
+    let (mut pair, _client, server) = founded();
+    let peer = pair.server.groups.at(server.group).unwrap().peer;
+    let declined = accept(&mut pair, &server);
+    pair.server.groups.called_out_of_sync(pair.now, server.group, peer.source);
+    pair.server.groups.leave(pair.now, declined.connection, declined.rmbe);
+    assert_eq!(pair.server.groups.joinable(PortId(0), peer), None, "nobody else runs into it");
+    pair.stall(Duration::from_millis(2_100));
+    let _lost = pair.server.says(pair.now);
+    assert!(!pair.server.failed.is_empty());
+    pair.settle();
+    assert!(pair.server.events.contains(&Event::Ended(server.group)));
+}
+
+/// With nobody else on it, a group that is out of sync is of no use.
+// RFC 7609 A.2.5-3
+#[test]
+fn an_empty_group_that_is_out_of_sync_ends_at_once() {
+    let (mut pair, _client, server) = founded();
+    let Contact { group, joined: Joined { connection, rmbe, .. } } = server;
+    pair.server.groups.closed(pair.now, connection, Some(rmbe));
+    let link = pair.server.groups.best_link(group).unwrap();
+    let declined = pair.server.groups.join(pair.now, group, link, SIZE).unwrap();
+    pair.server.groups.called_out_of_sync(pair.now, group, ADDRESSES[0]);
+    pair.server.groups.leave(pair.now, declined.connection, declined.rmbe);
+    pair.pass(Duration::from_secs(31));
+    assert!(pair.server.groups.is_empty());
+}
+
+/// A server at another address names a link of a group with somebody else, and an element of its
+/// own choice: a client that joined would write there by that link, and lose it for all. A server
+/// with several addresses is known by what only it was told: an RMB that was announced on the link.
+// RFC 7609 3.5.2.2-1
+#[test]
+fn a_server_at_another_address_proves_that_it_is_the_same() {
+    let (mut pair, client, server) = founded();
+    let next = accept(&mut pair, &server);
+    let named = |pair: &mut Pair, offer: &Offer, source| {
+        pair.client.groups.named_by(pair.now, offer, false, source).map(|(group, _)| group)
+    };
+    assert_eq!(named(&mut pair, &next.offer, ADDRESSES[1]), Ok(client.group));
+    assert_eq!(named(&mut pair, &next.offer, STRANGER), Ok(client.group), "it knows the RMB");
+    for forged in [
+        Offer { rkey: Rkey(next.offer.rkey.0 ^ 1), ..next.offer },
+        Offer { rmb_address: next.offer.rmb_address + 4_096, ..next.offer },
+    ] {
+        assert_eq!(named(&mut pair, &forged, STRANGER), Err(Unnamed::NotTheirs));
+    }
+    assert_eq!(pair.client.groups.counts().foreign_claims, 2);
+}
