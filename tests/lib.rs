@@ -1,9 +1,10 @@
 //! What suites share: seeds and payloads.
 //!
-//! A run is repeated by its seed: `SMC_SEED=17 cargo test …` runs seed 17 alone, and
-//! `SMC_SEEDS=2000` runs that many instead of the few that every test runs.
+//! A run is repeated by its seed: `SMC_SEED=17 cargo test …` runs seed 17 alone, `SMC_SEEDS=2000`
+//! runs that many instead of the few that every test runs, and `SMC_FROM=90000` begins there.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,37 +13,43 @@ use std::thread;
 
 use smcr_rnic::dice::Dice;
 
-/// The seeds to run: the one the environment names, or as many as it asks for, or `few`.
+/// The seeds to run: the one the environment names; or as many as it asks for, or `few`, from where
+/// it says.
 ///
 /// # Panics
 ///
-/// If `SMC_SEED` or `SMC_SEEDS` is set to something that is not a number.
+/// If `SMC_SEED`, `SMC_SEEDS` or `SMC_FROM` is set to something that is not a number.
 pub fn seeds(few: u64) -> Range<u64> {
     let number = |name: &str| {
         let text = std::env::var(name).ok()?;
         Some(text.parse::<u64>().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
     };
-    match (number("SMC_SEED"), number("SMC_SEEDS")) {
-        (Some(seed), _) => seed..seed + 1,
-        (None, Some(many)) => 0..many,
-        (None, None) => 0..few,
+    chosen(few, number("SMC_SEED"), number("SMC_SEEDS"), number("SMC_FROM"))
+}
+
+fn chosen(few: u64, one: Option<u64>, many: Option<u64>, from: Option<u64>) -> Range<u64> {
+    let from = from.unwrap_or(0);
+    match one {
+        Some(seed) => seed..seed + 1,
+        None => from..from + many.unwrap_or(few),
     }
 }
 
-/// Runs `one` for every seed, on all cores, and returns what it said in no particular order.
+/// Runs `one` for every seed, on all cores, and returns what it said in no particular order. A seed
+/// that fails keeps no other from being run.
 ///
 /// # Panics
 ///
-/// If a run panics: with its seed, its words, and the command that repeats it as the test `name` of
-/// the suite `suite`.
+/// If runs panic: with their seeds, their words, and the commands that repeat them as the test
+/// `name` of the suite `suite`.
 pub fn run_all<T: Send>(
     suite: &str,
     name: &str,
     seeds: Range<u64>,
     one: impl Fn(u64) -> T + Sync,
 ) -> Vec<T> {
-    let next = AtomicU64::new(seeds.start);
-    let (said, failed) = (Mutex::new(Vec::new()), Mutex::new(None));
+    let (next, count) = (AtomicU64::new(seeds.start), seeds.end - seeds.start);
+    let (said, failed) = (Mutex::new(Vec::new()), Mutex::new(BTreeMap::new()));
     let worker = || {
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
@@ -51,10 +58,7 @@ pub fn run_all<T: Send>(
             }
             match catch_unwind(AssertUnwindSafe(|| one(seed))) {
                 Ok(outcome) => locked(&said).push(outcome),
-                Err(panic) => {
-                    next.store(seeds.end, Ordering::Relaxed);
-                    *locked(&failed) = Some((seed, words_of(&*panic)));
-                }
+                Err(panic) => drop(locked(&failed).insert(seed, words_of(&*panic))),
             }
         }
     };
@@ -63,13 +67,19 @@ pub fn run_all<T: Send>(
             scope.spawn(worker);
         }
     });
-    if let Some((seed, words)) = locked(&failed).take() {
-        panic!(
-            "seed {seed}: {words}\n\
-             again: SMC_SEED={seed} cargo test --release -p smcgate-tests --test {suite} {name}"
-        );
-    }
+    let failed = std::mem::take(&mut *locked(&failed));
+    assert!(failed.is_empty(), "{}", complaint(suite, name, count, &failed));
     said.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What is said of seeds that failed.
+fn complaint(suite: &str, name: &str, count: u64, failed: &BTreeMap<u64, String>) -> String {
+    let again = format!("cargo test --release -p smcgate-tests --test {suite} {name}");
+    let mut text = format!("{} of {count} seeds failed", failed.len());
+    for (seed, words) in failed {
+        text += &format!("\nseed {seed}: {words}\n  again: SMC_SEED={seed} {again}");
+    }
+    text
 }
 
 /// What a panic said.
@@ -87,4 +97,35 @@ pub fn payload(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     Dice::new(seed).fill(&mut bytes);
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What CI runs today is not what it ran yesterday, and one seed is run alone.
+    #[test]
+    fn seeds_are_those_that_the_environment_names() {
+        assert_eq!(chosen(60, None, None, None), 0..60);
+        assert_eq!(chosen(60, None, Some(10), None), 0..10);
+        assert_eq!(chosen(60, None, Some(10), Some(500)), 500..510);
+        assert_eq!(chosen(60, None, None, Some(500)), 500..560);
+        assert_eq!(chosen(60, Some(7), Some(10), Some(500)), 7..8);
+    }
+
+    /// Whoever mends one failing seed wants to know of the others.
+    #[test]
+    fn a_failing_seed_does_not_end_the_run() {
+        let ran = Mutex::new(Vec::new());
+        let all = AssertUnwindSafe(|| {
+            run_all("sim", "some", 10..20, |seed| {
+                locked(&ran).push(seed);
+                assert!(![12, 17].contains(&seed), "no good");
+            })
+        });
+        let words = words_of(&*catch_unwind(all).unwrap_err());
+        assert_eq!(locked(&ran).len(), 10);
+        assert!(words.starts_with("2 of 10 seeds failed"), "{words}");
+        assert!(words.contains("seed 12: no good") && words.contains("SMC_SEED=17 "), "{words}");
+    }
 }
