@@ -100,6 +100,9 @@ pub enum Event {
 pub struct Counts {
     /// Connections that were aborted because the peer gave their element to another.
     pub conflicts: u64,
+    /// Elements that rested before another connection got them, because the peer of the one before
+    /// had not said that it writes no more.
+    pub elements_rested: u64,
     /// Links that went down with another one there to take their connections.
     pub links_failed_over: u64,
     /// Links that went down without one.

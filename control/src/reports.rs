@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use smcr_engine::handoff::Ending;
 use smcr_engine::{Command, ConnectionId, Report};
-use smcr_memory::Rmbe;
 use smcr_proto::Instant;
 use smcr_proto::wire::llc::DeleteReason;
 use smcr_rnic::Rnic;
@@ -75,23 +74,18 @@ impl<N: Rnic> Gateway<N> {
                 self.groups.connection_moved(connection, link, rkey);
             }
             Report::LinkVacated { link } => self.groups.link_vacated(now, link),
-            Report::Closed { connection, ending, bytes_in, bytes_out, rmbe, streams } => {
+            Report::Closed { connection, ending, bytes_in, bytes_out, rmbe, settled, streams } => {
                 // Whatever was not reset yet is finished in both directions, or of no more use.
                 drop(streams);
                 self.bytes_closed.0 += bytes_in;
                 self.bytes_closed.1 += bytes_out;
-                self.closed(now, connection, ending, rmbe);
+                self.groups.closed(now, connection, rmbe, settled);
+                self.closed(now, connection, ending);
             }
         }
     }
 
-    fn closed(
-        &mut self,
-        now: Instant,
-        connection: ConnectionId,
-        ending: Ending,
-        rmbe: Option<Rmbe>,
-    ) {
+    fn closed(&mut self, now: Instant, connection: ConnectionId, ending: Ending) {
         let key = self.session_of[usize::from(connection.slot)].take();
         let key = key.expect("a poller closes what it was given");
         let Some(Session::Open(open)) = self.sessions.remove(key) else {
@@ -105,7 +99,6 @@ impl<N: Rnic> Gateway<N> {
             ms = now.since(open.since).as_millis(),
             "connection closed"
         );
-        self.groups.closed(now, connection, rmbe);
         let Carried::Smc { tcp, ended, .. } = open.transport else { return };
         let connected = self.listeners[usize::from(open.listener)].config.connect;
         // RFC 7609 3.5.4-1, 4.8-1

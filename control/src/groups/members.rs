@@ -261,14 +261,28 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         self.bury(now, id);
     }
 
-    /// A connection is over; its slot is free again.
-    pub fn closed(&mut self, now: Instant, connection: ConnectionId, rmbe: Option<Rmbe>) {
+    /// A connection is over; its slot is free again. So is its element, if the connection was
+    /// `settled`: if not, the peer may write it until it learns of the end by TCP.
+    pub fn closed(
+        &mut self,
+        now: Instant,
+        connection: ConnectionId,
+        rmbe: Option<Rmbe>,
+        settled: bool,
+    ) {
         let forgotten = self.forget(connection);
         self.slots.free(connection);
-        if let (Some((id, _)), Some(rmbe)) = (forgotten, rmbe) {
+        if let (Some((id, _)), Some(mut rmbe)) = (forgotten, rmbe) {
             if let Some(group) = self.groups.get_mut(&id) {
-                // RFC 7609 4.4.2-1
-                group.stock.give_back(now, rmbe);
+                if settled {
+                    // RFC 7609 4.4.2-1
+                    group.stock.give_back(now, rmbe);
+                } else {
+                    self.counts.elements_rested += 1;
+                    rmbe.touch(rmbe.capacity());
+                    // RFC 7609 4.4.2-2
+                    group.quarantine.push_back((now + QUARANTINE, rmbe));
+                }
             }
             self.count_members(now, id);
             self.end_if_disowned(now, id);
@@ -325,5 +339,6 @@ fn holder_of<O>(group: &Group<O>, offer: &Offer, on: LinkNumber) -> Option<Conne
     group.members.iter().find(|(_, member)| holds(member)).map(|(id, _)| *id)
 }
 
-/// How long an element rests that its peer may believe to have. Longer than any rendezvous.
+/// How long an element rests that its peer may believe to have. Longer than any rendezvous, and
+/// than TCP needs to carry a reset to whoever is still there.
 const QUARANTINE: Duration = Duration::from_secs(30);

@@ -113,6 +113,8 @@ pub(crate) struct Smc {
     pub(crate) held: Option<Held>,
     /// The link is lost and nothing more will be said.
     pub(crate) condemned: bool,
+    /// The peer changed the link: what it posted on the old one may come late.
+    pub(crate) peer_moved: bool,
     /// We said D: no byte of ours follows.
     pub(crate) said_done: bool,
     /// We said C.

@@ -402,6 +402,9 @@ pub enum Report<Stream> {
         bytes_out: u64,
         /// Our element, if it was an SMC-R connection.
         rmbe: Option<Rmbe>,
+        /// Whether nobody writes that element any more: the peer said so, and nothing that it
+        /// posted before can still be under way.
+        settled: bool,
         /// The sockets, to be closed where that may take its time.
         streams: [Option<Stream>; 2],
     },

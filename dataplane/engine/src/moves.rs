@@ -183,13 +183,18 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         replay.append(&mut smc.replay);
         replay.iter_mut().for_each(|piece| piece.done = 0);
         for Retained { at, lease } in smc.retained.drain(..) {
-            // What was reset is not worth repeating.
-            if relay.near.is_some() {
+            // What was reset is not worth repeating. A peer that has closed has taken in all that
+            // it wanted, and its element may be another's by now.
+            // RFC 7609 4.8.1-12
+            if relay.near.is_some() && !smc.peer_closed {
                 let mut bytes = vec![0; lease.len() as usize];
                 lease.copy_out(0, &mut bytes);
                 replay.push_back(Piece { at, bytes, done: 0 });
             }
             self.pool.take_back(lease);
+        }
+        if smc.peer_closed {
+            replay.clear();
         }
         smc.replay = replay;
         relay.failovers += 1;

@@ -93,6 +93,8 @@ pub struct Connection {
     abnormal: bool,
     /// The most the peer has said about its end.
     heard: Option<Half>,
+    /// The peer has said C or A: it writes no more.
+    peer_left: bool,
     /// The application still wants bytes: neither closed nor aborted here.
     reading: bool,
     /// D, C or A, or P, is news to the peer.
@@ -128,6 +130,7 @@ impl Connection {
             closed: false,
             abnormal: false,
             heard: None,
+            peer_left: false,
             reading: true,
             flags_due: false,
             validation_due: false,
@@ -419,6 +422,7 @@ impl Connection {
     /// Flags are levels: only what the state did not know yet is an event.
     fn handle_flags(&mut self, now: Instant, message: &Cdc) -> Progress {
         let before = self.state;
+        self.peer_left |= message.connection_closed || message.abnormal_close;
         if message.sending_done {
             self.advance(now, Event::Orderly(Orderly::PeerDone));
         }

@@ -92,6 +92,8 @@ pub(crate) struct Gateway {
     pub(crate) groups: Groups<sim::Rnic, Mailboxes>,
     /// How connections ended. Names are unique, so each ends once.
     pub(crate) closed: BTreeMap<ConnectionId, Ending>,
+    /// The same, as far as nobody has looked at it.
+    pub(crate) ended: Vec<(ConnectionId, Ending)>,
     /// What link groups told that nobody has looked at.
     pub(crate) events: VecDeque<Event>,
     /// Connections that found no memory.
@@ -156,6 +158,7 @@ impl Gateway {
         Self {
             groups: Groups::new(settings, ports, mailboxes, names(host)),
             closed: BTreeMap::new(),
+            ended: Vec::new(),
             events: VecDeque::new(),
             no_memory: 0,
             asleep: false,
@@ -205,10 +208,11 @@ impl Gateway {
                         self.groups.connection_moved(connection, link, rkey);
                     }
                     Report::LinkVacated { link } => self.groups.link_vacated(now, link),
-                    Report::Closed { connection, ending, rmbe, streams, .. } => {
+                    Report::Closed { connection, ending, rmbe, settled, streams, .. } => {
                         drop(streams);
                         assert_eq!(self.closed.insert(connection, ending), None, "closed twice");
-                        self.groups.closed(now, connection, rmbe);
+                        self.ended.push((connection, ending));
+                        self.groups.closed(now, connection, rmbe, settled);
                     }
                 }
             }

@@ -9,9 +9,11 @@
 //! - [`swarm`] does whatever comes to its mind to them, and judges from outside;
 //! - [`wire`] hears what is said about links, [`reach`] what was met of it, [`costs`] what trouble
 //!   may cost;
+//! - [`elements`] are scenarios of who may write an element;
 //! - [`mutants`] shows that the judges would notice.
 
 mod costs;
+mod elements;
 mod gateway;
 mod mutants;
 mod reach;
@@ -62,6 +64,8 @@ pub(crate) struct World {
     /// What the gateways speak.
     pub(crate) agreement: Agreement,
     rendezvous: Vec<Rendezvous>,
+    /// TCP connections beside SMC-R that were reset: when this side of that connection notices.
+    resets: Vec<(Instant, usize, usize)>,
     sizes: Sizes,
     /// Looks around since time last passed.
     steps: u64,
@@ -84,6 +88,7 @@ impl World {
             contacts: [0; 3],
             agreement: Agreement::V1,
             rendezvous: Vec::new(),
+            resets: Vec::new(),
             sizes,
             steps: 0,
             wire,
@@ -165,9 +170,46 @@ impl World {
             moved |= host.turn(self.now);
         }
         moved |= self.talk(|_| true);
+        moved |= self.reset_tcp();
         self.wire.follow(&self.hosts);
         // Who waits for memory makes its gateway ask the peer for some, and has not moved.
         moved | self.hosts.iter().any(Gateway::is_woken)
+    }
+
+    /// A gateway resets the TCP connection beside an SMC-R connection that did not end well. The
+    /// other gateway notices after a while, unless it sleeps.
+    fn reset_tcp(&mut self) -> bool {
+        for host in 0..2 {
+            for (id, ending) in std::mem::take(&mut self.hosts[host].ended) {
+                if ending == Ending::Graceful {
+                    continue;
+                }
+                let mut all = self.connections.iter().enumerate();
+                let found = all.find_map(|(number, one)| {
+                    let side = one.names.iter().position(|name| *name == (host, Some(id)))?;
+                    Some((number, side))
+                });
+                let (number, side) = found.expect("what ended was a connection");
+                self.resets.push((self.now + RESET_NOTICED, number, 1 - side));
+            }
+        }
+        let due = |(at, number, side): &mut (Instant, usize, usize)| {
+            *at <= self.now && !self.hosts[self.connections[*number].names[*side].0].asleep
+        };
+        let due: Vec<_> = self.resets.extract_if(.., due).collect();
+        for (_, number, side) in &due {
+            match self.connections[*number].names[*side] {
+                // RFC 7609 4.8.2-11
+                (host, Some(id)) => self.hosts[host].groups.abort(id),
+                (_, None) => {
+                    let mut talks = self.rendezvous.iter_mut();
+                    if let Some(one) = talks.find(|one| one.number == *number) {
+                        one.tcp_was_reset(self.now, &mut self.hosts, *side);
+                    }
+                }
+            }
+        }
+        !due.is_empty()
     }
 
     /// One look around by all applications.
@@ -181,7 +223,13 @@ impl World {
         let now = self.now;
         let hosts = self.hosts.iter_mut().filter_map(|host| host.next_deadline(now)).min();
         let talks = self.rendezvous.iter().map(Rendezvous::deadline).min();
-        let next = [self.network.next_event(), hosts, talks].into_iter().flatten().min();
+        let awake = |name: (usize, _)| !self.hosts[name.0].asleep;
+        let resets = self
+            .resets
+            .iter()
+            .filter(|(_, number, side)| awake(self.connections[*number].names[*side]));
+        let resets = resets.map(|(at, ..)| *at).min();
+        let next = [self.network.next_event(), hosts, talks, resets].into_iter().flatten().min();
         let Some(at) = next.filter(|at| *at <= until) else { return false };
         if at > self.now {
             self.now = at;
@@ -223,5 +271,7 @@ impl World {
     }
 }
 
+/// How long a gateway takes to act on the end of the TCP connection beside SMC-R.
+const RESET_NOTICED: Duration = Duration::from_millis(300);
 /// More looks around than anything needs without time passing.
 const STEPS_MAX: u64 = 1_000_000;

@@ -127,7 +127,7 @@ impl Gateway {
         if let Some(port) = self.groups.member(connection).map(|member| member.port) {
             self.groups.pollers_mut().command(port, Command::Forget { connection });
         }
-        self.groups.closed(now, connection, Some(rmbe));
+        self.groups.closed(now, connection, Some(rmbe), true);
     }
 }
 

@@ -168,6 +168,11 @@ impl Rendezvous {
         }
     }
 
+    /// The gateway at the other end has reset TCP.
+    pub(crate) fn tcp_was_reset(&mut self, now: Instant, hosts: &mut Hosts, side: usize) {
+        self.fail(now, hosts, side, false);
+    }
+
     fn say(&mut self, to: usize, message: Message) {
         self.messages.push_back((to, message));
     }

@@ -67,7 +67,7 @@ fn a_group_that_answers_outlives_being_called_out_of_sync() {
     assert_eq!(pair.server.groups.counts().out_of_sync, 1);
 
     let Joined { connection, rmbe, .. } = server.joined;
-    pair.server.groups.closed(pair.now, connection, Some(rmbe));
+    pair.server.groups.closed(pair.now, connection, Some(rmbe), true);
     pair.settle();
     assert!(pair.server.groups.is_empty());
 }
@@ -96,7 +96,7 @@ fn a_group_that_is_out_of_sync_ends_where_nobody_answers() {
 fn an_empty_group_that_is_out_of_sync_ends_at_once() {
     let (mut pair, _client, server) = founded();
     let Contact { group, joined: Joined { connection, rmbe, .. } } = server;
-    pair.server.groups.closed(pair.now, connection, Some(rmbe));
+    pair.server.groups.closed(pair.now, connection, Some(rmbe), true);
     let link = pair.server.groups.best_link(group).unwrap();
     let declined = pair.server.groups.join(pair.now, group, link, SIZE).unwrap();
     pair.server.groups.called_out_of_sync(pair.now, group, ADDRESSES[0]);

@@ -180,9 +180,9 @@ fn a_group_that_is_over_is_out_of_sync() {
     );
     assert_eq!((pair.client.failed.len(), pair.server.failed.len()), (1, 1));
     let Joined { connection, rmbe, .. } = client.joined;
-    pair.client.groups.closed(pair.now, connection, Some(rmbe));
+    pair.client.groups.closed(pair.now, connection, Some(rmbe), true);
     let Joined { connection, rmbe, .. } = server.joined;
-    pair.server.groups.closed(pair.now, connection, Some(rmbe));
+    pair.server.groups.closed(pair.now, connection, Some(rmbe), true);
     assert!(pair.client.groups.is_empty() && pair.server.groups.is_empty());
 }
 

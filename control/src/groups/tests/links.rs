@@ -166,14 +166,14 @@ fn the_next_rmb_is_known_before_it_is_needed() {
         let last = held.pop().unwrap();
         for joined in held {
             let now = pair.now;
-            pair.groups_of(side).closed(now, joined.connection, Some(joined.rmbe));
+            pair.groups_of(side).closed(now, joined.connection, Some(joined.rmbe), true);
         }
         pair.pass(Duration::from_secs(60));
         assert_eq!(rmbs(&mut pair), 3, "it stays a while");
         pair.pass(Duration::from_secs(240));
         assert_eq!(rmbs(&mut pair), 2, "one is in use");
         let now = pair.now;
-        pair.groups_of(side).closed(now, last.connection, Some(last.rmbe));
+        pair.groups_of(side).closed(now, last.connection, Some(last.rmbe), true);
         pair.pass(Duration::from_secs(300));
         assert_eq!(rmbs(&mut pair), 1);
     }
@@ -191,7 +191,7 @@ fn a_group_that_ends_leaves_every_rnic() {
     for (host, connection) in [(&mut pair.client, near), (&mut pair.server, far)] {
         let place = host.relayed.iter().position(|(id, _)| *id == connection).unwrap();
         let (_, rmbe) = host.relayed.swap_remove(place);
-        host.groups.closed(pair.now, connection, Some(rmbe));
+        host.groups.closed(pair.now, connection, Some(rmbe), true);
         assert!(host.groups.is_empty());
     }
 }

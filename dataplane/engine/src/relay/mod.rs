@@ -52,6 +52,7 @@ impl Smc {
             unheard: false,
             held: None,
             condemned: false,
+            peer_moved: false,
             said_done: false,
             said_closed: false,
             peer_done: false,
@@ -63,10 +64,15 @@ impl Smc {
     /// Takes in a CDC message, and notes which bytes of our element the peer has written.
     pub(crate) fn receive(&mut self, now: Instant, cdc: &Cdc) -> Result<Progress, PeerMisbehaved> {
         let progress = self.connection.handle_cdc(now, cdc)?;
+        self.peer_moved |= cdc.failover_validation;
         if progress.readable_bytes > 0 {
             let [head, tail] = self.connection.readable().pieces();
             self.rmbe.touch(head.end.max(tail.end));
             self.late_until = None;
+        }
+        if progress.peer_closed {
+            // RFC 7609 4.8.1-12
+            self.forget_replay();
         }
         self.peer_done |= progress.peer_done;
         self.peer_closed |= progress.peer_closed;
@@ -84,6 +90,20 @@ impl Smc {
     fn forget_replay(&mut self) {
         self.replay.clear();
         self.repeated.clear();
+    }
+
+    /// Whether all that was written has arrived and was announced, so that nothing of it will ever
+    /// be written again.
+    fn is_delivered(&self) -> bool {
+        let kept = self.retained.len() + self.replay.len() + self.repeated.len();
+        self.outstanding == 0 && self.moving.is_none() && kept == 0
+    }
+
+    /// Whether the peer has promised to write our element no more, and cannot break that promise
+    /// by what is still under way: on a link that was left, or because it had no window.
+    fn is_settled(&self) -> bool {
+        let promised = self.connection.has_peer_left() && !self.condemned;
+        promised && !self.peer_moved && !self.connection.is_peer_blocked()
     }
 
     /// Nothing more will be said, and nothing is on its way.
@@ -132,13 +152,17 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             }
             // Only a FIN ends a direction: that an application reads no more (SHUT_RD) stays with
             // its kernel, until a byte comes that nobody reads.
-            // RFC 7609 4.8.1-4, 4.8.1-6, 4.8.1-25
+            // RFC 7609 4.8.1-6, 4.8.1-25
             if near.eof && !smc.said_done {
                 smc.said_done = true;
                 smc.connection.shutdown_write();
                 speaks = true;
             }
-            if near.is_done() && drained && !smc.said_closed {
+            // The peer may free its element when it hears C: no byte may be left to be written
+            // again, whatever becomes of the link. D needs no such care, as it comes behind its
+            // bytes and frees nothing.
+            // RFC 7609 4.8.1-4, 4.8.1-12
+            if near.is_done() && drained && !smc.said_closed && smc.is_delivered() {
                 smc.said_closed = true;
                 smc.connection.close(now);
                 speaks = true;
@@ -262,17 +286,18 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             Ending::LinkLost => counters.resets_link.add(1),
             Ending::Stalled => counters.closes_stalled.add(1),
         }
-        let (rmbe, far) = match relay.far {
+        let (rmbe, settled, far) = match relay.far {
             Far::Smc(smc) => {
+                let settled = smc.is_settled();
                 for Retained { lease, .. } in smc.retained {
                     self.pool.take_back(lease);
                 }
                 if let Some(order) = smc.moving {
                     self.has_left(&order);
                 }
-                (Some(smc.rmbe), None)
+                (Some(smc.rmbe), settled, None)
             }
-            Far::Tcp(tcp) => (None, Some(tcp.socket.stream)),
+            Far::Tcp(tcp) => (None, true, Some(tcp.socket.stream)),
         };
         self.report(Report::Closed {
             connection: relay.id,
@@ -280,6 +305,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             bytes_in: relay.bytes_in,
             bytes_out: relay.bytes_out,
             rmbe,
+            settled,
             streams: [relay.near.map(|near| near.stream), far],
         });
     }

@@ -26,6 +26,11 @@ impl Connection {
         self.receiver.is_peer_blocked()
     }
 
+    /// Whether the peer has promised to touch our element no more: by C, or by A.
+    pub fn has_peer_left(&self) -> bool {
+        self.peer_left
+    }
+
     /// Whether the failover validation message is due: nothing may be written before it.
     pub fn is_validation_due(&self) -> bool {
         self.validation_due

@@ -1,0 +1,129 @@
+//! Who may write an element, and when another connection may have it.
+//!
+//! An element is given back by its owner and written by its peer. Each scenario here is one way in
+//! which the two once disagreed, and the bytes of one connection came into the element of the next.
+
+use std::time::Duration;
+
+use smcgate::groups::{Pollers, PortId};
+use smcr_engine::handoff::Ending;
+use smcr_engine::{Command, LinkId};
+use smcr_proto::RmbeSize;
+use smcr_rnic::sim::Odds;
+
+use super::World;
+use super::gateway::{IDLE_GROUP, Sizes};
+use crate::application::Heard;
+
+/// Two gateways with so many RNICs each, and one connection over them.
+fn connected(rnics: u8) -> World {
+    let sizes = Sizes {
+        rnics,
+        max_links: rnics,
+        rmbe: RmbeSize::from_notation(0),
+        elements: 20,
+        rmb_bytes: 1 << 25,
+        send_chunks: 8,
+        socket_bytes: 100_000,
+        reports: 100,
+    };
+    let mut world = World::new(1, Odds::CALM, [sizes.clone(), sizes]);
+    world.connect(CLIENT, [PortId(0); 2]);
+    world.run_for(Duration::from_secs(1));
+    assert!([CLIENT, SERVER].iter().all(|side| world.was_handed_over(0, *side)));
+    world
+}
+
+/// The link that a connection is on, as the gateway of this side calls it.
+fn link_of(world: &World, number: usize, side: usize) -> LinkId {
+    let (host, id) = world.connections[number].names[side];
+    world.hosts[host].groups.member(id.unwrap()).unwrap().link
+}
+
+/// Panics unless connection `number` ended well and complete on both sides.
+fn assert_ended_well(world: &World, number: usize) {
+    let [one, other] = &world.connections[number].applications;
+    for (writer, reader) in [(one, other), (other, one)] {
+        assert_eq!((reader.heard(), reader.received()), (Heard::End, writer.sent()));
+    }
+    let endings = [CLIENT, SERVER].map(|side| world.ending(number, side));
+    assert_eq!(endings, [Some(Ending::Graceful); 2], "connection {number}");
+}
+
+/// Lets everything end, and panics if something does not.
+fn end(mut world: World) {
+    world.connections.iter_mut().for_each(super::Connected::say_goodbye);
+    world.run_for(Duration::from_secs(75));
+    world.run_for(2 * IDLE_GROUP);
+    let World { hosts, network, .. } = &mut world;
+    hosts.iter_mut().for_each(|host| host.assert_nothing_is_left(network));
+}
+
+/// A gateway loses a link that the other still has: it ends the connection without a word, and the
+/// other goes on writing until it hears of it by TCP. Seed 15347 of the swarm: the server had no
+/// link left when Confirm came, the client had moved to a link that the server did not use yet.
+// RFC 7609 4.4.2-1, 4.4.2-2
+#[test]
+fn an_element_whose_peer_knows_nothing_of_the_end_rests() {
+    let mut world = connected(1);
+    let link = link_of(&world, 0, SERVER);
+    let pollers = world.hosts[SERVER].groups.pollers_mut();
+    pollers.command(PortId(0), Command::FailConnections { link });
+    world.hosts[SERVER].turn(world.now);
+    assert_eq!(world.ending(0, SERVER), Some(Ending::LinkLost));
+
+    // Nobody has told the client.
+    world.connections[0].applications[CLIENT].write(5_000);
+    world.run_for(Duration::from_millis(100));
+    assert_eq!(world.hosts[CLIENT].count(|all| all.rdma_out.get()), 5_000);
+    assert_eq!(world.ending(0, CLIENT), None);
+
+    // The rendezvous panics if the element of this one is not zero.
+    world.connect(CLIENT, [PortId(0); 2]);
+    world.run_for(Duration::from_millis(100));
+    assert_eq!(world.hosts[SERVER].groups.counts().elements_rested, 2, "and so does this one");
+    world.run_for(Duration::from_secs(1));
+    assert_eq!(world.connections[0].applications[CLIENT].heard(), Heard::Reset, "TCP was reset");
+    end(world);
+}
+
+/// A peer that has heard C frees its element. If the link then breaks before the last writes were
+/// acknowledged, failover would write them again, into an element that is another's by now.
+// RFC 7609 4.8.1-4, 4.8.1-12, 4.6.2-1
+#[test]
+fn nothing_is_written_again_when_both_sides_have_closed() {
+    let mut world = connected(2);
+    world.connections[0].applications[SERVER].finish();
+    world.run_for(Duration::from_secs(5));
+    assert_eq!(world.connections[0].applications[CLIENT].heard(), Heard::End);
+
+    // The last bytes and the end go out; they come at once, but their acknowledgements do not.
+    world.connections[0].applications[CLIENT].write(5_000);
+    world.connections[0].applications[CLIENT].finish();
+    world.applications();
+    world.hosts[CLIENT].turn(world.now);
+    let late = Duration::from_millis(50);
+    world.network.change_odds(Odds { latency: late..=late, ..Odds::CALM });
+    world.now = world.now + Duration::from_micros(10);
+    world.hosts[SERVER].turn(world.now);
+    world.network.change_odds(Odds::CALM);
+    world.run_for(Duration::from_millis(10));
+    assert_eq!(world.connections[0].applications[SERVER].heard(), Heard::End);
+
+    // Then the link breaks, and the client continues on the other.
+    let link = link_of(&world, 0, CLIENT);
+    let group = world.hosts[CLIENT].groups.iter().next().unwrap().1;
+    let qpn = group.links.iter().find(|one| one.id == link).unwrap().ours.qpn;
+    world.network.break_qp(qpn);
+    world.run_for(Duration::from_secs(1));
+    assert_eq!(world.hosts[CLIENT].groups.counts().connections_moved, 1);
+
+    // The rendezvous panics if the element of this one is not zero.
+    world.connect(CLIENT, [PortId(1); 2]);
+    world.run_for(Duration::from_secs(1));
+    assert_ended_well(&world, 0);
+    end(world);
+}
+
+const CLIENT: usize = 0;
+const SERVER: usize = 1;
