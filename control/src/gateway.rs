@@ -225,6 +225,8 @@ impl<N: Rnic> Gateway<N> {
             self.waker.awake();
             let now = self.clock.now();
             for event in events.drain(..) {
+                // What a peer says by TCP may rest on what it told a poller before.
+                self.take_reports(now);
                 self.dispatch(now, event);
                 self.heed_groups(now);
             }

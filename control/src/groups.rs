@@ -52,7 +52,7 @@ pub use claims::Throttle;
 use group::LinkState;
 pub use group::{Group, GroupId, Link, Peer, Phase};
 use members::Members;
-pub use members::{BadOffer, Joined, Member, Refusal};
+pub use members::{BadOffer, Joined, Member, Refusal, Taken};
 pub use ports::{Pollers, Port, PortId, QpOf};
 use slots::Slots;
 use stock::Budget;
@@ -100,6 +100,8 @@ pub enum Event {
 pub struct Counts {
     /// Connections that were aborted because the peer gave their element to another.
     pub conflicts: u64,
+    /// Offers that waited for the end of the connection that had their element.
+    pub offers_held: u64,
     /// Elements that rested before another connection got them, because the peer of the one before
     /// had not said that it writes no more.
     pub elements_rested: u64,

@@ -266,6 +266,7 @@ impl<N: Rnic> Gateway<N> {
             connected,
             deadline,
             conversation: Conversation::new(talk),
+            held: None,
             waiting: None,
             answer_by: None,
             resources: None,

@@ -6,6 +6,7 @@
 //!
 //! - [`conversation`] is what is said, as a value;
 //! - `client` and `server` answer what the machines of the two sides ask;
+//! - `waiting` is for elements that are not there yet, ours or the peer's;
 //! - `outcome` hands sockets over, or closes them;
 //! - `path` keeps connections from links that carry nothing.
 
@@ -14,12 +15,13 @@ pub mod conversation;
 pub(crate) mod outcome;
 mod path;
 mod server;
+mod waiting;
 
 use std::io;
 use std::time::Duration;
 
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use smcr_engine::LinkId;
+use smcr_engine::{ConnectionId, LinkId};
 use smcr_proto::handshake::{Agreement, ClientAction, HandshakeError, ServerAction};
 use smcr_proto::limits::CLC_WAIT;
 use smcr_proto::link_group::Role;
@@ -33,7 +35,7 @@ use crate::groups::{GroupId, Peer, PortId, Refusal};
 use crate::listener::connect_outcome;
 use crate::places::Place;
 use crate::reactor::{Event, Key};
-use crate::sessions::{Resources, Session, Talk, Waiting};
+use crate::sessions::{Resources, Session, Talk};
 use conversation::Effect;
 
 impl<N: Rnic> Gateway<N> {
@@ -89,9 +91,17 @@ impl<N: Rnic> Gateway<N> {
             let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
             let mut bytes = [0; FRAME_MAX];
             let room = shaking.conversation.room();
+            if room == 0 {
+                // What came is looked at when the peer's element is free.
+                return;
+            }
             match recv(&shaking.peer, &mut bytes[..room], RecvFlags::empty()) {
                 Ok((0, _)) => {
-                    shaking.conversation.end();
+                    if shaking.held.is_some() {
+                        shaking.conversation.end_in_order();
+                    } else {
+                        shaking.conversation.end();
+                    }
                     self.advance(now, key);
                     return;
                 }
@@ -116,6 +126,7 @@ impl<N: Rnic> Gateway<N> {
     /// Does what the conversation demands.
     fn advance(&mut self, now: Instant, key: Key) {
         while let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key)
+            && shaking.held.is_none()
             && let Some(effect) = shaking.conversation.poll_effect()
         {
             match effect {
@@ -153,11 +164,8 @@ impl<N: Rnic> Gateway<N> {
             }
             ServerAction::ConnectLink(offer) => self.connect_link(now, key, &offer),
             ServerAction::JoinLink(offer) => {
-                if !self.accept_offer(now, key, &offer) {
-                    // The client writes by RDMA already, or so it believes: too late for TCP.
-                    self.handshakes_failed += 1;
-                    self.fail(key, "the Confirm names no link of the group");
-                }
+                let group = self.group_of_session(key).expect("what was accepted is reserved");
+                self.take_in(now, key, group, offer, None);
             }
             ServerAction::Done => self.hand_over(now, key),
             ServerAction::FallBack => self.relay_tcp(now, key, None),
@@ -201,20 +209,6 @@ impl<N: Rnic> Gateway<N> {
         });
         let bytes = of_listener.unwrap_or(self.config.smc.rmbe_size);
         RmbeSize::from_bytes(bytes).expect("the configuration was checked")
-    }
-
-    /// Takes in what the peer offered. Returns whether it is any good.
-    fn accept_offer(&mut self, now: Instant, key: Key, offer: &Offer) -> bool {
-        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return false };
-        let Some(resources) = &shaking.resources else { return false };
-        let outcome = self.groups.accept_offer(now, resources.connection, offer);
-        if let Err(offence) = outcome {
-            let source = self.peer_address(key);
-            if let Some(left_out) = self.bad_offers.pass(now) {
-                tracing::warn!(%source, ?offence, left_out, "an offer cannot be used");
-            }
-        }
-        outcome.is_ok()
     }
 
     /// Begins a group for the first contact of a rendezvous, with an element in it.
@@ -309,6 +303,10 @@ impl<N: Rnic> Gateway<N> {
                 self.answer_server(now, key, Err(why));
                 continue;
             }
+            if shaking.held.as_ref().is_some_and(|held| held.until <= now) {
+                self.insist(now, key);
+                continue;
+            }
             if shaking.waiting.as_ref().is_some_and(|waiting| waiting.until <= now) {
                 if shaking.waiting.as_ref().is_some_and(|waiting| waiting.for_proof) {
                     self.try_again(now, key);
@@ -319,49 +317,6 @@ impl<N: Rnic> Gateway<N> {
             }
             shaking.conversation.handle_timeout(now);
             self.advance(now, key);
-        }
-    }
-
-    /// Has a rendezvous wait until the peer knows another RMB, or for as long as it may take.
-    fn wait_for_element(&mut self, now: Instant, key: Key, group: GroupId, accept: Option<Offer>) {
-        if let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) {
-            shaking.waiting =
-                Some(Waiting { group, until: now + ELEMENT_WAIT, accept, for_proof: false });
-        }
-    }
-
-    /// The elements of a group have become more or fewer: those who wait for one try again.
-    pub(crate) fn serve_waiting(&mut self, now: Instant, group: GroupId) {
-        for key in self.shaking_keys.clone() {
-            let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { continue };
-            if shaking.waiting.as_ref().is_some_and(|waiting| waiting.group == group) {
-                self.try_again(now, key);
-            }
-        }
-    }
-
-    /// What a rendezvous waited for may be there.
-    fn try_again(&mut self, now: Instant, key: Key) {
-        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
-        match shaking.waiting.take().map(|waiting| waiting.accept) {
-            Some(Some(accept)) => {
-                self.join_link(now, key, &accept);
-                self.advance(now, key);
-            }
-            Some(None) => self.resume(now, key),
-            None => {}
-        }
-    }
-
-    /// The peer took too long to know another RMB: the connection stays TCP.
-    fn stop_waiting(&mut self, now: Instant, key: Key) {
-        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
-        let is_client = shaking.waiting.take().is_some_and(|waiting| waiting.accept.is_some());
-        if is_client {
-            self.answer_client(key, Err(Diagnosis::OUT_OF_MEMORY), false);
-            self.advance(now, key);
-        } else {
-            self.answer_server(now, key, Err(Diagnosis::OUT_OF_MEMORY));
         }
     }
 
@@ -389,8 +344,16 @@ impl<N: Rnic> Gateway<N> {
     }
 
     fn group_of_session(&self, key: Key) -> Option<GroupId> {
+        Some(self.resources_of(key)?.group)
+    }
+
+    fn connection_of_session(&self, key: Key) -> Option<ConnectionId> {
+        Some(self.resources_of(key)?.connection)
+    }
+
+    fn resources_of(&self, key: Key) -> Option<&Resources> {
         match self.sessions.at(key)? {
-            Session::Shaking(shaking) => Some(shaking.resources.as_ref()?.group),
+            Session::Shaking(shaking) => shaking.resources.as_ref(),
             Session::Waiting(_) | Session::Open(_) => None,
         }
     }
@@ -413,7 +376,3 @@ enum Shortage {
 /// contact of another connection. A second later a Linux client would give up, and its program
 /// would get an error instead of TCP.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(CLC_WAIT.as_secs() - 1);
-
-/// How long a rendezvous waits for the peer to know another RMB. Deployed peers give the exchange
-/// this long.
-const ELEMENT_WAIT: Duration = Duration::from_secs(2);

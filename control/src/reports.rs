@@ -70,8 +70,8 @@ impl<N: Rnic> Gateway<N> {
             }
             Report::LinkBroke { link, cause } => self.groups.link_broke(now, link, cause),
             Report::LinkRetired { link } => self.groups.link_retired(now, link),
-            Report::Moved { connection, link, rkey } => {
-                self.groups.connection_moved(connection, link, rkey);
+            Report::Moved { connection, link, rkey, address } => {
+                self.groups.connection_moved(connection, link, rkey, address);
             }
             Report::LinkVacated { link } => self.groups.link_vacated(now, link),
             Report::Closed { connection, ending, bytes_in, bytes_out, rmbe, settled, streams } => {

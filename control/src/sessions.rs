@@ -52,7 +52,9 @@ pub struct Rendezvous {
     pub deadline: Instant,
     /// What is said on it.
     pub conversation: Conversation,
-    /// The element it waits for.
+    /// The peer's element, as long as another connection has it. Everything else is said.
+    pub held: Option<Held>,
+    /// What it waits for.
     pub waiting: Option<Waiting>,
     /// When a client must have an answer to its Proposal.
     pub answer_by: Option<Instant>,
@@ -117,6 +119,19 @@ pub struct Waiting {
     pub accept: Option<Offer>,
     /// It waits for a link to show that it carries, not for an element.
     pub for_proof: bool,
+}
+
+/// An element that a peer offered, and that another connection still has.
+#[derive(Debug)]
+pub struct Held {
+    /// In which group.
+    pub group: GroupId,
+    /// How long we wait for the end of that connection.
+    pub until: Instant,
+    /// What the peer said.
+    pub offer: Offer,
+    /// What we answer, where we are the client.
+    pub answer: Option<Offer>,
 }
 
 /// Who waits for the outcome of a first contact.

@@ -103,6 +103,8 @@ pub struct Totals {
     pub foreign_claims: u64,
     /// Times that a peer said that it does not know its link group, whose links were tested then.
     pub groups_out_of_sync: u64,
+    /// Connections whose set-up waited for the end of the one that had the peer's RMB element.
+    pub offers_held: u64,
     /// RMB elements that rested before another connection got them, because the peer had not said
     /// that it writes them no more.
     pub rmbes_rested: u64,

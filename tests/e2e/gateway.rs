@@ -269,12 +269,14 @@ impl<'h> Pair<'h> {
         ports.iter().fold(far, |far, &port| far.before(&hosts.b, port))
     }
 
-    /// Asserts that at least `least` connections went through since the start, each over SMC-R.
+    /// Asserts that at least `least` connections went through since the start, each over SMC-R, and
+    /// that none was given an element that another still had.
     pub(crate) fn assert_all_smc(&self, least: u64) {
         for gateway in [&self.a, &self.b] {
             let stats = gateway.stats();
             let Totals { connections_smc: smc, connections_tcp: tcp, .. } = stats.totals;
             assert!(smc >= least && tcp == 0, "{smc} SMC-R, {tcp} TCP: {:?}", stats.fallbacks);
+            assert_eq!(stats.totals.rmbe_conflicts, 0);
         }
     }
 }
@@ -340,6 +342,7 @@ pub(crate) struct Totals {
     pub(crate) foreign_claims: u64,
     #[serde(default)]
     pub(crate) groups_out_of_sync: u64,
+    pub(crate) rmbe_conflicts: u64,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]

@@ -12,9 +12,9 @@ use smcr_proto::wire::clc::Offer;
 use smcr_proto::{Instant, LinkNumber, RmbeSize};
 use smcr_rnic::Rnic;
 
-use super::Groups;
 use super::group::{Group, GroupId, LinkState, Phase};
 use super::ports::{Pollers, PortId, QpOf};
+use super::{Event, Groups};
 
 /// What a rendezvous gets of a group.
 #[derive(Debug)]
@@ -41,6 +41,17 @@ pub enum Refusal {
     NoLink,
 }
 
+/// What became of a peer's offer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// The connection writes that element.
+    Noted,
+    /// Another connection still has it. It has probably ended for the peer, and is about to end
+    /// here: try again after [`Event::ElementsChanged`](super::Event::ElementsChanged), or
+    /// [insist](super::Groups::insist_on_offer).
+    Awaited,
+}
+
 /// What is wrong with a peer's offer in a later contact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadOffer {
@@ -65,6 +76,8 @@ pub struct Member {
     pub(super) relayed: bool,
     /// It is to be reset.
     pub(super) aborted: bool,
+    /// Another connection waits for its end.
+    awaited: bool,
 }
 
 /// Which slot belongs to which group.
@@ -126,7 +139,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         if let Some(group) = self.groups.get_mut(&id) {
             group.members.insert(
                 connection,
-                Member { link, port, peer: None, relayed: false, aborted: false },
+                Member { link, port, peer: None, relayed: false, aborted: false, awaited: false },
             );
         }
         self.count_members(now, id);
@@ -167,8 +180,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
 
     /// Takes in what the peer offered to a connection: the element that we will write.
     ///
-    /// A connection of the same group that was given this element before is aborted: the peer has
-    /// forgotten it.
+    /// A peer gives an element to the next connection when both sides have closed the one before.
+    /// It may know that sooner than we do: its offer comes by TCP, and what we lack is an
+    /// acknowledgement, or the word of our poller.
     ///
     /// # Errors
     ///
@@ -178,7 +192,47 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         now: Instant,
         connection: ConnectionId,
         offer: &Offer,
+    ) -> Result<Taken, BadOffer> {
+        let (id, offer, holder) = self.weigh_offer(connection, offer)?;
+        let group = self.groups.get_mut(&id).ok_or(BadOffer::NoSuchLink)?;
+        if let Some(old) = holder.and_then(|old| group.members.get_mut(&old)) {
+            old.awaited = true;
+            self.counts.offers_held += 1;
+            return Ok(Taken::Awaited);
+        }
+        self.note_offer(now, id, connection, offer);
+        Ok(Taken::Noted)
+    }
+
+    /// The same for an offer that has waited long enough: a connection that still has the element
+    /// is aborted, because the peer has forgotten it.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn insist_on_offer(
+        &mut self,
+        now: Instant,
+        connection: ConnectionId,
+        offer: &Offer,
     ) -> Result<(), BadOffer> {
+        let (id, offer, holder) = self.weigh_offer(connection, offer)?;
+        self.note_offer(now, id, connection, offer);
+        if let Some(old) = holder {
+            tracing::warn!(group = id.0, slot = old.slot, "the peer reuses the element of this");
+            self.counts.conflicts += 1;
+            // RFC 7609 4.4.2-3, 4.4.2-6
+            self.abort(old);
+        }
+        Ok(())
+    }
+
+    /// Which element an offer means, as the link of the connection sees it, and who has it.
+    fn weigh_offer(
+        &mut self,
+        connection: ConnectionId,
+        offer: &Offer,
+    ) -> Result<(GroupId, Offer, Option<ConnectionId>), BadOffer> {
         let id = self.members.group_of(connection).ok_or(BadOffer::NoSuchLink)?;
         let group = self.groups.get_mut(&id).ok_or(BadOffer::NoSuchLink)?;
         // RFC 7609 3.5.2.3-2, 3.5.2.3-3
@@ -194,18 +248,16 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         }
         let offer = seen_from(group, offer, on, own).ok_or(BadOffer::UnknownRmb)?;
         // RFC 7609 3.5.2.2-4, 3.5.2.3-1
-        let conflict = holder_of(group, &offer, own);
-        if let Some(member) = group.members.get_mut(&connection) {
+        let holder = holder_of(group, &offer, own).filter(|old| *old != connection);
+        Ok((id, offer, holder))
+    }
+
+    fn note_offer(&mut self, now: Instant, id: GroupId, connection: ConnectionId, offer: Offer) {
+        let group = self.groups.get_mut(&id);
+        if let Some(member) = group.and_then(|group| group.members.get_mut(&connection)) {
             member.peer = Some(offer);
         }
-        if let Some(old) = conflict.filter(|old| *old != connection) {
-            tracing::warn!(group = id.0, slot = old.slot, "the peer reuses the element of this");
-            self.counts.conflicts += 1;
-            // RFC 7609 4.4.2-3, 4.4.2-6
-            self.abort(old);
-        }
         self.count_members(now, id);
-        Ok(())
     }
 
     /// The rendezvous succeeded: the poller takes over.
@@ -303,6 +355,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     fn forget(&mut self, connection: ConnectionId) -> Option<(GroupId, Member)> {
         let id = self.members.group_of[usize::from(connection.slot)].take()?;
         let member = self.groups.get_mut(&id)?.members.remove(&connection)?;
+        if member.awaited {
+            self.events.push_back(Event::ElementsChanged(id));
+        }
         Some((id, member))
     }
 
@@ -334,7 +389,9 @@ fn holder_of<O>(group: &Group<O>, offer: &Offer, on: LinkNumber) -> Option<Conne
             return false;
         };
         let link = group.link(member.link).map_or(on, |link| link.number);
-        seen_from(group, &peer, link, on).is_some_and(|peer| peer.rkey == offer.rkey)
+        // Two RMBs may have one key: they are told apart by their addresses.
+        let same = |peer: Offer| (peer.rkey, peer.rmb_address) == (offer.rkey, offer.rmb_address);
+        seen_from(group, &peer, link, on).is_some_and(same)
     };
     group.members.iter().find(|(_, member)| holds(member)).map(|(id, _)| *id)
 }

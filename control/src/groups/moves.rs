@@ -29,8 +29,15 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         }
     }
 
-    /// A connection is on another link now, where its element is in the RMB called `rkey`.
-    pub fn connection_moved(&mut self, connection: ConnectionId, to: LinkId, rkey: Rkey) {
+    /// A connection is on another link now, where the peer's element is at `address` of the RMB
+    /// called `rkey`.
+    pub fn connection_moved(
+        &mut self,
+        connection: ConnectionId,
+        to: LinkId,
+        rkey: Rkey,
+        address: u64,
+    ) {
         let Some(id) = self.members.group_of(connection) else { return };
         let Some(group) = self.groups.get_mut(&id) else { return };
         // A link that is gone meanwhile was one on the way: the connection follows the others.
@@ -38,7 +45,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let Some(member) = group.members.get_mut(&connection) else { return };
         (member.link, member.port) = (to, port);
         if let Some(peer) = &mut member.peer {
+            let before = peer.rmbe_address();
             peer.rkey = rkey;
+            peer.rmb_address = peer.rmb_address.wrapping_add(address.wrapping_sub(before));
         }
         self.counts.connections_moved += 1;
         if member.aborted {

@@ -9,7 +9,7 @@ use smcr_rnic::Rnic;
 
 use super::Shortage;
 use crate::gateway::Gateway;
-use crate::groups::{Peer, PortId, Unnamed};
+use crate::groups::{Peer, PortId, Taken, Unnamed};
 use crate::paths::{Far, Way};
 use crate::reactor::Key;
 use crate::sessions::{Session, Talk};
@@ -123,7 +123,7 @@ impl<N: Rnic> Gateway<N> {
             self.release(now, key);
             return Err(Diagnosis::QUEUE_PAIR_NOT_READY);
         }
-        if !self.accept_offer(now, key, offer) {
+        if self.accept_offer(now, key, offer) != Ok(Taken::Noted) {
             return Err(Diagnosis::QUEUE_PAIR_NOT_READY);
         }
         Ok(ours)
@@ -151,17 +151,20 @@ impl<N: Rnic> Gateway<N> {
             }
             return;
         }
-        let ours = match self.reserve(now, key, group, link, false) {
+        let refusal = match self.reserve(now, key, group, link, false) {
             Err(Shortage::Passing(group)) => {
                 // RFC 7609 3.5.2.2-6
                 self.wait_for_element(now, key, group, Some(*offer));
                 return;
             }
-            Ok(ours) if self.accept_offer(now, key, offer) => Ok(ours),
-            Err(Shortage::NoRoute) => Err(Diagnosis::NO_ROUTE),
-            Ok(_) | Err(Shortage::Final | Shortage::Unproven(_)) => Err(Diagnosis::OUT_OF_MEMORY),
+            Ok(ours) => {
+                self.take_in(now, key, group, *offer, Some(ours));
+                return;
+            }
+            Err(Shortage::NoRoute) => Diagnosis::NO_ROUTE,
+            Err(Shortage::Final | Shortage::Unproven(_)) => Diagnosis::OUT_OF_MEMORY,
         };
-        self.answer_client(key, ours, false);
+        self.answer_client(key, Err(refusal), false);
     }
 
     pub(super) fn answer_client(

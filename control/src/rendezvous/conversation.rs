@@ -84,6 +84,11 @@ impl Conversation {
         }
     }
 
+    /// The peer sends no more, and nothing that it should have said is missing.
+    pub fn end_in_order(&mut self) {
+        self.ended = true;
+    }
+
     /// Whether the peer has ended its direction.
     pub fn has_ended(&self) -> bool {
         self.ended

@@ -8,7 +8,7 @@ use smcr_rnic::Rnic;
 
 use super::Shortage;
 use crate::gateway::Gateway;
-use crate::groups::{Peer, PortId};
+use crate::groups::{Peer, PortId, Taken};
 use crate::paths::{Far, Way};
 use crate::places::Place;
 use crate::reactor::Key;
@@ -177,7 +177,7 @@ impl<N: Rnic> Gateway<N> {
         let agreement = self.agreement_of(key).unwrap_or(Agreement::V1);
         self.hurry_trial(now, key, group);
         let connected = self.groups.connect(now, group, offer, agreement);
-        if connected.is_err() || !self.accept_offer(now, key, offer) {
+        if connected.is_err() || self.accept_offer(now, key, offer) != Ok(Taken::Noted) {
             // Before CONFIRM LINK nothing is decided yet: the connection can stay TCP (C.2).
             self.handshakes_failed += 1;
             self.decline_first(now, key, Diagnosis::QUEUE_PAIR_NOT_READY);

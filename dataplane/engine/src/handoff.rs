@@ -383,6 +383,8 @@ pub enum Report<Stream> {
         link: LinkId,
         /// What the RMB of the peer's element is called there.
         rkey: Rkey,
+        /// Where the peer's element is there.
+        address: u64,
     },
     /// No connection of this poller sends on the link any more, after
     /// [`Command::MoveConnections`].

@@ -242,8 +242,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let Some(relay) = self.connections.at(slot) else { return };
         let connection = relay.id;
         let Far::Smc(smc) = &relay.far else { return };
-        let (link, rkey) = (smc.link, smc.peer.rkey);
-        self.report(Report::Moved { connection, link, rkey });
+        let PeerElement { rkey, address, .. } = smc.peer;
+        let link = smc.link;
+        self.report(Report::Moved { connection, link, rkey, address });
         self.queue_drain(slot);
         self.queue_fill(slot);
         self.settle_on_link(now, slot);

@@ -1,5 +1,6 @@
 //! An RMB: a region carved into elements of one size (RFC 2.1, 4.1).
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use smcr_os::{Foreign, Piece};
@@ -14,6 +15,9 @@ pub struct Rmb {
     size: RmbeSize,
     /// Elements that are home. The last one back is taken first: its pages are still warm.
     free: Vec<Rmbe>,
+    /// The last few that came home, oldest first. They are taken after all others: what ended here
+    /// may not have ended for the peer, who would wait with its next connection until it has.
+    cooling: VecDeque<Rmbe>,
     elements: u8,
 }
 
@@ -36,7 +40,7 @@ impl Rmb {
             .rev()
             .map(|index| Rmbe { region: region.clone(), index, size, touched: 0 })
             .collect();
-        Self { region, size, free, elements }
+        Self { region, size, free, cooling: VecDeque::new(), elements }
     }
 
     /// The memory, for registration.
@@ -56,13 +60,14 @@ impl Rmb {
 
     /// How many elements are out.
     pub fn in_use(&self) -> u8 {
-        self.elements - u8::try_from(self.free.len()).expect("at most 255 elements")
+        let home = self.free.len() + self.cooling.len();
+        self.elements - u8::try_from(home).expect("at most 255 elements")
     }
 
     /// Takes an element, all zero.
     pub fn take(&mut self) -> Option<Rmbe> {
         // RFC 7609 4.4.1-1
-        self.free.pop()
+        self.free.pop().or_else(|| self.cooling.pop_front())
     }
 
     /// Takes an element back and zeroes what was touched of it (RFC 4.4.1).
@@ -75,8 +80,11 @@ impl Rmb {
         assert_eq!(element.size, self.size, "one region, carved twice");
         // RFC 7609 4.4.1-3
         element.clear();
-        self.free.push(element);
-        assert!(self.free.len() <= usize::from(self.elements));
+        self.cooling.push_back(element);
+        if self.cooling.len() > COOLING {
+            self.free.extend(self.cooling.pop_front());
+        }
+        assert!(self.free.len() + self.cooling.len() <= usize::from(self.elements));
     }
 }
 
@@ -198,6 +206,9 @@ unsafe impl Foreign for Readable<'_> {
     }
 }
 
+/// How many elements are given to nobody as long as there are others. A thousand short connections
+/// per second give each of them some milliseconds, and the peer needs less than one.
+const COOLING: usize = 16;
 /// Up to here clearing by hand is cheaper than asking the kernel for new pages.
 const ZERO_BY_HAND_MAX: usize = 32_768;
 
@@ -230,6 +241,24 @@ mod tests {
             rmb.give_back(element);
         }
         assert_eq!(rmb.in_use(), 0);
+    }
+
+    /// An element that has just come home is the last that another connection gets; of others, the
+    /// one whose pages are warm is the first.
+    #[test]
+    fn elements_cool_down_before_they_are_used_again() {
+        let count = 2 * COOLING;
+        let mut rmb = Rmb::carve(Region::new(count * 16_384).unwrap(), RmbeSize::from_notation(0));
+        let mut out: VecDeque<_> = std::iter::from_fn(|| rmb.take()).collect();
+        assert_eq!(out.len(), count);
+        let all: Vec<_> = out.iter().map(Rmbe::index).collect();
+        out.drain(..).for_each(|one| rmb.give_back(one));
+        assert_eq!(rmb.in_use(), 0);
+        let (warm, cooling) = all.split_at(count - COOLING);
+        let expected: Vec<_> = warm.iter().rev().chain(cooling).copied().collect();
+        out.extend(std::iter::from_fn(|| rmb.take()));
+        assert_eq!(out.iter().map(Rmbe::index).collect::<Vec<_>>(), expected);
+        out.into_iter().for_each(|one| rmb.give_back(one));
     }
 
     /// Clearing one connection's element must leave the neighbours' bytes alone, however many

@@ -204,8 +204,8 @@ impl Gateway {
                     }
                     Report::LinkBroke { link, cause } => self.groups.link_broke(now, link, cause),
                     Report::LinkRetired { link } => self.groups.link_retired(now, link),
-                    Report::Moved { connection, link, rkey } => {
-                        self.groups.connection_moved(connection, link, rkey);
+                    Report::Moved { connection, link, rkey, address } => {
+                        self.groups.connection_moved(connection, link, rkey, address);
                     }
                     Report::LinkVacated { link } => self.groups.link_vacated(now, link),
                     Report::Closed { connection, ending, rmbe, settled, streams, .. } => {

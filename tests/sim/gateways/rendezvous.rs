@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use smcgate::groups::{Event, GroupId, Joined, Peer, PortId, Refusal, Unnamed};
+use smcgate::groups::{Event, GroupId, Joined, Peer, PortId, Refusal, Taken, Unnamed};
 use smcr_engine::ConnectionId;
 use smcr_engine::streams::Streams;
 use smcr_memory::Rmbe;
@@ -30,6 +30,8 @@ pub(crate) struct Rendezvous {
     /// Under way, and who it is for.
     messages: VecDeque<(usize, Message)>,
     deadline: Instant,
+    /// Until when it waits for the end of a connection that has the element it was offered.
+    held_until: Option<Instant>,
     /// What the gateways speak.
     agreement: Agreement,
 }
@@ -86,6 +88,7 @@ impl Rendezvous {
             sides: [party(client, ports[0], near), party(1 - client, ports[1], far)],
             messages: VecDeque::from([(SERVER, Message::Proposal)]),
             deadline: now + HANDSHAKE_TIMEOUT,
+            held_until: None,
             agreement,
         }
     }
@@ -97,7 +100,7 @@ impl Rendezvous {
 
     /// When it fails, unless it is over by then.
     pub(crate) fn deadline(&self) -> Instant {
-        self.deadline
+        self.held_until.unwrap_or(self.deadline).min(self.deadline)
     }
 
     /// Delivers the next message, or ends it when its time is over. Returns whether anything moved.
@@ -120,7 +123,7 @@ impl Rendezvous {
             Message::Proposal | Message::Accept(_) | Message::Confirm(_) if closed => {}
             Message::Proposal => return self.proposed(now, hosts),
             Message::Accept(offer) => return self.accepted(now, hosts, &offer),
-            Message::Confirm(offer) => self.confirmed(now, hosts, &offer),
+            Message::Confirm(offer) => return self.confirmed(now, hosts, &offer),
             Message::Decline { out_of_sync } => {
                 let group = self.group(hosts, side);
                 if let Some(group) = group.filter(|_| out_of_sync) {
@@ -259,6 +262,9 @@ impl Rendezvous {
     /// The client's answer to an Accept. Returns whether it could be given.
     fn accepted(&mut self, now: Instant, hosts: &mut Hosts, offer: &Offer) -> bool {
         let host = self.sides[CLIENT].host;
+        if let Some(ours) = self.sides[CLIENT].joined.as_ref().map(|joined| joined.offer) {
+            return self.joined(now, hosts, offer, ours);
+        }
         let joined = if offer.first_contact {
             self.found(
                 now,
@@ -291,16 +297,24 @@ impl Rendezvous {
             }
         };
         assert_zero(&joined.rmbe);
-        let (ours, connection) = (joined.offer, joined.connection);
+        let ours = joined.offer;
         self.sides[CLIENT].joined = Some(joined);
-        let groups = &mut hosts[host].groups;
+        self.joined(now, hosts, offer, ours)
+    }
+
+    /// The client has an element. Returns whether it could confirm.
+    fn joined(&mut self, now: Instant, hosts: &mut Hosts, offer: &Offer, ours: Offer) -> bool {
         let founding = self.sides[CLIENT].founding;
-        let agreement = self.agreement;
-        let connect = |group| groups.connect(now, group, offer, agreement).is_ok();
-        let connected = founding.is_none_or(connect);
-        if !connected || groups.accept_offer(now, connection, offer).is_err() {
-            self.decline(now, hosts, CLIENT, false);
-            return true;
+        match self.take_in(now, hosts, CLIENT, offer) {
+            Ok(Taken::Noted) => {}
+            Ok(Taken::Awaited) => {
+                self.messages.push_front((CLIENT, Message::Accept(*offer)));
+                return false;
+            }
+            Err(()) => {
+                self.decline(now, hosts, CLIENT, false);
+                return true;
+            }
         }
         let confirm = Offer { first_contact: offer.first_contact, ..ours };
         self.say(SERVER, Message::Confirm(confirm));
@@ -310,21 +324,47 @@ impl Rendezvous {
         true
     }
 
-    fn confirmed(&mut self, now: Instant, hosts: &mut Hosts, offer: &Offer) {
-        let Some(joined) = &self.sides[SERVER].joined else { return };
-        let connection = joined.connection;
-        let groups = &mut hosts[self.sides[SERVER].host].groups;
+    /// The server hears what the client confirms. Returns whether it could use it.
+    fn confirmed(&mut self, now: Instant, hosts: &mut Hosts, offer: &Offer) -> bool {
         let founding = self.sides[SERVER].founding;
-        let agreement = self.agreement;
-        let connect = |group| groups.connect(now, group, offer, agreement).is_ok();
-        let connected = founding.is_none_or(connect);
-        let accepted = connected && groups.accept_offer(now, connection, offer).is_ok();
-        match (accepted, founding) {
-            (true, Some(_)) => {}
-            (true, None) => self.hand_over(hosts, SERVER),
-            (false, Some(_)) => self.decline(now, hosts, SERVER, false),
-            (false, None) => self.fail(now, hosts, SERVER, true),
+        match (self.take_in(now, hosts, SERVER, offer), founding) {
+            (Ok(Taken::Noted), Some(_)) => {}
+            (Ok(Taken::Noted), None) => self.hand_over(hosts, SERVER),
+            (Ok(Taken::Awaited), _) => {
+                self.messages.push_front((SERVER, Message::Confirm(*offer)));
+                return false;
+            }
+            (Err(()), Some(_)) => self.decline(now, hosts, SERVER, false),
+            (Err(()), None) => self.fail(now, hosts, SERVER, true),
         }
+        true
+    }
+
+    /// Takes in the other side's offer, as far as its element is free.
+    fn take_in(
+        &mut self,
+        now: Instant,
+        hosts: &mut Hosts,
+        side: usize,
+        offer: &Offer,
+    ) -> Result<Taken, ()> {
+        let party = &self.sides[side];
+        let connection = party.joined.as_ref().map(|joined| joined.connection).ok_or(())?;
+        let groups = &mut hosts[party.host].groups;
+        if let Some(group) = party.founding {
+            groups.connect(now, group, offer, self.agreement).map_err(|_| ())?;
+        }
+        let taken = match self.held_until {
+            Some(until) if until <= now => {
+                groups.insist_on_offer(now, connection, offer).map(|()| Taken::Noted)
+            }
+            Some(_) | None => groups.accept_offer(now, connection, offer),
+        };
+        match taken {
+            Ok(Taken::Awaited) => drop(self.held_until.get_or_insert(now + END_WAIT)),
+            Ok(Taken::Noted) | Err(_) => self.held_until = None,
+        }
+        taken.map_err(|_| ())
     }
 
     fn note(&self, hosts: &mut Hosts, side: usize, refusal: Refusal) {
@@ -394,5 +434,7 @@ fn assert_zero(rmbe: &Rmbe) {
 const CLIENT: usize = 0;
 /// Index of the side that accepts.
 const SERVER: usize = 1;
+/// As long as production waits for the end of a connection whose element is offered again.
+const END_WAIT: Duration = Duration::from_millis(200);
 /// As long as production lets a rendezvous last.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -10,7 +10,7 @@ use smcr_proto::{Qpn, Rkey};
 
 use super::rig::{ADDRESSES, Pair, SIZE, gid};
 use crate::groups::group::MEMBERS_MAX;
-use crate::groups::{BadOffer, Event, Joined, Peer, PortId, Unnamed};
+use crate::groups::{BadOffer, Event, Joined, Peer, PortId, Taken, Unnamed};
 
 /// A later contact up to the point where both sides know both elements.
 fn later_contact(pair: &mut Pair) -> (Joined, Joined) {
@@ -92,11 +92,29 @@ fn an_element_that_is_offered_twice_ends_the_first_connection() {
     let link = pair.server.groups.best_link(server.group).unwrap();
     let accept = pair.server.groups.join(pair.now, server.group, link, SIZE).unwrap();
     let again = client.joined.offer;
-    pair.server.groups.accept_offer(pair.now, accept.connection, &again).unwrap();
+    let taken = pair.server.groups.accept_offer(pair.now, accept.connection, &again);
+    pair.settle();
+    assert_eq!((taken, &pair.server.aborted[..]), (Ok(Taken::Awaited), &[][..]), "it may be over");
+    pair.server.groups.insist_on_offer(pair.now, accept.connection, &again).unwrap();
     pair.settle();
     assert_eq!(pair.server.aborted, [old]);
     assert_eq!(pair.server.groups.counts().conflicts, 1);
     assert!(pair.server.groups.member(accept.connection).is_some());
+}
+
+/// A peer that registers two RMBs as one region has one key for both. The first element of each is
+/// another element: taking the one for the other would cost a connection that is well.
+// RFC 7609 3.5.2.2-4
+#[test]
+fn elements_of_two_rmbs_with_one_key_are_no_conflict() {
+    let mut pair = Pair::new(1, 1);
+    let (client, server) = pair.first_contact();
+    let link = pair.server.groups.best_link(server.group).unwrap();
+    let accept = pair.server.groups.join(pair.now, server.group, link, SIZE).unwrap();
+    let first = client.joined.offer;
+    let second = Offer { rmb_address: first.rmb_address + (1 << 20), ..first };
+    let taken = pair.server.groups.accept_offer(pair.now, accept.connection, &second);
+    assert_eq!(taken, Ok(Taken::Noted));
 }
 
 /// A client that gave up after our Accept may write a moment later. Whoever gets the element at

@@ -235,10 +235,11 @@ impl Host {
             if !chosen || member.link != from || !member.relayed {
                 continue;
             }
-            let rkey = member.peer.expect("what is relayed has a peer").rkey;
-            let key = keys.iter().find(|key| key.old == rkey);
+            let peer = member.peer.expect("what is relayed has a peer");
+            let key = keys.iter().find(|key| key.old == peer.rkey);
             let key = key.unwrap_or_else(|| panic!("{connection:?} would be reset"));
-            self.groups.connection_moved(connection, to, key.new);
+            let address = peer.rmbe_address() - key.old_base + key.new_base;
+            self.groups.connection_moved(connection, to, key.new, address);
         }
         if only.is_none() {
             self.groups.link_vacated(now, from);
