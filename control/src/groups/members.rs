@@ -287,6 +287,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         {
             member.relayed = true;
         }
+        self.renew_move(id, link);
         let established = Box::new(Established::Smc { near, link, group: id, rmbe, peer });
         self.pollers.command(port, Command::Relay { connection, established });
         if ending {

@@ -71,17 +71,36 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
 
     /// Sends everything on a link elsewhere. Returns whether there is an elsewhere.
     pub(super) fn move_all(&mut self, id: GroupId, from: LinkId, leaving: Leaving) -> bool {
-        let Some(group) = self.groups.get(&id) else { return false };
-        let Some(port) = group.link(from).map(|link| link.port) else { return false };
-        let others = group.links.iter().filter(|link| link.id != from && group.is_usable(link));
-        // The same poller needs no hand-over.
-        let best = others.min_by_key(|link| (link.port != port, group.members_on(link.id)));
-        let Some(to) = best.map(|link| link.id) else { return false };
+        let Some(to) = self.refuge(id, from) else { return false };
         self.order_move(id, from, to, None);
         if let Some(link) = self.groups.get_mut(&id).and_then(|group| group.link_mut(from)) {
             link.state = LinkState::Leaving(leaving);
         }
         true
+    }
+
+    /// Where connections go that leave a link.
+    fn refuge(&self, id: GroupId, from: LinkId) -> Option<LinkId> {
+        let group = self.groups.get(&id)?;
+        let port = group.link(from)?.port;
+        let others = group.links.iter().filter(|link| link.id != from && group.is_usable(link));
+        // The same poller needs no hand-over.
+        let best = others.min_by_key(|link| (link.port != port, group.members_on(link.id)));
+        best.map(|link| link.id)
+    }
+
+    /// A connection is about to come to a link that others are leaving, and shall follow them. The
+    /// peer may have announced its RMB after those were told what RMBs are called elsewhere.
+    pub(super) fn renew_move(&mut self, id: GroupId, from: LinkId) {
+        let Some(group) = self.groups.get(&id) else { return };
+        let left = |link: &Link<_>| {
+            matches!(link.state, LinkState::Leaving(_) | LinkState::Vacated) && link.id == from
+        };
+        if group.links.iter().any(left)
+            && let Some(to) = self.refuge(id, from)
+        {
+            self.order_move(id, from, to, None);
+        }
     }
 
     fn order_move(

@@ -229,13 +229,13 @@ mod tests {
         region.copy_in(65_536, &[9; 65_536]);
         second.touch(65_536);
         rmb.give_back(second);
+        let third = rmb.take().unwrap();
+        assert_eq!(third.index(), 3);
         let second = rmb.take().unwrap();
+        assert_eq!(second.index(), 2);
         let mut out = vec![1; 65_536];
         second.copy_out(0, &mut out);
         assert!(out.iter().all(|byte| *byte == 0));
-
-        let third = rmb.take().unwrap();
-        assert_eq!(third.index(), 3);
         assert!(rmb.take().is_none());
         for element in [first, second, third] {
             rmb.give_back(element);

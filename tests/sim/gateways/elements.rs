@@ -132,6 +132,33 @@ fn nothing_is_written_again_when_both_sides_have_closed() {
     end(world);
 }
 
+/// A link is deleted while a rendezvous names it, and while the client makes an RMB known that it
+/// needs for its answer. The connection follows those that left the link before: its RMB was not
+/// among those that they were told the new names of. Seed 36078 of the swarm.
+// RFC 7609 2.3-3, 3.5.2.2-6
+#[test]
+fn a_newcomer_follows_those_that_left_its_link() {
+    let mut world = connected(2);
+    world.run_for(Duration::from_secs(5));
+    world.hosts[CLIENT].element_sizes[1] = RmbeSize::KIB_64;
+    let groups = &mut world.hosts[SERVER].groups;
+    let group = groups.iter().next().unwrap().0;
+    let link = groups.best_link(group).unwrap();
+    world.connect(CLIENT, [PortId(0); 2]);
+    // The Proposal, and the Accept, which the client cannot answer yet.
+    world.talk(|_| true);
+    world.talk(|_| true);
+    world.hosts[SERVER].groups.delete_link(world.now, link, true).unwrap();
+    world.run_for(Duration::from_secs(1));
+    for application in &mut world.connections[1].applications {
+        application.write(5_000);
+        application.finish();
+    }
+    world.run_for(Duration::from_secs(1));
+    assert_ended_well(&world, 1);
+    end(world);
+}
+
 /// Short connections use the same few elements again and again. Whoever closes last gives its
 /// element to the next connection as soon as it has said so; the offer comes by TCP, and may be
 /// there before the poller of the other side has heard the same, or before its own last word was
