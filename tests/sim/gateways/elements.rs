@@ -57,6 +57,17 @@ fn assert_ended_well(world: &World, number: usize) {
     assert_eq!(endings, [Some(Ending::Graceful); 2], "connection {number}");
 }
 
+/// Lets what applications of this side wrote be sent, and arrive at once, but be acknowledged late.
+fn acknowledge_late(world: &mut World, side: usize) {
+    world.applications();
+    world.hosts[side].turn(world.now);
+    let late = Duration::from_millis(50);
+    world.network.change_odds(Odds { latency: late..=late, ..Odds::CALM });
+    world.now = world.now + Duration::from_micros(10);
+    world.hosts[1 - side].turn(world.now);
+    world.network.change_odds(Odds::CALM);
+}
+
 /// Lets everything end, and panics if something does not.
 fn end(mut world: World) {
     world.connections.iter_mut().for_each(super::Connected::say_goodbye);
@@ -107,13 +118,7 @@ fn nothing_is_written_again_when_both_sides_have_closed() {
     // The last bytes and the end go out; they come at once, but their acknowledgements do not.
     world.connections[0].applications[CLIENT].write(5_000);
     world.connections[0].applications[CLIENT].finish();
-    world.applications();
-    world.hosts[CLIENT].turn(world.now);
-    let late = Duration::from_millis(50);
-    world.network.change_odds(Odds { latency: late..=late, ..Odds::CALM });
-    world.now = world.now + Duration::from_micros(10);
-    world.hosts[SERVER].turn(world.now);
-    world.network.change_odds(Odds::CALM);
+    acknowledge_late(&mut world, CLIENT);
     world.run_for(Duration::from_millis(10));
     assert_eq!(world.connections[0].applications[SERVER].heard(), Heard::End);
 
@@ -140,22 +145,27 @@ fn nothing_is_written_again_when_both_sides_have_closed() {
 fn a_newcomer_follows_those_that_left_its_link() {
     let mut world = connected(2);
     world.run_for(Duration::from_secs(5));
-    world.hosts[CLIENT].element_sizes[1] = RmbeSize::KIB_64;
+    world.connect(CLIENT, [PortId(0); 2]);
+    world.run_for(Duration::from_secs(1));
     let groups = &mut world.hosts[SERVER].groups;
     let group = groups.iter().next().unwrap().0;
     let link = groups.best_link(group).unwrap();
+    // One connection cannot leave the link yet.
+    let stays = (0..2).find(|number| link_of(&world, *number, SERVER) == link).unwrap();
+    world.connections[stays].applications[SERVER].write(5_000);
+    acknowledge_late(&mut world, SERVER);
+
+    // The Proposal, and the Accept, which the client cannot answer before it has announced an RMB.
+    world.hosts[CLIENT].element_sizes[0] = RmbeSize::KIB_64;
     world.connect(CLIENT, [PortId(0); 2]);
-    // The Proposal, and the Accept, which the client cannot answer yet.
     world.talk(|_| true);
     world.talk(|_| true);
     world.hosts[SERVER].groups.delete_link(world.now, link, true).unwrap();
     world.run_for(Duration::from_secs(1));
-    for application in &mut world.connections[1].applications {
-        application.write(5_000);
-        application.finish();
-    }
+    world.connections.iter_mut().for_each(super::Connected::say_goodbye);
     world.run_for(Duration::from_secs(1));
-    assert_ended_well(&world, 1);
+    assert_eq!(world.hosts[SERVER].groups.counts().connections_moved, 2);
+    (0..3).for_each(|number| assert_ended_well(&world, number));
     end(world);
 }
 
