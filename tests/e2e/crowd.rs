@@ -60,12 +60,13 @@ fn smoke_crowd() {
     pair.assert_all_smc(2 * 50 + WORKERS * (2 + 20));
 }
 
-/// More connections within a second than may be in their rendezvous at once: each must become
-/// SMC-R, since what stays TCP in such a second does so for as long as it lives.
+/// More connections within a second than may be in their rendezvous at once, and in the end as many
+/// as a gateway serves: each must become SMC-R, since what stays TCP in such a second does so for
+/// as long as it lives.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn bursts_become_smc_r() {
-    for count in [3_000, 6_000] {
+    for count in [6_000, 9_000] {
         let hosts = Hosts::new("bursts_become_smc_r");
         let pair = Pair::start(&hosts, &[PORT]);
         let listener = hosts.b.listen(local(PORT));

@@ -26,7 +26,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let group = self.groups.get_mut(&id).ok_or(Refusal::NoLink)?;
         // RFC 7609 3.5.2.1-4, 3.5.2.2-5
         let taken = group.stock.take(size);
-        if group.stock.runs_low(size) {
+        // A group that will be full soon needs no RMB for connections that it will not take in.
+        let still_to_come = group.members_max().saturating_sub(group.members.len() + 1);
+        let suffices = taken.is_some() && group.stock.free(size) as usize >= still_to_come;
+        if group.stock.runs_low(size) && !suffices {
             let announced = self.announce(now, id, size);
             if taken.is_none() {
                 announced.map_err(|Exhausted| Refusal::NoMemory)?;

@@ -90,10 +90,14 @@ impl Stock {
 
     /// Whether few elements of this size are left to offer, and no RMB of them is being announced.
     pub fn runs_low(&self, size: RmbeSize) -> bool {
+        self.free(size) < u32::from(self.elements / LOW_SHARE) + 1 && !self.is_growing(size)
+    }
+
+    /// How many elements of this size are home, in RMBs that the peer knows.
+    pub fn free(&self, size: RmbeSize) -> u32 {
         let known = |one: &&Registered| one.standing == Standing::Known && one.size == size;
         let known = self.rmbs.iter().filter(known);
-        let free: u32 = known.map(|one| u32::from(one.rmb.elements() - one.rmb.in_use())).sum();
-        free < u32::from(self.elements / LOW_SHARE) + 1 && !self.is_growing(size)
+        known.map(|one| u32::from(one.rmb.elements() - one.rmb.in_use())).sum()
     }
 
     /// Whether an RMB with elements of this size is being announced.

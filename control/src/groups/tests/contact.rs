@@ -141,11 +141,13 @@ fn an_element_that_was_offered_in_vain_rests() {
 }
 
 /// 255 connections are the most that deployed peers put into one group. The next one begins another
-/// group beside it, with queue pairs and memory of its own.
+/// group beside it, with queue pairs and memory of its own. The first takes no memory any more for
+/// connections that it will not take in: half of what all groups may take would be lost so.
 // RFC 7609 2.1-12, 2.2.3-3, 2.2.4-3, 3.5.3-1, 3.5.3-2, 3.5.3-3, 3.5.3-4, 3.5.3-5, 3.5.3-6
 #[test]
 fn a_full_group_gets_a_parallel_one() {
     let mut pair = Pair::new(1, 1);
+    pair.server.groups.settings.rmb_elements = 5;
     let (client, server) = pair.first_contact();
     let peer = pair.server.groups.at(server.group).unwrap().peer;
     let link = pair.server.groups.best_link(server.group).unwrap();
@@ -156,6 +158,8 @@ fn a_full_group_gets_a_parallel_one() {
         pair.settle();
     }
     assert_eq!(pair.server.groups.joinable(PortId(0), peer), None);
+    let rmbs = pair.server.groups.at(server.group).unwrap().stock.rmbs();
+    assert_eq!(rmbs, 51, "five connections each");
     let (second_client, second_server) = pair.first_contact();
     assert_ne!(second_client.group, client.group);
     assert_ne!(second_server.joined.offer.qpn, server.joined.offer.qpn);
