@@ -2,6 +2,7 @@
 
 use std::io;
 
+use core_affinity::CoreId;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Where a thread may run, and on which of these cores it runs best.
@@ -47,9 +48,10 @@ impl Affinity {
         if core >= CpuSet::MAX_CPU {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let mut only = CpuSet::new();
-        only.set(core);
-        Ok(sched_setaffinity(None, &only)?)
+        match core_affinity::set_for_current(CoreId { id: core }) {
+            true => Ok(()),
+            false => Err(io::Error::other(format!("core {core} is not there, or not allowed"))),
+        }
     }
 
     /// Lets the scheduler place the calling thread.
