@@ -188,7 +188,7 @@ impl Pair {
         if occasion == Occasion::Ride
             && !batch.joins((self.target, self.peer), ACKNOWLEDGE_LEN, segments_max)
         {
-            occasion = Occasion::Beside;
+            occasion = Occasion::Turn;
         }
         self.answer(now, occasion, batch, wire, counters)
     }
@@ -203,9 +203,6 @@ impl Pair {
         counters: &mut Counters,
     ) -> Filled {
         if !self.may_answer() || !self.responder.is_due(now, occasion) {
-            if occasion == Occasion::BeforeSleep {
-                self.responder.put_off();
-            }
             return Filled::All;
         }
         let Some(slot) = batch.slot((self.target, self.peer), ACKNOWLEDGE_LEN, wire.segments_max())

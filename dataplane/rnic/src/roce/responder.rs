@@ -36,8 +36,6 @@ pub(super) struct Responder {
     /// When the present gap was last complained about.
     complained: Option<Instant>,
     owed: Owed,
-    /// The thread went to sleep and left the answer for later.
-    put_off: bool,
     /// Since the last answer: packets, and what they cost.
     packets: u32,
     cost: u32,
@@ -67,11 +65,8 @@ pub(super) struct Answer {
 /// How urgently answers are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Occasion {
-    /// Data leaves for the peer, and the answer would travel with it for nothing.
+    /// Data has left for the peer, and the answer would travel with it for nothing.
     Ride,
-    /// Data leaves for the peer in the same system call. The answer costs a packet of its own, but
-    /// wakes nobody.
-    Beside,
     /// Nothing else leaves.
     Turn,
     /// Nobody will ask again for a long time.
@@ -106,7 +101,6 @@ impl Responder {
             refused: None,
             complained: None,
             owed: Owed::Nothing,
-            put_off: false,
             packets: 0,
             cost: 0,
         }
@@ -179,30 +173,16 @@ impl Responder {
 
     /// Whether an answer must or should be sent on this occasion.
     pub(super) fn is_due(&self, now: Instant, occasion: Occasion) -> bool {
-        let since = match self.owed {
-            Owed::Nothing => return false,
-            Owed::Now | Owed::Negative(..) => return true,
-            Owed::Soon(since) => since,
-        };
-        let patience = match occasion {
-            Occasion::Ride => Duration::ZERO,
-            Occasion::BeforeSleep if !self.put_off => ACK_DELAY_ASLEEP,
-            Occasion::Beside if self.put_off => ACK_DELAY_PUT_OFF / 2,
-            Occasion::Turn | Occasion::Beside | Occasion::BeforeSleep => self.delay(),
-        };
-        now.since(since) >= patience
-            || self.packets >= PACKETS_UNANSWERED_MAX
-            || self.cost >= COST_UNANSWERED_MAX
-    }
-
-    fn delay(&self) -> Duration {
-        if self.put_off { ACK_DELAY_PUT_OFF } else { ACK_DELAY }
-    }
-
-    /// The thread goes to sleep although an answer is owed, which is not due. Who sleeps at once
-    /// after each burst would else send an answer for each, and wake the peer.
-    pub(super) fn put_off(&mut self) {
-        self.put_off |= matches!(self.owed, Owed::Soon(_));
+        match (self.owed, occasion) {
+            (Owed::Nothing, _) => false,
+            (Owed::Now | Owed::Negative(..), _) => true,
+            (Owed::Soon(_), Occasion::Ride | Occasion::BeforeSleep) => true,
+            (Owed::Soon(since), Occasion::Turn) => {
+                now.since(since) >= ACK_DELAY
+                    || self.packets >= PACKETS_UNANSWERED_MAX
+                    || self.cost >= COST_UNANSWERED_MAX
+            }
+        }
     }
 
     /// The answer that is owed, which counts as sent; or else an acknowledgement.
@@ -213,7 +193,6 @@ impl Responder {
             Owed::Negative(syndrome, psn) => (syndrome, psn),
         };
         self.owed = Owed::Nothing;
-        self.put_off = false;
         self.packets = 0;
         self.cost = 0;
         Answer { aeth: Aeth { syndrome, msn: self.msn }, psn }
@@ -223,7 +202,7 @@ impl Responder {
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.owed {
             Owed::Nothing => None,
-            Owed::Soon(since) => Some(since + self.delay()),
+            Owed::Soon(since) => Some(since + ACK_DELAY),
             Owed::Now | Owed::Negative(..) => Some(Instant(0)),
         }
     }
@@ -387,10 +366,6 @@ fn short(message: &[u8]) -> Option<Message> {
 /// How long an acknowledgement waits for data to ride behind. The peer does not mind: its timeout
 /// is twenty times that.
 pub(super) const ACK_DELAY: Duration = Duration::from_micros(50);
-/// One that is younger than this is put off when the thread goes to sleep.
-pub(super) const ACK_DELAY_ASLEEP: Duration = Duration::from_micros(30);
-/// How long one waits that was put off: for data to leave with, or for packets that it covers too.
-pub(super) const ACK_DELAY_PUT_OFF: Duration = Duration::from_micros(200);
 /// Packets that are acknowledged without delay, so that the peer's window does not close.
 const PACKETS_UNANSWERED_MAX: u32 = 32;
 /// The same in bytes. A window is full when it has at least this much in flight.

@@ -237,24 +237,6 @@ fn an_acknowledgement_waits_a_little_but_not_for_a_full_window() {
     bench.now = bench.now + ACK_DELAY;
     assert_eq!(bench.urgent(), Some((Syndrome::ACK, bench.ahead(1))));
 
-    // A thread that sleeps after each burst does not wake the peer for each.
-    bench.next(message).unwrap();
-    assert_eq!(bench.due(Occasion::BeforeSleep), None);
-    bench.now = bench.now + ACK_DELAY_ASLEEP;
-    assert_eq!(bench.urgent(), None);
-    assert_eq!(bench.due(Occasion::BeforeSleep), Some((Syndrome::ACK, bench.ahead(2))));
-
-    // Whoever sends anyway takes it along, before its time has come.
-    bench.next(message).unwrap();
-    bench.responder.put_off();
-    assert_eq!(bench.responder.deadline(), Some(bench.now + ACK_DELAY_PUT_OFF));
-    bench.now = bench.now + ACK_DELAY;
-    assert_eq!((bench.urgent(), bench.due(Occasion::BeforeSleep)), (None, None));
-    assert_eq!(bench.due(Occasion::Beside), None);
-    bench.now = bench.now + ACK_DELAY;
-    assert_eq!(bench.urgent(), None);
-    assert_eq!(bench.due(Occasion::Beside), Some((Syndrome::ACK, bench.ahead(3))));
-
     for _ in 1..PACKETS_UNANSWERED_MAX {
         bench.next(message).unwrap();
         assert_eq!(bench.urgent(), None);
