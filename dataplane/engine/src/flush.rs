@@ -30,7 +30,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         self.work.current = slots;
 
         let mut moved = false;
-        for link in self.links.iter_mut() {
+        for link in self.links.busy() {
             if !link.writes.is_empty() {
                 self.fabric.post(link.qp, &mut link.writes);
                 moved = true;
@@ -42,9 +42,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             }
         }
         self.fabric.transmit(now);
-        for link in self.links.iter_mut() {
+        for link in self.links.busy() {
             link.budget = self.fabric.room(link.qp);
         }
+        self.links.rest();
         moved
     }
 

@@ -2,8 +2,8 @@
 
 /// Connections one poller serves. Their slots are half of an alert token.
 pub const CONNECTIONS_MAX: usize = 16_384;
-/// Links one poller serves.
-pub const LINKS_MAX: usize = 256;
+/// Links one poller serves. A thousand peers with two RNICs each are ordinary.
+pub const LINKS_MAX: usize = 4_096;
 /// Commands in flight from the control thread.
 pub const COMMANDS_MAX: usize = 4_096;
 /// Reports in flight to the control thread.

@@ -1,6 +1,7 @@
 //! The links of one poller: queue pairs, and what is about to be posted on them.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use smcr_proto::Instant;
@@ -37,13 +38,27 @@ pub(crate) struct Link {
     pub(crate) sends: Vec<Work>,
     /// Requests the queue pair still takes this turn.
     pub(crate) budget: usize,
+    /// Requests it takes while nothing is under way.
+    depth: usize,
+    /// It stands in the list of those with something to do.
+    busy: bool,
 }
 
-/// All links of a poller. Few, so looking is walking.
+/// All links of a poller. There may be thousands, of which few have something to do: a turn looks
+/// at those alone.
 #[derive(Debug, Default)]
 pub(crate) struct Links {
-    entries: Vec<Link>,
+    /// Links do not move while they live. What is gone leaves its place to others.
+    slots: Vec<Option<Link>>,
+    free: Vec<usize>,
+    by_id: Index<LinkId>,
+    by_qp: Index<QpId>,
+    /// Those that were looked at since the last flush or are not done, each once.
+    busy: Vec<usize>,
 }
+
+/// Places by numbers of our own, which need no protection against collisions.
+type Index<T> = HashMap<T, usize, BuildHasherDefault<Spread>>;
 
 impl Links {
     pub(crate) fn add(
@@ -53,8 +68,15 @@ impl Links {
         activity: Arc<Activity>,
         budget: usize,
     ) {
-        assert!(self.by_id(id).is_none(), "link ids are never reused");
-        self.entries.push(Link {
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        });
+        let before = self.by_id.insert(id, at);
+        assert!(before.is_none(), "link ids are never reused");
+        let before = self.by_qp.insert(qp, at);
+        assert!(before.is_none(), "a queue pair is adopted once");
+        self.slots[at] = Some(Link {
             id,
             group,
             qp,
@@ -66,30 +88,45 @@ impl Links {
             unheard: Unheard::default(),
             llc: VecDeque::new(),
             llc_outstanding: 0,
-            writes: Vec::with_capacity(budget),
-            sends: Vec::with_capacity(budget),
+            // An idle link has no memory for what a busy one gathers.
+            writes: Vec::new(),
+            sends: Vec::new(),
             budget,
+            depth: budget,
+            busy: false,
         });
     }
 
+    /// The link with that name, which from now on counts as busy.
     pub(crate) fn by_id(&mut self, id: LinkId) -> Option<&mut Link> {
-        self.entries.iter_mut().find(|link| link.id == id)
+        let at = *self.by_id.get(&id)?;
+        let link = self.slots[at].as_mut().expect("the index names what is there");
+        if !std::mem::replace(&mut link.busy, true) {
+            self.busy.push(at);
+        }
+        Some(link)
     }
 
+    /// The link of that queue pair: something came by it.
     pub(crate) fn by_qp(&mut self, qp: QpId) -> Option<&mut Link> {
-        self.entries.iter_mut().find(|link| link.qp == qp)
+        let at = *self.by_qp.get(&qp)?;
+        self.slots[at].as_mut()
     }
 
     pub(crate) fn remove(&mut self, id: LinkId) -> Option<Link> {
-        let index = self.entries.iter().position(|link| link.id == id)?;
-        Some(self.entries.swap_remove(index))
+        let at = self.by_id.remove(&id)?;
+        let link = self.slots[at].take().expect("the index names what is there");
+        self.by_qp.remove(&link.qp);
+        self.busy.retain(|busy| *busy != at);
+        self.free.push(at);
+        Some(link)
     }
 
     /// Moves LLC messages to what is posted next, as far as there is room. Returns whether some
     /// must wait.
     pub(crate) fn send_llc(&mut self, tag: Tag) -> bool {
         let mut waits = false;
-        for link in &mut self.entries {
+        for link in self.busy() {
             while link.budget > 0
                 && let Some(message) = link.llc.pop_front()
             {
@@ -106,10 +143,107 @@ impl Links {
 
     /// Those that are to be retired.
     pub(crate) fn retiring(&self) -> impl Iterator<Item = LinkId> {
-        self.entries.iter().filter(|link| link.retire_by.is_some()).map(|link| link.id)
+        let busy = self.busy.iter().filter_map(|at| self.slots[*at].as_ref());
+        busy.filter(|link| link.retire_by.is_some()).map(|link| link.id)
     }
 
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Link> {
-        self.entries.iter_mut()
+    /// Those with something to do, and perhaps some others.
+    pub(crate) fn busy(&mut self) -> impl Iterator<Item = &mut Link> {
+        let Self { busy, slots, .. } = self;
+        let mut slots: &mut [Option<Link>] = slots;
+        let mut base = 0;
+        // In the order of their places, so that each can be lent beside the others.
+        busy.sort_unstable();
+        busy.iter().map(move |at| {
+            let (before, rest) = std::mem::take(&mut slots).split_at_mut(at - base + 1);
+            (slots, base) = (rest, at + 1);
+            let link = before.last_mut().expect("it has at least one");
+            link.as_mut().expect("what is busy is there")
+        })
+    }
+
+    /// Forgets about those that are done.
+    pub(crate) fn rest(&mut self) {
+        let slots = &mut self.slots;
+        self.busy.retain(|at| {
+            let link = slots[*at].as_mut().expect("what is busy is there");
+            link.busy = !link.is_done();
+            link.busy
+        });
+    }
+}
+
+impl Link {
+    /// Whether a turn need not look at it.
+    fn is_done(&self) -> bool {
+        let idle = self.llc.is_empty() && self.writes.is_empty() && self.sends.is_empty();
+        idle && self.budget == self.depth && self.retire_by.is_none()
+    }
+}
+
+/// Spreads the 32 bits of a name over a table by a multiplication.
+#[derive(Clone, Copy, Debug, Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u32((*byte).into()));
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEPTH: usize = 8;
+
+    fn links(count: u32) -> Links {
+        let mut links = Links::default();
+        for number in 0..count {
+            let names = (LinkId(1_000 + number), GroupId(number + 1));
+            links.add(names, QpId(number), Arc::default(), DEPTH);
+        }
+        links
+    }
+
+    /// With a thousand peers, of which one talks, a turn costs what it costs with one.
+    #[test]
+    fn a_turn_looks_at_busy_links_only() {
+        let mut links = links(1_000);
+        assert_eq!(links.busy().count(), 0);
+        for number in [999, 7, 500, 7] {
+            links.by_id(LinkId(1_000 + number)).unwrap().budget -= 1;
+        }
+        let busy: Vec<_> = links.busy().map(|link| link.id.0).collect();
+        assert_eq!(busy, [1_007, 1_500, 1_999], "each once");
+        links.rest();
+        assert_eq!(links.busy().count(), 3, "requests are under way");
+        links.busy().for_each(|link| link.budget = DEPTH);
+        links.by_id(LinkId(1_500)).unwrap().retire_by = Some(Instant(1));
+        links.rest();
+        assert_eq!(links.retiring().collect::<Vec<_>>(), [LinkId(1_500)]);
+        assert_eq!(links.busy().count(), 1, "it is to go");
+    }
+
+    /// A place that is used again must not be taken for the link that had it before.
+    #[test]
+    fn a_link_that_is_gone_is_not_found() {
+        let mut links = links(3);
+        links.by_id(LinkId(1_001)).unwrap();
+        assert_eq!(links.remove(LinkId(1_001)).map(|link| link.qp), Some(QpId(1)));
+        assert!(links.by_id(LinkId(1_001)).is_none() && links.by_qp(QpId(1)).is_none());
+        assert!(links.remove(LinkId(1_001)).is_none());
+        assert_eq!(links.busy().count(), 0);
+        links.add((LinkId(2_000), GroupId(9)), QpId(77), Arc::default(), DEPTH);
+        assert_eq!(links.by_qp(QpId(77)).map(|link| link.id), Some(LinkId(2_000)));
+        assert_eq!(links.by_qp(QpId(2)).map(|link| link.id), Some(LinkId(1_002)));
     }
 }

@@ -19,7 +19,6 @@ use crate::gauges::Reading;
 use crate::handoff::{
     Command, ConnectionId, Ending, GroupId, KeyChange, LinkId, PeerElement, Report,
 };
-use crate::limits::LINKS_MAX;
 use crate::poller::Poller;
 use crate::streams::{Key, Streams};
 
@@ -267,8 +266,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 }
 
-/// Vacated links that are remembered. Nobody is sent to a link that is gone for long.
-const VACATED_MAX: usize = LINKS_MAX;
+/// Vacated links that are remembered: those of a thousand peers whose RNIC has failed. Nobody is
+/// sent to a link that is gone for long.
+const VACATED_MAX: usize = 1_024;
 
 #[cfg(test)]
 mod tests {

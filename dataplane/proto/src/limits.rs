@@ -25,6 +25,10 @@ pub const CONNECTIONS_PER_GROUP_MIN: u8 = 16;
 // RFC 7609 2.1-2
 pub const RMBS_PER_GROUP_MAX: u16 = 255;
 
+/// The most RMBs that we have in a link group. Each costs a hundred bytes for each peer, and a few
+/// large ones hold as many elements as there are connections.
+pub const OUR_RMBS_MAX: u8 = 64;
+
 /// The smallest RMB element in bytes (RFC A.2.3).
 pub const RMBE_BYTES_MIN: u32 = RmbeSize::from_notation(0).bytes();
 

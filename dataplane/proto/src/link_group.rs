@@ -190,7 +190,7 @@ enum Phase {
 /// - `poll_timeout` says when to call `handle_timeout`, at the latest.
 ///
 /// Inputs must carry non-decreasing `now`. A terminated group swallows everything. A group has
-/// about 70 KiB, most of it rkeys: keep it in a box.
+/// about 40 KiB, most of it rkeys: keep it in a box.
 #[derive(Clone, Debug)]
 pub struct LinkGroup {
     // RFC 7609 2.2-5

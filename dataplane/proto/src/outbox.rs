@@ -3,13 +3,15 @@
 /// A queue of at most `N` actions.
 #[derive(Clone, Debug)]
 pub(crate) struct Outbox<T, const N: usize> {
-    /// The oldest first; the filled places are at the front.
     slots: [Option<T>; N],
+    /// The place of the oldest, and how many there are: the places behind it, around the end.
+    first: usize,
+    len: usize,
 }
 
 impl<T: Copy, const N: usize> Outbox<T, N> {
     pub(crate) const fn new() -> Self {
-        Self { slots: [None; N] }
+        Self { slots: [None; N], first: 0, len: 0 }
     }
 
     /// Appends an action.
@@ -18,15 +20,17 @@ impl<T: Copy, const N: usize> Outbox<T, N> {
     ///
     /// If there is no room: the caller did not drain the machine after the last input.
     pub(crate) fn push(&mut self, action: T) {
-        let free = self.slots.iter_mut().find(|slot| slot.is_none());
-        *free.expect("actions are drained after every input") = Some(action);
+        assert!(self.len < N, "actions are drained after every input");
+        self.slots[(self.first + self.len) % N] = Some(action);
+        self.len += 1;
     }
 
     /// Takes the oldest action.
     pub(crate) fn pop(&mut self) -> Option<T> {
-        let oldest = self.slots.first_mut()?.take();
-        self.slots.rotate_left(1);
-        oldest
+        let oldest = self.slots[self.first].take()?;
+        self.first = (self.first + 1) % N;
+        self.len -= 1;
+        Some(oldest)
     }
 }
 

@@ -46,7 +46,7 @@ impl LinkGroup {
     ///
     /// # Panics
     ///
-    /// If `rmb` is not below [`RMBS_PER_GROUP_MAX`](crate::limits::RMBS_PER_GROUP_MAX).
+    /// If `rmb` is not below [`OUR_RMBS_MAX`](crate::limits::OUR_RMBS_MAX).
     pub fn own_rmb(&mut self, rmb: RmbIndex, keys: &[(LinkNumber, Rkey, u64)]) {
         self.note_keys(rmb, keys);
         self.our_rmbs.standings[usize::from(rmb.0)] = Standing::Known;
@@ -58,7 +58,7 @@ impl LinkGroup {
     ///
     /// # Panics
     ///
-    /// If `rmb` is not below [`RMBS_PER_GROUP_MAX`](crate::limits::RMBS_PER_GROUP_MAX).
+    /// If `rmb` is not below [`OUR_RMBS_MAX`](crate::limits::OUR_RMBS_MAX).
     ///
     /// # Specification
     ///

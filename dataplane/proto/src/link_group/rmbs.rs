@@ -1,6 +1,6 @@
 //! What RMBs are called on which link, ours and the peer's (RFC 3.5.5.2).
 
-use crate::limits::{LINKS_MAX, RMBS_PER_GROUP_MAX};
+use crate::limits::{LINKS_MAX, OUR_RMBS_MAX, RMBS_PER_GROUP_MAX};
 use crate::vocabulary::Rkey;
 use crate::wire::llc::add_link::RkeyPair;
 
@@ -13,7 +13,7 @@ pub struct RmbIndex(pub u8);
 pub struct Full;
 
 /// Where an RMB is on one link.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Token {
     pub(super) rkey: Rkey,
     pub(super) address: u64,
@@ -24,20 +24,26 @@ pub(super) struct Token {
 pub(super) struct Row {
     /// One bit for each link on which it has a name.
     pub(super) present: u8,
-    tokens: [Token; LINKS_MAX as usize],
+    // Apart from one another, as a group has hundreds of rows and padding adds up.
+    rkeys: [Rkey; LINKS_MAX as usize],
+    addresses: [u64; LINKS_MAX as usize],
 }
 
 impl Row {
-    pub(super) const EMPTY: Self =
-        Self { present: 0, tokens: [Token { rkey: Rkey(0), address: 0 }; LINKS_MAX as usize] };
+    pub(super) const EMPTY: Self = Self {
+        present: 0,
+        rkeys: [Rkey(0); LINKS_MAX as usize],
+        addresses: [0; LINKS_MAX as usize],
+    };
 
     pub(super) fn set(&mut self, slot: usize, rkey: Rkey, address: u64) {
         self.present |= 1 << slot;
-        self.tokens[slot] = Token { rkey, address };
+        (self.rkeys[slot], self.addresses[slot]) = (rkey, address);
     }
 
     pub(super) fn at(&self, slot: usize) -> Option<Token> {
-        (self.present >> slot & 1 == 1).then(|| self.tokens[slot])
+        let token = Token { rkey: self.rkeys[slot], address: self.addresses[slot] };
+        (self.present >> slot & 1 == 1).then_some(token)
     }
 
     pub(super) fn has(&self, slot: usize, rkey: Rkey) -> bool {
@@ -132,18 +138,18 @@ pub(super) enum Standing {
 /// Our RMBs.
 #[derive(Clone, Debug)]
 pub(super) struct OurRmbs {
-    pub(super) rows: [Row; RMBS_PER_GROUP_MAX as usize],
-    pub(super) standings: [Standing; RMBS_PER_GROUP_MAX as usize],
+    pub(super) rows: [Row; OUR_RMBS_MAX as usize],
+    pub(super) standings: [Standing; OUR_RMBS_MAX as usize],
     /// By which links the peer knows it: one bit each.
-    pub(super) told: [u8; RMBS_PER_GROUP_MAX as usize],
+    pub(super) told: [u8; OUR_RMBS_MAX as usize],
 }
 
 impl OurRmbs {
     pub(super) const fn new() -> Self {
         Self {
-            rows: [Row::EMPTY; RMBS_PER_GROUP_MAX as usize],
-            standings: [Standing::Absent; RMBS_PER_GROUP_MAX as usize],
-            told: [0; RMBS_PER_GROUP_MAX as usize],
+            rows: [Row::EMPTY; OUR_RMBS_MAX as usize],
+            standings: [Standing::Absent; OUR_RMBS_MAX as usize],
+            told: [0; OUR_RMBS_MAX as usize],
         }
     }
 

@@ -6,19 +6,20 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use smcr_proto::{Instant, Qpn};
+use smcr_proto::Instant;
 
+use super::INBOX_MAX;
 use super::batch::{Batch, Train, Wire};
 use super::counters::Counters;
 use super::icrc::{Flow, Verdict};
-use super::keys::{Index, Keys};
+use super::keys::Keys;
 use super::pair::{Filled, News, Pair, State};
+use super::pairs::Pairs;
 use super::responder::{Occasion, Received};
 use super::rnic::Qp;
 use super::shared::Shared;
 use super::siblings::Siblings;
 use super::wire::Packet;
-use super::{INBOX_MAX, QUEUE_PAIRS_MAX};
 use crate::{Cause, Completion, QpId, Work};
 
 /// A RoCEv2 NIC in software, as its poller sees it.
@@ -41,25 +42,6 @@ pub struct Fabric<W> {
     counters: Counters,
 }
 
-/// Queue pairs by slot. A [`QpId`] is a slot and how often the slot was used before.
-#[derive(Debug)]
-struct Pairs {
-    slots: Vec<Slot>,
-    /// Slots in use, in no order.
-    live: Vec<usize>,
-    free: Vec<usize>,
-    /// From queue pair number to slot.
-    by_number: Index<usize>,
-    /// Who is served first in the next turn.
-    turn: usize,
-}
-
-#[derive(Debug, Default)]
-struct Slot {
-    uses: u32,
-    pair: Option<Box<Pair>>,
-}
-
 #[derive(Debug)]
 enum Event {
     Received(QpId, Received),
@@ -75,7 +57,8 @@ impl<W: Wire> Fabric<W> {
             shared,
             keys: Keys::new(),
             pairs: Pairs::new(),
-            inbox: VecDeque::with_capacity(INBOX_MAX + QUEUE_PAIRS_MAX as usize),
+            // More than one burst brings. A ring that is larger is one that is never warm.
+            inbox: VecDeque::with_capacity(1024),
             batch: Batch::new(),
             blocked_until: None,
             receiving: false,
@@ -199,13 +182,13 @@ impl<W: Wire> Fabric<W> {
     /// Lets every queue pair build what it has to send, beginning with another one each turn.
     /// Returns whether all could.
     fn serve(&mut self, now: Instant, what: Service) -> bool {
-        let count = self.pairs.live.len();
+        let count = self.pairs.busy.len();
         self.pairs.turn = self.pairs.turn.wrapping_add(1);
         for step in 0..count {
-            let slot = self.pairs.live[self.pairs.turn.wrapping_add(step) % count];
+            let slot = self.pairs.busy[self.pairs.turn.wrapping_add(step) % count];
             let mut budget = PACKETS_PER_TURN_MAX;
             loop {
-                let pair = self.pairs.slots[slot].pair.as_mut().expect("live slots are in use");
+                let pair = self.pairs.slots[slot].pair.as_mut().expect("busy slots are in use");
                 let (batch, wire, counters) = (&mut self.batch, &self.wire, &mut self.counters);
                 let filled = match what {
                     Service::Everything => pair.fill(now, batch, wire, &mut budget, counters),
@@ -260,8 +243,8 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
     }
 
     fn transmit(&mut self, now: Instant) {
-        for slot in &self.pairs.live {
-            let pair = self.pairs.slots[*slot].pair.as_mut().expect("live slots are in use");
+        for slot in &self.pairs.busy {
+            let pair = self.pairs.slots[*slot].pair.as_mut().expect("busy slots are in use");
             match pair.expire(now, &mut self.counters) {
                 News::None => {}
                 News::Message(_) => unreachable!("time brings no messages"),
@@ -271,6 +254,7 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
         if self.leave(now) && self.serve(now, Service::Everything) {
             self.leave(now);
         }
+        self.pairs.rest();
     }
 
     fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
@@ -283,7 +267,7 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
         if !self.inbox.is_empty() || unseen || has_mail || self.pairs.has_completions() {
             return Some(now);
         }
-        let pairs = self.pairs.live.iter().filter_map(|slot| {
+        let pairs = self.pairs.busy.iter().filter_map(|slot| {
             self.pairs.slots[*slot].pair.as_ref().and_then(|pair| pair.wake_at(now))
         });
         match self.blocked_until {
@@ -379,93 +363,6 @@ impl Reader<'_> {
             Verdict::Right(found) => {
                 self.guess = found.wrapping_add(1);
                 true
-            }
-        }
-    }
-}
-
-impl Pairs {
-    fn new() -> Self {
-        let max = QUEUE_PAIRS_MAX as usize;
-        Self {
-            slots: Vec::with_capacity(max),
-            live: Vec::with_capacity(max),
-            free: Vec::with_capacity(max),
-            by_number: Index::with_capacity_and_hasher(max, Default::default()),
-            turn: 0,
-        }
-    }
-
-    fn adopt(&mut self, qp: Qp, local: SocketAddr) -> QpId {
-        let at = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot::default());
-            self.slots.len() - 1
-        });
-        assert!(at < QUEUE_PAIRS_MAX as usize, "as many tickets as slots");
-        let slot = &mut self.slots[at];
-        let number = u32::try_from(at).expect("asserted above");
-        let id = QpId(slot.uses * QUEUE_PAIRS_MAX + number);
-        self.by_number.insert(qp.ticket.qpn().0, at);
-        slot.pair = Some(Box::new(Pair::new(id, qp, local)));
-        self.live.push(at);
-        id
-    }
-
-    fn at(id: QpId) -> usize {
-        (id.0 % QUEUE_PAIRS_MAX) as usize
-    }
-
-    /// Whether `id` is adopted and not released.
-    fn is_adopted(&self, id: QpId) -> bool {
-        let pair = self.slots[Self::at(id)].pair.as_ref();
-        pair.is_some_and(|pair| pair.id == id && pair.state != State::Released)
-    }
-
-    fn get(&self, id: QpId) -> &Pair {
-        assert!(self.is_adopted(id), "{id:?} is adopted");
-        self.slots[Self::at(id)].pair.as_ref().expect("asserted above")
-    }
-
-    fn of(&mut self, id: QpId) -> &mut Pair {
-        assert!(self.is_adopted(id), "{id:?} is adopted");
-        self.slots[Self::at(id)].pair.as_mut().expect("asserted above")
-    }
-
-    /// The queue pair with that number, unless it was released or has another peer.
-    fn from(&mut self, number: Qpn, source: SocketAddr) -> Option<&mut Pair> {
-        let at = *self.by_number.get(&number.0)?;
-        let pair = self.slots[at].pair.as_deref_mut();
-        pair.filter(|pair| pair.target.ip() == source.ip())
-    }
-
-    fn release(&mut self, id: QpId) {
-        let pair = self.of(id);
-        pair.state = State::Released;
-        let number = pair.ticket.qpn().0;
-        self.by_number.remove(&number);
-    }
-
-    fn has_completions(&self) -> bool {
-        let mut live = self.live.iter().filter_map(|at| self.slots[*at].pair.as_ref());
-        live.any(|pair| pair.has_completions())
-    }
-
-    /// Appends completions to `out`, as many as fit, and forgets queue pairs that are gone.
-    fn complete(&mut self, out: &mut Vec<Completion>) {
-        let mut index = 0;
-        while let Some(&at) = self.live.get(index) {
-            let slot = &mut self.slots[at];
-            let pair = slot.pair.as_mut().expect("live slots are in use");
-            if !pair.has_completions() || !pair.complete(out) {
-                index += 1;
-                continue;
-            }
-            slot.pair = None;
-            slot.uses += 1;
-            self.live.swap_remove(index);
-            // A number is never used twice; a slot that has no fresh ones left stays empty.
-            if slot.uses < u32::MAX / QUEUE_PAIRS_MAX {
-                self.free.push(at);
             }
         }
     }

@@ -36,6 +36,7 @@ mod icrc;
 mod keys;
 pub mod lossy;
 mod pair;
+mod pairs;
 mod path;
 mod psn;
 mod request;
@@ -57,9 +58,9 @@ pub use rnic::{Opening, PathMtu, Qp, Rnic, Setup};
 pub use siblings::Share;
 
 /// Queue pairs of one NIC. Sizes its tables, which never grow.
-pub const QUEUE_PAIRS_MAX: u32 = 1024;
+pub const QUEUE_PAIRS_MAX: u32 = 4096;
 /// Keys of one NIC.
-pub const KEYS_MAX: usize = 4096;
+pub const KEYS_MAX: usize = 8_192;
 /// Requests that one queue pair takes before the first of them has completed.
 pub const SEND_QUEUE_DEPTH: usize = 2048;
 /// Messages that were received and wait for a `poll` with room. Beyond it, peers are told to wait.

@@ -272,6 +272,18 @@ impl Pair {
         }
     }
 
+    /// Whether there is nothing to do for it and nothing to wait for, until somebody posts a
+    /// request or the peer sends something. Then it also gives up memory that only a burst needed.
+    pub(super) fn rest(&mut self) -> bool {
+        let rests = self.state == State::Ready
+            && self.requester.is_idle()
+            && self.responder.deadline().is_none();
+        if rests {
+            self.requester.shrink();
+        }
+        rests
+    }
+
     /// A broken queue pair still says why it refused.
     fn may_answer(&self) -> bool {
         match self.state {

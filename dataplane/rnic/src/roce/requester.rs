@@ -91,7 +91,8 @@ impl Requester {
             peer,
             first_psn,
             segments,
-            queue: VecDeque::with_capacity(SEND_QUEUE_DEPTH),
+            // Most queue pairs are idle most of the time. It grows with what is asked of it.
+            queue: VecDeque::new(),
             done: 0,
             oldest: Place::default(),
             next: Place::default(),
@@ -114,6 +115,19 @@ impl Requester {
     /// How many more requests fit.
     pub(super) fn room(&self) -> usize {
         SEND_QUEUE_DEPTH - self.queue.len()
+    }
+
+    /// Whether nothing is queued and nothing is waited for.
+    pub(super) fn is_idle(&self) -> bool {
+        let asks = self.path.is_asking() || self.path.is_doubted();
+        self.queue.is_empty() && !asks && self.wake_at().is_none() && self.paused_until.is_none()
+    }
+
+    /// Gives up memory that only a burst needed.
+    pub(super) fn shrink(&mut self) {
+        if self.queue.capacity() > QUEUE_KEPT {
+            self.queue.shrink_to(QUEUE_KEPT);
+        }
     }
 
     /// Queues a request.
@@ -443,6 +457,9 @@ fn not_ready_wait(syndrome: Syndrome) -> Duration {
     10 * Duration::from_micros(HUNDREDTHS_MS[usize::from(syndrome.0 & 0x1f)].into())
 }
 
+/// Requests whose memory an idle queue pair keeps: what many connections in dialogue have under way
+/// at once, so that the common case allocates once.
+const QUEUE_KEPT: usize = 128;
 /// Packets after which an acknowledgement is asked for even if more follow.
 const UNASKED_MAX: u32 = 32;
 /// How long may be waited in vain before a queue pair breaks. Hardware NICs of Linux SMC wait 8

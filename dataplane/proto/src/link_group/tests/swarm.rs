@@ -6,6 +6,7 @@ use std::vec::Vec;
 
 use super::hosts::{Host, Hosts, port};
 use super::*;
+use crate::limits::OUR_RMBS_MAX;
 
 /// Numbers that look random and come again with the seed.
 pub(super) struct Dice(pub(super) u64);
@@ -84,7 +85,7 @@ fn change_rmbs(hosts: &mut Hosts, role: Role, event: usize, rmbs: &mut u8) {
     if event < 78 {
         *rmbs += 1;
         let rmb = RmbIndex(*rmbs);
-        if host.group.is_established() && *rmbs < 250 {
+        if host.group.is_established() && *rmbs < OUR_RMBS_MAX {
             host.rmbs.insert(rmb);
             let keys = host.keys(rmb);
             host.group.announce_rmb(now, rmb, &keys);
