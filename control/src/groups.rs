@@ -15,6 +15,7 @@
 //! - `claims` is whom we believe what about a group;
 //! - `choice` is which group and which port a new connection gets;
 //! - `proof` is whether a link still carries;
+//! - `due` is when which group must be looked at;
 //! - [`members`] is which connection holds what of a group;
 //! - `memory` grows and shrinks what a group has of it;
 //! - [`stock`] is RMBs and their elements, [`slots`] the slots of connections;
@@ -23,6 +24,7 @@
 
 mod choice;
 mod claims;
+mod due;
 mod first_contact;
 pub mod group;
 mod links;
@@ -36,12 +38,12 @@ mod proof;
 pub mod slots;
 pub mod stock;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use smcr_engine::{Command, LinkId};
 use smcr_proto::link::{Cause, Keepalive};
-use smcr_proto::link_group::LinkGroup;
 use smcr_proto::wire::llc::DeleteReason;
 use smcr_proto::{Instant, LinkNumber, PeerId};
 use smcr_rnic::Rnic;
@@ -49,6 +51,7 @@ use smcr_rnic::Rnic;
 pub use choice::Unnamed;
 use claims::Offences;
 pub use claims::Throttle;
+use due::Due;
 use group::LinkState;
 pub use group::{Group, GroupId, Link, Peer, Phase};
 use members::Members;
@@ -125,6 +128,12 @@ pub struct Groups<N: Rnic, P: Pollers<QpOf<N>>> {
     ports: Vec<Port<N>>,
     pollers: P,
     groups: BTreeMap<GroupId, Group<N::Opening>>,
+    /// When which group must be looked at.
+    due: Due,
+    /// The groups that each address founded, oldest first.
+    founded_by: HashMap<IpAddr, Vec<GroupId>>,
+    /// Which group has which link.
+    group_of_link: HashMap<LinkId, GroupId>,
     groups_made: u32,
     links_made: u32,
     members: Members,
@@ -145,14 +154,18 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         pollers: P,
         entropy: Box<dyn FnMut() -> u32 + Send>,
     ) -> Self {
+        let members = Members::new(ports.len());
         Self {
             settings,
             ports,
             pollers,
             groups: BTreeMap::new(),
+            due: Due::default(),
+            founded_by: HashMap::new(),
+            group_of_link: HashMap::new(),
             groups_made: 0,
             links_made: 0,
-            members: Members::new(),
+            members,
             counts: Counts::default(),
             offences: Offences::default(),
             slots: Slots::new(entropy),
@@ -191,6 +204,12 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         self.groups.iter().map(|(id, group)| (*id, group))
     }
 
+    /// The groups that this address founded, oldest first.
+    fn founded_by(&self, source: IpAddr) -> impl Iterator<Item = (GroupId, &Group<N::Opening>)> {
+        let ids = self.founded_by.get(&source).into_iter().flatten();
+        ids.map(|id| (*id, &self.groups[id]))
+    }
+
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.groups.is_empty()
@@ -203,7 +222,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
 
     /// What the peer calls a link.
     pub fn number_of(&self, link: LinkId) -> Option<u8> {
-        self.groups.values().find_map(|group| Some(group.link(link)?.number.0))
+        let group = self.groups.get(self.group_of_link.get(&link)?)?;
+        Some(group.link(link)?.number.0)
     }
 
     /// What the owner must know, oldest first. Drain it after every input.
@@ -238,10 +258,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         self.end(now, id, Cause::DeletedByUs);
     }
 
-    /// Does what is due in all groups.
+    /// Does what is due.
     pub fn expire(&mut self, now: Instant) {
-        let ids: Vec<GroupId> = self.groups.keys().copied().collect();
-        for id in ids {
+        let due: Vec<GroupId> = self.due.until(now).collect();
+        for id in due {
             self.end_quarantine(now, id);
             self.withdraw_idle(now, id);
             let news = self.take_news(id);
@@ -253,17 +273,20 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
                     machine.handle_timeout(now);
                 }
             });
+            self.reschedule(id);
         }
     }
 
     /// When [`expire`](Self::expire) must be called, at the latest.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let machines = self.groups.values().filter_map(Group::machine);
-        let rests = self.groups.values().filter_map(|group| group.quarantine.front());
-        let rests = rests.map(|(until, _)| *until);
-        let idle = self.groups.values().filter_map(|group| group.stock.idle_deadline());
-        machines.filter_map(LinkGroup::poll_timeout).chain(rests).chain(idle).min()
+        self.due.first()
+    }
+
+    /// Notes when a group must be looked at next. Call it after whatever may have changed that: a
+    /// thousand groups must not be asked each time that anything happens.
+    fn reschedule(&mut self, id: GroupId) {
+        self.due.set(id, self.groups.get(&id).and_then(Group::deadline));
     }
 
     /// Which links of a group brought something since the last call, and when.
@@ -293,9 +316,13 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         }
         group.phase = Phase::Ending;
         let pollers = &mut self.pollers;
+        let mut unopened = Vec::new();
         group.links.retain_mut(|link| {
             match std::mem::replace(&mut link.state, LinkState::Retiring) {
-                LinkState::Opening(_) => return false,
+                LinkState::Opening(_) => {
+                    unopened.push((link.id, link.port));
+                    return false;
+                }
                 LinkState::Retiring => {}
                 LinkState::Polled | LinkState::Leaving(_) | LinkState::Vacated => {
                     // RFC 7609 3.5.4-9, 3.5.4-12, 4.8.3-3
@@ -305,8 +332,12 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             }
             true
         });
+        for (link, port) in unopened {
+            self.forget_link(link, port);
+        }
         self.events.push_back(Event::Ended(id));
         self.bury(now, id);
+        self.reschedule(id);
     }
 
     /// Withdraws the memory of a group that is over, once nothing of it is in use.
@@ -317,19 +348,26 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         }
         // Without a queue pair nobody can write them any more.
         while let Some((_, rmbe)) = group.quarantine.pop_front() {
-            group.stock.give_back(now, rmbe);
+            group.stock.give_back(now, rmbe, &mut self.budget);
         }
         if group.elements_out() {
             return;
         }
         let Some(mut group) = self.groups.remove(&id) else { return };
+        self.reschedule(id);
+        let founder = group.peer.source;
+        let founded = self.founded_by.get_mut(&founder).expect("it has founded this one");
+        founded.retain(|other| *other != id);
+        if founded.is_empty() {
+            self.founded_by.remove(&founder);
+        }
         for (port, domain) in group.domains {
             if let Some(rnic) = self.ports[port.0].rnic.as_mut() {
                 group.stock.withdraw(port, rnic);
                 rnic.close_domain(domain);
             }
         }
-        group.stock.close(&mut self.budget);
+        group.stock.close();
     }
 }
 

@@ -29,6 +29,7 @@ mod lifecycle;
 mod narrow;
 mod page;
 mod pattern;
+mod peers;
 mod process;
 mod programs;
 mod router;

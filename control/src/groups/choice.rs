@@ -59,7 +59,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     pub fn joinable(&self, port: PortId, peer: Peer) -> Option<GroupId> {
         let near = self.ports.get(port.0)?;
         let with_peer: Vec<_> =
-            self.iter().filter(|(_, group)| self.serves(group, near, peer)).collect();
+            self.founded_by(peer.source).filter(|(_, it)| self.serves(it, near, peer)).collect();
         let pollers =
             self.ports.iter().filter(|one| one.is_up() && one.address() == near.address());
         // RFC 7609 3.5.3-1, 3.5.3-2, 3.5.3-3
@@ -78,7 +78,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let near = self.ports.get(port.0)?;
         let fits =
             |group: &Group<N::Opening>| group.is_founding() && self.serves(group, near, peer);
-        self.iter().find(|(_, group)| fits(group)).map(|(id, _)| id)
+        self.founded_by(peer.source).find(|(_, group)| fits(group)).map(|(id, _)| id)
     }
 
     /// Whether connections of `peer` by `near` belong to this group, in the role of its server.
@@ -113,7 +113,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         v2: bool,
         source: IpAddr,
     ) -> Result<(GroupId, LinkId), Unnamed> {
-        let ours = self.iter().filter(|(_, group)| {
+        // Nearly always it is one that this address founded.
+        let others = self.iter().filter(|(_, group)| group.peer.source != source);
+        let ours = self.founded_by(source).chain(others).filter(|(_, group)| {
             let runs = group.machine().is_some_and(|machine| !machine.is_terminated());
             // RFC 7609 3.5.2.2-1
             let with = group.peer.id == accept.peer_id && group.peer.v2 == v2;

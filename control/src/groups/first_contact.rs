@@ -31,7 +31,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         peer: Peer,
     ) -> Result<GroupId, Exhausted> {
         self.note_claim(now, role, peer);
-        let rnic = self.ports[port.0].rnic.as_mut().ok_or(Exhausted)?;
+        let rnic = self.ports[port.0].for_link()?;
         // RFC 7609 2.1-6
         let domain = rnic.open_domain()?;
         let mut opening = match rnic.open_for(domain, peer.messages()) {
@@ -72,6 +72,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             quarantine: VecDeque::new(),
             domains: BTreeMap::from([(port, domain)]),
         };
+        self.note_link(LinkId(self.links_made), id, port);
+        self.founded_by.entry(peer.source).or_default().push(id);
         self.groups.insert(id, group);
         Ok(id)
     }
@@ -110,7 +112,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             Ok(qp) => qp,
             Err(exhausted) => {
                 // No poller ever had it.
+                let (link, port) = (link.id, link.port);
                 group.links.clear();
+                self.forget_link(link, port);
                 return Err(exhausted);
             }
         };

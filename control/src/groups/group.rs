@@ -183,12 +183,20 @@ impl<O> Group<O> {
         self.peer.v2 && known && (anonymous || self.peer.id == peer.id)
     }
 
+    /// When it must be looked at, at the latest.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let machine = self.machine().and_then(LinkGroup::poll_timeout);
+        let rests = self.quarantine.front().map(|(until, _)| *until);
+        [machine, rests, self.stock.idle_deadline()].into_iter().flatten().min()
+    }
+
     /// The most connections of this group.
     pub(super) fn members_max(&self) -> usize {
         match self.agreement {
             Agreement::V2(terms) => MEMBERS_MAX.min(terms.max_connections.into()),
             Agreement::V1 => MEMBERS_MAX,
         }
+        .min(self.stock.connections_max())
     }
 
     /// Whether a router may be between the ports of this group: never in version 1.

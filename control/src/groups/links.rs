@@ -79,8 +79,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     ) -> Result<(QpAddress, LinkId), Exhausted> {
         self.enter_port(id, port)?;
         let group = self.groups.get_mut(&id).ok_or(Exhausted)?;
-        let rnic = self.ports[port.0].rnic.as_mut().ok_or(Exhausted)?;
-        let opening = match rnic.open_for(group.domains[&port], group.peer.messages()) {
+        let opened = self.ports[port.0].for_link();
+        let opened =
+            opened.and_then(|rnic| rnic.open_for(group.domains[&port], group.peer.messages()));
+        let opening = match opened {
             Ok(opening) => opening,
             Err(exhausted) => {
                 self.leave_port(id, port);
@@ -100,6 +102,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             activity: Arc::default(),
             heard: now,
         });
+        self.note_link(link, id, port);
         Ok((ours, link))
     }
 
@@ -211,7 +214,21 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let Some(group) = self.groups.get_mut(&id) else { return };
         let Some(index) = group.links.iter().position(|other| other.id == link) else { return };
         let port = group.links.remove(index).port;
+        self.forget_link(link, port);
         self.leave_port(id, port);
+    }
+
+    /// A group has one more link.
+    pub(super) fn note_link(&mut self, link: LinkId, id: GroupId, port: PortId) {
+        self.group_of_link.insert(link, id);
+        self.ports[port.0].links += 1;
+    }
+
+    /// A link is no more.
+    pub(super) fn forget_link(&mut self, link: LinkId, port: PortId) {
+        let known = self.group_of_link.remove(&link);
+        assert!(known.is_some(), "a link is forgotten once");
+        self.ports[port.0].links -= 1;
     }
 
     /// Registers what a group has with an RNIC, in a domain of its own there.

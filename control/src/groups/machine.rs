@@ -47,11 +47,13 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         id: GroupId,
         input: impl FnOnce(&mut LinkGroup),
     ) {
-        let Some(machine) = self.machine_of(id) else { return };
-        input(machine);
-        while let Some(action) = self.machine_of(id).and_then(LinkGroup::poll_action) {
-            self.act(now, id, action);
+        if let Some(machine) = self.machine_of(id) {
+            input(machine);
+            while let Some(action) = self.machine_of(id).and_then(LinkGroup::poll_action) {
+                self.act(now, id, action);
+            }
         }
+        self.reschedule(id);
     }
 
     fn machine_of(&mut self, id: GroupId) -> Option<&mut LinkGroup> {
@@ -144,6 +146,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
 
     /// The group of a link that was not given up, and the link's number in it.
     pub(super) fn locate(&self, link: LinkId) -> Option<(GroupId, LinkNumber)> {
-        self.groups.iter().find_map(|(id, group)| Some((*id, group.link(link)?.number)))
+        let id = *self.group_of_link.get(&link)?;
+        Some((id, self.groups.get(&id)?.link(link)?.number))
     }
 }

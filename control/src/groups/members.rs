@@ -80,15 +80,22 @@ pub struct Member {
     awaited: bool,
 }
 
-/// Which slot belongs to which group.
+/// Which slot belongs to which group, and how many connections each poller has or will have.
 #[derive(Debug)]
 pub(super) struct Members {
     group_of: Box<[Option<GroupId>]>,
+    loads: Vec<usize>,
 }
 
 impl Members {
-    pub(super) fn new() -> Self {
-        Self { group_of: vec![None; CONNECTIONS_MAX].into() }
+    pub(super) fn new(ports: usize) -> Self {
+        Self { group_of: vec![None; CONNECTIONS_MAX].into(), loads: vec![0; ports] }
+    }
+
+    /// A connection goes from one poller to another.
+    pub(super) fn moved(&mut self, from: PortId, to: PortId) {
+        self.loads[from.0] -= 1;
+        self.loads[to.0] += 1;
     }
 
     pub(super) fn group_of(&self, connection: ConnectionId) -> Option<GroupId> {
@@ -136,6 +143,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let (rkey, rmb_address) =
             self.groups[&id].stock.key(&rmbe, port).expect("registered with every RNIC");
         self.members.group_of[usize::from(connection.slot)] = Some(id);
+        self.members.loads[port.0] += 1;
         if let Some(group) = self.groups.get_mut(&id) {
             group.members.insert(
                 connection,
@@ -166,8 +174,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
 
     /// How many connections a poller has or will have.
     pub(super) fn members_of(&self, port: PortId) -> usize {
-        let members = self.groups.values().flat_map(|group| group.members.values());
-        members.filter(|member| member.port == port).count()
+        self.members.loads[port.0]
     }
 
     /// The link that a new connection of a group should use: the one with the fewest.
@@ -329,7 +336,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             if let Some(group) = self.groups.get_mut(&id) {
                 if settled {
                     // RFC 7609 4.4.2-1
-                    group.stock.give_back(now, rmbe);
+                    group.stock.give_back(now, rmbe, &mut self.budget);
                 } else {
                     self.counts.elements_rested += 1;
                     rmbe.touch(rmbe.capacity());
@@ -359,6 +366,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         if member.awaited {
             self.events.push_back(Event::ElementsChanged(id));
         }
+        self.members.loads[member.port.0] -= 1;
         Some((id, member))
     }
 

@@ -25,7 +25,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         }
         let group = self.groups.get_mut(&id).ok_or(Refusal::NoLink)?;
         // RFC 7609 3.5.2.1-4, 3.5.2.2-5
-        let taken = group.stock.take(size);
+        let taken = group.stock.take(size, &mut self.budget);
+        let taken = taken.map_err(|Exhausted| Refusal::NoMemory)?;
         // A group that will be full soon needs no RMB for connections that it will not take in.
         let still_to_come = group.members_max().saturating_sub(group.members.len() + 1);
         let suffices = taken.is_some() && group.stock.free(size) as usize >= still_to_come;
@@ -66,7 +67,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     /// The peer has no room for an RMB, or does not know it any more.
     pub(super) fn rmb_gone(&mut self, id: GroupId, index: RmbIndex) {
         let Some(group) = self.groups.get_mut(&id) else { return };
-        let keys = group.stock.discard(index, &mut self.budget);
+        let keys = group.stock.discard(index);
         self.deregister(keys);
         self.events.push_back(Event::ElementsChanged(id));
     }
@@ -84,7 +85,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     pub(super) fn end_quarantine(&mut self, now: Instant, id: GroupId) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         while let Some((_, rmbe)) = group.quarantine.pop_front_if(|(until, _)| *until <= now) {
-            group.stock.give_back(now, rmbe);
+            group.stock.give_back(now, rmbe, &mut self.budget);
         }
     }
 
@@ -97,12 +98,12 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         size: RmbeSize,
     ) -> Result<RmbIndex, Exhausted> {
         let group = self.groups.get_mut(&id).ok_or(Exhausted)?;
-        let index = group.stock.grow(now, standing, size, &mut self.budget)?;
+        let index = group.stock.grow(now, standing, size)?;
         for (port, domain) in group.domains.clone() {
             let rnic = self.ports[port.0].rnic.as_mut().ok_or(Exhausted)?;
             // RFC 7609 2.1-3, 2.2-4
             if group.stock.register(port, domain, rnic).is_err() {
-                let keys = group.stock.discard(index, &mut self.budget);
+                let keys = group.stock.discard(index);
                 self.deregister(keys);
                 return Err(Exhausted);
             }

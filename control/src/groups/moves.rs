@@ -43,6 +43,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         // A link that is gone meanwhile was one on the way: the connection follows the others.
         let Some(port) = group.link(to).map(|link| link.port) else { return };
         let Some(member) = group.members.get_mut(&connection) else { return };
+        self.members.moved(member.port, port);
         (member.link, member.port) = (to, port);
         if let Some(peer) = &mut member.peer {
             let before = peer.rmbe_address();

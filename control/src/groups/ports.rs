@@ -1,10 +1,11 @@
 //! The RNICs that link groups stand on, and the pollers behind them.
 
 use smcr_engine::Command;
+use smcr_engine::limits::LINKS_MAX;
 use smcr_proto::handshake::Path;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::{Gid, MacAddress};
-use smcr_rnic::{Opening, Rnic};
+use smcr_rnic::{Exhausted, Opening, Rnic};
 
 /// The queue pair of an RNIC, as it travels to its poller.
 pub type QpOf<N> = <<N as Rnic>::Opening as Opening>::Qp;
@@ -27,12 +28,23 @@ pub struct Port<N> {
     pub wanted: bool,
     /// Whether its network is there.
     pub carrier: bool,
+    /// Links that its poller has or will have.
+    pub(super) links: usize,
 }
 
 impl<N: Rnic> Port<N> {
     /// A port that is up.
     pub fn new(name: String, pnet: String, subnet: Ipv4Subnet, rnic: Option<N>) -> Self {
-        Self { name, pnet, subnet, rnic, wanted: true, carrier: true }
+        Self { name, pnet, subnet, rnic, wanted: true, carrier: true, links: 0 }
+    }
+
+    /// The NIC, where one more link may be opened.
+    ///
+    /// # Errors
+    ///
+    /// [`Exhausted`] without a NIC, and when its poller has as many links as it serves.
+    pub(super) fn for_link(&mut self) -> Result<&mut N, Exhausted> {
+        if self.links >= LINKS_MAX { Err(Exhausted) } else { self.rnic.as_mut().ok_or(Exhausted) }
     }
 
     /// Whether links may use it.

@@ -4,13 +4,15 @@
 use std::time::Duration;
 
 use smcr_memory::{Region, Rmb, Rmbe};
+use smcr_proto::limits::OUR_RMBS_MAX;
 use smcr_proto::{Instant, Rkey, RmbeSize};
 use smcr_rnic::{Domain, Exhausted, Registration, Rnic};
 
 use super::ports::PortId;
 use smcr_proto::link_group::RmbIndex;
 
-/// How much memory RMBs may still take, over all link groups.
+/// How much memory elements may still take, over all link groups. What counts is elements that are
+/// out: the others have addresses, but no memory.
 #[derive(Debug)]
 pub struct Budget {
     bytes: u64,
@@ -23,10 +25,11 @@ impl Budget {
     }
 }
 
-/// The stock of one link group. Each RMB has elements of one size, and as many of them as the
-/// budget had room for.
+/// The stock of one link group. Each RMB has elements of one size. The first of a size has a few,
+/// those that follow have more: most peers never have more than a few connections.
 #[derive(Debug)]
 pub struct Stock {
+    /// The most elements of an RMB.
     elements: u8,
     rmbs: Vec<Registered>,
 }
@@ -55,13 +58,18 @@ pub enum Standing {
 }
 
 impl Stock {
-    /// An empty stock of RMBs with `elements` elements each.
+    /// An empty stock of RMBs with up to `elements` elements each.
     pub fn new(elements: u8) -> Self {
         Self { elements, rmbs: Vec::new() }
     }
 
     /// Takes an element of this size from an RMB that the peer knows, if one is home.
-    pub fn take(&mut self, size: RmbeSize) -> Option<Rmbe> {
+    ///
+    /// # Errors
+    ///
+    /// [`Exhausted`] when the budget has no room for it.
+    pub fn take(&mut self, size: RmbeSize, budget: &mut Budget) -> Result<Option<Rmbe>, Exhausted> {
+        let left = budget.bytes.checked_sub(size.bytes().into()).ok_or(Exhausted)?;
         let known = |one: &&mut Registered| one.standing == Standing::Known && one.size == size;
         // RFC 7609 4.1-3
         let known = self.rmbs.iter_mut().filter(known);
@@ -69,10 +77,11 @@ impl Stock {
         for one in known {
             if let Some(rmbe) = one.rmb.take() {
                 one.idle_since = None;
-                return Some(rmbe);
+                budget.bytes = left;
+                return Ok(Some(rmbe));
             }
         }
-        None
+        Ok(None)
     }
 
     /// Takes an element back.
@@ -80,7 +89,8 @@ impl Stock {
     /// # Panics
     ///
     /// If it is of another stock.
-    pub fn give_back(&mut self, now: Instant, rmbe: Rmbe) {
+    pub fn give_back(&mut self, now: Instant, rmbe: Rmbe, budget: &mut Budget) {
+        budget.bytes += u64::from(rmbe.capacity());
         let address = rmbe.rmb_address();
         let home = self.rmbs.iter_mut().find(|one| one.rmb.region().address() == address);
         let home = home.expect("an element goes back where it came from");
@@ -90,14 +100,17 @@ impl Stock {
 
     /// Whether few elements of this size are left to offer, and no RMB of them is being announced.
     pub fn runs_low(&self, size: RmbeSize) -> bool {
-        self.free(size) < u32::from(self.elements / LOW_SHARE) + 1 && !self.is_growing(size)
+        let all = self.known(size).map(|one| u32::from(one.rmb.elements())).sum::<u32>();
+        self.free(size) < (all / LOW_SHARE).max(1) && !self.is_growing(size)
     }
 
     /// How many elements of this size are home, in RMBs that the peer knows.
     pub fn free(&self, size: RmbeSize) -> u32 {
-        let known = |one: &&Registered| one.standing == Standing::Known && one.size == size;
-        let known = self.rmbs.iter().filter(known);
-        known.map(|one| u32::from(one.rmb.elements() - one.rmb.in_use())).sum()
+        self.known(size).map(|one| u32::from(one.rmb.elements() - one.rmb.in_use())).sum()
+    }
+
+    fn known(&self, size: RmbeSize) -> impl Iterator<Item = &Registered> {
+        self.rmbs.iter().filter(move |one| one.standing == Standing::Known && one.size == size)
     }
 
     /// Whether an RMB with elements of this size is being announced.
@@ -155,6 +168,11 @@ impl Stock {
         Some((registration.rkey, registration.address))
     }
 
+    /// The most connections for which there can be elements.
+    pub fn connections_max(&self) -> usize {
+        usize::from(OUR_RMBS_MAX) * usize::from(self.elements)
+    }
+
     /// How many RMBs there are.
     pub fn rmbs(&self) -> u32 {
         u32::try_from(self.rmbs.len()).expect("few RMBs")
@@ -176,25 +194,21 @@ impl Stock {
     ///
     /// # Errors
     ///
-    /// [`Exhausted`] when there is no budget, no memory or no index left.
+    /// [`Exhausted`] when there are no addresses or no index left.
     pub fn grow(
         &mut self,
         now: Instant,
         standing: Standing,
         size: RmbeSize,
-        budget: &mut Budget,
     ) -> Result<RmbIndex, Exhausted> {
         // RFC 7609 2.1-2, 2.1-12
         let unused = |index: &u8| self.rmbs.iter().all(|one| one.index != RmbIndex(*index));
-        let index = RmbIndex((0..u8::MAX).find(unused).ok_or(Exhausted)?);
-        let element_bytes = u64::from(size.bytes());
-        let bytes = element_bytes * (budget.bytes / element_bytes).min(self.elements.into());
-        if bytes == 0 {
-            return Err(Exhausted);
-        }
-        let len = usize::try_from(bytes).map_err(|_| Exhausted)?;
+        let index = RmbIndex((0..OUR_RMBS_MAX).find(unused).ok_or(Exhausted)?);
+        let before = self.rmbs.iter().filter(|one| one.size == size);
+        let most = before.map(|one| u32::from(one.rmb.elements())).max();
+        let elements = most.map_or(FIRST_ELEMENTS, |most| most * GROWTH).min(self.elements.into());
+        let len = size.bytes() as usize * elements as usize;
         let region = Region::new(len).map_err(|_| Exhausted)?;
-        budget.bytes -= bytes;
         let rmb = Rmb::carve(region, size);
         let idle_since = Some(now);
         self.rmbs.push(Registered { index, rmb, size, keys: Vec::new(), standing, idle_since });
@@ -226,13 +240,12 @@ impl Stock {
     /// # Panics
     ///
     /// If an element is out.
-    pub fn discard(&mut self, index: RmbIndex, budget: &mut Budget) -> Vec<(PortId, Registration)> {
+    pub fn discard(&mut self, index: RmbIndex) -> Vec<(PortId, Registration)> {
         let Some(place) = self.rmbs.iter().position(|one| one.index == index) else {
             return Vec::new();
         };
         let one = self.rmbs.remove(place);
         assert_eq!(one.rmb.in_use(), 0);
-        budget.bytes += one.rmb.region().len() as u64;
         one.keys
     }
 
@@ -246,13 +259,12 @@ impl Stock {
         }
     }
 
-    /// Returns the memory to the budget.
+    /// Ends what is left of the stock.
     ///
     /// # Panics
     ///
     /// If an element is still out, or an RNIC still knows of it.
-    pub fn close(self, budget: &mut Budget) {
-        budget.bytes += self.bytes();
+    pub fn close(self) {
         for one in self.rmbs {
             assert_eq!(one.rmb.in_use(), 0);
             assert!(one.keys.is_empty(), "what is registered may be written");
@@ -260,8 +272,13 @@ impl Stock {
     }
 }
 
-/// Another RMB is announced when fewer than this share of an RMB's elements is left, or none.
-const LOW_SHARE: u8 = 8;
+/// Elements of the first RMB of a size. Those that nobody has used cost addresses only, but a
+/// thousand peers are ordinary.
+const FIRST_ELEMENTS: u32 = 8;
+/// How much larger each further RMB is: from 8 to 255 elements in three rounds.
+const GROWTH: u32 = 4;
+/// Another RMB is announced when fewer than this share of all elements is left, or none.
+const LOW_SHARE: u32 = 8;
 /// How long an RMB stays without connections.
 const IDLE: Duration = Duration::from_secs(120);
 
@@ -276,33 +293,53 @@ mod tests {
     const NOW: Instant = Instant(1);
 
     /// The last connections that fit get an element; the next one stays TCP; and what a finished
-    /// group held serves others.
+    /// group held serves others. What nobody uses does not count.
     #[test]
     fn a_budget_is_used_up_and_comes_back() {
         let mut budget = Budget::new(5 * 16_384 + 100);
         let size = RmbeSize::from_bytes(16_384).unwrap();
-        let mut stock = Stock::new(3);
+        let mut stocks: Vec<_> = (0..10).map(|_| Stock::new(3)).collect();
+        for stock in &mut stocks {
+            stock.grow(NOW, Standing::Known, size).unwrap();
+        }
         let mut taken = Vec::new();
-        for _ in 0..5 {
-            if stock.elements().0 == taken.len() as u64 {
-                stock.grow(NOW, Standing::Known, size, &mut budget).unwrap();
-            }
-            taken.push(stock.take(size).unwrap());
+        for stock in &mut stocks[..5] {
+            taken.push(stock.take(size, &mut budget).unwrap().unwrap());
         }
-        assert_eq!((stock.rmbs(), stock.elements()), (2, (5, 5)), "three elements, then two");
-        assert!(stock.take(size).is_none());
-        assert_eq!(stock.grow(NOW, Standing::Known, size, &mut budget), Err(Exhausted));
-        for rmbe in taken {
-            stock.give_back(NOW, rmbe);
+        for stock in &mut stocks {
+            assert_eq!(stock.take(size, &mut budget).err(), Some(Exhausted));
         }
-        stock.close(&mut budget);
+        for (stock, rmbe) in stocks.iter_mut().zip(taken) {
+            stock.give_back(NOW, rmbe, &mut budget);
+        }
+        let last = stocks.last_mut().unwrap();
+        let taken: Vec<_> = (0..3).map(|_| last.take(size, &mut budget).unwrap()).collect();
+        assert!(taken.iter().all(Option::is_some));
+        assert!(last.take(size, &mut budget).unwrap().is_none(), "three elements");
+        taken.into_iter().flatten().for_each(|rmbe| last.give_back(NOW, rmbe, &mut budget));
+        stocks.into_iter().for_each(Stock::close);
+        assert_eq!(budget.bytes, 5 * 16_384 + 100);
+    }
 
-        let mut other = Stock::new(255);
-        other.grow(NOW, Standing::Known, size, &mut budget).unwrap();
-        let rmbe = other.take(size).unwrap();
-        assert_eq!(other.elements(), (5, 1));
-        other.give_back(NOW, rmbe);
-        other.close(&mut budget);
+    /// Ninety peers with one connection each must not reserve what ninety with 255 each need; and a
+    /// peer with many gets there in a few rounds.
+    #[test]
+    fn rmbs_grow_with_use() {
+        let mut budget = Budget::new(1 << 30);
+        let size = RmbeSize::from_bytes(16_384).unwrap();
+        let mut stock = Stock::new(255);
+        let (mut taken, mut sizes) = (Vec::new(), Vec::new());
+        for _ in 0..255 {
+            if stock.runs_low(size) {
+                let before = stock.elements().0;
+                stock.grow(NOW, Standing::Known, size).unwrap();
+                sizes.push((taken.len(), stock.elements().0 - before));
+            }
+            taken.push(stock.take(size, &mut budget).unwrap().unwrap());
+        }
+        assert_eq!(sizes, [(0, 8), (8, 32), (36, 128), (148, 255)]);
+        taken.into_iter().for_each(|rmbe| stock.give_back(NOW, rmbe, &mut budget));
+        stock.close();
     }
 
     /// A peer reaches an element through every RNIC of the group, by keys of its own, and through
@@ -319,20 +356,20 @@ mod tests {
         let mut budget = Budget::new(1 << 20);
         let size = RmbeSize::from_bytes(16_384).unwrap();
         let mut stock = Stock::new(3);
-        stock.grow(NOW, Standing::Known, size, &mut budget).unwrap();
+        stock.grow(NOW, Standing::Known, size).unwrap();
         for (index, nic) in nics.iter_mut().enumerate() {
             let domain = nic.open_domain().unwrap();
             stock.register(PortId(index), domain, nic).unwrap();
             stock.register(PortId(index), domain, nic).unwrap();
         }
-        let rmbe = stock.take(size).unwrap();
+        let rmbe = stock.take(size, &mut budget).unwrap().unwrap();
         assert!(stock.key(&rmbe, PortId(0)).is_some() && stock.key(&rmbe, PortId(1)).is_some());
         stock.withdraw(PortId(0), &mut nics[0]);
         assert_eq!(stock.key(&rmbe, PortId(0)), None);
         assert!(stock.key(&rmbe, PortId(1)).is_some());
-        stock.give_back(NOW, rmbe);
+        stock.give_back(NOW, rmbe, &mut budget);
         stock.withdraw(PortId(1), &mut nics[1]);
-        stock.close(&mut budget);
+        stock.close();
     }
 
     /// Connections that need large elements and those that are many share a group, each with what
@@ -344,16 +381,17 @@ mod tests {
         let mut budget = Budget::new(1 << 20);
         let mut stock = Stock::new(2);
         for size in [small, large] {
-            assert!(stock.take(size).is_none() && stock.runs_low(size));
-            stock.grow(NOW, Standing::Announced, size, &mut budget).unwrap();
+            assert!(stock.take(size, &mut budget).unwrap().is_none() && stock.runs_low(size));
+            stock.grow(NOW, Standing::Announced, size).unwrap();
             assert!(!stock.runs_low(size), "it is on its way");
         }
         stock.set_standing(RmbIndex(0), Standing::Known);
         stock.set_standing(RmbIndex(1), Standing::Known);
-        let taken = [large, small, large].map(|size| stock.take(size).unwrap());
+        let mut take = |size| stock.take(size, &mut budget).unwrap();
+        let taken = [large, small, large].map(|size| take(size).unwrap());
         assert_eq!(taken.each_ref().map(Rmbe::size), [large, small, large]);
-        assert!(stock.take(large).is_none() && stock.runs_low(large) && !stock.runs_low(small));
-        taken.into_iter().for_each(|rmbe| stock.give_back(NOW, rmbe));
-        stock.close(&mut budget);
+        assert!(take(large).is_none() && stock.runs_low(large) && !stock.runs_low(small));
+        taken.into_iter().for_each(|rmbe| stock.give_back(NOW, rmbe, &mut budget));
+        stock.close();
     }
 }

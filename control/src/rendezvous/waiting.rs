@@ -129,9 +129,9 @@ impl<N: Rnic> Gateway<N> {
     }
 }
 
-/// How long a rendezvous waits for the peer to know another RMB. Deployed peers give the exchange
-/// this long.
-const ELEMENT_WAIT: Duration = Duration::from_secs(2);
+/// How long a rendezvous waits for the peer to know another RMB: two exchanges of as long as
+/// deployed peers give one, and less than the six seconds after which they give up CLC.
+const ELEMENT_WAIT: Duration = Duration::from_secs(4);
 
 /// How long a rendezvous waits for the end of a connection that the peer takes to have ended. What
 /// is missing is on its way: milliseconds, if our pollers are busy.

@@ -10,9 +10,11 @@
 //! - [`wire`] hears what is said about links, [`reach`] what was met of it, [`costs`] what trouble
 //!   may cost;
 //! - [`elements`] are scenarios of who may write an element;
+//! - [`crowd`] is one gateway with a thousand peers;
 //! - [`mutants`] shows that the judges would notice.
 
 mod costs;
+mod crowd;
 mod elements;
 mod gateway;
 mod mutants;
@@ -97,6 +99,11 @@ impl World {
 
     /// An application of `client` connects to one of the other host, by these RNICs.
     pub(crate) fn connect(&mut self, client: usize, ports: [PortId; 2]) -> usize {
+        self.connect_as(0, client, ports)
+    }
+
+    /// As [`connect`](Self::connect), where the gateway of the client plays many peers.
+    pub(crate) fn connect_as(&mut self, peer: u16, client: usize, ports: [PortId; 2]) -> usize {
         let number = self.connections.len();
         let seed = 2 * number as u64;
         let [(here, near), (there, far)] =
@@ -105,6 +112,7 @@ impl World {
             [Application::new(here, seed, seed + 1), Application::new(there, seed + 1, seed)];
         let rendezvous =
             Rendezvous::new(self.now, number, client, ports, self.agreement, [near, far]);
+        let rendezvous = rendezvous.of_peer(peer);
         self.connections.push(Connected { applications, names: rendezvous.names() });
         self.rendezvous.push(rendezvous);
         number

@@ -34,6 +34,8 @@ pub(crate) struct Rendezvous {
     held_until: Option<Instant>,
     /// What the gateways speak.
     agreement: Agreement,
+    /// Which of the peers that the client plays.
+    peer: u16,
 }
 
 /// One side of it.
@@ -90,7 +92,13 @@ impl Rendezvous {
             deadline: now + HANDSHAKE_TIMEOUT,
             held_until: None,
             agreement,
+            peer: 0,
         }
+    }
+
+    /// The client plays this peer, which has an address of its own.
+    pub(crate) fn of_peer(self, peer: u16) -> Self {
+        Self { peer, ..self }
     }
 
     /// Nothing is left to be said or waited for.
@@ -127,7 +135,7 @@ impl Rendezvous {
             Message::Decline { out_of_sync } => {
                 let group = self.group(hosts, side);
                 if let Some(group) = group.filter(|_| out_of_sync) {
-                    let source = address(self.sides[1 - side].host);
+                    let source = self.address(self.sides[1 - side].host);
                     let groups = &mut hosts[self.sides[side].host].groups;
                     groups.called_out_of_sync(now, group, source);
                 }
@@ -193,7 +201,7 @@ impl Rendezvous {
         let theirs = hosts[client].groups.ports()[port.0].rnic.as_ref().expect("all have one");
         let theirs = theirs.port();
         let id = peer_id(if client == 0 { 1 } else { 2 });
-        let source = address(client);
+        let source = self.address(client);
         let peer = Peer { id, gid: theirs.gid, mac: theirs.mac, v2: self.is_v2(), source };
         let port = self.sides[SERVER].port;
         let size = self.element_size(hosts, SERVER);
@@ -225,6 +233,13 @@ impl Rendezvous {
             }
         }
         true
+    }
+
+    /// Where a host is in TCP.
+    fn address(&self, host: usize) -> IpAddr {
+        let [high, low] = self.peer.to_be_bytes();
+        let client = self.sides[CLIENT].host == host;
+        if client { [10, 98, high, low].into() } else { [10, 99, 0, 1].into() }
     }
 
     fn is_v2(&self) -> bool {
@@ -271,12 +286,12 @@ impl Rendezvous {
                 hosts,
                 CLIENT,
                 Role::Client,
-                Peer::of(offer, self.is_v2(), address(1 - host)),
+                Peer::of(offer, self.is_v2(), self.address(1 - host)),
             )
         } else {
             let size = self.element_size(hosts, CLIENT);
             let groups = &mut hosts[host].groups;
-            match groups.named_by(now, offer, self.is_v2(), address(1 - host)) {
+            match groups.named_by(now, offer, self.is_v2(), self.address(1 - host)) {
                 Ok((group, link)) => groups.join(now, group, link, size),
                 Err(unnamed) => {
                     self.decline(now, hosts, CLIENT, unnamed == Unnamed::OutOfSync);
@@ -415,11 +430,6 @@ impl Rendezvous {
             hosts[self.sides[side].host].groups.abort(id);
         }
     }
-}
-
-/// Where a host is in TCP.
-fn address(host: usize) -> IpAddr {
-    IpAddr::from([10, 99, 0, u8::try_from(host).expect("few hosts")])
 }
 
 /// Whoever gets an element gets it without a trace of those who had it before.
