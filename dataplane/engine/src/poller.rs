@@ -121,8 +121,12 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     pub fn run(&mut self, clock: Clock, mut idle: Idle, affinity: &Affinity) {
         let mut now = clock.now();
         let mut on_core = idle.wants_core();
-        while !self.stopping {
+        loop {
             let moved = self.turn(now);
+            // Before any sleep: nobody wakes a thread that was told to stop.
+            if self.stopping {
+                return;
+            }
             now = clock.now();
             match idle.after_turn(now, moved) {
                 Advice::Turn => {}
@@ -471,3 +475,46 @@ const SWEEP_EVERY: Duration = Duration::from_millis(250);
 const MAIL_AGAIN: Duration = Duration::from_micros(50);
 
 const _: () = assert!(COMMANDS_MAX >= OBEY_PER_TURN_MAX);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use smcr_rnic::sim;
+
+    use super::*;
+    use crate::idle::Policy;
+    use crate::kernel::Kernel;
+    use crate::mailbox::mailbox;
+
+    /// A gateway that was told to stop hung for ever, where its poller went to sleep right after
+    /// the turn in which it heard so: beside busy programs, or with `spin_us = 0`.
+    #[test]
+    fn a_thread_that_never_spins_ends_when_it_is_told_to() {
+        let waker = Waker::new().unwrap();
+        let (control, commands) = mailbox(COMMANDS_MAX, waker.clone());
+        let (reports, _control) = mailbox(1, Waker::new().unwrap());
+        let (over, ended) = mpsc::channel();
+        std::thread::spawn(move || {
+            let kernel = Kernel::new([waker.descriptor()]).unwrap();
+            let ends = Ends::<Option<sim::Fabric>, Kernel> {
+                commands,
+                waker: waker.clone(),
+                reports,
+                neighbours: Vec::new(),
+                index: 0,
+                owners: Arc::new(Owners::new()),
+                counters: Arc::default(),
+                gauges: Arc::new(Gauges::new()),
+                observe: Box::new(|_| {}),
+            };
+            let idle = Idle::new(Policy::Adaptive, Duration::ZERO);
+            let affinity = Affinity::of_this_thread().unwrap();
+            let memory = Region::new(1 << 20).unwrap();
+            Poller::new(None, kernel, ends, memory).run(Clock::new(), idle, &affinity);
+            over.send(()).unwrap();
+        });
+        control.send(Command::Stop).expect("there is room");
+        ended.recv_timeout(Duration::from_secs(20)).expect("the thread ends");
+    }
+}
