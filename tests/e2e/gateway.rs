@@ -20,6 +20,10 @@ const READY_LIMIT: Duration = Duration::from_secs(20);
 /// How long counters may lag behind what applications saw.
 pub(crate) const SETTLE_LIMIT: Duration = Duration::from_secs(20);
 
+/// How long a gateway may hold elements of connections that are over: those rest for half a minute
+/// whose peer has changed the link, or did not say that it writes no more.
+const REST_LIMIT: Duration = Duration::from_secs(50);
+
 /// Where gateways answer operators, on their own host's loopback.
 const ADMIN: SocketAddrV4 = local(9180);
 
@@ -197,7 +201,7 @@ impl Gateway<'_> {
     /// Waits until no connection is left, and says what the gateway holds on to.
     pub(crate) fn holdings_at_rest(&self) -> Holdings {
         let at_rest = Active::default();
-        wait_until("all connections have left the gateway", SETTLE_LIMIT, || {
+        wait_until("all connections have left the gateway", REST_LIMIT, || {
             let stats = self.stats();
             stats.active == at_rest && stats.memory.rmbes_used == 0
         });
