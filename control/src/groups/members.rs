@@ -35,7 +35,7 @@ pub enum Refusal {
     /// No element is free, and there is no room for another RMB.
     NoMemory,
     /// No element is free, but the peer is being told of another RMB: try again after
-    /// [`Event::ElementsChanged`](super::Event::ElementsChanged).
+    /// [`Event::ElementsChanged`].
     NotYet,
     /// The group carries nothing any more.
     NoLink,
@@ -47,7 +47,7 @@ pub enum Taken {
     /// The connection writes that element.
     Noted,
     /// Another connection still has it. It has probably ended for the peer, and is about to end
-    /// here: try again after [`Event::ElementsChanged`](super::Event::ElementsChanged), or
+    /// here: try again after [`Event::ElementsChanged`], or
     /// [insist](super::Groups::insist_on_offer).
     Awaited,
 }
