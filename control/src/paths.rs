@@ -103,11 +103,6 @@ impl Paths {
         }
     }
 
-    /// How many peers are doubted.
-    pub fn doubted_peers(&self) -> usize {
-        self.doubts.len()
-    }
-
     /// Forgets the peer that was not heard of for longest, if there is no room for another.
     fn make_room(&mut self, far: Far) {
         if self.doubts.len() < DOUBTS_MAX || self.doubts.contains_key(&far) {
@@ -207,7 +202,7 @@ mod tests {
             let at = T0 + SECOND * u32::try_from(index).unwrap();
             paths.failed(at, Far::Client(Ipv4Addr::LOCALHOST.into(), gid));
         }
-        assert_eq!(paths.doubted_peers(), DOUBTS_MAX);
+        assert_eq!(paths.doubts.len(), DOUBTS_MAX);
         let last = Gid::from_ipv4(u32::try_from(DOUBTS_MAX + 9).unwrap().to_be_bytes());
         assert_eq!(paths.consult(T0, Far::Client(Ipv4Addr::LOCALHOST.into(), last)), Way::Closed);
     }
