@@ -191,15 +191,24 @@ impl Couple {
     /// Turns until neither poller has anything left to wait for; sleeps in between.
     fn run_until_quiet(&mut self) {
         for _ in 0..400_000 {
+            let before = self.packets_out();
             self.turn();
             let now = self.now;
             let wake = self.nodes.each_mut().map(|node| node.fabric.prepare_sleep(now));
+            if self.packets_out() > before {
+                // They wake whom they are for.
+                continue;
+            }
             match wake.into_iter().flatten().min() {
                 Some(at) => self.now = self.now.max(at),
                 None => return,
             }
         }
         panic!("never quiet: {:?}", self.nodes.each_ref().map(|node| *node.fabric.counters()));
+    }
+
+    fn packets_out(&self) -> u64 {
+        self.nodes.iter().map(|node| node.fabric.counters().packets_out).sum()
     }
 
     fn counters(&self, node: usize) -> Counters {
