@@ -21,7 +21,11 @@ const _: () = assert!(
     ASKED_WAIT.as_secs() > 3 * LINK_EXCHANGE_WAIT.as_secs() + CONFIRM_ADDED_LINK_WAIT.as_secs()
 );
 
-/// The same during the first contact, while an application waits.
+/// How long until a client asks again. A deployed server that has more to do than it can keep in
+/// mind drops such a request without a word; one that does not takes it for what it knows already.
+pub(super) const ASK_AGAIN_WAIT: Duration = Duration::from_secs(10);
+
+/// How long a client waits for a deletion during the first contact, while an application waits.
 const ASKED_WAIT_FOUNDING: Duration = Duration::from_secs(12);
 const _: () = assert!(
     ASKED_WAIT_FOUNDING.as_secs() > 3 * ADD_LINK_WAIT.as_secs() + CONFIRM_ADDED_LINK_WAIT.as_secs()
@@ -65,8 +69,18 @@ impl Order {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Asked {
     pub(super) on: LinkNumber,
-    pub(super) deadline: Instant,
+    /// When it is asked again.
+    again_at: Instant,
+    /// When the link that it was asked over counts as dead.
+    deadline: Instant,
     order: Order,
+}
+
+impl Asked {
+    /// When something is due.
+    pub(super) fn poll_timeout(self) -> Instant {
+        self.again_at.min(self.deadline)
+    }
 }
 
 impl LinkGroup {
@@ -224,7 +238,7 @@ impl LinkGroup {
         self.send(on, Llc::DeleteLink(request));
     }
 
-    /// Client: asks the server to delete a link, once.
+    /// Client: asks the server to delete a link. Who asks a second time adds nothing.
     pub(super) fn ask_to_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
         let Some(on) = self.link_besides(number) else { return };
         let founding = matches!(self.phase, Phase::Founding { .. });
@@ -233,7 +247,8 @@ impl LinkGroup {
             return;
         }
         let wait = if founding { ASKED_WAIT_FOUNDING } else { ASKED_WAIT };
-        member.asked = Some(Asked { on, deadline: now + wait, order });
+        let again_at = now + ASK_AGAIN_WAIT;
+        member.asked = Some(Asked { on, again_at, deadline: now + wait, order });
         // RFC 7609 2.3-5, 3.5.4-5, 3.5.5.1.4-1
         self.send_delete_link(on, number, order);
     }
@@ -423,12 +438,17 @@ impl LinkGroup {
         }
     }
 
-    /// Client: what the server was asked for and did not do in time.
+    /// Client: what the server was asked for and has not done.
     pub(super) fn asked_in_vain(&mut self, now: Instant) {
         for number in self.numbers().into_iter().flatten() {
             let Some(member) = self.find_mut(number) else { continue };
-            let Some(Asked { on, deadline, order }) = member.asked else { continue };
+            let Some(asked) = &mut member.asked else { continue };
+            let Asked { on, deadline, order, .. } = *asked;
             if deadline > now {
+                if asked.again_at <= now {
+                    asked.again_at = now + ASK_AGAIN_WAIT;
+                    self.send_delete_link(on, number, order);
+                }
                 continue;
             }
             member.asked = None;

@@ -1,5 +1,6 @@
 //! What is due when.
 
+use super::delete::Asked;
 use super::exchange::Exchange;
 use super::member::is_down;
 use super::{LinkGroup, Phase};
@@ -18,7 +19,7 @@ impl LinkGroup {
             Phase::Established => None,
         };
         let links = self.members().filter_map(|member| member.link.poll_timeout());
-        let asked = self.members().filter_map(|member| member.asked).map(|asked| asked.deadline);
+        let asked = self.members().filter_map(|member| member.asked).map(Asked::poll_timeout);
         links
             .chain(asked)
             .chain(phase)

@@ -5,7 +5,7 @@ use std::vec::Vec;
 use super::hosts::{Hosts, port};
 use super::rkeys::announce;
 use super::*;
-use crate::link_group::delete::{ASKED_WAIT, VACATE_WAIT_CLIENT};
+use crate::link_group::delete::{ASK_AGAIN_WAIT, ASKED_WAIT, VACATE_WAIT_CLIENT};
 
 const THIRD_LINK: LinkNumber = LinkNumber(3);
 
@@ -177,6 +177,30 @@ fn a_client_waits_for_an_exchange_of_the_server() {
     hosts.lose(Role::Client);
     hosts.work_for(ASKED_WAIT);
     assert!(hosts.client.group.is_terminated(), "and if that one is deaf, all is over");
+}
+
+/// A deployed server drops a request that comes while it is at work on two other things. The link
+/// would stay dead, and its connections without a second one, until the group ended.
+// RFC 7609 3.5.5.1.4-1
+#[test]
+fn a_request_that_the_server_drops_is_made_again() {
+    let mut hosts = three_links();
+    hosts.break_link_at(Role::Client, THIRD_LINK);
+    hosts.act();
+    assert_eq!(hosts.flying(Role::Client), [(LINK, lost(THIRD_LINK))]);
+    hosts.lose(Role::Client);
+    hosts.work_for(ASK_AGAIN_WAIT - SECOND);
+    assert_eq!(hosts.flying(Role::Client), []);
+    hosts.work_for(SECOND);
+    assert_eq!(hosts.flying(Role::Client), [(LINK, lost(THIRD_LINK))]);
+    // It may also have been late only.
+    hosts.tell(Role::Server, LINK, lost(THIRD_LINK));
+    hosts.run();
+    for host in [&hosts.server, &hosts.client] {
+        assert!(!host.queue_pairs.contains_key(&THIRD_LINK) && host.up().len() == 2);
+    }
+    hosts.work_for(ASK_AGAIN_WAIT * 2);
+    assert_eq!(hosts.flying(Role::Client), []);
 }
 
 /// What an operator wants of a client has time, but not for ever: then the link that it was asked
