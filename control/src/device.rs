@@ -93,6 +93,19 @@ pub struct Subnets {
     pub prefix_count: u8,
 }
 
+/// The VLAN of a network device; none of one that is no VLAN's.
+pub fn vlan(device: &str) -> Option<u16> {
+    // Without VLANs the kernel has no such file.
+    vlan_in(&std::fs::read_to_string(format!("/proc/net/vlan/{device}")).ok()?)
+}
+
+/// The VLAN in what the kernel says about a device.
+fn vlan_in(text: &str) -> Option<u16> {
+    let mut words = text.split_whitespace();
+    words.find(|word| *word == "VID:")?;
+    words.next()?.parse().ok()
+}
+
 /// What the Proposal of a connection from `local`, an address of `device`, says.
 ///
 /// A v4-mapped address is the IPv4 address it maps.
@@ -278,6 +291,15 @@ mod tests {
         assert_eq!(usize::from(prefix_count), PREFIXES_MAX);
         let last: Ipv6Addr = "fd00:0:0:7::".parse().unwrap();
         assert_eq!(prefixes[7].prefix, last.octets());
+    }
+
+    #[test]
+    fn a_vlan_is_known_by_what_the_kernel_says_of_it() {
+        let text = "eth0.20  VID: 20\t REORDER_HDR: 1  dev->priv_flags: 1021\n\
+                    total frames received            0\nDevice: eth0\n";
+        assert_eq!(vlan_in(text), Some(20));
+        assert_eq!((vlan_in(""), vlan_in("VID: much")), (None, None));
+        assert_eq!(vlan("lo"), None);
     }
 
     /// With a client that no packet can reach a link would come up never.

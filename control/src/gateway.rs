@@ -43,8 +43,8 @@ pub struct Port<N: Rnic> {
     pub kind: RnicKind,
     /// The network device below it.
     pub device: String,
-    /// The physical network it is on.
-    pub pnet: String,
+    /// The LAN that it is on.
+    pub lan: groups::Lan,
     /// The network it is in.
     pub subnet: Ipv4Subnet,
     /// The NIC.
@@ -374,7 +374,7 @@ fn join_ports<N: Rnic>(
     let (mut infos, mut nics, mut pollers) = (Vec::new(), Vec::new(), Vec::new());
     for port in ports {
         infos.push(PortInfo { device: port.device, kind: port.kind, traffic: port.traffic });
-        nics.push(groups::Port::new(port.name, port.pnet, port.subnet, port.rnic));
+        nics.push(groups::Port::new(port.name, port.lan, port.subnet, port.rnic));
         pollers.push(port.poller);
     }
     let entropy = || u32::from_ne_bytes(random());

@@ -56,7 +56,7 @@ use group::LinkState;
 pub use group::{Group, GroupId, Link, Peer, Phase};
 use members::Members;
 pub use members::{BadOffer, Joined, Member, Refusal, Taken};
-pub use ports::{Pollers, Port, PortId, QpOf};
+pub use ports::{Lan, Pollers, Port, PortId, QpOf};
 use slots::Slots;
 use stock::Budget;
 

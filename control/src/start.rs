@@ -26,6 +26,7 @@ use crate::config::{Config, IdlePolicy, RnicConfig, Transport};
 use crate::cores::{self, Assignment, Board, Reason};
 use crate::device::{self, Devices};
 use crate::gateway::{Gateway, Parts, Port};
+use crate::groups::Lan;
 use crate::listener::Listener;
 use crate::network::{Network, Place};
 use crate::placement::{Poller, Seat, seats};
@@ -228,7 +229,8 @@ fn open_ports(
                 .map_err(|why| RunError { what: "a polling thread".to_owned(), why })?;
             let RnicConfig { name, kind, device, pnet, .. } = nic;
             let subnet = subnet.unwrap_or_default();
-            Ok(Port { name, kind, device, pnet, subnet, rnic, poller, traffic })
+            let lan = Lan { pnet, vlan: device::vlan(&device) };
+            Ok(Port { name, kind, device, lan, subnet, rnic, poller, traffic })
         })
         .collect()
 }

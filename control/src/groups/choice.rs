@@ -9,7 +9,7 @@ use smcr_proto::{Gid, Instant, MacAddress};
 use smcr_rnic::Rnic;
 
 use super::Groups;
-use super::group::{Group, GroupId, Peer, Phase};
+use super::group::{Group, GroupId, Link, Peer, Phase};
 use super::ports::{Pollers, Port, PortId, QpOf};
 
 /// Why a server's Accept names no link.
@@ -33,7 +33,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let near = self.ports.get(port.0)?;
         let rank = |(index, other): (usize, &Port<N>)| {
             let reaches = peer.is_none_or(|peer| other.reaches(peer));
-            let fits = other.is_up() && other.pnet == near.pnet && reaches;
+            let fits = other.is_up() && other.lan == near.lan && reaches;
             let elsewhere = other.address() != near.address();
             let id = PortId(index);
             fits.then(|| (elsewhere, self.members_of(id), id))
@@ -50,6 +50,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         };
         let ports = self.ports.iter().enumerate().filter(|(_, port)| fits(port));
         ports.map(|(index, _)| PortId(index)).min_by_key(|id| (self.members_of(*id), *id))
+    }
+
+    /// The port that was told to a server as this one, also while it is down.
+    pub fn port_named(&self, address: (Gid, MacAddress)) -> Option<PortId> {
+        self.ports.iter().position(|port| port.address() == Some(address)).map(PortId)
     }
 
     /// The group that a new connection from `peer` by `port` joins, where we are the server.
@@ -83,8 +88,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
 
     /// Whether connections of `peer` by `near` belong to this group, in the role of its server.
     fn serves(&self, group: &Group<N::Opening>, near: &Port<N>, peer: Peer) -> bool {
-        let here =
-            group.links.first().is_some_and(|link| self.ports[link.port.0].pnet == near.pnet);
+        let here = group.links.first().is_some_and(|link| self.ports[link.port.0].lan == near.lan);
         let over = matches!(group.phase, Phase::Ending);
         let usable = !over && !group.disowned;
         // RFC 7609 2.2.3-2
@@ -101,7 +105,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     }
 
     /// The link that a server's Accept names in a later contact, and its group. `v2` says which
-    /// version the Accept is of, `source` which address we connected to.
+    /// version the Accept is of, `source` which address we connected to, `proposed` which
+    /// RNIC our Proposal named.
     ///
     /// # Errors
     ///
@@ -112,7 +117,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         accept: &Offer,
         v2: bool,
         source: IpAddr,
+        proposed: PortId,
     ) -> Result<(GroupId, LinkId), Unnamed> {
+        let lan = &self.ports[proposed.0].lan;
+        let is_near = |link: &Link<N::Opening>| self.ports[link.port.0].lan == *lan;
         // Nearly always it is one that this address founded.
         let others = self.iter().filter(|(_, group)| group.peer.source != source);
         let ours = self.founded_by(source).chain(others).filter(|(_, group)| {
@@ -124,7 +132,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let mut unnamed = Unnamed::OutOfSync;
         let mut foreign = None;
         for (id, group) in ours {
-            if let Some(link) = group.links.iter().find(|link| link.leads_to(accept)) {
+            if let Some(link) =
+                group.links.iter().find(|link| link.leads_to(accept) && is_near(link))
+            {
                 if group.vouches_for(source, link, accept) {
                     return Ok((id, link.id));
                 }

@@ -197,7 +197,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             return Vec::new();
         };
         let first = &self.ports[first.port.0];
-        let fits = |port: &&super::Port<N>| port.is_up() && port.pnet == first.pnet;
+        let fits = |port: &&super::Port<N>| port.is_up() && port.lan == first.lan;
         let others = self.ports.iter().filter(fits);
         let mut gids = Vec::new();
         for (gid, _) in std::iter::once(first).chain(others).filter_map(super::Port::address) {

@@ -46,7 +46,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         });
     }
 
-    /// Where a further link of a group would go: to an RNIC on the same physical network, as the
+    /// Where a further link of a group would go: to an RNIC on the same LAN, as the
     /// machine prefers them, and among equals to the least busy poller.
     pub(super) fn choose_port(
         &self,
@@ -54,11 +54,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         peer: Option<(Gid, MacAddress)>,
     ) -> Option<PortId> {
         let group = self.groups.get(&id)?;
-        let pnet = &self.ports[group.links.first()?.port.0].pnet;
+        let lan = &self.ports[group.links.first()?.port.0].lan;
         let candidate = |(index, port): (usize, &super::Port<N>)| {
             // RFC 7609 2-2, 5.2-1
             let reaches = group.is_routed() || peer.is_none_or(|(peer, _)| port.reaches(peer));
-            let fits = port.is_up() && port.pnet == *pnet && reaches;
+            let fits = port.is_up() && port.lan == *lan && reaches;
             let address = port.address().filter(|_| fits)?;
             Some((self.members_of(PortId(index)), PortId(index), address))
         };

@@ -143,15 +143,15 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         }
     }
 
-    /// Groups on the same physical network as a port, without a link on its RNIC.
+    /// Groups on the same LAN as a port, without a link on its RNIC.
     // RFC 7609 3.5.5.1.1-5
     fn groups_that_could_use(&self, port: PortId) -> Vec<GroupId> {
         let Some((gid, _)) = self.ports[port.0].address() else { return Vec::new() };
-        let pnet = &self.ports[port.0].pnet;
+        let lan = &self.ports[port.0].lan;
         let could = |group: &super::Group<N::Opening>| {
             let mut alive = group.links.iter().filter(|link| link.is_alive());
             group.machine().is_some()
-                && group.links.first().is_some_and(|link| self.ports[link.port.0].pnet == *pnet)
+                && group.links.first().is_some_and(|link| self.ports[link.port.0].lan == *lan)
                 && alive.all(|link| link.ours.gid != gid)
         };
         self.iter().filter(|(_, group)| could(group)).map(|(id, _)| id).collect()

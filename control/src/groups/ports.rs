@@ -14,12 +14,22 @@ pub type QpOf<N> = <<N as Rnic>::Opening as Opening>::Qp;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortId(pub usize);
 
+/// Which LAN a port is on. Links of one group join ports of one LAN only.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lan {
+    /// The physical network, as the operator calls it.
+    pub pnet: String,
+    /// The VLAN of the device below the port; none on an untagged one. A stream that crossed from
+    /// one VLAN into another would be seen by the wrong ones.
+    pub vlan: Option<u16>,
+}
+
 /// An RNIC as link groups use it.
 pub struct Port<N> {
     /// What the operator calls it.
     pub name: String,
-    /// The physical network that it is on: links join ports of one network only.
-    pub pnet: String,
+    /// The LAN that it is on.
+    pub lan: Lan,
     /// Its IPv4 subnet, if it has one: packets of SMC-Rv1 cross no router.
     pub subnet: Ipv4Subnet,
     /// The NIC; none where connections can only be TCP.
@@ -34,8 +44,8 @@ pub struct Port<N> {
 
 impl<N: Rnic> Port<N> {
     /// A port that is up.
-    pub fn new(name: String, pnet: String, subnet: Ipv4Subnet, rnic: Option<N>) -> Self {
-        Self { name, pnet, subnet, rnic, wanted: true, carrier: true, links: 0 }
+    pub fn new(name: String, lan: Lan, subnet: Ipv4Subnet, rnic: Option<N>) -> Self {
+        Self { name, lan, subnet, rnic, wanted: true, carrier: true, links: 0 }
     }
 
     /// The NIC, where one more link may be opened.

@@ -133,7 +133,10 @@ impl<N: Rnic> Gateway<N> {
     pub(super) fn join_link(&mut self, now: Instant, key: Key, offer: &Offer) {
         // RFC 7609 3.5.1.3-1
         let v2 = self.agreement_of(key).is_some_and(|agreement| agreement != Agreement::V1);
-        let (group, link) = match self.groups.named_by(now, offer, v2, self.peer_address(key)) {
+        let source = self.peer_address(key);
+        let proposed = self.proposed_port(key).expect("a client has proposed");
+        let proposed = self.groups.port_named(proposed).expect("no port is ever forgotten");
+        let (group, link) = match self.groups.named_by(now, offer, v2, source, proposed) {
             Ok(found) => found,
             Err(Unnamed::OutOfSync) => {
                 // RFC 7609 C.4-1

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use smcgate::groups::{Event, Groups, Pollers, Port, PortId, Settings};
+use smcgate::groups::{Event, Groups, Lan, Pollers, Port, PortId, Settings};
 use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
 use smcr_engine::handoff::{Ending, Owners};
@@ -125,7 +125,7 @@ impl Gateway {
             // All reach all, so that there are asymmetric links, too.
             let subnet = Ipv4Subnet { network: [10, 0, 0, 0], prefix_bits: 8 };
             let name = format!("sim{index}");
-            ports.push(Port::new(name, "net".to_owned(), subnet, Some(rnic)));
+            ports.push(Port::new(name, Lan::default(), subnet, Some(rnic)));
             let (reports, pending) = mailbox(sizes.reports, Waker::new().unwrap());
             let ends = Ends {
                 commands: obeyed,

@@ -291,7 +291,13 @@ impl Rendezvous {
         } else {
             let size = self.element_size(hosts, CLIENT);
             let groups = &mut hosts[host].groups;
-            match groups.named_by(now, offer, self.is_v2(), self.address(1 - host)) {
+            match groups.named_by(
+                now,
+                offer,
+                self.is_v2(),
+                self.address(1 - host),
+                self.sides[CLIENT].port,
+            ) {
                 Ok((group, link)) => groups.join(now, group, link, size),
                 Err(unnamed) => {
                     self.decline(now, hosts, CLIENT, unnamed == Unnamed::OutOfSync);

@@ -169,7 +169,7 @@ fn open_port(config: &Config, address: Ipv4Addr, clock: Clock, waker: &Waker) ->
         name: NAME.to_owned(),
         kind: RnicKind::RoceUdp,
         device: "lo".to_owned(),
-        pnet: String::new(),
+        lan: crate::groups::Lan::default(),
         subnet: SUBNET,
         rnic: Some(rnic),
         poller,

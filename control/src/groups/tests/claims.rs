@@ -114,7 +114,10 @@ fn a_server_at_another_address_proves_that_it_is_the_same() {
     let (mut pair, client, server) = founded();
     let next = accept(&mut pair, &server);
     let named = |pair: &mut Pair, offer: &Offer, source| {
-        pair.client.groups.named_by(pair.now, offer, false, source).map(|(group, _)| group)
+        pair.client
+            .groups
+            .named_by(pair.now, offer, false, source, PortId(0))
+            .map(|(group, _)| group)
     };
     assert_eq!(named(&mut pair, &next.offer, ADDRESSES[1]), Ok(client.group));
     assert_eq!(named(&mut pair, &next.offer, STRANGER), Ok(client.group), "it knows the RMB");
@@ -125,4 +128,26 @@ fn a_server_at_another_address_proves_that_it_is_the_same() {
         assert_eq!(named(&mut pair, &forged, STRANGER), Err(Unnamed::NotTheirs));
     }
     assert_eq!(pair.client.groups.counts().foreign_claims, 2);
+}
+
+/// A server that is on two VLANs, or somebody who pretends to be, names a link of another one. A
+/// stream that crossed over would be seen by those whom it was kept from.
+// RFC 7609 3.5.1.3-1
+#[test]
+fn a_connection_of_one_vlan_joins_no_link_of_another() {
+    let mut pair = Pair::new(2, 2);
+    pair.client.groups.ports[0].lan.vlan = Some(10);
+    pair.client.groups.ports[1].lan.vlan = Some(20);
+    let (client, server) = pair.first_contact();
+    let next = accept(&mut pair, &server);
+    let named = [0, 1].map(|proposed| {
+        let (now, source) = (pair.now, ADDRESSES[1]);
+        pair.client.groups.named_by(now, &next.offer, false, source, PortId(proposed))
+    });
+    assert_eq!(named[0].map(|(group, _)| group), Ok(client.group));
+    assert_eq!(named[1], Err(Unnamed::LinkGone));
+    // Nor does the group itself grow a link there.
+    pair.pass(Duration::from_secs(60));
+    let group = pair.client.groups.at(client.group).unwrap();
+    assert!(group.links.iter().all(|link| link.port == PortId(0)));
 }

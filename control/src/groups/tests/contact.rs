@@ -23,7 +23,7 @@ fn later_contact(pair: &mut Pair) -> (Joined, Joined) {
     let (group, link) = pair
         .client
         .groups
-        .named_by(pair.now, &accept.offer, false, ADDRESSES[1])
+        .named_by(pair.now, &accept.offer, false, ADDRESSES[1], PortId(0))
         .expect("a known link");
     let confirm = pair.client.groups.join(now, group, link, SIZE).unwrap();
     pair.client.groups.accept_offer(now, confirm.connection, &accept.offer).unwrap();
@@ -180,7 +180,7 @@ fn the_reverse_direction_gets_a_group_of_its_own() {
     let of_server = Peer::of(&server.joined.offer, false, ADDRESSES[1]);
     assert_eq!(pair.client.groups.joinable(PortId(0), of_server), None);
     assert_eq!(
-        pair.server.groups.named_by(pair.now, &client.joined.offer, false, ADDRESSES[0]),
+        pair.server.groups.named_by(pair.now, &client.joined.offer, false, ADDRESSES[0], PortId(0)),
         Err(Unnamed::OutOfSync)
     );
     let reverse = pair.client.groups.open(pair.now, PortId(0), Role::Server, of_server).unwrap();
@@ -197,7 +197,7 @@ fn a_group_that_is_over_is_out_of_sync() {
     pair.settle();
     assert!(pair.client.events.contains(&Event::Ended(client.group)));
     assert_eq!(
-        pair.client.groups.named_by(pair.now, &server.joined.offer, false, ADDRESSES[1]),
+        pair.client.groups.named_by(pair.now, &server.joined.offer, false, ADDRESSES[1], PortId(0)),
         Err(Unnamed::OutOfSync)
     );
     assert_eq!((pair.client.failed.len(), pair.server.failed.len()), (1, 1));

@@ -208,7 +208,7 @@ fn a_link_that_has_just_gone_does_not_cost_the_group() {
     pair.client.groups.rnic_down(pair.now, "r0", false).unwrap();
     pair.settle();
     assert_eq!(
-        pair.client.groups.named_by(pair.now, &accept.offer, false, ADDRESSES[1]),
+        pair.client.groups.named_by(pair.now, &accept.offer, false, ADDRESSES[1], PortId(0)),
         Err(Unnamed::LinkGone)
     );
     assert!(pair.client.groups.at(client).unwrap().is_established());
@@ -220,7 +220,7 @@ fn a_link_that_has_just_gone_does_not_cost_the_group() {
 #[test]
 fn an_rnic_of_another_lan_is_not_offered() {
     let mut pair = Pair::new(2, 2);
-    pair.server.groups.ports[1].pnet = "other".to_owned();
+    pair.server.groups.ports[1].lan.pnet = "other".to_owned();
     let (_client, server) = pair.first_contact();
     pair.settle();
     pair.server.groups.rnic_down(pair.now, "r1", false).unwrap();

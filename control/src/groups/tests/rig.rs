@@ -144,7 +144,7 @@ impl Host {
             let port =
                 smcr_rnic::Port { gid: gid(host, index), mac: mac(host, index), mtu: Mtu::B1024 };
             let rnic = Some(network.rnic(port).0);
-            Port::new(format!("r{index}"), String::new(), Ipv4Subnet::default(), rnic)
+            Port::new(format!("r{index}"), Lan::default(), Ipv4Subnet::default(), rnic)
         });
         let settings = Settings {
             peer_id: PEER_IDS[usize::from(host) - 1],
