@@ -450,12 +450,11 @@ impl LinkGroup {
             self.link_lost(now, on, Cause::LlcTimedOut);
         }
         let announcement = self.announcement.filter(|announcement| due(&announcement.deadline));
-        let Some(Announcement { on, kind, .. }) = announcement else { return };
-        match kind {
-            // RFC 7609 C.7.1-22
-            Kind::Confirm { .. } => self.link_lost(now, on, Cause::LlcTimedOut),
-            // Whatever the peer thinks, it is deregistered next.
-            Kind::Delete => self.withdrawn(now),
+        // An RMB that is to go stays until the peer has let go of it: what it wrote there would
+        // break its queue pair. It is withdrawn again over another link, or ends with the group.
+        // RFC 7609 C.7.1-22, 3.5.5.2.2-3
+        if let Some(Announcement { on, .. }) = announcement {
+            self.link_lost(now, on, Cause::LlcTimedOut);
         }
     }
 

@@ -424,6 +424,30 @@ fn what_is_being_withdrawn_is_told_of_nowhere() {
     hosts.assert_rkeys_agree();
 }
 
+/// A peer that does not answer may still write there: the RMB is kept, the link counts as failed,
+/// and the peer is told again over another one.
+// RFC 7609 3.5.5.2.2-3
+#[test]
+fn an_rmb_stays_until_the_peer_has_let_go_of_it() {
+    let mut hosts = links(2);
+    announce(&mut hosts, Role::Client, 1);
+    hosts.run();
+    let deleted = |hosts: &Hosts| hosts.client.told.contains(&Action::RmbDeleted(RmbIndex(1)));
+    hosts.client.group.withdraw_rmb(hosts.now, RmbIndex(1));
+    hosts.act();
+    let [(first, Llc::DeleteRkey(_))] = hosts.flying(Role::Client)[..] else {
+        panic!("{:?}", hosts.flying(Role::Client));
+    };
+    hosts.lose(Role::Client);
+    hosts.work_for(LINK_EXCHANGE_WAIT);
+    assert!(!deleted(&hosts) && !hosts.client.up().contains(&first));
+    let again = |(on, llc): &(LinkNumber, Llc)| *on != first && matches!(llc, Llc::DeleteRkey(_));
+    assert!(hosts.flying(Role::Client).iter().any(again), "{:?}", hosts.flying(Role::Client));
+    hosts.run();
+    assert!(deleted(&hosts));
+    hosts.assert_rkeys_agree();
+}
+
 /// A key of any link says which RMB goes, and it goes on all of them: nothing is written there any
 /// more, over whatever link.
 // RFC 7609 3.5.5.2.2-4, 3.5.5.2.2-5
