@@ -242,6 +242,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     ) -> Result<(GroupId, Offer, Option<ConnectionId>), BadOffer> {
         let id = self.members.group_of(connection).ok_or(BadOffer::NoSuchLink)?;
         let group = self.groups.get_mut(&id).ok_or(BadOffer::NoSuchLink)?;
+        // A link that connections are leaving is active still, and so is one that only the peer has
+        // seen confirmed: what tells the other side may be on its way by RDMA, and who is refused
+        // here loses the connection.
         // RFC 7609 3.5.2.3-2, 3.5.2.3-3
         let on = group.links.iter().find(|link| link.leads_to(offer));
         let on = on.filter(|link| !matches!(link.state, LinkState::Retiring));

@@ -139,7 +139,6 @@ impl<N: Rnic> Gateway<N> {
         let (group, link) = match self.groups.named_by(now, offer, v2, source, proposed) {
             Ok(found) => found,
             Err(Unnamed::OutOfSync) => {
-                // RFC 7609 C.4-1
                 self.answer_client(key, Err(Diagnosis::OUT_OF_SYNC), true);
                 return;
             }

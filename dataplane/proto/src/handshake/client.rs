@@ -266,7 +266,7 @@ impl Client {
     /// [`HandshakeError::LinkFailed`], if the rendezvous was waiting for the link.
     pub fn link_failed(&mut self, committed: bool) -> Result<(), HandshakeError> {
         match self.state {
-            // RFC 7609 C.2-2, C.3-3
+            // RFC 7609 C.3-3
             State::AwaitingLink => self.over_if(Err(HandshakeError::LinkFailed { committed })),
             State::AwaitingAccept { .. } | State::Providing { .. } | State::Over => Ok(()),
         }

@@ -64,7 +64,6 @@ impl LinkGroup {
     ) -> Result<(), PeerMisbehaved> {
         if !self.is_alive(number) {
             // What else is said on a link that failed goes unheard.
-            // RFC 7609 C.7.1-27
             if message.ends_group() && !self.is_terminated() {
                 return self.dispatch_any(now, number, message);
             }
