@@ -135,7 +135,6 @@ pub(crate) fn a_message_that_is_too_long_is_contained<H: Harness>(seed: u64) {
 
 /// (4) A write that is not allowed changes no byte and breaks its own queue pair on both ends; the
 /// neighbours do not notice, and a new queue pair works.
-// RFC 7609 2.1-6
 pub(crate) fn forbidden_writes_are_contained<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let domains = rig.domains();

@@ -126,8 +126,7 @@ fn smoke_a_busy_core_is_left_and_taken_back() {
     let gateways = [&pair.a, &pair.b];
     let cores = gateways.map(|gateway| place(gateway).core);
     let [Some(first), Some(second)] = cores else {
-        // One core for both: there is nothing to leave.
-        return;
+        panic!("two free cores are needed, or there is nothing to leave: {cores:?}");
     };
     let both_are = |contended: bool| {
         // Only who works notices.

@@ -503,7 +503,6 @@ fn links_come_and_go() {
 
 /// Whether this connection was reset because an RNIC lost what it had acknowledged: nobody can
 /// repeat that. The reset comes when it is certain that the message is not still on its way.
-// RFC 7609 4.6.1-9
 fn lost_what_was_acknowledged(cluster: &mut Cluster, number: usize) -> bool {
     if cluster.is_closed(number) || cluster.network.messages_lost() == 0 {
         return false;

@@ -1,17 +1,20 @@
 //! Tags: the comments by which code and tests claim entries of the register.
 
+use super::functions::{self, Test};
 use super::register::Id;
 
 /// What a tag begins with. Its ids follow, separated by commas: see [`find`].
 pub(crate) const TAG: &str = concat!("RFC ", "7609 ");
 
 /// Who claims an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
     /// Production code: it obeys.
     Obeyed,
-    /// A test: it would fail otherwise.
-    Proven,
+    /// This test: it would fail otherwise.
+    Proven(Test),
+    /// Code that serves tests, but is none: whether it ever runs, nobody knows.
+    Nobody,
 }
 
 /// One id of one tag.
@@ -24,19 +27,27 @@ pub(crate) struct Tag {
     pub(crate) claim: Claim,
 }
 
-/// The tags of one file, `name` being its path from the top of the repository.
+/// The tags of one file, `name` being its path from the top of the repository and `library` what
+/// the compiler calls its crate.
 ///
 /// A tag stands in a comment and ends with its line. Where a comma follows the number of the RFC,
-/// it is prose. What stands below the tests at the end of a file, or in a file of tests, proves.
-pub(crate) fn find(name: &str, text: &str) -> Vec<Tag> {
+/// it is prose. What stands above or in a test, below the tests at the end of a file or in a file
+/// of tests, proves.
+pub(crate) fn find(name: &str, library: &str, text: &str) -> Vec<Tag> {
     let lines: Vec<&str> = text.lines().collect();
+    let tests = functions::tests(name, library, &lines);
     let production = if is_test(name) { 0 } else { production_lines(&lines) };
     let mut tags = Vec::new();
     for (index, line) in lines.iter().enumerate() {
         let Some((_, comment)) = line.split_once("//") else { continue };
-        let claim = if index < production { Claim::Obeyed } else { Claim::Proven };
+        let test = tests.iter().find(|test| test.lines.contains(&index));
+        let claim = match (index < production, test) {
+            (true, _) => Claim::Obeyed,
+            (false, Some(test)) => Claim::Proven(test.clone()),
+            (false, None) => Claim::Nobody,
+        };
         for words in comment.split(TAG).skip(1) {
-            tags.extend(ids(words).map(|id| Tag { line: index + 1, id, claim }));
+            tags.extend(ids(words).map(|id| Tag { line: index + 1, id, claim: claim.clone() }));
         }
     }
     tags
@@ -84,9 +95,16 @@ mod tests {
 
     /// Line, text and claim of each tag, in short. `@` stands for the number of the RFC.
     fn found(name: &str, text: &str) -> Vec<String> {
-        let tags = find(name, &text.replace('@', TAG.trim_end()));
+        let tags = find(name, "smcgate", &text.replace('@', TAG.trim_end()));
         let in_short = |tag: Tag| match tag.id {
-            Ok(id) => format!("{} {id} {:?}", tag.line, tag.claim),
+            Ok(id) => {
+                let claim = match tag.claim {
+                    Claim::Obeyed => "Obeyed".to_owned(),
+                    Claim::Proven(test) => format!("by {}", test.name.path),
+                    Claim::Nobody => "by nobody".to_owned(),
+                };
+                format!("{} {id} {claim}", tag.line)
+            }
             Err(word) => format!("{} no id: {word}", tag.line),
         };
         tags.into_iter().map(in_short).collect()
@@ -121,12 +139,15 @@ mod tests {
     /// A test that counted as code would let a rule pass that only a test knows of.
     #[test]
     fn tests_prove_and_code_obeys() {
-        let both = "// @ 2-1\n#[cfg(test)]\nmod tests {\n    // @ 2-1\n}";
-        assert_eq!(found(CODE, both), ["1 2-1 Obeyed", "4 2-1 Proven"]);
+        let tests = "mod tests {\n    // @ 2-1\n    #[test]\n    fn a() {\n    }\n}";
+        let both = &format!("// @ 2-1\n#[cfg(test)]\n{tests}");
+        assert_eq!(found(CODE, both), ["1 2-1 Obeyed", "4 2-1 by x::tests::a"]);
         let elsewhere = "#[cfg(test)]\nmod tests;\n// @ 2-1";
         assert_eq!(found(CODE, elsewhere), ["3 2-1 Obeyed"]);
         for name in ["tests/sim/x.rs", "control/src/x/tests.rs", "control/src/x/tests/y.rs"] {
-            assert_eq!(found(name, "// @ 2-1"), ["1 2-1 Proven"], "{name}");
+            assert_eq!(found(name, "// @ 2-1"), ["1 2-1 by nobody"], "{name}");
         }
+        let inside = "#[test]\nfn a() {\n    b(); // @ 2-1\n}\n// @ 2-2\nfn c() {\n}";
+        assert_eq!(found("tests/sim/main.rs", inside), ["3 2-1 by a", "5 2-2 by nobody"]);
     }
 }

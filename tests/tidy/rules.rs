@@ -28,6 +28,9 @@ pub(crate) fn check_file(file: &File<'_>) -> Vec<String> {
     for (number, length) in long_functions(&lines) {
         found.push((number, format!("a function of {length} lines, 70 are allowed")));
     }
+    let early =
+        "a test that returns early counts as passed: let it fail, or ignore it, with a reason";
+    found.extend(early_returns(&lines).into_iter().map(|number| (number, early.into())));
     found.iter().map(|(line, what)| format!("{}:{}: {what}", file.name, line + 1)).collect()
 }
 
@@ -123,6 +126,21 @@ fn long_functions(lines: &[&str]) -> Vec<(usize, usize)> {
         if length > 70 && !code.starts_with("macro_rules!") {
             found.push((start, length));
         }
+    }
+    found
+}
+
+/// The lines on which a test ends before its end.
+fn early_returns(lines: &[&str]) -> Vec<usize> {
+    let mut found = Vec::new();
+    for (start, line) in lines.iter().enumerate().filter(|(_, line)| line.trim() == "#[test]") {
+        let end = format!("{}}}", &line[..line.len() - line.trim_start().len()]);
+        let body = lines[start..].iter().take_while(|line| **line != end);
+        let returns = |(_, line): &(usize, &&str)| {
+            let code = code_of(line);
+            code.contains("return;") || code.contains("{ return }")
+        };
+        found.extend(body.enumerate().filter(returns).map(|(index, _)| start + index));
     }
     found
 }
@@ -233,6 +251,16 @@ mod tests {
         is_refused(x, "pub fn get_link(&self);", "name");
         is_refused(x, "mod common;", "name");
         assert!(complaints(x, concat!("#[ign", "ore = \"needs a guest\"]")).is_empty());
+    }
+
+    #[test]
+    fn a_test_does_not_end_before_its_end() {
+        let test = |body: &str| format!("#[test]\nfn a() {{\n    {body}\n}}\nfn b() {{ return; }}");
+        is_refused("control/src/x.rs", &test("let Some(x) = y else { return };"), "early");
+        is_refused("tests/x.rs", &test(concat!("return", ";")), "early");
+        assert!(
+            complaints("tests/x.rs", &test("let Some(x) = y else { return None };")).is_empty()
+        );
     }
 
     #[test]

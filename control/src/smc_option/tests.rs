@@ -1,4 +1,4 @@
-//! The option on real SYNs. Needs the privilege to load eBPF; says so loudly where it lacks it.
+//! The option on real SYNs, for which the privilege to load eBPF is needed.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::Duration;
@@ -28,8 +28,9 @@ enum End {
 /// Both ends answer the same question in the same way, or one would send CLC to a plain socket.
 // RFC 7609 3.5.1.1-3, 3.5.1.1-6, B.1-4
 #[test]
+#[ignore = "needs the privilege to load eBPF; run by scripts/test e2e"]
 fn both_ends_see_the_option_only_if_both_are_marked() {
-    let Some(option) = load("both_ends_see_the_option_only_if_both_are_marked") else { return };
+    let option = load();
     for address in [SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), (Ipv6Addr::LOCALHOST, 0).into()] {
         let outcome = |client, server| connect(&option, &option, address, client, server);
         let agreed = |agreed| Outcome {
@@ -48,9 +49,10 @@ fn both_ends_see_the_option_only_if_both_are_marked() {
 
 /// Two gateways of one host share a cgroup, so each one's program meets the other's sockets.
 #[test]
+#[ignore = "needs the privilege to load eBPF; run by scripts/test e2e"]
 fn two_gateways_on_one_host_do_not_disturb_each_other() {
-    let Some(a) = load("two_gateways_on_one_host_do_not_disturb_each_other") else { return };
-    let Some(b) = load("two_gateways_on_one_host_do_not_disturb_each_other") else { return };
+    let a = load();
+    let b = load();
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let outcome = connect(&a, &b, address, End::Marked, End::Marked);
     assert!(outcome.client_sees_it && outcome.server_sees_it, "{outcome:?}");
@@ -60,8 +62,9 @@ fn two_gateways_on_one_host_do_not_disturb_each_other() {
 
 /// A gateway that is gone leaves sockets that connect as plain TCP, and live connections alone.
 #[test]
+#[ignore = "needs the privilege to load eBPF; run by scripts/test e2e"]
 fn dropping_the_program_detaches_it() {
-    let Some(option) = load("dropping_the_program_detaches_it") else { return };
+    let option = load();
     let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     option.mark_listener(&listener).unwrap();
     listener.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
@@ -80,8 +83,9 @@ fn dropping_the_program_detaches_it() {
 /// Connections that come faster than they are accepted must not be mistaken for plain ones: the
 /// server would then relay CLC messages to the application.
 #[test]
+#[ignore = "needs the privilege to load eBPF; run by scripts/test e2e"]
 fn every_connection_of_a_burst_is_recognised() {
-    let Some(option) = load("every_connection_of_a_burst_is_recognised") else { return };
+    let option = load();
     let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     option.mark_listener(&listener).unwrap();
     listener.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
@@ -126,14 +130,8 @@ fn assumed_peers_are_those_of_the_list() {
     assert!(!none.peer_offered(&listener, "10.8.0.2:1".parse().unwrap()));
 }
 
-fn load(test: &str) -> Option<SmcOption> {
-    match SmcOption::load() {
-        Ok(option) => Some(option),
-        Err(unavailable) => {
-            eprintln!("SKIPPED {test}: {unavailable}");
-            None
-        }
-    }
+fn load() -> SmcOption {
+    SmcOption::load().unwrap_or_else(|unavailable| panic!("{unavailable}"))
 }
 
 fn connect(

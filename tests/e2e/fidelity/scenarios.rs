@@ -195,7 +195,6 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     },
     Scenario { name: "nobody listens", client: Tape::see_refusal, server: None },
     // What an application does not want to read any more is nobody else's business.
-    // RFC 7609 4.8.1-25
     Scenario {
         name: "client shuts down for reading",
         client: |tape| {

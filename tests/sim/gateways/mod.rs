@@ -207,7 +207,6 @@ impl World {
         let due: Vec<_> = self.resets.extract_if(.., due).collect();
         for (_, number, side) in &due {
             match self.connections[*number].names[*side] {
-                // RFC 7609 4.8.2-11
                 (host, Some(id)) => self.hosts[host].groups.abort(id),
                 (_, None) => {
                     let mut talks = self.rendezvous.iter_mut();

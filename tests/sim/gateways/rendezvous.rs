@@ -432,7 +432,6 @@ impl Rendezvous {
     fn reset(&mut self, now: Instant, hosts: &mut Hosts, side: usize) {
         self.fail(now, hosts, side, false);
         if let Some(id) = self.sides[side].id {
-            // RFC 7609 4.8.2-11
             hosts[self.sides[side].host].groups.abort(id);
         }
     }
