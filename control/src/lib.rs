@@ -21,6 +21,7 @@ pub mod doctor;
 pub mod farewells;
 pub mod gateway;
 pub mod groups;
+pub mod ipsec;
 pub mod listener;
 pub mod log;
 pub mod network;

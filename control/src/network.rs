@@ -20,6 +20,7 @@ use smcr_rnic::Rnic;
 use crate::device::{self, Devices, Subnets};
 use crate::gateway::Gateway;
 use crate::groups::PortId;
+use crate::ipsec::Policies;
 use crate::pnet::PnetTable;
 
 /// Where a port is.
@@ -45,6 +46,8 @@ pub struct Network {
     by_device: HashMap<String, Vec<PortId>>,
     /// Readable when something changed; none where the kernel does not say.
     changes: Option<OwnedFd>,
+    /// Which connections are protected.
+    pub(crate) policies: Policies,
 }
 
 impl Network {
@@ -54,7 +57,8 @@ impl Network {
             .inspect_err(|error| tracing::warn!(%error, "devices that fail will not be noticed"))
             .ok();
         let up = vec![false; places.len()];
-        let mut network = Self { devices, pnet, places, up, by_device: HashMap::new(), changes };
+        let (by_device, policies) = (HashMap::new(), Policies::of_this_host());
+        let mut network = Self { devices, pnet, places, up, by_device, changes, policies };
         network.judge();
         network
     }

@@ -9,13 +9,15 @@ use rustix::process::Signal;
 
 use crate::clock::{now, wait_until};
 use crate::gateway::{Gateway, Pair, SETTLE_LIMIT, Setup, local};
-use crate::hosts::{Hosts, accept, set_limit};
+use crate::hosts::{Host, Hosts, accept, set_limit};
 
 const PORT: u16 = 7010;
 const LIMIT: Duration = Duration::from_secs(15);
 
 /// Linux's SMC_CLC_DECL_PEERNOSMC: the handshake of the peer carried no SMC option.
 const PEER_HAS_NO_SMC: u32 = 0x0301_0000;
+/// IPsec protects the connection.
+const IPSEC: u32 = 0x0302_0000;
 
 /// Most peers in the world have no SMC-R. Connections to them work, and an operator can see why
 /// they are not accelerated.
@@ -35,6 +37,44 @@ fn smoke_peer_without_smc_r() {
     assert_eq!((stats.totals.connections_smc, stats.totals.connections_tcp), (0, 3));
     let [fallback] = &stats.fallbacks[..] else { panic!("one reason: {:?}", stats.fallbacks) };
     assert_eq!((fallback.code, fallback.count), (PEER_HAS_NO_SMC, 3), "{}", fallback.name);
+}
+
+/// Where somebody wants the bytes between two hosts encrypted, RDMA would carry them past that. A
+/// policy counts from the next connection on, at either host.
+// RFC 7609 5.5-1
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn connections_that_ipsec_protects_stay_tcp() {
+    let hosts = Hosts::new("connections_that_ipsec_protects_stay_tcp");
+    let pair = Pair::start(&hosts, &[PORT]);
+    let listener = hosts.b.listen(local(PORT));
+    let exchange = || {
+        let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+        assert_echo(&client, &accept(&listener, LIMIT));
+    };
+    let selector = |from: &Host, to: &Host| {
+        let text = format!("src {}/32 dst {}/32 dir out", from.address, to.address);
+        text.split(' ').map(str::to_owned).collect::<Vec<_>>()
+    };
+    // Without keys nothing would pass a policy that does not say "use".
+    let template = "tmpl proto esp mode transport level use".split(' ').map(str::to_owned);
+    exchange();
+    for (from, to) in [(&hosts.a, &hosts.b), (&hosts.b, &hosts.a)] {
+        let words = ["xfrm", "policy", "add"].map(str::to_owned).into_iter();
+        let words: Vec<_> = words.chain(selector(from, to)).chain(template.clone()).collect();
+        from.ip(&words.iter().map(String::as_str).collect::<Vec<_>>());
+        exchange();
+        let words = ["xfrm", "policy", "delete"].map(str::to_owned).into_iter();
+        let words: Vec<_> = words.chain(selector(from, to)).collect();
+        from.ip(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    exchange();
+    let stats = pair.a.stats();
+    assert_eq!((stats.totals.connections_smc, stats.totals.connections_tcp), (2, 2));
+    for gateway in [&pair.a, &pair.b] {
+        let fallbacks = gateway.stats().fallbacks;
+        assert!(fallbacks.iter().any(|fallback| fallback.code == IPSEC), "{fallbacks:?}");
+    }
 }
 
 /// A client that never heard of SMC-R may talk to a listener that offers it.

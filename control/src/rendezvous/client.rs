@@ -33,6 +33,11 @@ impl<N: Rnic> Gateway<N> {
             self.decline_first(now, key, Diagnosis::NO_SMC_R_DEVICE);
             return;
         };
+        // RFC 7609 5.5-1
+        if self.is_protected(key) {
+            self.decline_first(now, key, Diagnosis::IPSEC);
+            return;
+        }
         if self.consult(now, key, Far::Server(upstream.ip())) == Way::Closed {
             self.decline_first(now, key, Diagnosis::NO_ROCE_PATH);
             return;

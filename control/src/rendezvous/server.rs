@@ -30,7 +30,10 @@ impl<N: Rnic> Gateway<N> {
         };
         let port = self.port_of(key);
         let far = Far::Client(shaking.source.ip(), proposal.gid);
-        let refusal = self.objection(key, port, &proposal, agreement).or_else(|| {
+        // RFC 7609 5.5-1
+        let protected = self.is_protected(key).then_some(Diagnosis::IPSEC);
+        let refusal = protected.or_else(|| self.objection(key, port, &proposal, agreement));
+        let refusal = refusal.or_else(|| {
             let closed = self.consult(now, key, far) == Way::Closed;
             closed.then_some(Diagnosis::NO_ROCE_PATH)
         });

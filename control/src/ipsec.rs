@@ -1,0 +1,245 @@
+//! Whether IPsec protects a connection. RDMA would carry its bytes past that protection, so such a
+//! connection stays TCP (RFC 5.5).
+//!
+//! The kernel lists its policies over netlink and says when one changes (linux/xfrm.h). What counts
+//! is the policy for packets that leave: of those that fit, the one with the lowest number decides.
+//! Whether keys have been agreed on already does not matter.
+
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+
+use rustix::net::netlink::{self, SocketAddrNetlink};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, getpeername, getsockname,
+    recv, sendto, socket_with,
+};
+use smcr_rnic::Rnic;
+
+use crate::gateway::Gateway;
+use crate::reactor::Key;
+use crate::sessions::Session;
+
+/// The policies of this network namespace.
+#[derive(Debug)]
+pub struct Policies {
+    /// Readable when a policy changed; none where the kernel does not say.
+    changes: Option<OwnedFd>,
+    known: Vec<Policy>,
+}
+
+/// What happens to packets that leave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Policy {
+    from: Network,
+    to: Network,
+    /// The ports that it is for, as value and mask.
+    from_port: (u16, u16),
+    to_port: (u16, u16),
+    /// The lowest number decides.
+    priority: u32,
+    protects: bool,
+}
+
+/// The addresses that share their first bits with one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Network {
+    address: IpAddr,
+    bits: u8,
+}
+
+/// One end of a connection. A port that is not known may be any.
+pub type End = (IpAddr, Option<u16>);
+
+impl Policies {
+    /// Those of this network namespace, as long as the value lives.
+    pub fn of_this_host() -> Self {
+        let (changes, known) = match watch().and_then(|changes| Ok((changes, list()?))) {
+            Ok((changes, known)) => (Some(changes), known),
+            Err(error) => {
+                tracing::warn!(%error, "connections that IPsec protects will not be noticed");
+                (None, Vec::new())
+            }
+        };
+        Self { changes, known }
+    }
+
+    /// Whether packets of a TCP connection are to be protected on their way from `local` to `peer`.
+    pub fn protect(&mut self, local: End, peer: End) -> bool {
+        self.refresh();
+        let fits = self.known.iter().filter(|policy| policy.covers(local, peer));
+        fits.min_by_key(|policy| policy.priority).is_some_and(|policy| policy.protects)
+    }
+
+    fn refresh(&mut self) {
+        let Some(changes) = &self.changes else { return };
+        let mut changed = false;
+        // That messages were lost is one more reason to look.
+        while !matches!(
+            recv(changes, &mut [0; 4096], RecvFlags::DONTWAIT),
+            Err(rustix::io::Errno::AGAIN)
+        ) {
+            changed = true;
+        }
+        if changed {
+            match list() {
+                Ok(known) => self.known = known,
+                Err(error) => tracing::warn!(%error, "the IPsec policies cannot be listed"),
+            }
+        }
+    }
+}
+
+impl<N: Rnic> Gateway<N> {
+    /// Whether IPsec protects the TCP connection of a rendezvous.
+    pub(crate) fn is_protected(&mut self, key: Key) -> bool {
+        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return false };
+        let ends = [getsockname(&shaking.peer).ok(), getpeername(&shaking.peer).ok().flatten()];
+        let [Some(local), Some(peer)] =
+            ends.map(|end| end.and_then(|end| SocketAddr::try_from(end).ok()))
+        else {
+            // It is gone, and so is the rendezvous as soon as it is looked at.
+            return false;
+        };
+        let end = |address: SocketAddr| (address.ip(), Some(address.port()));
+        self.network.policies.protect(end(local), end(peer))
+    }
+}
+
+impl Policy {
+    fn covers(&self, local: End, peer: End) -> bool {
+        let is_for = |(value, mask): (u16, u16), port: Option<u16>| {
+            port.is_none_or(|port| port & mask == value & mask)
+        };
+        self.from.has(local.0)
+            && self.to.has(peer.0)
+            && is_for(self.from_port, local.1)
+            && is_for(self.to_port, peer.1)
+    }
+
+    /// A policy in a message of the kernel (`xfrm_userpolicy_info`); none if it is for other
+    /// packets than those of TCP that leave.
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let family = short(bytes, 40)?;
+        let network = |at: usize, bits: usize| {
+            let address: [u8; 16] = bytes.get(at..at + 16)?.try_into().ok()?;
+            let address = match family {
+                AF_INET => IpAddr::from(*address.first_chunk::<4>()?),
+                _ => IpAddr::from(address),
+            };
+            Some(Network { address, bits: *bytes.get(bits)? })
+        };
+        // Ports are in network order, whatever the host's is.
+        let port = |at: usize| Some(u16::from_be(short(bytes, at)?));
+        let protocol = *bytes.get(44)?;
+        let outbound = *bytes.get(INFO_LEN - 8)? == DIRECTION_OUT;
+        let attributes = bytes.get(INFO_LEN..)?;
+        let policy = Self {
+            to: network(0, 42)?,
+            from: network(16, 43)?,
+            to_port: (port(32)?, port(34)?),
+            from_port: (port(36)?, port(38)?),
+            priority: long(bytes, 152)?,
+            protects: pieces(attributes, ATTRIBUTE_HEADER_LEN)
+                .any(|piece| short(piece, 2) == Some(TEMPLATE)),
+        };
+        (outbound && (protocol == 0 || protocol == TCP)).then_some(policy)
+    }
+}
+
+impl Network {
+    fn has(self, address: IpAddr) -> bool {
+        let wide = |address: IpAddr| match address.to_canonical() {
+            IpAddr::V4(address) => (u128::from(address.to_bits()) << 96, true),
+            IpAddr::V6(address) => (Ipv6Addr::to_bits(address), false),
+        };
+        let ((own, own_is_v4), (other, other_is_v4)) = (wide(self.address), wide(address));
+        let mask = u128::MAX.checked_shl(128 - u32::from(self.bits.min(128))).unwrap_or(0);
+        own_is_v4 == other_is_v4 && own & mask == other & mask
+    }
+}
+
+/// A socket that hears of policies.
+fn watch() -> io::Result<OwnedFd> {
+    let socket = open(SocketFlags::NONBLOCK)?;
+    bind(&socket, &SocketAddrNetlink::new(0, POLICY_CHANGES))?;
+    Ok(socket)
+}
+
+/// All policies for what leaves.
+fn list() -> io::Result<Vec<Policy>> {
+    let socket = open(SocketFlags::empty())?;
+    let mut request = [0; HEADER_LEN + ID_LEN];
+    let len = u32::try_from(request.len()).expect("a request is short");
+    request[..4].copy_from_slice(&len.to_ne_bytes());
+    request[4..6].copy_from_slice(&GET_POLICY.to_ne_bytes());
+    request[6..8].copy_from_slice(&(REQUEST | DUMP).to_ne_bytes());
+    sendto(&socket, &request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+    let mut policies = Vec::new();
+    let mut bytes = vec![0; 65_536];
+    loop {
+        let (received, _) = recv(&socket, &mut bytes[..], RecvFlags::empty())?;
+        for message in pieces(&bytes[..received], HEADER_LEN) {
+            match message.get(4..6).map(|kind| u16::from_ne_bytes([kind[0], kind[1]])) {
+                Some(NEW_POLICY) => policies.extend(Policy::parse(&message[HEADER_LEN..])),
+                Some(ERROR) => return Err(refusal(&message[HEADER_LEN..])),
+                Some(DONE) | None => return Ok(policies),
+                Some(_) => {}
+            }
+        }
+    }
+}
+
+fn open(flags: SocketFlags) -> io::Result<OwnedFd> {
+    let flags = flags | SocketFlags::CLOEXEC;
+    Ok(socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(netlink::XFRM))?)
+}
+
+fn refusal(bytes: &[u8]) -> io::Error {
+    let code = long(bytes, 0).map_or(0, u32::cast_signed);
+    io::Error::from_raw_os_error(code.wrapping_neg())
+}
+
+/// The messages, or attributes, of which each begins with its length and is padded to four bytes.
+/// The length is of four bytes in messages and of two in attributes, as `header` tells.
+fn pieces(mut bytes: &[u8], header: usize) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let len = match header {
+            HEADER_LEN => long(bytes, 0)? as usize,
+            _ => short(bytes, 0)?.into(),
+        };
+        let piece = bytes.get(..len).filter(|piece| piece.len() >= header)?;
+        bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
+        Some(piece)
+    })
+}
+
+fn short(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..)?.first_chunk().map(|bytes| u16::from_ne_bytes(*bytes))
+}
+
+fn long(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
+}
+
+// Of linux/netlink.h: the header of a message, and kinds and flags of messages.
+const HEADER_LEN: usize = 16;
+const ATTRIBUTE_HEADER_LEN: usize = 4;
+const ERROR: u16 = 2;
+const DONE: u16 = 3;
+const REQUEST: u16 = 0x1;
+const DUMP: u16 = 0x300;
+// Of linux/xfrm.h: sizes of `xfrm_userpolicy_id` and `xfrm_userpolicy_info`, and what is in them.
+const ID_LEN: usize = 64;
+const INFO_LEN: usize = 168;
+const NEW_POLICY: u16 = 0x13;
+const GET_POLICY: u16 = 0x15;
+const TEMPLATE: u16 = 5;
+const DIRECTION_OUT: u8 = 1;
+/// The group of messages that tell of policies: the fourth, as a bit.
+const POLICY_CHANGES: u32 = 1 << 3;
+const AF_INET: u16 = 2;
+const TCP: u8 = 6;
+
+#[cfg(test)]
+mod tests;

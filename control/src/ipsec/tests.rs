@@ -1,0 +1,97 @@
+use std::net::Ipv4Addr;
+use std::process::Command;
+
+use super::*;
+
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 8, 0, 1));
+const THERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 8, 0, 2));
+const ELSEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 0, 2));
+
+/// What Linux 6.18 says of `src 10.8.0.0/24 dst 10.8.0.2/32 proto tcp dport 7010 dir out
+/// priority 5 tmpl src 10.8.0.1 dst 10.8.0.2 proto esp mode transport level use`.
+fn message() -> Vec<u8> {
+    let mut bytes = vec![0; INFO_LEN];
+    bytes[..4].copy_from_slice(&[10, 8, 0, 2]);
+    bytes[16..20].copy_from_slice(&[10, 8, 0, 0]);
+    bytes[32..36].copy_from_slice(&[0x1b, 0x62, 0xff, 0xff]);
+    bytes[40..45].copy_from_slice(&[2, 0, 0x20, 0x18, 6]);
+    bytes[152] = 5;
+    // Its number, and that it is for what leaves.
+    bytes[156..164].copy_from_slice(&[1, 0, 0, 0, 1, 0, 0, 0]);
+    let template = [0x44, 0, 5, 0, 10, 8, 0, 2];
+    let kind = [0x0a, 0, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    [bytes, template.to_vec(), vec![0; 60], kind.to_vec()].concat()
+}
+
+fn policy(from: (&str, u8), to: (&str, u8), priority: u32, protects: bool) -> Policy {
+    let network = |(address, bits): (&str, u8)| Network { address: address.parse().unwrap(), bits };
+    let (from, to) = (network(from), network(to));
+    Policy { from, to, from_port: (0, 0), to_port: (0, 0), priority, protects }
+}
+
+fn protect(policies: &[&Policy], local: IpAddr, peer: End) -> bool {
+    let known = policies.iter().copied().cloned().collect();
+    let mut policies = Policies { changes: None, known };
+    policies.protect((local, None), peer)
+}
+
+#[test]
+fn a_policy_is_read_as_the_kernel_writes_it() {
+    let expected =
+        Policy { to_port: (7010, 0xffff), ..policy(("10.8.0.0", 24), ("10.8.0.2", 32), 5, true) };
+    assert_eq!(Policy::parse(&message()), Some(expected.clone()));
+    let without_template = &message()[..INFO_LEN];
+    assert_eq!(Policy::parse(without_template), Some(Policy { protects: false, ..expected }));
+    for (at, byte) in [(160, 0), (44, 17)] {
+        let mut other = message();
+        other[at] = byte;
+        assert_eq!(Policy::parse(&other), None, "inbound, or for UDP");
+    }
+    for len in 0..INFO_LEN {
+        assert_eq!(Policy::parse(&message()[..len]), None);
+    }
+}
+
+/// Bytes that somebody wants encrypted must not go out in the clear because RDMA is faster.
+// RFC 7609 5.5-1
+#[test]
+fn the_first_policy_that_fits_decides() {
+    let hosts = policy(("10.8.0.1", 32), ("10.8.0.2", 32), 20, true);
+    let network = policy(("0.0.0.0", 0), ("10.0.0.0", 8), 30, true);
+    let exempt = policy(("10.8.0.0", 16), ("10.8.0.2", 32), 10, false);
+    let port = Policy { to_port: (443, 0xffff), ..hosts.clone() };
+    let all_v6 = policy(("::", 0), ("::", 0), 1, true);
+    let plain = (THERE, Some(80));
+    assert!(!protect(&[], HERE, plain));
+    assert!(protect(&[&hosts], HERE, plain));
+    assert!(!protect(&[&hosts], HERE, (ELSEWHERE, Some(80))));
+    assert!(!protect(&[&hosts], THERE, (HERE, None)));
+    assert!(protect(&[&hosts, &network], HERE, (ELSEWHERE, None)));
+    assert!(!protect(&[&network, &hosts, &exempt], HERE, plain), "the lowest number");
+    assert_eq!([80, 443].map(|to| protect(&[&port], HERE, (THERE, Some(to)))), [false, true]);
+    assert!(protect(&[&port], HERE, (THERE, None)), "it may be that one");
+    assert!(!protect(&[&all_v6], HERE, plain));
+    assert!(!protect(&[&all_v6], "::ffff:10.8.0.1".parse().unwrap(), plain));
+    assert!(protect(&[&all_v6], "fd00::1".parse().unwrap(), ("fd00::2".parse().unwrap(), None)));
+}
+
+/// A policy that is added while the gateway runs counts for the next connection.
+// RFC 7609 5.5-1
+#[test]
+#[ignore = "changes the policies of its network namespace; run by scripts/test e2e"]
+fn a_change_of_the_policies_is_noticed() {
+    let mut policies = Policies::of_this_host();
+    assert!(policies.changes.is_some(), "this namespace tells");
+    let ip = |arguments: &str| {
+        let words = arguments.split_whitespace();
+        assert!(Command::new("ip").args(words).status().expect("iproute2").success());
+    };
+    let selector = "src 10.8.0.1/32 dst 10.8.0.2/32 proto tcp dport 7010 dir out";
+    let peer = (THERE, Some(7010));
+    assert!(!policies.protect((HERE, None), peer));
+    ip(&format!("xfrm policy add {selector} tmpl proto esp mode transport level use"));
+    assert!(policies.protect((HERE, None), peer));
+    assert!(!policies.protect((HERE, None), (THERE, Some(7011))));
+    ip(&format!("xfrm policy delete {selector}"));
+    assert!(!policies.protect((HERE, None), peer));
+}
