@@ -6,9 +6,11 @@
 mod duration;
 mod error;
 mod keepalive;
+mod limits;
 mod network;
 mod rnic;
 mod section;
+mod smc;
 mod versions;
 
 use std::net::{IpAddr, SocketAddr};
@@ -17,10 +19,12 @@ use std::time::Duration;
 
 pub use error::ConfigError;
 pub use keepalive::TcpKeepalive;
+use limits::CONNECTIONS_MAX;
+pub use limits::Limits;
 pub use network::{Network, Upstream};
 use rnic::rnics;
 use section::{Placed, Section, Source};
-use smcr_proto::wire::clc::v2::Eids;
+pub use smc::{OptionMode, Smc};
 pub use versions::Versions;
 
 /// What the gateway shall do.
@@ -162,61 +166,6 @@ pub enum IdlePolicy {
     Block,
 }
 
-/// The protocol.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Smc {
-    /// How peers tell each other that they have SMC-R.
-    pub option: OptionMode,
-    /// Peers taken to have SMC-R where the option cannot be seen.
-    pub assume_peers: Vec<Network>,
-    /// The communities we belong to, in which SMC-Rv2 is spoken: at most four, the preferred one
-    /// first. [`Eid::SMCGATE`](smcr_proto::wire::clc::v2::Eid::SMCGATE) goes without saying.
-    pub eids: Eids,
-    /// Which versions of SMC-R are spoken.
-    pub versions: Versions,
-    /// Size of an RMBE in bytes: a power of two, 16 KiB to 512 KiB.
-    pub rmbe_size: u32,
-    /// RMBEs per RMB, 1 to 255.
-    pub rmb_elements: u32,
-    /// Registered memory for sending, in bytes, per poller.
-    pub send_pool: u64,
-    /// How long a rendezvous may take, once both sockets are connected, before the connection
-    /// stays TCP or is closed. The peer may take 6 s for each CLC message, at most.
-    pub handshake_timeout: Duration,
-    /// Silence on a link before TEST LINK asks whether the peer is there (RFC 4.5.5).
-    pub test_link_idle: Duration,
-    /// How long its answer may take before the link is down.
-    pub test_link_timeout: Duration,
-    /// How long a link group without connections stays where we are the server.
-    pub idle_group_server: Duration,
-    /// The same where we are the client; longer, so that the server's side goes first.
-    pub idle_group_client: Duration,
-    /// Keepalive of the TCP connections that stand idle beside SMC-R, and of those that fell back.
-    pub tcp_keepalive: TcpKeepalive,
-}
-
-/// How peers tell each other that they have SMC-R.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OptionMode {
-    /// The TCP option where the host allows it, else the list of assumed peers, else plain TCP.
-    Auto,
-    /// The TCP option, or plain TCP.
-    Ebpf,
-    /// The list of assumed peers alone.
-    Assume,
-}
-
-/// Bounds of the whole process.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Connections at once. Each holds two descriptors.
-    pub connections_max: u32,
-    /// Rendezvous at once; connections beyond stay TCP.
-    pub handshakes_max: u32,
-    /// Memory that RMBs may take, in bytes; connections beyond stay TCP.
-    pub rmb_bytes: u64,
-}
-
 /// What is worth a line in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
@@ -259,7 +208,7 @@ impl Config {
     pub fn parse(text: &str, file_name: &str) -> Result<Self, ConfigError> {
         let source = Source { name: file_name, text };
         let mut file = Section::parse(source)?;
-        let limits = limits(file.table("limits")?)?;
+        let limits = limits::read(file.table("limits")?)?;
         let admin = admin(source, file.table("admin")?)?;
         let rnics = rnics(source, file.tables("rnic")?)?;
         let pnet = pnet(source, file.tables("pnet")?, &rnics)?;
@@ -269,7 +218,7 @@ impl Config {
             return Err(file.error("listener", why));
         }
         let poll = poll(file.table("poll")?)?;
-        let smc = smc(source, file.table("smc")?)?;
+        let smc = smc::read(source, file.table("smc")?)?;
         let drain_timeout = file.duration("drain_timeout", Duration::from_secs(30))?;
         let log = file.word("log", &LOG_LEVELS, LogLevel::Info)?;
         file.finish()?;
@@ -355,7 +304,7 @@ fn listeners(
             )?,
             tcp_nodelay: table.boolean("tcp_nodelay", true)?,
             tcp_keepalive: TcpKeepalive::read(&mut table)?,
-            rmbe_size: rmbe_size(source, &mut table)?,
+            rmbe_size: smc::rmbe_size(source, &mut table)?,
             backlog: table.count("backlog", 1..65_536, 4096)?,
         });
         table.finish()?;
@@ -371,65 +320,6 @@ fn poll(mut table: Section<'_>) -> Result<Poll, ConfigError> {
     let pin = table.boolean("pin", true)?;
     table.finish()?;
     Ok(Poll { policy, spin, cores, pin })
-}
-
-fn smc(source: Source<'_>, mut table: Section<'_>) -> Result<Smc, ConfigError> {
-    let option = table.word("option", &OPTION_MODES, OptionMode::Auto)?;
-    let mut assume_peers = Vec::new();
-    for text in table.texts("assume_peers")? {
-        assume_peers.push(text.value.parse().map_err(|why: String| text.error(source, why))?);
-    }
-    if option == OptionMode::Assume && assume_peers.is_empty() {
-        let why = "\"assume\" needs peers to assume; list them in smc.assume_peers";
-        return Err(table.error("option", why));
-    }
-    let (eids, versions) = versions::read(source, &mut table)?;
-    let rmbe_size = rmbe_size(source, &mut table)?;
-    let handshake_timeout = table.duration("handshake_timeout", Duration::from_secs(10))?;
-    if handshake_timeout < HANDSHAKE_TIMEOUT_MIN {
-        let why = "less than 100ms would end rendezvous that go well; write \"10s\"";
-        return Err(table.error("handshake_timeout", why));
-    }
-    let smc = Smc {
-        option,
-        assume_peers,
-        eids,
-        versions,
-        rmbe_size: rmbe_size.unwrap_or(RMBE_SIZE),
-        rmb_elements: table.count("rmb_elements", 1..256, 255)?,
-        send_pool: table.number("send_pool", (1 << 20)..(1 << 40), 32 << 20)?.value,
-        handshake_timeout,
-        test_link_idle: table.duration("test_link_idle", Duration::from_secs(30))?,
-        test_link_timeout: table.duration("test_link_timeout", Duration::from_secs(2))?,
-        idle_group_server: table.duration("idle_group_server", Duration::from_secs(600))?,
-        idle_group_client: table.duration("idle_group_client", Duration::from_secs(610))?,
-        tcp_keepalive: TcpKeepalive::read(&mut table)?,
-    };
-    table.finish()?;
-    Ok(smc)
-}
-
-/// The size of RMB elements, where one is said.
-fn rmbe_size(source: Source<'_>, table: &mut Section<'_>) -> Result<Option<u32>, ConfigError> {
-    // RFC 7609 A.2.3-9
-    let size = table.number("rmbe_size", RMBE_SIZE_MIN..RMBE_SIZE_MAX + 1, 0)?;
-    if size.value > 0 && !size.value.is_power_of_two() {
-        let below = 1_u64 << size.value.ilog2();
-        let why = format!("{} is no power of two; write {below} or {}", size.value, 2 * below);
-        return Err(size.error(source, why));
-    }
-    let bytes = u32::try_from(size.value).expect("RMBE_SIZE_MAX fits in 32 bits");
-    Ok(Some(bytes).filter(|bytes| *bytes > 0))
-}
-
-fn limits(mut table: Section<'_>) -> Result<Limits, ConfigError> {
-    let limits = Limits {
-        connections_max: table.count("connections_max", 1..CONNECTIONS_MAX + 1, 9000)?,
-        handshakes_max: table.count("handshakes_max", 1..65_537, 1024)?,
-        rmb_bytes: table.number("rmb_bytes", 0..RMB_BYTES_MAX + 1, RMB_BYTES)?.value,
-    };
-    table.finish()?;
-    Ok(limits)
 }
 
 /// Values that may occur once in the file.
@@ -453,30 +343,11 @@ impl Unique {
     }
 }
 
-/// Default of the memory for RMBs: elements of default size for more connections than a process has
-/// descriptors for. Pages come into being as connections fill them.
-const RMB_BYTES: u64 = 4 << 30;
-/// More is a slip of the pen.
-const RMB_BYTES_MAX: u64 = 1 << 40;
-
-/// Default size of an RMBE. A stream stalls for a round trip per element, so it moves half again as
-/// fast as through 64 KiB; an element costs memory only as far as its connection ever filled it.
-const RMBE_SIZE: u32 = 262_144;
-/// Twice as often as the control thread looks.
-const HANDSHAKE_TIMEOUT_MIN: Duration = Duration::from_millis(100);
-/// RFC 7609 allows 16 KiB to 512 KiB in its notation (A.2.3).
-const RMBE_SIZE_MIN: u64 = 16_384;
-const RMBE_SIZE_MAX: u64 = 524_288;
 /// More than any machine has; catches slips of the pen.
 const CORES_MAX: u64 = 4096;
-/// Two descriptors each must fit in what a Linux process can be given (`fs.nr_open`).
-const CONNECTIONS_MAX: u32 = 500_000;
-
 const TRANSPORTS: [(&str, Transport); 2] = [("tcp", Transport::Tcp), ("smc", Transport::Smc)];
 const IDLE_POLICIES: [(&str, IdlePolicy); 3] =
     [("spin", IdlePolicy::Spin), ("adaptive", IdlePolicy::Adaptive), ("block", IdlePolicy::Block)];
-const OPTION_MODES: [(&str, OptionMode); 3] =
-    [("auto", OptionMode::Auto), ("ebpf", OptionMode::Ebpf), ("assume", OptionMode::Assume)];
 const LOG_LEVELS: [(&str, LogLevel); 5] = [
     ("error", LogLevel::Error),
     ("warn", LogLevel::Warn),
