@@ -53,6 +53,8 @@ pub(super) struct Requester {
     unasked: u32,
     /// How long was waited in vain since the last progress.
     silence: Duration,
+    /// Since when the peer has had no room for the oldest message.
+    unready_since: Option<Instant>,
     /// The peer has no room for a message before that.
     paused_until: Option<Instant>,
     /// Losses before this sequence belong to a cut that was made.
@@ -106,6 +108,7 @@ impl Requester {
             timed: None,
             unasked: 0,
             silence: Duration::ZERO,
+            unready_since: None,
             paused_until: None,
             recovered: 0,
             went_back: None,
@@ -272,6 +275,10 @@ impl Requester {
             Syndrome(0x00..=0x1f) => self.acknowledge(now, sequence + 1, counters),
             Syndrome(0x20..=0x3f) => {
                 self.acknowledge(now, sequence, counters);
+                let since = *self.unready_since.get_or_insert(now);
+                if now.since(since) >= UNREADY_MAX {
+                    return Err(Cause::RetriesExceeded);
+                }
                 self.go_back();
                 let wait = not_ready_wait(aeth.syndrome);
                 self.paused_until = Some(now + wait);
@@ -396,6 +403,7 @@ impl Requester {
             self.timed = None;
         }
         self.silence = Duration::ZERO;
+        self.unready_since = None;
         self.attempts = 0;
         self.path.progress(now);
         self.paused_until = None;
@@ -466,6 +474,9 @@ const UNASKED_MAX: u32 = 32;
 /// times 134 ms; but a process on a busy machine may not run for a second, and breaking resets all
 /// applications on the link. A peer that was killed must be noticed within two seconds.
 const SILENCE_MAX: Duration = Duration::from_millis(1500);
+/// How long a peer may have no room for one message before the queue pair breaks. Longer than any
+/// host is busy that is well; and what waits for it holds memory that others need.
+const UNREADY_MAX: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests;
