@@ -315,3 +315,17 @@ fn refuses_what_does_not_belong_to_a_long_message() {
     let mut bench = Bench::new();
     assert_eq!(bench.next(begin), Err(Refused), "a queue pair that takes short messages only");
 }
+
+/// A peer that never asks for an acknowledgement is no reason to end the process of whoever checks
+/// for overflows.
+#[test]
+fn what_is_never_acknowledged_is_counted_up_to_the_end() {
+    let mut bench = Bench::new();
+    bench.responder.cost = u32::MAX - 1;
+    bench.responder.packets = u32::MAX;
+    let (psn, body) = (bench.psn, whole(&[0; 44]));
+    let packet = Packet { target: Qpn(77), psn, ack_request: false, body };
+    let outcome =
+        bench.responder.handle(bench.now, &packet, &bench.keys, true, &mut bench.counters);
+    assert_eq!(outcome, Ok(Some(Received::Short([0; 44]))));
+}
