@@ -1,6 +1,5 @@
 //! The poller's half: tables of queue pairs and keys, and the two directions of packets.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -8,10 +7,10 @@ use std::time::Duration;
 
 use smcr_proto::Instant;
 
-use super::INBOX_MAX;
 use super::batch::{Batch, Train, Wire};
 use super::counters::Counters;
 use super::icrc::{Flow, Verdict};
+use super::inbox::{Event, Inbox};
 use super::keys::Keys;
 use super::pair::{Filled, News, Pair, State};
 use super::pairs::Pairs;
@@ -30,8 +29,7 @@ pub struct Fabric<W> {
     shared: Arc<Shared>,
     keys: Keys,
     pairs: Pairs,
-    /// What `poll` could not yet tell, in the order it happened.
-    inbox: VecDeque<Event>,
+    inbox: Inbox,
     batch: Batch,
     /// The wire took no more; it is tried again then at the latest.
     blocked_until: Option<Instant>,
@@ -40,12 +38,6 @@ pub struct Fabric<W> {
     /// The other fabrics of this NIC.
     siblings: Option<Siblings>,
     counters: Counters,
-}
-
-#[derive(Debug)]
-enum Event {
-    Received(QpId, Received),
-    Broke(QpId, Cause),
 }
 
 impl<W: Wire> Fabric<W> {
@@ -57,8 +49,7 @@ impl<W: Wire> Fabric<W> {
             shared,
             keys: Keys::new(),
             pairs: Pairs::new(),
-            // More than one burst brings. A ring that is larger is one that is never warm.
-            inbox: VecDeque::with_capacity(1024),
+            inbox: Inbox::new(),
             batch: Batch::new(),
             blocked_until: None,
             receiving: false,
@@ -94,7 +85,7 @@ impl<W: Wire> Fabric<W> {
     /// Tells what waits in the inbox, as far as it fits into `out`.
     fn tell(&mut self, out: &mut Vec<Completion>) {
         while out.len() < out.capacity()
-            && let Some(event) = self.inbox.pop_front()
+            && let Some(event) = self.inbox.pop()
         {
             match event {
                 Event::Received(qp, message) => {
@@ -137,9 +128,11 @@ impl<W: Wire> Fabric<W> {
                 let (pairs, counters) = (&mut self.pairs, &mut self.counters);
                 let pair = reader.read(bytes, pairs, self.siblings.as_ref(), counters);
                 let Some((packet, pair)) = pair else { continue };
-                let room = self.inbox.len() < INBOX_MAX;
+                let room = self.inbox.has_room(pair.id);
                 let news = pair.handle(now, &packet, &self.keys, room, counters);
-                self.inbox.extend(event(pair.id, news));
+                if let Some(event) = event(pair.id, news) {
+                    self.inbox.push(event);
+                }
             }
         }
     }
@@ -157,9 +150,11 @@ impl<W: Wire> Fabric<W> {
             let packet = Packet::parse(bytes).expect("it was parsed before it was handed over");
             match pairs.from(packet.target, source) {
                 Some(pair) => {
-                    let room = inbox.len() < INBOX_MAX;
+                    let room = inbox.has_room(pair.id);
                     let news = pair.handle(now, &packet, keys, room, counters);
-                    inbox.extend(event(pair.id, news));
+                    if let Some(event) = event(pair.id, news) {
+                        inbox.push(event);
+                    }
                 }
                 None => counters.unknown_qp += 1,
             }
@@ -248,7 +243,7 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
             match pair.expire(now, &mut self.counters) {
                 News::None => {}
                 News::Message(_) => unreachable!("time brings no messages"),
-                News::Broke(cause) => self.inbox.push_back(Event::Broke(pair.id, cause)),
+                News::Broke(cause) => self.inbox.push(Event::Broke(pair.id, cause)),
             }
         }
         if self.leave(now) && self.serve(now, Service::Everything) {
@@ -287,7 +282,7 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
     fn fail(&mut self, _: Instant, qp: QpId) {
         let pair = self.pairs.of(qp);
         if pair.fail() {
-            self.inbox.push_back(Event::Broke(qp, Cause::PortDown));
+            self.inbox.push(Event::Broke(qp, Cause::PortDown));
         }
     }
 

@@ -33,6 +33,7 @@ mod congestion;
 mod counters;
 mod fabric;
 mod icrc;
+mod inbox;
 mod keys;
 pub mod lossy;
 mod pair;
@@ -63,7 +64,8 @@ pub const QUEUE_PAIRS_MAX: u32 = 4096;
 pub const KEYS_MAX: usize = 8_192;
 /// Requests that one queue pair takes before the first of them has completed.
 pub const SEND_QUEUE_DEPTH: usize = 2048;
-/// Messages that were received and wait for a `poll` with room. Beyond it, peers are told to wait.
+/// Messages that were received and wait for a `poll` with room. Beyond it, peers are told to wait;
+/// and beyond half of it those that have many there.
 pub const INBOX_MAX: usize = 8192;
 /// The port of RoCEv2.
 pub const UDP_PORT: u16 = 4791;
