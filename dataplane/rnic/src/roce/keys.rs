@@ -27,6 +27,8 @@ struct Key {
     rkey: Rkey,
     domain: Domain,
     region: Region,
+    /// What the peer was told to be the address of its first byte.
+    address: u64,
 }
 
 /// The key or the range opens nothing.
@@ -51,8 +53,8 @@ impl Keys {
     pub(super) fn catch_up(&mut self, shared: &Shared) {
         while let Some(change) = shared.pop() {
             match change {
-                KeyChange::Open { rkey, domain, region } => {
-                    self.open(Key { rkey, domain, region });
+                KeyChange::Open { rkey, domain, region, address } => {
+                    self.open(Key { rkey, domain, region, address });
                 }
                 KeyChange::Close(rkey) => {
                     self.close(rkey);
@@ -117,7 +119,7 @@ impl Keys {
                 self.slots[hint.0].as_ref().expect("the index names open keys")
             }
         };
-        let at = reth.address.checked_sub(key.region.address()).ok_or(Denied)?;
+        let at = reth.address.checked_sub(key.address).ok_or(Denied)?;
         let at = usize::try_from(at).map_err(|_| Denied)?;
         let fits = len <= key.region.len() && at <= key.region.len() - len;
         if key.domain == domain && fits { Ok((&key.region, at)) } else { Err(Denied) }
@@ -153,7 +155,8 @@ mod tests {
     fn table() -> (Keys, Region) {
         let region = Region::new(4096).unwrap();
         let mut keys = Keys::new();
-        keys.open(Key { rkey: Rkey(7), domain: OURS, region: region.clone() });
+        let address = region.address();
+        keys.open(Key { rkey: Rkey(7), domain: OURS, region: region.clone(), address });
         (keys, region)
     }
 
@@ -194,7 +197,8 @@ mod tests {
         // Another key in the same slot: the hint must not confuse them.
         keys.close(Rkey(7));
         let other = Region::new(4096).unwrap();
-        keys.open(Key { rkey: Rkey(9), domain: OURS, region: other.clone() });
+        let address = other.address();
+        keys.open(Key { rkey: Rkey(9), domain: OURS, region: other.clone(), address });
         assert_eq!(keys.place(&mut hint, OURS, reth, &[8; 4]), Err(Denied));
         let there = Reth { address: other.address(), rkey: Rkey(9), len: 4 };
         assert_eq!(keys.place(&mut hint, OURS, there, &[8; 4]), Ok(()));

@@ -34,6 +34,8 @@ pub(super) enum KeyChange {
         domain: Domain,
         /// What it opens.
         region: Region,
+        /// What the peer is told to be the address of its first byte.
+        address: u64,
     },
     /// It opens nothing any more.
     Close(Rkey),

@@ -29,7 +29,8 @@ impl Bench {
         let shared = Shared::new();
         assert!(shared.count_key());
         let domain = Domain(1);
-        shared.push(KeyChange::Open { rkey: KEY, domain, region: region.clone() });
+        let address = region.address();
+        shared.push(KeyChange::Open { rkey: KEY, domain, region: region.clone(), address });
         let mut keys = Keys::new();
         keys.catch_up(&shared);
         Self {

@@ -442,3 +442,17 @@ fn the_smaller_mtu_of_both_counts() {
         assert!(sent >= 4, "{mtus:?}: {sent} packets");
     }
 }
+
+/// Where memory really is helps whoever looks for a way into the process. Each registration is at
+/// an address of its own that was made up.
+#[test]
+fn peers_are_not_told_where_memory_is() {
+    let mut couple = Couple::new(1, Odds::default());
+    let node = &mut couple.nodes[1];
+    assert_ne!(node.registration.address, node.memory.address());
+    let again = node.rnic.register(node.domain, &node.memory).unwrap();
+    assert_ne!(again.address, node.memory.address());
+    couple.write_to(0, again.rkey, again.address + 5, &[5; 7], 1);
+    couple.run_until_quiet();
+    assert_eq!(couple.nodes[1].read(5, 7), [5; 7]);
+}
