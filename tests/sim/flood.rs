@@ -1,8 +1,12 @@
 //! Peers that want memory of a gateway rather than service.
 
 use smcr_engine::limits::LLC_UNHEARD_MAX;
+use smcr_rnic::sim::Odds;
 
+use crate::KIB;
+use crate::cluster::{Cluster, Side, Transport};
 use crate::foreign::{LINK, Stage};
+use crate::host::Sizes;
 
 /// A peer that talks about links faster than anybody can listen, while the control thread is busy
 /// with others, gets no memory for it: it loses its link. What an honest peer says is kept.
@@ -39,4 +43,40 @@ fn a_peer_that_listens_to_nothing_loses_its_link() {
     }
     assert!(stage.host.broken.contains(&LINK));
     assert_eq!(stage.host.counters.links_flooded.get(), 1);
+}
+
+/// A peer that takes nothing in, while applications have much for it, had all of the send pool of
+/// a poller: nobody else got a byte until its link broke. It has half of it, and no more of what is
+/// left than any other.
+#[test]
+fn a_peer_that_takes_nothing_in_has_a_share_of_the_send_pool() {
+    let sizes = Sizes { rnics: 2, send_chunks: 4, ..Sizes::USUAL };
+    let mut cluster = Cluster::new(1, Odds::CALM, sizes);
+    let stuck: Vec<usize> = (0..60).map(|_| cluster.connect(Transport::Smc)).collect();
+    cluster.add_link_between([0, 1]);
+    let late = cluster.connect(Transport::Smc);
+    for number in &stuck {
+        cluster.application(Side::Client, *number).write(16 * KIB);
+    }
+    // The first poller of the server does not even know of its link: it acknowledges nothing.
+    let turn = |cluster: &mut Cluster| {
+        for number in stuck.iter().chain([&late]) {
+            for side in Side::BOTH {
+                cluster.application(side, *number).act();
+            }
+        }
+        cluster.turn_at(Side::Client, 0);
+        cluster.turn_at(Side::Server, 1);
+        cluster.pass_time();
+    };
+    (0..200).for_each(|_| turn(&mut cluster));
+    for _ in 0..10 {
+        cluster.application(Side::Client, late).write(10 * KIB);
+        (0..50).for_each(|_| turn(&mut cluster));
+    }
+    assert_eq!(cluster.application(Side::Server, late).received(), 100 * KIB as u64);
+    let client = cluster.host(Side::Client);
+    assert!(client.broken.is_empty(), "nothing was given back");
+    let put_off = client.sum(|counters| counters.blocked_on_share.get());
+    assert!(put_off > 0, "there was more for it than its share");
 }

@@ -106,6 +106,8 @@ counters! {
     blocked_on_peer: count,
     /// Fills put off because no send chunk was free.
     blocked_on_pool: count,
+    /// Fills put off because the link has its share of the send chunks.
+    blocked_on_share: count,
     /// Fills or flushes put off because the send queue of the link was full.
     blocked_on_queue: count,
     /// Drains cut short because the near socket took no more.

@@ -38,6 +38,8 @@ pub(crate) struct Link {
     pub(crate) sends: Vec<Work>,
     /// Requests the queue pair still takes this turn.
     pub(crate) budget: usize,
+    /// Bytes of new data that the queue pair still has.
+    pub(crate) lent: u64,
     /// Requests it takes while nothing is under way.
     depth: usize,
     /// It stands in the list of those with something to do.
@@ -92,6 +94,7 @@ impl Links {
             writes: Vec::new(),
             sends: Vec::new(),
             budget,
+            lent: 0,
             depth: budget,
             busy: false,
         });

@@ -43,7 +43,14 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     /// Takes in one completion.
     pub(crate) fn complete(&mut self, now: Instant, completion: Completion) {
         match completion {
-            Completion::Wrote { lease, tag, .. } => self.wrote(now, lease, tag),
+            Completion::Wrote { qp, lease, tag, .. } => {
+                if tag.0 & REPLAY == 0
+                    && let Some(link) = self.links.by_qp(qp)
+                {
+                    link.lent -= u64::from(lease.len());
+                }
+                self.wrote(now, lease, tag);
+            }
             Completion::Sent { qp, tag, status } => {
                 if status == Status::Done
                     && let Some(link) = self.links.by_qp(qp)

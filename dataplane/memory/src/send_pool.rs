@@ -155,6 +155,13 @@ impl SendPool {
         chunks as u64 * u64::from(self.chunk_bytes)
     }
 
+    /// Whether somebody who has lent out so many bytes may have more: as many as are free. So who
+    /// is alone gets half of the pool, and of several each as much as any other; and there is
+    /// always something left for who comes next.
+    pub fn is_fair(&self, lent: u64) -> bool {
+        lent <= self.free.len() as u64 * u64::from(self.chunk_bytes)
+    }
+
     /// The chunk to append to and how much of it is used, with a useful amount of room.
     fn room(&mut self, max: u32) -> Option<(u32, u32)> {
         if let Some(current) = &self.current {

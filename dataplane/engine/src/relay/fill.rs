@@ -1,12 +1,13 @@
 //! Near socket to peer: one read, at most two RDMA writes, one announcement per turn.
 
-use smcr_memory::Lease;
+use smcr_memory::{Lease, SendPool};
 use smcr_proto::Instant;
 use smcr_rnic::{Fabric, Work};
 
 use super::is_reset;
 use super::urgent::{ahead, note_read};
 use crate::connections::{Far, Smc};
+use crate::counters::{Counter, Counters};
 use crate::handoff::{ConnectionId, Ending};
 use crate::limits::{FILL_PER_TURN_MAX, WORK_PER_FLUSH};
 use crate::links::Link;
@@ -105,8 +106,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         if link.broken {
             return Outcome::Rests;
         }
-        if link.budget < WORK_PER_FLUSH {
-            self.ends.counters.blocked_on_queue.add(1);
+        if let Some(obstacle) = obstacle(link, &self.pool, &self.ends.counters) {
+            obstacle.add(1);
             return Outcome::Waits;
         }
         let Some(ahead) = ahead(&mut self.streams, near) else { return Outcome::Rests };
@@ -169,6 +170,17 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 }
 
+/// What keeps new data from a link for now, if anything: the counter of it.
+fn obstacle<'a>(link: &Link, pool: &SendPool, counters: &'a Counters) -> Option<&'a Counter> {
+    if link.budget < WORK_PER_FLUSH {
+        Some(&counters.blocked_on_queue)
+    } else if !pool.is_fair(link.lent) {
+        Some(&counters.blocked_on_share)
+    } else {
+        None
+    }
+}
+
 /// Plans where the bytes of `lease` belong in the peer's element, and gathers the writes. If
 /// `urgent`, the last byte is.
 fn gather(
@@ -177,7 +189,7 @@ fn gather(
     link: &mut Link,
     lease: Lease,
     urgent: bool,
-    pool: &mut smcr_memory::SendPool,
+    pool: &mut SendPool,
 ) {
     let connection = &mut smc.connection;
     let span = match urgent {
@@ -188,6 +200,7 @@ fn gather(
     let [head, tail] = span.pieces();
     let mut write = |lease: Lease, at: u32| {
         let address = smc.peer.address.wrapping_add(at.into());
+        link.lent += u64::from(lease.len());
         link.writes.push(Work::Write {
             lease,
             rkey: smc.peer.rkey,
