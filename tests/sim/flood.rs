@@ -1,6 +1,10 @@
 //! Peers that want memory of a gateway rather than service.
 
-use smcr_engine::limits::LLC_UNHEARD_MAX;
+use std::time::Duration;
+
+use smcr_engine::limits::{
+    BACKLOG_BYTES_MAX, FILL_PER_TURN_MAX, FILL_WHILE_CROWDED, LLC_UNHEARD_MAX,
+};
 use smcr_rnic::sim::Odds;
 
 use crate::KIB;
@@ -79,4 +83,32 @@ fn a_peer_that_takes_nothing_in_has_a_share_of_the_send_pool() {
     assert!(client.broken.is_empty(), "nothing was given back");
     let put_off = client.sum(|counters| counters.blocked_on_share.get());
     assert!(put_off > 0, "there was more for it than its share");
+}
+
+/// What slow readers have not taken waits on the heap of their poller, 128 KiB for each connection
+/// and direction. A thousand of them took hundreds of megabytes; now there is an end, behind which
+/// all get on in smaller steps.
+#[test]
+fn slow_readers_take_so_much_memory_together_and_no_more() {
+    let sizes = Sizes { socket_bytes: 140_000, ..Sizes::USUAL };
+    let mut cluster = Cluster::new(1, Odds::CALM, sizes);
+    let count = 250;
+    let pairs: Vec<usize> = (0..count).map(|_| cluster.connect(Transport::Tcp)).collect();
+    for number in &pairs {
+        cluster.application(Side::Server, *number).sleep();
+        cluster.application(Side::Client, *number).write(400 * KIB);
+    }
+    cluster.run_for(Duration::from_secs(1));
+    let backlog = |cluster: &Cluster| cluster.hosts[0].counters.backlog_bytes.get();
+    let most = BACKLOG_BYTES_MAX + FILL_PER_TURN_MAX as usize + count * FILL_WHILE_CROWDED;
+    let held = usize::try_from(backlog(&cluster)).unwrap();
+    assert!((BACKLOG_BYTES_MAX..most).contains(&held), "{held}");
+    for number in &pairs {
+        cluster.application(Side::Server, *number).wake();
+    }
+    cluster.run_for(Duration::from_secs(1));
+    assert_eq!(backlog(&cluster), 0);
+    for number in pairs {
+        assert_eq!(cluster.application(Side::Server, number).received(), 400 * KIB as u64);
+    }
 }

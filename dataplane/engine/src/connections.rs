@@ -160,6 +160,8 @@ pub(crate) struct Tcp<S> {
     pub(crate) outbound: Backlog,
     /// Read from the far socket, not yet taken by the near one.
     pub(crate) inbound: Backlog,
+    /// Bytes of both that are part of the poller's sum.
+    pub(crate) held: usize,
     /// Looks at what comes first from the far socket, as long as that may be a Decline.
     pub(crate) sieve: Option<Sieve>,
 }
@@ -331,7 +333,7 @@ mod tests {
         Relay {
             id,
             near: None,
-            far: Far::Tcp(Tcp { socket: Socket::new(()), outbound, inbound, sieve: None }),
+            far: Far::Tcp(Tcp { socket: Socket::new(()), outbound, inbound, held: 0, sieve: None }),
             ending: None,
             bytes_in: 0,
             bytes_out: 0,

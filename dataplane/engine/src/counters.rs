@@ -156,6 +156,8 @@ counters! {
     reports_delayed: count,
     /// Send chunks in use, in bytes, at the last look.
     send_bytes_lent: bytes,
+    /// Bytes of connections over TCP that a socket has not taken yet, at the last look.
+    backlog_bytes: bytes,
     /// Sockets that could not be watched; their connections were reset.
     watch_failures: count,
 }

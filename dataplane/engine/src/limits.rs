@@ -16,6 +16,11 @@ pub const REAP_PER_TURN_MAX: usize = 1_024;
 pub const EVENTS_PER_TURN_MAX: usize = 256;
 /// Bytes read from one socket in one turn; also the size of a send chunk.
 pub const FILL_PER_TURN_MAX: u32 = 131_072;
+/// Bytes that sockets have not taken, of all connections over TCP, before less is read of each at a
+/// time: readers that are slow must not take all memory.
+pub const BACKLOG_BYTES_MAX: usize = 16 << 20;
+/// Bytes read from one socket in one turn, for another socket, from then on.
+pub const FILL_WHILE_CROWDED: usize = 8_192;
 /// LLC messages of one link that wait for the control thread. Exchanges wait for their answers, so
 /// that an honest peer has a handful under way; each may have 8 KiB.
 pub const LLC_UNHEARD_MAX: usize = 64;

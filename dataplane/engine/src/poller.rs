@@ -64,6 +64,8 @@ pub struct Poller<F: Fabric, S: Streams> {
     pub(crate) outboxes: Vec<Outbox<F::Qp, S::Stream>>,
     /// Where bytes rest between two sockets.
     pub(crate) scratch: Box<[u8]>,
+    /// What sockets have not taken, of all connections over TCP.
+    pub(crate) backlog_bytes: usize,
     completions: Vec<Completion>,
     events: Vec<Event>,
     /// Reports that found the queue full. Bounded by what the poller has to report about.
@@ -106,6 +108,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             connections: Connections::new(),
             work: WorkLists::default(),
             scratch: vec![0; FILL_PER_TURN_MAX as usize].into(),
+            backlog_bytes: 0,
             completions: Vec::with_capacity(REAP_PER_TURN_MAX),
             events: Vec::with_capacity(EVENTS_PER_TURN_MAX),
             delayed: VecDeque::new(),
@@ -197,6 +200,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     fn publish(&mut self) {
         (self.ends.observe)(&self.fabric);
         self.ends.counters.send_bytes_lent.set(self.pool.bytes_in_use());
+        self.ends.counters.backlog_bytes.set(self.backlog_bytes as u64);
     }
 
     /// When this poller must turn again, at the latest.
@@ -316,7 +320,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                     false => (Backlog::new(from_far), None),
                     true => (Backlog::default(), Some(Sieve::new(from_far))),
                 };
-                (near, Far::Tcp(Tcp { socket, outbound, inbound, sieve }))
+                (near, Far::Tcp(Tcp { socket, outbound, inbound, held: 0, sieve }))
             }
         };
         watched &= self.watch(key, &near);

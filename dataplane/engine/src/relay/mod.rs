@@ -297,7 +297,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 }
                 (Some(smc.rmbe), settled, None)
             }
-            Far::Tcp(tcp) => (None, true, Some(tcp.socket.stream)),
+            Far::Tcp(tcp) => {
+                self.backlog_bytes -= tcp.held;
+                (None, true, Some(tcp.socket.stream))
+            }
         };
         self.report(Report::Closed {
             connection: relay.id,

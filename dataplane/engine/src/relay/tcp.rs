@@ -8,6 +8,7 @@ use super::is_reset;
 use super::urgent::{ahead, note_read};
 use crate::connections::{Backlog, Far, Socket};
 use crate::handoff::Ending;
+use crate::limits::{BACKLOG_BYTES_MAX, FILL_WHILE_CROWDED};
 use crate::poller::Poller;
 use crate::streams::{Ahead, Streams};
 
@@ -29,7 +30,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     pub(crate) fn pump(&mut self, now: Instant, slot: u16) -> bool {
         let Some(relay) = self.connections.at(slot) else { return false };
         let (Some(near), Far::Tcp(tcp)) = (&mut relay.near, &mut relay.far) else { return false };
-        let (streams, scratch) = (&mut self.streams, &mut self.scratch);
+        let crowded = self.backlog_bytes >= BACKLOG_BYTES_MAX;
+        let most = if crowded { FILL_WHILE_CROWDED } else { self.scratch.len() };
+        let (streams, scratch) = (&mut self.streams, &mut self.scratch[..most]);
         let both = sift(streams, scratch, now, tcp).and_then(|sifted| {
             let far = &mut tcp.socket;
             let outbound = carry(streams, scratch, near, far, &mut tcp.outbound)?;
@@ -40,6 +43,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             inbound.bytes += sifted as u64;
             Ok((outbound, inbound))
         });
+        let held = tcp.outbound.bytes.len() + tcp.inbound.bytes.len();
+        self.backlog_bytes = self.backlog_bytes - tcp.held + held;
+        tcp.held = held;
         let Ok((outbound, inbound)) = both else {
             self.reset(now, slot, Ending::ResetByApplication);
             return true;
