@@ -7,8 +7,24 @@
 //! `listener`, `bind`, `peer`, `connection`, `link_group`, `link`, `rnic`, `code`, `reason`,
 //! `error`. Values a peer chose go through `Debug` or a type of ours, so that they cannot forge
 //! lines. The data path never logs.
+//!
+//! Peers can cause lines, and must not fill a disk with them: of each kind, which is a place in the
+//! source, so many are written at once, and then one a second. How many were left out is said with
+//! the next (`suppressed`). Whoever asks for `debug` or `trace` gets all of those.
 
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use smcr_engine::clock::Clock;
+use smcr_proto::Instant;
+use tracing::callsite::Identifier;
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::{Format, Writer};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
 
 /// What is logged unless somebody asks for more or less.
 pub const DEFAULT: &str = "info";
@@ -22,10 +38,10 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 /// If called a second time, or with a filter that [`parse_filter`] refuses: our bug.
 pub fn start(filter: &str) {
     let filter = EnvFilter::try_new(filter).expect("the filter was checked");
+    let lines = Format::default().compact().with_ansi(false).with_target(false);
     tracing_subscriber::fmt()
-        .compact()
         .with_ansi(false)
-        .with_target(false)
+        .event_format(Limited { lines, clock: Clock::new(), kinds: Mutex::default() })
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .init();
@@ -47,9 +63,160 @@ pub fn parse_filter(filter: &str) -> Result<String, String> {
     }
 }
 
+/// Writes lines in another format, but not too many.
+struct Limited<F> {
+    lines: F,
+    clock: Clock,
+    kinds: Mutex<Kinds>,
+}
+
+impl<S, N, F> FormatEvent<S, N> for Limited<F>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let (kind, level) = (event.metadata().callsite(), *event.metadata().level());
+        let passed = {
+            let mut kinds = self.kinds.lock().expect("nobody panics while it counts");
+            kinds.pass(self.clock.now(), kind, level)
+        };
+        match passed {
+            None => Ok(()),
+            Some(0) => self.lines.format_event(context, writer, event),
+            Some(left_out) => {
+                let mut line = String::new();
+                self.lines.format_event(context, Writer::new(&mut line), event)?;
+                writeln!(writer, "{} suppressed={left_out}", line.trim_end())
+            }
+        }
+    }
+}
+
+/// How many lines of each kind may be written.
+#[derive(Debug, Default)]
+struct Kinds(HashMap<Identifier, Allowance>);
+
+#[derive(Clone, Copy, Debug)]
+struct Allowance {
+    lines: u32,
+    /// Since when one more has been on its way.
+    since: Instant,
+    left_out: u64,
+}
+
+impl Kinds {
+    /// Whether to write a line; then how many of its kind were not since the last one.
+    fn pass(&mut self, now: Instant, kind: Identifier, level: Level) -> Option<u64> {
+        if level > Level::INFO {
+            return Some(0);
+        }
+        let fresh = Allowance { lines: LINES_AT_ONCE, since: now, left_out: 0 };
+        let allowance = self.0.entry(kind).or_insert(fresh);
+        let gained = now.since(allowance.since).as_secs() / LINE_EVERY.as_secs();
+        if gained > 0 {
+            let gained = u32::try_from(gained).unwrap_or(u32::MAX);
+            allowance.lines = allowance.lines.saturating_add(gained).min(LINES_AT_ONCE);
+            allowance.since = now;
+        }
+        if allowance.lines == 0 {
+            allowance.left_out += 1;
+            return None;
+        }
+        allowance.lines -= 1;
+        Some(std::mem::take(&mut allowance.left_out))
+    }
+}
+
+/// Lines of one kind that may come at once: more than a start with hundreds of listeners has.
+const LINES_AT_ONCE: u32 = 1_000;
+/// How often one more may come.
+const LINE_EVERY: Duration = Duration::from_secs(1);
+
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::sync::Arc;
+
     use super::*;
+
+    /// What was written.
+    #[derive(Clone, Default)]
+    struct Text(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Text {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// A peer that can cause a line as often as it likes could fill the disk, and lines of other
+    /// kinds would be lost among them.
+    #[test]
+    fn a_flood_of_one_kind_is_cut_and_leaves_room_for_others() {
+        let text = Text::default();
+        let out = text.clone();
+        let lines = Format::default().compact().without_time().with_ansi(false).with_target(false);
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .event_format(Limited { lines, clock: Clock::new(), kinds: Mutex::default() })
+            .with_max_level(Level::DEBUG)
+            .with_writer(move || out.clone())
+            .finish();
+        let flood = 5 * LINES_AT_ONCE;
+        tracing::subscriber::with_default(subscriber, || {
+            for number in 0..flood {
+                tracing::warn!(number, "a flood");
+                tracing::debug!(number, "asked for");
+            }
+            tracing::warn!("another kind");
+        });
+        let text = String::from_utf8(text.0.lock().unwrap().clone()).unwrap();
+        let count = |what: &str| text.lines().filter(|line| line.contains(what)).count();
+        let written = count("a flood");
+        // A slow machine may take seconds for them.
+        assert!((1_000..1_100).contains(&written), "{written}");
+        assert_eq!((count("asked for"), count("another kind")), (flood as usize, 1));
+    }
+
+    /// It is said how much is missing, and after a quiet time everything is as before.
+    #[test]
+    fn what_was_left_out_is_counted() {
+        let mut kinds = Kinds::default();
+        let kind = Identifier(&KIND);
+        let at = |ms: u64| Instant(ms * 1_000_000);
+        let passed = |kinds: &mut Kinds, ms| kinds.pass(at(ms), kind.clone(), Level::WARN);
+        for _ in 0..LINES_AT_ONCE {
+            assert_eq!(passed(&mut kinds, 0), Some(0));
+        }
+        assert_eq!([passed(&mut kinds, 1), passed(&mut kinds, 999)], [None, None]);
+        assert_eq!([passed(&mut kinds, 1_000), passed(&mut kinds, 1_001)], [Some(2), None]);
+        assert_eq!(passed(&mut kinds, 10_000_000), Some(1));
+        assert_eq!(kinds.0[&kind].lines, LINES_AT_ONCE - 1);
+    }
+
+    /// Stands for a place in the source.
+    struct Kind;
+
+    static KIND: Kind = Kind;
+
+    impl tracing::callsite::Callsite for Kind {
+        fn set_interest(&self, _: tracing::subscriber::Interest) {}
+
+        fn metadata(&self) -> &tracing::Metadata<'_> {
+            unreachable!("nobody asks")
+        }
+    }
 
     /// A level with a typo must not mean silence.
     #[test]
