@@ -303,7 +303,11 @@ impl<N: Rnic> Gateway<N> {
         self.expire_suspects(now);
         self.farewells.expire(now);
         if self.stop.receive().is_some() {
-            self.drain(now);
+            match self.draining {
+                None => self.drain(now),
+                // Whoever asks twice does not want to wait.
+                Some(until) => self.draining = Some(until.min(now)),
+            }
         }
         if self.draining.is_some_and(|until| until <= now) {
             self.abort_all();

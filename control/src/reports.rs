@@ -188,7 +188,7 @@ impl<N: Rnic> Gateway<N> {
     pub(crate) fn abort_all(&mut self) {
         self.draining = Some(Instant(u64::MAX));
         let keys: Vec<Key> = self.sessions.iter().map(|(key, _)| key).collect();
-        tracing::warn!(connections = keys.len(), "drain_timeout is over: resetting the rest");
+        tracing::warn!(connections = keys.len(), "no time is left: resetting the rest");
         for key in keys {
             match self.sessions.at(key) {
                 Some(Session::Open(Open { connection, transport, .. })) => match transport {

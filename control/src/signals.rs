@@ -1,21 +1,49 @@
-//! SIGTERM and SIGINT.
+//! SIGTERM, SIGINT and SIGHUP: the process is asked to end.
 
 use std::io;
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 /// Calls `stop` each time the process is asked to end, on a thread of its own.
+///
+/// That its terminal is gone counts, too, unless whoever started the process has it ignored, as
+/// `nohup` does.
 ///
 /// # Errors
 ///
 /// When the handlers cannot be installed or the thread not started.
 pub fn on_stop(stop: impl Fn() + Send + 'static) -> io::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT])?;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    if !is_ignored(&status, SIGHUP) {
+        signals.add_signal(SIGHUP)?;
+    }
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
         for _ in signals.forever() {
             stop();
         }
     })?;
     Ok(())
+}
+
+/// Whether a process with this `/proc/PID/status` ignores a signal.
+fn is_ignored(status: &str, signal: i32) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `nohup smcgate run` must outlive its terminal.
+    #[test]
+    fn what_is_ignored_stays_so() {
+        let status = "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000001\nSigCgt:\t0\n";
+        assert!(is_ignored(status, SIGHUP) && !is_ignored(status, SIGINT));
+        assert!(!is_ignored("SigIgn:\t0000000000001000\n", SIGHUP));
+        assert!(!is_ignored("", SIGHUP));
+    }
 }

@@ -1,9 +1,12 @@
 //! The program from outside: exit codes and output, which scripts rely on.
 
-use std::io::Write;
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
 
 fn smcgate(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_smcgate"))
@@ -88,4 +91,93 @@ fn a_reader_that_stops_early_is_no_failure() {
     child.stdin.take().unwrap().write_all(&std::fs::read(vector()).unwrap()).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!((code(&output), output.stderr), (0, Vec::new()));
+}
+
+/// A gateway with a connection that its application does not end, until the test does.
+struct Busy {
+    gateway: Child,
+    application: TcpStream,
+    server: TcpStream,
+    _config: tempfile::NamedTempFile,
+}
+
+impl Busy {
+    fn new() -> Self {
+        let upstream = TcpListener::bind("127.0.0.1:0").expect("as on any host");
+        let place = TcpListener::bind("127.0.0.1:0")
+            .expect("as on any host")
+            .local_addr()
+            .expect("as on any host");
+        let mut config = tempfile::NamedTempFile::new().expect("as on any host");
+        let target = upstream.local_addr().expect("as on any host");
+        writeln!(
+            config,
+            "drain_timeout = \"60s\"\n[admin]\nlisten = \"none\"\n[poll]\npolicy = \"block\"\n\
+             pin = false\n[[listener]]\nname = \"it\"\nbind = \"{place}\"\nupstream = \"{target}\""
+        )
+        .expect("as on any host");
+        let gateway = Command::new(env!("CARGO_BIN_EXE_smcgate"))
+            .args(["run", "-c", &config.path().display().to_string()])
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("as on any host");
+        let application = (0..500).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(20));
+            TcpStream::connect(place).ok()
+        });
+        let mut application = application.expect("the gateway listens");
+        application.set_read_timeout(Some(Duration::from_secs(10))).expect("as on any host");
+        let (mut server, _) = upstream.accept().expect("as on any host");
+        application.write_all(b"x").expect("as on any host");
+        server.read_exact(&mut [0]).expect("as on any host");
+        Self { gateway, application, server, _config: config }
+    }
+
+    fn signal(&self, signal: Signal) {
+        let id = Pid::from_raw(i32::try_from(self.gateway.id()).expect("as on any host"))
+            .expect("as on any host");
+        kill_process(id, signal).expect("as on any host");
+        std::thread::sleep(Duration::from_millis(400));
+    }
+
+    /// Whether it ends soon, and how.
+    fn ends(&mut self) -> Option<i32> {
+        (0..250).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(20));
+            self.gateway
+                .try_wait()
+                .expect("as on any host")
+                .map(|status| status.code().expect("no signal did it"))
+        })
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        let _ = self.gateway.kill();
+        let _ = self.gateway.wait();
+    }
+}
+
+/// Who asks a second time does not want to wait for connections that may last for days. Only
+/// SIGKILL was left, after which peers have to find out by themselves.
+#[test]
+fn a_second_signal_ends_what_the_first_waits_for() {
+    let mut busy = Busy::new();
+    busy.signal(Signal::TERM);
+    assert_eq!(busy.gateway.try_wait().unwrap(), None, "its connection may finish");
+    busy.signal(Signal::TERM);
+    assert_eq!(busy.ends(), Some(0));
+    assert!(busy.application.read(&mut [0]).is_err(), "it is reset");
+}
+
+/// A gateway whose terminal is closed was killed, and every connection with it.
+#[test]
+fn a_gateway_that_loses_its_terminal_drains() {
+    let mut busy = Busy::new();
+    busy.signal(Signal::HUP);
+    assert_eq!(busy.gateway.try_wait().unwrap(), None, "its connection may finish");
+    busy.application.shutdown(Shutdown::Write).unwrap();
+    busy.server.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(busy.ends(), Some(0));
 }
