@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::ExitCode;
 
-use crate::config::{Config, Listener, RnicConfig, Transport, Versions};
+use crate::config::{Config, Listener, Peers, RnicConfig, Transport, Versions};
 use crate::cores::{self, Board};
 use crate::device::Devices;
 use crate::pnet::PnetTable;
@@ -43,12 +43,13 @@ fn describe(
     option: &OptionSource,
     free_cores: &[usize],
 ) -> String {
-    let host = Host { devices, pnet: PnetTable::new(config), option };
+    let host = Host { devices, peers: &config.smc.peers, pnet: PnetTable::new(config), option };
     let mut text = format!("option: {option}\n");
     if let Some(address) = config.admin.listen {
         let _ = writeln!(text, "admin: http://{address}/");
     }
     let _ = writeln!(text, "versions: {}", versions(config));
+    let _ = writeln!(text, "peers: {}", config.smc.peers);
     let _ = writeln!(text, "pollers: {}", pollers(config, free_cores));
     for rnic in &config.rnics {
         let state = match devices.named(&rnic.device) {
@@ -123,6 +124,7 @@ fn versions(config: &Config) -> String {
 
 struct Host<'a> {
     devices: &'a Devices,
+    peers: &'a Peers,
     pnet: PnetTable,
     option: &'a OptionSource,
 }
@@ -144,10 +146,18 @@ impl Host<'_> {
         if listener.accept == Transport::Smc {
             let _ = writeln!(text, "  accepts {}", self.accepting(bind));
         }
+        if listener.peers != *self.peers {
+            let _ = writeln!(text, "  peers: {}", listener.peers);
+        }
         match listener.upstream.resolve() {
             Ok(addresses) => {
                 for address in addresses {
-                    let how = self.connecting(listener.connect, address);
+                    let how = match listener.peers.admit_source(address.ip()) {
+                        false if listener.connect == Transport::Smc => {
+                            "over TCP only: it is not among the peers".to_owned()
+                        }
+                        true | false => self.connecting(listener.connect, address),
+                    };
                     let _ = writeln!(text, "  connects to {address} {how}");
                 }
             }
@@ -232,6 +242,7 @@ mod tests {
         let expected = [
             "option: SMC-R is assumed, without a TCP option, of the peers 127.0.0.0/8",
             "versions: SMC-Rv2 with whoever has an EID of SMCGATE; SMC-Rv1 on RNICs with RoCE v1",
+            "peers: whoever reaches us",
             "pollers: 1, pinned to cores that no other poller holds: 1",
             "rnic r0: soft RNIC on nowhere7: WARNING: there is no such device",
             "listener in: 127.0.0.1:7 (smc) -> 127.0.0.1:8 (tcp)",
@@ -248,11 +259,28 @@ mod tests {
     fn without_the_option_everything_is_tcp_and_the_reason_is_first() {
         let lines = lines(&OptionSource::None("no privilege".into()));
         assert_eq!(lines[0], "option: every connection stays TCP: no privilege");
-        assert_eq!(lines[5], "  accepts over TCP only");
-        assert_eq!(lines[9], "  connects to 127.0.0.1:8 over TCP only");
+        assert_eq!(lines[6], "  accepts over TCP only");
+        assert_eq!(lines[10], "  connects to 127.0.0.1:8 over TCP only");
         let stranger = OptionSource::Assume(vec!["10.0.0.0/8".parse().unwrap()]);
         let line = "  connects to 127.0.0.1:8 over TCP only: it is not in smc.assume_peers";
-        assert_eq!(self::lines(&stranger)[9], line);
+        assert_eq!(self::lines(&stranger)[10], line);
+    }
+
+    /// Who would be a peer is shown before the start, too, and which upstream would be none.
+    #[test]
+    fn lists_of_peers_are_shown() {
+        let lists = "peers=['10.8.0.0/24']\ngids=['10.9.0.0/16']\n";
+        let text = format!("{FILE}peers=['10.7.0.1']\n[smc]\n{lists}");
+        let config = Config::parse(&text, "gate.toml").unwrap();
+        let option = OptionSource::Assume(vec!["127.0.0.0/8".parse().unwrap()]);
+        let shown = describe(&config, &Devices::read().unwrap(), &option, &[0, 1]);
+        for line in [
+            "peers: 10.8.0.0/24; RNICs: 10.9.0.0/16",
+            "  peers: 10.7.0.1/32; RNICs: 10.9.0.0/16",
+            "  connects to 127.0.0.1:8 over TCP only: it is not among the peers",
+        ] {
+            assert!(shown.lines().any(|shown| shown == line), "{line}: {shown}");
+        }
     }
 
     /// Two gateways on one core are slower than one; operators see it coming.

@@ -8,6 +8,7 @@ mod error;
 mod keepalive;
 mod limits;
 mod network;
+mod peers;
 mod rnic;
 mod section;
 mod smc;
@@ -22,6 +23,7 @@ pub use keepalive::TcpKeepalive;
 use limits::CONNECTIONS_MAX;
 pub use limits::Limits;
 pub use network::{Network, Upstream};
+pub use peers::Peers;
 use rnic::rnics;
 use section::{Placed, Section, Source};
 pub use smc::{OptionMode, Smc};
@@ -131,6 +133,8 @@ pub struct Listener {
     pub backlog: u32,
     /// Size of the RMB elements of its connections, in bytes; none: as `[smc]` says.
     pub rmbe_size: Option<u32>,
+    /// Who may be an SMC-R peer of its connections. What it leaves open, `[smc]` says.
+    pub peers: Peers,
 }
 
 /// One side of a listener.
@@ -212,13 +216,16 @@ impl Config {
         let admin = admin(source, file.table("admin")?)?;
         let rnics = rnics(source, file.tables("rnic")?)?;
         let pnet = pnet(source, file.tables("pnet")?, &rnics)?;
-        let listeners = listeners(source, file.tables("listener")?, &limits)?;
+        let mut listeners = listeners(source, file.tables("listener")?, &limits)?;
         if listeners.is_empty() {
             let why = "there is none, so nothing would be served; write at least one [[listener]]";
             return Err(file.error("listener", why));
         }
         let poll = poll(file.table("poll")?)?;
         let smc = smc::read(source, file.table("smc")?)?;
+        for listener in &mut listeners {
+            listener.peers = listener.peers.or(&smc.peers);
+        }
         let drain_timeout = file.duration("drain_timeout", Duration::from_secs(30))?;
         let log = file.word("log", &LOG_LEVELS, LogLevel::Info)?;
         file.finish()?;
@@ -306,6 +313,7 @@ fn listeners(
             tcp_keepalive: TcpKeepalive::read(&mut table)?,
             rmbe_size: smc::rmbe_size(source, &mut table)?,
             backlog: table.count("backlog", 1..65_536, 4096)?,
+            peers: Peers::read(source, &mut table)?,
         });
         table.finish()?;
     }

@@ -106,6 +106,8 @@ pub struct Gateway<N: Rnic> {
     pub(crate) handshakes_failed: u64,
     /// When an offer of a peer was last complained about.
     pub(crate) bad_offers: Throttle,
+    /// When somebody who is not listed was last complained about.
+    pub(crate) unlisted: Throttle,
     /// Bytes of connections that are over.
     pub(crate) bytes_closed: (u64, u64),
     /// SMC-R connections whose TCP connection has ended, oldest first; their peer may be dead.
@@ -199,6 +201,7 @@ impl<N: Rnic> Gateway<N> {
             connections_tcp: 0,
             handshakes_failed: 0,
             bad_offers: Throttle::default(),
+            unlisted: Throttle::default(),
             bytes_closed: (0, 0),
             suspects: VecDeque::new(),
             farewells: Farewells::default(),

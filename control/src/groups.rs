@@ -120,6 +120,11 @@ pub struct Counts {
     pub foreign_claims: u64,
     /// Times that a peer said that it does not know its group.
     pub out_of_sync: u64,
+    /// Times that a client had too many link groups that carry no connection: one of them ended, or
+    /// another did not begin.
+    pub crowded_sources: u64,
+    /// Further links that were refused because the peer's port is none that the operator listed.
+    pub links_not_listed: u64,
 }
 
 /// All link groups of a process.

@@ -70,6 +70,11 @@ impl Listener {
         })
     }
 
+    /// Whether its upstream may be an SMC-R peer.
+    pub(crate) fn seeks_smc(&self) -> bool {
+        self.config.connect == Transport::Smc && self.config.peers.admit_source(self.upstream.ip())
+    }
+
     /// Whether either side of it may be SMC-R.
     pub fn speaks_smc(&self) -> bool {
         self.config.accept == Transport::Smc || self.config.connect == Transport::Smc
@@ -150,7 +155,7 @@ impl<N: Rnic> Gateway<N> {
         }
         let Some(source) = peer_address(&accepted) else { return false };
         listener.active += 1;
-        let limited = listener.config.connect == Transport::Smc;
+        let limited = listener.seeks_smc();
         let newcomer = Newcomer { listener: index, socket: accepted, source };
         if !limited {
             // Where a peer proposes, its Proposal takes a place.
@@ -223,8 +228,9 @@ impl<N: Rnic> Gateway<N> {
         let Newcomer { listener: index, socket: accepted, source } = newcomer;
         let listener = &mut self.listeners[usize::from(index)];
         let connects_smc = listener.config.connect == Transport::Smc;
-        let crowded = connects_smc && place == Place::None;
-        let (connected_socket, connected) = match listener.connect(&self.option, !crowded) {
+        let offers = listener.seeks_smc() && place == Place::Taken;
+        let crowded = listener.seeks_smc() && !offers;
+        let (connected_socket, connected) = match listener.connect(&self.option, offers) {
             Ok(connecting) => connecting,
             Err(error) => {
                 listener.active -= 1;

@@ -181,6 +181,10 @@ impl<N: Rnic> Gateway<N> {
         link: LinkId,
         first_contact: bool,
     ) -> Result<Offer, Shortage> {
+        let peers = self.peers_of(key).clone();
+        if !self.groups.admit(group, &peers) {
+            return Err(Shortage::NotListed);
+        }
         let size = self.element_size(key);
         let joined = match self.groups.join(now, group, link, size) {
             Ok(joined) => joined,
@@ -368,6 +372,8 @@ enum Shortage {
     Unproven(GroupId),
     /// No packet would get from our RNIC to the peer's: it stays TCP.
     NoRoute,
+    /// The peer has a port in this group that is not listed: it stays TCP.
+    NotListed,
     /// It stays TCP.
     Final,
 }

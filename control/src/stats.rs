@@ -103,6 +103,11 @@ pub struct Totals {
     pub foreign_claims: u64,
     /// Times that a peer said that it does not know its link group, whose links were tested then.
     pub groups_out_of_sync: u64,
+    /// Times that a client had too many link groups without a connection: one of them was ended, or
+    /// the first contact was declined.
+    pub crowded_sources: u64,
+    /// Further links that were refused because the peer's RNIC is not in `gids`.
+    pub links_not_listed: u64,
     /// Connections whose set-up waited for the end of the one that had the peer's RMB element.
     pub offers_held: u64,
     /// RMB elements that rested before another connection got them, because the peer had not said

@@ -169,6 +169,8 @@ impl<N: Rnic> Gateway<N> {
             tcp_cut_short: self.farewells.were_cut_short(),
             foreign_claims: counts.foreign_claims,
             groups_out_of_sync: counts.out_of_sync,
+            crowded_sources: counts.crowded_sources,
+            links_not_listed: counts.links_not_listed,
             offers_held: counts.offers_held,
             rmbes_rested: counts.elements_rested,
             refused_tcp: self.listeners.iter().map(|listener| listener.refused).sum(),

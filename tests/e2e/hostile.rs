@@ -13,6 +13,7 @@ use smcr_proto::PeerId;
 use smcr_proto::wire::clc::{Decline, Diagnosis, Frame, Framer};
 
 use crate::clock::wait_until;
+use crate::failure::assert_echo;
 use crate::gateway::{Pair, SETTLE_LIMIT, local};
 use crate::hosts::{Host, Hosts, accept, set_limit};
 
@@ -53,21 +54,26 @@ fn overheard(hosts: &Hosts) -> Vec<u8> {
     proposal
 }
 
-/// Sends `proposal`, reads what is answered, and calls the group that it names out of sync.
-fn attack(stranger: &Host, at: std::net::SocketAddrV4, proposal: &[u8]) -> TcpStream {
+/// Sends `proposal`, and returns what is answered.
+fn propose(stranger: &Host, at: std::net::SocketAddrV4, proposal: &[u8]) -> (TcpStream, Frame) {
     let mut socket = stranger.connect(at).expect("the gateway listens");
     set_limit(&socket, LIMIT);
     socket.write_all(proposal).expect("the connection is up");
     let mut framer = Framer::new();
-    let answer = loop {
+    loop {
         if let Some(frame) = framer.next_frame().expect("our gateway makes no nonsense") {
-            break frame;
+            return (socket, frame);
         }
         let mut bytes = vec![0; framer.wanted()];
         let len = socket.read(&mut bytes).expect("an answer");
         assert!(len > 0, "an answer");
         assert_eq!(framer.feed(&bytes[..len]), len);
-    };
+    }
+}
+
+/// Sends `proposal`, and calls the group that the answer names out of sync.
+fn attack(stranger: &Host, at: std::net::SocketAddrV4, proposal: &[u8]) -> TcpStream {
+    let (mut socket, answer) = propose(stranger, at, proposal);
     let first_contact = if let Frame::Accept(accept) = &answer {
         accept.first_contact
     } else if let Frame::AcceptV2(accept) = &answer {
@@ -140,4 +146,37 @@ fn smoke_a_stranger_ends_no_connection() {
     for gateway in [&pair.a, &pair.b] {
         gateway.holdings_at_rest();
     }
+}
+
+/// Where the operator has listed the peers, a stranger is told nothing of what SMC-R hands out; but
+/// it is served like anybody else, and so are those that are listed.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_a_stranger_that_is_not_listed_stays_tcp() {
+    let hosts = Hosts::new("smoke_a_stranger_that_is_not_listed_stays_tcp");
+    let stranger = stranger(&hosts);
+    let assumed = format!("assume_peers = [\"{}\", \"{STRANGER}\"]", hosts.a.address);
+    let far = Pair::server_side(&hosts, &[PORT]).smc("option = \"assume\"").smc(&assumed);
+    let far = far.smc("peers = [\"10.8.0.0/24\"]").smc("gids = [\"10.8.0.0/24\"]");
+    let near = Pair::client_side(&hosts, &[PORT, EAR]).assume(hosts.b.address);
+    let pair = Pair::start_these(&hosts, near, far);
+    let listener = hosts.b.listen(local(PORT));
+    let listed = hosts.a.connect(local(PORT)).expect("the gateway listens");
+    assert_echo(&listed, &accept(&listener, LIMIT));
+    assert_eq!(pair.b.stats().active.smc, 1);
+
+    let (socket, answer) = propose(&stranger, hosts.b.at(PORT), &overheard(&hosts));
+    let diagnosis = if let Frame::Decline(decline) = answer {
+        decline.diagnosis
+    } else if let Frame::DeclineV2(decline) = answer {
+        decline.decline.diagnosis
+    } else {
+        panic!("a Decline: {answer:?}")
+    };
+    assert_eq!(diagnosis, Diagnosis::PEER_NOT_LISTED);
+    assert_echo(&socket, &accept(&listener, LIMIT));
+    let stats = pair.b.stats();
+    let reason = stats.fallbacks.iter().find(|reason| reason.name == "PEER_NOT_LISTED");
+    assert_eq!(reason.map(|reason| reason.count), Some(1));
+    assert_eq!((stats.active.smc, stats.totals.foreign_claims), (1, 0));
 }

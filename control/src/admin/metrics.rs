@@ -33,6 +33,7 @@ impl Collector for Snapshot {
         let mut page = Page(encoder);
         self.process(&mut page)?;
         self.connections(&mut page)?;
+        self.guards(&mut page)?;
         self.pollers(&mut page)?;
         self.rnics(&mut page)?;
         self.listeners(&mut page)
@@ -96,6 +97,17 @@ impl Snapshot {
         page.gauge("link_groups", "Link groups.", None, plain(link_groups.len() as u64))?;
         let links = link_groups.iter().map(|group| group.links.len() as u64).sum();
         page.gauge("links", "Links of all link groups.", None, plain(links))
+    }
+
+    /// What was kept from taking more than its share.
+    fn guards(&self, page: &mut Page<'_>) -> fmt::Result {
+        let Stats { totals, .. } = &self.0;
+        let help = "Claims to be the peer of a link group that another address founded.";
+        page.counter("foreign_claims", help, None, plain(totals.foreign_claims))?;
+        let help = "Further links refused because the peer's RNIC is not listed.";
+        page.counter("links_not_listed", help, None, plain(totals.links_not_listed))?;
+        let help = "Times that a client had too many link groups without a connection.";
+        page.counter("crowded_sources", help, None, plain(totals.crowded_sources))
     }
 
     fn pollers(&self, page: &mut Page<'_>) -> fmt::Result {

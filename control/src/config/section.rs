@@ -201,6 +201,11 @@ impl<'a> Section<'a> {
         }
     }
 
+    /// Whether the file has `key`.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.table.contains_key(key)
+    }
+
     /// The texts of the array at `key`; none if it is not there.
     pub(super) fn texts(&mut self, key: &'static str) -> Result<Vec<Placed<String>>, ConfigError> {
         let source = self.source;

@@ -7,7 +7,7 @@ use smcr_proto::wire::clc::v2::Eids;
 use super::error::ConfigError;
 use super::section::{Section, Source};
 use super::versions::{self, Versions};
-use super::{Network, TcpKeepalive};
+use super::{Network, Peers, TcpKeepalive};
 
 /// The protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,8 +16,11 @@ pub struct Smc {
     pub option: OptionMode,
     /// Peers taken to have SMC-R where the option cannot be seen.
     pub assume_peers: Vec<Network>,
+    /// Who may be a peer, where a listener does not say.
+    pub peers: Peers,
     /// The communities we belong to, in which SMC-Rv2 is spoken: at most four, the preferred one
-    /// first. [`Eid::SMCGATE`](smcr_proto::wire::clc::v2::Eid::SMCGATE) goes without saying.
+    /// first. [`Eid::SMCGATE`](smcr_proto::wire::clc::v2::Eid::SMCGATE) is among them unless
+    /// `default_eid` says no.
     pub eids: Eids,
     /// Which versions of SMC-R are spoken.
     pub versions: Versions,
@@ -64,6 +67,7 @@ pub(super) fn read(source: Source<'_>, mut table: Section<'_>) -> Result<Smc, Co
         let why = "\"assume\" needs peers to assume; list them in smc.assume_peers";
         return Err(table.error("option", why));
     }
+    let peers = Peers::read(source, &mut table)?;
     let (eids, versions) = versions::read(source, &mut table)?;
     let rmbe_size = rmbe_size(source, &mut table)?;
     let handshake_timeout = table.duration("handshake_timeout", Duration::from_secs(10))?;
@@ -74,6 +78,7 @@ pub(super) fn read(source: Source<'_>, mut table: Section<'_>) -> Result<Smc, Co
     let smc = Smc {
         option,
         assume_peers,
+        peers,
         eids,
         versions,
         rmbe_size: rmbe_size.unwrap_or(RMBE_SIZE),

@@ -196,7 +196,7 @@ fn every_fault_is_one_line_that_names_line_and_key() {
             "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\nupstraem='y:1'",
             ":5: listener.a.upstraem: is not a key; known here: name, bind, accept, connect, \
              upstream, connect_timeout, connections_max, tcp_nodelay, tcp_keepalive, \
-             rmbe_size, backlog",
+             rmbe_size, backlog, peers, gids",
         ),
         (
             "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\nrmbe_size=17000",
@@ -329,6 +329,11 @@ fn the_protocol_is_checked_too() {
         ),
         ("[smc]\neids=['a','A']", ":6: smc.eids: \"A\" is listed twice"),
         ("[smc]\neids=['a','b','c','d','e']", ":6: smc.eids: \"e\" is one too many; at most 4 fit"),
+        (
+            "[smc]\ndefault_eid=false",
+            ":5: smc.default_eid: SMC-Rv2 needs a community: list one in smc.eids, or write \
+             versions = [1]",
+        ),
         ("[smc]\nversions=[3]", ":6: smc.versions: 3 is out of range; write 1 to 2"),
         ("[smc]\nversions=[2,2]", ":6: smc.versions: 2 is listed twice"),
         (
@@ -353,6 +358,10 @@ fn version_1_is_spoken_where_it_fits_or_an_operator_says_so() {
     let named = parse("eids = ['fleet-1', 'SMCGATE', 'x.y']").eids;
     let named: Vec<_> = named.as_slice().iter().map(ToString::to_string).collect();
     assert_eq!(named, ["FLEET-1", "SMCGATE", "X.Y"], "as Linux has them");
+    let private = parse("eids = ['fleet-1']\ndefault_eid = false").eids;
+    let private: Vec<_> = private.as_slice().iter().map(ToString::to_string).collect();
+    assert_eq!(private, ["FLEET-1"], "nobody else speaks with us");
+    assert!(parse("versions = [1]\ndefault_eid = false").eids.as_slice().is_empty());
     let eids = |smc: &str| parse(smc).eids.as_slice().len();
     assert_eq!((eids(""), eids("eids = ['a', 'b', 'c', 'd']")), (1, 5), "ours is among them");
 }

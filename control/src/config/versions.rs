@@ -56,7 +56,9 @@ pub(super) fn read(
         eids.push(eid);
         last = Some(text);
     }
-    let eids = match (Eid::with_ours(&eids), last) {
+    let default_eid = table.boolean("default_eid", true)?;
+    let all = if default_eid { Eid::with_ours(&eids) } else { Eid::without_ours(&eids) };
+    let eids = match (all, last) {
         (Ok(eids), _) => eids,
         (Err(why), Some(last)) => return Err(last.error(source, explain(why, &last.value))),
         (Err(_), None) => unreachable!("nothing listed is not too much"),
@@ -69,6 +71,10 @@ pub(super) fn read(
         }
     }
     let versions = if v1 || v2 { Versions::Listed { v1, v2 } } else { Versions::Fitting };
+    if eids.as_slice().is_empty() && versions.speaks_v2() {
+        let why = "SMC-Rv2 needs a community: list one in smc.eids, or write versions = [1]";
+        return Err(table.error("default_eid", why));
+    }
     Ok((eids, versions))
 }
 

@@ -13,11 +13,12 @@ use smcr_proto::Instant;
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::Offer;
 use smcr_proto::wire::llc::DeleteReason;
-use smcr_rnic::Rnic;
+use smcr_rnic::{Exhausted, Rnic};
 
 use super::Groups;
 use super::group::{Group, GroupId, Link, Peer, Phase};
 use super::ports::{Pollers, QpOf};
+use crate::config::Peers;
 
 /// When what peers do wrong was last logged, by kind: a peer must not fill the disk.
 #[derive(Debug, Default)]
@@ -61,6 +62,47 @@ impl<O> Group<O> {
 }
 
 impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
+    /// Whether connections for which `peers` holds may use this group. From then on no link is
+    /// added to it that leads elsewhere: a connection may move to any link of its group.
+    pub fn admit(&mut self, id: GroupId, peers: &Peers) -> bool {
+        let Some(group) = self.groups.get_mut(&id) else { return false };
+        if group.admitted.contains(peers) {
+            return true;
+        }
+        let mut ends = group.links.iter().filter_map(|link| link.theirs.map(|theirs| theirs.gid));
+        let admitted = peers.admit_gid(group.peer.gid) && ends.all(|gid| peers.admit_gid(gid));
+        if admitted {
+            group.admitted.push(peers.clone());
+        }
+        admitted
+    }
+
+    /// Makes sure that a client does not take the queue pairs and the memory of others with first
+    /// contacts, each in the name of another peer: beside the groups that carry its connections it
+    /// has so many others, and the one that has been without a connection for longest goes for a
+    /// new one.
+    ///
+    /// # Errors
+    ///
+    /// [`Exhausted`] if all others are first contacts that have not come to an end.
+    pub(super) fn limit_spare(&mut self, now: Instant, source: IpAddr) -> Result<(), Exhausted> {
+        let is_spare = |group: &Group<N::Opening>| {
+            let over = matches!(group.phase, Phase::Ending);
+            group.role == Role::Server && !over && !group.members.values().any(|one| one.relayed)
+        };
+        let spare = self.founded_by(source).filter(|(_, group)| is_spare(group));
+        let spare: Vec<_> = spare
+            .map(|(id, group)| (id, group.is_established() && group.members.is_empty()))
+            .collect();
+        if spare.len() < SPARE_MAX {
+            return Ok(());
+        }
+        self.counts.crowded_sources += 1;
+        let (oldest, _) = spare.iter().find(|(_, idle)| *idle).ok_or(Exhausted)?;
+        self.shut_down(now, *oldest, DeleteReason::PROGRAM);
+        Ok(())
+    }
+
     /// Counts a first contact by somebody who claims to be the peer of another's group.
     pub(super) fn note_claim(&mut self, now: Instant, role: Role, peer: Peer) {
         let claimed = |group: &Group<N::Opening>| {
@@ -126,6 +168,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     }
 }
 
+/// Link groups of one client that carry no connection: those whose first contact goes on, and those
+/// that are idle. A host has one, or a few with several RNICs or after it was restarted.
+const SPARE_MAX: usize = 16;
 /// How often one kind of offence is logged at most.
 const LOG_EVERY: Duration = Duration::from_secs(5);
 

@@ -31,6 +31,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         peer: Peer,
     ) -> Result<GroupId, Exhausted> {
         self.note_claim(now, role, peer);
+        if role == Role::Server {
+            self.limit_spare(now, peer.source)?;
+        }
         let rnic = self.ports[port.0].for_link()?;
         // RFC 7609 2.1-6
         let domain = rnic.open_domain()?;
@@ -63,6 +66,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             peer,
             agreement: Agreement::V1,
             phase: Phase::Opening,
+            admitted: Vec::new(),
             disowned: false,
             established: false,
             confirm_wait: None,

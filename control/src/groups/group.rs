@@ -18,6 +18,7 @@ use smcr_rnic::{Domain, Messages, QpAddress};
 use super::members::Member;
 use super::ports::PortId;
 use super::stock::Stock;
+use crate::config::Peers;
 
 /// Who is at the other end of a first contact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +61,8 @@ pub struct Group<O> {
     pub agreement: Agreement,
     /// Where it is in its life.
     pub phase: Phase,
+    /// What the operator has said about peers, as far as it holds for connections of the group.
+    pub(super) admitted: Vec<Peers>,
     /// The peer said that it does not know it: nobody joins it any more.
     pub(super) disowned: bool,
     /// Its first link has been confirmed.
@@ -181,6 +184,11 @@ impl<O> Group<O> {
         let known = self.peer.gid == peer.gid || ports.any(|gid| gid == peer.gid);
         let anonymous = peer.id == PeerId::default() || self.peer.id == PeerId::default();
         self.peer.v2 && known && (anonymous || self.peer.id == peer.id)
+    }
+
+    /// Whether links may lead to this port.
+    pub(super) fn admits(&self, gid: Gid) -> bool {
+        self.admitted.iter().all(|peers| peers.admit_gid(gid))
     }
 
     /// When it must be looked at, at the latest.

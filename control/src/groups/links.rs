@@ -22,7 +22,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         number: LinkNumber,
         peer: Option<(Gid, MacAddress)>,
     ) {
-        let opened = match self.choose_port(id, peer) {
+        let admitted = peer.is_none_or(|(gid, _)| self.admits(id, gid));
+        let opened = match self.choose_port(id, peer).filter(|_| admitted) {
             None => Err(Refusal::NoAlternatePath),
             Some(port) => {
                 let opened = self.open_link_on(now, id, number, port);
@@ -106,6 +107,13 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         Ok((ours, link))
     }
 
+    /// Whether a further link of a group may lead to that port. If not, it is counted.
+    fn admits(&mut self, id: GroupId, gid: Gid) -> bool {
+        let admitted = self.groups.get(&id).is_some_and(|group| group.admits(gid));
+        self.counts.links_not_listed += u64::from(!admitted);
+        admitted
+    }
+
     /// The peer's end of a further link is known.
     pub(super) fn connect_link(
         &mut self,
@@ -120,6 +128,14 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         };
         let Some(link) = group.links.iter_mut().find(opening) else { return };
         let (name, port) = (link.id, link.port);
+        if !self.admits(id, theirs.gid) {
+            self.drop_link(id, name);
+            self.with_machine(now, id, |machine| machine.link_unreachable(now, number));
+            return;
+        }
+        let Some(link) = self.groups.get_mut(&id).and_then(|group| group.link_mut(name)) else {
+            unreachable!("it was just looked at")
+        };
         let state = std::mem::replace(&mut link.state, LinkState::Retiring);
         let LinkState::Opening(opening) = state else { unreachable!("it was just looked at") };
         match opening.connect(theirs) {

@@ -61,6 +61,8 @@ pub enum BadOffer {
     TooManyRmbs,
     /// It names an RMB that the peer did not make known on the link that we write on.
     UnknownRmb,
+    /// Its element is larger than any that we write to.
+    TooLarge,
 }
 
 /// A connection of a group.
@@ -242,6 +244,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     ) -> Result<(GroupId, Offer, Option<ConnectionId>), BadOffer> {
         let id = self.members.group_of(connection).ok_or(BadOffer::NoSuchLink)?;
         let group = self.groups.get_mut(&id).ok_or(BadOffer::NoSuchLink)?;
+        if offer.rmbe_size.bytes() > ELEMENT_BYTES_MAX {
+            return Err(BadOffer::TooLarge);
+        }
         // A link that connections are leaving is active still, and so is one that only the peer has
         // seen confirmed: what tells the other side may be on its way by RDMA, and who is refused
         // here loses the connection.
@@ -408,6 +413,9 @@ fn holder_of<O>(group: &Group<O>, offer: &Offer, on: LinkNumber) -> Option<Conne
     group.members.iter().find(|(_, member)| holds(member)).map(|(id, _)| *id)
 }
 
+/// The largest element of a peer that we write to. The RFC knows 512 KiB, and what a peer says to
+/// have costs it nothing; how much may be on its way to it follows from that.
+const ELEMENT_BYTES_MAX: u32 = 64 << 20;
 /// How long an element rests that its peer may believe to have. Longer than any rendezvous, and
 /// than TCP needs to carry a reset to whoever is still there.
 const QUARANTINE: Duration = Duration::from_secs(30);

@@ -18,13 +18,19 @@ impl<N: Rnic> Gateway<N> {
     /// The connection to the peer is up: proposes, if the peer offered SMC-R and we have an RNIC.
     pub(super) fn propose(&mut self, now: Instant, key: Key) {
         let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
-        let upstream = self.listeners[usize::from(shaking.listener)].upstream;
+        let listener = &self.listeners[usize::from(shaking.listener)];
+        let (upstream, listed) = (listener.upstream, listener.seeks_smc());
         // RFC 7609 3.1-3, 3.5.1.1-7, 3.5.1.6.4-1
         if !self.option.peer_offered(&shaking.peer, upstream) {
-            self.relay_tcp(now, key, Some(Diagnosis::NO_SMC_OPTION));
+            let asked = if listed { Diagnosis::NO_SMC_OPTION } else { Diagnosis::PEER_NOT_LISTED };
+            self.relay_tcp(now, key, Some(asked));
             return;
         }
         // From here on the peer waits for a CLC message, so that a refusal is a Decline.
+        if !listed {
+            self.decline_first(now, key, Diagnosis::PEER_NOT_LISTED);
+            return;
+        }
         if self.draining.is_some() {
             self.decline_first(now, key, Diagnosis::TOO_BUSY);
             return;
@@ -93,6 +99,10 @@ impl<N: Rnic> Gateway<N> {
             Agreement::V1 => Some(offer.gid),
             Agreement::V2(_) => None,
         };
+        if !self.peers_of(key).admit_gid(offer.gid) {
+            self.note_unlisted(now, key, offer.gid);
+            return Err(Diagnosis::PEER_NOT_LISTED);
+        }
         let proposed = self.proposed_port(key).ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
         let port = self.groups.port_at(proposed, reach).ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
         if let Agreement::V2(terms) = agreement
@@ -121,8 +131,8 @@ impl<N: Rnic> Gateway<N> {
     ) -> Result<Offer, Diagnosis> {
         let peer = Peer::of(offer, agreement != Agreement::V1, self.peer_address(key));
         // RFC 7609 3.5.1.3-2, 3.5.1.3-3, 3.5.3-4, 3.5.3-6
-        let (group, ours) =
-            self.found(now, key, port, Role::Client, peer).map_err(|_| Diagnosis::OUT_OF_MEMORY)?;
+        let founded = self.found(now, key, port, Role::Client, peer);
+        let (group, ours) = founded.map_err(|_| Diagnosis::OUT_OF_MEMORY)?;
         self.hurry_trial(now, key, group);
         if self.groups.connect(now, group, offer, agreement).is_err() {
             self.release(now, key);
@@ -169,6 +179,7 @@ impl<N: Rnic> Gateway<N> {
                 return;
             }
             Err(Shortage::NoRoute) => Diagnosis::NO_ROUTE,
+            Err(Shortage::NotListed) => Diagnosis::PEER_NOT_LISTED,
             Err(Shortage::Final | Shortage::Unproven(_)) => Diagnosis::OUT_OF_MEMORY,
         };
         self.answer_client(key, Err(refusal), false);

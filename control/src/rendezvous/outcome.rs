@@ -8,7 +8,7 @@ use smcr_proto::Instant;
 use smcr_proto::wire::clc::Diagnosis;
 use smcr_rnic::Rnic;
 
-use crate::config::Transport;
+use crate::config::{Peers, Transport};
 use crate::gateway::Gateway;
 use crate::groups::{Pollers, PortId};
 use crate::listener::reset;
@@ -28,6 +28,14 @@ impl<N: Rnic> Gateway<N> {
             Transport::Tcp => listener.upstream,
         };
         address.ip().to_canonical()
+    }
+
+    /// Who may be the peer of a rendezvous.
+    pub(super) fn peers_of(&self, key: Key) -> &Peers {
+        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else {
+            panic!("asked of a rendezvous that is going on");
+        };
+        &self.listeners[usize::from(shaking.listener)].config.peers
     }
 
     /// The rendezvous succeeded: the poller takes over.

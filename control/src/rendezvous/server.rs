@@ -1,9 +1,9 @@
 //! The server's side: what to answer to a Proposal, and when.
 
-use smcr_proto::Instant;
 use smcr_proto::handshake::Agreement;
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::{Diagnosis, Offer, Proposal};
+use smcr_proto::{Gid, Instant};
 use smcr_rnic::Rnic;
 
 use super::Shortage;
@@ -37,6 +37,9 @@ impl<N: Rnic> Gateway<N> {
             let closed = self.consult(now, key, far) == Way::Closed;
             closed.then_some(Diagnosis::NO_ROCE_PATH)
         });
+        if refusal == Some(Diagnosis::PEER_NOT_LISTED) {
+            self.note_unlisted(now, key, proposal.gid);
+        }
         let v2 = agreement.is_ok_and(|agreement| agreement != Agreement::V1);
         let Proposal { peer_id: id, gid, mac, .. } = proposal;
         let peer = Peer { id, gid, mac, v2, source: self.peer_address(key) };
@@ -66,6 +69,7 @@ impl<N: Rnic> Gateway<N> {
                     Err(Diagnosis::NO_ROCE_PATH)
                 }
                 Err(Shortage::NoRoute) => Err(Diagnosis::NO_ROUTE),
+                Err(Shortage::NotListed) => Err(Diagnosis::PEER_NOT_LISTED),
                 Err(Shortage::Final) => Err(Diagnosis::OUT_OF_MEMORY),
             },
         };
@@ -108,6 +112,10 @@ impl<N: Rnic> Gateway<N> {
         proposal: &Proposal,
         agreement: Result<Agreement, Diagnosis>,
     ) -> Option<Diagnosis> {
+        let peers = self.peers_of(key);
+        if !peers.admit_source(self.peer_address(key)) || !peers.admit_gid(proposal.gid) {
+            return Some(Diagnosis::PEER_NOT_LISTED);
+        }
         // RFC 7609 C.1-2
         if port.is_none() {
             return Some(Diagnosis::NO_SMC_R_DEVICE);
@@ -127,6 +135,14 @@ impl<N: Rnic> Gateway<N> {
             return Some(Diagnosis::NO_SMC_R_DEVICE);
         }
         self.draining.is_some().then_some(Diagnosis::TOO_BUSY)
+    }
+
+    /// Somebody who is not listed would like to be a peer.
+    pub(super) fn note_unlisted(&mut self, now: Instant, key: Key, gid: Gid) {
+        if let Some(left_out) = self.unlisted.pass(now) {
+            let source = self.peer_address(key);
+            tracing::warn!(%source, %gid, left_out, "a peer that is not listed stays TCP");
+        }
     }
 
     /// Whether this rendezvous has a place. If not, it waits for one, and is resumed with it.
@@ -177,6 +193,12 @@ impl<N: Rnic> Gateway<N> {
     /// First contact: the client's queue pair is known now.
     pub(super) fn connect_link(&mut self, now: Instant, key: Key, offer: &Offer) {
         let Some(group) = self.group_of_session(key) else { return };
+        // The Confirm may name another port than the Proposal did.
+        if !self.peers_of(key).admit_gid(offer.gid) {
+            self.note_unlisted(now, key, offer.gid);
+            self.decline_first(now, key, Diagnosis::PEER_NOT_LISTED);
+            return;
+        }
         let agreement = self.agreement_of(key).unwrap_or(Agreement::V1);
         self.hurry_trial(now, key, group);
         let connected = self.groups.connect(now, group, offer, agreement);

@@ -4,12 +4,14 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use smcr_proto::Rkey;
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::Offer;
+use smcr_proto::{Gid, PeerId, Rkey, RmbeSize};
+use smcr_rnic::Exhausted;
 
-use super::rig::{ADDRESSES, Contact, Pair, SIZE};
-use crate::groups::{Event, Joined, Peer, PortId, Unnamed};
+use super::rig::{ADDRESSES, Contact, Pair, SIZE, gid};
+use crate::config::{Config, Peers};
+use crate::groups::{BadOffer, Event, Joined, Peer, PortId, Taken, Unnamed};
 
 const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 66));
 
@@ -150,4 +152,102 @@ fn a_connection_of_one_vlan_joins_no_link_of_another() {
     pair.pass(Duration::from_secs(60));
     let group = pair.client.groups.at(client.group).unwrap();
     assert!(group.links.iter().all(|link| link.port == PortId(0)));
+}
+
+/// A client that begins first contacts, each in another name, took every queue pair there is. It
+/// gets a few; what it has without a connection goes for them, and nobody else's does.
+#[test]
+fn a_client_has_few_groups_that_carry_nothing() {
+    let (mut pair, _client, server) = founded();
+    let Contact { group, joined: Joined { connection, rmbe, .. } } = server;
+    let peer = pair.server.groups.at(group).unwrap().peer;
+    let now = pair.now;
+    let begin = |pair: &mut Pair, source, name| {
+        let peer = Peer { id: PeerId([name; 8]), gid: Gid([name; 16]), source, ..peer };
+        pair.server.groups.open(now, PortId(0), Role::Server, peer)
+    };
+    // Its connection is not relayed yet, so this one counts, too.
+    for name in 100..115 {
+        assert!(begin(&mut pair, ADDRESSES[0], name).is_ok(), "{name}");
+    }
+    assert_eq!(begin(&mut pair, ADDRESSES[0], 115), Err(Exhausted));
+    assert!(begin(&mut pair, STRANGER, 116).is_ok(), "somebody else");
+    assert_eq!(pair.server.groups.counts().crowded_sources, 1);
+    // An idle group is of less use than a new one.
+    pair.server.groups.closed(pair.now, connection, Some(rmbe), true);
+    assert!(begin(&mut pair, ADDRESSES[0], 117).is_ok());
+    pair.settle();
+    assert!(pair.server.groups.at(group).is_none());
+    assert_eq!(pair.server.groups.counts().crowded_sources, 2);
+}
+
+/// A connection in use shows that its peer is one: it does not count against it.
+#[test]
+fn a_group_with_a_connection_is_no_spare_one() {
+    let (mut pair, _client, server) = founded();
+    let Contact { group, joined: Joined { connection, rmbe, .. } } = server;
+    let peer = pair.server.groups.at(group).unwrap().peer;
+    pair.server.groups.hand_over(connection, (), rmbe);
+    for name in 100..116 {
+        let peer = Peer { id: PeerId([name; 8]), gid: Gid([name; 16]), ..peer };
+        assert!(pair.server.groups.open(pair.now, PortId(0), Role::Server, peer).is_ok());
+    }
+}
+
+/// How much may be on its way to a peer follows from how large it says its element is: half a
+/// gigabyte is not believed.
+#[test]
+fn an_element_that_is_too_large_is_refused() {
+    let (mut pair, client, server) = founded();
+    let next = accept(&mut pair, &server);
+    let theirs = pair.client.groups.best_link(client.group).unwrap();
+    let confirm = pair.client.groups.join(pair.now, client.group, theirs, SIZE).unwrap();
+    let mut take = |notation| {
+        let offer = Offer { rmbe_size: RmbeSize::from_notation(notation), ..confirm.offer };
+        pair.server.groups.accept_offer(pair.now, next.connection, &offer)
+    };
+    for notation in [13, 15] {
+        assert_eq!(take(notation), Err(BadOffer::TooLarge), "{notation}");
+    }
+    assert_eq!(take(12), Ok(Taken::Noted));
+}
+
+/// Whom the operator admits, by the addresses of RNICs.
+fn only(gids: &[Gid]) -> Peers {
+    let gids: Vec<_> = gids.iter().map(|gid| format!("'{}'", gid.to_ip())).collect();
+    let gids = gids.join(", ");
+    let listener = "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='127.0.0.1:2'\n";
+    Config::parse(&format!("{listener}gids=[{gids}]"), "a.toml").unwrap().listeners[0].peers.clone()
+}
+
+/// A peer that was admitted for one RNIC names another in ADD LINK or its answer: a host that
+/// nobody listed would get our packets, and could be handed every connection of the group.
+#[test]
+fn a_further_link_leads_to_no_rnic_that_is_not_listed() {
+    for side in ["client", "server"] {
+        let (ours, theirs) = if side == "client" { (0, 2) } else { (1, 1) };
+        for (listed, links) in
+            [(vec![gid(theirs, 0)], 1), (vec![gid(theirs, 0), gid(theirs, 1)], 2)]
+        {
+            let mut pair = Pair::new(2, 2);
+            pair.admitted[ours] = only(&listed);
+            let (client, server) = pair.first_contact();
+            let group = if side == "client" { client.group } else { server.group };
+            let groups = pair.groups_of(side);
+            let up = groups.at(group).unwrap().links.iter().filter(|link| link.is_alive()).count();
+            let refused = groups.counts().links_not_listed > 0;
+            assert_eq!((up, refused), (links, links == 1), "{side} {listed:?}");
+        }
+    }
+}
+
+/// A listener with a list of its own does not use a group whose links lead elsewhere.
+#[test]
+fn a_connection_uses_no_group_that_leads_to_others_than_its_listener_lists() {
+    let mut pair = Pair::new(2, 2);
+    let (_client, server) = pair.first_contact();
+    let groups = &mut pair.server.groups;
+    assert!(!groups.admit(server.group, &only(&[gid(1, 0)])), "its second link is not listed");
+    assert!(groups.admit(server.group, &only(&[gid(1, 0), gid(1, 1)])));
+    assert!(!groups.admit(server.group, &only(&[gid(1, 1)])));
 }

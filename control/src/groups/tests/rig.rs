@@ -16,6 +16,7 @@ use smcr_proto::{Gid, Instant, MacAddress, Mtu, PeerId, Qpn, RmbeSize};
 use smcr_rnic::sim::{self, Network, Odds};
 
 use super::super::*;
+use crate::config::Peers;
 
 /// What stands for a socket.
 pub(super) type Stream = ();
@@ -51,6 +52,8 @@ pub(super) struct Host {
 /// Two hosts in one network: a client and a server.
 pub(super) struct Pair {
     pub(super) now: Instant,
+    /// Whom each host admits as the peer of groups that follow: the client, the server.
+    pub(super) admitted: [Peers; 2],
     pub(super) client: Host,
     pub(super) server: Host,
 }
@@ -61,7 +64,7 @@ impl Pair {
         let network = Network::new(1, Odds::CALM);
         let client = Host::new(&network, 1, client_nics);
         let server = Host::new(&network, 2, server_nics);
-        Self { now: Instant(1_000_000_000), client, server }
+        Self { now: Instant(1_000_000_000), admitted: Default::default(), client, server }
     }
 
     /// A first contact over the first RNIC of each host, and everything that follows from it.
@@ -75,11 +78,13 @@ impl Pair {
             source: ADDRESSES[0],
         };
         let server = self.server.groups.open(self.now, PortId(0), Role::Server, peer).unwrap();
+        assert!(self.server.groups.admit(server, &self.admitted[1]));
         let link = self.server.groups.best_link(server).unwrap();
         let accept = self.server.groups.join(self.now, server, link, SIZE).unwrap();
 
         let peer = Peer::of(&accept.offer, false, ADDRESSES[1]);
         let client = self.client.groups.open(self.now, PortId(0), Role::Client, peer).unwrap();
+        assert!(self.client.groups.admit(client, &self.admitted[0]));
         let link = self.client.groups.best_link(client).unwrap();
         let confirm = self.client.groups.join(self.now, client, link, SIZE).unwrap();
         self.client.groups.connect(self.now, client, &accept.offer, Agreement::V1).unwrap();

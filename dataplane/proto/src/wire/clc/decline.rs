@@ -51,6 +51,9 @@ code_points! {
         NO_ROCE_PATH = 0x0203_0000,
         /// Configuration error.
         CONFIGURATION = 0x0300_0000,
+        /// The operator of one side has listed who may be a peer, and the other is not among them.
+        /// Ours alone: other stacks show the number.
+        PEER_NOT_LISTED = 0x0300_0001,
         /// The peer's SYN did not carry the SMC option.
         NO_SMC_OPTION = 0x0301_0000,
         /// The connection uses IPsec.

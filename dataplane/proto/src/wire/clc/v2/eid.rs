@@ -76,6 +76,19 @@ impl Eid {
         let ours = (!configured.contains(&Self::SMCGATE)).then_some(Self::SMCGATE);
         Eids::from_items(configured.iter().copied().chain(ours)).ok_or(EidError::TooMany)
     }
+
+    /// What a gateway offers and accepts whose operator wants nobody in who was not told a name:
+    /// `configured`, which [`Eid::SMCGATE`] may be part of.
+    ///
+    /// # Errors
+    ///
+    /// [`EidError::TooMany`] if there are more than [`CONFIGURED_MAX`].
+    pub fn without_ours(configured: &[Self]) -> Result<Eids, EidError> {
+        if configured.len() > CONFIGURED_MAX {
+            return Err(EidError::TooMany);
+        }
+        Eids::from_items(configured.iter().copied()).ok_or(EidError::TooMany)
+    }
 }
 
 /// Nobody's.
@@ -135,5 +148,8 @@ mod tests {
         let once = [Eid::SMCGATE, a];
         assert_eq!(Eid::with_ours(&once).unwrap().as_slice(), once);
         assert_eq!(Eid::with_ours(&[a; 5]), Err(EidError::TooMany));
+        assert_eq!(Eid::without_ours(&[b, a]).unwrap().as_slice(), [b, a]);
+        assert_eq!(Eid::without_ours(&[]).unwrap().as_slice(), []);
+        assert_eq!(Eid::without_ours(&[a; 5]), Err(EidError::TooMany));
     }
 }
