@@ -125,6 +125,10 @@ pub struct Listener {
     pub connect_timeout: Duration,
     /// Connections it serves at once; more are refused.
     pub connections_max: u32,
+    /// Of these, such as one address may have, or one network of 64 bits of IPv6.
+    pub max_per_source: u32,
+    /// How long nothing may move on a connection before it is reset; zero: for ever.
+    pub idle_timeout: Duration,
     /// Whether small writes leave at once, on both TCP sockets.
     pub tcp_nodelay: bool,
     /// Keepalive of the TCP connections of applications.
@@ -297,6 +301,8 @@ fn listeners(
             let why = format!("{bind} is this listener itself, which would call itself forever");
             return Err(text.error(source, format!("{why}; write the address of the server")));
         }
+        let range = 1..CONNECTIONS_MAX + 1;
+        let connections_max = table.count("connections_max", range, limits.connections_max)?;
         found.push(Listener {
             name: name.value,
             bind,
@@ -304,11 +310,13 @@ fn listeners(
             connect,
             upstream,
             connect_timeout: table.duration("connect_timeout", Duration::from_secs(5))?,
-            connections_max: table.count(
-                "connections_max",
+            connections_max,
+            max_per_source: table.count(
+                "max_per_source",
                 1..CONNECTIONS_MAX + 1,
-                limits.connections_max,
+                connections_max,
             )?,
+            idle_timeout: table.duration("idle_timeout", Duration::ZERO)?,
             tcp_nodelay: table.boolean("tcp_nodelay", true)?,
             tcp_keepalive: TcpKeepalive::read(&mut table)?,
             rmbe_size: smc::rmbe_size(source, &mut table)?,

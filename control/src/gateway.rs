@@ -22,6 +22,7 @@ use smcr_rnic::Rnic;
 use crate::config::{Config, RnicKind};
 use crate::farewells::Farewells;
 use crate::groups::{self, GroupId, Groups, PortId, QpOf, Settings, Throttle};
+use crate::host_memory;
 use crate::listener::Listener;
 use crate::network::Network;
 use crate::paths::Paths;
@@ -32,6 +33,7 @@ use crate::rendezvous::ANSWER_WITHIN;
 use crate::sessions::{Founding, Session};
 use crate::slab::Slab;
 use crate::smc_option::OptionSource;
+use crate::sources::Silent;
 use crate::start::random;
 use crate::status::{Question, Traffic};
 
@@ -83,6 +85,14 @@ pub struct Gateway<N: Rnic> {
     pub(crate) sessions: Slab<Session>,
     /// Which rendezvous may go on, and which wait.
     pub(crate) places: Places,
+    /// Peers that have not sent a Proposal yet.
+    pub(crate) silent: Silent,
+    /// Of these, such as had to go for others.
+    pub(crate) silent_cut_short: u64,
+    /// When connections are looked at next for being idle.
+    pub(crate) idle_at: Instant,
+    /// Connections that were reset for being idle.
+    pub(crate) idle_closed: u64,
     /// How many sessions are rendezvous.
     pub(crate) shaking: usize,
     /// Which sessions are rendezvous, or were at the last tick.
@@ -169,6 +179,7 @@ impl<N: Rnic> Gateway<N> {
         }
         let started = parts.clock.now();
         let places = places(&parts.config, &parts.listeners);
+        let silent = Silent::new(parts.config.limits.silent_max as usize);
         let settings = settings(&parts.config, parts.peer_id);
         let (ports, groups) = join_ports(settings, parts.ports);
         let mut groups = groups;
@@ -187,6 +198,10 @@ impl<N: Rnic> Gateway<N> {
             listeners: parts.listeners,
             sessions: Slab::default(),
             places,
+            silent,
+            silent_cut_short: 0,
+            idle_at: started,
+            idle_closed: 0,
             shaking: 0,
             shaking_keys: Vec::new(),
             tick_at: started,
@@ -304,6 +319,7 @@ impl<N: Rnic> Gateway<N> {
         }
         self.groups.expire(now);
         self.expire_suspects(now);
+        self.expire_idle(now);
         self.farewells.expire(now);
         if self.stop.receive().is_some() {
             match self.draining {
@@ -357,7 +373,7 @@ fn settings(config: &Config, peer_id: PeerId) -> Settings {
     Settings {
         peer_id,
         rmb_elements: u8::try_from(smc.rmb_elements).expect("the configuration was checked"),
-        rmb_bytes: config.limits.rmb_bytes,
+        rmb_bytes: config.limits.rmb_bytes(host_memory::limit()),
         keepalive: Keepalive { idle: Some(smc.test_link_idle), reply_wait: smc.test_link_timeout },
         idle_group_server: smc.idle_group_server,
         idle_group_client: smc.idle_group_client,

@@ -1,7 +1,7 @@
 //! Accepting: plain TCP from applications, rendezvous TCP from peers; and connecting onwards.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use crate::reactor::{Key, Token};
 use crate::rendezvous::conversation::Conversation;
 use crate::sessions::{Newcomer, Rendezvous, Session, Talk};
 use crate::smc_option::OptionSource;
+use crate::sources::Sources;
 
 /// A listener at work.
 pub struct Listener {
@@ -34,6 +35,8 @@ pub struct Listener {
     pub refused: u64,
     /// Connections now.
     pub active: u32,
+    /// The same, by who made them.
+    sources: Sources,
     /// Of the TCP connections towards SMC-R peers.
     peer_keepalive: TcpKeepalive,
 }
@@ -66,8 +69,21 @@ impl Listener {
             accepted: 0,
             refused: 0,
             active: 0,
+            sources: Sources::default(),
             peer_keepalive,
         })
+    }
+
+    /// Counts a connection that was accepted.
+    fn enter(&mut self, source: IpAddr) {
+        self.active += 1;
+        self.sources.enter(source);
+    }
+
+    /// A connection that was accepted is over.
+    pub(crate) fn leave(&mut self, source: IpAddr) {
+        self.active -= 1;
+        self.sources.leave(source);
     }
 
     /// Whether its upstream may be an SMC-R peer.
@@ -154,7 +170,13 @@ impl<N: Rnic> Gateway<N> {
             return false;
         }
         let Some(source) = peer_address(&accepted) else { return false };
-        listener.active += 1;
+        if listener.sources.of(source.ip()) >= listener.config.max_per_source {
+            listener.refused += 1;
+            reset(accepted);
+            self.log_limit(index, "connections of one source: its new ones are refused");
+            return false;
+        }
+        listener.enter(source.ip());
         let limited = listener.seeks_smc();
         let newcomer = Newcomer { listener: index, socket: accepted, source };
         if !limited {
@@ -233,7 +255,7 @@ impl<N: Rnic> Gateway<N> {
         let (connected_socket, connected) = match listener.connect(&self.option, offers) {
             Ok(connecting) => connecting,
             Err(error) => {
-                listener.active -= 1;
+                listener.leave(source.ip());
                 if place == Place::Taken {
                     self.places.leave(index);
                 }
@@ -259,11 +281,9 @@ impl<N: Rnic> Gateway<N> {
         } else if !self.option.peer_offered(&peer, source) {
             Talk::Plain(Some(Diagnosis::NO_SMC_OPTION))
         } else {
-            let local = rustix::net::getsockname(&peer).ok();
-            let local = local.and_then(|local| SocketAddr::try_from(local).ok());
-            let port = local.and_then(|local| self.network.ports_for(local.ip()).first().copied());
-            Talk::Server(Server::with_policy(now, self.peer_id, self.policy(port)))
+            Talk::Server(self.new_server(now, &peer))
         };
+        let silent = matches!(talk, Talk::Server(_));
         let key = self.sessions.insert(Session::Shaking(Box::new(Rendezvous {
             listener: index,
             app,
@@ -276,6 +296,7 @@ impl<N: Rnic> Gateway<N> {
             waiting: None,
             answer_by: None,
             resources: None,
+            silent,
             place,
             far: None,
             trial: false,
@@ -284,11 +305,23 @@ impl<N: Rnic> Gateway<N> {
         })));
         self.shaking += 1;
         self.shaking_keys.push(key);
+        if silent && let Some(oldest) = self.silent.enter(source.ip(), key) {
+            self.silent_cut_short += 1;
+            self.fail(oldest, "too many peers send no Proposal");
+        }
         if self.watch_rendezvous(key).is_err() {
             self.fail(key, "no room to watch its sockets");
         } else if connected {
             self.connected(now, key);
         }
+    }
+
+    /// The server's side of a rendezvous with whoever is at the other end of `peer`.
+    fn new_server(&self, now: Instant, peer: &OwnedFd) -> Server {
+        let local = rustix::net::getsockname(peer).ok();
+        let local = local.and_then(|local| SocketAddr::try_from(local).ok());
+        let port = local.and_then(|local| self.network.ports_for(local.ip()).first().copied());
+        Server::with_policy(now, self.peer_id, self.policy(port))
     }
 
     /// Watches what the first step of a rendezvous waits for.

@@ -159,6 +159,8 @@ impl<N: Rnic> Gateway<N> {
                 {
                     shaking.conversation.talk = Talk::Pending(server.clone(), proposal);
                     shaking.answer_by = Some(now + ANSWER_WITHIN);
+                    shaking.silent = false;
+                    self.silent.leave(shaking.source.ip(), key);
                 }
                 self.resume(now, key);
             }

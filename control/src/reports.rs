@@ -4,14 +4,14 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use smcr_engine::handoff::Ending;
-use smcr_engine::{Command, ConnectionId, Report};
+use smcr_engine::{ConnectionId, Report};
 use smcr_proto::Instant;
 use smcr_proto::wire::llc::DeleteReason;
 use smcr_rnic::Rnic;
 
 use crate::config::Transport;
 use crate::gateway::Gateway;
-use crate::groups::{Event, Pollers};
+use crate::groups::Event;
 use crate::listener::{connect_outcome, reset};
 use crate::reactor::Key;
 use crate::sessions::{Carried, Open, Session};
@@ -91,7 +91,7 @@ impl<N: Rnic> Gateway<N> {
         let Some(Session::Open(open)) = self.sessions.remove(key) else {
             panic!("a slot leads to an open session");
         };
-        self.listeners[usize::from(open.listener)].active -= 1;
+        self.listeners[usize::from(open.listener)].leave(open.source.ip());
         tracing::debug!(
             session = key.index,
             source = %open.source,
@@ -174,7 +174,7 @@ impl<N: Rnic> Gateway<N> {
         let keys: Vec<Key> = waiting.map(|(key, _)| key).collect();
         for key in keys {
             let Some(Session::Waiting(newcomer)) = self.sessions.remove(key) else { continue };
-            self.listeners[usize::from(newcomer.listener)].active -= 1;
+            self.listeners[usize::from(newcomer.listener)].leave(newcomer.source.ip());
             reset(newcomer.socket);
         }
     }
@@ -191,13 +191,7 @@ impl<N: Rnic> Gateway<N> {
         tracing::warn!(connections = keys.len(), "no time is left: resetting the rest");
         for key in keys {
             match self.sessions.at(key) {
-                Some(Session::Open(Open { connection, transport, .. })) => match transport {
-                    Carried::Smc { .. } => self.groups.abort(*connection),
-                    Carried::Tcp { port, .. } => {
-                        let command = Command::Abort { connection: *connection };
-                        self.groups.pollers_mut().command(*port, command);
-                    }
-                },
+                Some(Session::Open(_)) => self.abort_open(key),
                 Some(Session::Shaking(_)) => self.fail(key, "the gateway stops"),
                 Some(Session::Waiting(_)) => panic!("nobody waits while the gateway stops"),
                 None => {}

@@ -60,6 +60,8 @@ pub struct Rendezvous {
     pub answer_by: Option<Instant>,
     /// What this rendezvous holds, and must give back if it fails.
     pub resources: Option<Resources>,
+    /// It waits for the Proposal of a peer that may never send one.
+    pub silent: bool,
     /// Whether it is one of those that are limited.
     pub place: Place,
     /// Who is at the other end, once that decides whether there is SMC-R.
@@ -154,6 +156,8 @@ pub struct Open {
     pub source: SocketAddr,
     /// Since when.
     pub since: Instant,
+    /// Bytes that had moved at the last look, and since when no more have.
+    pub moved: (u64, Instant),
     /// How it travels.
     pub transport: Carried,
 }

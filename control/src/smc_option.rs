@@ -11,7 +11,7 @@
 //!
 //! RFC 7609, 3.1.1.
 
-mod cgroup;
+pub(crate) mod cgroup;
 
 use std::fmt;
 use std::io;

@@ -108,6 +108,10 @@ pub struct Totals {
     pub crowded_sources: u64,
     /// Further links that were refused because the peer's RNIC is not in `gids`.
     pub links_not_listed: u64,
+    /// Connections of peers that had not sent a Proposal, reset because too many were as silent.
+    pub silent_cut_short: u64,
+    /// Connections that were reset because nothing moved on them for `idle_timeout`.
+    pub idle_closed: u64,
     /// Connections whose set-up waited for the end of the one that had the peer's RMB element.
     pub offers_held: u64,
     /// RMB elements that rested before another connection got them, because the peer had not said

@@ -171,6 +171,8 @@ impl<N: Rnic> Gateway<N> {
             groups_out_of_sync: counts.out_of_sync,
             crowded_sources: counts.crowded_sources,
             links_not_listed: counts.links_not_listed,
+            silent_cut_short: self.silent_cut_short,
+            idle_closed: self.idle_closed,
             offers_held: counts.offers_held,
             rmbes_rested: counts.elements_rested,
             refused_tcp: self.listeners.iter().map(|listener| listener.refused).sum(),
@@ -333,11 +335,7 @@ impl<N: Rnic> Gateway<N> {
         let listener = &self.listeners[usize::from(open.listener)];
         let [app, peer] = ends(listener, open.source);
         let member = self.groups.member(open.connection);
-        let port = match open.transport {
-            Carried::Smc { .. } => member.map_or(PortId(0), |member| member.port),
-            Carried::Tcp { port, .. } => port,
-        };
-        let reading = self.groups.pollers()[port.0].gauges.read(open.connection.slot);
+        let reading = self.reading(open);
         let state = match reading.stage {
             Stage::Active => "active",
             Stage::HalfClosed => "half-closed",

@@ -107,7 +107,11 @@ impl Snapshot {
         let help = "Further links refused because the peer's RNIC is not listed.";
         page.counter("links_not_listed", help, None, plain(totals.links_not_listed))?;
         let help = "Times that a client had too many link groups without a connection.";
-        page.counter("crowded_sources", help, None, plain(totals.crowded_sources))
+        page.counter("crowded_sources", help, None, plain(totals.crowded_sources))?;
+        let help = "Connections reset before their peers had sent a Proposal.";
+        page.counter("silent_cut_short", help, None, plain(totals.silent_cut_short))?;
+        let help = "Connections reset because nothing moved on them.";
+        page.counter("idle_closed", help, None, plain(totals.idle_closed))
     }
 
     fn pollers(&self, page: &mut Page<'_>) -> fmt::Result {

@@ -21,9 +21,9 @@ impl TcpKeepalive {
     pub(super) fn read(parent: &mut Section<'_>) -> Result<Self, ConfigError> {
         let mut table = parent.table("tcp_keepalive")?;
         let keepalive = Self {
-            idle: table.duration("idle", Duration::ZERO)?,
-            interval: table.duration("interval", Duration::from_secs(5))?,
-            count: table.count("count", 1..COUNT_MAX + 1, 3)?,
+            idle: table.duration("idle", IDLE)?,
+            interval: table.duration("interval", INTERVAL)?,
+            count: table.count("count", 1..COUNT_MAX + 1, COUNT)?,
         };
         // RFC 7609 4.5.3-7
         for (key, time, least) in [
@@ -40,6 +40,11 @@ impl TcpKeepalive {
     }
 }
 
+// Peers and applications that died without a word are gone after 195 s; a network that is away for
+// a minute costs nothing that is idle.
+const IDLE: Duration = Duration::from_secs(120);
+const INTERVAL: Duration = Duration::from_secs(15);
+const COUNT: u32 = 5;
 /// The most that Linux takes, for both times.
 const TIME_MAX: Duration = Duration::from_secs(32_767);
 /// The most that Linux takes.

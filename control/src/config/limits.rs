@@ -10,25 +10,63 @@ pub struct Limits {
     pub connections_max: u32,
     /// Rendezvous at once; connections beyond stay TCP.
     pub handshakes_max: u32,
-    /// Memory that RMBs may take, in bytes; connections beyond stay TCP.
-    pub rmb_bytes: u64,
+    /// Connections of peers that offer SMC-R and have not sent a Proposal yet; beyond, the oldest
+    /// are reset.
+    pub silent_max: u32,
+    /// What the operator says that RMB elements in use may take, in bytes; see
+    /// [`rmb_bytes`](Self::rmb_bytes).
+    pub rmb_bytes: Option<u64>,
+}
+
+impl Limits {
+    /// Memory that RMB elements in use may take, in bytes, for a process that may have so much
+    /// `memory`; connections beyond stay TCP.
+    pub fn rmb_bytes(&self, memory: Option<u64>) -> u64 {
+        let share = memory.map_or(RMB_BYTES, |memory| RMB_BYTES.min(memory / 2));
+        self.rmb_bytes.unwrap_or(share)
+    }
 }
 
 /// The table `[limits]`.
 pub(super) fn read(mut table: Section<'_>) -> Result<Limits, ConfigError> {
+    let rmb_bytes = match table.has("rmb_bytes") {
+        true => Some(table.number("rmb_bytes", 0..RMB_BYTES_MAX + 1, 0)?.value),
+        // Asked for all the same: it is a key that is known.
+        false => table.number("rmb_bytes", 0..RMB_BYTES_MAX + 1, 0).map(|_| None)?,
+    };
     let limits = Limits {
         connections_max: table.count("connections_max", 1..CONNECTIONS_MAX + 1, 9000)?,
         handshakes_max: table.count("handshakes_max", 1..65_537, 1024)?,
-        rmb_bytes: table.number("rmb_bytes", 0..RMB_BYTES_MAX + 1, RMB_BYTES)?.value,
+        silent_max: table.count("silent_max", 1..65_537, 1024)?,
+        rmb_bytes,
     };
     table.finish()?;
     Ok(limits)
 }
 
-/// Default of the memory for RMBs: elements of default size for more connections than a process has
-/// descriptors for. Pages come into being as connections fill them.
+/// Default of the memory for RMB elements, on a host that has twice as much: elements of default
+/// size for more connections than a process has descriptors for. Pages come into being as
+/// connections fill them.
 const RMB_BYTES: u64 = 4 << 30;
 /// More is a slip of the pen.
 const RMB_BYTES_MAX: u64 = 1 << 40;
-/// Two descriptors each must fit in what a Linux process can be given (`fs.nr_open`).
-pub(super) const CONNECTIONS_MAX: u32 = 500_000;
+/// As many as there are slots for.
+#[expect(clippy::cast_possible_truncation, reason = "asserted below")]
+pub(super) const CONNECTIONS_MAX: u32 = smcr_engine::limits::CONNECTIONS_MAX as u32;
+const _: () = assert!(smcr_engine::limits::CONNECTIONS_MAX < 1 << 32);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In a container with half a gigabyte, four gigabytes of elements end with the process.
+    #[test]
+    fn the_default_is_half_of_what_the_process_may_have() {
+        let limits =
+            |rmb_bytes| Limits { connections_max: 1, handshakes_max: 1, silent_max: 1, rmb_bytes };
+        let open = limits(None);
+        assert_eq!(open.rmb_bytes(Some(512 << 20)), 256 << 20);
+        assert_eq!([open.rmb_bytes(Some(1 << 40)), open.rmb_bytes(None)], [4 << 30; 2]);
+        assert_eq!(limits(Some(1 << 20)).rmb_bytes(Some(1 << 19)), 1 << 20, "as it is written");
+    }
+}

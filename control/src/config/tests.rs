@@ -48,7 +48,7 @@ fn every_other_key_has_a_default() {
     assert_eq!(config.log, LogLevel::Info);
     assert_eq!(
         config.limits,
-        Limits { connections_max: 9000, handshakes_max: 1024, rmb_bytes: 4 << 30 }
+        Limits { connections_max: 9000, handshakes_max: 1024, silent_max: 1024, rmb_bytes: None }
     );
     let poll = Poll {
         policy: IdlePolicy::Adaptive,
@@ -61,6 +61,10 @@ fn every_other_key_has_a_default() {
     assert_eq!((listener.accept, listener.connect), (Transport::Tcp, Transport::Tcp));
     assert_eq!(listener.connect_timeout, Duration::from_secs(5));
     assert_eq!((listener.connections_max, listener.tcp_nodelay), (9000, true));
+    assert_eq!((listener.max_per_source, listener.idle_timeout), (9000, Duration::ZERO));
+    // Peers that died must not keep their connections for ever.
+    assert_eq!(listener.tcp_keepalive, keepalive(120, 15, 5));
+    assert_eq!(config.smc.tcp_keepalive, keepalive(120, 15, 5));
     assert_eq!(listener.rmbe_size, None);
     assert_eq!(config.smc.option, OptionMode::Auto);
     assert_eq!((config.smc.rmbe_size, config.smc.rmb_elements), (262_144, 255));
@@ -137,10 +141,22 @@ fn every_key_arrives_where_it_belongs() {
     assert_eq!((smc.test_link_timeout, smc.tcp_keepalive), (seconds(3), keepalive(6, 7, 8)));
     assert_eq!(listener.tcp_keepalive, keepalive(9, 1, 127));
     assert_eq!((smc.idle_group_server, smc.idle_group_client), (seconds(4), seconds(5)));
-    assert_eq!(
-        config.limits,
-        Limits { connections_max: 20, handshakes_max: 30, rmb_bytes: 1_000_000 }
-    );
+    let limits = &config.limits;
+    assert_eq!((limits.connections_max, limits.handshakes_max), (20, 30));
+    assert_eq!(limits.rmb_bytes, Some(1_000_000));
+}
+
+/// What one source may take from others.
+#[test]
+fn limits_of_sources_arrive_where_they_belong() {
+    let limited = "max_per_source = 3\nidle_timeout = '5m'\n[limits]\nsilent_max = 40";
+    let config = Config::parse(&format!("{GOOD}{limited}"), "gate.toml").unwrap();
+    let listener = &config.listeners[0];
+    assert_eq!((listener.max_per_source, listener.idle_timeout.as_secs()), (3, 300));
+    assert_eq!(config.limits.silent_max, 40);
+    // Where a listener has fewer places, so has any source.
+    let few = Config::parse(&format!("{GOOD}connections_max = 7"), "gate.toml").unwrap();
+    assert_eq!(few.listeners[0].max_per_source, 7);
 }
 
 fn keepalive(idle_s: u64, interval_s: u64, count: u32) -> TcpKeepalive {
@@ -195,8 +211,8 @@ fn every_fault_is_one_line_that_names_line_and_key() {
         (
             "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\nupstraem='y:1'",
             ":5: listener.a.upstraem: is not a key; known here: name, bind, accept, connect, \
-             upstream, connect_timeout, connections_max, tcp_nodelay, tcp_keepalive, \
-             rmbe_size, backlog, peers, gids",
+             upstream, connections_max, connect_timeout, max_per_source, idle_timeout, \
+             tcp_nodelay, tcp_keepalive, rmbe_size, backlog, peers, gids",
         ),
         (
             "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\nrmbe_size=17000",
@@ -276,7 +292,7 @@ fn other_tables_are_checked_too() {
         ),
         (
             "[limits]\nconnections_max=0",
-            ":6: limits.connections_max: 0 is out of range; write 1 to 500000",
+            ":6: limits.connections_max: 0 is out of range; write 1 to 16384",
         ),
     ];
     are_refused(&table);

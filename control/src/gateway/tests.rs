@@ -2,6 +2,7 @@
 
 mod contact;
 mod crossing;
+mod limits;
 mod listed;
 mod rig;
 mod second;

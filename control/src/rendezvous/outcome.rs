@@ -43,7 +43,7 @@ impl<N: Rnic> Gateway<N> {
     pub(super) fn hand_over(&mut self, now: Instant, key: Key) {
         self.end_trial(now, key);
         let Some(Session::Shaking(mut shaking)) = self.sessions.take(key) else { return };
-        self.leave_place(&shaking);
+        self.leave_place(key, &shaking);
         let resources = shaking.resources.take().expect("what was provided is reserved");
         let connection = resources.connection;
         self.session_of[usize::from(connection.slot)] = Some(key);
@@ -59,6 +59,7 @@ impl<N: Rnic> Gateway<N> {
                 connection,
                 source: shaking.source,
                 since: now,
+                moved: (0, now),
                 transport: Carried::Smc {
                     group: resources.group,
                     tcp: shaking.peer,
@@ -82,7 +83,7 @@ impl<N: Rnic> Gateway<N> {
             return;
         };
         let Some(Session::Shaking(shaking)) = self.sessions.take(key) else { return };
-        self.leave_place(&shaking);
+        self.leave_place(key, &shaking);
         if let Some(reason) = reason {
             self.count_fallback(reason);
         }
@@ -105,6 +106,7 @@ impl<N: Rnic> Gateway<N> {
                 connection,
                 source: shaking.source,
                 since: now,
+                moved: (0, now),
                 transport: Carried::Tcp { port, reason },
             }),
         );
@@ -144,15 +146,18 @@ impl<N: Rnic> Gateway<N> {
         self.fallback_reasons.remove(&key);
         let Some(Session::Shaking(shaking)) = self.sessions.remove(key) else { return };
         tracing::debug!(session = key.index, source = %shaking.source, why, "rendezvous ended");
-        self.leave_place(&shaking);
-        self.listeners[usize::from(shaking.listener)].active -= 1;
+        self.leave_place(key, &shaking);
+        self.listeners[usize::from(shaking.listener)].leave(shaking.source.ip());
         reset(shaking.app);
         reset(shaking.peer);
     }
 
     /// This rendezvous is over: another may have its place.
-    fn leave_place(&mut self, shaking: &Rendezvous) {
+    fn leave_place(&mut self, key: Key, shaking: &Rendezvous) {
         self.shaking -= 1;
+        if shaking.silent {
+            self.silent.leave(shaking.source.ip(), key);
+        }
         if shaking.place == Place::Taken {
             self.places.leave(shaking.listener);
         }

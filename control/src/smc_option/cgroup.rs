@@ -54,7 +54,7 @@ fn mount_nowhere() -> rustix::io::Result<OwnedFd> {
 ///
 /// On hybrid hosts cgroup v2 is mounted below the tree of v1 (`unified`), so the mount is looked up
 /// and not assumed. `None` if there is no mount of cgroup v2 that shows our cgroup.
-fn own_directory(mountinfo: &str, cgroup: &str) -> Option<PathBuf> {
+pub(crate) fn own_directory(mountinfo: &str, cgroup: &str) -> Option<PathBuf> {
     let own = cgroup.lines().find_map(|line| line.strip_prefix("0::"))?;
     mountinfo.lines().find_map(|line| {
         let (mount, filesystem) = line.split_once(" - ")?;
