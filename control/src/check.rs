@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use crate::config::{Config, Listener, Peers, RnicConfig, Transport, Versions};
 use crate::cores::{self, Board};
 use crate::device::Devices;
+use crate::host_memory;
 use crate::pnet::PnetTable;
 use crate::smc_option::OptionSource;
 
@@ -30,7 +31,7 @@ pub fn run(path: &Path) -> ExitCode {
     let devices = Devices::read().unwrap_or_default();
     let free = cores::free(&Board::of_this_machine());
     let option = OptionSource::choose(&config.smc);
-    let text = describe(&config, &devices, &option, &free);
+    let text = describe(&config, &devices, &option, (&free, host_memory::limit()));
     // A reader that has seen enough, such as `head`, is no reason to fail.
     let _ = std::io::stdout().write_all(text.as_bytes());
     ExitCode::SUCCESS
@@ -41,7 +42,7 @@ fn describe(
     config: &Config,
     devices: &Devices,
     option: &OptionSource,
-    free_cores: &[usize],
+    (free_cores, memory): (&[usize], Option<u64>),
 ) -> String {
     let host = Host { devices, peers: &config.smc.peers, pnet: PnetTable::new(config), option };
     let mut text = format!("option: {option}\n");
@@ -51,6 +52,8 @@ fn describe(
     let _ = writeln!(text, "versions: {}", versions(config));
     let _ = writeln!(text, "peers: {}", config.smc.peers);
     let _ = writeln!(text, "pollers: {}", pollers(config, free_cores));
+    let mib = config.limits.rmb_bytes(memory) >> 20;
+    let _ = writeln!(text, "memory: up to {mib} MiB for the RMB elements of connections");
     for rnic in &config.rnics {
         let state = match devices.named(&rnic.device) {
             Some(device) if device.up && !device.running => "WARNING: the device has no carrier",
@@ -231,7 +234,8 @@ mod tests {
 
     fn lines(option: &OptionSource) -> Vec<String> {
         let config = Config::parse(FILE, "gate.toml").unwrap();
-        let text = describe(&config, &Devices::read().unwrap(), option, &[0, 1]);
+        let host = (&[0, 1][..], Some(1 << 30));
+        let text = describe(&config, &Devices::read().unwrap(), option, host);
         text.lines().map(str::to_owned).collect()
     }
 
@@ -244,6 +248,7 @@ mod tests {
             "versions: SMC-Rv2 with whoever has an EID of SMCGATE; SMC-Rv1 on RNICs with RoCE v1",
             "peers: whoever reaches us",
             "pollers: 1, pinned to cores that no other poller holds: 1",
+            "memory: up to 512 MiB for the RMB elements of connections",
             "rnic r0: soft RNIC on nowhere7: WARNING: there is no such device",
             "listener in: 127.0.0.1:7 (smc) -> 127.0.0.1:8 (tcp)",
             "  accepts over SMC-R on soft-lo (lo) where the peer has it, else TCP",
@@ -259,11 +264,11 @@ mod tests {
     fn without_the_option_everything_is_tcp_and_the_reason_is_first() {
         let lines = lines(&OptionSource::None("no privilege".into()));
         assert_eq!(lines[0], "option: every connection stays TCP: no privilege");
-        assert_eq!(lines[6], "  accepts over TCP only");
-        assert_eq!(lines[10], "  connects to 127.0.0.1:8 over TCP only");
+        assert_eq!(lines[7], "  accepts over TCP only");
+        assert_eq!(lines[11], "  connects to 127.0.0.1:8 over TCP only");
         let stranger = OptionSource::Assume(vec!["10.0.0.0/8".parse().unwrap()]);
         let line = "  connects to 127.0.0.1:8 over TCP only: it is not in smc.assume_peers";
-        assert_eq!(self::lines(&stranger)[10], line);
+        assert_eq!(self::lines(&stranger)[11], line);
     }
 
     /// Who would be a peer is shown before the start, too, and which upstream would be none.
@@ -273,7 +278,7 @@ mod tests {
         let text = format!("{FILE}peers=['10.7.0.1']\n[smc]\n{lists}");
         let config = Config::parse(&text, "gate.toml").unwrap();
         let option = OptionSource::Assume(vec!["127.0.0.0/8".parse().unwrap()]);
-        let shown = describe(&config, &Devices::read().unwrap(), &option, &[0, 1]);
+        let shown = describe(&config, &Devices::read().unwrap(), &option, (&[0, 1], None));
         for line in [
             "peers: 10.8.0.0/24; RNICs: 10.9.0.0/16",
             "  peers: 10.7.0.1/32; RNICs: 10.9.0.0/16",
