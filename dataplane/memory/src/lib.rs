@@ -1,20 +1,23 @@
 //! Memory that others write.
 //!
 //! A peer's NIC writes RMB elements while we run, and our NIC reads send chunks while we go on.
-//! Neither takes part in Rust's rules, so no reference to such a byte ever exists: bytes move by
-//! copy between this memory and slices of ours, or by address through a system call. Those are all
-//! the ways there are: [`Region::copy_in`], [`Region::copy_out`], and `smcr_os::readv`/`writev` on
-//! the [`Foreign`](smcr_os::Foreign) values made here.
+//! Neither takes part in Rust's rules, so no plain reference to such a byte ever exists. Bytes move
+//! by atomic copy between this memory and slices of ours, or by address through a system call.
+//! These are all the ways: [`Region::copy_in`], [`Region::copy_out`], [`Region::zero`], and
+//! `smcr_os::readv`/`writev` on the [`Foreign`](smcr_os::Foreign) values made here. What the kernel
+//! reads or writes in a system call is no access of Rust code, as little as that of a NIC.
 //!
 //! What the protocol promises (an honest peer writes only where we said there is room) makes the
 //! *contents* right. It is never used for memory safety: a dishonest peer can make us forward
 //! garbage to the socket it chose, nothing worse.
 //!
+//! - `contested`: copies that races do no harm.
 //! - [`region`]: a mapping, shared by whoever still needs it; the owner of all below.
 //! - [`rmb`]: a region carved into elements of one size, which come and go by value.
 //! - [`send_pool`]: chunks that sockets fill and NICs empty; what is lent comes back as a
 //!   [`Lease`].
 
+mod contested;
 pub mod region;
 pub mod rmb;
 pub mod send_pool;

@@ -9,9 +9,10 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 ///
 /// # Invariants
 ///
-/// - **MAPPED** `base` is valid for reads and writes of `len` bytes until `Drop`.
-/// - **ALIEN** No Rust reference to the bytes exists: the memory is written by NICs and system
-///   calls, and read by copy.
+/// - **MAPPED** `base` begins a page, and is valid for reads and writes of `len` bytes, rounded up
+///   to whole pages, until `Drop`.
+/// - **ALIEN** No Rust reference to the bytes exists, but for those to atomic words while one of
+///   them is accessed: the memory is written by NICs and system calls, and read by copy.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
@@ -37,7 +38,7 @@ impl Mapping {
     pub fn anonymous(len: usize) -> io::Result<Self> {
         assert!(len > 0);
         // SAFETY: `mmap` asks that the address range be ours to replace: a null hint with no
-        // MAP_FIXED lets the kernel choose an unused one.
+        // MAP_FIXED lets the kernel choose an unused one. It maps whole pages.
         let base = unsafe {
             mmap_anonymous(
                 std::ptr::null_mut(),

@@ -23,7 +23,8 @@ impl Piece {
 /// # Safety
 ///
 /// While the value lives, each piece is valid for reads and writes of its length, and no Rust
-/// reference to any of its bytes exists.
+/// reference to any of its bytes exists but to atomic words. Others may write the bytes meanwhile:
+/// a system call is no access of Rust code, and races with none.
 pub unsafe trait Foreign {
     /// The runs, in order. An empty one may come anywhere.
     fn pieces(&self) -> [Piece; 2];

@@ -1,0 +1,146 @@
+//! What goes in comes out, whoever else is there.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::*;
+
+#[test]
+fn what_goes_in_comes_out_and_discarded_bytes_are_zero() {
+    let region = Region::new(16_384).unwrap();
+    region.copy_in(0, &[7; 16_384]);
+    region.discard(100, 9_000);
+    let mut out = vec![1; 16_384];
+    region.copy_out(0, &mut out);
+    assert!(out[..100].iter().all(|byte| *byte == 7));
+    assert!(out[100..9_100].iter().all(|byte| *byte == 0));
+    assert!(out[9_100..].iter().all(|byte| *byte == 7));
+}
+
+#[test]
+#[should_panic(expected = "1+16384 of 16384")]
+fn a_range_that_leaves_the_region_is_our_bug() {
+    Region::new(16_384).unwrap().copy_in(1, &[0; 16_384]);
+}
+
+/// Copies go word by word, and many words at once; a byte must not depend on which it was.
+#[test]
+fn every_start_and_length_is_that_and_no_more() {
+    const LEN: usize = 300;
+    let region = Region::new(LEN).unwrap();
+    let bytes: Vec<u8> = (1..=250).collect();
+    for at in 0..=24 {
+        for len in 0..=bytes.len() {
+            region.zero(0, LEN);
+            let mut expected = [0; LEN];
+            expected[at..at + len].copy_from_slice(&bytes[..len]);
+            region.copy_in(at, &bytes[..len]);
+            let mut out = [1; LEN];
+            region.copy_out(0, &mut out);
+            assert_eq!(out, expected, "{len} bytes in at {at}");
+
+            let mut out = [1; LEN];
+            region.copy_out(at, &mut out[..len]);
+            assert_eq!(out[..len], bytes[..len], "{len} bytes out from {at}");
+            assert_eq!(out[len..], [1; LEN][len..], "{len} bytes out from {at}");
+
+            region.copy_in(0, &[9; LEN]);
+            expected = [9; LEN];
+            expected[at..at + len].fill(0);
+            region.zero(at, len);
+            region.copy_out(0, &mut out);
+            assert_eq!(out, expected, "{len} bytes zeroed at {at}");
+        }
+    }
+}
+
+/// The last bytes of a region stand in a word of which it has only a part.
+#[test]
+fn a_region_may_end_within_a_word() {
+    let region = Region::new(4096 + 3).unwrap();
+    region.copy_in(4095, &[1, 2, 3, 4]);
+    let mut out = [0; 4];
+    region.copy_out(4095, &mut out);
+    assert_eq!(out, [1, 2, 3, 4]);
+    region.zero(4095, 4);
+    region.copy_out(4095, &mut out);
+    assert_eq!(out, [0; 4]);
+}
+
+/// Two pollers write neighbouring ranges that meet within a word: neither may undo the other.
+#[test]
+fn neighbours_within_a_word_keep_their_bytes() {
+    let region = Region::new(4096).unwrap();
+    let writer = |from: usize, len: usize| {
+        let region = region.clone();
+        move || {
+            for round in 0..20_000_u32 {
+                let value = u8::try_from(round % 251).unwrap();
+                region.copy_in(from, &vec![value; len]);
+                let mut out = vec![!value; len];
+                region.copy_out(from, &mut out);
+                assert_eq!(out, vec![value; len], "round {round}");
+            }
+        }
+    };
+    thread::scope(|scope| {
+        scope.spawn(writer(0, 3));
+        scope.spawn(writer(3, 8));
+    });
+}
+
+/// A peer that breaks the protocol makes one poller write what another reads and a third clears.
+/// Readers then see something that somebody wrote, and a race detector sees no race.
+#[test]
+fn those_who_meet_in_memory_see_what_somebody_wrote() {
+    const LEN: usize = 203;
+    let region = Region::new(4096).unwrap();
+    let rounds = 2_000;
+    thread::scope(|scope| {
+        for value in [1, 2] {
+            let region = region.clone();
+            scope.spawn(move || {
+                for round in 0..rounds {
+                    region.copy_in(round % 16, &[value; LEN]);
+                }
+            });
+        }
+        scope.spawn(|| (0..rounds).for_each(|round| region.zero(round % 16, LEN)));
+        for round in 0..rounds {
+            let mut out = [9; LEN];
+            region.copy_out(round % 16, &mut out);
+            assert!(out.iter().all(|byte| *byte <= 2), "{out:?}");
+        }
+    });
+}
+
+/// Prints how fast copies are, beside plain ones.
+#[test]
+#[ignore = "a measurement: cargo test --release -p smcr-memory -- --ignored --nocapture speed"]
+fn speed_of_copies() {
+    for len in [44, 1024, 4096, 65_536] {
+        let region = Region::new(65_536).unwrap();
+        let (bytes, mut out) = (vec![7; len], vec![0; len]);
+        region.copy_in(0, &bytes);
+        let into = rate(len, || region.copy_in(0, std::hint::black_box(&bytes)));
+        let from = rate(len, || region.copy_out(0, std::hint::black_box(&mut out)));
+        let zero = rate(len, || region.zero(0, std::hint::black_box(len)));
+        let plain = rate(len, || std::hint::black_box(&mut out[..]).copy_from_slice(&bytes));
+        println!(
+            "{len:6} bytes: in {into:.1}, out {from:.1}, zero {zero:.1}, plain {plain:.1} GB/s"
+        );
+    }
+}
+
+/// The best of several runs, in bytes per nanosecond.
+#[allow(clippy::disallowed_methods, reason = "a measurement reads the clock")]
+fn rate(len: usize, mut copy: impl FnMut()) -> f64 {
+    let rounds = u32::try_from((1 << 26) / len).unwrap();
+    let run = |_| {
+        let start = Instant::now();
+        (0..rounds).for_each(|_| copy());
+        start.elapsed()
+    };
+    let best = (0..20).map(run).min().unwrap_or(Duration::MAX);
+    f64::from(rounds) * len as f64 / best.as_nanos() as f64
+}
