@@ -6,7 +6,7 @@
 
 use std::io;
 
-use smcr_os::{Foreign, Lent, Piece};
+use smcr_os::{Foreign, Piece};
 
 use crate::Region;
 
@@ -64,11 +64,6 @@ impl SendPool {
             free: (0..chunks).rev().collect(),
             current: None,
         }
-    }
-
-    /// The memory, for registration.
-    pub fn region(&self) -> &Region {
-        &self.region
     }
 
     /// Lets `read` fill up to `max` bytes, and lends out what it filled.
@@ -196,15 +191,6 @@ impl Lease {
     pub fn copy_out(&self, at: u32, out: &mut [u8]) {
         assert!(u64::from(at) + out.len() as u64 <= u64::from(self.len));
         self.region.copy_out(self.at + at as usize, out);
-    }
-}
-
-// SAFETY: `Lent` asks that the bytes stay mapped and in place while the value lives and that no
-// reference names them: the lease holds its region, `pointer` checks the range, and regions are
-// never referenced (see `Mapping`, ALIEN).
-unsafe impl Lent for Lease {
-    fn piece(&self) -> Piece {
-        Piece { base: self.region.pointer(self.at, self.len as usize), len: self.len as usize }
     }
 }
 

@@ -30,7 +30,7 @@ pub mod vocabulary;
 pub mod wire;
 
 pub use error::PeerMisbehaved;
-pub use ring::{OutOfWindow, Position, Ring, Span, Write, plan};
+pub use ring::{OutOfWindow, Position, Ring, Span};
 pub use time::Instant;
 pub use vocabulary::{
     AlertToken, Gid, LinkNumber, LinkUserId, MacAddress, Mtu, PeerId, Psn, QpAddress, Qpn, Rkey,

@@ -222,29 +222,5 @@ impl Span {
     }
 }
 
-/// One RDMA write: gathers from up to two places, lands in one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Write {
-    /// Offsets in our buffer; the second may be empty.
-    pub local: [Range<u32>; 2],
-    /// Offsets in the peer's RMB element. If empty, there is nothing to post.
-    pub remote: Range<u32>,
-}
-
-/// The writes that move `source` (our buffer) to `target` (the peer's RMB element).
-///
-/// Both rings may wrap, at different places. Two writes always suffice, because a write may gather
-/// from two places but lands in one. A write whose `remote` is empty is not posted.
-///
-/// # Panics
-///
-/// If the two are not equally long.
-pub fn plan(source: Span, target: Span) -> [Write; 2] {
-    assert_eq!(source.len, target.len, "as many bytes leave as arrive");
-    let [head, tail] = target.pieces();
-    let (first, second) = source.split_at(head.end - head.start);
-    [Write { local: first.pieces(), remote: head }, Write { local: second.pieces(), remote: tail }]
-}
-
 #[cfg(test)]
 mod tests;

@@ -15,17 +15,3 @@ pub mod vectored;
 
 pub use mapping::Mapping;
 pub use vectored::{Foreign, Piece, readv, writev};
-
-/// Memory lent to a NIC. `smcr-memory` implements it, the bindings to real NICs ask for it.
-///
-/// # Safety
-///
-/// While the value lives, the bytes it names stay mapped, in place and registered, and no Rust
-/// reference to any of them exists.
-///
-/// That nobody *changes* them meanwhile is asked of safe code, for the sake of what is sent; safe
-/// code can reach them through the region, so memory safety must not depend on it.
-pub unsafe trait Lent {
-    /// The bytes the NIC may read.
-    fn piece(&self) -> Piece;
-}
