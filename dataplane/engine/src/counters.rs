@@ -1,6 +1,6 @@
 //! What a poller counts. A reason on the data path is a counter, not a log line.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering};
 
 /// One number, written by one thread and read by any.
 #[derive(Debug, Default)]

@@ -1,8 +1,7 @@
 //! What others may read of each connection while the poller runs.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-
 use crate::limits::CONNECTIONS_MAX;
+use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// A table of one row per slot. The poller writes with plain stores, now and then; anybody reads.
 #[derive(Debug)]

@@ -37,6 +37,7 @@ pub mod poller;
 mod reap;
 mod relay;
 pub mod streams;
+mod sync;
 
 pub use handoff::{Command, ConnectionId, Established, GroupId, LinkId, LlcBytes, Report};
 pub use poller::Poller;

@@ -3,12 +3,7 @@
 //! Sending is one push. Only when the receiver has said that it sleeps does the sender pay for a
 //! system call to wake it.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use crossbeam_queue::ArrayQueue;
-use rustix::event::{EventfdFlags, eventfd};
+use crate::sync::{Arc, ArrayQueue, AtomicBool, AtomicU64, Bell, Descriptor, Ordering, fence};
 
 #[derive(Debug)]
 struct Shared<T> {
@@ -26,7 +21,10 @@ pub struct Waker {
 struct Sleeper {
     /// Set by the receiver before its last look at the queues, cleared by whoever wakes it.
     sleeping: AtomicBool,
-    descriptor: OwnedFd,
+    /// Rings that the receiver has not counted yet, of those that others have decided on. Only the
+    /// receiver touches it.
+    owed: AtomicU64,
+    bell: Bell,
 }
 
 impl Waker {
@@ -36,24 +34,26 @@ impl Waker {
     ///
     /// When the process is out of descriptors.
     pub fn new() -> std::io::Result<Self> {
-        let descriptor = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
-        Ok(Self { inner: Arc::new(Sleeper { sleeping: AtomicBool::new(false), descriptor }) })
+        let bell = Bell::new()?;
+        let (sleeping, owed) = (AtomicBool::new(false), AtomicU64::new(0));
+        Ok(Self { inner: Arc::new(Sleeper { sleeping, owed, bell }) })
     }
 
     /// Readable when somebody called `wake` while the receiver slept.
-    pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.inner.descriptor.as_fd()
+    pub fn descriptor(&self) -> Descriptor<'_> {
+        self.inner.bell.descriptor()
     }
 
     /// Wakes the receiver if it sleeps or is about to.
     pub fn wake(&self) {
-        // Sequential consistency orders this load after the push that came before it, as the
-        // receiver orders its store before its look at the queue: one of the two sees the other.
+        // This fence stands between the push that came before it and the look at the receiver, the
+        // receiver's between its announcement and its look at the queue. So one of the two sees
+        // the other, however weakly the queue orders its own accesses.
+        fence(Ordering::SeqCst);
         if self.inner.sleeping.load(Ordering::SeqCst)
             && self.inner.sleeping.swap(false, Ordering::SeqCst)
         {
-            // The counter cannot overflow: it is read before it is written again.
-            let _ = rustix::io::write(&self.inner.descriptor, &1u64.to_ne_bytes());
+            self.inner.bell.ring();
         }
     }
 
@@ -61,13 +61,21 @@ impl Waker {
     /// this call and the sleep.
     pub fn about_to_sleep(&self) {
         self.inner.sleeping.store(true, Ordering::SeqCst);
-        std::sync::atomic::fence(Ordering::SeqCst);
+        fence(Ordering::SeqCst);
     }
 
-    /// Takes the announcement back, and makes the descriptor unreadable.
+    /// Takes the announcement back, and makes the descriptor unreadable. Call it once for each.
+    ///
+    /// Who wakes us may come between the two steps of [`Self::wake`] and ring only afterwards. That
+    /// ring is owed: it ends one more sleep, and is counted then.
     pub fn awake(&self) {
-        if !self.inner.sleeping.swap(false, Ordering::SeqCst) {
-            let _ = rustix::io::read(&self.inner.descriptor, &mut [0; 8]);
+        let Sleeper { sleeping, owed, bell } = &*self.inner;
+        let woken = !sleeping.swap(false, Ordering::SeqCst);
+        let expected = owed.load(Ordering::Relaxed) + u64::from(woken);
+        if expected > 0 {
+            let left = expected.checked_sub(bell.count());
+            let left = left.expect("each ring has ended one announcement, once");
+            owed.store(left, Ordering::Relaxed);
         }
     }
 }
@@ -136,8 +144,8 @@ mod tests {
     use super::*;
 
     fn readable(waker: &Waker) -> bool {
-        let mut set =
-            [rustix::event::PollFd::new(&waker.inner.descriptor, rustix::event::PollFlags::IN)];
+        let descriptor = waker.descriptor();
+        let mut set = [rustix::event::PollFd::new(&descriptor, rustix::event::PollFlags::IN)];
         rustix::event::poll(&mut set, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 }))
             .unwrap()
             == 1
@@ -161,6 +169,26 @@ mod tests {
         waker.about_to_sleep();
         waker.awake();
         sender.send(3).unwrap();
+        assert!(!readable(&waker));
+    }
+
+    /// The ring of a thread that was interrupted in the middle of `wake`: a descriptor that stays
+    /// readable would keep the receiver from ever sleeping again.
+    #[test]
+    fn a_late_ring_ends_one_sleep_and_no_more() {
+        let waker = Waker::new().unwrap();
+        waker.about_to_sleep();
+        assert!(waker.inner.sleeping.swap(false, Ordering::SeqCst));
+        waker.awake();
+        waker.inner.bell.ring();
+        waker.about_to_sleep();
+        assert!(readable(&waker));
+        waker.awake();
+        waker.about_to_sleep();
+        assert!(!readable(&waker));
+        waker.wake();
+        assert!(readable(&waker));
+        waker.awake();
         assert!(!readable(&waker));
     }
 

@@ -1,0 +1,137 @@
+//! Every order of events, within a bound, of what threads share in the engine.
+#![allow(clippy::unwrap_used, reason = "a test stops where it cannot go on")]
+
+use loom::model::Builder;
+use loom::sync::Arc;
+use loom::thread;
+use smcgate_loom::counters::Counters;
+use smcgate_loom::gauges::{Gauges, Reading, Stage};
+use smcgate_loom::mailbox::{Receiver, Waker, mailbox};
+
+/// Tries all orders there are.
+fn in_every_order(test: impl Fn() + Send + Sync + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = None;
+    builder.check(test);
+}
+
+/// Tries those in which threads are interrupted at most three times: of more threads or steps, all
+/// orders would take hours.
+fn in_many_orders(test: impl Fn() + Send + Sync + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(test);
+}
+
+/// A thread as pollers and the control thread are: it takes what is there and then sleeps, until it
+/// has received `count` values.
+fn receive(receiver: &Receiver<u32>, waker: &Waker, count: usize) -> Vec<u32> {
+    let mut received = Vec::new();
+    while received.len() < count {
+        received.extend(std::iter::from_fn(|| receiver.receive()));
+        waker.about_to_sleep();
+        if receiver.is_empty() && received.len() < count {
+            waker.descriptor().wait();
+        }
+        waker.awake();
+    }
+    received
+}
+
+/// A wake that is lost is a connection that stands still until something else happens: here, for
+/// ever, which the checker calls a deadlock.
+#[test]
+fn no_wake_is_lost() {
+    in_many_orders(|| {
+        let waker = Waker::new().unwrap();
+        let (sender, receiver) = mailbox(2, waker.clone());
+        let other = sender.clone();
+        let senders = [thread::spawn(move || sender.send(1)), thread::spawn(move || other.send(2))];
+        let mut received = receive(&receiver, &waker, 2);
+        received.sort_unstable();
+        assert_eq!(received, [1, 2]);
+        for sender in senders {
+            sender.join().unwrap().unwrap();
+        }
+    });
+}
+
+/// The same where a sender tells of several values at once, as pollers do at the end of a turn.
+#[test]
+fn one_wake_is_enough_for_all_that_came_before() {
+    in_every_order(|| {
+        let waker = Waker::new().unwrap();
+        let (sender, receiver) = mailbox(2, waker.clone());
+        let sender = thread::spawn(move || {
+            sender.push(1).unwrap();
+            sender.push(2).unwrap();
+            sender.wake();
+        });
+        assert_eq!(receive(&receiver, &waker, 2), [1, 2]);
+        sender.join().unwrap();
+    });
+}
+
+/// Who was woken by a slow hand sleeps at most once too short. A bell that nobody silences any more
+/// would keep the thread from ever sleeping again.
+#[test]
+fn a_late_ring_costs_one_sleep_and_no_more() {
+    in_every_order(|| {
+        let waker = Waker::new().unwrap();
+        let (sender, receiver) = mailbox(2, waker.clone());
+        let sender = thread::spawn(move || sender.send(1));
+        assert_eq!(receive(&receiver, &waker, 1), [1]);
+        sender.join().unwrap().unwrap();
+        // All that was to ring has rung.
+        waker.about_to_sleep();
+        waker.awake();
+        assert!(!waker.descriptor().is_readable());
+    });
+}
+
+/// A scrape that meets the poller sees what was true some time ago, never less than before, and in
+/// the end all of it.
+#[test]
+fn counters_only_grow_and_nothing_is_lost() {
+    in_every_order(|| {
+        let counters = Arc::new(Counters::default());
+        let reader = Arc::clone(&counters);
+        let reader = thread::spawn(move || [0; 3].map(|_: u8| reader.bytes_in.get()));
+        for n in [1, 2, 4] {
+            counters.bytes_in.add(n);
+        }
+        let seen = reader.join().unwrap();
+        assert!(seen.is_sorted() && seen.iter().all(|sum| [0, 1, 3, 7].contains(sum)), "{seen:?}");
+        assert_eq!(counters.bytes_in.get(), 7);
+    });
+}
+
+/// A reader may see numbers of a row from before and after a change side by side, but each number
+/// is one that was written, and it never goes back.
+#[test]
+fn gauges_show_nothing_that_was_not_set() {
+    let readings = [
+        Reading::default(),
+        Reading { bytes_in: 1, bytes_out: 10, failovers: 1, stage: Stage::HalfClosed },
+        Reading { bytes_in: 2, bytes_out: 20, failovers: 2, stage: Stage::Closing },
+    ];
+    let age = move |seen: Reading| {
+        let of = |is_it: &dyn Fn(&Reading) -> bool| readings.iter().position(is_it).unwrap();
+        [
+            of(&|one| one.bytes_in == seen.bytes_in),
+            of(&|one| one.bytes_out == seen.bytes_out),
+            of(&|one| one.failovers == seen.failovers),
+            of(&|one| one.stage == seen.stage),
+        ]
+    };
+    in_many_orders(move || {
+        let gauges = Arc::new(Gauges::new());
+        let reader = Arc::clone(&gauges);
+        let reader = thread::spawn(move || [0; 2].map(|_: u8| reader.read(1)));
+        gauges.set(1, readings[1]);
+        gauges.set(1, readings[2]);
+        let [earlier, later] = reader.join().unwrap().map(age);
+        assert!(earlier.iter().zip(&later).all(|(earlier, later)| earlier <= later));
+        assert_eq!((gauges.read(1), gauges.read(0)), (readings[2], readings[0]));
+    });
+}
