@@ -12,9 +12,23 @@ pub mod limits {
     pub const CONNECTIONS_MAX: usize = 2;
 }
 
+#[allow(missing_docs, reason = "models of larger types")]
+pub mod handoff {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct ConnectionId {
+        pub slot: u16,
+        pub generation: u16,
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct GroupId(pub u32);
+}
+
 #[path = "../../dataplane/engine/src/counters.rs"]
 pub mod counters;
 #[path = "../../dataplane/engine/src/gauges.rs"]
 pub mod gauges;
 #[path = "../../dataplane/engine/src/mailbox.rs"]
 pub mod mailbox;
+#[path = "../../dataplane/engine/src/owners.rs"]
+pub mod owners;

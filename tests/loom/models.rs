@@ -6,7 +6,10 @@ use loom::sync::Arc;
 use loom::thread;
 use smcgate_loom::counters::Counters;
 use smcgate_loom::gauges::{Gauges, Reading, Stage};
+use smcgate_loom::handoff::{ConnectionId, GroupId};
 use smcgate_loom::mailbox::{Receiver, Waker, mailbox};
+use smcgate_loom::owners::{Owner, Owners};
+use smcgate_loom::sync::{AtomicU64, Ordering};
 
 /// Tries all orders there are.
 fn in_every_order(test: impl Fn() + Send + Sync + 'static) {
@@ -133,5 +136,35 @@ fn gauges_show_nothing_that_was_not_set() {
         let [earlier, later] = reader.join().unwrap().map(age);
         assert!(earlier.iter().zip(&later).all(|(earlier, later)| earlier <= later));
         assert_eq!((gauges.read(1), gauges.read(0)), (readings[2], readings[0]));
+    });
+}
+
+/// A poller that is told of a connection sees one owner or the next, never half of each, and with
+/// the owner all that was done before it was named.
+#[test]
+fn an_owner_is_named_whole_and_after_what_makes_it_one() {
+    in_every_order(|| {
+        let (owners, told) = (Arc::new(Owners::new()), Arc::new(AtomicU64::new(0)));
+        let [first, second] = [(1, 5, 7), (2, 6, 8)].map(|(poller, generation, group)| Owner {
+            poller,
+            generation,
+            group: Some(GroupId(group)),
+        });
+        let reader = (Arc::clone(&owners), Arc::clone(&told));
+        let reader = thread::spawn(move || {
+            let (owners, told) = reader;
+            let owner = owners.of(1).unwrap();
+            (owner, told.load(Ordering::Relaxed))
+        });
+        for (order, owner) in [(1, first), (2, second)] {
+            told.store(order, Ordering::Relaxed);
+            let connection = ConnectionId { slot: 1, generation: owner.generation };
+            owners.set(connection, owner.group, owner.poller);
+        }
+        match reader.join().unwrap() {
+            (owner, told) if owner == first => assert!(told >= 1),
+            (owner, told) if owner == second => assert_eq!(told, 2),
+            (owner, _) => assert_eq!(owner, Owner { poller: 0, generation: 0, group: None }),
+        }
     });
 }

@@ -33,6 +33,7 @@ pub mod limits;
 mod links;
 pub mod mailbox;
 pub mod moves;
+mod owners;
 pub mod poller;
 mod reap;
 mod relay;
