@@ -1,0 +1,4 @@
+//! The target `roce` for libFuzzer.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| smcgate_fuzz::roce::run(data));

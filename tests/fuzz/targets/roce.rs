@@ -1,0 +1,264 @@
+//! RoCE packets to one NIC, from its peer and from strangers, while it has requests of its own.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use smcr_memory::{Region, SendPool};
+use smcr_proto::{Gid, Instant, MacAddress, Mtu, Psn, QpAddress, Qpn, Rkey};
+use smcr_rnic::dice::Dice;
+use smcr_rnic::roce::lossy::{Lossy, Network, Odds};
+use smcr_rnic::roce::{self, Fabric, Run, Setup, Share, UDP_PORT, Wire};
+use smcr_rnic::{
+    Completion, Domain, Fabric as _, Messages, Opening as _, Port, QpId, Registration, Rnic as _,
+    Tag, Work,
+};
+
+use super::Input;
+
+const MEMORY: usize = 8192;
+const BTH_LEN: usize = 12;
+const RETH_END: usize = BTH_LEN + 16;
+
+/// Each instruction is a byte, and what it needs behind it.
+///
+/// # Panics
+///
+/// If a byte changes that no key opened, or a request does not end once.
+pub fn run(data: &[u8]) {
+    let mut input = Input(data);
+    let Some(shape) = input.byte() else { return };
+    let mut nic = Nic::new(shape);
+    while let Some(instruction) = input.byte() {
+        nic.obey(instruction, &mut input);
+    }
+    nic.end();
+}
+
+struct Nic {
+    network: Network,
+    peer: Lossy,
+    fabric: Fabric<Lossy>,
+    now: Instant,
+    qp: QpId,
+    /// Our end of the queue pair, which the peer knows.
+    ours: QpAddress,
+    pool: SendPool,
+    /// What the peer has the key of.
+    open: Region,
+    registration: Registration,
+    /// What others have the key of.
+    closed: Region,
+    closed_key: Registration,
+    out: Vec<Completion>,
+    posted: u64,
+    ended: Vec<u64>,
+    broke: u32,
+}
+
+impl Nic {
+    fn new(shape: u8) -> Self {
+        let network = Network::new(1, Odds::default());
+        if shape & 1 != 0 {
+            network.hide_identification();
+        }
+        let mut dice = Dice::new(7);
+        let setup = Setup {
+            port: port(1),
+            udp_port: UDP_PORT,
+            share: Share::ALL,
+            window_max: 1 << 16,
+            entropy: Box::new(move || {
+                u32::try_from(dice.next_u64() >> 32).expect("half of it") | 0x00ff_ff00
+            }),
+            path: |_, _| Ok(9000),
+        };
+        let (mut rnic, mut fabric) = roce::join(setup, network.plug(address(1)));
+        let memory = || Region::new(MEMORY).expect("little memory");
+        let (open, closed) = (memory(), memory());
+        let domains: [Domain; 2] = [(); 2].map(|()| rnic.open_domain().expect("few domains"));
+        let registration = rnic.register(domains[0], &open).expect("few keys");
+        let closed_key = rnic.register(domains[1], &closed).expect("few keys");
+        let messages = if shape & 2 == 0 { Messages::Short } else { Messages::Long };
+        let opening = rnic.open_for(domains[0], messages).expect("few queue pairs");
+        let ours = opening.address();
+        let theirs = QpAddress {
+            mac: port(0).mac,
+            gid: port(0).gid,
+            qpn: Qpn(0x0012_3456),
+            psn: Psn(0x00ff_fffe),
+            mtu: Mtu::B1024,
+        };
+        let qp = fabric.adopt(Instant(0), opening.connect(theirs).expect("the peer has a way"));
+        Self {
+            peer: network.plug(address(0)),
+            network,
+            fabric,
+            now: Instant(0),
+            qp,
+            ours,
+            pool: SendPool::new(memory(), 2048),
+            open,
+            registration,
+            closed,
+            closed_key,
+            out: Vec::with_capacity(64),
+            posted: 0,
+            ended: Vec::new(),
+            broke: 0,
+        }
+    }
+
+    fn obey(&mut self, instruction: u8, input: &mut Input<'_>) {
+        match instruction % 8 {
+            0 => {
+                let len = usize::from(input.short()) % 2048;
+                let packet = input.bytes(len).to_vec();
+                self.receive(&packet);
+            }
+            1..=3 => self.receive_likely(input),
+            4 => self.send(input),
+            5 => self.write(input),
+            6 => self.now = self.now + Duration::from_micros(input.short().into()),
+            _ => {}
+        }
+        self.turn();
+    }
+
+    /// A packet that would be believed, but for what the input says: headers of any kind with the
+    /// numbers of this connection in it.
+    fn receive_likely(&mut self, input: &mut Input<'_>) {
+        let [opcode, flags, ahead] = [(); 3].map(|()| input.byte().unwrap_or(0));
+        let len = usize::from(input.short()) % 2048;
+        let mut packet = vec![opcode, flags & 0x30, 0xff, 0xff];
+        packet.extend(self.ours.qpn.0.to_be_bytes());
+        // Ahead of what is expected, or behind it.
+        let psn = 0x00ff_fffe_u32.wrapping_add_signed(i32::from(ahead.cast_signed()));
+        let ack_request = u32::from(flags & 1) << 31;
+        packet.extend((psn & 0x00ff_ffff | ack_request).to_be_bytes());
+        packet.extend(input.bytes(len));
+        if flags & 6 != 0 && packet.len() >= RETH_END {
+            // The address and the key of a region of ours; where in it, the input says.
+            let key = if flags & 2 != 0 { &self.registration } else { &self.closed_key };
+            let at = u64::from(u16::from_be_bytes([packet[BTH_LEN + 6], packet[BTH_LEN + 7]]));
+            packet[BTH_LEN..BTH_LEN + 8].copy_from_slice(&(key.address + at).to_be_bytes());
+            packet[BTH_LEN + 8..BTH_LEN + 12].copy_from_slice(&key.rkey.0.to_be_bytes());
+        }
+        if flags & 8 != 0 && packet.len() >= RETH_END {
+            let payload = u32::try_from(packet.len() - RETH_END).expect("two KiB at most");
+            packet[BTH_LEN + 12..RETH_END].copy_from_slice(&payload.to_be_bytes());
+        }
+        let padding = packet.len().wrapping_neg() % 4;
+        packet[1] = packet[1] & 0xcf | u8::try_from(padding).expect("three at most") << 4;
+        packet.resize(packet.len() + padding, 0);
+        seal(&mut packet);
+        self.receive(&packet);
+    }
+
+    /// The peer's packet arrives.
+    fn receive(&mut self, packet: &[u8]) {
+        if packet.is_empty() {
+            return;
+        }
+        let (len, number) = (packet.len(), self.ours.qpn);
+        let run = Run { target: address(1), number, range: 0..len, segment_len: len, segments: 1 };
+        self.peer.send(packet, &[run]);
+    }
+
+    fn send(&mut self, input: &mut Input<'_>) {
+        if self.fabric.room(self.qp) > 0 {
+            let message = [input.byte().unwrap_or(0); 44];
+            self.post(|tag| Work::Send { message, tag });
+        }
+    }
+
+    fn write(&mut self, input: &mut Input<'_>) {
+        let bytes = vec![7; 1 + usize::from(input.short()) % 2048];
+        let max = u32::try_from(bytes.len()).expect("two KiB at most");
+        if self.fabric.room(self.qp) == 0 {
+            return;
+        }
+        let filled = self.pool.fill(max, |room| {
+            let len = bytes.len().min(room.len());
+            room.copy_in(&bytes[..len]);
+            Ok::<_, ()>(len)
+        });
+        let Some(Ok(Some(lease))) = filled else { return };
+        self.post(|tag| Work::Write { lease, rkey: Rkey(1), address: 4096, tag });
+    }
+
+    fn post(&mut self, work: impl FnOnce(Tag) -> Work) {
+        self.posted += 1;
+        self.fabric.post(self.qp, &mut vec![work(Tag(self.posted))]);
+    }
+
+    fn turn(&mut self) {
+        self.now = self.now + Duration::from_micros(5);
+        self.fabric.poll(self.now, &mut self.out);
+        for completion in self.out.drain(..) {
+            match completion {
+                Completion::Wrote { lease, tag, .. } => {
+                    self.pool.take_back(lease);
+                    self.ended.push(tag.0);
+                }
+                Completion::Sent { tag, .. } => self.ended.push(tag.0),
+                Completion::Received { .. } => assert_eq!(self.broke, 0, "promise 5"),
+                Completion::ReceivedLong { message, .. } => {
+                    assert_eq!(self.broke, 0, "promise 5");
+                    assert!(message.len() <= smcr_rnic::LONG_MESSAGE_MAX);
+                }
+                Completion::Broke { .. } => self.broke += 1,
+            }
+        }
+        self.fabric.transmit(self.now);
+        self.peer.receive();
+    }
+
+    /// The peer has fallen silent: all that was posted ends, in order and once.
+    fn end(mut self) {
+        let mut turns = 0;
+        loop {
+            self.turn();
+            self.network.pass(self.now);
+            let Some(at) = self.fabric.prepare_sleep(self.now) else { break };
+            self.now = self.now.max(at);
+            turns += 1;
+            assert!(turns < 100_000, "never quiet: {:?}", self.fabric.counters());
+        }
+        assert_eq!(self.ended, (1..=self.posted).collect::<Vec<_>>(), "promises 1 and 3");
+        assert_eq!(self.pool.leases_out(), 0);
+        assert!(self.broke <= 1, "it breaks once");
+        let mut bytes = vec![1; MEMORY];
+        self.closed.copy_out(0, &mut bytes);
+        assert!(bytes.iter().all(|byte| *byte == 0), "promise 4");
+        self.open.copy_out(0, &mut bytes);
+    }
+}
+
+fn address(host: u8) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, host + 1], UDP_PORT))
+}
+
+fn port(host: u8) -> Port {
+    Port {
+        gid: Gid::from_ipv4([10, 0, 0, host + 1]),
+        mac: MacAddress([2, 0, 0, 0, 0, host]),
+        mtu: Mtu::B1024,
+    }
+}
+
+/// Appends the ICRC: what IBTA Annex A17 says, for a packet from the peer whose identification is
+/// zero, in the simplest words.
+fn seal(packet: &mut Vec<u8>) {
+    let len = u16::try_from(packet.len() + 4 + 8).expect("two KiB");
+    let mut covered = vec![0xff; 8];
+    covered.extend([0x45, 0xff]);
+    covered.extend((len + 20).to_be_bytes());
+    covered.extend([0, 0, 0x40, 0, 0xff, 17, 0xff, 0xff]);
+    covered.extend([10, 0, 0, 1, 10, 0, 0, 2]);
+    covered.extend([UDP_PORT.to_be_bytes(), UDP_PORT.to_be_bytes()].concat());
+    covered.extend(len.to_be_bytes());
+    covered.extend([0xff, 0xff]);
+    covered.extend(&packet[..]);
+    covered[8 + 20 + 8 + 4] = 0xff;
+    packet.extend(crc32fast::hash(&covered).to_le_bytes());
+}
