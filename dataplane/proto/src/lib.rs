@@ -11,6 +11,19 @@
 //!
 //! Every machine is driven the same way: `handle_*` feeds an input, `poll_action` drains what the
 //! caller must do, `poll_timeout` says when to call `handle_timeout`.
+//!
+//! # Tags
+//!
+//! Comments here and in the other crates have *tags*: the words `RFC 7609` and the id of an entry
+//! of the register, such as `4.5.1-2`. The register is `tests/spec/requirements/*.toml`. An id is a
+//! section of the RFC and, behind the hyphen, a number that we gave to one rule of this section.
+//! Each entry says in our own words what the RFC requires, or it files an exception: the reason
+//! why we do otherwise.
+//!
+//! In production code a tag marks the line that obeys the rule. On a test it says that the test
+//! proves it. `cargo test -p smcgate-tests --test spec` fails if an entry lacks one of the two, or
+//! if a tag names no entry. A reference without hyphen and number, such as "RFC 3.5.1", is an
+//! ordinary mention of a section and claims nothing.
 #![no_std]
 #![forbid(unsafe_code)]
 
