@@ -176,11 +176,11 @@ impl Host<'_> {
         match self.option {
             OptionSource::None(_) => "over TCP only".to_owned(),
             OptionSource::Ebpf(_) | OptionSource::Assume(_) if bind.is_unspecified() => {
-                "over SMC-R where the peer has it, on the RNIC of the device it comes by; else TCP"
+                "over SMC-R on the RNIC of the device it arrives on if the peer has it, else TCP"
                     .to_owned()
             }
             OptionSource::Ebpf(_) | OptionSource::Assume(_) => match self.rnic_of(bind) {
-                Some(rnic) => format!("over SMC-R on {rnic} where the peer has it, else TCP"),
+                Some(rnic) => format!("over SMC-R on {rnic} if the peer has it, else TCP"),
                 None => "over TCP only: no device has this address".to_owned(),
             },
         }
@@ -189,7 +189,7 @@ impl Host<'_> {
     fn connecting(&self, transport: Transport, upstream: SocketAddr) -> String {
         let local = match self.devices.towards(upstream.ip()) {
             Ok((_, local)) => local,
-            Err(error) => return format!("WARNING: not at all now, there is no route: {error}"),
+            Err(error) => return format!("WARNING: there is no route now: {error}"),
         };
         match (transport, self.option) {
             (Transport::Tcp, _) => "over TCP".to_owned(),
@@ -201,8 +201,8 @@ impl Host<'_> {
             }
             (Transport::Smc, OptionSource::Ebpf(_) | OptionSource::Assume(_)) => {
                 match self.rnic_of(local) {
-                    Some(rnic) => format!("over SMC-R on {rnic} if it has it, else TCP"),
-                    None => "over TCP only: the device of the route is not known".to_owned(),
+                    Some(rnic) => format!("over SMC-R on {rnic} if the peer has it, else TCP"),
+                    None => "over TCP only: no device is known for the route".to_owned(),
                 }
             }
         }
@@ -251,11 +251,11 @@ mod tests {
             "memory: up to 512 MiB for the RMB elements of connections",
             "rnic r0: soft RNIC on nowhere7: WARNING: there is no such device",
             "listener in: 127.0.0.1:7 (smc) -> 127.0.0.1:8 (tcp)",
-            "  accepts over SMC-R on soft-lo (lo) where the peer has it, else TCP",
+            "  accepts over SMC-R on soft-lo (lo) if the peer has it, else TCP",
             "  connects to 127.0.0.1:8 over TCP",
             "listener out: 192.0.2.1:9 (tcp) -> 127.0.0.1:8 (smc)",
             "  WARNING: 192.0.2.1 is not an address of this host",
-            "  connects to 127.0.0.1:8 over SMC-R on soft-lo (lo) if it has it, else TCP",
+            "  connects to 127.0.0.1:8 over SMC-R on soft-lo (lo) if the peer has it, else TCP",
         ];
         assert_eq!(lines(&option), expected);
     }

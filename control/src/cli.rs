@@ -51,7 +51,7 @@ pub enum Command {
     /// Show what a running gateway counts: connections, fallbacks and their reasons, link groups,
     /// RNICs
     Stats(Ask),
-    /// List the link groups of a running gateway: the peer, our role, how redundant they are
+    /// List the link groups of a running gateway, each with its peer, our role and its type
     Groups(Ask),
     /// List the links of all groups, each with its RNIC, its state and its connections
     Links(Ask),
@@ -65,8 +65,8 @@ pub enum Command {
     Rnic(RnicCommand),
     /// List the connections of a running gateway, each with its transport and, if that is TCP, why
     Conns(Conns),
-    /// Print the SMC-R in a capture, one line per message: TCP option, CLC, LLC, CDC, RDMA writes
-    #[command(after_help = "Capture both what is TCP and what is RoCE, for example:\n  \
+    /// Print the SMC-R messages of a capture, one per line: TCP option, CLC, LLC, CDC, RDMA writes
+    #[command(after_help = "Capture both TCP and RoCE, for example:\n  \
         tcpdump -i va -w /tmp/smc.pcap 'tcp port 7002 or udp port 4791'\n  \
         smcgate decode --messages /tmp/smc.pcap\n\n\
         Flags of CDC: B writer blocked, P urgent pending, U urgent present, R update requested,\n\
@@ -93,21 +93,21 @@ pub struct Doctor {
 /// What can be done to links.
 #[derive(Debug, Subcommand)]
 pub enum LinkCommand {
-    /// Delete a link; its connections go on over another link of its group, if there is one
+    /// Delete a link; its connections continue on another link of its group, if there is one
     Delete {
-        /// Its number in the first column of `smcgate links`
+        /// Number of the link, from the first column of `smcgate links`
         #[arg(value_name = "LINK")]
         link: u32,
-        /// Do not let what is under way finish first
+        /// Delete the link at once, instead of moving its connections first
         #[arg(long)]
         disorderly: bool,
         /// Whom to tell.
         #[command(flatten)]
         gateway: Whom,
     },
-    /// Ask for another link in a group
+    /// Ask for another link in a group, on an RNIC that the group does not use yet
     Add {
-        /// Its number in the first column of `smcgate groups`
+        /// Number of the group, from the first column of `smcgate groups`
         #[arg(value_name = "GROUP")]
         group: u32,
         /// Whom to tell.
@@ -119,21 +119,21 @@ pub enum LinkCommand {
 /// What can be done to RNICs.
 #[derive(Debug, Subcommand)]
 pub enum RnicCommand {
-    /// Use an RNIC no more; its links go down, and their connections go on elsewhere
+    /// Take an RNIC out of use; its links go down, and their connections continue on other links
     Down {
-        /// Its name in the configuration
+        /// Name of the RNIC, as in the configuration
         #[arg(value_name = "NAME")]
         rnic: String,
-        /// Let what is under way finish first
+        /// Move the connections to other links first, instead of cutting the links at once
         #[arg(long)]
         orderly: bool,
         /// Whom to tell.
         #[command(flatten)]
         gateway: Whom,
     },
-    /// Use an RNIC again; groups get links on it, and connections move there
+    /// Use an RNIC again; link groups get links on it, and connections spread over them
     Up {
-        /// Its name in the configuration
+        /// Name of the RNIC, as in the configuration
         #[arg(value_name = "NAME")]
         rnic: String,
         /// Whom to tell.
@@ -173,13 +173,13 @@ pub struct Conns {
     /// Only connections of this listener
     #[arg(long, value_name = "NAME")]
     pub listener: Option<String>,
-    /// Only connections that travel so: smc-r or tcp
+    /// Only connections with this transport: smc-r or tcp
     #[arg(long, value_name = "TRANSPORT", value_parser = parse_transport)]
     pub transport: Option<Transport>,
     /// Only this page; without it all connections are listed
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub page: Option<u32>,
-    /// Rows of a page
+    /// Rows per page
     #[arg(
         long,
         value_name = "ROWS",
@@ -198,13 +198,13 @@ pub struct Decode {
     /// Print JSON, one object per line
     #[arg(long)]
     pub json: bool,
-    /// Leave out RDMA writes, acknowledgements and everything else that is no message of SMC-R
+    /// Leave out RDMA writes, acknowledgements and everything else that is not an SMC-R message
     #[arg(long)]
     pub messages: bool,
 }
 
 fn parse_transport(name: &str) -> Result<Transport, String> {
-    Transport::from_name(name).ok_or_else(|| "it is smc-r or tcp".to_owned())
+    Transport::from_name(name).ok_or_else(|| "must be smc-r or tcp".to_owned())
 }
 
 #[cfg(test)]

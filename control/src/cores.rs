@@ -89,7 +89,7 @@ impl fmt::Display for Reason {
             }
             Self::Off => f.write_str("poll.pin is false"),
             Self::TooFew { free, pollers } => {
-                write!(f, "cores that no poller holds: {free}, pollers: {pollers}")
+                write!(f, "too few free cores: {free} for {pollers} pollers")
             }
         }
     }

@@ -127,7 +127,7 @@ fn kernel_smc(modules: &str) -> Finding {
     if has_module(modules, "smc") {
         return Finding::ok(name, "the kernel's own smc module is loaded, which does no harm");
     }
-    Finding::ok(name, "the kernel's own smc module is not loaded, and not needed")
+    Finding::ok(name, "the kernel's own smc module is not loaded; the gateway does not need it")
 }
 
 fn devices() -> Finding {
@@ -150,7 +150,7 @@ fn devices() -> Finding {
         })
         .collect();
     if usable.is_empty() {
-        let found = "no device but loopback is up, with a carrier and an address";
+        let found = "no device except loopback is up and has a carrier and an address";
         return Finding::warn(name, found, "give one an address: the soft RNIC needs it");
     }
     Finding::ok(name, format!("a soft RNIC can stand on {}", usable.join(", ")))
@@ -162,8 +162,8 @@ fn hardware() -> Finding {
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     let found = match names.is_empty() {
-        true => "no RDMA hardware; the soft RNIC does its work".to_owned(),
-        false => format!("RDMA devices {}; this version uses the soft RNIC", names.join(", ")),
+        true => "no RDMA hardware; the gateway uses the soft RNIC".to_owned(),
+        false => format!("RDMA devices {}; this version uses only the soft RNIC", names.join(", ")),
     };
     Finding::ok("hardware", found)
 }
@@ -223,7 +223,7 @@ fn receive_buffer(rmem_max: &str) -> Finding {
             Finding::ok(name, format!("receive buffers may have {bytes} bytes"))
         }
         Ok(bytes) => {
-            let found = format!("receive buffers may have {bytes} bytes, so bursts are lost");
+            let found = format!("receive buffers may have {bytes} bytes, so bursts may be lost");
             Finding::warn(name, found, advice)
         }
         Err(_) => Finding::warn(name, "net.core.rmem_max cannot be read", advice),
@@ -234,11 +234,11 @@ fn cores(count: usize, free: usize) -> Finding {
     let name = "cores";
     if count > 1 && free == 0 {
         let found = format!("{count} cores, each held by a poller of a gateway that is running");
-        let advice = "pollers of another one are not pinned; set poll.policy = \"block\" there";
+        let advice = "a further gateway cannot pin its pollers; set its poll.policy to \"block\"";
         return Finding::warn(name, found, advice);
     }
     if count > 1 {
-        return Finding::ok(name, format!("{count} cores, {free} of them held by no poller"));
+        return Finding::ok(name, format!("{count} cores, {free} of them not held by any poller"));
     }
     let found = "one core, which pollers share with the applications";
     Finding::warn(name, found, "set poll.policy = \"block\"")
@@ -316,7 +316,8 @@ mod tests {
             "WARN  cores         one core, which pollers share with the applications; set \
              poll.policy = \"block\""
         );
-        assert_eq!(cores(2, 1).line(), "OK    cores         2 cores, 1 of them held by no poller");
+        let line = cores(2, 1).line();
+        assert_eq!(line, "OK    cores         2 cores, 1 of them not held by any poller");
     }
 
     /// The machine that builds this can run it.

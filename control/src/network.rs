@@ -54,7 +54,7 @@ impl Network {
     /// The network as `devices` has it, with a port at each of `places`.
     pub fn new(devices: Devices, pnet: PnetTable, places: Vec<Place>) -> Self {
         let changes = watch()
-            .inspect_err(|error| tracing::warn!(%error, "devices that fail will not be noticed"))
+            .inspect_err(|error| tracing::warn!(%error, "failures of devices will not be noticed"))
             .ok();
         let up = vec![false; places.len()];
         let (by_device, policies) = (HashMap::new(), Policies::of_this_host());

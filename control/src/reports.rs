@@ -159,7 +159,7 @@ impl<N: Rnic> Gateway<N> {
         tracing::info!(
             connections = self.sessions.len(),
             ms = limit.as_millis(),
-            "stopping: no new connections, the others may finish"
+            "stopping: no new connections are accepted, open ones may finish"
         );
         for listener in &mut self.listeners {
             listener.socket = None;

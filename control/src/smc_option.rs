@@ -199,7 +199,10 @@ impl fmt::Display for OptionUnavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoCgroup(why) => {
-                write!(f, "there is no cgroup v2 to put the TCP option's program in ({why}); ")?;
+                write!(
+                    f,
+                    "there is no cgroup v2 for the eBPF program of the TCP option ({why}); "
+                )?;
                 f.write_str("mount one or run as root")
             }
             Self::Refused(why) => {

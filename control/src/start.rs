@@ -65,7 +65,7 @@ pub fn run(config: Config) -> Result<(), RunError> {
     let option = OptionSource::choose(&config.smc);
     tracing::info!("{option}");
     let devices = Devices::read().map_err(context("the network devices cannot be listed"))?;
-    let waker = Waker::new().map_err(context("no descriptors"))?;
+    let waker = Waker::new().map_err(context("the control thread cannot be set up"))?;
 
     let mut listeners = Vec::new();
     for listener in &config.listeners {
@@ -78,7 +78,7 @@ pub fn run(config: Config) -> Result<(), RunError> {
     let ports = open_ports(&config, &devices, &nics, clock, &waker)?;
     let mut network = Network::new(devices, PnetTable::new(&config), places(&ports));
     // What changed between the first look and the watch would never be heard of.
-    network.refresh().map_err(context("the network devices"))?;
+    network.refresh().map_err(context("the network devices cannot be watched"))?;
 
     let (ask, questions) = mailbox(QUESTIONS_MAX, waker.clone());
     let admin = match config.admin.listen {
@@ -93,7 +93,7 @@ pub fn run(config: Config) -> Result<(), RunError> {
         // A second signal finds the queue full: one is enough.
         let _ = say_stop.send(());
     })
-    .map_err(context("signal handlers"))?;
+    .map_err(context("the signal handlers cannot be set up"))?;
 
     for listener in &listeners {
         tracing::info!(
@@ -105,7 +105,7 @@ pub fn run(config: Config) -> Result<(), RunError> {
     }
     let parts =
         Parts { config, clock, option, peer_id, ports, network, listeners, waker, questions, stop };
-    let mut gateway = Gateway::new(parts).map_err(context("no descriptors"))?;
+    let mut gateway = Gateway::new(parts).map_err(context("the gateway cannot be set up"))?;
     let outcome = gateway.run().map_err(context("the gateway ended"));
     if let Some(admin) = admin {
         admin.stop();
@@ -198,7 +198,7 @@ fn open_ports(
                 }));
             }
             Err(error) if config.rnics.is_empty() => {
-                tracing::warn!(device = nic.device, %error, "no soft RNIC here: TCP only");
+                tracing::warn!(device = nic.device, %error, "no soft RNIC can open here: TCP only");
             }
             Err(why) => {
                 return Err(RunError { what: format!("rnic {} on {}", nic.name, nic.device), why });
@@ -209,9 +209,9 @@ fn open_ports(
         opened.push((no_nic(), None, None));
     }
     let seats = seats(opened.len())
-        .map_err(|why| RunError { what: "mailboxes of the pollers".to_owned(), why })?;
+        .map_err(|why| RunError { what: "no mailboxes for the pollers".to_owned(), why })?;
     let affinity = Affinity::of_this_thread()
-        .map_err(|why| RunError { what: "the cores of this process".to_owned(), why })?;
+        .map_err(|why| RunError { what: "the cores cannot be read".to_owned(), why })?;
     let wanted: Vec<_> = opened.iter().map(|(nic, _, _)| nic.core).collect();
     let allowed: Vec<_> = affinity.cores().collect();
     let cores = cores::assign(&config.poll, &wanted, &allowed, &Board::of_this_machine());
@@ -226,7 +226,7 @@ fn open_ports(
             let subnet = subnet.map(|(device, address)| device::subnets(device, address).ipv4);
             let traffic = Arc::new(Traffic::default());
             let poller = start_poller(config, run_on, fabric, clock, waker, &traffic, seat)
-                .map_err(|why| RunError { what: "a polling thread".to_owned(), why })?;
+                .map_err(|why| RunError { what: "a poller cannot be started".to_owned(), why })?;
             let RnicConfig { name, kind, device, pnet, .. } = nic;
             let subnet = subnet.unwrap_or_default();
             let lan = Lan { pnet, vlan: device::vlan(&device) };
@@ -307,7 +307,7 @@ pub(crate) fn start_poller(
             Ok(kernel) => {
                 smcr_engine::Poller::new(fabric, kernel, ends, memory).run(clock, idle, &affinity)
             }
-            Err(error) => tracing::error!(%error, "a poller has no place to sleep"),
+            Err(error) => tracing::error!(%error, "a poller cannot set up epoll and does not run"),
         }
     })?;
     Ok(Poller::new(assignment, (counters, gauges), reports, line, thread))

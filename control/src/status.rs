@@ -121,7 +121,7 @@ impl<N: Rnic> Gateway<N> {
     }
 
     fn operate(&mut self, now: Instant, operation: Operation) -> Result<(), OperateError> {
-        tracing::info!(?operation, "an operator says");
+        tracing::info!(?operation, "operator command");
         match operation {
             Operation::LinkDelete { link, orderly } => {
                 self.groups.delete_link(now, LinkId(link), orderly)

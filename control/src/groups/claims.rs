@@ -131,7 +131,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
                 %founder,
                 %source,
                 left_out,
-                "another address claims to be the peer of this group: it gets no part of it"
+                "another address claims to be the peer of this group; it does not join the group"
             );
         }
     }
@@ -150,7 +150,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         self.counts.out_of_sync += 1;
         group.disowned = true;
         if let Some(left_out) = self.offences.out_of_sync.pass(now) {
-            tracing::warn!(group = id.0, %source, others, left_out, "called out of sync");
+            tracing::warn!(group = id.0, %source, others, left_out, "the peer knows no such group");
         }
         if others {
             self.probe(now, id);

@@ -116,7 +116,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             .map(|(id, _)| *id)
             .collect();
         for connection in homeless {
-            tracing::warn!(group = id.0, slot = connection.slot, "the peer withdrew its element");
+            tracing::warn!(group = id.0, slot = connection.slot, "reset: its RMB was withdrawn");
             self.abort(connection);
         }
     }

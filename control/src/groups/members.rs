@@ -228,7 +228,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let (id, offer, holder) = self.weigh_offer(connection, offer)?;
         self.note_offer(now, id, connection, offer);
         if let Some(old) = holder {
-            tracing::warn!(group = id.0, slot = old.slot, "the peer reuses the element of this");
+            tracing::warn!(
+                group = id.0,
+                slot = old.slot,
+                "reset: the peer offers its element again"
+            );
             self.counts.conflicts += 1;
             // RFC 7609 4.4.2-3, 4.4.2-6
             self.abort(old);
