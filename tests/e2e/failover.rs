@@ -29,7 +29,7 @@ const STALL_LIMIT: Duration = Duration::from_secs(20);
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn paths_come_and_go_under_load() {
     let hosts = Hosts::with_two_paths("paths_come_and_go_under_load");
-    let report = survive(&hosts, FLIPS, 4 * GIB);
+    let report = run_failovers(&hosts, FLIPS, 4 * GIB);
     println!("{report}");
 }
 
@@ -38,11 +38,11 @@ fn paths_come_and_go_under_load() {
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_paths_come_and_go() {
     let hosts = Hosts::with_two_paths("smoke_paths_come_and_go");
-    println!("{}", survive(&hosts, 4, 256 << 20));
+    println!("{}", run_failovers(&hosts, 4, 256 << 20));
 }
 
 /// Runs the load while `flips` times a path goes and comes back; says what users waited.
-fn survive(hosts: &Hosts, flips: usize, bytes: u64) -> String {
+fn run_failovers(hosts: &Hosts, flips: usize, bytes: u64) -> String {
     let pair = start(hosts);
     let listener = hosts.b.listen(local(PORT));
     let connect = || {
@@ -62,7 +62,8 @@ fn survive(hosts: &Hosts, flips: usize, bytes: u64) -> String {
             scope.spawn(|| load.talk(chunk));
             scope.spawn(|| echo(chunk));
         }
-        let pauses = (0..flips).map(|flip| flap(hosts, &pair, &load, flip % 2)).collect();
+        let pauses =
+            (0..flips).map(|flip| cut_and_restore(hosts, &pair, &load, flip % 2)).collect();
         load.over.store(true, Relaxed);
         let (sent, received) = (sent.join().expect("sending"), received.join().expect("received"));
         assert_eq!(sent, received);
@@ -84,7 +85,7 @@ fn start(hosts: &Hosts) -> Pair<'_> {
 
 /// Takes one path away, waits until the gateways have noticed and the load goes on, and gives it
 /// back; the longest time that any user waited for an answer.
-fn flap(hosts: &Hosts, pair: &Pair<'_>, load: &Load, path: usize) -> Duration {
+fn cut_and_restore(hosts: &Hosts, pair: &Pair<'_>, load: &Load, path: usize) -> Duration {
     load.longest_pause_ns.store(0, Relaxed);
     hosts.a.set_path(path, false);
     wait_until("one link is left", STALL_LIMIT, || has_links(pair, 1));

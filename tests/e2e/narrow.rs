@@ -152,7 +152,7 @@ fn smoke_a_path_that_shrinks_and_grows_under_a_stream() {
         let _stop = StopOnDrop(&stop);
         let ends = [(&client, 1), (&server, 2)];
         let stop = &stop;
-        let sending = ends.map(|(end, seed)| scope.spawn(move || pour(end, seed, stop)));
+        let sending = ends.map(|(end, seed)| scope.spawn(move || send_pattern(end, seed, stop)));
         let receiving = ends.map(|(mut end, _)| scope.spawn(move || receive(&mut end)));
         both_have(4096);
         narrow.set_mtu(1500);
@@ -182,7 +182,7 @@ impl Drop for StopOnDrop<'_> {
 }
 
 /// Sends a pattern until told to stop, and then the end.
-fn pour(mut end: &TcpStream, seed: u64, stop: &AtomicBool) -> Seal {
+fn send_pattern(mut end: &TcpStream, seed: u64, stop: &AtomicBool) -> Seal {
     let mut pattern = Pattern::new(seed);
     let mut buffer = vec![0; 64 << 10];
     while !stop.load(Ordering::Relaxed) {

@@ -11,7 +11,7 @@ use crate::gateway::{Setup, local};
 use crate::hosts::Hosts;
 use crate::place::{Place, Socket};
 use crate::rig::{EID, Rig};
-use crate::road::Course;
+use crate::testbed::Pairing;
 
 const PORT: u16 = 7010;
 const CLIENT: &str = "mode send=30000 shut drain";
@@ -31,11 +31,11 @@ enum Blocked {
 }
 
 /// Plays all rows of one direction: every byte must arrive, and none but those.
-pub(crate) fn stays_tcp(course: Course) {
-    let hosts = Hosts::new(&format!("blocked-{course:?}"));
+pub(crate) fn stays_tcp(pairing: Pairing) {
+    let hosts = Hosts::new(&format!("blocked-{pairing:?}"));
     for blocked in [Blocked::Both, Blocked::Inwards, Blocked::Outwards] {
         let rig = Rig::new(&hosts);
-        let kernel = if course == Course::LinuxToGateway { &rig.one } else { &rig.two };
+        let kernel = if pairing == Pairing::LinuxToGateway { &rig.one } else { &rig.two };
         kernel.speak_smc(EID);
         let deaf = match blocked {
             Blocked::Both => vec![kernel, &rig.host],
@@ -43,9 +43,9 @@ pub(crate) fn stays_tcp(course: Course) {
             Blocked::Outwards => vec![kernel],
         };
         deaf.iter().for_each(|place| block(place));
-        let took = converse(&rig, &hosts, course);
-        println!("{course:?}, {blocked:?}: {took:?}");
-        assert!(took.iter().all(|took| *took < FINDS_OUT), "{course:?}, {blocked:?}: {took:?}");
+        let took = converse(&rig, &hosts, pairing);
+        println!("{pairing:?}, {blocked:?}: {took:?}");
+        assert!(took.iter().all(|took| *took < FINDS_OUT), "{pairing:?}, {blocked:?}: {took:?}");
         for place in deaf {
             place.run(&["nft", "delete", "table", "inet", "cut"]);
         }
@@ -53,23 +53,23 @@ pub(crate) fn stays_tcp(course: Course) {
 }
 
 /// How long each connection took, from the start of its client to its end.
-fn converse(rig: &Rig<'_>, hosts: &Hosts, course: Course) -> Vec<Duration> {
+fn converse(rig: &Rig<'_>, hosts: &Hosts, pairing: Pairing) -> Vec<Duration> {
     let host = &hosts.a;
     let setup = Setup::new("gateway", host).smc(&format!("eids = [\"{EID}\"]"));
-    let gateway = match course {
-        Course::LinuxToGateway | Course::LinuxToLinux => setup.before(host, PORT),
-        Course::GatewayToLinux => setup.towards(*rig.two.at(PORT).ip(), PORT),
+    let gateway = match pairing {
+        Pairing::LinuxToGateway | Pairing::LinuxToLinux => setup.before(host, PORT),
+        Pairing::GatewayToLinux => setup.towards(*rig.two.at(PORT).ip(), PORT),
     };
     let _gateway = gateway.start(hosts, host);
     let one = |_| {
         let began = now();
-        let (client, server) = match course {
-            Course::LinuxToGateway | Course::LinuxToLinux => {
+        let (client, server) = match pairing {
+            Pairing::LinuxToGateway | Pairing::LinuxToLinux => {
                 let server = rig.host.accept(Socket::Tcp, local(PORT), 1, "echo");
                 let client = rig.one.connect(Socket::Smc, host.at(PORT), 1, CLIENT);
                 (client, server.outcomes())
             }
-            Course::GatewayToLinux => {
+            Pairing::GatewayToLinux => {
                 let server = rig.two.accept(Socket::Smc, rig.two.at(PORT), 1, SERVER);
                 let client = rig.host.connect(Socket::Tcp, local(PORT), 1, "send=30000 shut drain");
                 (client, server.outcomes())

@@ -49,7 +49,7 @@ impl Dialogue {
             .filter(|(_, line)| line.is_certain())
             .partition(|(place, line)| *place < opening || line.founds_group());
         let told = |lines: Vec<(usize, &Line<'_>)>| -> Vec<String> {
-            let told = |line: &Line<'_>| format!("{}: {}", speaker(line), line.essence());
+            let told = |line: &Line<'_>| format!("{}: {}", speaker(line), line.comparable());
             lines.into_iter().map(|(_, line)| told(line)).collect()
         };
         let mut closing = told(over);
@@ -207,8 +207,8 @@ impl<'a> Line<'a> {
     }
 
     /// The message, its flags, and those of its fields that do not differ from run to run.
-    fn essence(&self) -> String {
-        let mut essence: Vec<&str> = Vec::new();
+    fn comparable(&self) -> String {
+        let mut comparable: Vec<&str> = Vec::new();
         let mut in_flags = false;
         let mut words = self.words.iter();
         while let Some(word) = words.next() {
@@ -216,7 +216,7 @@ impl<'a> Line<'a> {
             let version = word.strip_prefix('v').is_some_and(|rest| rest.parse::<u8>().is_ok());
             in_flags |= word.starts_with('[');
             if name || version || in_flags {
-                essence.push(word);
+                comparable.push(word);
                 in_flags &= !word.ends_with(']');
                 continue;
             }
@@ -224,10 +224,10 @@ impl<'a> Line<'a> {
             // A client proposes how many links it could have; a server decides.
             let proposed = self.words.contains(&"PROPOSAL") && *word == "max-links";
             if CERTAIN.contains(word) && !proposed {
-                essence.extend([*word].iter().chain(value));
+                comparable.extend([*word].iter().chain(value));
             }
         }
-        essence.join(" ")
+        comparable.join(" ")
     }
 }
 

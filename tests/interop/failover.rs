@@ -8,7 +8,7 @@ use crate::dialogue::{Dialogue, assert_golden};
 use crate::hosts::Hosts;
 use crate::place::{Place, Socket};
 use crate::rig::Rig;
-use crate::road::{Course, Road};
+use crate::testbed::{Pairing, Testbed};
 
 const PORT: u16 = 7010;
 /// Longer than a kernel repeats to an RNIC that has gone; until then it does not answer.
@@ -19,31 +19,32 @@ const LIMIT: Duration = Duration::from_secs(90);
 #[test]
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn loss_of_an_rnic_from_linux_to_linux() {
-    losses(Course::LinuxToLinux);
+    losses(Pairing::LinuxToLinux);
 }
 
 /// Each side loses the RNIC of one link and gets it back, while bytes trickle.
 ///
 /// At full speed Linux stalls here: rxe repeats for ever what it sent to an RNIC that has gone, and
 /// SMC waits for it to end before it goes on. Hence a trickle, whose reader seldom speaks.
-pub(crate) fn losses(course: Course) {
+pub(crate) fn losses(pairing: Pairing) {
     const BYTES: u32 = 800_000;
-    let hosts = Hosts::new(&format!("losses-{course:?}"));
+    let hosts = Hosts::new(&format!("losses-{pairing:?}"));
     let rig = Rig::new(&hosts);
     rig.host.plug_second(true);
     let second = |setup: crate::gateway::Setup| setup.rnic("soft1", "wh");
-    let road = Road::open_as(&rig, &hosts, course, &[PORT], second);
-    for kernel in road.kernels() {
+    let testbed = Testbed::open_as(&rig, &hosts, pairing, &[PORT], second);
+    for kernel in testbed.kernels() {
         kernel.run(&["ip", "link", "set", "eth1", "up"]);
         kernel.add_rdma("rxe1", "eth1");
     }
     let wire = rig.capture();
-    let server = road.accept(PORT, 1, &format!("receive={BYTES} shut drain"));
-    let client = road.start_connect(PORT, 1, &format!("trickle={BYTES} drain"));
+    let server = testbed.accept(PORT, 1, &format!("receive={BYTES} shut drain"));
+    let client = testbed.start_connect(PORT, 1, &format!("trickle={BYTES} drain"));
 
     // The kernel that is watched, and the other side.
-    let kernel = road.kernels()[0];
-    let other = if std::ptr::eq(kernel, road.client()) { road.server() } else { road.client() };
+    let kernel = testbed.kernels()[0];
+    let other =
+        if std::ptr::eq(kernel, testbed.client()) { testbed.server() } else { testbed.client() };
     wait_for_group(kernel, "SYMMETRIC");
     kernel.run(&["rdma", "link", "delete", "rxe0"]);
     wait_for_group(kernel, "ASYMMETRIC-LOCAL");
@@ -55,23 +56,23 @@ pub(crate) fn losses(course: Course) {
     other.plug_second(true);
     wait_for_group(kernel, "SYMMETRIC");
 
-    let (client, server) = road.outcomes(client, server, 1);
+    let (client, server) = testbed.outcomes(client, server, 1);
     assert!(client.event("sent ").starts_with(&BYTES.to_string()));
     assert_eq!(client.event("sent "), server.event("received "));
-    road.assert_all_smc(1);
-    road.assert_at_rest();
-    assert_said(&Dialogue::of(&hosts, &wire.stop()), course);
+    testbed.assert_all_smc(1);
+    testbed.assert_at_rest();
+    assert_said(&Dialogue::of(&hosts, &wire.stop()), pairing);
 }
 
 /// Asserts that both sides have said what two kernels say.
-fn assert_said(dialogue: &Dialogue, course: Course) {
+fn assert_said(dialogue: &Dialogue, pairing: Pairing) {
     let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/interop/golden/two-links.txt");
-    if course == Course::LinuxToLinux {
+    if pairing == Pairing::LinuxToLinux {
         assert_golden(Path::new(golden), &dialogue.opening());
     }
     dialogue.assert_opening_is(Path::new(golden));
-    match course {
-        Course::LinuxToLinux | Course::LinuxToGateway => dialogue.assert_later_said(&[
+    match pairing {
+        Pairing::LinuxToLinux | Pairing::LinuxToGateway => dialogue.assert_later_said(&[
             // The client's RNIC goes.
             "client: LLC DELETE LINK v2 [orderly] link 1",
             "server: LLC DELETE LINK v2 [orderly] link 1",
@@ -87,7 +88,7 @@ fn assert_said(dialogue: &Dialogue, course: Course) {
             "server: LLC DELETE LINK v2 [orderly] link 3",
             "client: LLC DELETE LINK v2 [reply orderly] link 3",
         ]),
-        Course::GatewayToLinux => dialogue.assert_later_said(&[
+        Pairing::GatewayToLinux => dialogue.assert_later_said(&[
             // The server's RNIC goes, and it offers an asymmetric link over the one it has left.
             "server: LLC DELETE LINK v2 [orderly] link 1",
             "client: LLC DELETE LINK v2 [reply orderly] link 1",

@@ -9,7 +9,7 @@ use crate::gateway::{SETTLE_LIMIT, Setup, local};
 use crate::hosts::{Host, Hosts};
 use crate::place::{Outcome, Place, Socket, unanimous};
 use crate::rig::{EID, Rig};
-use crate::road::Course;
+use crate::testbed::Pairing;
 
 const PORT: u16 = 7010;
 const CLIENT: &str = "mode send=300000 shut drain";
@@ -32,7 +32,7 @@ enum Trouble {
 }
 
 impl Trouble {
-    fn befall(self, guest: &Place<'_>) {
+    fn apply(self, guest: &Place<'_>) {
         match self {
             Self::None => guest.speak_smc(EID),
             Self::NoUeid => guest.add_rdma("rxe0", "eth0"),
@@ -72,8 +72,8 @@ fn fallbacks_from_linux_to_linux() {
         (T::None, T::StrippedInwards),
     ] {
         let rig = Rig::new(&hosts);
-        client.befall(&rig.one);
-        server.befall(&rig.two);
+        client.apply(&rig.one);
+        server.apply(&rig.two);
         let accepting = rig.two.accept(Socket::Smc, rig.two.at(PORT), 1, SERVER);
         let connecting = rig.one.connect(Socket::Smc, rig.two.at(PORT), 1, CLIENT);
         let [client_mode, server_mode] = echoed(&connecting, &accepting.outcomes());
@@ -147,13 +147,13 @@ const SERVERS: [Row; 7] = [
 
 /// Plays all rows of one direction, and asserts that the bytes came through and that both sides
 /// gave the reason they should.
-pub(crate) fn fall_back(course: Course) {
-    let hosts = Hosts::new(&format!("fallbacks-{course:?}"));
-    let rows = if course == Course::LinuxToGateway { &CLIENTS } else { &SERVERS };
+pub(crate) fn fall_back(pairing: Pairing) {
+    let hosts = Hosts::new(&format!("fallbacks-{pairing:?}"));
+    let rows = if pairing == Pairing::LinuxToGateway { &CLIENTS } else { &SERVERS };
     let mut wrong = String::new();
     for &(trouble, ours, kernel, gateway) in rows {
         let rig = Rig::new(&hosts);
-        let found = play(&rig, &hosts, course, trouble, ours);
+        let found = play(&rig, &hosts, pairing, trouble, ours);
         let line = format!("kernel {trouble:?}, gateway {ours:?}: {found:?}\n");
         print!("{line}");
         let [mode, reason, others] = &found;
@@ -162,22 +162,28 @@ pub(crate) fn fall_back(course: Course) {
         }
         rig.assert_quiet_kernels();
     }
-    assert!(wrong.is_empty(), "{course:?}:\n{wrong}");
+    assert!(wrong.is_empty(), "{pairing:?}:\n{wrong}");
 }
 
 /// One row: what the kernel says, what the gateway counts it under, and what else it counts.
-fn play(rig: &Rig<'_>, hosts: &Hosts, course: Course, trouble: Trouble, ours: Ours) -> [String; 3] {
+fn play(
+    rig: &Rig<'_>,
+    hosts: &Hosts,
+    pairing: Pairing,
+    trouble: Trouble,
+    ours: Ours,
+) -> [String; 3] {
     let host = &hosts.a;
     let mode;
     let gateway;
-    if course == Course::LinuxToGateway {
-        trouble.befall(&rig.one);
+    if pairing == Pairing::LinuxToGateway {
+        trouble.apply(&rig.one);
         gateway = ours.setup(host).before(host, PORT).start(hosts, host);
         let server = rig.host.accept(Socket::Tcp, local(PORT), 1, "echo");
         let client = rig.one.connect(Socket::Smc, host.at(PORT), 1, CLIENT);
         [mode, _] = echoed(&client, &server.outcomes());
     } else {
-        trouble.befall(&rig.two);
+        trouble.apply(&rig.two);
         let far = rig.two.at(PORT);
         gateway = ours.setup(host).towards(*far.ip(), PORT).start(hosts, host);
         let server = rig.two.accept(Socket::Smc, far, 1, SERVER);

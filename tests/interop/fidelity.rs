@@ -8,7 +8,7 @@ use crate::dialogue::assert_golden;
 use crate::hosts::Hosts;
 use crate::place::{Outcome, Place, Socket, unanimous};
 use crate::rig::Rig;
-use crate::road::{Course, Road};
+use crate::testbed::{Pairing, Testbed};
 
 const PORT: u16 = 7010;
 
@@ -36,12 +36,12 @@ const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/interop/golden/fideli
 fn streams_from_linux_to_linux() {
     let hosts = Hosts::new("streams-LinuxToLinux");
     let rig = Rig::new(&hosts);
-    let road = Road::open(&rig, &hosts, Course::LinuxToLinux, &[PORT]);
+    let testbed = Testbed::open(&rig, &hosts, Pairing::LinuxToLinux, &[PORT]);
 
     let mut found = String::new();
     for (name, client, server) in SCENARIOS {
         writeln!(found, "{name}").expect("writing to a string");
-        let over_smc = road.play(PORT, 1, client, server);
+        let over_smc = testbed.play(PORT, 1, client, server);
         let over_tcp = play_over_tcp(&rig, client, server);
         for (side, smc, tcp) in
             [("client", &over_smc.0, &over_tcp.0), ("server", &over_smc.1, &over_tcp.1)]
@@ -53,7 +53,7 @@ fn streams_from_linux_to_linux() {
             }
         }
     }
-    road.assert_at_rest();
+    testbed.assert_at_rest();
     assert_golden(Path::new(GOLDEN), &found);
 }
 
@@ -61,17 +61,17 @@ fn streams_from_linux_to_linux() {
 /// kernel's, and that one of TCP sees that, or what it would see of TCP.
 ///
 /// Says of each scenario all that is not as between two kernels.
-pub(crate) fn ends_as_between_kernels(course: Course) {
-    let hosts = Hosts::new(&format!("streams-{course:?}"));
+pub(crate) fn ends_as_between_kernels(pairing: Pairing) {
+    let hosts = Hosts::new(&format!("streams-{pairing:?}"));
     let rig = Rig::new(&hosts);
-    let road = Road::open(&rig, &hosts, course, &[PORT]);
+    let testbed = Testbed::open(&rig, &hosts, pairing, &[PORT]);
     let golden = std::fs::read_to_string(GOLDEN).expect("a golden table");
 
     let mut wrong = String::new();
     for (name, client, server) in SCENARIOS {
-        let seen = road.play(PORT, 1, client, server);
+        let seen = testbed.play(PORT, 1, client, server);
         for (side, place, seen) in
-            [("client", road.client(), &seen.0), ("server", road.server(), &seen.1)]
+            [("client", testbed.client(), &seen.0), ("server", testbed.server(), &seen.1)]
         {
             let seen = told(seen);
             let between_kernels = written(&golden, name, &format!("{side}: "));
@@ -86,9 +86,9 @@ pub(crate) fn ends_as_between_kernels(course: Course) {
             }
         }
     }
-    assert!(wrong.is_empty(), "{course:?}:\n{wrong}");
-    road.assert_all_smc(SCENARIOS.len() as u64);
-    road.assert_at_rest();
+    assert!(wrong.is_empty(), "{pairing:?}:\n{wrong}");
+    testbed.assert_all_smc(SCENARIOS.len() as u64);
+    testbed.assert_at_rest();
 }
 
 fn is_tcp(place: &Place<'_>) -> bool {

@@ -33,7 +33,7 @@ mod place;
 mod process;
 mod programs;
 mod rig;
-mod road;
+mod testbed;
 mod time_wait;
 mod transfers;
 mod with_gateway;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::hosts::Hosts;
 use crate::rig::Rig;
-use crate::road::{Course, Road};
+use crate::testbed::{Pairing, Testbed};
 
 const IPERF3: u16 = 5201;
 const REDIS: u16 = 6379;
@@ -19,22 +19,23 @@ const LIMIT: Duration = Duration::from_secs(30);
 #[test]
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn programs_from_linux_to_linux() {
-    programs(Course::LinuxToLinux);
+    programs(Pairing::LinuxToLinux);
 }
 
 /// iperf3 each way, redis-benchmark, and a web server with 200 short connections.
-pub(crate) fn programs(course: Course) {
-    let hosts = Hosts::new(&format!("programs-{course:?}"));
+pub(crate) fn programs(pairing: Pairing) {
+    let hosts = Hosts::new(&format!("programs-{pairing:?}"));
     let rig = Rig::new(&hosts);
-    let road = Road::open(&rig, &hosts, course, &[IPERF3, REDIS, WEB]);
-    let near = road.entrance(0).ip().to_string();
-    let far = road.exit(0).ip().to_string();
+    let testbed = Testbed::open(&rig, &hosts, pairing, &[IPERF3, REDIS, WEB]);
+    let near = testbed.target(0).ip().to_string();
+    let far = testbed.server_address(0).ip().to_string();
 
     for direction in [&[][..], &["--reverse"]] {
         // A server of its own for each: between two tests it does not listen for a moment.
-        let mut iperf3 = road.serve(IPERF3, &["iperf3", "--server", "--one-off", "--bind", &far]);
+        let mut iperf3 =
+            testbed.serve(IPERF3, &["iperf3", "--server", "--one-off", "--bind", &far]);
         let words = ["iperf3", "--client", &near, "--bytes", "8M", "--json"];
-        let said = road.run(&[&words, direction].concat());
+        let said = testbed.run(&[&words, direction].concat());
         let report: serde_json::Value = serde_json::from_str(&said).expect("iperf3 prints JSON");
         let received = report["end"]["sum_received"]["bytes"].as_u64();
         // What is on its way when the sender is content, iperf3 does not count.
@@ -43,9 +44,9 @@ pub(crate) fn programs(course: Course) {
     }
 
     let words = ["redis-server", "--bind", &far, "--save", "", "--protected-mode", "no"];
-    let _redis = road.serve(REDIS, &words);
+    let _redis = testbed.serve(REDIS, &words);
     let words = format!("redis-benchmark -h {near} -t set,get -n 500 -c 10 -q");
-    let said = road.run(&words.split(' ').collect::<Vec<_>>());
+    let said = testbed.run(&words.split(' ').collect::<Vec<_>>());
     assert!(said.contains("SET: ") && said.contains("GET: "), "{said}");
 
     // Guests see this machine's files; what they write stays with them.
@@ -53,14 +54,14 @@ pub(crate) fn programs(course: Course) {
     let configuration = hosts.logs.join("nginx.conf");
     fs::write(&configuration, nginx(&far)).expect("the directory is ours");
     let configuration = configuration.to_str().expect("our own paths are text");
-    let _nginx = road.serve(WEB, &["nginx", "-e", "stderr", "-p", folder, "-c", configuration]);
+    let _nginx = testbed.serve(WEB, &["nginx", "-e", "stderr", "-p", folder, "-c", configuration]);
     let words = ["curl", "--silent", "--show-error", "--fail", "-H", "Connection: close"];
     let pages = format!("http://{near}:{WEB}/[1-200]");
-    let said = road.run(&[&words, &[&*pages][..]].concat());
+    let said = testbed.run(&[&words, &[&*pages][..]].concat());
     assert_eq!(said, PAGE.repeat(200));
 
     // A control connection and a stream, twice; two times ten, and one that asks for settings.
-    road.assert_all_smc(2 * 2 + 2 * 10 + 1 + 200);
+    testbed.assert_all_smc(2 * 2 + 2 * 10 + 1 + 200);
     rig.assert_quiet_kernels();
 }
 

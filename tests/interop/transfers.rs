@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::dialogue::{Dialogue, side_by_side};
 use crate::hosts::Hosts;
 use crate::rig::Rig;
-use crate::road::{Course, Road};
+use crate::testbed::{Pairing, Testbed};
 
 const PORT: u16 = 7010;
 
@@ -18,44 +18,44 @@ const SILENCE_LIMIT: Duration = Duration::from_millis(1_500);
 #[test]
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn bulk_from_linux_to_linux() {
-    bulk(Course::LinuxToLinux);
+    bulk(Pairing::LinuxToLinux);
 }
 
 /// Short connections share the link group of the first; each must still be one of SMC-R.
 #[test]
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn crowd_from_linux_to_linux() {
-    crowd(Course::LinuxToLinux);
+    crowd(Pairing::LinuxToLinux);
 }
 
 /// 64 MiB each way on one connection. What is said around it must be what two kernels say, and
 /// nobody may have waited in vain.
-pub(crate) fn bulk(course: Course) {
+pub(crate) fn bulk(pairing: Pairing) {
     const BULK: &str = "67108864";
-    let hosts = Hosts::new(&format!("bulk-{course:?}"));
+    let hosts = Hosts::new(&format!("bulk-{pairing:?}"));
     let rig = Rig::new(&hosts);
-    let road = Road::open(&rig, &hosts, course, &[PORT]);
+    let testbed = Testbed::open(&rig, &hosts, pairing, &[PORT]);
     let wire = rig.capture();
 
     let part = format!("send={BULK} shut drain");
-    let (client, server) = road.play(PORT, 1, &part, &format!("drain send={BULK}"));
+    let (client, server) = testbed.play(PORT, 1, &part, &format!("drain send={BULK}"));
 
     for (sender, receiver) in [(&client, &server), (&server, &client)] {
         assert!(sender.event("sent ").starts_with(BULK), "{sender:?}");
         assert_eq!(receiver.event("received "), format!("{}, then end", sender.event("sent ")));
     }
-    for kernel in road.kernels() {
+    for kernel in testbed.kernels() {
         let links = kernel.tool(&["links"]);
         assert!(links.iter().any(|line| line.contains(" SINGLE ")), "{links:#?}");
     }
-    road.assert_all_smc(1);
-    road.assert_at_rest();
+    testbed.assert_all_smc(1);
+    testbed.assert_at_rest();
     let dialogue = Dialogue::of(&hosts, &wire.stop());
     let golden =
         Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/interop/golden/first-contact.txt"));
     let kernels = std::fs::read_to_string(golden).expect("a golden transcript");
-    println!("Linux to Linux, and {course:?}:\n{}", side_by_side(&kernels, &dialogue.to_string()));
-    if course == Course::LinuxToLinux {
+    println!("Linux to Linux, and {pairing:?}:\n{}", side_by_side(&kernels, &dialogue.to_string()));
+    if pairing == Pairing::LinuxToLinux {
         dialogue.assert_is(golden);
     } else {
         // We keep our RMBs for the next connection, so there is no DELETE RKEY of ours.
@@ -63,22 +63,22 @@ pub(crate) fn bulk(course: Course) {
         dialogue.assert_nothing_else_later(golden);
     }
     let silence = dialogue.longest_silence();
-    println!("longest silence of a first contact, {course:?}: {silence:?}");
+    println!("longest silence of a first contact, {pairing:?}: {silence:?}");
     assert!(silence < SILENCE_LIMIT, "{silence:?}");
 }
 
 /// A hundred connections at once, and as many after them.
-pub(crate) fn crowd(course: Course) {
+pub(crate) fn crowd(pairing: Pairing) {
     const TIMES: u32 = 100;
-    let hosts = Hosts::new(&format!("crowd-{course:?}"));
+    let hosts = Hosts::new(&format!("crowd-{pairing:?}"));
     let rig = Rig::new(&hosts);
-    let road = Road::open(&rig, &hosts, course, &[PORT]);
+    let testbed = Testbed::open(&rig, &hosts, pairing, &[PORT]);
     for round in 1..=2 {
-        let (client, server) = road.play(PORT, TIMES, "send=10000 shut drain", "echo");
+        let (client, server) = testbed.play(PORT, TIMES, "send=10000 shut drain", "echo");
         assert_eq!(client.event("sent "), server.event("echoed "));
         let echoed = format!("{}, then end", client.event("sent "));
         assert_eq!(client.event("received "), echoed);
-        road.assert_all_smc(round * u64::from(TIMES));
+        testbed.assert_all_smc(round * u64::from(TIMES));
     }
-    road.assert_at_rest();
+    testbed.assert_at_rest();
 }

@@ -76,7 +76,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         name: "client closes with unread data",
         client: |tape| {
             tape.listen();
-            tape.dawdle(300); // Until the data is in our socket, on every route.
+            tape.sleep_ms(300); // Until the data is in our socket, on every route.
             tape.read(10);
             tape.close();
         },
@@ -115,13 +115,13 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "server sleeps before reading",
         client: |tape| {
-            tape.write_into_a_wall(7, 96 << 20);
+            tape.write_unread(7, 96 << 20);
             tape.finish();
             tape.read_to_end();
         },
         server: Some(|tape| {
             tape.listen();
-            tape.dawdle(500);
+            tape.sleep_ms(500);
             tape.read_to_end();
         }),
     },
@@ -129,10 +129,10 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         name: "client sleeps before reading",
         client: |tape| {
             tape.listen();
-            tape.dawdle(500);
+            tape.sleep_ms(500);
             tape.read_to_end();
         },
-        server: Some(|tape| tape.write_into_a_wall(8, 96 << 20)),
+        server: Some(|tape| tape.write_unread(8, 96 << 20)),
     },
     Scenario {
         name: "writes of 1 byte to 1 MiB",
@@ -189,7 +189,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         },
         server: Some(|tape| {
             tape.read(100);
-            tape.dawdle(3_000);
+            tape.sleep_ms(3_000);
             tape.write(14, MIB);
         }),
     },
@@ -259,7 +259,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         },
         server: Some(|tape| {
             tape.listen();
-            tape.dawdle(300); // Until all of it is in our socket, on every route.
+            tape.sleep_ms(300); // Until all of it is in our socket, on every route.
             tape.read_to_end();
         }),
     },
@@ -277,7 +277,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         },
         server: Some(|tape| {
             tape.listen();
-            tape.dawdle(300);
+            tape.sleep_ms(300);
             tape.await_urgent();
             tape.read_urgent();
             tape.read_to_mark();
@@ -300,7 +300,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
             tape.await_urgent();
             tape.tell();
             tape.listen();
-            tape.dawdle(300);
+            tape.sleep_ms(300);
             tape.read_urgent();
             tape.read_to_mark();
             tape.read_to_end();
@@ -329,14 +329,14 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "an urgent byte behind more than all buffers hold",
         client: |tape| {
-            tape.write_into_a_wall(29, 96 << 20);
+            tape.write_unread(29, 96 << 20);
             tape.write_urgent(b'!');
             tape.write(30, 10);
             tape.finish();
         },
         server: Some(|tape| {
             tape.listen();
-            tape.dawdle(500);
+            tape.sleep_ms(500);
             tape.read(96 << 20);
             tape.await_urgent();
             tape.read_urgent();

@@ -84,7 +84,7 @@ impl Tape {
 
     /// Writes without anybody reading until there has been no room for a second, then tells the
     /// other side and writes the rest, `bytes` in all.
-    pub(super) fn write_into_a_wall(&mut self, seed: u64, bytes: usize) {
+    pub(super) fn write_unread(&mut self, seed: u64, bytes: usize) {
         let mut all = vec![0; bytes];
         let mut pattern = Pattern::new(seed);
         pattern.fill(&mut all);
@@ -189,7 +189,7 @@ impl Tape {
     }
 
     /// Sleeps, as an application that is busy with something else.
-    pub(super) fn dawdle(&self, milliseconds: u64) {
+    pub(super) fn sleep_ms(&self, milliseconds: u64) {
         thread::sleep(Duration::from_millis(milliseconds));
     }
 

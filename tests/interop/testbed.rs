@@ -11,7 +11,7 @@ use crate::rig::{EID, Rig};
 
 /// Which ends speak SMC-R, and which has our gateway before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Course {
+pub(crate) enum Pairing {
     /// Guest 1 connects to guest 2: the yardstick.
     LinuxToLinux,
     /// Guest 1 connects to our gateway, and it to a TCP server of its own host.
@@ -20,60 +20,65 @@ pub(crate) enum Course {
     GatewayToLinux,
 }
 
-/// A course with everything on it in place.
-pub(crate) struct Road<'r> {
+/// A pairing with everything on it in place.
+pub(crate) struct Testbed<'r> {
     rig: &'r Rig<'r>,
-    course: Course,
+    pairing: Pairing,
     /// None where two kernels are among themselves.
     pub(crate) gateway: Option<Gateway<'r>>,
 }
 
-impl<'r> Road<'r> {
+impl<'r> Testbed<'r> {
     /// Has all ends speak SMC-R over one RNIC each; servers will listen on `ports`.
-    pub(crate) fn open(rig: &'r Rig<'r>, hosts: &'r Hosts, course: Course, ports: &[u16]) -> Self {
-        Self::open_as(rig, hosts, course, ports, |setup| setup)
+    pub(crate) fn open(
+        rig: &'r Rig<'r>,
+        hosts: &'r Hosts,
+        pairing: Pairing,
+        ports: &[u16],
+    ) -> Self {
+        Self::open_as(rig, hosts, pairing, ports, |setup| setup)
     }
 
     /// The same, with more said about the gateway.
     pub(crate) fn open_as(
         rig: &'r Rig<'r>,
         hosts: &'r Hosts,
-        course: Course,
+        pairing: Pairing,
         ports: &[u16],
         more: impl FnOnce(Setup) -> Setup,
     ) -> Self {
         let host = &hosts.a;
         let setup = Setup::new("gateway", host).smc(&format!("eids = [\"{EID}\"]"));
-        let gateway = match course {
-            Course::LinuxToLinux => None,
-            Course::LinuxToGateway => {
+        let gateway = match pairing {
+            Pairing::LinuxToLinux => None,
+            Pairing::LinuxToGateway => {
                 Some(ports.iter().fold(setup, |setup, &port| setup.before(host, port)))
             }
-            Course::GatewayToLinux => {
+            Pairing::GatewayToLinux => {
                 let far = *rig.two.at(0).ip();
                 Some(ports.iter().fold(setup, |setup, &port| setup.towards(far, port)))
             }
         };
-        let road = Self { rig, course, gateway: gateway.map(|g| more(g).start(hosts, host)) };
-        for guest in road.kernels() {
+        let testbed = Self { rig, pairing, gateway: gateway.map(|g| more(g).start(hosts, host)) };
+        for guest in testbed.kernels() {
             guest.speak_smc(EID);
         }
-        road
+        testbed
     }
 
     /// Where clients run.
     pub(crate) fn client(&self) -> &'r Place<'r> {
-        match self.course {
-            Course::LinuxToLinux | Course::LinuxToGateway => &self.rig.one,
-            Course::GatewayToLinux => &self.rig.host,
+        match self.pairing {
+            Pairing::LinuxToLinux | Pairing::LinuxToGateway => &self.rig.one,
+            Pairing::GatewayToLinux => &self.rig.host,
         }
     }
 
     /// Where servers run.
     pub(crate) fn server(&self) -> &'r Place<'r> {
-        match self.course {
-            Course::LinuxToLinux | Course::GatewayToLinux => &self.rig.two,
-            Course::LinuxToGateway => &self.rig.host,
+        match self.pairing {
+            Pairing::LinuxToLinux | Pairing::GatewayToLinux => &self.rig.two,
+            Pairing::LinuxToGateway => &self.rig.host,
         }
     }
 
@@ -84,19 +89,19 @@ impl<'r> Road<'r> {
     }
 
     /// Where a client that wants the server on `port` connects to.
-    pub(crate) fn entrance(&self, port: u16) -> SocketAddrV4 {
-        match self.course {
-            Course::LinuxToLinux => self.rig.two.at(port),
-            Course::LinuxToGateway => self.rig.host.at(port),
-            Course::GatewayToLinux => local(port),
+    pub(crate) fn target(&self, port: u16) -> SocketAddrV4 {
+        match self.pairing {
+            Pairing::LinuxToLinux => self.rig.two.at(port),
+            Pairing::LinuxToGateway => self.rig.host.at(port),
+            Pairing::GatewayToLinux => local(port),
         }
     }
 
     /// Where the server on `port` listens.
-    pub(crate) fn exit(&self, port: u16) -> SocketAddrV4 {
-        match self.course {
-            Course::LinuxToLinux | Course::GatewayToLinux => self.rig.two.at(port),
-            Course::LinuxToGateway => local(port),
+    pub(crate) fn server_address(&self, port: u16) -> SocketAddrV4 {
+        match self.pairing {
+            Pairing::LinuxToLinux | Pairing::GatewayToLinux => self.rig.two.at(port),
+            Pairing::LinuxToGateway => local(port),
         }
     }
 
@@ -118,16 +123,16 @@ impl<'r> Road<'r> {
     /// Starts a server on `port` that plays `part` with `times` connections.
     pub(crate) fn accept(&self, port: u16, times: u32, part: &str) -> Application {
         let end = self.server();
-        end.accept(end.socket(), self.exit(port), times, &told_mode(end, part))
+        end.accept(end.socket(), self.server_address(port), times, &with_mode_step(end, part))
     }
 
     /// Starts to make `times` connections to the server on `port`, all at once.
     pub(crate) fn start_connect(&self, port: u16, times: u32, part: &str) -> Application {
-        let (end, part) = (self.client(), told_mode(self.client(), part));
-        end.start_connect(end.socket(), self.entrance(port), times, &part)
+        let (end, part) = (self.client(), with_mode_step(self.client(), part));
+        end.start_connect(end.socket(), self.target(port), times, &part)
     }
 
-    /// Waits for both ends: what [`Road::play`] says.
+    /// Waits for both ends: what [`Testbed::play`] says.
     pub(crate) fn outcomes(
         &self,
         client: Application,
@@ -152,7 +157,7 @@ impl<'r> Road<'r> {
         for end in self.kernels() {
             let way = if std::ptr::eq(end, self.client()) { "client-v2" } else { "server-v2" };
             let [ours, others] = end.counted(way);
-            assert_eq!(others, 0, "{:?}: not over SMC-R", self.course);
+            assert_eq!(others, 0, "{:?}: not over SMC-R", self.pairing);
             counts.push(ours);
         }
         if let Some(gateway) = &self.gateway {
@@ -165,7 +170,7 @@ impl<'r> Road<'r> {
             counts.push(stats.totals.connections_smc);
         }
         let same = counts.iter().all(|&count| count == counts[0] && count >= least);
-        assert!(same, "{:?}: at least {least}, not {counts:?}", self.course);
+        assert!(same, "{:?}: at least {least}, not {counts:?}", self.pairing);
     }
 
     /// Asserts that no kernel has complained and that nothing is left open in the gateway.
@@ -192,7 +197,7 @@ impl<'r> Road<'r> {
 }
 
 /// The part with a first step that says what carries the connection, where a kernel can say so.
-fn told_mode(end: &Place<'_>, part: &str) -> String {
+fn with_mode_step(end: &Place<'_>, part: &str) -> String {
     match end.socket() {
         Socket::Smc => format!("mode {part}"),
         Socket::Tcp => part.to_owned(),
