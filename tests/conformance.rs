@@ -96,12 +96,12 @@ impl<const MALICIOUS: bool> Harness for Sim<MALICIOUS> {
 
     fn wait(&mut self, until: Option<Instant>) {
         let next = [until, self.network.next_event()].into_iter().flatten().min();
-        // A quiet network lets time pass all the same, for tests that wait for nothing to happen.
+        // Time passes on a quiet network, too, for tests that wait and see that nothing happens.
         self.now = next.unwrap_or(self.now + Duration::from_millis(1)).max(self.now);
     }
 }
 
-/// The soft RNIC over a wire in memory, which loses that many packets in a thousand.
+/// The soft RNIC over a wire in memory that loses this number of packets in a thousand.
 struct RoceOverWire<const LOST_OF_1000: u32> {
     now: Instant,
 }
@@ -120,7 +120,7 @@ impl<const LOST_OF_1000: u32> Harness for RoceOverWire<LOST_OF_1000> {
             let address = Ipv4Addr::from(port.gid.to_ipv4().unwrap());
             let wire = network.plug(SocketAddr::from((address, UDP_PORT)));
             let mut dice = Dice::new(seed ^ u64::from(address.to_bits()));
-            // First PSNs lie shortly before the wrap, so that every test crosses it.
+            // The first PSNs are shortly before the wrap, so that every test crosses it.
             let entropy =
                 Box::new(move || u32::try_from(dice.next_u64() >> 32).unwrap() | NEAR_THE_LAST_PSN);
             let path = |_, _| Ok(1_500);
@@ -142,7 +142,7 @@ impl<const LOST_OF_1000: u32> Harness for RoceOverWire<LOST_OF_1000> {
     }
 
     fn wait(&mut self, until: Option<Instant>) {
-        // What is on the wire has no instant of its own, so time moves in small steps.
+        // Packets on the wire have no time of arrival, so time moves in small steps.
         let step = self.now + Duration::from_micros(20);
         self.now = until.map_or(step, |until| until.clamp(self.now + NANOSECOND, step));
     }
@@ -150,7 +150,7 @@ impl<const LOST_OF_1000: u32> Harness for RoceOverWire<LOST_OF_1000> {
 
 /// Bits that are set in all first PSNs over a wire in memory.
 const NEAR_THE_LAST_PSN: u32 = 0x00ff_ff00;
-/// The least that time can pass.
+/// The smallest step of time.
 const NANOSECOND: Duration = Duration::from_nanos(1);
 
 /// The soft RNIC over UDP sockets of the kernel, on the real clock.
@@ -183,8 +183,8 @@ impl Harness for RoceOverUdp {
     }
 }
 
-/// One soft RNIC with two fabrics, over UDP and IPv6: the ends of each queue pair are on different
-/// fabrics, and what the kernel joins or steers wrongly goes from one to the other.
+/// One soft RNIC with two fabrics, over UDP and IPv6. The ends of each queue pair are on different
+/// fabrics, which hand each other the packets that the kernel gave to the wrong one.
 struct RoceSharedOverIpv6;
 
 impl Harness for RoceSharedOverIpv6 {
@@ -193,7 +193,7 @@ impl Harness for RoceSharedOverIpv6 {
     const CUTS_WRITES: bool = true;
 
     fn new(_: u64) -> (Self, [(roce::Rnic, roce::Fabric<Udp>); 2]) {
-        // There is only one loopback address, but many ports.
+        // IPv6 has only one loopback address, but many ports.
         static PORTS: AtomicU16 = AtomicU16::new(47_100);
         let port = PORTS.fetch_add(1, Ordering::Relaxed);
         let place = Place::Address(Ipv6Addr::LOCALHOST.into());

@@ -1,4 +1,4 @@
-//! What suites share: seeds and payloads.
+//! Seeds and payloads, which several suites share.
 //!
 //! A run is repeated by its seed: `SMC_SEED=17 cargo test …` runs seed 17 alone, `SMC_SEEDS=2000`
 //! runs that many instead of the few that every test runs, and `SMC_FROM=90000` begins there.
@@ -13,8 +13,8 @@ use std::thread;
 
 use smcr_rnic::dice::Dice;
 
-/// The seeds to run: the one the environment names; or as many as it asks for, or `few`, from where
-/// it says.
+/// The seeds to run: the one that `SMC_SEED` names, or else `SMC_SEEDS` of them (default: `few`),
+/// beginning with `SMC_FROM`.
 ///
 /// # Panics
 ///
@@ -35,13 +35,13 @@ fn chosen(few: u64, one: Option<u64>, many: Option<u64>, from: Option<u64>) -> R
     }
 }
 
-/// Runs `one` for every seed, on all cores, and returns what it said in no particular order. A seed
-/// that fails keeps no other from being run.
+/// Runs `one` for every seed, on all cores, and returns the results in no particular order. All
+/// seeds run, even if some fail.
 ///
 /// # Panics
 ///
-/// If runs panic: with their seeds, their words, and the commands that repeat them as the test
-/// `name` of the suite `suite`.
+/// If runs panic. The message has their seeds, their messages, and the commands that repeat them as
+/// the test `name` of the suite `suite`.
 pub fn run_all<T: Send>(
     suite: &str,
     name: &str,
@@ -72,7 +72,7 @@ pub fn run_all<T: Send>(
     said.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What is said of seeds that failed.
+/// The message about seeds that failed.
 fn complaint(suite: &str, name: &str, count: u64, failed: &BTreeMap<u64, String>) -> String {
     let again = format!("cargo test --release -p smcgate-tests --test {suite} {name}");
     let mut text = format!("{} of {count} seeds failed", failed.len());
@@ -82,7 +82,7 @@ fn complaint(suite: &str, name: &str, count: u64, failed: &BTreeMap<u64, String>
     text
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub fn words_of(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref().copied()).unwrap_or("no words").to_owned()
@@ -92,7 +92,7 @@ fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
     value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `len` bytes that no other seed yields: what was sent can be told from anything else.
+/// `len` bytes that no other seed yields, so that they cannot be taken for other bytes.
 pub fn payload(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     Dice::new(seed).fill(&mut bytes);
@@ -103,7 +103,7 @@ pub fn payload(seed: u64, len: usize) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// What CI runs today is not what it ran yesterday, and one seed is run alone.
+    /// CI runs other seeds today than yesterday, and a single seed can be run alone.
     #[test]
     fn seeds_are_those_that_the_environment_names() {
         assert_eq!(chosen(60, None, None, None), 0..60);
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(chosen(60, Some(7), Some(10), Some(500)), 7..8);
     }
 
-    /// Whoever mends one failing seed wants to know of the others.
+    /// Someone who mends one failing seed wants to know of the others.
     #[test]
     fn a_failing_seed_does_not_end_the_run() {
         let ran = Mutex::new(Vec::new());

@@ -1,16 +1,16 @@
-//! Every requirement of RFC 7609, who obeys it, and who proves it.
+//! Every requirement of RFC 7609: which code obeys it, and which test proves it.
 //!
 //! The register (`spec/requirements/*.toml`) has an entry per rule, in our own words: a requirement
 //! with its strength, or an exception with the reason why we do otherwise. Code and tests claim an
 //! entry by a comment with the number of the RFC and the id of the entry. An entry is *open* as
-//! long as no code claims to obey it, or no test to prove that.
+//! long as no code claims to obey it, or no test claims to prove it.
 //!
-//! Nothing may be open. Who will not obey an entry files an exception, with a reason that a
+//! No entry may be open. If we do not obey an entry, it becomes an exception, with a reason that a
 //! stranger accepts. To see the table: `cargo test -p smcgate-tests --test spec -- --nocapture`.
 //!
-//! A claim is no proof. `scripts/test proof`, the last phase, reads which tests passed in the
-//! phases before it, and counts an entry as proven only if one of those that claim it is among
-//! them.
+//! A claim is not a proof. `scripts/test proof`, the last phase, reads which tests passed in the
+//! phases before it, and counts an entry as proven only if one of the tests that claim it has
+//! passed.
 #![allow(clippy::unwrap_used, reason = "a test stops where it cannot go on")]
 
 #[path = "spec/functions.rs"]
@@ -31,26 +31,26 @@ use proofs::Proofs;
 use register::{Entry, Id, SECTIONS};
 use tags::Claim;
 
-/// What claims one entry.
+/// The claims on one entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Claims {
     obeyed: bool,
     tests: Vec<Test>,
 }
 
-/// What is known of one section.
+/// The counts of one section.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Row {
     entries: usize,
     obeyed: usize,
     tested: usize,
-    /// Of these, where no test runs without root.
+    /// Those of them that no test proves without root.
     root: usize,
     exceptions: usize,
     open: Vec<u32>,
 }
 
-/// A rule that nobody obeys, or that nobody would miss, must not appear unnoticed.
+/// A rule that no code obeys, or that no test proves, must not remain unnoticed.
 #[test]
 fn every_requirement_is_obeyed_and_proven_or_an_exception() {
     let (entries, claims) = register_and_claims();
@@ -58,11 +58,11 @@ fn every_requirement_is_obeyed_and_proven_or_an_exception() {
         SECTIONS.split_whitespace().map(|name| (name, row(name, &entries, &claims))).collect();
     print(&rows);
     let open: usize = rows.iter().map(|(_, row)| row.open.len()).sum();
-    assert_eq!(open, 0, "entries that nobody obeys, or that no test proves, as the table shows");
+    assert_eq!(open, 0, "the table shows entries that no code obeys or that no test proves");
 }
 
-/// What a phase that did not run would have proven is said to be unproven. What a phase that ran
-/// has not proven is an error: a test was renamed, or is never run.
+/// If a phase did not run, the entries that it would have proven are reported as unproven. If a
+/// phase ran and left an entry unproven, that is an error: a test was renamed, or never runs.
 #[test]
 #[ignore = "reads what the other phases have printed; run by scripts/test proof"]
 fn every_claim_was_proven_in_this_run() {
@@ -117,7 +117,7 @@ fn phase_of(test: &Test) -> &'static str {
     }
 }
 
-/// All entries, and who claims them.
+/// All entries, and the claims on them.
 fn register_and_claims() -> (Vec<Entry>, HashMap<Id, Claims>) {
     let root = root();
     let chapters = files(&root.join("tests/spec/requirements"));
@@ -137,7 +137,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// What the compiler calls the crate of a file.
+/// The name of the crate of a file, as the compiler writes it.
 fn library_of(path: &Path) -> String {
     let manifest = path.ancestors().skip(1).map(|folder| folder.join("Cargo.toml"));
     let manifest = manifest.filter(|path| path.is_file()).map(|path| read(&path)).next();
@@ -199,7 +199,7 @@ fn row(section: &str, entries: &[Entry], claims: &HashMap<Id, Claims>) -> Row {
     row
 }
 
-/// The table by section, the numbers of what is open at its right.
+/// Prints the table by section, with the numbers of open entries at its right.
 fn print(rows: &[(&str, Row)]) {
     println!("section    entries  code  tests  with root  exceptions  open");
     let line = |name: &str, [entries, obeyed, tested, root, exceptions, open]: [usize; 6]| {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rules::{File, check_file, check_script, check_top_level};
 
-/// What stands at the top of the repository, beside dotfiles: a place for everything, and no more.
+/// Everything at the top of the repository, except dotfiles. Nothing else may be there.
 const TOP_LEVEL: [&str; 10] = [
     "Cargo.lock",
     "Cargo.toml",
@@ -43,7 +43,7 @@ fn tidy() {
     assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
 }
 
-/// The names in a folder, without dotfiles and what a build leaves behind.
+/// The names in a folder, without dotfiles and build results.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
     let names = entries.map(|name| name.into_string().expect("names are UTF-8"));

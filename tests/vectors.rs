@@ -1,7 +1,7 @@
-//! What other stacks sent, decoded, compared, and encoded again.
+//! Messages that other stacks sent are decoded, compared, and encoded again.
 //!
-//! Where each file came from is told in `vectors/README.md`. Codecs that only agree with
-//! themselves would pass every other test of ours and still talk to nobody.
+//! `vectors/README.md` says where each file came from. Codecs that only agree with themselves would
+//! pass every other test of ours and still not work with other stacks.
 
 use smcr_proto::wire::cdc::{self, Cdc};
 use smcr_proto::wire::clc::v2::{Eid, FirstContact, OsType};
@@ -14,7 +14,7 @@ use smcr_proto::{Gid, LinkNumber, LinkUserId, MacAddress, Malformed, Mtu, Psn, Q
 struct Vector {
     /// Its number there.
     frame: u32,
-    /// What else the file says about it.
+    /// A remark of the file about it.
     note: &'static str,
     bytes: Vec<u8>,
 }
@@ -87,8 +87,8 @@ fn cdc_messages_mean_what_another_decoder_says() {
     }
 }
 
-/// An LLC message of a capture as a stack of version 1 would have sent them: no version in the
-/// type byte, and nothing in the byte of CONFIRM LINK that only version 2 has.
+/// An LLC message of a capture as a stack of version 1 would have sent it: without the version in
+/// the type byte, and with the byte of CONFIRM LINK cleared that only version 2 has.
 fn llc_as_version_1(vector: &Vector) -> [u8; 44] {
     let mut bytes = message(vector);
     assert_eq!(bytes[0] >> 4, 2, "a capture of version 2");
@@ -100,7 +100,7 @@ fn llc_as_version_1(vector: &Vector) -> [u8; 44] {
     bytes
 }
 
-/// A message of version 2 on a link of version 1 is a protocol error, never half understood.
+/// A message of version 2 on a link of version 1 must be an error, and never be decoded in part.
 #[test]
 fn llc_messages_of_version_2_are_not_mistaken() {
     for vector in vectors(include_str!("vectors/llc_v2.txt")) {
@@ -120,7 +120,7 @@ fn llc_messages_survive_decoding() {
         assert_eq!(decoded.is_reply(), bytes[3] & 0x80 != 0, "frame {}", vector.frame);
         kinds[usize::from(bytes[0])] += 1;
     }
-    // CONFIRM LINK, ADD LINK, DELETE LINK, CONFIRM RKEY and DELETE RKEY were all in it.
+    // The capture has CONFIRM LINK, ADD LINK, DELETE LINK, CONFIRM RKEY and DELETE RKEY.
     assert_eq!(kinds, [0, 6, 2, 0, 4, 0, 14, 0, 0, 8, 0, 0, 0, 0, 0, 0]);
 }
 
@@ -136,8 +136,8 @@ fn llc(frame: u32, type_byte: u8) -> Llc {
 
 const FIRST_MAC: MacAddress = MacAddress([0x52, 0x54, 0, 0, 0, 0x0a]);
 
-/// The fields of the messages that make a link and break it, one by one: encoding again would not
-/// notice if two fields of equal length had changed places.
+/// Checks each field of the messages that set up and delete a link. To encode them again would not
+/// show that two fields of equal length were swapped.
 // RFC 7609 A.3.1-3, A.3.2-7, A.3.2-10, A.3.4-2, A.3.4-3, A.3.4-5, A.3.4-6
 #[test]
 fn link_messages_mean_what_happened() {
@@ -147,8 +147,8 @@ fn link_messages_mean_what_happened() {
     assert_eq!((confirm.user_id, confirm.max_links), (LinkUserId(0x0000_0101), 2));
     assert!(confirm.no_eyecatcher && !confirm.reply);
 
-    // The server offered a second link over the same port, and the client had no other. Where
-    // version 1 has the reason, version 2 has the upper half of the length.
+    // The server offered a second link over the same port, and the client had no other port. In the
+    // place of version 1's reason, version 2 has the upper half of the length.
     let Llc::AddLink(reject) = llc(16, 0x22) else { panic!() };
     let expected = AddLink {
         reply: true,
@@ -163,7 +163,7 @@ fn link_messages_mean_what_happened() {
     };
     assert_eq!(reject, expected);
 
-    // The RNIC of link 1 was taken away; at the end the operator stopped everything.
+    // The RNIC of link 1 was removed; at the end the operator stopped everything.
     let Llc::DeleteLink(lost) = llc(419, 0x24) else { panic!() };
     assert_eq!((lost.link, lost.reason), (LinkNumber(1), DeleteReason::LOST_PATH));
     assert!(lost.orderly && !lost.all && !lost.reply);
@@ -172,7 +172,8 @@ fn link_messages_mean_what_happened() {
     assert!(end.all && !end.orderly && !end.reply);
 }
 
-/// One RMB, told for the link that carries the message and for the other one, and taken back.
+/// An RMB with its keys for the link that carries the message and for the other one; then its
+/// deletion.
 // RFC 7609 A.3.5-4, A.3.5-5, A.3.5-6
 #[test]
 fn rkey_messages_mean_what_happened() {
@@ -198,8 +199,8 @@ fn all_llc_v2() -> Vec<Vector> {
     all
 }
 
-/// Every message of the kernel's is understood on a link of version 2, and what we would say in its
-/// place is the same to the last byte.
+/// A link of version 2 must understand every message of the kernel, and our own encoding of it must
+/// be the same to the last byte.
 #[test]
 fn llc_messages_of_version_2_survive_decoding() {
     let mut lengths = std::collections::BTreeMap::<usize, usize>::new();
@@ -214,8 +215,8 @@ fn llc_messages_of_version_2_survive_decoding() {
     assert_eq!(lengths, [(44, 34), (88, 4), (104, 2)].into());
 }
 
-/// The failover of the kernel: link 3 takes the place of link 1, and each side says what its two
-/// RMBs are called there. These fields decide where bytes are written after a failover.
+/// A failover of the kernel: link 3 replaces link 1, and each side sends the keys of its two RMBs
+/// on link 3. These fields decide where bytes are written after a failover.
 #[test]
 fn added_links_name_their_keys() {
     let all = all_llc_v2();
@@ -247,8 +248,8 @@ fn added_links_name_their_keys() {
     assert!(rkeys.iter().eq([Rkey(0x430)]));
 }
 
-/// Every CLC message of the kernel's is understood, and what we would say in its place is the same
-/// to the last byte. A client that knows version 1 only is told apart by the messages themselves.
+/// We must understand every CLC message of the kernel, and our own encoding of it must be the same
+/// to the last byte. The messages themselves show which clients know only version 1.
 #[test]
 fn clc_messages_of_version_2_survive_decoding() {
     let mut first_contacts = 0;
@@ -280,7 +281,7 @@ fn clc_messages_of_version_2_survive_decoding() {
     assert_eq!(first_contacts, 4);
 }
 
-/// Checks what an Accept or Confirm says of its sender; whether it is one of a first contact.
+/// Checks what an Accept or Confirm says about its sender. Returns whether it is a first contact.
 fn is_first_contact_of_linux(message: &OfferV2, kind: u8) -> bool {
     assert_eq!(message.eid.to_string(), "TESTEID1");
     let Some(FirstContact { direct, os, release, host_name, capabilities }) = message.first_contact

@@ -1,5 +1,5 @@
-//! One direction of traffic on a queue pair: writes of all sizes, announced by messages, and a
-//! reader that believes nothing.
+//! One direction of traffic on a queue pair: writes of all sizes, messages that announce them, and
+//! a reader that checks every byte.
 
 use smcgate_tests::payload;
 use smcr_rnic::dice::Dice;
@@ -56,7 +56,7 @@ impl Flow {
         true
     }
 
-    /// Takes in a message: it must be the next one, and what it announces must be there.
+    /// Receives a message: it must be the next one, and the writes that it announces must be there.
     pub(crate) fn pull(&mut self, message: Message) {
         assert_eq!(message, announcement(self.received), "messages come once and in order");
         let base = slot(self.received);
@@ -74,7 +74,7 @@ impl Flow {
         self.sent
     }
 
-    /// Messages posted and not received.
+    /// Messages that were posted and not yet received.
     pub(crate) fn in_flight(&self) -> u64 {
         self.sent - self.received
     }
@@ -93,7 +93,7 @@ pub(crate) fn run<H: Harness>(rig: &mut Rig<H>, flows: &mut [Flow], messages: u6
     (0..2).for_each(|side| assert!(rig.settle(side).is_empty(), "received more than was sent"));
 }
 
-/// One turn; what it brings goes to its flow.
+/// One turn. Each message that it receives goes to its flow.
 pub(crate) fn deliver<H: Harness>(rig: &mut Rig<H>, flows: &mut [Flow]) {
     for (side, qp, message) in rig.turn() {
         let mut flows = flows.iter_mut();
@@ -139,9 +139,9 @@ fn slot(n: u64) -> usize {
     usize::try_from(n % SLOTS).unwrap() * WRITES_MAX * CHUNK_BYTES as usize
 }
 
-/// Messages whose bytes may wait at the receiver.
+/// How many messages may have bytes that wait at the receiver.
 const SLOTS: u64 = 4;
-/// Writes of one message at most.
+/// The most writes that one message announces.
 const WRITES_MAX: usize = 4;
-/// The memory a flow writes to.
+/// Size of the memory that a flow writes to.
 pub(crate) const WINDOW_BYTES: usize = 4 * WRITES_MAX * CHUNK_BYTES as usize;

@@ -9,7 +9,7 @@ use smcr_rnic::{Cause, Domain, Fabric, LONG_MESSAGE_MAX, MESSAGE_LEN, Messages, 
 use crate::flow::{self, Flow, WINDOW_BYTES};
 use crate::rig::{Harness, Rig, Window};
 
-/// (1, 2, 3, 6) What one side writes and announces, the other finds: all of it, once, in order.
+/// (1, 2, 3, 6) One side must find whatever the other writes and announces: all, once, in order.
 pub(crate) fn bytes_are_there_when_their_message_is<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let mut flows = flows(&mut rig, seed, 1);
@@ -20,7 +20,7 @@ pub(crate) fn bytes_are_there_when_their_message_is<H: Harness>(seed: u64) {
     all_is_quiet(&mut rig);
 }
 
-/// (6) Sixteen queue pairs busy in both directions, and none starves another for ever.
+/// (6) Sixteen queue pairs are busy in both directions, and none may starve another for ever.
 pub(crate) fn many_queue_pairs_in_both_directions<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let mut flows = flows(&mut rig, seed, 16);
@@ -41,8 +41,8 @@ pub(crate) fn bulk_is_not_altered<H: Harness>(seed: u64) {
     all_is_quiet_after_delivery(&mut rig, &mut flows);
 }
 
-/// (3) Messages alone, as many as fit at once and more: none lost, none twice, whatever the peer's
-/// poller does meanwhile. Small connections live on this.
+/// (3) Messages without writes, at first as many as fit and then more: none may be lost or arrive
+/// twice, whatever the peer's poller does meanwhile. Small connections depend on this.
 pub(crate) fn a_thousand_messages_arrive_once_and_in_order<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let domains = rig.domains();
@@ -66,8 +66,8 @@ pub(crate) fn a_thousand_messages_arrive_once_and_in_order<H: Harness>(seed: u64
     all_is_quiet(&mut rig);
 }
 
-/// (1, 2, 3) Long messages of all lengths, among short ones: whole, once, and behind the writes
-/// that were posted before them. Link groups of SMC-Rv2 tell each other their keys in such.
+/// (1, 2, 3) Long messages of all lengths among short ones must arrive whole, once, and after the
+/// writes that were posted before them. Link groups of SMC-Rv2 send their keys in long messages.
 pub(crate) fn long_messages_arrive_whole_and_in_order<H: Harness>(seed: u64) {
     const COUNT: u32 = 40;
     let mut rig = Rig::<H>::new(seed);
@@ -101,7 +101,7 @@ pub(crate) fn long_messages_arrive_whole_and_in_order<H: Harness>(seed: u64) {
         for (side, qp, message) in rig.turn() {
             assert_eq!((side, qp, message), (1, target, numbered(short)));
             short += 1;
-            // The long one before it is here, and the write before that.
+            // The long message before it must be here, and so must the write before that.
             assert!(rig.sides[1].long.len() >= short as usize);
             let last = short as usize - 1;
             assert_eq!(window.bytes(last, 1), [last.to_le_bytes()[0]]);
@@ -113,8 +113,8 @@ pub(crate) fn long_messages_arrive_whole_and_in_order<H: Harness>(seed: u64) {
     all_is_quiet(&mut rig);
 }
 
-/// (4) A queue pair of SMC-Rv1 has buffers of 44 bytes: what is longer breaks it, as it does on
-/// real NICs, and nothing else.
+/// (4) A queue pair of SMC-Rv1 has buffers of 44 bytes: a longer message breaks it, as it does on
+/// real NICs, and must break nothing else.
 pub(crate) fn a_message_that_is_too_long_is_contained<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let domains = rig.domains();
@@ -133,8 +133,8 @@ pub(crate) fn a_message_that_is_too_long_is_contained<H: Harness>(seed: u64) {
     all_is_quiet(&mut rig);
 }
 
-/// (4) A write that is not allowed changes no byte and breaks its own queue pair on both ends; the
-/// neighbours do not notice, and a new queue pair works.
+/// (4) A forbidden write must change no byte and break its own queue pair on both ends. Other queue
+/// pairs must not notice, and a new queue pair must work.
 pub(crate) fn forbidden_writes_are_contained<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let domains = rig.domains();
@@ -164,7 +164,7 @@ pub(crate) fn forbidden_writes_are_contained<H: Harness>(seed: u64) {
     ];
     for (what, rkey, address, len) in forbidden {
         refused(&mut rig, domains, &mut neighbours, what, (rkey, address, len));
-        // Of a write that was cut, the parts before the refused one are writes that are allowed.
+        // If a write is carried in parts, those before the refused one are allowed writes.
         let allowed = if H::CUTS_WRITES && len > 256 { 1..8_192 } else { 0..0 };
         for region in &memory {
             let mut bytes = vec![1; 8_192];
@@ -183,7 +183,7 @@ pub(crate) fn forbidden_writes_are_contained<H: Harness>(seed: u64) {
     all_is_quiet(&mut rig);
 }
 
-/// One forbidden write, between allowed ones and with neighbours at work.
+/// One forbidden write between allowed ones, while other queue pairs are busy.
 fn refused<H: Harness>(
     rig: &mut Rig<H>,
     domains: [Domain; 2],
@@ -219,7 +219,7 @@ fn refused<H: Harness>(
     assert_eq!(rig.sides[1].end(target).broke, Some(Cause::PeerMisbehaved), "{what}");
 }
 
-/// (4) Exactly at the edges a write is allowed: whole region, first byte, last byte.
+/// (4) Writes up to the edges are allowed: whole region, first byte, last byte.
 pub(crate) fn writes_up_to_the_edges_are_placed<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let domains = rig.domains();
@@ -239,8 +239,8 @@ pub(crate) fn writes_up_to_the_edges_are_placed<H: Harness>(seed: u64) {
     assert_eq!(window.bytes(65_534, 2), [1, 3]);
 }
 
-/// (5) A queue pair that breaks under load: everything posted before and after ends, flushed and in
-/// order (the witness sees to that), and every lease comes home. Else connections would hang.
+/// (5) A queue pair breaks under load. Whatever was posted before and after must end, flushed and
+/// in order (the witness checks that), and every lease must come home, or connections would hang.
 pub(crate) fn breaking_under_load_brings_everything_home<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let domains = rig.domains();
@@ -252,7 +252,7 @@ pub(crate) fn breaking_under_load_brings_everything_home<H: Harness>(seed: u64) 
         while flow[0].push(&mut rig) {}
         flow::deliver(&mut rig, &mut flow);
     }
-    // The receiver breaks the pair: its own write is refused, while ours are on their way.
+    // The receiver breaks the pair by a forbidden write of its own, while ours are on their way.
     let side = &mut rig.sides[1];
     let write = side.write(&[1; 1_000], Rkey(0xdead_0000), 4_096);
     side.post(qps[1], vec![write]);
@@ -270,7 +270,7 @@ pub(crate) fn breaking_under_load_brings_everything_home<H: Harness>(seed: u64) 
     all_is_quiet(&mut rig);
 }
 
-/// (5) The peer is gone without a word: the queue pair breaks by itself, and not before it must.
+/// (5) The peer is gone silently: the queue pair must break by itself, but not too early.
 pub(crate) fn a_silent_peer_is_given_up<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let domains = rig.domains();
@@ -287,9 +287,9 @@ pub(crate) fn a_silent_peer_is_given_up<H: Harness>(seed: u64) {
     all_is_quiet(&mut rig);
 }
 
-/// `fail` ends what is outstanding without waiting for a peer that cannot answer, and what had come
-/// before is still told: a failover that waits for retries is a pause that users notice, and one
-/// that loses what the peer knows to be delivered is a reset.
+/// `fail` must end outstanding requests without waiting for a peer that cannot answer, and still
+/// deliver what had arrived before. A failover that waits for retries is a pause that users notice;
+/// one that loses what the peer knows to be delivered is a reset.
 pub(crate) fn a_failed_queue_pair_breaks_at_once<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let domains = rig.domains();
@@ -320,8 +320,8 @@ pub(crate) fn a_failed_queue_pair_breaks_at_once<H: Harness>(seed: u64) {
     all_is_quiet(&mut rig);
 }
 
-/// `release` flushes what is outstanding and brings the leases home; the other queue pairs and the
-/// next one go on. This is how connections leave a link.
+/// `release` must flush outstanding requests and bring the leases home, while other queue pairs and
+/// the next one work. Connections leave a link by it.
 pub(crate) fn release_flushes_and_disturbs_nobody<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let domains = rig.domains();
@@ -352,8 +352,8 @@ pub(crate) fn release_flushes_and_disturbs_nobody<H: Harness>(seed: u64) {
     all_is_quiet(&mut rig);
 }
 
-/// Room is a promise: as many requests as it says can be posted at once, one more is our bug, and
-/// it all comes back.
+/// `room` is a promise: that many requests can be posted at once, one more is our bug, and all room
+/// comes back.
 pub(crate) fn room_is_what_can_be_posted<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let domains = rig.domains();
@@ -377,8 +377,8 @@ pub(crate) fn room_is_what_can_be_posted<H: Harness>(seed: u64) {
     all_is_quiet(&mut rig);
 }
 
-/// One end may be adopted, and post, before the other exists for its poller: the first message of
-/// a link (CONFIRM LINK) races with the adoption at the peer.
+/// One end may be adopted and post before the poller of the other end knows its queue pair: the
+/// first message of a link (CONFIRM LINK) races with the adoption at the peer.
 pub(crate) fn the_first_message_waits_for_the_peer<H: Harness>(seed: u64) {
     use smcr_rnic::Opening;
     let mut rig = Rig::<H>::new(seed);
@@ -401,8 +401,8 @@ pub(crate) fn the_first_message_waits_for_the_peer<H: Harness>(seed: u64) {
     all_is_quiet(&mut rig);
 }
 
-/// Hundreds of queue pairs, one after another: numbers are not reused, and nothing is left behind
-/// that would disturb the next.
+/// Hundreds of queue pairs, one after another: numbers must not be reused, and nothing may be left
+/// behind that disturbs the next one.
 pub(crate) fn queue_pairs_come_and_go<H: Harness>(seed: u64) {
     let mut rig = Rig::<H>::new(seed);
     let domains = rig.domains();
@@ -417,7 +417,7 @@ pub(crate) fn queue_pairs_come_and_go<H: Harness>(seed: u64) {
     all_is_quiet(&mut rig);
 }
 
-/// A write and its message, and both are there.
+/// Asserts that a write and its message arrive.
 fn write_and_announce<H: Harness>(rig: &mut Rig<H>, [source, target]: [QpId; 2], window: &Window) {
     let side = &mut rig.sides[0];
     let write = side.write(&[0xab; 3_000], window.rkey(), window.address(5_000));
@@ -465,7 +465,7 @@ fn received_next<H: Harness>(rig: &mut Rig<H>) -> Vec<(usize, QpId, smcr_rnic::M
     }
 }
 
-/// Flows of open end: what was sent arrives, and then nothing more.
+/// Ends the flows: everything that was sent must arrive, and nothing more.
 fn all_is_quiet_after_delivery<H: Harness>(rig: &mut Rig<H>, flows: &mut [Flow]) {
     while rig.sides.iter().any(|side| side.outstanding() > 0)
         || flows.iter().any(|flow| flow.in_flight() > 0)
@@ -475,7 +475,7 @@ fn all_is_quiet_after_delivery<H: Harness>(rig: &mut Rig<H>, flows: &mut [Flow])
     all_is_quiet(rig);
 }
 
-/// Everything ended, every lease is home, and nothing more comes.
+/// Asserts that everything has ended, every lease is home, and nothing more arrives.
 fn all_is_quiet<H: Harness>(rig: &mut Rig<H>) {
     (0..2).for_each(|side| assert!(rig.settle(side).is_empty(), "received more than was sent"));
     assert!(rig.run_for(Duration::from_millis(20)).is_empty(), "received more than was sent");

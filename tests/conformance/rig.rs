@@ -1,8 +1,8 @@
-//! Two connected NICs of some backend, and a witness to everything their fabrics say.
+//! Two connected NICs of some backend, and a witness that checks whatever their fabrics report.
 //!
-//! The witness holds every backend to what can be checked at any time: requests end once and in
-//! posting order, nothing is done after something was flushed, nothing is received after `Broke`.
-//! The tests in `promises` ask for the rest.
+//! The witness checks what must hold at any time: requests end once and in posting order, none is
+//! done after one was flushed, nothing is received after `Broke`. The tests in `promises` check the
+//! rest.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -16,37 +16,37 @@ use smcr_rnic::{
     Status, Tag, Work,
 };
 
-/// What a backend must bring to be tested. Ten lines each; see the root of this suite.
+/// What a backend must provide to be tested. Ten lines each; see the root of this suite.
 pub(crate) trait Harness: Sized {
     /// Its NICs.
     type Rnic: Rnic<Opening: Opening<Qp: Send>>;
     /// Its fabrics, which take the queue pairs of its NICs.
     type Fabric: Fabric<Qp = <<Self::Rnic as Rnic>::Opening as Opening>::Qp>;
 
-    /// Whether it carries a long write as several, each allowed or refused by itself.
+    /// Whether it carries a long write in parts, each of which is allowed or refused separately.
     const CUTS_WRITES: bool;
 
-    /// Whether an end that breaks loses what it had acknowledged: promise 3 allows it to all.
+    /// Whether an end that breaks may lose what it had acknowledged. Promise 3 allows this.
     const LOSES_ON_BREAK: bool = false;
 
     /// Two NICs that reach each other.
     fn new(seed: u64) -> (Self, [Nic<Self>; 2]);
 
-    /// The present.
+    /// The current time.
     fn now(&self) -> Instant;
 
-    /// Nothing can be done: lets time pass until `until`, the earliest instant that a fabric named,
-    /// or until the network has something.
+    /// Called when there is nothing to do. Lets time pass until `until`, the earliest instant that
+    /// a fabric named, or until the network has something.
     fn wait(&mut self, until: Option<Instant>);
 }
 
 /// Both halves of a NIC.
 pub(crate) type Nic<H> = (<H as Harness>::Rnic, <H as Harness>::Fabric);
 
-/// Client or server, or whatever the test means by the first and the second.
+/// The two sides: client and server, or whatever a test uses them for.
 pub(crate) type SideIndex = usize;
 
-/// Two NICs and what they have said.
+/// Two NICs, and what they have reported.
 pub(crate) struct Rig<H: Harness> {
     harness: H,
     pub(crate) sides: [Side<H>; 2],
@@ -121,7 +121,7 @@ impl<H: Harness> Rig<H> {
         Self { harness, sides, dice: Dice::new(seed), moved, idle_turns: 0 }
     }
 
-    /// The present.
+    /// The current time.
     pub(crate) fn now(&self) -> Instant {
         self.harness.now()
     }
@@ -174,7 +174,7 @@ impl<H: Harness> Rig<H> {
     ///
     /// # Panics
     ///
-    /// If nothing has moved for a long time: promise 6, no stall.
+    /// If nothing has moved for a long time: promise 6 forbids stalls.
     #[must_use = "what was received is told once"]
     pub(crate) fn turn(&mut self) -> Vec<(SideIndex, QpId, Message)> {
         let first = self.dice.index(2);
@@ -202,7 +202,7 @@ impl<H: Harness> Rig<H> {
         received
     }
 
-    /// Turns until `done`, and returns what was received.
+    /// Takes turns until `done`. Returns what was received.
     pub(crate) fn run_until(
         &mut self,
         mut done: impl FnMut(&mut Self) -> bool,
@@ -214,7 +214,7 @@ impl<H: Harness> Rig<H> {
         received
     }
 
-    /// Turns for as long as `time`.
+    /// Takes turns for as long as `time`.
     pub(crate) fn run_for(&mut self, time: Duration) -> Vec<(SideIndex, QpId, Message)> {
         let end = self.harness.now() + time;
         let mut received = Vec::new();
@@ -225,7 +225,7 @@ impl<H: Harness> Rig<H> {
         received
     }
 
-    /// Turns until everything posted on `side` has ended and all leases are home.
+    /// Takes turns until everything posted on `side` has ended and all leases are home.
     pub(crate) fn settle(&mut self, side: SideIndex) -> Vec<(SideIndex, QpId, Message)> {
         self.run_until(|rig| rig.sides[side].outstanding() == 0)
     }
@@ -247,7 +247,7 @@ impl<H: Harness> Side<H> {
         self.ends.values().map(|end| end.posted.len()).sum()
     }
 
-    /// Lends `bytes` from the pool, in as many pieces as it takes; all or nothing.
+    /// Lends `bytes` from the pool, in as many pieces as needed; all or nothing.
     pub(crate) fn lend(&mut self, bytes: &[u8]) -> Option<Vec<Lease>> {
         let (mut leases, mut done) = (Vec::new(), 0);
         while done < bytes.len() {
@@ -268,7 +268,7 @@ impl<H: Harness> Side<H> {
         Some(leases)
     }
 
-    /// Writes of `bytes` to `address` and what follows it, marked, if there is send memory.
+    /// Writes of `bytes` from `address` on, marked, if there is send memory.
     pub(crate) fn try_write(
         &mut self,
         bytes: &[u8],
@@ -401,7 +401,7 @@ fn mark(work: &Work) -> (Tag, bool) {
 pub(crate) const CHUNK_BYTES: u32 = 65_536;
 /// Chunks of send memory a side has.
 const CHUNKS: usize = 256;
-/// After that long without any completion something has stalled.
+/// After this time without any completion, something has stalled.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The same where the clock is virtual and does not move.
+/// The same in turns, for virtual clocks that may not move.
 const IDLE_TURNS_MAX: u32 = 1_000_000;

@@ -1,7 +1,7 @@
 //! A network that carries TCP and no RoCE: a firewall that drops UDP port 4791, both ways or one.
 //!
-//! Nothing tells the gateways so. Whatever each of them learns and when, applications must see
-//! their own bytes and no others, no reset, and soon no delay either.
+//! Nothing tells the gateways about the firewall. Whatever each of them finds out, and whenever it
+//! does, applications must see exactly their own bytes and no reset, and soon no delay either.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -13,19 +13,19 @@ use crate::clock::{Deadline, now};
 use crate::gateway::{Gateway, Pair, local};
 use crate::hosts::{Host, Hosts, set_limit};
 
-/// What applications do on the ports that begin here, in the order of [`Manner::ALL`].
+/// The first of three ports; each serves one of the manners, in the order of [`Manner::ALL`].
 const PORT: u16 = 7010;
 /// Connections of each scenario.
 const CONNECTIONS: usize = 200;
-/// The first of them, all at once, may wait for a first contact that fails.
+/// The first connections, all at once, may wait until a first contact has failed.
 const MAY_WAIT: usize = 10;
-/// What the others may take, from `connect` to the last byte.
+/// How long each of the others may take, from `connect` to the last byte.
 const AT_ONCE: Duration = Duration::from_millis(50);
-/// Between two connections, so that what is tried in the background is tried meanwhile.
+/// Pause between two connections, in which the gateways try SMC-R in the background.
 const PAUSE: Duration = Duration::from_millis(10);
-/// When a connection hangs.
+/// A connection that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(20);
-/// How soon after the end of the trouble there is SMC-R again.
+/// How soon SMC-R must be used again after the firewall has opened.
 const AGAIN: Duration = Duration::from_secs(60);
 /// Bytes of one connection each way.
 const LEN: usize = 20_000;
@@ -47,7 +47,7 @@ impl Manner {
 
     fn serve(self, mut client: TcpStream) {
         prepare(&client);
-        // What goes wrong here, the client sees, too.
+        // The client sees it, too, if something goes wrong here.
         let _ = match self {
             Self::Echo => echo(&mut client),
             Self::Banner => client.write_all(&text(b'b')).and_then(|()| echo(&mut client)),
@@ -58,7 +58,7 @@ impl Manner {
         };
     }
 
-    /// What the client reads from beginning to end, and what it should.
+    /// What the client has read from beginning to end, and what it should have read.
     fn ask(self, server: &mut TcpStream) -> std::io::Result<(Vec<u8>, Vec<u8>)> {
         prepare(server);
         let question = text(b'q');
@@ -106,7 +106,7 @@ fn echo(client: &mut TcpStream) -> std::io::Result<()> {
     }
 }
 
-/// Bytes of which no part is like another at another place.
+/// Bytes in which no two places look alike.
 fn text(mark: u8) -> Vec<u8> {
     (0..u16::MAX)
         .flat_map(|at| [mark, at.to_be_bytes()[0], at.to_be_bytes()[1]])
@@ -126,7 +126,7 @@ fn serve(hosts: &Hosts) {
     }
 }
 
-/// Makes one connection: what was wrong with it, and how long it took.
+/// Makes one connection. Returns what was wrong with it, and how long it took.
 fn one(hosts: &Hosts, index: usize) -> (Option<String>, Duration) {
     let which = index % Manner::ALL.len();
     let (manner, port) = (Manner::ALL[which], Manner::PORTS[which]);
@@ -166,12 +166,12 @@ fn converse_at_once(hosts: &Hosts, count: usize) -> (Vec<String>, Vec<Duration>)
     (wrong.into_iter().flatten().collect(), took)
 }
 
-/// Has `host` drop what comes in for RoCE.
+/// Makes `host` drop incoming RoCE packets.
 fn block(host: &Host) {
     block_by(host, "input");
 }
 
-/// Has `host` drop what passes this hook for RoCE.
+/// Makes `host` drop the RoCE packets that pass this hook.
 fn block_by(host: &Host, hook: &str) {
     let rules = format!(
         "add table inet cut\n\
@@ -191,7 +191,8 @@ fn nft(host: &Host, rules: &str) {
     assert!(output.status.success(), "{rules}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Converses, and judges: every byte right, no reset, and soon no delay.
+/// Runs conversations, and asserts that every byte is right, no connection is reset, and soon none
+/// is delayed.
 fn assert_undisturbed(hosts: &Hosts, what: &str) {
     let (mut wrong, first) = converse_at_once(hosts, MAY_WAIT);
     let (more, rest) = converse(hosts, CONNECTIONS - MAY_WAIT);
@@ -209,7 +210,7 @@ fn assert_undisturbed(hosts: &Hosts, what: &str) {
     assert_eq!(slow, 0, "{what}: {rest:?}");
 }
 
-/// Has connections made until one is SMC-R again.
+/// Makes connections until one uses SMC-R again.
 fn assert_smc_again(hosts: &Hosts, pair: &Pair<'_>, what: &str) {
     let smc = |gateway: &Gateway<'_>| gateway.stats().totals.connections_smc;
     let (before, began) = (smc(&pair.b), now());
@@ -222,7 +223,7 @@ fn assert_smc_again(hosts: &Hosts, pair: &Pair<'_>, what: &str) {
     println!("{what}: SMC-R again after {:?}", now() - began);
 }
 
-/// The commonest firewall there is: both ways, from the start; and then its operator opens it.
+/// The most common firewall drops RoCE both ways, from the start. Then its operator opens it.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_blocked_from_the_start() {
@@ -239,7 +240,7 @@ fn smoke_blocked_from_the_start() {
     assert_smc_again(&hosts, &pair, "unblocked");
 }
 
-/// One way only, so that one side hears what the other says and believes to be heard.
+/// The firewall drops one way only: one side hears the other, and believes that it is heard, too.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn blocked_towards_the_server() {
@@ -254,7 +255,7 @@ fn blocked_towards_the_client() {
     one_way(&hosts, &hosts.a);
 }
 
-/// Where the firewall is that of the gateway's own host, the kernel says so to whoever sends.
+/// If the firewall runs on the gateway's own host, the kernel reports the loss to the sender.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn blocked_at_the_source() {
@@ -280,8 +281,8 @@ fn one_way(hosts: &Hosts, deaf: &Host) {
     assert_smc_again(hosts, &pair, "unblocked");
 }
 
-/// A link that has carried connections carries none any more. Those that come now must not be lost
-/// on it.
+/// A link that has carried connections stops carrying anything. New connections must not be lost on
+/// it.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_blocked_later() {
@@ -293,7 +294,7 @@ fn smoke_blocked_later() {
     pair.assert_all_smc(6);
     for deaf in [vec![&hosts.a, &hosts.b], vec![&hosts.b], vec![&hosts.a]] {
         deaf.iter().for_each(|host| block(host));
-        // What was heard a moment ago may have been heard before.
+        // Packets that were heard shortly before the block still count as a proof that all is well.
         thread::sleep(Duration::from_millis(500));
         let names: Vec<_> = deaf.iter().map(|host| host.device).collect();
         assert_undisturbed(&hosts, &format!("blocked later towards {names:?}"));

@@ -1,4 +1,4 @@
-//! The only file of the suite that reads a clock: everything that waits has an end.
+//! The only file of the suite that reads a clock. Every wait has a limit.
 
 use std::thread;
 use std::time::Duration;
@@ -33,7 +33,7 @@ pub(crate) fn now() -> Duration {
 ///
 /// # Panics
 ///
-/// When `limit` has passed, with what was waited for.
+/// If `limit` passes first. The message says what was waited for.
 pub(crate) fn wait_for<T>(what: &str, limit: Duration, mut answer: impl FnMut() -> Option<T>) -> T {
     let deadline = Deadline::after(limit);
     loop {

@@ -19,8 +19,8 @@ use crate::process::Process;
 const PORT: u16 = 7010;
 const LIMIT: Duration = Duration::from_secs(15);
 
-/// Gateways of one machine, in containers or namespaces of its network, used to share its last core
-/// and leave the others idle. A core is free again when its gateway dies, however it dies.
+/// Gateways in several containers or network namespaces of one machine used to share its last core
+/// and to leave the others idle. A core is free again when its gateway dies, however it dies.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_gateways_hold_different_cores() {
@@ -85,7 +85,7 @@ fn place(gateway: &Gateway<'_>) -> Place {
     }
 }
 
-/// A gateway that nobody talks to must not be noticed, neither alone nor where others work hard.
+/// A gateway without traffic must use no CPU time, whether the machine is idle or busy.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_idle_gateways_use_no_core() {
@@ -104,7 +104,7 @@ fn smoke_idle_gateways_use_no_core() {
             Process::start(&hosts.a, &hosts.logs, &format!("busy-{number}"), &mut command)
         })
         .collect();
-    // Something to notice the others by.
+    // A connection makes the pollers notice that others want their cores.
     for _ in 0..50 {
         assert_echo(&client, &server);
     }
@@ -114,7 +114,7 @@ fn smoke_idle_gateways_use_no_core() {
 }
 
 /// A busy program on a poller's core used to turn 45 µs into 4 ms, as long as it ran. The poller
-/// lets it have the core, and takes the core back when the program has ended.
+/// must leave the core to the program, and take it back when the program has ended.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_a_busy_core_is_left_and_taken_back() {
@@ -129,7 +129,7 @@ fn smoke_a_busy_core_is_left_and_taken_back() {
         panic!("two free cores are needed, or there is nothing to leave: {cores:?}");
     };
     let both_are = |contended: bool| {
-        // Only who works notices.
+        // A poller notices a neighbour only while it works.
         (0..50).for_each(|_| assert_echo(&client, &server));
         gateways.iter().all(|gateway| {
             let stats: Value = serde_json::from_str(&gateway.get("/stats")).expect("JSON");
@@ -150,11 +150,11 @@ fn smoke_a_busy_core_is_left_and_taken_back() {
     wait_until("the pollers are back", LIMIT, || both_are(false));
 }
 
-/// After work, a gateway stays awake for less than this.
+/// How long a gateway may stay awake after work.
 const SETTLED: Duration = Duration::from_millis(300);
 
 fn assert_idle(pair: &Pair<'_>, when: &str) {
-    /// Of `USER_HZ`, which is 100 per second.
+    /// In units of `USER_HZ`, 100 per second.
     const TICKS_MAX: u64 = 2;
     let both = || [&pair.a, &pair.b].map(|gateway| cpu_ticks(gateway.process.id()));
     let before = both();
@@ -164,7 +164,7 @@ fn assert_idle(pair: &Pair<'_>, when: &str) {
     }
 }
 
-/// What process `id` has used, user and system.
+/// CPU time that process `id` has used, user and system.
 fn cpu_ticks(id: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{id}/stat")).expect("it runs");
     let (_, behind_name) = stat.rsplit_once(')').expect("a name in brackets");

@@ -12,16 +12,16 @@ use crate::pattern::Pattern;
 
 const PORT: u16 = 7010;
 const CONCURRENT: u64 = 2_000;
-/// Clients, and servers, that open short connections at the same time.
+/// How many clients, and servers, open short connections at the same time.
 const WORKERS: u64 = 32;
 /// Short connections of each: 20,000 in all.
 const SHORT_EACH: u64 = 625;
-/// Enough of a message to notice bytes of another connection.
+/// Long enough to notice bytes of another connection.
 const MESSAGE_BYTES: usize = 512;
-/// For one answer on one connection while all others ask, too.
+/// How long one answer may take while all other connections ask, too.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
-/// A gateway that serves a site for a month must hold on Sunday what it held on Monday.
+/// A gateway that serves a site for a month must not hold more on its last day than on its first.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn crowds_come_and_go() {
@@ -29,7 +29,7 @@ fn crowds_come_and_go() {
     let pair = Pair::start(&hosts, &[PORT]);
     let listener = hosts.b.listen(local(PORT));
 
-    // The first crowd makes both gateways allocate what serving it takes.
+    // To serve the first crowd, both gateways allocate memory that they then keep.
     crowd(&hosts, &listener, CONCURRENT, || assert_active(&pair, CONCURRENT));
     queue(&hosts, &listener, SHORT_EACH / 10);
     let before = [&pair.a, &pair.b].map(|gateway| gateway.holdings_at_rest());
@@ -42,7 +42,7 @@ fn crowds_come_and_go() {
     pair.assert_all_smc(2 * CONCURRENT + WORKERS * (SHORT_EACH + SHORT_EACH / 10));
 }
 
-/// The same with fewer: nothing is left of fifty connections but their count.
+/// The same with fewer connections: of fifty, nothing but their count is left.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_crowd() {
@@ -60,9 +60,8 @@ fn smoke_crowd() {
     pair.assert_all_smc(2 * 50 + WORKERS * (2 + 20));
 }
 
-/// More connections within a second than may be in their rendezvous at once, and in the end as many
-/// as a gateway serves: each must become SMC-R, since what stays TCP in such a second does so for
-/// as long as it lives.
+/// More connections begin within a second than may be in their rendezvous at once, up to as many as
+/// a gateway serves. Each must become SMC-R: one that stays TCP now stays TCP for its whole life.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn bursts_become_smc_r() {
@@ -126,7 +125,7 @@ fn crowd(hosts: &Hosts, listener: &TcpListener, count: u64, while_all_are_open: 
         clients.push(client);
         servers.push(accept(listener, ANSWER_LIMIT));
     }
-    // A gateway may connect upstream in another order than it accepted.
+    // A gateway may connect upstream in another order than it has accepted.
     let mut ids = vec![];
     for server in &mut servers {
         let asked = read(server);

@@ -1,4 +1,4 @@
-//! Two paths between two hosts, and what applications notice when they come and go: nothing.
+//! Two paths between two hosts. Applications must not notice when one of them comes or goes.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ use crate::pattern::{Pattern, receive};
 /// Where the large transfer and the interactive connections go.
 const PORT: u16 = 7010;
 const INTERACTIVE: usize = 200;
-/// Threads that serve them, on either side.
+/// Threads that serve these connections, on either side.
 const HANDS: usize = 4;
 const GIB: u64 = 1 << 30;
 /// How often a path is taken away.
@@ -22,9 +22,9 @@ const FLIPS: usize = 50;
 /// Longest pause of anything that goes on.
 const STALL_LIMIT: Duration = Duration::from_secs(20);
 
-/// The reason for several links: a cable is pulled, plugged in, and the other one is pulled, again
-/// and again, while 4 GiB flow and 200 users type. Nobody is reset and no byte is wrong. Prints
-/// how long users waited per failover.
+/// Groups have several links because cables fail: here one cable is pulled and plugged in again,
+/// then the other one, again and again, while 4 GiB flow and 200 users type. No connection may be
+/// reset, and no byte may be wrong. Prints how long users waited per failover.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn paths_come_and_go_under_load() {
@@ -41,7 +41,7 @@ fn smoke_paths_come_and_go() {
     println!("{}", run_failovers(&hosts, 4, 256 << 20));
 }
 
-/// Runs the load while `flips` times a path goes and comes back; says what users waited.
+/// Runs the load while a path goes and comes back `flips` times. Returns how long users waited.
 fn run_failovers(hosts: &Hosts, flips: usize, bytes: u64) -> String {
     let pair = start(hosts);
     let listener = hosts.b.listen(local(PORT));
@@ -84,7 +84,7 @@ fn start(hosts: &Hosts) -> Pair<'_> {
 }
 
 /// Takes one path away, waits until the gateways have noticed and the load goes on, and gives it
-/// back; the longest time that any user waited for an answer.
+/// back. Returns the longest time that any user waited for an answer.
 fn cut_and_restore(hosts: &Hosts, pair: &Pair<'_>, load: &Load, path: usize) -> Duration {
     load.longest_pause_ns.store(0, Relaxed);
     hosts.a.set_path(path, false);
@@ -98,7 +98,7 @@ fn cut_and_restore(hosts: &Hosts, pair: &Pair<'_>, load: &Load, path: usize) -> 
     Duration::from_nanos(load.longest_pause_ns.load(Relaxed))
 }
 
-/// What the applications share.
+/// State that the application threads share.
 #[derive(Default)]
 struct Load {
     over: AtomicBool,
@@ -107,7 +107,7 @@ struct Load {
 }
 
 impl Load {
-    /// Sends until the flapping is over, and at least `least` bytes; then the end.
+    /// Sends at least `least` bytes, until the failovers are over. Then ends the stream.
     fn send(&self, mut stream: &TcpStream, least: u64) -> crate::pattern::Seal {
         let mut pattern = Pattern::new(7);
         let mut buffer = vec![0; 128 * 1024];
@@ -121,7 +121,7 @@ impl Load {
         pattern.seal()
     }
 
-    /// Asks a question on each connection, and compares the answers, until the flapping is over.
+    /// Asks a question on each connection and compares the answers, until the failovers are over.
     fn talk(&self, connections: &[(TcpStream, TcpStream)]) {
         let mut question = [0; 64];
         let mut pattern = Pattern::new(connections.len() as u64);
@@ -147,7 +147,7 @@ impl Load {
     }
 }
 
-/// Answers one question of each connection after the other, until the first of them ends.
+/// Answers one question of each connection in turn, until the first connection ends.
 fn echo(connections: &[(TcpStream, TcpStream)]) {
     let mut question = [0; 64];
     loop {
@@ -160,7 +160,7 @@ fn echo(connections: &[(TcpStream, TcpStream)]) {
     }
 }
 
-/// Whether both gateways have one group, with so many links that carry connections.
+/// Whether both gateways have one group with this number of links that carry connections.
 fn has_links(pair: &Pair<'_>, count: usize) -> bool {
     [&pair.a, &pair.b].into_iter().all(|gateway| links(gateway) == count)
 }

@@ -1,4 +1,4 @@
-//! What users see when something at the far end is wrong, or gone.
+//! What users see when the far end is faulty or gone.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -90,12 +90,12 @@ fn plain_client_of_an_smc_listener() {
     assert_eq!((stats.totals.connections_smc, stats.totals.connections_tcp), (0, 1));
 }
 
-/// Where nobody listens, a client must hear so: waiting for a timeout looks like a broken network.
+/// If nobody listens, the client must learn it at once: a timeout looks like a broken network.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn refused_upstream_is_a_reset() {
     let hosts = Hosts::new("refused_upstream_is_a_reset");
-    // Nobody behind gateway B on one port, and nobody on host b at all on the other.
+    // On one port nobody listens behind gateway B, on the other nobody on host b at all.
     const NOBODY: u16 = 7011;
     let b = Pair::server_side(&hosts, &[PORT]).start(&hosts, &hosts.b);
     let a = Setup::new("gateway-a", &hosts.a)
@@ -104,7 +104,7 @@ fn refused_upstream_is_a_reset() {
         .start(&hosts, &hosts.a);
     for port in [PORT, NOBODY] {
         match hosts.a.connect(local(port)) {
-            // The reset may be there before `connect` returns.
+            // The reset may arrive before `connect` returns.
             Err(error) => assert!(is_refusal(&error), "port {port}: {error}"),
             Ok(mut client) => {
                 set_limit(&client, LIMIT);
@@ -118,18 +118,18 @@ fn refused_upstream_is_a_reset() {
     }
 }
 
-/// Whether `connect` failed because somebody said no, rather than nobody anything.
+/// Whether `connect` failed because the peer refused, not because nobody answered.
 pub(crate) fn is_refusal(error: &std::io::Error) -> bool {
     [ErrorKind::ConnectionRefused, ErrorKind::ConnectionReset].contains(&error.kind())
 }
 
-/// A scanner, or a broken stack, on the port of a gateway is its own problem and nobody else's.
+/// A scanner or a broken stack that connects to a gateway must not disturb other connections.
 // RFC 7609 C.6-4
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn malformed_rendezvous_disturbs_nobody() {
     let hosts = Hosts::new("malformed_rendezvous_disturbs_nobody");
-    // Both sides take SMC-R for granted, so that a client of ours without the option is believed.
+    // Both sides assume SMC-R, so that gateway B accepts our client without the option.
     let b = Pair::server_side(&hosts, &[PORT]).assume(hosts.a.address).start(&hosts, &hosts.b);
     let _a = Setup::new("gateway-a", &hosts.a)
         .towards(hosts.b.address, PORT)
@@ -187,8 +187,8 @@ fn malformed_proposals() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// The other gateway dies without a word. Applications hear of it soon, and once it is back, new
-/// connections are as fast as before.
+/// The other gateway is killed and cannot say goodbye. Applications must learn it soon, and once
+/// it is back, new connections must be as fast as before.
 // RFC 7609 2.2.4-5, 2.2.4-6, 4.8.3-2, A.2.1-3
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
@@ -211,7 +211,7 @@ fn killed_gateway_under_load() {
         for mut server in servers {
             scope.spawn(move || drop(std::io::copy(&mut server, &mut std::io::sink())));
         }
-        // Half of the clients stream, half wait for an answer.
+        // Half of the clients stream, the others wait for an answer.
         let noticing = clients.into_iter().enumerate().map(|(number, client)| {
             scope.spawn(move || if number % 2 == 0 { stream(client) } else { wait(client) })
         });
@@ -249,7 +249,7 @@ fn assert_smc_grew_by_one(gateway: &Gateway<'_>, before: u64) {
     assert_eq!(stats.totals.connections_smc, before + 1, "{:?}", stats.fallbacks);
 }
 
-/// Writes until the connection breaks; when it did.
+/// Writes until the connection breaks. Returns when it did.
 fn stream(mut client: TcpStream) -> Duration {
     set_limit(&client, LIMIT);
     let piece = [1; 64 * 1024];
@@ -262,7 +262,7 @@ fn stream(mut client: TcpStream) -> Duration {
     }
 }
 
-/// Waits for an answer until the connection is reset; when it was.
+/// Waits for an answer until the connection is reset. Returns when it was.
 fn wait(mut client: TcpStream) -> Duration {
     set_limit(&client, LIMIT);
     let error = client.read(&mut [0]).expect_err("a reset, not an end or an answer");

@@ -20,8 +20,8 @@ const READY_LIMIT: Duration = Duration::from_secs(20);
 /// How long counters may lag behind what applications saw.
 pub(crate) const SETTLE_LIMIT: Duration = Duration::from_secs(20);
 
-/// How long a gateway may hold elements of connections that are over: those rest for half a minute
-/// whose peer has changed the link, or did not say that it writes no more.
+/// How long a gateway may hold elements of connections that are over. An element rests for half a
+/// minute if its peer has changed the link, or did not say that it writes no more.
 const REST_LIMIT: Duration = Duration::from_secs(50);
 
 /// Where gateways answer operators, on their own host's loopback.
@@ -106,7 +106,7 @@ impl Setup {
         self.listener((host.at(port), "smc"), (local(port), "tcp"))
     }
 
-    /// Takes SMC-R for granted where `peer` is concerned, instead of looking for TCP option 254.
+    /// Assumes that `peer` has SMC-R, instead of looking for TCP option 254.
     pub(crate) fn assume(self, peer: Ipv4Addr) -> Self {
         self.smc("option = \"assume\"").smc(&format!("assume_peers = [\"{peer}\"]"))
     }
@@ -118,25 +118,25 @@ impl Setup {
         self
     }
 
-    /// How many connections the listener added last serves at once.
+    /// Limits how many connections the listener that was added last serves at once.
     pub(crate) fn connections_max(mut self, count: u32) -> Self {
         writeln!(self.config, "connections_max = {count}").expect("writing to a string");
         self
     }
 
-    /// How much memory its RMBs may take.
+    /// Limits the memory of its RMBs.
     pub(crate) fn rmb_bytes(mut self, bytes: u32) -> Self {
         self.top = format!("[limits]\nrmb_bytes = {bytes}\n\n");
         self
     }
 
-    /// How long it waits for connections to end after SIGTERM.
+    /// Sets how long it waits for connections to end after SIGTERM.
     pub(crate) fn drain_timeout(mut self, timeout: &str) -> Self {
         self.top = format!("drain_timeout = \"{timeout}\"\n\n");
         self
     }
 
-    /// Runs it under another program, such as `prlimit --nofile=64:64`, that replaces itself.
+    /// Runs it by another program that replaces itself by it, such as `prlimit --nofile=64:64`.
     pub(crate) fn under(mut self, wrapper: &[&str]) -> Self {
         self.wrapper = wrapper.iter().map(|&word| word.to_owned()).collect();
         self
@@ -198,14 +198,14 @@ impl Gateway<'_> {
         stats
     }
 
-    /// Waits until no connection is left, and says what the gateway holds on to.
+    /// Waits until no connection is left. Returns what the gateway still holds.
     pub(crate) fn holdings_at_rest(&self) -> Holdings {
         let at_rest = Active::default();
         wait_until("all connections have left the gateway", REST_LIMIT, || {
             let stats = self.stats();
             stats.active == at_rest && stats.memory.rmbes_used == 0
         });
-        // The scrape's own connection is the last to go.
+        // The connection of the scrape itself ends last.
         wait_for("descriptors settle", SETTLE_LIMIT, || {
             let before = self.process.descriptors();
             std::thread::sleep(Duration::from_millis(100));
@@ -219,7 +219,7 @@ impl Gateway<'_> {
     }
 }
 
-/// What a gateway without connections holds on to.
+/// What a gateway still holds when it has no connections.
 #[derive(Debug)]
 pub(crate) struct Holdings {
     pub(crate) descriptors: usize,
@@ -230,8 +230,8 @@ pub(crate) struct Holdings {
 impl Holdings {
     /// Whether nothing was leaked between `before` and `self`.
     ///
-    /// A few descriptors may differ (a scrape, a queue pair in the making), and memory by what an
-    /// allocator keeps; one leaked object per connection exceeds both bounds.
+    /// A few descriptors may differ (a scrape, a queue pair that is being made), and so may memory
+    /// that the allocator keeps. One leaked object per connection exceeds both bounds.
     pub(crate) fn assert_back_to(&self, before: &Self) {
         assert!(self.descriptors <= before.descriptors + 8, "{self:?} after {before:?}");
         let bound = before.resident_kib + before.resident_kib / 4 + 16 * 1024;
@@ -273,8 +273,8 @@ impl<'h> Pair<'h> {
         ports.iter().fold(far, |far, &port| far.before(&hosts.b, port))
     }
 
-    /// Asserts that at least `least` connections went through since the start, each over SMC-R, and
-    /// that none was given an element that another still had.
+    /// Asserts that at least `least` connections were served since the start, each over SMC-R, and
+    /// that none was given an element that another connection still had.
     pub(crate) fn assert_all_smc(&self, least: u64) {
         for gateway in [&self.a, &self.b] {
             let stats = gateway.stats();

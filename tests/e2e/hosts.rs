@@ -21,7 +21,7 @@ pub(crate) const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 pub(crate) struct Hosts {
     pub(crate) a: Host,
     pub(crate) b: Host,
-    /// Where the processes of this test leave what they have to say.
+    /// Folder for the logs of the processes of this test.
     pub(crate) logs: PathBuf,
 }
 
@@ -39,7 +39,7 @@ impl Hosts {
     ///
     /// # Panics
     ///
-    /// Without the privilege to make network namespaces.
+    /// If we lack the privilege to make network namespaces.
     pub(crate) fn new(test: &str) -> Self {
         raise_descriptor_limit();
         let logs = target().join("e2e").join(test);
@@ -133,12 +133,12 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // A leftover is a nuisance, not a reason to fail while failing.
+        // A namespace that is left behind is no reason to panic while panicking.
         drop(Command::new("ip").args(["netns", "delete", &self.name]).status());
     }
 }
 
-/// The next connection of `listener`, whose reads and writes fail after `limit`.
+/// Accepts the next connection of `listener`; its reads and writes fail after `limit`.
 ///
 /// # Panics
 ///
@@ -157,7 +157,7 @@ pub(crate) fn set_limit(stream: &TcpStream, limit: Duration) {
     stream.set_write_timeout(Some(limit)).expect("an open socket");
 }
 
-/// Cargo's target directory: this binary is `target/PROFILE/deps/e2e-…`.
+/// Cargo's target directory; this binary is `target/PROFILE/deps/e2e-…`.
 pub(crate) fn target() -> PathBuf {
     let program = std::env::current_exe().expect("/proc is mounted");
     program.ancestors().nth(3).expect("cargo nests it three deep").to_owned()
@@ -173,7 +173,8 @@ fn ip(arguments: &[&str]) {
     );
 }
 
-/// A test may hold two ends of thousands of connections; what it starts inherits the limit.
+/// Raises the descriptor limit: a test may hold both ends of thousands of connections. Programs
+/// that it starts inherit the limit.
 fn raise_descriptor_limit() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })

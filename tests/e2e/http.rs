@@ -1,4 +1,4 @@
-//! As much of HTTP as asking a gateway takes.
+//! As much HTTP as it takes to ask a gateway.
 
 use std::io::{self, Read, Write};
 use std::net::SocketAddrV4;

@@ -14,10 +14,10 @@ const PORT: u16 = 7010;
 const LIMIT: Duration = Duration::from_secs(20);
 const A: Ipv6Addr = Ipv6Addr::new(0xfd08, 0, 0, 0, 0, 0, 0, 1);
 const B: Ipv6Addr = Ipv6Addr::new(0xfd08, 0, 0, 0, 0, 0, 0, 2);
-/// Where applications and gateways meet, on either host.
+/// Where applications reach their gateway or server, on either host.
 const NEAR: SocketAddr = SocketAddr::new(std::net::IpAddr::V6(Ipv6Addr::LOCALHOST), PORT);
 
-/// Takes IPv4 away from both hosts' wire, and gives them IPv6.
+/// Removes IPv4 from the cable between the hosts, and adds IPv6.
 fn hosts(test: &str) -> Hosts {
     let hosts = Hosts::new(test);
     for (host, address) in [(&hosts.a, A), (&hosts.b, B)] {
@@ -40,17 +40,18 @@ fn pair<'h>(hosts: &'h Hosts, rnic: &str, smc: &str) -> Pair<'h> {
     Pair::start_these(hosts, near, far)
 }
 
-/// A data centre without IPv4 has SMC-R too: the option, the rendezvous and RoCE, as others see it.
+/// A data centre without IPv4 must have SMC-R too: the option, the rendezvous and RoCE. Other tools
+/// check what goes over the wire.
 // RFC 7609 3.5.1.2-3, 3.5.1.2-8, A.2.2-10, A.2.2-13, A.2.2-14
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_ipv6_capture_shows_smc_r() {
     let hosts = hosts("smoke_ipv6_capture_shows_smc_r");
     for host in [&hosts.a, &hosts.b] {
-        // Captures show packets as a wire would carry them, not trains of them.
+        // Captures then show packets as a cable would carry them, not trains of packets.
         host.ip(&["link", "set", "dev", host.device, "gso_max_segs", "1"]);
     }
-    // Prefixes are of version 1.
+    // Only version 1 sends prefixes.
     let pair = pair(&hosts, "", "versions = [1, 2]");
     let capture = Capture::start(&hosts);
     let listener = hosts.b.listen(NEAR);
@@ -87,7 +88,7 @@ fn smoke_ipv6_capture_shows_smc_r() {
     }
 }
 
-/// Bytes must be the same ones, also where packets are cut and joined by the kernel.
+/// Bytes must arrive unchanged also where the kernel cuts and joins packets.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_ipv6_transfer_both_ways() {
@@ -126,8 +127,8 @@ fn smoke_a_listener_for_both_families_has_smc_r_over_both() {
     pair.assert_all_smc(2);
 }
 
-/// A second core must help, and nobody may notice whose packets came where: many connections, two
-/// link groups, each on its own poller, one address.
+/// A second core must help, and peers must see one RNIC: many connections use two link groups, each
+/// on its own poller, at one address.
 // RFC 7609 3.5.3-1
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
@@ -160,13 +161,13 @@ fn smoke_two_pollers_of_one_rnic_share_the_connections() {
     }
 }
 
-/// Somebody pulls a cable or takes an address away: connections made meanwhile by another way are
-/// TCP at once instead of waiting for a link that cannot come up, and SMC-R again afterwards.
+/// Somebody pulls a cable or removes an address. Connections that are made meanwhile must be TCP at
+/// once, instead of waiting for a link that cannot come up. Afterwards they must be SMC-R again.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_an_rnic_whose_device_fails_is_not_used_until_it_is_back() {
     let hosts = hosts("smoke_an_rnic_whose_device_fails_is_not_used_until_it_is_back");
-    // The RNICs are on wires of their own, so that TCP goes on without them.
+    // The RNICs are on a cable of their own, so that TCP goes on without them.
     for (host, address, peer) in [(&hosts.a, "fd09::1/64", "ra"), (&hosts.b, "fd09::2/64", "rb")] {
         if peer == "ra" {
             host.ip(&["link", "add", "ra", "type", "veth", "peer", "name", "rb"]);
@@ -203,7 +204,7 @@ fn smoke_an_rnic_whose_device_fails_is_not_used_until_it_is_back() {
 
     hosts.a.ip(&["link", "set", "ra", "down"]);
     wait_for(&pair.a, "down");
-    wait_for(&pair.b, "down"); // Its end of the wire has no carrier.
+    wait_for(&pair.b, "down"); // Its end of the cable has no carrier.
     exchange(2);
     assert_counts(1, 1);
     hosts.a.ip(&["link", "set", "ra", "up"]);

@@ -12,12 +12,13 @@ use crate::hosts::{Host, Hosts, accept, set_limit};
 const PORT: u16 = 7010;
 const LIMIT: Duration = Duration::from_secs(15);
 
-/// Drops what host b would say in answer to the probes, and nothing of RoCE.
+/// Drops host b's answers to the probes, but no RoCE packets.
 const SILENCE: &[&str] = &["from", "10.8.0.2", "ipproto", "tcp", "sport", "7010", "priority", "1"];
 
-/// A load balancer on the way forgets connections that are idle, and this one always is. Probes
-/// keep it in mind, and no application ever sees them. Where they are not answered, the TCP
-/// connection is lost, and with it the one that it stands for: both applications hear of it.
+/// A load balancer on the path forgets idle connections, and the TCP connection beside SMC-R is
+/// always idle. Probes keep it alive, and no application ever sees them. If the probes are not
+/// answered, the TCP connection is lost, and with it the SMC-R connection: both applications must
+/// see a reset.
 // RFC 7609 3.5.4-1, 4.5.3-6, 4.5.3-7, 4.5.3-8, 4.8-1, 4.8.2-1, 4.8.2-11
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]

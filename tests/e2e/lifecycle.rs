@@ -18,11 +18,11 @@ use crate::pattern::{receive, send};
 use crate::process::run;
 
 const PORT: u16 = 7010;
-/// The diagnosis code for it, as in CLC Decline.
+/// The diagnosis code of CLC Decline for it.
 const OUT_OF_MEMORY: u32 = 0x0101_0000;
 const LIMIT: Duration = Duration::from_secs(15);
 
-/// A typing error is found before a service is restarted into it, and pointed at.
+/// `check` and `run` must find a typing error, and name its file and key.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_bad_configuration() {
@@ -55,7 +55,7 @@ fn smoke_bad_configuration() {
     assert!(missing.stderr.contains("/nonexistent/smcgate.toml"), "{}", missing.stderr);
 }
 
-/// A gateway that is told to stop lets its users finish.
+/// A gateway that gets SIGTERM must let its users finish.
 // RFC 7609 4.8.3-1
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
@@ -68,7 +68,7 @@ fn smoke_terminate_drains() {
     set_limit(&client, LIMIT);
     let mut server = accept(&listener, LIMIT);
     assert_echo(&client, &server);
-    // A connection below may slip in before the gateway stops, and would wait here to be accepted.
+    // A connection attempt below may succeed before the gateway stops, and must then be accepted.
     drop(listener);
 
     thread::scope(|scope| {
@@ -86,13 +86,13 @@ fn smoke_terminate_drains() {
     });
     let status = pair.a.process.wait(LIMIT);
     assert_eq!(status.code(), Some(0), "{}", pair.a.process.log());
-    // It takes leave: nobody has to find out after half a minute that it is gone.
+    // It ends its link groups, so that peers need not wait half a minute to notice its end.
     wait_until("gateway B gives up the link group", Duration::from_secs(5), || {
         pair.b.stats().link_groups.is_empty()
     });
 }
 
-/// Nobody can wait forever: a connection that does not end is reset when `drain_timeout` is over.
+/// A stop has a limit: a connection that does not end is reset when `drain_timeout` is over.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn drain_has_an_end() {
@@ -116,7 +116,7 @@ fn drain_has_an_end() {
     b.holdings_at_rest();
 }
 
-/// The limit an operator sets holds, and those within it notice nothing.
+/// An operator's limit must hold, and connections within it must not be disturbed.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn connection_limit_turns_newcomers_away() {
@@ -144,8 +144,9 @@ fn connection_limit_turns_newcomers_away() {
     assert_echo(&client, &accept(&listener, LIMIT));
 }
 
-/// Out of memory for elements, newcomers stay TCP and an operator sees why; those who have one
-/// notice nothing, and theirs serve others when they are gone.
+/// When the memory for elements is used up, new connections stay TCP and an operator can see why.
+/// Connections that have an element must not be disturbed, and when they end, their elements serve
+/// others.
 // RFC 7609 C.1-2
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
@@ -176,8 +177,8 @@ fn memory_limit_leaves_newcomers_on_tcp() {
     assert_eq!(pair.b.stats().totals.connections_smc, 4);
 }
 
-/// Out of descriptors, a gateway turns newcomers away instead of leaving them hanging, and those
-/// it serves notice nothing.
+/// When descriptors are used up, a gateway must refuse new connections instead of leaving them
+/// hanging, and must not disturb those that it serves.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn descriptor_limit_turns_newcomers_away() {
@@ -189,7 +190,7 @@ fn descriptor_limit_turns_newcomers_away() {
         .start(&hosts, &hosts.a);
     let listener = hosts.b.listen(local(PORT));
     thread::scope(|scope| {
-        // The server's side: echo for whoever gets through. Ends with the listener's silence.
+        // The server echoes on each connection that arrives. It ends when none arrives any more.
         scope.spawn(|| serve_echoes(&listener));
         let mut served: Vec<TcpStream> = Vec::new();
         let mut turned_away = 0;
@@ -228,7 +229,7 @@ fn serve_echoes(listener: &std::net::TcpListener) {
 ///
 /// # Panics
 ///
-/// If neither the byte nor the end of the connection does: that is a client left hanging.
+/// If neither the byte nor the end of the connection comes: the client was left hanging.
 fn gets_echo(mut client: &TcpStream) -> bool {
     use std::io::{Read, Write};
     set_limit(client, Duration::from_secs(8));
@@ -242,7 +243,7 @@ fn gets_echo(mut client: &TcpStream) -> bool {
     }
 }
 
-/// Where eBPF is denied the gateway still is a proxy, and says what it cannot do.
+/// If eBPF is denied, the gateway must still relay over TCP, and say what it cannot do.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_without_privilege() {
@@ -262,7 +263,7 @@ fn smoke_without_privilege() {
     assert!(said.contains("ebpf") && said.contains("option"), "what is missing: {said}");
 }
 
-/// Whoever asks why something is slow sees each connection, and how it travels.
+/// An operator who looks for a slow connection must see each one, and its transport.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_operators_see_connections() {
@@ -297,7 +298,7 @@ fn smoke_operators_see_connections() {
     assert_eq!((&group["role"], &group["connections"]), (&json!("client"), &json!(1)), "{stats}");
 }
 
-/// The operator's first command on a new host has an answer, and it is yes.
+/// `doctor`, the operator's first command on a new host, must say that it can run a gateway.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_doctor() {

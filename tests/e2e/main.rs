@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The hosts are network namespaces, so everything here needs root: `scripts/test e2e` runs it.
-//! Tests whose name begins with `smoke` are the quick part. What the processes of a test said is
-//! kept in `target/e2e/TEST/`.
+//! Tests whose name begins with `smoke` are the quick part. The logs of the processes of a test
+//! stay in `target/e2e/TEST/`.
 //!
 //! No test waits without a limit, and none compares speeds: a test asserts behaviour, the harness
 //! in `perf/` measures.

@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const A: Ipv4Addr = Ipv4Addr::new(10, 21, 0, 1);
 const B: Ipv4Addr = Ipv4Addr::new(10, 22, 0, 2);
 
-/// What routers say when a packet is too large for the next cable.
+/// Whether hosts hear from routers that a packet is too large for the next cable.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Icmp {
     Told,
@@ -69,7 +69,7 @@ impl Narrow {
         narrow
     }
 
-    /// The cable between the routers takes IP packets of so many bytes from now on.
+    /// Sets the size of the largest IP packet that the cable between the routers takes.
     fn set_mtu(&self, mtu: u32) {
         for router in &self.routers {
             router.ip(&["link", "set", "middle", "mtu", &mtu.to_string()]);
@@ -84,7 +84,7 @@ impl Narrow {
     }
 }
 
-/// Lets a router say nothing of what it drops.
+/// Stops a router from reporting what it drops.
 fn drop_complaints() {
     let rules = "table ip mute { chain out { type filter hook output priority 0; \
                  icmp type destination-unreachable drop; }; }";
@@ -92,13 +92,13 @@ fn drop_complaints() {
     assert!(status.success(), "{status}");
 }
 
-/// Bytes of payload of the packets of the only link.
+/// Payload of the packets of the only link, in bytes.
 fn payload(gateway: &Gateway<'_>) -> Vec<u32> {
     let groups = gateway.stats().link_groups;
     groups.iter().flat_map(|group| &group.links).map(|link| link.payload).collect()
 }
 
-/// Times that packets were cut smaller under way.
+/// How often packets on their way had to be cut smaller.
 fn times_cut(gateway: &Gateway<'_>) -> u64 {
     gateway.stats().rnics.iter().map(|it| it.path_lowered).sum()
 }
@@ -108,7 +108,7 @@ fn transfer_over_a_narrow_path(test: &str, icmp: Icmp) {
     let pair = narrow.start();
     transfer_by(local(PORT).into(), &narrow.hosts, &pair, 64 << 20);
     for gateway in [&pair.a, &pair.b] {
-        // On a busy machine a question may go unanswered for too long, and the next size be used.
+        // On a busy machine the answer to a probe may come too late; then a smaller size is used.
         let payload = payload(gateway);
         let fits = matches!(payload[..], [1024..=1420]);
         assert!(fits, "{payload:?} where 1500 bytes pass");
@@ -116,22 +116,22 @@ fn transfer_over_a_narrow_path(test: &str, icmp: Icmp) {
     }
 }
 
-/// TCP finds its way through such a network, so it must not be SMC-R that breaks it.
+/// TCP works over such a path, so SMC-R must work over it too.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_routers_that_say_what_is_too_large() {
     transfer_over_a_narrow_path("smoke_routers_that_say_what_is_too_large", Icmp::Told);
 }
 
-/// Many networks drop what routers have to say, and large packets disappear without a word.
+/// Many networks drop the reports of routers, so that large packets disappear silently.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_routers_that_say_nothing() {
     transfer_over_a_narrow_path("smoke_routers_that_say_nothing", Icmp::Dropped);
 }
 
-/// A route that changes under a stream costs it a moment, and neither a byte nor its end; and a
-/// better one is used again.
+/// A route that changes under a stream may cost it a moment, but no byte and not the connection.
+/// When the route gets better, larger packets must be used again.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_a_path_that_shrinks_and_grows_under_a_stream() {
@@ -172,7 +172,7 @@ fn smoke_a_path_that_shrinks_and_grows_under_a_stream() {
     }
 }
 
-/// Ends the stream also when the test fails: threads are waited for.
+/// Ends the streams also when the test fails, because the test waits for its threads.
 struct StopOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
@@ -181,7 +181,7 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Sends a pattern until told to stop, and then the end.
+/// Sends a pattern until told to stop, then ends the stream.
 fn send_pattern(mut end: &TcpStream, seed: u64, stop: &AtomicBool) -> Seal {
     let mut pattern = Pattern::new(seed);
     let mut buffer = vec![0; 64 << 10];

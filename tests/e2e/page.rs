@@ -16,14 +16,14 @@ use crate::hosts::{Host, Hosts, accept};
 use crate::process::run;
 
 const PORT: u16 = 7010;
-/// Nobody speaks SMC-R there.
+/// A port whose server has no SMC-R.
 const PLAIN: u16 = 7011;
 const LIMIT: Duration = Duration::from_secs(15);
 /// A browser starts slowly on a busy machine.
 const BROWSER_LIMIT: Duration = Duration::from_secs(60);
 
-/// Whatever `/stats` says can be read on the page, by people: groups of SMC-Rv2 and the counters of
-/// pollers were shown as `[object Object]`.
+/// People must be able to read on the page whatever `/stats` says. Groups of SMC-Rv2 and the
+/// counters of pollers used to appear as `[object Object]`.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_the_page_shows_all_of_stats() {
@@ -31,7 +31,7 @@ fn smoke_the_page_shows_all_of_stats() {
     let near = Pair::client_side(&hosts, &[PORT]).towards(hosts.b.address, PLAIN);
     let pair = Pair::start_these(&hosts, near, Pair::server_side(&hosts, &[PORT]));
     let (server, plain) = (hosts.b.listen(local(PORT)), hosts.b.listen(hosts.b.at(PLAIN)));
-    // They stay open while the page is looked at.
+    // They stay open while the browser shows the page.
     let connections = [(&server, PORT), (&plain, PLAIN)].map(|(listener, port)| {
         let client = hosts.a.connect(local(port)).expect("the gateway listens");
         let server = accept(listener, LIMIT);
@@ -54,7 +54,7 @@ fn compare_page_with_stats(hosts: &Hosts, gateway: &Gateway<'_>, host: &Host) {
         assert!(!shown.contains(nonsense), "{nonsense} on the page:\n{shown}");
     }
 
-    // The comparison is worth something only with what the page once got wrong.
+    // The comparison proves something only if it includes what the page once got wrong.
     let before = leaves(&before);
     for path in ["link_groups.0.v2.eid", "link_groups.0.links.0.state", "pollers.0.counters.turns"]
     {
@@ -74,7 +74,7 @@ fn compare_page_with_stats(hosts: &Hosts, gateway: &Gateway<'_>, host: &Host) {
     assert!(invented.is_empty(), "on the page, but not in /stats: {invented:?}");
 }
 
-/// What Chromium makes of the page on `host`, as markup.
+/// The page as Chromium renders it on `host`, as markup.
 fn browse(hosts: &Hosts, host: &Host) -> String {
     let profile = hosts.logs.join(format!("chromium-{}", host.name));
     let mut command = Command::new("chromium");
@@ -82,7 +82,7 @@ fn browse(hosts: &Hosts, host: &Host) -> String {
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"])
         .args(["--disable-background-networking", "--disable-component-update", "--disable-sync"])
         .arg(format!("--user-data-dir={}", profile.display()))
-        // Until then the page has asked at least once; virtual time stands still while it waits.
+        // By then the page has asked at least once; virtual time stands still while it waits.
         .args(["--virtual-time-budget=3000", "--dump-dom", "http://127.0.0.1:9180/"]);
     let name = format!("chromium-{}", host.device);
     let page = run(hosts, host, &name, BROWSER_LIMIT, &mut command).expect_success("chromium");
@@ -90,13 +90,13 @@ fn browse(hosts: &Hosts, host: &Host) -> String {
     page
 }
 
-/// Profiles are megabytes that nobody will look at.
+/// Removes the browser profile: megabytes that nobody needs.
 fn remove(profile: &Path) {
-    // A helper process of the browser may still be writing; then it stays.
+    // A helper process of the browser may still write to it; then it stays.
     drop(std::fs::remove_dir_all(profile));
 }
 
-/// The tables: what the script made, without the script.
+/// The tables that the script has made, without the script.
 fn main_part(page: &str) -> &str {
     let start = page.find("<main").unwrap_or_else(|| panic!("no <main> in\n{page}"));
     let end = page.find("</main>").unwrap_or_else(|| panic!("no </main> in\n{page}"));
@@ -116,7 +116,7 @@ fn cells(page: &str) -> BTreeMap<&str, String> {
         .collect()
 }
 
-/// Every value that is no object, by its path. A list of plain values is one.
+/// Every value that is not an object, by its path. A list of plain values counts as one value.
 fn leaves(stats: &Value) -> BTreeMap<String, Value> {
     let mut found = BTreeMap::new();
     let mut open = vec![(String::new(), stats)];
@@ -142,7 +142,7 @@ fn leaves(stats: &Value) -> BTreeMap<String, Value> {
     found
 }
 
-/// Whether `cell` shows what `/stats` said, or something between what it said before and after.
+/// Whether `cell` shows a value that `/stats` had before or after, or one between these.
 fn is_shown(path: &str, cell: &str, first: &Value, last: &Value) -> bool {
     if path.starts_with("fallbacks.") && path.ends_with(".code") {
         return first.as_u64().is_some_and(|code| cell == format!("0x{code:08x}"));

@@ -1,11 +1,11 @@
-//! Bytes whose every position is recognisable, and what arrived of them.
+//! Streams in which every position is recognisable, and digests of what arrived.
 
 use std::io::{self, Read, Write};
 
 use sha2::{Digest, Sha256};
 
-/// A reproducible stream of bytes: no two of its blocks are alike, so a byte that is lost,
-/// repeated or out of place changes the digest and does not hide behind a period.
+/// A reproducible stream of bytes without a period: no two blocks are alike, so that any byte that
+/// is lost, repeated or out of place changes the digest.
 pub(crate) struct Pattern {
     state: u64,
     sum: Sha256,
@@ -54,7 +54,7 @@ impl std::fmt::Debug for Seal {
     }
 }
 
-/// Writes `bytes` of the pattern of `seed`, and says what they were.
+/// Writes `bytes` of the pattern of `seed`. Returns their length and digest.
 pub(crate) fn send(stream: &mut impl Write, seed: u64, bytes: u64) -> io::Result<Seal> {
     let mut pattern = Pattern::new(seed);
     let mut buffer = vec![0; 128 * 1024];
@@ -68,7 +68,7 @@ pub(crate) fn send(stream: &mut impl Write, seed: u64, bytes: u64) -> io::Result
     Ok(pattern.seal())
 }
 
-/// Reads to the end of the stream, and says what came.
+/// Reads to the end of the stream. Returns length and digest of what came.
 pub(crate) fn receive(stream: &mut impl Read) -> io::Result<Seal> {
     let mut sum = Sha256::new();
     let mut bytes = 0;

@@ -1,7 +1,7 @@
 //! One gateway with two hundred peers.
 //!
-//! Gateway A plays them all: it has an address for each, and to gateway B a peer is an address. So
-//! there are two hundred link groups, with a queue pair each, at either gateway.
+//! Gateway A plays all of them: it has an address for each, and gateway B knows peers by address.
+//! So there are two hundred link groups, with a queue pair each, at either gateway.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
@@ -14,10 +14,10 @@ use crate::hosts::{Hosts, accept, set_limit};
 const PORT: u16 = 7010;
 const PEERS: u8 = 200;
 const LIMIT: Duration = Duration::from_secs(20);
-/// What a peer with one idle connection may take, at either gateway: its link group, queue pair and
-/// memory that was written, beside the connection itself.
+/// Memory that a peer with one idle connection may take at either gateway, beside the connection
+/// itself: its link group, its queue pair and RMB pages that were written.
 const PEER_KIB_MAX: u64 = 100;
-/// Connections of one peer, all at once: more than its first RMB has elements.
+/// Connections of one peer that begin at once: more than its first RMB has elements.
 const BURST: usize = 200;
 
 /// The 66th peer of a gateway stayed TCP for good, at 74 MB of memory, because each link group
@@ -49,7 +49,7 @@ fn two_hundred_peers_are_ordinary() {
         assert_echo(&client, &server);
         (client, server)
     };
-    // What the first one costs is there once.
+    // Some memory is taken once, with the first peer.
     let mut all = vec![connect(1)];
     let before = [&pair.a, &pair.b].map(|gateway| gateway.process.resident_kib());
     all.extend((2..=PEERS).map(connect));

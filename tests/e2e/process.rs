@@ -1,4 +1,4 @@
-//! Programs that a test starts: bounded in time, logged, and dead when the test is.
+//! Programs that a test starts. Each has a time limit and a log, and ends with the test.
 
 use std::fs::{self, File};
 use std::net::SocketAddrV4;
@@ -18,7 +18,7 @@ pub(crate) struct Process {
     log: PathBuf,
 }
 
-/// What a program left that ran to its end.
+/// Result of a program that has run to its end.
 pub(crate) struct Finished {
     pub(crate) status: ExitStatus,
     pub(crate) stdout: String,
@@ -26,7 +26,7 @@ pub(crate) struct Finished {
 }
 
 impl Process {
-    /// Starts `command` on `host`. What it says goes to `NAME.log`, standard output to `NAME.out`.
+    /// Starts `command` on `host`, with standard error in `NAME.log` and output in `NAME.out`.
     pub(crate) fn start(host: &Host, logs: &Path, name: &str, command: &mut Command) -> Self {
         let log = logs.join(format!("{name}.log"));
         let file = |path: &Path| {
@@ -63,7 +63,7 @@ impl Process {
     ///
     /// # Panics
     ///
-    /// If it has not after `limit`, with the end of its log.
+    /// If it still runs after `limit`. The message shows its log.
     pub(crate) fn wait(&mut self, limit: Duration) -> ExitStatus {
         let deadline = Deadline::after(limit);
         loop {
@@ -90,18 +90,18 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself, which is as good.
+        // It may have ended by itself.
         drop(self.child.kill());
         drop(self.child.wait());
     }
 }
 
 impl Finished {
-    /// Standard output of a program that was content.
+    /// Standard output of a program that succeeded.
     ///
     /// # Panics
     ///
-    /// With everything it said, if it was not.
+    /// If it failed. The message shows everything that it said.
     pub(crate) fn expect_success(self, what: &str) -> String {
         let Self { status, stdout, stderr } = self;
         assert!(status.success(), "{what}: {status}\n{stdout}\n{stderr}");

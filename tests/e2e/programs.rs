@@ -10,7 +10,7 @@ use crate::gateway::{Pair, local};
 use crate::hosts::Hosts;
 use crate::process::{Process, run, wait_for_listener};
 
-/// For one run of one program.
+/// Time limit for one run of one program.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Bulk transfer in both directions and in eight streams, as the usual first test of any network.
@@ -27,7 +27,7 @@ fn smoke_iperf3() {
         ("iperf3-eight-download", &["-t", "2", "-P", "8", "-R"]),
         ("iperf3-both-ways", &["-t", "2", "--bidir"]),
     ] {
-        // A server of its own for each: between two tests it does not listen for a moment.
+        // Each run has its own server: between two tests iperf3 does not listen for a moment.
         let mut server = Command::new("iperf3");
         server.args(["-s", "--one-off", "-B", "127.0.0.1", "--forceflush"]);
         let mut server = start_server(&hosts, PORT, &mut server);
@@ -44,7 +44,7 @@ fn smoke_iperf3() {
     pair.assert_all_smc(5 + 1 + 1 + 8 + 8 + 2);
 }
 
-/// Small requests, many at a time, and pipelined: what caches do.
+/// Small requests, many at a time, and pipelined, as clients of caches send them.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_redis() {
@@ -75,7 +75,7 @@ fn smoke_redis() {
     pair.assert_all_smc(1 + 50 + 16 + 8);
 }
 
-/// A web server behind the gateway, with connections that stay and connections that go.
+/// A web server behind the gateway, with connections that stay and with one per request.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_nginx() {
@@ -92,7 +92,7 @@ fn smoke_nginx() {
         assert!(!report.contains("Non-2xx"), "{name}:\n{report}");
         assert!(report.contains(" requests in "), "{name}:\n{report}");
     }
-    // One per request is the point of the second run; a hundred is what any machine manages.
+    // The second run opens a connection per request; any machine manages a hundred.
     pair.assert_all_smc(32 + 100);
 
     let mut curl = Command::new("curl");

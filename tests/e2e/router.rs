@@ -18,7 +18,7 @@ const B: Ipv4Addr = Ipv4Addr::new(10, 22, 0, 2);
 /// Decline: no route to the peer's RoCEv2 address.
 const NO_ROUTE: u32 = 0x030e_0000;
 
-/// Two hosts with a cable between them, and each with one more to a router.
+/// Two hosts with a cable between them; each has a second cable to a router.
 struct Routed {
     hosts: Hosts,
     _router: Host,
@@ -41,7 +41,7 @@ impl Routed {
         Self { hosts, _router: router }
     }
 
-    /// Tells a host the way to the other one's RNIC.
+    /// Gives a host the route to the other one's RNIC.
     fn show_way(&self, host: &Host) {
         let (to, by) = match host.name == self.hosts.a.name {
             true => ("10.22.0.0/24", "10.21.0.254"),
@@ -51,8 +51,8 @@ impl Routed {
     }
 }
 
-/// Hosts of another rack are in another subnet: they have SMC-R all the same, which SMC-Rv1 could
-/// not give them, and every byte arrives.
+/// Hosts in another rack are in another subnet. SMC-Rv2 must work between them, where SMC-Rv1
+/// cannot, and every byte must arrive.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_smc_r_crosses_a_router() {
@@ -70,9 +70,9 @@ fn smoke_smc_r_crosses_a_router() {
     assert_routed(&pair.b);
 }
 
-/// A second pair of RNICs, on the cable that needs no router, takes over when the way through the
-/// router is cut, and the program notices nothing. It is another subnet: only who knows that
-/// routers may be between looks for it there.
+/// A second pair of RNICs, on the cable without a router, takes over when the path through the
+/// router is cut, and the program must not notice. The second pair is in another subnet, so the
+/// gateway must look for links in subnets other than that of the first.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_a_cable_takes_over_from_a_router() {
@@ -114,8 +114,8 @@ fn smoke_a_cable_takes_over_from_a_router() {
     pair.assert_all_smc(1);
 }
 
-/// A host that was not told the way to the other one's RNIC keeps its connections on TCP, at once,
-/// and both operators read what is missing. As soon as there is a way, it is used.
+/// Without a route to the other host's RNIC, connections must stay TCP at once, and both operators
+/// must see what is missing. As soon as there is a route, SMC-R must be used.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_without_a_route_connections_stay_tcp() {
@@ -151,7 +151,7 @@ fn smoke_without_a_route_connections_stay_tcp() {
     }
 }
 
-/// One link group, of version 2, which knows that a router is between.
+/// Asserts that there is one link group, of version 2, which knows of the router.
 fn assert_routed(gateway: &Gateway<'_>) {
     let groups = gateway.stats().link_groups;
     let direct: Vec<_> = groups.iter().map(|it| it.v2.as_ref().map(|v2| v2.direct)).collect();

@@ -1,4 +1,4 @@
-//! A gateway that stops turning: dead to its peer, though neither its host nor TCP has noticed.
+//! A gateway that stands still: its peer must notice, although its host and TCP do not.
 
 use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
@@ -17,13 +17,13 @@ const CONNECTIONS: usize = 8;
 /// How long a link may be silent, as configured below. The last echo was a little earlier.
 const IDLE: Duration = Duration::from_millis(1500);
 
-/// When the silence and the wait for an answer, 3 s together, have passed on a busy machine.
+/// When even a busy machine must have noticed: silence and the wait for an answer take 3 s.
 const NOTICED: Duration = Duration::from_secs(8);
 
-/// A debugger, a suspended virtual machine or a machine that swaps stops a gateway, and TCP below
-/// it notices nothing for hours. Its peer must reset what hangs, say why, and leave alone what is
-/// well; and when the gateway goes on, it must find out by itself that its connections are gone,
-/// reset its own applications, and serve new ones over SMC-R.
+/// A debugger, a suspended virtual machine or swapping can stop a gateway, and TCP notices nothing
+/// for hours. The peer must reset the connections that hang, say why, and leave others alone. When
+/// the gateway goes on, it must find out by itself that its connections are gone, reset its own
+/// applications, and serve new ones over SMC-R.
 // RFC 7609 2.1-17, 4.5.3-1, 4.5.3-5, 4.8.3-2, C.7.1-23
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]

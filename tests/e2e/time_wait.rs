@@ -17,11 +17,11 @@ use crate::hosts::{CONNECT_LIMIT, Host, Hosts, accept, set_limit};
 const PORT: u16 = 7010;
 /// Connections in each order of closing.
 const CONNECTIONS: u64 = 2_000;
-/// A few may have met a poller that was not scheduled for two seconds.
+/// How many may be cut short because a poller was not scheduled for two seconds.
 const TOLERATED: usize = 20;
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Who says first that it will write no more.
+/// Which side half-closes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum First {
     Client,
@@ -30,8 +30,8 @@ enum First {
     Both,
 }
 
-/// In whatever order applications end their connections, none stays in TIME_WAIT between the
-/// gateways on the side that connects, nor is one cut short.
+/// In whatever order applications end their connections, the gateway that connects must have none
+/// in TIME_WAIT towards its peer, and must not have to cut any short.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_the_gateway_that_connects_keeps_no_ports() {
@@ -53,7 +53,7 @@ fn smoke_the_gateway_that_connects_keeps_no_ports() {
     assert!(cut_short <= TOLERATED as u64, "{cut_short} TCP connections were reset");
 }
 
-/// One after another, each with a question and an answer.
+/// Makes connections one after another, each with a question and an answer.
 fn short_connections(hosts: &Hosts, listener: &TcpListener, first: First) {
     let ask = || {
         for id in 0..CONNECTIONS {

@@ -11,11 +11,11 @@ use crate::pattern::{Seal, receive, send};
 const PORT: u16 = 7010;
 const GIB: u64 = 1 << 30;
 
-/// Longest pause of a transfer that goes on.
+/// A transfer that pauses for longer has failed.
 const STALL_LIMIT: Duration = Duration::from_secs(20);
 
-/// A backup that restores to something else than what was saved is the worst thing a gateway can
-/// do, and a full pipe in both directions is where windows and wraps go wrong.
+/// To corrupt a backup is the worst thing that a gateway can do. Windows and wraps go wrong when
+/// the pipe is full in both directions.
 // RFC 7609 5.6-1
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
@@ -32,8 +32,8 @@ fn smoke_transfer_both_ways() {
     transfer_both_ways(&hosts, &Pair::start(&hosts, &[PORT]), 64 << 20);
 }
 
-/// Gateways of different sizes: the small element wraps thousands of times and is always full,
-/// the large one is not, and neither may assume that the other's is like its own.
+/// Gateways with elements of different sizes: the small one wraps thousands of times and is always
+/// full, the large one is not. Neither may assume that the other element is like its own.
 // RFC 7609 4.7.4-1, 2.1-11
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
@@ -51,7 +51,7 @@ fn transfer_both_ways(hosts: &Hosts, pair: &Pair<'_>, bytes: u64) {
     transfer_by(local(PORT).into(), hosts, pair, bytes);
 }
 
-/// Both ways at once, with the client's gateway and the server at `near` of their hosts.
+/// Transfers both ways at once. Gateway and server listen at `near` of their hosts.
 pub(crate) fn transfer_by(near: SocketAddr, hosts: &Hosts, pair: &Pair<'_>, bytes: u64) {
     let listener = hosts.b.listen(near);
     let client = hosts.a.connect(near).expect("the gateway listens");
@@ -71,7 +71,7 @@ pub(crate) fn transfer_by(near: SocketAddr, hosts: &Hosts, pair: &Pair<'_>, byte
     pair.assert_all_smc(1);
 }
 
-/// Sends `bytes` bytes and the end while receiving until the end; what was sent and received.
+/// Sends `bytes` bytes and the end, and meanwhile receives to the end. Returns both digests.
 fn exchange(stream: &TcpStream, seed: u64, bytes: u64) -> (Seal, Seal) {
     thread::scope(|scope| {
         let sending = scope.spawn(|| {

@@ -19,7 +19,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Kind 254, six bytes, and the magic that stands for SMC-R in EBCDIC (RFC 7609, 3.1).
 const SMC_OPTION: [u8; 6] = [254, 6, 0xE2, 0xD4, 0xC3, 0xD9];
 
-/// An operator who looks with the usual tools must see SMC-R, and so must any other stack.
+/// The usual tools must recognise SMC-R on the wire: an operator needs them, and other stacks read
+/// the same bytes.
 // RFC 7609 3-1, 3.5.1.1-5, 5.3-1
 // RFC 7609 3-2, 3.1-1, 3.1-2, 3.5.1.1-1, 3.5.1.1-2, A.1-1, 3-4, 3.2-1, 3.5.1.2-1
 #[test]
@@ -29,7 +30,7 @@ fn smoke_capture_shows_smc_r() {
     assert!(!words.contains("eid"), "{words}");
 }
 
-/// Two gateways of which nobody has said anything speak SMC-Rv2, in the community that is theirs.
+/// Two gateways without further configuration must speak SMC-Rv2, in the community `SMCGATE`.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_capture_shows_smc_r_v2() {
@@ -39,7 +40,7 @@ fn smoke_capture_shows_smc_r_v2() {
     }
 }
 
-/// Where an operator asks for both versions, both are offered, and the newer one is taken.
+/// If an operator asks for both versions, both must be offered and the newer one taken.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_capture_shows_both_versions() {
@@ -47,11 +48,11 @@ fn smoke_capture_shows_both_versions() {
     assert!(words.contains("eids SMCGATE") && words.contains("10.8.0.0/24"), "{words}");
 }
 
-/// What `smcgate decode` says of two connections between gateways with that line in `[smc]`.
+/// What `smcgate decode` prints of two connections between gateways with this line in `[smc]`.
 fn captured(test: &str, smc: &str, version: u8) -> String {
     let hosts = Hosts::new(test);
     for host in [&hosts.a, &hosts.b] {
-        // Captures show packets as a wire would carry them, not trains of them.
+        // Captures then show packets as a cable would carry them, not trains of packets.
         host.ip(&["link", "set", "dev", host.device, "gso_max_segs", "1"]);
     }
     let near = Pair::client_side(&hosts, &[PORT]).smc(smc);
@@ -59,7 +60,7 @@ fn captured(test: &str, smc: &str, version: u8) -> String {
     let pair = Pair::start_these(&hosts, near, far);
     let capture = Capture::start(&hosts);
     let listener = hosts.b.listen(local(PORT));
-    // Twice: a first contact, and a connection on a link that exists.
+    // Two connections: a first contact, and one on a link that exists.
     for seed in 0..2 {
         let mut client = hosts.a.connect(local(PORT)).expect("the gateway listens");
         set_limit(&client, LIMIT);
@@ -117,7 +118,7 @@ impl Capture {
     pub(crate) fn start(hosts: &Hosts) -> Self {
         let file = hosts.logs.join("wire.pcap");
         let mut command = Command::new("tcpdump");
-        // Root stays root: another user could not write below the logs.
+        // tcpdump must stay root: another user could not write to the folder of the logs.
         command.args(["-i", hosts.a.device, "-U", "-Z", "root", "-B", "65536", "-w"]).arg(&file);
         let tcpdump = Process::start(&hosts.a, &hosts.logs, "tcpdump", &mut command);
         wait_until("tcpdump listens", LIMIT, || tcpdump.log().contains("listening on"));
@@ -125,7 +126,7 @@ impl Capture {
     }
 
     pub(crate) fn stop(mut self) -> PathBuf {
-        // What was seen last is written only when the kernel hands over its buffer.
+        // The last packets are written only when the kernel hands over its buffer.
         std::thread::sleep(Duration::from_millis(1_200));
         self.tcpdump.signal(Signal::INT);
         let status = self.tcpdump.wait(LIMIT);
@@ -141,8 +142,8 @@ pub(crate) fn tshark(hosts: &Hosts, name: &str, file: &Path, filter: &str) -> St
     run(hosts, &hosts.b, name, Duration::from_secs(60), &mut command).expect_success(name)
 }
 
-/// Of each SYN to the gateway's port and each answer: whether it is a SYN-ACK, and whether it
-/// carries the SMC option. Read from the bytes, without anybody's dissector.
+/// For each SYN to the gateway's port and each answer: whether it is a SYN-ACK, and whether it
+/// carries the SMC option. Reads the bytes themselves, without a dissector.
 pub(crate) fn handshakes(file: &Path) -> Vec<(bool, bool)> {
     let bytes = fs::read(file).expect("tcpdump wrote it");
     frames(&bytes).filter_map(handshake).collect()
@@ -170,7 +171,7 @@ fn later_options(file: &Path) -> usize {
     frames(&bytes).filter(|frame| with_option(frame)).count()
 }
 
-/// What this Ethernet frame says of a TCP handshake, if it is part of one.
+/// Whether this Ethernet frame is a SYN-ACK and has the option, if it is part of a TCP handshake.
 fn handshake(frame: &[u8]) -> Option<(bool, bool)> {
     let (flags, smc) = options(frame)?;
     (flags & SYN != 0).then_some((flags & ACK != 0, smc))
@@ -222,20 +223,20 @@ const LINUX_ACK: &[u8; 66] = b"\
     \x01\xf6\x14\x3b\x00\x00\x01\x01\x08\x0a\xb1\xe9\xf8\xa9\x02\x79\
     \xe1\x9c";
 
-/// Who judges captures must itself be right about one that nobody here made.
+/// The functions above must be right about a capture that we did not make.
 #[test]
 fn finds_the_option_in_what_linux_sends() {
     assert_eq!(handshake(LINUX_SYN), Some((false, true)));
     assert_eq!(handshake(LINUX_SYN_ACK), Some((true, true)));
     assert_eq!(handshake(LINUX_ACK), None);
     assert_eq!(options(LINUX_ACK), Some((ACK, false)));
-    // The same SYN of a host without SMC: two no-operations and an option of another kind.
+    // The same SYN as a host without SMC sends it: two no-operations and another option.
     let mut plain = *LINUX_SYN;
     plain[76] = 253;
     assert_eq!(handshake(&plain), Some((false, false)));
 }
 
-/// A capture that was cut off in the middle of a frame is read up to there.
+/// A capture that ends in the middle of a frame is read up to that frame.
 #[test]
 fn reads_frames_of_a_capture() {
     let mut file = vec![0xD4, 0xC3, 0xB2, 0xA1];

@@ -1,7 +1,7 @@
 //! A network that carries TCP and no RoCE, with a kernel at the other end.
 //!
-//! A kernel that has fallen back hands whatever then comes on TCP to its application, our Decline
-//! included; one that has gone on with SMC-R no longer reads it. So we must decline in time.
+//! After its fallback, a kernel hands whatever comes on TCP to its application, even our Decline. A
+//! kernel that goes on with SMC-R no longer reads TCP. So we must decline in time.
 
 use std::time::Duration;
 
@@ -16,13 +16,13 @@ use crate::testbed::Pairing;
 const PORT: u16 = 7010;
 const CLIENT: &str = "mode send=30000 shut drain";
 const SERVER: &str = "mode echo";
-/// Connections of each row, one after another: the first finds out.
+/// Connections of each row, one after another. The first finds out that RoCE is blocked.
 const CONNECTIONS: usize = 4;
-/// What a connection may take that finds out: a kernel that waits for a message on the link looks
-/// at TCP only when it has waited in vain, up to four seconds; emulation is slow beside.
+/// How long the first connection may take: a kernel that waits for a message on the link does not
+/// look at TCP for up to four seconds, and emulation is slow.
 const FINDS_OUT: Duration = Duration::from_secs(12);
 
-/// What of RoCE gets through to our gateway, and from it.
+/// Which direction of RoCE the firewall drops, as seen from our gateway.
 #[derive(Clone, Copy, Debug)]
 enum Blocked {
     Both,
@@ -30,7 +30,7 @@ enum Blocked {
     Outwards,
 }
 
-/// Plays all rows of one direction: every byte must arrive, and none but those.
+/// Plays all rows of one pairing: every byte must arrive, and no other.
 pub(crate) fn stays_tcp(pairing: Pairing) {
     let hosts = Hosts::new(&format!("blocked-{pairing:?}"));
     for blocked in [Blocked::Both, Blocked::Inwards, Blocked::Outwards] {
@@ -82,7 +82,7 @@ fn converse(rig: &Rig<'_>, hosts: &Hosts, pairing: Pairing) -> Vec<Duration> {
     (0..CONNECTIONS).map(one).collect()
 }
 
-/// Has a machine drop what comes in for RoCE.
+/// Makes a machine drop incoming RoCE packets.
 fn block(place: &Place<'_>) {
     place.run(&["nft", "add table inet cut"]);
     place.run(&["nft", "add chain inet cut in { type filter hook input priority 0; }"]);

@@ -1,5 +1,5 @@
-//! What two peers said to each other, without what differs from run to run: a transcript that can
-//! be compared.
+//! A transcript of the messages that two peers exchanged. It leaves out what differs from run to
+//! run, so that two transcripts can be compared.
 //!
 //! ```text
 //! client: TCP SYN [SMC option]
@@ -18,12 +18,12 @@ use crate::hosts::Hosts;
 /// The rendezvous and link management of one connection on one link group.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Dialogue {
-    /// Up to the first data, and until the first two links are there or refused: each waits for the
-    /// other, so the order is certain.
+    /// Messages before the first data, and those that set up or refuse the first two links. Each
+    /// side waits for the other, so the order is always the same.
     opening: Vec<String>,
-    /// After it: both sides speak at once, so these are sorted.
+    /// Messages after the opening. Both sides send at will, so these are sorted.
     closing: Vec<String>,
-    /// Longest time up to the first data in which nobody spoke.
+    /// Longest pause between two messages before the first data.
     longest_silence: Duration,
 }
 
@@ -39,7 +39,7 @@ impl Dialogue {
     fn read(words: &str) -> Self {
         let mut known = HashSet::new();
         let lines = words.lines().filter_map(Line::read);
-        // What a slow guest sent again was said once.
+        // A slow guest may send a message twice; it counts once.
         let lines: Vec<Line<'_>> = lines.filter(|line| known.insert(line.identity())).collect();
         let client = lines.first().map_or(0, |line| line.machine());
         let speaker = |line: &Line<'_>| if line.machine() == client { "client" } else { "server" };
@@ -60,25 +60,25 @@ impl Dialogue {
         Self { opening: told(begun), closing, longest_silence }
     }
 
-    /// Longest time up to the first data in which nobody spoke.
+    /// Longest pause between two messages before the first data.
     pub(crate) fn longest_silence(&self) -> Duration {
         self.longest_silence
     }
 
-    /// Asserts that this is what is written down.
+    /// Asserts that the transcript equals the golden file.
     ///
     /// # Panics
     ///
-    /// If it is not, with both side by side.
+    /// If they differ. The message shows both side by side.
     pub(crate) fn assert_is(&self, golden: &Path) {
         assert_golden(golden, &self.to_string());
     }
 
-    /// Asserts that nothing was said after the first data that is not written down.
+    /// Asserts that every message after the opening is in the golden file.
     ///
     /// # Panics
     ///
-    /// If something was.
+    /// If one is not.
     pub(crate) fn assert_nothing_else_later(&self, golden: &Path) {
         let golden = fs::read_to_string(golden).expect("a golden transcript");
         for said in &self.closing {
@@ -86,16 +86,16 @@ impl Dialogue {
         }
     }
 
-    /// What was said up to the first data.
+    /// The messages of the opening.
     pub(crate) fn opening(&self) -> String {
         self.opening.iter().map(|line| format!("{line}\n")).collect()
     }
 
-    /// Asserts that the opening is the one that is written down.
+    /// Asserts that the opening equals the one in the golden file.
     ///
     /// # Panics
     ///
-    /// If it is not, with both side by side.
+    /// If they differ. The message shows both side by side.
     pub(crate) fn assert_opening_is(&self, golden: &Path) {
         let golden = fs::read_to_string(golden).expect("a golden transcript");
         let golden = golden.lines().take_while(|&line| line != DATA);
@@ -104,11 +104,11 @@ impl Dialogue {
         assert!(found == expected, "\n{}", side_by_side(&expected, &found));
     }
 
-    /// Asserts that these lines are among what was said after the first data.
+    /// Asserts that these lines are among the messages after the opening.
     ///
     /// # Panics
     ///
-    /// If one is not, with all that was.
+    /// If one is missing. The message shows all that were sent.
     pub(crate) fn assert_later_said(&self, lines: &[&str]) {
         for line in lines {
             assert!(self.closing.iter().any(|said| said == line), "no '{line}':\n{self}");
@@ -116,11 +116,11 @@ impl Dialogue {
     }
 }
 
-/// Asserts that a text is what is written down, or writes it down if `SMCGATE_BLESS` is set.
+/// Asserts that a text equals the golden file. If `SMCGATE_BLESS` is set, writes the file instead.
 ///
 /// # Panics
 ///
-/// If it is not, with both side by side.
+/// If they differ. The message shows both side by side.
 pub(crate) fn assert_golden(golden: &Path, found: &str) {
     if std::env::var_os("SMCGATE_BLESS").is_some() {
         fs::write(golden, found).expect("the source is ours to write");
@@ -137,7 +137,7 @@ impl std::fmt::Display for Dialogue {
     }
 }
 
-/// What stands between opening and closing.
+/// The line between opening and closing.
 const DATA: &str = "(data, and in any order)";
 
 /// Two transcripts, line by line, with a mark where they differ.
@@ -177,8 +177,8 @@ impl<'a> Line<'a> {
         address.bytes().last().unwrap_or_default()
     }
 
-    /// What no other line has, and what it has in common with itself sent again: speaker, queue
-    /// pair and PSN, or the words of what has no PSN.
+    /// Identifies a message, also when it is sent again: by sender, queue pair and PSN, or by its
+    /// words if it has no PSN.
     fn identity(&self) -> (&'a str, Vec<&'a str>) {
         let sequence = self.words.iter().position(|&word| word == "qp");
         let is_sequenced = ["LLC", "CDC", "WRITE"].contains(&self.protocol());
@@ -190,14 +190,14 @@ impl<'a> Line<'a> {
         self.words.first().copied().unwrap_or_default()
     }
 
-    /// Whether it is of a kind that is said in every run. TEST LINK depends on how long one takes.
+    /// Whether its kind occurs in every run. TEST LINK depends on how long a run takes.
     fn is_certain(&self) -> bool {
         ["TCP", "CLC", "LLC"].contains(&self.protocol())
             && !self.words.starts_with(&["LLC", "TEST", "LINK"])
     }
 
-    /// Whether it is about one of the first two links, which come to be when the group does. Linux
-    /// sends data only after that; the RFC (3.5.1.6) lets it flow as soon as there is one link.
+    /// Whether it is about one of the first two links, which are set up together with the group.
+    /// Linux sends data only after that; the RFC (3.5.1.6) allows data as soon as one link exists.
     fn founds_group(&self) -> bool {
         let exchange =
             ["ADD", "CONFIRM"].iter().any(|verb| self.words.starts_with(&["LLC", verb, "LINK"]));
@@ -206,7 +206,7 @@ impl<'a> Line<'a> {
         exchange && number.is_some_and(|number| ["1", "2"].contains(number))
     }
 
-    /// The message, its flags, and those of its fields that do not differ from run to run.
+    /// The message, its flags, and the fields that are the same in every run.
     fn comparable(&self) -> String {
         let mut comparable: Vec<&str> = Vec::new();
         let mut in_flags = false;
@@ -231,11 +231,11 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Fields that say what a peer decided, not who it is and where its memory lies.
+/// Fields that a peer decides. Others say who it is and where its memory lies.
 const CERTAIN: [&str; 6] = ["version", "link", "max-links", "rmbe", "error-mask", "other-links"];
 
-/// An excerpt of what `smcgate decode` prints of two Linux guests must come out as a person would
-/// retell it; on this the comparison of our gateway with Linux rests.
+/// The comparison of our gateway with Linux depends on this: an excerpt of what `smcgate decode`
+/// prints for two Linux guests must become the transcript that a person would write.
 #[test]
 fn retells_what_was_decoded() {
     let words = "\
@@ -261,11 +261,11 @@ fn retells_what_was_decoded() {
         server: LLC DELETE RKEY v2 error-mask 0x00\n";
     let dialogue = Dialogue::read(words);
     assert_eq!(dialogue.to_string(), expected);
-    // Between the first two lines; all others say at the earliest what they can.
+    // The pause between the first two lines is the longest; all other messages follow at once.
     assert_eq!(dialogue.longest_silence(), Duration::from_millis(200));
 }
 
-/// Where two transcripts part must be visible at a glance.
+/// A reader must see at a glance where two transcripts differ.
 #[test]
 fn differences_are_marked() {
     let table = side_by_side("same\none\n", "same\nother\nmore\n");

@@ -11,11 +11,11 @@ use crate::rig::Rig;
 use crate::testbed::{Pairing, Testbed};
 
 const PORT: u16 = 7010;
-/// Longer than a kernel repeats to an RNIC that has gone; until then it does not answer.
+/// Longer than a kernel retransmits to an RNIC that is gone; it does not answer before that.
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// A kernel that loses an RNIC moves its connections to the other, and no byte is lost; ours must
-/// do the same towards it.
+/// A kernel that loses an RNIC moves its connections to the other RNIC, and no byte is lost. This
+/// is the yardstick for our gateway.
 #[test]
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn loss_of_an_rnic_from_linux_to_linux() {
@@ -24,8 +24,8 @@ fn loss_of_an_rnic_from_linux_to_linux() {
 
 /// Each side loses the RNIC of one link and gets it back, while bytes trickle.
 ///
-/// At full speed Linux stalls here: rxe repeats for ever what it sent to an RNIC that has gone, and
-/// SMC waits for it to end before it goes on. Hence a trickle, whose reader seldom speaks.
+/// At full speed Linux stalls here: rxe retransmits for ever to an RNIC that is gone, and SMC waits
+/// until this ends. Therefore the sender trickles, and the reader seldom sends a message.
 pub(crate) fn losses(pairing: Pairing) {
     const BYTES: u32 = 800_000;
     let hosts = Hosts::new(&format!("losses-{pairing:?}"));
@@ -41,7 +41,7 @@ pub(crate) fn losses(pairing: Pairing) {
     let server = testbed.accept(PORT, 1, &format!("receive={BYTES} shut drain"));
     let client = testbed.start_connect(PORT, 1, &format!("trickle={BYTES} drain"));
 
-    // The kernel that is watched, and the other side.
+    // We watch the state of this kernel; the other side is a kernel or our gateway.
     let kernel = testbed.kernels()[0];
     let other =
         if std::ptr::eq(kernel, testbed.client()) { testbed.server() } else { testbed.client() };
@@ -64,7 +64,7 @@ pub(crate) fn losses(pairing: Pairing) {
     assert_said(&Dialogue::of(&hosts, &wire.stop()), pairing);
 }
 
-/// Asserts that both sides have said what two kernels say.
+/// Asserts that both sides sent the messages that two kernels send.
 fn assert_said(dialogue: &Dialogue, pairing: Pairing) {
     let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/interop/golden/two-links.txt");
     if pairing == Pairing::LinuxToLinux {
@@ -73,7 +73,7 @@ fn assert_said(dialogue: &Dialogue, pairing: Pairing) {
     dialogue.assert_opening_is(Path::new(golden));
     match pairing {
         Pairing::LinuxToLinux | Pairing::LinuxToGateway => dialogue.assert_later_said(&[
-            // The client's RNIC goes.
+            // The client loses its RNIC.
             "client: LLC DELETE LINK v2 [orderly] link 1",
             "server: LLC DELETE LINK v2 [orderly] link 1",
             "client: LLC DELETE LINK v2 [reply orderly] link 1",
@@ -89,7 +89,7 @@ fn assert_said(dialogue: &Dialogue, pairing: Pairing) {
             "client: LLC DELETE LINK v2 [reply orderly] link 3",
         ]),
         Pairing::GatewayToLinux => dialogue.assert_later_said(&[
-            // The server's RNIC goes, and it offers an asymmetric link over the one it has left.
+            // The server loses its RNIC, and offers an asymmetric link over the remaining one.
             "server: LLC DELETE LINK v2 [orderly] link 1",
             "client: LLC DELETE LINK v2 [reply orderly] link 1",
             "server: LLC ADD LINK v2 link 3",
@@ -104,7 +104,7 @@ fn assert_said(dialogue: &Dialogue, pairing: Pairing) {
     }
 }
 
-/// Waits until the one link group of this guest is of this kind, and has no link but those two.
+/// Waits until the link group of this guest is of this kind and has two links.
 fn wait_for_group(guest: &Place<'_>, kind: &str) {
     wait_until(&format!("{kind} in the guest"), LIMIT, || {
         let lines = guest.tool(&["links"]);
@@ -119,7 +119,7 @@ impl Place<'_> {
         match (self.socket(), plugged) {
             (Socket::Smc, true) => self.create_rdma("rxe1", "eth1"),
             (Socket::Smc, false) => drop(self.run(&["rdma", "link", "delete", "rxe1"])),
-            // A device that goes down takes its routes along.
+            // The kernel removes the routes of a device that goes down.
             (Socket::Tcp, true) => drop(self.run(&["sh", "-ec", SECOND_UP])),
             (Socket::Tcp, false) => drop(self.run(&["ip", "link", "set", "wh", "down"])),
         }

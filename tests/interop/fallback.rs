@@ -1,4 +1,4 @@
-//! Where SMC-R cannot be: the application works over TCP, and both sides say why.
+//! Cases without SMC-R: the application must work over TCP, and both sides must say why.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -26,8 +26,8 @@ enum Trouble {
     NoRnic,
     /// TCP option 254 is lost on the way out.
     Stripped,
-    /// And on the way in. A client that this befalls has no connection at all: its server waits for
-    /// a Proposal, and ends it at the first byte of data.
+    /// TCP option 254 is lost on the way in. Such a client gets no connection at all: its server
+    /// waits for a Proposal, and closes the connection at the first byte of data.
     StrippedInwards,
 }
 
@@ -55,7 +55,7 @@ impl Trouble {
     }
 }
 
-/// What two kernels say is the yardstick for what is said to and by our gateway.
+/// The reasons that two kernels give are the yardstick for those between a kernel and our gateway.
 #[test]
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn fallbacks_from_linux_to_linux() {
@@ -85,7 +85,7 @@ fn fallbacks_from_linux_to_linux() {
     assert_golden(Path::new(golden), &found);
 }
 
-/// Asserts that all the client sent came back: what each side says of the mode, if it is a kernel.
+/// Asserts that everything came back to the client. Returns the mode that each kernel reports.
 pub(crate) fn echoed(client: &[Outcome], server: &[Outcome]) -> [String; 2] {
     let (client, server) = (unanimous(client, 1), unanimous(server, 1));
     assert_eq!(client.event("sent "), server.event("echoed "));
@@ -98,15 +98,15 @@ pub(crate) fn echoed(client: &[Outcome], server: &[Outcome]) -> [String; 2] {
     [mode(client), mode(server)]
 }
 
-/// What is wrong with the guest and with us, what the guest's kernel says (its own reason and the
-/// peer's diagnosis), and what the gateway counts it under.
+/// What is wrong with the guest, what is wrong with our gateway, what the guest's kernel reports
+/// (its own reason and the peer's diagnosis), and the reason that the gateway counts.
 type Row = (Trouble, Ours, &'static str, &'static str);
 
-/// What is the matter with our gateway.
+/// What is wrong with our gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ours {
     Well,
-    /// It is told to speak v1 alone; a kernel over rxe speaks v2 alone.
+    /// It speaks only SMC-Rv1; a kernel over rxe speaks only SMC-Rv2.
     Version1,
     /// Its RNIC has no carrier.
     RnicDown,
@@ -123,7 +123,7 @@ impl Ours {
     }
 }
 
-/// A guest's client that cannot have SMC-R with the gateway before its server.
+/// A client in a guest that cannot use SMC-R with the gateway in front of its server.
 const CLIENTS: [Row; 7] = [
     (Trouble::NoUeid, Ours::Well, "TCP 0x03030000/0x00000000", "NO_DEVICE"),
     (Trouble::OtherUeid, Ours::Well, "TCP 0x05000000/0x03030008", "NO_COMMON_EID"),
@@ -134,7 +134,7 @@ const CLIENTS: [Row; 7] = [
     (Trouble::None, Ours::RnicDown, "TCP 0x05000000/0x03030002", "NO_SMC_R_DEVICE"),
 ];
 
-/// A guest's server that cannot have SMC-R with the gateway before its client.
+/// A server in a guest that cannot use SMC-R with the gateway in front of its client.
 const SERVERS: [Row; 7] = [
     (Trouble::NoUeid, Ours::Well, "TCP 0x03030000/0x00000000", "NO_DEVICE"),
     (Trouble::OtherUeid, Ours::Well, "TCP 0x03030000/0x00000000", "NO_DEVICE"),
@@ -145,8 +145,8 @@ const SERVERS: [Row; 7] = [
     (Trouble::None, Ours::RnicDown, "TCP 0x05000000/0x03030002", "NO_SMC_R_DEVICE"),
 ];
 
-/// Plays all rows of one direction, and asserts that the bytes came through and that both sides
-/// gave the reason they should.
+/// Plays all rows of one pairing. Asserts that the bytes came through and that both sides gave the
+/// expected reason.
 pub(crate) fn fall_back(pairing: Pairing) {
     let hosts = Hosts::new(&format!("fallbacks-{pairing:?}"));
     let rows = if pairing == Pairing::LinuxToGateway { &CLIENTS } else { &SERVERS };
@@ -165,7 +165,8 @@ pub(crate) fn fall_back(pairing: Pairing) {
     assert!(wrong.is_empty(), "{pairing:?}:\n{wrong}");
 }
 
-/// One row: what the kernel says, what the gateway counts it under, and what else it counts.
+/// Plays one row. Returns what the kernel reports, the reason that the gateway counts, and what
+/// else the gateway counts.
 fn play(
     rig: &Rig<'_>,
     hosts: &Hosts,

@@ -1,5 +1,5 @@
-//! What two applications see of each other's closes, resets, pauses and urgent bytes over the
-//! kernels' SMC-R: the yardstick for our gateway between a Linux application and one of TCP.
+//! What two applications see of each other's closes, resets, pauses and urgent bytes over SMC-R
+//! between kernels. This is the yardstick for our gateway.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -14,8 +14,8 @@ const PORT: u16 = 7010;
 
 /// Name, client's part, server's part.
 ///
-/// Pauses make the order certain; they are long because guests are slow. Nothing is sent behind the
-/// urgent byte: Linux then waits for its reader, and whether that ever ends is a matter of chance.
+/// Pauses fix the order; they are long because guests are slow. Nothing is sent after the urgent
+/// byte, because Linux then waits for the reader, and it depends on chance whether that ever ends.
 const SCENARIOS: [(&str, &str, &str); 8] = [
     ("client half-closes", "send=1000 shut drain", "drain send=500"),
     ("server half-closes", "drain send=500", "send=1000 shut drain"),
@@ -29,8 +29,8 @@ const SCENARIOS: [(&str, &str, &str); 8] = [
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/interop/golden/fidelity.txt");
 
-/// A gateway that shows an application something else than Linux does would break programs that
-/// are used to it; where Linux' SMC-R differs from its own TCP, the difference is written down.
+/// A gateway that showed applications something else than Linux does would break programs that are
+/// used to Linux. Where Linux's SMC-R differs from its own TCP, the golden file has the difference.
 #[test]
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn streams_from_linux_to_linux() {
@@ -57,10 +57,10 @@ fn streams_from_linux_to_linux() {
     assert_golden(Path::new(GOLDEN), &found);
 }
 
-/// Asserts that a kernel's application sees through our gateway what it would see of another
-/// kernel's, and that one of TCP sees that, or what it would see of TCP.
+/// Asserts that an application on a kernel's SMC-R sees through our gateway what it would see
+/// through another kernel, and that an application on TCP sees the same, or what TCP would show it.
 ///
-/// Says of each scenario all that is not as between two kernels.
+/// Prints whatever is not as between two kernels.
 pub(crate) fn ends_as_between_kernels(pairing: Pairing) {
     let hosts = Hosts::new(&format!("streams-{pairing:?}"));
     let rig = Rig::new(&hosts);
@@ -95,7 +95,7 @@ fn is_tcp(place: &Place<'_>) -> bool {
     place.socket() == Socket::Tcp
 }
 
-/// What the table says of one side of a scenario.
+/// What the golden file says about one side of a scenario.
 fn written<'t>(table: &'t str, scenario: &str, side: &str) -> Option<&'t str> {
     let of_scenario = table.lines().skip_while(|&line| line != scenario).skip(1);
     of_scenario
@@ -110,7 +110,7 @@ fn play_over_tcp(rig: &Rig<'_>, client: &str, server: &str) -> (Outcome, Outcome
     (unanimous(&client, 1).clone(), unanimous(&server.outcomes(), 1).clone())
 }
 
-/// What was seen, with no more of each digest than it takes to tell them apart.
+/// What was seen, with each digest cut to the part that tells them apart.
 fn told(outcome: &Outcome) -> String {
     let shorter = |event: &String| match event.split_once(", SHA-256 ") {
         Some((bytes, digest)) => format!("{bytes} #{}{}", &digest[..8], &digest[64..]),
@@ -119,7 +119,7 @@ fn told(outcome: &Outcome) -> String {
     outcome.events.iter().map(shorter).collect::<Vec<_>>().join("; ")
 }
 
-/// What is looked up in the wrong place would be compared with the wrong outcome.
+/// An outcome that is looked up in the wrong place would be compared with the wrong one.
 #[test]
 fn a_table_is_read_scenario_by_scenario() {
     let table = "one\n    client: a\n    server: b\ntwo\n    client: c\n    client over TCP: d\n";

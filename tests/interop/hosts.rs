@@ -1,4 +1,4 @@
-//! The network namespaces of the rig, in the form that modules of the end-to-end suite ask for.
+//! The network namespaces of the rig, in the form that modules of the end-to-end suite need.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
@@ -16,13 +16,13 @@ pub(crate) struct Hosts {
     pub(crate) a: Host,
     /// The rig itself: the network of its bridges, where captures are taken.
     pub(crate) b: Host,
-    /// Where the processes of this test leave what they have to say.
+    /// Folder for the logs of the processes of this test.
     pub(crate) logs: PathBuf,
 }
 
 /// One of them.
 pub(crate) struct Host {
-    /// None for where the test itself runs.
+    /// None: where the test itself runs.
     namespace: Option<File>,
     pub(crate) device: &'static str,
     pub(crate) address: Ipv4Addr,

@@ -1,4 +1,4 @@
-//! Against the one peer that none of us wrote: Linux guests whose kernel speaks SMC-R over rxe.
+//! Tests against a peer that we did not write: Linux guests whose kernel speaks SMC-R over rxe.
 //!
 //! ```text
 //!   guest 1, 10.9.0.11      guest 2, 10.9.0.12      host h, 10.9.0.13: our gateway
@@ -7,10 +7,10 @@
 //!
 //! `scripts/test interop` boots the guests, by `scripts/linux-rig`, and runs this. All tests share
 //! the two guests, so they run one after another, and each begins by loading the kernel's modules
-//! anew. What was said is in `target/interop/TEST/`, captures included.
+//! anew. Logs and captures are in `target/interop/TEST/`.
 //!
-//! A test is a transcript: who accepts, who connects, what each does with the connection (the steps
-//! of `smcgate-guest`), what each must have seen. Guests are emulated: nothing here is about speed.
+//! A test says who accepts, who connects, what each does with the connection (the steps of
+//! `smcgate-guest`) and what each must have seen. No test is about speed: guests are emulated.
 
 mod blocked;
 #[path = "../e2e/clock.rs"]

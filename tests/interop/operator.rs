@@ -1,4 +1,4 @@
-//! What an operator of the gateway is told about a kernel at the other end.
+//! What an operator of the gateway can see about a kernel at the other end.
 
 use std::time::Duration;
 

@@ -11,7 +11,7 @@ use crate::clock::wait_until;
 use crate::hosts::{Host, Hosts};
 use crate::process::{Process, run};
 
-/// How long a program may take; guests are slow, and so is a machine that does more than this.
+/// How long a program may take: guests are slow, and the machine may be busy with other things.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// One of them.
@@ -59,11 +59,11 @@ impl<'h> Place<'h> {
         }
     }
 
-    /// Runs a program to its end: what it says on standard output.
+    /// Runs a program to its end. Returns its standard output.
     ///
     /// # Panics
     ///
-    /// If it is not content.
+    /// If it fails.
     pub(crate) fn run(&self, words: &[&str]) -> String {
         let (name, mut command) = self.command(words);
         run(self.hosts, self.host(), &name, LIMIT, &mut command).expect_success(&name)
@@ -74,13 +74,13 @@ impl<'h> Place<'h> {
         if self.guest.is_some() { Socket::Smc } else { Socket::Tcp }
     }
 
-    /// Starts a program that knows only TCP; in a guest its stream sockets become ones of AF_SMC.
+    /// Starts a program that knows only TCP; in a guest its stream sockets become AF_SMC sockets.
     pub(crate) fn start_program(&self, words: &[&str]) -> Process {
         let (name, mut command) = self.program(words);
         Process::start(self.host(), &self.hosts.logs, &name, &mut command)
     }
 
-    /// Runs such a program to its end: what it says on standard output.
+    /// Runs such a program to its end. Returns its standard output.
     pub(crate) fn run_program(&self, words: &[&str]) -> String {
         let (name, mut command) = self.program(words);
         run(self.hosts, self.host(), &name, LIMIT, &mut command).expect_success(&name)
@@ -93,7 +93,7 @@ impl<'h> Place<'h> {
         }
     }
 
-    /// Runs `smcgate-guest` to its end: the lines it says.
+    /// Runs `smcgate-guest` to its end. Returns the lines that it prints.
     pub(crate) fn tool(&self, words: &[&str]) -> Vec<String> {
         let tool = tool();
         let words: Vec<&str> = [tool.as_str()].iter().chain(words).copied().collect();
@@ -124,7 +124,7 @@ impl<'h> Place<'h> {
         self.start_connect(socket, to, times, part).outcomes()
     }
 
-    /// Like [`Place::connect`], and does not wait for them.
+    /// Like [`Place::connect`], but does not wait for the connections.
     pub(crate) fn start_connect(
         &self,
         socket: Socket,
@@ -135,8 +135,8 @@ impl<'h> Place<'h> {
         self.start_application("connect", socket, to, times, part)
     }
 
-    /// How many connections this guest's kernel has set up in this way, and how many in others or
-    /// not at all.
+    /// How many connections this guest's kernel has set up in this way, and how many in another way
+    /// or not at all.
     pub(crate) fn counted(&self, way: &str) -> [u64; 2] {
         let mut counted = [0, 0];
         for line in self.tool(&["counts"]) {
@@ -169,7 +169,7 @@ impl<'h> Place<'h> {
         if self.guest.is_some() { &self.hosts.b } else { &self.hosts.a }
     }
 
-    /// A command for this place, and a name that no other has in this test.
+    /// A command for this place, and a name that is unique in this test.
     fn command(&self, words: &[&str]) -> (String, Command) {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Relaxed);
@@ -199,7 +199,7 @@ impl Socket {
 }
 
 impl Application {
-    /// Waits for its end: what it saw.
+    /// Waits for its end. Returns what it saw.
     pub(crate) fn outcomes(mut self) -> Vec<Outcome> {
         let status = self.process.wait(LIMIT);
         assert!(status.success(), "{}", self.process.log());
@@ -209,11 +209,11 @@ impl Application {
 }
 
 impl Outcome {
-    /// What follows `beginning` in the event that begins so.
+    /// The rest of the event that begins with `beginning`.
     ///
     /// # Panics
     ///
-    /// If there is none.
+    /// If there is no such event.
     pub(crate) fn event(&self, beginning: &str) -> &str {
         let mut events = self.events.iter();
         let found = events.find_map(|event| event.strip_prefix(beginning));
@@ -221,11 +221,11 @@ impl Outcome {
     }
 }
 
-/// The one outcome that all of `count` connections had.
+/// The outcome that all of `count` connections share.
 ///
 /// # Panics
 ///
-/// If they had not.
+/// If their outcomes differ.
 pub(crate) fn unanimous(outcomes: &[Outcome], count: u32) -> &Outcome {
     match outcomes {
         [only] if only.count == count => only,
@@ -242,13 +242,13 @@ fn outcomes(lines: &[String]) -> Vec<Outcome> {
     lines.iter().map(outcome).collect()
 }
 
-/// The variable that makes a program's stream sockets ones of AF_SMC.
+/// The variable that turns a program's stream sockets into AF_SMC sockets.
 fn preload() -> String {
     let library = std::env::var("SMCGATE_PRELOAD").expect("scripts/linux-rig says where");
     format!("LD_PRELOAD={library}")
 }
 
-/// The program that is agent, application and operator's tool in a guest.
+/// The program that serves as agent, application and operator's tool in a guest.
 fn tool() -> String {
     std::env::var("SMCGATE_GUEST").expect("scripts/linux-rig says where")
 }

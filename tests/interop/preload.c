@@ -1,4 +1,4 @@
-// For programs that know only TCP: their stream sockets become ones of AF_SMC, as `smc_run` does it.
+// Turns the stream sockets of programs that know only TCP into AF_SMC sockets, as `smc_run` does.
 // A Linux guest has no smc-tools. Loaded by LD_PRELOAD; scripts/linux-rig compiles it.
 #define _GNU_SOURCE
 #include <netinet/in.h>

@@ -1,5 +1,5 @@
-//! Programs that know nothing of SMC: in a guest their stream sockets are made ones of AF_SMC by a
-//! preload.
+//! Programs that know nothing of SMC. In a guest, a preloaded library turns their stream sockets
+//! into AF_SMC sockets.
 
 use std::fs;
 use std::time::Duration;
@@ -12,10 +12,10 @@ const IPERF3: u16 = 5201;
 const REDIS: u16 = 6379;
 const WEB: u16 = 8080;
 
-/// For a server to end when its last client has gone.
+/// How long a server may take to end after its last client.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What users run must work over the kernels' SMC-R here before it can be asked of our gateway.
+/// These programs must work over SMC-R between kernels before we can ask it of our gateway.
 #[test]
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn programs_from_linux_to_linux() {
@@ -31,14 +31,14 @@ pub(crate) fn programs(pairing: Pairing) {
     let far = testbed.server_address(0).ip().to_string();
 
     for direction in [&[][..], &["--reverse"]] {
-        // A server of its own for each: between two tests it does not listen for a moment.
+        // Each run has its own server: between two tests iperf3 does not listen for a moment.
         let mut iperf3 =
             testbed.serve(IPERF3, &["iperf3", "--server", "--one-off", "--bind", &far]);
         let words = ["iperf3", "--client", &near, "--bytes", "8M", "--json"];
         let said = testbed.run(&[&words, direction].concat());
         let report: serde_json::Value = serde_json::from_str(&said).expect("iperf3 prints JSON");
         let received = report["end"]["sum_received"]["bytes"].as_u64();
-        // What is on its way when the sender is content, iperf3 does not count.
+        // iperf3 does not count bytes that are on their way when the sender ends.
         assert!(received.is_some_and(|bytes| bytes > 1 << 20), "{said}");
         assert!(iperf3.wait(LIMIT).success(), "{}", iperf3.log());
     }
@@ -49,7 +49,7 @@ pub(crate) fn programs(pairing: Pairing) {
     let said = testbed.run(&words.split(' ').collect::<Vec<_>>());
     assert!(said.contains("SET: ") && said.contains("GET: "), "{said}");
 
-    // Guests see this machine's files; what they write stays with them.
+    // Guests can read this machine's files; what they write stays in the guest.
     let folder = hosts.logs.to_str().expect("our own paths are text");
     let configuration = hosts.logs.join("nginx.conf");
     fs::write(&configuration, nginx(&far)).expect("the directory is ours");

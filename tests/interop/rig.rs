@@ -1,4 +1,4 @@
-//! Two guests and a gateway's host, as a scenario begins and ends.
+//! Two guests and the host of a gateway: how a scenario sets them up and checks them.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -16,10 +16,10 @@ pub(crate) const EID: &str = "SMCGATE-RIG";
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What every guest's kernel says when all is well, at the level of warnings though it is.
+/// Warnings that a guest's kernel prints although all is well.
 ///
-/// The last: when a second link was offered and rejected, or a group ends, SMC takes a queue pair
-/// of rxe through a transition that rxe refuses.
+/// `rxe_modify_qp`: when a second link was offered and rejected, or when a group ends, SMC asks rxe
+/// for a transition of a queue pair that rxe refuses.
 const USUAL: [&str; 8] = [
     "adding ib device",
     "removing ib device",
@@ -52,22 +52,22 @@ impl<'h> Rig<'h> {
         Self { one, two, host, hosts }
     }
 
-    /// Starts to capture what guests and host say to each other, on whichever device.
+    /// Starts to capture all traffic between guests and host.
     pub(crate) fn capture(&self) -> Capture {
         let file = self.hosts.logs.join("wire.pcap");
         let mut command = Command::new("tcpdump");
-        // Root stays root: another user could not write below the logs.
+        // tcpdump must stay root: another user could not write to the folder of the logs.
         command.args(["-i", "lan", "-U", "-Z", "root", "-B", "65536", "-w"]).arg(&file);
         let tcpdump = Process::start(&self.hosts.b, &self.hosts.logs, "tcpdump", &mut command);
         wait_until("tcpdump listens", LIMIT, || tcpdump.log().contains("listening on"));
         Capture { tcpdump, file }
     }
 
-    /// Asserts that no guest's kernel has complained since the scenario began.
+    /// Asserts that no guest's kernel has printed warnings since the scenario began.
     ///
     /// # Panics
     ///
-    /// With its complaints.
+    /// If one has. The message shows the warnings.
     pub(crate) fn assert_quiet_kernels(&self) {
         for guest in [&self.one, &self.two] {
             let log = guest.run(&["dmesg", "--notime", "--level=emerg,alert,crit,err,warn"]);
@@ -86,8 +86,8 @@ impl Place<'_> {
         self.tool(&["ueid-add", eid]);
     }
 
-    /// Has it lose TCP option 254, as some middleboxes do: `output` for what it sends, `input` for
-    /// what it receives.
+    /// Removes TCP option 254 from its packets, as some middleboxes do: `output` from those that it
+    /// sends, `input` from those that it receives.
     pub(crate) fn strip_option(&self, hook: &str) {
         self.run(&["nft", "add table ip rig"]);
         self.run(&[
@@ -116,9 +116,9 @@ pub(crate) struct Capture {
 }
 
 impl Capture {
-    /// Ends it: the file.
+    /// Ends the capture. Returns its file.
     pub(crate) fn stop(mut self) -> PathBuf {
-        // What was seen last is written only when the kernel hands over its buffer.
+        // The last packets are written only when the kernel hands over its buffer.
         std::thread::sleep(Duration::from_millis(1_200));
         self.tcpdump.signal(Signal::INT);
         let status = self.tcpdump.wait(LIMIT);

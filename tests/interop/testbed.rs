@@ -1,4 +1,4 @@
-//! Between whom the connections of a scenario run: two kernels, or a kernel and our gateway.
+//! The two ends of the connections of a scenario: two kernels, or a kernel and our gateway.
 
 use std::net::SocketAddrV4;
 
@@ -9,27 +9,27 @@ use crate::place::{Application, Outcome, Place, Socket, unanimous};
 use crate::process::Process;
 use crate::rig::{EID, Rig};
 
-/// Which ends speak SMC-R, and which has our gateway before it.
+/// Which ends speak SMC-R themselves, and which one has our gateway in front of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pairing {
     /// Guest 1 connects to guest 2: the yardstick.
     LinuxToLinux,
-    /// Guest 1 connects to our gateway, and it to a TCP server of its own host.
+    /// Guest 1 connects to our gateway, which connects to a TCP server on its own host.
     LinuxToGateway,
-    /// A TCP client of the gateway's host connects to it, and it to guest 2.
+    /// A TCP client on the gateway's host connects to the gateway, which connects to guest 2.
     GatewayToLinux,
 }
 
-/// A pairing with everything on it in place.
+/// A pairing with everything in place.
 pub(crate) struct Testbed<'r> {
     rig: &'r Rig<'r>,
     pairing: Pairing,
-    /// None where two kernels are among themselves.
+    /// None between two kernels.
     pub(crate) gateway: Option<Gateway<'r>>,
 }
 
 impl<'r> Testbed<'r> {
-    /// Has all ends speak SMC-R over one RNIC each; servers will listen on `ports`.
+    /// Makes all ends speak SMC-R over one RNIC each. Servers will listen on `ports`.
     pub(crate) fn open(
         rig: &'r Rig<'r>,
         hosts: &'r Hosts,
@@ -39,7 +39,7 @@ impl<'r> Testbed<'r> {
         Self::open_as(rig, hosts, pairing, ports, |setup| setup)
     }
 
-    /// The same, with more said about the gateway.
+    /// The same, with more settings of the gateway.
     pub(crate) fn open_as(
         rig: &'r Rig<'r>,
         hosts: &'r Hosts,
@@ -88,7 +88,7 @@ impl<'r> Testbed<'r> {
         ends.into_iter().filter(|end| end.socket() == Socket::Smc).collect()
     }
 
-    /// Where a client that wants the server on `port` connects to.
+    /// The address by which clients reach the server on `port`.
     pub(crate) fn target(&self, port: u16) -> SocketAddrV4 {
         match self.pairing {
             Pairing::LinuxToLinux => self.rig.two.at(port),
@@ -105,9 +105,9 @@ impl<'r> Testbed<'r> {
         }
     }
 
-    /// Makes `times` connections, all at once, and plays these parts on each: what its client saw
-    /// and what its server did. Asserts that it is the same for all, and that kernels have carried
-    /// it over SMC-R.
+    /// Makes `times` connections, all at once, and plays these parts on each. Returns what the
+    /// clients saw and what the servers saw. Asserts that it is the same for all connections, and
+    /// that kernels have carried them over SMC-R.
     pub(crate) fn play(
         &self,
         port: u16,
@@ -132,7 +132,7 @@ impl<'r> Testbed<'r> {
         end.start_connect(end.socket(), self.target(port), times, &part)
     }
 
-    /// Waits for both ends: what [`Testbed::play`] says.
+    /// Waits for both ends. Returns what [`Testbed::play`] returns.
     pub(crate) fn outcomes(
         &self,
         client: Application,
@@ -150,8 +150,8 @@ impl<'r> Testbed<'r> {
         (seen(self.client(), &client), seen(self.server(), &server))
     }
 
-    /// Asserts that at least so many connections went over SMC-R, none over TCP, and that both
-    /// sides count them so.
+    /// Asserts that at least this number of connections used SMC-R, that none used TCP, and that
+    /// both sides have counted them so.
     pub(crate) fn assert_all_smc(&self, least: u64) {
         let mut counts = Vec::new();
         for end in self.kernels() {
@@ -173,7 +173,7 @@ impl<'r> Testbed<'r> {
         assert!(same, "{:?}: at least {least}, not {counts:?}", self.pairing);
     }
 
-    /// Asserts that no kernel has complained and that nothing is left open in the gateway.
+    /// Asserts that no kernel has printed warnings and that the gateway has nothing left open.
     pub(crate) fn assert_at_rest(&self) {
         self.rig.assert_quiet_kernels();
         if let Some(gateway) = &self.gateway {
@@ -190,13 +190,13 @@ impl<'r> Testbed<'r> {
         server
     }
 
-    /// Runs a client that knows nothing of SMC to its end: what it says on standard output.
+    /// Runs a client that knows nothing of SMC to its end. Returns its standard output.
     pub(crate) fn run(&self, words: &[&str]) -> String {
         self.client().run_program(words)
     }
 }
 
-/// The part with a first step that says what carries the connection, where a kernel can say so.
+/// The part with `mode` as its first step, if a kernel carries the connection.
 fn with_mode_step(end: &Place<'_>, part: &str) -> String {
     match end.socket() {
         Socket::Smc => format!("mode {part}"),

@@ -19,9 +19,9 @@ const ORDERS: [(&str, &str, &str); 3] = [
     ("send=100 receive=100", "receive=100 send=100", "both"),
 ];
 
-/// A gateway that connects to servers of Linux has as many ports towards each of them as it has
-/// towards another gateway, and must not be left with them in TIME_WAIT either. What a kernel keeps
-/// is said, not judged: between two kernels it is the same.
+/// A gateway has no more ports towards a Linux server than towards another gateway, and must not
+/// leave them in TIME_WAIT either. The test prints what kernels keep, but does not judge it: two
+/// kernels do the same.
 pub(crate) fn the_gateway_keeps_no_ports(pairing: Pairing) {
     let hosts = Hosts::new(&format!("time-wait-{pairing:?}"));
     let rig = Rig::new(&hosts);
@@ -33,7 +33,7 @@ pub(crate) fn the_gateway_keeps_no_ports(pairing: Pairing) {
             let active = gateway.stats().active;
             (active.smc, active.farewells) == (0, 0)
         });
-        // A FIN that answers ours may be on its way.
+        // The FIN that answers ours may still be on its way.
         std::thread::sleep(Duration::from_millis(200));
         let kernel = testbed.kernels()[0];
         let [ours, theirs] = [(&rig.host, kernel), (kernel, &rig.host)]

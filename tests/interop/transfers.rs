@@ -1,4 +1,4 @@
-//! Verified bytes, many of them on one connection and few on many.
+//! Verified transfers: many bytes on one connection, and few bytes on many connections.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,26 +10,26 @@ use crate::testbed::{Pairing, Testbed};
 
 const PORT: u16 = 7010;
 
-/// Longest silence between first SYN and first data. Guests are slow, but they wait for nothing;
-/// whoever does not get what he waits for goes on after two seconds or three.
+/// Longest silence between first SYN and first data. Guests are slow, but they never wait for a
+/// message that does not come: a side that does goes on only after two or three seconds.
 const SILENCE_LIMIT: Duration = Duration::from_millis(1_500);
 
-/// If two kernels cannot do it here, the rig is broken, and nothing it says of ours counts.
+/// If two kernels fail here, the rig is broken, and its verdict on our gateway means nothing.
 #[test]
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn bulk_from_linux_to_linux() {
     bulk(Pairing::LinuxToLinux);
 }
 
-/// Short connections share the link group of the first; each must still be one of SMC-R.
+/// Short connections share the link group of the first one. Each of them must use SMC-R.
 #[test]
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn crowd_from_linux_to_linux() {
     crowd(Pairing::LinuxToLinux);
 }
 
-/// 64 MiB each way on one connection. What is said around it must be what two kernels say, and
-/// nobody may have waited in vain.
+/// 64 MiB each way on one connection. The messages around it must be those that two kernels send,
+/// and no side may have waited for a message in vain.
 pub(crate) fn bulk(pairing: Pairing) {
     const BULK: &str = "67108864";
     let hosts = Hosts::new(&format!("bulk-{pairing:?}"));
@@ -58,7 +58,7 @@ pub(crate) fn bulk(pairing: Pairing) {
     if pairing == Pairing::LinuxToLinux {
         dialogue.assert_is(golden);
     } else {
-        // We keep our RMBs for the next connection, so there is no DELETE RKEY of ours.
+        // We keep our RMBs for the next connection, so we send no DELETE RKEY.
         dialogue.assert_opening_is(golden);
         dialogue.assert_nothing_else_later(golden);
     }
@@ -67,7 +67,7 @@ pub(crate) fn bulk(pairing: Pairing) {
     assert!(silence < SILENCE_LIMIT, "{silence:?}");
 }
 
-/// A hundred connections at once, and as many after them.
+/// A hundred connections at once, and then a hundred more.
 pub(crate) fn crowd(pairing: Pairing) {
     const TIMES: u32 = 100;
     let hosts = Hosts::new(&format!("crowd-{pairing:?}"));

@@ -3,7 +3,7 @@
 use crate::testbed::Pairing;
 use crate::{blocked, failover, fallback, fidelity, operator, programs, time_wait, transfers};
 
-/// Files must arrive as they were sent, whichever end has Linux' own SMC-R.
+/// Files must arrive as they were sent, whichever end has Linux's own SMC-R.
 #[test]
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn bulk_from_linux() {
@@ -16,7 +16,7 @@ fn bulk_to_linux() {
     transfers::bulk(Pairing::GatewayToLinux);
 }
 
-/// A hundred users at once must all be served over SMC-R, on the one link group there is.
+/// A hundred users at once must all be served over SMC-R, on a single link group.
 #[test]
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn crowd_from_linux() {
@@ -29,7 +29,7 @@ fn crowd_to_linux() {
     transfers::crowd(Pairing::GatewayToLinux);
 }
 
-/// What people run must not notice that one of two kernels has become a gateway.
+/// Programs must not notice that a gateway has taken the place of one of two kernels.
 #[test]
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn programs_from_linux() {
@@ -42,7 +42,7 @@ fn programs_to_linux() {
     programs::programs(Pairing::GatewayToLinux);
 }
 
-/// Ends, resets, pauses and urgent bytes must reach a kernel's application as from another kernel.
+/// An application on a kernel must see ends, resets, pauses and urgent bytes as from a kernel.
 #[test]
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn streams_from_linux() {
@@ -55,7 +55,7 @@ fn streams_to_linux() {
     fidelity::ends_as_between_kernels(Pairing::GatewayToLinux);
 }
 
-/// A cable is pulled on either side, and users must not notice.
+/// Users must not notice when a cable is pulled, on either side.
 #[test]
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn loss_of_an_rnic_from_linux() {
@@ -68,8 +68,8 @@ fn loss_of_an_rnic_to_linux() {
     failover::losses(Pairing::GatewayToLinux);
 }
 
-/// Users whose Linux has no UEID, another one, or no RNIC that works must not notice that their
-/// peer has a gateway, and their operators must be told why it is TCP, on both sides.
+/// If a Linux host has no UEID, another UEID or no working RNIC, its users must not notice that
+/// their peer has a gateway, and the operators of both sides must be told why it is TCP.
 #[test]
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn fallbacks_from_linux() {
@@ -82,7 +82,7 @@ fn fallbacks_to_linux() {
     fallback::fall_back(Pairing::GatewayToLinux);
 }
 
-/// Thousands of short connections per second must not use up ports, whoever is at the other end.
+/// Thousands of short connections per second must not use up ports, whatever the other end is.
 #[test]
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn ports_after_connections_from_linux() {
@@ -95,7 +95,7 @@ fn ports_after_connections_to_linux() {
     time_wait::the_gateway_keeps_no_ports(Pairing::GatewayToLinux);
 }
 
-/// A firewall that drops RoCE, one way or both, must cost users of a kernel's SMC-R no byte.
+/// A firewall that drops RoCE, one way or both ways, must not cost a kernel's users any byte.
 #[test]
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn blocked_roce_from_linux() {

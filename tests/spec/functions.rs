@@ -1,11 +1,11 @@
-//! The tests of a source file: where each begins and ends, and what the test runner calls it.
+//! The tests of a source file: where each begins and ends, and its name in the test runner.
 //!
-//! The source is formatted, so a function ends at the brace that stands as far to the right as its
-//! attributes.
+//! The source is formatted, so a function ends at the closing brace that has the same indentation
+//! as its attributes.
 
 use std::ops::RangeInclusive;
 
-/// What the test runner calls a test.
+/// The name of a test in the test runner.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct TestName {
     /// The program that it is in.
@@ -18,14 +18,14 @@ pub(crate) struct TestName {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Test {
     pub(crate) name: TestName,
-    /// Run only where it is asked for: because it needs root, mostly.
+    /// Runs only on request, mostly because it needs root.
     pub(crate) is_ignored: bool,
     /// From the first line of its comment to its last brace, counted from zero.
     pub(crate) lines: RangeInclusive<usize>,
 }
 
-/// The tests of a file, which is called `file` from the top of the repository and is of a crate
-/// that the compiler knows as `library`.
+/// The tests of a file. `file` is its path from the top of the repository, `library` the name of
+/// its crate as the compiler writes it.
 pub(crate) fn tests(file: &str, library: &str, lines: &[&str]) -> Vec<Test> {
     let (program, modules) = place(file, library);
     let mut tests = Vec::new();
@@ -79,7 +79,7 @@ fn function_name(line: &str) -> Option<&str> {
     (end > 0).then(|| &rest[..end])
 }
 
-/// The modules that are open behind these lines and stand further left than `indent`.
+/// The modules that are open after these lines and have less indentation than `indent`.
 fn modules_around<'a>(lines: &[&'a str], indent: usize) -> Vec<&'a str> {
     let mut open: Vec<(usize, &str)> = Vec::new();
     for line in lines {
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(name("control/tests/program.rs", plain), "program b");
     }
 
-    /// In a macro as well, and behind a module that has ended.
+    /// Also inside a macro, and after a module that has ended.
     #[test]
     fn modules_and_macros_around_are_told_apart() {
         let text = "mod over {\n}\nproptest! {\n    #[test]\n    fn b(n in 0..9) {\n    }\n}\n";

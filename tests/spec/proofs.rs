@@ -26,7 +26,7 @@ impl Proofs {
                 unfinished = Some(path);
                 self.note(&program, &mut unfinished, end);
             } else {
-                // Somebody wrote between the name of a test and its outcome.
+                // Another program wrote between the name of a test and its outcome.
                 self.note(&program, &mut unfinished, line);
             }
         }
@@ -63,7 +63,7 @@ fn program_in(line: &str) -> Option<String> {
     Some(file.rsplit_once('-')?.0.to_owned())
 }
 
-/// A test and what stands behind it: `test a::b ... ok`.
+/// A test and the rest of its line: `test a::b ... ok`.
 fn test_in(line: &str) -> Option<(&str, &str)> {
     let (path, end) = line
         .strip_prefix("test ")?
@@ -97,7 +97,7 @@ mod tests {
         assert!(passed(output, "sim", "a::f"));
     }
 
-    /// A program that a test starts writes to the same place.
+    /// A program that a test starts writes to the same output.
     #[test]
     fn words_between_a_test_and_its_outcome_are_passed_over() {
         let output = "Running e2e/main.rs (deps/e2e-3)\ntest a ... hello\nworld\nok\n\

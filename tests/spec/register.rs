@@ -1,10 +1,10 @@
-//! The register: what RFC 7609 binds, read from `requirements/*.toml`.
+//! The register: the rules of RFC 7609, read from `requirements/*.toml`.
 
 use std::fmt;
 
 use serde::Deserialize;
 
-/// The sections that bind, in the order of the RFC. One without entries was forgotten.
+/// The sections with rules, in the order of the RFC. A section without entries was forgotten.
 pub(crate) const SECTIONS: &str = "
     2 2.1 2.2 2.2.1 2.2.2 2.2.3 2.2.4 2.3
     3 3.1 3.2 3.3 3.4
@@ -27,7 +27,7 @@ pub(crate) struct Id {
 }
 
 impl Id {
-    /// `None` if it is not written as an id is.
+    /// `None` if the text is not an id.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (section, number) = text.split_once('-')?;
         let plain = number.bytes().all(|byte| byte.is_ascii_digit()) && !number.starts_with('0');
@@ -42,11 +42,11 @@ impl fmt::Display for Id {
     }
 }
 
-/// What is said about one rule of the RFC.
+/// What the register says about one rule of the RFC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) id: Id,
-    /// We do otherwise, for a reason.
+    /// We do otherwise; the register has the reason.
     pub(crate) is_exception: bool,
 }
 
@@ -76,7 +76,7 @@ struct Exception {
     reason: String,
 }
 
-/// The entries of some files, sections in the order of `sections`, and everything wrong with them.
+/// The entries of some files, in the order of `sections`, and everything that is wrong with them.
 pub(crate) fn read<'a>(
     files: impl IntoIterator<Item = &'a str>,
     sections: &str,
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(exceptions, [false, false, true]);
     }
 
-    /// Two entries of one id, and one of them would be claimed by the other's code.
+    /// If two entries had one id, the code of one would claim the other one, too.
     #[test]
     fn a_bad_register_is_refused() {
         let good = requirement("2-1", "must") + &requirement("2.1-1", "should");

@@ -9,30 +9,30 @@ pub(crate) const TAG: &str = concat!("RFC ", "7609 ");
 /// Who claims an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
-    /// Production code: it obeys.
+    /// Production code, which obeys the entry.
     Obeyed,
-    /// This test: it would fail otherwise.
+    /// This test, which fails if the entry is not obeyed.
     Proven(Test),
-    /// Code that serves tests, but is none: whether it ever runs, nobody knows.
+    /// Code that tests use but that is not a test: nothing shows whether it ever runs.
     Nobody,
 }
 
 /// One id of one tag.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Tag {
-    /// Beginning with 1.
+    /// Number of the line, beginning with 1.
     pub(crate) line: usize,
-    /// As it stands there: not every text is an id.
+    /// The id, or the text in its place that is not an id.
     pub(crate) id: Result<Id, String>,
     pub(crate) claim: Claim,
 }
 
-/// The tags of one file, `name` being its path from the top of the repository and `library` what
-/// the compiler calls its crate.
+/// The tags of one file. `name` is its path from the top of the repository, `library` the name of
+/// its crate as the compiler writes it.
 ///
-/// A tag stands in a comment and ends with its line. Where a comma follows the number of the RFC,
-/// it is prose. What stands above or in a test, below the tests at the end of a file or in a file
-/// of tests, proves.
+/// A tag is in a comment and ends with its line. If a comma follows the number of the RFC, it is
+/// prose. A tag above or in a test says that the test proves the entry. A tag on other code that
+/// only tests use is a mistake: see [`Claim::Nobody`].
 pub(crate) fn find(name: &str, library: &str, text: &str) -> Vec<Tag> {
     let lines: Vec<&str> = text.lines().collect();
     let tests = functions::tests(name, library, &lines);
@@ -53,7 +53,8 @@ pub(crate) fn find(name: &str, library: &str, text: &str) -> Vec<Tag> {
     tags
 }
 
-/// The ids at the beginning of a text. Prose has none; what looks like a section is meant as an id.
+/// The ids at the beginning of a text. Prose has none; a word that looks like a section is meant
+/// to be an id.
 fn ids(text: &str) -> impl Iterator<Item = Result<Id, String>> {
     let words = text.split(", ").scan(true, |go_on, part| {
         let word = part.split([' ', ':', ';', ')']).next().unwrap_or_default();
@@ -74,7 +75,7 @@ fn looks_like_section(word: &str) -> bool {
     }
 }
 
-/// Whether nothing of a file is shipped.
+/// Whether a file is only for tests.
 fn is_test(name: &str) -> bool {
     name.starts_with("tests/") || name.contains("/tests/") || name.ends_with("/tests.rs")
 }
@@ -93,7 +94,7 @@ mod tests {
 
     const CODE: &str = "control/src/x.rs";
 
-    /// Line, text and claim of each tag, in short. `@` stands for the number of the RFC.
+    /// Line, text and claim of each tag, in brief. `@` stands for the number of the RFC.
     fn found(name: &str, text: &str) -> Vec<String> {
         let tags = find(name, "smcgate", &text.replace('@', TAG.trim_end()));
         let in_short = |tag: Tag| match tag.id {
@@ -129,14 +130,14 @@ mod tests {
         assert_eq!(found(CODE, "// @ 2-1 and so on, 2-2"), ["1 2-1 Obeyed"]);
     }
 
-    /// Someone who forgot the number, or mistyped it, must hear of it.
+    /// A missing or mistyped number must be reported.
     #[test]
     fn a_tag_without_a_number_is_kept_for_the_complaint() {
         assert_eq!(found(CODE, "// @ 4.5.1"), ["1 no id: 4.5.1"]);
         assert_eq!(found(CODE, "// @ 2-1, A.2"), ["1 2-1 Obeyed", "1 no id: A.2"]);
     }
 
-    /// A test that counted as code would let a rule pass that only a test knows of.
+    /// If a test counted as code, a rule that no code obeys could pass.
     #[test]
     fn tests_prove_and_code_obeys() {
         let tests = "mod tests {\n    // @ 2-1\n    #[test]\n    fn a() {\n    }\n}";

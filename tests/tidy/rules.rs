@@ -46,7 +46,7 @@ pub(crate) fn check_script(file: &File<'_>) -> Option<String> {
     (!strict).then(|| format!("{}:1: a script begins with set -euo pipefail", file.name))
 }
 
-/// What is missing at the top of the repository, and what does not belong there.
+/// Names that are missing at the top of the repository, and names that do not belong there.
 pub(crate) fn check_top_level(names: &[String], allowed: &[&str]) -> Vec<String> {
     let strangers = names.iter().filter(|name| !allowed.contains(&name.as_str()));
     let strangers = strangers.map(|name| format!("{name}: does not belong at the top level"));
@@ -55,7 +55,7 @@ pub(crate) fn check_top_level(names: &[String], allowed: &[&str]) -> Vec<String>
 }
 
 impl File<'_> {
-    /// Whether nothing of it is shipped.
+    /// Whether it is only for tests.
     fn is_test(&self) -> bool {
         self.is_below(&["tests/"])
             || self.name.contains("/tests/")
@@ -106,8 +106,8 @@ fn production_lines(lines: &[&str]) -> usize {
 
 /// Functions of more than 70 lines: where they begin, and how long they are.
 ///
-/// It relies on the formatter: the brace that ends a function is alone on its line, below the first
-/// letter of the line that began it.
+/// It relies on the formatter: the brace that ends a function is alone on its line, with the same
+/// indentation as the line that began the function.
 fn long_functions(lines: &[&str]) -> Vec<(usize, usize)> {
     let mut found = Vec::new();
     for (start, line) in lines.iter().enumerate() {
@@ -130,7 +130,7 @@ fn long_functions(lines: &[&str]) -> Vec<(usize, usize)> {
     found
 }
 
-/// The lines on which a test ends before its end.
+/// The lines on which a test returns early.
 fn early_returns(lines: &[&str]) -> Vec<usize> {
     let mut found = Vec::new();
     for (start, line) in lines.iter().enumerate().filter(|(_, line)| line.trim() == "#[test]") {
@@ -145,7 +145,7 @@ fn early_returns(lines: &[&str]) -> Vec<usize> {
     found
 }
 
-/// Whether something is defined here under a name that tells nothing.
+/// Whether this line defines something with a name that says nothing.
 fn has_poor_name(code: &str) -> bool {
     let words: Vec<&str> = words(code).collect();
     words.windows(2).any(|pair| match pair[0] {

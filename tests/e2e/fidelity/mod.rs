@@ -1,5 +1,5 @@
-//! One table of what applications do to byte streams, played over three routes: TCP, a pair of
-//! gateways, and one gateway that finds no SMC-R at the far end. All must come out the same.
+//! One table of what applications do with byte streams, played over three routes: TCP, a pair of
+//! gateways, and one gateway that finds no SMC-R at the far end. All outcomes must be the same.
 
 mod scenarios;
 mod tape;
@@ -16,7 +16,7 @@ use scenarios::{SCENARIOS, Scenario};
 use tape::Tape;
 
 const PORT: u16 = 7010;
-/// For connections that no gateway carries: gateway B listens on the other.
+/// Port for connections that no gateway carries: gateway B listens on the other one.
 const TCP_PORT: u16 = 7011;
 
 /// What lies between the client on host a and the server on host b.
@@ -44,12 +44,12 @@ fn smoke_fidelity_over_smc_r() {
     let hosts = Hosts::new("smoke_fidelity_over_smc_r");
     let pair = Pair::start(&hosts, &[PORT]);
     assert_same(&hosts, Route::Gateways);
-    // One connection per scenario; the refused one may end before it counts.
+    // One connection per scenario; the refused one may end before it is counted.
     pair.assert_all_smc(SCENARIOS.len() as u64 - 1);
 }
 
-/// What TCP itself leaves to chance, or to a time limit of ours, cannot be held against a gateway:
-/// such a row does not belong in the table.
+/// If TCP itself leaves an outcome to chance, or if it depends on a time limit of ours, a gateway
+/// cannot be blamed for it: such a row does not belong in the table.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_table_is_certain_over_tcp() {
@@ -70,7 +70,7 @@ fn fidelity_over_fallback() {
     assert!(totals.connections_tcp >= SCENARIOS.len() as u64 - 1, "{totals:?}");
 }
 
-/// Plays the whole table over TCP and over `route`, and shows all that differs at once.
+/// Plays the whole table over TCP and over `route`, and shows all differences at once.
 fn assert_same(hosts: &Hosts, route: Route) {
     let mut differences = String::new();
     for scenario in SCENARIOS {
@@ -121,5 +121,5 @@ fn is_silence(event: &str) -> bool {
     event.ends_with(&format!("failed: {}", ErrorKind::WouldBlock))
 }
 
-/// Longest silence in a scenario: what is not there by then is not coming.
+/// Longest silence in a scenario: what has not arrived by then will not arrive.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! The table: what a client and a server do, and why somebody depends on it.
+//! The table: what a client and a server do, and which program depends on it.
 
 use super::tape::Tape;
 
@@ -27,7 +27,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
             tape.write(2, 700 * KIB);
         }),
     },
-    // A server that has said all it will, and still listens.
+    // A server that has sent everything, and still reads.
     Scenario {
         name: "server half-closes",
         client: |tape| {
@@ -180,7 +180,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
             tape.read_to_end();
         }),
     },
-    // Longer than any timer of the rendezvous, with nothing to say.
+    // Silence that is longer than any timer of the rendezvous.
     Scenario {
         name: "silence, then an answer",
         client: |tape| {
@@ -194,7 +194,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         }),
     },
     Scenario { name: "nobody listens", client: Tape::see_refusal, server: None },
-    // What an application does not want to read any more is nobody else's business.
+    // An application that stops reading must not disturb its peer.
     Scenario {
         name: "client shuts down for reading",
         client: |tape| {
@@ -263,7 +263,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
             tape.read_to_end();
         }),
     },
-    // The first becomes an ordinary byte: TCP has one mark.
+    // The first one becomes an ordinary byte, because TCP has only one urgent mark.
     Scenario {
         name: "two urgent bytes in a row",
         client: |tape| {
@@ -285,7 +285,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
             tape.read_to_end();
         }),
     },
-    // With nothing between them, the first is lost between two kernels, too.
+    // If nothing is sent between the two, the first is lost between two kernels, too.
     Scenario {
         name: "a second urgent byte when the first was seen and not read",
         client: |tape| {
@@ -388,8 +388,8 @@ fn finish_at_once(tape: &mut Tape) {
     tape.read_to_end();
 }
 
-/// The reset comes when everything before it has been read: what a reset does to bytes under way
-/// is chance on TCP already.
+/// The reset comes after everything before it has been read, because already on TCP it is a matter
+/// of chance what a reset does to bytes under way.
 fn greet_and_reset(tape: &mut Tape) {
     tape.write(21, 1_000);
     tape.read(1_000);

@@ -14,8 +14,9 @@ use crate::pattern::{self, Pattern, Seal};
 
 /// One side's connection and what it saw.
 ///
-/// How bytes were cut into reads, and which of several errors a broken connection reported first,
-/// is chance on TCP already; neither is written down. Content, end of stream and reset are.
+/// It writes down content, end of stream and reset. It does not write down how bytes were cut into
+/// reads, nor which of several errors a broken connection reported first: on TCP, too, these are a
+/// matter of chance.
 pub(super) struct Tape {
     /// None after [`Tape::close`] or [`Tape::reset`], or if there never was one.
     stream: Option<TcpStream>,
@@ -48,7 +49,7 @@ impl Tape {
         self.events
     }
 
-    /// Writes `bytes` bytes of the pattern of `seed`, as the kernel likes.
+    /// Writes `bytes` bytes of the pattern of `seed`; the kernel decides how they are cut.
     pub(super) fn write(&mut self, seed: u64, bytes: u64) {
         let result = pattern::send(&mut self.stream(), seed, bytes);
         match result {
@@ -82,8 +83,8 @@ impl Tape {
         }
     }
 
-    /// Writes without anybody reading until there has been no room for a second, then tells the
-    /// other side and writes the rest, `bytes` in all.
+    /// Writes while nobody reads, until there has been no room for a second. Then tells the other
+    /// side and writes the rest, `bytes` in all.
     pub(super) fn write_unread(&mut self, seed: u64, bytes: usize) {
         let mut all = vec![0; bytes];
         let mut pattern = Pattern::new(seed);
@@ -110,7 +111,7 @@ impl Tape {
     /// Writes until the connection breaks, as a server streaming to a client that has left.
     pub(super) fn write_until_broken(&mut self) {
         let piece = [7; 64 * 1024];
-        // More than all buffers on the way hold, so a lost reset shows as silence.
+        // More than all buffers on the way can hold, so that a lost reset shows as silence.
         for _ in 0..4096 {
             if let Err(error) = self.stream().write_all(&piece) {
                 return self.saw_broken_write(&error);
@@ -150,7 +151,7 @@ impl Tape {
         self.saw(format!("echoed {rounds} times"));
     }
 
-    /// Writes one byte and awaits its echo, `rounds` times, as somebody typing.
+    /// Writes one byte and awaits its echo, `rounds` times, as a user who types.
     pub(super) fn type_and_see(&mut self, rounds: u32) {
         for round in 0..rounds {
             let key = [u8::try_from(round % 251).expect("below 251")];
@@ -172,7 +173,7 @@ impl Tape {
         }
     }
 
-    /// Wants no more from the other side.
+    /// Stops reading from the other side.
     pub(super) fn stop_reading(&mut self) {
         let result = self.stream().shutdown(Shutdown::Read);
         self.saw(format!("stopped reading: {}", result.is_ok()));
@@ -193,9 +194,9 @@ impl Tape {
         thread::sleep(Duration::from_millis(milliseconds));
     }
 
-    /// Lets the other side go on, around the connection.
+    /// Lets the other side go on. The signal does not use the connection.
     pub(super) fn tell(&self) {
-        // It may have ended, as a side does that saw the connection break.
+        // The other side may have ended, because it saw the connection break.
         self.to_other.send(()).unwrap_or_default();
     }
 
@@ -206,8 +207,8 @@ impl Tape {
 
     /// Sees a refused connection, however the route shows it.
     ///
-    /// A gateway has accepted before it knows that the server refuses: a `connect` cannot fail
-    /// through it, so the reset that follows at once, before any byte, counts as the refusal.
+    /// A gateway accepts before it knows that the server refuses, so that `connect` succeeds.
+    /// Therefore a reset that follows at once, before any byte, counts as the refusal.
     pub(super) fn see_refusal(&mut self) {
         let Some(stream) = &mut self.stream else { return };
         match stream.read(&mut [0]) {

@@ -20,7 +20,7 @@ impl Tape {
         }
     }
 
-    /// Has urgent bytes among the others from now on.
+    /// Receives urgent bytes among the others from now on (SO_OOBINLINE).
     pub(super) fn read_urgent_in_line(&mut self) {
         let inline = SockRef::from(self.stream()).set_out_of_band_inline(true);
         inline.expect("an open socket");

@@ -17,7 +17,7 @@ pub(crate) fn serve(at: SocketAddrV4) -> io::Result<()> {
     loop {
         let (caller, _) = listener.accept()?;
         thread::spawn(|| {
-            // A caller that does not hear how its program ended has gone away.
+            // If the result cannot be sent, the caller has gone away.
             drop(run_for(caller));
         });
     }
@@ -39,10 +39,10 @@ fn run_for(mut caller: TcpStream) -> io::Result<()> {
         }
     };
     let group = Pid::from_child(&child);
-    // Ends when the caller does, or when we are done with it and shut the connection down.
+    // This ends when the caller ends, or when we shut the connection down after the program.
     let watch = thread::spawn(move || {
         drop(requests.read(&mut [0]));
-        // What has ended by itself is not there any more.
+        // The program may have ended by itself.
         kill_process_group(group, Signal::KILL).ok();
     });
     relay(&mut child, &caller);
@@ -53,7 +53,7 @@ fn run_for(mut caller: TcpStream) -> io::Result<()> {
     outcome
 }
 
-/// Passes on what the program says until it has closed both its outputs.
+/// Passes on the output of the program until it has closed standard output and standard error.
 fn relay(child: &mut Child, caller: &TcpStream) {
     let caller = Mutex::new(caller);
     let pass = |mut from: Box<dyn Read + Send>, kind: u8| {

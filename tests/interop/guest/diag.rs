@@ -11,11 +11,11 @@ use crate::stream::Stream;
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const AF_SMC: u8 = 43;
-/// Number of the extension that says why a connection is one of TCP.
+/// Number of the extension that says why a connection uses TCP.
 const FALLBACK: u16 = 5;
 /// Fixed part of a request: family, padding, extensions, then which socket (all of them).
 const REQUEST_BYTES: usize = 52;
-/// Fixed part of a message, behind which its extensions are.
+/// Fixed part of a message; its extensions follow.
 const MESSAGE_BYTES: usize = 64;
 
 /// An AF_SMC socket that is connected.
@@ -30,12 +30,12 @@ pub(crate) struct Connection {
 pub(crate) enum Mode {
     Smcr,
     Smcd,
-    /// TCP, with this side's reason and what the peer said in its Decline, or zero.
+    /// TCP, with this side's reason and that of the peer's Decline, or zero.
     Tcp {
         reason: u32,
         diagnosis: u32,
     },
-    /// The kernel has forgotten it, or it never was one of SMC.
+    /// The kernel has forgotten it, or it never used SMC.
     Unlisted,
 }
 
@@ -74,11 +74,11 @@ pub(crate) fn mode_of(stream: &Stream) -> io::Result<Mode> {
     Ok(found.map_or(Mode::Unlisted, |connection| connection.mode))
 }
 
-/// Reads a message; none if it is too short to be one.
+/// Reads a message. Returns none if it is too short.
 fn connection(message: &[u8]) -> Option<Connection> {
     let (fixed, extensions) = message.split_first_chunk::<MESSAGE_BYTES>()?;
     let port = |at: usize| u16::from_be_bytes([fixed[at], fixed[at + 1]]);
-    // The rig speaks IPv4 alone, as Linux' SMC-Rv2 does.
+    // The rig speaks only IPv4, as Linux's SMC-Rv2 does.
     let address =
         |at: usize| Ipv4Addr::from([fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]]);
     let fallback = Attributes(extensions).find(FALLBACK).unwrap_or_default();
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
     use crate::netlink::attribute;
 
-    /// The rig's verdict on every connection is read here: SMC-R or TCP, and why.
+    /// The rig learns here whether a connection uses SMC-R or TCP, and why.
     #[test]
     fn tells_smc_r_from_tcp() {
         let mut message = vec![0; MESSAGE_BYTES];

@@ -1,8 +1,8 @@
 //! `smcgate-guest`: everything the rig does inside a Linux guest whose kernel speaks SMC-R.
 //!
-//! It is the agent that runs programs there and the one that asks it to, the applications at both
-//! ends of a connection, and the operator's tool: UEIDs, PNET table, sockets and links, as `smcr`,
-//! `smc_pnet` and `smcss` show them, which Debian 12 does not have.
+//! It is the agent that runs programs in the guest, the client of this agent, the applications at
+//! both ends of a connection, and the operator's tool. The tool shows UEIDs, PNET table, sockets
+//! and links, as `smcr`, `smc_pnet` and `smcss` do, which Debian 12 does not have.
 
 mod agent;
 mod diag;
@@ -31,9 +31,9 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// In the guest: run what is asked for on this address, until the guest ends
+    /// In the guest: listen on this address and run what callers ask for, until the guest ends
     Agent { at: SocketAddrV4 },
-    /// Outside: run a command in guest N as if it were here; it is killed when this is
+    /// Outside: run a command in guest N as if it ran here; it is killed when this is killed
     On {
         /// Seconds to wait for the guest to boot
         #[arg(long, default_value_t = 10)]
@@ -59,7 +59,7 @@ enum Command {
     Links,
     /// Count connections by how they were set up, and fallbacks by reason
     Counts,
-    /// Be a client: connect and play a part, e.g. `send=1000 shut drain mode`
+    /// Act as client: connect and play a part, for example `send=1000 shut drain mode`
     Connect {
         #[command(flatten)]
         manner: Manner,
@@ -67,7 +67,7 @@ enum Command {
         #[arg(required = true)]
         part: Vec<Part>,
     },
-    /// Be a server: accept and play a part with each connection
+    /// Act as server: accept and play a part with each connection
     Accept {
         #[command(flatten)]
         manner: Manner,
@@ -80,7 +80,7 @@ enum Command {
 /// How many connections, and over what.
 #[derive(clap::Args)]
 struct Manner {
-    /// An ordinary TCP socket instead of an AF_SMC one
+    /// Use an ordinary TCP socket instead of an AF_SMC socket
     #[arg(long)]
     tcp: bool,
     /// Connections, all at once

@@ -1,6 +1,6 @@
-//! As much of netlink as SMC's three families take: requests, dumps, attributes.
+//! The part of netlink that SMC's three families need: requests, dumps, attributes.
 //!
-//! Netlink speaks the byte order of the machine.
+//! Netlink uses the byte order of the machine.
 
 use std::io;
 
@@ -55,17 +55,17 @@ impl Netlink {
         Ok(Self { family, ..controller })
     }
 
-    /// Has the kernel do something.
+    /// Asks the kernel to do something.
     pub(crate) fn command(&self, command: u8, attributes: &[u8]) -> io::Result<()> {
         self.ask(&generic_header(command, attributes), ACKNOWLEDGE).map(drop)
     }
 
-    /// Has the kernel list something: the attributes of each item.
+    /// Asks the kernel to list something. Returns the attributes of each item.
     pub(crate) fn list(&self, command: u8) -> io::Result<Vec<Vec<u8>>> {
         self.ask(&generic_header(command, &[]), DUMP)
     }
 
-    /// Has the kernel list what `request` describes: what follows the header of each message.
+    /// Asks the kernel to list what `request` describes. Returns what follows each message header.
     pub(crate) fn dump(&self, request: &[u8]) -> io::Result<Vec<Vec<u8>>> {
         self.ask(request, DUMP)
     }
@@ -94,7 +94,7 @@ impl Netlink {
                     _ => answers.push(payload.get(skip..).unwrap_or_default().to_vec()),
                 }
             }
-            // One answer without an end to wait for.
+            // A single answer has no end message.
             if flags == 0 {
                 return Ok(answers);
             }
@@ -120,7 +120,7 @@ fn next_message<'a>(messages: &mut &'a [u8]) -> io::Result<Option<(u16, &'a [u8]
     Ok(Some((u16::from_ne_bytes([message[4], message[5]]), &message[HEADER_BYTES..])))
 }
 
-/// What an error message says, which may be that there is none.
+/// The error of an error message; error number zero means success.
 fn verdict(payload: &[u8]) -> io::Result<()> {
     let code = payload.first_chunk().ok_or(io::ErrorKind::InvalidData)?;
     match i32::from_ne_bytes(*code) {
@@ -145,7 +145,7 @@ pub(crate) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// An attribute with a text, which ends in a zero byte.
+/// An attribute with a text that ends in a zero byte.
 pub(crate) fn string(kind: u16, value: &str) -> Vec<u8> {
     attribute(kind, &[value.as_bytes(), &[0]].concat())
 }
@@ -162,7 +162,7 @@ impl<'a> Attributes<'a> {
             let header: &[u8; ATTRIBUTE_HEADER_BYTES] = rest.first_chunk()?;
             let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
             let value = rest.get(ATTRIBUTE_HEADER_BYTES..length)?;
-            // The two highest bits say that it nests, or is of network order.
+            // The two highest bits mean: it has attributes inside, or is in network byte order.
             if u16::from_ne_bytes([header[2], header[3]]) & 0x3FFF == kind {
                 return Some(value);
             }
@@ -170,7 +170,7 @@ impl<'a> Attributes<'a> {
         }
     }
 
-    /// The attributes inside the first of this kind; none if it is not there.
+    /// The attributes inside the first of this kind; none if there is no such attribute.
     pub(crate) fn inside(self, kind: u16) -> Self {
         Attributes(self.find(kind).unwrap_or_default())
     }
@@ -183,13 +183,13 @@ impl<'a> Attributes<'a> {
         Some(u64::from_le_bytes(bytes)).filter(|_| cfg!(target_endian = "little"))
     }
 
-    /// The text in the first of this kind; empty if it is not there.
+    /// The text in the first of this kind; empty if there is no such attribute.
     pub(crate) fn text(self, kind: u16) -> String {
         text(self.find(kind).unwrap_or_default())
     }
 }
 
-/// A text that ends at its first zero byte, or where its field does; blanks at its end are padding.
+/// A text that ends at its first zero byte or at the end of its field, without padding blanks.
 pub(crate) fn text(bytes: &[u8]) -> String {
     let bytes = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(bytes).trim_end().to_owned()
@@ -203,7 +203,7 @@ fn aligned(length: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// What the kernel lists is read attribute by attribute; a wrong step shows nonsense.
+    /// The reader goes from attribute to attribute; one wrong step would yield nonsense.
     #[test]
     fn attributes_are_found_behind_padded_ones() {
         let inner = attribute(2, &7_u32.to_ne_bytes());

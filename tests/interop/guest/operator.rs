@@ -48,7 +48,7 @@ pub(crate) fn flush_pnet() -> io::Result<()> {
     Netlink::generic(PNET)?.command(FLUSH, &[])
 }
 
-/// State of a link: its attribute, and the state of a link that is not there.
+/// The attribute with the state of a link, and the state of an empty place for a link.
 const STATE: u16 = 10;
 const UNUSED: u64 = 0;
 
@@ -61,7 +61,7 @@ pub(crate) fn links() -> io::Result<Vec<String>> {
     let links = netlink.list(command::LINKS)?;
     let groups = groups.iter().map(|item| group_line(Attributes(item).inside(GROUP)));
     let links = links.iter().map(|item| Attributes(item).inside(LINK));
-    // A group has room for more links than it has.
+    // A group lists empty places for links, too.
     let links =
         links.filter(|link| link.number(STATE).is_some_and(|state| state != UNUSED)).map(link_line);
     Ok(groups.chain(links).collect())

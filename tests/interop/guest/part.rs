@@ -1,7 +1,8 @@
-//! What an application does with a connection, as a list of steps, and what it saw.
+//! A list of steps that an application takes with a connection, and what it sees.
 //!
-//! `send=1000 shut drain mode` sends, closes its half, reads to the end, and says whether that went
-//! over SMC-R. Its outcome is one line; connections with the same outcome are counted together:
+//! `send=1000 shut drain mode` sends, half-closes, reads to the end, and says whether the
+//! connection used SMC-R. Its outcome is one line. Connections with the same outcome are counted
+//! together:
 //!
 //! ```text
 //! 1 x sent 1000 bytes, SHA-256 …; shut; received 0 bytes, SHA-256 …, then end; mode SMCR
@@ -23,21 +24,21 @@ use crate::stream::{Stream, Transport};
 pub(crate) enum Part {
     /// `send=N`: that many bytes of the pattern.
     Send(u64),
-    /// `trickle=N`: that many bytes, a thousand at a time with a breath between.
+    /// `trickle=N`: that many bytes, a thousand at a time, with pauses between them.
     Trickle(u64),
     /// `receive=N`: that many bytes, no more.
     Receive(u64),
     /// `drain`: everything up to the end.
     Drain,
-    /// `echo`: back with everything up to the end.
+    /// `echo`: sends back everything up to the end.
     Echo,
-    /// `shut`: no more to send.
+    /// `shut`: half-closes.
     Shut,
     /// `urgent`: one byte out of band.
     Urgent,
     /// `take-urgent`: the byte that came out of band.
     TakeUrgent,
-    /// `pause=MS`: nothing, for that many milliseconds.
+    /// `pause=MS`: waits for that many milliseconds.
     Pause(u64),
     /// `linger-zero`: the close that follows is abortive.
     LingerZero,
@@ -74,7 +75,7 @@ impl FromStr for Part {
 }
 
 impl Part {
-    /// Takes this step; what it saw, and whether there can be another.
+    /// Takes this step. Returns what it saw, as an error if no other step can follow.
     fn take(self, stream: &mut Stream) -> Result<String, String> {
         let failed = |error: io::Error| format!("{self:?} failed: {:?}", error.kind());
         match self {
@@ -132,7 +133,7 @@ impl Outcomes {
     }
 }
 
-/// Plays the steps in order, up to one after which there can be no other, and closes.
+/// Plays the steps in order, up to one after which no other can follow, and closes.
 fn play(mut stream: Stream, part: &[Part]) -> String {
     let mut seen = Vec::new();
     for step in part {
@@ -147,8 +148,8 @@ fn play(mut stream: Stream, part: &[Part]) -> String {
     seen.join("; ")
 }
 
-/// Makes `times` connections at once, plays with each in a thread of its own, and says what they
-/// saw.
+/// Makes `times` connections at once, plays the part with each in a thread of its own, and prints
+/// the outcomes.
 pub(crate) fn connect(transport: Transport, to: SocketAddrV4, part: &[Part], times: u32) {
     let outcomes = Outcomes::default();
     thread::scope(|scope| {
@@ -164,7 +165,8 @@ pub(crate) fn connect(transport: Transport, to: SocketAddrV4, part: &[Part], tim
     outcomes.print();
 }
 
-/// Accepts `times` connections, plays with each in a thread of its own, and says what they saw.
+/// Accepts `times` connections, plays the part with each in its own thread, and prints the
+/// outcomes.
 pub(crate) fn accept(
     transport: Transport,
     at: SocketAddrV4,
@@ -191,7 +193,7 @@ pub(crate) fn accept(
 mod tests {
     use super::*;
 
-    /// A step that is taken for another would make a scenario pass for the wrong reason.
+    /// If one step were read as another, a scenario could pass for the wrong reason.
     #[test]
     fn steps_are_what_they_are_called() {
         assert_eq!("send=1000".parse(), Ok(Part::Send(1_000)));

@@ -1,4 +1,4 @@
-//! What the agent in a guest and its callers say to each other: one TCP connection per program.
+//! The protocol between the agent in a guest and its callers: one TCP connection per program.
 //!
 //! ```text
 //!   caller  program and arguments, as a JSON list, on one line; then nothing, until it closes
@@ -6,7 +6,7 @@
 //!           |  3   | 4          | code  |   and once at its end
 //! ```
 //!
-//! A caller that goes away takes its program with it.
+//! If a caller goes away, the agent kills its program.
 
 use std::io::{self, BufRead, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
@@ -21,7 +21,7 @@ pub(crate) const STDOUT: u8 = 1;
 pub(crate) const STDERR: u8 = 2;
 pub(crate) const ENDED: u8 = 3;
 
-/// What a program's exit code is taken for if a signal ended it.
+/// The exit code that is reported for a program that was ended by a signal.
 pub(crate) const KILLED: u32 = 137;
 
 /// Where the agent of a guest listens, on the network between rig and guests.

@@ -1,4 +1,4 @@
-//! A stream socket, of the kernel's SMC or of its TCP: the application does not see which.
+//! A stream socket of the kernel's SMC or of its TCP; the application cannot tell them apart.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -10,7 +10,7 @@ use rustix::net::{RecvFlags, recv};
 use sha2::{Digest, Sha256};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-/// Longest silence of a peer: what is not there by then is not coming.
+/// Longest silence of a peer: what has not arrived by then will not arrive.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 
 /// What kind of socket an application opens.
@@ -76,8 +76,8 @@ impl Stream {
         Ok((known(self.0.local_addr()?)?, known(self.0.peer_addr()?)?))
     }
 
-    /// Sends the first `count` bytes of the pattern: at once, or little by little with a breath
-    /// between.
+    /// Sends the first `count` bytes of the pattern: at once, or in small pieces with this pause
+    /// between them.
     pub(crate) fn send(&mut self, count: u64, breath: Option<Duration>) -> io::Result<Seen> {
         let mut seen = Seen::default();
         let mut pattern = Pattern::default();
@@ -142,7 +142,7 @@ impl Stream {
         }
     }
 
-    /// Makes the close that follows an abortive one.
+    /// Makes the following close an abortive one.
     pub(crate) fn linger_zero(&self) -> io::Result<()> {
         self.0.set_linger(Some(Duration::ZERO))
     }
@@ -169,7 +169,7 @@ impl fmt::Display for Seen {
     }
 }
 
-/// What is sent: a sequence that does not repeat within any ring or window.
+/// The bytes that are sent: a sequence that does not repeat within any ring or window.
 struct Pattern(u64);
 
 impl Default for Pattern {
@@ -181,7 +181,7 @@ impl Default for Pattern {
 impl Pattern {
     fn fill(&mut self, block: &mut [u8]) {
         for eight in block.chunks_mut(8) {
-            // Marsaglia's xorshift: quick even where each instruction is emulated.
+            // Marsaglia's xorshift is quick even if each instruction is emulated.
             self.0 ^= self.0 << 13;
             self.0 ^= self.0 >> 7;
             self.0 ^= self.0 << 17;
