@@ -1,7 +1,7 @@
-//! A NIC that may not be there.
+//! An optional NIC.
 //!
-//! A poller without an RNIC still relays TCP. It runs over `None`, on which nothing can be adopted,
-//! so nothing can be asked of it either.
+//! A poller without an RNIC still relays TCP. Its fabric is `None`, which adopts no queue pair; so
+//! the calls that need one panic.
 
 use std::os::fd::BorrowedFd;
 
@@ -54,5 +54,5 @@ impl<F: Fabric> Fabric for Option<F> {
 }
 
 fn present<F>(fabric: &mut Option<F>) -> &mut F {
-    fabric.as_mut().expect("queue pairs come from an RNIC, and there is none")
+    fabric.as_mut().expect("only an RNIC creates queue pairs, and this poller has none")
 }

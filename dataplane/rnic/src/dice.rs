@@ -1,7 +1,7 @@
-//! Chance under a seed: the same seed, the same trouble.
+//! A seeded random number generator: the same seed gives the same faults.
 //!
-//! A generator of our own in a few lines, since quality matters little here and a stable sequence
-//! much: a seed that found a bug must find it again after any update of any dependency.
+//! We have our own because the sequence must be stable: a seed that found a bug must find it again
+//! after any update of any dependency. The quality of the randomness matters little here.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -16,20 +16,20 @@ impl Chance {
     /// It always happens.
     pub const ALWAYS: Self = Self(1_000_000);
 
-    /// That many percent.
+    /// A chance of `percent` in a hundred.
     pub const fn percent(percent: u32) -> Self {
         Self(percent * 10_000)
     }
 }
 
-/// A deterministic source of chance (`SplitMix64`).
+/// A deterministic generator of random numbers (`SplitMix64`).
 #[derive(Clone, Debug)]
 pub struct Dice {
     state: u64,
 }
 
 impl Dice {
-    /// Dice that fall as `seed` says.
+    /// A generator whose sequence `seed` determines.
     pub const fn new(seed: u64) -> Self {
         Self { state: seed }
     }
@@ -87,7 +87,7 @@ impl Dice {
 mod tests {
     use super::*;
 
-    /// A seed printed by a failing run must mean the same run for ever.
+    /// A seed that a failing run printed must reproduce that run forever.
     #[test]
     fn the_sequence_of_a_seed_is_the_published_one() {
         let mut dice = Dice::new(1_234_567);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_happens_does_not_and_what_always_happens_does() {
+    fn the_chances_never_and_always_are_exact() {
         let mut dice = Dice::new(7);
         assert!((0..10_000).all(|_| !dice.roll(Chance::NEVER) && dice.roll(Chance::ALWAYS)));
         let hits = (0..10_000).filter(|_| dice.roll(Chance::percent(30))).count();
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_reach_both_ends_of_their_range_and_leave_it_never() {
+    fn durations_reach_both_ends_of_their_range_and_never_leave_it() {
         let mut dice = Dice::new(7);
         let range = Duration::from_nanos(5)..=Duration::from_nanos(7);
         let mut seen = [false; 8];

@@ -1,9 +1,10 @@
-//! Trouble around any backend: completions held back and queue pairs broken, as a seed dictates.
+//! Wraps any backend and injects faults: it delays completions and breaks queue pairs, as a seed
+//! dictates.
 //!
-//! It stays within the contract of [`Fabric`], so whatever is built on a fabric must survive it. To
-//! break a queue pair it takes in all that was acknowledged to the peer, perhaps loses the last of
-//! it (promise 3), releases the inner queue pair, and answers for it from then on: what ended
-//! before, `Broke`, then everything else flushed.
+//! It stays within the contract of [`Fabric`], so all code that uses a fabric must survive it. To
+//! break a queue pair it receives everything that was acknowledged to the peer, perhaps drops the
+//! last messages of it (promise 3), and releases the inner queue pair. From then on it reports the
+//! completions itself: those that ended before, then `Broke`, then all others as flushed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::BorrowedFd;
@@ -13,36 +14,36 @@ use smcr_proto::Instant;
 use crate::dice::{Chance, Dice};
 use crate::{Cause, Completion, Fabric, QpId, Status, Work};
 
-/// How much trouble.
+/// How likely each fault is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Odds {
     /// How likely a post breaks its queue pair.
     pub break_on_post: Chance,
-    /// How likely a poll brings nothing new.
+    /// How likely a poll takes no completions from the inner fabric.
     pub hold_back_on_poll: Chance,
-    /// How likely a queue pair that breaks takes along messages that came in and were not told.
+    /// How likely a queue pair that breaks loses messages that arrived but were not reported yet.
     pub lose_on_break: Chance,
 }
 
-/// Wraps a fabric; the number of a queue pair is that of the inner one.
+/// Wraps a fabric. Queue pairs keep the ids that the inner fabric gave them.
 #[derive(Debug)]
 pub struct FaultInjector<F> {
     inner: F,
     dice: Dice,
     odds: Odds,
     pairs: BTreeMap<QpId, Pair>,
-    /// To be told, before anything that is still inside.
-    news: VecDeque<Completion>,
-    /// What came from inside, on its way through. Its capacity bounds what one poll takes.
+    /// Completions to report, before any that the inner fabric still holds.
+    pending: VecDeque<Completion>,
+    /// Buffer for one poll of the inner fabric. Its capacity bounds what that poll takes.
     taken: Vec<Completion>,
 }
 
-/// A queue pair as the caller knows it.
+/// A queue pair as the caller sees it.
 #[derive(Debug)]
 struct Pair {
-    /// The room it had when it was new.
+    /// The depth of its send queue.
     depth: usize,
-    /// Requests posted inside that have not ended yet.
+    /// Work requests that the inner fabric has not completed yet.
     inside: usize,
     state: State,
 }
@@ -50,28 +51,30 @@ struct Pair {
 #[derive(Debug)]
 enum State {
     Working,
-    /// Breaks at the next `transmit`.
-    Doomed,
-    /// Broken or released inside, by its own doing or the caller's. We pass on what it says.
+    /// We break it at the next `transmit`.
+    BreakPending,
+    /// The inner queue pair broke by itself, or the caller failed or released it. We pass its
+    /// completions on.
     Gone,
-    /// Broken by us, released inside.
+    /// We broke it and released the inner queue pair.
     Broken {
-        /// The caller knows.
-        told: bool,
-        /// What was posted since. It ends after all that is still inside.
+        /// We have reported `Broke`.
+        reported: bool,
+        /// Flushed completions of work requests posted since. They follow those that the inner
+        /// fabric still holds.
         later: VecDeque<Completion>,
     },
 }
 
 impl<F: Fabric> FaultInjector<F> {
-    /// Wraps `inner`, whose trouble follows from `seed` and `odds`.
+    /// Wraps `inner`. `seed` and `odds` determine the faults.
     pub fn new(inner: F, seed: u64, odds: Odds) -> Self {
         Self {
             inner,
             dice: Dice::new(seed),
             odds,
             pairs: BTreeMap::new(),
-            news: VecDeque::new(),
+            pending: VecDeque::new(),
             taken: Vec::with_capacity(TAKEN_MAX),
         }
     }
@@ -84,8 +87,8 @@ impl<F: Fabric> FaultInjector<F> {
     pub fn break_qp(&mut self, qp: QpId) {
         let pair = self.pairs.get_mut(&qp).expect("an adopted queue pair");
         match pair.state {
-            State::Working => pair.state = State::Doomed,
-            State::Doomed | State::Gone | State::Broken { .. } => {}
+            State::Working => pair.state = State::BreakPending,
+            State::BreakPending | State::Gone | State::Broken { .. } => {}
         }
     }
 
@@ -98,18 +101,19 @@ impl<F: Fabric> FaultInjector<F> {
         self.pairs.get(&qp).expect("an adopted queue pair")
     }
 
-    /// Takes what the inner fabric has to say, once.
+    /// Polls the inner fabric once.
     fn take(&mut self, now: Instant) {
         self.inner.poll(now, &mut self.taken);
         for completion in self.taken.drain(..) {
-            route(&mut self.pairs, &mut self.news, completion);
+            route(&mut self.pairs, &mut self.pending, completion);
         }
     }
 
-    /// Breaks what is doomed. What a peer was told is done must have been received, so everything
-    /// is taken in first; where that does not end, the queue pair lives on for now.
-    fn carry_out(&mut self, now: Instant) {
-        if !self.pairs.values().any(|pair| matches!(pair.state, State::Doomed)) {
+    /// Breaks the queue pairs whose break is pending. Messages that were acknowledged to the peer
+    /// must have been received, so it first polls until the inner fabric has nothing left. If that
+    /// takes too many polls, the break waits for the next turn.
+    fn break_pending(&mut self, now: Instant) {
+        if !self.pairs.values().any(|pair| matches!(pair.state, State::BreakPending)) {
             return;
         }
         let mut polls = 0;
@@ -120,53 +124,54 @@ impl<F: Fabric> FaultInjector<F> {
             polls += 1;
             self.take(now);
         }
-        let Self { inner, pairs, news, dice, odds, .. } = self;
+        let Self { inner, pairs, pending, dice, odds, .. } = self;
         for (qp, pair) in pairs {
-            if matches!(pair.state, State::Doomed) {
+            if matches!(pair.state, State::BreakPending) {
                 if dice.roll(odds.lose_on_break) {
-                    lose_some(*qp, news, dice);
+                    lose_some(*qp, pending, dice);
                 }
                 inner.release(now, *qp);
-                pair.state = State::Broken { told: false, later: VecDeque::new() };
-                pair.settle(*qp, news);
+                pair.state = State::Broken { reported: false, later: VecDeque::new() };
+                pair.settle(*qp, pending);
             }
         }
     }
 }
 
 impl Pair {
-    /// Once nothing is left inside, `Broke` must have been told, and what was posted since ends.
-    fn settle(&mut self, qp: QpId, news: &mut VecDeque<Completion>) {
-        if let State::Broken { told, later } = &mut self.state
+    /// Once the inner fabric holds nothing more, reports `Broke` if that was not done before, and
+    /// then the work requests posted since as flushed.
+    fn settle(&mut self, qp: QpId, pending: &mut VecDeque<Completion>) {
+        if let State::Broken { reported, later } = &mut self.state
             && self.inside == 0
         {
-            if !*told {
-                *told = true;
-                news.push_back(Completion::Broke { qp, cause: Cause::RetriesExceeded });
+            if !*reported {
+                *reported = true;
+                pending.push_back(Completion::Broke { qp, cause: Cause::RetriesExceeded });
             }
-            news.append(later);
+            pending.append(later);
         }
     }
 
-    fn ended(&mut self, qp: QpId, status: Status, news: &mut VecDeque<Completion>) {
+    fn completed(&mut self, qp: QpId, status: Status, pending: &mut VecDeque<Completion>) {
         assert!(self.inside > 0, "{qp:?} completed more than was posted");
         self.inside -= 1;
-        if let State::Broken { told, .. } = &mut self.state
+        if let State::Broken { reported, .. } = &mut self.state
             && status == Status::Flushed
-            && !*told
+            && !*reported
         {
-            *told = true;
-            news.push_back(Completion::Broke { qp, cause: Cause::RetriesExceeded });
+            *reported = true;
+            pending.push_back(Completion::Broke { qp, cause: Cause::RetriesExceeded });
         }
     }
 }
 
-/// Forgets some of the last messages that `qp` has received and not told.
-fn lose_some(qp: QpId, news: &mut VecDeque<Completion>, dice: &mut Dice) {
+/// Drops some of the last messages that `qp` received and that were not reported yet.
+fn lose_some(qp: QpId, pending: &mut VecDeque<Completion>, dice: &mut Dice) {
     let is_message =
         |one: &Completion| matches!(one, Completion::Received { qp: of, .. } if *of == qp);
-    let mut kept = dice.index(news.iter().filter(|one| is_message(one)).count() + 1);
-    news.retain(|one| {
+    let mut kept = dice.index(pending.iter().filter(|one| is_message(one)).count() + 1);
+    pending.retain(|one| {
         let message = is_message(one);
         let lost = message && kept == 0;
         kept -= usize::from(message && !lost);
@@ -174,10 +179,10 @@ fn lose_some(qp: QpId, news: &mut VecDeque<Completion>, dice: &mut Dice) {
     });
 }
 
-/// Passes a completion on, with what it brings about.
+/// Passes a completion on, followed by those that it causes.
 fn route(
     pairs: &mut BTreeMap<QpId, Pair>,
-    news: &mut VecDeque<Completion>,
+    pending: &mut VecDeque<Completion>,
     completion: Completion,
 ) {
     let (Completion::Wrote { qp, .. }
@@ -185,16 +190,16 @@ fn route(
     | Completion::Received { qp, .. }
     | Completion::ReceivedLong { qp, .. }
     | Completion::Broke { qp, .. }) = completion;
-    let pair = pairs.get_mut(&qp).expect("the inner fabric speaks of what it was given");
+    let pair = pairs.get_mut(&qp).expect("the inner fabric completes only adopted queue pairs");
     match &completion {
         Completion::Wrote { status, .. } | Completion::Sent { status, .. } => {
-            pair.ended(qp, *status, news);
+            pair.completed(qp, *status, pending);
         }
         Completion::Received { .. } | Completion::ReceivedLong { .. } => {}
         Completion::Broke { .. } => pair.state = State::Gone,
     }
-    news.push_back(completion);
-    pair.settle(qp, news);
+    pending.push_back(completion);
+    pair.settle(qp, pending);
 }
 
 impl<F: Fabric> Fabric for FaultInjector<F> {
@@ -210,25 +215,25 @@ impl<F: Fabric> Fabric for FaultInjector<F> {
     fn room(&self, qp: QpId) -> usize {
         let pair = self.pair(qp);
         match &pair.state {
-            State::Working | State::Doomed | State::Gone => self.inner.room(qp),
+            State::Working | State::BreakPending | State::Gone => self.inner.room(qp),
             State::Broken { later, .. } => pair.depth - pair.inside - later.len(),
         }
     }
 
     fn post(&mut self, qp: QpId, work: &mut Vec<Work>) {
-        assert!(work.len() <= self.room(qp), "{} requests for {qp:?}", work.len());
+        assert!(work.len() <= self.room(qp), "{} work requests for {qp:?}", work.len());
         if self.dice.roll(self.odds.break_on_post) {
             self.break_qp(qp);
         }
         let pair = self.pairs.get_mut(&qp).expect("an adopted queue pair");
         match &mut pair.state {
-            State::Working | State::Doomed | State::Gone => {
+            State::Working | State::BreakPending | State::Gone => {
                 pair.inside += work.len();
                 self.inner.post(qp, work);
             }
             State::Broken { later, .. } => {
                 later.extend(work.drain(..).map(|work| flushed(qp, work)));
-                pair.settle(qp, &mut self.news);
+                pair.settle(qp, &mut self.pending);
             }
         }
     }
@@ -237,18 +242,18 @@ impl<F: Fabric> Fabric for FaultInjector<F> {
         if !self.dice.roll(self.odds.hold_back_on_poll) {
             self.take(now);
         }
-        let room = (out.capacity() - out.len()).min(self.news.len());
-        out.extend(self.news.drain(..room));
+        let room = (out.capacity() - out.len()).min(self.pending.len());
+        out.extend(self.pending.drain(..room));
     }
 
     fn transmit(&mut self, now: Instant) {
-        self.carry_out(now);
+        self.break_pending(now);
         self.inner.transmit(now);
     }
 
     fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
         let inner = self.inner.prepare_sleep(now);
-        if self.news.is_empty() { inner } else { Some(now) }
+        if self.pending.is_empty() { inner } else { Some(now) }
     }
 
     fn event_descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -258,7 +263,7 @@ impl<F: Fabric> Fabric for FaultInjector<F> {
     fn fail(&mut self, now: Instant, qp: QpId) {
         let pair = self.pairs.get_mut(&qp).expect("an adopted queue pair");
         match pair.state {
-            State::Working | State::Doomed | State::Gone => {
+            State::Working | State::BreakPending | State::Gone => {
                 self.inner.fail(now, qp);
                 pair.state = State::Gone;
             }
@@ -269,14 +274,14 @@ impl<F: Fabric> Fabric for FaultInjector<F> {
     fn release(&mut self, now: Instant, qp: QpId) {
         let pair = self.pairs.get_mut(&qp).expect("an adopted queue pair");
         match &mut pair.state {
-            State::Working | State::Doomed | State::Gone => {
+            State::Working | State::BreakPending | State::Gone => {
                 self.inner.release(now, qp);
                 pair.state = State::Gone;
             }
-            // The caller no longer cares that it broke, only that everything comes home.
-            State::Broken { told, .. } => *told = true,
+            // `Broke` need not be reported after a release; only the completions are.
+            State::Broken { reported, .. } => *reported = true,
         }
-        self.news.retain(|news| match news {
+        self.pending.retain(|completion| match completion {
             Completion::Received { qp: of, .. }
             | Completion::ReceivedLong { qp: of, .. }
             | Completion::Broke { qp: of, .. } => *of != qp,
@@ -296,9 +301,9 @@ fn flushed(qp: QpId, work: Work) -> Completion {
     }
 }
 
-/// Completions taken from inside in one poll.
+/// Completions taken from the inner fabric in one poll.
 const TAKEN_MAX: usize = 64;
-/// Polls after which an inner fabric that always has more to say is left alone.
+/// Polls after which a break waits for the next turn, if the inner fabric always has more.
 const POLLS_MAX: u32 = 10_000;
 
 #[cfg(test)]

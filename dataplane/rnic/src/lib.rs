@@ -1,12 +1,15 @@
-//! The door to a network: reliable-connected queue pairs, whatever carries them.
+//! The NIC contract: reliable-connected (RC) queue pairs, independent of the hardware or software
+//! that implements them.
 //!
-//! Two traits, because two threads. [`Rnic`] is for the control thread: it may sleep and fail.
-//! [`Fabric`] is for one poller: it may do neither. Between them a queue pair moves by value, so it
-//! has one user at a time. This crate speaks no SMC: it moves bytes into registered memory and
-//! messages of 44 bytes; where both ends have agreed on it, now and then a longer one.
+//! Two threads use a NIC, so it has two traits. The control thread uses [`Rnic`], whose calls may
+//! sleep and fail. One poller uses [`Fabric`], whose calls may do neither. A queue pair moves by
+//! value from one to the other, so it has one user at a time. This crate knows nothing of SMC: it
+//! carries out RDMA writes into registered memory and sends messages of 44 bytes, or longer ones
+//! if both ends have agreed on them.
 //!
-//! Backends: `sim`, a network of NICs in one thread on a virtual clock, and `roce`, RoCEv2 in
-//! software over UDP sockets. Around any of them: `fault_injector`.
+//! The backends are `sim`, which simulates a network of NICs in one thread on a virtual clock, and
+//! `roce`, which implements RoCEv2 in software over UDP sockets. `fault_injector` wraps any of
+//! them.
 
 mod absent;
 pub mod dice;
@@ -23,26 +26,26 @@ use smcr_proto::{Gid, Instant, MacAddress, Mtu, Qpn, Rkey};
 /// Length in bytes of the messages that queue pairs carry.
 pub const MESSAGE_LEN: usize = 44;
 
-/// A message, by value: it is copied into the NIC's own memory when it is posted.
+/// The payload of one send. Posting copies it into the NIC's own memory.
 pub type Message = [u8; MESSAGE_LEN];
 
-/// Length in bytes of the longest message of a queue pair that takes [`Messages::Long`].
+/// Length in bytes of the longest message that a queue pair with [`Messages::Long`] accepts.
 pub const LONG_MESSAGE_MAX: usize = 8192;
 
-/// Which messages a queue pair takes in.
+/// Which messages a queue pair accepts from its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Messages {
-    /// Those of [`MESSAGE_LEN`] bytes; a longer one breaks it.
+    /// Messages of [`MESSAGE_LEN`] bytes only. A longer one breaks the queue pair.
     Short,
-    /// Those, and longer ones up to [`LONG_MESSAGE_MAX`]: each of them is a packet or more, and
-    /// costs an allocation.
+    /// Messages of [`MESSAGE_LEN`] bytes and longer ones, up to [`LONG_MESSAGE_MAX`]. A longer one
+    /// takes one packet or more and costs the receiver an allocation.
     Long,
 }
 
 /// The port of an RNIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// Its address.
+    /// Its GID, which is its IP address in the form that RoCEv2 uses.
     pub gid: Gid,
     /// Its Ethernet address.
     pub mac: MacAddress,
@@ -50,40 +53,41 @@ pub struct Port {
     pub mtu: Mtu,
 }
 
-/// A protection domain: keys registered in one open nothing to queue pairs of another.
+/// A protection domain. An rkey registered in one gives no access to queue pairs of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Domain(pub u32);
 
-/// A region that the peers of one domain may write, until it is deregistered.
+/// A registered memory region: peers connected to queue pairs of `domain` may write it until it is
+/// deregistered.
 #[must_use = "registered memory stays open to writes until `deregister`"]
 #[derive(Debug)]
 pub struct Registration {
-    /// The domain whose queue pairs the key opens the region to.
+    /// Only peers of queue pairs in this domain may use the rkey.
     pub domain: Domain,
-    /// The key.
+    /// The remote key that a write must carry.
     pub rkey: Rkey,
-    /// The address of the first byte, as peers must name it.
+    /// The address that a write to the first byte must carry.
     pub address: u64,
 }
 
-/// The NIC or the host has no room for another object. Nothing was changed.
+/// The NIC or the host has no resources for another object. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exhausted;
 
-/// A NIC as the control thread sees it: slow, fallible, rarely used.
+/// The control thread's interface to a NIC. Calls are rare, may take long and may fail.
 pub trait Rnic {
-    /// A queue pair on its way to RTS.
+    /// A queue pair that has not reached RTS yet.
     type Opening: Opening;
 
-    /// The port.
+    /// The NIC's port.
     fn port(&self) -> Port;
 
-    /// Whether packets to the peer's port have a way to go now. Sends nothing, so nobody has
-    /// promised that they arrive.
+    /// Whether the host has a route to the peer's port now. This sends nothing, so it does not
+    /// prove that the peer can be reached.
     fn has_route(&self, peer: Gid) -> bool;
 
-    /// Bytes of payload that packets of one of its queue pairs have now, as the path allows; `None`
-    /// if that is not known.
+    /// The payload in bytes that full packets of this queue pair have now, as its path allows;
+    /// `None` if the backend does not know.
     fn payload(&self, _: Qpn) -> Option<u32> {
         None
     }
@@ -99,25 +103,25 @@ pub trait Rnic {
     ///
     /// # Panics
     ///
-    /// If something is still registered in it: our bug.
+    /// If a region is still registered in it, which would be our bug.
     fn close_domain(&mut self, domain: Domain);
 
-    /// Opens `region` to writes by the peers of `domain`. May take milliseconds.
+    /// Registers `region`, so that the peers of `domain` may write it. May take milliseconds.
     ///
-    /// When this returns, writes that name the key are placed: whoever is told the key afterwards
-    /// can use it.
+    /// The NIC accepts writes with the rkey from the moment this returns, so the caller may then
+    /// announce the rkey to a peer.
     ///
     /// # Errors
     ///
     /// [`Exhausted`], with nothing changed.
     fn register(&mut self, domain: Domain, region: &Region) -> Result<Registration, Exhausted>;
 
-    /// Closes a region. Writes that name its key are refused from some time soon; the memory stays
-    /// mapped until then.
+    /// Deregisters a region. The NIC may still accept writes with its rkey for a short time; the
+    /// memory stays mapped until it refuses them.
     fn deregister(&mut self, registration: Registration);
 
-    /// Creates a queue pair that takes in short messages, so that its address can be told to the
-    /// peer.
+    /// Creates a queue pair that accepts short messages only. The caller then announces its address
+    /// to the peer.
     ///
     /// # Errors
     ///
@@ -126,7 +130,8 @@ pub trait Rnic {
         self.open_for(domain, Messages::Short)
     }
 
-    /// As [`Self::open`], with a choice of the messages.
+    /// Creates a queue pair as [`Self::open`] does, but the caller chooses which messages it
+    /// accepts.
     ///
     /// # Errors
     ///
@@ -134,100 +139,103 @@ pub trait Rnic {
     fn open_for(&mut self, domain: Domain, messages: Messages) -> Result<Self::Opening, Exhausted>;
 }
 
-/// A queue pair that knows its own address but not yet its peer's. It cannot be posted to.
+/// A queue pair that knows its own address but not yet its peer's. Work requests cannot be posted
+/// to it.
 pub trait Opening {
-    /// The queue pair, ready.
+    /// The connected queue pair.
     type Qp: Send;
 
-    /// What the peer must be told.
+    /// The address of this queue pair, which the peer needs to connect to it.
     fn address(&self) -> QpAddress;
 
-    /// Asks the peer for packets no larger than what the host knows to be carried between the two.
-    /// This changes what the peer must be told.
+    /// Lowers the path MTU in [`address`](Self::address) to what the path between the two hosts
+    /// carries, as far as this host knows, so that the peer sends no larger packets. Call it before
+    /// the address is announced.
     fn fit_path_to(&mut self, _peer: Gid) {}
 
-    /// Brings the queue pair to RTS. The result is moved to its poller, and comes back only to be
-    /// destroyed.
+    /// Brings the queue pair to RTS. The caller moves the result to its poller, which owns it until
+    /// it is destroyed.
     ///
     /// # Errors
     ///
-    /// [`Exhausted`] when the peer's address cannot be reached; the queue pair is gone.
+    /// [`Exhausted`] when the peer's address cannot be reached. The queue pair is destroyed.
     fn connect(self, peer: QpAddress) -> Result<Self::Qp, Exhausted>;
 }
 
-/// Names a queue pair among those that one fabric has adopted. Never reused by that fabric.
+/// Identifies a queue pair among those that one fabric has adopted. A fabric never reuses one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QpId(pub u32);
 
-/// The caller's own mark on a request; it comes back with the completion.
+/// The caller's identifier of a work request (the `wr_id` of verbs). The completion returns it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tag(pub u64);
 
-/// One request to a queue pair.
+/// A work request: one entry of a send queue.
 #[derive(Debug)]
 pub enum Work {
-    /// Write the leased bytes to `address` in the peer's memory. The peer is not told: there is no
-    /// immediate data, and no completion on its side.
+    /// RDMA write of the leased bytes to `address` in the peer's memory. It carries no immediate
+    /// data and causes no completion at the peer, so the peer's host is not told of it.
     // RFC 7609 4.7.1-1
     Write {
-        /// What to write. Comes back with the completion.
+        /// The bytes to write. The completion returns the lease.
         lease: Lease,
-        /// Opens the peer's region.
+        /// The remote key of the peer's region.
         rkey: Rkey,
-        /// Where, as the peer named it.
+        /// Where to write: an address in the peer's registration.
         address: u64,
-        /// The caller's mark.
+        /// Identifies this work request in its completion.
         tag: Tag,
     },
-    /// Send a message, with a solicited event at the peer.
+    /// Send of a message, with a solicited event at the peer.
     Send {
         /// The bytes.
         message: Message,
-        /// The caller's mark.
+        /// Identifies this work request in its completion.
         tag: Tag,
     },
-    /// Send a longer message, to a queue pair that was opened for such; to any other it is an
-    /// offence.
+    /// Send of a longer message. The peer must have opened its queue pair with
+    /// [`Messages::Long`]; otherwise it refuses the message and the queue pair breaks.
     SendLong {
         /// The bytes: more than [`MESSAGE_LEN`], at most [`LONG_MESSAGE_MAX`].
         message: Box<[u8]>,
-        /// The caller's mark.
+        /// Identifies this work request in its completion.
         tag: Tag,
     },
 }
 
-/// How a request ended.
+/// How a work request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     /// The peer's NIC acknowledged it. The peer's host may still lose it: see promise 3.
     Done,
-    /// The queue pair broke or was released first; the peer may or may not have it.
+    /// The queue pair broke or was released before an acknowledgement came. The peer may or may not
+    /// have received it.
     Flushed,
 }
 
 /// Why a queue pair broke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The peer's NIC did not acknowledge for too long.
+    /// The peer's NIC sent no acknowledgement for too long.
     RetriesExceeded,
-    /// The peer's NIC refused a request of ours: key, range or form.
+    /// The peer's NIC refused a request of ours: the rkey, the range or the format was wrong.
     RemoteError,
-    /// The peer sent something it must not; its request was refused.
+    /// The peer sent a request that it must not send. Our NIC refused it.
     PeerMisbehaved,
-    /// The port is gone, or its user said so.
+    /// The port went down, or the user of the queue pair called [`Fabric::fail`].
     PortDown,
 }
 
-/// What a fabric has to say.
+/// One entry of the completion queue.
 #[derive(Debug)]
 pub enum Completion {
-    /// A write ended, and its lease is home.
+    /// A write ended. The fabric returns its lease.
     Wrote {
         /// The queue pair.
         qp: QpId,
-        /// What was lent.
+        /// The lease of the work request.
         lease: Lease,
-        /// The caller's mark.
+        /// The tag of the work request.
         tag: Tag,
         /// How it ended.
         status: Status,
@@ -236,26 +244,27 @@ pub enum Completion {
     Sent {
         /// The queue pair.
         qp: QpId,
-        /// The caller's mark.
+        /// The tag of the work request.
         tag: Tag,
         /// How it ended.
         status: Status,
     },
-    /// A message came in.
+    /// A message arrived.
     Received {
         /// The queue pair.
         qp: QpId,
         /// The bytes.
         message: Message,
     },
-    /// A longer message came in.
+    /// A longer message arrived.
     ReceivedLong {
         /// The queue pair.
         qp: QpId,
         /// The bytes.
         message: Box<[u8]>,
     },
-    /// The queue pair will carry nothing any more. Comes once, before the flushed completions.
+    /// The queue pair broke: it sends and receives nothing any more. The fabric reports this once,
+    /// before the flushed completions.
     Broke {
         /// The queue pair.
         qp: QpId,
@@ -264,69 +273,76 @@ pub enum Completion {
     },
 }
 
-/// The same NIC as one polling thread sees it: a completion queue, and the queue pairs on it.
+/// The polling thread's interface to the same NIC: a completion queue, and the queue pairs that
+/// report to it.
 ///
-/// No method blocks, and none allocates once its tables are warm, but for long messages. Every
-/// backend keeps these promises, and the conformance suite holds every backend to them:
+/// No method blocks. Once the tables are warm, no method allocates, except for long messages. Every
+/// backend keeps these promises, and the conformance suite tests each of them:
 ///
-/// 1. **Order.** Work on one queue pair completes in posting order.
-/// 2. **Visibility.** When `poll` returns a received message, every write the peer posted before
-///    it on that queue pair can be read by this thread. Before that, none may be assumed.
-/// 3. **Exactly once.** Each posted request completes once, done or flushed. Done means that the
-///    peer's NIC has it: a message that completed as done is received once, unless the peer's end
-///    breaks or is released first; then the last of them, and the bytes they announce, may never
-///    reach the peer's host (RFC 7609, 4.6.1). A flushed message is received at most once.
-/// 4. **Containment.** A write outside a registered region, with a wrong key, or with a key of
-///    another domain changes no byte and breaks the queue pair on both ends, and nothing else.
-///    A backend may carry a long write as several; those before the refused one are then placed.
-///    A message that is longer than the receiver takes is refused in the same way.
-/// 5. **Fail stop.** After `Broke`, what was posted and what is posted later completes as flushed,
-///    in order, and nothing more is received on that queue pair.
-/// 6. **No stall.** While the network delivers now and then, everything posted completes, provided
-///    that `poll` and `transmit` are called whenever `event_descriptor` is readable or the
-///    deadline of `prepare_sleep` has passed.
+/// 1. **Order.** The work requests of one queue pair complete in posting order.
+/// 2. **Visibility.** When `poll` returns a received message, this thread can read the bytes of
+///    every write that the peer posted before it on that queue pair. Until then it must not rely
+///    on any of them.
+/// 3. **Exactly once.** Each posted work request completes once, done or flushed. Done means that
+///    the peer's NIC has acknowledged it: a message that completed as done is received once, unless
+///    the peer's end breaks or is released first; then the last of them, and the bytes they
+///    announce, may never reach the peer's host (RFC 7609, 4.6.1). A flushed message is received at
+///    most once.
+/// 4. **Containment.** A write outside a registered region, with a wrong rkey, or with an rkey of
+///    another domain changes no byte; it breaks its queue pair at both ends and affects no other.
+///    If a backend splits a long write, the parts before the refused one may be placed. A message
+///    longer than the receiving queue pair accepts is refused in the same way.
+/// 5. **Fail stop.** After `Broke`, work requests posted earlier and later complete as flushed, in
+///    order, and nothing more is received on that queue pair.
+/// 6. **No stall.** As long as the network delivers some packets, every posted work request
+///    completes, provided that the caller calls `poll` and `transmit` whenever `event_descriptor`
+///    is readable or the deadline of `prepare_sleep` has passed.
 pub trait Fabric {
-    /// A connected queue pair, as it travels between threads.
+    /// A connected queue pair, as the control thread hands it to the poller.
     type Qp: Send;
 
-    /// Takes over a queue pair. From now on it receives.
+    /// Takes over a queue pair, which receives from now on.
     fn adopt(&mut self, now: Instant, qp: Self::Qp) -> QpId;
 
-    /// How many more requests `qp` takes.
+    /// How many more work requests the send queue of `qp` accepts.
     fn room(&self, qp: QpId) -> usize;
 
-    /// Empties `work` into the send queue of `qp`. Nothing leaves before `transmit`.
+    /// Moves the work requests in `work` to the send queue of `qp`. No packet leaves before
+    /// `transmit`.
     ///
-    /// Posting cannot fail: room is the caller's to budget, and a broken queue pair answers every
-    /// request through `poll`, flushed. One path for errors, not two.
+    /// Posting cannot fail. The caller keeps within `room`, and a broken queue pair completes every
+    /// work request as flushed, through `poll`. One path for errors, not two.
     ///
     /// # Panics
     ///
     /// If `work` exceeds `room`, or `qp` is not adopted.
     fn post(&mut self, qp: QpId, work: &mut Vec<Work>);
 
-    /// Takes in what the network brought, and appends completions to `out`, as many as fit without
-    /// growing it. Work is bounded; call it once a turn.
+    /// Receives packets, and appends completions to `out` until its capacity is used up. One call
+    /// does a bounded amount of work; call it once a turn.
     fn poll(&mut self, now: Instant, out: &mut Vec<Completion>);
 
-    /// Sends what was posted, what timed out, and the acknowledgements that can travel along or
-    /// may not wait longer. Call it once at the end of a turn.
+    /// Sends posted work requests, retransmissions that are due, and those acknowledgements that
+    /// can leave together with data or must not be delayed longer. Call it once at the end of a
+    /// turn.
     fn transmit(&mut self, now: Instant);
 
-    /// Says how long the caller may sleep on `event_descriptor`: until the instant returned, or
-    /// without limit. Sends all acknowledgements that were held back. An instant that is not later
-    /// than `now` means that there is work already.
+    /// Says how long the caller may sleep on `event_descriptor`: until the returned instant, or
+    /// without limit if there is none. Sends all delayed acknowledgements. If the instant is not
+    /// later than `now`, there is work to do at once.
     fn prepare_sleep(&mut self, now: Instant) -> Option<Instant>;
 
-    /// Readable while `poll` would find something. Backends on a virtual clock have none.
+    /// A descriptor that is readable while `poll` would receive something. Backends on a virtual
+    /// clock have none.
     fn event_descriptor(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Breaks a queue pair, as if its port had gone down: its user knows from elsewhere that it
-    /// carries nothing, and cannot wait until retries are exceeded. Unless it is broken already,
-    /// [`Completion::Broke`] follows, with [`Cause::PortDown`]. What was received is still told.
+    /// Breaks a queue pair, as if its port had gone down. The caller uses this when it learned from
+    /// elsewhere that the queue pair is dead and cannot wait for the retries to be exceeded. Unless
+    /// it is broken already, [`Completion::Broke`] follows, with [`Cause::PortDown`]. Messages that
+    /// had arrived before are still reported.
     fn fail(&mut self, now: Instant, qp: QpId);
 
-    /// Gives up a queue pair: nothing is sent or received on it any more, and what is outstanding
-    /// is flushed through the following `poll`s. The number may be used by nobody until then.
+    /// Releases a queue pair: it sends and receives nothing any more, and the next `poll`s report
+    /// its outstanding work requests as flushed. No other queue pair gets its number until then.
     fn release(&mut self, now: Instant, qp: QpId);
 }

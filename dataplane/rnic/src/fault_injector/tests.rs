@@ -1,4 +1,4 @@
-//! The injector over the simulator: trouble, but never more than the contract allows.
+//! The injector over the simulator: it injects faults, but only those that the contract allows.
 
 use super::*;
 use crate::sim::{self, Network};
@@ -7,7 +7,7 @@ use smcr_proto::{Gid, MacAddress, Mtu};
 
 type Injected = FaultInjector<sim::Fabric>;
 
-/// Two fabrics with a queue pair between them; the first has trouble.
+/// Two fabrics with a queue pair between them. Faults are injected at the first.
 fn pair(seed: u64, odds: Odds) -> (Network, [(Injected, QpId); 2]) {
     let network = Network::new(seed, sim::Odds::MALICIOUS);
     let ends = [1, 2].map(|n| {
@@ -25,17 +25,17 @@ fn pair(seed: u64, odds: Odds) -> (Network, [(Injected, QpId); 2]) {
     (network, [(a, qp_a), (b, qp_b)])
 }
 
-/// What one end has told.
+/// The completions that one end has reported.
 #[derive(Default)]
-struct Told {
+struct Reported {
     done: u64,
     flushed: u64,
     received: u64,
     broke: bool,
 }
 
-impl Told {
-    fn hear(&mut self, seed: u64, out: &mut Vec<Completion>) {
+impl Reported {
+    fn record(&mut self, seed: u64, out: &mut Vec<Completion>) {
         for completion in out.drain(..) {
             match completion {
                 Completion::Sent { tag, status, .. } => {
@@ -58,8 +58,8 @@ impl Told {
     }
 }
 
-/// Whatever the injector does: all that is posted ends in order, and what was done was received.
-/// Otherwise the engine would be blamed for lies of its test tool.
+/// Whatever the injector does, all work requests complete in order, and messages that completed as
+/// done were received. Otherwise bugs of the injector would look like bugs of the engine.
 #[test]
 fn a_broken_queue_pair_keeps_the_contract() {
     let mut breaks = 0;
@@ -72,15 +72,15 @@ fn a_broken_queue_pair_keeps_the_contract() {
             lose_on_break: loses,
         };
         let (network, mut ends) = pair(seed, odds);
-        let mut told = [Told::default(), Told::default()];
+        let mut reported = [Reported::default(), Reported::default()];
         let mut posted = [0; 2];
         let mut now = Instant::default();
         let mut out = Vec::with_capacity(8);
         let mut turns = 0;
-        while turns < 60 || (0..2).any(|n| told[n].done + told[n].flushed < posted[n]) {
+        while turns < 60 || (0..2).any(|n| reported[n].done + reported[n].flushed < posted[n]) {
             for (n, (fabric, qp)) in ends.iter_mut().enumerate() {
                 fabric.poll(now, &mut out);
-                told[n].hear(seed, &mut out);
+                reported[n].record(seed, &mut out);
                 if turns < 60 && fabric.room(*qp) >= 3 {
                     let tags = posted[n]..posted[n] + 3;
                     let message = [0; 44];
@@ -94,19 +94,25 @@ fn a_broken_queue_pair_keeps_the_contract() {
             turns += 1;
             assert!(turns < 1_000_000, "seed {seed}: stalled");
         }
-        breaks += u32::from(told[0].broke);
-        assert!(told[1].received >= told[0].done, "seed {seed}: the peer's end did not break");
-        let kept = told[0].received >= told[1].done;
+        breaks += u32::from(reported[0].broke);
+        assert!(
+            reported[1].received >= reported[0].done,
+            "seed {seed}: the peer's end did not break"
+        );
+        let kept = reported[0].received >= reported[1].done;
         assert!(kept || seed % 2 == 1, "seed {seed}: done but not received");
         lost += u32::from(!kept);
-        assert!(told[1].received <= posted[0] && told[0].received <= posted[1], "seed {seed}");
+        assert!(
+            reported[1].received <= posted[0] && reported[0].received <= posted[1],
+            "seed {seed}"
+        );
     }
     assert!((50..200).contains(&breaks), "{breaks} of 200 seeds broke something");
-    assert!(lost > 5, "{lost} of 100 seeds lost what their peer believed to be delivered");
+    assert!(lost > 5, "{lost} of 100 seeds lost messages that had completed as done");
 }
 
 #[test]
-fn a_queue_pair_that_is_idle_breaks_too_and_answers_what_is_posted_later() {
+fn an_idle_queue_pair_breaks_too_and_flushes_later_work_requests() {
     let (_, [(mut fabric, qp), _]) = pair(1, Odds::default());
     let now = Instant::default();
     fabric.break_qp(qp);
@@ -123,9 +129,9 @@ fn a_queue_pair_that_is_idle_breaks_too_and_answers_what_is_posted_later() {
     ));
 }
 
-/// A poller that sleeps must not miss what was held back.
+/// A poller must not go to sleep while the injector holds completions back.
 #[test]
-fn what_was_held_back_is_work_already() {
+fn completions_held_back_keep_the_poller_awake() {
     let odds = Odds { hold_back_on_poll: Chance::ALWAYS, ..Odds::default() };
     let (network, [(mut a, qp), (mut b, _)]) = pair(1, odds);
     a.post(qp, &mut vec![Work::Send { message: [0; 44], tag: Tag(0) }]);
@@ -133,7 +139,7 @@ fn what_was_held_back_is_work_already() {
     let mut out = Vec::with_capacity(8);
     let mut now = Instant::default();
     while out.is_empty() {
-        now = network.next_event().expect("a message is on its way");
+        now = network.next_event().expect("a message is in flight");
         b.poll(now, &mut out);
     }
     let now = Instant(now.0 + 1_000_000);

@@ -1,13 +1,13 @@
 //! A network of simulated NICs in one thread, on a virtual clock.
 //!
 //! It is *malicious within the contract* of [`Fabric`]: bytes of a write appear in random order, at
-//! any time before the message that announces them; completions are late; what happens on different
-//! queue pairs comes in any order; and where a queue pair breaks, its host may never see the last
-//! of what its NIC had acknowledged. What it does depends on its seed and on the calls made to it,
-//! and on nothing else.
+//! any time before the message that announces them; completions are late; completions of different
+//! queue pairs come in any order; and when a queue pair breaks, its host may never see the last
+//! messages and bytes that its NIC had acknowledged. Its behaviour depends only on its seed and on
+//! the calls made to it.
 //!
-//! Time passes when somebody says so: each call that carries `now` first lets happen what was due
-//! by then, everywhere in the network. [`Network::next_event`] says where to move the clock next.
+//! The caller moves the clock: each call with `now` first processes all events that were due by
+//! then, everywhere in the network. [`Network::next_event`] says where to move the clock next.
 //!
 //! What is not simulated: bandwidth, packets, congestion. `roce` over a lossy wire has those.
 
@@ -34,14 +34,14 @@ mod queue_pair;
 mod visibility;
 mod world;
 
-/// How nasty a network is.
+/// How slow and how faulty a network is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Odds {
-    /// How long a request travels, and an acknowledgement back.
+    /// How long a request, or the acknowledgement of one, is in flight.
     pub latency: RangeInclusive<Duration>,
-    /// How likely a poll ends before everything was told.
+    /// How likely a poll stops before each further completion, although there are more.
     pub hold_back: Chance,
-    /// How likely, at each occasion, a piece of a write is seen before it must be.
+    /// How likely a piece of a write becomes visible before it must, each time it may.
     pub early: Chance,
     /// How likely a `transmit` with something to send breaks the queue pair instead.
     pub break_on_transmit: Chance,
@@ -50,18 +50,18 @@ pub struct Odds {
     pub lose_on_break: Chance,
     /// How likely a request or an acknowledgement takes `straggling` instead of `latency`.
     pub straggle: Chance,
-    /// How long stragglers travel.
+    /// The latency of such stragglers.
     pub straggling: RangeInclusive<Duration>,
-    /// How likely opening or registering something finds the NIC exhausted.
+    /// How likely opening or registering something fails with [`Exhausted`].
     pub exhausted: Chance,
-    /// How long a peer that is not ready is left alone before it is tried again.
+    /// How long a sender waits before it retries a peer that is not ready.
     pub retransmit: Duration,
     /// How long a peer may stay silent before the queue pair breaks.
     pub retry_timeout: Duration,
 }
 
 impl Odds {
-    /// Nothing breaks, and what is written is seen exactly when it must be.
+    /// Nothing breaks, and written bytes become visible exactly when they must.
     pub const CALM: Self = Self {
         latency: Duration::from_micros(5)..=Duration::from_micros(5),
         hold_back: Chance::NEVER,
@@ -75,8 +75,8 @@ impl Odds {
         retry_timeout: Duration::from_millis(500),
     };
 
-    /// Nothing breaks by itself, but everything comes as late and as shuffled as the contract
-    /// allows, and what is made to break takes along what it can.
+    /// Nothing breaks by itself, but everything comes as late and as reordered as the contract
+    /// allows, and a queue pair that a test breaks may lose as much as it may.
     pub const MALICIOUS: Self = Self {
         latency: Duration::from_micros(1)..=Duration::from_micros(300),
         hold_back: Chance::percent(20),
@@ -87,14 +87,14 @@ impl Odds {
     };
 }
 
-/// Any number of NICs, all of which reach one another. Clones are the same network.
+/// Any number of NICs, all of which reach one another. A clone is a handle to the same network.
 #[derive(Clone, Debug)]
 pub struct Network {
     world: Arc<Mutex<World>>,
 }
 
 impl Network {
-    /// An empty network whose every whim follows from `seed`.
+    /// An empty network. `seed` determines all its random choices.
     pub fn new(seed: u64, odds: Odds) -> Self {
         let world = World {
             now: Instant::default(),
@@ -109,7 +109,7 @@ impl Network {
         Self { world: Arc::new(Mutex::new(world)) }
     }
 
-    /// Adds a NIC: the half for the control thread, and the half for its one poller.
+    /// Adds a NIC. Returns the half for the control thread and the half for its one poller.
     ///
     /// # Panics
     ///
@@ -130,52 +130,52 @@ impl Network {
         (Rnic { network, nic }, fabric)
     }
 
-    /// Changes how nasty the network is from now on.
+    /// Changes the odds from now on.
     pub fn change_odds(&self, odds: Odds) {
         self.lock().odds = odds;
     }
 
-    /// When the next thing happens; not later than now if some fabric could be told something
+    /// When the next event is due; not later than now if a fabric has a completion to report
     /// already. `None` when the network is quiet.
     pub fn next_event(&self) -> Option<Instant> {
         let world = self.lock();
-        if world.has_news(None) {
+        if world.has_completions(None) {
             return Some(world.now);
         }
         world.next_event().map(|(at, _, _)| at)
     }
 
-    /// The queue pairs that are connected and work, by the address of either end.
+    /// Each end of the connected queue pairs that work: the GID of its port, and its number.
     pub fn queue_pairs(&self) -> Vec<(Gid, Qpn)> {
         let world = self.lock();
         let working = world.queue_pairs.iter().filter(|(_, pair)| pair.peer().is_some());
         working.map(|(qpn, pair)| (world.nics[pair.nic].port.gid, *qpn)).collect()
     }
 
-    /// Breaks a queue pair, named by either end: as if the path between them had gone. Does
-    /// nothing to one that does not work any more.
+    /// Breaks both ends of a queue pair, as if the path between them had failed. `qpn` is either
+    /// end. Does nothing if the queue pair is broken already.
     pub fn break_qp(&self, qpn: Qpn) {
         self.lock().break_both(qpn, Cause::RetriesExceeded);
     }
 
-    /// Messages that have arrived on a queue pair of a port and that nobody has taken in.
+    /// How many messages have arrived on a queue pair and were not returned by a `poll` yet.
     pub fn untold(&self, qpn: Qpn) -> usize {
         self.lock().queue_pairs.get(&qpn).map_or(0, |pair| pair.inbox.len())
     }
 
-    /// Messages that were acknowledged and then lost, as [`Odds::lose_on_break`] has it.
+    /// How many messages were acknowledged and then lost because of [`Odds::lose_on_break`].
     pub fn messages_lost(&self) -> u64 {
         self.lock().lost
     }
 
-    /// Lets `tap` meddle with every message that arrives anywhere, from now on. What it does need
-    /// not be within the contract: it is there to play a peer, or a fault of our own, that no
-    /// honest network would show.
+    /// From now on `tap` sees every message that arrives anywhere, and may replace it. It need not
+    /// keep the contract: tests use it to imitate a hostile peer, or a bug of our own, which an
+    /// honest network would never show.
     pub fn tap(&self, tap: impl FnMut(&Parcel, &mut Vec<Message>) + Send + 'static) {
         self.lock().tap = Some(Tap(Box::new(tap)));
     }
 
-    /// What is open at a port, to be compared with what should be.
+    /// Counts the objects that are open at a port, so that a test finds leaks.
     ///
     /// # Panics
     ///
@@ -188,7 +188,8 @@ impl Network {
         Open { domains: domains.len(), registrations: registered.len(), queue_pairs }
     }
 
-    /// Takes a port down. Its queue pairs break; those of its peers do when they next send.
+    /// Takes a port down. Its queue pairs break at once; those of its peers break after they next
+    /// send.
     ///
     /// # Panics
     ///
@@ -199,7 +200,7 @@ impl Network {
         world.port_down(nic);
     }
 
-    /// Brings a port back, for new queue pairs.
+    /// Brings a port up again. New queue pairs can connect; broken ones stay broken.
     ///
     /// # Panics
     ///
@@ -211,19 +212,19 @@ impl Network {
     }
 
     fn lock(&self) -> MutexGuard<'_, World> {
-        // A test that expects a panic goes on with the network afterwards.
+        // A test that expects a panic uses the network afterwards, so poisoning is ignored.
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What is open at a port.
+/// The objects that are open at a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Open {
     /// Protection domains.
     pub domains: usize,
     /// Registered regions.
     pub registrations: usize,
-    /// Queue pairs, those that are broken or being released included.
+    /// Queue pairs, including those that are broken or being released.
     pub queue_pairs: usize,
 }
 
@@ -291,7 +292,7 @@ impl crate::Rnic for Rnic {
         }
     }
 
-    /// Everybody here is in one network.
+    /// All ports of a simulated network reach one another.
     fn has_route(&self, _peer: Gid) -> bool {
         true
     }
@@ -308,7 +309,7 @@ impl crate::Rnic for Rnic {
     }
 }
 
-/// Owns one end of a queue pair; the end is gone when this is.
+/// Owns one end of a queue pair. Dropping it destroys the end.
 #[derive(Debug)]
 struct End {
     network: Network,
@@ -340,10 +341,10 @@ impl crate::Opening for Opening {
     fn connect(self, peer: QpAddress) -> Result<Qp, Exhausted> {
         let mut world = self.end.network.lock();
         let World { nics, queue_pairs, .. } = &mut *world;
-        let pair = queue_pairs.get_mut(&self.end.qpn).expect("this value owns it");
+        let pair = queue_pairs.get_mut(&self.end.qpn).expect("self owns this queue pair");
         let reachable = nics[pair.nic].up && nics.iter().any(|nic| nic.port.gid == peer.gid);
         if !reachable {
-            // The lock must be free when `self` is dropped.
+            // Dropping `self` locks the network again.
             drop(world);
             return Err(Exhausted);
         }
@@ -369,7 +370,7 @@ pub struct Fabric {
 }
 
 impl Fabric {
-    /// The queue pair's number on the port.
+    /// The QPN of an adopted queue pair.
     ///
     /// # Panics
     ///
@@ -378,23 +379,23 @@ impl Fabric {
         self.adopted.get(&qp).expect("an adopted queue pair").qpn
     }
 
-    /// Looks at an adopted queue pair that was not released.
-    fn with<T>(&self, qp: QpId, look: impl FnOnce(&mut QueuePair) -> T) -> T {
+    /// Calls `f` with an adopted queue pair that was not released.
+    fn with<T>(&self, qp: QpId, f: impl FnOnce(&mut QueuePair) -> T) -> T {
         let qpn = self.qpn(qp);
         let mut world = self.network.lock();
-        let pair = world.queue_pairs.get_mut(&qpn).expect("this fabric owns it");
+        let pair = world.queue_pairs.get_mut(&qpn).expect("this fabric owns the queue pair");
         assert_ne!(pair.stage, Stage::Released, "{qp:?} was released");
-        look(pair)
+        f(pair)
     }
 
-    /// Forgets released queue pairs that have nothing left to say.
+    /// Destroys released queue pairs whose completions have all been reported.
     fn forget(&mut self) {
         let mut gone = Vec::new();
         {
             let world = self.network.lock();
             for (id, end) in &self.adopted {
                 let pair = &world.queue_pairs[&end.qpn];
-                if pair.stage == Stage::Released && !pair.has_news() {
+                if pair.stage == Stage::Released && !pair.has_completions() {
                     gone.push(*id);
                 }
             }
@@ -413,7 +414,7 @@ impl crate::Fabric for Fabric {
         self.next_id += 1;
         let mut world = self.network.lock();
         world.advance(now);
-        let pair = world.queue_pairs.get_mut(&qp.end.qpn).expect("the value owns it");
+        let pair = world.queue_pairs.get_mut(&qp.end.qpn).expect("`qp` owns this queue pair");
         assert_eq!(pair.nic, self.nic, "a queue pair of this NIC");
         pair.id = Some(id);
         drop(world);
@@ -442,7 +443,7 @@ impl crate::Fabric for Fabric {
             if dice.roll(odds.hold_back) {
                 break;
             }
-            let Some(completion) = world.tell(self.nic) else { break };
+            let Some(completion) = world.next_completion(self.nic) else { break };
             out.push(completion);
         }
         drop(world);
@@ -462,7 +463,7 @@ impl crate::Fabric for Fabric {
     fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
         let mut world = self.network.lock();
         world.advance(now);
-        if world.has_news(Some(self.nic)) {
+        if world.has_completions(Some(self.nic)) {
             return Some(now);
         }
         world.next_event().map(|(at, _, _)| at)
@@ -484,15 +485,15 @@ impl crate::Fabric for Fabric {
         let qpn = self.qpn(qp);
         let mut world = self.network.lock();
         let World { dice, queue_pairs, .. } = &mut *world;
-        let pair = queue_pairs.get_mut(&qpn).expect("this fabric owns it");
+        let pair = queue_pairs.get_mut(&qpn).expect("this fabric owns the queue pair");
         assert_ne!(pair.stage, Stage::Released, "{qp:?} was released before");
         pair.release(dice);
     }
 }
 
-/// Completions told in one poll.
+/// Completions that one poll reports at most.
 const POLL_MAX: usize = 256;
-/// Lower numbers are special on real ports.
+/// The first QPN that a network assigns. Real ports reserve some lower numbers.
 const QPN_FIRST: u32 = 0x100;
 
 #[cfg(test)]

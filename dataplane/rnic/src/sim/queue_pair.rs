@@ -1,4 +1,4 @@
-//! One end of a simulated queue pair: what was asked of it, and what it has to say.
+//! One end of a simulated queue pair: its send queue, its received messages and its completions.
 
 use std::collections::VecDeque;
 
@@ -10,16 +10,16 @@ use crate::{
     Cause, Completion, Domain, LONG_MESSAGE_MAX, MESSAGE_LEN, Message, Messages, QpId, Status, Work,
 };
 
-/// How far a queue pair has come.
+/// The state of one end of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// It knows no peer yet.
+    /// It has no peer yet.
     Opened,
     /// It can send, and receives once a fabric has adopted it.
     Connected { peer: Qpn },
-    /// It carries nothing any more, but its fabric still has it.
+    /// It sends and receives nothing any more, but its fabric has not released it.
     Broken,
-    /// Its fabric gave it up; what is left to say is flushed completions.
+    /// Its fabric released it. Only flushed completions remain to be reported.
     Released,
 }
 
@@ -29,83 +29,83 @@ pub(super) struct QueuePair {
     /// Index of its NIC in the network.
     pub(super) nic: usize,
     pub(super) domain: Domain,
-    /// What it takes in.
+    /// Which messages it accepts.
     messages: Messages,
     pub(super) psn: Psn,
     pub(super) stage: Stage,
-    /// What its fabric calls it, once adopted.
+    /// Its id at the fabric that adopted it.
     pub(super) id: Option<QpId>,
-    /// Posted, but not on the wire.
+    /// Work requests that were posted but not transmitted yet.
     pub(super) posted: VecDeque<Work>,
-    /// On the wire, in order; the first arrives first.
-    pub(super) flying: VecDeque<Flying>,
-    /// Executed by the peer, with the acknowledgement on its way back.
+    /// Work requests in flight, in the order in which they arrive.
+    pub(super) in_flight: VecDeque<InFlight>,
+    /// Work requests that the peer has executed, while the acknowledgement is in flight.
     pub(super) executed: VecDeque<Executed>,
-    /// The peer does not answer: the first request in flight is lost until we give up.
+    /// The peer does not answer, so the first request in flight does not arrive any more.
     pub(super) lost: bool,
-    /// When we give up on a peer that does not answer.
-    pub(super) gives_up: Option<Instant>,
-    /// When it breaks, and why, if that is already certain.
+    /// When the retries are exceeded, if the peer does not answer.
+    pub(super) retries_end: Option<Instant>,
+    /// When this end breaks, and why, if that is already certain.
     pub(super) breaks: Option<(Instant, Cause)>,
-    /// To be told to the fabric, in order.
-    pub(super) news: VecDeque<News>,
-    /// Received, not yet told to the fabric.
+    /// Completions of the send queue that were not reported to the fabric yet, in order.
+    pub(super) completions: VecDeque<Pending>,
+    /// Messages that were received but not reported to the fabric yet.
     pub(super) inbox: VecDeque<Arrived>,
     pub(super) hidden: Hidden,
-    /// Requests sent so far: the name of the next one.
+    /// How many requests were sent so far. This is also the number of the next one.
     pub(super) requests: u64,
 }
 
-/// A request on the wire.
+/// A work request in flight.
 #[derive(Debug)]
-pub(super) struct Flying {
+pub(super) struct InFlight {
     pub(super) work: Work,
     pub(super) request: u64,
     pub(super) arrives: Instant,
 }
 
-/// A request that the peer has executed.
+/// A work request that the peer has executed.
 #[derive(Debug)]
 pub(super) struct Executed {
     pub(super) work: Work,
     pub(super) acknowledged: Instant,
 }
 
-/// A message that came in.
+/// A message that arrived.
 #[derive(Debug)]
 pub(super) struct Arrived {
     pub(super) message: Arrival,
-    /// Its place among the requests of its sender: it announces all earlier ones.
+    /// Its number among the requests of its sender. It announces all writes with lower numbers.
     pub(super) request: u64,
 }
 
-/// The bytes of a message that came in.
+/// The bytes of a message that arrived.
 #[derive(Debug)]
 pub(super) enum Arrival {
     Short(Message),
     Long(Box<[u8]>),
 }
 
-/// What a fabric must be told.
+/// A completion that was not reported to the fabric yet.
 #[derive(Debug)]
-pub(super) enum News {
+pub(super) enum Pending {
     Ended { work: Work, status: Status },
     Broke(Cause),
 }
 
-/// What happens to a queue pair next.
+/// An event of a queue pair. At the same instant, events happen in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Event {
     Breaks,
-    GivesUp,
+    RetriesEnd,
     RequestArrives,
     AcknowledgementArrives,
 }
 
 impl QueuePair {
-    /// Requests one queue pair takes before the first of them has been reported as ended.
+    /// Depth of the send queue: work requests whose completions were not reported yet.
     pub(super) const DEPTH: usize = 384;
-    /// Messages that wait for the fabric before the peer is told to come back later.
+    /// Messages that may wait for the fabric. When there are more, the peer must retry later.
     pub(super) const INBOX_MAX: usize = 256;
 
     pub(super) fn new(nic: usize, domain: Domain, messages: Messages, psn: Psn) -> Self {
@@ -117,19 +117,19 @@ impl QueuePair {
             stage: Stage::Opened,
             id: None,
             posted: VecDeque::new(),
-            flying: VecDeque::new(),
+            in_flight: VecDeque::new(),
             executed: VecDeque::new(),
             lost: false,
-            gives_up: None,
+            retries_end: None,
             breaks: None,
-            news: VecDeque::new(),
+            completions: VecDeque::new(),
             inbox: VecDeque::new(),
             hidden: Hidden::default(),
             requests: 0,
         }
     }
 
-    /// The peer, while this end works.
+    /// The peer, if this end is connected and not broken.
     pub(super) fn peer(&self) -> Option<Qpn> {
         match self.stage {
             Stage::Connected { peer } => Some(peer),
@@ -137,7 +137,7 @@ impl QueuePair {
         }
     }
 
-    /// Whether it takes in a message of `len` bytes that is longer than others.
+    /// Whether it accepts a long message of `len` bytes.
     pub(super) fn takes_long(&self, len: usize) -> bool {
         match self.messages {
             Messages::Short => false,
@@ -145,82 +145,89 @@ impl QueuePair {
         }
     }
 
-    /// How many more requests it takes.
+    /// How many more work requests it accepts.
     pub(super) fn room(&self) -> usize {
-        let ended = self.news.iter().filter(|news| matches!(news, News::Ended { .. })).count();
-        let waiting = self.posted.len() + self.flying.len() + self.executed.len() + ended;
+        let ended = self.completions.iter();
+        let ended = ended.filter(|pending| matches!(pending, Pending::Ended { .. })).count();
+        let waiting = self.posted.len() + self.in_flight.len() + self.executed.len() + ended;
         Self::DEPTH - waiting
     }
 
-    /// Takes a request; a broken end answers it at once.
+    /// Queues a work request. A broken end flushes it at once.
     pub(super) fn post(&mut self, work: Work) {
         match self.stage {
             Stage::Connected { .. } => self.posted.push_back(work),
-            Stage::Broken => self.news.push_back(News::Ended { work, status: Status::Flushed }),
-            Stage::Opened | Stage::Released => unreachable!("only adopted ends are posted to"),
+            Stage::Broken => {
+                self.completions.push_back(Pending::Ended { work, status: Status::Flushed });
+            }
+            Stage::Opened | Stage::Released => unreachable!("only adopted ends accept work"),
         }
-        assert!(self.news.len() + self.posted.len() <= Self::DEPTH + 1);
+        assert!(self.completions.len() + self.posted.len() <= Self::DEPTH + 1);
     }
 
-    /// What happens to this end next, and when.
+    /// The next event of this end, and when it is due.
     pub(super) fn next_event(&self) -> Option<(Instant, Event)> {
         let breaks = self.breaks.map(|(at, _)| (at, Event::Breaks));
-        let gives_up = self.gives_up.map(|at| (at, Event::GivesUp));
-        let arrival = self.flying.front().filter(|_| !self.lost);
-        let arrival = arrival.map(|flying| (flying.arrives, Event::RequestArrives));
+        let retries_end = self.retries_end.map(|at| (at, Event::RetriesEnd));
+        let arrival = self.in_flight.front().filter(|_| !self.lost);
+        let arrival = arrival.map(|request| (request.arrives, Event::RequestArrives));
         let acknowledgement = self.executed.front();
         let acknowledgement =
             acknowledgement.map(|executed| (executed.acknowledged, Event::AcknowledgementArrives));
-        [breaks, gives_up, arrival, acknowledgement].into_iter().flatten().min()
+        [breaks, retries_end, arrival, acknowledgement].into_iter().flatten().min()
     }
 
-    /// The oldest acknowledgement is here.
+    /// The acknowledgement of the oldest executed request arrives.
     pub(super) fn acknowledge(&mut self) {
-        let Executed { work, .. } = self.executed.pop_front().expect("an event of its own");
-        self.news.push_back(News::Ended { work, status: Status::Done });
+        let executed = self.executed.pop_front();
+        let Executed { work, .. } = executed.expect("only executed requests are acknowledged");
+        self.completions.push_back(Pending::Ended { work, status: Status::Done });
     }
 
-    /// Forgets some of the last messages that arrived here, as if host and NIC had lost touch
-    /// before. Returns how many.
+    /// Drops some of the last messages that arrived here, as if the NIC had failed before it
+    /// reported them to the host. Returns how many.
     pub(super) fn lose_some(&mut self, dice: &mut Dice) -> usize {
         let kept = dice.index(self.inbox.len() + 1);
         self.inbox.drain(kept..).count()
     }
 
-    /// Carries nothing from now on. What arrived before is still received, and told before; bytes
-    /// that nothing announces appear now or never.
+    /// Breaks this end. Messages that arrived before are still reported, before `Broke`. Written
+    /// bytes that none of them announces become visible now or never.
     pub(super) fn break_now(&mut self, dice: &mut Dice, cause: Cause) {
         assert!(matches!(self.stage, Stage::Connected { .. }));
         if let Some(last) = self.inbox.back() {
             self.hidden.reveal_before(last.request);
         }
         self.hidden.settle(dice);
-        self.news.push_back(News::Broke(cause));
+        self.completions.push_back(Pending::Broke(cause));
         self.stage = Stage::Broken;
         self.flush();
     }
 
-    /// Its fabric has given it up.
+    /// Its fabric releases it.
     pub(super) fn release(&mut self, dice: &mut Dice) {
         self.flush();
-        self.news.retain(|news| matches!(news, News::Ended { .. }));
+        self.completions.retain(|pending| matches!(pending, Pending::Ended { .. }));
         self.inbox.clear();
         self.hidden.settle(dice);
         self.stage = Stage::Released;
     }
 
-    /// Whether the fabric could be told something now.
-    pub(super) fn has_news(&self) -> bool {
-        self.id.is_some() && !(self.news.is_empty() && self.inbox.is_empty())
+    /// Whether it has something to report to its fabric.
+    pub(super) fn has_completions(&self) -> bool {
+        self.id.is_some() && !(self.completions.is_empty() && self.inbox.is_empty())
     }
 
-    /// Tells one thing, if there is any. What a message announces is visible from now on.
-    pub(super) fn tell(&mut self, dice: &mut Dice) -> Option<Completion> {
+    /// Takes the next completion, if there is one. Before a message is returned, the bytes that it
+    /// announces become visible.
+    pub(super) fn next_completion(&mut self, dice: &mut Dice) -> Option<Completion> {
         let qp = self.id?;
-        // Nothing is received after `Broke`, so what was received comes first.
-        let broke = matches!(self.news.front(), Some(News::Broke(_)));
+        // Nothing may be received after `Broke`, so the received messages come first.
+        let broke = matches!(self.completions.front(), Some(Pending::Broke(_)));
         let inbox_first = !self.inbox.is_empty()
-            && (self.news.is_empty() || broke || dice.roll(crate::dice::Chance::percent(50)));
+            && (self.completions.is_empty()
+                || broke
+                || dice.roll(crate::dice::Chance::percent(50)));
         if inbox_first {
             let Arrived { message, request } = self.inbox.pop_front()?;
             self.hidden.reveal_before(request);
@@ -229,23 +236,25 @@ impl QueuePair {
                 Arrival::Long(message) => Completion::ReceivedLong { qp, message },
             });
         }
-        Some(match self.news.pop_front()? {
-            News::Broke(cause) => Completion::Broke { qp, cause },
-            News::Ended { work: Work::Write { lease, tag, .. }, status } => {
+        Some(match self.completions.pop_front()? {
+            Pending::Broke(cause) => Completion::Broke { qp, cause },
+            Pending::Ended { work: Work::Write { lease, tag, .. }, status } => {
                 Completion::Wrote { qp, lease, tag, status }
             }
-            News::Ended { work: Work::Send { tag, .. } | Work::SendLong { tag, .. }, status } => {
-                Completion::Sent { qp, tag, status }
-            }
+            Pending::Ended {
+                work: Work::Send { tag, .. } | Work::SendLong { tag, .. },
+                status,
+            } => Completion::Sent { qp, tag, status },
         })
     }
 
     fn flush(&mut self) {
         let executed = self.executed.drain(..).map(|executed| executed.work);
-        let flying = self.flying.drain(..).map(|flying| flying.work);
-        let flushed = executed.chain(flying).chain(self.posted.drain(..));
-        self.news.extend(flushed.map(|work| News::Ended { work, status: Status::Flushed }));
+        let in_flight = self.in_flight.drain(..).map(|request| request.work);
+        let flushed = executed.chain(in_flight).chain(self.posted.drain(..));
+        self.completions
+            .extend(flushed.map(|work| Pending::Ended { work, status: Status::Flushed }));
         self.breaks = None;
-        self.gives_up = None;
+        self.retries_end = None;
     }
 }

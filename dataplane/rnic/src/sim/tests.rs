@@ -1,4 +1,4 @@
-//! What the simulator promises beyond the contract of every backend.
+//! The simulator's own promises, which go beyond the contract of every backend.
 
 use super::*;
 use crate::{Fabric as _, Opening as _, Rnic as _, Status, Tag};
@@ -37,7 +37,7 @@ impl Pair {
         self.fabrics[side].transmit(self.now);
     }
 
-    /// Lets everything happen, and says what each side heard, in words.
+    /// Runs until the network is quiet, and returns the completions of each side, in words.
     fn run_until_quiet(&mut self) -> [Vec<String>; 2] {
         let mut heard = [Vec::new(), Vec::new()];
         while let Some(at) = self.network.next_event() {
@@ -60,7 +60,7 @@ impl Pair {
     }
 }
 
-/// A failing seed is worth nothing if it does not fail again.
+/// A seed that failed must fail again, or nobody can find the bug.
 #[test]
 fn the_same_seed_and_calls_give_the_same_history() {
     let history = |seed| {
@@ -107,9 +107,9 @@ fn a_pair_broken_on_request_breaks_at_both_ends_and_is_not_listed_any_more() {
     assert!(pair.network.queue_pairs().is_empty());
 }
 
-/// Out of memory at a rendezvous must be testable: it is a polite Decline.
+/// Tests must be able to run a NIC out of memory during a rendezvous, which must end in a Decline.
 #[test]
-fn a_network_may_run_out_of_everything() {
+fn a_nic_may_run_out_of_everything() {
     let mut pair = Pair::connected(1, Odds::CALM);
     let domain = pair.rnics[0].open_domain().unwrap();
     pair.network.change_odds(Odds { exhausted: Chance::ALWAYS, ..Odds::CALM });
@@ -118,10 +118,10 @@ fn a_network_may_run_out_of_everything() {
     assert!(pair.rnics[0].register(domain, &Region::new(4096).unwrap()).is_err());
 }
 
-/// The case that section 4.6.1 guards against: the sender was told that all is well, and the last
-/// of it is gone. Failover that trusts the sender's NIC would cut a hole into a file.
+/// The case that section 4.6.1 guards against: the sender's NIC reported success, but the last
+/// messages are lost. A failover that trusted the completions would leave a hole in a file.
 #[test]
-fn what_was_acknowledged_may_be_lost_where_the_end_breaks_and_nothing_before_it() {
+fn an_end_that_breaks_may_lose_the_last_acknowledged_messages_and_no_others() {
     let odds = Odds { lose_on_break: Chance::percent(50), ..Odds::CALM };
     let mut heard = [0; 4];
     for seed in 0..100 {
@@ -135,16 +135,16 @@ fn what_was_acknowledged_may_be_lost_where_the_end_breaks_and_nothing_before_it(
         let done = |one: &Completion| matches!(one, Completion::Sent { status: Status::Done, .. });
         assert!(out.iter().all(done));
         pair.network.break_qp(pair.fabrics[1].qpn(pair.qps[1]));
-        let [_, told] = pair.run_until_quiet();
-        let received = told.len() - 1;
-        assert_eq!(told[received], "RetriesExceeded");
+        let [_, reported] = pair.run_until_quiet();
+        let received = reported.len() - 1;
+        assert_eq!(reported[received], "RetriesExceeded");
         assert_eq!(pair.network.messages_lost(), 3 - received as u64);
         heard[received] += 1;
     }
     assert!(heard.iter().all(|count| *count > 0), "{heard:?}");
 }
 
-/// A test of tests that cannot forge, alter and swallow finds nothing of what those would show.
+/// Tests need to forge, alter and drop messages, to see that the engine detects it.
 #[test]
 fn a_tap_sees_every_message_and_may_replace_it() {
     let mut pair = Pair::connected(1, Odds::CALM);
@@ -179,10 +179,10 @@ fn a_tap_sees_every_message_and_may_replace_it() {
     assert_eq!(received, [1, 9]);
 }
 
-/// What a gateway forgot to close must be seen, or a leak of one queue pair per failover would
-/// only show after weeks.
+/// Tests must see objects that a gateway forgot to close, or a leak of one queue pair per failover
+/// would only show after weeks.
 #[test]
-fn what_is_open_at_a_port_is_counted() {
+fn objects_open_at_a_port_are_counted() {
     let mut pair = Pair::connected(1, Odds::CALM);
     let domain = pair.rnics[0].open_domain().unwrap();
     let region = Region::new(4096).unwrap();
@@ -197,7 +197,7 @@ fn what_is_open_at_a_port_is_counted() {
     assert_eq!(open(&pair), Open { domains: 1, ..Open::default() });
 }
 
-/// A peer whose process died leaves no queue pair behind: we give up on it.
+/// When a peer's process dies, its queue pairs are gone, and ours exceed their retries.
 #[test]
 fn a_fabric_that_is_dropped_takes_its_queue_pairs_along() {
     let Pair { network, rnics: _, fabrics: [mut a, b], qps: [qp, _], now } =

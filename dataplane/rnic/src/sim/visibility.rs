@@ -1,15 +1,15 @@
-//! When a written byte may be seen: as late and as shuffled as the contract allows.
+//! Makes written bytes visible as late and in as random an order as the contract allows.
 //!
-//! A real NIC places the packets of a write in whatever order its bus likes, and promises only that
-//! they are all there when a later message is. Code that looks at memory before its message works
-//! on most machines most of the time. Here it does not: a write falls into pieces, and each piece
-//! appears at a random moment before the message that announces it, the last byte perhaps first.
+//! A real NIC may place the packets of a write in any order, and promises only that all are visible
+//! when a later message is received. Code that reads memory before the message arrives works on
+//! most machines most of the time. Here it fails: a write is split into pieces, and each becomes
+//! visible at a random moment before the message that announces it, the last byte perhaps first.
 
 use smcr_memory::Region;
 
 use crate::dice::{Chance, Dice};
 
-/// Writes that were accepted for one queue pair, and of which some bytes cannot be seen yet.
+/// Pieces of writes that one queue pair has accepted and that are not visible yet.
 #[derive(Debug, Default)]
 pub(super) struct Hidden {
     pieces: Vec<Piece>,
@@ -20,15 +20,14 @@ struct Piece {
     region: Region,
     at: usize,
     bytes: Vec<u8>,
-    /// The place of the write among the requests of its sender.
+    /// The number of the write among the requests of its sender.
     request: u64,
 }
 
 impl Hidden {
-    /// Takes in a write of `bytes` at `at` of `region`, which the caller has checked.
+    /// Accepts a write of `bytes` at offset `at` of `region`, which the caller has checked.
     ///
-    /// Where it overlaps with what is still hidden, the older bytes appear first, since the last
-    /// write to a byte wins.
+    /// Hidden pieces that it overlaps become visible first, because the last write to a byte wins.
     pub(super) fn add(
         &mut self,
         dice: &mut Dice,
@@ -50,7 +49,7 @@ impl Hidden {
         }
     }
 
-    /// Lets each piece appear if `early` says so, in random order.
+    /// Makes each piece visible with the chance `early`, in random order.
     pub(super) fn reveal_some(&mut self, dice: &mut Dice, early: Chance) {
         let mut index = self.pieces.len();
         while index > 0 {
@@ -61,17 +60,17 @@ impl Hidden {
         }
     }
 
-    /// Lets everything appear that was requested before `request`.
+    /// Makes all writes with a lower number than `request` visible.
     pub(super) fn reveal_before(&mut self, request: u64) {
         self.reveal_where(|piece| piece.request < request);
     }
 
-    /// Lets everything appear that lies in `region`.
+    /// Makes all writes to `region` visible.
     pub(super) fn reveal_region(&mut self, region: &Region) {
         self.reveal_where(|piece| piece.region.address() == region.address());
     }
 
-    /// The queue pair is gone: each piece appears now or never.
+    /// The queue pair broke: each piece becomes visible now or never.
     pub(super) fn settle(&mut self, dice: &mut Dice) {
         self.reveal_some(dice, Chance::percent(50));
         self.pieces.clear();
@@ -98,7 +97,7 @@ impl Piece {
     }
 }
 
-/// How likely a write falls into one more piece.
+/// How likely the rest of a write is split once more.
 const SPLIT: Chance = Chance::percent(60);
 
 #[cfg(test)]
@@ -111,7 +110,7 @@ mod tests {
         out
     }
 
-    /// The last write to a byte wins, however late the first one appears.
+    /// The last write to a byte wins, however late the first one becomes visible.
     #[test]
     fn an_overwritten_byte_does_not_come_back() {
         for seed in 0..100 {
@@ -126,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_need_be_visible_before_it_is_announced_and_what_follows_stays_hidden() {
+    fn a_write_may_stay_hidden_until_its_message_and_later_ones_stay_hidden_then() {
         let (mut dice, mut hidden) = (Dice::new(3), Hidden::default());
         let region = Region::new(4096).unwrap();
         hidden.add(&mut dice, (&region, 0), &[1; 10], 0);

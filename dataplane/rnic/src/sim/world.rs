@@ -1,4 +1,4 @@
-//! All NICs and queue pairs of a network, and what happens to them as time passes.
+//! All NICs and queue pairs of a network, and the events that happen to them as time passes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,18 +8,18 @@ use smcr_memory::Region;
 use smcr_proto::{Gid, Instant, Qpn, Rkey};
 
 use super::Odds;
-use super::queue_pair::{Arrival, Arrived, Event, Executed, Flying, QueuePair, Stage};
+use super::queue_pair::{Arrival, Arrived, Event, Executed, InFlight, QueuePair, Stage};
 use crate::dice::Dice;
 use crate::{Cause, Completion, Domain, Message, Port, Work};
 
-/// Everything there is.
+/// The whole state of a network.
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) now: Instant,
     pub(super) dice: Dice,
     pub(super) odds: Odds,
     pub(super) nics: Vec<Nic>,
-    /// Numbers are unique in the network and never reused.
+    /// By QPN. QPNs are unique in the network and never reused.
     pub(super) queue_pairs: BTreeMap<Qpn, QueuePair>,
     pub(super) next_qpn: u32,
     /// Messages that were acknowledged and then lost.
@@ -27,7 +27,7 @@ pub(super) struct World {
     pub(super) tap: Option<Tap>,
 }
 
-/// Where a message that arrives comes from and goes to.
+/// The sender and the receiver of a message that arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parcel {
     /// The port it was sent from.
@@ -38,10 +38,10 @@ pub struct Parcel {
     pub qpn: Qpn,
 }
 
-/// Whoever meddles with what arrives.
-pub(super) struct Tap(pub(super) Box<Meddler>);
+/// The function of a test that sees, and may replace, each message that arrives.
+pub(super) struct Tap(pub(super) Box<TapFn>);
 
-type Meddler = dyn FnMut(&Parcel, &mut Vec<Message>) + Send;
+type TapFn = dyn FnMut(&Parcel, &mut Vec<Message>) + Send;
 
 impl fmt::Debug for Tap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -66,11 +66,11 @@ pub(super) struct Registered {
     pub(super) region: Region,
 }
 
-/// What a request meets at the other end.
+/// The outcome of a request at the other end.
 enum Reception {
-    /// It was carried out.
+    /// It was executed.
     Executed,
-    /// Nobody is there, or nobody who listens to this sender.
+    /// The queue pair does not exist there, is broken, or has another peer. No answer is sent.
     Nobody,
     /// The other end is not connected or adopted yet.
     NotReady,
@@ -85,18 +85,18 @@ impl World {
         self.nics.iter().position(|nic| nic.port.gid == gid)
     }
 
-    /// Lets everything happen that is due at `now`, in the order of time.
+    /// Processes all events that are due at `now`, in the order of time.
     pub(super) fn advance(&mut self, now: Instant) {
         while let Some((at, qpn, event)) = self.next_event()
             && at <= now
         {
             self.now = self.now.max(at);
-            self.happen(qpn, event);
+            self.process(qpn, event);
         }
         self.now = self.now.max(now);
     }
 
-    /// What happens next. At the same instant, lower numbers come first.
+    /// The next event, and when it is due. At the same instant, lower QPNs come first.
     pub(super) fn next_event(&self) -> Option<(Instant, Qpn, Event)> {
         let events = self.queue_pairs.iter();
         let events =
@@ -104,29 +104,29 @@ impl World {
         events.min()
     }
 
-    /// Brings what was posted onto the wire.
+    /// Sends the work requests that were posted.
     pub(super) fn transmit(&mut self, qpn: Qpn) {
         if self.dice.roll(self.odds.break_on_transmit) {
             self.break_both(qpn, Cause::RetriesExceeded);
         }
         let Self { now, dice, odds, queue_pairs, .. } = self;
-        let pair = queue_pairs.get_mut(&qpn).expect("its fabric has it");
+        let pair = queue_pairs.get_mut(&qpn).expect("an adopted queue pair exists");
         while let Some(work) = pair.posted.pop_front() {
-            let arrives = *now + odds.travel(dice);
-            let arrives = pair.flying.back().map_or(arrives, |last| last.arrives.max(arrives));
-            pair.flying.push_back(Flying { work, request: pair.requests, arrives });
+            let arrives = *now + odds.latency(dice);
+            let arrives = pair.in_flight.back().map_or(arrives, |last| last.arrives.max(arrives));
+            pair.in_flight.push_back(InFlight { work, request: pair.requests, arrives });
             pair.requests += 1;
         }
     }
 
-    /// Breaks this end now and the other a moment later.
+    /// Breaks this end now and the other one a moment later.
     pub(super) fn break_both(&mut self, qpn: Qpn, cause: Cause) {
         let Some(peer) = self.queue_pairs.get(&qpn).and_then(QueuePair::peer) else { return };
         self.break_end(qpn, cause);
         self.break_soon(peer, qpn, cause);
     }
 
-    /// The port goes down, and its queue pairs with it. Peers notice when they next send.
+    /// Takes a port down and breaks its queue pairs. Peers notice when they next send.
     pub(super) fn port_down(&mut self, nic: usize) {
         self.nics[nic].up = false;
         let connected = self.queue_pairs.iter();
@@ -137,77 +137,77 @@ impl World {
         }
     }
 
-    /// One piece of news for the fabric of `nic`, from a queue pair that chance picks.
-    pub(super) fn tell(&mut self, nic: usize) -> Option<Completion> {
-        let talkers = self.queue_pairs.iter();
-        let talkers = talkers.filter(|(_, pair)| pair.nic == nic && pair.has_news());
-        let talkers: Vec<Qpn> = talkers.map(|(qpn, _)| *qpn).collect();
-        if talkers.is_empty() {
+    /// The next completion for the fabric of `nic`, from a queue pair chosen at random.
+    pub(super) fn next_completion(&mut self, nic: usize) -> Option<Completion> {
+        let ready = self.queue_pairs.iter();
+        let ready = ready.filter(|(_, pair)| pair.nic == nic && pair.has_completions());
+        let ready: Vec<Qpn> = ready.map(|(qpn, _)| *qpn).collect();
+        if ready.is_empty() {
             return None;
         }
-        let chosen = talkers[self.dice.index(talkers.len())];
-        self.queue_pairs.get_mut(&chosen)?.tell(&mut self.dice)
+        let chosen = ready[self.dice.index(ready.len())];
+        self.queue_pairs.get_mut(&chosen)?.next_completion(&mut self.dice)
     }
 
-    /// Whether the fabric of `nic`, or of any, could be told something now.
-    pub(super) fn has_news(&self, nic: Option<usize>) -> bool {
+    /// Whether a completion waits for the fabric of `nic`, or for any fabric if `nic` is `None`.
+    pub(super) fn has_completions(&self, nic: Option<usize>) -> bool {
         let mut pairs = self.queue_pairs.values();
-        pairs.any(|pair| nic.is_none_or(|nic| nic == pair.nic) && pair.has_news())
+        pairs.any(|pair| nic.is_none_or(|nic| nic == pair.nic) && pair.has_completions())
     }
 
-    /// Lets some of what was written to `nic` appear earlier than it must.
+    /// Makes some of the bytes written to `nic` visible earlier than they must be.
     pub(super) fn reveal_some(&mut self, nic: usize) {
         for pair in self.queue_pairs.values_mut().filter(|pair| pair.nic == nic) {
             pair.hidden.reveal_some(&mut self.dice, self.odds.early);
         }
     }
 
-    fn happen(&mut self, qpn: Qpn, event: Event) {
+    fn process(&mut self, qpn: Qpn, event: Event) {
         match event {
             Event::Breaks => {
-                let pair = self.queue_pairs.get(&qpn).expect("an event of its own");
-                let (_, cause) = pair.breaks.expect("an event of its own");
+                let pair = self.queue_pairs.get(&qpn).expect("the event is about it");
+                let (_, cause) = pair.breaks.expect("the event comes from this field");
                 self.break_end(qpn, cause);
             }
-            Event::GivesUp => self.break_end(qpn, Cause::RetriesExceeded),
+            Event::RetriesEnd => self.break_end(qpn, Cause::RetriesExceeded),
             Event::AcknowledgementArrives => {
-                self.queue_pairs.get_mut(&qpn).expect("an event of its own").acknowledge();
+                self.queue_pairs.get_mut(&qpn).expect("the event is about it").acknowledge();
             }
             Event::RequestArrives => self.request_arrives(qpn),
         }
     }
 
     fn request_arrives(&mut self, qpn: Qpn) {
-        let pair = self.queue_pairs.get_mut(&qpn).expect("an event of its own");
-        let flying = pair.flying.pop_front().expect("an event of its own");
+        let pair = self.queue_pairs.get_mut(&qpn).expect("the event is about it");
+        let request = pair.in_flight.pop_front().expect("the event is about it");
         let (nic, peer) = (pair.nic, pair.peer().expect("broken ends have nothing in flight"));
         let reception =
-            if self.nics[nic].up { self.receive(qpn, peer, &flying) } else { Reception::Nobody };
-        let soon = self.now + self.odds.travel(&mut self.dice);
+            if self.nics[nic].up { self.receive(qpn, peer, &request) } else { Reception::Nobody };
+        let soon = self.now + self.odds.latency(&mut self.dice);
         let again = self.now + self.odds.retransmit;
-        let gives_up = self.now + self.odds.retry_timeout;
+        let retries_end = self.now + self.odds.retry_timeout;
         let pair = self.queue_pairs.get_mut(&qpn).expect("receiving removes nothing");
         match reception {
             Reception::Executed => {
                 let last = pair.executed.back().map_or(soon, |last| last.acknowledged.max(soon));
-                pair.executed.push_back(Executed { work: flying.work, acknowledged: last });
-                pair.gives_up = None;
+                pair.executed.push_back(Executed { work: request.work, acknowledged: last });
+                pair.retries_end = None;
             }
             Reception::NoRoom => {
-                pair.flying.push_front(Flying { arrives: again, ..flying });
-                pair.gives_up = None;
+                pair.in_flight.push_front(InFlight { arrives: again, ..request });
+                pair.retries_end = None;
             }
             Reception::NotReady => {
-                pair.flying.push_front(Flying { arrives: again, ..flying });
-                pair.gives_up = pair.gives_up.or(Some(gives_up));
+                pair.in_flight.push_front(InFlight { arrives: again, ..request });
+                pair.retries_end = pair.retries_end.or(Some(retries_end));
             }
             Reception::Nobody => {
-                pair.flying.push_front(flying);
+                pair.in_flight.push_front(request);
                 pair.lost = true;
-                pair.gives_up = pair.gives_up.or(Some(gives_up));
+                pair.retries_end = pair.retries_end.or(Some(retries_end));
             }
             Reception::Refused => {
-                pair.flying.push_front(flying);
+                pair.in_flight.push_front(request);
                 pair.lost = true;
                 pair.breaks = Some((soon, Cause::RemoteError));
                 self.break_end(peer, Cause::PeerMisbehaved);
@@ -215,8 +215,8 @@ impl World {
         }
     }
 
-    /// Carries out a request of `sender` at `receiver`, if that is possible.
-    fn receive(&mut self, sender: Qpn, receiver: Qpn, flying: &Flying) -> Reception {
+    /// Executes a request of `sender` at `receiver`, if that is possible.
+    fn receive(&mut self, sender: Qpn, receiver: Qpn, request: &InFlight) -> Reception {
         let Self { dice, odds, nics, queue_pairs, tap, .. } = self;
         let source = queue_pairs.get(&sender).map(|pair| nics[pair.nic].port.gid);
         let Some(pair) = queue_pairs.get_mut(&receiver) else { return Reception::Nobody };
@@ -229,7 +229,7 @@ impl World {
             Stage::Opened => return Reception::NotReady,
             Stage::Connected { .. } | Stage::Broken | Stage::Released => return Reception::Nobody,
         }
-        match &flying.work {
+        match &request.work {
             Work::SendLong { message, .. } if !pair.takes_long(message.len()) => Reception::Refused,
             Work::Send { .. } | Work::SendLong { .. }
                 if pair.inbox.len() >= QueuePair::INBOX_MAX =>
@@ -242,14 +242,14 @@ impl World {
                     let target = nics[pair.nic].port.gid;
                     tap(&Parcel { source, target, qpn: receiver }, &mut messages);
                 }
-                let request = flying.request;
+                let request = request.request;
                 let messages = messages.into_iter().map(Arrival::Short);
                 pair.inbox.extend(messages.map(|message| Arrived { message, request }));
                 Reception::Executed
             }
             Work::SendLong { message, .. } => {
                 let message = Arrival::Long(message.clone());
-                pair.inbox.push_back(Arrived { message, request: flying.request });
+                pair.inbox.push_back(Arrived { message, request: request.request });
                 Reception::Executed
             }
             Work::Write { lease, rkey, address, .. } => {
@@ -260,15 +260,15 @@ impl World {
                 };
                 let mut bytes = vec![0; lease.len() as usize];
                 lease.copy_out(0, &mut bytes);
-                pair.hidden.add(dice, (region, at), &bytes, flying.request);
+                pair.hidden.add(dice, (region, at), &bytes, request.request);
                 pair.hidden.reveal_some(dice, odds.early);
                 Reception::Executed
             }
         }
     }
 
-    /// Breaks one end, if it still works. What it had brought to the other end is there to stay:
-    /// only an end that itself breaks may lose what it had taken in.
+    /// Breaks one end, if it is not broken yet. Its writes become visible at the other end: only
+    /// the end that breaks may lose messages and bytes that it had received.
     pub(super) fn break_end(&mut self, qpn: Qpn, cause: Cause) {
         let Self { dice, odds, queue_pairs, lost, .. } = self;
         let Some(pair) = queue_pairs.get_mut(&qpn) else { return };
@@ -284,7 +284,7 @@ impl World {
         }
     }
 
-    /// Breaks one end a moment from now, if it is connected to `peer`.
+    /// Breaks the end `qpn` a moment from now, if it is connected to `peer`.
     fn break_soon(&mut self, qpn: Qpn, peer: Qpn, cause: Cause) {
         let soon = self.now + self.dice.duration(&self.odds.latency);
         if let Some(pair) = self.queue_pairs.get_mut(&qpn)
@@ -297,15 +297,16 @@ impl World {
 }
 
 impl Odds {
-    /// How long the next request or acknowledgement travels.
-    fn travel(&self, dice: &mut Dice) -> Duration {
+    /// How long the next request or acknowledgement is in flight.
+    fn latency(&self, dice: &mut Dice) -> Duration {
         let range = if dice.roll(self.straggle) { &self.straggling } else { &self.latency };
         dice.duration(range)
     }
 }
 
 impl Nic {
-    /// Where a write lands, if `rkey` opens all of its range to queue pairs of `domain`.
+    /// The region and offset that a write targets, if queue pairs of `domain` may write the whole
+    /// range with `rkey`.
     fn target(
         &self,
         domain: Domain,
