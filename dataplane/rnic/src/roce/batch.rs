@@ -1,8 +1,8 @@
-//! Between the core and what carries its packets: runs out, trains in.
+//! The interface between the core and the wire: the core sends runs and receives trains.
 //!
-//! The kernel charges by the call, not by the packet: a run of up to 64 packets of one size, the
-//! last of which may be shorter, costs little more than one packet. So packets are gathered in a
-//! staging buffer as runs, in the order they are built, whichever queue pair they are of.
+//! The cost of sending is per system call, not per packet: a run of up to 64 packets of one size,
+//! the last of which may be shorter, costs little more than one packet. So the packets of all queue
+//! pairs are gathered as runs in a staging buffer, in the order in which they are built.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -10,26 +10,26 @@ use std::os::fd::BorrowedFd;
 
 use smcr_proto::Qpn;
 
-/// What carries datagrams: sockets, a port of a NIC, or memory.
+/// Carries datagrams: a socket, a port of a NIC, or memory.
 pub trait Wire {
-    /// Takes in at most one burst, which replaces the one before, and returns the number of its
+    /// Receives at most one burst, which replaces the previous one, and returns the number of its
     /// trains. Does not block.
     fn receive(&mut self) -> usize;
 
-    /// A train of the burst.
+    /// Returns one train of the burst.
     ///
     /// # Panics
     ///
     /// If `index` is not below what `receive` returned.
     fn train(&self, index: usize) -> Train<'_>;
 
-    /// Sends `runs`, whose packets lie in `bytes`, in order, and says how far it came.
+    /// Sends `runs`, whose packets lie in `bytes`, in order. Returns how many it sent.
     fn send(&mut self, bytes: &[u8], runs: &[Run]) -> Sent;
 
-    /// How many packets one run may have. May fall when a network device turns out to be unable.
+    /// How many packets one run may have. Falls to one if the network device cannot split runs.
     fn segments_max(&self) -> usize;
 
-    /// Readable while `receive` would find something, if there is such a thing.
+    /// A descriptor that is readable while `receive` would return something, if the wire has one.
     fn event_descriptor(&self) -> Option<BorrowedFd<'_>>;
 }
 
@@ -37,27 +37,29 @@ pub trait Wire {
 /// shorter.
 #[derive(Clone, Copy, Debug)]
 pub struct Train<'a> {
-    /// Where they came from.
+    /// Their source address.
     pub source: SocketAddr,
-    /// Their payloads, end to end.
+    /// Their payloads, one behind the other.
     pub bytes: &'a [u8],
     /// The size of all but the last.
     pub segment_len: usize,
-    /// The identification in the IP header of the first, if that can be seen. The others have the
-    /// following ones.
+    /// The identification in the IP header of the first, if the wire shows it. The others have
+    /// consecutive identifications.
     pub identification: Option<u16>,
 }
 
-/// Packets to one queue pair that leave together: all of one size but the last, which may be
-/// shorter. Those to several would all arrive where the first of them is steered.
-/// Packet i has the identification i in its IP header.
+/// Packets to one queue pair that leave in one system call: all of one size but the last, which may
+/// be shorter. Packet i has the identification i in its IP header.
+///
+/// A run never mixes queue pairs, because the receiver may steer all its packets to the poller of
+/// the first one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Where to.
+    /// Their destination address.
     pub target: SocketAddr,
-    /// The queue pair there.
+    /// Their destination queue pair.
     pub number: Qpn,
-    /// Where they lie in the staging buffer.
+    /// Where they are in the staging buffer.
     pub range: Range<usize>,
     /// The size of all but the last.
     pub segment_len: usize,
@@ -65,12 +67,13 @@ pub struct Run {
     pub segments: usize,
 }
 
-/// How far a wire came with sending.
+/// The result of sending runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
-    /// Runs that were taken or refused. Those behind them must wait; offer them again later.
+    /// How many runs were sent or refused. The wire was full for the others: offer them again
+    /// later.
     pub runs: usize,
-    /// Runs of those that were refused: as if lost.
+    /// How many of these were refused. Their packets are lost.
     pub refused: usize,
 }
 
@@ -80,21 +83,21 @@ pub(super) struct Batch {
     bytes: Box<[u8]>,
     used: usize,
     runs: Vec<Run>,
-    /// Runs that have left.
+    /// How many runs were sent.
     gone: usize,
 }
 
 /// Room for one packet.
 #[derive(Debug)]
 pub(super) struct Slot<'a> {
-    /// Where to build it. Holds old bytes.
+    /// The buffer to build it in. It still holds old bytes.
     pub(super) bytes: &'a mut [u8],
     /// The identification that its IP header will have.
     pub(super) identification: u16,
 }
 
 impl Batch {
-    /// An empty one.
+    /// Creates an empty batch.
     pub(super) fn new() -> Self {
         Self {
             bytes: vec![0; STAGING_LEN].into(),
@@ -104,13 +107,13 @@ impl Batch {
         }
     }
 
-    /// Nothing waits to leave.
+    /// Whether no run waits to be sent.
     pub(super) fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
 
-    /// Room for the next packet, of `len` bytes to a queue pair; `None` when the batch must leave
-    /// first.
+    /// Reserves room for the next packet, of `len` bytes to a queue pair. Returns `None` if the
+    /// batch must be flushed first.
     pub(super) fn slot(
         &mut self,
         to: (SocketAddr, Qpn),
@@ -120,8 +123,8 @@ impl Batch {
         assert!(0 < len && len <= PACKET_MAX);
         let joins = self.joins(to, len, segments_max);
         if !joins {
-            // A batch that has half a buffer of packets leaves, so that they are sent while the
-            // caches still hold them.
+            // A batch is flushed when half of the buffer is used, so that the packets are sent
+            // while the caches still hold them.
             let full = self.runs.len() == RUNS_MAX || self.used >= STAGING_LEN / 2;
             if full || self.used + len > self.bytes.len() {
                 return None;
@@ -130,7 +133,7 @@ impl Batch {
             let (target, number) = to;
             self.runs.push(Run { target, number, range, segment_len: len, segments: 0 });
         }
-        let run = self.runs.last_mut().expect("one was joined or pushed");
+        let run = self.runs.last_mut().expect("a run was joined or pushed above");
         let identification = u16::try_from(run.segments).expect("a run is short");
         run.segments += 1;
         let start = self.used;
@@ -139,7 +142,7 @@ impl Batch {
         Some(Slot { bytes: &mut self.bytes[start..self.used], identification })
     }
 
-    /// Whether a packet of `len` bytes to this queue pair could be the next of the last run.
+    /// Whether a packet of `len` bytes to this queue pair can be appended to the last run.
     pub(super) fn joins(&self, to: (SocketAddr, Qpn), len: usize, segments_max: usize) -> bool {
         let Some(run) = self.runs.last() else { return false };
         let is_whole = run.range.len() == run.segments * run.segment_len;
@@ -151,9 +154,9 @@ impl Batch {
             && self.used + len <= self.bytes.len()
     }
 
-    /// Offers what waits to `wire`. Returns how many packets were taken, and how many runs were
-    /// refused; the batch is empty unless the wire is blocked.
-    pub(super) fn leave(&mut self, wire: &mut impl Wire) -> Departure {
+    /// Sends the runs through `wire`. Returns how many packets were taken, and how many runs were
+    /// refused. The batch is empty afterwards unless the wire is full.
+    pub(super) fn flush(&mut self, wire: &mut impl Wire) -> Flushed {
         let waiting = &self.runs[self.gone..];
         let sent = wire.send(&self.bytes[..self.used], waiting);
         let packets = waiting[..sent.runs].iter().map(|run| run.segments as u64).sum();
@@ -163,26 +166,26 @@ impl Batch {
             self.gone = 0;
             self.used = 0;
         }
-        Departure { packets, refused: sent.refused as u64 }
+        Flushed { packets, refused: sent.refused as u64 }
     }
 }
 
-/// What left a batch.
+/// The result of flushing a batch.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Departure {
+pub(super) struct Flushed {
     /// Packets taken or refused.
     pub(super) packets: u64,
     /// Runs refused.
     pub(super) refused: u64,
 }
 
-/// Packets of one run: what every kernel with UDP segmentation takes.
+/// The most packets of one run, which every kernel with UDP segmentation accepts.
 pub(super) const SEGMENTS_MAX: usize = 64;
-/// Bytes of one run: the largest payload of a UDP datagram.
+/// The most bytes of one run: the largest payload of a UDP datagram.
 pub(super) const RUN_LEN_MAX: usize = 65_507;
 /// The longest packet: BTH, RETH, 4096 bytes, ICRC.
 pub(super) const PACKET_MAX: usize = 12 + 16 + 4096 + 4;
-/// Runs that leave together.
+/// The most runs of one batch.
 const RUNS_MAX: usize = 16;
 const STAGING_LEN: usize = 2 * 65_536;
 
@@ -192,7 +195,7 @@ const _: () = assert!(STAGING_LEN / 2 >= RUN_LEN_MAX);
 mod tests {
     use super::*;
 
-    /// Takes what it is told to, and remembers it.
+    /// A wire that takes as many runs as the test says, and records them.
     struct Fake {
         takes: usize,
         sent: Vec<Run>,
@@ -241,11 +244,12 @@ mod tests {
     fn equal_packets_and_a_shorter_last_one_are_a_run() {
         let mut batch = Batch::new();
         let numbers = fill(&mut batch, &[(1, 96), (1, 96), (1, 60), (1, 60), (1, 20), (1, 96)]);
-        assert_eq!(numbers, [0, 1, 2, 0, 1, 0], "what the kernel will put into the IP headers");
+        assert_eq!(numbers, [0, 1, 2, 0, 1, 0], "the identifications that the kernel will set");
         assert_eq!(shape(&batch), [(3, 252), (2, 80), (1, 96)]);
     }
 
-    /// A peer's poller would get packets of another's queue pairs, at the cost of a detour each.
+    /// Otherwise a poller of the peer would get packets for queue pairs of another poller, and have
+    /// to forward each of them.
     #[test]
     fn another_address_or_queue_pair_is_another_run() {
         let mut batch = Batch::new();
@@ -277,14 +281,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_blocked_wire_did_not_take_is_offered_again() {
+    fn runs_that_a_full_wire_did_not_take_are_offered_again() {
         let mut batch = Batch::new();
         fill(&mut batch, &[(1, 60), (2, 60), (3, 60)]);
         let mut wire = Fake { takes: 2, sent: Vec::new() };
-        assert_eq!(batch.leave(&mut wire).packets, 2);
+        assert_eq!(batch.flush(&mut wire).packets, 2);
         assert!(!batch.is_empty());
         wire.takes = 9;
-        assert_eq!(batch.leave(&mut wire).packets, 1);
+        assert_eq!(batch.flush(&mut wire).packets, 1);
         assert!(batch.is_empty());
         let targets: Vec<_> = wire.sent.iter().map(|run| (run.target, run.number)).collect();
         assert_eq!(targets, [peer(1), peer(2), peer(3)]);
@@ -299,13 +303,13 @@ mod tests {
             taken += 1;
         }
         assert!(taken >= 15, "at least a whole run: {taken}");
-        fill_is_refused_until_it_left(batch);
+        fill_is_refused_until_the_flush(batch);
     }
 
-    fn fill_is_refused_until_it_left(mut batch: Batch) {
+    fn fill_is_refused_until_the_flush(mut batch: Batch) {
         assert!(batch.slot(peer(2), 20, SEGMENTS_MAX).is_none());
         let mut wire = Fake { takes: usize::MAX, sent: Vec::new() };
-        batch.leave(&mut wire);
+        batch.flush(&mut wire);
         assert!(batch.slot(peer(2), 20, SEGMENTS_MAX).is_some());
     }
 }

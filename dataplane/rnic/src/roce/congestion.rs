@@ -1,8 +1,9 @@
-//! How much may be in flight, and how long to wait for an answer.
+//! Congestion control: how many bytes may be in flight, and how long to wait for an
+//! acknowledgement.
 //!
-//! Local to the sender: the peer cannot tell. Loss is the only signal, since neither Linux
-//! `rdma_rxe` nor plain Ethernet gives another. The window is what the peer's socket buffer can
-//! hold at most.
+//! It is local to the sender and changes nothing on the wire. Loss is the only signal, since
+//! neither Linux `rdma_rxe` nor plain Ethernet gives another. The window never exceeds what we
+//! expect the peer's socket buffer to hold.
 
 use std::time::Duration;
 
@@ -10,15 +11,16 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub(super) struct Congestion {
     window: u32,
-    /// Below it the window doubles each round trip, above it grows by one packet.
+    /// Below this threshold the window doubles each round trip (slow start); above it, it grows by
+    /// one packet.
     threshold: u32,
     window_max: u32,
     mtu: u32,
-    /// Window and threshold before the last timeout, to return to if it was hasty.
+    /// Window and threshold before the last timeout. They are restored if it was spurious.
     before_timeout: Option<(u32, u32)>,
     /// Smoothed round-trip time and its variation, once one was measured.
     round_trip: Option<(Duration, Duration)>,
-    /// Timeouts in a row.
+    /// Consecutive timeouts.
     backoff: u32,
 }
 
@@ -37,7 +39,7 @@ impl Congestion {
         }
     }
 
-    /// Bytes that may be in flight.
+    /// How many bytes may be in flight.
     pub(super) fn window(&self) -> u32 {
         self.window
     }
@@ -49,25 +51,25 @@ impl Congestion {
         base.saturating_mul(1 << self.backoff.min(BACKOFF_MAX)).min(TIMEOUT_MAX)
     }
 
-    /// How long an answer takes at most, if it comes: as [`timeout`](Self::timeout), but for what
-    /// was waited in vain.
-    pub(super) fn patience(&self) -> Duration {
+    /// The [`timeout`](Self::timeout) without exponential backoff.
+    pub(super) fn base_timeout(&self) -> Duration {
         Self { backoff: 0, ..self.clone() }.timeout().max(2 * TIMEOUT_MIN)
     }
 
-    /// From now on packets have up to `mtu` bytes of payload. Silence that was due to their size
-    /// tells nothing of how long answers take.
+    /// Changes the payload of full packets to `mtu` bytes. Resets the backoff: timeouts that were
+    /// due to the packet size say nothing about the round trip.
     pub(super) fn resized(&mut self, mtu: u32) {
         self.mtu = mtu;
         self.backoff = 0;
     }
 
-    /// A round trip as measured, or the shortest timeout if none was.
+    /// The smoothed round-trip time, or the shortest timeout if none was measured.
     pub(super) fn round_trip(&self) -> Duration {
         self.round_trip.map_or(TIMEOUT_MIN, |(smooth, _)| smooth)
     }
 
-    /// A round trip took this long. Only packets that were sent once tell (Karn's rule).
+    /// Adds a round-trip sample. The caller takes samples only of packets whose acknowledgement is
+    /// unambiguous (Karn's algorithm).
     pub(super) fn measured(&mut self, sample: Duration) {
         self.round_trip = Some(match self.round_trip {
             None => (sample, sample / 2),
@@ -77,7 +79,7 @@ impl Congestion {
         });
     }
 
-    /// This many bytes in flight have arrived.
+    /// The peer has acknowledged this many bytes.
     pub(super) fn acknowledged(&mut self, bytes: u32) {
         self.backoff = 0;
         self.before_timeout = None;
@@ -90,13 +92,13 @@ impl Congestion {
         self.window = self.window.saturating_add(gain).min(self.window_max);
     }
 
-    /// Something was lost, for the first time in this round trip; the peer has told.
+    /// The peer reported a loss, the first in this round trip.
     pub(super) fn lost(&mut self) {
         self.window = (self.window / 2).max(WINDOW_MIN);
         self.threshold = self.window;
     }
 
-    /// Nothing was heard for [`timeout`](Self::timeout).
+    /// The retransmission timer expired.
     pub(super) fn timed_out(&mut self) {
         self.before_timeout.get_or_insert((self.window, self.threshold));
         self.threshold = (self.window / 2).max(WINDOW_MIN);
@@ -104,8 +106,9 @@ impl Congestion {
         self.backoff = self.backoff.saturating_add(1);
     }
 
-    /// The timeout was hasty: what it took for lost had arrived. Returns whether there was one.
-    pub(super) fn was_hasty(&mut self) -> bool {
+    /// Restores the window, because the packets had arrived and the timeout was spurious. Returns
+    /// whether there was a timeout to undo.
+    pub(super) fn undo_timeout(&mut self) -> bool {
         let before = self.before_timeout.take();
         if let Some((window, threshold)) = before {
             self.window = window;
@@ -115,15 +118,15 @@ impl Congestion {
     }
 }
 
-/// One full run: less would not use the system call.
+/// The first window is one full run, the most that one system call can send.
 const WINDOW_FIRST: u32 = 65_536;
-/// Four of the largest packets, so that a gap is noticed while something still moves.
+/// Four of the largest packets, so that packets behind a lost one arrive and reveal the gap.
 pub(super) const WINDOW_MIN: u32 = 16_384;
-/// While nothing was measured.
+/// The timeout until a round trip was measured.
 const TIMEOUT_FIRST: Duration = Duration::from_millis(4);
-/// At 1 % loss a shorter one gains nothing, and a longer one costs half of the throughput.
+/// At 1 % loss a shorter minimum gains nothing, and a longer one costs half of the throughput.
 const TIMEOUT_MIN: Duration = Duration::from_millis(1);
-/// What Linux SMC gives a hardware NIC: code 15, 4.096 us * 2^15.
+/// The timeout that Linux SMC sets for a hardware NIC: code 15, 4.096 us * 2^15.
 pub(super) const TIMEOUT_MAX: Duration = Duration::from_micros(134_218);
 const BACKOFF_MAX: u32 = 8;
 
@@ -168,18 +171,18 @@ mod tests {
 
     /// A poller that was not scheduled for some milliseconds must not slow the stream down.
     #[test]
-    fn a_hasty_timeout_is_undone() {
+    fn a_spurious_timeout_is_undone() {
         let mut congestion = Congestion::new(1024, MIB);
         congestion.acknowledged(MIB);
         congestion.timed_out();
         congestion.timed_out();
         assert_eq!(congestion.window(), WINDOW_MIN);
-        assert!(congestion.was_hasty());
+        assert!(congestion.undo_timeout());
         assert_eq!(congestion.window(), MIB);
-        assert!(!congestion.was_hasty(), "nothing is left to undo");
+        assert!(!congestion.undo_timeout(), "nothing is left to undo");
         congestion.timed_out();
         congestion.acknowledged(1);
-        assert!(!congestion.was_hasty(), "progress has shown that the loss was real");
+        assert!(!congestion.undo_timeout(), "progress has shown that the loss was real");
     }
 
     #[test]

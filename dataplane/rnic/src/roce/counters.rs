@@ -1,29 +1,30 @@
-//! What a fabric counts. A plain struct: it has one writer, who copies it where others can see it.
+//! The counters of a fabric. They are plain integers: the fabric alone writes them, and its poller
+//! copies them to where others read them.
 
-/// What happened on one fabric since it was made. Everything counts packets unless it says else.
+/// The counters of one fabric since it was created. They count packets unless they say otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Received, whatever became of them.
+    /// Received, including those that were dropped.
     pub packets_in: u64,
     /// Handed to the wire.
     pub packets_out: u64,
-    /// Handed to the wire once more.
+    /// Retransmitted.
     pub retransmits: u64,
-    /// Packets that only asked whether their size passes.
+    /// Path MTU probes sent.
     pub path_questions: u64,
-    /// Times that packets became larger, the path having been asked.
+    /// How often a path MTU probe allowed a queue pair to send larger packets.
     pub path_raised: u64,
-    /// Times that what was not acknowledged was cut anew, for smaller packets.
+    /// How often a queue pair had to split its unacknowledged requests into smaller packets.
     pub path_lowered: u64,
-    /// Acknowledgement timers that ran out.
+    /// How often a retransmission timer expired.
     pub timeouts: u64,
-    /// Timeouts that turned out to be hasty: the answer was only late.
+    /// Timeouts that turned out to be spurious: the acknowledgement was only late.
     pub timeouts_undone: u64,
-    /// Dropped: the ICRC was wrong.
+    /// Dropped because the ICRC was wrong.
     pub icrc_errors: u64,
-    /// Refused: a key or a range that opens nothing.
+    /// Refused because the rkey was unknown or the range was outside its region.
     pub rkey_errors: u64,
-    /// Refused: a request that breaks the rules of the transport.
+    /// Refused because the request breaks the rules of the transport.
     pub invalid_requests: u64,
     /// Negative acknowledgements received.
     pub naks_in: u64,
@@ -33,19 +34,20 @@ pub struct Counters {
     pub acks_in: u64,
     /// Acknowledgements sent.
     pub acks_out: u64,
-    /// Requests that had been carried out before; acknowledged again.
+    /// Duplicates of requests that were executed before. They are acknowledged again.
     pub duplicates: u64,
-    /// Requests that came too early, something before them being lost; dropped.
+    /// Dropped because an earlier packet was missing.
     pub out_of_order: u64,
-    /// Dropped: for no queue pair of ours, or from another address than its peer's.
+    /// Dropped because no queue pair has the number, or because they did not come from the address
+    /// of its peer.
     pub unknown_qp: u64,
-    /// For a queue pair of another poller of the same NIC; handed over to it, or dropped if it had
-    /// no room.
+    /// Received by this poller for a queue pair of another poller of the same NIC. They are
+    /// forwarded to it, or dropped if its mailbox is full.
     pub strays: u64,
-    /// Dropped: no packet of a reliable connection.
+    /// Dropped because they are not well-formed packets of the reliable connected service.
     pub malformed: u64,
-    /// Messages for which there was no room; the peer was told to wait.
+    /// Messages for which there was no room. The peer got an RNR NAK.
     pub rnr: u64,
-    /// Runs of packets that the wire refused; they are lost, and retransmitted.
+    /// Runs of packets that the wire refused. The requester retransmits them.
     pub runs_refused: u64,
 }

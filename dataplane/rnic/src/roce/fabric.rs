@@ -1,4 +1,4 @@
-//! The poller's half: tables of queue pairs and keys, and the two directions of packets.
+//! The poller's half of a NIC: it holds the queue pairs and keys, and receives and sends packets.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -21,7 +21,7 @@ use super::siblings::Siblings;
 use super::wire::Packet;
 use crate::{Cause, Completion, QpId, Work};
 
-/// A RoCEv2 NIC in software, as its poller sees it.
+/// The poller's half of a RoCEv2 NIC in software.
 #[derive(Debug)]
 pub struct Fabric<W> {
     local: SocketAddr,
@@ -29,11 +29,12 @@ pub struct Fabric<W> {
     shared: Arc<Shared>,
     keys: Keys,
     pairs: Pairs,
-    inbox: Inbox,
+    /// Events that `poll` has not reported yet, in order.
+    inbox: VecDeque<Event>,
     batch: Batch,
-    /// The wire took no more; it is tried again then at the latest.
+    /// The wire was full. The next attempt to send is at this time at the latest.
     blocked_until: Option<Instant>,
-    /// A burst was taken in since the last one that was empty.
+    /// The last receive returned packets, so there may be more.
     receiving: bool,
     /// The other fabrics of this NIC.
     siblings: Option<Siblings>,
@@ -41,7 +42,7 @@ pub struct Fabric<W> {
 }
 
 impl<W: Wire> Fabric<W> {
-    /// The half that shares `shared` with its control thread's half.
+    /// Creates the half that communicates with the control thread's half through `shared`.
     pub(super) fn new(local: SocketAddr, wire: W, shared: Arc<Shared>) -> Self {
         Self {
             local,
@@ -49,7 +50,8 @@ impl<W: Wire> Fabric<W> {
             shared,
             keys: Keys::new(),
             pairs: Pairs::new(),
-            inbox: Inbox::new(),
+            // Enough for one burst. A larger ring would never stay in the cache.
+            inbox: VecDeque::with_capacity(1024),
             batch: Batch::new(),
             blocked_until: None,
             receiving: false,
@@ -58,17 +60,17 @@ impl<W: Wire> Fabric<W> {
         }
     }
 
-    /// From now on the NIC has other fabrics, too.
-    pub(super) fn meet(&mut self, siblings: Siblings) {
+    /// Makes this fabric one of several of its NIC.
+    pub(super) fn set_siblings(&mut self, siblings: Siblings) {
         self.siblings = Some(siblings);
     }
 
-    /// What happened so far.
+    /// The counters of this fabric.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Bytes of payload that packets of a queue pair have at most, as its path allows.
+    /// The payload in bytes that full packets of a queue pair have now, as its path allows.
     ///
     /// # Panics
     ///
@@ -77,13 +79,13 @@ impl<W: Wire> Fabric<W> {
         self.pairs.get(qp).payload()
     }
 
-    /// What carries the packets.
+    /// The wire that carries the packets.
     pub fn wire(&self) -> &W {
         &self.wire
     }
 
-    /// Tells what waits in the inbox, as far as it fits into `out`.
-    fn tell(&mut self, out: &mut Vec<Completion>) {
+    /// Moves events from the inbox to `out`, as many as fit.
+    fn report(&mut self, out: &mut Vec<Completion>) {
         while out.len() < out.capacity()
             && let Some(event) = self.inbox.pop()
         {
@@ -106,11 +108,11 @@ impl<W: Wire> Fabric<W> {
         }
     }
 
-    /// Takes in one burst.
+    /// Receives one burst.
     fn receive(&mut self, now: Instant) {
         let trains = self.wire.receive();
         self.receiving = trains > 0;
-        // Whoever sent these packets may use every key that was open when they arrived.
+        // The senders may use every key that was registered when these packets arrived.
         self.keys.catch_up(&self.shared);
         for index in 0..trains {
             let train = self.wire.train(index);
@@ -137,17 +139,18 @@ impl<W: Wire> Fabric<W> {
         }
     }
 
-    /// Takes in what came to other fabrics of this NIC, which have checked it.
-    fn open_mail(&mut self, now: Instant) {
-        let Some(siblings) = self.siblings.as_ref().filter(|siblings| siblings.has_mail()) else {
+    /// Processes packets for us that other fabrics of this NIC received, checked and forwarded.
+    fn receive_forwarded(&mut self, now: Instant) {
+        let siblings = self.siblings.as_ref().filter(|siblings| siblings.has_forwarded());
+        let Some(siblings) = siblings else {
             return;
         };
         self.receiving = true;
         self.keys.catch_up(&self.shared);
         let Self { pairs, keys, inbox, counters, .. } = self;
-        siblings.open_mail(|source, bytes| {
+        siblings.receive_forwarded(|source, bytes| {
             counters.packets_in += 1;
-            let packet = Packet::parse(bytes).expect("it was parsed before it was handed over");
+            let packet = Packet::parse(bytes).expect("the other fabric parsed it before");
             match pairs.from(packet.target, source) {
                 Some(pair) => {
                     let room = inbox.has_room(pair.id);
@@ -161,21 +164,21 @@ impl<W: Wire> Fabric<W> {
         });
     }
 
-    /// Sends what the batch holds. Returns whether all of it left.
-    fn leave(&mut self, now: Instant) -> bool {
+    /// Sends the packets in the batch. Returns whether the wire took all of them.
+    fn flush(&mut self, now: Instant) -> bool {
         if self.batch.is_empty() {
             return true;
         }
-        let departure = self.batch.leave(&mut self.wire);
-        self.counters.packets_out += departure.packets;
-        self.counters.runs_refused += departure.refused;
+        let flushed = self.batch.flush(&mut self.wire);
+        self.counters.packets_out += flushed.packets;
+        self.counters.runs_refused += flushed.refused;
         let left = self.batch.is_empty();
         self.blocked_until = if left { None } else { Some(now + BLOCKED_WAIT) };
         left
     }
 
-    /// Lets every queue pair build what it has to send, beginning with another one each turn.
-    /// Returns whether all could.
+    /// Lets every busy queue pair build its packets. Each turn starts with another queue pair, so
+    /// that none is always last. Returns false if the wire was full before all were served.
     fn serve(&mut self, now: Instant, what: Service) -> bool {
         let count = self.pairs.busy.len();
         self.pairs.turn = self.pairs.turn.wrapping_add(1);
@@ -193,7 +196,7 @@ impl<W: Wire> Fabric<W> {
                 };
                 match filled {
                     Filled::All => break,
-                    Filled::BatchFull if self.leave(now) => {}
+                    Filled::BatchFull if self.flush(now) => {}
                     Filled::BatchFull => return false,
                 }
             }
@@ -222,17 +225,17 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
 
     fn post(&mut self, qp: QpId, work: &mut Vec<Work>) {
         let pair = self.pairs.of(qp);
-        assert!(work.len() <= pair.room(), "the caller budgets its requests");
+        assert!(work.len() <= pair.room(), "the caller keeps within `room`");
         work.drain(..).for_each(|work| pair.post(work));
     }
 
     fn poll(&mut self, now: Instant, out: &mut Vec<Completion>) {
-        self.tell(out);
-        // With the inbox not empty the caller has no room: the socket is the better place to wait.
+        self.report(out);
+        // If events remain, `out` is full. Further packets then wait in the socket.
         if self.inbox.is_empty() {
             self.receive(now);
-            self.open_mail(now);
-            self.tell(out);
+            self.receive_forwarded(now);
+            self.report(out);
         }
         self.pairs.complete(out);
     }
@@ -242,31 +245,31 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
             let pair = self.pairs.slots[*slot].pair.as_mut().expect("busy slots are in use");
             match pair.expire(now, &mut self.counters) {
                 News::None => {}
-                News::Message(_) => unreachable!("time brings no messages"),
-                News::Broke(cause) => self.inbox.push(Event::Broke(pair.id, cause)),
+                News::Message(_) => unreachable!("only packets bring messages"),
+                News::Broke(cause) => self.inbox.push_back(Event::Broke(pair.id, cause)),
             }
         }
-        if self.leave(now) && self.serve(now, Service::Everything) {
-            self.leave(now);
+        if self.flush(now) && self.serve(now, Service::Everything) {
+            self.flush(now);
         }
         self.pairs.rest();
     }
 
     fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
-        if self.leave(now) && self.serve(now, Service::Answers) {
-            self.leave(now);
+        if self.flush(now) && self.serve(now, Service::Answers) {
+            self.flush(now);
         }
-        let has_mail = self.siblings.as_ref().is_some_and(Siblings::has_mail);
-        // A wire without a descriptor wakes nobody: it must be found empty first.
+        let forwarded = self.siblings.as_ref().is_some_and(Siblings::has_forwarded);
+        // A wire without a descriptor cannot wake the caller, so it must be empty before a sleep.
         let unseen = self.receiving && self.wire.event_descriptor().is_none();
-        if !self.inbox.is_empty() || unseen || has_mail || self.pairs.has_completions() {
+        if !self.inbox.is_empty() || unseen || forwarded || self.pairs.has_completions() {
             return Some(now);
         }
         let pairs = self.pairs.busy.iter().filter_map(|slot| {
             self.pairs.slots[*slot].pair.as_ref().and_then(|pair| pair.wake_at(now))
         });
         match self.blocked_until {
-            // Until the wire takes packets again, nothing that is due can be done.
+            // Everything that is due needs the wire, which takes no packets until then.
             Some(until) => Some(until),
             None => pairs.min(),
         }
@@ -291,7 +294,7 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
     }
 }
 
-/// What a poller is told of `news` about a queue pair.
+/// The event that `news` of a queue pair causes, if any.
 fn event(id: QpId, news: News) -> Option<Event> {
     match news {
         News::None => None,
@@ -304,13 +307,13 @@ fn event(id: QpId, news: News) -> Option<Event> {
 struct Reader<'a> {
     flow: Flow,
     train: Train<'a>,
-    /// The identification that the next packet should have.
+    /// The IP identification that the next packet should have.
     guess: u16,
 }
 
 impl Reader<'_> {
-    /// Takes a packet apart and finds its queue pair, if it is for one and intact. Those of other
-    /// fabrics of the NIC are handed over.
+    /// Parses a packet, checks its ICRC and finds its queue pair. Packets for other fabrics of the
+    /// NIC are forwarded to them.
     fn read<'a, 'p>(
         &mut self,
         bytes: &'a [u8],
@@ -328,7 +331,7 @@ impl Reader<'_> {
         if let Some(siblings) = siblings.filter(|siblings| !siblings.share().has(packet.target)) {
             counters.strays += 1;
             if self.is_intact(guess, bytes) {
-                siblings.hand_over(packet.target, source, bytes);
+                siblings.forward(packet.target, source, bytes);
             } else {
                 counters.icrc_errors += 1;
             }
@@ -352,9 +355,10 @@ impl Reader<'_> {
         match self.flow.identify(guess, bytes) {
             Verdict::Wrong => false,
             Verdict::Right(found) if found == guess => true,
-            // Kernels before 6.10 join packets whatever their identifications: a train may begin
-            // anywhere in a run, miss some of it, and go on into the next. Such a packet has been
-            // checked with 16 bits less, and like all that are joined by its UDP checksum.
+            // Kernels before 6.10 coalesce packets without regard to their identifications: a train
+            // may begin anywhere in a run, lack some of its packets, and continue with the next
+            // run. The ICRC then detects errors with 16 bits less; the kernel has also checked the
+            // UDP checksum, as it does for all packets that it coalesces.
             Verdict::Right(found) => {
                 self.guess = found.wrapping_add(1);
                 true
@@ -363,7 +367,7 @@ impl Reader<'_> {
     }
 }
 
-/// Packets of one queue pair that one `transmit` sends.
+/// The most packets that one `transmit` sends for one queue pair.
 const PACKETS_PER_TURN_MAX: usize = 256;
-/// How long to wait for a wire that takes no more.
+/// How long to wait before trying a full wire again.
 const BLOCKED_WAIT: Duration = Duration::from_micros(100);

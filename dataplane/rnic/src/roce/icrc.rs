@@ -1,4 +1,5 @@
-//! The invariant CRC: what a packet must still be when it arrives (IBTA Annex A17, 7.8.1).
+//! The invariant CRC, which protects the fields that must not change in flight (IBTA Annex A17,
+//! 7.8.1).
 //!
 //! CRC-32 over eight bytes of ones, the IP and UDP headers and BTH with the fields that routers may
 //! change set to ones, and the rest of the packet. It covers the identification of the IPv4 header,
@@ -6,8 +7,9 @@
 //!
 //! - **Sending** from an unconnected socket with path MTU discovery on, the kernel sets DF and the
 //!   identification 0, and segment i of a GSO send gets i. So the sender knows it in advance.
-//! - **Receiving**, other NICs choose identifications of their own. A CRC is linear, so what is
-//!   wrong about it tells the identification that would make it right ([`Flow::identify`]).
+//! - **Receiving**, other NICs choose identifications of their own. A CRC is linear, so the
+//!   difference between the two CRCs tells which identification would make the packet's CRC right
+//!   ([`Flow::identify`]).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -18,14 +20,14 @@ use super::wire::{BTH_LEN, ICRC_LEN};
 /// The headers in front of the packets from one address to another, as the ICRC sees them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flow {
-    /// Eight bytes of ones, IP, UDP, and room for BTH. Only the first `len` are meant.
+    /// Eight bytes of ones, IP, UDP, and room for BTH. Only the first `len` bytes are used.
     bytes: [u8; PREFIX_MAX],
     /// Where the BTH begins.
     bth_at: usize,
     is_ipv4: bool,
 }
 
-/// What the ICRC of a received packet says.
+/// The result of an ICRC check when the identification is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// It is right, for this identification.
@@ -35,13 +37,13 @@ pub(super) enum Verdict {
 }
 
 impl Flow {
-    /// The packets from `source` to `target`, both of one address family.
+    /// The headers of packets from `source` to `target`, which are of one address family.
     pub(super) fn new(source: SocketAddr, target: SocketAddr) -> Self {
         let mut bytes = [0xff; PREFIX_MAX];
         let (udp_at, is_ipv4) = match (source.ip(), target.ip()) {
             (IpAddr::V4(source), IpAddr::V4(target)) => {
                 let ip = &mut bytes[LRH_LEN..LRH_LEN + 20];
-                // Version and header length; type of service, lifetime and checksum are ones.
+                // Version and header length. Type of service, TTL and checksum count as ones.
                 ip[0] = 0x45;
                 ip[6..8].copy_from_slice(&DONT_FRAGMENT.to_be_bytes());
                 ip[9] = UDP;
@@ -51,7 +53,7 @@ impl Flow {
             }
             (source, target) => {
                 let ip = &mut bytes[LRH_LEN..LRH_LEN + 40];
-                // Traffic class, flow label and hop limit are ones.
+                // Traffic class, flow label and hop limit count as ones.
                 ip[0] = 0x6f;
                 ip[6] = UDP;
                 ip[8..24].copy_from_slice(&to_ipv6(source));
@@ -64,7 +66,7 @@ impl Flow {
         Self { bytes, bth_at: udp_at + UDP_LEN, is_ipv4 }
     }
 
-    /// Writes the ICRC into the last bytes of `packet`, which goes out with `identification`.
+    /// Writes the ICRC into the last bytes of `packet`, which is sent with `identification`.
     ///
     /// # Panics
     ///
@@ -80,10 +82,10 @@ impl Flow {
         self.difference(identification, packet) == 0
     }
 
-    /// Checks the last bytes of `packet` when nobody saw its IP header. `guess` is tried first.
+    /// Checks the last bytes of `packet` when its IP header is unknown. `guess` is tried first.
     ///
-    /// An identification that had to be solved for leaves only 16 bits to detect errors with. For
-    /// IPv6 all 32 bits are left, since there is none.
+    /// If the guess is wrong, 16 of the 32 CRC bits are used up to find the identification, and
+    /// only the other 16 detect errors. IPv6 has no identification, so all 32 bits detect errors.
     pub(super) fn identify(&self, guess: u16, packet: &[u8]) -> Verdict {
         let difference = self.difference(guess, packet);
         if difference == 0 {
@@ -92,17 +94,17 @@ impl Flow {
         if !self.is_ipv4 {
             return Verdict::Wrong;
         }
-        // The two bytes of the identification, and all that is behind them.
+        // The two bytes of the identification, and all covered bytes behind them.
         let behind = self.bth_at - (LRH_LEN + 4) + packet.len() - ICRC_LEN;
         let cause = multiply(difference, backwards(behind));
         match u16::try_from(cause) {
-            // The register takes the first byte lowest.
+            // The reflected CRC register has the first byte in its lowest bits.
             Ok(cause) => Verdict::Right(guess ^ cause.swap_bytes()),
             Err(_) => Verdict::Wrong,
         }
     }
 
-    /// Zero if the ICRC is right, else what the CRC makes of the error.
+    /// The XOR of the computed and the received ICRC: zero if it is right.
     fn difference(&self, identification: u16, packet: &[u8]) -> u32 {
         let Some((covered, icrc)) = packet.split_last_chunk::<ICRC_LEN>() else { return !0 };
         if covered.len() < BTH_LEN {
@@ -111,7 +113,7 @@ impl Flow {
         self.compute(identification, covered) ^ u32::from_le_bytes(*icrc)
     }
 
-    /// The ICRC of what is in front of it.
+    /// The ICRC over `covered`, the part of the packet in front of it.
     fn compute(&self, identification: u16, covered: &[u8]) -> u32 {
         let mut prefix = self.bytes;
         let (bth, rest) = covered.split_at(BTH_LEN);
@@ -142,7 +144,8 @@ fn to_ipv6(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The product of two polynomials modulo that of CRC-32. The top bit is the coefficient of 1.
+/// The product of two polynomials modulo the CRC-32 polynomial. The top bit is the coefficient of
+/// x^0.
 fn multiply(a: u32, mut b: u32) -> u32 {
     let mut product = 0;
     for bit in (0..32).rev() {
@@ -154,7 +157,7 @@ fn multiply(a: u32, mut b: u32) -> u32 {
     product
 }
 
-/// The polynomial that undoes `bytes` bytes of zeros: x to the power of minus eight times that.
+/// The polynomial x^(-8 * bytes), which undoes appending `bytes` bytes of zeros.
 fn backwards(bytes: usize) -> u32 {
     let mut result = ONE;
     let mut factor = INVERSE_OF_X;
@@ -175,10 +178,10 @@ const UDP_LEN: usize = 8;
 const PREFIX_MAX: usize = LRH_LEN + 40 + UDP_LEN + BTH_LEN;
 const UDP: u8 = 17;
 const DONT_FRAGMENT: u16 = 0x4000;
-/// Of CRC-32, reflected.
+/// The CRC-32 polynomial, reflected.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 const ONE: u32 = 0x8000_0000;
-/// x times this is one.
+/// The inverse of x: their product is one.
 const INVERSE_OF_X: u32 = (ONE ^ POLYNOMIAL) << 1 | 1;
 
 #[cfg(test)]
@@ -223,8 +226,8 @@ mod tests {
         }
     }
 
-    /// Without this, packets of other NICs would all be dropped: a UDP socket does not show their
-    /// identification.
+    /// A UDP socket does not show the identifications that other NICs choose. Without this, all
+    /// their packets would be dropped.
     #[test]
     fn finds_the_identification_of_linux_and_nothing_in_a_broken_packet() {
         for (source, target, identification, packet) in RXE {
@@ -256,8 +259,7 @@ mod tests {
         }
     }
 
-    /// Routers change lifetime, type of service and congestion marks; that must not cost the
-    /// packet.
+    /// Routers change TTL, type of service and congestion marks. The packet must still be accepted.
     #[test]
     fn congestion_marks_may_change_in_flight() {
         let (source, target, identification, packet) = RXE[0];

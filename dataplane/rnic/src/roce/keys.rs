@@ -1,4 +1,4 @@
-//! The poller's table of keys: what peers may write.
+//! The poller's table of rkeys, which says what memory peers may write.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -11,7 +11,7 @@ use super::shared::{KeyChange, Shared};
 use super::wire::Reth;
 use crate::Domain;
 
-/// Keys, by number, in slots that do not move while they are open.
+/// Open keys. Each stays in its slot until it is closed; an index finds the slot by rkey.
 #[derive(Debug)]
 pub(super) struct Keys {
     slots: Vec<Option<Key>>,
@@ -19,7 +19,7 @@ pub(super) struct Keys {
     index: Index<usize>,
 }
 
-/// A table by numbers that we chose at random: they need no protection against collisions.
+/// A hash table whose keys we chose at random, so that it needs no protection against collisions.
 pub(super) type Index<T> = HashMap<u32, T, BuildHasherDefault<Spread>>;
 
 #[derive(Debug)]
@@ -31,16 +31,16 @@ struct Key {
     address: u64,
 }
 
-/// The key or the range opens nothing.
+/// The rkey is unknown or of another domain, or the range is outside its region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Denied;
 
-/// Where the key of the last write was. Spares the next one the search.
+/// The slot of the key that the last write used. The next write tries it first, to save a lookup.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Hint(usize);
 
 impl Keys {
-    /// No keys.
+    /// Creates an empty table.
     pub(super) fn new() -> Self {
         Self {
             slots: Vec::with_capacity(KEYS_MAX),
@@ -49,7 +49,7 @@ impl Keys {
         }
     }
 
-    /// Takes in what the control thread has changed.
+    /// Applies the changes that the control thread has queued.
     pub(super) fn catch_up(&mut self, shared: &Shared) {
         while let Some(change) = shared.pop() {
             match change {
@@ -71,7 +71,7 @@ impl Keys {
         });
         assert!(self.slots.len() <= KEYS_MAX);
         let before = self.index.insert(key.rkey.0, at);
-        assert!(before.is_none(), "keys that are open differ");
+        assert!(before.is_none(), "two open keys are never equal");
         self.slots[at] = Some(key);
     }
 
@@ -81,7 +81,7 @@ impl Keys {
         self.free.push(at);
     }
 
-    /// Whether queue pairs of `domain` may carry out the write of `reth`; changes nothing.
+    /// Whether queue pairs of `domain` may execute the write of `reth`. Places no byte.
     pub(super) fn check(&self, hint: &mut Hint, domain: Domain, reth: Reth) -> Result<(), Denied> {
         self.find(hint, domain, reth, reth.len as usize).map(drop)
     }
@@ -103,7 +103,7 @@ impl Keys {
         Ok(())
     }
 
-    /// The region that `reth` opens, and where `len` bytes from its address lie in it.
+    /// The region that the rkey in `reth` belongs to, and the offset of the write in it.
     fn find(
         &self,
         hint: &mut Hint,
@@ -126,7 +126,7 @@ impl Keys {
     }
 }
 
-/// Spreads a `u32` over 64 bits by a multiplication.
+/// A hasher that spreads a `u32` over 64 bits by a multiplication.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Spread(u64);
 
@@ -164,7 +164,7 @@ mod tests {
         Reth { address: region.address().wrapping_add_signed(at), rkey: Rkey(7), len }
     }
 
-    /// A peer may write what it was given, and not one byte beside it.
+    /// A peer may write the region that it was given, and not one byte beside it.
     #[test]
     fn a_write_stays_within_its_region() {
         let (keys, region) = table();

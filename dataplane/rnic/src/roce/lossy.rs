@@ -1,8 +1,9 @@
-//! A wire in memory that loses, repeats, reorders and damages packets, as a seed dictates.
+//! A wire in memory, for tests, that loses, duplicates, reorders and damages packets, as a seed
+//! dictates.
 //!
-//! For tests: the same seed and the same calls give the same packets. Neighbouring packets of a run
-//! arrive as one train, as the kernel delivers them, unless something happened to one of them. A
-//! router may be on the way that drops large packets, and packets may linger somewhere.
+//! The same seed and the same calls give the same packets. Consecutive packets of a run arrive as
+//! one train, as the kernel delivers them, unless one of them was affected by a fault. The wire can
+//! also drop large packets, as a router would, and delay packets.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -15,28 +16,28 @@ use smcr_proto::Instant;
 use super::batch::{Run, SEGMENTS_MAX, Sent, Train, Wire};
 use crate::dice::{Chance, Dice};
 
-/// What befalls each packet.
+/// How likely each fault is, per packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Odds {
     /// It is lost.
     pub loss: Chance,
     /// It arrives twice.
     pub repeat: Chance,
-    /// It overtakes what was sent before it and not yet received.
+    /// It overtakes packets that were sent before it and not received yet.
     pub overtake: Chance,
     /// One of its bits flips.
     pub damage: Chance,
-    /// The wire takes no more for now. Rolled per call, not per packet.
+    /// The wire is full for now. This is rolled per call, not per packet.
     pub block: Chance,
 }
 
-/// Carries packets between the wires plugged into it.
+/// A network that carries packets between the wires plugged into it.
 #[derive(Clone, Debug)]
 pub struct Network {
     inner: Arc<Mutex<Inner>>,
 }
 
-/// A plug of a [`Network`].
+/// One wire, plugged into a [`Network`].
 #[derive(Debug)]
 pub struct Lossy {
     local: SocketAddr,
@@ -55,7 +56,7 @@ struct Inner {
     carried: u64,
     /// Longer packets are dropped.
     len_max: usize,
-    /// How many packets linger, and for how long at most.
+    /// How likely a packet is delayed, and for how long at most.
     linger: (Chance, Duration),
     lingering: Vec<Lingering>,
     now: Instant,
@@ -78,7 +79,7 @@ struct Arrival {
 }
 
 impl Network {
-    /// A network without plugs.
+    /// Creates a network without wires.
     pub fn new(seed: u64, odds: Odds) -> Self {
         let inner = Inner {
             dice: Dice::new(seed),
@@ -95,32 +96,34 @@ impl Network {
         Self { inner: Arc::new(Mutex::new(inner)) }
     }
 
-    /// From now on the receivers do not see IP headers, like UDP sockets.
+    /// From now on the receivers do not see IP headers, as with UDP sockets.
     pub fn hide_identification(&self) {
         self.lock().hides_identification = true;
     }
 
-    /// From now on runs of more than one packet are refused, as by a device that cannot split them.
+    /// From now on the network refuses runs of more than one packet, as a device does that cannot
+    /// split them.
     pub fn refuse_segmentation(&self) {
         self.lock().cannot_segment = true;
     }
 
-    /// From now on other odds apply.
+    /// Changes the odds from now on.
     pub fn change_odds(&self, odds: Odds) {
         self.lock().odds = odds;
     }
 
-    /// From now on a router drops IP packets of more than `bytes` bytes, and says nothing.
+    /// From now on a router drops IP packets of more than `bytes` bytes without reporting it.
     pub fn drop_beyond(&self, bytes: usize) {
         self.lock().len_max = bytes - IP_UDP_LEN;
     }
 
-    /// From now on as many packets linger on their way, for up to `longest`, as `chance` says.
+    /// From now on a packet is delayed with this chance, for up to `longest`.
     pub fn linger(&self, chance: Chance, longest: Duration) {
         self.lock().linger = (chance, longest);
     }
 
-    /// It is `now`: those that lingered until then arrive. Returns when the next one will.
+    /// Moves the clock to `now` and delivers the delayed packets that are due. Returns when the
+    /// next one is.
     pub fn pass(&self, now: Instant) -> Option<Instant> {
         let mut inner = self.lock();
         inner.now = now;
@@ -135,12 +138,13 @@ impl Network {
         inner.lingering.iter().map(|it| it.until).min()
     }
 
-    /// Packets that were sent so far, lost ones included.
+    /// How many packets were sent so far, including lost ones.
     pub fn carried(&self) -> u64 {
         self.lock().carried
     }
 
-    /// A wire whose address is `local`. If another has it too, packets go to whoever is first.
+    /// Creates a wire whose address is `local`. If several wires have the same address, packets go
+    /// to the first.
     pub fn plug(&self, local: SocketAddr) -> Lossy {
         self.lock().queues.entry(local).or_default();
         Lossy { local, network: self.clone(), burst: Vec::new(), segments_max: SEGMENTS_MAX }
@@ -154,7 +158,7 @@ impl Network {
 impl Inner {
     /// Carries `run` from `source`, packet by packet.
     fn carry(&mut self, source: SocketAddr, bytes: &[u8], run: &Run) {
-        // Whether the packet before this one is the end of the last train of the queue.
+        // Whether the packet before this one is the end of the last train in the queue.
         let mut joins = false;
         for (index, packet) in bytes[run.range.clone()].chunks(run.segment_len).enumerate() {
             self.carried += 1;
@@ -250,11 +254,11 @@ impl Wire for Lossy {
     }
 }
 
-/// Headers of IPv4 and UDP.
+/// Bytes of the IPv4 and UDP headers.
 const IP_UDP_LEN: usize = 28;
-/// How many trains one can overtake.
+/// The most trains that one can overtake.
 const OVERTAKE_MAX: usize = 8;
-/// Trains that one `receive` takes.
+/// The most trains that one `receive` returns.
 const BURST_MAX: usize = 64;
-/// Trains that wait at a plug; what comes on top costs the oldest its place.
+/// The most trains that wait at a wire. When there are more, the oldest are dropped.
 const QUEUE_MAX: usize = 4096;

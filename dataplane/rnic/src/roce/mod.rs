@@ -1,8 +1,8 @@
-//! RoCEv2 in software: a NIC that is a UDP port.
+//! RoCEv2 in software: a NIC that sends and receives over a UDP port.
 //!
-//! Its packets are those of real RNICs and of Linux `rdma_rxe`: reliable connected queue pairs,
-//! RDMA writes and messages, acknowledgement, retransmission. The core has no I/O, no clock and no
-//! threads; what carries its packets is a [`Wire`].
+//! It speaks the protocol of real RNICs and of Linux `rdma_rxe`: reliable connected queue pairs,
+//! RDMA writes, sends, acknowledgements, retransmission. The core has no I/O, no clock and no
+//! threads; a [`Wire`] carries its packets.
 //!
 //! ```text
 //!   post ─► requester ─► batch ─► Wire ······ Wire ─► responder ─► Region, messages
@@ -10,20 +10,22 @@
 //!             └──────────── acknowledgements ◄───────────┘
 //! ```
 //!
-//! - A write travels as a train of WRITE ONLY packets, each complete in itself, all but the last of
-//!   one size. Equal packets followed by one shorter one leave in one system call
-//!   (`batch`), and so do the equal messages of many connections.
-//! - How large packets may be is found out by asking, and again when they do not come across; what
-//!   was cut too large is cut anew (`path`).
-//! - Acknowledgements are owed, not sent: at most one per queue pair and turn, and it rides behind
-//!   data where it can (`responder`).
+//! - A write is sent as a train of WRITE ONLY packets, each complete in itself, all but the last of
+//!   one size. Packets of equal size followed by one shorter one leave in one system call
+//!   (`batch`), and so do equally long messages to one queue pair.
+//! - Each queue pair probes which packet size its path carries, and probes again when packets are
+//!   lost repeatedly. Unacknowledged requests whose packets were too large are split again into
+//!   smaller ones (`path`).
+//! - Acknowledgements are delayed and combined: a queue pair sends at most one per turn, together
+//!   with data if it can (`responder`).
 //! - The control thread's half ([`Rnic`]) and the poller's ([`Fabric`]) share two queues and no
-//!   lock. Keys are pushed before `register` returns, and the fabric takes them after it received
-//!   packets and before it looks at them: whoever heard of a key can use it.
-//! - A NIC may have several fabrics, each with a poller, its own queue pairs and its own keys. To
-//!   peers they are one: packets find their fabric by queue pair number (`siblings`).
+//!   lock. `register` queues the new key before it returns, and the fabric applies queued keys
+//!   after it received packets and before it processes them. So a key works for everybody who was
+//!   told of it.
+//! - A NIC may have several fabrics, each with a poller, its own queue pairs and its own keys.
+//!   Peers see one NIC: packets are steered to the right fabric by queue pair number (`siblings`).
 //! - RoCE has no authentication. Queue pair numbers, first PSNs and keys are random, the peer's
-//!   address is checked, and nothing a packet says is believed before its ICRC is.
+//!   address is checked, and a packet is processed only if its ICRC is right.
 
 use std::io;
 use std::net::SocketAddr;
@@ -58,27 +60,27 @@ pub use fabric::Fabric;
 pub use rnic::{Opening, PathMtu, Qp, Rnic, Setup};
 pub use siblings::Share;
 
-/// Queue pairs of one NIC. Sizes its tables, which never grow.
+/// The most queue pairs of one NIC. It sizes the tables, which never grow.
 pub const QUEUE_PAIRS_MAX: u32 = 4096;
-/// Keys of one NIC.
+/// The most rkeys of one NIC.
 pub const KEYS_MAX: usize = 8_192;
-/// Requests that one queue pair takes before the first of them has completed.
+/// Depth of a send queue: work requests whose completions were not reported yet.
 pub const SEND_QUEUE_DEPTH: usize = 2048;
-/// Messages that were received and wait for a `poll` with room. Beyond it, peers are told to wait;
-/// and beyond half of it those that have many there.
+/// Received messages that may wait for a `poll` with room. When there are more, peers get an RNR
+/// NAK (receiver not ready).
 pub const INBOX_MAX: usize = 8192;
-/// The port of RoCEv2.
+/// The UDP port of RoCEv2.
 pub const UDP_PORT: u16 = 4791;
 
-/// What a packet costs beside its payload, in the currency of windows: headers here and at the
-/// receiver's socket.
+/// The bytes that a packet takes from the window beside its payload: headers here and overhead at
+/// the receiver's socket.
 const PACKET_COST: u32 = 64;
 
-/// Joins the two halves of a NIC whose packets `wire` carries.
+/// Creates the two halves of a NIC whose packets `wire` carries.
 ///
 /// # Panics
 ///
-/// If the port of `setup` has a path MTU that has no size.
+/// If the path MTU of the port in `setup` is a reserved value.
 pub fn join<W: Wire>(setup: Setup, wire: W) -> (Rnic, Fabric<W>) {
     let local = SocketAddr::new(setup.port.gid.to_ip(), setup.udp_port);
     let shared = shared::Shared::new();
@@ -86,8 +88,8 @@ pub fn join<W: Wire>(setup: Setup, wire: W) -> (Rnic, Fabric<W>) {
     (Rnic::new(setup, shared), fabric)
 }
 
-/// As [`join`], with several fabrics: each setup has its share, in order, and all have one address.
-/// To peers they are one NIC.
+/// Creates one NIC with several fabrics. Part i must have share i, and all parts have one address.
+/// Peers see one NIC.
 ///
 /// # Errors
 ///
@@ -95,7 +97,7 @@ pub fn join<W: Wire>(setup: Setup, wire: W) -> (Rnic, Fabric<W>) {
 ///
 /// # Panics
 ///
-/// If a wire has no event descriptor, or a setup another share than its place.
+/// If a wire has no event descriptor, or a share does not match the position of its part.
 pub fn join_all<W: Wire>(parts: Vec<(Setup, W)>) -> io::Result<Vec<(Rnic, Fabric<W>)>> {
     let siblings = {
         let wires = parts.iter().map(|(_, wire)| wire.event_descriptor());
@@ -105,7 +107,7 @@ pub fn join_all<W: Wire>(parts: Vec<(Setup, W)>) -> io::Result<Vec<(Rnic, Fabric
     let joined = parts.into_iter().zip(siblings).map(|((setup, wire), siblings)| {
         assert_eq!(setup.share, siblings.share());
         let (rnic, mut fabric) = join(setup, wire);
-        fabric.meet(siblings);
+        fabric.set_siblings(siblings);
         (rnic, fabric)
     });
     Ok(joined.collect())

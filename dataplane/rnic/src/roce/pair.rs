@@ -1,4 +1,4 @@
-//! A queue pair on its fabric: the two halves, and the states between RTS and gone.
+//! A queue pair that a fabric has adopted: its requester, its responder and its state.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,49 +22,50 @@ use crate::{Cause, Completion, QpId, Work};
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) id: QpId,
-    /// Holds the number until the queue pair is gone.
+    /// Reserves the number until the queue pair is destroyed.
     pub(super) ticket: Ticket,
     peer: smcr_proto::Qpn,
-    /// Where its packets go, and where those for it must come from.
+    /// The peer's address: packets are sent to it and accepted only from it.
     pub(super) target: SocketAddr,
     flow: Flow,
     requester: Requester,
-    /// What was last published of the size of its packets, and where.
+    /// The packet payload that was last published, and where it is published.
     published: (u32, Arc<AtomicU32>),
     responder: Responder,
     pub(super) state: State,
 }
 
-/// Where a queue pair is in its life.
+/// The state of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// Sends and receives.
     Ready,
-    /// Broke, which the caller will be told before anything is flushed. May owe one last answer.
+    /// Broke, but `Broke` was not reported yet. Nothing is flushed before that. A last NAK may have
+    /// to be sent.
     Breaking,
-    /// The caller knows; everything posted is flushed.
+    /// `Broke` was reported. All work requests are flushed.
     Broken,
-    /// Given up by the caller; gone when everything is flushed.
+    /// The caller released it. It is destroyed when everything is flushed.
     Released,
 }
 
-/// What a packet brought.
+/// The result of a packet or of a timer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum News {
-    /// Nothing to tell.
+    /// Nothing to report.
     None,
-    /// A message.
+    /// A message arrived.
     Message(Received),
     /// The queue pair broke.
     Broke(Cause),
 }
 
-/// How far [`Pair::fill`] came.
+/// Whether [`Pair::fill`] is finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Filled {
     /// Nothing more may be sent this turn.
     All,
-    /// The batch must leave first.
+    /// The batch must be flushed before more packets are built.
     BatchFull,
 }
 
@@ -86,22 +87,22 @@ impl Pair {
         }
     }
 
-    /// How many more requests fit.
+    /// How many more work requests fit into the send queue.
     pub(super) fn room(&self) -> usize {
         self.requester.room()
     }
 
-    /// Bytes of payload that its packets have at most.
+    /// The payload of full packets in bytes.
     pub(super) fn payload(&self) -> u32 {
         self.requester.payload()
     }
 
-    /// Queues a request. If the queue pair is broken, it is flushed by the next `poll`.
+    /// Queues a work request. If the queue pair is broken, the next `poll` flushes it.
     pub(super) fn post(&mut self, work: Work) {
         self.requester.post(work);
     }
 
-    /// Breaks it. Returns whether that is news.
+    /// Breaks it. Returns false if it was broken or released before.
     pub(super) fn fail(&mut self) -> bool {
         let is_news = self.state == State::Ready;
         if is_news {
@@ -110,7 +111,7 @@ impl Pair {
         is_news
     }
 
-    /// Takes in a packet that is for this queue pair and whose ICRC is right.
+    /// Processes a packet for this queue pair whose ICRC is right.
     pub(super) fn handle(
         &mut self,
         now: Instant,
@@ -144,7 +145,7 @@ impl Pair {
         News::Broke(broke)
     }
 
-    /// Looks at the clock: retransmission, pauses, and the end of patience.
+    /// Handles timers: retransmission, the end of an RNR wait, and retries exceeded.
     pub(super) fn expire(&mut self, now: Instant, counters: &mut Counters) -> News {
         self.publish();
         match self.state {
@@ -159,8 +160,8 @@ impl Pair {
         }
     }
 
-    /// Builds packets into `batch`: up to `budget` of requests, which it is reduced by, then the
-    /// answer that is owed, if its time has come.
+    /// Builds packets into `batch`: up to `budget` request packets, and then the acknowledgement or
+    /// NAK, if one is due. Reduces `budget` by the number of request packets.
     pub(super) fn fill<W: Wire>(
         &mut self,
         now: Instant,
@@ -181,11 +182,11 @@ impl Pair {
                 *budget -= 1;
                 self.requester.build(now, *budget == 0, slot.bytes, counters);
                 self.flow.seal(slot.identification, slot.bytes);
-                occasion = Occasion::Ride;
+                occasion = Occasion::WithData;
             }
         }
-        // Behind data it travels for nothing only as part of the same run.
-        if occasion == Occasion::Ride
+        // Sending it behind data saves a system call only if it becomes part of the same run.
+        if occasion == Occasion::WithData
             && !batch.joins((self.target, self.peer), ACKNOWLEDGE_LEN, segments_max)
         {
             occasion = Occasion::Turn;
@@ -193,7 +194,7 @@ impl Pair {
         self.answer(now, occasion, batch, wire, counters)
     }
 
-    /// Builds the answer that is owed into `batch`, if its time has come.
+    /// Builds the acknowledgement or NAK into `batch`, if one is due.
     pub(super) fn answer<W: Wire>(
         &mut self,
         now: Instant,
@@ -229,7 +230,7 @@ impl Pair {
         Filled::All
     }
 
-    /// When something must be done for it at the latest; not later than `now` if at once.
+    /// When the queue pair must be served at the latest; not later than `now` if at once.
     pub(super) fn wake_at(&self, now: Instant) -> Option<Instant> {
         let answer = if self.may_answer() { self.responder.deadline() } else { None };
         if self.state != State::Ready {
@@ -239,7 +240,7 @@ impl Pair {
         [answer, work, self.requester.wake_at()].into_iter().flatten().min()
     }
 
-    /// Whether [`complete`](Self::complete) has something to tell.
+    /// Whether [`complete`](Self::complete) has completions to report.
     pub(super) fn has_completions(&self) -> bool {
         match self.state {
             State::Ready | State::Breaking => self.requester.has_completed(),
@@ -248,7 +249,8 @@ impl Pair {
         }
     }
 
-    /// Appends completions to `out`, as many as fit. Returns whether the queue pair is gone.
+    /// Appends completions to `out`, as many as fit. Returns whether the queue pair can be
+    /// destroyed.
     pub(super) fn complete(&mut self, out: &mut Vec<Completion>) -> bool {
         match self.state {
             State::Ready | State::Breaking => {
@@ -264,16 +266,16 @@ impl Pair {
     }
 
     fn publish(&mut self) {
-        let (told, place) = &mut self.published;
+        let (published, place) = &mut self.published;
         let payload = self.requester.payload();
-        if *told != payload {
-            *told = payload;
+        if *published != payload {
+            *published = payload;
             place.store(payload, Ordering::Relaxed);
         }
     }
 
-    /// Whether there is nothing to do for it and nothing to wait for, until somebody posts a
-    /// request or the peer sends something. Then it also gives up memory that only a burst needed.
+    /// Whether the queue pair is idle: it has nothing to do and no timer until the caller posts a
+    /// work request or a packet arrives. If so, it also frees memory that only a burst needed.
     pub(super) fn rest(&mut self) -> bool {
         let rests = self.state == State::Ready
             && self.requester.is_idle()
@@ -284,7 +286,8 @@ impl Pair {
         rests
     }
 
-    /// A broken queue pair still says why it refused.
+    /// Whether it may send acknowledgements and NAKs. A queue pair that is breaking still sends the
+    /// NAK that tells the peer why.
     fn may_answer(&self) -> bool {
         match self.state {
             State::Ready | State::Breaking | State::Broken => true,

@@ -1,4 +1,4 @@
-//! The queue pairs of a fabric, by slot and by number; and which of them a turn must look at.
+//! The queue pairs of a fabric, by slot and by number, and the list of those that are busy.
 
 use std::net::SocketAddr;
 
@@ -10,17 +10,17 @@ use super::pair::{Pair, State};
 use super::rnic::Qp;
 use crate::{Completion, QpId};
 
-/// Queue pairs by slot. A [`QpId`] is a slot and how often the slot was used before.
+/// Queue pairs by slot. A [`QpId`] combines a slot with the number of its earlier uses.
 #[derive(Debug)]
 pub(super) struct Pairs {
     pub(super) slots: Vec<Slot>,
-    /// Slots whose queue pairs have something to do or to wait for, each once, in no order. There
-    /// may be a thousand others, and a turn costs nothing for them.
+    /// Slots whose queue pairs have something to do or a timer running, each once, in no order. A
+    /// turn visits only these, so that a thousand idle queue pairs cost nothing.
     pub(super) busy: Vec<usize>,
     free: Vec<usize>,
     /// From queue pair number to slot.
     by_number: Index<usize>,
-    /// Who is served first in the next turn.
+    /// Selects the busy queue pair that the next turn serves first.
     pub(super) turn: usize,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Pairs {
 pub(super) struct Slot {
     uses: u32,
     pub(super) pair: Option<Box<Pair>>,
-    /// It is among the busy ones.
+    /// The slot is in the list of busy ones.
     busy: bool,
 }
 
@@ -49,7 +49,7 @@ impl Pairs {
             self.slots.push(Slot::default());
             self.slots.len() - 1
         });
-        assert!(at < QUEUE_PAIRS_MAX as usize, "as many tickets as slots");
+        assert!(at < QUEUE_PAIRS_MAX as usize, "there are as many slots as tickets");
         let slot = &mut self.slots[at];
         let number = u32::try_from(at).expect("asserted above");
         let id = QpId(slot.uses * QUEUE_PAIRS_MAX + number);
@@ -73,7 +73,7 @@ impl Pairs {
         self.slots[Self::at(id)].pair.as_ref().expect("asserted above")
     }
 
-    /// A queue pair that is about to have something to do.
+    /// The queue pair `id`, to be changed. This puts it among the busy ones.
     pub(super) fn of(&mut self, id: QpId) -> &mut Pair {
         assert!(self.is_adopted(id), "{id:?} is adopted");
         self.wake(Self::at(id)).expect("asserted above")
@@ -89,7 +89,7 @@ impl Pairs {
         Some(pair)
     }
 
-    /// Lets those rest that have nothing to do and wait for nothing.
+    /// Removes idle queue pairs from the busy ones.
     pub(super) fn rest(&mut self) {
         let slots = &mut self.slots;
         self.busy.retain(|at| {
@@ -133,7 +133,7 @@ impl Pairs {
             slot.busy = false;
             slot.uses += 1;
             self.busy.swap_remove(index);
-            // A number is never used twice; a slot that has no fresh ones left stays empty.
+            // An id is never reused. A slot that has used up its ids stays empty.
             if slot.uses < u32::MAX / QUEUE_PAIRS_MAX {
                 self.free.push(at);
             }

@@ -1,50 +1,53 @@
-//! How large the packets of a queue pair may be: what its path carries, found out by asking.
+//! Path MTU discovery: how large the packets of a queue pair may be.
 //!
-//! Routers and tunnels between two hosts may take less than their devices do, and a path may shrink
-//! under a stream. What routers say of it (ICMP) is dropped by many networks and can be forged by
-//! anybody, so here only what arrives counts, as RFC 4821 and RFC 8899 have it.
+//! Routers and tunnels between two hosts may carry less than the hosts' devices do, and a path may
+//! shrink under a stream. Many networks drop the ICMP messages that report this, and anybody can
+//! forge them. So we rely on probes only, as RFC 4821 and RFC 8899 recommend.
 //!
-//! # Questions
+//! # Probes
 //!
-//! A question is a WRITE ONLY packet of some size with the number of the last packet that was
-//! acknowledged. Every responder takes it for a repetition: it carries nothing out, and answers
-//! with that number (IBTA 9.7.5.1.1). So a question costs nothing when it is lost and cannot do
-//! harm when it arrives; even if somebody did carry it out, its key opens nothing. An answer does
-//! not tell which question it is for. Therefore one is asked at a time, and only while no answer to
-//! anything else can be on its way.
+//! A probe is a WRITE ONLY packet of some size with the PSN of the last acknowledged packet. Every
+//! responder takes it for a duplicate: it executes nothing and acknowledges that PSN again (IBTA
+//! 9.7.5.1.1). So a lost probe costs nothing and a delivered one does no harm; even if a responder
+//! executed it, its rkey gives access to nothing. The acknowledgement does not tell which probe it
+//! is for. Therefore only one probe is outstanding at a time, and only while no acknowledgement of
+//! another packet can be in flight.
 //!
 //! # Growing
 //!
 //! A queue pair begins with packets that every path carries ([`PAYLOAD_FIRST`]). As soon as its
-//! peer has acknowledged anything it asks for the size that was agreed on, and if that does not
-//! pass, for smaller ones. New requests wait meanwhile, for two round trips. Later it asks again
-//! now and then, while there is something to send.
+//! peer has acknowledged anything, it probes the size that both ends agreed on, and if that is
+//! lost, smaller ones. New requests wait meanwhile, for two round trips. Later it probes again from
+//! time to time, while there is something to send.
 //!
 //! # Shrinking
 //!
-//! A packet that was sent several times and is still not acknowledged makes us doubt the path. In
-//! doubt nothing is sent but questions. Does a packet of that size pass? Then it was only unlucky.
-//! Does nothing pass? Then the size is not to blame. Else the largest size that passes is looked
-//! for, and what is not acknowledged is cut anew, for it, under the same packet numbers.
+//! If a packet was retransmitted several times and is still not acknowledged, we suspect that the
+//! path drops packets of its size (a black hole, in the words of RFC 4821). While in doubt, the
+//! queue pair sends nothing but probes. If a probe of the same size passes, the packet was only
+//! unlucky. If no probe passes, the size is not the cause. Otherwise we search for the largest size
+//! that passes, and split all unacknowledged requests again into packets of that size, which reuse
+//! the same PSNs.
 //!
 //! # Why no byte can be wrong
 //!
-//! Packets of the old and the new cut have the same numbers and other contents. If the responder
-//! took one of the old cut for one of the new, bytes would be missing or a message be carried out
-//! twice. So the new cut must begin exactly at the packet that the responder expects, and none of
-//! the old one may arrive after it began.
+//! The old and the new packets have the same PSNs but different contents. If the responder took an
+//! old packet for a new one, bytes would be missing or a message would be executed twice. So the
+//! new packets must begin exactly at the PSN that the responder expects, and no old packet may
+//! arrive after them.
 //!
-//! - **Position.** The last questions are asked when all of the old cut are gone, and answered with
-//!   the number before the oldest packet: the responder expects that one. Had it carried out
-//!   more, the answer would name a later number. That is progress, which ends the doubt, with the
-//!   old cut intact.
-//! - **Gone from the network.** Nothing of the old cut is sent for [`PACKET_LIFE`] before the last
-//!   questions. That is the timeout that Linux SMC gives its NICs, and by definition twice the life
-//!   of a packet. Every reliable connection counts on old packets to die before numbers return.
-//! - **Gone from the peer.** A peer that is not scheduled may keep packets much longer, but in the
-//!   order in which they came: when it answers a question, what came before is taken in. The doubt
-//!   ends with a new cut only after four answers, to one question each: that anything arrives, what
-//!   size arrives, and the last ones. A peer that does not run gives none of them.
+//! - **Position.** The last probes are sent when all old packets are gone. The responder answers
+//!   with the PSN before the oldest packet, so it expects that packet. If it had executed more, it
+//!   would answer with a later PSN. That is progress, which ends the doubt, and the old packets
+//!   stay as they are.
+//! - **Gone from the network.** No old packet is sent for [`PACKET_LIFE`] before the last probes.
+//!   This is the timeout that Linux SMC gives its NICs, and by definition twice the lifetime of a
+//!   packet. Every reliable connection relies on old packets being gone before their numbers are
+//!   reused.
+//! - **Gone from the peer.** A peer that is not scheduled may hold packets much longer, but in the
+//!   order of their arrival: when it answers a probe, it has processed all earlier packets. The
+//!   requests are only split again after four answers, each to another probe: that any packet
+//!   passes, which size passes, and two about the position. A peer that does not run gives none.
 
 use std::time::Duration;
 
@@ -52,7 +55,7 @@ use smcr_proto::Instant;
 
 use super::congestion::TIMEOUT_MAX;
 
-/// What a queue pair knows of its path.
+/// The path MTU discovery of one queue pair.
 #[derive(Debug)]
 pub(super) struct Path {
     /// The largest payload that both ends have agreed on.
@@ -60,61 +63,61 @@ pub(super) struct Path {
     /// The payload of full packets now.
     payload: u32,
     state: State,
-    question: Option<Question>,
-    /// What is waited for: an answer, or the end of the old packets.
+    probe: Option<Probe>,
+    /// The running timer: for an answer to the probe, or for old packets to be gone.
     wait: Option<Wait>,
-    /// How long it is this time until a larger size is tried.
+    /// How long to wait until larger sizes are probed again.
     raise_after: Duration,
-    /// When the size last fell.
-    fell: Option<Instant>,
+    /// When the size was last lowered.
+    lowered_at: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Nothing is asked; larger sizes are tried then, if there are any.
+    /// No probe is sent. Larger sizes are probed at `raise_at`, if there are any.
     Settled {
         raise_at: Option<Instant>,
     },
-    /// Larger sizes are tried. Those from `refused` on do not pass, or are more than was agreed on.
-    Climbing {
+    /// Larger sizes are probed. Sizes from `refused` on do not pass, or exceed the agreed size.
+    Searching {
         refused: u32,
-        /// The size that is asked for now has been answered once.
+        /// The present size has been confirmed once, and is probed a second time.
         again: bool,
     },
     Doubting(Doubt),
 }
 
-/// A packet with `lost` bytes of payload does not come across.
+/// The suspicion that the path drops packets with `lost` bytes of payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Doubt {
     lost: u32,
-    /// When all packets that were sent are gone from the network.
+    /// When all packets sent before are gone from the network.
     gone_at: Instant,
     step: Step,
 }
 
-/// What is being found out, in this order.
+/// The steps of black hole detection, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// Whether others of that size pass.
+    /// Probe whether other packets of the lost size pass.
     Size,
-    /// Whether anything passes.
+    /// Probe whether an empty packet passes.
     Life,
-    /// Which size passes.
+    /// Probe which smaller size passes.
     Smaller,
-    /// Nothing; this one passes, but old packets may still be on their way.
+    /// This size passes. Wait until old packets are gone, without probes.
     Draining(u32),
-    /// Where the responder is; asked so many times more.
+    /// Probe which PSN the responder expects, and `rounds` times more.
     Position { found: u32, rounds: u32 },
 }
 
-/// A packet that asks.
+/// The outstanding probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Question {
+struct Probe {
     payload: u32,
-    /// It is on its way; else it waits to be sent.
-    left: bool,
-    /// How many more times it may be asked.
+    /// It is in flight; otherwise it waits to be sent.
+    in_flight: bool,
+    /// How many more times it may be sent.
     tries: u32,
 }
 
@@ -124,36 +127,36 @@ struct Wait {
     until: Instant,
 }
 
-/// What follows for the queue pair.
+/// What the requester must do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// Nothing, or another question.
+    /// Nothing; another probe may follow.
     Nothing,
-    /// Packets may have this payload from now on.
+    /// Use this payload for new requests.
     Grown(u32),
-    /// The size is not to blame: go on with the packets as they are.
+    /// Continue with the packets as they are: their size was not the cause.
     GoOn,
-    /// What is not acknowledged must be cut anew for this payload.
-    Cut(u32),
+    /// Split all unacknowledged requests again into packets with this payload.
+    Resegment(u32),
 }
 
 impl Path {
-    /// Nothing is known but that both ends have agreed on `ceiling`, and that the host takes
-    /// packets with `known` bytes of payload to the peer.
+    /// Creates the state of a new queue pair. Both ends have agreed on `ceiling` bytes of payload;
+    /// the host knows that `known` bytes pass.
     pub(super) fn new(ceiling: u32, known: u32) -> Self {
         let payload = ceiling.min(known).min(PAYLOAD_FIRST);
         let mut path = Self {
             ceiling,
             payload,
             state: State::Settled { raise_at: None },
-            question: None,
+            probe: None,
             wait: None,
             raise_after: RAISE_AFTER_MIN,
-            fell: None,
+            lowered_at: None,
         };
         if payload < ceiling {
-            path.state = State::Climbing { refused: ceiling + 1, again: false };
-            path.ask(ceiling);
+            path.state = State::Searching { refused: ceiling + 1, again: false };
+            path.start_probe(ceiling);
         }
         path
     }
@@ -163,27 +166,27 @@ impl Path {
         self.payload
     }
 
-    /// Nothing is sent but questions.
+    /// Whether the size is in doubt, so that only probes may be sent.
     pub(super) fn is_doubted(&self) -> bool {
         matches!(self.state, State::Doubting(_))
     }
 
-    /// Something is asked, or about to be: what is new must wait.
-    pub(super) fn is_asking(&self) -> bool {
-        self.question.is_some()
+    /// Whether a probe is outstanding or about to be sent, so that new requests must wait.
+    pub(super) fn is_probing(&self) -> bool {
+        self.probe.is_some()
     }
 
-    /// The payload of the question that is to be sent, if one is.
-    pub(super) fn question(&self) -> Option<u32> {
-        self.question.filter(|question| !question.left).map(|question| question.payload)
+    /// The payload of the probe that must be sent, if any.
+    pub(super) fn probe(&self) -> Option<u32> {
+        self.probe.filter(|probe| !probe.in_flight).map(|probe| probe.payload)
     }
 
-    /// The question was sent. An answer should be there within `patience`.
-    pub(super) fn asked(&mut self, now: Instant, patience: Duration) {
-        let question = self.question.as_mut().expect("the caller has looked at it");
-        question.left = true;
-        question.tries -= 1;
-        self.wait = Some(Wait { since: now, until: now + patience });
+    /// Records that the probe was sent. Its answer should arrive within `timeout`.
+    pub(super) fn probe_sent(&mut self, now: Instant, timeout: Duration) {
+        let probe = self.probe.as_mut().expect("the caller built this probe");
+        probe.in_flight = true;
+        probe.tries -= 1;
+        self.wait = Some(Wait { since: now, until: now + timeout });
     }
 
     /// When [`expire`](Self::expire) has something to do even if nothing is to be sent.
@@ -191,23 +194,24 @@ impl Path {
         self.wait.map(|wait| wait.until)
     }
 
-    /// How long was waited in vain, if a wait has ended.
+    /// How long the timer ran, if it has expired.
     pub(super) fn waited(&self, now: Instant) -> Option<Duration> {
-        // What exceeds it is time in which we did not run.
+        // Time after its end does not count, because we did not run then.
         let ended = self.wait.filter(|wait| wait.until <= now);
         ended.map(|wait| wait.until.since(wait.since))
     }
 
-    /// Looks at the clock. `has_work` says that something is to be sent.
+    /// Handles timers. `has_work` says that the requester has packets to send.
     pub(super) fn expire(&mut self, now: Instant, has_work: bool) -> Outcome {
         if let State::Settled { raise_at } = self.state {
             if has_work
                 && raise_at.is_some_and(|at| at <= now)
                 && let Some(next) = self.next_above()
             {
-                // One step first, which is likely to be lost; then all the rest.
-                self.state = State::Climbing { refused: self.ceiling + 1, again: false };
-                self.ask(next);
+                // The next size is probed first: it is likely to be lost too. If it passes, the
+                // agreed size follows.
+                self.state = State::Searching { refused: self.ceiling + 1, again: false };
+                self.start_probe(next);
             }
             return Outcome::Nothing;
         }
@@ -215,67 +219,68 @@ impl Path {
             return Outcome::Nothing;
         }
         self.wait = None;
-        match (&mut self.question, self.state) {
-            (Some(question), _) if question.tries > 0 => {
-                question.left = false;
+        match (&mut self.probe, self.state) {
+            (Some(probe), _) if probe.tries > 0 => {
+                probe.in_flight = false;
                 Outcome::Nothing
             }
-            (Some(Question { payload, .. }), _) => {
+            (Some(Probe { payload, .. }), _) => {
                 let payload = *payload;
-                self.question = None;
+                self.probe = None;
                 self.unanswered(now, payload)
             }
             (None, State::Doubting(doubt @ Doubt { step: Step::Draining(found), .. })) => {
                 let step = Step::Position { found, rounds: ROUNDS };
-                self.inquire(Doubt { step, ..doubt }, found);
+                self.probe_in_doubt(Doubt { step, ..doubt }, found);
                 Outcome::Nothing
             }
-            (None, state) => unreachable!("nothing is waited for in {state:?}"),
+            (None, state) => unreachable!("no timer runs in {state:?}"),
         }
     }
 
-    /// The peer has answered with the number before the oldest packet.
+    /// Processes an acknowledgement of the PSN before the oldest packet, which answers a probe.
     pub(super) fn answered(&mut self, now: Instant) -> Outcome {
-        let Some(Question { payload, .. }) = self.question.filter(|question| question.left) else {
+        let Some(Probe { payload, .. }) = self.probe.filter(|probe| probe.in_flight) else {
             return Outcome::Nothing;
         };
-        self.question = None;
+        self.probe = None;
         self.wait = None;
         match self.state {
-            State::Settled { .. } => unreachable!("nothing is asked"),
-            // Late answers to what was repeated look like answers to questions.
-            State::Climbing { refused, again: false } => {
-                self.state = State::Climbing { refused, again: true };
-                self.ask(payload);
+            State::Settled { .. } => unreachable!("no probe is outstanding"),
+            // A late acknowledgement of a retransmitted packet looks like an answer to a probe, so
+            // each size is confirmed twice.
+            State::Searching { refused, again: false } => {
+                self.state = State::Searching { refused, again: true };
+                self.start_probe(payload);
                 Outcome::Nothing
             }
-            State::Climbing { refused, again: true } => {
+            State::Searching { refused, again: true } => {
                 self.payload = payload;
-                self.climb(now, refused);
+                self.search(now, refused);
                 Outcome::Grown(payload)
             }
-            State::Doubting(doubt) => self.heard(now, doubt, payload),
+            State::Doubting(doubt) => self.answered_in_doubt(now, doubt, payload),
         }
     }
 
-    /// A packet with `lost` bytes of payload was sent several times in vain. All that were sent
-    /// are gone from the network at `gone_at`.
+    /// Starts black hole detection: a packet with `lost` bytes of payload was sent several times
+    /// and not acknowledged. All packets sent so far are gone from the network at `gone_at`.
     pub(super) fn doubt(&mut self, lost: u32, gone_at: Instant) {
-        assert!(lost > PAYLOAD_MIN, "nothing smaller could be tried");
+        assert!(lost > PAYLOAD_MIN, "there is no smaller size to try");
         self.wait = None;
-        self.inquire(Doubt { lost, gone_at, step: Step::Size }, lost);
+        self.probe_in_doubt(Doubt { lost, gone_at, step: Step::Size }, lost);
     }
 
-    /// The peer has acknowledged something new: whatever was doubted, the packets as they are come
-    /// across, or will be doubted again.
+    /// The peer has acknowledged new packets, which ends black hole detection: either packets of
+    /// this size pass, or they will be suspected again.
     pub(super) fn progress(&mut self, now: Instant) {
         if self.is_doubted() {
             self.settle(now);
         }
     }
 
-    /// What was asked in doubt was answered.
-    fn heard(&mut self, now: Instant, doubt: Doubt, payload: u32) -> Outcome {
+    /// Processes the answer to a probe of black hole detection.
+    fn answered_in_doubt(&mut self, now: Instant, doubt: Doubt, payload: u32) -> Outcome {
         match doubt.step {
             Step::Size => {
                 self.settle(now);
@@ -287,30 +292,30 @@ impl Path {
                 self.wait = Some(Wait { since: now, until: now.max(doubt.gone_at) });
                 Outcome::Nothing
             }
-            Step::Draining(_) => unreachable!("nothing is asked"),
+            Step::Draining(_) => unreachable!("no probe is outstanding"),
             Step::Position { found, rounds: 0 } => {
                 self.shrink(now, found);
-                Outcome::Cut(found)
+                Outcome::Resegment(found)
             }
             Step::Position { found, rounds } => {
                 let step = Step::Position { found, rounds: rounds - 1 };
-                self.inquire(Doubt { step, ..doubt }, found);
+                self.probe_in_doubt(Doubt { step, ..doubt }, found);
                 Outcome::Nothing
             }
         }
     }
 
-    /// A question about `payload` bytes was not answered, however often it was asked.
+    /// A probe of `payload` bytes was not answered in all its tries.
     fn unanswered(&mut self, now: Instant, payload: u32) -> Outcome {
         match self.state {
-            State::Settled { .. } => unreachable!("nothing is asked"),
-            State::Climbing { .. } => {
-                self.climb(now, payload);
+            State::Settled { .. } => unreachable!("no probe is outstanding"),
+            State::Searching { .. } => {
+                self.search(now, payload);
                 Outcome::Nothing
             }
             State::Doubting(doubt) => match doubt.step {
                 Step::Size => {
-                    self.inquire(Doubt { step: Step::Life, ..doubt }, 0);
+                    self.probe_in_doubt(Doubt { step: Step::Life, ..doubt }, 0);
                     Outcome::Nothing
                 }
                 Step::Smaller => self.try_smaller(now, doubt, payload),
@@ -318,16 +323,16 @@ impl Path {
                     self.settle(now);
                     Outcome::GoOn
                 }
-                Step::Draining(_) => unreachable!("nothing is asked"),
+                Step::Draining(_) => unreachable!("no probe is outstanding"),
             },
         }
     }
 
-    /// Asks for the next size below `payload`, if there is one.
+    /// Probes the next size below `payload`, if there is one.
     fn try_smaller(&mut self, now: Instant, doubt: Doubt, payload: u32) -> Outcome {
         match PAYLOADS.into_iter().rev().find(|smaller| *smaller < payload) {
             Some(smaller) => {
-                self.inquire(Doubt { step: Step::Smaller, ..doubt }, smaller);
+                self.probe_in_doubt(Doubt { step: Step::Smaller, ..doubt }, smaller);
                 Outcome::Nothing
             }
             None => {
@@ -337,22 +342,22 @@ impl Path {
         }
     }
 
-    /// Takes a step in doubt: asks for `payload`.
-    fn inquire(&mut self, doubt: Doubt, payload: u32) {
+    /// Enters a step of black hole detection and probes `payload`.
+    fn probe_in_doubt(&mut self, doubt: Doubt, payload: u32) {
         self.state = State::Doubting(doubt);
-        self.ask(payload);
+        self.start_probe(payload);
     }
 
-    /// Asks for the next size that is worth it, knowing that `refused` does not pass.
-    fn climb(&mut self, now: Instant, refused: u32) {
+    /// Probes the next larger size that may pass, given that `refused` does not.
+    fn search(&mut self, now: Instant, refused: u32) {
         let next = match refused > self.ceiling {
             true => Some(self.ceiling).filter(|ceiling| *ceiling > self.payload),
             false => self.next_above().filter(|next| *next < refused),
         };
         match next {
             Some(next) => {
-                self.state = State::Climbing { refused, again: false };
-                self.ask(next);
+                self.state = State::Searching { refused, again: false };
+                self.start_probe(next);
             }
             None => {
                 self.settle(now);
@@ -361,57 +366,58 @@ impl Path {
         }
     }
 
-    /// The size after the one that is in use.
+    /// The next size above the present one.
     fn next_above(&self) -> Option<u32> {
         PAYLOADS.into_iter().find(|next| self.payload < *next && *next <= self.ceiling)
     }
 
-    fn ask(&mut self, payload: u32) {
+    fn start_probe(&mut self, payload: u32) {
         assert!(self.wait.is_none());
-        self.question = Some(Question { payload, left: false, tries: TRIES });
+        self.probe = Some(Probe { payload, in_flight: false, tries: TRIES });
     }
 
-    /// From now on packets have that payload at most. A path that shrinks again and again is left
-    /// alone for longer and longer.
+    /// Lowers the payload. If the path shrinks again and again, larger sizes are probed ever less
+    /// often.
     fn shrink(&mut self, now: Instant, payload: u32) {
         self.payload = payload;
-        match self.fell {
+        match self.lowered_at {
             Some(before) if now.since(before) < 2 * RAISE_AFTER_MAX => self.wait_longer(),
             Some(_) | None => self.raise_after = RAISE_AFTER_MIN,
         }
-        self.fell = Some(now);
+        self.lowered_at = Some(now);
         self.settle(now);
     }
 
-    /// Nothing is asked until a larger size may be worth a try.
+    /// Stops probing until larger sizes are tried again.
     fn settle(&mut self, now: Instant) {
-        self.question = None;
+        self.probe = None;
         self.wait = None;
         let raise_at = (self.payload < self.ceiling).then(|| now + self.raise_after);
         self.state = State::Settled { raise_at };
     }
 
-    /// The next time it takes longer until a larger size is tried.
+    /// Doubles the time until larger sizes are tried again.
     fn wait_longer(&mut self) {
         self.raise_after = (2 * self.raise_after).min(RAISE_AFTER_MAX);
     }
 }
 
-/// Payloads that are tried: those that end points agree on, and between them what fits usual paths
-/// with 80 bytes of headers, as over IPv6: 1500 bytes, those of tunnels on them (1420), and 1280.
+/// The payloads that are probed: the path MTUs that end points can agree on, and between them the
+/// sizes that fit usual paths with 80 bytes of headers, as over IPv6: 1500 bytes, tunnels on such
+/// paths (1420), and 1280.
 const PAYLOADS: [u32; 8] = [PAYLOAD_MIN, 512, PAYLOAD_FIRST, 1200, 1340, 1420, 2048, 4096];
-/// The smallest that both ends can have agreed on.
+/// The smallest path MTU that both ends can agree on.
 pub(super) const PAYLOAD_MIN: u32 = 256;
-/// What Linux uses where devices take 1500 bytes. It leaves room for tunnels on the way.
+/// The path MTU that Linux uses on devices with 1500 bytes. It leaves room for tunnels on the way.
 const PAYLOAD_FIRST: u32 = 1024;
-/// How often a question is asked.
+/// How often a probe is sent before its size counts as lost.
 const TRIES: u32 = 3;
-/// Questions about the position of the responder, beyond the first.
+/// How many probes of the responder's position follow the first.
 const ROUNDS: u32 = 1;
-/// How long after a size was found a larger one is tried: at first, and at most.
+/// How long to wait until larger sizes are tried again: at first, and at most.
 const RAISE_AFTER_MIN: Duration = Duration::from_secs(2);
 const RAISE_AFTER_MAX: Duration = Duration::from_secs(64);
-/// How long a packet, and the answer to it, may be on their way.
+/// How long a packet and its acknowledgement may be in flight.
 pub(super) const PACKET_LIFE: Duration = TIMEOUT_MAX;
 
 #[cfg(test)]

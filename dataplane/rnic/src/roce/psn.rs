@@ -8,11 +8,11 @@ pub(super) const PSN_MASK: u32 = 0x00ff_ffff;
 /// How a PSN relates to the one that is expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// It was seen before.
+    /// It was received before: a duplicate.
     Before,
-    /// It is the one.
+    /// It is the expected one.
     Expected,
-    /// Something before it is missing.
+    /// A packet before it is missing.
     After,
 }
 
@@ -29,7 +29,7 @@ pub(super) fn distance(earlier: Psn, later: Psn) -> u32 {
     later.0.wrapping_sub(earlier.0) & PSN_MASK
 }
 
-/// How `psn` relates to `expected`: half of the circle lies before, half after.
+/// How `psn` relates to `expected`: half of the number space is before it, half after.
 pub(super) fn order(expected: Psn, psn: Psn) -> Order {
     match distance(expected, psn) {
         0 => Order::Expected,
@@ -42,7 +42,7 @@ pub(super) fn order(expected: Psn, psn: Psn) -> Order {
 mod tests {
     use super::*;
 
-    /// After 16 million packets the numbers start again; a stream must not notice.
+    /// After 16 million packets the PSNs wrap; a stream must not notice.
     #[test]
     fn numbers_wrap() {
         assert_eq!(advance(Psn(0xff_ffff), 1), Psn(0));

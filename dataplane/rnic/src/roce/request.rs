@@ -1,11 +1,11 @@
-//! One request of a send queue, and the packets it becomes.
+//! One work request of a send queue, and the packets that it is split into.
 //!
 //! A write becomes a train of WRITE ONLY packets, each with its own address, so that all but the
-//! last are of one size: FIRST, MIDDLE and LAST differ in length, and would not leave in one system
-//! call. A long message has no other way: the receiver joins FIRST, MIDDLE and LAST, and demands
-//! that all but the last are as long as both ends have agreed on.
+//! last have one size. FIRST, MIDDLE and LAST packets differ in length and could not leave in one
+//! system call. A long message must use them: the receiver joins FIRST, MIDDLE and LAST, and
+//! requires that all but the last have the payload that both ends have agreed on.
 //!
-//! A write may be cut anew, for smaller packets, from the first on that is not acknowledged.
+//! A write can be split again into smaller packets, from the first unacknowledged one on.
 
 use smcr_memory::Lease;
 use smcr_proto::Rkey;
@@ -17,36 +17,36 @@ use super::wire::{
 };
 use crate::{Completion, LONG_MESSAGE_MAX, MESSAGE_LEN, Message, QpId, Status, Tag, Work};
 
-/// A point in the stream of packets.
+/// A position in the stream of packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Mark {
     /// Packets before it.
     pub(super) sequence: u64,
-    /// What all packets before it cost, in the currency of windows.
+    /// The bytes of the window that all packets before it take.
     pub(super) cost: u64,
 }
 
-/// A packet, found in the queue.
+/// The place of a packet in the send queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
-    /// Where it is in the stream.
+    /// Its position in the stream.
     pub(super) mark: Mark,
-    /// Of its request in the queue; the length of the queue if nothing is there.
+    /// The index of its request in the queue; the length of the queue if there is none.
     pub(super) request: usize,
-    /// Which packet of the request.
+    /// Its index among the packets of the request.
     pub(super) packet: u32,
 }
 
-/// One request.
+/// A work request in the send queue.
 #[derive(Debug)]
 pub(super) struct Request {
-    /// Where its first packet is.
+    /// The position of its first packet.
     start: Mark,
-    /// Bytes before its first packet, acknowledged before it was cut anew.
+    /// Bytes before its first packet that were acknowledged before it was split again.
     skipped: u32,
-    /// How many packets it is.
+    /// How many packets it has.
     pub(super) packets: u32,
-    /// Payload of each but the last.
+    /// Payload of each packet but the last.
     segment: u32,
     tag: Tag,
     body: Outgoing,
@@ -62,18 +62,19 @@ enum Outgoing {
 /// Payload of full packets, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Segments {
-    /// What fits the path.
+    /// For writes and short messages: the payload that fits the path.
     pub(super) write: u32,
-    /// What both ends have agreed on, never less.
+    /// For long messages: the payload that both ends have agreed on, even if it is too large for
+    /// the path.
     pub(super) message: u32,
 }
 
 impl Request {
-    /// The request that `work` asks for, behind all others.
+    /// Creates the request for `work`. Its first packet is at `start`.
     ///
     /// # Panics
     ///
-    /// If a long message is longer than any may be: our bug.
+    /// If a message exceeds [`LONG_MESSAGE_MAX`], which would be our bug.
     pub(super) fn new(work: Work, start: Mark, segments: Segments) -> Self {
         let (tag, body) = match work {
             Work::Write { lease, rkey, address, tag } => {
@@ -93,9 +94,10 @@ impl Request {
         Self { start, skipped: 0, packets, segment, tag, body }
     }
 
-    /// Cuts what comes after its first `acknowledged` packets anew, from `start` on. A message of
-    /// several packets stays as it is: its receiver demands the size that was agreed on.
-    pub(super) fn cut(&mut self, acknowledged: u32, start: Mark, segment: u32) {
+    /// Splits the request again behind its first `acknowledged` packets, into packets with
+    /// `segment` bytes that begin at `start`. A message of several packets keeps its packets,
+    /// because its receiver requires the agreed size.
+    pub(super) fn resegment(&mut self, acknowledged: u32, start: Mark, segment: u32) {
         assert!(acknowledged < self.packets);
         match self.body {
             Outgoing::Write { .. } | Outgoing::Send(_) => {
@@ -112,12 +114,12 @@ impl Request {
         }
     }
 
-    /// Bytes that its packets carry.
+    /// The bytes that its packets carry.
     fn rest(&self) -> u32 {
         self.body.len() - self.skipped
     }
 
-    /// What the caller is told when it has ended.
+    /// The completion of this request.
     pub(super) fn complete(self, qp: QpId, status: Status) -> Completion {
         let tag = self.tag;
         match self.body {
@@ -126,14 +128,14 @@ impl Request {
         }
     }
 
-    /// One past its last packet.
+    /// The position one past its last packet.
     pub(super) fn end(&self) -> Mark {
         let packets = u64::from(self.packets);
         let cost = u64::from(self.rest()) + packets * u64::from(PACKET_COST);
         Mark { sequence: self.start.sequence + packets, cost: self.start.cost + cost }
     }
 
-    /// Its packet with that sequence.
+    /// The place of its packet with that sequence.
     pub(super) fn place(&self, request: usize, sequence: u64) -> Place {
         let packet = sequence.saturating_sub(self.start.sequence);
         assert!(packet < u64::from(self.packets));
@@ -197,7 +199,7 @@ impl Outgoing {
         match self {
             Self::Write { lease, .. } => lease.len(),
             Self::Send(_) => MESSAGE_BYTES,
-            Self::SendLong(message) => u32::try_from(message.len()).expect("asserted at first"),
+            Self::SendLong(message) => u32::try_from(message.len()).expect("`new` asserted it"),
         }
     }
 

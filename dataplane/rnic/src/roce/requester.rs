@@ -1,9 +1,9 @@
-//! The sending half of a queue pair: requests become packets, packets are acknowledged or repeated.
+//! The sending half of a queue pair: it splits work requests into packets and retransmits packets
+//! that are not acknowledged (go-back-N).
 //!
-//! Nothing is kept per packet: a packet can be built again from its request at any time, so going
-//! back is moving a cursor. Packets are counted in `u64` from the first one (`sequence`); the 24
-//! bits of a PSN exist only on the wire. How large packets may be is found out beside that
-//! (`path`).
+//! It keeps no state per packet. A packet can be built again from its request at any time, so going
+//! back means moving a cursor. Packets are counted in `u64` from the first one (`sequence`); the
+//! 24 bits of a PSN exist only on the wire. `path` decides how large packets may be.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::counters::Counters;
 use super::path::Path;
 use super::psn::PSN_MASK;
 use super::request::{Mark, Place, Request, Segments};
-use super::wire::{Aeth, Bth, SEND_LAST, SEND_ONLY, Syndrome, build_nothing, nothing_len};
+use super::wire::{Aeth, Bth, SEND_LAST, SEND_ONLY, Syndrome, build_probe, probe_len};
 use super::{PACKET_COST, SEND_QUEUE_DEPTH, psn};
 use crate::{Cause, Completion, QpId, Status, Work};
 
@@ -28,7 +28,8 @@ pub(super) struct Requester {
     first_psn: Psn,
     /// Payload of full packets.
     segments: Segments,
-    /// Oldest first. Those before `done` are acknowledged and wait for a `poll`.
+    /// The send queue, oldest first. The first `done` requests are acknowledged and wait for a
+    /// `poll` to report them.
     queue: VecDeque<Request>,
     done: usize,
     /// The oldest packet that is not acknowledged.
@@ -41,29 +42,27 @@ pub(super) struct Requester {
     end: Mark,
     congestion: Congestion,
     path: Path,
-    /// How often the oldest packet was sent again for nothing.
+    /// How often the oldest packet was retransmitted.
     attempts: u32,
-    /// When a packet of a request last left.
-    last_left: Instant,
-    /// An acknowledgement is waited for.
+    /// When a request packet was last sent.
+    last_sent: Instant,
+    /// The retransmission timer, while it runs.
     wait: Option<Wait>,
     /// The packet whose round trip is being measured.
     timed: Option<Timed>,
-    /// Packets since the last one that asked for an acknowledgement.
+    /// Packets since the last one that requested an acknowledgement.
     unasked: u32,
-    /// How long was waited in vain since the last progress.
+    /// How long we have waited for acknowledgements since the last progress.
     silence: Duration,
-    /// Since when the peer has had no room for the oldest message.
-    unready_since: Option<Instant>,
-    /// The peer has no room for a message before that.
+    /// The peer sent an RNR NAK: it wants no packets before this time.
     paused_until: Option<Instant>,
-    /// Losses before this sequence belong to a cut that was made.
+    /// A loss before this sequence has reduced the window already.
     recovered: u64,
-    /// Where a complaint of the peer made us go back to, and when.
+    /// The sequence that a NAK made us go back to, and when.
     went_back: Option<(u64, Instant)>,
 }
 
-/// A wait for an acknowledgement.
+/// A running retransmission timer.
 #[derive(Clone, Copy, Debug)]
 struct Wait {
     since: Instant,
@@ -75,13 +74,13 @@ struct Wait {
 struct Timed {
     sequence: u64,
     left: Instant,
-    /// It was sent again, so an acknowledgement may be for either.
+    /// It was retransmitted, so an acknowledgement may be for either transmission.
     repeated: bool,
 }
 
 impl Requester {
-    /// Sends to `peer`, beginning with `first_psn`, packets with up to `ceiling` bytes of payload,
-    /// as both ends have agreed. The host takes packets with `known` bytes to the peer.
+    /// Creates a requester that sends to `peer`, beginning with `first_psn`. Both ends have agreed
+    /// on packets with up to `ceiling` bytes of payload; the host knows that `known` bytes pass.
     pub(super) fn new(
         (peer, first_psn): (Qpn, Psn),
         (ceiling, known): (u32, u32),
@@ -93,7 +92,7 @@ impl Requester {
             peer,
             first_psn,
             segments,
-            // Most queue pairs are idle most of the time. It grows with what is asked of it.
+            // It grows on demand, as most queue pairs are idle most of the time.
             queue: VecDeque::new(),
             done: 0,
             oldest: Place::default(),
@@ -103,7 +102,7 @@ impl Requester {
             congestion: Congestion::new(segments.write, window_max),
             path,
             attempts: 0,
-            last_left: Instant(0),
+            last_sent: Instant(0),
             wait: None,
             timed: None,
             unasked: 0,
@@ -115,48 +114,49 @@ impl Requester {
         }
     }
 
-    /// How many more requests fit.
+    /// How many more work requests fit.
     pub(super) fn room(&self) -> usize {
         SEND_QUEUE_DEPTH - self.queue.len()
     }
 
-    /// Whether nothing is queued and nothing is waited for.
+    /// Whether the send queue is empty and no timer runs.
     pub(super) fn is_idle(&self) -> bool {
-        let asks = self.path.is_asking() || self.path.is_doubted();
-        self.queue.is_empty() && !asks && self.wake_at().is_none() && self.paused_until.is_none()
+        let probes = self.path.is_probing() || self.path.is_doubted();
+        self.queue.is_empty() && !probes && self.wake_at().is_none() && self.paused_until.is_none()
     }
 
-    /// Gives up memory that only a burst needed.
+    /// Frees memory that only a burst needed.
     pub(super) fn shrink(&mut self) {
         if self.queue.capacity() > QUEUE_KEPT {
             self.queue.shrink_to(QUEUE_KEPT);
         }
     }
 
-    /// Queues a request.
+    /// Queues a work request.
     ///
     /// # Panics
     ///
     /// If there is no room.
     pub(super) fn post(&mut self, work: Work) {
-        assert!(self.room() > 0, "the caller budgets its requests");
+        assert!(self.room() > 0, "the caller keeps within `room`");
         let request = Request::new(work, self.end, self.segments);
         self.end = request.end();
         self.queue.push_back(request);
     }
 
-    /// Bytes of payload of full packets of new requests.
+    /// The payload in bytes that full packets of new requests have.
     pub(super) fn payload(&self) -> u32 {
         self.segments.write
     }
 
-    /// The length of the packet that may be sent next, if one may.
+    /// The length of the next packet, if one may be sent now.
     pub(super) fn next_len(&self, now: Instant) -> Option<usize> {
-        if self.path.is_asking() || self.path.is_doubted() {
-            if let Some(payload) = self.question(now) {
-                return Some(nothing_len(payload));
+        if self.path.is_probing() || self.path.is_doubted() {
+            if let Some(payload) = self.probe(now) {
+                return Some(probe_len(payload));
             }
-            // What was sent must be acknowledged before anything is asked, and asked for that.
+            // Before a probe may be sent, all earlier packets must be acknowledged, and the last of
+            // them must have requested that.
             let is_new = self.next.mark.sequence >= self.sent_end;
             if self.path.is_doubted() || is_new && self.may_wait() {
                 return None;
@@ -174,8 +174,8 @@ impl Requester {
         Some(request.packet_len(self.next.packet))
     }
 
-    /// Builds the packet that [`next_len`](Self::next_len) told, without its ICRC, and counts it as
-    /// sent. `last` says that no other will follow in this burst.
+    /// Builds the packet whose length [`next_len`](Self::next_len) returned, without its ICRC, and
+    /// counts it as sent. `last` says that no other packet follows in this burst.
     ///
     /// # Panics
     ///
@@ -187,11 +187,12 @@ impl Requester {
         out: &mut [u8],
         counters: &mut Counters,
     ) {
-        if let Some(payload) = self.question(now) {
+        if let Some(payload) = self.probe(now) {
             counters.path_questions += 1;
             let repeated = psn::advance(self.first_psn, self.oldest.mark.sequence);
-            build_nothing((self.peer, psn::advance(repeated, PSN_MASK.into())), payload, out);
-            self.path.asked(now, self.congestion.patience().min(SILENCE_MAX - self.silence));
+            build_probe((self.peer, psn::advance(repeated, PSN_MASK.into())), payload, out);
+            self.path
+                .probe_sent(now, self.congestion.base_timeout().min(SILENCE_MAX - self.silence));
             return;
         }
         let Place { mark: Mark { sequence, .. }, request: at, packet } = self.next;
@@ -222,7 +223,8 @@ impl Requester {
         self.count_sent(now, sequence, ask, counters);
     }
 
-    /// A packet was built that has that sequence, and asks for an acknowledgement or not.
+    /// Counts the packet `sequence` as sent and starts the timers. `ask` says that it requests an
+    /// acknowledgement.
     fn count_sent(&mut self, now: Instant, sequence: u64, ask: bool, counters: &mut Counters) {
         if sequence < self.sent_end {
             counters.retransmits += 1;
@@ -235,17 +237,17 @@ impl Requester {
         if ask {
             self.unasked = 0;
         }
-        self.last_left = now;
+        self.last_sent = now;
         if self.wait.is_none() {
             self.wait = Some(self.wait_from(now));
         }
     }
 
-    /// Takes in an answer of the peer.
+    /// Processes an acknowledgement or NAK of the peer.
     ///
     /// # Errors
     ///
-    /// When the peer refused a request: the queue pair must break.
+    /// When the peer refused a request. The caller must break the queue pair.
     pub(super) fn handle_answer(
         &mut self,
         now: Instant,
@@ -262,12 +264,12 @@ impl Requester {
             counters.naks_in += 1;
         }
         let is_last = ahead == PSN_MASK;
-        if is_last && self.path.is_asking() && aeth.syndrome.0 >> 5 == 0 {
+        if is_last && self.path.is_probing() && aeth.syndrome.0 >> 5 == 0 {
             let outcome = self.path.answered(now);
             self.follow(outcome, counters);
             return Ok(());
         }
-        // About what was acknowledged before, or was never sent: late, or made up.
+        // It is about a packet that was acknowledged before or never sent: late or forged.
         if sequence >= self.sent_end {
             return Ok(());
         }
@@ -282,18 +284,19 @@ impl Requester {
                 self.go_back();
                 let wait = not_ready_wait(aeth.syndrome);
                 self.paused_until = Some(now + wait);
-                // The peer lives and says so; this is not the silence that timeouts are for.
+                // The peer is alive and has answered, so the retry timeout starts again.
                 self.silence = Duration::ZERO;
             }
             Syndrome::SEQUENCE_ERROR => {
                 self.acknowledge(now, sequence, counters);
-                // In doubt nothing is repeated: it is about what was sent before.
+                // During black hole detection nothing is retransmitted: the NAK is about packets
+                // sent before.
                 if !self.path.is_doubted() {
-                    self.repair(now)?;
+                    self.handle_gap(now)?;
                 }
             }
             Syndrome::INVALID_REQUEST | Syndrome::ACCESS_ERROR | Syndrome::OPERATION_ERROR => {
-                // What came before the offender was carried out.
+                // The peer executed all packets before the refused one.
                 self.acknowledge(now, sequence, counters);
                 return Err(Cause::RemoteError);
             }
@@ -302,18 +305,19 @@ impl Requester {
         Ok(())
     }
 
-    /// When [`expire`](Self::expire) has something to do, or a pause ends.
+    /// When [`expire`](Self::expire) has something to do, or an RNR wait ends.
     pub(super) fn wake_at(&self) -> Option<Instant> {
         let pause = self.paused_until.filter(|_| self.next.mark != self.end);
         let answer = self.wait.map(|wait| wait.until);
         [pause, answer, self.path.wake_at()].into_iter().flatten().min()
     }
 
-    /// Goes back if an acknowledgement has not come in time.
+    /// Handles timers: goes back to the oldest unacknowledged packet if the retransmission timer
+    /// has expired.
     ///
     /// # Errors
     ///
-    /// When the peer has been silent for too long: the queue pair must break.
+    /// When the peer has been silent for too long. The caller must break the queue pair.
     pub(super) fn expire(&mut self, now: Instant, counters: &mut Counters) -> Result<(), Cause> {
         if self.paused_until.is_some_and(|until| now >= until) {
             self.paused_until = None;
@@ -330,7 +334,7 @@ impl Requester {
             return Ok(());
         }
         counters.timeouts += 1;
-        self.give_up_waiting(now)?;
+        self.stop_waiting(now)?;
         self.congestion.timed_out();
         self.recovered = self.sent_end;
         self.try_again();
@@ -360,7 +364,7 @@ impl Requester {
         self.queue.is_empty()
     }
 
-    /// Requests that have completed but were not yet told.
+    /// Whether acknowledged requests wait to be reported.
     pub(super) fn has_completed(&self) -> bool {
         self.done > 0
     }
@@ -369,7 +373,7 @@ impl Requester {
         self.queue.pop_front().map(|request| request.complete(qp, status))
     }
 
-    /// Everything before `sequence` has arrived.
+    /// Processes an acknowledgement of all packets before `sequence`.
     fn acknowledge(&mut self, now: Instant, sequence: u64, counters: &mut Counters) {
         let before = self.oldest.mark;
         assert!(before.sequence <= sequence && sequence <= self.sent_end);
@@ -383,21 +387,22 @@ impl Requester {
             Some(request) => request.place(self.done, sequence),
             None => Place { mark: self.end, request: self.done, packet: 0 },
         };
-        let mut hasty = false;
+        let mut spurious = false;
         if self.next.mark.sequence < sequence {
-            // What we went back for had arrived after all.
+            // The packets that we were about to retransmit had arrived: the timeout was spurious.
             self.next = self.oldest;
-            hasty = self.congestion.was_hasty();
-            counters.timeouts_undone += u64::from(hasty);
+            spurious = self.congestion.undo_timeout();
+            counters.timeouts_undone += u64::from(spurious);
         }
         let gained = self.oldest.mark.cost - before.cost;
         self.congestion.acknowledged(u32::try_from(gained).unwrap_or(u32::MAX));
         if let Some(timed) = self.timed
             && timed.sequence < sequence
         {
-            // Of what was sent twice, only a hasty timeout tells which one was answered: the first.
-            // It must count, or the timeout would never learn how slow the peer can be.
-            if hasty || !timed.repeated {
+            // For a packet that was sent twice, only a spurious timeout tells which transmission
+            // was acknowledged: the first. That sample must count, or the timeout would never learn
+            // how slow the peer can be.
+            if spurious || !timed.repeated {
                 self.congestion.measured(now.since(timed.left));
             }
             self.timed = None;
@@ -412,31 +417,32 @@ impl Requester {
     }
 
     fn wait_from(&self, now: Instant) -> Wait {
-        let patience = SILENCE_MAX - self.silence;
-        Wait { since: now, until: now + self.congestion.timeout().min(patience) }
+        let left = SILENCE_MAX - self.silence;
+        Wait { since: now, until: now + self.congestion.timeout().min(left) }
     }
 
-    /// The oldest packet has not come across: ends the wait for it, and says whether to try again.
-    fn give_up_waiting(&mut self, now: Instant) -> Result<(), Cause> {
+    /// Stops the retransmission timer, because the oldest packet was lost or delayed. Fails if the
+    /// peer has been silent for too long.
+    fn stop_waiting(&mut self, now: Instant) -> Result<(), Cause> {
         if let Some(wait) = self.wait.take() {
-            // What exceeds the timeout is time in which we did not run. The peer's answer may have
-            // been here all the while; it is not the peer's silence.
+            // Only the time up to the timeout counts as silence of the peer. After it, we did not
+            // run, and the acknowledgement may have been waiting in the socket.
             self.silence += now.min(wait.until).since(wait.since);
         }
         if self.silence >= SILENCE_MAX { Err(Cause::RetriesExceeded) } else { Ok(()) }
     }
 
-    /// The peer misses the oldest packet.
-    fn repair(&mut self, now: Instant) -> Result<(), Cause> {
+    /// Processes a NAK for the oldest packet: the peer has not received it.
+    fn handle_gap(&mut self, now: Instant) -> Result<(), Cause> {
         let oldest = self.oldest.mark.sequence;
-        // What follows the gap makes the peer complain again before the repair can have arrived.
+        // The packets behind the gap cause further NAKs until the retransmission arrives.
         if let Some((there, before)) = self.went_back
             && there == oldest
             && now.since(before) < self.congestion.round_trip()
         {
             return Ok(());
         }
-        self.give_up_waiting(now)?;
+        self.stop_waiting(now)?;
         self.went_back = Some((oldest, now));
         if oldest >= self.recovered {
             self.congestion.lost();
@@ -456,7 +462,7 @@ impl Requester {
     }
 }
 
-/// How long a peer without room wants us to wait: the code's time (IBTA 9.7.5.2.8).
+/// The wait that the code in an RNR NAK asks for (IBTA 9.7.5.2.8).
 fn not_ready_wait(syndrome: Syndrome) -> Duration {
     const HUNDREDTHS_MS: [u32; 32] = [
         65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
@@ -465,14 +471,14 @@ fn not_ready_wait(syndrome: Syndrome) -> Duration {
     10 * Duration::from_micros(HUNDREDTHS_MS[usize::from(syndrome.0 & 0x1f)].into())
 }
 
-/// Requests whose memory an idle queue pair keeps: what many connections in dialogue have under way
-/// at once, so that the common case allocates once.
+/// The capacity that an idle send queue keeps: the requests that many interactive connections have
+/// outstanding at once, so that the queue allocates once in the common case.
 const QUEUE_KEPT: usize = 128;
-/// Packets after which an acknowledgement is asked for even if more follow.
+/// At least one packet in this many requests an acknowledgement.
 const UNASKED_MAX: u32 = 32;
-/// How long may be waited in vain before a queue pair breaks. Hardware NICs of Linux SMC wait 8
-/// times 134 ms; but a process on a busy machine may not run for a second, and breaking resets all
-/// applications on the link. A peer that was killed must be noticed within two seconds.
+/// How long the peer may be silent before the queue pair breaks. Linux SMC makes hardware NICs wait
+/// 8 times 134 ms; but a process on a busy machine may not run for a second, and breaking resets
+/// all applications on the link. A peer that was killed must be noticed within two seconds.
 const SILENCE_MAX: Duration = Duration::from_millis(1500);
 /// How long a peer may have no room for one message before the queue pair breaks. Longer than any
 /// host is busy that is well; and what waits for it holds memory that others need.

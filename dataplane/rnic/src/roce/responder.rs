@@ -1,8 +1,9 @@
-//! The receiving half of a queue pair: order, duplicates, placement, and what answer is owed.
+//! The receiving half of a queue pair: it checks order, drops duplicates, places writes, and
+//! decides when to acknowledge.
 //!
-//! An answer is owed from the moment a packet asks for one, and at most one at a time, since an
-//! acknowledgement speaks for everything before it. It is held back for [`ACK_DELAY`] in the hope
-//! that data of our own leaves for the same peer meanwhile.
+//! At most one acknowledgement is outstanding at a time, since it covers all packets before it. It
+//! becomes due when a packet requests it, and is then delayed for up to [`ACK_DELAY`], because data
+//! of our own may leave for the same peer meanwhile and take it along.
 
 use std::time::Duration;
 
@@ -26,68 +27,70 @@ pub(super) struct Responder {
     expected: Psn,
     /// Messages completed: 24 bits.
     msn: u32,
-    /// What is left of a write of several packets.
+    /// The rest of a write of several packets, of which the first have been placed.
     writing: Option<Reth>,
-    /// What has come of a message of several packets.
+    /// The received part of a message of several packets.
     joining: Option<Vec<u8>>,
     hint: Hint,
-    /// What broke this queue pair, if it was the peer.
+    /// The NAK of the request that broke this queue pair, if the peer broke it.
     refused: Option<(Syndrome, Psn)>,
-    /// When the present gap was last complained about.
-    complained: Option<Instant>,
+    /// When the last NAK for the present gap was issued.
+    nak_at: Option<Instant>,
     owed: Owed,
-    /// Since the last answer: packets, and what they cost.
+    /// Packets since the last acknowledgement or NAK, and their cost in terms of the window.
     packets: u32,
     cost: u32,
 }
 
-/// The answer that is owed.
+/// The acknowledgement or NAK that must be sent next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owed {
     Nothing,
-    /// An acknowledgement, asked for at that time.
-    Soon(Instant),
+    /// An acknowledgement that was requested at that time and may be delayed.
+    Delayed(Instant),
     /// An acknowledgement without delay.
     Now,
-    /// A negative one without delay.
+    /// A NAK without delay.
     Negative(Syndrome, Psn),
 }
 
-/// An answer, ready to be sent.
+/// An acknowledgement or NAK, ready to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Answer {
-    /// What to say.
+    /// Its AETH.
     pub(super) aeth: Aeth,
-    /// About which packet.
+    /// The PSN of the packet that it is about.
     pub(super) psn: Psn,
 }
 
-/// How urgently answers are asked for.
+/// When an acknowledgement could be sent. It decides whether a delayed one is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Occasion {
-    /// Data has left for the peer, and the answer would travel with it for nothing.
-    Ride,
-    /// Nothing else leaves.
+    /// Data has just been built for the peer, and the acknowledgement can leave in the same run.
+    WithData,
+    /// The turn ends without data for the peer.
     Turn,
-    /// Nobody will ask again for a long time.
+    /// The poller is going to sleep, perhaps for long.
     BeforeSleep,
 }
 
-/// A message, whole.
+/// A complete message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Received {
-    /// As most are.
+    /// A message of the usual length.
     Short(Message),
     /// A longer one.
     Long(Box<[u8]>),
 }
 
-/// The peer sent what it must not. The refusal is owed, and the queue pair must break.
+/// The peer sent a request that it must not send. The caller must break the queue pair; the NAK is
+/// queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Refused;
 
 impl Responder {
-    /// Expects `first` from the peer, in packets of up to `mtu` bytes of payload.
+    /// Creates a responder that expects the PSN `first`, and packets of up to `mtu` bytes of
+    /// payload.
     pub(super) fn new(domain: Domain, messages: Messages, mtu: u32, first: Psn) -> Self {
         Self {
             domain,
@@ -99,20 +102,21 @@ impl Responder {
             joining: None,
             hint: Hint::default(),
             refused: None,
-            complained: None,
+            nak_at: None,
             owed: Owed::Nothing,
             packets: 0,
             cost: 0,
         }
     }
 
-    /// Takes in a request whose ICRC is right. Returns the message, if it was one.
+    /// Processes a request packet whose ICRC is right. Returns the message that it completes, if
+    /// any.
     ///
     /// `room` says whether there is room for a message.
     ///
     /// # Errors
     ///
-    /// [`Refused`]; no byte was placed.
+    /// [`Refused`] if the request is invalid. No byte of the packet was placed.
     pub(super) fn handle(
         &mut self,
         now: Instant,
@@ -125,16 +129,16 @@ impl Responder {
             Order::Expected => {}
             Order::Before => {
                 counters.duplicates += 1;
-                self.owe_at_once();
+                self.acknowledge_at_once();
                 return Ok(None);
             }
             Order::After => {
                 counters.out_of_order += 1;
-                self.complain(now);
+                self.report_gap(now);
                 return Ok(None);
             }
         }
-        let outcome = self.carry_out(packet, keys, room);
+        let outcome = self.execute(packet, keys, room);
         match outcome {
             Ok(done) => {
                 self.accept(now, packet, &done);
@@ -147,8 +151,8 @@ impl Responder {
             Err(Syndrome::NOT_READY) => {
                 counters.rnr += 1;
                 self.owed = Owed::Negative(Syndrome::NOT_READY, packet.psn);
-                // What follows it will come too early, for a reason that the peer is told here.
-                self.complained = Some(now);
+                // The packets behind this one will be out of order. The RNR NAK covers them too.
+                self.nak_at = Some(now);
                 Ok(None)
             }
             Err(syndrome) => {
@@ -163,21 +167,21 @@ impl Responder {
         }
     }
 
-    /// The peer has sent something to a queue pair that is broken. If that is because of a refusal,
-    /// it may have been lost, and is owed once more: else the peer would only learn from silence.
+    /// Repeats the NAK that broke this queue pair, if one did. The peer still sends, so the NAK may
+    /// have been lost; without it the peer would have to wait until its retries are exceeded.
     pub(super) fn refuse_again(&mut self) {
         if let Some((syndrome, psn)) = self.refused {
             self.owed = Owed::Negative(syndrome, psn);
         }
     }
 
-    /// Whether an answer must or should be sent on this occasion.
+    /// Whether an acknowledgement or NAK should be sent on this occasion.
     pub(super) fn is_due(&self, now: Instant, occasion: Occasion) -> bool {
         match (self.owed, occasion) {
             (Owed::Nothing, _) => false,
             (Owed::Now | Owed::Negative(..), _) => true,
-            (Owed::Soon(_), Occasion::Ride | Occasion::BeforeSleep) => true,
-            (Owed::Soon(since), Occasion::Turn) => {
+            (Owed::Delayed(_), Occasion::WithData | Occasion::BeforeSleep) => true,
+            (Owed::Delayed(since), Occasion::Turn) => {
                 now.since(since) >= ACK_DELAY
                     || self.packets >= PACKETS_UNANSWERED_MAX
                     || self.cost >= COST_UNANSWERED_MAX
@@ -185,11 +189,11 @@ impl Responder {
         }
     }
 
-    /// The answer that is owed, which counts as sent; or else an acknowledgement.
+    /// Takes the acknowledgement or NAK to send. If none is due, it is an acknowledgement.
     pub(super) fn answer(&mut self) -> Answer {
         let last = Psn(self.expected.0.wrapping_sub(1) & PSN_MASK);
         let (syndrome, psn) = match self.owed {
-            Owed::Nothing | Owed::Soon(_) | Owed::Now => (Syndrome::ACK, last),
+            Owed::Nothing | Owed::Delayed(_) | Owed::Now => (Syndrome::ACK, last),
             Owed::Negative(syndrome, psn) => (syndrome, psn),
         };
         self.owed = Owed::Nothing;
@@ -198,32 +202,33 @@ impl Responder {
         Answer { aeth: Aeth { syndrome, msn: self.msn }, psn }
     }
 
-    /// When an answer is due at the latest.
+    /// When an acknowledgement or NAK must be sent at the latest.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.owed {
             Owed::Nothing => None,
-            Owed::Soon(since) => Some(since + ACK_DELAY),
+            Owed::Delayed(since) => Some(since + ACK_DELAY),
             Owed::Now | Owed::Negative(..) => Some(Instant(0)),
         }
     }
 
-    fn owe_at_once(&mut self) {
+    fn acknowledge_at_once(&mut self) {
         match self.owed {
-            Owed::Nothing | Owed::Soon(_) | Owed::Now => self.owed = Owed::Now,
+            Owed::Nothing | Owed::Delayed(_) | Owed::Now => self.owed = Owed::Now,
             Owed::Negative(..) => {}
         }
     }
 
-    /// Something is missing: says so once, and again when the repair seems to have been lost too.
-    fn complain(&mut self, now: Instant) {
-        let again = self.complained.is_none_or(|before| now.since(before) >= COMPLAIN_AGAIN);
+    /// Reports a gap with a NAK, and again after [`NAK_INTERVAL`] if it was not closed: then the
+    /// NAK or the retransmission was lost.
+    fn report_gap(&mut self, now: Instant) {
+        let again = self.nak_at.is_none_or(|before| now.since(before) >= NAK_INTERVAL);
         if again {
-            self.complained = Some(now);
+            self.nak_at = Some(now);
             self.owed = Owed::Negative(Syndrome::SEQUENCE_ERROR, self.expected);
         }
     }
 
-    /// The expected packet was carried out.
+    /// Advances after the expected packet was executed.
     fn accept(&mut self, now: Instant, packet: &Packet<'_>, done: &Done) {
         self.expected = psn::advance(self.expected, 1);
         match done {
@@ -236,26 +241,19 @@ impl Responder {
             | Body::WriteOn { payload, .. } => payload.len(),
             Body::Acknowledge(_) | Body::Unserved => 0,
         };
-        self.packets = self.packets.saturating_add(1);
-        // A peer that never asks for an acknowledgement never has it set back.
-        let payload = u32::try_from(payload).unwrap_or(self.mtu);
-        self.cost = self.cost.saturating_add(PACKET_COST + payload);
-        self.complained = None;
+        self.packets += 1;
+        self.cost += PACKET_COST + u32::try_from(payload).unwrap_or(self.mtu);
+        self.nak_at = None;
         self.owed = match self.owed {
-            // The gap closed before we could complain: the packets were only out of order.
+            // The gap closed before the NAK was sent: the packets were only reordered.
             Owed::Negative(..) => Owed::Now,
-            Owed::Nothing if packet.ack_request => Owed::Soon(now),
-            owed @ (Owed::Nothing | Owed::Soon(_) | Owed::Now) => owed,
+            Owed::Nothing if packet.ack_request => Owed::Delayed(now),
+            owed @ (Owed::Nothing | Owed::Delayed(_) | Owed::Now) => owed,
         };
     }
 
-    /// Carries the expected packet out, or says why not; then nothing is changed.
-    fn carry_out(
-        &mut self,
-        packet: &Packet<'_>,
-        keys: &Keys,
-        room: bool,
-    ) -> Result<Done, Syndrome> {
+    /// Executes the expected packet. If it cannot, it returns the syndrome and changes nothing.
+    fn execute(&mut self, packet: &Packet<'_>, keys: &Keys, room: bool) -> Result<Done, Syndrome> {
         match packet.body {
             Body::Send { first: true, more: false, payload } if payload.len() <= MESSAGE_LEN => {
                 if self.writing.is_some() || self.joining.is_some() {
@@ -281,7 +279,8 @@ impl Responder {
         }
     }
 
-    /// Takes in a packet of a long message. Once it has begun there is room for all of it.
+    /// Appends a packet to a long message. Only the first packet needs room: the others must then
+    /// be accepted.
     fn join(
         &mut self,
         first: bool,
@@ -315,7 +314,8 @@ impl Responder {
         })
     }
 
-    /// Places the bytes at the start of `rest`, of which `more` says whether more follow.
+    /// Places `payload` at the start of `rest`. `more` says whether more packets of the write
+    /// follow.
     fn write(
         &mut self,
         rest: Reth,
@@ -328,11 +328,11 @@ impl Responder {
         if !fits || len > self.mtu {
             return Err(Syndrome::INVALID_REQUEST);
         }
-        // A write of nothing touches nothing, whatever it names.
+        // A write of zero bytes succeeds with any key and address.
         if rest.len != 0 {
             let (hint, domain) = (&mut self.hint, self.domain);
             if more {
-                // All of it must be allowed before any of it is placed.
+                // The whole write must be allowed before any of it is placed.
                 keys.check(hint, domain, rest).map_err(|_| Syndrome::ACCESS_ERROR)?;
             }
             keys.place(hint, domain, rest, payload).map_err(|_| Syndrome::ACCESS_ERROR)?;
@@ -348,34 +348,35 @@ impl Responder {
     }
 }
 
-/// What a packet that was carried out completed.
+/// What the execution of a packet completed.
 #[derive(Debug)]
 enum Done {
     Message(Message),
     Long(Box<[u8]>),
     Write,
-    /// The write, or the message, goes on.
+    /// Nothing: more packets of the write or the message follow.
     Part,
 }
 
-/// A message of several packets may still be as short as others.
+/// Converts a message of several packets to a short message, if it is short enough.
 fn short(message: &[u8]) -> Option<Message> {
     let mut short = [0; MESSAGE_LEN];
     short.get_mut(..message.len())?.copy_from_slice(message);
     Some(short)
 }
 
-/// How long an acknowledgement waits for data to ride behind. The peer does not mind: its timeout
-/// is twenty times that.
+/// How long an acknowledgement waits for data that leaves with it. This is short for the peer,
+/// whose timeout is at least twenty times as long.
 pub(super) const ACK_DELAY: Duration = Duration::from_micros(50);
-/// Packets that are acknowledged without delay, so that the peer's window does not close.
+/// After this many packets an acknowledgement is not delayed, so that the peer's window does not
+/// close.
 const PACKETS_UNANSWERED_MAX: u32 = 32;
-/// The same in bytes. A window is full when it has at least this much in flight.
+/// The same in bytes: the smallest window a peer may have.
 const COST_UNANSWERED_MAX: u32 = WINDOW_MIN;
-/// How long a gap may last before it is complained about again. The peer ignores what comes within
-/// a round trip.
-const COMPLAIN_AGAIN: Duration = Duration::from_micros(200);
-/// The longest write of the transport.
+/// How long a gap may last before another NAK is sent. The peer ignores NAKs that come within a
+/// round trip of the last one.
+const NAK_INTERVAL: Duration = Duration::from_micros(200);
+/// The longest write that the transport allows.
 const WRITE_MAX: u32 = 1 << 31;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The control thread's half: keys, numbers, addresses.
+//! The control thread's half of a NIC: it assigns rkeys, queue pair numbers and first PSNs.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -16,25 +16,26 @@ use super::shared::{KeyChange, Shared, Ticket};
 use super::siblings::Share;
 use crate::{Domain, Exhausted, Messages, Port, QpAddress, Registration};
 
-/// What a NIC is made of, beside its wire.
+/// The parameters of a NIC, except its wire.
 pub struct Setup {
     /// The port.
     pub port: Port,
     /// The UDP port, here and at every peer.
     pub udp_port: u16,
-    /// The part of its queue pair numbers that this NIC gives out.
+    /// The queue pair numbers that this part of the NIC may assign.
     pub share: Share,
-    /// The window that one queue pair may fill at the peer, in bytes.
+    /// The most bytes that one queue pair may have in flight.
     pub window_max: u32,
-    /// Where keys, numbers and first PSNs come from. Must not be predictable.
+    /// Source of rkeys, queue pair numbers and first PSNs. Must not be predictable.
     pub entropy: Box<dyn FnMut() -> u32 + Send>,
-    /// What the host knows of ways to peers.
+    /// Asks the host for the path MTU to a peer.
     pub path: PathMtu,
 }
 
-/// The largest IP packet, in bytes, that reaches the second address from the first.
+/// Returns the size in bytes of the largest IP packet that can go from the first address to the
+/// second, as far as the host knows.
 ///
-/// An error means that there is no way.
+/// An error means that there is no route.
 pub type PathMtu = fn(IpAddr, IpAddr) -> io::Result<u32>;
 
 impl fmt::Debug for Setup {
@@ -43,20 +44,20 @@ impl fmt::Debug for Setup {
     }
 }
 
-/// A RoCEv2 NIC in software, as the control thread sees it.
+/// The control thread's half of a RoCEv2 NIC in software.
 #[derive(Debug)]
 pub struct Rnic {
     setup: Setup,
     shared: Arc<Shared>,
-    /// Keys open in each domain.
+    /// How many regions are registered in each domain.
     domains: HashMap<Domain, usize>,
     domains_opened: u32,
     keys: HashSet<Rkey>,
-    /// Numbers given out, and the payload of the packets of each, which its poller publishes.
+    /// Queue pair numbers in use, and the packet payload of each, which its poller publishes.
     numbers: HashMap<Qpn, Arc<AtomicU32>>,
 }
 
-/// A queue pair that has its number but not its peer.
+/// A queue pair that has its number but no peer yet.
 #[derive(Debug)]
 pub struct Opening {
     ticket: Ticket,
@@ -68,7 +69,7 @@ pub struct Opening {
     payload: Arc<AtomicU32>,
 }
 
-/// A connected queue pair on its way to its poller.
+/// A connected queue pair that its poller has not adopted yet.
 #[derive(Debug)]
 pub struct Qp {
     pub(super) ticket: Ticket,
@@ -76,17 +77,17 @@ pub struct Qp {
     pub(super) messages: Messages,
     pub(super) local: QpAddress,
     pub(super) peer: QpAddress,
-    /// Payload in bytes that packets may have, as both ends have agreed.
+    /// The path MTU that both ends have agreed on, in bytes of payload.
     pub(super) mtu: u32,
-    /// Payload in bytes of packets that the host takes to the peer, as far as it knows.
+    /// The path MTU that the host knows, in bytes of payload.
     pub(super) known: u32,
     pub(super) window_max: u32,
-    /// Where the payload of its packets is published.
+    /// Where the poller publishes the payload of full packets.
     pub(super) payload: Arc<AtomicU32>,
 }
 
 impl Rnic {
-    /// The half that shares `shared` with its fabric.
+    /// Creates the half that communicates with its fabric through `shared`.
     pub(super) fn new(setup: Setup, shared: Arc<Shared>) -> Self {
         assert!(setup.port.mtu.bytes().is_some());
         Self {
@@ -125,7 +126,7 @@ impl crate::Rnic for Rnic {
 
     fn close_domain(&mut self, domain: Domain) {
         let open = self.domains.remove(&domain);
-        assert_eq!(open, Some(0), "{domain:?} is open and nothing is registered in it");
+        assert_eq!(open, Some(0), "{domain:?} must be open and hold no registration");
     }
 
     fn register(&mut self, domain: Domain, region: &Region) -> Result<Registration, Exhausted> {
@@ -149,7 +150,7 @@ impl crate::Rnic for Rnic {
     fn deregister(&mut self, registration: Registration) {
         let open = self.domains.get_mut(&registration.domain).expect("its domain is open");
         *open -= 1;
-        assert!(self.keys.remove(&registration.rkey), "a registration comes back once");
+        assert!(self.keys.remove(&registration.rkey), "a region is deregistered once");
         self.shared.push(KeyChange::Close(registration.rkey));
     }
 
@@ -192,9 +193,11 @@ impl crate::Opening for Opening {
     }
 
     fn fit_path_to(&mut self, peer: Gid) {
-        // The other direction is the peer's to find out, and RNICs do not: they send full packets.
+        // Hardware RNICs do not probe the path to us but send packets of the agreed size, so the
+        // size that we announce must fit.
         let path = path_to(self.path, self.address.gid, peer).ok().and_then(mtu_for);
-        // What a forged ICMP message can make the host believe is far less than networks carry.
+        // Forged ICMP messages can make the host believe in a path MTU far below what networks
+        // carry.
         let path = path.map(|path| path.max(Mtu::B1024));
         self.address.mtu = path.map_or(self.address.mtu, |path| path.min(self.address.mtu));
     }
@@ -218,14 +221,14 @@ impl crate::Opening for Opening {
     }
 }
 
-/// How many bytes IP packets from port to port may have.
+/// The largest IP packet in bytes that can go from one port to the other, as the host knows.
 ///
 /// # Errors
 ///
-/// [`Exhausted`] if there is no way from one to the other.
+/// [`Exhausted`] if there is no route.
 fn path_to(path: PathMtu, here: Gid, there: Gid) -> Result<u32, Exhausted> {
     let (here, there) = (here.to_ip(), there.to_ip());
-    // What a peer says of itself must not make us send to a crowd.
+    // A peer that announces a multicast address must not make us send to many hosts.
     let is_one = !there.is_multicast() && !there.is_unspecified();
     if here.is_ipv4() != there.is_ipv4() || !is_one {
         return Err(Exhausted);
@@ -233,17 +236,15 @@ fn path_to(path: PathMtu, here: Gid, there: Gid) -> Result<u32, Exhausted> {
     path(here, there).map_err(|_| Exhausted)
 }
 
-/// The largest path MTU whose packets fit into IP packets of `bytes` bytes, with the headers of
-/// IPv6 and some to spare, as Linux reckons.
+/// The largest path MTU whose packets fit into IP packets of `bytes` bytes. Like Linux, it reserves
+/// room for the largest headers.
 pub(super) fn mtu_for(bytes: u32) -> Option<Mtu> {
     [Mtu::B4096, Mtu::B2048, Mtu::B1024, Mtu::B512, Mtu::B256]
         .into_iter()
         .find(|mtu| mtu.bytes().is_some_and(|payload| payload + HEADERS_MAX <= bytes))
 }
 
-/// Addresses that peers are told begin at multiples of this power of two, as large pages would.
-const ADDRESS_SHIFT: u32 = 21;
-/// Headers in front of the payload, at most: 40 IPv6, 8 UDP, 12 BTH, 16 RETH, 4 ICRC.
+/// The most bytes beside the payload: 40 IPv6, 8 UDP, 12 BTH, 16 RETH, 4 ICRC.
 const HEADERS_MAX: u32 = 80;
-/// Below 16 lie numbers with a meaning of their own; all ones means everybody.
+/// We assign no number below 16, as some are reserved; all ones is the multicast number.
 const QPN_RANGE: std::ops::Range<u32> = 16..0x00ff_ffff;

@@ -1,4 +1,4 @@
-//! What the two halves of a NIC share: two queues and a count, never a lock.
+//! The state that the two halves of a NIC share: two queues and a counter, but no lock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,39 +10,39 @@ use smcr_proto::{Qpn, Rkey};
 use super::{KEYS_MAX, QUEUE_PAIRS_MAX};
 use crate::Domain;
 
-/// Between the control thread's half and the poller's.
+/// Connects the control thread's half and the poller's half.
 #[derive(Debug)]
 pub(super) struct Shared {
-    /// Control thread to poller. Never full: a key counts in `keys` until the poller has removed
-    /// it, and each key has two entries at most.
+    /// Key changes, from the control thread to the poller. The queue never overflows: a key is
+    /// counted in `keys` until the poller has removed it, and has two entries at most.
     key_changes: ArrayQueue<KeyChange>,
-    /// Keys that the poller knows or will know.
+    /// How many keys the poller has, including those whose opening is still queued.
     keys: AtomicUsize,
-    /// Numbers of queue pairs that are gone. Never full: each number is given out once until it
-    /// comes back, and at most `QUEUE_PAIRS_MAX` are out.
+    /// Numbers of destroyed queue pairs, from the poller to the control thread. The queue never
+    /// overflows: at most `QUEUE_PAIRS_MAX` numbers are in use, and each is returned once.
     retired: ArrayQueue<Qpn>,
 }
 
-/// What happens to a key.
+/// A change to the poller's table of keys.
 #[derive(Debug)]
 pub(super) enum KeyChange {
-    /// It opens a region.
+    /// A region was registered.
     Open {
-        /// The key.
+        /// Its key.
         rkey: Rkey,
-        /// Whose queue pairs may use it.
+        /// The domain whose queue pairs may use the key.
         domain: Domain,
-        /// What it opens.
+        /// The region.
         region: Region,
         /// What the peer is told to be the address of its first byte.
         address: u64,
     },
-    /// It opens nothing any more.
+    /// The region of this key was deregistered.
     Close(Rkey),
 }
 
 impl Shared {
-    /// Nothing yet.
+    /// Creates empty queues.
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
             key_changes: ArrayQueue::new(2 * KEYS_MAX),
@@ -51,8 +51,8 @@ impl Shared {
         })
     }
 
-    /// Counts one more key, unless there are too many. Only the control thread adds, so the count
-    /// can only fall in between.
+    /// Counts one more key. Returns false if there are too many. Only the control thread adds keys,
+    /// so the count cannot rise between the check and the addition.
     pub(super) fn count_key(&self) -> bool {
         let free = self.keys.load(Ordering::Acquire) < KEYS_MAX;
         if free {
@@ -67,23 +67,23 @@ impl Shared {
         assert!(before > 0);
     }
 
-    /// Tells the poller.
+    /// Queues a change for the poller.
     pub(super) fn push(&self, change: KeyChange) {
         assert!(self.key_changes.push(change).is_ok(), "two entries for each counted key fit");
     }
 
-    /// What the control thread told.
+    /// Takes the next change that the control thread queued.
     pub(super) fn pop(&self) -> Option<KeyChange> {
         self.key_changes.pop()
     }
 
-    /// A number that can be given out again.
+    /// Takes a number that can be assigned again.
     pub(super) fn pop_retired(&self) -> Option<Qpn> {
         self.retired.pop()
     }
 }
 
-/// The number of a queue pair, ours until this is dropped, on whichever thread.
+/// Reserves the number of a queue pair. Dropping it, on either thread, makes the number free again.
 #[derive(Debug)]
 pub(super) struct Ticket {
     qpn: Qpn,
@@ -91,7 +91,7 @@ pub(super) struct Ticket {
 }
 
 impl Ticket {
-    /// The control thread gives out `qpn`, which is not out.
+    /// Reserves `qpn`, which must be free. Only the control thread does this.
     pub(super) fn new(qpn: Qpn, shared: &Arc<Shared>) -> Self {
         Self { qpn, shared: Arc::clone(shared) }
     }
@@ -104,6 +104,6 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        assert!(self.shared.retired.push(self.qpn).is_ok(), "as many fit as are given out");
+        assert!(self.shared.retired.push(self.qpn).is_ok(), "all numbers in use fit");
     }
 }

@@ -1,9 +1,9 @@
-//! Several fabrics that are one NIC to peers: one address, one UDP port, a socket each.
+//! Several fabrics that form one NIC: they share one address and UDP port and have a socket each.
 //!
-//! The kernel steers each datagram by the number of the queue pair it is for, and every fabric
-//! gives its queue pairs numbers that are steered to it. But what the kernel or a device has joined
-//! goes where its first packet goes: packets of others among them are handed to their fabrics here,
-//! after their ICRC was checked. They keep their order.
+//! The kernel steers each datagram by its destination queue pair number, and every fabric assigns
+//! its queue pairs numbers that are steered to it. But datagrams that the kernel or a device has
+//! coalesced go where the first of them goes. The fabric that receives a packet for another one
+//! checks its ICRC and forwards it here. Forwarded packets keep their order.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,32 +17,31 @@ use smcr_proto::Qpn;
 
 use super::batch::PACKET_MAX;
 
-/// Which part of the queue pair numbers of a NIC a fabric has: those whose last byte modulo `count`
-/// is `index`.
+/// The queue pair numbers of one fabric of a NIC: those whose last byte modulo `count` is `index`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Which part.
+    /// Which share this is.
     pub index: u32,
-    /// How many there are: 1 to 256.
+    /// How many shares there are: 1 to 256.
     pub count: u32,
 }
 
 impl Share {
-    /// All numbers: a NIC with one fabric.
+    /// All numbers, for a NIC with one fabric.
     pub const ALL: Self = Self { index: 0, count: 1 };
 
-    /// The part that `number` is in.
+    /// The index of the share that `number` belongs to.
     pub(super) fn index_of(self, number: Qpn) -> u32 {
         (number.0 & 0xff) % self.count
     }
 
-    /// Whether `number` is in this part.
+    /// Whether `number` belongs to this share.
     pub(super) fn has(self, number: Qpn) -> bool {
         self.index_of(number) == self.index
     }
 }
 
-/// A packet whose ICRC was right, on its way to the fabric it is for.
+/// A packet with a correct ICRC that is forwarded to the fabric of its queue pair.
 #[derive(Debug)]
 struct Stray {
     source: SocketAddr,
@@ -52,115 +51,120 @@ struct Stray {
 
 type Buffer = Box<[u8; PACKET_MAX]>;
 
-/// Where a fabric finds packets that came to its siblings.
+/// The queue of packets that other fabrics forward to one fabric.
 #[derive(Debug)]
-struct Letterbox {
+struct Mailbox {
     strays: ArrayQueue<Stray>,
-    /// Buffers that wait for a packet.
+    /// Free buffers.
     spare: ArrayQueue<Buffer>,
-    /// The bell was rung, or is about to be.
-    rung: AtomicBool,
-    /// Readable while there is something for a fabric that sleeps.
-    bell: OwnedFd,
+    /// A sender has signalled `wakeup`, or is about to.
+    signalled: AtomicBool,
+    /// An eventfd that is readable while packets wait, so that it wakes a fabric that sleeps.
+    wakeup: OwnedFd,
 }
 
-/// The other fabrics of a NIC, as one of them sees them.
+/// One fabric's access to the mailboxes of all fabrics of its NIC.
 #[derive(Debug)]
 pub(super) struct Siblings {
     share: Share,
-    letterboxes: Arc<[Letterbox]>,
-    /// Readable when the wire or the letterbox is.
+    mailboxes: Arc<[Mailbox]>,
+    /// An epoll descriptor, readable when the wire or our mailbox is.
     events: OwnedFd,
 }
 
-impl Letterbox {
+impl Mailbox {
     fn new() -> io::Result<Self> {
         let spare = ArrayQueue::new(STRAYS_MAX);
         while spare.push(Box::new([0; PACKET_MAX])).is_ok() {}
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { strays: ArrayQueue::new(STRAYS_MAX), spare, rung: AtomicBool::new(false), bell })
+        let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self {
+            strays: ArrayQueue::new(STRAYS_MAX),
+            spare,
+            signalled: AtomicBool::new(false),
+            wakeup,
+        })
     }
 }
 
 impl Siblings {
-    /// One for each fabric of a NIC, whose wires have these descriptors.
+    /// Creates one for each fabric of a NIC. `wires` are the descriptors of their wires.
     ///
     /// # Errors
     ///
     /// When the process is out of descriptors.
     pub(super) fn new(wires: &[BorrowedFd<'_>]) -> io::Result<Vec<Self>> {
-        let letterboxes: Vec<_> =
-            wires.iter().map(|_| Letterbox::new()).collect::<io::Result<_>>()?;
-        let letterboxes: Arc<[Letterbox]> = letterboxes.into();
+        let mailboxes: Vec<_> = wires.iter().map(|_| Mailbox::new()).collect::<io::Result<_>>()?;
+        let mailboxes: Arc<[Mailbox]> = mailboxes.into();
         let count = u32::try_from(wires.len()).expect("few");
         let join = |(wire, index): (&BorrowedFd<'_>, u32)| {
             let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-            let bell = &letterboxes[index as usize].bell;
-            for descriptor in [*wire, bell.as_fd()] {
+            let wakeup = &mailboxes[index as usize].wakeup;
+            for descriptor in [*wire, wakeup.as_fd()] {
                 let data = epoll::EventData::new_u64(0);
                 epoll::add(&events, descriptor, data, epoll::EventFlags::IN)?;
             }
             let share = Share { index, count };
-            Ok(Self { share, letterboxes: Arc::clone(&letterboxes), events })
+            Ok(Self { share, mailboxes: Arc::clone(&mailboxes), events })
         };
         wires.iter().zip(0..).map(join).collect()
     }
 
-    /// Our part.
+    /// Our share of the queue pair numbers.
     pub(super) fn share(&self) -> Share {
         self.share
     }
 
-    /// Hands `packet`, which came from `source` for another part, to its fabric. Returns whether it
-    /// has room; if not, the packet is as good as lost.
-    pub(super) fn hand_over(&self, number: Qpn, source: SocketAddr, packet: &[u8]) -> bool {
-        let to = &self.letterboxes[self.share.index_of(number) as usize];
+    /// Forwards `packet`, which came from `source` for another share, to its fabric. Returns false
+    /// if that fabric's mailbox is full or the packet is too long: then it is dropped, as if the
+    /// network had lost it.
+    pub(super) fn forward(&self, number: Qpn, source: SocketAddr, packet: &[u8]) -> bool {
+        let to = &self.mailboxes[self.share.index_of(number) as usize];
         if packet.len() > PACKET_MAX {
             return false;
         }
         let Some(mut bytes) = to.spare.pop() else { return false };
         bytes[..packet.len()].copy_from_slice(packet);
         let stray = Stray { source, len: packet.len(), bytes };
-        assert!(to.strays.push(stray).is_ok(), "there are no more buffers than places");
-        if !to.rung.swap(true, Ordering::AcqRel) {
-            // A counter that is full is one more way of being readable.
-            let _ = rustix::io::write(&to.bell, &1_u64.to_ne_bytes());
+        assert!(to.strays.push(stray).is_ok(), "the queue holds as many packets as buffers exist");
+        if !to.signalled.swap(true, Ordering::AcqRel) {
+            // The write fails only if the eventfd's counter is full. Then it is readable already.
+            let _ = rustix::io::write(&to.wakeup, &1_u64.to_ne_bytes());
         }
         true
     }
 
-    /// Whether packets wait for us.
-    pub(super) fn has_mail(&self) -> bool {
-        self.own().rung.load(Ordering::Relaxed)
+    /// Whether forwarded packets wait for us.
+    pub(super) fn has_forwarded(&self) -> bool {
+        self.own().signalled.load(Ordering::Relaxed)
     }
 
-    /// Shows `look` the source and the bytes of each packet that others handed to us.
-    pub(super) fn open_mail(&self, mut look: impl FnMut(SocketAddr, &[u8])) {
+    /// Calls `handle` with the source and the bytes of each packet that was forwarded to us.
+    pub(super) fn receive_forwarded(&self, mut handle: impl FnMut(SocketAddr, &[u8])) {
         let own = self.own();
-        // Whoever set `rung` has not yet written, if there is nothing to read: the next turn reads
-        // it. Clearing it earlier would leave a bell that nobody silences.
-        if rustix::io::read(&own.bell, &mut [0; 8]).is_ok() {
-            own.rung.swap(false, Ordering::AcqRel);
+        // If the read fails, the sender that set `signalled` has not written yet; a later turn
+        // reads it. If we cleared `signalled` before that, the eventfd would stay readable.
+        if rustix::io::read(&own.wakeup, &mut [0; 8]).is_ok() {
+            own.signalled.swap(false, Ordering::AcqRel);
         }
-        // As many as there are places: senders must not keep us here.
+        // The loop is bounded, so that fast senders cannot keep us in it.
         for _ in 0..STRAYS_MAX {
             let Some(stray) = own.strays.pop() else { return };
-            look(stray.source, &stray.bytes[..stray.len]);
-            assert!(own.spare.push(stray.bytes).is_ok(), "it came from there");
+            handle(stray.source, &stray.bytes[..stray.len]);
+            assert!(own.spare.push(stray.bytes).is_ok(), "the buffer came from this queue");
         }
     }
 
-    /// Readable when the wire or the letterbox is.
+    /// A descriptor that is readable when the wire or our mailbox is.
     pub(super) fn event_descriptor(&self) -> BorrowedFd<'_> {
         self.events.as_fd()
     }
 
-    fn own(&self) -> &Letterbox {
-        &self.letterboxes[self.share.index as usize]
+    fn own(&self) -> &Mailbox {
+        &self.mailboxes[self.share.index as usize]
     }
 }
 
-/// Packets that wait in one letterbox.
+/// The most packets that wait in one mailbox.
 const STRAYS_MAX: usize = 256;
 
 #[cfg(test)]
@@ -179,7 +183,7 @@ mod tests {
 
     /// A poller that sleeps through its packets stalls every connection on it.
     #[test]
-    fn mail_wakes_its_reader_once_and_keeps_its_order() {
+    fn forwarded_packets_wake_their_fabric_once_and_keep_their_order() {
         let wires = [(); 3].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
         let descriptors: Vec<_> = wires.iter().map(AsFd::as_fd).collect();
         let family = Siblings::new(&descriptors).unwrap();
@@ -187,22 +191,25 @@ mod tests {
         for round in 0..3_u8 {
             for last in [4_u8, 7] {
                 let number = Qpn(0x1_0200 | u32::from(last));
-                assert!(family[0].hand_over(number, source, &[round, last]));
+                assert!(family[0].forward(number, source, &[round, last]));
             }
             let readable = [0, 1, 2].map(|index: usize| is_readable(&family[index]));
             assert_eq!(readable, [false, true, false], "both modulo 3 are 1");
             let mut seen = Vec::new();
-            family[1].open_mail(|from, bytes| {
+            family[1].receive_forwarded(|from, bytes| {
                 assert_eq!(from, source);
                 seen.push(bytes.to_vec());
             });
             assert_eq!(seen, [[round, 4], [round, 7]]);
-            assert!(!family[1].has_mail() && !is_readable(&family[1]), "the bell is silent");
+            assert!(
+                !family[1].has_forwarded() && !is_readable(&family[1]),
+                "the eventfd is drained"
+            );
         }
         let lost = (0..STRAYS_MAX + 1)
-            .filter(|_| !family[2].hand_over(Qpn(0x1_0000), source, &[1; 60]))
+            .filter(|_| !family[2].forward(Qpn(0x1_0000), source, &[1; 60]))
             .count();
-        assert_eq!(lost, 1, "a letterbox is bounded");
-        assert!(!family[0].hand_over(Qpn(1), source, &[0; PACKET_MAX + 1]));
+        assert_eq!(lost, 1, "a mailbox is bounded");
+        assert!(!family[0].forward(Qpn(1), source, &[0; PACKET_MAX + 1]));
     }
 }

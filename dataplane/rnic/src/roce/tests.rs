@@ -1,4 +1,4 @@
-//! Two NICs on one lossy wire and a virtual clock, seen through the traits alone.
+//! Tests of two NICs on one lossy wire and a virtual clock, through the public traits only.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -19,25 +19,25 @@ mod loopback;
 mod path;
 mod scenarios;
 
-/// One NIC with everything that is used of it.
+/// One NIC with both of its halves and the objects that the tests use.
 struct Node {
     rnic: Rnic,
     fabric: Fabric<Lossy>,
     address: QpAddress,
     domain: Domain,
     pool: SendPool,
-    /// What the peer may write.
+    /// The region that the peer may write.
     memory: Region,
     registration: Registration,
     qp: QpId,
     out: Vec<Completion>,
-    /// Completions, without their leases, which went home.
+    /// Completions of work requests, without their leases, which went back to the pool.
     done: Vec<(Tag, Status)>,
     received: Vec<Message>,
     broke: Vec<Cause>,
 }
 
-/// Two of them, connected.
+/// Two connected nodes.
 struct Couple {
     network: Network,
     now: Instant,
@@ -51,12 +51,12 @@ fn address(node: u8) -> SocketAddr {
     SocketAddr::from(([10, 0, 0, node + 1], UDP_PORT))
 }
 
-/// A NIC whose random numbers all have `bits` set.
+/// Creates a NIC whose random numbers all have `bits` set.
 fn nic(network: &Network, node: u8, mtu: Mtu, bits: u32) -> (Rnic, Fabric<Lossy>) {
     nic_with(network, (node, bits), mtu, |_, _| Ok(9000))
 }
 
-/// A NIC whose host knows that of ways to peers.
+/// Creates a NIC whose host reports `path` as the path MTU to peers.
 fn nic_on(network: &Network, mtu: Mtu, path: PathMtu) -> (Rnic, Fabric<Lossy>) {
     nic_with(network, (0, 0), mtu, path)
 }
@@ -84,7 +84,7 @@ fn nic_with(
 
 impl Node {
     fn new(network: &Network, node: u8, mtu: Mtu) -> (Self, Opening) {
-        // The first PSNs lie just before the wrap, where mistakes show.
+        // The first PSNs are just before the wrap, to test it.
         let (mut rnic, fabric) = nic(network, node, mtu, 0x00ff_ff00);
         let domain = rnic.open_domain().unwrap();
         let memory = Region::new(MEMORY).unwrap();
@@ -167,7 +167,7 @@ impl Couple {
         Self { network, now: Instant(0), nodes: [a, b] }
     }
 
-    /// One of the nodes writes into the memory of the other, by its own key.
+    /// Node `from` writes into the memory of the other node, with that node's rkey.
     fn write(&mut self, from: usize, at: usize, bytes: &[u8], tag: u64) {
         let target = &self.nodes[1 - from].registration;
         let (rkey, address) = (target.rkey, target.address + at as u64);
@@ -188,7 +188,7 @@ impl Couple {
         }
     }
 
-    /// Turns until neither poller has anything left to wait for; sleeps in between.
+    /// Runs turns until neither poller has a timer left, and sleeps in between.
     fn run_until_quiet(&mut self) {
         for _ in 0..400_000 {
             let before = self.packets_out();
@@ -196,7 +196,7 @@ impl Couple {
             let now = self.now;
             let wake = self.nodes.each_mut().map(|node| node.fabric.prepare_sleep(now));
             if self.packets_out() > before {
-                // They wake whom they are for.
+                // Delayed packets that have arrived wake their receiver, so it must not sleep.
                 continue;
             }
             match wake.into_iter().flatten().min() {
@@ -216,7 +216,7 @@ impl Couple {
     }
 }
 
-/// Bytes that tell their place.
+/// Bytes that depend on their position, so that a test sees misplaced ones.
 fn pattern(len: usize, salt: u8) -> Vec<u8> {
     (0..len).map(|n| u8::try_from(n % 251).unwrap().wrapping_mul(7).wrapping_add(salt)).collect()
 }

@@ -1,7 +1,8 @@
-//! Packets in UDP datagrams of the kernel, with segmentation (GSO) and coalescing (GRO).
+//! A wire over a UDP socket of the kernel, with segmentation (GSO) and coalescing (GRO).
 //!
-//! One socket, bound to the port's address and never connected: so the kernel sets DF and the
-//! identifications 0, 1, 2, …, which the ICRC covers (see `icrc`). Over IPv6 there are none.
+//! The socket is bound to the port's address and never connected. For such a socket the kernel sets
+//! DF and the identifications 0, 1, 2, …, which the ICRC covers (see `icrc`). IPv6 has no
+//! identifications.
 
 use std::io;
 use std::net::IpAddr;
@@ -16,28 +17,28 @@ use super::rnic::mtu_for;
 use super::{Fabric, Rnic, Setup, Share, UDP_PORT, join, join_all};
 use crate::Port;
 
-/// Where a NIC lives.
+/// The network device and the address of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place<'a> {
-    /// On a network device, at its first IPv4 address; at its best IPv6 address if it has none.
+    /// This network device, with its first IPv4 address, or its best IPv6 address if it has none.
     Device(&'a str),
-    /// On the network device that has this address.
+    /// The network device that has this address.
     Address(IpAddr),
 }
 
-/// What to open.
+/// The configuration of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config<'a> {
-    /// Where.
+    /// Its device and address.
     pub place: Place<'a>,
-    /// The UDP port, here and at every peer: [`UDP_PORT`] for all that did not agree otherwise.
+    /// The UDP port, here and at every peer. It is [`UDP_PORT`] unless both ends agreed otherwise.
     pub port: u16,
-    /// The largest payload of a packet; `None` for what fits the MTU of the device.
+    /// The largest path MTU to announce; `None` for the largest that fits the MTU of the device.
     pub mtu_max: Option<Mtu>,
 }
 
 impl<'a> Config<'a> {
-    /// On `place`, at the port of RoCEv2.
+    /// The default configuration on `place`, with the UDP port of RoCEv2.
     pub fn on(place: Place<'a>) -> Self {
         Self { place, port: UDP_PORT, mtu_max: None }
     }
@@ -64,11 +65,11 @@ pub fn open(config: &Config<'_>) -> io::Result<(Rnic, Fabric<Udp>)> {
     Ok(join(setup, Udp::new(socket)))
 }
 
-/// Opens a NIC with `count` fabrics, each for a poller of its own. To peers it is one NIC.
+/// Opens a NIC with `count` fabrics, each for a poller of its own. Peers see one NIC.
 ///
 /// # Errors
 ///
-/// As [`open`]; and where the kernel cannot steer datagrams.
+/// As [`open`], and when the kernel cannot steer datagrams.
 ///
 /// # Panics
 ///
@@ -110,8 +111,8 @@ fn setup(
         port: Port { gid: Gid::from_ip(interface.address), mac: MacAddress(interface.mac), mtu },
         udp_port: config.port,
         share,
-        // The peer's socket has presumably as much room as ours. Buffers hold more overhead than
-        // payload, and more than one queue pair.
+        // We assume that the peer's socket buffer is as large as ours. It holds more overhead than
+        // payload, and packets of more than one queue pair.
         window_max: u32::try_from(buffer / 4).unwrap_or(WINDOW_MAX).min(WINDOW_MAX),
         entropy: Box::new(|| getrandom::u32().expect("the kernel gives random numbers")),
         path: interface::path_mtu,
@@ -119,13 +120,13 @@ fn setup(
 }
 
 impl Udp {
-    /// Over a socket that is bound.
+    /// Creates a wire over a bound socket.
     pub(super) fn new(socket: UdpSocket) -> Self {
         let ring = ReceiveRing::new(RECEIVE_BUFFERS);
         Self { socket, ring, segments_max: SEGMENTS_MAX }
     }
 
-    /// Whether the first packet of `run` can be sent, by itself.
+    /// Sends the first packet of `run` alone. Returns whether the kernel accepted it.
     fn sends_alone(&self, bytes: &[u8], run: &Run) -> bool {
         let packet = &bytes[run.range.clone()][..run.segment_len];
         let alone = Departing { target: run.target, bytes: packet, segment_len: run.segment_len };
@@ -135,7 +136,7 @@ impl Udp {
 
 impl Wire for Udp {
     fn receive(&mut self) -> usize {
-        // An error that lasts shows itself as silence, which breaks queue pairs in due time.
+        // If an error persists, no packets arrive, and the queue pairs break by timeout.
         self.ring.receive(&self.socket).unwrap_or(0)
     }
 
@@ -161,9 +162,9 @@ impl Wire for Udp {
                 Ok(count) => sent.runs += count,
                 Err(Refusal::Full) => break,
                 Err(Refusal::Unable) => {
-                    // The device cannot split this run, or its address is gone: one packet alone
-                    // tells. Those of a run that was to be split have the wrong ICRC for leaving
-                    // one by one, and are lost; those that follow are built for it.
+                    // Either the device cannot split this run, or its address is gone. Sending one
+                    // packet alone tells which. The ICRCs of this run are wrong for packets that
+                    // leave one by one, so the run is lost; later ones are built for that.
                     let run = &runs[sent.runs];
                     if run.segments > 1 && self.sends_alone(bytes, run) {
                         self.segments_max = 1;
@@ -189,11 +190,11 @@ impl Wire for Udp {
     }
 }
 
-/// Where in a BTH the last byte of the destination's queue pair number is.
+/// The offset in a BTH of the last byte of the destination queue pair number.
 const QPN_LAST_BYTE: u32 = 7;
-/// Datagrams, or trains of them, that one system call takes in.
+/// The most datagrams, or trains of them, that one system call receives.
 const RECEIVE_BUFFERS: usize = 8;
-/// What is asked for, for each direction of the socket.
+/// The buffer size that we request for each direction of the socket.
 const BUFFER_LEN: usize = 8 << 20;
-/// The most one queue pair may have in flight.
+/// The most bytes that one queue pair may have in flight.
 const WINDOW_MAX: u32 = 1 << 20;

@@ -24,31 +24,32 @@ pub(super) const ACKNOWLEDGE_LEN: usize = BTH_LEN + AETH_LEN + ICRC_LEN;
 pub(super) enum Malformed {
     /// Shorter than its headers, or not a whole number of words.
     Length,
-    /// Not an operation of the reliable connected service, or a response to what we never ask.
+    /// Not an operation of the reliable connected service, or a response to requests that we never
+    /// send.
     Opcode,
     /// A transport header version that is not zero.
     Version,
-    /// Of another partition.
+    /// A partition other than the default one.
     Partition,
 }
 
-/// A packet, taken apart but not yet believed: the ICRC is the receiver's to check.
+/// A parsed packet. Its ICRC is not checked yet, so the caller must not trust it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Packet<'a> {
     /// The queue pair it is for.
     pub(super) target: Qpn,
     /// Its sequence number.
     pub(super) psn: Psn,
-    /// The sender waits for an acknowledgement.
+    /// The sender requests an acknowledgement.
     pub(super) ack_request: bool,
-    /// What it says.
+    /// Its operation and payload.
     pub(super) body: Body<'a>,
 }
 
-/// What a packet says.
+/// The operation and payload of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Body<'a> {
-    /// A packet of a message; mostly all of it.
+    /// A packet of a message; usually the only one.
     Send {
         /// The message begins with it.
         first: bool,
@@ -59,7 +60,7 @@ pub(super) enum Body<'a> {
     },
     /// The first packet of a write, or the only one.
     Write {
-        /// Where it goes.
+        /// Its target.
         reth: Reth,
         /// More packets of this write follow.
         more: bool,
@@ -73,64 +74,64 @@ pub(super) enum Body<'a> {
         /// Its next bytes.
         payload: &'a [u8],
     },
-    /// An answer to requests.
+    /// An acknowledgement or NAK.
     Acknowledge(Aeth),
-    /// A request that this NIC does not serve: reads, atomics, immediates.
+    /// A request that this NIC does not serve: reads, atomics, immediate data.
     Unserved,
 }
 
-/// Where a write goes.
+/// The RDMA extended transport header (RETH): the target of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Reth {
-    /// The first byte, as the target named it.
+    /// The address of the first byte, in the target's registration.
     pub(super) address: u64,
-    /// Opens the region.
+    /// The remote key of the target's region.
     pub(super) rkey: Rkey,
-    /// Bytes of the whole write.
+    /// The length of the whole write in bytes.
     pub(super) len: u32,
 }
 
-/// An answer.
+/// The acknowledge extended transport header (AETH).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Aeth {
-    /// What kind of answer.
+    /// Tells acknowledgements and the kinds of NAKs apart.
     pub(super) syndrome: Syndrome,
-    /// Messages the responder has completed: 24 bits.
+    /// How many messages the responder has completed: 24 bits.
     pub(super) msn: u32,
 }
 
-/// The kind of an answer, as it travels. The space is open.
+/// The syndrome of an AETH. The code space is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Syndrome(pub(super) u8);
 
 impl Syndrome {
-    /// Everything up to this PSN has arrived; says nothing of credits.
+    /// Acknowledgement: all packets up to this PSN have arrived. It carries no credits.
     pub(super) const ACK: Self = Self(0x1f);
-    /// The message with this PSN has no room: try again in 10 microseconds.
+    /// RNR NAK: there is no room for the message with this PSN. Try again in 10 microseconds.
     pub(super) const NOT_READY: Self = Self(0x21);
-    /// Something before the packet is missing; this PSN is expected.
+    /// NAK: an earlier packet is missing. The responder expects this PSN.
     pub(super) const SEQUENCE_ERROR: Self = Self(0x60);
-    /// The request breaks the rules of the transport.
+    /// NAK: the request breaks the rules of the transport.
     pub(super) const INVALID_REQUEST: Self = Self(0x61);
-    /// The request names memory it may not touch.
+    /// NAK: the request addresses memory that it may not access.
     pub(super) const ACCESS_ERROR: Self = Self(0x62);
-    /// The responder failed to carry the request out.
+    /// NAK: the responder failed to execute the request.
     pub(super) const OPERATION_ERROR: Self = Self(0x63);
 }
 
-/// The header of a packet to be built.
+/// The base transport header (BTH) of a packet to be built.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bth {
-    /// What the packet is.
+    /// The operation.
     pub(super) opcode: u8,
-    /// Wake the receiver's completion queue: set where a message ends, since Linux arms its queue
-    /// for solicited completions only.
+    /// The solicited event bit, which wakes the receiver. It is set in the last packet of each
+    /// message, since Linux arms its completion queue for solicited completions only.
     pub(super) solicited: bool,
-    /// Bytes of payload, from which the padding follows.
+    /// Bytes of payload, which determine the padding.
     pub(super) payload_len: usize,
     /// The queue pair it is for.
     pub(super) target: Qpn,
-    /// Ask for an acknowledgement.
+    /// Request an acknowledgement.
     pub(super) ack_request: bool,
     /// Its sequence number.
     pub(super) psn: Psn,
@@ -152,22 +153,24 @@ pub(super) const WRITE_MIDDLE: u8 = 0x07;
 pub(super) const WRITE_LAST: u8 = 0x08;
 /// A write in one packet.
 pub(super) const WRITE_ONLY: u8 = 0x0a;
-/// An answer.
+/// An acknowledgement or NAK.
 pub(super) const ACKNOWLEDGE: u8 = 0x11;
 
-/// Bytes of a packet with `headers` bytes before `payload` bytes, padding and ICRC included.
+/// Length in bytes of a packet with `headers` bytes before `payload` bytes, including padding and
+/// ICRC.
 pub(super) const fn packet_len(headers: usize, payload: usize) -> usize {
     headers + payload.next_multiple_of(4) + ICRC_LEN
 }
 
-/// Length of a packet that [`build_nothing`] builds.
-pub(super) fn nothing_len(payload: u32) -> usize {
+/// Length of a packet that [`build_probe`] builds.
+pub(super) fn probe_len(payload: u32) -> usize {
     packet_len(BTH_LEN + RETH_LEN, payload as usize)
 }
 
-/// Builds a packet that repeats the number of another one and is answered, but not carried out; the
-/// ICRC is left open. If somebody carried it out, its key would open nothing.
-pub(super) fn build_nothing((target, psn): (Qpn, Psn), payload: u32, out: &mut [u8]) {
+/// Builds a path MTU probe without its ICRC: a write with the PSN of an earlier packet, which the
+/// responder acknowledges as a duplicate but does not execute. If it did, the rkey would give it
+/// access to nothing.
+pub(super) fn build_probe((target, psn): (Qpn, Psn), payload: u32, out: &mut [u8]) {
     let header = Bth {
         opcode: WRITE_ONLY,
         solicited: false,
@@ -183,7 +186,7 @@ pub(super) fn build_nothing((target, psn): (Qpn, Psn), payload: u32, out: &mut [
 }
 
 impl<'a> Packet<'a> {
-    /// Takes `bytes` apart, from BTH to ICRC.
+    /// Parses `bytes`, which reach from the BTH to the ICRC.
     pub(super) fn parse(bytes: &'a [u8]) -> Result<Self, Malformed> {
         let (bth, rest) = bytes.split_first_chunk::<BTH_LEN>().ok_or(Malformed::Length)?;
         let [opcode, flags, pkey_high, pkey_low, _, q2, q1, q0, ack, p2, p1, p0] = *bth;
@@ -208,7 +211,7 @@ impl<'a> Packet<'a> {
 }
 
 impl<'a> Body<'a> {
-    /// `rest` is what lies between BTH and ICRC.
+    /// Parses `rest`, the bytes between BTH and ICRC.
     fn parse(opcode: u8, rest: &'a [u8], pad: usize) -> Result<Self, Malformed> {
         let unpadded = |rest: &'a [u8]| {
             rest.len().checked_sub(pad).map(|len| &rest[..len]).ok_or(Malformed::Length)
@@ -255,7 +258,7 @@ impl Reth {
         }
     }
 
-    /// The header as it travels.
+    /// Encodes the header.
     pub(super) fn encode(self) -> [u8; RETH_LEN] {
         let mut bytes = [0; RETH_LEN];
         bytes[..8].copy_from_slice(&self.address.to_be_bytes());
@@ -266,7 +269,7 @@ impl Reth {
 }
 
 impl Aeth {
-    /// The header as it travels.
+    /// Encodes the header.
     pub(super) fn encode(self) -> [u8; AETH_LEN] {
         let [_, m2, m1, m0] = self.msn.to_be_bytes();
         [self.syndrome.0, m2, m1, m0]
@@ -274,8 +277,7 @@ impl Aeth {
 }
 
 impl Bth {
-    /// The header as it travels. MigReq is set as host channel adapters do; the partition is the
-    /// default one.
+    /// Encodes the header. It sets MigReq, as host channel adapters do, and the default partition.
     pub(super) fn encode(self) -> [u8; BTH_LEN] {
         let [_, q2, q1, q0] = self.target.0.to_be_bytes();
         let [_, p2, p1, p0] = (self.psn.0 & PSN_MASK).to_be_bytes();
@@ -341,7 +343,8 @@ mod tests {
         assert_eq!(aeth.encode(), bytes[BTH_LEN..BTH_LEN + AETH_LEN]);
     }
 
-    /// What is not for this service is dropped without an answer, so that nobody can make us talk.
+    /// Packets that are not for this service are dropped without an answer, so that nobody can make
+    /// us send.
     #[test]
     fn drops_foreign_packets() {
         let whole = bytes(RXE_WRITE);

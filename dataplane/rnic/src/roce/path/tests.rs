@@ -16,14 +16,14 @@ impl Bench {
         Self { path, carries, now: Instant(0), asked: Vec::new() }
     }
 
-    /// Asks until nothing is asked, and says what came of it last.
+    /// Runs until no probe is outstanding, and returns the last outcome.
     fn run(&mut self, has_work: bool) -> Outcome {
         let mut last = Outcome::Nothing;
         loop {
-            let outcome = match self.path.question() {
+            let outcome = match self.path.probe() {
                 Some(payload) => {
                     self.asked.push(payload);
-                    self.path.asked(self.now, PATIENCE);
+                    self.path.probe_sent(self.now, PATIENCE);
                     let passes = payload <= self.carries;
                     if passes { self.path.answered(self.now) } else { Outcome::Nothing }
                 }
@@ -49,8 +49,8 @@ impl Bench {
     }
 }
 
-/// Mostly the size that was agreed on passes, and two round trips prove it: one answer may be to
-/// something else.
+/// Usually the agreed size passes. It takes two answers to prove it, since one may be a late
+/// acknowledgement of another packet.
 #[test]
 fn the_agreed_size_is_tried_first() {
     let mut bench = Bench::new(4096);
@@ -58,11 +58,11 @@ fn the_agreed_size_is_tried_first() {
     assert_eq!(bench.run(true), Outcome::Grown(4096));
     assert_eq!(bench.asked(), [4096, 4096]);
     bench.pass(1_000_000);
-    assert!(!bench.path.is_asking(), "there is nothing to gain");
+    assert!(!bench.path.is_probing(), "there is nothing to gain");
 }
 
 #[test]
-fn a_path_that_carries_less_is_climbed_in_steps() {
+fn a_path_that_carries_less_is_probed_in_steps() {
     let mut bench = Bench::new(1439);
     assert_eq!(bench.run(true), Outcome::Grown(1420));
     assert_eq!(
@@ -72,7 +72,7 @@ fn a_path_that_carries_less_is_climbed_in_steps() {
     assert_eq!(bench.path.payload(), 1420);
 }
 
-/// Each try costs a wait, so they become rare; and an idle queue pair makes none.
+/// Each attempt makes requests wait, so attempts become rare, and an idle queue pair makes none.
 #[test]
 fn larger_sizes_are_tried_again_less_and_less_often() {
     let mut bench = Bench::new(1439);
@@ -81,7 +81,7 @@ fn larger_sizes_are_tried_again_less_and_less_often() {
     let mut tries = Vec::new();
     for second in 1..200 {
         bench.pass(1);
-        if bench.path.is_asking() {
+        if bench.path.is_probing() {
             bench.run(true);
             assert_eq!(bench.asked(), [2048; 3]);
             tries.push(second);
@@ -90,7 +90,7 @@ fn larger_sizes_are_tried_again_less_and_less_often() {
     assert_eq!(tries, [2, 6, 14, 30, 62, 126, 190]);
     bench.now = bench.now + RAISE_AFTER_MAX;
     bench.path.expire(bench.now, false);
-    assert!(!bench.path.is_asking(), "nothing is to be sent");
+    assert!(!bench.path.is_probing(), "there is nothing to send");
     bench.carries = 9000;
     bench.pass(1);
     assert_eq!(bench.run(true), Outcome::Grown(4096));
@@ -98,29 +98,29 @@ fn larger_sizes_are_tried_again_less_and_less_often() {
 }
 
 #[test]
-fn what_the_host_knows_is_where_it_begins() {
+fn the_first_size_is_the_one_that_the_host_knows() {
     assert_eq!(Path::new(4096, 512).payload(), 512);
     assert_eq!(Path::new(256, 4096).payload(), 256);
-    assert_eq!(Path::new(1024, 1024).question(), None, "every path carries it");
+    assert_eq!(Path::new(1024, 1024).probe(), None, "every path carries it");
 }
 
-/// The new cut begins when the last packet of the old one is gone, and after two answers more.
+/// Requests are split again when the last old packet is gone, and after two more answers.
 #[test]
-fn a_path_that_shrank_is_asked_what_it_carries_and_where_the_peer_is() {
+fn a_path_that_shrank_is_probed_for_its_size_and_for_the_responders_position() {
     let mut bench = Bench::new(4096);
     bench.run(true);
     bench.asked();
     bench.carries = 1300;
     let gone_at = bench.now + PACKET_LIFE;
     bench.path.doubt(4096, gone_at);
-    assert_eq!(bench.run(true), Outcome::Cut(1200));
+    assert_eq!(bench.run(true), Outcome::Resegment(1200));
     let mut expected = Vec::new();
     expected.extend([4096; 3]);
     expected.push(0);
     for refused in [2048, 1420, 1340] {
         expected.extend([refused; 3]);
     }
-    // That it passes, and twice where the peer is.
+    // One probe of the size, and two of the position.
     expected.extend([1200; 3]);
     assert_eq!(bench.asked(), expected);
     assert_eq!(bench.now, gone_at);
@@ -128,15 +128,15 @@ fn a_path_that_shrank_is_asked_what_it_carries_and_where_the_peer_is() {
 }
 
 #[test]
-fn a_size_that_passes_is_not_to_blame() {
+fn a_size_that_passes_is_kept() {
     let mut bench = Bench::new(4096);
     bench.path.doubt(1024, bench.now);
     assert_eq!((bench.run(true), bench.asked()), (Outcome::GoOn, vec![1024]));
 }
 
-/// A peer that is silent tells nothing about sizes.
+/// A peer that is silent reveals nothing about sizes.
 #[test]
-fn silence_is_not_held_against_the_size() {
+fn silence_does_not_lower_the_size() {
     let mut bench = Bench::new(0);
     bench.run(true);
     bench.asked();
@@ -145,9 +145,9 @@ fn silence_is_not_held_against_the_size() {
     std::mem::swap(&mut path, &mut bench.path);
     bench.path.doubt(1024, bench.now);
     // Not even an empty packet passes.
-    while let Some(payload) = bench.path.question() {
+    while let Some(payload) = bench.path.probe() {
         bench.asked.push(payload);
-        bench.path.asked(bench.now, PATIENCE);
+        bench.path.probe_sent(bench.now, PATIENCE);
         bench.now = bench.now + PATIENCE;
         if bench.path.expire(bench.now, true) == Outcome::GoOn {
             break;
@@ -157,35 +157,36 @@ fn silence_is_not_held_against_the_size() {
     assert!(!bench.path.is_doubted());
 }
 
-/// Whatever the state of a doubt, the peer's progress ends it: the old cut stays.
+/// In every step of black hole detection, progress of the peer ends it, and the packets stay as
+/// they are.
 #[test]
 fn progress_ends_a_doubt_at_every_step() {
     for answers in 0..12 {
         let mut bench = Bench::new(600);
         bench.path.doubt(4096, Instant(0) + PACKET_LIFE);
         for _ in 0..answers {
-            match bench.path.question() {
+            match bench.path.probe() {
                 Some(payload) => {
-                    bench.path.asked(bench.now, PATIENCE);
+                    bench.path.probe_sent(bench.now, PATIENCE);
                     if payload <= bench.carries {
                         bench.path.answered(bench.now);
                     }
                 }
                 None => {
-                    bench.now = bench.path.wake_at().expect("a doubt waits for something");
+                    bench.now = bench.path.wake_at().expect("a timer runs in every step");
                     bench.path.expire(bench.now, true);
                 }
             }
         }
         assert!(bench.path.is_doubted(), "{answers}");
         bench.path.progress(bench.now);
-        assert!(!bench.path.is_doubted() && !bench.path.is_asking());
-        assert_eq!((bench.path.wake_at(), bench.path.question()), (None, None));
+        assert!(!bench.path.is_doubted() && !bench.path.is_probing());
+        assert_eq!((bench.path.wake_at(), bench.path.probe()), (None, None));
         assert_eq!(bench.path.answered(bench.now), Outcome::Nothing, "an answer that is late");
     }
 }
 
-/// A way that changes its mind every few seconds must not cost a pause each time.
+/// A path whose MTU changes every few seconds must not cause a pause each time.
 #[test]
 fn a_path_that_shrinks_again_and_again_is_raised_ever_later() {
     let mut bench = Bench::new(4096);
@@ -200,7 +201,7 @@ fn a_path_that_shrinks_again_and_again_is_raised_ever_later() {
         let before = bench.now;
         bench.path.doubt(4096, bench.now);
         bench.run(true);
-        while !bench.path.is_asking() {
+        while !bench.path.is_probing() {
             bench.pass(1);
         }
         waits.push(bench.now.since(before).as_secs());

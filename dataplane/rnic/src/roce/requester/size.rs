@@ -1,4 +1,5 @@
-//! The sizes of packets: when they are doubted, and what follows from what the path has come to.
+//! Packet sizes: when the requester suspects that its packets are too large for the path, and how
+//! it changes their size.
 
 use smcr_proto::Instant;
 
@@ -8,7 +9,8 @@ use super::super::request::Place;
 use super::Requester;
 
 impl Requester {
-    /// The oldest packet is sent again, or its size doubted.
+    /// Goes back to the oldest packet. After several attempts in vain it starts black hole
+    /// detection instead, since the packet may be too large for the path.
     pub(super) fn try_again(&mut self) {
         self.go_back();
         self.attempts += 1;
@@ -16,26 +18,26 @@ impl Requester {
         let lost = self.queue[request].payload_len(packet);
         if self.attempts >= ATTEMPTS && lost > PAYLOAD_MIN {
             self.attempts = 0;
-            self.path.doubt(lost, self.last_left + PACKET_LIFE);
+            self.path.doubt(lost, self.last_sent + PACKET_LIFE);
         }
     }
 
-    /// The payload of the question about the path that is to be sent now, if one is.
-    pub(super) fn question(&self, now: Instant) -> Option<u32> {
-        let payload = self.path.question()?;
+    /// The payload of the path MTU probe that must be sent now, if any.
+    pub(super) fn probe(&self, now: Instant) -> Option<u32> {
+        let payload = self.path.probe()?;
         let (oldest, next) = (self.oldest.mark.sequence, self.next.mark.sequence);
         let is_idle = 0 < oldest && oldest == next && next == self.sent_end;
         let is_paused = self.paused_until.is_some_and(|until| now < until);
         (self.path.is_doubted() || is_idle && !is_paused).then_some(payload)
     }
 
-    /// New packets may wait for a question: the peer is there to answer it, and the last packet
-    /// that was sent asks for an acknowledgement.
+    /// Whether new packets may wait for a probe: the peer has answered before, and the last packet
+    /// sent requested an acknowledgement.
     pub(super) fn may_wait(&self) -> bool {
         0 < self.oldest.mark.sequence && self.unasked == 0
     }
 
-    /// Does what the path has come to.
+    /// Applies an outcome of path MTU discovery.
     pub(super) fn follow(&mut self, outcome: Outcome, counters: &mut Counters) {
         match outcome {
             Outcome::Nothing | Outcome::GoOn => {}
@@ -44,21 +46,21 @@ impl Requester {
                 self.segments.write = payload;
                 self.congestion.resized(payload);
             }
-            Outcome::Cut(payload) => {
+            Outcome::Resegment(payload) => {
                 counters.path_lowered += 1;
-                self.cut(payload);
+                self.resegment(payload);
             }
         }
     }
 
-    /// Cuts what is not acknowledged anew, for packets with that payload. The peer expects the
-    /// oldest packet, and none that was sent is on its way (`path`).
-    fn cut(&mut self, payload: u32) {
-        assert_eq!(self.oldest, self.next, "in doubt nothing is sent");
+    /// Splits all unacknowledged requests again, into packets with that payload. The peer expects
+    /// the oldest packet, and no packet sent before is still in flight (`path`).
+    fn resegment(&mut self, payload: u32) {
+        assert_eq!(self.oldest, self.next, "black hole detection has stopped retransmission");
         let Place { mark, request: first, mut packet } = self.oldest;
         let mut start = mark;
         for request in self.queue.iter_mut().skip(first) {
-            request.cut(packet, start, payload);
+            request.resegment(packet, start, payload);
             start = request.end();
             packet = 0;
         }
@@ -74,5 +76,5 @@ impl Requester {
     }
 }
 
-/// How often a packet is sent again before its size is doubted.
+/// How often a packet is retransmitted before its size is suspected.
 const ATTEMPTS: u32 = 3;

@@ -9,7 +9,7 @@ use crate::Tag;
 const MTU: u32 = 1024;
 const FIRST: Psn = Psn(0xff_fffe);
 
-/// A requester, and whoever reads its packets.
+/// A requester, and a reader of its packets.
 struct Bench {
     requester: Requester,
     pool: SendPool,
@@ -17,7 +17,8 @@ struct Bench {
     now: Instant,
 }
 
-/// What is left of a packet: its number from the first one, payload length, and whether it asks.
+/// A packet in short: its number from the first one, its payload length, and whether it requests an
+/// acknowledgement.
 type Seen = (u64, usize, bool);
 
 impl Bench {
@@ -45,7 +46,7 @@ impl Bench {
         self.requester.post(Work::Send { message: [4; 44], tag: Tag(0) });
     }
 
-    /// Sends all that may be sent, `max` packets at most.
+    /// Sends all packets that may be sent, but `max` at most.
     fn send(&mut self, max: usize) -> Vec<Seen> {
         let mut seen = Vec::new();
         while seen.len() < max
@@ -97,9 +98,9 @@ impl Bench {
     }
 }
 
-/// Equal packets and one shorter last one: that is what leaves in one system call.
+/// Packets of one size and a shorter last one can leave in one system call.
 #[test]
-fn a_write_is_a_train_of_packets_and_the_last_one_asks() {
+fn a_write_is_a_train_of_packets_and_the_last_one_requests_an_acknowledgement() {
     let mut bench = Bench::new();
     bench.write(2 * MTU + 77);
     bench.message();
@@ -108,9 +109,9 @@ fn a_write_is_a_train_of_packets_and_the_last_one_asks() {
     assert_eq!(bench.send(99), []);
 }
 
-/// A receiver that is never asked never answers, and the window stays closed.
+/// A receiver that gets no request for an acknowledgement sends none, and the window stays closed.
 #[test]
-fn someone_asks_at_least_every_32_packets_and_when_the_window_closes() {
+fn an_acknowledgement_is_requested_every_32_packets_and_when_the_window_closes() {
     let mut bench = Bench::new();
     bench.write(200 * MTU);
     let seen = bench.send(999);
@@ -136,10 +137,10 @@ fn requests_complete_in_order_as_their_last_packet_is_acknowledged() {
         assert_eq!(bench.completed(), done, "after {number}");
     }
     assert_eq!(bench.pool.leases_out(), 0);
-    assert_eq!(bench.requester.wake_at(), None, "nothing is waited for");
+    assert_eq!(bench.requester.wake_at(), None, "no timer runs");
 }
 
-/// Nobody can acknowledge, refuse or complain about what was not sent: `rdma_rxe` falls for it.
+/// Acknowledgements and NAKs of packets that were never sent are forged. `rdma_rxe` accepts them.
 #[test]
 fn answers_about_packets_never_sent_are_ignored() {
     let mut bench = Bench::new();
@@ -161,7 +162,7 @@ fn answers_about_packets_never_sent_are_ignored() {
 }
 
 #[test]
-fn a_complaint_repeats_from_the_gap_and_acknowledges_what_was_before() {
+fn a_nak_retransmits_from_the_gap_and_acknowledges_all_packets_before_it() {
     let mut bench = Bench::new();
     bench.message();
     bench.write(3 * MTU);
@@ -170,10 +171,10 @@ fn a_complaint_repeats_from_the_gap_and_acknowledges_what_was_before() {
     assert_eq!(bench.completed(), 1);
     assert_eq!(bench.send(99), [(2, 1024, false), (3, 1024, true)]);
     assert_eq!(bench.counters.retransmits, 2);
-    // The same complaint, from what was in flight behind the gap.
+    // The same NAK again, caused by packets in flight behind the gap.
     bench.answer(Syndrome::SEQUENCE_ERROR, 2).unwrap();
     assert_eq!(bench.send(99), []);
-    // And again when the repair must have been lost.
+    // The same NAK, so late that the retransmission must have been lost.
     bench.now = bench.now + Duration::from_millis(2);
     bench.answer(Syndrome::SEQUENCE_ERROR, 2).unwrap();
     assert_eq!(bench.send(99).len(), 2);
@@ -199,7 +200,7 @@ fn a_peer_without_room_is_waited_for() {
 
 /// Bytes for a peer that never has room would be kept for ever, in memory that all peers share.
 #[test]
-fn a_peer_that_never_has_room_is_waited_for_ten_seconds() {
+fn a_peer_that_never_has_room_does_not_break_the_queue_pair() {
     let mut bench = Bench::new();
     bench.message();
     bench.message();
@@ -219,7 +220,7 @@ fn a_peer_that_never_has_room_is_waited_for_ten_seconds() {
 }
 
 #[test]
-fn refusals_break_the_queue_pair_after_what_was_before_them() {
+fn a_refusal_completes_all_requests_before_it_and_breaks_the_queue_pair() {
     let fatal = [Syndrome::INVALID_REQUEST, Syndrome::ACCESS_ERROR, Syndrome::OPERATION_ERROR];
     for syndrome in fatal {
         let mut bench = Bench::new();
@@ -229,7 +230,7 @@ fn refusals_break_the_queue_pair_after_what_was_before_them() {
         bench.send(99);
         assert_eq!(bench.answer(syndrome, 1), Err(Cause::RemoteError));
         let mut out = Vec::with_capacity(2);
-        assert!(!bench.requester.flush(QpId(1), &mut out), "one did not fit");
+        assert!(!bench.requester.flush(QpId(1), &mut out), "one completion did not fit");
         assert!(bench.requester.flush(QpId(1), &mut { Vec::with_capacity(9) }));
         let Ok::<[_; 2], _>(
             [
@@ -260,17 +261,17 @@ fn a_timeout_repeats_a_small_window_from_the_oldest_packet() {
     assert_eq!(bench.counters.retransmits, 16);
 }
 
-/// On a busy machine the peer is not scheduled for some milliseconds now and then. A timeout that
-/// never learned that would repeat packets for nothing each time.
+/// On a busy machine the peer is sometimes not scheduled for some milliseconds. If the timeout did
+/// not learn that, each time would cause needless retransmissions.
 #[test]
-fn the_timeout_learns_from_being_hasty_and_from_nothing_ambiguous() {
+fn the_timeout_learns_from_spurious_timeouts_but_not_from_ambiguous_samples() {
     let mut bench = Bench::new();
     bench.write(40 * MTU);
     bench.send(99);
     bench.now = bench.now + Duration::from_millis(8);
     bench.expire().unwrap();
     bench.send(3);
-    // The acknowledgement is for more than was repeated: so it is for the first transmission.
+    // It acknowledges more than was retransmitted, so it is for the first transmission.
     bench.answer(Syndrome::ACK, 39).unwrap();
     assert_eq!(bench.counters.timeouts_undone, 1);
     assert_eq!(bench.requester.congestion.timeout(), Duration::from_millis(8 + 4 * 4));
@@ -284,14 +285,14 @@ fn the_timeout_learns_from_being_hasty_and_from_nothing_ambiguous() {
     bench.send(99);
     bench.answer(Syndrome::ACK, 0).unwrap();
     assert_eq!(bench.counters.timeouts_undone, 0);
-    assert_eq!(bench.requester.congestion.timeout(), before, "it may be for either");
+    assert_eq!(bench.requester.congestion.timeout(), before, "an ambiguous sample");
 }
 
-/// A poller that lost its core finds its timeouts long gone when it runs again, and the answers of
-/// the peer perhaps still behind others in the socket. All applications of the link would be reset
-/// for nothing.
+/// When a poller runs again after it lost its core, its timers have long expired, and the
+/// acknowledgements may still wait in the socket. If that time counted as silence of the peer, all
+/// applications of the link would be reset for nothing.
 #[test]
-fn time_in_which_we_did_not_run_is_not_held_against_the_peer() {
+fn time_in_which_we_did_not_run_is_no_silence_of_the_peer() {
     let mut bench = Bench::new();
     bench.message();
     for _ in 0..10 {
@@ -303,7 +304,7 @@ fn time_in_which_we_did_not_run_is_not_held_against_the_peer() {
     bench.answer(Syndrome::ACK, 0).unwrap();
     assert_eq!(bench.completed(), 1);
 
-    // Awake all the while, it knows that the peer is silent, and for how long.
+    // Now it runs all the time, so the whole wait is silence of the peer.
     let before = bench.now;
     bench.message();
     let broke = loop {
@@ -316,9 +317,9 @@ fn time_in_which_we_did_not_run_is_not_held_against_the_peer() {
     assert_eq!((broke, bench.now.since(before)), (Cause::RetriesExceeded, SILENCE_MAX));
 }
 
-/// Each packet has its own number, even beyond the 16 millionth; none is used for two.
+/// The PSNs wrap after 16 million packets, and the sequence must not.
 #[test]
-fn numbers_wrap_without_a_trace() {
+fn psns_wrap_and_the_stream_continues() {
     let mut bench = Bench::new();
     for number in 0..10 {
         bench.message();
@@ -328,11 +329,11 @@ fn numbers_wrap_without_a_trace() {
     }
 }
 
-/// Linux arms its completion queue for solicited events only: a message without one is delivered,
-/// acknowledged, and lies there until some other wakes it up. CONFIRM LINK would time out on a wire
-/// that looks perfect. Writes wake nobody: their bytes are announced by the message behind.
+/// Linux arms its completion queue for solicited events only. It would acknowledge a message
+/// without one but not process it until another event came, so that CONFIRM LINK would time out on
+/// a wire that looks perfect. Writes must not cause events: the message behind announces them.
 #[test]
-fn every_message_wakes_its_receiver_and_nothing_else_does() {
+fn every_message_causes_a_solicited_event_and_nothing_else_does() {
     let mut bench = Bench::new();
     bench.write(2 * MTU);
     bench.message();
@@ -359,10 +360,10 @@ fn every_message_wakes_its_receiver_and_nothing_else_does() {
 }
 
 impl Bench {
-    /// Sends the question that waits, and checks that it can only be taken for a repetition of the
-    /// packet before `oldest`. Returns its payload.
-    fn ask(&mut self, oldest: u64) -> u32 {
-        let len = self.requester.next_len(self.now).expect("a question waits");
+    /// Sends the probe that waits, and checks that it is a duplicate of the packet before `oldest`.
+    /// Returns its payload.
+    fn take_probe(&mut self, oldest: u64) -> u32 {
+        let len = self.requester.next_len(self.now).expect("a probe waits");
         let mut out = vec![0xaa; len];
         self.requester.build(self.now, false, &mut out, &mut self.counters);
         let packet = Packet::parse(&out).unwrap();
@@ -373,13 +374,13 @@ impl Bench {
         reth.len
     }
 
-    fn answer_question(&mut self, oldest: u64) {
+    fn answer_probe(&mut self, oldest: u64) {
         let psn = psn::advance(psn::advance(FIRST, oldest), 0x00ff_ffff);
         let aeth = Aeth { syndrome: Syndrome::ACK, msn: 0 };
         self.requester.handle_answer(self.now, psn, aeth, &mut self.counters).unwrap();
     }
 
-    /// Lets timeouts pass until the path is doubted.
+    /// Lets timeouts pass until black hole detection starts.
     fn doubt(&mut self) {
         while !self.requester.path.is_doubted() {
             self.send(999);
@@ -388,14 +389,14 @@ impl Bench {
         }
     }
 
-    /// Nothing beyond `carries` bytes passes, and the responder expects `oldest`: asks until what
-    /// is not acknowledged was cut anew.
-    fn cut(&mut self, carries: u32, oldest: u64) {
+    /// Answers probes as a path that carries `carries` bytes and a responder that expects `oldest`,
+    /// until the unacknowledged requests are split again.
+    fn resegment(&mut self, carries: u32, oldest: u64) {
         self.doubt();
         while self.requester.path.is_doubted() {
             if self.requester.next_len(self.now).is_some() {
-                if self.ask(oldest) <= carries {
-                    self.answer_question(oldest);
+                if self.take_probe(oldest) <= carries {
+                    self.answer_probe(oldest);
                 }
             } else {
                 self.now = self.requester.wake_at().unwrap();
@@ -405,10 +406,10 @@ impl Bench {
     }
 }
 
-/// What was acknowledged is not sent again, and what was not is sent from where it was: with the
-/// number that the responder expects.
+/// Acknowledged bytes are not sent again. The others are sent from where they were, beginning with
+/// the PSN that the responder expects.
 #[test]
-fn what_is_not_acknowledged_is_cut_anew() {
+fn unacknowledged_requests_are_split_again() {
     let mut bench = Bench::new();
     bench.write(3 * MTU + 100);
     bench.message();
@@ -417,8 +418,8 @@ fn what_is_not_acknowledged_is_cut_anew() {
     // The first packet of the write has arrived; the path shrinks behind it.
     bench.answer(Syndrome::ACK, 0).unwrap();
     let begun = bench.now;
-    bench.cut(700, 1);
-    assert!(bench.now.since(begun) >= PACKET_LIFE, "nothing old is on its way");
+    bench.resegment(700, 1);
+    assert!(bench.now.since(begun) >= PACKET_LIFE, "no old packet is in flight");
     assert_eq!((bench.counters.path_lowered, bench.requester.payload()), (1, 512));
     // The helper checks that each packet's address fits its bytes.
     let expected = [(1, 512), (2, 512), (3, 512), (4, 512), (5, 100), (6, 44), (7, 512), (8, 188)];
@@ -431,13 +432,13 @@ fn what_is_not_acknowledged_is_cut_anew() {
     assert_eq!(bench.requester.wake_at(), None);
 }
 
-/// An answer to something of the old cut, if it came, would acknowledge what was never sent.
+/// A late answer to an old packet would acknowledge new packets that were never sent.
 #[test]
-fn answers_to_the_old_cut_are_ignored() {
+fn answers_to_packets_from_before_the_split_are_ignored() {
     let mut bench = Bench::new();
     bench.write(4 * MTU);
     bench.send(99);
-    bench.cut(700, 0);
+    bench.resegment(700, 0);
     for number in 0..4 {
         bench.answer(Syndrome::ACK, number).unwrap();
         bench.answer(Syndrome::SEQUENCE_ERROR, number).unwrap();
@@ -445,25 +446,25 @@ fn answers_to_the_old_cut_are_ignored() {
     assert_eq!(bench.send(99).len(), 8);
 }
 
-/// The acknowledgement was lost, not the packet: what the question brings is progress, and the
+/// If the acknowledgement was lost and not the packet, the answer to the probe is progress, and the
 /// packets stay as they were.
 #[test]
-fn a_responder_that_is_further_than_we_knew_keeps_the_old_cut() {
+fn a_responder_that_is_further_than_we_knew_keeps_the_packets_as_they_are() {
     let mut bench = Bench::new();
     bench.write(4 * MTU);
     bench.send(99);
     bench.doubt();
-    bench.ask(0);
+    bench.take_probe(0);
     bench.answer(Syndrome::ACK, 2).unwrap();
     assert!(!bench.requester.path.is_doubted());
     assert_eq!(bench.send(99), [(3, 1024, true)]);
     assert_eq!(bench.counters.path_lowered, 0);
 }
 
-/// Its receiver demands the size that was agreed on, so a message of several packets stays as it
-/// is, whatever is cut around it.
+/// The receiver of a message of several packets requires the agreed size. So such a message keeps
+/// its packets even if the requests around it are split again.
 #[test]
-fn a_message_of_several_packets_keeps_its_cut() {
+fn a_message_of_several_packets_keeps_its_packets() {
     let mut bench = Bench::new();
     bench.write(MTU);
     bench
@@ -477,7 +478,7 @@ fn a_message_of_several_packets_keeps_its_cut() {
     // One of its packets has arrived.
     bench.answer(Syndrome::ACK, 1).unwrap();
     assert_eq!(bench.completed(), 1);
-    bench.cut(512, 2);
+    bench.resegment(512, 2);
     let mut seen = Vec::new();
     while let Some(len) = bench.requester.next_len(bench.now) {
         let mut out = vec![0; len];

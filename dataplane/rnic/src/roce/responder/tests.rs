@@ -4,7 +4,7 @@ use smcr_proto::{Qpn, Rkey};
 use super::super::shared::{KeyChange, Shared};
 use super::*;
 
-/// A responder with one region, and somebody who sends it requests in order.
+/// A responder with one region, and a sender of requests in order.
 struct Bench {
     responder: Responder,
     keys: Keys,
@@ -64,7 +64,7 @@ impl Bench {
         psn::advance(FIRST, count)
     }
 
-    /// The answer that must go without delay.
+    /// The acknowledgement or NAK that must be sent without delay.
     fn urgent(&mut self) -> Option<(Syndrome, Psn)> {
         self.due(Occasion::Turn)
     }
@@ -101,9 +101,9 @@ fn a_write_of_several_packets_is_one_message() {
     assert!(bytes[..100].iter().chain(&bytes[622..]).all(|byte| *byte == 0));
 }
 
-/// Even the first packet must not be placed if the last one would lie outside.
+/// Even the first packet must not be placed if the last one would be outside the region.
 #[test]
-fn a_long_write_is_judged_as_a_whole() {
+fn a_long_write_is_checked_as_a_whole() {
     let mut bench = Bench::new();
     let reth = bench.reth(4096 - 500, 501);
     assert_eq!(bench.next(Body::Write { reth, more: true, payload: &[1; MTU] }), Err(Refused));
@@ -141,7 +141,7 @@ fn requests_that_break_the_rules_are_refused() {
 }
 
 #[test]
-fn nothing_may_come_between_the_packets_of_a_write() {
+fn no_other_request_may_come_between_the_packets_of_a_write() {
     let others = [
         whole(&[0; 44]),
         Body::Write { reth: Bench::new().reth(0, 4), more: false, payload: &[0; 4] },
@@ -157,15 +157,15 @@ fn nothing_may_come_between_the_packets_of_a_write() {
 }
 
 #[test]
-fn a_write_of_nothing_touches_nothing_and_succeeds() {
+fn a_write_of_zero_bytes_succeeds_and_changes_nothing() {
     let mut bench = Bench::new();
     let reth = Reth { address: 1, rkey: Rkey(0), len: 0 };
     assert_eq!(bench.next(Body::Write { reth, more: false, payload: &[] }), Ok(None));
 }
 
-/// Carrying a write out twice would overwrite what came later.
+/// Executing a write twice would overwrite the bytes of later writes.
 #[test]
-fn what_was_carried_out_is_acknowledged_again_and_not_repeated() {
+fn duplicates_are_acknowledged_again_but_not_executed() {
     let mut bench = Bench::new();
     assert_eq!(bench.next(whole(&[5; 44])), Ok(Some(Received::Short([5; 44]))));
     let reth = bench.reth(0, 4);
@@ -180,10 +180,10 @@ fn what_was_carried_out_is_acknowledged_again_and_not_repeated() {
     assert_eq!(bench.counters.duplicates, 3);
 }
 
-/// A complaint per packet behind a gap would make the peer repeat itself over and over; a single
-/// one, if the repair is lost too, would wait for a timeout.
+/// If each packet behind a gap caused a NAK, the peer would retransmit over and over. If only one
+/// NAK were sent and the retransmission was lost too, the peer would wait for a timeout.
 #[test]
-fn a_gap_is_complained_about_once_per_round_trip() {
+fn a_gap_causes_one_nak_per_round_trip() {
     let mut bench = Bench::new();
     let message = whole(&[0; 44]);
     for ahead in 1..5 {
@@ -192,19 +192,19 @@ fn a_gap_is_complained_about_once_per_round_trip() {
     assert_eq!(bench.urgent(), Some((Syndrome::SEQUENCE_ERROR, FIRST)));
     bench.handle(bench.ahead(5), message, true).unwrap();
     assert_eq!(bench.urgent(), None);
-    bench.now = bench.now + COMPLAIN_AGAIN;
+    bench.now = bench.now + NAK_INTERVAL;
     bench.handle(bench.ahead(6), message, true).unwrap();
     assert_eq!(bench.urgent(), Some((Syndrome::SEQUENCE_ERROR, FIRST)));
     assert_eq!(bench.counters.out_of_order, 6);
 
-    // The next gap is another one.
+    // This gap is a new one, so it causes a NAK at once.
     bench.next(message).unwrap();
     bench.handle(bench.ahead(3), message, true).unwrap();
     assert_eq!(bench.urgent(), Some((Syndrome::SEQUENCE_ERROR, bench.ahead(1))));
 }
 
 #[test]
-fn packets_that_were_only_out_of_order_cost_no_complaint() {
+fn reordered_packets_cause_no_nak() {
     let mut bench = Bench::new();
     bench.handle(bench.ahead(1), whole(&[0; 44]), true).unwrap();
     bench.next(whole(&[0; 44])).unwrap();
@@ -216,22 +216,23 @@ fn without_room_the_peer_is_told_to_wait_and_may_try_again() {
     let mut bench = Bench::new();
     let message = whole(&[9; 44]);
     assert_eq!(bench.handle(FIRST, message, false), Ok(None));
-    // To call what follows it out of order would make the peer try again at once.
+    // A sequence NAK for the packets behind it would make the peer retransmit at once.
     assert_eq!(bench.handle(bench.ahead(1), message, true), Ok(None));
     assert_eq!(bench.urgent(), Some((Syndrome::NOT_READY, FIRST)));
     assert_eq!(bench.handle(FIRST, message, true), Ok(Some(Received::Short([9; 44]))));
     assert_eq!(bench.counters.rnr, 1);
 }
 
-/// Each answer is a packet and perhaps a system call; a peer that must wait is slow.
+/// Each acknowledgement costs a packet and perhaps a system call, but a peer that waits for one is
+/// slow.
 #[test]
 fn an_acknowledgement_waits_a_little_but_not_for_a_full_window() {
     let mut bench = Bench::new();
     let message = whole(&[0; 44]);
     bench.next(message).unwrap();
     assert_eq!(bench.urgent(), None);
-    assert_eq!(bench.due(Occasion::Ride), Some((Syndrome::ACK, FIRST)));
-    assert_eq!(bench.due(Occasion::BeforeSleep), None, "nothing more is owed");
+    assert_eq!(bench.due(Occasion::WithData), Some((Syndrome::ACK, FIRST)));
+    assert_eq!(bench.due(Occasion::BeforeSleep), None, "everything is acknowledged");
 
     bench.next(message).unwrap();
     assert_eq!(bench.responder.deadline(), Some(bench.now + ACK_DELAY));
@@ -246,7 +247,7 @@ fn an_acknowledgement_waits_a_little_but_not_for_a_full_window() {
     assert!(bench.urgent().is_some());
 }
 
-/// The sender's window may be as small as 16 KiB, whatever it consists of.
+/// The sender's window may be as small as 16 KiB, which a few large packets fill.
 #[test]
 fn a_small_window_of_large_packets_is_acknowledged_at_once() {
     let mut bench = Bench::new();
@@ -258,9 +259,9 @@ fn a_small_window_of_large_packets_is_acknowledged_at_once() {
     }
 }
 
-/// What did not ask is never answered: hardware counts on it.
+/// A request that does not request an acknowledgement gets none. Hardware NICs rely on this.
 #[test]
-fn nothing_is_owed_to_a_request_that_did_not_ask() {
+fn a_request_without_the_ack_request_bit_is_not_acknowledged() {
     let mut bench = Bench::new();
     let body = whole(&[0; 44]);
     let packet = Packet { target: Qpn(77), psn: FIRST, ack_request: false, body };
@@ -269,8 +270,8 @@ fn nothing_is_owed_to_a_request_that_did_not_ask() {
     assert_eq!(bench.due(Occasion::BeforeSleep), None);
 }
 
-/// The messages that link groups of SMC-Rv2 exchange span packets. If they were torn, or joined
-/// wrongly, first contacts with Linux would fail.
+/// Some LLC messages of SMC-Rv2 take several packets. If they were truncated or joined wrongly,
+/// first contacts with Linux would fail.
 #[test]
 fn joins_a_message_of_several_packets() {
     let mut bench = Bench::new();
@@ -288,9 +289,9 @@ fn joins_a_message_of_several_packets() {
     assert_eq!(bench.next(whole(&[5; 44])), Ok(Some(Received::Short([5; 44]))));
 }
 
-/// A peer cannot make us collect without end, nor have its writes carried out inside a message.
+/// A peer must not make us buffer without limit, nor place a write inside a message.
 #[test]
-fn refuses_what_does_not_belong_to_a_long_message() {
+fn refuses_packets_that_do_not_belong_to_a_long_message() {
     let begin = Body::Send { first: true, more: true, payload: &[1; 256] };
     let middle = Body::Send { first: false, more: true, payload: &[1; 256] };
     let write =
@@ -299,11 +300,11 @@ fn refuses_what_does_not_belong_to_a_long_message() {
     let short = Body::Send { first: true, more: true, payload: &[1; 255] };
     for (name, bodies) in [
         ("another message", vec![begin, whole(&[0; 44])]),
-        ("another beginning", vec![begin, begin]),
+        ("another FIRST", vec![begin, begin]),
         ("a write", vec![begin, write]),
-        ("an end without a beginning", vec![last]),
-        ("a beginning that is not full", vec![short]),
-        ("too much", [vec![begin], vec![middle; 32]].concat()),
+        ("LAST without FIRST", vec![last]),
+        ("a FIRST that is not full", vec![short]),
+        ("too many bytes", [vec![begin], vec![middle; 32]].concat()),
     ] {
         let mut bench = Bench::new();
         bench.responder.messages = Messages::Long;

@@ -1,4 +1,4 @@
-//! Whatever arrives, nothing panics, and nothing that was not allowed is written.
+//! Fuzz tests: no packet may cause a panic, or a write that was not allowed.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::roce::icrc::Flow;
 use crate::roce::wire;
 
-/// Somebody at the address of node 0 sends `packet` to node 1.
+/// Sends `packet` to node 1, from the address of node 0.
 fn forge(couple: &Couple, packet: &[u8]) {
     if packet.is_empty() {
         return;
@@ -17,7 +17,7 @@ fn forge(couple: &Couple, packet: &[u8]) {
     couple.network.plug(address(0)).send(packet, &[run]);
 }
 
-/// Makes a packet of headers and payload right.
+/// Completes a packet of headers and payload with a correct ICRC.
 fn seal(mut packet: Vec<u8>) -> Vec<u8> {
     packet.resize(packet.len().next_multiple_of(4) + 4, 0);
     Flow::new(address(0), address(1)).seal(0, &mut packet);
@@ -57,13 +57,13 @@ proptest! {
         }
         couple.run_until_quiet();
         prop_assert!(is_untouched(&couple));
-        // The connection is as good as new.
+        // The connection still works.
         couple.nodes[0].send([1; 44], 1);
         couple.run_until_quiet();
         prop_assert_eq!(&couple.nodes[1].received, &[[1; 44]]);
     }
 
-    /// A peer that means ill and knows every number of the connection, but no key.
+    /// A hostile peer that knows all numbers of the connection, but no rkey.
     #[test]
     fn any_request_of_the_peer_itself(
         opcode in 0..0x20u8,
@@ -81,14 +81,14 @@ proptest! {
         }
         couple.run_until_quiet();
         prop_assert!(is_untouched(&couple));
-        prop_assert_eq!(couple.nodes[1].done.len(), 1, "whatever came, it ended once");
+        prop_assert_eq!(couple.nodes[1].done.len(), 1, "its own request completed once");
         prop_assert_eq!(couple.counters(1).icrc_errors, 0);
     }
 
-    /// A bit that flips anywhere must cost the packet, not a byte of memory.
+    /// If any bit of a packet flips, the packet must be dropped and no byte of memory written.
     #[test]
     fn any_damage_to_a_write(at in 0..88usize, bit in 0..8u8) {
-        // Congestion marks are not covered, on purpose.
+        // The ICRC does not cover congestion marks, on purpose.
         prop_assume!(at != 4);
         let mut couple = Couple::new(1, Odds::default());
         let registration = &couple.nodes[1].registration;
@@ -103,7 +103,7 @@ proptest! {
         couple.run_until_quiet();
         prop_assert!(is_untouched(&couple));
         prop_assert!(couple.nodes[1].broke.is_empty());
-        // The same packet undamaged is carried out, so the test is about the damage.
+        // The same packet is executed when it is undamaged, so only the damage stopped it.
         packet[at] ^= 1 << bit;
         forge(&couple, &packet);
         couple.run_until_quiet();

@@ -1,4 +1,4 @@
-//! Two NICs over real UDP sockets of the kernel.
+//! Tests of two NICs over real UDP sockets.
 
 use std::net::Ipv4Addr;
 use std::thread;
@@ -49,7 +49,7 @@ fn now() -> Instant {
 }
 
 impl End {
-    /// One turn; returns the messages that came.
+    /// Runs one turn; returns the messages that were received.
     fn turn(&mut self) -> Vec<Message> {
         let now = now();
         let mut messages = Vec::new();
@@ -114,7 +114,8 @@ fn bytes_and_messages_pass_through_the_kernel() {
     assert_eq!((counters.icrc_errors, counters.malformed, counters.unknown_qp), (0, 0, 0));
 }
 
-/// The poller sleeps on this; if it is not readable, traffic waits for the next timer.
+/// The poller sleeps on this descriptor. If it were not readable, messages would wait for the next
+/// timer.
 #[test]
 fn the_event_descriptor_is_readable_when_a_message_is_there() {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -131,7 +132,7 @@ fn the_event_descriptor_is_readable_when_a_message_is_there() {
     assert_eq!(b.turn(), [[1; 44]]);
 }
 
-/// An operator whose network loses large packets says so, and is obeyed.
+/// An operator whose network drops large packets can limit their size.
 #[test]
 fn packets_are_no_larger_than_the_operator_allows() {
     let place = Place::Address(Ipv4Addr::new(127, 10, 5, 1).into());
@@ -150,10 +151,10 @@ fn one_address_carries_one_nic() {
     assert_eq!(missing.kind(), io::ErrorKind::NotFound);
 }
 
-/// The kernel joins packets of several queue pairs, and then all of them arrive at one poller. The
-/// others must get theirs, and be woken for them. Here the steering is wrong for every packet.
+/// The kernel coalesces packets of several queue pairs, which then all arrive at one poller. The
+/// other pollers must get theirs, and wake up for them. Here the steering is wrong for each packet.
 #[test]
-fn packets_that_came_to_another_fabric_find_theirs() {
+fn packets_received_by_another_fabric_are_forwarded() {
     let [here, elsewhere, there] =
         [1, 2, 3].map(|host| SocketAddr::from(([127, 10, 6, host], UDP_PORT)));
     let part = |index: u8, socket: SocketAddr| {
@@ -174,7 +175,7 @@ fn packets_that_came_to_another_fabric_find_theirs() {
     let (near_domain, far_domain) = (second.0.open_domain().unwrap(), far.open_domain().unwrap());
     let (near, far) = (second.0.open(near_domain).unwrap(), far.open(far_domain).unwrap());
     let (near_address, far_address) = (near.address(), far.address());
-    assert_eq!(near_address.qpn.0 % 2, 1, "of the second part");
+    assert_eq!(near_address.qpn.0 % 2, 1, "it belongs to the second share");
     let near = second.1.adopt(now(), near.connect(far_address).unwrap());
     let qp = fabric.adopt(now(), far.connect(near_address).unwrap());
     fabric.post(qp, &mut vec![Work::Send { message: [7; 44], tag: Tag(1) }]);
@@ -206,7 +207,7 @@ fn roce_stream() {
     ping_pong([a, b]);
 }
 
-/// One end writes as fast as it can, and announces each write.
+/// One end writes as fast as it can, and sends a message after each write.
 fn stream([mut a, mut b]: [End; 2]) -> [End; 2] {
     let (rkey, address) = (b.registration.rkey, b.registration.address);
     let chunk = pattern(60_000, 1);
@@ -245,7 +246,7 @@ fn stream([mut a, mut b]: [End; 2]) -> [End; 2] {
     [a, b]
 }
 
-/// One end asks, the other answers, each with a write and a message.
+/// Measures round trips. Each direction is a write and a message.
 fn ping_pong([mut a, mut b]: [End; 2]) {
     let (rkey, address) = (b.registration.rkey, b.registration.address);
     let back = (a.registration.rkey, a.registration.address);
@@ -279,5 +280,5 @@ fn ping_pong([mut a, mut b]: [End; 2]) {
     echo.join().unwrap();
 }
 
-/// Ends a measurement.
+/// The message that ends a measurement.
 const LAST: Message = [0xff; 44];

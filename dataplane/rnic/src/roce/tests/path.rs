@@ -1,4 +1,4 @@
-//! Paths that carry less than both ends have agreed on, or do so from some moment on.
+//! Tests of paths that carry less than both ends have agreed on, from the start or later.
 
 use super::super::path::PACKET_LIFE;
 use super::*;
@@ -12,7 +12,7 @@ impl Couple {
         couple
     }
 
-    /// Posts a write of `len` bytes and its message, and turns until it is quiet.
+    /// Posts a write of `len` bytes and its message, and runs until it is quiet.
     fn write_and_tell(&mut self, from: usize, len: usize, salt: u8) {
         let bytes = pattern(len, salt);
         self.write(from, 7, &bytes, 1);
@@ -29,7 +29,7 @@ impl Couple {
     }
 }
 
-/// Before anything large is sent, it is known what passes: no connection waits for a timeout.
+/// The path is probed before large packets are sent, so that no connection waits for a timeout.
 #[test]
 fn the_path_is_proven_before_it_is_used() {
     for (bytes, payload) in [(9000, 4096), (3000, 2048), (1500, 1420), (1280, 1200), (1110, 1024)] {
@@ -38,16 +38,17 @@ fn the_path_is_proven_before_it_is_used() {
             couple.write_and_tell(from, 44, 1);
             assert_eq!(couple.payload(from), payload, "{bytes}");
             couple.write_and_tell(from, 60_000, 2);
-            // Node 0 is asked first in each turn, so that time stands still while it is answered.
+            // Node 0 runs first in each turn, so that its probe is answered at the same instant.
             let counters = couple.counters(0);
             assert_eq!((counters.timeouts, counters.retransmits), (0, 0), "{bytes}");
         }
     }
 }
 
-/// Who agreed on what every path carries need not ask; and who asked is done with it.
+/// A queue pair that agreed on a size that every path carries sends no probes, and others stop when
+/// they have found their size.
 #[test]
-fn nothing_is_asked_without_need() {
+fn no_needless_probes_are_sent() {
     let mut couple = Couple::new(1, Odds::default());
     couple.write_and_tell(0, 60_000, 1);
     assert_eq!(couple.counters(0).path_questions, 0);
@@ -59,10 +60,10 @@ fn nothing_is_asked_without_need() {
     assert_eq!((couple.counters(0).path_questions, couple.payload(0)), (2, 4096));
 }
 
-/// With a tunnel in a tunnel even the first packets are too large. The stream waits a moment, and
-/// goes on.
+/// With a tunnel in a tunnel even the first packets are too large. The stream pauses briefly and
+/// then continues.
 #[test]
-fn what_is_in_flight_is_cut_anew_when_it_does_not_pass() {
+fn requests_in_flight_are_split_again_when_their_packets_do_not_pass() {
     for (bytes, payload) in [(1000, 512), (400, 256)] {
         let mut couple = Couple::behind_a_router(1, Odds::default(), bytes);
         couple.write_and_tell(0, 60_000, 1);
@@ -93,9 +94,10 @@ fn a_stream_follows_its_path_down_and_up() {
     assert!(counters.path_questions < 200, "{counters:?}");
 }
 
-/// A path that carries answers but nothing of use is given up like one that is dead.
+/// A path that carries acknowledgements but no useful packets breaks the queue pair, like a dead
+/// one.
 #[test]
-fn a_path_for_tiny_packets_is_none() {
+fn a_path_for_tiny_packets_only_breaks_the_queue_pair() {
     let mut couple = Couple::behind_a_router(1, Odds::default(), 200);
     couple.write(0, 0, &pattern(60_000, 1), 1);
     couple.run_until_quiet();
@@ -103,9 +105,9 @@ fn a_path_for_tiny_packets_is_none() {
     assert!(couple.now < Instant(3_000_000_000), "{:?}", couple.now);
 }
 
-/// A path where everything passes but large packets out of bad luck keeps its size.
+/// Random losses of large packets must not lower the packet size.
 #[test]
-fn bad_luck_is_no_narrow_path() {
+fn random_loss_does_not_lower_the_size() {
     let odds = Odds { loss: Chance::percent(20), ..Odds::default() };
     let mut couple = Couple::with_mtu(1, odds, Mtu::B4096);
     for salt in 0..100 {
@@ -115,8 +117,8 @@ fn bad_luck_is_no_narrow_path() {
     assert!(lowered <= 2, "{lowered}");
 }
 
-/// RNICs send packets as large as was agreed, whatever the path carries, so no more is agreed than
-/// the host knows to pass; and not less than networks carry, whatever the host was made to believe.
+/// RNICs send packets of the agreed size, whatever the path carries. So we agree on no more than
+/// the host knows to pass, but on no less than all networks carry, since ICMP may be forged.
 #[test]
 fn no_more_is_agreed_than_the_host_knows_to_pass() {
     let network = Network::new(1, Odds::default());
@@ -141,15 +143,15 @@ const SLOT_LEN: usize = 64 << 10;
 /// What a slot holds while nobody may write it.
 const POISON: u8 = 0x5a;
 
-/// Two NICs under load, whose network and whose pollers are as bad as a seed dictates.
+/// Two NICs under load, with faults of the network and stalls of the pollers from a seed.
 struct Swarm {
     couple: Couple,
     dice: Dice,
-    /// Each direction's writes, by the sender: what they were.
+    /// The writes of each sender: length and salt.
     sent: [Vec<(usize, u8)>; 2],
-    /// How many of them the receiver has seen and judged.
+    /// How many of them the receiver has checked.
     judged: [usize; 2],
-    /// Until then a poller is not scheduled.
+    /// Each poller is not scheduled until this time.
     stalled_until: [Instant; 2],
     path_changes_at: Instant,
 }
@@ -193,7 +195,7 @@ impl Swarm {
         message
     }
 
-    /// Posts what the receiver has room for, as real connections would: a write, its message.
+    /// Posts writes and their messages while the receiver has free slots, as real connections do.
     fn post(&mut self, from: usize) {
         let number = self.sent[from].len();
         let is_full = number - self.judged[from] >= SLOTS;
@@ -231,8 +233,8 @@ impl Swarm {
         }
     }
 
-    /// When a message is there, so are its bytes, and nobody has touched any others: neither before
-    /// the slot was given to the sender, nor behind its bytes.
+    /// Checks each received message: its bytes must be in place, and no other byte of its slot may
+    /// have changed.
     fn judge(&mut self, from: usize, seed: u64) {
         let node = &self.couple.nodes[1 - from];
         while let Some(message) = node.received.get(self.judged[from]) {
@@ -243,7 +245,7 @@ impl Swarm {
             expected.resize(SLOT_LEN, POISON);
             let slot = node.read(Self::slot(number), SLOT_LEN);
             assert!(slot == expected, "seed {seed}: the bytes of {number}");
-            // From here on it may be somebody else's.
+            // The slot is free from here on.
             node.memory.copy_in(Self::slot(number), &vec![POISON; SLOT_LEN]);
             self.judged[from] += 1;
         }
@@ -292,8 +294,8 @@ impl Swarm {
         }
     }
 
-    /// Everything arrives, as it was sent, and nothing else; or a queue pair broke, which is the
-    /// end of a stream but not a wrong byte. Returns whether none did.
+    /// Runs until all writes have arrived exactly as sent, or a queue pair broke, which ends a
+    /// stream but must not corrupt a byte. Returns whether none broke.
     fn run(mut self, seed: u64) -> (bool, [Counters; 2]) {
         let counters = |couple: &Couple| [couple.counters(0), couple.counters(1)];
         while self.judged != [Self::WRITES; 2] {
@@ -311,10 +313,10 @@ impl Swarm {
     }
 }
 
-/// Packets are lost, repeated, overtaken and delayed by up to their life, pollers stop for a third
-/// of a second, and the path changes its size every half second: no byte is wrong.
+/// Packets are lost, duplicated, reordered and delayed by up to their lifetime, pollers stall for a
+/// third of a second, and the path MTU changes every half second. No byte may be wrong.
 #[test]
-fn whatever_befalls_the_path_no_byte_is_wrong() {
+fn whatever_happens_to_the_path_no_byte_is_wrong() {
     let count = std::env::var("SMC_SEEDS").ok().and_then(|it| it.parse().ok()).unwrap_or(60);
     let (mut lowered, mut raised, mut broke) = (0, 0, 0);
     for seed in 0..count {

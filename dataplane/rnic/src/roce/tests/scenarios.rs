@@ -1,4 +1,4 @@
-//! What users would see, one scenario each.
+//! Scenarios that users would notice if they failed, one test each.
 
 use super::*;
 
@@ -18,9 +18,9 @@ fn a_write_is_there_when_the_message_behind_it_is_received() {
     assert_eq!(couple.counters(0).retransmits, 0);
 }
 
-/// Packets and answers are what a gateway spends its time on.
+/// A gateway spends its time on packets, so a write and its message must cost one acknowledgement.
 #[test]
-fn data_and_its_message_need_one_answer() {
+fn a_write_and_its_message_need_one_acknowledgement() {
     let mut couple = Couple::new(1, Odds::default());
     couple.write(0, 0, &pattern(4096, 1), 1);
     couple.nodes[0].send([1; 44], 2);
@@ -33,11 +33,11 @@ fn data_and_its_message_need_one_answer() {
 
 /// A request and its response cost each side one packet train, not two.
 #[test]
-fn an_acknowledgement_rides_behind_a_run_of_messages() {
+fn an_acknowledgement_leaves_with_a_run_of_messages() {
     let mut couple = Couple::new(1, Odds::default());
     couple.nodes[0].send([1; 44], 1);
     couple.turn();
-    assert_eq!(couple.counters(1).acks_out, 0, "it waits for something to ride behind");
+    assert_eq!(couple.counters(1).acks_out, 0, "it waits for data to leave with");
     couple.nodes[1].send([2; 44], 1);
     couple.nodes[1].send([3; 44], 2);
     couple.turn();
@@ -47,7 +47,7 @@ fn an_acknowledgement_rides_behind_a_run_of_messages() {
     assert_eq!(couple.nodes[0].received, [[2; 44], [3; 44]]);
 }
 
-/// With nothing to ride behind, the peer must not wait until its timeout.
+/// When no data leaves, the acknowledgement must be sent before the peer's timeout.
 #[test]
 fn an_acknowledgement_is_held_back_for_fifty_microseconds_at_most() {
     let mut couple = Couple::new(1, Odds::default());
@@ -60,7 +60,7 @@ fn an_acknowledgement_is_held_back_for_fifty_microseconds_at_most() {
 }
 
 #[test]
-fn a_poller_that_goes_to_sleep_owes_nothing() {
+fn a_poller_that_goes_to_sleep_has_sent_all_acknowledgements() {
     let mut couple = Couple::new(1, Odds::default());
     couple.nodes[0].send([1; 44], 1);
     couple.turn();
@@ -132,8 +132,8 @@ fn bad_networks_cost_time_only() {
     }
 }
 
-/// Losses are repaired within microseconds, by complaints; a timeout here and there would make the
-/// stream crawl.
+/// NAKs repair losses within microseconds. If some losses waited for a timeout instead, the stream
+/// would crawl.
 #[test]
 fn one_percent_loss_costs_speed_but_no_stall() {
     let mut couple = Couple::new(5, Odds { loss: Chance::percent(1), ..Odds::default() });
@@ -151,7 +151,7 @@ fn every_path_mtu_carries() {
     }
 }
 
-/// Some devices cannot split runs. The first run is lost over it, and nothing else.
+/// Some devices cannot split runs. Only the first run may be lost because of that.
 #[test]
 fn a_device_without_segmentation_carries_single_packets() {
     let mut couple = Couple::new(2, Odds::default());
@@ -161,16 +161,17 @@ fn a_device_without_segmentation_carries_single_packets() {
     assert_eq!(couple.counters(1).icrc_errors, 0);
 }
 
-/// A retransmitted packet leaves at another place of a run, under another identification.
+/// A retransmitted packet has another position in its run, and so another identification and ICRC.
 #[test]
-fn packets_are_sealed_anew_when_they_are_sent_again() {
+fn retransmitted_packets_get_a_new_icrc() {
     let mut couple = Couple::new(3, Odds { loss: Chance::percent(10), ..Odds::default() });
     stream(&mut couple, 50, 4000);
     assert_eq!((couple.counters(0).icrc_errors, couple.counters(1).icrc_errors), (0, 0));
 }
 
-/// Between hosts with real NICs the kernel joins the end of one run to the start of the next, and
-/// what is left of a run to each other. A packet dropped at each seam would stop the stream there.
+/// Between hosts with real NICs the kernel coalesces the end of one run with the start of the next,
+/// and the rest of runs with lost packets. If a packet were dropped at each seam, the stream would
+/// stop there.
 #[test]
 fn packets_of_several_runs_may_arrive_as_one_train() {
     let mut couple = Couple::new(1, Odds::default());
@@ -184,7 +185,7 @@ fn packets_of_several_runs_may_arrive_as_one_train() {
     assert_eq!(spy.receive(), 1);
     let mut train = spy.train(0).bytes.to_vec();
     let len = spy.train(0).segment_len;
-    // Other identifications than their places in the train would have.
+    // Their identifications differ from their positions in the train.
     let flow = icrc::Flow::new(address(0), address(1));
     for (packet, identification) in train.chunks_mut(len).zip([62, 63, 0, 1, 7]) {
         flow.seal(identification, packet);
@@ -203,13 +204,13 @@ fn damaged_packets_are_dropped_and_counted() {
     let mut couple = Couple::new(4, Odds { damage: Chance::percent(5), ..Odds::default() });
     stream(&mut couple, 100, 4000);
     assert!(couple.counters(1).icrc_errors > 10);
-    assert_eq!(couple.counters(1).rkey_errors, 0, "nothing damaged was believed");
+    assert_eq!(couple.counters(1).rkey_errors, 0, "no damaged packet was processed");
 }
 
-/// Late answers are not losses: a scheduler that stops the peer for some milliseconds must not cost
-/// more than that.
+/// Late acknowledgements are not losses: when the scheduler stops the peer for some milliseconds,
+/// the stream must not lose more time than that.
 #[test]
-fn a_hasty_timeout_is_noticed() {
+fn a_spurious_timeout_is_noticed() {
     let mut couple = Couple::new(1, Odds::default());
     couple.write(0, 0, &pattern(60_000, 1), 1);
     couple.nodes[0].send([1; 44], 2);
@@ -220,7 +221,7 @@ fn a_hasty_timeout_is_noticed() {
     couple.now = later;
     couple.run_until_quiet();
     assert_eq!(couple.counters(0).timeouts_undone, 1);
-    assert!(couple.counters(0).retransmits < 30, "only a small window was repeated");
+    assert!(couple.counters(0).retransmits < 30, "only a small window was retransmitted");
 }
 
 /// A dead peer must be noticed, so that its connections are reset or move to another link.
@@ -247,10 +248,10 @@ fn silence_breaks_the_queue_pair_within_two_seconds() {
     assert_eq!(couple.nodes[0].done.last(), Some(&(Tag(9), Status::Flushed)));
 }
 
-/// A stall of the peer shorter than that must not: on a busy machine it may be without a core for a
-/// second.
+/// A shorter stall of the peer must not break the queue pair: on a busy machine it may be without a
+/// core for a second.
 #[test]
-fn a_peer_that_comes_back_after_a_second_is_forgiven() {
+fn a_peer_that_stalls_for_a_second_breaks_nothing() {
     let mut couple = Couple::new(1, Odds::default());
     couple.network.change_odds(Odds { loss: Chance::ALWAYS, ..Odds::default() });
     couple.nodes[0].send([1; 44], 1);
@@ -283,7 +284,7 @@ fn a_write_beyond_the_region_breaks_both_ends_and_changes_nothing() {
 }
 
 #[test]
-fn a_key_of_another_domain_opens_nothing() {
+fn a_key_of_another_domain_is_refused() {
     let mut couple = Couple::new(1, Odds::default());
     let node = &mut couple.nodes[1];
     let elsewhere = node.rnic.open_domain().unwrap();
@@ -294,7 +295,7 @@ fn a_key_of_another_domain_opens_nothing() {
 }
 
 #[test]
-fn a_key_that_was_closed_opens_nothing() {
+fn a_deregistered_key_is_refused() {
     let mut couple = Couple::new(1, Odds::default());
     let node = &mut couple.nodes[1];
     let other = node.rnic.register(node.domain, &node.memory).unwrap();
@@ -304,10 +305,10 @@ fn a_key_that_was_closed_opens_nothing() {
     assert_both_broke(&mut couple);
 }
 
-/// The offender must learn the reason even if the first refusal is lost, or it would keep its
-/// connections waiting for a second.
+/// If the NAK that refuses a request is lost, it must be repeated; otherwise the peer would keep
+/// its connections waiting for a second.
 #[test]
-fn a_refusal_that_was_lost_is_repeated() {
+fn a_lost_refusal_is_repeated() {
     let mut couple = Couple::new(1, Odds::default());
     couple.write(0, MEMORY - 10, &[1; 11], 1);
     couple.turn();
@@ -317,7 +318,7 @@ fn a_refusal_that_was_lost_is_repeated() {
 }
 
 #[test]
-fn a_key_works_as_soon_as_it_was_told() {
+fn a_key_works_as_soon_as_the_peer_knows_it() {
     let mut couple = Couple::new(1, Odds::default());
     let node = &mut couple.nodes[1];
     let fresh = Region::new(4096).unwrap();
@@ -330,7 +331,7 @@ fn a_key_works_as_soon_as_it_was_told() {
     assert_eq!(out, [5; 4096]);
 }
 
-/// A caller that takes one completion at a time is slow, and loses nothing.
+/// A caller that takes one completion at a time is slow, but must lose none.
 #[test]
 fn a_slow_caller_makes_peers_wait() {
     let mut couple = Couple::new(1, Odds::default());
@@ -355,14 +356,14 @@ fn a_released_queue_pair_flushes_and_its_number_is_free_again() {
     assert_eq!(couple.nodes[0].pool.leases_out(), 0);
     assert!(couple.nodes[1].received.is_empty());
 
-    // Tables that leaked an entry per connection would be full after some of these.
+    // If tables leaked an entry per queue pair, they would be full after some of these.
     let Node { rnic, fabric, domain, .. } = &mut couple.nodes[0];
     let mut before = qp;
     for _ in 0..2 * QUEUE_PAIRS_MAX {
         let opening = rnic.open(*domain).unwrap();
         let peer = opening.address();
         let qp = fabric.adopt(now, opening.connect(peer).unwrap());
-        assert_ne!(qp, before, "a number is never used twice");
+        assert_ne!(qp, before, "an id is never reused");
         fabric.release(now, qp);
         fabric.poll(now, &mut Vec::with_capacity(1));
         before = qp;
@@ -370,7 +371,7 @@ fn a_released_queue_pair_flushes_and_its_number_is_free_again() {
 }
 
 #[test]
-fn running_out_is_said_politely() {
+fn running_out_of_resources_is_an_error() {
     let network = Network::new(1, Odds::default());
     let (mut rnic, mut fabric) = nic(&network, 0, Mtu::B1024, 0);
     let domain = rnic.open_domain().unwrap();
@@ -383,7 +384,7 @@ fn running_out_is_said_politely() {
     let mut keys: Vec<_> = (0..KEYS_MAX).map(|_| rnic.register(domain, &region).unwrap()).collect();
     assert!(rnic.register(domain, &region).is_err());
     rnic.deregister(keys.pop().unwrap());
-    assert!(rnic.register(domain, &region).is_err(), "the poller has not heard of it");
+    assert!(rnic.register(domain, &region).is_err(), "the poller has not removed the key yet");
     fabric.poll(Instant(0), &mut Vec::with_capacity(1));
     keys.push(rnic.register(domain, &region).unwrap());
     keys.drain(..).for_each(|key| rnic.deregister(key));
@@ -406,14 +407,14 @@ fn an_unreachable_peer_is_refused() {
     assert!(opening.connect(peer).is_err());
 }
 
-/// A packet that only looks as if it came from the peer must not touch the connection.
+/// A valid packet that comes from another address than the peer's must not affect the connection.
 #[test]
 fn packets_from_another_address_are_ignored() {
     let mut couple = Couple::new(1, Odds::default());
     couple.nodes[0].send([1; 44], 1);
     let now = couple.now;
     couple.nodes[0].fabric.transmit(now);
-    // The packet as it lies at the peer, sent once more by somebody else.
+    // A copy of the peer's packet, sent from another address.
     let mut spy = couple.network.plug(address(1));
     assert_eq!(spy.receive(), 1);
     let bytes = spy.train(0).bytes;
@@ -425,11 +426,10 @@ fn packets_from_another_address_are_ignored() {
     assert_eq!(couple.counters(1).unknown_qp, 1);
     assert!(couple.nodes[1].received.is_empty());
     couple.run_until_quiet();
-    assert_eq!(couple.nodes[1].received, [[1; 44]], "the true one came by retransmission");
+    assert_eq!(couple.nodes[1].received, [[1; 44]], "the peer's own came by retransmission");
 }
 
-/// Packets that are larger than the peer takes are dropped by it, again and again, until the link
-/// is given up.
+/// A peer drops packets that are larger than it accepts, again and again, until the link breaks.
 // RFC 7609 A.2.3-11
 #[test]
 fn the_smaller_mtu_of_both_counts() {
