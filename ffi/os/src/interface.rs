@@ -1,4 +1,4 @@
-//! Network devices and routes, as the kernel tells them.
+//! Network devices and routes, as the kernel reports them.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -12,7 +12,7 @@ use crate::option;
 pub struct Interface {
     /// Its name.
     pub name: String,
-    /// Its number.
+    /// Its interface index.
     pub index: u32,
     /// The address.
     pub address: IpAddr,
@@ -62,8 +62,8 @@ impl Interface {
     }
 }
 
-/// The address of a device that others reach best: its first IPv4 address, else its first IPv6
-/// address that is valid beyond the link, else its link-local one.
+/// The address of a device that most peers can reach: its first IPv4 address, or else its first
+/// IPv6 address that is valid beyond the link, or else its link-local one.
 pub fn preferred_address(device: &NetworkDevice) -> Option<IpAddr> {
     let rank = |address: &IpAddr| match address {
         IpAddr::V4(_) => 0,
@@ -86,8 +86,8 @@ fn no_address() -> io::Error {
     io::Error::new(io::ErrorKind::AddrNotAvailable, "no network device has the address")
 }
 
-/// The largest IP packet that reaches `there` from `here` without being cut, as the kernel knows
-/// it.
+/// The largest IP packet that can go from `here` to `there` without fragmentation, as far as the
+/// kernel knows.
 ///
 /// # Errors
 ///
@@ -132,7 +132,7 @@ mod tests {
         assert!(path_mtu(v6, v6).unwrap() >= 65_535);
     }
 
-    /// Peers behind a router cannot reach a link-local address; without any other it must do.
+    /// Peers behind a router cannot reach a link-local address, so it is only the last choice.
     #[test]
     fn the_address_that_reaches_farthest_is_preferred() {
         let mut device = network_devices().unwrap().swap_remove(0);

@@ -1,8 +1,8 @@
-//! The system calls the data plane needs, made safe.
+//! Safe wrappers of the system calls that the data plane needs.
 //!
-//! This crate and its siblings below `ffi/` hold the only `extern "C"` calls of the project. What a
-//! call asks for is either checked here or promised by an `unsafe trait` whose implementor is
-//! `smcr-memory`. No policy lives here: no retries, no buffering, no logging.
+//! Only this crate and its siblings below `ffi/` make `extern "C"` calls. Each precondition of such
+//! a call is either checked here or promised by an `unsafe trait` that `smcr-memory` implements. No
+//! policy lives here: no retries, no buffering, no logging.
 
 pub mod interface;
 pub mod mapping;
@@ -15,3 +15,17 @@ pub mod vectored;
 
 pub use mapping::Mapping;
 pub use vectored::{Foreign, Piece, readv, writev};
+
+/// Memory lent to a NIC. `smcr-memory` implements it; the bindings to real NICs require it.
+///
+/// # Safety
+///
+/// While the value lives, its bytes stay mapped, in place and registered, and no Rust reference to
+/// any of them exists.
+///
+/// Nobody should *change* them meanwhile either, or the NIC sends wrong bytes. But safe code can
+/// change them through the region, so memory safety must not depend on it.
+pub unsafe trait Lent {
+    /// The bytes the NIC may read.
+    fn piece(&self) -> Piece;
+}

@@ -1,4 +1,4 @@
-//! Anonymous memory straight from the kernel: page-aligned, zeroed, never moved.
+//! Anonymous memory mapped by the kernel: page-aligned, zeroed, never moved.
 
 use std::io;
 use std::ptr::NonNull;
@@ -26,11 +26,11 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes, all zero. Pages come into being when first touched.
+    /// Maps `len` bytes, all zero. The kernel allocates each page when it is first touched.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses; nothing is left behind.
+    /// When the kernel refuses. Nothing is mapped then.
     ///
     /// # Panics
     ///
@@ -47,7 +47,7 @@ impl Mapping {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )
         }?;
-        let base = NonNull::new(base.cast()).expect("the kernel maps no page at zero unasked");
+        let base = NonNull::new(base.cast()).expect("the kernel maps page zero only on request");
         Ok(Self { base, len })
     }
 
@@ -62,16 +62,16 @@ impl Mapping {
         self.len
     }
 
-    /// Gives the pages that lie wholly in `at..at + len` back to the kernel; they read as zero
-    /// afterwards. Returns the range that was given back, in bytes from `base`.
+    /// Frees the pages that lie completely in `at..at + len`; they read as zero afterwards. Returns
+    /// the range that was freed, in bytes from `base`.
     ///
     /// # Errors
     ///
-    /// As `madvise(2)`, on a kernel with larger pages for one; nothing is given back then.
+    /// As `madvise(2)`, for example on a kernel with larger pages. Nothing is freed then.
     ///
     /// # Panics
     ///
-    /// If the range leaves the mapping.
+    /// If the range exceeds the mapping.
     pub fn discard(&self, at: usize, len: usize) -> io::Result<std::ops::Range<usize>> {
         assert!(at <= self.len && len <= self.len - at);
         let start = at.next_multiple_of(PAGE);
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn discard_rounds_inwards_and_nothing_is_discarded_of_less_than_a_page() {
+    fn discard_rounds_inwards_and_frees_nothing_of_less_than_a_page() {
         let mapping = Mapping::anonymous(4 * PAGE).unwrap();
         assert_eq!(mapping.discard(1, 3 * PAGE).unwrap(), PAGE..3 * PAGE);
         assert_eq!(mapping.discard(100, 1000).unwrap(), 100..100);

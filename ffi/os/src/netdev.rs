@@ -1,6 +1,7 @@
 //! Network devices of this network namespace: names, addresses, MTU.
 //!
-//! By `getifaddrs` and one `ioctl`, not by `/sys`, which shows the namespace it was mounted in.
+//! They are read by `getifaddrs` and one `ioctl`. `/sys` would show the network namespace in which
+//! it was mounted, which may be another one.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -19,11 +20,11 @@ pub struct NetworkDevice {
     pub mac: Option<[u8; 6]>,
     /// The largest IP packet it carries, in bytes.
     pub mtu: u32,
-    /// Its number, by which sockets name it as a scope.
+    /// Its interface index, which is also the scope of link-local addresses on it.
     pub index: u32,
     /// Whether it is up.
     pub up: bool,
-    /// Whether it can carry packets now: up, and with a carrier where there is such a thing.
+    /// Whether it can carry packets now: it is up, and has a carrier if it is of a kind that has.
     pub running: bool,
     /// Its addresses, each with the bits of its mask.
     pub addresses: Vec<(IpAddr, u8)>,
@@ -75,13 +76,14 @@ struct List {
     head: *mut libc::ifaddrs,
 }
 
-/// One node of the list, copied: a device has one per address, and one more for its hardware.
+/// A copy of one node of the list. A device has one node per address, and one more for its
+/// hardware address.
 struct Entry {
-    /// Of the device: any bytes but a few, by the kernel's rules.
+    /// The name of the device. The kernel allows almost any bytes in it.
     name: CString,
     flags: libc::c_uint,
     mac: Option<[u8; 6]>,
-    /// Of the device; zero in the nodes of its addresses.
+    /// The index of the device; zero in nodes of IP addresses.
     index: u32,
     address: Option<(IpAddr, u8)>,
 }
@@ -185,16 +187,16 @@ fn ones(mask: IpAddr) -> u8 {
 /// The device in the label of an address: an alias such as `eth0:1` is an address on `eth0`.
 fn device_name(label: &CStr) -> CString {
     let mut parts = label.to_bytes().split(|byte| *byte == b':');
-    let device = parts.next().expect("even nothing splits into one part");
-    CString::new(device).expect("a part of what has no null bytes")
+    let device = parts.next().expect("`split` yields at least one part");
+    CString::new(device).expect("a part of a C string has no null bytes")
 }
 
-/// The MTU of a device; `None` if it is gone, as those of containers come and go.
+/// The MTU of a device; `None` if the device is gone, as those of containers come and go.
 fn mtu(socket: BorrowedFd<'_>, device: &CStr) -> io::Result<Option<u32>> {
     // SAFETY: `ifreq` is a plain C structure of integers and arrays, for which zero is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     let name = device.to_bytes();
-    assert!(name.len() < request.ifr_name.len(), "the kernel's own names fit, with their zero");
+    assert!(name.len() < request.ifr_name.len(), "the kernel's own names and a null byte fit");
     for (target, source) in request.ifr_name.iter_mut().zip(name) {
         *target = libc::c_char::from_ne_bytes([*source]);
     }
@@ -216,9 +218,9 @@ fn mtu(socket: BorrowedFd<'_>, device: &CStr) -> io::Result<Option<u32>> {
 mod tests {
     use super::*;
 
-    /// Every namespace has a loopback device, and everything about it is known.
+    /// Every network namespace has a loopback device with known properties.
     #[test]
-    fn the_loopback_device_is_as_everywhere() {
+    fn the_loopback_device_has_its_usual_properties() {
         let devices = network_devices().unwrap();
         let lo = devices.iter().find(|device| device.name == "lo").expect("a loopback device");
         assert_eq!((lo.mac, lo.mtu, lo.running), (None, 65_536, lo.up));
@@ -228,7 +230,7 @@ mod tests {
         }
     }
 
-    /// On a host with containers some device is always about to go. The others must be found.
+    /// On a host with containers a device may disappear at any time. The others must be found.
     #[test]
     fn a_device_that_has_gone_is_not_an_error() {
         let socket = open_socket().unwrap();
@@ -236,7 +238,7 @@ mod tests {
         assert_eq!(mtu(socket.as_fd(), c"no-such-device").unwrap(), None);
     }
 
-    /// An alias as a device of its own would have no Ethernet address to tell peers.
+    /// If an alias counted as a device, it would have no Ethernet address to announce to peers.
     #[test]
     fn an_alias_is_an_address_of_its_device() {
         assert_eq!(device_name(c"eth0:1").as_c_str(), c"eth0");

@@ -1,4 +1,4 @@
-//! Asking a UDP socket to split and join datagrams in the kernel (GSO and GRO).
+//! Options that make the kernel split and coalesce the datagrams of a UDP socket (GSO and GRO).
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -9,16 +9,16 @@ use crate::option;
 ///
 /// # Errors
 ///
-/// As `setsockopt(2)`: kernels before 4.18 do not know it.
+/// As `setsockopt(2)`. Kernels before 4.18 lack this option.
 pub fn split_sends(socket: BorrowedFd<'_>, bytes: u16) -> io::Result<()> {
     option::set(socket, libc::SOL_UDP, libc::UDP_SEGMENT, bytes.into())
 }
 
-/// Lets one receive on `socket` return several datagrams of one sender, joined.
+/// Lets one receive on `socket` return several coalesced datagrams of one sender.
 ///
 /// # Errors
 ///
-/// As `setsockopt(2)`: kernels before 5.0 do not know it.
+/// As `setsockopt(2)`. Kernels before 5.0 lack this option.
 pub fn join_receives(socket: BorrowedFd<'_>) -> io::Result<()> {
     option::set(socket, libc::SOL_UDP, libc::UDP_GRO, 1)
 }

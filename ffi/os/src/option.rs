@@ -1,4 +1,4 @@
-//! Options of sockets whose value is one integer.
+//! Socket options whose value is one integer.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_set_is_there_and_what_is_unknown_is_refused() {
+    fn an_option_reads_back_and_an_unknown_one_is_refused() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         set(socket.as_fd(), libc::IPPROTO_IP, libc::IP_TTL, 7).unwrap();
         assert_eq!(get(socket.as_fd(), libc::IPPROTO_IP, libc::IP_TTL).unwrap(), 7);

@@ -1,5 +1,5 @@
-//! What no crate below us knows about TCP sockets: keeping and reading the SYN, and where the
-//! urgent byte is.
+//! TCP socket calls that the crates we depend on do not have: saving and reading the SYN, and
+//! finding the urgent byte.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -17,8 +17,8 @@ pub fn save_syn(listener: BorrowedFd<'_>) -> io::Result<()> {
 
 /// The SYN that opened an accepted connection: IP header, TCP header and options.
 ///
-/// Empty if there is none: the listener did not save it, or it has been read before. Whoever asks
-/// waits until the kernel has finished the segment it is working on for this socket.
+/// Empty if the listener did not save it, or if it was read before. The call may wait until the
+/// kernel has processed the segment that it is working on for this socket.
 ///
 /// # Errors
 ///
@@ -46,10 +46,11 @@ pub fn saved_syn(connection: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     Ok(syn)
 }
 
-/// Whether the byte that a read of `connection` would bring next is the urgent one.
+/// Whether the next byte that a read of `connection` would return is the urgent one.
 ///
-/// Certain once that byte has arrived, as `FIONREAD` tells: its rank came with it. With
-/// `SO_OOBINLINE`, without which a read passes over the urgent byte in silence.
+/// The answer is final once `FIONREAD` shows that this byte has arrived, because the segment that
+/// brought it also said whether it is urgent. The socket needs `SO_OOBINLINE`; without it, a read
+/// skips the urgent byte.
 ///
 /// # Errors
 ///
@@ -96,8 +97,8 @@ mod tests {
         assert_eq!(saved_syn(after.as_fd()).unwrap(), [], "read once");
     }
 
-    /// The place of the urgent byte must be told exactly: one byte off, and `telnet` would throw
-    /// away a key that was typed.
+    /// The position of the urgent byte must be exact. If it were off by one byte, `telnet` would
+    /// discard a key that the user typed.
     #[test]
     fn the_mark_is_where_the_urgent_byte_is() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,4 +1,5 @@
-//! UDP sockets that send and receive many datagrams per call: GSO, GRO, and bursts of both.
+//! UDP sockets that send and receive many datagrams per system call, with GSO, GRO, `sendmmsg` and
+//! `recvmmsg`.
 
 mod address;
 mod steering;
@@ -14,46 +15,47 @@ use crate::option;
 use address::Name;
 pub use steering::Steering;
 
-/// A nonblocking socket, bound and never connected, that coalesces what it receives.
+/// A nonblocking socket that is bound, never connected, and coalesces received datagrams.
 #[derive(Debug)]
 pub struct UdpSocket {
     descriptor: OwnedFd,
     is_ipv4: bool,
-    /// The network device that link-local targets are on; zero where there are none.
+    /// The index of the network device for link-local targets; zero if the socket has none.
     scope_id: u32,
 }
 
-/// Datagrams of one size, the last of which may be shorter, on their way to one address.
+/// Datagrams to send to one address: all of one size, but the last may be shorter.
 #[derive(Clone, Copy, Debug)]
 pub struct Departing<'a> {
-    /// Where to. Another family than the socket's is refused as unreachable. The scope is that of
-    /// the socket.
+    /// The destination. An address of another family than the socket's is refused as unreachable.
+    /// Link-local addresses get the scope of the socket.
     pub target: SocketAddr,
-    /// The datagrams, end to end.
+    /// The datagrams, one behind the other.
     pub bytes: &'a [u8],
     /// The size of all but the last.
     pub segment_len: usize,
 }
 
-/// Datagrams of one size, the last of which may be shorter, that came from one address.
+/// Datagrams received from one address: all of one size, but the last may be shorter.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrived<'a> {
-    /// Where from.
+    /// The source address.
     pub source: SocketAddr,
-    /// The datagrams, end to end.
+    /// The datagrams, one behind the other.
     pub bytes: &'a [u8],
     /// The size of all but the last.
     pub segment_len: usize,
 }
 
-/// Why the first of some datagrams was not sent.
+/// Why the kernel did not send the first of some datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// No room now: try again.
+    /// The socket buffer is full now: try again later.
     Full,
-    /// Too large for the path, or the device cannot split it: try smaller or fewer.
+    /// A datagram is too large for the path, or the device cannot split them: send smaller ones, or
+    /// fewer at once.
     Unable,
-    /// No way to the target.
+    /// There is no route to the target.
     Unreachable,
 }
 
@@ -63,7 +65,7 @@ pub struct ReceiveRing {
     buffers: Vec<Buffer>,
 }
 
-/// What the kernel fills for one element of a burst.
+/// The memory that the kernel fills for one element of a burst.
 #[derive(Debug)]
 struct Buffer {
     bytes: Box<[u8]>,
@@ -73,8 +75,8 @@ struct Buffer {
 }
 
 impl UdpSocket {
-    /// Binds to `local`, with room for `buffer_len` bytes in each direction, or as much as the
-    /// kernel grants. A link-local address needs its scope.
+    /// Binds to `local`. Requests buffers of `buffer_len` bytes for each direction; the kernel may
+    /// grant less. A link-local address needs its scope.
     ///
     /// # Errors
     ///
@@ -86,18 +88,18 @@ impl UdpSocket {
         Ok(socket)
     }
 
-    /// As [`UdpSocket::bind`], as many sockets as `steering` has shares, each with its own.
+    /// Binds one socket for each share of `steering`, otherwise as [`UdpSocket::bind`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`UdpSocket::bind`].
     pub fn bind_shares(
         local: SocketAddr,
         buffer_len: usize,
         steering: Steering,
     ) -> io::Result<Vec<Self>> {
-        // Whoever has the port alone keeps it: sockets of others are not to get a share. Sockets
-        // that share a port do not find out, so one that does not is tried first.
+        // If another process has the port, we must not share it. Binding with SO_REUSEPORT would
+        // not reveal that, so a socket without it is bound first.
         drop(Self::bind(local, 0)?);
         let mut sockets = Vec::new();
         for _ in 0..steering.shares {
@@ -121,16 +123,16 @@ impl UdpSocket {
         let socket = Self { descriptor, is_ipv4: local.is_ipv4(), scope_id };
         socket.enlarge(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, buffer_len)?;
         socket.enlarge(libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, buffer_len)?;
-        // DF on every packet, and identifications that can be known in advance. PROBE and not DO:
-        // with DO anybody who forges an ICMP message lowers the path MTU below our packets, and the
-        // kernel refuses them all from then on.
+        // This sets DF on every packet and makes identifications predictable. PROBE, not DO: with
+        // DO a forged ICMP message could lower the path MTU below our packets, and the kernel would
+        // refuse all of them from then on.
         if socket.is_ipv4 {
             socket.set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
         } else {
             let probe = libc::IPV6_PMTUDISC_PROBE;
             socket.set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, probe)?;
             socket.set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
-            // RNICs send UDP without a checksum, over IPv6 too: the ICRC is better.
+            // RNICs send UDP without a checksum over IPv6 too, since the ICRC is stronger.
             socket.set(libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, 1)?;
         }
         socket.set(libc::IPPROTO_UDP, libc::UDP_GRO, 1)?;
@@ -146,7 +148,7 @@ impl UdpSocket {
         check(result)
     }
 
-    /// `target` as this socket can send to it.
+    /// The address by which this socket can send to `target`, if it can.
     fn reachable(&self, target: SocketAddr) -> Option<SocketAddr> {
         match target {
             SocketAddr::V4(_) => self.is_ipv4.then_some(target),
@@ -157,7 +159,7 @@ impl UdpSocket {
         }
     }
 
-    /// How many bytes of buffer the kernel granted for receiving, overhead included.
+    /// The size in bytes of the receive buffer that the kernel granted, overhead included.
     ///
     /// # Errors
     ///
@@ -167,11 +169,11 @@ impl UdpSocket {
         Ok(usize::try_from(value).unwrap_or(0))
     }
 
-    /// Sends as many of `departing` as go with one system call, and returns how many were taken.
+    /// Sends `departing`, as far as one system call can, and returns how many elements were sent.
     ///
     /// # Errors
     ///
-    /// When the first was not taken.
+    /// When the first was not sent.
     ///
     /// # Panics
     ///
@@ -196,7 +198,7 @@ impl UdpSocket {
             assert!(departing.segment_len > 0);
             let header = &mut messages[count].msg_hdr;
             if departing.bytes.len() > departing.segment_len {
-                let len = u16::try_from(departing.segment_len).expect("no packet is that long");
+                let len = u16::try_from(departing.segment_len).expect("a packet is that short");
                 controls[count] = Control::segment(len);
                 header.msg_control = (&raw mut controls[count]).cast();
                 header.msg_controllen = Control::SEGMENT_LEN;
@@ -227,7 +229,7 @@ impl UdpSocket {
         option::set(self.as_fd(), level, name, value)
     }
 
-    /// Asks for a buffer beyond the system's limit, or else for one up to it.
+    /// Requests a buffer beyond the system's limit, or up to the limit if that is not permitted.
     fn enlarge(&self, force: c_int, modest: c_int, len: usize) -> io::Result<()> {
         let len = c_int::try_from(len).unwrap_or(c_int::MAX);
         match self.set(libc::SOL_SOCKET, force, len) {
@@ -254,7 +256,7 @@ impl From<io::Error> for Refusal {
 }
 
 impl ReceiveRing {
-    /// Room for bursts of up to `count` datagrams, or trains of them.
+    /// Allocates buffers for bursts of up to `count` datagrams, or trains of them.
     ///
     /// # Panics
     ///
@@ -264,17 +266,18 @@ impl ReceiveRing {
         let buffer = || Buffer {
             bytes: vec![0; DATAGRAM_MAX].into(),
             len: 0,
-            source: NOWHERE,
+            source: NO_SOURCE,
             segment_len: 0,
         };
         Self { buffers: (0..count).map(|_| buffer()).collect() }
     }
 
-    /// Takes in at most one burst, which replaces the one before; returns how many elements it has.
+    /// Receives at most one burst, which replaces the previous one. Returns the number of its
+    /// elements, which is zero if nothing has arrived.
     ///
     /// # Errors
     ///
-    /// As `recvmmsg(2)`; that there is nothing is not an error but zero.
+    /// As `recvmmsg(2)`.
     pub fn receive(&mut self, socket: &UdpSocket) -> io::Result<usize> {
         let mut sources = [Name::NONE; RECEIVE_BURST];
         let mut vectors = [NO_VECTOR; RECEIVE_BURST];
@@ -314,7 +317,7 @@ impl ReceiveRing {
         };
         for (index, buffer) in self.buffers[..count].iter_mut().enumerate() {
             buffer.len = messages[index].msg_len as usize;
-            buffer.source = sources[index].address().unwrap_or(NOWHERE);
+            buffer.source = sources[index].address().unwrap_or(NO_SOURCE);
             let control_len = messages[index].msg_hdr.msg_controllen;
             let segment_len = controls[index].coalesced(control_len);
             buffer.segment_len = segment_len.unwrap_or(buffer.len).max(1);
@@ -322,7 +325,7 @@ impl ReceiveRing {
         Ok(count)
     }
 
-    /// An element of the last burst.
+    /// Returns one element of the last burst.
     ///
     /// # Panics
     ///
@@ -333,7 +336,7 @@ impl ReceiveRing {
     }
 }
 
-/// Room for ancillary data, aligned as the kernel wants it: one header and up to 16 bytes.
+/// A buffer for ancillary data, aligned as the kernel requires: one header and up to 16 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Control {
@@ -351,18 +354,18 @@ const _: () = assert!(align_of::<Control>() >= align_of::<cmsghdr>());
 
 impl Control {
     const HEADER_LEN: usize = size_of::<cmsghdr>();
-    /// What a `u16` takes, padding included.
+    /// The length of a message with a `u16`, padding included.
     const SEGMENT_LEN: usize = Self::HEADER_LEN + 8;
 
-    /// Asks the kernel to cut a datagram into segments.
+    /// The message that tells the kernel to split a datagram into segments of `len` bytes.
     fn segment(len: u16) -> Self {
         let mut data = [0; 16];
         data[..2].copy_from_slice(&len.to_ne_bytes());
         Self { len: Self::HEADER_LEN + 2, level: libc::IPPROTO_UDP, kind: libc::UDP_SEGMENT, data }
     }
 
-    /// The size of the datagrams that the kernel joined, if it wrote so. `written` is how many
-    /// bytes of `self` it wrote.
+    /// The size of the datagrams that the kernel coalesced, if it reported one. `written` is how
+    /// many bytes of `self` it wrote.
     fn coalesced(&self, written: usize) -> Option<usize> {
         let tells = written >= Self::HEADER_LEN + size_of::<c_int>()
             && self.level == libc::IPPROTO_UDP
@@ -372,7 +375,7 @@ impl Control {
     }
 }
 
-/// An IPv4 socket without an address.
+/// Opens an IPv4 socket without an address.
 pub(crate) fn open_socket() -> io::Result<OwnedFd> {
     open_socket_of(libc::AF_INET)
 }
@@ -390,17 +393,17 @@ fn check(result: c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Where what came from nowhere comes from.
-const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+/// The source address of a datagram if the kernel did not report one.
+const NO_SOURCE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 const NO_VECTOR: iovec = iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 // SAFETY: `msghdr` is pointers and integers (and private padding on some targets), all of which may
 // be zero.
 const NO_HEADER: msghdr = unsafe { mem::zeroed() };
 const NO_MESSAGE: mmsghdr = mmsghdr { msg_hdr: NO_HEADER, msg_len: 0 };
 
-/// Elements of one sending system call.
+/// The most elements that one system call sends.
 const SEND_BURST: usize = 16;
-/// Elements of one receiving system call, at most.
+/// The most elements that one system call receives.
 const RECEIVE_BURST: usize = 8;
 /// The largest payload of a UDP datagram, rounded up.
 const DATAGRAM_MAX: usize = 65_536;

@@ -1,4 +1,4 @@
-//! `readv` and `writev` on memory that no Rust reference may name.
+//! `readv` and `writev` on memory to which no Rust reference may exist.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 pub struct Piece {
     /// The first byte. Dangling if `len` is zero.
     pub base: NonNull<u8>,
-    /// How many.
+    /// The number of bytes.
     pub len: usize,
 }
 
@@ -30,7 +30,8 @@ pub unsafe trait Foreign {
     fn pieces(&self) -> [Piece; 2];
 }
 
-/// Reads from `file` into `target`; returns how many bytes came, zero at the end of the stream.
+/// Reads from `file` into `target`. Returns how many bytes were read: zero at the end of the
+/// stream.
 ///
 /// # Errors
 ///
@@ -45,7 +46,7 @@ pub fn readv(file: BorrowedFd<'_>, target: &impl Foreign) -> io::Result<usize> {
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
-/// Writes `source` to `file`; returns how many bytes were taken.
+/// Writes `source` to `file`. Returns how many bytes were written.
 ///
 /// # Errors
 ///

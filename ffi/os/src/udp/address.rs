@@ -1,4 +1,4 @@
-//! Socket addresses of both families as the kernel reads and writes them.
+//! Socket addresses of both families in the kernel's binary form.
 
 use std::mem;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -13,11 +13,11 @@ pub(super) struct Name([u8; NAME_LEN]);
 impl Name {
     /// All zero: no address.
     pub(super) const NONE: Self = Self([0; NAME_LEN]);
-    /// What the kernel may write.
+    /// How many bytes the kernel may write.
     #[allow(clippy::cast_possible_truncation, reason = "28")]
     pub(super) const LEN: socklen_t = NAME_LEN as socklen_t;
 
-    /// `address`, and how many bytes of it there are.
+    /// The binary form of `address`, and its length in bytes.
     pub(super) fn of(address: SocketAddr) -> (Self, socklen_t) {
         let mut name = Self::NONE;
         let bytes = &mut name.0;
@@ -37,7 +37,7 @@ impl Name {
         (name, socklen_t::try_from(len).expect("28 at most"))
     }
 
-    /// The address the kernel wrote, if it is one of the internet's.
+    /// The address that the kernel wrote, if it is an IPv4 or IPv6 address.
     pub(super) fn address(&self) -> Option<SocketAddr> {
         let port = u16::from_be_bytes(self.part(PORT));
         match c_int::from(sa_family_t::from_ne_bytes(self.part(0))) {
@@ -83,9 +83,9 @@ const _: () = assert!(align_of::<Name>() >= align_of::<sockaddr_in6>());
 mod tests {
     use super::*;
 
-    /// A link-local address without its scope reaches nobody.
+    /// A link-local address without its scope would be unreachable.
     #[test]
-    fn addresses_survive_the_way_to_the_kernel() {
+    fn addresses_read_back_from_the_kernels_form() {
         let scoped = SocketAddrV6::new("fe80::7".parse().unwrap(), 4791, 0, 3);
         for address in ["10.1.2.3:4791".parse().unwrap(), scoped.into()] {
             let (name, len) = Name::of(address);

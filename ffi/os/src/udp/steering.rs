@@ -5,29 +5,30 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use libc::{sock_filter, sock_fprog, socklen_t};
 
-/// Which socket of those that share an address gets a datagram: the byte at `byte_at` of its
-/// payload modulo `shares`, in the order in which the sockets were bound.
+/// Selects one of the sockets that share an address for each datagram: the byte at `byte_at` of its
+/// payload, modulo `shares`, is the index of the socket in binding order.
 ///
-/// Of datagrams that were joined the first decides. Datagrams too short for that go anywhere.
+/// For coalesced datagrams the first one decides. A datagram that is too short goes to any socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Steering {
-    /// The byte that decides.
+    /// The offset in the payload of the byte that decides.
     pub byte_at: u32,
     /// How many sockets there are. Not zero.
     pub shares: u32,
 }
 
 impl Steering {
-    /// Which share a datagram has that begins with `payload`.
+    /// The index of the socket that gets a datagram with this deciding byte.
     pub fn share_of(self, byte: u8) -> u32 {
         u32::from(byte) % self.shares
     }
 
-    /// Tells the kernel. One of the sockets is enough, once all are bound.
+    /// Attaches the program that does this to `socket`. Once all sockets are bound, attaching it to
+    /// one of them is enough.
     ///
     /// # Errors
     ///
-    /// As `setsockopt(2)`: kernels before 4.5 do not know it.
+    /// As `setsockopt(2)`. Kernels before 4.5 lack this option.
     pub(super) fn attach(self, socket: BorrowedFd<'_>) -> io::Result<()> {
         let mut program = [
             step(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, self.byte_at),
@@ -58,7 +59,7 @@ fn step(code: u32, k: u32) -> sock_filter {
     sock_filter { code, jt: 0, jf: 0, k }
 }
 
-// Of linux/bpf_common.h.
+// From linux/bpf_common.h.
 const BPF_MOD: u32 = 0x90;
 const BPF_A: u32 = 0x10;
 #[allow(clippy::cast_possible_truncation, reason = "16")]

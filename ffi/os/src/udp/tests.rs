@@ -1,4 +1,4 @@
-//! Real sockets of both families, over loopback.
+//! Tests with real sockets of both address families, over loopback.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn pair(last: u8) -> (UdpSocket, UdpSocket, SocketAddr) {
     (sender, UdpSocket::bind(target, 1 << 20).unwrap(), target)
 }
 
-/// Waits for a burst, in turns of the scheduler; loopback loses nothing.
+/// Waits for a burst and yields to the scheduler meanwhile. Loopback loses no datagrams.
 fn receive(ring: &mut ReceiveRing, socket: &UdpSocket) -> usize {
     loop {
         match ring.receive(socket).unwrap() {
@@ -19,7 +19,7 @@ fn receive(ring: &mut ReceiveRing, socket: &UdpSocket) -> usize {
     }
 }
 
-/// If this fails, every packet costs a trip through the stack and throughput is a tenth.
+/// Without this, each packet would pass the network stack alone, at a tenth of the throughput.
 #[test]
 fn a_run_is_sent_and_received_whole() {
     let (sender, receiver, target) = pair(1);
@@ -35,11 +35,11 @@ fn a_run_is_sent_and_received_whole() {
     assert_eq!(arrived.source, SocketAddr::from(([127, 0, 3, 1], 4791)));
     let arrived = ring.arrived(1);
     assert_eq!((arrived.bytes, arrived.segment_len), (&[1, 2, 3][..], 3));
-    assert_eq!(ring.receive(&receiver).unwrap(), 0, "nothing is not an error");
+    assert_eq!(ring.receive(&receiver).unwrap(), 0, "an empty socket is not an error");
 }
 
 #[test]
-fn what_cannot_be_sent_says_why() {
+fn a_refused_send_says_why() {
     let (sender, _receiver, target) = pair(11);
     let bytes = [0; 65_000];
     let many = Departing { target, bytes: &bytes, segment_len: 100 };
@@ -74,9 +74,9 @@ fn a_run_over_ipv6_is_sent_and_received_whole() {
     assert_eq!(sender.send([nowhere].into_iter()), Err(Refusal::Unreachable));
 }
 
-/// Packets of a queue pair that come to another poller's socket cost a detour each.
+/// If steering fails, packets arrive at another poller's socket, and each must be forwarded.
 #[test]
-fn a_share_of_an_address_gets_what_is_steered_to_it() {
+fn each_socket_gets_the_datagrams_that_are_steered_to_it() {
     let local = SocketAddr::from(([127, 0, 3, 31], 4791));
     let steering = Steering { byte_at: 2, shares: 3 };
     let sockets = UdpSocket::bind_shares(local, 1 << 20, steering).unwrap();
