@@ -1,4 +1,4 @@
-//! Capture files, old and new, as a sequence of frames.
+//! Reads capture files, pcap and pcapng, as a sequence of frames.
 
 use std::io::{self, Read};
 
@@ -13,7 +13,7 @@ use super::{DecodeError, frame};
 
 /// The first block of every pcapng file.
 const PCAPNG_MAGIC: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
-/// Ticks per second where an interface says nothing.
+/// Ticks per second of an interface that does not give its resolution.
 const MICROSECONDS: u64 = 1_000_000;
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
@@ -32,7 +32,7 @@ pub(super) struct Frame<'a> {
 pub(super) enum End {
     /// After its last frame.
     Complete,
-    /// In the middle of one, as captures do whose writer was killed, or in bytes that are none.
+    /// In the middle of a frame, because the writer was killed, or in bytes that are no frame.
     Damaged,
 }
 
@@ -58,7 +58,7 @@ fn pcap(
         TsResolution::MicroSecond => 1_000,
         TsResolution::NanoSecond => 1,
     };
-    // Raw: the checked reader refuses captures whose snap length cut a frame.
+    // The raw reader is used because the checked one refuses frames that the snap length cut.
     while let Some(packet) = reader.next_raw_packet() {
         let packet = match packet {
             Ok(packet) => packet,
@@ -76,8 +76,8 @@ fn pcapng(
     each: &mut dyn FnMut(Frame<'_>) -> io::Result<()>,
 ) -> Result<End, DecodeError> {
     let mut reader = PcapNgReader::new(input).map_err(|_| DecodeError::NotACapture)?;
-    // Of the current section, one per interface; the reader's own list cannot be asked while a
-    // block of it is in use.
+    // The resolutions of the interfaces in the current section. The reader has such a list too, but
+    // lends it to nobody while one of its blocks is in use.
     let mut interfaces = Vec::new();
     loop {
         let block = match reader.next_block() {
@@ -94,7 +94,7 @@ fn pcapng(
             let Some(&(link, per_second)) = interfaces.get(interface) else {
                 return Ok(End::Damaged);
             };
-            // The reader takes every tick for a nanosecond.
+            // The reader assumes that every tick is a nanosecond.
             let ticks = packet.timestamp.as_nanos();
             let time_ns = ticks * u128::from(NANOS_PER_SECOND) / u128::from(per_second);
             let time_ns = u64::try_from(time_ns).unwrap_or(u64::MAX);
@@ -105,7 +105,7 @@ fn pcapng(
     }
 }
 
-/// How finely the interface stamps its frames: a power of ten, or of two if the high bit is set.
+/// The resolution of the interface's time stamps: a power of ten, or of two if the high bit is set.
 fn ticks_per_second(interface: &InterfaceDescriptionBlock<'_>) -> u64 {
     let exponent = interface.options.iter().find_map(|option| {
         if let InterfaceDescriptionOption::IfTsResol(exponent) = option {
@@ -126,7 +126,7 @@ fn known(link: u32) -> Result<u32, DecodeError> {
     if frame::is_known(link) { Ok(link) } else { Err(DecodeError::UnknownLinkType(link)) }
 }
 
-/// What an error of the reader means: the file's fault, unless the disk's.
+/// Converts an error of the reader: the file is damaged, unless reading it failed.
 fn ended(error: PcapError) -> Result<End, DecodeError> {
     match error {
         PcapError::IoError(error) if error.kind() != io::ErrorKind::UnexpectedEof => {

@@ -1,4 +1,4 @@
-//! CLC messages of both versions in words.
+//! Describes CLC messages of both versions in words.
 
 use smcr_proto::wire::clc::v2::{FirstContact, ProposalExtension};
 use smcr_proto::wire::clc::{
@@ -8,7 +8,7 @@ use smcr_proto::wire::clc::{
 use super::messages::{list, malformed_words};
 use super::words::Words;
 
-/// One whole CLC message in words.
+/// Describes one complete CLC message.
 pub(super) fn clc_words(message: &[u8]) -> Words {
     let (kind, version) = (message[4], message[7] >> 4);
     let name = match kind {
@@ -94,7 +94,7 @@ fn offer_v2_words(message: &OfferV2) -> Words {
     let Some(first_contact) = &message.first_contact else { return words };
     let words = words.with(first_contact_words(first_contact));
     let gids = message.gids.as_slice();
-    // Only a Confirm tells its ports.
+    // Only a Confirm lists the ports.
     if gids.is_empty() {
         return words;
     }
@@ -121,7 +121,7 @@ fn decline_words(decline: &Decline) -> Words {
         .text("reason", format_args!("{:?}", decline.diagnosis))
 }
 
-/// Fields stay countable if a name is empty.
+/// Replaces an empty name by `-`, so that each line has the same number of fields.
 fn or_dash(name: String) -> String {
     if name.is_empty() { "-".to_owned() } else { name }
 }

@@ -1,11 +1,11 @@
-//! Captured frames down to TCP segments and RoCE packets.
+//! Finds the TCP segment or the RoCE packet in a captured frame.
 //!
-//! Lengths in headers are believed only as far as there are bytes. Whatever is not IP, not TCP or
-//! RoCE, or a later fragment, is `None`: a capture is full of other people's traffic.
+//! Lengths in headers are trusted only as far as there are bytes. Frames that carry neither TCP nor
+//! RoCE, and later fragments, give `None`: a capture is full of other traffic.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// What a frame carries for us.
+/// The packet in a frame that is of interest to us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Packet<'a> {
     pub(super) source: IpAddr,
@@ -42,8 +42,8 @@ impl Segment<'_> {
     }
 }
 
-/// RoCE from the base transport header on; several packets of one length if the capture was taken
-/// above segmentation offload.
+/// A RoCE datagram from the base transport header on. It holds several packets of one length if the
+/// capture was taken above segmentation offload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Datagram<'a> {
     pub(super) bytes: &'a [u8],
@@ -82,7 +82,7 @@ mod protocol {
 
 /// The UDP port of RoCEv2.
 const ROCE_PORT: u16 = 4791;
-/// IPv6 extension headers followed before giving up.
+/// The most IPv6 extension headers that are followed.
 const EXTENSIONS_MAX: usize = 8;
 
 /// Whether frames of this link type can be read at all.
@@ -91,7 +91,7 @@ pub(super) fn is_known(link: u32) -> bool {
     matches!(link, NULL | ETHERNET | RAW_BSD | RAW | LINUX_COOKED | IPV4 | IPV6 | LINUX_COOKED_2)
 }
 
-/// What a frame of the given link type carries, if it is for us.
+/// The packet in a frame of the given link type, if it is of interest to us.
 pub(super) fn dissect(link: u32, frame: &[u8]) -> Option<Packet<'_>> {
     match link {
         link_type::ETHERNET => typed(u16_at(frame, 12)?, frame.get(14..)?),
@@ -103,7 +103,7 @@ pub(super) fn dissect(link: u32, frame: &[u8]) -> Option<Packet<'_>> {
     }
 }
 
-/// A payload with an Ethernet type, VLAN tags included.
+/// The packet in a payload with an Ethernet type, behind any VLAN tags.
 fn typed(mut ethertype: u16, mut rest: &[u8]) -> Option<Packet<'_>> {
     while matches!(ethertype, ethertype::VLAN | ethertype::PROVIDER_VLAN) {
         ethertype = u16_at(rest, 2)?;
@@ -127,10 +127,10 @@ fn ip(packet: &[u8]) -> Option<Packet<'_>> {
 fn ipv4(packet: &[u8]) -> Option<Packet<'_>> {
     let header_bytes = usize::from(packet.first()? & 0x0f) * 4;
     if u16_at(packet, 6)? & 0x1fff != 0 {
-        return None; // a fragment that is not the first has no ports
+        return None; // only the first fragment has ports
     }
     let total_bytes = match usize::from(u16_at(packet, 2)?) {
-        0 => packet.len(), // the sending host left it to its NIC
+        0 => packet.len(), // the sending host left the field to its NIC
         total_bytes => total_bytes,
     };
     let source = Ipv4Addr::from(array::<4>(packet, 12)?).into();
@@ -230,7 +230,7 @@ mod tests {
         packet == Packet { source, target, content: roce }
     }
 
-    /// A capture of `any`, of a VLAN or of a tunnel shows the same packets as one of Ethernet.
+    /// A capture of device `any`, a VLAN or a tunnel shows the same packets as one of Ethernet.
     #[test]
     fn every_link_type_leads_to_the_same_packet() {
         let ip = ipv4_roce();
@@ -250,7 +250,7 @@ mod tests {
         ] {
             assert!(is_known(link));
             assert!(is_our_packet(dissect(link, &frame).unwrap()), "link type {link}");
-            // Cut anywhere, it is a shorter packet or none, never a panic.
+            // A frame that is cut anywhere gives a shorter packet or none, but never a panic.
             for cut in 0..frame.len() {
                 dissect(link, &frame[..cut]);
             }
@@ -265,7 +265,7 @@ mod tests {
         assert!(is_our_packet(dissect(link_type::RAW, &padded).unwrap()));
     }
 
-    /// What the second fragment of a big datagram carries looks like ports, and is none.
+    /// The payload of a later fragment must not be mistaken for ports.
     #[test]
     fn later_fragments_are_skipped() {
         let mut fragment = ipv4_roce();

@@ -1,7 +1,7 @@
-//! LLC and CDC messages in words.
+//! Describes LLC and CDC messages in words.
 //!
-//! SMC-Rv2 carries its version in the high half of the LLC type; its CDC messages are those of
-//! version 1.
+//! SMC-Rv2 has its version in the high half of the LLC type. Its CDC messages are those of version
+//! 1.
 
 use smcr_proto::wire::Malformed;
 use smcr_proto::wire::cdc::{self, Cdc, Cursor};
@@ -10,10 +10,10 @@ use smcr_proto::wire::llc::{self, Llc, LlcV2, RkeyOnLink, RkeyPair};
 
 use super::words::Words;
 
-/// The high half of a type of SMC-Rv2.
+/// The high half of an LLC type of SMC-Rv2.
 const VERSION_2: u8 = 0x20;
 
-/// The length that a message says it has, if it looks like one of ours at all.
+/// The length in the message's header, if it looks like an SMC-R message.
 pub(super) fn announced_bytes(message: &[u8]) -> Option<usize> {
     let &[kind, length, ..] = message else { return None };
     if !is_ours(kind) {
@@ -26,7 +26,7 @@ pub(super) fn announced_bytes(message: &[u8]) -> Option<usize> {
     (length >= llc::LEN).then_some(length)
 }
 
-/// One message of a SEND in words; `None` if it is not of SMC-R.
+/// Describes the message of a SEND; `None` if it is not an SMC-R message.
 pub(super) fn words(message: &[u8]) -> Option<Words> {
     let length = announced_bytes(message)?;
     if message.len() < length {
@@ -44,7 +44,7 @@ pub(super) fn words(message: &[u8]) -> Option<Words> {
     if llc::v2::is_v2(message) {
         return Some(match LlcV2::decode(&message[..length]) {
             Ok(message) => Words::new(name).with(llc_v2_words(&message)),
-            // There are none of version 2.
+            // No message of version 2 has such a type.
             Err(Malformed::UnknownType(_)) => Words::new(name).bytes("hex", message),
             Err(malformed) => malformed_words(name, malformed, message),
         });
@@ -55,7 +55,7 @@ pub(super) fn words(message: &[u8]) -> Option<Words> {
     })
 }
 
-/// Whether a message of this type is worth believing its length.
+/// Whether this is a known message type, so that the length can be trusted.
 fn is_ours(kind: u8) -> bool {
     kind == cdc::TYPE || matches!(kind & 0x0f, 1..=9) && matches!(kind >> 4, 0 | 2)
 }
@@ -77,7 +77,7 @@ fn kind_name(kind: u8) -> String {
     format!("{name}{version}")
 }
 
-/// What is wrong with a message, and all of it.
+/// Describes a malformed message: the error and all its bytes.
 pub(super) fn malformed_words(name: String, malformed: Malformed, bytes: &[u8]) -> Words {
     Words::new(name).text("malformed", format_args!("{malformed:?}")).bytes("hex", bytes)
 }
@@ -152,7 +152,7 @@ fn llc_words(message: &Llc) -> Words {
     }
 }
 
-/// What version 2 does not change is said as in version 1.
+/// Describes an LLC message of version 2. Those that are as in version 1 have the same words.
 fn llc_v2_words(message: &LlcV2<'_>) -> Words {
     match *message {
         LlcV2::ConfirmLink(it) => {
@@ -185,14 +185,14 @@ fn add_link_v2_words(message: &AddLinkV2<'_>) -> Words {
         .text("rkeys", pairs(extension.rkeys.iter()))
 }
 
-/// RMBs on a new link: key here = key there @ address there.
+/// RMBs on a new link: rkey on this link = rkey on the new link @ address there.
 fn pairs(pairs: impl Iterator<Item = RkeyPair>) -> String {
     list(pairs.map(|pair| {
         format!("{:#010x}={:#010x}@{:#018x}", pair.existing.0, pair.new.0, pair.address)
     }))
 }
 
-/// What an RMB is called on other links: link = key @ address.
+/// The RMB on other links: link = rkey @ address.
 fn on_links(others: &[RkeyOnLink], count: u8) -> String {
     list(
         others.iter().take(usize::from(count)).map(|other| {
@@ -201,7 +201,7 @@ fn on_links(others: &[RkeyOnLink], count: u8) -> String {
     )
 }
 
-/// Items with commas between them; `-` if there are none, so that fields stay countable.
+/// Joins items with commas; `-` if there are none, so that each line has the same number of fields.
 pub(super) fn list(items: impl Iterator<Item = String>) -> String {
     let items = items.collect::<Vec<_>>();
     if items.is_empty() { "-".to_owned() } else { items.join(",") }

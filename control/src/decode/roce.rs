@@ -1,4 +1,4 @@
-//! RoCE packets in words: who writes where, what was acknowledged, which messages were sent.
+//! Describes RoCE packets in words: writes and their targets, acknowledgements, and messages.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ const BTH: usize = 12;
 const RETH: usize = 16;
 /// ACK extended transport header.
 const AETH: usize = 4;
-/// Invariant CRC, the end of every packet.
+/// Invariant CRC at the end of every packet.
 const ICRC: usize = 4;
 
 /// The reliable connected operations whose headers we look into.
@@ -36,7 +36,8 @@ mod opcode {
 /// Calls `show` for every packet in `datagram`, which went from one address to another.
 ///
 /// A capture on a host that offloads segmentation shows a whole train of packets under one UDP
-/// header. Only the last of a train is shorter, so the length of the first tells where they part.
+/// header. Only the last of a train may be shorter, so the length of the first gives the
+/// boundaries.
 pub(super) fn packets(
     datagram: Datagram<'_>,
     between: (IpAddr, IpAddr),
@@ -54,7 +55,7 @@ pub(super) fn packets(
     show(packet(Datagram { bytes, wire_bytes }, between, sends));
 }
 
-/// How long the packet at the start of `bytes` is by its own account, if it gives one.
+/// The length of the packet at the start of `bytes`, if its own headers give it.
 fn packet_bytes(bytes: &[u8]) -> Option<usize> {
     let padding = usize::from(bytes.get(1)? >> 4 & 3);
     match *bytes.first()? {
@@ -68,7 +69,7 @@ fn packet_bytes(bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// One packet in words.
+/// Describes one packet.
 fn packet(
     Datagram { bytes, wire_bytes }: Datagram<'_>,
     (source, target): (IpAddr, IpAddr),
@@ -121,7 +122,7 @@ fn packet(
     }
 }
 
-/// Which memory of the peer a request is about.
+/// Describes the peer's memory that a request addresses.
 fn remote(bytes: &[u8]) -> Words {
     let words = Words::new("");
     let Some(reth) = array::<RETH>(bytes, BTH) else { return words.text("cut", "by the capture") };
@@ -134,7 +135,7 @@ fn remote(bytes: &[u8]) -> Words {
         .number("length", number(length))
 }
 
-/// ACK, RNR NAK or NAK, by its syndrome.
+/// Describes an ACK, RNR NAK or NAK by its syndrome.
 fn acknowledgement(bytes: &[u8], place: Words) -> Words {
     let Some([syndrome, msn_0, msn_1, msn_2]) = array::<AETH>(bytes, BTH) else {
         return Words::new("ACKNOWLEDGE").with(place).text("cut", "by the capture");

@@ -1,17 +1,17 @@
-//! Messages that are longer than a packet: those of SMC-Rv2 have up to 8 KiB.
+//! Reassembles messages of several packets. SMC-Rv2 has messages of up to 8 KiB.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 
 use smcr_proto::wire::llc::v2::LEN_MAX;
 
-/// Messages in the middle of which a capture may be, at once.
+/// The most incomplete messages that are kept.
 const OPEN_MAX: usize = 1024;
 
 /// Packet sequence numbers have 24 bits.
 const PSN_MASK: u32 = 0x00ff_ffff;
 
-/// To whom a packet goes: the source's address, the target's, and the target's queue pair.
+/// The connection of a packet: source address, target address, and the target's queue pair.
 pub(super) type Target = (IpAddr, IpAddr, u32);
 
 /// Which part of a message a packet carries.
@@ -22,7 +22,7 @@ pub(super) enum Part {
     Last,
 }
 
-/// The messages that have begun and not ended.
+/// The incomplete messages.
 #[derive(Debug, Default)]
 pub(super) struct Sends {
     open: HashMap<Target, Open>,
@@ -35,8 +35,8 @@ struct Open {
 }
 
 impl Sends {
-    /// Takes one part in, and returns the message that it ends. Parts that do not follow each
-    /// other, for want of a packet in the capture, make none.
+    /// Adds one part, and returns the message that it completes. If the capture lacks a packet of a
+    /// message, that message is dropped.
     pub(super) fn part(
         &mut self,
         target: Target,

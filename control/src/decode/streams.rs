@@ -1,8 +1,8 @@
-//! The rendezvous in TCP streams: the option on SYN, and CLC messages until they end.
+//! Finds the rendezvous in TCP streams: the option on the SYN, and the CLC messages.
 //!
-//! CLC messages stand at the very beginning of each direction of a connection (RFC 3.2). So a
-//! stream is followed from its first byte, in order, however it was cut into segments, and dropped
-//! at the first byte that begins no CLC message: what follows is the application's.
+//! CLC messages are at the very beginning of each direction of a connection (RFC 3.2). So a stream
+//! is followed from its first byte, in order, however TCP segmented it, and dropped at the first
+//! bytes that are no CLC message: they belong to the application.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -15,9 +15,9 @@ use super::words::Words;
 
 /// Experimental TCP option whose value is the eye catcher (RFC 7609, A.1).
 const OPTION: u8 = 254;
-/// Segments kept that arrived before their turn, per stream.
+/// The most out-of-order segments that are kept per stream.
 const AHEAD_MAX: usize = 64;
-/// Longest CLC message that is believed: the length field may say anything.
+/// The longest CLC message that is accepted, since the length field may hold any value.
 const MESSAGE_MAX: usize = 4096;
 
 /// One direction of a connection.
@@ -43,7 +43,7 @@ enum Stream {
         /// By sequence number.
         ahead: BTreeMap<u32, Vec<u8>>,
     },
-    /// The application's.
+    /// The rendezvous is over: the rest belongs to the application.
     Over,
 }
 
@@ -54,7 +54,8 @@ impl Stream {
 }
 
 impl Streams {
-    /// Takes one segment in, in the order of the capture, and calls `show` for what it completes.
+    /// Processes one segment, in the order of the capture, and calls `show` for each message that
+    /// it completes.
     pub(super) fn segment(
         &mut self,
         source: IpAddr,
@@ -93,7 +94,8 @@ impl Streams {
     }
 }
 
-/// Appends `payload` to `bytes` if it is its turn, and whatever was waiting for it.
+/// Appends `payload` to `bytes` if it is next in order, and then the segments that waited for it.
+/// Otherwise keeps it.
 fn arrange(
     sequence: u32,
     payload: &[u8],
@@ -123,11 +125,12 @@ fn arrange(
     }
 }
 
-/// Shows and removes all whole messages at the start of `bytes`. Whether the rendezvous is over.
+/// Shows and removes all complete messages at the start of `bytes`. Returns whether the rendezvous
+/// is over.
 fn drain(bytes: &mut Vec<u8>, show: &mut dyn FnMut(Words)) -> bool {
     loop {
         let seen = bytes.len().min(EYECATCHER.len());
-        // The last byte of the eye catcher is another one where SMC-D alone is offered.
+        // The last byte of the eye catcher differs if the message offers SMC-D only.
         let compared = seen.min(EYECATCHER.len() - 1);
         if bytes[..compared] != EYECATCHER[..compared] {
             return true;

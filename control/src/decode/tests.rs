@@ -1,4 +1,4 @@
-//! Captures of other stacks, streams cut everywhere, and damage.
+//! Tests with captures of other stacks, with streams segmented at every byte, and with damage.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -55,12 +55,12 @@ fn reads_a_first_contact_of_linux() {
     ] {
         assert!(lines[index].starts_with(begin), "{}\nis not\n{begin}", lines[index]);
     }
-    // What Accept offered is where the first write went.
+    // The first write went to the memory that Accept offered.
     assert!(
         lines[3].contains(" rkey 0x0000035a ") && lines[3].contains(" rmb 0xff48160183bb0000 ")
     );
     assert!(lines[3].contains(" gid ::ffff:10.9.0.1 ") && lines[3].contains(" mtu 1024 "));
-    // What only version 2 has.
+    // Fields that only version 2 has.
     for (index, end) in [
         (2, " v2-gid ::ffff:10.9.0.2 release 1 max-conns 255 max-links 2 eids TESTEID1"),
         (
@@ -82,7 +82,7 @@ fn reads_a_first_contact_of_linux() {
     assert!(lines[9].contains(keys), "{}", lines[9]);
 }
 
-/// Wireshark writes the newer format by default, with its own idea of time.
+/// Wireshark writes pcapng by default, whose time stamps have another format.
 #[test]
 fn both_file_formats_say_the_same() {
     let old = lines(&vector("linux-6.12-v2-first-contact.pcap"));
@@ -108,7 +108,7 @@ fn reads_flags_and_reasons_of_linux() {
     }
 }
 
-/// A capture whose writer was killed is shown as far as it goes, and says that it was cut.
+/// The frames of a capture whose writer was killed are shown, and the end is reported as damaged.
 #[test]
 fn a_cut_file_is_a_shorter_transcript() {
     for name in ["linux-6.12-v2-first-contact.pcap", "linux-6.12-v2-first-contact.pcapng"] {
@@ -130,7 +130,7 @@ fn a_cut_file_is_a_shorter_transcript() {
     }
 }
 
-/// Whatever a file holds, the program answers; a panic would take a support engineer's evening.
+/// No file may cause a panic, which would cost a support engineer an evening.
 #[test]
 fn garbage_is_never_a_panic() {
     let mut dice = 0x9e37_79b9_7f4a_7c15_u64;
@@ -142,7 +142,7 @@ fn garbage_is_never_a_panic() {
         let whole = vector(name);
         for round in 0..150 {
             let mut bytes = whole.clone();
-            // Headers of the file are spared in half of the rounds, so that frames are reached.
+            // Half of the rounds leave the file's headers intact, so that frames are reached.
             let spared = if round % 2 == 0 { 0 } else { 300 };
             for _ in 0..1 + roll(60) {
                 let at = spared + roll(bytes.len() - spared);
@@ -213,8 +213,8 @@ const CONFIRM: &str = "CLC CONFIRM version 1 [first-contact] peer abcd0200000000
     gid ::ffff:10.8.0.1 mac 02:00:00:00:00:01 qp 0x001234 rkey 0x0000beef rmbe 3 \
     rmbe-bytes 65536 token 0x00000005 rmb 0x00007f0000000000 mtu 1024 psn 42";
 
-/// TCP cuts streams where it likes, repeats and reorders; the application's bytes behind the
-/// rendezvous are nobody's business, even if they look like CLC.
+/// TCP may segment, retransmit and reorder a stream anywhere. The application's bytes behind the
+/// rendezvous must not be shown, even if they look like CLC.
 #[test]
 fn clc_messages_are_found_however_the_stream_is_cut() {
     let confirm = Frame::Confirm(offer()).encode();
@@ -240,12 +240,12 @@ fn clc_messages_are_found_however_the_stream_is_cut() {
         assert_eq!(shown(&[syn, tail, head]), expected, "reordered, cut at {cut}");
         assert_eq!(shown(&[syn, head, head, tail, head, tail]), expected, "repeated at {cut}");
     }
-    // A capture that began too late for the SYN.
+    // A capture that began after the SYN.
     assert_eq!(shown(&[segment(7, Segment::ACK, &stream)]), [CONFIRM, refused]);
     assert_eq!(shown(&[syn, segment(sequence(0), Segment::ACK, b"SSH-2.0-x\r\n")]), [""; 0]);
 }
 
-/// The option is what tcpdump users look for first; other experiments use its number, too.
+/// Users look for the option first, but other experimental options have the same number.
 #[test]
 fn the_option_counts_only_with_its_value() {
     let with =
@@ -287,7 +287,7 @@ fn cdc(sequence: u16) -> [u8; 44] {
         .encode()
 }
 
-/// Whose packets these are.
+/// The source and the target of the test's packets.
 const BETWEEN: (IpAddr, IpAddr) =
     (IpAddr::V4(Ipv4Addr::new(10, 8, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 8, 0, 2)));
 
@@ -300,8 +300,8 @@ fn packets(bytes: &[u8], wire_bytes: usize) -> Vec<String> {
     shown
 }
 
-/// A capture on the sending host shows a train of packets as one datagram: the CDC message at its
-/// end must not be missed.
+/// A capture on the sending host shows a train of packets as one datagram. The CDC message at its
+/// end must be shown.
 #[test]
 fn trains_of_segmentation_offload_are_taken_apart() {
     let train = [write(1, 64), write(2, 64), roce(4, 3, &cdc(9))].concat();
@@ -318,7 +318,7 @@ fn trains_of_segmentation_offload_are_taken_apart() {
     assert_eq!(packets(&acks, acks.len()), expected);
 }
 
-/// Whoever hunts a retransmission needs to tell the refusals apart.
+/// An engineer who looks for the cause of a retransmission needs to tell the NAKs apart.
 #[test]
 fn refusals_are_told_apart() {
     for (syndrome, words) in [
@@ -332,9 +332,9 @@ fn refusals_are_told_apart() {
     }
 }
 
-/// `tcpdump -s 96` cuts packets; what is left is named, and nothing is read beyond it.
+/// `tcpdump -s 96` cuts packets. The rest is shown, and nothing is read beyond its end.
 #[test]
-fn packets_cut_by_the_capture_are_named() {
+fn packets_cut_by_the_capture_are_shown_as_such() {
     for packet in [roce(4, 1, &cdc(1)), write(1, 40), roce(17, 1, &[0, 0, 0, 1])] {
         for cut in 0..packet.len() {
             let shown = packets(&packet[..cut], packet.len());
@@ -346,9 +346,9 @@ fn packets_cut_by_the_capture_are_named() {
     assert_eq!(packets(&packet[..30], packet.len()), expected);
 }
 
-/// Other programs use RDMA as well, and other LLC messages will be invented.
+/// Other programs use RDMA as well, and later versions may add LLC messages.
 #[test]
-fn unknown_messages_are_named_or_left_alone() {
+fn unknown_messages_are_shown_as_such() {
     let foreign = roce(4, 1, b"not a message of ours");
     assert_eq!(packets(&foreign, foreign.len()), ["SEND ONLY qp 0x000011 psn 1 length 21"]);
     let mut request = [0; 44];
@@ -379,8 +379,8 @@ fn llc_of_version_1_is_read() {
     assert_eq!(packets(&packet, packet.len()), expected);
 }
 
-/// With many RMBs, ADD LINK of SMC-Rv2 is longer than a packet; its keys are what a failover is
-/// about. Where a packet is missing, nothing is made up.
+/// With many RMBs, LLC messages of SMC-Rv2 are longer than a packet, and a failover needs all their
+/// rkeys. If the capture lacks a packet, no message may be shown.
 #[test]
 fn messages_in_several_packets_are_put_together() {
     use smcr_proto::wire::llc::v2::{DeleteRkeyV2, LEN_MAX, LlcV2, Records};

@@ -1,10 +1,10 @@
-//! One decoded message: once for people, once for programs.
+//! One decoded message, as text for people and as JSON for programs.
 
 use std::fmt;
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-/// A message by its name in the RFC, and what it says.
+/// A message: its name in the RFC, and its fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Words {
     kind: String,
@@ -19,17 +19,17 @@ enum Value {
 }
 
 impl Words {
-    /// A message without fields.
+    /// Creates a message without fields.
     pub(super) fn new(kind: impl Into<String>) -> Self {
         Self { kind: kind.into(), fields: Vec::new() }
     }
 
-    /// What it is: `CDC`, `LLC CONFIRM LINK`, `WRITE ONLY`.
+    /// Its name: `CDC`, `LLC CONFIRM LINK`, `WRITE ONLY`.
     pub fn kind(&self) -> &str {
         &self.kind
     }
 
-    /// Whether it is a message of SMC-R, and not just RDMA that carries one or its bytes.
+    /// Whether it is an SMC-R message, and not an RDMA packet or a part of a message.
     pub fn is_message(&self) -> bool {
         ["TCP", "CLC", "LLC", "CDC"].iter().any(|layer| self.kind.starts_with(layer))
     }
@@ -40,31 +40,31 @@ impl Words {
         self
     }
 
-    /// Adds anything that has words of its own.
+    /// Adds a value in its text form.
     pub(super) fn text(mut self, name: &'static str, value: impl fmt::Display) -> Self {
         self.fields.push((name, Value::Text(value.to_string())));
         self
     }
 
-    /// Adds a number that means nothing in decimal, `digits` hexadecimal digits wide.
+    /// Adds a number in hexadecimal, with `digits` digits.
     pub(super) fn hex(self, name: &'static str, value: impl Into<u64>, digits: usize) -> Self {
         let value = value.into();
         self.text(name, format_args!("0x{value:0digits$x}"))
     }
 
-    /// Adds bytes nobody has words for.
+    /// Adds bytes in hexadecimal.
     pub(super) fn bytes(self, name: &'static str, bytes: &[u8]) -> Self {
         self.text(name, bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
     }
 
-    /// Adds those flags that are set. JSON has them even if there is none.
+    /// Adds the flags that are set. JSON has this field even if none is set.
     pub(super) fn flags(mut self, flags: &[(bool, &'static str)]) -> Self {
         let set = flags.iter().filter(|(set, _)| *set).map(|(_, name)| *name).collect();
         self.fields.push(("flags", Value::Flags(set)));
         self
     }
 
-    /// Adds all fields of `more` behind its own.
+    /// Appends all fields of `more`.
     pub(super) fn with(mut self, more: Self) -> Self {
         self.fields.extend(more.fields);
         self
@@ -86,16 +86,16 @@ impl fmt::Display for Words {
     }
 }
 
-/// A message, when it was seen, and between whom.
+/// A message with its time, sender and receiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// Nanoseconds since the first frame of the capture; zero for a frame stamped before it.
+    /// Nanoseconds since the first frame of the capture; zero for a frame with an earlier stamp.
     pub time_ns: u64,
-    /// Who sent it: an address, with a port where there is TCP.
+    /// The sender: an address, and the port if it is TCP.
     pub source: String,
-    /// Whom it went to.
+    /// The receiver.
     pub target: String,
-    /// What it says.
+    /// The message.
     pub words: Words,
 }
 
@@ -129,7 +129,7 @@ impl Serialize for Line {
 mod tests {
     use super::*;
 
-    /// Scripts grep the text and parse the JSON; both say the same.
+    /// Scripts grep the text or parse the JSON, so both must say the same.
     #[test]
     fn text_and_json_say_the_same() {
         let words = Words::new("CDC")
