@@ -1,11 +1,10 @@
-//! What else runs on the machine during a measurement: busy loops, as a neighbour's build or a
-//! database would be.
+//! Busy loops that run beside a measurement, as another program on the same machine would.
 
 use std::fmt;
 use std::hint::black_box;
 use std::str::FromStr;
 
-/// Busy loops beside what is measured.
+/// How many busy loops run beside a measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Beside {
     pub(crate) loops: u32,
@@ -13,7 +12,7 @@ pub(crate) struct Beside {
     pub(crate) nice: i32,
 }
 
-/// Uses up a core until killed.
+/// Keeps a core busy until the process is killed.
 pub(crate) fn burn() -> ! {
     let mut sum = 0_u64;
     loop {
@@ -51,9 +50,9 @@ impl FromStr for Beside {
 mod tests {
     use super::*;
 
-    /// A name in a record, given back to `--beside`, must repeat that measurement.
+    /// A name in a record, given to `--beside`, must repeat that measurement.
     #[test]
-    fn names_read_back_as_what_they_name() {
+    fn names_parse_back_to_the_same_value() {
         for name in ["alone", "1@0", "2@5", "3@-5"] {
             assert_eq!(name.parse::<Beside>().unwrap().to_string(), name);
         }

@@ -1,4 +1,4 @@
-//! The command line: arguments in, one call of the module that does it.
+//! The command line: parses the arguments and calls the module that carries them out.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -41,7 +41,7 @@ enum Command {
         #[arg(long)]
         listen: SocketAddr,
     },
-    /// Load a server and print what was seen.
+    /// Load a server and print the result.
     Load(LoadArguments),
     /// Wait for the end of standard input, then remove a folder and network namespaces.
     #[command(hide = true)]
@@ -49,7 +49,7 @@ enum Command {
     /// Keep a core busy until killed.
     #[command(hide = true)]
     Burn,
-    /// Print what an HTTP server answers to GET, if it is 200.
+    /// Print the body of an HTTP server's answer to GET, if the status is 200.
     Get {
         #[arg(long)]
         target: SocketAddr,
@@ -60,8 +60,8 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct RunArguments {
-    /// RR-n, RRO-n@r (r requests per second), STR, STR-cubic, STR-reverse, CRR, CRR-sustained
-    /// (a minute at least), RR-32-http, CRR-http.
+    /// Workloads: RR-n, RRO-n@r (r requests per second), STR, STR-cubic, STR-reverse, CRR,
+    /// CRR-sustained (a minute at least), RR-32-http, CRR-http.
     #[arg(long, value_delimiter = ',', default_value = "RR-1,RR-32,STR,CRR")]
     scenarios: Vec<Scenario>,
     #[arg(long, value_delimiter = ',', default_value = "direct,haproxy,smcgate")]
@@ -71,20 +71,20 @@ struct RunArguments {
     /// Length of each measurement.
     #[arg(long, default_value = "3", value_parser = parse_seconds)]
     seconds: Duration,
-    /// The gateway's binary; by default the one beside this one.
+    /// The gateway's binary; by default the one in this binary's folder.
     #[arg(long)]
     smcgate: Option<PathBuf>,
     /// The gateways' idle policy.
     #[arg(long, default_value = "adaptive", value_parser = ["spin", "adaptive", "block"])]
     poll: String,
-    /// Where the gateways' pollers run: as they choose themselves, on one core each that we choose,
-    /// or wherever the scheduler puts them.
+    /// Cores of the gateways' pollers: auto (they choose), fixed (one core each) or off (the
+    /// scheduler decides).
     #[arg(long, default_value = "auto")]
     pin: Pin,
-    /// What else keeps the machine busy: alone, or LOOPS@NICE.
+    /// Busy loops during the measurements: alone (none), or LOOPS@NICE.
     #[arg(long, value_delimiter = ',', default_value = "alone")]
     beside: Vec<Beside>,
-    /// Date to write into the file; by default now.
+    /// Date to write into the file; by default the present time.
     #[arg(long)]
     date: Option<String>,
     /// Write JSON lines here.
@@ -126,11 +126,11 @@ enum LoadKind {
     Crr,
 }
 
-/// Parses the arguments and does what they say.
+/// Parses the arguments and carries them out.
 ///
 /// # Errors
 ///
-/// The sentence to print before exit code 1.
+/// With the sentence to print before exit code 1.
 pub(crate) fn dispatch() -> Result<()> {
     match Arguments::parse().command {
         Command::Run(arguments) => run(&plan(arguments)?),
@@ -209,7 +209,7 @@ fn load(arguments: &LoadArguments) -> Result<()> {
     Ok(())
 }
 
-/// A result for a person.
+/// A result as text for people.
 fn sentence(result: &LoadResult) -> String {
     let mut parts = Vec::new();
     if let Some(gbit_per_s) = result.gbit_per_s {
@@ -228,7 +228,8 @@ fn sentence(result: &LoadResult) -> String {
     parts.join(", ")
 }
 
-/// The body of `GET path`. HTTP/1.0, so that the end of the body is the end of the connection.
+/// The body of the answer to `GET path`. HTTP/1.0 is used because there the end of the connection
+/// ends the body.
 fn get(target: SocketAddr, path: &str) -> Result<String> {
     let limit = Duration::from_secs(5);
     let mut stream =
@@ -252,6 +253,6 @@ fn get(target: SocketAddr, path: &str) -> Result<String> {
 fn parse_seconds(text: &str) -> std::result::Result<Duration, String> {
     match text.parse() {
         Ok(seconds @ 0.01..=3600.0) => Ok(Duration::from_secs_f64(seconds)),
-        Ok(_) | Err(_) => Err("seconds, from 0.01 to 3600".into()),
+        Ok(_) | Err(_) => Err("expected seconds, from 0.01 to 3600".into()),
     }
 }

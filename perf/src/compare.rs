@@ -1,4 +1,4 @@
-//! Two result files side by side: what a change did, on one machine.
+//! Compares two result files, to show the effect of a change on one machine.
 
 use std::fmt::Write as _;
 
@@ -7,8 +7,8 @@ use crate::summary::{Cell, Figure};
 
 /// Medians of every scenario and path that both files have, in Markdown.
 ///
-/// The ratio is after / before. `spread` is how far the rounds of `before` lie apart, as a ratio: a
-/// change inside it is noise.
+/// The ratio is after / before. `spread` is the largest round of `before` over the smallest: a
+/// change within it is noise.
 pub(crate) fn markdown(before: &Results, after: &Results) -> String {
     let label =
         |results: &Results| format!("{} ({})", results.machine.date, results.machine.commit);
@@ -16,7 +16,7 @@ pub(crate) fn markdown(before: &Results, after: &Results) -> String {
     if before.machine.cpu_model != after.machine.cpu_model
         || before.machine.kernel != after.machine.kernel
     {
-        text += "**Different machines or kernels: the ratios compare those, too.**\n\n";
+        text += "**Different machines or kernels: the ratios compare these, too.**\n\n";
     }
     text += "| scenario | path | figure | before | after | ratio | spread |\n";
     text += "|---|---|---|---|---|---|---|\n";
@@ -60,7 +60,8 @@ mod tests {
         Results { machine: machine(), measurements: measurements.collect() }
     }
 
-    /// Whoever reads this decides whether to keep a change: direction and noise must be right.
+    /// Developers decide by this table whether to keep a change, so direction and noise must be
+    /// right.
     #[test]
     fn ratio_is_after_over_before_beside_the_noise() {
         let text = markdown(&results(&[10.0, 8.0, 12.0]), &results(&[15.0, 15.0, 1.0]));
@@ -69,7 +70,7 @@ mod tests {
         assert!(!text.contains("Different machines"));
     }
 
-    /// Figures of two machines must not pass for those of two commits.
+    /// A difference between two machines must not be taken for one between two commits.
     #[test]
     fn another_machine_is_pointed_out() {
         let mut other = results(&[1.0]);

@@ -1,12 +1,12 @@
-//! Why a measurement could not be made: one sentence for a person.
+//! The reason why a measurement failed, as one sentence for people.
 
 use std::fmt;
 
-/// A sentence that says what was being done and what went wrong.
+/// A sentence that says what the harness was doing and what went wrong.
 #[derive(Debug)]
 pub(crate) struct Failure(String);
 
-/// The result of everything that may end a run.
+/// The result of operations whose failure ends a run.
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {
@@ -22,7 +22,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Says what was being done when an error came.
+/// Adds to an error what the harness was doing.
 pub(crate) trait Doing<T> {
     /// Turns the error into a [`Failure`] that begins with `what`.
     fn doing(self, what: impl FnOnce() -> String) -> Result<T>;

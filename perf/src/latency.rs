@@ -3,7 +3,7 @@
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// Longest latency that is told apart from longer ones: one minute, in nanoseconds.
+/// The longest latency that the histogram distinguishes: one minute, in nanoseconds.
 const HIGHEST_NS: u64 = 60_000_000_000;
 
 /// Collects latencies at a relative error of 0.1 %.
@@ -12,7 +12,7 @@ pub(crate) struct Recorder {
     histogram: Histogram<u64>,
 }
 
-/// What was collected. All values are nanoseconds.
+/// A summary of the collected latencies. All values are nanoseconds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Latency {
     /// How many latencies were recorded.
@@ -33,7 +33,7 @@ pub(crate) struct Latency {
 }
 
 impl Recorder {
-    /// An empty histogram.
+    /// Creates an empty histogram.
     pub(crate) fn new() -> Self {
         let histogram = Histogram::new_with_bounds(1, HIGHEST_NS, 3).expect("constant bounds fit");
         Self { histogram }
@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(latency.count, 10_000);
     }
 
-    /// Whoever recomputes percentiles from the file must find every sample in it.
+    /// The file must hold every sample, so that readers can recompute percentiles.
     #[test]
     fn the_attached_histogram_holds_every_sample() {
         let mut recorder = Recorder::new();

@@ -1,4 +1,4 @@
-//! The machine a measurement was made on, as far as it explains the figures.
+//! Describes the machine of a measurement, as far as that explains the figures.
 
 use std::fs;
 use std::process::Command;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// Ticks per second of every time in `/proc`: `USER_HZ`, which Linux fixes for its interface.
 const TICKS_PER_S: f64 = 100.0;
 
-/// Where and when: the first line of every result file.
+/// Where and when a run was made. This is the first line of every result file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Machine {
     /// UTC, ISO 8601.
@@ -25,15 +25,16 @@ pub(crate) struct Machine {
     pub(crate) congestion_control: String,
     /// MTU of the veth pair.
     pub(crate) mtu_bytes: u32,
-    /// First line of what HAProxy and nginx say about themselves.
+    /// The versions of HAProxy and nginx.
     pub(crate) programs: Vec<String>,
 }
 
 impl Machine {
-    /// Looks around. What cannot be found out is empty or zero: it explains, it does not decide.
+    /// Describes this machine. Values that cannot be found are empty or zero, since they only
+    /// explain the figures.
     pub(crate) fn describe(date: Option<String>, mtu_bytes: u32) -> Self {
         let date = date.unwrap_or_else(|| first_line("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]));
-        // HAProxy goes on about its release date and its home; the version suffices.
+        // HAProxy prints its release date and web site behind the version.
         let version = |line: String| line.split(" - ").next().unwrap_or_default().to_owned();
         let programs = [first_line("haproxy", &["-v"]), first_line("nginx", &["-v"])].map(version);
         Self {
@@ -50,7 +51,7 @@ impl Machine {
     }
 }
 
-/// CPU seconds the whole machine has spent since boot: user, system and interrupts, not idle.
+/// CPU seconds that the whole machine has spent since boot: user, system and interrupts, not idle.
 pub(crate) fn machine_cpu_s() -> f64 {
     let stat = read("/proc/stat");
     let ticks = |line: &str| {
@@ -61,12 +62,12 @@ pub(crate) fn machine_cpu_s() -> f64 {
     stat.lines().next().map_or(0.0, ticks) / TICKS_PER_S
 }
 
-/// CPU seconds process `pid` has spent, user and system. Zero when it is gone.
+/// CPU seconds that process `pid` has spent, user and system. Zero if it has ended.
 pub(crate) fn process_cpu_s(pid: u32) -> f64 {
     process_ticks(&read(&format!("/proc/{pid}/stat"))) / TICKS_PER_S
 }
 
-/// Largest resident size process `pid` has ever had, in bytes. Zero when it is gone.
+/// The largest resident size that process `pid` ever had, in bytes. Zero if it has ended.
 pub(crate) fn peak_rss_bytes(pid: u32) -> u64 {
     kilobytes(&format!("/proc/{pid}/status"), "VmHWM")
 }
@@ -93,7 +94,7 @@ fn kilobytes(path: &str, label: &str) -> u64 {
     value.strip_suffix("kB").and_then(|kb| kb.trim().parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
-/// The first line a program prints, on either stream; empty if it is not there or fails.
+/// The first line that a program prints, on either stream; empty if it does not exist or fails.
 fn first_line(program: &str, arguments: &[&str]) -> String {
     let Ok(output) = Command::new(program).args(arguments).output() else {
         return String::new();

@@ -1,15 +1,15 @@
 //! `smcgate-perf`: the latency and throughput harness.
 //!
 //! `run` measures direct TCP, a HAProxy pair and a smcgate pair, interleaved, between two network
-//! namespaces of its own; `report` and `compare` read what it wrote. `serve` and `load` are the
-//! applications it measures with, usable alone.
+//! namespaces that it creates; `report` and `compare` read its result files. `serve` and `load` are
+//! the applications that it measures with, and can be used alone.
 //!
 //! ```text
 //!   namespace A                                           namespace B
 //!   load ─► (nothing | HAProxy | smcgate) ═══ veth ═══ (nothing | HAProxy | smcgate) ─► serve
 //! ```
 //!
-//! There are no thresholds here: a test asserts behaviour, the harness measures.
+//! The harness measures and asserts no thresholds: asserting is the job of tests.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Level-triggered epoll with tokens: what `serve` and `load` wait on.
+//! Level-triggered epoll with tokens, on which `serve` and `load` wait.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -10,13 +10,13 @@ use rustix::time::Timespec;
 
 use crate::failure::{Doing as _, Result};
 
-/// Descriptors, each with the token its owner knows it by.
+/// A set of watched descriptors, each with a token of its owner.
 pub(crate) struct Readiness {
     epoll: OwnedFd,
     events: Vec<epoll::Event>,
 }
 
-/// What a descriptor is watched for.
+/// The events for which a descriptor is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interest {
     Read,
@@ -33,7 +33,7 @@ impl Interest {
 }
 
 impl Readiness {
-    /// Watches nothing yet.
+    /// Creates an empty set.
     ///
     /// # Errors
     ///
@@ -47,13 +47,13 @@ impl Readiness {
     ///
     /// # Errors
     ///
-    /// When the kernel refuses, for want of memory.
+    /// When the kernel has no memory for it.
     pub(crate) fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> Result<()> {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), interest.flags())
             .doing(|| "epoll_ctl".into())
     }
 
-    /// Changes what a watched `fd` is watched for.
+    /// Changes the events for which a watched `fd` is watched.
     ///
     /// # Errors
     ///
@@ -63,16 +63,16 @@ impl Readiness {
             .doing(|| "epoll_ctl".into())
     }
 
-    /// Waits, at most `timeout`, and puts the tokens of what is ready or broken into `ready`.
+    /// Waits, at most `timeout`, and puts the tokens of ready or broken descriptors into `ready`.
     ///
     /// # Errors
     ///
-    /// None that a caller can cause; a signal is no error.
+    /// As `epoll_wait(2)`, which does not happen here. A signal is no error.
     pub(crate) fn wait(&mut self, timeout: Duration, ready: &mut Vec<u64>) -> Result<()> {
         ready.clear();
         self.events.clear();
         let timeout = Timespec {
-            tv_sec: i64::try_from(timeout.as_secs()).expect("timeouts are seconds, not ages"),
+            tv_sec: i64::try_from(timeout.as_secs()).expect("timeouts are a few seconds"),
             tv_nsec: i64::from(timeout.subsec_nanos()),
         };
         match epoll::wait(&self.epoll, spare_capacity(&mut self.events), Some(&timeout)) {

@@ -1,4 +1,5 @@
-//! Result files: JSON lines, units in the names; first the machine, then one line per measurement.
+//! Result files of JSON lines: the first line describes the machine, each other one a measurement.
+//! Field names end with their unit.
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +24,7 @@ pub(crate) enum Record {
     Measurement(Box<Measurement>),
 }
 
-/// One workload over one path, once.
+/// The result of one workload over one path in one round.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Measurement {
     /// [`SCHEMA`].
@@ -32,7 +33,7 @@ pub(crate) struct Measurement {
     pub(crate) scenario: String,
     /// `direct`, `haproxy` or `smcgate`.
     pub(crate) path: String,
-    /// What kept the machine busy meanwhile: `alone`, or `LOOPS@NICE`.
+    /// The busy loops beside the measurement: `alone`, or `LOOPS@NICE`.
     #[serde(default = "alone")]
     pub(crate) beside: String,
     /// Where the gateways' pollers ran: `auto`, `fixed` or `off`.
@@ -67,22 +68,22 @@ pub(crate) struct Measurement {
     pub(crate) peak_rss_bytes_proxies: u64,
     /// How many connections gateway A made over SMC-R during this measurement.
     pub(crate) connections_smc: Option<u64>,
-    /// How many stayed TCP. Not zero never gets into a file.
+    /// How many stayed TCP. Always zero in a file, because otherwise the run fails.
     pub(crate) connections_tcp: Option<u64>,
     /// Short connections per second in each 5 seconds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) per_s_each_5s: Vec<f64>,
-    /// What was left of a sustained load when it ended.
+    /// Connections in TIME_WAIT when a sustained load ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) time_waits: Option<TimeWaits>,
 }
 
-/// Older files have nothing else.
+/// The value for older files, whose measurements all ran alone.
 fn alone() -> String {
     Beside::default().to_string()
 }
 
-/// Older files have nothing else.
+/// The value for older files, whose gateways all ran on fixed cores.
 fn fixed() -> String {
     Pin::Fixed.to_string()
 }
@@ -99,7 +100,7 @@ impl Measurement {
         (first > 0.0).then(|| last / first)
     }
 
-    /// What a table calls the workload: its name, and what ran beside it.
+    /// The workload's label in tables: its name, and the busy loops beside it.
     pub(crate) fn label(&self) -> String {
         if self.beside == alone() {
             self.scenario.clone()
@@ -120,7 +121,7 @@ impl Measurement {
     }
 }
 
-/// 20 s.
+/// How many intervals make 20 s.
 const ENDURANCE_INTERVALS: usize = 4;
 
 /// A result file in memory.
@@ -145,7 +146,7 @@ impl Results {
     ///
     /// # Errors
     ///
-    /// Naming the line that is not a record, or a file without a machine.
+    /// When a line is not a record, which the message names, or when the file describes no machine.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).doing(|| format!("reading {}", path.display()))?;
         let mut machine = None;
@@ -159,12 +160,12 @@ impl Results {
             }
         }
         let machine =
-            machine.ok_or_else(|| Failure::new(format!("{} names no machine", path.display())))?;
+            machine.ok_or_else(|| Failure::new(format!("{} has no machine", path.display())))?;
         Ok(Self { machine, measurements })
     }
 }
 
-/// The middle of `values`; of an even number, the mean of the two in the middle.
+/// The median of `values`. For an even number of them, the mean of the two in the middle.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
@@ -180,7 +181,7 @@ pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
 pub(crate) mod tests {
     use super::*;
 
-    /// A measurement with the figures the tests of reports vary.
+    /// A measurement whose figures the tests of reports vary.
     pub(crate) fn measurement(scenario: &str, path: &str, round: u32) -> Measurement {
         Measurement {
             schema: SCHEMA,
@@ -212,7 +213,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A machine nobody has.
+    /// A made-up machine.
     pub(crate) fn machine() -> Machine {
         Machine {
             date: "2026-11-21T00:00:00Z".into(),
@@ -235,7 +236,7 @@ pub(crate) mod tests {
         assert_eq!(median([]), None);
     }
 
-    /// What `run` wrote last year, `report` and `compare` must read.
+    /// `report` and `compare` must read files that `run` wrote long ago.
     #[test]
     fn files_read_back_what_was_written() {
         let mut stream = measurement("STR", "smcgate", 2);

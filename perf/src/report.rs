@@ -1,4 +1,4 @@
-//! Tables for people: medians, and ratios to the HAProxy pair beside the targets.
+//! Markdown tables: medians, and ratios to the HAProxy pair with their targets.
 
 use std::fmt::Write as _;
 
@@ -6,14 +6,14 @@ use crate::machine::Machine;
 use crate::record::{Measurement, Results};
 use crate::summary::{Cell, Figure};
 
-/// How far smcgate must be from the HAProxy pair of the same run.
+/// The target for the ratio of smcgate to the HAProxy pair of the same run.
 #[derive(Clone, Copy, Debug)]
 enum Bound {
     AtLeast(f64),
     AtMost(f64),
 }
 
-/// A goal of the design: never asserted, always shown.
+/// A performance goal of the design. It is shown in reports but never asserted.
 struct Target {
     scenarios: &'static [&'static str],
     figure: Figure,
@@ -45,7 +45,7 @@ const TARGETS: [Target; 6] = [
     },
 ];
 
-/// One line about one measurement, for whoever watches the run.
+/// One line about one measurement, printed during the run.
 pub(crate) fn progress(measurement: &Measurement) -> String {
     let cells = Cell::group(std::slice::from_ref(measurement));
     let Measurement { path, round, errors, .. } = measurement;
@@ -106,7 +106,7 @@ fn preamble(machine: &Machine, measurements: &[Measurement]) -> String {
     text
 }
 
-/// How short connections went on over a minute, and who was left with their ports.
+/// The rates of short connections over a minute, and which host has them in TIME_WAIT at the end.
 fn sustained(measurements: &[Measurement]) -> String {
     let mut text = String::new();
     for measurement in measurements {
@@ -149,7 +149,7 @@ fn ratios(cells: &[Cell<'_>]) -> String {
             let (Some(our), Some(their)) = (ours.median(figure), theirs.median(figure)) else {
                 continue;
             };
-            // Time below the clock's tick is no divisor.
+            // A CPU time below the clock's tick reads as zero.
             if their <= 0.0 {
                 continue;
             }
@@ -226,7 +226,7 @@ mod tests {
         assert!(found, "no line {start:?} … {end:?} in\n{text}");
     }
 
-    /// The README shows these lines; a ratio upside down would turn a loss into a win.
+    /// These lines are published. An inverted ratio would turn a loss into a win.
     #[test]
     fn ratios_are_ours_over_theirs_beside_the_target() {
         let text = report(vec![
@@ -243,7 +243,7 @@ mod tests {
         assert_line(&text, "| STR | CPU of the proxies | 1.00 s/GB |", "| 0.50 | ≤ 0.8 met |");
     }
 
-    /// The table is of medians, one line for all rounds of a path.
+    /// The table shows medians, with one line for all rounds of a path.
     #[test]
     fn rounds_become_one_line() {
         let rounds = [70_000.0, 10_000.0, 60_000.0];
@@ -253,7 +253,7 @@ mod tests {
         assert!(!text.contains("ratio"), "no ratio without a HAProxy pair");
     }
 
-    /// A collapse must be seen in the table, and so must whose ports have run out.
+    /// The table must show a collapse of the rate, and which host has run out of ports.
     #[test]
     fn a_collapse_is_shown() {
         let rates = [7_000.0, 7_000.0, 7_000.0, 7_000.0, 600.0, 400.0, 400.0, 300.0, 300.0];

@@ -1,5 +1,5 @@
-//! `run`: every scenario over every path, interleaved, so that what else happens on the machine
-//! happens to all of them.
+//! `run` measures every scenario over every path, interleaved, so that other activity on the
+//! machine affects all paths alike.
 
 use std::fs;
 use std::path::PathBuf;
@@ -18,10 +18,10 @@ use crate::rig::paths::{Path, Pin};
 use crate::rig::process::Process;
 use crate::scenarios::{Congestion, LoadResult, Scenario, Service};
 
-/// How long a gateway may take to account for the connections it has carried.
+/// How long a gateway may take to count the connections that it has carried.
 const PROOF_LIMIT: Duration = Duration::from_secs(2);
 
-/// What to measure, and where to write it.
+/// What `run` measures, and where it writes the results.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) scenarios: Vec<Scenario>,
@@ -74,7 +74,7 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// One workload over one path, once.
+/// Measures one workload over one path in one round.
 fn measure(
     bench: &mut Bench,
     scenario: Scenario,
@@ -140,7 +140,7 @@ fn measure(
     })
 }
 
-/// What gateway A has carried so far; `None` on other paths.
+/// The totals of gateway A so far; `None` on other paths.
 fn gateway_totals(bench: &Bench, path: Path) -> Result<Option<GatewayTotals>> {
     match path {
         Path::Direct | Path::Haproxy => Ok(None),
@@ -148,8 +148,8 @@ fn gateway_totals(bench: &Bench, path: Path) -> Result<Option<GatewayTotals>> {
     }
 }
 
-/// Asks gateway A until it accounts for every connection of `load`, or [`PROOF_LIMIT`] has passed:
-/// its counters may be published a moment after the connections.
+/// Queries gateway A until its totals include every connection of `load`, or [`PROOF_LIMIT`] has
+/// passed: it may publish its counters a moment after the connections ended.
 fn prove_smc(bench: &Bench, before: GatewayTotals, load: &LoadResult) -> Result<GatewayTotals> {
     let until = now_ns() + ns(PROOF_LIMIT);
     loop {
@@ -160,7 +160,7 @@ fn prove_smc(bench: &Bench, before: GatewayTotals, load: &LoadResult) -> Result<
     }
 }
 
-/// What a load added to the totals of gateway A, if all of it was SMC-R.
+/// The connections that a load added to the totals of gateway A. Fails if one was not SMC-R.
 fn carried_by_smc(
     before: GatewayTotals,
     after: GatewayTotals,
@@ -172,11 +172,11 @@ fn carried_by_smc(
     };
     if carried.connections_tcp > 0 {
         return Err(Failure::new(format!(
-            "{} connections stayed TCP; this measurement would not be one of SMC-R",
+            "{} connections stayed TCP, so this is no measurement of SMC-R",
             carried.connections_tcp
         )));
     }
-    // Of short connections, the last ones open may have ended before the gateways agreed.
+    // The load cuts off the last short connections, perhaps before their rendezvous is complete.
     let unfinished = load.connections_opened.saturating_sub(load.requests_total.max(1));
     let expected = (load.connections_opened - unfinished).saturating_sub(load.errors).max(1);
     if carried.connections_smc < expected {
@@ -217,7 +217,7 @@ mod tests {
         assert!(failure.to_string().contains("stayed TCP"), "{failure}");
     }
 
-    /// Nor one whose connections were not counted at all, or only in part.
+    /// Nor may a measurement be published whose connections were not all counted.
     #[test]
     fn every_connection_must_be_counted_as_smc() {
         assert!(carried_by_smc(totals(5, 3), totals(36, 3), &load(32, 9_000)).is_err());

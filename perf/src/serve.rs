@@ -1,4 +1,4 @@
-//! The servers that loads talk to: one thread, one epoll, one behaviour per listener.
+//! The servers for the loads: one thread, one epoll instance, one behaviour per server.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -16,9 +16,9 @@ use crate::scenarios::stream::{SinkReport, WRITE_BYTES};
 /// What a server does with a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Behaviour {
-    /// Sends back whatever comes.
+    /// Sends back all bytes that it receives.
     Echo,
-    /// Counts bytes until the client's FIN, then tells how many came in how long.
+    /// Counts bytes until the client's FIN, then sends the count and the time.
     Sink,
     /// Sends as fast as the client reads, until the client closes.
     Source,
@@ -31,13 +31,13 @@ const READ_BYTES: usize = 256 * 1024;
 
 struct Peer {
     stream: TcpStream,
-    /// What we still have to write, beginning at `unsent_from`.
+    /// The bytes to be written, of which those before `unsent_from` have been sent.
     unsent: Vec<u8>,
     unsent_from: usize,
     received_bytes: u64,
     first_byte_at_ns: u64,
     watched: Interest,
-    /// Close as soon as nothing is unsent.
+    /// Close when all bytes are sent.
     closing: bool,
 }
 
@@ -49,7 +49,7 @@ struct Server {
     scratch: Vec<u8>,
 }
 
-/// A listener on `address`, with room for bursts of short connections.
+/// Opens a listener on `address`, whose backlog takes bursts of short connections.
 ///
 /// # Errors
 ///
@@ -157,7 +157,7 @@ impl Peer {
         }
     }
 
-    /// Reads once and answers. False when the connection is over.
+    /// Reads once and answers. Returns false when the connection is over.
     fn read(&mut self, behaviour: Behaviour, scratch: &mut [u8]) -> bool {
         let bytes = match self.stream.read(scratch) {
             Ok(bytes) => bytes,

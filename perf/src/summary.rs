@@ -1,8 +1,8 @@
-//! Medians over rounds: what tables are made of.
+//! Medians over rounds, which the tables show.
 
 use crate::record::{Measurement, median};
 
-/// A figure a table shows.
+/// A figure that tables show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Figure {
     /// Gbit/s of a stream, requests per second of everything else. More is better.
@@ -22,7 +22,7 @@ impl Figure {
     pub(crate) const ALL: [Self; 5] =
         [Self::Throughput, Self::P50, Self::P99, Self::ProxyCpu, Self::MachineCpu];
 
-    /// What a table calls it.
+    /// Its name in tables.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Throughput => "throughput",
@@ -92,7 +92,7 @@ impl<'a> Cell<'a> {
         self.rounds.iter().map(|measurement| measurement.errors).sum()
     }
 
-    /// `figure` with its unit, `–` where there is none.
+    /// The median of `figure` with its unit, `–` if there is none.
     pub(crate) fn show(&self, figure: Figure) -> String {
         self.median(figure)
             .map_or_else(|| "–".into(), |value| show(figure, value, self.is_stream()))

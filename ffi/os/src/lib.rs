@@ -15,17 +15,3 @@ pub mod vectored;
 
 pub use mapping::Mapping;
 pub use vectored::{Foreign, Piece, readv, writev};
-
-/// Memory lent to a NIC. `smcr-memory` implements it; the bindings to real NICs require it.
-///
-/// # Safety
-///
-/// While the value lives, its bytes stay mapped, in place and registered, and no Rust reference to
-/// any of them exists.
-///
-/// Nobody should *change* them meanwhile either, or the NIC sends wrong bytes. But safe code can
-/// change them through the region, so memory safety must not depend on it.
-pub unsafe trait Lent {
-    /// The bytes the NIC may read.
-    fn piece(&self) -> Piece;
-}

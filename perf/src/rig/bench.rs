@@ -1,4 +1,4 @@
-//! Everything a run needs, started once: namespaces, servers, the proxies of every path.
+//! Starts everything that a run needs, once: namespaces, servers, and the proxies of every path.
 
 use std::fs;
 use std::path::PathBuf;
@@ -18,14 +18,14 @@ use crate::clock::{now_ns, ns};
 use crate::failure::{Doing as _, Failure, Result};
 use crate::scenarios::{LoadResult, Scenario, Service};
 
-/// How long servers and proxies may take until they serve.
+/// How long servers and proxies may take to start serving.
 const START_LIMIT: Duration = Duration::from_secs(15);
 /// How long busy loops run before anything is measured beside them.
 const SPREAD_TIME: Duration = Duration::from_millis(300);
-/// How long a load may take beyond its own duration.
+/// How much longer than its duration a load may take.
 const LOAD_GRACE: Duration = Duration::from_secs(20);
 
-/// What to start.
+/// The programs to start, and how.
 #[derive(Debug)]
 pub(crate) struct Options {
     pub(crate) paths: Vec<Path>,
@@ -39,12 +39,13 @@ pub(crate) struct Options {
     pub(crate) pin: Pin,
 }
 
-/// Servers and proxies, running. Dropping it ends and removes everything.
+/// The running servers and proxies. Dropping it ends and removes everything.
 ///
-/// Fields are in the order in which they must go: programs first, the janitor last.
+/// The order of the fields is the order in which they must be dropped: programs first, the janitor
+/// last.
 #[derive(Debug)]
 pub(crate) struct Bench {
-    /// Busy loops, and which.
+    /// The running busy loops.
     burners: Vec<Process>,
     beside: Beside,
     servers: Vec<Process>,
@@ -68,11 +69,12 @@ impl Bench {
     ///
     /// # Errors
     ///
-    /// Naming what did not start, with its last words. Nothing is left behind then.
+    /// When a program does not start. The message names it and has the end of its log. Nothing is
+    /// left behind then.
     pub(crate) fn start(options: &Options) -> Result<Self> {
         let myself = std::env::current_exe().doing(|| "finding this binary".into())?;
         let myself = myself.to_string_lossy().into_owned();
-        let janitor = Janitor::hire(&myself, &Folder::path(), &Namespaces::names())?;
+        let janitor = Janitor::start(&myself, &Folder::path(), &Namespaces::names())?;
         let mut bench = Self {
             burners: Vec::new(),
             beside: Beside::default(),
@@ -115,7 +117,7 @@ impl Bench {
         }
     }
 
-    /// Starts the busy loops of `beside` in place of those that run.
+    /// Replaces the running busy loops by those of `beside`.
     ///
     /// # Errors
     ///
@@ -132,17 +134,17 @@ impl Bench {
             self.burners.push(Process::start(&format!("burn-{number}"), command, &self.folder.0)?);
         }
         self.beside = beside;
-        // The scheduler spreads newcomers over the cores first.
+        // The scheduler needs a moment to spread new processes over the cores.
         thread::sleep(SPREAD_TIME);
         Ok(())
     }
 
-    /// What runs beside the measurements now.
+    /// The busy loops that run beside the measurements now.
     pub(crate) fn beside(&self) -> Beside {
         self.beside
     }
 
-    /// CPU seconds that it has used.
+    /// CPU seconds that the busy loops have used.
     pub(crate) fn beside_cpu_s(&self) -> f64 {
         self.burners.iter().map(Process::cpu_s).sum()
     }
@@ -151,7 +153,7 @@ impl Bench {
     ///
     /// # Errors
     ///
-    /// When it fails, hangs, or prints something else than its result.
+    /// When it fails, hangs, or prints something other than its result.
     pub(crate) fn load(
         &self,
         scenario: Scenario,
@@ -166,21 +168,21 @@ impl Bench {
         scenario.parse(&output).doing(|| format!("{scenario} over {path}"))
     }
 
-    /// What connections of `scenario` over `path` have left behind.
+    /// The connections of `scenario` over `path` that are in TIME_WAIT.
     ///
     /// # Errors
     ///
-    /// When there is no `ss`.
+    /// When `ss` is not installed.
     pub(crate) fn time_waits(&self, scenario: Scenario, path: Path) -> Result<TimeWaits> {
         let [a, b] = [Host::A, Host::B].map(|host| self.namespaces.time_waits(host));
         Ok(TimeWaits::count([&a?, &b?], path, scenario.service()))
     }
 
-    /// What the gateway in `host` says it has carried since it started.
+    /// The totals that the gateway in `host` reports since it started.
     ///
     /// # Errors
     ///
-    /// When its `/stats` does not answer, or not with the two totals.
+    /// When its `/stats` does not answer, or lacks one of the two totals.
     pub(crate) fn gateway_totals(&self, host: Host) -> Result<GatewayTotals> {
         let argv = [&self.myself, "get", "--target", ADMIN, "--path", "/stats"].map(str::to_owned);
         let command = self.namespaces.command(host, &argv);
@@ -303,7 +305,7 @@ impl Folder {
         Ok(Self(path))
     }
 
-    /// Writes a file; its path.
+    /// Writes a file and returns its path.
     fn write(&self, name: &str, text: &str) -> Result<String> {
         let path = self.0.join(name);
         fs::write(&path, text).doing(|| format!("writing {}", path.display()))?;
@@ -315,10 +317,10 @@ impl Folder {
 mod tests {
     use super::*;
 
-    /// The proof that a figure was SMC-R rests on these two numbers; a renamed key must stop the
-    /// run instead of reading as zero.
+    /// These two numbers prove that a figure was SMC-R, so a renamed key must stop the run instead
+    /// of reading as zero.
     #[test]
-    fn totals_are_found_or_missed_aloud() {
+    fn a_missing_total_is_an_error() {
         let json = r#"{"schema":1,"totals":{"connections_smc":7,"connections_tcp":2,"x":1}}"#;
         let expected = GatewayTotals { connections_smc: 7, connections_tcp: 2 };
         assert_eq!(parse_totals(json).unwrap(), expected);

@@ -1,4 +1,4 @@
-//! What a run builds and takes down: namespaces, servers, proxies.
+//! The test rig that a run builds and removes: namespaces, servers, proxies.
 
 pub(crate) mod bench;
 pub(crate) mod janitor;

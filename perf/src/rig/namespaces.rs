@@ -1,11 +1,10 @@
 //! Two hosts on this machine: network namespaces A and B, joined by a veth pair.
 //!
-//! Programs are put into them by `nsenter`, not `ip netns exec`: the latter mounts a new `/sys`,
-//! which hides the cgroup hierarchy that a gateway attaches its eBPF program to. `setpriv` has the
+//! `nsenter` starts programs in them, not `ip netns exec`: the latter mounts a new `/sys`, which
+//! hides the cgroup hierarchy that a gateway attaches its eBPF program to. `setpriv` makes the
 //! kernel end every program when the harness dies, however it dies.
 //!
-//! Both have the kernel's defaults in every respect: what only works with other settings does not
-//! work for users.
+//! All settings of both namespaces are the kernel's defaults, because users have these, too.
 
 use std::process::Command;
 
@@ -38,7 +37,7 @@ pub(crate) struct Namespaces {
 }
 
 impl Namespaces {
-    /// The names of this process' namespaces A and B.
+    /// The names of namespaces A and B of this process.
     pub(crate) fn names() -> [String; 2] {
         ["a", "b"].map(|host| format!("smcperf-{}-{host}", std::process::id()))
     }
@@ -73,11 +72,11 @@ impl Namespaces {
         command
     }
 
-    /// What is in TIME_WAIT in `host`, as `ss` lists it.
+    /// The output of `ss` for connections in TIME_WAIT in `host`.
     ///
     /// # Errors
     ///
-    /// When there is no `ss`.
+    /// When `ss` is not installed.
     pub(crate) fn time_waits(&self, host: Host) -> Result<String> {
         let argv = ["ss", "-Htan", "state", "time-wait"].map(str::to_owned);
         succeed(&mut self.command(host, &argv))
@@ -86,8 +85,9 @@ impl Namespaces {
     /// Gives every later connection of both hosts the congestion control `algorithm`, or the
     /// host's default for `None`.
     ///
-    /// By routes: a namespace's sysctl takes only what the host allows to everybody, and often
-    /// that is not cubic. Both ends of a connection take it from the route, proxies included.
+    /// It is set on routes, because a namespace's sysctl accepts only the algorithms that the host
+    /// allows to everybody, and these often do not include cubic. Both ends of every connection
+    /// take it from the route, also those of proxies.
     ///
     /// # Errors
     ///
@@ -114,7 +114,7 @@ impl Namespaces {
     ///
     /// # Errors
     ///
-    /// When `ip` does not say.
+    /// When `ip` does not report it.
     pub(crate) fn mtu_bytes(&self) -> Result<u32> {
         let link = ip(&["-n", self.name(Host::A), "-o", "link", "show", DEVICE_A])?;
         let mut words = link.split_whitespace().skip_while(|word| *word != "mtu").skip(1);
@@ -135,7 +135,7 @@ fn ip(arguments: &[&str]) -> Result<String> {
     succeed(Command::new("ip").args(arguments))
 }
 
-/// Runs a command to its end; what it printed.
+/// Runs a command to its end and returns its output.
 fn succeed(command: &mut Command) -> Result<String> {
     let output = command.output().doing(|| format!("{command:?}"))?;
     if output.status.success() {

@@ -1,4 +1,4 @@
-//! The ways from a load to its server: directly, through HAProxy pairs, through gateway pairs.
+//! The paths from a load to its server: direct, through a HAProxy pair, or through a gateway pair.
 //!
 //! | | namespace A listens | namespace B listens | server |
 //! |---|---|---|---|
@@ -16,16 +16,16 @@ use crate::scenarios::Service;
 
 /// First port of the servers in namespace B.
 pub(crate) const SERVER_PORT: u16 = 7010;
-/// Where each gateway answers `GET /stats`, inside its namespace.
+/// The address of each gateway's `GET /stats`, inside its namespace.
 pub(crate) const ADMIN: &str = "127.0.0.1:9180";
 
 const HAPROXY_PORTS: Ports = Ports { a: 6100, b: 6200 };
 const SMCGATE_PORTS: Ports = Ports { a: 7100, b: 7200 };
 
-/// A way from load to server.
+/// A path from load to server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path {
-    /// Nothing between them but the veth pair.
+    /// Only the veth pair.
     Direct,
     /// HAProxy in both namespaces, TCP mode, one thread each.
     Haproxy,
@@ -36,7 +36,7 @@ pub(crate) enum Path {
 /// Where the gateways' pollers run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pin {
-    /// As they choose themselves: what users have.
+    /// They choose themselves, as with users' default configuration.
     Auto,
     /// On core 0 in namespace A, on core 1 in namespace B.
     Fixed,
@@ -64,7 +64,7 @@ impl Ports {
 }
 
 impl Path {
-    /// Where a load in namespace A connects to reach `service` this way.
+    /// The address to which a load in namespace A connects to reach `service` over this path.
     pub(crate) fn target(self, service: Service) -> SocketAddr {
         let address = match self {
             Self::Direct => format!("{ADDRESS_B}:{}", SERVER_PORT + service.port_offset()),
@@ -76,7 +76,7 @@ impl Path {
 }
 
 impl Path {
-    /// Where the proxies in namespaces A and B listen for `service`; nowhere for direct.
+    /// The ports on which the proxies in namespaces A and B listen for `service`; none for direct.
     pub(crate) fn listeners(self, service: Service) -> [Option<u16>; 2] {
         let offset = service.port_offset();
         let ports = match self {
@@ -88,7 +88,7 @@ impl Path {
     }
 }
 
-/// The HAProxy configuration of `host`: TCP mode, one thread, otherwise as it comes.
+/// The HAProxy configuration of `host`: TCP mode, one thread, otherwise the defaults.
 pub(crate) fn haproxy_configuration(host: Host) -> String {
     let mut text = String::from(
         "global\n  nbthread 1\n  maxconn 8000\n\
@@ -104,7 +104,7 @@ pub(crate) fn haproxy_configuration(host: Host) -> String {
     text
 }
 
-/// The smcgate configuration of `host`. `pin` are more keys of `[poll]`.
+/// The smcgate configuration of `host`. `pin` holds further keys of `[poll]`.
 pub(crate) fn smcgate_configuration(host: Host, idle_policy: &str, pin: &str) -> String {
     let (device, accept, connect) = match host {
         Host::A => (DEVICE_A, "tcp", "smc"),
@@ -188,8 +188,8 @@ impl FromStr for Pin {
 mod tests {
     use super::*;
 
-    /// Two proxies on one port, or a proxy that reaches the wrong server, would measure the wrong
-    /// thing without anybody noticing.
+    /// With two proxies on one port, or a proxy that reaches the wrong server, nobody would notice
+    /// that the figures are wrong.
     #[test]
     fn every_hop_leads_to_the_next() {
         let mut seen = Vec::new();

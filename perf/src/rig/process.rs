@@ -1,4 +1,4 @@
-//! A program the harness started: watched, measured, and ended with it.
+//! A program that the harness starts, watches, measures and ends.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ impl Process {
     ///
     /// # Errors
     ///
-    /// When the program is not there.
+    /// When the program does not exist.
     pub(crate) fn start(name: &str, mut command: Command, folder: &Path) -> Result<Self> {
         let log = folder.join(format!("{name}.log"));
         let out = File::create(&log).doing(|| format!("creating {}", log.display()))?;
@@ -43,7 +43,7 @@ impl Process {
     ///
     /// # Errors
     ///
-    /// When it fails, or is not done after `limit`; it is ended then.
+    /// When it fails, or still runs after `limit`; then it is ended.
     pub(crate) fn output_within(mut self, limit: Duration) -> Result<String> {
         match self.wait(limit)? {
             Some(status) if status.success() => {
@@ -54,11 +54,11 @@ impl Process {
         }
     }
 
-    /// Checks that a program that should run for ever still does.
+    /// Checks that a program that should never end still runs.
     ///
     /// # Errors
     ///
-    /// With the end of its log, when it does not.
+    /// When it has ended. The message has the end of its log.
     pub(crate) fn check_alive(&mut self) -> Result<()> {
         match self.child.try_wait().doing(|| self.name.clone())? {
             None => Ok(()),
@@ -89,7 +89,7 @@ impl Process {
         }
     }
 
-    /// `what` happened to this program, and its last words.
+    /// The failure of this program: `what` happened, and the end of its log.
     fn failure(&self, what: &str) -> Failure {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
@@ -123,9 +123,9 @@ mod tests {
         Process::start(&name, command, &std::env::temp_dir()).unwrap()
     }
 
-    /// A gateway that crashed during a run must be named with its last words, not time out.
+    /// If a gateway crashes during a run, the run must fail at once with the end of its log.
     #[test]
-    fn a_dead_program_is_reported_with_its_last_words() {
+    fn a_dead_program_is_reported_with_the_end_of_its_log() {
         let mut process = shell("dead", "echo starting; echo no such device >&2; exit 3");
         process.wait(Duration::from_secs(5)).unwrap();
         let failure = process.check_alive().unwrap_err().to_string();
@@ -142,7 +142,7 @@ mod tests {
         assert!(!Path::new(&format!("/proc/{pid}")).exists());
     }
 
-    /// What a load prints is its result; it must arrive whole.
+    /// A load prints its result, which must arrive completely.
     #[test]
     fn output_is_what_the_program_printed() {
         let output = shell("say", "echo one; echo two").output_within(Duration::from_secs(5));

@@ -1,4 +1,4 @@
-//! Connections in TIME_WAIT, by whose they are.
+//! Counts connections in TIME_WAIT for each application and proxy.
 //!
 //! In the rig an application and its proxy share a namespace. Their ports tell them apart: a socket
 //! whose local port is a listener's belongs to whoever listens there, one whose remote port is a
@@ -12,20 +12,20 @@ use crate::scenarios::Service;
 /// How many connections each host of a path has in TIME_WAIT.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TimeWaits {
-    /// The load's.
+    /// Connections of the load.
     pub(crate) client: u64,
-    /// Those of the proxy in namespace A, on both sides.
+    /// Connections of the proxy in namespace A, on both sides.
     pub(crate) proxy_a: u64,
-    /// Of these, such as hold a port of A towards B.
+    /// Those of them that hold a port of A towards B.
     pub(crate) proxy_a_towards_b: u64,
-    /// Those of the proxy in namespace B, on both sides.
+    /// Connections of the proxy in namespace B, on both sides.
     pub(crate) proxy_b: u64,
-    /// The server's.
+    /// Connections of the server.
     pub(crate) server: u64,
 }
 
 impl TimeWaits {
-    /// Counts in what `ss -Htan state time-wait` says in namespace A and in namespace B.
+    /// Counts the lines of `ss -Htan state time-wait` in namespace A and in namespace B.
     pub(crate) fn count(ss: [&str; 2], path: Path, service: Service) -> Self {
         let [listens_a, listens_b] = path.listeners(service);
         let server = SERVER_PORT + service.port_offset();
@@ -62,7 +62,7 @@ fn ports(line: &str) -> Option<(u16, u16)> {
 mod tests {
     use super::*;
 
-    /// The figure that says whether ports run out must not be that of somebody else.
+    /// The count that shows whether ports run out must be that of the right program.
     #[test]
     fn each_socket_is_counted_where_it_belongs() {
         let a = "0 0 127.0.0.1:40000 127.0.0.1:7103\n0 0 127.0.0.1:7103 127.0.0.1:40001\n\

@@ -1,4 +1,4 @@
-//! RR-32-http and CRR-http: real nginx and real wrk, as the figures of the field are made.
+//! RR-32-http and CRR-http: nginx loaded by wrk, as in most published HTTP benchmarks.
 //!
 //! Estimate, keep-alive: nginx 4 µs and wrk 4 µs per request, kernel work of two sends and two
 //! receives as in RR(32): about 200 k/s direct, a third of it through a HAProxy pair.
@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::LoadResult;
 use crate::latency::Latency;
 
-/// Connections wrk holds.
+/// The connections that wrk keeps open.
 pub(crate) const CONNECTIONS: u32 = 32;
 
 /// Whether a connection carries one request or many.
@@ -37,7 +37,7 @@ pub(crate) fn wrk(target: SocketAddr, duration: Duration, keep_alive: KeepAlive)
 ///
 /// # Errors
 ///
-/// The sentence that says which line is missing or unreadable.
+/// With a sentence that says which line is missing or unreadable.
 pub(crate) fn parse(output: &str, keep_alive: KeepAlive) -> Result<LoadResult, String> {
     let after = |label: &str| {
         output

@@ -1,4 +1,4 @@
-//! The workloads, by the names the field uses, and what each measures.
+//! The workloads, by their usual names, and what each measures.
 
 pub(crate) mod http;
 pub(crate) mod open_loop;
@@ -20,7 +20,7 @@ use crate::latency::Latency;
 pub(crate) enum Scenario {
     /// `RR-n`: n connections, each with one 64-byte request in flight.
     RoundTrip { connections: u32 },
-    /// `RRO-n@r`: n connections, r requests per second whatever the answers do.
+    /// `RRO-n@r`: n connections, r requests per second, however slow the answers are.
     OpenLoop { connections: u32, rate_per_s: u32 },
     /// `STR`: one stream, client to server.
     Stream { congestion: Congestion },
@@ -45,7 +45,7 @@ pub(crate) enum Congestion {
     Cubic,
 }
 
-/// What runs in namespace B and answers.
+/// A server in namespace B.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Service {
     Echo,
@@ -59,7 +59,7 @@ impl Service {
     /// Every service, in the order of its port offset.
     pub(crate) const ALL: [Self; 5] = [Self::Echo, Self::Sink, Self::Source, Self::Crr, Self::Http];
 
-    /// Added to the base port of whoever offers the service.
+    /// The offset to the base port of each program that offers the service.
     pub(crate) fn port_offset(self) -> u16 {
         match self {
             Self::Echo => 0,
@@ -82,7 +82,7 @@ impl Service {
     }
 }
 
-/// What a load saw: the common form of all workloads.
+/// The result of a load, in the common form of all workloads.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct LoadResult {
     /// Measured time, without warm-up, in seconds.
@@ -101,7 +101,7 @@ pub(crate) struct LoadResult {
     pub(crate) latency: Option<Latency>,
     /// Connections that failed.
     pub(crate) errors: u64,
-    /// Of short connections: how many per second ended in each 5 seconds, in order.
+    /// For short connections: how many per second ended in each interval of 5 seconds, in order.
     #[serde(default)]
     pub(crate) per_s_each_5s: Vec<f64>,
 }
@@ -130,22 +130,22 @@ impl Scenario {
         }
     }
 
-    /// How long it is measured where the operator asks for `asked`.
+    /// How long it is measured if the operator asks for `asked`.
     pub(crate) fn duration(self, asked: Duration) -> Duration {
         if self.is_sustained() { asked.max(SUSTAINED) } else { asked }
     }
 
-    /// Whether what is left of connections that are over is part of the measurement.
+    /// Whether connections in TIME_WAIT at the end are part of the measurement.
     pub(crate) fn is_sustained(self) -> bool {
         self == Self::SustainedShortConnections
     }
 
-    /// Whether half a round trip is a one-way latency: no other connection was in the way.
+    /// Whether half a round trip is a one-way latency, since no other connection delays it.
     pub(crate) fn is_single_round_trip(self) -> bool {
         self == Self::RoundTrip { connections: 1 }
     }
 
-    /// Bytes of one request, or of one write of a stream. `None` where HTTP decides.
+    /// Bytes of one request, or of one write of a stream. `None` for HTTP.
     pub(crate) fn message_bytes(self) -> Option<usize> {
         match self {
             Self::RoundTrip { .. } | Self::OpenLoop { .. } => Some(round_trip::MESSAGE_BYTES),
@@ -171,7 +171,7 @@ impl Scenario {
         }
     }
 
-    /// The program that makes the load and its arguments. `myself` is this binary.
+    /// The program that generates the load, and its arguments. `myself` is this binary.
     pub(crate) fn command(
         self,
         myself: &str,
@@ -206,11 +206,11 @@ impl Scenario {
         }
     }
 
-    /// Reads what the program of [`Scenario::command`] printed.
+    /// Parses the output of the program of [`Scenario::command`].
     ///
     /// # Errors
     ///
-    /// The sentence that says what is missing.
+    /// With a sentence that says what is missing.
     pub(crate) fn parse(self, output: &str) -> Result<LoadResult, String> {
         match self {
             Self::RoundTrip { .. }
@@ -278,16 +278,17 @@ impl FromStr for Scenario {
     }
 }
 
-/// As long as Linux keeps a port in TIME_WAIT: from then on as many come back as are taken.
+/// Linux keeps a port in TIME_WAIT for this long. After that, as many ports become free as are
+/// used.
 const SUSTAINED: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A name in a record, given back to `--scenarios`, must repeat that measurement.
+    /// A name in a record, given to `--scenarios`, must repeat that measurement.
     #[test]
-    fn names_read_back_as_what_they_name() {
+    fn names_parse_back_to_the_same_value() {
         for name in [
             "RR-1",
             "RR-32",

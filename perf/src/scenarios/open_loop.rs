@@ -1,8 +1,8 @@
-//! RRO(n, r): r requests per second over n connections, whatever the answers do.
+//! RRO(n, r): r requests per second over n connections, however slow the answers are.
 //!
-//! A closed loop slows down with what it measures and so hides queues. Here every request has a
-//! time at which it ought to be sent, and its latency counts from that time, waiting for a free
-//! connection included.
+//! A closed loop slows down with the system that it measures, and so hides queues. Here every
+//! request has a time at which it is due, and its latency counts from that time, including the wait
+//! for a free connection.
 //!
 //! Estimate: below a third of the RR(n) throughput nothing queues, and p50 is that of RR(1) less
 //! one sleep; at 90 % of it, the queue is about ten deep and p99 a few milliseconds.
@@ -27,13 +27,13 @@ use crate::readiness::{Interest, Readiness};
 
 const TIMER: u64 = u64::MAX;
 
-/// The load: who is free, who waits, and since when.
+/// The state of the load: free connections, and requests that wait for one.
 struct OpenLoop {
     clients: Vec<Client>,
     free: Vec<usize>,
-    /// When the request in flight on each connection ought to have been sent.
+    /// When the request in flight on each connection was due.
     due_at: Vec<u64>,
-    /// Requests that are due and found no free connection, oldest first, by due time.
+    /// The due times of requests that wait for a free connection, oldest first.
     waiting: VecDeque<u64>,
     latencies: Recorder,
     record_from: u64,
@@ -84,7 +84,7 @@ pub(crate) fn run(
                 load.receive(usize::try_from(token).expect("tokens are our own indexes"))?;
             }
         }
-        load.send_what_is_due()?;
+        load.send_due()?;
         let now = now_ns();
         if now >= until {
             return Ok(result(
@@ -116,7 +116,7 @@ impl OpenLoop {
         Ok(())
     }
 
-    fn send_what_is_due(&mut self) -> Result<()> {
+    fn send_due(&mut self) -> Result<()> {
         while let (Some(&index), Some(&due_at)) = (self.free.last(), self.waiting.front()) {
             self.free.pop();
             self.waiting.pop_front();

@@ -1,4 +1,4 @@
-//! RR(n): n connections, each with one 64-byte request in flight; every round trip recorded.
+//! RR(n): n connections, each with one 64-byte request in flight. Every round trip is recorded.
 //!
 //! Estimate, one connection, direct over veth: write 3 µs + softirq 3 + wake-up of the server 15
 //! (74 when its core sleeps deeply) + read 2 + epoll 1, twice = 48 to 150 µs round trip. A HAProxy
@@ -64,7 +64,7 @@ impl Client {
         self.request[..8].copy_from_slice(&self.sequence.to_be_bytes());
         self.received_bytes = 0;
         let sent = self.stream.write(&self.request).doing(|| "sending a request".into())?;
-        // One small message in flight per socket: its buffer has room, or it is no TCP socket.
+        // With one small message in flight, the buffer of a TCP socket always has room.
         if sent == MESSAGE_BYTES {
             Ok(())
         } else {
@@ -72,7 +72,7 @@ impl Client {
         }
     }
 
-    /// Reads once. True when the answer is complete, and is the request.
+    /// Reads once. Returns true when the answer is complete; it must equal the request.
     pub(super) fn receive(&mut self) -> Result<bool> {
         match self.stream.read(&mut self.answer[self.received_bytes..]) {
             Ok(0) => return Err(Failure::new("the server closed a connection")),

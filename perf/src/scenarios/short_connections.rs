@@ -6,8 +6,8 @@
 //! and from the control thread: 15 µs of CPU more per side.
 //!
 //! The server closes first, as HTTP servers do, so that TIME_WAIT is on its side and the load has
-//! ports enough for any rate: with the kernel's defaults, a client that closes first can make 470
-//! connections per second to one address, over whatever path.
+//! enough ports for any rate. With the kernel's defaults, a client that closes first can make only
+//! 470 connections per second to one address, over any path.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -27,13 +27,13 @@ use crate::readiness::{Interest, Readiness};
 pub(crate) const REQUEST_BYTES: usize = 64;
 /// Bytes of a response.
 pub(crate) const RESPONSE_BYTES: usize = 1024;
-/// Connections open at a time, unless told otherwise.
+/// Connections open at a time by default.
 pub(crate) const CONCURRENT: u32 = 32;
 
-/// What one figure of a sustained load is for.
+/// The interval of each rate of a sustained load.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// More failed connections than this end the run: it is not measuring what it says.
+/// More failed connections than this end the run, since its figures would be meaningless.
 const ERRORS_TOLERATED: u64 = 1000;
 
 /// One connection of the load, from connect to the server's close.
@@ -107,7 +107,7 @@ pub(crate) fn run(target: SocketAddr, concurrent: u32, duration: Duration) -> Re
     };
     let elapsed_s = (ended_at - record_from) as f64 / 1e9;
     let recorded: u64 = intervals.iter().sum();
-    // Only whole intervals say how many connections fit.
+    // The rate of an incomplete interval would be too low.
     intervals.resize(interval_at(ended_at - record_from), 0);
     let per_s = |count: u64| count as f64 / INTERVAL.as_secs_f64();
     Ok(LoadResult {
@@ -123,7 +123,7 @@ pub(crate) fn run(target: SocketAddr, concurrent: u32, duration: Duration) -> Re
     })
 }
 
-/// Counts a connection that ended so long after the warm-up.
+/// Counts a connection that ended `after_ns` nanoseconds after the warm-up.
 fn count(intervals: &mut Vec<u64>, after_ns: u64) {
     let interval = interval_at(after_ns);
     intervals.resize(intervals.len().max(interval + 1), 0);
@@ -153,7 +153,7 @@ impl Exchange {
         match self.phase {
             Phase::Connecting => {
                 let request = [b'q'; REQUEST_BYTES];
-                // A refused connect shows as the error of this first write.
+                // If the connect was refused, this first write returns the error.
                 match self.stream.write(&request) {
                     Ok(REQUEST_BYTES) => {}
                     Ok(_) | Err(_) => return Ok(Progress::Failed),

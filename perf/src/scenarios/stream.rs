@@ -1,4 +1,4 @@
-//! STR: one stream of 128 KiB writes, counted where it arrives.
+//! STR: one stream of 128 KiB writes, measured at the receiver.
 //!
 //! Estimate, direct over veth: a copy in and a copy out at 10 GB/s each on two cores, plus 1.6 µs
 //! per 64 KiB segment: up to 70 Gbit/s with cubic; BBR paces, so about 20. Every userspace relay
@@ -20,17 +20,17 @@ pub(crate) const WRITE_BYTES: usize = 128 * 1024;
 /// A stream that does not move for this long ends the run.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What the receiver tells the sender after the sender's FIN.
+/// The count that the receiver sends to the sender after the sender's FIN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SinkReport {
-    /// Everything that arrived.
+    /// All bytes that arrived.
     pub(crate) bytes: u64,
     /// From the first byte to the FIN, in nanoseconds.
     pub(crate) elapsed_ns: u64,
 }
 
 impl SinkReport {
-    /// Two big-endian integers.
+    /// Encodes it as two big-endian integers.
     pub(crate) fn encode(self) -> [u8; 16] {
         let mut wire = [0; 16];
         wire[..8].copy_from_slice(&self.bytes.to_be_bytes());
@@ -45,7 +45,7 @@ impl SinkReport {
     }
 }
 
-/// Sends to a sink for `duration`, closes, and asks the sink how much came in how long.
+/// Sends to a sink for `duration`, closes, and reads the sink's count.
 ///
 /// # Errors
 ///
@@ -142,7 +142,7 @@ fn result(report: SinkReport, warm_up_bytes: u64) -> LoadResult {
 mod tests {
     use super::*;
 
-    /// The published Gbit/s are the receiver's; a swapped field would publish nonsense.
+    /// The published Gbit/s come from this report, so a swapped field would publish nonsense.
     #[test]
     fn the_receivers_count_survives_the_way_back() {
         let report = SinkReport { bytes: 1_250_000_000, elapsed_ns: 1_000_000_000 };

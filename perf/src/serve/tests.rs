@@ -1,4 +1,5 @@
-//! Loads against servers over loopback: no figure is asserted, only that it is one of real traffic.
+//! Tests of loads against servers over loopback. They assert no figure, only that it comes from
+//! real traffic.
 
 use std::thread;
 
@@ -41,13 +42,13 @@ fn a_wrong_answer_ends_the_round_trips() {
     assert!(failure.contains("changed bytes"), "{failure}");
 }
 
-/// Open loop means that the rate is ours, not the server's: a lower one must be kept.
+/// In an open loop the client sets the rate, so a rate below the server's limit must be kept.
 #[test]
 fn an_open_loop_keeps_its_rate() {
     let rate_per_s = 1_000;
     let duration = Duration::from_millis(200);
     let result = open_loop::run(server(Behaviour::Echo), 4, rate_per_s, duration).unwrap();
-    // 450 requests are due; on a loaded machine the last ones may still be on their way.
+    // 450 requests are due; on a loaded machine the last ones may still be in flight.
     assert!((300..=460).contains(&result.requests_total), "{}", result.requests_total);
 }
 

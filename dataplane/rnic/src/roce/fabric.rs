@@ -30,7 +30,7 @@ pub struct Fabric<W> {
     keys: Keys,
     pairs: Pairs,
     /// Events that `poll` has not reported yet, in order.
-    inbox: VecDeque<Event>,
+    inbox: Inbox,
     batch: Batch,
     /// The wire was full. The next attempt to send is at this time at the latest.
     blocked_until: Option<Instant>,
@@ -50,8 +50,7 @@ impl<W: Wire> Fabric<W> {
             shared,
             keys: Keys::new(),
             pairs: Pairs::new(),
-            // Enough for one burst. A larger ring would never stay in the cache.
-            inbox: VecDeque::with_capacity(1024),
+            inbox: Inbox::new(),
             batch: Batch::new(),
             blocked_until: None,
             receiving: false,
@@ -246,7 +245,7 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
             match pair.expire(now, &mut self.counters) {
                 News::None => {}
                 News::Message(_) => unreachable!("only packets bring messages"),
-                News::Broke(cause) => self.inbox.push_back(Event::Broke(pair.id, cause)),
+                News::Broke(cause) => self.inbox.push(Event::Broke(pair.id, cause)),
             }
         }
         if self.flush(now) && self.serve(now, Service::Everything) {

@@ -67,7 +67,7 @@ pub const KEYS_MAX: usize = 8_192;
 /// Depth of a send queue: work requests whose completions were not reported yet.
 pub const SEND_QUEUE_DEPTH: usize = 2048;
 /// Received messages that may wait for a `poll` with room. When there are more, peers get an RNR
-/// NAK (receiver not ready).
+/// NAK (receiver not ready); beyond half of it, those peers do whose messages fill it.
 pub const INBOX_MAX: usize = 8192;
 /// The UDP port of RoCEv2.
 pub const UDP_PORT: u16 = 4791;

@@ -54,6 +54,8 @@ pub(super) struct Requester {
     unasked: u32,
     /// How long we have waited for acknowledgements since the last progress.
     silence: Duration,
+    /// Since when the peer has had no room for the oldest message.
+    unready_since: Option<Instant>,
     /// The peer sent an RNR NAK: it wants no packets before this time.
     paused_until: Option<Instant>,
     /// A loss before this sequence has reduced the window already.

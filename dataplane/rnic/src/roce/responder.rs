@@ -241,8 +241,10 @@ impl Responder {
             | Body::WriteOn { payload, .. } => payload.len(),
             Body::Acknowledge(_) | Body::Unserved => 0,
         };
-        self.packets += 1;
-        self.cost += PACKET_COST + u32::try_from(payload).unwrap_or(self.mtu);
+        self.packets = self.packets.saturating_add(1);
+        // A peer that never asks for an acknowledgement never has it set back.
+        let payload = u32::try_from(payload).unwrap_or(self.mtu);
+        self.cost = self.cost.saturating_add(PACKET_COST + payload);
         self.nak_at = None;
         self.owed = match self.owed {
             // The gap closed before the NAK was sent: the packets were only reordered.

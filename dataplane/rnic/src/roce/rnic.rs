@@ -244,6 +244,8 @@ pub(super) fn mtu_for(bytes: u32) -> Option<Mtu> {
         .find(|mtu| mtu.bytes().is_some_and(|payload| payload + HEADERS_MAX <= bytes))
 }
 
+/// Addresses that peers are told begin at multiples of this power of two, as large pages would.
+const ADDRESS_SHIFT: u32 = 21;
 /// The most bytes beside the payload: 40 IPv6, 8 UDP, 12 BTH, 16 RETH, 4 ICRC.
 const HEADERS_MAX: u32 = 80;
 /// We assign no number below 16, as some are reserved; all ones is the multicast number.

@@ -1,4 +1,4 @@
-//! wrk's own words, as version 4.1.0 prints them.
+//! Tests with the output of wrk 4.1.0.
 
 use super::*;
 
@@ -19,7 +19,7 @@ Requests/sec:  70102.31
 Transfer/sec:     15.75MB
 ";
 
-/// These figures go into the README as they are read here.
+/// These figures are published as they are read here.
 #[test]
 fn reads_what_wrk_prints() {
     let result = parse(REPORT, KeepAlive::Yes).unwrap();

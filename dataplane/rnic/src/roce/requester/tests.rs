@@ -200,7 +200,7 @@ fn a_peer_without_room_is_waited_for() {
 
 /// Bytes for a peer that never has room would be kept for ever, in memory that all peers share.
 #[test]
-fn a_peer_that_never_has_room_does_not_break_the_queue_pair() {
+fn a_peer_that_never_has_room_is_waited_for_ten_seconds() {
     let mut bench = Bench::new();
     bench.message();
     bench.message();
