@@ -116,7 +116,9 @@ impl Busy {
              pin = false\n[[listener]]\nname = \"it\"\nbind = \"{place}\"\nupstream = \"{target}\""
         )
         .expect("as on any host");
-        let gateway = Command::new(env!("CARGO_BIN_EXE_smcgate"))
+        // Whoever runs the tests may ignore SIGHUP (`nohup`), and then so would the gateway.
+        let gateway = Command::new("env")
+            .args(["--default-signal=HUP", env!("CARGO_BIN_EXE_smcgate")])
             .args(["run", "-c", &config.path().display().to_string()])
             .stderr(Stdio::null())
             .spawn()
