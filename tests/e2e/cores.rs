@@ -44,7 +44,7 @@ fn smoke_gateways_hold_different_cores() {
             taken.push(core);
         } else {
             assert_eq!((place.core, place.pinned), (None, false), "{taken:?} of {count}");
-            assert!(place.reason.contains("pollers: 1"), "{}", place.reason);
+            assert!(place.reason.contains("free cores: 0 for 1"), "{}", place.reason);
             assert!(gateway.process.log().contains(&place.reason), "the log says why");
             let doctor = smcgate(&hosts, "doctor", &["doctor"]).expect_success("doctor");
             assert!(doctor.contains("each held by a poller"), "{doctor}");
