@@ -13,7 +13,7 @@ pub mod limits {
 }
 
 #[allow(missing_docs, reason = "models of larger types")]
-pub mod handoff {
+pub mod names {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct ConnectionId {
         pub slot: u16,

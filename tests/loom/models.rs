@@ -6,7 +6,7 @@ use loom::sync::Arc;
 use loom::thread;
 use smcgate_loom::counters::Counters;
 use smcgate_loom::gauges::{Gauges, Reading, Stage};
-use smcgate_loom::handoff::{ConnectionId, GroupId};
+use smcgate_loom::names::{ConnectionId, GroupId};
 use smcgate_loom::mailbox::{Receiver, Waker, mailbox};
 use smcgate_loom::owners::{Owner, Owners};
 use smcgate_loom::sync::{AtomicU64, Ordering};

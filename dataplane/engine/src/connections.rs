@@ -1,18 +1,10 @@
 //! The connections of one poller, by slot. A token leads here without a search.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-
-use smcr_memory::{Lease, Rmbe};
-use smcr_proto::Instant;
-use smcr_proto::connection::Connection;
 use smcr_proto::wire::cdc::Cdc;
 
-use crate::gauges::{Reading, Stage};
-use crate::handoff::{ConnectionId, Ending, GroupId, LinkId, PeerElement};
 use crate::limits::CONNECTIONS_MAX;
-use crate::moves::Move;
-use crate::relay::crossing::Sieve;
+use crate::names::{ConnectionId, GroupId};
+use crate::relay::Relay;
 
 /// What a slot holds.
 #[derive(Debug)]
@@ -25,206 +17,6 @@ pub(crate) enum Slot<S> {
         parked: Vec<Cdc>,
     },
     Busy(Box<Relay<S>>),
-}
-
-/// A connection that is being relayed.
-#[derive(Debug)]
-pub(crate) struct Relay<S> {
-    pub(crate) id: ConnectionId,
-    /// The application's socket; gone once it was reset.
-    pub(crate) near: Option<Socket<S>>,
-    pub(crate) far: Far<S>,
-    /// Why it ends, once something other than both applications decided so.
-    pub(crate) ending: Option<Ending>,
-    pub(crate) bytes_in: u64,
-    pub(crate) bytes_out: u64,
-    /// Times it changed its link.
-    pub(crate) failovers: u32,
-    pub(crate) queued: Queued,
-}
-
-impl<S> Relay<S> {
-    /// How far it has come, for others to read.
-    pub(crate) fn reading(&self) -> Reading {
-        let stage = match &self.near {
-            None => Stage::Closing,
-            Some(near) if near.is_done() => Stage::Closing,
-            Some(near) if near.eof || near.finished => Stage::HalfClosed,
-            Some(_) => Stage::Active,
-        };
-        let Self { bytes_in, bytes_out, failovers, .. } = *self;
-        Reading { bytes_in, bytes_out, failovers, stage }
-    }
-}
-
-/// In which work lists a connection stands.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Queued {
-    pub(crate) drain: bool,
-    pub(crate) fill: bool,
-    pub(crate) flush: bool,
-}
-
-/// The other side of a relay.
-#[derive(Debug)]
-#[allow(
-    clippy::large_enum_variant,
-    reason = "relays are boxed: a fallback wastes two hundred bytes"
-)]
-pub(crate) enum Far<S> {
-    Smc(Smc),
-    Tcp(Tcp<S>),
-}
-
-impl<S> Far<S> {
-    /// The link group that it belongs to, if it is SMC-R.
-    pub(crate) fn group(&self) -> Option<GroupId> {
-        match self {
-            Self::Smc(smc) => Some(smc.group),
-            Self::Tcp(_) => None,
-        }
-    }
-}
-
-/// SMC-R as the far side.
-#[derive(Debug)]
-pub(crate) struct Smc {
-    pub(crate) link: LinkId,
-    /// Whose links may speak of it.
-    pub(crate) group: GroupId,
-    pub(crate) connection: Connection,
-    pub(crate) rmbe: Rmbe,
-    pub(crate) peer: PeerElement,
-    /// Requests posted and not completed: the slot cannot be reused before they are.
-    pub(crate) outstanding: u32,
-    /// Written, but not known to have been announced: what another link would have to repeat.
-    pub(crate) retained: VecDeque<Retained>,
-    /// Bytes to be written again, before anything new.
-    pub(crate) replay: VecDeque<Piece>,
-    /// Bytes that were, until the message that announces them is acknowledged. The send pool gets
-    /// its part back at once: that message comes behind all of the replay, which may need more than
-    /// the pool has.
-    pub(crate) repeated: VecDeque<Piece>,
-    /// Where it goes as soon as nothing is outstanding. It posts nothing until then.
-    pub(crate) moving: Option<Arc<Move>>,
-    /// The last message was flushed: the peer may not know what it said.
-    pub(crate) unheard: bool,
-    /// Messages of a peer that changed the link, and until when they wait for what came before.
-    pub(crate) held: Option<Held>,
-    /// The link is lost and nothing more will be said.
-    pub(crate) condemned: bool,
-    /// The peer changed the link: what it posted on the old one may come late.
-    pub(crate) peer_moved: bool,
-    /// We said D: no byte of ours follows.
-    pub(crate) said_done: bool,
-    /// We said C.
-    pub(crate) said_closed: bool,
-    /// The peer said that it writes no more: D or C.
-    pub(crate) peer_done: bool,
-    /// The peer said that it reads no more either: C.
-    pub(crate) peer_closed: bool,
-    /// Until when the end of its stream waits for bytes that it may still have.
-    pub(crate) late_until: Option<Instant>,
-}
-
-/// Bytes that the NIC has written to the peer's element, `at` bytes behind its beginning, while
-/// the message that announces them is on its way.
-#[derive(Debug)]
-pub(crate) struct Retained {
-    pub(crate) at: u32,
-    pub(crate) lease: Lease,
-}
-
-/// Bytes that belong `at` bytes behind the beginning of the peer's element.
-#[derive(Debug)]
-pub(crate) struct Piece {
-    pub(crate) at: u32,
-    pub(crate) bytes: Vec<u8>,
-    /// So many of them were written already.
-    pub(crate) done: usize,
-}
-
-/// A message that came before others that must be taken in first, failover validation above all,
-/// and what came behind it.
-#[derive(Debug)]
-pub(crate) struct Held {
-    pub(crate) messages: Vec<Cdc>,
-    pub(crate) until: Instant,
-}
-
-/// A second socket as the far side.
-#[derive(Debug)]
-pub(crate) struct Tcp<S> {
-    pub(crate) socket: Socket<S>,
-    /// Read from the near socket, not yet taken by the far one.
-    pub(crate) outbound: Backlog,
-    /// Read from the far socket, not yet taken by the near one.
-    pub(crate) inbound: Backlog,
-    /// Bytes of both that are part of the poller's sum.
-    pub(crate) held: usize,
-    /// Looks at what comes first from the far socket, as long as that may be a Decline.
-    pub(crate) sieve: Option<Sieve>,
-}
-
-/// Bytes that the target socket did not take. Empty, and without memory, in the common case.
-#[derive(Debug, Default)]
-pub(crate) struct Backlog {
-    pub(crate) bytes: Vec<u8>,
-    pub(crate) written: usize,
-    /// It is one byte, and urgent.
-    pub(crate) urgent: bool,
-}
-
-impl Backlog {
-    /// Bytes that the rendezvous read beyond its own, to be written first.
-    pub(crate) fn new(bytes: Vec<u8>) -> Self {
-        Self { bytes, written: 0, urgent: false }
-    }
-}
-
-/// A TCP socket and what is known of it from edge-triggered events.
-#[derive(Debug)]
-pub(crate) struct Socket<S> {
-    pub(crate) stream: S,
-    /// A read may bring something.
-    pub(crate) readable: bool,
-    /// A write may take something.
-    pub(crate) writable: bool,
-    /// The end or an error is in sight: a short read does not mean that nothing follows.
-    pub(crate) ending: bool,
-    /// It is broken; a read tells so when the bytes before the error are read.
-    pub(crate) failed: bool,
-    /// An urgent byte has come and was not read yet.
-    pub(crate) urgent: bool,
-    /// A read took all it had room for: what is next came with no event that we know of.
-    pub(crate) unseen: bool,
-    /// The application sends no more: FIN was read.
-    pub(crate) eof: bool,
-    /// We sent FIN.
-    pub(crate) finished: bool,
-}
-
-impl<S> Socket<S> {
-    pub(crate) fn new(stream: S) -> Self {
-        // Writable until the kernel says otherwise; readable when it says so, which it does at
-        // once if bytes are waiting.
-        Self {
-            stream,
-            readable: false,
-            writable: true,
-            ending: false,
-            failed: false,
-            urgent: false,
-            unseen: false,
-            eof: false,
-            finished: false,
-        }
-    }
-
-    /// Both directions have ended.
-    pub(crate) fn is_done(&self) -> bool {
-        self.eof && self.finished
-    }
 }
 
 /// The table. Its slots are chosen by the control thread.
@@ -260,11 +52,11 @@ impl<S> Connections<S> {
     }
 
     /// Puts a relay in its slot, and returns what was kept for it.
-    pub(crate) fn insert(&mut self, relay: Relay<S>) -> Vec<Cdc> {
+    pub(crate) fn insert(&mut self, relay: Box<Relay<S>>) -> Vec<Cdc> {
         let slot = &mut self.slots[usize::from(relay.id.slot)];
         let generation = relay.id.generation;
         self.busy += 1;
-        match std::mem::replace(slot, Slot::Busy(Box::new(relay))) {
+        match std::mem::replace(slot, Slot::Busy(relay)) {
             Slot::Free => Vec::new(),
             Slot::Expected { generation: expected, parked, .. } => {
                 assert_eq!(expected, generation);
@@ -303,12 +95,12 @@ impl<S> Connections<S> {
     }
 
     /// Takes the relay out of `slot`.
-    pub(crate) fn remove(&mut self, slot: u16) -> Option<Relay<S>> {
+    pub(crate) fn remove(&mut self, slot: u16) -> Option<Box<Relay<S>>> {
         let slot = &mut self.slots[usize::from(slot)];
         match std::mem::replace(slot, Slot::Free) {
             Slot::Busy(relay) => {
                 self.busy -= 1;
-                Some(*relay)
+                Some(relay)
             }
             other @ (Slot::Free | Slot::Expected { .. }) => {
                 *slot = other;
@@ -327,19 +119,11 @@ impl<S> Connections<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::relay::Far;
+    use crate::relay::tcp::Tcp;
 
-    fn relay(id: ConnectionId) -> Relay<()> {
-        let (outbound, inbound) = (Backlog::default(), Backlog::default());
-        Relay {
-            id,
-            near: None,
-            far: Far::Tcp(Tcp { socket: Socket::new(()), outbound, inbound, held: 0, sieve: None }),
-            ending: None,
-            bytes_in: 0,
-            bytes_out: 0,
-            failovers: 0,
-            queued: Queued::default(),
-        }
+    fn relay(id: ConnectionId) -> Box<Relay<()>> {
+        Box::new(Relay::new(id, (), Far::Tcp(Tcp::new((), Vec::new(), Vec::new(), false))))
     }
 
     /// A message that comes late must not be taken for one of the next connection in the slot.

@@ -1,137 +1,17 @@
 //! The whole conversation between the control thread and one polling thread.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use smcr_memory::Rmbe;
-use smcr_proto::ring::Ring;
+use smcr_proto::Rkey;
 use smcr_proto::wire::cdc::Cdc;
-use smcr_proto::{AlertToken, Instant, Rkey};
-use smcr_rnic::{Cause, Message};
+use smcr_rnic::Cause;
 
-use crate::moves::Migrant;
+pub use crate::names::{
+    Activity, ConnectionId, Ending, GroupId, KeyChange, LinkId, LlcBytes, PeerElement, Unheard,
+};
 pub use crate::owners::{Owner, Owners};
-
-/// A link, as both threads call it. Never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LinkId(pub u32);
-
-/// A link group, as both threads call it. Never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GroupId(pub u32);
-
-/// A connection: a slot, unique in the process, and a number that the slot never has twice in a
-/// row. A connection keeps its name when it moves from poller to poller.
-///
-/// The alert token that peers put in CDC messages is the same thing in one number, so that a late
-/// message does not reach the next user of the slot. The control thread draws generations at
-/// random: from its own tokens a peer cannot tell those of others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ConnectionId {
-    /// Index in the table of whichever poller has it.
-    pub slot: u16,
-    /// Drawn at random for each use of the slot; never 0, so that no token is.
-    pub generation: u16,
-}
-
-impl ConnectionId {
-    /// The token for peers.
-    pub fn token(self) -> AlertToken {
-        AlertToken(u32::from(self.generation) << 16 | u32::from(self.slot))
-    }
-
-    /// The connection that a token names.
-    pub fn from_token(token: AlertToken) -> Self {
-        let [high, low] = [token.0 >> 16, token.0 & 0xffff]
-            .map(|half| u16::try_from(half).expect("half of a word"));
-        Self { slot: low, generation: high }
-    }
-}
-
-/// How an RMB of the peer is addressed through one link and through another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeyChange {
-    /// Its key on the link that is left.
-    pub old: Rkey,
-    /// Its address there.
-    pub old_base: u64,
-    /// Its key on the link that is taken.
-    pub new: Rkey,
-    /// Its address there.
-    pub new_base: u64,
-}
-
-/// When a link last brought anything, and when something last arrived. Written by the poller, read
-/// by the control thread, so that keepalive costs the data path one store.
-#[derive(Debug, Default)]
-pub struct Activity {
-    heard: AtomicU64,
-    proven: AtomicU64,
-}
-
-impl Activity {
-    /// Notes that something came.
-    pub fn note(&self, now: Instant) {
-        self.heard.store(now.0, Ordering::Relaxed);
-    }
-
-    /// When something last came.
-    pub fn last(&self) -> Instant {
-        Instant(self.heard.load(Ordering::Relaxed))
-    }
-
-    /// Notes that the peer's NIC has acknowledged a message: the link carries in both directions.
-    pub fn prove(&self, now: Instant) {
-        self.proven.store(now.0, Ordering::Relaxed);
-    }
-
-    /// When it last did.
-    pub fn proven(&self) -> Instant {
-        Instant(self.proven.load(Ordering::Relaxed))
-    }
-}
-
-/// Stands for an LLC message that was reported, as long as that is in the queue: so a poller knows
-/// how many the control thread has not come to yet.
-#[derive(Clone, Debug, Default)]
-pub struct Unheard(Arc<()>);
-
-impl Unheard {
-    /// How many others stand for messages of the same link.
-    pub(crate) fn others(&self) -> usize {
-        Arc::strong_count(&self.0) - 1
-    }
-}
-
-/// An LLC message, as it travels.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LlcBytes {
-    /// As most are.
-    Short(Message),
-    /// A longer one of SMC-Rv2. Rare, so it may cost an allocation.
-    Long(Box<[u8]>),
-}
-
-impl LlcBytes {
-    /// The message with these bytes; none is shorter than [`MESSAGE_LEN`](smcr_rnic::MESSAGE_LEN).
-    pub fn new(bytes: &[u8]) -> Self {
-        bytes.try_into().map_or_else(|_| Self::Long(bytes.into()), Self::Short)
-    }
-
-    /// The bytes.
-    pub fn as_bytes(&self) -> &[u8] {
-        match self {
-            Self::Short(message) => message,
-            Self::Long(message) => message,
-        }
-    }
-}
-
-impl From<Message> for LlcBytes {
-    fn from(message: Message) -> Self {
-        Self::Short(message)
-    }
-}
+use crate::relay::Migrant;
 
 /// Control thread to poller. What a variant carries is moved, never shared.
 #[derive(Debug)]
@@ -256,40 +136,6 @@ pub enum Established<Stream> {
     },
 }
 
-/// The element of the peer that we write.
-#[derive(Clone, Copy, Debug)]
-pub struct PeerElement {
-    /// Opens it.
-    pub rkey: Rkey,
-    /// Its first byte (of the element, not of the RMB).
-    pub address: u64,
-    /// Its shape: how long it is, and whether an eye catcher stands at its beginning.
-    pub ring: Ring,
-    /// What the peer wants to see in our CDC messages.
-    pub token: AlertToken,
-}
-
-/// How a connection ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// Both sides finished and said so.
-    Graceful,
-    /// One of the two applications, or its host, reset it.
-    ResetByApplication,
-    /// The SMC-R peer reset it.
-    ResetByPeer,
-    /// Its link broke and there was no other.
-    LinkLost,
-    /// What its NIC had acknowledged to the peer never came: found when the peer changed the link.
-    DataLost,
-    /// The SMC-R peer broke the protocol.
-    PeerMisbehaved,
-    /// The peer did not answer our close in time.
-    Stalled,
-    /// The control thread asked for it.
-    Aborted,
-}
-
 /// Poller to control thread.
 #[derive(Debug)]
 pub enum Report<Stream> {
@@ -350,16 +196,4 @@ pub enum Report<Stream> {
         /// The sockets, to be closed where that may take its time.
         streams: [Option<Stream>; 2],
     },
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_token_names_its_connection() {
-        let connection = ConnectionId { slot: 0x1234, generation: 0xfedc };
-        assert_eq!(connection.token(), AlertToken(0xfedc_1234));
-        assert_eq!(ConnectionId::from_token(connection.token()), connection);
-    }
 }

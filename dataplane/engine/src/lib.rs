@@ -12,8 +12,9 @@
 //!
 //! - [`handoff`], [`mailbox`]: the conversation with the control thread, and its queues.
 //! - [`streams`]: the TCP sockets; [`kernel`] is the real thing, on epoll.
-//! - [`poller`]: the turn. `reap`, `relay`, `flush` are its steps.
-//! - [`moves`]: connections that change their link, and with it perhaps their poller.
+//! - [`poller`]: the tables, the queues and the turn.
+//! - `relay`: a connection, a value that borrows a `turn` of its poller.
+//! - `mail`, `moves`: connections that change their poller, or their link.
 //! - [`idle`]: what to do when nothing moved: spin, yield or sleep.
 //! - [`affinity`]: on which cores it runs.
 //! - [`counters`], [`gauges`]: what others may read while we run.
@@ -23,22 +24,24 @@ pub mod affinity;
 pub mod clock;
 mod connections;
 pub mod counters;
-mod flush;
-mod forward;
 pub mod gauges;
 pub mod handoff;
 pub mod idle;
 pub mod kernel;
 pub mod limits;
 mod links;
+mod mail;
 pub mod mailbox;
-pub mod moves;
+mod moves;
+mod names;
 mod owners;
 pub mod poller;
-mod reap;
 mod relay;
+mod reports;
+mod requests;
 pub mod streams;
 mod sync;
+mod turn;
 
 pub use handoff::{Command, ConnectionId, Established, GroupId, LinkId, LlcBytes, Report};
 pub use poller::Poller;

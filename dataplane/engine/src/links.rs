@@ -7,7 +7,7 @@ use std::sync::Arc;
 use smcr_proto::Instant;
 use smcr_rnic::{QpId, Tag, Work};
 
-use crate::handoff::{Activity, GroupId, LinkId, LlcBytes, Unheard};
+use crate::names::{Activity, GroupId, LinkId, LlcBytes, Unheard};
 
 /// One link.
 #[derive(Debug)]

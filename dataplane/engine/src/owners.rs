@@ -1,17 +1,14 @@
 //! Which poller has which connection, for whoever is told of one.
 
-use crate::handoff::{ConnectionId, GroupId};
 use crate::limits::CONNECTIONS_MAX;
+use crate::names::{ConnectionId, GroupId};
 use crate::sync::{AtomicU64, Ordering};
 
 /// Which connection has which slot, its link group, and which poller has it. So every poller can
 /// tell who may speak of a connection, and whom to pass it on to.
 ///
-/// The control thread writes an entry when it has said [`Command::Expect`]; a poller, when it has
-/// obeyed [`Command::Relay`] or handed a connection to a neighbour.
-///
-/// [`Command::Expect`]: crate::Command::Expect
-/// [`Command::Relay`]: crate::Command::Relay
+/// The control thread writes an entry when it has said `Command::Expect`; a poller, when it has
+/// obeyed `Command::Relay` or handed a connection to a neighbour.
 #[derive(Debug)]
 pub struct Owners(Box<[AtomicU64]>);
 

@@ -118,3 +118,10 @@ pub trait Streams {
     /// Makes the coming close a reset: RST.
     fn reset_on_close(&mut self, stream: &Self::Stream);
 }
+
+/// Whether an error on a socket is the end of the connection, and not that there is nothing to read
+/// or no room to write.
+pub(crate) fn is_reset(error: &io::Error) -> bool {
+    use io::ErrorKind as E;
+    !matches!(error.kind(), E::WouldBlock | E::Interrupted)
+}

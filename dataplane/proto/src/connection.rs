@@ -12,6 +12,7 @@
 //! - `sender` counts what we write into the peer's element;
 //! - `receiver` counts what the peer writes into ours, and decides when to say so (4.5.1);
 //! - `state` is Figures 22 and 23 as a table;
+//! - `failover` is the way from one link to another (4.6);
 //! - `view` is what a connection shows of itself.
 //!
 //! What is not here: the choice of a link, and the bytes that a failover must write again.
@@ -25,6 +26,7 @@ use crate::time::Instant;
 use crate::vocabulary::AlertToken;
 use crate::wire::cdc::Cdc;
 
+mod failover;
 mod receiver;
 mod sender;
 mod state;
@@ -34,6 +36,7 @@ use receiver::Receiver;
 use sender::Sender;
 use state::{Action, Event, Orderly};
 
+pub use failover::{Arrival, Failover, Replay};
 pub use state::{Half, State};
 
 /// How long we wait for the peer's part of a close or abort before we give it up (RFC 4.8.1).
@@ -78,19 +81,18 @@ pub struct Progress {
 /// - `poll_cdc` returns the message that is due, after the writes it announces were posted.
 /// - `poll_timeout` says when to call `handle_timeout`, at the latest.
 /// - `produce` and `consume` count what the caller moved.
+/// - `leave`, `depart`, `replayed` and `lose` take it from link to link. `R` is the way to another
+///   link, as the caller describes it.
 ///
 /// Inputs carry non-decreasing `now`. Given the same inputs the same messages come out.
 #[derive(Clone, Debug)]
-pub struct Connection {
+pub struct Connection<R = ()> {
     peer_token: AlertToken,
     close_wait: Duration,
     state: State,
     sender: Sender,
     receiver: Receiver,
-    /// D, C and A as every message from now on carries them: levels, never taken back.
-    done: bool,
-    closed: bool,
-    abnormal: bool,
+    said: Said,
     /// The most the peer has said about its end.
     heard: Option<Half>,
     /// The peer has said C or A: it writes no more.
@@ -99,24 +101,45 @@ pub struct Connection {
     reading: bool,
     /// D, C or A, or P, is news to the peer.
     flags_due: bool,
-    /// The failover validation message is due before anything else (RFC 4.6.1).
-    validation_due: bool,
-    /// Everything was said on a link that broke, and must be said again.
-    repeat_due: bool,
-    sequence_next: u16,
-    /// SS: the last message that the NIC reported as delivered.
-    sequence_acknowledged: u16,
-    /// SR: the last message that we took in.
-    sequence_received: u16,
-    /// Messages may be missing once, and nothing is lost by it.
-    gap_expected: bool,
+    /// Where it is between two links, and what it may say there.
+    failover: Failover<R>,
+    outgoing: Outgoing,
+    incoming: Incoming,
     /// When we stop waiting for the peer's part of the end.
     deadline: Option<Instant>,
     /// We stopped waiting: nothing will be said any more.
     given_up: bool,
 }
 
-impl Connection {
+/// D, C and A as every message from now on carries them: levels, never taken back.
+#[derive(Clone, Copy, Debug, Default)]
+struct Said {
+    done: bool,
+    closed: bool,
+    abnormal: bool,
+}
+
+/// The numbers of our messages.
+#[derive(Clone, Copy, Debug)]
+struct Outgoing {
+    /// That of the next one.
+    next: u16,
+    /// SS: the last one that the NIC reported as delivered.
+    acknowledged: u16,
+}
+
+/// The numbers of the peer's messages.
+#[derive(Clone, Copy, Debug, Default)]
+struct Incoming {
+    /// SR: the last one that we took in.
+    received: u16,
+    /// Messages may be missing once, and nothing is lost by it.
+    gap_expected: bool,
+    /// The peer has changed the link.
+    moved: bool,
+}
+
+impl<R> Connection<R> {
     /// A connection on which nothing has been said yet.
     pub fn new(setup: Setup) -> Self {
         Self {
@@ -126,20 +149,15 @@ impl Connection {
             state: State::Active,
             sender: Sender::new(setup.peer_element),
             receiver: Receiver::new(setup.element),
-            done: false,
-            closed: false,
-            abnormal: false,
+            said: Said::default(),
             heard: None,
             peer_left: false,
             reading: true,
             flags_due: false,
-            validation_due: false,
-            repeat_due: false,
+            failover: Failover::Flowing,
             // RFC 7609 A.4-3, 4.3-2
-            sequence_next: CDC_SEQUENCE_FIRST,
-            sequence_acknowledged: 0,
-            sequence_received: 0,
-            gap_expected: false,
+            outgoing: Outgoing { next: CDC_SEQUENCE_FIRST, acknowledged: 0 },
+            incoming: Incoming::default(),
             deadline: None,
             given_up: false,
         }
@@ -150,7 +168,7 @@ impl Connection {
     /// wants of [`Self::readable`].
     pub fn is_closed(&self) -> bool {
         // RFC 7609 3.5.4-2, 4.4.2-1, 4.8.1-1, 4.8.1-20
-        self.state == State::Closed && !self.is_due()
+        self.state == State::Closed && !self.owes()
     }
 
     /// How many bytes may be written to the peer now.
@@ -170,6 +188,7 @@ impl Connection {
     /// If `len` exceeds [`Self::window`].
     pub fn produce(&mut self, len: u32) -> Span {
         assert!(len <= self.window(), "the window is the caller's to respect");
+        assert!(self.failover.may_write_on(), "what is new comes behind what is repeated");
         self.sender.produce(len)
     }
 
@@ -186,6 +205,7 @@ impl Connection {
     pub fn produce_urgent(&mut self, len: u32) -> Span {
         assert!(len > 0, "one byte is urgent");
         assert!(len <= self.window(), "the window is the caller's to respect");
+        assert!(self.failover.may_write_on(), "what is new comes behind what is repeated");
         self.sender.produce_urgent(len)
     }
 
@@ -230,31 +250,37 @@ impl Connection {
     }
 
     /// No byte follows: D becomes due. Call it when all bytes were produced.
-    pub fn shutdown_write(&mut self) {
-        self.step(Event::Orderly(Orderly::ShutdownWrite));
+    ///
+    /// Returns whether that is news: not if D, C or A was said before.
+    pub fn shutdown_write(&mut self) -> bool {
+        self.step(Event::Orderly(Orderly::ShutdownWrite))
     }
 
     /// The application has closed in both directions, everything was produced and everything
     /// readable was consumed: C becomes due.
     ///
+    /// Returns whether that is news: not if C or A was said before.
+    ///
     /// # Panics
     ///
     /// If bytes are readable and the connection was not reset: it must then be aborted (4.8.1, 3A).
-    pub fn close(&mut self, now: Instant) {
+    pub fn close(&mut self, now: Instant) -> bool {
         let unread = !self.readable().is_empty() && !self.state.is_ending_abnormally();
         // RFC 7609 4.8.1-3
         assert!(!unread, "unread bytes mean abort, not close");
-        self.advance(now, Event::Orderly(Orderly::Close));
+        self.advance(now, Event::Orderly(Orderly::Close))
     }
 
     /// The application, or its connection to us, was reset: A becomes due, unless we have closed
     /// already. What was not announced is lost.
     ///
+    /// Returns whether that is news: not if C or A was said before.
+    ///
     /// # Specification
     ///
     /// RFC 7609, 4.8.2.
-    pub fn abort(&mut self, now: Instant) {
-        self.advance(now, Event::Abort);
+    pub fn abort(&mut self, now: Instant) -> bool {
+        self.advance(now, Event::Abort)
     }
 
     /// Takes in a CDC message that the link matched to this connection by its alert token.
@@ -277,7 +303,7 @@ impl Connection {
             return Ok(self.validate_failover(now, message.sequence));
         }
         // RFC 7609 A.4-5, A.4-7
-        if is_before(message.sequence, self.sequence_received) || self.state == State::Closed {
+        if is_before(message.sequence, self.incoming.received) || self.state == State::Closed {
             return Ok(Progress::default());
         }
         let produced = self.receiver.resolve(message.producer)?;
@@ -285,12 +311,12 @@ impl Connection {
         if self.is_behind_gap(message) {
             return Err(PeerMisbehaved::MessagesMissing);
         }
-        self.gap_expected &= !self.leaves_gap(message);
+        self.incoming.gap_expected &= !self.leaves_gap(message);
 
         let window_before = self.window();
         let readable_before = self.readable().len();
         // RFC 7609 4.6.1-3
-        self.sequence_received = message.sequence;
+        self.incoming.received = message.sequence;
         self.sender.peer_consumed(consumed);
         let urgent = self.receiver.peer_produced(produced, message);
         let mut progress = self.handle_flags(now, message);
@@ -300,35 +326,39 @@ impl Connection {
         Ok(progress)
     }
 
-    /// Messages before the next ones were dropped on our side: they said nothing that later ones do
-    /// not say.
-    pub fn expect_gap(&mut self) {
-        self.gap_expected = true;
-    }
-
     /// The next CDC message to send, if one is due: post it behind the writes it announces.
     ///
     /// Every message carries both cursors and all flags, whatever it was due for.
     pub fn poll_cdc(&mut self) -> Option<Cdc> {
-        // RFC 7609 4.6.1-4
-        if self.validation_due {
-            self.validation_due = false;
-            return Some(Cdc {
-                // RFC 7609 4.6.1-5
-                sequence: self.sequence_acknowledged,
-                token: self.peer_token,
-                failover_validation: true,
-                ..Cdc::default()
-            });
-        }
-        if !self.is_due() {
+        if !self.owes() {
             return None;
         }
+        match self.failover {
+            Failover::Flowing => {}
+            // RFC 7609 4.6.1-4
+            Failover::Validating { .. } => {
+                self.relocate(failover::Event::Said);
+                return Some(Cdc {
+                    // RFC 7609 4.6.1-5
+                    sequence: self.outgoing.acknowledged,
+                    token: self.peer_token,
+                    failover_validation: true,
+                    ..Cdc::default()
+                });
+            }
+            // RFC 7609 2.3-9, 2.3-10, 4.6.2-1
+            Failover::Leaving { .. } | Failover::Replaying { .. } | Failover::Lost { .. } => {
+                return None;
+            }
+            // RFC 7609 4.6.2-3
+            Failover::Repeating => {
+                self.relocate(failover::Event::Said);
+            }
+        }
         self.flags_due = false;
-        self.repeat_due = false;
-        let sequence = self.sequence_next;
+        let sequence = self.outgoing.next;
         // RFC 7609 4.3-2, A.4-4, 4.6.2-4, 4.3-3
-        self.sequence_next = sequence.wrapping_add(1);
+        self.outgoing.next = sequence.wrapping_add(1);
         let message = Cdc {
             sequence,
             token: self.peer_token,
@@ -343,14 +373,14 @@ impl Connection {
             // RFC 7609 4.5.1-10
             update_requested: false,
             failover_validation: false,
-            sending_done: self.done,
-            connection_closed: self.closed,
-            abnormal_close: self.abnormal,
+            sending_done: self.said.done,
+            connection_closed: self.said.closed,
+            abnormal_close: self.said.abnormal,
         };
-        if self.abnormal {
+        if self.said.abnormal {
             self.step(Event::AbortSent);
         }
-        assert!(!self.is_due(), "one message says everything");
+        assert!(!self.owes(), "one message says everything");
         Some(message)
     }
 
@@ -374,49 +404,17 @@ impl Connection {
     /// The NIC reported the message with this number as delivered.
     pub fn cdc_acknowledged(&mut self, sequence: u16) {
         // RFC 7609 4.6.1-2
-        if !is_before(sequence, self.sequence_acknowledged) {
-            self.sequence_acknowledged = sequence;
+        if !is_before(sequence, self.outgoing.acknowledged) {
+            self.outgoing.acknowledged = sequence;
         }
     }
 
-    /// The link broke and the connection continues on another: the failover validation message
-    /// becomes due, then a message with all that was said. The caller writes the bytes of all
-    /// messages that were not acknowledged again, between the two. A connection of which
-    /// everything was said and acknowledged has no reason to move.
-    ///
-    /// # Specification
-    ///
-    /// RFC 7609, 4.6.1 and 4.6.2 (combining pending messages).
-    pub fn failover(&mut self) {
-        if !self.given_up {
-            // RFC 7609 4.6.1-1
-            self.validation_due = true;
-            // RFC 7609 4.6.2-3
-            self.repeat_due = true;
-        }
-    }
-
-    /// Whether `poll_cdc` would return a message.
-    fn is_due(&self) -> bool {
+    /// Whether there is something to say, now or as soon as the link allows it.
+    fn owes(&self) -> bool {
         // RFC 7609 A.4-25
         let speaks = !matches!(self.state, State::Closed | State::PeerAbortWait);
-        self.flags_due
-            || self.validation_due
-            || self.repeat_due
-            || (speaks && (self.sender.is_due() || (self.reading && self.receiver.is_update_due())))
-    }
-
-    /// RFC 4.6.1: what the peer's NIC saw delivered must have arrived here.
-    fn validate_failover(&mut self, now: Instant, delivered: u16) -> Progress {
-        // RFC 7609 4.6.1-8, 4.6.1-9, 2.3-8
-        let lost = !self.has_received(delivered);
-        let reset = lost && !self.state.is_ending_abnormally();
-        if lost {
-            self.advance(now, Event::Abort);
-        }
-        // What was lost on the old link is written again.
-        self.gap_expected = true;
-        Progress { reset, ..Progress::default() }
+        let has_news = || self.sender.is_due() || (self.reading && self.receiver.is_update_due());
+        !self.given_up && (self.flags_due || self.failover.owes() || (speaks && has_news()))
     }
 
     /// Flags are levels: only what the state did not know yet is an event.
@@ -449,39 +447,37 @@ impl Connection {
         Progress { peer_done, peer_closed, reset, ..Progress::default() }
     }
 
-    /// One event, and the clock that may start or stop with it.
-    fn advance(&mut self, now: Instant, event: Event) {
+    /// One event, and the clock that may start or stop with it. Returns whether the peer is to be
+    /// told.
+    fn advance(&mut self, now: Instant, event: Event) -> bool {
         let waited = self.state.waits_for_peer();
-        self.step(event);
+        let speaks = self.step(event);
         match (waited, self.state.waits_for_peer()) {
             // RFC 7609 4.8.1-21, 4.8.2-7
             (false, true) => self.deadline = Some(now + self.close_wait),
             (_, false) => self.deadline = None,
             (true, true) => {}
         }
+        speaks
     }
 
-    /// One event through the table, and what it demands.
-    fn step(&mut self, event: Event) {
+    /// One event through the table, and what it demands. Returns whether the peer is to be told.
+    fn step(&mut self, event: Event) -> bool {
         let (next, action) = self.state.after(event);
         self.state = next;
         match action {
-            Some(Action::SayDone) => self.done = true,
-            Some(Action::SayClosed) => self.closed = true,
-            Some(Action::SayAbort) => self.abnormal = true,
+            Some(Action::SayDone) => self.said.done = true,
+            Some(Action::SayClosed) => self.said.closed = true,
+            Some(Action::SayAbort) => self.said.abnormal = true,
             Some(Action::GiveUp) | None => {}
         }
-        if action == Some(Action::GiveUp) {
-            self.given_up = true;
-            self.flags_due = false;
-            self.validation_due = false;
-            self.repeat_due = false;
-        } else if action.is_some() {
-            self.flags_due = true;
-        }
+        let speaks = action.is_some_and(|action| action != Action::GiveUp);
+        self.given_up |= action == Some(Action::GiveUp);
+        self.flags_due |= speaks;
         if matches!(event, Event::Orderly(Orderly::Close) | Event::Abort | Event::Timeout) {
             self.reading = false;
         }
+        speaks
     }
 }
 

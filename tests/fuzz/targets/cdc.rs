@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use smcr_proto::connection::{Connection, Setup};
+use smcr_proto::connection::{Connection, Failover, Setup};
 use smcr_proto::ring::Position;
 use smcr_proto::wire::cdc::{Cdc, LEN};
 use smcr_proto::{AlertToken, Instant, Ring};
@@ -26,7 +26,7 @@ pub fn run(data: &[u8]) {
 }
 
 struct Owner {
-    connection: Connection,
+    connection: Connection<()>,
     now: Instant,
     /// Sizes of our element and of the peer's.
     rings: [Ring; 2],
@@ -36,6 +36,8 @@ struct Owner {
     last: Cdc,
     produced: u64,
     consumed: u64,
+    /// Bytes of ours.
+    written: u64,
     closed: bool,
 }
 
@@ -60,25 +62,38 @@ impl Owner {
             last: Cdc::default(),
             produced: 0,
             consumed: 0,
+            written: 0,
             closed: false,
         }
     }
 
     fn obey(&mut self, instruction: u8, input: &mut Input<'_>) {
         let us = &mut self.connection;
+        // New bytes come behind those that are written again on another link.
+        let window = match us.failover() {
+            Failover::Flowing | Failover::Repeating => us.window(),
+            Failover::Leaving { .. }
+            | Failover::Validating { .. }
+            | Failover::Replaying { .. }
+            | Failover::Lost { .. } => 0,
+        };
         match instruction % 14 {
             0 => self.hear_anything(input),
             1..=3 => self.hear_something_likely(input),
-            4 => {
-                us.produce(us.window().min(input.word()));
+            4 if window > 0 => {
+                self.written += u64::from(us.produce(window.min(input.word())).len())
             }
-            5 if us.window() > 0 => {
-                us.produce_urgent(us.window().min(1 + u32::from(input.short())));
+            5 if window > 0 => {
+                let span = us.produce_urgent(window.min(1 + u32::from(input.short())));
+                self.written += u64::from(span.len());
             }
+            4 => {}
             5 => us.announce_urgent(),
             6 => us.consume(us.readable().len().min(input.word())),
             7 => us.set_writer_blocked(input.byte().is_some_and(|blocked| blocked & 1 == 1)),
-            8 => us.shutdown_write(),
+            8 => {
+                us.shutdown_write();
+            }
             9 if !self.closed && us.readable().is_empty() => {
                 us.close(self.now);
                 self.closed = true;
@@ -88,12 +103,20 @@ impl Owner {
                 us.abort(self.now);
                 self.closed = true;
             }
-            11 => us.failover(),
+            11 if !us.is_lost() => {
+                us.leave(());
+                us.depart(u64::from(input.short()).min(self.written));
+            }
+            11 => us.forget_replay(),
             12 => {
                 self.now = self.now + Duration::from_millis(input.short().into());
                 us.handle_timeout(self.now);
             }
             _ => self.speak(),
+        }
+        // What must be written again is, in steps of any size.
+        if let Some(replay) = self.connection.replay() {
+            self.connection.replayed(replay.rest.len().min(1 + u32::from(input.short())));
         }
     }
 

@@ -9,11 +9,6 @@ use std::time::Duration;
 use smcr_proto::Instant;
 use smcr_proto::wire::clc::Crossing;
 
-use super::tcp::{Reset, read};
-use super::urgent::ahead;
-use crate::connections::{Backlog, Tcp};
-use crate::streams::{Ahead, Streams};
-
 /// Looks at what a peer sends first after our Decline.
 #[derive(Debug)]
 pub(crate) struct Sieve {
@@ -31,7 +26,7 @@ impl Sieve {
 
     /// Takes in what came. Returns what the application shall have, as soon as that is clear; the
     /// sieve has done its work then.
-    fn sift(&mut self, now: Instant, bytes: &[u8]) -> Option<Vec<u8>> {
+    pub(super) fn sift(&mut self, now: Instant, bytes: &[u8]) -> Option<Vec<u8>> {
         self.held.extend_from_slice(bytes);
         match Crossing::of(&self.held) {
             Crossing::Undecided if self.held.is_empty() => None,
@@ -50,39 +45,9 @@ impl Sieve {
     }
 
     /// It is the application's, then.
-    fn release(&mut self) -> Vec<u8> {
+    pub(super) fn release(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.held)
     }
-}
-
-/// Reads what `tcp` brings first, if that must be looked at. Returns how many bytes were found to
-/// be the application's.
-pub(super) fn sift<S: Streams>(
-    streams: &mut S,
-    scratch: &mut [u8],
-    now: Instant,
-    tcp: &mut Tcp<S::Stream>,
-) -> Result<usize, Reset> {
-    let Some(sieve) = &mut tcp.sieve else { return Ok(0) };
-    let far = &mut tcp.socket;
-    let mut found = sieve.sift(now, &[]);
-    if found.is_none() && far.readable && !far.eof {
-        // Nobody declines urgently.
-        if ahead(streams, far) == Some(Ahead::Urgent) {
-            found = Some(sieve.release());
-        } else {
-            let (len, _) = read(streams, scratch, far)?;
-            found = sieve.sift(now, &scratch[..len]);
-            if far.eof && found.is_none() {
-                found = Some(sieve.release());
-            }
-        }
-    }
-    let Some(found) = found else { return Ok(0) };
-    let len = found.len();
-    tcp.sieve = None;
-    tcp.inbound = Backlog::new(found);
-    Ok(len)
 }
 
 /// How long bytes are held back that may become a Decline. Nobody cuts a message of 28 bytes in two

@@ -1,103 +1,93 @@
 //! RMB element to near socket.
 
-use smcr_proto::Instant;
-use smcr_rnic::Fabric;
+use std::io;
 
-use super::is_reset;
-use crate::connections::Far;
-use crate::handoff::Ending;
-use crate::poller::Poller;
-use crate::streams::Streams;
+use super::{Far, Outcome, Relay};
+use crate::names::Ending;
+use crate::streams::{Streams, is_reset};
+use crate::turn::{List, Turn};
 
-impl<F: Fabric, S: Streams> Poller<F, S> {
-    /// Writes to sockets what peers announced.
-    pub(crate) fn drain(&mut self, now: Instant) -> bool {
-        let mut slots =
-            std::mem::replace(&mut self.work.drain, std::mem::take(&mut self.work.current));
-        let mut moved = false;
-        for slot in slots.drain(..) {
-            let Some(relay) = self.connections.at(slot) else { continue };
-            relay.queued.drain = false;
-            moved |= match &relay.far {
-                Far::Tcp(_) => self.pump(now, slot),
-                Far::Smc(_) => self.drain_smc(now, slot),
-            };
-        }
-        self.work.current = slots;
-        moved
-    }
-
-    fn drain_smc(&mut self, now: Instant, slot: u16) -> bool {
-        let Some(relay) = self.connections.at(slot) else { return false };
-        let (Some(near), Far::Smc(smc)) = (&mut relay.near, &mut relay.far) else { return false };
+impl<T> Relay<T> {
+    /// Writes to the near socket what the peer has announced.
+    pub(crate) fn drain(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Outcome {
+        self.queued.take_out(List::Drain);
+        let Far::Smc(smc) = &mut self.far else { return self.pump(turn) };
+        // After a reset there is nothing to write to.
+        let Some(near) = &mut self.near else { return Outcome::Rests };
         let readable = smc.connection.readable();
         if readable.is_empty() || !near.writable {
-            return false;
+            return Outcome::Rests;
         }
         if near.finished {
             // Bytes behind the end of the stream: the application has been told that there are
             // none, so the stream is broken (a peer that gave up flushing; dialect 7).
-            self.reset(now, slot, Ending::PeerMisbehaved);
-            return true;
+            return self.reset(turn, Ending::PeerMisbehaved);
         }
         let before_urgent = smc.connection.urgent_position();
         if before_urgent == Some(0) {
-            return self.drain_urgent(now, slot);
+            return self.drain_urgent(turn);
         }
         let (readable, behind) = readable.split_at(before_urgent.unwrap_or(readable.len()));
         // RFC 7609 5.6-1
-        match self.streams.write(&near.stream, &smc.rmbe.readable(readable.pieces())) {
+        match turn.streams.write(&near.stream, &smc.rmbe.readable(readable.pieces())) {
             Ok(written) => {
                 let written = u32::try_from(written).expect("no more than was readable");
-                smc.connection.consume(written);
-                relay.bytes_out += u64::from(written);
-                self.ends.counters.bytes_out.add(written.into());
                 if written < readable.len() {
                     near.writable = false;
-                    self.ends.counters.blocked_on_socket.add(1);
+                    turn.counters.blocked_on_socket.add(1);
                 }
-                self.queue_flush(slot);
-                if !behind.is_empty() {
-                    self.queue_drain(slot);
-                }
-                self.settle(now, slot);
+                self.drained(turn, written, !behind.is_empty())
             }
-            Err(error) if is_reset(&error) => self.reset(now, slot, Ending::ResetByApplication),
-            Err(_) => {
-                near.writable = false;
-                self.ends.counters.blocked_on_socket.add(1);
-            }
+            Err(error) => self.not_drained(turn, &error),
         }
-        true
     }
 
     /// Writes the one byte that is urgent, which is the next one.
-    fn drain_urgent(&mut self, now: Instant, slot: u16) -> bool {
-        let Some(relay) = self.connections.at(slot) else { return false };
-        let (Some(near), Far::Smc(smc)) = (&mut relay.near, &mut relay.far) else { return false };
+    fn drain_urgent(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Outcome {
+        let smc = self.far.smc();
+        let near = self.near.as_ref().expect("it is writable");
         let (first, behind) = smc.connection.readable().split_at(1);
         let mut byte = [0];
         smc.rmbe.readable(first.pieces()).copy_out(&mut byte);
         // RFC 7609 4.7.5-2, 4.7.5-3
-        match self.streams.write_urgent(&near.stream, byte[0]) {
+        match turn.streams.write_urgent(&near.stream, byte[0]) {
             Ok(()) => {
+                turn.counters.urgent_out.add(1);
                 // RFC 7609 4.7.5-4
-                smc.connection.consume(1);
-                relay.bytes_out += 1;
-                self.ends.counters.bytes_out.add(1);
-                self.ends.counters.urgent_out.add(1);
-                self.queue_flush(slot);
-                if !behind.is_empty() {
-                    self.queue_drain(slot);
-                }
-                self.settle(now, slot);
+                self.drained(turn, 1, !behind.is_empty())
             }
-            Err(error) if is_reset(&error) => self.reset(now, slot, Ending::ResetByApplication),
-            Err(_) => {
-                near.writable = false;
-                self.ends.counters.blocked_on_socket.add(1);
-            }
+            Err(error) => self.not_drained(turn, &error),
         }
-        true
+    }
+
+    /// The near socket took so many bytes. `more` stand behind an urgent one, or around it.
+    fn drained(
+        &mut self,
+        turn: &mut Turn<'_, impl Streams<Stream = T>>,
+        len: u32,
+        more: bool,
+    ) -> Outcome {
+        self.far.smc().connection.consume(len);
+        self.bytes_out += u64::from(len);
+        turn.counters.bytes_out.add(len.into());
+        turn.work.queue_flush(&mut self.queued);
+        if more {
+            turn.work.queue_drain(&mut self.queued);
+        }
+        self.settle(turn)
+    }
+
+    /// The near socket took nothing.
+    fn not_drained(
+        &mut self,
+        turn: &mut Turn<'_, impl Streams<Stream = T>>,
+        error: &io::Error,
+    ) -> Outcome {
+        if is_reset(error) {
+            return self.reset(turn, Ending::ResetByApplication);
+        }
+        self.near.as_mut().expect("it was written to").writable = false;
+        turn.counters.blocked_on_socket.add(1);
+        Outcome::Moved
     }
 }

@@ -1,23 +1,20 @@
 //! Near socket to peer: one read, at most two RDMA writes, one announcement per turn.
 
-use smcr_memory::{Lease, SendPool};
-use smcr_proto::Instant;
-use smcr_rnic::{Fabric, Work};
+use smcr_memory::SendPool;
+use smcr_proto::connection::{Failover, Half};
 
-use super::is_reset;
 use super::urgent::{ahead, note_read};
-use crate::connections::{Far, Smc};
+use super::{Far, Outcome, Relay};
 use crate::counters::{Counter, Counters};
-use crate::handoff::{ConnectionId, Ending};
 use crate::limits::{FILL_PER_TURN_MAX, WORK_PER_FLUSH};
 use crate::links::Link;
-use crate::poller::Poller;
-use crate::reap::tag_of_write;
-use crate::streams::{Ahead, Streams};
+use crate::names::Ending;
+use crate::streams::{Ahead, Streams, is_reset};
+use crate::turn::{List, Turn};
 
-/// What one fill of one connection came to.
+/// What one read of the near socket came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
+enum Filled {
     /// Nothing to do until something changes.
     Rests,
     /// Bytes were posted. `more` may be read at once.
@@ -30,141 +27,151 @@ enum Outcome {
     Reset,
 }
 
-impl<F: Fabric, S: Streams> Poller<F, S> {
-    /// Reads sockets, and gathers the writes of what they brought.
-    pub(crate) fn fill(&mut self, now: Instant) -> bool {
-        let mut slots =
-            std::mem::replace(&mut self.work.fill, std::mem::take(&mut self.work.current));
-        let mut moved = false;
-        for slot in slots.drain(..) {
-            let Some(relay) = self.connections.at(slot) else { continue };
-            relay.queued.fill = false;
-            moved |= match &relay.far {
-                Far::Tcp(_) => self.pump(now, slot),
-                Far::Smc(_) => self.fill_smc(now, slot),
-            };
+impl<T> Relay<T> {
+    /// Reads the near socket, and gathers the writes of what it brought.
+    pub(crate) fn fill(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Outcome {
+        self.queued.take_out(List::Fill);
+        let Far::Smc(smc) = &mut self.far else { return self.pump(turn) };
+        match smc.connection.failover() {
+            Failover::Flowing | Failover::Repeating => {}
+            Failover::Replaying { .. } => {
+                let posted = smc.replay(self.id, turn);
+                if posted.is_some() {
+                    // What is left, or else what is new; and the message that announces it.
+                    turn.work.queue_fill(&mut self.queued);
+                    turn.work.queue_flush(&mut self.queued);
+                }
+                return match posted {
+                    None | Some(0) => Outcome::Rests,
+                    Some(_) => Outcome::Moved,
+                };
+            }
+            // Its turn comes with the new link, behind the message that begins there.
+            Failover::Leaving { .. } | Failover::Validating { .. } | Failover::Lost { .. } => {
+                return Outcome::Rests;
+            }
         }
-        self.work.current = slots;
-        moved
-    }
-
-    fn fill_smc(&mut self, now: Instant, slot: u16) -> bool {
-        if let Some(moved) = self.replay(slot) {
-            return moved;
+        if self.near.as_ref().is_some_and(|near| near.urgent) {
+            // It is on its way, however far it is from being written.
+            // RFC 7609 4.7.6-1
+            smc.connection.announce_urgent();
+            turn.work.queue_flush(&mut self.queued);
         }
-        self.announce_urgent(slot);
-        let mut outcome = self.read_near(slot);
-        if outcome == (Outcome::Posted { more: true }) && self.is_urgent_pending(slot) {
+        let mut filled = self.read_near(turn);
+        if filled == (Filled::Posted { more: true })
+            && self.near.as_ref().is_some_and(|near| near.urgent)
+        {
             // The read stopped before the urgent byte: one message announces both.
-            self.queue_flush(slot);
-            outcome = match self.read_near(slot) {
-                Outcome::Rests | Outcome::Waits => outcome,
-                second @ (Outcome::Posted { .. } | Outcome::Ended | Outcome::Reset) => second,
+            turn.work.queue_flush(&mut self.queued);
+            filled = match self.read_near(turn) {
+                Filled::Rests | Filled::Waits => filled,
+                second @ (Filled::Posted { .. } | Filled::Ended | Filled::Reset) => second,
             };
         }
-        match outcome {
-            Outcome::Rests => {}
-            Outcome::Posted { more } => {
-                self.queue_flush(slot);
+        match filled {
+            Filled::Rests => return Outcome::Rests,
+            Filled::Posted { more } => {
+                turn.work.queue_flush(&mut self.queued);
                 if more {
-                    self.queue_fill(slot);
+                    turn.work.queue_fill(&mut self.queued);
                 }
             }
-            Outcome::Waits => self.queue_fill(slot),
-            Outcome::Ended => self.settle(now, slot),
-            Outcome::Reset => self.reset(now, slot, Ending::ResetByApplication),
+            Filled::Waits => {
+                turn.work.queue_fill(&mut self.queued);
+                return Outcome::Rests;
+            }
+            Filled::Ended => return self.settle(turn),
+            Filled::Reset => return self.reset(turn, Ending::ResetByApplication),
         }
-        !matches!(outcome, Outcome::Rests | Outcome::Waits)
+        Outcome::Moved
     }
 
-    /// Reads the near socket of `slot` once, at most as much as the peer has room for.
-    fn read_near(&mut self, slot: u16) -> Outcome {
-        let Some(relay) = self.connections.at(slot) else { return Outcome::Rests };
-        let (Some(near), Far::Smc(smc)) = (&mut relay.near, &mut relay.far) else {
-            return Outcome::Rests;
-        };
+    /// Reads the near socket once, at most as much as the peer has room for.
+    fn read_near(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Filled {
+        let smc = self.far.smc();
+        // After a reset there is nothing to read from.
+        let Some(near) = &mut self.near else { return Filled::Rests };
         if near.eof && near.failed && !near.finished {
             // No read will tell: the end of the stream was read before it broke.
-            return Outcome::Reset;
+            return Filled::Reset;
         }
-        if !near.readable || near.eof || smc.condemned {
-            return Outcome::Rests;
+        if !near.readable || near.eof {
+            return Filled::Rests;
         }
-        if smc.peer_closed {
-            return self.read_for_nobody(slot);
+        if smc.connection.has_peer_said(Half::Closed) {
+            return self.read_for_nobody(turn);
         }
         let window = smc.connection.window();
         if window == 0 {
             if near.failed {
                 // The bytes before the error have nowhere to go, perhaps for ever.
-                return Outcome::Reset;
+                return Filled::Reset;
             }
-            self.ends.counters.blocked_on_peer.add(1);
-            return Outcome::Rests;
+            turn.counters.blocked_on_peer.add(1);
+            return Filled::Rests;
         }
-        let Some(link) = self.links.by_id(smc.link) else { return Outcome::Rests };
-        if link.broken {
-            return Outcome::Rests;
-        }
-        if let Some(obstacle) = obstacle(link, &self.pool, &self.ends.counters) {
+        // A link that broke takes nothing any more; its connections wait to be moved, or lost.
+        let Some(link) = turn.links.by_id(smc.link).filter(|link| !link.broken) else {
+            return Filled::Rests;
+        };
+        if let Some(obstacle) = obstacle(link, turn.pool, turn.counters) {
             obstacle.add(1);
-            return Outcome::Waits;
+            return Filled::Waits;
         }
-        let Some(ahead) = ahead(&mut self.streams, near) else { return Outcome::Rests };
+        let Some(ahead) = ahead(turn.streams, near) else { return Filled::Rests };
         let urgent = ahead == Ahead::Urgent;
         let mut room_bytes = 0;
         // RFC 7609 4.5.2-1, 4.5.2-2
         let most = if urgent { 1 } else { window.min(FILL_PER_TURN_MAX) };
-        let filled = self.pool.fill(most, |room| {
+        let filled = turn.pool.fill(most, |room| {
             room_bytes = room.len();
-            self.streams.read(&near.stream, room)
+            turn.streams.read(&near.stream, room)
         });
         match filled {
             None => {
-                self.ends.counters.blocked_on_pool.add(1);
-                Outcome::Waits
+                turn.counters.blocked_on_pool.add(1);
+                Filled::Waits
             }
             Some(Err(error)) => {
                 near.readable = false;
-                if is_reset(&error) { Outcome::Reset } else { Outcome::Rests }
+                if is_reset(&error) { Filled::Reset } else { Filled::Rests }
             }
             Some(Ok(None)) => {
                 near.eof = true;
-                Outcome::Ended
+                Filled::Ended
             }
             Some(Ok(Some(lease))) => {
                 let len = lease.len();
                 note_read(near, ahead, len as usize, room_bytes);
                 // What stands behind an urgent byte waits for its consumption, not for room.
-                let blocked = !urgent && len == window && self.streams.has_more(&near.stream);
+                let blocked = !urgent && len == window && turn.streams.has_more(&near.stream);
                 // RFC 7609 4.7.4-4, 4.7.6-4
                 smc.connection.set_writer_blocked(blocked);
-                relay.bytes_in += u64::from(len);
-                self.ends.counters.bytes_in.add(len.into());
-                self.ends.counters.rdma_out.add(len.into());
-                self.ends.counters.urgent_in.add(urgent.into());
-                gather(relay.id, smc, link, lease, urgent, &mut self.pool);
-                Outcome::Posted { more: near.readable && smc.connection.window() > 0 }
+                self.bytes_in += u64::from(len);
+                turn.counters.bytes_in.add(len.into());
+                turn.counters.rdma_out.add(len.into());
+                turn.counters.urgent_in.add(urgent.into());
+                smc.gather(self.id, link, lease, urgent, turn.pool);
+                Filled::Posted { more: near.readable && smc.connection.window() > 0 }
             }
         }
     }
 
     /// Reads what the application sends although the peer has closed: its end, or bytes that
     /// nobody will ever read (RFC 4.8.1, 4A).
-    fn read_for_nobody(&mut self, slot: u16) -> Outcome {
-        let Some(relay) = self.connections.at(slot) else { return Outcome::Rests };
-        let Some(near) = &mut relay.near else { return Outcome::Rests };
-        match self.streams.read_slice(&near.stream, &mut self.scratch) {
+    fn read_for_nobody(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Filled {
+        let near = self.near.as_mut().expect("it is readable");
+        match turn.streams.read_slice(&near.stream, turn.scratch) {
             Ok(0) => {
                 near.eof = true;
-                Outcome::Ended
+                Filled::Ended
             }
             // RFC 7609 4.8.1-15
-            Ok(_) => Outcome::Reset,
-            Err(error) if is_reset(&error) => Outcome::Reset,
+            Ok(_) => Filled::Reset,
+            Err(error) if is_reset(&error) => Filled::Reset,
             Err(_) => {
                 near.readable = false;
-                Outcome::Rests
+                Filled::Rests
             }
         }
     }
@@ -178,44 +185,5 @@ fn obstacle<'a>(link: &Link, pool: &SendPool, counters: &'a Counters) -> Option<
         Some(&counters.blocked_on_share)
     } else {
         None
-    }
-}
-
-/// Plans where the bytes of `lease` belong in the peer's element, and gathers the writes. If
-/// `urgent`, the last byte is.
-fn gather(
-    id: ConnectionId,
-    smc: &mut Smc,
-    link: &mut Link,
-    lease: Lease,
-    urgent: bool,
-    pool: &mut SendPool,
-) {
-    let connection = &mut smc.connection;
-    let span = match urgent {
-        // RFC 7609 4.7.5-1, 4.7.6-3
-        true => connection.produce_urgent(lease.len()),
-        false => connection.produce(lease.len()),
-    };
-    let [head, tail] = span.pieces();
-    let mut write = |lease: Lease, at: u32| {
-        let address = smc.peer.address.wrapping_add(at.into());
-        link.lent += u64::from(lease.len());
-        link.writes.push(Work::Write {
-            lease,
-            rkey: smc.peer.rkey,
-            address,
-            tag: tag_of_write(id, at),
-        });
-        link.budget -= 1;
-        smc.outstanding += 1;
-    };
-    // RFC 7609 4.7.4-1
-    if tail.is_empty() {
-        write(lease, head.start);
-    } else {
-        let (first, second) = pool.split(lease, head.end - head.start);
-        write(first, head.start);
-        write(second, tail.start);
     }
 }

@@ -1,327 +1,481 @@
 //! A connection: a socket and SMC-R, or two sockets, both directions.
 //!
-//! `fill` carries bytes away from the near socket, `drain` towards it, and [`settle`] ends what has
-//! ended: FIN becomes D, both FINs become C, RST becomes A, and back. Urgent bytes keep their place
-//! in the stream and their urgency (see `urgent`).
+//! A [`Relay`] is a value. Its methods borrow a [`Turn`], and return what only the poller can do
+//! for it as an [`Outcome`]. `fill` carries bytes away from the near socket, `drain` towards it,
+//! `receive` takes in what the peer says, and `settle` ends what has ended: FIN becomes D, both
+//! FINs become C, RST becomes A, and back. Urgent bytes keep their place in the stream and their
+//! urgency (see `urgent`).
 //!
-//! [`settle`]: Poller::settle
+//! - `smc` and `tcp` are the two kinds of far sides; `socket` is the near side.
+//! - `kept` and `replay`: what is written again on another link (RFC 4.6.2).
+//! - `held`: messages that came too early.
 
-pub(crate) mod crossing;
+mod crossing;
 mod drain;
 mod fill;
+mod held;
+mod kept;
 mod replay;
-mod tcp;
+pub(crate) mod route;
+pub(crate) mod smc;
+pub(crate) mod socket;
+pub(crate) mod tcp;
 mod urgent;
 
-use std::collections::VecDeque;
-use std::time::Duration;
+use std::sync::Arc;
 
-use smcr_memory::Rmbe;
-use smcr_proto::Instant;
-use smcr_proto::connection::{CLOSE_WAIT, Connection, Progress, Setup};
-use smcr_proto::error::PeerMisbehaved;
-use smcr_proto::ring::Ring;
+use smcr_memory::Lease;
+use smcr_proto::connection::{Half, Progress};
 use smcr_proto::wire::cdc::Cdc;
-use smcr_rnic::Fabric;
+use smcr_rnic::{Status, Work};
 
-use crate::connections::{Far, Retained, Smc};
-use crate::handoff::{Ending, GroupId, LinkId, PeerElement, Report};
-use crate::poller::Poller;
+use crate::gauges::{Reading, Stage};
+use crate::limits::PARKED_MAX;
+use crate::names::{ConnectionId, Ending, GroupId};
+use crate::requests::{Request, Said};
 use crate::streams::Streams;
+use crate::turn::{List, Queued, Turn};
+use route::Route;
+use smc::Smc;
+use socket::Socket;
+use tcp::Tcp;
 
-impl Smc {
-    /// A connection that has carried nothing yet.
-    pub(crate) fn new((link, group): (LinkId, GroupId), rmbe: Rmbe, peer: PeerElement) -> Self {
-        let connection = Connection::new(Setup {
-            peer_token: peer.token,
-            element: Ring::new(rmbe.capacity()),
-            peer_element: peer.ring,
-            close_wait: CLOSE_WAIT,
-        });
-        Self {
-            link,
-            group,
-            connection,
-            rmbe,
-            peer,
-            outstanding: 0,
-            retained: VecDeque::new(),
-            replay: VecDeque::new(),
-            repeated: VecDeque::new(),
-            moving: None,
-            unheard: false,
-            held: None,
-            condemned: false,
-            peer_moved: false,
-            said_done: false,
-            said_closed: false,
-            peer_done: false,
-            peer_closed: false,
-            late_until: None,
-        }
+/// A connection that is being relayed. `T` is what a TCP socket is.
+#[derive(Debug)]
+pub(crate) struct Relay<T> {
+    pub(crate) id: ConnectionId,
+    /// The application's socket; gone once it was reset.
+    pub(crate) near: Option<Socket<T>>,
+    pub(crate) far: Far<T>,
+    /// Why it ends, once something other than both applications decided so.
+    pub(crate) ending: Option<Ending>,
+    pub(crate) bytes_in: u64,
+    pub(crate) bytes_out: u64,
+    /// Times it changed its link.
+    pub(crate) failovers: u32,
+    pub(crate) queued: Queued,
+}
+
+/// The other side of a relay.
+#[derive(Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "relays are boxed: a fallback wastes two hundred bytes"
+)]
+pub(crate) enum Far<T> {
+    Smc(Smc),
+    Tcp(Tcp<T>),
+}
+
+/// What a relay asks of the poller after its turn.
+#[derive(Debug)]
+#[must_use = "only the poller can change its tables"]
+pub(crate) enum Outcome {
+    /// Nothing happened.
+    Rests,
+    /// Something happened.
+    Moved,
+    /// Both sides have ended and nothing is on its way: the slot can serve others.
+    Over,
+    /// It has left its link, and continues at the other end of this route.
+    Left(Arc<Route>),
+}
+
+/// A connection between two pollers, with its socket, its element and all that must be repeated.
+#[derive(Debug)]
+pub struct Migrant<T> {
+    pub(crate) relay: Box<Relay<T>>,
+}
+
+impl<T> Migrant<T> {
+    /// Which connection.
+    pub(crate) fn id(&self) -> ConnectionId {
+        self.relay.id
     }
 
-    /// Takes in a CDC message, and notes which bytes of our element the peer has written.
-    pub(crate) fn receive(&mut self, now: Instant, cdc: &Cdc) -> Result<Progress, PeerMisbehaved> {
-        let progress = self.connection.handle_cdc(now, cdc)?;
-        self.peer_moved |= cdc.failover_validation;
-        if progress.readable_bytes > 0 {
-            let [head, tail] = self.connection.readable().pieces();
-            self.rmbe.touch(head.end.max(tail.end));
-            self.late_until = None;
-        }
-        if progress.peer_closed {
-            // RFC 7609 4.8.1-12
-            self.forget_replay();
-        }
-        self.peer_done |= progress.peer_done;
-        self.peer_closed |= progress.peer_closed;
-        Ok(progress)
-    }
-
-    /// Whether the peer may write behind the end that it has announced. Asked when all is read that
-    /// has come; from then on it has a moment.
-    fn has_late_bytes(&mut self, now: Instant) -> bool {
-        self.connection.is_peer_blocked()
-            && now < *self.late_until.get_or_insert(now + LATE_BYTES_WAIT)
-    }
-
-    /// Nothing need be written again.
-    fn forget_replay(&mut self) {
-        self.replay.clear();
-        self.repeated.clear();
-    }
-
-    /// Whether all that was written has arrived and was announced, so that nothing of it will ever
-    /// be written again.
-    fn is_delivered(&self) -> bool {
-        let kept = self.retained.len() + self.replay.len() + self.repeated.len();
-        self.outstanding == 0 && self.moving.is_none() && kept == 0
-    }
-
-    /// Whether the peer has promised to write our element no more, and cannot break that promise
-    /// by what is still under way: on a link that was left, or because it had no window.
-    fn is_settled(&self) -> bool {
-        let promised = self.connection.has_peer_left() && !self.condemned;
-        promised && !self.peer_moved && !self.connection.is_peer_blocked()
-    }
-
-    /// Nothing more will be said, and nothing is on its way.
-    fn is_over(&self) -> bool {
-        // The peer must have heard the last word, or it would write to an element in other hands.
-        let settled = self.connection.is_closed() && !self.unheard;
-        // RFC 7609 4.8.2-13
-        (self.condemned || settled) && self.outstanding == 0
+    /// Of which link group.
+    pub(crate) fn group(&self) -> Option<GroupId> {
+        self.relay.far.group()
     }
 }
 
-impl<F: Fabric, S: Streams> Poller<F, S> {
-    /// Acts on what a CDC message brought to the connection in `slot`.
-    pub(crate) fn progress(&mut self, now: Instant, slot: u16, progress: Progress) {
-        self.ends.counters.rdma_in.add(progress.readable_bytes.into());
+impl<T> Far<T> {
+    /// The link group that it belongs to, if it is SMC-R.
+    pub(crate) fn group(&self) -> Option<GroupId> {
+        match self {
+            Self::Smc(smc) => Some(smc.group),
+            Self::Tcp(_) => None,
+        }
+    }
+
+    /// What is SMC-R of it, for those who know that it is.
+    pub(crate) fn smc(&mut self) -> &mut Smc {
+        match self {
+            Self::Smc(smc) => smc,
+            Self::Tcp(_) => {
+                panic!("two sockets have no link, and no link brings anything for them")
+            }
+        }
+    }
+}
+
+impl<T> Relay<T> {
+    /// A connection that has carried nothing yet.
+    pub(crate) fn new(id: ConnectionId, near: T, far: Far<T>) -> Self {
+        Self {
+            id,
+            near: Some(Socket::new(near)),
+            far,
+            ending: None,
+            bytes_in: 0,
+            bytes_out: 0,
+            failovers: 0,
+            queued: Queued::nowhere(id.slot),
+        }
+    }
+
+    /// How far it has come, for others to read.
+    pub(crate) fn reading(&self) -> Reading {
+        let stage = match &self.near {
+            None => Stage::Closing,
+            Some(near) if near.is_done() => Stage::Closing,
+            Some(near) if near.eof || near.finished => Stage::HalfClosed,
+            Some(_) => Stage::Active,
+        };
+        let Self { bytes_in, bytes_out, failovers, .. } = *self;
+        Reading { bytes_in, bytes_out, failovers, stage }
+    }
+
+    /// The socket with this key; none if it was reset, or if there was never a second one.
+    pub(crate) fn socket(&mut self, far: bool) -> Option<&mut Socket<T>> {
+        match (&mut self.far, far) {
+            (Far::Tcp(tcp), true) => Some(&mut tcp.socket),
+            (Far::Smc(_), true) => None,
+            (Far::Smc(_) | Far::Tcp(_), false) => self.near.as_mut(),
+        }
+    }
+
+    /// Takes in a CDC message, or keeps it until what comes before it has come.
+    pub(crate) fn receive(
+        &mut self,
+        turn: &mut Turn<'_, impl Streams<Stream = T>>,
+        cdc: &Cdc,
+    ) -> Outcome {
+        let smc = self.far.smc();
+        if smc.holds(turn.now, cdc) {
+            turn.counters.cdc_held.add(1);
+            return Outcome::Rests;
+        }
+        let outcome = self.take_in(turn, cdc);
+        match self.far.smc().is_gap_filled() {
+            true if !matches!(outcome, Outcome::Over) => self.release_held(turn),
+            true | false => outcome,
+        }
+    }
+
+    /// Takes in messages that came before the connection.
+    pub(crate) fn receive_parked(
+        &mut self,
+        turn: &mut Turn<'_, impl Streams<Stream = T>>,
+        parked: &[Cdc],
+    ) -> Outcome {
+        for (index, cdc) in parked.iter().enumerate() {
+            self.expect_gap_before(index);
+            if matches!(self.receive(turn, cdc), Outcome::Over) {
+                return Outcome::Over;
+            }
+        }
+        Outcome::Moved
+    }
+
+    /// Takes in what was held back: what came before it has come, or never will.
+    fn release_held(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Outcome {
+        let held = self.far.smc().held.take().expect("whoever calls has looked");
+        for (index, cdc) in held.messages.iter().enumerate() {
+            self.expect_gap_before(index);
+            if matches!(self.take_in(turn, cdc), Outcome::Over) {
+                return Outcome::Over;
+            }
+        }
+        Outcome::Moved
+    }
+
+    /// The last message that there is room for has replaced others: some before it may be missing.
+    ///
+    /// We report the gap only here: an earlier gap may be the one that the F flag announces.
+    fn expect_gap_before(&mut self, index: usize) {
+        if index == PARKED_MAX - 1 {
+            self.far.smc().connection.expect_gap();
+        }
+    }
+
+    fn take_in(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>, cdc: &Cdc) -> Outcome {
+        match self.far.smc().take_in(turn.now, cdc) {
+            // RFC 7609 2.3-8, 4.6.1-9
+            Ok(progress) if progress.reset && cdc.failover_validation => {
+                self.reset(turn, Ending::DataLost)
+            }
+            Ok(progress) => self.progress(turn, progress),
+            Err(_) => {
+                turn.counters.cdc_misbehaved.add(1);
+                self.reset(turn, Ending::PeerMisbehaved)
+            }
+        }
+    }
+
+    /// Acts on what a CDC message brought.
+    fn progress(
+        &mut self,
+        turn: &mut Turn<'_, impl Streams<Stream = T>>,
+        progress: Progress,
+    ) -> Outcome {
+        turn.counters.rdma_in.add(progress.readable_bytes.into());
         if progress.reset {
-            self.reset(now, slot, Ending::ResetByPeer);
-            return;
+            return self.reset(turn, Ending::ResetByPeer);
         }
         // RFC 7609 4.7.1-2
         if progress.readable_bytes > 0 {
-            self.queue_drain(slot);
+            turn.work.queue_drain(&mut self.queued);
         }
         // RFC 7609 4.7.4-8
         if progress.writable_bytes > 0 || progress.peer_closed {
-            self.queue_fill(slot);
+            turn.work.queue_fill(&mut self.queued);
         }
         // An update may be owed, or our own close may have been waiting for this message.
-        self.queue_flush(slot);
-        self.settle(now, slot);
+        turn.work.queue_flush(&mut self.queued);
+        self.settle(turn)
+    }
+
+    /// A write has ended, well or not.
+    pub(crate) fn wrote(
+        &mut self,
+        turn: &mut Turn<'_, impl Streams<Stream = T>>,
+        request: Request,
+        lease: Lease,
+    ) -> Outcome {
+        match request {
+            Request::Write(_) => self.far.smc().kept.keep(lease),
+            Request::Replay(_) => turn.pool.take_back(lease),
+            Request::Llc | Request::Cdc(..) => panic!("a message has no lease"),
+        }
+        self.completed(turn)
+    }
+
+    /// A CDC message has been delivered, or not.
+    pub(crate) fn sent(
+        &mut self,
+        turn: &mut Turn<'_, impl Streams<Stream = T>>,
+        said: Said,
+        status: Status,
+    ) -> Outcome {
+        match (status, said) {
+            (Status::Done, Said::All(sequence)) => {
+                let smc = self.far.smc();
+                // RFC 7609 4.6.1-2
+                smc.connection.cdc_acknowledged(sequence);
+                // A queue pair completes in order: these writes, and no others, came before.
+                smc.kept.release(turn.pool);
+            }
+            (Status::Done, Said::Validation)
+            | (Status::Flushed, Said::All(_) | Said::Validation) => {}
+        }
+        self.completed(turn)
+    }
+
+    /// One request is no longer on its way.
+    fn completed(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Outcome {
+        let smc = self.far.smc();
+        assert!(smc.outstanding > 0, "each request completes once");
+        smc.outstanding -= 1;
+        if smc.outstanding > 0 {
+            return Outcome::Rests;
+        }
+        match self.settle(turn) {
+            Outcome::Over => Outcome::Over,
+            Outcome::Rests | Outcome::Moved | Outcome::Left(_) => self.depart(turn),
+        }
+    }
+
+    /// Makes the CDC message that is due, if one is.
+    pub(crate) fn announce<S>(&mut self, turn: &mut Turn<'_, S>) {
+        self.queued.take_out(List::Flush);
+        // Else the connection that was queued is over, and two sockets have its slot.
+        let Far::Smc(smc) = &mut self.far else { return };
+        if !smc.connection.failover().may_speak() {
+            return;
+        }
+        // A link that broke takes nothing any more; its connections wait to be moved, or lost.
+        let Some(link) = turn.links.by_id(smc.link).filter(|link| !link.broken) else { return };
+        if link.budget == 0 {
+            turn.counters.blocked_on_queue.add(1);
+            turn.work.queue_flush(&mut self.queued);
+            return;
+        }
+        if let Some(cdc) = smc.connection.poll_cdc() {
+            link.budget -= 1;
+            smc.outstanding += 1;
+            let tag = Request::of_cdc(self.id, &cdc).tag();
+            link.sends.push(Work::Send { message: cdc.encode(), tag });
+            turn.counters.cdc_out.add(1);
+            if cdc.failover_validation {
+                // RFC 7609 4.6.1-7
+                turn.work.queue_fill(&mut self.queued);
+                turn.work.queue_flush(&mut self.queued);
+            }
+        }
     }
 
     /// Ends what has ended. Called after anything that may have been the last of its kind.
-    pub(crate) fn settle(&mut self, now: Instant, slot: u16) {
-        let Some(relay) = self.connections.at(slot) else { return };
-        let Far::Smc(smc) = &mut relay.far else { return };
+    pub(crate) fn settle(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Outcome {
+        let smc = self.far.smc();
         let mut speaks = false;
-        if let Some(near) = &mut relay.near
-            && !smc.condemned
+        if let Some(near) = &mut self.near
+            && !smc.connection.is_lost()
         {
             let drained = smc.connection.readable().is_empty();
-            if smc.peer_done && drained && !near.finished && !smc.has_late_bytes(now) {
+            if smc.connection.has_peer_said(Half::Done)
+                && drained
+                && !near.finished
+                && !smc.has_late_bytes(turn.now)
+            {
                 // RFC 7609 4.8.1-9, 4.8.1-14
-                self.streams.finish(&near.stream);
+                turn.streams.finish(&near.stream);
                 near.finished = true;
             }
             // Only a FIN ends a direction: that an application reads no more (SHUT_RD) stays with
             // its kernel, until a byte comes that nobody reads.
             // RFC 7609 4.8.1-6, 4.8.1-25
-            if near.eof && !smc.said_done {
-                smc.said_done = true;
-                smc.connection.shutdown_write();
-                speaks = true;
+            if near.eof {
+                speaks |= smc.connection.shutdown_write();
             }
             // The peer may free its element when it hears C: no byte may be left to be written
             // again, whatever becomes of the link. D needs no such care, as it comes behind its
             // bytes and frees nothing.
             // RFC 7609 4.8.1-4, 4.8.1-12
-            if near.is_done() && drained && !smc.said_closed && smc.is_delivered() {
-                smc.said_closed = true;
-                smc.connection.close(now);
-                speaks = true;
+            if near.is_done() && drained && smc.is_delivered() {
+                speaks |= smc.connection.close(turn.now);
             }
         }
         if smc.is_over() {
-            self.retire(slot);
-        } else if speaks {
-            self.queue_flush(slot);
+            return Outcome::Over;
         }
+        if speaks {
+            turn.work.queue_flush(&mut self.queued);
+        }
+        Outcome::Moved
     }
 
-    /// Resets the connection in `slot` on both sides.
-    pub(crate) fn reset(&mut self, now: Instant, slot: u16, ending: Ending) {
-        let Some(relay) = self.connections.at(slot) else { return };
-        relay.ending.get_or_insert(ending);
+    /// Resets both sides.
+    pub(crate) fn reset(
+        &mut self,
+        turn: &mut Turn<'_, impl Streams<Stream = T>>,
+        ending: Ending,
+    ) -> Outcome {
+        self.ending.get_or_insert(ending);
         // RFC 7609 4.4.2-5, 4.8.2-5, 4.8.2-8, 4.8.2-9, A.4-24
-        if let Some(near) = relay.near.take()
-            // Who has said and heard the end of both directions has lost nothing.
-            && !near.is_done()
-        {
-            self.streams.reset_on_close(&near.stream);
-        }
-        match &mut relay.far {
+        self.drop_near(turn);
+        match &mut self.far {
             Far::Smc(smc) => {
                 // After a reset nothing bounds what the peer may still write of its window.
-                let capacity = smc.rmbe.capacity();
-                smc.rmbe.touch(capacity);
+                smc.touch_all();
                 smc.forget_replay();
                 // RFC 7609 4.4.2-4, 4.8.2-1
-                smc.connection.abort(now);
-                self.queue_flush(slot);
-                self.settle(now, slot);
+                smc.connection.abort(turn.now);
+                turn.work.queue_flush(&mut self.queued);
+                self.settle(turn)
             }
             Far::Tcp(tcp) => {
-                self.streams.reset_on_close(&tcp.socket.stream);
-                self.retire(slot);
-            }
-        }
-    }
-
-    /// Ends every connection of a link that is lost, without a word to the peer.
-    pub(crate) fn fail_connections(&mut self, now: Instant, link: LinkId) {
-        if let Some(link) = self.links.by_id(link) {
-            link.failed = true;
-        }
-        let slots: Vec<u16> = self.connections.slots().collect();
-        for slot in slots {
-            let Some(relay) = self.connections.at(slot) else { continue };
-            if matches!(&relay.far, Far::Smc(smc) if smc.link == link) {
-                self.condemn(now, slot);
+                turn.streams.reset_on_close(&tcp.socket.stream);
+                Outcome::Over
             }
         }
     }
 
     /// Ends a connection that has no link, without a word to the peer.
-    pub(crate) fn condemn(&mut self, now: Instant, slot: u16) {
-        let Some(relay) = self.connections.at(slot) else { return };
-        let Far::Smc(smc) = &mut relay.far else { return };
+    pub(crate) fn lose(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Outcome {
         // RFC 7609 4.8.3-3
-        smc.condemned = true;
-        smc.forget_replay();
-        let capacity = smc.rmbe.capacity();
-        smc.rmbe.touch(capacity);
-        relay.ending.get_or_insert(Ending::LinkLost);
-        if let Some(near) = relay.near.take()
-            && !near.is_done()
-        {
-            self.streams.reset_on_close(&near.stream);
-        }
-        self.settle(now, slot);
+        self.far.smc().lose();
+        self.ending.get_or_insert(Ending::LinkLost);
+        self.drop_near(turn);
+        self.settle(turn)
     }
 
-    /// Looks after the timers of the connection in `slot`. Returns whether one has run out.
-    pub(crate) fn expire_connection(&mut self, now: Instant, slot: u16) -> bool {
-        let Some(relay) = self.connections.at(slot) else { return false };
-        self.ends.gauges.set(slot, relay.reading());
-        let smc = match &mut relay.far {
+    /// Lets the application see a reset, unless it has seen the end of both directions: then it has
+    /// lost nothing.
+    fn drop_near(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) {
+        if let Some(near) = self.near.take()
+            && !near.is_done()
+        {
+            turn.streams.reset_on_close(&near.stream);
+        }
+    }
+
+    /// Carries bytes both ways between two sockets.
+    fn pump(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Outcome {
+        let Far::Tcp(tcp) = &mut self.far else { panic!("whoever calls has looked") };
+        let near = self.near.as_mut().expect("a relay of two sockets that was reset is gone");
+        let Ok([outbound, inbound]) = tcp.pump(near, turn) else {
+            return self.reset(turn, Ending::ResetByApplication);
+        };
+        self.bytes_in += outbound.bytes;
+        self.bytes_out += inbound.bytes;
+        turn.counters.bytes_in.add(outbound.bytes);
+        turn.counters.bytes_out.add(inbound.bytes);
+        let urgent = u64::from(outbound.urgent) + u64::from(inbound.urgent);
+        turn.counters.urgent_in.add(urgent);
+        turn.counters.urgent_out.add(urgent);
+        if near.is_done() && tcp.socket.is_done() {
+            return Outcome::Over;
+        }
+        if outbound.more || inbound.more {
+            turn.work.queue_fill(&mut self.queued);
+        }
+        match outbound.bytes + inbound.bytes {
+            0 => Outcome::Rests,
+            1.. => Outcome::Moved,
+        }
+    }
+
+    /// Leaves the link, if it is to and nothing keeps it there.
+    pub(crate) fn depart<S>(&mut self, turn: &mut Turn<'_, S>) -> Outcome {
+        let smc = self.far.smc();
+        // RFC 7609 2.3-6
+        if smc.outstanding > 0 || !smc.connection.is_leaving() {
+            return Outcome::Rests;
+        }
+        let route = smc.depart(self.near.is_some(), turn.pool);
+        self.failovers += 1;
+        turn.counters.failovers.add(1);
+        Outcome::Left(route)
+    }
+
+    /// Looks after what is late.
+    pub(crate) fn expire(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Outcome {
+        let now = turn.now;
+        let smc = match &mut self.far {
             Far::Smc(smc) => smc,
             Far::Tcp(tcp) => {
-                let due = tcp.sieve.as_ref().is_some_and(|sieve| sieve.is_due(now));
-                if due {
-                    self.queue_fill(slot);
+                if !tcp.is_due(now) {
+                    return Outcome::Rests;
                 }
-                return due;
+                turn.work.queue_fill(&mut self.queued);
+                return Outcome::Moved;
             }
         };
         if smc.held.as_ref().is_some_and(|held| held.until <= now) {
-            self.release_held(now, slot);
-            return true;
+            return self.release_held(turn);
         }
-        let waits = relay.near.as_ref().is_some_and(|near| !near.finished);
+        let waits = self.near.as_ref().is_some_and(|near| !near.finished);
         if waits && smc.late_until.is_some_and(|until| until <= now) {
-            self.settle(now, slot);
-            return true;
+            return self.settle(turn);
         }
-        let given_up = smc.connection.handle_timeout(now);
-        if given_up {
-            smc.unheard = false;
-            // Given up: nobody may write our element any more, or so RFC 4.8.1 has it.
-            // RFC 7609 4.8.2-2
-            let capacity = smc.rmbe.capacity();
-            smc.rmbe.touch(capacity);
-            relay.ending.get_or_insert(Ending::Stalled);
-            self.settle(now, slot);
+        if !smc.connection.handle_timeout(now) {
+            return Outcome::Rests;
         }
-        given_up
+        // Given up: nobody may write our element any more, or so RFC 4.8.1 has it.
+        // RFC 7609 4.8.2-2
+        smc.touch_all();
+        self.ending.get_or_insert(Ending::Stalled);
+        self.settle(turn)
     }
-
-    /// Frees the slot and tells the control thread.
-    pub(crate) fn retire(&mut self, slot: u16) {
-        let Some(relay) = self.connections.remove(slot) else { return };
-        let counters = &self.ends.counters;
-        counters.connections.set(self.connections.busy() as u64);
-        let ending = relay.ending.unwrap_or(Ending::Graceful);
-        match ending {
-            Ending::Graceful | Ending::Aborted => {}
-            Ending::ResetByApplication => counters.resets_application.add(1),
-            Ending::ResetByPeer | Ending::PeerMisbehaved => counters.resets_peer.add(1),
-            Ending::DataLost => counters.resets_data_lost.add(1),
-            Ending::LinkLost => counters.resets_link.add(1),
-            Ending::Stalled => counters.closes_stalled.add(1),
-        }
-        let (rmbe, settled, far) = match relay.far {
-            Far::Smc(smc) => {
-                let settled = smc.is_settled();
-                for Retained { lease, .. } in smc.retained {
-                    self.pool.take_back(lease);
-                }
-                if let Some(order) = smc.moving {
-                    self.has_left(&order);
-                }
-                (Some(smc.rmbe), settled, None)
-            }
-            Far::Tcp(tcp) => {
-                self.backlog_bytes -= tcp.held;
-                (None, true, Some(tcp.socket.stream))
-            }
-        };
-        self.report(Report::Closed {
-            connection: relay.id,
-            ending,
-            bytes_in: relay.bytes_in,
-            bytes_out: relay.bytes_out,
-            rmbe,
-            settled,
-            streams: [relay.near.map(|near| near.stream), far],
-        });
-    }
-}
-
-/// How long the end of a stream waits for bytes that the peer could not write before it. A Linux
-/// peer ends a stream after two seconds without window, and writes the rest when our update opens
-/// it: a round trip later, or as late as any of its answers. B is also said when the last bytes
-/// just fit; then this is lost time.
-const LATE_BYTES_WAIT: Duration = Duration::from_secs(2);
-
-/// What an error on a socket means: nothing to read or write now, or the end of the connection.
-pub(crate) fn is_reset(error: &std::io::Error) -> bool {
-    use std::io::ErrorKind as E;
-    !matches!(error.kind(), E::WouldBlock | E::Interrupted)
 }

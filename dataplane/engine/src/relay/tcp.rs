@@ -1,70 +1,142 @@
 //! The fallback: socket to socket, when the rendezvous said no.
 
 use smcr_proto::Instant;
-use smcr_rnic::Fabric;
 
-use super::crossing::sift;
-use super::is_reset;
+use super::crossing::Sieve;
+use super::socket::Socket;
 use super::urgent::{ahead, note_read};
-use crate::connections::{Backlog, Far, Socket};
-use crate::handoff::Ending;
 use crate::limits::{BACKLOG_BYTES_MAX, FILL_WHILE_CROWDED};
-use crate::poller::Poller;
-use crate::streams::{Ahead, Streams};
+use crate::streams::{Ahead, Streams, is_reset};
+use crate::turn::Turn;
+
+/// A second socket as the far side.
+#[derive(Debug)]
+pub(crate) struct Tcp<S> {
+    pub(crate) socket: Socket<S>,
+    /// Read from the near socket, not yet taken by the far one.
+    outbound: Backlog,
+    /// Read from the far socket, not yet taken by the near one.
+    inbound: Backlog,
+    /// Bytes of both that are part of the poller's sum.
+    pub(crate) held: usize,
+    /// Looks at what comes first from the far socket, as long as that may be a Decline.
+    sieve: Option<Sieve>,
+}
+
+/// Bytes that the target socket did not take. Empty, and without memory, in the common case.
+#[derive(Debug, Default)]
+struct Backlog {
+    bytes: Vec<u8>,
+    written: usize,
+    /// It is one byte, and urgent.
+    urgent: bool,
+}
+
+impl Backlog {
+    /// Bytes that the rendezvous read beyond its own, to be written first.
+    fn new(bytes: Vec<u8>) -> Self {
+        Self { bytes, written: 0, urgent: false }
+    }
+}
 
 /// What one direction came to.
 #[derive(Default)]
-struct Pumped {
-    bytes: u64,
+pub(super) struct Pumped {
+    pub(super) bytes: u64,
     /// An urgent byte was among them.
-    urgent: bool,
+    pub(super) urgent: bool,
     /// Both ends would take more at once.
-    more: bool,
+    pub(super) more: bool,
 }
 
 /// One of the two sockets was reset.
 pub(super) struct Reset;
 
-impl<F: Fabric, S: Streams> Poller<F, S> {
-    /// Carries bytes both ways between the two sockets of `slot`.
-    pub(crate) fn pump(&mut self, now: Instant, slot: u16) -> bool {
-        let Some(relay) = self.connections.at(slot) else { return false };
-        let (Some(near), Far::Tcp(tcp)) = (&mut relay.near, &mut relay.far) else { return false };
-        let crowded = self.backlog_bytes >= BACKLOG_BYTES_MAX;
-        let most = if crowded { FILL_WHILE_CROWDED } else { self.scratch.len() };
-        let (streams, scratch) = (&mut self.streams, &mut self.scratch[..most]);
-        let both = sift(streams, scratch, now, tcp).and_then(|sifted| {
-            let far = &mut tcp.socket;
-            let outbound = carry(streams, scratch, near, far, &mut tcp.outbound)?;
-            let mut inbound = match tcp.sieve {
-                None => carry(streams, scratch, far, near, &mut tcp.inbound)?,
-                Some(_) => Pumped { more: far.readable && !far.eof, ..Pumped::default() },
-            };
-            inbound.bytes += sifted as u64;
-            Ok((outbound, inbound))
-        });
-        let held = tcp.outbound.bytes.len() + tcp.inbound.bytes.len();
-        self.backlog_bytes = self.backlog_bytes - tcp.held + held;
-        tcp.held = held;
-        let Ok((outbound, inbound)) = both else {
-            self.reset(now, slot, Ending::ResetByApplication);
-            return true;
+impl<T> Tcp<T> {
+    /// A second socket. What the rendezvous read beyond its own comes first; `declined` says that
+    /// what comes from the far socket may begin with a Decline.
+    pub(crate) fn new(far: T, from_near: Vec<u8>, from_far: Vec<u8>, declined: bool) -> Self {
+        let (inbound, sieve) = match declined {
+            false => (Backlog::new(from_far), None),
+            true => (Backlog::default(), Some(Sieve::new(from_far))),
         };
-        relay.bytes_in += outbound.bytes;
-        relay.bytes_out += inbound.bytes;
-        self.ends.counters.bytes_in.add(outbound.bytes);
-        self.ends.counters.bytes_out.add(inbound.bytes);
-        let urgent = u64::from(outbound.urgent) + u64::from(inbound.urgent);
-        self.ends.counters.urgent_in.add(urgent);
-        self.ends.counters.urgent_out.add(urgent);
-        let done = near.is_done() && tcp.socket.is_done();
-        if done {
-            self.retire(slot);
-        } else if outbound.more || inbound.more {
-            self.queue_fill(slot);
+        Self {
+            socket: Socket::new(far),
+            outbound: Backlog::new(from_near),
+            inbound,
+            held: 0,
+            sieve,
         }
-        done || outbound.bytes + inbound.bytes > 0
     }
+
+    /// Carries bytes both ways between `near` and the far socket. Returns what went out and what
+    /// came in.
+    pub(super) fn pump<S: Streams<Stream = T>>(
+        &mut self,
+        near: &mut Socket<T>,
+        turn: &mut Turn<'_, S>,
+    ) -> Result<[Pumped; 2], Reset> {
+        let crowded = *turn.backlog_bytes >= BACKLOG_BYTES_MAX;
+        let most = if crowded { FILL_WHILE_CROWDED } else { turn.scratch.len() };
+        let pumped = self.pump_at_most(near, turn.now, turn.streams, &mut turn.scratch[..most]);
+        let held = self.outbound.bytes.len() + self.inbound.bytes.len();
+        *turn.backlog_bytes = *turn.backlog_bytes - self.held + held;
+        self.held = held;
+        pumped
+    }
+
+    fn pump_at_most<S: Streams<Stream = T>>(
+        &mut self,
+        near: &mut Socket<T>,
+        now: Instant,
+        streams: &mut S,
+        scratch: &mut [u8],
+    ) -> Result<[Pumped; 2], Reset> {
+        let sifted = sift(streams, scratch, now, self)?;
+        let far = &mut self.socket;
+        let outbound = carry(streams, scratch, near, far, &mut self.outbound)?;
+        let mut inbound = match self.sieve {
+            None => carry(streams, scratch, far, near, &mut self.inbound)?,
+            Some(_) => Pumped { more: far.readable && !far.eof, ..Pumped::default() },
+        };
+        inbound.bytes += sifted as u64;
+        Ok([outbound, inbound])
+    }
+
+    /// Whether what is held back has been for long enough.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.sieve.as_ref().is_some_and(|sieve| sieve.is_due(now))
+    }
+}
+
+/// Reads what `tcp` brings first, if that must be looked at. Returns how many bytes were found to
+/// be the application's.
+fn sift<S: Streams>(
+    streams: &mut S,
+    scratch: &mut [u8],
+    now: Instant,
+    tcp: &mut Tcp<S::Stream>,
+) -> Result<usize, Reset> {
+    let Some(sieve) = &mut tcp.sieve else { return Ok(0) };
+    let far = &mut tcp.socket;
+    let mut found = sieve.sift(now, &[]);
+    if found.is_none() && far.readable && !far.eof {
+        // Nobody declines urgently.
+        if ahead(streams, far) == Some(Ahead::Urgent) {
+            found = Some(sieve.release());
+        } else {
+            let (len, _) = read(streams, scratch, far)?;
+            found = sieve.sift(now, &scratch[..len]);
+            if far.eof && found.is_none() {
+                found = Some(sieve.release());
+            }
+        }
+    }
+    let Some(found) = found else { return Ok(0) };
+    let len = found.len();
+    tcp.sieve = None;
+    tcp.inbound = Backlog::new(found);
+    Ok(len)
 }
 
 /// Carries what `source` brings to `target`, once, and the end of the stream when it comes.
@@ -102,7 +174,7 @@ fn carry<S: Streams>(
 }
 
 /// Reads once. Returns how many bytes came, and whether it is the urgent one.
-pub(super) fn read<S: Streams>(
+fn read<S: Streams>(
     streams: &mut S,
     scratch: &mut [u8],
     source: &mut Socket<S::Stream>,

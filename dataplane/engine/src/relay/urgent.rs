@@ -4,10 +4,7 @@
 //! from there a read of one byte brings it alone. A later urgent byte takes the mark away from one
 //! that was not read yet, as between two kernels: the earlier is then an ordinary byte.
 
-use smcr_rnic::Fabric;
-
-use crate::connections::{Far, Socket};
-use crate::poller::Poller;
+use super::socket::Socket;
 use crate::streams::{Ahead, Streams};
 
 /// What the next read of `socket` would begin with; none if it would bring nothing.
@@ -36,25 +33,6 @@ pub(super) fn note_read<S>(socket: &mut Socket<S>, ahead: Ahead, len: usize, roo
     // A short read emptied the socket, unless it stopped before an urgent byte or the end is in
     // sight: those must still be read.
     socket.readable = len == room || socket.ending || socket.urgent;
-}
-
-impl<F: Fabric, S: Streams> Poller<F, S> {
-    /// Whether an urgent byte of the near socket was not read yet.
-    pub(super) fn is_urgent_pending(&mut self, slot: u16) -> bool {
-        let near = self.connections.at(slot).and_then(|relay| relay.near.as_ref());
-        near.is_some_and(|near| near.urgent)
-    }
-
-    /// Tells the peer that an urgent byte is on its way, however far it is from being written.
-    pub(super) fn announce_urgent(&mut self, slot: u16) {
-        let Some(relay) = self.connections.at(slot) else { return };
-        let (Some(near), Far::Smc(smc)) = (&relay.near, &mut relay.far) else { return };
-        if near.urgent {
-            // RFC 7609 4.7.6-1
-            smc.connection.announce_urgent();
-            self.queue_flush(slot);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -60,6 +60,22 @@ impl Sender {
         }
     }
 
+    /// Where the stream ends.
+    pub(super) fn produced(&self) -> Position {
+        self.produced
+    }
+
+    /// Of the last `kept` bytes of the stream, the first that the peer is not known to have read.
+    pub(super) fn oldest_unread(&self, kept: u64) -> Position {
+        assert!(kept <= self.produced.0, "no more can be kept than was produced");
+        Position(self.produced.0 - kept).max(self.consumed)
+    }
+
+    /// Where the bytes from `position` to the end of the stream belong.
+    pub(super) fn span_from(&self, position: Position) -> Span {
+        self.ring.span(position, self.produced.since_u32(position))
+    }
+
     pub(super) fn produce(&mut self, len: u32) -> Span {
         let span = self.ring.span(self.produced, len);
         self.produced += u64::from(len);

@@ -31,6 +31,13 @@ fn carry(source: &mut Connection, target: &mut Connection) -> (Cdc, Progress) {
     (message, progress)
 }
 
+/// Takes a connection to another link, where `kept` bytes may have to be written again.
+fn change_link(connection: &mut Connection, kept: u64) {
+    assert_eq!(connection.leave(()), None);
+    assert_eq!(connection.poll_cdc(), None, "nothing more is said on the old link");
+    connection.depart(kept);
+}
+
 fn consume_all(connection: &mut Connection) -> u32 {
     let len = connection.readable().len();
     connection.consume(len);
@@ -256,15 +263,22 @@ fn failover_validates_and_repeats() {
     a.cdc_acknowledged(1);
     a.produce(10);
     let lost = a.poll_cdc().unwrap();
-    assert_eq!(lost.sequence, 2);
+    assert_eq!((lost.sequence, a.is_heard()), (2, false));
 
-    a.failover();
+    change_link(&mut a, 10);
+    assert_eq!(a.replay(), None, "first F");
     let validation = a.poll_cdc().unwrap();
     let expected = Cdc { sequence: 1, token: TOKEN, failover_validation: true, ..Cdc::default() };
     assert_eq!(validation, expected);
+    assert_eq!(a.poll_cdc(), None, "first the bytes");
+    let rest = Ring::new(65_536).span(Position(10), 10);
+    assert_eq!(a.replay(), Some(Replay { done: 0, rest }));
+    a.replayed(4);
+    assert_eq!(a.replay(), Some(Replay { done: 4, rest: rest.split_at(4).1 }));
+    a.replayed(6);
     let repeated = a.poll_cdc().unwrap();
     assert_eq!((repeated.sequence, repeated.producer), (3, cursor(0, 20)));
-    assert_eq!(a.poll_cdc(), None);
+    assert_eq!((a.poll_cdc(), a.replay()), (None, None));
 
     assert_eq!(b.handle_cdc(T0, &validation), Ok(Progress::default()));
     assert_eq!(b.handle_cdc(T0, &repeated).unwrap().readable_bytes, 10);
@@ -279,8 +293,9 @@ fn a_failover_keeps_the_urgent_byte() {
     let (mut a, mut b) = (bytes(65_536), bytes(65_536));
     a.produce_urgent(10);
     a.poll_cdc().unwrap();
-    a.failover();
+    change_link(&mut a, 10);
     assert!(a.poll_cdc().unwrap().failover_validation);
+    a.replayed(10);
     let (repeated, progress) = carry(&mut a, &mut b);
     assert!(repeated.urgent_pending && repeated.urgent_present && progress.urgent);
     assert_eq!((b.urgent_position(), a.window()), (Some(9), 0));
@@ -298,11 +313,125 @@ fn failover_with_lost_data_resets_the_connection() {
     a.produce(10);
     let lost = a.poll_cdc().unwrap();
     a.cdc_acknowledged(lost.sequence);
-    a.failover();
+    change_link(&mut a, 0);
     let progress = b.handle_cdc(T0, &a.poll_cdc().unwrap()).unwrap();
     assert!(progress.reset);
     assert_eq!(b.state(), State::PeerAbortWait);
     assert!(b.poll_cdc().unwrap().abnormal_close);
+}
+
+/// An acknowledgement may be lost on our link while the peer says over another one that it has read
+/// the bytes. Newer bytes then stand in their place. If we wrote the old ones again, the peer's
+/// program would get bytes that it has had before.
+#[test]
+fn what_the_peer_has_read_is_not_written_again() {
+    let (mut a, mut b) = (bytes(16_384), bytes(16_384));
+    a.produce(16_384);
+    carry(&mut a, &mut b);
+    b.consume(16_384);
+    carry(&mut b, &mut a);
+    a.produce(16_000);
+    assert_eq!(carry(&mut a, &mut b).1.readable_bytes, 16_000);
+    assert_eq!(a.leave(()), None);
+    // All of it is kept: no acknowledgement has come.
+    assert_eq!(a.depart(32_384), ((), 16_000));
+    assert!(a.poll_cdc().unwrap().failover_validation);
+    let rest = Ring::new(16_384).span(Position(16_384), 16_000);
+    assert_eq!(a.replay(), Some(Replay { done: 0, rest }));
+}
+
+/// Nobody reads what is written for a peer that has closed, or for a program that was reset; the
+/// message with the last word still goes out.
+// RFC 7609 4.8.1-12
+#[test]
+fn what_nobody_would_read_is_not_written_again() {
+    for validated in [false, true] {
+        let mut us = bytes(16_384);
+        us.produce(100);
+        us.poll_cdc().unwrap();
+        change_link(&mut us, 100);
+        let validates = |us: &mut Connection| us.poll_cdc().unwrap().failover_validation;
+        assert!(!validated || validates(&mut us));
+        us.forget_replay();
+        us.abort(T0);
+        assert!(validated || validates(&mut us));
+        assert_eq!(us.replay(), None);
+        assert!(us.poll_cdc().unwrap().abnormal_close);
+        us.cdc_acknowledged(2);
+        assert!(us.is_heard());
+    }
+}
+
+/// Two links break one after the other, the second before anything was heard over it: the way leads
+/// on from wherever the connection is, and the first order is void.
+// RFC 7609 2.3-3
+#[test]
+fn a_connection_on_its_way_may_be_sent_elsewhere() {
+    let setup = Setup {
+        peer_token: TOKEN,
+        element: Ring::new(16_384),
+        peer_element: Ring::new(16_384),
+        close_wait: PATIENCE,
+    };
+    let mut us = Connection::<&str>::new(setup);
+    us.produce(100);
+    us.poll_cdc().unwrap();
+    assert_eq!((us.leave("second"), us.leave("third")), (None, Some("second")));
+    assert_eq!(us.depart(100), ("third", 100));
+    assert!(us.poll_cdc().unwrap().failover_validation);
+    us.replayed(60);
+    assert_eq!(us.leave("fourth"), None);
+    assert_eq!((us.poll_cdc(), us.replay()), (None, None));
+    assert_eq!(us.depart(100), ("fourth", 100));
+    assert!(us.poll_cdc().unwrap().failover_validation, "on each link");
+    us.leave("fifth");
+    us.lose();
+    assert!(us.is_lost() && us.poll_cdc().is_none());
+    assert_eq!(us.into_route(), Some("fifth"));
+}
+
+/// A message that waits is taken in when what it waits for has come, which may come on another
+/// queue: in the meantime others queue up behind it, and F explains the gap that they wait behind.
+// RFC 7609 4.6.1-8
+#[test]
+fn what_arrives_early_waits_for_what_comes_late() {
+    let mut us = bytes(65_536);
+    let more = |sequence, count| Cdc { sequence, producer: cursor(0, count), ..Cdc::default() };
+    let validation = |sequence| Cdc { failover_validation: true, ..more(sequence, 0) };
+    us.handle_cdc(T0, &more(1, 100)).unwrap();
+    us.shutdown_write();
+    assert_eq!(us.arrival(&more(2, 200), None), Arrival::InOrder);
+    assert_eq!(us.arrival(&validation(1), None), Arrival::InOrder);
+    assert_eq!(us.arrival(&validation(3), None), Arrival::Waits);
+
+    let gap = more(5, 500);
+    assert_eq!(us.arrival(&gap, None), Arrival::Waits);
+    for (message, arrival) in [
+        (more(6, 600), Arrival::Waits),
+        (more(5, 500), Arrival::InOrder),
+        (more(2, 200), Arrival::InOrder),
+        (validation(3), Arrival::WaitsFirst),
+        (validation(1), Arrival::InOrder),
+    ] {
+        assert_eq!(us.arrival(&message, Some(&gap)), arrival, "{message:?}");
+    }
+    let first = validation(3);
+    for (message, arrival) in [
+        (more(4, 400), Arrival::Waits),
+        (more(3, 300), Arrival::InOrder),
+        (validation(4), Arrival::Waits),
+    ] {
+        assert_eq!(us.arrival(&message, Some(&first)), arrival, "{message:?}");
+    }
+    assert!(!us.is_gap_filled(&gap) && !us.is_gap_filled(&first));
+    us.handle_cdc(T0, &more(2, 200)).unwrap();
+    us.handle_cdc(T0, &more(3, 300)).unwrap();
+    assert!(us.is_gap_filled(&first) && !us.is_gap_filled(&gap));
+    us.handle_cdc(T0, &more(4, 400)).unwrap();
+    assert!(us.is_gap_filled(&gap));
+    assert!(!us.has_peer_moved());
+    us.handle_cdc(T0, &first).unwrap();
+    assert!(us.has_peer_moved());
 }
 
 /// The window is what the peer's element has room for, whatever ours has.

@@ -189,7 +189,10 @@ fn bytes_behind_an_early_end_are_taken_until_we_close() {
 #[test]
 fn a_silent_peer_is_given_up() {
     for (end, states) in [
-        (Connection::close as fn(&mut Connection, Instant), State::PeerCloseWait1(Half::Closed)),
+        (
+            Connection::close as fn(&mut Connection, Instant) -> bool,
+            State::PeerCloseWait1(Half::Closed),
+        ),
         (Connection::abort, State::PeerAbortWait),
     ] {
         let mut us = bytes(16_384);
@@ -258,11 +261,12 @@ fn the_last_bytes_and_the_end_share_a_message() {
 fn a_failover_does_not_outlive_our_patience() {
     let mut us = bytes(16_384);
     us.abort(T0);
-    us.failover();
+    change_link(&mut us, 0);
     assert!(us.handle_timeout(T0 + PATIENCE));
     assert_eq!((us.is_closed(), us.poll_cdc()), (true, None));
-    us.failover();
+    change_link(&mut us, 0);
     assert_eq!(us.poll_cdc(), None, "nothing is left to move");
+    assert!(us.is_heard(), "nobody waits for that");
 }
 
 /// What a peer sends after the end is not looked at: its cursors may be of another connection.
@@ -300,7 +304,7 @@ fn a_stale_blocked_writer_is_no_reason_for_a_reset() {
 // RFC 7609 4.8.1-24, 4.8.2-12
 #[test]
 fn ends_that_cross_end_both_sides() {
-    type End = fn(&mut Connection);
+    type End = fn(&mut Connection) -> bool;
     let half: End = Connection::shutdown_write;
     let close: End = |connection| connection.close(T0);
     let abort: End = |connection| connection.abort(T0);
@@ -340,7 +344,7 @@ fn finish(source: &mut Connection, target: &mut Connection) {
 // RFC 7609 4.8.1-12, A.4-25
 #[test]
 fn nothing_follows_close_or_abort() {
-    for end in [Connection::close as fn(&mut Connection, Instant), Connection::abort] {
+    for end in [Connection::close as fn(&mut Connection, Instant) -> bool, Connection::abort] {
         let (mut a, mut b) = (bytes(16_384), bytes(16_384));
         b.set_writer_blocked(true);
         b.produce(16_384);

@@ -147,7 +147,7 @@ proptest! {
         let mut us = bytes(16_384);
         us.produce(1000);
         for (wraps, counts, flags, step) in messages {
-            let sequence = us.sequence_received.wrapping_add(step);
+            let sequence = us.incoming.received.wrapping_add(step);
             let message = Cdc {
                 sequence,
                 token: TOKEN,

@@ -4,20 +4,32 @@
 //! for room: an outbox is a queue in front of a full queue.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
+use smcr_proto::AlertToken;
 use smcr_proto::wire::cdc::Cdc;
-use smcr_proto::{AlertToken, Instant};
-use smcr_rnic::Fabric;
 
-use crate::connections::Slot;
-use crate::handoff::{Command, ConnectionId, GroupId};
+use crate::handoff::Command;
 use crate::limits::{COMMANDS_MAX, VALIDATIONS_WAITING_MAX};
-use crate::poller::{CommandOf, Poller};
-use crate::streams::Streams;
+use crate::mailbox::Sender;
+use crate::names::{ConnectionId, GroupId};
+use crate::owners::Owners;
+
+/// The way to the other pollers, which may be behind.
+#[derive(Debug)]
+pub(crate) struct Mail<Qp, Stream> {
+    /// By index; the one of this poller is never used.
+    neighbours: Vec<Sender<Command<Qp, Stream>>>,
+    /// What they must be told, by the same index.
+    outboxes: Vec<Outbox<Qp, Stream>>,
+    /// Which poller has which connection; shared by all.
+    owners: Arc<Owners>,
+    index: u8,
+}
 
 /// What a neighbour must be told.
 #[derive(Debug)]
-pub(crate) struct Outbox<Qp, Stream> {
+struct Outbox<Qp, Stream> {
     waiting: VecDeque<Command<Qp, Stream>>,
     /// How many have left `waiting`: the place of its first, counted from the beginning of time.
     left: u64,
@@ -54,7 +66,7 @@ pub(crate) enum Place {
 /// The peer has said more of one connection than its poller, which is behind, can be told. The
 /// connection is aborted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Flooded;
+pub(crate) struct Flooded;
 
 impl<Qp, Stream> Default for Outbox<Qp, Stream> {
     fn default() -> Self {
@@ -130,23 +142,29 @@ impl<Qp, Stream> Outbox<Qp, Stream> {
     }
 }
 
-impl<F: Fabric, S: Streams> Poller<F, S> {
-    /// Where `id` is, for a link of `group`.
-    ///
-    /// A message counts only on links of the link group that its connection is of: who is at the
-    /// other end of another group must not be able to touch it, even if he knows its token.
-    pub(crate) fn place_of(&mut self, id: ConnectionId, group: GroupId) -> Place {
-        let present = match self.connections.lookup(id) {
-            Some(Slot::Expected { group, .. }) => Some(Some(*group)),
-            Some(Slot::Busy(relay)) => Some(relay.far.group()),
-            Some(Slot::Free) | None => None,
-        };
-        match present {
-            Some(of) if of == Some(group) => return Place::Here,
-            Some(_) => return Place::Foreign,
-            None => {}
-        }
-        let owner = self.ends.owners.of(id.slot);
+impl<Qp, Stream> Mail<Qp, Stream> {
+    pub(crate) fn new(
+        neighbours: Vec<Sender<Command<Qp, Stream>>>,
+        owners: Arc<Owners>,
+        index: u8,
+    ) -> Self {
+        let outboxes = neighbours.iter().map(|_| Outbox::default()).collect();
+        Self { neighbours, outboxes, owners, index }
+    }
+
+    /// Whether the poller with this index is the one that writes these letters.
+    pub(crate) fn is_own(&self, index: u8) -> bool {
+        self.index == index
+    }
+
+    /// Says that this poller has a connection.
+    pub(crate) fn claim(&self, id: ConnectionId, group: Option<GroupId>) {
+        self.owners.set(id, group, self.index);
+    }
+
+    /// Where `id` is, for a link of `group`, if this poller does not have it.
+    pub(crate) fn place_of(&self, id: ConnectionId, group: GroupId) -> Place {
+        let owner = self.owners.of(id.slot);
         let Some(owner) = owner.filter(|owner| owner.generation == id.generation) else {
             return Place::Unknown;
         };
@@ -156,67 +174,54 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         self.elsewhere(id).map_or(Place::Unknown, Place::At)
     }
 
-    /// Which neighbour has `id`, or is about to; none if this poller has, or nobody.
-    pub(crate) fn elsewhere(&mut self, id: ConnectionId) -> Option<usize> {
-        if self.connections.lookup(id).is_some() {
-            return None;
-        }
-        let owner = self.ends.owners.of(id.slot)?.poller;
+    /// Which neighbour has `id`, or is about to, if this poller does not have it.
+    pub(crate) fn elsewhere(&self, id: ConnectionId) -> Option<usize> {
+        let owner = self.owners.of(id.slot)?.poller;
         let neighbour = usize::from(owner);
-        if owner != self.ends.index {
+        if owner != self.index {
             return (neighbour < self.outboxes.len()).then_some(neighbour);
         }
         self.outboxes.iter().position(|outbox| outbox.holds(id))
     }
 
-    /// Takes in a CDC message that came on any link of `group`, at whichever poller.
-    pub(crate) fn deliver(&mut self, now: Instant, group: GroupId, message: &Cdc) {
-        // RFC 7609 4.7.1-3
-        let id = ConnectionId::from_token(message.token);
-        match self.place_of(id, group) {
-            // RFC 7609 A.4-2
-            Place::Here => self.receive_cdc(now, id, message),
-            Place::At(neighbour) => self.pass_on(neighbour, group, message),
-            Place::Foreign => self.ends.counters.cdc_foreign.add(1),
-            Place::Unknown => self.ends.counters.cdc_unknown_token.add(1),
-        }
-    }
-
     /// Passes a message on to the poller that has its connection.
-    fn pass_on(&mut self, neighbour: usize, group: GroupId, message: &Cdc) {
-        self.ends.counters.cdc_forwarded.add(1);
+    pub(crate) fn pass_on(
+        &mut self,
+        neighbour: usize,
+        group: GroupId,
+        message: &Cdc,
+    ) -> Result<(), Flooded> {
         let outbox = &mut self.outboxes[neighbour];
         if outbox.waiting.is_empty() {
             let command = Command::Deliver { group, message: *message };
-            if self.ends.neighbours[neighbour].push(command).is_ok() {
+            if self.neighbours[neighbour].push(command).is_ok() {
                 outbox.posted = true;
-                return;
+                return Ok(());
             }
         }
-        if outbox.put_message(group, *message) == Err(Flooded) {
-            self.ends.counters.cdc_flooded.add(1);
-        }
+        let passed = outbox.put_message(group, *message);
         self.post_to(neighbour);
+        passed
     }
 
     /// Tells a neighbour, as soon as it has room.
-    pub(crate) fn send_mail(&mut self, neighbour: usize, command: CommandOf<F, S>) {
+    pub(crate) fn send(&mut self, neighbour: usize, command: Command<Qp, Stream>) {
         self.outboxes[neighbour].waiting.push_back(command);
         self.post_to(neighbour);
     }
 
     /// Whether something waits for a neighbour to have room.
-    pub(crate) fn has_mail(&self) -> bool {
+    pub(crate) fn waits(&self) -> bool {
         self.outboxes.iter().any(|outbox| !outbox.waiting.is_empty())
     }
 
     /// Posts what waits, and wakes whoever has new mail. Returns whether anything moved.
-    pub(crate) fn post_mail(&mut self) -> bool {
+    pub(crate) fn post(&mut self) -> bool {
         let mut moved = false;
         for neighbour in 0..self.outboxes.len() {
             moved |= self.post_to(neighbour);
             if std::mem::take(&mut self.outboxes[neighbour].posted) {
-                self.ends.neighbours[neighbour].wake();
+                self.neighbours[neighbour].wake();
             }
         }
         moved
@@ -226,29 +231,19 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let outbox = &mut self.outboxes[neighbour];
         let mut moved = false;
         while let Some(command) = outbox.pop() {
-            let adopted = match &command {
-                Command::Adopt(migrant) => Some((migrant.id(), migrant.group())),
-                Command::Deliver { .. }
-                | Command::AddLink { .. }
-                | Command::SendLlc { .. }
-                | Command::FailConnections { .. }
-                | Command::FailLink { .. }
-                | Command::RetireLink { .. }
-                | Command::Expect { .. }
-                | Command::Forget { .. }
-                | Command::Relay { .. }
-                | Command::Abort { .. }
-                | Command::MoveConnections { .. }
-                | Command::Stop => None,
+            let adopted = if let Command::Adopt(migrant) = &command {
+                Some((migrant.id(), migrant.group()))
+            } else {
+                None
             };
-            if let Err(command) = self.ends.neighbours[neighbour].push(command) {
+            if let Err(command) = self.neighbours[neighbour].push(command) {
                 outbox.put_back(command);
                 break;
             }
             if let Some((id, group)) = adopted {
                 // Behind the push: whoever reads this sends behind it too.
                 let index = u8::try_from(neighbour).expect("owners have eight bits");
-                self.ends.owners.set(id, group, index);
+                self.owners.set(id, group, index);
             }
             moved = true;
         }

@@ -1,0 +1,328 @@
+//! What the control thread and the neighbours say; and how connections change their link.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use smcr_proto::Instant;
+use smcr_rnic::Fabric;
+
+use super::{CommandOf, Poller};
+use crate::gauges::Reading;
+use crate::handoff::{Command, Established, Report};
+use crate::limits::{COMMANDS_MAX, LLC_OUTSTANDING_MAX, OBEY_PER_TURN_MAX};
+use crate::names::{ConnectionId, Ending, LinkId, LlcBytes};
+use crate::relay::route::Route;
+use crate::relay::smc::Smc;
+use crate::relay::tcp::Tcp;
+use crate::relay::{Far, Migrant, Outcome, Relay};
+use crate::streams::{Key, Streams};
+use crate::turn::Queued;
+
+impl<F: Fabric, S: Streams> Poller<F, S> {
+    /// Does what the control thread and the neighbours say; then takes in the messages that came
+    /// before the commands which announce their connections.
+    pub(super) fn obey(&mut self, now: Instant) -> bool {
+        // Whoever lets a peer speak of a connection has told us first: the command was in the queue
+        // when the message came, so it is obeyed here, however many were before it.
+        let most = if self.arrived.early.is_empty() { OBEY_PER_TURN_MAX } else { COMMANDS_MAX };
+        let mut moved = false;
+        for _ in 0..most {
+            let Some(command) = self.shared.commands.receive() else { break };
+            self.obey_one(now, command);
+            moved = true;
+        }
+        let mut early = std::mem::take(&mut self.arrived.early);
+        for (group, message) in early.drain(..) {
+            self.deliver(now, group, &message);
+            moved = true;
+        }
+        self.arrived.early = early;
+        moved
+    }
+
+    fn obey_one(&mut self, now: Instant, command: CommandOf<F, S>) {
+        match command {
+            Command::AddLink { link, group, qp, activity } => {
+                activity.note(now);
+                let qp = self.fabric.adopt(now, qp);
+                self.links.add((link, group), qp, activity, self.fabric.room(qp));
+            }
+            Command::SendLlc { link, message } => self.send_llc(now, link, message),
+            Command::FailConnections { link } => self.fail_connections(now, link),
+            Command::RetireLink { link } => {
+                if let Some(link) = self.links.by_id(link) {
+                    link.retire_by.get_or_insert(now + LAST_WORDS_WAIT);
+                }
+                self.retire_link(now, link);
+            }
+            Command::Expect { connection, group } => self.connections.expect(connection, group),
+            Command::Forget { connection } => self.connections.forget(connection),
+            Command::Relay { connection, established } => {
+                self.admit(now, connection, *established);
+            }
+            Command::Abort { connection } => self.abort(now, connection),
+            Command::FailLink { link } => self.fail_link(now, link),
+            Command::MoveConnections { from, to, to_poller, keys, only } => {
+                let route = Arc::new(Route::new(from, to, to_poller, keys));
+                self.move_connections(now, &route, only);
+            }
+            Command::Adopt(migrant) => self.adopt(now, *migrant),
+            Command::Deliver { group, message } => self.deliver(now, group, &message),
+            Command::Stop => self.stopping = true,
+        }
+    }
+
+    /// Takes over a connection from the rendezvous.
+    fn admit(&mut self, now: Instant, id: ConnectionId, established: Established<S::Stream>) {
+        let key = Key { slot: id.slot, generation: id.generation, far: false };
+        let mut watched = true;
+        let (near, far) = match established {
+            Established::Smc { near, link, group, rmbe, peer } => {
+                self.shared.counters.connections_smc.add(1);
+                (near, Far::Smc(Smc::new((link, group), rmbe, peer)))
+            }
+            Established::Tcp { near, far, from_near, from_far, declined } => {
+                self.shared.counters.connections_tcp.add(1);
+                watched &= self.watch(Key { far: true, ..key }, &far);
+                (near, Far::Tcp(Tcp::new(far, from_near, from_far, declined)))
+            }
+        };
+        watched &= self.watch(key, &near);
+        let group = far.group();
+        let parked = self.connections.insert(Box::new(Relay::new(id, near, far)));
+        self.mail.claim(id, group);
+        self.shared.counters.connections.set(self.connections.busy() as u64);
+        self.shared.gauges.set(id.slot, Reading::default());
+        let (relay, mut turn) = self.open(now, id.slot).expect("it was just put there");
+        let mut outcome = match group {
+            Some(_) => relay.receive_parked(&mut turn, &parked),
+            None => Outcome::Moved,
+        };
+        if matches!(outcome, Outcome::Over) {
+            // The peer has reset it before it began.
+        } else if !watched {
+            // Nothing would ever be read from it.
+            outcome = relay.reset(&mut turn, Ending::Aborted);
+        } else if group.is_some() {
+            outcome = self.settle_on_link(now, id.slot);
+        } else {
+            // What the rendezvous read already may be all that ever comes.
+            turn.work.queue_fill(&mut relay.queued);
+        }
+        self.apply(now, id.slot, outcome);
+    }
+
+    /// Takes over a connection from a neighbour.
+    fn adopt(&mut self, now: Instant, migrant: Migrant<S::Stream>) {
+        let Migrant { relay } = migrant;
+        let id = relay.id;
+        let key = Key { slot: id.slot, generation: id.generation, far: false };
+        let watched = relay.near.as_ref().is_none_or(|near| self.watch(key, &near.stream));
+        self.shared.gauges.set(id.slot, relay.reading());
+        let parked = self.connections.insert(relay);
+        assert!(parked.is_empty(), "messages are kept where they are expected");
+        self.shared.counters.connections.set(self.connections.busy() as u64);
+        self.shared.counters.connections_moved_in.add(1);
+        let outcome = self.arrive(now, id.slot);
+        self.apply(now, id.slot, outcome);
+        // It may be gone again: over, or on its way to another neighbour, who looks for himself.
+        if !watched && let Some((relay, mut turn)) = self.open(now, id.slot) {
+            // Nothing would ever be read from it.
+            let outcome = relay.reset(&mut turn, Ending::Aborted);
+            self.apply(now, id.slot, outcome);
+        }
+    }
+
+    fn watch(&mut self, key: Key, stream: &S::Stream) -> bool {
+        let watched = self.streams.watch(key, stream).is_ok();
+        self.shared.counters.watch_failures.add((!watched).into());
+        watched
+    }
+
+    /// Resets a connection, or tells the neighbour who has it. It may have ended by itself.
+    fn abort(&mut self, now: Instant, id: ConnectionId) {
+        let (connections, mut turn) = self.lend(now);
+        if let Some(relay) = connections.relay(id) {
+            let outcome = relay.reset(&mut turn, Ending::Aborted);
+            self.apply(now, id.slot, outcome);
+        } else if self.connections.lookup(id).is_none()
+            && let Some(neighbour) = self.mail.elsewhere(id)
+        {
+            self.mail.send(neighbour, Command::Abort { connection: id });
+        }
+    }
+
+    /// Begins to move connections from one link to another: its own choice of each side.
+    // RFC 7609 2.3-1, 2.3-2, 2.3-3, 2.3-12, 2.3-13, 4.6-1
+    fn move_connections(
+        &mut self,
+        now: Instant,
+        route: &Arc<Route>,
+        only: Option<Vec<ConnectionId>>,
+    ) {
+        let slots: Vec<u16> = match &only {
+            None => self.connections.slots().collect(),
+            Some(chosen) => {
+                let present = |id: &&ConnectionId| self.connections.relay(**id).is_some();
+                chosen.iter().filter(present).map(|id| id.slot).collect()
+            }
+        };
+        if only.is_none() {
+            self.moves.note(Arc::clone(route));
+        }
+        for slot in slots {
+            // One that is named twice has left already.
+            let Some(relay) = self.connections.at(slot) else { continue };
+            if matches!(&relay.far, Far::Smc(smc) if smc.link == route.from) {
+                let outcome = self.leave(now, slot, route);
+                self.apply(now, slot, outcome);
+            }
+        }
+        self.report_vacated(route.from);
+    }
+
+    /// Takes a connection that has left its link to the one at the other end of `route`.
+    pub(super) fn follow(&mut self, now: Instant, slot: u16, route: &Arc<Route>) -> Outcome {
+        let outcome = if self.mail.is_own(route.to_poller) {
+            self.arrive(now, slot)
+        } else {
+            self.hand_over(slot, route.to_poller);
+            Outcome::Moved
+        };
+        self.left(route);
+        outcome
+    }
+
+    fn hand_over(&mut self, slot: u16, to: u8) {
+        let mut relay = self.connections.remove(slot).expect("it has just had its turn");
+        if let Some(near) = &relay.near {
+            self.streams.unwatch(&near.stream);
+        }
+        relay.queued = Queued::nowhere(slot);
+        self.shared.counters.connections.set(self.connections.busy() as u64);
+        self.shared.counters.connections_moved_out.add(1);
+        self.shared.gauges.set(slot, Reading::default());
+        self.mail.send(to.into(), Command::Adopt(Box::new(Migrant { relay })));
+    }
+
+    /// A connection continues here, on a link that it has not used before.
+    fn arrive(&mut self, now: Instant, slot: u16) -> Outcome {
+        let (relay, turn) = self.open(now, slot).expect("it has just come");
+        turn.work.queue_drain(&mut relay.queued);
+        turn.work.queue_fill(&mut relay.queued);
+        let connection = relay.id;
+        let smc = relay.far.smc();
+        let (link, rkey, address) = (smc.link, smc.peer.rkey, smc.peer.address);
+        self.report(Report::Moved { connection, link, rkey, address });
+        self.settle_on_link(now, slot)
+    }
+
+    /// Lets a connection speak on its link; or follow the others, if they have left it meanwhile.
+    fn settle_on_link(&mut self, now: Instant, slot: u16) -> Outcome {
+        let (relay, turn) = self.open(now, slot).expect("it has just come");
+        let link = relay.far.smc().link;
+        turn.work.queue_flush(&mut relay.queued);
+        if let Some(route) = self.moves.route_from(link) {
+            return self.leave(now, slot, &route);
+        }
+        if self.links.by_id(link).is_some_and(|link| !link.failed && link.retire_by.is_none()) {
+            return Outcome::Moved;
+        }
+        let (relay, mut turn) = self.open(now, slot).expect("it has just come");
+        relay.lose(&mut turn)
+    }
+
+    /// Tells a connection to leave its link, which it does as soon as nothing of it is outstanding.
+    fn leave(&mut self, now: Instant, slot: u16, route: &Arc<Route>) -> Outcome {
+        let (relay, mut turn) = self.open(now, slot).expect("whoever calls has found it");
+        let smc = relay.far.smc();
+        if smc.connection.is_lost() {
+            return Outcome::Rests;
+        }
+        if route.translate(smc.peer).is_none() {
+            return relay.lose(&mut turn);
+        }
+        let before = smc.connection.leave(Arc::clone(route));
+        let outcome = relay.depart(&mut turn);
+        self.moves.stays(route);
+        if let Some(before) = before {
+            self.left(&before);
+        }
+        outcome
+    }
+
+    /// A connection that had been told to leave by this route does not stand in its way any more.
+    pub(super) fn left(&mut self, route: &Arc<Route>) {
+        self.moves.left(route);
+        self.report_vacated(route.from);
+    }
+
+    fn report_vacated(&mut self, link: LinkId) {
+        if self.moves.is_news_that_all_left(link) {
+            self.report(Report::LinkVacated { link });
+        }
+    }
+
+    /// Ends every connection of a link that is lost, without a word to the peer.
+    fn fail_connections(&mut self, now: Instant, id: LinkId) {
+        if let Some(link) = self.links.by_id(id) {
+            link.failed = true;
+        }
+        let slots: Vec<u16> = self.connections.slots().collect();
+        for slot in slots {
+            let (relay, mut turn) = self.open(now, slot).expect("each can end itself only");
+            if matches!(&relay.far, Far::Smc(smc) if smc.link == id) {
+                let outcome = relay.lose(&mut turn);
+                self.apply(now, slot, outcome);
+            }
+        }
+    }
+
+    /// Posts an LLC message with this turn's flush, or the first that has room for it. A link whose
+    /// peer does not take in what it asked for is given up instead.
+    fn send_llc(&mut self, now: Instant, id: LinkId, message: LlcBytes) {
+        // The link may be gone: the control thread learns that from a report.
+        let Some(link) = self.links.by_id(id) else { return };
+        if link.llc_outstanding >= LLC_OUTSTANDING_MAX {
+            self.give_up_flooded(now, id);
+            return;
+        }
+        link.llc_outstanding += 1;
+        link.llc.push_back(message);
+    }
+
+    /// Breaks the queue pair of a link of which the control thread knows that it is down.
+    fn fail_link(&mut self, now: Instant, id: LinkId) {
+        if let Some(link) = self.links.by_id(id) {
+            link.broken = true;
+            self.fabric.fail(now, link.qp);
+        }
+    }
+
+    /// Gives up the queue pair of a link that is to be retired, once its last words are delivered
+    /// and what it brought is taken in. The peer has forgotten what our NIC has acknowledged.
+    pub(super) fn retire_link(&mut self, now: Instant, id: LinkId) {
+        // Asked whenever something may have been the last of its kind: most links are not to go.
+        let Some(link) = self.links.by_id(id) else { return };
+        let Some(by) = link.retire_by else { return };
+        // A peer that is never ready for a message does not let the queue pair break either.
+        // RFC 7609 3.5.4-7
+        if link.llc_outstanding > 0 && !link.broken && now < by {
+            return;
+        }
+        if !link.emptied {
+            self.fail_link(now, id);
+            return;
+        }
+        // Commands and completions come before anything is gathered, and flush posts all of it.
+        assert!(link.writes.is_empty() && link.sends.is_empty());
+        let link = self.links.remove(id).expect("it was just found");
+        self.fabric.release(now, link.qp);
+        self.report(Report::LinkRetired { link: id });
+    }
+}
+
+/// How long the last words of a link may take.
+const LAST_WORDS_WAIT: Duration = Duration::from_secs(2);
+
+const _: () = assert!(COMMANDS_MAX >= OBEY_PER_TURN_MAX);

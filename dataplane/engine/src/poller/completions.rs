@@ -1,0 +1,195 @@
+//! Completions: leases home, CDC messages to connections, LLC messages to the control thread.
+
+use smcr_proto::Instant;
+use smcr_proto::wire::cdc::{Cdc, is_cdc};
+use smcr_rnic::{Cause, Completion, Fabric, Message, QpId, Status};
+
+use super::Poller;
+use crate::connections::Slot;
+use crate::handoff::Report;
+use crate::limits::{LLC_UNHEARD_MAX, PARKED_MAX};
+use crate::mail::{Flooded, Place};
+use crate::names::{ConnectionId, GroupId, LinkId, LlcBytes};
+use crate::requests::Request;
+use crate::streams::Streams;
+
+impl<F: Fabric, S: Streams> Poller<F, S> {
+    /// Takes in one completion.
+    pub(super) fn complete(&mut self, now: Instant, completion: Completion) {
+        match completion {
+            Completion::Wrote { qp, lease, tag, .. } => {
+                let request = Request::of(tag);
+                if let Request::Write(_) = request
+                    && let Some(link) = self.links.by_qp(qp)
+                {
+                    link.lent -= u64::from(lease.len());
+                }
+                let (Request::Write(id) | Request::Replay(id)) = request else {
+                    panic!("a message has no lease");
+                };
+                let (connections, mut turn) = self.lend(now);
+                let relay = connections.relay(id).expect(OUTSTANDING);
+                let outcome = relay.wrote(&mut turn, request, lease);
+                self.apply(now, id.slot, outcome);
+            }
+            Completion::Sent { qp, tag, status } => {
+                // Those of a link that is gone are flushed behind its end.
+                if status == Status::Done
+                    && let Some(link) = self.links.by_qp(qp)
+                {
+                    link.activity.prove(now);
+                }
+                match Request::of(tag) {
+                    Request::Llc => self.llc_sent(now, qp),
+                    Request::Cdc(id, said) => {
+                        let (connections, mut turn) = self.lend(now);
+                        let relay = connections.relay(id).expect(OUTSTANDING);
+                        let outcome = relay.sent(&mut turn, said, status);
+                        self.apply(now, id.slot, outcome);
+                    }
+                    Request::Write(_) | Request::Replay(_) => panic!("a write is no message"),
+                }
+            }
+            Completion::Received { qp, message } => self.received(now, qp, &message),
+            Completion::ReceivedLong { qp, message } => {
+                let (link, _) = self.heard_on(now, qp);
+                self.hear(now, link, LlcBytes::Long(message));
+            }
+            Completion::Broke { qp, cause } => self.broke(now, qp, cause),
+        }
+    }
+
+    /// A queue pair has said everything.
+    fn broke(&mut self, now: Instant, qp: QpId, cause: Cause) {
+        let link = self.links.by_qp(qp).expect(ALIVE);
+        link.emptied = true;
+        let (id, was_broken) = (link.id, std::mem::replace(&mut link.broken, true));
+        if !was_broken {
+            self.report(Report::LinkBroke { link: id, cause });
+        }
+        self.retire_link(now, id);
+    }
+
+    fn llc_sent(&mut self, now: Instant, qp: QpId) {
+        // The last words of a link that is gone are flushed behind its end.
+        let Some(link) = self.links.by_qp(qp) else { return };
+        link.llc_outstanding -= 1;
+        let link = link.id;
+        self.retire_link(now, link);
+    }
+
+    /// Something came by this queue pair: by which link, and of which group.
+    fn heard_on(&mut self, now: Instant, qp: QpId) -> (LinkId, GroupId) {
+        let link = self.links.by_qp(qp).expect(ALIVE);
+        link.activity.note(now);
+        (link.id, link.group)
+    }
+
+    /// Reports an LLC message; or gives the link up, if its peer says more than can be heard.
+    fn hear(&mut self, now: Instant, id: LinkId, message: LlcBytes) {
+        let link = self.links.by_id(id).expect(ALIVE);
+        if link.unheard.others() >= LLC_UNHEARD_MAX {
+            self.give_up_flooded(now, id);
+            return;
+        }
+        let unheard = link.unheard.clone();
+        self.report(Report::LlcReceived { link: id, message, unheard });
+    }
+
+    /// Gives up a link whose peer would cost more memory than it is worth.
+    pub(super) fn give_up_flooded(&mut self, now: Instant, id: LinkId) {
+        let link = self.links.by_id(id).expect("whoever calls has found it");
+        if !std::mem::replace(&mut link.broken, true) {
+            self.fabric.fail(now, link.qp);
+            self.shared.counters.links_flooded.add(1);
+            self.report(Report::LinkBroke { link: id, cause: Cause::PeerMisbehaved });
+        }
+    }
+
+    fn received(&mut self, now: Instant, qp: QpId, message: &Message) {
+        let (link, group) = self.heard_on(now, qp);
+        if !is_cdc(message) {
+            self.hear(now, link, (*message).into());
+            return;
+        }
+        self.shared.counters.cdc_in.add(1);
+        let Ok(cdc) = Cdc::decode(message) else {
+            self.shared.counters.cdc_malformed.add(1);
+            return;
+        };
+        // RFC 7609 4.7.1-3
+        match self.place_of(ConnectionId::from_token(cdc.token), group) {
+            // The message may have overtaken the command that announces its connection.
+            Place::Unknown => self.arrived.early.push((group, cdc)),
+            place @ (Place::Here | Place::At(_) | Place::Foreign) => {
+                self.deliver_to(now, place, group, &cdc);
+            }
+        }
+    }
+
+    /// Where `id` is, for a link of `group`.
+    ///
+    /// A message counts only on links of the link group that its connection is of: who is at the
+    /// other end of another group must not be able to touch it, even if he knows its token.
+    fn place_of(&mut self, id: ConnectionId, group: GroupId) -> Place {
+        let present = match self.connections.lookup(id) {
+            Some(Slot::Expected { group, .. }) => Some(*group),
+            Some(Slot::Busy(relay)) => relay.far.group(),
+            Some(Slot::Free) | None => return self.mail.place_of(id, group),
+        };
+        if present == Some(group) { Place::Here } else { Place::Foreign }
+    }
+
+    /// Takes in a CDC message that came on any link of `group`, at whichever poller.
+    pub(super) fn deliver(&mut self, now: Instant, group: GroupId, message: &Cdc) {
+        // RFC 7609 4.7.1-3
+        let place = self.place_of(ConnectionId::from_token(message.token), group);
+        self.deliver_to(now, place, group, message);
+    }
+
+    /// Takes in a CDC message whose connection is at `place`.
+    fn deliver_to(&mut self, now: Instant, place: Place, group: GroupId, message: &Cdc) {
+        match place {
+            // RFC 7609 A.4-2
+            Place::Here => self.receive_cdc(now, message),
+            Place::At(neighbour) => {
+                self.shared.counters.cdc_forwarded.add(1);
+                if self.mail.pass_on(neighbour, group, message) == Err(Flooded) {
+                    self.shared.counters.cdc_flooded.add(1);
+                }
+            }
+            Place::Foreign => self.shared.counters.cdc_foreign.add(1),
+            Place::Unknown => self.shared.counters.cdc_unknown_token.add(1),
+        }
+    }
+
+    /// Takes in a CDC message of a connection, or keeps it until the rendezvous has ended.
+    fn receive_cdc(&mut self, now: Instant, cdc: &Cdc) {
+        let id = ConnectionId::from_token(cdc.token);
+        let (connections, mut turn) = self.lend(now);
+        match connections.lookup(id).expect("it is here") {
+            // RFC 7609 3.5.2.4-5
+            Slot::Expected { parked, .. } => {
+                if parked.len() < PARKED_MAX {
+                    turn.counters.cdc_parked.add(1);
+                    parked.push(*cdc);
+                } else {
+                    // Each message says everything the ones before it said: only the newest must
+                    // be kept, or the last bytes would never be announced.
+                    turn.counters.cdc_parked_overflow.add(1);
+                    parked[PARKED_MAX - 1] = *cdc;
+                }
+            }
+            Slot::Busy(relay) => {
+                let outcome = relay.receive(&mut turn, cdc);
+                self.apply(now, id.slot, outcome);
+            }
+            Slot::Free => panic!("nobody is found in a free slot"),
+        }
+    }
+}
+
+/// Why the connection of a request that has completed is there.
+const OUTSTANDING: &str = "a connection neither ends nor leaves before its requests complete";
+/// Why the link of a queue pair is there that something came by.
+const ALIVE: &str = "a link stays until its queue pair has said everything";

@@ -1,0 +1,55 @@
+//! The way from one link to another.
+
+use crate::names::{KeyChange, LinkId, PeerElement};
+
+/// From which link to which, and what the RMBs of the peer are called there.
+#[derive(Debug)]
+pub(crate) struct Route {
+    pub(crate) from: LinkId,
+    pub(crate) to: LinkId,
+    /// The poller that has that link.
+    pub(crate) to_poller: u8,
+    keys: Vec<KeyChange>,
+}
+
+impl Route {
+    pub(crate) fn new(from: LinkId, to: LinkId, to_poller: u8, keys: Vec<KeyChange>) -> Self {
+        Self { from, to, to_poller, keys }
+    }
+
+    /// The peer's element as the new link sees it, if its RMB is known there.
+    pub(crate) fn translate(&self, peer: PeerElement) -> Option<PeerElement> {
+        let known = |key: &&KeyChange| key.old == peer.rkey && key.old_base <= peer.address;
+        // Of two RMBs with one key, the element is in the one that begins last before it.
+        let key = self.keys.iter().filter(known).max_by_key(|key| key.old_base)?;
+        let address = (peer.address - key.old_base).wrapping_add(key.new_base);
+        Some(PeerElement { rkey: key.new, address, ..peer })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use smcr_proto::ring::Ring;
+    use smcr_proto::{AlertToken, Rkey};
+
+    use super::*;
+
+    fn change(old: u32, old_base: u64, new: u32, new_base: u64) -> KeyChange {
+        KeyChange { old: Rkey(old), old_base, new: Rkey(new), new_base }
+    }
+
+    /// An element keeps its place in its RMB, whatever key and address the RMB has on the new
+    /// link. A mistake here writes one connection's bytes into another's element.
+    // RFC 7609 2.3-3
+    #[test]
+    fn an_element_is_found_in_the_same_rmb() {
+        let keys = vec![change(1, 1_000, 11, 50_000), change(2, 1_000, 12, 90_000)];
+        let route = Route::new(LinkId(1), LinkId(2), 0, keys);
+        let (ring, token) = (Ring::new(16_384), AlertToken(5));
+        let peer = PeerElement { rkey: Rkey(2), address: 1_300, ring, token };
+        let moved = route.translate(peer).unwrap();
+        assert_eq!((moved.rkey, moved.address, moved.token), (Rkey(12), 90_300, token));
+        assert!(route.translate(PeerElement { rkey: Rkey(3), ..peer }).is_none());
+        assert!(route.translate(PeerElement { address: 999, ..peer }).is_none());
+    }
+}

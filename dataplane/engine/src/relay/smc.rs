@@ -1,0 +1,191 @@
+//! SMC-R as the far side of a relay.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use smcr_memory::{Lease, Rmbe, SendPool};
+use smcr_proto::Instant;
+use smcr_proto::connection::{CLOSE_WAIT, Connection, Half, Progress, Setup};
+use smcr_proto::error::PeerMisbehaved;
+use smcr_proto::ring::Ring;
+use smcr_proto::wire::cdc::Cdc;
+use smcr_rnic::Work;
+
+use super::held::{Held, hold};
+use super::kept::Kept;
+use super::route::Route;
+use crate::links::Link;
+use crate::names::{ConnectionId, GroupId, LinkId, PeerElement};
+use crate::requests::Request;
+
+/// SMC-R as the far side.
+#[derive(Debug)]
+pub(crate) struct Smc {
+    pub(crate) link: LinkId,
+    /// Whose links may speak of it.
+    pub(crate) group: GroupId,
+    pub(crate) connection: Connection<Arc<Route>>,
+    pub(crate) rmbe: Rmbe,
+    pub(crate) peer: PeerElement,
+    /// Requests posted and not completed: the slot cannot be reused before they are.
+    pub(crate) outstanding: u32,
+    /// Written, but not known to have been announced: what another link would have to repeat.
+    pub(crate) kept: Kept,
+    /// Messages that came too early.
+    pub(crate) held: Option<Held>,
+    /// Until when the end of its stream waits for bytes that the peer may still have.
+    pub(crate) late_until: Option<Instant>,
+}
+
+impl Smc {
+    /// A connection that has carried nothing yet.
+    pub(crate) fn new((link, group): (LinkId, GroupId), rmbe: Rmbe, peer: PeerElement) -> Self {
+        let connection = Connection::new(Setup {
+            peer_token: peer.token,
+            element: Ring::new(rmbe.capacity()),
+            peer_element: peer.ring,
+            close_wait: CLOSE_WAIT,
+        });
+        Self {
+            link,
+            group,
+            connection,
+            rmbe,
+            peer,
+            outstanding: 0,
+            kept: Kept::default(),
+            held: None,
+            late_until: None,
+        }
+    }
+
+    /// Takes in a CDC message, and notes which bytes of our element the peer has written.
+    pub(super) fn take_in(&mut self, now: Instant, cdc: &Cdc) -> Result<Progress, PeerMisbehaved> {
+        let progress = self.connection.handle_cdc(now, cdc)?;
+        if progress.readable_bytes > 0 {
+            let [head, tail] = self.connection.readable().pieces();
+            self.rmbe.touch(head.end.max(tail.end));
+            self.late_until = None;
+        }
+        if progress.peer_closed {
+            // RFC 7609 4.8.1-12
+            self.forget_replay();
+        }
+        Ok(progress)
+    }
+
+    /// Keeps a message that came too early. Returns whether it did.
+    pub(super) fn holds(&mut self, now: Instant, cdc: &Cdc) -> bool {
+        hold(&mut self.held, &self.connection, now, cdc)
+    }
+
+    /// Whether everything that held messages wait for has come.
+    pub(super) fn is_gap_filled(&self) -> bool {
+        self.held.as_ref().is_some_and(|held| self.connection.is_gap_filled(&held.messages[0]))
+    }
+
+    /// Whether the peer may write behind the end that it has announced. Asked when all is read that
+    /// has come; from then on it has a moment.
+    pub(super) fn has_late_bytes(&mut self, now: Instant) -> bool {
+        self.connection.is_peer_blocked()
+            && now < *self.late_until.get_or_insert(now + LATE_BYTES_WAIT)
+    }
+
+    /// Plans where the bytes of `lease` belong in the peer's element, and gathers the writes. If
+    /// `urgent`, the last byte is.
+    pub(super) fn gather(
+        &mut self,
+        id: ConnectionId,
+        link: &mut Link,
+        lease: Lease,
+        urgent: bool,
+        pool: &mut SendPool,
+    ) {
+        let span = match urgent {
+            // RFC 7609 4.7.5-1, 4.7.6-3
+            true => self.connection.produce_urgent(lease.len()),
+            false => self.connection.produce(lease.len()),
+        };
+        let [head, tail] = span.pieces();
+        link.lent += u64::from(lease.len());
+        // RFC 7609 4.7.4-1
+        if tail.is_empty() {
+            self.write(link, lease, head.start, Request::Write(id));
+        } else {
+            let (first, second) = pool.split(lease, head.end - head.start);
+            self.write(link, first, head.start, Request::Write(id));
+            self.write(link, second, tail.start, Request::Write(id));
+        }
+    }
+
+    /// Gathers one write, `at` bytes behind the beginning of the peer's element.
+    pub(super) fn write(&mut self, link: &mut Link, lease: Lease, at: u32, request: Request) {
+        let address = self.peer.address.wrapping_add(at.into());
+        let (rkey, tag) = (self.peer.rkey, request.tag());
+        link.writes.push(Work::Write { lease, rkey, address, tag });
+        link.budget -= 1;
+        self.outstanding += 1;
+    }
+
+    /// Nothing need be written again.
+    pub(super) fn forget_replay(&mut self) {
+        self.connection.forget_replay();
+        self.kept.forget_copies();
+    }
+
+    /// No link is left.
+    pub(super) fn lose(&mut self) {
+        self.connection.lose();
+        self.kept.forget_copies();
+        self.touch_all();
+    }
+
+    /// Nothing bounds any more what the peer may have written to our element.
+    pub(super) fn touch_all(&mut self) {
+        let capacity = self.rmbe.capacity();
+        self.rmbe.touch(capacity);
+    }
+
+    /// Takes everything along to another link, as `wanted` by an application that was not reset.
+    pub(super) fn depart(&mut self, wanted: bool, pool: &mut SendPool) -> Arc<Route> {
+        // What was reset is not worth repeating. A peer that has closed has taken in all that it
+        // wanted, and its element may be another's by now.
+        // RFC 7609 4.8.1-12
+        if !wanted || self.connection.has_peer_said(Half::Closed) {
+            self.kept.release(pool);
+        }
+        // RFC 7609 4.6.1-1, 4.6.1-4, 2.3-7
+        let (route, lost) = self.connection.depart(self.kept.len());
+        self.kept.copy_last(lost, pool);
+        self.peer = route.translate(self.peer).expect("checked when it was told to leave");
+        self.link = route.to;
+        route
+    }
+
+    /// Whether all that was written has arrived and was announced, so that nothing of it will ever
+    /// be written again.
+    pub(super) fn is_delivered(&self) -> bool {
+        self.outstanding == 0 && !self.connection.is_leaving() && self.kept.is_empty()
+    }
+
+    /// Whether the peer has promised to write our element no more, and cannot break that promise
+    /// by what is still under way: on a link that was left, or because it had no window.
+    pub(crate) fn is_settled(&self) -> bool {
+        let promised = self.connection.has_peer_left() && !self.connection.is_lost();
+        promised && !self.connection.has_peer_moved() && !self.connection.is_peer_blocked()
+    }
+
+    /// Nothing more will be said, and nothing is on its way.
+    pub(super) fn is_over(&self) -> bool {
+        // The peer must have heard the last word, or it would write to an element in other hands.
+        let settled = self.connection.is_closed() && self.connection.is_heard();
+        // RFC 7609 4.8.2-13
+        (self.connection.is_lost() || settled) && self.outstanding == 0
+    }
+}
+
+/// How long the end of a stream waits for bytes that the peer could not write before it. A Linux
+/// peer ends a stream after two seconds without window, and writes the rest when our update opens
+/// it: a round trip later, or as late as any of its answers. B is also said when the last bytes
+/// just fit; then this is lost time.
+const LATE_BYTES_WAIT: Duration = Duration::from_secs(2);

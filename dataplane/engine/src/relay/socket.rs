@@ -1,0 +1,58 @@
+//! A TCP socket, and what edge-triggered events have said of it.
+
+use crate::streams::Event;
+
+/// A TCP socket and what is known of it from edge-triggered events.
+#[derive(Debug)]
+pub(crate) struct Socket<S> {
+    pub(crate) stream: S,
+    /// A read may bring something.
+    pub(crate) readable: bool,
+    /// A write may take something.
+    pub(crate) writable: bool,
+    /// The end or an error is in sight: a short read does not mean that nothing follows.
+    pub(crate) ending: bool,
+    /// It is broken; a read tells so when the bytes before the error are read.
+    pub(crate) failed: bool,
+    /// An urgent byte has come and was not read yet.
+    pub(crate) urgent: bool,
+    /// A read took all it had room for: what is next came with no event that we know of.
+    pub(crate) unseen: bool,
+    /// The application sends no more: FIN was read.
+    pub(crate) eof: bool,
+    /// We sent FIN.
+    pub(crate) finished: bool,
+}
+
+impl<S> Socket<S> {
+    pub(crate) fn new(stream: S) -> Self {
+        // Writable until the kernel says otherwise; readable when it says so, which it does at
+        // once if bytes are waiting.
+        Self {
+            stream,
+            readable: false,
+            writable: true,
+            ending: false,
+            failed: false,
+            urgent: false,
+            unseen: false,
+            eof: false,
+            finished: false,
+        }
+    }
+
+    /// Takes in what became possible.
+    pub(crate) fn note(&mut self, event: &Event) {
+        self.readable |= event.readable;
+        self.writable |= event.writable;
+        self.ending |= event.ending;
+        self.failed |= event.failed;
+        self.urgent |= event.urgent;
+        self.unseen &= !event.readable;
+    }
+
+    /// Both directions have ended.
+    pub(crate) fn is_done(&self) -> bool {
+        self.eof && self.finished
+    }
+}

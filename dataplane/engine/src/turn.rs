@@ -1,0 +1,140 @@
+//! What a poller lends to one of its relays.
+
+use smcr_memory::SendPool;
+use smcr_proto::Instant;
+
+use crate::counters::Counters;
+use crate::links::Links;
+
+/// What a relay may use while it is its turn.
+///
+/// Everything here belongs to the poller and serves all relays. What a relay cannot change from
+/// here, the tables and the queues towards other threads, it asks for by its
+/// [`Outcome`](crate::relay::Outcome).
+pub(crate) struct Turn<'a, S> {
+    pub(crate) now: Instant,
+    pub(crate) streams: &'a mut S,
+    pub(crate) pool: &'a mut SendPool,
+    pub(crate) links: &'a mut Links,
+    pub(crate) work: &'a mut WorkLists,
+    /// Where bytes rest between two sockets.
+    pub(crate) scratch: &'a mut [u8],
+    /// What sockets have not taken, of all connections over TCP.
+    pub(crate) backlog_bytes: &'a mut usize,
+    pub(crate) counters: &'a Counters,
+}
+
+/// Connections with something to do, each at most once per list.
+#[derive(Debug, Default)]
+pub(crate) struct WorkLists {
+    pub(crate) drain: Vec<u16>,
+    pub(crate) fill: Vec<u16>,
+    pub(crate) flush: Vec<u16>,
+    /// The memory of the list that was worked off last.
+    spare: Vec<u16>,
+}
+
+/// In which work lists a connection stands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Queued {
+    slot: u16,
+    drain: bool,
+    fill: bool,
+    flush: bool,
+}
+
+/// One of the lists.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum List {
+    /// RMB elements have bytes, or sockets take more.
+    Drain,
+    /// Sockets have bytes, or peers take more.
+    Fill,
+    /// CDC messages may be due.
+    Flush,
+}
+
+impl WorkLists {
+    /// Whether a turn had to leave something to the next one.
+    pub(crate) fn is_left(&self) -> bool {
+        !(self.drain.is_empty() && self.fill.is_empty() && self.flush.is_empty())
+    }
+
+    /// Takes a list to work it off. What cannot be finished goes to the next turn's, which is empty
+    /// now.
+    pub(crate) fn take(&mut self, list: List) -> Vec<u16> {
+        let spare = std::mem::take(&mut self.spare);
+        let list = match list {
+            List::Drain => &mut self.drain,
+            List::Fill => &mut self.fill,
+            List::Flush => &mut self.flush,
+        };
+        std::mem::replace(list, spare)
+    }
+
+    /// Gives the memory of a list back that was worked off.
+    pub(crate) fn give_back(&mut self, spare: Vec<u16>) {
+        assert!(spare.is_empty(), "it was worked off");
+        self.spare = spare;
+    }
+
+    pub(crate) fn queue_drain(&mut self, queued: &mut Queued) {
+        if !std::mem::replace(&mut queued.drain, true) {
+            self.drain.push(queued.slot);
+        }
+    }
+
+    pub(crate) fn queue_fill(&mut self, queued: &mut Queued) {
+        if !std::mem::replace(&mut queued.fill, true) {
+            self.fill.push(queued.slot);
+        }
+    }
+
+    pub(crate) fn queue_flush(&mut self, queued: &mut Queued) {
+        if !std::mem::replace(&mut queued.flush, true) {
+            self.flush.push(queued.slot);
+        }
+    }
+}
+
+impl Queued {
+    /// A connection that stands in no list.
+    pub(crate) fn nowhere(slot: u16) -> Self {
+        Self { slot, drain: false, fill: false, flush: false }
+    }
+
+    /// It is being looked at, as a list said.
+    pub(crate) fn take_out(&mut self, list: List) {
+        match list {
+            List::Drain => self.drain = false,
+            List::Fill => self.fill = false,
+            List::Flush => self.flush = false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A connection that stood in a list twice would have two turns where others have one; one that
+    /// could not be queued while its list is worked off would be forgotten.
+    #[test]
+    fn a_connection_stands_in_a_list_once_and_may_come_back() {
+        let mut work = WorkLists::default();
+        let mut queued = Queued::nowhere(7);
+        for _ in 0..2 {
+            work.queue_fill(&mut queued);
+            work.queue_drain(&mut queued);
+        }
+        assert!(work.is_left());
+        let mut slots = work.take(List::Fill);
+        assert_eq!(slots, [7]);
+        queued.take_out(List::Fill);
+        work.queue_fill(&mut queued);
+        slots.clear();
+        work.give_back(slots);
+        assert_eq!((work.take(List::Fill), work.take(List::Drain)), (vec![7], vec![7]));
+        assert!(!work.is_left() && work.take(List::Flush).is_empty());
+    }
+}
