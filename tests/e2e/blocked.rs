@@ -13,7 +13,7 @@ use crate::clock::{Deadline, now};
 use crate::gateway::{Gateway, Pair, local};
 use crate::hosts::{Host, Hosts, set_limit};
 
-/// The first of three ports; each serves one of the manners, in the order of [`Manner::ALL`].
+/// The first of three ports, one for each of [`Conversation::ALL`], in that order.
 const PORT: u16 = 7010;
 /// Connections of each scenario.
 const CONNECTIONS: usize = 200;
@@ -32,7 +32,7 @@ const LEN: usize = 20_000;
 
 /// What two applications do with a connection.
 #[derive(Clone, Copy, Debug)]
-enum Manner {
+enum Conversation {
     /// The client asks, the server answers, several times.
     Echo,
     /// The server speaks first, as those of SSH and SMTP do.
@@ -41,7 +41,7 @@ enum Manner {
     HalfClose,
 }
 
-impl Manner {
+impl Conversation {
     const ALL: [Self; 3] = [Self::Echo, Self::Banner, Self::HalfClose];
     const PORTS: [u16; 3] = [PORT, PORT + 1, PORT + 2];
 
@@ -90,7 +90,7 @@ impl Manner {
     }
 }
 
-/// Small parts must not wait for each other: what is measured is not Nagle's algorithm.
+/// Sets time limits, and disables Nagle's algorithm, whose delays would be taken for ours.
 fn prepare(stream: &TcpStream) {
     set_limit(stream, LIMIT);
     stream.set_nodelay(true).expect("an open socket");
@@ -116,11 +116,11 @@ fn text(mark: u8) -> Vec<u8> {
 
 /// Starts the servers of host b, which serve until the test is over.
 fn serve(hosts: &Hosts) {
-    for (manner, port) in Manner::ALL.into_iter().zip(Manner::PORTS) {
+    for (conversation, port) in Conversation::ALL.into_iter().zip(Conversation::PORTS) {
         let listener: TcpListener = hosts.b.listen(local(port));
         thread::spawn(move || {
             while let Ok((client, _)) = listener.accept() {
-                thread::spawn(move || manner.serve(client));
+                thread::spawn(move || conversation.serve(client));
             }
         });
     }
@@ -128,10 +128,10 @@ fn serve(hosts: &Hosts) {
 
 /// Makes one connection. Returns what was wrong with it, and how long it took.
 fn one(hosts: &Hosts, index: usize) -> (Option<String>, Duration) {
-    let which = index % Manner::ALL.len();
-    let (manner, port) = (Manner::ALL[which], Manner::PORTS[which]);
+    let which = index % Conversation::ALL.len();
+    let (conversation, port) = (Conversation::ALL[which], Conversation::PORTS[which]);
     let began = now();
-    let outcome = hosts.a.connect(local(port)).and_then(|mut server| manner.ask(&mut server));
+    let outcome = hosts.a.connect(local(port)).and_then(|mut server| conversation.ask(&mut server));
     let took = now() - began;
     let wrong = match outcome {
         Ok((heard, expected)) if heard == expected => None,
@@ -139,9 +139,9 @@ fn one(hosts: &Hosts, index: usize) -> (Option<String>, Duration) {
             let at = heard.iter().zip(&expected).position(|(a, b)| a != b);
             let from = at.unwrap_or(heard.len().min(expected.len()));
             let seen = &heard[from..heard.len().min(from + 48)];
-            Some(format!("{index} {manner:?}, after {took:?}: from byte {from}: {seen:02x?}"))
+            Some(format!("{index} {conversation:?}, after {took:?}: from byte {from}: {seen:02x?}"))
         }
-        Err(error) => Some(format!("{index} {manner:?}, after {took:?}: {error}")),
+        Err(error) => Some(format!("{index} {conversation:?}, after {took:?}: {error}")),
     };
     (wrong, took)
 }
@@ -232,7 +232,7 @@ fn smoke_blocked_from_the_start() {
     for host in [&hosts.a, &hosts.b] {
         block(host);
     }
-    let pair = Pair::start(&hosts, &Manner::PORTS);
+    let pair = Pair::start(&hosts, &Conversation::PORTS);
     assert_undisturbed(&hosts, "blocked from the start");
     for host in [&hosts.a, &hosts.b] {
         unblock(host);
@@ -264,7 +264,7 @@ fn blocked_at_the_source() {
     for host in [&hosts.a, &hosts.b] {
         block_by(host, "output");
     }
-    let pair = Pair::start(&hosts, &Manner::PORTS);
+    let pair = Pair::start(&hosts, &Conversation::PORTS);
     assert_undisturbed(&hosts, "blocked at the source");
     for host in [&hosts.a, &hosts.b] {
         unblock(host);
@@ -275,7 +275,7 @@ fn blocked_at_the_source() {
 fn one_way(hosts: &Hosts, deaf: &Host) {
     serve(hosts);
     block(deaf);
-    let pair = Pair::start(hosts, &Manner::PORTS);
+    let pair = Pair::start(hosts, &Conversation::PORTS);
     assert_undisturbed(hosts, &format!("blocked towards {}", deaf.device));
     unblock(deaf);
     assert_smc_again(hosts, &pair, "unblocked");
@@ -288,7 +288,7 @@ fn one_way(hosts: &Hosts, deaf: &Host) {
 fn smoke_blocked_later() {
     let hosts = Hosts::new("smoke_blocked_later");
     serve(&hosts);
-    let pair = Pair::start(&hosts, &Manner::PORTS);
+    let pair = Pair::start(&hosts, &Conversation::PORTS);
     let (wrong, _) = converse(&hosts, 6);
     assert!(wrong.is_empty(), "{wrong:?}");
     pair.assert_all_smc(6);

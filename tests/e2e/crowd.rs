@@ -42,7 +42,7 @@ fn crowds_come_and_go() {
     pair.assert_all_smc(2 * CONCURRENT + WORKERS * (SHORT_EACH + SHORT_EACH / 10));
 }
 
-/// The same with fewer connections: of fifty, nothing but their count is left.
+/// The same with fewer connections: after fifty of them, nothing but their count may be left.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_crowd() {
@@ -60,8 +60,8 @@ fn smoke_crowd() {
     pair.assert_all_smc(2 * 50 + WORKERS * (2 + 20));
 }
 
-/// More connections begin within a second than may be in their rendezvous at once, up to as many as
-/// a gateway serves. Each must become SMC-R: one that stays TCP now stays TCP for its whole life.
+/// Within a second as many connections begin as a gateway serves at all, which is more than it lets
+/// negotiate at once. Each must become SMC-R, because a connection that begins as TCP stays TCP.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn bursts_become_smc_r() {

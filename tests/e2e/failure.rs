@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(15);
 
 /// Linux's SMC_CLC_DECL_PEERNOSMC: the handshake of the peer carried no SMC option.
 const PEER_HAS_NO_SMC: u32 = 0x0301_0000;
-/// IPsec protects the connection.
+/// Linux's SMC_CLC_DECL_IPSEC: IPsec protects the connection.
 const IPSEC: u32 = 0x0302_0000;
 
 /// Most peers in the world have no SMC-R. Connections to them work, and an operator can see why
@@ -39,7 +39,7 @@ fn smoke_peer_without_smc_r() {
     assert_eq!((fallback.code, fallback.count), (PEER_HAS_NO_SMC, 3), "{}", fallback.name);
 }
 
-/// Where somebody wants the bytes between two hosts encrypted, RDMA would carry them past that. A
+/// If IPsec is to encrypt what goes between two hosts, RDMA must not carry the bytes past it. A
 /// policy counts from the next connection on, at either host.
 // RFC 7609 5.5-1
 #[test]
@@ -56,7 +56,7 @@ fn connections_that_ipsec_protects_stay_tcp() {
         let text = format!("src {}/32 dst {}/32 dir out", from.address, to.address);
         text.split(' ').map(str::to_owned).collect::<Vec<_>>()
     };
-    // Without keys nothing would pass a policy that does not say "use".
+    // The policy says "use": one that says "require" would drop everything, as there are no keys.
     let template = "tmpl proto esp mode transport level use".split(' ').map(str::to_owned);
     exchange();
     for (from, to) in [(&hosts.a, &hosts.b), (&hosts.b, &hosts.a)] {

@@ -1,4 +1,4 @@
-//! A third host that speaks SMC-R, and whom nobody asked.
+//! A third host that speaks SMC-R, knows what others have said, and means harm.
 //!
 //! ```text
 //!   host a ── 10.8.0.0/24 ── host b ── 10.66.0.0/24 ── stranger
@@ -18,14 +18,14 @@ use crate::gateway::{Pair, SETTLE_LIMIT, local};
 use crate::hosts::{Host, Hosts, accept, set_limit};
 
 const PORT: u16 = 7010;
-/// Where the test itself waits for what gateway A says to servers.
-const EAR: u16 = 7011;
+/// The test itself listens here, on host b, and reads what gateway A says to servers.
+const OVERHEARD_PORT: u16 = 7011;
 const LIMIT: Duration = Duration::from_secs(20);
 const STRANGER: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 66);
 const CONNECTIONS: u8 = 50;
 const ATTEMPTS: u64 = 50;
 
-/// Of Proposals, behind the header.
+/// Where a Proposal has the peer id.
 const PEER_ID: std::ops::Range<usize> = 8..16;
 
 /// A host on another cable of host b, which reaches the address that gateway B listens on.
@@ -41,11 +41,11 @@ fn stranger(hosts: &Hosts) -> Host {
     stranger
 }
 
-/// The Proposal that gateway A makes to whoever it takes for a server.
+/// The Proposal that gateway A sends to any server, the same one that it sends to gateway B.
 fn overheard(hosts: &Hosts) -> Vec<u8> {
-    let ear = hosts.b.listen(hosts.b.at(EAR));
-    let _client = hosts.a.connect(local(EAR)).expect("the gateway listens");
-    let mut server = accept(&ear, LIMIT);
+    let listener = hosts.b.listen(hosts.b.at(OVERHEARD_PORT));
+    let _client = hosts.a.connect(local(OVERHEARD_PORT)).expect("the gateway listens");
+    let mut server = accept(&listener, LIMIT);
     let mut header = [0; 8];
     server.read_exact(&mut header).expect("a Proposal");
     let mut proposal = vec![0; u16::from_be_bytes([header[5], header[6]]).into()];
@@ -54,7 +54,7 @@ fn overheard(hosts: &Hosts) -> Vec<u8> {
     proposal
 }
 
-/// Sends `proposal`, and returns what is answered.
+/// Sends `proposal`. Returns the connection and the answer.
 fn propose(stranger: &Host, at: std::net::SocketAddrV4, proposal: &[u8]) -> (TcpStream, Frame) {
     let mut socket = stranger.connect(at).expect("the gateway listens");
     set_limit(&socket, LIMIT);
@@ -88,8 +88,8 @@ fn attack(stranger: &Host, at: std::net::SocketAddrV4, proposal: &[u8]) -> TcpSt
     socket
 }
 
-/// One host sends the Proposal of another from an address of its own, and then says that the link
-/// group is out of sync: every connection of the other host was reset, as often as it liked.
+/// A host could reset all connections of another: it sent the other's Proposal from an address of
+/// its own, and then said that the link group in the answer is out of sync.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_a_stranger_ends_no_connection() {
@@ -97,7 +97,7 @@ fn smoke_a_stranger_ends_no_connection() {
     let stranger = stranger(&hosts);
     let peers = format!("assume_peers = [\"{}\", \"{STRANGER}\"]", hosts.a.address);
     let far = Pair::server_side(&hosts, &[PORT]).smc("option = \"assume\"").smc(&peers);
-    let near = Pair::client_side(&hosts, &[PORT, EAR]).assume(hosts.b.address);
+    let near = Pair::client_side(&hosts, &[PORT, OVERHEARD_PORT]).assume(hosts.b.address);
     let pair = Pair::start_these(&hosts, near, far);
     let listener = hosts.b.listen(local(PORT));
     let connections: Vec<_> = (0..CONNECTIONS)
@@ -141,15 +141,15 @@ fn smoke_a_stranger_ends_no_connection() {
     let lines = pair.b.process.log().matches("claims to be the peer of this group").count();
     assert!((1..5).contains(&lines), "{lines} lines: neither silence nor a flood");
     assert_eq!(pair.b.stats().active.smc, u64::from(CONNECTIONS));
-    // With it go those that nobody accepted.
+    // The listener takes those connections with it that nobody has accepted.
     drop((connections, strangers, listener));
     for gateway in [&pair.a, &pair.b] {
         gateway.holdings_at_rest();
     }
 }
 
-/// Where the operator has listed the peers, a stranger is told nothing of what SMC-R hands out; but
-/// it is served like anybody else, and so are those that are listed.
+/// If the operator has listed the peers, a stranger must learn no key to our memory. It is still
+/// served over TCP, and the peers in the list are still served over SMC-R.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_a_stranger_that_is_not_listed_stays_tcp() {
@@ -158,7 +158,7 @@ fn smoke_a_stranger_that_is_not_listed_stays_tcp() {
     let assumed = format!("assume_peers = [\"{}\", \"{STRANGER}\"]", hosts.a.address);
     let far = Pair::server_side(&hosts, &[PORT]).smc("option = \"assume\"").smc(&assumed);
     let far = far.smc("peers = [\"10.8.0.0/24\"]").smc("gids = [\"10.8.0.0/24\"]");
-    let near = Pair::client_side(&hosts, &[PORT, EAR]).assume(hosts.b.address);
+    let near = Pair::client_side(&hosts, &[PORT, OVERHEARD_PORT]).assume(hosts.b.address);
     let pair = Pair::start_these(&hosts, near, far);
     let listener = hosts.b.listen(local(PORT));
     let listed = hosts.a.connect(local(PORT)).expect("the gateway listens");

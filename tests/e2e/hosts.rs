@@ -25,7 +25,7 @@ pub(crate) struct Hosts {
     pub(crate) logs: PathBuf,
 }
 
-/// One of them.
+/// A host: a network namespace with a device and an address.
 pub(crate) struct Host {
     /// Name of the namespace, as `ip netns` shows it.
     pub(crate) name: String,

@@ -18,7 +18,7 @@ use crate::pattern::{receive, send};
 use crate::process::run;
 
 const PORT: u16 = 7010;
-/// The diagnosis code of CLC Decline for it.
+/// The diagnosis code of a CLC Decline for want of memory.
 const OUT_OF_MEMORY: u32 = 0x0101_0000;
 const LIMIT: Duration = Duration::from_secs(15);
 

@@ -11,7 +11,7 @@ use crate::rig::Rig;
 use crate::testbed::{Pairing, Testbed};
 
 const PORT: u16 = 7010;
-/// Longer than a kernel retransmits to an RNIC that is gone; it does not answer before that.
+/// A kernel answers only when it has given up an RNIC that is gone, so we wait longer than that.
 const LIMIT: Duration = Duration::from_secs(90);
 
 /// A kernel that loses an RNIC moves its connections to the other RNIC, and no byte is lost. This

@@ -14,7 +14,7 @@ use crate::process::{Process, run};
 /// How long a program may take: guests are slow, and the machine may be busy with other things.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// One of them.
+/// A machine on which applications run.
 pub(crate) struct Place<'h> {
     hosts: &'h Hosts,
     /// None for the gateway's host.

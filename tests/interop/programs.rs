@@ -15,7 +15,8 @@ const WEB: u16 = 8080;
 /// How long a server may take to end after its last client.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// These programs must work over SMC-R between kernels before we can ask it of our gateway.
+/// If these programs did not work over SMC-R between two kernels, we could not ask it of our
+/// gateway.
 #[test]
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn programs_from_linux_to_linux() {

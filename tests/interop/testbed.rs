@@ -20,11 +20,11 @@ pub(crate) enum Pairing {
     GatewayToLinux,
 }
 
-/// A pairing with everything in place.
+/// A pairing that is ready for connections.
 pub(crate) struct Testbed<'r> {
     rig: &'r Rig<'r>,
     pairing: Pairing,
-    /// None between two kernels.
+    /// Our gateway; none if both ends are kernels.
     pub(crate) gateway: Option<Gateway<'r>>,
 }
 
