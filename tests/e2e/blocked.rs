@@ -18,15 +18,15 @@ const PORT: u16 = 7010;
 /// Connections of each scenario.
 const CONNECTIONS: usize = 200;
 /// The first connections, all at once, may wait until a first contact has failed.
-const MAY_WAIT: usize = 10;
+const EARLY: usize = 10;
 /// How long each of the others may take, from `connect` to the last byte.
-const AT_ONCE: Duration = Duration::from_millis(50);
+const DELAY_LIMIT: Duration = Duration::from_millis(50);
 /// Pause between two connections, in which the gateways try SMC-R in the background.
 const PAUSE: Duration = Duration::from_millis(10);
 /// A connection that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(20);
 /// How soon SMC-R must be used again after the firewall has opened.
-const AGAIN: Duration = Duration::from_secs(60);
+const RECOVERY_LIMIT: Duration = Duration::from_secs(60);
 /// Bytes of one connection each way.
 const LEN: usize = 20_000;
 
@@ -194,14 +194,14 @@ fn nft(host: &Host, rules: &str) {
 /// Runs conversations, and asserts that every byte is right, no connection is reset, and soon none
 /// is delayed.
 fn assert_undisturbed(hosts: &Hosts, what: &str) {
-    let (mut wrong, first) = converse_at_once(hosts, MAY_WAIT);
-    let (more, rest) = converse(hosts, CONNECTIONS - MAY_WAIT);
+    let (mut wrong, first) = converse_at_once(hosts, EARLY);
+    let (more, rest) = converse(hosts, CONNECTIONS - EARLY);
     wrong.extend(more);
     let longest = |times: &[Duration]| times.iter().max().copied().unwrap_or_default();
-    let slow = rest.iter().filter(|time| **time > AT_ONCE).count();
+    let slow = rest.iter().filter(|time| **time > DELAY_LIMIT).count();
     println!(
-        "{what}: {} of {CONNECTIONS} wrong; longest of the first {MAY_WAIT} {:?}, of the others \
-         {:?}, {slow} of them above {AT_ONCE:?}",
+        "{what}: {} of {CONNECTIONS} wrong; longest of the first {EARLY} {:?}, of the others \
+         {:?}, {slow} of them above {DELAY_LIMIT:?}",
         wrong.len(),
         longest(&first),
         longest(&rest),
@@ -214,9 +214,9 @@ fn assert_undisturbed(hosts: &Hosts, what: &str) {
 fn assert_smc_again(hosts: &Hosts, pair: &Pair<'_>, what: &str) {
     let smc = |gateway: &Gateway<'_>| gateway.stats().totals.connections_smc;
     let (before, began) = (smc(&pair.b), now());
-    let deadline = Deadline::after(AGAIN);
+    let deadline = Deadline::after(RECOVERY_LIMIT);
     while smc(&pair.b) == before {
-        assert!(!deadline.passed(), "{what}: no SMC-R within {AGAIN:?}");
+        assert!(!deadline.passed(), "{what}: no SMC-R within {RECOVERY_LIMIT:?}");
         let (wrong, _) = converse(hosts, 30);
         assert!(wrong.is_empty(), "{what}:\n{}", wrong.join("\n"));
     }

@@ -108,7 +108,7 @@ struct Load {
 
 impl Load {
     /// Sends at least `least` bytes, until the failovers are over. Then ends the stream.
-    fn send(&self, mut stream: &TcpStream, least: u64) -> crate::pattern::Seal {
+    fn send(&self, mut stream: &TcpStream, least: u64) -> crate::pattern::StreamDigest {
         let mut pattern = Pattern::new(7);
         let mut buffer = vec![0; 128 * 1024];
         let mut bytes = 0;
@@ -118,7 +118,7 @@ impl Load {
             bytes += buffer.len() as u64;
         }
         stream.shutdown(std::net::Shutdown::Write).expect("no reset");
-        pattern.seal()
+        pattern.digest()
     }
 
     /// Asks a question on each connection and compares the answers, until the failovers are over.

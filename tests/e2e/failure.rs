@@ -96,13 +96,13 @@ fn plain_client_of_an_smc_listener() {
 fn refused_upstream_is_a_reset() {
     let hosts = Hosts::new("refused_upstream_is_a_reset");
     // On one port nobody listens behind gateway B, on the other nobody on host b at all.
-    const NOBODY: u16 = 7011;
+    const UNUSED_PORT: u16 = 7011;
     let b = Pair::server_side(&hosts, &[PORT]).start(&hosts, &hosts.b);
     let a = Setup::new("gateway-a", &hosts.a)
         .towards(hosts.b.address, PORT)
-        .towards(hosts.b.address, NOBODY)
+        .towards(hosts.b.address, UNUSED_PORT)
         .start(&hosts, &hosts.a);
-    for port in [PORT, NOBODY] {
+    for port in [PORT, UNUSED_PORT] {
         match hosts.a.connect(local(port)) {
             // The reset may arrive before `connect` returns.
             Err(error) => assert!(is_refusal(&error), "port {port}: {error}"),

@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::clock::wait_until;
 use crate::gateway::{Gateway, Pair, Setup, local};
 use crate::hosts::{Host, Hosts, accept, set_limit};
-use crate::pattern::{Pattern, Seal, receive};
+use crate::pattern::{Pattern, StreamDigest, receive};
 use crate::transfer::transfer_by;
 
 const PORT: u16 = 7010;
@@ -163,7 +163,7 @@ fn smoke_a_path_that_shrinks_and_grows_under_a_stream() {
         let sent = sending.map(|thread| thread.join().expect("the stream goes on"));
         let [at_client, at_server] =
             receiving.map(|thread| thread.join().expect("no panic").expect("the stream goes on"));
-        assert!(sent.iter().all(|seal| seal.bytes > 0));
+        assert!(sent.iter().all(|digest| digest.bytes > 0));
         assert_eq!(sent, [at_server, at_client]);
     });
     pair.assert_all_smc(1);
@@ -182,7 +182,7 @@ impl Drop for StopOnDrop<'_> {
 }
 
 /// Sends a pattern until told to stop, then ends the stream.
-fn send_pattern(mut end: &TcpStream, seed: u64, stop: &AtomicBool) -> Seal {
+fn send_pattern(mut end: &TcpStream, seed: u64, stop: &AtomicBool) -> StreamDigest {
     let mut pattern = Pattern::new(seed);
     let mut buffer = vec![0; 64 << 10];
     while !stop.load(Ordering::Relaxed) {
@@ -190,5 +190,5 @@ fn send_pattern(mut end: &TcpStream, seed: u64, stop: &AtomicBool) -> Seal {
         end.write_all(&buffer).expect("the stream goes on");
     }
     end.shutdown(Shutdown::Write).expect("the connection is up");
-    pattern.seal()
+    pattern.digest()
 }

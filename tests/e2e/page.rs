@@ -17,7 +17,7 @@ use crate::process::run;
 
 const PORT: u16 = 7010;
 /// A port whose server has no SMC-R.
-const PLAIN: u16 = 7011;
+const PLAIN_PORT: u16 = 7011;
 const LIMIT: Duration = Duration::from_secs(15);
 /// A browser starts slowly on a busy machine.
 const BROWSER_LIMIT: Duration = Duration::from_secs(60);
@@ -28,11 +28,11 @@ const BROWSER_LIMIT: Duration = Duration::from_secs(60);
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_the_page_shows_all_of_stats() {
     let hosts = Hosts::new("smoke_the_page_shows_all_of_stats");
-    let near = Pair::client_side(&hosts, &[PORT]).towards(hosts.b.address, PLAIN);
+    let near = Pair::client_side(&hosts, &[PORT]).towards(hosts.b.address, PLAIN_PORT);
     let pair = Pair::start_these(&hosts, near, Pair::server_side(&hosts, &[PORT]));
-    let (server, plain) = (hosts.b.listen(local(PORT)), hosts.b.listen(hosts.b.at(PLAIN)));
+    let (server, plain) = (hosts.b.listen(local(PORT)), hosts.b.listen(hosts.b.at(PLAIN_PORT)));
     // They stay open while the browser shows the page.
-    let connections = [(&server, PORT), (&plain, PLAIN)].map(|(listener, port)| {
+    let connections = [(&server, PORT), (&plain, PLAIN_PORT)].map(|(listener, port)| {
         let client = hosts.a.connect(local(port)).expect("the gateway listens");
         let server = accept(listener, LIMIT);
         assert_echo(&client, &server);

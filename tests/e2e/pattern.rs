@@ -29,25 +29,25 @@ impl Pattern {
         self.bytes += buffer.len() as u64;
     }
 
-    pub(crate) fn seal(self) -> Seal {
-        Seal { bytes: self.bytes, sum: self.sum.finalize().into() }
+    pub(crate) fn digest(self) -> StreamDigest {
+        StreamDigest { bytes: self.bytes, sum: self.sum.finalize().into() }
     }
 }
 
 /// Length and SHA-256 of a stream.
 #[derive(PartialEq, Eq)]
-pub(crate) struct Seal {
+pub(crate) struct StreamDigest {
     pub(crate) bytes: u64,
     sum: [u8; 32],
 }
 
-impl Seal {
+impl StreamDigest {
     pub(crate) fn of(bytes: &[u8]) -> Self {
         Self { bytes: bytes.len() as u64, sum: Sha256::digest(bytes).into() }
     }
 }
 
-impl std::fmt::Debug for Seal {
+impl std::fmt::Debug for StreamDigest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let [a, b, c, d, ..] = self.sum;
         write!(f, "{} bytes, sha256 {a:02x}{b:02x}{c:02x}{d:02x}…", self.bytes)
@@ -55,7 +55,7 @@ impl std::fmt::Debug for Seal {
 }
 
 /// Writes `bytes` of the pattern of `seed`. Returns their length and digest.
-pub(crate) fn send(stream: &mut impl Write, seed: u64, bytes: u64) -> io::Result<Seal> {
+pub(crate) fn send(stream: &mut impl Write, seed: u64, bytes: u64) -> io::Result<StreamDigest> {
     let mut pattern = Pattern::new(seed);
     let mut buffer = vec![0; 128 * 1024];
     let mut left = bytes;
@@ -65,17 +65,17 @@ pub(crate) fn send(stream: &mut impl Write, seed: u64, bytes: u64) -> io::Result
         stream.write_all(&buffer[..piece])?;
         left -= piece as u64;
     }
-    Ok(pattern.seal())
+    Ok(pattern.digest())
 }
 
 /// Reads to the end of the stream. Returns length and digest of what came.
-pub(crate) fn receive(stream: &mut impl Read) -> io::Result<Seal> {
+pub(crate) fn receive(stream: &mut impl Read) -> io::Result<StreamDigest> {
     let mut sum = Sha256::new();
     let mut bytes = 0;
     let mut buffer = vec![0; 128 * 1024];
     loop {
         match stream.read(&mut buffer)? {
-            0 => return Ok(Seal { bytes, sum: sum.finalize().into() }),
+            0 => return Ok(StreamDigest { bytes, sum: sum.finalize().into() }),
             count => {
                 sum.update(&buffer[..count]);
                 bytes += count as u64;

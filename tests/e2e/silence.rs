@@ -18,7 +18,7 @@ const CONNECTIONS: usize = 8;
 const IDLE: Duration = Duration::from_millis(1500);
 
 /// When even a busy machine must have noticed: silence and the wait for an answer take 3 s.
-const NOTICED: Duration = Duration::from_secs(8);
+const NOTICE_LIMIT: Duration = Duration::from_secs(8);
 
 /// A debugger, a suspended virtual machine or swapping can stop a gateway, and TCP notices nothing
 /// for hours. The peer must reset the connections that hang, say why, and leave others alone. When
@@ -39,7 +39,7 @@ fn smoke_stopped_gateway() {
     let listener = hosts.b.listen(local(PORT));
     let connect = || {
         let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
-        let server = accept(&listener, NOTICED);
+        let server = accept(&listener, NOTICE_LIMIT);
         assert_echo(&client, &server);
         (client, server)
     };
@@ -49,10 +49,10 @@ fn smoke_stopped_gateway() {
     let stopped = now();
     let before = Deadline::after(IDLE);
     for client in &clients {
-        assert_reset(client, NOTICED);
+        assert_reset(client, NOTICE_LIMIT);
     }
     assert!(before.passed(), "reset {:?} after the stop, without a question", now() - stopped);
-    assert!(now() - stopped < NOTICED, "noticed after {:?}", now() - stopped);
+    assert!(now() - stopped < NOTICE_LIMIT, "noticed after {:?}", now() - stopped);
     wait_until("gateway A has let go", SETTLE_LIMIT, || pair.a.stats().active.smc == 0);
     let said = pair.a.process.log();
     assert!(said.contains("TestTimedOut"), "the reason is in the log: {said}");

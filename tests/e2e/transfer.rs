@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::gateway::{Pair, local};
 use crate::hosts::{Hosts, accept, set_limit};
-use crate::pattern::{Seal, receive, send};
+use crate::pattern::{StreamDigest, receive, send};
 
 const PORT: u16 = 7010;
 const GIB: u64 = 1 << 30;
@@ -72,7 +72,7 @@ pub(crate) fn transfer_by(near: SocketAddr, hosts: &Hosts, pair: &Pair<'_>, byte
 }
 
 /// Sends `bytes` bytes and the end, and meanwhile receives to the end. Returns both digests.
-fn exchange(stream: &TcpStream, seed: u64, bytes: u64) -> (Seal, Seal) {
+fn exchange(stream: &TcpStream, seed: u64, bytes: u64) -> (StreamDigest, StreamDigest) {
     thread::scope(|scope| {
         let sending = scope.spawn(|| {
             let sent = send(&mut &*stream, seed, bytes).expect("the peer reads");

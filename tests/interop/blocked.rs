@@ -20,7 +20,7 @@ const SERVER: &str = "mode echo";
 const CONNECTIONS: usize = 4;
 /// How long the first connection may take: a kernel that waits for a message on the link does not
 /// look at TCP for up to four seconds, and emulation is slow.
-const FINDS_OUT: Duration = Duration::from_secs(12);
+const FIRST_LIMIT: Duration = Duration::from_secs(12);
 
 /// Which direction of RoCE the firewall drops, as seen from our gateway.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +45,7 @@ pub(crate) fn stays_tcp(pairing: Pairing) {
         deaf.iter().for_each(|place| block(place));
         let took = converse(&rig, &hosts, pairing);
         println!("{pairing:?}, {blocked:?}: {took:?}");
-        assert!(took.iter().all(|took| *took < FINDS_OUT), "{pairing:?}, {blocked:?}: {took:?}");
+        assert!(took.iter().all(|took| *took < FIRST_LIMIT), "{pairing:?}, {blocked:?}: {took:?}");
         for place in deaf {
             place.run(&["nft", "delete", "table", "inet", "cut"]);
         }

@@ -223,7 +223,7 @@ impl<'a> Line<'a> {
             let value = words.next();
             // A client proposes how many links it could have; a server decides.
             let proposed = self.words.contains(&"PROPOSAL") && *word == "max-links";
-            if CERTAIN.contains(word) && !proposed {
+            if COMPARED_FIELDS.contains(word) && !proposed {
                 comparable.extend([*word].iter().chain(value));
             }
         }
@@ -232,7 +232,8 @@ impl<'a> Line<'a> {
 }
 
 /// Fields that a peer decides. Others say who it is and where its memory lies.
-const CERTAIN: [&str; 6] = ["version", "link", "max-links", "rmbe", "error-mask", "other-links"];
+const COMPARED_FIELDS: [&str; 6] =
+    ["version", "link", "max-links", "rmbe", "error-mask", "other-links"];
 
 /// The comparison of our gateway with Linux depends on this: an excerpt of what `smcgate decode`
 /// prints for two Linux guests must become the transcript that a person would write.

@@ -17,7 +17,7 @@ const SERVER: &str = "mode echo";
 
 /// What can be wrong with one kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trouble {
+enum KernelFault {
     None,
     NoUeid,
     OtherUeid,
@@ -31,7 +31,7 @@ enum Trouble {
     StrippedInwards,
 }
 
-impl Trouble {
+impl KernelFault {
     fn apply(self, guest: &Place<'_>) {
         match self {
             Self::None => guest.speak_smc(EID),
@@ -59,7 +59,7 @@ impl Trouble {
 #[test]
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn fallbacks_from_linux_to_linux() {
-    use Trouble as T;
+    use KernelFault as T;
     let hosts = Hosts::new("fallbacks-LinuxToLinux");
     let mut found = String::new();
     for (client, server) in [
@@ -100,11 +100,11 @@ pub(crate) fn echoed(client: &[Outcome], server: &[Outcome]) -> [String; 2] {
 
 /// What is wrong with the guest, what is wrong with our gateway, what the guest's kernel reports
 /// (its own reason and the peer's diagnosis), and the reason that the gateway counts.
-type Row = (Trouble, Ours, &'static str, &'static str);
+type Row = (KernelFault, GatewayFault, &'static str, &'static str);
 
 /// What is wrong with our gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ours {
+enum GatewayFault {
     Well,
     /// It speaks only SMC-Rv1; a kernel over rxe speaks only SMC-Rv2.
     Version1,
@@ -112,7 +112,7 @@ enum Ours {
     RnicDown,
 }
 
-impl Ours {
+impl GatewayFault {
     fn setup(self, host: &Host) -> Setup {
         let community = format!("eids = [\"{EID}\"]");
         match self {
@@ -125,24 +125,29 @@ impl Ours {
 
 /// A client in a guest that cannot use SMC-R with the gateway in front of its server.
 const CLIENTS: [Row; 7] = [
-    (Trouble::NoUeid, Ours::Well, "TCP 0x03030000/0x00000000", "NO_DEVICE"),
-    (Trouble::OtherUeid, Ours::Well, "TCP 0x05000000/0x03030008", "NO_COMMON_EID"),
-    (Trouble::NoRnic, Ours::Well, "TCP 0x03030000/0x00000000", "NO_DEVICE"),
-    (Trouble::RnicDown, Ours::Well, "TCP 0x03030000/0x00000000", "NO_DEVICE"),
-    (Trouble::Stripped, Ours::Well, "TCP 0x03010000/0x00000000", "NO_SMC_OPTION"),
-    (Trouble::None, Ours::Version1, "TCP 0x05000000/0x030c0000", "VERSION_MISMATCH"),
-    (Trouble::None, Ours::RnicDown, "TCP 0x05000000/0x03030002", "NO_SMC_R_DEVICE"),
+    (KernelFault::NoUeid, GatewayFault::Well, "TCP 0x03030000/0x00000000", "NO_DEVICE"),
+    (KernelFault::OtherUeid, GatewayFault::Well, "TCP 0x05000000/0x03030008", "NO_COMMON_EID"),
+    (KernelFault::NoRnic, GatewayFault::Well, "TCP 0x03030000/0x00000000", "NO_DEVICE"),
+    (KernelFault::RnicDown, GatewayFault::Well, "TCP 0x03030000/0x00000000", "NO_DEVICE"),
+    (KernelFault::Stripped, GatewayFault::Well, "TCP 0x03010000/0x00000000", "NO_SMC_OPTION"),
+    (KernelFault::None, GatewayFault::Version1, "TCP 0x05000000/0x030c0000", "VERSION_MISMATCH"),
+    (KernelFault::None, GatewayFault::RnicDown, "TCP 0x05000000/0x03030002", "NO_SMC_R_DEVICE"),
 ];
 
 /// A server in a guest that cannot use SMC-R with the gateway in front of its client.
 const SERVERS: [Row; 7] = [
-    (Trouble::NoUeid, Ours::Well, "TCP 0x03030000/0x00000000", "NO_DEVICE"),
-    (Trouble::OtherUeid, Ours::Well, "TCP 0x03030000/0x00000000", "NO_DEVICE"),
-    (Trouble::NoRnic, Ours::Well, "TCP 0x03030002/0x00000000", "NO_SMC_R_DEVICE"),
-    (Trouble::RnicDown, Ours::Well, "TCP 0x03030002/0x00000000", "NO_SMC_R_DEVICE"),
-    (Trouble::StrippedInwards, Ours::Well, "TCP 0x03010000/0x00000000", "NO_SMC_OPTION"),
-    (Trouble::None, Ours::Version1, "TCP 0x03030000/0x00000000", "NO_DEVICE"),
-    (Trouble::None, Ours::RnicDown, "TCP 0x05000000/0x03030002", "NO_SMC_R_DEVICE"),
+    (KernelFault::NoUeid, GatewayFault::Well, "TCP 0x03030000/0x00000000", "NO_DEVICE"),
+    (KernelFault::OtherUeid, GatewayFault::Well, "TCP 0x03030000/0x00000000", "NO_DEVICE"),
+    (KernelFault::NoRnic, GatewayFault::Well, "TCP 0x03030002/0x00000000", "NO_SMC_R_DEVICE"),
+    (KernelFault::RnicDown, GatewayFault::Well, "TCP 0x03030002/0x00000000", "NO_SMC_R_DEVICE"),
+    (
+        KernelFault::StrippedInwards,
+        GatewayFault::Well,
+        "TCP 0x03010000/0x00000000",
+        "NO_SMC_OPTION",
+    ),
+    (KernelFault::None, GatewayFault::Version1, "TCP 0x03030000/0x00000000", "NO_DEVICE"),
+    (KernelFault::None, GatewayFault::RnicDown, "TCP 0x05000000/0x03030002", "NO_SMC_R_DEVICE"),
 ];
 
 /// Plays all rows of one pairing. Asserts that the bytes came through and that both sides gave the
@@ -151,10 +156,10 @@ pub(crate) fn fall_back(pairing: Pairing) {
     let hosts = Hosts::new(&format!("fallbacks-{pairing:?}"));
     let rows = if pairing == Pairing::LinuxToGateway { &CLIENTS } else { &SERVERS };
     let mut wrong = String::new();
-    for &(trouble, ours, kernel, gateway) in rows {
+    for &(kernel_fault, gateway_fault, kernel, gateway) in rows {
         let rig = Rig::new(&hosts);
-        let found = play(&rig, &hosts, pairing, trouble, ours);
-        let line = format!("kernel {trouble:?}, gateway {ours:?}: {found:?}\n");
+        let found = play(&rig, &hosts, pairing, kernel_fault, gateway_fault);
+        let line = format!("kernel {kernel_fault:?}, gateway {gateway_fault:?}: {found:?}\n");
         print!("{line}");
         let [mode, reason, others] = &found;
         if (&**mode, &**reason, &**others) != (kernel, gateway, "") {
@@ -171,22 +176,22 @@ fn play(
     rig: &Rig<'_>,
     hosts: &Hosts,
     pairing: Pairing,
-    trouble: Trouble,
-    ours: Ours,
+    kernel_fault: KernelFault,
+    gateway_fault: GatewayFault,
 ) -> [String; 3] {
     let host = &hosts.a;
     let mode;
     let gateway;
     if pairing == Pairing::LinuxToGateway {
-        trouble.apply(&rig.one);
-        gateway = ours.setup(host).before(host, PORT).start(hosts, host);
+        kernel_fault.apply(&rig.one);
+        gateway = gateway_fault.setup(host).before(host, PORT).start(hosts, host);
         let server = rig.host.accept(Socket::Tcp, local(PORT), 1, "echo");
         let client = rig.one.connect(Socket::Smc, host.at(PORT), 1, CLIENT);
         [mode, _] = echoed(&client, &server.outcomes());
     } else {
-        trouble.apply(&rig.two);
+        kernel_fault.apply(&rig.two);
         let far = rig.two.at(PORT);
-        gateway = ours.setup(host).towards(*far.ip(), PORT).start(hosts, host);
+        gateway = gateway_fault.setup(host).towards(*far.ip(), PORT).start(hosts, host);
         let server = rig.two.accept(Socket::Smc, far, 1, SERVER);
         let client = rig.host.connect(Socket::Tcp, local(PORT), 1, "send=300000 shut drain");
         [_, mode] = echoed(&client, &server.outcomes());

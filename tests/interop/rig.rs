@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 ///
 /// `rxe_modify_qp`: when a second link was offered and rejected, or when a group ends, SMC asks rxe
 /// for a transition of a queue pair that rxe refuses.
-const USUAL: [&str; 8] = [
+const HARMLESS_WARNINGS: [&str; 8] = [
     "adding ib device",
     "removing ib device",
     "has pnetid",
@@ -71,8 +71,9 @@ impl<'h> Rig<'h> {
     pub(crate) fn assert_quiet_kernels(&self) {
         for guest in [&self.one, &self.two] {
             let log = guest.run(&["dmesg", "--notime", "--level=emerg,alert,crit,err,warn"]);
-            let usual = |line: &&str| USUAL.iter().any(|usual| line.contains(usual));
-            let complaints: Vec<&str> = log.lines().filter(|line| !usual(line)).collect();
+            let harmless =
+                |line: &&str| HARMLESS_WARNINGS.iter().any(|harmless| line.contains(harmless));
+            let complaints: Vec<&str> = log.lines().filter(|line| !harmless(line)).collect();
             assert!(complaints.is_empty(), "a kernel complains:\n{}", complaints.join("\n"));
         }
     }

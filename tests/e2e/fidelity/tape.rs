@@ -10,7 +10,7 @@ use socket2::SockRef;
 
 use super::SILENCE_LIMIT;
 use crate::hosts::set_limit;
-use crate::pattern::{self, Pattern, Seal};
+use crate::pattern::{self, Pattern, StreamDigest};
 
 /// One side's connection and what it saw.
 ///
@@ -53,7 +53,7 @@ impl Tape {
     pub(super) fn write(&mut self, seed: u64, bytes: u64) {
         let result = pattern::send(&mut self.stream(), seed, bytes);
         match result {
-            Ok(seal) => self.saw(format!("wrote {seal:?}")),
+            Ok(digest) => self.saw(format!("wrote {digest:?}")),
             Err(error) => self.saw_broken_write(&error),
         }
     }
@@ -68,7 +68,7 @@ impl Tape {
                 return self.saw_broken_write(&error);
             }
         }
-        self.saw(format!("wrote {:?}", pattern.seal()));
+        self.saw(format!("wrote {:?}", pattern.digest()));
     }
 
     /// Writes pieces like [`Tape::write_pieces`], half-closes, and meanwhile reads to the end.
@@ -78,7 +78,7 @@ impl Tape {
         self.write_pieces(seed, sizes);
         self.finish();
         match read.join().expect("reading does not panic") {
-            Ok(seal) => self.saw(format!("read {seal:?}, then the end")),
+            Ok(digest) => self.saw(format!("read {digest:?}, then the end")),
             Err(error) => self.saw_broken_read(&error),
         }
     }
@@ -103,7 +103,7 @@ impl Tape {
         self.stream().set_write_timeout(Some(SILENCE_LIMIT)).expect("an open socket");
         self.tell();
         match self.stream().write_all(&all[written..]) {
-            Ok(()) => self.saw(format!("wrote {:?}", pattern.seal())),
+            Ok(()) => self.saw(format!("wrote {:?}", pattern.digest())),
             Err(error) => self.saw_broken_write(&error),
         }
     }
@@ -125,7 +125,7 @@ impl Tape {
     pub(super) fn read(&mut self, bytes: usize) {
         let mut all = vec![0; bytes];
         match self.stream().read_exact(&mut all) {
-            Ok(()) => self.saw(format!("read {:?}", Seal::of(&all))),
+            Ok(()) => self.saw(format!("read {:?}", StreamDigest::of(&all))),
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => self.saw("end too early"),
             Err(error) => self.saw_broken_read(&error),
         }
@@ -134,7 +134,7 @@ impl Tape {
     /// Reads to the end of the stream.
     pub(super) fn read_to_end(&mut self) {
         match pattern::receive(&mut self.stream()) {
-            Ok(seal) => self.saw(format!("read {seal:?}, then the end")),
+            Ok(digest) => self.saw(format!("read {digest:?}, then the end")),
             Err(error) => self.saw_broken_read(&error),
         }
     }

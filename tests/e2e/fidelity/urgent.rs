@@ -9,7 +9,7 @@ use socket2::SockRef;
 
 use super::SILENCE_LIMIT;
 use super::tape::Tape;
-use crate::pattern::Seal;
+use crate::pattern::StreamDigest;
 
 impl Tape {
     /// Writes one byte out of band.
@@ -57,6 +57,6 @@ impl Tape {
                 Err(error) => return self.saw_broken_read(&error),
             }
         }
-        self.saw(format!("read {:?}, then the mark", Seal::of(&all)));
+        self.saw(format!("read {:?}, then the mark", StreamDigest::of(&all)));
     }
 }

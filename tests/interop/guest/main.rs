@@ -62,7 +62,7 @@ enum Command {
     /// Act as client: connect and play a part, for example `send=1000 shut drain mode`
     Connect {
         #[command(flatten)]
-        manner: Manner,
+        options: Options,
         to: SocketAddrV4,
         #[arg(required = true)]
         part: Vec<Part>,
@@ -70,7 +70,7 @@ enum Command {
     /// Act as server: accept and play a part with each connection
     Accept {
         #[command(flatten)]
-        manner: Manner,
+        options: Options,
         at: SocketAddrV4,
         #[arg(required = true)]
         part: Vec<Part>,
@@ -79,7 +79,7 @@ enum Command {
 
 /// How many connections, and over what.
 #[derive(clap::Args)]
-struct Manner {
+struct Options {
     /// Use an ordinary TCP socket instead of an AF_SMC socket
     #[arg(long)]
     tcp: bool,
@@ -112,11 +112,11 @@ fn run(command: Command) -> io::Result<ExitCode> {
         Command::Sockets => print(diag::sockets()?),
         Command::Links => print(operator::links()?),
         Command::Counts => print(operator::counts()?),
-        Command::Connect { manner, to, part } => {
-            part::connect(Transport::of(manner.tcp), to, &part, manner.times);
+        Command::Connect { options, to, part } => {
+            part::connect(Transport::of(options.tcp), to, &part, options.times);
         }
-        Command::Accept { manner, at, part } => {
-            part::accept(Transport::of(manner.tcp), at, &part, manner.times)?;
+        Command::Accept { options, at, part } => {
+            part::accept(Transport::of(options.tcp), at, &part, options.times)?;
         }
     }
     Ok(ExitCode::SUCCESS)
