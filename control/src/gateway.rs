@@ -352,7 +352,7 @@ impl<N: Rnic> Gateway<N> {
             eids: smc.eids,
             release: RELEASE,
             max_connections: CONNECTIONS_PER_GROUP,
-            max_links: smcr_proto::limits::LINKS_MAX,
+            max_links: smcr_proto::limits::LINKS_PER_GROUP_MAX,
             host_name: self.host_name,
         };
         Policy {
@@ -377,7 +377,7 @@ fn settings(config: &Config, peer_id: PeerId) -> Settings {
         keepalive: Keepalive { idle: Some(smc.test_link_idle), reply_wait: smc.test_link_timeout },
         idle_group_server: smc.idle_group_server,
         idle_group_client: smc.idle_group_client,
-        max_links: smcr_proto::limits::LINKS_MAX,
+        max_links: smcr_proto::limits::LINKS_PER_GROUP_MAX,
     }
 }
 

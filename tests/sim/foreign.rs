@@ -5,7 +5,7 @@ use std::time::Duration;
 use smcr_engine::handoff::{Ending, PeerElement};
 use smcr_engine::{ConnectionId, Established, GroupId, LinkId};
 use smcr_memory::{Region, Rmb, SendPool};
-use smcr_proto::connection::{CLOSE_WAIT, Connection, Setup};
+use smcr_proto::connection::{CLOSE_WAIT, Connection, ConnectionSetup};
 use smcr_proto::ring::{Ring, Span};
 use smcr_proto::wire::cdc::{Cdc, Cursor};
 use smcr_proto::wire::llc::{Llc, TestLink};
@@ -75,7 +75,7 @@ impl Stage {
             peer,
         };
         host.relay(far, established);
-        let setup = Setup {
+        let setup = ConnectionSetup {
             peer_token: far.token(),
             element: ring,
             peer_element: element.described.ring,

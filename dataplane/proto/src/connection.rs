@@ -46,7 +46,7 @@ pub const CLOSE_WAIT: Duration = Duration::from_secs(60);
 
 /// What the rendezvous found out about a new connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Setup {
+pub struct ConnectionSetup {
     /// The alert token the peer chose; it goes into every message we send.
     pub peer_token: AlertToken,
     /// Our element, written by the peer.
@@ -141,7 +141,7 @@ struct Incoming {
 
 impl<R> Connection<R> {
     /// A connection on which nothing has been said yet.
-    pub fn new(setup: Setup) -> Self {
+    pub fn new(setup: ConnectionSetup) -> Self {
         Self {
             peer_token: setup.peer_token,
             close_wait: setup.close_wait,

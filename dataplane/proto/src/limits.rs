@@ -10,7 +10,7 @@ use crate::wire::clc::proposal::PREFIXES_MAX;
 
 /// The most links in a link group (RFC A.3.5).
 // RFC 7609 A.3.5-12
-pub const LINKS_MAX: u8 = 8;
+pub const LINKS_PER_GROUP_MAX: u8 = 8;
 
 /// The most elements in an RMB: the index is a byte and begins at 1 (RFC A.2.3).
 pub const ELEMENTS_PER_RMB_MAX: u8 = 255;

@@ -28,7 +28,9 @@
 
 use core::time::Duration;
 
-use crate::limits::{CLIENT_GOES_ON, CONFIRM_LINK_REPLY_WAIT, CONFIRM_LINK_WAIT, LINKS_MAX};
+use crate::limits::{
+    CLIENT_GOES_ON, CONFIRM_LINK_REPLY_WAIT, CONFIRM_LINK_WAIT, LINKS_PER_GROUP_MAX,
+};
 use crate::link::{self, Cause, Event, Keepalive, Link};
 use crate::outbox::Outbox;
 use crate::time::Instant;
@@ -160,7 +162,7 @@ const _: () = assert!(CONFIRM_LINK_REPEAT.as_millis() < CONFIRM_LINK_REPLY_WAIT.
 /// failed yet, over which an RMB is announced again, too.
 const ACTIONS_MAX: usize = 96;
 const _: () = {
-    let links = LINKS_MAX as usize;
+    let links = LINKS_PER_GROUP_MAX as usize;
     let asked = links * (links - 1) / 2;
     let (failed, announced, port, end) = (links, links, 2, 1);
     assert!(asked + failed + announced + port + end < ACTIONS_MAX);
@@ -197,9 +199,9 @@ pub struct LinkGroup {
     role: Role,
     setup: Setup,
     phase: Phase,
-    members: [Option<Member>; LINKS_MAX as usize],
+    members: [Option<Member>; LINKS_PER_GROUP_MAX as usize],
     /// Links that were in these places, until the caller has taken all actions.
-    gone: [Option<LinkNumber>; LINKS_MAX as usize],
+    gone: [Option<LinkNumber>; LINKS_PER_GROUP_MAX as usize],
     exchange: Option<Exchange>,
     announcement: Option<Announcement>,
     our_rmbs: OurRmbs,
@@ -261,7 +263,7 @@ impl LinkGroup {
     }
 
     fn new(role: Role, setup: Setup, phase: Phase, number: LinkNumber, deadline: Instant) -> Self {
-        let mut members = [None; LINKS_MAX as usize];
+        let mut members = [None; LINKS_PER_GROUP_MAX as usize];
         members[0] = Some(Member {
             number,
             link: Link::new(setup.keepalive, deadline),
@@ -279,7 +281,7 @@ impl LinkGroup {
             setup,
             phase,
             members,
-            gone: [None; LINKS_MAX as usize],
+            gone: [None; LINKS_PER_GROUP_MAX as usize],
             exchange: None,
             announcement: None,
             our_rmbs: OurRmbs::new(),
@@ -289,7 +291,7 @@ impl LinkGroup {
             peer_eye_catcher: false,
             committed: false,
             client_goes_on: None,
-            max_links: setup.max_links.clamp(setup.version.links_min(), LINKS_MAX),
+            max_links: setup.max_links.clamp(setup.version.links_min(), LINKS_PER_GROUP_MAX),
             last_number: number.0,
             wanted: false,
             unused_port: None,

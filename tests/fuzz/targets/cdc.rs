@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use smcr_proto::connection::{Connection, Failover, Setup};
+use smcr_proto::connection::{Connection, ConnectionSetup, Failover};
 use smcr_proto::ring::Position;
 use smcr_proto::wire::cdc::{Cdc, LEN};
 use smcr_proto::{AlertToken, Instant, Ring};
@@ -48,7 +48,7 @@ impl Owner {
             _ => Ring::with_eye_catcher(16_384 << (bits & 3)),
         };
         let rings = [ring(shape), ring(shape >> 3)];
-        let setup = Setup {
+        let setup = ConnectionSetup {
             peer_token: AlertToken(0x0102_0304),
             element: rings[0],
             peer_element: rings[1],

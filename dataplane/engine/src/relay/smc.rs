@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use smcr_memory::{Lease, Rmbe, SendPool};
 use smcr_proto::Instant;
-use smcr_proto::connection::{CLOSE_WAIT, Connection, Half, Progress, Setup};
+use smcr_proto::connection::{CLOSE_WAIT, Connection, ConnectionSetup, Half, Progress};
 use smcr_proto::error::PeerMisbehaved;
 use smcr_proto::ring::Ring;
 use smcr_proto::wire::cdc::Cdc;
@@ -40,7 +40,7 @@ pub(crate) struct Smc {
 impl Smc {
     /// A connection that has carried nothing yet.
     pub(crate) fn new((link, group): (LinkId, GroupId), rmbe: Rmbe, peer: PeerElement) -> Self {
-        let connection = Connection::new(Setup {
+        let connection = Connection::new(ConnectionSetup {
             peer_token: peer.token,
             element: Ring::new(rmbe.capacity()),
             peer_element: peer.ring,

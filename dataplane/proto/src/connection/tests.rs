@@ -16,7 +16,12 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const TOKEN: AlertToken = AlertToken(0x0102_0304);
 
 fn connection(element: Ring, peer_element: Ring) -> Connection {
-    Connection::new(Setup { peer_token: TOKEN, element, peer_element, close_wait: PATIENCE })
+    Connection::new(ConnectionSetup {
+        peer_token: TOKEN,
+        element,
+        peer_element,
+        close_wait: PATIENCE,
+    })
 }
 
 fn bytes(capacity: u32) -> Connection {
@@ -367,7 +372,7 @@ fn what_nobody_would_read_is_not_written_again() {
 // RFC 7609 2.3-3
 #[test]
 fn a_connection_on_its_way_may_be_sent_elsewhere() {
-    let setup = Setup {
+    let setup = ConnectionSetup {
         peer_token: TOKEN,
         element: Ring::new(16_384),
         peer_element: Ring::new(16_384),

@@ -7,7 +7,7 @@
 
 use super::HandshakeError;
 use crate::error::PeerMisbehaved;
-use crate::limits::{CONNECTIONS_PER_GROUP_MIN, LINKS_MAX};
+use crate::limits::{CONNECTIONS_PER_GROUP_MIN, LINKS_PER_GROUP_MAX};
 use crate::vocabulary::Gid;
 use crate::wire::clc::v2::{
     Capabilities, Eid, Eids, FirstContact, Gids, HostName, OfferV2, OsType, ProposalExtension,
@@ -147,7 +147,7 @@ impl PolicyV2 {
     pub(super) fn check(&self) {
         assert!(self.release <= RELEASE, "release {}", self.release);
         assert!(self.max_connections >= CONNECTIONS_PER_GROUP_MIN, "{}", self.max_connections);
-        assert!((1..=LINKS_MAX).contains(&self.max_links), "{} links", self.max_links);
+        assert!((1..=LINKS_PER_GROUP_MAX).contains(&self.max_links), "{} links", self.max_links);
         assert!(!self.eids.as_slice().is_empty(), "no EID is none in common");
     }
 

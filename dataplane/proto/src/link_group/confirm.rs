@@ -3,7 +3,7 @@
 use super::exchange::Exchange;
 use super::{Action, LinkGroup, Phase, Role, UNNUMBERED};
 use crate::error::PeerMisbehaved;
-use crate::limits::{ADD_LINK_WAIT, LINKS_MAX};
+use crate::limits::{ADD_LINK_WAIT, LINKS_PER_GROUP_MAX};
 use crate::link::Event;
 use crate::time::Instant;
 use crate::vocabulary::{LinkNumber, QpAddress};
@@ -126,7 +126,7 @@ impl LinkGroup {
     /// What the peer wants counts if it is less; silence and nonsense agree with us.
     fn agree_on_links(&mut self, wanted: u8) {
         // RFC 7609 2.2.2-1, 2.2.2-6, 2.2.2-8
-        if (self.setup.version.links_min()..=LINKS_MAX).contains(&wanted) {
+        if (self.setup.version.links_min()..=LINKS_PER_GROUP_MAX).contains(&wanted) {
             self.max_links = self.max_links.min(wanted);
         }
     }

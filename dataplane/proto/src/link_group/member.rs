@@ -1,7 +1,7 @@
 //! What a group knows of one of its links.
 
 use super::LinkGroup;
-use crate::limits::LINKS_MAX;
+use crate::limits::LINKS_PER_GROUP_MAX;
 use crate::link::{Link, State};
 use crate::time::Instant;
 use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, QpAddress};
@@ -97,7 +97,7 @@ impl LinkGroup {
         self.members.iter().flatten()
     }
 
-    pub(super) fn numbers(&self) -> [Option<LinkNumber>; LINKS_MAX as usize] {
+    pub(super) fn numbers(&self) -> [Option<LinkNumber>; LINKS_PER_GROUP_MAX as usize] {
         self.members.map(|member| member.map(|member| member.number))
     }
 

@@ -4,7 +4,7 @@ use super::exchange::Exchange;
 use super::rmbs::{Full, RmbIndex, RmbSet, Row, Standing, Token};
 use super::{Action, LinkGroup, Phase, Role};
 use crate::error::PeerMisbehaved;
-use crate::limits::{LINKS_MAX, RKEY_REPLY_WAIT};
+use crate::limits::{LINKS_PER_GROUP_MAX, RKEY_REPLY_WAIT};
 use crate::link::Cause;
 use crate::time::Instant;
 use crate::vocabulary::{LinkNumber, Rkey};
@@ -288,7 +288,7 @@ impl LinkGroup {
     /// A link for which no key was told is of no use to whoever would have to move there.
     fn check_row(&mut self, now: Instant, row: usize) {
         let without = |slot: usize| self.peer_rmbs.rows[row].at(slot).is_none();
-        let mut missing = [None; LINKS_MAX as usize];
+        let mut missing = [None; LINKS_PER_GROUP_MAX as usize];
         for (slot, member) in self.members.iter().enumerate() {
             missing[slot] = member
                 .filter(|member| member.is_of_use() && without(slot))

@@ -1,6 +1,6 @@
 //! What RMBs are called on which link, ours and the peer's (RFC 3.5.5.2).
 
-use crate::limits::{LINKS_MAX, OUR_RMBS_MAX, RMBS_PER_GROUP_MAX};
+use crate::limits::{LINKS_PER_GROUP_MAX, OUR_RMBS_MAX, RMBS_PER_GROUP_MAX};
 use crate::vocabulary::Rkey;
 use crate::wire::llc::add_link::RkeyPair;
 
@@ -25,15 +25,15 @@ pub(super) struct Row {
     /// One bit for each link on which it has a name.
     pub(super) present: u8,
     // Apart from one another, as a group has hundreds of rows and padding adds up.
-    rkeys: [Rkey; LINKS_MAX as usize],
-    addresses: [u64; LINKS_MAX as usize],
+    rkeys: [Rkey; LINKS_PER_GROUP_MAX as usize],
+    addresses: [u64; LINKS_PER_GROUP_MAX as usize],
 }
 
 impl Row {
     pub(super) const EMPTY: Self = Self {
         present: 0,
-        rkeys: [Rkey(0); LINKS_MAX as usize],
-        addresses: [0; LINKS_MAX as usize],
+        rkeys: [Rkey(0); LINKS_PER_GROUP_MAX as usize],
+        addresses: [0; LINKS_PER_GROUP_MAX as usize],
     };
 
     pub(super) fn set(&mut self, slot: usize, rkey: Rkey, address: u64) {

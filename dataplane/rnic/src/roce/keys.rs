@@ -7,7 +7,7 @@ use smcr_memory::Region;
 use smcr_proto::Rkey;
 
 use super::KEYS_MAX;
-use super::shared::{KeyChange, Shared};
+use super::shared::{KeyUpdate, Shared};
 use super::wire::Reth;
 use crate::Domain;
 
@@ -53,10 +53,10 @@ impl Keys {
     pub(super) fn catch_up(&mut self, shared: &Shared) {
         while let Some(change) = shared.pop() {
             match change {
-                KeyChange::Open { rkey, domain, region, address } => {
+                KeyUpdate::Open { rkey, domain, region, address } => {
                     self.open(Key { rkey, domain, region, address });
                 }
-                KeyChange::Close(rkey) => {
+                KeyUpdate::Close(rkey) => {
                     self.close(rkey);
                     shared.uncount_key();
                 }

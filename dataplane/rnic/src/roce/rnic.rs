@@ -12,7 +12,7 @@ use smcr_proto::{Gid, Mtu, Psn, Qpn, Rkey};
 
 use super::QUEUE_PAIRS_MAX;
 use super::psn::PSN_MASK;
-use super::shared::{KeyChange, Shared, Ticket};
+use super::shared::{KeyUpdate, Shared, Ticket};
 use super::siblings::Share;
 use crate::{Domain, Exhausted, Messages, Port, QpAddress, Registration};
 
@@ -143,7 +143,7 @@ impl crate::Rnic for Rnic {
         };
         // Made up: where our memory really is helps nobody but who looks for a way in.
         let address = (u64::from((self.setup.entropy)()) + 1) << ADDRESS_SHIFT;
-        self.shared.push(KeyChange::Open { rkey, domain, region: region.clone(), address });
+        self.shared.push(KeyUpdate::Open { rkey, domain, region: region.clone(), address });
         Ok(Registration { domain, rkey, address })
     }
 
@@ -151,7 +151,7 @@ impl crate::Rnic for Rnic {
         let open = self.domains.get_mut(&registration.domain).expect("its domain is open");
         *open -= 1;
         assert!(self.keys.remove(&registration.rkey), "a region is deregistered once");
-        self.shared.push(KeyChange::Close(registration.rkey));
+        self.shared.push(KeyUpdate::Close(registration.rkey));
     }
 
     fn open_for(&mut self, domain: Domain, messages: Messages) -> Result<Opening, Exhausted> {

@@ -15,7 +15,7 @@ use crate::Domain;
 pub(super) struct Shared {
     /// Key changes, from the control thread to the poller. The queue never overflows: a key is
     /// counted in `keys` until the poller has removed it, and has two entries at most.
-    key_changes: ArrayQueue<KeyChange>,
+    key_changes: ArrayQueue<KeyUpdate>,
     /// How many keys the poller has, including those whose opening is still queued.
     keys: AtomicUsize,
     /// Numbers of destroyed queue pairs, from the poller to the control thread. The queue never
@@ -25,7 +25,7 @@ pub(super) struct Shared {
 
 /// A change to the poller's table of keys.
 #[derive(Debug)]
-pub(super) enum KeyChange {
+pub(super) enum KeyUpdate {
     /// A region was registered.
     Open {
         /// Its key.
@@ -68,12 +68,12 @@ impl Shared {
     }
 
     /// Queues a change for the poller.
-    pub(super) fn push(&self, change: KeyChange) {
+    pub(super) fn push(&self, change: KeyUpdate) {
         assert!(self.key_changes.push(change).is_ok(), "two entries for each counted key fit");
     }
 
     /// Takes the next change that the control thread queued.
-    pub(super) fn pop(&self) -> Option<KeyChange> {
+    pub(super) fn pop(&self) -> Option<KeyUpdate> {
         self.key_changes.pop()
     }
 

@@ -12,11 +12,11 @@ use crate::dice::{Chance, Dice};
 /// Pieces of writes that one queue pair has accepted and that are not visible yet.
 #[derive(Debug, Default)]
 pub(super) struct Hidden {
-    pieces: Vec<Piece>,
+    pieces: Vec<Pending>,
 }
 
 #[derive(Debug)]
-struct Piece {
+struct Pending {
     region: Region,
     at: usize,
     bytes: Vec<u8>,
@@ -44,7 +44,7 @@ impl Hidden {
             let left = bytes.len() - done;
             let len = if dice.roll(SPLIT) { 1 + dice.index(left) } else { left };
             let bytes = bytes[done..done + len].to_vec();
-            self.pieces.push(Piece { region: region.clone(), at: at + done, bytes, request });
+            self.pieces.push(Pending { region: region.clone(), at: at + done, bytes, request });
             done += len;
         }
     }
@@ -76,7 +76,7 @@ impl Hidden {
         self.pieces.clear();
     }
 
-    fn reveal_where(&mut self, mut due: impl FnMut(&Piece) -> bool) {
+    fn reveal_where(&mut self, mut due: impl FnMut(&Pending) -> bool) {
         self.pieces.retain(|piece| {
             let due = due(piece);
             if due {
@@ -87,7 +87,7 @@ impl Hidden {
     }
 }
 
-impl Piece {
+impl Pending {
     fn end(&self) -> usize {
         self.at + self.bytes.len()
     }

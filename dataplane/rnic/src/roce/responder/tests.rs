@@ -1,7 +1,7 @@
 use smcr_memory::Region;
 use smcr_proto::{Qpn, Rkey};
 
-use super::super::shared::{KeyChange, Shared};
+use super::super::shared::{KeyUpdate, Shared};
 use super::*;
 
 /// A responder with one region, and a sender of requests in order.
@@ -30,7 +30,7 @@ impl Bench {
         assert!(shared.count_key());
         let domain = Domain(1);
         let address = region.address();
-        shared.push(KeyChange::Open { rkey: KEY, domain, region: region.clone(), address });
+        shared.push(KeyUpdate::Open { rkey: KEY, domain, region: region.clone(), address });
         let mut keys = Keys::new();
         keys.catch_up(&shared);
         Self {
