@@ -241,6 +241,24 @@ fn scenario_5_urgent_data_with_the_window_open() {
     assert_eq!(said(&stage.heard), [(500, "P U"), (1_500, "")]);
 }
 
+/// The bytes of an application just fill the element, and more come a moment later. Without B the
+/// reader would report nothing before it has read a tenth, and those bytes would wait.
+// RFC 7609 4.7.4-4, 4.7.4-9
+#[test]
+fn bytes_behind_an_exact_fill_wait_for_any_read() {
+    let mut stage = Stage::new();
+    stage.application.write(16 * KIB);
+    stage.run();
+    assert_eq!(said(&stage.heard), [(0, "B")]);
+    stage.application.write(1);
+    stage.run();
+    assert_eq!(stage.heard.len(), 1, "nothing can be written");
+    stage.honest.consume(2);
+    stage.say_what_is_due();
+    stage.run();
+    assert_eq!(said(&stage.heard), [(0, "B"), (1, "")]);
+}
+
 /// What waits behind an urgent byte waits for its consumption, of which the peer tells anyway: B
 /// would make it tell of every byte before that, too.
 // RFC 7609 4.7.4-4, 4.7.6-4

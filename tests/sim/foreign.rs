@@ -135,7 +135,7 @@ impl Stage {
 
     /// Fills the element to the brim and says D, or C if `closed`, although more is to come: B.
     fn end_blocked(&mut self, closed: bool) {
-        self.honest.set_writer_blocked(true);
+        self.honest.set_bytes_waiting(true);
         let span = self.honest.produce(16 * 1024);
         self.write_in_silence(16 * KIB, span);
         let end = self.honest.poll_cdc().unwrap();
@@ -328,7 +328,7 @@ fn what_a_blocked_peer_writes_behind_its_end_belongs_to_the_stream() {
         assert_eq!(stage.application.heard(), Heard::Bytes, "the end is held back");
 
         stage.now = stage.now + Duration::from_millis(1_900);
-        stage.honest.set_writer_blocked(false);
+        stage.honest.set_bytes_waiting(false);
         let span = stage.honest.produce(100);
         stage.write_in_silence(100, span);
         let rest = stage.honest.poll_cdc().unwrap();

@@ -221,13 +221,14 @@ impl<R> Connection<R> {
         }
     }
 
-    /// Says whether we hold bytes for which there is no window: the B bit of the messages to come.
+    /// Says whether the application has bytes for which there is no window. If the peer closes
+    /// meanwhile, those bytes are lost and the connection is reset (4.8.1, 4A).
     ///
-    /// A level that travels with other news, as deployed peers send it; no message becomes due by
-    /// it. Set it only for bytes that exist: if the peer closes while it is set, those bytes are
-    /// lost and the connection is reset (4.8.1, 4A).
-    pub fn set_writer_blocked(&mut self, blocked: bool) {
-        self.sender.set_blocked(blocked);
+    /// The B bit of the messages to come is set then, and also while the peer's element is full: a
+    /// byte that comes later could not be announced any more. B travels with other news, as
+    /// deployed peers send it; no message becomes due by it.
+    pub fn set_bytes_waiting(&mut self, waiting: bool) {
+        self.sender.set_waiting(waiting);
     }
 
     /// The bytes of our element that were announced and not consumed yet.
@@ -365,7 +366,9 @@ impl<R> Connection<R> {
             producer: self.sender.announce(),
             // RFC 7609 4.5.1-5, 4.7.2-1
             consumer: self.receiver.announce(),
-            writer_blocked: self.sender.is_blocked(),
+            // RFC 7609 4.7.4-4, 4.7.4-9
+            writer_blocked: self.state.may_write()
+                && (self.sender.has_waiting() || self.sender.is_full()),
             urgent_pending: self.sender.is_urgent_pending(),
             urgent_present: self.sender.is_urgent_present(),
             // We diagnose nothing by it, as no deployed peer does: Linux answers with its next
@@ -440,7 +443,7 @@ impl<R> Connection<R> {
         self.heard = self.heard.max(said);
         let mut reset = message.abnormal_close && !before.is_ending_abnormally();
         // RFC 7609 4.8.1-15
-        if peer_closed && before.may_write() && self.sender.is_blocked() {
+        if peer_closed && before.may_write() && self.sender.has_waiting() {
             self.advance(now, Event::Abort);
             reset = true;
         }

@@ -90,7 +90,7 @@ impl Owner {
             4 => {}
             5 => us.announce_urgent(),
             6 => us.consume(us.readable().len().min(input.word())),
-            7 => us.set_writer_blocked(input.byte().is_some_and(|blocked| blocked & 1 == 1)),
+            7 => us.set_bytes_waiting(input.byte().is_some_and(|blocked| blocked & 1 == 1)),
             8 => {
                 us.shutdown_write();
             }

@@ -144,9 +144,9 @@ impl<T> Relay<T> {
                 let len = lease.len();
                 note_read(near, ahead, len as usize, room_bytes);
                 // What stands behind an urgent byte waits for its consumption, not for room.
-                let blocked = !urgent && len == window && turn.streams.has_more(&near.stream);
+                let waits = !urgent && len == window && turn.streams.has_more(&near.stream);
                 // RFC 7609 4.7.4-4, 4.7.6-4
-                smc.connection.set_writer_blocked(blocked);
+                smc.connection.set_bytes_waiting(waits);
                 self.bytes_in += u64::from(len);
                 turn.counters.bytes_in.add(len.into());
                 turn.counters.rdma_out.add(len.into());

@@ -19,7 +19,8 @@ pub(super) struct Sender {
     announced: Position,
     /// What was, or is about to be, written.
     produced: Position,
-    blocked: bool,
+    /// The application has bytes for which there is no window.
+    waiting: bool,
     urgent: Urgent,
 }
 
@@ -43,7 +44,7 @@ impl Sender {
             consumed: start,
             announced: start,
             produced: start,
-            blocked: false,
+            waiting: false,
             urgent: Urgent::None,
         }
     }
@@ -109,12 +110,21 @@ impl Sender {
         }
     }
 
-    pub(super) fn set_blocked(&mut self, blocked: bool) {
-        self.blocked = blocked;
+    pub(super) fn set_waiting(&mut self, waiting: bool) {
+        self.waiting = waiting;
     }
 
-    pub(super) fn is_blocked(&self) -> bool {
-        self.blocked
+    pub(super) fn has_waiting(&self) -> bool {
+        self.waiting
+    }
+
+    /// Whether a byte that comes now would have to wait until the peer tells us what it consumed.
+    /// Behind an urgent byte it waits for that one's consumption, which the peer reports anyway.
+    pub(super) fn is_full(&self) -> bool {
+        match self.urgent {
+            Urgent::Present(end) if self.consumed < end => false,
+            Urgent::Present(_) | Urgent::Pending | Urgent::None => self.window() == 0,
+        }
     }
 
     pub(super) fn is_urgent_pending(&self) -> bool {

@@ -70,7 +70,7 @@ fn the_first_message_is_number_one_and_carries_the_peers_token() {
 #[test]
 fn a_blocked_writer_hears_of_every_byte_until_it_takes_b_back() {
     let (mut a, mut b) = (bytes(65_536), bytes(65_536));
-    a.set_writer_blocked(true);
+    a.set_bytes_waiting(true);
     a.produce(1000);
     carry(&mut a, &mut b);
     assert_eq!(b.poll_cdc(), None, "nothing is consumed yet");
@@ -78,11 +78,43 @@ fn a_blocked_writer_hears_of_every_byte_until_it_takes_b_back() {
     let (message, _) = carry(&mut b, &mut a);
     assert_eq!(message.consumer, cursor(0, 1));
 
-    a.set_writer_blocked(false);
+    a.set_bytes_waiting(false);
     a.produce(1);
     carry(&mut a, &mut b);
     b.consume(1);
     assert_eq!(b.poll_cdc(), None);
+}
+
+/// Bytes that come when the element is full have no message to travel with: B is said before. The
+/// reader would keep small reads to itself otherwise, and those bytes would wait for a tenth of
+/// the element instead of a few bytes. It costs the reader nothing if none come.
+// RFC 7609 4.7.4-4, 4.7.4-9
+#[test]
+fn a_full_element_is_announced_with_b() {
+    let (mut a, mut b) = (bytes(16_384), bytes(16_384));
+    a.produce(16_383);
+    assert!(!carry(&mut a, &mut b).0.writer_blocked);
+    a.produce(1);
+    assert!(carry(&mut a, &mut b).0.writer_blocked);
+    b.consume(1);
+    assert_eq!(carry(&mut b, &mut a).1.writable_bytes, 1);
+    consume_all(&mut b);
+    carry(&mut b, &mut a);
+    a.shutdown_write();
+    assert!(!carry(&mut a, &mut b).0.writer_blocked, "nothing can wait behind the end");
+}
+
+/// A peer that has read a full element to its end and closes has lost nothing of ours.
+// RFC 7609 4.8.1-15
+#[test]
+fn a_peer_that_closes_on_a_full_element_resets_nobody() {
+    let (mut a, mut b) = (bytes(16_384), bytes(16_384));
+    a.produce(16_384);
+    assert!(carry(&mut a, &mut b).0.writer_blocked);
+    consume_all(&mut b);
+    b.close(T0);
+    let (_, progress) = carry(&mut b, &mut a);
+    assert!(progress.peer_closed && !progress.reset);
 }
 
 /// R, an operator's question on the other side: is your application reading at all?
@@ -468,7 +500,7 @@ fn updates_never_wait_for_longer_than_those_of_linux() {
             for read in (1..=written).step_by(step as usize / 2 + 1) {
                 for blocked in [false, true] {
                     let (mut linux, mut us) = (bytes(capacity), bytes(capacity));
-                    linux.set_writer_blocked(blocked);
+                    linux.set_bytes_waiting(blocked);
                     linux.produce(written);
                     carry(&mut linux, &mut us);
                     us.consume(read);
@@ -492,7 +524,7 @@ fn a_little_window_is_used() {
     us.poll_cdc();
     assert_eq!(us.window(), 1);
     us.produce(1);
-    us.set_writer_blocked(true);
+    us.set_bytes_waiting(true);
     let message = us.poll_cdc().unwrap();
     assert!(message.writer_blocked && !message.update_requested);
     let update = Cdc { sequence: 1, consumer: cursor(0, 1), ..Cdc::default() };

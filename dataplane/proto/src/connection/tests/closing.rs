@@ -116,7 +116,7 @@ fn crossing_aborts_close_both_sides() {
 #[test]
 fn bytes_that_came_before_a_reset_are_readable() {
     let (mut a, mut b) = (bytes(16_384), bytes(16_384));
-    a.set_writer_blocked(true);
+    a.set_bytes_waiting(true);
     a.produce(100);
     carry(&mut a, &mut b);
     a.abort(T0);
@@ -134,7 +134,7 @@ fn bytes_that_came_before_a_reset_are_readable() {
 fn a_peer_that_closes_on_a_blocked_writer_resets_it() {
     let (mut a, mut b) = (bytes(16_384), bytes(16_384));
     a.produce(16_384);
-    a.set_writer_blocked(true);
+    a.set_bytes_waiting(true);
     carry(&mut a, &mut b);
     consume_all(&mut b);
     b.close(T0);
@@ -288,7 +288,7 @@ fn a_closed_connection_takes_nothing_in() {
 #[test]
 fn a_stale_blocked_writer_is_no_reason_for_a_reset() {
     let (mut a, mut b) = (bytes(16_384), bytes(16_384));
-    a.set_writer_blocked(true);
+    a.set_bytes_waiting(true);
     a.produce(10);
     a.shutdown_write();
     carry(&mut a, &mut b);
@@ -346,7 +346,7 @@ fn finish(source: &mut Connection, target: &mut Connection) {
 fn nothing_follows_close_or_abort() {
     for end in [Connection::close as fn(&mut Connection, Instant) -> bool, Connection::abort] {
         let (mut a, mut b) = (bytes(16_384), bytes(16_384));
-        b.set_writer_blocked(true);
+        b.set_bytes_waiting(true);
         b.produce(16_384);
         carry(&mut b, &mut a);
         consume_all(&mut a);

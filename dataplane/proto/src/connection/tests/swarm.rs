@@ -40,7 +40,7 @@ impl Host {
         let len = u64::from(window.min(most)).min(rest);
         self.connection.produce(u32::try_from(len).unwrap());
         self.written += len;
-        self.connection.set_writer_blocked(self.written < self.to_write);
+        self.connection.set_bytes_waiting(self.written < self.to_write);
         if self.written == self.to_write {
             self.connection.shutdown_write();
         }
