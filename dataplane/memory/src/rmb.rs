@@ -13,10 +13,11 @@ use crate::Region;
 pub struct Rmb {
     region: Region,
     size: RmbeSize,
-    /// Elements that are home. The last one back is taken first: its pages are still warm.
+    /// Free elements. The last one that came back is taken first: its pages are still in the cache.
     free: Vec<Rmbe>,
-    /// The last few that came home, oldest first. They are taken after all others: what ended here
-    /// may not have ended for the peer, who would wait with its next connection until it has.
+    /// The elements that came back last, oldest first. They are taken after all others. A
+    /// connection that has ended here may not have ended at the peer yet; the peer would hold back
+    /// a new connection with the same element until then.
     cooling: VecDeque<Rmbe>,
     elements: u8,
 }
@@ -53,12 +54,12 @@ impl Rmb {
         self.size
     }
 
-    /// How many elements there are, home or not.
+    /// How many elements there are, free or not.
     pub fn elements(&self) -> u8 {
         self.elements
     }
 
-    /// How many elements are out.
+    /// How many elements are in use.
     pub fn in_use(&self) -> u8 {
         let home = self.free.len() + self.cooling.len();
         self.elements - u8::try_from(home).expect("at most 255 elements")
@@ -70,7 +71,7 @@ impl Rmb {
         self.free.pop().or_else(|| self.cooling.pop_front())
     }
 
-    /// Takes an element back and zeroes what was touched of it (RFC 4.4.1).
+    /// Takes an element back and zeroes it (RFC 4.4.1).
     ///
     /// # Panics
     ///
@@ -90,8 +91,8 @@ impl Rmb {
 
 /// An RMB element: memory that the peer's NIC writes while we run.
 ///
-/// Not `Clone`: whoever holds it is its one reader. It cannot be written by hand, only cleared by
-/// its RMB when it is home.
+/// Not `Clone`: whoever holds it is its only reader. Only its RMB can write to it, when it zeroes
+/// an element that came back.
 // RFC 7609 2.1-4, 4.4.1-2
 #[must_use = "an element that is dropped is lost to its RMB"]
 #[derive(Debug)]
@@ -99,7 +100,7 @@ pub struct Rmbe {
     region: Region,
     index: u8,
     size: RmbeSize,
-    /// Bytes from the start that a peer may have written.
+    /// Bytes from the start that the peer has written, as far as it has said so.
     touched: u32,
 }
 
@@ -134,8 +135,8 @@ impl Rmbe {
         self.region.copy_out(self.start() + at as usize, out);
     }
 
-    /// Remembers that the peer was allowed to write up to `end` bytes from the start, so that
-    /// those are zeroed before the next use.
+    /// Notes that the peer has written up to `end` bytes from the start. Up to there the element
+    /// has pages, which are cheaper to zero than to give back; see [`Rmb::give_back`].
     ///
     /// # Panics
     ///
@@ -163,18 +164,20 @@ impl Rmbe {
         usize::from(self.index - 1) * self.size.bytes() as usize
     }
 
+    /// Zeroes the whole element. A peer that breaks the protocol may have written anywhere, so
+    /// pages behind those that were used are given back: for pages that were never there, that is
+    /// one short system call.
     fn clear(&mut self) {
-        let (start, touched) = (self.start(), self.touched as usize);
-        if touched > ZERO_BY_HAND_MAX {
-            self.region.discard(start, touched);
-        } else {
-            self.region.zero(start, touched);
-        }
+        let (start, len) = (self.start(), self.capacity() as usize);
+        let used = (self.touched as usize).next_multiple_of(PAGE).min(len);
+        let by_hand = if used > ZERO_BY_HAND_MAX { 0 } else { used };
+        self.region.zero(start, by_hand);
+        self.region.discard(start + by_hand, len - by_hand);
         self.touched = 0;
     }
 }
 
-/// What is readable of an element, by address.
+/// The readable bytes of an element, by address.
 #[derive(Debug)]
 pub struct Readable<'a> {
     pieces: [Piece; 2],
@@ -206,11 +209,13 @@ unsafe impl Foreign for Readable<'_> {
     }
 }
 
-/// How many elements are given to nobody as long as there are others. A thousand short connections
-/// per second give each of them some milliseconds, and the peer needs less than one.
+/// How many elements are not used again while others are free. With a thousand short connections
+/// per second each of them rests for some milliseconds, and the peer needs less than one.
 const COOLING: usize = 16;
 /// Up to here clearing by hand is cheaper than asking the kernel for new pages.
 const ZERO_BY_HAND_MAX: usize = 32_768;
+/// The kernel gives memory in units of this size.
+const PAGE: usize = 4096;
 
 #[cfg(test)]
 mod tests {
@@ -261,11 +266,11 @@ mod tests {
         out.into_iter().for_each(|one| rmb.give_back(one));
     }
 
-    /// Clearing one connection's element must leave the neighbours' bytes alone, however many
-    /// bytes it is and whether pages are given back or zeroed by hand.
+    /// The next connection must find nothing of this one, wherever the peer wrote and whatever it
+    /// said of that; and the neighbours must find their bytes.
     // RFC 7609 4.4.1-3
     #[test]
-    fn clearing_an_element_leaves_its_neighbours_alone() {
+    fn a_whole_element_is_cleared_and_nothing_of_its_neighbours() {
         for touched in [0, 1, 4_095, 4_097, 32_768, 32_769, 40_001, 65_536] {
             let region = Region::new(3 * 65_536).unwrap();
             let mut rmb = Rmb::carve(region.clone(), RmbeSize::KIB_64);
@@ -275,7 +280,7 @@ mod tests {
             rmb.give_back(second);
             let mut out = vec![1; 3 * 65_536];
             region.copy_out(0, &mut out);
-            let cleared = 65_536..65_536 + touched as usize;
+            let cleared = 65_536..2 * 65_536;
             let wrong =
                 out.iter().enumerate().find(|(at, byte)| (**byte == 0) != cleared.contains(at));
             assert_eq!(wrong, None, "{touched}");
