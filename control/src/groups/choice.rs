@@ -88,6 +88,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
 
     /// Whether connections of `peer` by `near` belong to this group, in the role of its server.
     fn serves(&self, group: &Group<N::Opening>, near: &Port<N>, peer: Peer) -> bool {
+        // RFC 7609 3.5.1.2-13
         let here = group.links.first().is_some_and(|link| self.ports[link.port.0].lan == near.lan);
         let over = matches!(group.phase, Phase::Ending);
         let usable = !over && !group.disowned;

@@ -30,7 +30,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         // A group that will be full soon needs no RMB for connections that it will not take in.
         let still_to_come = group.members_max().saturating_sub(group.members.len() + 1);
         let suffices = taken.is_some() && group.stock.free(size) as usize >= still_to_come;
-        if group.stock.runs_low(size) && !suffices {
+        // Before the first link is connected the peer cannot be told of an RMB, and would never be.
+        let tells = group.machine().is_some();
+        if tells && group.stock.runs_low(size) && !suffices {
             let announced = self.announce(now, id, size);
             if taken.is_none() {
                 announced.map_err(|Exhausted| Refusal::NoMemory)?;

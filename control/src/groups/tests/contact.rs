@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
+use smcr_proto::limits::OUR_RMBS_MAX;
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::Offer;
 use smcr_proto::wire::llc::rkeys::RkeyOnLink;
 use smcr_proto::wire::llc::{ConfirmRkey, DeleteReason, DeleteRkey, Llc, TestLink};
-use smcr_proto::{Qpn, Rkey};
+use smcr_proto::{Instant, Qpn, Rkey};
 
 use super::rig::{ADDRESSES, Pair, SIZE, gid};
 use crate::groups::group::MEMBERS_MAX;
-use crate::groups::{BadOffer, Event, Joined, Peer, PortId, Taken, Unnamed};
+use crate::groups::{BadOffer, Event, Joined, Peer, PortId, Refusal, Taken, Unnamed};
 
 /// A later contact up to the point where both sides know both elements.
 fn later_contact(pair: &mut Pair) -> (Joined, Joined) {
@@ -143,7 +144,7 @@ fn an_element_that_was_offered_in_vain_rests() {
 /// 255 connections are the most that deployed peers put into one group. The next one begins another
 /// group beside it, with queue pairs and memory of its own. The first takes no memory any more for
 /// connections that it will not take in: half of what all groups may take would be lost so.
-// RFC 7609 2.1-12, 2.2.3-3, 2.2.4-3, 3.5.3-1, 3.5.3-2, 3.5.3-3, 3.5.3-4, 3.5.3-5, 3.5.3-6
+// RFC 7609 2.2.3-3, 2.2.4-3, 3.5.3-1, 3.5.3-2, 3.5.3-3, 3.5.3-4, 3.5.3-5, 3.5.3-6
 #[test]
 fn a_full_group_gets_a_parallel_one() {
     let mut pair = Pair::new(1, 1);
@@ -169,6 +170,54 @@ fn a_full_group_gets_a_parallel_one() {
     names.dedup();
     assert_eq!(names.len(), 2, "link user ids are unique");
     assert_eq!(pair.server.groups.joinable(PortId(0), peer), Some(second_server.group));
+}
+
+/// A group has as many RMBs as it can tell its peer of. Connections that would need another one
+/// stay TCP, and nobody who has an element notices.
+// RFC 7609 2.1-2, 2.1-12
+#[test]
+fn more_rmbs_than_a_group_may_have_are_refused() {
+    let mut pair = Pair::new(1, 1);
+    pair.server.groups.settings.rmb_elements = 1;
+    let (_client, server) = pair.first_contact();
+    let link = pair.server.groups.best_link(server.group).unwrap();
+    let mut held = Vec::new();
+    let refusal = loop {
+        assert!(held.len() < usize::from(OUR_RMBS_MAX));
+        match pair.server.groups.join(pair.now, server.group, link, SIZE) {
+            Ok(joined) => held.push(joined),
+            Err(Refusal::NotYet) => pair.pass(Duration::from_secs(1)),
+            Err(refusal) => break refusal,
+        }
+        pair.settle();
+        assert!(pair.now < Instant(600_000_000_000), "no RMB comes");
+    };
+    assert_eq!(refusal, Refusal::NoMemory);
+    assert_eq!(held.len() + 1, usize::from(OUR_RMBS_MAX), "one element each");
+    let freed = held.pop().expect("there are many");
+    pair.server.groups.closed(pair.now, freed.connection, Some(freed.rmbe), true);
+    assert!(pair.server.groups.join(pair.now, server.group, link, SIZE).is_ok(), "room again");
+}
+
+/// A host is in two networks by two RNICs, and one peer is, too. Each connection is told the RNIC
+/// of its own network: the peer could not reach the other one, or should not.
+// RFC 7609 3.5.1.2-11, 3.5.1.2-13
+#[test]
+fn a_connection_is_offered_the_rnic_of_its_own_network() {
+    let mut pair = Pair::new(1, 2);
+    pair.server.groups.ports[1].lan.pnet = "another".to_owned();
+    let (_client, server) = pair.first_contact();
+    assert_eq!(server.joined.offer.gid, gid(2, 0));
+    let groups = &mut pair.server.groups;
+    let peer = groups.at(server.group).unwrap().peer;
+    assert_eq!(groups.joinable(PortId(0), peer), Some(server.group));
+    assert_eq!(groups.joinable(PortId(1), peer), None, "that group is in the first network");
+    let second = groups.open(pair.now, PortId(1), Role::Server, peer).unwrap();
+    let link = groups.best_link(second).unwrap();
+    let offer = groups.join(pair.now, second, link, SIZE).unwrap().offer;
+    let address = groups.ports()[1].address().unwrap();
+    assert_eq!((offer.gid, offer.mac), address);
+    assert_ne!((offer.qpn, offer.rkey), (server.joined.offer.qpn, server.joined.offer.rkey));
 }
 
 /// Who connects decides who leads. A group in which both sides believed to lead would never agree.
