@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 /// The sections with rules, in the order of the RFC. A section without entries was forgotten.
 pub(crate) const SECTIONS: &str = "
-    2 2.1 2.2 2.2.1 2.2.2 2.2.3 2.2.4 2.3
+    1.2 2 2.1 2.2 2.2.1 2.2.2 2.2.3 2.2.4 2.3
     3 3.1 3.2 3.3 3.4
     3.5.1 3.5.1.1 3.5.1.2 3.5.1.3 3.5.1.4 3.5.1.5 3.5.1.6 3.5.1.6.1 3.5.1.6.2 3.5.1.6.3 3.5.1.6.4
     3.5.2 3.5.2.1 3.5.2.2 3.5.2.3 3.5.2.4 3.5.3 3.5.4

@@ -121,6 +121,7 @@ impl<N: Rnic> Gateway<N> {
                     self.answer_client(key, Err(Diagnosis::OUT_OF_MEMORY), false);
                 } else {
                     // The client writes by RDMA already, or so it believes: too late for TCP.
+                    // RFC 7609 C.1-7
                     self.handshakes_failed += 1;
                     self.fail(key, "the Confirm names no link of the group");
                 }

@@ -127,7 +127,7 @@ mod tests {
     }
 
     /// A message that comes late must not be taken for one of the next connection in the slot.
-    // RFC 7609 4.7.1-3
+    // RFC 7609 1.2-1, 4.7.1-3
     #[test]
     fn only_the_present_user_of_a_slot_is_found() {
         let mut connections = Connections::new();

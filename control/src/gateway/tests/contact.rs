@@ -185,6 +185,30 @@ fn a_client_may_decline_our_accept() {
     assert_eq!(stats.fallbacks[0].code, Diagnosis::RKEY_REGISTRATION.0);
 }
 
+/// A client's Confirm names a link that the group does not have. The client believes to speak SMC-R
+/// by now, so that a Decline would reach its application as data.
+// RFC 7609 C.1-5, C.1-7
+#[test]
+fn a_later_contact_that_fails_behind_the_accept_is_reset() {
+    let far = Rig::server(170, "");
+    let near = Rig::client(171, "");
+    let mut application = connect(near.gateway);
+    let (_here, _there, [proposal, _, confirm]) = near.overhear_rendezvous(far.gateway);
+    let mut server = far.accept();
+    assert_echo(&mut application, &mut server);
+    let mut joining = Peer::new(connect(far.gateway));
+    let mut joined = far.accept();
+    joining.say(&proposal);
+    assert!(matches!(joining.hear(), Some(Frame::Accept(Offer { first_contact: false, .. }))));
+    let Frame::Confirm(confirm) = confirm else { panic!("a Confirm") };
+    let qpn = smcr_proto::Qpn(confirm.qpn.0 ^ 1);
+    joining.say(&Frame::Confirm(Offer { first_contact: false, rmbe_index: 3, qpn, ..confirm }));
+    let error = joining.socket.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "no Decline");
+    assert!(joined.read(&mut [0]).is_err());
+    assert_echo(&mut application, &mut server);
+}
+
 /// A client host stops, by DELETE LINK for all links, while another connection of it is between
 /// Accept and Confirm. It believes to write by RDMA already: those bytes are lost, so it is reset.
 // RFC 7609 3.5.4-8

@@ -211,7 +211,7 @@ impl<T> Relay<T> {
 
     fn take_in(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>, cdc: &Cdc) -> Outcome {
         match self.far.smc().take_in(turn.now, cdc) {
-            // RFC 7609 2.3-8, 4.6.1-9
+            // RFC 7609 2.3-8
             Ok(progress) if progress.reset && cdc.failover_validation => {
                 self.reset(turn, Ending::DataLost)
             }

@@ -336,7 +336,7 @@ impl<R> Connection<R> {
 
     /// RFC 4.6.1: what the peer's NIC saw delivered must have arrived here.
     pub(super) fn validate_failover(&mut self, now: Instant, delivered: u16) -> Progress {
-        // RFC 7609 4.6.1-8, 4.6.1-9, 2.3-8
+        // RFC 7609 4.6.1-8, 2.3-8
         let lost = !self.has_received(delivered);
         let reset = lost && !self.state.is_ending_abnormally();
         if lost {

@@ -184,7 +184,6 @@ impl State {
         match (self, step) {
             // A peer that says C in place of its A also promises to write no more.
             (S::PeerAbortWait, O::PeerClosed) => (S::Closed, None),
-            // RFC 7609 4.8.2-4
             (S::Closed | S::ProcessAbort | S::PeerAbortWait, _) => (self, None),
 
             // RFC 7609 4.8.1-6, 4.8.1-7

@@ -329,7 +329,6 @@ impl LinkGroup {
             self.dropped += 1;
             return;
         }
-        // RFC 7609 3.5.5.1.3-6
         let member = self.find(number);
         let order = member.and_then(|member| member.delete);
         let confirmed_at = member.and_then(|member| member.confirmed_at);

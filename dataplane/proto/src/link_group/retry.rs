@@ -58,7 +58,7 @@ impl LinkGroup {
         };
         self.untold = false;
         self.send(on, Llc::AddLink(notice));
-        // RFC 7609 C.7.1-11
+        // RFC 7609 C.7.1-11, C.7.1-36
         self.retry_at = Some(now + self.setup.retry_link);
     }
 
@@ -88,7 +88,7 @@ impl LinkGroup {
     /// Another link is wanted still.
     pub(super) fn retry_later(&mut self, now: Instant) {
         if self.lacks_redundancy() {
-            // RFC 7609 C.7.1-4, C.7.1-11, C.8-2
+            // RFC 7609 C.7.1-4, C.7.1-11, C.7.1-36, C.8-2
             self.retry_at = Some(now + self.setup.retry_link);
         }
     }

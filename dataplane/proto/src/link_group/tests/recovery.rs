@@ -170,6 +170,33 @@ fn a_further_link_that_is_not_confirmed_is_given_up() {
     assert_eq!(left(&hosts).len(), 2);
 }
 
+/// A client has an RNIC to spare, and the link that it was to have was not confirmed. The server
+/// may have nothing that reminds it of that, so the client does.
+// RFC 7609 C.7.1-36
+#[test]
+fn a_client_tells_again_of_an_rnic_without_a_link() {
+    let mut hosts = Hosts::established(&[1], &[101], 2);
+    hosts.server.ports.insert(2);
+    hosts.client.ports.insert(102);
+    hosts.client.group.want_link(hosts.now, port(102));
+    hosts.run_until(|from, llc| from == Role::Server && is_confirm_link(llc));
+    hosts.lose(Role::Server);
+    hosts.sleep(6);
+    assert_eq!(left(&hosts), [1]);
+    let tells = |hosts: &Hosts| {
+        let said = hosts.flying(Role::Client);
+        said.iter().any(|(_, llc)| matches!(llc, Llc::AddLink(notice) if !notice.reply))
+    };
+    assert!(!tells(&hosts));
+    for _ in 0..25 {
+        hosts.now = hosts.now + SECOND;
+        let now = hosts.now;
+        hosts.client.group.handle_timeout(now);
+        hosts.act();
+    }
+    assert!(tells(&hosts));
+}
+
 /// ADD LINK or what follows is not answered: the link that carried it has failed, and what it was
 /// for is done over another one. Whoever waits notices first.
 // RFC 7609 C.7.1-1, C.7.1-7, C.7.1-8, C.7.1-9, C.7.1-13, C.7.1-15, 3.5.1.6.2-1, 2.3-11
