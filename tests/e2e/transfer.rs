@@ -24,7 +24,7 @@ fn a_gibibyte_each_way_at_once() {
     transfer_both_ways(&hosts, &Pair::start(&hosts, &[PORT]), GIB);
 }
 
-// RFC 7609 2.1-1, 2.1-5, 3.5.1.2-11, 3.5.1.3-3, 3.5.1.4-1, 4.1-1, A.2.3-3, A.2.4-5
+// RFC 7609 2.1-1, 2.1-5, 3.5.1.3-3, 3.5.1.4-1, 4.1-1, A.2.3-3, A.2.4-5
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_transfer_both_ways() {

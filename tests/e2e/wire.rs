@@ -21,7 +21,7 @@ const SMC_OPTION: [u8; 6] = [254, 6, 0xE2, 0xD4, 0xC3, 0xD9];
 
 /// The usual tools must recognise SMC-R on the wire: an operator needs them, and other stacks read
 /// the same bytes.
-// RFC 7609 3-1, 3.5.1.1-5, 5.3-1
+// RFC 7609 3-1, 3.5.1.1-5, 5.3-1, B.1-4
 // RFC 7609 3-2, 3.1-1, 3.1-2, 3.5.1.1-1, 3.5.1.1-2, A.1-1, 3-4, 3.2-1, 3.5.1.2-1
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]

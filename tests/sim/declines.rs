@@ -159,6 +159,26 @@ fn what_arrives_is_what_was_sent() {
     assert!(!many || all.iter().all(|count| *count > 0), "{seen:?}");
 }
 
+/// The server's RNIC reports that it cannot deliver CONFIRM LINK. The server declines at once: if
+/// it waited for its own timer, the client's application would wait, too.
+// RFC 7609 C.7-5
+#[test]
+fn a_confirm_link_that_is_not_delivered_is_a_decline() {
+    let plain =
+        |world: &World| world.steady && world.first_contact && !world.refusals.contains(&true);
+    let mut world = (0..).map(World::new).find(plain).expect("every few seeds");
+    world.slow = Duration::from_millis(1);
+    // Nothing that the server says on the link arrives.
+    let broken_at = T0 + Duration::from_millis(100);
+    world.blocked = [[T0 + END * 2; 2], [Instant(0), T0 + END * 2]];
+    world.sides[SERVER].breaks_at = Some(broken_at);
+    while !world.sides[SERVER].declined {
+        assert!(world.now < T0 + END && (world.step() || world.pass_time(T0 + END)), "no Decline");
+    }
+    assert_eq!(world.now, broken_at, "not when a timer expires");
+    assert_eq!(world.run().tcp, 1);
+}
+
 fn policy() -> PolicyV2 {
     PolicyV2 {
         eids: Eid::with_ours(&[]).unwrap(),

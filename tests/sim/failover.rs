@@ -272,7 +272,7 @@ fn half_closed_connections_move_between_pollers() {
         }
         held += cluster.host(Server).sum(|counters| counters.cdc_held.get());
     }
-    println!("{held} messages held");
+    assert!(held > 0, "no message came too early");
 }
 
 /// Each side chooses its link: what one receives on one RNIC belongs to a poller of the other.

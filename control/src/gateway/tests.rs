@@ -9,8 +9,9 @@ mod second;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::time::Duration;
 
-use smcr_proto::wire::clc::{Decline, Diagnosis, Frame};
+use smcr_proto::wire::clc::{Decline, Diagnosis, Frame, Ipv4Subnet, Proposal};
 use smcr_proto::{Gid, PeerId};
 
 use rig::{Peer, Rig, assert_echo, connect, reset, wait_until};
@@ -100,8 +101,33 @@ fn who_waits_when_the_gateway_stops_is_reset() {
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
 }
 
+/// Where SMC-R is not possible, or not wanted, the application has its connection all the same; and
+/// the operators of both hosts read why it is TCP.
+// RFC 7609 C.1-2
+#[test]
+fn each_reason_against_smc_r_leaves_the_connection_tcp() {
+    let elsewhere = Ipv4Subnet { network: [10, 9, 0, 0], prefix_bits: 24 };
+    for (rig, subnet, reason) in [
+        (Rig::server_whose_rnic_is_down(150), rig::SUBNET, Diagnosis::NO_SMC_R_DEVICE),
+        (Rig::server(151, "[smc]\npeers = []\n"), rig::SUBNET, Diagnosis::PEER_NOT_LISTED),
+        (Rig::server(152, ""), elsewhere, Diagnosis::NO_COMMON_SUBNET),
+        (Rig::server(153, "[limits]\nrmb_bytes = 0\n"), rig::SUBNET, Diagnosis::OUT_OF_MEMORY),
+    ] {
+        let mut peer = Peer::new(connect(rig.gateway));
+        let mut server = rig.accept();
+        let Frame::Proposal(proposal) = peer.proposal() else { panic!("a Proposal") };
+        peer.say(&Frame::Proposal(Proposal { subnet, ..proposal }));
+        let answer = peer.hear();
+        let Some(Frame::Decline(decline)) = answer else { panic!("{reason:?}: {answer:?}") };
+        assert_eq!(decline.diagnosis, reason);
+        assert_echo(&mut peer.socket, &mut server);
+        let fallbacks = rig.stats().fallbacks;
+        assert_eq!((fallbacks.len(), fallbacks[0].code), (1, reason.0));
+    }
+}
+
 /// TCP gets through where RoCE does not: the connection stays TCP, and nothing is leaked.
-// RFC 7609 3.5.1.6.4-4, C.7-5, 3.5.1-1, 3.5.1.2-9, 3.5.1.2-10
+// RFC 7609 3.5.1.6.4-4, 3.5.1-1, 3.5.1.2-9, 3.5.1.2-10
 #[test]
 fn a_queue_pair_that_cannot_be_reached_costs_speed_only() {
     let rig = Rig::server(3, "");
@@ -199,7 +225,7 @@ fn a_reset_beside_smc_r_resets_an_end_does_not() {
 /// Who ends TCP first has the ports in TIME_WAIT. A gateway that connects a few thousand times per
 /// second would run out of them, so it lets the peer go first, who only listens; and does not wait
 /// for ever.
-// RFC 7609 3.5.4-1, 4.8-1
+// RFC 7609 4.8-1
 #[test]
 fn the_side_that_connected_ends_tcp_last() {
     let far = Rig::server(14, "");
@@ -228,6 +254,56 @@ fn the_side_that_connected_ends_tcp_last() {
     assert_eq!(far.stats().totals.tcp_cut_short, 0);
 }
 
+/// An application half-closes, and goes on reading: for SMC-R that is D. If the gateway ended TCP
+/// by it, a firewall on the path would forget the connection, and a Linux peer would take it for
+/// dead. TCP ends when SMC-R has.
+// RFC 7609 3.5.4-1
+#[test]
+fn tcp_does_not_end_before_smc_r_has() {
+    let far = Rig::server(154, "");
+    let near = Rig::client(155, "");
+    let mut application = connect(near.gateway);
+    let (mut here, mut there) = near.relay_rendezvous(far.gateway);
+    let mut server = far.accept();
+    assert_echo(&mut application, &mut server);
+    application.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(server.read(&mut [0]).unwrap(), 0, "the far application hears of it by SMC-R");
+    for tcp in [&mut here, &mut there] {
+        tcp.set_nonblocking(true).unwrap();
+        let error = tcp.read(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock, "neither end nor bytes");
+        tcp.set_nonblocking(false).unwrap();
+    }
+    server.write_all(b"later").unwrap();
+    application.read_exact(&mut [0; 5]).unwrap();
+    drop(server);
+    assert_eq!(there.read(&mut [0]).unwrap(), 0, "both sides are done");
+}
+
+/// A program that reads no more (SHUT_RD) may go on writing, and the other one is told nothing:
+/// with TCP no segment is sent for it, so no CDC message may be.
+// RFC 7609 4.8.1-25
+#[test]
+fn a_program_that_reads_no_more_tells_nobody() {
+    let far = Rig::server(172, "");
+    let near = Rig::client(173, "");
+    let mut application = connect(near.gateway);
+    let (_here, _there) = near.relay_rendezvous(far.gateway);
+    let mut server = far.accept();
+    assert_echo(&mut application, &mut server);
+    let messages = || [&near, &far].map(|rig| rig.stats().pollers[0].counters["cdc_out"]);
+    let before = messages();
+    application.shutdown(Shutdown::Read).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(messages(), before);
+    server.set_nonblocking(true).unwrap();
+    let error = server.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    server.set_nonblocking(false).unwrap();
+    application.write_all(b"hello").unwrap();
+    server.read_exact(&mut [0; 5]).unwrap();
+}
+
 /// Operators choose how long an idle group keeps its memory.
 // RFC 7609 2-5, 3.5.4-4, 4.8-1
 #[test]
@@ -246,6 +322,47 @@ fn an_idle_group_ends_when_the_operator_says() {
     wait_until("both sides have let go of the group", || {
         near.stats().link_groups.is_empty() && far.stats().link_groups.is_empty()
     });
+}
+
+/// What cannot be read as the CLC message that is due may be bytes of an application. They must not
+/// be answered, nor reach the other application: nobody can tell where they begin.
+// RFC 7609 C.6-3, C.6-4
+#[test]
+fn a_malformed_message_ends_the_connection() {
+    let proposal = {
+        let rig = Rig::server(156, "");
+        let peer = Peer::new(connect(rig.gateway));
+        peer.proposal().encode().as_bytes().to_vec()
+    };
+    let length = usize::from(u16::from_be_bytes([proposal[5], proposal[6]]));
+    assert_eq!(length, proposal.len());
+    let changed = |at: usize, byte: u8| {
+        let mut bytes = proposal.clone();
+        bytes[at] = byte;
+        bytes
+    };
+    let wrong = [
+        ("eye catcher at the beginning", changed(0, b'G')),
+        ("eye catcher at the end", changed(proposal.len() - 1, 0)),
+        ("too short a length", changed(6, proposal[6] - 1)),
+        ("too large a length", changed(5, 0xff)),
+        ("an offset beyond the message", changed(39, 0xf0)),
+        ("a message of no type", changed(4, 9)),
+    ];
+    for (number, (what, bytes)) in (157..).zip(wrong) {
+        let rig = Rig::server(number, "");
+        let mut peer = connect(rig.gateway);
+        let mut server = rig.accept();
+        peer.write_all(&bytes).unwrap();
+        let mut answer = Vec::new();
+        let _ = peer.read_to_end(&mut answer);
+        assert!(answer.is_empty(), "{what}: {answer:?}");
+        let mut relayed = Vec::new();
+        let _ = server.read_to_end(&mut relayed);
+        assert!(relayed.is_empty(), "{what}: {relayed:?}");
+        wait_until(what, || rig.stats().totals.handshakes_failed == 1);
+        assert_eq!(rig.stats().totals.connections_tcp, 0, "{what}");
+    }
 }
 
 /// Bytes of an application that speaks first are no CLC message. It is told so, and counted.

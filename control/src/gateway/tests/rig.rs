@@ -50,7 +50,16 @@ impl Rig {
         Self::new(number, "connect = \"smc\"", more)
     }
 
+    /// Accepts SMC-R, but its RNIC is down.
+    pub(super) fn server_whose_rnic_is_down(number: u8) -> Self {
+        Self::start(number, "accept = \"smc\"", "", false)
+    }
+
     fn new(number: u8, sides: &str, more: &str) -> Self {
+        Self::start(number, sides, more, true)
+    }
+
+    fn start(number: u8, sides: &str, more: &str, is_up: bool) -> Self {
         let address = Ipv4Addr::new(127, 77, number, 1);
         let gateway = TcpListener::bind((address, 0)).unwrap().local_addr().unwrap();
         let upstream = TcpListener::bind((address, 0)).unwrap();
@@ -81,7 +90,8 @@ impl Rig {
             let place = Place {
                 rnic: NAME.to_owned(),
                 device: port.device.clone(),
-                address: Some(address.into()),
+                // A port without an address cannot be used.
+                address: is_up.then_some(address.into()),
             };
             let pnet = PnetTable::new(&config);
             let network = Network::new(Devices::read().unwrap(), pnet, vec![place]);

@@ -231,7 +231,7 @@ fn a_decline_during_the_confirmation_of_the_link() {
 
 /// Who finds out declines at once: the application keeps its connection, and a peer that waits for
 /// our word on the link listens for a Decline no longer than a second or two.
-// RFC 7609 C.2-1, C.7-5, C.7-6, C.7-7, C.7-8, C.7.1-2
+// RFC 7609 C.2-1, C.7-6, C.7-7, C.7-8, C.7.1-2
 #[test]
 fn a_failed_link_falls_back() {
     let failed = HandshakeError::LinkFailed { committed: false };
@@ -327,7 +327,6 @@ fn reserved_mtus_are_declined() {
 }
 
 /// What the framer cannot read is an offence like any other.
-// RFC 7609 C.6-3, C.6-4
 #[test]
 fn malformed_messages_close_the_connection() {
     assert_eq!(HandshakeError::from(Malformed::Trailer).verdict(), Verdict::Close);
