@@ -27,6 +27,9 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+// Some files of tests are part of other crates, too, and call this one by its name.
+#[cfg(test)]
+extern crate self as smcr_proto;
 #[cfg(test)]
 extern crate std;
 

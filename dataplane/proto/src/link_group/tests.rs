@@ -22,6 +22,7 @@ mod hostile;
 mod hosts;
 mod links;
 mod linux;
+mod owner;
 mod recovery;
 mod rkeys;
 mod swarm;
