@@ -7,10 +7,10 @@
 //! - **Whole words only.** Each access is of one aligned word. Races between accesses of different
 //!   sizes would be undefined, too. Where a range begins or ends within a word, that word is read
 //!   whole, or replaced by compare-and-swap, so that the bytes beside the range stay what they are.
-//! - **Relaxed.** The order in which bytes become visible to others says nothing. Whoever tells
-//!   another thread of them does it through a queue, whose push releases and whose pop acquires.
-//! - **What a race yields** is for each word what one of the writers wrote. It is data that a peer
-//!   spoiled for itself, and nothing relies on it.
+//! - **Relaxed.** Bytes become visible to other threads in any order. A thread learns that they are
+//!   there through a queue, whose push releases and whose pop acquires.
+//! - **The outcome of a race** is, for each word, what one of the writers wrote. Only a peer that
+//!   breaks the protocol causes races, and only its own data suffers.
 //!
 //! System calls and NICs access the memory as well. They are no Rust code: what they write at the
 //! same time is seen as written by some other thread, atomically.

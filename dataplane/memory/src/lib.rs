@@ -11,7 +11,7 @@
 //! *contents* right. It is never used for memory safety: a dishonest peer can make us forward
 //! garbage to the socket it chose, nothing worse.
 //!
-//! - `contested`: copies that races do no harm.
+//! - `contested`: copies that stay defined when others write at the same time.
 //! - [`region`]: a mapping, shared by whoever still needs it; the owner of all below.
 //! - [`rmb`]: a region carved into elements of one size, which come and go by value.
 //! - [`send_pool`]: chunks that sockets fill and NICs empty; what is lent comes back as a

@@ -1,4 +1,4 @@
-//! A mapping that outlives whatever is carved from it.
+//! A mapping that stays as long as anything that was carved from it.
 
 use std::io;
 use std::ptr::NonNull;
@@ -10,8 +10,8 @@ use crate::contested::Contested;
 
 /// Page-aligned memory that NICs may read and write. Clones share it; the last one unmaps it.
 ///
-/// Whoever told a NIC the address holds a clone until the NIC has forgotten it, so the memory can
-/// not disappear under a write.
+/// Whoever registered the memory with a NIC holds a clone until the NIC has forgotten it, so that
+/// the memory cannot disappear during a write.
 #[derive(Clone, Debug)]
 pub struct Region {
     mapping: Arc<Mapping>,

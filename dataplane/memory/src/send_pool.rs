@@ -1,8 +1,8 @@
 //! Registered memory that sockets fill and NICs empty.
 //!
-//! A poller has one pool. It is cut into chunks; socket data is appended to the current chunk, and
-//! what was appended becomes a [`Lease`]. A chunk is free again when all leases on it are home.
-//! Idle connections hold nothing.
+//! A poller has one pool, cut into chunks. Bytes from sockets are appended to the current chunk,
+//! and each piece becomes a [`Lease`]. A chunk is free again when all its leases have been taken
+//! back. Idle connections hold no memory.
 
 use std::io;
 
@@ -15,7 +15,7 @@ use crate::Region;
 pub struct SendPool {
     region: Region,
     chunk_bytes: u32,
-    /// Leases out, per chunk.
+    /// How many leases of each chunk were not taken back yet.
     lent: Box<[u32]>,
     free: Vec<u32>,
     current: Option<Current>,
@@ -138,7 +138,7 @@ impl SendPool {
         }
     }
 
-    /// Leases that are out. Zero when the system is quiet.
+    /// How many leases were not taken back yet. Zero when the system is quiet.
     pub fn leases_out(&self) -> u32 {
         self.lent.iter().sum()
     }
@@ -150,9 +150,9 @@ impl SendPool {
         chunks as u64 * u64::from(self.chunk_bytes)
     }
 
-    /// Whether somebody who has lent out so many bytes may have more: as many as are free. So who
-    /// is alone gets half of the pool, and of several each as much as any other; and there is
-    /// always something left for who comes next.
+    /// Whether a link that has lent out so many bytes may lend more: it may have as many as are
+    /// free. So a link that is alone gets half of the pool, several links get equal shares, and
+    /// something is always left for the next one.
     pub fn is_fair(&self, lent: u64) -> bool {
         lent <= self.free.len() as u64 * u64::from(self.chunk_bytes)
     }

@@ -21,7 +21,7 @@ pub const CONNECTIONS_PER_GROUP_MAX: u16 = 255;
 /// The fewest connections that a peer of SMC-Rv2 may allow in a link group.
 pub const CONNECTIONS_PER_GROUP_MIN: u8 = 16;
 
-/// The most of our RMBs that a Linux peer keeps in mind per link group.
+/// How many of our RMBs a Linux peer can store for one link group.
 // RFC 7609 2.1-2
 pub const RMBS_PER_GROUP_MAX: u16 = 255;
 

@@ -12,19 +12,20 @@
 //!     │ ◄────────────────────── CONFIRM LINK reply ─ │   the link group is established
 //! ```
 //!
-//! Messages that change what links or rkeys there are stand in exchanges, and a group has one of
-//! them under way at a time (RFC 3.5.5.3). What has to wait is remembered in the state of what it
-//! is about: a link that is to be deleted, an RMB that is to be announced. So nothing overflows.
+//! Links and rkeys change by exchanges of messages, and a group has one exchange under way at a
+//! time (RFC 3.5.5.3). Whatever has to wait is noted on the link or the RMB that it concerns: a
+//! link notes that it is to be deleted, an RMB that it is to be announced. So no queue can
+//! overflow.
 //!
-//! - `dispatch` takes messages apart; `confirm`, `add` with `pairs` and `retry`, and `delete` are
-//!   what is said about links, `rkeys` what is said about RMBs;
-//! - `exchange` is how far an exchange has come, `member` what is known of one link, `ports` which
-//!   links may stand beside each other, `rmbs` what RMBs are called;
-//! - `version` is how all that is put into messages of SMC-Rv2;
-//! - `timers` is what is due when, `view` what others see.
+//! - `dispatch` hands each message to its handler. The handlers are `confirm`, `add` with `pairs`
+//!   and `retry`, `delete`, and `rkeys`, named after the LLC messages;
+//! - `exchange` tracks the exchange under way, `member` one link, `rmbs` the rkeys of all RMBs;
+//! - `ports` decides which port of ours may carry a further link;
+//! - `version` encodes the same messages for SMC-Rv2;
+//! - `timers` has the deadlines, `view` has what callers may read.
 //!
-//! Not here: when a link asks for a sign of life ([`link`]), which port a link goes through
-//! (`control`), and what it means for connections when a link or a group ends (`engine`).
+//! Other places decide when a link sends TEST LINK ([`link`]), which port a link uses (`control`),
+//! and what happens to connections when a link or a group ends (`engine`).
 
 use core::time::Duration;
 
@@ -62,11 +63,11 @@ use rmbs::{OurRmbs, PeerRmbs};
 pub use version::Version;
 pub use view::Symmetry;
 
-/// Which side of the first contact we were. It decides for the life of the group who adds and
-/// deletes links (RFC 3.5.5.1).
+/// Which side of the first contact we were. As long as the group lives, the server adds and deletes
+/// its links (RFC 3.5.5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// We accepted the TCP connection, and own the procedures.
+    /// We accepted the TCP connection.
     Server,
     /// We opened it.
     Client,
@@ -98,8 +99,8 @@ pub struct Setup {
     pub max_links: u8,
     /// How long after a failed attempt a further link is tried again (RFC C.8).
     pub retry_link: Duration,
-    /// How long the first link may take to be confirmed, where there is reason to doubt that it
-    /// will be: users wait for the outcome.
+    /// How long the first link may take to be confirmed, if the caller doubts that it will be;
+    /// `None` for the usual time. Applications wait meanwhile.
     pub confirm_wait: Option<Duration>,
 }
 
@@ -113,15 +114,15 @@ pub enum Action {
     /// The link carries connections. For the first link: tell the handshake that waits for it.
     LinkConfirmed(LinkNumber),
     /// Choose a port of ours for a further link, open a queue pair there, register every RMB for
-    /// it, and say so with [`LinkGroup::link_opened`] or [`LinkGroup::link_refused`]. Who has not
-    /// done that for an earlier one of the same number forgets that one.
+    /// it, and answer with [`LinkGroup::link_opened`] or [`LinkGroup::link_refused`]. It replaces
+    /// an earlier demand for the same number that the caller has not answered yet.
     OpenLink {
         /// What the link is called.
         number: LinkNumber,
         /// The port of the peer that it will lead to, if that is known: we are the client.
         peer: Option<(Gid, MacAddress)>,
     },
-    /// Bring the queue pair to RTS and hand it to its poller, and say so with
+    /// Bring the queue pair to RTS and hand it to its poller, and answer with
     /// [`LinkGroup::link_connected`] or [`LinkGroup::link_unreachable`].
     ConnectLink {
         /// Which link.
@@ -131,9 +132,9 @@ pub enum Action {
     },
     /// Move all connections to other links, then call [`LinkGroup::link_vacated`].
     VacateLink(LinkNumber),
-    /// The link is down, or will never be: move its connections to another, and destroy its queue
-    /// pair. [`Action::Terminate`] follows if it was the last. If a handshake waits for it, tell
-    /// that one, with [`LinkGroup::may_decline`].
+    /// The link is down, or will never come up: move its connections to another one, and destroy
+    /// its queue pair. [`Action::Terminate`] follows if it was the last. If a handshake waits for
+    /// the link, tell the handshake, with what [`LinkGroup::may_decline`] says.
     LinkFailed(LinkNumber, Cause),
     /// The peer knows this RMB of ours: connections may use it.
     RmbConfirmed(RmbIndex),
@@ -141,7 +142,7 @@ pub enum Action {
     RmbRefused(RmbIndex),
     /// The peer will not write to this RMB any more: it may be deregistered.
     RmbDeleted(RmbIndex),
-    /// The peer no longer has some RMBs that it told on that link: nothing may be written to what
+    /// The peer has deleted RMBs, which it named by their rkeys on that link. Write to no RMB that
     /// [`LinkGroup::peer_rmb`] does not know.
     RkeysDeleted(LinkNumber),
     /// The group is over: once what it had to send is delivered, reset all connections and destroy
@@ -157,9 +158,9 @@ pub const UNNUMBERED: LinkNumber = LinkNumber(0);
 const CONFIRM_LINK_REPEAT: Duration = Duration::from_secs(1);
 const _: () = assert!(CONFIRM_LINK_REPEAT.as_millis() < CONFIRM_LINK_REPLY_WAIT.as_millis());
 
-/// More actions than one input causes. The most are those of a client whose links all fail in the
-/// same moment: each is reported, and asked away over each of those that were not known to have
-/// failed yet, over which an RMB is announced again, too.
+/// More actions than one input causes. Most actions come from a client whose links all fail at the
+/// same moment. It reports each of them, asks the server to delete each over every link that it
+/// does not know to have failed yet, and announces an RMB again over each of those.
 const ACTIONS_MAX: usize = 96;
 const _: () = {
     let links = LINKS_PER_GROUP_MAX as usize;
@@ -186,8 +187,9 @@ enum Phase {
 /// All that we share with one peer, but for memory.
 ///
 /// - `handle_llc`, `traffic` and `link_broke` feed what happened on a link, `handle_timeout` feeds
-///   time; the answers to actions, `connections_changed`, `want_link`, `probe`, `delete_link`,
-///   `announce_rmb`, `withdraw_rmb` and `shutdown` feed what the caller knows or wants.
+///   time. The answers to actions and `connections_changed` feed what the caller knows.
+///   `want_link`, `probe`, `delete_link`, `announce_rmb`, `withdraw_rmb` and `shutdown` feed what
+///   the caller wants.
 /// - `poll_action` drains what the caller must do. Call it until `None` after every input.
 /// - `poll_timeout` says when to call `handle_timeout`, at the latest.
 ///
@@ -200,19 +202,19 @@ pub struct LinkGroup {
     setup: Setup,
     phase: Phase,
     members: [Option<Member>; LINKS_PER_GROUP_MAX as usize],
-    /// Links that were in these places, until the caller has taken all actions.
+    /// Links that have left these places, until the caller has taken all actions.
     gone: [Option<LinkNumber>; LINKS_PER_GROUP_MAX as usize],
     exchange: Option<Exchange>,
     announcement: Option<Announcement>,
     our_rmbs: OurRmbs,
     peer_rmbs: PeerRmbs,
     continuing: Option<Continuing>,
-    /// Client: the place of the link that is being offered, which rkeys were told of already.
+    /// Client: the place of the link that is being offered, if its rkeys came with the offer.
     reserved: Option<usize>,
     peer_eye_catcher: bool,
-    /// The point of no return of the first contact is behind (C.3).
+    /// The first contact has passed the point of no return (C.3).
     committed: bool,
-    /// Server: from when on the client may believe that it is.
+    /// Server: when the client may begin to believe that it has passed.
     client_goes_on: Option<Instant>,
     /// Symmetric links at most, as agreed.
     max_links: u8,
@@ -220,9 +222,9 @@ pub struct LinkGroup {
     last_number: u8,
     /// Server: a further link is to be offered.
     wanted: bool,
-    /// Client: a port without a link, that the server was told of.
+    /// Client: a port of ours that no link uses.
     unused_port: Option<(Gid, MacAddress)>,
-    /// Client: the server is to be told of it as soon as it is not busy.
+    /// Client: the server does not know of that port yet.
     untold: bool,
     /// When a further link is tried again.
     retry_at: Option<Instant>,
@@ -230,7 +232,7 @@ pub struct LinkGroup {
     short_lived: u8,
     /// A second link was confirmed before the group was established.
     confirmed_early: Option<LinkNumber>,
-    /// How often an RMB of ours was refused, and when it is announced again.
+    /// How often in a row the peer refused an RMB of ours, and when we announce it again.
     retries: u32,
     again_at: Option<Instant>,
     connections: u32,
@@ -323,7 +325,7 @@ impl LinkGroup {
         self.send_confirm_link(number, false);
     }
 
-    /// How many connections use the group now. A group that stays without is ended.
+    /// Says how many connections use the group now. A group without connections ends after a while.
     pub fn connections_changed(&mut self, now: Instant, count: u32) {
         self.connections = count;
         let idle = self.phase == Phase::Established && count == 0;
@@ -375,7 +377,7 @@ impl LinkGroup {
                 self.actions.push(Action::LinkFailed(number, cause));
                 let alive = |member: &Member| match self.phase {
                     Phase::Opening | Phase::Confirming { .. } => !is_down(member),
-                    // One that is being added cannot keep a group alive.
+                    // A link that is not confirmed yet cannot keep a group alive.
                     Phase::Founding { .. } | Phase::Established | Phase::Terminated => {
                         member.link.is_up()
                     }
@@ -396,7 +398,7 @@ impl LinkGroup {
         self.actions.push(Action::Terminate(cause));
     }
 
-    /// Begins what was waiting, if nothing is under way.
+    /// Begins an exchange that was waiting, if none is under way.
     fn advance(&mut self, now: Instant) {
         let begun = match self.phase {
             Phase::Founding { deadline: None } | Phase::Established => true,

@@ -1,10 +1,11 @@
-//! What a machine wants its caller to do, in order, in a fixed place.
+//! A queue of actions without a heap: what a machine demands of its caller, in order.
 
 /// A queue of at most `N` actions.
 #[derive(Clone, Debug)]
 pub(crate) struct Outbox<T, const N: usize> {
     slots: [Option<T>; N],
-    /// The place of the oldest, and how many there are: the places behind it, around the end.
+    /// The index of the oldest action, and how many there are. The others follow it, and go on at
+    /// the beginning of the array.
     first: usize,
     len: usize,
 }

@@ -54,24 +54,24 @@ pub enum Agreement {
     V2(AgreementV2),
 }
 
-/// What there is to know about a connection of version 2.
+/// What the peers have agreed on for a connection of version 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AgreementV2 {
     /// The EID they have in common.
     pub eid: Eid,
     /// The release both speak. Void in a subsequent contact, where the group's counts.
     pub release: u8,
-    /// The most connections in the link group: in release 0, what we would have. Void in a
-    /// subsequent contact.
+    /// The most connections in the link group: in release 0 our own limit. Void in a subsequent
+    /// contact.
     pub max_connections: u8,
-    /// The most links in the link group: in release 0, what we would have, until CONFIRM LINK has
-    /// settled it. Void in a subsequent contact.
+    /// The most links in the link group: in release 0 our own limit, until CONFIRM LINK has settled
+    /// it. Void in a subsequent contact.
     pub max_links: u8,
-    /// On first contact, as soon as it has come: who the peer is. It also says whether the peer
-    /// believes that no router is between; see [`AgreementV2::objection`].
+    /// The peer's extension of a first contact, when it has come: who the peer is, and whether it
+    /// believes that no router is between the ports; see [`AgreementV2::objection`].
     pub peer: Option<FirstContact>,
-    /// At the server of a first contact, behind the Confirm: over which ports the client may have
-    /// further links.
+    /// Server of a first contact, when the Confirm has come: the ports over which the client may
+    /// have further links.
     pub gids: Gids,
 }
 
@@ -80,14 +80,14 @@ pub struct AgreementV2 {
 pub enum Path {
     /// It is in our subnet: packets go to the MAC address that it names.
     Direct,
-    /// A router is between: packets go to the next hop. Whoever sends them knows it.
+    /// A router is between: packets go to the next hop, which the RNIC finds out.
     ViaGateway,
 }
 
 impl AgreementV2 {
-    /// Why a client cannot open a link over `path`, its own route to the server's GID, if it
-    /// cannot. A server that says the link is direct is believed, as Linux believes it; but no
-    /// packet of ours would get there without a route.
+    /// Why a client cannot open a link over `path`, its own route to the server's GID; `None` if it
+    /// can. A server's word that the link is direct is believed, as Linux believes it. But without
+    /// a route no packet of ours would arrive.
     pub fn objection(&self, path: Option<Path>) -> Option<Diagnosis> {
         let direct = self.peer.is_none_or(|peer| peer.direct);
         match path {
@@ -143,7 +143,7 @@ impl AgreementV2 {
 impl PolicyV2 {
     /// # Panics
     ///
-    /// If a number is none that any peer would take: it is ours.
+    /// If a number is one that no peer would accept: the numbers are ours.
     pub(super) fn check(&self) {
         assert!(self.release <= RELEASE, "release {}", self.release);
         assert!(self.max_connections >= CONNECTIONS_PER_GROUP_MIN, "{}", self.max_connections);

@@ -18,7 +18,7 @@ use crate::wire::clc::{
 pub enum ClientAction {
     /// Write this message to the TCP connection.
     Send(Frame),
-    /// First contact: create a queue pair towards this one and a link group, then call
+    /// First contact: create a queue pair for the one in this offer, and a link group, then call
     /// [`Client::provide`] or [`Client::refuse`].
     OpenLink(Offer),
     /// Find the link group that this queue pair belongs to, then call [`Client::provide`], or
@@ -76,8 +76,8 @@ impl Client {
     ///
     /// # Panics
     ///
-    /// If `policy` holds what no peer would take: no EID, fewer than 16 connections, no link, a
-    /// release that we do not know.
+    /// If no peer would accept `policy`: no EID, fewer than 16 connections, no link, or a release
+    /// that we do not know.
     pub fn with_v2(now: Instant, proposal: Proposal, policy: PolicyV2, gid: Gid) -> Self {
         policy.check();
         let frame = ProposalV2 { v1: proposal, v2: Some(policy.extension(gid)) };
@@ -109,8 +109,9 @@ impl Client {
         }
     }
 
-    /// The port that we proposed, in the version that was agreed on. The queue pair of a first
-    /// contact must be there: a Linux server connects to it, whatever the Confirm says.
+    /// The port that we proposed, in the version that was agreed on. A first contact must have its
+    /// queue pair on this port: a Linux server connects to it, even if the Confirm names another
+    /// one.
     pub fn port(&self) -> (Gid, MacAddress) {
         let [v1, v2] = self.gids;
         match self.agreement {
@@ -224,13 +225,13 @@ impl Client {
         }
     }
 
-    /// We cannot go on, for this reason: Decline goes out in place of Confirm (C.1).
-    /// `out_of_sync` says that there is no link group such as the server named (C.4).
+    /// We cannot go on, for this reason: a Decline goes out in place of the Confirm (C.1).
+    /// `out_of_sync` says that we know no link group such as the server named (C.4).
     ///
     /// # Panics
     ///
     /// If no [`ClientAction::OpenLink`] or [`ClientAction::JoinLink`] asked for an answer. A client
-    /// that changes its mind while it waits for the Accept must wait on.
+    /// must not decline while it waits for the Accept.
     pub fn refuse(&mut self, diagnosis: Diagnosis, out_of_sync: bool) {
         // RFC 7609 C.1-1, C.1-4, C.1-6
         assert!(matches!(self.state, State::Providing { .. }), "a Decline replaces the Confirm");
@@ -257,9 +258,10 @@ impl Client {
         }
     }
 
-    /// The link of a first contact failed. If the point of no return is behind (`committed`), that
-    /// is the end; else we decline, at once: a peer that waits for our word on the link hears it no
-    /// other way, and one that declines in the same moment is heard by whoever relays.
+    /// The link of a first contact failed. If it has passed the point of no return (`committed`),
+    /// the TCP connection ends. Otherwise we decline at once, because a peer that waits for a
+    /// message on the link learns of it in no other way. A Decline of the peer may cross ours,
+    /// which the TCP relay expects.
     ///
     /// # Errors
     ///
@@ -272,7 +274,7 @@ impl Client {
         }
     }
 
-    /// A Decline of the version of the Accept: of version 1 as long as there was none.
+    /// A Decline in the version of the Accept, or in version 1 if no Accept has come.
     fn decline(&self, diagnosis: Diagnosis, out_of_sync: bool) -> Frame {
         let decline = Decline { out_of_sync, peer_id: self.peer_id, diagnosis };
         if self.heard_v2 {
@@ -334,7 +336,7 @@ impl Client {
 
     fn agree(&mut self, agreement: Agreement, offer: Offer) -> Result<(), HandshakeError> {
         self.agreement = Some(agreement);
-        // RFC 7609, C.6: a reserved value means that the peer can more than we, not worse.
+        // RFC 7609, C.6: a peer that sends a reserved value is newer than we are, and not broken.
         // RFC 7609 A.2.3-12, C.6-5
         if offer.first_contact && offer.mtu.bytes().is_none() {
             return Err(HandshakeError::Unsupported);

@@ -73,8 +73,8 @@ impl Server {
     ///
     /// # Panics
     ///
-    /// If `policy` holds what no peer would take: no EID, fewer than 16 connections, no link, a
-    /// release that we do not know.
+    /// If no peer would accept `policy`: no EID, fewer than 16 connections, no link, or a release
+    /// that we do not know.
     pub fn with_policy(now: Instant, peer_id: PeerId, policy: Policy) -> Self {
         if let Some(v2) = policy.v2 {
             v2.check();
@@ -94,8 +94,8 @@ impl Server {
         self.answer?.err()
     }
 
-    /// Takes in a message from the client. A client whose SYN offered more than it can keep, for
-    /// want of an RNIC, declines in place of its Proposal; deployed peers do.
+    /// Takes in a message from the client. A client that has set the SMC option but has no RNIC
+    /// declines in place of its Proposal, as Linux does.
     ///
     /// # Errors
     ///
@@ -194,7 +194,7 @@ impl Server {
         self.actions.push(ServerAction::Send(accept));
     }
 
-    /// We cannot or will not, for this reason: Decline goes out in place of Accept (C.1).
+    /// We do not accept, for this reason: a Decline goes out in place of the Accept (C.1).
     ///
     /// # Panics
     ///
@@ -208,7 +208,7 @@ impl Server {
         self.actions.push(ServerAction::FallBack);
     }
 
-    /// Whether all has been said but a Decline, and the link of a first contact is to be confirmed.
+    /// Whether all CLC messages of a first contact are exchanged, and its link is to be confirmed.
     pub fn is_awaiting_link(&self) -> bool {
         matches!(self.state, State::AwaitingLink)
     }
@@ -232,9 +232,10 @@ impl Server {
         }
     }
 
-    /// The link of a first contact failed. If the point of no return is behind (`committed`), that
-    /// is the end; else we decline, at once: a peer that waits for our word on the link hears it no
-    /// other way, and one that declines in the same moment is heard by whoever relays.
+    /// The link of a first contact failed. If it has passed the point of no return (`committed`),
+    /// the TCP connection ends. Otherwise we decline at once, because a peer that waits for a
+    /// message on the link learns of it in no other way. A Decline of the peer may cross ours,
+    /// which the TCP relay expects.
     ///
     /// # Errors
     ///
@@ -250,8 +251,8 @@ impl Server {
         }
     }
 
-    /// The message to send for [`Verdict::FallBack`](super::Verdict::FallBack) with a code: of
-    /// version 2 if both sides know that, whatever was agreed on.
+    /// The message to send for [`Verdict::FallBack`](super::Verdict::FallBack) with a code: in
+    /// version 2 if both sides speak it, even if they agreed on version 1.
     pub fn decline_frame(&self, diagnosis: Diagnosis) -> Frame {
         let decline = Decline { out_of_sync: false, peer_id: self.peer_id, diagnosis };
         if self.knows_v2 && self.policy.v2.is_some() {
@@ -330,8 +331,8 @@ impl Server {
         }
         let confirmed = agreement.confirm(message);
         // RFC 7609 C.3-4
-        // A client that joins a link group writes by RDMA once its Confirm is out: too late to
-        // decline.
+        // A client that joins a link group may write by RDMA as soon as it has sent its Confirm, so
+        // it is too late to decline.
         if !first_contact && matches!(confirmed, Err(HandshakeError::Disagreed(_))) {
             return Err(PeerMisbehaved::UnexpectedMessage.into());
         }
@@ -340,7 +341,8 @@ impl Server {
         self.join_or_connect(client, first_contact, message.offer)
     }
 
-    /// The F bit of a Confirm of version 1 says nothing: old clients leave it clear. Ours decides.
+    /// The F bit of a Confirm of version 1 is ignored, because old clients leave it clear. The F
+    /// bit of our Accept decides.
     fn handle_confirm(
         &mut self,
         client: PeerId,
@@ -368,7 +370,7 @@ impl Server {
             self.actions.push(ServerAction::Done);
             return Ok(());
         }
-        // RFC 7609, C.6: a reserved value means that the peer can more than we, not worse.
+        // RFC 7609, C.6: a peer that sends a reserved value is newer than we are, and not broken.
         // RFC 7609 A.2.4-4, C.6-5
         if offer.mtu.bytes().is_none() {
             return Err(HandshakeError::Unsupported);

@@ -45,7 +45,7 @@ impl LinkGroup {
         self.actions.push(Action::OpenLink { number, peer: None });
     }
 
-    /// A number that was not used for as long as possible.
+    /// The link number whose last use was longest ago.
     fn new_number(&mut self) -> LinkNumber {
         loop {
             // RFC 7609 2.2.4-1, 2.2.4-2
@@ -57,10 +57,10 @@ impl LinkGroup {
         }
     }
 
-    /// The answer to [`Action::OpenLink`]: a queue pair that knows its own address, and what each
-    /// RMB of ours is called on it.
+    /// The answer to [`Action::OpenLink`]: a queue pair that knows its own address, and the rkey of
+    /// each RMB of ours on it.
     ///
-    /// If nobody wants it any more, [`Action::LinkFailed`] follows.
+    /// If the link is no longer wanted, [`Action::LinkFailed`] follows.
     pub fn link_opened(
         &mut self,
         now: Instant,
@@ -98,7 +98,7 @@ impl LinkGroup {
             theirs.is_some_and(|theirs| self.is_asymmetric(port_of(ours), port_of(theirs)));
         self.members[slot] = Some(Member {
             number,
-            // Until CONFIRM LINK the exchange watches over it.
+            // Until CONFIRM LINK the exchange has the deadline.
             link: Link::new(self.setup.keepalive, Instant(u64::MAX)),
             unanswered: 0,
             ours,
@@ -139,10 +139,10 @@ impl LinkGroup {
 
     /// The other answer to [`Action::OpenLink`].
     ///
-    /// During the first contact a client waits for an offer, for seconds in which deployed ones
-    /// serve nobody else. So a server without a queue pair offers one with an MTU that does not
-    /// exist: every client rejects that at once. The body names our port because Linux mistakes an
-    /// empty one.
+    /// During the first contact a client waits for ADD LINK, and a Linux client opens no other
+    /// connection meanwhile. So a server that has no queue pair to offer sends ADD LINK with an MTU
+    /// that does not exist, which every client rejects at once. The message names our port, because
+    /// Linux misreads one that names none.
     pub fn link_refused(&mut self, now: Instant, number: LinkNumber, refusal: Refusal) {
         let Some(Exchange::Opening { number: expected, on, theirs }) = self.exchange else {
             return;
@@ -178,7 +178,7 @@ impl LinkGroup {
 
     /// The answer to [`Action::ConnectLink`]: the queue pair is in RTS and its poller has it.
     ///
-    /// For the first link of a server, too: CONFIRM LINK goes out.
+    /// Also called for the first link of a server. CONFIRM LINK goes out.
     pub fn link_connected(&mut self, now: Instant, number: LinkNumber) {
         if self.phase == Phase::Opening {
             self.first_link_connected(now);
@@ -280,7 +280,7 @@ impl LinkGroup {
         let AddLink { gid, mac, qpn, psn, mtu, link: number, .. } = *message;
         let theirs = QpAddress { gid, mac, qpn, psn, mtu };
         if let Some(stale) = self.exchange.filter(|exchange| exchange.adds()) {
-            // The server has one offer at a time: it has given that one up.
+            // A server has one offer under way at a time: it has given up the one before.
             self.forget_offer(stale.number());
         } else if self.exchange.is_some() {
             self.dropped += 1;
@@ -301,8 +301,7 @@ impl LinkGroup {
             self.advance(now);
             return Ok(());
         }
-        // An RKEY exchange of ours that crossed this goes on: the server refuses it, and we begin
-        // it anew.
+        // If a CONFIRM RKEY of ours crosses this, the server refuses it, and we send it again.
         // RFC 7609 3.5.1.6.1-1, 3.5.5.3.1-3, 3.5.5.3.3-3
         self.exchange = Some(Exchange::Opening { number, on, theirs: Some(theirs) });
         self.actions.push(Action::OpenLink { number, peer: Some((gid, mac)) });
@@ -329,7 +328,8 @@ impl LinkGroup {
         let Some(number) = offered.filter(|number| *number == message.link) else {
             self.dropped += 1;
             if !message.rejected && self.find(message.link).is_none() {
-                // We have given it up, and the client waits for what follows.
+                // We have given the link up. The client has accepted it, and waits for CONFIRM
+                // LINK.
                 let order = Order::of(DeleteReason::LOST_PATH, Cause::LlcTimedOut);
                 self.send_delete_link(on, message.link, order);
             }
@@ -354,7 +354,7 @@ impl LinkGroup {
         let second = asymmetric && self.members().any(|member| member.asymmetric);
         // RFC 7609 2.2.1-2, 2.2.2-11, 3.5.5.1.1-2, C.7.1-26
         if !exists || parallel || second || mtu.bytes().is_none() {
-            // Whatever the client believes to have accepted must not be.
+            // The client may believe that it has accepted this link, so it is told to delete it.
             self.abandon(now, number, Cause::PeerMisbehaved);
             return;
         }
@@ -376,7 +376,7 @@ impl LinkGroup {
         self.say_delete(now, number, Order::of(DeleteReason::LOST_PATH, cause));
     }
 
-    /// Server: the new link must prove itself.
+    /// Server: sends CONFIRM LINK on the new link.
     pub(super) fn confirm_added(&mut self, now: Instant, number: LinkNumber) {
         self.await_confirm(now, number);
         // RFC 7609 3.5.1.6.2-2
@@ -391,8 +391,8 @@ impl LinkGroup {
         self.exchange = Some(Exchange::Confirming { number });
     }
 
-    /// How long the peer may take for its next message. During the first contact an application
-    /// waits for both of us.
+    /// How long the peer may take for its next message: less during the first contact, because an
+    /// application waits for the outcome.
     pub(super) fn exchange_wait(&self) -> Duration {
         match self.phase {
             Phase::Established => LINK_EXCHANGE_WAIT,

@@ -36,7 +36,7 @@ impl LinkGroup {
         on: LinkNumber,
         message: &ConfirmLink,
     ) -> Result<(), PeerMisbehaved> {
-        // Nobody looks at the user id.
+        // The user id may be anything.
         // RFC 7609 2.2.4-4
         match (self.role, message.reply) {
             (Role::Client, false) => self.confirm_link_requested(now, on, message),
@@ -80,7 +80,7 @@ impl LinkGroup {
                         self.send_confirm_link(on, true);
                         self.link_added(now, on);
                     }
-                    // The server repeats itself; so do we.
+                    // The server has sent it again, so we answer again.
                     Some(_) | None if is_up => self.send_confirm_link(on, true),
                     Some(_) | None => self.dropped += 1,
                 }
@@ -123,7 +123,8 @@ impl LinkGroup {
         self.actions.push(Action::LinkNumbered(new));
     }
 
-    /// What the peer wants counts if it is less; silence and nonsense agree with us.
+    /// The peer's limit counts if it is lower than ours. A peer that states none, or one that is
+    /// not allowed, gets ours.
     fn agree_on_links(&mut self, wanted: u8) {
         // RFC 7609 2.2.2-1, 2.2.2-6, 2.2.2-8
         if (self.setup.version.links_min()..=LINKS_PER_GROUP_MAX).contains(&wanted) {

@@ -1,8 +1,8 @@
 //! DELETE LINK: one link, or all of them (RFC 3.5.4, 3.5.5.1.3, 3.5.5.1.4, A.3.4).
 //!
-//! The server deletes; a client asks it to. A link that failed is down at once and its connections
-//! move; what remains is to tell the peer, over another link. A link that is to go in good order
-//! is vacated first.
+//! The server deletes links, and a client asks it to. A link that failed is down at once and its
+//! connections move; then the peer is told over another link. A link that works is vacated before
+//! it is deleted.
 
 use super::exchange::Exchange;
 use super::{Action, LinkGroup, Phase, Role, UNNUMBERED};
@@ -14,15 +14,15 @@ use crate::wire::llc::{DeleteLink, DeleteReason, Llc};
 
 use core::time::Duration;
 
-/// How long a client waits for the deletion that it asked for: the server may be adding a link
-/// first, or finding out that another one is gone.
+/// How long a client waits for the deletion that it asked for. The server may have to finish adding
+/// a link first, or find out that another link has failed.
 pub(super) const ASKED_WAIT: Duration = Duration::from_secs(130);
 const _: () = assert!(
     ASKED_WAIT.as_secs() > 3 * LINK_EXCHANGE_WAIT.as_secs() + CONFIRM_ADDED_LINK_WAIT.as_secs()
 );
 
-/// How long until a client asks again. A deployed server that has more to do than it can keep in
-/// mind drops such a request without a word; one that does not takes it for what it knows already.
+/// How long until a client asks again. A Linux server drops a request that it has no room to queue,
+/// and does not say so. A server that has queued the first one ignores the second.
 pub(super) const ASK_AGAIN_WAIT: Duration = Duration::from_secs(10);
 
 /// How long a client waits for a deletion during the first contact, while an application waits.
@@ -31,8 +31,8 @@ const _: () = assert!(
     ASKED_WAIT_FOUNDING.as_secs() > 3 * ADD_LINK_WAIT.as_secs() + CONFIRM_ADDED_LINK_WAIT.as_secs()
 );
 
-/// How long connections may take to leave a link in good order: the server decides itself, the
-/// client has to answer before a deployed server goes on without.
+/// How long connections may take to leave a link that works. A server decides on its own; a client
+/// has to answer before a Linux server goes on without the answer.
 const VACATE_WAIT_SERVER: Duration = Duration::from_secs(10);
 pub(super) const VACATE_WAIT_CLIENT: Duration = Duration::from_secs(1);
 /// How long a deployed server waits for the answer to its DELETE LINK.
@@ -46,19 +46,20 @@ pub(super) struct Order {
     pub(super) reason: DeleteReason,
     pub(super) orderly: bool,
     pub(super) cause: Cause,
-    /// Client: over which link the server said so.
+    /// Client: the link over which the server's DELETE LINK came.
     pub(super) on: Option<LinkNumber>,
     /// No connection uses the link any more, or there was no time left.
     pub(super) vacated: bool,
 }
 
 impl Order {
-    /// At once.
+    /// An order to delete a link without vacating it.
     pub(super) fn of(reason: DeleteReason, cause: Cause) -> Self {
         Self { reason, orderly: false, cause, on: None, vacated: false }
     }
 
-    /// Whether the link works until it is deleted. Linux calls lost paths orderly, too.
+    /// Whether connections can be moved before the link is deleted. Linux sets the orderly flag for
+    /// lost paths, too.
     // RFC 7609 2.3-14
     fn has_time(self) -> bool {
         self.orderly && self.reason != DeleteReason::LOST_PATH && !self.vacated
@@ -71,7 +72,7 @@ pub(super) struct Asked {
     pub(super) on: LinkNumber,
     /// When it is asked again.
     again_at: Instant,
-    /// When the link that it was asked over counts as dead.
+    /// When the link over which it was asked counts as failed.
     deadline: Instant,
     order: Order,
 }
@@ -84,9 +85,9 @@ impl Asked {
 }
 
 impl LinkGroup {
-    /// Takes one link out of the group; with the last one the group ends. The server asks its
-    /// client, a client asks its server to ask it (RFC 3.5.5.1.3, 3.5.5.1.4). If `orderly`, and
-    /// another link can take them, its connections are moved away first.
+    /// Deletes one link of the group; with the last one the group ends. A server sends DELETE LINK,
+    /// a client asks its server to (RFC 3.5.5.1.3, 3.5.5.1.4). If `orderly`, and if there is
+    /// another link for them, the connections are moved first.
     pub fn delete_link(
         &mut self,
         now: Instant,
@@ -104,7 +105,7 @@ impl LinkGroup {
         }
     }
 
-    /// Ends the group: DELETE LINK for all links goes out, nobody waits for an answer.
+    /// Ends the group: sends DELETE LINK for all links, and does not wait for an answer.
     ///
     /// # Specification
     ///
@@ -113,14 +114,14 @@ impl LinkGroup {
         self.end(now, Cause::DeletedByUs, reason);
     }
 
-    /// Tells the peer that all is over, and ends it.
+    /// Sends DELETE LINK for all links, and ends the group.
     pub(super) fn end(&mut self, now: Instant, cause: Cause, reason: DeleteReason) {
         // RFC 7609 A.3.4-4
         let none = UNNUMBERED;
         let all = DeleteLink { reply: false, all: true, orderly: true, link: none, reason };
         for number in self.numbers().into_iter().flatten() {
             if self.find(number).is_some_and(|member| member.link.is_up()) {
-                // Nobody waits for an answer, so it is tried over each of them.
+                // No answer tells whether it arrived, so it goes over each link.
                 // RFC 7609 3.5.4-6, 3.5.4-10, C.7.1-18
                 self.send(number, Llc::DeleteLink(all));
             }
@@ -130,7 +131,7 @@ impl LinkGroup {
             self.link_event(now, number, Event::Fail(cause));
         }
         if !self.is_terminated() {
-            // All links were down already, and only the peer's word about them was missing.
+            // All links were down already, and waited for the peer's DELETE LINK.
             self.terminate(cause);
         }
     }
@@ -170,7 +171,8 @@ impl LinkGroup {
         // RFC 7609 2.3-11
         self.exchange = None;
         if !exchange.adds() {
-            // What was to be deleted still is; `advance` begins anew, over another link.
+            // The link notes that it is to be deleted: `advance` sends DELETE LINK over another
+            // one.
             return;
         }
         self.retry_later(now);
@@ -187,7 +189,7 @@ impl LinkGroup {
             member.delete = Some(order);
             let vacates = |exchange: Exchange| exchange.vacates() && exchange.number() == number;
             if !order.has_time() && self.exchange.is_some_and(vacates) {
-                // There was time, and there is none any more.
+                // The link has failed: its connections are not moved in good order any more.
                 self.exchange = None;
             }
         }
@@ -221,7 +223,7 @@ impl LinkGroup {
         self.send_delete_link(on, number, order);
     }
 
-    /// A link to speak about that one on: another one, if there is any.
+    /// The link for messages about that one: another one, if there is any.
     fn link_besides(&self, number: LinkNumber) -> Option<LinkNumber> {
         let others = || self.members().filter(|member| member.number != number);
         let of_use = others().find(|member| member.is_of_use() && member.asked.is_none());
@@ -238,7 +240,7 @@ impl LinkGroup {
         self.send(on, Llc::DeleteLink(request));
     }
 
-    /// Client: asks the server to delete a link. Who asks a second time adds nothing.
+    /// Client: asks the server to delete a link, unless it has asked already.
     pub(super) fn ask_to_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
         let Some(on) = self.link_besides(number) else { return };
         let founding = matches!(self.phase, Phase::Founding { .. });
@@ -253,7 +255,7 @@ impl LinkGroup {
         self.send_delete_link(on, number, order);
     }
 
-    /// Client: asks again for what it had asked for over a link that is lost.
+    /// Client: repeats, over another link, requests that went over a link that is lost.
     fn ask_elsewhere(&mut self, now: Instant, lost: LinkNumber) {
         for number in self.numbers().into_iter().flatten() {
             let Some(member) = self.find_mut(number) else { continue };
@@ -279,7 +281,7 @@ impl LinkGroup {
         order.vacated = true;
         let order = *order;
         match self.role {
-            // RMBs may have been announced meanwhile; that ends first.
+            // An exchange of rkeys may be under way, and ends first.
             Role::Server => self.advance(now),
             Role::Client => self.obey_delete(now, number, order),
         }
@@ -298,10 +300,11 @@ impl LinkGroup {
             }
         } else if message.all {
             // RFC 7609 3.5.4-8, 3.5.4-11, 3.5.5.3-4, 3.5.5.3.1-5, 3.5.5.3.2-4, 3.5.5.3.3-6
-            // Answered in kind, as deployed peers do; whoever began is gone already.
+            // We answer by the same message, as Linux does. The sender does not wait for it.
             self.end(now, Cause::DeletedByPeer, DeleteReason::PROGRAM);
         } else if self.is_opening_for_peer(message.link) {
-            // The server gave up before we had a queue pair; whoever brings one is told so.
+            // The server gave up before the caller had opened a queue pair. When the caller brings
+            // it, the caller is told that it is not wanted.
             self.send(on, Llc::DeleteLink(DeleteLink { reply: true, ..*message }));
             self.end_exchange(now);
         } else if self.find(message.link).is_none() {
@@ -319,7 +322,7 @@ impl LinkGroup {
         }
     }
 
-    /// Server: the client has let go of the link.
+    /// Server: the client has deleted the link.
     fn delete_answered(&mut self, now: Instant, message: &DeleteLink) {
         let Some(Exchange::Deleting { number, .. }) = self.exchange else {
             self.dropped += 1;
@@ -365,8 +368,8 @@ impl LinkGroup {
         }
     }
 
-    /// Server: the client wants a link away. If it has failed there, its connections must move now;
-    /// the exchange about it waits for whatever is under way.
+    /// Server: the client asks for the deletion of a link. If the link has failed at the client,
+    /// its connections move at once. The DELETE LINK exchange waits for the one under way.
     fn delete_asked(&mut self, now: Instant, number: LinkNumber, order: Order) {
         let others = self.members().any(|other| other.number != number && other.is_of_use());
         if !order.has_time() && others {
@@ -388,17 +391,18 @@ impl LinkGroup {
         self.order_delete(now, number, order);
     }
 
-    /// Client: the server orders a link away.
+    /// Client: the server deletes a link.
     fn delete_ordered(&mut self, now: Instant, number: LinkNumber, order: Order) {
         let others = self.members().any(|other| other.number != number && other.is_of_use());
         let Some(member) = self.find_mut(number) else { return };
-        // What we asked for is our doing.
+        // The log names us as the cause if we asked for it.
         let cause = member.asked.map_or(order.cause, |asked| asked.order.cause);
         let order = Order { cause, ..order };
         let again = member.delete.replace(order).is_some();
         let vacate = order.has_time() && member.link.is_up() && others;
         if again && vacate {
-            // The server has lost the link that it said so over; the answer takes the new one.
+            // The server repeats it over another link, because the first one failed. We answer
+            // there.
             return;
         }
         // RFC 7609 3.5.5.3.3-5
@@ -410,7 +414,7 @@ impl LinkGroup {
         }
     }
 
-    /// Client: answers, and lets go of the link.
+    /// Client: answers, and deletes the link.
     fn obey_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
         let Order { reason, orderly, cause, on, .. } = order;
         let on = on.filter(|on| self.find(*on).is_some_and(|member| member.link.is_up()));
@@ -422,7 +426,7 @@ impl LinkGroup {
         self.let_go(now, number, cause);
     }
 
-    /// Client: the link is no more, for either side.
+    /// Client: both sides have deleted the link.
     fn let_go(&mut self, now: Instant, number: LinkNumber, cause: Cause) {
         // RFC 7609 3.5.5.1.3-8
         self.link_event(now, number, Event::Fail(cause));
@@ -437,7 +441,7 @@ impl LinkGroup {
         }
     }
 
-    /// Client: what the server was asked for and has not done.
+    /// Client: acts on requests that the server has not followed.
     pub(super) fn asked_in_vain(&mut self, now: Instant) {
         for number in self.numbers().into_iter().flatten() {
             let Some(member) = self.find_mut(number) else { continue };

@@ -1,7 +1,7 @@
-//! Takes LLC messages apart, and answers TEST LINK (RFC 3.3, 3.5.5.3, A.3.8).
+//! Hands each LLC message to its handler, and answers TEST LINK (RFC 3.3, 3.5.5.3, A.3.8).
 //!
-//! A reply that no exchange waits for is dropped, as deployed peers drop it. A request that its
-//! sender may never make is an offence, and costs the link.
+//! A reply that no exchange waits for is dropped, as Linux drops it. A request that its sender must
+//! never make is an offence, and the link is given up.
 
 use super::LinkGroup;
 use super::version::Received;
@@ -63,7 +63,7 @@ impl LinkGroup {
         message: &Received<'_>,
     ) -> Result<(), PeerMisbehaved> {
         if !self.is_alive(number) {
-            // What else is said on a link that failed goes unheard.
+            // Other messages on a link that failed are ignored.
             if message.ends_group() && !self.is_terminated() {
                 return self.dispatch_any(now, number, message);
             }

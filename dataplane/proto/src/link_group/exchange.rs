@@ -7,15 +7,15 @@ use crate::vocabulary::{LinkNumber, QpAddress};
 /// The exchange about links that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exchange {
-    /// The caller makes a queue pair. A client knows what it is for.
+    /// The caller makes a queue pair. A client has the offer that it is for.
     Opening { number: LinkNumber, on: LinkNumber, theirs: Option<QpAddress> },
     /// Server: ADD LINK is out.
     Offered { number: LinkNumber, on: LinkNumber, deadline: Instant },
     /// The caller connects the queue pair.
     Connecting { number: LinkNumber, on: LinkNumber },
-    /// ADD LINK CONTINUATION goes to and fro.
+    /// Both sides tell their rkeys by ADD LINK CONTINUATION.
     Rkeys { number: LinkNumber, on: LinkNumber, pairs: Pairs, deadline: Instant },
-    /// CONFIRM LINK is to come, or to be answered. The link itself knows how long it may take.
+    /// CONFIRM LINK, or its reply, is awaited. The link itself has the deadline.
     Confirming { number: LinkNumber },
     /// The caller moves connections away from a link that is to be deleted.
     Vacating { number: LinkNumber, deadline: Instant },
@@ -26,9 +26,10 @@ pub(super) enum Exchange {
 /// How far the exchange of rkeys has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pairs {
-    /// Our RMBs that were not told yet. Fixed when the exchange begins: the peer counts.
+    /// Our RMBs whose rkeys were not told yet. The set is fixed when the exchange begins, because
+    /// the peer counts them.
     pub(super) left: RmbSet,
-    /// How many the peer still has to tell; unknown before its first message.
+    /// How many RMBs the peer still has to tell of; unknown before its first message.
     pub(super) peer_left: Option<u8>,
 }
 
@@ -46,7 +47,7 @@ impl Exchange {
         }
     }
 
-    /// The link that carries it, if it is another one.
+    /// The link that carries its messages, if that is another one.
     pub(super) fn carrier(self) -> Option<LinkNumber> {
         match self {
             Self::Opening { on, .. }
@@ -69,7 +70,7 @@ impl Exchange {
         }
     }
 
-    /// Whether connections leave a link. Nobody has told the peer yet, if we are the server.
+    /// Whether connections are leaving a link. A server has not sent DELETE LINK yet.
     pub(super) fn vacates(self) -> bool {
         match self {
             Self::Vacating { .. } => true,

@@ -19,11 +19,11 @@ pub(super) struct Member {
     /// All zero while the peer has not answered our offer.
     pub(super) theirs: QpAddress,
     pub(super) user_id: LinkUserId,
-    /// It was made to share an RNIC with another link, and still does.
+    /// It shares an RNIC with another link, as it was meant to when it was made.
     pub(super) asymmetric: bool,
     /// When it proved that it carries messages.
     pub(super) confirmed_at: Option<Instant>,
-    /// Server: it is to be deleted, or is being deleted. Client: the server has said so.
+    /// Server: it is to be deleted, or is being deleted. Client: the server has sent DELETE LINK.
     pub(super) delete: Option<Order>,
     /// Client: the server was asked to delete it.
     pub(super) asked: Option<Asked>,
@@ -46,7 +46,7 @@ impl Member {
     }
 
     // RFC 7609 2.3-1, 3.5.5.1.1-3
-    /// Whether it may carry messages and connections, and nobody wants it away.
+    /// Whether it may carry messages and connections, and is not to be deleted.
     pub(super) fn is_of_use(&self) -> bool {
         self.link.is_up() && self.delete.is_none()
     }
@@ -85,11 +85,12 @@ impl LinkGroup {
         !self.is_terminated() && self.find(number).is_some_and(|member| !is_down(member))
     }
 
-    /// A link that carries messages and stays.
+    /// A link that carries messages and is not to be deleted.
     pub(super) fn link_of_use(&self) -> Option<LinkNumber> {
         let of_use = { self.members() }.filter(|one| one.is_of_use() && one.asked.is_none());
-        // Linux takes the link that news of ports come by for the one that another is to join: on
-        // an asymmetric one it offers, or believes to be offered, the RNIC that is shared already.
+        // Linux takes the link over which ADD LINK of a client comes for the one that the new link
+        // is to stand beside. If that one is asymmetric, Linux offers the RNIC that is shared
+        // already.
         of_use.min_by_key(|member| member.asymmetric).map(|member| member.number)
     }
 
@@ -114,7 +115,7 @@ impl LinkGroup {
         self.members.iter_mut().flatten().find(|member| member.number == number)
     }
 
-    /// The place of a link that is, or that the caller was not yet told to be gone.
+    /// The place of a link that there is, or of which the caller does not know yet that it is gone.
     pub(super) fn place_of(&self, number: LinkNumber) -> Option<usize> {
         let gone = || self.gone.iter().position(|gone| *gone == Some(number));
         self.slot(number).or_else(gone)
@@ -139,8 +140,8 @@ impl LinkGroup {
         }
     }
 
-    /// Forgets a link. What RMBs were called on it the caller may have to ask still, because
-    /// connections move from it.
+    /// Forgets a link. Its rkeys are kept until the caller has taken all actions, because it moves
+    /// connections away from that link.
     pub(super) fn remove_member(&mut self, number: LinkNumber) {
         if let Some(slot) = self.slot(number) {
             self.members[slot] = None;
@@ -150,7 +151,7 @@ impl LinkGroup {
         }
     }
 
-    /// The caller knows all there is to know: forgets what RMBs were called on links that are gone.
+    /// The caller has taken all actions: forgets the rkeys on links that are gone.
     pub(super) fn forget_gone(&mut self) {
         for slot in 0..self.gone.len() {
             if self.gone[slot].take().is_some() {

@@ -1,4 +1,4 @@
-//! ADD LINK CONTINUATION: what each RMB is called on a new link (RFC 3.5.5.2.3, A.3.3).
+//! ADD LINK CONTINUATION: the rkey of each RMB on a new link (RFC 3.5.5.2.3, A.3.3).
 
 use super::exchange::Exchange;
 use super::rmbs::RmbSet;
@@ -56,7 +56,7 @@ impl LinkGroup {
         Ok(())
     }
 
-    /// What an RMB of the peer is called on the links in two places.
+    /// Learns the rkeys of an RMB of the peer on the links in two places.
     pub(super) fn learn_pair_at(&mut self, on: usize, added: usize, pair: &RkeyPair) {
         if *pair == RkeyPair::default() {
             return;
@@ -64,7 +64,7 @@ impl LinkGroup {
         if let Some(row) = self.peer_rmbs.find(on, pair.existing) {
             self.peer_rmbs.set(row, added, pair.new, pair.address);
         } else if self.peer_rmbs.learn(added, pair.new, pair.address).is_err() {
-            // Connections on it will be reset if they have to move there.
+            // The table is full. Connections with this RMB are reset if they have to move there.
             self.dropped += 1;
         }
     }
@@ -89,7 +89,7 @@ impl LinkGroup {
         for place in &mut message.pairs {
             let Some(rmb) = pairs.left.first() else { break };
             pairs.left.remove(rmb);
-            // One that was withdrawn meanwhile leaves an empty pair.
+            // An RMB that was withdrawn meanwhile leaves an empty pair.
             *place = self.our_rmbs.pair(rmb, on_slot, new_slot).unwrap_or_default();
             self.our_rmbs.note_told(rmb, new_slot);
         }

@@ -5,9 +5,9 @@ use super::LinkGroup;
 use crate::vocabulary::{Gid, LinkNumber, MacAddress};
 
 impl LinkGroup {
-    /// The best of our ports for the link of [`OpenLink`](super::Action::OpenLink), by its place in
-    /// `ports`: one that no link uses, else one whose link is about to go, else one that makes the
-    /// link asymmetric, where that is allowed. `None`: refuse.
+    /// Chooses one of our ports for the link that [`OpenLink`](super::Action::OpenLink) demands, by
+    /// its place in `ports`: one that no link uses, else one whose link is about to be deleted,
+    /// else one that makes the link asymmetric, where that is allowed. `None`: refuse the link.
     ///
     /// # Specification
     ///
@@ -19,7 +19,7 @@ impl LinkGroup {
     ) -> Option<usize> {
         let symmetric = self.members().filter(|one| one.is_of_use() && !one.asymmetric).count();
         let has_asymmetric = self.members().any(|member| member.asymmetric);
-        // One that shares an RNIC is for a group that would be without a spare link.
+        // A link that shares an RNIC is for groups that have no other spare link.
         let may_share = !has_asymmetric && symmetric < 2;
         let rank = |port| {
             let mut links = self.members().filter(|member| member.is_from(port)).peekable();
@@ -55,7 +55,7 @@ impl LinkGroup {
         self.is_asymmetric_but(LinkNumber(0), ours, theirs)
     }
 
-    /// Whether such a link would share an RNIC with one that is there to stay.
+    /// Whether such a link would share an RNIC with a link that is not about to be deleted.
     pub(super) fn is_asymmetric_but(
         &self,
         except: LinkNumber,

@@ -11,8 +11,8 @@ use crate::wire::llc::{AddLink, Llc};
 pub(super) const SHORT_LIVED_MAX: u8 = 3;
 
 impl LinkGroup {
-    /// A port of ours has come up, or is without a link: the server offers one, a client tells its
-    /// server of it. Nothing happens if the group has all the links it may have.
+    /// Says that a port of ours has come up, or has no link. A server offers a link for it, a
+    /// client tells its server. Nothing happens if the group has as many links as it may have.
     pub fn want_link(&mut self, now: Instant, port: (Gid, MacAddress)) {
         match (self.role, self.phase) {
             (Role::Server, Phase::Founding { .. } | Phase::Established) => {
@@ -32,7 +32,7 @@ impl LinkGroup {
         }
     }
 
-    /// Client: says that there is a port without a link, unless a link is being added anyway.
+    /// Client: tells the server of a port without a link, unless a link is being added anyway.
     pub(super) fn tell_of_port(&mut self, now: Instant) {
         let Some((gid, mac)) = self.unused_port else { return };
         if self.members().any(|member| member.is_from((gid, mac)) && !is_down(member)) {
@@ -85,7 +85,7 @@ impl LinkGroup {
         self.advance(now);
     }
 
-    /// Another link is wanted still.
+    /// Sets the timer for another attempt, if the group still lacks a link.
     pub(super) fn retry_later(&mut self, now: Instant) {
         if self.lacks_redundancy() {
             // RFC 7609 C.7.1-4, C.7.1-11, C.7.1-36, C.8-2
@@ -98,9 +98,9 @@ impl LinkGroup {
         alone || self.members().any(|member| member.asymmetric)
     }
 
-    /// Server: a link that failed is deleted. It has a successor at once, as from deployed servers;
-    /// but after several that did not serve for long the next is tried later, or on a path that
-    /// carries CONFIRM LINK and nothing larger they would come and go without end.
+    /// Server: a link that failed is deleted. Another one is offered at once, as Linux servers do.
+    /// After several links that failed soon the next one is offered later: over a path that carries
+    /// CONFIRM LINK and no larger packet, links would come and go without end.
     pub(super) fn replace_lost(&mut self, now: Instant, confirmed_at: Option<Instant>) {
         let served = |at| at + self.setup.retry_link <= now;
         self.short_lived = match confirmed_at {

@@ -1,4 +1,4 @@
-//! The exchanges that tell what RMBs are called (RFC 3.5.5.2, A.3.5 to A.3.7).
+//! CONFIRM RKEY and DELETE RKEY: peers tell each other their rkeys (RFC 3.5.5.2, A.3.5 to A.3.7).
 
 use super::exchange::Exchange;
 use super::rmbs::{Full, RmbIndex, RmbSet, Row, Standing, Token};
@@ -24,14 +24,14 @@ pub(super) struct Announcement {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// CONFIRM RKEY. The peer was told of the links in these places, one bit each, and knows that
-    /// so many more are to come.
+    /// CONFIRM RKEY. `slots` has a bit for each link whose rkey the peer was told; it was also told
+    /// that the rkeys of `left` more links follow.
     Confirm { slots: u8, left: u8 },
     /// DELETE RKEY.
     Delete,
 }
 
-/// An RMB of the peer that CONFIRM RKEY CONTINUATION is to go on about.
+/// An RMB of the peer of which further rkeys are to come by CONFIRM RKEY CONTINUATION.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Continuing {
     on: LinkNumber,
@@ -42,7 +42,7 @@ pub(super) struct Continuing {
 }
 
 impl LinkGroup {
-    /// An RMB that the peer hears of by Accept or Confirm of a first contact: no exchange.
+    /// Adds an RMB that Accept or Confirm of a first contact names: it needs no CONFIRM RKEY.
     ///
     /// # Panics
     ///
@@ -53,7 +53,7 @@ impl LinkGroup {
         self.our_rmbs.told[usize::from(rmb.0)] = self.our_rmbs.rows[usize::from(rmb.0)].present;
     }
 
-    /// Another RMB: tells the peer what it is called on each link. [`Action::RmbConfirmed`] or
+    /// Adds an RMB, and tells the peer its rkeys. [`Action::RmbConfirmed`] or
     /// [`Action::RmbRefused`] follows.
     ///
     /// # Panics
@@ -70,7 +70,7 @@ impl LinkGroup {
         self.advance(now);
     }
 
-    /// An RMB that no connection uses is to go: tells the peer. [`Action::RmbDeleted`] follows.
+    /// Deletes an RMB that no connection uses. [`Action::RmbDeleted`] follows the peer's answer.
     ///
     /// # Specification
     ///
@@ -109,7 +109,7 @@ impl LinkGroup {
         let Some(on) = self.link_of_use() else { return };
         let slots = self.slots_up();
         self.our_rmbs.complete(slots);
-        // Connections wait for what is new; and what the peer has no room for holds nobody up.
+        // New RMBs go first, because connections wait for them.
         if let Some(rmb) = self.our_rmbs.next(Standing::Unannounced) {
             self.announce(now, rmb, on);
         } else if let Some(rmb) = self.our_rmbs.next(Standing::Unwanted) {
@@ -125,8 +125,8 @@ impl LinkGroup {
         (0..self.members.len()).filter(|slot| up(*slot)).fold(0, |slots, slot| slots | 1 << slot)
     }
 
-    /// The other links on which an RMB of ours is known, and what it is called there: those too
-    /// that are to go, of which the peer has not heard.
+    /// The rkeys of an RMB of ours on all links but `on`. Links that are to be deleted are among
+    /// them as long as the peer does not know that.
     fn elsewhere(&self, rmb: RmbIndex, on: LinkNumber) -> impl Iterator<Item = RkeyOnLink> {
         let row = self.our_rmbs.rows[usize::from(rmb.0)];
         self.members.iter().enumerate().filter_map(move |(slot, member)| {
@@ -160,8 +160,8 @@ impl LinkGroup {
         self.send(on, Llc::ConfirmRkey(request));
     }
 
-    /// Another link is tried soon, as connections wait for the RMB. Without one all others depend
-    /// on this link, and a peer that is busy may take its time.
+    /// Connections wait for the RMB, so that we soon try another link if there is one. Otherwise
+    /// all connections depend on this link, and a busy peer gets more time to answer.
     fn confirm_rkey_wait(&self, on: LinkNumber) -> Duration {
         let mut others = self.members().filter(|member| member.number != on && member.is_of_use());
         if others.next().is_some() { RKEY_REPLY_WAIT } else { self.exchange_wait() }
@@ -176,7 +176,7 @@ impl LinkGroup {
         };
         let mut others = [RkeyOnLink::default(); 3];
         let untold = |key: &RkeyOnLink| slots & self.slots_of(&[*key]) == 0;
-        // A link that went meanwhile leaves its place empty: the count was told already.
+        // A link that was deleted meanwhile leaves an empty entry: the peer knows the count.
         for (place, other) in others.iter_mut().zip(self.elsewhere(rmb, on).filter(untold)) {
             *place = other;
         }
@@ -252,7 +252,7 @@ impl LinkGroup {
         self.rkeys_learnt(now, Continuing { on, row, left, deadline: now + RKEY_REPLY_WAIT });
     }
 
-    /// Waits for the rkeys that are to come, or judges those that came.
+    /// Waits for further rkeys of an RMB, or checks it when all have come.
     fn rkeys_learnt(&mut self, now: Instant, continuing: Continuing) {
         self.continuing = Some(continuing).filter(|continuing| continuing.left > 0);
         if self.continuing.is_none() {
@@ -261,16 +261,17 @@ impl LinkGroup {
         }
     }
 
-    /// What was announced in part, by either side, is to be completed before links change.
+    /// Whether either side has told a part of an RMB's rkeys. Links do not change meanwhile.
     pub(super) fn rkeys_are_under_way(&self) -> bool {
         self.announcement.is_some() || self.continuing.is_some()
     }
 
-    /// Server: whether rkeys cannot change now, because links do. While connections leave a link
-    /// nobody speaks of it, and refusing would cost new ones their RMB.
+    /// Server: whether CONFIRM RKEY is refused, because an exchange changes links. While
+    /// connections leave a link, that exchange has sent nothing yet, so rkeys are accepted: a new
+    /// connection may need them.
     ///
-    /// So it does while a link is deleted, which a Linux client may take half a minute for: it does
-    /// not ask again, but declines its connection. Version 2 has no RFC to say that we refuse.
+    /// In version 2 they are also accepted while a link is deleted. A Linux client may take half a
+    /// minute for that, and one whose CONFIRM RKEY is refused declines its connection.
     fn refuses_rkeys(&self) -> bool {
         let harmless = |exchange: Exchange| exchange.vacates() || self.is_v2() && !exchange.adds();
         self.role == Role::Server && self.exchange.is_some_and(|exchange| !harmless(exchange))
@@ -278,14 +279,14 @@ impl LinkGroup {
 
     fn learn_elsewhere(&mut self, row: usize, others: &[RkeyOnLink]) {
         for other in others {
-            // Keys for links that we do not have are of no use, and no offence.
+            // An rkey for a link that we do not have is ignored.
             if let Some(slot) = self.slot(other.link) {
                 self.peer_rmbs.set(row, slot, other.rkey, other.address);
             }
         }
     }
 
-    /// A link for which no key was told is of no use to whoever would have to move there.
+    /// Gives up links for which the peer told no rkey: no connection could move there.
     fn check_row(&mut self, now: Instant, row: usize) {
         let without = |slot: usize| self.peer_rmbs.rows[row].at(slot).is_none();
         let mut missing = [None; LINKS_PER_GROUP_MAX as usize];
@@ -385,8 +386,8 @@ impl LinkGroup {
             *standing = Standing::Absent;
             self.actions.push(Action::RmbRefused(rmb));
         } else {
-            // What is under way at the peer ends soon; a client will have seen it by then. And an
-            // RMB that connections use has to be known wherever they may have to move.
+            // The peer refuses because of an exchange, which ends soon. An RMB that connections use
+            // must be known on every link to which they may have to move.
             // RFC 7609 3.5.5.3.1-7, 3.5.5.3.2-6, 3.5.5.3.3-3, 3.5.5.3.3-5, A.3.5-9
             self.again_at = Some(now + AGAIN_AFTER * (1 << self.retries.min(RETRIES_MAX)));
             self.retries += 1;
@@ -394,7 +395,7 @@ impl LinkGroup {
         self.advance(now);
     }
 
-    /// There is reason to believe that rkeys are not refused now.
+    /// An exchange has ended: what the peer refused because of it is announced again at once.
     pub(super) fn rkeys_may_change(&mut self) {
         self.again_at = None;
         self.retries = 0;
@@ -450,16 +451,16 @@ impl LinkGroup {
             self.link_lost(now, on, Cause::LlcTimedOut);
         }
         let announcement = self.announcement.filter(|announcement| due(&announcement.deadline));
-        // An RMB that is to go stays until the peer has let go of it: what it wrote there would
-        // break its queue pair. It is withdrawn again over another link, or ends with the group.
+        // An RMB is not deleted without the peer's answer: if the peer wrote there, its queue pair
+        // would break. DELETE RKEY is sent again over another link, or the group ends.
         // RFC 7609 C.7.1-22, 3.5.5.2.2-3
         if let Some(Announcement { on, .. }) = announcement {
             self.link_lost(now, on, Cause::LlcTimedOut);
         }
     }
 
-    /// The RMBs of ours that a new link is to be told of: those that the peer knows on the link in
-    /// `slot`, but for one that it is just being told to forget.
+    /// The RMBs of ours whose rkeys on a new link the peer is to be told: those that it knows on
+    /// the link in `slot`, except one that is being deleted.
     pub(super) fn rmbs_to_tell(&self, slot: usize) -> RmbSet {
         let mut told = self.our_rmbs.told_on(slot);
         if let Some(Announcement { rmb, kind: Kind::Delete, .. }) = self.announcement {
@@ -468,7 +469,7 @@ impl LinkGroup {
         told
     }
 
-    /// A link has lost its place, and whoever takes it was not told of.
+    /// The link in this place is gone: the peer knows no rkey for the next link there.
     pub(super) fn place_lost(&mut self, slot: usize) {
         if let Some(Announcement { kind: Kind::Confirm { slots, .. }, .. }) = &mut self.announcement
         {
@@ -476,7 +477,7 @@ impl LinkGroup {
         }
     }
 
-    /// A link is gone: what was under way on it begins anew on another.
+    /// A link is gone: exchanges of rkeys that it carried begin anew on another one.
     // RFC 7609 2.3-11
     pub(super) fn rkeys_lost(&mut self, number: LinkNumber) {
         if self.announcement.is_some_and(|announcement| announcement.on == number) {
@@ -495,5 +496,5 @@ const RKEYS_PER_CONTINUATION: u8 = 3;
 /// How often a refused RMB is announced again, each time after twice as long.
 const RETRIES_MAX: u32 = 6;
 
-/// How long whatever the peer refused it for may take.
+/// How long the exchange may take because of which the peer refused.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);

@@ -1,4 +1,4 @@
-//! What RMBs are called on which link, ours and the peer's (RFC 3.5.5.2).
+//! The RToken of each RMB on each link, for our RMBs and for the peer's (RFC 3.5.5.2).
 
 use crate::limits::{LINKS_PER_GROUP_MAX, OUR_RMBS_MAX, RMBS_PER_GROUP_MAX};
 use crate::vocabulary::Rkey;
@@ -19,12 +19,12 @@ pub(super) struct Token {
     pub(super) address: u64,
 }
 
-/// An RMB and what it is called on each link, by the link's place in the group.
+/// The RTokens of one RMB, one for each link, by the link's place in the group.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Row {
-    /// One bit for each link on which it has a name.
+    /// One bit for each link on which its RToken is known.
     pub(super) present: u8,
-    // Apart from one another, as a group has hundreds of rows and padding adds up.
+    // In arrays of their own: a group has hundreds of rows, and pairs would be padded.
     rkeys: [Rkey; LINKS_PER_GROUP_MAX as usize],
     addresses: [u64; LINKS_PER_GROUP_MAX as usize],
 }
@@ -66,13 +66,13 @@ impl PeerRmbs {
         Self { rows: [Row::EMPTY; RMBS_PER_GROUP_MAX as usize] }
     }
 
-    /// The same RMB by its name on another link.
+    /// The RToken of the same RMB on another link.
     pub(super) fn translate(&self, from: usize, rkey: Rkey, to: usize) -> Option<(Rkey, u64)> {
         let row = self.rows.iter().find(|row| row.has(from, rkey))?;
         row.at(to).map(|token| (token.rkey, token.address))
     }
 
-    /// The row of an RMB that has this name on that link, or of a new one.
+    /// The row of the RMB that has one of these rkeys on one of these links, or a new row.
     pub(super) fn row_of(
         &self,
         mut names: impl Iterator<Item = (usize, Rkey)>,
@@ -87,8 +87,8 @@ impl PeerRmbs {
         self.rows.iter().position(|row| row.has(slot, rkey))
     }
 
-    /// Remembers a name of an RMB. Peers confirm the same key again after they deleted it, and
-    /// sometimes before: the latest address counts, and no other RMB has that name any more.
+    /// Remembers an RToken of an RMB. Peers confirm an rkey again after they have deleted it, and
+    /// sometimes before: then the latest address counts, and no other RMB has that rkey any more.
     pub(super) fn set(&mut self, row: usize, slot: usize, rkey: Rkey, address: u64) {
         for other in self.rows.iter_mut().filter(|row| row.has(slot, rkey)) {
             other.clear(slot);
@@ -125,13 +125,13 @@ pub(super) enum Standing {
     /// There is no such RMB.
     #[default]
     Absent,
-    /// It is to be told.
+    /// The peer is to be told of it.
     Unannounced,
-    /// It was told.
+    /// The peer knows it on all links.
     Known,
-    /// It was told, but not for all links that there are now.
+    /// The peer knows it, but not on all links that there are now.
     Incomplete,
-    /// It is to be withdrawn.
+    /// No connection uses it, and it is to be deleted.
     Unwanted,
 }
 
@@ -140,7 +140,7 @@ pub(super) enum Standing {
 pub(super) struct OurRmbs {
     pub(super) rows: [Row; OUR_RMBS_MAX as usize],
     pub(super) standings: [Standing; OUR_RMBS_MAX as usize],
-    /// By which links the peer knows it: one bit each.
+    /// The links on which the peer knows each RMB, one bit for each link.
     pub(super) told: [u8; OUR_RMBS_MAX as usize],
 }
 
@@ -162,7 +162,7 @@ impl OurRmbs {
         self.told.iter_mut().for_each(|told| *told &= !(1 << slot));
     }
 
-    /// The RMBs that the peer knows by their name on the link in `slot`.
+    /// The RMBs that the peer knows on the link in `slot`.
     pub(super) fn told_on(&self, slot: usize) -> RmbSet {
         let mut set = RmbSet::default();
         for (index, told) in self.told.iter().enumerate() {
@@ -173,13 +173,13 @@ impl OurRmbs {
         set
     }
 
-    /// What an RMB is called on two links.
+    /// The RTokens of an RMB on two links.
     pub(super) fn pair(&self, rmb: usize, on: usize, new: usize) -> Option<RkeyPair> {
         let (existing, token) = (self.rows[rmb].at(on)?.rkey, self.rows[rmb].at(new)?);
         Some(RkeyPair { existing, new: token.rkey, address: token.address })
     }
 
-    /// The peer knows what an RMB is called on the link in `slot`.
+    /// The peer has been told the RToken of an RMB on the link in `slot`.
     pub(super) fn note_told(&mut self, rmb: usize, slot: usize) {
         self.told[rmb] |= 1 << slot;
     }

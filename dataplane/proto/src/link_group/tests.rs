@@ -61,7 +61,7 @@ fn setup(ours: u32, theirs: u32) -> Setup {
     }
 }
 
-/// Two groups, and what each of them wants done beside sending.
+/// Two groups, and what each of them demands beside sending.
 struct Pair {
     now: Instant,
     server: LinkGroup,
@@ -133,7 +133,7 @@ fn refuse_or_note(now: Instant, group: &mut LinkGroup, told: &mut Vec<Action>, a
     }
 }
 
-/// A server's group that was told of its client's answer, and has nothing more to offer.
+/// A server's group whose first link is confirmed, and which has no port for a second one.
 fn answered_server() -> LinkGroup {
     let mut server = LinkGroup::new_server(T0, setup(8, 64), LINK);
     server.link_connected(T0, LINK);
@@ -167,8 +167,8 @@ fn confirm_link() -> ConfirmLink {
     }
 }
 
-/// The frames of a first contact between two gateways with one RNIC each. Anything less costs a
-/// Linux peer seconds, in which it serves nobody.
+/// The messages of a first contact between two gateways with one RNIC each. If one of them is
+/// missing, a Linux peer waits for it for seconds, and serves nobody else meanwhile.
 // RFC 7609 2.2-3, 2.2.1-1, 2.2.1-2, 2.2.2-3, 2.2.2-5, 3.3-3, 3.3-10, 3.5.1.5-1, 3.5.1.5-2
 // RFC 7609 3.5.1.5-5, 3.5.1.5-6, 3.5.1.6-5, 3.5.1.6.1-2, 3.5.1.6.1-8, A.3.1-3, A.3.2-8, A.3.2-12
 // RFC 7609 A.3.2-13
@@ -233,8 +233,8 @@ fn eye_catchers_are_told_in_both_directions() {
     assert!(!server.peer_eye_catcher());
 }
 
-/// RFC C.7, with less patience than Linux has: its server and its client must hear our Decline
-/// before they go on or decline themselves, whom nobody tells that the path is to blame.
+/// RFC C.7, with shorter waits than those of Linux: our Decline must reach a Linux peer before it
+/// goes on or declines itself, for it would not say that the path is to blame.
 // RFC 7609 3.5.1.3-4, 3.5.1.5-3, C.7-1, C.7-3
 #[test]
 fn an_unconfirmed_link_fails_in_time_to_decline() {
@@ -259,7 +259,7 @@ fn an_unconfirmed_link_fails_in_time_to_decline() {
     }
 }
 
-/// Where there is reason to doubt that a link will come up, users do not wait for long.
+/// If a link failed lately, the next attempt is short: an application waits for it.
 #[test]
 fn doubts_shorten_the_wait() {
     let doubtful = |mut setup: Setup| {
@@ -380,7 +380,8 @@ fn add_link() -> Llc {
     })
 }
 
-/// A server that finds a second RNIC later gets an answer, not a timeout that costs it the link.
+/// A server that finds a second RNIC later offers a link. A client without one must answer, or the
+/// server takes the link for failed.
 // RFC 7609 2.2.1-2, 3.5.1.6.1-8, 3.5.5.3-2
 #[test]
 fn later_offers_of_links_are_rejected() {
@@ -473,7 +474,7 @@ fn too_many_rkeys_are_refused_politely() {
     assert_eq!(drain(&mut server), [Action::Send(LINK, Llc::ConfirmRkey(reply))]);
 }
 
-/// After 30 s of silence each side asks, the other answers, and everybody is content.
+/// After 30 s of silence each side sends TEST LINK, and the answer keeps the link up.
 // RFC 7609 3.3-4, 3.5.5.3-1, 4.5.3-1, 4.5.3-3, A.3.8-2, 3.5.1.5-4, C.7-2
 #[test]
 fn idle_links_are_tested_and_live_on() {
@@ -547,7 +548,7 @@ fn shutdown_ends_both_sides() {
     }
 }
 
-/// RFC 3.5.5.1.3 and 3.5.5.1.4: the server orders, the client obeys, whoever wanted it.
+/// RFC 3.5.5.1.3 and 3.5.5.1.4: the server deletes and the client answers, whoever asked for it.
 // RFC 7609 2.2.3-4, 2.3-5, 3.5.5.1.3-7, 3.5.5.1.4-4, 3.5.5.3-3, A.3.4-9
 #[test]
 fn deleting_the_only_link_ends_the_group() {

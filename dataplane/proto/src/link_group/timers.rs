@@ -1,4 +1,4 @@
-//! What is due when.
+//! The deadlines of a link group.
 
 use super::delete::Asked;
 use super::exchange::Exchange;
@@ -87,5 +87,5 @@ impl LinkGroup {
     }
 }
 
-/// Somebody else watches over the time.
+/// A deadline that something else has.
 const NEVER: Instant = Instant(u64::MAX);

@@ -1,12 +1,12 @@
-//! SMC-Rv1 or SMC-Rv2: what is said differs little, how it is put differs much.
+//! The messages of a link group in SMC-Rv1 and in SMC-Rv2.
 //!
-//! The machine thinks in the messages of version 1. In version 2
+//! The machine works with the messages of version 1, and this module translates. In version 2
 //!
-//! - ADD LINK and its reply bring the rkeys along, so there is no exchange of them behind;
-//! - a client that has another port says REQUEST ADD LINK;
-//! - DELETE RKEY lists up to 255 keys, and its reply counts those that were unknown.
+//! - ADD LINK and its reply carry the rkeys, so that no ADD LINK CONTINUATION follows;
+//! - a client that has another port sends REQUEST ADD LINK;
+//! - DELETE RKEY lists up to 255 rkeys, and its reply counts those that were unknown.
 //!
-//! Facts about version 2 are what Linux does; there is no RFC of it.
+//! There is no RFC of version 2: we do what Linux does.
 
 use super::confirm::LINKS_MAX_MIN;
 use super::exchange::Exchange;
@@ -57,7 +57,7 @@ pub(super) enum Received<'a> {
 }
 
 impl<'a> Received<'a> {
-    /// Decodes a message in the version of the group: the other one is an offence.
+    /// Decodes a message in the version of the group. A message of the other version is an error.
     pub(super) fn decode(version: Version, bytes: &'a [u8]) -> Result<Self, Malformed> {
         match version {
             Version::V1 => {
@@ -89,8 +89,9 @@ impl LinkGroup {
         self.setup.version != Version::V1
     }
 
-    /// The bytes of a message that [`Action::Send`] wants on the link `on`: 44, or in version 2 up
-    /// to [`LEN_MAX`]. Ask at once: an ADD LINK lists the RMBs that there are now.
+    /// The bytes of a message that [`Action::Send`] demands on the link `on`: 44, or in version 2
+    /// up to [`LEN_MAX`]. Call it as soon as the action was taken, because ADD LINK lists the RMBs
+    /// that there are now.
     pub fn encode<'b>(
         &self,
         on: LinkNumber,
@@ -160,7 +161,7 @@ impl LinkGroup {
         LlcV2::AddLink(AddLinkV2 { link, extension }).encode(into)
     }
 
-    /// The peer is told what our RMBs are called on a new link, by the ADD LINK that goes out now.
+    /// Notes that the ADD LINK which goes out now tells the peer our rkeys on the new link.
     pub(super) fn tell_all(&mut self, on: LinkNumber, number: LinkNumber) {
         let (Some(on), Some(new)) = (self.slot(on), self.slot(number)) else { return };
         let mut left = self.rmbs_to_tell(on);
@@ -186,7 +187,8 @@ impl LinkGroup {
             LlcV2::ConfirmLink(message) => self.dispatch(now, on, &Llc::ConfirmLink(message.link)),
             LlcV2::AddLink(message) => self.handle_add_link_v2(now, on, message),
             LlcV2::RequestAddLink(RequestAddLink { reply, .. }) => {
-                // A reply says no, as silence does.
+                // A server that refuses may reply or say nothing: its client does nothing either
+                // way.
                 match (self.role, reply) {
                     (Role::Server, false) => self.client_has_port(now),
                     (Role::Server, true) | (Role::Client, _) => self.dropped += 1,
@@ -206,7 +208,7 @@ impl LinkGroup {
         }
     }
 
-    /// ADD LINK is judged as in version 1; if it is taken, so are its keys.
+    /// Handles ADD LINK as in version 1, and learns its rkeys if the link is accepted.
     fn handle_add_link_v2(
         &mut self,
         now: Instant,
@@ -244,7 +246,7 @@ impl LinkGroup {
         self.reserved
     }
 
-    /// The place for a link that there is a queue pair for now.
+    /// The place for a link whose queue pair has just been opened.
     pub(super) fn take_place(&mut self) -> Option<usize> {
         self.reserved.take().or_else(|| self.free_place())
     }
@@ -256,7 +258,7 @@ impl LinkGroup {
         }
     }
 
-    /// As in version 1, but for the number of keys.
+    /// Handles DELETE RKEY as in version 1, for more rkeys.
     fn handle_delete_rkey_v2(&mut self, now: Instant, on: LinkNumber, message: &DeleteRkeyV2<'_>) {
         let keys = match message {
             DeleteRkeyV2::Request(keys) => *keys,

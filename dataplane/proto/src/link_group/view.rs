@@ -40,18 +40,19 @@ impl LinkGroup {
         self.phase == Phase::Terminated
     }
 
-    /// Whether the point of no return of the first contact is behind: a failure of the link now
-    /// resets its first connection instead of declining it.
+    /// Whether the first contact has passed the point of no return: if the link fails now, the
+    /// first connection is reset and not declined.
     ///
     /// # Specification
     ///
-    /// RFC 7609, C.3. We count from sending ADD LINK, not from its completion: nobody tells us.
+    /// RFC 7609, C.3. We count from sending ADD LINK, and not from its completion, which the caller
+    /// does not report.
     pub fn is_committed(&self) -> bool {
         self.committed
     }
 
-    /// Whether a Decline would still be heard: the point of no return is not behind for us, and a
-    /// client has not waited for so long that it may have gone on by itself.
+    /// Whether the peer would still read a Decline: we have not passed the point of no return, and
+    /// a client has not waited for so long that it may have begun to use the link by itself.
     pub fn may_decline(&self, now: Instant) -> bool {
         !self.committed && self.client_goes_on.is_none_or(|at| now < at)
     }
@@ -61,7 +62,7 @@ impl LinkGroup {
         self.peer_eye_catcher
     }
 
-    /// Messages that fitted no procedure under way, and were ignored.
+    /// How many messages were ignored because no exchange under way expects them.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
@@ -71,12 +72,12 @@ impl LinkGroup {
         self.max_links
     }
 
-    /// The links of the group, those included that are down while the peer is being told so.
+    /// The links of the group. A link that is down is among them until the peer knows.
     pub fn links(&self) -> impl Iterator<Item = LinkView> {
         self.members().map(Member::view)
     }
 
-    /// Whether connections may be put on this link: it is up, and nobody wants it away.
+    /// Whether connections may use this link: it is up, and not to be deleted.
     pub fn is_link_up(&self, number: LinkNumber) -> bool {
         self.find(number).is_some_and(Member::is_of_use)
     }
@@ -98,14 +99,13 @@ impl LinkGroup {
         }
     }
 
-    /// The RMB of the peer that `rkey` names on link `on`, as it is called on link `to`: its key
-    /// there, and where it begins.
+    /// The RToken on link `to` of the peer's RMB that `rkey` names on link `on`: rkey and address.
     pub fn peer_rmb(&self, on: LinkNumber, rkey: Rkey, to: LinkNumber) -> Option<(Rkey, u64)> {
         self.peer_rmbs.translate(self.place_of(on)?, rkey, self.place_of(to)?)
     }
 
-    /// All RMBs of the peer that two links can reach: key and beginning, as the first has it and as
-    /// the other does. `from` may have failed, until all actions are taken.
+    /// The RTokens of all RMBs of the peer that two links can reach: on the first link, and on the
+    /// second one. `from` may have failed, until all actions are taken.
     pub fn peer_rmbs(
         &self,
         from: LinkNumber,

@@ -81,7 +81,7 @@ pub struct Cdc {
     pub producer: Cursor,
     /// Up to where the sender has consumed its own element.
     pub consumer: Cursor,
-    /// B: the sender has more data than the receiver has room.
+    /// B: the sender has bytes that do not fit into the window, or the window is closed.
     pub writer_blocked: bool,
     /// P: urgent data is on its way.
     pub urgent_pending: bool,
@@ -91,7 +91,7 @@ pub struct Cdc {
     pub update_requested: bool,
     /// F: this message validates a failover and carries no cursors.
     pub failover_validation: bool,
-    /// D: no byte follows.
+    /// D: the sender writes no more.
     pub sending_done: bool,
     /// C: the connection is closed, and the receiver's element will not be written again.
     pub connection_closed: bool,

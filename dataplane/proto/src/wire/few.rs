@@ -1,4 +1,4 @@
-//! A short list in a fixed place: messages are values, and there is no heap.
+//! A short list without a heap, so that messages are plain values.
 
 use core::fmt;
 
@@ -10,12 +10,12 @@ pub struct Few<T, const N: usize> {
 }
 
 impl<T: Copy + Default, const N: usize> Few<T, N> {
-    /// None yet.
+    /// An empty list.
     pub fn new() -> Self {
         Self { items: [T::default(); N], len: 0 }
     }
 
-    /// Those of `items`, or `None` if they are more than `N`.
+    /// The list of `items`, or `None` if there are more than `N`.
     pub fn from_items(items: impl IntoIterator<Item = T>) -> Option<Self> {
         let mut few = Self::new();
         items.into_iter().try_for_each(|item| few.push(item)).map(|()| few)

@@ -55,11 +55,11 @@ pub enum Malformed {
     Eyecatcher,
     /// A CLC message does not end with the eye catcher.
     Trailer,
-    /// The length is none that this type of message can have.
+    /// A message of this type cannot have this length.
     Length,
-    /// A CLC or LLC message of a type we do not know and may not ignore.
+    /// A CLC or LLC message of an unknown type that must not be ignored.
     UnknownType(u8),
-    /// An LLC message of a type we do not know, which the RFC says to discard (A.3). No offence.
+    /// An LLC message of an unknown type that the RFC tells us to discard (A.3). It is no error.
     Ignorable(u8),
     /// A CLC message of a version of SMC that we did not offer.
     Version(u8),
@@ -100,7 +100,7 @@ fn u64_at(bytes: &[u8], field: Range<usize>) -> u64 {
     u64::from_be_bytes(array(bytes, field))
 }
 
-/// The bits of `flag` if it is to be set, else none.
+/// The bits of `flag` if it is to be set, otherwise zero.
 const fn flag_if(set: bool, flag: u8) -> u8 {
     if set { flag } else { 0 }
 }

@@ -16,8 +16,8 @@ fn offers(hosts: &Hosts) -> Vec<(LinkNumber, bool)> {
     hosts.seen.iter().filter_map(answer).collect()
 }
 
-/// No byte of an application flows before the second path is there: the first one may fail any
-/// moment, and nobody would take over.
+/// No byte of an application flows before the second link is up: the first one may fail at any
+/// moment, and no other could take over.
 // RFC 7609 2.2.3-1, 3.5.1.6-1, 3-3, A.3.2-12, C.2-2, C.3-1, C.3-2
 #[test]
 fn connections_wait_for_the_second_link() {
@@ -82,7 +82,7 @@ fn the_smaller_limit_counts() {
     }
 }
 
-/// RNICs beyond the agreed number of links stay without one, whoever speaks of them.
+/// No link beyond the agreed number is added for further RNICs, whichever side reports them.
 // RFC 7609 2.2.2-9, 2.2.2-10, 3.5.5.1.1-4, 3.5.5.1.2-3, 3.5.5.1.2-4, 3.5.5.1.2-5
 #[test]
 fn nobody_exceeds_the_limit() {
@@ -143,7 +143,8 @@ fn a_port_is_told_of_when_the_server_has_time() {
     assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (4, 4));
 }
 
-/// A server without a spare RNIC says nothing to the client's news, and is not pestered with them.
+/// A server without a spare RNIC does not answer a client's ADD LINK, and the client does not
+/// repeat it all the time.
 // RFC 7609 3.5.5.1.2-3, 3.5.5.1.2-5
 #[test]
 fn a_port_is_told_of_once_in_a_while() {
@@ -175,8 +176,8 @@ fn a_port_that_flaps_is_told_of() {
     assert_eq!(hosts.client.group.symmetry(), Symmetry::Symmetric);
 }
 
-/// Figure 6 and back: the only link that is left of an asymmetric group is no worse than any other.
-/// Deleting it as soon as it gets company would leave the group with one link for ever and ever.
+/// Figure 6 and back: the only link that is left of an asymmetric group is like any other. If it
+/// were deleted as soon as a second link comes up, the group would never have two.
 // RFC 7609 2.2.1-3, 2.2.1-4, 2.2.1-7, 2.2.2-12
 #[test]
 fn a_link_does_not_stay_asymmetric_alone() {
@@ -198,7 +199,7 @@ fn a_link_does_not_stay_asymmetric_alone() {
     }
 }
 
-/// With two links a third that shares an RNIC would cost queue pairs and save nobody.
+/// Beside two links, a third one that shares an RNIC costs queue pairs and adds no redundancy.
 // RFC 7609 2.2.1-4, 2.2.2-11
 #[test]
 fn an_asymmetric_link_is_for_groups_without_a_spare() {
@@ -271,7 +272,7 @@ fn a_server_with_one_rnic_offers_it_again() {
     hosts.assert_rkeys_agree();
 }
 
-/// What the peer calls its links is for operators to talk about; two may even have the same name.
+/// Link user ids are for operators only: two links may have the same one.
 // RFC 7609 2.2.4-4
 #[test]
 fn user_ids_of_the_peer_mean_nothing() {
@@ -338,8 +339,8 @@ fn numbers_are_not_used_again_before_all_others() {
     }
 }
 
-/// The RNIC fails that served for an hour, or one that had just come: its successor, over another
-/// RNIC, does not wait for a timer. If they fail one by one as soon as they come, that waits.
+/// A link fails after an hour, or soon after it came up: another one is offered at once. After
+/// several that failed soon, the next is offered by timer.
 // RFC 7609 C.8-1, C.8-2, C.8-3, C.7.1-8
 #[test]
 fn a_spare_rnic_takes_over_at_once() {
@@ -389,7 +390,7 @@ fn the_second_link_is_tried_again() {
     }
 }
 
-/// A group whose links share an RNIC lacks something still: that is tried again, too.
+/// A group whose links share an RNIC is not fully redundant: another link is tried by timer, too.
 // RFC 7609 2.2.1-5, 2.2.1-6, C.8-2, C.8-3
 #[test]
 fn an_asymmetric_group_is_tried_again() {

@@ -82,8 +82,8 @@ fn answers(hosts: &mut Hosts, to: Role, on: LinkNumber, message: Llc) -> Vec<(Li
     after
 }
 
-/// A sign of life is given at once, whatever is under way: who waits for it too long gives up a
-/// link that works.
+/// TEST LINK is answered at once during any exchange: a peer that waits too long for the answer
+/// gives up a link that works.
 // RFC 7609 3.3-4, 3.5.5.3-1, 3.5.5.3.1-1, 3.5.5.3.2-1, 3.5.5.3.3-1, A.3.8-3
 #[test]
 fn test_link_is_answered_at_any_time() {
@@ -140,8 +140,8 @@ fn an_offer_that_crosses_answers_the_client() {
     assert_eq!(notices.count(), 1);
 }
 
-/// A client wants a link away while another one is added. That is done afterwards; connections of a
-/// link that has failed move at once.
+/// A client asks for the deletion of a link while another one is added. The server deletes it
+/// afterwards; connections of a link that has failed move at once.
 // RFC 7609 3.5.5.3-3, 3.5.5.3-6, 3.5.5.3.1-4, 3.5.5.1.4-2, A.3.4-9, A.3.4-10
 #[test]
 fn delete_link_of_the_client_during_add_link_waits() {
@@ -259,8 +259,8 @@ fn confirm_rkey_is_refused_at_every_step() {
     }
 }
 
-/// Connections leave a link in good order, which may take seconds. New ones begin meanwhile, with
-/// new RMBs: nobody has spoken of the link yet. What they have begun to say ends before it is.
+/// Connections leave a link that works, which may take seconds. New connections begin meanwhile,
+/// with new RMBs, because no DELETE LINK was sent yet. It is sent when those RMBs are confirmed.
 // RFC 7609 3.5.5.3-5, 3.5.5.3-8, 3.5.5.2.1-5
 #[test]
 fn rmbs_are_announced_while_a_link_is_vacated() {
@@ -320,8 +320,8 @@ fn add_link_of_the_client_waits_for_other_exchanges() {
     }
 }
 
-/// A client wants a link away while another one is deleted, or an RMB announced: one after the
-/// other.
+/// A client asks for the deletion of a link while another one is deleted, or an RMB announced: the
+/// server does one after the other.
 // RFC 7609 3.5.5.3-3, 3.5.5.3-7, 3.5.5.3.2-3, 3.5.5.3.3-4
 #[test]
 fn delete_link_of_the_client_waits_for_other_exchanges() {
@@ -366,7 +366,7 @@ fn rkeys_of_both_sides_change_independently() {
     hosts.assert_rkeys_agree();
 }
 
-/// A server with much to do does one thing after the other, and forgets none of it.
+/// A server with several exchanges to begin begins one after the other, and forgets none.
 // RFC 7609 3.5.5.3-5, 3.5.5.3-6, 3.5.5.3-7, 3.5.5.3-8
 #[test]
 fn exchanges_of_the_server_stand_in_line() {

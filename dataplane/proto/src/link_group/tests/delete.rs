@@ -94,7 +94,7 @@ fn a_lost_path_is_never_orderly() {
     assert_eq!(hosts.flying(Role::Client), [(SECOND_LINK, reply)]);
 }
 
-/// An operator loses patience with connections that leave in good order: now means now.
+/// An operator deletes a link at once while connections are still leaving it in good order.
 // RFC 7609 3.5.5.1.4-3, 2.3-14
 #[test]
 fn an_orderly_end_can_be_hurried() {
@@ -137,7 +137,7 @@ fn the_reply_takes_the_link_of_its_request() {
 }
 
 /// The server forgot a link that its client still has, as Linux does when an exchange failed. The
-/// client must let go of it, and not of the link that it asked over: that one carries everything.
+/// client must delete that link, and keep the one over which it asked: it carries all connections.
 // RFC 7609 C.7.1-29, A.3.4-7
 #[test]
 fn an_unknown_link_is_let_go() {
@@ -203,8 +203,8 @@ fn a_request_that_the_server_drops_is_made_again() {
     assert_eq!(hosts.flying(Role::Client), []);
 }
 
-/// What an operator wants of a client has time, but not for ever: then the link that it was asked
-/// over has failed.
+/// A server may take its time for an orderly request of a client. If it does nothing for too long,
+/// the link that carried the request counts as failed.
 // RFC 7609 3.5.5.1.4-2, C.7.1-16, C.7.1-17
 #[test]
 fn an_orderly_request_has_time() {
@@ -416,8 +416,8 @@ fn a_failure_that_both_sides_saw_is_one_exchange() {
     assert_eq!(of_server.count(), 1, "{requests:?}");
 }
 
-/// A gateway goes, while one of its links is deaf without anybody knowing: the peer hears of it
-/// over the other one.
+/// A gateway stops while one of its links is broken unnoticed: the peer hears of the end over the
+/// other link.
 // RFC 7609 C.7.1-18, C.7.1-19, 3.5.4-7, 3.5.4-9, 3.5.4-11, 3.5.4-12
 #[test]
 fn all_links_are_told_that_all_is_over() {
@@ -472,8 +472,8 @@ fn a_first_link_can_be_deleted_before_its_time() {
     assert!(server.is_terminated());
 }
 
-/// The server gives an offer up while the client's caller makes the queue pair: nobody must come
-/// back with it later, or the server takes the link for dead that the answer came over.
+/// The server gives up an offer while the client's caller opens the queue pair. The client must not
+/// accept the offer later, or the server takes the link that carried the answer for failed.
 // RFC 7609 C.7.1-4
 #[test]
 fn an_offer_can_be_withdrawn() {

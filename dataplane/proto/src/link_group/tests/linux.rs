@@ -108,7 +108,7 @@ const KEYS_OF_SERVER: &str = "262c000001000004a9ff1a8f6504720000010000042dff1a8f
 const KEYS_OF_SERVER_REPLY: &str = "262c008001000004a9ff1a8f6504720000010000042dff1a8f6504720000";
 const KEYS_OF_CLIENT: &str = "262c00000100000430ff2e58dd44de000001000004a1ff2e58dd44de0000";
 const KEYS_OF_CLIENT_REPLY: &str = "262c00800100000430ff2e58dd44de000001000004a1ff2e58dd44de0000";
-/// Both sides say it, the client to ask for it.
+/// The DELETE LINK that both sides send: the client asks for the deletion by it.
 const DELETE_1: &str = "242c0020010001";
 /// Linux has forgotten the link by then, and says so, which nobody minds.
 const DELETE_1_REPLY: &str = "242c00a0010010";
@@ -244,9 +244,10 @@ fn a_client_does_with_a_lost_rnic_what_linux_does() {
     assert_eq!(client.group.peer_rmb(SECOND_LINK, Rkey(0x4a9), THIRD_LINK), third);
 }
 
-/// A Linux client may need half a minute to let go of a link that it has lost, and has connections
-/// to begin meanwhile. It takes no for an answer, and each of them would go by TCP; its own server
-/// says yes, as nothing stands against it. While a link is added it could not know all its keys.
+/// A Linux client may need half a minute to delete a link that it has lost, and begins connections
+/// meanwhile. If its CONFIRM RKEY is refused, it does not ask again, and the connection stays TCP.
+/// A Linux server accepts it during DELETE LINK, and so do we. During ADD LINK it is refused,
+/// because the client cannot know the rkeys for the new link yet.
 #[test]
 fn keys_are_confirmed_while_a_link_is_deleted() {
     let mut server = two_links();
@@ -311,8 +312,8 @@ fn a_server_that_stops_is_answered_in_kind() {
     assert!(client.told.contains(&Action::Terminate(Cause::DeletedByPeer)));
 }
 
-/// z/OS says things that no kernel of Linux knows, of types that may be ignored; and answers that
-/// nobody waits for come when a message was repeated. Neither costs anybody a link.
+/// z/OS sends messages that Linux does not know, of types that may be ignored; and a message that
+/// was repeated is answered twice. Neither may cost a link.
 #[test]
 fn what_linux_drops_is_dropped() {
     for message in ["8a2c00", "af2c00", "272c0080", "292c008001", "252c0080", "222c00c0"] {

@@ -10,8 +10,8 @@ use crate::limits::CONFIRM_ADDED_LINK_WAIT;
 
 const THIRD_LINK: LinkNumber = LinkNumber(3);
 
-/// Two links, and a third that is being added over the first: a message of this side and kind is on
-/// its way. So many RMBs are known on either side.
+/// Two links, and a third that is being added over the first, up to the point where a message of
+/// this side and kind is on its way. Each side has so many RMBs.
 fn adding(rmbs: u8, from: Role, wanted: fn(&Llc) -> bool) -> Hosts {
     let mut hosts = Hosts::established(&[1, 2, 3], &[101, 102, 103], 3);
     for rmb in 1..rmbs {
@@ -136,8 +136,8 @@ fn a_first_contact_outlives_an_exchange_that_stops() {
     assert_eq!(left(&hosts), [1]);
 }
 
-/// A third link does not carry messages. Its queue pairs go on both sides, the link that it was
-/// spoken of over is unharmed, and it is tried again later.
+/// A third link does not carry messages. Both sides destroy its queue pairs, the link that carried
+/// the exchange stays up, and the third link is tried again later.
 // RFC 7609 C.7.1-4, C.7.1-11, C.7.1-12
 #[test]
 fn a_further_link_that_is_not_confirmed_is_given_up() {
@@ -197,8 +197,8 @@ fn a_client_tells_again_of_an_rnic_without_a_link() {
     assert!(tells(&hosts));
 }
 
-/// ADD LINK or what follows is not answered: the link that carried it has failed, and what it was
-/// for is done over another one. Whoever waits notices first.
+/// ADD LINK or a message after it is not answered: the link that carried it has failed, and the new
+/// link is added over another one. The side that waits notices first.
 // RFC 7609 C.7.1-1, C.7.1-7, C.7.1-8, C.7.1-9, C.7.1-13, C.7.1-15, 3.5.1.6.2-1, 2.3-11
 #[test]
 fn an_exchange_that_stops_costs_the_link_that_carried_it() {
@@ -374,7 +374,7 @@ fn a_send_that_fails_is_a_timeout() {
     }
 }
 
-/// Either side is told of a link that does not exist, in either direction, and says so.
+/// DELETE LINK names a link that does not exist: either side answers with that reason.
 // RFC 7609 C.7.1-29, C.7.1-30
 #[test]
 fn an_unknown_link_is_answered_for_and_one_that_goes_is_not() {

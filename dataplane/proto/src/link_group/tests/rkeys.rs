@@ -1,4 +1,4 @@
-//! What RMBs are called on which link: announced, told of on new links, withdrawn.
+//! The rkeys of RMBs on all links: announced, told for new links, deleted.
 
 use std::vec::Vec;
 
@@ -79,8 +79,8 @@ fn an_rmb_is_announced_for_up_to_eight_links() {
     }
 }
 
-/// A link goes between two parts of an announcement. What moves up must not be left out: the peer
-/// would take a healthy link for one without a key, and end it.
+/// A link is deleted between two messages of an announcement. The rkeys behind its own move up and
+/// must not be left out: the peer would give up a healthy link for which it has no rkey.
 // RFC 7609 A.3.6-2
 #[test]
 fn a_link_that_goes_hides_no_other() {
@@ -140,8 +140,8 @@ fn a_continuation_that_miscounts_is_an_offence() {
     assert_eq!(hosts.server.up().len(), 5);
 }
 
-/// Link three takes the place of link two. What RMBs were called on two means nothing on three: a
-/// key that is left over would let us write where the peer never allowed it.
+/// Link three takes the place of link two. The rkeys of link two mean nothing on link three: with
+/// one that is left over we would write where the peer never allowed it.
 // RFC 7609 2.1-3, 3.5.5.2-1, 3.5.5.2.3-1
 #[test]
 fn keys_of_a_link_go_with_it() {
@@ -166,8 +166,8 @@ fn keys_of_a_link_go_with_it() {
     assert_eq!(hosts.server.group.peer_rmb(told.link, second, LINK), None);
 }
 
-/// And the other way round: an RMB that has no key on the new link is told of by none, not by the
-/// one that it had on the link before.
+/// And the other way round: for an RMB that has no rkey on the new link we tell none, and not the
+/// rkey that it had on the link before.
 // RFC 7609 2.1-3, 3.5.5.2.3-2
 #[test]
 fn no_old_key_is_told_of_a_new_link() {
@@ -297,7 +297,7 @@ fn an_rmb_that_is_refused_holds_up_no_other() {
     assert!(!hosts.client.told.contains(&Action::RmbRefused(RmbIndex(0))), "it is in use");
 }
 
-/// A continuation that nobody began is noise.
+/// A continuation that continues nothing is ignored.
 #[test]
 fn a_continuation_of_nothing_is_dropped() {
     let mut server = Pair::established().server;
@@ -566,7 +566,7 @@ fn refused_rmbs_are_announced_again_with_patience() {
     }
     assert!(now > T0 + SECOND * 2 && now < T0 + SECOND * 6, "{now:?}");
     assert_eq!(times, 7, "not more often than need be");
-    // A refusal for good is not argued with.
+    // A final refusal is not followed by another attempt.
     client.announce_rmb(now, RmbIndex(8), &[(LINK, Rkey(8), 8)]);
     assert!(negative(&mut client, now, false));
     assert_eq!(drain(&mut client), [Action::RmbRefused(RmbIndex(8))]);

@@ -1,4 +1,4 @@
-//! Two hosts to whom everything happens, in any order, under a seed.
+//! Two hosts with all kinds of events in random order, under a seed.
 
 use std::format;
 use std::string::String;

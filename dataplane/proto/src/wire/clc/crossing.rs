@@ -1,27 +1,27 @@
 //! A Decline that crosses ours.
 //!
-//! Either side may decline for reasons of its own, and both may do so in the same moment. Whoever
-//! has declined takes what then comes on the TCP connection for the application's, but for one
-//! thing: the peer may have declined before it heard.
+//! Both sides may decline in the same moment. The bytes that follow our Decline on the TCP
+//! connection belong to the application, with one exception: the peer's own Decline, if it was sent
+//! before ours arrived.
 
 use super::{EYECATCHER, Frame, HEADER_LEN, Header, Kind};
 
-/// What the first bytes are that came after our Decline.
+/// What follows our Decline on the TCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crossing {
-    /// So far they may be either: more must come.
+    /// Too few bytes to tell.
     Undecided,
-    /// So many of them are a Decline. What follows is the application's.
+    /// A Decline of so many bytes. What follows it is the application's.
     Decline(usize),
-    /// They are the application's.
+    /// Bytes of the application.
     None,
 }
 
 impl Crossing {
     /// Looks at the first bytes that came after our Decline.
     ///
-    /// Nothing else can cross: a Decline replaces a message that the peer waits for, so the peer
-    /// has nothing to say but the same, and it says that once.
+    /// No other message can cross. We decline in place of a message that the peer waits for, so the
+    /// peer has no message to send but a Decline, and sends it once.
     // RFC 7609 C.1-3, C.6-2
     pub fn of(bytes: &[u8]) -> Self {
         let seen = bytes.len().min(EYECATCHER.len());

@@ -1,4 +1,4 @@
-//! Cuts CLC messages out of a TCP stream, however the stream is cut.
+//! Cuts a TCP stream into CLC messages, however its segments are cut.
 
 use super::{EYECATCHER, EYECATCHER_SMC_D, Frame, HEADER_LEN, Header, field};
 use crate::wire::Malformed;
@@ -56,8 +56,8 @@ impl Framer {
     ///
     /// # Errors
     ///
-    /// [`Malformed`], as early as the bytes show it, and again at every further call: there is no
-    /// way to find the next message behind one that is broken. The bytes stay in `leftover`.
+    /// [`Malformed`], as soon as the bytes show it, and at every further call: nobody can tell
+    /// where the next message begins behind a malformed one. The bytes stay in `leftover`.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, Malformed> {
         let frame_len = self.frame_len()?;
         if self.len < frame_len {
@@ -81,7 +81,7 @@ impl Framer {
             return Header::decode(&self.buffer).map(|header| header.length);
         }
         // RFC 7609 C.6-1
-        // An application that speaks first, and never heard of SMC, shows in its first bytes.
+        // The first bytes show whether an application without SMC speaks here.
         let seen = self.len.min(field::EYECATCHER.end);
         let begins = |eyecatcher: [u8; 4]| self.buffer[..seen] == eyecatcher[..seen];
         match begins(EYECATCHER) || begins(EYECATCHER_SMC_D) {

@@ -7,11 +7,10 @@
 //!   0         4             5          7       8                    8 + 17 n
 //!   | network | prefix bits | reserved | count | n * (prefix, bits) |         prefix area
 //! ```
-//! The gap is the RFC's way to grow. Since 5.10 Linux always sends one of 40 bytes, with a header
-//! that says version 2: it holds what SMC-D and SMC-Rv2 need. The low bits of the version byte then
-//! say what is offered, and a Proposal without SMC-Rv1 has no prefix area. We send version 1 with
-//! the same gap, empty: every deployed reader takes it, and Wireshark's, which assumes it, calls
-//! the shorter form malformed.
+//! The RFC leaves the gap for later versions. Since 5.10 Linux always sends a gap of 40 bytes, with
+//! a header that says version 2: it holds fields of SMC-D and SMC-Rv2. The low bits of the version
+//! byte then say which versions are offered, and a Proposal without SMC-Rv1 has no prefix area. In
+//! version 1 we send the same gap, all zero: it is the form that all deployed servers have met.
 
 use core::ops::Range;
 
@@ -74,7 +73,8 @@ const OFFERED_BOTH: u8 = 3;
 
 /// A network of the proposing host: its number and the length of its mask in bits.
 ///
-/// The RFC's figure says "subnet mask"; its prose and every deployed stack mean the network number.
+/// The RFC's figure says "subnet mask". Its prose means the network number, and that is what all
+/// deployed stacks send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ipv4Subnet {
     /// Address AND mask.
@@ -141,7 +141,7 @@ impl Proposal {
             let area = field::PREFIX_AREA + usize::from(u16_at(bytes, field::OFFSET));
             let rest = proposal.read_prefix_area(body.get(area..).unwrap_or(&[]))?;
             // RFC 7609 A.2.2-12, A.2.2-14
-            // Only newer versions know extensions.
+            // Version 1 has no extension.
             if version(bytes) == VERSION && !rest.is_empty() {
                 return Err(Malformed::PrefixArea);
             }

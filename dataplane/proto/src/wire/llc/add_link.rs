@@ -5,7 +5,7 @@
 //!   | hdr | reason | flags | mac | rsv | gid | qpn | link | r|mtu | psn | reserved |
 //! ```
 //! `reason` and `mtu` are low halves of their bytes. The RFC's figure has no padding between MAC
-//! and GID; every deployed stack has two bytes of it, and so have we.
+//! and GID. All deployed stacks put two bytes there, and so do we.
 //!
 //! ```text
 //!   0     4      5           6          8      12    16        24     28    32        40    44
@@ -86,11 +86,11 @@ pub struct AddLink {
     pub psn: Psn,
 }
 
-/// The client has no second RNIC for a link to the same port of the server.
+/// Why a link is rejected: the client has no second RNIC for a link to the same port of the server.
 // RFC 7609 A.3.2-5
 pub const REASON_NO_ALTERNATE_PATH: u8 = 1;
 
-/// The MTU is none of the known ones.
+/// Why a link is rejected: the MTU has a reserved value.
 // RFC 7609 A.3.2-6
 pub const REASON_INVALID_MTU: u8 = 2;
 
@@ -123,7 +123,7 @@ impl AddLink {
     }
 }
 
-/// One RMB, as it is known on an existing link and on the new one.
+/// One RMB: its rkey on an existing link, and its RToken on the new one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RkeyPair {
     /// Its key on the link that carries this message.

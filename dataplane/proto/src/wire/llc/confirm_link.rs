@@ -30,7 +30,7 @@ mod field {
     const _: () = assert!(MAC.start == header_field::FLAGS + 1 && RESERVED.end == LEN);
 }
 
-/// Either bit says it; we set both, as everybody does.
+/// Either bit is enough; we set both, as all deployed stacks do.
 const NO_EYECATCHER: u8 = 0x03;
 
 /// Request or reply.
@@ -38,8 +38,8 @@ const NO_EYECATCHER: u8 = 0x03;
 pub struct ConfirmLink {
     /// Whether this answers one.
     pub reply: bool,
-    /// The sender's RMB elements begin with data, not with a four-byte eye catcher: the two flag
-    /// bits every deployed stack sets and demands (research: the RFC calls them reserved).
+    /// The sender's RMB elements begin with data, not with a four-byte eye catcher. All deployed
+    /// stacks set these two flag bits, which the RFC calls reserved, and demand them.
     pub no_eyecatcher: bool,
     /// The sender's port.
     pub mac: MacAddress,

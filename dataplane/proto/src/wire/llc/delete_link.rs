@@ -27,7 +27,7 @@ const ALL: u8 = 0x40;
 // RFC 7609 A.3.4-3, 2.3-14
 const ORDERLY: u8 = 0x20;
 
-/// Why a link goes away. The space is open.
+/// Why a link is deleted. Peers may send other codes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DeleteReason(pub u32);
 
@@ -36,9 +36,9 @@ code_points! {
     DeleteReason {
         /// Request: the path to the peer is gone.
         LOST_PATH = 0x0001_0000,
-        /// Request: an operator said so.
+        /// Request: an operator demanded it.
         OPERATOR = 0x0002_0000,
-        /// Request: the program said so, usually because the group was idle for long.
+        /// Request: the implementation decided so, usually because the group was idle for long.
         PROGRAM = 0x0003_0000,
         /// Request: the receiver broke the LLC protocol.
         PROTOCOL_VIOLATION = 0x0004_0000,

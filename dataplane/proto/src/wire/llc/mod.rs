@@ -37,8 +37,8 @@ mod field {
 // RFC 7609 A.3-2
 const REPLY: u8 = 0x80;
 
-/// The two bits of a type that say what to do with one that is not known, and the value that
-/// says to discard it (RFC A.3).
+/// Two bits of a type say what to do with a message of unknown type; this value says to discard it
+/// (RFC A.3).
 const UNKNOWN_TYPE_MASK: u8 = 0xc0;
 const DISCARD: u8 = 0x80;
 
@@ -68,17 +68,17 @@ pub enum Llc {
     ConfirmLink(ConfirmLink),
     /// Offers one more link, or asks for one.
     AddLink(AddLink),
-    /// Tells what RMBs are called on the new link.
+    /// Tells the rkeys of RMBs on the new link.
     AddLinkContinuation(AddLinkContinuation),
     /// Ends a link, or all of them.
     DeleteLink(DeleteLink),
-    /// Tells what a new RMB is called on every link.
+    /// Tells the rkeys of a new RMB on all links.
     ConfirmRkey(ConfirmRkey),
-    /// Goes on with that.
+    /// Tells more of these rkeys.
     ConfirmRkeyContinuation(ConfirmRkeyContinuation),
-    /// Ends RMBs.
+    /// Deletes RMBs.
     DeleteRkey(DeleteRkey),
-    /// Asks whether anybody is there.
+    /// Asks for a sign of life.
     TestLink(TestLink),
 }
 

@@ -70,7 +70,7 @@ const RETRY: u8 = 0x10;
 /// The most keys one DELETE RKEY carries.
 pub const RKEYS_MAX: usize = 8;
 
-/// What an RMB is called on one of the other links.
+/// The RToken of an RMB on one of the other links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RkeyOnLink {
     /// The link.
@@ -97,7 +97,7 @@ impl RkeyOnLink {
     }
 }
 
-/// A new RMB: its key on this link and on the others.
+/// A new RMB: its rkey on this link and on the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConfirmRkey {
     /// Whether this answers one.
@@ -176,7 +176,7 @@ impl ConfirmRkeyContinuation {
     }
 }
 
-/// RMBs that go away.
+/// RMBs that are deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeleteRkey {
     /// Whether this answers one.

@@ -1,4 +1,4 @@
-//! TEST LINK: is anybody there (RFC A.3.8).
+//! TEST LINK: asks for a sign of life (RFC A.3.8).
 //!
 //! ```text
 //!   0     4           20         44

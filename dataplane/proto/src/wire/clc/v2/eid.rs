@@ -18,7 +18,7 @@ pub type Eids = Few<Eid, EIDS_MAX>;
 
 /// A user-defined enterprise ID (UEID): upper case, padded with blanks.
 ///
-/// What a peer sends is taken as it is; it matches one of ours or not.
+/// An EID of a peer is not checked: it only has to equal one of ours.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Eid(pub [u8; LEN]);
 
@@ -38,7 +38,7 @@ pub enum EidError {
 }
 
 impl Eid {
-    /// Ours: every gateway has it, so that two of them need no configuration.
+    /// The default EID: every gateway has it, so that two of them need no configuration.
     pub const SMCGATE: Self = Self(*b"SMCGATE                         ");
 
     /// The EID with this name, in either case.
@@ -77,8 +77,8 @@ impl Eid {
         Eids::from_items(configured.iter().copied().chain(ours)).ok_or(EidError::TooMany)
     }
 
-    /// What a gateway offers and accepts whose operator wants nobody in who was not told a name:
-    /// `configured`, which [`Eid::SMCGATE`] may be part of.
+    /// What a gateway offers and accepts if its operator leaves the default out: `configured`,
+    /// which may contain [`Eid::SMCGATE`].
     ///
     /// # Errors
     ///
@@ -91,7 +91,7 @@ impl Eid {
     }
 }
 
-/// Nobody's.
+/// An EID that no host has.
 impl Default for Eid {
     fn default() -> Self {
         Self([b' '; LEN])

@@ -25,7 +25,7 @@ pub(in crate::wire::clc) const LEN_MIN: usize = 108;
 /// Length of the longest message that we send in bytes.
 const LEN_MAX: usize = LEN_MIN + FIRST_CONTACT_LEN_MAX + list_field::GIDS + GIDS_MAX * GID_LEN;
 
-/// The most ports of a client that we keep. A client may name more; they do not count.
+/// The most ports of a client that we keep. If a client names more, the others are ignored.
 pub const GIDS_MAX: usize = 8;
 
 /// The RoCEv2 ports of a client, the one of the first link among them.

@@ -1,4 +1,5 @@
-//! CLC Proposal with a header of version 2: what SMC-Rv1 needs, if offered, and the extension.
+//! CLC Proposal with a header of version 2: the fields of SMC-Rv1, if that is offered, and the
+//! extension.
 //!
 //! ```text
 //!   0     8         16    32    38       40      50       52         80
@@ -60,7 +61,7 @@ const OFFERED_BOTH: u8 = 0x0c;
 /// Where the version byte says that nothing of version 1 is offered.
 const NO_VERSION_1: u8 = 0x02;
 
-/// What SMC-Rv2 needs of a client.
+/// What a client tells for SMC-Rv2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProposalExtension {
     /// The newest release of version 2 that the client speaks: four bits.
@@ -77,12 +78,12 @@ pub struct ProposalExtension {
     pub eids: Eids,
 }
 
-/// What a TCP client proposes that knows of version 2. It may offer either version, both or none.
+/// The Proposal of a client that knows version 2. It may offer either version, both or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProposalV2 {
-    /// What SMC-Rv1 needs. If that is not offered, Linux leaves all of it zero.
+    /// The fields of SMC-Rv1. If that is not offered, Linux leaves all of them zero.
     pub v1: Proposal,
-    /// SMC-Rv2 is offered, with this.
+    /// The fields of SMC-Rv2, if that is offered.
     pub v2: Option<ProposalExtension>,
 }
 

@@ -4,9 +4,9 @@
 //!   0                   44       45         46           62         70      72       72 + 16 n
 //!   | as in version 1   | direct | reserved | target gid | reserved | count | n * rkey |
 //! ```
-//! A rejection ends at byte 44. It carries no reason: the length has its place. `count` has 16 bits
-//! in the sender's byte order and never exceeds 255, so one of its bytes is zero, and the other one
-//! is meant.
+//! A rejection ends at byte 44. It carries no reason, because the length stands where version 1 has
+//! the reason. `count` has 16 bits in the sender's byte order and never exceeds 255, so one of its
+//! bytes is zero, and the other one is the count.
 
 use core::ops::Range;
 
@@ -32,18 +32,18 @@ const DIRECT: u8 = 0x80;
 /// Request or reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddLinkV2<'a> {
-    /// What version 1 would say; `reason` is zero.
+    /// The fields of version 1; `reason` is zero.
     pub link: AddLink,
-    /// Not there in a rejection.
+    /// None in a rejection.
     pub extension: Option<AddLinkExtension<'a>>,
 }
 
-/// What version 2 adds.
+/// The fields that version 2 adds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddLinkExtension<'a> {
     /// Whether no router is between the ports of the new link.
     pub direct: bool,
-    /// The client's port that the server has in mind. Linux repeats the sender's own here.
+    /// The client's port that the server suggests. Linux repeats the sender's own port here.
     pub target: Gid,
     /// Every RMB of the sender: its key on the link that carries this message, and on the new one.
     pub rkeys: Records<'a, RkeyPair>,
@@ -54,7 +54,7 @@ impl<'a> AddLinkV2<'a> {
     pub(super) fn decode(bytes: &'a [u8]) -> Result<Self, Malformed> {
         let link = AddLink::decode(&as_version_1(bytes));
         if bytes.len() < field::RKEYS {
-            // Nothing but a rejection can do without keys.
+            // Only a rejection has no rkeys.
             return match link.rejected {
                 true => Ok(Self { link, extension: None }),
                 false => Err(Malformed::Extension),

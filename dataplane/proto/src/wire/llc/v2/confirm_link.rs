@@ -15,7 +15,7 @@ mod field {
 /// Request or reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConfirmLinkV2 {
-    /// What version 1 would say.
+    /// The fields of version 1.
     pub link: ConfirmLink,
     /// The most connections in the group, as agreed at first contact. Zero in release 0.
     pub max_connections: u8,

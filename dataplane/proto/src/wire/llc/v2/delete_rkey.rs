@@ -20,12 +20,12 @@ mod field {
     pub(super) const RKEYS: usize = 8;
 }
 
-/// RMBs that go away, or the answer to it.
+/// Which RMBs are deleted, or the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeleteRkeyV2<'a> {
-    /// These go away.
+    /// RMBs with these rkeys are deleted.
     Request(Records<'a, Rkey>),
-    /// They are forgotten.
+    /// The receiver has forgotten them.
     Reply {
         /// Some key was unknown.
         negative: bool,

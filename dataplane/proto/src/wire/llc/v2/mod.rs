@@ -4,11 +4,11 @@
 //!   0        1        3       4                            length
 //!   | 2|type | length | flags | what the type says          |
 //! ```
-//! The type has the version in its high half. The length has 16 bits in the *sender's* byte order,
-//! which a receiver finds out: only one of the two readings fits what has arrived. We send it as
-//! x86 does. Messages have 44 bytes at least, 8 KiB at most; where version 1 needs continuations,
-//! one message lists everything. What version 2 does not change has the types of version 1. CDC
-//! messages are those of version 1.
+//! The high half of the type is the version. The length has 16 bits in the *sender's* byte order. A
+//! receiver finds out which order that is: only one of the two readings fits the bytes that have
+//! arrived. We send it in little-endian order. Messages have at least 44 bytes and at most 8 KiB.
+//! One message lists everything for which version 1 needs continuations. Messages that version 2
+//! does not change keep their types. CDC messages are those of version 1.
 
 use super::{
     ConfirmRkey, ConfirmRkeyContinuation, DeleteLink, TestLink, field, kind as elder_kind,
@@ -40,29 +40,29 @@ const VERSION: u8 = 0x20;
 const VERSION_MASK: u8 = 0xf0;
 
 mod kind {
-    /// The one message that version 1 has not.
+    /// The one message that version 1 does not have.
     pub(super) const REQUEST_ADD_LINK: u8 = 5;
 }
 
-/// One LLC message of version 2, request or reply. Lists are still in the bytes it came in.
+/// One LLC message of version 2, request or reply. Lists borrow the received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LlcV2<'a> {
     /// Proves that a new link carries messages both ways.
     ConfirmLink(ConfirmLinkV2),
-    /// Offers one more link, and says what RMBs are called there.
+    /// Offers one more link, and tells the rkeys of all RMBs there.
     AddLink(AddLinkV2<'a>),
     /// Asks for one more link.
     RequestAddLink(RequestAddLink<'a>),
     /// Ends a link, or all of them.
     DeleteLink(DeleteLink),
-    /// Tells what a new RMB is called on every link.
+    /// Tells the rkeys of a new RMB on all links.
     ConfirmRkey(ConfirmRkey),
-    /// Goes on with that. Peers that have two links, and a third now and then, as Linux has, never
-    /// need it.
+    /// Tells more of these rkeys. Peers that have two links, and sometimes a third as Linux has,
+    /// never need it.
     ConfirmRkeyContinuation(ConfirmRkeyContinuation),
-    /// Ends RMBs.
+    /// Deletes RMBs.
     DeleteRkey(DeleteRkeyV2<'a>),
-    /// Asks whether anybody is there.
+    /// Asks for a sign of life.
     TestLink(TestLink),
 }
 
@@ -147,16 +147,16 @@ pub fn is_v2(bytes: &[u8]) -> bool {
     bytes.first().is_some_and(|received| received & VERSION_MASK == VERSION)
 }
 
-/// How long the message at the beginning of `bytes` says it is, whatever the byte order.
+/// The length field of the message at the beginning of `bytes`, in whichever byte order it is.
 ///
 /// # Errors
 ///
-/// [`Malformed::Length`] if it is not whole, or shorter than any.
+/// [`Malformed::Length`] if not all of it has arrived, or if it is below 44 bytes.
 pub fn announced_len(bytes: &[u8]) -> Result<usize, Malformed> {
     let &[_, first, second, ..] = bytes else { return Err(Malformed::Length) };
     let readings = [u16::from_le_bytes([first, second]), u16::from_be_bytes([first, second])];
     let fits = |len: &usize| (LEN_MIN..=bytes.len()).contains(len);
-    // Mostly one reading is all that has arrived, and the other one is far too long.
+    // Usually one reading is just what has arrived, and the other one is far longer.
     let readings = readings.map(usize::from);
     let exact = readings.into_iter().find(|len| *len == bytes.len() && fits(len));
     exact.or_else(|| readings.into_iter().find(fits)).ok_or(Malformed::Length)
@@ -179,7 +179,7 @@ fn as_version_1(bytes: &[u8]) -> [u8; LEN_MIN] {
 struct Message<'b>(&'b mut [u8]);
 
 impl<'b> Message<'b> {
-    /// Begins as `elder` of version 1, and has `len` bytes.
+    /// Begins with the bytes of the version 1 message `elder`, and has `len` bytes.
     fn like(elder: &[u8; LEN_MIN], len: usize, into: &'b mut [u8]) -> Self {
         assert!((LEN_MIN..=LEN_MAX).contains(&len), "{len} bytes");
         let bytes = &mut into[..len];

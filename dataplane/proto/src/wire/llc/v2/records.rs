@@ -7,7 +7,7 @@ use super::super::add_link::RkeyPair;
 use crate::vocabulary::{Gid, Rkey};
 use crate::wire::{array, put, u32_at};
 
-/// Something of which a message lists many, each as long as the other.
+/// An item of a list in a message. All items of a list have the same length.
 pub trait Record: Copy {
     /// Its length in bytes.
     const LEN: usize;
@@ -55,8 +55,8 @@ impl Record for RkeyPair {
     }
 }
 
-/// A list of records: still in the message that brought it, or lent by whoever sends it. So a
-/// message of 8 KiB is not copied to be understood.
+/// A list of records, borrowed from the received message or from whoever sends it, so that no
+/// message of 8 KiB is copied.
 #[derive(Clone, Copy)]
 pub struct Records<'a, T>(Source<'a, T>);
 
@@ -101,7 +101,7 @@ impl<'a, T: Record> Records<'a, T> {
         })
     }
 
-    /// How many there are, as the count of a message has it.
+    /// How many there are, for the count field of a message.
     ///
     /// # Panics
     ///

@@ -16,7 +16,7 @@ mod field {
     pub(super) const GIDS: usize = 28;
 }
 
-/// A request; nobody replies to it but by ADD LINK.
+/// A request. A server that agrees answers by ADD LINK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestAddLink<'a> {
     /// Whether this answers one, which deployed peers ignore.
