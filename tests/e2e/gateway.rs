@@ -1,5 +1,6 @@
 //! Gateways as their operators run them: a configuration, a process, a `/stats`.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -312,6 +313,19 @@ pub(crate) struct Stats {
     pub(crate) rnics: Vec<Rnic>,
     pub(crate) memory: Memory,
     pub(crate) link_groups: Vec<LinkGroup>,
+    pub(crate) pollers: Vec<Poller>,
+}
+
+impl Stats {
+    /// What all pollers together have counted under this name.
+    pub(crate) fn counter(&self, name: &str) -> u64 {
+        self.pollers.iter().map(|poller| poller.counters[name]).sum()
+    }
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Poller {
+    pub(crate) counters: BTreeMap<String, u64>,
 }
 
 #[derive(Debug, Deserialize)]

@@ -34,6 +34,7 @@ mod process;
 mod programs;
 mod router;
 mod silence;
+mod stranger;
 mod time_wait;
 mod transfer;
 mod wire;

@@ -165,7 +165,7 @@ impl<Qp, Stream> Mail<Qp, Stream> {
     /// Where `id` is, for a link of `group`, if this poller does not have it.
     pub(crate) fn place_of(&self, id: ConnectionId, group: GroupId) -> Place {
         let owner = self.owners.of(id.slot);
-        let Some(owner) = owner.filter(|owner| owner.generation == id.generation) else {
+        let Some(owner) = owner.filter(|owner| owner.is_of(id)) else {
             return Place::Unknown;
         };
         if owner.group != Some(group) {

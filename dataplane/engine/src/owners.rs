@@ -29,6 +29,11 @@ impl Owner {
         u64::from(group) << 32 | u64::from(self.generation) << 8 | u64::from(self.poller)
     }
 
+    /// Whether this is about `id`, and not about another use of its slot, or none.
+    pub fn is_of(self, id: ConnectionId) -> bool {
+        self.generation == id.generation && id.generation != 0
+    }
+
     fn unpack(packed: u64) -> Self {
         let [group, rest] = [packed >> 32, packed & 0xffff_ffff]
             .map(|half| u32::try_from(half).expect("half of a word"));
@@ -80,5 +85,10 @@ mod tests {
         owners.set(connection, Some(GroupId(3)), 1);
         let known = Owner { poller: 1, generation: 9, group: Some(GroupId(3)) };
         assert_eq!((owners.of(7), owners.of(u16::MAX)), (Some(known), None));
+        assert!(
+            known.is_of(connection) && !known.is_of(ConnectionId { generation: 8, ..connection })
+        );
+        let unused = owners.of(8).expect("there is such a slot");
+        assert!(!unused.is_of(ConnectionId { slot: 8, generation: 0 }), "a guess names nobody");
     }
 }
