@@ -201,7 +201,14 @@ impl Owner {
         if !self.closed {
             self.connection.abort(self.now);
         }
-        while self.connection.poll_cdc().is_some() {}
+        loop {
+            // Messages wait until everything that must be written again is.
+            if let Some(replay) = self.connection.replay() {
+                self.connection.replayed(replay.rest.len());
+            } else if self.connection.poll_cdc().is_none() {
+                break;
+            }
+        }
         if let Some(at) = self.connection.poll_timeout() {
             assert!(self.connection.handle_timeout(at.max(self.now)));
         }
