@@ -10,14 +10,10 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
-pub mod check;
 pub mod cli;
-pub mod client;
 pub mod config;
 pub mod cores;
-pub mod decode;
 pub mod device;
-pub mod doctor;
 pub mod farewells;
 pub mod gateway;
 pub mod groups;
@@ -43,3 +39,4 @@ pub mod sources;
 pub mod start;
 pub mod stats;
 pub mod status;
+pub mod tools;

@@ -9,12 +9,13 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use smcgate::cli::{Ask, Cli, Command, Conns, Decode, LinkCommand, RnicCommand, Whom};
-use smcgate::client::{self, Client, DEFAULT_ADMIN};
 use smcgate::config::{Config, LogLevel};
-use smcgate::decode::{DecodeError, decode};
 use smcgate::operate::Operation;
 use smcgate::stats::{ConnectionQuery, Stats};
-use smcgate::{check, doctor, log, start};
+use smcgate::tools::client::{self, Client, DEFAULT_ADMIN};
+use smcgate::tools::decode::{DecodeError, decode};
+use smcgate::tools::{check, doctor};
+use smcgate::{log, start};
 
 /// The relay allocates rarely; the control thread and a heap that stays small over weeks like it.
 #[global_allocator]

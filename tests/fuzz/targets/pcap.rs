@@ -1,6 +1,6 @@
 //! A capture that somebody sent us.
 
-use smcgate::decode::decode;
+use smcgate::tools::decode::decode;
 
 /// Decodes `data` as a capture file, and prints every line.
 ///
