@@ -10,7 +10,7 @@ use smcr_proto::limits::RETRY_LINK;
 use smcr_proto::link_group::{LinkGroup, Role, Setup, UNNUMBERED, Version};
 use smcr_proto::wire::clc::Offer;
 use smcr_proto::{Gid, Instant, LinkNumber, LinkUserId, PeerId};
-use smcr_rnic::{Exhausted, Opening, QpAddress, Rnic};
+use smcr_rnic::{ConnectError, Exhausted, Opening, QpAddress, Rnic};
 
 use super::Groups;
 use super::group::{Group, GroupId, Link, LinkState, Peer, Phase};
@@ -87,15 +87,15 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     ///
     /// # Errors
     ///
-    /// [`Exhausted`] when the peer cannot be reached; the caller gives the group up.
+    /// [`ConnectError`]; the caller gives the group up.
     pub fn connect(
         &mut self,
         now: Instant,
         id: GroupId,
         offer: &Offer,
         agreement: Agreement,
-    ) -> Result<(), Exhausted> {
-        let group = self.groups.get_mut(&id).ok_or(Exhausted)?;
+    ) -> Result<(), ConnectError> {
+        let group = self.groups.get_mut(&id).ok_or(ConnectError::Unreachable)?;
         group.agreement = agreement;
         // A Proposal of version 2 need not say whose it is.
         group.peer.id = offer.peer_id;
@@ -107,19 +107,19 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             psn: offer.psn,
             mtu: offer.mtu,
         };
-        let link = group.links.first_mut().ok_or(Exhausted)?;
+        let link = group.links.first_mut().ok_or(ConnectError::Unreachable)?;
         let LinkState::Opening(opening) = std::mem::replace(&mut link.state, LinkState::Retiring)
         else {
             panic!("the first link of a group connects once");
         };
         let qp = match opening.connect(theirs) {
             Ok(qp) => qp,
-            Err(exhausted) => {
+            Err(error) => {
                 // No poller ever had it.
                 let (link, port) = (link.id, link.port);
                 group.links.clear();
                 self.forget_link(link, port);
-                return Err(exhausted);
+                return Err(error);
             }
         };
         link.state = LinkState::Polled;

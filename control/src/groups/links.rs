@@ -6,7 +6,7 @@ use smcr_engine::{Command, LinkId};
 use smcr_proto::link::Cause;
 use smcr_proto::link_group::Refusal;
 use smcr_proto::{Gid, Instant, LinkNumber, LinkUserId, MacAddress};
-use smcr_rnic::{Exhausted, Opening, QpAddress, Rnic};
+use smcr_rnic::{ConnectError, Exhausted, Opening, QpAddress, Rnic};
 
 use super::Groups;
 use super::group::{GroupId, Leaving, Link, LinkState};
@@ -147,7 +147,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
                 self.pollers.command(port, command);
                 self.with_machine(now, id, |machine| machine.link_connected(now, number));
             }
-            Err(Exhausted) => {
+            Err(ConnectError::Exhausted | ConnectError::Unreachable) => {
                 self.drop_link(id, name);
                 self.with_machine(now, id, |machine| machine.link_unreachable(now, number));
             }

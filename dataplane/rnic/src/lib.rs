@@ -74,6 +74,16 @@ pub struct Registration {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exhausted;
 
+/// Why a queue pair was not connected to its peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectError {
+    /// The NIC or the host has no resources for it. Another attempt may succeed.
+    Exhausted,
+    /// Nothing can be sent to the peer's address: the port is down, there is no route, or no queue
+    /// pair can have such an address.
+    Unreachable,
+}
+
 /// The control thread's interface to a NIC. Calls are rare, may take long and may fail.
 pub trait Rnic {
     /// A queue pair that has not reached RTS yet.
@@ -158,8 +168,8 @@ pub trait Opening {
     ///
     /// # Errors
     ///
-    /// [`Exhausted`] when the peer's address cannot be reached. The queue pair is destroyed.
-    fn connect(self, peer: QpAddress) -> Result<Self::Qp, Exhausted>;
+    /// [`ConnectError`]. The queue pair is destroyed.
+    fn connect(self, peer: QpAddress) -> Result<Self::Qp, ConnectError>;
 }
 
 /// Identifies a queue pair among those that one fabric has adopted. A fabric never reuses one.

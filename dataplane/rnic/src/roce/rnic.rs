@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rustix::io::Errno;
 use smcr_memory::Region;
 use smcr_proto::{Gid, Mtu, Psn, Qpn, Rkey};
 
@@ -14,7 +15,7 @@ use super::QUEUE_PAIRS_MAX;
 use super::psn::PSN_MASK;
 use super::shared::{KeyUpdate, Shared, Ticket};
 use super::siblings::Share;
-use crate::{Domain, Exhausted, Messages, Port, QpAddress, Registration};
+use crate::{ConnectError, Domain, Exhausted, Messages, Port, QpAddress, Registration};
 
 /// The parameters of a NIC, except its wire.
 pub struct Setup {
@@ -35,7 +36,7 @@ pub struct Setup {
 /// Returns the size in bytes of the largest IP packet that can go from the first address to the
 /// second, as far as the host knows.
 ///
-/// An error means that there is no route.
+/// An error means that there is no route, or that the host has no resources to look for one.
 pub type PathMtu = fn(IpAddr, IpAddr) -> io::Result<u32>;
 
 impl fmt::Debug for Setup {
@@ -202,11 +203,11 @@ impl crate::Opening for Opening {
         self.address.mtu = path.map_or(self.address.mtu, |path| path.min(self.address.mtu));
     }
 
-    fn connect(self, peer: QpAddress) -> Result<Qp, Exhausted> {
+    fn connect(self, peer: QpAddress) -> Result<Qp, ConnectError> {
         let path = path_to(self.path, self.address.gid, peer.gid)?;
         // RFC 7609 A.2.3-11
-        let mtu = self.address.mtu.min(peer.mtu).bytes().ok_or(Exhausted)?;
-        let known = mtu_for(path).and_then(Mtu::bytes).ok_or(Exhausted)?;
+        let mtu = self.address.mtu.min(peer.mtu).bytes().ok_or(ConnectError::Unreachable)?;
+        let known = mtu_for(path).and_then(Mtu::bytes).ok_or(ConnectError::Unreachable)?;
         Ok(Qp {
             ticket: self.ticket,
             domain: self.domain,
@@ -225,15 +226,18 @@ impl crate::Opening for Opening {
 ///
 /// # Errors
 ///
-/// [`Exhausted`] if there is no route.
-fn path_to(path: PathMtu, here: Gid, there: Gid) -> Result<u32, Exhausted> {
+/// [`ConnectError`], as the host says.
+fn path_to(path: PathMtu, here: Gid, there: Gid) -> Result<u32, ConnectError> {
     let (here, there) = (here.to_ip(), there.to_ip());
     // A peer that announces a multicast address must not make us send to many hosts.
     let is_one = !there.is_multicast() && !there.is_unspecified();
     if here.is_ipv4() != there.is_ipv4() || !is_one {
-        return Err(Exhausted);
+        return Err(ConnectError::Unreachable);
     }
-    path(here, there).map_err(|_| Exhausted)
+    path(here, there).map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => ConnectError::Exhausted,
+        Some(_) | None => ConnectError::Unreachable,
+    })
 }
 
 /// The largest path MTU whose packets fit into IP packets of `bytes` bytes. Like Linux, it reserves

@@ -22,8 +22,8 @@ use smcr_proto::{Gid, Instant, Psn, Qpn, Rkey};
 
 use crate::dice::{Chance, Dice};
 use crate::{
-    Cause, Completion, Domain, Exhausted, Message, Messages, Port, QpAddress, QpId, Registration,
-    Work,
+    Cause, Completion, ConnectError, Domain, Exhausted, Message, Messages, Port, QpAddress, QpId,
+    Registration, Work,
 };
 
 use queue_pair::{QueuePair, Stage};
@@ -338,7 +338,7 @@ impl crate::Opening for Opening {
         QpAddress { gid, mac, qpn: self.end.qpn, psn: pair.psn, mtu }
     }
 
-    fn connect(self, peer: QpAddress) -> Result<Qp, Exhausted> {
+    fn connect(self, peer: QpAddress) -> Result<Qp, ConnectError> {
         let mut world = self.end.network.lock();
         let World { nics, queue_pairs, .. } = &mut *world;
         let pair = queue_pairs.get_mut(&self.end.qpn).expect("self owns this queue pair");
@@ -346,7 +346,7 @@ impl crate::Opening for Opening {
         if !reachable {
             // Dropping `self` locks the network again.
             drop(world);
-            return Err(Exhausted);
+            return Err(ConnectError::Unreachable);
         }
         pair.stage = Stage::Connected { peer: peer.qpn };
         drop(world);

@@ -1,7 +1,7 @@
 //! The simulator's own promises, which go beyond the contract of every backend.
 
 use super::*;
-use crate::{Fabric as _, Opening as _, Rnic as _, Status, Tag};
+use crate::{ConnectError, Fabric as _, Opening as _, Rnic as _, Status, Tag};
 use smcr_proto::{MacAddress, Mtu};
 
 struct Pair {
@@ -90,7 +90,7 @@ fn nothing_connects_from_a_port_that_is_down_until_it_is_up_again() {
     pair.network.port_down(port(1).gid);
     let opening = pair.rnics[0].open(domain).unwrap();
     let peer = opening.address();
-    assert!(opening.connect(peer).is_err());
+    assert_eq!(opening.connect(peer).err(), Some(ConnectError::Unreachable));
     pair.network.port_up(port(1).gid);
     assert!(pair.rnics[0].open(domain).unwrap().connect(peer).is_ok());
 }

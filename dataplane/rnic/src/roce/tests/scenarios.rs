@@ -1,6 +1,9 @@
 //! Scenarios that users would notice if they failed, one test each.
 
+use rustix::io::Errno;
+
 use super::*;
+use crate::ConnectError;
 
 #[test]
 fn a_write_is_there_when_the_message_behind_it_is_received() {
@@ -400,11 +403,30 @@ fn an_unreachable_peer_is_refused() {
     for gid in [Gid([0xfe; 16]), Gid::from_ipv4([224, 0, 0, 1]), nobody] {
         let opening = rnic.open(domain).unwrap();
         let peer = QpAddress { gid, ..opening.address() };
-        assert!(opening.connect(peer).is_err(), "{gid:?}");
+        assert_eq!(opening.connect(peer).err(), Some(ConnectError::Unreachable), "{gid:?}");
     }
     let opening = rnic.open(domain).unwrap();
     let peer = QpAddress { mtu: Mtu(0), ..opening.address() };
-    assert!(opening.connect(peer).is_err());
+    assert_eq!(opening.connect(peer).err(), Some(ConnectError::Unreachable));
+}
+
+/// A host that is short of descriptors cannot look for a route. A peer that is told that there is
+/// none would not try again.
+#[test]
+fn a_host_without_descriptors_does_not_call_its_peer_unreachable() {
+    let network = Network::new(1, Odds::default());
+    let cases: [(PathMtu, ConnectError); 3] = [
+        (|_, _| Err(Errno::MFILE.into()), ConnectError::Exhausted),
+        (|_, _| Err(Errno::NOBUFS.into()), ConnectError::Exhausted),
+        (|_, _| Err(Errno::NETUNREACH.into()), ConnectError::Unreachable),
+    ];
+    for (path, expected) in cases {
+        let (mut rnic, _fabric) = nic_on(&network, Mtu::B1024, path);
+        let domain = rnic.open_domain().unwrap();
+        let opening = rnic.open(domain).unwrap();
+        let peer = opening.address();
+        assert_eq!(opening.connect(peer).err(), Some(expected));
+    }
 }
 
 /// A valid packet that comes from another address than the peer's must not affect the connection.
