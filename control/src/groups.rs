@@ -5,14 +5,27 @@
 //! [`poll_event`](Groups::poll_event). The gateway runs it over its reactor, a simulator over a
 //! virtual clock.
 //!
-//! A group lives as long as its machine says. When that terminates, the connections on it are
-//! failed, the queue pairs are retired, and once everything is home its memory is withdrawn.
+//! ```text
+//!   Groups ── which groups there are, and when each must be looked at
+//!     │ input
+//!   GroupMut ── one group, while something happens to it
+//!     ├─ Group ── its links, its memory, its connections, its machine
+//!     └─ Shared ── RNICs, pollers, budget, counts, events
+//! ```
+//! Whatever happens to a group goes through `Groups::input`: it changes the group and feeds its
+//! machine, then does once what the machine demands, then looks whether the group is over. A group
+//! cannot reach `Groups`, so nothing in there begins an input of its own.
 //!
-//! - [`group`] is one link group and its links;
+//! A group lives as long as its machine says. When that terminates, the connections on it are
+//! failed, the queue pairs are retired, and once all of them and all elements are back, its memory
+//! is withdrawn.
+//!
+//! - [`group`] is one link group and its links, `shared` what all of them share, and `group_mut`
+//!   both together;
 //! - `first_contact` begins a group;
 //! - `machine` does what the machine of a group demands; `links` opens and loses the links beyond
 //!   the first, `moves` finds their connections another place;
-//! - `claims` is whom we believe what about a group;
+//! - `claims` is whom we believe what about a group, `throttle` how often that is logged;
 //! - `choice` is which group and which port a new connection gets;
 //! - `proof` is whether a link still carries;
 //! - `due` is when which group must be looked at;
@@ -27,6 +40,7 @@ mod claims;
 mod due;
 mod first_contact;
 pub mod group;
+mod group_mut;
 mod links;
 mod machine;
 pub mod members;
@@ -35,118 +49,44 @@ mod moves;
 mod operate;
 pub mod ports;
 mod proof;
+mod shared;
 pub mod slots;
 pub mod stock;
+mod throttle;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use std::time::Duration;
 
-use smcr_engine::{Command, LinkId};
-use smcr_proto::link::{Cause, Keepalive};
+use smcr_engine::LinkId;
+use smcr_engine::limits::CONNECTIONS_MAX;
+use smcr_proto::Instant;
+use smcr_proto::link::Cause;
 use smcr_proto::wire::llc::DeleteReason;
-use smcr_proto::{Instant, LinkNumber, PeerId};
 use smcr_rnic::Rnic;
 
 pub use choice::Unnamed;
-use claims::Offences;
-pub use claims::Throttle;
 use due::Due;
-use group::LinkState;
-pub use group::{Group, GroupId, Link, Peer, Phase};
-use members::Members;
-pub use members::{BadOffer, Joined, Member, Refusal, Taken};
+pub use group::{Group, GroupId, Link, Member, Peer, Phase};
+use group_mut::GroupMut;
+pub use members::{BadOffer, Joined, Refusal, Taken};
 pub use ports::{Lan, Pollers, Port, PortId, QpOf};
+use shared::Shared;
+pub use shared::{Counts, Event, Settings};
 use slots::Slots;
-use stock::Budget;
-
-/// What an operator decides about link groups.
-#[derive(Clone, Copy, Debug)]
-pub struct Settings {
-    /// Who we are.
-    pub peer_id: PeerId,
-    /// Elements of an RMB.
-    pub rmb_elements: u8,
-    /// Bytes that all RMBs together may take.
-    pub rmb_bytes: u64,
-    /// When links are probed.
-    pub keepalive: Keepalive,
-    /// How long a group without connections stays where we are the server.
-    pub idle_group_server: Duration,
-    /// The same where we are the client.
-    pub idle_group_client: Duration,
-    /// The most links of a group.
-    pub max_links: u8,
-}
-
-/// What the owner must know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// The first contact of this group succeeded: connections may join.
-    Established(GroupId),
-    /// The first contact failed; if `committed`, when its connection could no longer be declined
-    /// (RFC C.3).
-    FirstContactFailed {
-        /// The group.
-        group: GroupId,
-        /// The point of no return was behind.
-        committed: bool,
-    },
-    /// Whoever was told [`Refusal::NotYet`] may try again.
-    ElementsChanged(GroupId),
-    /// The group is over. Its connections end one by one.
-    Ended(GroupId),
-}
-
-/// What happened to link groups, since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Connections that were aborted because the peer gave their element to another.
-    pub conflicts: u64,
-    /// Offers that waited for the end of the connection that had their element.
-    pub offers_held: u64,
-    /// Elements that rested before another connection got them, because the peer of the one before
-    /// had not said that it writes no more.
-    pub elements_rested: u64,
-    /// Links that went down with another one there to take their connections.
-    pub links_failed_over: u64,
-    /// Links that went down without one.
-    pub links_lost: u64,
-    /// Groups that ended for any other reason than that they were idle.
-    pub groups_lost: u64,
-    /// Connections that went on over another link.
-    pub connections_moved: u64,
-    /// Times that another address than the founder's claimed to be the peer of a group.
-    pub foreign_claims: u64,
-    /// Times that a peer said that it does not know its group.
-    pub out_of_sync: u64,
-    /// Times that a client had too many link groups that carry no connection: one of them ended, or
-    /// another did not begin.
-    pub crowded_sources: u64,
-    /// Further links that were refused because the peer's port is none that the operator listed.
-    pub links_not_listed: u64,
-}
+pub use throttle::Throttle;
 
 /// All link groups of a process.
 pub struct Groups<N: Rnic, P: Pollers<QpOf<N>>> {
-    settings: Settings,
-    ports: Vec<Port<N>>,
-    pollers: P,
     groups: BTreeMap<GroupId, Group<N::Opening>>,
+    groups_made: u32,
     /// When which group must be looked at.
     due: Due,
     /// The groups that each address founded, oldest first.
     founded_by: HashMap<IpAddr, Vec<GroupId>>,
-    /// Which group has which link.
-    group_of_link: HashMap<LinkId, GroupId>,
-    groups_made: u32,
-    links_made: u32,
-    members: Members,
-    counts: Counts,
-    offences: Offences,
+    /// The group of the connection in each slot.
+    members: Box<[Option<GroupId>]>,
     slots: Slots,
-    budget: Budget,
-    events: VecDeque<Event>,
+    shared: Shared<N, P>,
 }
 
 impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
@@ -159,44 +99,35 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         pollers: P,
         entropy: Box<dyn FnMut() -> u32 + Send>,
     ) -> Self {
-        let members = Members::new(ports.len());
         Self {
-            settings,
-            ports,
-            pollers,
             groups: BTreeMap::new(),
+            groups_made: 0,
             due: Due::default(),
             founded_by: HashMap::new(),
-            group_of_link: HashMap::new(),
-            groups_made: 0,
-            links_made: 0,
-            members,
-            counts: Counts::default(),
-            offences: Offences::default(),
+            members: vec![None; CONNECTIONS_MAX].into(),
             slots: Slots::new(entropy),
-            budget: Budget::new(settings.rmb_bytes),
-            events: VecDeque::new(),
+            shared: Shared::new(settings, ports, pollers),
         }
     }
 
     /// What happened so far.
     pub fn counts(&self) -> Counts {
-        self.counts
+        self.shared.counts
     }
 
     /// The ports, by index.
     pub fn ports(&self) -> &[Port<N>] {
-        &self.ports
+        &self.shared.ports
     }
 
     /// The pollers.
     pub fn pollers(&self) -> &P {
-        &self.pollers
+        &self.shared.pollers
     }
 
     /// The pollers, for what link groups have no part in.
     pub fn pollers_mut(&mut self) -> &mut P {
-        &mut self.pollers
+        &mut self.shared.pollers
     }
 
     /// The slots of all connections, those that stay TCP included.
@@ -227,58 +158,48 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
 
     /// What the peer calls a link.
     pub fn number_of(&self, link: LinkId) -> Option<u8> {
-        let group = self.groups.get(self.group_of_link.get(&link)?)?;
-        Some(group.link(link)?.number.0)
+        self.locate(link).map(|(_, number)| number.0)
     }
 
     /// What the owner must know, oldest first. Drain it after every input.
     #[must_use]
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+        self.shared.events.pop_front()
     }
 
     /// Somebody has reason to believe that the peer of this group is dead: ask it, on every link.
     /// It has as long to answer as at any other time: a Linux program that half-closes looks the
     /// same.
     pub fn probe(&mut self, now: Instant, id: GroupId) {
-        let Some(group) = self.groups.get(&id) else { return };
-        let numbers: Vec<_> = group.links.iter().map(|link| link.number).collect();
-        let wait = self.settings.keepalive.reply_wait;
-        self.with_machine(now, id, |machine| {
-            for number in numbers {
-                machine.probe(now, number, wait);
-            }
-        });
+        self.input(now, id, |group| group.probe(now));
     }
 
     /// Ends a group by an operator's or our own decision.
     pub fn shut_down(&mut self, now: Instant, id: GroupId, reason: DeleteReason) {
-        self.with_machine(now, id, |machine| machine.shutdown(now, reason));
+        self.input(now, id, |group| group.feed(|machine| machine.shutdown(now, reason)));
     }
 
     /// A group whose first contact is going on is not wanted any more. If its link is up already,
     /// the peer may believe in it, and is told.
     pub fn give_up(&mut self, now: Instant, id: GroupId) {
         self.shut_down(now, id, DeleteReason::PROGRAM);
-        self.end(now, id, Cause::DeletedByUs);
+        self.input(now, id, |group| {
+            if !group.group.is_over() {
+                group.end(Cause::DeletedByUs);
+            }
+        });
     }
 
     /// Does what is due.
     pub fn expire(&mut self, now: Instant) {
         let due: Vec<GroupId> = self.due.until(now).collect();
         for id in due {
-            self.end_quarantine(now, id);
-            self.withdraw_idle(now, id);
-            let news = self.take_news(id);
-            self.with_machine(now, id, |machine| {
-                for (number, heard) in news {
-                    machine.traffic(heard, number);
-                }
-                if machine.poll_timeout().is_some_and(|deadline| deadline <= now) {
-                    machine.handle_timeout(now);
-                }
+            let found = self.input(now, id, |group| {
+                group.end_quarantine(now);
+                group.withdraw_idle(now);
+                group.expire(now);
             });
-            self.reschedule(id);
+            found.expect("what is due is a group that exists");
         }
     }
 
@@ -288,78 +209,34 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         self.due.first()
     }
 
-    /// Notes when a group must be looked at next. Call it after whatever may have changed that: a
-    /// thousand groups must not be asked each time that anything happens.
-    fn reschedule(&mut self, id: GroupId) {
+    /// Lets `input` happen to a group, then does all that follows from it. None if the group is
+    /// gone.
+    fn input<R>(
+        &mut self,
+        now: Instant,
+        id: GroupId,
+        input: impl FnOnce(&mut GroupMut<'_, N, P>) -> R,
+    ) -> Option<R> {
+        let mut group = self.group_mut(id)?;
+        let result = input(&mut group);
+        group.run(now);
+        if group.is_finished(now) {
+            self.remove(id);
+        }
+        // A thousand groups must not be asked each time that anything happens.
         self.due.set(id, self.groups.get(&id).and_then(Group::deadline));
+        Some(result)
     }
 
-    /// Which links of a group brought something since the last call, and when.
-    ///
-    /// Pollers only note when something came; the machine hears of it where it matters.
-    fn take_news(&mut self, id: GroupId) -> Vec<(LinkNumber, Instant)> {
-        let Some(group) = self.groups.get_mut(&id) else { return Vec::new() };
-        let mut news = Vec::new();
-        for link in &mut group.links {
-            let heard = link.activity.last();
-            if heard > std::mem::replace(&mut link.heard, heard) {
-                news.push((link.number, heard));
-            }
-        }
-        news
+    /// A group and what it shares, for what its machine has no part in.
+    fn group_mut(&mut self, id: GroupId) -> Option<GroupMut<'_, N, P>> {
+        let group = self.groups.get_mut(&id)?;
+        Some(GroupMut { group, shared: &mut self.shared })
     }
 
-    /// The group is over: fails its connections and gives up its queue pairs.
-    fn end(&mut self, now: Instant, id: GroupId, cause: Cause) {
-        let Some(group) = self.groups.get_mut(&id) else { return };
-        if matches!(group.phase, Phase::Ending) {
-            return;
-        }
-        tracing::info!(group = id.0, ?cause, connections = group.members.len(), "link group ends");
-        if cause != Cause::Idle {
-            self.counts.groups_lost += 1;
-        }
-        group.phase = Phase::Ending;
-        let pollers = &mut self.pollers;
-        let mut unopened = Vec::new();
-        group.links.retain_mut(|link| {
-            match std::mem::replace(&mut link.state, LinkState::Retiring) {
-                LinkState::Opening(_) => {
-                    unopened.push((link.id, link.port));
-                    return false;
-                }
-                LinkState::Retiring => {}
-                LinkState::Polled | LinkState::Leaving(_) | LinkState::Vacated => {
-                    // RFC 7609 3.5.4-9, 3.5.4-12, 4.8.3-3
-                    pollers.command(link.port, Command::FailConnections { link: link.id });
-                    pollers.command(link.port, Command::RetireLink { link: link.id });
-                }
-            }
-            true
-        });
-        for (link, port) in unopened {
-            self.forget_link(link, port);
-        }
-        self.events.push_back(Event::Ended(id));
-        self.bury(now, id);
-        self.reschedule(id);
-    }
-
-    /// Withdraws the memory of a group that is over, once nothing of it is in use.
-    fn bury(&mut self, now: Instant, id: GroupId) {
-        let Some(group) = self.groups.get_mut(&id) else { return };
-        if !matches!(group.phase, Phase::Ending) || !group.links.is_empty() {
-            return;
-        }
-        // Without a queue pair nobody can write them any more.
-        while let Some((_, rmbe)) = group.quarantine.pop_front() {
-            group.stock.give_back(now, rmbe, &mut self.budget);
-        }
-        if group.elements_out() {
-            return;
-        }
-        let Some(mut group) = self.groups.remove(&id) else { return };
-        self.reschedule(id);
+    /// Withdraws the memory of a group that is over, and of which nothing is in use.
+    fn remove(&mut self, id: GroupId) {
+        let mut group = self.groups.remove(&id).expect("it was just looked at");
         let founder = group.peer.source;
         let founded = self.founded_by.get_mut(&founder).expect("it has founded this one");
         founded.retain(|other| *other != id);
@@ -367,10 +244,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             self.founded_by.remove(&founder);
         }
         for (port, domain) in group.domains {
-            if let Some(rnic) = self.ports[port.0].rnic.as_mut() {
-                group.stock.withdraw(port, rnic);
-                rnic.close_domain(domain);
-            }
+            let rnic = self.shared.ports[port.0].rnic.as_mut();
+            let rnic = rnic.expect("a domain is one of an RNIC");
+            group.stock.withdraw(port, rnic);
+            rnic.close_domain(domain);
         }
         group.stock.close();
     }

@@ -9,7 +9,7 @@ use smcr_proto::{Gid, Instant, MacAddress};
 use smcr_rnic::Rnic;
 
 use super::Groups;
-use super::group::{Group, GroupId, Link, Peer, Phase};
+use super::group::{Group, GroupId, Link, Peer};
 use super::ports::{Pollers, Port, PortId, QpOf};
 
 /// Why a server's Accept names no link.
@@ -30,15 +30,15 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     /// pollers of its RNIC; else on another RNIC of the same physical network. `peer` is the port
     /// that it must reach, once that is known.
     pub fn usable_port(&self, port: PortId, peer: Option<Gid>) -> Option<PortId> {
-        let near = self.ports.get(port.0)?;
+        let near = self.shared.ports.get(port.0)?;
         let rank = |(index, other): (usize, &Port<N>)| {
             let reaches = peer.is_none_or(|peer| other.reaches(peer));
             let fits = other.is_up() && other.lan == near.lan && reaches;
             let elsewhere = other.address() != near.address();
             let id = PortId(index);
-            fits.then(|| (elsewhere, self.members_of(id), id))
+            fits.then(|| (elsewhere, self.shared.load(id), id))
         };
-        self.ports.iter().enumerate().filter_map(rank).min().map(|(_, _, id)| id)
+        self.shared.ports.iter().enumerate().filter_map(rank).min().map(|(_, _, id)| id)
     }
 
     /// The port that was told to a server as this one, on the least busy poller of its RNIC; none
@@ -48,13 +48,13 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             let reaches = peer.is_none_or(|peer| port.reaches(peer));
             port.is_up() && port.address() == Some(address) && reaches
         };
-        let ports = self.ports.iter().enumerate().filter(|(_, port)| fits(port));
-        ports.map(|(index, _)| PortId(index)).min_by_key(|id| (self.members_of(*id), *id))
+        let ports = self.shared.ports.iter().enumerate().filter(|(_, port)| fits(port));
+        ports.map(|(index, _)| PortId(index)).min_by_key(|id| (self.shared.load(*id), *id))
     }
 
     /// The port that was told to a server as this one, also while it is down.
     pub fn port_named(&self, address: (Gid, MacAddress)) -> Option<PortId> {
-        self.ports.iter().position(|port| port.address() == Some(address)).map(PortId)
+        self.shared.ports.iter().position(|port| port.address() == Some(address)).map(PortId)
     }
 
     /// The group that a new connection from `peer` by `port` joins, where we are the server.
@@ -62,11 +62,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     /// None begins a new one: with a new peer, beside groups that are full, and while an RNIC has
     /// pollers that serve no group of this peer.
     pub fn joinable(&self, port: PortId, peer: Peer) -> Option<GroupId> {
-        let near = self.ports.get(port.0)?;
+        let near = self.shared.ports.get(port.0)?;
         let with_peer: Vec<_> =
             self.founded_by(peer.source).filter(|(_, it)| self.serves(it, near, peer)).collect();
         let pollers =
-            self.ports.iter().filter(|one| one.is_up() && one.address() == near.address());
+            self.shared.ports.iter().filter(|one| one.is_up() && one.address() == near.address());
         // RFC 7609 3.5.3-1, 3.5.3-2, 3.5.3-3
         if with_peer.len() < pollers.count() && self.idle_poller(port, &with_peer) {
             return None;
@@ -80,7 +80,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
 
     /// The group whose first contact with the client `peer` is going on.
     pub fn founding(&self, port: PortId, peer: Peer) -> Option<GroupId> {
-        let near = self.ports.get(port.0)?;
+        let near = self.shared.ports.get(port.0)?;
         let fits =
             |group: &Group<N::Opening>| group.is_founding() && self.serves(group, near, peer);
         self.founded_by(peer.source).find(|(_, group)| fits(group)).map(|(id, _)| id)
@@ -89,9 +89,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     /// Whether connections of `peer` by `near` belong to this group, in the role of its server.
     fn serves(&self, group: &Group<N::Opening>, near: &Port<N>, peer: Peer) -> bool {
         // RFC 7609 3.5.1.2-13
-        let here = group.links.first().is_some_and(|link| self.ports[link.port.0].lan == near.lan);
-        let over = matches!(group.phase, Phase::Ending);
-        let usable = !over && !group.disowned;
+        let here =
+            group.links.first().is_some_and(|link| self.shared.ports[link.port.0].lan == near.lan);
+        let usable = !group.is_over() && !group.out_of_sync;
         // RFC 7609 2.2.3-2
         group.role == Role::Server && group.is_with(peer) && here && usable
     }
@@ -99,8 +99,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     /// Whether the poller that a new group would live on has none of these.
     fn idle_poller(&self, port: PortId, groups: &[(GroupId, &Group<N::Opening>)]) -> bool {
         let links = || groups.iter().flat_map(|(_, group)| &group.links);
-        let near = self.ports[port.0].address();
-        let mut here = self.ports.iter().enumerate().filter(|(_, one)| one.address() == near);
+        let near = self.shared.ports[port.0].address();
+        let mut here =
+            self.shared.ports.iter().enumerate().filter(|(_, one)| one.address() == near);
         !groups.is_empty()
             && here.any(|(index, one)| one.is_up() && links().all(|link| link.port.0 != index))
     }
@@ -120,8 +121,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         source: IpAddr,
         proposed: PortId,
     ) -> Result<(GroupId, LinkId), Unnamed> {
-        let lan = &self.ports[proposed.0].lan;
-        let is_near = |link: &Link<N::Opening>| self.ports[link.port.0].lan == *lan;
+        let lan = &self.shared.ports[proposed.0].lan;
+        let is_near = |link: &Link<N::Opening>| self.shared.ports[link.port.0].lan == *lan;
         // Nearly always it is one that this address founded.
         let others = self.iter().filter(|(_, group)| group.peer.source != source);
         let ours = self.founded_by(source).chain(others).filter(|(_, group)| {
@@ -136,7 +137,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             if let Some(link) =
                 group.links.iter().find(|link| link.leads_to(accept) && is_near(link))
             {
-                if group.vouches_for(source, link, accept) {
+                if group.shows_same_host(source, link, accept) {
                     return Ok((id, link.id));
                 }
                 unnamed = Unnamed::NotTheirs;
@@ -146,7 +147,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             unnamed = Unnamed::LinkGone;
         }
         if let Some((id, founder)) = foreign {
-            self.foreign_claim(now, id, founder, source);
+            self.shared.foreign_claim(now, id, founder, source);
         }
         Err(unnamed)
     }

@@ -7,7 +7,6 @@
 //! is there answers.
 
 use std::net::IpAddr;
-use std::time::Duration;
 
 use smcr_proto::Instant;
 use smcr_proto::link_group::Role;
@@ -16,43 +15,16 @@ use smcr_proto::wire::llc::DeleteReason;
 use smcr_rnic::{Exhausted, Rnic};
 
 use super::Groups;
-use super::group::{Group, GroupId, Link, Peer, Phase};
+use super::group::{Group, GroupId, Link, Peer};
 use super::ports::{Pollers, QpOf};
 use crate::config::Peers;
-
-/// When what peers do wrong was last logged, by kind: a peer must not fill the disk.
-#[derive(Debug, Default)]
-pub(super) struct Offences {
-    claims: Throttle,
-    out_of_sync: Throttle,
-    pub(super) llc: Throttle,
-}
-
-/// Says when an event may be logged again.
-#[derive(Debug, Default)]
-pub struct Throttle {
-    last: Option<Instant>,
-    left_out: u64,
-}
-
-impl Throttle {
-    /// Whether to log an event; then how many were not since the last one.
-    pub fn pass(&mut self, now: Instant) -> Option<u64> {
-        if self.last.is_some_and(|last| now.since(last) < LOG_EVERY) {
-            self.left_out += 1;
-            return None;
-        }
-        self.last = Some(now);
-        Some(std::mem::take(&mut self.left_out))
-    }
-}
 
 impl<O> Group<O> {
     /// Whether the group belongs to that address, or whoever speaks from another one has shown
     /// that it is the same host: it names an RMB by the key and address that were made known on
     /// this very link. A Linux server puts a connection into the group that it has with us,
     /// whichever of its addresses we connected to.
-    pub(super) fn vouches_for(&self, source: IpAddr, link: &Link<O>, offer: &Offer) -> bool {
+    pub(super) fn shows_same_host(&self, source: IpAddr, link: &Link<O>, offer: &Offer) -> bool {
         let known = || {
             let known = self.machine()?.peer_rmb(link.number, offer.rkey, link.number)?;
             Some(known == (offer.rkey, offer.rmb_address))
@@ -65,6 +37,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     /// Whether connections for which `peers` holds may use this group. From then on no link is
     /// added to it that leads elsewhere: a connection may move to any link of its group.
     pub fn admit(&mut self, id: GroupId, peers: &Peers) -> bool {
+        // A group that is gone admits nobody.
         let Some(group) = self.groups.get_mut(&id) else { return false };
         if group.admitted.contains(peers) {
             return true;
@@ -87,8 +60,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     /// [`Exhausted`] if all others are first contacts that have not come to an end.
     pub(super) fn limit_spare(&mut self, now: Instant, source: IpAddr) -> Result<(), Exhausted> {
         let is_spare = |group: &Group<N::Opening>| {
-            let over = matches!(group.phase, Phase::Ending);
-            group.role == Role::Server && !over && !group.members.values().any(|one| one.relayed)
+            let carries = group.members.values().any(|member| member.relayed);
+            group.role == Role::Server && !group.is_over() && !carries
         };
         let spare = self.founded_by(source).filter(|(_, group)| is_spare(group));
         let spare: Vec<_> = spare
@@ -97,7 +70,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         if spare.len() < SPARE_MAX {
             return Ok(());
         }
-        self.counts.crowded_sources += 1;
+        self.shared.counts.crowded_sources += 1;
         let (oldest, _) = spare.iter().find(|(_, idle)| *idle).ok_or(Exhausted)?;
         self.shut_down(now, *oldest, DeleteReason::PROGRAM);
         Ok(())
@@ -105,34 +78,12 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
 
     /// Counts a first contact by somebody who claims to be the peer of another's group.
     pub(super) fn note_claim(&mut self, now: Instant, role: Role, peer: Peer) {
-        let claimed = |group: &Group<N::Opening>| {
-            let over = matches!(group.phase, Phase::Ending);
-            group.role == role && !over && group.peer.source != peer.source && group.claims(peer)
+        let claimed = |group: &&Group<N::Opening>| {
+            let foreign = group.peer.source != peer.source;
+            group.role == role && !group.is_over() && foreign && group.claims(peer)
         };
-        let Some((id, group)) = self.groups.iter().find(|(_, group)| claimed(group)) else {
-            return;
-        };
-        let (id, founder) = (*id, group.peer.source);
-        self.foreign_claim(now, id, founder, peer.source);
-    }
-
-    /// Counts somebody who is not the founder of a group and would like to be taken for him.
-    pub(super) fn foreign_claim(
-        &mut self,
-        now: Instant,
-        id: GroupId,
-        founder: IpAddr,
-        source: IpAddr,
-    ) {
-        self.counts.foreign_claims += 1;
-        if let Some(left_out) = self.offences.claims.pass(now) {
-            tracing::warn!(
-                group = id.0,
-                %founder,
-                %source,
-                left_out,
-                "another address claims to be the peer of this group; it does not join the group"
-            );
+        if let Some(group) = self.groups.values().find(claimed) {
+            self.shared.foreign_claim(now, group.id, group.peer.source, peer.source);
         }
     }
 
@@ -141,49 +92,27 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     /// The group takes no new connections any more. Where others are on it, its links are tested,
     /// and only those that do not answer go: a connection that is well has no part in this.
     pub fn called_out_of_sync(&mut self, now: Instant, id: GroupId, source: IpAddr) {
-        let Some(group) = self.groups.get_mut(&id) else { return };
-        let (founder, others) = (group.peer.source, group.members.len() > 1);
-        if founder != source {
-            self.foreign_claim(now, id, founder, source);
-            return;
-        }
-        self.counts.out_of_sync += 1;
-        group.disowned = true;
-        if let Some(left_out) = self.offences.out_of_sync.pass(now) {
-            tracing::warn!(group = id.0, %source, others, left_out, "the peer knows no such group");
-        }
-        if others {
-            self.probe(now, id);
-        } else {
-            self.shut_down(now, id, DeleteReason::PROTOCOL_VIOLATION);
-        }
-    }
-
-    /// A group that its peer does not know ends with its last connection.
-    pub(super) fn end_if_disowned(&mut self, now: Instant, id: GroupId) {
-        let Some(group) = self.groups.get(&id) else { return };
-        if group.disowned && group.members.is_empty() {
-            self.shut_down(now, id, DeleteReason::PROTOCOL_VIOLATION);
-        }
+        self.input(now, id, |it| {
+            let (founder, others) = (it.group.peer.source, it.group.members.len() > 1);
+            if founder != source {
+                it.shared.foreign_claim(now, id, founder, source);
+                return;
+            }
+            it.shared.counts.out_of_sync += 1;
+            it.group.out_of_sync = true;
+            if let Some(left_out) = it.shared.offences.out_of_sync.pass(now) {
+                let (group, why) = (id.0, "the peer says that it does not know this link group");
+                tracing::warn!(group, %source, others, left_out, "{why}");
+            }
+            if others {
+                it.probe(now);
+            } else {
+                it.feed(|machine| machine.shutdown(now, DeleteReason::PROTOCOL_VIOLATION));
+            }
+        });
     }
 }
 
 /// Link groups of one client that carry no connection: those whose first contact goes on, and those
 /// that are idle. A host has one, or a few with several RNICs or after it was restarted.
 const SPARE_MAX: usize = 16;
-/// How often one kind of offence is logged at most.
-const LOG_EVERY: Duration = Duration::from_secs(5);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_flood_of_offences_is_a_line_now_and_then() {
-        let mut throttle = Throttle::default();
-        let at = |ms: u64| Instant(ms * 1_000_000);
-        assert_eq!(throttle.pass(at(1)), Some(0));
-        let lines: Vec<_> = (2..6_000).filter_map(|ms| throttle.pass(at(ms))).collect();
-        assert_eq!(lines, [4_999], "how many were left out is said");
-    }
-}

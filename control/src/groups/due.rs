@@ -2,9 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use smcr_engine::GroupId;
 use smcr_proto::Instant;
-
-use super::GroupId;
 
 /// One time for each group that waits for something.
 #[derive(Debug, Default)]

@@ -1,20 +1,20 @@
 //! A group begins: a queue pair for the Accept or the Confirm, and its machine once the peer's end
 //! is known.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use smcr_engine::{Command, LinkId};
+use smcr_engine::Command;
 use smcr_proto::handshake::Agreement;
 use smcr_proto::limits::RETRY_LINK;
 use smcr_proto::link_group::{LinkGroup, Role, Setup, UNNUMBERED, Version};
 use smcr_proto::wire::clc::Offer;
-use smcr_proto::{Gid, Instant, LinkNumber, LinkUserId, PeerId};
+use smcr_proto::{Gid, Instant, LinkNumber, LinkUserId};
 use smcr_rnic::{ConnectError, Exhausted, Opening, QpAddress, Rnic};
 
 use super::Groups;
-use super::group::{Group, GroupId, Link, LinkState, Peer, Phase};
-use super::ports::{Pollers, PortId, QpOf};
+use super::group::{Group, GroupId, Link, Peer, Phase};
+use super::group_mut::GroupMut;
+use super::ports::{Pollers, Port, PortId, QpOf};
 use super::stock::Stock;
 
 impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
@@ -34,7 +34,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         if role == Role::Server {
             self.limit_spare(now, peer.source)?;
         }
-        let rnic = self.ports[port.0].for_link()?;
+        let rnic = self.shared.ports[port.0].for_link()?;
         // RFC 7609 2.1-6
         let domain = rnic.open_domain()?;
         let mut opening = match rnic.open_for(domain, peer.messages()) {
@@ -45,40 +45,14 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             }
         };
         opening.fit_path_to(peer.gid);
-        self.links_made += 1;
         self.groups_made += 1;
         let id = GroupId(self.groups_made);
-        let link = Link {
-            id: LinkId(self.links_made),
-            number: UNNUMBERED,
-            port,
-            ours: opening.address(),
-            theirs: None,
-            state: LinkState::Opening(opening),
-            confirmed: false,
-            activity: Arc::default(),
-            heard: now,
-        };
+        let name = self.shared.name_link(id, port);
+        let link = Link::new(now, name, UNNUMBERED, port, opening.address(), opening);
         // RFC 7609 3.5.3-5
-        let stock = Stock::new(self.settings.rmb_elements);
-        let group = Group {
-            role,
-            peer,
-            agreement: Agreement::V1,
-            phase: Phase::Opening,
-            admitted: Vec::new(),
-            disowned: false,
-            established: false,
-            confirm_wait: None,
-            links: vec![link],
-            stock,
-            members: BTreeMap::new(),
-            quarantine: VecDeque::new(),
-            domains: BTreeMap::from([(port, domain)]),
-        };
-        self.note_link(LinkId(self.links_made), id, port);
+        let stock = Stock::new(self.shared.settings.rmb_elements);
         self.founded_by.entry(peer.source).or_default().push(id);
-        self.groups.insert(id, group);
+        self.groups.insert(id, Group::new(id, role, peer, link, domain, stock));
         Ok(id)
     }
 
@@ -87,7 +61,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     ///
     /// # Errors
     ///
-    /// [`ConnectError`]; the caller gives the group up.
+    /// [`ConnectError`] when the peer cannot be reached; the caller gives the group up.
+    ///
+    /// # Panics
+    ///
+    /// If it was connected before.
     pub fn connect(
         &mut self,
         now: Instant,
@@ -95,7 +73,51 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         offer: &Offer,
         agreement: Agreement,
     ) -> Result<(), ConnectError> {
-        let group = self.groups.get_mut(&id).ok_or(ConnectError::Unreachable)?;
+        let connected = self.input(now, id, |group| group.connect(now, offer, agreement));
+        // It went with the RNIC that it was to stand on.
+        connected.unwrap_or(Err(ConnectError::Unreachable))
+    }
+
+    /// Whether packets of a group to this port of its peer need no router.
+    pub fn is_direct(&self, id: GroupId, peer: Gid) -> bool {
+        let link = self.at(id).and_then(|group| group.links.first());
+        link.is_some_and(|link| self.ports()[link.port.0].reaches(peer))
+    }
+
+    /// The addresses of all ports over which a group may have links: the one of its first link
+    /// first.
+    pub fn addresses(&self, id: GroupId) -> Vec<Gid> {
+        // A group that is being given up may have lost its only link.
+        let Some(first) = self.at(id).and_then(|group| group.links.first()) else {
+            return Vec::new();
+        };
+        let first = &self.ports()[first.port.0];
+        let fits = |port: &&Port<N>| port.is_up() && port.lan == first.lan;
+        let others = self.ports().iter().filter(fits);
+        let mut gids = Vec::new();
+        for (gid, _) in std::iter::once(first).chain(others).filter_map(Port::address) {
+            if !gids.contains(&gid) {
+                gids.push(gid);
+            }
+        }
+        gids
+    }
+}
+
+impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
+    fn connect(
+        &mut self,
+        now: Instant,
+        offer: &Offer,
+        agreement: Agreement,
+    ) -> Result<(), ConnectError> {
+        match self.group.phase {
+            Phase::Opening => {}
+            Phase::Running(_) => panic!("the first link of a group connects once"),
+            // The RNIC that it was to stand on went out of use.
+            Phase::Ending => return Err(ConnectError::Unreachable),
+        }
+        let group = &mut *self.group;
         group.agreement = agreement;
         // A Proposal of version 2 need not say whose it is.
         group.peer.id = offer.peer_id;
@@ -107,63 +129,46 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             psn: offer.psn,
             mtu: offer.mtu,
         };
-        let link = group.links.first_mut().ok_or(ConnectError::Unreachable)?;
-        let LinkState::Opening(opening) = std::mem::replace(&mut link.state, LinkState::Retiring)
-        else {
-            panic!("the first link of a group connects once");
-        };
-        let qp = match opening.connect(theirs) {
+        let link = group.links.first_mut().expect("a group that opens has its first link");
+        let (name, port) = (link.id, link.port);
+        let qp = match link.connect(theirs) {
             Ok(qp) => qp,
             Err(error) => {
                 // No poller ever had it.
-                let (link, port) = (link.id, link.port);
                 group.links.clear();
-                self.forget_link(link, port);
+                self.shared.forget_link(name, port);
                 return Err(error);
             }
         };
-        link.state = LinkState::Polled;
-        link.theirs = Some(theirs);
-        let (role, name, port, ours) = (group.role, link.id, link.port, link.ours);
-        let confirm_wait = group.confirm_wait;
-        let setup = self.setup(role, offer.peer_id, agreement, (name, port), (ours, theirs));
-        let setup = Setup { confirm_wait, ..setup };
-        let Some(group) = self.groups.get_mut(&id) else { return Ok(()) };
-        let Some(link) = group.links.first_mut() else { return Ok(()) };
-        let machine = match group.role {
-            Role::Server => {
-                link.number = LinkNumber(1);
-                LinkGroup::new_server(now, setup, link.number)
-            }
+        let activity = Arc::clone(&link.activity);
+        if group.role == Role::Server {
+            link.number = LinkNumber(1);
+        }
+        let number = link.number;
+        let setup = self.setup(theirs);
+        let machine = match self.group.role {
+            Role::Server => LinkGroup::new_server(now, setup, number),
             Role::Client => LinkGroup::new_client(now, setup),
         };
-        group.phase = Phase::Running(Box::new(machine));
-        let activity = Arc::clone(&link.activity);
-        let command = Command::AddLink { link: link.id, group: id, qp, activity };
-        self.pollers.command(link.port, command);
-        let (role, number) = (group.role, link.number);
-        self.tell_own_rmb(now, id);
-        if role == Role::Server {
-            self.with_machine(now, id, |machine| machine.link_connected(now, number));
+        self.group.phase = Phase::Running(Box::new(machine));
+        self.command(port, Command::AddLink { link: name, group: self.group.id, qp, activity });
+        self.tell_own_rmb();
+        self.tell_members(now);
+        if self.group.role == Role::Server {
+            self.feed(|machine| machine.link_connected(now, number));
         }
         Ok(())
     }
 
-    /// What the machine of a group is told.
-    fn setup(
-        &self,
-        role: Role,
-        peer_id: PeerId,
-        agreement: Agreement,
-        (link, port): (LinkId, PortId),
-        (ours, theirs): (QpAddress, QpAddress),
-    ) -> Setup {
-        let settings = &self.settings;
-        let (version, max_links) = match agreement {
+    /// What the machine is told when it starts.
+    fn setup(&self, theirs: QpAddress) -> Setup {
+        let (group, settings) = (&*self.group, &self.shared.settings);
+        let link = group.links.first().expect("it was just connected");
+        let (version, max_links) = match group.agreement {
             Agreement::V1 => (Version::V1, settings.max_links),
             Agreement::V2(terms) => {
-                let direct = match role {
-                    Role::Server => self.ports[port.0].reaches(theirs.gid),
+                let direct = match group.role {
+                    Role::Server => self.shared.ports[link.port.0].reaches(theirs.gid),
                     Role::Client => terms.peer.is_none_or(|peer| peer.direct),
                 };
                 let max_connections = if terms.release > 0 { terms.max_connections } else { 0 };
@@ -171,44 +176,20 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             }
         };
         Setup {
-            peer_id,
+            peer_id: group.peer.id,
             version,
-            ours,
+            ours: link.ours,
             theirs,
-            user_id: LinkUserId(link.0),
+            user_id: LinkUserId(link.id.0),
             eye_catcher: false,
             keepalive: settings.keepalive,
-            idle_wait: match role {
+            idle_wait: match group.role {
                 Role::Server => settings.idle_group_server,
                 Role::Client => settings.idle_group_client,
             },
             max_links,
             retry_link: RETRY_LINK,
-            confirm_wait: None,
+            confirm_wait: group.confirm_wait,
         }
-    }
-
-    /// Whether packets of a group to this port of its peer need no router.
-    pub fn is_direct(&self, id: GroupId, peer: Gid) -> bool {
-        let link = self.groups.get(&id).and_then(|group| group.links.first());
-        link.is_some_and(|link| self.ports[link.port.0].reaches(peer))
-    }
-
-    /// The addresses of all ports over which a group may have links: the one of its first link
-    /// first.
-    pub fn addresses(&self, id: GroupId) -> Vec<Gid> {
-        let Some(first) = self.groups.get(&id).and_then(|group| group.links.first()) else {
-            return Vec::new();
-        };
-        let first = &self.ports[first.port.0];
-        let fits = |port: &&super::Port<N>| port.is_up() && port.lan == first.lan;
-        let others = self.ports.iter().filter(fits);
-        let mut gids = Vec::new();
-        for (gid, _) in std::iter::once(first).chain(others).filter_map(super::Port::address) {
-            if !gids.contains(&gid) {
-                gids.push(gid);
-            }
-        }
-        gids
     }
 }

@@ -13,9 +13,8 @@ use smcr_proto::handshake::Agreement;
 use smcr_proto::link_group::{LinkGroup, Role, Version};
 use smcr_proto::wire::clc::Offer;
 use smcr_proto::{Gid, Instant, LinkNumber, MacAddress, PeerId};
-use smcr_rnic::{Domain, Messages, QpAddress};
+use smcr_rnic::{ConnectError, Domain, Messages, Opening, QpAddress};
 
-use super::members::Member;
 use super::ports::PortId;
 use super::stock::Stock;
 use crate::config::Peers;
@@ -51,8 +50,27 @@ impl Peer {
 /// bound.
 pub const MEMBERS_MAX: usize = 255;
 
+/// A connection of a group.
+#[derive(Clone, Copy, Debug)]
+pub struct Member {
+    /// The link that it sends on.
+    pub link: LinkId,
+    /// The poller that has it, or will.
+    pub port: PortId,
+    /// The peer's element, once it is known, as the link sees it.
+    pub peer: Option<Offer>,
+    /// Its poller relays.
+    pub(super) relayed: bool,
+    /// It is to be reset.
+    pub(super) aborted: bool,
+    /// Another connection waits for its end.
+    pub(super) awaited: bool,
+}
+
 /// One link group.
 pub struct Group<O> {
+    /// What pollers, logs and operators call it.
+    pub id: GroupId,
     /// Our role in its first contact.
     pub role: Role,
     /// The peer.
@@ -63,8 +81,8 @@ pub struct Group<O> {
     pub phase: Phase,
     /// What the operator has said about peers, as far as it holds for connections of the group.
     pub(super) admitted: Vec<Peers>,
-    /// The peer said that it does not know it: nobody joins it any more.
-    pub(super) disowned: bool,
+    /// The peer said that it does not know the group: no connection joins it any more.
+    pub(super) out_of_sync: bool,
     /// Its first link has been confirmed.
     pub(super) established: bool,
     /// How long that may take, where there is reason to doubt it.
@@ -136,6 +154,43 @@ pub(super) enum Leaving {
 }
 
 impl<O> Link<O> {
+    /// A link whose queue pair knows its own address only.
+    pub(super) fn new(
+        now: Instant,
+        id: LinkId,
+        number: LinkNumber,
+        port: PortId,
+        ours: QpAddress,
+        opening: O,
+    ) -> Self {
+        Self {
+            id,
+            number,
+            port,
+            ours,
+            theirs: None,
+            state: LinkState::Opening(opening),
+            confirmed: false,
+            activity: Arc::default(),
+            heard: now,
+        }
+    }
+
+    /// Brings the queue pair to RTS. The caller hands it to the poller, or forgets the link.
+    ///
+    /// # Panics
+    ///
+    /// If it was brought there before.
+    pub(super) fn connect(&mut self, theirs: QpAddress) -> Result<O::Qp, ConnectError>
+    where
+        O: Opening,
+    {
+        let state = std::mem::replace(&mut self.state, LinkState::Polled);
+        let LinkState::Opening(opening) = state else { panic!("a link is connected once") };
+        self.theirs = Some(theirs);
+        opening.connect(theirs)
+    }
+
     /// Whether it was not given up.
     pub(super) fn is_alive(&self) -> bool {
         match &self.state {
@@ -153,6 +208,33 @@ impl<O> Link<O> {
 }
 
 impl<O> Group<O> {
+    /// A group with its first link, which stands on `domain`.
+    pub(super) fn new(
+        id: GroupId,
+        role: Role,
+        peer: Peer,
+        link: Link<O>,
+        domain: Domain,
+        stock: Stock,
+    ) -> Self {
+        Self {
+            id,
+            role,
+            peer,
+            agreement: Agreement::V1,
+            phase: Phase::Opening,
+            admitted: Vec::new(),
+            out_of_sync: false,
+            established: false,
+            confirm_wait: None,
+            domains: BTreeMap::from([(link.port, domain)]),
+            links: vec![link],
+            stock,
+            members: BTreeMap::new(),
+            quarantine: VecDeque::new(),
+        }
+    }
+
     /// The machine, while it runs.
     pub fn machine(&self) -> Option<&LinkGroup> {
         match &self.phase {
@@ -249,9 +331,14 @@ impl<O> Group<O> {
         here.map(|(connection, _)| *connection).collect()
     }
 
-    /// Elements that are out: with connections, or resting.
-    pub(super) fn elements_out(&self) -> bool {
-        self.stock.elements().1 > 0
+    /// Whether it has ended. Elements or queue pairs may still be out.
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Ending)
+    }
+
+    /// Whether nothing of it is in use: neither queue pairs nor elements.
+    pub(super) fn is_unused(&self) -> bool {
+        self.links.is_empty() && self.stock.elements().1 == 0
     }
 
     /// The link that pollers call `id`.
@@ -264,9 +351,54 @@ impl<O> Group<O> {
         self.links.iter_mut().find(|link| link.id == id)
     }
 
-    /// The link that the peer calls `number` and whose queue pair was not given up.
+    /// The link that the peer calls `number` and whose queue pair was not given up: the youngest,
+    /// because a peer may use a number again while connections are still leaving the link that had
+    /// it before.
     pub(super) fn numbered(&self, number: LinkNumber) -> Option<&Link<O>> {
         let alive = |link: &&Link<O>| !matches!(link.state, LinkState::Retiring);
-        self.links.iter().filter(alive).find(|link| link.number == number)
+        self.links.iter().rev().filter(alive).find(|link| link.number == number)
+    }
+
+    /// The same, to change it.
+    pub(super) fn numbered_mut(&mut self, number: LinkNumber) -> Option<&mut Link<O>> {
+        let alive = |link: &&mut Link<O>| !matches!(link.state, LinkState::Retiring);
+        self.links.iter_mut().rev().filter(alive).find(|link| link.number == number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use smcr_proto::{Mtu, Psn, Qpn};
+
+    use super::*;
+
+    /// A peer gives a number to a new link as soon as it has forgotten the old one, while our
+    /// connections are still leaving that. What is said of the number is meant for the new link.
+    // RFC 7609 2.2.4-2
+    #[test]
+    fn a_number_that_is_used_again_means_the_new_link() {
+        let peer = Peer {
+            id: PeerId::default(),
+            gid: Gid::default(),
+            mac: MacAddress::default(),
+            v2: false,
+            source: Ipv4Addr::LOCALHOST.into(),
+        };
+        let link = |id| {
+            let (gid, mac) = (peer.gid, peer.mac);
+            let ours = QpAddress { gid, mac, qpn: Qpn(id), psn: Psn(0), mtu: Mtu::B1024 };
+            Link::new(Instant(1), LinkId(id), LinkNumber(3), PortId(0), ours, ())
+        };
+        let mut old = link(1);
+        old.state = LinkState::Leaving(Leaving::Disorderly);
+        let stock = Stock::new(4);
+        let mut group = Group::new(GroupId(1), Role::Client, peer, old, Domain(1), stock);
+        group.links.push(link(2));
+        assert_eq!(group.numbered(LinkNumber(3)).map(|link| link.id), Some(LinkId(2)));
+        assert_eq!(group.numbered_mut(LinkNumber(3)).map(|link| link.id), Some(LinkId(2)));
+        group.links[1].state = LinkState::Retiring;
+        assert_eq!(group.numbered(LinkNumber(3)).map(|link| link.id), Some(LinkId(1)));
     }
 }

@@ -3,18 +3,20 @@
 use std::time::Duration;
 
 use smcr_engine::handoff::PeerElement;
-use smcr_engine::limits::CONNECTIONS_MAX;
 use smcr_engine::{Command, ConnectionId, Established, LinkId};
 use smcr_memory::Rmbe;
 use smcr_proto::link_group::LinkGroup;
 use smcr_proto::ring::Ring;
 use smcr_proto::wire::clc::Offer;
+use smcr_proto::wire::llc::DeleteReason;
 use smcr_proto::{Instant, LinkNumber, RmbeSize};
 use smcr_rnic::Rnic;
 
-use super::group::{Group, GroupId, LinkState, Phase};
-use super::ports::{Pollers, PortId, QpOf};
-use super::{Event, Groups};
+use super::Groups;
+use super::group::{Group, GroupId, LinkState, Member};
+use super::group_mut::GroupMut;
+use super::ports::{Pollers, QpOf};
+use super::shared::Event;
 
 /// What a rendezvous gets of a group.
 #[derive(Debug)]
@@ -65,51 +67,11 @@ pub enum BadOffer {
     TooLarge,
 }
 
-/// A connection of a group.
-#[derive(Clone, Copy, Debug)]
-pub struct Member {
-    /// The link that it sends on.
-    pub link: LinkId,
-    /// The poller that has it, or will.
-    pub port: PortId,
-    /// The peer's element, once it is known, as the link sees it.
-    pub peer: Option<Offer>,
-    /// Its poller relays.
-    pub(super) relayed: bool,
-    /// It is to be reset.
-    pub(super) aborted: bool,
-    /// Another connection waits for its end.
-    awaited: bool,
-}
-
-/// Which slot belongs to which group, and how many connections each poller has or will have.
-#[derive(Debug)]
-pub(super) struct Members {
-    group_of: Box<[Option<GroupId>]>,
-    loads: Vec<usize>,
-}
-
-impl Members {
-    pub(super) fn new(ports: usize) -> Self {
-        Self { group_of: vec![None; CONNECTIONS_MAX].into(), loads: vec![0; ports] }
-    }
-
-    /// A connection goes from one poller to another.
-    pub(super) fn moved(&mut self, from: PortId, to: PortId) {
-        self.loads[from.0] -= 1;
-        self.loads[to.0] += 1;
-    }
-
-    pub(super) fn group_of(&self, connection: ConnectionId) -> Option<GroupId> {
-        self.group_of[usize::from(connection.slot)]
-    }
-}
-
 impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     /// A connection of a group, unless it is over.
     pub fn member(&self, connection: ConnectionId) -> Option<&Member> {
-        let group = self.members.group_of(connection)?;
-        self.groups.get(&group)?.members.get(&connection)
+        let id = self.members[usize::from(connection.slot)]?;
+        self.at(id).expect("a group outlives its connections").members.get(&connection)
     }
 
     /// Takes a slot and an element of this size for a connection that will send on `link`, and
@@ -127,61 +89,24 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         link: LinkId,
         size: RmbeSize,
     ) -> Result<Joined, Refusal> {
-        let group = self.groups.get(&id).ok_or(Refusal::NoLink)?;
-        let link = group.link(link).ok_or(Refusal::NoLink)?;
-        if group.members.len() >= group.members_max() {
-            return Err(Refusal::NoMemory);
-        }
-        let (port, ours, link) = (link.port, link.ours, link.id);
+        self.at(id).ok_or(Refusal::NoLink)?.has_room_on(link)?;
         let connection = self.slots.take().ok_or(Refusal::NoSlot)?;
-        // RFC 7609 2.1-5, 4.1-1
-        let rmbe = match self.take_element(now, id, size) {
-            Ok(rmbe) => rmbe,
+        let joined = self.input(now, id, |group| group.join(now, connection, link, size));
+        match joined.expect("it was just looked at") {
+            Ok(joined) => {
+                self.members[usize::from(connection.slot)] = Some(id);
+                Ok(joined)
+            }
             Err(refusal) => {
                 self.slots.free(connection);
-                return Err(refusal);
+                Err(refusal)
             }
-        };
-        let (rkey, rmb_address) =
-            self.groups[&id].stock.key(&rmbe, port).expect("registered with every RNIC");
-        self.members.group_of[usize::from(connection.slot)] = Some(id);
-        self.members.loads[port.0] += 1;
-        if let Some(group) = self.groups.get_mut(&id) {
-            group.members.insert(
-                connection,
-                Member { link, port, peer: None, relayed: false, aborted: false, awaited: false },
-            );
         }
-        self.count_members(now, id);
-        // From the moment the peer knows the token, its messages may come.
-        // RFC 7609 3.5.2.4-4, 3.5.2.4-6
-        self.pollers.command(port, Command::Expect { connection, group: id });
-        // RFC 7609 3.5.1.2-11, A.2.3-3
-        let offer = Offer {
-            first_contact: false,
-            peer_id: self.settings.peer_id,
-            gid: ours.gid,
-            mac: ours.mac,
-            qpn: ours.qpn,
-            rkey,
-            rmbe_index: rmbe.index(),
-            alert_token: connection.token(),
-            rmbe_size: rmbe.size(),
-            mtu: ours.mtu,
-            rmb_address,
-            psn: ours.psn,
-        };
-        Ok(Joined { connection, rmbe, offer })
-    }
-
-    /// How many connections a poller has or will have.
-    pub(super) fn members_of(&self, port: PortId) -> usize {
-        self.members.loads[port.0]
     }
 
     /// The link that a new connection of a group should use: the one with the fewest.
     pub fn best_link(&self, id: GroupId) -> Option<LinkId> {
-        let group = self.groups.get(&id)?;
+        let group = self.at(id)?;
         let usable = group.links.iter().filter(|link| group.is_usable(link));
         // RFC 7609 2.2-2, 2.3-1, 2.3-2, 3.5.2.1-6
         usable.min_by_key(|link| (group.members_on(link.id), link.number)).map(|link| link.id)
@@ -202,15 +127,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         connection: ConnectionId,
         offer: &Offer,
     ) -> Result<Taken, BadOffer> {
-        let (id, offer, holder) = self.weigh_offer(connection, offer)?;
-        let group = self.groups.get_mut(&id).ok_or(BadOffer::NoSuchLink)?;
-        if let Some(old) = holder.and_then(|old| group.members.get_mut(&old)) {
-            old.awaited = true;
-            self.counts.offers_held += 1;
-            return Ok(Taken::Awaited);
-        }
-        self.note_offer(now, id, connection, offer);
-        Ok(Taken::Noted)
+        let id = self.members[usize::from(connection.slot)].ok_or(BadOffer::NoSuchLink)?;
+        let taken = self.input(now, id, |group| group.accept_offer(connection, offer));
+        taken.expect("a group outlives its connections")
     }
 
     /// The same for an offer that has waited long enough: a connection that still has the element
@@ -225,58 +144,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         connection: ConnectionId,
         offer: &Offer,
     ) -> Result<(), BadOffer> {
-        let (id, offer, holder) = self.weigh_offer(connection, offer)?;
-        self.note_offer(now, id, connection, offer);
-        if let Some(old) = holder {
-            tracing::warn!(
-                group = id.0,
-                slot = old.slot,
-                "reset: the peer offers its element again"
-            );
-            self.counts.conflicts += 1;
-            // RFC 7609 4.4.2-3, 4.4.2-6
-            self.abort(old);
-        }
-        Ok(())
-    }
-
-    /// Which element an offer means, as the link of the connection sees it, and who has it.
-    fn weigh_offer(
-        &mut self,
-        connection: ConnectionId,
-        offer: &Offer,
-    ) -> Result<(GroupId, Offer, Option<ConnectionId>), BadOffer> {
-        let id = self.members.group_of(connection).ok_or(BadOffer::NoSuchLink)?;
-        let group = self.groups.get_mut(&id).ok_or(BadOffer::NoSuchLink)?;
-        if offer.rmbe_size.bytes() > ELEMENT_BYTES_MAX {
-            return Err(BadOffer::TooLarge);
-        }
-        // A link that connections are leaving is active still, and so is one that only the peer has
-        // seen confirmed: what tells the other side may be on its way by RDMA, and who is refused
-        // here loses the connection.
-        // RFC 7609 3.5.2.3-2, 3.5.2.3-3
-        let on = group.links.iter().find(|link| link.leads_to(offer));
-        let on = on.filter(|link| !matches!(link.state, LinkState::Retiring));
-        let on = on.ok_or(BadOffer::NoSuchLink)?;
-        let on = on.number;
-        let own = group.members.get(&connection).and_then(|member| group.link(member.link));
-        let own = own.map_or(on, |link| link.number);
-        if let Some(machine) = group.machine_mut() {
-            let learned = machine.learn_rkey(on, offer.rkey, offer.rmb_address);
-            learned.map_err(|_| BadOffer::TooManyRmbs)?;
-        }
-        let offer = seen_from(group, offer, on, own).ok_or(BadOffer::UnknownRmb)?;
-        // RFC 7609 3.5.2.2-4, 3.5.2.3-1
-        let holder = holder_of(group, &offer, own).filter(|old| *old != connection);
-        Ok((id, offer, holder))
-    }
-
-    fn note_offer(&mut self, now: Instant, id: GroupId, connection: ConnectionId, offer: Offer) {
-        let group = self.groups.get_mut(&id);
-        if let Some(member) = group.and_then(|group| group.members.get_mut(&connection)) {
-            member.peer = Some(offer);
-        }
-        self.count_members(now, id);
+        let id = self.members[usize::from(connection.slot)].ok_or(BadOffer::NoSuchLink)?;
+        let taken = self.input(now, id, |group| group.insist_on_offer(connection, offer));
+        taken.expect("a group outlives its connections")
     }
 
     /// The rendezvous succeeded: the poller takes over.
@@ -285,52 +155,29 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     ///
     /// If the connection did not join, or its peer is not known.
     pub fn hand_over(&mut self, connection: ConnectionId, near: P::Stream, rmbe: Rmbe) {
-        let id = self.members.group_of(connection).expect("it joined");
-        let group = self.groups.get(&id).expect("a group outlives the elements that are out");
-        let member = group.members.get(&connection).expect("it joined");
-        let offer = member.peer.expect("what is done was offered from both sides");
-        let eye_catcher = group.machine().is_some_and(LinkGroup::peer_eye_catcher);
-        // RFC 7609 2.1-1
-        let peer = PeerElement {
-            rkey: offer.rkey,
-            address: offer.rmbe_address(),
-            // RFC 7609 2.1-11
-            ring: Ring::of_element(offer.rmbe_size, eye_catcher),
-            token: offer.alert_token,
-        };
-        let ending = matches!(group.phase, Phase::Ending);
-        // RFC 7609 3-4
-        let (link, port) = (member.link, member.port);
-        if let Some(member) =
-            self.groups.get_mut(&id).and_then(|group| group.members.get_mut(&connection))
-        {
-            member.relayed = true;
-        }
-        self.renew_move(id, link);
-        let established = Box::new(Established::Smc { near, link, group: id, rmbe, peer });
-        self.pollers.command(port, Command::Relay { connection, established });
-        if ending {
-            // The group ended while the last message was on its way.
-            self.pollers.command(port, Command::FailConnections { link });
-        }
+        let mut group = self.group_of(connection).expect("it joined");
+        group.hand_over(connection, near, rmbe);
     }
 
     /// The rendezvous failed: gives back what it held.
     ///
     /// The peer may have believed that it had succeeded, and write. So the element rests for a
     /// while before another connection gets it.
-    pub fn leave(&mut self, now: Instant, connection: ConnectionId, mut rmbe: Rmbe) {
-        let Some((id, member)) = self.forget(connection) else { return };
-        self.pollers.command(member.port, Command::Forget { connection });
+    ///
+    /// # Panics
+    ///
+    /// If the connection did not join.
+    pub fn leave(&mut self, now: Instant, connection: ConnectionId, rmbe: Rmbe) {
+        let id = self.members[usize::from(connection.slot)].take().expect("it joined");
         self.slots.free(connection);
-        rmbe.touch(rmbe.capacity());
-        if let Some(group) = self.groups.get_mut(&id) {
+        let left = self.input(now, id, |group| {
+            let port = group.forget(connection).port;
+            group.command(port, Command::Forget { connection });
             // RFC 7609 3.5.4-2, 4.4.2-2
-            group.quarantine.push_back((now + QUARANTINE, rmbe));
-        }
-        self.count_members(now, id);
-        self.end_if_disowned(now, id);
-        self.bury(now, id);
+            group.rest(now, rmbe);
+            group.one_less(now);
+        });
+        left.expect("a group outlives its connections");
     }
 
     /// A connection is over; its slot is free again. So is its element, if the connection was
@@ -342,50 +189,213 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         rmbe: Option<Rmbe>,
         settled: bool,
     ) {
-        let forgotten = self.forget(connection);
         self.slots.free(connection);
-        if let (Some((id, _)), Some(mut rmbe)) = (forgotten, rmbe) {
-            if let Some(group) = self.groups.get_mut(&id) {
-                if settled {
-                    // RFC 7609 4.4.2-1
-                    group.stock.give_back(now, rmbe, &mut self.budget);
-                } else {
-                    self.counts.elements_rested += 1;
-                    rmbe.touch(rmbe.capacity());
-                    // RFC 7609 4.4.2-2
-                    group.quarantine.push_back((now + QUARANTINE, rmbe));
-                }
+        // A connection that stayed TCP has a slot and nothing else.
+        let Some(id) = self.members[usize::from(connection.slot)].take() else { return };
+        let rmbe = rmbe.expect("a connection of a group has an element");
+        let closed = self.input(now, id, |it| {
+            it.forget(connection);
+            if settled {
+                // RFC 7609 4.4.2-1
+                it.group.stock.give_back(now, rmbe, &mut it.shared.budget);
+            } else {
+                it.shared.counts.elements_rested += 1;
+                // RFC 7609 4.4.2-2
+                it.rest(now, rmbe);
             }
-            self.count_members(now, id);
-            self.end_if_disowned(now, id);
-            self.bury(now, id);
-        }
+            it.one_less(now);
+        });
+        closed.expect("a group outlives its connections");
     }
 
     /// Resets a connection on both sides.
     pub fn abort(&mut self, connection: ConnectionId) {
-        let group = self.members.group_of(connection).and_then(|id| self.groups.get_mut(&id));
-        if let Some(member) = group.and_then(|group| group.members.get_mut(&connection)) {
-            member.aborted = true;
-            let port = member.port;
-            self.pollers.command(port, Command::Abort { connection });
+        // It may have stayed TCP, or be over already.
+        if let Some(mut group) = self.group_of(connection) {
+            group.abort(connection);
         }
     }
 
-    fn forget(&mut self, connection: ConnectionId) -> Option<(GroupId, Member)> {
-        let id = self.members.group_of[usize::from(connection.slot)].take()?;
-        let member = self.groups.get_mut(&id)?.members.remove(&connection)?;
+    /// The group of a connection. None if it stayed TCP, or is over.
+    pub(super) fn group_of(&mut self, connection: ConnectionId) -> Option<GroupMut<'_, N, P>> {
+        let id = self.members[usize::from(connection.slot)]?;
+        let group = self.group_mut(id).expect("a group outlives its connections");
+        group.group.members.contains_key(&connection).then_some(group)
+    }
+}
+
+impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
+    fn join(
+        &mut self,
+        now: Instant,
+        connection: ConnectionId,
+        link: LinkId,
+        size: RmbeSize,
+    ) -> Result<Joined, Refusal> {
+        // RFC 7609 2.1-5, 4.1-1
+        let rmbe = self.take_element(now, size)?;
+        let on = self.group.link(link).expect("it was just looked at");
+        let (port, ours) = (on.port, on.ours);
+        let key = self.group.stock.key(&rmbe, port);
+        let (rkey, rmb_address) = key.expect("an RMB is registered with every RNIC of its group");
+        let member =
+            Member { link, port, peer: None, relayed: false, aborted: false, awaited: false };
+        self.group.members.insert(connection, member);
+        self.shared.connection_came(port);
+        self.tell_members(now);
+        // From the moment the peer knows the token, its messages may come.
+        // RFC 7609 3.5.2.4-4, 3.5.2.4-6
+        self.command(port, Command::Expect { connection, group: self.group.id });
+        // RFC 7609 3.5.1.2-11, A.2.3-3
+        let offer = Offer {
+            first_contact: false,
+            peer_id: self.shared.settings.peer_id,
+            gid: ours.gid,
+            mac: ours.mac,
+            qpn: ours.qpn,
+            rkey,
+            rmbe_index: rmbe.index(),
+            alert_token: connection.token(),
+            rmbe_size: rmbe.size(),
+            mtu: ours.mtu,
+            rmb_address,
+            psn: ours.psn,
+        };
+        Ok(Joined { connection, rmbe, offer })
+    }
+
+    fn accept_offer(&mut self, connection: ConnectionId, offer: &Offer) -> Result<Taken, BadOffer> {
+        let (offer, holder) = self.weigh_offer(connection, offer)?;
+        if let Some(holder) = holder {
+            self.member_mut(holder).awaited = true;
+            self.shared.counts.offers_held += 1;
+            return Ok(Taken::Awaited);
+        }
+        self.member_mut(connection).peer = Some(offer);
+        Ok(Taken::Noted)
+    }
+
+    fn insist_on_offer(&mut self, connection: ConnectionId, offer: &Offer) -> Result<(), BadOffer> {
+        let (offer, holder) = self.weigh_offer(connection, offer)?;
+        self.member_mut(connection).peer = Some(offer);
+        if let Some(holder) = holder {
+            let group = self.group.id.0;
+            tracing::warn!(group, slot = holder.slot, "reset: the peer offers its element again");
+            self.shared.counts.conflicts += 1;
+            // RFC 7609 4.4.2-3, 4.4.2-6
+            self.abort(holder);
+        }
+        Ok(())
+    }
+
+    /// Which element an offer means, as the link of the connection sees it, and who has it.
+    fn weigh_offer(
+        &mut self,
+        connection: ConnectionId,
+        offer: &Offer,
+    ) -> Result<(Offer, Option<ConnectionId>), BadOffer> {
+        let group = &mut *self.group;
+        if offer.rmbe_size.bytes() > ELEMENT_BYTES_MAX {
+            return Err(BadOffer::TooLarge);
+        }
+        // A link that connections are leaving is active still, and so is one that only the peer has
+        // seen confirmed: what tells the other side may be on its way by RDMA, and who is refused
+        // here loses the connection.
+        // RFC 7609 3.5.2.3-2, 3.5.2.3-3
+        let on = group.links.iter().find(|link| link.leads_to(offer));
+        let on = on.filter(|link| !matches!(link.state, LinkState::Retiring));
+        let on = on.ok_or(BadOffer::NoSuchLink)?.number;
+        // The link that the connection was to send on may have gone since.
+        let own = group.link(group.members[&connection].link).map_or(on, |link| link.number);
+        if let Some(machine) = group.machine_mut() {
+            let learned = machine.learn_rkey(on, offer.rkey, offer.rmb_address);
+            learned.map_err(|_| BadOffer::TooManyRmbs)?;
+        }
+        let offer = seen_from(group, offer, on, own).ok_or(BadOffer::UnknownRmb)?;
+        // RFC 7609 3.5.2.2-4, 3.5.2.3-1
+        let holder = holder_of(group, &offer, own).filter(|old| *old != connection);
+        Ok((offer, holder))
+    }
+
+    fn hand_over(&mut self, connection: ConnectionId, near: P::Stream, rmbe: Rmbe) {
+        let machine = self.group.machine();
+        let eye_catcher = machine.is_some_and(LinkGroup::peer_eye_catcher);
+        let (id, ending) = (self.group.id, self.group.is_over());
+        let member = self.member_mut(connection);
+        let offer = member.peer.expect("what is done was offered from both sides");
+        member.relayed = true;
+        // RFC 7609 3-4
+        let (link, port) = (member.link, member.port);
+        // RFC 7609 2.1-1
+        let peer = PeerElement {
+            rkey: offer.rkey,
+            address: offer.rmbe_address(),
+            // RFC 7609 2.1-11
+            ring: Ring::of_element(offer.rmbe_size, eye_catcher),
+            token: offer.alert_token,
+        };
+        self.renew_move(link);
+        let established = Box::new(Established::Smc { near, link, group: id, rmbe, peer });
+        self.command(port, Command::Relay { connection, established });
+        if ending {
+            // The group ended while the last message was on its way.
+            self.command(port, Command::FailConnections { link });
+        }
+    }
+
+    /// Resets a connection on both sides.
+    pub(super) fn abort(&mut self, connection: ConnectionId) {
+        let member = self.member_mut(connection);
+        member.aborted = true;
+        let port = member.port;
+        self.command(port, Command::Abort { connection });
+    }
+
+    fn member_mut(&mut self, connection: ConnectionId) -> &mut Member {
+        self.group.members.get_mut(&connection).expect("it is a connection of this group")
+    }
+
+    /// A connection is no more.
+    fn forget(&mut self, connection: ConnectionId) -> Member {
+        let member = self.group.members.remove(&connection);
+        let member = member.expect("a connection of a group is forgotten once");
         if member.awaited {
-            self.events.push_back(Event::ElementsChanged(id));
+            self.shared.events.push_back(Event::ElementsChanged(self.group.id));
         }
-        self.members.loads[member.port.0] -= 1;
-        Some((id, member))
+        self.shared.connection_went(member.port);
+        member
     }
 
-    fn count_members(&mut self, now: Instant, id: GroupId) {
-        let Some(group) = self.groups.get(&id) else { return };
-        let count = u32::try_from(group.members.len()).expect("few per group");
-        self.with_machine(now, id, |machine| machine.connections_changed(now, count));
+    /// An element that the peer may still write: no connection gets it for a while.
+    fn rest(&mut self, now: Instant, mut rmbe: Rmbe) {
+        rmbe.touch(rmbe.capacity());
+        self.group.quarantine.push_back((now + QUARANTINE, rmbe));
+    }
+
+    /// The group has one connection less. If its peer does not know it, it ends with the last.
+    fn one_less(&mut self, now: Instant) {
+        self.tell_members(now);
+        if self.group.out_of_sync && self.group.members.is_empty() {
+            self.feed(|machine| machine.shutdown(now, DeleteReason::PROTOCOL_VIOLATION));
+        }
+    }
+
+    /// Tells the machine how many connections there are.
+    pub(super) fn tell_members(&mut self, now: Instant) {
+        let count = u32::try_from(self.group.members.len()).expect("few per group");
+        self.feed(|machine| machine.connections_changed(now, count));
+    }
+}
+
+impl<O> Group<O> {
+    /// Whether one more connection can be on this link.
+    fn has_room_on(&self, link: LinkId) -> Result<(), Refusal> {
+        let is_there = self.link(link).is_some_and(|_| !self.is_over());
+        match is_there {
+            false => Err(Refusal::NoLink),
+            true if self.members.len() < self.members_max() => Ok(()),
+            true => Err(Refusal::NoMemory),
+        }
     }
 }
 

@@ -2,33 +2,15 @@
 
 use smcr_engine::handoff::KeyChange;
 use smcr_engine::{Command, ConnectionId, LinkId};
-use smcr_proto::{Instant, Rkey};
+use smcr_proto::Rkey;
 use smcr_rnic::Rnic;
 
 use super::Groups;
-use super::group::{Group, GroupId, Leaving, Link, LinkState};
+use super::group::{Group, Leaving, Link, LinkState};
+use super::group_mut::GroupMut;
 use super::ports::{Pollers, QpOf};
 
 impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
-    /// Nothing is on this link any more.
-    pub fn link_vacated(&mut self, now: Instant, link: LinkId) {
-        let Some((id, number)) = self.locate(link) else { return };
-        let Some(found) = self.groups.get_mut(&id).and_then(|group| group.link_mut(link)) else {
-            return;
-        };
-        match &found.state {
-            LinkState::Leaving(Leaving::Disorderly) => self.retire(id, link),
-            LinkState::Leaving(Leaving::Orderly) => {
-                found.state = LinkState::Vacated;
-                self.with_machine(now, id, |machine| machine.link_vacated(now, number));
-            }
-            LinkState::Opening(_)
-            | LinkState::Polled
-            | LinkState::Vacated
-            | LinkState::Retiring => {}
-        }
-    }
-
     /// A connection is on another link now, where the peer's element is at `address` of the RMB
     /// called `rkey`.
     pub fn connection_moved(
@@ -38,52 +20,79 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         rkey: Rkey,
         address: u64,
     ) {
-        let Some(id) = self.members.group_of(connection) else { return };
-        let Some(group) = self.groups.get_mut(&id) else { return };
+        // A late report: the connection has ended since.
+        let Some(mut group) = self.group_of(connection) else { return };
+        group.note_moved(connection, to, rkey, address);
+    }
+}
+
+impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
+    fn note_moved(&mut self, connection: ConnectionId, to: LinkId, rkey: Rkey, address: u64) {
+        let link = self.group.link(to);
         // A link that is gone meanwhile was one on the way: the connection follows the others.
-        let Some(port) = group.link(to).map(|link| link.port) else { return };
-        let Some(member) = group.members.get_mut(&connection) else { return };
-        self.members.moved(member.port, port);
+        let Some(port) = link.map(|link| link.port) else { return };
+        let member = self.group.members.get_mut(&connection).expect("it is one of this group");
+        self.shared.connection_went(member.port);
+        self.shared.connection_came(port);
         (member.link, member.port) = (to, port);
         if let Some(peer) = &mut member.peer {
             let before = peer.rmbe_address();
             peer.rkey = rkey;
             peer.rmb_address = peer.rmb_address.wrapping_add(address.wrapping_sub(before));
         }
-        self.counts.connections_moved += 1;
+        self.shared.counts.connections_moved += 1;
         if member.aborted {
-            // What was said to the poller before may have missed it.
-            self.pollers.command(port, Command::Abort { connection });
+            // What the poller before was told may have missed it.
+            self.command(port, Command::Abort { connection });
         }
     }
 
-    /// Spreads the connections of a group over its links again.
-    pub(super) fn rebalance(&mut self, id: GroupId) {
-        let Some(group) = self.groups.get(&id) else { return };
+    /// Nothing is on this link any more. Returns whether the machine waits for that.
+    pub(super) fn note_vacated(&mut self, link: LinkId) -> bool {
+        let found = self.group.link_mut(link).expect("it was just located");
+        match &found.state {
+            LinkState::Leaving(Leaving::Disorderly) => {
+                self.retire(link);
+                false
+            }
+            LinkState::Leaving(Leaving::Orderly) => {
+                found.state = LinkState::Vacated;
+                true
+            }
+            // A late report: the link was ordered away twice, or its group has ended.
+            LinkState::Vacated | LinkState::Retiring => false,
+            LinkState::Opening(_) | LinkState::Polled => {
+                unreachable!("only a link that was ordered away is reported to be empty")
+            }
+        }
+    }
+
+    /// Spreads the connections of the group over its links again.
+    pub(super) fn rebalance(&mut self) {
+        let group = &*self.group;
         let usable = group.links.iter().filter(|link| group.is_usable(link));
         let loads = usable.map(|link| (link.id, group.relayed_on(link.id))).collect();
         for Shift { from, to, moving } in even_out(loads) {
-            let count = moving.len();
-            tracing::info!(group = id.0, from = from.0, to = to.0, count, "connections rebalanced");
+            let (group, count) = (self.group.id.0, moving.len());
+            tracing::info!(group, from = from.0, to = to.0, count, "connections rebalanced");
             // RFC 7609 2.2-2, 2.3-12, 2.3-13
-            self.order_move(id, from, to, Some(moving));
+            self.order_move(from, to, Some(moving));
         }
     }
 
     /// Sends everything on a link elsewhere. Returns whether there is an elsewhere.
-    pub(super) fn move_all(&mut self, id: GroupId, from: LinkId, leaving: Leaving) -> bool {
-        let Some(to) = self.refuge(id, from) else { return false };
-        self.order_move(id, from, to, None);
-        if let Some(link) = self.groups.get_mut(&id).and_then(|group| group.link_mut(from)) {
-            link.state = LinkState::Leaving(leaving);
-        }
+    pub(super) fn move_all(&mut self, from: LinkId, leaving: Leaving) -> bool {
+        let Some(to) = self.alternative_to(from) else { return false };
+        self.order_move(from, to, None);
+        let link = self.group.link_mut(from).expect("it was just looked at");
+        link.state = LinkState::Leaving(leaving);
         true
     }
 
-    /// Where connections go that leave a link.
-    fn refuge(&self, id: GroupId, from: LinkId) -> Option<LinkId> {
-        let group = self.groups.get(&id)?;
-        let port = group.link(from)?.port;
+    /// The link to which connections go that leave another one.
+    fn alternative_to(&self, from: LinkId) -> Option<LinkId> {
+        let group = &*self.group;
+        let port = group.link(from).expect("a link that is left is still there").port;
         let others = group.links.iter().filter(|link| link.id != from && group.is_usable(link));
         // The same poller needs no hand-over.
         let best = others.min_by_key(|link| (link.port != port, group.members_on(link.id)));
@@ -91,33 +100,27 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     }
 
     /// A connection is about to come to a link that others are leaving, and shall follow them. The
-    /// peer may have announced its RMB after those were told what RMBs are called elsewhere.
-    pub(super) fn renew_move(&mut self, id: GroupId, from: LinkId) {
-        let Some(group) = self.groups.get(&id) else { return };
+    /// peer may have announced its RMB after the poller was told what RMBs are called elsewhere.
+    pub(super) fn renew_move(&mut self, from: LinkId) {
         let left = |link: &Link<_>| {
             matches!(link.state, LinkState::Leaving(_) | LinkState::Vacated) && link.id == from
         };
-        if group.links.iter().any(left)
-            && let Some(to) = self.refuge(id, from)
+        if self.group.links.iter().any(left)
+            && let Some(to) = self.alternative_to(from)
         {
-            self.order_move(id, from, to, None);
+            self.order_move(from, to, None);
         }
     }
 
-    fn order_move(
-        &mut self,
-        id: GroupId,
-        from: LinkId,
-        to: LinkId,
-        only: Option<Vec<ConnectionId>>,
-    ) {
-        let Some(group) = self.groups.get_mut(&id) else { return };
-        let (Some(old), Some(new)) = (group.link(from), group.link(to)) else { return };
+    fn order_move(&mut self, from: LinkId, to: LinkId, only: Option<Vec<ConnectionId>>) {
+        let [old, new] = [from, to].map(|link| {
+            self.group.link(link).expect("connections move between links that are there")
+        });
         let (port, to_port) = (old.port, new.port);
-        let keys = key_changes(group, old, new);
+        let keys = key_changes(self.group, old, new);
         let to_poller = u8::try_from(to_port.0).expect("pollers have an index of eight bits");
         // RFC 7609 2.3-3, 2.3-4, 4.6-1
-        self.pollers.command(port, Command::MoveConnections { from, to, to_poller, keys, only });
+        self.command(port, Command::MoveConnections { from, to, to_poller, keys, only });
     }
 }
 
@@ -153,7 +156,7 @@ fn even_out(mut loads: Vec<(LinkId, Vec<ConnectionId>)>) -> Vec<Shift> {
 /// What the peer's RMBs are called on one link and on another: all of them, because connections may
 /// be on their way to the one that is left.
 fn key_changes<O>(group: &Group<O>, old: &Link<O>, new: &Link<O>) -> Vec<KeyChange> {
-    let Some(machine) = group.machine() else { return Vec::new() };
+    let machine = group.machine().expect("a link to move to is up while the machine runs");
     let change = |((old, old_base), (new, new_base))| KeyChange { old, old_base, new, new_base };
     machine.peer_rmbs(old.number, new.number).map(change).collect()
 }

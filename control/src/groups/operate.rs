@@ -1,12 +1,12 @@
 //! What operators and network devices do to links: delete, add, down, up.
 
 use smcr_engine::LinkId;
-use smcr_proto::Instant;
 use smcr_proto::wire::llc::DeleteReason;
+use smcr_proto::{Gid, Instant};
 use smcr_rnic::Rnic;
 
 use super::Groups;
-use super::group::{GroupId, Phase};
+use super::group::{Group, GroupId, Phase};
 use super::ports::{Pollers, PortId, QpOf};
 use crate::operate::OperateError;
 
@@ -25,8 +25,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let unknown = || OperateError::Unknown(format!("link {}", link.0));
         let (id, number) = self.locate(link).ok_or_else(unknown)?;
         // RFC 7609 3.5.4-5
-        self.with_machine(now, id, |machine| {
-            machine.delete_link(now, number, DeleteReason::OPERATOR, orderly);
+        self.input(now, id, |group| {
+            group.feed(|machine| {
+                machine.delete_link(now, number, DeleteReason::OPERATOR, orderly);
+            });
         });
         Ok(())
     }
@@ -37,14 +39,13 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     ///
     /// If there is no such group, or no RNIC that it could be on.
     pub fn add_link(&mut self, now: Instant, id: GroupId) -> Result<(), OperateError> {
-        if !self.groups.contains_key(&id) {
-            return Err(OperateError::Unknown(format!("link group {}", id.0)));
-        }
-        let port = self.choose_port(id, None).and_then(|port| self.ports[port.0].address());
-        let Some(port) = port else {
+        let unknown = || OperateError::Unknown(format!("link group {}", id.0));
+        let group = self.at(id).ok_or_else(unknown)?;
+        let port = self.shared.port_for_link(group, None);
+        let Some(port) = port.and_then(|port| self.ports()[port.0].address()) else {
             return Err(OperateError::Refused("no RNIC is left for another link".to_owned()));
         };
-        self.with_machine(now, id, |machine| machine.want_link(now, port));
+        self.input(now, id, |group| group.feed(|machine| machine.want_link(now, port)));
         Ok(())
     }
 
@@ -60,7 +61,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         orderly: bool,
     ) -> Result<(), OperateError> {
         for port in self.ports_named(name)? {
-            self.ports[port.0].wanted = false;
+            self.shared.ports[port.0].wanted = false;
             tracing::warn!(rnic = name, orderly, "an RNIC is taken out of use");
             self.vacate_port(now, port, orderly);
         }
@@ -74,7 +75,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     /// If there is none of this name.
     pub fn rnic_up(&mut self, now: Instant, name: &str) -> Result<(), OperateError> {
         for port in self.ports_named(name)? {
-            self.ports[port.0].wanted = true;
+            self.shared.ports[port.0].wanted = true;
             tracing::info!(rnic = name, "an RNIC is back in use");
             self.offer_port(now, port);
         }
@@ -83,7 +84,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
 
     /// The network of a port came or went.
     pub fn carrier_changed(&mut self, now: Instant, port: PortId, carrier: bool) {
-        let entry = &mut self.ports[port.0];
+        let entry = &mut self.shared.ports[port.0];
         if std::mem::replace(&mut entry.carrier, carrier) == carrier {
             return;
         }
@@ -98,7 +99,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     }
 
     fn ports_named(&self, name: &str) -> Result<Vec<PortId>, OperateError> {
-        let named = self.ports.iter().enumerate().filter(|(_, port)| port.name == name);
+        let named = self.ports().iter().enumerate().filter(|(_, port)| port.name == name);
         let found: Vec<_> = named.map(|(index, _)| PortId(index)).collect();
         if found.is_empty() {
             return Err(OperateError::Unknown(format!("RNIC named {name}")));
@@ -108,50 +109,49 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
 
     /// Tells every group that could use a port that it is there.
     fn offer_port(&mut self, now: Instant, port: PortId) {
-        let Some(address) = self.ports[port.0].address() else { return };
-        if !self.ports[port.0].is_up() {
-            return;
-        }
-        for id in self.groups_that_could_use(port) {
-            self.with_machine(now, id, |machine| machine.want_link(now, address));
+        let entry = &self.shared.ports[port.0];
+        // A port without an RNIC has no address, and serves TCP only.
+        let Some(address) = entry.address().filter(|_| entry.is_up()) else { return };
+        for id in self.groups_that_could_use(port, address.0) {
+            self.input(now, id, |group| group.feed(|machine| machine.want_link(now, address)));
         }
     }
 
     /// Deletes every link on a port.
     fn vacate_port(&mut self, now: Instant, port: PortId, orderly: bool) {
-        let links = |group: &super::Group<N::Opening>| -> Vec<_> {
+        let links = |group: &Group<N::Opening>| -> Vec<_> {
             let here = group.links.iter().filter(|link| link.port == port && link.is_alive());
             here.map(|link| link.number).collect()
         };
-        let affected: Vec<_> = self.groups.iter().map(|(id, group)| (*id, links(group))).collect();
-        for (id, numbers) in affected {
-            let opening =
-                self.groups.get(&id).is_some_and(|one| matches!(one.phase, Phase::Opening));
-            if opening && !numbers.is_empty() {
+        let affected: Vec<_> = self.iter().map(|(id, group)| (id, links(group))).collect();
+        for (id, numbers) in affected.into_iter().filter(|(_, numbers)| !numbers.is_empty()) {
+            if matches!(self.groups[&id].phase, Phase::Opening) {
                 self.give_up(now, id);
                 continue;
             }
-            self.with_machine(now, id, |machine| {
-                for number in numbers {
-                    if orderly {
-                        machine.delete_link(now, number, DeleteReason::OPERATOR, true);
-                    } else {
-                        machine.link_broke(now, number);
+            self.input(now, id, |group| {
+                group.feed(|machine| {
+                    for number in numbers {
+                        if orderly {
+                            machine.delete_link(now, number, DeleteReason::OPERATOR, true);
+                        } else {
+                            machine.link_broke(now, number);
+                        }
                     }
-                }
+                });
             });
         }
     }
 
-    /// Groups on the same LAN as a port, without a link on its RNIC.
+    /// Groups on the same LAN as a port, without a link on its RNIC, which has the address `gid`.
     // RFC 7609 3.5.5.1.1-5
-    fn groups_that_could_use(&self, port: PortId) -> Vec<GroupId> {
-        let Some((gid, _)) = self.ports[port.0].address() else { return Vec::new() };
-        let lan = &self.ports[port.0].lan;
-        let could = |group: &super::Group<N::Opening>| {
+    fn groups_that_could_use(&self, port: PortId, gid: Gid) -> Vec<GroupId> {
+        let ports = self.ports();
+        let lan = &ports[port.0].lan;
+        let could = |group: &Group<N::Opening>| {
             let mut alive = group.links.iter().filter(|link| link.is_alive());
             group.machine().is_some()
-                && group.links.first().is_some_and(|link| self.ports[link.port.0].lan == *lan)
+                && group.links.first().is_some_and(|link| ports[link.port.0].lan == *lan)
                 && alive.all(|link| link.ours.gid != gid)
         };
         self.iter().filter(|(_, group)| could(group)).map(|(id, _)| id).collect()

@@ -10,14 +10,14 @@ use smcr_proto::Instant;
 use smcr_rnic::Rnic;
 
 use super::Groups;
-use super::group::{Group, GroupId, Link};
+use super::group::{GroupId, Link};
 use super::ports::{Pollers, QpOf};
 
 impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     /// The link that a new connection of a group should use, of those of which the peer's RNIC has
     /// acknowledged something just now: the one with the fewest connections.
     pub fn proven_link(&self, now: Instant, id: GroupId) -> Option<LinkId> {
-        let group = self.groups.get(&id)?;
+        let group = self.at(id)?;
         let proven = |link: &&Link<N::Opening>| group.is_usable(link) && is_proven(now, link);
         let usable = group.links.iter().filter(proven);
         // RFC 7609 2.2-2, 2.3-1, 2.3-2, 3.5.2.1-6
@@ -26,13 +26,14 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
 
     /// Whether the peer's RNIC has acknowledged something on this link just now.
     pub fn is_proven(&self, now: Instant, id: GroupId, link: LinkId) -> bool {
-        let link = self.groups.get(&id).and_then(|group| Group::link(group, link));
+        let link = self.at(id).and_then(|group| group.link(link));
         link.is_some_and(|link| is_proven(now, link))
     }
 
     /// Says how long the first link of a group may take to be confirmed. Call it before
     /// [`connect`](Self::connect).
     pub fn hurry(&mut self, id: GroupId, within: Duration) {
+        // A group that went with its RNIC is in no hurry.
         if let Some(group) = self.groups.get_mut(&id) {
             group.confirm_wait = Some(within);
         }

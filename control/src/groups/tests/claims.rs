@@ -138,8 +138,8 @@ fn a_server_at_another_address_proves_that_it_is_the_same() {
 #[test]
 fn a_connection_of_one_vlan_joins_no_link_of_another() {
     let mut pair = Pair::new(2, 2);
-    pair.client.groups.ports[0].lan.vlan = Some(10);
-    pair.client.groups.ports[1].lan.vlan = Some(20);
+    pair.client.groups.shared.ports[0].lan.vlan = Some(10);
+    pair.client.groups.shared.ports[1].lan.vlan = Some(20);
     let (client, server) = pair.first_contact();
     let next = accept(&mut pair, &server);
     let named = [0, 1].map(|proposed| {

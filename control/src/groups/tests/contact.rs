@@ -148,7 +148,7 @@ fn an_element_that_was_offered_in_vain_rests() {
 #[test]
 fn a_full_group_gets_a_parallel_one() {
     let mut pair = Pair::new(1, 1);
-    pair.server.groups.settings.rmb_elements = 5;
+    pair.server.groups.shared.settings.rmb_elements = 5;
     let (client, server) = pair.first_contact();
     let peer = pair.server.groups.at(server.group).unwrap().peer;
     let link = pair.server.groups.best_link(server.group).unwrap();
@@ -178,7 +178,7 @@ fn a_full_group_gets_a_parallel_one() {
 #[test]
 fn more_rmbs_than_a_group_may_have_are_refused() {
     let mut pair = Pair::new(1, 1);
-    pair.server.groups.settings.rmb_elements = 1;
+    pair.server.groups.shared.settings.rmb_elements = 1;
     let (_client, server) = pair.first_contact();
     let link = pair.server.groups.best_link(server.group).unwrap();
     let mut held = Vec::new();
@@ -205,7 +205,7 @@ fn more_rmbs_than_a_group_may_have_are_refused() {
 #[test]
 fn a_connection_is_offered_the_rnic_of_its_own_network() {
     let mut pair = Pair::new(1, 2);
-    pair.server.groups.ports[1].lan.pnet = "another".to_owned();
+    pair.server.groups.shared.ports[1].lan.pnet = "another".to_owned();
     let (_client, server) = pair.first_contact();
     assert_eq!(server.joined.offer.gid, gid(2, 0));
     let groups = &mut pair.server.groups;
@@ -320,4 +320,24 @@ fn a_link_is_served_while_clc_waits() {
     }
     assert!(pair.server.groups.member(accept.connection).is_some());
     assert_eq!(pair.server.aborted, []);
+}
+
+/// With RMBs of one element the first connection takes all there is, before its peer can be told of
+/// another RMB. The second connection waited for one that nobody had announced.
+// RFC 7609 3.5.2.2-6
+#[test]
+fn a_group_grows_from_an_rmb_of_one_element() {
+    let mut pair = Pair::new(1, 1);
+    pair.server.groups.shared.settings.rmb_elements = 1;
+    let (_client, server) = pair.first_contact();
+    let link = pair.server.groups.best_link(server.group).unwrap();
+    let refused = pair.server.groups.join(pair.now, server.group, link, SIZE).err();
+    assert_eq!(refused, Some(Refusal::NotYet), "its RMB is being announced");
+    pair.settle();
+    assert!(pair.server.events.contains(&Event::ElementsChanged(server.group)));
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(pair.server.groups.join(pair.now, server.group, link, SIZE).unwrap());
+        pair.settle();
+    }
 }

@@ -220,7 +220,7 @@ fn a_link_that_has_just_gone_does_not_cost_the_group() {
 #[test]
 fn an_rnic_of_another_lan_is_not_offered() {
     let mut pair = Pair::new(2, 2);
-    pair.server.groups.ports[1].lan.pnet = "other".to_owned();
+    pair.server.groups.shared.ports[1].lan.pnet = "other".to_owned();
     let (_client, server) = pair.first_contact();
     pair.settle();
     pair.server.groups.rnic_down(pair.now, "r1", false).unwrap();
