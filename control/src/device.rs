@@ -145,26 +145,46 @@ fn ipv6_prefixes(device: &NetworkDevice) -> ([Ipv6Prefix; PREFIXES_MAX], u8) {
     (prefixes, count)
 }
 
-/// Whether client and server share a subnet, as SMC-Rv1 demands: its packets cross no router.
-///
-/// `device` is the one whose address the server's end of the rendezvous, `local`, is. Over IPv4
-/// one of its addresses must have the same mask and network number as the client's; over IPv6 one
-/// of its prefixes must be one of the client's. If not, the rendezvous is declined with
-/// `NO_COMMON_SUBNET`.
-///
-/// # Specification
-///
-/// RFC 7609, 3.5.1 and A.2.2; the exact rule is that of deployed peers.
-pub fn subnets_match(proposal: &Proposal, local: IpAddr, device: &NetworkDevice) -> bool {
-    match local.to_canonical() {
-        // RFC 7609 3.5.1.2-7
-        IpAddr::V4(_) => ipv4_addresses(device)
-            .any(|(address, bits)| bits > 0 && subnet(address, bits) == proposal.subnet),
-        // RFC 7609 3.5.1.2-8
-        IpAddr::V6(_) => {
-            let count = usize::from(proposal.prefix_count).min(PREFIXES_MAX);
-            global_prefixes(device).any(|own| proposal.prefixes[..count].contains(&own))
+/// The networks that a server is in, which decide whether it shares one with a client. They are of
+/// the IP version of the rendezvous.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Networks {
+    /// Over IPv4.
+    pub subnets: Vec<Ipv4Subnet>,
+    /// Over IPv6.
+    pub prefixes: Vec<Ipv6Prefix>,
+}
+
+impl Networks {
+    /// Those of `device`, whose address the server's end of the rendezvous, `local`, is.
+    pub fn of(device: &NetworkDevice, local: IpAddr) -> Self {
+        match local.to_canonical() {
+            IpAddr::V4(_) => {
+                let real = ipv4_addresses(device).filter(|(_, bits)| *bits > 0);
+                let subnets = real.map(|(address, bits)| subnet(address, bits)).collect();
+                Self { subnets, prefixes: Vec::new() }
+            }
+            IpAddr::V6(_) => {
+                Self { subnets: Vec::new(), prefixes: global_prefixes(device).collect() }
+            }
         }
+    }
+
+    /// Whether client and server share a subnet, as SMC-Rv1 demands: its packets cross no router.
+    ///
+    /// Over IPv4 one subnet must have the same mask and network number as the client's; over IPv6
+    /// one prefix must be one of the client's. If not, the rendezvous is declined with
+    /// `NO_COMMON_SUBNET`.
+    ///
+    /// # Specification
+    ///
+    /// RFC 7609, 3.5.1 and A.2.2; the exact rule is that of deployed peers.
+    pub fn are_shared_with(&self, proposal: &Proposal) -> bool {
+        let count = usize::from(proposal.prefix_count).min(PREFIXES_MAX);
+        let theirs = &proposal.prefixes[..count];
+        // RFC 7609 3.5.1.2-7, 3.5.1.2-8
+        self.subnets.contains(&proposal.subnet)
+            || self.prefixes.iter().any(|own| theirs.contains(own))
     }
 }
 
@@ -313,6 +333,9 @@ mod tests {
         let v4 = "10.8.0.2".parse().unwrap();
         let v6 = "fd00::2".parse().unwrap();
         let mapped = "::ffff:10.8.0.2".parse().unwrap();
+        let subnets_match = |proposal: &Proposal, local, device: &NetworkDevice| {
+            Networks::of(device, local).are_shared_with(proposal)
+        };
         let same = proposal([10, 8, 0, 0], 24, "fd00::");
         assert!(subnets_match(&same, v4, &vb));
         assert!(subnets_match(&same, v6, &vb));

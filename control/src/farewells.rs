@@ -14,7 +14,7 @@ use std::time::Duration;
 use smcr_proto::Instant;
 
 use crate::listener::reset;
-use crate::reactor::Key;
+use crate::slab::Key;
 
 /// The TCP connections that wait for their peers.
 #[derive(Debug, Default)]
@@ -49,6 +49,11 @@ impl Farewells {
         while let Some((_, key)) = self.order.pop_front_if(is_due) {
             self.cut_short(key);
         }
+    }
+
+    /// When [`expire`](Self::expire) must be called, at the latest.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.order.front().map(|(since, _)| *since + PATIENCE)
     }
 
     /// Resets all that are left.

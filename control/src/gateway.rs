@@ -1,41 +1,40 @@
 //! The control thread: everything slow, in one place, driven by one epoll.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+mod accept;
+mod answers;
+mod effects;
+
 use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::system::uname;
 use smcr_engine::clock::Clock;
-use smcr_engine::limits::CONNECTIONS_MAX;
 use smcr_engine::mailbox::{Receiver, Waker};
-use smcr_proto::handshake::{Policy, PolicyV2};
+use smcr_proto::handshake::PolicyV2;
 use smcr_proto::link::Keepalive;
-use smcr_proto::wire::clc::Diagnosis;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::wire::clc::v2::{HostName, RELEASE};
-use smcr_proto::{Instant, PeerId};
+use smcr_proto::wire::llc::DeleteReason;
+use smcr_proto::{Instant, PeerId, RmbeSize};
 use smcr_rnic::Rnic;
 
-use crate::config::{Config, RnicKind};
+use crate::config::{Config, RnicKind, Transport};
+use crate::entropy::random;
 use crate::farewells::Farewells;
-use crate::groups::{self, GroupId, Groups, PortId, QpOf, Settings, Throttle};
+use crate::groups::{self, Groups, PortId, QpOf};
 use crate::host_memory;
+use crate::idle::IdleWatch;
 use crate::listener::Listener;
 use crate::network::Network;
-use crate::paths::Paths;
 use crate::placement::Poller;
-use crate::places::Places;
-use crate::reactor::{Event, Key, Reactor, Token};
-use crate::rendezvous::ANSWER_WITHIN;
-use crate::sessions::{Founding, Session};
-use crate::slab::Slab;
+use crate::reactor::{Event, Reactor, Token};
+use crate::rendezvous::{self, Endpoint, Side, Terms};
+use crate::sessions::Sessions;
+use crate::slab::Key;
 use crate::smc_option::OptionSource;
-use crate::sources::Silent;
-use crate::start::random;
 use crate::status::{Question, Traffic};
+use accept::Overload;
 
 /// An RNIC and its poller. Without an RNIC it relays TCP only.
 pub struct Port<N: Rnic> {
@@ -72,67 +71,34 @@ pub type GatewayGroups<N> = Groups<N, Vec<Poller<QpOf<N>>>>;
 
 /// Everything the control thread knows.
 pub struct Gateway<N: Rnic> {
-    pub(crate) config: Config,
-    pub(crate) clock: Clock,
-    pub(crate) reactor: Reactor,
-    pub(crate) option: OptionSource,
-    pub(crate) peer_id: PeerId,
-    host_name: HostName,
-    pub(crate) ports: Vec<PortInfo>,
+    config: Config,
+    clock: Clock,
+    reactor: Reactor,
+    option: OptionSource,
+    /// What the gateway knows of its ports, beside what link groups do.
+    ports: Vec<PortInfo>,
     /// Devices, and which port connections of each go through.
-    pub(crate) network: Network,
-    pub(crate) listeners: Vec<Listener>,
-    pub(crate) sessions: Slab<Session>,
-    /// Which rendezvous may go on, and which wait.
-    pub(crate) places: Places,
-    /// Peers that have not sent a Proposal yet.
-    pub(crate) silent: Silent,
-    /// Of these, such as had to go for others.
-    pub(crate) silent_cut_short: u64,
-    /// When connections are looked at next for being idle.
-    pub(crate) idle_at: Instant,
-    /// Connections that were reset for being idle.
-    pub(crate) idle_closed: u64,
-    /// How many sessions are rendezvous.
-    pub(crate) shaking: usize,
-    /// Which sessions are rendezvous, or were at the last tick.
-    pub(crate) shaking_keys: Vec<Key>,
-    /// When the rendezvous are looked at again.
-    pub(crate) tick_at: Instant,
-    pub(crate) groups: GatewayGroups<N>,
-    /// Who waits for first contacts.
-    pub(crate) foundings: HashMap<GroupId, Founding>,
-    /// To whom RoCE did not get through.
-    pub(crate) paths: Paths,
-    /// Rendezvous that wait for a link to show that it carries.
-    pub(crate) proving: Vec<Key>,
-    /// Which session has which slot.
-    pub(crate) session_of: Box<[Option<Key>]>,
-    /// Why a rendezvous that is about to fall back does so.
-    pub(crate) fallback_reasons: HashMap<Key, Diagnosis>,
-    pub(crate) fallbacks: BTreeMap<Diagnosis, u64>,
-    pub(crate) connections_smc: u64,
-    pub(crate) connections_tcp: u64,
-    pub(crate) handshakes_failed: u64,
-    /// When an offer of a peer was last complained about.
-    pub(crate) bad_offers: Throttle,
-    /// When somebody who is not listed was last complained about.
-    pub(crate) unlisted: Throttle,
-    /// Bytes of connections that are over.
-    pub(crate) bytes_closed: (u64, u64),
-    /// SMC-R connections whose TCP connection has ended, oldest first; their peer may be dead.
-    pub(crate) suspects: VecDeque<(Instant, Key)>,
+    network: Network,
+    listeners: Vec<Listener>,
+    /// The sockets of all connections.
+    sessions: Sessions,
+    /// All rendezvous, and the link groups.
+    endpoint: Endpoint<N, Vec<Poller<QpOf<N>>>>,
     /// TCP connections beside SMC-R connections that are over.
-    pub(crate) farewells: Farewells,
-    /// A descriptor to give up when there are no more.
-    pub(crate) reserve: Option<OwnedFd>,
-    pub(crate) limit_logged_at: Option<Instant>,
-    pub(crate) questions: Receiver<Question>,
-    pub(crate) waker: Waker,
-    pub(crate) stop: Receiver<()>,
+    farewells: Farewells,
+    idle: IdleWatch,
+    overload: Overload,
+    mail: Mail,
     /// Since when new connections are refused, and until when the others may finish.
-    pub(crate) draining: Option<Instant>,
+    draining: Option<Instant>,
     started: Instant,
+}
+
+/// What others tell the control thread.
+struct Mail {
+    questions: Receiver<Question>,
+    waker: Waker,
+    stop: Receiver<()>,
 }
 
 /// What a gateway is made of.
@@ -178,56 +144,30 @@ impl<N: Rnic> Gateway<N> {
             }
         }
         let started = parts.clock.now();
-        let places = places(&parts.config, &parts.listeners);
-        let silent = Silent::new(parts.config.limits.silent_max as usize);
-        let settings = settings(&parts.config, parts.peer_id);
-        let (ports, groups) = join_ports(settings, parts.ports);
-        let mut groups = groups;
-        for index in (0..ports.len()).map(PortId) {
-            groups.carrier_changed(started, index, parts.network.is_up(index));
-        }
-        Ok(Self {
+        let settings = settings(&parts.config, parts.peer_id, &parts.ports, &parts.listeners);
+        let (ports, groups) = join_ports(group_settings(&parts.config, parts.peer_id), parts.ports);
+        let limits = parts.listeners.iter().map(|one| one.config.idle_timeout).collect();
+        let mut gateway = Self {
             config: parts.config,
             clock: parts.clock,
             reactor,
             option: parts.option,
-            peer_id: parts.peer_id,
-            host_name: HostName::new(&uname().nodename().to_string_lossy()),
             ports,
             network: parts.network,
             listeners: parts.listeners,
-            sessions: Slab::default(),
-            places,
-            silent,
-            silent_cut_short: 0,
-            idle_at: started,
-            idle_closed: 0,
-            shaking: 0,
-            shaking_keys: Vec::new(),
-            tick_at: started,
-            groups,
-            foundings: HashMap::new(),
-            paths: Paths::default(),
-            proving: Vec::new(),
-            session_of: vec![None; CONNECTIONS_MAX].into(),
-            fallback_reasons: HashMap::new(),
-            fallbacks: BTreeMap::new(),
-            connections_smc: 0,
-            connections_tcp: 0,
-            handshakes_failed: 0,
-            bad_offers: Throttle::default(),
-            unlisted: Throttle::default(),
-            bytes_closed: (0, 0),
-            suspects: VecDeque::new(),
+            sessions: Sessions::default(),
+            endpoint: Endpoint::new(settings, groups),
             farewells: Farewells::default(),
-            reserve: rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).ok(),
-            limit_logged_at: None,
-            questions: parts.questions,
-            waker: parts.waker,
-            stop: parts.stop,
+            idle: IdleWatch::new(started, limits),
+            overload: Overload::new(),
+            mail: Mail { questions: parts.questions, waker: parts.waker, stop: parts.stop },
             draining: None,
             started,
-        })
+        };
+        for port in (0..gateway.ports.len()).map(PortId) {
+            gateway.carrier_changed(started, port);
+        }
+        Ok(gateway)
     }
 
     /// Serves until told to stop, and then until the last connection is over or has no time left.
@@ -240,20 +180,17 @@ impl<N: Rnic> Gateway<N> {
         while !self.is_drained() {
             let limit = self.prepare_sleep();
             self.reactor.wait(limit, &mut events);
-            self.waker.awake();
+            self.mail.waker.awake();
             let now = self.clock.now();
             for event in events.drain(..) {
                 // What a peer says by TCP may rest on what it told a poller before.
                 self.take_reports(now);
                 self.dispatch(now, event);
-                self.heed_groups(now);
             }
             self.take_reports(now);
             self.expire(now);
-            self.heed_groups(now);
-            self.admit(now);
             self.answer_questions(now);
-            if self.groups.pollers().iter().any(Poller::is_dead) {
+            if self.endpoint.groups().pollers().iter().any(Poller::is_dead) {
                 return Err(io::Error::other("a polling thread ended; see the lines above"));
             }
         }
@@ -263,49 +200,40 @@ impl<N: Rnic> Gateway<N> {
 
     /// How long the control thread may sleep; zero if something has come in meanwhile.
     fn prepare_sleep(&mut self) -> Option<Duration> {
-        self.waker.about_to_sleep();
+        self.mail.waker.about_to_sleep();
         // First of all: what is behind must get on however much comes in.
         let mut behind = false;
-        for poller in self.groups.pollers_mut() {
+        for poller in self.endpoint.groups_mut().pollers_mut() {
             behind |= !poller.catch_up();
         }
-        let quiet = self.questions.is_empty()
-            && self.stop.is_empty()
-            && self.groups.pollers().iter().all(|poller| poller.reports.is_empty());
+        let quiet = self.mail.questions.is_empty()
+            && self.mail.stop.is_empty()
+            && self.endpoint.groups().pollers().iter().all(|poller| poller.reports.is_empty());
         if !quiet {
             return Some(Duration::ZERO);
         }
         if behind {
             return Some(CATCH_UP_EVERY);
         }
+        let deadlines = [
+            self.endpoint.poll_timeout(),
+            self.sessions.poll_timeout(),
+            self.farewells.poll_timeout(),
+            self.idle.poll_timeout(),
+            self.draining,
+        ];
         let now = self.clock.now();
-        let groups = self.groups.poll_timeout().map(|deadline| deadline.since(now));
-        let waits = self.shaking > 0
-            || !self.suspects.is_empty()
-            || !self.farewells.is_empty()
-            || self.draining.is_some();
-        let tick = if self.proving.is_empty() { TICK } else { TICK_OF_PROOF };
-        let tick = waits.then_some(tick);
+        let first = deadlines.into_iter().flatten().min().map(|deadline| deadline.since(now));
         // A deadline that has just passed must not make us spin: a millisecond is soon enough.
-        [groups.map(|groups| groups.max(Duration::from_millis(1))), tick, Some(LIFE_SIGN)]
-            .into_iter()
-            .flatten()
-            .min()
+        let first = first.map(|first| first.max(Duration::from_millis(1)));
+        Some(first.map_or(LIFE_SIGN, |first| first.min(LIFE_SIGN)))
     }
 
     fn dispatch(&mut self, now: Instant, event: Event) {
         match event.token {
             Token::Listener(index) => self.accept(now, index),
             Token::Application(key) => self.connect_event(now, key),
-            Token::Peer(key) => {
-                if matches!(self.sessions.at(key), Some(Session::Shaking(_))) {
-                    self.peer_event(now, key, event);
-                }
-                // The end may come with the last message of the rendezvous, and is told once.
-                if event.ending {
-                    self.tcp_ended(now, key);
-                }
-            }
+            Token::Peer(key) => self.peer_event(now, key, event),
             Token::Network => self.network_changed(now),
             Token::Waker => {}
         }
@@ -313,15 +241,12 @@ impl<N: Rnic> Gateway<N> {
 
     /// Looks after everything that waits for its time.
     fn expire(&mut self, now: Instant) {
-        if self.tick_at <= now || !self.proving.is_empty() {
-            self.tick_at = now + TICK;
-            self.expire_rendezvous(now);
-        }
-        self.groups.expire(now);
+        self.endpoint.handle_timeout(now);
+        self.settle(now);
         self.expire_suspects(now);
         self.expire_idle(now);
         self.farewells.expire(now);
-        if self.stop.receive().is_some() {
+        if self.mail.stop.receive().is_some() {
             match self.draining {
                 None => self.drain(now),
                 // Whoever asks twice does not want to wait.
@@ -329,48 +254,96 @@ impl<N: Rnic> Gateway<N> {
             }
         }
         if self.draining.is_some_and(|until| until <= now) {
-            self.abort_all();
+            self.abort_all(now);
         }
     }
 
-    /// The port that a session's connection to the peer goes through.
-    pub(crate) fn port_of(&self, key: Key) -> Option<PortId> {
-        self.network.ports_for(self.local_of(key)?).first().copied()
-    }
-
-    /// The local address of a rendezvous.
-    pub(crate) fn local_of(&self, key: Key) -> Option<IpAddr> {
-        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return None };
-        let local = rustix::net::getsockname(&shaking.peer).ok()?;
-        Some(SocketAddr::try_from(local).ok()?.ip())
-    }
-
-    /// Which versions are spoken over a port, and how.
-    pub(crate) fn policy(&self, port: Option<PortId>) -> Policy {
-        let smc = &self.config.smc;
-        let v2 = PolicyV2 {
-            eids: smc.eids,
-            release: RELEASE,
-            max_connections: CONNECTIONS_PER_GROUP,
-            max_links: smcr_proto::limits::LINKS_PER_GROUP_MAX,
-            host_name: self.host_name,
-        };
-        Policy {
-            v1: port.is_some_and(|port| smc.versions.speaks_v1(self.ports[port.0].kind)),
-            v2: smc.versions.speaks_v2().then_some(v2),
+    /// Something about network devices changed: an RNIC is gone, without a carrier or without its
+    /// address, or it works again.
+    fn network_changed(&mut self, now: Instant) {
+        match self.network.refresh() {
+            Ok(ports) => {
+                for port in ports {
+                    self.carrier_changed(now, port);
+                }
+            }
+            Err(error) => tracing::warn!(%error, "the network devices cannot be listed"),
         }
+    }
+
+    fn carrier_changed(&mut self, now: Instant, port: PortId) {
+        self.endpoint.groups_mut().carrier_changed(now, port, self.network.is_up(port));
+        self.settle(now);
+    }
+
+    /// Stops accepting; what goes on may finish. Connections that the kernel has completed but
+    /// nobody has accepted are reset: their applications try elsewhere at once.
+    fn drain(&mut self, now: Instant) {
+        let limit = self.config.drain_timeout;
+        tracing::info!(
+            connections = self.sessions.len(),
+            ms = limit.as_millis(),
+            "stopping: no new connections are accepted, open ones may finish"
+        );
+        for listener in &mut self.listeners {
+            listener.socket = None;
+        }
+        self.draining = Some(now + limit);
+        self.endpoint.drain();
+        self.settle(now);
+    }
+
+    /// Nothing is left to wait for.
+    fn is_drained(&self) -> bool {
+        self.draining.is_some() && self.sessions.is_empty()
+    }
+
+    /// Their time is over: resets whatever is left.
+    fn abort_all(&mut self, now: Instant) {
+        self.draining = Some(Instant(u64::MAX));
+        let keys: Vec<Key> = self.sessions.iter().map(|(key, _)| key).collect();
+        tracing::warn!(connections = keys.len(), "no time is left: resetting the rest");
+        for key in keys {
+            self.abort(key);
+        }
+        self.settle(now);
+    }
+
+    /// Takes leave of peers, then ends the pollers.
+    fn close_down(&mut self) {
+        let now = self.clock.now();
+        let groups: Vec<_> = self.endpoint.groups().iter().map(|(id, _)| id).collect();
+        for group in groups {
+            // RFC 7609 4.8.3-1
+            self.endpoint.groups_mut().shut_down(now, group, DeleteReason::OPERATOR);
+        }
+        self.settle(now);
+        // DELETE LINK has no answer worth waiting for, but must leave before the queue pair goes.
+        let until = now + FAREWELL;
+        while !self.endpoint.groups().is_empty() && self.clock.now() < until {
+            for poller in self.endpoint.groups_mut().pollers_mut() {
+                poller.catch_up();
+            }
+            self.take_reports(self.clock.now());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        for poller in self.endpoint.groups_mut().pollers_mut() {
+            poller.stop();
+        }
+        self.farewells.cut_all_short();
+        tracing::info!("stopped");
     }
 
     /// Seconds since the gateway started.
-    pub(crate) fn uptime_s(&self, now: Instant) -> u64 {
+    fn uptime_s(&self, now: Instant) -> u64 {
         now.since(self.started).as_secs()
     }
 }
 
 /// What the operator decided about link groups.
-fn settings(config: &Config, peer_id: PeerId) -> Settings {
+fn group_settings(config: &Config, peer_id: PeerId) -> groups::Settings {
     let smc = &config.smc;
-    Settings {
+    groups::Settings {
         peer_id,
         rmb_elements: u8::try_from(smc.rmb_elements).expect("the configuration was checked"),
         rmb_bytes: config.limits.rmb_bytes(host_memory::limit()),
@@ -381,17 +354,52 @@ fn settings(config: &Config, peer_id: PeerId) -> Settings {
     }
 }
 
-/// Places for as many rendezvous as the operator allows.
-fn places(config: &Config, listeners: &[Listener]) -> Places {
-    let contenders = listeners.iter().filter(|listener| listener.speaks_smc()).count();
-    let max = config.limits.handshakes_max as usize;
-    let patience = config.smc.handshake_timeout.min(ANSWER_WITHIN);
-    Places::new(max, listeners.len(), contenders, patience)
+/// What the operator decided about rendezvous.
+fn settings<N: Rnic>(
+    config: &Config,
+    peer_id: PeerId,
+    ports: &[Port<N>],
+    listeners: &[Listener],
+) -> rendezvous::Settings {
+    let smc = &config.smc;
+    let v2 = PolicyV2 {
+        eids: smc.eids,
+        release: RELEASE,
+        max_connections: CONNECTIONS_PER_GROUP,
+        max_links: smcr_proto::limits::LINKS_PER_GROUP_MAX,
+        host_name: HostName::new(&uname().nodename().to_string_lossy()),
+    };
+    rendezvous::Settings {
+        peer_id,
+        v1: ports.iter().map(|port| smc.versions.speaks_v1(port.kind)).collect(),
+        v2: smc.versions.speaks_v2().then_some(v2),
+        handshake_timeout: smc.handshake_timeout,
+        handshakes_max: config.limits.handshakes_max as usize,
+        silent_max: config.limits.silent_max as usize,
+        listeners: listeners.iter().map(|listener| terms(config, listener)).collect(),
+    }
+}
+
+/// What a listener says about rendezvous.
+fn terms(config: &Config, listener: &Listener) -> Terms {
+    let Listener { config: listener, upstream, .. } = listener;
+    let side = match (listener.accept, listener.connect) {
+        (Transport::Smc, _) => Side::Server,
+        (Transport::Tcp, Transport::Smc) => Side::Client { server: upstream.ip() },
+        (Transport::Tcp, Transport::Tcp) => Side::Plain,
+    };
+    let rmbe_bytes = listener.rmbe_size.unwrap_or(config.smc.rmbe_size);
+    Terms {
+        side,
+        peers: listener.peers.clone(),
+        rmbe_size: RmbeSize::from_bytes(rmbe_bytes).expect("the configuration was checked"),
+        connect_timeout: listener.connect_timeout,
+    }
 }
 
 /// The link groups over these ports, and what else the gateway knows of them.
 fn join_ports<N: Rnic>(
-    settings: Settings,
+    settings: groups::Settings,
     ports: Vec<Port<N>>,
 ) -> (Vec<PortInfo>, GatewayGroups<N>) {
     let (mut infos, mut nics, mut pollers) = (Vec::new(), Vec::new(), Vec::new());
@@ -406,14 +414,12 @@ fn join_ports<N: Rnic>(
 
 /// The most connections of a group: an RMB has no more elements.
 const CONNECTIONS_PER_GROUP: u8 = 255;
-/// How often waiting rendezvous are looked at. Their deadlines are seconds long.
-const TICK: Duration = Duration::from_millis(50);
-/// The same where one of them waits for a link to show that it carries, for milliseconds.
-const TICK_OF_PROOF: Duration = Duration::from_millis(5);
 /// How soon a poller that is behind is offered commands again.
 const CATCH_UP_EVERY: Duration = Duration::from_millis(1);
 /// At the latest after this time we look whether our threads are alive.
 const LIFE_SIGN: Duration = Duration::from_secs(1);
+/// How long a stop waits for queue pairs to be given up.
+const FAREWELL: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests;

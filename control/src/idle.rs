@@ -5,54 +5,49 @@
 
 use std::time::Duration;
 
-use smcr_engine::Command;
-use smcr_engine::gauges::Reading;
 use smcr_proto::Instant;
-use smcr_rnic::Rnic;
 
-use crate::gateway::Gateway;
-use crate::groups::{Pollers, PortId};
-use crate::reactor::Key;
-use crate::sessions::{Carried, Open, Session};
+use crate::sessions::{Open, Session, Sessions};
+use crate::slab::Key;
 
-impl<N: Rnic> Gateway<N> {
-    /// What the poller of an open connection says of it.
-    pub(crate) fn reading(&self, open: &Open) -> Reading {
-        let port = match open.transport {
-            Carried::Smc { .. } => {
-                self.groups.member(open.connection).map_or(PortId(0), |member| member.port)
-            }
-            Carried::Tcp { port, .. } => port,
-        };
-        self.groups.pollers()[port.0].gauges.read(open.connection.slot)
+/// Looks for idle connections now and then.
+#[derive(Debug)]
+pub struct IdleWatch {
+    /// By listener; zero for none.
+    limits: Vec<Duration>,
+    look_at: Instant,
+    closed: u64,
+}
+
+impl IdleWatch {
+    /// `limits` are those of the listeners; zero for none.
+    pub fn new(now: Instant, limits: Vec<Duration>) -> Self {
+        Self { limits, look_at: now, closed: 0 }
     }
 
-    /// Resets connections that have been idle for too long.
-    pub(crate) fn expire_idle(&mut self, now: Instant) {
-        let limited = self.listeners.iter().any(|one| !one.config.idle_timeout.is_zero());
-        if !limited || now < self.idle_at {
-            return;
+    /// Connections to be reset because nothing has moved on them for too long. `bytes_of` says how
+    /// many bytes have moved on one so far.
+    pub fn expire(
+        &mut self,
+        now: Instant,
+        sessions: &mut Sessions,
+        bytes_of: impl Fn(&Open) -> u64,
+    ) -> Vec<Key> {
+        if self.poll_timeout().is_none_or(|at| now < at) {
+            return Vec::new();
         }
-        self.idle_at = now + LOOK_EVERY;
-        for key in self.idle_since(now) {
-            tracing::debug!(session = key.index, "an idle connection is reset");
-            self.idle_closed += 1;
-            self.abort_open(key);
-        }
-    }
-
-    /// Notes which connections have moved since the last look; those that have not for too long.
-    fn idle_since(&mut self, now: Instant) -> Vec<Key> {
-        let readings = self.sessions.iter().filter_map(|(key, session)| {
+        self.look_at = now + LOOK_EVERY;
+        let limited = sessions.iter().filter_map(|(key, session)| {
             let Session::Open(open) = session else { return None };
-            let limit = self.listeners[usize::from(open.listener)].config.idle_timeout;
-            let reading = self.reading(open);
-            (!limit.is_zero()).then(|| (key, limit, reading.bytes_in + reading.bytes_out))
+            let limit = self.limits[usize::from(open.listener)];
+            (!limit.is_zero()).then(|| (key, limit, bytes_of(open)))
         });
-        let readings: Vec<_> = readings.collect();
+        let limited: Vec<_> = limited.collect();
         let mut idle = Vec::new();
-        for (key, limit, bytes) in readings {
-            let Some(Session::Open(open)) = self.sessions.at_mut(key) else { continue };
+        for (key, limit, bytes) in limited {
+            let Some(Session::Open(open)) = sessions.at_mut(key) else {
+                panic!("it was open just now");
+            };
             if open.moved.0 != bytes {
                 open.moved = (bytes, now);
             } else if now.since(open.moved.1) >= limit {
@@ -61,19 +56,19 @@ impl<N: Rnic> Gateway<N> {
                 idle.push(key);
             }
         }
+        self.closed += idle.len() as u64;
         idle
     }
 
-    /// Resets a connection that a poller relays, on both sides.
-    pub(crate) fn abort_open(&mut self, key: Key) {
-        let Some(Session::Open(open)) = self.sessions.at(key) else { return };
-        let connection = open.connection;
-        match open.transport {
-            Carried::Smc { .. } => self.groups.abort(connection),
-            Carried::Tcp { port, .. } => {
-                self.groups.pollers_mut().command(port, Command::Abort { connection });
-            }
-        }
+    /// When [`expire`](Self::expire) must be called, at the latest.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let limited = self.limits.iter().any(|limit| !limit.is_zero());
+        limited.then_some(self.look_at)
+    }
+
+    /// How many connections were reset for being idle.
+    pub fn closed(&self) -> u64 {
+        self.closed
     }
 }
 

@@ -6,19 +6,13 @@
 //! Whether keys have been agreed on already does not matter.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::OwnedFd;
 
 use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, getpeername, getsockname,
-    recv, sendto, socket_with,
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, sendto, socket_with,
 };
-use smcr_rnic::Rnic;
-
-use crate::gateway::Gateway;
-use crate::reactor::Key;
-use crate::sessions::Session;
 
 /// The policies of this network namespace.
 #[derive(Debug)]
@@ -87,22 +81,6 @@ impl Policies {
                 Err(error) => tracing::warn!(%error, "the IPsec policies cannot be listed"),
             }
         }
-    }
-}
-
-impl<N: Rnic> Gateway<N> {
-    /// Whether IPsec protects the TCP connection of a rendezvous.
-    pub(crate) fn is_protected(&mut self, key: Key) -> bool {
-        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return false };
-        let ends = [getsockname(&shaking.peer).ok(), getpeername(&shaking.peer).ok().flatten()];
-        let [Some(local), Some(peer)] =
-            ends.map(|end| end.and_then(|end| SocketAddr::try_from(end).ok()))
-        else {
-            // It is gone, and so is the rendezvous as soon as it is looked at.
-            return false;
-        };
-        let end = |address: SocketAddr| (address.ip(), Some(address.port()));
-        self.network.policies.protect(end(local), end(peer))
     }
 }
 

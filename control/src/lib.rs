@@ -5,7 +5,7 @@
 //! ([`admin`]) answers operators. Protocol lives below, in `smcr-proto`; this crate drives it.
 //!
 //! ```text
-//!   listener ─► rendezvous ─► groups ─► placement ─► (poller) ─► reports
+//!   gateway: accept ─► rendezvous ─► groups ─► placement ─► (poller) ─► closed
 //! ```
 #![forbid(unsafe_code)]
 
@@ -14,6 +14,7 @@ pub mod cli;
 pub mod config;
 pub mod cores;
 pub mod device;
+mod entropy;
 pub mod farewells;
 pub mod gateway;
 pub mod groups;
@@ -30,7 +31,6 @@ pub mod places;
 pub mod pnet;
 pub mod reactor;
 pub mod rendezvous;
-pub mod reports;
 pub mod sessions;
 pub mod signals;
 pub mod slab;

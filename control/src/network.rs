@@ -13,12 +13,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 use smcr_os::netdev::NetworkDevice;
-use smcr_proto::Instant;
-use smcr_proto::wire::clc::Proposal;
-use smcr_rnic::Rnic;
 
-use crate::device::{self, Devices, Subnets};
-use crate::gateway::Gateway;
+use crate::device::{self, Devices, Networks, Subnets};
 use crate::groups::PortId;
 use crate::ipsec::Policies;
 use crate::pnet::PnetTable;
@@ -87,10 +83,10 @@ impl Network {
         device.map_or_else(Subnets::default, |device| device::subnets(device, local))
     }
 
-    /// Whether the client that proposed is in the network of the server's end of its connection.
-    pub fn is_shared(&self, proposal: &Proposal, local: IpAddr) -> bool {
+    /// The networks that a server is in, for a connection whose local address is `local`.
+    pub fn networks(&self, local: IpAddr) -> Networks {
         let device = self.devices.owner_of(local);
-        device.is_some_and(|device| device::subnets_match(proposal, local, device))
+        device.map_or_else(Networks::default, |device| Networks::of(device, local))
     }
 
     /// Readable when [`refresh`](Self::refresh) would find something.
@@ -153,21 +149,6 @@ fn watch() -> io::Result<OwnedFd> {
     let socket = socket_with(family, SocketType::RAW, flags, None)?;
     bind(&socket, &SocketAddrNetlink::new(0, LINK | IPV4_ADDRESS | IPV6_ADDRESS))?;
     Ok(socket)
-}
-
-impl<N: Rnic> Gateway<N> {
-    /// Something about network devices changed: an RNIC is gone, without a carrier or without its
-    /// address, or it works again.
-    pub(crate) fn network_changed(&mut self, now: Instant) {
-        match self.network.refresh() {
-            Ok(ports) => {
-                for port in ports {
-                    self.groups.carrier_changed(now, port, self.network.is_up(port));
-                }
-            }
-            Err(error) => tracing::warn!(%error, "the network devices cannot be listed"),
-        }
-    }
 }
 
 // Groups of messages, of linux/rtnetlink.h.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use smcr_proto::Instant;
 
-use crate::reactor::Key;
+use crate::slab::Key;
 
 /// Whether a rendezvous is one of those that are limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +91,12 @@ impl Places {
             let (_, key) = line.waiting.pop_front_if(|(since, _)| now.since(*since) >= patience)?;
             Some(key)
         })
+    }
+
+    /// When [`give_up`](Self::give_up) has somebody, at the latest.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let first = self.lines.iter().filter_map(|line| line.waiting.front()).min();
+        first.map(|(since, _)| *since + self.patience)
     }
 
     /// Gives a place back.

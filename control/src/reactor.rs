@@ -7,6 +7,8 @@ use std::time::Duration;
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 
+use crate::slab::{GENERATION_MASK, Key};
+
 /// What a descriptor is to the control thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Token {
@@ -20,15 +22,6 @@ pub enum Token {
     Waker,
     /// Something about the network devices changed.
     Network,
-}
-
-/// An entry of one of the control thread's tables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key {
-    /// Its index.
-    pub index: u32,
-    /// How often the index was used before, modulo 2^24.
-    pub generation: u32,
 }
 
 /// What happened to a descriptor.
@@ -124,8 +117,6 @@ const EVENTS_MAX: usize = 256;
 
 const KIND_SHIFT: u32 = 56;
 const GENERATION_SHIFT: u32 = 32;
-/// Generations wrap here: the kind of a token needs the bits above.
-pub const GENERATION_MASK: u32 = 0x00ff_ffff;
 
 fn pack(token: Token) -> u64 {
     let (kind, key) = match token {

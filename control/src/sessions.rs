@@ -1,148 +1,68 @@
 //! Every connection the control thread knows, from accept to close.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use smcr_engine::ConnectionId;
-use smcr_memory::Rmbe;
+use smcr_engine::limits::CONNECTIONS_MAX;
 use smcr_proto::Instant;
-use smcr_proto::handshake::{Client, Server};
-use smcr_proto::wire::clc::{Diagnosis, Offer, Proposal};
+use smcr_proto::wire::clc::Diagnosis;
 
+use crate::config::Transport;
 use crate::groups::{GroupId, PortId};
-use crate::paths::Far;
-use crate::places::Place;
-use crate::reactor::Key;
-use crate::rendezvous::conversation::Conversation;
+use crate::slab::{Key, Slab};
 
 /// A connection on its way through this process.
 pub enum Session {
-    /// Accepted, and waiting for its rendezvous to begin.
-    Waiting(Newcomer),
-    /// The rendezvous is going on.
-    Shaking(Box<Rendezvous>),
+    /// Its rendezvous goes on, or waits to begin.
+    Negotiating(Negotiating),
     /// A poller relays it.
     Open(Open),
 }
 
-/// A connection that an application has made, and nothing more.
+/// The sockets of a rendezvous.
 #[derive(Debug)]
-pub struct Newcomer {
+pub struct Negotiating {
     /// The listener that accepted it.
     pub listener: u16,
-    /// The accepted socket.
-    pub socket: OwnedFd,
+    /// What that listener accepts.
+    pub accepts: Transport,
     /// Who connected to us.
     pub source: SocketAddr,
-}
-
-/// A rendezvous: two sockets that are to be joined, and the talk about how.
-pub struct Rendezvous {
-    /// The listener that accepted it.
-    pub listener: u16,
-    /// The socket towards the application; on the server side, being connected at first.
-    pub app: OwnedFd,
-    /// The socket towards the SMC-R peer, or towards what turned out to be none.
-    pub peer: OwnedFd,
-    /// Who connected to us.
-    pub source: SocketAddr,
-    /// The socket that we connect is connected.
+    /// The socket that was accepted.
+    pub accepted: OwnedFd,
+    /// The socket towards the upstream, once we connect to it.
+    pub upstream: Option<OwnedFd>,
+    /// The upstream has accepted.
     pub connected: bool,
-    /// When we give up: connecting at first, then the rendezvous as a whole.
-    pub deadline: Instant,
-    /// What is said on it.
-    pub conversation: Conversation,
-    /// The peer's element, as long as another connection has it. Everything else is said.
-    pub held: Option<Held>,
-    /// What it waits for.
-    pub waiting: Option<Waiting>,
-    /// When a client must have an answer to its Proposal.
-    pub answer_by: Option<Instant>,
-    /// What this rendezvous holds, and must give back if it fails.
-    pub resources: Option<Resources>,
-    /// It waits for the Proposal of a peer that may never send one.
-    pub silent: bool,
-    /// Whether it is one of those that are limited.
-    pub place: Place,
-    /// Who is at the other end, once that decides whether there is SMC-R.
-    pub far: Option<Far>,
-    /// It finds out whether RoCE gets through again.
-    pub trial: bool,
-    /// When we last said something.
-    pub said_at: Instant,
-    /// Until when a link must have shown that it carries.
-    pub proof_by: Option<Instant>,
+    /// What the peer says is for the rendezvous.
+    pub hears: bool,
 }
 
-/// The CLC side of a rendezvous.
-pub enum Talk {
-    /// Nobody has anything to say: the connection stays TCP for this reason.
-    Plain(Option<Diagnosis>),
-    /// Our connect to the peer is under way.
-    Connecting,
-    /// We proposed.
-    Client(Client),
-    /// The peer proposes.
-    Server(Server),
-    /// The peer proposed this, but the application's side is not connected yet.
-    Pending(Server, Proposal),
-}
-
-impl Talk {
-    /// Whether the peer may have ended TCP by now, because its program has nothing more to say. A
-    /// client knows of its first contact before we do; a server never.
-    pub fn may_have_ended(&self) -> bool {
-        match self {
-            Self::Server(server) => server.is_awaiting_link(),
-            Self::Client(_) | Self::Plain(_) | Self::Connecting | Self::Pending(..) => false,
+impl Negotiating {
+    /// The socket towards the SMC-R peer, or towards what turned out to be none; at a client, once
+    /// there is one.
+    pub fn peer(&self) -> Option<&OwnedFd> {
+        match self.accepts {
+            Transport::Smc => Some(&self.accepted),
+            Transport::Tcp => self.upstream.as_ref(),
         }
     }
-}
 
-/// What a rendezvous holds of a link group.
-#[derive(Debug)]
-pub struct Resources {
-    /// Whose element.
-    pub group: GroupId,
-    /// Its slot.
-    pub connection: ConnectionId,
-    /// Its element, until the poller has it.
-    pub rmbe: Rmbe,
-}
-
-/// A rendezvous that waits for the peer to know another RMB, or to show that a link carries.
-#[derive(Debug)]
-pub struct Waiting {
-    /// In which group.
-    pub group: GroupId,
-    /// For how long.
-    pub until: Instant,
-    /// What the server offered, where we are the client.
-    pub accept: Option<Offer>,
-    /// It waits for a link to show that it carries, not for an element.
-    pub for_proof: bool,
-}
-
-/// An element that a peer offered, and that another connection still has.
-#[derive(Debug)]
-pub struct Held {
-    /// In which group.
-    pub group: GroupId,
-    /// How long we wait for the end of that connection.
-    pub until: Instant,
-    /// What the peer said.
-    pub offer: Offer,
-    /// What we answer, where we are the client.
-    pub answer: Option<Offer>,
-}
-
-/// Who waits for the outcome of a first contact.
-#[derive(Debug, Default)]
-pub struct Founding {
-    /// The rendezvous that it is part of.
-    pub founder: Option<Key>,
-    /// Rendezvous of the same peer, which shall not begin another.
-    pub waiting: Vec<Key>,
+    /// The sockets towards the application and towards the peer.
+    ///
+    /// # Panics
+    ///
+    /// If there is no upstream yet.
+    pub fn into_ends(self) -> (OwnedFd, OwnedFd) {
+        let upstream = self.upstream.expect("a rendezvous that succeeds has connected");
+        match self.accepts {
+            Transport::Smc => (upstream, self.accepted),
+            Transport::Tcp => (self.accepted, upstream),
+        }
+    }
 }
 
 /// A connection that a poller relays.
@@ -183,3 +103,130 @@ pub enum Carried {
         reason: Option<Diagnosis>,
     },
 }
+
+/// All sessions.
+pub struct Sessions {
+    table: Slab<Session>,
+    /// Which session has which slot.
+    by_slot: Box<[Option<Key>]>,
+    /// SMC-R connections whose TCP connection has ended, and when, oldest first; their peer may be
+    /// dead.
+    suspects: VecDeque<(Instant, Key)>,
+}
+
+impl Default for Sessions {
+    fn default() -> Self {
+        let by_slot = vec![None; CONNECTIONS_MAX].into();
+        Self { table: Slab::default(), by_slot, suspects: VecDeque::new() }
+    }
+}
+
+impl Sessions {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    /// Every session.
+    pub fn iter(&self) -> impl Iterator<Item = (Key, &Session)> {
+        self.table.iter()
+    }
+
+    /// Takes in a connection that was accepted.
+    pub fn insert(&mut self, negotiating: Negotiating) -> Key {
+        self.table.insert(Session::Negotiating(negotiating))
+    }
+
+    /// The session, unless it is over.
+    pub fn at_mut(&mut self, key: Key) -> Option<&mut Session> {
+        self.table.at_mut(key)
+    }
+
+    /// The sockets of a rendezvous, unless it is over.
+    pub fn negotiating_mut(&mut self, key: Key) -> Option<&mut Negotiating> {
+        match self.table.at_mut(key)? {
+            Session::Negotiating(negotiating) => Some(negotiating),
+            Session::Open(_) => None,
+        }
+    }
+
+    /// The rendezvous has failed: takes its sockets.
+    ///
+    /// # Panics
+    ///
+    /// If `key` names no rendezvous.
+    pub fn remove(&mut self, key: Key) -> Negotiating {
+        let Some(Session::Negotiating(negotiating)) = self.table.remove(key) else {
+            panic!("a rendezvous ends once");
+        };
+        negotiating
+    }
+
+    /// The rendezvous is over: a poller relays the connection from now on. `how` takes the sockets
+    /// towards the application and the peer, and says how the connection travels.
+    ///
+    /// # Panics
+    ///
+    /// If `key` names no rendezvous.
+    pub fn hand_over(
+        &mut self,
+        now: Instant,
+        key: Key,
+        connection: ConnectionId,
+        how: impl FnOnce(OwnedFd, OwnedFd) -> Carried,
+    ) {
+        self.table.replace(key, |session| {
+            let Session::Negotiating(negotiating) = session else {
+                panic!("a rendezvous ends once");
+            };
+            let (listener, source) = (negotiating.listener, negotiating.source);
+            let (app, peer) = negotiating.into_ends();
+            let (moved, transport) = ((0, now), how(app, peer));
+            Session::Open(Open { listener, connection, source, since: now, moved, transport })
+        });
+        self.by_slot[usize::from(connection.slot)] = Some(key);
+    }
+
+    /// A poller has closed a connection.
+    ///
+    /// # Panics
+    ///
+    /// If no session has that slot.
+    pub fn closed(&mut self, connection: ConnectionId) -> (Key, Open) {
+        let key = self.by_slot[usize::from(connection.slot)].take();
+        let key = key.expect("a poller closes what it was given");
+        let Some(Session::Open(open)) = self.table.remove(key) else {
+            panic!("a slot leads to an open session");
+        };
+        (key, open)
+    }
+
+    /// The TCP connection beside an SMC-R connection has ended.
+    pub fn suspect(&mut self, now: Instant, key: Key) {
+        self.suspects.push_back((now, key));
+    }
+
+    /// The next SMC-R connection that is still open a while after its TCP connection has ended.
+    pub fn next_suspect(&mut self, now: Instant) -> Option<&Open> {
+        let is_due = |(since, _): &mut (Instant, Key)| now.since(*since) >= SUSPECT_AFTER;
+        while let Some((_, key)) = self.suspects.pop_front_if(is_due) {
+            if let Some(Session::Open(open)) = self.table.at(key) {
+                return Some(open);
+            }
+        }
+        None
+    }
+
+    /// When [`next_suspect`](Self::next_suspect) may have one, at the latest.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.suspects.front().map(|(since, _)| *since + SUSPECT_AFTER)
+    }
+}
+
+/// How long a connection may outlive its TCP connection before its peer is asked to prove itself.
+const SUSPECT_AFTER: Duration = Duration::from_millis(300);

@@ -1,6 +1,16 @@
 //! A table whose keys never name anything else than what they were given for.
 
-use crate::reactor::{GENERATION_MASK, Key};
+/// An entry of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// Its index.
+    pub index: u32,
+    /// How often the index was used before, modulo 2^24.
+    pub generation: u32,
+}
+
+/// Generations wrap here: whoever packs a key into 64 bits needs the bits above for other things.
+pub const GENERATION_MASK: u32 = 0x00ff_ffff;
 
 /// Values by key, in reused places.
 #[derive(Debug)]
@@ -71,21 +81,15 @@ impl<T> Slab<T> {
         Some(value)
     }
 
-    /// Takes the value out for a moment; its place stays reserved for `put`.
-    pub fn take(&mut self, key: Key) -> Option<T> {
-        let entry = self.entries.get_mut(key.index as usize)?;
-        if entry.generation == key.generation { entry.value.take() } else { None }
-    }
-
-    /// Puts back what `take` took, or what became of it.
+    /// Puts what `change` makes of a value in its place.
     ///
     /// # Panics
     ///
-    /// If the place was not taken from.
-    pub fn put(&mut self, key: Key, value: T) {
+    /// If the value was removed.
+    pub fn replace(&mut self, key: Key, change: impl FnOnce(T) -> T) {
         let entry = &mut self.entries[key.index as usize];
-        assert!(entry.generation == key.generation && entry.value.is_none());
-        entry.value = Some(value);
+        assert_eq!(entry.generation, key.generation, "a removed value is replaced by none");
+        entry.value = entry.value.take().map(change);
     }
 
     /// Every key and value.

@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
-use crate::reactor::Key;
+use crate::slab::Key;
 
 /// How many connections each source has.
 #[derive(Debug, Default)]

@@ -25,6 +25,7 @@ use crate::admin;
 use crate::config::{Config, IdlePolicy, RnicConfig, Transport};
 use crate::cores::{self, Assignment, Board, Reason};
 use crate::device::{self, Devices};
+use crate::entropy::random;
 use crate::gateway::{Gateway, Parts, Port};
 use crate::groups::Lan;
 use crate::listener::Listener;
@@ -161,13 +162,6 @@ fn peer_id(nics: &[RnicConfig], devices: &Devices) -> PeerId {
     let [a, b] = random();
     let [c, d, e, f, g, h] = mac;
     PeerId([a, b, c, d, e, f, g, h])
-}
-
-/// Bytes that nobody can predict.
-pub(crate) fn random<const N: usize>() -> [u8; N] {
-    let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).expect("the kernel has random bytes");
-    bytes
 }
 
 /// Opens the NICs and starts their pollers; at least one, for TCP.

@@ -23,8 +23,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use smcgate::rendezvous::conversation::{Conversation, Effect};
-use smcgate::sessions::Talk;
+use smcgate::rendezvous::conversation::{Conversation, Demand, Machine};
 use smcgate_tests::{run_all, seeds};
 use smcr_engine::Established;
 use smcr_proto::handshake::{
@@ -308,10 +307,10 @@ impl World {
         let mut dice = Dice::new(seed);
         let network = Network::new(seed, Odds::CALM);
         let steady = dice.roll(Chance::percent(50));
-        let talks = Self::talks(&mut dice);
+        let machines = Self::machines(&mut dice);
         // Somebody must begin.
         let speaker = dice.index(3);
-        let mut sides = talks.into_iter().enumerate().map(|(side, talk)| {
+        let mut sides = machines.into_iter().enumerate().map(|(side, machine)| {
             let (application, near) = tcp::connection(40_000);
             let (wire, far) = tcp::connection(40_000);
             let number = u8::try_from(side + 1).unwrap();
@@ -327,7 +326,7 @@ impl World {
             };
             let breaks_at = trouble(&mut dice).then(|| within(&mut dice));
             Side {
-                conversation: Conversation::new(talk),
+                conversation: Conversation::new(machine),
                 fate: Fate::Talking,
                 group: None,
                 number: UNNUMBERED,
@@ -371,7 +370,7 @@ impl World {
     }
 
     /// Either version, as either side happens to speak them.
-    fn talks(dice: &mut Dice) -> [Talk; 2] {
+    fn machines(dice: &mut Dice) -> [Machine; 2] {
         let proposal = Proposal {
             peer_id: peer_id(CLIENT),
             gid: end(CLIENT).gid,
@@ -387,7 +386,7 @@ impl World {
         };
         let v2 = (dice.index(2) == 0).then(policy);
         let server = Server::with_policy(T0, peer_id(SERVER), Policy { v1: true, v2 });
-        [Talk::Client(client), Talk::Server(server)]
+        [Machine::Client(client), Machine::Server(server)]
     }
 
     fn run(mut self) -> Seen {
@@ -521,16 +520,16 @@ impl World {
     fn converse(&mut self, side: usize) -> bool {
         let mut moved = false;
         while self.sides[side].fate == Fate::Talking
-            && let Some(effect) = self.sides[side].conversation.poll_effect()
+            && let Some(demand) = self.sides[side].conversation.poll_demand()
         {
             moved = true;
-            match effect {
-                Effect::Client(action) => self.act_as_client(action),
-                Effect::Server(action) => self.act_as_server(action),
-                Effect::Say(frame) => self.say(side, &frame),
-                Effect::Failed(_) => {}
-                Effect::FallBack(_) => self.fall_back(side),
-                Effect::Close(_) => self.close(side, true),
+            match demand {
+                Demand::Client(action) => self.act_as_client(action),
+                Demand::Server(action) => self.act_as_server(action),
+                Demand::Say(frame) => self.say(side, &frame),
+                Demand::Failed(_) => {}
+                Demand::FallBack(_) => self.fall_back(side),
+                Demand::Close(_) => self.close(side, true),
             }
         }
         moved
@@ -539,7 +538,9 @@ impl World {
     fn act_as_client(&mut self, action: ClientAction) {
         let now = self.now;
         let refuses = self.refusals[0];
-        let Talk::Client(client) = &mut self.sides[CLIENT].conversation.talk else { panic!() };
+        let Machine::Client(client) = &mut self.sides[CLIENT].conversation.machine else {
+            panic!()
+        };
         match action {
             ClientAction::Send(frame) => self.say(CLIENT, &frame),
             ClientAction::OpenLink(_) | ClientAction::JoinLink(_) if refuses => {
@@ -565,7 +566,7 @@ impl World {
         let ours = offer(SERVER, self.first_contact);
         let [_, refuses, breaks] = self.refusals;
         let here = &mut self.sides[SERVER];
-        let Talk::Server(server) = &mut here.conversation.talk else { panic!() };
+        let Machine::Server(server) = &mut here.conversation.machine else { panic!() };
         match action {
             ServerAction::Send(frame) => self.say(SERVER, &frame),
             ServerAction::Provide(_) if refuses => server.refuse(Diagnosis::OUT_OF_MEMORY),
@@ -575,7 +576,7 @@ impl World {
                 (None, _) => server.provide(now, ours),
             },
             ServerAction::ConnectLink(_) if breaks => {
-                here.conversation.decline(peer_id(SERVER), Diagnosis::QUEUE_PAIR_NOT_READY);
+                here.conversation.decline(Diagnosis::QUEUE_PAIR_NOT_READY);
             }
             ServerAction::ConnectLink(_) => {
                 here.number = LinkNumber(1);
@@ -780,11 +781,7 @@ impl World {
             next.extend(here.group.as_ref().and_then(LinkGroup::poll_timeout));
             if here.fate == Fate::Talking {
                 next.push(T0 + HANDSHAKE_TIMEOUT);
-                next.extend(match &here.conversation.talk {
-                    Talk::Client(client) => client.poll_timeout(),
-                    Talk::Server(server) => server.poll_timeout(),
-                    Talk::Plain(_) | Talk::Connecting | Talk::Pending(..) => None,
-                });
+                next.extend(here.conversation.machine.poll_timeout());
             }
         }
         let Some(next) = next.into_iter().filter(|at| *at <= until).min() else { return false };

@@ -114,7 +114,7 @@ pub(super) fn rmbe_size(
 /// Default size of an RMBE. A stream stalls for a round trip per element, so it moves half again as
 /// fast as through 64 KiB; an element costs memory only as far as its connection ever filled it.
 const RMBE_SIZE: u32 = 262_144;
-/// Twice as often as the control thread looks.
+/// A rendezvous that goes well takes less, also on a busy host.
 const HANDSHAKE_TIMEOUT_MIN: Duration = Duration::from_millis(100);
 /// RFC 7609 allows 16 KiB to 512 KiB in its notation (A.2.3).
 const RMBE_SIZE_MIN: u64 = 16_384;

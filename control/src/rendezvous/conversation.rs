@@ -1,19 +1,16 @@
 //! What is said on the TCP connection of a rendezvous, and when it is the application's again.
-//!
-//! Bytes and results go in, effects come out; nothing here knows a socket or a clock. The gateway
-//! runs it over a socket, the simulator over a network that delays and cuts as a seed dictates.
 
 use std::collections::VecDeque;
 
-use smcr_proto::handshake::{ClientAction, HandshakeError, ServerAction, Verdict};
-use smcr_proto::wire::clc::{Decline, Diagnosis, FRAME_MAX, Frame, Framer};
-use smcr_proto::{Instant, PeerId};
-
-use crate::sessions::Talk;
+use smcr_proto::Instant;
+use smcr_proto::handshake::{
+    Agreement, Client, ClientAction, HandshakeError, Server, ServerAction, Verdict,
+};
+use smcr_proto::wire::clc::{Diagnosis, FRAME_MAX, Frame, Framer};
 
 /// What the owner of a conversation must do.
 #[derive(Debug)]
-pub enum Effect {
+pub enum Demand {
     /// What a client demands.
     Client(ClientAction),
     /// What a server demands.
@@ -25,20 +22,80 @@ pub enum Effect {
     /// The connection stays TCP; with a reason of ours, if we declined.
     FallBack(Option<Diagnosis>),
     /// Both sides must hear that the connection is over.
-    Close(&'static str),
+    Close(Ended),
+}
+
+/// Why both sides must hear that the connection is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The handshake failed when it could no longer be declined.
+    Failed,
+    /// The peer ended the TCP connection when something was still to be said.
+    ByPeer,
+}
+
+/// The handshake, on either side.
+#[derive(Debug)]
+pub enum Machine {
+    /// We propose.
+    Client(Client),
+    /// The peer proposes.
+    Server(Server),
+}
+
+impl Machine {
+    /// Which version the rendezvous has come to.
+    pub fn agreement(&self) -> Option<Agreement> {
+        match self {
+            Self::Client(client) => client.agreement().copied(),
+            Self::Server(server) => server.agreement().copied(),
+        }
+    }
+
+    /// When [`Conversation::handle_timeout`] must be called, at the latest.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        match self {
+            Self::Client(client) => client.poll_timeout(),
+            Self::Server(server) => server.poll_timeout(),
+        }
+    }
+
+    /// Whether the peer may have ended TCP by now, because its program has nothing more to say. A
+    /// client knows of its first contact before we do; a server never.
+    fn may_have_ended(&self) -> bool {
+        match self {
+            Self::Server(server) => server.is_awaiting_link(),
+            Self::Client(_) => false,
+        }
+    }
+
+    fn handle_frame(&mut self, frame: Frame) -> Result<(), HandshakeError> {
+        match self {
+            Self::Client(client) => client.handle_frame(frame),
+            Self::Server(server) => server.handle_frame(frame),
+        }
+    }
+
+    fn poll_action(&mut self) -> Option<Demand> {
+        match self {
+            Self::Client(client) => client.poll_action().map(Demand::Client),
+            Self::Server(server) => server.poll_action().map(Demand::Server),
+        }
+    }
 }
 
 /// One side of a rendezvous.
 ///
 /// - `feed`, `end`, `link_confirmed`, `link_failed`, `handle_timeout` and `decline` feed what
-///   happened; so do the methods of the machine in `talk`.
-/// - `poll_effect` drains what must be done. Call it until `None` after every input.
+///   happened; so do the methods of `machine` that answer what it asks.
+/// - `poll_demand` drains what must be done. Call it until `None` after every input.
 ///
 /// When the connection stays TCP, `leftover` are the peer's first bytes behind the rendezvous; and
 /// if we `have_declined`, a Decline of the peer may stand before them.
+#[derive(Debug)]
 pub struct Conversation {
-    /// Who talks.
-    pub talk: Talk,
+    /// The handshake.
+    pub machine: Machine,
     framer: Framer,
     /// The peer has ended its direction of the TCP connection.
     ended: bool,
@@ -46,19 +103,19 @@ pub struct Conversation {
     declined: bool,
     /// What comes now is not for us.
     over: bool,
-    effects: VecDeque<Effect>,
+    demands: VecDeque<Demand>,
 }
 
 impl Conversation {
     /// Nothing was said yet.
-    pub fn new(talk: Talk) -> Self {
+    pub fn new(machine: Machine) -> Self {
         Self {
-            talk,
+            machine,
             framer: Framer::new(),
             ended: false,
             declined: false,
             over: false,
-            effects: VecDeque::new(),
+            demands: VecDeque::new(),
         }
     }
 
@@ -77,10 +134,10 @@ impl Conversation {
     pub fn end(&mut self) {
         // A Linux program that half-closes at once ends TCP before we have heard, on the link, that
         // the first contact succeeded. No message is missing.
-        if self.talk.may_have_ended() {
+        if self.machine.may_have_ended() {
             self.ended = true;
         } else {
-            self.close("the peer closed the connection during the rendezvous");
+            self.close(Ended::ByPeer);
         }
     }
 
@@ -106,10 +163,9 @@ impl Conversation {
 
     /// The first contact of this rendezvous succeeded.
     pub fn link_confirmed(&mut self) {
-        match &mut self.talk {
-            Talk::Client(client) => client.link_confirmed(),
-            Talk::Server(server) => server.link_confirmed(),
-            Talk::Plain(_) | Talk::Connecting | Talk::Pending(..) => {}
+        match &mut self.machine {
+            Machine::Client(client) => client.link_confirmed(),
+            Machine::Server(server) => server.link_confirmed(),
         }
     }
 
@@ -118,10 +174,9 @@ impl Conversation {
         // A peer that has ended its stream believes that its application has said all it had, by
         // SMC-R.
         let committed = committed || self.ended;
-        let result = match &mut self.talk {
-            Talk::Client(client) => client.link_failed(committed),
-            Talk::Server(server) => server.link_failed(committed),
-            Talk::Plain(_) | Talk::Connecting | Talk::Pending(..) => Ok(()),
+        let result = match &mut self.machine {
+            Machine::Client(client) => client.link_failed(committed),
+            Machine::Server(server) => server.link_failed(committed),
         };
         if let Err(error) = result {
             self.fail(error);
@@ -130,10 +185,9 @@ impl Conversation {
 
     /// It may be time for something.
     pub fn handle_timeout(&mut self, now: Instant) {
-        let result = match &mut self.talk {
-            Talk::Client(client) => client.handle_timeout(now),
-            Talk::Server(server) | Talk::Pending(server, _) => server.handle_timeout(now),
-            Talk::Plain(_) | Talk::Connecting => Ok(()),
+        let result = match &mut self.machine {
+            Machine::Client(client) => client.handle_timeout(now),
+            Machine::Server(server) => server.handle_timeout(now),
         };
         if let Err(error) = result {
             self.fail(error);
@@ -142,67 +196,55 @@ impl Conversation {
 
     /// The rendezvous ends in an error: falls back, or closes.
     pub fn fail(&mut self, error: HandshakeError) {
-        self.effects.push_back(Effect::Failed(error));
+        self.demands.push_back(Demand::Failed(error));
         match error.verdict() {
-            Verdict::Close => self.close("the rendezvous failed"),
-            Verdict::FallBack(None) => self.effects.push_back(Effect::FallBack(None)),
-            Verdict::FallBack(Some(diagnosis)) => self.decline(PeerId::default(), diagnosis),
+            Verdict::Close => self.close(Ended::Failed),
+            Verdict::FallBack(None) => self.demands.push_back(Demand::FallBack(None)),
+            Verdict::FallBack(Some(diagnosis)) => self.decline(diagnosis),
         }
         self.over = true;
     }
 
     /// Says Decline, in place of a message that the peer waits for, and falls back.
-    ///
-    /// `peer_id` is ours, for a client that has not come to its Proposal.
-    pub fn decline(&mut self, peer_id: PeerId, diagnosis: Diagnosis) {
-        let decline = match &self.talk {
-            Talk::Client(client) => client.decline_frame(diagnosis),
-            Talk::Server(server) | Talk::Pending(server, _) => server.decline_frame(diagnosis),
-            Talk::Plain(_) | Talk::Connecting => {
-                Frame::Decline(Decline { out_of_sync: false, peer_id, diagnosis })
-            }
+    pub fn decline(&mut self, diagnosis: Diagnosis) {
+        let decline = match &self.machine {
+            Machine::Client(client) => client.decline_frame(diagnosis),
+            Machine::Server(server) => server.decline_frame(diagnosis),
         };
-        self.effects.push_back(Effect::Say(decline));
-        self.effects.push_back(Effect::FallBack(Some(diagnosis)));
+        self.demands.push_back(Demand::Say(decline));
+        self.demands.push_back(Demand::FallBack(Some(diagnosis)));
         self.over = true;
     }
 
     /// What must be done next, oldest first.
     #[must_use]
-    pub fn poll_effect(&mut self) -> Option<Effect> {
-        let effect = self.next_effect()?;
-        match &effect {
-            Effect::Say(frame)
-            | Effect::Client(ClientAction::Send(frame))
-            | Effect::Server(ServerAction::Send(frame)) => {
+    pub fn poll_demand(&mut self) -> Option<Demand> {
+        let demand = self.next_demand()?;
+        match &demand {
+            Demand::Say(frame)
+            | Demand::Client(ClientAction::Send(frame))
+            | Demand::Server(ServerAction::Send(frame)) => {
                 self.declined |= matches!(frame, Frame::Decline(_) | Frame::DeclineV2(_));
             }
-            Effect::Client(ClientAction::FallBack | ClientAction::Done)
-            | Effect::Server(ServerAction::FallBack | ServerAction::Done)
-            | Effect::FallBack(_)
-            | Effect::Close(_) => self.over = true,
-            Effect::Client(_) | Effect::Server(_) | Effect::Failed(_) => {}
+            Demand::Client(ClientAction::FallBack | ClientAction::Done)
+            | Demand::Server(ServerAction::FallBack | ServerAction::Done)
+            | Demand::FallBack(_)
+            | Demand::Close(_) => self.over = true,
+            Demand::Client(_) | Demand::Server(_) | Demand::Failed(_) => {}
         }
-        Some(effect)
+        Some(demand)
     }
 
-    fn next_effect(&mut self) -> Option<Effect> {
+    fn next_demand(&mut self) -> Option<Demand> {
         loop {
-            if let Some(effect) = self.effects.pop_front() {
-                return Some(effect);
+            if let Some(demand) = self.demands.pop_front() {
+                return Some(demand);
             }
             if self.over {
                 return None;
             }
-            let action = match &mut self.talk {
-                Talk::Client(client) => client.poll_action().map(Effect::Client),
-                Talk::Server(server) | Talk::Pending(server, _) => {
-                    server.poll_action().map(Effect::Server)
-                }
-                Talk::Plain(_) | Talk::Connecting => return None,
-            };
-            if action.is_some() {
-                return action;
+            if let Some(demand) = self.machine.poll_action() {
+                return Some(demand);
             }
             match self.framer.next_frame() {
                 Ok(None) => return None,
@@ -214,18 +256,13 @@ impl Conversation {
 
     fn hear(&mut self, frame: Frame) {
         tracing::trace!(?frame, "received");
-        let result = match &mut self.talk {
-            Talk::Client(client) => client.handle_frame(frame),
-            Talk::Server(server) | Talk::Pending(server, _) => server.handle_frame(frame),
-            Talk::Plain(_) | Talk::Connecting => unreachable!("nobody talks yet"),
-        };
-        if let Err(error) = result {
+        if let Err(error) = self.machine.handle_frame(frame) {
             self.fail(error);
         }
     }
 
-    fn close(&mut self, why: &'static str) {
-        self.effects.push_back(Effect::Close(why));
+    fn close(&mut self, why: Ended) {
+        self.demands.push_back(Demand::Close(why));
         self.over = true;
     }
 }

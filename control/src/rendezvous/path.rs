@@ -1,126 +1,86 @@
-//! Whether RoCE gets through to a peer that TCP reaches.
+//! What a rendezvous finds out about the RoCE path to its peer.
 
 use std::time::Duration;
 
 use smcr_proto::Instant;
-use smcr_proto::wire::clc::{Diagnosis, Offer};
-use smcr_rnic::Rnic;
 
-use crate::gateway::Gateway;
-use crate::groups::GroupId;
-use crate::paths::{Far, Way};
-use crate::reactor::Key;
-use crate::sessions::{Session, Talk, Waiting};
+use crate::paths::{Far, Paths, Way};
 
-impl<N: Rnic> Gateway<N> {
+/// What one rendezvous has to do with what is known of the path to its peer.
+#[derive(Debug)]
+pub(super) struct PathCheck {
+    /// Who is at the other end, once that decides whether there is SMC-R.
+    far: Option<Far>,
+    /// It finds out whether RoCE gets through again.
+    trial: bool,
+    /// When we last said something.
+    pub(super) said_at: Instant,
+    /// Until when a link must have shown that it carries.
+    proof_by: Option<Instant>,
+}
+
+impl PathCheck {
+    /// Nothing was said yet.
+    pub(super) fn new(now: Instant) -> Self {
+        Self { far: None, trial: false, said_at: now, proof_by: None }
+    }
+
     /// Whether a rendezvous with `far` may end in SMC-R.
-    pub(super) fn consult(&mut self, now: Instant, key: Key, far: Far) -> Way {
-        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return Way::Closed };
-        if shaking.trial {
-            return Way::Trial;
-        }
-        let way = self.paths.consult(now, far);
-        shaking.far = Some(far);
-        shaking.trial = way == Way::Trial;
-        way
-    }
-
-    /// Has a first contact that is a trial end before users notice: the path is likely to be as
-    /// bad as before. The time is that of some round trips, of which TCP has just shown one.
-    pub(super) fn hurry_trial(&mut self, now: Instant, key: Key, group: GroupId) {
-        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return };
-        if !shaking.trial {
-            return;
-        }
-        let wait = match &shaking.conversation.talk {
-            Talk::Client(_) => TRIAL_OF_CLIENT,
-            Talk::Server(_) | Talk::Pending(..) | Talk::Plain(_) | Talk::Connecting => {
-                TRIAL_OF_SERVER
-            }
-        };
-        let round_trip = now.since(shaking.said_at).min(ROUND_TRIP_MAX);
-        self.groups.hurry(group, wait + 2 * round_trip);
-    }
-
-    /// Has a rendezvous wait until a link of a group has shown that it carries. Returns whether
-    /// there is time for it.
-    pub(super) fn wait_for_proof(
-        &mut self,
-        now: Instant,
-        key: Key,
-        group: GroupId,
-        accept: Option<Offer>,
-    ) -> bool {
-        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return false };
-        let wait = if shaking.trial { TRIAL_OF_LINK } else { PROOF_WAIT };
-        let until = *shaking.proof_by.get_or_insert(now + wait);
-        if until <= now {
-            self.path_failed(now, key);
+    pub(super) fn is_closed(&mut self, now: Instant, far: Far, paths: &mut Paths) -> bool {
+        if self.trial {
             return false;
         }
-        shaking.waiting = Some(Waiting { group, until, accept, for_proof: true });
-        self.groups.probe(now, group);
-        self.proving.push(key);
-        true
+        let way = paths.consult(now, far);
+        self.far = Some(far);
+        self.trial = way == Way::Trial;
+        way == Way::Closed
     }
 
-    /// An LLC message has come, perhaps the one that shows that a link carries.
-    pub(crate) fn serve_proven(&mut self, now: Instant) {
-        for key in std::mem::take(&mut self.proving) {
-            let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { continue };
-            let Some(waiting) = &shaking.waiting else { continue };
-            if self.groups.proven_link(now, waiting.group).is_none() {
-                self.proving.push(key);
-                continue;
-            }
-            // Whoever doubted the path need not any more.
-            self.path_worked(key);
-            self.try_again(now, key);
-        }
+    /// How long the first contact of a trial may take: it ends before users notice, as the path is
+    /// likely to be as bad as before. The time is that of some round trips, of which TCP has just
+    /// shown one. None if it is no trial.
+    pub(super) fn hurry(&self, now: Instant, is_client: bool) -> Option<Duration> {
+        let wait = if is_client { TRIAL_OF_CLIENT } else { TRIAL_OF_SERVER };
+        let round_trip = now.since(self.said_at).min(ROUND_TRIP_MAX);
+        self.trial.then(|| wait + 2 * round_trip)
+    }
+
+    /// Until when a link may show that it carries, counted from the first time that this is asked.
+    pub(super) fn proof_by(&mut self, now: Instant) -> Instant {
+        let wait = if self.trial { TRIAL_OF_LINK } else { PROOF_WAIT };
+        *self.proof_by.get_or_insert(now + wait)
     }
 
     /// RoCE did not get through for this rendezvous.
-    pub(super) fn path_failed(&mut self, now: Instant, key: Key) {
-        let Some(far) = self.far_of(key) else { return };
-        tracing::info!(?far, "RoCE does not get through: connections stay TCP");
-        self.paths.failed(now, far);
+    pub(super) fn failed(&self, now: Instant, paths: &mut Paths) {
+        if let Some(far) = self.far {
+            tracing::info!(?far, "RoCE does not get through: connections stay TCP");
+            paths.failed(now, far);
+        }
     }
 
     /// RoCE got through.
-    pub(crate) fn path_worked(&mut self, key: Key) {
-        if let Some(far) = self.far_of(key)
-            && self.paths.worked(far)
+    pub(super) fn worked(&self, paths: &mut Paths) {
+        if let Some(far) = self.far
+            && paths.worked(far)
         {
             tracing::info!(?far, "RoCE gets through again");
         }
     }
 
-    /// The peer has declined: perhaps for what it found out about the path.
-    pub(super) fn note_decline(&mut self, now: Instant, key: Key, diagnosis: Diagnosis) {
-        match diagnosis {
-            Diagnosis::NO_ROCE_PATH => {
-                if let Some(far) = self.far_of(key) {
-                    self.paths.doubted(now, far);
-                }
-            }
-            Diagnosis::CONFIRM_LINK_TIMED_OUT => self.path_failed(now, key),
-            _ => {}
+    /// The peer has declined because it doubts the path.
+    pub(super) fn doubted(&self, now: Instant, paths: &mut Paths) {
+        if let Some(far) = self.far {
+            paths.doubted(now, far);
         }
     }
 
     /// This rendezvous finds out nothing more.
-    pub(super) fn end_trial(&mut self, now: Instant, key: Key) {
-        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
-        if std::mem::take(&mut shaking.trial)
-            && let Some(far) = shaking.far
-        {
-            self.paths.unclear(now, far);
+    pub(super) fn end_trial(&mut self, now: Instant, paths: &mut Paths) {
+        if std::mem::take(&mut self.trial) {
+            let far = self.far.expect("a trial is one of the path to somebody");
+            paths.unclear(now, far);
         }
-    }
-
-    fn far_of(&self, key: Key) -> Option<Far> {
-        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return None };
-        shaking.far
     }
 }
 

@@ -1,211 +1,189 @@
-//! The server's side: what to answer to a Proposal, and when.
+//! The server's side: what to answer to a Proposal, and what follows from the Confirm.
 
-use smcr_proto::handshake::Agreement;
+use smcr_proto::Gid;
+use smcr_proto::handshake::{Agreement, Server};
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::{Diagnosis, Offer, Proposal};
-use smcr_proto::{Gid, Instant};
 use smcr_rnic::Rnic;
 
-use super::Shortage;
-use crate::gateway::Gateway;
-use crate::groups::{Peer, PortId, Taken};
-use crate::paths::{Far, Way};
-use crate::places::Place;
-use crate::reactor::Key;
-use crate::sessions::{Session, Talk};
+use super::conversation::Machine;
+use super::negotiation::Negotiator;
+use super::resources::Shortage;
+use super::shared::ANSWER_WITHIN;
+use super::waiting::{Answer, Asked, END_WAIT, Held, Wait};
+use crate::groups::{BadOffer, Peer, Pollers, PortId, QpOf};
+use crate::paths::Far;
 
-impl<N: Rnic> Gateway<N> {
-    /// Answers a Proposal, as soon as the application's side is connected and no first contact with
-    /// the same peer is under way.
-    pub(crate) fn resume(&mut self, now: Instant, key: Key) {
-        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return };
-        let Talk::Pending(server, proposal) = &shaking.conversation.talk else { return };
-        if !shaking.connected {
-            return;
+impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
+    /// The client has proposed.
+    pub(super) fn proposed(&mut self, proposal: Proposal) {
+        if std::mem::take(&mut self.one.silent) {
+            self.shared.silent.leave(self.one.source.ip(), self.one.key);
         }
-        let proposal = *proposal;
-        let agreement = match server.objection() {
-            Some(diagnosis) => Err(diagnosis),
-            None => Ok(server.agreement().copied().unwrap_or(Agreement::V1)),
-        };
-        let port = self.port_of(key);
-        let far = Far::Client(shaking.source.ip(), proposal.gid);
-        // RFC 7609 5.5-1
-        let protected = self.is_protected(key).then_some(Diagnosis::IPSEC);
-        let refusal = protected.or_else(|| self.objection(key, port, &proposal, agreement));
-        let refusal = refusal.or_else(|| {
-            let closed = self.consult(now, key, far) == Way::Closed;
-            closed.then_some(Diagnosis::NO_ROCE_PATH)
-        });
-        if refusal == Some(Diagnosis::PEER_NOT_LISTED) {
-            self.note_unlisted(now, key, proposal.gid);
-        }
-        let v2 = agreement.is_ok_and(|agreement| agreement != Agreement::V1);
-        let Proposal { peer_id: id, gid, mac, .. } = proposal;
-        let peer = Peer { id, gid, mac, v2, source: self.peer_address(key) };
-        if refusal.is_none() && !self.has_place(now, key) {
-            return;
-        }
-        if refusal.is_none()
-            && let Some(group) = port.and_then(|port| self.groups.founding(port, peer))
-        {
-            self.foundings.entry(group).or_default().waiting.push(key);
-            return;
-        }
-        let answer = match (refusal, port) {
-            (Some(diagnosis), _) => Err(diagnosis),
-            (None, None) => Err(Diagnosis::NO_SMC_R_DEVICE),
-            (None, Some(port)) => match self.offer_to(now, key, port, peer) {
-                Ok(ours) => Ok(ours),
-                Err(Shortage::Passing(group)) => {
-                    // RFC 7609 3.5.2.1-7
-                    self.wait_for_element(now, key, group, None);
-                    return;
-                }
-                Err(Shortage::Unproven(group)) => {
-                    if self.wait_for_proof(now, key, group, None) {
-                        return;
-                    }
-                    Err(Diagnosis::NO_ROCE_PATH)
-                }
-                Err(Shortage::NoRoute) => Err(Diagnosis::NO_ROUTE),
-                Err(Shortage::NotListed) => Err(Diagnosis::PEER_NOT_LISTED),
-                Err(Shortage::Final) => Err(Diagnosis::OUT_OF_MEMORY),
-            },
-        };
-        self.answer_server(now, key, answer);
+        self.ask(Asked::Proposal(proposal, self.now + ANSWER_WITHIN));
     }
 
-    /// Accept or Decline.
-    pub(crate) fn answer_server(
-        &mut self,
-        now: Instant,
-        key: Key,
-        answer: Result<Offer, Diagnosis>,
-    ) {
-        let direct = self.is_direct(key);
-        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return };
-        let Talk::Pending(server, _) = &mut shaking.conversation.talk else { return };
-        match answer {
-            Ok(ours) => {
-                // It may have waited for others; what follows is its own.
-                shaking.deadline = now + self.config.smc.handshake_timeout;
-                match server.agreement() {
-                    Some(Agreement::V2(_)) => server.provide_v2(now, ours, direct),
-                    Some(Agreement::V1) | None => server.provide(now, ours),
-                }
-            }
+    /// What to answer to a Proposal, as soon as the application's side is connected and no first
+    /// contact with the same peer is under way.
+    pub(super) fn answer_to_proposal(&mut self, proposal: &Proposal) -> Answer {
+        let (port, agreement) = match self.objection(proposal) {
+            Ok(agreed) => agreed,
             Err(diagnosis) => {
-                server.refuse(diagnosis);
-                self.fallback_reasons.insert(key, diagnosis);
+                if diagnosis == Diagnosis::PEER_NOT_LISTED {
+                    self.note_unlisted(proposal.gid);
+                }
+                return Answer::Now(Err(diagnosis));
             }
+        };
+        if !self.has_place() {
+            return Answer::Later(Wait::Place);
         }
-        shaking.conversation.talk = Talk::Server(server.clone());
-        self.advance(now, key);
+        let v2 = agreement != Agreement::V1;
+        let Proposal { peer_id: id, gid, mac, .. } = *proposal;
+        let peer = Peer { id, gid, mac, v2, source: self.peer_address() };
+        if let Some(group) = self.shared.groups.founding(port, peer) {
+            return Answer::Later(Wait::FirstContact(group));
+        }
+        match self.offer_to(port, peer) {
+            Ok(ours) => Answer::Now(Ok(ours)),
+            Err(shortage) => self.without_element(shortage),
+        }
     }
 
-    /// Why a Proposal cannot be accepted, if it cannot.
-    pub(super) fn objection(
-        &self,
-        key: Key,
-        port: Option<PortId>,
-        proposal: &Proposal,
-        agreement: Result<Agreement, Diagnosis>,
-    ) -> Option<Diagnosis> {
-        let peers = self.peers_of(key);
-        if !peers.admit_source(self.peer_address(key)) || !peers.admit_gid(proposal.gid) {
-            return Some(Diagnosis::PEER_NOT_LISTED);
+    /// The port and the version in which a Proposal may be accepted.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot be.
+    fn objection(&mut self, proposal: &Proposal) -> Result<(PortId, Agreement), Diagnosis> {
+        // RFC 7609 5.5-1
+        if self.one.surroundings.protected {
+            return Err(Diagnosis::IPSEC);
+        }
+        let peers = &self.terms().peers;
+        if !peers.admit_source(self.peer_address()) || !peers.admit_gid(proposal.gid) {
+            return Err(Diagnosis::PEER_NOT_LISTED);
         }
         // RFC 7609 C.1-2
-        if port.is_none() {
-            return Some(Diagnosis::NO_SMC_R_DEVICE);
+        let port = self.one.surroundings.port.ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
+        let server = self.server();
+        if let Some(diagnosis) = server.objection() {
+            return Err(diagnosis);
         }
+        let agreement = server.agreement().copied().expect("without an objection there is one");
         let reach = match agreement {
-            Err(diagnosis) => return Some(diagnosis),
-            Ok(Agreement::V1) => Some(proposal.gid),
+            Agreement::V1 => Some(proposal.gid),
             // A router may be between.
-            Ok(Agreement::V2(_)) => None,
+            Agreement::V2(_) => None,
         };
-        let is_shared = |local| self.network.is_shared(proposal, local);
         // RFC 7609 3.5.1.2-6, 3.5.1.2-7, 3.5.1.2-8, 5.2-1
-        if reach.is_some() && !self.local_of(key).is_some_and(is_shared) {
-            return Some(Diagnosis::NO_COMMON_SUBNET);
+        if reach.is_some() && !self.one.surroundings.networks.are_shared_with(proposal) {
+            return Err(Diagnosis::NO_COMMON_SUBNET);
         }
-        if port.and_then(|port| self.groups.usable_port(port, reach)).is_none() {
-            return Some(Diagnosis::NO_SMC_R_DEVICE);
+        if self.shared.groups.usable_port(port, reach).is_none() {
+            return Err(Diagnosis::NO_SMC_R_DEVICE);
         }
-        self.draining.is_some().then_some(Diagnosis::TOO_BUSY)
+        if self.shared.draining {
+            return Err(Diagnosis::TOO_BUSY);
+        }
+        let far = Far::Client(self.one.source.ip(), proposal.gid);
+        if self.one.path.is_closed(self.now, far, &mut self.shared.paths) {
+            return Err(Diagnosis::NO_ROCE_PATH);
+        }
+        Ok((port, agreement))
     }
 
-    /// Somebody who is not listed would like to be a peer.
-    pub(super) fn note_unlisted(&mut self, now: Instant, key: Key, gid: Gid) {
-        if let Some(left_out) = self.unlisted.pass(now) {
-            let source = self.peer_address(key);
-            tracing::warn!(%source, %gid, left_out, "a peer that is not listed stays TCP");
+    /// The machine, at a server.
+    fn server(&mut self) -> &mut Server {
+        match &mut self.handshake().conversation.machine {
+            Machine::Server(server) => server,
+            Machine::Client(_) => panic!("only a server is proposed to"),
         }
     }
 
-    /// Whether this rendezvous has a place. If not, it waits for one, and is resumed with it.
-    fn has_place(&mut self, now: Instant, key: Key) -> bool {
-        let Some(Session::Shaking(shaking)) = self.sessions.at_mut(key) else { return false };
-        if shaking.place == Place::None {
-            shaking.place = if self.places.take(shaking.listener) {
-                Place::Taken
-            } else {
-                self.places.wait(now, shaking.listener, key);
-                Place::Wanted
-            };
+    /// Whether this rendezvous has a place, or takes one that is free.
+    fn has_place(&mut self) -> bool {
+        if !self.one.has_place {
+            self.one.has_place = self.shared.places.take(self.one.listener);
         }
-        shaking.place == Place::Taken
+        self.one.has_place
     }
 
     /// An element in the group that we share with `peer`, or in a new one.
-    pub(super) fn offer_to(
-        &mut self,
-        now: Instant,
-        key: Key,
-        port: PortId,
-        peer: Peer,
-    ) -> Result<Offer, Shortage> {
-        if let Some(group) = self.groups.joinable(port, peer) {
-            self.groups.best_link(group).ok_or(Shortage::Final)?;
-            let link = self.groups.proven_link(now, group).ok_or(Shortage::Unproven(group))?;
+    fn offer_to(&mut self, port: PortId, peer: Peer) -> Result<Offer, Shortage> {
+        let groups = &self.shared.groups;
+        if let Some(group) = groups.joinable(port, peer) {
+            let short = Shortage::Final(Diagnosis::OUT_OF_MEMORY);
+            groups.best_link(group).ok_or(short)?;
+            let link = groups.proven_link(self.now, group).ok_or(Shortage::Unproven(group))?;
             // RFC 7609 3.5.2-1, 3.5.2.1-3, 3.5.2.1-5
-            return self.reserve(now, key, group, link, false);
+            return self.join(group, link);
         }
         // RFC 7609 2.2.3-3, 3.5.1-1, 3.5.1.2-9, 3.5.1.2-10
         let reach = (!peer.v2).then_some(peer.gid);
-        let port = self.groups.usable_port(port, reach).ok_or(Shortage::Final)?;
-        if peer.v2 && self.groups.ports()[port.0].path_to(peer.gid).is_none() {
-            return Err(Shortage::NoRoute);
+        let port = groups.usable_port(port, reach).expect("the Proposal was refused otherwise");
+        if peer.v2 && groups.ports()[port.0].path_to(peer.gid).is_none() {
+            return Err(Shortage::Final(Diagnosis::NO_ROUTE));
         }
-        self.found(now, key, port, Role::Server, peer).map(|(_, ours)| ours)
+        self.found(port, Role::Server, peer)
     }
 
-    /// Whether the client's port is in the subnet of ours.
-    fn is_direct(&self, key: Key) -> bool {
-        let Some(Session::Shaking(shaking)) = self.sessions.at(key) else { return false };
-        let Talk::Pending(_, proposal) = &shaking.conversation.talk else { return false };
-        let group = shaking.resources.as_ref().map(|resources| resources.group);
-        group.is_some_and(|group| self.groups.is_direct(group, proposal.gid))
+    /// Accept or Decline.
+    pub(super) fn reply_to_client(
+        &mut self,
+        proposal: &Proposal,
+        answer: Result<Offer, Diagnosis>,
+    ) {
+        let now = self.now;
+        let group = self.one.resources.as_ref().map(|resources| resources.group);
+        let direct = group.is_some_and(|group| self.shared.groups.is_direct(group, proposal.gid));
+        if answer.is_ok() {
+            // It may have waited for others; what follows is its own.
+            self.one.deadline = Some(now + self.shared.settings.handshake_timeout);
+        }
+        let server = self.server();
+        match (answer, server.agreement()) {
+            (Ok(ours), Some(Agreement::V2(_))) => server.provide_v2(now, ours, direct),
+            (Ok(ours), Some(Agreement::V1) | None) => server.provide(now, ours),
+            (Err(diagnosis), _) => server.refuse(diagnosis),
+        }
     }
 
     /// First contact: the client's queue pair is known now.
-    pub(super) fn connect_link(&mut self, now: Instant, key: Key, offer: &Offer) {
-        let Some(group) = self.group_of_session(key) else { return };
+    pub(super) fn connect_link(&mut self, offer: &Offer) {
         // The Confirm may name another port than the Proposal did.
-        if !self.peers_of(key).admit_gid(offer.gid) {
-            self.note_unlisted(now, key, offer.gid);
-            self.decline_first(now, key, Diagnosis::PEER_NOT_LISTED);
+        if !self.terms().peers.admit_gid(offer.gid) {
+            self.note_unlisted(offer.gid);
+            self.handshake().conversation.decline(Diagnosis::PEER_NOT_LISTED);
             return;
         }
-        let agreement = self.agreement_of(key).unwrap_or(Agreement::V1);
-        self.hurry_trial(now, key, group);
-        let connected = self.groups.connect(now, group, offer, agreement);
-        if connected.is_err() || self.accept_offer(now, key, offer) != Ok(Taken::Noted) {
+        let agreement = self.agreement().expect("what was accepted was agreed on");
+        if !self.connect_to(offer, agreement) {
             // Before CONFIRM LINK nothing is decided yet: the connection can stay TCP (C.2).
-            self.handshakes_failed += 1;
-            self.decline_first(now, key, Diagnosis::QUEUE_PAIR_NOT_READY);
+            self.shared.counts.handshakes_failed += 1;
+            self.handshake().conversation.decline(Diagnosis::QUEUE_PAIR_NOT_READY);
+        }
+    }
+
+    /// Subsequent contact: the client offers this element, and writes to ours already.
+    pub(super) fn confirmed(&mut self, offer: Offer) {
+        let group = self.one.resources.as_ref().expect("what was accepted is reserved").group;
+        let taken = self.take_offer(&offer);
+        self.taken(taken, Held { group, until: self.now + END_WAIT, offer, answer: None });
+    }
+
+    pub(super) fn note_bad_offer(&mut self, offence: BadOffer) {
+        if let Some(left_out) = self.shared.notices.bad_offers.pass(self.now) {
+            let source = self.peer_address();
+            tracing::warn!(%source, ?offence, left_out, "an offer cannot be used");
+        }
+    }
+
+    /// Somebody who is not listed would like to be a peer.
+    pub(super) fn note_unlisted(&mut self, gid: Gid) {
+        if let Some(left_out) = self.shared.notices.unlisted.pass(self.now) {
+            let source = self.peer_address();
+            tracing::warn!(%source, %gid, left_out, "a peer that is not listed stays TCP");
         }
     }
 }

@@ -9,7 +9,7 @@ use smcr_proto::{Gid, PeerId};
 
 use super::US;
 use super::rig::{Peer, Rig, assert_echo, connect};
-use crate::rendezvous::outcome::UNNAMED_REASONS_MAX;
+use crate::rendezvous::fallbacks::UNNAMED_REASONS_MAX;
 
 /// Nobody has said which versions to speak.
 const UNTOLD: &str = "[smc]\n# versions are chosen by the gateway\n";

@@ -1,0 +1,426 @@
+//! Answers to the admin thread's questions, and what operators command.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use smcr_engine::LinkId;
+use smcr_engine::counters::{Counters, DESCRIPTIONS};
+use smcr_engine::gauges::Stage as RelayStage;
+use smcr_proto::Instant;
+use smcr_proto::handshake::Agreement;
+use smcr_proto::link::State as LinkState;
+use smcr_proto::link_group::{LinkGroup as LinkMachine, Role, Symmetry, Version};
+use smcr_proto::wire::clc::Diagnosis;
+use smcr_proto::wire::clc::v2::OsType;
+use smcr_rnic::Rnic;
+
+use super::Gateway;
+use super::effects::reading;
+use crate::config::Transport as Side;
+use crate::groups::{self, Group, GroupId, Phase, PortId};
+use crate::listener::Listener as ListenerAtWork;
+use crate::operate::{OperateError, Operation};
+use crate::placement;
+use crate::rendezvous::Stage;
+use crate::sessions::{Carried, Open, Session};
+use crate::slab::Key;
+use crate::stats::{
+    Active, Connection, Fallback, FallbackReason, GroupV2, Link, LinkGroup, Listener, Memory,
+    Poller, Readiness, Rnic as RnicRow, SCHEMA, Stats, Totals, Transport,
+};
+use crate::status::Question;
+
+impl<N: Rnic> Gateway<N> {
+    /// Answers what the admin thread asked.
+    pub(super) fn answer_questions(&mut self, now: Instant) {
+        while let Some(question) = self.mail.questions.receive() {
+            // Whoever asked may have lost patience; that is no concern of ours.
+            match question {
+                Question::Stats(answer) => drop(answer.try_send(self.stats(now))),
+                Question::Connections(answer) => drop(answer.try_send(self.connections(now))),
+                Question::Ready(answer) => drop(answer.try_send(self.readiness())),
+                Question::Operate(operation, answer) => {
+                    drop(answer.try_send(self.operate(now, operation)));
+                    self.settle(now);
+                }
+            }
+        }
+    }
+
+    fn readiness(&self) -> Readiness {
+        let draining = self.draining.is_some().then(|| "the gateway is stopping".to_owned());
+        Readiness { reasons: draining.into_iter().collect() }
+    }
+
+    fn operate(&mut self, now: Instant, operation: Operation) -> Result<(), OperateError> {
+        tracing::info!(?operation, "operator command");
+        let groups = self.endpoint.groups_mut();
+        match operation {
+            Operation::LinkDelete { link, orderly } => {
+                groups.delete_link(now, LinkId(link), orderly)
+            }
+            Operation::LinkAdd { group } => groups.add_link(now, GroupId(group)),
+            Operation::RnicDown { rnic, orderly } => groups.rnic_down(now, &rnic, orderly),
+            Operation::RnicUp { rnic } => groups.rnic_up(now, &rnic),
+        }
+    }
+
+    fn stats(&self, now: Instant) -> Stats {
+        Stats {
+            schema: SCHEMA,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_s: self.uptime_s(now),
+            totals: self.totals(),
+            active: self.active(),
+            fallbacks: self.fallback_rows(),
+            link_groups: self.link_groups(),
+            pollers: self.endpoint.groups().pollers().iter().map(poller_row).collect(),
+            rnics: self.rnic_rows(),
+            listeners: self.listeners.iter().map(listener_row).collect(),
+            memory: self.memory(),
+        }
+    }
+
+    fn totals(&self) -> Totals {
+        let sum = |counter: fn(&Counters) -> u64| -> u64 {
+            self.endpoint.groups().pollers().iter().map(|poller| counter(&poller.counters)).sum()
+        };
+        let counts = self.endpoint.groups().counts();
+        let rendezvous = self.endpoint.counts();
+        Totals {
+            connections_smc: rendezvous.connections_smc,
+            connections_tcp: rendezvous.connections_tcp,
+            bytes_in: sum(|counters| counters.bytes_in.get()),
+            bytes_out: sum(|counters| counters.bytes_out.get()),
+            handshakes_failed: rendezvous.handshakes_failed,
+            refused_smc: self.fallen_back(Diagnosis::OUT_OF_MEMORY)
+                + self.fallen_back(Diagnosis::TOO_BUSY),
+            links_failed_over: counts.links_failed_over,
+            links_lost: counts.links_lost,
+            groups_lost: counts.groups_lost,
+            connections_moved: counts.connections_moved,
+            rmbe_conflicts: counts.conflicts,
+            tcp_cut_short: self.farewells.were_cut_short(),
+            foreign_claims: counts.foreign_claims,
+            groups_out_of_sync: counts.out_of_sync,
+            crowded_sources: counts.crowded_sources,
+            links_not_listed: counts.links_not_listed,
+            silent_cut_short: rendezvous.silent_cut_short,
+            idle_closed: self.idle.closed(),
+            offers_held: counts.offers_held,
+            rmbes_rested: counts.elements_rested,
+            refused_tcp: self.listeners.iter().map(|listener| listener.refused).sum(),
+        }
+    }
+
+    fn fallen_back(&self, reason: Diagnosis) -> u64 {
+        self.endpoint.fallbacks().get(&reason).copied().unwrap_or(0)
+    }
+
+    fn active(&self) -> Active {
+        let farewells = self.farewells.len() as u64;
+        let mut active = Active { farewells, ..Active::default() };
+        for (key, session) in self.sessions.iter() {
+            match session {
+                Session::Open(Open { transport: Carried::Smc { .. }, .. }) => active.smc += 1,
+                Session::Open(Open { transport: Carried::Tcp { .. }, .. }) => active.tcp += 1,
+                Session::Negotiating(_) => match self.stage(key) {
+                    Stage::Waiting => active.waiting += 1,
+                    Stage::Connecting => active.connecting += 1,
+                },
+            }
+        }
+        active
+    }
+
+    fn fallback_rows(&self) -> Vec<Fallback> {
+        let row = |(diagnosis, count): (&Diagnosis, &u64)| Fallback {
+            code: diagnosis.0,
+            name: format!("{diagnosis:?}"),
+            count: *count,
+        };
+        let mut rows: Vec<_> = self.endpoint.fallbacks().iter().map(row).collect();
+        rows.sort_by_key(|row| std::cmp::Reverse(row.count));
+        rows
+    }
+
+    fn link_groups(&self) -> Vec<LinkGroup> {
+        self.endpoint.groups().iter().map(|(id, group)| self.group_row(id, group)).collect()
+    }
+
+    fn group_row(&self, id: GroupId, group: &Group<N::Opening>) -> LinkGroup {
+        let row = |link: &groups::Link<N::Opening>| {
+            let port = &self.endpoint.groups().ports()[link.port.0];
+            let payload = port.rnic.as_ref().and_then(|rnic| rnic.payload(link.ours.qpn));
+            Link { payload: payload.unwrap_or(0), ..link_row(group, link, &port.name) }
+        };
+        LinkGroup {
+            id: id.0,
+            role: role_name(group.role).to_owned(),
+            version: version_of(group),
+            v2: v2_row(group),
+            peer_id: group.peer.id.to_string(),
+            kind: kind_name(group).to_owned(),
+            connections: u32::try_from(group.members.len()).unwrap_or(u32::MAX),
+            links: group.links.iter().map(row).collect(),
+            rmbs: group.stock.rmbs(),
+        }
+    }
+
+    fn memory(&self) -> Memory {
+        let mut memory = Memory {
+            send_bytes: self.config.smc.send_pool * self.ports.len() as u64,
+            ..Memory::default()
+        };
+        for (_, group) in self.endpoint.groups().iter() {
+            let (elements, used) = group.stock.elements();
+            memory.rmb_bytes += group.stock.bytes();
+            memory.rmbes += elements;
+            memory.rmbes_used += used;
+        }
+        for poller in self.endpoint.groups().pollers() {
+            memory.send_bytes_used += poller.counters.send_bytes_lent.get();
+        }
+        memory
+    }
+
+    fn connections(&self, now: Instant) -> Vec<Connection> {
+        let rows = self.sessions.iter().map(|(key, session)| {
+            let id = u64::from(key.generation) << 32 | u64::from(key.index);
+            match session {
+                Session::Negotiating(one) => {
+                    let state = match self.stage(key) {
+                        Stage::Waiting => "waiting",
+                        Stage::Connecting => "connecting",
+                    };
+                    self.early_row(id, one.listener, one.source, state)
+                }
+                Session::Open(open) => self.open_row(now, id, open),
+            }
+        });
+        rows.collect()
+    }
+
+    fn stage(&self, key: Key) -> Stage {
+        self.endpoint.stage(key).expect("whose sockets are here has a rendezvous")
+    }
+
+    /// A connection that no poller has yet.
+    fn early_row(&self, id: u64, listener: u16, source: SocketAddr, state: &str) -> Connection {
+        let listener = &self.listeners[usize::from(listener)];
+        let [app, peer] = ends(listener, source);
+        Connection {
+            id,
+            listener: listener.config.name.clone(),
+            transport: Transport::Tcp,
+            app,
+            peer,
+            bytes_in: 0,
+            bytes_out: 0,
+            state: state.to_owned(),
+            fallback: None,
+            link_group: None,
+            link: None,
+            version: None,
+            v2: None,
+            age_s: 0.0,
+        }
+    }
+
+    /// One for each RNIC, however many pollers it has.
+    fn rnic_rows(&self) -> Vec<RnicRow> {
+        let mut rows: Vec<RnicRow> = Vec::new();
+        for row in (0..self.ports.len()).filter_map(|port| self.rnic_row(PortId(port))) {
+            match rows.iter_mut().find(|other| other.name == row.name) {
+                None => rows.push(row),
+                Some(same) => {
+                    same.links += row.links;
+                    same.packets_in += row.packets_in;
+                    same.packets_out += row.packets_out;
+                    same.retransmits += row.retransmits;
+                    same.path_raised += row.path_raised;
+                    same.path_lowered += row.path_lowered;
+                    same.icrc_errors += row.icrc_errors;
+                    same.rkey_errors += row.rkey_errors;
+                }
+            }
+        }
+        rows
+    }
+
+    fn rnic_row(&self, id: PortId) -> Option<RnicRow> {
+        let (port, info) = (&self.endpoint.groups().ports()[id.0], &self.ports[id.0]);
+        let address = port.rnic.as_ref()?.port();
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let links = self.endpoint.groups().iter().flat_map(|(_, group)| &group.links);
+        Some(RnicRow {
+            name: port.name.clone(),
+            kind: "roce-udp".to_owned(),
+            device: info.device.clone(),
+            gid: address.gid.to_string(),
+            state: if port.is_up() { "up" } else { "down" }.to_owned(),
+            links: u32::try_from(links.filter(|link| link.port == id).count()).unwrap_or(u32::MAX),
+            mtu: address.mtu.bytes().unwrap_or(0),
+            packets_in: read(&info.traffic.packets_in),
+            packets_out: read(&info.traffic.packets_out),
+            retransmits: read(&info.traffic.retransmits),
+            path_raised: read(&info.traffic.path_raised),
+            path_lowered: read(&info.traffic.path_lowered),
+            icrc_errors: read(&info.traffic.icrc_errors),
+            rkey_errors: read(&info.traffic.rkey_errors),
+        })
+    }
+
+    fn open_row(&self, now: Instant, id: u64, open: &Open) -> Connection {
+        let listener = &self.listeners[usize::from(open.listener)];
+        let [app, peer] = ends(listener, open.source);
+        let member = self.endpoint.groups().member(open.connection);
+        let reading = reading(self.endpoint.groups(), open);
+        let state = match reading.stage {
+            RelayStage::Active => "active",
+            RelayStage::HalfClosed => "half-closed",
+            RelayStage::Closing => "closing",
+        };
+        let (transport, reason, group) = match &open.transport {
+            Carried::Smc { group, .. } => (Transport::SmcR, None, Some(*group)),
+            Carried::Tcp { reason, .. } => (Transport::Tcp, *reason, None),
+        };
+        let row = group.and_then(|group| self.endpoint.groups().at(group));
+        Connection {
+            id,
+            listener: listener.config.name.clone(),
+            transport,
+            app,
+            peer,
+            bytes_in: reading.bytes_in,
+            bytes_out: reading.bytes_out,
+            state: state.to_owned(),
+            fallback: reason.map(|code| FallbackReason { code: code.0, name: format!("{code:?}") }),
+            link_group: group.map(|group| group.0),
+            link: member.and_then(|member| self.endpoint.groups().number_of(member.link)),
+            version: row.map(version_of),
+            v2: row.and_then(v2_row),
+            age_s: now.since(open.since).as_secs_f64(),
+        }
+    }
+}
+
+/// The application's end of a connection and the peer's, by which side of the gateway each is on.
+fn ends(listener: &ListenerAtWork, source: SocketAddr) -> [String; 2] {
+    let [accepted, connected] = [source.to_string(), listener.upstream.to_string()];
+    match listener.config.accept {
+        Side::Tcp => [accepted, connected],
+        Side::Smc => [connected, accepted],
+    }
+}
+
+fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Client => "client",
+        Role::Server => "server",
+    }
+}
+
+fn version_of<O>(group: &Group<O>) -> u8 {
+    if group.peer.v2 { 2 } else { 1 }
+}
+
+/// What there is to know about a group of version 2, once its rendezvous has told.
+fn v2_row<O>(group: &Group<O>) -> Option<GroupV2> {
+    let Agreement::V2(terms) = group.agreement else { return None };
+    let direct = match group.machine().map(LinkMachine::version) {
+        Some(Version::V2 { direct, .. }) => direct,
+        Some(Version::V1) | None => true,
+    };
+    Some(GroupV2 {
+        release: terms.release,
+        eid: terms.eid.to_string(),
+        peer_host: terms.peer.map(|peer| peer.host_name.to_string()).unwrap_or_default(),
+        peer_os: terms.peer.map(|peer| os_name(peer.os)).unwrap_or_default(),
+        direct,
+        max_connections: terms.max_connections,
+        max_links: terms.max_links,
+    })
+}
+
+fn os_name(os: OsType) -> String {
+    os.name().map_or_else(|| os.0.to_string(), str::to_owned)
+}
+
+fn kind_name<O>(group: &Group<O>) -> &'static str {
+    let Some(machine) = group.machine() else { return "none" };
+    match machine.symmetry() {
+        Symmetry::Single => "single",
+        Symmetry::AsymmetricLocal => "asymmetric-local",
+        Symmetry::AsymmetricPeer => "asymmetric-peer",
+        Symmetry::Symmetric => "symmetric",
+    }
+}
+
+fn link_row<O>(group: &Group<O>, link: &groups::Link<O>, rnic: &str) -> Link {
+    let state = group.machine().and_then(|machine| {
+        machine.links().find(|view| view.number == link.number).map(|view| view.state)
+    });
+    let state = match state {
+        None if matches!(group.phase, Phase::Opening) => "opening",
+        Some(LinkState::Confirming { .. }) => "confirming",
+        Some(LinkState::Active { .. }) => "active",
+        Some(LinkState::Probing { .. }) => "probing",
+        Some(LinkState::Down(_)) | None => "down",
+    };
+    Link {
+        id: link.id.0,
+        number: link.number.0,
+        state: state.to_owned(),
+        rnic: rnic.to_owned(),
+        qpn: link.ours.qpn.0,
+        peer_qpn: link.theirs.map_or(0, |theirs| theirs.qpn.0),
+        peer_gid: link.theirs.map_or(group.peer.gid, |theirs| theirs.gid).to_string(),
+        connections: u32::try_from(group.members_on(link.id)).unwrap_or(u32::MAX),
+        payload: 0,
+    }
+}
+
+fn poller_row<Qp>(poller: &placement::Poller<Qp>) -> Poller {
+    let counters = &poller.counters;
+    Poller {
+        core: poller.assignment.core.and_then(|core| u32::try_from(core).ok()),
+        pinned: counters.pinned.get() == 1,
+        placement: placement(poller),
+        turns: counters.turns.get(),
+        turns_idle: counters.turns_idle.get(),
+        connections: u32::try_from(counters.connections.get()).unwrap_or(u32::MAX),
+        counters: DESCRIPTIONS
+            .iter()
+            .zip(counters.values())
+            .map(|(description, value)| (description.name.to_owned(), value))
+            .collect(),
+    }
+}
+
+/// Why a poller is where it is.
+fn placement<Qp>(poller: &placement::Poller<Qp>) -> String {
+    let reason = &poller.assignment.reason;
+    if poller.counters.contended.get() == 1 {
+        format!("{reason}; but other programs keep it busy")
+    } else {
+        reason.to_string()
+    }
+}
+
+fn listener_row(listener: &ListenerAtWork) -> Listener {
+    let side = |side: Side| match side {
+        Side::Tcp => "tcp".to_owned(),
+        Side::Smc => "smc".to_owned(),
+    };
+    Listener {
+        name: listener.config.name.clone(),
+        bind: listener.config.bind.to_string(),
+        accept: side(listener.config.accept),
+        connect: side(listener.config.connect),
+        upstream: listener.upstream.to_string(),
+        accepted: listener.accepted,
+        refused: listener.refused,
+        active: listener.active.into(),
+    }
+}

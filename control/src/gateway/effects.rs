@@ -1,0 +1,319 @@
+//! What the endpoint of all rendezvous demands, done to sockets and pollers; and what becomes of
+//! connections that pollers have.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use smcr_engine::gauges::Reading;
+use smcr_engine::handoff::Ending;
+use smcr_engine::{Command, ConnectionId, Established};
+use smcr_proto::Instant;
+use smcr_proto::wire::clc::{FRAME_MAX, Frame};
+use smcr_rnic::Rnic;
+
+use super::{Gateway, GatewayGroups};
+use crate::config::Transport;
+use crate::groups::{Pollers, PortId};
+use crate::listener::{connect_outcome, reset};
+use crate::reactor::Event;
+use crate::rendezvous::{Closed, Effect, Why};
+use crate::sessions::{Carried, Open, Session};
+use crate::slab::Key;
+
+impl<N: Rnic> Gateway<N> {
+    /// Does whatever rendezvous demand, until they wait for something else. Call it after each
+    /// input to the endpoint, or to the link groups in it.
+    pub(super) fn settle(&mut self, now: Instant) {
+        while let Some(effect) = self.endpoint.poll_effect(now) {
+            self.perform(now, effect);
+        }
+    }
+
+    fn perform(&mut self, now: Instant, effect: Effect) {
+        match effect {
+            Effect::Connect { key, offer, hear } => self.connect(now, key, offer, hear),
+            Effect::Send { key, frame } => self.send(key, &frame),
+            Effect::HandOver { key, connection, group, rmbe, ended } => {
+                let groups = self.endpoint.groups_mut();
+                self.sessions.hand_over(now, key, connection, |app, tcp| {
+                    groups.hand_over(connection, app, rmbe);
+                    Carried::Smc { group, tcp, ended }
+                });
+                if ended {
+                    self.sessions.suspect(now, key);
+                }
+            }
+            Effect::StayTcp { key, connection, port, reason, leftover, declined } => {
+                let (reactor, pollers) = (&self.reactor, self.endpoint.groups_mut().pollers_mut());
+                self.sessions.hand_over(now, key, connection, |near, far| {
+                    reactor.forget(&far);
+                    reactor.forget(&near);
+                    let (from_near, from_far) = (Vec::new(), leftover);
+                    let established = Established::Tcp { near, far, from_near, from_far, declined };
+                    let established = Box::new(established);
+                    pollers.command(port, Command::Relay { connection, established });
+                    Carried::Tcp { port, reason }
+                });
+            }
+            Effect::Reset { key, why } => self.reset(key, why),
+            Effect::Exhausted { listener, limit } => {
+                self.log_limit(now, listener, &limit.to_string());
+            }
+        }
+    }
+
+    /// Writes a CLC message to the peer.
+    fn send(&mut self, key: Key, frame: &Frame) {
+        let one = self.sessions.negotiating_mut(key).expect("its rendezvous goes on");
+        let peer = one.peer().expect("nothing is said before there is a connection");
+        let encoded = frame.encode();
+        let bytes = encoded.as_bytes();
+        // A few dozen bytes always fit an empty send buffer; if not, the connection is no good.
+        // RFC 7609 3.2-1
+        if send(peer, bytes, SendFlags::NOSIGNAL) != Ok(bytes.len()) {
+            self.endpoint.broke(key);
+        }
+    }
+
+    /// Resets both sockets of a rendezvous that has failed.
+    fn reset(&mut self, key: Key, why: Why) {
+        let one = self.sessions.remove(key);
+        tracing::debug!(session = key.index, source = %one.source, %why, "rendezvous ended");
+        match why {
+            Why::Unanswered => self.upstream_failed(one.listener, &io::ErrorKind::TimedOut.into()),
+            Why::NoSlot => self.listeners[usize::from(one.listener)].refused += 1,
+            Why::Refused
+            | Why::Broke
+            | Why::Ended
+            | Why::Failed
+            | Why::BadConfirm
+            | Why::Displaced
+            | Why::Stopping
+            | Why::Aborted => {}
+        }
+        self.listeners[usize::from(one.listener)].leave(one.source.ip());
+        reset(one.accepted);
+        if let Some(upstream) = one.upstream {
+            reset(upstream);
+        }
+    }
+
+    /// The socket towards an upstream has an outcome.
+    pub(super) fn connect_event(&mut self, now: Instant, key: Key) {
+        // The event may have been on its way when the session ended.
+        let Some(one) = self.sessions.negotiating_mut(key) else { return };
+        let upstream = one.upstream.as_ref().expect("it was watched");
+        match connect_outcome(upstream) {
+            Ok(()) => self.connected(now, key),
+            Err(error) => {
+                let index = one.listener;
+                self.upstream_failed(index, &error);
+                self.endpoint.refused(key);
+            }
+        }
+        self.settle(now);
+    }
+
+    /// Something happened to the socket towards the peer.
+    pub(super) fn peer_event(&mut self, now: Instant, key: Key, event: Event) {
+        if let Some(one) = self.sessions.negotiating_mut(key) {
+            if one.accepts == Transport::Tcp && !one.connected {
+                self.connect_event(now, key);
+            } else if event.readable && one.hears {
+                self.hear(now, key);
+            }
+        }
+        // The end may come with the last message of the rendezvous, and is told once.
+        if event.ending {
+            self.tcp_ended(now, key);
+        }
+    }
+
+    /// Reads what the peer says until there is no more.
+    fn hear(&mut self, now: Instant, key: Key) {
+        let mut bytes = [0; FRAME_MAX];
+        let mut surveyed = false;
+        // What exceeds the room is for whoever gets the connection.
+        while let room @ 1.. = self.endpoint.room(key) {
+            let one = self.sessions.negotiating_mut(key).expect("its rendezvous goes on");
+            let peer = one.peer().expect("what is heard is connected");
+            match recv(peer, &mut bytes[..room], RecvFlags::empty()) {
+                Ok((0, _)) => {
+                    self.endpoint.ended(key);
+                    self.settle(now);
+                    return;
+                }
+                Ok((len, _)) => {
+                    // A server decides now, and the network may have changed since it accepted.
+                    if one.accepts == Transport::Smc && !std::mem::replace(&mut surveyed, true) {
+                        self.survey_again(key);
+                    }
+                    self.endpoint.received(key, &bytes[..len]);
+                }
+                Err(Errno::AGAIN | Errno::INTR) => return,
+                Err(_) => self.endpoint.broke(key),
+            }
+            self.settle(now);
+        }
+    }
+
+    /// The peer has ended the TCP connection that `key` calls, in one direction or with a reset.
+    fn tcp_ended(&mut self, now: Instant, key: Key) {
+        match self.sessions.at_mut(key) {
+            Some(Session::Open(Open { transport: Carried::Smc { ended, .. }, .. })) => {
+                *ended = true;
+                self.sessions.suspect(now, key);
+            }
+            // What is beside nothing else, or is still being spoken on, tells by itself.
+            Some(Session::Open(_) | Session::Negotiating(_)) => {}
+            None => self.farewells.ended(key),
+        }
+    }
+
+    /// Takes in what all pollers said.
+    pub(super) fn take_reports(&mut self, now: Instant) {
+        for index in 0..self.ports.len() {
+            while let Some(report) = self.endpoint.groups().pollers()[index].reports.receive() {
+                if let Some(closed) = self.endpoint.reported(now, report) {
+                    self.closed(now, closed);
+                }
+                self.settle(now);
+            }
+        }
+    }
+
+    fn closed(&mut self, now: Instant, closed: Closed<OwnedFd>) {
+        let Closed { connection, ending, streams, .. } = closed;
+        // Whatever was not reset yet is finished in both directions, or of no more use.
+        drop(streams);
+        let (key, open) = self.sessions.closed(connection);
+        let listener = &mut self.listeners[usize::from(open.listener)];
+        listener.leave(open.source.ip());
+        tracing::debug!(
+            session = key.index,
+            source = %open.source,
+            ?ending,
+            ms = now.since(open.since).as_millis(),
+            "connection closed"
+        );
+        let Carried::Smc { tcp, ended, .. } = open.transport else { return };
+        // RFC 7609 3.5.4-1, 4.8-1
+        let connected = listener.config.connect == Transport::Smc;
+        if connected && ending == Ending::Graceful && !ended {
+            self.farewells.wait(now, key, tcp);
+        } else {
+            end_tcp(tcp, ending);
+        }
+    }
+
+    /// Looks after SMC-R connections whose TCP connection ended a while ago.
+    ///
+    /// A peer that closes a connection ends both; the CDC message that says so is usually the
+    /// first to arrive. A peer that died ends TCP alone, by FIN: whether it did, a probe shows. A
+    /// reset of the TCP connection is one of the connection (RFC 4.8.2).
+    pub(super) fn expire_suspects(&mut self, now: Instant) {
+        let mut probed = Vec::new();
+        while let Some(open) = self.sessions.next_suspect(now) {
+            let Carried::Smc { group, tcp, .. } = &open.transport else {
+                panic!("TCP is suspect only beside SMC-R");
+            };
+            // RFC 7609 4.8.2-11
+            if connect_outcome(tcp).is_err() {
+                self.endpoint.groups_mut().abort(open.connection);
+            } else {
+                // RFC 7609 2.1-17
+                probed.push(*group);
+            }
+        }
+        probed.sort_unstable();
+        probed.dedup();
+        for group in probed {
+            self.endpoint.groups_mut().probe(now, group);
+        }
+        self.settle(now);
+    }
+
+    /// Resets connections that have been idle for too long.
+    pub(super) fn expire_idle(&mut self, now: Instant) {
+        let groups = self.endpoint.groups();
+        let bytes_of = |open: &Open| {
+            let reading = reading(groups, open);
+            reading.bytes_in + reading.bytes_out
+        };
+        for key in self.idle.expire(now, &mut self.sessions, bytes_of) {
+            tracing::debug!(session = key.index, "an idle connection is reset");
+            self.abort(key);
+        }
+        self.settle(now);
+    }
+
+    /// Resets a connection on both sides, however far it is.
+    pub(super) fn abort(&mut self, key: Key) {
+        match self.sessions.at_mut(key) {
+            Some(Session::Open(Open { connection, transport, .. })) => {
+                let connection: ConnectionId = *connection;
+                let groups = self.endpoint.groups_mut();
+                match transport {
+                    Carried::Smc { .. } => groups.abort(connection),
+                    Carried::Tcp { port, .. } => {
+                        groups.pollers_mut().command(*port, Command::Abort { connection });
+                    }
+                }
+            }
+            Some(Session::Negotiating(_)) => self.endpoint.abort(key),
+            None => panic!("only what is here can be given up"),
+        }
+    }
+}
+
+/// What the poller of an open connection says of it.
+pub(super) fn reading<N: Rnic>(groups: &GatewayGroups<N>, open: &Open) -> Reading {
+    let port = match open.transport {
+        Carried::Smc { .. } => groups.member(open.connection).map_or(PortId(0), |it| it.port),
+        Carried::Tcp { port, .. } => port,
+    };
+    groups.pollers()[port.0].gauges.read(open.connection.slot)
+}
+
+/// Ends the TCP connection beside an SMC-R connection that ended this way.
+fn end_tcp(tcp: OwnedFd, ending: Ending) {
+    match ending {
+        Ending::Graceful => drop(tcp),
+        // RFC 7609 4.8.1-22
+        Ending::ResetByApplication
+        | Ending::ResetByPeer
+        | Ending::LinkLost
+        | Ending::DataLost
+        | Ending::PeerMisbehaved
+        | Ending::Stalled
+        | Ending::Aborted => reset(tcp),
+    }
+}
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read};
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// A stack at the other end that waits on TCP must learn there how the connection ended: an end
+    /// of stream after a stall would look as if all had been delivered.
+    // RFC 7609 4.8-1, 4.8.1-22
+    #[test]
+    fn tcp_ends_as_smc_r_did() {
+        for (ending, outcome) in [
+            (Ending::Graceful, Ok(0)),
+            (Ending::Stalled, Err(ErrorKind::ConnectionReset)),
+            (Ending::LinkLost, Err(ErrorKind::ConnectionReset)),
+            (Ending::ResetByApplication, Err(ErrorKind::ConnectionReset)),
+        ] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (near, _) = listener.accept().unwrap();
+            end_tcp(near.into(), ending);
+            assert_eq!(far.read(&mut [0]).map_err(|error| error.kind()), outcome, "{ending:?}");
+        }
+    }
+}

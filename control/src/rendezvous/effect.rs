@@ -1,0 +1,177 @@
+//! What the owner of an endpoint must do, and what it may look at.
+
+use std::fmt;
+
+use smcr_engine::ConnectionId;
+use smcr_engine::handoff::Ending;
+use smcr_memory::Rmbe;
+use smcr_proto::wire::clc::{Diagnosis, Frame};
+
+use crate::groups::{GroupId, PortId};
+use crate::slab::Key;
+
+/// What the owner must do next. After [`HandOver`](Self::HandOver), [`StayTcp`](Self::StayTcp) and
+/// [`Reset`](Self::Reset) the endpoint knows nothing of the connection any more.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "few exist, and each for a moment")]
+pub enum Effect {
+    /// Connect to the upstream, and say how that went.
+    Connect {
+        /// For this connection.
+        key: Key,
+        /// With the SMC option in the SYN.
+        offer: bool,
+        /// What comes from the peer must be said to the endpoint. If not, it stays where it is.
+        hear: bool,
+    },
+    /// Write this message to the TCP connection to the peer, and say if that fails.
+    Send {
+        /// Of this connection.
+        key: Key,
+        /// The message.
+        frame: Frame,
+    },
+    /// The connection is SMC-R's: hand the application's socket to the link group.
+    HandOver {
+        /// Which connection.
+        key: Key,
+        /// Its slot.
+        connection: ConnectionId,
+        /// Its link group.
+        group: GroupId,
+        /// Its element.
+        rmbe: Rmbe,
+        /// The peer has already ended its direction of the TCP connection.
+        ended: bool,
+    },
+    /// The connection stays TCP: hand both sockets to the poller of a port.
+    StayTcp {
+        /// Which connection.
+        key: Key,
+        /// Its slot.
+        connection: ConnectionId,
+        /// The port.
+        port: PortId,
+        /// Why it is not SMC-R; none if nobody asked for it.
+        reason: Option<Diagnosis>,
+        /// What the peer's application has said already.
+        leftover: Vec<u8>,
+        /// We have said Decline, which one of the peer's may cross.
+        declined: bool,
+    },
+    /// Reset both sockets.
+    Reset {
+        /// Of this connection.
+        key: Key,
+        /// Why.
+        why: Why,
+    },
+    /// Something has run out.
+    Exhausted {
+        /// For a connection of this listener.
+        listener: u16,
+        /// What.
+        limit: Limit,
+    },
+}
+
+/// Why both sockets of a connection are reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The upstream refused.
+    Refused,
+    /// The upstream did not answer in time.
+    Unanswered,
+    /// The TCP connection to the peer broke.
+    Broke,
+    /// The peer ended the TCP connection too early.
+    Ended,
+    /// The handshake failed when it could no longer be declined.
+    Failed,
+    /// The client's Confirm cannot be used, and the client takes the connection for SMC-R's.
+    BadConfirm,
+    /// Too many peers keep silent.
+    Displaced,
+    /// No poller has room for it.
+    NoSlot,
+    /// The gateway stops, and the connection has not been served yet.
+    Stopping,
+    /// The owner gave it up.
+    Aborted,
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Refused => "the upstream refused",
+            Self::Unanswered => "the upstream did not answer in time",
+            Self::Broke => "the TCP connection broke during the rendezvous",
+            Self::Ended => "the peer closed the connection during the rendezvous",
+            Self::Failed => "the rendezvous failed",
+            Self::BadConfirm => "the Confirm names no link of the group",
+            Self::Displaced => "too many peers send no Proposal",
+            Self::NoSlot => "the pollers serve as many connections as they can",
+            Self::Stopping => "the gateway stops",
+            Self::Aborted => "the gateway gave the rendezvous up",
+        })
+    }
+}
+
+/// What can run out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Memory for RMBs.
+    Memory,
+    /// Slots of pollers.
+    Slots,
+    /// Places for rendezvous, for as long as a connection waits for one.
+    Places,
+}
+
+impl fmt::Display for Limit {
+    /// What has run out, and what follows for new connections.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Memory => "memory for SMC-R: new connections stay TCP",
+            Self::Slots => "room in the pollers: new connections are refused",
+            Self::Places => "places for rendezvous: connections that waited stay TCP",
+        })
+    }
+}
+
+/// A connection that a poller had has ended.
+#[derive(Debug)]
+pub struct Closed<S> {
+    /// Its slot.
+    pub connection: ConnectionId,
+    /// How it ended.
+    pub ending: Ending,
+    /// Bytes read from the application.
+    pub bytes_in: u64,
+    /// Bytes written to the application.
+    pub bytes_out: u64,
+    /// Its sockets.
+    pub streams: [Option<S>; 2],
+}
+
+/// How far a rendezvous is, as operators see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// It waits for a place.
+    Waiting,
+    /// It goes on.
+    Connecting,
+}
+
+/// What became of rendezvous so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Connections that became SMC-R.
+    pub connections_smc: u64,
+    /// Connections that stayed TCP.
+    pub connections_tcp: u64,
+    /// Handshakes that ended in an error.
+    pub handshakes_failed: u64,
+    /// Peers that were reset because too many kept silent.
+    pub silent_cut_short: u64,
+}

@@ -1,0 +1,96 @@
+//! What the owner of an endpoint tells it: settings once, facts about each connection.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use smcr_proto::handshake::PolicyV2;
+use smcr_proto::{PeerId, RmbeSize};
+
+use crate::config::Peers;
+use crate::device::{Networks, Subnets};
+use crate::groups::PortId;
+
+/// What an operator decides about rendezvous.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Who we are.
+    pub peer_id: PeerId,
+    /// Over which ports SMC-Rv1 is spoken, by [`PortId`].
+    pub v1: Vec<bool>,
+    /// SMC-Rv2 is spoken, with this.
+    pub v2: Option<PolicyV2>,
+    /// How long a rendezvous may take, once both of its sockets are connected.
+    pub handshake_timeout: Duration,
+    /// Rendezvous at once; others wait for one of these places.
+    pub handshakes_max: usize,
+    /// Connections at once whose peers have not sent a Proposal.
+    pub silent_max: usize,
+    /// What each listener says.
+    pub listeners: Vec<Terms>,
+}
+
+/// What a listener says about its connections.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// On which side of it SMC-R is spoken.
+    pub side: Side,
+    /// Who may be an SMC-R peer.
+    pub peers: Peers,
+    /// The size of RMB elements.
+    pub rmbe_size: RmbeSize,
+    /// How long the upstream may take to answer a SYN.
+    pub connect_timeout: Duration,
+}
+
+/// On which side of a listener SMC-R is spoken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// On neither.
+    Plain,
+    /// We connect to this server, and propose.
+    Client {
+        /// Its address.
+        server: IpAddr,
+    },
+    /// Whoever connects to us proposes.
+    Server,
+}
+
+impl Terms {
+    /// Whether new connections offer SMC-R in their SYN.
+    pub(super) fn offers(&self) -> bool {
+        match self.side {
+            Side::Client { server } => self.peers.admit_source(server),
+            Side::Plain | Side::Server => false,
+        }
+    }
+
+    /// Whether connections may need one of the places for rendezvous.
+    pub(super) fn contends(&self) -> bool {
+        self.side != Side::Plain
+    }
+}
+
+/// A connection that was accepted.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival {
+    /// By which listener.
+    pub listener: u16,
+    /// Who connected to us.
+    pub source: SocketAddr,
+}
+
+/// What the owner knows of the TCP connection to the peer.
+#[derive(Clone, Debug, Default)]
+pub struct Surroundings {
+    /// Both SYNs carried the SMC option: a CLC message must follow.
+    pub offered: bool,
+    /// The RNIC and poller that go with our end of it, where there is one.
+    pub port: Option<PortId>,
+    /// At a client: what a Proposal says about our network.
+    pub subnets: Subnets,
+    /// At a server: the networks in which a client of SMC-Rv1 must be.
+    pub networks: Networks,
+    /// IPsec protects it.
+    pub protected: bool,
+}

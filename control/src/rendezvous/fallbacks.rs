@@ -1,0 +1,30 @@
+//! Why connections stayed TCP.
+
+use std::collections::BTreeMap;
+
+use smcr_proto::wire::clc::Diagnosis;
+
+/// How many connections stayed TCP, by reason.
+#[derive(Debug, Default)]
+pub struct Fallbacks(BTreeMap<Diagnosis, u64>);
+
+impl Fallbacks {
+    /// Counts a connection that stayed TCP. Peers may invent reasons: of codes without a name only
+    /// so many are told apart.
+    pub(super) fn count(&mut self, reason: Diagnosis) {
+        let unnamed = || self.0.keys().filter(|code| code.name().is_none()).count();
+        let told_apart = reason.name().is_some()
+            || self.0.contains_key(&reason)
+            || unnamed() < UNNAMED_REASONS_MAX;
+        let reason = if told_apart { reason } else { Diagnosis::PEER_DECLINED };
+        *self.0.entry(reason).or_default() += 1;
+    }
+
+    /// How many connections stayed TCP for each reason.
+    pub(super) fn all(&self) -> &BTreeMap<Diagnosis, u64> {
+        &self.0
+    }
+}
+
+/// Codes without a name that are counted each by itself: more than any peer has that means them.
+pub(crate) const UNNAMED_REASONS_MAX: usize = 32;

@@ -1,0 +1,460 @@
+//! The next step of a rendezvous, and how it ends: SMC-R, TCP, or not at all.
+
+use std::net::IpAddr;
+
+use smcr_engine::LinkId;
+use smcr_proto::Instant;
+use smcr_proto::handshake::{Agreement, ClientAction, HandshakeError, Server, ServerAction};
+use smcr_proto::link_group::Role;
+use smcr_proto::wire::clc::{Diagnosis, Frame, Offer};
+use smcr_rnic::Rnic;
+
+use super::conversation::{Demand, Ended, Machine};
+use super::effect::{Effect, Limit, Why};
+use super::facts::{Side, Terms};
+use super::resources::{Resources, Shortage};
+use super::shared::Shared;
+use super::state::{Rendezvous, State, Talking};
+use super::waiting::{Answer, Asked, ELEMENT_WAIT, Held, Wait};
+use crate::groups::{BadOffer, GroupId, Peer, Pollers, PortId, QpOf, Taken};
+
+/// A rendezvous for the time of one input, with what it borrows.
+pub(super) struct Negotiator<'a, N: Rnic, P: Pollers<QpOf<N>>> {
+    pub(super) now: Instant,
+    pub(super) one: &'a mut Rendezvous,
+    pub(super) shared: &'a mut Shared<N, P>,
+}
+
+impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
+    /// Has the upstream connected to; without a place the connection offers no SMC-R.
+    pub(super) fn begin(&mut self) -> Effect {
+        let terms = self.shared.terms(self.one.listener);
+        let (side, timeout) = (terms.side, terms.connect_timeout);
+        let seeks = terms.offers();
+        let offer = seeks && self.one.has_place;
+        let crowded = seeks && !offer;
+        self.one.state = match side {
+            Side::Client { .. } if crowded => State::Plain(Some(Diagnosis::TOO_BUSY)),
+            Side::Client { .. } => State::Connecting,
+            Side::Plain => State::Plain(None),
+            Side::Server if !self.one.surroundings.offered => {
+                State::Plain(Some(Diagnosis::NO_SMC_OPTION))
+            }
+            Side::Server => {
+                let policy = self.shared.policy(self.one.surroundings.port);
+                let peer_id = self.shared.settings.peer_id;
+                self.one.silent = true;
+                State::talk(Machine::Server(Server::with_policy(self.now, peer_id, policy)))
+            }
+        };
+        self.one.deadline = Some(self.now + timeout);
+        let hear = !matches!(self.one.state, State::Plain(_));
+        Effect::Connect { key: self.one.key, offer, hear }
+    }
+
+    /// Does what can be done without another input. Returns the first thing that the owner must do
+    /// about it; none if the rendezvous waits for an input.
+    pub(super) fn step(&mut self) -> Option<Effect> {
+        loop {
+            match &mut self.one.state {
+                State::Queued => return None,
+                State::Plain(_) | State::Connecting if !self.one.connected => return None,
+                State::Plain(reason) => {
+                    let reason = *reason;
+                    return Some(self.stay_tcp(reason, Vec::new(), false));
+                }
+                State::Declined(diagnosis) => {
+                    let reason = Some(*diagnosis);
+                    return Some(self.stay_tcp(reason, Vec::new(), true));
+                }
+                State::Failed(why) => {
+                    let why = *why;
+                    self.give_all_back();
+                    return Some(Effect::Reset { key: self.one.key, why });
+                }
+                State::Connecting => {
+                    if let Some(frame) = self.propose() {
+                        return Some(self.say(frame));
+                    }
+                }
+                State::Talking(talking) => {
+                    if talking.must_answer() && self.one.connected {
+                        self.answer();
+                        continue;
+                    }
+                    // Everything else is said already.
+                    if matches!(talking.wait, Some(Wait::Holder(_))) {
+                        return None;
+                    }
+                    let demand = talking.conversation.poll_demand()?;
+                    if let Some(effect) = self.obey(demand) {
+                        return Some(effect);
+                    }
+                }
+            }
+        }
+    }
+
+    fn obey(&mut self, demand: Demand) -> Option<Effect> {
+        match demand {
+            Demand::Say(frame)
+            | Demand::Client(ClientAction::Send(frame))
+            | Demand::Server(ServerAction::Send(frame)) => return Some(self.say(frame)),
+            Demand::Client(ClientAction::Done) | Demand::Server(ServerAction::Done) => {
+                return Some(self.hand_over());
+            }
+            Demand::Client(ClientAction::FallBack) | Demand::Server(ServerAction::FallBack) => {
+                return Some(self.fall_back(None));
+            }
+            Demand::FallBack(reason) => return Some(self.fall_back(reason)),
+            Demand::Client(ClientAction::OpenLink(offer) | ClientAction::JoinLink(offer)) => {
+                self.ask(Asked::Accept(offer));
+            }
+            Demand::Server(ServerAction::Provide(proposal)) => self.proposed(proposal),
+            Demand::Server(ServerAction::ConnectLink(offer)) => self.connect_link(&offer),
+            Demand::Server(ServerAction::JoinLink(offer)) => self.confirmed(offer),
+            Demand::Failed(error) => self.handshake_failed(error),
+            Demand::Close(Ended::Failed) => self.one.state = State::Failed(Why::Failed),
+            Demand::Close(Ended::ByPeer) => self.one.state = State::Failed(Why::Ended),
+        }
+        None
+    }
+
+    /// The machine has asked something. It is answered at once, or when that is possible.
+    pub(super) fn ask(&mut self, asked: Asked) {
+        self.handshake().asked = Some(asked);
+    }
+
+    /// The handshake, which goes on.
+    pub(super) fn handshake(&mut self) -> &mut Talking {
+        self.one.talking_mut().expect("only a machine at work asks and is answered")
+    }
+
+    /// Looks for the answer to what was asked.
+    fn answer(&mut self) {
+        let asked = self.handshake().asked.expect("something was asked");
+        let answer = match asked {
+            Asked::Proposal(proposal, _) => self.answer_to_proposal(&proposal),
+            Asked::Accept(offer) => self.answer_to_accept(&offer),
+        };
+        match answer {
+            Answer::Now(answer) => self.reply(answer),
+            Answer::Later(wait) => self.wait_for(wait),
+        }
+    }
+
+    /// Answers what was asked.
+    pub(super) fn reply(&mut self, answer: Result<Offer, Diagnosis>) {
+        if let Err(diagnosis) = answer {
+            self.one.reason = Some(diagnosis);
+        }
+        let talking = self.handshake();
+        talking.wait = None;
+        let asked = talking.asked.take().expect("an answer follows a question");
+        match asked {
+            Asked::Proposal(proposal, _) => self.reply_to_client(&proposal, answer),
+            Asked::Accept(_) => self.reply_to_server(answer),
+        }
+    }
+
+    /// Has the rendezvous wait.
+    pub(super) fn wait_for(&mut self, wait: Wait) {
+        let (key, listener) = (self.one.key, self.one.listener);
+        match &wait {
+            Wait::Place => self.shared.places.wait(self.now, listener, key),
+            Wait::FirstContact(group) => self.shared.first_contacts.wait(*group, key),
+            Wait::Element { group, .. } | Wait::Proof { group, .. } => {
+                self.shared.waiting.push((*group, key));
+            }
+            Wait::Holder(held) => self.shared.waiting.push((held.group, key)),
+        }
+        self.handshake().wait = Some(wait);
+    }
+
+    /// The answer if a group has no element for this rendezvous now.
+    pub(super) fn without_element(&mut self, shortage: Shortage) -> Answer {
+        match shortage {
+            Shortage::Passing(group) => {
+                // RFC 7609 3.5.2.1-7, 3.5.2.2-6
+                Answer::Later(Wait::Element { group, until: self.now + ELEMENT_WAIT })
+            }
+            Shortage::Unproven(group) => self.await_proof(group),
+            Shortage::Final(diagnosis) => Answer::Now(Err(diagnosis)),
+        }
+    }
+
+    /// Asks the links of a group to show that they carry, if there is still time for that.
+    fn await_proof(&mut self, group: GroupId) -> Answer {
+        let until = self.one.path.proof_by(self.now);
+        if until <= self.now {
+            self.one.path.failed(self.now, &mut self.shared.paths);
+            return Answer::Now(Err(Diagnosis::NO_ROCE_PATH));
+        }
+        self.shared.groups.probe(self.now, group);
+        Answer::Later(Wait::Proof { group, until })
+    }
+
+    /// An element in a group that is there.
+    pub(super) fn join(&mut self, group: GroupId, link: LinkId) -> Result<Offer, Shortage> {
+        let listener = self.one.listener;
+        let (own, ours) = Resources::reserve(self.now, self.shared, listener, (group, link))?;
+        self.one.hold(own);
+        self.one.path.worked(&mut self.shared.paths);
+        Ok(ours)
+    }
+
+    /// A new group for a first contact, with an element in it.
+    pub(super) fn found(
+        &mut self,
+        port: PortId,
+        role: Role,
+        peer: Peer,
+    ) -> Result<Offer, Shortage> {
+        let who = (self.one.listener, self.one.key);
+        let (own, ours) = Resources::found(self.now, self.shared, who, (port, role, peer))?;
+        self.one.hold(own);
+        Ok(ours)
+    }
+
+    /// Brings the queue pair of a first contact to the peer's, and takes in the element that the
+    /// peer offers with it. Returns whether both can be used.
+    pub(super) fn connect_to(&mut self, offer: &Offer, agreement: Agreement) -> bool {
+        let is_client = matches!(self.handshake().conversation.machine, Machine::Client(_));
+        let group = self.one.resources.as_ref().expect("whoever founds a group is in it").group;
+        let groups = &mut self.shared.groups;
+        if let Some(within) = self.one.path.hurry(self.now, is_client) {
+            groups.hurry(group, within);
+        }
+        let connected = groups.connect(self.now, group, offer, agreement);
+        connected.is_ok() && self.take_offer(offer) == Ok(Taken::Noted)
+    }
+
+    /// Takes in what the peer offered.
+    pub(super) fn take_offer(&mut self, offer: &Offer) -> Result<Taken, BadOffer> {
+        let own = self.one.resources.as_ref().expect("whoever is offered one has its own");
+        own.take_offer(self.now, self.shared, offer)
+    }
+
+    /// The element that the peer offered may be free now.
+    pub(super) fn retry_offer(&mut self) {
+        if let Some(held) = self.take_held() {
+            let taken = self.take_offer(&held.offer);
+            self.taken(taken, held);
+        }
+    }
+
+    /// The connection that has the peer's element does not end: the peer has forgotten it.
+    pub(super) fn insist(&mut self) {
+        if let Some(held) = self.take_held() {
+            let own = self.one.resources.as_ref().expect("whoever waits has its own");
+            let taken = own.insist_on_offer(self.now, self.shared, &held.offer);
+            self.taken(taken, held);
+        }
+    }
+
+    fn take_held(&mut self) -> Option<Held> {
+        let talking = self.one.talking_mut()?;
+        let held = match talking.wait {
+            Some(Wait::Holder(held)) => held,
+            Some(
+                Wait::Place | Wait::FirstContact(_) | Wait::Element { .. } | Wait::Proof { .. },
+            )
+            | None => return None,
+        };
+        talking.wait = None;
+        Some(held)
+    }
+
+    /// Does what follows from what became of the peer's offer.
+    pub(super) fn taken(&mut self, taken: Result<Taken, BadOffer>, held: Held) {
+        match (taken, held.answer) {
+            (Ok(Taken::Awaited), _) => self.wait_for(Wait::Holder(held)),
+            // The client answers; the server has nothing left to say.
+            (Ok(Taken::Noted), Some(ours)) => self.reply(Ok(ours)),
+            (Ok(Taken::Noted), None) => {}
+            (Err(offence), Some(_)) => {
+                self.note_bad_offer(offence);
+                self.reply(Err(Diagnosis::OUT_OF_MEMORY));
+            }
+            (Err(offence), None) => {
+                self.note_bad_offer(offence);
+                // The client writes by RDMA already, or so it believes: too late for TCP.
+                // RFC 7609 C.1-7
+                self.shared.counts.handshakes_failed += 1;
+                self.one.state = State::Failed(Why::BadConfirm);
+            }
+        }
+    }
+
+    /// The handshake ended in an error. What becomes of the connection is another matter.
+    fn handshake_failed(&mut self, error: HandshakeError) {
+        tracing::debug!(session = self.one.key.index, ?error, "the rendezvous failed");
+        let HandshakeError::Declined { diagnosis, out_of_sync } = error else {
+            self.shared.counts.handshakes_failed += 1;
+            return;
+        };
+        if out_of_sync && let Some(resources) = &self.one.resources {
+            let (group, peer) = (resources.group, self.peer_address());
+            self.shared.groups.called_out_of_sync(self.now, group, peer);
+        }
+        // What the peer found out about the path counts here, too.
+        match diagnosis {
+            Diagnosis::NO_ROCE_PATH => self.one.path.doubted(self.now, &mut self.shared.paths),
+            Diagnosis::CONFIRM_LINK_TIMED_OUT => {
+                self.one.path.failed(self.now, &mut self.shared.paths);
+            }
+            _ => {}
+        }
+        self.one.reason = Some(diagnosis);
+    }
+
+    fn say(&mut self, frame: Frame) -> Effect {
+        tracing::trace!(session = self.one.key.index, ?frame, "sent");
+        self.one.path.said_at = self.now;
+        Effect::Send { key: self.one.key, frame }
+    }
+
+    /// The rendezvous succeeded: the poller takes over.
+    // RFC 7609 3.5.2.4-1
+    fn hand_over(&mut self) -> Effect {
+        let ended = self.handshake().conversation.has_ended();
+        let held = self.one.resources.take().expect("what was provided is reserved");
+        self.give_all_back();
+        self.shared.counts.connections_smc += 1;
+        let Resources { group, connection, rmbe } = held;
+        Effect::HandOver { key: self.one.key, connection, group, rmbe, ended }
+    }
+
+    fn fall_back(&mut self, reason: Option<Diagnosis>) -> Effect {
+        let conversation = &self.handshake().conversation;
+        let (leftover, declined) = (conversation.leftover().to_vec(), conversation.has_declined());
+        self.stay_tcp(reason, leftover, declined)
+    }
+
+    /// The connection stays TCP, on the poller next to it: two sockets need no RNIC, so any does.
+    fn stay_tcp(&mut self, reason: Option<Diagnosis>, leftover: Vec<u8>, declined: bool) -> Effect {
+        self.give_all_back();
+        let Some(connection) = self.shared.groups.slots_mut().take() else {
+            self.one.state = State::Failed(Why::NoSlot);
+            return Effect::Exhausted { listener: self.one.listener, limit: Limit::Slots };
+        };
+        let reason = self.one.reason.or(reason);
+        if let Some(reason) = reason {
+            self.shared.fallbacks.count(reason);
+        }
+        self.shared.counts.connections_tcp += 1;
+        let port = self.one.surroundings.port.unwrap_or(PortId(0));
+        Effect::StayTcp { key: self.one.key, connection, port, reason, leftover, declined }
+    }
+
+    /// Gives back what the rendezvous holds: another may have its place, its element and its slot.
+    fn give_all_back(&mut self) {
+        self.one.path.end_trial(self.now, &mut self.shared.paths);
+        if let Some(resources) = self.one.resources.take() {
+            resources.release(self.now, self.shared, self.one.key);
+        }
+        let key = self.one.key;
+        if std::mem::take(&mut self.one.silent) {
+            self.shared.silent.leave(self.one.source.ip(), key);
+        }
+        if std::mem::take(&mut self.one.has_place) {
+            self.shared.places.leave(self.one.listener);
+        }
+        self.shared.waiting.retain(|(_, other)| *other != key);
+    }
+
+    /// The first contact of this rendezvous succeeded.
+    pub(super) fn link_confirmed(&mut self) {
+        self.one.path.worked(&mut self.shared.paths);
+        if let Some(talking) = self.one.talking_mut() {
+            talking.conversation.link_confirmed();
+        }
+    }
+
+    /// The first contact of this rendezvous failed.
+    pub(super) fn link_failed(&mut self, committed: bool) {
+        self.one.path.failed(self.now, &mut self.shared.paths);
+        if let Some(talking) = self.one.talking_mut() {
+            talking.conversation.link_failed(committed);
+        }
+    }
+
+    /// A link of the group has shown that it carries: whoever doubted the path need not any more.
+    pub(super) fn link_proven(&mut self) {
+        self.one.path.worked(&mut self.shared.paths);
+        self.end_wait(|wait| matches!(wait, Wait::Proof { .. }));
+    }
+
+    /// What the rendezvous waits for has happened, if it is this.
+    pub(super) fn end_wait(&mut self, is_this: impl FnOnce(&Wait) -> bool) {
+        if let Some(talking) = self.one.talking_mut() {
+            talking.wait.take_if(|wait| is_this(wait));
+        }
+    }
+
+    /// Does what is due.
+    pub(super) fn expire(&mut self) {
+        let now = self.now;
+        let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        if is_due(self.one.deadline) {
+            self.time_out();
+            return;
+        }
+        let connected = self.one.connected;
+        let Some(talking) = self.one.talking_mut() else { return };
+        if connected
+            && let Some(Asked::Proposal(_, by)) = talking.asked
+            && by <= now
+        {
+            let crowded = matches!(talking.wait, Some(Wait::Place));
+            let why = if crowded { Diagnosis::TOO_BUSY } else { Diagnosis::TIMED_OUT };
+            self.reply(Err(why));
+        } else if is_due(talking.wait.as_ref().and_then(Wait::until)) {
+            match &talking.wait {
+                Some(Wait::Holder(_)) => self.insist(),
+                // The peer took too long to know another RMB.
+                Some(Wait::Element { .. }) => self.reply(Err(Diagnosis::OUT_OF_MEMORY)),
+                // It is looked at once more.
+                Some(Wait::Proof { .. }) => talking.wait = None,
+                Some(Wait::Place | Wait::FirstContact(_)) | None => {
+                    unreachable!("these waits have no end of their own")
+                }
+            }
+        } else {
+            talking.conversation.handle_timeout(now);
+        }
+    }
+
+    /// All the time of the rendezvous has passed.
+    fn time_out(&mut self) {
+        if !self.one.connected {
+            self.one.state = State::Failed(Why::Unanswered);
+            return;
+        }
+        let Some(talking) = self.one.talking_mut() else { return };
+        if matches!(talking.asked, Some(Asked::Proposal(..))) {
+            self.reply(Err(Diagnosis::TIMED_OUT));
+        } else {
+            (talking.asked, talking.wait) = (None, None);
+            talking.conversation.fail(HandshakeError::TimedOut);
+        }
+    }
+
+    /// Which version the rendezvous has come to.
+    pub(super) fn agreement(&self) -> Option<Agreement> {
+        self.one.talking()?.conversation.machine.agreement()
+    }
+
+    /// What the listener of this rendezvous says.
+    pub(super) fn terms(&self) -> &Terms {
+        self.shared.terms(self.one.listener)
+    }
+
+    /// Where the peer's end of the TCP connection is.
+    pub(super) fn peer_address(&self) -> IpAddr {
+        match self.terms().side {
+            Side::Client { server } => server.to_canonical(),
+            Side::Server | Side::Plain => self.one.source.ip().to_canonical(),
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! One rendezvous: where it is, and what it holds.
+
+use std::net::SocketAddr;
+
+use smcr_proto::Instant;
+use smcr_proto::wire::clc::Diagnosis;
+
+use super::conversation::{Conversation, Machine};
+use super::effect::{Stage, Why};
+use super::facts::{Arrival, Surroundings};
+use super::path::PathCheck;
+use super::resources::Resources;
+use super::waiting::{Asked, Wait};
+use crate::slab::Key;
+
+/// A connection on its way to SMC-R or TCP.
+pub(super) struct Rendezvous {
+    pub(super) key: Key,
+    /// The listener that accepted it.
+    pub(super) listener: u16,
+    /// Who connected to us.
+    pub(super) source: SocketAddr,
+    pub(super) surroundings: Surroundings,
+    pub(super) state: State,
+    /// Both of its sockets are connected.
+    pub(super) connected: bool,
+    /// When we give up: connecting at first, then the rendezvous as a whole.
+    pub(super) deadline: Option<Instant>,
+    /// What it holds of a link group, and must give back if it fails.
+    pub(super) resources: Option<Resources>,
+    /// It has one of the places for rendezvous.
+    pub(super) has_place: bool,
+    /// It is one of those that wait for a Proposal, which may never come.
+    pub(super) silent: bool,
+    pub(super) path: PathCheck,
+    /// Why it is about to stay TCP.
+    pub(super) reason: Option<Diagnosis>,
+}
+
+/// Where a rendezvous is.
+pub(super) enum State {
+    /// It waits for a place; nothing is connected for it.
+    Queued,
+    /// Nobody has anything to say: once it is connected, it stays TCP for this reason.
+    Plain(Option<Diagnosis>),
+    /// Our connect to the peer is under way; we propose then.
+    Connecting,
+    /// The handshake goes on.
+    Talking(Box<Talking>),
+    /// We have said Decline in place of a Proposal: it stays TCP for this reason.
+    Declined(Diagnosis),
+    /// Both sockets must be reset.
+    Failed(Why),
+}
+
+/// A handshake that goes on.
+pub(super) struct Talking {
+    pub(super) conversation: Conversation,
+    /// What the machine has asked, as long as it has no answer.
+    pub(super) asked: Option<Asked>,
+    /// What must happen before it gets one, or, at a server, before it gets the connection.
+    pub(super) wait: Option<Wait>,
+}
+
+impl Rendezvous {
+    /// A connection that was accepted, and for which nothing was done yet.
+    pub(super) fn new(
+        now: Instant,
+        key: Key,
+        arrival: Arrival,
+        surroundings: Surroundings,
+    ) -> Self {
+        Self {
+            key,
+            listener: arrival.listener,
+            source: arrival.source,
+            surroundings,
+            state: State::Queued,
+            connected: false,
+            deadline: None,
+            resources: None,
+            has_place: false,
+            silent: false,
+            path: PathCheck::new(now),
+            reason: None,
+        }
+    }
+
+    /// The handshake, if it goes on.
+    pub(super) fn talking(&self) -> Option<&Talking> {
+        match &self.state {
+            State::Talking(talking) => Some(talking),
+            State::Queued
+            | State::Plain(_)
+            | State::Connecting
+            | State::Declined(_)
+            | State::Failed(_) => None,
+        }
+    }
+
+    /// The handshake, if it goes on.
+    pub(super) fn talking_mut(&mut self) -> Option<&mut Talking> {
+        match &mut self.state {
+            State::Talking(talking) => Some(talking),
+            State::Queued
+            | State::Plain(_)
+            | State::Connecting
+            | State::Declined(_)
+            | State::Failed(_) => None,
+        }
+    }
+
+    /// Keeps what it has got of a link group.
+    pub(super) fn hold(&mut self, resources: Resources) {
+        let before = self.resources.replace(resources);
+        assert!(before.is_none(), "a rendezvous takes one element");
+    }
+
+    /// What it waits for, beside the peer.
+    pub(super) fn wait(&self) -> Option<&Wait> {
+        self.talking()?.wait.as_ref()
+    }
+
+    /// How far it is, as operators see it.
+    pub(super) fn stage(&self) -> Stage {
+        let waits = matches!(self.state, State::Queued) || matches!(self.wait(), Some(Wait::Place));
+        if waits { Stage::Waiting } else { Stage::Connecting }
+    }
+
+    /// When it must be looked at, at the latest.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        let talking = self.talking();
+        let answer_by = talking.and_then(|talking| match talking.asked {
+            Some(Asked::Proposal(_, by)) if self.connected => Some(by),
+            Some(Asked::Proposal(..) | Asked::Accept(_)) | None => None,
+        });
+        let wait = self.wait().and_then(Wait::until);
+        let machine = talking.and_then(|talking| talking.conversation.machine.poll_timeout());
+        [self.deadline, answer_by, wait, machine].into_iter().flatten().min()
+    }
+}
+
+impl State {
+    /// Nothing was said yet.
+    pub(super) fn talk(machine: Machine) -> Self {
+        let conversation = Conversation::new(machine);
+        Self::Talking(Box::new(Talking { conversation, asked: None, wait: None }))
+    }
+}
+
+impl Talking {
+    /// Whether something was asked that can be looked at now.
+    pub(super) fn must_answer(&self) -> bool {
+        self.asked.is_some() && self.wait.is_none()
+    }
+}
