@@ -36,3 +36,6 @@ mod waiting;
 pub use effect::{Closed, Counts, Effect, Limit, Stage, Why};
 pub use endpoint::Endpoint;
 pub use facts::{Arrival, Settings, Side, Surroundings, Terms};
+
+#[cfg(test)]
+mod tests;
