@@ -1,11 +1,11 @@
-//! TCP connections beside SMC-R connections that are over, as long as the peer has not ended them.
+//! TCP connections beside SMC-R connections that are over, until the peer ends them.
 //!
-//! Whoever ends TCP first keeps the pair of ports in TIME_WAIT for a minute. The side that listens
-//! can afford it. The side that connected has some 28,000 ports towards the peer: with a few
-//! thousand short connections per second it ran out of them, and each `connect` searched them all.
-//! So the connecting side waits until the peer has ended TCP, and resets what the peer does not
-//! end in time: a reset leaves no TIME_WAIT. By then both sides have said C, so that the reset
-//! takes nothing from anybody.
+//! The side that ends TCP first keeps the pair of ports in TIME_WAIT for a minute. The side that
+//! listens can afford that. The side that connected has some 28,000 ports towards the peer: with a
+//! few thousand short connections per second it ran out of them, and each `connect` searched them
+//! all. So the connecting side waits until the peer has ended TCP, and resets a connection that the
+//! peer does not end in time, because a reset leaves no TIME_WAIT. By then both sides have sent the
+//! C flag of CDC, so that the reset loses no data.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ use crate::slab::Key;
 #[derive(Debug, Default)]
 pub struct Farewells {
     sockets: HashMap<Key, OwnedFd>,
-    /// Oldest first. Those that the peer has ended are here still, until their time has come.
+    /// Oldest first. Connections that the peer has ended stay here until their time is over.
     order: VecDeque<(Instant, Key)>,
     cut_short: u64,
 }
@@ -86,8 +86,8 @@ impl Farewells {
     }
 }
 
-/// Descriptors that may wait: one of a connection's two, for as long as a message takes to reach
-/// the peer and its FIN to come back.
+/// Descriptors that may wait. Each waits as long as a message takes to reach the peer and its FIN
+/// takes to come back.
 const WAITING_MAX: usize = 1_024;
 /// How long a peer may take to end TCP when both sides have said C.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -3,6 +3,7 @@
 mod accept;
 mod answers;
 mod effects;
+mod overload;
 
 use std::io;
 use std::sync::Arc;
@@ -34,7 +35,7 @@ use crate::sessions::Sessions;
 use crate::slab::Key;
 use crate::smc_option::OptionSource;
 use crate::status::{Question, Traffic};
-use accept::Overload;
+use overload::Overload;
 
 /// An RNIC and its poller. Without an RNIC it relays TCP only.
 pub struct Port<N: Rnic> {

@@ -1,9 +1,9 @@
 //! Which peers TCP reaches and RoCE does not, as far as connections have found out.
 //!
-//! A firewall, or a network without RoCE, costs the first connection more than a second: nobody
-//! says that UDP port 4791 is closed. What it found out is remembered, and the connections that
-//! follow are TCP at once. Now and then one of them tries again, and waits for an answer no longer
-//! than users notice.
+//! A firewall, or a network without RoCE, costs the first connection more than a second, because
+//! nothing reports that UDP port 4791 is closed. The gateway remembers that, and the connections
+//! that follow are TCP at once. Now and then one of them tries again. It waits so briefly for an
+//! answer that users do not notice.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -49,7 +49,8 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// What a new connection to `far` may do. Whoever is told [`Way::Trial`] says what came of it.
+    /// What a new connection to `far` may do. After [`Way::Trial`] the caller must report the
+    /// outcome: `failed`, `worked` or `unclear`.
     pub fn consult(&mut self, now: Instant, far: Far) -> Way {
         let Some(doubt) = self.doubts.get_mut(&far) else { return Way::Open };
         let tried = doubt.trial_until.is_some_and(|until| now < until);
@@ -60,7 +61,7 @@ impl Paths {
         Way::Trial
     }
 
-    /// RoCE did not get through. Of connections that found out together the first counts.
+    /// RoCE did not get through. If several connections find that out at once, it counts once.
     pub fn failed(&mut self, now: Instant, far: Far) {
         self.make_room(far);
         let doubt = self.doubts.entry(far).or_insert(Doubt {
@@ -79,7 +80,8 @@ impl Paths {
         };
     }
 
-    /// The peer has its own doubts, and knows when it will try again.
+    /// The peer declined because RoCE did not get through to us. It decides itself when it tries
+    /// again.
     pub fn doubted(&mut self, now: Instant, far: Far) {
         self.make_room(far);
         let again_at = now + AGAIN_FIRST;
@@ -89,12 +91,12 @@ impl Paths {
         doubt.trial_until = None;
     }
 
-    /// RoCE gets through. Returns whether that is news.
+    /// RoCE gets through. Returns whether it did not before.
     pub fn worked(&mut self, far: Far) -> bool {
         !self.doubts.is_empty() && self.doubts.remove(&far).is_some()
     }
 
-    /// A trial ended for a reason of its own.
+    /// A trial ended for another reason, and has shown nothing.
     pub fn unclear(&mut self, now: Instant, far: Far) {
         if let Some(doubt) = self.doubts.get_mut(&far)
             && doubt.trial_until.take().is_some()
@@ -162,8 +164,8 @@ mod tests {
         assert_eq!(paths.consult(at, far(1)), Way::Open);
     }
 
-    /// A trial whose application goes away says nothing about the path, and one that is forgotten
-    /// must not be the last.
+    /// A trial whose application goes away says nothing about the path. If a trial is forgotten,
+    /// there must be another one.
     #[test]
     fn a_trial_without_an_outcome_is_not_the_last() {
         let mut paths = Paths::default();

@@ -1,12 +1,12 @@
-//! How many rendezvous go on at once, and who waits for one of these places.
+//! How many rendezvous go on at once, and which connections wait for one of these places.
 //!
-//! A burst of newcomers is over in a second or two, but a connection that stays TCP because of it
-//! may last for months. So newcomers wait, each line in order of arrival. They wait here and not in
-//! the kernel's backlog: that is short (`somaxconn`), and a SYN that it has no room for is repeated
-//! only a second later. `connections_max` bounds how many wait.
+//! A burst of new connections is over in a second or two, but a connection that stays TCP because
+//! of it may last for months. So new connections wait, in one queue per listener. They wait here
+//! and not in the kernel's backlog, because that is short (`somaxconn`), and a client repeats a SYN
+//! that found no room only a second later. `connections_max` bounds how many wait.
 //!
-//! Nobody holds a place who may be silent for long without having cost us anything: where we are
-//! the server, it is taken when the Proposal is there.
+//! A peer that keeps silent takes no place: where we are the server, a connection takes its place
+//! when the Proposal has arrived.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -26,18 +26,18 @@ pub enum Place {
     Taken,
 }
 
-/// The places of all listeners, and the lines before them.
+/// The places of all listeners, and the queues of those who wait for them.
 #[derive(Debug)]
 pub struct Places {
     max: usize,
-    /// As many each listener gets even when the others have taken all: whoever waits for one
-    /// upstream does not keep the connections of another waiting.
+    /// Each listener gets so many even when the others have taken all, so that connections to an
+    /// upstream that does not answer do not block those to another.
     share: usize,
     taken: usize,
-    /// How long anybody waits at most.
+    /// How long a connection waits at most.
     patience: Duration,
     lines: Vec<Line>,
-    /// The line that is asked first.
+    /// The queue that is served next.
     turn: usize,
 }
 
@@ -48,14 +48,15 @@ struct Line {
 }
 
 impl Places {
-    /// `max` places for as many `lines`, of which `contenders` need places at all.
+    /// `max` places for `lines` listeners, of which `contenders` need places at all.
     pub fn new(max: usize, lines: usize, contenders: usize, patience: Duration) -> Self {
         let share = (max / contenders.max(1)).max(1);
         let lines = std::iter::repeat_with(Line::default).take(lines).collect();
         Self { max, share, taken: 0, patience, lines, turn: 0 }
     }
 
-    /// Takes a place, if one is free and nobody else of this line waits for it.
+    /// Takes a place for a connection of a listener, if one is free and no other connection of that
+    /// listener waits for it.
     pub fn take(&mut self, line: u16) -> bool {
         let line = usize::from(line);
         let free = self.lines[line].waiting.is_empty() && self.is_free(line);
@@ -65,13 +66,13 @@ impl Places {
         free
     }
 
-    /// Puts somebody at the end of the line.
+    /// Puts a connection at the end of the queue of its listener.
     pub fn wait(&mut self, now: Instant, line: u16, key: Key) {
         self.lines[usize::from(line)].waiting.push_back((now, key));
     }
 
-    /// Who has a place from now on; whoever has gone meanwhile must [`leave`](Self::leave) it. The
-    /// lines take turns.
+    /// Gives a free place to the next connection that waits; the listeners take turns. If that
+    /// connection is over by now, the caller must [`leave`](Self::leave) the place.
     pub fn admit(&mut self) -> Option<(u16, Key)> {
         let lines = self.lines.len();
         let mut order = (0..lines).map(|step| (self.turn + step) % lines);
@@ -83,7 +84,7 @@ impl Places {
         Some((u16::try_from(line).expect("listeners are numbered so"), key))
     }
 
-    /// Who has waited for too long. It is in no line any more, and has no place.
+    /// Takes a connection that has waited for too long out of its queue. It has no place.
     pub fn give_up(&mut self, now: Instant) -> Option<Key> {
         let patience = self.patience;
         let mut lines = self.lines.iter_mut();
@@ -93,7 +94,7 @@ impl Places {
         })
     }
 
-    /// When [`give_up`](Self::give_up) has somebody, at the latest.
+    /// When [`give_up`](Self::give_up) must be called, at the latest.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let first = self.lines.iter().filter_map(|line| line.waiting.front()).min();
         first.map(|(since, _)| *since + self.patience)

@@ -1,7 +1,7 @@
-//! What each source of connections has: nobody takes the places of all others.
+//! How many connections each source has, so that no source takes the share of all others.
 //!
-//! A source is an address; of IPv6 the first 64 bits, because whoever has one address of such a
-//! network has them all.
+//! A source is an address. Of an IPv6 address the first 64 bits count, because a host that has one
+//! address of such a network can have them all.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
@@ -14,21 +14,21 @@ use crate::slab::Key;
 pub struct Sources(HashMap<IpAddr, u32>);
 
 impl Sources {
-    /// How many connections it has.
+    /// How many connections `source` has.
     pub fn of(&self, source: IpAddr) -> u32 {
         self.0.get(&source_of(source)).copied().unwrap_or(0)
     }
 
-    /// It has one more.
+    /// Counts a connection of `source`.
     pub fn enter(&mut self, source: IpAddr) {
         *self.0.entry(source_of(source)).or_default() += 1;
     }
 
-    /// It has one less.
+    /// A connection of `source` is over.
     ///
     /// # Panics
     ///
-    /// If it had none.
+    /// If it has none.
     pub fn leave(&mut self, source: IpAddr) {
         let source = source_of(source);
         let count = self.0.get_mut(&source).expect("who leaves has entered");
@@ -41,14 +41,14 @@ impl Sources {
 
 /// Connections of peers that offered SMC-R in the SYN and have not sent a Proposal.
 ///
-/// An honest peer sends it at once. Those that do not hold two descriptors each until they time
-/// out, so there is a budget for them, apart from that of connections: beyond it the oldest goes,
-/// of the source that has the most.
+/// An honest peer sends it at once. A peer that does not holds two descriptors until it times out.
+/// So these connections have a budget of their own: when it is exceeded, the source that has the
+/// most of them loses its oldest.
 #[derive(Debug)]
 pub struct Silent {
     max: usize,
     count: usize,
-    /// How many there ever were: tells who came first.
+    /// How many there have been so far. It orders them by age.
     entered: u64,
     lines: HashMap<IpAddr, VecDeque<(u64, Key)>>,
 }
@@ -59,8 +59,9 @@ impl Silent {
         Self { max, count: 0, entered: 0, lines: HashMap::new() }
     }
 
-    /// One more. Returns who must go for it, who is in no line any more.
-    #[must_use = "who must go has two sockets"]
+    /// Adds a connection. Returns the one that must be reset to make room for it, if the budget is
+    /// exceeded; that one is forgotten already.
+    #[must_use = "the connection that must be reset has two sockets"]
     pub fn enter(&mut self, source: IpAddr, key: Key) -> Option<Key> {
         self.lines.entry(source_of(source)).or_default().push_back((self.entered, key));
         self.entered += 1;
@@ -79,11 +80,11 @@ impl Silent {
         Some(oldest)
     }
 
-    /// It has sent its Proposal, or is over. Somebody who had to go has left already.
+    /// The connection has sent its Proposal, or is over. It may have been forgotten before.
     pub fn leave(&mut self, source: IpAddr, key: Key) {
         let source = source_of(source);
         let Some(line) = self.lines.get_mut(&source) else { return };
-        // Most leave soon after they came.
+        // Most connections leave soon after they came, so the search begins with the newest.
         if let Some(at) = line.iter().rposition(|(_, other)| *other == key) {
             line.remove(at);
             self.count -= 1;
@@ -131,8 +132,8 @@ mod tests {
         assert_eq!([of(&sources, "10.0.0.1"), of(&sources, "10.0.0.2")], [1, 0]);
     }
 
-    /// Whoever opens connections by the thousand and says nothing loses his own, oldest first, and
-    /// nobody else's, however long those have been there.
+    /// A source that opens thousands of connections and says nothing loses its own, oldest first.
+    /// Connections of other sources stay, however old they are.
     #[test]
     fn a_crowd_of_silent_connections_displaces_itself() {
         let mut silent = Silent::new(4);

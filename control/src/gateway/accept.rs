@@ -2,9 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use smcr_proto::Instant;
 use smcr_rnic::Rnic;
@@ -18,24 +16,6 @@ use crate::rendezvous::{Arrival, Surroundings};
 use crate::sessions::Negotiating;
 use crate::slab::Key;
 use crate::smc_option::OptionSource;
-
-/// What the control thread does when descriptors or places have run out.
-#[derive(Debug)]
-pub(super) struct Overload {
-    /// A descriptor to give up when there are no more.
-    reserve: Option<OwnedFd>,
-    logged_at: Option<Instant>,
-}
-
-impl Overload {
-    pub(super) fn new() -> Self {
-        Self { reserve: spare(), logged_at: None }
-    }
-}
-
-fn spare() -> Option<OwnedFd> {
-    eventfd(0, EventfdFlags::CLOEXEC).ok()
-}
 
 impl<N: Rnic> Gateway<N> {
     /// Accepts what waits at listener `index`.
@@ -61,16 +41,12 @@ impl<N: Rnic> Gateway<N> {
     /// Out of descriptors: whoever waits is told so, instead of waiting for ever. Returns whether
     /// somebody was.
     fn refuse_for_want_of_descriptors(&mut self, now: Instant, index: u16) -> bool {
-        self.overload.reserve = None;
         let listener = &mut self.listeners[usize::from(index)];
-        let refused = listener.accept().ok();
-        let found = refused.is_some();
-        if let Some(refused) = refused {
+        let found = self.overload.with_spare(|| listener.accept().map(reset).is_ok());
+        if found {
             listener.refused += 1;
-            reset(refused);
             self.log_limit(now, index, OUT_OF_DESCRIPTORS);
         }
-        self.overload.reserve = spare();
         found
     }
 
@@ -191,11 +167,7 @@ impl<N: Rnic> Gateway<N> {
 
     /// Says what has run out, and what follows for new connections of listener `index`.
     pub(super) fn log_limit(&mut self, now: Instant, index: u16, what: &str) {
-        if self.overload.logged_at.is_none_or(|at| now.since(at) >= LOG_LIMIT_EVERY) {
-            self.overload.logged_at = Some(now);
-            let name = &self.listeners[usize::from(index)].config.name;
-            tracing::warn!(listener = name, "out of {what}");
-        }
+        self.overload.log(now, &self.listeners[usize::from(index)].config.name, what);
     }
 }
 
@@ -237,5 +209,3 @@ const OUT_OF_DESCRIPTORS: &str = "file descriptors: new connections are refused"
 const ACCEPT_MAX: usize = 1_024;
 /// Of these, such that are more work than to let them wait.
 const BEGIN_MAX: usize = 64;
-/// A limit that is reached is reached often; once in a while is enough to know.
-const LOG_LIMIT_EVERY: Duration = Duration::from_secs(1);
