@@ -1,7 +1,7 @@
 //! The TOML file, parsed into types that cannot be wrong.
 //!
-//! Everything has a default but what only the operator knows: the listeners. Each fault is one line
-//! that names file, line and key. Nothing is opened, bound or resolved here.
+//! Every key has a default, except those of listeners that only the operator knows. Each fault is
+//! one line that names file, line and key. Nothing is opened, bound or resolved here.
 
 mod duration;
 mod error;
@@ -125,7 +125,7 @@ pub struct Listener {
     pub connect_timeout: Duration,
     /// Connections it serves at once; more are refused.
     pub connections_max: u32,
-    /// Of these, such as one address may have, or one network of 64 bits of IPv6.
+    /// How many of them one client address may have; in IPv6, one network of 64 bits.
     pub max_per_source: u32,
     /// How long nothing may move on a connection before it is reset; zero: for ever.
     pub idle_timeout: Duration,
@@ -177,15 +177,15 @@ pub enum IdlePolicy {
 /// What is worth a line in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
-    /// Only what needs an operator.
+    /// Only what an operator must act on.
     Error,
-    /// And what one should know.
+    /// Also what an operator should know.
     Warn,
-    /// And each event of the control thread's life.
+    /// Also what the control thread does: listeners, link groups, links.
     Info,
-    /// And each connection.
+    /// Also each connection.
     Debug,
-    /// And each message.
+    /// Also each message.
     Trace,
 }
 
@@ -298,7 +298,8 @@ fn listeners(
         let upstream: Upstream =
             text.value.parse().map_err(|why: String| text.error(source, why))?;
         if upstream == Upstream::Address(bind) {
-            let why = format!("{bind} is this listener itself, which would call itself forever");
+            let why =
+                format!("{bind} is this listener itself, which would connect to itself forever");
             return Err(text.error(source, format!("{why}; write the address of the server")));
         }
         let range = 1..CONNECTIONS_MAX + 1;

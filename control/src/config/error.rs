@@ -1,11 +1,12 @@
 //! What is wrong with a configuration file, in one line.
 
-use std::fmt;
+use std::fmt::{self, Write};
 
 /// One fault of a configuration file.
 ///
-/// Displays as `FILE:LINE: KEY: why; what to do`, on one line. The program prints it and exits
-/// with code 2; nothing has been started.
+/// Displays as `FILE:LINE: KEY: why; what to do`, on one line whatever the file contains: control
+/// characters in its name, its keys and its values are escaped. The program prints the line and
+/// exits with code 2; nothing has been started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     file: String,
@@ -34,15 +35,30 @@ impl ConfigError {
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.file)?;
+        write_on_one_line(f, &self.file)?;
         if let Some(line) = self.line {
             write!(f, ":{line}")?;
         }
         if !self.key.is_empty() {
-            write!(f, ": {}", self.key)?;
+            f.write_str(": ")?;
+            write_on_one_line(f, &self.key)?;
         }
-        write!(f, ": {}", self.why)
+        f.write_str(": ")?;
+        write_on_one_line(f, &self.why)
     }
+}
+
+/// Writes `text` with its control characters escaped, so that it can neither begin a line of its
+/// own nor command a terminal. The two line separators of Unicode count as well.
+fn write_on_one_line(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+    for letter in text.chars() {
+        match letter {
+            '\u{2028}' | '\u{2029}' => write!(f, "{}", letter.escape_unicode())?,
+            _ if letter.is_control() => write!(f, "{}", letter.escape_default())?,
+            _ => f.write_char(letter)?,
+        }
+    }
+    Ok(())
 }
 
 impl std::error::Error for ConfigError {}

@@ -1,4 +1,4 @@
-//! TCP keepalive: how a TCP connection is probed on which nothing happens (RFC 4.5.3).
+//! TCP keepalive: how the kernel probes a TCP connection on which nothing happens (RFC 4.5.3).
 
 use std::time::Duration;
 

@@ -8,19 +8,19 @@ use super::section::Section;
 pub struct Limits {
     /// Connections at once. Each holds two descriptors.
     pub connections_max: u32,
-    /// Rendezvous at once; connections beyond stay TCP.
+    /// Rendezvous at once. More connections than these wait, and stay TCP if they wait too long.
     pub handshakes_max: u32,
-    /// Connections of peers that offer SMC-R and have not sent a Proposal yet; beyond, the oldest
-    /// are reset.
+    /// Connections of peers that offered SMC-R and have not sent a Proposal yet. If there are more,
+    /// the oldest are reset.
     pub silent_max: u32,
-    /// What the operator says that RMB elements in use may take, in bytes; see
+    /// The bytes that RMB elements in use may take, if the operator has set a limit; see
     /// [`rmb_bytes`](Self::rmb_bytes).
     pub rmb_bytes: Option<u64>,
 }
 
 impl Limits {
-    /// Memory that RMB elements in use may take, in bytes, for a process that may have so much
-    /// `memory`; connections beyond stay TCP.
+    /// The bytes that RMB elements in use may take, in a process that may have `memory` bytes in
+    /// all. Connections that would need more stay TCP.
     pub fn rmb_bytes(&self, memory: Option<u64>) -> u64 {
         let share = memory.map_or(RMB_BYTES, |memory| RMB_BYTES.min(memory / 2));
         self.rmb_bytes.unwrap_or(share)
@@ -31,7 +31,7 @@ impl Limits {
 pub(super) fn read(mut table: Section<'_>) -> Result<Limits, ConfigError> {
     let rmb_bytes = match table.has("rmb_bytes") {
         true => Some(table.number("rmb_bytes", 0..RMB_BYTES_MAX + 1, 0)?.value),
-        // Asked for all the same: it is a key that is known.
+        // The section is asked for the key even so, because that makes it a known one.
         false => table.number("rmb_bytes", 0..RMB_BYTES_MAX + 1, 0).map(|_| None)?,
     };
     let limits = Limits {
@@ -48,9 +48,9 @@ pub(super) fn read(mut table: Section<'_>) -> Result<Limits, ConfigError> {
 /// size for more connections than a process has descriptors for. Pages come into being as
 /// connections fill them.
 const RMB_BYTES: u64 = 4 << 30;
-/// More is a slip of the pen.
+/// A larger number is a slip of the pen.
 const RMB_BYTES_MAX: u64 = 1 << 40;
-/// As many as there are slots for.
+/// As many as the pollers have slots for.
 #[expect(clippy::cast_possible_truncation, reason = "asserted below")]
 pub(super) const CONNECTIONS_MAX: u32 = smcr_engine::limits::CONNECTIONS_MAX as u32;
 const _: () = assert!(smcr_engine::limits::CONNECTIONS_MAX < 1 << 32);

@@ -1,8 +1,8 @@
 //! `peers` and `gids`, of `[smc]` and of listeners: who may be a peer.
 //!
 //! SMC-R hands the keys of our memory to whoever speaks it, and sends packets to whatever address
-//! it names. Where the network does not decide who that can be, the operator does. Whoever is not
-//! listed is served all the same, over TCP.
+//! it names. Where the network does not decide who that can be, the operator does. Hosts that are
+//! not listed are served over TCP.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -87,7 +87,7 @@ fn networks(
     key: &'static str,
 ) -> Result<Option<Arc<[Network]>>, ConfigError> {
     if !table.has(key) {
-        // Asked for all the same: it is a key that is known.
+        // The section is asked for the key even so, because that makes it a known one.
         table.texts(key)?;
         return Ok(None);
     }

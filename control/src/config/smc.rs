@@ -33,7 +33,7 @@ pub struct Smc {
     /// How long a rendezvous may take, once both sockets are connected, before the connection
     /// stays TCP or is closed. The peer may take 6 s for each CLC message, at most.
     pub handshake_timeout: Duration,
-    /// Silence on a link before TEST LINK asks whether the peer is there (RFC 4.5.5).
+    /// Silence on a link before TEST LINK asks whether the peer is there (RFC 4.5.3).
     pub test_link_idle: Duration,
     /// How long its answer may take before the link is down.
     pub test_link_timeout: Duration,
@@ -95,7 +95,7 @@ pub(super) fn read(source: Source<'_>, mut table: Section<'_>) -> Result<Smc, Co
     Ok(smc)
 }
 
-/// The size of RMB elements, where one is said.
+/// The size of RMB elements, if the table sets one.
 pub(super) fn rmbe_size(
     source: Source<'_>,
     table: &mut Section<'_>,

@@ -195,8 +195,8 @@ fn every_fault_is_one_line_that_names_line_and_key() {
         ),
         (
             "[[listener]]\nname = 'a'\nbind = '127.0.0.1:1'\nupstream = '127.0.0.1:1'",
-            ":4: listener.a.upstream: 127.0.0.1:1 is this listener itself, which would call \
-             itself forever; write the address of the server",
+            ":4: listener.a.upstream: 127.0.0.1:1 is this listener itself, which would \
+             connect to itself forever; write the address of the server",
         ),
         (
             "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\naccept='smc'\n\
@@ -416,6 +416,21 @@ fn a_file_that_is_not_there_is_named() {
     let error = Config::load(Path::new("/nowhere/gate.toml")).unwrap_err();
     assert_eq!(error.line(), None);
     assert!(error.to_string().starts_with("/nowhere/gate.toml: cannot be read: No such file"));
+}
+
+/// A value of several lines, in quotes that were not closed where they should have been, made a
+/// complaint of several lines: in a log they looked like lines of their own.
+#[test]
+fn a_complaint_is_one_line_whatever_the_file_contains() {
+    let several_lines = "[admin]\nlisten = \"\"\"here\n2026 ERROR forged \\u001b[2J\"\"\"";
+    let complaint = Config::parse(several_lines, "a\nb.toml").unwrap_err().to_string();
+    assert!(complaint.starts_with("a\\nb.toml:2: admin.listen: \"here\\n2026"), "{complaint}");
+    assert!(complaint.contains("forged \\u{1b}[2J\""), "{complaint}");
+    let name = "[[listener]]\nname = \"a\u{2028}b\\u0085c\"";
+    let complaint = Config::parse(name, "gate.toml").unwrap_err().to_string();
+    assert!(complaint.contains(": listener.a\\u{2028}b\\u{85}c.bind: "), "{complaint}");
+    let complaint = fault(&format!("log = \"grün\"\n{LISTENER}"));
+    assert!(complaint.contains("\"grün\" is not known"), "letters stay readable: {complaint}");
 }
 
 fn fault(text: &str) -> String {
