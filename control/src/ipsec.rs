@@ -9,6 +9,7 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::OwnedFd;
 
+use rustix::io::Errno;
 use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, sendto, socket_with,
@@ -19,14 +20,18 @@ use rustix::net::{
 pub struct Policies {
     /// Readable when a policy changed; none where the kernel does not say.
     changes: Option<OwnedFd>,
+    /// Asks the kernel for all policies.
+    list: fn() -> io::Result<Vec<Policy>>,
     known: Vec<Policy>,
+    /// A policy changed, and the kernel has not listed them since: what is known may be wrong.
+    stale: bool,
 }
 
 /// What happens to packets that leave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Policy {
-    from: Network,
-    to: Network,
+    from: Prefix,
+    to: Prefix,
     /// The ports that it is for, as value and mask.
     from_port: (u16, u16),
     to_port: (u16, u16),
@@ -37,7 +42,7 @@ struct Policy {
 
 /// The addresses that share their first bits with one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Network {
+struct Prefix {
     address: IpAddr,
     bits: u8,
 }
@@ -55,30 +60,56 @@ impl Policies {
                 (None, Vec::new())
             }
         };
-        Self { changes, known }
+        Self { changes, list, known, stale: false }
     }
 
     /// Whether packets of a TCP connection are to be protected on their way from `local` to `peer`.
+    ///
+    /// While the policies are not known the answer is yes: bytes that somebody wants encrypted must
+    /// not travel unprotected because a list could not be read.
     pub fn protect(&mut self, local: End, peer: End) -> bool {
         self.refresh();
+        if self.stale {
+            return true;
+        }
         let fits = self.known.iter().filter(|policy| policy.covers(local, peer));
         fits.min_by_key(|policy| policy.priority).is_some_and(|policy| policy.protects)
     }
 
+    /// Lists the policies again if one has changed, or if that failed the last time.
     fn refresh(&mut self) {
-        let Some(changes) = &self.changes else { return };
-        let mut changed = false;
-        // That messages were lost is one more reason to look.
-        while !matches!(
-            recv(changes, &mut [0; 4096], RecvFlags::DONTWAIT),
-            Err(rustix::io::Errno::AGAIN)
-        ) {
-            changed = true;
+        if !self.have_changed() && !self.stale {
+            return;
         }
-        if changed {
-            match list() {
-                Ok(known) => self.known = known,
-                Err(error) => tracing::warn!(%error, "the IPsec policies cannot be listed"),
+        match (self.list)() {
+            Ok(known) => {
+                self.known = known;
+                if std::mem::take(&mut self.stale) {
+                    tracing::info!("the IPsec policies are known again");
+                }
+            }
+            // Each connection asks again, so the log says it once.
+            Err(error) if !std::mem::replace(&mut self.stale, true) => {
+                tracing::warn!(
+                    %error,
+                    "the IPsec policies cannot be listed; new connections stay TCP until they can"
+                );
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Whether the kernel has said since the last call that a policy changed.
+    fn have_changed(&self) -> bool {
+        let Some(changes) = &self.changes else { return false };
+        let mut changed = false;
+        loop {
+            match recv(changes, &mut [0; 4096], RecvFlags::DONTWAIT) {
+                // If messages were lost, something changed that they were about.
+                Ok(_) | Err(Errno::NOBUFS | Errno::INTR) => changed = true,
+                Err(Errno::AGAIN) => return changed,
+                // The socket does not work any more, so every look may be the one that matters.
+                Err(_) => return true,
             }
         }
     }
@@ -105,7 +136,7 @@ impl Policy {
                 AF_INET => IpAddr::from(*address.first_chunk::<4>()?),
                 _ => IpAddr::from(address),
             };
-            Some(Network { address, bits: *bytes.get(bits)? })
+            Some(Prefix { address, bits: *bytes.get(bits)? })
         };
         // Ports are in network order, whatever the host's is.
         let port = |at: usize| Some(u16::from_be(short(bytes, at)?));
@@ -118,14 +149,14 @@ impl Policy {
             to_port: (port(32)?, port(34)?),
             from_port: (port(36)?, port(38)?),
             priority: long(bytes, 152)?,
-            protects: pieces(attributes, ATTRIBUTE_HEADER_LEN)
-                .any(|piece| short(piece, 2) == Some(TEMPLATE)),
+            protects: split(attributes, ATTRIBUTE_HEADER_LEN)
+                .any(|attribute| short(attribute, 2) == Some(TEMPLATE)),
         };
         (outbound && (protocol == 0 || protocol == TCP)).then_some(policy)
     }
 }
 
-impl Network {
+impl Prefix {
     fn has(self, address: IpAddr) -> bool {
         let wide = |address: IpAddr| match address.to_canonical() {
             IpAddr::V4(address) => (u128::from(address.to_bits()) << 96, true),
@@ -157,7 +188,7 @@ fn list() -> io::Result<Vec<Policy>> {
     let mut bytes = vec![0; 65_536];
     loop {
         let (received, _) = recv(&socket, &mut bytes[..], RecvFlags::empty())?;
-        for message in pieces(&bytes[..received], HEADER_LEN) {
+        for message in split(&bytes[..received], HEADER_LEN) {
             match message.get(4..6).map(|kind| u16::from_ne_bytes([kind[0], kind[1]])) {
                 Some(NEW_POLICY) => policies.extend(Policy::parse(&message[HEADER_LEN..])),
                 Some(ERROR) => return Err(refusal(&message[HEADER_LEN..])),
@@ -180,7 +211,7 @@ fn refusal(bytes: &[u8]) -> io::Error {
 
 /// The messages, or attributes, of which each begins with its length and is padded to four bytes.
 /// The length is of four bytes in messages and of two in attributes, as `header` tells.
-fn pieces(mut bytes: &[u8], header: usize) -> impl Iterator<Item = &[u8]> {
+fn split(mut bytes: &[u8], header: usize) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let len = match header {
             HEADER_LEN => long(bytes, 0)? as usize,

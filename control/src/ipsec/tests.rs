@@ -24,14 +24,14 @@ fn message() -> Vec<u8> {
 }
 
 fn policy(from: (&str, u8), to: (&str, u8), priority: u32, protects: bool) -> Policy {
-    let network = |(address, bits): (&str, u8)| Network { address: address.parse().unwrap(), bits };
+    let network = |(address, bits): (&str, u8)| Prefix { address: address.parse().unwrap(), bits };
     let (from, to) = (network(from), network(to));
     Policy { from, to, from_port: (0, 0), to_port: (0, 0), priority, protects }
 }
 
 fn protect(policies: &[&Policy], local: IpAddr, peer: End) -> bool {
     let known = policies.iter().copied().cloned().collect();
-    let mut policies = Policies { changes: None, known };
+    let mut policies = Policies { changes: None, list: || Ok(Vec::new()), known, stale: false };
     policies.protect((local, None), peer)
 }
 
@@ -73,6 +73,29 @@ fn the_first_policy_that_fits_decides() {
     assert!(!protect(&[&all_v6], HERE, plain));
     assert!(!protect(&[&all_v6], "::ffff:10.8.0.1".parse().unwrap(), plain));
     assert!(protect(&[&all_v6], "fd00::1".parse().unwrap(), ("fd00::2".parse().unwrap(), None)));
+}
+
+/// A policy changes while the host is out of descriptors: what was known before is wrong, perhaps.
+/// It was used until a policy changed again, and bytes that were to be encrypted went by RDMA.
+// RFC 7609 5.5-1
+#[test]
+fn policies_that_could_not_be_listed_are_asked_for_again() {
+    let (kernel, changes) = std::os::unix::net::UnixDatagram::pair().unwrap();
+    let list = || Ok(vec![policy(("10.8.0.1", 32), ("10.8.0.2", 32), 20, true)]);
+    let mut policies =
+        Policies { changes: Some(changes.into()), list, known: vec![], stale: false };
+    assert!(!policies.protect((HERE, None), (THERE, None)), "nothing has changed yet");
+    policies.list = || Err(Errno::MFILE.into());
+    kernel.send(b"a policy changed").unwrap();
+    for _ in 0..2 {
+        assert!(policies.protect((HERE, None), (THERE, None)), "nobody can say");
+        assert!(policies.protect((HERE, None), (ELSEWHERE, None)), "nor here");
+    }
+    policies.list = list;
+    assert!(policies.protect((HERE, None), (THERE, None)), "the new policy counts");
+    assert!(!policies.protect((HERE, None), (ELSEWHERE, None)));
+    policies.list = || panic!("what is known is not asked for again");
+    assert!(policies.protect((HERE, None), (THERE, None)));
 }
 
 /// A policy that is added while the gateway runs counts for the next connection.
