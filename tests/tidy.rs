@@ -1,12 +1,15 @@
 //! Properties of the source itself. A rule that is not here is an opinion.
 #![allow(clippy::unwrap_used, reason = "a test stops where it cannot go on")]
 
+#[path = "tidy/circles.rs"]
+mod circles;
 #[path = "tidy/rules.rs"]
 mod rules;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use circles::check_circles;
 use rules::{File, check_file, check_script, check_top_level};
 
 /// Everything at the top of the repository, except dotfiles. Nothing else may be there.
@@ -22,6 +25,9 @@ const TOP_LEVEL: [&str; 10] = [
     "scripts",
     "tests",
 ];
+
+/// Folders of modules that build on each other in one direction only.
+const WITHOUT_CIRCLES: [&str; 1] = ["control/src/groups"];
 
 #[test]
 fn tidy() {
@@ -58,4 +64,20 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     let paths = names(folder).into_iter().map(|name| folder.join(name));
     let paths = paths.filter(|path| !path.is_symlink());
     paths.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
+#[test]
+fn imports_make_no_circle() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    for folder in WITHOUT_CIRCLES {
+        let read = |path: PathBuf| {
+            let name = path.strip_prefix(root).unwrap().to_str().expect("names are UTF-8");
+            (name.to_owned(), fs::read_to_string(&path).expect("it is source"))
+        };
+        let texts: Vec<_> = files(&root.join(folder)).into_iter().map(read).collect();
+        assert!(texts.len() > 5, "the source was not found in {folder}");
+        let files: Vec<_> = texts.iter().map(|(name, text)| File { name, text }).collect();
+        let complaints = check_circles(folder, &files);
+        assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+    }
 }
