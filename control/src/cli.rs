@@ -44,12 +44,11 @@ pub struct Cli {
 pub enum Command {
     /// Run the gateway until SIGTERM or SIGINT, then finish what is open within drain_timeout
     Run(ConfigFile),
-    /// Read a configuration, say what it would do, and start nothing
+    /// Read a configuration and say what a gateway would do with it, without starting one
     Check(ConfigFile),
     /// Find out whether this host can do SMC-R, and what to change if not
     Doctor(Doctor),
-    /// Show what a running gateway counts: connections, fallbacks and their reasons, link groups,
-    /// RNICs
+    /// Show what a running gateway counts: connections, why some stayed TCP, link groups, RNICs
     Stats(Ask),
     /// List the link groups of a running gateway, each with its peer, our role and its type
     Groups(Ask),
@@ -142,7 +141,7 @@ pub enum RnicCommand {
     },
 }
 
-/// Which running gateway.
+/// Which running gateway to talk to.
 #[derive(Debug, Args)]
 pub struct Whom {
     /// Where its admin endpoint listens [default: 127.0.0.1:9180]

@@ -20,8 +20,8 @@ use smcr_engine::affinity::Affinity;
 
 use crate::config::Poll;
 
-/// Directories for the files, the first that is there. Everybody may write to them, and they are
-/// empty after a restart of the machine.
+/// Directories for the files; the first one that exists is used. Every user may write to them, and
+/// a restart of the machine empties them.
 const PLACES: [&str; 2] = ["/dev/shm", "/run/lock"];
 
 /// Where gateways of one machine see which cores are held.
@@ -46,7 +46,7 @@ enum Claim {
 pub struct Assignment {
     /// Its core; none if the scheduler places it.
     pub core: Option<usize>,
-    /// Why so.
+    /// Why it runs there.
     pub reason: Reason,
     /// Keeps others from the core.
     _hold: Option<OwnedFd>,
@@ -96,7 +96,7 @@ impl fmt::Display for Reason {
 }
 
 impl Board {
-    /// The one of this machine.
+    /// The board of this machine.
     pub fn of_this_machine() -> Self {
         let mut places = PLACES.iter().map(Path::new);
         let folder = places.find(|place| place.is_dir()).unwrap_or(Path::new(PLACES[0]));
@@ -107,7 +107,7 @@ impl Board {
     fn claim(&self, core: usize) -> Claim {
         let Some(file) = self.open(core) else { return Claim::Unknown };
         let Ok(file) = file else { return Claim::Theirs };
-        // Whoever only looks holds it for microseconds.
+        // A process that only looks whether the core is held has the lock for microseconds.
         for pause in [Duration::from_millis(1), Duration::from_millis(5), Duration::ZERO] {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Claim::Ours(file),
@@ -122,7 +122,7 @@ impl Board {
     pub fn is_held(&self, core: usize) -> bool {
         let file = match open(self.file(core), FLAGS, Mode::empty()) {
             Ok(file) => file,
-            // There is one, but we may not open it.
+            // A file that we may not open belongs to another user's poller.
             Err(error) => return error != rustix::io::Errno::NOENT,
         };
         flock(&file, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK)
@@ -132,8 +132,8 @@ impl Board {
         self.folder.join(format!("smcgate-core-{core}"))
     }
 
-    /// The file of `core`, made if need be; none where there can be none, an error where somebody
-    /// else has made one that we may not open.
+    /// Opens the file of `core`, and creates it if it does not exist. `None` if it cannot be
+    /// created; an error if somebody else has created it and we may not open it.
     ///
     /// Reading is enough for a lock, so files of other users serve as well. They are opened without
     /// `O_CREAT`, which kernels refuse on other users' files in such directories.
@@ -148,8 +148,8 @@ impl Board {
             let everybody = Mode::RUSR | Mode::RGRP | Mode::ROTH;
             match open(&path, FLAGS | OFlags::CREATE | OFlags::EXCL, everybody) {
                 Ok(file) => {
-                    // Whatever our umask says. If it fails, others take the core for held, and as
-                    // long as we run that is so.
+                    // The umask may have taken permissions away. If this fails, others cannot open
+                    // the file and treat the core as held, which is true as long as we run.
                     let _ = fchmod(&file, everybody);
                     return Some(Ok(file));
                 }
@@ -168,11 +168,11 @@ const FLAGS: OFlags = OFlags::RDONLY
     .union(OFlags::NONBLOCK)
     .union(OFlags::NOCTTY);
 
-/// Where each poller runs. `wanted` is what the operator says of each; `allowed` are the cores that
-/// this process may use.
+/// Decides where each poller runs. `wanted` has the core that the operator chose for each of them,
+/// if any; `allowed` has the cores that this process may use.
 ///
-/// Those of which the operator says nothing get a core each that nobody holds. If there are fewer
-/// of these than pollers, none of them is pinned: the scheduler sees better which core is free at
+/// Each poller without a chosen core gets one that nobody holds. If fewer cores are free than such
+/// pollers need, none of these pollers is pinned: the scheduler sees better which core is free at
 /// the moment.
 pub fn assign(
     poll: &Poll,
@@ -220,7 +220,8 @@ fn free_cores(
     allowed: &[usize],
     board: &Board,
 ) -> Vec<Assignment> {
-    // From the last one down: interrupts and everybody's defaults crowd the first.
+    // The last cores come first in our choice: interrupts, and programs that do not choose, use the
+    // first ones.
     let candidates = allowed.iter().rev().filter(|core| !configured.contains(&Some(**core)));
     let hold = |&core: &usize| {
         let hold = match board.claim(core) {

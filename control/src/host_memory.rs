@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use crate::smc_option::cgroup::own_directory;
 
-/// The memory of the host, or the smallest limit of the cgroups that this process is in; none where
-/// the kernel shows neither. Swap does not count.
+/// The memory of the host in bytes, or the smallest limit of the cgroups that this process is in.
+/// `None` if the kernel shows neither. Swap does not count.
 pub fn limit() -> Option<u64> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let host = total(&read("/proc/meminfo"));
@@ -24,8 +24,8 @@ fn total(meminfo: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// The smallest number in the files of that name in `own` and the directories above it. A cgroup
-/// without a limit says `max`, and the uppermost has no such file.
+/// The smallest number in the files of that name in `own` and in the directories above it. The file
+/// of a cgroup without a limit says `max`, and the uppermost cgroup has no such file.
 fn smallest(own: &Path, file: &str) -> Option<u64> {
     let limits = own.ancestors().filter_map(|directory| {
         let text = fs::read_to_string(directory.join(file)).ok()?;
@@ -48,7 +48,7 @@ fn first_version(mounts: &str, cgroup: &str) -> Option<PathBuf> {
         let has_memory = words.nth(1)?.split(',').any(|option| option == "memory");
         let mut fields = mount.split(' ').skip(3);
         let (root, point) = (fields.next()?, fields.next()?);
-        // A container may see its own part of the tree only, as the top of the mount.
+        // A container may see only its own part of the tree, at the top of the mount.
         let below = own.strip_prefix(root.trim_end_matches('/')).unwrap_or("");
         (is_cgroup && has_memory).then(|| Path::new(point).join(below.trim_start_matches('/')))
     })

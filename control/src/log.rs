@@ -8,9 +8,10 @@
 //! `error`. Values a peer chose go through `Debug` or a type of ours, so that they cannot forge
 //! lines. The data path never logs.
 //!
-//! Peers can cause lines, and must not fill a disk with them: of each kind, which is a place in the
-//! source, so many are written at once, and then one a second. How many were left out is said with
-//! the next (`suppressed`). Whoever asks for `debug` or `trace` gets all of those.
+//! Peers can cause lines, and must not fill a disk with them. Lines are of one kind if one place in
+//! the source writes them. Of each kind up to a thousand are written at once, and then one a
+//! second; the next line says how many were left out (`suppressed`). Lines of `debug` and `trace`
+//! are never left out.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -63,7 +64,7 @@ pub fn parse_filter(filter: &str) -> Result<String, String> {
     }
 }
 
-/// Writes lines in another format, but not too many.
+/// Writes lines in the format of `F`, and leaves out those that are too many.
 struct Limited<F> {
     lines: F,
     clock: Clock,
@@ -106,13 +107,13 @@ struct Kinds(HashMap<Identifier, Allowance>);
 #[derive(Clone, Copy, Debug)]
 struct Allowance {
     lines: u32,
-    /// Since when one more has been on its way.
+    /// When the time began after which one more line may be written.
     since: Instant,
     left_out: u64,
 }
 
 impl Kinds {
-    /// Whether to write a line; then how many of its kind were not since the last one.
+    /// Whether to write a line; if so, how many of its kind were left out since the last one.
     fn pass(&mut self, now: Instant, kind: Identifier, level: Level) -> Option<u64> {
         if level > Level::INFO {
             return Some(0);
@@ -134,9 +135,10 @@ impl Kinds {
     }
 }
 
-/// Lines of one kind that may come at once: more than a start with hundreds of listeners has.
+/// How many lines of one kind may be written at once: more than a start with hundreds of listeners
+/// writes.
 const LINES_AT_ONCE: u32 = 1_000;
-/// How often one more may come.
+/// How long it takes until one more may be written.
 const LINE_EVERY: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

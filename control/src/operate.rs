@@ -20,7 +20,7 @@ pub enum Operation {
         /// The group, as `smcgate groups` shows it.
         group: u32,
     },
-    /// Use an RNIC no more, until it is said to be up again.
+    /// Take an RNIC out of use until `RnicUp`.
     RnicDown {
         /// Its name.
         rnic: String,
@@ -37,7 +37,7 @@ pub enum Operation {
 /// Why a command was not obeyed. Displays on one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OperateError {
-    /// There is no such thing.
+    /// The link, group or RNIC does not exist.
     Unknown(String),
     /// It cannot be done now.
     Refused(String),

@@ -32,14 +32,14 @@ pub struct Seat<Qp> {
 
 impl<Qp> Seat<Qp> {
     /// The control thread's end of it.
-    pub fn line(&self) -> Line<Qp> {
+    pub fn line(&self) -> ToPoller<Qp> {
         let commands = self.neighbours[usize::from(self.index)].clone();
-        Line { commands, index: self.index, owners: Arc::clone(&self.owners) }
+        ToPoller { commands, index: self.index, owners: Arc::clone(&self.owners) }
     }
 }
 
 /// How the control thread speaks to one poller.
-pub struct Line<Qp> {
+pub struct ToPoller<Qp> {
     commands: Sender<Command<Qp, OwnedFd>>,
     index: u8,
     owners: Arc<Owners>,
@@ -80,7 +80,7 @@ pub struct Poller<Qp> {
     pub gauges: Arc<Gauges>,
     /// What it says.
     pub reports: Receiver<Report<OwnedFd>>,
-    line: Line<Qp>,
+    line: ToPoller<Qp>,
     /// Commands that found the queue full. They keep their order.
     delayed: VecDeque<Command<Qp, OwnedFd>>,
     thread: Option<JoinHandle<()>>,
@@ -92,7 +92,7 @@ impl<Qp> Poller<Qp> {
         assignment: Assignment,
         shared: (Arc<Counters>, Arc<Gauges>),
         reports: Receiver<Report<OwnedFd>>,
-        line: Line<Qp>,
+        line: ToPoller<Qp>,
         thread: JoinHandle<()>,
     ) -> Self {
         let (counters, gauges) = shared;

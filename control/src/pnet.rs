@@ -1,7 +1,8 @@
 //! The PNET table: which RNIC is on the same physical network as a network device.
 //!
-//! PNET identifiers never travel on the wire; each host knows its own cabling. A device that no
-//! entry and no RNIC names gets a soft RNIC of its own, so that nothing need be configured.
+//! PNET identifiers never travel on the wire: each host knows its own cabling. A device that
+//! neither an entry nor an RNIC names gets a soft RNIC of its own, so that nothing has to be
+//! configured.
 
 use crate::config::{Config, RnicConfig, RnicKind};
 

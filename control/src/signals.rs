@@ -7,8 +7,8 @@ use signal_hook::iterator::Signals;
 
 /// Calls `stop` each time the process is asked to end, on a thread of its own.
 ///
-/// That its terminal is gone counts, too, unless whoever started the process has it ignored, as
-/// `nohup` does.
+/// The loss of its terminal (SIGHUP) counts as well, unless the process was started with that
+/// signal ignored, as `nohup` does.
 ///
 /// # Errors
 ///

@@ -29,12 +29,12 @@ pub enum OptionSource {
     Ebpf(SmcOption),
     /// These peers are taken to have it, and to take us to have it.
     Assume(Vec<Network>),
-    /// Not at all, for this reason: every connection stays TCP.
+    /// They cannot, for this reason: every connection stays TCP.
     None(String),
 }
 
 impl OptionSource {
-    /// What the configuration asks for and the host allows.
+    /// Chooses what the configuration asks for and the host allows.
     pub fn choose(smc: &Smc) -> Self {
         match smc.option {
             OptionMode::Assume => Self::Assume(smc.assume_peers.clone()),
@@ -48,7 +48,7 @@ impl OptionSource {
         }
     }
 
-    /// Makes connections accepted by `listener` answer the option. Call before `listen`.
+    /// Makes the connections that `listener` accepts answer the option. Call it before `listen`.
     ///
     /// # Errors
     ///

@@ -31,7 +31,7 @@ pub trait Provider: Send + Sync + 'static {
     fn connections(&self, query: &ConnectionQuery) -> ConnectionPage;
     /// Whether new connections would be served.
     fn ready(&self) -> Readiness;
-    /// Obeys an operator. What follows takes its time; the answer says that it began.
+    /// Obeys an operator. The answer says that the work has begun, which may take its time.
     ///
     /// # Errors
     ///
@@ -53,7 +53,8 @@ pub struct Stats {
     pub totals: Totals,
     /// Now.
     pub active: Active,
-    /// Why connections stayed TCP, most frequent first; reasons that never occurred are left out.
+    /// Why connections stayed TCP, the most frequent reason first, without those that never
+    /// occurred.
     pub fallbacks: Vec<Fallback>,
     /// The link groups that exist.
     pub link_groups: Vec<LinkGroup>,
@@ -85,9 +86,9 @@ pub struct Totals {
     pub refused_smc: u64,
     /// Connections that were closed at once, because a limit was reached or the upstream refused.
     pub refused_tcp: u64,
-    /// Links that went down with another one there to take their connections.
+    /// Links that went down while another link could take their connections.
     pub links_failed_over: u64,
-    /// Links that went down without one.
+    /// Links that went down while no other link could take their connections.
     pub links_lost: u64,
     /// Link groups that ended for any other reason than that they were idle.
     pub groups_lost: u64,
@@ -95,8 +96,8 @@ pub struct Totals {
     pub connections_moved: u64,
     /// Connections that were reset because the peer gave their RMB element to another (RFC 4.4.2).
     pub rmbe_conflicts: u64,
-    /// TCP connections beside SMC-R that the peer did not end within two seconds after its last
-    /// word, or of which there were too many, and which were reset.
+    /// TCP connections beside SMC-R that were reset, because the peer did not end them within two
+    /// seconds after the SMC-R connection ended, or because too many of them waited for that.
     pub tcp_cut_short: u64,
     /// Times that an address claimed to be the peer of a link group that another address founded.
     /// It got no part of that group.
@@ -108,7 +109,8 @@ pub struct Totals {
     pub crowded_sources: u64,
     /// Further links that were refused because the peer's RNIC is not in `gids`.
     pub links_not_listed: u64,
-    /// Connections of peers that had not sent a Proposal, reset because too many were as silent.
+    /// Connections of peers that had not sent a Proposal, and that were reset because too many
+    /// peers had not.
     pub silent_cut_short: u64,
     /// Connections that were reset because nothing moved on them for `idle_timeout`.
     pub idle_closed: u64,
@@ -131,9 +133,9 @@ pub struct Active {
     pub connecting: u64,
     /// Accepted, and waiting for a place among the rendezvous (`limits.handshakes_max`).
     pub waiting: u64,
-    /// Over, but for the TCP connection beside SMC-R, which the peer ends first.
+    /// SMC-R connections that have ended, but whose TCP connection waits for the peer to end it.
     pub farewells: u64,
-    /// Closed, their RMB elements parked until the peer is done with them too (RFC 4.4.2).
+    /// Closed connections whose RMB elements wait until the peer is done with them too (RFC 4.4.2).
     pub parked: u64,
 }
 
@@ -176,7 +178,7 @@ pub struct LinkGroup {
     pub rmbs: u32,
 }
 
-/// What there is to know about a link group of SMC-Rv2.
+/// What only link groups of SMC-Rv2 have.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GroupV2 {

@@ -44,7 +44,7 @@ impl Snapshot {
     fn process(&self, page: &mut Page<'_>) -> fmt::Result {
         let Stats { version, uptime_s, memory, .. } = &self.0;
         let build = [(vec![("version", version.clone())], 1)];
-        page.gauge("build_info", "Always 1; the label is the version.", None, build)?;
+        page.gauge("build_info", "Always 1. The label has the version.", None, build)?;
         page.gauge("uptime", "Time since the start.", Some(Unit::Seconds), plain(*uptime_s))?;
         let kinds = |rmb, send| [(kind("rmb"), rmb), (kind("send"), send)];
         page.gauge(
@@ -70,7 +70,7 @@ impl Snapshot {
             None,
             by(totals.connections_smc, totals.connections_tcp),
         )?;
-        let help = "Connections a limit kept from a transport.";
+        let help = "Connections that a limit kept from a transport.";
         page.counter("refused", help, None, by(totals.refused_smc, totals.refused_tcp))?;
         let help = "Connections now, by transport.";
         page.gauge("connections_active", help, None, by(active.smc, active.tcp))?;
@@ -78,7 +78,8 @@ impl Snapshot {
         page.gauge("connections_connecting", help, None, plain(active.connecting))?;
         let help = "Connections that wait for a place among the rendezvous.";
         page.gauge("connections_waiting", help, None, plain(active.waiting))?;
-        let help = "TCP connections beside SMC-R that is over, which the peer ends first.";
+        let help =
+            "TCP connections whose SMC-R connection has ended, and which the peer ends first.";
         page.gauge("connections_farewells", help, None, plain(active.farewells))?;
         let help = "TCP connections beside SMC-R that the peer did not end in time.";
         page.counter("tcp_cut_short", help, None, plain(totals.tcp_cut_short))?;
@@ -99,7 +100,7 @@ impl Snapshot {
         page.gauge("links", "Links of all link groups.", None, plain(links))
     }
 
-    /// What was kept from taking more than its share.
+    /// How often peers were kept from taking more than their share.
     fn guards(&self, page: &mut Page<'_>) -> fmt::Result {
         let Stats { totals, .. } = &self.0;
         let help = "Claims to be the peer of a link group that another address founded.";

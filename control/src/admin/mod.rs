@@ -11,9 +11,9 @@
 //! | `POST /operate` | obeys an [`Operation`](crate::operate::Operation), sent as JSON |
 //!
 //! Everything else only reads. A web page that an operator looks at cannot operate the gateway: a
-//! browser asks before it sends JSON elsewhere, and is refused here. The thread has its own
-//! single-threaded runtime, so that a scrape costs the control thread and the pollers no more than
-//! the atomics they publish. Errors are JSON: `{"error": "…"}`.
+//! browser asks for permission before it sends JSON to another site, and is refused here. The
+//! thread has its own single-threaded runtime, so that a scrape costs the control thread and the
+//! pollers no more than the atomics they publish. Errors are JSON: `{"error": "…"}`.
 
 mod guard;
 mod metrics;

@@ -17,13 +17,13 @@ use super::metrics;
 use crate::operate::{OperateError, Operation};
 use crate::stats::{ConnectionQuery, PER_PAGE_MAX, Provider, SCHEMA, Transport};
 
-type Source = State<Arc<dyn Provider>>;
+type ProviderState = State<Arc<dyn Provider>>;
 
 /// All paths of the endpoint.
 pub(super) fn router(provider: Arc<dyn Provider>) -> Router {
     Router::new()
         .route("/", get(async || Html(include_str!("page.html"))))
-        .route("/stats", get(async |State(it): Source| Json(it.stats())))
+        .route("/stats", get(async |State(it): ProviderState| Json(it.stats())))
         .route("/connections", get(connections))
         .route("/metrics", get(metrics_text))
         .route("/healthz", get(async || Json(json!({"status": "ok"}))))
@@ -71,7 +71,7 @@ impl Filters {
 }
 
 async fn connections(
-    State(provider): Source,
+    State(provider): ProviderState,
     filters: Result<Query<Filters>, QueryRejection>,
 ) -> Response {
     let query = match filters {
@@ -84,12 +84,12 @@ async fn connections(
     }
 }
 
-async fn metrics_text(State(provider): Source) -> Response {
+async fn metrics_text(State(provider): ProviderState) -> Response {
     let kind = [(header::CONTENT_TYPE, metrics::CONTENT_TYPE)];
     (kind, metrics::text(provider.stats())).into_response()
 }
 
-async fn ready(State(provider): Source) -> Response {
+async fn ready(State(provider): ProviderState) -> Response {
     let readiness = provider.ready();
     if readiness.is_ready() {
         return Json(json!({"status": "ready"})).into_response();
@@ -100,10 +100,10 @@ async fn ready(State(provider): Source) -> Response {
 
 /// Obeys an operator.
 ///
-/// A page from elsewhere that names this host by a name of its own would pass for one of ours, so
-/// the request must name an address.
+/// The owner of a web page can make a name of theirs lead to this host. The browser then takes
+/// their page for one of ours, so the request must name this host by its address.
 async fn operate(
-    State(provider): Source,
+    State(provider): ProviderState,
     headers: HeaderMap,
     body: Result<Json<Operation>, JsonRejection>,
 ) -> Response {

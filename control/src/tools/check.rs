@@ -72,7 +72,7 @@ fn describe(
     text
 }
 
-/// How many there would be, and on which cores. `free` are those that nobody holds.
+/// How many pollers there would be, and on which cores. `free` has the cores that nobody holds.
 fn pollers(config: &Config, free: &[usize]) -> String {
     // Without RNICs in the file there is one for each that the listeners need.
     let own = |rnic: &RnicConfig| {

@@ -137,7 +137,7 @@ impl Client {
         let response = request.call().map_err(|error| fail(no_answer(&error)))?;
         let json = self.read(response)?;
         let value = T::deserialize(&json)
-            .map_err(|error| fail(format!("its answer does not fit: {error}")))?;
+            .map_err(|error| fail(format!("its answer cannot be understood: {error}")))?;
         Ok(Answer { value, json })
     }
 
@@ -158,7 +158,8 @@ impl Client {
         let Schema { schema } = Schema::deserialize(&json)
             .map_err(|_| fail("its answer has no schema: is this a smcgate?".to_owned()))?;
         if schema != SCHEMA {
-            let why = format!("its answer has schema {schema}, this program knows {SCHEMA}");
+            let why =
+                format!("its answer has schema {schema}, but this program knows only {SCHEMA}");
             return Err(fail(why));
         }
         Ok(json)
@@ -183,7 +184,8 @@ fn no_answer(error: &ureq::Error) -> String {
     if let ureq::Error::Io(error) = error
         && error.kind() == std::io::ErrorKind::ConnectionRefused
     {
-        return "nobody listens there; is it running, and is that its [admin] listen?".to_owned();
+        return "nobody listens there; is the gateway running, and is this its [admin] listen?"
+            .to_owned();
     }
     error.to_string()
 }

@@ -21,7 +21,7 @@ use std::net::SocketAddr;
 
 pub use words::{Line, Words};
 
-use capture::End;
+use capture::FileEnd;
 use frame::{Content, Packet};
 use sends::Sends;
 use streams::Streams;
@@ -94,7 +94,7 @@ pub fn decode(
         }
         Ok(())
     })?;
-    summary.damaged = end == End::Damaged;
+    summary.damaged = end == FileEnd::Damaged;
     Ok(summary)
 }
 

@@ -29,7 +29,7 @@ pub(super) struct Frame<'a> {
 
 /// How a file ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum FileEnd {
     /// After its last frame.
     Complete,
     /// In the middle of a frame, because the writer was killed, or in bytes that are no frame.
@@ -40,7 +40,7 @@ pub(super) enum End {
 pub(super) fn frames(
     mut input: impl Read,
     each: &mut dyn FnMut(Frame<'_>) -> io::Result<()>,
-) -> Result<End, DecodeError> {
+) -> Result<FileEnd, DecodeError> {
     let mut magic = [0; 4];
     input.read_exact(&mut magic).map_err(|_| DecodeError::NotACapture)?;
     let input = io::Cursor::new(magic).chain(input);
@@ -50,7 +50,7 @@ pub(super) fn frames(
 fn pcap(
     input: impl Read,
     each: &mut dyn FnMut(Frame<'_>) -> io::Result<()>,
-) -> Result<End, DecodeError> {
+) -> Result<FileEnd, DecodeError> {
     let mut reader = PcapReader::new(input).map_err(|_| DecodeError::NotACapture)?;
     let header = reader.header();
     let link = known(u32::from(header.datalink))?;
@@ -68,20 +68,20 @@ fn pcap(
         let time_ns = u64::from(packet.ts_sec) * NANOS_PER_SECOND + fraction;
         each(Frame { time_ns, link, bytes: &packet.data }).map_err(DecodeError::Output)?;
     }
-    Ok(End::Complete)
+    Ok(FileEnd::Complete)
 }
 
 fn pcapng(
     input: impl Read,
     each: &mut dyn FnMut(Frame<'_>) -> io::Result<()>,
-) -> Result<End, DecodeError> {
+) -> Result<FileEnd, DecodeError> {
     let mut reader = PcapNgReader::new(input).map_err(|_| DecodeError::NotACapture)?;
     // The resolutions of the interfaces in the current section. The reader has such a list too, but
     // lends it to nobody while one of its blocks is in use.
     let mut interfaces = Vec::new();
     loop {
         let block = match reader.next_block() {
-            None => return Ok(End::Complete),
+            None => return Ok(FileEnd::Complete),
             Some(Err(error)) => return ended(error),
             Some(Ok(block)) => block,
         };
@@ -92,7 +92,7 @@ fn pcapng(
         } else if let Block::EnhancedPacket(packet) = &block {
             let interface = usize::try_from(packet.interface_id).unwrap_or(usize::MAX);
             let Some(&(link, per_second)) = interfaces.get(interface) else {
-                return Ok(End::Damaged);
+                return Ok(FileEnd::Damaged);
             };
             // The reader assumes that every tick is a nanosecond.
             let ticks = packet.timestamp.as_nanos();
@@ -127,7 +127,7 @@ fn known(link: u32) -> Result<u32, DecodeError> {
 }
 
 /// Converts an error of the reader: the file is damaged, unless reading it failed.
-fn ended(error: PcapError) -> Result<End, DecodeError> {
+fn ended(error: PcapError) -> Result<FileEnd, DecodeError> {
     match error {
         PcapError::IoError(error) if error.kind() != io::ErrorKind::UnexpectedEof => {
             Err(DecodeError::Input(error))
@@ -137,6 +137,6 @@ fn ended(error: PcapError) -> Result<End, DecodeError> {
         | PcapError::InvalidField(_)
         | PcapError::Utf8Error(_)
         | PcapError::FromUtf8Error(_)
-        | PcapError::InvalidInterfaceId(_) => Ok(End::Damaged),
+        | PcapError::InvalidInterfaceId(_) => Ok(FileEnd::Damaged),
     }
 }

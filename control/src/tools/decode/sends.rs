@@ -25,11 +25,11 @@ pub(super) enum Part {
 /// The incomplete messages.
 #[derive(Debug, Default)]
 pub(super) struct Sends {
-    open: HashMap<Target, Open>,
+    open: HashMap<Target, Incomplete>,
 }
 
 #[derive(Debug)]
-struct Open {
+struct Incomplete {
     next_psn: u32,
     bytes: Vec<u8>,
 }
@@ -45,7 +45,7 @@ impl Sends {
         payload: &[u8],
     ) -> Option<Vec<u8>> {
         let mut open = match (part, self.open.remove(&target)) {
-            (Part::First, _) => Open { next_psn: psn, bytes: Vec::new() },
+            (Part::First, _) => Incomplete { next_psn: psn, bytes: Vec::new() },
             (Part::Middle | Part::Last, open) => open.filter(|open| open.next_psn == psn)?,
         };
         if open.bytes.len() + payload.len() > LEN_MAX {

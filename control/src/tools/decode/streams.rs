@@ -30,11 +30,11 @@ struct Flow {
 /// All directions whose beginning was seen.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
-    flows: HashMap<Flow, Stream>,
+    flows: HashMap<Flow, Direction>,
 }
 
 #[derive(Debug)]
-enum Stream {
+enum Direction {
     /// CLC messages may still come.
     Rendezvous {
         /// Sequence number of the byte behind `bytes`.
@@ -47,7 +47,7 @@ enum Stream {
     Over,
 }
 
-impl Stream {
+impl Direction {
     fn beginning_at(next: u32) -> Self {
         Self::Rendezvous { next, bytes: Vec::new(), ahead: BTreeMap::new() }
     }
@@ -68,7 +68,7 @@ impl Streams {
         let mut sequence = segment.sequence;
         if segment.has(Segment::SYN) {
             sequence = sequence.wrapping_add(1);
-            self.flows.insert(flow, Stream::beginning_at(sequence));
+            self.flows.insert(flow, Direction::beginning_at(sequence));
             if has_option(segment.options) {
                 let name = if segment.has(Segment::ACK) { "TCP SYN-ACK" } else { "TCP SYN" };
                 show(Words::new(name).flags(&[(true, "SMC option")]));
@@ -77,14 +77,14 @@ impl Streams {
         if !segment.payload.is_empty() {
             if segment.payload.starts_with(&EYECATCHER) {
                 // Captures may begin after the SYN.
-                self.flows.entry(flow).or_insert_with(|| Stream::beginning_at(sequence));
+                self.flows.entry(flow).or_insert_with(|| Direction::beginning_at(sequence));
             }
             if let Some(stream) = self.flows.get_mut(&flow)
-                && let Stream::Rendezvous { next, bytes, ahead } = stream
+                && let Direction::Rendezvous { next, bytes, ahead } = stream
             {
                 arrange(sequence, segment.payload, next, bytes, ahead);
                 if drain(bytes, show) {
-                    *stream = Stream::Over;
+                    *stream = Direction::Over;
                 }
             }
         }
