@@ -8,6 +8,7 @@ use smcgate_tests::{run_all, seeds};
 use smcr_rnic::dice::Chance;
 use smcr_rnic::sim::Odds;
 
+use super::gateway::Sizes;
 use super::swarm::{Seen, Swarm};
 
 /// A peer that forgets to answer, or talks nonsense, loses its link or its group with all
@@ -41,7 +42,8 @@ fn run(name: &str, swarm: impl Fn(u64) -> Swarm + Sync, trouble: [&str; 2]) {
 impl Swarm {
     /// LLC is lost and garbled; nothing else goes wrong.
     fn noisy(seed: u64) -> Self {
-        let mut swarm = Self::but_for(seed, Odds { straggle: Chance::NEVER, ..Odds::MALICIOUS });
+        let mut swarm =
+            Self::but_for(seed, Odds { straggle: Chance::NEVER, ..Odds::MALICIOUS }, |_| ());
         let noise = [1, 5, 20][swarm.dice.index(3)];
         swarm.world.wire.make_noise(Chance::percent(noise));
         swarm
@@ -51,12 +53,12 @@ impl Swarm {
     fn exhausted(seed: u64) -> Self {
         let never = Chance::NEVER;
         let exhausted = Chance::percent(10);
-        Self::but_for(seed, Odds { straggle: never, exhausted, ..Odds::MALICIOUS })
+        Self::but_for(seed, Odds { straggle: never, exhausted, ..Odds::MALICIOUS }, |_| ())
     }
 
-    /// A swarm in which nothing goes wrong but for these odds.
-    fn but_for(seed: u64, odds: Odds) -> Self {
-        let mut swarm = Self::new(seed);
+    /// A swarm in which nothing goes wrong but for these odds, at gateways of other sizes.
+    pub(super) fn but_for(seed: u64, odds: Odds, adjust: impl Fn(&mut Sizes)) -> Self {
+        let mut swarm = Self::sized(seed, adjust);
         swarm.trouble = Chance::NEVER;
         swarm.cautious = true;
         swarm.world.network.change_odds(odds);

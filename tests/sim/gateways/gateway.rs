@@ -14,7 +14,7 @@ use smcr_engine::handoff::{Ending, Owners};
 use smcr_engine::limits::{COMMANDS_MAX, CONNECTIONS_MAX, FILL_PER_TURN_MAX};
 use smcr_engine::mailbox::{Receiver, Sender, Waker, mailbox};
 use smcr_engine::poller::{CommandOf, Ends};
-use smcr_engine::{Command, ConnectionId, Poller, Report};
+use smcr_engine::{Command, ConnectionId, Established, GroupId, Poller, Report};
 use smcr_memory::Region;
 use smcr_proto::link::Keepalive;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
@@ -40,11 +40,11 @@ pub(crate) struct Sizes {
 }
 
 /// What one poller says and hears, and what its thread would do about sleeping.
-struct Thread {
-    poller: Poller<sim::Fabric, Sockets>,
+pub(crate) struct Thread {
+    pub(crate) poller: Poller<sim::Fabric, Sockets>,
     sockets: Sockets,
-    counters: Arc<Counters>,
-    pending: Receiver<Report<Stream>>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) pending: Receiver<Report<Stream>>,
     /// Wakes it, where it sleeps.
     waker: Waker,
     sleeps: bool,
@@ -54,6 +54,8 @@ struct Thread {
 pub(crate) struct Mailboxes {
     pollers: Vec<Mailbox>,
     owners: Arc<Owners>,
+    /// Pollers are told that all links and connections are of one group.
+    pub(crate) mixes_groups: bool,
 }
 
 struct Mailbox {
@@ -65,7 +67,10 @@ struct Mailbox {
 impl Pollers<sim::Qp> for Mailboxes {
     type Stream = Stream;
 
-    fn command(&mut self, port: PortId, command: Command<sim::Qp, Stream>) {
+    fn command(&mut self, port: PortId, mut command: Command<sim::Qp, Stream>) {
+        if self.mixes_groups {
+            mix_groups(&mut command);
+        }
         if let Command::Expect { connection, group } = command {
             let poller = u8::try_from(port.0).expect("few ports");
             self.owners.set(connection, Some(group), poller);
@@ -73,6 +78,24 @@ impl Pollers<sim::Qp> for Mailboxes {
         let mailbox = &mut self.pollers[port.0];
         mailbox.delayed.push_back(command);
         mailbox.catch_up();
+    }
+}
+
+/// Makes a command one of a gateway that has one group for everything.
+fn mix_groups(command: &mut Command<sim::Qp, Stream>) {
+    if let Command::AddLink { group, .. } | Command::Expect { group, .. } = command {
+        *group = GroupId(1);
+    } else if let Command::Relay { established, .. } = command
+        && let Established::Smc { group, .. } = &mut **established
+    {
+        *group = GroupId(1);
+    }
+}
+
+impl Mailboxes {
+    /// Says to a poller what it had no room for.
+    pub(crate) fn catch_up(&mut self, poller: usize) {
+        self.pollers[poller].catch_up();
     }
 }
 
@@ -110,51 +133,8 @@ pub(crate) struct Gateway {
 
 impl Gateway {
     pub(crate) fn new(network: &Network, host: u8, sizes: &Sizes) -> Self {
-        let wakers: Vec<_> = (0..sizes.rnics).map(|_| Waker::new().unwrap()).collect();
-        let queues = wakers.iter().map(|waker| mailbox(COMMANDS_MAX, waker.clone()));
-        let (commands, obeyed): (Vec<_>, Vec<_>) = queues.unzip();
-        let owners = Arc::new(Owners::new());
-        let (mut ports, mut threads) = (Vec::new(), Vec::new());
-        for (index, (waker, obeyed)) in (0..).zip(wakers.into_iter().zip(obeyed)) {
-            let port = smcr_rnic::Port {
-                gid: gid(host, index),
-                mac: MacAddress([2, 0, 0, 0, host, index]),
-                mtu: Mtu::B1024,
-            };
-            let (rnic, fabric) = network.rnic(port);
-            // All reach all, so that there are asymmetric links, too.
-            let subnet = Ipv4Subnet { network: [10, 0, 0, 0], prefix_bits: 8 };
-            let name = format!("sim{index}");
-            ports.push(Port::new(name, Lan::default(), subnet, Some(rnic)));
-            let (reports, pending) = mailbox(sizes.reports, Waker::new().unwrap());
-            let ends = Ends {
-                commands: obeyed,
-                waker,
-                reports,
-                neighbours: commands.clone(),
-                index,
-                owners: Arc::clone(&owners),
-                counters: Arc::default(),
-                gauges: Arc::new(Gauges::new()),
-                observe: Box::new(|_| {}),
-            };
-            threads.push(Thread::new(fabric, ends, pending, sizes.send_chunks));
-        }
-        let delayed = VecDeque::new;
-        let pollers = commands.into_iter().map(|commands| Mailbox { commands, delayed: delayed() });
-        let mailboxes = Mailboxes { pollers: pollers.collect(), owners };
-        let settings = Settings {
-            peer_id: peer_id(host),
-            rmb_elements: sizes.elements,
-            rmb_bytes: sizes.rmb_bytes,
-            keepalive: Keepalive {
-                idle: Some(Duration::from_secs(3)),
-                reply_wait: Duration::from_secs(2),
-            },
-            idle_group_server: IDLE_GROUP,
-            idle_group_client: IDLE_GROUP + Duration::from_secs(1),
-            max_links: sizes.max_links,
-        };
+        let Platform { ports, mailboxes, threads } = Platform::new(network, host, sizes);
+        let settings = settings(host, sizes);
         Self {
             groups: Groups::new(settings, ports, mailboxes, names(host)),
             closed: BTreeMap::new(),
@@ -180,12 +160,12 @@ impl Gateway {
 
     /// Whether somebody was woken and has not looked around yet.
     pub(crate) fn is_woken(&self) -> bool {
-        self.threads.iter().any(|thread| thread.sleeps && is_readable(&thread.waker))
+        self.threads.iter().any(Thread::is_woken)
     }
 
     /// One poller looks around, if it has reason to be awake. Returns whether anything moved.
     pub(crate) fn turn_poller(&mut self, index: usize, now: Instant) -> bool {
-        self.groups.pollers_mut().pollers[index].catch_up();
+        self.groups.pollers_mut().catch_up(index);
         self.threads[index].turn(now)
     }
 
@@ -282,8 +262,13 @@ impl Thread {
         Self { poller, sockets, counters, pending, waker, sleeps: false }
     }
 
+    /// Whether it was woken and has not looked around yet.
+    pub(crate) fn is_woken(&self) -> bool {
+        self.sleeps && is_readable(&self.waker)
+    }
+
     /// Looks around, if it has reason to be awake, and sleeps if it found nothing to do.
-    fn turn(&mut self, now: Instant) -> bool {
+    pub(crate) fn turn(&mut self, now: Instant) -> bool {
         let due = self.poller.next_deadline(now).is_some_and(|deadline| deadline <= now);
         if self.sleeps && !due && !self.sockets.has_news() && !is_readable(&self.waker) {
             return false;
@@ -298,8 +283,70 @@ impl Thread {
     }
 }
 
+/// The RNICs of a gateway, the poller of each, and the ways to these.
+pub(crate) struct Platform {
+    pub(crate) ports: Vec<Port<sim::Rnic>>,
+    pub(crate) mailboxes: Mailboxes,
+    pub(crate) threads: Vec<Thread>,
+}
+
+impl Platform {
+    pub(crate) fn new(network: &Network, host: u8, sizes: &Sizes) -> Self {
+        let wakers: Vec<_> = (0..sizes.rnics).map(|_| Waker::new().unwrap()).collect();
+        let queues = wakers.iter().map(|waker| mailbox(COMMANDS_MAX, waker.clone()));
+        let (commands, obeyed): (Vec<_>, Vec<_>) = queues.unzip();
+        let owners = Arc::new(Owners::new());
+        let (mut ports, mut threads) = (Vec::new(), Vec::new());
+        for (index, (waker, obeyed)) in (0..).zip(wakers.into_iter().zip(obeyed)) {
+            let port = smcr_rnic::Port {
+                gid: gid(host, index),
+                mac: MacAddress([2, 0, 0, 0, host, index]),
+                mtu: Mtu::B1024,
+            };
+            let (rnic, fabric) = network.rnic(port);
+            // All reach all, so that there are asymmetric links, too.
+            let subnet = Ipv4Subnet { network: [10, 0, 0, 0], prefix_bits: 8 };
+            let name = format!("sim{index}");
+            ports.push(Port::new(name, Lan::default(), subnet, Some(rnic)));
+            let (reports, pending) = mailbox(sizes.reports, Waker::new().unwrap());
+            let ends = Ends {
+                commands: obeyed,
+                waker,
+                reports,
+                neighbours: commands.clone(),
+                index,
+                owners: Arc::clone(&owners),
+                counters: Arc::default(),
+                gauges: Arc::new(Gauges::new()),
+                observe: Box::new(|_| {}),
+            };
+            threads.push(Thread::new(fabric, ends, pending, sizes.send_chunks));
+        }
+        let delayed = VecDeque::new;
+        let pollers = commands.into_iter().map(|commands| Mailbox { commands, delayed: delayed() });
+        let mailboxes = Mailboxes { pollers: pollers.collect(), owners, mixes_groups: false };
+        Self { ports, mailboxes, threads }
+    }
+}
+
+/// What the operator of a gateway has decided.
+pub(crate) fn settings(host: u8, sizes: &Sizes) -> Settings {
+    Settings {
+        peer_id: peer_id(host),
+        rmb_elements: sizes.elements,
+        rmb_bytes: sizes.rmb_bytes,
+        keepalive: Keepalive {
+            idle: Some(Duration::from_secs(3)),
+            reply_wait: Duration::from_secs(2),
+        },
+        idle_group_server: IDLE_GROUP,
+        idle_group_client: IDLE_GROUP + Duration::from_secs(1),
+        max_links: sizes.max_links,
+    }
+}
+
 /// What the names of connections are drawn from.
-fn names(host: u8) -> Box<dyn FnMut() -> u32 + Send> {
+pub(crate) fn names(host: u8) -> Box<dyn FnMut() -> u32 + Send> {
     let mut dice = Dice::new(host.into());
     Box::new(move || u32::try_from(dice.below(1 << 32)).expect("32 bits"))
 }

@@ -9,6 +9,7 @@
 //! - [`swarm`] does whatever comes to its mind to them, and judges from outside;
 //! - [`wire`] hears what is said about links, [`reach`] what was met of it, [`costs`] what trouble
 //!   may cost;
+//! - [`stranger`] is a third host, which is hostile;
 //! - [`elements`] are scenarios of who may write an element;
 //! - [`crowd`] is one gateway with a thousand peers;
 //! - [`mutants`] shows that the judges would notice.
@@ -20,20 +21,24 @@ mod gateway;
 mod mutants;
 mod reach;
 mod rendezvous;
+mod stranger;
 mod swarm;
 mod wire;
 
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use smcgate::groups::{Event, PortId};
 use smcr_engine::ConnectionId;
 use smcr_engine::handoff::Ending;
 use smcr_proto::handshake::Agreement;
-use smcr_proto::{Gid, Instant};
+use smcr_proto::{AlertToken, Gid, Instant};
 use smcr_rnic::sim::{Network, Odds};
 
 use self::gateway::{Gateway, Sizes};
 use self::rendezvous::{Hosts, Rendezvous};
+use self::stranger::Stranger;
 use self::wire::Wire;
 use crate::application::Application;
 use crate::tcp;
@@ -73,7 +78,16 @@ pub(crate) struct World {
     steps: u64,
     /// What is said about links.
     pub(crate) wire: Wire,
+    /// A host that is no gateway, if there is one.
+    pub(crate) stranger: Option<Stranger>,
+    /// What the two gateways of a connection call it: what each hears leads to what the other does.
+    pub(crate) tokens: Tokens,
 }
+
+/// Which gateway, and the token by which its peer speaks of a connection there.
+pub(crate) type Ear = (usize, AlertToken);
+/// From each side of a connection to the other.
+pub(crate) type Tokens = Arc<Mutex<BTreeMap<Ear, Ear>>>;
 
 impl World {
     pub(crate) fn new(seed: u64, odds: Odds, sizes: [Sizes; 2]) -> Self {
@@ -94,6 +108,8 @@ impl World {
             sizes,
             steps: 0,
             wire,
+            stranger: None,
+            tokens: Tokens::default(),
         }
     }
 
@@ -158,7 +174,13 @@ impl World {
             }
         }
         for one in &self.rendezvous {
-            self.connections[one.number].names = one.names();
+            let names = one.names();
+            self.connections[one.number].names = names;
+            if let [(here, Some(ours)), (there, Some(theirs))] = names {
+                let ears = [(here, ours.token()), (there, theirs.token())];
+                let mut tokens = self.tokens.lock().expect("nobody panics with it");
+                tokens.extend([(ears[0], ears[1]), (ears[1], ears[0])]);
+            }
         }
         self.rendezvous.retain(|one| !one.is_over());
         moved
@@ -176,6 +198,9 @@ impl World {
         let mut moved = self.applications();
         for host in &mut self.hosts {
             moved |= host.turn(self.now);
+        }
+        if let Some(stranger) = &mut self.stranger {
+            moved |= stranger.turn(self.now);
         }
         moved |= self.talk(|_| true);
         moved |= self.reset_tcp();

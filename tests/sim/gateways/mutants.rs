@@ -18,6 +18,7 @@ use smcr_rnic::sim::Parcel;
 
 use super::gateway::Gateway;
 use super::swarm::Swarm;
+use super::{Ear, Tokens};
 
 /// A planted fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,8 +27,19 @@ pub(crate) enum Mutant {
     TrustAcknowledgements,
     /// An element that a peer may still write is given to the next connection (RFC 4.4.2).
     ReuseEarly,
+    /// The same, where the peer has said D, but not that it writes nothing again: C (RFC 4.8.1).
+    ReuseAfterClose,
+    /// The same, where the connection was aborted and the peer may not have heard of it.
+    ReuseAfterAbort,
+    /// One gateway says C before all that it wrote has arrived, and writes it again on another link
+    /// although the other side has said C (RFC 4.8.1).
+    ReplayAfterClosed,
     /// A server does not answer CONFIRM RKEY while it adds a link (RFC 3.5.5.3.1).
     IgnoreCollision,
+    /// Whoever has a link speaks of all connections, also of those of other groups (RFC 4.7.1).
+    MixGroups,
+    /// Whoever claims to be the peer of a group is taken for it (RFC 3.5.2.1).
+    TrustClaims,
 }
 
 /// Without this check, a hole in a file that was in no one's memory when an RNIC died.
@@ -42,6 +54,37 @@ fn a_gateway_that_reuses_elements_early_is_found_out() {
     assert_found_out(Mutant::ReuseEarly, &["is not zero", "is not what was sent"]);
 }
 
+/// Without this rule, what a peer writes again on another link comes into the stream of the next
+/// connection.
+#[test]
+fn a_gateway_that_reuses_elements_early_after_close_is_found_out() {
+    assert_found_out(Mutant::ReuseAfterClose, &["is not zero", "is not what was sent"]);
+}
+
+/// Without this rule, a peer that has not heard of the end writes to the next connection.
+#[test]
+fn a_gateway_that_reuses_elements_early_after_abort_is_found_out() {
+    assert_found_out(Mutant::ReuseAfterAbort, &["is not zero", "is not what was sent"]);
+}
+
+/// Without this rule, failover writes what the peer has read into the element of another.
+#[test]
+fn a_gateway_that_writes_again_after_closing_is_found_out() {
+    assert_found_out(Mutant::ReplayAfterClosed, &["is not zero", "is not what was sent"]);
+}
+
+/// Without this check, one peer resets the connections of another, or forges their bytes.
+#[test]
+fn a_gateway_that_mixes_groups_is_found_out() {
+    assert_found_out(Mutant::MixGroups, &["why?", "is not what was sent", "cut short"]);
+}
+
+/// Without this check, one peer has the connections of another reset.
+#[test]
+fn a_gateway_that_trusts_claims_is_found_out() {
+    assert_found_out(Mutant::TrustClaims, &["why?"]);
+}
+
 /// Without this rule, links that are well go down now and then, and nobody knows why.
 #[test]
 fn a_gateway_that_ignores_a_collision_is_found_out() {
@@ -53,11 +96,7 @@ fn a_gateway_that_ignores_a_collision_is_found_out() {
 fn assert_found_out(mutant: Mutant, complaints: &[&str]) {
     for seed in 0..SEEDS_MAX {
         let run = |planted| {
-            let mut swarm = Swarm::new(seed);
-            if mutant == Mutant::TrustAcknowledgements {
-                swarm.lose_often();
-            }
-            let swarm = swarm.with(planted);
+            let swarm = mutant.swarm(seed).with(planted);
             catch_unwind(AssertUnwindSafe(|| swarm.run()))
         };
         if let Err(panic) = run(Some(mutant)) {
@@ -70,6 +109,29 @@ fn assert_found_out(mutant: Mutant, complaints: &[&str]) {
         }
     }
     panic!("{SEEDS_MAX} seeds do not find {mutant:?}");
+}
+
+impl Mutant {
+    /// A swarm in which it may be met.
+    fn swarm(self, seed: u64) -> Swarm {
+        match self {
+            Self::TrustAcknowledgements => {
+                let mut swarm = Swarm::new(seed);
+                swarm.lose_often();
+                swarm
+            }
+            Self::ReuseAfterClose | Self::ReplayAfterClosed => {
+                let mut swarm = Swarm::sized(seed, |sizes| {
+                    (sizes.elements, sizes.rnics) = (3, sizes.rnics.max(2));
+                });
+                swarm.lose_often();
+                swarm.ends_late = true;
+                swarm
+            }
+            Self::MixGroups | Self::TrustClaims => Swarm::visited(seed),
+            Self::ReuseEarly | Self::ReuseAfterAbort | Self::IgnoreCollision => Swarm::new(seed),
+        }
+    }
 }
 
 impl Swarm {
@@ -92,6 +154,27 @@ impl Swarm {
                 swarm.world.network.tap(move |parcel, messages| {
                     messages.retain(|message| is_heard(&mut adding, parcel, message));
                 });
+            }
+            Some(
+                mutant @ (Mutant::ReuseAfterClose
+                | Mutant::ReuseAfterAbort
+                | Mutant::ReplayAfterClosed),
+            ) => {
+                let mut hasty = Hasty::new(mutant, Tokens::clone(&swarm.world.tokens));
+                swarm.world.network.tap(move |parcel, messages| {
+                    for message in messages.iter_mut().filter(|message| is_cdc(message)) {
+                        hasty.pass(parcel, message);
+                    }
+                });
+            }
+            Some(Mutant::MixGroups) => {
+                for host in &mut swarm.world.hosts {
+                    host.groups.pollers_mut().mixes_groups = true;
+                }
+            }
+            Some(Mutant::TrustClaims) => {
+                let stranger = swarm.world.stranger.as_mut().expect("it is about");
+                stranger.come_from_where_others_are();
             }
             Some(Mutant::ReuseEarly) | None => {}
         }
@@ -117,6 +200,60 @@ fn is_heard(adding: &mut BTreeSet<u8>, parcel: &Parcel, message: &Message) -> bo
         Ok(_) | Err(_) => {}
     }
     true
+}
+
+/// Gateways that do not wait for the last word of the other side.
+struct Hasty {
+    mutant: Mutant,
+    tokens: Tokens,
+    /// Sides of connections that have heard D, and that have said C or A.
+    heard_done: BTreeSet<Ear>,
+    said_closed: BTreeSet<Ear>,
+    said_abort: BTreeSet<Ear>,
+}
+
+impl Hasty {
+    fn new(mutant: Mutant, tokens: Tokens) -> Self {
+        let [heard_done, said_closed, said_abort] = [(); 3].map(|()| BTreeSet::new());
+        Self { mutant, tokens, heard_done, said_closed, said_abort }
+    }
+
+    /// Makes a message say what such a gateway takes it for, or would have said in its place.
+    fn pass(&mut self, parcel: &Parcel, message: &mut Message) {
+        let Ok(mut cdc) = Cdc::decode(message) else { return };
+        let Gid([.., number]) = parcel.target;
+        let hears = (usize::from(number) - 1, cdc.token);
+        let tokens = self.tokens.lock().expect("nobody panics with it");
+        let Some(speaks) = tokens.get(&hears).copied().filter(|_| !cdc.failover_validation) else {
+            return;
+        };
+        if cdc.sending_done {
+            self.heard_done.insert(hears);
+        }
+        if cdc.connection_closed {
+            self.said_closed.insert(speaks);
+        }
+        if cdc.abnormal_close {
+            self.said_abort.insert(speaks);
+        }
+        // Both have said D, and this side says nothing of whether all has arrived.
+        let both_done = cdc.sending_done && self.heard_done.contains(&speaks);
+        let (speaker, _) = speaks;
+        match self.mutant {
+            Mutant::ReuseAfterAbort => cdc.abnormal_close |= self.said_abort.contains(&hears),
+            Mutant::ReuseAfterClose => cdc.connection_closed |= both_done,
+            Mutant::ReplayAfterClosed if speaker == 0 => cdc.connection_closed |= both_done,
+            Mutant::ReplayAfterClosed => {
+                cdc.connection_closed &= self.said_closed.contains(&hears);
+            }
+            Mutant::TrustAcknowledgements
+            | Mutant::ReuseEarly
+            | Mutant::IgnoreCollision
+            | Mutant::MixGroups
+            | Mutant::TrustClaims => panic!("it is planted elsewhere"),
+        }
+        *message = cdc.encode();
+    }
 }
 
 impl Gateway {

@@ -4,7 +4,7 @@
 //! What cannot be agreed on is not relayed over TCP here, but reset: that path has tests elsewhere.
 
 use std::collections::VecDeque;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use smcgate::groups::{Event, GroupId, Joined, Peer, PortId, Refusal, Taken, Unnamed};
@@ -239,7 +239,8 @@ impl Rendezvous {
     fn address(&self, host: usize) -> IpAddr {
         let [high, low] = self.peer.to_be_bytes();
         let client = self.sides[CLIENT].host == host;
-        if client { [10, 98, high, low].into() } else { [10, 99, 0, 1].into() }
+        let [first, second, ..] = CLIENTS.octets();
+        if client { [first, second, high, low].into() } else { SERVERS }
     }
 
     fn is_v2(&self) -> bool {
@@ -413,7 +414,16 @@ impl Rendezvous {
         if let Some(joined) = party.joined.take() {
             match host.mutant {
                 Some(Mutant::ReuseEarly) => host.reuse_early(now, joined),
-                Some(Mutant::TrustAcknowledgements | Mutant::IgnoreCollision) | None => {
+                Some(
+                    Mutant::TrustAcknowledgements
+                    | Mutant::ReuseAfterClose
+                    | Mutant::ReuseAfterAbort
+                    | Mutant::ReplayAfterClosed
+                    | Mutant::IgnoreCollision
+                    | Mutant::MixGroups
+                    | Mutant::TrustClaims,
+                )
+                | None => {
                     host.groups.leave(now, joined.connection, joined.rmbe);
                 }
             }
@@ -445,6 +455,10 @@ fn assert_zero(rmbe: &Rmbe) {
     assert_eq!(dirty, None, "a new element is not zero");
 }
 
+/// Where clients are in TCP, and those that play many peers begin.
+pub(super) const CLIENTS: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 0);
+/// Where servers are.
+pub(super) const SERVERS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 99, 0, 1));
 /// Index of the side that connects.
 const CLIENT: usize = 0;
 /// Index of the side that accepts.

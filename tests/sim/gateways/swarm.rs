@@ -37,9 +37,13 @@ pub(super) struct Swarm {
     pub(super) cautious: bool,
     /// See [`Self::lose_often`].
     loses_only: bool,
+    /// Then it is acknowledgements of the end of a connection that are lost.
+    pub(super) ends_late: bool,
+    /// What the network does.
+    odds: Odds,
     /// Then: when both sides have noticed the last trouble.
     noticed: Instant,
-    seen: Seen,
+    pub(super) seen: Seen,
 }
 
 // RFC 7609 2.1-15, 4.8.2-13
@@ -79,7 +83,7 @@ pub(super) struct Seen {
     data_lost: u64,
     links_failed_over: u64,
     /// What was said about links and rkeys, and the like.
-    met: Met,
+    pub(super) met: Met,
 }
 
 /// What two gateways agree on in SMC-Rv2.
@@ -134,6 +138,11 @@ impl Seen {
 
 impl Swarm {
     pub(super) fn new(seed: u64) -> Self {
+        Self::sized(seed, |_| ())
+    }
+
+    /// The same at gateways of other sizes.
+    pub(super) fn sized(seed: u64, adjust: impl Fn(&mut Sizes)) -> Self {
         let mut dice = Dice::new(seed);
         let breaks = [Chance::NEVER, Chance::NEVER, Chance(500), Chance::percent(2)];
         let exhausted = [Chance::NEVER, Chance::NEVER, Chance::percent(1), Chance::percent(10)];
@@ -151,7 +160,7 @@ impl Swarm {
             odds
         };
         let socket_bytes = [1_000, 30_000, 100_000][dice.index(3)];
-        let sizes = [(); 2].map(|()| Sizes {
+        let mut sizes = [(); 2].map(|()| Sizes {
             rnics: if cautious { [2, 3][dice.index(2)] } else { [1, 2, 2, 3][dice.index(4)] },
             max_links: [2, 3, 8][dice.index(3)],
             rmbe: RmbeSize::from_notation([0, 0, 1, 2][dice.index(4)]),
@@ -161,6 +170,7 @@ impl Swarm {
             socket_bytes,
             reports: [2, 100][dice.index(2)],
         });
+        sizes.iter_mut().for_each(adjust);
         let trouble = [Chance::NEVER, Chance::percent(1), Chance::percent(5)][dice.index(3)];
         let trouble = match cautious {
             true if dice.roll(Chance::percent(30)) => Chance::NEVER,
@@ -168,13 +178,26 @@ impl Swarm {
             false => trouble,
         };
         let max_links = sizes[0].max_links.min(sizes[1].max_links);
+        let odds_now = odds.clone();
         let mut world = World::new(seed, odds, sizes);
         if seed % 2 == 1 {
             world.agreement = version_2(max_links);
         }
         let (aborted, down, seen) = (Vec::new(), Vec::new(), Seen::default());
         let noticed = Instant(0);
-        Self { world, dice, aborted, down, trouble, cautious, loses_only: false, noticed, seen }
+        Self {
+            world,
+            dice,
+            aborted,
+            down,
+            trouble,
+            cautious,
+            loses_only: false,
+            ends_late: false,
+            odds: odds_now,
+            noticed,
+            seen,
+        }
     }
 
     /// The whole run.
@@ -190,6 +213,7 @@ impl Swarm {
             self.act();
         }
         self.calm_down();
+        self.see_stranger_off();
         self.world.run_for(Duration::from_secs(5));
         self.judge_links();
         if self.dice.roll(Chance::percent(5)) {
@@ -212,7 +236,10 @@ impl Swarm {
         if self.dice.roll(self.trouble) {
             self.make_trouble();
         }
-        if self.world.talks() > 0 && self.dice.roll(Chance::percent(2)) {
+        let World { stranger, hosts, now, .. } = &mut self.world;
+        if let Some(stranger) = stranger {
+            stranger.act(*now, hosts);
+        } else if self.world.talks() > 0 && self.dice.roll(Chance::percent(2)) {
             let (index, side) = (self.dice.index(self.world.talks()), self.dice.index(2));
             self.world.break_off(index, side);
         }
@@ -335,7 +362,11 @@ impl Swarm {
             return;
         }
         if self.loses_only {
-            self.lose();
+            if self.ends_late {
+                self.end_late();
+            } else {
+                self.lose();
+            }
             return;
         }
         match self.dice.below(6) {
@@ -381,6 +412,50 @@ impl Swarm {
         if let Some((_, qpn)) = pairs.max_by_key(|(_, qpn)| network.untold(*qpn)) {
             self.seen.breaks += 1;
             network.break_qp(qpn);
+        }
+    }
+
+    /// One side of a connection says its last. That arrives and is answered, but before it is
+    /// acknowledged the path breaks.
+    fn end_late(&mut self) {
+        let number = self.dice.index(self.world.connections.len());
+        let (late, len) = (self.dice.index(2), 1 + self.dice.index(2 * KIB));
+        let one = &mut self.world.connections[number];
+        let [(host, Some(id)), _] = [one.names[late], one.names[1 - late]] else { return };
+        if one.applications.iter().any(|one| one.is_gone() || one.will_finish()) {
+            return;
+        }
+        one.applications.iter_mut().for_each(Application::wake);
+        one.applications[1 - late].finish();
+        self.world.run_for(Duration::from_millis(100));
+        let last = &mut self.world.connections[number].applications[late];
+        last.write(len);
+        last.finish();
+        // Bytes, then their end.
+        for _ in 0..4 {
+            self.world.applications();
+            self.world.hosts[host].turn(self.world.now);
+        }
+        let long = Duration::from_millis(50);
+        self.world.network.change_odds(Odds { latency: long..=long, ..self.odds.clone() });
+        self.world.now = self.world.now + Duration::from_millis(1);
+        self.world.hosts[1 - host].turn(self.world.now);
+        self.world.network.change_odds(self.odds.clone());
+        for _ in 0..40 {
+            self.world.applications();
+            self.world.hosts[1 - host].turn(self.world.now);
+            self.world.pass_time(self.world.now + Duration::from_millis(1));
+        }
+        self.connect();
+        for _ in 0..6 {
+            self.world.talk(|_| true);
+        }
+        let groups = &self.world.hosts[host].groups;
+        let Some(link) = groups.member(id).map(|member| member.link) else { return };
+        let mut links = groups.iter().flat_map(|(_, group)| &group.links);
+        if let Some(link) = links.find(|one| one.id == link) {
+            self.seen.breaks += 1;
+            self.world.network.break_qp(link.ours.qpn);
         }
     }
 
