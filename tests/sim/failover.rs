@@ -167,6 +167,28 @@ fn a_link_is_vacated_in_order() {
     }
 }
 
+/// The first connection of a link has nothing on its way and leaves at once, the second has: the
+/// link is in use until that one has left, too. Its queue pair was given up before.
+// RFC 7609 2.3-6
+#[test]
+fn a_link_is_vacated_when_the_last_connection_has_left() {
+    let (mut cluster, [first, second], connections) = two_links(1, Odds::CALM, TWO, 2);
+    cluster.run_until_quiet();
+    cluster.application(Client, connections[1]).write(3 * KIB);
+    cluster.application(Client, connections[1]).act();
+    cluster.turn(Client);
+    cluster.host(Client).move_connections(first, second, None);
+    cluster.turn(Client);
+    let client = cluster.host(Client);
+    assert_eq!(client.moved.len(), 1, "the other one waits for its requests to end");
+    assert!(!client.vacated.contains(&first));
+    cluster.run_until_quiet();
+    let client = cluster.host(Client);
+    assert!(client.moved.len() == 2 && client.retired.contains(&first));
+    assert_eq!(client.sum(|counters| counters.bytes_replayed.get()), 0);
+    assert_eq!(cluster.application(Server, connections[1]).received(), 3 * KIB as u64);
+}
+
 /// What was delivered on the old link waits in one poller, what follows on the new one has come to
 /// another: nothing is lost, so nobody is reset.
 // RFC 7609 4.6.1-8

@@ -9,6 +9,7 @@
 //! link held is free at once, and whoever writes the bytes again takes them from its own pool. Two
 //! pollers that hand each other their connections can so never wait for each other's memory.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::names::LinkId;
@@ -17,60 +18,61 @@ use crate::relay::route::Route;
 /// The links that were vacated: whoever comes to one later follows the others.
 #[derive(Debug, Default)]
 pub(crate) struct Moves {
-    vacated: Vec<Vacated>,
+    vacated: BTreeMap<LinkId, Vacated>,
 }
 
 #[derive(Debug)]
 struct Vacated {
     route: Arc<Route>,
-    /// Connections that have not left yet.
+    /// How many have been told to leave by this route and have not left yet: connections, and
+    /// whoever is telling them.
     staying: u32,
     reported: bool,
 }
 
 impl Moves {
-    fn of(&mut self, link: LinkId) -> Option<&mut Vacated> {
-        self.vacated.iter_mut().find(|vacated| vacated.route.from == link)
-    }
-
     /// Where the connections of a link have gone, if it was vacated.
-    pub(crate) fn route_from(&mut self, link: LinkId) -> Option<Arc<Route>> {
-        self.of(link).map(|vacated| Arc::clone(&vacated.route))
+    pub(crate) fn route_from(&self, link: LinkId) -> Option<Arc<Route>> {
+        self.vacated.get(&link).map(|vacated| Arc::clone(&vacated.route))
     }
 
     /// Notes that a link is being vacated, in place of what was said of it before.
     pub(crate) fn note(&mut self, route: Arc<Route>) {
-        self.vacated.retain(|vacated| vacated.route.from != route.from);
-        if self.vacated.len() >= VACATED_MAX
-            && let Some(oldest) = self.vacated.iter().position(|vacated| vacated.staying == 0)
-        {
-            self.vacated.remove(oldest);
+        let from = route.from;
+        self.vacated.insert(from, Vacated { route, staying: 0, reported: false });
+        if self.vacated.len() > VACATED_MAX {
+            // Names of links grow. Nobody is sent to the one that is gone for longest.
+            let mut links = self.vacated.iter();
+            let oldest = links.find(|(link, vacated)| **link != from && vacated.staying == 0);
+            if let Some(oldest) = oldest.map(|(link, _)| *link) {
+                self.vacated.remove(&oldest);
+            }
         }
-        self.vacated.push(Vacated { route, staying: 0, reported: false });
     }
 
-    /// Counts a connection that has been told to leave by this route.
+    /// Counts one who has been told to leave by this route.
     pub(crate) fn stays(&mut self, route: &Arc<Route>) {
-        if let Some(vacated) = self.of(route.from)
-            && Arc::ptr_eq(&vacated.route, route)
-        {
+        if let Some(vacated) = self.vacated_by(route) {
             vacated.staying += 1;
         }
     }
 
-    /// One connection that had been told to leave by this route has left, or ended, or will go by
-    /// another.
+    /// One who had been told to leave by this route has left, or ended, or will go by another.
     pub(crate) fn left(&mut self, route: &Arc<Route>) {
-        if let Some(vacated) = self.of(route.from)
-            && Arc::ptr_eq(&vacated.route, route)
-        {
+        if let Some(vacated) = self.vacated_by(route) {
             vacated.staying -= 1;
         }
     }
 
+    /// What is counted of this route; nothing if it was for some connections alone, or if another
+    /// has taken its place.
+    fn vacated_by(&mut self, route: &Arc<Route>) -> Option<&mut Vacated> {
+        self.vacated.get_mut(&route.from).filter(|vacated| Arc::ptr_eq(&vacated.route, route))
+    }
+
     /// Whether everybody has left this link, which is said once.
     pub(crate) fn is_news_that_all_left(&mut self, link: LinkId) -> bool {
-        self.of(link).is_some_and(|vacated| {
+        self.vacated.get_mut(&link).is_some_and(|vacated| {
             vacated.staying == 0 && !std::mem::replace(&mut vacated.reported, true)
         })
     }
@@ -116,8 +118,8 @@ mod tests {
         let mut moves = Moves::default();
         let many = u32::try_from(VACATED_MAX).unwrap() + 5;
         (0..many).for_each(|link| moves.note(route(link)));
-        let remembered = (0..many).filter(|link| moves.of(LinkId(*link)).is_some());
+        let remembered = (0..many).filter(|link| moves.route_from(LinkId(*link)).is_some());
         assert_eq!(remembered.count(), VACATED_MAX);
-        assert!(moves.of(LinkId(many - 1)).is_some());
+        assert!(moves.route_from(LinkId(many - 1)).is_some());
     }
 }

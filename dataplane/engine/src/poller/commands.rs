@@ -170,6 +170,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         if only.is_none() {
             self.moves.note(Arc::clone(route));
         }
+        // The link is not vacated when the first of them has left, so this loop counts, too.
+        self.moves.stays(route);
         for slot in slots {
             // One that is named twice has left already.
             let Some(relay) = self.connections.at(slot) else { continue };
@@ -178,7 +180,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 self.apply(now, slot, outcome);
             }
         }
-        self.report_vacated(route.from);
+        self.left(route);
     }
 
     /// Takes a connection that has left its link to the one at the other end of `route`.
