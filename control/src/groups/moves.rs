@@ -101,9 +101,15 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
 
     /// A connection is about to come to a link that others are leaving, and shall follow them. The
     /// peer may have announced its RMB after the poller was told what RMBs are called elsewhere.
+    ///
+    /// If the link has been deleted meanwhile, nobody knows any more what RMBs were called on it,
+    /// and the connection follows the order that the others have.
     pub(super) fn renew_move(&mut self, from: LinkId) {
+        let machine = self.group.machine();
         let left = |link: &Link<_>| {
-            matches!(link.state, LinkState::Leaving(_) | LinkState::Vacated) && link.id == from
+            matches!(link.state, LinkState::Leaving(_) | LinkState::Vacated)
+                && link.id == from
+                && machine.is_some_and(|machine| machine.knows_rmbs_on(link.number))
         };
         if self.group.links.iter().any(left)
             && let Some(to) = self.alternative_to(from)

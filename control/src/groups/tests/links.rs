@@ -97,6 +97,31 @@ fn connections_outlive_either_rnic() {
     );
 }
 
+/// A rendezvous ends just after its link has failed: the connection follows those that were on the
+/// link. It was reset, because the keys of the link were forgotten already, and an order without
+/// keys took the place of the one that the others have.
+// RFC 7609 2.3-3
+#[test]
+fn a_rendezvous_outlives_its_link() {
+    let (mut pair, client, server, [near, far]) = established(2, 2);
+    let now = pair.now;
+    let link = pair.server.groups.member(far).unwrap().link;
+    let accept = pair.server.groups.join(now, server, link, SIZE).unwrap();
+    let link = pair.client.groups.member(near).unwrap().link;
+    let confirm = pair.client.groups.join(now, client, link, SIZE).unwrap();
+    let connection = confirm.connection;
+    pair.client.groups.accept_offer(now, connection, &accept.offer).unwrap();
+    // The peers have agreed to delete the link before the poller has left it.
+    pair.client.moves_later = true;
+    pair.client.groups.rnic_down(now, "r0", false).unwrap();
+    pair.settle();
+    pair.client.groups.hand_over(connection, (), confirm.rmbe);
+    pair.settle();
+    pair.client.catch_up(now);
+    assert!(pair.client.failed.is_empty());
+    assert_eq!([near, connection].map(|id| port(&pair.client, id)), [PortId(1); 2]);
+}
+
 /// The last RNIC takes the group along: its connections are reset, not left hanging.
 // RFC 7609 4.8.3-3, 2.1-6
 #[test]

@@ -47,7 +47,13 @@ pub(super) struct Host {
     pub(super) aborted: Vec<ConnectionId>,
     /// Elements of connections that were handed over.
     pub(super) relayed: Vec<(ConnectionId, smcr_memory::Rmbe)>,
+    /// Its pollers are slow to move connections, until [`Self::catch_up`].
+    pub(super) moves_later: bool,
+    later: Vec<MoveOrder>,
 }
+
+/// From which link, to which, what RMBs are called there, and which connections.
+type MoveOrder = (LinkId, LinkId, Vec<KeyChange>, Option<Vec<ConnectionId>>);
 
 /// Two hosts in one network: a client and a server.
 pub(super) struct Pair {
@@ -169,6 +175,16 @@ impl Host {
             failed: Vec::new(),
             aborted: Vec::new(),
             relayed: Vec::new(),
+            moves_later: false,
+            later: Vec::new(),
+        }
+    }
+
+    /// The poller comes to the moves that it was slow to make.
+    pub(super) fn catch_up(&mut self, now: Instant) {
+        self.moves_later = false;
+        for (from, to, keys, only) in std::mem::take(&mut self.later) {
+            self.move_members(now, from, to, &keys, only);
         }
     }
 
@@ -192,6 +208,9 @@ impl Host {
                     }
                     smcr_engine::Established::Tcp { .. } => panic!("groups relay no TCP"),
                 },
+                Command::MoveConnections { from, to, keys, only, .. } if self.moves_later => {
+                    self.later.push((from, to, keys, only));
+                }
                 Command::MoveConnections { from, to, keys, only, .. } => {
                     self.move_members(now, from, to, &keys, only);
                 }
@@ -229,6 +248,7 @@ impl Host {
         keys: &[KeyChange],
         only: Option<Vec<ConnectionId>>,
     ) {
+        assert!(!keys.is_empty(), "whoever comes to the link later would be reset");
         let all: Vec<_> = self
             .groups
             .iter()

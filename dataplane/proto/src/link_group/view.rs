@@ -104,6 +104,12 @@ impl LinkGroup {
         self.peer_rmbs.translate(self.place_of(on)?, rkey, self.place_of(to)?)
     }
 
+    /// Whether it is known what RMBs are called on a link. Of one that has failed it is, until all
+    /// actions are taken.
+    pub fn knows_rmbs_on(&self, number: LinkNumber) -> bool {
+        self.place_of(number).is_some()
+    }
+
     /// The RTokens of all RMBs of the peer that two links can reach: on the first link, and on the
     /// second one. `from` may have failed, until all actions are taken.
     pub fn peer_rmbs(
