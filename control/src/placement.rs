@@ -8,10 +8,10 @@ use std::thread::JoinHandle;
 
 use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
-use smcr_engine::handoff::Owners;
-use smcr_engine::limits::COMMANDS_MAX;
+use smcr_engine::handoff::{Letter, Owners};
+use smcr_engine::limits::{COMMANDS_MAX, LETTERS_MAX};
 use smcr_engine::mailbox::{Receiver, Sender, Waker, mailbox};
-use smcr_engine::{Command, Report};
+use smcr_engine::{Command, ConnectionId, GroupId, Report};
 
 use crate::cores::Assignment;
 use crate::groups::{Pollers, PortId};
@@ -22,18 +22,22 @@ pub struct Seat<Qp> {
     pub index: u8,
     /// Wakes it.
     pub waker: Waker,
-    /// What it is told.
+    /// What the control thread tells it.
     pub obey: Receiver<Command<Qp, OwnedFd>>,
+    /// What other pollers tell it.
+    pub letters: Receiver<Letter<OwnedFd>>,
     /// How to tell each of the pollers something, by index.
-    pub neighbours: Vec<Sender<Command<Qp, OwnedFd>>>,
+    pub neighbours: Vec<Sender<Letter<OwnedFd>>>,
     /// Who has which slot.
     pub owners: Arc<Owners>,
+    /// How the control thread tells it something.
+    commands: Sender<Command<Qp, OwnedFd>>,
 }
 
 impl<Qp> Seat<Qp> {
     /// The control thread's end of it.
     pub fn line(&self) -> ToPoller<Qp> {
-        let commands = self.neighbours[usize::from(self.index)].clone();
+        let commands = self.commands.clone();
         ToPoller { commands, index: self.index, owners: Arc::clone(&self.owners) }
     }
 }
@@ -52,20 +56,23 @@ pub struct ToPoller<Qp> {
 /// When the process is out of descriptors, or `count` is above 256.
 pub fn seats<Qp>(count: usize) -> io::Result<Vec<Seat<Qp>>> {
     let owners = Arc::new(Owners::new());
-    let mut ends = Vec::new();
+    let (mut ends, mut neighbours) = (Vec::new(), Vec::new());
     for index in 0..count {
         let index = u8::try_from(index).map_err(|_| io::ErrorKind::InvalidInput)?;
         let waker = Waker::new()?;
         let (commands, obey) = mailbox(COMMANDS_MAX, waker.clone());
-        ends.push((index, waker, commands, obey));
+        let (neighbour, letters) = mailbox(LETTERS_MAX, waker.clone());
+        ends.push((index, waker, commands, obey, letters));
+        neighbours.push(neighbour);
     }
-    let neighbours: Vec<_> = ends.iter().map(|(_, _, commands, _)| commands.clone()).collect();
-    let seat = |(index, waker, _, obey)| Seat {
+    let seat = |(index, waker, commands, obey, letters)| Seat {
         index,
         waker,
         obey,
+        letters,
         neighbours: neighbours.clone(),
         owners: Arc::clone(&owners),
+        commands,
     };
     Ok(ends.into_iter().map(seat).collect())
 }
@@ -108,33 +115,9 @@ impl<Qp> Poller<Qp> {
     }
 
     /// Says something; it arrives in order, and wakes the poller.
-    ///
-    /// [`Command::Expect`] wakes nobody: the first message that it is about will, and the poller
-    /// obeys before it looks at a message it cannot place.
     pub fn command(&mut self, command: Command<Qp, OwnedFd>) {
-        let expected = match &command {
-            Command::Expect { connection, group } => Some((*connection, *group)),
-            Command::AddLink { .. }
-            | Command::SendLlc { .. }
-            | Command::FailConnections { .. }
-            | Command::FailLink { .. }
-            | Command::RetireLink { .. }
-            | Command::Forget { .. }
-            | Command::Relay { .. }
-            | Command::Abort { .. }
-            | Command::MoveConnections { .. }
-            | Command::Adopt(_)
-            | Command::Deliver { .. }
-            | Command::Stop => None,
-        };
         self.push(command);
-        match expected {
-            // Behind the push: what other pollers pass on comes behind it too.
-            Some((connection, group)) => {
-                self.line.owners.set(connection, Some(group), self.line.index);
-            }
-            None => self.line.commands.wake(),
-        }
+        self.line.commands.wake();
     }
 
     fn push(&mut self, command: Command<Qp, OwnedFd>) {
@@ -185,12 +168,20 @@ impl<Qp> Pollers<Qp> for Vec<Poller<Qp>> {
     fn command(&mut self, port: PortId, command: Command<Qp, OwnedFd>) {
         self[port.0].command(command);
     }
+
+    fn expect(&mut self, port: PortId, connection: ConnectionId, group: GroupId) {
+        let line = &self[port.0].line;
+        line.owners.set(connection, group, line.index);
+    }
+
+    fn forget(&mut self, port: PortId, connection: ConnectionId) {
+        self[port.0].line.owners.clear(connection);
+        self.command(port, Command::Forget { connection });
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use smcr_engine::{ConnectionId, GroupId};
-
     use super::*;
     use crate::cores::Reason;
 
@@ -200,32 +191,40 @@ mod tests {
     fn only_a_command_wakes_a_poller() {
         let waker = Waker::new().unwrap();
         let (commands, obeyed) = mailbox::<Command<(), OwnedFd>>(1, waker.clone());
-        let (_, never) = mailbox(1, waker.clone());
+        let (_, obey) = mailbox(1, waker.clone());
+        let (_, letters) = mailbox(1, waker.clone());
         let seat = Seat {
             index: 0,
             waker: waker.clone(),
-            obey: never,
-            neighbours: vec![commands],
+            obey,
+            letters,
+            neighbours: Vec::new(),
             owners: Arc::new(Owners::new()),
+            commands,
         };
         let (_, reports) = mailbox(1, waker.clone());
         let shared = (Arc::new(Counters::default()), Arc::new(Gauges::new()));
         let thread = std::thread::spawn(|| {});
         let unpinned = Assignment::unpinned(Reason::Off);
-        let mut poller = Poller::new(unpinned, shared, reports, seat.line(), thread);
+        let mut pollers = vec![Poller::new(unpinned, shared, reports, seat.line(), thread)];
         let is_woken = || rustix::io::read(waker.descriptor(), &mut [0; 8]).is_ok();
 
         waker.about_to_sleep();
-        assert!(poller.catch_up() && !is_woken());
+        assert!(pollers[0].catch_up() && !is_woken());
         let connection = ConnectionId { slot: 0, generation: 1 };
-        poller.command(Command::Expect { connection, group: GroupId(1) });
+        pollers.expect(PortId(0), connection, GroupId(1));
         assert!(!is_woken(), "the message that matters will wake it");
-        poller.command(Command::Forget { connection });
+        let known = seat.owners.of(connection).map(|owner| (owner.poller, owner.group));
+        assert_eq!(known, Some((0, GroupId(1))));
+        pollers.forget(PortId(0), connection);
+        assert_eq!((seat.owners.of(connection), is_woken()), (None, true));
+        waker.about_to_sleep();
+        pollers.command(PortId(0), Command::Stop);
         assert!(is_woken());
         waker.about_to_sleep();
-        assert!(!poller.catch_up() && !is_woken(), "the queue is full still");
-        assert!(matches!(obeyed.receive(), Some(Command::Expect { .. })));
-        assert!(poller.catch_up() && is_woken());
+        assert!(!pollers[0].catch_up() && !is_woken(), "the queue is full still");
         assert!(matches!(obeyed.receive(), Some(Command::Forget { .. })));
+        assert!(pollers[0].catch_up() && is_woken());
+        assert!(matches!(obeyed.receive(), Some(Command::Stop)));
     }
 }

@@ -277,6 +277,7 @@ pub(crate) fn start_poller(
     let (line, seat_index) = (seat.line(), seat.index);
     let ends = Ends {
         commands: seat.obey,
+        letters: seat.letters,
         waker: seat.waker,
         reports: report,
         neighbours: seat.neighbours,

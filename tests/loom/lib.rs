@@ -10,6 +10,8 @@ pub mod sync;
 pub mod limits {
     /// Two connections are enough to tell one from another.
     pub const CONNECTIONS_MAX: usize = 2;
+    pub const LETTERS_MAX: usize = 4;
+    pub const VALIDATIONS_WAITING_MAX: usize = 1;
 }
 
 #[allow(missing_docs, reason = "models of larger types")]
@@ -20,14 +22,27 @@ pub mod names {
         pub generation: u16,
     }
 
+    impl ConnectionId {
+        pub fn from_token(token: smcr_proto::AlertToken) -> Self {
+            let [high, low] = [token.0 >> 16, token.0 & 0xffff]
+                .map(|half| u16::try_from(half).expect("half of a word"));
+            Self { slot: low, generation: high }
+        }
+    }
+
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct GroupId(pub u32);
 }
+
+pub mod desk;
 
 #[path = "../../dataplane/engine/src/counters.rs"]
 pub mod counters;
 #[path = "../../dataplane/engine/src/gauges.rs"]
 pub mod gauges;
+#[allow(dead_code, reason = "a poller does more with its mail than a desk")]
+#[path = "../../dataplane/engine/src/mail.rs"]
+pub mod mail;
 #[path = "../../dataplane/engine/src/mailbox.rs"]
 pub mod mailbox;
 #[path = "../../dataplane/engine/src/owners.rs"]

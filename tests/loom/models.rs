@@ -5,9 +5,10 @@ use loom::model::Builder;
 use loom::sync::Arc;
 use loom::thread;
 use smcgate_loom::counters::Counters;
+use smcgate_loom::desk::desks;
 use smcgate_loom::gauges::{Gauges, Reading, Stage};
-use smcgate_loom::names::{ConnectionId, GroupId};
 use smcgate_loom::mailbox::{Receiver, Waker, mailbox};
+use smcgate_loom::names::{ConnectionId, GroupId};
 use smcgate_loom::owners::{Owner, Owners};
 use smcgate_loom::sync::{AtomicU64, Ordering};
 
@@ -148,12 +149,15 @@ fn an_owner_is_named_whole_and_after_what_makes_it_one() {
         let [first, second] = [(1, 5, 7), (2, 6, 8)].map(|(poller, generation, group)| Owner {
             poller,
             generation,
-            group: Some(GroupId(group)),
+            group: GroupId(group),
         });
+        let [one, other] =
+            [first, second].map(|owner| ConnectionId { slot: 1, generation: owner.generation });
         let reader = (Arc::clone(&owners), Arc::clone(&told));
         let reader = thread::spawn(move || {
             let (owners, told) = reader;
-            let owner = owners.of(1).unwrap();
+            // In this order: a look that finds nothing must not hide what comes between the two.
+            let owner = owners.of(one).or_else(|| owners.of(other));
             (owner, told.load(Ordering::Relaxed))
         });
         for (order, owner) in [(1, first), (2, second)] {
@@ -162,9 +166,69 @@ fn an_owner_is_named_whole_and_after_what_makes_it_one() {
             owners.set(connection, owner.group, owner.poller);
         }
         match reader.join().unwrap() {
-            (owner, told) if owner == first => assert!(told >= 1),
-            (owner, told) if owner == second => assert_eq!(told, 2),
-            (owner, _) => assert_eq!(owner, Owner { poller: 0, generation: 0, group: None }),
+            (Some(owner), told) if owner == first => assert!(told >= 1),
+            (Some(owner), told) => assert_eq!((owner, told), (second, 2)),
+            (None, _) => {}
         }
+    });
+}
+
+/// A neighbour hands a connection back at once, while the poller that gave it away is interrupted:
+/// who has the connection must not be overwritten by who had it. If it were, every message on the
+/// wrong link would be dropped from then on, and the connection would stand still.
+#[test]
+fn a_connection_that_comes_back_at_once_is_found() {
+    in_every_order(|| {
+        let [mut here, mut there] = desks();
+        let other = thread::spawn(move || {
+            if there.read() {
+                there.hand_over(0);
+            }
+            there
+        });
+        here.hand_over(1);
+        let mut there = other.join().unwrap();
+        if there.read() {
+            there.hand_over(0);
+        }
+        assert!(here.read() && here.has_connection());
+        there.hear();
+        here.hear();
+        while here.read() || there.read() {}
+        assert_eq!((here.taken_in, there.taken_in), (2, 0));
+    });
+}
+
+/// A message comes by a link of a third poller while the connection changes hands twice: wherever
+/// it is passed on to, it comes to the connection.
+#[test]
+fn a_message_finds_a_connection_that_moves() {
+    in_many_orders(|| {
+        let [mut first, mut second, mut third] = desks();
+        let mover = thread::spawn(move || {
+            first.hand_over(1);
+            first
+        });
+        let listener = thread::spawn(move || {
+            third.hear();
+            third
+        });
+        while second.read() {
+            if second.has_connection() {
+                second.hand_over(2);
+                break;
+            }
+        }
+        let mut all = [mover.join().unwrap(), second, listener.join().unwrap()];
+        loop {
+            let moved = all.iter_mut().fold(false, |moved, desk| moved | desk.read());
+            if all[1].has_connection() {
+                all[1].hand_over(2);
+            } else if !moved {
+                break;
+            }
+        }
+        assert!(all[2].has_connection());
+        assert_eq!(all.iter().map(|desk| desk.taken_in).sum::<usize>(), 1);
     });
 }

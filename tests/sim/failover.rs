@@ -253,8 +253,8 @@ fn write_a_little(cluster: &mut Cluster, connections: &[usize]) {
 #[test]
 fn half_closed_connections_move_between_pollers() {
     let mut held = 0;
-    for (seed, commands) in (0..60).zip([4_096, 16].into_iter().cycle()) {
-        let sizes = Sizes { commands, ..TWO };
+    for (seed, letters) in (0..60).zip([4_096, 16].into_iter().cycle()) {
+        let sizes = Sizes { letters, ..TWO };
         let mut cluster = Cluster::new(seed, Odds::CALM, sizes);
         let mut links = vec![cluster.add_link_between([0; 2])];
         let mut connections = Vec::new();
@@ -301,8 +301,8 @@ fn half_closed_connections_move_between_pollers() {
 // RFC 7609 2.3-2, 4.6-1, A.4-2
 #[test]
 fn both_sides_move_to_different_links() {
-    for (seed, commands) in (0..20).zip([4_096, 16].into_iter().cycle()) {
-        let sizes = Sizes { commands, ..TWO };
+    for (seed, letters) in (0..20).zip([4_096, 16].into_iter().cycle()) {
+        let sizes = Sizes { letters, ..TWO };
         let mut cluster = Cluster::new(seed, Odds::MALICIOUS, sizes);
         let first = cluster.add_link_between([0, 0]);
         let mut connections = Vec::new();

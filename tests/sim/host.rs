@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
 use smcr_engine::handoff::{Activity, Ending, KeyChange, Owners, PeerElement};
-use smcr_engine::limits::{COMMANDS_MAX, FILL_PER_TURN_MAX};
+use smcr_engine::limits::{COMMANDS_MAX, FILL_PER_TURN_MAX, LETTERS_MAX};
 use smcr_engine::mailbox::{Receiver, Sender, Waker, mailbox};
 use smcr_engine::poller::{CommandOf, Ends};
 use smcr_engine::{Command, ConnectionId, Established, GroupId, LinkId, LlcBytes, Poller, Report};
@@ -32,8 +32,8 @@ pub(crate) struct Sizes {
     pub(crate) elements: usize,
     /// RNICs per host, each with a poller.
     pub(crate) rnics: u8,
-    /// What a poller can be told before it listens.
-    pub(crate) commands: usize,
+    /// What the other pollers can tell a poller before it listens.
+    pub(crate) letters: usize,
 }
 
 impl Sizes {
@@ -44,7 +44,7 @@ impl Sizes {
         reports: 8_192,
         elements: 255,
         rnics: 1,
-        commands: COMMANDS_MAX,
+        letters: LETTERS_MAX,
     };
 
     fn ring(&self) -> Ring {
@@ -129,13 +129,20 @@ impl Host {
         let control = Waker::new().unwrap();
         let owners = Arc::new(Owners::new());
         let wakers = (0..sizes.rnics).map(|_| Waker::new().unwrap());
-        let mailboxes: Vec<_> =
-            wakers.map(|waker| (mailbox(sizes.commands, waker.clone()), waker)).collect();
-        let neighbours: Vec<_> = mailboxes.iter().map(|((sender, _), _)| sender.clone()).collect();
-        let places = (0..).zip(mailboxes).map(|(index, ((commands, obeyed), waker))| {
+        let mailboxes: Vec<_> = wakers
+            .map(|waker| {
+                let letters = mailbox(sizes.letters, waker.clone());
+                (mailbox(COMMANDS_MAX, waker.clone()), letters, waker)
+            })
+            .collect();
+        let neighbours: Vec<_> =
+            mailboxes.iter().map(|(_, letters, _)| letters.0.clone()).collect();
+        let places = (0..).zip(mailboxes).map(|(index, mailboxes)| {
+            let ((commands, obeyed), (_, letters), waker) = mailboxes;
             let (reports, pending) = mailbox(sizes.reports, control.clone());
             let ends = Ends {
                 commands: obeyed,
+                letters,
                 waker,
                 reports,
                 neighbours: neighbours.clone(),
@@ -244,12 +251,10 @@ impl Host {
         self.links.get(&link).map_or(0, |link| link.place)
     }
 
-    /// Says that CDC messages for a connection may come, to the poller of this link.
+    /// Says that CDC messages for a connection may come, which the poller of this link will get.
     pub(crate) fn expect(&mut self, connection: ConnectionId, link: LinkId) {
         let place = self.place_of(link);
-        let group = self.group;
-        self.command_to(place, Command::Expect { connection, group });
-        self.owners.set(connection, Some(group), u8::try_from(place).unwrap());
+        self.owners.set(connection, self.group, u8::try_from(place).unwrap());
     }
 
     /// Moves connections to another link: all, or these.
@@ -321,7 +326,8 @@ impl Host {
 
     /// The rendezvous failed after [`Self::take_element`].
     pub(crate) fn abandon(&mut self, id: ConnectionId, rmbe: Rmbe) {
-        let place = usize::from(self.owners.of(id.slot).unwrap().poller);
+        let place = usize::from(self.owners.of(id).unwrap().poller);
+        self.owners.clear(id);
         self.command_to(place, Command::Forget { connection: id });
         self.give_back(id, Some(rmbe));
     }

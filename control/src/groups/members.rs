@@ -172,7 +172,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         self.slots.free(connection);
         let left = self.input(now, id, |group| {
             let port = group.forget(connection).port;
-            group.command(port, Command::Forget { connection });
+            group.shared.pollers.forget(port, connection);
             // RFC 7609 3.5.4-2, 4.4.2-2
             group.rest(now, rmbe);
             group.one_less(now);
@@ -245,7 +245,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         self.tell_members(now);
         // From the moment the peer knows the token, its messages may come.
         // RFC 7609 3.5.2.4-4, 3.5.2.4-6
-        self.command(port, Command::Expect { connection, group: self.group.id });
+        self.shared.pollers.expect(port, connection, self.group.id);
         // RFC 7609 3.5.1.2-11, A.2.3-3
         let offer = Offer {
             first_contact: false,

@@ -1,7 +1,7 @@
 //! The RNICs that link groups stand on, and the pollers behind them.
 
-use smcr_engine::Command;
-use smcr_engine::limits::LINKS_MAX;
+use smcr_engine::limits::LINKS_PER_POLLER_MAX;
+use smcr_engine::{Command, ConnectionId, GroupId};
 use smcr_proto::handshake::Path;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::{Gid, MacAddress};
@@ -54,7 +54,10 @@ impl<N: Rnic> Port<N> {
     ///
     /// [`Exhausted`] without a NIC, and when its poller has as many links as it serves.
     pub(super) fn for_link(&mut self) -> Result<&mut N, Exhausted> {
-        if self.links >= LINKS_MAX { Err(Exhausted) } else { self.rnic.as_mut().ok_or(Exhausted) }
+        match self.links >= LINKS_PER_POLLER_MAX {
+            true => Err(Exhausted),
+            false => self.rnic.as_mut().ok_or(Exhausted),
+        }
     }
 
     /// Whether links may use it.
@@ -93,4 +96,11 @@ pub trait Pollers<Qp> {
 
     /// Says `command` to the poller of `port`.
     fn command(&mut self, port: PortId, command: Command<Qp, Self::Stream>);
+
+    /// Lets every poller know that the poller of `port` will get this connection, and whose links
+    /// may bring messages about it. They may come as soon as the peer knows the token.
+    fn expect(&mut self, port: PortId, connection: ConnectionId, group: GroupId);
+
+    /// Takes that back: the connection will not come.
+    fn forget(&mut self, port: PortId, connection: ConnectionId);
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use smcr_engine::Command;
+use smcr_engine::{Command, ConnectionId, GroupId};
 use smcr_proto::limits::CLC_WAIT;
 use smcr_proto::link::Keepalive;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
@@ -34,6 +34,12 @@ impl Pollers<QpOf<sim::Rnic>> for Told {
 
     fn command(&mut self, _: PortId, command: Command<QpOf<sim::Rnic>, ()>) {
         self.0.push_back(command);
+    }
+
+    fn expect(&mut self, _: PortId, _: ConnectionId, _: GroupId) {}
+
+    fn forget(&mut self, port: PortId, connection: ConnectionId) {
+        self.command(port, Command::Forget { connection });
     }
 }
 

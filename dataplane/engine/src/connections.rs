@@ -1,20 +1,19 @@
 //! The connections of one poller, by slot. A token leads here without a search.
 
-use smcr_proto::wire::cdc::Cdc;
-
 use crate::limits::CONNECTIONS_MAX;
-use crate::names::{ConnectionId, GroupId};
+use crate::names::ConnectionId;
+use crate::parked::Parked;
 use crate::relay::Relay;
 
 /// What a slot holds.
 #[derive(Debug)]
 pub(crate) enum Slot<S> {
     Free,
-    /// The rendezvous is about to end; CDC messages that came first wait here.
+    /// A connection will come, from the control thread or from a neighbour. CDC messages that came
+    /// before it wait here.
     Expected {
         generation: u16,
-        group: GroupId,
-        parked: Vec<Cdc>,
+        parked: Parked,
     },
     Busy(Box<Relay<S>>),
 }
@@ -36,11 +35,25 @@ impl<S> Connections<S> {
         self.busy
     }
 
-    /// Begins to keep CDC messages for `id`.
-    pub(crate) fn expect(&mut self, id: ConnectionId, group: GroupId) {
+    /// Where CDC messages about `id` wait, which will come.
+    ///
+    /// The control thread frees the slot of a connection that it expected in vain before it uses
+    /// the slot again, but that news may come later than news of the next connection, which others
+    /// bring: so the next connection takes the place of the one before.
+    pub(crate) fn expect(&mut self, id: ConnectionId) -> &mut Parked {
         let slot = &mut self.slots[usize::from(id.slot)];
-        assert!(matches!(slot, Slot::Free), "the control thread knows which slots are free");
-        *slot = Slot::Expected { generation: id.generation, group, parked: Vec::new() };
+        let is_new = match slot {
+            Slot::Expected { generation, .. } => *generation != id.generation,
+            Slot::Free => true,
+            Slot::Busy(_) => panic!("{ONE_AT_A_TIME}"),
+        };
+        if is_new {
+            *slot = Slot::Expected { generation: id.generation, parked: Parked::default() };
+        }
+        match slot {
+            Slot::Expected { parked, .. } => parked,
+            Slot::Free | Slot::Busy(_) => panic!("it was just put there"),
+        }
     }
 
     /// Stops expecting `id`.
@@ -52,17 +65,15 @@ impl<S> Connections<S> {
     }
 
     /// Puts a relay in its slot, and returns what was kept for it.
-    pub(crate) fn insert(&mut self, relay: Box<Relay<S>>) -> Vec<Cdc> {
+    pub(crate) fn insert(&mut self, relay: Box<Relay<S>>) -> Parked {
         let slot = &mut self.slots[usize::from(relay.id.slot)];
         let generation = relay.id.generation;
         self.busy += 1;
         match std::mem::replace(slot, Slot::Busy(relay)) {
-            Slot::Free => Vec::new(),
-            Slot::Expected { generation: expected, parked, .. } => {
-                assert_eq!(expected, generation);
-                parked
-            }
-            Slot::Busy(_) => panic!("the control thread knows which slots are free"),
+            Slot::Expected { generation: expected, parked, .. } if expected == generation => parked,
+            // The slot may stand for a connection that did not come: see `expect`.
+            Slot::Free | Slot::Expected { .. } => Parked::default(),
+            Slot::Busy(_) => panic!("{ONE_AT_A_TIME}"),
         }
     }
 
@@ -116,8 +127,14 @@ impl<S> Connections<S> {
     }
 }
 
+/// Why a slot that a connection comes to has no other connection.
+const ONE_AT_A_TIME: &str =
+    "the control thread gives a slot again once it was told that it is free";
+
 #[cfg(test)]
 mod tests {
+    use smcr_proto::wire::cdc::Cdc;
+
     use super::*;
     use crate::relay::Far;
     use crate::relay::tcp::Tcp;
@@ -136,7 +153,7 @@ mod tests {
         connections.insert(relay(first));
         assert!(connections.relay(first).is_some() && connections.relay(second).is_none());
         assert!(connections.remove(5).is_some_and(|relay| relay.id == first));
-        connections.expect(second, GroupId(1));
+        connections.expect(second);
         assert!(connections.lookup(first).is_none() && connections.lookup(second).is_some());
         assert!(connections.relay(second).is_none() && connections.remove(5).is_none());
         assert!(connections.lookup(ConnectionId { slot: u16::MAX, generation: 1 }).is_none());
@@ -149,23 +166,37 @@ mod tests {
     fn an_expected_connection_gets_what_was_kept_for_it() {
         let mut connections = Connections::new();
         let [first, second] = [1, 2].map(|generation| ConnectionId { slot: 5, generation });
-        connections.expect(first, GroupId(1));
+        let message = Cdc { sequence: 9, ..Cdc::default() };
+        connections.expect(first).push(message);
         connections.forget(second);
-        let Some(Slot::Expected { parked, .. }) = connections.lookup(first) else { panic!() };
-        parked.push(Cdc { sequence: 9, ..Cdc::default() });
-        assert_eq!(connections.insert(relay(first)), [Cdc { sequence: 9, ..Cdc::default() }]);
+        assert_eq!(connections.expect(first).first(), Some(&message));
+        assert_eq!(connections.insert(relay(first)).first(), Some(&message));
         assert_eq!((connections.busy(), connections.slots().collect()), (1, vec![5]));
         connections.forget(first);
         assert_eq!(connections.busy(), 1);
         connections.remove(5);
-        connections.expect(second, GroupId(1));
+        connections.expect(second);
         connections.forget(second);
         assert!(connections.lookup(second).is_none());
-        assert_eq!(connections.insert(relay(first)), []);
+        assert_eq!(connections.insert(relay(first)).first(), None);
+    }
+
+    /// A gateway panicked where a rendezvous failed and a neighbour brought the next connection of
+    /// the slot before the poller had heard of the failure.
+    #[test]
+    fn a_connection_that_does_not_come_makes_room_for_the_next() {
+        let mut connections = Connections::new();
+        let [first, second] = [1, 2].map(|generation| ConnectionId { slot: 5, generation });
+        connections.expect(first).push(Cdc::default());
+        assert_eq!(connections.expect(second).first(), None);
+        connections.expect(first).push(Cdc::default());
+        assert_eq!(connections.insert(relay(second)).first(), None);
+        connections.forget(first);
+        assert!(connections.relay(second).is_some());
     }
 
     #[test]
-    #[should_panic(expected = "knows which slots are free")]
+    #[should_panic(expected = "gives a slot again")]
     fn a_slot_that_is_given_twice_is_our_bug() {
         let mut connections = Connections::new();
         let id = ConnectionId { slot: 5, generation: 1 };

@@ -1,10 +1,10 @@
-//! The whole conversation between the control thread and one polling thread.
+//! The whole conversation between the control thread and one polling thread, and what its pollers
+//! say to each other.
 
 use std::sync::Arc;
 
 use smcr_memory::Rmbe;
 use smcr_proto::Rkey;
-use smcr_proto::wire::cdc::Cdc;
 use smcr_rnic::Cause;
 
 pub use crate::names::{
@@ -12,6 +12,9 @@ pub use crate::names::{
 };
 pub use crate::owners::{Owner, Owners};
 use crate::relay::Migrant;
+
+/// What one poller says to another. Nobody else can write or open it.
+pub type Letter<Stream> = crate::mail::Letter<Migrant<Stream>>;
 
 /// Control thread to poller. What a variant carries is moved, never shared.
 #[derive(Debug)]
@@ -45,19 +48,14 @@ pub enum Command<Qp, Stream> {
         /// Which link.
         link: LinkId,
     },
-    /// CDC messages for this connection may come before its rendezvous has ended: keep them.
-    Expect {
-        /// Which connection.
-        connection: ConnectionId,
-        /// The only link group whose links may bring them.
-        group: GroupId,
-    },
-    /// The rendezvous failed: expect nothing any more.
+    /// The rendezvous failed: this connection will not come, and its slot is free. [`Owners`] do
+    /// not know it any more.
     Forget {
         /// Which connection.
         connection: ConnectionId,
     },
-    /// Relay.
+    /// Relay. Before the peer of an SMC-R connection could know the token, [`Owners`] were told of
+    /// the connection.
     Relay {
         /// Its name; answered by one [`Report::Closed`].
         connection: ConnectionId,
@@ -90,15 +88,6 @@ pub enum Command<Qp, Stream> {
         /// Only these. `None` is all there are and all that still come, and vacates `from` for
         /// good: answered by one [`Report::LinkVacated`].
         only: Option<Vec<ConnectionId>>,
-    },
-    /// From poller to poller: this connection is yours now.
-    Adopt(Box<Migrant<Stream>>),
-    /// From poller to poller: a CDC message for a connection of yours, of a link of mine.
-    Deliver {
-        /// The link group of that link, and so of the connection.
-        group: GroupId,
-        /// The message; its token names the connection.
-        message: Cdc,
     },
     /// Finish the turn and end the thread.
     Stop,

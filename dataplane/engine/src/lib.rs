@@ -8,13 +8,15 @@
 //!
 //! What never happens on this thread: a lock, a log line, a wait for another thread, an allocation
 //! per byte moved, a registration, a connect. Those belong to the control thread, and the two talk
-//! through two bounded queues of two enums, [`Command`] and [`Report`].
+//! through two bounded queues of two enums, [`Command`] and [`Report`]. Pollers write each other
+//! [letters](handoff::Letter), by queues of their own.
 //!
 //! - [`handoff`], [`mailbox`]: the conversation with the control thread, and its queues.
 //! - [`streams`]: the TCP sockets; [`kernel`] is the real thing, on epoll.
 //! - [`poller`]: the tables, the queues and the turn.
 //! - `relay`: a connection, a value that borrows a `turn` of its poller.
 //! - `mail`, `moves`: connections that change their poller, or their link.
+//! - `parked`: CDC messages that came before their connection, or before others.
 //! - [`idle`]: what to do when nothing moved: spin, yield or sleep.
 //! - [`affinity`]: on which cores it runs.
 //! - [`counters`], [`gauges`]: what others may read while we run.
@@ -35,6 +37,7 @@ pub mod mailbox;
 mod moves;
 mod names;
 mod owners;
+mod parked;
 pub mod poller;
 mod relay;
 mod reports;

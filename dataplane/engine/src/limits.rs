@@ -3,13 +3,17 @@
 /// Connections one poller serves. Their slots are half of an alert token.
 pub const CONNECTIONS_MAX: usize = 16_384;
 /// Links one poller serves. A thousand peers with two RNICs each are ordinary.
-pub const LINKS_MAX: usize = 4_096;
+pub const LINKS_PER_POLLER_MAX: usize = 4_096;
 /// Commands in flight from the control thread.
 pub const COMMANDS_MAX: usize = 4_096;
+/// Letters in flight from the other pollers.
+pub const LETTERS_MAX: usize = 4_096;
 /// Reports in flight to the control thread.
 pub const REPORTS_MAX: usize = 8_192;
 /// Commands obeyed in one turn.
 pub const OBEY_PER_TURN_MAX: usize = 64;
+/// Letters opened in one turn.
+pub const LETTERS_PER_TURN_MAX: usize = 64;
 /// Completions taken from the NIC in one turn.
 pub const REAP_PER_TURN_MAX: usize = 1_024;
 /// Socket events taken in one turn.
@@ -27,10 +31,11 @@ pub const LLC_UNHEARD_MAX: usize = 64;
 /// LLC messages of one link that the peer has not taken in, or that wait for room. As many answers
 /// as a peer can ask for at once, and more than a gateway has to say by itself.
 pub const LLC_OUTSTANDING_MAX: u32 = 256;
-/// CDC messages kept for a connection whose rendezvous has not quite ended.
+/// CDC messages kept for a connection that is not there yet, or until messages before them have
+/// come, before the newest replaces the one before it.
 pub const PARKED_MAX: usize = 16;
-/// Failover validations of one connection that wait for a poller that is behind. An honest peer
-/// sends one each time that it changes the link.
+/// Failover validations about one connection that wait, for the same reasons or for a poller that
+/// is behind. An honest peer sends one each time that it changes the link.
 pub const VALIDATIONS_WAITING_MAX: usize = 16;
 /// Requests that one flush of one connection needs: two pieces of the peer's ring and a CDC.
 pub const WORK_PER_FLUSH: usize = 3;

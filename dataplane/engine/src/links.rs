@@ -7,6 +7,7 @@ use std::sync::Arc;
 use smcr_proto::Instant;
 use smcr_rnic::{QpId, Tag, Work};
 
+use crate::limits::LINKS_PER_POLLER_MAX;
 use crate::names::{Activity, GroupId, LinkId, LlcBytes, Unheard};
 
 /// One link.
@@ -70,6 +71,7 @@ impl Links {
         activity: Arc<Activity>,
         budget: usize,
     ) {
+        assert!(self.by_id.len() < LINKS_PER_POLLER_MAX, "the control thread opens no more");
         let at = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() - 1

@@ -1,27 +1,48 @@
-//! Mail for other pollers: CDC messages of their connections, and connections that change hands.
+//! Letters from poller to poller: CDC messages about connections of the other, and connections that
+//! change hands.
 //!
 //! A message follows the one sent before it to the same neighbour, also where that one still waits
 //! for room: an outbox is a queue in front of a full queue.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 
 use smcr_proto::AlertToken;
 use smcr_proto::wire::cdc::Cdc;
 
-use crate::handoff::Command;
-use crate::limits::{COMMANDS_MAX, VALIDATIONS_WAITING_MAX};
-use crate::mailbox::Sender;
+use crate::limits::{LETTERS_MAX, VALIDATIONS_WAITING_MAX};
+use crate::mailbox::{Receiver, Sender};
 use crate::names::{ConnectionId, GroupId};
-use crate::owners::Owners;
+use crate::owners::{Owner, Owners};
+use crate::sync::Arc;
 
-/// The way to the other pollers, which may be behind.
+/// What one poller says to another. `T` is a connection.
 #[derive(Debug)]
-pub(crate) struct Mail<Qp, Stream> {
+pub enum Letter<T> {
+    /// This connection is yours now.
+    Adopt(T),
+    /// A CDC message about a connection of yours came by a link of mine.
+    Deliver {
+        /// The link group of that link.
+        group: GroupId,
+        /// The message. Its token names the connection.
+        message: Cdc,
+    },
+    /// Reset this connection of yours on both sides.
+    Abort {
+        /// Which connection.
+        connection: ConnectionId,
+    },
+}
+
+/// The letters of one poller: those that come, and those that it writes to pollers that may be
+/// behind.
+#[derive(Debug)]
+pub(crate) struct Mail<T> {
+    letters: Receiver<Letter<T>>,
     /// By index; the one of this poller is never used.
-    neighbours: Vec<Sender<Command<Qp, Stream>>>,
+    neighbours: Vec<Sender<Letter<T>>>,
     /// What they must be told, by the same index.
-    outboxes: Vec<Outbox<Qp, Stream>>,
+    outboxes: Vec<Outbox<T>>,
     /// Which poller has which connection; shared by all.
     owners: Arc<Owners>,
     index: u8,
@@ -29,8 +50,8 @@ pub(crate) struct Mail<Qp, Stream> {
 
 /// What a neighbour must be told.
 #[derive(Debug)]
-struct Outbox<Qp, Stream> {
-    waiting: VecDeque<Command<Qp, Stream>>,
+struct Outbox<T> {
+    waiting: VecDeque<Letter<T>>,
     /// How many have left `waiting`: the place of its first, counted from the beginning of time.
     left: u64,
     /// The connections of which messages wait.
@@ -55,7 +76,9 @@ struct Spoken {
 pub(crate) enum Place {
     /// A connection of this poller.
     Here,
-    /// One of this neighbour, or about to be.
+    /// One that this poller will get: it must keep the message.
+    Coming,
+    /// One of this neighbour, which has it or will get it.
     At(usize),
     /// One of another link group: whoever sent the message has nothing to do with it.
     Foreign,
@@ -68,19 +91,13 @@ pub(crate) enum Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Flooded;
 
-impl<Qp, Stream> Default for Outbox<Qp, Stream> {
+impl<T> Default for Outbox<T> {
     fn default() -> Self {
         Self { waiting: VecDeque::new(), left: 0, spoken_of: HashMap::new(), posted: false }
     }
 }
 
-impl<Qp, Stream> Outbox<Qp, Stream> {
-    /// Whether a connection waits here to be handed over.
-    fn holds(&self, id: ConnectionId) -> bool {
-        let mut waiting = self.waiting.iter();
-        waiting.any(|one| matches!(one, Command::Adopt(migrant) if migrant.id() == id))
-    }
-
+impl<T> Outbox<T> {
     /// Puts a message behind all others. Of a long queue, it replaces the one before it of the same
     /// connection: each says everything the ones before it said. Failover validations are never
     /// replaced, so there may be a few of one connection and no more. So no queue grows beyond what
@@ -90,9 +107,9 @@ impl<Qp, Stream> Outbox<Qp, Stream> {
         let nothing = Spoken { messages: 0, validations: 0, last: 0, aborted: false };
         let spoken = self.spoken_of.entry(message.token).or_insert(nothing);
         let validates = usize::from(message.failover_validation);
-        if self.waiting.len() >= COMMANDS_MAX && spoken.messages > 0 {
+        if self.waiting.len() >= LETTERS_MAX && spoken.messages > 0 {
             let last = usize::try_from(spoken.last - self.left).expect("an index of the queue");
-            let Command::Deliver { message: last, .. } = &mut self.waiting[last] else {
+            let Letter::Deliver { message: last, .. } = &mut self.waiting[last] else {
                 panic!("what is spoken of a connection is a message");
             };
             if !last.failover_validation && !message.failover_validation {
@@ -102,7 +119,7 @@ impl<Qp, Stream> Outbox<Qp, Stream> {
             if spoken.validations + validates > VALIDATIONS_WAITING_MAX {
                 if !std::mem::replace(&mut spoken.aborted, true) {
                     let connection = ConnectionId::from_token(message.token);
-                    self.waiting.push_back(Command::Abort { connection });
+                    self.waiting.push_back(Letter::Abort { connection });
                 }
                 return Err(Flooded);
             }
@@ -110,15 +127,15 @@ impl<Qp, Stream> Outbox<Qp, Stream> {
         spoken.messages += 1;
         spoken.validations += validates;
         spoken.last = place;
-        self.waiting.push_back(Command::Deliver { group, message });
+        self.waiting.push_back(Letter::Deliver { group, message });
         Ok(())
     }
 
     /// What has waited longest.
-    fn pop(&mut self) -> Option<Command<Qp, Stream>> {
-        let command = self.waiting.pop_front()?;
+    fn pop(&mut self) -> Option<Letter<T>> {
+        let letter = self.waiting.pop_front()?;
         self.left += 1;
-        if let Command::Deliver { message, .. } = &command {
+        if let Letter::Deliver { message, .. } = &letter {
             let spoken = self.spoken_of.get_mut(&message.token).expect("it was counted");
             spoken.messages -= 1;
             spoken.validations -= usize::from(message.failover_validation);
@@ -126,62 +143,73 @@ impl<Qp, Stream> Outbox<Qp, Stream> {
                 self.spoken_of.remove(&message.token);
             }
         }
-        Some(command)
+        Some(letter)
     }
 
     /// Puts back what was popped last: there was no room for it.
-    fn put_back(&mut self, command: Command<Qp, Stream>) {
+    fn put_back(&mut self, letter: Letter<T>) {
         self.left -= 1;
-        if let Command::Deliver { message, .. } = &command {
+        if let Letter::Deliver { message, .. } = &letter {
             let nothing = Spoken { messages: 0, validations: 0, last: self.left, aborted: false };
             let spoken = self.spoken_of.entry(message.token).or_insert(nothing);
             spoken.messages += 1;
             spoken.validations += usize::from(message.failover_validation);
         }
-        self.waiting.push_front(command);
+        self.waiting.push_front(letter);
     }
 }
 
-impl<Qp, Stream> Mail<Qp, Stream> {
+impl<T> Mail<T> {
     pub(crate) fn new(
-        neighbours: Vec<Sender<Command<Qp, Stream>>>,
+        letters: Receiver<Letter<T>>,
+        neighbours: Vec<Sender<Letter<T>>>,
         owners: Arc<Owners>,
         index: u8,
     ) -> Self {
         let outboxes = neighbours.iter().map(|_| Outbox::default()).collect();
-        Self { neighbours, outboxes, owners, index }
+        Self { letters, neighbours, outboxes, owners, index }
     }
 
-    /// Whether the poller with this index is the one that writes these letters.
+    /// The oldest letter to this poller.
+    pub(crate) fn receive(&mut self) -> Option<Letter<T>> {
+        self.letters.receive()
+    }
+
+    /// Whether there are letters to this poller.
+    pub(crate) fn has_come(&self) -> bool {
+        !self.letters.is_empty()
+    }
+
+    /// Whether the poller with this index is the one that reads and writes these letters.
     pub(crate) fn is_own(&self, index: u8) -> bool {
-        self.index == index
+        index == self.index
     }
 
-    /// Says that this poller has a connection.
-    pub(crate) fn claim(&self, id: ConnectionId, group: Option<GroupId>) {
-        self.owners.set(id, group, self.index);
-    }
-
-    /// Where `id` is, for a link of `group`, if this poller does not have it.
+    /// Where `id` is, for a link of `group`, if it is not in the table of this poller.
     pub(crate) fn place_of(&self, id: ConnectionId, group: GroupId) -> Place {
-        let owner = self.owners.of(id.slot);
-        let Some(owner) = owner.filter(|owner| owner.is_of(id)) else {
-            return Place::Unknown;
-        };
-        if owner.group != Some(group) {
-            return Place::Foreign;
+        match self.owner_of(id) {
+            None => Place::Unknown,
+            Some(owner) if owner.group != group => Place::Foreign,
+            Some(owner) if self.is_own(owner.poller) => Place::Coming,
+            Some(owner) => Place::At(owner.poller.into()),
         }
-        self.elsewhere(id).map_or(Place::Unknown, Place::At)
     }
 
-    /// Which neighbour has `id`, or is about to, if this poller does not have it.
-    pub(crate) fn elsewhere(&self, id: ConnectionId) -> Option<usize> {
-        let owner = self.owners.of(id.slot)?.poller;
-        let neighbour = usize::from(owner);
-        if owner != self.index {
-            return (neighbour < self.outboxes.len()).then_some(neighbour);
-        }
-        self.outboxes.iter().position(|outbox| outbox.holds(id))
+    /// Who has `id`, or is the next to get it; `None` if it is over.
+    pub(crate) fn owner_of(&self, id: ConnectionId) -> Option<Owner> {
+        self.owners.of(id)
+    }
+
+    /// A connection of this poller is over.
+    pub(crate) fn disown(&self, id: ConnectionId) {
+        self.owners.clear(id);
+    }
+
+    /// Gives a connection of this poller to a neighbour.
+    pub(crate) fn hand_over(&mut self, id: ConnectionId, group: GroupId, to: u8, connection: T) {
+        // First: the neighbour may have passed the connection on before this thread runs again.
+        self.owners.set(id, group, to);
+        self.send(to.into(), Letter::Adopt(connection));
     }
 
     /// Passes a message on to the poller that has its connection.
@@ -193,8 +221,8 @@ impl<Qp, Stream> Mail<Qp, Stream> {
     ) -> Result<(), Flooded> {
         let outbox = &mut self.outboxes[neighbour];
         if outbox.waiting.is_empty() {
-            let command = Command::Deliver { group, message: *message };
-            if self.neighbours[neighbour].push(command).is_ok() {
+            let letter = Letter::Deliver { group, message: *message };
+            if self.neighbours[neighbour].push(letter).is_ok() {
                 outbox.posted = true;
                 return Ok(());
             }
@@ -205,8 +233,8 @@ impl<Qp, Stream> Mail<Qp, Stream> {
     }
 
     /// Tells a neighbour, as soon as it has room.
-    pub(crate) fn send(&mut self, neighbour: usize, command: Command<Qp, Stream>) {
-        self.outboxes[neighbour].waiting.push_back(command);
+    pub(crate) fn send(&mut self, neighbour: usize, letter: Letter<T>) {
+        self.outboxes[neighbour].waiting.push_back(letter);
         self.post_to(neighbour);
     }
 
@@ -230,20 +258,10 @@ impl<Qp, Stream> Mail<Qp, Stream> {
     fn post_to(&mut self, neighbour: usize) -> bool {
         let outbox = &mut self.outboxes[neighbour];
         let mut moved = false;
-        while let Some(command) = outbox.pop() {
-            let adopted = if let Command::Adopt(migrant) = &command {
-                Some((migrant.id(), migrant.group()))
-            } else {
-                None
-            };
-            if let Err(command) = self.neighbours[neighbour].push(command) {
-                outbox.put_back(command);
+        while let Some(letter) = outbox.pop() {
+            if let Err(letter) = self.neighbours[neighbour].push(letter) {
+                outbox.put_back(letter);
                 break;
-            }
-            if let Some((id, group)) = adopted {
-                // Behind the push: whoever reads this sends behind it too.
-                let index = u8::try_from(neighbour).expect("owners have eight bits");
-                self.owners.set(id, group, index);
             }
             moved = true;
         }
@@ -263,9 +281,9 @@ mod tests {
     }
 
     /// Sequence numbers of what waits of one connection, validations marked.
-    fn waiting(outbox: &Outbox<(), ()>, token: u32) -> Vec<(u16, bool)> {
-        let of = |command: &Command<(), ()>| {
-            let Command::Deliver { message, .. } = command else { return None };
+    fn waiting(outbox: &Outbox<()>, token: u32) -> Vec<(u16, bool)> {
+        let of = |letter: &Letter<()>| {
+            let Letter::Deliver { message, .. } = letter else { return None };
             let here = message.token.0 == token;
             here.then_some((message.sequence, message.failover_validation))
         };
@@ -276,20 +294,20 @@ mod tests {
     /// any connection: its bytes would never be read.
     #[test]
     fn a_long_queue_keeps_the_newest_message_of_each_connection() {
-        let mut outbox = Outbox::<(), ()>::default();
-        let most = u32::try_from(COMMANDS_MAX).unwrap();
+        let mut outbox = Outbox::<()>::default();
+        let most = u32::try_from(LETTERS_MAX).unwrap();
         for token in 0..most {
             outbox.put_message(GROUP, message(token, 1, false)).unwrap();
         }
         for (token, sequence) in [(7, 2), (7, 3), (most, 1)] {
             outbox.put_message(GROUP, message(token, sequence, false)).unwrap();
         }
-        assert_eq!(outbox.waiting.len(), COMMANDS_MAX + 1);
+        assert_eq!(outbox.waiting.len(), LETTERS_MAX + 1);
         assert_eq!(waiting(&outbox, 7), [(3, false)]);
         // What leaves in between does not change which message is the last of its connection.
         let first = outbox.pop().unwrap();
         outbox.put_back(first);
-        (0..3).for_each(|_| drop(outbox.pop()));
+        (0..3).for_each(|_| assert!(outbox.pop().is_some()));
         for token in most + 1..most + 5 {
             outbox.put_message(GROUP, message(token, 1, false)).unwrap();
         }
@@ -303,22 +321,22 @@ mod tests {
     // RFC 7609 4.6.1-1
     #[test]
     fn a_validation_is_never_replaced() {
-        let mut outbox = Outbox::<(), ()>::default();
-        for _ in 0..COMMANDS_MAX {
+        let mut outbox = Outbox::<()>::default();
+        for _ in 0..LETTERS_MAX {
             outbox.put_message(GROUP, message(1, 1, false)).unwrap();
         }
         for (sequence, validates) in [(2, true), (3, false), (4, false)] {
             outbox.put_message(GROUP, message(1, sequence, validates)).unwrap();
         }
-        assert_eq!(waiting(&outbox, 1)[COMMANDS_MAX..], [(2, true), (4, false)]);
+        assert_eq!(waiting(&outbox, 1)[LETTERS_MAX..], [(2, true), (4, false)]);
     }
 
     /// A peer that floods us with messages which must not be replaced, while one of our pollers is
     /// behind, would take all memory. It loses its connection instead, and only that.
     #[test]
     fn what_may_not_be_replaced_is_bounded() {
-        let mut outbox = Outbox::<(), ()>::default();
-        for token in 0..u32::try_from(COMMANDS_MAX).unwrap() {
+        let mut outbox = Outbox::<()>::default();
+        for token in 0..u32::try_from(LETTERS_MAX).unwrap() {
             outbox.put_message(GROUP, message(token, 1, false)).unwrap();
         }
         let mut refused = 0;
@@ -329,8 +347,8 @@ mod tests {
             }
         }
         assert!(refused > 9_000, "{refused}");
-        assert!(outbox.waiting.len() < COMMANDS_MAX + 3 * VALIDATIONS_WAITING_MAX);
-        let aborts = outbox.waiting.iter().filter(|one| matches!(one, Command::Abort { .. }));
+        assert!(outbox.waiting.len() < LETTERS_MAX + 3 * VALIDATIONS_WAITING_MAX);
+        let aborts = outbox.waiting.iter().filter(|one| matches!(one, Letter::Abort { .. }));
         assert_eq!(aborts.count(), 1);
         assert_eq!(outbox.put_message(GROUP, message(8, 2, true)), Ok(()));
     }

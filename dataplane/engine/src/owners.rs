@@ -1,71 +1,86 @@
-//! Which poller has which connection, for whoever is told of one.
+//! Which poller has which connection, for whoever receives a message about one.
 
 use crate::limits::CONNECTIONS_MAX;
 use crate::names::{ConnectionId, GroupId};
 use crate::sync::{AtomicU64, Ordering};
 
-/// Which connection has which slot, its link group, and which poller has it. So every poller can
-/// tell who may speak of a connection, and whom to pass it on to.
+/// Which connection uses which slot, its link group, and which poller has it. So every poller can
+/// tell which peer may speak about a connection, and which neighbour gets the message.
 ///
-/// The control thread writes an entry when it has said `Command::Expect`; a poller, when it has
-/// obeyed `Command::Relay` or handed a connection to a neighbour.
+/// Only the thread that has the connection writes its entry, and before it gives the connection
+/// away:
+///
+/// - the control thread sets the entry before a peer can learn the token, and clears it when the
+///   rendezvous fails;
+/// - a poller sets the entry before it sends the connection to a neighbour, and clears it when the
+///   connection ends.
+///
+/// So the writes of an entry happen one after the other, in the order in which the connection
+/// changed hands. A poller that finds itself named, and does not have the connection, will get it.
 #[derive(Debug)]
 pub struct Owners(Box<[AtomicU64]>);
 
 /// What is known of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// The index of the poller.
+    /// The index of the poller that has the connection, or is the next to get it.
     pub poller: u8,
     /// Which use of the slot this is about.
     pub generation: u16,
-    /// Its link group; none for a connection that is not SMC-R.
-    pub group: Option<GroupId>,
+    /// The link group of the connection.
+    pub group: GroupId,
 }
 
 impl Owner {
     fn pack(self) -> u64 {
-        let group = self.group.map_or(0, |group| group.0);
-        u64::from(group) << 32 | u64::from(self.generation) << 8 | u64::from(self.poller)
+        u64::from(self.group.0) << 32 | u64::from(self.generation) << 8 | u64::from(self.poller)
     }
 
-    /// Whether this is about `id`, and not about another use of its slot, or none.
-    pub fn is_of(self, id: ConnectionId) -> bool {
-        self.generation == id.generation && id.generation != 0
-    }
-
-    fn unpack(packed: u64) -> Self {
+    /// `None` for an entry that was cleared, or never set: no connection has generation 0.
+    fn unpack(packed: u64) -> Option<Self> {
         let [group, rest] = [packed >> 32, packed & 0xffff_ffff]
             .map(|half| u32::try_from(half).expect("half of a word"));
-        Self {
+        let owner = Self {
             poller: u8::try_from(rest & 0xff).expect("eight bits"),
             generation: u16::try_from(rest >> 8 & 0xffff).expect("sixteen bits"),
-            group: (group != 0).then_some(GroupId(group)),
-        }
+            group: GroupId(group),
+        };
+        (owner.generation != 0).then_some(owner)
     }
 }
 
 impl Owners {
-    /// Every slot belongs to the first poller, and to no connection.
+    /// No slot has a connection.
     #[allow(clippy::new_without_default, reason = "a large allocation deserves a call")]
     pub fn new() -> Self {
         Self(std::iter::repeat_with(AtomicU64::default).take(CONNECTIONS_MAX).collect())
     }
 
-    /// Says which poller has this connection. Call it when that poller can know the connection:
-    /// what is sent to it from now on comes behind the command that brings it.
+    /// Says which poller has this connection, or is the next to get it. Call it before that poller
+    /// can get the connection, lest its own word be overwritten when it has passed it on.
     ///
     /// # Panics
     ///
     /// If there is no such slot.
-    pub fn set(&self, connection: ConnectionId, group: Option<GroupId>, poller: u8) {
+    pub fn set(&self, connection: ConnectionId, group: GroupId, poller: u8) {
         let owner = Owner { poller, generation: connection.generation, group };
         self.0[usize::from(connection.slot)].store(owner.pack(), Ordering::Release);
     }
 
-    /// What is known of this slot; none if there is no such slot.
-    pub fn of(&self, slot: u16) -> Option<Owner> {
-        self.0.get(usize::from(slot)).map(|owner| Owner::unpack(owner.load(Ordering::Acquire)))
+    /// Says that this connection is over. Call it before the slot can serve another one.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such slot.
+    pub fn clear(&self, connection: ConnectionId) {
+        self.0[usize::from(connection.slot)].store(0, Ordering::Release);
+    }
+
+    /// Who has this connection; `None` if nobody has: it is over, or never was.
+    pub fn of(&self, connection: ConnectionId) -> Option<Owner> {
+        let entry = self.0.get(usize::from(connection.slot))?;
+        let owner = Owner::unpack(entry.load(Ordering::Acquire));
+        owner.filter(|owner| owner.generation == connection.generation)
     }
 }
 
@@ -76,19 +91,25 @@ mod tests {
     /// One word says all, so that no poller ever sees half of a change.
     #[test]
     fn an_owner_fits_into_a_word() {
-        for group in [None, Some(GroupId(1)), Some(GroupId(u32::MAX))] {
+        for group in [GroupId(1), GroupId(u32::MAX)] {
             let owner = Owner { poller: 255, generation: 0xfedc, group };
-            assert_eq!(Owner::unpack(owner.pack()), owner);
+            assert_eq!(Owner::unpack(owner.pack()), Some(owner));
         }
+    }
+
+    /// A peer may put any token in a message: also one of a connection that is over, or of none.
+    // RFC 7609 4.7.1-3
+    #[test]
+    fn only_the_present_connection_of_a_slot_has_an_owner() {
         let owners = Owners::new();
-        let connection = ConnectionId { slot: 7, generation: 9 };
-        owners.set(connection, Some(GroupId(3)), 1);
-        let known = Owner { poller: 1, generation: 9, group: Some(GroupId(3)) };
-        assert_eq!((owners.of(7), owners.of(u16::MAX)), (Some(known), None));
-        assert!(
-            known.is_of(connection) && !known.is_of(ConnectionId { generation: 8, ..connection })
-        );
-        let unused = owners.of(8).expect("there is such a slot");
-        assert!(!unused.is_of(ConnectionId { slot: 8, generation: 0 }), "a guess names nobody");
+        let [none, first, second] =
+            [0, 8, 9].map(|generation| ConnectionId { slot: 7, generation });
+        assert_eq!([none, first].map(|id| owners.of(id)), [None, None]);
+        owners.set(first, GroupId(3), 1);
+        let known = Owner { poller: 1, generation: 8, group: GroupId(3) };
+        assert_eq!([none, first, second].map(|id| owners.of(id)), [None, Some(known), None]);
+        owners.clear(first);
+        assert_eq!([none, first].map(|id| owners.of(id)), [None, None]);
+        assert_eq!(owners.of(ConnectionId { slot: u16::MAX, generation: 8 }), None);
     }
 }

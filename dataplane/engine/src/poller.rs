@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use smcr_memory::{Region, SendPool};
 use smcr_proto::Instant;
-use smcr_proto::wire::cdc::Cdc;
 use smcr_rnic::{Completion, Fabric};
 
 use crate::affinity::Affinity;
@@ -20,16 +19,16 @@ use crate::clock::Clock;
 use crate::connections::Connections;
 use crate::counters::Counters;
 use crate::gauges::Gauges;
-use crate::handoff::{Command, Report};
+use crate::handoff::{Command, Letter, Report};
 use crate::idle::{Advice, Idle, Taken};
 use crate::limits::{EVENTS_PER_TURN_MAX, FILL_PER_TURN_MAX, REAP_PER_TURN_MAX};
 use crate::links::Links;
 use crate::mail::Mail;
 use crate::mailbox::{Receiver, Sender, Waker};
 use crate::moves::Moves;
-use crate::names::{ConnectionId, Ending, GroupId, LinkId};
+use crate::names::{ConnectionId, Ending, LinkId};
 use crate::owners::Owners;
-use crate::relay::{Far, Outcome, Relay};
+use crate::relay::{Far, Migrant, Outcome, Relay};
 use crate::reports::Reports;
 use crate::requests::Request;
 use crate::streams::{Event, Streams};
@@ -42,12 +41,14 @@ pub type CommandOf<F, S> = Command<<F as Fabric>::Qp, <S as Streams>::Stream>;
 pub struct Ends<F: Fabric, S: Streams> {
     /// From the control thread.
     pub commands: Receiver<CommandOf<F, S>>,
-    /// Wakes this poller; the same that `commands` uses.
+    /// From the other pollers.
+    pub letters: Receiver<Letter<S::Stream>>,
+    /// Wakes this poller; the same that `commands` and `letters` use.
     pub waker: Waker,
     /// To the control thread.
     pub reports: Sender<Report<S::Stream>>,
     /// To every poller of the process, by index; the one at `index` is never used.
-    pub neighbours: Vec<Sender<CommandOf<F, S>>>,
+    pub neighbours: Vec<Sender<Letter<S::Stream>>>,
     /// Which of them this poller is.
     pub index: u8,
     /// Which poller has which connection; shared by all.
@@ -69,7 +70,7 @@ pub struct Poller<F: Fabric, S: Streams> {
     connections: Connections<S::Stream>,
     work: WorkLists,
     moves: Moves,
-    mail: Mail<F::Qp, S::Stream>,
+    mail: Mail<Migrant<S::Stream>>,
     reports: Reports<S::Stream>,
     /// Where bytes rest between two sockets.
     scratch: Box<[u8]>,
@@ -90,14 +91,11 @@ struct Shared<F: Fabric, S: Streams> {
     observe: Box<dyn FnMut(&F) + Send>,
 }
 
-/// What has come and is being taken in. Between two turns, only `early` has anything.
+/// What has come and is being taken in. Between two turns both are empty, and keep their memory.
 #[derive(Debug)]
 struct Arrived {
     completions: Vec<Completion>,
     events: Vec<Event>,
-    /// CDC messages that may have overtaken the commands which announce their connections, and the
-    /// link groups that brought them. They wait for the next turn, which obeys those commands.
-    early: Vec<(GroupId, Cdc)>,
 }
 
 impl<F: Fabric, S: Streams> Poller<F, S> {
@@ -112,7 +110,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             connections: Connections::new(),
             work: WorkLists::default(),
             moves: Moves::default(),
-            mail: Mail::new(ends.neighbours, ends.owners, ends.index),
+            mail: Mail::new(ends.letters, ends.neighbours, ends.owners, ends.index),
             reports: Reports::new(ends.reports),
             scratch: vec![0; FILL_PER_TURN_MAX as usize].into(),
             backlog_bytes: 0,
@@ -120,7 +118,6 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             arrived: Arrived {
                 completions: Vec::with_capacity(REAP_PER_TURN_MAX),
                 events: Vec::with_capacity(EVENTS_PER_TURN_MAX),
-                early: Vec::new(),
             },
             sweep_at: Instant(0),
             stopping: false,
@@ -179,6 +176,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     pub fn turn(&mut self, now: Instant) -> bool {
         let mut moved = false;
         moved |= self.obey(now); //    commands from the control thread
+        moved |= self.read(now); //    letters from other pollers
         moved |= self.look(now); //    sockets that can be read or written again
         moved |= self.reap(now); //    completions: leases home, CDC messages received
         moved |= self.drain(now); //   RMB elements -> TCP sockets
@@ -220,13 +218,12 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         // Nobody says when the control thread has made room for them.
         let reports = self.reports.are_delayed().then_some(now);
         let mail = self.mail.waits().then_some(now + MAIL_AGAIN);
-        let early = (!self.arrived.early.is_empty()).then_some(now);
-        [fabric, sweep, reports, mail, early].into_iter().flatten().min()
+        [fabric, sweep, reports, mail].into_iter().flatten().min()
     }
 
-    /// Whether somebody has told this poller something that it has not obeyed yet.
+    /// Whether somebody has told this poller something that it has not heard yet.
     pub fn has_commands(&self) -> bool {
-        !self.shared.commands.is_empty()
+        !self.shared.commands.is_empty() || self.mail.has_come()
     }
 
     /// Send leases that a NIC holds, or that wait for their announcement. Zero when nothing is on
@@ -407,6 +404,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     /// Frees the slot and tells the control thread.
     fn retire(&mut self, slot: u16) {
         let relay = *self.connections.remove(slot).expect("it has just had its turn");
+        self.mail.disown(relay.id);
         let counters = &self.shared.counters;
         counters.connections.set(self.connections.busy() as u64);
         let ending = relay.ending.unwrap_or(Ending::Graceful);
@@ -473,12 +471,14 @@ mod tests {
     fn a_thread_that_never_spins_ends_when_it_is_told_to() {
         let waker = Waker::new().unwrap();
         let (control, commands) = mailbox(COMMANDS_MAX, waker.clone());
+        let (_nobody, letters) = mailbox(1, waker.clone());
         let (reports, _control) = mailbox(1, Waker::new().unwrap());
         let (over, ended) = mpsc::channel();
         std::thread::spawn(move || {
             let kernel = Kernel::new([waker.descriptor()]).unwrap();
             let ends = Ends::<Option<sim::Fabric>, Kernel> {
                 commands,
+                letters,
                 waker: waker.clone(),
                 reports,
                 neighbours: Vec::new(),

@@ -11,7 +11,7 @@ use smcgate::groups::{Event, Groups, Lan, Pollers, Port, PortId, Settings};
 use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
 use smcr_engine::handoff::{Ending, Owners};
-use smcr_engine::limits::{COMMANDS_MAX, CONNECTIONS_MAX, FILL_PER_TURN_MAX};
+use smcr_engine::limits::{COMMANDS_MAX, CONNECTIONS_MAX, FILL_PER_TURN_MAX, LETTERS_MAX};
 use smcr_engine::mailbox::{Receiver, Sender, Waker, mailbox};
 use smcr_engine::poller::{CommandOf, Ends};
 use smcr_engine::{Command, ConnectionId, Established, GroupId, Poller, Report};
@@ -67,13 +67,20 @@ struct Mailbox {
 impl Pollers<sim::Qp> for Mailboxes {
     type Stream = Stream;
 
+    fn expect(&mut self, port: PortId, connection: ConnectionId, group: GroupId) {
+        let poller = u8::try_from(port.0).expect("few ports");
+        let group = if self.mixes_groups { GroupId(1) } else { group };
+        self.owners.set(connection, group, poller);
+    }
+
+    fn forget(&mut self, port: PortId, connection: ConnectionId) {
+        self.owners.clear(connection);
+        self.command(port, Command::Forget { connection });
+    }
+
     fn command(&mut self, port: PortId, mut command: Command<sim::Qp, Stream>) {
         if self.mixes_groups {
             mix_groups(&mut command);
-        }
-        if let Command::Expect { connection, group } = command {
-            let poller = u8::try_from(port.0).expect("few ports");
-            self.owners.set(connection, Some(group), poller);
         }
         let mailbox = &mut self.pollers[port.0];
         mailbox.delayed.push_back(command);
@@ -83,7 +90,7 @@ impl Pollers<sim::Qp> for Mailboxes {
 
 /// Makes a command one of a gateway that has one group for everything.
 fn mix_groups(command: &mut Command<sim::Qp, Stream>) {
-    if let Command::AddLink { group, .. } | Command::Expect { group, .. } = command {
+    if let Command::AddLink { group, .. } = command {
         *group = GroupId(1);
     } else if let Command::Relay { established, .. } = command
         && let Established::Smc { group, .. } = &mut **established
@@ -295,9 +302,12 @@ impl Platform {
         let wakers: Vec<_> = (0..sizes.rnics).map(|_| Waker::new().unwrap()).collect();
         let queues = wakers.iter().map(|waker| mailbox(COMMANDS_MAX, waker.clone()));
         let (commands, obeyed): (Vec<_>, Vec<_>) = queues.unzip();
+        let letters = wakers.iter().map(|waker| mailbox(LETTERS_MAX, waker.clone()));
+        let (neighbours, letters): (Vec<_>, Vec<_>) = letters.unzip();
         let owners = Arc::new(Owners::new());
         let (mut ports, mut threads) = (Vec::new(), Vec::new());
-        for (index, (waker, obeyed)) in (0..).zip(wakers.into_iter().zip(obeyed)) {
+        let heard = wakers.into_iter().zip(obeyed).zip(letters);
+        for (index, ((waker, obeyed), letters)) in (0..).zip(heard) {
             let port = smcr_rnic::Port {
                 gid: gid(host, index),
                 mac: MacAddress([2, 0, 0, 0, host, index]),
@@ -311,9 +321,10 @@ impl Platform {
             let (reports, pending) = mailbox(sizes.reports, Waker::new().unwrap());
             let ends = Ends {
                 commands: obeyed,
+                letters,
                 waker,
                 reports,
-                neighbours: commands.clone(),
+                neighbours: neighbours.clone(),
                 index,
                 owners: Arc::clone(&owners),
                 counters: Arc::default(),

@@ -9,7 +9,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use smcgate::groups::{Joined, Pollers};
 use smcgate_tests::words_of;
-use smcr_engine::Command;
 use smcr_proto::wire::cdc::{Cdc, is_cdc};
 use smcr_proto::wire::llc::{AddLink, ConfirmLink, ConfirmRkey, Llc};
 use smcr_proto::{Gid, Instant};
@@ -262,7 +261,7 @@ impl Gateway {
         let Joined { connection, mut rmbe, .. } = joined;
         rmbe.touch(rmbe.capacity());
         if let Some(port) = self.groups.member(connection).map(|member| member.port) {
-            self.groups.pollers_mut().command(port, Command::Forget { connection });
+            self.groups.pollers_mut().forget(port, connection);
         }
         self.groups.closed(now, connection, Some(rmbe), true);
     }

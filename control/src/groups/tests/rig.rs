@@ -35,6 +35,12 @@ impl Pollers<Qp> for Told {
     fn command(&mut self, port: PortId, command: Command<Qp, Stream>) {
         self.commands.push_back((port, command));
     }
+
+    fn expect(&mut self, _port: PortId, _connection: ConnectionId, _group: GroupId) {}
+
+    fn forget(&mut self, port: PortId, connection: ConnectionId) {
+        self.command(port, Command::Forget { connection });
+    }
 }
 
 /// One host.
@@ -216,10 +222,7 @@ impl Host {
                 }
                 Command::AddLink { .. }
                 | Command::FailLink { .. }
-                | Command::Expect { .. }
                 | Command::Forget { .. }
-                | Command::Adopt(_)
-                | Command::Deliver { .. }
                 | Command::Stop => {}
             }
         }

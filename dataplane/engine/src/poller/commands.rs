@@ -1,4 +1,4 @@
-//! What the control thread and the neighbours say; and how connections change their link.
+//! What the control thread and the other pollers say; and how connections change their link.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,8 +9,10 @@ use smcr_rnic::Fabric;
 use super::{CommandOf, Poller};
 use crate::gauges::Reading;
 use crate::handoff::{Command, Established, Report};
-use crate::limits::{COMMANDS_MAX, LLC_OUTSTANDING_MAX, OBEY_PER_TURN_MAX};
+use crate::limits::{LETTERS_PER_TURN_MAX, LLC_OUTSTANDING_MAX, OBEY_PER_TURN_MAX};
+use crate::mail;
 use crate::names::{ConnectionId, Ending, LinkId, LlcBytes};
+use crate::owners::Owner;
 use crate::relay::route::Route;
 use crate::relay::smc::Smc;
 use crate::relay::tcp::Tcp;
@@ -19,24 +21,29 @@ use crate::streams::{Key, Streams};
 use crate::turn::Queued;
 
 impl<F: Fabric, S: Streams> Poller<F, S> {
-    /// Does what the control thread and the neighbours say; then takes in the messages that came
-    /// before the commands which announce their connections.
+    /// Does what the control thread says.
     pub(super) fn obey(&mut self, now: Instant) -> bool {
-        // Whoever lets a peer speak of a connection has told us first: the command was in the queue
-        // when the message came, so it is obeyed here, however many were before it.
-        let most = if self.arrived.early.is_empty() { OBEY_PER_TURN_MAX } else { COMMANDS_MAX };
         let mut moved = false;
-        for _ in 0..most {
+        for _ in 0..OBEY_PER_TURN_MAX {
             let Some(command) = self.shared.commands.receive() else { break };
             self.obey_one(now, command);
             moved = true;
         }
-        let mut early = std::mem::take(&mut self.arrived.early);
-        for (group, message) in early.drain(..) {
-            self.deliver(now, group, &message);
+        moved
+    }
+
+    /// Takes in what other pollers say.
+    pub(super) fn read(&mut self, now: Instant) -> bool {
+        let mut moved = false;
+        for _ in 0..LETTERS_PER_TURN_MAX {
+            let Some(letter) = self.mail.receive() else { break };
+            match letter {
+                mail::Letter::Adopt(migrant) => self.adopt(now, migrant),
+                mail::Letter::Deliver { group, message } => self.deliver(now, group, &message),
+                mail::Letter::Abort { connection } => self.abort(now, connection),
+            }
             moved = true;
         }
-        self.arrived.early = early;
         moved
     }
 
@@ -55,7 +62,6 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 }
                 self.retire_link(now, link);
             }
-            Command::Expect { connection, group } => self.connections.expect(connection, group),
             Command::Forget { connection } => self.connections.forget(connection),
             Command::Relay { connection, established } => {
                 self.admit(now, connection, *established);
@@ -66,8 +72,6 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 let route = Arc::new(Route::new(from, to, to_poller, keys));
                 self.move_connections(now, &route, only);
             }
-            Command::Adopt(migrant) => self.adopt(now, *migrant),
-            Command::Deliver { group, message } => self.deliver(now, group, &message),
             Command::Stop => self.stopping = true,
         }
     }
@@ -90,12 +94,11 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         watched &= self.watch(key, &near);
         let group = far.group();
         let parked = self.connections.insert(Box::new(Relay::new(id, near, far)));
-        self.mail.claim(id, group);
         self.shared.counters.connections.set(self.connections.busy() as u64);
         self.shared.gauges.set(id.slot, Reading::default());
         let (relay, mut turn) = self.open(now, id.slot).expect("it was just put there");
         let mut outcome = match group {
-            Some(_) => relay.receive_parked(&mut turn, &parked),
+            Some(_) => relay.receive_parked(&mut turn, parked),
             None => Outcome::Moved,
         };
         if matches!(outcome, Outcome::Over) {
@@ -120,10 +123,13 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let watched = relay.near.as_ref().is_none_or(|near| self.watch(key, &near.stream));
         self.shared.gauges.set(id.slot, relay.reading());
         let parked = self.connections.insert(relay);
-        assert!(parked.is_empty(), "messages are kept where they are expected");
         self.shared.counters.connections.set(self.connections.busy() as u64);
         self.shared.counters.connections_moved_in.add(1);
-        let outcome = self.arrive(now, id.slot);
+        let (relay, mut turn) = self.open(now, id.slot).expect("it was just put there");
+        let mut outcome = relay.receive_parked(&mut turn, parked);
+        if !matches!(outcome, Outcome::Over) {
+            outcome = self.arrive(now, id.slot);
+        }
         self.apply(now, id.slot, outcome);
         // It may be gone again: over, or on its way to another neighbour, who looks for himself.
         if !watched && let Some((relay, mut turn)) = self.open(now, id.slot) {
@@ -145,10 +151,17 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         if let Some(relay) = connections.relay(id) {
             let outcome = relay.reset(&mut turn, Ending::Aborted);
             self.apply(now, id.slot, outcome);
-        } else if self.connections.lookup(id).is_none()
-            && let Some(neighbour) = self.mail.elsewhere(id)
-        {
-            self.mail.send(neighbour, Command::Abort { connection: id });
+            return;
+        }
+        match self.mail.owner_of(id) {
+            None => {}
+            // It is on its way to us.
+            Some(Owner { poller, .. }) if self.mail.is_own(poller) => {
+                self.connections.expect(id).doom(Ending::Aborted);
+            }
+            Some(Owner { poller, .. }) => {
+                self.mail.send(poller.into(), mail::Letter::Abort { connection: id });
+            }
         }
     }
 
@@ -204,7 +217,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         self.shared.counters.connections.set(self.connections.busy() as u64);
         self.shared.counters.connections_moved_out.add(1);
         self.shared.gauges.set(slot, Reading::default());
-        self.mail.send(to.into(), Command::Adopt(Box::new(Migrant { relay })));
+        let (id, group) = (relay.id, relay.far.smc().group);
+        self.mail.hand_over(id, group, to, Migrant { relay });
     }
 
     /// A connection continues here, on a link that it has not used before.
@@ -326,5 +340,3 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 
 /// How long the last words of a link may take.
 const LAST_WORDS_WAIT: Duration = Duration::from_secs(2);
-
-const _: () = assert!(COMMANDS_MAX >= OBEY_PER_TURN_MAX);

@@ -5,9 +5,8 @@ use smcr_proto::wire::cdc::{Cdc, is_cdc};
 use smcr_rnic::{Cause, Completion, Fabric, Message, QpId, Status};
 
 use super::Poller;
-use crate::connections::Slot;
 use crate::handoff::Report;
-use crate::limits::{LLC_UNHEARD_MAX, PARKED_MAX};
+use crate::limits::LLC_UNHEARD_MAX;
 use crate::mail::{Flooded, Place};
 use crate::names::{ConnectionId, GroupId, LinkId, LlcBytes};
 use crate::requests::Request;
@@ -117,14 +116,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             self.shared.counters.cdc_malformed.add(1);
             return;
         };
-        // RFC 7609 4.7.1-3
-        match self.place_of(ConnectionId::from_token(cdc.token), group) {
-            // The message may have overtaken the command that announces its connection.
-            Place::Unknown => self.arrived.early.push((group, cdc)),
-            place @ (Place::Here | Place::At(_) | Place::Foreign) => {
-                self.deliver_to(now, place, group, &cdc);
-            }
-        }
+        self.deliver(now, group, &cdc);
     }
 
     /// Where `id` is, for a link of `group`.
@@ -132,26 +124,22 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     /// A message counts only on links of the link group that its connection is of: who is at the
     /// other end of another group must not be able to touch it, even if he knows its token.
     fn place_of(&mut self, id: ConnectionId, group: GroupId) -> Place {
-        let present = match self.connections.lookup(id) {
-            Some(Slot::Expected { group, .. }) => Some(*group),
-            Some(Slot::Busy(relay)) => relay.far.group(),
-            Some(Slot::Free) | None => return self.mail.place_of(id, group),
-        };
-        if present == Some(group) { Place::Here } else { Place::Foreign }
+        match self.connections.relay(id) {
+            Some(relay) if relay.far.group() == Some(group) => Place::Here,
+            Some(_) => Place::Foreign,
+            None => self.mail.place_of(id, group),
+        }
     }
 
-    /// Takes in a CDC message that came on any link of `group`, at whichever poller.
+    /// Takes in a CDC message that came by any link of `group`, at whichever poller.
     pub(super) fn deliver(&mut self, now: Instant, group: GroupId, message: &Cdc) {
         // RFC 7609 4.7.1-3
-        let place = self.place_of(ConnectionId::from_token(message.token), group);
-        self.deliver_to(now, place, group, message);
-    }
-
-    /// Takes in a CDC message whose connection is at `place`.
-    fn deliver_to(&mut self, now: Instant, place: Place, group: GroupId, message: &Cdc) {
-        match place {
+        let id = ConnectionId::from_token(message.token);
+        match self.place_of(id, group) {
             // RFC 7609 A.4-2
             Place::Here => self.receive_cdc(now, message),
+            // RFC 7609 3.5.2.4-5
+            Place::Coming => self.park(id, message),
             Place::At(neighbour) => {
                 self.shared.counters.cdc_forwarded.add(1);
                 if self.mail.pass_on(neighbour, group, message) == Err(Flooded) {
@@ -163,29 +151,20 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         }
     }
 
-    /// Takes in a CDC message of a connection, or keeps it until the rendezvous has ended.
+    /// Takes in a CDC message about a connection in the table.
     fn receive_cdc(&mut self, now: Instant, cdc: &Cdc) {
         let id = ConnectionId::from_token(cdc.token);
         let (connections, mut turn) = self.lend(now);
-        match connections.lookup(id).expect("it is here") {
-            // RFC 7609 3.5.2.4-5
-            Slot::Expected { parked, .. } => {
-                if parked.len() < PARKED_MAX {
-                    turn.counters.cdc_parked.add(1);
-                    parked.push(*cdc);
-                } else {
-                    // Each message says everything the ones before it said: only the newest must
-                    // be kept, or the last bytes would never be announced.
-                    turn.counters.cdc_parked_overflow.add(1);
-                    parked[PARKED_MAX - 1] = *cdc;
-                }
-            }
-            Slot::Busy(relay) => {
-                let outcome = relay.receive(&mut turn, cdc);
-                self.apply(now, id.slot, outcome);
-            }
-            Slot::Free => panic!("nobody is found in a free slot"),
-        }
+        let relay = connections.relay(id).expect("it is here");
+        let outcome = relay.receive(&mut turn, cdc);
+        self.apply(now, id.slot, outcome);
+    }
+
+    /// Keeps a CDC message until its rendezvous has ended, or the neighbour's letter has come.
+    fn park(&mut self, id: ConnectionId, cdc: &Cdc) {
+        let kept = self.connections.expect(id).push(*cdc);
+        self.shared.counters.cdc_parked.add(kept.into());
+        self.shared.counters.cdc_parked_overflow.add((!kept).into());
     }
 }
 

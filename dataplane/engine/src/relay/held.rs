@@ -1,4 +1,4 @@
-//! Messages of a peer that changed the link, in front of which others must be taken in.
+//! Messages of a peer that changed the link, before which others must be taken in.
 
 use std::time::Duration;
 
@@ -6,46 +6,53 @@ use smcr_proto::Instant;
 use smcr_proto::connection::{Arrival, Connection};
 use smcr_proto::wire::cdc::Cdc;
 
-use crate::limits::PARKED_MAX;
+use crate::parked::Parked;
 
-/// A message that came before others that must be taken in first, failover validation above all,
-/// and what came behind it.
+/// A message before which others must be taken in, failover validation above all, and the messages
+/// that came behind it.
 #[derive(Debug)]
 pub(crate) struct Held {
     /// Never empty.
-    pub(super) messages: Vec<Cdc>,
-    /// Then they are taken in, whatever has come.
+    pub(super) messages: Parked,
+    /// When they are taken in, even if what they wait for has not come.
     pub(super) until: Instant,
 }
 
+impl Held {
+    /// The message that the others stand behind.
+    pub(super) fn first(&self) -> &Cdc {
+        self.messages.first().expect("it was made for a message")
+    }
+}
+
 /// Keeps a message that must wait for one which another completion queue still has, or which
-/// another poller is about to pass on: what the peer's NIC saw delivered on the old link may reach
-/// us behind what follows on the new one. Returns whether it must.
+/// another poller is about to pass on: messages that the peer's NIC saw delivered on the old link
+/// may reach us behind those that follow on the new one. Returns whether it must.
 pub(super) fn hold<R>(
     held: &mut Option<Held>,
     connection: &Connection<R>,
     now: Instant,
     cdc: &Cdc,
 ) -> bool {
-    let first = held.as_ref().map(|held| &held.messages[0]);
-    match (connection.arrival(cdc, first), held) {
-        (Arrival::InOrder, _) => return false,
-        (Arrival::Waits | Arrival::WaitsFirst, held @ None) => {
-            *held = Some(Held { messages: vec![*cdc], until: now + HOLD });
-        }
-        (Arrival::WaitsFirst, Some(held)) => {
-            held.messages.insert(0, *cdc);
-            held.messages.truncate(PARKED_MAX);
-        }
-        (Arrival::Waits, Some(held)) if held.messages.len() < PARKED_MAX => {
+    let arrival = connection.arrival(cdc, held.as_ref().map(Held::first));
+    if arrival == Arrival::InOrder {
+        return false;
+    }
+    match held {
+        Some(held) if arrival == Arrival::WaitsFirst => held.messages.push_first(*cdc),
+        Some(held) => {
             held.messages.push(*cdc);
         }
-        // Each says everything that the ones before it said.
-        (Arrival::Waits, Some(held)) => held.messages[PARKED_MAX - 1] = *cdc,
+        None => {
+            let mut messages = Parked::default();
+            messages.push(*cdc);
+            *held = Some(Held { messages, until: now + HOLD });
+        }
     }
     true
 }
 
-/// How long messages on a new link wait for what was delivered on the old one: far longer than any
-/// poller needs to empty its completion queue and its mailbox, far shorter than users wait.
+/// How long messages on a new link wait for those that were delivered on the old one: far longer
+/// than any poller needs to empty its completion queue and its mailbox, far shorter than users
+/// wait.
 const HOLD: Duration = Duration::from_millis(250);

@@ -30,8 +30,8 @@ use smcr_proto::wire::cdc::Cdc;
 use smcr_rnic::{Status, Work};
 
 use crate::gauges::{Reading, Stage};
-use crate::limits::PARKED_MAX;
 use crate::names::{ConnectionId, Ending, GroupId};
+use crate::parked::{Parked, Waiting};
 use crate::requests::{Request, Said};
 use crate::streams::Streams;
 use crate::turn::{List, Queued, Turn};
@@ -85,18 +85,6 @@ pub(crate) enum Outcome {
 #[derive(Debug)]
 pub struct Migrant<T> {
     pub(crate) relay: Box<Relay<T>>,
-}
-
-impl<T> Migrant<T> {
-    /// Which connection.
-    pub(crate) fn id(&self) -> ConnectionId {
-        self.relay.id
-    }
-
-    /// Of which link group.
-    pub(crate) fn group(&self) -> Option<GroupId> {
-        self.relay.far.group()
-    }
 }
 
 impl<T> Far<T> {
@@ -164,7 +152,10 @@ impl<T> Relay<T> {
         let smc = self.far.smc();
         if smc.holds(turn.now, cdc) {
             turn.counters.cdc_held.add(1);
-            return Outcome::Rests;
+            return match smc.doomed() {
+                None => Outcome::Rests,
+                Some(ending) => self.reset(turn, ending),
+            };
         }
         let outcome = self.take_in(turn, cdc);
         match self.far.smc().is_gap_filled() {
@@ -177,34 +168,37 @@ impl<T> Relay<T> {
     pub(crate) fn receive_parked(
         &mut self,
         turn: &mut Turn<'_, impl Streams<Stream = T>>,
-        parked: &[Cdc],
+        parked: Parked,
     ) -> Outcome {
-        for (index, cdc) in parked.iter().enumerate() {
-            self.expect_gap_before(index);
-            if matches!(self.receive(turn, cdc), Outcome::Over) {
+        if let Some(ending) = parked.doomed() {
+            return self.reset(turn, ending);
+        }
+        for waiting in parked.into_messages() {
+            self.expect_gap_before(waiting);
+            if matches!(self.receive(turn, &waiting.message), Outcome::Over) {
                 return Outcome::Over;
             }
         }
         Outcome::Moved
     }
 
-    /// Takes in what was held back: what came before it has come, or never will.
+    /// Takes in messages that were held back: what they waited for has come, or never will.
     fn release_held(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Outcome {
         let held = self.far.smc().held.take().expect("whoever calls has looked");
-        for (index, cdc) in held.messages.iter().enumerate() {
-            self.expect_gap_before(index);
-            if matches!(self.take_in(turn, cdc), Outcome::Over) {
+        for waiting in held.messages.into_messages() {
+            self.expect_gap_before(waiting);
+            if matches!(self.take_in(turn, &waiting.message), Outcome::Over) {
                 return Outcome::Over;
             }
         }
         Outcome::Moved
     }
 
-    /// The last message that there is room for has replaced others: some before it may be missing.
+    /// Notes that messages before this one are missing because we have dropped them.
     ///
-    /// We report the gap only here: an earlier gap may be the one that the F flag announces.
-    fn expect_gap_before(&mut self, index: usize) {
-        if index == PARKED_MAX - 1 {
+    /// We note the gap only here: an earlier gap may be the one that the F flag announces.
+    fn expect_gap_before(&mut self, waiting: Waiting) {
+        if waiting.replaces {
             self.far.smc().connection.expect_gap();
         }
     }

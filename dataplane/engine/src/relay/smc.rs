@@ -15,7 +15,7 @@ use super::held::{Held, hold};
 use super::kept::Kept;
 use super::route::Route;
 use crate::links::Link;
-use crate::names::{ConnectionId, GroupId, LinkId, PeerElement};
+use crate::names::{ConnectionId, Ending, GroupId, LinkId, PeerElement};
 use crate::requests::Request;
 
 /// SMC-R as the far side.
@@ -81,7 +81,12 @@ impl Smc {
 
     /// Whether everything that held messages wait for has come.
     pub(super) fn is_gap_filled(&self) -> bool {
-        self.held.as_ref().is_some_and(|held| self.connection.is_gap_filled(&held.messages[0]))
+        self.held.as_ref().is_some_and(|held| self.connection.is_gap_filled(held.first()))
+    }
+
+    /// Why the connection must be reset instead of waiting on, if it must.
+    pub(super) fn doomed(&self) -> Option<Ending> {
+        self.held.as_ref().and_then(|held| held.messages.doomed())
     }
 
     /// Whether the peer may write behind the end that it has announced. Asked when all is read that

@@ -1,0 +1,147 @@
+//! CDC messages that wait: for their connection, or for messages that must be taken in before them.
+
+use smcr_proto::wire::cdc::Cdc;
+
+use crate::limits::{PARKED_MAX, VALIDATIONS_WAITING_MAX};
+use crate::names::Ending;
+
+/// CDC messages about one connection, oldest first, and never more than a few.
+///
+/// Each message says everything that the ones before it said, so that of many the newest is enough.
+/// The exception is failover validation: it asks about the messages before it, and nothing replaces
+/// it. A peer that sends too many of them loses the connection.
+#[derive(Debug, Default)]
+pub(crate) struct Parked {
+    messages: Vec<Waiting>,
+    validations: usize,
+    /// Why the connection must be reset as soon as somebody has it.
+    doom: Option<Ending>,
+}
+
+/// A message that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Waiting {
+    pub(crate) message: Cdc,
+    /// It stands in the place of messages before it, whose numbers are missing now.
+    pub(crate) replaces: bool,
+}
+
+impl Parked {
+    /// Parks a message behind all others. Returns whether all of them are still there.
+    pub(crate) fn push(&mut self, message: Cdc) -> bool {
+        let validates = message.failover_validation;
+        if validates && self.validations >= VALIDATIONS_WAITING_MAX {
+            self.doom(Ending::PeerMisbehaved);
+            return false;
+        }
+        let is_full = self.messages.len() >= PARKED_MAX;
+        if let Some(last) = self.messages.last_mut()
+            && is_full
+            && !validates
+            && !last.message.failover_validation
+        {
+            *last = Waiting { message, replaces: true };
+            return false;
+        }
+        self.validations += usize::from(validates);
+        self.messages.push(Waiting { message, replaces: false });
+        // Full, then one validation before all others, and one message behind each of the others.
+        assert!(self.messages.len() <= PARKED_MAX + 1 + 2 * VALIDATIONS_WAITING_MAX);
+        true
+    }
+
+    /// Parks a failover validation before all others: it explains what they wait for.
+    pub(crate) fn push_first(&mut self, validation: Cdc) {
+        assert!(validation.failover_validation);
+        assert!(self.first().is_some_and(|first| !first.failover_validation));
+        self.validations += 1;
+        self.messages.insert(0, Waiting { message: validation, replaces: false });
+    }
+
+    /// The message that has waited longest, or explains what it waits for.
+    pub(crate) fn first(&self) -> Option<&Cdc> {
+        self.messages.first().map(|waiting| &waiting.message)
+    }
+
+    /// Decides that the connection must be reset as soon as somebody has it.
+    pub(crate) fn doom(&mut self, ending: Ending) {
+        self.doom.get_or_insert(ending);
+    }
+
+    /// Why the connection must be reset, if it must.
+    pub(crate) fn doomed(&self) -> Option<Ending> {
+        self.doom
+    }
+
+    /// The messages, in the order in which they must be taken in.
+    pub(crate) fn into_messages(self) -> impl Iterator<Item = Waiting> {
+        self.messages.into_iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(sequence: u16, failover_validation: bool) -> Cdc {
+        Cdc { sequence, failover_validation, ..Cdc::default() }
+    }
+
+    fn numbers(parked: Parked) -> Vec<(u16, bool)> {
+        parked.into_messages().map(|one| (one.message.sequence, one.replaces)).collect()
+    }
+
+    /// The last bytes would never be announced if the newest message were dropped; and a gap that
+    /// we made must not be taken for one that the peer must explain.
+    // RFC 7609 3.5.2.4-5
+    #[test]
+    fn the_newest_message_stays_and_says_what_it_replaces() {
+        let mut parked = Parked::default();
+        let most = u16::try_from(PARKED_MAX).unwrap();
+        assert!((0..most).all(|sequence| parked.push(message(sequence, false))));
+        assert!(!parked.push(message(most, false)) && !parked.push(message(most + 1, false)));
+        let mut expected: Vec<_> = (0..most - 1).map(|sequence| (sequence, false)).collect();
+        expected.push((most + 1, true));
+        assert_eq!(numbers(parked), expected);
+    }
+
+    /// What a validation asks is asked by no other message: bytes that are lost would be taken for
+    /// bytes that have come.
+    // RFC 7609 4.6.1-1
+    #[test]
+    fn nothing_replaces_a_validation_and_it_replaces_nothing() {
+        let mut parked = Parked::default();
+        let most = u16::try_from(PARKED_MAX).unwrap();
+        for sequence in 0..most {
+            parked.push(message(sequence, false));
+        }
+        for (number, validates) in [(100, true), (101, false), (102, false)] {
+            assert_eq!(parked.push(message(number, validates)), number != 102);
+        }
+        parked.push_first(message(99, true));
+        assert_eq!(parked.first(), Some(&message(99, true)));
+        assert_eq!(parked.doomed(), None);
+        let all = numbers(parked);
+        assert_eq!(all.len(), PARKED_MAX + 3);
+        assert_eq!(all[PARKED_MAX..], [(most - 1, false), (100, false), (102, true)]);
+    }
+
+    /// A peer that floods us with what must not be replaced would take all memory. It loses its
+    /// connection instead.
+    #[test]
+    fn validations_are_bounded() {
+        let mut parked = Parked::default();
+        for sequence in 0..u16::try_from(PARKED_MAX).unwrap() {
+            parked.push(message(sequence, false));
+        }
+        for sequence in 100..10_000 {
+            parked.push(message(sequence, sequence % 2 == 0));
+            if sequence == 130 {
+                assert_eq!(parked.doomed(), None, "an honest peer may do that");
+                parked.push_first(message(99, true));
+            }
+        }
+        assert_eq!(parked.doomed(), Some(Ending::PeerMisbehaved));
+        assert!(numbers(parked).len() <= PARKED_MAX + 1 + 2 * VALIDATIONS_WAITING_MAX);
+    }
+}
