@@ -53,6 +53,13 @@ fn run_failovers(hosts: &Hosts, flips: usize, bytes: u64) -> String {
     let (bulk_client, bulk_server) = connect();
     let people: Vec<_> = (0..INTERACTIVE).map(|_| connect()).collect();
     wait_until("both gateways have both links", STALL_LIMIT, || has_links(&pair, 2));
+    // The far application accepts while the rendezvous still goes on, and one that meets a path
+    // that is gone may end in TCP. This is about connections that are on a link.
+    let all = INTERACTIVE as u64 + 1;
+    wait_until("all are relayed", STALL_LIMIT, || {
+        let relayed = |gateway: &Gateway<'_>| gateway.stats().totals.connections_smc;
+        [&pair.a, &pair.b].into_iter().all(|gateway| relayed(gateway) == all)
+    });
 
     let load = Load::default();
     let pauses = thread::scope(|scope| {
