@@ -17,9 +17,9 @@ use super::ports::{Pollers, Port, PortId, QpOf};
 pub enum Unnamed {
     /// We have no link group that it could be of: the server must clean its own up (RFC C.4).
     OutOfSync,
-    /// We have a link group with this server, whose other links are well. The one that it names has
-    /// gone since: it will hear of that. To be told that the group is out of sync would cost it the
-    /// group, and all connections on it.
+    /// The link was of a group whose other links are well. It has gone since, and the server will
+    /// hear of that. If we said that the group is out of sync, the server would end the group with
+    /// all connections on it.
     LinkGone,
     /// The link is of a group with somebody else, as far as we can tell: see `claims`.
     NotTheirs,
@@ -144,7 +144,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
                 foreign = Some((id, group.peer.source));
                 break;
             }
-            unnamed = Unnamed::LinkGone;
+            let end = (accept.gid, accept.mac, accept.qpn);
+            if group.machine().is_some_and(|machine| machine.has_led_to(end)) {
+                unnamed = Unnamed::LinkGone;
+            }
         }
         if let Some((id, founder)) = foreign {
             self.shared.foreign_claim(now, id, founder, source);

@@ -35,7 +35,7 @@ use crate::limits::{
 use crate::link::{self, Cause, Event, Keepalive, Link};
 use crate::outbox::Outbox;
 use crate::time::Instant;
-use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, PeerId, QpAddress};
+use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, PeerId, QpAddress, Qpn};
 use crate::wire::llc::{Llc, TestLink};
 
 mod add;
@@ -204,6 +204,8 @@ pub struct LinkGroup {
     members: [Option<Member>; LINKS_PER_GROUP_MAX as usize],
     /// Links that have left these places, until the caller has taken all actions.
     gone: [Option<LinkNumber>; LINKS_PER_GROUP_MAX as usize],
+    /// The peer's ends of the links that were deleted last, the latest first.
+    past: [Option<(Gid, MacAddress, Qpn)>; LINKS_PER_GROUP_MAX as usize],
     exchange: Option<Exchange>,
     announcement: Option<Announcement>,
     our_rmbs: OurRmbs,
@@ -284,6 +286,7 @@ impl LinkGroup {
             phase,
             members,
             gone: [None; LINKS_PER_GROUP_MAX as usize],
+            past: [None; LINKS_PER_GROUP_MAX as usize],
             exchange: None,
             announcement: None,
             our_rmbs: OurRmbs::new(),

@@ -199,6 +199,27 @@ fn more_rmbs_than_a_group_may_have_are_refused() {
     assert!(pair.server.groups.join(pair.now, server.group, link, SIZE).is_ok(), "room again");
 }
 
+/// Two groups with one server, and we have lost one of them, unheard by the server. It names that
+/// group in each Accept, as the one with fewer connections: if we declined without saying that the
+/// group is out of sync, all new connections would be TCP until its TEST LINK fails.
+// RFC 7609 C.4-1
+#[test]
+fn a_group_that_is_lost_is_out_of_sync_though_another_lives() {
+    let mut pair = Pair::new(1, 1);
+    let (lost, named) = pair.first_contact();
+    let (alive, _) = pair.first_contact();
+    assert_ne!(lost.group, alive.group);
+    let link = pair.client.groups.at(lost.group).unwrap().links[0].id;
+    pair.client.groups.link_broke(pair.now, link, smcr_rnic::Cause::RetriesExceeded);
+    // Whatever the client says of it does not arrive.
+    pair.client.says(pair.now);
+    let link = pair.server.groups.best_link(named.group).unwrap();
+    let accept = pair.server.groups.join(pair.now, named.group, link, SIZE).unwrap().offer;
+    let (now, source) = (pair.now, ADDRESSES[1]);
+    let found = pair.client.groups.named_by(now, &accept, false, source, PortId(0));
+    assert_eq!(found, Err(Unnamed::OutOfSync));
+}
+
 /// A host is in two networks by two RNICs, and one peer is, too. Each connection is told the RNIC
 /// of its own network: the peer could not reach the other one, or should not.
 // RFC 7609 3.5.1.2-11, 3.5.1.2-13

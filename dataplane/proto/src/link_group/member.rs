@@ -4,7 +4,7 @@ use super::LinkGroup;
 use crate::limits::LINKS_PER_GROUP_MAX;
 use crate::link::{Link, State};
 use crate::time::Instant;
-use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, QpAddress};
+use crate::vocabulary::{Gid, LinkNumber, LinkUserId, MacAddress, QpAddress, Qpn};
 
 use super::delete::{Asked, Order};
 
@@ -70,6 +70,11 @@ pub struct LinkView {
 /// The port of one end of a link.
 pub(super) fn port_of(address: QpAddress) -> (Gid, MacAddress) {
     (address.gid, address.mac)
+}
+
+/// The queue pair of one end of a link.
+pub(super) fn end_of(address: QpAddress) -> (Gid, MacAddress, Qpn) {
+    (address.gid, address.mac, address.qpn)
 }
 
 pub(super) fn is_down(member: &Member) -> bool {
@@ -144,7 +149,10 @@ impl LinkGroup {
     /// connections away from that link.
     pub(super) fn remove_member(&mut self, number: LinkNumber) {
         if let Some(slot) = self.slot(number) {
-            self.members[slot] = None;
+            if let Some(member) = self.members[slot].take() {
+                self.past.rotate_right(1);
+                self.past[0] = Some(end_of(member.theirs));
+            }
             self.gone[slot] = Some(number);
             self.place_lost(slot);
             self.judge_symmetry();

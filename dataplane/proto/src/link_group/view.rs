@@ -1,10 +1,10 @@
 //! What a group shows of itself.
 
-use super::member::{Member, port_of};
+use super::member::{Member, end_of, port_of};
 use super::rmbs::Row;
 use super::{LinkGroup, LinkView, Phase, Role};
 use crate::time::Instant;
-use crate::vocabulary::{LinkNumber, PeerId, Rkey};
+use crate::vocabulary::{Gid, LinkNumber, MacAddress, PeerId, Qpn, Rkey};
 
 /// How the RNICs of both hosts are joined (RFC 2.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,6 +75,13 @@ impl LinkGroup {
     /// The links of the group. A link that is down is among them until the peer knows.
     pub fn links(&self) -> impl Iterator<Item = LinkView> {
         self.members().map(Member::view)
+    }
+
+    /// Whether a link of this group leads to that queue pair of the peer, or one of the last that
+    /// were deleted did. A server may name such a link before it knows that it is gone.
+    pub fn has_led_to(&self, end: (Gid, MacAddress, Qpn)) -> bool {
+        let links = self.members().map(|member| end_of(member.theirs));
+        links.chain(self.past.iter().flatten().copied()).any(|known| known == end)
     }
 
     /// Whether connections may use this link: it is up, and not to be deleted.
