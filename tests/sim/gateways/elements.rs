@@ -68,6 +68,23 @@ fn acknowledge_late(world: &mut World, side: usize) {
     world.network.change_odds(Odds::CALM);
 }
 
+/// With one element in each RMB the first connection takes the last one before anybody can be told
+/// of another RMB. That other RMB was never announced: each further connection waited for it in
+/// vain, as long as the group lived. Found by the swarm with the rendezvous of production.
+// RFC 7609 3.5.2.1-7
+#[test]
+fn a_group_of_single_elements_grows() {
+    let mut world = first_contact(1, Odds::CALM, 1, 1);
+    for number in 1..5 {
+        world.connect(CLIENT, [PortId(0); 2]);
+        world.run_for(Duration::from_millis(100));
+        for side in [CLIENT, SERVER] {
+            assert!(world.was_handed_over(number, side), "connection {number} waits");
+        }
+    }
+    end(world);
+}
+
 /// Lets everything end, and panics if something does not.
 fn end(mut world: World) {
     world.connections.iter_mut().for_each(super::Connected::say_goodbye);
