@@ -15,6 +15,7 @@ mod foreign;
 mod gateways;
 mod host;
 mod hostile;
+mod rendezvous;
 mod rogue;
 mod swarm;
 mod tcp;

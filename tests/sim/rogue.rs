@@ -19,8 +19,8 @@ use smcr_proto::{
 use smcr_rnic::dice::{Chance, Dice};
 use smcr_rnic::sim::{self, Network};
 use smcr_rnic::{
-    Completion, Domain, Fabric as _, Message, Opening as _, Port, QpAddress, QpId, Rnic, Status,
-    Tag, Work,
+    Completion, Domain, Fabric as _, Message, Messages, Opening as _, Port, QpAddress, QpId, Rnic,
+    Status, Tag, Work,
 };
 
 /// The hostile host.
@@ -102,7 +102,7 @@ impl Rogue {
 
     /// A queue pair that must still learn its peer.
     pub(crate) fn open(&mut self) -> Option<sim::Opening> {
-        self.rnic.open(self.domain).ok()
+        self.rnic.open_for(self.domain, Messages::Long).ok()
     }
 
     /// An element that nobody will write, in the name of `id`, by this queue pair.
@@ -146,9 +146,9 @@ impl Rogue {
             return;
         }
         let link = self.dice.index(self.links.len());
-        match self.dice.below(16) {
+        match self.dice.below(100) {
             0 => self.write(link, known),
-            1 | 2 => self.forge_llc(link, known),
+            1..=10 => self.forge_llc(link, known),
             _ => self.forge_cdc(link, known),
         }
     }

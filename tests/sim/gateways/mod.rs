@@ -17,9 +17,9 @@
 mod costs;
 mod crowd;
 mod elements;
-mod gateway;
+pub(crate) mod gateway;
 mod mutants;
-mod reach;
+pub(crate) mod reach;
 mod rendezvous;
 mod stranger;
 mod swarm;

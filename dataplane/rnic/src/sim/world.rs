@@ -7,8 +7,8 @@ use std::time::Duration;
 use smcr_memory::Region;
 use smcr_proto::{Gid, Instant, Qpn, Rkey};
 
-use super::Odds;
 use super::queue_pair::{Arrival, Arrived, Event, Executed, InFlight, QueuePair, Stage};
+use super::{Network, Odds};
 use crate::dice::Dice;
 use crate::{Cause, Completion, Domain, Message, Port, Work};
 
@@ -318,5 +318,19 @@ impl Nic {
         let at = usize::try_from(address.checked_sub(region.address())?).ok()?;
         let end = at.checked_add(len as usize)?;
         (*owner == domain && end <= region.len()).then_some((region, at))
+    }
+}
+
+impl Network {
+    /// The bytes that a write with this key to this address would change at a port: what its host
+    /// reads there now. `None` if such a write would be refused.
+    pub fn peek(&self, gid: Gid, rkey: Rkey, address: u64, len: u32) -> Option<Vec<u8>> {
+        let world = self.lock();
+        let nic = &world.nics[world.nic_at(gid)?];
+        let domain = nic.registered.get(&rkey)?.domain;
+        let (region, at) = nic.target(domain, rkey, address, len)?;
+        let mut bytes = vec![0; len as usize];
+        region.copy_out(at, &mut bytes);
+        Some(bytes)
     }
 }

@@ -1,0 +1,312 @@
+//! Does what an endpoint asks for, as the control thread of a gateway does; with sockets in memory.
+
+use std::time::Duration;
+
+use smcgate::device::{Networks, Subnets};
+use smcgate::groups::Pollers;
+use smcgate::rendezvous::{Arrival, Effect, Surroundings};
+use smcr_engine::streams::Streams;
+use smcr_engine::{Command, Established};
+use smcr_proto::wire::clc::{Frame, Ipv4Subnet};
+use smcr_rnic::dice::Chance;
+
+use super::call::{Carried, Dial, Way};
+use super::pipe::Segment;
+use super::{CLIENT, INTRUDER, SERVER, World, address_of, key};
+use crate::tcp::{self, Sockets};
+
+impl World {
+    /// An application has connected to its gateway.
+    pub(super) fn arrive(&mut self, number: usize) {
+        let call = &mut self.calls[number];
+        let host = call.hosts[CLIENT];
+        call.sides[CLIENT].way = Way::Talking;
+        let listener = if call.hosts[SERVER] == INTRUDER { TO_INTRUDER } else { TO_OTHER };
+        let source = ([10, 1, 0, 1], 1_000).into();
+        let endpoint = &mut self.nodes[host].endpoint;
+        let arrival = Arrival { listener, source };
+        endpoint.arrived(self.now, key(number), arrival, Surroundings::default());
+        self.drain(host);
+    }
+
+    /// TCP between the gateways of a call comes up, step by step. Returns whether it did.
+    pub(super) fn dialled(&mut self, number: usize) -> bool {
+        let call = &self.calls[number];
+        let asleep = |side: usize| {
+            let host = call.hosts[side];
+            host != INTRUDER && self.nodes[host].asleep
+        };
+        let due = |at: Option<_>| at.is_some_and(|at| at <= self.now);
+        let arrives = due(call.dial.arrives) && !asleep(SERVER);
+        let answered = due(call.dial.answered) && !asleep(CLIENT);
+        let upstream = due(call.dial.upstream) && !asleep(SERVER);
+        if arrives {
+            self.calls[number].dial.arrives = None;
+            self.accept(number);
+        }
+        if answered {
+            self.calls[number].dial.answered = None;
+            self.answered(number);
+        }
+        if upstream {
+            self.calls[number].dial.upstream = None;
+            self.upstream_answers(number);
+        }
+        arrives || answered || upstream
+    }
+
+    /// A gateway accepts what another host connects.
+    fn accept(&mut self, number: usize) {
+        let call = &mut self.calls[number];
+        let [client, server] = call.hosts;
+        call.sides[SERVER].way = Way::Talking;
+        if server == INTRUDER {
+            return;
+        }
+        let blends_in = self.intruder.as_ref().is_some_and(|intruder| intruder.blends_in);
+        // Whoever can send from the address of another cannot be told from it.
+        let client = if client == INTRUDER && blends_in { 1 - server } else { client };
+        let arrival = Arrival { listener: FROM_PEERS, source: (address_of(client), 2_000).into() };
+        let surroundings = self.surroundings(number, SERVER);
+        let endpoint = &mut self.nodes[server].endpoint;
+        endpoint.arrived(self.now, key(number), arrival, surroundings);
+        self.drain(server);
+    }
+
+    /// A gateway hears that its connect to another host succeeded.
+    fn answered(&mut self, number: usize) {
+        let host = self.calls[number].hosts[CLIENT];
+        let surroundings = self.surroundings(number, CLIENT);
+        let endpoint = &mut self.nodes[host].endpoint;
+        endpoint.surveyed(key(number), surroundings);
+        endpoint.connected(self.now, key(number));
+        self.drain(host);
+    }
+
+    fn upstream_answers(&mut self, number: usize) {
+        let host = self.calls[number].hosts[SERVER];
+        let endpoint = &mut self.nodes[host].endpoint;
+        if self.refuses && self.dice.roll(Chance::percent(5)) {
+            self.calls[number].excused = true;
+            endpoint.refused(key(number));
+        } else {
+            endpoint.connected(self.now, key(number));
+        }
+        self.drain(host);
+    }
+
+    fn surroundings(&self, number: usize, side: usize) -> Surroundings {
+        let subnet = Ipv4Subnet { network: [10, 0, 0, 0], prefix_bits: 8 };
+        let call = &self.calls[number];
+        Surroundings {
+            offered: call.dial.offers,
+            port: Some(call.ports[side]),
+            subnets: Subnets { ipv4: subnet, ..Subnets::default() },
+            networks: Networks { subnets: vec![subnet], prefixes: Vec::new() },
+            protected: false,
+        }
+    }
+
+    /// Reads what came by TCP for a rendezvous, and notices the end of TCP beside SMC-R.
+    pub(super) fn read(&mut self, number: usize, side: usize) -> bool {
+        let host = self.calls[number].hosts[side];
+        let mut moved = false;
+        loop {
+            let here = &mut self.calls[number].sides[side];
+            if !matches!(here.way, Way::Talking) {
+                return self.watch(number, side) | moved;
+            }
+            let endpoint = &mut self.nodes[host].endpoint;
+            let room = endpoint.room(key(number)).min(here.inbox.bytes.len());
+            if !here.hears {
+                return moved;
+            }
+            if here.inbox.reset {
+                here.inbox.bytes.clear();
+                if std::mem::replace(&mut here.told_end, true) {
+                    return moved;
+                }
+                endpoint.broke(key(number));
+            } else if room > 0 {
+                // A socket gives what it has, or less.
+                let len = 1 + self.dice.index(room);
+                let bytes: Vec<u8> = here.inbox.bytes.drain(..len).collect();
+                endpoint.received(key(number), &bytes);
+            } else if here.inbox.bytes.is_empty() && here.inbox.ended && !here.told_end {
+                here.told_end = true;
+                endpoint.ended(key(number));
+            } else {
+                return moved;
+            }
+            moved = true;
+            self.drain(host);
+        }
+    }
+
+    /// Looks into the end of a TCP connection beside SMC-R, a moment after it came.
+    fn watch(&mut self, number: usize, side: usize) -> bool {
+        let honest = self.calls[number].is_honest();
+        let here = &mut self.calls[number].sides[side];
+        let Way::Smc { group } = here.way else { return false };
+        assert!(!honest || here.inbox.bytes.is_empty(), "call {number}: one side only is TCP");
+        let over = here.inbox.ended || here.inbox.reset;
+        if over && here.suspected.is_none() && !here.told_end {
+            here.told_end = true;
+            here.suspected = Some(self.now + SUSPECT_AFTER);
+        }
+        if here.suspected.is_none_or(|at| at > self.now) {
+            return false;
+        }
+        here.suspected = None;
+        let connection = here.connection.expect("what is open has a name");
+        let reset = here.inbox.reset;
+        let host = self.calls[number].hosts[side];
+        let groups = self.nodes[host].endpoint.groups_mut();
+        if reset {
+            groups.abort(connection);
+        } else {
+            groups.probe(self.now, group);
+        }
+        self.drain(host);
+        true
+    }
+
+    /// Does all that an endpoint asks for.
+    pub(super) fn drain(&mut self, host: usize) {
+        while let Some(effect) = self.nodes[host].endpoint.poll_effect(self.now) {
+            self.perform(host, effect);
+        }
+    }
+
+    fn perform(&mut self, host: usize, effect: Effect) {
+        match effect {
+            Effect::Connect { key, offer, hear } => {
+                let number = key.index as usize;
+                let side = self.side_of(number, host);
+                let wait = self.dice.duration(&(self.slow / 20..=self.slow));
+                let call = &mut self.calls[number];
+                call.sides[side].hears = hear;
+                if side == CLIENT {
+                    call.dial.offers = offer;
+                    call.dial.arrives = Some(self.now + wait);
+                    call.dial.answered = Some(self.now + wait * 2);
+                } else {
+                    call.dial.upstream = Some(self.now + wait / 4);
+                }
+            }
+            Effect::Send { key, frame } => {
+                let number = key.index as usize;
+                let side = self.side_of(number, host);
+                self.assert_zero(&frame);
+                self.overhear(number, &frame);
+                if self.calls[number].sides[side].inbox.reset {
+                    self.nodes[host].endpoint.broke(key);
+                } else {
+                    let bytes = frame.encode().as_bytes().to_vec();
+                    self.send(number, side, Segment::Bytes(bytes));
+                }
+            }
+            Effect::HandOver { key, connection, group, rmbe, .. } => {
+                let number = key.index as usize;
+                let side = self.side_of(number, host);
+                let here = &mut self.calls[number].sides[side];
+                let stream = here.app.take().expect("it is handed over once");
+                (here.connection, here.opened) = (Some(connection), Some(self.now));
+                (here.way, here.carried) = (Way::Smc { group }, Some(Carried::Smc));
+                let groups = self.nodes[host].endpoint.groups_mut();
+                groups.hand_over(connection, stream, rmbe);
+            }
+            Effect::StayTcp { key, connection, port, leftover, declined, .. } => {
+                let number = key.index as usize;
+                let side = self.side_of(number, host);
+                let (wire, far) = tcp::connection(self.socket_bytes);
+                let here = &mut self.calls[number].sides[side];
+                let near = here.app.take().expect("it is handed over once");
+                (here.connection, here.opened) = (Some(connection), Some(self.now));
+                here.way = Way::Tcp { wire, wire_ended: false, told_end: false };
+                here.carried = Some(Carried::Tcp);
+                let (from_near, from_far) = (Vec::new(), leftover);
+                let established = Established::Tcp { near, far, from_near, from_far, declined };
+                let established = Box::new(established);
+                let pollers = self.nodes[host].endpoint.groups_mut().pollers_mut();
+                pollers.command(port, Command::Relay { connection, established });
+            }
+            Effect::Reset { key, why } => {
+                let number = key.index as usize;
+                let side = self.side_of(number, host);
+                self.calls[number].sides[side].why = Some(why);
+                self.reset(number, host);
+            }
+            Effect::Exhausted { .. } => {}
+        }
+    }
+
+    /// Whoever gets an element gets it without a trace of those who had it before: asked when it is
+    /// told to a peer, who cannot have written it yet.
+    fn assert_zero(&self, frame: &Frame) {
+        let offer = match frame {
+            Frame::Accept(offer) | Frame::Confirm(offer) => offer,
+            Frame::AcceptV2(offer) | Frame::ConfirmV2(offer) => &offer.offer,
+            Frame::Proposal(_) | Frame::ProposalV2(_) | Frame::Decline(_) | Frame::DeclineV2(_) => {
+                return;
+            }
+        };
+        let (address, len) = (offer.rmbe_address(), offer.rmbe_size.bytes());
+        let bytes = self.network.peek(offer.gid, offer.rkey, address, len);
+        let bytes = bytes.expect("what is offered can be written");
+        let dirty = bytes.iter().position(|byte| *byte != 0);
+        assert_eq!(dirty, None, "a new element is not zero");
+    }
+
+    /// Resets both sockets of a side.
+    fn reset(&mut self, number: usize, host: usize) {
+        let side = self.side_of(number, host);
+        let call = &mut self.calls[number];
+        let here = &mut call.sides[side];
+        here.way = Way::Over;
+        if let Some(stream) = here.app.take() {
+            Sockets::default().reset_on_close(&stream);
+        }
+        if side == CLIENT && call.dial.arrives.take().is_some()
+            || matches!(call.sides[SERVER].way, Way::Unborn)
+        {
+            // Nobody else has heard of it: the application that waits there never will.
+            call.dial = Dial::default();
+            if let Some(stream) = call.sides[SERVER].app.take() {
+                Sockets::default().reset_on_close(&stream);
+            }
+            call.sides[SERVER].way = Way::Over;
+            return;
+        }
+        self.send(number, side, Segment::Reset);
+    }
+
+    /// Notes what the gateways say to each other, for those who should not know it.
+    fn overhear(&mut self, number: usize, frame: &Frame) {
+        if self.calls[number].is_honest() && self.overheard.len() < OVERHEARD_MAX {
+            self.overheard.push(*frame);
+        }
+    }
+
+    /// The application at one side of a call is gone before its rendezvous has ended.
+    pub(crate) fn break_off(&mut self, number: usize, side: usize) {
+        let host = self.calls[number].hosts[side];
+        if host != INTRUDER
+            && !self.nodes[host].asleep
+            && matches!(self.calls[number].sides[side].way, Way::Talking)
+        {
+            self.calls[number].excused = true;
+            self.nodes[host].endpoint.abort(key(number));
+            self.drain(host);
+        }
+    }
+}
+
+/// The listeners of a gateway.
+const FROM_PEERS: u16 = 0;
+const TO_OTHER: u16 = 1;
+const TO_INTRUDER: u16 = 2;
+/// How long a gateway takes to act on the end of the TCP connection beside SMC-R.
+const SUSPECT_AFTER: Duration = Duration::from_millis(300);
+/// More messages than anybody can make use of.
+const OVERHEARD_MAX: usize = 1_000;
