@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 
 use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
-use smcr_engine::handoff::{Letter, Owners};
+use smcr_engine::handoff::{LetterOf, Owners};
 use smcr_engine::limits::{COMMANDS_MAX, LETTERS_MAX};
 use smcr_engine::mailbox::{Receiver, Sender, Waker, mailbox};
 use smcr_engine::{Command, ConnectionId, GroupId, Report};
@@ -25,9 +25,9 @@ pub struct Seat<Qp> {
     /// What the control thread tells it.
     pub obey: Receiver<Command<Qp, OwnedFd>>,
     /// What other pollers tell it.
-    pub letters: Receiver<Letter<OwnedFd>>,
+    pub letters: Receiver<LetterOf<OwnedFd>>,
     /// How to tell each of the pollers something, by index.
-    pub neighbours: Vec<Sender<Letter<OwnedFd>>>,
+    pub neighbours: Vec<Sender<LetterOf<OwnedFd>>>,
     /// Who has which slot.
     pub owners: Arc<Owners>,
     /// How the control thread tells it something.

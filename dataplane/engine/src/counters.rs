@@ -120,7 +120,7 @@ counters! {
     cdc_malformed: count,
     /// CDC messages with impossible cursors or flags; their connections were reset.
     cdc_misbehaved: count,
-    /// CDC messages kept for connections whose rendezvous had not ended.
+    /// CDC messages kept for connections that a rendezvous or another poller was about to bring.
     cdc_parked: count,
     /// CDC messages replaced by newer ones because too many were kept already.
     cdc_parked_overflow: count,

@@ -14,7 +14,7 @@ pub use crate::owners::{Owner, Owners};
 use crate::relay::Migrant;
 
 /// What one poller says to another. Nobody else can write or open it.
-pub type Letter<Stream> = crate::mail::Letter<Migrant<Stream>>;
+pub type LetterOf<Stream> = crate::mail::Letter<Migrant<Stream>>;
 
 /// Control thread to poller. What a variant carries is moved, never shared.
 #[derive(Debug)]

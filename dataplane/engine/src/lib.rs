@@ -9,7 +9,7 @@
 //! What never happens on this thread: a lock, a log line, a wait for another thread, an allocation
 //! per byte moved, a registration, a connect. Those belong to the control thread, and the two talk
 //! through two bounded queues of two enums, [`Command`] and [`Report`]. Pollers write each other
-//! [letters](handoff::Letter), by queues of their own.
+//! [letters](handoff::LetterOf), by queues of their own.
 //!
 //! - [`handoff`], [`mailbox`]: the conversation with the control thread, and its queues.
 //! - [`streams`]: the TCP sockets; [`kernel`] is the real thing, on epoll.

@@ -17,50 +17,51 @@ pub(crate) struct Link {
     pub(crate) group: GroupId,
     pub(crate) qp: QpId,
     pub(crate) activity: Arc<Activity>,
-    /// The queue pair is gone: nothing is posted any more.
+    /// The queue pair broke, or is to be given up: its connections post nothing any more.
     pub(crate) broken: bool,
-    /// It has said so itself: everything it had received is taken in.
+    /// The queue pair has reported that it broke, so everything that it received is taken in.
     pub(crate) emptied: bool,
-    /// The queue pair is given up as soon as what the control thread said last is delivered, and
-    /// then at the latest.
+    /// The link is to be retired: as soon as its last LLC messages are delivered, and at this time
+    /// at the latest.
     pub(crate) retire_by: Option<Instant>,
-    /// Its connections were given up; so is whoever comes late.
+    /// Its connections are lost, and so is one that comes to it late.
     pub(crate) failed: bool,
     /// Counts the LLC messages that the control thread has not come to yet.
     pub(crate) unheard: Unheard,
     /// LLC messages that wait for room in the send queue.
     pub(crate) llc: VecDeque<LlcBytes>,
-    /// LLC messages waiting or on their way.
+    /// LLC messages that wait or are on their way.
     pub(crate) llc_outstanding: u32,
     /// RDMA writes of this turn, of all connections.
     pub(crate) writes: Vec<Work>,
     /// Messages of this turn. They follow all writes, so that equal small packets stand together
     /// and travel in one system call.
     pub(crate) sends: Vec<Work>,
-    /// Requests the queue pair still takes this turn.
+    /// Work requests that the queue pair still takes this turn.
     pub(crate) budget: usize,
-    /// Bytes of new data that the queue pair still has.
+    /// Bytes of new data in work requests that have not completed.
     pub(crate) lent: u64,
-    /// Requests it takes while nothing is under way.
+    /// Work requests that the queue pair takes while none is under way.
     depth: usize,
-    /// It stands in the list of those with something to do.
+    /// It stands in the list of busy links.
     busy: bool,
 }
 
-/// All links of a poller. There may be thousands, of which few have something to do: a turn looks
-/// at those alone.
+/// All links of a poller. There may be thousands, of which few are busy; a turn looks at those
+/// alone.
 #[derive(Debug, Default)]
 pub(crate) struct Links {
-    /// Links do not move while they live. What is gone leaves its place to others.
+    /// A link keeps its place as long as it lives; then another link may get the place.
     slots: Vec<Option<Link>>,
     free: Vec<usize>,
     by_id: Index<LinkId>,
     by_qp: Index<QpId>,
-    /// Those that were looked at since the last flush or are not done, each once.
+    /// The places of links that were looked up since the last flush or have unfinished work, each
+    /// once.
     busy: Vec<usize>,
 }
 
-/// Places by numbers of our own, which need no protection against collisions.
+/// Finds places by names. Peers do not choose these names, so collisions need no protection.
 type Index<T> = HashMap<T, usize, BuildHasherDefault<Spread>>;
 
 impl Links {
@@ -92,7 +93,7 @@ impl Links {
             unheard: Unheard::default(),
             llc: VecDeque::new(),
             llc_outstanding: 0,
-            // An idle link has no memory for what a busy one gathers.
+            // These get memory when the link is used: most of a thousand links are idle.
             writes: Vec::new(),
             sends: Vec::new(),
             budget,
@@ -102,7 +103,7 @@ impl Links {
         });
     }
 
-    /// The link with that name, which from now on counts as busy.
+    /// The link with that name. It counts as busy from now on.
     pub(crate) fn by_id(&mut self, id: LinkId) -> Option<&mut Link> {
         let at = *self.by_id.get(&id)?;
         let link = self.slots[at].as_mut().expect("the index names what is there");
@@ -112,7 +113,7 @@ impl Links {
         Some(link)
     }
 
-    /// The link of that queue pair: something came by it.
+    /// The link of that queue pair.
     pub(crate) fn by_qp(&mut self, qp: QpId) -> Option<&mut Link> {
         let at = *self.by_qp.get(&qp)?;
         self.slots[at].as_mut()
@@ -146,13 +147,13 @@ impl Links {
         waits
     }
 
-    /// Those that are to be retired.
+    /// Links that are to be retired.
     pub(crate) fn retiring(&self) -> impl Iterator<Item = LinkId> {
         let busy = self.busy.iter().filter_map(|at| self.slots[*at].as_ref());
         busy.filter(|link| link.retire_by.is_some()).map(|link| link.id)
     }
 
-    /// Those with something to do, and perhaps some others.
+    /// The busy links, and perhaps some others.
     pub(crate) fn busy(&mut self) -> impl Iterator<Item = &mut Link> {
         let Self { busy, slots, .. } = self;
         let mut slots: &mut [Option<Link>] = slots;
@@ -167,7 +168,7 @@ impl Links {
         })
     }
 
-    /// Forgets about those that are done.
+    /// Takes links without unfinished work off the list of busy ones.
     pub(crate) fn rest(&mut self) {
         let slots = &mut self.slots;
         self.busy.retain(|at| {

@@ -76,18 +76,18 @@ struct Spoken {
 pub(crate) enum Place {
     /// A connection of this poller.
     Here,
-    /// One that this poller will get: it must keep the message.
+    /// A connection that this poller will get: it must keep the message.
     Coming,
-    /// One of this neighbour, which has it or will get it.
+    /// A connection that this neighbour has or will get.
     At(usize),
-    /// One of another link group: whoever sent the message has nothing to do with it.
+    /// A connection of another link group than that of the link: the sender has no say in it.
     Foreign,
-    /// None that is known.
+    /// No connection: it is over, or never was.
     Unknown,
 }
 
-/// The peer has said more of one connection than its poller, which is behind, can be told. The
-/// connection is aborted.
+/// The peer has sent more messages about one connection than may wait for its poller, which is
+/// behind. The connection is aborted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Flooded;
 

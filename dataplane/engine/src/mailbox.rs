@@ -6,7 +6,7 @@
 use crate::sync::{Arc, ArrayQueue, AtomicBool, AtomicU64, Bell, Descriptor, Ordering, fence};
 
 #[derive(Debug)]
-struct Shared<T> {
+struct Mailbox<T> {
     queue: ArrayQueue<T>,
     waker: Waker,
 }
@@ -82,7 +82,7 @@ impl Waker {
 
 /// The sending end.
 #[derive(Debug)]
-pub struct Sender<T>(Arc<Shared<T>>);
+pub struct Sender<T>(Arc<Mailbox<T>>);
 
 impl<T> Clone for Sender<T> {
     fn clone(&self) -> Self {
@@ -92,11 +92,11 @@ impl<T> Clone for Sender<T> {
 
 /// The receiving end. There is one, for life.
 #[derive(Debug)]
-pub struct Receiver<T>(Arc<Shared<T>>);
+pub struct Receiver<T>(Arc<Mailbox<T>>);
 
 /// A queue of `capacity`, whose receiver is woken by `waker`.
 pub fn mailbox<T>(capacity: usize, waker: Waker) -> (Sender<T>, Receiver<T>) {
-    let shared = Arc::new(Shared { queue: ArrayQueue::new(capacity), waker });
+    let shared = Arc::new(Mailbox { queue: ArrayQueue::new(capacity), waker });
     (Sender(Arc::clone(&shared)), Receiver(shared))
 }
 

@@ -5,9 +5,9 @@
 //!                  posts nothing                       Adopt ──┘   F, replay, CDC
 //! ```
 //!
-//! What the peer may not have is copied out of the send pool on departure: the memory that a broken
-//! link held is free at once, and whoever writes the bytes again takes them from its own pool. Two
-//! pollers that hand each other their connections can so never wait for each other's memory.
+//! On departure, bytes that the peer may not have are copied out of the send pool. So the memory of
+//! a broken link is free at once, and the poller that writes the bytes again takes memory from its
+//! own pool: two pollers that give each other connections never wait for each other's memory.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! The loop.
 //!
-//! The poller keeps the tables, the queues and the turn. What a connection does is in `relay`: a
-//! relay borrows what it needs, and returns what only the poller can do for it. Besides sockets,
-//! `commands` and `completions` are the two ways by which news come.
+//! The poller keeps the tables, the queues and the turn. The work of a connection is in `relay`: a
+//! relay borrows what it needs, and returns requests that only the poller can fulfil. News come
+//! from sockets (here), from other threads (`commands`) and from the RNIC (`completions`).
 
 mod commands;
 mod completions;
@@ -19,7 +19,7 @@ use crate::clock::Clock;
 use crate::connections::Connections;
 use crate::counters::Counters;
 use crate::gauges::Gauges;
-use crate::handoff::{Command, Letter, Report};
+use crate::handoff::{Command, LetterOf, Report};
 use crate::idle::{Advice, Idle, Taken};
 use crate::limits::{EVENTS_PER_TURN_MAX, FILL_PER_TURN_MAX, REAP_PER_TURN_MAX};
 use crate::links::Links;
@@ -42,13 +42,13 @@ pub struct Ends<F: Fabric, S: Streams> {
     /// From the control thread.
     pub commands: Receiver<CommandOf<F, S>>,
     /// From the other pollers.
-    pub letters: Receiver<Letter<S::Stream>>,
+    pub letters: Receiver<LetterOf<S::Stream>>,
     /// Wakes this poller; the same that `commands` and `letters` use.
     pub waker: Waker,
     /// To the control thread.
     pub reports: Sender<Report<S::Stream>>,
     /// To every poller of the process, by index; the one at `index` is never used.
-    pub neighbours: Vec<Sender<Letter<S::Stream>>>,
+    pub neighbours: Vec<Sender<LetterOf<S::Stream>>>,
     /// Which of them this poller is.
     pub index: u8,
     /// Which poller has which connection; shared by all.
@@ -72,9 +72,9 @@ pub struct Poller<F: Fabric, S: Streams> {
     moves: Moves,
     mail: Mail<Migrant<S::Stream>>,
     reports: Reports<S::Stream>,
-    /// Where bytes rest between two sockets.
+    /// A buffer for bytes on their way from one socket to another.
     scratch: Box<[u8]>,
-    /// What sockets have not taken, of all connections over TCP.
+    /// Bytes that sockets have not taken yet, of all connections over TCP.
     backlog_bytes: usize,
     shared: Shared<F, S>,
     arrived: Arrived,
@@ -82,7 +82,7 @@ pub struct Poller<F: Fabric, S: Streams> {
     stopping: bool,
 }
 
-/// What others put here, or may read.
+/// The queues and the numbers that the poller shares with other threads.
 struct Shared<F: Fabric, S: Streams> {
     commands: Receiver<CommandOf<F, S>>,
     waker: Waker,
@@ -164,7 +164,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         counters.contended.set((!on_core).into());
         counters.contentions.add((!on_core).into());
         let moved = if on_core { affinity.pin() } else { affinity.unpin() };
-        // Elsewhere or not, the poller works.
+        // A refusal is only counted: the poller works on any core.
         counters.place_refused.add(moved.is_err().into());
         counters.pinned.set((on_core && affinity.has_core() && moved.is_ok()).into());
     }
@@ -188,8 +188,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         moved
     }
 
-    /// Sleeps until something happens, unless something has. `moved` is what the last turn said:
-    /// what it left behind without moving anything waits for others.
+    /// Sleeps until something happens, unless something has happened already. `moved` is the result
+    /// of the last turn: if that moved nothing, the work that it left waits for an event.
     fn sleep(&mut self, now: Instant, moved: bool) {
         self.shared.waker.about_to_sleep();
         let deadline = self.next_deadline(now);
@@ -203,7 +203,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         self.shared.waker.awake();
     }
 
-    /// Puts what is counted elsewhere where others can read it.
+    /// Publishes numbers that are counted elsewhere.
     fn publish(&mut self) {
         (self.shared.observe)(&self.fabric);
         self.shared.counters.send_bytes_lent.set(self.pool.bytes_in_use());
@@ -215,7 +215,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let fabric = self.fabric.prepare_sleep(now);
         let retiring = self.links.retiring().next().is_some();
         let sweep = (self.connections.busy() > 0 || retiring).then_some(self.sweep_at);
-        // Nobody says when the control thread has made room for them.
+        // The control thread does not tell us when its queue has room again, so we must look.
         let reports = self.reports.are_delayed().then_some(now);
         let mail = self.mail.waits().then_some(now + MAIL_AGAIN);
         [fabric, sweep, reports, mail].into_iter().flatten().min()
@@ -232,7 +232,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         self.pool.leases_out()
     }
 
-    /// Takes in what became possible on sockets.
+    /// Notes which sockets can be read or written again.
     fn look(&mut self, now: Instant) -> bool {
         let mut events = std::mem::take(&mut self.arrived.events);
         self.streams.poll(&mut events);
@@ -240,7 +240,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         for event in events.drain(..) {
             let id = ConnectionId { slot: event.key.slot, generation: event.key.generation };
             let (connections, turn) = self.lend(now);
-            // An event may come late, when its connection has ended, or its socket was reset.
+            // The connection may have ended, or its socket may be reset, before the event comes.
             let Some(relay) = connections.relay(id) else { continue };
             let Some(socket) = relay.socket(event.key.far) else { continue };
             socket.note(&event);
@@ -255,7 +255,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         moved
     }
 
-    /// Takes in what the fabric brought.
+    /// Takes in the completions of the RNIC.
     fn reap(&mut self, now: Instant) -> bool {
         let mut completions = std::mem::take(&mut self.arrived.completions);
         self.fabric.poll(now, &mut completions);
@@ -267,17 +267,18 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         moved
     }
 
-    /// Writes to sockets what peers announced.
+    /// Writes bytes that peers have announced to sockets.
     fn drain(&mut self, now: Instant) -> bool {
         self.work_off(now, List::Drain, |relay, turn| relay.drain(turn))
     }
 
-    /// Reads sockets, and gathers the writes of what they brought.
+    /// Reads sockets, and gathers RDMA writes of the bytes.
     fn fill(&mut self, now: Instant) -> bool {
         self.work_off(now, List::Fill, |relay, turn| relay.fill(turn))
     }
 
-    /// Makes the CDC messages that are due, and posts what gathered. Nothing else posts.
+    /// Makes the CDC messages that are due, and posts the work requests of this turn. Nothing else
+    /// posts.
     ///
     /// During a turn, writes and messages gather per link. Here they are posted: first all writes
     /// of all connections, then all messages. A queue pair keeps that order, so each message still
@@ -312,7 +313,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         moved
     }
 
-    /// Looks after what is late, and wakes the control thread if there are reports for it.
+    /// Acts on deadlines that have passed, and wakes the control thread if it has new reports.
     fn expire(&mut self, now: Instant) -> bool {
         let mut moved = self.mail.post();
         if now >= self.sweep_at {
@@ -331,12 +332,12 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             }
         }
         moved |= self.reports.retry();
-        // Last, behind everything that may have had something to report.
+        // This comes last, because everything before it may report something.
         self.reports.wake();
         moved
     }
 
-    /// Lets every connection of a list have its turn.
+    /// Gives every connection of a list its turn.
     fn work_off(
         &mut self,
         now: Instant,
@@ -346,7 +347,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let mut slots = self.work.take(list);
         let mut moved = false;
         for slot in slots.drain(..) {
-            // It may have ended, or changed the poller, since it was queued.
+            // The connection may have ended or left this poller since it was queued.
             let Some((relay, mut turn)) = self.open(now, slot) else { continue };
             let outcome = act(relay, &mut turn);
             moved |= self.apply(now, slot, outcome);
@@ -355,7 +356,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         moved
     }
 
-    /// The table, and what whoever is found there may use.
+    /// Lends the table of connections, and a turn for the one that the caller finds in it.
     fn lend(&mut self, now: Instant) -> (&mut Connections<S::Stream>, Turn<'_, S>) {
         let turn = Turn {
             now,
@@ -370,13 +371,13 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         (&mut self.connections, turn)
     }
 
-    /// The relay in `slot`, and what it may use.
+    /// Lends the relay in `slot`, and a turn for it.
     fn open(&mut self, now: Instant, slot: u16) -> Option<(&mut Relay<S::Stream>, Turn<'_, S>)> {
         let (connections, turn) = self.lend(now);
         connections.at(slot).map(|relay| (relay, turn))
     }
 
-    /// Does what the relay in `slot` asked for after its turn. Returns whether anything moved.
+    /// Fulfils the request of the relay in `slot` after its turn. Returns whether anything moved.
     #[inline]
     fn apply(&mut self, now: Instant, slot: u16, outcome: Outcome) -> bool {
         match outcome {
@@ -389,8 +390,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         }
     }
 
-    /// Frees the slot of a relay, or takes it to another link; nothing else does. One that comes to
-    /// a link which others have left meanwhile leaves at once.
+    /// Frees the slot of a relay, or takes the relay to another link; no other function does. If
+    /// all connections have left that link meanwhile, the relay leaves it at once.
     fn change_tables(&mut self, now: Instant, slot: u16, mut outcome: Outcome) {
         loop {
             outcome = match outcome {
@@ -450,7 +451,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 
 /// How often the whole table is looked at for timers that ran out. They are seconds long.
 const SWEEP_EVERY: Duration = Duration::from_millis(250);
-/// How soon a neighbour whose queue was full is tried again: nobody says when it has room.
+/// How soon we try a neighbour again whose queue was full: it does not tell us when it has room.
 const MAIL_AGAIN: Duration = Duration::from_micros(50);
 
 #[cfg(test)]

@@ -12,9 +12,9 @@ use crate::names::ConnectionId;
 pub(crate) enum Request {
     /// An LLC message: it belongs to no connection.
     Llc,
-    /// Bytes of this connection, which must be kept until the peer has heard of them.
+    /// A write of new bytes of this connection, which keeps them until the peer has heard of them.
     Write(ConnectionId),
-    /// The same, of which this connection has a copy: it repeats what another link lost.
+    /// A write of bytes that another link lost, and of which this connection has a copy.
     Replay(ConnectionId),
     /// A CDC message of this connection.
     Cdc(ConnectionId, Said),

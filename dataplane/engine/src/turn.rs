@@ -17,9 +17,9 @@ pub(crate) struct Turn<'a, S> {
     pub(crate) pool: &'a mut SendPool,
     pub(crate) links: &'a mut Links,
     pub(crate) work: &'a mut WorkLists,
-    /// Where bytes rest between two sockets.
+    /// A buffer for bytes on their way from one socket to another.
     pub(crate) scratch: &'a mut [u8],
-    /// What sockets have not taken, of all connections over TCP.
+    /// Bytes that sockets have not taken yet, of all connections over TCP.
     pub(crate) backlog_bytes: &'a mut usize,
     pub(crate) counters: &'a Counters,
 }
@@ -60,8 +60,8 @@ impl WorkLists {
         !(self.drain.is_empty() && self.fill.is_empty() && self.flush.is_empty())
     }
 
-    /// Takes a list to work it off. What cannot be finished goes to the next turn's, which is empty
-    /// now.
+    /// Takes a list to work it off, and leaves an empty one for work that must wait for the next
+    /// turn.
     pub(crate) fn take(&mut self, list: List) -> Vec<u16> {
         let spare = std::mem::take(&mut self.spare);
         let list = match list {

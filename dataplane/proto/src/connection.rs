@@ -57,7 +57,7 @@ pub struct ConnectionSetup {
     pub close_wait: Duration,
 }
 
-/// What a CDC message changed. Everything may be zero: a message may carry a cursor we knew.
+/// What a CDC message changed. All of it may be zero: messages may repeat cursors that we know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Bytes of our element that became readable.
@@ -93,7 +93,7 @@ pub struct Connection<R = ()> {
     sender: Sender,
     receiver: Receiver,
     said: Said,
-    /// The most the peer has said about its end.
+    /// How much of its side the peer has ended, as far as it has told us.
     heard: Option<Half>,
     /// The peer has said C or A: it writes no more.
     peer_left: bool,
@@ -105,9 +105,9 @@ pub struct Connection<R = ()> {
     failover: Failover<R>,
     outgoing: Outgoing,
     incoming: Incoming,
-    /// When we stop waiting for the peer's part of the end.
+    /// When we stop waiting for the peer to do its part of the end.
     deadline: Option<Instant>,
-    /// We stopped waiting: nothing will be said any more.
+    /// We have stopped waiting for the peer, and send nothing any more.
     given_up: bool,
 }
 
@@ -420,7 +420,7 @@ impl<R> Connection<R> {
         !self.given_up && (self.flags_due || self.failover.owes() || (speaks && has_news()))
     }
 
-    /// Flags are levels: only what the state did not know yet is an event.
+    /// Takes in D, C and A. They are levels in every message, so only a change is an event.
     fn handle_flags(&mut self, now: Instant, message: &Cdc) -> Progress {
         let before = self.state;
         self.peer_left |= message.connection_closed || message.abnormal_close;

@@ -10,7 +10,7 @@ use super::{CommandOf, Poller};
 use crate::gauges::Reading;
 use crate::handoff::{Command, Established, Report};
 use crate::limits::{LETTERS_PER_TURN_MAX, LLC_OUTSTANDING_MAX, OBEY_PER_TURN_MAX};
-use crate::mail;
+use crate::mail::Letter;
 use crate::names::{ConnectionId, Ending, LinkId, LlcBytes};
 use crate::owners::Owner;
 use crate::relay::route::Route;
@@ -38,9 +38,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         for _ in 0..LETTERS_PER_TURN_MAX {
             let Some(letter) = self.mail.receive() else { break };
             match letter {
-                mail::Letter::Adopt(migrant) => self.adopt(now, migrant),
-                mail::Letter::Deliver { group, message } => self.deliver(now, group, &message),
-                mail::Letter::Abort { connection } => self.abort(now, connection),
+                Letter::Adopt(migrant) => self.adopt(now, migrant),
+                Letter::Deliver { group, message } => self.deliver(now, group, &message),
+                Letter::Abort { connection } => self.abort(now, connection),
             }
             moved = true;
         }
@@ -102,14 +102,14 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             None => Outcome::Moved,
         };
         if matches!(outcome, Outcome::Over) {
-            // The peer has reset it before it began.
+            // The peer has reset the connection before it began.
         } else if !watched {
-            // Nothing would ever be read from it.
+            // No event would ever tell us to read its socket.
             outcome = relay.reset(&mut turn, Ending::Aborted);
         } else if group.is_some() {
             outcome = self.settle_on_link(now, id.slot);
         } else {
-            // What the rendezvous read already may be all that ever comes.
+            // The rendezvous may have read all bytes that will ever come: then no event follows.
             turn.work.queue_fill(&mut relay.queued);
         }
         self.apply(now, id.slot, outcome);
@@ -131,9 +131,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             outcome = self.arrive(now, id.slot);
         }
         self.apply(now, id.slot, outcome);
-        // It may be gone again: over, or on its way to another neighbour, who looks for himself.
+        // The connection may have ended, or moved on to a neighbour, which watches it by itself.
         if !watched && let Some((relay, mut turn)) = self.open(now, id.slot) {
-            // Nothing would ever be read from it.
+            // No event would ever tell us to read its socket.
             let outcome = relay.reset(&mut turn, Ending::Aborted);
             self.apply(now, id.slot, outcome);
         }
@@ -145,7 +145,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         watched
     }
 
-    /// Resets a connection, or tells the neighbour who has it. It may have ended by itself.
+    /// Resets a connection, or tells the neighbour that has it. It may have ended by itself.
     fn abort(&mut self, now: Instant, id: ConnectionId) {
         let (connections, mut turn) = self.lend(now);
         if let Some(relay) = connections.relay(id) {
@@ -155,12 +155,12 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         }
         match self.mail.owner_of(id) {
             None => {}
-            // It is on its way to us.
+            // It is on its way to this poller, which resets it on arrival.
             Some(Owner { poller, .. }) if self.mail.is_own(poller) => {
                 self.connections.expect(id).doom(Ending::Aborted);
             }
             Some(Owner { poller, .. }) => {
-                self.mail.send(poller.into(), mail::Letter::Abort { connection: id });
+                self.mail.send(poller.into(), Letter::Abort { connection: id });
             }
         }
     }
@@ -186,7 +186,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         // The link is not vacated when the first of them has left, so this loop counts, too.
         self.moves.stays(route);
         for slot in slots {
-            // One that is named twice has left already.
+            // A connection that the command names twice has left already.
             let Some(relay) = self.connections.at(slot) else { continue };
             if matches!(&relay.far, Far::Smc(smc) if smc.link == route.from) {
                 let outcome = self.leave(now, slot, route);
@@ -267,7 +267,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         outcome
     }
 
-    /// A connection that had been told to leave by this route does not stand in its way any more.
+    /// Counts one less of those that were told to leave by this route, and reports the link as
+    /// vacated if that was the last one.
     pub(super) fn left(&mut self, route: &Arc<Route>) {
         self.moves.left(route);
         self.report_vacated(route.from);
@@ -279,7 +280,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         }
     }
 
-    /// Ends every connection of a link that is lost, without a word to the peer.
+    /// Ends every connection of a link that is lost, without telling the peer.
     fn fail_connections(&mut self, now: Instant, id: LinkId) {
         if let Some(link) = self.links.by_id(id) {
             link.failed = true;
@@ -294,8 +295,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         }
     }
 
-    /// Posts an LLC message with this turn's flush, or the first that has room for it. A link whose
-    /// peer does not take in what it asked for is given up instead.
+    /// Posts an LLC message with this turn's flush, or with the first one that has room for it. If
+    /// the peer does not take in the answers that it asks for, the link is given up instead.
     fn send_llc(&mut self, now: Instant, id: LinkId, message: LlcBytes) {
         // The link may be gone: the control thread learns that from a report.
         let Some(link) = self.links.by_id(id) else { return };
@@ -315,13 +316,14 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         }
     }
 
-    /// Gives up the queue pair of a link that is to be retired, once its last words are delivered
-    /// and what it brought is taken in. The peer has forgotten what our NIC has acknowledged.
+    /// Releases the queue pair of a link that is to be retired, once its last LLC messages are
+    /// delivered and everything that it received is taken in: the peer does not repeat messages
+    /// that our RNIC has acknowledged.
     pub(super) fn retire_link(&mut self, now: Instant, id: LinkId) {
-        // Asked whenever something may have been the last of its kind: most links are not to go.
+        // Callers ask after every event that may be the last one. Most links are not to be retired.
         let Some(link) = self.links.by_id(id) else { return };
         let Some(by) = link.retire_by else { return };
-        // A peer that is never ready for a message does not let the queue pair break either.
+        // A peer that is never ready for a message keeps its queue pair from breaking, too.
         // RFC 7609 3.5.4-7
         if link.llc_outstanding > 0 && !link.broken && now < by {
             return;
@@ -330,7 +332,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             self.fail_link(now, id);
             return;
         }
-        // Commands and completions come before anything is gathered, and flush posts all of it.
+        // Work requests are gathered after commands and completions, and flush posts all of them.
         assert!(link.writes.is_empty() && link.sends.is_empty());
         let link = self.links.remove(id).expect("it was just found");
         self.fabric.release(now, link.qp);
@@ -338,5 +340,5 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 }
 
-/// How long the last words of a link may take.
+/// How long the delivery of the last LLC messages of a link may take.
 const LAST_WORDS_WAIT: Duration = Duration::from_secs(2);

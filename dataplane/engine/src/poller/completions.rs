@@ -32,7 +32,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 self.apply(now, id.slot, outcome);
             }
             Completion::Sent { qp, tag, status } => {
-                // Those of a link that is gone are flushed behind its end.
+                // The link may be gone: work requests that it left behind complete as flushed.
                 if status == Status::Done
                     && let Some(link) = self.links.by_qp(qp)
                 {
@@ -58,7 +58,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         }
     }
 
-    /// A queue pair has said everything.
+    /// A queue pair broke, and everything that it had received is taken in.
     fn broke(&mut self, now: Instant, qp: QpId, cause: Cause) {
         let link = self.links.by_qp(qp).expect(ALIVE);
         link.emptied = true;
@@ -70,21 +70,21 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 
     fn llc_sent(&mut self, now: Instant, qp: QpId) {
-        // The last words of a link that is gone are flushed behind its end.
+        // The link may be gone: work requests that it left behind complete as flushed.
         let Some(link) = self.links.by_qp(qp) else { return };
         link.llc_outstanding -= 1;
         let link = link.id;
         self.retire_link(now, link);
     }
 
-    /// Something came by this queue pair: by which link, and of which group.
+    /// Notes that a message came by this queue pair. Returns its link and link group.
     fn heard_on(&mut self, now: Instant, qp: QpId) -> (LinkId, GroupId) {
         let link = self.links.by_qp(qp).expect(ALIVE);
         link.activity.note(now);
         (link.id, link.group)
     }
 
-    /// Reports an LLC message; or gives the link up, if its peer says more than can be heard.
+    /// Reports an LLC message. If too many wait for the control thread already, gives the link up.
     fn hear(&mut self, now: Instant, id: LinkId, message: LlcBytes) {
         let link = self.links.by_id(id).expect(ALIVE);
         if link.unheard.others() >= LLC_UNHEARD_MAX {
@@ -95,7 +95,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         self.report(Report::LlcReceived { link: id, message, unheard });
     }
 
-    /// Gives up a link whose peer would cost more memory than it is worth.
+    /// Gives up a link whose peer would use up our memory.
     pub(super) fn give_up_flooded(&mut self, now: Instant, id: LinkId) {
         let link = self.links.by_id(id).expect("whoever calls has found it");
         if !std::mem::replace(&mut link.broken, true) {
@@ -121,8 +121,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 
     /// Where `id` is, for a link of `group`.
     ///
-    /// A message counts only on links of the link group that its connection is of: who is at the
-    /// other end of another group must not be able to touch it, even if he knows its token.
+    /// A message counts only if a link of the connection's own link group brought it: the peer of
+    /// another group must not be able to touch the connection, even if it knows the token.
     fn place_of(&mut self, id: ConnectionId, group: GroupId) -> Place {
         match self.connections.relay(id) {
             Some(relay) if relay.far.group() == Some(group) => Place::Here,
@@ -168,7 +168,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 }
 
-/// Why the connection of a request that has completed is there.
-const OUTSTANDING: &str = "a connection neither ends nor leaves before its requests complete";
-/// Why the link of a queue pair is there that something came by.
-const ALIVE: &str = "a link stays until its queue pair has said everything";
+/// Why the connection of a work request that has completed is there.
+const OUTSTANDING: &str = "a connection neither ends nor leaves before its work requests complete";
+/// Why the link of a queue pair that received something, or broke, is there.
+const ALIVE: &str = "a link stays in the table until its queue pair has reported that it broke";

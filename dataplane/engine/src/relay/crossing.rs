@@ -39,12 +39,12 @@ impl Sieve {
         }
     }
 
-    /// Whether what is held back has been for long enough.
+    /// Whether bytes have been held back for long enough.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         self.until.is_some_and(|until| until <= now)
     }
 
-    /// It is the application's, then.
+    /// Gives up the bytes that are held back: they are the application's.
     pub(super) fn release(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.held)
     }

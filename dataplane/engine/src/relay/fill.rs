@@ -37,7 +37,7 @@ impl<T> Relay<T> {
             Failover::Replaying { .. } => {
                 let posted = smc.replay(self.id, turn);
                 if posted.is_some() {
-                    // What is left, or else what is new; and the message that announces it.
+                    // More bytes to write again or new ones follow, then the message about them.
                     turn.work.queue_fill(&mut self.queued);
                     turn.work.queue_flush(&mut self.queued);
                 }
@@ -46,13 +46,13 @@ impl<T> Relay<T> {
                     Some(_) => Outcome::Moved,
                 };
             }
-            // Its turn comes with the new link, behind the message that begins there.
+            // It may write again on the new link, behind the message with F.
             Failover::Leaving { .. } | Failover::Validating { .. } | Failover::Lost { .. } => {
                 return Outcome::Rests;
             }
         }
         if self.near.as_ref().is_some_and(|near| near.urgent) {
-            // It is on its way, however far it is from being written.
+            // The peer learns of the urgent byte before there is room to write it.
             // RFC 7609 4.7.6-1
             smc.connection.announce_urgent();
             turn.work.queue_flush(&mut self.queued);

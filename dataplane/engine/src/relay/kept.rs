@@ -12,9 +12,9 @@ use smcr_memory::{Lease, SendPool};
 /// The bytes of one connection, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
-    /// Of other links. These come before all others.
+    /// Copies of bytes that were written on other links. They come before all others.
     copied: Vec<u8>,
-    /// Of this link: the RNIC has written them.
+    /// Bytes that the RNIC has written on this link.
     leases: VecDeque<Lease>,
 }
 
@@ -35,7 +35,7 @@ impl Kept {
         self.copied.is_empty() && self.leases.is_empty()
     }
 
-    /// What must be written again, from its beginning.
+    /// The bytes that must be written again.
     pub(crate) fn copied(&self) -> &[u8] {
         &self.copied
     }

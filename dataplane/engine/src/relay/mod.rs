@@ -1,13 +1,14 @@
 //! A connection: a socket and SMC-R, or two sockets, both directions.
 //!
-//! A [`Relay`] is a value. Its methods borrow a [`Turn`], and return what only the poller can do
-//! for it as an [`Outcome`]. `fill` carries bytes away from the near socket, `drain` towards it,
+//! A [`Relay`] is a value. Its methods borrow a [`Turn`], and return requests that only the poller
+//! can fulfil as an [`Outcome`].
+//! `fill` carries bytes away from the near socket, `drain` towards it,
 //! `receive` takes in what the peer says, and `settle` ends what has ended: FIN becomes D, both
 //! FINs become C, RST becomes A, and back. Urgent bytes keep their place in the stream and their
 //! urgency (see `urgent`).
 //!
 //! - `smc` and `tcp` are the two kinds of far sides; `socket` is the near side.
-//! - `kept` and `replay`: what is written again on another link (RFC 4.6.2).
+//! - `kept` and `replay`: bytes that are written again on another link (RFC 4.6.2).
 //! - `held`: messages that came too early.
 
 mod crossing;
@@ -47,7 +48,7 @@ pub(crate) struct Relay<T> {
     /// The application's socket; gone once it was reset.
     pub(crate) near: Option<Socket<T>>,
     pub(crate) far: Far<T>,
-    /// Why it ends, once something other than both applications decided so.
+    /// Why it ends, if it is not because both applications have finished.
     pub(crate) ending: Option<Ending>,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
@@ -67,7 +68,7 @@ pub(crate) enum Far<T> {
     Tcp(Tcp<T>),
 }
 
-/// What a relay asks of the poller after its turn.
+/// What a relay requests of the poller after its turn.
 #[derive(Debug)]
 #[must_use = "only the poller can change its tables"]
 pub(crate) enum Outcome {
@@ -81,7 +82,8 @@ pub(crate) enum Outcome {
     Left(Arc<Route>),
 }
 
-/// A connection between two pollers, with its socket, its element and all that must be repeated.
+/// A connection between two pollers, with its socket, its element and the bytes that must be
+/// written again.
 #[derive(Debug)]
 pub struct Migrant<T> {
     pub(crate) relay: Box<Relay<T>>,
@@ -96,7 +98,7 @@ impl<T> Far<T> {
         }
     }
 
-    /// What is SMC-R of it, for those who know that it is.
+    /// The SMC-R side, for callers that know that there is one.
     pub(crate) fn smc(&mut self) -> &mut Smc {
         match self {
             Self::Smc(smc) => smc,
@@ -122,7 +124,7 @@ impl<T> Relay<T> {
         }
     }
 
-    /// How far it has come, for others to read.
+    /// The numbers that other threads may read.
     pub(crate) fn reading(&self) -> Reading {
         let stage = match &self.near {
             None => Stage::Closing,
@@ -276,7 +278,7 @@ impl<T> Relay<T> {
         self.completed(turn)
     }
 
-    /// One request is no longer on its way.
+    /// One work request of the connection has completed.
     fn completed(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Outcome {
         let smc = self.far.smc();
         assert!(smc.outstanding > 0, "each request completes once");
@@ -293,7 +295,7 @@ impl<T> Relay<T> {
     /// Makes the CDC message that is due, if one is.
     pub(crate) fn announce<S>(&mut self, turn: &mut Turn<'_, S>) {
         self.queued.take_out(List::Flush);
-        // Else the connection that was queued is over, and two sockets have its slot.
+        // The connection that was queued may be over, and two sockets may have its slot now.
         let Far::Smc(smc) = &mut self.far else { return };
         if !smc.connection.failover().may_speak() {
             return;
@@ -319,7 +321,8 @@ impl<T> Relay<T> {
         }
     }
 
-    /// Ends what has ended. Called after anything that may have been the last of its kind.
+    /// Ends each direction that is complete, and the connection if nothing of it is left. Call it
+    /// after every event that may be the last one.
     pub(crate) fn settle(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Outcome {
         let smc = self.far.smc();
         let mut speaks = false;
@@ -385,7 +388,7 @@ impl<T> Relay<T> {
         }
     }
 
-    /// Ends a connection that has no link, without a word to the peer.
+    /// Ends a connection that has no link, without telling the peer.
     pub(crate) fn lose(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Outcome {
         // RFC 7609 4.8.3-3
         self.far.smc().lose();
@@ -430,7 +433,7 @@ impl<T> Relay<T> {
         }
     }
 
-    /// Leaves the link, if it is to and nothing keeps it there.
+    /// Leaves the link, if the relay was told to and no work request is outstanding there.
     pub(crate) fn depart<S>(&mut self, turn: &mut Turn<'_, S>) -> Outcome {
         let smc = self.far.smc();
         // RFC 7609 2.3-6
@@ -443,7 +446,7 @@ impl<T> Relay<T> {
         Outcome::Left(route)
     }
 
-    /// Looks after what is late.
+    /// Acts on deadlines that have passed.
     pub(crate) fn expire(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Outcome {
         let now = turn.now;
         let smc = match &mut self.far {
@@ -466,7 +469,7 @@ impl<T> Relay<T> {
         if !smc.connection.handle_timeout(now) {
             return Outcome::Rests;
         }
-        // Given up: nobody may write our element any more, or so RFC 4.8.1 has it.
+        // We have stopped waiting. RFC 4.8.1 says that nobody may write our element any more.
         // RFC 7609 4.8.2-2
         smc.touch_all();
         self.ending.get_or_insert(Ending::Stalled);

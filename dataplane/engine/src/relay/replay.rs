@@ -11,8 +11,8 @@ use crate::requests::Request;
 use crate::turn::Turn;
 
 impl Smc {
-    /// Writes again what must be, as far as this turn goes. Returns how many bytes were posted, or
-    /// `None` if the link takes nothing any more.
+    /// Writes bytes again, as many as one turn may. Returns how many were posted, or `None` if the
+    /// link takes nothing any more.
     pub(super) fn replay<S>(&mut self, id: ConnectionId, turn: &mut Turn<'_, S>) -> Option<u32> {
         let link = turn.links.by_id(self.link).filter(|link| !link.broken)?;
         let mut posted = 0;

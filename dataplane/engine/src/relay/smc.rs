@@ -22,18 +22,18 @@ use crate::requests::Request;
 #[derive(Debug)]
 pub(crate) struct Smc {
     pub(crate) link: LinkId,
-    /// Whose links may speak of it.
+    /// Only links of this group may bring messages about it.
     pub(crate) group: GroupId,
     pub(crate) connection: Connection<Arc<Route>>,
     pub(crate) rmbe: Rmbe,
     pub(crate) peer: PeerElement,
-    /// Requests posted and not completed: the slot cannot be reused before they are.
+    /// Work requests that have not completed. The slot cannot be reused before they have.
     pub(crate) outstanding: u32,
-    /// Written, but not known to have been announced: what another link would have to repeat.
+    /// Bytes that the peer may not have heard of. On another link they would be written again.
     pub(crate) kept: Kept,
-    /// Messages that came too early.
+    /// Messages that came before others that must be taken in first.
     pub(crate) held: Option<Held>,
-    /// Until when the end of its stream waits for bytes that the peer may still have.
+    /// Until when we hold back the end of the stream, because the peer may still have bytes.
     pub(crate) late_until: Option<Instant>,
 }
 
@@ -132,29 +132,30 @@ impl Smc {
         self.outstanding += 1;
     }
 
-    /// Nothing need be written again.
+    /// Drops the bytes that would have to be written again: nobody would read them.
     pub(super) fn forget_replay(&mut self) {
         self.connection.forget_replay();
         self.kept.forget_copies();
     }
 
-    /// No link is left.
+    /// Notes that no link is left.
     pub(super) fn lose(&mut self) {
         self.connection.lose();
         self.kept.forget_copies();
         self.touch_all();
     }
 
-    /// Nothing bounds any more what the peer may have written to our element.
+    /// Notes that the peer may have written to all of our element.
     pub(super) fn touch_all(&mut self) {
         let capacity = self.rmbe.capacity();
         self.rmbe.touch(capacity);
     }
 
-    /// Takes everything along to another link, as `wanted` by an application that was not reset.
+    /// Takes the connection to another link, and along with it the bytes that must be written again
+    /// there, if they are `wanted`: not after a reset.
     pub(super) fn depart(&mut self, wanted: bool, pool: &mut SendPool) -> Arc<Route> {
-        // What was reset is not worth repeating. A peer that has closed has taken in all that it
-        // wanted, and its element may be another's by now.
+        // After a reset nobody reads the bytes. A peer that has closed has taken in all that it
+        // wanted, and its element may belong to another connection by now.
         // RFC 7609 4.8.1-12
         if !wanted || self.connection.has_peer_said(Half::Closed) {
             self.kept.release(pool);

@@ -103,7 +103,7 @@ impl<T> Tcp<T> {
         Ok([outbound, inbound])
     }
 
-    /// Whether what is held back has been for long enough.
+    /// Whether bytes have been held back for long enough.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.sieve.as_ref().is_some_and(|sieve| sieve.is_due(now))
     }

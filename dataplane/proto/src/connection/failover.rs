@@ -10,8 +10,8 @@
 //! A connection that is ordered to leave may be ordered anew at any time, and may lose its last
 //! link at any time. `transitions.txt` lists every outcome.
 //!
-//! Which bytes must be written again is a matter of positions. The caller keeps the bytes, from the
-//! first one of which it does not know that the peer has heard, up to the last one produced.
+//! Positions in the stream say which bytes must be written again. The caller keeps those bytes:
+//! from the first one that the peer may not have heard of, up to the last one produced.
 //!
 //! The peer's half: what it sends on a new link may reach us before what it sent on the old one, so
 //! some messages wait for others. [`Connection::arrival`] says which.
@@ -91,8 +91,8 @@ pub enum Arrival {
 }
 
 impl<R> Failover<R> {
-    /// The state after `event`, and the route that is no longer needed; `None` where only a mistake
-    /// of the caller leads. `produced` is where the stream ends.
+    /// The state after `event`, and the route that is no longer needed. `None` if the caller made a
+    /// mistake: the event cannot happen in this state. `produced` is where the stream ends.
     pub(super) fn after(self, event: Event<R>, produced: Position) -> Option<(Self, Option<R>)> {
         use {Event as E, Failover as S};
         let replaying = |from, next| match next < produced {
@@ -160,7 +160,7 @@ impl<R> Failover<R> {
         }
     }
 
-    /// Whether a message is due that nothing else is a reason for.
+    /// Whether a message is due for no other reason than the change of the link.
     pub(super) fn owes(&self) -> bool {
         match self {
             Self::Validating { .. } | Self::Replaying { .. } | Self::Repeating => true,
@@ -267,8 +267,8 @@ impl<R> Connection<R> {
         route
     }
 
-    /// Messages before the next ones were dropped on our side: they said nothing that later ones do
-    /// not say.
+    /// Notes that we have dropped messages before the next one. They said nothing that it does not
+    /// say, so their missing numbers mean no loss.
     pub fn expect_gap(&mut self) {
         self.incoming.gap_expected = true;
     }
@@ -305,7 +305,7 @@ impl<R> Connection<R> {
         }
     }
 
-    /// Whether the peer has changed the link: what it posted on the old one may come late.
+    /// Whether the peer has changed the link: messages that it posted on the old one may come late.
     pub fn has_peer_moved(&self) -> bool {
         self.incoming.moved
     }
