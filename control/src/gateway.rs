@@ -182,12 +182,14 @@ impl<N: Rnic> Gateway<N> {
             let limit = self.prepare_sleep();
             self.reactor.wait(limit, &mut events);
             self.mail.waker.awake();
-            let now = self.clock.now();
             for event in events.drain(..) {
+                // Each event has a time of its own: rendezvous measure round trips by it.
+                let now = self.clock.now();
                 // What a peer says by TCP may rest on what it told a poller before.
                 self.take_reports(now);
                 self.dispatch(now, event);
             }
+            let now = self.clock.now();
             self.take_reports(now);
             self.expire(now);
             self.answer_questions(now);

@@ -134,7 +134,6 @@ impl<N: Rnic> Gateway<N> {
     /// Reads what the peer says until there is no more.
     fn hear(&mut self, now: Instant, key: Key) {
         let mut bytes = [0; FRAME_MAX];
-        let mut surveyed = false;
         // What exceeds the room is for whoever gets the connection.
         while let room @ 1.. = self.endpoint.room(key) {
             let one = self.sessions.negotiating_mut(key).expect("its rendezvous goes on");
@@ -146,8 +145,8 @@ impl<N: Rnic> Gateway<N> {
                     return;
                 }
                 Ok((len, _)) => {
-                    // A server decides now, and the network may have changed since it accepted.
-                    if one.accepts == Transport::Smc && !std::mem::replace(&mut surveyed, true) {
+                    // The server decides now, and the network may have changed since it accepted.
+                    if self.endpoint.awaits_proposal(key) {
                         self.survey_again(key);
                     }
                     self.endpoint.received(key, &bytes[..len]);
@@ -198,6 +197,7 @@ impl<N: Rnic> Gateway<N> {
             ms = now.since(open.since).as_millis(),
             "connection closed"
         );
+        // Beside TCP there is nothing.
         let Carried::Smc { tcp, ended, .. } = open.transport else { return };
         // RFC 7609 3.5.4-1, 4.8-1
         let connected = listener.config.connect == Transport::Smc;

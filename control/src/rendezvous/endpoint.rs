@@ -123,7 +123,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         self.ready.push_back(key);
     }
 
-    /// The peer has ended its direction of the TCP connection.
+    /// The peer has ended its direction of the TCP connection. It counts while the handshake goes
+    /// on.
     pub fn ended(&mut self, key: Key) {
         let Some(talking) = self.table.get_mut(&key).and_then(|one| one.talking_mut()) else {
             return;
@@ -238,6 +239,12 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
     /// How far a rendezvous is; none if it is over.
     pub fn stage(&self, key: Key) -> Option<Stage> {
         self.table.get(&key).map(|one| one.stage())
+    }
+
+    /// Whether a server still waits for the Proposal of this connection. Facts about the connection
+    /// count when it comes.
+    pub fn awaits_proposal(&self, key: Key) -> bool {
+        self.table.get(&key).is_some_and(|one| one.silent)
     }
 
     /// What became of rendezvous so far.
@@ -407,6 +414,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
 
     /// A connection has waited for a place for too long: it stays TCP.
     fn has_waited_in_vain(&mut self, now: Instant, key: Key) {
+        // It may be over by now.
         let Some(one) = self.table.get(&key) else { return };
         let is_queued = matches!(one.state, State::Queued);
         if is_queued || matches!(one.wait(), Some(Wait::Place)) {

@@ -401,7 +401,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
             return;
         }
         let connected = self.one.connected;
-        let Some(talking) = self.one.talking_mut() else { return };
+        let talking = self.one.talking_mut().expect("all other deadlines are of a handshake");
         if connected
             && let Some(Asked::Proposal(_, by)) = talking.asked
             && by <= now
@@ -431,7 +431,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
             self.one.state = State::Failed(Why::Unanswered);
             return;
         }
-        let Some(talking) = self.one.talking_mut() else { return };
+        let talking = self.one.talking_mut().expect("whoever is connected talks, or is over");
         if matches!(talking.asked, Some(Asked::Proposal(..))) {
             self.reply(Err(Diagnosis::TIMED_OUT));
         } else {
