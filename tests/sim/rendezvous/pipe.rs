@@ -31,7 +31,8 @@ pub(crate) struct Inbox {
 }
 
 impl Lane {
-    /// Sends; `slow` is the longest that a segment takes. Nothing is sent behind an end but a reset.
+    /// Sends; `slow` is the longest that a segment takes. Nothing but a reset is sent behind an
+    /// end.
     pub(crate) fn send(&mut self, now: Instant, slow: Duration, dice: &mut Dice, what: Segment) {
         let is_reset = what == Segment::Reset;
         let was_reset = matches!(self.segments.back(), Some((_, Segment::Reset)));

@@ -443,4 +443,4 @@ const ACTS_MAX: u64 = 150;
 /// Seeds that every test runs.
 const SEEDS: u64 = 60;
 /// Seeds that are run at once, however many are asked for: others have their turn another day.
-const SEEDS_MAX: u64 = 1_500;
+const SEEDS_MAX: u64 = 4_000;
