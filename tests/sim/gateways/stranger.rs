@@ -270,6 +270,6 @@ impl Swarm {
 const SOURCE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 97, 0, 66));
 /// Bytes of RMBs that are enough for everybody, whatever a stranger takes.
 const PLENTY: u64 = 1 << 28;
-/// One stranger does in some hundred runs all that it can do; see also `rendezvous`, where it
+/// One stranger does in some dozen runs all that it can do; see also `rendezvous`, where it
 /// speaks CLC.
-const SEEDS_MAX: u64 = 200;
+const SEEDS_MAX: u64 = 60;
