@@ -9,7 +9,6 @@
 //! - [`swarm`] does whatever comes to its mind to them, and judges from outside;
 //! - [`wire`] hears what is said about links, [`reach`] what was met of it, [`costs`] what trouble
 //!   may cost;
-//! - [`stranger`] is a third host, which is hostile;
 //! - [`elements`] are scenarios of who may write an element;
 //! - [`crowd`] is one gateway with a thousand peers;
 //! - [`mutants`] shows that the judges would notice.
@@ -21,7 +20,6 @@ pub(crate) mod gateway;
 mod mutants;
 pub(crate) mod reach;
 mod rendezvous;
-mod stranger;
 mod swarm;
 mod wire;
 
@@ -38,7 +36,6 @@ use smcr_rnic::sim::{Network, Odds};
 
 use self::gateway::{Gateway, Sizes};
 use self::rendezvous::{Hosts, Rendezvous};
-use self::stranger::Stranger;
 use self::wire::Wire;
 use crate::application::Application;
 use crate::tcp;
@@ -78,8 +75,6 @@ pub(crate) struct World {
     steps: u64,
     /// What is said about links.
     pub(crate) wire: Wire,
-    /// A host that is no gateway, if there is one.
-    pub(crate) stranger: Option<Stranger>,
     /// What the two gateways of a connection call it: what each hears leads to what the other does.
     pub(crate) tokens: Tokens,
 }
@@ -108,7 +103,6 @@ impl World {
             sizes,
             steps: 0,
             wire,
-            stranger: None,
             tokens: Tokens::default(),
         }
     }
@@ -198,9 +192,6 @@ impl World {
         let mut moved = self.applications();
         for host in &mut self.hosts {
             moved |= host.turn(self.now);
-        }
-        if let Some(stranger) = &mut self.stranger {
-            moved |= stranger.turn(self.now);
         }
         moved |= self.talk(|_| true);
         moved |= self.reset_tcp();

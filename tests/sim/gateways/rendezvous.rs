@@ -419,9 +419,7 @@ impl Rendezvous {
                     | Mutant::ReuseAfterClose
                     | Mutant::ReuseAfterAbort
                     | Mutant::ReplayAfterClosed
-                    | Mutant::IgnoreCollision
-                    | Mutant::MixGroups
-                    | Mutant::TrustClaims,
+                    | Mutant::IgnoreCollision,
                 )
                 | None => {
                     host.groups.leave(now, joined.connection, joined.rmbe);

@@ -213,7 +213,6 @@ impl Swarm {
             self.act();
         }
         self.calm_down();
-        self.see_stranger_off();
         self.world.run_for(Duration::from_secs(5));
         self.judge_links();
         if self.dice.roll(Chance::percent(5)) {
@@ -236,10 +235,7 @@ impl Swarm {
         if self.dice.roll(self.trouble) {
             self.make_trouble();
         }
-        let World { stranger, hosts, now, .. } = &mut self.world;
-        if let Some(stranger) = stranger {
-            stranger.act(*now, hosts);
-        } else if self.world.talks() > 0 && self.dice.roll(Chance::percent(2)) {
+        if self.world.talks() > 0 && self.dice.roll(Chance::percent(2)) {
             let (index, side) = (self.dice.index(self.world.talks()), self.dice.index(2));
             self.world.break_off(index, side);
         }
