@@ -2,8 +2,10 @@
 //!
 //! The register (`spec/requirements/*.toml`) has an entry per rule, in our own words: a requirement
 //! with its strength, or an exception with the reason why we do otherwise. Code and tests claim an
-//! entry by a comment with the number of the RFC and the id of the entry. An entry is *open* as
-//! long as no code claims to obey it, or no test claims to prove it.
+//! entry by a comment with the number of the RFC and the id of the entry. Each entry has a title,
+//! which says in a few words what our code has to do; the title of an exception says what our code
+//! does instead. An entry is *open* as long as no code claims to obey it, or no test claims to
+//! prove it.
 //!
 //! No entry may be open. If we do not obey an entry, it becomes an exception, with a reason that a
 //! stranger accepts. To see the table: `cargo test -p smcgate-tests --test spec -- --nocapture`.
@@ -22,7 +24,7 @@ mod register;
 #[path = "spec/tags.rs"]
 mod tags;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -73,22 +75,21 @@ fn every_claim_was_proven_in_this_run() {
         let phase = path.file_stem().unwrap().to_str().expect("names are UTF-8");
         proofs.add(phase, &read(path));
     }
-    let (mut proven, mut with_root, mut exceptions) = (0, 0, 0);
-    let mut unproven: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    let mut missing = BTreeSet::new();
-    for entry in &entries {
-        if entry.is_exception {
-            exceptions += 1;
-            continue;
-        }
+    let (mut proven, mut with_root) = (0, 0);
+    let mut unproven: BTreeMap<&str, Vec<&Entry>> = BTreeMap::new();
+    let mut missing = Vec::new();
+    for entry in entries.iter().filter(|entry| !entry.is_exception()) {
         let tests = &claims.get(&entry.id).expect("none is open").tests;
         let mut passed = tests.iter().filter(|test| proofs.has(&test.name)).peekable();
         if passed.peek().is_none() {
             let has_run = |phase: &str| proofs.phases.iter().any(|ran| ran == phase);
             let absent = tests.iter().map(phase_of).find(|phase| !has_run(phase));
             match absent {
-                Some(phase) => unproven.entry(phase).or_default().push(entry.id.to_string()),
-                None => missing.extend(tests.iter().map(|test| test.name.path.clone())),
+                Some(phase) => unproven.entry(phase).or_default().push(entry),
+                None => {
+                    let names: Vec<&str> = tests.iter().map(|test| &test.name.path[..]).collect();
+                    missing.push(format!("{entry}: claimed by {}", names.join(", ")));
+                }
             }
         } else if passed.all(|test| test.is_ignored) {
             with_root += 1;
@@ -96,16 +97,31 @@ fn every_claim_was_proven_in_this_run() {
             proven += 1;
         }
     }
+    let exceptions = print_exceptions(&entries);
     let claimed: usize = unproven.values().map(Vec::len).sum();
+    for (phase, entries) in unproven {
+        for entry in entries {
+            println!("register: UNPROVEN, as {phase} was not run: {entry}");
+        }
+    }
     println!(
         "register: {proven} proven, {with_root} proven only with root, {claimed} claimed only, \
          {exceptions} exceptions; {} tests passed",
         proofs.passed()
     );
-    for (phase, ids) in unproven {
-        println!("register: UNPROVEN, as {phase} was not run: {}", ids.join(", "));
+    assert!(missing.is_empty(), "none of the tests that claim it passed:\n{}", missing.join("\n"));
+}
+
+/// Prints what we do otherwise than the RFC says, with the reasons, and returns how many they are.
+fn print_exceptions(entries: &[Entry]) -> usize {
+    let mut exceptions = 0;
+    for entry in entries {
+        let Some(reason) = &entry.reason else { continue };
+        let reason: Vec<&str> = reason.split_whitespace().collect();
+        println!("register: exception {entry}. {}", reason.join(" "));
+        exceptions += 1;
     }
-    assert!(missing.is_empty(), "claims stand on tests that did not pass: {missing:?}");
+    exceptions
 }
 
 /// Which phase of `scripts/test` runs a test.
@@ -166,7 +182,7 @@ fn collect(
         let claim: &mut Claims = claims.entry(id.clone()).or_default();
         match (entries.iter().find(|entry| entry.id == id), tag.claim) {
             (None, _) => complain(format!("{id} is not in the register")),
-            (Some(entry), Claim::Obeyed) if entry.is_exception => {
+            (Some(entry), Claim::Obeyed) if entry.is_exception() => {
                 complain(format!("{id} is an exception: nothing obeys it"));
             }
             (Some(_), Claim::Obeyed) => claim.obeyed = true,
@@ -190,9 +206,9 @@ fn row(section: &str, entries: &[Entry], claims: &HashMap<Id, Claims>) -> Row {
         row.obeyed += usize::from(claim.obeyed);
         row.tested += usize::from(tested);
         row.root += usize::from(with_root);
-        row.exceptions += usize::from(entry.is_exception);
+        row.exceptions += usize::from(entry.is_exception());
         let closed = claim.obeyed && tested;
-        if !(entry.is_exception || closed) {
+        if !(entry.is_exception() || closed) {
             row.open.push(entry.id.number);
         }
     }
@@ -249,7 +265,8 @@ mod tests {
     use super::*;
 
     fn entry(id: &str, is_exception: bool) -> Entry {
-        Entry { id: Id::parse(id).unwrap(), is_exception }
+        let reason = is_exception.then(|| "Why.".to_owned());
+        Entry { id: Id::parse(id).unwrap(), title: format!("do what {id} says"), reason }
     }
 
     fn entries() -> [Entry; 4] {

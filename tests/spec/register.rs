@@ -46,8 +46,23 @@ impl fmt::Display for Id {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) id: Id,
-    /// We do otherwise; the register has the reason.
-    pub(crate) is_exception: bool,
+    /// What our code has to do, in a few words; of an exception, what our code does instead.
+    pub(crate) title: String,
+    /// Of an exception: why we do otherwise than the RFC says.
+    pub(crate) reason: Option<String>,
+}
+
+impl Entry {
+    /// Whether we do otherwise than the RFC says.
+    pub(crate) fn is_exception(&self) -> bool {
+        self.reason.is_some()
+    }
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.id, self.title)
+    }
 }
 
 /// One file of the register.
@@ -64,6 +79,7 @@ struct Chapter {
 #[serde(deny_unknown_fields)]
 struct Requirement {
     id: String,
+    title: String,
     strength: String,
     text: String,
 }
@@ -72,6 +88,7 @@ struct Requirement {
 #[serde(deny_unknown_fields)]
 struct Exception {
     id: String,
+    title: String,
     text: String,
     reason: String,
 }
@@ -94,6 +111,7 @@ pub(crate) fn read<'a>(
     for entry in entries.iter().filter(|entry| place(entry).is_none()) {
         complaints.push(format!("{}: the RFC has no such section, or it binds nothing", entry.id));
     }
+    complaints.extend(wrong_titles(&entries));
     entries.sort_by_key(|entry| (place(entry), entry.id.number));
     for section in &sections {
         let ids = entries.iter().map(|entry| &entry.id).filter(|id| id.section == *section);
@@ -108,19 +126,43 @@ pub(crate) fn read<'a>(
     (entries, complaints)
 }
 
-fn read_chapter(chapter: Chapter, entries: &mut Vec<Entry>, complaints: &mut Vec<String>) {
-    let mut add = |id: &str, texts: [&str; 2], is_exception: bool| match Id::parse(id) {
-        Some(_) if texts.iter().any(|text| text.trim().is_empty()) => {
-            complaints.push(format!("{id}: says nothing"));
+/// Titles by which a reader of a tag does not know what it claims.
+fn wrong_titles(entries: &[Entry]) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (index, entry) in entries.iter().enumerate() {
+        let Entry { id, title, .. } = entry;
+        let words = title.split_whitespace().count();
+        // With more letters a tag in deeply nested code would not fit into its line.
+        if !(2..=8).contains(&words) || title.chars().count() > 48 {
+            complaints.push(format!("{id}: a title has 2 to 8 words and 48 letters at most"));
         }
-        Some(id) => entries.push(Entry { id, is_exception }),
-        None => complaints.push(format!("{id}: an id is a section, a hyphen and a number")),
-    };
-    for Exception { id, text, reason } in &chapter.exception {
-        add(id, [text, reason], true);
+        if title.trim() != title || title.ends_with('.') {
+            complaints.push(format!("{id}: a title is no sentence: it ends without a full stop"));
+        }
+        let same = |other: &&Entry| other.title == *title && other.id != *id;
+        if let Some(other) = entries[..index].iter().find(same) {
+            complaints.push(format!("{id}: {} has the same title", other.id));
+        }
     }
-    for Requirement { id, strength, text } in &chapter.requirement {
-        add(id, [text, strength], false);
+    complaints
+}
+
+fn read_chapter(chapter: Chapter, entries: &mut Vec<Entry>, complaints: &mut Vec<String>) {
+    let mut add =
+        |id: &str, title: &str, texts: [&str; 2], reason: Option<&str>| match Id::parse(id) {
+            Some(_) if texts.iter().any(|text| text.trim().is_empty()) => {
+                complaints.push(format!("{id}: says nothing"));
+            }
+            Some(id) => {
+                entries.push(Entry { id, title: title.into(), reason: reason.map(str::to_owned) });
+            }
+            None => complaints.push(format!("{id}: an id is a section, a hyphen and a number")),
+        };
+    for Exception { id, title, text, reason } in &chapter.exception {
+        add(id, title, [text, reason], Some(reason));
+    }
+    for Requirement { id, title, strength, text } in &chapter.requirement {
+        add(id, title, [text, strength], None);
     }
     for Requirement { id, strength, .. } in &chapter.requirement {
         if !["must", "should", "may"].contains(&strength.as_str()) {
@@ -133,8 +175,13 @@ fn read_chapter(chapter: Chapter, entries: &mut Vec<Entry>, complaints: &mut Vec
 mod tests {
     use super::*;
 
+    fn titled(id: &str, title: &str, strength: &str) -> String {
+        let what = format!("title = \"{title}\"\nstrength = '{strength}'\ntext = 'Do.'");
+        format!("[[requirement]]\nid = '{id}'\n{what}\n")
+    }
+
     fn requirement(id: &str, strength: &str) -> String {
-        format!("[[requirement]]\nid = '{id}'\nstrength = '{strength}'\ntext = 'Do.'\n")
+        titled(id, &format!("do what {id} says"), strength)
     }
 
     fn complaints(files: &[&str]) -> String {
@@ -143,14 +190,19 @@ mod tests {
 
     #[test]
     fn a_good_register_is_read_in_order() {
-        let exception = "[[exception]]\nid = '2.1-1'\ntext = 'Do.'\nreason = 'Why.'\n";
+        let exception = "[[exception]]\nid = '2.1-1'\ntitle = 'do otherwise'\ntext = 'Do.'\n\
+                         reason = 'Why.'\n";
         let two = requirement("2-1", "must") + &requirement("2-2", "may");
         let (entries, complaints) = read([exception, &two], "2 2.1");
         assert_eq!(complaints, Vec::<String>::new());
-        let ids: Vec<String> = entries.iter().map(|entry| entry.id.to_string()).collect();
-        assert_eq!(ids, ["2-1", "2-2", "2.1-1"]);
-        let exceptions: Vec<bool> = entries.iter().map(|entry| entry.is_exception).collect();
-        assert_eq!(exceptions, [false, false, true]);
+        let names: Vec<String> = entries.iter().map(Entry::to_string).collect();
+        assert_eq!(
+            names,
+            ["2-1: do what 2-1 says", "2-2: do what 2-2 says", "2.1-1: do otherwise"]
+        );
+        let reasons: Vec<Option<&str>> =
+            entries.iter().map(|entry| entry.reason.as_deref()).collect();
+        assert_eq!(reasons, [None, None, Some("Why.")]);
     }
 
     /// If two entries had one id, the code of one would claim the other one, too.
@@ -164,10 +216,25 @@ mod tests {
         assert_eq!(also(&requirement("2-2", "shall")), "2-2: \"shall\" is not must, should or may");
         assert!(also(&requirement("7.1-1", "must")).starts_with("7.1-1: the RFC has no such"));
         assert!(also(&requirement("2.1", "must")).starts_with("2.1: an id is"));
-        let mute = "[[exception]]\nid = '2-2'\ntext = 'Do.'\nreason = ' '\n";
+        let mute = "[[exception]]\nid = '2-2'\ntitle = 'do it'\ntext = 'Do.'\nreason = ' '\n";
         assert_eq!(also(mute), "2-2: says nothing");
         assert!(also("[[requirement]]\nid = '2-2'\n").contains("missing field"));
         assert_eq!(complaints(&[&requirement("2-1", "must")]), "2.1: no entry");
+    }
+
+    /// Two rules of one title could not be told apart where they are claimed.
+    #[test]
+    fn a_title_tells_its_rule_from_all_others() {
+        let good = titled("2-1", "reset on A", "must") + &requirement("2.1-1", "must");
+        assert_eq!(complaints(&[&good]), "");
+        let also = |title: &str| complaints(&[&good, &titled("2-2", title, "must")]);
+        assert_eq!(also("reset on C"), "");
+        assert_eq!(also("reset on A"), "2-2: 2-1 has the same title");
+        assert_eq!(also("Reset it."), "2-2: a title is no sentence: it ends without a full stop");
+        for wrong in ["", "reset", "do this and that and that and what follows", &"ab ".repeat(20)]
+        {
+            assert!(also(wrong).starts_with("2-2: a title has 2 to 8 words"), "{wrong}");
+        }
     }
 
     #[test]
