@@ -2,9 +2,9 @@
 //!
 //! The register (`spec/requirements/*.toml`) has an entry per rule, in our own words: a requirement
 //! with its strength, or an exception with the reason why we do otherwise. Code and tests claim an
-//! entry by a comment with the number of the RFC and the id of the entry. Each entry has a title,
-//! which says in a few words what our code has to do; the title of an exception says what our code
-//! does instead. An entry is *open* as long as no code claims to obey it, or no test claims to
+//! entry by a comment with the number of the RFC, the id of the entry and its title. The title says
+//! in a few words what our code has to do; the title of an exception says what our code does
+//! instead. An entry is *open* as long as no code claims to obey it, or no test claims to
 //! prove it.
 //!
 //! No entry may be open. If we do not obey an entry, it becomes an exception, with a reason that a
@@ -172,16 +172,19 @@ fn collect(
     let mut complaints = Vec::new();
     for tag in tags::find(name, library, text) {
         let mut complain = |what: String| complaints.push(format!("{name}:{}: {what}", tag.line));
-        let id = match tag.id {
-            Ok(id) => id,
-            Err(word) => {
-                complain(format!("{word} is not an id: a section, a hyphen and a number"));
+        let (id, title) = match tag.words {
+            Ok(words) => words,
+            Err(comment) => {
+                complain(format!("\"{comment}\" is no tag. {}", advice(&comment, entries)));
                 continue;
             }
         };
         let claim: &mut Claims = claims.entry(id.clone()).or_default();
         match (entries.iter().find(|entry| entry.id == id), tag.claim) {
             (None, _) => complain(format!("{id} is not in the register")),
+            (Some(entry), _) if entry.title != title => {
+                complain(format!("{id} has another title. Write: // {}{entry}", tags::TAG));
+            }
             (Some(entry), Claim::Obeyed) if entry.is_exception() => {
                 complain(format!("{id} is an exception: nothing obeys it"));
             }
@@ -193,6 +196,34 @@ fn collect(
         }
     }
     complaints
+}
+
+/// What to write in place of a comment that is no tag.
+fn advice(comment: &str, entries: &[Entry]) -> String {
+    let mentions = |entry: &&Entry| {
+        let Id { section, number } = &entry.id;
+        let forms = [format!("{section}-{number}"), format!("{section} #{number}")];
+        // With what is around it: 2-1 is in 2.2-1 and in 2-10, too.
+        let around = [" ", ",", ";", ":", ".", ")", "("];
+        let comment = format!(" {comment} ");
+        let has = |form: &String| {
+            comment.match_indices(form.as_str()).any(|(at, _)| {
+                let (before, rest) = (&comment[..at], &comment[at + form.len()..]);
+                before.ends_with([' ', '(']) && around.iter().any(|end| rest.starts_with(end))
+            })
+        };
+        forms.iter().any(has)
+    };
+    let tags: Vec<String> = entries
+        .iter()
+        .filter(mentions)
+        .map(|entry| format!("\n    // {}{entry}", tags::TAG))
+        .collect();
+    if tags.is_empty() {
+        "A tag has an id of the register, a colon and the title of that entry".to_owned()
+    } else {
+        format!("Write on lines of their own:{}", tags.concat())
+    }
 }
 
 /// Counts one section.
@@ -270,30 +301,46 @@ mod tests {
     }
 
     fn entries() -> [Entry; 4] {
-        [entry("2-1", false), entry("2-2", false), entry("2-3", true), entry("2.1-1", false)]
+        [entry("2 #1", false), entry("2 #2", false), entry("2 #3", true), entry("2.1 #1", false)]
     }
 
-    /// What one tag in one file leads to.
-    fn complaint(name: &str, ids: &str) -> String {
-        let text = format!("// {}{ids}\n#[test]\nfn a() {{\n}}\n", tags::TAG);
+    /// What one comment in one file leads to.
+    fn complaint(name: &str, comment: &str) -> String {
+        let text = format!("// {}{comment}\n#[test]\nfn a() {{\n}}\n", tags::TAG);
         collect((name, "it"), &text, &entries(), &mut HashMap::new()).join("\n")
     }
 
     /// A tag that points nowhere tells a reader of a rule that does not exist.
     #[test]
     fn wrong_tags_are_refused() {
-        assert_eq!(complaint("control/src/x.rs", "2-1, 2-2"), "");
-        assert_eq!(
-            complaint("control/src/x.rs", "2-4"),
-            "control/src/x.rs:1: 2-4 is not in the register"
-        );
-        assert!(complaint("control/src/x.rs", "2.1").contains("2.1 is not an id"));
-        let exception = "control/src/x.rs:1: 2-3 is an exception: nothing obeys it";
-        assert_eq!(complaint("control/src/x.rs", "2-3"), exception);
-        assert_eq!(complaint("tests/x.rs", "2-3"), "", "a test may show what we do instead");
-        let idle = format!("// {}2-1\nfn helper() {{\n}}\n", tags::TAG);
+        let code = "control/src/x.rs";
+        assert_eq!(complaint(code, "2 #1: do what 2 #1 says"), "");
+        let missing = "control/src/x.rs:1: 2 #4 is not in the register";
+        assert_eq!(complaint(code, "2 #4: do what 2 #4 says"), missing);
+        let exception = "control/src/x.rs:1: 2 #3 is an exception: nothing obeys it";
+        assert_eq!(complaint(code, "2 #3: do what 2 #3 says"), exception);
+        let shown = complaint("tests/x.rs", "2 #3: do what 2 #3 says");
+        assert_eq!(shown, "", "a test may show what we do instead");
+        let idle = format!("// {}2 #1: do what 2 #1 says\nfn helper() {{\n}}\n", tags::TAG);
         let complaints = collect(("tests/x.rs", "it"), &idle, &entries(), &mut HashMap::new());
-        assert_eq!(complaints, ["tests/x.rs:1: 2-1 is claimed by code that is no test"]);
+        assert_eq!(complaints, ["tests/x.rs:1: 2 #1 is claimed by code that is no test"]);
+    }
+
+    /// A title that is not that of the register misleads, and a bare number says nothing.
+    #[test]
+    fn whoever_writes_a_wrong_tag_is_told_the_right_one() {
+        let tag = tags::TAG;
+        let wrong = complaint("tests/x.rs", "2 #1: do something else");
+        let right = format!("// {tag}2 #1: do what 2 #1 says");
+        assert_eq!(wrong, format!("tests/x.rs:1: 2 #1 has another title. Write: {right}"));
+        let old = complaint("tests/x.rs", "2-1, 2.1-1");
+        let of_both = format!("    {right}\n    // {tag}2.1 #1: do what 2.1 #1 says");
+        let refused = format!("tests/x.rs:1: \"{tag}2-1, 2.1-1\" is no tag.");
+        assert_eq!(old, format!("{refused} Write on lines of their own:\n{of_both}"));
+        assert!(complaint("tests/x.rs", "2.1").ends_with(
+            "is no tag. A tag has an id of the \
+             register, a colon and the title of that entry"
+        ));
     }
 
     /// Only code and a test together close an entry.
@@ -301,11 +348,13 @@ mod tests {
     fn what_one_side_alone_claims_is_open() {
         let mut claims = HashMap::new();
         let tag = tags::TAG;
-        let code = format!("// {tag}2-1\n// {tag}2.1-1\n");
+        let one = format!("// {tag}2 #1: do what 2 #1 says\n");
+        let code = format!("{one}// {tag}2.1 #1: do what 2.1 #1 says\n");
         assert!(collect(("perf/src/x.rs", "it"), &code, &entries(), &mut claims).is_empty());
         let open = |claims: &HashMap<Id, Claims>| row("2", &entries(), claims).open;
         assert_eq!(open(&claims), [1, 2]);
-        let test = format!("// {tag}2-1, 2-2\n#[test]\nfn a() {{\n}}\n");
+        let two = format!("// {tag}2 #2: do what 2 #2 says\n");
+        let test = format!("{one}{two}#[test]\nfn a() {{\n}}\n");
         assert!(collect(("tests/x.rs", "it"), &test, &entries(), &mut claims).is_empty());
         let expected =
             Row { entries: 3, obeyed: 1, tested: 2, root: 0, exceptions: 1, open: vec![2] };

@@ -69,7 +69,11 @@ fn in_words(message: &Cdc) -> String {
     )
 }
 
-// RFC 7609 A.4-3, A.4-8, A.4-9, A.4-10, A.4-13
+// RFC 7609 A.4 #3: sequence number at byte 2, from 1
+// RFC 7609 A.4 #8: CDC's alert token at byte 4
+// RFC 7609 A.4 #9: producer cursor at bytes 10, 12
+// RFC 7609 A.4 #10: consumer cursor at bytes 18, 20
+// RFC 7609 A.4 #13: wrap cursor at element size
 #[test]
 fn cdc_messages_mean_what_another_decoder_says() {
     let mut flags_seen = String::new();
@@ -138,7 +142,13 @@ const FIRST_MAC: MacAddress = MacAddress([0x52, 0x54, 0, 0, 0, 0x0a]);
 
 /// Checks each field of the messages that set up and delete a link. To encode them again would not
 /// show that two fields of equal length were swapped.
-// RFC 7609 A.3.1-3, A.3.2-7, A.3.2-10, A.3.4-2, A.3.4-3, A.3.4-5, A.3.4-6
+// RFC 7609 A.3.1 #3: link number at byte 29
+// RFC 7609 A.3.2 #7: ADD LINK with MAC, GID, QP
+// RFC 7609 A.3.2 #10: ADD LINK with initial PSN
+// RFC 7609 A.3.4 #2: flag that deletes all links
+// RFC 7609 A.3.4 #3: flag that says orderly
+// RFC 7609 A.3.4 #5: deletion reason at byte 5
+// RFC 7609 A.3.4 #6: five reasons for DELETE LINK
 #[test]
 fn link_messages_mean_what_happened() {
     let Llc::ConfirmLink(confirm) = llc(10, 0x21) else { panic!() };
@@ -174,7 +184,9 @@ fn link_messages_mean_what_happened() {
 
 /// An RMB with its keys for the link that carries the message and for the other one; then its
 /// deletion.
-// RFC 7609 A.3.5-4, A.3.5-5, A.3.5-6
+// RFC 7609 A.3.5 #4: byte 4 counts other links
+// RFC 7609 A.3.5 #5: RKey at byte 5, address at 9
+// RFC 7609 A.3.5 #6: two more RTokens from byte 17
 #[test]
 fn rkey_messages_mean_what_happened() {
     let Llc::ConfirmRkey(confirm) = llc(47, 0x26) else { panic!() };

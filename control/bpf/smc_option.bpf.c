@@ -35,7 +35,8 @@ struct smc_option {
 	__u8 magic[4];
 } __attribute__((packed));
 
-// RFC 7609 3.1-1, A.1-1
+// RFC 7609 3.1 #1: announce capability by TCP option 254
+// RFC 7609 A.1 #1: encode TCP option in six bytes
 #define SMC_OPTION { 254, 6, { 0xe2, 0xd4, 0xc3, 0xd9 } }
 #define TCP_FLAG_SYN 0x02
 #define TCP_FLAG_ACK 0x10
@@ -85,11 +86,14 @@ static __always_inline int carries_option(struct bpf_sock_ops *ops)
 	if (!(ops->skb_tcp_flags & TCP_FLAG_SYN))
 		return 0;
 	if (!(ops->skb_tcp_flags & TCP_FLAG_ACK))
-		// RFC 7609 3.5.1.1-1, 3.5.1.1-5
+		// RFC 7609 3.5.1.1 #1: set option on SYN
+		// RFC 7609 3.5.1.1 #5: no option on ACK after SYN
 		return marked(ops);
 	if (ops->args[0] == BPF_WRITE_HDR_TCP_SYNACK_COOKIE)
 		return 0;
-	// RFC 7609 3.5.1.1-2, 3.5.1.1-3, 5.3-1
+	// RFC 7609 3.5.1.1 #2: set option on SYN-ACK
+	// RFC 7609 3.5.1.1 #3: answer only a SYN with option
+	// RFC 7609 5.3 #1: TCP filters govern SMC-R too
 	return offered(ops, BPF_LOAD_HDR_OPT_TCP_SYN);
 }
 
@@ -100,7 +104,8 @@ static __always_inline void established(struct bpf_sock_ops *ops, __u64 flags)
 	if (!bits || !(*bits & MARKED))
 		return;
 	want_headers(ops, 0);
-	// RFC 7609 3.5.1.1-6, B.1-4
+	// RFC 7609 3.5.1.1 #6: look up peer's option after handshake
+	// RFC 7609 B.1 #4: handle option unseen by applications
 	*bits = MARKED | ESTABLISHED | (offered(ops, flags) ? PEER_OFFERED : 0);
 }
 

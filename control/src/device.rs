@@ -110,12 +110,13 @@ fn vlan_in(text: &str) -> Option<u16> {
 ///
 /// A v4-mapped address is the IPv4 address it maps.
 pub fn subnets(device: &NetworkDevice, local: IpAddr) -> Subnets {
-    // RFC 7609 3.5.1.2-3
+    // RFC 7609 3.5.1.2 #3: Proposal with subnet or prefixes
     match local.to_canonical() {
-        // RFC 7609 A.2.2-12
+        // RFC 7609 A.2.2 #12: no IPv6 prefixes for IPv4
         IpAddr::V4(local) => Subnets { ipv4: ipv4_subnet(device, local), ..Subnets::default() },
         IpAddr::V6(_) => {
-            // RFC 7609 A.2.2-10, A.2.2-11
+            // RFC 7609 A.2.2 #10: zero IPv4 subnet for IPv6
+            // RFC 7609 A.2.2 #11: at most eight IPv6 prefixes
             let (prefixes, prefix_count) = ipv6_prefixes(device);
             Subnets { ipv4: Ipv4Subnet::default(), prefixes, prefix_count }
         }
@@ -182,7 +183,8 @@ impl Networks {
     pub fn are_shared_with(&self, proposal: &Proposal) -> bool {
         let count = usize::from(proposal.prefix_count).min(PREFIXES_MAX);
         let theirs = &proposal.prefixes[..count];
-        // RFC 7609 3.5.1.2-7, 3.5.1.2-8
+        // RFC 7609 3.5.1.2 #7: match IPv4 subnet with an interface
+        // RFC 7609 3.5.1.2 #8: match one of the IPv6 prefixes
         self.subnets.contains(&proposal.subnet)
             || self.prefixes.iter().any(|own| theirs.contains(own))
     }
@@ -280,7 +282,9 @@ mod tests {
     }
 
     /// Deployed peers expect the network number where the RFC's figure says "mask".
-    // RFC 7609 3.5.1.2-3, A.2.2-10, A.2.2-12
+    // RFC 7609 3.5.1.2 #3: Proposal with subnet or prefixes
+    // RFC 7609 A.2.2 #10: zero IPv4 subnet for IPv6
+    // RFC 7609 A.2.2 #12: no IPv6 prefixes for IPv4
     #[test]
     fn a_proposal_carries_the_network_number_and_the_prefixes() {
         let va = device(
@@ -301,7 +305,7 @@ mod tests {
     }
 
     /// A server takes no more than eight, and two addresses in one prefix are one.
-    // RFC 7609 A.2.2-11
+    // RFC 7609 A.2.2 #11: at most eight IPv6 prefixes
     #[test]
     fn a_proposal_carries_eight_prefixes_at_most() {
         let addresses: Vec<_> = (0..24).map(|n| format!("fd00:0:0:{}::{n}", n / 2)).collect();
@@ -323,7 +327,8 @@ mod tests {
     }
 
     /// With a client that no packet can reach a link would come up never.
-    // RFC 7609 3.5.1.2-7, 3.5.1.2-8
+    // RFC 7609 3.5.1.2 #7: match IPv4 subnet with an interface
+    // RFC 7609 3.5.1.2 #8: match one of the IPv6 prefixes
     #[test]
     fn subnets_match_by_network_number_and_mask_or_by_any_prefix() {
         let vb = device(

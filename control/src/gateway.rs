@@ -317,7 +317,7 @@ impl<N: Rnic> Gateway<N> {
         let now = self.clock.now();
         let groups: Vec<_> = self.endpoint.groups().iter().map(|(id, _)| id).collect();
         for group in groups {
-            // RFC 7609 4.8.3-1
+            // RFC 7609 4.8.3 #1: end connections on graceful shutdown
             self.endpoint.groups_mut().shut_down(now, group, DeleteReason::OPERATOR);
         }
         self.settle(now);

@@ -148,7 +148,8 @@ fn set_options(
         Transport::Smc => peer_keepalive,
     };
     if !keepalive.idle.is_zero() {
-        // RFC 7609 4.5.3-6, 4.5.3-7
+        // RFC 7609 4.5.3 #6: leave TCP keepalive running
+        // RFC 7609 4.5.3 #7: configurable TCP keepalive interval
         sockopt::set_tcp_keepidle(socket, keepalive.idle)?;
         sockopt::set_tcp_keepintvl(socket, keepalive.interval)?;
         sockopt::set_tcp_keepcnt(socket, keepalive.count)?;
@@ -181,7 +182,8 @@ mod tests {
     /// Where firewalls forget idle connections, operators rely on this, on either side and with
     /// times of their own; and small writes of interactive applications must not wait for each
     /// other.
-    // RFC 7609 4.5.3-6, 4.5.3-7
+    // RFC 7609 4.5.3 #6: leave TCP keepalive running
+    // RFC 7609 4.5.3 #7: configurable TCP keepalive interval
     #[test]
     fn sockets_have_the_options_that_the_operator_chose() {
         for (accept, connect) in [("tcp", "smc"), ("smc", "tcp"), ("tcp", "tcp")] {

@@ -33,7 +33,9 @@ impl PnetTable {
     /// The RNIC for connections of `device`: that of its entry, else the one that stands on the
     /// device, else a soft RNIC on it named `soft-DEVICE`, which the caller may have to create.
     pub fn rnic_for(&self, device: &str) -> RnicConfig {
-        // RFC 7609 2-2, 5.1-1, 5.1-2
+        // RFC 7609 2 #2: keep a group in one VLAN
+        // RFC 7609 5.1 #1: RoCE stays in its VLAN
+        // RFC 7609 5.1 #2: no RoCE without VLAN access
         let by_entry = self.entries.iter().find(|(name, _)| name == device);
         let by_device = || self.rnics.iter().find(|rnic| rnic.device == device);
         match by_entry.map(|(_, index)| &self.rnics[*index]).or_else(by_device) {
@@ -77,7 +79,9 @@ mod tests {
 
     /// A VLAN is a device of its own. A stream of a VLAN whose RDMA took the untagged device, or
     /// that of another VLAN, would be seen by the wrong ones.
-    // RFC 7609 2-2, 5.1-1, 5.1-2
+    // RFC 7609 2 #2: keep a group in one VLAN
+    // RFC 7609 5.1 #1: RoCE stays in its VLAN
+    // RFC 7609 5.1 #2: no RoCE without VLAN access
     #[test]
     fn a_vlan_does_not_use_the_rnic_of_the_device_below_it() {
         let table = table("[[rnic]]\nname='r0'\ndevice='va'\n[[rnic]]\nname='r7'\ndevice='va.7'\n");

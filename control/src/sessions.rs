@@ -90,7 +90,7 @@ pub enum Carried {
         /// The group.
         group: GroupId,
         /// The TCP connection. Its kernel answers keepalive probes, and nobody reads it.
-        // RFC 7609 4.5.3-8
+        // RFC 7609 4.5.3 #8: acknowledge TCP keepalive probes
         tcp: OwnedFd,
         /// The peer has ended its direction of it.
         ended: bool,

@@ -158,7 +158,10 @@ fn peer_id(nics: &[RnicConfig], devices: &Devices) -> PeerId {
         .filter_map(|device| device.mac)
         .find(|mac| *mac != [0; 6])
         .unwrap_or_else(random::<6>);
-    // RFC 7609 2.2.4-5, 2.2.4-6, A.2.1-2, A.2.1-3
+    // RFC 7609 2.2.4 #5: one peer id per stack instance
+    // RFC 7609 2.2.4 #6: new peer id after restart
+    // RFC 7609 A.2.1 #2: peer id: instance and MAC
+    // RFC 7609 A.2.1 #3: new instance number after restart
     let [a, b] = random();
     let [c, d, e, f, g, h] = mac;
     PeerId([a, b, c, d, e, f, g, h])
@@ -356,7 +359,10 @@ mod tests {
 
     /// A peer that took a restarted gateway for the one before would write into memory that is
     /// gone; one that took two hosts for one would mix up their connections.
-    // RFC 7609 2.2.4-5, 2.2.4-6, A.2.1-2, A.2.1-3
+    // RFC 7609 2.2.4 #5: one peer id per stack instance
+    // RFC 7609 2.2.4 #6: new peer id after restart
+    // RFC 7609 A.2.1 #2: peer id: instance and MAC
+    // RFC 7609 A.2.1 #3: new instance number after restart
     #[test]
     fn a_peer_id_names_a_nic_and_a_start() {
         let mac = [2, 0, 0, 0, 0, 7];

@@ -21,7 +21,9 @@ const IPSEC: u32 = 0x0302_0000;
 
 /// Most peers in the world have no SMC-R. Connections to them work, and an operator can see why
 /// they are not accelerated.
-// RFC 7609 3.1-3, 3.5.1.1-7, 3.5.1.6.4-1
+// RFC 7609 3.1 #3: stay on TCP without both options
+// RFC 7609 3.5.1.1 #7: hand over TCP without both options
+// RFC 7609 3.5.1.6.4 #1: plain TCP without both options
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_peer_without_smc_r() {
@@ -41,7 +43,7 @@ fn smoke_peer_without_smc_r() {
 
 /// If IPsec is to encrypt what goes between two hosts, RDMA must not carry the bytes past it. A
 /// policy counts from the next connection on, at either host.
-// RFC 7609 5.5-1
+// RFC 7609 5.5 #1: no SMC-R under IPsec
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn connections_that_ipsec_protects_stay_tcp() {
@@ -124,7 +126,7 @@ pub(crate) fn is_refusal(error: &std::io::Error) -> bool {
 }
 
 /// A scanner or a broken stack that connects to a gateway must not disturb other connections.
-// RFC 7609 C.6-4
+// RFC 7609 C.6 #4: protocol error ends TCP
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn malformed_rendezvous_disturbs_nobody() {
@@ -189,7 +191,10 @@ fn malformed_proposals() -> Vec<(&'static str, Vec<u8>)> {
 
 /// The other gateway is killed and cannot say goodbye. Applications must learn it soon, and once
 /// it is back, new connections must be as fast as before.
-// RFC 7609 2.2.4-5, 2.2.4-6, 4.8.3-2, A.2.1-3
+// RFC 7609 2.2.4 #5: one peer id per stack instance
+// RFC 7609 2.2.4 #6: new peer id after restart
+// RFC 7609 4.8.3 #2: detect dead peer by its links
+// RFC 7609 A.2.1 #3: new instance number after restart
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn killed_gateway_under_load() {

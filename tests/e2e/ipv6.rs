@@ -42,7 +42,11 @@ fn pair<'h>(hosts: &'h Hosts, rnic: &str, smc: &str) -> Pair<'h> {
 
 /// A data centre without IPv4 must have SMC-R too: the option, the rendezvous and RoCE. Other tools
 /// check what goes over the wire.
-// RFC 7609 3.5.1.2-3, 3.5.1.2-8, A.2.2-10, A.2.2-13, A.2.2-14
+// RFC 7609 3.5.1.2 #3: Proposal with subnet or prefixes
+// RFC 7609 3.5.1.2 #8: match one of the IPv6 prefixes
+// RFC 7609 A.2.2 #10: zero IPv4 subnet for IPv6
+// RFC 7609 A.2.2 #13: IPv6 prefix takes 17 bytes
+// RFC 7609 A.2.2 #14: Proposal length agrees with contents
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_ipv6_capture_shows_smc_r() {
@@ -98,7 +102,9 @@ fn smoke_ipv6_transfer_both_ways() {
 
 /// A listener on [::] serves both families, each by its own rule, although the RNIC has one
 /// address: a v4-mapped client is in the IPv4 subnet, and has no prefixes to show.
-// RFC 7609 3.5.1.2-7, 3.5.1.2-8, A.2.2-12
+// RFC 7609 3.5.1.2 #7: match IPv4 subnet with an interface
+// RFC 7609 3.5.1.2 #8: match one of the IPv6 prefixes
+// RFC 7609 A.2.2 #12: no IPv6 prefixes for IPv4
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_a_listener_for_both_families_has_smc_r_over_both() {
@@ -129,7 +135,7 @@ fn smoke_a_listener_for_both_families_has_smc_r_over_both() {
 
 /// A second core must help, and peers must see one RNIC: many connections use two link groups, each
 /// on its own poller, at one address.
-// RFC 7609 3.5.3-1
+// RFC 7609 3.5.3 #1: allow parallel link groups
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_two_pollers_of_one_rnic_share_the_connections() {

@@ -19,7 +19,12 @@ const SILENCE: &[&str] = &["from", "10.8.0.2", "ipproto", "tcp", "sport", "7010"
 /// always idle. Probes keep it alive, and no application ever sees them. If the probes are not
 /// answered, the TCP connection is lost, and with it the SMC-R connection: both applications must
 /// see a reset.
-// RFC 7609 4.5.3-6, 4.5.3-7, 4.5.3-8, 4.8-1, 4.8.2-1, 4.8.2-11
+// RFC 7609 4.5.3 #6: leave TCP keepalive running
+// RFC 7609 4.5.3 #7: configurable TCP keepalive interval
+// RFC 7609 4.5.3 #8: acknowledge TCP keepalive probes
+// RFC 7609 4.8 #1: end by SMC-R messages and TCP
+// RFC 7609 4.8.2 #1: TCP reset aborts the connection
+// RFC 7609 4.8.2 #11: peer's TCP reset without A aborts
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn tcp_keepalive_beside_smc_r() {

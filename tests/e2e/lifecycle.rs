@@ -56,7 +56,7 @@ fn smoke_bad_configuration() {
 }
 
 /// A gateway that gets SIGTERM must let its users finish.
-// RFC 7609 4.8.3-1
+// RFC 7609 4.8.3 #1: end connections on graceful shutdown
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_terminate_drains() {
@@ -147,7 +147,7 @@ fn connection_limit_turns_newcomers_away() {
 /// When the memory for elements is used up, new connections stay TCP and an operator can see why.
 /// Connections that have an element must not be disturbed, and when they end, their elements serve
 /// others.
-// RFC 7609 C.1-2
+// RFC 7609 C.1 #2: decline for RNIC, policy, subnet, resources
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn memory_limit_leaves_newcomers_on_tcp() {

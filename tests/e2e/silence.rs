@@ -24,7 +24,11 @@ const NOTICE_LIMIT: Duration = Duration::from_secs(8);
 /// for hours. The peer must reset the connections that hang, say why, and leave others alone. When
 /// the gateway goes on, it must find out by itself that its connections are gone, reset its own
 /// applications, and serve new ones over SMC-R.
-// RFC 7609 2.1-17, 4.5.3-1, 4.5.3-5, 4.8.3-2, C.7.1-23
+// RFC 7609 2.1 #17: state flags only in CDC messages
+// RFC 7609 4.5.3 #1: probe idle link by TEST LINK
+// RFC 7609 4.5.3 #5: reset connections without another link
+// RFC 7609 4.8.3 #2: detect dead peer by its links
+// RFC 7609 C.7.1 #23: unanswered TEST LINK fails link
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_stopped_gateway() {

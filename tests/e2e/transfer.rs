@@ -16,7 +16,7 @@ const STALL_LIMIT: Duration = Duration::from_secs(20);
 
 /// To corrupt a backup is the worst thing that a gateway can do. Windows and wraps go wrong when
 /// the pipe is full in both directions.
-// RFC 7609 5.6-1
+// RFC 7609 5.6 #1: carry TLS bytes unchanged
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn a_gibibyte_each_way_at_once() {
@@ -24,7 +24,13 @@ fn a_gibibyte_each_way_at_once() {
     transfer_both_ways(&hosts, &Pair::start(&hosts, &[PORT]), GIB);
 }
 
-// RFC 7609 2.1-1, 2.1-5, 3.5.1.3-3, 3.5.1.4-1, 4.1-1, A.2.3-3, A.2.4-5
+// RFC 7609 2.1 #1: tell RKey and address together
+// RFC 7609 2.1 #5: one element per connection and side
+// RFC 7609 3.5.1.3 #3: connect client QP from Accept
+// RFC 7609 3.5.1.4 #1: connect server QP upon Confirm
+// RFC 7609 4.1 #1: each side allocates an element
+// RFC 7609 A.2.3 #3: GID and MAC of chosen RNIC
+// RFC 7609 A.2.4 #5: expect packets from Confirm's PSN
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_transfer_both_ways() {
@@ -34,7 +40,8 @@ fn smoke_transfer_both_ways() {
 
 /// Gateways with elements of different sizes: the small one wraps thousands of times and is always
 /// full, the large one is not. Neither may assume that the other element is like its own.
-// RFC 7609 4.7.4-1, 2.1-11
+// RFC 7609 4.7.4 #1: write wrapped data in two pieces
+// RFC 7609 2.1 #11: choose RMBs independently of the peer
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn elements_of_different_sizes() {

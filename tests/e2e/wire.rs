@@ -21,8 +21,19 @@ const SMC_OPTION: [u8; 6] = [254, 6, 0xE2, 0xD4, 0xC3, 0xD9];
 
 /// The usual tools must recognise SMC-R on the wire: an operator needs them, and other stacks read
 /// the same bytes.
-// RFC 7609 3-1, 3.5.1.1-5, 5.3-1, B.1-4
-// RFC 7609 3-2, 3.1-1, 3.1-2, 3.5.1.1-1, 3.5.1.1-2, A.1-1, 3-4, 3.2-1, 3.5.1.2-1
+// RFC 7609 3 #1: set up links in band
+// RFC 7609 3.5.1.1 #5: no option on ACK after SYN
+// RFC 7609 5.3 #1: TCP filters govern SMC-R too
+// RFC 7609 B.1 #4: handle option unseen by applications
+// RFC 7609 3 #2: CLC before any application data
+// RFC 7609 3.1 #1: announce capability by TCP option 254
+// RFC 7609 3.1 #2: exchange CLC if both set option
+// RFC 7609 3.5.1.1 #1: set option on SYN
+// RFC 7609 3.5.1.1 #2: set option on SYN-ACK
+// RFC 7609 A.1 #1: encode TCP option in six bytes
+// RFC 7609 3 #4: send data by RDMA, not TCP
+// RFC 7609 3.2 #1: CLC inside its own TCP connection
+// RFC 7609 3.5.1.2 #1: always send Proposal to capable peers
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_capture_shows_smc_r() {

@@ -13,7 +13,8 @@ fn endings(cluster: &Cluster, connection: usize) -> Vec<Ending> {
 }
 
 /// `shutdown(SHUT_WR)`: the end of one direction leaves the other one open.
-// RFC 7609 4.8.1-6, 4.8.1-9
+// RFC 7609 4.8.1 #6: end of writing sends D
+// RFC 7609 4.8.1 #9: peer's D wakes a reader
 #[test]
 fn either_side_may_finish_first_and_still_receive() {
     for transport in Transport::BOTH {
@@ -39,7 +40,7 @@ fn either_side_may_finish_first_and_still_receive() {
     }
 }
 
-// RFC 7609 4.8.1-24
+// RFC 7609 4.8.1 #24: both sides may close at once
 #[test]
 fn both_may_finish_at_once() {
     for transport in Transport::BOTH {
@@ -61,7 +62,8 @@ fn both_may_finish_at_once() {
 }
 
 /// The end of the stream must wait behind bytes that a slow reader has not taken yet.
-// RFC 7609 4.8.1-4, 4.8.1-14
+// RFC 7609 4.8.1 #4: send pending data before the end
+// RFC 7609 4.8.1 #14: end reads behind all data
 #[test]
 fn the_end_comes_behind_the_last_byte_of_a_sleeping_reader() {
     for transport in Transport::BOTH {
@@ -81,7 +83,9 @@ fn the_end_comes_behind_the_last_byte_of_a_sleeping_reader() {
 }
 
 /// A program that is killed must not leave its partner waiting.
-// RFC 7609 4.8.2-1, 4.8.2-5, 4.8.2-8
+// RFC 7609 4.8.2 #1: TCP reset aborts the connection
+// RFC 7609 4.8.2 #5: fail calls on aborted socket
+// RFC 7609 4.8.2 #8: tell application of the abort
 #[test]
 fn a_reset_reaches_the_other_application() {
     for transport in Transport::BOTH {
@@ -99,7 +103,8 @@ fn a_reset_reaches_the_other_application() {
 }
 
 /// Resets travel even where no byte can: the reader sleeps and every buffer is full.
-// RFC 7609 4.8.2-9, A.4-24
+// RFC 7609 4.8.2 #9: discard data on abort
+// RFC 7609 A.4 #24: A flushes unread data
 #[test]
 fn a_reset_overtakes_what_is_blocked() {
     for transport in Transport::BOTH {
@@ -144,7 +149,7 @@ fn a_reset_behind_the_end_of_the_stream_is_heard() {
 }
 
 /// `close` with bytes still coming: the sender learns that nobody reads them.
-// RFC 7609 4.8.1-3
+// RFC 7609 4.8.1 #3: closing with unread data aborts
 #[test]
 fn who_writes_to_a_closed_program_is_reset() {
     for transport in Transport::BOTH {
@@ -166,7 +171,8 @@ fn who_writes_to_a_closed_program_is_reset() {
 
 /// The operator's abort, the end of a drain, and what is due to a connection whose element the peer
 /// gave to another: nothing more is written for it, what had arrived is not delivered.
-// RFC 7609 4.4.2-4, 4.4.2-5
+// RFC 7609 4.4.2 #4: abort without writing the element
+// RFC 7609 4.4.2 #5: free element that conflicts, show reset
 #[test]
 fn an_aborted_connection_is_reset_on_both_sides() {
     for transport in Transport::BOTH {

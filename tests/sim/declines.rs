@@ -140,7 +140,11 @@ struct Seen {
 }
 
 /// What arrives is what was sent, whatever was declined by whom and when.
-// RFC 7609 C.1-3, C.2-1, C.2-2, C.3-3, C.6-2
+// RFC 7609 C.1 #3: never answer a Decline
+// RFC 7609 C.2 #1: may decline until CONFIRM LINK is sent
+// RFC 7609 C.2 #2: fall back until ADD LINK
+// RFC 7609 C.3 #3: reset beyond point of no return
+// RFC 7609 C.6 #2: never parse application data as CLC
 #[test]
 fn what_arrives_is_what_was_sent() {
     let seeds = seeds(500);
@@ -160,7 +164,7 @@ fn what_arrives_is_what_was_sent() {
 
 /// The server's RNIC reports that it cannot deliver CONFIRM LINK. The server declines at once: if
 /// it waited for its own timer, the client's application would wait, too.
-// RFC 7609 C.7-5
+// RFC 7609 C.7 #5: decline if CONFIRM LINK send fails
 #[test]
 fn a_confirm_link_that_is_not_delivered_is_a_decline() {
     let plain =

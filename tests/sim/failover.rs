@@ -80,7 +80,13 @@ fn failovers(host: &Host) -> u64 {
 }
 
 /// A cable is pulled in the middle of everything: the users of ten connections notice nothing.
-// RFC 7609 2.3-2, 2.3-3, 2.3-9, 2.3-10, 4.6-1, 4.6.1-8, 4.6.2-1
+// RFC 7609 2.3 #2: each side chooses its own link
+// RFC 7609 2.3 #3: move connections of a failed link
+// RFC 7609 2.3 #9: repeat failed writes in order
+// RFC 7609 2.3 #10: repeat uncompleted writes before new data
+// RFC 7609 4.6 #1: each side switches links itself
+// RFC 7609 4.6.1 #8: validate before resuming
+// RFC 7609 4.6.2 #1: repeat pending messages before new data
 #[test]
 fn a_link_that_breaks_under_load_takes_no_connection_along() {
     let mut replayed = 0;
@@ -103,7 +109,8 @@ fn a_link_that_breaks_under_load_takes_no_connection_along() {
 }
 
 /// Both links of one RNIC: the connections stay with their poller.
-// RFC 7609 2.3-3, 4.6.2-1
+// RFC 7609 2.3 #3: move connections of a failed link
+// RFC 7609 4.6.2 #1: repeat pending messages before new data
 #[test]
 fn a_connection_changes_its_link_and_keeps_its_poller() {
     for seed in 0..20 {
@@ -121,7 +128,8 @@ fn a_connection_changes_its_link_and_keeps_its_poller() {
 }
 
 /// Rebalancing, over and over: a connection that changes hands fifty times is still one stream.
-// RFC 7609 2.3-12, 2.3-13
+// RFC 7609 2.3 #12: use a link that comes back
+// RFC 7609 2.3 #13: move connections without a failure
 #[test]
 fn a_connection_moves_to_another_poller_and_back_fifty_times() {
     let (mut cluster, links, connections) = two_links(7, Odds::MALICIOUS, TWO, 3);
@@ -150,7 +158,8 @@ fn a_connection_moves_to_another_poller_and_back_fifty_times() {
 /// An operator takes a link out of service: the gateway leaves it when everything on it has ended,
 /// and repeats at most what it had not announced yet. Its peer, for which the link is gone then,
 /// follows.
-// RFC 7609 2.3-6, 2.3-13
+// RFC 7609 2.3 #6: let old writes end before moving
+// RFC 7609 2.3 #13: move connections without a failure
 #[test]
 fn a_link_is_vacated_in_order() {
     for seed in 0..10 {
@@ -169,7 +178,7 @@ fn a_link_is_vacated_in_order() {
 
 /// The first connection of a link has nothing on its way and leaves at once, the second has: the
 /// link is in use until that one has left, too. Its queue pair was given up before.
-// RFC 7609 2.3-6
+// RFC 7609 2.3 #6: let old writes end before moving
 #[test]
 fn a_link_is_vacated_when_the_last_connection_has_left() {
     let (mut cluster, [first, second], connections) = two_links(1, Odds::CALM, TWO, 2);
@@ -191,7 +200,7 @@ fn a_link_is_vacated_when_the_last_connection_has_left() {
 
 /// What was delivered on the old link waits in one poller, what follows on the new one has come to
 /// another: nothing is lost, so nobody is reset.
-// RFC 7609 4.6.1-8
+// RFC 7609 4.6.1 #8: validate before resuming
 #[test]
 fn a_message_on_the_new_link_waits_for_those_of_the_old_one() {
     let (mut cluster, [first, second], connections) = two_links(1, Odds::CALM, TWO, 1);
@@ -213,7 +222,7 @@ fn a_message_on_the_new_link_waits_for_those_of_the_old_one() {
 /// A link is given up while what it brought last waits for a poller that is late: it is taken in,
 /// because the peer has been told that it was delivered, and forgotten it. Without that, users are
 /// reset now and then when a port goes down, although there is another one.
-// RFC 7609 4.6.1-8
+// RFC 7609 4.6.1 #8: validate before resuming
 #[test]
 fn what_a_link_brought_is_taken_in_before_it_goes() {
     for fails in [false, true] {
@@ -249,7 +258,8 @@ fn write_a_little(cluster: &mut Cluster, connections: &[usize]) {
 
 /// Servers that have said their end move while their clients go on writing: what one poller passes
 /// on comes behind what the other hears itself. Nothing is missing, so nobody is reset.
-// RFC 7609 4.6.1-8, 4.8.1-1
+// RFC 7609 4.6.1 #8: validate before resuming
+// RFC 7609 4.8.1 #1: begin and end as Closed
 #[test]
 fn half_closed_connections_move_between_pollers() {
     let mut held = 0;
@@ -298,7 +308,9 @@ fn half_closed_connections_move_between_pollers() {
 }
 
 /// Each side chooses its link: what one receives on one RNIC belongs to a poller of the other.
-// RFC 7609 2.3-2, 4.6-1, A.4-2
+// RFC 7609 2.3 #2: each side chooses its own link
+// RFC 7609 4.6 #1: each side switches links itself
+// RFC 7609 A.4 #2: process CDC on the data path
 #[test]
 fn both_sides_move_to_different_links() {
     for (seed, letters) in (0..20).zip([4_096, 16].into_iter().cycle()) {
@@ -327,7 +339,8 @@ fn both_sides_move_to_different_links() {
 
 /// The second link breaks while connections are still coming over from the first: they follow to
 /// the third, wherever they are just then.
-// RFC 7609 2.3-3, 4.6.2-1
+// RFC 7609 2.3 #3: move connections of a failed link
+// RFC 7609 4.6.2 #1: repeat pending messages before new data
 #[test]
 fn a_second_break_catches_connections_on_the_move() {
     for seed in 0..40 {
@@ -344,7 +357,7 @@ fn a_second_break_catches_connections_on_the_move() {
 }
 
 /// No link is left: every program hears of it, also on connections that were on their way.
-// RFC 7609 4.8.3-3
+// RFC 7609 4.8.3 #3: reset connections without any link
 #[test]
 fn without_a_link_connections_are_reset_wherever_they_are() {
     for seed in 0..40 {
@@ -365,7 +378,7 @@ fn without_a_link_connections_are_reset_wherever_they_are() {
 }
 
 /// Programs that end while their connection moves end as they would have.
-// RFC 7609 4.4.2-1
+// RFC 7609 4.4.2 #1: reuse only after both say done
 #[test]
 fn a_connection_ends_while_it_moves() {
     for seed in 0..40 {
@@ -406,7 +419,7 @@ fn a_connection_ends_while_it_moves() {
 }
 
 /// Send memory for one connection at a time: those that come over wait for it, and lose nothing.
-// RFC 7609 4.6.2-1
+// RFC 7609 4.6.2 #1: repeat pending messages before new data
 #[test]
 fn a_full_pool_delays_what_is_repeated() {
     let mut delayed = 0;
@@ -425,7 +438,8 @@ fn a_full_pool_delays_what_is_repeated() {
 }
 
 /// The rendezvous ends when its link is gone already: the connection follows the others.
-// RFC 7609 2.3-3, 3.5.2.4-5
+// RFC 7609 2.3 #3: move connections of a failed link
+// RFC 7609 3.5.2.4 #5: keep data that precedes Confirm
 #[test]
 fn a_connection_that_comes_to_a_vacated_link_follows() {
     let mut cluster = Cluster::new(3, Odds::MALICIOUS, TWO);
@@ -465,7 +479,10 @@ fn without_a_key_on_the_new_link_a_connection_is_reset() {
 
 /// Cables are pulled and put back, operators move what they like, programs come and go: as long as
 /// one link works at any time, every byte arrives and every connection ends in order.
-// RFC 7609 2.3-3, 2.3-12, 4.6.1-8, 4.6.2-1
+// RFC 7609 2.3 #3: move connections of a failed link
+// RFC 7609 2.3 #12: use a link that comes back
+// RFC 7609 4.6.1 #8: validate before resuming
+// RFC 7609 4.6.2 #1: repeat pending messages before new data
 #[test]
 fn links_come_and_go() {
     for seed in smcgate_tests::seeds(700) {

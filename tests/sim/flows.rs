@@ -19,7 +19,9 @@ fn urgent_received(cluster: &mut Cluster, side: Side, connection: usize) -> Vec<
 
 /// `telnet` throws away all that was typed before its interrupt, and nothing behind it: the byte
 /// must come as urgent, and exactly where it was.
-// RFC 7609 4.7.5-1, 4.7.5-2, 4.7.5-3
+// RFC 7609 4.7.5 #1: P and U announce urgent data
+// RFC 7609 4.7.5 #2: tell application of urgent data
+// RFC 7609 4.7.5 #3: U locates the urgent byte
 #[test]
 fn urgent_bytes_keep_their_place() {
     for transport in Transport::BOTH {
@@ -112,7 +114,8 @@ fn a_reset_does_not_wait_for_an_urgent_byte() {
 
 /// A reader that has slept through everything finds the urgent byte where it was, once all
 /// buffers on the way have moved on.
-// RFC 7609 4.7.6-3, 4.7.6-5
+// RFC 7609 4.7.6 #3: send urgent data when window opens
+// RFC 7609 4.7.6 #5: hold data behind urgent byte
 #[test]
 fn an_urgent_byte_finds_its_way_through_full_buffers() {
     for transport in Transport::BOTH {
@@ -139,7 +142,9 @@ fn an_urgent_byte_finds_its_way_through_full_buffers() {
 
 /// RDMA writes alone wake nobody and show nothing: bytes exist once a message says so. A gateway
 /// that read earlier would read what is not there yet.
-// RFC 7609 4.7.1-1, 4.7.1-2, 4.7.1-4
+// RFC 7609 4.7.1 #1: writes carry no immediate data
+// RFC 7609 4.7.1 #2: CDC message wakes the receiver
+// RFC 7609 4.7.1 #4: producer cursor says what is readable
 #[test]
 fn bytes_without_their_message_wake_nobody() {
     let mut stage = Stage::new();
@@ -157,7 +162,8 @@ fn bytes_without_their_message_wake_nobody() {
 }
 
 /// Somebody who types waits for nothing; a burst costs fewer messages than it has writes.
-// RFC 7609 4.5.2-1, 4.5.2-2
+// RFC 7609 4.5.2 #1: send at once, whatever the size
+// RFC 7609 4.5.2 #2: combine small sends
 #[test]
 fn small_writes_go_out_at_once_or_together() {
     let mut cluster = Cluster::calm();
@@ -181,7 +187,8 @@ fn small_writes_go_out_at_once_or_together() {
 
 /// A peer that asks by R whether our application reads at all is answered as soon as there is
 /// something to say, however open its window is.
-// RFC 7609 4.5.1-8, 4.5.1-9
+// RFC 7609 4.5.1 #8: report next consumption after R
+// RFC 7609 4.5.1 #9: answer R if cursor is old
 #[test]
 fn a_requested_update_is_sent_at_once() {
     let mut stage = Stage::new();
@@ -219,7 +226,10 @@ fn flags(cdc: &Cdc) -> &'static str {
 
 /// Figure 20: the urgent byte is the last of its write, and what follows waits until it was
 /// consumed. Linux reads it the same way.
-// RFC 7609 4.7.5-1, 4.7.5-4, 4.7.5-5, 4.7.5-6
+// RFC 7609 4.7.5 #1: P and U announce urgent data
+// RFC 7609 4.7.5 #4: always report urgent consumption
+// RFC 7609 4.7.5 #5: wait until urgent byte is consumed
+// RFC 7609 4.7.5 #6: clear P and U with next data
 #[test]
 fn scenario_5_urgent_data_with_the_window_open() {
     let mut stage = Stage::new();
@@ -243,7 +253,8 @@ fn scenario_5_urgent_data_with_the_window_open() {
 
 /// The bytes of an application just fill the element, and more come a moment later. Without B the
 /// reader would report nothing before it has read a tenth, and those bytes would wait.
-// RFC 7609 4.7.4-4, 4.7.4-9
+// RFC 7609 4.7.4 #4: set B when bytes are left
+// RFC 7609 4.7.4 #9: set B when element is full
 #[test]
 fn bytes_behind_an_exact_fill_wait_for_any_read() {
     let mut stage = Stage::new();
@@ -261,7 +272,8 @@ fn bytes_behind_an_exact_fill_wait_for_any_read() {
 
 /// What waits behind an urgent byte waits for its consumption, of which the peer tells anyway: B
 /// would make it tell of every byte before that, too.
-// RFC 7609 4.7.4-4, 4.7.6-4
+// RFC 7609 4.7.4 #4: set B when bytes are left
+// RFC 7609 4.7.6 #4: clear B when nothing waits
 #[test]
 fn an_urgent_byte_that_fills_the_window_does_not_say_blocked() {
     let mut stage = Stage::new();
@@ -278,7 +290,9 @@ fn an_urgent_byte_that_fills_the_window_does_not_say_blocked() {
 }
 
 /// Figure 20, seen by the receiver: consumption of urgent data is told whatever the window.
-// RFC 7609 4.7.5-2, 4.7.5-3, 4.7.5-4
+// RFC 7609 4.7.5 #2: tell application of urgent data
+// RFC 7609 4.7.5 #3: U locates the urgent byte
+// RFC 7609 4.7.5 #4: always report urgent consumption
 #[test]
 fn scenario_5_the_receiver_tells_at_once() {
     let mut stage = Stage::new();
@@ -294,7 +308,10 @@ fn scenario_5_the_receiver_tells_at_once() {
 
 /// Figure 21: a reader in front of a full window hears at once that something urgent waits, so
 /// that it may hurry; B stands until the urgent byte went out, and ends with it.
-// RFC 7609 4.7.6-1, 4.7.6-3, 4.7.6-4, 4.7.6-5
+// RFC 7609 4.7.6 #1: P alone while window is closed
+// RFC 7609 4.7.6 #3: send urgent data when window opens
+// RFC 7609 4.7.6 #4: clear B when nothing waits
+// RFC 7609 4.7.6 #5: hold data behind urgent byte
 #[test]
 fn scenario_6_urgent_data_with_the_window_closed() {
     let mut stage = Stage::new();

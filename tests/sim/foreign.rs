@@ -228,7 +228,7 @@ impl Stage {
 
 /// A Linux program that calls `close` ends both directions at once: ours may still be sending.
 /// It must be told, as TCP would, and the peer must hear A.
-// RFC 7609 4.8.1-15
+// RFC 7609 4.8.1 #15: reset if C meets pending data
 #[test]
 fn who_still_writes_to_a_closed_peer_is_reset() {
     for before in [false, true] {
@@ -279,7 +279,7 @@ fn a_peer_that_closes_first_ends_gracefully_with_our_close() {
 
 /// A window of bytes was written and more wait: the peer is told so by B. If it closes instead of
 /// reading, those bytes are lost, and the application must hear that (RFC 4.8.1, 4A).
-// RFC 7609 4.8.1-15
+// RFC 7609 4.8.1 #15: reset if C meets pending data
 #[test]
 fn a_blocked_writer_is_reset_when_its_peer_closes() {
     let mut stage = Stage::new();
@@ -357,7 +357,7 @@ fn a_blocked_peer_without_more_to_write_ends_all_the_same() {
 }
 
 /// A peer that claims to have read what was never written, or to have written more than fits.
-// RFC 7609 A.4-11
+// RFC 7609 A.4 #11: producer stays within consumer cursor
 #[test]
 fn impossible_cursors_reset_the_connection() {
     let far = Cursor { wrap: 1, count: 1 };
@@ -375,7 +375,8 @@ fn impossible_cursors_reset_the_connection() {
 }
 
 /// A peer that does not answer our A must not keep the slot and the element for ever.
-// RFC 7609 4.4.2-2, 4.8.2-7
+// RFC 7609 4.4.2 #2: reuse element after a timeout
+// RFC 7609 4.8.2 #7: limit PeerAbortWait by a timer
 #[test]
 fn a_peer_that_does_not_answer_is_given_up() {
     let mut stage = Stage::new();
@@ -394,7 +395,9 @@ fn a_peer_that_does_not_answer_is_given_up() {
 
 /// The peer's NIC saw a message delivered that never came here. What follows on the new link must
 /// not reach the program: bytes before it are missing.
-// RFC 7609 2.3-8, 4.6.1-9, A.4-20
+// RFC 7609 2.3 #8: reset when failover validation fails
+// RFC 7609 4.6.1 #9: wait briefly, then reset on gap
+// RFC 7609 A.4 #20: F means failover validation
 #[test]
 fn bytes_that_were_lost_on_the_old_link_reset_the_connection() {
     let mut stage = Stage::new();
@@ -422,7 +425,15 @@ fn bytes_that_were_lost_on_the_old_link_reset_the_connection() {
 /// What a peer sees of a gateway whose link breaks: the number of the last message that was
 /// acknowledged, before anything else and without waiting for an answer; then everything that was
 /// not, under a new number.
-// RFC 7609 2.3-1, 2.3-7, 4.6.1-2, 4.6.1-4, 4.6.1-5, 4.6.1-7, 4.6.2-1, 4.6.2-3, 4.6.2-4
+// RFC 7609 2.3 #1: treat all active links alike
+// RFC 7609 2.3 #7: send failover validation first
+// RFC 7609 4.6.1 #2: keep SS of delivered writes
+// RFC 7609 4.6.1 #4: F message first on new link
+// RFC 7609 4.6.1 #5: F message carries SS
+// RFC 7609 4.6.1 #7: send on, F needs no answer
+// RFC 7609 4.6.2 #1: repeat pending messages before new data
+// RFC 7609 4.6.2 #3: combine repeated writes
+// RFC 7609 4.6.2 #4: higher number for combined writes
 #[test]
 fn the_first_message_on_a_new_link_is_the_validation() {
     let mut stage = Stage::new();
@@ -448,7 +459,8 @@ fn the_first_message_on_a_new_link_is_the_validation() {
 
 /// The same check where everything has come: the connection goes on, and what comes late from the
 /// old link changes nothing.
-// RFC 7609 4.6.1-6, 4.6.1-8
+// RFC 7609 4.6.1 #6: ignore other fields of F message
+// RFC 7609 4.6.1 #8: validate before resuming
 #[test]
 fn a_peer_that_changes_the_link_and_lost_nothing_goes_on() {
     let mut stage = Stage::new();
@@ -473,7 +485,7 @@ fn a_peer_that_changes_the_link_and_lost_nothing_goes_on() {
 /// A poller that has just taken a half-closed connection over hears what is new before the last
 /// owner has passed on the rest: that is waited for, and users notice nothing. If it never comes,
 /// as from a Linux peer that changed the link without a word, they must not get what follows.
-// RFC 7609 4.6.1-9
+// RFC 7609 4.6.1 #9: wait briefly, then reset on gap
 #[test]
 fn what_is_behind_a_gap_waits_for_the_rest() {
     for comes in [true, false] {
@@ -504,7 +516,9 @@ fn what_is_behind_a_gap_waits_for_the_rest() {
 }
 
 /// The peer said D, and never C: an end that stalls becomes a reset, lest slot and element be lost.
-// RFC 7609 4.8.1-21, 4.8.1-23, 4.8.2-2
+// RFC 7609 4.8.1 #21: limit closing by a timer
+// RFC 7609 4.8.1 #23: free element after closing timeout
+// RFC 7609 4.8.2 #2: abort an end that stalls
 #[test]
 fn an_end_that_stalls_is_given_up() {
     let mut stage = Stage::new();

@@ -147,7 +147,7 @@ fn run(seed: u64, pollers: u8) {
 
 /// Customers of an honest peer lost their connections, or read bytes that were never sent, because
 /// somebody else had a link to the same gateway.
-// RFC 7609 4.7.1-3
+// RFC 7609 4.7.1 #3: find connection by alert token
 #[test]
 fn a_stranger_cannot_touch_the_connections_of_others() {
     let name = "a_stranger_cannot_touch_the_connections_of_others";

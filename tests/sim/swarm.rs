@@ -30,7 +30,8 @@ struct Swarm {
     trouble: Chance,
 }
 
-// RFC 7609 2.1-15, 4.8.2-13
+// RFC 7609 2.1 #15: announce data after writing it
+// RFC 7609 4.8.2 #13: no reuse while peer may write
 #[test]
 fn swarm() {
     let seeds = seeds(200);

@@ -20,7 +20,7 @@ fn say_goodbye(cluster: &mut Cluster) {
 }
 
 /// A request and its answer: the least a user can expect.
-// RFC 7609 4.7.1-2
+// RFC 7609 4.7.1 #2: CDC message wakes the receiver
 #[test]
 fn a_request_is_answered() {
     for transport in Transport::BOTH {
@@ -38,7 +38,9 @@ fn a_request_is_answered() {
 }
 
 /// Small elements, odd sizes, a nasty network: no byte may move.
-// RFC 7609 4.2-4, 4.7.4-1, 5.6-1
+// RFC 7609 4.2 #4: use the element as a ring
+// RFC 7609 4.7.4 #1: write wrapped data in two pieces
+// RFC 7609 5.6 #1: carry TLS bytes unchanged
 #[test]
 fn a_megabyte_each_way_wraps_a_small_element_many_times() {
     for seed in 0..5 {
@@ -57,7 +59,8 @@ fn a_megabyte_each_way_wraps_a_small_element_many_times() {
 }
 
 /// A writer that is faster than its reader is told so by B, and wakes when there is room.
-// RFC 7609 4.7.4-4, 4.7.4-8
+// RFC 7609 4.7.4 #4: set B when bytes are left
+// RFC 7609 4.7.4 #8: resume writing when window opens
 #[test]
 fn a_blocked_writer_is_counted_and_goes_on() {
     let mut cluster = Cluster::calm();
@@ -71,7 +74,7 @@ fn a_blocked_writer_is_counted_and_goes_on() {
 }
 
 /// Interactive programs: each letter arrives although nothing follows it.
-// RFC 7609 4.5.2-1
+// RFC 7609 4.5.2 #1: send at once, whatever the size
 #[test]
 fn single_bytes_arrive_at_once_and_in_any_number() {
     for transport in Transport::BOTH {
@@ -118,7 +121,7 @@ fn a_sleeping_reader_stops_the_writer_and_loses_nothing() {
 }
 
 /// The sleeping reader of one connection must not slow its neighbours on the same link.
-// RFC 7609 2-3
+// RFC 7609 2 #3: carry many connections per link
 #[test]
 fn a_sleeping_reader_disturbs_nobody_else() {
     let mut cluster = Cluster::calm();
@@ -173,7 +176,9 @@ fn an_exhausted_send_pool_delays_and_loses_nothing() {
 
 /// The client speaks as soon as its rendezvous has ended; the server may still be at it. However
 /// much is said, and in however many messages, it must be there when the server is ready.
-// RFC 7609 3.5.2.4-4, 3.5.2.4-5, 3.5.2.4-6
+// RFC 7609 3.5.2.4 #4: server's element ready before Accept
+// RFC 7609 3.5.2.4 #5: keep data that precedes Confirm
+// RFC 7609 3.5.2.4 #6: client receives once Confirm is sent
 #[test]
 fn what_comes_before_the_end_of_the_rendezvous_is_kept() {
     for writes in [1, 10, 40] {

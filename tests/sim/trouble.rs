@@ -12,7 +12,9 @@ use crate::{KIB, MIB};
 use Side::{Client, Server};
 
 /// A peer that dies under load: every program hears of it, and the gateway forgets it entirely.
-// RFC 7609 4.8.3-3, 3.5.4-9, 3.5.4-12
+// RFC 7609 4.8.3 #3: reset connections without any link
+// RFC 7609 3.5.4 #9: end connections of deleted group
+// RFC 7609 3.5.4 #12: reset connections when client ends group
 #[test]
 fn a_link_that_breaks_under_load_resets_its_connections_and_leaks_nothing() {
     for seed in 0..20 {
@@ -51,7 +53,7 @@ fn a_link_that_breaks_under_load_resets_its_connections_and_leaks_nothing() {
 }
 
 /// The control thread falls behind: its reports wait, and the data path does not.
-// RFC 7609 A.4-2
+// RFC 7609 A.4 #2: process CDC on the data path
 #[test]
 fn a_full_report_queue_delays_reports_only() {
     let mut cluster = Cluster::new(1, Odds::CALM, Sizes { reports: 2, ..Sizes::USUAL });
@@ -143,7 +145,7 @@ fn llc_messages_pass_a_saturated_send_queue() {
 
 /// The last words of a link, DELETE LINK, leave before its queue pair goes; with the queue pair
 /// broken there is nothing to wait for.
-// RFC 7609 3.5.4-7
+// RFC 7609 3.5.4 #7: clean up once DELETE LINK is sent
 #[test]
 fn a_link_is_retired_behind_its_last_words() {
     for breaks in [false, true] {

@@ -19,7 +19,7 @@ pub(crate) const SECTIONS: &str = "
     A.3 A.3.1 A.3.2 A.3.3 A.3.4 A.3.5 A.3.6 A.3.7 A.3.8 A.4
     B B.1 C.1 C.2 C.3 C.4 C.5 C.6 C.7 C.7.1 C.8";
 
-/// Section and running number: `4.5.1-2`.
+/// Section and running number: `4.5.1 #2`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Id {
     pub(crate) section: String,
@@ -29,7 +29,7 @@ pub(crate) struct Id {
 impl Id {
     /// `None` if the text is not an id.
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        let (section, number) = text.split_once('-')?;
+        let (section, number) = text.split_once(" #")?;
         let plain = number.bytes().all(|byte| byte.is_ascii_digit()) && !number.starts_with('0');
         let number = number.parse().ok().filter(|_| plain)?;
         Some(Self { section: section.to_owned(), number })
@@ -38,7 +38,7 @@ impl Id {
 
 impl fmt::Display for Id {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}", self.section, self.number)
+        write!(f, "{} #{}", self.section, self.number)
     }
 }
 
@@ -156,7 +156,7 @@ fn read_chapter(chapter: Chapter, entries: &mut Vec<Entry>, complaints: &mut Vec
             Some(id) => {
                 entries.push(Entry { id, title: title.into(), reason: reason.map(str::to_owned) });
             }
-            None => complaints.push(format!("{id}: an id is a section, a hyphen and a number")),
+            None => complaints.push(format!("{id}: an id is a section, a space, # and a number")),
         };
     for Exception { id, title, text, reason } in &chapter.exception {
         add(id, title, [text, reason], Some(reason));
@@ -190,15 +190,15 @@ mod tests {
 
     #[test]
     fn a_good_register_is_read_in_order() {
-        let exception = "[[exception]]\nid = '2.1-1'\ntitle = 'do otherwise'\ntext = 'Do.'\n\
+        let exception = "[[exception]]\nid = '2.1 #1'\ntitle = 'do otherwise'\ntext = 'Do.'\n\
                          reason = 'Why.'\n";
-        let two = requirement("2-1", "must") + &requirement("2-2", "may");
+        let two = requirement("2 #1", "must") + &requirement("2 #2", "may");
         let (entries, complaints) = read([exception, &two], "2 2.1");
         assert_eq!(complaints, Vec::<String>::new());
         let names: Vec<String> = entries.iter().map(Entry::to_string).collect();
         assert_eq!(
             names,
-            ["2-1: do what 2-1 says", "2-2: do what 2-2 says", "2.1-1: do otherwise"]
+            ["2 #1: do what 2 #1 says", "2 #2: do what 2 #2 says", "2.1 #1: do otherwise"]
         );
         let reasons: Vec<Option<&str>> =
             entries.iter().map(|entry| entry.reason.as_deref()).collect();
@@ -208,39 +208,44 @@ mod tests {
     /// If two entries had one id, the code of one would claim the other one, too.
     #[test]
     fn a_bad_register_is_refused() {
-        let good = requirement("2-1", "must") + &requirement("2.1-1", "should");
+        let good = requirement("2 #1", "must") + &requirement("2.1 #1", "should");
         assert_eq!(complaints(&[&good]), "");
         let also = |more: &str| complaints(&[&good, more]);
-        assert_eq!(also(&requirement("2-1", "must")), "2: numbered [1, 1], not 1 to 2");
-        assert_eq!(also(&requirement("2-3", "must")), "2: numbered [1, 3], not 1 to 2");
-        assert_eq!(also(&requirement("2-2", "shall")), "2-2: \"shall\" is not must, should or may");
-        assert!(also(&requirement("7.1-1", "must")).starts_with("7.1-1: the RFC has no such"));
+        assert_eq!(also(&requirement("2 #1", "must")), "2: numbered [1, 1], not 1 to 2");
+        assert_eq!(also(&requirement("2 #3", "must")), "2: numbered [1, 3], not 1 to 2");
+        assert_eq!(
+            also(&requirement("2 #2", "shall")),
+            "2 #2: \"shall\" is not must, should or may"
+        );
+        assert!(also(&requirement("7.1 #1", "must")).starts_with("7.1 #1: the RFC has no such"));
         assert!(also(&requirement("2.1", "must")).starts_with("2.1: an id is"));
-        let mute = "[[exception]]\nid = '2-2'\ntitle = 'do it'\ntext = 'Do.'\nreason = ' '\n";
-        assert_eq!(also(mute), "2-2: says nothing");
-        assert!(also("[[requirement]]\nid = '2-2'\n").contains("missing field"));
-        assert_eq!(complaints(&[&requirement("2-1", "must")]), "2.1: no entry");
+        let mute = "[[exception]]\nid = '2 #2'\ntitle = 'do it'\ntext = 'Do.'\nreason = ' '\n";
+        assert_eq!(also(mute), "2 #2: says nothing");
+        assert!(also("[[requirement]]\nid = '2 #2'\n").contains("missing field"));
+        assert_eq!(complaints(&[&requirement("2 #1", "must")]), "2.1: no entry");
     }
 
     /// Two rules of one title could not be told apart where they are claimed.
     #[test]
     fn a_title_tells_its_rule_from_all_others() {
-        let good = titled("2-1", "reset on A", "must") + &requirement("2.1-1", "must");
+        let good = titled("2 #1", "reset on A", "must") + &requirement("2.1 #1", "must");
         assert_eq!(complaints(&[&good]), "");
-        let also = |title: &str| complaints(&[&good, &titled("2-2", title, "must")]);
+        let also = |title: &str| complaints(&[&good, &titled("2 #2", title, "must")]);
         assert_eq!(also("reset on C"), "");
-        assert_eq!(also("reset on A"), "2-2: 2-1 has the same title");
-        assert_eq!(also("Reset it."), "2-2: a title is no sentence: it ends without a full stop");
+        assert_eq!(also("reset on A"), "2 #2: 2 #1 has the same title");
+        assert_eq!(also("Reset it."), "2 #2: a title is no sentence: it ends without a full stop");
         for wrong in ["", "reset", "do this and that and that and what follows", &"ab ".repeat(20)]
         {
-            assert!(also(wrong).starts_with("2-2: a title has 2 to 8 words"), "{wrong}");
+            assert!(also(wrong).starts_with("2 #2: a title has 2 to 8 words"), "{wrong}");
         }
     }
 
     #[test]
     fn only_ids_are_ids() {
-        assert_eq!(Id::parse("A.2.1-12").unwrap().to_string(), "A.2.1-12");
-        for wrong in ["A.2.1", "A.2.1-", "A.2.1-0", "A.2.1-01", "A.2.1-+1", "A.2.1-x"] {
+        assert_eq!(Id::parse("A.2.1 #12").unwrap().to_string(), "A.2.1 #12");
+        for wrong in
+            ["A.2.1", "A.2.1 #", "A.2.1 #0", "A.2.1 #01", "A.2.1 #+1", "A.2.1 #x", "A.2.1-1"]
+        {
             assert_eq!(Id::parse(wrong), None, "{wrong}");
         }
     }

@@ -25,7 +25,7 @@ impl TcpKeepalive {
             interval: table.duration("interval", INTERVAL)?,
             count: table.count("count", 1..COUNT_MAX + 1, COUNT)?,
         };
-        // RFC 7609 4.5.3-7
+        // RFC 7609 4.5.3 #7: configurable TCP keepalive interval
         for (key, time, least) in [
             ("idle", keepalive.idle, Duration::ZERO),
             ("interval", keepalive.interval, Duration::from_secs(1)),

@@ -100,7 +100,7 @@ pub(super) fn rmbe_size(
     source: Source<'_>,
     table: &mut Section<'_>,
 ) -> Result<Option<u32>, ConfigError> {
-    // RFC 7609 A.2.3-9
+    // RFC 7609 A.2.3 #9: element size up to 512 KiB
     let size = table.number("rmbe_size", RMBE_SIZE_MIN..RMBE_SIZE_MAX + 1, 0)?;
     if size.value > 0 && !size.value.is_power_of_two() {
         let below = 1_u64 << size.value.ilog2();

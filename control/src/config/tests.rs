@@ -299,7 +299,7 @@ fn other_tables_are_checked_too() {
 }
 
 /// The protocol's own numbers, wrong in each way that would only show with a peer.
-// RFC 7609 A.2.3-9
+// RFC 7609 A.2.3 #9: element size up to 512 KiB
 #[test]
 fn the_protocol_is_checked_too() {
     are_refused(&[

@@ -71,7 +71,7 @@ impl<N: Rnic> Gateway<N> {
         let encoded = frame.encode();
         let bytes = encoded.as_bytes();
         // A few dozen bytes always fit an empty send buffer; if not, the connection is no good.
-        // RFC 7609 3.2-1
+        // RFC 7609 3.2 #1: CLC inside its own TCP connection
         if send(peer, bytes, SendFlags::NOSIGNAL) != Ok(bytes.len()) {
             self.endpoint.broke(key);
         }
@@ -199,7 +199,8 @@ impl<N: Rnic> Gateway<N> {
         );
         // Beside TCP there is nothing.
         let Carried::Smc { tcp, ended, .. } = open.transport else { return };
-        // RFC 7609 3.5.4-1, 4.8-1
+        // RFC 7609 3.5.4 #1: end SMC-R before TCP
+        // RFC 7609 4.8 #1: end by SMC-R messages and TCP
         let connected = listener.config.connect == Transport::Smc;
         if connected && ending == Ending::Graceful && !ended {
             self.farewells.wait(now, key, tcp);
@@ -219,11 +220,11 @@ impl<N: Rnic> Gateway<N> {
             let Carried::Smc { group, tcp, .. } = &open.transport else {
                 panic!("TCP is suspect only beside SMC-R");
             };
-            // RFC 7609 4.8.2-11
+            // RFC 7609 4.8.2 #11: peer's TCP reset without A aborts
             if connect_outcome(tcp).is_err() {
                 self.endpoint.groups_mut().abort(open.connection);
             } else {
-                // RFC 7609 2.1-17
+                // RFC 7609 2.1 #17: state flags only in CDC messages
                 probed.push(*group);
             }
         }
@@ -281,7 +282,7 @@ pub(super) fn reading<N: Rnic>(groups: &GatewayGroups<N>, open: &Open) -> Readin
 fn end_tcp(tcp: OwnedFd, ending: Ending) {
     match ending {
         Ending::Graceful => drop(tcp),
-        // RFC 7609 4.8.1-22
+        // RFC 7609 4.8.1 #22: reset TCP when closing times out
         Ending::ResetByApplication
         | Ending::ResetByPeer
         | Ending::LinkLost
@@ -300,7 +301,8 @@ mod tests {
 
     /// A stack at the other end that waits on TCP must learn there how the connection ended: an end
     /// of stream after a stall would look as if all had been delivered.
-    // RFC 7609 4.8-1, 4.8.1-22
+    // RFC 7609 4.8 #1: end by SMC-R messages and TCP
+    // RFC 7609 4.8.1 #22: reset TCP when closing times out
     #[test]
     fn tcp_ends_as_smc_r_did() {
         for (ending, outcome) in [

@@ -24,7 +24,7 @@ fn decline(diagnosis: Diagnosis) -> Frame {
 
 /// A client host whose RNIC is gone still offers SMC-R in its SYN: its applications must not be
 /// reset by our side of the rendezvous.
-// RFC 7609 C.1-1
+// RFC 7609 C.1 #1: decline in place of expected CLC
 #[test]
 fn a_client_may_decline_before_it_proposes() {
     let rig = Rig::server(1, "");
@@ -103,7 +103,7 @@ fn who_waits_when_the_gateway_stops_is_reset() {
 
 /// Where SMC-R is not possible, or not wanted, the application has its connection all the same; and
 /// the operators of both hosts read why it is TCP.
-// RFC 7609 C.1-2
+// RFC 7609 C.1 #2: decline for RNIC, policy, subnet, resources
 #[test]
 fn each_reason_against_smc_r_leaves_the_connection_tcp() {
     let elsewhere = Ipv4Subnet { network: [10, 9, 0, 0], prefix_bits: 24 };
@@ -127,7 +127,10 @@ fn each_reason_against_smc_r_leaves_the_connection_tcp() {
 }
 
 /// TCP gets through where RoCE does not: the connection stays TCP, and nothing is leaked.
-// RFC 7609 3.5.1.6.4-4, 3.5.1-1, 3.5.1.2-9, 3.5.1.2-10
+// RFC 7609 3.5.1.6.4 #4: release group resources on fallback
+// RFC 7609 3.5.1 #1: new group on first contact
+// RFC 7609 3.5.1.2 #9: allocate QP and element to accept
+// RFC 7609 3.5.1.2 #10: first contact flag in Accept
 #[test]
 fn a_queue_pair_that_cannot_be_reached_costs_speed_only() {
     let rig = Rig::server(3, "");
@@ -148,7 +151,7 @@ fn a_queue_pair_that_cannot_be_reached_costs_speed_only() {
 
 /// A client host that dies after the Accept would hold up every other connection of that host, each
 /// of which waits for the outcome of the first contact.
-// RFC 7609 3.5.1.6.4-5
+// RFC 7609 3.5.1.6.4 #5: try first contact again next time
 #[test]
 fn a_silent_client_holds_nothing_up_for_longer_than_the_operator_allows() {
     let rig = Rig::server(4, "[smc]\nhandshake_timeout = \"300ms\"\n");
@@ -171,7 +174,7 @@ fn a_silent_client_holds_nothing_up_for_longer_than_the_operator_allows() {
 }
 
 /// A client that goes away at any step of the rendezvous leaves nothing behind.
-// RFC 7609 3.5.1.6.4-4
+// RFC 7609 3.5.1.6.4 #4: release group resources on fallback
 #[test]
 fn a_client_that_vanishes_leaves_nothing() {
     let rig = Rig::server(5, "");
@@ -198,7 +201,8 @@ fn a_client_that_vanishes_leaves_nothing() {
 
 /// RFC 4.8.2: a peer that resets the TCP connection has given the connection up, even if no CDC
 /// message could say so. One that only ends it is asked whether it lives, and goes on.
-// RFC 7609 4.8.2-11, 2.1-17
+// RFC 7609 4.8.2 #11: peer's TCP reset without A aborts
+// RFC 7609 2.1 #17: state flags only in CDC messages
 #[test]
 fn a_reset_beside_smc_r_resets_an_end_does_not() {
     let far = Rig::server(6, "");
@@ -225,7 +229,7 @@ fn a_reset_beside_smc_r_resets_an_end_does_not() {
 /// Who ends TCP first has the ports in TIME_WAIT. A gateway that connects a few thousand times per
 /// second would run out of them, so it lets the peer go first, who only listens; and does not wait
 /// for ever.
-// RFC 7609 4.8-1
+// RFC 7609 4.8 #1: end by SMC-R messages and TCP
 #[test]
 fn the_side_that_connected_ends_tcp_last() {
     let far = Rig::server(14, "");
@@ -257,7 +261,7 @@ fn the_side_that_connected_ends_tcp_last() {
 /// An application half-closes, and goes on reading: for SMC-R that is D. If the gateway ended TCP
 /// by it, a firewall on the path would forget the connection, and a Linux peer would take it for
 /// dead. TCP ends when SMC-R has.
-// RFC 7609 3.5.4-1
+// RFC 7609 3.5.4 #1: end SMC-R before TCP
 #[test]
 fn tcp_does_not_end_before_smc_r_has() {
     let far = Rig::server(154, "");
@@ -282,7 +286,7 @@ fn tcp_does_not_end_before_smc_r_has() {
 
 /// A program that reads no more (SHUT_RD) may go on writing, and the other one is told nothing:
 /// with TCP no segment is sent for it, so no CDC message may be.
-// RFC 7609 4.8.1-25
+// RFC 7609 4.8.1 #25: shutdown for reading sends nothing
 #[test]
 fn a_program_that_reads_no_more_tells_nobody() {
     let far = Rig::server(172, "");
@@ -305,7 +309,9 @@ fn a_program_that_reads_no_more_tells_nobody() {
 }
 
 /// Operators choose how long an idle group keeps its memory.
-// RFC 7609 2-5, 3.5.4-4, 4.8-1
+// RFC 7609 2 #5: end idle link groups
+// RFC 7609 3.5.4 #4: keep an empty group by timer
+// RFC 7609 4.8 #1: end by SMC-R messages and TCP
 #[test]
 fn an_idle_group_ends_when_the_operator_says() {
     let far = Rig::server(8, "[smc]\nidle_group_server = \"200ms\"\n");
@@ -326,7 +332,8 @@ fn an_idle_group_ends_when_the_operator_says() {
 
 /// What cannot be read as the CLC message that is due may be bytes of an application. They must not
 /// be answered, nor reach the other application: nobody can tell where they begin.
-// RFC 7609 C.6-3, C.6-4
+// RFC 7609 C.6 #3: malformed CLC is a protocol error
+// RFC 7609 C.6 #4: protocol error ends TCP
 #[test]
 fn a_malformed_message_ends_the_connection() {
     let proposal = {
@@ -366,7 +373,8 @@ fn a_malformed_message_ends_the_connection() {
 }
 
 /// Bytes of an application that speaks first are no CLC message. It is told so, and counted.
-// RFC 7609 C.6-1, C.6-4
+// RFC 7609 C.6 #1: application data instead of CLC: error
+// RFC 7609 C.6 #4: protocol error ends TCP
 #[test]
 fn nonsense_is_closed_and_counted() {
     let rig = Rig::server(10, "");

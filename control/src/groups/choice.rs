@@ -67,12 +67,16 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             self.founded_by(peer.source).filter(|(_, it)| self.serves(it, near, peer)).collect();
         let pollers =
             self.shared.ports.iter().filter(|one| one.is_up() && one.address() == near.address());
-        // RFC 7609 3.5.3-1, 3.5.3-2, 3.5.3-3
+        // RFC 7609 3.5.3 #1: allow parallel link groups
+        // RFC 7609 3.5.3 #2: only server opens parallel groups
+        // RFC 7609 3.5.3 #3: server treats parallel as first contact
         if with_peer.len() < pollers.count() && self.idle_poller(port, &with_peer) {
             return None;
         }
         let open = with_peer.into_iter().filter(|(_, group)| {
-            // RFC 7609 2-4, 2.2.4-7, 3.5.1.6.4-5
+            // RFC 7609 2 #4: use existing links for later connections
+            // RFC 7609 2.2.4 #7: recognize peers by peer id
+            // RFC 7609 3.5.1.6.4 #5: try first contact again next time
             group.is_established() && group.members.len() < group.members_max()
         });
         open.min_by_key(|(id, group)| (group.members.len(), *id)).map(|(id, _)| id)
@@ -88,11 +92,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
 
     /// Whether connections of `peer` by `near` belong to this group, in the role of its server.
     fn serves(&self, group: &Group<N::Opening>, near: &Port<N>, peer: Peer) -> bool {
-        // RFC 7609 3.5.1.2-13
+        // RFC 7609 3.5.1.2 #13: match group by id and subnet
         let here =
             group.links.first().is_some_and(|link| self.shared.ports[link.port.0].lan == near.lan);
         let usable = !group.is_over() && !group.out_of_sync;
-        // RFC 7609 2.2.3-2
+        // RFC 7609 2.2.3 #2: separate group for reverse connections
         group.role == Role::Server && group.is_with(peer) && here && usable
     }
 
@@ -127,7 +131,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let others = self.iter().filter(|(_, group)| group.peer.source != source);
         let ours = self.founded_by(source).chain(others).filter(|(_, group)| {
             let runs = group.machine().is_some_and(|machine| !machine.is_terminated());
-            // RFC 7609 3.5.2.2-1
+            // RFC 7609 3.5.2.2 #1: recognize later contact by Accept
             let with = group.peer.id == accept.peer_id && group.peer.v2 == v2;
             runs && group.role == Role::Client && with
         });

@@ -35,7 +35,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             self.limit_spare(now, peer.source)?;
         }
         let rnic = self.shared.ports[port.0].for_link()?;
-        // RFC 7609 2.1-6
+        // RFC 7609 2.1 #6: one remote peer per RMB
         let domain = rnic.open_domain()?;
         let mut opening = match rnic.open_for(domain, peer.messages()) {
             Ok(opening) => opening,
@@ -49,7 +49,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let id = GroupId(self.groups_made);
         let name = self.shared.name_link(id, port);
         let link = Link::new(now, name, UNNUMBERED, port, opening.address(), opening);
-        // RFC 7609 3.5.3-5
+        // RFC 7609 3.5.3 #5: no RMB in two groups
         let stock = Stock::new(self.shared.settings.rmb_elements);
         self.founded_by.entry(peer.source).or_default().push(id);
         self.groups.insert(id, Group::new(id, role, peer, link, domain, stock));
@@ -125,7 +125,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
             gid: offer.gid,
             mac: offer.mac,
             qpn: offer.qpn,
-            // RFC 7609 3.5.1.4-1, A.2.4-5
+            // RFC 7609 3.5.1.4 #1: connect server QP upon Confirm
+            // RFC 7609 A.2.4 #5: expect packets from Confirm's PSN
             psn: offer.psn,
             mtu: offer.mtu,
         };

@@ -200,7 +200,7 @@ impl<O> Link<O> {
     }
 
     /// Whether the peer's end of the link is this one.
-    // RFC 7609 2-1
+    // RFC 7609 2 #1: identify a link by both ends
     pub(super) fn leads_to(&self, offer: &Offer) -> bool {
         let end = (offer.gid, offer.mac, offer.qpn);
         self.theirs.is_some_and(|theirs| (theirs.gid, theirs.mac, theirs.qpn) == end)
@@ -376,7 +376,7 @@ mod tests {
 
     /// A peer gives a number to a new link as soon as it has forgotten the old one, while our
     /// connections are still leaving that. What is said of the number is meant for the new link.
-    // RFC 7609 2.2.4-2
+    // RFC 7609 2.2.4 #2: use all link numbers before reuse
     #[test]
     fn a_number_that_is_used_again_means_the_new_link() {
         let peer = Peer {

@@ -36,7 +36,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         match opened {
             Ok(((ours, link), port)) => {
                 let keys = self.group.stock.keys_on(port);
-                // RFC 7609 2.2.4-3
+                // RFC 7609 2.2.4 #3: unique link user id
                 ActionOutcome::Opened { number, ours, user_id: LinkUserId(link.0), keys }
             }
             Err(refusal) => {
@@ -148,7 +148,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
             self.command(port, Command::FailLink { link: name });
         } else {
             self.shared.counts.links_lost += 1;
-            // RFC 7609 4.8.3-3
+            // RFC 7609 4.8.3 #3: reset connections without any link
             self.command(port, Command::FailConnections { link: name });
             self.retire(name);
         }
@@ -190,7 +190,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
                 LinkState::Retiring => {}
                 LinkState::Polled | LinkState::Leaving(_) | LinkState::Vacated => {
                     let pollers = &mut self.shared.pollers;
-                    // RFC 7609 3.5.4-9, 3.5.4-12, 4.8.3-3
+                    // RFC 7609 3.5.4 #9: end connections of deleted group
+                    // RFC 7609 3.5.4 #12: reset connections when client ends group
+                    // RFC 7609 4.8.3 #3: reset connections without any link
                     pollers.command(link.port, Command::FailConnections { link: link.id });
                     pollers.command(link.port, Command::RetireLink { link: link.id });
                 }
@@ -210,10 +212,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         if self.group.domains.contains_key(&port) {
             return Ok(());
         }
-        // RFC 7609 2.1-6
+        // RFC 7609 2.1 #6: one remote peer per RMB
         let domain = rnic.open_domain()?;
         self.group.domains.insert(port, domain);
-        // RFC 7609 2.1-3, 2.2-4
+        // RFC 7609 2.1 #3: one RToken per RMB and link
+        // RFC 7609 2.2 #4: same RMBs on all links
         if self.group.stock.register(port, domain, rnic).is_err() {
             self.leave_port(port);
             return Err(Exhausted);

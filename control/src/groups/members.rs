@@ -108,7 +108,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     pub fn best_link(&self, id: GroupId) -> Option<LinkId> {
         let group = self.at(id)?;
         let usable = group.links.iter().filter(|link| group.is_usable(link));
-        // RFC 7609 2.2-2, 2.3-1, 2.3-2, 3.5.2.1-6
+        // RFC 7609 2.2 #2: spread connections over active links
+        // RFC 7609 2.3 #1: treat all active links alike
+        // RFC 7609 2.3 #2: each side chooses its own link
+        // RFC 7609 3.5.2.1 #6: server may choose another link
         usable.min_by_key(|link| (group.members_on(link.id), link.number)).map(|link| link.id)
     }
 
@@ -173,7 +176,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let left = self.input(now, id, |group| {
             let port = group.forget(connection).port;
             group.shared.pollers.forget(port, connection);
-            // RFC 7609 3.5.4-2, 4.4.2-2
+            // RFC 7609 3.5.4 #2: reuse element when both are done
+            // RFC 7609 4.4.2 #2: reuse element after a timeout
             group.rest(now, rmbe);
             group.one_less(now);
         });
@@ -196,11 +200,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let closed = self.input(now, id, |it| {
             it.forget(connection);
             if settled {
-                // RFC 7609 4.4.2-1
+                // RFC 7609 4.4.2 #1: reuse only after both say done
                 it.group.stock.give_back(now, rmbe, &mut it.shared.budget);
             } else {
                 it.shared.counts.elements_rested += 1;
-                // RFC 7609 4.4.2-2
+                // RFC 7609 4.4.2 #2: reuse element after a timeout
                 it.rest(now, rmbe);
             }
             it.one_less(now);
@@ -232,7 +236,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         link: LinkId,
         size: RmbeSize,
     ) -> Result<Joined, Refusal> {
-        // RFC 7609 2.1-5, 4.1-1
+        // RFC 7609 2.1 #5: one element per connection and side
+        // RFC 7609 4.1 #1: each side allocates an element
         let rmbe = self.take_element(now, size)?;
         let on = self.group.link(link).expect("it was just looked at");
         let (port, ours) = (on.port, on.ours);
@@ -244,9 +249,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         self.shared.connection_came(port);
         self.tell_members(now);
         // From the moment the peer knows the token, its messages may come.
-        // RFC 7609 3.5.2.4-4, 3.5.2.4-6
+        // RFC 7609 3.5.2.4 #4: server's element ready before Accept
+        // RFC 7609 3.5.2.4 #6: client receives once Confirm is sent
         self.shared.pollers.expect(port, connection, self.group.id);
-        // RFC 7609 3.5.1.2-11, A.2.3-3
+        // RFC 7609 3.5.1.2 #11: Accept names RNIC on shared subnet
+        // RFC 7609 A.2.3 #3: GID and MAC of chosen RNIC
         let offer = Offer {
             first_contact: false,
             peer_id: self.shared.settings.peer_id,
@@ -282,7 +289,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
             let group = self.group.id.0;
             tracing::warn!(group, slot = holder.slot, "reset: the peer offers its element again");
             self.shared.counts.conflicts += 1;
-            // RFC 7609 4.4.2-3, 4.4.2-6
+            // RFC 7609 4.4.2 #3: abort user of an offered element
+            // RFC 7609 4.4.2 #6: new connection goes on after conflict
             self.abort(holder);
         }
         Ok(())
@@ -301,7 +309,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         // A link that connections are leaving is active still, and so is one that only the peer has
         // seen confirmed: what tells the other side may be on its way by RDMA, and who is refused
         // here loses the connection.
-        // RFC 7609 3.5.2.3-2, 3.5.2.3-3
+        // RFC 7609 3.5.2.3 #2: check that Confirm names active link
+        // RFC 7609 3.5.2.3 #3: client may choose another link
         let on = group.links.iter().find(|link| link.leads_to(offer));
         let on = on.filter(|link| !matches!(link.state, LinkState::Retiring));
         let on = on.ok_or(BadOffer::NoSuchLink)?.number;
@@ -312,7 +321,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
             learned.map_err(|_| BadOffer::TooManyRmbs)?;
         }
         let offer = seen_from(group, offer, on, own).ok_or(BadOffer::UnknownRmb)?;
-        // RFC 7609 3.5.2.2-4, 3.5.2.3-1
+        // RFC 7609 3.5.2.2 #4: check that server's element is free
+        // RFC 7609 3.5.2.3 #1: check that client's element is free
         let holder = holder_of(group, &offer, own).filter(|old| *old != connection);
         Ok((offer, holder))
     }
@@ -324,13 +334,13 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         let member = self.member_mut(connection);
         let offer = member.peer.expect("what is done was offered from both sides");
         member.relayed = true;
-        // RFC 7609 3-4
+        // RFC 7609 3 #4: send data by RDMA, not TCP
         let (link, port) = (member.link, member.port);
-        // RFC 7609 2.1-1
+        // RFC 7609 2.1 #1: tell RKey and address together
         let peer = PeerElement {
             rkey: offer.rkey,
             address: offer.rmbe_address(),
-            // RFC 7609 2.1-11
+            // RFC 7609 2.1 #11: choose RMBs independently of the peer
             ring: Ring::of_element(offer.rmbe_size, eye_catcher),
             token: offer.alert_token,
         };

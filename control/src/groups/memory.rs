@@ -19,7 +19,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
             // The peer learns of it by CLC.
             self.grow(now, Standing::Known, size).map_err(|Exhausted| Refusal::NoMemory)?;
         }
-        // RFC 7609 3.5.2.1-4, 3.5.2.2-5
+        // RFC 7609 3.5.2.1 #4: take a free element that fits
+        // RFC 7609 3.5.2.2 #5: client allocates its own element
         let taken = self.group.stock.take(size, &mut self.shared.budget);
         let taken = taken.map_err(|Exhausted| Refusal::NoMemory)?;
         // A group that will be full soon needs no RMB for connections that it will not take in.
@@ -40,7 +41,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
     fn announce(&mut self, now: Instant, size: RmbeSize) -> Result<(), Exhausted> {
         let index = self.grow(now, Standing::Announced, size)?;
         let keys = keys_by_link(self.group, index);
-        // RFC 7609 3.5.5.2-1, 3.5.5.2.1-4, 3.5.2.1-7, 3.5.2.2-6
+        // RFC 7609 3.5.5.2 #1: register RMBs on all links
+        // RFC 7609 3.5.5.2.1 #4: add RMBs ahead of need
+        // RFC 7609 3.5.2.1 #7: CONFIRM RKEY before Accept
+        // RFC 7609 3.5.2.2 #6: CONFIRM RKEY before Confirm
         self.feed(|machine| machine.announce_rmb(now, index, &keys));
         Ok(())
     }
@@ -98,7 +102,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         for (port, domain) in &self.group.domains {
             let rnic = self.shared.ports[port.0].rnic.as_mut();
             let rnic = rnic.expect("a domain is one of an RNIC");
-            // RFC 7609 2.1-3, 2.2-4
+            // RFC 7609 2.1 #3: one RToken per RMB and link
+            // RFC 7609 2.2 #4: same RMBs on all links
             if self.group.stock.register(*port, *domain, rnic).is_err() {
                 let keys = self.group.stock.discard(index);
                 self.deregister(keys);

@@ -75,7 +75,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         for Shift { from, to, moving } in even_out(loads) {
             let (group, count) = (self.group.id.0, moving.len());
             tracing::info!(group, from = from.0, to = to.0, count, "connections rebalanced");
-            // RFC 7609 2.2-2, 2.3-12, 2.3-13
+            // RFC 7609 2.2 #2: spread connections over active links
+            // RFC 7609 2.3 #12: use a link that comes back
+            // RFC 7609 2.3 #13: move connections without a failure
             self.order_move(from, to, Some(moving));
         }
     }
@@ -125,7 +127,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         let (port, to_port) = (old.port, new.port);
         let keys = key_changes(self.group, old, new);
         let to_poller = u8::try_from(to_port.0).expect("pollers have an index of eight bits");
-        // RFC 7609 2.3-3, 2.3-4, 4.6-1
+        // RFC 7609 2.3 #3: move connections of a failed link
+        // RFC 7609 2.3 #4: move at once, send DELETE LINK
+        // RFC 7609 4.6 #1: each side switches links itself
         self.command(port, Command::MoveConnections { from, to, to_poller, keys, only });
     }
 }
@@ -176,7 +180,8 @@ mod tests {
     }
 
     /// A link that comes back carries its share again, and nobody is moved to and fro for it.
-    // RFC 7609 2.2-2, 2.3-12
+    // RFC 7609 2.2 #2: spread connections over active links
+    // RFC 7609 2.3 #12: use a link that comes back
     #[test]
     fn connections_are_spread_with_the_fewest_moves() {
         let loads = vec![(LinkId(1), connections(0..9)), (LinkId(2), connections(9..9))];

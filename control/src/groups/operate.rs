@@ -24,7 +24,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     ) -> Result<(), OperateError> {
         let unknown = || OperateError::Unknown(format!("link {}", link.0));
         let (id, number) = self.locate(link).ok_or_else(unknown)?;
-        // RFC 7609 3.5.4-5
+        // RFC 7609 3.5.4 #5: ask server on operator's command
         self.input(now, id, |group| {
             group.feed(|machine| {
                 machine.delete_link(now, number, DeleteReason::OPERATOR, orderly);
@@ -144,7 +144,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     }
 
     /// Groups on the same LAN as a port, without a link on its RNIC, which has the address `gid`.
-    // RFC 7609 3.5.5.1.1-5
+    // RFC 7609 3.5.5.1.1 #5: offer RNIC only on its LAN
     fn groups_that_could_use(&self, port: PortId, gid: Gid) -> Vec<GroupId> {
         let ports = self.ports();
         let lan = &ports[port.0].lan;

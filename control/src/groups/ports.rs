@@ -78,7 +78,7 @@ impl<N: Rnic> Port<N> {
     }
 
     /// Whether packets to the peer's port need no router, as far as its address tells.
-    // RFC 7609 5.2-1
+    // RFC 7609 5.2 #1: SMC-Rv1 only within layer 2
     pub(crate) fn reaches(&self, peer: Gid) -> bool {
         let Ipv4Subnet { network, prefix_bits } = self.subnet;
         let Some(peer) = peer.to_ipv4() else { return true };

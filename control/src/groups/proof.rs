@@ -20,7 +20,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let group = self.at(id)?;
         let proven = |link: &&Link<N::Opening>| group.is_usable(link) && is_proven(now, link);
         let usable = group.links.iter().filter(proven);
-        // RFC 7609 2.2-2, 2.3-1, 2.3-2, 3.5.2.1-6
+        // RFC 7609 2.2 #2: spread connections over active links
+        // RFC 7609 2.3 #1: treat all active links alike
+        // RFC 7609 2.3 #2: each side chooses its own link
+        // RFC 7609 3.5.2.1 #6: server may choose another link
         usable.min_by_key(|link| (group.members_on(link.id), link.number)).map(|link| link.id)
     }
 

@@ -158,7 +158,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Shared<N, P> {
     ) -> Option<PortId> {
         let lan = &self.ports[group.links.first()?.port.0].lan;
         let candidate = |(index, port): (usize, &Port<N>)| {
-            // RFC 7609 2-2, 5.2-1
+            // RFC 7609 2 #2: keep a group in one VLAN
+            // RFC 7609 5.2 #1: SMC-Rv1 only within layer 2
             let reaches = group.is_routed() || peer.is_none_or(|(peer, _)| port.reaches(peer));
             let fits = port.is_up() && port.lan == *lan && reaches;
             let address = port.address().filter(|_| fits)?;

@@ -71,7 +71,7 @@ impl Stock {
     pub fn take(&mut self, size: RmbeSize, budget: &mut Budget) -> Result<Option<Rmbe>, Exhausted> {
         let left = budget.bytes.checked_sub(size.bytes().into()).ok_or(Exhausted)?;
         let known = |one: &&mut Registered| one.standing == Standing::Known && one.size == size;
-        // RFC 7609 4.1-3
+        // RFC 7609 4.1 #3: RMBs of several element sizes
         let known = self.rmbs.iter_mut().filter(known);
         // The oldest first, so that the younger can fall idle.
         for one in known {
@@ -120,7 +120,8 @@ impl Stock {
 
     /// An RMB that has been idle for so long that it can be withdrawn: the youngest, and never the
     /// last that the peer knows.
-    // RFC 7609 3.5.5.2.2-1, 3.5.5.2.2-2
+    // RFC 7609 3.5.5.2.2 #1: delete only unused RMBs
+    // RFC 7609 3.5.5.2.2 #2: keep unused RMB for a while
     pub fn long_idle(&self, now: Instant) -> Option<RmbIndex> {
         let mut known = self.rmbs.iter().filter(|one| one.standing == Standing::Known);
         known.next()?;
@@ -201,7 +202,8 @@ impl Stock {
         standing: Standing,
         size: RmbeSize,
     ) -> Result<RmbIndex, Exhausted> {
-        // RFC 7609 2.1-2, 2.1-12
+        // RFC 7609 2.1 #2: at most 255 RMBs per peer
+        // RFC 7609 2.1 #12: overflow to TCP or parallel group
         let unused = |index: &u8| self.rmbs.iter().all(|one| one.index != RmbIndex(*index));
         let index = RmbIndex((0..OUR_RMBS_MAX).find(unused).ok_or(Exhausted)?);
         let before = self.rmbs.iter().filter(|one| one.size == size);
@@ -374,7 +376,7 @@ mod tests {
 
     /// Connections that need large elements and those that are many share a group, each with what
     /// fits; one size that is used up does not make the other scarce.
-    // RFC 7609 4.1-3
+    // RFC 7609 4.1 #3: RMBs of several element sizes
     #[test]
     fn a_group_has_elements_of_several_sizes() {
         let [small, large] = [16_384, 65_536].map(|bytes| RmbeSize::from_bytes(bytes).unwrap());

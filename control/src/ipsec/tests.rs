@@ -53,7 +53,7 @@ fn a_policy_is_read_as_the_kernel_writes_it() {
 }
 
 /// Bytes that somebody wants encrypted must not go out in the clear because RDMA is faster.
-// RFC 7609 5.5-1
+// RFC 7609 5.5 #1: no SMC-R under IPsec
 #[test]
 fn the_first_policy_that_fits_decides() {
     let hosts = policy(("10.8.0.1", 32), ("10.8.0.2", 32), 20, true);
@@ -77,7 +77,7 @@ fn the_first_policy_that_fits_decides() {
 
 /// A policy changes while the host is out of descriptors: what was known before is wrong, perhaps.
 /// It was used until a policy changed again, and bytes that were to be encrypted went by RDMA.
-// RFC 7609 5.5-1
+// RFC 7609 5.5 #1: no SMC-R under IPsec
 #[test]
 fn policies_that_could_not_be_listed_are_asked_for_again() {
     let (kernel, changes) = std::os::unix::net::UnixDatagram::pair().unwrap();
@@ -99,7 +99,7 @@ fn policies_that_could_not_be_listed_are_asked_for_again() {
 }
 
 /// A policy that is added while the gateway runs counts for the next connection.
-// RFC 7609 5.5-1
+// RFC 7609 5.5 #1: no SMC-R under IPsec
 #[test]
 #[ignore = "changes the policies of its network namespace; run by scripts/test e2e"]
 fn a_change_of_the_policies_is_noticed() {

@@ -20,7 +20,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
     /// The connection to the peer is up: proposes, if the peer offered SMC-R and we have an RNIC.
     /// Returns a Decline that must be sent in place of the Proposal.
     pub(super) fn propose(&mut self) -> Option<Frame> {
-        // RFC 7609 3.1-3, 3.5.1.1-7, 3.5.1.6.4-1
+        // RFC 7609 3.1 #3: stay on TCP without both options
+        // RFC 7609 3.5.1.1 #7: hand over TCP without both options
+        // RFC 7609 3.5.1.6.4 #1: plain TCP without both options
         if !self.one.surroundings.offered {
             let listed = self.terms().offers();
             let why = if listed { Diagnosis::NO_SMC_OPTION } else { Diagnosis::PEER_NOT_LISTED };
@@ -61,7 +63,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         let port = self.one.surroundings.port.and_then(|port| groups.usable_port(port, None));
         let address = port.and_then(|port| groups.ports()[port.0].address());
         let (gid, mac) = address.ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
-        // RFC 7609 5.5-1
+        // RFC 7609 5.5 #1: no SMC-R under IPsec
         if self.one.surroundings.protected {
             return Err(Diagnosis::IPSEC);
         }
@@ -69,7 +71,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
             return Err(Diagnosis::NO_ROCE_PATH);
         }
         let subnets = self.one.surroundings.subnets;
-        // RFC 7609 3.5.1.2-2, 3.5.1.2-3, 3.5.1.2-4, 3.5.2-2, 3.5.2.1-1
+        // RFC 7609 3.5.1.2 #2: Proposal with peer id, GID, MAC
+        // RFC 7609 3.5.1.2 #3: Proposal with subnet or prefixes
+        // RFC 7609 3.5.1.2 #4: Proposal commits no resources
+        // RFC 7609 3.5.2 #2: same CLC messages on existing group
+        // RFC 7609 3.5.2.1 #1: same Proposal on later contact
         Ok(Proposal {
             peer_id: self.shared.settings.peer_id,
             gid,
@@ -86,7 +92,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         let policy = self.shared.policy(self.one.surroundings.port);
         let gid = proposal.gid;
         let proposal = if policy.v1 { proposal } else { without_v1(&proposal) };
-        // RFC 7609 3-1, 3-2, 3.1-2, 3.5.1.2-1
+        // RFC 7609 3 #1: set up links in band
+        // RFC 7609 3 #2: CLC before any application data
+        // RFC 7609 3.1 #2: exchange CLC if both set option
+        // RFC 7609 3.5.1.2 #1: always send Proposal to capable peers
         match policy.v2 {
             Some(v2) => Client::with_v2(self.now, proposal, v2, gid),
             None => Client::new(self.now, proposal),
@@ -136,7 +145,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         agreement: Agreement,
     ) -> Result<Offer, Diagnosis> {
         let peer = Peer::of(offer, agreement != Agreement::V1, self.peer_address());
-        // RFC 7609 3.5.1.3-2, 3.5.1.3-3, 3.5.3-4, 3.5.3-6
+        // RFC 7609 3.5.1.3 #2: client ready to receive before Confirm
+        // RFC 7609 3.5.1.3 #3: connect client QP from Accept
+        // RFC 7609 3.5.3 #4: new client resources for parallel group
+        // RFC 7609 3.5.3 #6: parallel group follows first contact flow
         let founded = self.found(port, Role::Client, peer);
         let ours = founded.map_err(|_| Diagnosis::OUT_OF_MEMORY)?;
         if self.connect_to(offer, agreement) {
@@ -148,7 +160,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
 
     /// Subsequent contact: the server named a link that we should know.
     fn join_link(&mut self, offer: &Offer) -> Answer {
-        // RFC 7609 3.5.1.3-1
+        // RFC 7609 3.5.1.3 #1: tell new links from existing ones
         let v2 = self.agreement().is_some_and(|agreement| agreement != Agreement::V1);
         let source = self.peer_address();
         let proposed = self.proposed_port();

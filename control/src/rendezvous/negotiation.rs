@@ -175,7 +175,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
     pub(super) fn without_element(&mut self, shortage: Shortage) -> Answer {
         match shortage {
             Shortage::Passing(group) => {
-                // RFC 7609 3.5.2.1-7, 3.5.2.2-6
+                // RFC 7609 3.5.2.1 #7: CONFIRM RKEY before Accept
+                // RFC 7609 3.5.2.2 #6: CONFIRM RKEY before Confirm
                 Answer::Later(Wait::Element { group, until: self.now + ELEMENT_WAIT })
             }
             Shortage::Unproven(group) => self.await_proof(group),
@@ -279,7 +280,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
             (Err(offence), None) => {
                 self.note_bad_offer(offence);
                 // The client writes by RDMA already, or so it believes: too late for TCP.
-                // RFC 7609 C.1-7
+                // RFC 7609 C.1 #7: existing group: later failure breaks TCP
                 self.shared.counts.handshakes_failed += 1;
                 self.one.state = State::Failed(Why::BadConfirm);
             }
@@ -315,7 +316,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
     }
 
     /// The rendezvous succeeded: the poller takes over.
-    // RFC 7609 3.5.2.4-1
+    // RFC 7609 3.5.2.4 #1: send once peer's element is known
     fn hand_over(&mut self) -> Effect {
         let ended = self.handshake().conversation.has_ended();
         let held = self.one.resources.take().expect("what was provided is reserved");

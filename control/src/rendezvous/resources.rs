@@ -112,7 +112,7 @@ impl Resources {
         key: Key,
     ) {
         shared.groups.leave(now, self.connection, self.rmbe);
-        // RFC 7609 3.5.1.6.4-4
+        // RFC 7609 3.5.1.6.4 #4: release group resources on fallback
         give_up_founding(now, shared, self.group, key);
     }
 }

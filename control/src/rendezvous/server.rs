@@ -56,7 +56,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
     ///
     /// Why it cannot be.
     fn objection(&mut self, proposal: &Proposal) -> Result<(PortId, Agreement), Diagnosis> {
-        // RFC 7609 5.5-1
+        // RFC 7609 5.5 #1: no SMC-R under IPsec
         if self.one.surroundings.protected {
             return Err(Diagnosis::IPSEC);
         }
@@ -64,7 +64,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         if !peers.admit_source(self.peer_address()) || !peers.admit_gid(proposal.gid) {
             return Err(Diagnosis::PEER_NOT_LISTED);
         }
-        // RFC 7609 C.1-2
+        // RFC 7609 C.1 #2: decline for RNIC, policy, subnet, resources
         let port = self.one.surroundings.port.ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
         let server = self.server();
         if let Some(diagnosis) = server.objection() {
@@ -76,7 +76,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
             // A router may be between.
             Agreement::V2(_) => None,
         };
-        // RFC 7609 3.5.1.2-6, 3.5.1.2-7, 3.5.1.2-8, 5.2-1
+        // RFC 7609 3.5.1.2 #6: check common LAN before Accept
+        // RFC 7609 3.5.1.2 #7: match IPv4 subnet with an interface
+        // RFC 7609 3.5.1.2 #8: match one of the IPv6 prefixes
+        // RFC 7609 5.2 #1: SMC-Rv1 only within layer 2
         if reach.is_some() && !self.one.surroundings.networks.are_shared_with(proposal) {
             return Err(Diagnosis::NO_COMMON_SUBNET);
         }
@@ -116,10 +119,15 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
             let short = Shortage::Final(Diagnosis::OUT_OF_MEMORY);
             groups.best_link(group).ok_or(short)?;
             let link = groups.proven_link(self.now, group).ok_or(Shortage::Unproven(group))?;
-            // RFC 7609 3.5.2-1, 3.5.2.1-3, 3.5.2.1-5
+            // RFC 7609 3.5.2 #1: later contact may need new RMB
+            // RFC 7609 3.5.2.1 #3: allocate only elements on later contact
+            // RFC 7609 3.5.2.1 #5: Accept without first contact flag
             return self.join(group, link);
         }
-        // RFC 7609 2.2.3-3, 3.5.1-1, 3.5.1.2-9, 3.5.1.2-10
+        // RFC 7609 2.2.3 #3: server chooses existing or new group
+        // RFC 7609 3.5.1 #1: new group on first contact
+        // RFC 7609 3.5.1.2 #9: allocate QP and element to accept
+        // RFC 7609 3.5.1.2 #10: first contact flag in Accept
         let reach = (!peer.v2).then_some(peer.gid);
         let port = groups.usable_port(port, reach).expect("the Proposal was refused otherwise");
         if peer.v2 && groups.ports()[port.0].path_to(peer.gid).is_none() {

@@ -185,7 +185,7 @@ fn a_peer_has_as_long_as_clc_allows() {
 
 /// Connections of one host come together, and so do their deadlines. Those that wait for the first
 /// contact of another begin one of their own when that fails, and have time for it.
-// RFC 7609 3.5.1.6.4-5
+// RFC 7609 3.5.1.6.4 #5: try first contact again next time
 #[test]
 fn who_waited_for_a_first_contact_has_time_of_its_own() {
     let mut server = endpoint(Side::Server, |_| {});
@@ -211,7 +211,7 @@ fn who_waited_for_a_first_contact_has_time_of_its_own() {
 }
 
 /// A Linux client gives up after six seconds: it is told before that to go on over TCP.
-// RFC 7609 C.1-1
+// RFC 7609 C.1 #1: decline in place of expected CLC
 #[test]
 fn a_client_is_answered_before_it_gives_up() {
     let patient = |settings: &mut Settings| settings.handshake_timeout = Duration::from_secs(60);

@@ -26,7 +26,9 @@ enum End {
 }
 
 /// Both ends answer the same question in the same way, or one would send CLC to a plain socket.
-// RFC 7609 3.5.1.1-3, 3.5.1.1-6, B.1-4
+// RFC 7609 3.5.1.1 #3: answer only a SYN with option
+// RFC 7609 3.5.1.1 #6: look up peer's option after handshake
+// RFC 7609 B.1 #4: handle option unseen by applications
 #[test]
 #[ignore = "needs the privilege to load eBPF; run by scripts/test e2e"]
 fn both_ends_see_the_option_only_if_both_are_marked() {

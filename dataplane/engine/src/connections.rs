@@ -79,7 +79,7 @@ impl<S> Connections<S> {
 
     /// What a token names, unless the slot has moved on.
     pub(crate) fn lookup(&mut self, id: ConnectionId) -> Option<&mut Slot<S>> {
-        // RFC 7609 2-3
+        // RFC 7609 2 #3: carry many connections per link
         let slot = self.slots.get_mut(usize::from(id.slot))?;
         let generation = match slot {
             Slot::Free => return None,
@@ -144,7 +144,8 @@ mod tests {
     }
 
     /// A message that comes late must not be taken for one of the next connection in the slot.
-    // RFC 7609 1.2-1, 4.7.1-3
+    // RFC 7609 1.2 #1: alert token names one connection
+    // RFC 7609 4.7.1 #3: find connection by alert token
     #[test]
     fn only_the_present_user_of_a_slot_is_found() {
         let mut connections = Connections::new();
@@ -161,7 +162,7 @@ mod tests {
 
     /// What came before the rendezvous had ended belongs to the connection that was expected; a
     /// failed rendezvous frees the slot, and nobody else's.
-    // RFC 7609 3.5.2.4-5
+    // RFC 7609 3.5.2.4 #5: keep data that precedes Confirm
     #[test]
     fn an_expected_connection_gets_what_was_kept_for_it() {
         let mut connections = Connections::new();

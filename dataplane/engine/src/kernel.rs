@@ -184,7 +184,7 @@ mod tests {
 
     /// An urgent byte keeps its place: what `telnet` throws away up to its interrupt is what was
     /// typed before it, and no byte is lost, not even the urgent one.
-    // RFC 7609 4.7.5-1
+    // RFC 7609 4.7.5 #1: P and U announce urgent data
     #[test]
     fn an_urgent_byte_is_found_in_its_place() {
         let mut kernel = Kernel::new([]).unwrap();
@@ -205,7 +205,7 @@ mod tests {
     }
 
     /// The other application must find the byte out of band, and the mark where it was put.
-    // RFC 7609 4.7.5-2
+    // RFC 7609 4.7.5 #2: tell application of urgent data
     #[test]
     fn an_urgent_byte_is_written_as_urgent() {
         let mut kernel = Kernel::new([]).unwrap();

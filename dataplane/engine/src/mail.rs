@@ -318,7 +318,7 @@ mod tests {
     }
 
     /// What is lost is asked by one message and would be overwritten by the next: both must come.
-    // RFC 7609 4.6.1-1
+    // RFC 7609 4.6.1 #1: always validate at failover
     #[test]
     fn a_validation_is_never_replaced() {
         let mut outbox = Outbox::<()>::default();

@@ -32,7 +32,7 @@ pub struct ConnectionId {
 impl ConnectionId {
     /// The token for peers.
     pub fn token(self) -> AlertToken {
-        // RFC 7609 1.2-1
+        // RFC 7609 1.2 #1: alert token names one connection
         AlertToken(u32::from(self.generation) << 16 | u32::from(self.slot))
     }
 

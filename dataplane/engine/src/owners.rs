@@ -98,7 +98,7 @@ mod tests {
     }
 
     /// A peer may put any token in a message: also one of a connection that is over, or of none.
-    // RFC 7609 4.7.1-3
+    // RFC 7609 4.7.1 #3: find connection by alert token
     #[test]
     fn only_the_present_connection_of_a_slot_has_an_owner() {
         let owners = Owners::new();

@@ -93,7 +93,7 @@ mod tests {
 
     /// The last bytes would never be announced if the newest message were dropped; and a gap that
     /// we made must not be taken for one that the peer must explain.
-    // RFC 7609 3.5.2.4-5
+    // RFC 7609 3.5.2.4 #5: keep data that precedes Confirm
     #[test]
     fn the_newest_message_stays_and_says_what_it_replaces() {
         let mut parked = Parked::default();
@@ -107,7 +107,7 @@ mod tests {
 
     /// What a validation asks is asked by no other message: bytes that are lost would be taken for
     /// bytes that have come.
-    // RFC 7609 4.6.1-1
+    // RFC 7609 4.6.1 #1: always validate at failover
     #[test]
     fn nothing_replaces_a_validation_and_it_replaces_nothing() {
         let mut parked = Parked::default();

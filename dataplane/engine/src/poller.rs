@@ -300,7 +300,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 moved = true;
             }
             if !link.sends.is_empty() {
-                // RFC 7609 2.1-15
+                // RFC 7609 2.1 #15: announce data after writing it
                 self.fabric.post(link.qp, &mut link.sends);
                 moved = true;
             }

@@ -32,7 +32,8 @@ impl Rmb {
     ///
     /// If not even one element fits.
     pub fn carve(region: Region, size: RmbeSize) -> Self {
-        // RFC 7609 2.1-8, 4.2-1
+        // RFC 7609 2.1 #8: equal element sizes within an RMB
+        // RFC 7609 4.2 #1: divide RMB into equal elements
         let fitting = region.len() / size.bytes() as usize;
         let elements =
             u8::try_from(fitting.min(Self::ELEMENTS_MAX.into())).expect("the minimum is a byte");
@@ -67,7 +68,7 @@ impl Rmb {
 
     /// Takes an element, all zero.
     pub fn take(&mut self) -> Option<Rmbe> {
-        // RFC 7609 4.4.1-1
+        // RFC 7609 4.4.1 #1: prepare element before telling peer
         self.free.pop().or_else(|| self.cooling.pop_front())
     }
 
@@ -79,7 +80,7 @@ impl Rmb {
     pub fn give_back(&mut self, mut element: Rmbe) {
         assert_eq!(element.region.address(), self.region.address());
         assert_eq!(element.size, self.size, "one region, carved twice");
-        // RFC 7609 4.4.1-3
+        // RFC 7609 4.4.1 #3: zero the entire element before use
         element.clear();
         self.cooling.push_back(element);
         if self.cooling.len() > COOLING {
@@ -93,7 +94,8 @@ impl Rmb {
 ///
 /// Not `Clone`: whoever holds it is its only reader. Only its RMB can write to it, when it zeroes
 /// an element that came back.
-// RFC 7609 2.1-4, 4.4.1-2
+// RFC 7609 2.1 #4: only the peer writes an RMB
+// RFC 7609 4.4.1 #2: owner only reads the element
 #[must_use = "an element that is dropped is lost to its RMB"]
 #[derive(Debug)]
 pub struct Rmbe {
@@ -221,7 +223,11 @@ const PAGE: usize = 4096;
 mod tests {
     use super::*;
 
-    // RFC 7609 2.1-8, 4.2-1, 4.4.1-3, 4.4.1-1, 4.4.1-2
+    // RFC 7609 2.1 #8: equal element sizes within an RMB
+    // RFC 7609 4.2 #1: divide RMB into equal elements
+    // RFC 7609 4.4.1 #3: zero the entire element before use
+    // RFC 7609 4.4.1 #1: prepare element before telling peer
+    // RFC 7609 4.4.1 #2: owner only reads the element
     #[test]
     fn elements_are_numbered_from_one_and_come_back_zeroed() {
         let region = Region::new(3 * 65_536).unwrap();
@@ -268,7 +274,7 @@ mod tests {
 
     /// The next connection must find nothing of this one, wherever the peer wrote and whatever it
     /// said of that; and the neighbours must find their bytes.
-    // RFC 7609 4.4.1-3
+    // RFC 7609 4.4.1 #3: zero the entire element before use
     #[test]
     fn a_whole_element_is_cleared_and_nothing_of_its_neighbours() {
         for touched in [0, 1, 4_095, 4_097, 32_768, 32_769, 40_001, 65_536] {

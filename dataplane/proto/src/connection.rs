@@ -145,7 +145,7 @@ impl<R> Connection<R> {
         Self {
             peer_token: setup.peer_token,
             close_wait: setup.close_wait,
-            // RFC 7609 4.8.1-2
+            // RFC 7609 4.8.1 #2: Active after the rendezvous
             state: State::Active,
             sender: Sender::new(setup.peer_element),
             receiver: Receiver::new(setup.element),
@@ -155,7 +155,8 @@ impl<R> Connection<R> {
             reading: true,
             flags_due: false,
             failover: Failover::Flowing,
-            // RFC 7609 A.4-3, 4.3-2
+            // RFC 7609 A.4 #3: sequence number at byte 2, from 1
+            // RFC 7609 4.3 #2: begin numbering messages at 1
             outgoing: Outgoing { next: CDC_SEQUENCE_FIRST, acknowledged: 0 },
             incoming: Incoming::default(),
             deadline: None,
@@ -167,7 +168,10 @@ impl<R> Connection<R> {
     /// our alert token may serve another connection (RFC 4.4.2), once the owner has read what it
     /// wants of [`Self::readable`].
     pub fn is_closed(&self) -> bool {
-        // RFC 7609 3.5.4-2, 4.4.2-1, 4.8.1-1, 4.8.1-20
+        // RFC 7609 3.5.4 #2: reuse element when both are done
+        // RFC 7609 4.4.2 #1: reuse only after both say done
+        // RFC 7609 4.8.1 #1: begin and end as Closed
+        // RFC 7609 4.8.1 #20: reuse element once Closed
         self.state == State::Closed && !self.owes()
     }
 
@@ -176,7 +180,7 @@ impl<R> Connection<R> {
     /// Zero also while the peer has not consumed an urgent byte (4.7.5), and once either side's
     /// word forbids more: ours (D, C, A) or the peer's (C, A).
     pub fn window(&self) -> u32 {
-        // RFC 7609 4.8.1-12
+        // RFC 7609 4.8.1 #12: write nothing after C
         if self.state.may_write() { self.sender.window() } else { 0 }
     }
 
@@ -267,7 +271,7 @@ impl<R> Connection<R> {
     /// If bytes are readable and the connection was not reset: it must then be aborted (4.8.1, 3A).
     pub fn close(&mut self, now: Instant) -> bool {
         let unread = !self.readable().is_empty() && !self.state.is_ending_abnormally();
-        // RFC 7609 4.8.1-3
+        // RFC 7609 4.8.1 #3: closing with unread data aborts
         assert!(!unread, "unread bytes mean abort, not close");
         self.advance(now, Event::Orderly(Orderly::Close))
     }
@@ -299,11 +303,12 @@ impl<R> Connection<R> {
     ///
     /// RFC 7609, 4.5 (cursors), 4.6.1 (failover validation), 4.8 (the end), A.4 (format).
     pub fn handle_cdc(&mut self, now: Instant, message: &Cdc) -> Result<Progress, PeerMisbehaved> {
-        // RFC 7609 4.6.1-6
+        // RFC 7609 4.6.1 #6: ignore other fields of F message
         if message.failover_validation {
             return Ok(self.validate_failover(now, message.sequence));
         }
-        // RFC 7609 A.4-5, A.4-7
+        // RFC 7609 A.4 #5: discard messages with lower number
+        // RFC 7609 A.4 #7: repeated number changes nothing
         if is_before(message.sequence, self.incoming.received) || self.state == State::Closed {
             return Ok(Progress::default());
         }
@@ -316,7 +321,7 @@ impl<R> Connection<R> {
 
         let window_before = self.window();
         let readable_before = self.readable().len();
-        // RFC 7609 4.6.1-3
+        // RFC 7609 4.6.1 #3: keep SR of arrived writes
         self.incoming.received = message.sequence;
         self.sender.peer_consumed(consumed);
         let urgent = self.receiver.peer_produced(produced, message);
@@ -336,44 +341,51 @@ impl<R> Connection<R> {
         }
         match self.failover {
             Failover::Flowing => {}
-            // RFC 7609 4.6.1-4
+            // RFC 7609 4.6.1 #4: F message first on new link
             Failover::Validating { .. } => {
                 self.relocate(failover::Event::Said);
                 return Some(Cdc {
-                    // RFC 7609 4.6.1-5
+                    // RFC 7609 4.6.1 #5: F message carries SS
                     sequence: self.outgoing.acknowledged,
                     token: self.peer_token,
                     failover_validation: true,
                     ..Cdc::default()
                 });
             }
-            // RFC 7609 2.3-9, 2.3-10, 4.6.2-1
+            // RFC 7609 2.3 #9: repeat failed writes in order
+            // RFC 7609 2.3 #10: repeat uncompleted writes before new data
+            // RFC 7609 4.6.2 #1: repeat pending messages before new data
             Failover::Leaving { .. } | Failover::Replaying { .. } | Failover::Lost { .. } => {
                 return None;
             }
-            // RFC 7609 4.6.2-3
+            // RFC 7609 4.6.2 #3: combine repeated writes
             Failover::Repeating => {
                 self.relocate(failover::Event::Said);
             }
         }
         self.flags_due = false;
         let sequence = self.outgoing.next;
-        // RFC 7609 4.3-2, A.4-4, 4.6.2-4, 4.3-3
+        // RFC 7609 4.3 #2: begin numbering messages at 1
+        // RFC 7609 A.4 #4: do not number failover validation
+        // RFC 7609 4.6.2 #4: higher number for combined writes
+        // RFC 7609 4.3 #3: number messages, not bytes
         self.outgoing.next = sequence.wrapping_add(1);
         let message = Cdc {
             sequence,
             token: self.peer_token,
             producer: self.sender.announce(),
-            // RFC 7609 4.5.1-5, 4.7.2-1
+            // RFC 7609 4.5.1 #5: consumer cursor in every message
+            // RFC 7609 4.7.2 #1: response carries the consumer cursor
             consumer: self.receiver.announce(),
-            // RFC 7609 4.7.4-4, 4.7.4-9
+            // RFC 7609 4.7.4 #4: set B when bytes are left
+            // RFC 7609 4.7.4 #9: set B when element is full
             writer_blocked: self.state.may_write()
                 && (self.sender.has_waiting() || self.sender.is_full()),
             urgent_pending: self.sender.is_urgent_pending(),
             urgent_present: self.sender.is_urgent_present(),
             // We diagnose nothing by it, as no deployed peer does: Linux answers with its next
             // read, which tells no more than its silence.
-            // RFC 7609 4.5.1-10
+            // RFC 7609 4.5.1 #10: set R only for diagnosis
             update_requested: false,
             failover_validation: false,
             sending_done: self.said.done,
@@ -406,7 +418,7 @@ impl<R> Connection<R> {
 
     /// The NIC reported the message with this number as delivered.
     pub fn cdc_acknowledged(&mut self, sequence: u16) {
-        // RFC 7609 4.6.1-2
+        // RFC 7609 4.6.1 #2: keep SS of delivered writes
         if !is_before(sequence, self.outgoing.acknowledged) {
             self.outgoing.acknowledged = sequence;
         }
@@ -414,7 +426,7 @@ impl<R> Connection<R> {
 
     /// Whether there is something to say, now or as soon as the link allows it.
     fn owes(&self) -> bool {
-        // RFC 7609 A.4-25
+        // RFC 7609 A.4 #25: send nothing after C or A
         let speaks = !matches!(self.state, State::Closed | State::PeerAbortWait);
         let has_news = || self.sender.is_due() || (self.reading && self.receiver.is_update_due());
         !self.given_up && (self.flags_due || self.failover.owes() || (speaks && has_news()))
@@ -442,7 +454,7 @@ impl<R> Connection<R> {
         let peer_closed = said == Some(Half::Closed) && self.heard != said;
         self.heard = self.heard.max(said);
         let mut reset = message.abnormal_close && !before.is_ending_abnormally();
-        // RFC 7609 4.8.1-15
+        // RFC 7609 4.8.1 #15: reset if C meets pending data
         if peer_closed && before.may_write() && self.sender.has_waiting() {
             self.advance(now, Event::Abort);
             reset = true;
@@ -456,7 +468,8 @@ impl<R> Connection<R> {
         let waited = self.state.waits_for_peer();
         let speaks = self.step(event);
         match (waited, self.state.waits_for_peer()) {
-            // RFC 7609 4.8.1-21, 4.8.2-7
+            // RFC 7609 4.8.1 #21: limit closing by a timer
+            // RFC 7609 4.8.2 #7: limit PeerAbortWait by a timer
             (false, true) => self.deadline = Some(now + self.close_wait),
             (_, false) => self.deadline = None,
             (true, true) => {}
@@ -486,7 +499,7 @@ impl<R> Connection<R> {
 
 /// Whether message `a` was sent before message `b`: a signed difference, for numbers that wrap.
 pub fn is_before(a: u16, b: u16) -> bool {
-    // RFC 7609 A.4-6
+    // RFC 7609 A.4 #6: compare numbers that wrap
     a.wrapping_sub(b).cast_signed() < 0
 }
 

@@ -14,16 +14,18 @@
 //!
 //! # Tags
 //!
-//! Comments here and in the other crates have *tags*: the words `RFC 7609` and the id of an entry
-//! of the register, such as `4.5.1-2`. The register is `tests/spec/requirements/*.toml`. An id is a
-//! section of the RFC and, behind the hyphen, a number that we gave to one rule of this section.
-//! Each entry says in our own words what the RFC requires, or it files an exception: the reason
-//! why we do otherwise.
+//! Comments here and in the other crates have *tags*, such as
+//! `RFC 7609 4.6.1 #8: validate before resuming`. A tag names one entry of the register, which is
+//! `tests/spec/requirements/*.toml`: first the section of the RFC, then the number that we gave to
+//! one rule of this section, then the title of the entry, which says what our code has to do. The
+//! entry itself says in our own words what the RFC requires. Where we do otherwise, it is an
+//! exception: the title says what our code does instead, and the entry says why.
 //!
 //! In production code a tag marks the line that obeys the rule. On a test it says that the test
-//! proves it. `cargo test -p smcgate-tests --test spec` fails if an entry lacks one of the two, or
-//! if a tag names no entry. A reference without hyphen and number, such as "RFC 3.5.1", is an
-//! ordinary mention of a section and claims nothing.
+//! proves it. A tag is one line. `cargo test -p smcgate-tests --test spec` fails if an entry lacks
+//! one of the two, if a tag names no entry, or if its title is not that of the register. A
+//! reference without such a number, such as "RFC 3.5.1", is an ordinary mention of a section and
+//! claims nothing.
 #![no_std]
 #![forbid(unsafe_code)]
 

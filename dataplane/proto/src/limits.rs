@@ -9,7 +9,7 @@ use crate::vocabulary::RmbeSize;
 use crate::wire::clc::proposal::PREFIXES_MAX;
 
 /// The most links in a link group (RFC A.3.5).
-// RFC 7609 A.3.5-12
+// RFC 7609 A.3.5 #12: at most eight links per group
 pub const LINKS_PER_GROUP_MAX: u8 = 8;
 
 /// The most elements in an RMB: the index is a byte and begins at 1 (RFC A.2.3).
@@ -22,7 +22,7 @@ pub const CONNECTIONS_PER_GROUP_MAX: u16 = 255;
 pub const CONNECTIONS_PER_GROUP_MIN: u8 = 16;
 
 /// How many of our RMBs a Linux peer can store for one link group.
-// RFC 7609 2.1-2
+// RFC 7609 2.1 #2: at most 255 RMBs per peer
 pub const RMBS_PER_GROUP_MAX: u16 = 255;
 
 /// The most RMBs that we have in a link group. Each costs a hundred bytes for each peer, and a few

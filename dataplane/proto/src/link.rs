@@ -147,29 +147,30 @@ impl Link {
             (_, E::Fail(cause)) => fail(cause),
 
             (S::Confirming { .. }, E::Confirmed) => (alive, None),
-            // RFC 7609 C.7-4
+            // RFC 7609 C.7 #4: expired timer starts recovery
             (S::Confirming { deadline }, E::Timeout) if deadline <= now => fail(C::ConfirmTimedOut),
             // Nothing but the answer confirms a link; the deadline is probe enough.
             (S::Confirming { .. }, E::Traffic | E::Probe(_) | E::Timeout) => (self.state, None),
 
-            // RFC 7609 4.5.3-2
+            // RFC 7609 4.5.3 #2: no probe on a busy link
             (S::Active { .. }, E::Confirmed | E::Traffic) => (alive, None),
             (S::Active { .. }, E::Probe(wait)) => {
                 (S::Probing { deadline: now + wait }, Some(A::SendTestLink))
             }
-            // RFC 7609 4.5.3-1
+            // RFC 7609 4.5.3 #1: probe idle link by TEST LINK
             (S::Active { probe_at: Some(probe_at) }, E::Timeout) if probe_at <= now => {
                 let deadline = now + self.keepalive.reply_wait;
                 (S::Probing { deadline }, Some(A::SendTestLink))
             }
             (S::Active { .. }, E::Timeout) => (self.state, None),
 
-            // RFC 7609 4.5.3-3
+            // RFC 7609 4.5.3 #3: TEST LINK answer shows viable link
             (S::Probing { .. }, E::Confirmed | E::Traffic) => (alive, None),
             (S::Probing { deadline }, E::Probe(wait)) => {
                 (S::Probing { deadline: deadline.min(now + wait) }, None)
             }
-            // RFC 7609 C.7.1-23, 4.8.3-2
+            // RFC 7609 C.7.1 #23: unanswered TEST LINK fails link
+            // RFC 7609 4.8.3 #2: detect dead peer by its links
             (S::Probing { deadline }, E::Timeout) if deadline <= now => fail(C::TestTimedOut),
             (S::Probing { .. }, E::Timeout) => (self.state, None),
         };

@@ -197,7 +197,7 @@ enum Phase {
 /// about 40 KiB, most of it rkeys: keep it in a box.
 #[derive(Clone, Debug)]
 pub struct LinkGroup {
-    // RFC 7609 2.2-5
+    // RFC 7609 2.2 #5: same server for all links
     role: Role,
     setup: Setup,
     phase: Phase,
@@ -262,7 +262,8 @@ impl LinkGroup {
     pub fn new_client(now: Instant, setup: Setup) -> Self {
         let phase = Phase::Confirming { repeat_at: None };
         let wait = setup.confirm_wait.unwrap_or(CONFIRM_LINK_WAIT);
-        // RFC 7609 3.5.1.3-4, C.7-1
+        // RFC 7609 3.5.1.3 #4: client timer for first CONFIRM LINK
+        // RFC 7609 C.7 #1: timer for each LLC request
         Self::new(Role::Client, setup, phase, UNNUMBERED, now + wait)
     }
 
@@ -322,9 +323,11 @@ impl LinkGroup {
             unreachable!("a group begins with a link");
         };
         let number = member.number;
-        // RFC 7609 3.5.1.5-3, C.7-1
+        // RFC 7609 3.5.1.5 #3: server timer for CONFIRM LINK reply
+        // RFC 7609 C.7 #1: timer for each LLC request
         member.link = Link::new(self.setup.keepalive, now + wait);
-        // RFC 7609 3.3-10, 3.5.1.5-1
+        // RFC 7609 3.3 #10: server begins CONFIRM LINK
+        // RFC 7609 3.5.1.5 #1: send CONFIRM LINK after Confirm
         self.send_confirm_link(number, false);
     }
 
@@ -332,7 +335,9 @@ impl LinkGroup {
     pub fn connections_changed(&mut self, now: Instant, count: u32) {
         self.connections = count;
         let idle = self.phase == Phase::Established && count == 0;
-        // RFC 7609 2-5, 3.5.4-3, 3.5.4-4
+        // RFC 7609 2 #5: end idle link groups
+        // RFC 7609 3.5.4 #3: server ends an empty group
+        // RFC 7609 3.5.4 #4: keep an empty group by timer
         self.idle_deadline = idle.then(|| now + self.setup.idle_wait);
     }
 
@@ -349,7 +354,10 @@ impl LinkGroup {
     /// The NIC reports that the link's queue pair is broken, or that its port is down.
     pub fn link_broke(&mut self, now: Instant, number: LinkNumber) {
         if self.find(number).is_some_and(|member| !is_down(member)) {
-            // RFC 7609 2.3-4, 3.5.5.1.3-2, 3.5.5.1.3-3, C.7.1-1
+            // RFC 7609 2.3 #4: move at once, send DELETE LINK
+            // RFC 7609 3.5.5.1.3 #2: delete link upon errors
+            // RFC 7609 3.5.5.1.3 #3: delete links of downed RNIC
+            // RFC 7609 C.7.1 #1: failed LLC send is a timeout
             self.link_lost(now, number, Cause::QueuePairBroke);
         }
     }
@@ -385,7 +393,8 @@ impl LinkGroup {
                         member.link.is_up()
                     }
                 };
-                // RFC 7609 2.2-1, 4.5.3-4
+                // RFC 7609 2.2 #1: survive the loss of a link
+                // RFC 7609 4.5.3 #4: move connections if probe fails
                 if !self.members().any(alive) {
                     self.terminate(cause);
                 }
@@ -397,7 +406,9 @@ impl LinkGroup {
     fn terminate(&mut self, cause: Cause) {
         self.phase = Phase::Terminated;
         self.exchange = None;
-        // RFC 7609 4.5.3-5, C.7.1-17, C.7.1-21
+        // RFC 7609 4.5.3 #5: reset connections without another link
+        // RFC 7609 C.7.1 #17: no link for client's DELETE LINK: reset
+        // RFC 7609 C.7.1 #21: no link for server's DELETE LINK: reset
         self.actions.push(Action::Terminate(cause));
     }
 
@@ -413,7 +424,10 @@ impl LinkGroup {
         if !begun || !(is_idle || leaving) {
             return;
         }
-        // RFC 7609 3.5.5.3-5, 3.5.5.3-6, 3.5.5.3-7, 3.5.5.3-8
+        // RFC 7609 3.5.5.3 #5: one changing exchange at a time
+        // RFC 7609 3.5.5.3 #6: one exchange: ADD LINK through CONFIRM LINK
+        // RFC 7609 3.5.5.3 #7: one exchange: DELETE LINK and reply
+        // RFC 7609 3.5.5.3 #8: no RKey exchange beside link changes
         let may_begin = is_idle && self.role == Role::Server && !self.rkeys_are_under_way();
         let doomed = self.members().find(|member| member.delete.is_some());
         if let Some(number) = doomed.map(|member| member.number)
@@ -421,7 +435,9 @@ impl LinkGroup {
         {
             self.begin_delete(now, number);
         }
-        // RFC 7609 3.5.1.6.2-4, C.7.1-3, C.7.1-10
+        // RFC 7609 3.5.1.6.2 #4: no data before DELETE LINK is answered
+        // RFC 7609 C.7.1 #3: delete unconfirmed second link before data
+        // RFC 7609 C.7.1 #10: client deletes unconfirmed second link
         let told = self.members().all(|member| member.asked.is_none());
         if let Phase::Founding { .. } = self.phase
             && self.exchange.is_none()
@@ -435,7 +451,7 @@ impl LinkGroup {
         if self.untold && self.phase == Phase::Established {
             self.tell_of_port(now);
         }
-        // RFC 7609 3.5.5.3-9
+        // RFC 7609 3.5.5.3 #9: RKey exchanges of both may overlap
         if (self.exchange.is_none() || leaving) && self.again_at.is_none() {
             self.begin_rkeys(now);
         }
@@ -444,7 +460,9 @@ impl LinkGroup {
     /// The first contact is over: connections may use the group.
     fn establish(&mut self, now: Instant) {
         self.phase = Phase::Established;
-        // RFC 7609 2.2-3, 2.2.1-1, C.3-2
+        // RFC 7609 2.2 #3: take part with a single RNIC
+        // RFC 7609 2.2.1 #1: run a group with one link
+        // RFC 7609 C.3 #2: client: no fallback after ADD LINK reply
         self.committed = true;
         self.connections_changed(now, self.connections);
         let second = self.confirmed_early.take();

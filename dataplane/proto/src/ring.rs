@@ -48,7 +48,10 @@ impl Position {
     /// the eye catcher, and never equals the end of the ring.
     #[expect(clippy::cast_possible_truncation, reason = "laps travel modulo 2^16")]
     pub fn to_cursor(self, ring: Ring) -> Cursor {
-        // RFC 7609 A.4-13, A.4-14, 4.7.4-3, 4.3-6
+        // RFC 7609 A.4 #13: wrap cursor at element size
+        // RFC 7609 A.4 #14: wrap count is two bytes
+        // RFC 7609 4.7.4 #3: count wraps of producer cursor
+        // RFC 7609 4.3 #6: count wraps of each cursor
         let lap = self.0 / u64::from(ring.capacity);
         Cursor { wrap: lap as u16, count: ring.origin + ring.offset(self) }
     }
@@ -104,7 +107,8 @@ impl Cursor {
             .and_then(|start| start.checked_add(u64::from(offset)))
             .map(Position)
             .ok_or(OutOfWindow)?;
-        // RFC 7609 4.7.4-5, A.4-11
+        // RFC 7609 4.7.4 #5: equal cursors, other wrap: full
+        // RFC 7609 A.4 #11: producer stays within consumer cursor
         match position >= floor && position.since(floor) <= capacity {
             true => Ok(position),
             false => Err(OutOfWindow),
@@ -203,7 +207,9 @@ impl Span {
     /// is no wrap). The eye catcher is never among them.
     pub fn pieces(self) -> [Range<u32>; 2] {
         let Ring { capacity, origin } = self.ring;
-        // RFC 7609 4.2-4, 4.7.4-1, 4.7.4-6
+        // RFC 7609 4.2 #4: use the element as a ring
+        // RFC 7609 4.7.4 #1: write wrapped data in two pieces
+        // RFC 7609 4.7.4 #6: read a full element in order
         let head = self.len.min(capacity - self.start);
         let start = origin + self.start;
         [start..start + head, origin..origin + (self.len - head)]

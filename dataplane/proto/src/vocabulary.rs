@@ -134,7 +134,8 @@ impl Mtu {
     /// The payload of a full packet in bytes, if the code is a known one.
     pub const fn bytes(self) -> Option<u32> {
         match self.0 {
-            // RFC 7609 A.2.3-10, A.2.3-13
+            // RFC 7609 A.2.3 #10: MTU in byte 50
+            // RFC 7609 A.2.3 #13: MTU values 1 to 5 only
             1..=5 => Some(128 << self.0),
             _ => None,
         }
@@ -168,7 +169,7 @@ impl RmbeSize {
 
     /// The length of the element in bytes, from 16 KiB to 512 MiB.
     pub const fn bytes(self) -> u32 {
-        // RFC 7609 A.2.3-8
+        // RFC 7609 A.2.3 #8: element size in byte 50
         16_384 << self.0
     }
 }
@@ -200,7 +201,8 @@ mod tests {
     }
 
     /// A code that is off by one doubles every packet, and the peer drops them all.
-    // RFC 7609 A.2.3-10, A.2.3-13
+    // RFC 7609 A.2.3 #10: MTU in byte 50
+    // RFC 7609 A.2.3 #13: MTU values 1 to 5 only
     #[test]
     fn mtu_codes_are_those_of_the_rfc() {
         let known = [Mtu::B256, Mtu::B512, Mtu::B1024, Mtu::B2048, Mtu::B4096];
@@ -212,7 +214,7 @@ mod tests {
     }
 
     /// A size that is off by one lets the peer write into the next connection's element.
-    // RFC 7609 A.2.3-8
+    // RFC 7609 A.2.3 #8: element size in byte 50
     #[test]
     fn element_sizes_are_those_of_the_rfc() {
         assert_eq!(RmbeSize::from_notation(0).bytes(), 16 << 10);

@@ -185,7 +185,7 @@ pub struct Tag(pub u64);
 pub enum Work {
     /// RDMA write of the leased bytes to `address` in the peer's memory. It carries no immediate
     /// data and causes no completion at the peer, so the peer's host is not told of it.
-    // RFC 7609 4.7.1-1
+    // RFC 7609 4.7.1 #1: writes carry no immediate data
     Write {
         /// The bytes to write. The completion returns the lease.
         lease: Lease,

@@ -37,7 +37,7 @@ struct Outcome {
 
 /// Applications see the same half-closes, resets, back-pressure and bytes through a pair of
 /// gateways as without: nobody has to know that they are there.
-// RFC 7609 4.8.1-25
+// RFC 7609 4.8.1 #25: shutdown for reading sends nothing
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_fidelity_over_smc_r() {

@@ -13,7 +13,7 @@ use super::swarm::{Seen, Swarm};
 
 /// A peer that forgets to answer, or talks nonsense, loses its link or its group with all
 /// connections on it, and nobody else notices: least of all customers of other peers.
-// RFC 7609 C.7.1-35
+// RFC 7609 C.7.1 #35: any other LLC error fails link
 #[test]
 fn nonsense_costs_its_link_or_group_in_the_swarm() {
     let name = "nonsense_costs_its_link_or_group_in_the_swarm";

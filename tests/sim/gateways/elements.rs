@@ -71,7 +71,7 @@ fn acknowledge_late(world: &mut World, side: usize) {
 /// With one element in each RMB the first connection takes the last one before anybody can be told
 /// of another RMB. That other RMB was never announced: each further connection waited for it in
 /// vain, as long as the group lived. Found by the swarm with the rendezvous of production.
-// RFC 7609 3.5.2.1-7
+// RFC 7609 3.5.2.1 #7: CONFIRM RKEY before Accept
 #[test]
 fn a_group_of_single_elements_grows() {
     let mut world = first_contact(1, Odds::CALM, 1, 1);
@@ -97,7 +97,8 @@ fn end(mut world: World) {
 /// A gateway loses a link that the other still has: it ends the connection without a word, and the
 /// other goes on writing until it hears of it by TCP. Seed 15347 of the swarm: the server had no
 /// link left when Confirm came, the client had moved to a link that the server did not use yet.
-// RFC 7609 4.4.2-1, 4.4.2-2
+// RFC 7609 4.4.2 #1: reuse only after both say done
+// RFC 7609 4.4.2 #2: reuse element after a timeout
 #[test]
 fn an_element_whose_peer_knows_nothing_of_the_end_rests() {
     let mut world = connected(1);
@@ -124,7 +125,9 @@ fn an_element_whose_peer_knows_nothing_of_the_end_rests() {
 
 /// A peer that has heard C frees its element. If the link then breaks before the last writes were
 /// acknowledged, failover would write them again, into an element that is another's by now.
-// RFC 7609 4.8.1-4, 4.8.1-12, 4.6.2-1
+// RFC 7609 4.8.1 #4: send pending data before the end
+// RFC 7609 4.8.1 #12: write nothing after C
+// RFC 7609 4.6.2 #1: repeat pending messages before new data
 #[test]
 fn nothing_is_written_again_when_both_sides_have_closed() {
     let mut world = connected(2);
@@ -157,7 +160,8 @@ fn nothing_is_written_again_when_both_sides_have_closed() {
 /// A link is deleted while a rendezvous names it, and while the client makes an RMB known that it
 /// needs for its answer. The connection follows those that left the link before: its RMB was not
 /// among those that they were told the new names of. Seed 36078 of the swarm.
-// RFC 7609 2.3-3, 3.5.2.2-6
+// RFC 7609 2.3 #3: move connections of a failed link
+// RFC 7609 3.5.2.2 #6: CONFIRM RKEY before Confirm
 #[test]
 fn a_newcomer_follows_those_that_left_its_link() {
     let mut world = connected(2);
@@ -190,7 +194,10 @@ fn a_newcomer_follows_those_that_left_its_link() {
 /// element to the next connection as soon as it has said so; the offer comes by TCP, and may be
 /// there before the poller of the other side has heard the same, or before its own last word was
 /// acknowledged. So the next connection waits for the one before, and nobody loses a byte.
-// RFC 7609 3.5.2.2-4, 3.5.2.3-1, 4.4.2-1, 4.8.1-20
+// RFC 7609 3.5.2.2 #4: check that server's element is free
+// RFC 7609 3.5.2.3 #1: check that client's element is free
+// RFC 7609 4.4.2 #1: reuse only after both say done
+// RFC 7609 4.8.1 #20: reuse element once Closed
 #[test]
 fn short_connections_are_no_conflict() {
     let mut held = 0;

@@ -46,7 +46,8 @@ pub(super) struct Swarm {
     pub(super) seen: Seen,
 }
 
-// RFC 7609 2.1-15, 4.8.2-13
+// RFC 7609 2.1 #15: announce data after writing it
+// RFC 7609 4.8.2 #13: no reuse while peer may write
 #[test]
 fn gateways_survive_anything() {
     let seeds = seeds(60);

@@ -42,7 +42,10 @@ pub(super) struct Swarm {
 }
 
 /// Two gateways, with the rendezvous of production between them.
-// RFC 7609 C.1-3, C.2-1, C.2-2, C.6-2
+// RFC 7609 C.1 #3: never answer a Decline
+// RFC 7609 C.2 #1: may decline until CONFIRM LINK is sent
+// RFC 7609 C.2 #2: fall back until ADD LINK
+// RFC 7609 C.6 #2: never parse application data as CLC
 #[test]
 fn rendezvous_survive_anything() {
     let trouble = [
@@ -57,7 +60,9 @@ fn rendezvous_survive_anything() {
 }
 
 /// The same with a third host that is hostile.
-// RFC 7609 4.7.1-3, 3.5.1.2-5, 3.5.2.1-2
+// RFC 7609 4.7.1 #3: find connection by alert token
+// RFC 7609 3.5.1.2 #5: find group by id and address
+// RFC 7609 3.5.2.1 #2: find existing group by address too
 #[test]
 fn nobody_touches_another() {
     let tried = [

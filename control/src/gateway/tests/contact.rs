@@ -14,7 +14,9 @@ use super::rig::{Peer, Rig, SUBNET, assert_echo, connect, wait_until};
 
 /// The server decides by it whether SMC-R will work at all; and a client that took memory for each
 /// Proposal would run out of it on servers that decline.
-// RFC 7609 3.5.1.2-2, 3.5.1.2-3, 3.5.1.2-4
+// RFC 7609 3.5.1.2 #2: Proposal with peer id, GID, MAC
+// RFC 7609 3.5.1.2 #3: Proposal with subnet or prefixes
+// RFC 7609 3.5.1.2 #4: Proposal commits no resources
 #[test]
 fn a_proposal_names_us_and_takes_nothing() {
     let rig = Rig::client(20, "");
@@ -32,7 +34,9 @@ fn a_proposal_names_us_and_takes_nothing() {
 
 /// RoCE crosses no router: with a client of another subnet a link would come up never, and every
 /// connection would wait for it to fail.
-// RFC 7609 3.5.1.2-6, 3.5.1.2-7, 5.2-1
+// RFC 7609 3.5.1.2 #6: check common LAN before Accept
+// RFC 7609 3.5.1.2 #7: match IPv4 subnet with an interface
+// RFC 7609 5.2 #1: SMC-Rv1 only within layer 2
 #[test]
 fn a_client_of_another_subnet_stays_tcp() {
     let rig = Rig::server(21, "");
@@ -49,8 +53,20 @@ fn a_client_of_another_subnet_stays_tcp() {
 
 /// Setting up a link takes round trips and memory: only the first connection between two peers
 /// may pay for it. What is said about the later ones is the same, but for the elements.
-// RFC 7609 2-4, 3-1, 3.5.1.2-5, 3.5.1.3-1, 3.5.2-1, 3.5.2-2, 3.5.2.1-1, 3.5.2.1-2, 3.5.2.1-3
-// RFC 7609 3.5.2.1-4, 3.5.2.1-5, 3.5.2.2-1, 3.5.1.3-2, 3.5.2.4-1
+// RFC 7609 2 #4: use existing links for later connections
+// RFC 7609 3 #1: set up links in band
+// RFC 7609 3.5.1.2 #5: find group by id and address
+// RFC 7609 3.5.1.3 #1: tell new links from existing ones
+// RFC 7609 3.5.2 #1: later contact may need new RMB
+// RFC 7609 3.5.2 #2: same CLC messages on existing group
+// RFC 7609 3.5.2.1 #1: same Proposal on later contact
+// RFC 7609 3.5.2.1 #2: find existing group by address too
+// RFC 7609 3.5.2.1 #3: allocate only elements on later contact
+// RFC 7609 3.5.2.1 #4: take a free element that fits
+// RFC 7609 3.5.2.1 #5: Accept without first contact flag
+// RFC 7609 3.5.2.2 #1: recognize later contact by Accept
+// RFC 7609 3.5.1.3 #2: client ready to receive before Confirm
+// RFC 7609 3.5.2.4 #1: send once peer's element is known
 #[test]
 fn the_second_connection_joins_the_link_of_the_first() {
     let far = Rig::server(22, "");
@@ -91,7 +107,8 @@ fn the_second_connection_joins_the_link_of_the_first() {
 /// A client says that it knows nothing of the link group: the connection that brought it to light
 /// goes on as TCP. But the client is still there on the link, so who is on the group goes on; and
 /// the next connection is not offered what the client does not know.
-// RFC 7609 A.2.5-3, C.4-2
+// RFC 7609 A.2.5 #3: test the links upon S
+// RFC 7609 C.4 #2: go on as TCP after S
 #[test]
 fn a_group_that_is_called_out_of_sync_is_offered_no_more() {
     let far = Rig::server(24, "");
@@ -155,7 +172,8 @@ fn tcp_may_end_while_the_link_is_confirmed() {
 /// A Linux client that cannot go on after our Accept (out of queue pairs, or of memory for its
 /// element) says so in place of its Confirm. Its program keeps the connection, and the group that
 /// others use is no worse for it.
-// RFC 7609 C.1-6, 3.5.1.6.4-3
+// RFC 7609 C.1 #6: existing group: no Decline after Confirm
+// RFC 7609 3.5.1.6.4 #3: decline during CONFIRM LINK before data
 #[test]
 fn a_client_may_decline_our_accept() {
     let far = Rig::server(28, "");
@@ -187,7 +205,8 @@ fn a_client_may_decline_our_accept() {
 
 /// A client's Confirm names a link that the group does not have. The client believes to speak SMC-R
 /// by now, so that a Decline would reach its application as data.
-// RFC 7609 C.1-5, C.1-7
+// RFC 7609 C.1 #5: existing group: no Decline after Accept
+// RFC 7609 C.1 #7: existing group: later failure breaks TCP
 #[test]
 fn a_later_contact_that_fails_behind_the_accept_is_reset() {
     let far = Rig::server(170, "");
@@ -211,7 +230,7 @@ fn a_later_contact_that_fails_behind_the_accept_is_reset() {
 
 /// A client host stops, by DELETE LINK for all links, while another connection of it is between
 /// Accept and Confirm. It believes to write by RDMA already: those bytes are lost, so it is reset.
-// RFC 7609 3.5.4-8
+// RFC 7609 3.5.4 #8: client drops deleted group at once
 #[test]
 fn a_group_may_end_between_accept_and_confirm() {
     let far = Rig::server(50, "");
@@ -232,7 +251,8 @@ fn a_group_may_end_between_accept_and_confirm() {
 
 /// A server has stopped, and names a link of the group that ended with it: it does not know yet
 /// that we have heard. We say so by S, and the connection goes on over TCP.
-// RFC 7609 C.4-1, 3.5.4-8
+// RFC 7609 C.4 #1: S only without a known group
+// RFC 7609 3.5.4 #8: client drops deleted group at once
 #[test]
 fn a_group_that_has_ended_is_out_of_sync() {
     let far = Rig::server(52, "");
@@ -255,7 +275,7 @@ fn a_group_that_has_ended_is_out_of_sync() {
 /// The first connection of a host stands still after our Accept. Others of that host wait for the
 /// outcome; but a Linux client waits six seconds for an answer, and then its program gets an error.
 /// So it is told before that to go on over TCP.
-// RFC 7609 C.1-1
+// RFC 7609 C.1 #1: decline in place of expected CLC
 #[test]
 fn a_client_that_waits_for_another_is_answered_in_time() {
     let rig = Rig::server(54, "");

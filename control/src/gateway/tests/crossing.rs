@@ -42,7 +42,8 @@ fn declined_by_client(rig: &Rig) -> (Peer, TcpStream) {
 
 /// A peer declined before it heard that we had: its Decline crosses ours, and the application gets
 /// what comes behind it, however the network cuts that, and whoever speaks first.
-// RFC 7609 C.1-3, C.6-2
+// RFC 7609 C.1 #3: never answer a Decline
+// RFC 7609 C.6 #2: never parse application data as CLC
 #[test]
 fn a_decline_that_crosses_ours_reaches_nobody() {
     // A gateway remembers a peer to which RoCE does not get through: each time another one.

@@ -30,7 +30,8 @@ fn accept(pair: &mut Pair, server: &Contact) -> Joined {
 
 /// A third host sent the Proposal of another from its own address, was told the keys of that
 /// host's group, called it out of sync, and all connections of the other were reset.
-// RFC 7609 3.5.1.2-5, 3.5.2.1-2
+// RFC 7609 3.5.1.2 #5: find group by id and address
+// RFC 7609 3.5.2.1 #2: find existing group by address too
 #[test]
 fn a_group_belongs_to_the_address_that_founded_it() {
     let (mut pair, _client, server) = founded();
@@ -53,7 +54,7 @@ fn a_group_belongs_to_the_address_that_founded_it() {
 
 /// A Decline with S costs nothing while the links answer: connections on them are well. But the
 /// peer does not know the group, so no more are offered it, and it ends with the last.
-// RFC 7609 A.2.5-3
+// RFC 7609 A.2.5 #3: test the links upon S
 #[test]
 fn a_group_that_answers_outlives_being_called_out_of_sync() {
     let (mut pair, client, server) = founded();
@@ -76,7 +77,8 @@ fn a_group_that_answers_outlives_being_called_out_of_sync() {
 
 /// A peer that has lost its group does not answer on its links either: whoever is on the group
 /// learns of it within the time of an answer, and not when something is next sent.
-// RFC 7609 A.2.5-3, C.4-2
+// RFC 7609 A.2.5 #3: test the links upon S
+// RFC 7609 C.4 #2: go on as TCP after S
 #[test]
 fn a_group_that_is_out_of_sync_ends_where_nobody_answers() {
     let (mut pair, _client, server) = founded();
@@ -93,7 +95,7 @@ fn a_group_that_is_out_of_sync_ends_where_nobody_answers() {
 }
 
 /// With nobody else on it, a group that is out of sync is of no use.
-// RFC 7609 A.2.5-3
+// RFC 7609 A.2.5 #3: test the links upon S
 #[test]
 fn an_empty_group_that_is_out_of_sync_ends_at_once() {
     let (mut pair, _client, server) = founded();
@@ -110,7 +112,7 @@ fn an_empty_group_that_is_out_of_sync_ends_at_once() {
 /// A server at another address names a link of a group with somebody else, and an element of its
 /// own choice: a client that joined would write there by that link, and lose it for all. A server
 /// with several addresses is known by what only it was told: an RMB that was announced on the link.
-// RFC 7609 3.5.2.2-1
+// RFC 7609 3.5.2.2 #1: recognize later contact by Accept
 #[test]
 fn a_server_at_another_address_proves_that_it_is_the_same() {
     let (mut pair, client, server) = founded();
@@ -134,7 +136,7 @@ fn a_server_at_another_address_proves_that_it_is_the_same() {
 
 /// A server that is on two VLANs, or somebody who pretends to be, names a link of another one. A
 /// stream that crossed over would be seen by those whom it was kept from.
-// RFC 7609 3.5.1.3-1
+// RFC 7609 3.5.1.3 #1: tell new links from existing ones
 #[test]
 fn a_connection_of_one_vlan_joins_no_link_of_another() {
     let mut pair = Pair::new(2, 2);

@@ -34,7 +34,14 @@ fn later_contact(pair: &mut Pair) -> (Joined, Joined) {
 
 /// The second connection to a peer costs an element, not a queue pair; and no connection is given
 /// what another has.
-// RFC 7609 2-4, 3.5.2.1-3, 3.5.2.1-4, 3.5.2.2-1, 3.5.2.2-3, 3.5.2.2-5, 3.5.2.3-1, 2.2.4-7
+// RFC 7609 2 #4: use existing links for later connections
+// RFC 7609 3.5.2.1 #3: allocate only elements on later contact
+// RFC 7609 3.5.2.1 #4: take a free element that fits
+// RFC 7609 3.5.2.2 #1: recognize later contact by Accept
+// RFC 7609 3.5.2.2 #3: new RToken is no first contact
+// RFC 7609 3.5.2.2 #5: client allocates its own element
+// RFC 7609 3.5.2.3 #1: check that client's element is free
+// RFC 7609 2.2.4 #7: recognize peers by peer id
 #[test]
 fn a_later_contact_uses_what_is_there() {
     let mut pair = Pair::new(1, 1);
@@ -59,7 +66,8 @@ fn a_later_contact_uses_what_is_there() {
 
 /// A Confirm that leads to a queue pair which is none of ours would have us write into the memory
 /// of a stranger.
-// RFC 7609 2-1, 3.5.2.3-2
+// RFC 7609 2 #1: identify a link by both ends
+// RFC 7609 3.5.2.3 #2: check that Confirm names active link
 #[test]
 fn a_confirm_must_name_a_link_of_the_group() {
     let mut pair = Pair::new(1, 1);
@@ -84,7 +92,10 @@ fn a_confirm_must_name_a_link_of_the_group() {
 
 /// A peer that lost track of a connection gives its element to the next one. The old connection
 /// would write into the new one's bytes: it is reset, and the new one goes on.
-// RFC 7609 3.5.2.2-4, 3.5.2.3-1, 4.4.2-3, 4.4.2-6
+// RFC 7609 3.5.2.2 #4: check that server's element is free
+// RFC 7609 3.5.2.3 #1: check that client's element is free
+// RFC 7609 4.4.2 #3: abort user of an offered element
+// RFC 7609 4.4.2 #6: new connection goes on after conflict
 #[test]
 fn an_element_that_is_offered_twice_ends_the_first_connection() {
     let mut pair = Pair::new(1, 1);
@@ -105,7 +116,7 @@ fn an_element_that_is_offered_twice_ends_the_first_connection() {
 
 /// A peer that registers two RMBs as one region has one key for both. The first element of each is
 /// another element: taking the one for the other would cost a connection that is well.
-// RFC 7609 3.5.2.2-4
+// RFC 7609 3.5.2.2 #4: check that server's element is free
 #[test]
 fn elements_of_two_rmbs_with_one_key_are_no_conflict() {
     let mut pair = Pair::new(1, 1);
@@ -120,7 +131,8 @@ fn elements_of_two_rmbs_with_one_key_are_no_conflict() {
 
 /// A client that gave up after our Accept may write a moment later. Whoever gets the element at
 /// once reads bytes of a stranger.
-// RFC 7609 3.5.4-2, 4.4.2-2
+// RFC 7609 3.5.4 #2: reuse element when both are done
+// RFC 7609 4.4.2 #2: reuse element after a timeout
 #[test]
 fn an_element_that_was_offered_in_vain_rests() {
     let mut pair = Pair::new(1, 1);
@@ -144,7 +156,14 @@ fn an_element_that_was_offered_in_vain_rests() {
 /// 255 connections are the most that deployed peers put into one group. The next one begins another
 /// group beside it, with queue pairs and memory of its own. The first takes no memory any more for
 /// connections that it will not take in: half of what all groups may take would be lost so.
-// RFC 7609 2.2.3-3, 2.2.4-3, 3.5.3-1, 3.5.3-2, 3.5.3-3, 3.5.3-4, 3.5.3-5, 3.5.3-6
+// RFC 7609 2.2.3 #3: server chooses existing or new group
+// RFC 7609 2.2.4 #3: unique link user id
+// RFC 7609 3.5.3 #1: allow parallel link groups
+// RFC 7609 3.5.3 #2: only server opens parallel groups
+// RFC 7609 3.5.3 #3: server treats parallel as first contact
+// RFC 7609 3.5.3 #4: new client resources for parallel group
+// RFC 7609 3.5.3 #5: no RMB in two groups
+// RFC 7609 3.5.3 #6: parallel group follows first contact flow
 #[test]
 fn a_full_group_gets_a_parallel_one() {
     let mut pair = Pair::new(1, 1);
@@ -174,7 +193,8 @@ fn a_full_group_gets_a_parallel_one() {
 
 /// A group has as many RMBs as it can tell its peer of. Connections that would need another one
 /// stay TCP, and nobody who has an element notices.
-// RFC 7609 2.1-2, 2.1-12
+// RFC 7609 2.1 #2: at most 255 RMBs per peer
+// RFC 7609 2.1 #12: overflow to TCP or parallel group
 #[test]
 fn more_rmbs_than_a_group_may_have_are_refused() {
     let mut pair = Pair::new(1, 1);
@@ -202,7 +222,7 @@ fn more_rmbs_than_a_group_may_have_are_refused() {
 /// Two groups with one server, and we have lost one of them, unheard by the server. It names that
 /// group in each Accept, as the one with fewer connections: if we declined without saying that the
 /// group is out of sync, all new connections would be TCP until its TEST LINK fails.
-// RFC 7609 C.4-1
+// RFC 7609 C.4 #1: S only without a known group
 #[test]
 fn a_group_that_is_lost_is_out_of_sync_though_another_lives() {
     let mut pair = Pair::new(1, 1);
@@ -222,7 +242,8 @@ fn a_group_that_is_lost_is_out_of_sync_though_another_lives() {
 
 /// A host is in two networks by two RNICs, and one peer is, too. Each connection is told the RNIC
 /// of its own network: the peer could not reach the other one, or should not.
-// RFC 7609 3.5.1.2-11, 3.5.1.2-13
+// RFC 7609 3.5.1.2 #11: Accept names RNIC on shared subnet
+// RFC 7609 3.5.1.2 #13: match group by id and subnet
 #[test]
 fn a_connection_is_offered_the_rnic_of_its_own_network() {
     let mut pair = Pair::new(1, 2);
@@ -242,7 +263,7 @@ fn a_connection_is_offered_the_rnic_of_its_own_network() {
 }
 
 /// Who connects decides who leads. A group in which both sides believed to lead would never agree.
-// RFC 7609 2.2.3-2
+// RFC 7609 2.2.3 #2: separate group for reverse connections
 #[test]
 fn the_reverse_direction_gets_a_group_of_its_own() {
     let mut pair = Pair::new(1, 1);
@@ -258,7 +279,10 @@ fn the_reverse_direction_gets_a_group_of_its_own() {
 }
 
 /// A group that ended is not joined, and leaves no memory registered with an RNIC.
-// RFC 7609 C.4-1, 3.5.4-8, 3.5.4-9, 2.1-6
+// RFC 7609 C.4 #1: S only without a known group
+// RFC 7609 3.5.4 #8: client drops deleted group at once
+// RFC 7609 3.5.4 #9: end connections of deleted group
+// RFC 7609 2.1 #6: one remote peer per RMB
 #[test]
 fn a_group_that_is_over_is_out_of_sync() {
     let mut pair = Pair::new(1, 1);
@@ -345,7 +369,7 @@ fn a_link_is_served_while_clc_waits() {
 
 /// With RMBs of one element the first connection takes all there is, before its peer can be told of
 /// another RMB. The second connection waited for one that nobody had announced.
-// RFC 7609 3.5.2.2-6
+// RFC 7609 3.5.2.2 #6: CONFIRM RKEY before Confirm
 #[test]
 fn a_group_grows_from_an_rmb_of_one_element() {
     let mut pair = Pair::new(1, 1);

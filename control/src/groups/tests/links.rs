@@ -41,7 +41,14 @@ fn established(client_nics: u8, server_nics: u8) -> (Pair, GroupId, GroupId, [Co
 }
 
 /// Two RNICs on each side: a host that loses one of them must have the other in use already.
-// RFC 7609 2.2-1, 2.2-4, 2.2.1-4, 2.2.3-1, 2.1-3, 2.1-6, 3.5.1.6-2, 3.5.1.6.1-5
+// RFC 7609 2.2 #1: survive the loss of a link
+// RFC 7609 2.2 #4: same RMBs on all links
+// RFC 7609 2.2.1 #4: become symmetric with two RNICs each
+// RFC 7609 2.2.3 #1: set up further links by LLC
+// RFC 7609 2.1 #3: one RToken per RMB and link
+// RFC 7609 2.1 #6: one remote peer per RMB
+// RFC 7609 3.5.1.6 #2: offer link over second RNIC
+// RFC 7609 3.5.1.6.1 #5: answer second RNIC with second RNIC
 #[test]
 fn two_rnics_on_each_side_make_a_symmetric_group() {
     let (pair, client, server, _) = established(2, 2);
@@ -55,7 +62,12 @@ fn two_rnics_on_each_side_make_a_symmetric_group() {
 }
 
 /// One RNIC here and two there: redundancy as far as it goes.
-// RFC 7609 2.2.1-3, 2.2-3, 2.2.1-1, 2.2.1-2, 3.5.1.6.1-2, 3.5.1.6.1-6
+// RFC 7609 2.2.1 #3: support asymmetric links
+// RFC 7609 2.2 #3: take part with a single RNIC
+// RFC 7609 2.2.1 #1: run a group with one link
+// RFC 7609 2.2.1 #2: no parallel links between same RNICs
+// RFC 7609 3.5.1.6.1 #2: reject ADD LINK for parallel link
+// RFC 7609 3.5.1.6.1 #6: single RNIC accepts an asymmetric link
 #[test]
 fn fewer_rnics_make_asymmetric_and_single_groups() {
     let (pair, client, server, _) = established(1, 2);
@@ -67,7 +79,13 @@ fn fewer_rnics_make_asymmetric_and_single_groups() {
 }
 
 /// An RNIC that fails takes no connection along; when it is back it is used again.
-// RFC 7609 2.2-1, 2.2.1-5, 2.3-3, 2.3-4, 2.3-5, 2.3-12, C.8-2
+// RFC 7609 2.2 #1: survive the loss of a link
+// RFC 7609 2.2.1 #5: replace an asymmetric link when possible
+// RFC 7609 2.3 #3: move connections of a failed link
+// RFC 7609 2.3 #4: move at once, send DELETE LINK
+// RFC 7609 2.3 #5: client reports failure, server deletes link
+// RFC 7609 2.3 #12: use a link that comes back
+// RFC 7609 C.8 #2: timer for the second link
 #[test]
 fn connections_outlive_either_rnic() {
     let (mut pair, client, server, [near, far]) = established(2, 2);
@@ -100,7 +118,7 @@ fn connections_outlive_either_rnic() {
 /// A rendezvous ends just after its link has failed: the connection follows those that were on the
 /// link. It was reset, because the keys of the link were forgotten already, and an order without
 /// keys took the place of the one that the others have.
-// RFC 7609 2.3-3
+// RFC 7609 2.3 #3: move connections of a failed link
 #[test]
 fn a_rendezvous_outlives_its_link() {
     let (mut pair, client, server, [near, far]) = established(2, 2);
@@ -123,7 +141,8 @@ fn a_rendezvous_outlives_its_link() {
 }
 
 /// The last RNIC takes the group along: its connections are reset, not left hanging.
-// RFC 7609 4.8.3-3, 2.1-6
+// RFC 7609 4.8.3 #3: reset connections without any link
+// RFC 7609 2.1 #6: one remote peer per RMB
 #[test]
 fn without_any_rnic_the_group_ends() {
     let (mut pair, client, _, _) = established(2, 2);
@@ -137,7 +156,9 @@ fn without_any_rnic_the_group_ends() {
 }
 
 /// An operator who deletes a link in order wants nobody to notice.
-// RFC 7609 2.3-13, 2.3-14, 3.5.4-5
+// RFC 7609 2.3 #13: move connections without a failure
+// RFC 7609 2.3 #14: say whether deletion is orderly
+// RFC 7609 3.5.4 #5: ask server on operator's command
 #[test]
 fn an_orderly_delete_moves_connections_first() {
     for side in ["client", "server"] {
@@ -155,7 +176,10 @@ fn an_orderly_delete_moves_connections_first() {
 }
 
 /// Connections are spread over the links, so that two RNICs carry more than one.
-// RFC 7609 2.2-2, 2.3-1, 2.3-12, 3.5.2.1-6
+// RFC 7609 2.2 #2: spread connections over active links
+// RFC 7609 2.3 #1: treat all active links alike
+// RFC 7609 2.3 #12: use a link that comes back
+// RFC 7609 3.5.2.1 #6: server may choose another link
 #[test]
 fn connections_are_spread_over_links() {
     let (mut pair, _client, server, _) = established(2, 2);
@@ -172,7 +196,12 @@ fn connections_are_spread_over_links() {
 /// A rendezvous must not wait for memory: before the last element is taken the peer knows the next
 /// RMB, on every link. What is idle stays for the next crowd, but not for ever, and what is in use
 /// as long as it is.
-// RFC 7609 3.5.5.2-1, 3.5.5.2.1-4, 3.5.2.1-7, 3.5.2.2-6, 3.5.5.2.2-1, 3.5.5.2.2-2
+// RFC 7609 3.5.5.2 #1: register RMBs on all links
+// RFC 7609 3.5.5.2.1 #4: add RMBs ahead of need
+// RFC 7609 3.5.2.1 #7: CONFIRM RKEY before Accept
+// RFC 7609 3.5.2.2 #6: CONFIRM RKEY before Confirm
+// RFC 7609 3.5.5.2.2 #1: delete only unused RMBs
+// RFC 7609 3.5.5.2.2 #2: keep unused RMB for a while
 #[test]
 fn the_next_rmb_is_known_before_it_is_needed() {
     for side in ["client", "server"] {
@@ -206,7 +235,8 @@ fn the_next_rmb_is_known_before_it_is_needed() {
 
 /// A group that is over leaves nothing registered with any RNIC: memory that stayed open to writes
 /// would be somebody else's tomorrow. (Closing a domain with something in it panics.)
-// RFC 7609 2.1-6, 3.5.4-8
+// RFC 7609 2.1 #6: one remote peer per RMB
+// RFC 7609 3.5.4 #8: client drops deleted group at once
 #[test]
 fn a_group_that_ends_leaves_every_rnic() {
     let (mut pair, client, server, [near, far]) = established(2, 2);
@@ -224,7 +254,8 @@ fn a_group_that_ends_leaves_every_rnic() {
 /// A server names a link that has just failed at its client. The connection stays TCP; the group,
 /// which has another link, and all who are on it go on. (Said to be out of sync, a server gives its
 /// group up.)
-// RFC 7609 C.4-1, 2.3-3
+// RFC 7609 C.4 #1: S only without a known group
+// RFC 7609 2.3 #3: move connections of a failed link
 #[test]
 fn a_link_that_has_just_gone_does_not_cost_the_group() {
     let (mut pair, client, server, [near, _]) = established(2, 2);
@@ -241,7 +272,8 @@ fn a_link_that_has_just_gone_does_not_cost_the_group() {
 }
 
 /// RoCE crosses no router: an RNIC of another LAN would be offered, and never come up.
-// RFC 7609 3.5.5.1.1-5, 2-2
+// RFC 7609 3.5.5.1.1 #5: offer RNIC only on its LAN
+// RFC 7609 2 #2: keep a group in one VLAN
 #[test]
 fn an_rnic_of_another_lan_is_not_offered() {
     let mut pair = Pair::new(2, 2);
@@ -257,7 +289,8 @@ fn an_rnic_of_another_lan_is_not_offered() {
 
 /// The client has a better link than the one that the server named, and says so in its Confirm:
 /// each side writes on the link of its own choice.
-// RFC 7609 3.5.2.3-3, 3.5.2.3-2
+// RFC 7609 3.5.2.3 #3: client may choose another link
+// RFC 7609 3.5.2.3 #2: check that Confirm names active link
 #[test]
 fn each_side_chooses_the_link_that_it_writes_on() {
     let (mut pair, client, server, _) = established(2, 2);

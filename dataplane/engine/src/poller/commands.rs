@@ -166,7 +166,12 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 
     /// Begins to move connections from one link to another: its own choice of each side.
-    // RFC 7609 2.3-1, 2.3-2, 2.3-3, 2.3-12, 2.3-13, 4.6-1
+    // RFC 7609 2.3 #1: treat all active links alike
+    // RFC 7609 2.3 #2: each side chooses its own link
+    // RFC 7609 2.3 #3: move connections of a failed link
+    // RFC 7609 2.3 #12: use a link that comes back
+    // RFC 7609 2.3 #13: move connections without a failure
+    // RFC 7609 4.6 #1: each side switches links itself
     fn move_connections(
         &mut self,
         now: Instant,
@@ -324,7 +329,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let Some(link) = self.links.by_id(id) else { return };
         let Some(by) = link.retire_by else { return };
         // A peer that is never ready for a message keeps its queue pair from breaking, too.
-        // RFC 7609 3.5.4-7
+        // RFC 7609 3.5.4 #7: clean up once DELETE LINK is sent
         if link.llc_outstanding > 0 && !link.broken && now < by {
             return;
         }

@@ -133,12 +133,12 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 
     /// Takes in a CDC message that came by any link of `group`, at whichever poller.
     pub(super) fn deliver(&mut self, now: Instant, group: GroupId, message: &Cdc) {
-        // RFC 7609 4.7.1-3
+        // RFC 7609 4.7.1 #3: find connection by alert token
         let id = ConnectionId::from_token(message.token);
         match self.place_of(id, group) {
-            // RFC 7609 A.4-2
+            // RFC 7609 A.4 #2: process CDC on the data path
             Place::Here => self.receive_cdc(now, message),
-            // RFC 7609 3.5.2.4-5
+            // RFC 7609 3.5.2.4 #5: keep data that precedes Confirm
             Place::Coming => self.park(id, message),
             Place::At(neighbour) => {
                 self.shared.counters.cdc_forwarded.add(1);

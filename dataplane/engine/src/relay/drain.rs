@@ -28,7 +28,7 @@ impl<T> Relay<T> {
             return self.drain_urgent(turn);
         }
         let (readable, behind) = readable.split_at(before_urgent.unwrap_or(readable.len()));
-        // RFC 7609 5.6-1
+        // RFC 7609 5.6 #1: carry TLS bytes unchanged
         match turn.streams.write(&near.stream, &smc.rmbe.readable(readable.pieces())) {
             Ok(written) => {
                 let written = u32::try_from(written).expect("no more than was readable");
@@ -49,11 +49,12 @@ impl<T> Relay<T> {
         let (first, behind) = smc.connection.readable().split_at(1);
         let mut byte = [0];
         smc.rmbe.readable(first.pieces()).copy_out(&mut byte);
-        // RFC 7609 4.7.5-2, 4.7.5-3
+        // RFC 7609 4.7.5 #2: tell application of urgent data
+        // RFC 7609 4.7.5 #3: U locates the urgent byte
         match turn.streams.write_urgent(&near.stream, byte[0]) {
             Ok(()) => {
                 turn.counters.urgent_out.add(1);
-                // RFC 7609 4.7.5-4
+                // RFC 7609 4.7.5 #4: always report urgent consumption
                 self.drained(turn, 1, !behind.is_empty())
             }
             Err(error) => self.not_drained(turn, &error),

@@ -53,7 +53,7 @@ impl<T> Relay<T> {
         }
         if self.near.as_ref().is_some_and(|near| near.urgent) {
             // The peer learns of the urgent byte before there is room to write it.
-            // RFC 7609 4.7.6-1
+            // RFC 7609 4.7.6 #1: P alone while window is closed
             smc.connection.announce_urgent();
             turn.work.queue_flush(&mut self.queued);
         }
@@ -121,7 +121,8 @@ impl<T> Relay<T> {
         let Some(ahead) = ahead(turn.streams, near) else { return Filled::Rests };
         let urgent = ahead == Ahead::Urgent;
         let mut room_bytes = 0;
-        // RFC 7609 4.5.2-1, 4.5.2-2
+        // RFC 7609 4.5.2 #1: send at once, whatever the size
+        // RFC 7609 4.5.2 #2: combine small sends
         let most = if urgent { 1 } else { window.min(FILL_PER_TURN_MAX) };
         let filled = turn.pool.fill(most, |room| {
             room_bytes = room.len();
@@ -145,7 +146,8 @@ impl<T> Relay<T> {
                 note_read(near, ahead, len as usize, room_bytes);
                 // What stands behind an urgent byte waits for its consumption, not for room.
                 let waits = !urgent && len == window && turn.streams.has_more(&near.stream);
-                // RFC 7609 4.7.4-4, 4.7.6-4
+                // RFC 7609 4.7.4 #4: set B when bytes are left
+                // RFC 7609 4.7.6 #4: clear B when nothing waits
                 smc.connection.set_bytes_waiting(waits);
                 self.bytes_in += u64::from(len);
                 turn.counters.bytes_in.add(len.into());
@@ -166,7 +168,7 @@ impl<T> Relay<T> {
                 near.eof = true;
                 Filled::Ended
             }
-            // RFC 7609 4.8.1-15
+            // RFC 7609 4.8.1 #15: reset if C meets pending data
             Ok(_) => Filled::Reset,
             Err(error) if is_reset(&error) => Filled::Reset,
             Err(_) => {

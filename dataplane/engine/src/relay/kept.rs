@@ -95,7 +95,7 @@ mod tests {
 
     /// Two links break one after the other: what both have lost is taken along, oldest first, but
     /// for what the peer is known to have read. The pool has everything back.
-    // RFC 7609 2.3-9
+    // RFC 7609 2.3 #9: repeat failed writes in order
     #[test]
     fn the_last_bytes_are_taken_along_in_their_order() {
         for len in 0..=15_u8 {

@@ -207,7 +207,7 @@ impl<T> Relay<T> {
 
     fn take_in(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>, cdc: &Cdc) -> Outcome {
         match self.far.smc().take_in(turn.now, cdc) {
-            // RFC 7609 2.3-8
+            // RFC 7609 2.3 #8: reset when failover validation fails
             Ok(progress) if progress.reset && cdc.failover_validation => {
                 self.reset(turn, Ending::DataLost)
             }
@@ -229,11 +229,11 @@ impl<T> Relay<T> {
         if progress.reset {
             return self.reset(turn, Ending::ResetByPeer);
         }
-        // RFC 7609 4.7.1-2
+        // RFC 7609 4.7.1 #2: CDC message wakes the receiver
         if progress.readable_bytes > 0 {
             turn.work.queue_drain(&mut self.queued);
         }
-        // RFC 7609 4.7.4-8
+        // RFC 7609 4.7.4 #8: resume writing when window opens
         if progress.writable_bytes > 0 || progress.peer_closed {
             turn.work.queue_fill(&mut self.queued);
         }
@@ -267,7 +267,7 @@ impl<T> Relay<T> {
         match (status, said) {
             (Status::Done, Said::All(sequence)) => {
                 let smc = self.far.smc();
-                // RFC 7609 4.6.1-2
+                // RFC 7609 4.6.1 #2: keep SS of delivered writes
                 smc.connection.cdc_acknowledged(sequence);
                 // A queue pair completes in order: these writes, and no others, came before.
                 smc.kept.release(turn.pool);
@@ -314,7 +314,7 @@ impl<T> Relay<T> {
             link.sends.push(Work::Send { message: cdc.encode(), tag });
             turn.counters.cdc_out.add(1);
             if cdc.failover_validation {
-                // RFC 7609 4.6.1-7
+                // RFC 7609 4.6.1 #7: send on, F needs no answer
                 turn.work.queue_fill(&mut self.queued);
                 turn.work.queue_flush(&mut self.queued);
             }
@@ -335,20 +335,23 @@ impl<T> Relay<T> {
                 && !near.finished
                 && !smc.has_late_bytes(turn.now)
             {
-                // RFC 7609 4.8.1-9, 4.8.1-14
+                // RFC 7609 4.8.1 #9: peer's D wakes a reader
+                // RFC 7609 4.8.1 #14: end reads behind all data
                 turn.streams.finish(&near.stream);
                 near.finished = true;
             }
             // Only a FIN ends a direction: that an application reads no more (SHUT_RD) stays with
             // its kernel, until a byte comes that nobody reads.
-            // RFC 7609 4.8.1-6, 4.8.1-25
+            // RFC 7609 4.8.1 #6: end of writing sends D
+            // RFC 7609 4.8.1 #25: shutdown for reading sends nothing
             if near.eof {
                 speaks |= smc.connection.shutdown_write();
             }
             // The peer may free its element when it hears C: no byte may be left to be written
             // again, whatever becomes of the link. D needs no such care, as it comes behind its
             // bytes and frees nothing.
-            // RFC 7609 4.8.1-4, 4.8.1-12
+            // RFC 7609 4.8.1 #4: send pending data before the end
+            // RFC 7609 4.8.1 #12: write nothing after C
             if near.is_done() && drained && smc.is_delivered() {
                 speaks |= smc.connection.close(turn.now);
             }
@@ -369,14 +372,19 @@ impl<T> Relay<T> {
         ending: Ending,
     ) -> Outcome {
         self.ending.get_or_insert(ending);
-        // RFC 7609 4.4.2-5, 4.8.2-5, 4.8.2-8, 4.8.2-9, A.4-24
+        // RFC 7609 4.4.2 #5: free element that conflicts, show reset
+        // RFC 7609 4.8.2 #5: fail calls on aborted socket
+        // RFC 7609 4.8.2 #8: tell application of the abort
+        // RFC 7609 4.8.2 #9: discard data on abort
+        // RFC 7609 A.4 #24: A flushes unread data
         self.drop_near(turn);
         match &mut self.far {
             Far::Smc(smc) => {
                 // After a reset nothing bounds what the peer may still write of its window.
                 smc.touch_all();
                 smc.forget_replay();
-                // RFC 7609 4.4.2-4, 4.8.2-1
+                // RFC 7609 4.4.2 #4: abort without writing the element
+                // RFC 7609 4.8.2 #1: TCP reset aborts the connection
                 smc.connection.abort(turn.now);
                 turn.work.queue_flush(&mut self.queued);
                 self.settle(turn)
@@ -390,7 +398,7 @@ impl<T> Relay<T> {
 
     /// Ends a connection that has no link, without telling the peer.
     pub(crate) fn lose(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Outcome {
-        // RFC 7609 4.8.3-3
+        // RFC 7609 4.8.3 #3: reset connections without any link
         self.far.smc().lose();
         self.ending.get_or_insert(Ending::LinkLost);
         self.drop_near(turn);
@@ -436,7 +444,7 @@ impl<T> Relay<T> {
     /// Leaves the link, if the relay was told to and no work request is outstanding there.
     pub(crate) fn depart<S>(&mut self, turn: &mut Turn<'_, S>) -> Outcome {
         let smc = self.far.smc();
-        // RFC 7609 2.3-6
+        // RFC 7609 2.3 #6: let old writes end before moving
         if smc.outstanding > 0 || !smc.connection.is_leaving() {
             return Outcome::Rests;
         }
@@ -470,7 +478,7 @@ impl<T> Relay<T> {
             return Outcome::Rests;
         }
         // We have stopped waiting. RFC 4.8.1 says that nobody may write our element any more.
-        // RFC 7609 4.8.2-2
+        // RFC 7609 4.8.2 #2: abort an end that stalls
         smc.touch_all();
         self.ending.get_or_insert(Ending::Stalled);
         self.settle(turn)

@@ -16,7 +16,8 @@ impl Smc {
     pub(super) fn replay<S>(&mut self, id: ConnectionId, turn: &mut Turn<'_, S>) -> Option<u32> {
         let link = turn.links.by_id(self.link).filter(|link| !link.broken)?;
         let mut posted = 0;
-        // RFC 7609 2.3-9, 4.6.2-1
+        // RFC 7609 2.3 #9: repeat failed writes in order
+        // RFC 7609 4.6.2 #1: repeat pending messages before new data
         while posted < FILL_PER_TURN_MAX
             && link.budget >= WORK_PER_FLUSH
             && let Some(Replay { done, rest }) = self.connection.replay()

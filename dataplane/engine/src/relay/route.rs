@@ -40,7 +40,7 @@ mod tests {
 
     /// An element keeps its place in its RMB, whatever key and address the RMB has on the new
     /// link. A mistake here writes one connection's bytes into another's element.
-    // RFC 7609 2.3-3
+    // RFC 7609 2.3 #3: move connections of a failed link
     #[test]
     fn an_element_is_found_in_the_same_rmb() {
         let keys = vec![change(1, 1_000, 11, 50_000), change(2, 1_000, 12, 90_000)];

@@ -68,7 +68,7 @@ impl Smc {
             self.late_until = None;
         }
         if progress.peer_closed {
-            // RFC 7609 4.8.1-12
+            // RFC 7609 4.8.1 #12: write nothing after C
             self.forget_replay();
         }
         Ok(progress)
@@ -107,13 +107,14 @@ impl Smc {
         pool: &mut SendPool,
     ) {
         let span = match urgent {
-            // RFC 7609 4.7.5-1, 4.7.6-3
+            // RFC 7609 4.7.5 #1: P and U announce urgent data
+            // RFC 7609 4.7.6 #3: send urgent data when window opens
             true => self.connection.produce_urgent(lease.len()),
             false => self.connection.produce(lease.len()),
         };
         let [head, tail] = span.pieces();
         link.lent += u64::from(lease.len());
-        // RFC 7609 4.7.4-1
+        // RFC 7609 4.7.4 #1: write wrapped data in two pieces
         if tail.is_empty() {
             self.write(link, lease, head.start, Request::Write(id));
         } else {
@@ -156,11 +157,13 @@ impl Smc {
     pub(super) fn depart(&mut self, wanted: bool, pool: &mut SendPool) -> Arc<Route> {
         // After a reset nobody reads the bytes. A peer that has closed has taken in all that it
         // wanted, and its element may belong to another connection by now.
-        // RFC 7609 4.8.1-12
+        // RFC 7609 4.8.1 #12: write nothing after C
         if !wanted || self.connection.has_peer_said(Half::Closed) {
             self.kept.release(pool);
         }
-        // RFC 7609 4.6.1-1, 4.6.1-4, 2.3-7
+        // RFC 7609 4.6.1 #1: always validate at failover
+        // RFC 7609 4.6.1 #4: F message first on new link
+        // RFC 7609 2.3 #7: send failover validation first
         let (route, lost) = self.connection.depart(self.kept.len());
         self.kept.copy_last(lost, pool);
         self.peer = route.translate(self.peer).expect("checked when it was told to leave");
@@ -185,7 +188,7 @@ impl Smc {
     pub(super) fn is_over(&self) -> bool {
         // The peer must have heard the last word, or it would write to an element in other hands.
         let settled = self.connection.is_closed() && self.connection.is_heard();
-        // RFC 7609 4.8.2-13
+        // RFC 7609 4.8.2 #13: no reuse while peer may write
         (self.connection.is_lost() || settled) && self.outstanding == 0
     }
 }

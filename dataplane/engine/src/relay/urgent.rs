@@ -59,7 +59,7 @@ mod tests {
     /// With hundreds of busy sockets an event may come a turn later than its byte. A read that goes
     /// on where the last one filled its room would run over an urgent byte meanwhile, and the
     /// interrupt would be an ordinary key.
-    // RFC 7609 4.7.5-1
+    // RFC 7609 4.7.5 #1: P and U announce urgent data
     #[test]
     fn an_urgent_byte_is_found_before_its_event() {
         let mut kernel = Kernel::new([]).unwrap();

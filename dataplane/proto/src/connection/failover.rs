@@ -107,13 +107,17 @@ impl<R> Failover<R> {
             (_, E::Leave(route)) => S::Leaving { route },
 
             (S::Leaving { route }, E::Depart(from)) => {
-                // RFC 7609 4.6.1-1, 2.3-7
+                // RFC 7609 4.6.1 #1: always validate at failover
+                // RFC 7609 2.3 #7: send failover validation first
                 return Some((S::Validating { from }, Some(route)));
             }
             (_, E::Depart(_)) => return None,
 
             (S::Flowing, E::Said) => S::Flowing,
-            // RFC 7609 2.3-9, 2.3-10, 4.6.1-7, 4.6.2-1
+            // RFC 7609 2.3 #9: repeat failed writes in order
+            // RFC 7609 2.3 #10: repeat uncompleted writes before new data
+            // RFC 7609 4.6.1 #7: send on, F needs no answer
+            // RFC 7609 4.6.2 #1: repeat pending messages before new data
             (S::Validating { from }, E::Said) => replaying(from, from),
             (S::Repeating, E::Said) => S::Flowing,
             (S::Leaving { .. } | S::Replaying { .. } | S::Lost { .. }, E::Said) => return None,
@@ -143,7 +147,9 @@ impl<R> Failover<R> {
     pub fn may_speak(&self) -> bool {
         match self {
             Self::Flowing | Self::Validating { .. } | Self::Repeating => true,
-            // RFC 7609 2.3-9, 2.3-10, 4.6.2-1
+            // RFC 7609 2.3 #9: repeat failed writes in order
+            // RFC 7609 2.3 #10: repeat uncompleted writes before new data
+            // RFC 7609 4.6.2 #1: repeat pending messages before new data
             Self::Leaving { .. } | Self::Replaying { .. } | Self::Lost { .. } => false,
         }
     }
@@ -151,7 +157,7 @@ impl<R> Failover<R> {
     /// Whether bytes may be written behind those that were produced before.
     pub(super) fn may_write_on(&self) -> bool {
         match self {
-            // RFC 7609 4.6.2-1
+            // RFC 7609 4.6.2 #1: repeat pending messages before new data
             Self::Flowing | Self::Repeating => true,
             Self::Leaving { .. }
             | Self::Validating { .. }
@@ -280,7 +286,7 @@ impl<R> Connection<R> {
     /// or on its way from another poller.
     pub fn arrival(&self, message: &Cdc, first: Option<&Cdc>) -> Arrival {
         let validates = message.failover_validation;
-        // RFC 7609 4.6.1-8
+        // RFC 7609 4.6.1 #8: validate before resuming
         let unanswered = validates && !self.has_received(message.sequence);
         match first {
             None if unanswered || self.is_behind_gap(message) => Arrival::Waits,
@@ -336,7 +342,8 @@ impl<R> Connection<R> {
 
     /// RFC 4.6.1: what the peer's NIC saw delivered must have arrived here.
     pub(super) fn validate_failover(&mut self, now: Instant, delivered: u16) -> Progress {
-        // RFC 7609 4.6.1-8, 2.3-8
+        // RFC 7609 4.6.1 #8: validate before resuming
+        // RFC 7609 2.3 #8: reset when failover validation fails
         let lost = !self.has_received(delivered);
         let reset = lost && !self.state.is_ending_abnormally();
         if lost {

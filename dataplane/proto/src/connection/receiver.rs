@@ -82,17 +82,26 @@ impl Receiver {
         let gain = self.consumed.since(self.told);
         let capacity = u64::from(self.ring.capacity());
         let window = capacity - self.produced.since(self.told);
-        // RFC 7609 4.5.1-2, 4.5.1-3, 4.5.1-4, 4.7.1-5, 4.7.3-2
+        // RFC 7609 4.5.1 #2: update when window is below half
+        // RFC 7609 4.5.1 #3: no update above half window
+        // RFC 7609 4.5.1 #4: no update below a tenth
+        // RFC 7609 4.7.1 #5: no update for unconstrained window
+        // RFC 7609 4.7.3 #2: report consumption below half window
         let worthwhile = window * 2 <= capacity && gain * 10 >= capacity;
-        // RFC 7609 4.7.5-4
+        // RFC 7609 4.7.5 #4: always report urgent consumption
         let urgent_consumed = self.told < self.urgent_end && self.urgent_end <= self.consumed;
-        // RFC 7609 4.5.1-6, 4.5.1-7, 4.5.1-8, 4.5.1-9, 4.7.4-7
+        // RFC 7609 4.5.1 #6: while B holds, report any consumption
+        // RFC 7609 4.5.1 #7: without B, ordinary updates again
+        // RFC 7609 4.5.1 #8: report next consumption after R
+        // RFC 7609 4.5.1 #9: answer R if cursor is old
+        // RFC 7609 4.7.4 #7: tell blocked writer at once
         gain > 0 && (self.peer_blocked || self.update_requested || urgent_consumed || worthwhile)
     }
 
     /// The consumer cursor of a message that goes out now.
     pub(super) fn announce(&mut self) -> Cursor {
-        // RFC 7609 4.7.2-2, 2.1-16
+        // RFC 7609 4.7.2 #2: do not tell a cursor twice
+        // RFC 7609 2.1 #16: report consumption by consumer cursor
         self.told = self.consumed;
         self.told.to_cursor(self.ring)
     }
@@ -110,7 +119,8 @@ impl Receiver {
             return Ok(self.produced);
         }
         let produced = cursor.resolve(self.produced, self.ring)?;
-        // RFC 7609 4.7.3-1, A.4-11
+        // RFC 7609 4.7.3 #1: window from last told cursor
+        // RFC 7609 A.4 #11: producer stays within consumer cursor
         if produced.since(self.told) > u64::from(self.ring.capacity()) {
             return Err(PeerMisbehaved::OverranOurElement);
         }
@@ -125,7 +135,9 @@ impl Receiver {
     /// Takes over a position that [`Self::resolve`] returned, and the flags about data. Returns
     /// whether an urgent byte became known.
     pub(super) fn peer_produced(&mut self, produced: Position, message: &Cdc) -> bool {
-        // RFC 7609 4.7.1-4, 4.3-1, 2.1-13
+        // RFC 7609 4.7.1 #4: producer cursor says what is readable
+        // RFC 7609 4.3 #1: store what CDC messages say
+        // RFC 7609 2.1 #13: read only up to producer cursor
         let advanced = produced > self.produced;
         self.produced = produced;
         self.peer_blocked = message.writer_blocked;
@@ -133,7 +145,7 @@ impl Receiver {
         self.urgent_pending = message.urgent_pending;
         let urgent = message.urgent_present && advanced;
         if urgent {
-            // RFC 7609 4.7.5-3
+            // RFC 7609 4.7.5 #3: U locates the urgent byte
             self.urgent_end = produced;
         }
         assert!(self.told <= self.consumed && self.consumed <= self.produced);

@@ -52,10 +52,13 @@ impl Sender {
     /// Bytes that may be written, as far as cursors and urgent data go.
     pub(super) fn window(&self) -> u32 {
         match self.urgent {
-            // RFC 7609 4.7.5-5, 4.7.6-5
+            // RFC 7609 4.7.5 #5: wait until urgent byte is consumed
+            // RFC 7609 4.7.6 #5: hold data behind urgent byte
             Urgent::Present(end) if self.consumed < end => 0,
             Urgent::Present(_) | Urgent::Pending | Urgent::None => {
-                // RFC 7609 4.5.1-1, 2.1-14, A.4-15
+                // RFC 7609 4.5.1 #1: compute window from both cursors
+                // RFC 7609 2.1 #14: write only up to consumer cursor
+                // RFC 7609 A.4 #15: equal cursors mean all consumed
                 self.ring.capacity() - self.produced.since_u32(self.consumed)
             }
         }
@@ -83,7 +86,7 @@ impl Sender {
         if let Urgent::Present(end) = self.urgent
             && self.produced > end
         {
-            // RFC 7609 4.7.5-6
+            // RFC 7609 4.7.5 #6: clear P and U with next data
             self.urgent = Urgent::None;
         }
         assert!(self.produced.since(self.consumed) <= u64::from(self.ring.capacity()));
@@ -92,7 +95,8 @@ impl Sender {
 
     pub(super) fn produce_urgent(&mut self, len: u32) -> Span {
         let span = self.produce(len);
-        // RFC 7609 4.7.5-1, 4.7.6-3
+        // RFC 7609 4.7.5 #1: P and U announce urgent data
+        // RFC 7609 4.7.6 #3: send urgent data when window opens
         self.urgent = Urgent::Present(self.produced);
         span
     }
@@ -103,7 +107,7 @@ impl Sender {
             Urgent::Pending => false,
             Urgent::Present(end) if self.consumed < end => false,
             Urgent::Present(_) | Urgent::None => {
-                // RFC 7609 4.7.6-1
+                // RFC 7609 4.7.6 #1: P alone while window is closed
                 self.urgent = Urgent::Pending;
                 true
             }
@@ -145,7 +149,7 @@ impl Sender {
 
     /// The producer cursor of a message that goes out now.
     pub(super) fn announce(&mut self) -> Cursor {
-        // RFC 7609 4.3-4
+        // RFC 7609 4.3 #4: writer sets the producer cursor
         self.announced = self.produced;
         self.announced.to_cursor(self.ring)
     }
@@ -161,7 +165,7 @@ impl Sender {
 
     /// Takes over a position that [`Self::resolve`] returned.
     pub(super) fn peer_consumed(&mut self, consumed: Position) {
-        // RFC 7609 4.3-5
+        // RFC 7609 4.3 #5: owner sets the consumer cursor
         self.consumed = consumed;
         assert!(self.consumed <= self.announced && self.announced <= self.produced);
     }

@@ -141,12 +141,15 @@ impl State {
             (_, E::Orderly(step)) => self.after_orderly(step),
 
             (S::Closed, _) => (S::Closed, None),
-            // RFC 7609 4.8.2-6, 4.8.2-12
+            // RFC 7609 4.8.2 #6: peer's A: PeerAbortWait to Closed
+            // RFC 7609 4.8.2 #12: both sides may abort at once
             (S::PeerAbortWait, E::PeerAborted) => (S::Closed, None), // 1B
-            // RFC 7609 4.8.2-7, 4.4.2-2, 4.8.1-23
+            // RFC 7609 4.8.2 #7: limit PeerAbortWait by a timer
+            // RFC 7609 4.4.2 #2: reuse element after a timeout
+            // RFC 7609 4.8.1 #23: free element after closing timeout
             (S::PeerAbortWait, E::Timeout) => (S::Closed, Some(A::GiveUp)),
             (S::PeerAbortWait, E::Abort | E::AbortSent) => (self, None),
-            // RFC 7609 4.8.2-10
+            // RFC 7609 4.8.2 #10: answer A with A
             (S::ProcessAbort, E::AbortSent) => (S::Closed, None), // 2B
             (S::ProcessAbort, E::Abort | E::PeerAborted | E::Timeout) => (self, None),
 
@@ -165,9 +168,9 @@ impl State {
             (S::AppFinCloseWait | S::AppCloseWait1(H::Closed), E::Abort) => {
                 (S::ProcessAbort, Some(A::SayAbort))
             }
-            // RFC 7609 4.8.2-3
+            // RFC 7609 4.8.2 #3: abort sends A: to PeerAbortWait
             (_, E::Abort) => (S::PeerAbortWait, Some(A::SayAbort)), // 1A
-            // RFC 7609 4.8.2-10
+            // RFC 7609 4.8.2 #10: answer A with A
             (_, E::PeerAborted) => (S::ProcessAbort, Some(A::SayAbort)), // 2A
             (_, E::AbortSent | E::Timeout) => (self, None),
         }
@@ -186,9 +189,10 @@ impl State {
             (S::PeerAbortWait, O::PeerClosed) => (S::Closed, None),
             (S::Closed | S::ProcessAbort | S::PeerAbortWait, _) => (self, None),
 
-            // RFC 7609 4.8.1-6, 4.8.1-7
+            // RFC 7609 4.8.1 #6: end of writing sends D
+            // RFC 7609 4.8.1 #7: close or shutdown: to PeerCloseWait1
             (S::Active, O::ShutdownWrite) => (S::PeerCloseWait1(H::Done), Some(A::SayDone)), // 3A
-            // RFC 7609 4.8.1-16
+            // RFC 7609 4.8.1 #16: shutdown sends D: to AppCloseWait2
             (S::AppCloseWait1(H::Done), O::ShutdownWrite) => {
                 (S::AppCloseWait2, Some(A::SayDone)) // 4B
             }
@@ -197,30 +201,32 @@ impl State {
             }
             (_, O::ShutdownWrite) => (self, None),
 
-            // RFC 7609 4.8.1-5, 4.8.1-7
+            // RFC 7609 4.8.1 #5: closing both directions sends C
+            // RFC 7609 4.8.1 #7: close or shutdown: to PeerCloseWait1
             (S::Active | S::PeerCloseWait1(H::Done), O::Close) => {
                 (S::PeerCloseWait1(H::Closed), Some(A::SayClosed)) // 3A
             }
             (S::PeerCloseWait2(H::Done), O::Close) => {
                 (S::PeerCloseWait2(H::Closed), Some(A::SayClosed))
             }
-            // RFC 7609 4.8.1-18
+            // RFC 7609 4.8.1 #18: close before peer's C: to PeerFinCloseWait
             (S::AppCloseWait1(H::Done) | S::AppCloseWait2, O::Close) => {
                 (S::PeerFinCloseWait, Some(A::SayClosed)) // 4C
             }
-            // RFC 7609 4.8.1-11, 4.8.1-17
+            // RFC 7609 4.8.1 #11: half-closed waits for application's close
+            // RFC 7609 4.8.1 #17: close after peer's C: to Closed
             (S::AppFinCloseWait | S::AppCloseWait1(H::Closed), O::Close) => {
                 (S::Closed, Some(A::SayClosed)) // 3D, 4C
             }
             (_, O::Close) => (self, None),
 
-            // RFC 7609 4.8.1-13
+            // RFC 7609 4.8.1 #13: peer's D or C: to AppCloseWait1
             (S::Active, O::PeerDone) => (S::AppCloseWait1(H::Done), None), // 4A
-            // RFC 7609 4.8.1-8
+            // RFC 7609 4.8.1 #8: peer's D: to PeerCloseWait2
             (S::PeerCloseWait1(half), O::PeerDone) => (S::PeerCloseWait2(half), None), // 3B
             (_, O::PeerDone) => (self, None),
 
-            // RFC 7609 4.8.1-13
+            // RFC 7609 4.8.1 #13: peer's D or C: to AppCloseWait1
             (S::Active | S::AppCloseWait1(_), O::PeerClosed) => {
                 (S::AppCloseWait1(H::Closed), None) // 4A
             }
@@ -230,12 +236,14 @@ impl State {
                 | S::AppFinCloseWait
                 | S::AppCloseWait2,
                 O::PeerClosed,
-                // RFC 7609 4.8.1-11
+                // RFC 7609 4.8.1 #11: half-closed waits for application's close
             ) => (S::AppFinCloseWait, None), // 3C, 3D
             (
                 S::PeerCloseWait1(H::Closed) | S::PeerCloseWait2(H::Closed) | S::PeerFinCloseWait,
                 O::PeerClosed,
-                // RFC 7609 4.8.1-10, 4.8.1-19, 4.8.1-24
+                // RFC 7609 4.8.1 #10: peer's C: PeerCloseWait to Closed
+                // RFC 7609 4.8.1 #19: peer's C: PeerFinCloseWait to Closed
+                // RFC 7609 4.8.1 #24: both sides may close at once
             ) => (S::Closed, None), // 3C, 4D
         }
     }

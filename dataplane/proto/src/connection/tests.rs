@@ -54,7 +54,9 @@ fn cursor(wrap: u16, count: u32) -> Cursor {
 }
 
 /// What Linux sends first, and what it would drop: see dialect 5.
-// RFC 7609 4.3-2, A.4-3, 4.5.1-10
+// RFC 7609 4.3 #2: begin numbering messages at 1
+// RFC 7609 A.4 #3: sequence number at byte 2, from 1
+// RFC 7609 4.5.1 #10: set R only for diagnosis
 #[test]
 fn the_first_message_is_number_one_and_carries_the_peers_token() {
     let mut us = bytes(16_384);
@@ -66,7 +68,10 @@ fn the_first_message_is_number_one_and_carries_the_peers_token() {
 }
 
 /// A writer that said B sleeps until it hears from us; one byte is worth a message then.
-// RFC 7609 4.3-1, 4.5.1-6, 4.5.1-7, 4.7.4-7
+// RFC 7609 4.3 #1: store what CDC messages say
+// RFC 7609 4.5.1 #6: while B holds, report any consumption
+// RFC 7609 4.5.1 #7: without B, ordinary updates again
+// RFC 7609 4.7.4 #7: tell blocked writer at once
 #[test]
 fn a_blocked_writer_hears_of_every_byte_until_it_takes_b_back() {
     let (mut a, mut b) = (bytes(65_536), bytes(65_536));
@@ -88,7 +93,8 @@ fn a_blocked_writer_hears_of_every_byte_until_it_takes_b_back() {
 /// Bytes that come when the element is full have no message to travel with: B is said before. The
 /// reader would keep small reads to itself otherwise, and those bytes would wait for a tenth of
 /// the element instead of a few bytes. It costs the reader nothing if none come.
-// RFC 7609 4.7.4-4, 4.7.4-9
+// RFC 7609 4.7.4 #4: set B when bytes are left
+// RFC 7609 4.7.4 #9: set B when element is full
 #[test]
 fn a_full_element_is_announced_with_b() {
     let (mut a, mut b) = (bytes(16_384), bytes(16_384));
@@ -105,7 +111,7 @@ fn a_full_element_is_announced_with_b() {
 }
 
 /// A peer that has read a full element to its end and closes has lost nothing of ours.
-// RFC 7609 4.8.1-15
+// RFC 7609 4.8.1 #15: reset if C meets pending data
 #[test]
 fn a_peer_that_closes_on_a_full_element_resets_nobody() {
     let (mut a, mut b) = (bytes(16_384), bytes(16_384));
@@ -118,7 +124,8 @@ fn a_peer_that_closes_on_a_full_element_resets_nobody() {
 }
 
 /// R, an operator's question on the other side: is your application reading at all?
-// RFC 7609 4.5.1-8, 4.5.1-9
+// RFC 7609 4.5.1 #8: report next consumption after R
+// RFC 7609 4.5.1 #9: answer R if cursor is old
 #[test]
 fn a_requested_update_is_sent_when_there_is_news() {
     let (mut a, mut b) = (bytes(65_536), bytes(65_536));
@@ -135,7 +142,8 @@ fn a_requested_update_is_sent_when_there_is_news() {
 }
 
 /// A failover delivers old messages late. Taken in, they would move cursors backwards.
-// RFC 7609 A.4-5, A.4-7
+// RFC 7609 A.4 #5: discard messages with lower number
+// RFC 7609 A.4 #7: repeated number changes nothing
 #[test]
 fn stale_messages_are_dropped_and_equal_ones_are_not() {
     let (mut a, mut b) = (bytes(65_536), bytes(65_536));
@@ -151,7 +159,8 @@ fn stale_messages_are_dropped_and_equal_ones_are_not() {
 }
 
 /// After 65,535 messages the number becomes 0; a connection must not stop there.
-// RFC 7609 A.4-6, 4.3-2
+// RFC 7609 A.4 #6: compare numbers that wrap
+// RFC 7609 4.3 #2: begin numbering messages at 1
 #[test]
 fn sequence_numbers_wrap() {
     let (mut a, mut b) = (bytes(65_536), bytes(65_536));
@@ -168,7 +177,7 @@ fn sequence_numbers_wrap() {
 }
 
 /// A peer that lies about cursors is reset, and must not have changed anything before that.
-// RFC 7609 A.4-11
+// RFC 7609 A.4 #11: producer stays within consumer cursor
 #[test]
 fn cursors_out_of_the_window_are_an_offence_and_change_nothing() {
     let (mut a, mut b) = (bytes(65_536), bytes(65_536));
@@ -290,8 +299,17 @@ fn consuming_what_nobody_wrote_is_our_bug() {
 
 /// RFC 4.6: the first words on a new link say what the old one is known to have delivered; then
 /// everything is said again under a new number.
-// RFC 7609 4.6.1-2, 4.6.1-4, 4.6.1-5, 4.6.1-6, 4.6.1-8, 4.6.2-3, 4.6.2-4, A.4-4, 4.3-3, 4.6.1-1
-// RFC 7609 4.8.1-2
+// RFC 7609 4.6.1 #2: keep SS of delivered writes
+// RFC 7609 4.6.1 #4: F message first on new link
+// RFC 7609 4.6.1 #5: F message carries SS
+// RFC 7609 4.6.1 #6: ignore other fields of F message
+// RFC 7609 4.6.1 #8: validate before resuming
+// RFC 7609 4.6.2 #3: combine repeated writes
+// RFC 7609 4.6.2 #4: higher number for combined writes
+// RFC 7609 A.4 #4: do not number failover validation
+// RFC 7609 4.3 #3: number messages, not bytes
+// RFC 7609 4.6.1 #1: always validate at failover
+// RFC 7609 4.8.1 #2: Active after the rendezvous
 #[test]
 fn failover_validates_and_repeats() {
     let (mut a, mut b) = (bytes(65_536), bytes(65_536));
@@ -324,7 +342,7 @@ fn failover_validates_and_repeats() {
 
 /// The message that announced an urgent byte is lost with its link: the one that repeats it on the
 /// next link announces it as urgent again, and still nothing follows.
-// RFC 7609 4.6.2-3
+// RFC 7609 4.6.2 #3: combine repeated writes
 #[test]
 fn a_failover_keeps_the_urgent_byte() {
     let (mut a, mut b) = (bytes(65_536), bytes(65_536));
@@ -343,7 +361,9 @@ fn a_failover_keeps_the_urgent_byte() {
 
 /// RFC 4.6.1: bytes that the old NIC acknowledged and then lost cannot be had again. The stream
 /// has a hole, and only a reset tells the application.
-// RFC 7609 2.3-8, 4.6.1-3, 4.6.1-9
+// RFC 7609 2.3 #8: reset when failover validation fails
+// RFC 7609 4.6.1 #3: keep SR of arrived writes
+// RFC 7609 4.6.1 #9: wait briefly, then reset on gap
 #[test]
 fn failover_with_lost_data_resets_the_connection() {
     let (mut a, mut b) = (bytes(65_536), bytes(65_536));
@@ -379,7 +399,7 @@ fn what_the_peer_has_read_is_not_written_again() {
 
 /// Nobody reads what is written for a peer that has closed, or for a program that was reset; the
 /// message with the last word still goes out.
-// RFC 7609 4.8.1-12
+// RFC 7609 4.8.1 #12: write nothing after C
 #[test]
 fn what_nobody_would_read_is_not_written_again() {
     for validated in [false, true] {
@@ -401,7 +421,7 @@ fn what_nobody_would_read_is_not_written_again() {
 
 /// Two links break one after the other, the second before anything was heard over it: the way leads
 /// on from wherever the connection is, and the first order is void.
-// RFC 7609 2.3-3
+// RFC 7609 2.3 #3: move connections of a failed link
 #[test]
 fn a_connection_on_its_way_may_be_sent_elsewhere() {
     let setup = ConnectionSetup {
@@ -429,7 +449,7 @@ fn a_connection_on_its_way_may_be_sent_elsewhere() {
 
 /// A message that waits is taken in when what it waits for has come, which may come on another
 /// queue: in the meantime others queue up behind it, and F explains the gap that they wait behind.
-// RFC 7609 4.6.1-8
+// RFC 7609 4.6.1 #8: validate before resuming
 #[test]
 fn what_arrives_early_waits_for_what_comes_late() {
     let mut us = bytes(65_536);
@@ -472,7 +492,7 @@ fn what_arrives_early_waits_for_what_comes_late() {
 }
 
 /// The window is what the peer's element has room for, whatever ours has.
-// RFC 7609 4.5.1-1
+// RFC 7609 4.5.1 #1: compute window from both cursors
 #[test]
 fn each_direction_has_its_own_element() {
     let us = connection(Ring::new(16_384), Ring::new(65_536));
@@ -489,7 +509,8 @@ fn linux_tells(capacity: u32, unconfirmed: u32, free: u32, blocked: bool) -> boo
 
 /// A Linux writer sleeps until the update that another Linux would send; a later one would stop the
 /// stream for ever. So ours comes in every case in which that does, and never after it.
-// RFC 7609 4.5.1-2, 4.5.1-3
+// RFC 7609 4.5.1 #2: update when window is below half
+// RFC 7609 4.5.1 #3: no update above half window
 #[test]
 fn updates_never_wait_for_longer_than_those_of_linux() {
     let mut told = 0;

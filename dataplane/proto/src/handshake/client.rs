@@ -92,9 +92,9 @@ impl Client {
         frame: Frame,
     ) -> Self {
         let mut actions = Outbox::new();
-        // RFC 7609 3.2-2
+        // RFC 7609 3.2 #2: client proposes with id, subnet, RNIC
         actions.push(ClientAction::Send(frame));
-        // RFC 7609 C.5-1
+        // RFC 7609 C.5 #1: time limit for CLC
         let state = State::AwaitingAccept { deadline: now + CLC_WAIT };
         Self {
             peer_id: v1.peer_id,
@@ -138,7 +138,8 @@ impl Client {
         let result = match (self.state, frame) {
             (
                 State::AwaitingAccept { .. } | State::Providing { .. } | State::AwaitingLink,
-                // RFC 7609 3.5.1.6.4-2, 3.5.1.6.4-3
+                // RFC 7609 3.5.1.6.4 #2: decline in place of CLC message
+                // RFC 7609 3.5.1.6.4 #3: decline during CONFIRM LINK before data
                 Frame::Decline(Decline { diagnosis, out_of_sync, .. })
                 | Frame::DeclineV2(DeclineV2 {
                     decline: Decline { diagnosis, out_of_sync, .. }, ..
@@ -214,13 +215,16 @@ impl Client {
     }
 
     fn confirm(&mut self, confirm: Frame, first_contact: bool) {
-        // RFC 7609 3.2-4
+        // RFC 7609 3.2 #4: client confirms with QP and RMB
         self.actions.push(ClientAction::Send(confirm));
         if first_contact {
             self.state = State::AwaitingLink;
         } else {
             self.state = State::Over;
-            // RFC 7609 3.5.2.2-7, 3.5.2.4-2, 3.5.2.4-3, C.3-4
+            // RFC 7609 3.5.2.2 #7: no link verification on later contact
+            // RFC 7609 3.5.2.4 #2: client confirms before first data
+            // RFC 7609 3.5.2.4 #3: client sends data right after Confirm
+            // RFC 7609 C.3 #4: later contact commits with last CLC
             self.actions.push(ClientAction::Done);
         }
     }
@@ -233,7 +237,9 @@ impl Client {
     /// If no [`ClientAction::OpenLink`] or [`ClientAction::JoinLink`] asked for an answer. A client
     /// must not decline while it waits for the Accept.
     pub fn refuse(&mut self, diagnosis: Diagnosis, out_of_sync: bool) {
-        // RFC 7609 C.1-1, C.1-4, C.1-6
+        // RFC 7609 C.1 #1: decline in place of expected CLC
+        // RFC 7609 C.1 #4: no Decline after unanswered CLC
+        // RFC 7609 C.1 #6: existing group: no Decline after Confirm
         assert!(matches!(self.state, State::Providing { .. }), "a Decline replaces the Confirm");
         self.state = State::Over;
         self.actions.push(ClientAction::Send(self.decline(diagnosis, out_of_sync)));
@@ -268,7 +274,7 @@ impl Client {
     /// [`HandshakeError::LinkFailed`], if the rendezvous was waiting for the link.
     pub fn link_failed(&mut self, committed: bool) -> Result<(), HandshakeError> {
         match self.state {
-            // RFC 7609 C.3-3
+            // RFC 7609 C.3 #3: reset beyond point of no return
             State::AwaitingLink => self.over_if(Err(HandshakeError::LinkFailed { committed })),
             State::AwaitingAccept { .. } | State::Providing { .. } | State::Over => Ok(()),
         }
@@ -337,12 +343,13 @@ impl Client {
     fn agree(&mut self, agreement: Agreement, offer: Offer) -> Result<(), HandshakeError> {
         self.agreement = Some(agreement);
         // RFC 7609, C.6: a peer that sends a reserved value is newer than we are, and not broken.
-        // RFC 7609 A.2.3-12, C.6-5
+        // RFC 7609 A.2.3 #12: read Accept's MTU on first contact
+        // RFC 7609 C.6 #5: decline reserved enumerated values
         if offer.first_contact && offer.mtu.bytes().is_none() {
             return Err(HandshakeError::Unsupported);
         }
         self.state = State::Providing { first_contact: offer.first_contact };
-        // RFC 7609 3.5.2.2-2
+        // RFC 7609 3.5.2.2 #2: first contact flag means new group
         self.actions.push(if offer.first_contact {
             ClientAction::OpenLink(offer)
         } else {

@@ -81,13 +81,19 @@ impl HandshakeError {
     /// connection is reset.
     pub fn verdict(self) -> Verdict {
         match self {
-            // RFC 7609 C.3-3, C.5-2, C.6-4
+            // RFC 7609 C.3 #3: reset beyond point of no return
+            // RFC 7609 C.5 #2: end TCP when CLC times out
+            // RFC 7609 C.6 #4: protocol error ends TCP
             Self::Peer(_) | Self::TimedOut | Self::LinkFailed { committed: true } => Verdict::Close,
-            // RFC 7609 3.2-5, C.1-3, C.4-2
+            // RFC 7609 3.2 #5: either side may decline to TCP
+            // RFC 7609 C.1 #3: never answer a Decline
+            // RFC 7609 C.4 #2: go on as TCP after S
             Self::Declined { .. } => Verdict::FallBack(None),
             Self::Disagreed(diagnosis) => Verdict::FallBack(Some(diagnosis)),
             Self::Unsupported => Verdict::FallBack(Some(Diagnosis::CONFIGURATION)),
-            // RFC 7609 C.2-1, C.7-5, C.7-7
+            // RFC 7609 C.2 #1: may decline until CONFIRM LINK is sent
+            // RFC 7609 C.7 #5: decline if CONFIRM LINK send fails
+            // RFC 7609 C.7 #7: decline if CONFIRM LINK reply fails
             Self::LinkFailed { committed: false } => {
                 Verdict::FallBack(Some(Diagnosis::CONFIRM_LINK_TIMED_OUT))
             }

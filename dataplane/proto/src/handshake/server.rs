@@ -79,7 +79,7 @@ impl Server {
         if let Some(v2) = policy.v2 {
             v2.check();
         }
-        // RFC 7609 C.5-1
+        // RFC 7609 C.5 #1: time limit for CLC
         let state = State::AwaitingProposal { deadline: now + CLC_WAIT };
         Self { peer_id, policy, knows_v2: false, answer: None, state, actions: Outbox::new() }
     }
@@ -110,7 +110,8 @@ impl Server {
                 State::AwaitingProposal { .. }
                 | State::AwaitingConfirm { .. }
                 | State::AwaitingLink,
-                // RFC 7609 3.5.1.6.4-2, 3.5.1.6.4-3
+                // RFC 7609 3.5.1.6.4 #2: decline in place of CLC message
+                // RFC 7609 3.5.1.6.4 #3: decline during CONFIRM LINK before data
                 Frame::Decline(Decline { diagnosis, out_of_sync, .. })
                 | Frame::DeclineV2(DeclineV2 {
                     decline: Decline { diagnosis, out_of_sync, .. }, ..
@@ -190,7 +191,7 @@ impl Server {
         };
         let deadline = now + CLC_WAIT;
         self.state = State::AwaitingConfirm { client, first_contact, deadline };
-        // RFC 7609 3.2-3
+        // RFC 7609 3.2 #3: server accepts with QP and RMB
         self.actions.push(ServerAction::Send(accept));
     }
 
@@ -200,10 +201,12 @@ impl Server {
     ///
     /// If no [`ServerAction::Provide`] asked for an answer.
     pub fn refuse(&mut self, diagnosis: Diagnosis) {
-        // RFC 7609 C.1-1, C.1-4, C.1-5
+        // RFC 7609 C.1 #1: decline in place of expected CLC
+        // RFC 7609 C.1 #4: no Decline after unanswered CLC
+        // RFC 7609 C.1 #5: existing group: no Decline after Accept
         assert!(matches!(self.state, State::Providing { .. }), "a Decline replaces the Accept");
         self.state = State::Over;
-        // RFC 7609 3.5.1.2-12
+        // RFC 7609 3.5.1.2 #12: server declines to TCP at once
         self.actions.push(ServerAction::Send(self.decline_frame(diagnosis)));
         self.actions.push(ServerAction::FallBack);
     }
@@ -222,7 +225,7 @@ impl Server {
         match self.state {
             State::AwaitingLink => {
                 self.state = State::Over;
-                // RFC 7609 C.3-4
+                // RFC 7609 C.3 #4: later contact commits with last CLC
                 self.actions.push(ServerAction::Done);
             }
             State::Over => {}
@@ -242,7 +245,7 @@ impl Server {
     /// [`HandshakeError::LinkFailed`], if the rendezvous was waiting for the link.
     pub fn link_failed(&mut self, committed: bool) -> Result<(), HandshakeError> {
         match self.state {
-            // RFC 7609 C.3-3
+            // RFC 7609 C.3 #3: reset beyond point of no return
             State::AwaitingLink => self.over_if(Err(HandshakeError::LinkFailed { committed })),
             State::AwaitingProposal { .. }
             | State::Providing { .. }
@@ -330,7 +333,7 @@ impl Server {
             return Err(PeerMisbehaved::UnexpectedMessage.into());
         }
         let confirmed = agreement.confirm(message);
-        // RFC 7609 C.3-4
+        // RFC 7609 C.3 #4: later contact commits with last CLC
         // A client that joins a link group may write by RDMA as soon as it has sent its Confirm, so
         // it is too late to decline.
         if !first_contact && matches!(confirmed, Err(HandshakeError::Disagreed(_))) {
@@ -371,7 +374,8 @@ impl Server {
             return Ok(());
         }
         // RFC 7609, C.6: a peer that sends a reserved value is newer than we are, and not broken.
-        // RFC 7609 A.2.4-4, C.6-5
+        // RFC 7609 A.2.4 #4: read Confirm's MTU on first contact
+        // RFC 7609 C.6 #5: decline reserved enumerated values
         if offer.mtu.bytes().is_none() {
             return Err(HandshakeError::Unsupported);
         }

@@ -96,7 +96,10 @@ fn connected_server() -> Server {
 }
 
 /// RFC 3.5.1: the first connection between two gateways.
-// RFC 7609 3.2-2, 3.2-3, 3.2-4, 3.5.2.2-2
+// RFC 7609 3.2 #2: client proposes with id, subnet, RNIC
+// RFC 7609 3.2 #3: server accepts with QP and RMB
+// RFC 7609 3.2 #4: client confirms with QP and RMB
+// RFC 7609 3.5.2.2 #2: first contact flag means new group
 #[test]
 fn first_contact() {
     let mut client = client();
@@ -124,7 +127,10 @@ fn first_contact() {
 }
 
 /// RFC 3.5.2: every later connection is done with three messages.
-// RFC 7609 3.5.2.2-7, 3.5.2.4-2, 3.5.2.4-3, C.3-4
+// RFC 7609 3.5.2.2 #7: no link verification on later contact
+// RFC 7609 3.5.2.4 #2: client confirms before first data
+// RFC 7609 3.5.2.4 #3: client sends data right after Confirm
+// RFC 7609 C.3 #4: later contact commits with last CLC
 #[test]
 fn subsequent_contact() {
     let (mut client, mut server) = (client(), server(false));
@@ -141,7 +147,7 @@ fn subsequent_contact() {
 }
 
 /// Old Linux clients leave F clear in the Confirm of a first contact.
-// RFC 7609 A.2.4-2
+// RFC 7609 A.2.4 #2: repeat first contact flag in Confirm
 #[test]
 fn the_first_contact_bit_of_a_confirm_means_nothing() {
     let mut server = server(true);
@@ -150,7 +156,11 @@ fn the_first_contact_bit_of_a_confirm_means_nothing() {
 }
 
 /// RFC C.1: a server without resources says so, and the connection is TCP on both sides.
-// RFC 7609 3.2-5, 3.5.1.2-12, 3.5.1.6.4-2, C.1-1, C.1-3
+// RFC 7609 3.2 #5: either side may decline to TCP
+// RFC 7609 3.5.1.2 #12: server declines to TCP at once
+// RFC 7609 3.5.1.6.4 #2: decline in place of CLC message
+// RFC 7609 C.1 #1: decline in place of expected CLC
+// RFC 7609 C.1 #3: never answer a Decline
 #[test]
 fn a_server_that_refuses() {
     let mut server = Server::new(T0, SERVER);
@@ -183,7 +193,9 @@ fn a_client_that_has_nothing_to_propose() {
 
 /// RFC C.4: the server believes in a link group that died. The client says so with S, and the
 /// server must forget the group.
-// RFC 7609 A.2.5-2, C.4-1, C.4-2
+// RFC 7609 A.2.5 #2: S means out of sync
+// RFC 7609 C.4 #1: S only without a known group
+// RFC 7609 C.4 #2: go on as TCP after S
 #[test]
 fn a_client_that_knows_no_such_link_group() {
     let mut client = accepted_client(false);
@@ -198,7 +210,8 @@ fn a_client_that_knows_no_such_link_group() {
 }
 
 /// RFC C.5: a TCP connection that cannot carry CLC messages in time would not carry data either.
-// RFC 7609 C.5-1, C.5-2
+// RFC 7609 C.5 #1: time limit for CLC
+// RFC 7609 C.5 #2: end TCP when CLC times out
 #[test]
 fn clc_timeouts_close_the_connection() {
     let early = T0 + CLC_WAIT / 2;
@@ -218,7 +231,7 @@ fn clc_timeouts_close_the_connection() {
 }
 
 /// RFC C.2: the peer may find out first that the link will not come up.
-// RFC 7609 3.5.1.6.4-3
+// RFC 7609 3.5.1.6.4 #3: decline during CONFIRM LINK before data
 #[test]
 fn a_decline_during_the_confirmation_of_the_link() {
     let diagnosis = Diagnosis::QUEUE_PAIR_NOT_READY;
@@ -231,7 +244,11 @@ fn a_decline_during_the_confirmation_of_the_link() {
 
 /// Who finds out declines at once: the application keeps its connection, and a peer that waits for
 /// our word on the link listens for a Decline no longer than a second or two.
-// RFC 7609 C.2-1, C.7-6, C.7-7, C.7-8, C.7.1-2
+// RFC 7609 C.2 #1: may decline until CONFIRM LINK is sent
+// RFC 7609 C.7 #6: client declines without first CONFIRM LINK
+// RFC 7609 C.7 #7: decline if CONFIRM LINK reply fails
+// RFC 7609 C.7 #8: server declines without CONFIRM LINK reply
+// RFC 7609 C.7.1 #2: decline when first CONFIRM LINK unanswered
 #[test]
 fn a_failed_link_falls_back() {
     let failed = HandshakeError::LinkFailed { committed: false };
@@ -248,7 +265,8 @@ fn a_failed_link_falls_back() {
 }
 
 /// RFC C.3: beyond the point of no return the peer may take our Decline for data.
-// RFC 7609 C.2-2, C.3-3
+// RFC 7609 C.2 #2: fall back until ADD LINK
+// RFC 7609 C.3 #3: reset beyond point of no return
 #[test]
 fn a_link_that_fails_late_closes_the_connection() {
     let failed = HandshakeError::LinkFailed { committed: true };
@@ -270,7 +288,7 @@ fn a_link_that_comes_too_late_changes_nothing() {
 }
 
 /// RFC C.6: whatever is not expected may be data of the application; nobody can tell any more.
-// RFC 7609 C.6-4
+// RFC 7609 C.6 #4: protocol error ends TCP
 #[test]
 fn messages_out_of_turn_close_the_connection() {
     let unexpected = HandshakeError::Peer(PeerMisbehaved::UnexpectedMessage);
@@ -312,7 +330,9 @@ fn proposal_and_confirm_come_from_one_peer() {
 
 /// RFC C.6: an MTU of the future is declined, not punished. Without a new queue pair it does not
 /// even matter.
-// RFC 7609 A.2.3-12, A.2.4-4, C.6-5
+// RFC 7609 A.2.3 #12: read Accept's MTU on first contact
+// RFC 7609 A.2.4 #4: read Confirm's MTU on first contact
+// RFC 7609 C.6 #5: decline reserved enumerated values
 #[test]
 fn reserved_mtus_are_declined() {
     for first_contact in [true, false] {
@@ -338,14 +358,15 @@ fn providing_unasked_is_our_bug() {
     client().provide(offer(CLIENT, true));
 }
 
-// RFC 7609 C.1-4, C.1-6
+// RFC 7609 C.1 #4: no Decline after unanswered CLC
+// RFC 7609 C.1 #6: existing group: no Decline after Confirm
 #[test]
 #[should_panic(expected = "replaces the Confirm")]
 fn a_decline_that_chases_a_proposal_is_our_bug() {
     client().refuse(Diagnosis::OUT_OF_MEMORY, false);
 }
 
-// RFC 7609 C.1-5
+// RFC 7609 C.1 #5: existing group: no Decline after Accept
 #[test]
 #[should_panic(expected = "replaces the Accept")]
 fn a_decline_that_chases_an_accept_is_our_bug() {

@@ -42,7 +42,10 @@ fn state_name(state: State) -> String {
     }
 }
 
-// RFC 7609 4.5.3-1, 4.5.3-3, C.7-4, C.7.1-23
+// RFC 7609 4.5.3 #1: probe idle link by TEST LINK
+// RFC 7609 4.5.3 #3: TEST LINK answer shows viable link
+// RFC 7609 C.7 #4: expired timer starts recovery
+// RFC 7609 C.7.1 #23: unanswered TEST LINK fails link
 #[test]
 fn transitions() {
     let events = [
@@ -81,7 +84,7 @@ fn early_timeouts_change_nothing() {
 }
 
 /// A busy link is never probed: TEST LINK is for silence.
-// RFC 7609 4.5.3-2
+// RFC 7609 4.5.3 #2: no probe on a busy link
 #[test]
 fn traffic_puts_the_probe_off() {
     let mut link = active();

@@ -35,7 +35,9 @@ impl LinkGroup {
     /// Server: asks the caller for a queue pair to offer.
     pub(super) fn begin_add(&mut self, now: Instant) {
         self.wanted = false;
-        // RFC 7609 2.2.2-10, 3.3-7, 3.5.5.1.1-4
+        // RFC 7609 2.2.2 #10: server adds no link beyond limit
+        // RFC 7609 3.3 #7: answer ADD LINK over another link
+        // RFC 7609 3.5.5.1.1 #4: offer no link beyond limit
         let Some(on) = self.link_of_use().filter(|_| self.may_add()) else {
             self.advance(now);
             return;
@@ -48,7 +50,8 @@ impl LinkGroup {
     /// The link number whose last use was longest ago.
     fn new_number(&mut self) -> LinkNumber {
         loop {
-            // RFC 7609 2.2.4-1, 2.2.4-2
+            // RFC 7609 2.2.4 #1: unique link number in a group
+            // RFC 7609 2.2.4 #2: use all link numbers before reuse
             self.last_number = self.last_number.checked_add(1).unwrap_or(1);
             let number = LinkNumber(self.last_number);
             if self.find(number).is_none() {
@@ -78,7 +81,9 @@ impl LinkGroup {
             return;
         }
         let theirs_known = theirs.unwrap_or_default();
-        // RFC 7609 2.2.1-2, 2.2.2-11, 3.5.5.1.1-2
+        // RFC 7609 2.2.1 #2: no parallel links between same RNICs
+        // RFC 7609 2.2.2 #11: at most one asymmetric link
+        // RFC 7609 3.5.5.1.1 #2: never add second asymmetric link
         let bad = theirs.is_some_and(|theirs| {
             let asymmetric = self.is_asymmetric(port_of(ours), port_of(theirs));
             let second = asymmetric && self.members().any(|member| member.asymmetric);
@@ -113,7 +118,8 @@ impl LinkGroup {
             self.our_rmbs.set(*rmb, slot, *rkey, *address);
         }
         if let Some(theirs) = theirs {
-            // RFC 7609 3.5.1.6.1-5, 3.5.1.6.1-6
+            // RFC 7609 3.5.1.6.1 #5: answer second RNIC with second RNIC
+            // RFC 7609 3.5.1.6.1 #6: single RNIC accepts an asymmetric link
             self.exchange = Some(Exchange::Connecting { number, on });
             self.actions.push(Action::ConnectLink { number, theirs });
         } else {
@@ -125,14 +131,18 @@ impl LinkGroup {
     fn offer(&mut self, now: Instant, number: LinkNumber, on: LinkNumber, ours: QpAddress) {
         let QpAddress { gid, mac, qpn, psn, mtu } = ours;
         let (reply, rejected, reason, link) = (false, false, 0, number);
-        // RFC 7609 C.3-1
+        // RFC 7609 C.3 #1: server: no fallback after ADD LINK
         self.committed = true;
         let deadline = now + self.exchange_wait();
         self.exchange = Some(Exchange::Offered { number, on, deadline });
         if self.is_v2() {
             self.tell_all(on, number);
         }
-        // RFC 7609 2.2.3-1, 3.5.1.6-4, 3.5.1.6-5, 3.5.5.1.1-1, A.3.2-12
+        // RFC 7609 2.2.3 #1: set up further links by LLC
+        // RFC 7609 3.5.1.6 #4: allocate QP, number, RToken for ADD LINK
+        // RFC 7609 3.5.1.6 #5: ADD LINK over the existing link
+        // RFC 7609 3.5.5.1.1 #1: offer link when resources appear
+        // RFC 7609 A.3.2 #12: ADD LINK right after first link
         let offer = AddLink { reply, rejected, reason, mac, gid, qpn, link, mtu, psn };
         self.send(on, Llc::AddLink(offer));
     }
@@ -152,7 +162,9 @@ impl LinkGroup {
         }
         if let Some(theirs) = theirs {
             self.unreserve();
-            // RFC 7609 3.5.1.6.1-2, 3.5.1.6.1-8, A.3.2-8
+            // RFC 7609 3.5.1.6.1 #2: reject ADD LINK for parallel link
+            // RFC 7609 3.5.1.6.1 #8: reject ADD LINK with a reason
+            // RFC 7609 A.3.2 #8: server assigns the new link number
             self.reject(on, number, theirs, REASON_NO_ALTERNATE_PATH);
             self.end_exchange(now);
         } else if let Phase::Founding { .. } = self.phase {
@@ -171,7 +183,7 @@ impl LinkGroup {
         let QpAddress { gid, mac, qpn, psn, mtu } = theirs;
         let (reply, rejected) = (true, true);
         let answer = AddLink { reply, rejected, reason, mac, gid, qpn, link, mtu, psn };
-        // RFC 7609 C.3-2
+        // RFC 7609 C.3 #2: client: no fallback after ADD LINK reply
         self.committed = true;
         self.send(on, Llc::AddLink(answer));
     }
@@ -214,9 +226,10 @@ impl LinkGroup {
         let QpAddress { gid, mac, qpn, psn, mtu } = member.ours;
         let (reply, rejected, reason, link) = (true, false, 0, number);
         let mtu = mtu.min(member.theirs.mtu);
-        // RFC 7609 C.3-2
+        // RFC 7609 C.3 #2: client: no fallback after ADD LINK reply
         self.committed = true;
-        // RFC 7609 3.5.1.6.1-7, A.3.2-9
+        // RFC 7609 3.5.1.6.1 #7: accept with QP, RKey, link number
+        // RFC 7609 A.3.2 #9: use smaller MTU of ADD LINK
         let answer = AddLink { reply, rejected, reason, mac, gid, qpn, link, mtu, psn };
         self.send(on, Llc::AddLink(answer));
     }
@@ -287,12 +300,14 @@ impl LinkGroup {
             return Ok(());
         }
         if mtu.bytes().is_none() {
-            // RFC 7609 A.3.2-6, C.7.1-25
+            // RFC 7609 A.3.2 #6: reason 2: invalid MTU
+            // RFC 7609 C.7.1 #25: reject reserved MTU with reason 2
             self.reject(on, number, theirs, REASON_INVALID_MTU);
             self.advance(now);
             return Ok(());
         }
-        // RFC 7609 2.2.4-1, C.7.1-35
+        // RFC 7609 2.2.4 #1: unique link number in a group
+        // RFC 7609 C.7.1 #35: any other LLC error fails link
         if number == UNNUMBERED || self.find(number).is_some() {
             return Err(PeerMisbehaved::WrongLink);
         }
@@ -302,7 +317,9 @@ impl LinkGroup {
             return Ok(());
         }
         // If a CONFIRM RKEY of ours crosses this, the server refuses it, and we send it again.
-        // RFC 7609 3.5.1.6.1-1, 3.5.5.3.1-3, 3.5.5.3.3-3
+        // RFC 7609 3.5.1.6.1 #1: compare GID and MAC of ADD LINK
+        // RFC 7609 3.5.5.3.1 #3: take crossing ADD LINK as answer
+        // RFC 7609 3.5.5.3.3 #3: server's ADD LINK interrupts CONFIRM RKEY
         self.exchange = Some(Exchange::Opening { number, on, theirs: Some(theirs) });
         self.actions.push(Action::OpenLink { number, peer: Some((gid, mac)) });
         Ok(())
@@ -312,7 +329,7 @@ impl LinkGroup {
     fn forget_offer(&mut self, number: LinkNumber) {
         self.exchange = None;
         self.unreserve();
-        // RFC 7609 3.5.1.6.2-1
+        // RFC 7609 3.5.1.6.2 #1: free resources of rejected link
         if self.find(number).is_some() {
             self.actions.push(Action::LinkFailed(number, Cause::LlcTimedOut));
             self.remove_member(number);
@@ -337,7 +354,8 @@ impl LinkGroup {
         };
         let exists = self.find(number).is_some();
         if message.rejected {
-            // RFC 7609 3.5.1.6.2-1, C.8-2
+            // RFC 7609 3.5.1.6.2 #1: free resources of rejected link
+            // RFC 7609 C.8 #2: timer for the second link
             if exists {
                 self.actions.push(Action::LinkFailed(number, Cause::Rejected));
                 self.remove_member(number);
@@ -352,7 +370,10 @@ impl LinkGroup {
         let parallel = self.is_parallel_but(number, port_of(ours), port_of(theirs));
         let asymmetric = self.is_asymmetric_but(number, port_of(ours), port_of(theirs));
         let second = asymmetric && self.members().any(|member| member.asymmetric);
-        // RFC 7609 2.2.1-2, 2.2.2-11, 3.5.5.1.1-2, C.7.1-26
+        // RFC 7609 2.2.1 #2: no parallel links between same RNICs
+        // RFC 7609 2.2.2 #11: at most one asymmetric link
+        // RFC 7609 3.5.5.1.1 #2: never add second asymmetric link
+        // RFC 7609 C.7.1 #26: delete link that would be parallel
         if !exists || parallel || second || mtu.bytes().is_none() {
             // The client may believe that it has accepted this link, so it is told to delete it.
             self.abandon(now, number, Cause::PeerMisbehaved);
@@ -362,7 +383,7 @@ impl LinkGroup {
             member.theirs = theirs;
             member.asymmetric = asymmetric;
         }
-        // RFC 7609 3.5.1.6.2-2
+        // RFC 7609 3.5.1.6.2 #2: connect and confirm accepted link
         self.exchange = Some(Exchange::Connecting { number, on });
         self.actions.push(Action::ConnectLink { number, theirs });
     }
@@ -379,7 +400,7 @@ impl LinkGroup {
     /// Server: sends CONFIRM LINK on the new link.
     pub(super) fn confirm_added(&mut self, now: Instant, number: LinkNumber) {
         self.await_confirm(now, number);
-        // RFC 7609 3.5.1.6.2-2
+        // RFC 7609 3.5.1.6.2 #2: connect and confirm accepted link
         self.send_confirm_link(number, false);
     }
 
@@ -415,7 +436,7 @@ impl LinkGroup {
             && exchange.adds()
         {
             // The group goes on without a second link, as C.8 has it.
-            // RFC 7609 C.8-1
+            // RFC 7609 C.8 #1: go on without second link
             self.forget_offer(exchange.number());
             self.retry_later(now);
             self.end_exchange(now);
@@ -424,11 +445,15 @@ impl LinkGroup {
         if let Some(order) = self.find(carrier).and_then(|member| member.delete)
             && exchange.number() == carrier
         {
-            // RFC 7609 C.7.1-21
+            // RFC 7609 C.7.1 #21: no link for server's DELETE LINK: reset
             self.link_lost(now, carrier, order.cause);
             return;
         }
-        // RFC 7609 C.7.1-7, C.7.1-9, C.7.1-13, C.7.1-15, C.7.1-20
+        // RFC 7609 C.7.1 #7: unanswered ADD LINK fails its link
+        // RFC 7609 C.7.1 #9: missing ADD LINK CONTINUATION fails link
+        // RFC 7609 C.7.1 #13: unanswered ADD LINK CONTINUATION fails link
+        // RFC 7609 C.7.1 #15: stopped ADD LINK CONTINUATION fails link
+        // RFC 7609 C.7.1 #20: server repeats DELETE LINK over another link
         self.link_lost(now, carrier, Cause::LlcTimedOut);
     }
 
@@ -444,7 +469,9 @@ impl LinkGroup {
         if self.role == Role::Client || !symmetric {
             return;
         }
-        // RFC 7609 2.2.1-5, 2.2.1-6, 2.2.1-7
+        // RFC 7609 2.2.1 #5: replace an asymmetric link when possible
+        // RFC 7609 2.2.1 #6: add symmetric link before deleting asymmetric
+        // RFC 7609 2.2.1 #7: state reason when deleting asymmetric link
         let reason = DeleteReason::ASYMMETRIC_NOT_NEEDED;
         let order = Order { orderly: true, ..Order::of(reason, Cause::DeletedByUs) };
         for member in self.members.iter_mut().flatten().filter(|member| member.asymmetric) {

@@ -16,7 +16,10 @@ impl LinkGroup {
     pub(super) fn send_confirm_link(&mut self, number: LinkNumber, reply: bool) {
         let Some(member) = self.find(number) else { return };
         let QpAddress { mac, gid, qpn, .. } = member.ours;
-        // RFC 7609 2.2.2-3, 2.2.2-4, 2.2.2-5, 3.5.1.5-2
+        // RFC 7609 2.2.2 #3: link limit between 2 and 8
+        // RFC 7609 2.2.2 #4: agree limit in first CONFIRM LINK
+        // RFC 7609 2.2.2 #5: server always states its limit
+        // RFC 7609 3.5.1.5 #2: CONFIRM LINK with identity and limit
         let message = ConfirmLink {
             reply,
             no_eyecatcher: !self.setup.eye_catcher,
@@ -37,7 +40,7 @@ impl LinkGroup {
         message: &ConfirmLink,
     ) -> Result<(), PeerMisbehaved> {
         // The user id may be anything.
-        // RFC 7609 2.2.4-4
+        // RFC 7609 2.2.4 #4: only display peer's link user id
         match (self.role, message.reply) {
             (Role::Client, false) => self.confirm_link_requested(now, on, message),
             (Role::Server, true) => self.confirm_link_answered(now, on, message),
@@ -59,19 +62,23 @@ impl LinkGroup {
         let (expected, is_up) = (member.theirs.qpn, member.link.is_up());
         match self.phase {
             Phase::Confirming { .. } => {
-                // RFC 7609 2.2.4-1, C.7.1-24
+                // RFC 7609 2.2.4 #1: unique link number in a group
+                // RFC 7609 C.7.1 #24: wrong CONFIRM LINK brings link down
                 if message.qpn != expected || message.link == UNNUMBERED {
                     return Err(PeerMisbehaved::WrongLink);
                 }
                 self.number_link(on, message.link);
-                // RFC 7609 2.2.2-7
+                // RFC 7609 2.2.2 #7: client limit within the server's
                 self.agree_on_links(message.max_links);
-                // RFC 7609 3.3-3, 3.5.1.5-5, 3.5.1.5-6, A.3.1-3
+                // RFC 7609 3.3 #3: CONFIRM LINK on the confirmed link
+                // RFC 7609 3.5.1.5 #5: enable sending and answer CONFIRM LINK
+                // RFC 7609 3.5.1.5 #6: reply repeats the server's link number
+                // RFC 7609 A.3.1 #3: link number at byte 29
                 self.send_confirm_link(message.link, true);
                 self.first_link_confirmed(now, message);
             }
             Phase::Founding { .. } | Phase::Established => {
-                // RFC 7609 C.7.1-24
+                // RFC 7609 C.7.1 #24: wrong CONFIRM LINK brings link down
                 if message.link != on || message.qpn != expected {
                     return Err(PeerMisbehaved::WrongLink);
                 }
@@ -126,7 +133,9 @@ impl LinkGroup {
     /// The peer's limit counts if it is lower than ours. A peer that states none, or one that is
     /// not allowed, gets ours.
     fn agree_on_links(&mut self, wanted: u8) {
-        // RFC 7609 2.2.2-1, 2.2.2-6, 2.2.2-8
+        // RFC 7609 2.2.2 #1: at most eight symmetric links
+        // RFC 7609 2.2.2 #6: client may omit its limit
+        // RFC 7609 2.2.2 #8: use the smaller of both limits
         if (self.setup.version.links_min()..=LINKS_PER_GROUP_MAX).contains(&wanted) {
             self.max_links = self.max_links.min(wanted);
         }
@@ -134,14 +143,16 @@ impl LinkGroup {
 
     fn first_link_confirmed(&mut self, now: Instant, message: &ConfirmLink) {
         self.peer_eye_catcher = !message.no_eyecatcher;
-        // RFC 7609 3-3, 3.5.1.6-1
+        // RFC 7609 3 #3: confirm a new link before data
+        // RFC 7609 3.5.1.6 #1: try second link before data
         let waits = self.role == Role::Client && self.max_links > 1;
         let deadline = waits.then(|| now + ADD_LINK_WAIT);
         self.phase = Phase::Founding { deadline };
         if let Some(member) = self.find_mut(message.link) {
             member.confirmed_at = Some(now);
         }
-        // RFC 7609 3.5.1.5-4, C.7-2
+        // RFC 7609 3.5.1.5 #4: stop client timer at CONFIRM LINK
+        // RFC 7609 C.7 #2: answer stops the LLC timer
         self.link_event(now, message.link, Event::Confirmed);
         if self.role == Role::Client && !waits {
             // Nothing will be offered to a group of one link.

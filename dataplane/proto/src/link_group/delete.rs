@@ -60,7 +60,7 @@ impl Order {
 
     /// Whether connections can be moved before the link is deleted. Linux sets the orderly flag for
     /// lost paths, too.
-    // RFC 7609 2.3-14
+    // RFC 7609 2.3 #14: say whether deletion is orderly
     fn has_time(self) -> bool {
         self.orderly && self.reason != DeleteReason::LOST_PATH && !self.vacated
     }
@@ -116,18 +116,20 @@ impl LinkGroup {
 
     /// Sends DELETE LINK for all links, and ends the group.
     pub(super) fn end(&mut self, now: Instant, cause: Cause, reason: DeleteReason) {
-        // RFC 7609 A.3.4-4
+        // RFC 7609 A.3.4 #4: deleted link number, zero for all
         let none = UNNUMBERED;
         let all = DeleteLink { reply: false, all: true, orderly: true, link: none, reason };
         for number in self.numbers().into_iter().flatten() {
             if self.find(number).is_some_and(|member| member.link.is_up()) {
                 // No answer tells whether it arrived, so it goes over each link.
-                // RFC 7609 3.5.4-6, 3.5.4-10, C.7.1-18
+                // RFC 7609 3.5.4 #6: end group by DELETE LINK for all
+                // RFC 7609 3.5.4 #10: client asks to end the group
+                // RFC 7609 C.7.1 #18: client tries all links, ends group
                 self.send(number, Llc::DeleteLink(all));
             }
         }
         for number in self.numbers().into_iter().flatten() {
-            // RFC 7609 C.7.1-19
+            // RFC 7609 C.7.1 #19: end group though DELETE LINK undelivered
             self.link_event(now, number, Event::Fail(cause));
         }
         if !self.is_terminated() {
@@ -147,7 +149,13 @@ impl LinkGroup {
         if let Phase::Founding { .. } | Phase::Established = self.phase
             && self.find(number).is_some()
         {
-            // RFC 7609 2.3-5, 3.5.5.1-1, 3.5.5.1.3-2, 3.5.5.1.4-1, 3.5.1.6.2-3, C.7.1-4, C.7.1-12
+            // RFC 7609 2.3 #5: client reports failure, server deletes link
+            // RFC 7609 3.5.5.1 #1: client may delete on its own
+            // RFC 7609 3.5.5.1.3 #2: delete link upon errors
+            // RFC 7609 3.5.5.1.4 #1: client may ask to delete link
+            // RFC 7609 3.5.1.6.2 #3: delete second link if CONFIRM LINK fails
+            // RFC 7609 C.7.1 #4: clean up unconfirmed link, retry later
+            // RFC 7609 C.7.1 #12: client deletes unconfirmed added link
             let order = Order::of(DeleteReason::LOST_PATH, cause);
             let ordered = self.find(number).and_then(|member| member.delete);
             match (self.role, ordered) {
@@ -168,7 +176,7 @@ impl LinkGroup {
         if added != number && exchange.carrier() != Some(number) {
             return;
         }
-        // RFC 7609 2.3-11
+        // RFC 7609 2.3 #11: restart LLC exchanges, do not replay
         self.exchange = None;
         if !exchange.adds() {
             // The link notes that it is to be deleted: `advance` sends DELETE LINK over another
@@ -201,7 +209,9 @@ impl LinkGroup {
         let Some(member) = self.find(number) else { return };
         let Some(order) = member.delete else { return };
         let elsewhere = self.link_of_use();
-        // RFC 7609 3.5.5.1.4-2, 3.5.5.1.4-3, A.3.4-10
+        // RFC 7609 3.5.5.1.4 #2: delete later upon orderly request
+        // RFC 7609 3.5.5.1.4 #3: delete at once upon disorderly request
+        // RFC 7609 A.3.4 #10: finish other work before orderly deletion
         if order.has_time() && member.link.is_up() && elsewhere.is_some() {
             self.vacate(number, now + VACATE_WAIT_SERVER);
             return;
@@ -212,7 +222,7 @@ impl LinkGroup {
     /// Lets the caller move connections away.
     fn vacate(&mut self, number: LinkNumber, deadline: Instant) {
         self.exchange = Some(Exchange::Vacating { number, deadline });
-        // RFC 7609 3.5.5.1.3-4
+        // RFC 7609 3.5.5.1.3 #4: move connections of deleted link
         self.actions.push(Action::VacateLink(number));
     }
 
@@ -228,14 +238,17 @@ impl LinkGroup {
         let others = || self.members().filter(|member| member.number != number);
         let of_use = others().find(|member| member.is_of_use() && member.asked.is_none());
         let up = || others().find(|member| member.link.is_up());
-        // RFC 7609 3.3-5, 3.3-8, 3.5.5.1.3-5, A.3.4-8
+        // RFC 7609 3.3 #5: other LLC over any active link
+        // RFC 7609 3.3 #8: answer DELETE LINK over another link
+        // RFC 7609 3.5.5.1.3 #5: DELETE LINK over any usable link
+        // RFC 7609 A.3.4 #8: DELETE LINK avoids the failed link
         let on = of_use.or_else(up).or_else(|| self.members().find(|one| one.link.is_up()));
         on.map(|member| member.number)
     }
 
     pub(super) fn send_delete_link(&mut self, on: LinkNumber, link: LinkNumber, order: Order) {
         let Order { reason, orderly, .. } = order;
-        // RFC 7609 3.5.5.1.3-3
+        // RFC 7609 3.5.5.1.3 #3: delete links of downed RNIC
         let request = DeleteLink { reply: false, all: false, orderly, link, reason };
         self.send(on, Llc::DeleteLink(request));
     }
@@ -251,7 +264,9 @@ impl LinkGroup {
         let wait = if founding { ASKED_WAIT_FOUNDING } else { ASKED_WAIT };
         let again_at = now + ASK_AGAIN_WAIT;
         member.asked = Some(Asked { on, again_at, deadline: now + wait, order });
-        // RFC 7609 2.3-5, 3.5.4-5, 3.5.5.1.4-1
+        // RFC 7609 2.3 #5: client reports failure, server deletes link
+        // RFC 7609 3.5.4 #5: ask server on operator's command
+        // RFC 7609 3.5.5.1.4 #1: client may ask to delete link
         self.send_delete_link(on, number, order);
     }
 
@@ -299,7 +314,12 @@ impl LinkGroup {
                 Role::Client => self.ask_answered(now, message),
             }
         } else if message.all {
-            // RFC 7609 3.5.4-8, 3.5.4-11, 3.5.5.3-4, 3.5.5.3.1-5, 3.5.5.3.2-4, 3.5.5.3.3-6
+            // RFC 7609 3.5.4 #8: client drops deleted group at once
+            // RFC 7609 3.5.4 #11: end group when client asks
+            // RFC 7609 3.5.5.3 #4: DELETE LINK for group at any time
+            // RFC 7609 3.5.5.3.1 #5: end of group interrupts ADD LINK
+            // RFC 7609 3.5.5.3.2 #4: end of group interrupts DELETE LINK
+            // RFC 7609 3.5.5.3.3 #6: end of group interrupts CONFIRM RKEY
             // We answer by the same message, as Linux does. The sender does not wait for it.
             self.end(now, Cause::DeletedByPeer, DeleteReason::PROGRAM);
         } else if self.is_opening_for_peer(message.link) {
@@ -308,7 +328,9 @@ impl LinkGroup {
             self.send(on, Llc::DeleteLink(DeleteLink { reply: true, ..*message }));
             self.end_exchange(now);
         } else if self.find(message.link).is_none() {
-            // RFC 7609 A.3.4-7, C.7.1-29, C.7.1-30
+            // RFC 7609 A.3.4 #7: reply with reason unknown link
+            // RFC 7609 C.7.1 #29: answer client's DELETE LINK of unknown link
+            // RFC 7609 C.7.1 #30: answer server's DELETE LINK of unknown link
             let reason = DeleteReason::UNKNOWN_LINK;
             self.send(on, Llc::DeleteLink(DeleteLink { reply: true, reason, ..*message }));
         } else {
@@ -373,7 +395,8 @@ impl LinkGroup {
     fn delete_asked(&mut self, now: Instant, number: LinkNumber, order: Order) {
         let others = self.members().any(|other| other.number != number && other.is_of_use());
         if !order.has_time() && others {
-            // RFC 7609 2.3-4, 3.5.5.1.4-3
+            // RFC 7609 2.3 #4: move at once, send DELETE LINK
+            // RFC 7609 3.5.5.1.4 #3: delete at once upon disorderly request
             self.link_event(now, number, Event::Fail(order.cause));
             let deleted_already = match self.exchange {
                 Some(Exchange::Deleting { number: already, on, .. }) => {
@@ -386,8 +409,13 @@ impl LinkGroup {
             }
             self.rkeys_lost(number);
         }
-        // RFC 7609 2.2.3-4, 3.5.5.1.4-4, 3.5.5.3-3, 3.5.5.3.1-4, 3.5.5.3.2-3
-        // RFC 7609 3.5.5.3.3-4, A.3.4-9
+        // RFC 7609 2.2.3 #4: only the server changes links
+        // RFC 7609 3.5.5.1.4 #4: answer by own DELETE LINK exchange
+        // RFC 7609 3.5.5.3 #3: client's DELETE LINK at any time
+        // RFC 7609 3.5.5.3.1 #4: client's DELETE LINK waits for ADD LINK
+        // RFC 7609 3.5.5.3.2 #3: client's DELETE LINK waits for server's
+        // RFC 7609 3.5.5.3.3 #4: client's DELETE LINK waits for CONFIRM RKEY
+        // RFC 7609 A.3.4 #9: client's DELETE LINK is a notice
         self.order_delete(now, number, order);
     }
 
@@ -405,7 +433,7 @@ impl LinkGroup {
             // there.
             return;
         }
-        // RFC 7609 3.5.5.3.3-5
+        // RFC 7609 3.5.5.3.3 #5: server's DELETE LINK interrupts CONFIRM RKEY
         self.exchange_lost(now, number, cause);
         if vacate && self.exchange.is_none() {
             self.vacate(number, now + VACATE_WAIT_CLIENT);
@@ -419,7 +447,8 @@ impl LinkGroup {
         let Order { reason, orderly, cause, on, .. } = order;
         let on = on.filter(|on| self.find(*on).is_some_and(|member| member.link.is_up()));
         if let Some(on) = on.or_else(|| self.link_besides(number)) {
-            // RFC 7609 3.3-6, 3.5.5.1.3-7
+            // RFC 7609 3.3 #6: reply over the request's link
+            // RFC 7609 3.5.5.1.3 #7: client always agrees to DELETE LINK
             let answer = DeleteLink { reply: true, all: false, orderly, link: number, reason };
             self.send(on, Llc::DeleteLink(answer));
         }
@@ -428,7 +457,7 @@ impl LinkGroup {
 
     /// Client: both sides have deleted the link.
     fn let_go(&mut self, now: Instant, number: LinkNumber, cause: Cause) {
-        // RFC 7609 3.5.5.1.3-8
+        // RFC 7609 3.5.5.1.3 #8: free resources when reply was delivered
         self.link_event(now, number, Event::Fail(cause));
         if !self.is_terminated() {
             self.exchange_lost(now, number, cause);
@@ -455,7 +484,8 @@ impl LinkGroup {
                 continue;
             }
             member.asked = None;
-            // RFC 7609 C.7.1-16, C.7.1-17
+            // RFC 7609 C.7.1 #16: client repeats DELETE LINK over another link
+            // RFC 7609 C.7.1 #17: no link for client's DELETE LINK: reset
             self.link_lost(now, on, Cause::LlcTimedOut);
             if !self.is_terminated() {
                 self.ask_to_delete(now, number, order);

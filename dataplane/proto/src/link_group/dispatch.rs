@@ -27,13 +27,14 @@ impl LinkGroup {
     ) -> Result<(), PeerMisbehaved> {
         match Received::decode(self.setup.version, bytes) {
             Ok(message) => self.handle(now, number, &message),
-            // RFC 7609 3.3-9, C.7.1-34
+            // RFC 7609 3.3 #9: drop unknown optional LLC messages
+            // RFC 7609 C.7.1 #34: drop unknown opcode beginning with 10
             Err(Malformed::Ignorable(_)) => {
                 self.dropped += 1;
                 self.traffic(now, number);
                 Ok(())
             }
-            // RFC 7609 C.7.1-35
+            // RFC 7609 C.7.1 #35: any other LLC error fails link
             Err(malformed) if self.is_alive(number) => {
                 self.link_lost(now, number, Cause::PeerMisbehaved);
                 Err(malformed.into())
@@ -71,7 +72,7 @@ impl LinkGroup {
         }
         self.link_event(now, number, Event::Traffic);
         let result = self.dispatch_any(now, number, message);
-        // RFC 7609 C.7.1-35
+        // RFC 7609 C.7.1 #35: any other LLC error fails link
         if result.is_err() {
             self.link_lost(now, number, Cause::PeerMisbehaved);
         }
@@ -84,7 +85,10 @@ impl LinkGroup {
         on: LinkNumber,
         message: &Llc,
     ) -> Result<(), PeerMisbehaved> {
-        // RFC 7609 2-6, 3.3-2, A.3.7-8, A.3.8-3
+        // RFC 7609 2 #6: let the server manage links
+        // RFC 7609 3.3 #2: answer each LLC request
+        // RFC 7609 A.3.7 #8: DELETE RKEY at any time
+        // RFC 7609 A.3.8 #3: TEST LINK from either side
         match message {
             Llc::ConfirmLink(confirm) => self.handle_confirm_link(now, on, confirm)?,
             Llc::AddLink(add) => self.handle_add_link(now, on, add)?,
@@ -110,7 +114,13 @@ impl LinkGroup {
         message: &TestLink,
     ) -> Result<(), PeerMisbehaved> {
         if !message.reply {
-            // RFC 7609 3.3-4, 3.3-6, 3.5.5.3-1, 3.5.5.3.1-1, 3.5.5.3.2-1, 3.5.5.3.3-1, A.3.8-2
+            // RFC 7609 3.3 #4: TEST LINK on the tested link
+            // RFC 7609 3.3 #6: reply over the request's link
+            // RFC 7609 3.5.5.3 #1: TEST LINK at any time
+            // RFC 7609 3.5.5.3.1 #1: answer TEST LINK during ADD LINK
+            // RFC 7609 3.5.5.3.2 #1: answer TEST LINK during DELETE LINK
+            // RFC 7609 3.5.5.3.3 #1: answer TEST LINK during CONFIRM RKEY
+            // RFC 7609 A.3.8 #2: echo TEST LINK at once
             self.send(on, Llc::TestLink(TestLink { reply: true, ..*message }));
             return Ok(());
         }
@@ -121,7 +131,7 @@ impl LinkGroup {
             return Ok(());
         }
         member.unanswered -= 1;
-        // RFC 7609 C.7.1-33
+        // RFC 7609 C.7.1 #33: changed TEST LINK data fails link
         if message.user_data == ours { Ok(()) } else { Err(PeerMisbehaved::WrongEcho) }
     }
 }

@@ -45,7 +45,8 @@ impl Member {
         (self.theirs.gid, self.theirs.mac) == port
     }
 
-    // RFC 7609 2.3-1, 3.5.5.1.1-3
+    // RFC 7609 2.3 #1: treat all active links alike
+    // RFC 7609 3.5.5.1.1 #3: data goes on during ADD LINK
     /// Whether it may carry messages and connections, and is not to be deleted.
     pub(super) fn is_of_use(&self) -> bool {
         self.link.is_up() && self.delete.is_none()
@@ -140,7 +141,8 @@ impl LinkGroup {
                 other.number != member.number
                     && (other.is_from(port_of(member.ours)) || other.is_to(port_of(member.theirs)))
             };
-            // RFC 7609 2.2.1-3, 2.2.1-4
+            // RFC 7609 2.2.1 #3: support asymmetric links
+            // RFC 7609 2.2.1 #4: become symmetric with two RNICs each
             member.asymmetric &= members.iter().flatten().any(shares);
         }
     }

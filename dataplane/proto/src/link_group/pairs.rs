@@ -20,14 +20,15 @@ impl LinkGroup {
             self.dropped += 1;
             return Ok(());
         };
-        // RFC 7609 A.3.3-2
+        // RFC 7609 A.3.3 #2: only server begins ADD LINK CONTINUATION
         let from_server = !message.reply;
         if carrier != on || from_server != (self.role == Role::Client) {
             self.dropped += 1;
             return Ok(());
         }
         let counted = pairs.peer_left.is_none_or(|left| left == message.remaining);
-        // RFC 7609 A.3.3-8, C.7.1-28
+        // RFC 7609 A.3.3 #8: RTokens left fall by two
+        // RFC 7609 C.7.1 #28: wrong RToken count fails link
         if message.link != number || !counted {
             return Err(PeerMisbehaved::UnexpectedMessage);
         }
@@ -37,18 +38,18 @@ impl LinkGroup {
                 self.learn_pair_at(on, added, pair);
             }
         }
-        // RFC 7609 A.3.3-7
+        // RFC 7609 A.3.3 #7: byte 5 counts RTokens left
         pairs.peer_left = Some(message.remaining - brought);
         let deadline = now + self.exchange_wait();
         self.exchange = Some(Exchange::Rkeys { number, on, pairs, deadline });
         match self.role {
-            // RFC 7609 A.3.3-5
+            // RFC 7609 A.3.3 #5: server asks with none left
             Role::Server if self.rkeys_are_told() => self.confirm_added(now, number),
             Role::Server => self.send_pairs(now, false),
             Role::Client => {
                 self.send_pairs(now, true);
                 if self.rkeys_are_told() {
-                    // RFC 7609 C.7-1
+                    // RFC 7609 C.7 #1: timer for each LLC request
                     self.await_confirm(now, number);
                 }
             }
@@ -82,7 +83,7 @@ impl LinkGroup {
         let mut message = AddLinkContinuation {
             reply,
             link: number,
-            // RFC 7609 A.3.3-4
+            // RFC 7609 A.3.3 #4: client replies with none left
             remaining: u8::try_from(pairs.left.len()).expect("a byte can count them"),
             pairs: [RkeyPair::default(); PAIRS_PER_MESSAGE as usize],
         };
@@ -95,7 +96,11 @@ impl LinkGroup {
         }
         let deadline = now + self.exchange_wait();
         self.exchange = Some(Exchange::Rkeys { number, on, pairs, deadline });
-        // RFC 7609 3.5.1.6.3-1, 3.5.5.2.3-1, 3.5.5.2.3-2, 3.5.5.2.3-3, A.3.3-3
+        // RFC 7609 3.5.1.6.3 #1: exchange RKeys before CONFIRM LINK
+        // RFC 7609 3.5.5.2.3 #1: new RTokens for a joining link
+        // RFC 7609 3.5.5.2.3 #2: pair known with new RToken
+        // RFC 7609 3.5.5.2.3 #3: continue over the link of ADD LINK
+        // RFC 7609 A.3.3 #3: exchange RTokens in step
         self.send(on, Llc::AddLinkContinuation(message));
     }
 }

@@ -27,8 +27,16 @@ impl LinkGroup {
             let stays = links.any(|member| !member.asymmetric && member.is_of_use());
             let shares = stays || peer.is_some_and(|peer| self.is_asymmetric(port, peer));
             let parallel = peer.is_some_and(|peer| self.is_parallel(port, peer));
-            // RFC 7609 2.2.1-2, 2.2.1-4, 3.5.1.6-2, 3.5.1.6-3, 3.5.5.1.1-2
-            // RFC 7609 3.5.1.6.1-2, 3.5.1.6.1-3, 3.5.1.6.1-4, 3.5.1.6.1-5, 3.5.1.6.1-6
+            // RFC 7609 2.2.1 #2: no parallel links between same RNICs
+            // RFC 7609 2.2.1 #4: become symmetric with two RNICs each
+            // RFC 7609 3.5.1.6 #2: offer link over second RNIC
+            // RFC 7609 3.5.1.6 #3: offer second link over single RNIC
+            // RFC 7609 3.5.5.1.1 #2: never add second asymmetric link
+            // RFC 7609 3.5.1.6.1 #2: reject ADD LINK for parallel link
+            // RFC 7609 3.5.1.6.1 #3: accept same RNIC as asymmetric link
+            // RFC 7609 3.5.1.6.1 #4: accept ADD LINK over another RNIC
+            // RFC 7609 3.5.1.6.1 #5: answer second RNIC with second RNIC
+            // RFC 7609 3.5.1.6.1 #6: single RNIC accepts an asymmetric link
             let allowed = !parallel && (may_share || !shares);
             allowed.then_some((shares, !unused))
         };
@@ -47,7 +55,7 @@ impl LinkGroup {
         theirs: (Gid, MacAddress),
     ) -> bool {
         let others = self.members().filter(|member| member.number != except);
-        // RFC 7609 2.2.1-2
+        // RFC 7609 2.2.1 #2: no parallel links between same RNICs
         { others }.any(|member| member.is_from(ours) && member.is_to(theirs))
     }
 
@@ -65,7 +73,7 @@ impl LinkGroup {
         let others = self
             .members()
             .filter(|member| member.number != except && !member.asymmetric && member.is_of_use());
-        // RFC 7609 2.2.1-3
+        // RFC 7609 2.2.1 #3: support asymmetric links
         { others }.any(|member| member.is_from(ours) || member.is_to(theirs))
     }
 }

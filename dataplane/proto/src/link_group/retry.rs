@@ -16,7 +16,7 @@ impl LinkGroup {
     pub fn want_link(&mut self, now: Instant, port: (Gid, MacAddress)) {
         match (self.role, self.phase) {
             (Role::Server, Phase::Founding { .. } | Phase::Established) => {
-                // RFC 7609 C.8-4
+                // RFC 7609 C.8 #4: retry when server RNIC appears
                 self.wanted = true;
                 self.advance(now);
             }
@@ -41,7 +41,9 @@ impl LinkGroup {
         }
         let busy = self.exchange.is_some_and(Exchange::adds);
         let Some(on) = self.link_of_use() else { return };
-        // RFC 7609 2.2.2-9, 3.5.5.1.2-1, 3.5.5.1.2-5
+        // RFC 7609 2.2.2 #9: client requests no link beyond limit
+        // RFC 7609 3.5.5.1.2 #1: client announces a new RNIC
+        // RFC 7609 3.5.5.1.2 #5: client expects no ADD LINK answer
         if busy || !self.may_add() {
             return;
         }
@@ -58,7 +60,8 @@ impl LinkGroup {
         };
         self.untold = false;
         self.send(on, Llc::AddLink(notice));
-        // RFC 7609 C.7.1-11, C.7.1-36
+        // RFC 7609 C.7.1 #11: client asks again by timer
+        // RFC 7609 C.7.1 #36: announce unused RNIC again by timer
         self.retry_at = Some(now + self.setup.retry_link);
     }
 
@@ -66,7 +69,8 @@ impl LinkGroup {
     pub(super) fn may_add(&self) -> bool {
         let up = || self.members().filter(|member| member.is_of_use());
         // An asymmetric link does not count, because it goes when a symmetric one comes.
-        // RFC 7609 2.2.2-2, 2.2.2-12
+        // RFC 7609 2.2.2 #2: support at least two links
+        // RFC 7609 2.2.2 #12: do not count the asymmetric link
         let symmetric = up().filter(|member| !member.asymmetric).count();
         let room = self.free_place().is_some();
         room && symmetric < usize::from(self.max_links)
@@ -74,13 +78,21 @@ impl LinkGroup {
 
     /// Server: the client says that it has another port.
     pub(super) fn client_has_port(&mut self, now: Instant) {
-        // RFC 7609 3.5.5.1.2-4, 3.5.5.3-2, 3.5.5.3.1-2
+        // RFC 7609 3.5.5.1.2 #4: ignore client's ADD LINK at limit
+        // RFC 7609 3.5.5.3 #2: client's ADD LINK at any time
+        // RFC 7609 3.5.5.3.1 #2: ignore client's crossing ADD LINK
         let adding = self.exchange.is_some_and(Exchange::adds);
         if self.phase != Phase::Established || adding || !self.may_add() {
             self.dropped += 1;
             return;
         }
-        // RFC 7609 3.5.5.1.1-1, 3.5.5.1.2-2, 3.5.5.1.2-3, 3.5.5.3.2-2, 3.5.5.3.3-2, A.3.2-11, C.8-5
+        // RFC 7609 3.5.5.1.1 #1: offer link when resources appear
+        // RFC 7609 3.5.5.1.2 #2: begin ADD LINK to gain redundancy
+        // RFC 7609 3.5.5.1.2 #3: may add link despite redundancy
+        // RFC 7609 3.5.5.3.2 #2: client's ADD LINK waits for DELETE LINK
+        // RFC 7609 3.5.5.3.3 #2: client's ADD LINK waits for CONFIRM RKEY
+        // RFC 7609 A.3.2 #11: client's ADD LINK is a request
+        // RFC 7609 C.8 #5: retry when client announces RNIC
         self.wanted = true;
         self.advance(now);
     }
@@ -88,7 +100,10 @@ impl LinkGroup {
     /// Sets the timer for another attempt, if the group still lacks a link.
     pub(super) fn retry_later(&mut self, now: Instant) {
         if self.lacks_redundancy() {
-            // RFC 7609 C.7.1-4, C.7.1-11, C.7.1-36, C.8-2
+            // RFC 7609 C.7.1 #4: clean up unconfirmed link, retry later
+            // RFC 7609 C.7.1 #11: client asks again by timer
+            // RFC 7609 C.7.1 #36: announce unused RNIC again by timer
+            // RFC 7609 C.8 #2: timer for the second link
             self.retry_at = Some(now + self.setup.retry_link);
         }
     }
@@ -110,7 +125,7 @@ impl LinkGroup {
         };
         let lasting = confirmed_at.is_some() && self.short_lived <= SHORT_LIVED_MAX;
         if lasting && self.lacks_redundancy() {
-            // RFC 7609 C.7.1-8
+            // RFC 7609 C.7.1 #8: try ADD LINK over another link
             self.wanted = true;
         } else {
             self.retry_later(now);
@@ -120,7 +135,7 @@ impl LinkGroup {
     /// Another attempt at a further link.
     pub(super) fn retry_link(&mut self, now: Instant) {
         match self.role {
-            // RFC 7609 C.8-3
+            // RFC 7609 C.8 #3: retry second link by timer
             Role::Server => {
                 self.wanted = true;
                 self.advance(now);

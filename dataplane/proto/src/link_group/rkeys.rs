@@ -96,7 +96,7 @@ impl LinkGroup {
     ///
     /// [`Full`] if no more can be remembered: decline the connection.
     pub fn learn_rkey(&mut self, on: LinkNumber, rkey: Rkey, address: u64) -> Result<(), Full> {
-        // RFC 7609 3.5.2.2-3
+        // RFC 7609 3.5.2.2 #3: new RToken is no first contact
         let Some(slot) = self.slot(on) else { return Ok(()) };
         self.peer_rmbs.learn(slot, rkey, address).map(|_| ())
     }
@@ -155,7 +155,11 @@ impl LinkGroup {
         self.announcement = Some(Announcement { rmb, on, deadline, kind });
         let Token { rkey, address } = token;
         let (reply, negative, retry, other_links) = (false, false, false, count);
-        // RFC 7609 2.1-3, 2.2-4, 3.5.5.2-1, 3.5.5.2.1-1, 3.5.5.2.1-2
+        // RFC 7609 2.1 #3: one RToken per RMB and link
+        // RFC 7609 2.2 #4: same RMBs on all links
+        // RFC 7609 3.5.5.2 #1: register RMBs on all links
+        // RFC 7609 3.5.5.2.1 #1: CONFIRM RKEY tells all RTokens
+        // RFC 7609 3.5.5.2.1 #2: pair RTokens with link numbers
         let request = ConfirmRkey { reply, negative, retry, other_links, rkey, address, others };
         self.send(on, Llc::ConfirmRkey(request));
     }
@@ -184,7 +188,7 @@ impl LinkGroup {
         let kind = Kind::Confirm { slots, left: left.saturating_sub(RKEYS_PER_CONTINUATION) };
         let deadline = now + self.confirm_rkey_wait(on);
         self.announcement = Some(Announcement { rmb, on, deadline, kind });
-        // RFC 7609 A.3.5-7
+        // RFC 7609 A.3.5 #7: further RTokens in CONFIRM RKEY CONTINUATION
         let more =
             ConfirmRkeyContinuation { reply: false, negative: false, remaining: left, others };
         self.send(on, Llc::ConfirmRkeyContinuation(more));
@@ -207,7 +211,7 @@ impl LinkGroup {
         rkeys[0] = token.rkey;
         let deadline = now + RKEY_REPLY_WAIT;
         self.announcement = Some(Announcement { rmb, on, deadline, kind: Kind::Delete });
-        // RFC 7609 3.5.5.2.2-5
+        // RFC 7609 3.5.5.2.2 #5: find RMB by RKey of one link
         let request = DeleteRkey { reply: false, negative: false, count: 1, error_mask: 0, rkeys };
         self.send(on, Llc::DeleteRkey(request));
     }
@@ -229,7 +233,9 @@ impl LinkGroup {
             return;
         }
         if self.refuses_rkeys() {
-            // RFC 7609 3.5.5.3-8, 3.5.5.3.1-6, 3.5.5.3.2-5
+            // RFC 7609 3.5.5.3 #8: no RKey exchange beside link changes
+            // RFC 7609 3.5.5.3.1 #6: refuse CONFIRM RKEY during ADD LINK
+            // RFC 7609 3.5.5.3.2 #5: refuse CONFIRM RKEY during DELETE LINK
             let reply = ConfirmRkey { reply: true, negative: true, retry: true, ..*message };
             self.send(on, Llc::ConfirmRkey(reply));
             return;
@@ -244,7 +250,7 @@ impl LinkGroup {
             self.learn_elsewhere(row, others);
         }
         let full = learnt.is_err();
-        // RFC 7609 A.3.5-8
+        // RFC 7609 A.3.5 #8: CONFIRM RKEY reply repeats the request
         let reply = ConfirmRkey { reply: true, negative: full, retry: full, ..*message };
         self.send(on, Llc::ConfirmRkey(reply));
         let Ok(row) = learnt else { return };
@@ -296,7 +302,7 @@ impl LinkGroup {
                 .map(|member| member.number);
         }
         for number in missing.into_iter().flatten() {
-            // RFC 7609 C.7.1-31
+            // RFC 7609 C.7.1 #31: missing RKey fails its link
             self.link_lost(now, number, Cause::PeerMisbehaved);
         }
     }
@@ -321,13 +327,14 @@ impl LinkGroup {
             return Ok(());
         };
         let Continuing { row, left, .. } = continuing;
-        // RFC 7609 A.3.6-2, C.7.1-35
+        // RFC 7609 A.3.6 #2: byte 4 counts RTokens left
+        // RFC 7609 C.7.1 #35: any other LLC error fails link
         if message.remaining != left {
             return Err(PeerMisbehaved::UnexpectedMessage);
         }
         let brought = left.min(RKEYS_PER_CONTINUATION);
         self.learn_elsewhere(row, &message.others[..usize::from(brought)]);
-        // RFC 7609 A.3.6-4
+        // RFC 7609 A.3.6 #4: continuation reply repeats the request
         let reply = ConfirmRkeyContinuation { reply: true, ..*message };
         self.send(on, Llc::ConfirmRkeyContinuation(reply));
         let (left, deadline) = (left - brought, now + RKEY_REPLY_WAIT);
@@ -338,7 +345,8 @@ impl LinkGroup {
     fn confirm_rkey_answered(&mut self, now: Instant, on: LinkNumber, message: &ConfirmRkey) {
         let ours = self.announcement.filter(|announcement| announcement.on == on);
         match ours.map(|announcement| announcement.kind) {
-            // RFC 7609 A.3.5-9, A.3.5-10
+            // RFC 7609 A.3.5 #9: begin again after a retry flag
+            // RFC 7609 A.3.5 #10: without retry flag, await next occasion
             Some(Kind::Confirm { .. }) if message.negative => self.rmb_refused(now, message.retry),
             Some(Kind::Confirm { .. }) => self.rkeys_answered(now),
             Some(Kind::Delete) | None => self.dropped += 1,
@@ -369,7 +377,8 @@ impl LinkGroup {
                 *standing = Standing::Known;
             }
         }
-        // RFC 7609 3.5.5.2.1-3, 3.5.5.2.1-5
+        // RFC 7609 3.5.5.2.1 #3: no use before RTokens are known
+        // RFC 7609 3.5.5.2.1 #5: CLC waits for RMB on demand
         if is_news {
             self.actions.push(Action::RmbConfirmed(rmb));
         }
@@ -388,7 +397,11 @@ impl LinkGroup {
         } else {
             // The peer refuses because of an exchange, which ends soon. An RMB that connections use
             // must be known on every link to which they may have to move.
-            // RFC 7609 3.5.5.3.1-7, 3.5.5.3.2-6, 3.5.5.3.3-3, 3.5.5.3.3-5, A.3.5-9
+            // RFC 7609 3.5.5.3.1 #7: repeat CONFIRM RKEY after ADD LINK
+            // RFC 7609 3.5.5.3.2 #6: repeat CONFIRM RKEY after DELETE LINK
+            // RFC 7609 3.5.5.3.3 #3: server's ADD LINK interrupts CONFIRM RKEY
+            // RFC 7609 3.5.5.3.3 #5: server's DELETE LINK interrupts CONFIRM RKEY
+            // RFC 7609 A.3.5 #9: begin again after a retry flag
             self.again_at = Some(now + AGAIN_AFTER * (1 << self.retries.min(RETRIES_MAX)));
             self.retries += 1;
         }
@@ -417,12 +430,13 @@ impl LinkGroup {
         }
         let Some(slot) = self.slot(on) else { return };
         let (mut error_mask, mut known) = (0, false);
-        // RFC 7609 3.5.5.2.2-4
+        // RFC 7609 3.5.5.2.2 #4: delete several RMBs at once
         for (index, rkey) in message.rkeys.iter().take(usize::from(message.count)).enumerate() {
             if self.peer_rmbs.forget(slot, *rkey) {
                 known = true;
             } else {
-                // RFC 7609 A.3.7-4, C.7.1-32
+                // RFC 7609 A.3.7 #4: mark RKeys that were not deleted
+                // RFC 7609 C.7.1 #32: refuse to delete unknown RKey
                 error_mask |= 0x80 >> index;
             }
         }
@@ -430,14 +444,15 @@ impl LinkGroup {
             self.actions.push(Action::RkeysDeleted(on));
         }
         let negative = error_mask != 0;
-        // RFC 7609 A.3.7-6
+        // RFC 7609 A.3.7 #6: DELETE RKEY reply repeats the list
         let reply = DeleteRkey { reply: true, negative, error_mask, ..*message };
         self.send(on, Llc::DeleteRkey(reply));
     }
 
     fn withdrawn(&mut self, now: Instant) {
         if let Some(Announcement { rmb, .. }) = self.announcement.take() {
-            // RFC 7609 3.5.5.2.2-3, A.3.7-7
+            // RFC 7609 3.5.5.2.2 #3: free RMB after DELETE RKEY reply
+            // RFC 7609 A.3.7 #7: log a negative DELETE RKEY reply
             self.rmb_deleted(rmb);
             self.advance(now);
         }
@@ -453,7 +468,8 @@ impl LinkGroup {
         let announcement = self.announcement.filter(|announcement| due(&announcement.deadline));
         // An RMB is not deleted without the peer's answer: if the peer wrote there, its queue pair
         // would break. DELETE RKEY is sent again over another link, or the group ends.
-        // RFC 7609 C.7.1-22, 3.5.5.2.2-3
+        // RFC 7609 C.7.1 #22: unanswered CONFIRM RKEY fails link
+        // RFC 7609 3.5.5.2.2 #3: free RMB after DELETE RKEY reply
         if let Some(Announcement { on, .. }) = announcement {
             self.link_lost(now, on, Cause::LlcTimedOut);
         }
@@ -478,7 +494,7 @@ impl LinkGroup {
     }
 
     /// A link is gone: exchanges of rkeys that it carried begin anew on another one.
-    // RFC 7609 2.3-11
+    // RFC 7609 2.3 #11: restart LLC exchanges, do not replay
     pub(super) fn rkeys_lost(&mut self, number: LinkNumber) {
         if self.announcement.is_some_and(|announcement| announcement.on == number) {
             self.announcement = None;

@@ -77,7 +77,7 @@ impl PeerRmbs {
         &self,
         mut names: impl Iterator<Item = (usize, Rkey)>,
     ) -> Result<usize, Full> {
-        // RFC 7609 2.1-2
+        // RFC 7609 2.1 #2: at most 255 RMBs per peer
         let known = names.find_map(|(slot, rkey)| self.find(slot, rkey));
         let free = || self.rows.iter().position(|row| row.present == 0);
         known.or_else(free).ok_or(Full)
@@ -102,7 +102,7 @@ impl PeerRmbs {
         Ok(row)
     }
 
-    // RFC 7609 3.5.5.2.2-5
+    // RFC 7609 3.5.5.2.2 #5: find RMB by RKey of one link
     /// Forgets an RMB. Returns whether it was known.
     pub(super) fn forget(&mut self, slot: usize, rkey: Rkey) -> bool {
         match self.rows.iter_mut().find(|row| row.has(slot, rkey)) {

@@ -169,9 +169,24 @@ fn confirm_link() -> ConfirmLink {
 
 /// The messages of a first contact between two gateways with one RNIC each. If one of them is
 /// missing, a Linux peer waits for it for seconds, and serves nobody else meanwhile.
-// RFC 7609 2.2-3, 2.2.1-1, 2.2.1-2, 2.2.2-3, 2.2.2-5, 3.3-3, 3.3-10, 3.5.1.5-1, 3.5.1.5-2
-// RFC 7609 3.5.1.5-5, 3.5.1.5-6, 3.5.1.6-5, 3.5.1.6.1-2, 3.5.1.6.1-8, A.3.1-3, A.3.2-8, A.3.2-12
-// RFC 7609 A.3.2-13
+// RFC 7609 2.2 #3: take part with a single RNIC
+// RFC 7609 2.2.1 #1: run a group with one link
+// RFC 7609 2.2.1 #2: no parallel links between same RNICs
+// RFC 7609 2.2.2 #3: link limit between 2 and 8
+// RFC 7609 2.2.2 #5: server always states its limit
+// RFC 7609 3.3 #3: CONFIRM LINK on the confirmed link
+// RFC 7609 3.3 #10: server begins CONFIRM LINK
+// RFC 7609 3.5.1.5 #1: send CONFIRM LINK after Confirm
+// RFC 7609 3.5.1.5 #2: CONFIRM LINK with identity and limit
+// RFC 7609 3.5.1.5 #5: enable sending and answer CONFIRM LINK
+// RFC 7609 3.5.1.5 #6: reply repeats the server's link number
+// RFC 7609 3.5.1.6 #5: ADD LINK over the existing link
+// RFC 7609 3.5.1.6.1 #2: reject ADD LINK for parallel link
+// RFC 7609 3.5.1.6.1 #8: reject ADD LINK with a reason
+// RFC 7609 A.3.1 #3: link number at byte 29
+// RFC 7609 A.3.2 #8: server assigns the new link number
+// RFC 7609 A.3.2 #12: ADD LINK right after first link
+// RFC 7609 A.3.2 #13: offer invalid MTU for single link
 #[test]
 fn first_contact_confirms_a_link_and_settles_for_one() {
     let mut pair = Pair::new();
@@ -235,7 +250,10 @@ fn eye_catchers_are_told_in_both_directions() {
 
 /// RFC C.7, with shorter waits than those of Linux: our Decline must reach a Linux peer before it
 /// goes on or declines itself, for it would not say that the path is to blame.
-// RFC 7609 3.5.1.3-4, 3.5.1.5-3, C.7-1, C.7-3
+// RFC 7609 3.5.1.3 #4: client timer for first CONFIRM LINK
+// RFC 7609 3.5.1.5 #3: server timer for CONFIRM LINK reply
+// RFC 7609 C.7 #1: timer for each LLC request
+// RFC 7609 C.7 #3: decline while peer reads CLC
 #[test]
 fn an_unconfirmed_link_fails_in_time_to_decline() {
     let mut server = LinkGroup::new_server(T0, setup(8, 64), LINK);
@@ -276,7 +294,8 @@ fn doubts_shorten_the_wait() {
 
 /// A gateway that stood still for seconds must not relay over TCP what its client, a Linux kernel
 /// that has gone on without it, no longer reads there.
-// RFC 7609 C.2-2, C.3-3
+// RFC 7609 C.2 #2: fall back until ADD LINK
+// RFC 7609 C.3 #3: reset beyond point of no return
 #[test]
 fn a_server_that_comes_too_late_may_not_decline() {
     let mut server = LinkGroup::new_server(T0, setup(8, 64), LINK);
@@ -304,7 +323,14 @@ fn confirm_link_is_said_twice_at_most() {
 
 /// RFC C.8: without an answer to ADD LINK, or without the ADD LINK, the group goes on with one
 /// link after 2 s.
-// RFC 7609 3-3, 3.5.1.6-1, C.3-1, C.3-2, C.3-5, C.7.1-5, C.7.1-6, C.8-1
+// RFC 7609 3 #3: confirm a new link before data
+// RFC 7609 3.5.1.6 #1: try second link before data
+// RFC 7609 C.3 #1: server: no fallback after ADD LINK
+// RFC 7609 C.3 #2: client: no fallback after ADD LINK reply
+// RFC 7609 C.3 #5: commit when ADD LINK is sent
+// RFC 7609 C.7.1 #5: client goes on without ADD LINK
+// RFC 7609 C.7.1 #6: server goes on without ADD LINK reply
+// RFC 7609 C.8 #1: go on without second link
 #[test]
 fn a_silent_peer_does_not_prevent_the_first_link() {
     let mut client = client_of_a_quiet_server();
@@ -322,7 +348,8 @@ fn a_silent_peer_does_not_prevent_the_first_link() {
 }
 
 /// RFC C.7.1: CONFIRM LINK for another queue pair, or for another link, ends the link.
-// RFC 7609 C.7.1-24, C.7.1-35
+// RFC 7609 C.7.1 #24: wrong CONFIRM LINK brings link down
+// RFC 7609 C.7.1 #35: any other LLC error fails link
 #[test]
 fn confirm_link_must_name_our_link() {
     let mut client = LinkGroup::new_client(T0, setup(64, 8));
@@ -353,7 +380,9 @@ fn a_repeated_confirm_link_is_answered_again() {
 }
 
 /// Messages that only a server may send end a link whose client sends them, and the reverse.
-// RFC 7609 2-6, 2.2-5, C.7.1-35
+// RFC 7609 2 #6: let the server manage links
+// RFC 7609 2.2 #5: same server for all links
+// RFC 7609 C.7.1 #35: any other LLC error fails link
 #[test]
 fn requests_out_of_turn_are_offences() {
     let offence = Err(PeerMisbehaved::UnexpectedMessage);
@@ -382,7 +411,9 @@ fn add_link() -> Llc {
 
 /// A server that finds a second RNIC later offers a link. A client without one must answer, or the
 /// server takes the link for failed.
-// RFC 7609 2.2.1-2, 3.5.1.6.1-8, 3.5.5.3-2
+// RFC 7609 2.2.1 #2: no parallel links between same RNICs
+// RFC 7609 3.5.1.6.1 #8: reject ADD LINK with a reason
+// RFC 7609 3.5.5.3 #2: client's ADD LINK at any time
 #[test]
 fn later_offers_of_links_are_rejected() {
     let mut pair = Pair::established();
@@ -404,7 +435,7 @@ fn later_offers_of_links_are_rejected() {
 }
 
 /// A client that takes the impossible link must not keep waiting for its CONFIRM LINK.
-// RFC 7609 3.5.1.6.2-4
+// RFC 7609 3.5.1.6.2 #4: no data before DELETE LINK is answered
 #[test]
 fn an_accepted_impossible_link_is_deleted() {
     let mut server = answered_server();
@@ -420,7 +451,11 @@ fn an_accepted_impossible_link_is_deleted() {
 }
 
 /// Linux does this once per connection; without an answer its next connection fails.
-// RFC 7609 A.3.5-8, A.3.7-4, A.3.7-6, C.7.1-32, 3.5.5.2.2-4
+// RFC 7609 A.3.5 #8: CONFIRM RKEY reply repeats the request
+// RFC 7609 A.3.7 #4: mark RKeys that were not deleted
+// RFC 7609 A.3.7 #6: DELETE RKEY reply repeats the list
+// RFC 7609 C.7.1 #32: refuse to delete unknown RKey
+// RFC 7609 3.5.5.2.2 #4: delete several RMBs at once
 #[test]
 fn rkeys_are_confirmed_and_deleted() {
     let mut server = Pair::established().server;
@@ -451,7 +486,7 @@ fn rkeys_are_confirmed_and_deleted() {
 }
 
 /// A peer with more RMBs than we can remember is told so, and tries another group.
-// RFC 7609 2.1-2
+// RFC 7609 2.1 #2: at most 255 RMBs per peer
 #[test]
 fn too_many_rkeys_are_refused_politely() {
     let mut server = Pair::established().server;
@@ -475,7 +510,13 @@ fn too_many_rkeys_are_refused_politely() {
 }
 
 /// After 30 s of silence each side sends TEST LINK, and the answer keeps the link up.
-// RFC 7609 3.3-4, 3.5.5.3-1, 4.5.3-1, 4.5.3-3, A.3.8-2, 3.5.1.5-4, C.7-2
+// RFC 7609 3.3 #4: TEST LINK on the tested link
+// RFC 7609 3.5.5.3 #1: TEST LINK at any time
+// RFC 7609 4.5.3 #1: probe idle link by TEST LINK
+// RFC 7609 4.5.3 #3: TEST LINK answer shows viable link
+// RFC 7609 A.3.8 #2: echo TEST LINK at once
+// RFC 7609 3.5.1.5 #4: stop client timer at CONFIRM LINK
+// RFC 7609 C.7 #2: answer stops the LLC timer
 #[test]
 fn idle_links_are_tested_and_live_on() {
     let mut pair = Pair::established();
@@ -493,7 +534,8 @@ fn idle_links_are_tested_and_live_on() {
 
 /// `kill -9` of the peer: a probe finds out within the time asked for, and applications see a
 /// reset.
-// RFC 7609 4.5.3-5, C.7.1-23
+// RFC 7609 4.5.3 #5: reset connections without another link
+// RFC 7609 C.7.1 #23: unanswered TEST LINK fails link
 #[test]
 fn a_dead_peer_is_found_out() {
     let mut client = Pair::established().client;
@@ -508,7 +550,7 @@ fn a_dead_peer_is_found_out() {
 }
 
 /// RFC C.7.1: an echo of other bytes is a protocol error; one that nobody asked for is noise.
-// RFC 7609 C.7.1-33
+// RFC 7609 C.7.1 #33: changed TEST LINK data fails link
 #[test]
 fn echoes_are_compared() {
     let mut client = Pair::established().client;
@@ -527,7 +569,11 @@ fn echoes_are_compared() {
 }
 
 /// A gateway that stops: the peer hears of it and resets what is left, at once.
-// RFC 7609 3.5.4-6, 3.5.4-8, 3.5.4-10, 3.5.5.3-4, C.7.1-19
+// RFC 7609 3.5.4 #6: end group by DELETE LINK for all
+// RFC 7609 3.5.4 #8: client drops deleted group at once
+// RFC 7609 3.5.4 #10: client asks to end the group
+// RFC 7609 3.5.5.3 #4: DELETE LINK for group at any time
+// RFC 7609 C.7.1 #19: end group though DELETE LINK undelivered
 #[test]
 fn shutdown_ends_both_sides() {
     for server_begins in [true, false] {
@@ -538,7 +584,7 @@ fn shutdown_ends_both_sides() {
         let Some((_, Llc::DeleteLink(delete))) = pair.wire.first() else {
             panic!("{:?}", pair.wire);
         };
-        // RFC 7609 A.3.4-4
+        // RFC 7609 A.3.4 #4: deleted link number, zero for all
         assert_eq!(delete.link, UNNUMBERED, "all links are none in particular");
         assert!(delete.all && !delete.reply && delete.reason == DeleteReason::OPERATOR);
         let over = |cause| vec![Action::LinkFailed(LINK, cause), Action::Terminate(cause)];
@@ -549,7 +595,12 @@ fn shutdown_ends_both_sides() {
 }
 
 /// RFC 3.5.5.1.3 and 3.5.5.1.4: the server deletes and the client answers, whoever asked for it.
-// RFC 7609 2.2.3-4, 2.3-5, 3.5.5.1.3-7, 3.5.5.1.4-4, 3.5.5.3-3, A.3.4-9
+// RFC 7609 2.2.3 #4: only the server changes links
+// RFC 7609 2.3 #5: client reports failure, server deletes link
+// RFC 7609 3.5.5.1.3 #7: client always agrees to DELETE LINK
+// RFC 7609 3.5.5.1.4 #4: answer by own DELETE LINK exchange
+// RFC 7609 3.5.5.3 #3: client's DELETE LINK at any time
+// RFC 7609 A.3.4 #9: client's DELETE LINK is a notice
 #[test]
 fn deleting_the_only_link_ends_the_group() {
     for server_begins in [true, false] {
@@ -568,7 +619,8 @@ fn deleting_the_only_link_ends_the_group() {
 }
 
 /// A peer that does not answer DELETE LINK is gone as well.
-// RFC 7609 C.7.1-21, 3.5.5.1.3-6
+// RFC 7609 C.7.1 #21: no link for server's DELETE LINK: reset
+// RFC 7609 3.5.5.1.3 #6: free a failed link before reply
 #[test]
 fn an_unanswered_delete_ends_the_link_all_the_same() {
     let mut server = Pair::established().server;
@@ -582,7 +634,8 @@ fn an_unanswered_delete_ends_the_link_all_the_same() {
 }
 
 /// RFC C.7.1: a link that does not exist cannot be deleted, and the others do not suffer.
-// RFC 7609 A.3.4-7, C.7.1-30
+// RFC 7609 A.3.4 #7: reply with reason unknown link
+// RFC 7609 C.7.1 #30: answer server's DELETE LINK of unknown link
 #[test]
 fn deleting_an_unknown_link_says_so() {
     let mut pair = Pair::established();
@@ -602,7 +655,10 @@ fn deleting_an_unknown_link_says_so() {
 }
 
 /// The server ends a group that nobody used for 600 s; the client's 610 s never come.
-// RFC 7609 2-5, 3.5.4-3, 3.5.4-4, 3.5.4-6
+// RFC 7609 2 #5: end idle link groups
+// RFC 7609 3.5.4 #3: server ends an empty group
+// RFC 7609 3.5.4 #4: keep an empty group by timer
+// RFC 7609 3.5.4 #6: end group by DELETE LINK for all
 #[test]
 fn idle_groups_are_ended_by_the_server() {
     let mut pair = Pair::established();
@@ -635,7 +691,8 @@ fn idle_groups_are_ended_by_the_server() {
 }
 
 /// Completions of a broken queue pair keep arriving; none of them may start anything.
-// RFC 7609 3.5.5.1.3-2, C.7.1-1
+// RFC 7609 3.5.5.1.3 #2: delete link upon errors
+// RFC 7609 C.7.1 #1: failed LLC send is a timeout
 #[test]
 fn a_terminated_group_swallows_everything() {
     let mut server = Pair::established().server;
@@ -674,7 +731,9 @@ fn replies_without_a_procedure_are_dropped() {
 }
 
 /// Optional messages of newer peers are discarded; any other unknown one breaks the link.
-// RFC 7609 3.3-9, C.7.1-34, C.7.1-35
+// RFC 7609 3.3 #9: drop unknown optional LLC messages
+// RFC 7609 C.7.1 #34: drop unknown opcode beginning with 10
+// RFC 7609 C.7.1 #35: any other LLC error fails link
 #[test]
 fn unknown_messages() {
     let mut client = Pair::established().client;

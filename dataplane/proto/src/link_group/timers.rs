@@ -40,7 +40,7 @@ impl LinkGroup {
             Phase::Opening | Phase::Terminated => return,
             Phase::Founding { deadline } if due(deadline) => {
                 // C.8: the group goes on without a second link.
-                // RFC 7609 C.8-1
+                // RFC 7609 C.8 #1: go on without second link
                 self.phase = Phase::Founding { deadline: None };
                 self.advance(now);
             }

@@ -37,7 +37,11 @@ fn window(floor: Position, ring: Ring) -> Vec<(Cursor, Position)> {
 
 /// A stream goes on unharmed across the end of the ring and across the 65,536th lap, and a peer
 /// that announces what it cannot have written is caught, whatever it announces.
-// RFC 7609 4.3-6, 4.7.4-3, 4.7.4-5, A.4-13, A.4-14
+// RFC 7609 4.3 #6: count wraps of each cursor
+// RFC 7609 4.7.4 #3: count wraps of producer cursor
+// RFC 7609 4.7.4 #5: equal cursors, other wrap: full
+// RFC 7609 A.4 #13: wrap cursor at element size
+// RFC 7609 A.4 #14: wrap count is two bytes
 #[test]
 fn resolves_the_window_and_nothing_else() {
     for ring in rings(3) {
@@ -78,7 +82,8 @@ fn resolves_no_wrap_count_but_two() {
 }
 
 /// The cursors of a captured transfer of 300,000 bytes through an element of 64 KiB.
-// RFC 7609 A.4-12, A.4-13
+// RFC 7609 A.4 #12: cursors begin and wrap at 0
+// RFC 7609 A.4 #13: wrap cursor at element size
 #[test]
 fn follows_a_linux_writer() {
     let ring = Ring::of_element(RmbeSize::KIB_64, false);
@@ -129,7 +134,9 @@ fn concatenated(pieces: [Range<u32>; 2]) -> Vec<u32> {
 
 /// A byte that is in no piece is lost to the stream, one that is in two is sent twice. No byte
 /// lands in the eye catcher.
-// RFC 7609 4.2-4, 4.7.4-1, 4.7.4-6
+// RFC 7609 4.2 #4: use the element as a ring
+// RFC 7609 4.7.4 #1: write wrapped data in two pieces
+// RFC 7609 4.7.4 #6: read a full element in order
 #[test]
 fn pieces_and_halves_cover_a_span_in_order() {
     for ring in rings(6) {

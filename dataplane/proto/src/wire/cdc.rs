@@ -16,7 +16,8 @@ use crate::wire::{Malformed, flag_if, put, u16_at, u32_at};
 pub const LEN: usize = 44;
 
 /// The first byte of every CDC message, and of no LLC message.
-// RFC 7609 A.4-1, A.3-5
+// RFC 7609 A.4 #1: CDC: type FE, length 44
+// RFC 7609 A.3 #5: opcode 11 marks CDC
 pub const TYPE: u8 = 0xfe;
 
 mod field {
@@ -24,14 +25,14 @@ mod field {
 
     pub(super) const TYPE: usize = 0;
     pub(super) const LENGTH: usize = 1;
-    // RFC 7609 A.4-3
+    // RFC 7609 A.4 #3: sequence number at byte 2, from 1
     pub(super) const SEQUENCE: Range<usize> = 2..4;
-    // RFC 7609 A.4-8
+    // RFC 7609 A.4 #8: CDC's alert token at byte 4
     pub(super) const TOKEN: Range<usize> = 4..8; // 8..10 is reserved
-    // RFC 7609 A.4-9
+    // RFC 7609 A.4 #9: producer cursor at bytes 10, 12
     pub(super) const PRODUCER_WRAP: Range<usize> = 10..12;
     pub(super) const PRODUCER_COUNT: Range<usize> = 12..16; // 16..18 is reserved
-    // RFC 7609 A.4-10
+    // RFC 7609 A.4 #10: consumer cursor at bytes 18, 20
     pub(super) const CONSUMER_WRAP: Range<usize> = 18..20;
     pub(super) const CONSUMER_COUNT: Range<usize> = 20..24;
     pub(super) const PRODUCER_FLAGS: usize = 24;
@@ -41,22 +42,22 @@ mod field {
 }
 
 mod flag {
-    // RFC 7609 A.4-16
+    // RFC 7609 A.4 #16: B means sender is blocked
     pub(super) const WRITER_BLOCKED: u8 = 0x80;
-    // RFC 7609 A.4-17
+    // RFC 7609 A.4 #17: P means urgent data pending
     pub(super) const URGENT_PENDING: u8 = 0x40;
-    // RFC 7609 A.4-18
+    // RFC 7609 A.4 #18: U means urgent byte before cursor
     pub(super) const URGENT_PRESENT: u8 = 0x20;
-    // RFC 7609 A.4-19
+    // RFC 7609 A.4 #19: R asks for consumer cursor
     pub(super) const UPDATE_REQUESTED: u8 = 0x10;
-    // RFC 7609 A.4-20
+    // RFC 7609 A.4 #20: F means failover validation
     pub(super) const FAILOVER_VALIDATION: u8 = 0x08;
 
-    // RFC 7609 A.4-21
+    // RFC 7609 A.4 #21: D means sender writes no more
     pub(super) const SENDING_DONE: u8 = 0x80;
-    // RFC 7609 A.4-22
+    // RFC 7609 A.4 #22: C means sender closed the connection
     pub(super) const CONNECTION_CLOSED: u8 = 0x40;
-    // RFC 7609 A.4-23
+    // RFC 7609 A.4 #23: A means abnormal end
     pub(super) const ABNORMAL_CLOSE: u8 = 0x20;
 }
 
@@ -70,7 +71,7 @@ pub struct Cursor {
 }
 
 /// One connection data control message.
-// RFC 7609 3.4-2
+// RFC 7609 3.4 #2: CDC describes data and state
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cdc {
     /// Counts messages of the connection; the first is 1, after 65,535 comes 0.
@@ -147,7 +148,7 @@ impl Cdc {
     /// The message as it travels.
     #[must_use]
     pub fn encode(&self) -> [u8; LEN] {
-        // RFC 7609 A.4-26
+        // RFC 7609 A.4 #26: send reserved CDC bytes as zero
         let mut bytes = [0; LEN];
         bytes[field::TYPE] = TYPE;
         bytes[field::LENGTH] = LENGTH;
@@ -184,7 +185,13 @@ mod tests {
     /// announcing 13 bytes. The cursor is 13, not 17: there is no eye catcher in the element.
     const LINUX_FIRST_MESSAGE: &str = "fe 2c 0001 00000003 0000 0000 0000000d";
 
-    // RFC 7609 A.4-1, A.4-8, A.4-9, A.4-12, A.4-26, 3.4-1, 3.4-2
+    // RFC 7609 A.4 #1: CDC: type FE, length 44
+    // RFC 7609 A.4 #8: CDC's alert token at byte 4
+    // RFC 7609 A.4 #9: producer cursor at bytes 10, 12
+    // RFC 7609 A.4 #12: cursors begin and wrap at 0
+    // RFC 7609 A.4 #26: send reserved CDC bytes as zero
+    // RFC 7609 3.4 #1: CDC messages are SENDs of 44 bytes
+    // RFC 7609 3.4 #2: CDC describes data and state
     #[test]
     fn decodes_what_linux_sends() {
         let bytes = hex(LINUX_FIRST_MESSAGE);
@@ -202,7 +209,14 @@ mod tests {
 
     /// The RFC's letters, one bit each. A flag in another's place would reset a connection whose
     /// peer only half-closed it.
-    // RFC 7609 A.4-16, A.4-17, A.4-18, A.4-19, A.4-20, A.4-21, A.4-22, A.4-23
+    // RFC 7609 A.4 #16: B means sender is blocked
+    // RFC 7609 A.4 #17: P means urgent data pending
+    // RFC 7609 A.4 #18: U means urgent byte before cursor
+    // RFC 7609 A.4 #19: R asks for consumer cursor
+    // RFC 7609 A.4 #20: F means failover validation
+    // RFC 7609 A.4 #21: D means sender writes no more
+    // RFC 7609 A.4 #22: C means sender closed the connection
+    // RFC 7609 A.4 #23: A means abnormal end
     #[test]
     fn every_flag_has_its_bit() {
         let with = |at: usize, bit: u8| {
@@ -220,7 +234,8 @@ mod tests {
         assert!(with(25, 0x20).abnormal_close);
     }
 
-    // RFC 7609 A.4-1, A.3-5
+    // RFC 7609 A.4 #1: CDC: type FE, length 44
+    // RFC 7609 A.3 #5: opcode 11 marks CDC
     #[test]
     fn refuses_what_is_no_cdc_message() {
         let mut bytes = hex(LINUX_FIRST_MESSAGE);

@@ -205,7 +205,7 @@ impl crate::Opening for Opening {
 
     fn connect(self, peer: QpAddress) -> Result<Qp, ConnectError> {
         let path = path_to(self.path, self.address.gid, peer.gid)?;
-        // RFC 7609 A.2.3-11
+        // RFC 7609 A.2.3 #11: use the smaller MTU
         let mtu = self.address.mtu.min(peer.mtu).bytes().ok_or(ConnectError::Unreachable)?;
         let known = mtu_for(path).and_then(Mtu::bytes).ok_or(ConnectError::Unreachable)?;
         Ok(Qp {

@@ -60,7 +60,13 @@ fn event_name(event: &Event<&'static str>) -> String {
     }
 }
 
-// RFC 7609 2.3-7, 2.3-9, 2.3-10, 4.6.1-1, 4.6.1-4, 4.6.1-7, 4.6.2-1
+// RFC 7609 2.3 #7: send failover validation first
+// RFC 7609 2.3 #9: repeat failed writes in order
+// RFC 7609 2.3 #10: repeat uncompleted writes before new data
+// RFC 7609 4.6.1 #1: always validate at failover
+// RFC 7609 4.6.1 #4: F message first on new link
+// RFC 7609 4.6.1 #7: send on, F needs no answer
+// RFC 7609 4.6.2 #1: repeat pending messages before new data
 #[test]
 fn transitions() {
     let mut lines = Vec::new();

@@ -77,9 +77,25 @@ fn figure_box(state: &str) -> &str {
     state.split(['(', ' ']).next().unwrap()
 }
 
-// RFC 7609 4.8.1-5, 4.8.1-6, 4.8.1-7, 4.8.1-8, 4.8.1-10, 4.8.1-11, 4.8.1-13, 4.8.1-16, 4.8.1-17
-// RFC 7609 4.8.1-18, 4.8.1-19, 4.8.1-23, 4.8.1-24, 4.8.2-3, 4.8.2-4, 4.8.2-6, 4.8.2-7, 4.8.2-10
-// RFC 7609 4.8.2-12
+// RFC 7609 4.8.1 #5: closing both directions sends C
+// RFC 7609 4.8.1 #6: end of writing sends D
+// RFC 7609 4.8.1 #7: close or shutdown: to PeerCloseWait1
+// RFC 7609 4.8.1 #8: peer's D: to PeerCloseWait2
+// RFC 7609 4.8.1 #10: peer's C: PeerCloseWait to Closed
+// RFC 7609 4.8.1 #11: half-closed waits for application's close
+// RFC 7609 4.8.1 #13: peer's D or C: to AppCloseWait1
+// RFC 7609 4.8.1 #16: shutdown sends D: to AppCloseWait2
+// RFC 7609 4.8.1 #17: close after peer's C: to Closed
+// RFC 7609 4.8.1 #18: close before peer's C: to PeerFinCloseWait
+// RFC 7609 4.8.1 #19: peer's C: PeerFinCloseWait to Closed
+// RFC 7609 4.8.1 #23: free element after closing timeout
+// RFC 7609 4.8.1 #24: both sides may close at once
+// RFC 7609 4.8.2 #3: abort sends A: to PeerAbortWait
+// RFC 7609 4.8.2 #4: PeerAbortWait hears A and C
+// RFC 7609 4.8.2 #6: peer's A: PeerAbortWait to Closed
+// RFC 7609 4.8.2 #7: limit PeerAbortWait by a timer
+// RFC 7609 4.8.2 #10: answer A with A
+// RFC 7609 4.8.2 #12: both sides may abort at once
 #[test]
 fn transitions() {
     let mut found = Vec::new();
@@ -106,7 +122,8 @@ fn transitions() {
 
 /// Every arrow of the figures is taken, by an event of the table that carries its number; and no
 /// number stands where the figures have another arrow. What has no number says why.
-// RFC 7609 4.8.1-1, 4.8.1-2
+// RFC 7609 4.8.1 #1: begin and end as Closed
+// RFC 7609 4.8.1 #2: Active after the rendezvous
 #[test]
 fn the_figures_are_in_the_table() {
     let mut taken = Vec::new();
@@ -139,7 +156,7 @@ fn is_before_our_c(figure_box: &str) -> bool {
 const ABORTS: &str = "PeerAbortWait + SayAbort";
 
 /// An RMBE is reused after that, so nothing may bring its connection back.
-// RFC 7609 4.8.1-20
+// RFC 7609 4.8.1 #20: reuse element once Closed
 #[test]
 fn closed_is_final() {
     for event in EVENTS {
@@ -149,7 +166,8 @@ fn closed_is_final() {
 
 /// Figure 22 promises that a connection cannot be stranded: from every state in which only the
 /// peer is missing, time alone leads out; from every other, our side can.
-// RFC 7609 4.8.1-21, 4.8.2-7
+// RFC 7609 4.8.1 #21: limit closing by a timer
+// RFC 7609 4.8.2 #7: limit PeerAbortWait by a timer
 #[test]
 fn no_state_is_a_trap() {
     for state in STATES.into_iter().filter(|state| *state != State::Closed) {

@@ -3,7 +3,13 @@
 use super::*;
 
 /// The usual end of a request: one side closes, the other follows. Both elements are free then.
-// RFC 7609 4.8.1-5, 4.8.1-10, 4.8.1-13, 4.8.1-17, 3.5.4-2, 4.4.2-1, 4.8.1-1
+// RFC 7609 4.8.1 #5: closing both directions sends C
+// RFC 7609 4.8.1 #10: peer's C: PeerCloseWait to Closed
+// RFC 7609 4.8.1 #13: peer's D or C: to AppCloseWait1
+// RFC 7609 4.8.1 #17: close after peer's C: to Closed
+// RFC 7609 3.5.4 #2: reuse element when both are done
+// RFC 7609 4.4.2 #1: reuse only after both say done
+// RFC 7609 4.8.1 #1: begin and end as Closed
 #[test]
 fn close_and_close() {
     let (mut a, mut b) = (bytes(16_384), bytes(16_384));
@@ -23,7 +29,8 @@ fn close_and_close() {
 }
 
 /// `ssh host command < file`: the client has nothing more to say and waits for the answer.
-// RFC 7609 4.8.1-6, 4.8.1-8
+// RFC 7609 4.8.1 #6: end of writing sends D
+// RFC 7609 4.8.1 #8: peer's D: to PeerCloseWait2
 #[test]
 fn half_close_keeps_the_other_direction_open() {
     let (mut a, mut b) = (bytes(16_384), bytes(16_384));
@@ -55,7 +62,7 @@ fn half_close_keeps_the_other_direction_open() {
     assert!(a.is_closed() && b.is_closed());
 }
 
-// RFC 7609 4.8.1-24
+// RFC 7609 4.8.1 #24: both sides may close at once
 #[test]
 fn simultaneous_close() {
     let (mut a, mut b) = (bytes(16_384), bytes(16_384));
@@ -82,7 +89,8 @@ fn done_and_closed_at_once() {
 
 /// RST from the application: the other application must see one as well, and both elements become
 /// free without a C.
-// RFC 7609 4.8.2-3, 4.8.2-10
+// RFC 7609 4.8.2 #3: abort sends A: to PeerAbortWait
+// RFC 7609 4.8.2 #10: answer A with A
 #[test]
 fn abort_is_answered_with_abort() {
     let (mut a, mut b) = (bytes(16_384), bytes(16_384));
@@ -100,7 +108,7 @@ fn abort_is_answered_with_abort() {
 }
 
 /// Both applications are killed at the same moment.
-// RFC 7609 4.8.2-12
+// RFC 7609 4.8.2 #12: both sides may abort at once
 #[test]
 fn crossing_aborts_close_both_sides() {
     let (mut a, mut b) = (bytes(16_384), bytes(16_384));
@@ -129,7 +137,7 @@ fn bytes_that_came_before_a_reset_are_readable() {
 
 /// RFC 4.8.1, 4A: the peer has closed and can never read what we still hold. A silent end would
 /// make our application believe that it was read.
-// RFC 7609 4.8.1-15
+// RFC 7609 4.8.1 #15: reset if C meets pending data
 #[test]
 fn a_peer_that_closes_on_a_blocked_writer_resets_it() {
     let (mut a, mut b) = (bytes(16_384), bytes(16_384));
@@ -147,7 +155,7 @@ fn a_peer_that_closes_on_a_blocked_writer_resets_it() {
 }
 
 /// An application that exits without reading what it was sent resets the connection, as over TCP.
-// RFC 7609 4.8.1-3
+// RFC 7609 4.8.1 #3: closing with unread data aborts
 #[test]
 #[should_panic(expected = "abort")]
 fn closing_with_unread_bytes_is_our_bug() {
@@ -185,7 +193,10 @@ fn bytes_behind_an_early_end_are_taken_until_we_close() {
 }
 
 /// A peer that never answers our C must not keep the element for ever (4.8.1, last note).
-// RFC 7609 4.4.2-2, 4.8.1-21, 4.8.1-23, 4.8.2-7
+// RFC 7609 4.4.2 #2: reuse element after a timeout
+// RFC 7609 4.8.1 #21: limit closing by a timer
+// RFC 7609 4.8.1 #23: free element after closing timeout
+// RFC 7609 4.8.2 #7: limit PeerAbortWait by a timer
 #[test]
 fn a_silent_peer_is_given_up() {
     for (end, states) in [
@@ -301,7 +312,8 @@ fn a_stale_blocked_writer_is_no_reason_for_a_reset() {
 
 /// Whatever both applications do at the same moment, in whatever way the messages cross: both
 /// elements become free, and nobody waits for a timer.
-// RFC 7609 4.8.1-24, 4.8.2-12
+// RFC 7609 4.8.1 #24: both sides may close at once
+// RFC 7609 4.8.2 #12: both sides may abort at once
 #[test]
 fn ends_that_cross_end_both_sides() {
     type End = fn(&mut Connection) -> bool;
@@ -341,7 +353,8 @@ fn finish(source: &mut Connection, target: &mut Connection) {
 
 /// The peer may give our words another meaning once its element serves another connection: behind
 /// C or A nothing is said, and nothing is written.
-// RFC 7609 4.8.1-12, A.4-25
+// RFC 7609 4.8.1 #12: write nothing after C
+// RFC 7609 A.4 #25: send nothing after C or A
 #[test]
 fn nothing_follows_close_or_abort() {
     for end in [Connection::close as fn(&mut Connection, Instant) -> bool, Connection::abort] {

@@ -118,7 +118,10 @@ impl Flow {
 
 /// Figure 16: with the window open nobody is asked to say anything back. A gateway that did would
 /// double the messages of every request.
-// RFC 7609 2.1-13, 4.3-4, 4.7.1-4, 4.7.1-5
+// RFC 7609 2.1 #13: read only up to producer cursor
+// RFC 7609 4.3 #4: writer sets the producer cursor
+// RFC 7609 4.7.1 #4: producer cursor says what is readable
+// RFC 7609 4.7.1 #5: no update for unconstrained window
 #[test]
 fn scenario_1_send_flow_window_unconstrained() {
     let mut flow = Flow::new(ELEMENT);
@@ -131,7 +134,10 @@ fn scenario_1_send_flow_window_unconstrained() {
 }
 
 /// Figure 17: the consumer cursor rides on the data of the other direction, for free.
-// RFC 7609 4.3-5, 4.5.1-5, 4.7.2-1, 4.7.2-2
+// RFC 7609 4.3 #5: owner sets the consumer cursor
+// RFC 7609 4.5.1 #5: consumer cursor in every message
+// RFC 7609 4.7.2 #1: response carries the consumer cursor
+// RFC 7609 4.7.2 #2: do not tell a cursor twice
 #[test]
 fn scenario_2_send_and_receive_flow_window_unconstrained() {
     let mut flow = Flow::new(ELEMENT);
@@ -153,7 +159,8 @@ fn scenario_2_send_and_receive_flow_window_unconstrained() {
 }
 
 /// Figure 18: the sender hears of consumption before its window is gone, and not earlier.
-// RFC 7609 4.7.3-1, 4.7.3-2
+// RFC 7609 4.7.3 #1: window from last told cursor
+// RFC 7609 4.7.3 #2: report consumption below half window
 #[test]
 fn scenario_3_send_flow_window_constrained() {
     let mut flow = Flow::new(ELEMENT);
@@ -178,7 +185,16 @@ fn scenario_3_send_flow_window_constrained() {
 }
 
 /// Figure 19: full elements look like empty ones but for the wrap count, and B wakes the writer.
-// RFC 7609 2.1-14, 4.7.4-1, 4.7.4-3, 4.7.4-4, 4.7.4-5, 4.7.4-6, 4.7.4-7, 4.7.4-8, 2.1-16, A.4-15
+// RFC 7609 2.1 #14: write only up to consumer cursor
+// RFC 7609 4.7.4 #1: write wrapped data in two pieces
+// RFC 7609 4.7.4 #3: count wraps of producer cursor
+// RFC 7609 4.7.4 #4: set B when bytes are left
+// RFC 7609 4.7.4 #5: equal cursors, other wrap: full
+// RFC 7609 4.7.4 #6: read a full element in order
+// RFC 7609 4.7.4 #7: tell blocked writer at once
+// RFC 7609 4.7.4 #8: resume writing when window opens
+// RFC 7609 2.1 #16: report consumption by consumer cursor
+// RFC 7609 A.4 #15: equal cursors mean all consumed
 #[test]
 fn scenario_4_large_send_full_window_writes() {
     let mut flow = Flow::after(9_996 + 1_000);
@@ -215,7 +231,11 @@ fn scenario_4_large_send_full_window_writes() {
 
 /// Figure 20: after an urgent byte nothing may follow until the peer has consumed it, and the
 /// peer must say so at once. Linux waits for that as well.
-// RFC 7609 4.7.5-1, 4.7.5-3, 4.7.5-4, 4.7.5-5, 4.7.5-6
+// RFC 7609 4.7.5 #1: P and U announce urgent data
+// RFC 7609 4.7.5 #3: U locates the urgent byte
+// RFC 7609 4.7.5 #4: always report urgent consumption
+// RFC 7609 4.7.5 #5: wait until urgent byte is consumed
+// RFC 7609 4.7.5 #6: clear P and U with next data
 #[test]
 fn scenario_5_urgent_data_window_unconstrained() {
     let mut flow = Flow::after(9_996 + 996);
@@ -248,7 +268,10 @@ fn scenario_5_urgent_data_window_unconstrained() {
 
 /// Figure 21: a reader in front of a full element hears that urgent data is behind it; B goes with
 /// the urgent byte.
-// RFC 7609 4.7.6-1, 4.7.6-3, 4.7.6-4, 4.7.6-5
+// RFC 7609 4.7.6 #1: P alone while window is closed
+// RFC 7609 4.7.6 #3: send urgent data when window opens
+// RFC 7609 4.7.6 #4: clear B when nothing waits
+// RFC 7609 4.7.6 #5: hold data behind urgent byte
 #[test]
 fn scenario_6_urgent_data_window_closed() {
     let mut flow = Flow::after(9_996 + 996);
@@ -290,7 +313,10 @@ fn scenario_6_urgent_data_window_closed() {
 ///
 /// Each has the window that the sender sees, the one that the receiver would grant, and whether it
 /// says so.
-// RFC 7609 4.5.1-1, 4.5.1-2, 4.5.1-3, 4.5.1-4
+// RFC 7609 4.5.1 #1: compute window from both cursors
+// RFC 7609 4.5.1 #2: update when window is below half
+// RFC 7609 4.5.1 #3: no update above half window
+// RFC 7609 4.5.1 #4: no update below a tenth
 #[test]
 fn consumer_updates_follow_the_examples_of_the_rfc() {
     const FULL: u32 = 64 * KIB;
@@ -317,7 +343,9 @@ fn consumer_updates_follow_the_examples_of_the_rfc() {
 }
 
 /// Both writers are blocked at once: each must be told of every byte, or both sleep for ever.
-// RFC 7609 4.5.1-5, 4.5.1-6, 4.7.4-7
+// RFC 7609 4.5.1 #5: consumer cursor in every message
+// RFC 7609 4.5.1 #6: while B holds, report any consumption
+// RFC 7609 4.7.4 #7: tell blocked writer at once
 #[test]
 fn writers_blocked_both_ways_wake_each_other() {
     let mut flow = Flow::new(Ring::new(16 * KIB));
@@ -349,7 +377,8 @@ fn writers_blocked_both_ways_wake_each_other() {
 
 /// Small writes wait for nothing: no timer, no acknowledgement, as with `TCP_NODELAY`. Those that
 /// come while another message is made share it.
-// RFC 7609 4.5.2-1, 4.5.2-2
+// RFC 7609 4.5.2 #1: send at once, whatever the size
+// RFC 7609 4.5.2 #2: combine small sends
 #[test]
 fn small_sends_go_out_at_once_or_together() {
     let mut flow = Flow::new(ELEMENT);

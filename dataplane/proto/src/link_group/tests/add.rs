@@ -18,7 +18,13 @@ fn offers(hosts: &Hosts) -> Vec<(LinkNumber, bool)> {
 
 /// No byte of an application flows before the second link is up: the first one may fail at any
 /// moment, and no other could take over.
-// RFC 7609 2.2.3-1, 3.5.1.6-1, 3-3, A.3.2-12, C.2-2, C.3-1, C.3-2
+// RFC 7609 2.2.3 #1: set up further links by LLC
+// RFC 7609 3.5.1.6 #1: try second link before data
+// RFC 7609 3 #3: confirm a new link before data
+// RFC 7609 A.3.2 #12: ADD LINK right after first link
+// RFC 7609 C.2 #2: fall back until ADD LINK
+// RFC 7609 C.3 #1: server: no fallback after ADD LINK
+// RFC 7609 C.3 #2: client: no fallback after ADD LINK reply
 #[test]
 fn connections_wait_for_the_second_link() {
     let mut hosts = Hosts::new(&[1, 2], &[101, 102], 2);
@@ -39,7 +45,7 @@ fn connections_wait_for_the_second_link() {
 }
 
 /// A client that rejects the second link goes on by RDMA at once: it must not decline any more.
-// RFC 7609 C.3-2
+// RFC 7609 C.3 #2: client: no fallback after ADD LINK reply
 #[test]
 fn a_rejection_commits() {
     let mut client = client_of_a_quiet_server();
@@ -53,7 +59,15 @@ fn a_rejection_commits() {
 
 /// Both sides say how many links they want, once; the smaller number counts. A client that says
 /// nothing leaves it to the server.
-// RFC 7609 2.2.2-1, 2.2.2-2, 2.2.2-3, 2.2.2-4, 2.2.2-5, 2.2.2-6, 2.2.2-7, 2.2.2-8, A.3.1-5
+// RFC 7609 2.2.2 #1: at most eight symmetric links
+// RFC 7609 2.2.2 #2: support at least two links
+// RFC 7609 2.2.2 #3: link limit between 2 and 8
+// RFC 7609 2.2.2 #4: agree limit in first CONFIRM LINK
+// RFC 7609 2.2.2 #5: server always states its limit
+// RFC 7609 2.2.2 #6: client may omit its limit
+// RFC 7609 2.2.2 #7: client limit within the server's
+// RFC 7609 2.2.2 #8: use the smaller of both limits
+// RFC 7609 A.3.1 #5: link limit at byte 34
 #[test]
 fn the_smaller_limit_counts() {
     for (server, client, agreed) in [(8, 8, 8), (8, 3, 3), (4, 8, 4), (2, 0, 2), (200, 99, 8)] {
@@ -83,7 +97,12 @@ fn the_smaller_limit_counts() {
 }
 
 /// No link beyond the agreed number is added for further RNICs, whichever side reports them.
-// RFC 7609 2.2.2-9, 2.2.2-10, 3.5.5.1.1-4, 3.5.5.1.2-3, 3.5.5.1.2-4, 3.5.5.1.2-5
+// RFC 7609 2.2.2 #9: client requests no link beyond limit
+// RFC 7609 2.2.2 #10: server adds no link beyond limit
+// RFC 7609 3.5.5.1.1 #4: offer no link beyond limit
+// RFC 7609 3.5.5.1.2 #3: may add link despite redundancy
+// RFC 7609 3.5.5.1.2 #4: ignore client's ADD LINK at limit
+// RFC 7609 3.5.5.1.2 #5: client expects no ADD LINK answer
 #[test]
 fn nobody_exceeds_the_limit() {
     let mut hosts = Hosts::established(&[1, 2, 3], &[101, 102, 103], 2);
@@ -108,7 +127,14 @@ fn nobody_exceeds_the_limit() {
 
 /// A client's new RNIC makes a third link where three were agreed on; data of the other two flows
 /// on meanwhile.
-// RFC 7609 A.3.2-11, 3.5.5.1.1-1, 3.5.5.1.1-3, 3.5.5.1.2-1, 3.5.5.1.2-3, 3.3-7, 2.3-1, 2.3-12
+// RFC 7609 A.3.2 #11: client's ADD LINK is a request
+// RFC 7609 3.5.5.1.1 #1: offer link when resources appear
+// RFC 7609 3.5.5.1.1 #3: data goes on during ADD LINK
+// RFC 7609 3.5.5.1.2 #1: client announces a new RNIC
+// RFC 7609 3.5.5.1.2 #3: may add link despite redundancy
+// RFC 7609 3.3 #7: answer ADD LINK over another link
+// RFC 7609 2.3 #1: treat all active links alike
+// RFC 7609 2.3 #12: use a link that comes back
 #[test]
 fn a_new_rnic_of_the_client_gets_a_link() {
     let mut hosts = Hosts::established(&[1, 2, 3], &[101, 102], 3);
@@ -129,7 +155,8 @@ fn a_new_rnic_of_the_client_gets_a_link() {
 }
 
 /// An RNIC that comes up while a link is being added is not forgotten.
-// RFC 7609 3.5.5.1.2-1, 3.5.5.3.1-2
+// RFC 7609 3.5.5.1.2 #1: client announces a new RNIC
+// RFC 7609 3.5.5.3.1 #2: ignore client's crossing ADD LINK
 #[test]
 fn a_port_is_told_of_when_the_server_has_time() {
     let mut hosts = Hosts::established(&[1, 2, 3], &[101, 102, 103], 4);
@@ -145,7 +172,8 @@ fn a_port_is_told_of_when_the_server_has_time() {
 
 /// A server without a spare RNIC does not answer a client's ADD LINK, and the client does not
 /// repeat it all the time.
-// RFC 7609 3.5.5.1.2-3, 3.5.5.1.2-5
+// RFC 7609 3.5.5.1.2 #3: may add link despite redundancy
+// RFC 7609 3.5.5.1.2 #5: client expects no ADD LINK answer
 #[test]
 fn a_port_is_told_of_once_in_a_while() {
     let mut hosts = Hosts::established(&[1, 2], &[101, 102, 103], 3);
@@ -164,7 +192,9 @@ fn a_port_is_told_of_once_in_a_while() {
 }
 
 /// An RNIC of the client goes and comes back before anybody has dealt with the link it carried.
-// RFC 7609 3.5.5.1.2-1, 3.5.5.3.2-2, C.8-5
+// RFC 7609 3.5.5.1.2 #1: client announces a new RNIC
+// RFC 7609 3.5.5.3.2 #2: client's ADD LINK waits for DELETE LINK
+// RFC 7609 C.8 #5: retry when client announces RNIC
 #[test]
 fn a_port_that_flaps_is_told_of() {
     let mut hosts = Hosts::established(&[1, 2], &[101, 102], 2);
@@ -178,7 +208,10 @@ fn a_port_that_flaps_is_told_of() {
 
 /// Figure 6 and back: the only link that is left of an asymmetric group is like any other. If it
 /// were deleted as soon as a second link comes up, the group would never have two.
-// RFC 7609 2.2.1-3, 2.2.1-4, 2.2.1-7, 2.2.2-12
+// RFC 7609 2.2.1 #3: support asymmetric links
+// RFC 7609 2.2.1 #4: become symmetric with two RNICs each
+// RFC 7609 2.2.1 #7: state reason when deleting asymmetric link
+// RFC 7609 2.2.2 #12: do not count the asymmetric link
 #[test]
 fn a_link_does_not_stay_asymmetric_alone() {
     for lost in [LINK, SECOND_LINK] {
@@ -200,7 +233,8 @@ fn a_link_does_not_stay_asymmetric_alone() {
 }
 
 /// Beside two links, a third one that shares an RNIC costs queue pairs and adds no redundancy.
-// RFC 7609 2.2.1-4, 2.2.2-11
+// RFC 7609 2.2.1 #4: become symmetric with two RNICs each
+// RFC 7609 2.2.2 #11: at most one asymmetric link
 #[test]
 fn an_asymmetric_link_is_for_groups_without_a_spare() {
     let mut hosts = Hosts::established(&[1, 2, 3], &[101, 102], 3);
@@ -212,7 +246,12 @@ fn an_asymmetric_link_is_for_groups_without_a_spare() {
 
 /// What the client makes of an offer is checked: a parallel link saves nobody when its RNIC fails,
 /// and a second asymmetric one is not allowed. The client has to let go of it.
-// RFC 7609 2.2.1-2, 2.2.2-11, 3.5.5.1.1-2, C.7.1-26, A.3.4-8, 3.5.1.6.2-1
+// RFC 7609 2.2.1 #2: no parallel links between same RNICs
+// RFC 7609 2.2.2 #11: at most one asymmetric link
+// RFC 7609 3.5.5.1.1 #2: never add second asymmetric link
+// RFC 7609 C.7.1 #26: delete link that would be parallel
+// RFC 7609 A.3.4 #8: DELETE LINK avoids the failed link
+// RFC 7609 3.5.1.6.2 #1: free resources of rejected link
 #[test]
 fn answers_that_make_no_good_link_are_not_accepted() {
     // The client's RNIC of the first link, for an offer through the server's RNIC of that link.
@@ -245,7 +284,8 @@ fn answers_that_make_no_good_link_are_not_accepted() {
 }
 
 /// Link number zero means none in particular; a link of that name would stand for all of them.
-// RFC 7609 2.2.4-1, C.7.1-35
+// RFC 7609 2.2.4 #1: unique link number in a group
+// RFC 7609 C.7.1 #35: any other LLC error fails link
 #[test]
 fn no_link_has_number_zero() {
     let offence = Err(PeerMisbehaved::WrongLink);
@@ -263,7 +303,9 @@ fn no_link_has_number_zero() {
 
 /// A server with one RNIC offers that one again: a client with two has something to fall back to
 /// when one of its own fails.
-// RFC 7609 3.5.1.6-3, 3.5.1.6.1-3, 2.2.1-3
+// RFC 7609 3.5.1.6 #3: offer second link over single RNIC
+// RFC 7609 3.5.1.6.1 #3: accept same RNIC as asymmetric link
+// RFC 7609 2.2.1 #3: support asymmetric links
 #[test]
 fn a_server_with_one_rnic_offers_it_again() {
     let hosts = Hosts::established(&[1], &[101, 102], 2);
@@ -273,7 +315,7 @@ fn a_server_with_one_rnic_offers_it_again() {
 }
 
 /// Link user ids are for operators only: two links may have the same one.
-// RFC 7609 2.2.4-4
+// RFC 7609 2.2.4 #4: only display peer's link user id
 #[test]
 fn user_ids_of_the_peer_mean_nothing() {
     let mut hosts = Hosts::new(&[1, 2], &[101, 102], 2);
@@ -292,7 +334,8 @@ fn user_ids_of_the_peer_mean_nothing() {
 
 /// A server that gave an offer up makes another one while we still work on the first. It has one
 /// at a time: ignoring the second would cost the link that it came over.
-// RFC 7609 3.5.5.3-5, 3.5.1.6.1-1
+// RFC 7609 3.5.5.3 #5: one changing exchange at a time
+// RFC 7609 3.5.1.6.1 #1: compare GID and MAC of ADD LINK
 #[test]
 fn a_newer_offer_replaces_an_older_one() {
     let Llc::AddLink(offer) = add_link() else { unreachable!() };
@@ -319,7 +362,8 @@ fn a_newer_offer_replaces_an_older_one() {
 
 /// What is late on a link that is gone must not be taken for something of its successor: a number
 /// comes again only after all others.
-// RFC 7609 2.2.4-1, 2.2.4-2
+// RFC 7609 2.2.4 #1: unique link number in a group
+// RFC 7609 2.2.4 #2: use all link numbers before reuse
 #[test]
 fn numbers_are_not_used_again_before_all_others() {
     let mut hosts = Hosts::established(&[1, 2], &[101, 102], 2);
@@ -341,7 +385,10 @@ fn numbers_are_not_used_again_before_all_others() {
 
 /// A link fails after an hour, or soon after it came up: another one is offered at once. After
 /// several that failed soon, the next is offered by timer.
-// RFC 7609 C.8-1, C.8-2, C.8-3, C.7.1-8
+// RFC 7609 C.8 #1: go on without second link
+// RFC 7609 C.8 #2: timer for the second link
+// RFC 7609 C.8 #3: retry second link by timer
+// RFC 7609 C.7.1 #8: try ADD LINK over another link
 #[test]
 fn a_spare_rnic_takes_over_at_once() {
     let mut hosts = Hosts::established(&[1, 2, 3], &[101, 102, 103], 2);
@@ -369,7 +416,13 @@ fn a_spare_rnic_takes_over_at_once() {
 
 /// A client without a second RNIC is asked again now and then: it may have one by now. News of the
 /// RNIC, from either side, is acted on at once.
-// RFC 7609 3.5.1.6-2, 3.5.1.6.2-1, C.8-2, C.8-3, C.8-4, C.8-5, 3.5.5.1.1-1
+// RFC 7609 3.5.1.6 #2: offer link over second RNIC
+// RFC 7609 3.5.1.6.2 #1: free resources of rejected link
+// RFC 7609 C.8 #2: timer for the second link
+// RFC 7609 C.8 #3: retry second link by timer
+// RFC 7609 C.8 #4: retry when server RNIC appears
+// RFC 7609 C.8 #5: retry when client announces RNIC
+// RFC 7609 3.5.5.1.1 #1: offer link when resources appear
 #[test]
 fn the_second_link_is_tried_again() {
     for news in [None, Some(Role::Server), Some(Role::Client)] {
@@ -391,7 +444,10 @@ fn the_second_link_is_tried_again() {
 }
 
 /// A group whose links share an RNIC is not fully redundant: another link is tried by timer, too.
-// RFC 7609 2.2.1-5, 2.2.1-6, C.8-2, C.8-3
+// RFC 7609 2.2.1 #5: replace an asymmetric link when possible
+// RFC 7609 2.2.1 #6: add symmetric link before deleting asymmetric
+// RFC 7609 C.8 #2: timer for the second link
+// RFC 7609 C.8 #3: retry second link by timer
 #[test]
 fn an_asymmetric_group_is_tried_again() {
     let mut hosts = Hosts::established(&[1, 2], &[101], 2);
@@ -406,7 +462,9 @@ fn an_asymmetric_group_is_tried_again() {
 }
 
 /// Out of queue pairs: the group goes on with one link, and tries again.
-// RFC 7609 C.8-1, C.8-2, C.8-3
+// RFC 7609 C.8 #1: go on without second link
+// RFC 7609 C.8 #2: timer for the second link
+// RFC 7609 C.8 #3: retry second link by timer
 #[test]
 fn a_server_out_of_queue_pairs_tries_again() {
     let mut server = answered_server();
@@ -430,7 +488,7 @@ fn a_server_out_of_queue_pairs_tries_again() {
 /// The client answers an offer when the server has given it up: a host that was busy for two
 /// seconds. The link that it believes to have is deleted, instead of the one that carries all
 /// connections.
-// RFC 7609 C.8-1
+// RFC 7609 C.8 #1: go on without second link
 #[test]
 fn an_answer_that_comes_too_late_is_taken_back() {
     let mut hosts = Hosts::new(&[1, 2], &[101, 102], 2);

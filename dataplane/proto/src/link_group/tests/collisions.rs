@@ -84,7 +84,12 @@ fn answers(hosts: &mut Hosts, to: Role, on: LinkNumber, message: Llc) -> Vec<(Li
 
 /// TEST LINK is answered at once during any exchange: a peer that waits too long for the answer
 /// gives up a link that works.
-// RFC 7609 3.3-4, 3.5.5.3-1, 3.5.5.3.1-1, 3.5.5.3.2-1, 3.5.5.3.3-1, A.3.8-3
+// RFC 7609 3.3 #4: TEST LINK on the tested link
+// RFC 7609 3.5.5.3 #1: TEST LINK at any time
+// RFC 7609 3.5.5.3.1 #1: answer TEST LINK during ADD LINK
+// RFC 7609 3.5.5.3.2 #1: answer TEST LINK during DELETE LINK
+// RFC 7609 3.5.5.3.3 #1: answer TEST LINK during CONFIRM RKEY
+// RFC 7609 A.3.8 #3: TEST LINK from either side
 #[test]
 fn test_link_is_answered_at_any_time() {
     let steps = [ADDING.as_slice(), DELETING.as_slice(), &[Step::ConfirmRkey]].concat();
@@ -105,7 +110,9 @@ fn test_link_is_answered_at_any_time() {
 
 /// The client's ADD LINK crosses the server's: the server's is taken for the answer to it, and one
 /// link is made of both, not two.
-// RFC 7609 3.5.5.3-2, 3.5.5.3.1-2, 3.5.5.1.2-4
+// RFC 7609 3.5.5.3 #2: client's ADD LINK at any time
+// RFC 7609 3.5.5.3.1 #2: ignore client's crossing ADD LINK
+// RFC 7609 3.5.5.1.2 #4: ignore client's ADD LINK at limit
 #[test]
 fn add_link_of_the_client_during_add_link_is_ignored() {
     for step in ADDING {
@@ -122,7 +129,8 @@ fn add_link_of_the_client_during_add_link_is_ignored() {
 
 /// Both sides notice at the same time that there are RNICs without a link. The client takes the
 /// offer for the answer to what it said, and does not ask again.
-// RFC 7609 3.5.5.3.1-3, 3.5.5.3.1-2
+// RFC 7609 3.5.5.3.1 #3: take crossing ADD LINK as answer
+// RFC 7609 3.5.5.3.1 #2: ignore client's crossing ADD LINK
 #[test]
 fn an_offer_that_crosses_answers_the_client() {
     let mut hosts = Hosts::established(&[1, 2, 3], &[101, 102, 103], 3);
@@ -142,7 +150,12 @@ fn an_offer_that_crosses_answers_the_client() {
 
 /// A client asks for the deletion of a link while another one is added. The server deletes it
 /// afterwards; connections of a link that has failed move at once.
-// RFC 7609 3.5.5.3-3, 3.5.5.3-6, 3.5.5.3.1-4, 3.5.5.1.4-2, A.3.4-9, A.3.4-10
+// RFC 7609 3.5.5.3 #3: client's DELETE LINK at any time
+// RFC 7609 3.5.5.3 #6: one exchange: ADD LINK through CONFIRM LINK
+// RFC 7609 3.5.5.3.1 #4: client's DELETE LINK waits for ADD LINK
+// RFC 7609 3.5.5.1.4 #2: delete later upon orderly request
+// RFC 7609 A.3.4 #9: client's DELETE LINK is a notice
+// RFC 7609 A.3.4 #10: finish other work before orderly deletion
 #[test]
 fn delete_link_of_the_client_during_add_link_waits() {
     for step in ADDING {
@@ -162,7 +175,7 @@ fn delete_link_of_the_client_during_add_link_waits() {
 
 /// The link that is to go is the one that carries the exchange. If it works, the exchange goes on;
 /// if it has failed, the new link is given up with it, and the group lives on by the third.
-// RFC 7609 3.5.5.3.1-4
+// RFC 7609 3.5.5.3.1 #4: client's DELETE LINK waits for ADD LINK
 #[test]
 fn delete_link_of_the_carrier_during_add_link() {
     for step in ADDING {
@@ -185,7 +198,11 @@ fn delete_link_of_the_carrier_during_add_link() {
 }
 
 /// The end of the group does not wait for anything.
-// RFC 7609 3.5.5.3-4, 3.5.5.3.1-5, 3.5.5.3.2-4, 3.5.5.3.3-6, 3.5.4-8
+// RFC 7609 3.5.5.3 #4: DELETE LINK for group at any time
+// RFC 7609 3.5.5.3.1 #5: end of group interrupts ADD LINK
+// RFC 7609 3.5.5.3.2 #4: end of group interrupts DELETE LINK
+// RFC 7609 3.5.5.3.3 #6: end of group interrupts CONFIRM RKEY
+// RFC 7609 3.5.4 #8: client drops deleted group at once
 #[test]
 fn the_end_of_the_group_waits_for_nothing() {
     let steps = [ADDING.as_slice(), DELETING.as_slice(), &[Step::ConfirmRkey]].concat();
@@ -203,8 +220,14 @@ fn the_end_of_the_group_waits_for_nothing() {
 
 /// A client has a new RMB while links change. The server cannot take its keys now; the client
 /// begins anew when it knows for which links. Otherwise a failover would find no key.
-// RFC 7609 3.5.5.3-8, 3.5.5.3.1-6, 3.5.5.3.1-7, 3.5.5.3.2-5, 3.5.5.3.2-6
-// RFC 7609 3.5.5.3.3-3, 3.5.5.3.3-5, A.3.5-9
+// RFC 7609 3.5.5.3 #8: no RKey exchange beside link changes
+// RFC 7609 3.5.5.3.1 #6: refuse CONFIRM RKEY during ADD LINK
+// RFC 7609 3.5.5.3.1 #7: repeat CONFIRM RKEY after ADD LINK
+// RFC 7609 3.5.5.3.2 #5: refuse CONFIRM RKEY during DELETE LINK
+// RFC 7609 3.5.5.3.2 #6: repeat CONFIRM RKEY after DELETE LINK
+// RFC 7609 3.5.5.3.3 #3: server's ADD LINK interrupts CONFIRM RKEY
+// RFC 7609 3.5.5.3.3 #5: server's DELETE LINK interrupts CONFIRM RKEY
+// RFC 7609 A.3.5 #9: begin again after a retry flag
 #[test]
 fn confirm_rkey_of_the_client_while_links_change_is_repeated() {
     for step in [Step::AddLink, Step::DeleteLink] {
@@ -238,7 +261,8 @@ fn confirm_rkey_of_the_client_while_links_change_is_repeated() {
 }
 
 /// At each step of an exchange about links the server refuses keys, and says that it is for now.
-// RFC 7609 3.5.5.3.1-6, 3.5.5.3.2-5
+// RFC 7609 3.5.5.3.1 #6: refuse CONFIRM RKEY during ADD LINK
+// RFC 7609 3.5.5.3.2 #5: refuse CONFIRM RKEY during DELETE LINK
 #[test]
 fn confirm_rkey_is_refused_at_every_step() {
     for step in ADDING.into_iter().chain([Step::DeleteLink]) {
@@ -261,7 +285,9 @@ fn confirm_rkey_is_refused_at_every_step() {
 
 /// Connections leave a link that works, which may take seconds. New connections begin meanwhile,
 /// with new RMBs, because no DELETE LINK was sent yet. It is sent when those RMBs are confirmed.
-// RFC 7609 3.5.5.3-5, 3.5.5.3-8, 3.5.5.2.1-5
+// RFC 7609 3.5.5.3 #5: one changing exchange at a time
+// RFC 7609 3.5.5.3 #8: no RKey exchange beside link changes
+// RFC 7609 3.5.5.2.1 #5: CLC waits for RMB on demand
 #[test]
 fn rmbs_are_announced_while_a_link_is_vacated() {
     let mut hosts = links(5);
@@ -293,7 +319,8 @@ fn rmbs_are_announced_while_a_link_is_vacated() {
 }
 
 /// A client's RNIC comes up while a link is deleted, or an RMB announced: it gets its link then.
-// RFC 7609 3.5.5.3.2-2, 3.5.5.3.3-2
+// RFC 7609 3.5.5.3.2 #2: client's ADD LINK waits for DELETE LINK
+// RFC 7609 3.5.5.3.3 #2: client's ADD LINK waits for CONFIRM RKEY
 #[test]
 fn add_link_of_the_client_waits_for_other_exchanges() {
     for step in [Step::Vacate, Step::DeleteLink, Step::ConfirmRkey] {
@@ -322,7 +349,10 @@ fn add_link_of_the_client_waits_for_other_exchanges() {
 
 /// A client asks for the deletion of a link while another one is deleted, or an RMB announced: the
 /// server does one after the other.
-// RFC 7609 3.5.5.3-3, 3.5.5.3-7, 3.5.5.3.2-3, 3.5.5.3.3-4
+// RFC 7609 3.5.5.3 #3: client's DELETE LINK at any time
+// RFC 7609 3.5.5.3 #7: one exchange: DELETE LINK and reply
+// RFC 7609 3.5.5.3.2 #3: client's DELETE LINK waits for server's
+// RFC 7609 3.5.5.3.3 #4: client's DELETE LINK waits for CONFIRM RKEY
 #[test]
 fn delete_link_of_the_client_waits_for_other_exchanges() {
     for step in [Step::Vacate, Step::DeleteLink, Step::ConfirmRkey] {
@@ -348,7 +378,8 @@ fn delete_link_of_the_client_waits_for_other_exchanges() {
 }
 
 /// Both sides announce RMBs, or withdraw them, at the same time: neither waits for the other.
-// RFC 7609 3.5.5.3-9, A.3.7-8
+// RFC 7609 3.5.5.3 #9: RKey exchanges of both may overlap
+// RFC 7609 A.3.7 #8: DELETE RKEY at any time
 #[test]
 fn rkeys_of_both_sides_change_independently() {
     let mut hosts = links(2);
@@ -367,7 +398,10 @@ fn rkeys_of_both_sides_change_independently() {
 }
 
 /// A server with several exchanges to begin begins one after the other, and forgets none.
-// RFC 7609 3.5.5.3-5, 3.5.5.3-6, 3.5.5.3-7, 3.5.5.3-8
+// RFC 7609 3.5.5.3 #5: one changing exchange at a time
+// RFC 7609 3.5.5.3 #6: one exchange: ADD LINK through CONFIRM LINK
+// RFC 7609 3.5.5.3 #7: one exchange: DELETE LINK and reply
+// RFC 7609 3.5.5.3 #8: no RKey exchange beside link changes
 #[test]
 fn exchanges_of_the_server_stand_in_line() {
     let mut hosts = links(3);

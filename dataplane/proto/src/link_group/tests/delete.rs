@@ -44,8 +44,17 @@ fn deletes(hosts: &Hosts) -> Vec<(Role, LinkNumber, DeleteLink)> {
 
 /// An operator takes an RNIC out of service, on either side: connections leave first, then the
 /// link goes, and nobody notices.
-// RFC 7609 2.3-14, 3.5.4-5, 3.5.5.1.3-4, 3.5.5.1.3-5, 3.5.5.1.3-7, 3.5.5.1.3-8
-// RFC 7609 3.5.5.1.4-2, 3.5.5.1.4-4, 3.3-5, 3.3-8, 2.2.3-4
+// RFC 7609 2.3 #14: say whether deletion is orderly
+// RFC 7609 3.5.4 #5: ask server on operator's command
+// RFC 7609 3.5.5.1.3 #4: move connections of deleted link
+// RFC 7609 3.5.5.1.3 #5: DELETE LINK over any usable link
+// RFC 7609 3.5.5.1.3 #7: client always agrees to DELETE LINK
+// RFC 7609 3.5.5.1.3 #8: free resources when reply was delivered
+// RFC 7609 3.5.5.1.4 #2: delete later upon orderly request
+// RFC 7609 3.5.5.1.4 #4: answer by own DELETE LINK exchange
+// RFC 7609 3.3 #5: other LLC over any active link
+// RFC 7609 3.3 #8: answer DELETE LINK over another link
+// RFC 7609 2.2.3 #4: only the server changes links
 #[test]
 fn an_orderly_end_moves_connections_first() {
     use Role::{Client, Server};
@@ -79,7 +88,10 @@ fn an_orderly_end_moves_connections_first() {
 
 /// The RNIC of a Linux client is pulled. Linux calls that orderly; but nothing can leave in good
 /// order, and connections that wait for it would hang until the NIC gives up.
-// RFC 7609 2.3-4, 3.5.5.1-1, 3.5.5.1.4-1, 3.5.5.1.4-3
+// RFC 7609 2.3 #4: move at once, send DELETE LINK
+// RFC 7609 3.5.5.1 #1: client may delete on its own
+// RFC 7609 3.5.5.1.4 #1: client may ask to delete link
+// RFC 7609 3.5.5.1.4 #3: delete at once upon disorderly request
 #[test]
 fn a_lost_path_is_never_orderly() {
     let mut hosts = two_links();
@@ -95,7 +107,8 @@ fn a_lost_path_is_never_orderly() {
 }
 
 /// An operator deletes a link at once while connections are still leaving it in good order.
-// RFC 7609 3.5.5.1.4-3, 2.3-14
+// RFC 7609 3.5.5.1.4 #3: delete at once upon disorderly request
+// RFC 7609 2.3 #14: say whether deletion is orderly
 #[test]
 fn an_orderly_end_can_be_hurried() {
     let mut hosts = two_links();
@@ -116,7 +129,8 @@ fn an_orderly_end_can_be_hurried() {
 
 /// With three links a reply on another one may overtake what came before it, and the server would
 /// free a queue pair that the client still writes to.
-// RFC 7609 3.3-6, 3.3-2
+// RFC 7609 3.3 #6: reply over the request's link
+// RFC 7609 3.3 #2: answer each LLC request
 #[test]
 fn the_reply_takes_the_link_of_its_request() {
     let mut hosts = three_links();
@@ -138,7 +152,8 @@ fn the_reply_takes_the_link_of_its_request() {
 
 /// The server forgot a link that its client still has, as Linux does when an exchange failed. The
 /// client must delete that link, and keep the one over which it asked: it carries all connections.
-// RFC 7609 C.7.1-29, A.3.4-7
+// RFC 7609 C.7.1 #29: answer client's DELETE LINK of unknown link
+// RFC 7609 A.3.4 #7: reply with reason unknown link
 #[test]
 fn an_unknown_link_is_let_go() {
     let mut hosts = three_links();
@@ -157,7 +172,7 @@ fn an_unknown_link_is_let_go() {
 }
 
 /// A server that is adding a link answers late. The link that it was asked over is no worse for it.
-// RFC 7609 C.7.1-16
+// RFC 7609 C.7.1 #16: client repeats DELETE LINK over another link
 #[test]
 fn a_client_waits_for_an_exchange_of_the_server() {
     let mut hosts = three_links();
@@ -181,7 +196,7 @@ fn a_client_waits_for_an_exchange_of_the_server() {
 
 /// A deployed server drops a request that comes while it is at work on two other things. The link
 /// would stay dead, and its connections without a second one, until the group ended.
-// RFC 7609 3.5.5.1.4-1
+// RFC 7609 3.5.5.1.4 #1: client may ask to delete link
 #[test]
 fn a_request_that_the_server_drops_is_made_again() {
     let mut hosts = three_links();
@@ -205,7 +220,9 @@ fn a_request_that_the_server_drops_is_made_again() {
 
 /// A server may take its time for an orderly request of a client. If it does nothing for too long,
 /// the link that carried the request counts as failed.
-// RFC 7609 3.5.5.1.4-2, C.7.1-16, C.7.1-17
+// RFC 7609 3.5.5.1.4 #2: delete later upon orderly request
+// RFC 7609 C.7.1 #16: client repeats DELETE LINK over another link
+// RFC 7609 C.7.1 #17: no link for client's DELETE LINK: reset
 #[test]
 fn an_orderly_request_has_time() {
     let mut hosts = two_links();
@@ -231,7 +248,7 @@ fn an_orderly_request_has_time() {
 
 /// The carrier of a request is lost with the request: it is made again at once over a link that is
 /// left, not when somebody notices that nothing happens.
-// RFC 7609 2.3-11
+// RFC 7609 2.3 #11: restart LLC exchanges, do not replay
 #[test]
 fn a_request_that_was_lost_is_made_again() {
     let mut hosts = three_links();
@@ -249,7 +266,7 @@ fn a_request_that_was_lost_is_made_again() {
 
 /// The link breaks while its connections leave it in good order. The client owes an answer still:
 /// without one the server takes the link that it asked over for dead, and that is the last one.
-// RFC 7609 3.5.5.1.3-7
+// RFC 7609 3.5.5.1.3 #7: client always agrees to DELETE LINK
 #[test]
 fn a_link_that_breaks_while_it_is_vacated_is_answered_for() {
     let mut hosts = two_links();
@@ -270,7 +287,8 @@ fn a_link_that_breaks_while_it_is_vacated_is_answered_for() {
 
 /// The server has lost the link that it ordered the deletion over, and says so again over another.
 /// Connections are leaving already; the answer takes the link that is left.
-// RFC 7609 3.3-6, C.7.1-20
+// RFC 7609 3.3 #6: reply over the request's link
+// RFC 7609 C.7.1 #20: server repeats DELETE LINK over another link
 #[test]
 fn an_order_that_is_repeated_is_obeyed_once() {
     let mut hosts = three_links();
@@ -288,7 +306,8 @@ fn an_order_that_is_repeated_is_obeyed_once() {
 }
 
 /// Connections that do not leave in time are moved when the link goes; the answer does not wait.
-// RFC 7609 3.5.5.1.3-7, C.7.1-20
+// RFC 7609 3.5.5.1.3 #7: client always agrees to DELETE LINK
+// RFC 7609 C.7.1 #20: server repeats DELETE LINK over another link
 #[test]
 fn nobody_waits_for_ever_for_connections_to_leave() {
     let mut hosts = two_links();
@@ -310,7 +329,8 @@ fn nobody_waits_for_ever_for_connections_to_leave() {
 
 /// The link that DELETE LINK went over does not answer: it has failed, too, and the next one is
 /// told about both.
-// RFC 7609 C.7.1-20, C.7.1-21
+// RFC 7609 C.7.1 #20: server repeats DELETE LINK over another link
+// RFC 7609 C.7.1 #21: no link for server's DELETE LINK: reset
 #[test]
 fn an_unanswered_delete_is_said_again_over_another_link() {
     let mut hosts = three_links();
@@ -339,7 +359,9 @@ fn an_unanswered_delete_is_said_again_over_another_link() {
 
 /// A Linux kernel loses an RNIC and does not answer for half a minute, while data goes on over the
 /// link that is left. Users would lose all connections if we took its silence for the end.
-// RFC 7609 C.7.1-7, C.7.1-16, C.7.1-20
+// RFC 7609 C.7.1 #7: unanswered ADD LINK fails its link
+// RFC 7609 C.7.1 #16: client repeats DELETE LINK over another link
+// RFC 7609 C.7.1 #20: server repeats DELETE LINK over another link
 #[test]
 fn a_peer_that_is_busy_is_waited_for() {
     let busy = SECOND * 35;
@@ -383,7 +405,7 @@ fn a_peer_that_is_busy_is_waited_for() {
 
 /// Both links are to go at the same time, and the first DELETE LINK is not answered: the other link
 /// is tried, and time goes on.
-// RFC 7609 C.7.1-20
+// RFC 7609 C.7.1 #20: server repeats DELETE LINK over another link
 #[test]
 fn two_deletes_do_not_stand_in_each_others_way() {
     let mut hosts = two_links();
@@ -405,7 +427,7 @@ fn two_deletes_do_not_stand_in_each_others_way() {
 }
 
 /// Both sides see the same failure: one exchange, not two. Linux mistakes the second DELETE LINK.
-// RFC 7609 3.5.5.3.2-3
+// RFC 7609 3.5.5.3.2 #3: client's DELETE LINK waits for server's
 #[test]
 fn a_failure_that_both_sides_saw_is_one_exchange() {
     let mut hosts = two_links();
@@ -418,7 +440,12 @@ fn a_failure_that_both_sides_saw_is_one_exchange() {
 
 /// A gateway stops while one of its links is broken unnoticed: the peer hears of the end over the
 /// other link.
-// RFC 7609 C.7.1-18, C.7.1-19, 3.5.4-7, 3.5.4-9, 3.5.4-11, 3.5.4-12
+// RFC 7609 C.7.1 #18: client tries all links, ends group
+// RFC 7609 C.7.1 #19: end group though DELETE LINK undelivered
+// RFC 7609 3.5.4 #7: clean up once DELETE LINK is sent
+// RFC 7609 3.5.4 #9: end connections of deleted group
+// RFC 7609 3.5.4 #11: end group when client asks
+// RFC 7609 3.5.4 #12: reset connections when client ends group
 #[test]
 fn all_links_are_told_that_all_is_over() {
     for begins in [Role::Server, Role::Client] {
@@ -435,7 +462,8 @@ fn all_links_are_told_that_all_is_over() {
 
 /// What arrives late on a link that failed starts nothing, whatever it is; but the end of the group
 /// is true wherever it is heard.
-// RFC 7609 C.7.1-27, 3.5.4-8
+// RFC 7609 C.7.1 #27: ignore commands only on failed link
+// RFC 7609 3.5.4 #8: client drops deleted group at once
 #[test]
 fn a_failed_link_says_nothing_but_the_end() {
     let mut hosts = two_links();
@@ -458,7 +486,7 @@ fn a_failed_link_says_nothing_but_the_end() {
 
 /// A client that wants its only link away before it is confirmed must not leave a server waiting
 /// for ever, and the application with it.
-// RFC 7609 A.3.4-9
+// RFC 7609 A.3.4 #9: client's DELETE LINK is a notice
 #[test]
 fn a_first_link_can_be_deleted_before_its_time() {
     let mut server = LinkGroup::new_server(T0, setup(8, 64), LINK);
@@ -474,7 +502,7 @@ fn a_first_link_can_be_deleted_before_its_time() {
 
 /// The server gives up an offer while the client's caller opens the queue pair. The client must not
 /// accept the offer later, or the server takes the link that carried the answer for failed.
-// RFC 7609 C.7.1-4
+// RFC 7609 C.7.1 #4: clean up unconfirmed link, retry later
 #[test]
 fn an_offer_can_be_withdrawn() {
     let mut client = Pair::established().client;

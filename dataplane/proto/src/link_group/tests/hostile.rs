@@ -216,7 +216,9 @@ fn answer_to(request: Llc, dice: &mut Dice) -> Llc {
 /// Whatever a peer says, whatever goes wrong here besides: the gateway does not stop, time goes on,
 /// and when the peer has fallen silent nothing waits for it for ever. One bad peer would take all
 /// others with it.
-// RFC 7609 C.7.1-35, C.7-1, C.7-4
+// RFC 7609 C.7.1 #35: any other LLC error fails link
+// RFC 7609 C.7 #1: timer for each LLC request
+// RFC 7609 C.7 #4: expired timer starts recovery
 #[test]
 fn no_peer_can_stop_a_group() {
     let mut deep = [0; 4];

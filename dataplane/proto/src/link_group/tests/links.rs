@@ -26,9 +26,18 @@ pub(super) fn story(hosts: &Hosts) -> Vec<(Role, u8, &'static str, bool)> {
 
 /// Figure 9: with two RNICs on either side the first contact makes two links, before the first
 /// byte of an application flows.
-// RFC 7609 2.2-4, 2.2.1-4, 2.2.3-1, 2.2.4-1, 3.5.1.6-2, 3.5.1.6-4, 3.5.1.6.1-1
-// RFC 7609 3.5.1.6.1-5, 3.5.1.6.1-7, 3.5.1.6.2-2
-// RFC 7609 3.5.1.6.3-1, A.3.2-9
+// RFC 7609 2.2 #4: same RMBs on all links
+// RFC 7609 2.2.1 #4: become symmetric with two RNICs each
+// RFC 7609 2.2.3 #1: set up further links by LLC
+// RFC 7609 2.2.4 #1: unique link number in a group
+// RFC 7609 3.5.1.6 #2: offer link over second RNIC
+// RFC 7609 3.5.1.6 #4: allocate QP, number, RToken for ADD LINK
+// RFC 7609 3.5.1.6.1 #1: compare GID and MAC of ADD LINK
+// RFC 7609 3.5.1.6.1 #5: answer second RNIC with second RNIC
+// RFC 7609 3.5.1.6.1 #7: accept with QP, RKey, link number
+// RFC 7609 3.5.1.6.2 #2: connect and confirm accepted link
+// RFC 7609 3.5.1.6.3 #1: exchange RKeys before CONFIRM LINK
+// RFC 7609 A.3.2 #9: use smaller MTU of ADD LINK
 #[test]
 fn first_contact_makes_two_links() {
     use Role::{Client, Server};
@@ -57,7 +66,15 @@ fn first_contact_makes_two_links() {
 
 /// A cable is pulled. Both sides move their connections, and agree that the link is gone; later it
 /// is back under a new number, so that nothing late is taken for something of it.
-// RFC 7609 2.2.4-2, 2.3-4, 2.3-5, 3.5.5.1.3-2, 3.5.5.1.3-3, 3.5.5.1.3-4, 3.5.5.1.4-1, C.8-2, C.8-4
+// RFC 7609 2.2.4 #2: use all link numbers before reuse
+// RFC 7609 2.3 #4: move at once, send DELETE LINK
+// RFC 7609 2.3 #5: client reports failure, server deletes link
+// RFC 7609 3.5.5.1.3 #2: delete link upon errors
+// RFC 7609 3.5.5.1.3 #3: delete links of downed RNIC
+// RFC 7609 3.5.5.1.3 #4: move connections of deleted link
+// RFC 7609 3.5.5.1.4 #1: client may ask to delete link
+// RFC 7609 C.8 #2: timer for the second link
+// RFC 7609 C.8 #4: retry when server RNIC appears
 #[test]
 fn a_lost_link_is_deleted_and_comes_back() {
     let mut hosts = Hosts::established(&[1, 2], &[101, 102], 2);
@@ -86,7 +103,8 @@ fn a_lost_link_is_deleted_and_comes_back() {
 /// A Linux server looks for an RNIC other than the one that the news comes to, and a Linux client
 /// rejects what the link that an offer comes by has already. On the asymmetric link both would go
 /// wrong every time, and users would have no second path any more.
-// RFC 7609 2.2.2-9, 3.5.5.1.2-1
+// RFC 7609 2.2.2 #9: client requests no link beyond limit
+// RFC 7609 3.5.5.1.2 #1: client announces a new RNIC
 #[test]
 fn a_port_that_is_back_is_spoken_of_on_the_symmetric_link() {
     let mut hosts = Hosts::established(&[1, 2], &[101, 102], 2);
@@ -106,8 +124,18 @@ fn a_port_that_is_back_is_spoken_of_on_the_symmetric_link() {
 }
 
 /// Figure 6: a host with one RNIC shares it between two links, until it has another.
-// RFC 7609 2.2.1-3, 2.2.1-5, 2.2.1-6, 2.2.1-7, 2.2.2-9, 2.2.2-11, 2.2.2-12, 3.5.1.6.1-6
-// RFC 7609 3.5.1.6.1-4, 3.5.5.1.1-2, 3.5.5.1.2-1, 3.5.5.1.2-2
+// RFC 7609 2.2.1 #3: support asymmetric links
+// RFC 7609 2.2.1 #5: replace an asymmetric link when possible
+// RFC 7609 2.2.1 #6: add symmetric link before deleting asymmetric
+// RFC 7609 2.2.1 #7: state reason when deleting asymmetric link
+// RFC 7609 2.2.2 #9: client requests no link beyond limit
+// RFC 7609 2.2.2 #11: at most one asymmetric link
+// RFC 7609 2.2.2 #12: do not count the asymmetric link
+// RFC 7609 3.5.1.6.1 #6: single RNIC accepts an asymmetric link
+// RFC 7609 3.5.1.6.1 #4: accept ADD LINK over another RNIC
+// RFC 7609 3.5.5.1.1 #2: never add second asymmetric link
+// RFC 7609 3.5.5.1.2 #1: client announces a new RNIC
+// RFC 7609 3.5.5.1.2 #2: begin ADD LINK to gain redundancy
 #[test]
 fn an_asymmetric_link_gives_way_to_a_symmetric_one() {
     let mut hosts = Hosts::established(&[1, 2], &[101], 2);

@@ -71,7 +71,11 @@ fn gave_up(hosts: &mut Hosts, role: Role, link: LinkNumber) -> bool {
 
 /// First contact, and the second path does not work. Neither side may use the first link before
 /// both agree that it is alone: otherwise one of them moves connections to where the other is not.
-// RFC 7609 C.7.1-3, C.7.1-10, 3.5.1.6.2-3, 3.5.1.6.2-4, C.8-1
+// RFC 7609 C.7.1 #3: delete unconfirmed second link before data
+// RFC 7609 C.7.1 #10: client deletes unconfirmed second link
+// RFC 7609 3.5.1.6.2 #3: delete second link if CONFIRM LINK fails
+// RFC 7609 3.5.1.6.2 #4: no data before DELETE LINK is answered
+// RFC 7609 C.8 #1: go on without second link
 #[test]
 fn a_second_link_that_fails_at_first_contact_is_agreed_on() {
     for deaf in [None, Some(Role::Server), Some(Role::Client)] {
@@ -103,7 +107,9 @@ fn a_second_link_that_fails_at_first_contact_is_agreed_on() {
 
 /// The client waits for CONFIRM LINK of the second link in vain, and the server does not know that
 /// link any more: the application gets its connection all the same.
-// RFC 7609 C.7.1-10, C.7.1-11, C.8-1
+// RFC 7609 C.7.1 #10: client deletes unconfirmed second link
+// RFC 7609 C.7.1 #11: client asks again by timer
+// RFC 7609 C.8 #1: go on without second link
 #[test]
 fn a_client_that_asks_about_a_forgotten_link_goes_on() {
     let mut hosts = Hosts::new(&[1, 2], &[101, 102], 2);
@@ -123,7 +129,8 @@ fn a_client_that_asks_about_a_forgotten_link_goes_on() {
 
 /// First contact, and the server stops in the middle of the second link: the first one, which has
 /// just been confirmed, carries the connection.
-// RFC 7609 C.7.1-13, C.8-1
+// RFC 7609 C.7.1 #13: unanswered ADD LINK CONTINUATION fails link
+// RFC 7609 C.8 #1: go on without second link
 #[test]
 fn a_first_contact_outlives_an_exchange_that_stops() {
     let mut hosts = Hosts::new(&[1, 2], &[101, 102], 2);
@@ -138,7 +145,9 @@ fn a_first_contact_outlives_an_exchange_that_stops() {
 
 /// A third link does not carry messages. Both sides destroy its queue pairs, the link that carried
 /// the exchange stays up, and the third link is tried again later.
-// RFC 7609 C.7.1-4, C.7.1-11, C.7.1-12
+// RFC 7609 C.7.1 #4: clean up unconfirmed link, retry later
+// RFC 7609 C.7.1 #11: client asks again by timer
+// RFC 7609 C.7.1 #12: client deletes unconfirmed added link
 #[test]
 fn a_further_link_that_is_not_confirmed_is_given_up() {
     for first in [Role::Server, Role::Client] {
@@ -172,7 +181,7 @@ fn a_further_link_that_is_not_confirmed_is_given_up() {
 
 /// A client has an RNIC to spare, and the link that it was to have was not confirmed. The server
 /// may have nothing that reminds it of that, so the client does.
-// RFC 7609 C.7.1-36
+// RFC 7609 C.7.1 #36: announce unused RNIC again by timer
 #[test]
 fn a_client_tells_again_of_an_rnic_without_a_link() {
     let mut hosts = Hosts::established(&[1], &[101], 2);
@@ -199,7 +208,14 @@ fn a_client_tells_again_of_an_rnic_without_a_link() {
 
 /// ADD LINK or a message after it is not answered: the link that carried it has failed, and the new
 /// link is added over another one. The side that waits notices first.
-// RFC 7609 C.7.1-1, C.7.1-7, C.7.1-8, C.7.1-9, C.7.1-13, C.7.1-15, 3.5.1.6.2-1, 2.3-11
+// RFC 7609 C.7.1 #1: failed LLC send is a timeout
+// RFC 7609 C.7.1 #7: unanswered ADD LINK fails its link
+// RFC 7609 C.7.1 #8: try ADD LINK over another link
+// RFC 7609 C.7.1 #9: missing ADD LINK CONTINUATION fails link
+// RFC 7609 C.7.1 #13: unanswered ADD LINK CONTINUATION fails link
+// RFC 7609 C.7.1 #15: stopped ADD LINK CONTINUATION fails link
+// RFC 7609 3.5.1.6.2 #1: free resources of rejected link
+// RFC 7609 2.3 #11: restart LLC exchanges, do not replay
 #[test]
 fn an_exchange_that_stops_costs_the_link_that_carried_it() {
     type Lost = (Role, fn(&Llc) -> bool, u8, Role);
@@ -236,7 +252,9 @@ fn an_exchange_that_stops_costs_the_link_that_carried_it() {
 
 /// The only link falls silent in the middle of an exchange: nothing is left to go on with, and
 /// connections are reset.
-// RFC 7609 C.7.1-15, C.7.1-17, C.7.1-21
+// RFC 7609 C.7.1 #15: stopped ADD LINK CONTINUATION fails link
+// RFC 7609 C.7.1 #17: no link for client's DELETE LINK: reset
+// RFC 7609 C.7.1 #21: no link for server's DELETE LINK: reset
 #[test]
 fn without_another_link_the_group_ends() {
     for role in [Role::Server, Role::Client] {
@@ -260,7 +278,7 @@ fn without_another_link_the_group_ends() {
 
 /// CONFIRM LINK on a further link names another queue pair, or another link: somebody has mixed
 /// links up, and whatever would be written there would arrive elsewhere.
-// RFC 7609 C.7.1-24
+// RFC 7609 C.7.1 #24: wrong CONFIRM LINK brings link down
 #[test]
 fn a_further_link_with_wrong_information_is_brought_down() {
     for wrong_link in [true, false] {
@@ -283,7 +301,8 @@ fn a_further_link_with_wrong_information_is_brought_down() {
 }
 
 /// A path MTU that does not exist: the offer is turned down for that reason, nothing else happens.
-// RFC 7609 A.3.2-6, C.7.1-25
+// RFC 7609 A.3.2 #6: reason 2: invalid MTU
+// RFC 7609 C.7.1 #25: reject reserved MTU with reason 2
 #[test]
 fn an_offer_with_an_unknown_mtu_is_rejected() {
     let Llc::AddLink(offer) = add_link() else { unreachable!() };
@@ -307,7 +326,12 @@ fn an_offer_with_an_unknown_mtu_is_rejected() {
 
 /// Nothing is heard on one of two links, and TEST LINK is not answered there: its connections go on
 /// over the other one. With one link they are reset.
-// RFC 7609 4.5.3-4, 4.5.3-5, C.7.1-23, 2.2-1, 2.3-3, 2.3-4
+// RFC 7609 4.5.3 #4: move connections if probe fails
+// RFC 7609 4.5.3 #5: reset connections without another link
+// RFC 7609 C.7.1 #23: unanswered TEST LINK fails link
+// RFC 7609 2.2 #1: survive the loss of a link
+// RFC 7609 2.3 #3: move connections of a failed link
+// RFC 7609 2.3 #4: move at once, send DELETE LINK
 #[test]
 fn a_link_that_does_not_answer_test_link_is_left() {
     for role in [Role::Server, Role::Client] {
@@ -330,7 +354,10 @@ fn a_link_that_does_not_answer_test_link_is_left() {
 
 /// A peer with as many links as there can be dies, in the middle of whatever was under way. All of
 /// them fail in the same moment, each with all that follows: the gateway must have room for that.
-// RFC 7609 C.7.1-17, C.7.1-21, 4.5.3-5, 4.8.3-2
+// RFC 7609 C.7.1 #17: no link for client's DELETE LINK: reset
+// RFC 7609 C.7.1 #21: no link for server's DELETE LINK: reset
+// RFC 7609 4.5.3 #5: reset connections without another link
+// RFC 7609 4.8.3 #2: detect dead peer by its links
 #[test]
 fn a_peer_with_eight_links_dies() {
     for role in [Role::Server, Role::Client] {
@@ -359,7 +386,8 @@ fn a_peer_with_eight_links_dies() {
 }
 
 /// The NIC reports that a message was not delivered: that is its timeout, only sooner.
-// RFC 7609 C.7.1-1, 2.3-11
+// RFC 7609 C.7.1 #1: failed LLC send is a timeout
+// RFC 7609 2.3 #11: restart LLC exchanges, do not replay
 #[test]
 fn a_send_that_fails_is_a_timeout() {
     for role in [Role::Server, Role::Client] {
@@ -375,7 +403,8 @@ fn a_send_that_fails_is_a_timeout() {
 }
 
 /// DELETE LINK names a link that does not exist: either side answers with that reason.
-// RFC 7609 C.7.1-29, C.7.1-30
+// RFC 7609 C.7.1 #29: answer client's DELETE LINK of unknown link
+// RFC 7609 C.7.1 #30: answer server's DELETE LINK of unknown link
 #[test]
 fn an_unknown_link_is_answered_for_and_one_that_goes_is_not() {
     let mut hosts = links(2);

@@ -38,8 +38,20 @@ fn is_continuation(_: Role, llc: &Llc) -> bool {
 
 /// Figure 12, with as many links as there can be: no connection uses the RMB before the peer knows
 /// it on every link, or a failover would end it.
-// RFC 7609 2.1-3, 3.5.5.2.1-1, 3.5.5.2.1-2, 3.5.5.2.1-3, 3.5.5.2.1-5, 3.5.5.2-1, 2.2-4
-// RFC 7609 A.3.5-7, A.3.5-11, A.3.5-12, A.3.6-2, A.3.6-4, 2.2.2-1, 2.2.2-2
+// RFC 7609 2.1 #3: one RToken per RMB and link
+// RFC 7609 3.5.5.2.1 #1: CONFIRM RKEY tells all RTokens
+// RFC 7609 3.5.5.2.1 #2: pair RTokens with link numbers
+// RFC 7609 3.5.5.2.1 #3: no use before RTokens are known
+// RFC 7609 3.5.5.2.1 #5: CLC waits for RMB on demand
+// RFC 7609 3.5.5.2 #1: register RMBs on all links
+// RFC 7609 2.2 #4: same RMBs on all links
+// RFC 7609 A.3.5 #7: further RTokens in CONFIRM RKEY CONTINUATION
+// RFC 7609 A.3.5 #11: CONFIRM RKEY over any link
+// RFC 7609 A.3.5 #12: at most eight links per group
+// RFC 7609 A.3.6 #2: byte 4 counts RTokens left
+// RFC 7609 A.3.6 #4: continuation reply repeats the request
+// RFC 7609 2.2.2 #1: at most eight symmetric links
+// RFC 7609 2.2.2 #2: support at least two links
 #[test]
 fn an_rmb_is_announced_for_up_to_eight_links() {
     for count in 1..=8u8 {
@@ -81,7 +93,7 @@ fn an_rmb_is_announced_for_up_to_eight_links() {
 
 /// A link is deleted between two messages of an announcement. The rkeys behind its own move up and
 /// must not be left out: the peer would give up a healthy link for which it has no rkey.
-// RFC 7609 A.3.6-2
+// RFC 7609 A.3.6 #2: byte 4 counts RTokens left
 #[test]
 fn a_link_that_goes_hides_no_other() {
     let mut hosts = links(6);
@@ -98,7 +110,8 @@ fn a_link_that_goes_hides_no_other() {
 
 /// Half of an announcement has come. Links do not change before the other half, or it would leave
 /// out a link that nobody told it of; and a peer that never says it does not stop the group.
-// RFC 7609 3.5.5.3-5, 3.5.5.3-8
+// RFC 7609 3.5.5.3 #5: one changing exchange at a time
+// RFC 7609 3.5.5.3 #8: no RKey exchange beside link changes
 #[test]
 fn links_wait_for_an_announcement_in_parts() {
     let mut hosts = links(5);
@@ -122,7 +135,8 @@ fn links_wait_for_an_announcement_in_parts() {
 }
 
 /// Counts that do not fit are no message that an honest peer sends: keys would be mixed up.
-// RFC 7609 C.7.1-35, A.3.6-2
+// RFC 7609 C.7.1 #35: any other LLC error fails link
+// RFC 7609 A.3.6 #2: byte 4 counts RTokens left
 #[test]
 fn a_continuation_that_miscounts_is_an_offence() {
     let mut hosts = links(6);
@@ -142,7 +156,9 @@ fn a_continuation_that_miscounts_is_an_offence() {
 
 /// Link three takes the place of link two. The rkeys of link two mean nothing on link three: with
 /// one that is left over we would write where the peer never allowed it.
-// RFC 7609 2.1-3, 3.5.5.2-1, 3.5.5.2.3-1
+// RFC 7609 2.1 #3: one RToken per RMB and link
+// RFC 7609 3.5.5.2 #1: register RMBs on all links
+// RFC 7609 3.5.5.2.3 #1: new RTokens for a joining link
 #[test]
 fn keys_of_a_link_go_with_it() {
     let mut hosts = links(2);
@@ -168,7 +184,8 @@ fn keys_of_a_link_go_with_it() {
 
 /// And the other way round: for an RMB that has no rkey on the new link we tell none, and not the
 /// rkey that it had on the link before.
-// RFC 7609 2.1-3, 3.5.5.2.3-2
+// RFC 7609 2.1 #3: one RToken per RMB and link
+// RFC 7609 3.5.5.2.3 #2: pair known with new RToken
 #[test]
 fn no_old_key_is_told_of_a_new_link() {
     let mut hosts = links(2);
@@ -185,7 +202,9 @@ fn no_old_key_is_told_of_a_new_link() {
 
 /// The answer to an announcement comes when the second link has gone and a third has come in its
 /// place. The peer was told of the second, so it has to be told of the third.
-// RFC 7609 3.5.5.2-1, 3.5.5.2.1-1, 3.5.5.3.3-3
+// RFC 7609 3.5.5.2 #1: register RMBs on all links
+// RFC 7609 3.5.5.2.1 #1: CONFIRM RKEY tells all RTokens
+// RFC 7609 3.5.5.3.3 #3: server's ADD LINK interrupts CONFIRM RKEY
 #[test]
 fn what_was_told_of_a_link_is_not_told_of_its_successor() {
     let mut hosts = links(2);
@@ -212,7 +231,9 @@ fn what_was_told_of_a_link_is_not_told_of_its_successor() {
 
 /// An RMB was refused because links change. As soon as they have, it is announced again: a
 /// connection waits for it.
-// RFC 7609 3.5.5.3.1-7, 3.5.5.3.2-6, A.3.5-9
+// RFC 7609 3.5.5.3.1 #7: repeat CONFIRM RKEY after ADD LINK
+// RFC 7609 3.5.5.3.2 #6: repeat CONFIRM RKEY after DELETE LINK
+// RFC 7609 A.3.5 #9: begin again after a retry flag
 #[test]
 fn an_announcement_follows_the_change_at_once() {
     for deleting in [true, false] {
@@ -253,7 +274,7 @@ fn an_announcement_follows_the_change_at_once() {
 
 /// The link that an announcement went over is deleted before the answer comes. There will be none,
 /// and nobody waits for it.
-// RFC 7609 2.3-11
+// RFC 7609 2.3 #11: restart LLC exchanges, do not replay
 #[test]
 fn an_announcement_over_a_deleted_link_is_made_again_at_once() {
     let mut hosts = links(2);
@@ -271,7 +292,7 @@ fn an_announcement_over_a_deleted_link_is_made_again_at_once() {
 
 /// The peer has no room for an RMB that is in use, on a link that came later. It is told again and
 /// again, but nobody with a new RMB waits behind it.
-// RFC 7609 3.5.5.2.1-5
+// RFC 7609 3.5.5.2.1 #5: CLC waits for RMB on demand
 #[test]
 fn an_rmb_that_is_refused_holds_up_no_other() {
     let mut hosts = links(2);
@@ -319,8 +340,16 @@ fn a_continuation_of_nothing_is_dropped() {
 }
 
 /// Figure 15: three RMBs here, four there, in twos, until both are through.
-// RFC 7609 3.5.1.6.3-1, 3.5.5.2.3-1, 3.5.5.2.3-2, 3.5.5.2.3-3, A.3.3-2, A.3.3-3, A.3.3-4, A.3.3-5
-// RFC 7609 A.3.3-7, A.3.3-8
+// RFC 7609 3.5.1.6.3 #1: exchange RKeys before CONFIRM LINK
+// RFC 7609 3.5.5.2.3 #1: new RTokens for a joining link
+// RFC 7609 3.5.5.2.3 #2: pair known with new RToken
+// RFC 7609 3.5.5.2.3 #3: continue over the link of ADD LINK
+// RFC 7609 A.3.3 #2: only server begins ADD LINK CONTINUATION
+// RFC 7609 A.3.3 #3: exchange RTokens in step
+// RFC 7609 A.3.3 #4: client replies with none left
+// RFC 7609 A.3.3 #5: server asks with none left
+// RFC 7609 A.3.3 #7: byte 5 counts RTokens left
+// RFC 7609 A.3.3 #8: RTokens left fall by two
 #[test]
 fn rmbs_in_unequal_numbers_are_told_of_on_a_new_link() {
     for (server, client) in [(1, 1), (3, 4), (1, 6), (5, 1), (2, 2)] {
@@ -364,7 +393,8 @@ fn rmbs_in_unequal_numbers_are_told_of_on_a_new_link() {
 }
 
 /// A peer that counts wrong has lost track of which keys belong together: its link is not used.
-// RFC 7609 C.7.1-28, A.3.3-8
+// RFC 7609 C.7.1 #28: wrong RToken count fails link
+// RFC 7609 A.3.3 #8: RTokens left fall by two
 #[test]
 fn rkeys_that_are_miscounted_end_the_link() {
     for role in [Role::Server, Role::Client] {
@@ -396,7 +426,8 @@ fn rkeys_that_are_miscounted_end_the_link() {
 
 /// An RMB is withdrawn while a link is added. The peer has forgotten it, or is about to: telling of
 /// it on the new link would leave a key behind that leads nowhere.
-// RFC 7609 3.5.5.2-1, 3.5.5.2.2-3
+// RFC 7609 3.5.5.2 #1: register RMBs on all links
+// RFC 7609 3.5.5.2.2 #3: free RMB after DELETE RKEY reply
 #[test]
 fn what_is_being_withdrawn_is_told_of_nowhere() {
     let mut hosts = Hosts::established(&[1], &[101], 2);
@@ -426,7 +457,7 @@ fn what_is_being_withdrawn_is_told_of_nowhere() {
 
 /// A peer that does not answer may still write there: the RMB is kept, the link counts as failed,
 /// and the peer is told again over another one.
-// RFC 7609 3.5.5.2.2-3
+// RFC 7609 3.5.5.2.2 #3: free RMB after DELETE RKEY reply
 #[test]
 fn an_rmb_stays_until_the_peer_has_let_go_of_it() {
     let mut hosts = links(2);
@@ -450,7 +481,8 @@ fn an_rmb_stays_until_the_peer_has_let_go_of_it() {
 
 /// A key of any link says which RMB goes, and it goes on all of them: nothing is written there any
 /// more, over whatever link.
-// RFC 7609 3.5.5.2.2-4, 3.5.5.2.2-5
+// RFC 7609 3.5.5.2.2 #4: delete several RMBs at once
+// RFC 7609 3.5.5.2.2 #5: find RMB by RKey of one link
 #[test]
 fn an_rmb_is_withdrawn_from_all_links() {
     let mut hosts = links(3);
@@ -475,7 +507,7 @@ fn an_rmb_is_withdrawn_from_all_links() {
 }
 
 /// A peer that does not know what we withdraw says so. It is gone all the same.
-// RFC 7609 A.3.7-7
+// RFC 7609 A.3.7 #7: log a negative DELETE RKEY reply
 #[test]
 fn a_withdrawal_that_is_not_understood_is_done() {
     let mut client = Pair::established().client;
@@ -497,7 +529,7 @@ fn a_withdrawal_that_is_not_understood_is_done() {
 
 /// A link for which no key was told cannot carry connections to that RMB: a failover to it would
 /// write nowhere. It is treated as failed, and made anew with all keys.
-// RFC 7609 C.7.1-31
+// RFC 7609 C.7.1 #31: missing RKey fails its link
 #[test]
 fn a_link_without_a_key_is_lost() {
     for role in [Role::Server, Role::Client] {
@@ -519,7 +551,8 @@ fn a_link_without_a_key_is_lost() {
 
 /// The peer does not answer CONFIRM RKEY: the link it went over has failed, and the RMB is
 /// announced over the other one, so that the connection that waits for it can begin.
-// RFC 7609 C.7.1-22, 2.3-11
+// RFC 7609 C.7.1 #22: unanswered CONFIRM RKEY fails link
+// RFC 7609 2.3 #11: restart LLC exchanges, do not replay
 #[test]
 fn an_unanswered_announcement_is_made_again_over_another_link() {
     for role in [Role::Server, Role::Client] {
@@ -539,7 +572,9 @@ fn an_unanswered_announcement_is_made_again_over_another_link() {
 
 /// A peer that is busy with links, or out of room, for seconds: a new RMB is given up in time for
 /// its connection to go by TCP; one that is in use is announced until the peer knows it.
-// RFC 7609 A.3.5-9, A.3.5-10, 3.5.5.3.1-7
+// RFC 7609 A.3.5 #9: begin again after a retry flag
+// RFC 7609 A.3.5 #10: without retry flag, await next occasion
+// RFC 7609 3.5.5.3.1 #7: repeat CONFIRM RKEY after ADD LINK
 #[test]
 fn refused_rmbs_are_announced_again_with_patience() {
     let mut client = Pair::established().client;

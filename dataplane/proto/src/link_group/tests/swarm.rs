@@ -23,7 +23,11 @@ impl Dice {
 /// in whatever order messages of different links arrive: once it is quiet, both hosts have the same
 /// links and know each RMB by its name on every one of them. Otherwise a failover would write to
 /// the wrong place, or nowhere.
-// RFC 7609 2.3-11, 3.5.5.2-1, 3.5.5.3.1-7, 3.5.5.3.2-6, 3.5.5.3.3-3
+// RFC 7609 2.3 #11: restart LLC exchanges, do not replay
+// RFC 7609 3.5.5.2 #1: register RMBs on all links
+// RFC 7609 3.5.5.3.1 #7: repeat CONFIRM RKEY after ADD LINK
+// RFC 7609 3.5.5.3.2 #6: repeat CONFIRM RKEY after DELETE LINK
+// RFC 7609 3.5.5.3.3 #3: server's ADD LINK interrupts CONFIRM RKEY
 #[test]
 fn whatever_happens_both_sides_agree_in_the_end() {
     let mut ended = 0;

@@ -13,7 +13,8 @@ use crate::vocabulary::{AlertToken, Gid, MacAddress, Mtu, PeerId, Psn, Qpn, Rkey
 use crate::wire::{Malformed, array, flag_if, put, put_u24, u24_at, u32_at, u64_at};
 
 /// Length of the message in bytes.
-// RFC 7609 A.2.3-1, A.2.4-1
+// RFC 7609 A.2.3 #1: Accept: type 2, 68 bytes
+// RFC 7609 A.2.4 #1: Confirm: type 3, as Accept
 pub const LEN: usize = 68;
 
 mod field {
@@ -22,19 +23,21 @@ mod field {
     pub(super) const PEER_ID: Range<usize> = 8..16;
     pub(super) const GID: Range<usize> = 16..32;
     pub(super) const MAC: Range<usize> = 32..38;
-    // RFC 7609 A.2.3-4
+    // RFC 7609 A.2.3 #4: QP number at byte 38
     pub(super) const QPN: Range<usize> = 38..41;
-    // RFC 7609 A.2.3-5
+    // RFC 7609 A.2.3 #5: RKey at byte 41
     pub(super) const RKEY: Range<usize> = 41..45;
-    // RFC 7609 A.2.3-6
+    // RFC 7609 A.2.3 #6: element index at byte 45
     pub(super) const RMBE_INDEX: usize = 45;
-    // RFC 7609 A.2.3-7
+    // RFC 7609 A.2.3 #7: alert token at byte 46
     pub(super) const ALERT_TOKEN: Range<usize> = 46..50;
-    // RFC 7609 A.2.3-8, A.2.3-10, A.2-2
+    // RFC 7609 A.2.3 #8: element size in byte 50
+    // RFC 7609 A.2.3 #10: MTU in byte 50
+    // RFC 7609 A.2 #2: ignore reserved CLC fields
     pub(super) const SIZE_AND_MTU: usize = 50; // 51 is reserved
-    // RFC 7609 A.2.3-14
+    // RFC 7609 A.2.3 #14: RMB address at byte 52
     pub(super) const RMB_ADDRESS: Range<usize> = 52..60; // 60 is reserved
-    // RFC 7609 A.2.3-15
+    // RFC 7609 A.2.3 #15: initial PSN at byte 61
     pub(super) const PSN: Range<usize> = 61..64;
     pub(super) const TRAILER: Range<usize> = 64..68;
     const _: () = assert!(TRAILER.end == LEN && TRAILER.start + TRAILER_LEN == LEN);
@@ -81,14 +84,14 @@ impl Offer {
     ///
     /// If the index is zero. Decoding never makes one.
     pub fn rmbe_address(&self) -> u64 {
-        // RFC 7609 2.1-10
+        // RFC 7609 2.1 #10: compute element address from index
         let index = self.rmbe_index.checked_sub(1).expect("the first element is 1");
         let offset = u64::from(self.rmbe_size.bytes()) * u64::from(index);
         self.rmb_address.wrapping_add(offset)
     }
 
     pub(super) fn decode(bytes: &[u8; LEN]) -> Result<Self, Malformed> {
-        // RFC 7609 A.2-4
+        // RFC 7609 A.2 #4: check both CLC eye catchers
         if bytes[field::TRAILER] != EYECATCHER {
             return Err(Malformed::Trailer);
         }
@@ -97,12 +100,12 @@ impl Offer {
 
     /// Decodes all but the trailer, which is elsewhere in version 2.
     pub(super) fn decode_fields(bytes: &[u8]) -> Result<Self, Malformed> {
-        // RFC 7609 2.1-9
+        // RFC 7609 2.1 #9: element index from 1 to 255
         if bytes[field::RMBE_INDEX] == 0 {
             return Err(Malformed::RmbeIndex);
         }
         Ok(Self {
-            // RFC 7609 A.2.3-2
+            // RFC 7609 A.2.3 #2: F means first contact
             first_contact: bytes[header_field::VERSION_AND_FLAGS] & FLAG != 0,
             peer_id: PeerId(array(bytes, field::PEER_ID)),
             gid: Gid(array(bytes, field::GID)),
@@ -131,7 +134,8 @@ impl Offer {
 pub(super) fn put_fields(bytes: &mut [u8], offer: &Offer) {
     assert!(offer.rmbe_index > 0, "the first element is 1");
     assert!(offer.mtu.0 <= NIBBLE, "an MTU has four bits");
-    // RFC 7609 A.2.1-1, A.2.4-3
+    // RFC 7609 A.2.1 #1: peer id in every CLC message
+    // RFC 7609 A.2.4 #3: Confirm with client's RMB values
     put(bytes, field::PEER_ID, &offer.peer_id.0);
     put(bytes, field::GID, &offer.gid.0);
     put(bytes, field::MAC, &offer.mac.0);

@@ -22,7 +22,8 @@ impl Crossing {
     ///
     /// No other message can cross. We decline in place of a message that the peer waits for, so the
     /// peer has no message to send but a Decline, and sends it once.
-    // RFC 7609 C.1-3, C.6-2
+    // RFC 7609 C.1 #3: never answer a Decline
+    // RFC 7609 C.6 #2: never parse application data as CLC
     pub fn of(bytes: &[u8]) -> Self {
         let seen = bytes.len().min(EYECATCHER.len());
         if bytes[..seen] != EYECATCHER[..seen] {

@@ -14,15 +14,15 @@ use crate::vocabulary::PeerId;
 use crate::wire::{Malformed, array, flag_if, put, u32_at};
 
 /// Length of the message in bytes.
-// RFC 7609 A.2.5-1
+// RFC 7609 A.2.5 #1: Decline: type 4, 28 bytes
 pub const LEN: usize = 28;
 
 mod field {
     use super::{LEN, Range, TRAILER_LEN};
 
-    // RFC 7609 A.2.5-4
+    // RFC 7609 A.2.5 #4: Decline's peer id at byte 8
     pub(super) const PEER_ID: Range<usize> = 8..16;
-    // RFC 7609 A.2.5-5
+    // RFC 7609 A.2.5 #5: Decline's diagnosis at byte 16
     pub(super) const DIAGNOSIS: Range<usize> = 16..20; // 20..24 is reserved
     const _: () = assert!(DIAGNOSIS.end + 4 + TRAILER_LEN == LEN);
 }
@@ -139,7 +139,7 @@ impl Decline {
             return Err(Malformed::Trailer);
         }
         Ok(Self {
-            // RFC 7609 A.2.5-2
+            // RFC 7609 A.2.5 #2: S means out of sync
             out_of_sync: bytes[header_field::VERSION_AND_FLAGS] & FLAG != 0,
             peer_id: PeerId(array(bytes, field::PEER_ID)),
             diagnosis: Diagnosis(u32_at(bytes, field::DIAGNOSIS)),
@@ -156,7 +156,7 @@ impl Decline {
 
 /// Writes what both versions have.
 pub(super) fn put_fields(bytes: &mut [u8], decline: &Decline) {
-    // RFC 7609 A.2.1-1
+    // RFC 7609 A.2.1 #1: peer id in every CLC message
     put(bytes, field::PEER_ID, &decline.peer_id.0);
     put(bytes, field::DIAGNOSIS, &decline.diagnosis.0.to_be_bytes());
 }

@@ -69,7 +69,7 @@ impl Framer {
         Ok(Some(frame))
     }
 
-    // RFC 7609 C.6-2
+    // RFC 7609 C.6 #2: never parse application data as CLC
     /// Bytes that were fed and belong to no message that [`next_frame`](Self::next_frame) returned.
     pub fn leftover(&self) -> &[u8] {
         &self.buffer[..self.len]
@@ -80,7 +80,7 @@ impl Framer {
         if self.len >= HEADER_LEN {
             return Header::decode(&self.buffer).map(|header| header.length);
         }
-        // RFC 7609 C.6-1
+        // RFC 7609 C.6 #1: application data instead of CLC: error
         // The first bytes show whether an application without SMC speaks here.
         let seen = self.len.min(field::EYECATCHER.end);
         let begins = |eyecatcher: [u8; 4]| self.buffer[..seen] == eyecatcher[..seen];

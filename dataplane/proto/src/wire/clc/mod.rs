@@ -27,7 +27,7 @@ pub use proposal::{Ipv4Subnet, Ipv6Prefix, Proposal};
 pub use v2::{DeclineV2, OfferV2, ProposalV2};
 
 /// "SMCR" in EBCDIC: begins and ends every CLC message, and is the value of the TCP option.
-// RFC 7609 A.2-3
+// RFC 7609 A.2 #3: eye catchers around CLC messages
 pub const EYECATCHER: [u8; 4] = [0xe2, 0xd4, 0xc3, 0xd9];
 
 /// "SMCD": may begin and end the Proposal of a client that offers only SMC-D, so that it can be
@@ -35,7 +35,7 @@ pub const EYECATCHER: [u8; 4] = [0xe2, 0xd4, 0xc3, 0xd9];
 const EYECATCHER_SMC_D: [u8; 4] = [0xe2, 0xd4, 0xc3, 0xc4];
 
 /// The version of SMC-R that RFC 7609 defines.
-// RFC 7609 A.2.2-3
+// RFC 7609 A.2.2 #3: Proposal carries version 1
 pub const VERSION: u8 = 1;
 
 /// Length of the header in bytes.
@@ -58,13 +58,13 @@ mod field {
 }
 
 mod kind {
-    // RFC 7609 A.2.2-1
+    // RFC 7609 A.2.2 #1: Proposal has type 1
     pub(super) const PROPOSAL: u8 = 1;
-    // RFC 7609 A.2.3-1
+    // RFC 7609 A.2.3 #1: Accept: type 2, 68 bytes
     pub(super) const ACCEPT: u8 = 2;
-    // RFC 7609 A.2.4-1
+    // RFC 7609 A.2.4 #1: Confirm: type 3, as Accept
     pub(super) const CONFIRM: u8 = 3;
-    // RFC 7609 A.2.5-1
+    // RFC 7609 A.2.5 #1: Decline: type 4, 28 bytes
     pub(super) const DECLINE: u8 = 4;
 }
 
@@ -159,7 +159,8 @@ impl Header {
     /// The version comes before the length: a message of another version is longer, and the caller
     /// must hear of the version.
     fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        // RFC 7609 A.2-4, C.6-3
+        // RFC 7609 A.2 #4: check both CLC eye catchers
+        // RFC 7609 C.6 #3: malformed CLC is a protocol error
         let smc_r = bytes[field::EYECATCHER] == EYECATCHER;
         let smc_d = bytes[field::EYECATCHER] == EYECATCHER_SMC_D;
         let kind = match bytes[field::TYPE] {
@@ -171,7 +172,7 @@ impl Header {
             kind::DECLINE => Kind::Decline,
             unknown => return Err(Malformed::UnknownType(unknown)),
         };
-        // RFC 7609 A.2-5
+        // RFC 7609 A.2 #5: use the lower version
         // Whoever proposes, or declines, does so before versions are agreed: newer ones pass.
         let version = version(bytes);
         let version_fits = match kind {
@@ -221,7 +222,7 @@ impl EncodedFrame {
     #[expect(clippy::cast_possible_truncation, reason = "asserted to be below ENCODED_MAX")]
     fn of_version(version: u8, kind: u8, len: usize, flags: u8) -> Self {
         assert!((HEADER_LEN + TRAILER_LEN..=ENCODED_MAX).contains(&len), "{len} bytes");
-        // RFC 7609 A.2-1
+        // RFC 7609 A.2 #1: send reserved CLC fields as zero
         let mut bytes = [0; ENCODED_MAX];
         put(&mut bytes, field::EYECATCHER, &EYECATCHER);
         bytes[field::TYPE] = kind;

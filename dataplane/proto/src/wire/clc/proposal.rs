@@ -19,7 +19,7 @@ use crate::vocabulary::{Gid, MacAddress, PeerId};
 use crate::wire::{Malformed, array, put, u16_at};
 
 /// Length of a Proposal without gap and prefixes in bytes: the shortest one.
-// RFC 7609 A.2.2-2
+// RFC 7609 A.2.2 #2: accept Proposal of 52 bytes
 pub const LEN: usize = 52;
 
 /// Bytes between the offset and the prefix area in what we send, all zero.
@@ -29,14 +29,14 @@ const GAP: u16 = 40;
 pub const LEN_MAX: usize = LEN + GAP as usize + PREFIXES_MAX * prefix_field::LEN;
 
 /// The most IPv6 prefixes a Proposal carries.
-// RFC 7609 A.2.2-11
+// RFC 7609 A.2.2 #11: at most eight IPv6 prefixes
 pub const PREFIXES_MAX: usize = 8;
 
 mod field {
     use super::Range;
 
     pub(super) const VERSION_AND_FLAGS: usize = 7;
-    // RFC 7609 A.2.2-4
+    // RFC 7609 A.2.2 #4: peer id, GID, MAC in Proposal
     pub(super) const PEER_ID: Range<usize> = 8..16;
     pub(super) const GID: Range<usize> = 16..32;
     pub(super) const MAC: Range<usize> = 32..38;
@@ -48,9 +48,9 @@ mod field {
 mod area_field {
     use super::{Range, TRAILER_LEN, field};
 
-    // RFC 7609 A.2.2-8
+    // RFC 7609 A.2.2 #8: IPv4 subnet and its length
     pub(super) const NETWORK: Range<usize> = 0..4;
-    // RFC 7609 A.2-2
+    // RFC 7609 A.2 #2: ignore reserved CLC fields
     pub(super) const PREFIX_BITS: usize = 4; // 5..7 is reserved
     pub(super) const COUNT: usize = 7;
     pub(super) const PREFIXES: usize = 8;
@@ -60,7 +60,7 @@ mod area_field {
 mod prefix_field {
     use super::Range;
 
-    // RFC 7609 A.2.2-13
+    // RFC 7609 A.2.2 #13: IPv6 prefix takes 17 bytes
     pub(super) const PREFIX: Range<usize> = 0..16;
     pub(super) const BITS: usize = 16;
     pub(super) const LEN: usize = BITS + 1;
@@ -137,10 +137,12 @@ impl Proposal {
                 && (offered == OFFERED_SMC_R || offered == OFFERED_BOTH),
         };
         if proposal.offers_smc_r_v1 {
-            // RFC 7609 A.2.2-6, A.2.2-7
+            // RFC 7609 A.2.2 #6: skip offset to find the subnet
+            // RFC 7609 A.2.2 #7: refuse offset outside the message
             let area = field::PREFIX_AREA + usize::from(u16_at(bytes, field::OFFSET));
             let rest = proposal.read_prefix_area(body.get(area..).unwrap_or(&[]))?;
-            // RFC 7609 A.2.2-12, A.2.2-14
+            // RFC 7609 A.2.2 #12: no IPv6 prefixes for IPv4
+            // RFC 7609 A.2.2 #14: Proposal length agrees with contents
             // Version 1 has no extension.
             if version(bytes) == VERSION && !rest.is_empty() {
                 return Err(Malformed::PrefixArea);

@@ -65,8 +65,16 @@ fn ipv4_proposal() -> Proposal {
 }
 
 /// An older Linux client reaches us; without this it would stay on TCP, or be reset.
-// RFC 7609 A.2-3, A.2.1-1, A.2.2-1, A.2.2-2, A.2.2-4, A.2.2-8, A.2.2-9, A.2.2-10, A.2.2-12
-// RFC 7609 A.2.2-13
+// RFC 7609 A.2 #3: eye catchers around CLC messages
+// RFC 7609 A.2.1 #1: peer id in every CLC message
+// RFC 7609 A.2.2 #1: Proposal has type 1
+// RFC 7609 A.2.2 #2: accept Proposal of 52 bytes
+// RFC 7609 A.2.2 #4: peer id, GID, MAC in Proposal
+// RFC 7609 A.2.2 #8: IPv4 subnet and its length
+// RFC 7609 A.2.2 #9: send IPv4 network, not mask
+// RFC 7609 A.2.2 #10: zero IPv4 subnet for IPv6
+// RFC 7609 A.2.2 #12: no IPv6 prefixes for IPv4
+// RFC 7609 A.2.2 #13: IPv6 prefix takes 17 bytes
 #[test]
 fn decodes_the_proposals_that_linux_sends() {
     let without_gap = |bytes: &[u8], expected: Proposal| {
@@ -99,8 +107,19 @@ fn decodes_the_proposals_that_linux_sends() {
 
 /// A field in the wrong place here is a write to the wrong address there, and the whole link group
 /// goes down.
-// RFC 7609 A.2.1-1, A.2.3-1, A.2.3-2, A.2.3-4, A.2.3-5, A.2.3-6, A.2.3-7, A.2.3-8, A.2.3-10
-// RFC 7609 A.2.3-14, A.2.3-15, 2.1-10, A.2-1
+// RFC 7609 A.2.1 #1: peer id in every CLC message
+// RFC 7609 A.2.3 #1: Accept: type 2, 68 bytes
+// RFC 7609 A.2.3 #2: F means first contact
+// RFC 7609 A.2.3 #4: QP number at byte 38
+// RFC 7609 A.2.3 #5: RKey at byte 41
+// RFC 7609 A.2.3 #6: element index at byte 45
+// RFC 7609 A.2.3 #7: alert token at byte 46
+// RFC 7609 A.2.3 #8: element size in byte 50
+// RFC 7609 A.2.3 #10: MTU in byte 50
+// RFC 7609 A.2.3 #14: RMB address at byte 52
+// RFC 7609 A.2.3 #15: initial PSN at byte 61
+// RFC 7609 2.1 #10: compute element address from index
+// RFC 7609 A.2 #1: send reserved CLC fields as zero
 #[test]
 fn decodes_the_accept_that_linux_sends() {
     let expected = Offer {
@@ -122,7 +141,8 @@ fn decodes_the_accept_that_linux_sends() {
     assert_eq!(Offer { rmbe_index: 3, ..expected }.rmbe_address(), 0xf0a8_0000);
 }
 
-// RFC 7609 A.2.4-1, A.2.4-3
+// RFC 7609 A.2.4 #1: Confirm: type 3, as Accept
+// RFC 7609 A.2.4 #3: Confirm with client's RMB values
 #[test]
 fn decodes_the_confirm_that_linux_sends() {
     let expected = Offer {
@@ -142,7 +162,11 @@ fn decodes_the_confirm_that_linux_sends() {
     assert_decodes::<68>(LINUX_CONFIRM, Frame::Confirm(expected));
 }
 
-// RFC 7609 A.2.1-1, A.2.5-1, A.2.5-2, A.2.5-4, A.2.5-5
+// RFC 7609 A.2.1 #1: peer id in every CLC message
+// RFC 7609 A.2.5 #1: Decline: type 4, 28 bytes
+// RFC 7609 A.2.5 #2: S means out of sync
+// RFC 7609 A.2.5 #4: Decline's peer id at byte 8
+// RFC 7609 A.2.5 #5: Decline's diagnosis at byte 16
 #[test]
 fn decodes_the_decline_that_linux_sends() {
     let expected = Decline {
@@ -172,7 +196,9 @@ fn decodes_a_decline_of_version_2() {
 }
 
 /// Every Linux since 5.10 proposes in this form, also where only SMC-Rv1 is possible.
-// RFC 7609 A.2-5, A.2.2-5, A.2.2-6
+// RFC 7609 A.2 #5: use the lower version
+// RFC 7609 A.2.2 #5: gap of 40 bytes in Proposal
+// RFC 7609 A.2.2 #6: skip offset to find the subnet
 #[test]
 fn decodes_the_proposal_of_newer_kernels() {
     let expected = Proposal {
@@ -208,7 +234,10 @@ fn reads_a_proposal_of_smc_d() {
 }
 
 /// A peer that miscounts cannot make us read past its message.
-// RFC 7609 A.2.2-7, A.2.2-11, A.2.2-12, A.2.2-14
+// RFC 7609 A.2.2 #7: refuse offset outside the message
+// RFC 7609 A.2.2 #11: at most eight IPv6 prefixes
+// RFC 7609 A.2.2 #12: no IPv6 prefixes for IPv4
+// RFC 7609 A.2.2 #14: Proposal length agrees with contents
 #[test]
 fn refuses_prefix_areas_that_do_not_fit() {
     let refused = |change: &dyn Fn(&mut [u8; 69])| {
@@ -236,7 +265,10 @@ fn refuses_prefix_areas_that_do_not_fit() {
 const LEN_OF_NINE: usize = 52 + 9 * 17;
 
 /// What is no message closes the connection, and the counter of reasons says why.
-// RFC 7609 A.2-4, C.6-3, 2.1-9, A.2-5
+// RFC 7609 A.2 #4: check both CLC eye catchers
+// RFC 7609 C.6 #3: malformed CLC is a protocol error
+// RFC 7609 2.1 #9: element index from 1 to 255
+// RFC 7609 A.2 #5: use the lower version
 #[test]
 fn refuses_broken_headers_and_trailers() {
     let outcome = |dump: &str, at: usize, value: u8| {
@@ -263,7 +295,8 @@ fn refuses_broken_headers_and_trailers() {
 
 /// Linux once took a reserved bit of a Decline for a protocol error, and closed connections that
 /// should have gone on over TCP. Nor may a bit that has a meaning be overlooked.
-// RFC 7609 A.2-2, A.2-1
+// RFC 7609 A.2 #2: ignore reserved CLC fields
+// RFC 7609 A.2 #1: send reserved CLC fields as zero
 #[test]
 fn ignores_reserved_bytes() {
     // Newer versions of a Proposal are told apart; those of a Decline, by its length.
@@ -359,7 +392,7 @@ fn any_frame() -> impl Strategy<Value = Frame> {
 }
 
 proptest! {
-    // RFC 7609 A.2.2-3
+    // RFC 7609 A.2.2 #3: Proposal carries version 1
     #[test]
     fn survives_the_wire(frame in any_frame()) {
         prop_assert_eq!(decode(frame.encode().as_bytes()), Ok(Some(frame)));

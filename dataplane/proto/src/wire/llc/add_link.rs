@@ -21,15 +21,15 @@ use crate::wire::{array, flag_if, put, put_u24, u24_at, u32_at, u64_at};
 mod field {
     use super::{LEN, Range, header_field};
 
-    // RFC 7609 A.3.2-4
+    // RFC 7609 A.3.2 #4: rejection reason in byte 2
     pub(super) const REASON: usize = 2;
     pub(super) const MAC: Range<usize> = 4..10; // 10..12 is reserved
     pub(super) const GID: Range<usize> = 12..28;
-    // RFC 7609 A.3.2-7
+    // RFC 7609 A.3.2 #7: ADD LINK with MAC, GID, QP
     pub(super) const QPN: Range<usize> = 28..31;
     pub(super) const LINK: usize = 31;
     pub(super) const MTU: usize = 32;
-    // RFC 7609 A.3.2-10
+    // RFC 7609 A.3.2 #10: ADD LINK with initial PSN
     pub(super) const PSN: Range<usize> = 33..36;
     pub(super) const RESERVED: Range<usize> = 36..44;
     const _: () = assert!(REASON + 1 == header_field::FLAGS && RESERVED.end == LEN);
@@ -38,10 +38,10 @@ mod field {
 mod continuation_field {
     use super::{LEN, Range};
 
-    // RFC 7609 A.3.3-6
+    // RFC 7609 A.3.3 #6: new link's number at byte 4
     pub(super) const LINK: usize = 4;
     pub(super) const REMAINING: usize = 5; // 6..8 is reserved
-    // RFC 7609 A.3.3-9
+    // RFC 7609 A.3.3 #9: at most two pairs per message
     pub(super) const PAIRS: [usize; 2] = [8, 24];
     pub(super) const RESERVED: Range<usize> = 40..44;
     const _: () = assert!(PAIRS[1] + super::pair_field::LEN == RESERVED.start);
@@ -60,7 +60,7 @@ mod pair_field {
 /// The low half of a byte, where reason and MTU live.
 const NIBBLE: u8 = 0x0f;
 
-// RFC 7609 A.3.2-3
+// RFC 7609 A.3.2 #3: Z marks a rejection
 const REJECTED: u8 = 0x40;
 
 /// Request or reply.
@@ -87,11 +87,11 @@ pub struct AddLink {
 }
 
 /// Why a link is rejected: the client has no second RNIC for a link to the same port of the server.
-// RFC 7609 A.3.2-5
+// RFC 7609 A.3.2 #5: reason 1: no alternate path
 pub const REASON_NO_ALTERNATE_PATH: u8 = 1;
 
 /// Why a link is rejected: the MTU has a reserved value.
-// RFC 7609 A.3.2-6
+// RFC 7609 A.3.2 #6: reason 2: invalid MTU
 pub const REASON_INVALID_MTU: u8 = 2;
 
 impl AddLink {

@@ -16,15 +16,15 @@ use crate::wire::{array, flag_if, put, put_u24, u24_at, u32_at};
 mod field {
     use super::{LEN, Range, header_field};
 
-    // RFC 7609 A.3.1-2
+    // RFC 7609 A.3.1 #2: CONFIRM LINK: MAC, GID, QP number
     pub(super) const MAC: Range<usize> = 4..10;
     pub(super) const GID: Range<usize> = 10..26;
     pub(super) const QPN: Range<usize> = 26..29;
-    // RFC 7609 A.3.1-3
+    // RFC 7609 A.3.1 #3: link number at byte 29
     pub(super) const LINK: usize = 29;
-    // RFC 7609 A.3.1-4
+    // RFC 7609 A.3.1 #4: link user id at byte 30
     pub(super) const USER_ID: Range<usize> = 30..34;
-    // RFC 7609 A.3.1-5
+    // RFC 7609 A.3.1 #5: link limit at byte 34
     pub(super) const MAX_LINKS: usize = 34;
     pub(super) const RESERVED: Range<usize> = 35..44;
     const _: () = assert!(MAC.start == header_field::FLAGS + 1 && RESERVED.end == LEN);

@@ -15,16 +15,17 @@ mod field {
     use super::{LEN, Range, header_field};
 
     pub(super) const LINK: usize = 4;
-    // RFC 7609 A.3.4-5
+    // RFC 7609 A.3.4 #5: deletion reason at byte 5
     pub(super) const REASON: Range<usize> = 5..9;
     pub(super) const RESERVED: Range<usize> = 9..44;
     const _: () = assert!(LINK == header_field::FLAGS + 1 && RESERVED.end == LEN);
     const _: () = assert!(REASON.end == RESERVED.start);
 }
 
-// RFC 7609 A.3.4-2
+// RFC 7609 A.3.4 #2: flag that deletes all links
 const ALL: u8 = 0x40;
-// RFC 7609 A.3.4-3, 2.3-14
+// RFC 7609 A.3.4 #3: flag that says orderly
+// RFC 7609 2.3 #14: say whether deletion is orderly
 const ORDERLY: u8 = 0x20;
 
 /// Why a link is deleted. Peers may send other codes.
@@ -32,7 +33,7 @@ const ORDERLY: u8 = 0x20;
 pub struct DeleteReason(pub u32);
 
 code_points! {
-    // RFC 7609 A.3.4-6
+    // RFC 7609 A.3.4 #6: five reasons for DELETE LINK
     DeleteReason {
         /// Request: the path to the peer is gone.
         LOST_PATH = 0x0001_0000,

@@ -24,7 +24,9 @@ pub use test_link::TestLink;
 pub use v2::LlcV2;
 
 /// Length of every LLC and CDC message of SMC-Rv1, in bytes.
-// RFC 7609 A.3-1, 3.3-1, 3.4-1
+// RFC 7609 A.3 #1: LLC messages filled with zeros
+// RFC 7609 3.3 #1: LLC messages are SENDs of 44 bytes
+// RFC 7609 3.4 #1: CDC messages are SENDs of 44 bytes
 pub const LEN: usize = 44;
 
 mod field {
@@ -34,7 +36,7 @@ mod field {
 }
 
 /// Set in every reply.
-// RFC 7609 A.3-2
+// RFC 7609 A.3 #2: one flag marks LLC replies
 const REPLY: u8 = 0x80;
 
 /// Two bits of a type say what to do with a message of unknown type; this value says to discard it
@@ -43,21 +45,21 @@ const UNKNOWN_TYPE_MASK: u8 = 0xc0;
 const DISCARD: u8 = 0x80;
 
 mod kind {
-    // RFC 7609 A.3.1-1
+    // RFC 7609 A.3.1 #1: CONFIRM LINK: type 1, reply flag
     pub(super) const CONFIRM_LINK: u8 = 1;
-    // RFC 7609 A.3.2-2
+    // RFC 7609 A.3.2 #2: ADD LINK: type 2, reply flag
     pub(super) const ADD_LINK: u8 = 2;
-    // RFC 7609 A.3.3-1
+    // RFC 7609 A.3.3 #1: ADD LINK CONTINUATION: type 3, reply flag
     pub(super) const ADD_LINK_CONTINUATION: u8 = 3;
-    // RFC 7609 A.3.4-1
+    // RFC 7609 A.3.4 #1: DELETE LINK: type 4, reply flag
     pub(super) const DELETE_LINK: u8 = 4;
-    // RFC 7609 A.3.5-1
+    // RFC 7609 A.3.5 #1: CONFIRM RKEY: type 6, reply flag
     pub(super) const CONFIRM_RKEY: u8 = 6;
-    // RFC 7609 A.3.8-1
+    // RFC 7609 A.3.8 #1: TEST LINK: type 7, reply flag
     pub(super) const TEST_LINK: u8 = 7;
-    // RFC 7609 A.3.6-1
+    // RFC 7609 A.3.6 #1: CONFIRM RKEY CONTINUATION: type 8, reply flag
     pub(super) const CONFIRM_RKEY_CONTINUATION: u8 = 8;
-    // RFC 7609 A.3.7-1
+    // RFC 7609 A.3.7 #1: DELETE RKEY: type 9, reply flag
     pub(super) const DELETE_RKEY: u8 = 9;
 }
 
@@ -114,9 +116,9 @@ impl Llc {
             }
             kind::DELETE_RKEY => DeleteRkey::decode(bytes).map(Self::DeleteRkey),
             kind::TEST_LINK => Ok(Self::TestLink(TestLink::decode(bytes))),
-            // RFC 7609 A.3-4
+            // RFC 7609 A.3 #4: unknown opcode 10: drop silently
             unknown if unknown & UNKNOWN_TYPE_MASK == DISCARD => Err(Malformed::Ignorable(unknown)),
-            // RFC 7609 A.3-3
+            // RFC 7609 A.3 #3: unknown opcode 00: protocol error
             unknown => Err(Malformed::UnknownType(unknown)),
         }
     }

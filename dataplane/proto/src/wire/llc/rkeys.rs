@@ -20,12 +20,12 @@ use crate::wire::{Malformed, flag_if, put, u32_at, u64_at};
 mod confirm_field {
     use super::{LEN, Range, on_link_field};
 
-    // RFC 7609 A.3.5-4
+    // RFC 7609 A.3.5 #4: byte 4 counts other links
     pub(super) const OTHER_LINKS: usize = 4;
-    // RFC 7609 A.3.5-5
+    // RFC 7609 A.3.5 #5: RKey at byte 5, address at 9
     pub(super) const RKEY: Range<usize> = 5..9;
     pub(super) const ADDRESS: Range<usize> = 9..17;
-    // RFC 7609 A.3.5-6
+    // RFC 7609 A.3.5 #6: two more RTokens from byte 17
     pub(super) const OTHERS: [usize; 2] = [17, 30]; // 43 is reserved
     const _: () = assert!(OTHERS[0] + on_link_field::LEN == OTHERS[1]);
     const _: () = assert!(OTHERS[1] + on_link_field::LEN + 1 == LEN);
@@ -35,7 +35,7 @@ mod continuation_field {
     use super::{LEN, on_link_field};
 
     pub(super) const REMAINING: usize = 4;
-    // RFC 7609 A.3.6-3
+    // RFC 7609 A.3.6 #3: at most three RTokens per message
     pub(super) const OTHERS: [usize; 3] = [5, 18, 31];
     const _: () = assert!(OTHERS[0] + 2 * on_link_field::LEN == OTHERS[2]);
     const _: () = assert!(OTHERS[2] + on_link_field::LEN == LEN);
@@ -55,16 +55,18 @@ mod delete_field {
 
     pub(super) const COUNT: usize = 4;
     pub(super) const ERROR_MASK: usize = 5; // 6..8 is reserved
-    // RFC 7609 A.3.7-5
+    // RFC 7609 A.3.7 #5: deleted RKeys from byte 8
     pub(super) const RKEYS: [Range<usize>; super::RKEYS_MAX] =
         [8..12, 12..16, 16..20, 20..24, 24..28, 28..32, 32..36, 36..40];
     pub(super) const RESERVED: Range<usize> = 40..44;
     const _: () = assert!(RKEYS[7].end == RESERVED.start && RESERVED.end == LEN);
 }
 
-// RFC 7609 A.3.5-2, A.3.6-5, A.3.7-2
+// RFC 7609 A.3.5 #2: negative flag of CONFIRM RKEY
+// RFC 7609 A.3.6 #5: negative flag of CONFIRM RKEY CONTINUATION
+// RFC 7609 A.3.7 #2: negative flag of DELETE RKEY
 pub(super) const NEGATIVE: u8 = 0x20;
-// RFC 7609 A.3.5-3
+// RFC 7609 A.3.5 #3: retry flag of CONFIRM RKEY
 const RETRY: u8 = 0x10;
 
 /// The most keys one DELETE RKEY carries.
@@ -194,7 +196,7 @@ pub struct DeleteRkey {
 impl DeleteRkey {
     pub(super) fn decode(bytes: &[u8; LEN]) -> Result<Self, Malformed> {
         let count = bytes[delete_field::COUNT];
-        // RFC 7609 A.3.7-3
+        // RFC 7609 A.3.7 #3: byte 4 counts deleted RKeys
         if usize::from(count) > RKEYS_MAX {
             return Err(Malformed::RkeyCount);
         }

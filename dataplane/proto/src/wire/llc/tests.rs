@@ -26,7 +26,14 @@ fn assert_decodes(dump: &str, expected: Llc) {
 }
 
 /// Without the two flag bits a Linux peer declines: "peer has RMBE eye catchers".
-// RFC 7609 A.3-1, A.3.1-1, A.3.1-2, A.3.1-3, A.3.1-4, A.3.1-5, A.3.1-6, 3.3-1
+// RFC 7609 A.3 #1: LLC messages filled with zeros
+// RFC 7609 A.3.1 #1: CONFIRM LINK: type 1, reply flag
+// RFC 7609 A.3.1 #2: CONFIRM LINK: MAC, GID, QP number
+// RFC 7609 A.3.1 #3: link number at byte 29
+// RFC 7609 A.3.1 #4: link user id at byte 30
+// RFC 7609 A.3.1 #5: link limit at byte 34
+// RFC 7609 A.3.1 #6: agree on no eye catchers
+// RFC 7609 3.3 #1: LLC messages are SENDs of 44 bytes
 #[test]
 fn decodes_the_confirm_link_that_linux_sends() {
     let expected = ConfirmLink {
@@ -55,7 +62,9 @@ fn one_bit_says_no_eye_catcher() {
 
 /// Without the padding behind the MAC the GID would be wrong by two bytes, and the second link
 /// would never come up.
-// RFC 7609 A.3.2-1, A.3.2-2, A.3.2-7
+// RFC 7609 A.3.2 #1: gap between MAC and GID
+// RFC 7609 A.3.2 #2: ADD LINK: type 2, reply flag
+// RFC 7609 A.3.2 #7: ADD LINK with MAC, GID, QP
 #[test]
 fn decodes_the_add_link_that_linux_sends() {
     let expected = AddLink {
@@ -73,7 +82,10 @@ fn decodes_the_add_link_that_linux_sends() {
 }
 
 /// Our way out of a second link: the request, echoed with reply and rejection flags and a reason.
-// RFC 7609 A.3-2, A.3.2-3, A.3.2-4, A.3.2-5
+// RFC 7609 A.3 #2: one flag marks LLC replies
+// RFC 7609 A.3.2 #3: Z marks a rejection
+// RFC 7609 A.3.2 #4: rejection reason in byte 2
+// RFC 7609 A.3.2 #5: reason 1: no alternate path
 #[test]
 fn rejects_a_link_as_linux_expects() {
     let Ok(Llc::AddLink(request)) = Llc::decode(&hex(LINUX_ADD_LINK)) else { panic!() };
@@ -88,7 +100,8 @@ fn rejects_a_link_as_linux_expects() {
     assert_eq!(bytes[4..], hex::<LEN>(LINUX_ADD_LINK)[4..]);
 }
 
-// RFC 7609 A.3.5-1, A.3.5-5
+// RFC 7609 A.3.5 #1: CONFIRM RKEY: type 6, reply flag
+// RFC 7609 A.3.5 #5: RKey at byte 5, address at 9
 #[test]
 fn decodes_the_confirm_rkey_that_linux_sends() {
     let expected = ConfirmRkey {
@@ -103,7 +116,10 @@ fn decodes_the_confirm_rkey_that_linux_sends() {
     assert_decodes(LINUX_CONFIRM_RKEY, Llc::ConfirmRkey(expected));
 }
 
-// RFC 7609 A.3.4-1, A.3.4-2, A.3.4-3, 2.3-14
+// RFC 7609 A.3.4 #1: DELETE LINK: type 4, reply flag
+// RFC 7609 A.3.4 #2: flag that deletes all links
+// RFC 7609 A.3.4 #3: flag that says orderly
+// RFC 7609 2.3 #14: say whether deletion is orderly
 #[test]
 fn decodes_the_delete_link_that_linux_sends() {
     let expected = DeleteLink {
@@ -117,8 +133,17 @@ fn decodes_the_delete_link_that_linux_sends() {
 }
 
 /// Messages that no capture has, written down from the RFC's figures: A.3.3, A.3.6, A.3.7, A.3.8.
-// RFC 7609 A.3.3-1, A.3.3-6, A.3.3-9, A.3.6-1, A.3.6-3, A.3.7-1, A.3.7-5, A.3.8-1, A.3.5-2, A.3.6-5
-// RFC 7609 A.3.7-2
+// RFC 7609 A.3.3 #1: ADD LINK CONTINUATION: type 3, reply flag
+// RFC 7609 A.3.3 #6: new link's number at byte 4
+// RFC 7609 A.3.3 #9: at most two pairs per message
+// RFC 7609 A.3.6 #1: CONFIRM RKEY CONTINUATION: type 8, reply flag
+// RFC 7609 A.3.6 #3: at most three RTokens per message
+// RFC 7609 A.3.7 #1: DELETE RKEY: type 9, reply flag
+// RFC 7609 A.3.7 #5: deleted RKeys from byte 8
+// RFC 7609 A.3.8 #1: TEST LINK: type 7, reply flag
+// RFC 7609 A.3.5 #2: negative flag of CONFIRM RKEY
+// RFC 7609 A.3.6 #5: negative flag of CONFIRM RKEY CONTINUATION
+// RFC 7609 A.3.7 #2: negative flag of DELETE RKEY
 #[test]
 fn decodes_what_the_rfc_draws() {
     let pair = |n: u8| RkeyPair {
@@ -172,7 +197,8 @@ fn decodes_what_the_rfc_draws() {
 }
 
 /// A newer peer may try an optional message; the link must survive that, and nothing else.
-// RFC 7609 A.3-3, A.3-4
+// RFC 7609 A.3 #3: unknown opcode 00: protocol error
+// RFC 7609 A.3 #4: unknown opcode 10: drop silently
 #[test]
 fn tells_optional_types_from_mandatory_ones() {
     let known = [1, 2, 3, 4, 6, 7, 8, 9];
@@ -190,7 +216,8 @@ fn tells_optional_types_from_mandatory_ones() {
 }
 
 /// What is no message breaks the link, rather than being half understood.
-// RFC 7609 A.3-1, A.3.7-3
+// RFC 7609 A.3 #1: LLC messages filled with zeros
+// RFC 7609 A.3.7 #3: byte 4 counts deleted RKeys
 #[test]
 fn refuses_wrong_lengths_and_counts() {
     for kind in [1, 2, 3, 4, 6, 7, 8, 9] {
@@ -206,7 +233,7 @@ fn refuses_wrong_lengths_and_counts() {
 
 /// What a later version puts into reserved bits must not break us, and no bit that has a meaning
 /// may be overlooked.
-// RFC 7609 A.3.5-3
+// RFC 7609 A.3.5 #3: retry flag of CONFIRM RKEY
 #[test]
 fn ignores_reserved_bytes() {
     let check = |dump: &str, reserved: [u8; LEN]| {

@@ -114,7 +114,7 @@ fn a_long_write_is_checked_as_a_whole() {
 
 /// Nobody may read the memory of others over the network, or change it in ways that were not
 /// agreed on.
-// RFC 7609 2.1-4
+// RFC 7609 2.1 #4: only the peer writes an RMB
 #[test]
 fn requests_that_break_the_rules_are_refused() {
     let full = [0; MTU];

@@ -452,7 +452,7 @@ fn packets_from_another_address_are_ignored() {
 }
 
 /// A peer drops packets that are larger than it accepts, again and again, until the link breaks.
-// RFC 7609 A.2.3-11
+// RFC 7609 A.2.3 #11: use the smaller MTU
 #[test]
 fn the_smaller_mtu_of_both_counts() {
     for mtus in [[Mtu::B4096, Mtu::B512], [Mtu::B512, Mtu::B4096]] {

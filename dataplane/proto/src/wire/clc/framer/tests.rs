@@ -43,7 +43,7 @@ fn reads_byte_by_byte() {
 
 /// Two messages and the application's first bytes, in all pieces of three: the messages come out,
 /// and not one byte of the application is lost or mistaken.
-// RFC 7609 C.6-2
+// RFC 7609 C.6 #2: never parse application data as CLC
 #[test]
 fn reads_every_split() {
     let stream = [&proposal()[..], &decline(), BANNER].concat();
@@ -85,7 +85,7 @@ fn wants_no_byte_beyond_the_message() {
 
 /// An application that never heard of SMC is recognised by its first byte, not after a timeout,
 /// and its bytes are all there.
-// RFC 7609 C.6-1
+// RFC 7609 C.6 #1: application data instead of CLC: error
 #[test]
 fn recognises_a_stranger_at_once() {
     let mut framer = Framer::default();
