@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::thread;
 use std::time::Duration;
 
 use smcr_proto::wire::cdc::{Cdc, Cursor};
@@ -203,11 +204,14 @@ fn a_stranger_with_a_queue_pair_touches_no_connection() {
     let peer_id = PeerId(proposal[PEER_ID].try_into().expect("eight bytes"));
     let mut peer = Stranger::found(&stranger, hosts.b.at(PORT), peer_id);
     for round in 0..ROUNDS {
-        peer.say(tokens.iter().copied().flat_map(attacks));
-        let guesses = round * GUESSES / ROUNDS..(round + 1) * GUESSES / ROUNDS;
-        let attack_of = |guess: u32| attacks(AlertToken(guess))[guess as usize % ATTACKS];
-        peer.say(guesses.map(attack_of));
-        others.talk();
+        thread::scope(|scope| {
+            // Their bytes are on the way while the messages come.
+            scope.spawn(|| others.talk());
+            peer.say(tokens.iter().copied().flat_map(attacks));
+            let guesses = round * GUESSES / ROUNDS..(round + 1) * GUESSES / ROUNDS;
+            let attack_of = |guess: u32| attacks(AlertToken(guess))[guess as usize % ATTACKS];
+            peer.say(guesses.map(attack_of));
+        });
     }
     let live = u64::from(ROUNDS) * (tokens.len() * ATTACKS) as u64;
     let mut seen = (0, 0);
@@ -229,9 +233,10 @@ fn a_stranger_with_a_queue_pair_touches_no_connection() {
 }
 
 /// What a CDC message with somebody else's token could do: abort, close, announce bytes that nobody
-/// wrote, free an element that is full, and claim a failover.
+/// wrote, free an element that is full, and claim a failover that has lost messages. Each is newer
+/// than all that the connection has heard, or it would be no news to it.
 fn attacks(token: AlertToken) -> [Cdc; ATTACKS] {
-    let base = Cdc { sequence: 1, token, ..Cdc::default() };
+    let base = Cdc { sequence: 0x4000, token, ..Cdc::default() };
     let far = Cursor { wrap: 0, count: 1000 };
     [
         Cdc { abnormal_close: true, ..base },

@@ -168,8 +168,10 @@ fn an_owner_is_named_whole_and_after_what_makes_it_one() {
         match reader.join().unwrap() {
             (Some(owner), told) if owner == first => assert!(told >= 1),
             (Some(owner), told) => assert_eq!((owner, told), (second, 2)),
+            // It looked for each of them before that one was named.
             (None, _) => {}
         }
+        assert_eq!(owners.of(other), Some(second));
     });
 }
 

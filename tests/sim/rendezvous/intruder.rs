@@ -367,6 +367,6 @@ fn claimed(frame: &Frame) -> Option<PeerId> {
     }
 }
 
-/// Connections of its own at once: a flood is more than a gateway wants to have.
+/// Connections that a flood opens at once, within what a gateway admits, and all visits of a run.
 const FLOOD: usize = 12;
 const VISITS_MAX: usize = 30;
