@@ -15,17 +15,6 @@ use smcr_proto::Instant;
 
 use crate::slab::Key;
 
-/// Whether a rendezvous is one of those that are limited.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// It costs nothing that is scarce, or not yet.
-    None,
-    /// It waits for a place.
-    Wanted,
-    /// It has one.
-    Taken,
-}
-
 /// The places of all listeners, and the queues of those who wait for them.
 #[derive(Debug)]
 pub struct Places {
