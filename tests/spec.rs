@@ -203,7 +203,7 @@ fn advice(comment: &str, entries: &[Entry]) -> String {
     let mentions = |entry: &&Entry| {
         let Id { section, number } = &entry.id;
         let forms = [format!("{section}-{number}"), format!("{section} #{number}")];
-        // With what is around it: 2-1 is in 2.2-1 and in 2-10, too.
+        // Look at the characters around the id, too: 2-1 also occurs in 2.2-1 and in 2-10.
         let around = [" ", ",", ";", ":", ".", ")", "("];
         let comment = format!(" {comment} ");
         let has = |form: &String| {

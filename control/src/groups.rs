@@ -228,7 +228,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         Some(result)
     }
 
-    /// A group and what it shares, for what its machine has no part in.
+    /// Borrows a group, for `input` and for changes that do not involve its state machine.
     fn group_mut(&mut self, id: GroupId) -> Option<GroupMut<'_, N, P>> {
         let group = self.groups.get_mut(&id)?;
         Some(GroupMut { group, shared: &mut self.shared })

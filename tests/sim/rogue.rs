@@ -316,10 +316,10 @@ impl Rogue {
         self.send(qp, message, OF_LLC);
     }
 
-    /// Writes to memory of a host that is there for somebody else. That costs it the link.
+    /// Writes to memory that a host offered to somebody else. That costs the rogue its link.
     fn write(&mut self, link: usize, known: &Known) {
         let Link { qp, host, .. } = self.links[link];
-        // What this host offered, the other one was told.
+        // The elements of `host` are in the offers that the other host has got.
         let Some(known) = self.any_of(&known.offers[1 - host]) else { return };
         let address = known.rmbe_address();
         let rkey = match self.dice.below(3) {

@@ -1,4 +1,4 @@
-//! Accepting: plain TCP from applications, rendezvous TCP from peers; and connecting onwards.
+//! Accepts connections of applications and of SMC-R peers, and connects to the upstreams.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,7 +18,7 @@ use crate::slab::Key;
 use crate::smc_option::OptionSource;
 
 impl<N: Rnic> Gateway<N> {
-    /// Accepts what waits at listener `index`.
+    /// Accepts the connections that wait at listener `index`.
     pub(super) fn accept(&mut self, now: Instant, index: u16) {
         let mut begun = 0;
         for _ in 0..ACCEPT_MAX {
@@ -32,14 +32,14 @@ impl<N: Rnic> Gateway<N> {
                         return;
                     }
                 }
-                // Nobody there any more, or a connection that was reset while it waited.
+                // No connection is left, or one was reset while it waited.
                 Err(_) => return,
             }
         }
     }
 
-    /// Out of descriptors: whoever waits is told so, instead of waiting for ever. Returns whether
-    /// somebody was.
+    /// The process has no descriptor left: resets a connection that waits at a listener, which
+    /// would otherwise wait for ever. Returns whether there was one.
     fn refuse_for_want_of_descriptors(&mut self, now: Instant, index: u16) -> bool {
         let listener = &mut self.listeners[usize::from(index)];
         let found = self.overload.with_spare(|| listener.accept().map(reset).is_ok());
@@ -50,8 +50,8 @@ impl<N: Rnic> Gateway<N> {
         found
     }
 
-    /// Takes in a connection that was accepted, unless there are too many. Returns whether more
-    /// was begun with it than to let it wait.
+    /// Takes in a connection that was accepted, unless there are too many. Returns whether work was
+    /// started for it, beyond putting it into a queue.
     fn accepted(&mut self, now: Instant, index: u16, accepted: OwnedFd) -> bool {
         let listener = &mut self.listeners[usize::from(index)];
         listener.accepted += 1;
@@ -63,7 +63,7 @@ impl<N: Rnic> Gateway<N> {
             self.log_limit(now, index, "connections: new ones are refused");
             return false;
         }
-        // Whoever has gone already has no address.
+        // A client that has gone already has no address.
         let Some(source) = peer_address(&accepted) else { return false };
         if listener.is_full_for(source.ip()) {
             listener.refused += 1;
@@ -117,13 +117,13 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 
-    /// Watches what the first step of a rendezvous waits for.
+    /// Registers the sockets of a session for the events that its rendezvous waits for first.
     fn watch(&mut self, key: Key, connected: bool) -> io::Result<()> {
         let one = self.sessions.negotiating_mut(key).expect("its rendezvous has just begun");
         let upstream = one.upstream.as_ref().expect("we have just begun to connect");
         let reactor = &self.reactor;
         match (one.accepts, one.hears) {
-            // One socket tells both when it is connected and what comes.
+            // The same socket reports the end of the connect and the peer's messages.
             (Transport::Tcp, true) => reactor.watch_edges(upstream, Token::Peer(key)),
             (Transport::Tcp | Transport::Smc, hears) => {
                 if !connected {
@@ -138,8 +138,9 @@ impl<N: Rnic> Gateway<N> {
     pub(super) fn connected(&mut self, now: Instant, key: Key) {
         let one = self.sessions.negotiating_mut(key).expect("it was there just now");
         one.connected = true;
-        // A server knows the connection to its peer since it was accepted.
-        if one.accepts == Transport::Tcp {
+        // Where the peer connected to us, we surveyed the connection when we accepted it, and with
+        // the Proposal. If that has waited for the upstream, the network may have changed since.
+        if one.accepts == Transport::Tcp || !self.endpoint.awaits_proposal(key) {
             self.survey_again(key);
         }
         self.endpoint.connected(now, key);
@@ -153,7 +154,7 @@ impl<N: Rnic> Gateway<N> {
         self.endpoint.surveyed(key, surroundings);
     }
 
-    /// The upstream of listener `index` said no.
+    /// The upstream of listener `index` refused, or did not answer.
     pub(super) fn upstream_failed(&mut self, index: u16, error: &io::Error) {
         let listener = &mut self.listeners[usize::from(index)];
         listener.refused += 1;
@@ -165,7 +166,7 @@ impl<N: Rnic> Gateway<N> {
         );
     }
 
-    /// Says what has run out, and what follows for new connections of listener `index`.
+    /// Logs what has run out, and the consequence for new connections of listener `index`.
     pub(super) fn log_limit(&mut self, now: Instant, index: u16, what: &str) {
         self.overload.log(now, &self.listeners[usize::from(index)].config.name, what);
     }
@@ -179,7 +180,7 @@ fn survey(
     one: &Negotiating,
 ) -> Surroundings {
     let ends = one.peer().and_then(|peer| Some((peer, local_address(peer)?)));
-    // A socket without an address is broken, as the next look at it will show.
+    // A socket without an address is broken; the next read or write will report that.
     let Some((peer, local)) = ends else { return Surroundings::default() };
     let port = network.ports_for(local.ip()).first().copied();
     let mut surroundings = Surroundings { port, ..Surroundings::default() };
@@ -205,7 +206,7 @@ fn survey(
 }
 
 const OUT_OF_DESCRIPTORS: &str = "file descriptors: new connections are refused";
-/// Connections accepted before the control thread looks at something else.
+/// How many connections are accepted in a row before the control thread does something else.
 const ACCEPT_MAX: usize = 1_024;
-/// Of these, such that are more work than to let them wait.
+/// How many of them may be started at once; queueing one costs less and is not counted.
 const BEGIN_MAX: usize = 64;

@@ -1,4 +1,4 @@
-//! Answers to the admin thread's questions, and what operators command.
+//! Answers the admin thread's questions, and carries out operators' commands.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,7 +34,7 @@ impl<N: Rnic> Gateway<N> {
     /// Answers what the admin thread asked.
     pub(super) fn answer_questions(&mut self, now: Instant) {
         while let Some(question) = self.mail.questions.receive() {
-            // Whoever asked may have lost patience; that is no concern of ours.
+            // Whoever asked may have stopped waiting; then the answer is dropped.
             match question {
                 Question::Stats(answer) => drop(answer.try_send(self.stats(now))),
                 Question::Connections(answer) => drop(answer.try_send(self.connections(now))),
@@ -205,7 +205,7 @@ impl<N: Rnic> Gateway<N> {
         self.endpoint.stage(key).expect("whose sockets are here has a rendezvous")
     }
 
-    /// A connection that no poller has yet.
+    /// The row of a connection that no poller has yet.
     fn early_row(&self, id: u64, listener: u16, source: SocketAddr, state: &str) -> Connection {
         let listener = &self.listeners[usize::from(listener)];
         let [app, peer] = ends(listener, source);
@@ -227,7 +227,7 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 
-    /// One for each RNIC, however many pollers it has.
+    /// One row for each RNIC, however many pollers it has.
     fn rnic_rows(&self) -> Vec<RnicRow> {
         let mut rows: Vec<RnicRow> = Vec::new();
         for row in (0..self.ports.len()).filter_map(|port| self.rnic_row(PortId(port))) {
@@ -305,7 +305,8 @@ impl<N: Rnic> Gateway<N> {
     }
 }
 
-/// The application's end of a connection and the peer's, by which side of the gateway each is on.
+/// The address of the application and that of the peer: the listener says which of the two has
+/// connected to us.
 fn ends(listener: &ListenerAtWork, source: SocketAddr) -> [String; 2] {
     let [accepted, connected] = [source.to_string(), listener.upstream.to_string()];
     match listener.config.accept {
@@ -325,7 +326,7 @@ fn version_of<O>(group: &Group<O>) -> u8 {
     if group.peer.v2 { 2 } else { 1 }
 }
 
-/// What there is to know about a group of version 2, once its rendezvous has told.
+/// What operators see of an SMC-Rv2 group. None for a group that has not agreed on version 2.
 fn v2_row<O>(group: &Group<O>) -> Option<GroupV2> {
     let Agreement::V2(terms) = group.agreement else { return None };
     let direct = match group.machine().map(LinkMachine::version) {
@@ -398,7 +399,7 @@ fn poller_row<Qp>(poller: &placement::Poller<Qp>) -> Poller {
     }
 }
 
-/// Why a poller is where it is.
+/// Why a poller's thread runs where it does.
 fn placement<Qp>(poller: &placement::Poller<Qp>) -> String {
     let reason = &poller.assignment.reason;
     if poller.counters.contended.get() == 1 {

@@ -1,5 +1,5 @@
-//! What the endpoint of all rendezvous demands, done to sockets and pollers; and what becomes of
-//! connections that pollers have.
+//! Carries out the effects of the rendezvous endpoint on sockets and pollers, and follows up on
+//! connections that pollers relay.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -23,8 +23,8 @@ use crate::sessions::{Carried, Open, Session};
 use crate::slab::Key;
 
 impl<N: Rnic> Gateway<N> {
-    /// Does whatever rendezvous demand, until they wait for something else. Call it after each
-    /// input to the endpoint, or to the link groups in it.
+    /// Carries out all effects that the rendezvous endpoint has queued. Call it after each input to
+    /// the endpoint, or to the link groups in it.
     pub(super) fn settle(&mut self, now: Instant) {
         while let Some(effect) = self.endpoint.poll_effect(now) {
             self.perform(now, effect);
@@ -70,7 +70,8 @@ impl<N: Rnic> Gateway<N> {
         let peer = one.peer().expect("nothing is said before there is a connection");
         let encoded = frame.encode();
         let bytes = encoded.as_bytes();
-        // A few dozen bytes always fit an empty send buffer; if not, the connection is no good.
+        // A few dozen bytes always fit an empty send buffer; if they do not, the connection is
+        // unusable.
         // RFC 7609 3.2 #1: CLC inside its own TCP connection
         if send(peer, bytes, SendFlags::NOSIGNAL) != Ok(bytes.len()) {
             self.endpoint.broke(key);
@@ -100,7 +101,7 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 
-    /// The socket towards an upstream has an outcome.
+    /// The reactor reports that the connect to an upstream has succeeded or failed.
     pub(super) fn connect_event(&mut self, now: Instant, key: Key) {
         // The event may have been on its way when the session ended.
         let Some(one) = self.sessions.negotiating_mut(key) else { return };
@@ -125,16 +126,17 @@ impl<N: Rnic> Gateway<N> {
                 self.hear(now, key);
             }
         }
-        // The end may come with the last message of the rendezvous, and is told once.
+        // One event can report both the last CLC message and the end of the connection, and the end
+        // is reported only once.
         if event.ending {
             self.tcp_ended(now, key);
         }
     }
 
-    /// Reads what the peer says until there is no more.
+    /// Reads what the peer sends until there is no more.
     fn hear(&mut self, now: Instant, key: Key) {
         let mut bytes = [0; FRAME_MAX];
-        // What exceeds the room is for whoever gets the connection.
+        // Bytes beyond this room stay in the socket for whoever gets the connection.
         while let room @ 1.. = self.endpoint.room(key) {
             let one = self.sessions.negotiating_mut(key).expect("its rendezvous goes on");
             let peer = one.peer().expect("what is heard is connected");
@@ -145,7 +147,8 @@ impl<N: Rnic> Gateway<N> {
                     return;
                 }
                 Ok((len, _)) => {
-                    // The server decides now, and the network may have changed since it accepted.
+                    // We decide on the Proposal now, and the network may have changed since we
+                    // accepted the connection.
                     if self.endpoint.awaits_proposal(key) {
                         self.survey_again(key);
                     }
@@ -158,20 +161,20 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 
-    /// The peer has ended the TCP connection that `key` calls, in one direction or with a reset.
+    /// The peer has ended the TCP connection of session `key`, in one direction or by a reset.
     fn tcp_ended(&mut self, now: Instant, key: Key) {
         match self.sessions.at_mut(key) {
             Some(Session::Open(Open { transport: Carried::Smc { ended, .. }, .. })) => {
                 *ended = true;
                 self.sessions.suspect(now, key);
             }
-            // What is beside nothing else, or is still being spoken on, tells by itself.
+            // A rendezvous, or a connection relayed over TCP, notices the end of its socket itself.
             Some(Session::Open(_) | Session::Negotiating(_)) => {}
             None => self.farewells.ended(key),
         }
     }
 
-    /// Takes in what all pollers said.
+    /// Handles the reports of all pollers.
     pub(super) fn take_reports(&mut self, now: Instant) {
         for index in 0..self.ports.len() {
             while let Some(report) = self.endpoint.groups().pollers()[index].reports.receive() {
@@ -185,7 +188,8 @@ impl<N: Rnic> Gateway<N> {
 
     fn closed(&mut self, now: Instant, closed: Closed<OwnedFd>) {
         let Closed { connection, ending, streams, .. } = closed;
-        // Whatever was not reset yet is finished in both directions, or of no more use.
+        // Each of these sockets has ended in both directions, is reset by closing it, or is of no
+        // more use.
         drop(streams);
         let (key, open) = self.sessions.closed(connection);
         let listener = &mut self.listeners[usize::from(open.listener)];
@@ -197,7 +201,7 @@ impl<N: Rnic> Gateway<N> {
             ms = now.since(open.since).as_millis(),
             "connection closed"
         );
-        // Beside TCP there is nothing.
+        // A connection relayed over TCP has no second TCP connection to end.
         let Carried::Smc { tcp, ended, .. } = open.transport else { return };
         // RFC 7609 3.5.4 #1: end SMC-R before TCP
         // RFC 7609 4.8 #1: end by SMC-R messages and TCP
@@ -209,11 +213,11 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 
-    /// Looks after SMC-R connections whose TCP connection ended a while ago.
+    /// Checks SMC-R connections whose TCP connection ended a while ago.
     ///
-    /// A peer that closes a connection ends both; the CDC message that says so is usually the
-    /// first to arrive. A peer that died ends TCP alone, by FIN: whether it did, a probe shows. A
-    /// reset of the TCP connection is one of the connection (RFC 4.8.2).
+    /// A peer that closes a connection ends both SMC-R and TCP, and usually its CDC message arrives
+    /// first. A peer that died ends TCP alone, by FIN; a probe of the group's links shows whether
+    /// it did. A reset of the TCP connection resets the SMC-R connection, too (RFC 4.8.2).
     pub(super) fn expire_suspects(&mut self, now: Instant) {
         let mut probed = Vec::new();
         while let Some(open) = self.sessions.next_suspect(now) {
@@ -250,7 +254,7 @@ impl<N: Rnic> Gateway<N> {
         self.settle(now);
     }
 
-    /// Resets a connection on both sides, however far it is.
+    /// Resets a connection on both sides, whether it is still a rendezvous or already relayed.
     pub(super) fn abort(&mut self, key: Key) {
         match self.sessions.at_mut(key) {
             Some(Session::Open(Open { connection, transport, .. })) => {
@@ -269,7 +273,7 @@ impl<N: Rnic> Gateway<N> {
     }
 }
 
-/// What the poller of an open connection says of it.
+/// The gauges that its poller keeps of an open connection.
 pub(super) fn reading<N: Rnic>(groups: &GatewayGroups<N>, open: &Open) -> Reading {
     let port = match open.transport {
         Carried::Smc { .. } => groups.member(open.connection).map_or(PortId(0), |it| it.port),
@@ -278,7 +282,8 @@ pub(super) fn reading<N: Rnic>(groups: &GatewayGroups<N>, open: &Open) -> Readin
     groups.pollers()[port.0].gauges.read(open.connection.slot)
 }
 
-/// Ends the TCP connection beside an SMC-R connection that ended this way.
+/// Ends the TCP connection of the rendezvous, after its SMC-R connection has ended as `ending`
+/// says.
 fn end_tcp(tcp: OwnedFd, ending: Ending) {
     match ending {
         Ending::Graceful => drop(tcp),
@@ -299,8 +304,8 @@ mod tests {
 
     use super::*;
 
-    /// A stack at the other end that waits on TCP must learn there how the connection ended: an end
-    /// of stream after a stall would look as if all had been delivered.
+    /// A peer that watches the TCP connection must learn from it how the SMC-R connection ended: a
+    /// FIN after a stall would look as if all bytes had been delivered.
     // RFC 7609 4.8 #1: end by SMC-R messages and TCP
     // RFC 7609 4.8.1 #22: reset TCP when closing times out
     #[test]

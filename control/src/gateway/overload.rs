@@ -6,21 +6,22 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use smcr_proto::Instant;
 
-/// A spare descriptor, and when it was last said that something has run out.
+/// A spare file descriptor, and when it was last logged that something has run out.
 #[derive(Debug)]
 pub(super) struct Overload {
-    /// Given up for a moment when there are no more.
+    /// Closed for a moment when the process has no descriptor left.
     spare: Option<OwnedFd>,
     logged_at: Option<Instant>,
 }
 
 impl Overload {
-    /// Takes a descriptor to spare.
+    /// Opens the spare descriptor.
     pub(super) fn new() -> Self {
         Self { spare: spare(), logged_at: None }
     }
 
-    /// Does something for which there is no descriptor left. It must close what it opens.
+    /// Calls `act` while the spare descriptor is closed, so that `act` can open one. It must close
+    /// what it opens.
     pub(super) fn with_spare<T>(&mut self, act: impl FnOnce() -> T) -> T {
         self.spare = None;
         let result = act();
@@ -28,7 +29,7 @@ impl Overload {
         result
     }
 
-    /// Says what has run out, and what follows for new connections of a listener.
+    /// Logs what has run out, and the consequence for new connections of a listener.
     pub(super) fn log(&mut self, now: Instant, listener: &str, what: &str) {
         if self.logged_at.is_none_or(|at| now.since(at) >= LOG_EVERY) {
             self.logged_at = Some(now);
@@ -41,5 +42,5 @@ fn spare() -> Option<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC).ok()
 }
 
-/// A limit that is reached is reached often; once in a while is enough to know.
+/// The shortest time between two of these log lines: a limit that is reached once is reached often.
 const LOG_EVERY: Duration = Duration::from_secs(1);

@@ -74,7 +74,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         agreement: Agreement,
     ) -> Result<(), ConnectError> {
         let connected = self.input(now, id, |group| group.connect(now, offer, agreement));
-        // It went with the RNIC that it was to stand on.
+        // The group ended together with the RNIC that its first link was to use.
         connected.unwrap_or(Err(ConnectError::Unreachable))
     }
 

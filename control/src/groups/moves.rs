@@ -42,7 +42,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         }
         self.shared.counts.connections_moved += 1;
         if member.aborted {
-            // What the poller before was told may have missed it.
+            // The abort may have reached the previous poller after the connection had left it, so
+            // repeat it here.
             self.command(port, Command::Abort { connection });
         }
     }
@@ -104,8 +105,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
     /// A connection is about to come to a link that others are leaving, and shall follow them. The
     /// peer may have announced its RMB after the poller was told what RMBs are called elsewhere.
     ///
-    /// If the link has been deleted meanwhile, nobody knows any more what RMBs were called on it,
-    /// and the connection follows the order that the others have.
+    /// If the link has been deleted, its rkeys are forgotten, and the earlier move order stays in
+    /// force.
     pub(super) fn renew_move(&mut self, from: LinkId) {
         let machine = self.group.machine();
         let left = |link: &Link<_>| {

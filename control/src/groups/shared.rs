@@ -172,7 +172,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Shared<N, P> {
         Some(ports[place].1)
     }
 
-    /// Counts an address that would like to be taken for the founder of a group, and is not.
+    /// Counts an address that claims another peer's group without being its founder.
     pub(super) fn foreign_claim(
         &mut self,
         now: Instant,

@@ -1,4 +1,4 @@
-//! The client's side: Proposal, and a queue pair or an element for the Confirm.
+//! The client's side: sends the Proposal, and gets a queue pair or an element for the Confirm.
 
 use smcr_proto::handshake::{Agreement, Client};
 use smcr_proto::link_group::Role;
@@ -35,7 +35,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
                 self.one.state = State::talk(Machine::Client(client));
                 None
             }
-            // The peer waits for a CLC message, so that a refusal is a Decline.
+            // The peer waits for a CLC message, so we refuse by a Decline.
             Err(diagnosis) => {
                 self.one.state = State::Declined(diagnosis);
                 let peer_id = self.shared.settings.peer_id;
@@ -44,7 +44,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         }
     }
 
-    /// What we propose. Nothing is taken for it: the server may decline.
+    /// Makes our Proposal. It reserves nothing, because the server may decline.
     ///
     /// # Errors
     ///
@@ -87,7 +87,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         })
     }
 
-    /// The machine that proposes this, in the versions that are spoken.
+    /// The handshake machine that sends this Proposal, in the SMC-R versions that we speak.
     fn client(&self, proposal: Proposal) -> Client {
         let policy = self.shared.policy(self.one.surroundings.port);
         let gid = proposal.gid;
@@ -129,7 +129,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         self.found_link(port, offer, agreement)
     }
 
-    /// What our Proposal says the link of a first contact would go through.
+    /// The RNIC port that our Proposal named for the link of a first contact.
     fn proposed_port(&mut self) -> (Gid, MacAddress) {
         match &self.handshake().conversation.machine {
             Machine::Client(client) => client.port(),
@@ -137,7 +137,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         }
     }
 
-    /// A group whose queue pair is connected to the server's, and an element in it.
+    /// Creates a group, takes an element in it, and connects its queue pair to the server's.
     fn found_link(
         &mut self,
         port: PortId,
@@ -182,7 +182,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         }
     }
 
-    /// Takes in the element that the server offered in a later contact; `ours` is what we answer.
+    /// Notes the element that the server offered in a later contact; `ours` is the offer of our
+    /// Confirm.
     fn take_accepted(&mut self, group: GroupId, offer: &Offer, ours: Offer) -> Answer {
         match self.take_offer(offer) {
             Ok(Taken::Noted) => Answer::Now(Ok(ours)),
@@ -199,7 +200,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         }
     }
 
-    /// Confirm or Decline.
+    /// Answers an Accept by Confirm or Decline.
     pub(super) fn reply_to_server(&mut self, answer: Result<Offer, Diagnosis>) {
         let group = self.one.resources.as_ref().map(|resources| resources.group);
         let gids = group.map(|group| self.shared.groups.addresses(group));
@@ -217,7 +218,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
     }
 }
 
-/// What is left of a Proposal that does not offer version 1: who we are.
+/// The same Proposal without SMC-Rv1: it still says who we are, but not in which subnets we are.
 fn without_v1(proposal: &Proposal) -> Proposal {
     Proposal {
         subnet: Ipv4Subnet::default(),

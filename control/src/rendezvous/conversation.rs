@@ -1,4 +1,5 @@
-//! What is said on the TCP connection of a rendezvous, and when it is the application's again.
+//! The CLC messages on the TCP connection of a rendezvous, and when its bytes are the application's
+//! again.
 
 use std::collections::VecDeque;
 
@@ -11,26 +12,26 @@ use smcr_proto::wire::clc::{Diagnosis, FRAME_MAX, Frame, Framer};
 /// What the owner of a conversation must do.
 #[derive(Debug)]
 pub enum Demand {
-    /// What a client demands.
+    /// An action of the client's handshake machine.
     Client(ClientAction),
-    /// What a server demands.
+    /// An action of the server's handshake machine.
     Server(ServerAction),
     /// Write this message to the TCP connection.
     Say(Frame),
-    /// The rendezvous failed, for this reason. What becomes of the connection follows.
+    /// The handshake failed, for this reason. The next demand says what becomes of the connection.
     Failed(HandshakeError),
-    /// The connection stays TCP; with a reason of ours, if we declined.
+    /// The connection stays TCP. If we declined, this is our reason.
     FallBack(Option<Diagnosis>),
-    /// Both sides must hear that the connection is over.
+    /// Both sockets must be reset.
     Close(Ended),
 }
 
-/// Why both sides must hear that the connection is over.
+/// Why both sockets must be reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// The handshake failed when it could no longer be declined.
     Failed,
-    /// The peer ended the TCP connection when something was still to be said.
+    /// The peer ended the TCP connection before the handshake was complete.
     ByPeer,
 }
 
@@ -44,7 +45,7 @@ pub enum Machine {
 }
 
 impl Machine {
-    /// Which version the rendezvous has come to.
+    /// The SMC-R version that the two sides have agreed on.
     pub fn agreement(&self) -> Option<Agreement> {
         match self {
             Self::Client(client) => client.agreement().copied(),
@@ -60,8 +61,8 @@ impl Machine {
         }
     }
 
-    /// Whether the peer may have ended TCP by now, because its program has nothing more to say. A
-    /// client knows of its first contact before we do; a server never.
+    /// Whether the peer may have ended TCP by now, because its program has sent all that it had. A
+    /// client learns before we do that the first contact has succeeded; a server never does.
     fn may_have_ended(&self) -> bool {
         match self {
             Self::Server(server) => server.is_awaiting_link(),
@@ -90,8 +91,8 @@ impl Machine {
 ///   happened; so do the methods of `machine` that answer what it asks.
 /// - `poll_demand` drains what must be done. Call it until `None` after every input.
 ///
-/// When the connection stays TCP, `leftover` are the peer's first bytes behind the rendezvous; and
-/// if we `have_declined`, a Decline of the peer may stand before them.
+/// When the connection stays TCP, `leftover` returns the bytes that followed the peer's last CLC
+/// message. If `has_declined`, a Decline of the peer may still come before the application's bytes.
 #[derive(Debug)]
 pub struct Conversation {
     /// The handshake.
@@ -99,15 +100,15 @@ pub struct Conversation {
     framer: Framer,
     /// The peer has ended its direction of the TCP connection.
     ended: bool,
-    /// We have said Decline, which one of the peer's may cross.
+    /// We have sent a Decline, so one of the peer may still be on its way.
     declined: bool,
-    /// What comes now is not for us.
+    /// The handshake has ended: we take in no further message.
     over: bool,
     demands: VecDeque<Demand>,
 }
 
 impl Conversation {
-    /// Nothing was said yet.
+    /// A conversation in which no message was exchanged yet.
     pub fn new(machine: Machine) -> Self {
         Self {
             machine,
@@ -130,7 +131,7 @@ impl Conversation {
         assert_eq!(taken, bytes.len(), "no more was read than there is room for");
     }
 
-    /// The peer sends no more.
+    /// The peer has ended its direction of the TCP connection.
     pub fn end(&mut self) {
         // A Linux program that half-closes at once ends TCP before we have heard, on the link, that
         // the first contact succeeded. No message is missing.
@@ -141,7 +142,7 @@ impl Conversation {
         }
     }
 
-    /// The peer sends no more, and nothing that it should have said is missing.
+    /// The peer has ended its direction after its last CLC message.
     pub fn end_in_order(&mut self) {
         self.ended = true;
     }
@@ -151,7 +152,7 @@ impl Conversation {
         self.ended
     }
 
-    /// Whether we have said Decline.
+    /// Whether we have sent a Decline.
     pub fn has_declined(&self) -> bool {
         self.declined
     }
@@ -171,8 +172,8 @@ impl Conversation {
 
     /// The first contact of this rendezvous failed.
     pub fn link_failed(&mut self, committed: bool) {
-        // A peer that has ended its stream believes that its application has said all it had, by
-        // SMC-R.
+        // A peer that has ended its stream believes that SMC-R has carried all bytes of its
+        // application.
         let committed = committed || self.ended;
         let result = match &mut self.machine {
             Machine::Client(client) => client.link_failed(committed),
@@ -183,7 +184,7 @@ impl Conversation {
         }
     }
 
-    /// It may be time for something.
+    /// Acts on a deadline of the handshake machine that has passed.
     pub fn handle_timeout(&mut self, now: Instant) {
         let result = match &mut self.machine {
             Machine::Client(client) => client.handle_timeout(now),
@@ -194,7 +195,7 @@ impl Conversation {
         }
     }
 
-    /// The rendezvous ends in an error: falls back, or closes.
+    /// Ends the handshake with an error: the connection falls back to TCP, or is reset.
     pub fn fail(&mut self, error: HandshakeError) {
         self.demands.push_back(Demand::Failed(error));
         match error.verdict() {
@@ -205,7 +206,7 @@ impl Conversation {
         self.over = true;
     }
 
-    /// Says Decline, in place of a message that the peer waits for, and falls back.
+    /// Sends a Decline in place of the message that the peer waits for, and falls back to TCP.
     pub fn decline(&mut self, diagnosis: Diagnosis) {
         let decline = match &self.machine {
             Machine::Client(client) => client.decline_frame(diagnosis),

@@ -1,4 +1,4 @@
-//! When which rendezvous must be looked at.
+//! The deadlines of all rendezvous.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use smcr_proto::Instant;
 
 use crate::slab::Key;
 
-/// One time for each rendezvous that waits for something.
+/// One deadline for each rendezvous that waits for something.
 #[derive(Debug, Default)]
 pub(super) struct Deadlines {
     queue: BTreeSet<(Instant, Key)>,
@@ -14,7 +14,7 @@ pub(super) struct Deadlines {
 }
 
 impl Deadlines {
-    /// From now on this is the time of `key`; none if it waits for nothing.
+    /// Sets the deadline of `key`; none if it waits for nothing.
     pub(super) fn set(&mut self, key: Key, at: Option<Instant>) {
         let before = match at {
             Some(at) => self.of.insert(key, at),
@@ -31,12 +31,13 @@ impl Deadlines {
         }
     }
 
-    /// The first time of all.
+    /// The earliest deadline.
     pub(super) fn first(&self) -> Option<Instant> {
         self.queue.first().map(|(at, _)| *at)
     }
 
-    /// Whose time has come, earliest first. It stays so until it is [`set`](Self::set) anew.
+    /// The rendezvous whose deadlines have passed, earliest first. A deadline stays until it is
+    /// [`set`](Self::set) anew.
     pub(super) fn until(&self, now: Instant) -> Vec<Key> {
         self.queue.iter().take_while(|(at, _)| *at <= now).map(|(_, key)| *key).collect()
     }

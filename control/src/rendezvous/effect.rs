@@ -15,23 +15,23 @@ use crate::slab::Key;
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "few exist, and each for a moment")]
 pub enum Effect {
-    /// Connect to the upstream, and say how that went.
+    /// Connect to the upstream, and report the outcome to the endpoint.
     Connect {
         /// For this connection.
         key: Key,
         /// With the SMC option in the SYN.
         offer: bool,
-        /// What comes from the peer must be said to the endpoint. If not, it stays where it is.
+        /// Whether to pass the peer's bytes to the endpoint. If not, they must stay in the socket.
         hear: bool,
     },
-    /// Write this message to the TCP connection to the peer, and say if that fails.
+    /// Write this message to the TCP connection to the peer, and report a failure to the endpoint.
     Send {
         /// Of this connection.
         key: Key,
         /// The message.
         frame: Frame,
     },
-    /// The connection is SMC-R's: hand the application's socket to the link group.
+    /// The connection has become SMC-R: hand the application's socket to the link group.
     HandOver {
         /// Which connection.
         key: Key,
@@ -52,11 +52,11 @@ pub enum Effect {
         connection: ConnectionId,
         /// The port.
         port: PortId,
-        /// Why it is not SMC-R; none if nobody asked for it.
+        /// Why it is not SMC-R; none if nobody asked for SMC-R.
         reason: Option<Diagnosis>,
-        /// What the peer's application has said already.
+        /// Bytes of the peer's application that the rendezvous has read already.
         leftover: Vec<u8>,
-        /// We have said Decline, which one of the peer's may cross.
+        /// We have sent a Decline, so one of the peer may still be on its way.
         declined: bool,
     },
     /// Reset both sockets.
@@ -88,9 +88,9 @@ pub enum Why {
     Ended,
     /// The handshake failed when it could no longer be declined.
     Failed,
-    /// The client's Confirm cannot be used, and the client takes the connection for SMC-R's.
+    /// The client's Confirm cannot be used, but the client believes that the connection is SMC-R.
     BadConfirm,
-    /// Too many peers keep silent.
+    /// Too many peers have sent no Proposal, and this one had to make room.
     Displaced,
     /// No poller has room for it.
     NoSlot,
@@ -124,7 +124,7 @@ pub enum Limit {
     Memory,
     /// Slots of pollers.
     Slots,
-    /// Places for rendezvous, for as long as a connection waits for one.
+    /// Places for rendezvous: none became free while a connection waited for one.
     Places,
 }
 
@@ -159,11 +159,11 @@ pub struct Closed<S> {
 pub enum Stage {
     /// It waits for a place.
     Waiting,
-    /// It goes on.
+    /// It is under way.
     Connecting,
 }
 
-/// What became of rendezvous so far.
+/// How many rendezvous have ended so far, by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Connections that became SMC-R.

@@ -28,7 +28,7 @@ use crate::slab::Key;
 ///   every input, and do each effect before the next call. That may make further inputs: they are
 ///   queued, and nothing calls back.
 /// - [`poll_timeout`](Self::poll_timeout) says when to call `handle_timeout`, at the latest.
-/// - Everything else only looks.
+/// - All other methods only read.
 ///
 /// Owners name connections by [`Key`]s of their choice. An input for a connection that the endpoint
 /// does not know any more has no effect. Inputs must carry non-decreasing `now`; given the same
@@ -39,7 +39,7 @@ pub struct Endpoint<N: Rnic, P: Pollers<QpOf<N>>> {
     /// Rendezvous that may have something to do, in the order in which they are looked at.
     ready: VecDeque<Key>,
     deadlines: Deadlines,
-    /// Rendezvous whose time had come when that was last looked at.
+    /// Rendezvous whose deadlines had passed when `handle_timeout` was last called.
     due: VecDeque<Key>,
 }
 
@@ -55,8 +55,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         }
     }
 
-    /// A connection was accepted. Where we are the server, `surroundings` are its own; where we are
-    /// the client, those of the connection to the server are told when there is one.
+    /// A connection was accepted. Where we are the server, `surroundings` describe it; where we are
+    /// the client, [`surveyed`](Self::surveyed) describes the connection to the server once there
+    /// is one.
     ///
     /// # Panics
     ///
@@ -69,7 +70,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         surroundings: Surroundings,
     ) {
         let mut one = Box::new(Rendezvous::new(now, key, arrival, surroundings));
-        // Where the peer proposes, its Proposal takes a place.
+        // Where the peer proposes, a place is taken when its Proposal comes.
         let limited = self.shared.terms(arrival.listener).offers();
         one.has_place = limited && self.shared.places.take(arrival.listener);
         let waits = limited && !one.has_place;
@@ -82,8 +83,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         }
     }
 
-    /// What is known of the connection to the peer now: before it is said to be
-    /// [`connected`](Self::connected) where we are the client, and whenever it may have changed.
+    /// Sets what is known of the connection to the peer. Where we are the client, call it before
+    /// [`connected`](Self::connected); call it again whenever that may have changed.
     pub fn surveyed(&mut self, key: Key, surroundings: Surroundings) {
         if let Some(one) = self.table.get_mut(&key) {
             one.surroundings = surroundings;
@@ -111,7 +112,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         talking.map_or(0, |talking| talking.conversation.room())
     }
 
-    /// The peer said something on the TCP connection.
+    /// The peer sent these bytes on the TCP connection.
     ///
     /// # Panics
     ///
@@ -123,14 +124,14 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         self.ready.push_back(key);
     }
 
-    /// The peer has ended its direction of the TCP connection. It counts while the handshake goes
-    /// on.
+    /// The peer has ended its direction of the TCP connection. Has no effect unless the handshake
+    /// is under way.
     pub fn ended(&mut self, key: Key) {
         let Some(talking) = self.table.get_mut(&key).and_then(|one| one.talking_mut()) else {
             return;
         };
         match talking.wait {
-            // Everything else is said already.
+            // The peer has sent all its CLC messages.
             Some(Wait::Holder(_)) => talking.conversation.end_in_order(),
             Some(
                 Wait::Place | Wait::FirstContact(_) | Wait::Element { .. } | Wait::Proof { .. },
@@ -150,7 +151,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         self.fail(key, Why::Aborted);
     }
 
-    /// From now on nothing new becomes SMC-R; what waits for its rendezvous to begin is reset.
+    /// From now on no new connection becomes SMC-R; connections whose rendezvous has not begun are
+    /// reset.
     pub fn drain(&mut self) {
         self.shared.draining = true;
         let queued = self.table.iter().filter(|(_, one)| matches!(one.state, State::Queued));
@@ -160,7 +162,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         }
     }
 
-    /// A poller said something. Returns what became of a connection that it had.
+    /// Handles a report of a poller. If it reports the end of a connection, returns what is left of
+    /// that.
     pub fn reported(
         &mut self,
         now: Instant,
@@ -186,7 +189,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         None
     }
 
-    /// Looks after whatever waits for this time.
+    /// Takes note of all deadlines that have passed.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.due.extend(self.deadlines.until(now));
         self.shared.groups.expire(now);
@@ -230,7 +233,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         &self.shared.groups
     }
 
-    /// The link groups, for what rendezvous have no part in. Drain
+    /// The link groups, for changes that do not involve a rendezvous. Drain
     /// [`poll_effect`](Self::poll_effect) afterwards.
     pub fn groups_mut(&mut self) -> &mut Groups<N, P> {
         &mut self.shared.groups
@@ -241,8 +244,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         self.table.get(&key).map(|one| one.stage())
     }
 
-    /// Whether a server still waits for the Proposal of this connection. Facts about the connection
-    /// count when it comes.
+    /// Whether we, as the server, still wait for the Proposal of this connection. We decide on it
+    /// by what is known of the connection when it comes.
     pub fn awaits_proposal(&self, key: Key) -> bool {
         self.table.get(&key).is_some_and(|one| one.silent)
     }
@@ -267,7 +270,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         self.table.is_empty()
     }
 
-    /// Has the upstream of a rendezvous connected to.
+    /// Begins a rendezvous: asks the owner to connect to its upstream.
     fn begin(&mut self, now: Instant, key: Key) {
         let one = self.table.get_mut(&key).expect("who begins is here");
         let connect = Negotiator { now, one, shared: &mut self.shared }.begin();
@@ -283,8 +286,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         }
     }
 
-    /// Does what is due for a rendezvous, unless it was given more time: those that waited for
-    /// another one get time of their own when that one ends, and both may be due at once.
+    /// Acts on the deadline of a rendezvous, unless it was extended meanwhile: a rendezvous that
+    /// waited for another one gets a new deadline when that one ends, and both may be due at once.
     fn expire(&mut self, now: Instant, key: Key) {
         if self.table.get(&key).and_then(|one| one.poll_timeout()).is_some_and(|at| at <= now) {
             self.with(now, key, |negotiator| negotiator.expire());
@@ -299,7 +302,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         }
     }
 
-    /// Lets something act on a rendezvous, unless it is over, and notes that it may go on.
+    /// Calls `act` on a rendezvous, unless it is over, and queues its next step.
     fn with(&mut self, now: Instant, key: Key, act: impl FnOnce(&mut Negotiator<'_, N, P>)) {
         if let Some(one) = self.table.get_mut(&key) {
             act(&mut Negotiator { now, one, shared: &mut self.shared });
@@ -307,7 +310,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         }
     }
 
-    /// The next step of a rendezvous, as far as it needs the owner.
+    /// Takes the next step of a rendezvous. Returns what the owner must do for it.
     fn step(&mut self, now: Instant, key: Key) -> Option<Effect> {
         let one = self.table.get_mut(&key)?;
         let effect = Negotiator { now, one, shared: &mut self.shared }.step();
@@ -324,7 +327,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         effect
     }
 
-    /// Does what follows from what became of link groups.
+    /// Informs the rendezvous that an event of a link group concerns.
     fn heed(&mut self, now: Instant, event: Event) {
         match event {
             Event::Established(group) => {
@@ -351,7 +354,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         }
     }
 
-    /// Those who waited for the outcome of a first contact need not any more.
+    /// Ends the waits for the outcome of a first contact.
     fn first_contact_over(&mut self, now: Instant, group: GroupId, waiting: &[Key]) {
         for key in waiting {
             let waits = |wait: &Wait| matches!(wait, Wait::FirstContact(other) if *other == group);
@@ -359,7 +362,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         }
     }
 
-    /// The elements of a group have become more or fewer: those who wait for one try again.
+    /// The number of free elements of a group may have changed, or the group has ended: rendezvous
+    /// that wait for one of its elements try again.
     fn resume_waiting(&mut self, now: Instant, group: GroupId) {
         let is_here = |(other, _): &mut (GroupId, Key)| *other == group;
         let keys: Vec<_> = self.shared.waiting.extract_if(.., is_here).collect();
@@ -376,7 +380,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         }
     }
 
-    /// An LLC message has come, perhaps the one that shows that a link carries.
+    /// Resumes rendezvous that wait for the proof that a link works: an LLC message has come, which
+    /// may be that proof.
     fn resume_proven(&mut self, now: Instant) {
         if self.shared.waiting.is_empty() {
             return;
@@ -395,7 +400,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         }
     }
 
-    /// It is the turn of somebody who waited for a place.
+    /// Gives a place to a rendezvous that waited for one.
     fn has_come_up(&mut self, now: Instant, listener: u16, key: Key) {
         match self.table.get_mut(&key) {
             Some(one) if matches!(one.state, State::Queued) => {
@@ -407,7 +412,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
                 let waits = |wait: &Wait| matches!(wait, Wait::Place);
                 self.with(now, key, |negotiator| negotiator.end_wait(waits));
             }
-            // It is over, or an answer was due before.
+            // The rendezvous has ended, or had to answer before it got the place.
             Some(_) | None => self.shared.places.leave(listener),
         }
     }

@@ -17,19 +17,19 @@ pub struct Settings {
     pub peer_id: PeerId,
     /// Over which ports SMC-Rv1 is spoken, by [`PortId`].
     pub v1: Vec<bool>,
-    /// SMC-Rv2 is spoken, with this.
+    /// Our terms of SMC-Rv2; none if we do not speak it.
     pub v2: Option<PolicyV2>,
     /// How long a rendezvous may take, once both of its sockets are connected.
     pub handshake_timeout: Duration,
-    /// Rendezvous at once; others wait for one of these places.
+    /// How many rendezvous may be under way at once; others wait for one of these places.
     pub handshakes_max: usize,
-    /// Connections at once whose peers have not sent a Proposal.
+    /// How many connections there may be at once whose peers have not sent a Proposal.
     pub silent_max: usize,
-    /// What each listener says.
+    /// The terms of each listener.
     pub listeners: Vec<Terms>,
 }
 
-/// What a listener says about its connections.
+/// What the configuration of a listener says about its connections.
 #[derive(Clone, Debug)]
 pub struct Terms {
     /// On which side of it SMC-R is spoken.
@@ -85,7 +85,8 @@ pub struct Arrival {
 pub struct Surroundings {
     /// Both SYNs carried the SMC option: a CLC message must follow.
     pub offered: bool,
-    /// The RNIC and poller that go with our end of it, where there is one.
+    /// The RNIC port, with its poller, that belongs to our address of the connection; none if there
+    /// is no such port.
     pub port: Option<PortId>,
     /// At a client: what a Proposal says about our network.
     pub subnets: Subnets,

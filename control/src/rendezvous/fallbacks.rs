@@ -9,8 +9,8 @@ use smcr_proto::wire::clc::Diagnosis;
 pub struct Fallbacks(BTreeMap<Diagnosis, u64>);
 
 impl Fallbacks {
-    /// Counts a connection that stayed TCP. Peers may invent reasons: of codes without a name only
-    /// so many are told apart.
+    /// Counts a connection that stayed TCP. Peers may invent codes, so only a limited number of
+    /// codes without a name are counted separately.
     pub(super) fn count(&mut self, reason: Diagnosis) {
         let unnamed = || self.0.keys().filter(|code| code.name().is_none()).count();
         let told_apart = reason.name().is_some()
@@ -26,5 +26,5 @@ impl Fallbacks {
     }
 }
 
-/// Codes without a name that are counted each by itself: more than any peer has that means them.
+/// How many codes without a name are counted separately: more than any honest peer uses.
 pub(crate) const UNNAMED_REASONS_MAX: usize = 32;

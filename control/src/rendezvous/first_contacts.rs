@@ -1,4 +1,5 @@
-//! First contacts that are under way: at most one with each peer, which others wait for.
+//! First contacts that are under way: at most one with each peer; other rendezvous with that peer
+//! wait for it.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +11,7 @@ use crate::slab::Key;
 pub(super) struct FirstContact {
     /// The rendezvous that it is part of, unless that has ended already.
     pub(super) founder: Option<Key>,
-    /// Rendezvous with the same peer, which shall not begin another, oldest first.
+    /// Rendezvous with the same peer that wait for the outcome, oldest first.
     pub(super) waiting: Vec<Key>,
 }
 
@@ -19,32 +20,32 @@ pub(super) struct FirstContact {
 pub(super) struct FirstContacts(BTreeMap<GroupId, FirstContact>);
 
 impl FirstContacts {
-    /// `founder` begins one.
+    /// `founder` begins the first contact that founds `group`.
     pub(super) fn begin(&mut self, group: GroupId, founder: Key) {
         let contact = FirstContact { founder: Some(founder), waiting: Vec::new() };
         let before = self.0.insert(group, contact);
         assert!(before.is_none(), "a group is founded once");
     }
 
-    /// `key` waits for the outcome.
+    /// Lets `key` wait for the outcome.
     pub(super) fn wait(&mut self, group: GroupId, key: Key) {
         let contact = self.0.get_mut(&group).expect("a group that is being founded has a founder");
         contact.waiting.push(key);
     }
 
-    /// The founder has no part in it any more. Returns whether it had: somebody must give the group
-    /// up then.
+    /// Removes the founder. Returns true if `key` was the founder: the caller must then end the
+    /// group.
     pub(super) fn leave(&mut self, group: GroupId, key: Key) -> bool {
         let founder = self.0.get_mut(&group).map(|contact| &mut contact.founder);
         founder.is_some_and(|founder| founder.take_if(|founder| *founder == key).is_some())
     }
 
-    /// It failed: takes the founder, who is told so once.
+    /// The first contact failed. Returns the founder the first time only, so that it is told once.
     pub(super) fn fail(&mut self, group: GroupId) -> Option<Key> {
         self.0.get_mut(&group)?.founder.take()
     }
 
-    /// It is over, either way; none if the group was founded long ago.
+    /// The first contact is over, successful or not. Returns none if it had ended before.
     pub(super) fn end(&mut self, group: GroupId) -> Option<FirstContact> {
         self.0.remove(&group)
     }

@@ -1,4 +1,4 @@
-//! The next step of a rendezvous, and how it ends: SMC-R, TCP, or not at all.
+//! The next step of a rendezvous, and how it ends: SMC-R, TCP, or a reset.
 
 use std::net::IpAddr;
 
@@ -18,7 +18,7 @@ use super::state::{Rendezvous, State, Talking};
 use super::waiting::{Answer, Asked, ELEMENT_WAIT, Held, Wait};
 use crate::groups::{BadOffer, GroupId, Peer, Pollers, PortId, QpOf, Taken};
 
-/// A rendezvous for the time of one input, with what it borrows.
+/// One rendezvous and what all of them share, borrowed while one input is handled.
 pub(super) struct Negotiator<'a, N: Rnic, P: Pollers<QpOf<N>>> {
     pub(super) now: Instant,
     pub(super) one: &'a mut Rendezvous,
@@ -26,7 +26,7 @@ pub(super) struct Negotiator<'a, N: Rnic, P: Pollers<QpOf<N>>> {
 }
 
 impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
-    /// Has the upstream connected to; without a place the connection offers no SMC-R.
+    /// Asks the owner to connect to the upstream. Without a place, the SYN offers no SMC-R.
     pub(super) fn begin(&mut self) -> Effect {
         let terms = self.shared.terms(self.one.listener);
         let (side, timeout) = (terms.side, terms.connect_timeout);
@@ -82,7 +82,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
                         self.answer();
                         continue;
                     }
-                    // Everything else is said already.
+                    // The peer has sent all its CLC messages: nothing is to be done before its
+                    // element is free.
                     if matches!(talking.wait, Some(Wait::Holder(_))) {
                         return None;
                     }
@@ -120,17 +121,17 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         None
     }
 
-    /// The machine has asked something. It is answered at once, or when that is possible.
+    /// The handshake machine asks a question. It is answered at once, or when that is possible.
     pub(super) fn ask(&mut self, asked: Asked) {
         self.handshake().asked = Some(asked);
     }
 
-    /// The handshake, which goes on.
+    /// The handshake, which must be under way.
     pub(super) fn handshake(&mut self) -> &mut Talking {
         self.one.talking_mut().expect("only a machine at work asks and is answered")
     }
 
-    /// Looks for the answer to what was asked.
+    /// Answers the machine's question, or waits for what the answer needs.
     fn answer(&mut self) {
         let asked = self.handshake().asked.expect("something was asked");
         let answer = match asked {
@@ -143,7 +144,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         }
     }
 
-    /// Answers what was asked.
+    /// Gives the machine this answer to its question.
     pub(super) fn reply(&mut self, answer: Result<Offer, Diagnosis>) {
         if let Err(diagnosis) = answer {
             self.one.reason = Some(diagnosis);
@@ -157,7 +158,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         }
     }
 
-    /// Has the rendezvous wait.
+    /// Lets the rendezvous wait for this.
     pub(super) fn wait_for(&mut self, wait: Wait) {
         let (key, listener) = (self.one.key, self.one.listener);
         match &wait {
@@ -184,7 +185,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         }
     }
 
-    /// Asks the links of a group to show that they carry, if there is still time for that.
+    /// Probes the links of a group, which proves whether they work, if there is still time for
+    /// that.
     fn await_proof(&mut self, group: GroupId) -> Answer {
         let until = self.one.path.proof_by(self.now);
         if until <= self.now {
@@ -195,7 +197,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         Answer::Later(Wait::Proof { group, until })
     }
 
-    /// An element in a group that is there.
+    /// Takes an element in an existing group.
     pub(super) fn join(&mut self, group: GroupId, link: LinkId) -> Result<Offer, Shortage> {
         let listener = self.one.listener;
         let (own, ours) = Resources::reserve(self.now, self.shared, listener, (group, link))?;
@@ -204,7 +206,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         Ok(ours)
     }
 
-    /// A new group for a first contact, with an element in it.
+    /// Creates a group for a first contact, and takes an element in it.
     pub(super) fn found(
         &mut self,
         port: PortId,
@@ -217,7 +219,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         Ok(ours)
     }
 
-    /// Brings the queue pair of a first contact to the peer's, and takes in the element that the
+    /// Connects the queue pair of a first contact to the peer's, and notes the element that the
     /// peer offers with it. Returns whether both can be used.
     pub(super) fn connect_to(&mut self, offer: &Offer, agreement: Agreement) -> bool {
         let is_client = matches!(self.handshake().conversation.machine, Machine::Client(_));
@@ -230,13 +232,13 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         connected.is_ok() && self.take_offer(offer) == Ok(Taken::Noted)
     }
 
-    /// Takes in what the peer offered.
+    /// Notes the element that the peer offers.
     pub(super) fn take_offer(&mut self, offer: &Offer) -> Result<Taken, BadOffer> {
         let own = self.one.resources.as_ref().expect("whoever is offered one has its own");
         own.take_offer(self.now, self.shared, offer)
     }
 
-    /// The element that the peer offered may be free now.
+    /// Tries again to take the element that the peer offered, which may be free now.
     pub(super) fn retry_offer(&mut self) {
         if let Some(held) = self.take_held() {
             let taken = self.take_offer(&held.offer);
@@ -244,7 +246,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         }
     }
 
-    /// The connection that has the peer's element does not end: the peer has forgotten it.
+    /// Takes the peer's element although another connection still has it: that one does not end, so
+    /// the peer must have forgotten it.
     pub(super) fn insist(&mut self) {
         if let Some(held) = self.take_held() {
             let own = self.one.resources.as_ref().expect("whoever waits has its own");
@@ -266,7 +269,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         Some(held)
     }
 
-    /// Does what follows from what became of the peer's offer.
+    /// Goes on after the peer's offer was noted, must wait, or was refused.
     pub(super) fn taken(&mut self, taken: Result<Taken, BadOffer>, held: Held) {
         match (taken, held.answer) {
             (Ok(Taken::Awaited), _) => self.wait_for(Wait::Holder(held)),
@@ -279,7 +282,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
             }
             (Err(offence), None) => {
                 self.note_bad_offer(offence);
-                // The client writes by RDMA already, or so it believes: too late for TCP.
+                // The client believes that the connection is SMC-R, and may already write by RDMA:
+                // it is too late for TCP.
                 // RFC 7609 C.1 #7: existing group: later failure breaks TCP
                 self.shared.counts.handshakes_failed += 1;
                 self.one.state = State::Failed(Why::BadConfirm);
@@ -287,7 +291,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         }
     }
 
-    /// The handshake ended in an error. What becomes of the connection is another matter.
+    /// Notes an error that ended the handshake. The next demand says what becomes of the
+    /// connection.
     fn handshake_failed(&mut self, error: HandshakeError) {
         tracing::debug!(session = self.one.key.index, ?error, "the rendezvous failed");
         let HandshakeError::Declined { diagnosis, out_of_sync } = error else {
@@ -298,7 +303,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
             let (group, peer) = (resources.group, self.peer_address());
             self.shared.groups.called_out_of_sync(self.now, group, peer);
         }
-        // What the peer found out about the path counts here, too.
+        // We take over what the peer has found out about the RoCE path.
         match diagnosis {
             Diagnosis::NO_ROCE_PATH => self.one.path.doubted(self.now, &mut self.shared.paths),
             Diagnosis::CONFIRM_LINK_TIMED_OUT => {
@@ -332,7 +337,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         self.stay_tcp(reason, leftover, declined)
     }
 
-    /// The connection stays TCP, on the poller next to it: two sockets need no RNIC, so any does.
+    /// The connection stays TCP, on the poller of its port. If it has no port, the first poller
+    /// takes it, because two sockets need no RNIC.
     fn stay_tcp(&mut self, reason: Option<Diagnosis>, leftover: Vec<u8>, declined: bool) -> Effect {
         self.give_all_back();
         let Some(connection) = self.shared.groups.slots_mut().take() else {
@@ -348,7 +354,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         Effect::StayTcp { key: self.one.key, connection, port, reason, leftover, declined }
     }
 
-    /// Gives back what the rendezvous holds: another may have its place, its element and its slot.
+    /// Gives back what the rendezvous holds: its place, its element and its slot.
     fn give_all_back(&mut self) {
         self.one.path.end_trial(self.now, &mut self.shared.paths);
         if let Some(resources) = self.one.resources.take() {
@@ -380,20 +386,21 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         }
     }
 
-    /// A link of the group has shown that it carries: whoever doubted the path need not any more.
+    /// A link of the group has proved that it works: ends the doubt about the path, and the wait
+    /// for the proof.
     pub(super) fn link_proven(&mut self) {
         self.one.path.worked(&mut self.shared.paths);
         self.end_wait(|wait| matches!(wait, Wait::Proof { .. }));
     }
 
-    /// What the rendezvous waits for has happened, if it is this.
+    /// Ends the wait of the rendezvous, if `is_this` accepts it.
     pub(super) fn end_wait(&mut self, is_this: impl FnOnce(&Wait) -> bool) {
         if let Some(talking) = self.one.talking_mut() {
             talking.wait.take_if(|wait| is_this(wait));
         }
     }
 
-    /// Does what is due.
+    /// Acts on a deadline that has passed.
     pub(super) fn expire(&mut self) {
         let now = self.now;
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
@@ -413,9 +420,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         } else if is_due(talking.wait.as_ref().and_then(Wait::until)) {
             match &talking.wait {
                 Some(Wait::Holder(_)) => self.insist(),
-                // The peer took too long to know another RMB.
+                // The peer took too long to confirm another RMB.
                 Some(Wait::Element { .. }) => self.reply(Err(Diagnosis::OUT_OF_MEMORY)),
-                // It is looked at once more.
+                // Forget the wait; the next step checks again whether the links work.
                 Some(Wait::Proof { .. }) => talking.wait = None,
                 Some(Wait::Place | Wait::FirstContact(_)) | None => {
                     unreachable!("these waits have no end of their own")
@@ -426,7 +433,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         }
     }
 
-    /// All the time of the rendezvous has passed.
+    /// The time limit of the connect, or of the whole rendezvous, has passed.
     fn time_out(&mut self) {
         if !self.one.connected {
             self.one.state = State::Failed(Why::Unanswered);
@@ -441,17 +448,17 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         }
     }
 
-    /// Which version the rendezvous has come to.
+    /// The SMC-R version that the two sides have agreed on.
     pub(super) fn agreement(&self) -> Option<Agreement> {
         self.one.talking()?.conversation.machine.agreement()
     }
 
-    /// What the listener of this rendezvous says.
+    /// The terms of the listener of this rendezvous.
     pub(super) fn terms(&self) -> &Terms {
         self.shared.terms(self.one.listener)
     }
 
-    /// Where the peer's end of the TCP connection is.
+    /// The IP address of the peer's end of the TCP connection.
     pub(super) fn peer_address(&self) -> IpAddr {
         match self.terms().side {
             Side::Client { server } => server.to_canonical(),

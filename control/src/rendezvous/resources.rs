@@ -15,22 +15,22 @@ use crate::slab::Key;
 /// What a rendezvous holds of a link group.
 #[derive(Debug)]
 pub(super) struct Resources {
-    /// Whose element.
+    /// The link group that has the element.
     pub(super) group: GroupId,
-    /// Its slot.
+    /// The slot of the connection.
     pub(super) connection: ConnectionId,
-    /// Its element, until the poller has it.
+    /// Our element for the connection, until the poller gets it.
     pub(super) rmbe: Rmbe,
 }
 
 /// Why a rendezvous gets no element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shortage {
-    /// There will be some in this group, if the peer agrees.
+    /// The group has no free element now; it gets more when the peer confirms another RMB.
     Passing(GroupId),
-    /// The links of this group must show first that they carry.
+    /// The links of this group must prove first that they work.
     Unproven(GroupId),
-    /// It stays TCP.
+    /// It gets none, and stays TCP for this reason.
     Final(Diagnosis),
 }
 
@@ -63,7 +63,7 @@ impl Resources {
         }
     }
 
-    /// Begins a group for the first contact of the rendezvous `key`, with an element in it.
+    /// Creates a group for the first contact of the rendezvous `key`, and takes an element in it.
     pub(super) fn found<N: Rnic, P: Pollers<QpOf<N>>>(
         now: Instant,
         shared: &mut Shared<N, P>,
@@ -83,7 +83,7 @@ impl Resources {
         }
     }
 
-    /// Takes in what the peer offered.
+    /// Notes the element that the peer offers.
     pub(super) fn take_offer<N: Rnic, P: Pollers<QpOf<N>>>(
         &self,
         now: Instant,
@@ -93,8 +93,8 @@ impl Resources {
         shared.groups.accept_offer(now, self.connection, offer)
     }
 
-    /// Takes in what the peer offered, although another connection has not ended that has the
-    /// element: the peer has forgotten that one.
+    /// Notes the element that the peer offers, although another connection still has it: the peer
+    /// has forgotten that one.
     pub(super) fn insist_on_offer<N: Rnic, P: Pollers<QpOf<N>>>(
         &self,
         now: Instant,
@@ -104,7 +104,7 @@ impl Resources {
         shared.groups.insist_on_offer(now, self.connection, offer).map(|()| Taken::Noted)
     }
 
-    /// The rendezvous `key` has failed.
+    /// Gives everything back after the rendezvous `key` has failed.
     pub(super) fn release<N: Rnic, P: Pollers<QpOf<N>>>(
         self,
         now: Instant,
@@ -117,7 +117,7 @@ impl Resources {
     }
 }
 
-/// A group is not wanted any more, if this rendezvous is founding it.
+/// Ends the group, if the rendezvous `key` is founding it.
 fn give_up_founding<N: Rnic, P: Pollers<QpOf<N>>>(
     now: Instant,
     shared: &mut Shared<N, P>,

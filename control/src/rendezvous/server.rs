@@ -23,8 +23,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         self.ask(Asked::Proposal(proposal, self.now + ANSWER_WITHIN));
     }
 
-    /// What to answer to a Proposal, as soon as the application's side is connected and no first
-    /// contact with the same peer is under way.
+    /// What to answer to a Proposal, asked when the application's side is connected. The answer may
+    /// have to wait: for a place, for another first contact with the same peer, or for an element.
     pub(super) fn answer_to_proposal(&mut self, proposal: &Proposal) -> Answer {
         let (port, agreement) = match self.objection(proposal) {
             Ok(agreed) => agreed,
@@ -50,7 +50,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         }
     }
 
-    /// The port and the version in which a Proposal may be accepted.
+    /// The port and the SMC-R version with which a Proposal may be accepted.
     ///
     /// # Errors
     ///
@@ -73,7 +73,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         let agreement = server.agreement().copied().expect("without an objection there is one");
         let reach = match agreement {
             Agreement::V1 => Some(proposal.gid),
-            // A router may be between.
+            // SMC-Rv2 packets may be routed, so the port need not reach the peer directly.
             Agreement::V2(_) => None,
         };
         // RFC 7609 3.5.1.2 #6: check common LAN before Accept
@@ -96,7 +96,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         Ok((port, agreement))
     }
 
-    /// The machine, at a server.
+    /// The handshake machine, which is a server's.
     fn server(&mut self) -> &mut Server {
         match &mut self.handshake().conversation.machine {
             Machine::Server(server) => server,
@@ -104,7 +104,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         }
     }
 
-    /// Whether this rendezvous has a place, or takes one that is free.
+    /// Takes a free place, unless this rendezvous has one. Returns whether it has one now.
     fn has_place(&mut self) -> bool {
         if !self.one.has_place {
             self.one.has_place = self.shared.places.take(self.one.listener);
@@ -112,7 +112,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         self.one.has_place
     }
 
-    /// An element in the group that we share with `peer`, or in a new one.
+    /// Takes an element in the group that we share with `peer`, or in a new one.
     fn offer_to(&mut self, port: PortId, peer: Peer) -> Result<Offer, Shortage> {
         let groups = &self.shared.groups;
         if let Some(group) = groups.joinable(port, peer) {
@@ -136,7 +136,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         self.found(port, Role::Server, peer)
     }
 
-    /// Accept or Decline.
+    /// Answers a Proposal by Accept or Decline.
     pub(super) fn reply_to_client(
         &mut self,
         proposal: &Proposal,
@@ -146,7 +146,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         let group = self.one.resources.as_ref().map(|resources| resources.group);
         let direct = group.is_some_and(|group| self.shared.groups.is_direct(group, proposal.gid));
         if answer.is_ok() {
-            // It may have waited for others; what follows is its own.
+            // It may have waited for other rendezvous; from now on it has its full time.
             self.one.deadline = Some(now + self.shared.settings.handshake_timeout);
         }
         let server = self.server();
@@ -157,7 +157,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         }
     }
 
-    /// First contact: the client's queue pair is known now.
+    /// First contact: connects our queue pair to the one that the client's Confirm names.
     pub(super) fn connect_link(&mut self, offer: &Offer) {
         // The Confirm may name another port than the Proposal did.
         if !self.terms().peers.admit_gid(offer.gid) {
@@ -173,7 +173,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         }
     }
 
-    /// Subsequent contact: the client offers this element, and writes to ours already.
+    /// Subsequent contact: the client offers this element, and may already write to ours.
     pub(super) fn confirmed(&mut self, offer: Offer) {
         let group = self.one.resources.as_ref().expect("what was accepted is reserved").group;
         let taken = self.take_offer(&offer);
@@ -187,7 +187,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         }
     }
 
-    /// Somebody who is not listed would like to be a peer.
+    /// Logs that a host that is not listed asked to be a peer.
     pub(super) fn note_unlisted(&mut self, gid: Gid) {
         if let Some(left_out) = self.shared.notices.unlisted.pass(self.now) {
             let source = self.peer_address();

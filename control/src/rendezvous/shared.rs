@@ -17,30 +17,30 @@ use crate::places::Places;
 use crate::slab::Key;
 use crate::sources::Silent;
 
-/// What all rendezvous share, and one of them borrows while it is looked at.
+/// What all rendezvous share, and one of them borrows while it handles an input.
 pub(super) struct Shared<N: Rnic, P: Pollers<QpOf<N>>> {
     pub(super) settings: Settings,
     pub(super) groups: Groups<N, P>,
     pub(super) first_contacts: FirstContacts,
-    /// Peers that RoCE did not get through to.
+    /// Peers that RoCE packets did not reach lately.
     pub(super) paths: Paths,
-    /// Which rendezvous may go on, and which wait for that.
+    /// Which rendezvous have a place, and which wait for one.
     pub(super) places: Places,
     /// Peers that have not sent a Proposal yet.
     pub(super) silent: Silent,
-    /// Rendezvous that wait for something of a link group: an element, or a proof that a link
-    /// carries. The one that has waited for longest comes first.
+    /// Rendezvous that wait for something of a link group: a free element of ours or of the peer,
+    /// or the proof that a link works. The one that has waited longest comes first.
     pub(super) waiting: Vec<(GroupId, Key)>,
     pub(super) fallbacks: Fallbacks,
     pub(super) counts: Counts,
     pub(super) notices: Notices,
     /// New connections do not become SMC-R any more.
     pub(super) draining: bool,
-    /// What rendezvous want done beside what they return.
+    /// Effects in addition to those that the steps of rendezvous return.
     pub(super) effects: VecDeque<Effect>,
 }
 
-/// When what peers do wrong was last logged.
+/// Limits how often wrong behaviour of peers is logged.
 #[derive(Debug, Default)]
 pub(super) struct Notices {
     /// An offer that cannot be used.
@@ -72,17 +72,17 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Shared<N, P> {
         }
     }
 
-    /// What a listener says.
+    /// The terms of a listener.
     pub(super) fn terms(&self, listener: u16) -> &Terms {
         &self.settings.listeners[usize::from(listener)]
     }
 
-    /// Something has run out for a connection of a listener; the owner says so in its log.
+    /// Something has run out for a connection of a listener: has the owner log that.
     pub(super) fn exhausted(&mut self, listener: u16, limit: Limit) {
         self.effects.push_back(Effect::Exhausted { listener, limit });
     }
 
-    /// Which versions are spoken over a port, and how.
+    /// Which SMC-R versions we speak over a port, and on which terms.
     pub(super) fn policy(&self, port: Option<PortId>) -> Policy {
         Policy { v1: port.is_some_and(|port| self.settings.v1[port.0]), v2: self.settings.v2 }
     }

@@ -1,4 +1,4 @@
-//! One rendezvous: where it is, and what it holds.
+//! One rendezvous: its state, and the resources that it holds.
 
 use std::net::SocketAddr;
 
@@ -24,7 +24,7 @@ pub(super) struct Rendezvous {
     pub(super) state: State,
     /// Both of its sockets are connected.
     pub(super) connected: bool,
-    /// When we give up: connecting at first, then the rendezvous as a whole.
+    /// When we give up: at first the connect to the upstream, then the rendezvous as a whole.
     pub(super) deadline: Option<Instant>,
     /// What it holds of a link group, and must give back if it fails.
     pub(super) resources: Option<Resources>,
@@ -37,28 +37,29 @@ pub(super) struct Rendezvous {
     pub(super) reason: Option<Diagnosis>,
 }
 
-/// Where a rendezvous is.
+/// The state of a rendezvous.
 pub(super) enum State {
-    /// It waits for a place; nothing is connected for it.
+    /// It waits for a place; the connect to its upstream has not begun.
     Queued,
-    /// Nobody has anything to say: once it is connected, it stays TCP for this reason.
+    /// No CLC messages are exchanged; once both sockets are connected it stays TCP for this reason.
     Plain(Option<Diagnosis>),
     /// Our connect to the peer is under way; we propose then.
     Connecting,
-    /// The handshake goes on.
+    /// The handshake is under way.
     Talking(Box<Talking>),
-    /// We have said Decline in place of a Proposal: it stays TCP for this reason.
+    /// We send a Decline in place of a Proposal: it stays TCP for this reason.
     Declined(Diagnosis),
     /// Both sockets must be reset.
     Failed(Why),
 }
 
-/// A handshake that goes on.
+/// A handshake that is under way.
 pub(super) struct Talking {
     pub(super) conversation: Conversation,
-    /// What the machine has asked, as long as it has no answer.
+    /// The machine's question, as long as it has no answer.
     pub(super) asked: Option<Asked>,
-    /// What must happen before it gets one, or, at a server, before it gets the connection.
+    /// What must happen before the question is answered; or, at a server that has the Confirm,
+    /// before the connection becomes SMC-R.
     pub(super) wait: Option<Wait>,
 }
 
@@ -86,7 +87,7 @@ impl Rendezvous {
         }
     }
 
-    /// The handshake, if it goes on.
+    /// The handshake, if it is under way.
     pub(super) fn talking(&self) -> Option<&Talking> {
         match &self.state {
             State::Talking(talking) => Some(talking),
@@ -98,7 +99,7 @@ impl Rendezvous {
         }
     }
 
-    /// The handshake, if it goes on.
+    /// The handshake, if it is under way.
     pub(super) fn talking_mut(&mut self) -> Option<&mut Talking> {
         match &mut self.state {
             State::Talking(talking) => Some(talking),
@@ -110,13 +111,13 @@ impl Rendezvous {
         }
     }
 
-    /// Keeps what it has got of a link group.
+    /// Keeps the resources that it has taken from a link group.
     pub(super) fn hold(&mut self, resources: Resources) {
         let before = self.resources.replace(resources);
         assert!(before.is_none(), "a rendezvous takes one element");
     }
 
-    /// What it waits for, beside the peer.
+    /// What it waits for, other than messages of the peer.
     pub(super) fn wait(&self) -> Option<&Wait> {
         self.talking()?.wait.as_ref()
     }
@@ -127,7 +128,7 @@ impl Rendezvous {
         if waits { Stage::Waiting } else { Stage::Connecting }
     }
 
-    /// When it must be looked at, at the latest.
+    /// Its next deadline.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let talking = self.talking();
         let answer_by = talking.and_then(|talking| match talking.asked {
@@ -141,7 +142,7 @@ impl Rendezvous {
 }
 
 impl State {
-    /// Nothing was said yet.
+    /// A handshake in which no message was exchanged yet.
     pub(super) fn talk(machine: Machine) -> Self {
         let conversation = Conversation::new(machine);
         Self::Talking(Box::new(Talking { conversation, asked: None, wait: None }))
@@ -149,7 +150,7 @@ impl State {
 }
 
 impl Talking {
-    /// Whether something was asked that can be looked at now.
+    /// Whether the machine has asked a question whose answer has nothing to wait for.
     pub(super) fn must_answer(&self) -> bool {
         self.asked.is_some() && self.wait.is_none()
     }

@@ -25,7 +25,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const SUBNET: Ipv4Subnet = Ipv4Subnet { network: [10, 0, 0, 0], prefix_bits: 8 };
 const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 
-/// What stands for pollers: remembers what they were told.
+/// Stands in for the pollers: records the commands to them.
 #[derive(Default)]
 struct Told(VecDeque<Command<QpOf<sim::Rnic>, ()>>);
 
@@ -108,7 +108,7 @@ fn arrival(host: u8) -> Arrival {
     Arrival { listener: 0, source: SocketAddr::from(([10, 0, 0, host], 7)) }
 }
 
-/// What the endpoint demands, until it waits for something else.
+/// All effects that the endpoint has queued.
 fn drain(endpoint: &mut Tested, now: Instant) -> Vec<Effect> {
     std::iter::from_fn(|| endpoint.poll_effect(now)).collect()
 }
@@ -149,8 +149,8 @@ fn declined(effects: &[Effect]) -> Option<Diagnosis> {
     }
 }
 
-/// A control thread that looks now and then wakes for nothing, and answers late. Each wait has an
-/// end, which is asked for.
+/// A control thread that polled now and then would wake for nothing, and answer late. So each wait
+/// has a deadline, and `poll_timeout` returns it.
 #[test]
 fn every_wait_has_a_deadline_that_is_asked_for() {
     let mut server = endpoint(Side::Server, |_| {});
@@ -171,7 +171,7 @@ fn every_wait_has_a_deadline_that_is_asked_for() {
     assert_eq!((server.poll_timeout(), server.len()), (None, 0));
 }
 
-/// A client that connects and says nothing is given up when no CLC message may come any more.
+/// A client that connects and sends nothing is given up after the longest time that CLC allows.
 #[test]
 fn a_peer_has_as_long_as_clc_allows() {
     let patient = |settings: &mut Settings| settings.handshake_timeout = Duration::from_secs(60);
@@ -210,7 +210,7 @@ fn who_waited_for_a_first_contact_has_time_of_its_own() {
     assert_eq!(server.poll_timeout(), Some(due + HANDSHAKE_TIMEOUT));
 }
 
-/// A Linux client gives up after six seconds: it is told before that to go on over TCP.
+/// A Linux client gives up after six seconds. Before that, a Decline tells it to go on over TCP.
 // RFC 7609 C.1 #1: decline in place of expected CLC
 #[test]
 fn a_client_is_answered_before_it_gives_up() {
@@ -229,7 +229,7 @@ fn a_client_is_answered_before_it_gives_up() {
     assert_eq!(server.fallbacks()[&Diagnosis::TIMED_OUT], 1);
 }
 
-/// A message that cannot be sent is the end of the connection, whatever was to follow it.
+/// A connection whose message cannot be sent is reset, whatever was to follow the message.
 #[test]
 fn nothing_follows_a_message_that_cannot_be_sent() {
     let mut client = endpoint(Side::Client { server: SERVER }, |_| {});
@@ -248,8 +248,8 @@ fn nothing_follows_a_message_that_cannot_be_sent() {
     assert_eq!(client.counts().connections_tcp, 0);
 }
 
-/// Whoever waits for a place gets the first that is free, and stays TCP if there is none in time;
-/// when the gateway stops, it is told at once.
+/// A connection that waits for a place gets the first one that is free, and stays TCP if there is
+/// none in time; when the gateway stops, it is reset at once.
 #[test]
 fn places_are_handed_on() {
     let few = |settings: &mut Settings| settings.handshakes_max = 1;
@@ -303,8 +303,8 @@ fn places_are_handed_on() {
     );
 }
 
-/// Peers that say nothing hold two descriptors each. Beyond their budget the oldest goes, and the
-/// one that came last is served.
+/// Each peer that sends nothing holds two descriptors. Beyond their budget the oldest is reset, and
+/// the one that came last is served.
 #[test]
 fn silent_peers_make_room() {
     let few = |settings: &mut Settings| settings.silent_max = 1;

@@ -1,4 +1,4 @@
-//! What an answer may have to wait for.
+//! What a handshake machine asks, and what the answer may have to wait for.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use smcr_proto::wire::clc::{Diagnosis, Offer, Proposal};
 
 use crate::groups::GroupId;
 
-/// What the machine of a rendezvous has asked, and waits for the answer to.
+/// A question that the machine of a rendezvous has asked, and to which it waits for the answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Asked {
     /// What to answer to this Proposal, and by when the client must have an answer.
@@ -16,12 +16,12 @@ pub(super) enum Asked {
     Accept(Offer),
 }
 
-/// What is answered.
+/// The answer to such a question.
 #[derive(Debug)]
 pub(super) enum Answer {
     /// An element, or the reason why there is none.
     Now(Result<Offer, Diagnosis>),
-    /// Nothing yet.
+    /// None yet: this must happen first.
     Later(Wait),
 }
 
@@ -32,21 +32,21 @@ pub(super) enum Wait {
     Place,
     /// The outcome of another connection's first contact with the same peer.
     FirstContact(GroupId),
-    /// The peer knows another RMB of ours.
+    /// The peer's confirmation of another RMB of ours.
     Element {
         /// In which group.
         group: GroupId,
-        /// For how long.
+        /// Until when at the latest.
         until: Instant,
     },
-    /// A link shows that it carries.
+    /// The proof that a link works.
     Proof {
         /// In which group.
         group: GroupId,
-        /// For how long.
+        /// Until when at the latest.
         until: Instant,
     },
-    /// Another connection ends that has the element that the peer offers.
+    /// The end of the other connection that has the element that the peer offers.
     Holder(Held),
 }
 
@@ -55,16 +55,16 @@ pub(super) enum Wait {
 pub(super) struct Held {
     /// In which group.
     pub(super) group: GroupId,
-    /// How long we wait for the end of that connection.
+    /// Until when we wait for the end of that connection.
     pub(super) until: Instant,
-    /// What the peer said.
+    /// The peer's offer of the element.
     pub(super) offer: Offer,
-    /// What we answer, where we are the client. The server has nothing left to say.
+    /// The offer of our Confirm, where we are the client. A server has nothing left to send.
     pub(super) answer: Option<Offer>,
 }
 
 impl Wait {
-    /// How long it takes at most, if that is not the same for all rendezvous.
+    /// When it ends at the latest, if this wait has a deadline of its own.
     pub(super) fn until(&self) -> Option<Instant> {
         match self {
             Self::Place | Self::FirstContact(_) => None,
@@ -74,10 +74,11 @@ impl Wait {
     }
 }
 
-/// How long a rendezvous waits for the peer to know another RMB: two exchanges of as long as
-/// deployed peers give one, and less than the six seconds after which they give up CLC.
+/// How long a rendezvous waits for the peer to confirm another RMB: as long as deployed peers let
+/// two LLC exchanges take, and less than the six seconds after which they give up the CLC
+/// handshake.
 pub(super) const ELEMENT_WAIT: Duration = Duration::from_secs(4);
 
-/// How long a rendezvous waits for the end of a connection that the peer takes to have ended. What
-/// is missing is on its way: milliseconds, if our pollers are busy.
+/// How long a rendezvous waits for the end of a connection that the peer believes to have ended.
+/// The missing messages are on their way, and take milliseconds if our pollers are busy.
 pub(super) const END_WAIT: Duration = Duration::from_millis(200);

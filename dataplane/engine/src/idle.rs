@@ -3,11 +3,12 @@
 //! A sleeping thread costs nothing but is slow to wake: on the machines we measured, 70 µs where a
 //! spinning one needs 4. A spinning thread answers at once but takes the core from whoever else
 //! needs it. The adaptive policy does both: it goes on for a short while after work, and offers the
-//! core after every turn, also after those that moved something. Where cores are free, an offer
-//! costs half a microsecond. Where they are not, applications run between our turns as if we slept,
-//! and what they produce meanwhile makes the next turn's batch larger. (Spinning less when offers
-//! were taken up was tried: it doubled the latency of a single connection and halved the rate of a
-//! single stream, because the thread then slept while its peer was busy on the same core.)
+//! core (`sched_yield`) after every turn, also after those that moved something. Where cores are
+//! free, an offer costs half a microsecond. Where they are not, applications run between our turns
+//! as if we slept, and what they produce meanwhile makes the next turn's batch larger. (Spinning
+//! less when offers were taken up was tried: it doubled the latency of a single connection and
+//! halved the rate of a single stream, because the thread then slept while its peer was busy on the
+//! same core.)
 //!
 //! Applications give the core back within microseconds, because they wait for us. Programs that
 //! have nothing to do with us do not: the scheduler lets them have it for a whole slice, which is
@@ -55,21 +56,21 @@ pub struct Idle {
     spin: Duration,
     worked_at: Instant,
     state: State,
-    /// When the last advice was given or the last offer ended: time since then was a turn of ours,
-    /// unless the advice was to sleep.
+    /// When the last offer of the core was advised, or ended; none if the last advice was another
+    /// one. The time since then is that of the offer, or of the turn after it.
     seen_at: Option<Instant>,
-    /// How long the next contention lasts at least.
+    /// How long the next retreat from the core lasts, at least.
     retreat: Duration,
 }
 
 /// Whether others need our core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Not that we knew.
+    /// Others do not need it, as far as we know.
     Free { account: Account, since: Instant },
-    /// They did. Then we try again.
+    /// Others needed it. At `until` we try again.
     Contended { until: Instant },
-    /// We are trying: this many offers must be given back before the core counts as free.
+    /// We are trying: this many more offers must end quickly before the core counts as free.
     Trying { offers: u32 },
 }
 
@@ -108,7 +109,7 @@ impl Idle {
             State::Contended { until } if now < *until => return Advice::Sleep,
             State::Contended { .. } => {
                 self.state = State::Trying { offers: OFFERS_TO_TRUST };
-                // The next offer must be one of the thread's own core.
+                // Go back to the thread's own core first: the next offer must be of that one.
                 return Advice::Turn;
             }
             State::Free { account, .. } => {
@@ -133,7 +134,8 @@ impl Idle {
             State::Free { account, since } => {
                 account.awake(took);
                 if taken == Taken::Lost && account.lost(took) {
-                    // Trusted too soon, if this comes soon after the last time.
+                    // If the core was free for a short time only, we trusted it too soon, and the
+                    // retreat stays long.
                     if now.since(*since) > CALM {
                         self.retreat = RETREAT_MIN;
                     }
@@ -176,7 +178,7 @@ pub enum Taken {
 }
 
 impl Account {
-    /// We were awake for `time`.
+    /// Adds time in which we were awake.
     fn awake(&mut self, time: Duration) {
         self.awake += time;
         if self.awake > MEMORY {
@@ -186,7 +188,7 @@ impl Account {
         }
     }
 
-    /// So much of it was lost. Returns whether that makes too much.
+    /// Adds time that was lost. Returns whether too much is lost by now.
     fn lost(&mut self, time: Duration) -> bool {
         self.lost += time;
         self.losses += 1;
@@ -194,25 +196,27 @@ impl Account {
     }
 }
 
-/// An offer that took longer was taken up: nobody to switch to costs a tenth of this.
+/// An offer that took longer was taken up: without another thread to switch to, it takes a tenth of
+/// this.
 const TAKEN_UP: Duration = Duration::from_micros(5);
-/// One that took this long was kept. Slices are 1.4 to 4 ms; applications that wait for us are done
-/// sooner.
+/// In an offer that took this long, another thread kept the core. Slices are 1.4 to 4 ms;
+/// applications that wait for us are done sooner.
 const LOSS: Duration = Duration::from_millis(1);
 /// Losses before a core counts as contended: one or two are everyday life.
 const LOSSES_MIN: u32 = 3;
-/// And they must make up one part in this many of the time in which we are awake.
+/// Losses must also make up one part in this many of the time in which we are awake.
 const LOST_SHARE: u32 = 3;
 /// Time awake that is remembered: it is halved when it exceeds this.
 const MEMORY: Duration = Duration::from_millis(100);
-/// Offers that must come back before a core counts as free again. They take about a millisecond
-/// where it is.
+/// How many offers must end quickly before a core counts as free again. On a free core, that many
+/// take about a millisecond.
 const OFFERS_TO_TRUST: u32 = 1000;
-/// How long a contention lasts at least. Trying costs a slice, so at the most 4 % of the time.
+/// How long a contention lasts at least. An attempt to return costs a slice, so at most 4 % of the
+/// time is lost.
 const RETREAT_MIN: Duration = Duration::from_millis(100);
-/// And at most, after it was found there again and again.
+/// How long it lasts at most, after one attempt to return has failed after another.
 const RETREAT_MAX: Duration = Duration::from_secs(5);
-/// A core that was free for this long is no worse than any other.
+/// After a core was free for this long, the next retreat is as short as the first one.
 const CALM: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
@@ -253,7 +257,7 @@ mod tests {
         now: Instant,
         /// Offers so far.
         offers: u32,
-        /// How much of the time it had the core to itself, for a while.
+        /// For how long it wanted to be on its own core.
         owned: Duration,
     }
 

@@ -100,7 +100,7 @@ mod tests {
             moves.stays(&first);
         }
         assert!(!moves.is_news_that_all_left(LinkId(1)));
-        // Ordered for one connection alone: nobody is vacated by that.
+        // A move of a single connection does not count towards vacating the link.
         let alone = route(1);
         moves.stays(&alone);
         moves.left(&alone);

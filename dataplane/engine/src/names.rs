@@ -121,8 +121,8 @@ impl Activity {
     }
 }
 
-/// Stands for an LLC message that was reported, as long as that is in the queue: so a poller knows
-/// how many the control thread has not come to yet.
+/// Held by every reported LLC message until the control thread takes it. A link keeps one, too: the
+/// number of its clones is the number of messages that wait.
 #[derive(Clone, Debug, Default)]
 pub struct Unheard(Arc<()>);
 

@@ -57,7 +57,8 @@ impl Owners {
     }
 
     /// Says which poller has this connection, or is the next to get it. Call it before that poller
-    /// can get the connection, lest its own word be overwritten when it has passed it on.
+    /// can get the connection: if the poller passes it on first, this write would overwrite the
+    /// newer owner.
     ///
     /// # Panics
     ///

@@ -1,7 +1,7 @@
-//! The loop.
+//! The loop of a polling thread.
 //!
 //! The poller keeps the tables, the queues and the turn. The work of a connection is in `relay`: a
-//! relay borrows what it needs, and returns requests that only the poller can fulfil. News come
+//! relay borrows what it needs, and returns requests that only the poller can fulfil. Input comes
 //! from sockets (here), from other threads (`commands`) and from the RNIC (`completions`).
 
 mod commands;
@@ -53,9 +53,9 @@ pub struct Ends<F: Fabric, S: Streams> {
     pub index: u8,
     /// Which poller has which connection; shared by all.
     pub owners: Arc<Owners>,
-    /// What anybody may read.
+    /// Counters that any thread may read.
     pub counters: Arc<Counters>,
-    /// What anybody may read, per connection.
+    /// Gauges of each connection that any thread may read.
     pub gauges: Arc<Gauges>,
     /// Called now and then, and before each sleep, to publish what the fabric counts.
     pub observe: Box<dyn FnMut(&F) + Send>,
@@ -91,7 +91,8 @@ struct Shared<F: Fabric, S: Streams> {
     observe: Box<dyn FnMut(&F) + Send>,
 }
 
-/// What has come and is being taken in. Between two turns both are empty, and keep their memory.
+/// Buffers for the completions and events that are being handled. Between two turns both are empty,
+/// but keep their memory.
 #[derive(Debug)]
 struct Arrived {
     completions: Vec<Completion>,
@@ -126,7 +127,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 
     /// Turns until told to stop.
     ///
-    /// The thread runs where `affinity` says; whether on its own core, `idle` decides.
+    /// `affinity` says which core is the thread's own, and `idle` decides whether it runs there.
     pub fn run(&mut self, clock: Clock, mut idle: Idle, affinity: &Affinity) {
         let mut now = clock.now();
         let mut on_core = idle.wants_core();
@@ -178,7 +179,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         moved |= self.obey(now); //    commands from the control thread
         moved |= self.read(now); //    letters from other pollers
         moved |= self.look(now); //    sockets that can be read or written again
-        moved |= self.reap(now); //    completions: leases home, CDC messages received
+        moved |= self.reap(now); //    completions: leases back, CDC messages received
         moved |= self.drain(now); //   RMB elements -> TCP sockets
         moved |= self.fill(now); //    TCP sockets  -> send chunks -> RDMA writes
         moved |= self.flush(now); //   RDMA writes, then the CDC messages that announce them
@@ -221,13 +222,13 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         [fabric, sweep, reports, mail].into_iter().flatten().min()
     }
 
-    /// Whether somebody has told this poller something that it has not heard yet.
+    /// Whether commands or letters wait for this poller.
     pub fn has_commands(&self) -> bool {
         !self.shared.commands.is_empty() || self.mail.has_come()
     }
 
-    /// Send leases that a NIC holds, or that wait for their announcement. Zero when nothing is on
-    /// its way.
+    /// Leases of the send pool that a work request uses, or whose bytes the peer may not know of.
+    /// Zero when nothing is on its way.
     pub fn leases_out(&self) -> u32 {
         self.pool.leases_out()
     }
@@ -285,7 +286,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     /// comes after the bytes it announces; and equal packets stand together, which is what lets a
     /// NIC in software send many of them in one system call.
     fn flush(&mut self, now: Instant) -> bool {
-        // LLC goes first, because CDC may use up all work requests that fills have left of a link.
+        // LLC messages go first, because CDC messages may use up what room the writes have left in
+        // a send queue.
         if self.links.send_llc(Request::Llc.tag()) {
             self.shared.counters.blocked_on_queue.add(1);
         }
@@ -449,7 +451,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 }
 
-/// How often the whole table is looked at for timers that ran out. They are seconds long.
+/// How often all connections are checked for deadlines that have passed. None of them is set for a
+/// shorter time.
 const SWEEP_EVERY: Duration = Duration::from_millis(250);
 /// How soon we try a neighbour again whose queue was full: it does not tell us when it has room.
 const MAIL_AGAIN: Duration = Duration::from_micros(50);
@@ -466,8 +469,8 @@ mod tests {
     use crate::limits::COMMANDS_MAX;
     use crate::mailbox::mailbox;
 
-    /// A gateway that was told to stop hung for ever, where its poller went to sleep right after
-    /// the turn in which it heard so: beside busy programs, or with `spin_us = 0`.
+    /// A gateway that was told to stop hung for ever if its poller went to sleep right after the
+    /// turn that received the command: beside busy programs, or with `spin_us = 0`.
     #[test]
     fn a_thread_that_never_spins_ends_when_it_is_told_to() {
         let waker = Waker::new().unwrap();

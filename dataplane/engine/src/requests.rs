@@ -71,7 +71,7 @@ impl Request {
 }
 
 const LLC: Tag = Tag(u64::MAX);
-// Behind all sequence numbers.
+// Values above 16 bits, so that they differ from every sequence number.
 const WRITE: u64 = 1 << 16;
 const REPLAY: u64 = 2 << 16;
 const VALIDATION: u64 = 3 << 16;

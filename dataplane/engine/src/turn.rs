@@ -103,7 +103,7 @@ impl Queued {
         Self { slot, drain: false, fill: false, flush: false }
     }
 
-    /// It is being looked at, as a list said.
+    /// Notes that the connection has been taken off this list.
     pub(crate) fn take_out(&mut self, list: List) {
         match list {
             List::Drain => self.drain = false,

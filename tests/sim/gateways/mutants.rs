@@ -191,7 +191,7 @@ impl Hasty {
         Self { mutant, tokens, heard_done, said_closed, said_abort }
     }
 
-    /// Makes a message say what such a gateway takes it for, or would have said in its place.
+    /// Rewrites a CDC message into the one that a faulty gateway would have sent or understood.
     fn pass(&mut self, parcel: &Parcel, message: &mut Message) {
         let Ok(mut cdc) = Cdc::decode(message) else { return };
         let Gid([.., number]) = parcel.target;

@@ -453,7 +453,7 @@ fn assert_zero(rmbe: &Rmbe) {
     assert_eq!(dirty, None, "a new element is not zero");
 }
 
-/// Where clients are in TCP, and those that play many peers begin.
+/// The IP address of clients. Further peers that a client plays have the addresses after this one.
 pub(super) const CLIENTS: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 0);
 /// Where servers are.
 pub(super) const SERVERS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 99, 0, 1));

@@ -37,7 +37,7 @@ pub(super) struct Swarm {
     pub(super) cautious: bool,
     /// See [`Self::lose_often`].
     loses_only: bool,
-    /// Then it is acknowledgements of the end of a connection that are lost.
+    /// With `loses_only`: break paths just before the last message of a connection is acknowledged.
     pub(super) ends_late: bool,
     /// What the network does.
     odds: Odds,

@@ -10,7 +10,7 @@ use super::{CLIENT, INTRUDER, SERVER};
 use crate::application::Application;
 use crate::tcp::{self, Read, Stream};
 
-/// One connection. What comes in twos has the side that connects first.
+/// One connection. In each pair, the first value belongs to the side that connects.
 pub(crate) struct Call {
     /// Where its sides are.
     pub(crate) hosts: [usize; 2],
@@ -55,7 +55,8 @@ pub(crate) struct Side {
     pub(crate) connection: Option<ConnectionId>,
     /// When a poller got it.
     pub(crate) opened: Option<Instant>,
-    /// The TCP connection beside SMC-R ended: then this is looked into.
+    /// When to look into the end of the TCP connection beside SMC-R; none if it has not ended, or
+    /// was looked into.
     pub(crate) suspected: Option<Instant>,
 }
 

@@ -149,5 +149,6 @@ pub(crate) fn servers_of(host: usize, intruder: std::net::IpAddr) -> [std::net::
     [address_of(1 - host), intruder]
 }
 
-/// More silent peers than two honest hosts have at once, and fewer than a hostile one would like.
+/// How many connections a gateway may have at once whose peers have sent no Proposal. The intruder
+/// has at most 30 connections at once, so it leaves room for honest clients.
 const SILENT_MAX: usize = 40;

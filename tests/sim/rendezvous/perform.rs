@@ -143,7 +143,8 @@ impl World {
         }
     }
 
-    /// Looks into the end of a TCP connection beside SMC-R, a moment after it came.
+    /// Notices the end of the TCP connection beside SMC-R. [`SUSPECT_AFTER`] later, it aborts the
+    /// connection if TCP was reset, and otherwise probes the links of its group.
     fn watch(&mut self, number: usize, side: usize) -> bool {
         let honest = self.calls[number].is_honest();
         let here = &mut self.calls[number].sides[side];

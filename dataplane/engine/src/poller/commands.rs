@@ -1,4 +1,5 @@
-//! What the control thread and the other pollers say; and how connections change their link.
+//! Handles commands of the control thread and letters of other pollers, and moves connections from
+//! one link to another.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +22,7 @@ use crate::streams::{Key, Streams};
 use crate::turn::Queued;
 
 impl<F: Fabric, S: Streams> Poller<F, S> {
-    /// Does what the control thread says.
+    /// Obeys commands of the control thread. Returns whether there were any.
     pub(super) fn obey(&mut self, now: Instant) -> bool {
         let mut moved = false;
         for _ in 0..OBEY_PER_TURN_MAX {
@@ -32,7 +33,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         moved
     }
 
-    /// Takes in what other pollers say.
+    /// Handles letters of other pollers. Returns whether there were any.
     pub(super) fn read(&mut self, now: Instant) -> bool {
         let mut moved = false;
         for _ in 0..LETTERS_PER_TURN_MAX {
@@ -165,7 +166,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         }
     }
 
-    /// Begins to move connections from one link to another: its own choice of each side.
+    /// Begins to move connections from one link to another. Each side chooses its link itself.
     // RFC 7609 2.3 #1: treat all active links alike
     // RFC 7609 2.3 #2: each side chooses its own link
     // RFC 7609 2.3 #3: move connections of a failed link
@@ -188,7 +189,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         if only.is_none() {
             self.moves.note(Arc::clone(route));
         }
-        // The link is not vacated when the first of them has left, so this loop counts, too.
+        // This loop counts as one that has not left yet, so that the link is not reported as
+        // vacated when only the first connection has left.
         self.moves.stays(route);
         for slot in slots {
             // A connection that the command names twice has left already.
@@ -238,7 +240,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         self.settle_on_link(now, slot)
     }
 
-    /// Lets a connection speak on its link; or follow the others, if they have left it meanwhile.
+    /// Lets a connection send on its link. If the other connections were told to leave that link
+    /// meanwhile, it follows them; if the link has failed or is being retired, it ends.
     fn settle_on_link(&mut self, now: Instant, slot: u16) -> Outcome {
         let (relay, turn) = self.open(now, slot).expect("it has just come");
         let link = relay.far.smc().link;
@@ -313,7 +316,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         link.llc.push_back(message);
     }
 
-    /// Breaks the queue pair of a link of which the control thread knows that it is down.
+    /// Breaks the queue pair of a link that the control thread knows to be down.
     fn fail_link(&mut self, now: Instant, id: LinkId) {
         if let Some(link) = self.links.by_id(id) {
             link.broken = true;
@@ -328,7 +331,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         // Callers ask after every event that may be the last one. Most links are not to be retired.
         let Some(link) = self.links.by_id(id) else { return };
         let Some(by) = link.retire_by else { return };
-        // A peer that is never ready for a message keeps its queue pair from breaking, too.
+        // The wait is limited, because a peer that never takes a message also keeps our queue pair
+        // from breaking.
         // RFC 7609 3.5.4 #7: clean up once DELETE LINK is sent
         if link.llc_outstanding > 0 && !link.broken && now < by {
             return;

@@ -1,4 +1,5 @@
-//! Completions: leases home, CDC messages to connections, LLC messages to the control thread.
+//! Handles completions: takes leases back, and passes CDC messages to connections and LLC messages
+//! to the control thread.
 
 use smcr_proto::Instant;
 use smcr_proto::wire::cdc::{Cdc, is_cdc};
@@ -119,7 +120,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         self.deliver(now, group, &cdc);
     }
 
-    /// Where `id` is, for a link of `group`.
+    /// Which poller has connection `id`, as far as a link of `group` may know.
     ///
     /// A message counts only if a link of the connection's own link group brought it: the peer of
     /// another group must not be able to touch the connection, even if it knows the token.
@@ -131,7 +132,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         }
     }
 
-    /// Takes in a CDC message that came by any link of `group`, at whichever poller.
+    /// Delivers a CDC message, which came on a link of `group`, here or at another poller.
     pub(super) fn deliver(&mut self, now: Instant, group: GroupId, message: &Cdc) {
         // RFC 7609 4.7.1 #3: find connection by alert token
         let id = ConnectionId::from_token(message.token);
@@ -160,7 +161,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         self.apply(now, id.slot, outcome);
     }
 
-    /// Keeps a CDC message until its rendezvous has ended, or the neighbour's letter has come.
+    /// Keeps a CDC message until its connection comes to this poller, from its rendezvous or from a
+    /// neighbour.
     fn park(&mut self, id: ConnectionId, cdc: &Cdc) {
         let kept = self.connections.expect(id).push(*cdc);
         self.shared.counters.cdc_parked.add(kept.into());

@@ -1,8 +1,8 @@
 //! The first bytes of a peer that may have declined while we did.
 //!
-//! A Decline that crosses ours is not for the application, and comes whenever the network brings
-//! it: so the first bytes are looked at for as long as there are none, and held back while they
-//! may be either.
+//! If both sides decline at once, the peer's Decline comes after we have sent ours, perhaps late.
+//! It is not for the application. So the first bytes of the peer are checked whenever they come,
+//! and held back as long as they may be the beginning of a Decline.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use smcr_proto::wire::clc::Crossing;
 /// Looks at what a peer sends first after our Decline.
 #[derive(Debug)]
 pub(crate) struct Sieve {
-    /// What has come, none of which was passed on.
+    /// The bytes that have come. None of them was passed on.
     held: Vec<u8>,
-    /// Until when that is held back.
+    /// Until when they are held back.
     until: Option<Instant>,
 }
 
@@ -24,8 +24,8 @@ impl Sieve {
         Self { held, until: None }
     }
 
-    /// Takes in what came. Returns what the application shall have, as soon as that is clear; the
-    /// sieve has done its work then.
+    /// Takes in bytes of the peer. Returns the application's bytes as soon as it is clear which
+    /// these are; then the sieve is needed no more.
     pub(super) fn sift(&mut self, now: Instant, bytes: &[u8]) -> Option<Vec<u8>> {
         self.held.extend_from_slice(bytes);
         match Crossing::of(&self.held) {
@@ -44,14 +44,14 @@ impl Sieve {
         self.until.is_some_and(|until| until <= now)
     }
 
-    /// Gives up the bytes that are held back: they are the application's.
+    /// Returns the bytes that are held back: they are the application's.
     pub(super) fn release(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.held)
     }
 }
 
-/// How long bytes are held back that may become a Decline. Nobody cuts a message of 28 bytes in two
-/// but a network that loses the rest, and TCP sends that again much sooner.
+/// How long bytes are held back that may become a Decline. A message of 28 bytes comes in two
+/// pieces only if the network loses one of them, and TCP sends that again much sooner.
 const HOLD: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! RMB element to near socket.
+//! Carries bytes from the RMB element to the near socket.
 
 use std::io;
 
@@ -19,8 +19,8 @@ impl<T> Relay<T> {
             return Outcome::Rests;
         }
         if near.finished {
-            // Bytes behind the end of the stream: the application has been told that there are
-            // none, so the stream is broken (a peer that gave up flushing; dialect 7).
+            // Bytes have come behind the end of the stream. The application has already got a FIN,
+            // so the stream is broken (a peer that gave up flushing does that; dialect 7).
             return self.reset(turn, Ending::PeerMisbehaved);
         }
         let before_urgent = smc.connection.urgent_position();
@@ -61,7 +61,8 @@ impl<T> Relay<T> {
         }
     }
 
-    /// The near socket took so many bytes. `more` stand behind an urgent one, or around it.
+    /// The near socket took `len` bytes. `more`: further bytes are readable, an urgent byte or
+    /// those behind it.
     fn drained(
         &mut self,
         turn: &mut Turn<'_, impl Streams<Stream = T>>,

@@ -1,4 +1,5 @@
-//! Near socket to peer: one read, at most two RDMA writes, one announcement per turn.
+//! Carries bytes from the near socket to the peer. A read causes at most two RDMA writes, and one
+//! CDC message per turn announces them.
 
 use smcr_memory::SendPool;
 use smcr_proto::connection::{Failover, Half};
@@ -12,7 +13,7 @@ use crate::names::Ending;
 use crate::streams::{Ahead, Streams, is_reset};
 use crate::turn::{List, Turn};
 
-/// What one read of the near socket came to.
+/// The outcome of one read of the near socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Filled {
     /// Nothing to do until something changes.
@@ -28,7 +29,7 @@ enum Filled {
 }
 
 impl<T> Relay<T> {
-    /// Reads the near socket, and gathers the writes of what it brought.
+    /// Reads the near socket, and queues RDMA writes of the bytes for the flush of this turn.
     pub(crate) fn fill(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Outcome {
         self.queued.take_out(List::Fill);
         let Far::Smc(smc) = &mut self.far else { return self.pump(turn) };
@@ -46,7 +47,7 @@ impl<T> Relay<T> {
                     Some(_) => Outcome::Moved,
                 };
             }
-            // It may write again on the new link, behind the message with F.
+            // It may write again on the new link, after the message with the F flag.
             Failover::Leaving { .. } | Failover::Validating { .. } | Failover::Lost { .. } => {
                 return Outcome::Rests;
             }
@@ -92,7 +93,8 @@ impl<T> Relay<T> {
         // After a reset there is nothing to read from.
         let Some(near) = &mut self.near else { return Filled::Rests };
         if near.eof && near.failed && !near.finished {
-            // No read will tell: the end of the stream was read before it broke.
+            // No read will report the error: the end of the stream was read before the socket
+            // broke.
             return Filled::Reset;
         }
         if !near.readable || near.eof {
@@ -104,13 +106,13 @@ impl<T> Relay<T> {
         let window = smc.connection.window();
         if window == 0 {
             if near.failed {
-                // The bytes before the error have nowhere to go, perhaps for ever.
+                // The peer has no room for the bytes before the error, and may never have.
                 return Filled::Reset;
             }
             turn.counters.blocked_on_peer.add(1);
             return Filled::Rests;
         }
-        // A link that broke takes nothing any more; its connections wait to be moved, or lost.
+        // A broken link takes no work requests; its connections wait until they are moved or ended.
         let Some(link) = turn.links.by_id(smc.link).filter(|link| !link.broken) else {
             return Filled::Rests;
         };
@@ -144,7 +146,8 @@ impl<T> Relay<T> {
             Some(Ok(Some(lease))) => {
                 let len = lease.len();
                 note_read(near, ahead, len as usize, room_bytes);
-                // What stands behind an urgent byte waits for its consumption, not for room.
+                // Bytes behind an urgent byte wait until the peer has consumed that byte, not for
+                // window.
                 let waits = !urgent && len == window && turn.streams.has_more(&near.stream);
                 // RFC 7609 4.7.4 #4: set B when bytes are left
                 // RFC 7609 4.7.6 #4: clear B when nothing waits
@@ -179,7 +182,7 @@ impl<T> Relay<T> {
     }
 }
 
-/// What keeps new data from a link for now, if anything: the counter of it.
+/// The counter of what keeps new data off a link for now; none if nothing does.
 fn obstacle<'a>(link: &Link, pool: &SendPool, counters: &'a Counters) -> Option<&'a Counter> {
     if link.budget < WORK_PER_FLUSH {
         Some(&counters.blocked_on_queue)

@@ -1,4 +1,4 @@
-//! Messages of a peer that changed the link, before which others must be taken in.
+//! CDC messages of a peer that has changed its link, and that must wait for earlier ones.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use smcr_proto::wire::cdc::Cdc;
 
 use crate::parked::Parked;
 
-/// A message before which others must be taken in, failover validation above all, and the messages
-/// that came behind it.
+/// A CDC message that must wait for earlier ones, mostly a failover validation, and the messages
+/// that came after it.
 #[derive(Debug)]
 pub(crate) struct Held {
     /// Never empty.
@@ -19,15 +19,16 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// The message that the others stand behind.
+    /// The first of the messages, which the others follow.
     pub(super) fn first(&self) -> &Cdc {
         self.messages.first().expect("it was made for a message")
     }
 }
 
-/// Keeps a message that must wait for one which another completion queue still has, or which
-/// another poller is about to pass on: messages that the peer's NIC saw delivered on the old link
-/// may reach us behind those that follow on the new one. Returns whether it must.
+/// Keeps a message if it must wait for an earlier one. Returns whether it must. When the peer
+/// changes its link, messages that were delivered on the old link may reach us after those on the
+/// new one: they may still be in another completion queue, or another poller may be about to pass
+/// them on.
 pub(super) fn hold<R>(
     held: &mut Option<Held>,
     connection: &Connection<R>,
@@ -53,6 +54,6 @@ pub(super) fn hold<R>(
 }
 
 /// How long messages on a new link wait for those that were delivered on the old one: far longer
-/// than any poller needs to empty its completion queue and its mailbox, far shorter than users
-/// wait.
+/// than any poller needs to empty its completion queue and its mailbox, and too short for users to
+/// notice.
 const HOLD: Duration = Duration::from_millis(250);

@@ -1,9 +1,10 @@
-//! Bytes that were written and that the peer may not have heard of.
+//! Bytes that were written and that the peer may not know of.
 //!
 //! They are the last ones of the stream. As long as the link works they stay in the send pool,
 //! until the message that announces them is acknowledged. A connection that changes its link takes
-//! a copy with it, and the send pool has its part back at once: the message that announces them
-//! again comes behind all of them, and they may need more than the pool has.
+//! a copy with it, and gives its leases back to the send pool at once: the bytes are announced
+//! again only after all of them were written again, and together they may need more memory than the
+//! pool has.
 
 use std::collections::VecDeque;
 
@@ -12,14 +13,14 @@ use smcr_memory::{Lease, SendPool};
 /// The bytes of one connection, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
-    /// Copies of bytes that were written on other links. They come before all others.
+    /// Copies of bytes that were written on other links. In the stream they come before the leases.
     copied: Vec<u8>,
     /// Bytes that the RNIC has written on this link.
     leases: VecDeque<Lease>,
 }
 
 impl Kept {
-    /// Keeps what was written last.
+    /// Keeps the bytes of the latest RDMA write.
     pub(crate) fn keep(&mut self, lease: Lease) {
         self.leases.push_back(lease);
     }
@@ -30,7 +31,7 @@ impl Kept {
         self.copied.len() as u64 + leased
     }
 
-    /// Whether none are.
+    /// Whether no bytes are kept.
     pub(crate) fn is_empty(&self) -> bool {
         self.copied.is_empty() && self.leases.is_empty()
     }
@@ -40,7 +41,7 @@ impl Kept {
         &self.copied
     }
 
-    /// The peer has heard of them, or nobody needs them.
+    /// Drops all bytes: the peer knows of them, or nobody needs them.
     pub(crate) fn release(&mut self, pool: &mut SendPool) {
         self.forget_copies();
         for lease in self.leases.drain(..) {
@@ -48,12 +49,12 @@ impl Kept {
         }
     }
 
-    /// Nobody needs the copies.
+    /// Drops the copies, which nobody needs.
     pub(crate) fn forget_copies(&mut self) {
         self.copied = Vec::new();
     }
 
-    /// Copies the last `len` bytes, and gives the pool its part back.
+    /// Copies the last `len` bytes, drops all others, and gives the leases back to the pool.
     ///
     /// # Panics
     ///

@@ -1,15 +1,14 @@
 //! A connection: a socket and SMC-R, or two sockets, both directions.
 //!
 //! A [`Relay`] is a value. Its methods borrow a [`Turn`], and return requests that only the poller
-//! can fulfil as an [`Outcome`].
-//! `fill` carries bytes away from the near socket, `drain` towards it,
-//! `receive` takes in what the peer says, and `settle` ends what has ended: FIN becomes D, both
-//! FINs become C, RST becomes A, and back. Urgent bytes keep their place in the stream and their
-//! urgency (see `urgent`).
+//! can fulfil as an [`Outcome`]. `fill` carries bytes away from the near socket, `drain` towards
+//! it, `receive` takes in CDC messages, and `settle` passes on the ends of the two directions: FIN
+//! becomes the D flag, both FINs become C, RST becomes A, and the reverse. Urgent bytes keep their
+//! place in the stream and their urgency (see `urgent`).
 //!
 //! - `smc` and `tcp` are the two kinds of far sides; `socket` is the near side.
 //! - `kept` and `replay`: bytes that are written again on another link (RFC 4.6.2).
-//! - `held`: messages that came too early.
+//! - `held`: CDC messages that came too early.
 
 mod crossing;
 mod drain;
@@ -52,7 +51,7 @@ pub(crate) struct Relay<T> {
     pub(crate) ending: Option<Ending>,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
-    /// Times it changed its link.
+    /// How often it changed its link.
     pub(crate) failovers: u32,
     pub(crate) queued: Queued,
 }
@@ -76,7 +75,7 @@ pub(crate) enum Outcome {
     Rests,
     /// Something happened.
     Moved,
-    /// Both sides have ended and nothing is on its way: the slot can serve others.
+    /// Both sides have ended and no work request is outstanding: the slot can serve others.
     Over,
     /// It has left its link, and continues at the other end of this route.
     Left(Arc<Route>),
@@ -124,7 +123,7 @@ impl<T> Relay<T> {
         }
     }
 
-    /// The numbers that other threads may read.
+    /// The gauges of this connection, which other threads may read.
     pub(crate) fn reading(&self) -> Reading {
         let stage = match &self.near {
             None => Stage::Closing,
@@ -136,7 +135,7 @@ impl<T> Relay<T> {
         Reading { bytes_in, bytes_out, failovers, stage }
     }
 
-    /// The socket with this key; none if it was reset, or if there was never a second one.
+    /// The near socket, or the `far` one; none if it was reset, or if there was never a second one.
     pub(crate) fn socket(&mut self, far: bool) -> Option<&mut Socket<T>> {
         match (&mut self.far, far) {
             (Far::Tcp(tcp), true) => Some(&mut tcp.socket),
@@ -145,7 +144,7 @@ impl<T> Relay<T> {
         }
     }
 
-    /// Takes in a CDC message, or keeps it until what comes before it has come.
+    /// Takes in a CDC message, or keeps it until the messages before it have come.
     pub(crate) fn receive(
         &mut self,
         turn: &mut Turn<'_, impl Streams<Stream = T>>,
@@ -166,7 +165,7 @@ impl<T> Relay<T> {
         }
     }
 
-    /// Takes in messages that came before the connection.
+    /// Takes in CDC messages that came before this poller had the connection.
     pub(crate) fn receive_parked(
         &mut self,
         turn: &mut Turn<'_, impl Streams<Stream = T>>,
@@ -242,7 +241,7 @@ impl<T> Relay<T> {
         self.settle(turn)
     }
 
-    /// A write has ended, well or not.
+    /// An RDMA write has completed, successfully or not.
     pub(crate) fn wrote(
         &mut self,
         turn: &mut Turn<'_, impl Streams<Stream = T>>,
@@ -257,7 +256,7 @@ impl<T> Relay<T> {
         self.completed(turn)
     }
 
-    /// A CDC message has been delivered, or not.
+    /// The send of a CDC message has completed, successfully or not.
     pub(crate) fn sent(
         &mut self,
         turn: &mut Turn<'_, impl Streams<Stream = T>>,
@@ -269,7 +268,8 @@ impl<T> Relay<T> {
                 let smc = self.far.smc();
                 // RFC 7609 4.6.1 #2: keep SS of delivered writes
                 smc.connection.cdc_acknowledged(sequence);
-                // A queue pair completes in order: these writes, and no others, came before.
+                // A queue pair completes work requests in order: exactly the writes that have
+                // completed so far were posted before this message.
                 smc.kept.release(turn.pool);
             }
             (Status::Done, Said::Validation)
@@ -292,7 +292,7 @@ impl<T> Relay<T> {
         }
     }
 
-    /// Makes the CDC message that is due, if one is.
+    /// Queues the CDC message that is due, if one is.
     pub(crate) fn announce<S>(&mut self, turn: &mut Turn<'_, S>) {
         self.queued.take_out(List::Flush);
         // The connection that was queued may be over, and two sockets may have its slot now.
@@ -300,7 +300,7 @@ impl<T> Relay<T> {
         if !smc.connection.failover().may_speak() {
             return;
         }
-        // A link that broke takes nothing any more; its connections wait to be moved, or lost.
+        // A broken link takes no work requests; its connections wait until they are moved or ended.
         let Some(link) = turn.links.by_id(smc.link).filter(|link| !link.broken) else { return };
         if link.budget == 0 {
             turn.counters.blocked_on_queue.add(1);
@@ -340,8 +340,8 @@ impl<T> Relay<T> {
                 turn.streams.finish(&near.stream);
                 near.finished = true;
             }
-            // Only a FIN ends a direction: that an application reads no more (SHUT_RD) stays with
-            // its kernel, until a byte comes that nobody reads.
+            // Only a FIN ends a direction. If an application reads no more (SHUT_RD), only its own
+            // kernel knows, until a byte comes that nobody reads.
             // RFC 7609 4.8.1 #6: end of writing sends D
             // RFC 7609 4.8.1 #25: shutdown for reading sends nothing
             if near.eof {
@@ -380,7 +380,7 @@ impl<T> Relay<T> {
         self.drop_near(turn);
         match &mut self.far {
             Far::Smc(smc) => {
-                // After a reset nothing bounds what the peer may still write of its window.
+                // After a reset the peer may still write anywhere within its window.
                 smc.touch_all();
                 smc.forget_replay();
                 // RFC 7609 4.4.2 #4: abort without writing the element

@@ -11,8 +11,8 @@ use crate::requests::Request;
 use crate::turn::Turn;
 
 impl Smc {
-    /// Writes bytes again, as many as one turn may. Returns how many were posted, or `None` if the
-    /// link takes nothing any more.
+    /// Writes bytes again, as many as are allowed in one turn. Returns how many, or `None` if the
+    /// link is broken or gone.
     pub(super) fn replay<S>(&mut self, id: ConnectionId, turn: &mut Turn<'_, S>) -> Option<u32> {
         let link = turn.links.by_id(self.link).filter(|link| !link.broken)?;
         let mut posted = 0;

@@ -1,13 +1,13 @@
-//! The way from one link to another.
+//! A move from one link to another.
 
 use crate::names::{KeyChange, LinkId, PeerElement};
 
-/// From which link to which, and what the RMBs of the peer are called there.
+/// From which link to which, and the rkeys and addresses of the peer's RMBs on both.
 #[derive(Debug)]
 pub(crate) struct Route {
     pub(crate) from: LinkId,
     pub(crate) to: LinkId,
-    /// The poller that has that link.
+    /// The poller that has the link `to`.
     pub(crate) to_poller: u8,
     keys: Vec<KeyChange>,
 }
@@ -17,10 +17,10 @@ impl Route {
         Self { from, to, to_poller, keys }
     }
 
-    /// The peer's element as the new link sees it, if its RMB is known there.
+    /// The peer's element by its rkey and address on the new link, if its RMB is known there.
     pub(crate) fn translate(&self, peer: PeerElement) -> Option<PeerElement> {
         let known = |key: &&KeyChange| key.old == peer.rkey && key.old_base <= peer.address;
-        // Of two RMBs with one key, the element is in the one that begins last before it.
+        // If several RMBs have this rkey, the element is in the one that begins closest before it.
         let key = self.keys.iter().filter(known).max_by_key(|key| key.old_base)?;
         let address = (peer.address - key.old_base).wrapping_add(key.new_base);
         Some(PeerElement { rkey: key.new, address, ..peer })

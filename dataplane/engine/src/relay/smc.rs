@@ -29,9 +29,9 @@ pub(crate) struct Smc {
     pub(crate) peer: PeerElement,
     /// Work requests that have not completed. The slot cannot be reused before they have.
     pub(crate) outstanding: u32,
-    /// Bytes that the peer may not have heard of. On another link they would be written again.
+    /// Bytes that the peer may not know of. After a change of link they are written again.
     pub(crate) kept: Kept,
-    /// Messages that came before others that must be taken in first.
+    /// CDC messages that must wait until earlier ones were taken in.
     pub(crate) held: Option<Held>,
     /// Until when we hold back the end of the stream, because the peer may still have bytes.
     pub(crate) late_until: Option<Instant>,
@@ -74,7 +74,7 @@ impl Smc {
         Ok(progress)
     }
 
-    /// Keeps a message that came too early. Returns whether it did.
+    /// Keeps a message if it came too early. Returns whether it did.
     pub(super) fn holds(&mut self, now: Instant, cdc: &Cdc) -> bool {
         hold(&mut self.held, &self.connection, now, cdc)
     }
@@ -84,20 +84,20 @@ impl Smc {
         self.held.as_ref().is_some_and(|held| self.connection.is_gap_filled(held.first()))
     }
 
-    /// Why the connection must be reset instead of waiting on, if it must.
+    /// Why the connection must be reset instead of waiting any longer, if it must.
     pub(super) fn doomed(&self) -> Option<Ending> {
         self.held.as_ref().and_then(|held| held.messages.doomed())
     }
 
-    /// Whether the peer may write behind the end that it has announced. Asked when all is read that
-    /// has come; from then on it has a moment.
+    /// Whether the peer may write behind the end that it has announced. Call it when everything
+    /// received has been read; the first call starts a short wait for late bytes.
     pub(super) fn has_late_bytes(&mut self, now: Instant) -> bool {
         self.connection.is_peer_blocked()
             && now < *self.late_until.get_or_insert(now + LATE_BYTES_WAIT)
     }
 
-    /// Plans where the bytes of `lease` belong in the peer's element, and gathers the writes. If
-    /// `urgent`, the last byte is.
+    /// Decides where the bytes of `lease` belong in the peer's element, and queues their RDMA
+    /// writes. If `urgent`, the last byte is urgent.
     pub(super) fn gather(
         &mut self,
         id: ConnectionId,
@@ -124,7 +124,7 @@ impl Smc {
         }
     }
 
-    /// Gathers one write, `at` bytes behind the beginning of the peer's element.
+    /// Queues one RDMA write, `at` bytes behind the beginning of the peer's element.
     pub(super) fn write(&mut self, link: &mut Link, lease: Lease, at: u32, request: Request) {
         let address = self.peer.address.wrapping_add(at.into());
         let (rkey, tag) = (self.peer.rkey, request.tag());
@@ -152,8 +152,8 @@ impl Smc {
         self.rmbe.touch(capacity);
     }
 
-    /// Takes the connection to another link, and along with it the bytes that must be written again
-    /// there, if they are `wanted`: not after a reset.
+    /// Moves the connection to another link, and returns the route. Takes along the bytes that must
+    /// be written again there, if they are `wanted`: after a reset they are not.
     pub(super) fn depart(&mut self, wanted: bool, pool: &mut SendPool) -> Arc<Route> {
         // After a reset nobody reads the bytes. A peer that has closed has taken in all that it
         // wanted, and its element may belong to another connection by now.
@@ -171,22 +171,23 @@ impl Smc {
         route
     }
 
-    /// Whether all that was written has arrived and was announced, so that nothing of it will ever
-    /// be written again.
+    /// Whether all bytes that were written have arrived and were announced, so that none of them
+    /// will ever be written again.
     pub(super) fn is_delivered(&self) -> bool {
         self.outstanding == 0 && !self.connection.is_leaving() && self.kept.is_empty()
     }
 
-    /// Whether the peer has promised to write our element no more, and cannot break that promise
-    /// by what is still under way: on a link that was left, or because it had no window.
+    /// Whether the peer has promised to write our element no more, and no earlier write of it can
+    /// still come: on a link that it has left, or late because it had no window.
     pub(crate) fn is_settled(&self) -> bool {
         let promised = self.connection.has_peer_left() && !self.connection.is_lost();
         promised && !self.connection.has_peer_moved() && !self.connection.is_peer_blocked()
     }
 
-    /// Nothing more will be said, and nothing is on its way.
+    /// Whether no further message will be sent, and no work request is outstanding.
     pub(super) fn is_over(&self) -> bool {
-        // The peer must have heard the last word, or it would write to an element in other hands.
+        // The peer must have got our last message, or it could write to our element when another
+        // connection has it.
         let settled = self.connection.is_closed() && self.connection.is_heard();
         // RFC 7609 4.8.2 #13: no reuse while peer may write
         (self.connection.is_lost() || settled) && self.outstanding == 0
@@ -195,6 +196,6 @@ impl Smc {
 
 /// How long the end of a stream waits for bytes that the peer could not write before it. A Linux
 /// peer ends a stream after two seconds without window, and writes the rest when our update opens
-/// it: a round trip later, or as late as any of its answers. B is also said when the last bytes
-/// just fit; then this is lost time.
+/// it: a round trip later, or as late as any of its answers. A peer also sets B when its last bytes
+/// just fit; then the wait is in vain.
 const LATE_BYTES_WAIT: Duration = Duration::from_secs(2);

@@ -10,13 +10,14 @@ pub(crate) struct Socket<S> {
     pub(crate) readable: bool,
     /// A write may take something.
     pub(crate) writable: bool,
-    /// The end or an error is in sight: a short read does not mean that nothing follows.
+    /// An event has reported the end of the stream or an error: a short read does not mean that
+    /// nothing follows.
     pub(crate) ending: bool,
-    /// It is broken; a read tells so when the bytes before the error are read.
+    /// It is broken; a read reports the error when the bytes before it are read.
     pub(crate) failed: bool,
     /// An urgent byte has come and was not read yet.
     pub(crate) urgent: bool,
-    /// A read took all it had room for: what is next came with no event that we know of.
+    /// The last read filled its buffer, so bytes may be waiting for which no new event will come.
     pub(crate) unseen: bool,
     /// The application sends no more: FIN was read.
     pub(crate) eof: bool,
@@ -41,7 +42,7 @@ impl<S> Socket<S> {
         }
     }
 
-    /// Takes in what became possible.
+    /// Takes in an event of this socket.
     pub(crate) fn note(&mut self, event: &Event) {
         self.readable |= event.readable;
         self.writable |= event.writable;

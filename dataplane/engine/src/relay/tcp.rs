@@ -1,4 +1,4 @@
-//! The fallback: socket to socket, when the rendezvous said no.
+//! The fallback: relays between two sockets, when the connection stays TCP.
 
 use smcr_proto::Instant;
 
@@ -17,7 +17,7 @@ pub(crate) struct Tcp<S> {
     outbound: Backlog,
     /// Read from the far socket, not yet taken by the near one.
     inbound: Backlog,
-    /// Bytes of both that are part of the poller's sum.
+    /// How many bytes of both are counted in the poller's sum.
     pub(crate) held: usize,
     /// Looks at what comes first from the far socket, as long as that may be a Decline.
     sieve: Option<Sieve>,
@@ -28,24 +28,24 @@ pub(crate) struct Tcp<S> {
 struct Backlog {
     bytes: Vec<u8>,
     written: usize,
-    /// It is one byte, and urgent.
+    /// The backlog is a single byte, and urgent.
     urgent: bool,
 }
 
 impl Backlog {
-    /// Bytes that the rendezvous read beyond its own, to be written first.
+    /// Bytes that were read already, to be written first.
     fn new(bytes: Vec<u8>) -> Self {
         Self { bytes, written: 0, urgent: false }
     }
 }
 
-/// What one direction came to.
+/// What one call has moved in one direction.
 #[derive(Default)]
 pub(super) struct Pumped {
     pub(super) bytes: u64,
     /// An urgent byte was among them.
     pub(super) urgent: bool,
-    /// Both ends would take more at once.
+    /// The next call can move more at once.
     pub(super) more: bool,
 }
 
@@ -53,8 +53,8 @@ pub(super) struct Pumped {
 pub(super) struct Reset;
 
 impl<T> Tcp<T> {
-    /// A second socket. What the rendezvous read beyond its own comes first; `declined` says that
-    /// what comes from the far socket may begin with a Decline.
+    /// The far socket of a fallback. Bytes that the rendezvous read beyond its own messages are
+    /// written first; `declined` says that what comes from the far socket may begin with a Decline.
     pub(crate) fn new(far: T, from_near: Vec<u8>, from_far: Vec<u8>, declined: bool) -> Self {
         let (inbound, sieve) = match declined {
             false => (Backlog::new(from_far), None),
@@ -109,8 +109,8 @@ impl<T> Tcp<T> {
     }
 }
 
-/// Reads what `tcp` brings first, if that must be looked at. Returns how many bytes were found to
-/// be the application's.
+/// Reads the first bytes of the far socket, if they may be a Decline. Returns how many bytes turned
+/// out to be the application's.
 fn sift<S: Streams>(
     streams: &mut S,
     scratch: &mut [u8],
@@ -121,7 +121,7 @@ fn sift<S: Streams>(
     let far = &mut tcp.socket;
     let mut found = sieve.sift(now, &[]);
     if found.is_none() && far.readable && !far.eof {
-        // Nobody declines urgently.
+        // A Decline is never sent as urgent data.
         if ahead(streams, far) == Some(Ahead::Urgent) {
             found = Some(sieve.release());
         } else {
@@ -139,7 +139,8 @@ fn sift<S: Streams>(
     Ok(len)
 }
 
-/// Carries what `source` brings to `target`, once, and the end of the stream when it comes.
+/// Reads `source` once and writes the bytes to `target`; passes on the end of the stream when it
+/// comes.
 fn carry<S: Streams>(
     streams: &mut S,
     scratch: &mut [u8],
@@ -149,7 +150,7 @@ fn carry<S: Streams>(
 ) -> Result<Pumped, Reset> {
     let blocked = !write_backlog(streams, target, backlog)? || !target.writable;
     if source.failed && !source.is_done() && (blocked || source.eof) {
-        // No read will tell, or not before the target takes more, which may be never.
+        // No read will report the error, or not before the target takes more, which may be never.
         return Err(Reset);
     }
     if !backlog.bytes.is_empty() {
@@ -173,7 +174,7 @@ fn carry<S: Streams>(
     Ok(pumped)
 }
 
-/// Reads once. Returns how many bytes came, and whether it is the urgent one.
+/// Reads once. Returns how many bytes came, and whether that is the urgent byte.
 fn read<S: Streams>(
     streams: &mut S,
     scratch: &mut [u8],

@@ -9,15 +9,15 @@ use crate::streams::{Ahead, Streams};
 
 /// What the next read of `socket` would begin with; none if it would bring nothing.
 ///
-/// The kernel is asked only if an urgent byte has come, or if the bytes that are next came with no
-/// event that we know of: an urgent byte may be the first of them, and a longer read would hide it.
+/// The kernel is asked only if an urgent byte has come, or if bytes may be waiting whose event we
+/// have not seen: an urgent byte may be the first of them, and a longer read would hide it.
 pub(super) fn ahead<S: Streams>(streams: &mut S, socket: &mut Socket<S::Stream>) -> Option<Ahead> {
     if !socket.urgent && !socket.unseen {
         return Some(Ahead::Bytes);
     }
     let ahead = streams.ahead(&socket.stream);
     if ahead == Ahead::Nothing && !socket.ending {
-        // What comes now comes with an event.
+        // An event will report whatever comes from now on.
         socket.readable = false;
         return None;
     }
@@ -25,8 +25,8 @@ pub(super) fn ahead<S: Streams>(streams: &mut S, socket: &mut Socket<S::Stream>)
     Some(ahead)
 }
 
-/// Notes that a read of `socket`, of which `ahead` was known, brought `len` bytes into room for
-/// `room`.
+/// Notes that a read of `socket` brought `len` bytes into a buffer of `room` bytes. `ahead` is what
+/// the read began with.
 pub(super) fn note_read<S>(socket: &mut Socket<S>, ahead: Ahead, len: usize, room: usize) {
     socket.urgent &= ahead != Ahead::Urgent;
     socket.unseen = len == room;
@@ -47,7 +47,7 @@ mod tests {
     use crate::kernel::Kernel;
     use crate::streams::Key;
 
-    /// An application's socket, and ours, of whose events nothing is told.
+    /// An application's socket, and our end of it, whose events the test never polls.
     fn connection(kernel: &mut Kernel) -> (TcpStream, Socket<OwnedFd>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let application = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -56,9 +56,9 @@ mod tests {
         (application, Socket { readable: true, ..Socket::new(near) })
     }
 
-    /// With hundreds of busy sockets an event may come a turn later than its byte. A read that goes
-    /// on where the last one filled its room would run over an urgent byte meanwhile, and the
-    /// interrupt would be an ordinary key.
+    /// With hundreds of busy sockets an event may come a turn later than its byte. After a read
+    /// that filled its buffer, the next one would run over an urgent byte that came meanwhile, and
+    /// an interrupt would become an ordinary key.
     // RFC 7609 4.7.5 #1: P and U announce urgent data
     #[test]
     fn an_urgent_byte_is_found_before_its_event() {
@@ -76,7 +76,8 @@ mod tests {
         assert_eq!(ahead(&mut kernel, &mut near), Some(Ahead::Bytes));
     }
 
-    /// What was read to the last byte rests until an event, but for its end, which must be read.
+    /// A socket that was read to the last byte rests until an event, unless its end was reported,
+    /// which must still be read.
     #[test]
     fn an_empty_socket_rests_unless_its_end_is_in_sight() {
         let mut kernel = Kernel::new([]).unwrap();

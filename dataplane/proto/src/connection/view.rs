@@ -35,8 +35,7 @@ impl<R> Connection<R> {
         self.peer_left
     }
 
-    /// Whether the peer's NIC has acknowledged the last message, so that the peer knows what it
-    /// said; or nobody waits for that any more.
+    /// Whether the peer's NIC has acknowledged our last message, or we have given the peer up.
     pub fn is_heard(&self) -> bool {
         self.given_up || self.outgoing.acknowledged.wrapping_add(1) == self.outgoing.next
     }

@@ -7,7 +7,7 @@ use crate::vocabulary::{LinkNumber, QpAddress};
 /// The exchange about links that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exchange {
-    /// The caller makes a queue pair. A client has the offer that it is for.
+    /// The caller is creating a queue pair. `theirs` is the server's offer; a server has none.
     Opening { number: LinkNumber, on: LinkNumber, theirs: Option<QpAddress> },
     /// Server: ADD LINK is out.
     Offered { number: LinkNumber, on: LinkNumber, deadline: Instant },

@@ -512,5 +512,6 @@ const RKEYS_PER_CONTINUATION: u8 = 3;
 /// How often a refused RMB is announced again, each time after twice as long.
 const RETRIES_MAX: u32 = 6;
 
-/// How long the exchange may take because of which the peer refused.
+/// How long to wait at first before announcing again an RMB that the peer refused because of
+/// another exchange.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);

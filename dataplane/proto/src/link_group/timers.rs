@@ -87,5 +87,5 @@ impl LinkGroup {
     }
 }
 
-/// A deadline that something else has.
+/// No deadline here; another timer covers this state.
 const NEVER: Instant = Instant(u64::MAX);
