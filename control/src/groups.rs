@@ -37,7 +37,6 @@
 
 mod choice;
 mod claims;
-mod due;
 mod first_contact;
 pub mod group;
 mod group_mut;
@@ -64,8 +63,8 @@ use smcr_proto::link::Cause;
 use smcr_proto::wire::llc::DeleteReason;
 use smcr_rnic::Rnic;
 
+use crate::deadlines::Deadlines;
 pub use choice::Unnamed;
-use due::Due;
 pub use group::{Group, GroupId, Link, Member, Peer, Phase};
 use group_mut::GroupMut;
 pub use members::{BadOffer, Joined, Refusal, Taken};
@@ -80,7 +79,7 @@ pub struct Groups<N: Rnic, P: Pollers<QpOf<N>>> {
     groups: BTreeMap<GroupId, Group<N::Opening>>,
     groups_made: u32,
     /// When which group must be looked at.
-    due: Due,
+    due: Deadlines<GroupId>,
     /// The groups that each address founded, oldest first.
     founded_by: HashMap<IpAddr, Vec<GroupId>>,
     /// The group of the connection in each slot.
@@ -102,7 +101,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         Self {
             groups: BTreeMap::new(),
             groups_made: 0,
-            due: Due::default(),
+            due: Deadlines::default(),
             founded_by: HashMap::new(),
             members: vec![None; CONNECTIONS_MAX].into(),
             slots: Slots::new(entropy),
@@ -192,7 +191,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
 
     /// Does what is due.
     pub fn expire(&mut self, now: Instant) {
-        let due: Vec<GroupId> = self.due.until(now).collect();
+        let due = self.due.until(now);
         for id in due {
             let found = self.input(now, id, |group| {
                 group.end_quarantine(now);

@@ -13,6 +13,7 @@ pub mod admin;
 pub mod cli;
 pub mod config;
 pub mod cores;
+mod deadlines;
 pub mod device;
 mod entropy;
 pub mod farewells;

@@ -19,7 +19,6 @@
 
 mod client;
 pub mod conversation;
-mod deadlines;
 pub mod effect;
 pub mod endpoint;
 pub mod facts;

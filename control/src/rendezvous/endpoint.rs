@@ -7,13 +7,13 @@ use smcr_proto::Instant;
 use smcr_proto::wire::clc::Diagnosis;
 use smcr_rnic::Rnic;
 
-use super::deadlines::Deadlines;
 use super::effect::{Closed, Counts, Effect, Limit, Stage, Why};
 use super::facts::{Arrival, Settings, Surroundings};
 use super::negotiation::Negotiator;
 use super::shared::Shared;
 use super::state::{Rendezvous, State};
 use super::waiting::Wait;
+use crate::deadlines::Deadlines;
 use crate::groups::{Event, GroupId, Groups, Pollers, QpOf};
 use crate::slab::Key;
 
@@ -38,7 +38,7 @@ pub struct Endpoint<N: Rnic, P: Pollers<QpOf<N>>> {
     shared: Shared<N, P>,
     /// Rendezvous that may have something to do, in the order in which they are looked at.
     ready: VecDeque<Key>,
-    deadlines: Deadlines,
+    deadlines: Deadlines<Key>,
     /// Rendezvous whose deadlines had passed when `handle_timeout` was last called.
     due: VecDeque<Key>,
 }
