@@ -6,7 +6,7 @@
 //! Whether keys have been agreed on already does not matter.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
@@ -47,9 +47,6 @@ struct Prefix {
     bits: u8,
 }
 
-/// One end of a connection. A port that is not known may be any.
-pub type End = (IpAddr, Option<u16>);
-
 impl Policies {
     /// Those of this network namespace, as long as the value lives.
     pub fn of_this_host() -> Self {
@@ -67,7 +64,7 @@ impl Policies {
     ///
     /// While the policies are not known the answer is yes: bytes that somebody wants encrypted must
     /// not travel unprotected because a list could not be read.
-    pub fn protect(&mut self, local: End, peer: End) -> bool {
+    pub fn protect(&mut self, local: SocketAddr, peer: SocketAddr) -> bool {
         self.refresh();
         if self.stale {
             return true;
@@ -116,14 +113,12 @@ impl Policies {
 }
 
 impl Policy {
-    fn covers(&self, local: End, peer: End) -> bool {
-        let is_for = |(value, mask): (u16, u16), port: Option<u16>| {
-            port.is_none_or(|port| port & mask == value & mask)
-        };
-        self.from.has(local.0)
-            && self.to.has(peer.0)
-            && is_for(self.from_port, local.1)
-            && is_for(self.to_port, peer.1)
+    fn covers(&self, local: SocketAddr, peer: SocketAddr) -> bool {
+        let is_for = |(value, mask): (u16, u16), port: u16| port & mask == value & mask;
+        self.from.has(local.ip())
+            && self.to.has(peer.ip())
+            && is_for(self.from_port, local.port())
+            && is_for(self.to_port, peer.port())
     }
 
     /// A policy in a message of the kernel (`xfrm_userpolicy_info`); none if it is for other

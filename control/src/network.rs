@@ -61,10 +61,16 @@ impl Network {
 
     /// The ports for a connection whose local address is `local`: those of the RNIC that goes with
     /// the device of the connection, as far as they are up.
-    pub fn ports_for(&self, local: IpAddr) -> &[PortId] {
+    fn ports_for(&self, local: IpAddr) -> &[PortId] {
         let device = self.devices.owner_of(local);
         let ports = device.and_then(|device| self.by_device.get(&device.name));
         ports.map_or(&[], Vec::as_slice)
+    }
+
+    /// The port, with its poller, for a connection whose local address is `local`; none if no port
+    /// that goes with its device is up.
+    pub fn port_for(&self, local: IpAddr) -> Option<PortId> {
+        self.ports_for(local).first().copied()
     }
 
     /// Whether a port can be used.

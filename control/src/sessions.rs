@@ -33,6 +33,8 @@ pub struct Negotiating {
     pub source: SocketAddr,
     /// The socket that was accepted.
     pub accepted: OwnedFd,
+    /// Our own address of it; none if that was not asked for, or the socket is broken.
+    pub local: Option<SocketAddr>,
     /// The socket towards the upstream, once we connect to it.
     pub upstream: Option<OwnedFd>,
     /// The upstream has accepted.

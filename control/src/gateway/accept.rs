@@ -1,6 +1,7 @@
 //! Accepts connections of applications and of SMC-R peers, and connects to the upstreams.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
@@ -9,7 +10,7 @@ use smcr_rnic::Rnic;
 
 use super::Gateway;
 use crate::config::Transport;
-use crate::listener::{Listener, local_address, peer_address, reset};
+use crate::listener::{local_address, peer_address, reset};
 use crate::network::Network;
 use crate::reactor::Token;
 use crate::rendezvous::{Arrival, Surroundings};
@@ -72,21 +73,26 @@ impl<N: Rnic> Gateway<N> {
             return false;
         }
         listener.enter(source.ip());
+        let accepts = listener.config.accept;
+        let mut arrival = Arrival { listener: index, source, offered: false, port: None };
+        let mut local = None;
+        if accepts == Transport::Smc {
+            local = local_address(&accepted);
+            arrival.offered = self.option.peer_offered(&accepted, source);
+            arrival.port = local.and_then(|local| self.network.port_for(local.ip()));
+        }
         let negotiating = Negotiating {
             listener: index,
-            accepts: listener.config.accept,
+            accepts,
             source,
             accepted,
+            local,
             upstream: None,
             connected: false,
             hears: false,
         };
-        let surroundings = match negotiating.accepts {
-            Transport::Smc => survey(&self.option, &mut self.network, listener, &negotiating),
-            Transport::Tcp => Surroundings::default(),
-        };
         let key = self.sessions.insert(negotiating);
-        self.endpoint.arrived(now, key, Arrival { listener: index, source }, surroundings);
+        self.endpoint.arrived(now, key, arrival);
         self.settle(now);
         self.sessions.negotiating_mut(key).is_none_or(|one| one.upstream.is_some())
     }
@@ -138,20 +144,22 @@ impl<N: Rnic> Gateway<N> {
     pub(super) fn connected(&mut self, now: Instant, key: Key) {
         let one = self.sessions.negotiating_mut(key).expect("it was there just now");
         one.connected = true;
-        // Where the peer connected to us, we surveyed the connection when we accepted it, and with
-        // the Proposal. If that has waited for the upstream, the network may have changed since.
-        if one.accepts == Transport::Tcp || !self.endpoint.awaits_proposal(key) {
-            self.survey_again(key);
-        }
         self.endpoint.connected(now, key);
     }
 
-    /// Tells the rendezvous of a session what is known of the connection to its peer now.
-    pub(super) fn survey_again(&mut self, key: Key) {
-        let one = self.sessions.negotiating_mut(key).expect("it was there just now");
+    /// Tells the rendezvous of a session what there is around the connection to its peer now.
+    pub(super) fn survey(&mut self, key: Key) {
+        let one = self.sessions.negotiating_mut(key).expect("its rendezvous goes on");
         let listener = &self.listeners[usize::from(one.listener)];
-        let surroundings = survey(&self.option, &mut self.network, listener, one);
-        self.endpoint.surveyed(key, surroundings);
+        let surroundings = match (one.accepts, listener.config.connect) {
+            (Transport::Smc, _) => at_server(&mut self.network, one),
+            (Transport::Tcp, Transport::Smc) => {
+                at_client(&mut self.network, &self.option, listener.upstream, one)
+            }
+            (Transport::Tcp, Transport::Tcp) => at_relay(&self.network, one),
+        };
+        // A socket without an address is broken; the next read or write will report that.
+        self.endpoint.surveyed(key, surroundings.unwrap_or_default());
     }
 
     /// The upstream of listener `index` refused, or did not answer.
@@ -172,37 +180,41 @@ impl<N: Rnic> Gateway<N> {
     }
 }
 
-/// What is known of the connection between a session and its peer.
-fn survey(
-    option: &OptionSource,
+/// What there is around the connection that a client of SMC-R made to us.
+fn at_server(network: &mut Network, one: &Negotiating) -> Option<Surroundings> {
+    let local = one.local?;
+    Some(Surroundings {
+        port: network.port_for(local.ip()),
+        networks: network.networks(local.ip()),
+        protected: network.policies.protect(local, one.source),
+        ..Surroundings::default()
+    })
+}
+
+/// What there is around our connection to `server`.
+fn at_client(
     network: &mut Network,
-    listener: &Listener,
+    option: &OptionSource,
+    server: SocketAddr,
     one: &Negotiating,
-) -> Surroundings {
-    let ends = one.peer().and_then(|peer| Some((peer, local_address(peer)?)));
-    // A socket without an address is broken; the next read or write will report that.
-    let Some((peer, local)) = ends else { return Surroundings::default() };
-    let port = network.ports_for(local.ip()).first().copied();
-    let mut surroundings = Surroundings { port, ..Surroundings::default() };
-    let far = match (one.accepts, listener.config.connect) {
-        (Transport::Smc, _) => {
-            surroundings.networks = network.networks(local.ip());
-            one.source
-        }
-        (Transport::Tcp, Transport::Smc) => {
-            surroundings.subnets = network.subnets(local.ip());
-            listener.upstream
-        }
-        (Transport::Tcp, Transport::Tcp) => return surroundings,
-    };
-    surroundings.offered = option.peer_offered(peer, far);
-    if surroundings.offered
-        && let Some(far) = peer_address(peer)
-    {
-        let [local, far] = [local, far].map(|end| (end.ip(), Some(end.port())));
-        surroundings.protected = network.policies.protect(local, far);
-    }
-    surroundings
+) -> Option<Surroundings> {
+    let peer = one.peer()?;
+    let local = local_address(peer)?;
+    let offered = option.peer_offered(peer, server);
+    Some(Surroundings {
+        offered,
+        port: network.port_for(local.ip()),
+        subnets: network.subnets(local.ip()),
+        // Without an offer there will be no SMC-R that could pass by the protection.
+        protected: offered && network.policies.protect(local, server),
+        ..Surroundings::default()
+    })
+}
+
+/// What there is around a connection that is relayed without SMC-R.
+fn at_relay(network: &Network, one: &Negotiating) -> Option<Surroundings> {
+    let local = local_address(one.peer()?)?;
+    Some(Surroundings { port: network.port_for(local.ip()), ..Surroundings::default() })
 }
 
 const OUT_OF_DESCRIPTORS: &str = "file descriptors: new connections are refused";

@@ -34,6 +34,7 @@ impl<N: Rnic> Gateway<N> {
     fn perform(&mut self, now: Instant, effect: Effect) {
         match effect {
             Effect::Connect { key, offer, hear } => self.connect(now, key, offer, hear),
+            Effect::Survey { key } => self.survey(key),
             Effect::Send { key, frame } => self.send(key, &frame),
             Effect::HandOver { key, connection, group, rmbe, ended } => {
                 let groups = self.endpoint.groups_mut();
@@ -146,14 +147,7 @@ impl<N: Rnic> Gateway<N> {
                     self.settle(now);
                     return;
                 }
-                Ok((len, _)) => {
-                    // We decide on the Proposal now, and the network may have changed since we
-                    // accepted the connection.
-                    if self.endpoint.awaits_proposal(key) {
-                        self.survey_again(key);
-                    }
-                    self.endpoint.received(key, &bytes[..len]);
-                }
+                Ok((len, _)) => self.endpoint.received(key, &bytes[..len]),
                 Err(Errno::AGAIN | Errno::INTR) => return,
                 Err(_) => self.endpoint.broke(key),
             }

@@ -29,10 +29,14 @@ fn policy(from: (&str, u8), to: (&str, u8), priority: u32, protects: bool) -> Po
     Policy { from, to, from_port: (0, 0), to_port: (0, 0), priority, protects }
 }
 
-fn protect(policies: &[&Policy], local: IpAddr, peer: End) -> bool {
+fn at(address: IpAddr) -> SocketAddr {
+    SocketAddr::new(address, 40_000)
+}
+
+fn protect(policies: &[&Policy], local: IpAddr, peer: SocketAddr) -> bool {
     let known = policies.iter().copied().cloned().collect();
     let mut policies = Policies { changes: None, list: || Ok(Vec::new()), known, stale: false };
-    policies.protect((local, None), peer)
+    policies.protect(at(local), peer)
 }
 
 #[test]
@@ -61,18 +65,20 @@ fn the_first_policy_that_fits_decides() {
     let exempt = policy(("10.8.0.0", 16), ("10.8.0.2", 32), 10, false);
     let port = Policy { to_port: (443, 0xffff), ..hosts.clone() };
     let all_v6 = policy(("::", 0), ("::", 0), 1, true);
-    let plain = (THERE, Some(80));
+    let plain = SocketAddr::new(THERE, 80);
     assert!(!protect(&[], HERE, plain));
     assert!(protect(&[&hosts], HERE, plain));
-    assert!(!protect(&[&hosts], HERE, (ELSEWHERE, Some(80))));
-    assert!(!protect(&[&hosts], THERE, (HERE, None)));
-    assert!(protect(&[&hosts, &network], HERE, (ELSEWHERE, None)));
+    assert!(!protect(&[&hosts], HERE, SocketAddr::new(ELSEWHERE, 80)));
+    assert!(!protect(&[&hosts], THERE, at(HERE)));
+    assert!(protect(&[&hosts, &network], HERE, at(ELSEWHERE)));
     assert!(!protect(&[&network, &hosts, &exempt], HERE, plain), "the lowest number");
-    assert_eq!([80, 443].map(|to| protect(&[&port], HERE, (THERE, Some(to)))), [false, true]);
-    assert!(protect(&[&port], HERE, (THERE, None)), "it may be that one");
+    assert_eq!(
+        [80, 443].map(|to| protect(&[&port], HERE, SocketAddr::new(THERE, to))),
+        [false, true]
+    );
     assert!(!protect(&[&all_v6], HERE, plain));
     assert!(!protect(&[&all_v6], "::ffff:10.8.0.1".parse().unwrap(), plain));
-    assert!(protect(&[&all_v6], "fd00::1".parse().unwrap(), ("fd00::2".parse().unwrap(), None)));
+    assert!(protect(&[&all_v6], "fd00::1".parse().unwrap(), at("fd00::2".parse().unwrap())));
 }
 
 /// A policy changes while the host is out of descriptors: what was known before is wrong, perhaps.
@@ -84,18 +90,18 @@ fn policies_that_could_not_be_listed_are_asked_for_again() {
     let list = || Ok(vec![policy(("10.8.0.1", 32), ("10.8.0.2", 32), 20, true)]);
     let mut policies =
         Policies { changes: Some(changes.into()), list, known: vec![], stale: false };
-    assert!(!policies.protect((HERE, None), (THERE, None)), "nothing has changed yet");
+    assert!(!policies.protect(at(HERE), at(THERE)), "nothing has changed yet");
     policies.list = || Err(Errno::MFILE.into());
     kernel.send(b"a policy changed").unwrap();
     for _ in 0..2 {
-        assert!(policies.protect((HERE, None), (THERE, None)), "nobody can say");
-        assert!(policies.protect((HERE, None), (ELSEWHERE, None)), "nor here");
+        assert!(policies.protect(at(HERE), at(THERE)), "nobody can say");
+        assert!(policies.protect(at(HERE), at(ELSEWHERE)), "nor here");
     }
     policies.list = list;
-    assert!(policies.protect((HERE, None), (THERE, None)), "the new policy counts");
-    assert!(!policies.protect((HERE, None), (ELSEWHERE, None)));
+    assert!(policies.protect(at(HERE), at(THERE)), "the new policy counts");
+    assert!(!policies.protect(at(HERE), at(ELSEWHERE)));
     policies.list = || panic!("what is known is not asked for again");
-    assert!(policies.protect((HERE, None), (THERE, None)));
+    assert!(policies.protect(at(HERE), at(THERE)));
 }
 
 /// A policy that is added while the gateway runs counts for the next connection.
@@ -110,11 +116,11 @@ fn a_change_of_the_policies_is_noticed() {
         assert!(Command::new("ip").args(words).status().expect("iproute2").success());
     };
     let selector = "src 10.8.0.1/32 dst 10.8.0.2/32 proto tcp dport 7010 dir out";
-    let peer = (THERE, Some(7010));
-    assert!(!policies.protect((HERE, None), peer));
+    let peer = SocketAddr::new(THERE, 7010);
+    assert!(!policies.protect(at(HERE), peer));
     ip(&format!("xfrm policy add {selector} tmpl proto esp mode transport level use"));
-    assert!(policies.protect((HERE, None), peer));
-    assert!(!policies.protect((HERE, None), (THERE, Some(7011))));
+    assert!(policies.protect(at(HERE), peer));
+    assert!(!policies.protect(at(HERE), SocketAddr::new(THERE, 7011)));
     ip(&format!("xfrm policy delete {selector}"));
-    assert!(!policies.protect((HERE, None), peer));
+    assert!(!policies.protect(at(HERE), peer));
 }

@@ -104,6 +104,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
 
     /// What to answer to an Accept.
     pub(super) fn answer_to_accept(&mut self, offer: &Offer) -> Answer {
+        // RFC 7609 5.5 #1: no SMC-R under IPsec
+        if self.one.surroundings.protected {
+            return Answer::Now(Err(Diagnosis::IPSEC));
+        }
         if offer.first_contact { Answer::Now(self.open_link(offer)) } else { self.join_link(offer) }
     }
 

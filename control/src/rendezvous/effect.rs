@@ -24,6 +24,12 @@ pub enum Effect {
         /// Whether to pass the peer's bytes to the endpoint. If not, they must stay in the socket.
         hear: bool,
     },
+    /// Look at the network around the connection to the peer, and report what is there to the
+    /// endpoint.
+    Survey {
+        /// Of this connection.
+        key: Key,
+    },
     /// Write this message to the TCP connection to the peer, and report a failure to the endpoint.
     Send {
         /// Of this connection.

@@ -55,21 +55,13 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         }
     }
 
-    /// A connection was accepted. Where we are the server, `surroundings` describe it; where we are
-    /// the client, [`surveyed`](Self::surveyed) describes the connection to the server once there
-    /// is one.
+    /// A connection was accepted.
     ///
     /// # Panics
     ///
     /// If `key` names another connection.
-    pub fn arrived(
-        &mut self,
-        now: Instant,
-        key: Key,
-        arrival: Arrival,
-        surroundings: Surroundings,
-    ) {
-        let mut one = Box::new(Rendezvous::new(now, key, arrival, surroundings));
+    pub fn arrived(&mut self, now: Instant, key: Key, arrival: Arrival) {
+        let mut one = Box::new(Rendezvous::new(now, key, arrival));
         // Where the peer proposes, a place is taken when its Proposal comes.
         let limited = self.shared.terms(arrival.listener).offers();
         one.has_place = limited && self.shared.places.take(arrival.listener);
@@ -83,11 +75,12 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         }
     }
 
-    /// Sets what is known of the connection to the peer. Where we are the client, call it before
-    /// [`connected`](Self::connected); call it again whenever that may have changed.
+    /// What there is around the connection to the peer now: the answer to
+    /// [`Effect::Survey`].
     pub fn surveyed(&mut self, key: Key, surroundings: Surroundings) {
         if let Some(one) = self.table.get_mut(&key) {
-            one.surroundings = surroundings;
+            (one.surroundings, one.surveyed) = (surroundings, true);
+            self.ready.push_back(key);
         }
     }
 
@@ -244,12 +237,6 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         self.table.get(&key).map(|one| one.stage())
     }
 
-    /// Whether we, as the server, still wait for the Proposal of this connection. We decide on it
-    /// by what is known of the connection when it comes.
-    pub fn awaits_proposal(&self, key: Key) -> bool {
-        self.table.get(&key).is_some_and(|one| one.silent)
-    }
-
     /// What became of rendezvous so far.
     pub fn counts(&self) -> Counts {
         self.shared.counts
@@ -322,7 +309,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
             Some(Effect::Connect { .. } | Effect::Send { .. } | Effect::Exhausted { .. }) => {
                 self.ready.push_front(key);
             }
-            None => self.deadlines.set(key, one.poll_timeout()),
+            // It goes on when that has been done.
+            Some(Effect::Survey { .. }) | None => self.deadlines.set(key, one.poll_timeout()),
         }
         effect
     }

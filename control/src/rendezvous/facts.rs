@@ -78,12 +78,16 @@ pub struct Arrival {
     pub listener: u16,
     /// Who connected to us.
     pub source: SocketAddr,
+    /// At a server: the client's SYN carried the SMC option, and so did our answer.
+    pub offered: bool,
+    /// At a server: the RNIC port that belongs to our address of the connection.
+    pub port: Option<PortId>,
 }
 
 /// What the owner knows of the TCP connection to the peer.
 #[derive(Clone, Debug, Default)]
 pub struct Surroundings {
-    /// Both SYNs carried the SMC option: a CLC message must follow.
+    /// At a client: both SYNs carried the SMC option, so that a CLC message must follow.
     pub offered: bool,
     /// The RNIC port, with its poller, that belongs to our address of the connection; none if there
     /// is no such port.

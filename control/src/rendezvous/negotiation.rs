@@ -30,6 +30,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
     pub(super) fn begin(&mut self) -> Effect {
         let terms = self.shared.terms(self.one.listener);
         let (side, timeout) = (terms.side, terms.connect_timeout);
+        // A client that has connected has told all that matters until it proposes.
+        self.one.surveyed = side == Side::Server;
         let seeks = terms.offers();
         let offer = seeks && self.one.has_place;
         let crowded = seeks && !offer;
@@ -59,6 +61,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
             match &mut self.one.state {
                 State::Queued => return None,
                 State::Plain(_) | State::Connecting if !self.one.connected => return None,
+                State::Plain(_) | State::Connecting if !self.one.surveyed => {
+                    return Some(Effect::Survey { key: self.one.key });
+                }
                 State::Plain(reason) => {
                     let reason = *reason;
                     return Some(self.stay_tcp(reason, Vec::new(), false));
@@ -79,6 +84,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
                 }
                 State::Talking(talking) => {
                     if talking.must_answer() && self.one.connected {
+                        if !self.one.surveyed {
+                            return Some(Effect::Survey { key: self.one.key });
+                        }
                         self.answer();
                         continue;
                     }
@@ -170,6 +178,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
             Wait::Holder(held) => self.shared.waiting.push((held.group, key)),
         }
         self.handshake().wait = Some(wait);
+        // The network may have changed when the wait is over.
+        self.one.surveyed = false;
     }
 
     /// The answer if a group has no element for this rendezvous now.

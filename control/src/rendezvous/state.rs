@@ -21,6 +21,9 @@ pub(super) struct Rendezvous {
     /// Who connected to us.
     pub(super) source: SocketAddr,
     pub(super) surroundings: Surroundings,
+    /// The surroundings are those of now; otherwise the owner must look at them before they are
+    /// used.
+    pub(super) surveyed: bool,
     pub(super) state: State,
     /// Both of its sockets are connected.
     pub(super) connected: bool,
@@ -65,17 +68,14 @@ pub(super) struct Talking {
 
 impl Rendezvous {
     /// A connection that was accepted, and for which nothing was done yet.
-    pub(super) fn new(
-        now: Instant,
-        key: Key,
-        arrival: Arrival,
-        surroundings: Surroundings,
-    ) -> Self {
+    pub(super) fn new(now: Instant, key: Key, arrival: Arrival) -> Self {
+        let Arrival { listener, source, offered, port } = arrival;
         Self {
             key,
-            listener: arrival.listener,
-            source: arrival.source,
-            surroundings,
+            listener,
+            source,
+            surroundings: Surroundings { offered, port, ..Surroundings::default() },
+            surveyed: false,
             state: State::Queued,
             connected: false,
             deadline: None,

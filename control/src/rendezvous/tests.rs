@@ -105,17 +105,31 @@ fn key(index: u32) -> Key {
 }
 
 fn arrival(host: u8) -> Arrival {
-    Arrival { listener: 0, source: SocketAddr::from(([10, 0, 0, host], 7)) }
+    let source = SocketAddr::from(([10, 0, 0, host], 7));
+    Arrival { listener: 0, source, offered: true, port: Some(PortId(0)) }
 }
 
-/// All effects that the endpoint has queued.
+/// All effects that the endpoint has queued, but for the surveys: the network is always the same.
 fn drain(endpoint: &mut Tested, now: Instant) -> Vec<Effect> {
-    std::iter::from_fn(|| endpoint.poll_effect(now)).collect()
+    drain_amid(endpoint, now, &surroundings())
+}
+
+/// All effects that the endpoint has queued, but for the surveys, which find `surroundings`.
+fn drain_amid(endpoint: &mut Tested, now: Instant, surroundings: &Surroundings) -> Vec<Effect> {
+    let mut effects = Vec::new();
+    while let Some(effect) = endpoint.poll_effect(now) {
+        if let Effect::Survey { key } = effect {
+            endpoint.surveyed(key, surroundings.clone());
+        } else {
+            effects.push(effect);
+        }
+    }
+    effects
 }
 
 /// Accepts and connects a connection to a server.
 fn connect(endpoint: &mut Tested, now: Instant, index: u32) {
-    endpoint.arrived(now, key(index), arrival(9), surroundings());
+    endpoint.arrived(now, key(index), arrival(9));
     assert!(matches!(drain(endpoint, now)[..], [Effect::Connect { offer: false, hear: true, .. }]));
     endpoint.connected(now, key(index));
     assert!(drain(endpoint, now).is_empty(), "nothing was proposed yet");
@@ -155,7 +169,7 @@ fn declined(effects: &[Effect]) -> Option<Diagnosis> {
 fn every_wait_has_a_deadline_that_is_asked_for() {
     let mut server = endpoint(Side::Server, |_| {});
     assert_eq!(server.poll_timeout(), None, "nothing is waited for");
-    server.arrived(START, key(1), arrival(9), surroundings());
+    server.arrived(START, key(1), arrival(9));
     drain(&mut server, START);
     assert_eq!(server.poll_timeout(), Some(START + CONNECT_TIMEOUT));
     let connected_at = START + Duration::from_secs(1);
@@ -169,6 +183,25 @@ fn every_wait_has_a_deadline_that_is_asked_for() {
     server.handle_timeout(due);
     assert!(matches!(drain(&mut server, due)[..], [Effect::Reset { why: Why::Failed, .. }]));
     assert_eq!((server.poll_timeout(), server.len()), (None, 0));
+}
+
+/// A Proposal waits for the first contact of another connection, and meanwhile an operator protects
+/// the connection by IPsec: what counts is how things are when it is answered.
+// RFC 7609 5.5 #1: no SMC-R under IPsec
+#[test]
+fn whoever_waited_is_answered_as_things_are_now() {
+    let mut server = endpoint(Side::Server, |_| {});
+    connect(&mut server, START, 1);
+    connect(&mut server, START, 2);
+    propose(&mut server, 1);
+    assert_eq!(drain(&mut server, START).len(), 1);
+    propose(&mut server, 2);
+    assert!(drain(&mut server, START).is_empty(), "one first contact at a time");
+    server.abort(key(1));
+    let protected = Surroundings { protected: true, ..surroundings() };
+    let effects = drain_amid(&mut server, START, &protected);
+    let [Effect::Reset { .. }, second @ ..] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!(declined(second), Some(Diagnosis::IPSEC));
 }
 
 /// A client that connects and sends nothing is given up after the longest time that CLC allows.
@@ -233,13 +266,14 @@ fn a_client_is_answered_before_it_gives_up() {
 #[test]
 fn nothing_follows_a_message_that_cannot_be_sent() {
     let mut client = endpoint(Side::Client { server: SERVER }, |_| {});
-    client.arrived(START, key(1), arrival(9), Surroundings::default());
+    client.arrived(START, key(1), arrival(9));
     assert!(matches!(
         drain(&mut client, START)[..],
         [Effect::Connect { offer: true, hear: true, .. }]
     ));
-    client.surveyed(key(1), Surroundings { protected: true, ..surroundings() });
     client.connected(START, key(1));
+    assert!(matches!(client.poll_effect(START), Some(Effect::Survey { .. })));
+    client.surveyed(key(1), Surroundings { protected: true, ..surroundings() });
     let said = client.poll_effect(START);
     assert!(matches!(said, Some(Effect::Send { frame: Frame::Decline(_), .. })), "{said:?}");
     client.broke(key(1));
@@ -255,7 +289,7 @@ fn places_are_handed_on() {
     let few = |settings: &mut Settings| settings.handshakes_max = 1;
     let mut client = endpoint(Side::Client { server: SERVER }, few);
     for index in 1..=4 {
-        client.arrived(START, key(index), arrival(9), Surroundings::default());
+        client.arrived(START, key(index), arrival(9));
         let effects = drain(&mut client, START);
         assert_eq!(effects.len(), usize::from(index == 1), "{effects:?}");
     }
@@ -270,7 +304,6 @@ fn places_are_handed_on() {
     assert_eq!((next, client.stage(next)), (key(2), Some(Stage::Connecting)));
 
     let due = START + HANDSHAKE_TIMEOUT;
-    client.surveyed(key(2), surroundings());
     client.connected(START, key(2));
     assert!(matches!(
         drain(&mut client, START)[..],
@@ -293,7 +326,7 @@ fn places_are_handed_on() {
         "{effects:?}"
     );
 
-    client.arrived(due, key(5), arrival(9), Surroundings::default());
+    client.arrived(due, key(5), arrival(9));
     assert!(drain(&mut client, due).is_empty());
     client.drain();
     let effects = drain(&mut client, due);
@@ -310,7 +343,7 @@ fn silent_peers_make_room() {
     let few = |settings: &mut Settings| settings.silent_max = 1;
     let mut server = endpoint(Side::Server, few);
     connect(&mut server, START, 1);
-    server.arrived(START, key(2), arrival(9), surroundings());
+    server.arrived(START, key(2), arrival(9));
     let effects = drain(&mut server, START);
     let [Effect::Connect { key: second, .. }, Effect::Reset { key: first, why: Why::Displaced }] =
         effects[..]

@@ -24,8 +24,8 @@ impl World {
         let listener = if call.hosts[SERVER] == INTRUDER { TO_INTRUDER } else { TO_OTHER };
         let source = ([10, 1, 0, 1], 1_000).into();
         let endpoint = &mut self.nodes[host].endpoint;
-        let arrival = Arrival { listener, source };
-        endpoint.arrived(self.now, key(number), arrival, Surroundings::default());
+        let arrival = Arrival { listener, source, offered: false, port: None };
+        endpoint.arrived(self.now, key(number), arrival);
         self.drain(host);
     }
 
@@ -66,19 +66,18 @@ impl World {
         let blends_in = self.intruder.as_ref().is_some_and(|intruder| intruder.blends_in);
         // Whoever can send from the address of another cannot be told from it.
         let client = if client == INTRUDER && blends_in { 1 - server } else { client };
-        let arrival = Arrival { listener: FROM_PEERS, source: (address_of(client), 2_000).into() };
-        let surroundings = self.surroundings(number, SERVER);
+        let source = (address_of(client), 2_000).into();
+        let (offered, port) = (call.dial.offers, Some(call.ports[SERVER]));
+        let arrival = Arrival { listener: FROM_PEERS, source, offered, port };
         let endpoint = &mut self.nodes[server].endpoint;
-        endpoint.arrived(self.now, key(number), arrival, surroundings);
+        endpoint.arrived(self.now, key(number), arrival);
         self.drain(server);
     }
 
     /// A gateway hears that its connect to another host succeeded.
     fn answered(&mut self, number: usize) {
         let host = self.calls[number].hosts[CLIENT];
-        let surroundings = self.surroundings(number, CLIENT);
         let endpoint = &mut self.nodes[host].endpoint;
-        endpoint.surveyed(key(number), surroundings);
         endpoint.connected(self.now, key(number));
         self.drain(host);
     }
@@ -206,6 +205,11 @@ impl World {
                     let bytes = frame.encode().as_bytes().to_vec();
                     self.send(number, side, Segment::Bytes(bytes));
                 }
+            }
+            Effect::Survey { key } => {
+                let number = key.index as usize;
+                let surroundings = self.surroundings(number, self.side_of(number, host));
+                self.nodes[host].endpoint.surveyed(key, surroundings);
             }
             Effect::HandOver { key, connection, group, rmbe, .. } => {
                 let number = key.index as usize;
