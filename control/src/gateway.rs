@@ -21,7 +21,7 @@ use smcr_proto::{Instant, PeerId, RmbeSize};
 use smcr_rnic::Rnic;
 
 use crate::config::{Config, RnicKind, Transport};
-use crate::entropy::random;
+use crate::entropy;
 use crate::farewells::Farewells;
 use crate::groups::{self, Groups, PortId, QpOf};
 use crate::host_memory;
@@ -182,6 +182,9 @@ impl<N: Rnic> Gateway<N> {
             let limit = self.prepare_sleep();
             self.reactor.wait(limit, &mut events);
             self.mail.waker.awake();
+            // Whatever an event of this turn follows from, a change of the policies that came
+            // before it has been announced by now.
+            self.network.policies.outdate();
             for event in events.drain(..) {
                 // Each event has a time of its own: rendezvous measure round trips by it.
                 let now = self.clock.now();
@@ -235,7 +238,7 @@ impl<N: Rnic> Gateway<N> {
     fn dispatch(&mut self, now: Instant, event: Event) {
         match event.token {
             Token::Listener(index) => self.accept(now, index),
-            Token::Application(key) => self.connect_event(now, key),
+            Token::Application(key) => self.connect_event(now, key, event),
             Token::Peer(key) => self.peer_event(now, key, event),
             Token::Network => self.network_changed(now),
             Token::Waker => {}
@@ -411,7 +414,7 @@ fn join_ports<N: Rnic>(
         nics.push(groups::Port::new(port.name, port.lan, port.subnet, port.rnic));
         pollers.push(port.poller);
     }
-    let entropy = || u32::from_ne_bytes(random());
+    let entropy = entropy::numbers();
     (infos, Groups::new(settings, nics, pollers, Box::new(entropy)))
 }
 

@@ -103,11 +103,13 @@ impl<N: Rnic> Gateway<N> {
     }
 
     /// The reactor reports that the connect to an upstream has succeeded or failed.
-    pub(super) fn connect_event(&mut self, now: Instant, key: Key) {
+    pub(super) fn connect_event(&mut self, now: Instant, key: Key, event: Event) {
         // The event may have been on its way when the session ended.
         let Some(one) = self.sessions.negotiating_mut(key) else { return };
         let upstream = one.upstream.as_ref().expect("it was watched");
-        match connect_outcome(upstream) {
+        // A failure is an end; so is a farewell that the upstream has already sent.
+        let outcome = if event.ending { connect_outcome(upstream) } else { Ok(()) };
+        match outcome {
             Ok(()) => self.connected(now, key),
             Err(error) => {
                 let index = one.listener;
@@ -122,9 +124,9 @@ impl<N: Rnic> Gateway<N> {
     pub(super) fn peer_event(&mut self, now: Instant, key: Key, event: Event) {
         if let Some(one) = self.sessions.negotiating_mut(key) {
             if one.accepts == Transport::Tcp && !one.connected {
-                self.connect_event(now, key);
+                self.connect_event(now, key, event);
             } else if event.readable && one.hears {
-                self.hear(now, key);
+                self.hear(now, key, event.ending);
             }
         }
         // One event can report both the last CLC message and the end of the connection, and the end
@@ -134,8 +136,9 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 
-    /// Reads what the peer sends until there is no more.
-    fn hear(&mut self, now: Instant, key: Key) {
+    /// Reads what the peer sends until there is no more. `ending` tells that its end may be read,
+    /// too.
+    fn hear(&mut self, now: Instant, key: Key, ending: bool) {
         let mut bytes = [0; FRAME_MAX];
         // Bytes beyond this room stay in the socket for whoever gets the connection.
         while let room @ 1.. = self.endpoint.room(key) {
@@ -147,7 +150,14 @@ impl<N: Rnic> Gateway<N> {
                     self.settle(now);
                     return;
                 }
-                Ok((len, _)) => self.endpoint.received(key, &bytes[..len]),
+                Ok((len, _)) => {
+                    self.endpoint.received(key, &bytes[..len]);
+                    // The socket is empty, and the next byte that comes is reported anew.
+                    if len < room && !ending {
+                        self.settle(now);
+                        return;
+                    }
+                }
                 Err(Errno::AGAIN | Errno::INTR) => return,
                 Err(_) => self.endpoint.broke(key),
             }
