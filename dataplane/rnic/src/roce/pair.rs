@@ -189,7 +189,7 @@ impl Pair {
         if occasion == Occasion::WithData
             && !batch.joins((self.target, self.peer), ACKNOWLEDGE_LEN, segments_max)
         {
-            occasion = Occasion::Turn;
+            occasion = Occasion::BesideData;
         }
         self.answer(now, occasion, batch, wire, counters)
     }
@@ -204,6 +204,9 @@ impl Pair {
         counters: &mut Counters,
     ) -> Filled {
         if !self.may_answer() || !self.responder.is_due(now, occasion) {
+            if occasion == Occasion::BeforeSleep {
+                self.responder.put_off();
+            }
             return Filled::All;
         }
         let Some(slot) = batch.slot((self.target, self.peer), ACKNOWLEDGE_LEN, wire.segments_max())

@@ -37,6 +37,8 @@ pub(super) struct Responder {
     /// When the last NAK for the present gap was issued.
     nak_at: Option<Instant>,
     owed: Owed,
+    /// The poller has slept since the acknowledgement was owed.
+    put_off: bool,
     /// Packets since the last acknowledgement or NAK, and their cost in terms of the window.
     packets: u32,
     cost: u32,
@@ -68,6 +70,9 @@ pub(super) struct Answer {
 pub(super) enum Occasion {
     /// Data has just been built for the peer, and the acknowledgement can leave in the same run.
     WithData,
+    /// Data has just been built for the peer. The acknowledgement would be a packet of its own, but
+    /// would need no system call and wake nobody.
+    BesideData,
     /// The turn ends without data for the peer.
     Turn,
     /// The poller is going to sleep, perhaps for long.
@@ -104,6 +109,7 @@ impl Responder {
             refused: None,
             nak_at: None,
             owed: Owed::Nothing,
+            put_off: false,
             packets: 0,
             cost: 0,
         }
@@ -180,13 +186,34 @@ impl Responder {
         match (self.owed, occasion) {
             (Owed::Nothing, _) => false,
             (Owed::Now | Owed::Negative(..), _) => true,
-            (Owed::Delayed(_), Occasion::WithData | Occasion::BeforeSleep) => true,
-            (Owed::Delayed(since), Occasion::Turn) => {
-                now.since(since) >= ACK_DELAY
+            (Owed::Delayed(_), Occasion::WithData) => true,
+            (Owed::Delayed(since), _) => {
+                now.since(since) >= self.patience(occasion)
                     || self.packets >= PACKETS_UNANSWERED_MAX
                     || self.cost >= COST_UNANSWERED_MAX
             }
         }
+    }
+
+    /// How long a delayed acknowledgement may have waited and need not be sent on this occasion.
+    fn patience(&self, occasion: Occasion) -> Duration {
+        match occasion {
+            Occasion::WithData => Duration::ZERO,
+            Occasion::BesideData if self.put_off => ACK_DELAY_ASLEEP * 3 / 4,
+            Occasion::BeforeSleep => ACK_DELAY_ASLEEP,
+            Occasion::BesideData | Occasion::Turn => self.delay(),
+        }
+    }
+
+    /// How long an acknowledgement may be delayed.
+    fn delay(&self) -> Duration {
+        if self.put_off { ACK_DELAY_ASLEEP } else { ACK_DELAY }
+    }
+
+    /// The poller goes to sleep although an acknowledgement is owed. A poller that sleeps after
+    /// each packet would otherwise send one for each packet, and each would wake the peer.
+    pub(super) fn put_off(&mut self) {
+        self.put_off = matches!(self.owed, Owed::Delayed(_));
     }
 
     /// Takes the acknowledgement or NAK to send. If none is due, it is an acknowledgement.
@@ -197,6 +224,7 @@ impl Responder {
             Owed::Negative(syndrome, psn) => (syndrome, psn),
         };
         self.owed = Owed::Nothing;
+        self.put_off = false;
         self.packets = 0;
         self.cost = 0;
         Answer { aeth: Aeth { syndrome, msn: self.msn }, psn }
@@ -206,7 +234,7 @@ impl Responder {
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.owed {
             Owed::Nothing => None,
-            Owed::Delayed(since) => Some(since + ACK_DELAY),
+            Owed::Delayed(since) => Some(since + self.delay()),
             Owed::Now | Owed::Negative(..) => Some(Instant(0)),
         }
     }
@@ -370,6 +398,9 @@ fn short(message: &[u8]) -> Option<Message> {
 /// How long an acknowledgement waits for data that leaves with it. This is short for the peer,
 /// whose timeout is at least twenty times as long.
 pub(super) const ACK_DELAY: Duration = Duration::from_micros(50);
+/// How long it waits when the poller sleeps in between. It is half of the shortest timeout that a
+/// peer of our kind has; hardware has longer ones.
+pub(super) const ACK_DELAY_ASLEEP: Duration = Duration::from_micros(500);
 /// After this many packets an acknowledgement is not delayed, so that the peer's window does not
 /// close.
 const PACKETS_UNANSWERED_MAX: u32 = 32;

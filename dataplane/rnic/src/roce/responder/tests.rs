@@ -239,9 +239,27 @@ fn an_acknowledgement_waits_a_little_but_not_for_a_full_window() {
     bench.now = bench.now + ACK_DELAY;
     assert_eq!(bench.urgent(), Some((Syndrome::ACK, bench.ahead(1))));
 
+    // A poller that sleeps puts it off for longer, unless data leaves for the peer anyway.
+    bench.next(message).unwrap();
+    assert_eq!(bench.due(Occasion::BeforeSleep), None);
+    bench.responder.put_off();
+    assert_eq!(bench.responder.deadline(), Some(bench.now + ACK_DELAY_ASLEEP));
+    bench.now = bench.now + ACK_DELAY_ASLEEP / 2;
+    assert_eq!((bench.urgent(), bench.due(Occasion::BesideData)), (None, None));
+    bench.now = bench.now + ACK_DELAY_ASLEEP / 4;
+    assert_eq!((bench.urgent(), bench.due(Occasion::BeforeSleep)), (None, None));
+    assert_eq!(bench.due(Occasion::BesideData), Some((Syndrome::ACK, bench.ahead(2))));
+    bench.next(message).unwrap();
+    assert_eq!(bench.responder.deadline(), Some(bench.now + ACK_DELAY), "it is awake");
+    bench.responder.put_off();
+    bench.now = bench.now + ACK_DELAY_ASLEEP;
+    assert_eq!(bench.due(Occasion::BeforeSleep), Some((Syndrome::ACK, bench.ahead(3))));
+
     for _ in 1..PACKETS_UNANSWERED_MAX {
         bench.next(message).unwrap();
         assert_eq!(bench.urgent(), None);
+        bench.responder.put_off();
+        assert_eq!(bench.due(Occasion::BeforeSleep), None);
     }
     bench.next(message).unwrap();
     assert!(bench.urgent().is_some());

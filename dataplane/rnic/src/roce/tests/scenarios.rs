@@ -4,6 +4,7 @@ use rustix::io::Errno;
 
 use super::*;
 use crate::ConnectError;
+use crate::roce::responder::ACK_DELAY_ASLEEP;
 
 #[test]
 fn a_write_is_there_when_the_message_behind_it_is_received() {
@@ -62,16 +63,69 @@ fn an_acknowledgement_is_held_back_for_fifty_microseconds_at_most() {
     assert_eq!(couple.counters(1).acks_out, 1);
 }
 
+/// A poller on a contended core sleeps after each packet. If it acknowledged before each sleep, each
+/// acknowledgement would cost a system call, and would wake the peer, which sleeps as well.
 #[test]
-fn a_poller_that_goes_to_sleep_has_sent_all_acknowledgements() {
+fn pollers_that_sleep_after_each_packet_acknowledge_few_of_them() {
+    let mut couple = Couple::new(1, Odds::default());
+    let rounds = 100;
+    for round in 0..rounds {
+        // A request and its answer, as two gateways exchange them, in 80 us.
+        for from in [0, 1] {
+            couple.write(from, 0, &[2; 64], 2 * round);
+            couple.nodes[from].send([1; 44], 2 * round + 1);
+            for _ in 0..8 {
+                couple.turn();
+                let now = couple.now;
+                for node in &mut couple.nodes {
+                    node.fabric.prepare_sleep(now);
+                }
+            }
+        }
+    }
+    for node in 0..2 {
+        let counters = couple.counters(node);
+        assert!((5..25).contains(&counters.acks_out), "{} for {rounds}", counters.acks_out);
+        assert_eq!((counters.retransmits, counters.timeouts), (0, 0));
+    }
+}
+
+/// Whoever sleeps with an acknowledgement to send wakes for it, long before the peer gives it up.
+#[test]
+fn a_poller_wakes_for_the_acknowledgement_that_it_owes() {
     let mut couple = Couple::new(1, Odds::default());
     couple.nodes[0].send([1; 44], 1);
     couple.turn();
+    let came = couple.now;
     couple.turn();
     let now = couple.now;
-    assert_eq!(couple.counters(1).acks_out, 0);
-    couple.nodes[1].fabric.prepare_sleep(now);
+    let wake = couple.nodes[1].fabric.prepare_sleep(now).expect("it owes one");
+    assert_eq!((couple.counters(1).acks_out, wake), (0, came + ACK_DELAY_ASLEEP));
+    couple.nodes[1].take_in(wake);
+    couple.nodes[1].fabric.transmit(wake);
     assert_eq!(couple.counters(1).acks_out, 1);
+    assert_eq!(couple.nodes[1].fabric.prepare_sleep(wake), None);
+}
+
+/// A write that is longer than the packets known to pass waits for answers about the path, and each
+/// of them for acknowledgements. If sleepers held those back, it would take a tenth of a second.
+#[test]
+fn a_long_write_between_sleepers_does_not_wait_for_each_acknowledgement() {
+    let mut couple = Couple::with_mtu(1, Odds::default(), Mtu::B4096);
+    let begun = couple.now;
+    couple.write(0, 0, &pattern(60_000, 3), 1);
+    while couple.nodes[0].done.is_empty() {
+        let before = couple.packets_out();
+        couple.turn();
+        let now = couple.now;
+        let wake = couple.nodes.each_mut().map(|node| node.fabric.prepare_sleep(now));
+        if couple.packets_out() == before {
+            let next = wake.into_iter().flatten().min().expect("somebody waits for something");
+            couple.now = couple.now.max(next);
+        }
+    }
+    let took = couple.now.since(begun);
+    assert!(took < ACK_DELAY_ASLEEP * 4, "{took:?}");
 }
 
 fn stream(couple: &mut Couple, rounds: u64, len: usize) {
