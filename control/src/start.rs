@@ -300,8 +300,7 @@ pub(crate) fn start_poller(
                 Err(error) => tracing::warn!(%error, "a poller cannot be pinned to its core"),
             }
         }
-        let descriptors = [Some(ends.waker.descriptor()), fabric.event_descriptor()];
-        match Kernel::new(descriptors.into_iter().flatten()) {
+        match Kernel::new(ends.waker.descriptor(), fabric.event_descriptor()) {
             Ok(kernel) => {
                 smcr_engine::Poller::new(fabric, kernel, ends, memory).run(clock, idle, &affinity)
             }

@@ -12,12 +12,12 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
 
 use smcr_engine::limits::EVENTS_PER_TURN_MAX;
 use smcr_engine::streams::{Ahead, Event, Key, Streams};
 use smcr_memory::Vacant;
 use smcr_memory::rmb::Readable;
+use smcr_proto::Instant;
 
 /// A connection whose buffers hold `capacity` bytes each way: the application's end, the poller's.
 pub(crate) fn connection(capacity: usize) -> (Application, Stream) {
@@ -325,7 +325,7 @@ impl Streams for Sockets {
         lock(&self.0).sockets.retain(|(_, socket)| !socket.ptr_eq(&ours));
     }
 
-    fn poll(&mut self, events: &mut Vec<Event>) {
+    fn poll(&mut self, events: &mut Vec<Event>) -> bool {
         let mut watched = lock(&self.0);
         events.append(&mut watched.late);
         watched.sockets.retain(|(_, socket)| socket.strong_count() > 0);
@@ -335,9 +335,10 @@ impl Streams for Sockets {
             }
             events.extend(socket.upgrade().and_then(|tcp| lock(&tcp).event(*key)));
         }
+        true
     }
 
-    fn sleep(&mut self, _limit: Option<Duration>) {
+    fn sleep(&mut self, _now: Instant, _deadline: Option<Instant>) {
         unreachable!("the cluster sleeps for its pollers");
     }
 

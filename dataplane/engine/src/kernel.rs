@@ -7,8 +7,12 @@ use std::time::Duration;
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::net::{SendFlags, sockopt};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
 use smcr_memory::Vacant;
 use smcr_memory::rmb::Readable;
+use smcr_proto::Instant;
 
 use crate::limits::EVENTS_PER_TURN_MAX;
 use crate::streams::{Ahead, Event, Key, Streams};
@@ -17,29 +21,63 @@ use crate::streams::{Ahead, Event, Key, Streams};
 #[allow(missing_debug_implementations, reason = "epoll events have none")]
 pub struct Kernel {
     epoll: OwnedFd,
+    /// Ends sleeps.
+    timer: OwnedFd,
+    /// When the timer rings, or rang.
+    rings_at: Option<Instant>,
     found: Vec<epoll::Event>,
     /// The last sleep found what the next `poll` would ask for.
     fresh: bool,
+    /// Whether the RNIC has a descriptor that tells when packets have come.
+    has_rnic: bool,
 }
 
 impl Kernel {
-    /// An epoll that also wakes for each descriptor of `wakers` that becomes readable.
+    /// An epoll that also wakes when `waker` becomes readable, or `rnic`, which is readable when
+    /// packets have come.
     ///
     /// # Errors
     ///
     /// When the process is out of descriptors.
-    pub fn new<'a>(wakers: impl IntoIterator<Item = BorrowedFd<'a>>) -> io::Result<Self> {
+    pub fn new(waker: BorrowedFd<'_>, rnic: Option<BorrowedFd<'_>>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        for waker in wakers {
-            epoll::add(&epoll, waker, epoll::EventData::new_u64(WAKER), epoll::EventFlags::IN)?;
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        use epoll::EventFlags as F;
+        let add = |descriptor, data, flags| {
+            epoll::add(&epoll, descriptor, epoll::EventData::new_u64(data), flags)
+        };
+        add(waker, WAKER, F::IN)?;
+        // Setting it again is what makes it unreadable, so nobody has to read it.
+        add(timer.as_fd(), WAKER, F::IN | F::ET)?;
+        if let Some(rnic) = rnic {
+            add(rnic, RNIC, F::IN)?;
         }
-        Ok(Self { epoll, found: Vec::with_capacity(EVENTS_PER_TURN_MAX), fresh: false })
+        let found = Vec::with_capacity(EVENTS_PER_TURN_MAX);
+        Ok(Self { epoll, timer, rings_at: None, found, fresh: false, has_rnic: rnic.is_some() })
     }
 
     fn wait(&mut self, limit: Option<&Timespec>) {
         self.found.clear();
         // Interruption by a signal is a sleep that ended early.
         let _ = epoll::wait(&self.epoll, spare_capacity(&mut self.found), limit);
+    }
+
+    /// Sees to it that a sleep that begins at `now` ends at `deadline` at the latest.
+    ///
+    /// A timer that rings too early stays as it is: it ends one sleep too early, while setting it
+    /// for each sleep costs microseconds each time, because on a virtual machine the host is told.
+    fn set_timer(&mut self, now: Instant, deadline: Instant) {
+        if self.rings_at.is_some_and(|at| now < at && at <= deadline) {
+            return;
+        }
+        // Zero would stop it.
+        let wait = deadline.since(now).max(Duration::from_micros(1));
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let value = Itimerspec { it_interval: zero, it_value: timespec(wait) };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &value)
+            .expect("it is a timer, and the time is positive");
+        self.rings_at = Some(deadline);
     }
 }
 
@@ -59,12 +97,17 @@ impl Streams for Kernel {
         let _ = epoll::delete(&self.epoll, stream);
     }
 
-    fn poll(&mut self, events: &mut Vec<Event>) {
+    fn poll(&mut self, events: &mut Vec<Event>) -> bool {
         use epoll::EventFlags as F;
         if !std::mem::take(&mut self.fresh) {
             self.wait(Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
         }
-        let sockets = self.found.iter().filter(|event| event.data.u64() != WAKER);
+        // What did not fit among the events is reported next time.
+        let mut received = !self.has_rnic || self.found.len() == self.found.capacity();
+        let sockets = self.found.iter().filter(|event| {
+            received |= event.data.u64() == RNIC;
+            event.data.u64() < RNIC
+        });
         events.extend(sockets.map(|event| {
             // Copied out, because the kernel's structure is packed.
             let flags = event.flags;
@@ -79,16 +122,14 @@ impl Streams for Kernel {
                 failed,
             }
         }));
+        received
     }
 
-    fn sleep(&mut self, limit: Option<Duration>) {
-        // Rounded up to a microsecond, lest a deadline be met by spinning on zero.
-        let limit = limit.map(|limit| limit.max(Duration::from_micros(1)));
-        let limit = limit.map(|limit| Timespec {
-            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: limit.subsec_nanos().into(),
-        });
-        self.wait(limit.as_ref());
+    fn sleep(&mut self, now: Instant, deadline: Option<Instant>) {
+        if let Some(deadline) = deadline {
+            self.set_timer(now, deadline);
+        }
+        self.wait(None);
         self.fresh = true;
     }
 
@@ -139,8 +180,18 @@ impl Streams for Kernel {
     }
 }
 
-/// Marks descriptors that only end a sleep. No key packs to it: its slot would be out of range.
+/// Marks descriptors that only end a sleep. No key packs to this or to the next one: it would need
+/// more bits.
 const WAKER: u64 = u64::MAX;
+/// Marks the descriptor of the RNIC.
+const RNIC: u64 = u64::MAX - 1;
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: duration.subsec_nanos().into(),
+    }
+}
 
 fn pack(key: Key) -> u64 {
     u64::from(key.slot) | u64::from(key.generation) << 16 | u64::from(key.far) << 32
@@ -153,11 +204,14 @@ fn unpack(data: u64) -> Key {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
     use std::net::{TcpListener, TcpStream};
 
     use rustix::net::{RecvFlags, send};
 
     use super::*;
+    use crate::clock::Clock;
+    use crate::mailbox::Waker;
 
     const KEY: Key = Key { slot: 7, generation: 1, far: false };
 
@@ -174,7 +228,7 @@ mod tests {
     }
 
     fn next_event(kernel: &mut Kernel) -> Event {
-        kernel.sleep(Some(Duration::from_secs(10)));
+        kernel.sleep(Instant(0), Some(Instant(10_000_000_000)));
         let mut events = Vec::new();
         kernel.poll(&mut events);
         assert_eq!(events.len(), 1);
@@ -182,12 +236,60 @@ mod tests {
         events[0]
     }
 
+    /// A poller that asks its RNIC for packets each time it wakes makes a system call in vain for
+    /// every message of an application.
+    #[test]
+    fn the_rnic_is_heard_of_when_it_has_packets() {
+        let (rnic, wire) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        let waker = Waker::new().unwrap();
+        let mut kernel = Kernel::new(waker.descriptor(), Some(rnic.as_fd())).unwrap();
+        let (mut application, _near) = connection(&mut kernel);
+        let mut events = Vec::new();
+        application.write_all(b"a request").unwrap();
+        kernel.sleep(Instant(0), None);
+        assert!(!kernel.poll(&mut events) && events.len() == 1);
+        wire.send(b"a packet").unwrap();
+        for _ in 0..2 {
+            kernel.sleep(Instant(0), None);
+            assert!(kernel.poll(&mut events) && events.len() == 1, "as long as it is there");
+        }
+        rnic.recv(&mut [0; 100]).unwrap();
+        assert!(!kernel.poll(&mut events));
+        assert!(Kernel::new(waker.descriptor(), None).unwrap().poll(&mut events), "who knows");
+    }
+
+    /// Each sleep has a deadline, usually that of the retransmission timer, and nearly all of them
+    /// end before it.
+    #[test]
+    fn a_timer_that_rings_in_time_is_not_set_again() {
+        let mut kernel = Kernel::new(Waker::new().unwrap().descriptor(), None).unwrap();
+        let clock = Clock::new();
+        let ms = Duration::from_millis;
+        let (begun, zero) = (clock.now(), Instant(0));
+        kernel.sleep(zero, Some(zero + ms(40)));
+        assert!(clock.now().since(begun) >= ms(40));
+        // Now it is later than that, so the timer has to be set; and again for an earlier deadline.
+        let late = zero + ms(41);
+        kernel.set_timer(late, late + ms(30));
+        kernel.set_timer(late, late + ms(20));
+        assert_eq!(kernel.rings_at, Some(late + ms(20)));
+        // A later deadline is met as well.
+        kernel.set_timer(late, late + ms(50));
+        assert_eq!(kernel.rings_at, Some(late + ms(20)));
+        let begun = clock.now();
+        kernel.sleep(late, Some(late + ms(60_000)));
+        let took = clock.now().since(begun);
+        assert!(took < ms(10_000), "it ends a sleep early: {took:?}");
+        // A deadline that has passed ends a sleep at once.
+        kernel.sleep(late, Some(zero));
+    }
+
     /// An urgent byte keeps its place: what `telnet` throws away up to its interrupt is what was
     /// typed before it, and no byte is lost, not even the urgent one.
     // RFC 7609 4.7.5 #1: P and U announce urgent data
     #[test]
     fn an_urgent_byte_is_found_in_its_place() {
-        let mut kernel = Kernel::new([]).unwrap();
+        let mut kernel = Kernel::new(Waker::new().unwrap().descriptor(), None).unwrap();
         let (application, near) = connection(&mut kernel);
         send(&application, b"before", SendFlags::empty()).unwrap();
         send(&application, b"!", SendFlags::OOB).unwrap();
@@ -208,7 +310,7 @@ mod tests {
     // RFC 7609 4.7.5 #2: tell application of urgent data
     #[test]
     fn an_urgent_byte_is_written_as_urgent() {
-        let mut kernel = Kernel::new([]).unwrap();
+        let mut kernel = Kernel::new(Waker::new().unwrap().descriptor(), None).unwrap();
         let (application, near) = connection(&mut kernel);
         kernel.write_slice(&near, b"before").unwrap();
         kernel.write_urgent(&near, b'!').unwrap();
@@ -224,7 +326,7 @@ mod tests {
     /// The end of a stream is no failure, a reset is.
     #[test]
     fn a_reset_is_told_from_the_end_of_the_stream() {
-        let mut kernel = Kernel::new([]).unwrap();
+        let mut kernel = Kernel::new(Waker::new().unwrap().descriptor(), None).unwrap();
         let (application, _near) = connection(&mut kernel);
         application.shutdown(std::net::Shutdown::Write).unwrap();
         let event = next_event(&mut kernel);

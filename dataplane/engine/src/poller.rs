@@ -199,7 +199,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         if asleep {
             self.shared.counters.sleeps.add(1);
             self.publish();
-            self.streams.sleep(deadline.map(|deadline| deadline.since(now)));
+            self.streams.sleep(now, deadline);
         }
         self.shared.waker.awake();
     }
@@ -236,7 +236,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     /// Notes which sockets can be read or written again.
     fn look(&mut self, now: Instant) -> bool {
         let mut events = std::mem::take(&mut self.arrived.events);
-        self.streams.poll(&mut events);
+        if !self.streams.poll(&mut events) {
+            self.fabric.note_quiet();
+        }
         let moved = !events.is_empty();
         for event in events.drain(..) {
             let id = ConnectionId { slot: event.key.slot, generation: event.key.generation };
@@ -479,7 +481,7 @@ mod tests {
         let (reports, _control) = mailbox(1, Waker::new().unwrap());
         let (over, ended) = mpsc::channel();
         std::thread::spawn(move || {
-            let kernel = Kernel::new([waker.descriptor()]).unwrap();
+            let kernel = Kernel::new(waker.descriptor(), None).unwrap();
             let ends = Ends::<Option<sim::Fabric>, Kernel> {
                 commands,
                 letters,

@@ -2,10 +2,10 @@
 //! simulator brings its own.
 
 use std::io;
-use std::time::Duration;
 
 use smcr_memory::Vacant;
 use smcr_memory::rmb::Readable;
+use smcr_proto::Instant;
 
 /// Which socket: its connection's slot, and one of two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,11 +65,12 @@ pub trait Streams {
     /// way may still be reported.
     fn unwatch(&mut self, stream: &Self::Stream);
 
-    /// Appends what became possible, without waiting.
-    fn poll(&mut self, events: &mut Vec<Event>);
+    /// Appends what became possible, without waiting. Returns whether the RNIC may have received
+    /// something; it is true where only the RNIC knows.
+    fn poll(&mut self, events: &mut Vec<Event>) -> bool;
 
-    /// Sleeps until an event, a wake-up or the end of `limit`. May return early.
-    fn sleep(&mut self, limit: Option<Duration>);
+    /// Sleeps until an event, a wake-up or `deadline`. May return early.
+    fn sleep(&mut self, now: Instant, deadline: Option<Instant>);
 
     /// Reads into `room`; zero is the end of the stream.
     ///

@@ -30,6 +30,12 @@ impl<F: Fabric> Fabric for Option<F> {
         }
     }
 
+    fn note_quiet(&mut self) {
+        if let Some(fabric) = self {
+            fabric.note_quiet();
+        }
+    }
+
     fn transmit(&mut self, now: Instant) {
         if let Some(fabric) = self {
             fabric.transmit(now);

@@ -246,6 +246,10 @@ impl<F: Fabric> Fabric for FaultInjector<F> {
         out.extend(self.pending.drain(..room));
     }
 
+    fn note_quiet(&mut self) {
+        self.inner.note_quiet();
+    }
+
     fn transmit(&mut self, now: Instant) {
         self.break_pending(now);
         self.inner.transmit(now);

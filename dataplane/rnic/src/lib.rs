@@ -332,6 +332,10 @@ pub trait Fabric {
     /// does a bounded amount of work; call it once a turn.
     fn poll(&mut self, now: Instant, out: &mut Vec<Completion>);
 
+    /// The caller has just found that `event_descriptor` is not readable, so the next `poll` need
+    /// not ask the kernel for packets.
+    fn note_quiet(&mut self) {}
+
     /// Sends posted work requests, retransmissions that are due, and those acknowledgements that
     /// can leave together with data or must not be delayed longer. Call it once at the end of a
     /// turn.

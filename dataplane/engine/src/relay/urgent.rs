@@ -45,6 +45,7 @@ mod tests {
 
     use super::*;
     use crate::kernel::Kernel;
+    use crate::mailbox::Waker;
     use crate::streams::Key;
 
     /// An application's socket, and our end of it, whose events the test never polls.
@@ -62,7 +63,7 @@ mod tests {
     // RFC 7609 4.7.5 #1: P and U announce urgent data
     #[test]
     fn an_urgent_byte_is_found_before_its_event() {
-        let mut kernel = Kernel::new([]).unwrap();
+        let mut kernel = Kernel::new(Waker::new().unwrap().descriptor(), None).unwrap();
         let (application, mut near) = connection(&mut kernel);
         note_read(&mut near, Ahead::Bytes, 4, 4);
         send(&application, b"!", SendFlags::OOB).unwrap();
@@ -80,7 +81,7 @@ mod tests {
     /// which must still be read.
     #[test]
     fn an_empty_socket_rests_unless_its_end_is_in_sight() {
-        let mut kernel = Kernel::new([]).unwrap();
+        let mut kernel = Kernel::new(Waker::new().unwrap().descriptor(), None).unwrap();
         let (_application, mut near) = connection(&mut kernel);
         note_read(&mut near, Ahead::Bytes, 3, 4);
         assert!(!near.readable);

@@ -36,6 +36,8 @@ pub struct Fabric<W> {
     blocked_until: Option<Instant>,
     /// The last receive returned packets, so there may be more.
     receiving: bool,
+    /// No packet has come since the last receive.
+    quiet: bool,
     /// The other fabrics of this NIC.
     siblings: Option<Siblings>,
     counters: Counters,
@@ -54,6 +56,7 @@ impl<W: Wire> Fabric<W> {
             batch: Batch::new(),
             blocked_until: None,
             receiving: false,
+            quiet: false,
             siblings: None,
             counters: Counters::default(),
         }
@@ -109,7 +112,8 @@ impl<W: Wire> Fabric<W> {
 
     /// Receives one burst.
     fn receive(&mut self, now: Instant) {
-        let trains = self.wire.receive();
+        let quiet = std::mem::take(&mut self.quiet);
+        let trains = if quiet { 0 } else { self.wire.receive() };
         self.receiving = trains > 0;
         // The senders may use every key that was registered when these packets arrived.
         self.keys.catch_up(&self.shared);
@@ -237,6 +241,10 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
             self.report(out);
         }
         self.pairs.complete(out);
+    }
+
+    fn note_quiet(&mut self) {
+        self.quiet = true;
     }
 
     fn transmit(&mut self, now: Instant) {

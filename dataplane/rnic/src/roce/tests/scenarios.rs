@@ -128,6 +128,20 @@ fn a_long_write_between_sleepers_does_not_wait_for_each_acknowledgement() {
     assert!(took < ACK_DELAY_ASLEEP * 4, "{took:?}");
 }
 
+/// What the caller knows of the wire saves a receive, but only one.
+#[test]
+fn a_quiet_wire_is_not_asked_once() {
+    let mut couple = Couple::new(1, Odds::default());
+    couple.nodes[0].send([1; 44], 1);
+    let now = couple.now;
+    couple.nodes[0].fabric.transmit(now);
+    couple.nodes[1].fabric.note_quiet();
+    couple.nodes[1].take_in(now + TURN);
+    assert!(couple.nodes[1].received.is_empty());
+    couple.nodes[1].take_in(now + TURN);
+    assert_eq!(couple.nodes[1].received, [[1; 44]]);
+}
+
 fn stream(couple: &mut Couple, rounds: u64, len: usize) {
     for round in 0..rounds {
         let salt = u8::try_from(round % 256).unwrap();
