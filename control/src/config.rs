@@ -161,6 +161,9 @@ pub struct Poll {
     pub cores: Vec<usize>,
     /// Whether each is tied to its core.
     pub pin: bool,
+    /// By how many steps of `nice` one that carries streams raises its priority, while others need
+    /// its core.
+    pub boost: u8,
 }
 
 /// When a polling thread sleeps.
@@ -335,8 +338,10 @@ fn poll(mut table: Section<'_>) -> Result<Poll, ConfigError> {
     let cores = table.numbers("cores", &(0..CORES_MAX))?;
     let cores = cores.iter().filter_map(|core| usize::try_from(core.value).ok()).collect();
     let pin = table.boolean("pin", true)?;
+    let boost = table.number("boost", 0..21, 5)?.value;
+    let boost = u8::try_from(boost).expect("its range was checked");
     table.finish()?;
-    Ok(Poll { policy, spin, cores, pin })
+    Ok(Poll { policy, spin, cores, pin, boost })
 }
 
 /// Values that may occur once in the file.

@@ -15,6 +15,7 @@ use smcr_engine::kernel::Kernel;
 use smcr_engine::limits::REPORTS_MAX;
 use smcr_engine::mailbox::{Waker, mailbox};
 use smcr_engine::poller::Ends;
+use smcr_engine::priority::Priority;
 use smcr_memory::Region;
 use smcr_os::interface::preferred_address;
 use smcr_proto::{Mtu, PeerId};
@@ -275,7 +276,7 @@ pub(crate) fn start_poller(
         IdlePolicy::Adaptive => Policy::Adaptive,
         IdlePolicy::Block => Policy::Block,
     };
-    let idle = Idle::new(policy, config.poll.spin);
+    let (idle, boost) = (Idle::new(policy, config.poll.spin), config.poll.boost);
     let traffic = Arc::clone(traffic);
     let (line, seat_index) = (seat.line(), seat.index);
     let ends = Ends {
@@ -302,7 +303,9 @@ pub(crate) fn start_poller(
         }
         match Kernel::new(ends.waker.descriptor(), fabric.event_descriptor()) {
             Ok(kernel) => {
-                smcr_engine::Poller::new(fabric, kernel, ends, memory).run(clock, idle, &affinity)
+                let priority = Priority::of_this_thread(boost);
+                let mut poller = smcr_engine::Poller::new(fabric, kernel, ends, memory);
+                poller.run(clock, idle, &affinity, priority);
             }
             Err(error) => tracing::error!(%error, "a poller cannot set up epoll and does not run"),
         }

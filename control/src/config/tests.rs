@@ -55,6 +55,7 @@ fn every_other_key_has_a_default() {
         spin: Duration::from_micros(50),
         cores: vec![],
         pin: true,
+        boost: 5,
     };
     assert_eq!(config.poll, poll);
     let [listener] = &config.listeners[..] else { panic!("{:?}", config.listeners) };
@@ -105,6 +106,7 @@ fn every_key_arrives_where_it_belongs() {
         spin_us = 0
         cores = [0, 1]
         pin = false
+        boost = 0
         [smc]
         option = "assume"
         assume_peers = ["10.8.0.0/24", "fd00::2"]
@@ -133,7 +135,7 @@ fn every_key_arrives_where_it_belongs() {
     assert_eq!((listener.connections_max, listener.rmbe_size), (10, Some(32_768)));
     assert!(!listener.tcp_nodelay && !config.poll.pin);
     assert_eq!((config.poll.policy, config.poll.spin), (IdlePolicy::Spin, Duration::ZERO));
-    assert_eq!(config.poll.cores, [0, 1]);
+    assert_eq!((&config.poll.cores[..], config.poll.boost), (&[0, 1][..], 0));
     let smc = &config.smc;
     assert_eq!((smc.option, smc.assume_peers.len()), (OptionMode::Assume, 2));
     assert_eq!((smc.rmbe_size, smc.rmb_elements, smc.send_pool), (524_288, 1, 1 << 20));
@@ -275,6 +277,7 @@ fn other_tables_are_checked_too() {
             "[poll]\ncores=[0,'1']",
             ":6: poll.cores: is of type string; write a whole number without quotes",
         ),
+        ("[poll]\nboost=21", ":6: poll.boost: 21 is out of range; write 0 to 20"),
         ("[poll]\npin='yes'", ":6: poll.pin: is of type string; write true or false"),
         (
             "[poll]\nspin_us=2000000",

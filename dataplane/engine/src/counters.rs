@@ -80,6 +80,10 @@ counters! {
     place_refused: count,
     /// Whether the thread is pinned to its core now: 0 or 1.
     pinned: count,
+    /// Whether its priority is raised now, for a stream beside busy programs: 0 or 1.
+    priority_raised: count,
+    /// Times the kernel refused to change it.
+    priority_refused: count,
     /// Connections in the table now.
     connections: count,
     /// Connections relayed over SMC-R since the start.

@@ -39,6 +39,7 @@ mod names;
 mod owners;
 mod parked;
 pub mod poller;
+pub mod priority;
 mod relay;
 mod reports;
 mod requests;

@@ -28,6 +28,7 @@ use crate::mailbox::{Receiver, Sender, Waker};
 use crate::moves::Moves;
 use crate::names::{ConnectionId, Ending, LinkId};
 use crate::owners::Owners;
+use crate::priority::Priority;
 use crate::relay::{Far, Migrant, Outcome, Relay};
 use crate::reports::Reports;
 use crate::requests::Request;
@@ -128,7 +129,13 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     /// Turns until told to stop.
     ///
     /// `affinity` says which core is the thread's own, and `idle` decides whether it runs there.
-    pub fn run(&mut self, clock: Clock, mut idle: Idle, affinity: &Affinity) {
+    pub fn run(
+        &mut self,
+        clock: Clock,
+        mut idle: Idle,
+        affinity: &Affinity,
+        mut priority: Priority,
+    ) {
         let mut now = clock.now();
         let mut on_core = idle.wants_core();
         loop {
@@ -155,6 +162,12 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             if idle.wants_core() != on_core {
                 on_core = !on_core;
                 self.change_place(on_core, affinity);
+            }
+            let counters = &self.shared.counters;
+            let bytes = counters.bytes_in.get().wrapping_add(counters.bytes_out.get());
+            if let Some(changed) = priority.after_turn(bytes, !on_core) {
+                counters.priority_raised.set((priority.is_raised() && changed.is_ok()).into());
+                counters.priority_refused.add(changed.is_err().into());
             }
         }
     }
@@ -497,7 +510,8 @@ mod tests {
             let idle = Idle::new(Policy::Adaptive, Duration::ZERO);
             let affinity = Affinity::of_this_thread().unwrap();
             let memory = Region::new(1 << 20).unwrap();
-            Poller::new(None, kernel, ends, memory).run(Clock::new(), idle, &affinity);
+            let priority = Priority::of_this_thread(0);
+            Poller::new(None, kernel, ends, memory).run(Clock::new(), idle, &affinity, priority);
             over.send(()).unwrap();
         });
         control.send(Command::Stop).expect("there is room");
