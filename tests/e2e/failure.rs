@@ -13,6 +13,8 @@ use crate::hosts::{Host, Hosts, accept, set_limit};
 
 const PORT: u16 = 7010;
 const LIMIT: Duration = Duration::from_secs(15);
+/// So many bytes are under way in streams when a gateway is killed in the midst of them.
+const STREAMED: u64 = 64 << 20;
 
 /// Linux's SMC_CLC_DECL_PEERNOSMC: the handshake of the peer carried no SMC option.
 const PEER_HAS_NO_SMC: u32 = 0x0301_0000;
@@ -206,6 +208,7 @@ fn killed_gateway_under_load() {
     drop(warm);
     let before = a.holdings_at_rest();
     let groups_before = a.stats().link_groups;
+    let written = a.stats().counter("rdma_out");
 
     let clients = (0..8).map(|_| {
         let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
@@ -221,7 +224,9 @@ fn killed_gateway_under_load() {
             scope.spawn(move || if number % 2 == 0 { stream(client) } else { wait(client) })
         });
         let noticing: Vec<_> = noticing.collect();
-        thread::sleep(Duration::from_millis(700));
+        wait_until("the clients stream", LIMIT, || {
+            a.stats().counter("rdma_out") > written + STREAMED
+        });
         b.process.signal(Signal::KILL);
         let killed = now();
         for client in noticing {

@@ -16,12 +16,12 @@ use smcr_proto::wire::clc::{Decline, Diagnosis, Frame, Framer};
 use smcr_proto::{AlertToken, Gid, PeerId};
 use socket2::SockRef;
 
+use crate::capture::Capture;
 use crate::clock::wait_until;
 use crate::failure::assert_echo;
 use crate::gateway::{Pair, SETTLE_LIMIT, local, smcgate};
 use crate::hosts::{Host, Hosts, accept, set_limit};
 use crate::stranger::{LIMIT, Stranger, propose};
-use crate::wire::Capture;
 
 const PORT: u16 = 7010;
 /// The test itself listens here, on host b, and reads what gateway A says to servers.
@@ -189,7 +189,7 @@ fn a_stranger_with_a_queue_pair_touches_no_connection() {
     let pair = Pair::start_these(&hosts, near, far);
     let listener = hosts.b.listen(local(PORT));
     let mut others = Others::connect(&hosts, &listener);
-    let capture = Capture::start(&hosts);
+    let capture = Capture::start(&hosts.a, hosts.a.device, &hosts.logs);
     others.talk();
     let tokens = tokens_heard(&hosts, capture);
     assert_eq!(tokens.len(), usize::from(CONNECTIONS), "each connection has told us its token");
@@ -249,7 +249,7 @@ fn attacks(token: AlertToken) -> [Cdc; ATTACKS] {
 
 /// The tokens of gateway B that stand in the CDC messages of a capture.
 fn tokens_heard(hosts: &Hosts, capture: Capture) -> BTreeSet<AlertToken> {
-    let file = capture.stop();
+    let file = capture.stop(&hosts.a, hosts.b.address);
     let file = file.to_str().expect("our own paths are text");
     let words = smcgate(hosts, "decode", &["decode", file]).expect_success("smcgate decode");
     let to_b = format!("> {} CDC", hosts.b.address);

@@ -3,12 +3,13 @@
 use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use crate::capture::Capture;
 use crate::clock::wait_until;
 use crate::gateway::{Gateway, Pair, SETTLE_LIMIT, Setup, smcgate};
 use crate::hosts::{Hosts, accept, set_limit};
 use crate::pattern::{receive, send};
 use crate::transfer::transfer_by;
-use crate::wire::{Capture, handshakes, tshark};
+use crate::wire::{handshakes, tshark};
 
 const PORT: u16 = 7010;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -57,7 +58,7 @@ fn smoke_ipv6_capture_shows_smc_r() {
     }
     // Only version 1 sends prefixes.
     let pair = pair(&hosts, "", "versions = [1, 2]");
-    let capture = Capture::start(&hosts);
+    let capture = Capture::start(&hosts.a, hosts.a.device, &hosts.logs);
     let listener = hosts.b.listen(NEAR);
     for seed in 0..2 {
         let mut client = hosts.a.connect(NEAR).expect("the gateway listens");
@@ -68,7 +69,7 @@ fn smoke_ipv6_capture_shows_smc_r() {
         assert_eq!(receive(&mut server).expect("the connection is up"), sent);
     }
     pair.assert_all_smc(2);
-    let file = capture.stop();
+    let file = capture.stop(&hosts.a, B);
 
     let handshakes = handshakes(&file);
     let offered = |syn_ack| handshakes.iter().filter(|&&(ack, smc)| ack == syn_ack && smc).count();

@@ -13,6 +13,7 @@
 //! in `perf/` measures.
 
 mod blocked;
+mod capture;
 mod clock;
 mod cores;
 mod crowd;

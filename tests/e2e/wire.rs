@@ -1,17 +1,15 @@
 //! What a capture shows: the option in the TCP handshake, the rendezvous, RDMA instead of TCP.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use rustix::process::Signal;
-
-use crate::clock::wait_until;
+use crate::capture::Capture;
 use crate::gateway::{Pair, local, smcgate};
 use crate::hosts::{Hosts, accept, set_limit};
 use crate::pattern::{receive, send};
-use crate::process::{Process, run};
+use crate::process::run;
 
 const PORT: u16 = 7010;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -69,7 +67,7 @@ fn captured(test: &str, smc: &str, version: u8) -> String {
     let near = Pair::client_side(&hosts, &[PORT]).smc(smc);
     let far = Pair::server_side(&hosts, &[PORT]).smc(smc);
     let pair = Pair::start_these(&hosts, near, far);
-    let capture = Capture::start(&hosts);
+    let capture = Capture::start(&hosts.a, hosts.a.device, &hosts.logs);
     let listener = hosts.b.listen(local(PORT));
     // Two connections: a first contact, and one on a link that exists.
     for seed in 0..2 {
@@ -85,7 +83,7 @@ fn captured(test: &str, smc: &str, version: u8) -> String {
         let groups = gateway.stats().link_groups;
         assert!(groups.iter().all(|group| group.version == version), "{groups:?}");
     }
-    let file = capture.stop();
+    let file = capture.stop(&hosts.a, hosts.b.address);
 
     let handshakes = handshakes(&file);
     let offered = |syn_ack| handshakes.iter().filter(|&&(ack, smc)| ack == syn_ack && smc).count();
@@ -117,33 +115,6 @@ fn captured(test: &str, smc: &str, version: u8) -> String {
         assert!(words.contains(message), "no {message} in:\n{words}");
     }
     words
-}
-
-/// tcpdump on host a's side of the wire.
-pub(crate) struct Capture {
-    tcpdump: Process,
-    file: PathBuf,
-}
-
-impl Capture {
-    pub(crate) fn start(hosts: &Hosts) -> Self {
-        let file = hosts.logs.join("wire.pcap");
-        let mut command = Command::new("tcpdump");
-        // tcpdump must stay root: another user could not write to the folder of the logs.
-        command.args(["-i", hosts.a.device, "-U", "-Z", "root", "-B", "65536", "-w"]).arg(&file);
-        let tcpdump = Process::start(&hosts.a, &hosts.logs, "tcpdump", &mut command);
-        wait_until("tcpdump listens", LIMIT, || tcpdump.log().contains("listening on"));
-        Self { tcpdump, file }
-    }
-
-    pub(crate) fn stop(mut self) -> PathBuf {
-        // The last packets are written only when the kernel hands over its buffer.
-        std::thread::sleep(Duration::from_millis(1_200));
-        self.tcpdump.signal(Signal::INT);
-        let status = self.tcpdump.wait(LIMIT);
-        assert!(status.success(), "tcpdump: {}", self.tcpdump.log());
-        self.file
-    }
 }
 
 /// One line for each frame of the capture that `filter` selects.

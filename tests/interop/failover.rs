@@ -61,7 +61,7 @@ pub(crate) fn losses(pairing: Pairing) {
     assert_eq!(client.event("sent "), server.event("received "));
     testbed.assert_all_smc(1);
     testbed.assert_at_rest();
-    assert_said(&Dialogue::of(&hosts, &wire.stop()), pairing);
+    assert_said(&Dialogue::of(&hosts, &rig.captured(wire)), pairing);
 }
 
 /// Asserts that both sides sent the messages that two kernels send.

@@ -13,6 +13,8 @@
 //! `smcgate-guest`) and what each must have seen. No test is about speed: guests are emulated.
 
 mod blocked;
+#[path = "../e2e/capture.rs"]
+mod capture;
 #[path = "../e2e/clock.rs"]
 #[allow(dead_code, reason = "shared with the end-to-end suite, which uses all of it")]
 mod clock;

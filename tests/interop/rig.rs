@@ -1,20 +1,17 @@
 //! Two guests and the host of a gateway: how a scenario sets them up and checks them.
 
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
-use std::process::Command;
-use std::time::Duration;
 
-use rustix::process::Signal;
-
-use crate::clock::wait_until;
+use crate::capture::Capture;
 use crate::hosts::Hosts;
 use crate::place::Place;
-use crate::process::Process;
 
 /// The EID that guests are given, and one that nobody else has.
 pub(crate) const EID: &str = "SMCGATE-RIG";
 
-const LIMIT: Duration = Duration::from_secs(30);
+/// The address of guest 1.
+const GUEST: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 11);
 
 /// Warnings that a guest's kernel prints although all is well.
 ///
@@ -54,13 +51,12 @@ impl<'h> Rig<'h> {
 
     /// Starts to capture all traffic between guests and host.
     pub(crate) fn capture(&self) -> Capture {
-        let file = self.hosts.logs.join("wire.pcap");
-        let mut command = Command::new("tcpdump");
-        // tcpdump must stay root: another user could not write to the folder of the logs.
-        command.args(["-i", "lan", "-U", "-Z", "root", "-B", "65536", "-w"]).arg(&file);
-        let tcpdump = Process::start(&self.hosts.b, &self.hosts.logs, "tcpdump", &mut command);
-        wait_until("tcpdump listens", LIMIT, || tcpdump.log().contains("listening on"));
-        Capture { tcpdump, file }
+        Capture::start(&self.hosts.b, "lan", &self.hosts.logs)
+    }
+
+    /// Ends a capture that [`capture`](Self::capture) began. Returns its file.
+    pub(crate) fn captured(&self, capture: Capture) -> PathBuf {
+        capture.stop(&self.hosts.a, GUEST)
     }
 
     /// Asserts that no guest's kernel has printed warnings since the scenario began.
@@ -107,24 +103,6 @@ impl Place<'_> {
     /// Adds an RDMA device over a network device. The PNET table remembers those it had.
     pub(crate) fn create_rdma(&self, rdma: &str, ethernet: &str) {
         self.run(&["rdma", "link", "add", rdma, "type", "rxe", "netdev", ethernet]);
-    }
-}
-
-/// tcpdump on the wire.
-pub(crate) struct Capture {
-    tcpdump: Process,
-    file: PathBuf,
-}
-
-impl Capture {
-    /// Ends the capture. Returns its file.
-    pub(crate) fn stop(mut self) -> PathBuf {
-        // The last packets are written only when the kernel hands over its buffer.
-        std::thread::sleep(Duration::from_millis(1_200));
-        self.tcpdump.signal(Signal::INT);
-        let status = self.tcpdump.wait(LIMIT);
-        assert!(status.success(), "tcpdump: {}", self.tcpdump.log());
-        self.file
     }
 }
 

@@ -50,7 +50,7 @@ pub(crate) fn bulk(pairing: Pairing) {
     }
     testbed.assert_all_smc(1);
     testbed.assert_at_rest();
-    let dialogue = Dialogue::of(&hosts, &wire.stop());
+    let dialogue = Dialogue::of(&hosts, &rig.captured(wire));
     let golden =
         Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/interop/golden/first-contact.txt"));
     let kernels = std::fs::read_to_string(golden).expect("a golden transcript");
