@@ -90,6 +90,9 @@ pub fn run(config: Config) -> Result<(), RunError> {
         ),
         None => None,
     };
+    if let Some(admin) = admin.as_ref().filter(|admin| !admin.address().ip().is_loopback()) {
+        tracing::warn!(listen = %admin.address(), "{}", admin::IS_PUBLIC);
+    }
     let (say_stop, stop) = mailbox(1, waker.clone());
     crate::signals::on_stop(move || {
         // A second signal finds the queue full: one is enough.

@@ -10,7 +10,7 @@ use crate::hosts::Host;
 pub(crate) fn get(host: &Host, admin: SocketAddrV4, path: &str) -> io::Result<(u16, String)> {
     let mut stream = host.connect(admin)?;
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-    let request = format!("GET {path} HTTP/1.1\r\nHost: gateway\r\nConnection: close\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;

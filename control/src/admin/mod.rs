@@ -29,6 +29,9 @@ use tokio::sync::oneshot;
 use crate::stats::Provider;
 use guard::Guarded;
 
+/// What operators are told if hosts other than this one can reach the endpoint.
+pub const IS_PUBLIC: &str = "whoever reaches this address reads all statistics, and can take links and RNICs out of service";
+
 /// The running endpoint. Dropping it stops the thread and closes the listening socket.
 #[derive(Debug)]
 pub struct AdminThread {
@@ -57,7 +60,7 @@ pub fn spawn(listen: SocketAddr, provider: Arc<dyn Provider>) -> io::Result<Admi
     };
     let (stop, stopped) = oneshot::channel();
     let thread = std::thread::Builder::new().name("admin".to_owned()).spawn(move || {
-        let router = routes::router(provider);
+        let router = routes::router(provider, address);
         runtime.block_on(async {
             tokio::spawn(axum::serve(listener, router).into_future());
             // A dropped sender means the same as a message: stop. What is still being served is

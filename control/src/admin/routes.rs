@@ -1,13 +1,14 @@
 //! What each path answers.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use axum::Json;
 use axum::Router;
 use axum::extract::rejection::{JsonRejection, QueryRejection};
-use axum::extract::{Query, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::extract::{Query, Request, State};
+use axum::http::{Method, StatusCode, header};
+use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::Deserialize;
@@ -19,8 +20,8 @@ use crate::stats::{ConnectionQuery, PER_PAGE_MAX, Provider, SCHEMA, Transport};
 
 type ProviderState = State<Arc<dyn Provider>>;
 
-/// All paths of the endpoint.
-pub(super) fn router(provider: Arc<dyn Provider>) -> Router {
+/// All paths of the endpoint that listens at `local`.
+pub(super) fn router(provider: Arc<dyn Provider>, local: SocketAddr) -> Router {
     Router::new()
         .route("/", get(async || Html(include_str!("page.html"))))
         .route("/stats", get(async |State(it): ProviderState| Json(it.stats())))
@@ -33,7 +34,29 @@ pub(super) fn router(provider: Arc<dyn Provider>) -> Router {
         .method_not_allowed_fallback(async || {
             refusal(StatusCode::METHOD_NOT_ALLOWED, "GET everything, POST /operate only")
         })
+        .layer(middleware::from_fn_with_state(local, check_name))
         .with_state(provider)
+}
+
+async fn check_name(State(local): State<SocketAddr>, request: Request, next: Next) -> Response {
+    if is_named_well(local, &request) {
+        next.run(request).await
+    } else {
+        refusal(StatusCode::FORBIDDEN, "name this endpoint by its address")
+    }
+}
+
+/// Whether a request names this endpoint as it should.
+///
+/// The owner of a web page can make a name of theirs lead to this host. The browser then takes
+/// their page for one of ours. So a request to operate must name this host by its address, and so
+/// must every request where only this host can ask; elsewhere monitoring reads by name.
+fn is_named_well(local: SocketAddr, request: &Request) -> bool {
+    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
+    let host = host.unwrap_or_default();
+    let is_address = host.parse::<SocketAddr>().is_ok() || host.parse::<IpAddr>().is_ok();
+    let reads = request.method() == Method::GET || request.method() == Method::HEAD;
+    is_address || host.starts_with("localhost:") || reads && !local.ip().is_loopback()
 }
 
 /// The query string of `/connections`, as it was typed.
@@ -99,18 +122,10 @@ async fn ready(State(provider): ProviderState) -> Response {
 }
 
 /// Obeys an operator.
-///
-/// The owner of a web page can make a name of theirs lead to this host. The browser then takes
-/// their page for one of ours, so the request must name this host by its address.
 async fn operate(
     State(provider): ProviderState,
-    headers: HeaderMap,
     body: Result<Json<Operation>, JsonRejection>,
 ) -> Response {
-    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-    if host.parse::<SocketAddr>().is_err() && !host.starts_with("localhost:") {
-        return refusal(StatusCode::FORBIDDEN, "name this endpoint by its address");
-    }
     let operation = match body {
         Ok(Json(operation)) => operation,
         Err(rejection) => return refusal(rejection.status(), &rejection.body_text()),

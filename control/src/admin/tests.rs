@@ -71,7 +71,8 @@ fn start(reasons: &[&str]) -> AdminThread {
 fn request(admin: &AdminThread, method: &str, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(admin.address()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    write!(stream, "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    write!(stream, "{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        .unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
@@ -208,6 +209,30 @@ fn the_address_is_refused_when_taken_and_free_after_stop() {
     assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
     admin.stop();
     spawn(address, still()).unwrap();
+}
+
+/// A web page must not read the statistics of the host that shows it, by a name that its owner
+/// makes lead there. Where others may ask, monitoring knows hosts by name.
+#[test]
+fn reads_name_an_address_where_only_this_host_can_ask() {
+    for (listen, host, expected) in [
+        ("127.0.0.1:0", "127.0.0.1:9180", 200),
+        ("127.0.0.1:0", "[::1]:9180", 200),
+        ("127.0.0.1:0", "localhost:9180", 200),
+        ("127.0.0.1:0", "evil.example:9180", 403),
+        ("0.0.0.0:0", "gateway.example:9180", 200),
+    ] {
+        let still = Arc::new(Still { reasons: Vec::new() });
+        let admin = spawn(listen.parse().unwrap(), still).unwrap();
+        let here = SocketAddr::from(([127, 0, 0, 1], admin.address().port()));
+        let mut stream = TcpStream::connect(here).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        write!(stream, "GET /stats HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let status: u16 = answer.split(' ').nth(1).unwrap().parse().unwrap();
+        assert_eq!(status, expected, "{host} at {listen}: {answer}");
+    }
 }
 
 /// An operator's command arrives; a web page's does not, whatever it calls this host.

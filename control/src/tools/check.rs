@@ -9,6 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::ExitCode;
 
+use crate::admin::IS_PUBLIC;
 use crate::config::{Config, Listener, Peers, RnicConfig, Transport, Versions};
 use crate::cores::{self, Board};
 use crate::device::Devices;
@@ -48,6 +49,9 @@ fn describe(
     let mut text = format!("option: {option}\n");
     if let Some(address) = config.admin.listen {
         let _ = writeln!(text, "admin: http://{address}/");
+        if !address.ip().is_loopback() {
+            let _ = writeln!(text, "admin: WARNING: {IS_PUBLIC}");
+        }
     }
     let _ = writeln!(text, "versions: {}", versions(config));
     let _ = writeln!(text, "peers: {}", config.smc.peers);
@@ -227,7 +231,7 @@ mod tests {
     use super::*;
 
     const FILE: &str = "\
-        [admin]\nlisten='none'\n\
+        [admin]\nlisten='0.0.0.0:1'\n\
         [[rnic]]\nname='r0'\ndevice='nowhere7'\n\
         [[listener]]\nname='in'\nbind='127.0.0.1:7'\naccept='smc'\nupstream='127.0.0.1:8'\n\
         [[listener]]\nname='out'\nbind='192.0.2.1:9'\nconnect='smc'\nupstream='127.0.0.1:8'\n";
@@ -245,6 +249,9 @@ mod tests {
         let option = OptionSource::Assume(vec!["127.0.0.0/8".parse().unwrap()]);
         let expected = [
             "option: SMC-R is assumed, without a TCP option, of the peers 127.0.0.0/8",
+            "admin: http://0.0.0.0:1/",
+            "admin: WARNING: whoever reaches this address reads all statistics, and can take links \
+             and RNICs out of service",
             "versions: SMC-Rv2 with whoever has an EID of SMCGATE; SMC-Rv1 on RNICs with RoCE v1",
             "peers: whoever reaches us",
             "pollers: 1, pinned to cores that no other poller holds: 1",
@@ -264,11 +271,11 @@ mod tests {
     fn without_the_option_everything_is_tcp_and_the_reason_is_first() {
         let lines = lines(&OptionSource::None("no privilege".into()));
         assert_eq!(lines[0], "option: every connection stays TCP: no privilege");
-        assert_eq!(lines[7], "  accepts over TCP only");
-        assert_eq!(lines[11], "  connects to 127.0.0.1:8 over TCP only");
+        assert_eq!(lines[9], "  accepts over TCP only");
+        assert_eq!(lines[13], "  connects to 127.0.0.1:8 over TCP only");
         let stranger = OptionSource::Assume(vec!["10.0.0.0/8".parse().unwrap()]);
         let line = "  connects to 127.0.0.1:8 over TCP only: it is not in smc.assume_peers";
-        assert_eq!(self::lines(&stranger)[11], line);
+        assert_eq!(self::lines(&stranger)[13], line);
     }
 
     /// Who would be a peer is shown before the start, too, and which upstream would be none.
