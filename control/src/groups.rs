@@ -69,6 +69,7 @@ pub use group::{Group, GroupId, Link, Member, Peer, Phase};
 use group_mut::GroupMut;
 pub use members::{BadOffer, Joined, Refusal, Taken};
 pub use ports::{Lan, Pollers, Port, PortId, QpOf};
+pub use proof::Proof;
 use shared::Shared;
 pub use shared::{Counts, Event, Settings};
 use slots::Slots;

@@ -13,6 +13,17 @@ use super::Groups;
 use super::group::{GroupId, Link};
 use super::ports::{Pollers, QpOf};
 
+/// Whether a link has proved that it carries what we send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Proof {
+    /// Just now.
+    Given,
+    /// Not lately, but it may.
+    Awaited,
+    /// Not lately, and it will not: it is being given up, or gone.
+    Impossible,
+}
+
 impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     /// The link that a new connection of a group should use, of those of which the peer's RNIC has
     /// acknowledged something just now: the one with the fewest connections.
@@ -28,9 +39,12 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     }
 
     /// Whether the peer's RNIC has acknowledged something on this link just now.
-    pub fn is_proven(&self, now: Instant, id: GroupId, link: LinkId) -> bool {
-        let link = self.at(id).and_then(|group| group.link(link));
-        link.is_some_and(|link| is_proven(now, link))
+    pub fn proof_of(&self, now: Instant, id: GroupId, link: LinkId) -> Proof {
+        match self.at(id).and_then(|group| group.link(link)) {
+            Some(link) if is_proven(now, link) => Proof::Given,
+            Some(link) if link.is_alive() => Proof::Awaited,
+            Some(_) | None => Proof::Impossible,
+        }
     }
 
     /// Says how long the first link of a group may take to be confirmed. Call it before

@@ -13,7 +13,7 @@ use super::negotiation::Negotiator;
 use super::resources::Shortage;
 use super::state::State;
 use super::waiting::{Answer, END_WAIT, Held, Wait};
-use crate::groups::{GroupId, Peer, Pollers, PortId, QpOf, Taken, Unnamed};
+use crate::groups::{GroupId, Peer, Pollers, PortId, Proof, QpOf, Taken, Unnamed};
 use crate::paths::Far;
 
 impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
@@ -177,8 +177,14 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
                 return Answer::Now(Err(Diagnosis::SERVER_LINK_NOT_FOUND));
             }
         };
-        if !groups.is_proven(self.now, group, link) {
-            return self.without_element(Shortage::Unproven(group));
+        match groups.proof_of(self.now, group, link) {
+            Proof::Given => {}
+            // Whether another link works says nothing about the path of this one.
+            Proof::Awaited => {
+                return self.without_element(Shortage::Unproven(group, Some(link)));
+            }
+            // It is down, and the server will hear of that.
+            Proof::Impossible => return Answer::Now(Err(Diagnosis::SERVER_LINK_NOT_FOUND)),
         }
         match self.join(group, link) {
             Ok(ours) => self.take_accepted(group, offer, ours),

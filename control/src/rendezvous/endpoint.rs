@@ -14,7 +14,7 @@ use super::shared::Shared;
 use super::state::{Rendezvous, State};
 use super::waiting::Wait;
 use crate::deadlines::Deadlines;
-use crate::groups::{Event, GroupId, Groups, Pollers, QpOf};
+use crate::groups::{Event, GroupId, Groups, Pollers, Proof, QpOf};
 use crate::slab::Key;
 
 /// All rendezvous of a gateway, and what they share. It does no IO and reads no clock.
@@ -168,7 +168,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
                 groups.llc_received(now, link, message.as_bytes());
                 self.resume_proven(now);
             }
-            Report::LinkBroke { link, cause } => groups.link_broke(now, link, cause),
+            Report::LinkBroke { link, cause } => {
+                groups.link_broke(now, link, cause);
+                self.resume_proven(now);
+            }
             Report::LinkRetired { link } => groups.link_retired(now, link),
             Report::Moved { connection, link, rkey, address } => {
                 groups.connection_moved(connection, link, rkey, address);
@@ -369,22 +372,34 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
     }
 
     /// Resumes rendezvous that wait for the proof that a link works: an LLC message has come, which
-    /// may be that proof.
+    /// may be that proof, or a link has failed, which will give none any more.
     fn resume_proven(&mut self, now: Instant) {
         if self.shared.waiting.is_empty() {
             return;
         }
         let groups = &self.shared.groups;
-        let waits_for_proof = |group: GroupId, key: &Key| {
-            let wait = self.table.get(key).and_then(|one| one.wait());
-            matches!(wait, Some(Wait::Proof { group: other, .. }) if *other == group)
+        let proof = |wait: &Wait| match wait {
+            Wait::Proof { group, link: Some(link), .. } => groups.proof_of(now, *group, *link),
+            Wait::Proof { group, link: None, .. } if groups.proven_link(now, *group).is_some() => {
+                Proof::Given
+            }
+            Wait::Proof { link: None, .. }
+            | Wait::Place
+            | Wait::FirstContact(_)
+            | Wait::Element { .. }
+            | Wait::Holder(_) => Proof::Awaited,
         };
-        let proven = self.shared.waiting.extract_if(.., |(group, key)| {
-            waits_for_proof(*group, key) && groups.proven_link(now, *group).is_some()
+        let mut over = Vec::new();
+        self.shared.waiting.retain(|(_, key)| {
+            let wait = self.table.get(key).and_then(|one| one.wait());
+            let proof = wait.map_or(Proof::Awaited, proof);
+            if proof != Proof::Awaited {
+                over.push((*key, proof));
+            }
+            proof == Proof::Awaited
         });
-        let keys: Vec<_> = proven.map(|(_, key)| key).collect();
-        for key in keys {
-            self.with(now, key, |negotiator| negotiator.link_proven());
+        for (key, proof) in over {
+            self.with(now, key, |negotiator| negotiator.proof_over(proof));
         }
     }
 

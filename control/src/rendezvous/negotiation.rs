@@ -16,7 +16,7 @@ use super::resources::{Resources, Shortage};
 use super::shared::Shared;
 use super::state::{Rendezvous, State, Talking};
 use super::waiting::{Answer, Asked, ELEMENT_WAIT, Held, Wait};
-use crate::groups::{BadOffer, GroupId, Peer, Pollers, PortId, QpOf, Taken};
+use crate::groups::{BadOffer, GroupId, Peer, Pollers, PortId, Proof, QpOf, Taken};
 
 /// One rendezvous and what all of them share, borrowed while one input is handled.
 pub(super) struct Negotiator<'a, N: Rnic, P: Pollers<QpOf<N>>> {
@@ -190,21 +190,21 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
                 // RFC 7609 3.5.2.2 #6: CONFIRM RKEY before Confirm
                 Answer::Later(Wait::Element { group, until: self.now + ELEMENT_WAIT })
             }
-            Shortage::Unproven(group) => self.await_proof(group),
+            Shortage::Unproven(group, link) => self.await_proof(group, link),
             Shortage::Final(diagnosis) => Answer::Now(Err(diagnosis)),
         }
     }
 
     /// Probes the links of a group, which proves whether they work, if there is still time for
-    /// that.
-    fn await_proof(&mut self, group: GroupId) -> Answer {
+    /// that. The answer waits for the proof of `link`, or of any link if none is named.
+    fn await_proof(&mut self, group: GroupId, link: Option<LinkId>) -> Answer {
         let until = self.one.path.proof_by(self.now);
         if until <= self.now {
             self.one.path.failed(self.now, &mut self.shared.paths);
             return Answer::Now(Err(Diagnosis::NO_ROCE_PATH));
         }
         self.shared.groups.probe(self.now, group);
-        Answer::Later(Wait::Proof { group, until })
+        Answer::Later(Wait::Proof { group, link, until })
     }
 
     /// Takes an element in an existing group.
@@ -396,10 +396,12 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         }
     }
 
-    /// A link of the group has proved that it works: ends the doubt about the path, and the wait
-    /// for the proof.
-    pub(super) fn link_proven(&mut self) {
-        self.one.path.worked(&mut self.shared.paths);
+    /// The link that the rendezvous waits for has proved that it works, or never will: ends the
+    /// wait and, with a proof, the doubt about the path.
+    pub(super) fn proof_over(&mut self, proof: Proof) {
+        if proof == Proof::Given {
+            self.one.path.worked(&mut self.shared.paths);
+        }
         self.end_wait(|wait| matches!(wait, Wait::Proof { .. }));
     }
 

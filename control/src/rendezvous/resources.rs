@@ -28,8 +28,8 @@ pub(super) struct Resources {
 pub(super) enum Shortage {
     /// The group has no free element now; it gets more when the peer confirms another RMB.
     Passing(GroupId),
-    /// The links of this group must prove first that they work.
-    Unproven(GroupId),
+    /// This link of the group must prove first that it works, or any if none is named.
+    Unproven(GroupId, Option<LinkId>),
     /// It gets none, and stays TCP for this reason.
     Final(Diagnosis),
 }

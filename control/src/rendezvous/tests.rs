@@ -19,6 +19,8 @@ use crate::device::{Networks, Subnets};
 use crate::groups::{self, Groups, Lan, Pollers, Port, PortId, QpOf};
 use crate::slab::Key;
 
+mod proof;
+
 const START: Instant = Instant(1_000_000_000);
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -47,15 +49,24 @@ type Tested = Endpoint<sim::Rnic, Told>;
 
 /// An endpoint with one listener, whose RNIC is in a network of its own.
 fn endpoint(side: Side, limits: impl FnOnce(&mut Settings)) -> Tested {
-    let network = Network::new(1, Odds::CALM);
-    let nic = smcr_rnic::Port {
-        gid: Gid::from_ipv4([10, 0, 0, 1]),
-        mac: MacAddress([2, 0, 0, 0, 0, 1]),
-        mtu: Mtu::B1024,
-    };
-    let nic = Some(network.rnic(nic).0);
-    let port = Port::new("r0".to_owned(), Lan::default(), SUBNET, nic);
-    let peer_id = PeerId([1; 8]);
+    endpoint_in(&Network::new(1, Odds::CALM), (1, 1), side, limits)
+}
+
+/// An endpoint with one listener, on a host with so many RNICs in this network.
+fn endpoint_in(
+    network: &Network,
+    (host, nics): (u8, u8),
+    side: Side,
+    limits: impl FnOnce(&mut Settings),
+) -> Tested {
+    let ports = (0..nics).map(|index| {
+        let gid = Gid::from_ipv4([10, 0, index, host]);
+        let mac = MacAddress([2, 0, 0, 0, index, host]);
+        let nic = smcr_rnic::Port { gid, mac, mtu: Mtu::B1024 };
+        let nic = Some(network.rnic(nic).0);
+        Port::new(format!("r{index}"), Lan::default(), SUBNET, nic)
+    });
+    let peer_id = PeerId([host; 8]);
     let of_groups = groups::Settings {
         peer_id,
         rmb_elements: 4,
@@ -73,7 +84,7 @@ fn endpoint(side: Side, limits: impl FnOnce(&mut Settings)) -> Tested {
     };
     let mut settings = Settings {
         peer_id,
-        v1: vec![true],
+        v1: vec![true; nics.into()],
         v2: None,
         handshake_timeout: HANDSHAKE_TIMEOUT,
         handshakes_max: 8,
@@ -86,7 +97,7 @@ fn endpoint(side: Side, limits: impl FnOnce(&mut Settings)) -> Tested {
         names += 1;
         names
     };
-    let groups = Groups::new(of_groups, vec![port], Told::default(), Box::new(entropy));
+    let groups = Groups::new(of_groups, ports.collect(), Told::default(), Box::new(entropy));
     Endpoint::new(settings, groups)
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use smcr_engine::LinkId;
 use smcr_proto::Instant;
 use smcr_proto::wire::clc::{Diagnosis, Offer, Proposal};
 
@@ -43,6 +44,8 @@ pub(super) enum Wait {
     Proof {
         /// In which group.
         group: GroupId,
+        /// Which link. None: any of the group will do, because we choose the link, as a server.
+        link: Option<LinkId>,
         /// Until when at the latest.
         until: Instant,
     },

@@ -1,0 +1,205 @@
+//! Two endpoints that share a link group with two links. A later connection uses a link only when
+//! that link has proved that it carries.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use smcr_engine::handoff::{Activity, Unheard};
+use smcr_engine::{LinkId, LlcBytes, Report};
+use smcr_proto::Qpn;
+
+use super::*;
+
+/// A client and a server, joined by their CLC and LLC messages.
+struct Two {
+    now: Instant,
+    hosts: [Host; 2],
+    /// LLC messages of these queue pairs stay on their way.
+    slow: Vec<Qpn>,
+}
+
+struct Host {
+    endpoint: Tested,
+    activities: HashMap<LinkId, Arc<Activity>>,
+    /// LLC messages that are on their way for long: the link, and the message.
+    late: Vec<(LinkId, LlcBytes)>,
+    /// How often the network was looked at, which is done for each answer to the peer.
+    surveys: usize,
+}
+
+const CLIENT: usize = 0;
+const SERVER_HOST: usize = 1;
+
+impl Two {
+    /// Two hosts with two RNICs each, and a connection that has joined them by two links.
+    fn joined() -> Self {
+        let network = Network::new(1, Odds::CALM);
+        let host = |number, side| Host {
+            endpoint: endpoint_in(&network, (number, 2), side, |_| {}),
+            activities: HashMap::new(),
+            late: Vec::new(),
+            surveys: 0,
+        };
+        let hosts = [host(9, Side::Client { server: SERVER }), host(2, Side::Server)];
+        let mut two = Self { now: START, hosts, slow: Vec::new() };
+        two.call(1);
+        assert_eq!(two.links().map(|links| links.len()), [2, 2]);
+        assert_eq!(two.became_smc(), [1, 1]);
+        two
+    }
+
+    /// An application connects to the client, and both hosts do what can be done without delay.
+    fn call(&mut self, index: u32) {
+        self.hosts[CLIENT].endpoint.arrived(self.now, key(index), arrival(77));
+        self.settle();
+    }
+
+    fn wait(&mut self, time: Duration) {
+        self.now = self.now + time;
+        for host in &mut self.hosts {
+            host.endpoint.handle_timeout(self.now);
+        }
+        self.settle();
+    }
+
+    /// Lets both hosts talk until neither has anything to say.
+    fn settle(&mut self) {
+        self.hosts.iter_mut().for_each(|host| host.surveys = 0);
+        while self.step(CLIENT) | self.step(SERVER_HOST) {}
+    }
+
+    /// Does what one host demands. Returns whether that was anything.
+    fn step(&mut self, from: usize) -> bool {
+        let mut moved = false;
+        while let Some(effect) = self.hosts[from].endpoint.poll_effect(self.now) {
+            self.act(from, effect);
+            moved = true;
+        }
+        let commands = self.hosts[from].endpoint.groups_mut().pollers_mut();
+        for command in std::mem::take(&mut commands.0) {
+            match command {
+                Command::AddLink { link, activity, .. } => {
+                    self.hosts[from].activities.insert(link, activity);
+                }
+                Command::SendLlc { link, message } => self.carry(from, link, message),
+                Command::RetireLink { .. }
+                | Command::FailConnections { .. }
+                | Command::FailLink { .. }
+                | Command::MoveConnections { .. } => panic!("both links are well"),
+                Command::Forget { .. }
+                | Command::Relay { .. }
+                | Command::Abort { .. }
+                | Command::Stop => {}
+            }
+            moved = true;
+        }
+        moved
+    }
+
+    fn act(&mut self, from: usize, effect: Effect) {
+        let host = &mut self.hosts[from];
+        match effect {
+            Effect::Survey { key } => {
+                host.surveys += 1;
+                assert!(host.surveys < 20, "it waits by asking again and again");
+                host.endpoint.surveyed(key, surroundings());
+            }
+            Effect::Connect { key, .. } => {
+                host.endpoint.connected(self.now, key);
+                if from == CLIENT {
+                    self.hosts[SERVER_HOST].endpoint.arrived(self.now, key, arrival(9));
+                }
+            }
+            Effect::Send { key, frame } => {
+                self.hosts[1 - from].endpoint.received(key, frame.encode().as_bytes());
+            }
+            Effect::HandOver { connection, rmbe, .. } => {
+                host.endpoint.groups_mut().hand_over(connection, (), rmbe);
+            }
+            Effect::StayTcp { .. } => {}
+            Effect::Reset { .. } | Effect::Exhausted { .. } => panic!("{effect:?}"),
+        }
+    }
+
+    /// Brings a message to the other host, whose RNIC acknowledges it.
+    fn carry(&mut self, from: usize, link: LinkId, message: LlcBytes) {
+        let of = |host: &Host| -> Vec<_> {
+            let groups = host.endpoint.groups().iter();
+            let links = groups.flat_map(|(_, group)| &group.links);
+            links.map(|link| (link.id, link.ours.qpn, link.theirs.map(|it| it.qpn))).collect()
+        };
+        let ours = of(&self.hosts[from]).into_iter().find(|(id, ..)| *id == link);
+        let (_, qpn, _) = ours.expect("nobody has given the link up");
+        if self.slow.contains(&qpn) {
+            self.hosts[from].late.push((link, message));
+            return;
+        }
+        let theirs = of(&self.hosts[1 - from]).into_iter().find(|(.., end)| *end == Some(qpn));
+        let (there, ..) = theirs.expect("the other end of the link");
+        self.hosts[from].activities[&link].prove(self.now);
+        let unheard = Unheard::default();
+        let report = Report::LlcReceived { link: there, message, unheard };
+        assert!(self.hosts[1 - from].endpoint.reported(self.now, report).is_none());
+    }
+
+    /// The links of each host, by their queue pairs, oldest first.
+    fn links(&self) -> [Vec<(LinkId, Qpn)>; 2] {
+        self.hosts.each_ref().map(|host| {
+            let (_, group) = host.endpoint.groups().iter().next().expect("a link group");
+            group.links.iter().map(|link| (link.id, link.ours.qpn)).collect()
+        })
+    }
+
+    fn became_smc(&self) -> [u64; 2] {
+        self.hosts.each_ref().map(|host| host.endpoint.counts().connections_smc)
+    }
+
+    /// The first link stops carrying LLC, but the server does not know that: it has just had an
+    /// acknowledgement on it, and names it in the next Accept.
+    fn slow_down_the_first_link(&mut self) {
+        let ends = self.links().map(|links| links[0]);
+        self.slow = ends.map(|(_, qpn)| qpn).to_vec();
+        self.hosts[SERVER_HOST].activities[&ends[SERVER_HOST].0].prove(self.now);
+    }
+}
+
+/// A server names one link, and the client asks both whether they work. The other one answers
+/// first: the client goes on waiting, and sends its Confirm when the link that it is to use has
+/// answered. It asked the links again, as fast as the other one answered, for half a second.
+#[test]
+fn the_proof_of_another_link_ends_no_wait() {
+    let mut two = Two::joined();
+    two.wait(Duration::from_secs(1));
+    two.slow_down_the_first_link();
+    two.call(2);
+    assert_eq!(two.became_smc(), [1, 1], "the link has not answered");
+    assert!(two.hosts[CLIENT].late.len() == 1 && two.hosts[CLIENT].surveys <= 2);
+    two.slow.clear();
+    for (link, message) in std::mem::take(&mut two.hosts[CLIENT].late) {
+        two.carry(CLIENT, link, message);
+    }
+    two.settle();
+    assert_eq!(two.became_smc(), [2, 2]);
+}
+
+/// One of two paths does not carry RoCE, and it is the one that the server chooses. The other works
+/// all the time, which says nothing about the first: connections stay TCP at once, and do not each
+/// wait for a proof that does not come.
+#[test]
+fn the_proof_of_another_link_opens_no_path() {
+    let mut two = Two::joined();
+    two.wait(Duration::from_secs(1));
+    two.slow_down_the_first_link();
+    two.call(2);
+    two.wait(Duration::from_millis(500));
+    let client = &two.hosts[CLIENT].endpoint;
+    assert_eq!(client.fallbacks()[&Diagnosis::NO_ROCE_PATH], 1);
+    two.wait(Duration::from_millis(1_100));
+    two.slow_down_the_first_link();
+    two.call(3);
+    assert_eq!(two.hosts[CLIENT].endpoint.len(), 1, "it tries the path");
+    two.call(4);
+    let client = &two.hosts[CLIENT].endpoint;
+    assert_eq!((client.fallbacks()[&Diagnosis::NO_ROCE_PATH], client.len()), (2, 1));
+    assert_eq!(two.became_smc(), [1, 1]);
+}
