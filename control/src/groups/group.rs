@@ -10,7 +10,7 @@ use smcr_engine::handoff::Activity;
 use smcr_engine::{ConnectionId, LinkId};
 use smcr_memory::Rmbe;
 use smcr_proto::handshake::Agreement;
-use smcr_proto::link_group::{LinkGroup, Role, Version};
+use smcr_proto::link_group::{LinkGroup, Role, UNNUMBERED, Version};
 use smcr_proto::wire::clc::Offer;
 use smcr_proto::{Gid, Instant, LinkNumber, MacAddress, PeerId};
 use smcr_rnic::{ConnectError, Domain, Messages, Opening, QpAddress};
@@ -113,7 +113,8 @@ pub enum Phase {
 pub struct Link<O> {
     /// What pollers call it.
     pub id: LinkId,
-    /// What the peer calls it, once it has a number.
+    /// What the peer calls it. [`UNNUMBERED`] before it has a number, and after another link of the
+    /// group got that number.
     pub number: LinkNumber,
     /// The RNIC and poller it lives on.
     pub port: PortId,
@@ -351,18 +352,30 @@ impl<O> Group<O> {
         self.links.iter_mut().find(|link| link.id == id)
     }
 
-    /// The link that the peer calls `number` and whose queue pair was not given up: the youngest,
-    /// because a peer may use a number again while connections are still leaving the link that had
-    /// it before.
+    /// The link that the peer calls `number` and whose queue pair was not given up.
     pub(super) fn numbered(&self, number: LinkNumber) -> Option<&Link<O>> {
         let alive = |link: &&Link<O>| !matches!(link.state, LinkState::Retiring);
-        self.links.iter().rev().filter(alive).find(|link| link.number == number)
+        self.links.iter().filter(alive).find(|link| link.number == number)
     }
 
     /// The same, to change it.
     pub(super) fn numbered_mut(&mut self, number: LinkNumber) -> Option<&mut Link<O>> {
         let alive = |link: &&mut Link<O>| !matches!(link.state, LinkState::Retiring);
-        self.links.iter_mut().rev().filter(alive).find(|link| link.number == number)
+        self.links.iter_mut().filter(alive).find(|link| link.number == number)
+    }
+
+    /// Adds a further link.
+    ///
+    /// A peer may use a number again as soon as both sides have deleted the link that had it. Our
+    /// poller may have that link for some time after that, until its connections have left it and
+    /// its last messages are delivered. So the old link loses its number: the machine must not take
+    /// what is reported of the old link for news of the new one.
+    pub(super) fn add_link(&mut self, link: Link<O>) {
+        for old in self.links.iter_mut().filter(|old| old.number == link.number) {
+            assert!(!old.is_alive(), "a number is used again when its link is being given up");
+            old.number = UNNUMBERED;
+        }
+        self.links.push(link);
     }
 }
 
@@ -395,10 +408,10 @@ mod tests {
         old.state = LinkState::Leaving(Leaving::Disorderly);
         let stock = Stock::new(4);
         let mut group = Group::new(GroupId(1), Role::Client, peer, old, Domain(1), stock);
-        group.links.push(link(2));
+        group.add_link(link(2));
         assert_eq!(group.numbered(LinkNumber(3)).map(|link| link.id), Some(LinkId(2)));
         assert_eq!(group.numbered_mut(LinkNumber(3)).map(|link| link.id), Some(LinkId(2)));
         group.links[1].state = LinkState::Retiring;
-        assert_eq!(group.numbered(LinkNumber(3)).map(|link| link.id), Some(LinkId(1)));
+        assert!(group.numbered(LinkNumber(3)).is_none(), "nor when the new one is given up");
     }
 }

@@ -67,7 +67,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         };
         let ours = opening.address();
         let link = self.shared.name_link(self.group.id, port);
-        self.group.links.push(Link::new(now, link, number, port, ours, opening));
+        self.group.add_link(Link::new(now, link, number, port, ours, opening));
         Ok((ours, link))
     }
 

@@ -98,7 +98,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         });
     }
 
-    /// The group of a link whose queue pair is not gone, and the link's number in it.
+    /// The group of a link whose queue pair is not gone, and the link's number in it. The machine
+    /// ignores what is said of a link that has lost its number.
     pub(super) fn locate(&self, link: LinkId) -> Option<(GroupId, LinkNumber)> {
         let id = self.shared.group_of_link(link)?;
         let group = self.at(id).expect("a group outlives its links");

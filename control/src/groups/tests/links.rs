@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use smcr_engine::ConnectionId;
+use smcr_engine::{ConnectionId, LinkId};
 use smcr_proto::link_group::Symmetry;
-use smcr_proto::wire::llc::DeleteReason;
+use smcr_proto::wire::llc::{AddLink, DeleteLink, DeleteReason, Llc};
+use smcr_proto::{Mtu, Psn, Qpn};
 
 use super::rig::{ADDRESSES, Contact, Host, Pair, SIZE};
 use crate::groups::{Event, GroupId, PortId, Unnamed};
@@ -138,6 +139,52 @@ fn a_rendezvous_outlives_its_link() {
     pair.client.catch_up(now);
     assert!(pair.client.failed.is_empty());
     assert_eq!([near, connection].map(|id| port(&pair.client, id)), [PortId(1); 2]);
+}
+
+/// A server deletes a link and gives its number to the next one at once, while our poller is still
+/// leaving the first. What the poller then reports of the first, and what an operator decides about
+/// it, is no news of the second: that one went down with the other, and came again after minutes.
+// RFC 7609 2.2.4 #1: unique link number in a group
+#[test]
+fn what_becomes_of_a_link_does_not_touch_the_next_one_of_its_number() {
+    let broke = |pair: &mut Pair, old| {
+        let cause = smcr_rnic::Cause::RetriesExceeded;
+        pair.client.groups.link_broke(pair.now, old, cause);
+    };
+    let nonsense = |pair: &mut Pair, old| pair.client.groups.llc_received(pair.now, old, &[0; 44]);
+    let deleted = |pair: &mut Pair, old| {
+        pair.client.groups.delete_link(pair.now, old, false).expect("it is still there");
+    };
+    let events: [fn(&mut Pair, LinkId); 3] = [broke, nonsense, deleted];
+    for (index, happens) in events.into_iter().enumerate() {
+        let (mut pair, client, ..) = established(2, 2);
+        let links_of = |pair: &Pair| -> Vec<_> {
+            let links = pair.client.groups.at(client).unwrap().links.iter();
+            links.map(|link| (link.id, link.number, link.is_alive())).collect()
+        };
+        let [(first, ..), (old, number, _)] = links_of(&pair)[..] else { panic!("two links") };
+        let say = |pair: &mut Pair, llc: Llc| {
+            pair.client.groups.llc_received(pair.now, first, &llc.encode());
+            let _to_the_server = pair.client.says(pair.now);
+        };
+        pair.client.moves_later = true;
+        let reason = DeleteReason::OPERATOR;
+        let (reply, all, orderly, link) = (false, false, false, number);
+        say(&mut pair, Llc::DeleteLink(DeleteLink { reply, all, orderly, link, reason }));
+        let (gid, mac) = pair.server.groups.ports()[1].address().unwrap();
+        let (reply, rejected, reason, qpn, psn) = (false, false, 0, Qpn(4_711), Psn(0));
+        let mtu = Mtu::B1024;
+        let offer = AddLink { reply, rejected, reason, mac, gid, qpn, link, mtu, psn };
+        say(&mut pair, Llc::AddLink(offer));
+        let [_, (same, _, false), (new, again, true)] = links_of(&pair)[..] else {
+            panic!("{:?}", links_of(&pair))
+        };
+        assert!(same == old && new != old && again == number);
+        happens(&mut pair, old);
+        let said = pair.client.says(pair.now);
+        assert!(said.is_empty(), "event {index}: {said:?}");
+        assert!(links_of(&pair).contains(&(new, number, true)), "event {index}");
+    }
 }
 
 /// The last RNIC takes the group along: its connections are reset, not left hanging.
