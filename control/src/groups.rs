@@ -24,7 +24,7 @@
 //!   both together;
 //! - `first_contact` begins a group;
 //! - `machine` does what the machine of a group demands; `links` opens and loses the links beyond
-//!   the first, `moves` finds their connections another place;
+//!   the first, `moves` finds their connections another place, and `left` remembers which;
 //! - `claims` is whom we believe what about a group, `throttle` how often that is logged;
 //! - `choice` is which group and which port a new connection gets;
 //! - `proof` is whether a link still carries;
@@ -40,6 +40,7 @@ mod claims;
 mod first_contact;
 pub mod group;
 mod group_mut;
+mod left;
 mod links;
 mod machine;
 pub mod members;

@@ -138,8 +138,14 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let mut unnamed = Unnamed::OutOfSync;
         let mut foreign = None;
         for (id, group) in ours {
-            if let Some(link) =
-                group.links.iter().find(|link| link.leads_to(accept) && is_near(link))
+            // A link that both sides have deleted is not named in a Confirm, although connections
+            // may be leaving it still: its keys mean nothing to the server any more.
+            let machine = group.machine().expect("it was just asked");
+            let is_there = |link: &Link<N::Opening>| machine.knows_rmbs_on(link.number);
+            if let Some(link) = group
+                .links
+                .iter()
+                .find(|link| link.leads_to(accept) && is_near(link) && is_there(link))
             {
                 if group.shows_same_host(source, link, accept) {
                     return Ok((id, link.id));
@@ -149,7 +155,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
                 break;
             }
             let end = (accept.gid, accept.mac, accept.qpn);
-            if group.machine().is_some_and(|machine| machine.has_led_to(end)) {
+            if machine.has_led_to(end) {
                 unnamed = Unnamed::LinkGone;
             }
         }

@@ -15,6 +15,7 @@ use smcr_proto::wire::clc::Offer;
 use smcr_proto::{Gid, Instant, LinkNumber, MacAddress, PeerId};
 use smcr_rnic::{ConnectError, Domain, Messages, Opening, QpAddress};
 
+use super::left::LeftLinks;
 use super::ports::PortId;
 use super::stock::Stock;
 use crate::config::Peers;
@@ -89,6 +90,8 @@ pub struct Group<O> {
     pub(super) confirm_wait: Option<Duration>,
     /// Its links, oldest first, those that are being given up included.
     pub links: Vec<Link<O>>,
+    /// Links that all connections were told to leave, among them some that are gone.
+    pub(super) left: LeftLinks,
     /// Its RMBs.
     pub stock: Stock,
     /// Its connections, those whose rendezvous is going on included.
@@ -230,6 +233,7 @@ impl<O> Group<O> {
             confirm_wait: None,
             domains: BTreeMap::from([(link.port, domain)]),
             links: vec![link],
+            left: LeftLinks::default(),
             stock,
             members: BTreeMap::new(),
             quarantine: VecDeque::new(),

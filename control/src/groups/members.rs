@@ -5,11 +5,11 @@ use std::time::Duration;
 use smcr_engine::handoff::PeerElement;
 use smcr_engine::{Command, ConnectionId, Established, LinkId};
 use smcr_memory::Rmbe;
-use smcr_proto::link_group::LinkGroup;
+use smcr_proto::link_group::{LinkGroup, Role};
 use smcr_proto::ring::Ring;
 use smcr_proto::wire::clc::Offer;
 use smcr_proto::wire::llc::DeleteReason;
-use smcr_proto::{Instant, LinkNumber, RmbeSize};
+use smcr_proto::{Instant, RmbeSize};
 use smcr_rnic::Rnic;
 
 use super::Groups;
@@ -311,19 +311,24 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         // here loses the connection.
         // RFC 7609 3.5.2.3 #2: check that Confirm names active link
         // RFC 7609 3.5.2.3 #3: client may choose another link
-        let on = group.links.iter().find(|link| link.leads_to(offer));
-        let on = on.filter(|link| !matches!(link.state, LinkState::Retiring));
-        let on = on.ok_or(BadOffer::NoSuchLink)?.number;
-        // The link that the connection was to send on may have gone since.
-        let own = group.link(group.members[&connection].link).map_or(on, |link| link.number);
-        if let Some(machine) = group.machine_mut() {
-            let learned = machine.learn_rkey(on, offer.rkey, offer.rmb_address);
+        let on = group.named_by(offer).ok_or(BadOffer::NoSuchLink)?;
+        // The link that the connection was to send on may have gone since. It has the element as
+        // that link sees it, because its poller sends it after those that have left the link.
+        let own = group.members[&connection].link;
+        if let Some(number) = group.link(on).map(|link| link.number)
+            && let Some(machine) = group.machine_mut()
+        {
+            let learned = machine.learn_rkey(number, offer.rkey, offer.rmb_address);
             learned.map_err(|_| BadOffer::TooManyRmbs)?;
         }
         let offer = seen_from(group, offer, on, own).ok_or(BadOffer::UnknownRmb)?;
+        // Others are on other links, and the keys of a link that is gone are known only there where
+        // its connections have gone.
+        let there = group.left.way_from(own).unwrap_or(own);
+        let seen = seen_from(group, &offer, own, there).ok_or(BadOffer::UnknownRmb)?;
         // RFC 7609 3.5.2.2 #4: check that server's element is free
         // RFC 7609 3.5.2.3 #1: check that client's element is free
-        let holder = holder_of(group, &offer, own).filter(|old| *old != connection);
+        let holder = holder_of(group, &seen, there).filter(|old| *old != connection);
         Ok((offer, holder))
     }
 
@@ -398,6 +403,20 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
 }
 
 impl<O> Group<O> {
+    /// The link that an offer names. For a server it may be one that is being given up, or gone, if
+    /// its connections have gone to one that works: the client was committed to SMC-R before it
+    /// could know. A client declines instead, and the connection stays TCP.
+    // RFC 7609 C.1 #7: existing group: later failure breaks TCP
+    fn named_by(&self, offer: &Offer) -> Option<LinkId> {
+        let active = self.links.iter().find(|link| link.leads_to(offer));
+        let active = active.filter(|link| !matches!(link.state, LinkState::Retiring));
+        let left = || {
+            let left = self.left.named_by(offer).filter(|_| self.role == Role::Server)?;
+            self.link(left.to).filter(|to| self.is_usable(to)).map(|_| left.link)
+        };
+        active.map(|link| link.id).or_else(left)
+    }
+
     /// Whether one more connection can be on this link.
     fn has_room_on(&self, link: LinkId) -> Result<(), Refusal> {
         let is_there = self.link(link).is_some_and(|_| !self.is_over());
@@ -409,30 +428,28 @@ impl<O> Group<O> {
     }
 }
 
-/// An offer that names one link, as another link sees it.
-fn seen_from<O>(
-    group: &Group<O>,
-    offer: &Offer,
-    on: LinkNumber,
-    from: LinkNumber,
-) -> Option<Offer> {
+/// An offer that one link sees so, as another link sees it.
+fn seen_from<O>(group: &Group<O>, offer: &Offer, on: LinkId, from: LinkId) -> Option<Offer> {
     if on == from {
         return Some(*offer);
     }
-    let (rkey, rmb_address) = group.machine()?.peer_rmb(on, offer.rkey, from)?;
-    Some(Offer { rkey, rmb_address, ..*offer })
+    let known = || {
+        let [on, from] = [on, from].map(|link| group.link(link).map(|link| link.number));
+        let (rkey, rmb_address) = group.machine()?.peer_rmb(on?, offer.rkey, from?)?;
+        Some(Offer { rkey, rmb_address, ..*offer })
+    };
+    known().or_else(|| group.left.translate(offer, on, from))
 }
 
 /// The connection that writes the element of this offer, which `on` sees so.
-fn holder_of<O>(group: &Group<O>, offer: &Offer, on: LinkNumber) -> Option<ConnectionId> {
+fn holder_of<O>(group: &Group<O>, offer: &Offer, on: LinkId) -> Option<ConnectionId> {
     let holds = |member: &Member| {
         let Some(peer) = member.peer.filter(|peer| peer.rmbe_index == offer.rmbe_index) else {
             return false;
         };
-        let link = group.link(member.link).map_or(on, |link| link.number);
         // Two RMBs may have one key: they are told apart by their addresses.
         let same = |peer: Offer| (peer.rkey, peer.rmb_address) == (offer.rkey, offer.rmb_address);
-        seen_from(group, &peer, link, on).is_some_and(same)
+        seen_from(group, &peer, member.link, on).is_some_and(same)
     };
     group.members.iter().find(|(_, member)| holds(member)).map(|(id, _)| *id)
 }

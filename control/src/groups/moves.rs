@@ -8,6 +8,7 @@ use smcr_rnic::Rnic;
 use super::Groups;
 use super::group::{Group, Leaving, Link, LinkState};
 use super::group_mut::GroupMut;
+use super::left::Left;
 use super::ports::{Pollers, QpOf};
 
 impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
@@ -127,6 +128,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         });
         let (port, to_port) = (old.port, new.port);
         let keys = key_changes(self.group, old, new);
+        if only.is_none() {
+            let theirs = old.theirs.expect("a link with connections leads to a peer");
+            let keys = keys.clone();
+            self.group.left.note(Left { link: from, theirs, to, keys });
+        }
         let to_poller = u8::try_from(to_port.0).expect("pollers have an index of eight bits");
         // RFC 7609 2.3 #3: move connections of a failed link
         // RFC 7609 2.3 #4: move at once, send DELETE LINK

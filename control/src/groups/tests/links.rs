@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use smcr_engine::{ConnectionId, LinkId};
 use smcr_proto::link_group::Symmetry;
+use smcr_proto::wire::clc::Offer;
 use smcr_proto::wire::llc::{AddLink, DeleteLink, DeleteReason, Llc};
-use smcr_proto::{Mtu, Psn, Qpn};
+use smcr_proto::{Mtu, Psn, Qpn, Rkey};
 
 use super::rig::{ADDRESSES, Contact, Host, Pair, SIZE};
-use crate::groups::{Event, GroupId, PortId, Unnamed};
+use crate::groups::{BadOffer, Event, GroupId, PortId, Taken, Unnamed};
 use crate::operate::OperateError;
 
 fn symmetry(host: &Host, group: GroupId) -> Symmetry {
@@ -139,6 +140,61 @@ fn a_rendezvous_outlives_its_link() {
     pair.client.catch_up(now);
     assert!(pair.client.failed.is_empty());
     assert_eq!([near, connection].map(|id| port(&pair.client, id)), [PortId(1); 2]);
+}
+
+/// A client's Confirm is on its way by TCP while the link that it names is deleted. The client
+/// believes in SMC-R already: the connection goes on over the other link, and nobody else's element
+/// is taken for its own. It was reset, however well the other link was.
+// RFC 7609 C.1 #7: existing group: later failure breaks TCP
+// RFC 7609 3.5.2.3 #1: check that client's element is free
+// RFC 7609 2.3 #3: move connections of a failed link
+#[test]
+fn a_confirm_outlives_the_link_that_it_names() {
+    let (mut pair, client, server, [near, far]) = established(2, 2);
+    let now = pair.now;
+    let named = pair.server.groups.member(far).unwrap().link;
+    let accept = pair.server.groups.join(now, server, named, SIZE).unwrap();
+    let link = pair.client.groups.member(near).unwrap().link;
+    let confirm = pair.client.groups.join(now, client, link, SIZE).unwrap();
+    pair.client.groups.accept_offer(now, confirm.connection, &accept.offer).unwrap();
+    pair.server.groups.delete_link(now, named, false).unwrap();
+    pair.settle();
+    assert_eq!(links(&pair.server, server), 1, "both sides have deleted it");
+    // The element of the first connection, as the link saw it.
+    let taken = pair.server.groups.member(far).unwrap().peer.unwrap().rmbe_index;
+    let conflict = Offer { rmbe_index: taken, ..confirm.offer };
+    let groups = &mut pair.server.groups;
+    assert_eq!(groups.accept_offer(now, accept.connection, &conflict), Ok(Taken::Awaited));
+    let unknown = Offer { rkey: Rkey(confirm.offer.rkey.0 ^ 1), ..confirm.offer };
+    let refused = groups.accept_offer(now, accept.connection, &unknown);
+    assert_eq!(refused, Err(BadOffer::UnknownRmb));
+    let noted = groups.accept_offer(now, accept.connection, &confirm.offer);
+    assert_eq!(noted, Ok(Taken::Noted));
+    groups.hand_over(accept.connection, (), accept.rmbe);
+    pair.settle();
+    let member = pair.server.groups.member(accept.connection).unwrap();
+    let group = pair.client.groups.at(client).unwrap();
+    let key = group.stock.key(&confirm.rmbe, PortId(1)).expect("a key with each RNIC");
+    let peer = member.peer.expect("it was noted");
+    assert_eq!((member.port, (peer.rkey, peer.rmb_address)), (PortId(1), key));
+    assert!(pair.server.failed.is_empty() && pair.server.aborted.is_empty());
+}
+
+/// The other way round: a server is slow to hear that a link was deleted, and names it. The client
+/// can still decline, and does: in a Confirm the link would mean nothing to the server.
+#[test]
+fn no_confirm_names_a_link_that_was_deleted() {
+    let (mut pair, _client, server, [near, _]) = established(2, 2);
+    let first = pair.server.groups.at(server).unwrap().links[0].id;
+    let accept = pair.server.groups.join(pair.now, server, first, SIZE).unwrap();
+    pair.client.moves_later = true;
+    pair.client.groups.rnic_down(pair.now, "r0", false).unwrap();
+    pair.settle();
+    let link = pair.client.groups.member(near).unwrap().link;
+    assert_eq!(port(&pair.client, near), PortId(0), "connections are leaving {link:?}");
+    let named =
+        pair.client.groups.named_by(pair.now, &accept.offer, false, ADDRESSES[1], PortId(0));
+    assert_eq!(named, Err(Unnamed::LinkGone));
 }
 
 /// A server deletes a link and gives its number to the next one at once, while our poller is still

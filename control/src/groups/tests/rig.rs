@@ -1,6 +1,6 @@
 //! Two hosts with simulated RNICs, joined by their LLC messages: no poller, no socket.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
@@ -56,6 +56,8 @@ pub(super) struct Host {
     /// Its pollers are slow to move connections, until [`Self::catch_up`].
     pub(super) moves_later: bool,
     later: Vec<MoveOrder>,
+    /// Where the connections of links have gone, for those that come late.
+    routes: HashMap<LinkId, (LinkId, Vec<KeyChange>)>,
 }
 
 /// From which link, to which, what RMBs are called there, and which connections.
@@ -183,6 +185,7 @@ impl Host {
             relayed: Vec::new(),
             moves_later: false,
             later: Vec::new(),
+            routes: HashMap::new(),
         }
     }
 
@@ -209,8 +212,11 @@ impl Host {
                 Command::RetireLink { link } => self.groups.link_retired(now, link),
                 Command::Abort { connection } => self.aborted.push(connection),
                 Command::Relay { connection, established } => match *established {
-                    smcr_engine::Established::Smc { rmbe, .. } => {
+                    smcr_engine::Established::Smc { rmbe, link, .. } => {
                         self.relayed.push((connection, rmbe));
+                        if let Some((to, keys)) = self.routes.get(&link).cloned() {
+                            self.move_members(now, link, to, &keys, Some(vec![connection]));
+                        }
                     }
                     smcr_engine::Established::Tcp { .. } => panic!("groups relay no TCP"),
                 },
@@ -270,6 +276,7 @@ impl Host {
             self.groups.connection_moved(connection, to, key.new, address);
         }
         if only.is_none() {
+            self.routes.insert(from, (to, keys.to_vec()));
             self.groups.link_vacated(now, from);
         }
     }

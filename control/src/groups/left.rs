@@ -1,0 +1,78 @@
+//! The links that all connections of a group were told to leave: a Confirm may still name one.
+//!
+//! A client that has sent its Confirm is committed to SMC-R, and the link that it names may be
+//! deleted while the Confirm is on its way by TCP. The RFC lets a server break the connection then,
+//! or fail it over (C.1). Linux does not look at the link that such a Confirm names. It takes the
+//! key for one on the link that the connection has come to meanwhile, where it opens nothing or
+//! another RMB. We fail over: the poller sends whoever comes late after those that have left, and
+//! the keys of both links tell us whether the element is free.
+
+use std::collections::VecDeque;
+
+use smcr_engine::LinkId;
+use smcr_engine::handoff::KeyChange;
+use smcr_proto::limits::LINKS_PER_GROUP_MAX;
+use smcr_proto::wire::clc::Offer;
+use smcr_rnic::QpAddress;
+
+/// A link that all connections were told to leave.
+#[derive(Clone, Debug)]
+pub(super) struct Left {
+    pub(super) link: LinkId,
+    /// The peer's end of it.
+    pub(super) theirs: QpAddress,
+    /// The link to which they go.
+    pub(super) to: LinkId,
+    /// What the RMBs of the peer are called on both, as the poller was told.
+    pub(super) keys: Vec<KeyChange>,
+}
+
+/// The links of a group that were left, the latest last.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LeftLinks(VecDeque<Left>);
+
+impl LeftLinks {
+    /// Notes that a link is left, in place of what was said of it before.
+    pub(super) fn note(&mut self, left: Left) {
+        self.0.retain(|other| other.link != left.link);
+        self.0.push_back(left);
+        if self.0.len() > LINKS_PER_GROUP_MAX.into() {
+            self.0.pop_front();
+        }
+    }
+
+    /// The link that led to the queue pair of this offer.
+    // RFC 7609 2 #1: identify a link by both ends
+    pub(super) fn named_by(&self, offer: &Offer) -> Option<&Left> {
+        let end = (offer.gid, offer.mac, offer.qpn);
+        let leads_there = |left: &&Left| (left.theirs.gid, left.theirs.mac, left.theirs.qpn) == end;
+        self.0.iter().rev().find(leads_there)
+    }
+
+    /// Where the connections of a link have gone.
+    pub(super) fn way_from(&self, link: LinkId) -> Option<LinkId> {
+        self.of(link).map(|left| left.to)
+    }
+
+    /// An offer that one link sees so, as another link sees it, if the connections of one of the
+    /// two went to the other.
+    pub(super) fn translate(&self, offer: &Offer, on: LinkId, from: LinkId) -> Option<Offer> {
+        let token = (offer.rkey, offer.rmb_address);
+        let forth = || {
+            let left = self.of(on).filter(|left| left.to == from)?;
+            let key = left.keys.iter().find(|key| (key.old, key.old_base) == token)?;
+            Some((key.new, key.new_base))
+        };
+        let back = || {
+            let left = self.of(from).filter(|left| left.to == on)?;
+            let key = left.keys.iter().find(|key| (key.new, key.new_base) == token)?;
+            Some((key.old, key.old_base))
+        };
+        let (rkey, rmb_address) = forth().or_else(back)?;
+        Some(Offer { rkey, rmb_address, ..*offer })
+    }
+
+    fn of(&self, link: LinkId) -> Option<&Left> {
+        self.0.iter().find(|left| left.link == link)
+    }
+}
