@@ -25,11 +25,9 @@ impl<O> Group<O> {
     /// this very link. A Linux server puts a connection into the group that it has with us,
     /// whichever of its addresses we connected to.
     pub(super) fn shows_same_host(&self, source: IpAddr, link: &Link<O>, offer: &Offer) -> bool {
-        let known = || {
-            let known = self.machine()?.peer_rmb(link.number, offer.rkey, link.number)?;
-            Some(known == (offer.rkey, offer.rmb_address))
-        };
-        self.peer.source == source || known().unwrap_or(false)
+        let token = (offer.rkey, offer.rmb_address);
+        let known = || self.machine()?.peer_rmb_at(link.number, token, link.number);
+        self.peer.source == source || known().is_some()
     }
 }
 

@@ -435,7 +435,8 @@ fn seen_from<O>(group: &Group<O>, offer: &Offer, on: LinkId, from: LinkId) -> Op
     }
     let known = || {
         let [on, from] = [on, from].map(|link| group.link(link).map(|link| link.number));
-        let (rkey, rmb_address) = group.machine()?.peer_rmb(on?, offer.rkey, from?)?;
+        let token = (offer.rkey, offer.rmb_address);
+        let (rkey, rmb_address) = group.machine()?.peer_rmb_at(on?, token, from?)?;
         Some(Offer { rkey, rmb_address, ..*offer })
     };
     known().or_else(|| group.left.translate(offer, on, from))

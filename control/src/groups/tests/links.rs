@@ -5,7 +5,8 @@ use std::time::Duration;
 use smcr_engine::{ConnectionId, LinkId};
 use smcr_proto::link_group::Symmetry;
 use smcr_proto::wire::clc::Offer;
-use smcr_proto::wire::llc::{AddLink, DeleteLink, DeleteReason, Llc};
+use smcr_proto::wire::llc::rkeys::RkeyOnLink;
+use smcr_proto::wire::llc::{AddLink, ConfirmRkey, DeleteLink, DeleteReason, Llc};
 use smcr_proto::{Mtu, Psn, Qpn, Rkey};
 
 use super::rig::{ADDRESSES, Contact, Host, Pair, SIZE};
@@ -388,6 +389,39 @@ fn an_rnic_of_another_lan_is_not_offered() {
     pair.pass(Duration::from_secs(60));
     let group = pair.server.groups.at(server.group).unwrap();
     assert!(group.links.iter().all(|link| link.port == PortId(0)));
+}
+
+/// A client has two RMBs in one memory region: one rkey opens both. The server writes on another
+/// link than the one that the Confirm names, and into the RMB that it names: it wrote into the one
+/// that was announced last.
+// RFC 7609 2.1 #3: one RToken per RMB and link
+#[test]
+fn an_element_is_in_the_rmb_that_was_named() {
+    let (mut pair, _client, server, _) = established(2, 2);
+    let (now, groups) = (pair.now, &mut pair.server.groups);
+    let [first, second] = &groups.at(server).unwrap().links[..] else { panic!("two links") };
+    let (first, second, number) = (first.id, second.id, second.number);
+    let offer = pair.client.groups.iter().next().unwrap().1.links[0].ours;
+    for (here, there) in [(0x7000, 0x1_7000), (0x9000, 0x1_9000)] {
+        let elsewhere = RkeyOnLink { link: number, rkey: Rkey(0x88), address: there };
+        let confirm = ConfirmRkey {
+            reply: false,
+            negative: false,
+            retry: false,
+            other_links: 1,
+            rkey: Rkey(0x77),
+            address: here,
+            others: [elsewhere, RkeyOnLink::default()],
+        };
+        groups.llc_received(now, first, &Llc::ConfirmRkey(confirm).encode());
+    }
+    let accept = groups.join(now, server, second, SIZE).unwrap();
+    let (rkey, rmb_address, rmbe_index) = (Rkey(0x77), 0x7000, 1);
+    let (gid, mac, qpn) = (offer.gid, offer.mac, offer.qpn);
+    let confirm = Offer { gid, mac, qpn, rkey, rmb_address, rmbe_index, ..accept.offer };
+    assert_eq!(groups.accept_offer(now, accept.connection, &confirm), Ok(Taken::Noted));
+    let peer = groups.member(accept.connection).unwrap().peer.expect("it was noted");
+    assert_eq!((peer.rkey, peer.rmb_address), (Rkey(0x88), 0x1_7000));
 }
 
 /// The client has a better link than the one that the server named, and says so in its Confirm:

@@ -1,7 +1,7 @@
 //! ADD LINK CONTINUATION: the rkey of each RMB on a new link (RFC 3.5.5.2.3, A.3.3).
 
 use super::exchange::Exchange;
-use super::rmbs::RmbSet;
+use super::rmbs::{Found, RmbSet, Token};
 use super::{LinkGroup, Role};
 use crate::error::PeerMisbehaved;
 use crate::time::Instant;
@@ -62,12 +62,18 @@ impl LinkGroup {
         if *pair == RkeyPair::default() {
             return;
         }
-        if let Some(row) = self.peer_rmbs.find(on, pair.existing) {
-            self.peer_rmbs.set(row, added, pair.new, pair.address);
-        } else if self.peer_rmbs.learn(added, pair.new, pair.address).is_err() {
-            // The table is full. Connections with this RMB are reset if they have to move there.
-            self.dropped += 1;
-        }
+        let token = Token { rkey: pair.new, address: pair.address };
+        let learnt = match self.peer_rmbs.find(on, pair.existing, pair.address) {
+            Found::Row(row) => {
+                self.peer_rmbs.set(row, added, token);
+                true
+            }
+            Found::Nothing => self.peer_rmbs.learn(added, token).is_ok(),
+            Found::Several => false,
+        };
+        // The table is full, or it cannot be told which RMB is meant. Connections with this RMB are
+        // reset if they have to move there.
+        self.dropped += u64::from(!learnt);
     }
 
     /// Whether neither side has an RMB left to tell of.

@@ -98,7 +98,7 @@ impl LinkGroup {
     pub fn learn_rkey(&mut self, on: LinkNumber, rkey: Rkey, address: u64) -> Result<(), Full> {
         // RFC 7609 3.5.2.2 #3: new RToken is no first contact
         let Some(slot) = self.slot(on) else { return Ok(()) };
-        self.peer_rmbs.learn(slot, rkey, address).map(|_| ())
+        self.peer_rmbs.learn(slot, Token { rkey, address })
     }
 
     /// Begins the next exchange about an RMB of ours, if there is one to begin.
@@ -243,10 +243,15 @@ impl LinkGroup {
         let Some(slot) = self.slot(on) else { return };
         let others = usize::from(message.other_links).min(message.others.len());
         let others = &message.others[..others];
-        let elsewhere = others.iter().filter_map(|one| Some((self.slot(one.link)?, one.rkey)));
-        let learnt = self.peer_rmbs.row_of([(slot, message.rkey)].into_iter().chain(elsewhere));
+        let token = Token { rkey: message.rkey, address: message.address };
+        let mut names = [Some((slot, token)), None, None];
+        for (name, other) in names[1..].iter_mut().zip(others) {
+            let token = Token { rkey: other.rkey, address: other.address };
+            *name = self.slot(other.link).map(|slot| (slot, token));
+        }
+        let learnt = self.peer_rmbs.row_of(names.into_iter().flatten());
         if let Ok(row) = learnt {
-            self.peer_rmbs.set(row, slot, message.rkey, message.address);
+            self.peer_rmbs.set(row, slot, token);
             self.learn_elsewhere(row, others);
         }
         let full = learnt.is_err();
@@ -287,7 +292,8 @@ impl LinkGroup {
         for other in others {
             // An rkey for a link that we do not have is ignored.
             if let Some(slot) = self.slot(other.link) {
-                self.peer_rmbs.set(row, slot, other.rkey, other.address);
+                let token = Token { rkey: other.rkey, address: other.address };
+                self.peer_rmbs.set(row, slot, token);
             }
         }
     }

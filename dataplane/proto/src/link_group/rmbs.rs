@@ -12,11 +12,23 @@ pub struct RmbIndex(pub u8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
-/// Where an RMB is on one link.
-#[derive(Clone, Copy, Debug)]
+/// Where an RMB is on one link. Two RMBs of one memory region have one rkey, and are told apart by
+/// their addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Token {
     pub(super) rkey: Rkey,
     pub(super) address: u64,
+}
+
+/// Which RMB an rkey names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// None that is known.
+    Nothing,
+    /// The one in this row.
+    Row(usize),
+    /// One of several, and it cannot be told which.
+    Several,
 }
 
 /// The RTokens of one RMB, one for each link, by the link's place in the group.
@@ -50,6 +62,10 @@ impl Row {
         self.at(slot).is_some_and(|token| token.rkey == rkey)
     }
 
+    fn is(&self, slot: usize, token: Token) -> bool {
+        self.at(slot) == Some(token)
+    }
+
     pub(super) fn clear(&mut self, slot: usize) {
         self.present &= !(1 << slot);
     }
@@ -66,52 +82,76 @@ impl PeerRmbs {
         Self { rows: [Row::EMPTY; RMBS_PER_GROUP_MAX as usize] }
     }
 
-    /// The RToken of the same RMB on another link.
-    pub(super) fn translate(&self, from: usize, rkey: Rkey, to: usize) -> Option<(Rkey, u64)> {
-        let row = self.rows.iter().find(|row| row.has(from, rkey))?;
-        row.at(to).map(|token| (token.rkey, token.address))
+    /// The RToken on another link of the first RMB with this rkey.
+    pub(super) fn translate(&self, from: usize, rkey: Rkey, to: usize) -> Option<Token> {
+        self.rows.iter().find(|row| row.has(from, rkey))?.at(to)
     }
 
-    /// The row of the RMB that has one of these rkeys on one of these links, or a new row.
+    /// The RToken on another link of the RMB with this RToken.
+    pub(super) fn translate_token(&self, from: usize, token: Token, to: usize) -> Option<Token> {
+        self.rows.iter().find(|row| row.is(from, token))?.at(to)
+    }
+
+    /// The row of the RMB that has one of these RTokens on one of these links, or a new row.
+    ///
+    /// If there is no new row, an RMB with one of these rkeys goes: a peer that never deletes an
+    /// rkey before it uses it again must not run out of rows.
     pub(super) fn row_of(
-        &self,
-        mut names: impl Iterator<Item = (usize, Rkey)>,
+        &mut self,
+        names: impl Iterator<Item = (usize, Token)> + Clone,
     ) -> Result<usize, Full> {
         // RFC 7609 2.1 #2: at most 255 RMBs per peer
-        let known = names.find_map(|(slot, rkey)| self.find(slot, rkey));
+        let row_with = |(slot, token)| self.rows.iter().position(|row| row.is(slot, token));
+        let known = names.clone().find_map(row_with);
         let free = || self.rows.iter().position(|row| row.present == 0);
-        known.or_else(free).ok_or(Full)
-    }
-
-    pub(super) fn find(&self, slot: usize, rkey: Rkey) -> Option<usize> {
-        self.rows.iter().position(|row| row.has(slot, rkey))
-    }
-
-    /// Remembers an RToken of an RMB. Peers confirm an rkey again after they have deleted it, and
-    /// sometimes before: then the latest address counts, and no other RMB has that rkey any more.
-    pub(super) fn set(&mut self, row: usize, slot: usize, rkey: Rkey, address: u64) {
-        for other in self.rows.iter_mut().filter(|row| row.has(slot, rkey)) {
-            other.clear(slot);
+        if let Some(row) = known.or_else(free) {
+            return Ok(row);
         }
-        self.rows[row].set(slot, rkey, address);
-    }
-
-    pub(super) fn learn(&mut self, slot: usize, rkey: Rkey, address: u64) -> Result<usize, Full> {
-        let row = self.row_of([(slot, rkey)].into_iter())?;
-        self.set(row, slot, rkey, address);
+        let with_rkey = |(slot, token): (usize, Token)| {
+            self.rows.iter().position(|row| row.has(slot, token.rkey))
+        };
+        let row = names.clone().find_map(with_rkey).ok_or(Full)?;
+        self.rows[row] = Row::EMPTY;
         Ok(row)
     }
 
-    // RFC 7609 3.5.5.2.2 #5: find RMB by RKey of one link
-    /// Forgets an RMB. Returns whether it was known.
-    pub(super) fn forget(&mut self, slot: usize, rkey: Rkey) -> bool {
-        match self.rows.iter_mut().find(|row| row.has(slot, rkey)) {
-            Some(row) => {
-                row.present = 0;
-                true
-            }
-            None => false,
+    /// The RMB that the peer means by this rkey in ADD LINK CONTINUATION. Of several it is the one
+    /// that has the address of the new RToken on this link, too.
+    pub(super) fn find(&self, slot: usize, rkey: Rkey, address: u64) -> Found {
+        let with_rkey = || (0..self.rows.len()).filter(|row| self.rows[*row].has(slot, rkey));
+        let token = Token { rkey, address };
+        let exact = || with_rkey().find(|row| self.rows[*row].is(slot, token));
+        match (with_rkey().count(), with_rkey().next()) {
+            (0, _) | (_, None) => Found::Nothing,
+            (1, Some(row)) => Found::Row(row),
+            (_, Some(_)) => exact().map_or(Found::Several, Found::Row),
         }
+    }
+
+    /// Remembers an RToken of an RMB, which is that of no other RMB any more.
+    pub(super) fn set(&mut self, row: usize, slot: usize, token: Token) {
+        for other in self.rows.iter_mut().filter(|row| row.is(slot, token)) {
+            other.clear(slot);
+        }
+        self.rows[row].set(slot, token.rkey, token.address);
+    }
+
+    pub(super) fn learn(&mut self, slot: usize, token: Token) -> Result<(), Full> {
+        let row = self.row_of([(slot, token)].into_iter())?;
+        self.set(row, slot, token);
+        Ok(())
+    }
+
+    // RFC 7609 3.5.5.2.2 #5: find RMB by RKey of one link
+    /// Forgets all RMBs with this rkey: it opens none of them any more. Returns whether there were
+    /// any.
+    pub(super) fn forget(&mut self, slot: usize, rkey: Rkey) -> bool {
+        let mut known = false;
+        for row in self.rows.iter_mut().filter(|row| row.has(slot, rkey)) {
+            row.present = 0;
+            known = true;
+        }
+        known
     }
 
     pub(super) fn clear(&mut self, slot: usize) {

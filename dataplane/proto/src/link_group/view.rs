@@ -1,7 +1,7 @@
 //! What a group shows of itself.
 
 use super::member::{Member, end_of, port_of};
-use super::rmbs::Row;
+use super::rmbs::{Row, Token};
 use super::{LinkGroup, LinkView, Phase, Role};
 use crate::time::Instant;
 use crate::vocabulary::{Gid, LinkNumber, MacAddress, PeerId, Qpn, Rkey};
@@ -107,8 +107,22 @@ impl LinkGroup {
     }
 
     /// The RToken on link `to` of the peer's RMB that `rkey` names on link `on`: rkey and address.
+    /// Of several RMBs with this rkey, it is one.
     pub fn peer_rmb(&self, on: LinkNumber, rkey: Rkey, to: LinkNumber) -> Option<(Rkey, u64)> {
-        self.peer_rmbs.translate(self.place_of(on)?, rkey, self.place_of(to)?)
+        let token = self.peer_rmbs.translate(self.place_of(on)?, rkey, self.place_of(to)?)?;
+        Some((token.rkey, token.address))
+    }
+
+    /// The RToken on link `to` of the peer's RMB that has this rkey and address on link `on`.
+    pub fn peer_rmb_at(
+        &self,
+        on: LinkNumber,
+        (rkey, address): (Rkey, u64),
+        to: LinkNumber,
+    ) -> Option<(Rkey, u64)> {
+        let (on, to) = (self.place_of(on)?, self.place_of(to)?);
+        let token = self.peer_rmbs.translate_token(on, Token { rkey, address }, to)?;
+        Some((token.rkey, token.address))
     }
 
     /// Whether it is known what RMBs are called on a link. Of one that has failed it is, until all

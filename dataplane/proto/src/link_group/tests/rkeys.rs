@@ -5,7 +5,8 @@ use std::vec::Vec;
 use super::hosts::{Hosts, key, port};
 use super::*;
 use crate::limits::RKEY_REPLY_WAIT;
-use crate::wire::llc::{AddLinkContinuation, ConfirmRkeyContinuation};
+use crate::wire::llc::rkeys::RkeyOnLink;
+use crate::wire::llc::{AddLinkContinuation, ConfirmRkeyContinuation, RkeyPair};
 
 /// As many links as there are RNICs on either side.
 pub(super) fn links(count: u8) -> Hosts {
@@ -504,6 +505,85 @@ fn an_rmb_is_withdrawn_from_all_links() {
     }
     let reply = Llc::DeleteRkey(DeleteRkey { reply: true, ..delete });
     assert_eq!(hosts.flying(Role::Server), [(SECOND_LINK, reply)]);
+}
+
+/// A peer registers two RMBs as one region with each RNIC: one rkey opens both. The second took the
+/// place of the first, so that connections with the first wrote into the second, or were reset,
+/// when they had to move. The rkey goes with both.
+// RFC 7609 2.1 #3: one RToken per RMB and link
+// RFC 7609 3.5.5.2.2 #5: find RMB by RKey of one link
+#[test]
+fn rmbs_with_one_key_stay_apart() {
+    let mut hosts = links(2);
+    let rmbs = [(0x7000, 0x1_7000), (0x9000, 0x1_9000)];
+    for (here, there) in rmbs {
+        let elsewhere = RkeyOnLink { link: SECOND_LINK, rkey: Rkey(0x88), address: there };
+        let confirm = ConfirmRkey {
+            reply: false,
+            negative: false,
+            retry: false,
+            other_links: 1,
+            rkey: Rkey(0x77),
+            address: here,
+            others: [elsewhere, RkeyOnLink::default()],
+        };
+        // The second message is a repetition, and changes nothing.
+        for _ in 0..2 {
+            hosts.tell(Role::Server, LINK, Llc::ConfirmRkey(confirm));
+        }
+    }
+    let group = &mut hosts.server.group;
+    let changes: Vec<_> = group.peer_rmbs(LINK, SECOND_LINK).collect();
+    let told = rmbs.map(|(here, there)| ((Rkey(0x77), here), (Rkey(0x88), there)));
+    assert_eq!(changes.iter().filter(|change| told.contains(change)).count(), 2, "{changes:?}");
+    for (here, there) in told {
+        assert_eq!(group.peer_rmb_at(LINK, here, SECOND_LINK), Some(there));
+        assert_eq!(group.peer_rmb_at(SECOND_LINK, there, LINK), Some(here));
+    }
+    let mut rkeys = [Rkey(0); 8];
+    rkeys[0] = Rkey(0x88);
+    let delete = DeleteRkey { reply: false, negative: false, count: 1, error_mask: 0, rkeys };
+    hosts.tell(Role::Server, SECOND_LINK, Llc::DeleteRkey(delete));
+    assert_eq!(hosts.server.group.peer_rmb(LINK, Rkey(0x77), LINK), None);
+}
+
+/// A further link comes, and the peer names its RMBs by their rkeys on the first one. Which of two
+/// with one rkey it means shows by the address, if that is the same with both RNICs. If it is not,
+/// neither can be reached by the new link: a guess would write into the wrong one.
+// RFC 7609 3.5.5.2.3 #2: pair known with new RToken
+#[test]
+fn rmbs_with_one_key_are_not_mixed_up_on_a_new_link() {
+    for offset in [0, 0x10_0000] {
+        let mut hosts = links(2);
+        hosts.break_link(SECOND_LINK);
+        hosts.run();
+        let group = &mut hosts.server.group;
+        for address in [0x7000, 0x9000] {
+            group.learn_rkey(LINK, Rkey(0x77), address).unwrap();
+        }
+        group.want_link(hosts.now, port(2));
+        hosts.run_until(|from, llc| {
+            from == Role::Client && matches!(llc, Llc::AddLinkContinuation(_))
+        });
+        let [(LINK, Llc::AddLinkContinuation(told))] = hosts.flying(Role::Client)[..] else {
+            panic!("{:?}", hosts.flying(Role::Client));
+        };
+        hosts.lose(Role::Client);
+        let pair = |address: u64| RkeyPair {
+            existing: Rkey(0x77),
+            new: Rkey(0x88),
+            address: address + offset,
+        };
+        let pairs = [0x9000, 0x7000].map(pair);
+        let both = AddLinkContinuation { remaining: 2, pairs, ..told };
+        hosts.tell(Role::Server, LINK, Llc::AddLinkContinuation(both));
+        hosts.run();
+        assert!(hosts.server.up().contains(&told.link));
+        for address in [0x7000, 0x9000] {
+            let known = hosts.server.group.peer_rmb_at(LINK, (Rkey(0x77), address), told.link);
+            assert_eq!(known, (offset == 0).then_some((Rkey(0x88), address)));
+        }
+    }
 }
 
 /// A peer that does not know what we withdraw says so. It is gone all the same.
