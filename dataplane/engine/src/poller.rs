@@ -196,7 +196,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         moved |= self.drain(now); //   RMB elements -> TCP sockets
         moved |= self.fill(now); //    TCP sockets  -> send chunks -> RDMA writes
         moved |= self.flush(now); //   RDMA writes, then the CDC messages that announce them
-        moved |= self.expire(now); //  timers, and reports that had to wait
+        moved |= self.expire(now); //  timers, and what other threads must be told
         self.shared.counters.turns.add(1);
         self.shared.counters.turns_idle.add((!moved).into());
         moved
@@ -330,9 +330,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         moved
     }
 
-    /// Acts on deadlines that have passed, and wakes the control thread if it has new reports.
+    /// Acts on deadlines that have passed, and wakes threads that have new letters or reports.
     fn expire(&mut self, now: Instant) -> bool {
-        let mut moved = self.mail.post();
+        let mut moved = false;
         if now >= self.sweep_at {
             self.sweep_at = now + SWEEP_EVERY;
             self.publish();
@@ -349,7 +349,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             }
         }
         moved |= self.reports.retry();
-        // This comes last, because everything before it may report something.
+        // These come last, because everything before them may write a letter or a report. An
+        // adaptive poller may sleep after this turn although it has moved something.
+        moved |= self.mail.post();
         self.reports.wake();
         moved
     }
