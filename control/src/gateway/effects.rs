@@ -191,7 +191,7 @@ impl<N: Rnic> Gateway<N> {
     }
 
     fn closed(&mut self, now: Instant, closed: Closed<OwnedFd>) {
-        let Closed { connection, ending, streams, .. } = closed;
+        let Closed { connection, ending, streams } = closed;
         // Each of these sockets has ended in both directions, is reset by closing it, or is of no
         // more use.
         drop(streams);

@@ -2,6 +2,7 @@
 //! is known.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use smcr_engine::Command;
 use smcr_proto::handshake::Agreement;
@@ -57,7 +58,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     }
 
     /// Brings the first queue pair of a group to its peer's, hands it to the poller, and starts the
-    /// machine. `agreement` is what the rendezvous came to.
+    /// machine. `agreement` is what the rendezvous came to. `within` says how long the link may
+    /// take to be confirmed, where there is reason to doubt that it will be.
     ///
     /// # Errors
     ///
@@ -72,8 +74,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         id: GroupId,
         offer: &Offer,
         agreement: Agreement,
+        within: Option<Duration>,
     ) -> Result<(), ConnectError> {
-        let connected = self.input(now, id, |group| group.connect(now, offer, agreement));
+        let connected = self.input(now, id, |group| group.connect(now, offer, agreement, within));
         // The group ended together with the RNIC that its first link was to use.
         connected.unwrap_or(Err(ConnectError::Unreachable))
     }
@@ -110,6 +113,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         now: Instant,
         offer: &Offer,
         agreement: Agreement,
+        within: Option<Duration>,
     ) -> Result<(), ConnectError> {
         match self.group.phase {
             Phase::Opening => {}
@@ -146,7 +150,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
             link.number = LinkNumber(1);
         }
         let number = link.number;
-        let setup = self.setup(theirs);
+        let setup = self.setup(theirs, within);
         let machine = match self.group.role {
             Role::Server => LinkGroup::new_server(now, setup, number),
             Role::Client => LinkGroup::new_client(now, setup),
@@ -162,7 +166,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
     }
 
     /// What the machine is told when it starts.
-    fn setup(&self, theirs: QpAddress) -> Setup {
+    fn setup(&self, theirs: QpAddress, confirm_wait: Option<Duration>) -> Setup {
         let (group, settings) = (&*self.group, &self.shared.settings);
         let link = group.links.first().expect("it was just connected");
         let (version, max_links) = match group.agreement {
@@ -190,7 +194,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
             },
             max_links,
             retry_link: RETRY_LINK,
-            confirm_wait: group.confirm_wait,
+            confirm_wait,
         }
     }
 }

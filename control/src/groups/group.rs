@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 pub use smcr_engine::GroupId;
 use smcr_engine::handoff::Activity;
@@ -86,8 +85,6 @@ pub struct Group<O> {
     pub(super) out_of_sync: bool,
     /// Its first link has been confirmed.
     pub(super) established: bool,
-    /// How long that may take, where there is reason to doubt it.
-    pub(super) confirm_wait: Option<Duration>,
     /// Its links, oldest first, those that are being given up included.
     pub links: Vec<Link<O>>,
     /// Links that all connections were told to leave, among them some that are gone.
@@ -230,7 +227,6 @@ impl<O> Group<O> {
             admitted: Vec::new(),
             out_of_sync: false,
             established: false,
-            confirm_wait: None,
             domains: BTreeMap::from([(link.port, domain)]),
             links: vec![link],
             left: LeftLinks::default(),

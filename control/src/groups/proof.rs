@@ -46,15 +46,6 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             Some(_) | None => Proof::Impossible,
         }
     }
-
-    /// Says how long the first link of a group may take to be confirmed. Call it before
-    /// [`connect`](Self::connect).
-    pub fn hurry(&mut self, id: GroupId, within: Duration) {
-        // A group that went with its RNIC is in no hurry.
-        if let Some(group) = self.groups.get_mut(&id) {
-            group.confirm_wait = Some(within);
-        }
-    }
 }
 
 fn is_proven<O>(now: Instant, link: &Link<O>) -> bool {

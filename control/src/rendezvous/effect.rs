@@ -152,10 +152,6 @@ pub struct Closed<S> {
     pub connection: ConnectionId,
     /// How it ended.
     pub ending: Ending,
-    /// Bytes read from the application.
-    pub bytes_in: u64,
-    /// Bytes written to the application.
-    pub bytes_out: u64,
     /// Its sockets.
     pub streams: [Option<S>; 2],
 }

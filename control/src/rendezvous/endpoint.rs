@@ -177,9 +177,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
                 groups.connection_moved(connection, link, rkey, address);
             }
             Report::LinkVacated { link } => groups.link_vacated(now, link),
-            Report::Closed { connection, ending, bytes_in, bytes_out, rmbe, settled, streams } => {
+            Report::Closed { connection, ending, rmbe, settled, streams, .. } => {
                 groups.closed(now, connection, rmbe, settled);
-                return Some(Closed { connection, ending, bytes_in, bytes_out, streams });
+                return Some(Closed { connection, ending, streams });
             }
         }
         None

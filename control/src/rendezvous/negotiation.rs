@@ -234,11 +234,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
     pub(super) fn connect_to(&mut self, offer: &Offer, agreement: Agreement) -> bool {
         let is_client = matches!(self.handshake().conversation.machine, Machine::Client(_));
         let group = self.one.resources.as_ref().expect("whoever founds a group is in it").group;
-        let groups = &mut self.shared.groups;
-        if let Some(within) = self.one.path.hurry(self.now, is_client) {
-            groups.hurry(group, within);
-        }
-        let connected = groups.connect(self.now, group, offer, agreement);
+        let within = self.one.path.hurry(self.now, is_client);
+        let connected = self.shared.groups.connect(self.now, group, offer, agreement, within);
         connected.is_ok() && self.take_offer(offer) == Ok(Taken::Noted)
     }
 

@@ -374,7 +374,7 @@ impl Rendezvous {
         let connection = party.joined.as_ref().map(|joined| joined.connection).ok_or(())?;
         let groups = &mut hosts[party.host].groups;
         if let Some(group) = party.founding {
-            groups.connect(now, group, offer, self.agreement).map_err(|_| ())?;
+            groups.connect(now, group, offer, self.agreement, None).map_err(|_| ())?;
         }
         let taken = match self.held_until {
             Some(until) if until <= now => {

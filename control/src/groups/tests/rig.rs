@@ -101,10 +101,10 @@ impl Pair {
         assert!(self.client.groups.admit(client, &self.admitted[0]));
         let link = self.client.groups.best_link(client).unwrap();
         let confirm = self.client.groups.join(self.now, client, link, SIZE).unwrap();
-        self.client.groups.connect(self.now, client, &accept.offer, Agreement::V1).unwrap();
+        self.client.groups.connect(self.now, client, &accept.offer, Agreement::V1, None).unwrap();
         self.client.groups.accept_offer(self.now, confirm.connection, &accept.offer).unwrap();
 
-        self.server.groups.connect(self.now, server, &confirm.offer, Agreement::V1).unwrap();
+        self.server.groups.connect(self.now, server, &confirm.offer, Agreement::V1, None).unwrap();
         self.server.groups.accept_offer(self.now, accept.connection, &confirm.offer).unwrap();
         self.settle();
         (Contact { group: client, joined: confirm }, Contact { group: server, joined: accept })
