@@ -38,6 +38,7 @@ impl IdleWatch {
         }
         self.look_at = now + LOOK_EVERY;
         let limited = sessions.iter().filter_map(|(key, session)| {
+            // A rendezvous has deadlines of its own.
             let Session::Open(open) = session else { return None };
             let limit = self.limits[usize::from(open.listener)];
             (!limit.is_zero()).then(|| (key, limit, bytes_of(open)))

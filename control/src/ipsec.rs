@@ -107,6 +107,7 @@ impl Policies {
 
     /// Whether the kernel has said since the last call that a policy changed.
     fn have_changed(&self) -> bool {
+        // A kernel that could not be asked at the start is not asked again; the log has said so.
         let Some(changes) = &self.changes else { return false };
         let mut changed = false;
         loop {

@@ -83,6 +83,7 @@ impl Silent {
     /// The connection has sent its Proposal, or is over. It may have been forgotten before.
     pub fn leave(&mut self, source: IpAddr, key: Key) {
         let source = source_of(source);
+        // It may have been displaced, with nobody else of that source left.
         let Some(line) = self.lines.get_mut(&source) else { return };
         // Most connections leave soon after they came, so the search begins with the newest.
         if let Some(at) = line.iter().rposition(|(_, other)| *other == key) {

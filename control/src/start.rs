@@ -318,6 +318,7 @@ pub(crate) fn start_poller(
 
 /// Copies what the fabric counts to where others can read it.
 fn publish(fabric: &SoftFabric, traffic: &Traffic) {
+    // A poller without an RNIC relays TCP only.
     let Some(fabric) = fabric else { return };
     let counters = fabric.counters();
     for (published, counted) in [

@@ -349,6 +349,7 @@ fn os_name(os: OsType) -> String {
 }
 
 fn kind_name<O>(group: &Group<O>) -> &'static str {
+    // Its first link is not connected yet, or the group has ended.
     let Some(machine) = group.machine() else { return "none" };
     match machine.symmetry() {
         Symmetry::Single => "single",

@@ -71,6 +71,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
 
     /// Withdraws an RMB that has long been idle.
     pub(super) fn withdraw_idle(&mut self, now: Instant) {
+        // Nearly always none is, for groups have other deadlines too.
         let Some(index) = self.group.stock.long_idle(now) else { return };
         self.group.stock.set_standing(index, Standing::Withdrawn);
         tracing::debug!(group = self.group.id.0, index = index.0, "an idle RMB is withdrawn");

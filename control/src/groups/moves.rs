@@ -86,6 +86,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
 
     /// Sends everything on a link elsewhere. Returns whether there is an elsewhere.
     pub(super) fn move_all(&mut self, from: LinkId, leaving: Leaving) -> bool {
+        // It may be the only link, or the others are down or leaving too.
         let Some(to) = self.alternative_to(from) else { return false };
         self.order_move(from, to, None);
         let link = self.group.link_mut(from).expect("it was just looked at");
@@ -154,11 +155,11 @@ fn even_out(mut loads: Vec<(LinkId, Vec<ConnectionId>)>) -> Vec<Shift> {
     let mut shifts: Vec<Shift> = Vec::new();
     loop {
         let Some(most) = (0..loads.len()).max_by_key(|index| loads[*index].1.len()) else {
+            // No link of the group can be used now.
             return shifts;
         };
-        let Some(least) = (0..loads.len()).min_by_key(|index| loads[*index].1.len()) else {
-            return shifts;
-        };
+        let least = (0..loads.len()).min_by_key(|index| loads[*index].1.len());
+        let least = least.expect("where one has most, one has least");
         let surplus = (loads[most].1.len() - loads[least].1.len()) / 2;
         if surplus == 0 {
             return shifts;

@@ -110,7 +110,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     /// Tells every group that could use a port that it is there.
     fn offer_port(&mut self, now: Instant, port: PortId) {
         let entry = &self.shared.ports[port.0];
-        // A port without an RNIC has no address, and serves TCP only.
+        // A port without an RNIC has no address, and serves TCP only. Of one that is back, the
+        // operator may still want no use, or its network may be gone.
         let Some(address) = entry.address().filter(|_| entry.is_up()) else { return };
         for id in self.groups_that_could_use(port, address.0) {
             self.input(now, id, |group| group.feed(|machine| machine.want_link(now, address)));

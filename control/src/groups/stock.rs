@@ -241,11 +241,11 @@ impl Stock {
     ///
     /// # Panics
     ///
-    /// If an element is out.
+    /// If an element is out, or if it was given up before.
     pub fn discard(&mut self, index: RmbIndex) -> Vec<(PortId, Registration)> {
-        let Some(place) = self.rmbs.iter().position(|one| one.index == index) else {
-            return Vec::new();
-        };
+        let place = self.rmbs.iter().position(|one| one.index == index);
+        // The machine says once that the peer refuses an RMB, or has let it go.
+        let place = place.expect("an RMB is discarded once");
         let one = self.rmbs.remove(place);
         assert_eq!(one.rmb.in_use(), 0);
         one.keys

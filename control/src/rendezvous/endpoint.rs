@@ -111,6 +111,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
     ///
     /// If there is no [`room`](Self::room) for it.
     pub fn received(&mut self, key: Key, bytes: &[u8]) {
+        // It may be over: the bytes were read before the owner learned of that.
         let Some(one) = self.table.get_mut(&key) else { return };
         let talking = one.talking_mut().expect("there is no room where nobody talks");
         talking.conversation.feed(bytes);
@@ -120,6 +121,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
     /// The peer has ended its direction of the TCP connection. Has no effect unless the handshake
     /// is under way.
     pub fn ended(&mut self, key: Key) {
+        // It may be over, or stay TCP whatever the peer says: then its poller sees the end.
         let Some(talking) = self.table.get_mut(&key).and_then(|one| one.talking_mut()) else {
             return;
         };

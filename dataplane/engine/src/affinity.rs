@@ -44,6 +44,7 @@ impl Affinity {
     ///
     /// When there is no such core, or the process may not use it.
     pub fn pin(&self) -> io::Result<()> {
+        // Fewer cores are free than pollers need, or the operator wants none pinned.
         let Some(core) = self.core else { return Ok(()) };
         if core >= CpuSet::MAX_CPU {
             return Err(io::ErrorKind::InvalidInput.into());

@@ -26,6 +26,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     pub(super) fn obey(&mut self, now: Instant) -> bool {
         let mut moved = false;
         for _ in 0..OBEY_PER_TURN_MAX {
+            // The queue is empty: the control thread rings when it says more.
             let Some(command) = self.shared.commands.receive() else { break };
             self.obey_one(now, command);
             moved = true;
@@ -37,6 +38,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     pub(super) fn read(&mut self, now: Instant) -> bool {
         let mut moved = false;
         for _ in 0..LETTERS_PER_TURN_MAX {
+            // The queue is empty, as above.
             let Some(letter) = self.mail.receive() else { break };
             match letter {
                 Letter::Adopt(migrant) => self.adopt(now, migrant),
@@ -58,6 +60,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             Command::SendLlc { link, message } => self.send_llc(now, link, message),
             Command::FailConnections { link } => self.fail_connections(now, link),
             Command::RetireLink { link } => {
+                // If it is gone, it went by an earlier command of this kind.
                 if let Some(link) = self.links.by_id(link) {
                     link.retire_by.get_or_insert(now + LAST_WORDS_WAIT);
                 }

@@ -120,6 +120,7 @@ impl<T> Relay<T> {
             obstacle.add(1);
             return Filled::Waits;
         }
+        // The event that made it readable has been served by an earlier read.
         let Some(ahead) = ahead(turn.streams, near) else { return Filled::Rests };
         let urgent = ahead == Ahead::Urgent;
         let mut room_bytes = 0;

@@ -117,6 +117,7 @@ fn sift<S: Streams>(
     now: Instant,
     tcp: &mut Tcp<S::Stream>,
 ) -> Result<usize, Reset> {
+    // We did not decline, or the first bytes have shown what they are.
     let Some(sieve) = &mut tcp.sieve else { return Ok(0) };
     let far = &mut tcp.socket;
     let mut found = sieve.sift(now, &[]);
@@ -132,6 +133,7 @@ fn sift<S: Streams>(
             }
         }
     }
+    // More bytes must come, or time must pass, before it shows what they are.
     let Some(found) = found else { return Ok(0) };
     let len = found.len();
     tcp.sieve = None;
@@ -180,6 +182,7 @@ fn read<S: Streams>(
     scratch: &mut [u8],
     source: &mut Socket<S::Stream>,
 ) -> Result<(usize, bool), Reset> {
+    // The event that made it readable has been served by an earlier read.
     let Some(ahead) = ahead(streams, source) else { return Ok((0, false)) };
     let urgent = ahead == Ahead::Urgent;
     let room = if urgent { &mut scratch[..1] } else { scratch };
