@@ -63,8 +63,8 @@ fn an_acknowledgement_is_held_back_for_fifty_microseconds_at_most() {
     assert_eq!(couple.counters(1).acks_out, 1);
 }
 
-/// A poller on a contended core sleeps after each packet. If it acknowledged before each sleep, each
-/// acknowledgement would cost a system call, and would wake the peer, which sleeps as well.
+/// A poller on a contended core sleeps after each packet. If it acknowledged before each sleep,
+/// each acknowledgement would cost a system call, and would wake the peer, which sleeps as well.
 #[test]
 fn pollers_that_sleep_after_each_packet_acknowledge_few_of_them() {
     let mut couple = Couple::new(1, Odds::default());
