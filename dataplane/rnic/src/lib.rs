@@ -70,6 +70,18 @@ pub struct Registration {
     pub address: u64,
 }
 
+/// Packets come to a queue pair that its peer cannot have sent, because their PSNs are far from all
+/// that it may use now: somebody sends from its address and guesses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Suspicion {
+    /// The queue pair, which is ours.
+    pub qpn: Qpn,
+    /// The port of its peer: the address that the packets came from.
+    pub peer: Gid,
+    /// How many came since the last report about this queue pair.
+    pub packets: u64,
+}
+
 /// The NIC or the host has no resources for another object. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exhausted;
@@ -99,6 +111,11 @@ pub trait Rnic {
     /// The payload in bytes that full packets of this queue pair have now, as its path allows;
     /// `None` if the backend does not know.
     fn payload(&self, _: Qpn) -> Option<u32> {
+        None
+    }
+
+    /// Takes the next report that somebody attacks a queue pair. The caller logs it.
+    fn suspicion(&mut self) -> Option<Suspicion> {
         None
     }
 

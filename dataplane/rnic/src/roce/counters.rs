@@ -38,6 +38,9 @@ pub struct Counters {
     pub duplicates: u64,
     /// Dropped because an earlier packet was missing.
     pub out_of_order: u64,
+    /// Requests and answers whose PSN is so far from the expected one that the peer cannot have
+    /// sent them. A few are answered, the others dropped.
+    pub psn_errors: u64,
     /// Dropped because no queue pair has the number, or because they did not come from the address
     /// of its peer.
     pub unknown_qp: u64,

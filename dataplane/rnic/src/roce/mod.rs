@@ -25,7 +25,8 @@
 //! - A NIC may have several fabrics, each with a poller, its own queue pairs and its own keys.
 //!   Peers see one NIC: packets are steered to the right fabric by queue pair number (`siblings`).
 //! - RoCE has no authentication. Queue pair numbers, first PSNs and keys are random, the peer's
-//!   address is checked, and a packet is processed only if its ICRC is right.
+//!   address is checked, and a packet is processed only if its ICRC is right. Somebody who tries
+//!   PSNs in the peer's name is noticed and reported (`guard`).
 
 use std::io;
 use std::net::SocketAddr;
@@ -34,6 +35,7 @@ mod batch;
 mod congestion;
 mod counters;
 mod fabric;
+mod guard;
 mod icrc;
 mod inbox;
 mod keys;

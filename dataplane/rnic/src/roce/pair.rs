@@ -4,10 +4,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use smcr_proto::Instant;
+use smcr_proto::{Gid, Instant};
 
 use super::batch::{Batch, Wire};
 use super::counters::Counters;
+use super::guard::{Far, Guard};
 use super::icrc::Flow;
 use super::keys::Keys;
 use super::psn;
@@ -32,6 +33,7 @@ pub(super) struct Pair {
     /// The packet payload that was last published, and where it is published.
     published: (u32, Arc<AtomicU32>),
     responder: Responder,
+    guard: Guard,
     pub(super) state: State,
 }
 
@@ -83,6 +85,7 @@ impl Pair {
             published: (0, qp.payload),
             responder: Responder::new(qp.domain, qp.messages, qp.mtu, qp.peer.psn),
             ticket: qp.ticket,
+            guard: Guard::default(),
             state: State::Ready,
         }
     }
@@ -120,6 +123,9 @@ impl Pair {
         room: bool,
         counters: &mut Counters,
     ) -> News {
+        if !self.admits(now, packet, counters) {
+            return News::None;
+        }
         let is_ready = self.state == State::Ready;
         let broke = match packet.body {
             Body::Acknowledge(_) if !is_ready => return News::None,
@@ -134,7 +140,8 @@ impl Pair {
                     self.responder.refuse_again();
                     return News::None;
                 }
-                match self.responder.handle(now, packet, keys, room, counters) {
+                let swept = self.guard.is_swept(now);
+                match self.responder.handle(now, packet, keys, (room, swept), counters) {
                     Ok(Some(message)) => return News::Message(message),
                     Ok(None) => return News::None,
                     Err(Refused) => Cause::PeerMisbehaved,
@@ -143,6 +150,31 @@ impl Pair {
         };
         self.state = State::Breaking;
         News::Broke(broke)
+    }
+
+    /// Whether a packet may be processed as far as its PSN is concerned. See [`super::guard`].
+    fn admits(&mut self, now: Instant, packet: &Packet<'_>, counters: &mut Counters) -> bool {
+        let expected = match packet.body {
+            Body::Acknowledge(_) => self.requester.oldest_psn(),
+            Body::Send { .. } | Body::Write { .. } | Body::WriteOn { .. } | Body::Unserved => {
+                self.responder.expected()
+            }
+        };
+        if psn::is_near(expected, packet.psn) {
+            return true;
+        }
+        counters.psn_errors += 1;
+        match self.guard.note(now) {
+            Far::Answer => true,
+            Far::Drop => false,
+            Far::Report => {
+                let peer = Gid::from_ip(self.target.ip());
+                if self.ticket.suspect(peer, self.guard.unreported()) {
+                    self.guard.reported();
+                }
+                false
+            }
+        }
     }
 
     /// Handles timers: retransmission, the end of an RNR wait, and retries exceeded.

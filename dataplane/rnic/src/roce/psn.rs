@@ -38,6 +38,19 @@ pub(super) fn order(expected: Psn, psn: Psn) -> Order {
     }
 }
 
+/// Whether `psn` is so close to `expected` that the peer may have sent it.
+///
+/// A peer sends what its window allows from the oldest packet on that we have not acknowledged, and
+/// the network may repeat or delay packets. So its PSNs are as many before and after the expected
+/// one as it has packets in flight.
+pub(super) fn is_near(expected: Psn, psn: Psn) -> bool {
+    distance(expected, advance(psn, NEAR.into())) < 2 * NEAR
+}
+
+/// How far a PSN may be from the expected one. Our requester has half as many packets in flight at
+/// most, `rdma_rxe` 129. An attacker who guesses is as near once in 256 times.
+pub(super) const NEAR: u32 = 1 << 15;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -53,5 +66,22 @@ mod tests {
         assert_eq!(order(Psn(0), Psn(0x7f_ffff)), Order::After);
         assert_eq!(order(Psn(0), Psn(0x80_0000)), Order::Before);
         assert_eq!(order(Psn(7), Psn(7)), Order::Expected);
+    }
+
+    /// What a peer has in flight is near, also where the PSNs wrap.
+    #[test]
+    fn near_is_symmetric_and_wraps() {
+        let near: u64 = NEAR.into();
+        let behind = |psn, count: u64| advance(psn, (1 << 24) - count);
+        for psn in [Psn(0), Psn(5), Psn(0x80_0000), Psn(PSN_MASK)] {
+            for good in [psn, advance(psn, near - 1), behind(psn, near)] {
+                assert!(is_near(psn, good), "{psn:?} {good:?}");
+            }
+            for bad in [advance(psn, near), behind(psn, near + 1), advance(psn, 1 << 23)] {
+                assert!(!is_near(psn, bad), "{psn:?} {bad:?}");
+            }
+        }
+        let near = (0..=PSN_MASK).filter(|psn| is_near(Psn(77), Psn(*psn))).count();
+        assert_eq!(near, (2 * NEAR) as usize, "one of 256");
     }
 }

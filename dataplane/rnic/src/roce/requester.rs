@@ -116,6 +116,11 @@ impl Requester {
         }
     }
 
+    /// The PSN of the oldest packet that is not acknowledged, or of the next one.
+    pub(super) fn oldest_psn(&self) -> Psn {
+        psn::advance(self.first_psn, self.oldest.mark.sequence)
+    }
+
     /// How many more work requests fit.
     pub(super) fn room(&self) -> usize {
         SEND_QUEUE_DEPTH - self.queue.len()
@@ -191,8 +196,8 @@ impl Requester {
     ) {
         if let Some(payload) = self.probe(now) {
             counters.path_questions += 1;
-            let repeated = psn::advance(self.first_psn, self.oldest.mark.sequence);
-            build_probe((self.peer, psn::advance(repeated, PSN_MASK.into())), payload, out);
+            let repeated = psn::advance(self.oldest_psn(), PSN_MASK.into());
+            build_probe((self.peer, repeated), payload, out);
             self.path
                 .probe_sent(now, self.congestion.base_timeout().min(SILENCE_MAX - self.silence));
             return;
@@ -258,7 +263,7 @@ impl Requester {
         counters: &mut Counters,
     ) -> Result<(), Cause> {
         let oldest = self.oldest.mark.sequence;
-        let ahead = psn::distance(psn::advance(self.first_psn, oldest), psn);
+        let ahead = psn::distance(self.oldest_psn(), psn);
         let sequence = oldest + u64::from(ahead);
         if aeth.syndrome.0 >> 5 == 0 {
             counters.acks_in += 1;

@@ -34,8 +34,8 @@ pub(super) struct Responder {
     hint: Hint,
     /// The NAK of the request that broke this queue pair, if the peer broke it.
     refused: Option<(Syndrome, Psn)>,
-    /// When the last NAK for the present gap was issued.
-    nak_at: Option<Instant>,
+    /// From when on a packet behind the present gap causes a NAK, if there is a gap.
+    nak_from: Option<Instant>,
     owed: Owed,
     /// The poller has slept since the acknowledgement was owed.
     put_off: bool,
@@ -107,7 +107,7 @@ impl Responder {
             joining: None,
             hint: Hint::default(),
             refused: None,
-            nak_at: None,
+            nak_from: None,
             owed: Owed::Nothing,
             put_off: false,
             packets: 0,
@@ -118,7 +118,8 @@ impl Responder {
     /// Processes a request packet whose ICRC is right. Returns the message that it completes, if
     /// any.
     ///
-    /// `room` says whether there is room for a message.
+    /// `room` says whether there is room for a message. `swept` says that somebody tries PSNs in
+    /// the peer's name: what looks like a gap may then be a guess.
     ///
     /// # Errors
     ///
@@ -128,7 +129,7 @@ impl Responder {
         now: Instant,
         packet: &Packet<'_>,
         keys: &Keys,
-        room: bool,
+        (room, swept): (bool, bool),
         counters: &mut Counters,
     ) -> Result<Option<Received>, Refused> {
         match psn::order(self.expected, packet.psn) {
@@ -140,7 +141,7 @@ impl Responder {
             }
             Order::After => {
                 counters.out_of_order += 1;
-                self.report_gap(now);
+                self.report_gap(now, swept);
                 return Ok(None);
             }
         }
@@ -158,7 +159,7 @@ impl Responder {
                 counters.rnr += 1;
                 self.owed = Owed::Negative(Syndrome::NOT_READY, packet.psn);
                 // The packets behind this one will be out of order. The RNR NAK covers them too.
-                self.nak_at = Some(now);
+                self.nak_from = Some(now + NAK_INTERVAL);
                 Ok(None)
             }
             Err(syndrome) => {
@@ -239,6 +240,11 @@ impl Responder {
         }
     }
 
+    /// The PSN of the next request.
+    pub(super) fn expected(&self) -> Psn {
+        self.expected
+    }
+
     fn acknowledge_at_once(&mut self) {
         match self.owed {
             Owed::Nothing | Owed::Delayed(_) | Owed::Now => self.owed = Owed::Now,
@@ -248,10 +254,13 @@ impl Responder {
 
     /// Reports a gap with a NAK, and again after [`NAK_INTERVAL`] if it was not closed: then the
     /// NAK or the retransmission was lost.
-    fn report_gap(&mut self, now: Instant) {
-        let again = self.nak_at.is_none_or(|before| now.since(before) >= NAK_INTERVAL);
-        if again {
-            self.nak_at = Some(now);
+    ///
+    /// While somebody tries PSNs, a gap is reported only if it lasts for [`NAK_DOUBT`]: the peer's
+    /// next packet shows that there was none. A NAK would halve the peer's window.
+    fn report_gap(&mut self, now: Instant, swept: bool) {
+        let first = if swept { now + NAK_DOUBT } else { now };
+        if now >= *self.nak_from.get_or_insert(first) {
+            self.nak_from = Some(now + NAK_INTERVAL);
             self.owed = Owed::Negative(Syndrome::SEQUENCE_ERROR, self.expected);
         }
     }
@@ -273,7 +282,7 @@ impl Responder {
         // A peer that never asks for an acknowledgement never has it set back.
         let payload = u32::try_from(payload).unwrap_or(self.mtu);
         self.cost = self.cost.saturating_add(PACKET_COST + payload);
-        self.nak_at = None;
+        self.nak_from = None;
         self.owed = match self.owed {
             // The gap closed before the NAK was sent: the packets were only reordered.
             Owed::Negative(..) => Owed::Now,
@@ -409,6 +418,9 @@ const COST_UNANSWERED_MAX: u32 = WINDOW_MIN;
 /// How long a gap may last before another NAK is sent. The peer ignores NAKs that come within a
 /// round trip of the last one.
 const NAK_INTERVAL: Duration = Duration::from_micros(200);
+/// How long a gap must last to be believed while somebody tries PSNs. The packets of a stream
+/// follow each other faster.
+const NAK_DOUBT: Duration = Duration::from_micros(50);
 /// The longest write that the transport allows.
 const WRITE_MAX: u32 = 1 << 31;
 

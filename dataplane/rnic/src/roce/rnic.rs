@@ -15,7 +15,7 @@ use super::QUEUE_PAIRS_MAX;
 use super::psn::PSN_MASK;
 use super::shared::{KeyUpdate, Shared, Ticket};
 use super::siblings::Share;
-use crate::{ConnectError, Domain, Exhausted, Messages, Port, QpAddress, Registration};
+use crate::{ConnectError, Domain, Exhausted, Messages, Port, QpAddress, Registration, Suspicion};
 
 /// The parameters of a NIC, except its wire.
 pub struct Setup {
@@ -116,6 +116,10 @@ impl crate::Rnic for Rnic {
     fn payload(&self, qpn: Qpn) -> Option<u32> {
         let payload = self.numbers.get(&qpn)?.load(Ordering::Relaxed);
         (payload > 0).then_some(payload)
+    }
+
+    fn suspicion(&mut self) -> Option<Suspicion> {
+        self.shared.pop_suspicion()
     }
 
     fn open_domain(&mut self) -> Result<Domain, Exhausted> {

@@ -1,14 +1,14 @@
-//! The state that the two halves of a NIC share: two queues and a counter, but no lock.
+//! The state that the two halves of a NIC share: three queues and a counter, but no lock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use smcr_memory::Region;
-use smcr_proto::{Qpn, Rkey};
+use smcr_proto::{Gid, Qpn, Rkey};
 
 use super::{KEYS_MAX, QUEUE_PAIRS_MAX};
-use crate::Domain;
+use crate::{Domain, Suspicion};
 
 /// Connects the control thread's half and the poller's half.
 #[derive(Debug)]
@@ -21,6 +21,9 @@ pub(super) struct Shared {
     /// Numbers of destroyed queue pairs, from the poller to the control thread. The queue never
     /// overflows: at most `QUEUE_PAIRS_MAX` numbers are in use, and each is returned once.
     retired: ArrayQueue<Qpn>,
+    /// Which queue pairs somebody attacks, from the poller to the control thread. When it is full,
+    /// the next report of the same queue pair has the sum.
+    suspicions: ArrayQueue<Suspicion>,
 }
 
 /// A change to the poller's table of keys.
@@ -48,6 +51,7 @@ impl Shared {
             key_changes: ArrayQueue::new(2 * KEYS_MAX),
             keys: AtomicUsize::new(0),
             retired: ArrayQueue::new(QUEUE_PAIRS_MAX as usize),
+            suspicions: ArrayQueue::new(SUSPICIONS_MAX),
         })
     }
 
@@ -81,6 +85,11 @@ impl Shared {
     pub(super) fn pop_retired(&self) -> Option<Qpn> {
         self.retired.pop()
     }
+
+    /// Takes the next report that a queue pair is attacked.
+    pub(super) fn pop_suspicion(&self) -> Option<Suspicion> {
+        self.suspicions.pop()
+    }
 }
 
 /// Reserves the number of a queue pair. Dropping it, on either thread, makes the number free again.
@@ -100,6 +109,13 @@ impl Ticket {
     pub(super) fn qpn(&self) -> Qpn {
         self.qpn
     }
+
+    /// Tells the control thread that `packets` packets came from the address of `peer`, which that
+    /// peer cannot have sent. Returns false if there is no room.
+    pub(super) fn suspect(&self, peer: Gid, packets: u64) -> bool {
+        let suspicion = Suspicion { qpn: self.qpn, peer, packets };
+        self.shared.suspicions.push(suspicion).is_ok()
+    }
 }
 
 impl Drop for Ticket {
@@ -107,3 +123,6 @@ impl Drop for Ticket {
         assert!(self.shared.retired.push(self.qpn).is_ok(), "all numbers in use fit");
     }
 }
+
+/// The most reports that wait for the control thread.
+const SUSPICIONS_MAX: usize = 64;

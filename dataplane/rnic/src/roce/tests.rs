@@ -18,6 +18,7 @@ mod fuzz;
 mod loopback;
 mod path;
 mod scenarios;
+mod sweep;
 
 /// One NIC with both of its halves and the objects that the tests use.
 struct Node {

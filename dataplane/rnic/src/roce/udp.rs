@@ -197,4 +197,4 @@ const RECEIVE_BUFFERS: usize = 8;
 /// The buffer size that we request for each direction of the socket.
 const BUFFER_LEN: usize = 8 << 20;
 /// The most bytes that one queue pair may have in flight.
-const WINDOW_MAX: u32 = 1 << 20;
+pub(super) const WINDOW_MAX: u32 = 1 << 20;

@@ -12,6 +12,8 @@ struct Bench {
     counters: Counters,
     psn: Psn,
     now: Instant,
+    /// Somebody tries PSNs.
+    swept: bool,
 }
 
 const MTU: usize = 256;
@@ -40,6 +42,7 @@ impl Bench {
             counters: Counters::default(),
             psn: FIRST,
             now: Instant(1_000_000_000),
+            swept: false,
         }
     }
 
@@ -50,6 +53,7 @@ impl Bench {
         room: bool,
     ) -> Result<Option<Received>, Refused> {
         let packet = Packet { target: Qpn(77), psn, ack_request: true, body };
+        let room = (room, self.swept);
         self.responder.handle(self.now, &packet, &self.keys, room, &mut self.counters)
     }
 
@@ -203,6 +207,31 @@ fn a_gap_causes_one_nak_per_round_trip() {
     assert_eq!(bench.urgent(), Some((Syndrome::SEQUENCE_ERROR, bench.ahead(1))));
 }
 
+/// Somebody who tries PSNs in the peer's name hits some that are a little ahead. If each of them
+/// caused a NAK, the peer would go back each time, and its window would stay at its minimum. A gap
+/// that lasts is one, whoever else sends.
+#[test]
+fn while_psns_are_tried_only_a_gap_that_lasts_causes_a_nak() {
+    let mut bench = Bench { swept: true, ..Bench::new() };
+    let message = whole(&[0; 44]);
+    for count in 0..100 {
+        bench.handle(bench.ahead(count + 3), message, true).unwrap();
+        assert_eq!(bench.urgent(), None);
+        bench.now = bench.now + NAK_DOUBT;
+        bench.next(message).unwrap();
+        bench.due(Occasion::WithData);
+    }
+    for ahead in 101..105 {
+        bench.handle(bench.ahead(ahead), message, true).unwrap();
+        assert_eq!(bench.urgent(), None);
+    }
+    bench.now = bench.now + NAK_DOUBT;
+    bench.handle(bench.ahead(105), message, true).unwrap();
+    assert_eq!(bench.urgent(), Some((Syndrome::SEQUENCE_ERROR, bench.ahead(100))));
+    bench.handle(bench.ahead(106), message, true).unwrap();
+    assert_eq!(bench.urgent(), None, "once");
+}
+
 #[test]
 fn reordered_packets_cause_no_nak() {
     let mut bench = Bench::new();
@@ -284,7 +313,8 @@ fn a_request_without_the_ack_request_bit_is_not_acknowledged() {
     let body = whole(&[0; 44]);
     let packet = Packet { target: Qpn(77), psn: FIRST, ack_request: false, body };
     let (now, keys) = (bench.now, &bench.keys);
-    bench.responder.handle(now, &packet, keys, true, &mut bench.counters).unwrap();
+    let room = (true, false);
+    bench.responder.handle(now, &packet, keys, room, &mut bench.counters).unwrap();
     assert_eq!(bench.due(Occasion::BeforeSleep), None);
 }
 
@@ -345,7 +375,7 @@ fn what_is_never_acknowledged_is_counted_up_to_the_end() {
     bench.responder.packets = u32::MAX;
     let (psn, body) = (bench.psn, whole(&[0; 44]));
     let packet = Packet { target: Qpn(77), psn, ack_request: false, body };
-    let outcome =
-        bench.responder.handle(bench.now, &packet, &bench.keys, true, &mut bench.counters);
+    let (now, keys, room) = (bench.now, &bench.keys, (true, false));
+    let outcome = bench.responder.handle(now, &packet, keys, room, &mut bench.counters);
     assert_eq!(outcome, Ok(Some(Received::Short([0; 44]))));
 }

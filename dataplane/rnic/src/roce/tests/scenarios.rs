@@ -142,7 +142,7 @@ fn a_quiet_wire_is_not_asked_once() {
     assert_eq!(couple.nodes[1].received, [[1; 44]]);
 }
 
-fn stream(couple: &mut Couple, rounds: u64, len: usize) {
+pub(super) fn stream(couple: &mut Couple, rounds: u64, len: usize) {
     for round in 0..rounds {
         let salt = u8::try_from(round % 256).unwrap();
         let at = usize::try_from(round).unwrap() * len % (MEMORY - len);
