@@ -9,7 +9,7 @@ use smcr_proto::Instant;
 
 use super::batch::{Batch, Train, Wire};
 use super::counters::Counters;
-use super::icrc::{Flow, Verdict};
+use super::icrc::{Flow, Identifications, Verdict};
 use super::inbox::{Event, Inbox};
 use super::keys::Keys;
 use super::pair::{Filled, News, Pair, State};
@@ -337,7 +337,9 @@ impl Reader<'_> {
         let source = self.train.source;
         if let Some(siblings) = siblings.filter(|siblings| !siblings.share().has(packet.target)) {
             counters.strays += 1;
-            if self.is_intact(guess, bytes) {
+            // The fabric that has its queue pair knows more about the peer's identifications; but
+            // only few packets come this way.
+            if self.is_intact(guess, bytes, &mut Identifications::default()) {
                 siblings.forward(packet.target, source, bytes);
             } else {
                 counters.icrc_errors += 1;
@@ -348,27 +350,39 @@ impl Reader<'_> {
             counters.unknown_qp += 1;
             return None;
         };
-        if !self.is_intact(guess, bytes) {
+        if !self.is_intact(guess, bytes, &mut pair.identifications) {
             counters.icrc_errors += 1;
             return None;
         }
         Some((packet, pair))
     }
 
-    fn is_intact(&mut self, guess: u16, bytes: &[u8]) -> bool {
+    /// Checks the ICRC. `identifications` is what the peer's packets have shown so far.
+    fn is_intact(
+        &mut self,
+        guess: u16,
+        bytes: &[u8],
+        identifications: &mut Identifications,
+    ) -> bool {
         if self.train.identification.is_some() {
             return self.flow.is_intact(guess, bytes);
         }
         match self.flow.identify(guess, bytes) {
             Verdict::Wrong => false,
-            Verdict::Right(found) if found == guess => true,
+            Verdict::Right(found) if found == guess => {
+                identifications.note(found);
+                true
+            }
             // Kernels before 6.10 coalesce packets without regard to their identifications: a train
             // may begin anywhere in a run, lack some of its packets, and continue with the next
-            // run. The ICRC then detects errors with 16 bits less; the kernel has also checked the
-            // UDP checksum, as it does for all packets that it coalesces.
+            // run. The ICRC then detects errors with less than 32 bits; the kernel has also checked
+            // the UDP checksum, as it does for all packets that it coalesces.
             Verdict::Right(found) => {
-                self.guess = found.wrapping_add(1);
-                true
+                let believed = identifications.admit(found);
+                if believed {
+                    self.guess = found.wrapping_add(1);
+                }
+                believed
             }
         }
     }

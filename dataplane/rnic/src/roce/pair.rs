@@ -9,7 +9,7 @@ use smcr_proto::{Gid, Instant};
 use super::batch::{Batch, Wire};
 use super::counters::Counters;
 use super::guard::{Far, Guard};
-use super::icrc::Flow;
+use super::icrc::{Flow, Identifications};
 use super::keys::Keys;
 use super::psn;
 use super::requester::Requester;
@@ -34,6 +34,7 @@ pub(super) struct Pair {
     published: (u32, Arc<AtomicU32>),
     responder: Responder,
     guard: Guard,
+    pub(super) identifications: Identifications,
     pub(super) state: State,
 }
 
@@ -86,6 +87,7 @@ impl Pair {
             responder: Responder::new(qp.domain, qp.messages, qp.mtu, qp.peer.psn),
             ticket: qp.ticket,
             guard: Guard::default(),
+            identifications: Identifications::default(),
             state: State::Ready,
         }
     }

@@ -2,6 +2,7 @@
 
 use rustix::io::Errno;
 
+use super::sweep::forge;
 use super::*;
 use crate::ConnectError;
 use crate::roce::responder::ACK_DELAY_ASLEEP;
@@ -276,6 +277,28 @@ fn damaged_packets_are_dropped_and_counted() {
     stream(&mut couple, 100, 4000);
     assert!(couple.counters(1).icrc_errors > 10);
     assert_eq!(couple.counters(1).rkey_errors, 0, "no damaged packet was processed");
+}
+
+/// A damaged packet can be right with another identification than it had. A gateway counts from 0
+/// in each run, so that its packets never have such a one.
+#[test]
+fn a_packet_with_an_identification_that_the_peer_never_uses_is_damaged() {
+    let mut couple = Couple::new(1, Odds::default());
+    couple.network.hide_identification();
+    let next = |couple: &Couple| {
+        let sent = couple.nodes[0].done.len() as u64;
+        psn::advance(couple.nodes[0].address.psn, sent)
+    };
+    for tag in 0..8 {
+        couple.nodes[0].send([1; 44], tag);
+        couple.run_until_quiet();
+    }
+    forge(&couple, 1, (wire::SEND_ONLY, next(&couple)), &[2; 44], 0x1234);
+    couple.run_until_quiet();
+    assert_eq!((couple.counters(1).icrc_errors, couple.nodes[1].received.len()), (1, 8));
+    forge(&couple, 1, (wire::SEND_ONLY, next(&couple)), &[3; 44], 63);
+    couple.run_until_quiet();
+    assert_eq!(couple.nodes[1].received[8..], [[3; 44]], "from anywhere in a run");
 }
 
 /// Late acknowledgements are not losses: when the scheduler stops the peer for some milliseconds,

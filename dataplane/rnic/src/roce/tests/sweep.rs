@@ -11,7 +11,7 @@ use crate::roce::psn::PSN_MASK;
 use crate::roce::wire::{ACKNOWLEDGE, Aeth, Bth, SEND_ONLY, Syndrome};
 
 /// A packet that node `to` takes for one of its peer. It has that identification.
-fn forge(
+pub(super) fn forge(
     couple: &Couple,
     to: usize,
     (opcode, psn): (u8, Psn),
