@@ -252,6 +252,7 @@ impl<N: Rnic> Gateway<N> {
         self.expire_suspects(now);
         self.expire_idle(now);
         self.farewells.expire(now);
+        self.endpoint.groups_mut().log_suspicions();
         if self.mail.stop.receive().is_some() {
             match self.draining {
                 None => self.drain(now),

@@ -328,6 +328,7 @@ fn publish(fabric: &SoftFabric, traffic: &Traffic) {
         (&traffic.path_raised, counters.path_raised),
         (&traffic.path_lowered, counters.path_lowered),
         (&traffic.icrc_errors, counters.icrc_errors),
+        (&traffic.psn_errors, counters.psn_errors),
         (&traffic.rkey_errors, counters.rkey_errors),
     ] {
         published.store(counted, Ordering::Relaxed);

@@ -273,6 +273,9 @@ pub struct Rnic {
     pub path_lowered: u64,
     /// Packets dropped because their ICRC was wrong.
     pub icrc_errors: u64,
+    /// Packets whose PSN is so far from the expected one that the peer cannot have sent them:
+    /// somebody sends from its address and guesses.
+    pub psn_errors: u64,
     /// Requests refused because their RKey or bounds were wrong.
     pub rkey_errors: u64,
 }
@@ -386,7 +389,7 @@ pub(crate) mod tests {
             (
                 "/rnics/0",
                 "name kind device gid state links mtu packets_in packets_out retransmits \
-                 path_raised path_lowered icrc_errors rkey_errors",
+                 path_raised path_lowered icrc_errors psn_errors rkey_errors",
             ),
         ] {
             let object = json.pointer(place).unwrap().as_object().unwrap();

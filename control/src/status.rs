@@ -39,6 +39,8 @@ pub struct Traffic {
     pub path_lowered: AtomicU64,
     /// Packets whose ICRC was wrong.
     pub icrc_errors: AtomicU64,
+    /// Packets whose PSN the peer cannot have used.
+    pub psn_errors: AtomicU64,
     /// Requests whose key or range was wrong.
     pub rkey_errors: AtomicU64,
 }

@@ -346,6 +346,7 @@ pub(crate) struct GroupV2 {
 #[derive(Debug, Deserialize)]
 pub(crate) struct Link {
     pub(crate) state: String,
+    pub(crate) qpn: u32,
     pub(crate) payload: u32,
 }
 
@@ -382,6 +383,7 @@ pub(crate) struct Active {
 pub(crate) struct Rnic {
     pub(crate) state: String,
     pub(crate) path_lowered: u64,
+    pub(crate) psn_errors: u64,
 }
 
 #[derive(Debug, Deserialize)]

@@ -6,14 +6,19 @@
 //! ```
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
+use smcr_engine::clock::Clock;
 use smcr_proto::wire::cdc::{Cdc, Cursor};
 use smcr_proto::wire::clc::{Decline, Diagnosis, Frame, Framer};
-use smcr_proto::{AlertToken, Gid, PeerId};
+use smcr_proto::{AlertToken, Gid, PeerId, Psn, QpAddress, Qpn};
+use smcr_rnic::roce::udp::{self, Udp};
+use smcr_rnic::roce::{Fabric, Rnic};
+use smcr_rnic::{Domain, Fabric as _, Opening as _, Rnic as _, Tag, Work};
 use socket2::SockRef;
 
 use crate::capture::Capture;
@@ -291,4 +296,88 @@ fn smoke_a_stranger_that_is_not_listed_stays_tcp() {
     let reason = stats.fallbacks.iter().find(|reason| reason.name == "PEER_NOT_LISTED");
     assert_eq!(reason.map(|reason| reason.count), Some(1));
     assert_eq!((stats.active.smc, stats.totals.foreign_claims), (1, 0));
+}
+
+/// A host that sends from the address of another, and has learned the number of a queue pair, can
+/// try PSNs. No connection notices, and the operator does.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_guessed_psns_stop_nothing_and_are_logged() {
+    let hosts = Hosts::new("smoke_guessed_psns_stop_nothing_and_are_logged");
+    let stranger = stranger(&hosts);
+    // A network that lets everybody send from any address.
+    hosts.b.enter(|| {
+        for device in ["all", "ub"] {
+            let filter = format!("/proc/sys/net/ipv4/conf/{device}/rp_filter");
+            fs::write(filter, "0").expect("we are root");
+        }
+    });
+    stranger.ip(&["address", "add", &format!("{}/32", hosts.a.address), "dev", "vc"]);
+    let pair = Pair::start(&hosts, &[PORT]);
+    let listener = hosts.b.listen(local(PORT));
+    let mut others = Others::connect(&hosts, &listener);
+    others.talk();
+    let errors = || pair.b.stats().rnics.iter().map(|rnic| rnic.psn_errors).sum::<u64>();
+    assert_eq!(errors(), 0, "no packet of a good peer is counted");
+
+    let qpn = Qpn(pair.b.stats().link_groups[0].links[0].qpn);
+    let mut guesser = stranger.enter(|| Guesser::new(hosts.a.address, hosts.b.address, qpn));
+    for _ in 0..GUESSERS {
+        thread::scope(|scope| {
+            scope.spawn(|| others.talk());
+            stranger.enter(|| guesser.guess());
+        });
+    }
+    // A few guesses are near ones, and a socket may be full.
+    let least = u64::from(GUESSERS * GUESSES_EACH) / 2;
+    wait_until("the guesses are counted", SETTLE_LIMIT, || errors() > least);
+    others.talk();
+    let logged = || pair.b.process.log().matches("somebody guesses PSNs").count();
+    wait_until("they are logged", SETTLE_LIMIT, || logged() > 0);
+    let (lines, at) = (logged(), format!("peer={} qpn={}", hosts.a.address, qpn.0));
+    assert!(lines < 4 && pair.b.process.log().contains(&at), "{lines} lines of {at}");
+    assert_eq!(pair.b.stats().active.smc, u64::from(CONNECTIONS));
+    drop((others, listener));
+    for gateway in [&pair.a, &pair.b] {
+        gateway.holdings_at_rest();
+    }
+}
+
+/// Queue pairs that guess, one after the other, each from another first PSN.
+const GUESSERS: u32 = 40;
+/// So few in all that it is unlikely for one of them to be right: once in 4,000 runs.
+const GUESSES_EACH: u32 = 100;
+
+/// An RNIC with the address of another host.
+struct Guesser {
+    rnic: Rnic,
+    fabric: Fabric<Udp>,
+    domain: Domain,
+    victim: QpAddress,
+    clock: Clock,
+}
+
+impl Guesser {
+    fn new(claimed: Ipv4Addr, victim: Ipv4Addr, qpn: Qpn) -> Self {
+        let opened = udp::open(&udp::Config::on(udp::Place::Address(claimed.into())));
+        let (mut rnic, fabric) = opened.expect("nobody else has the port of RoCEv2 here");
+        let domain = rnic.open_domain().expect("the RNIC is new");
+        let smcr_rnic::Port { mac, mtu, .. } = rnic.port();
+        let gid = Gid::from_ipv4(victim.octets());
+        let victim = QpAddress { gid, mac, qpn, psn: Psn(0), mtu };
+        Self { rnic, fabric, domain, victim, clock: Clock::new() }
+    }
+
+    /// Sends messages with consecutive PSNs, from a random one on.
+    fn guess(&mut self) {
+        let opening = self.rnic.open(self.domain).expect("few queue pairs at once");
+        let qp = opening.connect(self.victim).expect("there is a route");
+        let now = self.clock.now();
+        let qp = self.fabric.adopt(now, qp);
+        let message = |tag: u32| Work::Send { message: [0; 44], tag: Tag(tag.into()) };
+        self.fabric.post(qp, &mut (0..GUESSES_EACH).map(message).collect());
+        self.fabric.transmit(now);
+        self.fabric.release(now, qp);
+        self.fabric.poll(now, &mut Vec::with_capacity(GUESSES_EACH as usize));
+    }
 }

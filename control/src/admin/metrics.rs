@@ -144,6 +144,8 @@ impl Snapshot {
         page.counter("rnic_path_lowered", help, None, each(|it| it.path_lowered))?;
         let help = "Packets dropped for a wrong ICRC.";
         page.counter("rnic_icrc_errors", help, None, each(|it| it.icrc_errors))?;
+        let help = "Packets whose PSN the peer cannot have used.";
+        page.counter("rnic_psn_errors", help, None, each(|it| it.psn_errors))?;
         let help = "Requests refused for a wrong RKey or bounds.";
         page.counter("rnic_rkey_errors", help, None, each(|it| it.rkey_errors))
     }

@@ -34,7 +34,12 @@ impl Provider for Still {
                 name: "peer has no \"option\"".to_owned(),
                 count: 3,
             }],
-            rnics: vec![Rnic { name: "soft0".to_owned(), icrc_errors: 5, ..Rnic::default() }],
+            rnics: vec![Rnic {
+                name: "soft0".to_owned(),
+                icrc_errors: 5,
+                psn_errors: 6,
+                ..Rnic::default()
+            }],
             ..Stats::default()
         }
     }
@@ -141,6 +146,7 @@ fn metrics_have_names_types_units_and_labels() {
         "smcgate_build_info{version=\"1.2.3\"} 1",
         "smcgate_fallbacks_total{code=\"0x03010000\",name=\"peer has no \\\"option\\\"\"} 3",
         "smcgate_rnic_icrc_errors_total{rnic=\"soft0\"} 5",
+        "smcgate_rnic_psn_errors_total{rnic=\"soft0\"} 6",
     ] {
         assert!(text.lines().any(|it| it == line), "{line} is missing in\n{text}");
     }

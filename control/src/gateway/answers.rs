@@ -241,6 +241,7 @@ impl<N: Rnic> Gateway<N> {
                     same.path_raised += row.path_raised;
                     same.path_lowered += row.path_lowered;
                     same.icrc_errors += row.icrc_errors;
+                    same.psn_errors += row.psn_errors;
                     same.rkey_errors += row.rkey_errors;
                 }
             }
@@ -267,6 +268,7 @@ impl<N: Rnic> Gateway<N> {
             path_raised: read(&info.traffic.path_raised),
             path_lowered: read(&info.traffic.path_lowered),
             icrc_errors: read(&info.traffic.icrc_errors),
+            psn_errors: read(&info.traffic.psn_errors),
             rkey_errors: read(&info.traffic.rkey_errors),
         })
     }

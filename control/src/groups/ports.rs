@@ -5,7 +5,7 @@ use smcr_engine::{Command, ConnectionId, GroupId};
 use smcr_proto::handshake::Path;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::{Gid, MacAddress};
-use smcr_rnic::{Exhausted, Opening, Rnic};
+use smcr_rnic::{Exhausted, Opening, Rnic, Suspicion};
 
 /// The queue pair of an RNIC, as it travels to its poller.
 pub type QpOf<N> = <<N as Rnic>::Opening as Opening>::Qp;
@@ -60,6 +60,21 @@ impl<N: Rnic> Port<N> {
         }
     }
 
+    /// Logs what the RNIC has reported about attacks on its queue pairs. It reports each of them
+    /// now and then only.
+    pub(super) fn log_suspicions(&mut self) {
+        let Some(rnic) = &mut self.rnic else { return };
+        while let Some(Suspicion { qpn, peer, packets }) = rnic.suspicion() {
+            tracing::warn!(
+                rnic = self.name,
+                peer = %peer.to_ip(),
+                qpn = qpn.0,
+                packets,
+                "somebody guesses PSNs of a queue pair, and sends from the address of its peer"
+            );
+        }
+    }
+
     /// Whether links may use it.
     pub fn is_up(&self) -> bool {
         self.rnic.is_some() && self.wanted && self.carrier
@@ -103,4 +118,88 @@ pub trait Pollers<Qp> {
 
     /// Takes that back: the connection will not come.
     fn forget(&mut self, port: PortId, connection: ConnectionId);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::net::{Ipv4Addr, SocketAddr};
+    use std::sync::{Arc, Mutex};
+
+    use smcr_proto::{Instant, Mtu, Psn, QpAddress, Qpn};
+    use smcr_rnic::roce::lossy::{Lossy, Network, Odds};
+    use smcr_rnic::roce::{self, Setup, Share, UDP_PORT};
+    use smcr_rnic::{Fabric as _, Tag, Work};
+
+    use super::*;
+
+    /// What was logged.
+    #[derive(Clone, Default)]
+    struct Text(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Text {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The RNIC of 10.0.0.`host`. All its numbers are `number`, if that is free.
+    fn nic(network: &Network, host: u8, mut number: u32) -> (roce::Rnic, roce::Fabric<Lossy>) {
+        let address = Ipv4Addr::new(10, 0, 0, host);
+        let entropy = move || {
+            number += 1;
+            number - 1
+        };
+        let (gid, mac) = (Gid::from_ipv4(address.octets()), MacAddress([host; 6]));
+        let setup = Setup {
+            port: smcr_rnic::Port { gid, mac, mtu: Mtu::B1024 },
+            udp_port: UDP_PORT,
+            share: Share::ALL,
+            window_max: 1 << 20,
+            entropy: Box::new(entropy),
+            path: |_, _| Ok(9000),
+        };
+        roce::join(setup, network.plug(SocketAddr::from((address, UDP_PORT))))
+    }
+
+    /// Somebody who sent in the name of a peer, and tried one PSN after the other, was seen by
+    /// nobody.
+    #[test]
+    fn guessed_psns_are_logged_with_the_address_and_the_queue_pair() {
+        let network = Network::new(1, Odds::default());
+        let (mut rnic, mut fabric) = nic(&network, 2, 100);
+        let domain = rnic.open_domain().unwrap();
+        let opening = rnic.open(domain).unwrap();
+        let ours = opening.address();
+        // Another host has this address too, or writes it into its packets.
+        let (mut theirs, mut guesser) = nic(&network, 1, 0x80_0000);
+        let domain = theirs.open_domain().unwrap();
+        let guessing = theirs.open(domain).unwrap();
+        let peer = QpAddress { qpn: Qpn(77), psn: Psn(5), ..guessing.address() };
+        fabric.adopt(Instant(0), opening.connect(peer).unwrap());
+        let qp = guesser.adopt(Instant(0), guessing.connect(ours).unwrap());
+        let guess = |tag| Work::Send { message: [0; 44], tag: Tag(tag) };
+        guesser.post(qp, &mut (0..40).map(guess).collect());
+        guesser.transmit(Instant(1));
+        fabric.poll(Instant(2), &mut Vec::with_capacity(64));
+
+        let subnet = Ipv4Subnet::default();
+        let mut port = Port::new("soft0".to_owned(), Lan::default(), subnet, Some(rnic));
+        let text = Text::default();
+        let out = text.clone();
+        let subscriber =
+            tracing_subscriber::fmt().with_ansi(false).with_writer(move || out.clone());
+        tracing::subscriber::with_default(subscriber.finish(), || {
+            port.log_suspicions();
+            port.log_suspicions();
+        });
+        let text = String::from_utf8(text.0.lock().unwrap().clone()).unwrap();
+        let fields = format!("rnic=\"soft0\" peer=10.0.0.1 qpn={} packets=17", ours.qpn.0);
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(text.contains("WARN") && text.contains(&fields), "{text}");
+    }
 }

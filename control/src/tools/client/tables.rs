@@ -141,14 +141,13 @@ fn rnics(out: &mut String, stats: &Stats) {
         let mut row =
             [&it.name, &it.kind, &it.device, &it.state, &it.gid].map(String::clone).to_vec();
         row.extend([it.links, it.mtu].iter().map(u32::to_string));
-        let counts =
-            [it.packets_in, it.packets_out, it.retransmits, it.icrc_errors, it.rkey_errors];
-        row.extend(counts.iter().map(u64::to_string));
+        row.extend([it.packets_in, it.packets_out, it.retransmits].iter().map(u64::to_string));
+        row.extend([it.icrc_errors, it.psn_errors, it.rkey_errors].iter().map(u64::to_string));
         row
     };
     let head = [
         "RNIC", "KIND", "DEVICE", "STATE", "GID", "LINKS", "MTU", "IN", "OUT", "AGAIN", "ICRC",
-        "RKEY",
+        "PSN", "RKEY",
     ];
     paragraph(out, &head, stats.rnics.iter().map(row));
 }
