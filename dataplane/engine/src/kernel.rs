@@ -65,10 +65,12 @@ impl Kernel {
 
     /// Sees to it that a sleep that begins at `now` ends at `deadline` at the latest.
     ///
-    /// A timer that rings too early stays as it is: it ends one sleep too early, while setting it
-    /// for each sleep costs microseconds each time, because on a virtual machine the host is told.
+    /// A timer that rings too early stays as it is for the time being: to set it for each sleep
+    /// costs microseconds each time, because on a virtual machine the host is told. It is set when
+    /// it would ring soon: the sleep that it ended in vain would cost more.
     fn set_timer(&mut self, now: Instant, deadline: Instant) {
-        if self.rings_at.is_some_and(|at| now < at && at <= deadline) {
+        let stays = |at: Instant| now < at && at <= deadline && (at == deadline || now + SOON < at);
+        if self.rings_at.is_some_and(stays) {
             return;
         }
         // Zero would stop it.
@@ -180,6 +182,8 @@ impl Streams for Kernel {
     }
 }
 
+/// How soon a timer rings that is worth setting. While messages come and go, sleeps are shorter.
+const SOON: Duration = Duration::from_micros(200);
 /// Marks descriptors that only end a sleep. No key packs to this or to the next one: it would need
 /// more bits.
 const WAKER: u64 = u64::MAX;
@@ -276,6 +280,12 @@ mod tests {
         // A later deadline is met as well.
         kernel.set_timer(late, late + ms(50));
         assert_eq!(kernel.rings_at, Some(late + ms(20)));
+        // It is about to ring in vain.
+        let later = late + (ms(20) - SOON / 2);
+        kernel.set_timer(later, late + ms(20));
+        assert_eq!(kernel.rings_at, Some(late + ms(20)), "not in vain");
+        kernel.set_timer(later, late + ms(50));
+        assert_eq!(kernel.rings_at, Some(late + ms(50)));
         let begun = clock.now();
         kernel.sleep(late, Some(late + ms(60_000)));
         let took = clock.now().since(begun);
