@@ -16,8 +16,11 @@
 //! make up a good part of the time in which we are awake, the core is contended. As long as that
 //! lasts, the adaptive policy sleeps as soon as there is nothing to do and lets the scheduler place
 //! the thread: who sleeps most of the time runs at once when it wakes, and on whichever core is
-//! free. Now and then it goes back to its core and offers it for a while. The first loss ends the
-//! attempt, and the next one is made after twice the time.
+//! free. Now and then it offers the core on which it happens to be for a while, and if nobody keeps
+//! that one, goes back to its own and offers that. The first loss ends the attempt, and the next one
+//! is made after twice the time. (Going back at once was tried: each attempt took the threads of a
+//! connection apart that the scheduler had put on one core, where they wake each other without an
+//! interrupt, and it took long to bring them together again.)
 
 use std::time::Duration;
 
@@ -70,8 +73,9 @@ enum State {
     Free { account: Account, since: Instant },
     /// Others needed it. At `until` we try again.
     Contended { until: Instant },
-    /// We are trying: this many more offers must end quickly before the core counts as free.
-    Trying { offers: u32 },
+    /// We are trying, first where the scheduler has put us, then at `home` on our own core: this
+    /// many more offers must end quickly.
+    Trying { home: bool, offers: u32 },
 }
 
 /// Recent time in which we were awake, and how much of it was lost to others.
@@ -108,9 +112,7 @@ impl Idle {
         match &mut self.state {
             State::Contended { until } if now < *until => return Advice::Sleep,
             State::Contended { .. } => {
-                self.state = State::Trying { offers: OFFERS_TO_TRUST };
-                // Go back to the thread's own core first: the next offer must be of that one.
-                return Advice::Turn;
+                self.state = State::Trying { home: false, offers: OFFERS_TO_TRUST };
             }
             State::Free { account, .. } => {
                 let turn = self.seen_at.map(|before| now.since(before));
@@ -143,10 +145,13 @@ impl Idle {
                 }
             }
             State::Trying { .. } if taken == Taken::Lost => self.contend(now),
-            State::Trying { offers: 0 } => {
+            State::Trying { home: false, offers: 0 } => {
+                self.state = State::Trying { home: true, offers: OFFERS_TO_TRUST };
+            }
+            State::Trying { home: true, offers: 0 } => {
                 self.state = State::Free { account: Account::default(), since: now };
             }
-            State::Trying { offers } => *offers -= 1,
+            State::Trying { offers, .. } => *offers -= 1,
             State::Contended { .. } => {}
         }
         taken
@@ -160,8 +165,8 @@ impl Idle {
     /// Whether the thread is to be on its own core. If not, the scheduler should place it.
     pub fn wants_core(&self) -> bool {
         match self.state {
-            State::Free { .. } | State::Trying { .. } => true,
-            State::Contended { .. } => false,
+            State::Free { .. } | State::Trying { home: true, .. } => true,
+            State::Contended { .. } | State::Trying { home: false, .. } => false,
         }
     }
 }
@@ -257,8 +262,9 @@ mod tests {
         now: Instant,
         /// Offers so far.
         offers: u32,
-        /// For how long it wanted to be on its own core.
-        owned: Duration,
+        /// How often somebody kept its core, and for how long in all.
+        losses: u32,
+        lost: Duration,
     }
 
     impl Busy {
@@ -267,7 +273,8 @@ mod tests {
                 idle: Idle::new(Policy::Adaptive, SPIN),
                 now: START,
                 offers: 0,
-                owned: Duration::ZERO,
+                losses: 0,
+                lost: Duration::ZERO,
             }
         }
 
@@ -276,7 +283,7 @@ mod tests {
         fn work(&mut self, span: Duration, nth: u32, took: Duration) -> u32 {
             let (end, mut changes) = (self.now + span, 0);
             while self.now < end {
-                let before = (self.now, self.idle.wants_core());
+                let before = self.idle.wants_core();
                 self.now = self.now + Duration::from_micros(20);
                 match self.idle.after_turn(self.now, true) {
                     Advice::Turn => {}
@@ -286,13 +293,13 @@ mod tests {
                         let is_taken = self.offers.is_multiple_of(nth);
                         let took = if is_taken { took } else { Duration::from_nanos(500) };
                         self.now = self.now + took;
-                        self.idle.after_offer(self.now);
+                        if self.idle.after_offer(self.now) == Taken::Lost {
+                            self.losses += 1;
+                            self.lost += took;
+                        }
                     }
                 }
-                changes += u32::from(before.1 != self.idle.wants_core());
-                if self.idle.wants_core() {
-                    self.owned += self.now.since(before.0);
-                }
+                changes += u32::from(before != self.idle.wants_core());
             }
             changes
         }
@@ -336,15 +343,30 @@ mod tests {
         }
     }
 
-    /// Trying costs a slice each time, so it becomes rare; and it does not make the thread wander.
+    /// Trying costs a slice each time, so it becomes rare; and as long as the others are there, the
+    /// thread stays where the scheduler has put it.
     #[test]
     fn attempts_to_return_become_rare() {
         let mut busy = Busy::new();
         busy.work(SECOND / 10, 1, SLICE);
-        busy.owned = Duration::ZERO;
-        let changes = busy.work(60 * SECOND, 1, SLICE);
-        assert!((20..=40).contains(&changes), "{changes} in a minute");
-        assert!(busy.owned < SECOND / 4, "{:?} of a minute lost", busy.owned);
+        (busy.losses, busy.lost) = (0, Duration::ZERO);
+        assert_eq!(busy.work(60 * SECOND, 1, SLICE), 0);
+        assert!((10..=20).contains(&busy.losses), "{} attempts in a minute", busy.losses);
+        assert!(busy.lost < SECOND / 4, "{:?} of a minute lost", busy.lost);
+    }
+
+    /// Where the scheduler has put it the core may be free, while its own one is not: it finds out
+    /// by going there, and does not stay.
+    #[test]
+    fn a_core_of_its_own_that_others_need_is_left_again() {
+        let mut busy = Busy::new();
+        busy.work(SECOND / 10, 1, SLICE);
+        while !busy.idle.wants_core() {
+            busy.work(Duration::from_micros(20), 1, Duration::ZERO);
+        }
+        assert!(busy.offers > OFFERS_TO_TRUST);
+        assert_eq!(busy.work(SECOND, 1, SLICE), 1, "it leaves at the first loss");
+        assert!(!busy.idle.wants_core());
     }
 
     /// When the others are gone the core is ours again, within the time of the last retreat.
