@@ -28,7 +28,7 @@ use crate::{
 
 use queue_pair::{QueuePair, Stage};
 pub use world::Parcel;
-use world::{Nic, Registered, Tap, World};
+use world::{Losses, Nic, Registered, Tap, World};
 
 mod queue_pair;
 mod visibility;
@@ -103,7 +103,7 @@ impl Network {
             nics: Vec::new(),
             queue_pairs: BTreeMap::new(),
             next_qpn: QPN_FIRST,
-            lost: 0,
+            losses: Losses::default(),
             tap: None,
         };
         Self { world: Arc::new(Mutex::new(world)) }
@@ -165,7 +165,7 @@ impl Network {
 
     /// How many messages were acknowledged and then lost because of [`Odds::lose_on_break`].
     pub fn messages_lost(&self) -> u64 {
-        self.lock().lost
+        self.lock().losses.messages
     }
 
     /// From now on `tap` sees every message that arrives anywhere, and may replace it. It need not

@@ -22,9 +22,17 @@ pub(super) struct World {
     /// By QPN. QPNs are unique in the network and never reused.
     pub(super) queue_pairs: BTreeMap<Qpn, QueuePair>,
     pub(super) next_qpn: u32,
-    /// Messages that were acknowledged and then lost.
-    pub(super) lost: u64,
+    pub(super) losses: Losses,
     pub(super) tap: Option<Tap>,
+}
+
+/// What the network has lost so far.
+#[derive(Debug, Default)]
+pub(super) struct Losses {
+    /// Messages that were acknowledged and then lost.
+    pub(super) messages: u64,
+    /// One end of each queue pair whose path failed, oldest first, until somebody asks.
+    pub(super) paths: Vec<Qpn>,
 }
 
 /// The sender and the receiver of a message that arrives.
@@ -122,6 +130,7 @@ impl World {
     /// Breaks this end now and the other one a moment later.
     pub(super) fn break_both(&mut self, qpn: Qpn, cause: Cause) {
         let Some(peer) = self.queue_pairs.get(&qpn).and_then(QueuePair::peer) else { return };
+        self.losses.paths.push(qpn);
         self.break_end(qpn, cause);
         self.break_soon(peer, qpn, cause);
     }
@@ -270,11 +279,11 @@ impl World {
     /// Breaks one end, if it is not broken yet. Its writes become visible at the other end: only
     /// the end that breaks may lose messages and bytes that it had received.
     pub(super) fn break_end(&mut self, qpn: Qpn, cause: Cause) {
-        let Self { dice, odds, queue_pairs, lost, .. } = self;
+        let Self { dice, odds, queue_pairs, losses, .. } = self;
         let Some(pair) = queue_pairs.get_mut(&qpn) else { return };
         let Some(peer) = pair.peer() else { return };
         if dice.roll(odds.lose_on_break) {
-            *lost += pair.lose_some(dice) as u64;
+            losses.messages += pair.lose_some(dice) as u64;
         }
         pair.break_now(dice, cause);
         if let Some(peer) = queue_pairs.get_mut(&peer)
@@ -322,6 +331,13 @@ impl Nic {
 }
 
 impl Network {
+    /// One end of each queue pair whose path has failed since the last call: by
+    /// [`break_qp`](Self::break_qp), or by [`Odds::break_on_transmit`]. What breaks because of
+    /// that, or of a port, is not among them.
+    pub fn failed_paths(&self) -> Vec<Qpn> {
+        std::mem::take(&mut self.lock().losses.paths)
+    }
+
     /// The bytes that a write with this key to this address would change at a port: what its host
     /// reads there now. `None` if such a write would be refused.
     pub fn peek(&self, gid: Gid, rkey: Rkey, address: u64, len: u32) -> Option<Vec<u8>> {
