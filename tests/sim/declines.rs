@@ -109,6 +109,16 @@ struct Side {
     inbox: VecDeque<u8>,
     inbox_ended: bool,
     declined: bool,
+    /// It has a queue pair for a first contact, or had.
+    founds: bool,
+    /// Its CONFIRM LINK was acknowledged.
+    confirmed: bool,
+    /// It has sent ADD LINK or the answer to it: the point of no return.
+    committed: bool,
+    /// It declined its first contact before its CONFIRM LINK was acknowledged.
+    declined_early: bool,
+    /// It went back to TCP after that.
+    fell_back_late: bool,
     /// The control thread stands still.
     stalls: [Instant; 2],
     /// Its queue pair breaks then.
@@ -137,12 +147,17 @@ struct Seen {
     tcp: usize,
     crossed: usize,
     reset: usize,
+    /// Connections that stayed TCP because a first contact was declined before the CONFIRM LINK of
+    /// that side was sent, and those that a side took back after its own was.
+    declined_early: usize,
+    fell_back_late: usize,
 }
 
-/// What arrives is what was sent, whatever was declined by whom and when.
+/// What arrives is what was sent, whatever was declined by whom and when. First contacts are
+/// declined until the own CONFIRM LINK was sent, and both sides go on by TCP; from ADD LINK on
+/// nobody does.
 // RFC 7609 C.1 #3: never answer a Decline
 // RFC 7609 C.2 #1: may decline until CONFIRM LINK is sent
-// RFC 7609 C.2 #2: fall back until ADD LINK
 // RFC 7609 C.3 #3: reset beyond point of no return
 // RFC 7609 C.6 #2: never parse application data as CLC
 #[test]
@@ -156,9 +171,11 @@ fn what_arrives_is_what_was_sent() {
         seen.tcp += one.tcp;
         seen.crossed += one.crossed;
         seen.reset += one.reset;
+        seen.declined_early += one.declined_early;
+        seen.fell_back_late += one.fell_back_late;
     }
     println!("{seen:?}");
-    let all = [seen.smc, seen.tcp, seen.crossed, seen.reset];
+    let all = [seen.smc, seen.tcp, seen.crossed, seen.reset, seen.declined_early];
     assert!(!many || all.iter().all(|count| *count > 0), "{seen:?}");
 }
 
@@ -180,6 +197,25 @@ fn a_confirm_link_that_is_not_delivered_is_a_decline() {
     }
     assert_eq!(world.now, broken_at, "not when a timer expires");
     assert_eq!(world.run().tcp, 1);
+}
+
+/// The server's CONFIRM LINK arrives and is acknowledged, and then the network carries nothing that
+/// the client says on the link. No byte has gone by RDMA, so both go on by TCP.
+// RFC 7609 C.2 #2: fall back until ADD LINK
+#[test]
+fn a_first_contact_that_fails_behind_confirm_link_stays_tcp() {
+    let plain =
+        |world: &World| world.steady && world.first_contact && !world.refusals.contains(&true);
+    let mut world = (0..).map(World::new).find(plain).expect("every few seeds");
+    world.slow = Duration::from_millis(1);
+    world.blocked = [[T0 + END * 2; 2]; 2];
+    while !world.sides[SERVER].confirmed {
+        assert!(world.now < T0 + END && (world.step() || world.pass_time(T0 + END)), "no answer");
+    }
+    assert!(!world.sides[SERVER].committed, "the client's CONFIRM LINK is on its way");
+    world.blocked[CLIENT] = [world.now, T0 + END * 2];
+    let seen = world.run();
+    assert_eq!((seen.tcp, seen.fell_back_late, seen.reset), (1, 1, 0));
 }
 
 fn policy() -> PolicyV2 {
@@ -342,6 +378,11 @@ impl World {
                 inbox: VecDeque::new(),
                 inbox_ended: false,
                 declined: false,
+                founds: false,
+                confirmed: false,
+                committed: false,
+                declined_early: false,
+                fell_back_late: false,
                 stalls,
                 breaks_at,
             }
@@ -419,6 +460,9 @@ impl World {
             [Fate::Smc, Fate::Smc] => seen.smc = 1,
             [Fate::Tcp, Fate::Tcp] if self.sides.iter().all(|side| !side.application.reset) => {
                 seen.tcp = 1;
+                let any = |is: fn(&Side) -> bool| usize::from(self.sides.iter().any(is));
+                seen.declined_early = any(|side| side.declined_early);
+                seen.fell_back_late = any(|side| side.fell_back_late);
                 for side in [CLIENT, SERVER] {
                     let (here, there) =
                         (&self.sides[side].application, &self.sides[1 - side].application);
@@ -558,6 +602,7 @@ impl World {
                 }
                 if theirs.first_contact {
                     self.sides[CLIENT].group = Some(LinkGroup::new_client(now, setup(CLIENT)));
+                    self.sides[CLIENT].founds = true;
                 }
             }
             ClientAction::Done => self.sides[CLIENT].fate = Fate::Smc,
@@ -583,7 +628,7 @@ impl World {
                 here.conversation.decline(Diagnosis::QUEUE_PAIR_NOT_READY);
             }
             ServerAction::ConnectLink(_) => {
-                here.number = LinkNumber(1);
+                (here.number, here.founds) = (LinkNumber(1), true);
                 here.group = Some(LinkGroup::new_server(now, setup(SERVER), here.number));
                 self.group(SERVER, |group, number| group.link_connected(now, number));
             }
@@ -594,7 +639,12 @@ impl World {
     }
 
     fn say(&mut self, side: usize, frame: &Frame) {
-        self.sides[side].declined |= matches!(frame, Frame::Decline(_) | Frame::DeclineV2(_));
+        if matches!(frame, Frame::Decline(_) | Frame::DeclineV2(_)) {
+            let here = &mut self.sides[side];
+            assert!(!here.committed, "side {side} declines beyond the point of no return");
+            here.declined = true;
+            here.declined_early = here.founds && !here.confirmed;
+        }
         self.send(side, Segment::Bytes(frame.encode().as_bytes().to_vec()));
     }
 
@@ -616,8 +666,10 @@ impl World {
     }
 
     fn fall_back(&mut self, side: usize) {
+        assert!(!self.sides[side].committed, "side {side} goes back from the point of no return");
         self.give_up(side);
         let here = &mut self.sides[side];
+        here.fell_back_late = here.confirmed;
         let [near, far] = here.streams.take().expect("it ends once");
         let id = here.host.take_slot().expect("a free slot");
         let from_far = here.conversation.leftover().to_vec();
@@ -659,6 +711,7 @@ impl World {
         {
             match action {
                 Action::Send(on, message) => {
+                    self.sides[side].committed |= matches!(message, Llc::AddLink(_));
                     let due = now + self.slow / 2;
                     let give_up = now + RETRIES;
                     let (from, delivered) = (side, false);
@@ -726,7 +779,9 @@ impl World {
             self.converse(to);
         }
         if heard && !self.is_blocked(to) {
-            if !post.delivered {
+            if post.delivered {
+                self.sides[from].confirmed |= matches!(post.message, Llc::ConfirmLink(_));
+            } else {
                 post.due = now + RETRY;
                 post.give_up = post.give_up.max(now + RETRY * 2);
                 self.posts.insert(index, post);

@@ -265,7 +265,6 @@ fn a_failed_link_falls_back() {
 }
 
 /// RFC C.3: beyond the point of no return the peer may take our Decline for data.
-// RFC 7609 C.2 #2: fall back until ADD LINK
 // RFC 7609 C.3 #3: reset beyond point of no return
 #[test]
 fn a_link_that_fails_late_closes_the_connection() {

@@ -294,7 +294,6 @@ fn doubts_shorten_the_wait() {
 
 /// A gateway that stood still for seconds must not relay over TCP what its client, a Linux kernel
 /// that has gone on without it, no longer reads there.
-// RFC 7609 C.2 #2: fall back until ADD LINK
 // RFC 7609 C.3 #3: reset beyond point of no return
 #[test]
 fn a_server_that_comes_too_late_may_not_decline() {

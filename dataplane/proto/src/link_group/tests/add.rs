@@ -22,17 +22,25 @@ fn offers(hosts: &Hosts) -> Vec<(LinkNumber, bool)> {
 // RFC 7609 3.5.1.6 #1: try second link before data
 // RFC 7609 3 #3: confirm a new link before data
 // RFC 7609 A.3.2 #12: ADD LINK right after first link
+// RFC 7609 C.2 #1: may decline until CONFIRM LINK is sent
 // RFC 7609 C.2 #2: fall back until ADD LINK
 // RFC 7609 C.3 #1: server: no fallback after ADD LINK
 // RFC 7609 C.3 #2: client: no fallback after ADD LINK reply
 #[test]
 fn connections_wait_for_the_second_link() {
     let mut hosts = Hosts::new(&[1, 2], &[101, 102], 2);
+    // Before CONFIRM LINK has arrived, and when it is answered.
+    for role in [Role::Server, Role::Client] {
+        hosts.run_until(|from, llc| from == role && matches!(llc, Llc::ConfirmLink(_)));
+        assert!(hosts.server.group.may_decline(T0) && hosts.client.group.may_decline(T0));
+    }
     hosts.run_until(|from, llc| from == Role::Server && matches!(llc, Llc::AddLink(_)));
     assert!(hosts.server.group.is_committed() && !hosts.client.group.is_committed());
+    assert!(!hosts.server.group.may_decline(T0) && hosts.client.group.may_decline(T0));
     assert_eq!(hosts.now, T0, "Linux waits two seconds for it, and serves nobody meanwhile");
     hosts.run_until(|from, llc| from == Role::Client && matches!(llc, Llc::AddLink(_)));
     assert!(hosts.client.group.is_committed(), "the server cannot go back to TCP any more");
+    assert!(!hosts.client.group.may_decline(T0));
     let is_last = |from, llc: &Llc| {
         let Llc::ConfirmLink(confirm) = llc else { return false };
         from == Role::Client && confirm.link == SECOND_LINK
