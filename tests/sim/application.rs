@@ -229,3 +229,30 @@ fn pattern(seed: u64, at: u64) -> u8 {
     let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed.to_be_bytes()[0]
 }
+
+/// Judges what went in and what came out at both ends of a connection that is over. Returns whether
+/// each end heard everything, and the end of it.
+///
+/// # Panics
+///
+/// If an end still waits; if it believes that it has heard everything, and has not; or if a byte
+/// came as urgent that was none. TCP has one urgent byte at a time, so an earlier one may have come
+/// as an ordinary byte; the last one may not.
+pub(crate) fn judge_streams([one, other]: [&Application; 2], story: &str) -> bool {
+    let mut well = true;
+    for (writer, reader) in [(one, other), (other, one)] {
+        assert!(reader.received() <= writer.sent(), "{story}");
+        assert!(reader.is_gone() || reader.heard() != Heard::Bytes, "{story}: it waits");
+        let all = reader.received() == writer.sent();
+        // Complete, or it knows that it is not.
+        assert!(all || reader.is_gone() || reader.heard() != Heard::End, "{story}: cut short");
+        let (sent, came) = (writer.urgent_sent(), reader.urgent_received());
+        let invented = came.iter().find(|at| !sent.contains(at));
+        assert_eq!(invented, None, "{story}: an ordinary byte came as urgent");
+        assert!(came.is_sorted_by(|a, b| a < b), "{story}: {came:?} came as urgent");
+        let last_came = came.last() == sent.last();
+        assert!(!all || last_came, "{story}: {sent:?} were urgent, {came:?} came so");
+        well &= all && reader.heard() == Heard::End;
+    }
+    well
+}

@@ -13,6 +13,8 @@ mod flood;
 mod flows;
 mod foreign;
 mod gateways;
+mod habits;
+mod hasty;
 mod host;
 mod hostile;
 mod rendezvous;

@@ -23,21 +23,20 @@ mod rendezvous;
 mod swarm;
 mod wire;
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use smcgate::groups::{Event, PortId};
 use smcr_engine::ConnectionId;
 use smcr_engine::handoff::Ending;
 use smcr_proto::handshake::Agreement;
-use smcr_proto::{AlertToken, Gid, Instant};
+use smcr_proto::{Gid, Instant};
 use smcr_rnic::sim::{Network, Odds};
 
 use self::gateway::{Gateway, Sizes};
 use self::rendezvous::{Hosts, Rendezvous};
 use self::wire::Wire;
 use crate::application::Application;
+use crate::hasty::Tokens;
 use crate::tcp;
 
 /// One connection: two applications, client first, and where their gateways have it.
@@ -78,11 +77,6 @@ pub(crate) struct World {
     /// What the two gateways of a connection call it: what each hears leads to what the other does.
     pub(crate) tokens: Tokens,
 }
-
-/// Which gateway, and the token by which its peer speaks of a connection there.
-pub(crate) type Ear = (usize, AlertToken);
-/// From each side of a connection to the other.
-pub(crate) type Tokens = Arc<Mutex<BTreeMap<Ear, Ear>>>;
 
 impl World {
     pub(crate) fn new(seed: u64, odds: Odds, sizes: [Sizes; 2]) -> Self {

@@ -17,7 +17,7 @@ use smcr_rnic::sim::Parcel;
 
 use super::gateway::Gateway;
 use super::swarm::Swarm;
-use super::{Ear, Tokens};
+use crate::hasty::{self, Fault};
 
 /// A planted fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,13 +26,8 @@ pub(crate) enum Mutant {
     TrustAcknowledgements,
     /// An element that a peer may still write is given to the next connection (RFC 4.4.2).
     ReuseEarly,
-    /// The same, where the peer has said D, but not that it writes nothing again: C (RFC 4.8.1).
-    ReuseAfterClose,
-    /// The same, where the connection was aborted and the peer may not have heard of it.
-    ReuseAfterAbort,
-    /// One gateway says C before all that it wrote has arrived, and writes it again on another link
-    /// although the other side has said C (RFC 4.8.1).
-    ReplayAfterClosed,
+    /// Connections end too hastily.
+    Hasty(Fault),
     /// A server does not answer CONFIRM RKEY while it adds a link (RFC 3.5.5.3.1).
     IgnoreCollision,
 }
@@ -53,19 +48,28 @@ fn a_gateway_that_reuses_elements_early_is_found_out() {
 /// connection.
 #[test]
 fn a_gateway_that_reuses_elements_early_after_close_is_found_out() {
-    assert_found_out(Mutant::ReuseAfterClose, &["is not zero", "is not what was sent"]);
+    assert_found_out(
+        Mutant::Hasty(Fault::ReuseAfterClose),
+        &["is not zero", "is not what was sent"],
+    );
 }
 
 /// Without this rule, a peer that has not heard of the end writes to the next connection.
 #[test]
 fn a_gateway_that_reuses_elements_early_after_abort_is_found_out() {
-    assert_found_out(Mutant::ReuseAfterAbort, &["is not zero", "is not what was sent"]);
+    assert_found_out(
+        Mutant::Hasty(Fault::ReuseAfterAbort),
+        &["is not zero", "is not what was sent"],
+    );
 }
 
 /// Without this rule, failover writes what the peer has read into the element of another.
 #[test]
 fn a_gateway_that_writes_again_after_closing_is_found_out() {
-    assert_found_out(Mutant::ReplayAfterClosed, &["is not zero", "is not what was sent"]);
+    assert_found_out(
+        Mutant::Hasty(Fault::ReplayAfterClosed),
+        &["is not zero", "is not what was sent"],
+    );
 }
 
 /// Without this rule, links that are well go down now and then, and nobody knows why.
@@ -103,7 +107,7 @@ impl Mutant {
                 swarm.lose_often();
                 swarm
             }
-            Self::ReuseAfterClose | Self::ReplayAfterClosed => {
+            Self::Hasty(Fault::ReuseAfterClose | Fault::ReplayAfterClosed) => {
                 let mut swarm = Swarm::sized(seed, |sizes| {
                     (sizes.elements, sizes.rnics) = (3, sizes.rnics.max(2));
                 });
@@ -111,7 +115,9 @@ impl Mutant {
                 swarm.ends_late = true;
                 swarm
             }
-            Self::ReuseEarly | Self::ReuseAfterAbort | Self::IgnoreCollision => Swarm::new(seed),
+            Self::ReuseEarly | Self::Hasty(Fault::ReuseAfterAbort) | Self::IgnoreCollision => {
+                Swarm::new(seed)
+            }
         }
     }
 }
@@ -137,17 +143,8 @@ impl Swarm {
                     messages.retain(|message| is_heard(&mut adding, parcel, message));
                 });
             }
-            Some(
-                mutant @ (Mutant::ReuseAfterClose
-                | Mutant::ReuseAfterAbort
-                | Mutant::ReplayAfterClosed),
-            ) => {
-                let mut hasty = Hasty::new(mutant, Tokens::clone(&swarm.world.tokens));
-                swarm.world.network.tap(move |parcel, messages| {
-                    for message in messages.iter_mut().filter(|message| is_cdc(message)) {
-                        hasty.pass(parcel, message);
-                    }
-                });
+            Some(Mutant::Hasty(fault)) => {
+                hasty::plant(&swarm.world.network, fault, &swarm.world.tokens);
             }
             Some(Mutant::ReuseEarly) | None => {}
         }
@@ -173,58 +170,6 @@ fn is_heard(adding: &mut BTreeSet<u8>, parcel: &Parcel, message: &Message) -> bo
         Ok(_) | Err(_) => {}
     }
     true
-}
-
-/// Gateways that do not wait for the last word of the other side.
-struct Hasty {
-    mutant: Mutant,
-    tokens: Tokens,
-    /// Sides of connections that have heard D, and that have said C or A.
-    heard_done: BTreeSet<Ear>,
-    said_closed: BTreeSet<Ear>,
-    said_abort: BTreeSet<Ear>,
-}
-
-impl Hasty {
-    fn new(mutant: Mutant, tokens: Tokens) -> Self {
-        let [heard_done, said_closed, said_abort] = [(); 3].map(|()| BTreeSet::new());
-        Self { mutant, tokens, heard_done, said_closed, said_abort }
-    }
-
-    /// Rewrites a CDC message into the one that a faulty gateway would have sent or understood.
-    fn pass(&mut self, parcel: &Parcel, message: &mut Message) {
-        let Ok(mut cdc) = Cdc::decode(message) else { return };
-        let Gid([.., number]) = parcel.target;
-        let hears = (usize::from(number) - 1, cdc.token);
-        let tokens = self.tokens.lock().expect("nobody panics with it");
-        let Some(speaks) = tokens.get(&hears).copied().filter(|_| !cdc.failover_validation) else {
-            return;
-        };
-        if cdc.sending_done {
-            self.heard_done.insert(hears);
-        }
-        if cdc.connection_closed {
-            self.said_closed.insert(speaks);
-        }
-        if cdc.abnormal_close {
-            self.said_abort.insert(speaks);
-        }
-        // Both have said D, and this side says nothing of whether all has arrived.
-        let both_done = cdc.sending_done && self.heard_done.contains(&speaks);
-        let (speaker, _) = speaks;
-        match self.mutant {
-            Mutant::ReuseAfterAbort => cdc.abnormal_close |= self.said_abort.contains(&hears),
-            Mutant::ReuseAfterClose => cdc.connection_closed |= both_done,
-            Mutant::ReplayAfterClosed if speaker == 0 => cdc.connection_closed |= both_done,
-            Mutant::ReplayAfterClosed => {
-                cdc.connection_closed &= self.said_closed.contains(&hears);
-            }
-            Mutant::TrustAcknowledgements | Mutant::ReuseEarly | Mutant::IgnoreCollision => {
-                panic!("it is planted elsewhere")
-            }
-        }
-        *message = cdc.encode();
-    }
 }
 
 impl Gateway {

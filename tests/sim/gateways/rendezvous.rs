@@ -415,11 +415,7 @@ impl Rendezvous {
             match host.mutant {
                 Some(Mutant::ReuseEarly) => host.reuse_early(now, joined),
                 Some(
-                    Mutant::TrustAcknowledgements
-                    | Mutant::ReuseAfterClose
-                    | Mutant::ReuseAfterAbort
-                    | Mutant::ReplayAfterClosed
-                    | Mutant::IgnoreCollision,
+                    Mutant::TrustAcknowledgements | Mutant::Hasty(_) | Mutant::IgnoreCollision,
                 )
                 | None => {
                     host.groups.leave(now, joined.connection, joined.rmbe);

@@ -7,13 +7,11 @@
 
 use std::time::Duration;
 
-use smcgate::groups::PortId;
 use smcgate_tests::{run_all, seeds};
 use smcr_engine::handoff::Ending;
 use smcr_proto::handshake::{Agreement, AgreementV2};
-use smcr_proto::link_group::Symmetry;
 use smcr_proto::wire::clc::v2::{Eid, Gids, RELEASE};
-use smcr_proto::{Gid, Instant, RmbeSize};
+use smcr_proto::{Instant, RmbeSize};
 use smcr_rnic::dice::{Chance, Dice};
 use smcr_rnic::sim::Odds;
 
@@ -21,7 +19,8 @@ use super::gateway::{Gateway, IDLE_GROUP, Sizes};
 use super::reach::Met;
 use super::{Connected, World};
 use crate::KIB;
-use crate::application::{Application, Heard};
+use crate::application::{Application, judge_streams};
+use crate::habits::{Down, Whim, redundant_links};
 
 /// One run.
 pub(super) struct Swarm {
@@ -29,8 +28,7 @@ pub(super) struct Swarm {
     pub(super) world: World,
     /// Connections that an operator aborted.
     aborted: Vec<usize>,
-    /// Ports that are down.
-    down: Vec<Gid>,
+    down: Down,
     /// How likely a step brings trouble beyond what applications do.
     pub(super) trouble: Chance,
     /// Nothing happens that two links do not survive, so no connection may be lost with its link.
@@ -184,7 +182,7 @@ impl Swarm {
         if seed % 2 == 1 {
             world.agreement = version_2(max_links);
         }
-        let (aborted, down, seen) = (Vec::new(), Vec::new(), Seen::default());
+        let (aborted, down, seen) = (Vec::new(), Down::default(), Seen::default());
         let noticed = Instant(0);
         Self {
             world,
@@ -272,36 +270,14 @@ impl Swarm {
 
     fn connect(&mut self) {
         let client = self.dice.index(2);
-        let ports = [client, 1 - client].map(|host| {
-            let gids = &self.world.hosts[host].gids;
-            let up: Vec<_> = (0..gids.len()).filter(|i| !self.down.contains(&gids[*i])).collect();
-            let any = self.dice.index(gids.len());
-            PortId(if up.is_empty() { any } else { up[self.dice.index(up.len())] })
-        });
+        let ports = [client, 1 - client]
+            .map(|host| self.down.any_up(&mut self.dice, &self.world.hosts[host].gids));
         self.world.connect(client, ports);
     }
 
     fn act_on(&mut self, number: usize, side: usize) {
-        let roll = self.dice.below(100);
-        let len_max = [10, 2 * KIB, 100 * KIB, 400 * KIB][self.dice.index(4)];
-        let len = 1 + self.dice.index(len_max);
-        let slowly = 1 + self.dice.index(4 * KIB);
-        let application = &mut self.world.connections[number].applications[side];
-        if application.is_gone() {
-            return;
-        }
-        match roll {
-            0..50 if !application.will_finish() => application.write(len),
-            50..54 if !application.will_finish() => application.write_urgent(),
-            0..60 if slowly > 100 => application.write_at_most(slowly),
-            60..70 if slowly > 100 => application.read_at_most(slowly),
-            70..78 => application.sleep(),
-            78..88 => application.wake(),
-            88..94 => application.finish(),
-            94..95 => application.reset(),
-            95..96 => application.close(),
-            _ => {}
-        }
+        let whim = Whim::any(&mut self.dice, &[10, 2 * KIB, 100 * KIB, 400 * KIB]);
+        whim.follow(&mut self.world.connections[number].applications[side]);
     }
 
     /// From now on the only trouble is that what was acknowledged is lost, and there is much of it.
@@ -324,22 +300,14 @@ impl Swarm {
                 self.flap();
             }
         } else if !self.down.is_empty() && self.dice.roll(Chance::percent(50)) {
-            let gid = self.down.remove(0);
-            self.world.network.port_up(gid);
-            self.world.carrier_changed(gid, true);
+            self.mend_port();
         }
     }
 
     /// Whether every group has links that do not fail together, and both sides know them.
     fn is_redundant(&self) -> bool {
         let links = |host: &Gateway| -> Option<Vec<usize>> {
-            let groups = host.groups.iter().map(|(_, group)| {
-                let machine = group.machine().filter(|machine| machine.is_established())?;
-                let up = machine.links().filter(|link| machine.is_link_up(link.number)).count();
-                let all = machine.links().count();
-                (machine.symmetry() == Symmetry::Symmetric && up == all).then_some(up)
-            });
-            groups.collect()
+            host.groups.iter().map(|(_, group)| redundant_links(group)).collect()
         };
         let [one, other] = self.world.hosts.each_ref().map(links);
         one.is_some_and(|one| !one.is_empty() && other.is_some_and(|other| other == one))
@@ -461,19 +429,19 @@ impl Swarm {
         let gids = self.world.gids();
         let gid = gids[self.dice.index(gids.len())];
         self.seen.flaps += 1;
-        if let Some(index) = self.down.iter().position(|down| *down == gid) {
-            self.down.remove(index);
-            self.world.network.port_up(gid);
-            self.world.carrier_changed(gid, true);
-        } else {
-            self.down.push(gid);
-            self.world.network.port_down(gid);
-            // Some devices do not say that they are down.
-            if self.dice.roll(Chance::percent(70)) {
-                self.seen.met.note("a port is gone");
-                self.world.carrier_changed(gid, false);
-            }
+        if let Some(carrier) = self.down.flap(&mut self.dice, &self.world.network, gid) {
+            self.seen.met.note_times("a port is gone", u64::from(!carrier));
+            self.world.carrier_changed(gid, carrier);
         }
+    }
+
+    /// A port that was down comes back. Returns whether there was one.
+    fn mend_port(&mut self) -> bool {
+        let mended = self.down.mend_one(&self.world.network);
+        if let Some(gid) = mended {
+            self.world.carrier_changed(gid, true);
+        }
+        mended.is_some()
     }
 
     /// From now on nothing breaks.
@@ -482,10 +450,7 @@ impl Swarm {
         self.world.wire.make_noise(Chance::NEVER);
         // A message that was meddled with is as good as a path that breaks.
         self.seen.breaks += u64::from(self.world.wire.meddled() > 0);
-        for gid in std::mem::take(&mut self.down) {
-            self.world.network.port_up(gid);
-            self.world.carrier_changed(gid, true);
-        }
+        while self.mend_port() {}
         for host in &mut self.world.hosts {
             host.asleep = false;
         }
@@ -568,18 +533,7 @@ impl Swarm {
             || vanished
             || refused
             || self.aborted.contains(&number);
-        let mut well = true;
-        for (writer, reader) in [(client, server), (server, client)] {
-            assert!(reader.received() <= writer.sent(), "{story}");
-            assert!(reader.is_gone() || reader.heard() != Heard::Bytes, "{story}: it waits");
-            let all = reader.received() == writer.sent();
-            // Complete, or it knows that it is not.
-            assert!(
-                all || reader.is_gone() || writer.is_gone() || reader.heard() != Heard::End,
-                "{story}: cut short"
-            );
-            well &= all && reader.heard() == Heard::End;
-        }
+        let well = judge_streams([client, server], &story);
         assert!(well || excused, "{story}: why?");
         self.seen.refused += u64::from(refused);
         self.seen.lost += u64::from(lost);
