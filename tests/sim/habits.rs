@@ -63,6 +63,10 @@ impl Down {
         self.0.is_empty()
     }
 
+    pub(crate) fn has(&self, gid: Gid) -> bool {
+        self.0.contains(&gid)
+    }
+
     /// A port goes down, or comes back. Returns what its device says: whether it has carrier; some
     /// devices do not say that it has none.
     pub(crate) fn flap(&mut self, dice: &mut Dice, network: &Network, gid: Gid) -> Option<bool> {

@@ -222,6 +222,20 @@ impl Application {
         Read::Bytes(bytes)
     }
 
+    /// Reads up to the next urgent byte, or that one alone. Returns whether it is that.
+    pub(crate) fn read_marked(&self, len: usize) -> (Read, bool) {
+        let before_mark = {
+            let Lane { start, ref marks, .. } = lock(&self.0).outbound;
+            let next = marks.iter().find(|mark| **mark >= start);
+            next.map(|mark| usize::try_from(mark - start).expect("it is buffered"))
+        };
+        match before_mark {
+            Some(0) => (self.read(1), true),
+            Some(before) => (self.read(len.min(before)), false),
+            None => (self.read(len), false),
+        }
+    }
+
     /// Whether a read would bring anything.
     pub(crate) fn is_readable(&self) -> bool {
         let tcp = lock(&self.0);

@@ -56,6 +56,8 @@ pub(crate) struct Mailboxes {
     owners: Arc<Owners>,
     /// Pollers are told that all links and connections are of one group.
     pub(crate) mixes_groups: bool,
+    /// Pollers are not told that connections of a failed link go on over another one.
+    pub(crate) never_moves: bool,
 }
 
 struct Mailbox {
@@ -81,6 +83,11 @@ impl Pollers<sim::Qp> for Mailboxes {
     fn command(&mut self, port: PortId, mut command: Command<sim::Qp, Stream>) {
         if self.mixes_groups {
             mix_groups(&mut command);
+        }
+        if self.never_moves
+            && let Command::MoveConnections { from, only: None, .. } = &command
+        {
+            command = Command::FailConnections { link: *from };
         }
         let mailbox = &mut self.pollers[port.0];
         mailbox.delayed.push_back(command);
@@ -335,7 +342,12 @@ impl Platform {
         }
         let delayed = VecDeque::new;
         let pollers = commands.into_iter().map(|commands| Mailbox { commands, delayed: delayed() });
-        let mailboxes = Mailboxes { pollers: pollers.collect(), owners, mixes_groups: false };
+        let mailboxes = Mailboxes {
+            pollers: pollers.collect(),
+            owners,
+            mixes_groups: false,
+            never_moves: false,
+        };
         Self { ports, mailboxes, threads }
     }
 }

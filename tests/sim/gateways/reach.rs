@@ -32,6 +32,10 @@ impl Met {
         self.0.contains_key(what)
     }
 
+    pub(crate) fn times(&self, what: &str) -> u64 {
+        self.0.get(what).copied().unwrap_or(0)
+    }
+
     /// What thousands of runs must meet and these did not.
     pub(crate) fn missing(&self) -> Vec<&'static str> {
         EXPECTED.into_iter().filter(|what| !self.0.contains_key(what)).collect()

@@ -23,8 +23,10 @@ pub(crate) struct Call {
     pub(crate) dial: Dial,
     /// When its application connected.
     pub(crate) born: Instant,
-    /// Somebody did something to it that may end it.
-    pub(crate) excused: bool,
+    /// When the first sign came that it does not end well: somebody was told of a reset.
+    pub(crate) broke: Option<Instant>,
+    /// When it was last heard of at either gateway.
+    pub(crate) last: Instant,
 }
 
 /// What is at the far end of a gateway.
@@ -53,6 +55,8 @@ pub(crate) struct Side {
     pub(crate) why: Option<Why>,
     /// What its poller calls it.
     pub(crate) connection: Option<ConnectionId>,
+    /// The link group that it was put into.
+    pub(crate) group: Option<GroupId>,
     /// When a poller got it.
     pub(crate) opened: Option<Instant>,
     /// When to look into the end of the TCP connection beside SMC-R; none if it has not ended, or
@@ -75,7 +79,7 @@ pub(crate) enum Way {
     /// Its rendezvous goes on.
     Talking,
     /// A poller relays it over SMC-R.
-    Smc { group: GroupId },
+    Smc,
     /// A poller relays it over TCP; this is the network's end of its socket.
     Tcp { wire: tcp::Application, wire_ended: bool, told_end: bool },
     /// Nothing is left of it.
@@ -142,6 +146,7 @@ impl Call {
             carried: None,
             why: None,
             connection: None,
+            group: None,
             opened: None,
             suspected: None,
         });
@@ -153,7 +158,8 @@ impl Call {
             lanes: [Lane::default(), Lane::default()],
             dial: Dial::default(),
             born: now,
-            excused: false,
+            broke: None,
+            last: now,
         }
     }
 
@@ -187,32 +193,49 @@ impl Call {
     pub(crate) fn pump(&mut self, side: usize) -> Option<Segment> {
         let Side { inbox, way, .. } = &mut self.sides[side];
         let Way::Tcp { wire, wire_ended, told_end } = way else { return None };
-        let (bytes, _) = inbox.bytes.as_slices();
-        if !bytes.is_empty()
-            && let Some(len @ 1..) = wire.write(bytes)
-        {
-            inbox.bytes.drain(..len);
+        while let readable @ [first, ..] = inbox.readable() {
+            let written = match inbox.is_urgent() {
+                true => wire.write_urgent(*first),
+                false => wire.write(readable),
+            };
+            let Some(len @ 1..) = written else { break };
+            inbox.take(len);
         }
         if inbox.reset && !*told_end {
             *told_end = true;
             wire.reset();
-        } else if inbox.bytes.is_empty() && inbox.ended && !*told_end {
+        } else if inbox.is_empty() && inbox.ended && !*told_end {
             *told_end = true;
             wire.finish();
         }
-        match wire.read(2_000) {
-            Read::Bytes(bytes) => Some(Segment::Bytes(bytes)),
-            Read::Finished if !*wire_ended => {
+        match wire.read_marked(2_000) {
+            (Read::Bytes(bytes), true) => Some(Segment::Urgent(bytes[0])),
+            (Read::Bytes(bytes), false) => Some(Segment::Bytes(bytes)),
+            (Read::Finished, _) if !*wire_ended => {
                 *wire_ended = true;
                 Some(Segment::End)
             }
-            Read::Reset if !*wire_ended => {
+            (Read::Reset, _) if !*wire_ended => {
                 *wire_ended = true;
                 // Who has been reset needs not be told so.
                 (!inbox.reset).then_some(Segment::Reset)
             }
-            Read::Finished | Read::Reset | Read::Nothing => None,
+            (Read::Finished | Read::Reset | Read::Nothing, _) => None,
         }
+    }
+
+    /// Notes that something of it broke.
+    pub(crate) fn note_break(&mut self, now: Instant) {
+        self.broke.get_or_insert(now);
+    }
+
+    /// Nothing can happen to it any more.
+    pub(crate) fn is_over(&self) -> bool {
+        let Dial { arrives, answered, upstream, .. } = self.dial;
+        let dials = [arrives, answered, upstream].iter().any(Option::is_some);
+        let mut sides = self.hosts.iter().zip(&self.sides);
+        let over = sides.all(|(host, side)| *host == INTRUDER || matches!(side.way, Way::Over));
+        over && !dials && self.lanes.iter().all(Lane::is_empty)
     }
 
     /// When something happens to it next. `asleep` are the gateways that do nothing.
@@ -224,7 +247,7 @@ impl Call {
         let dial = [at(SERVER, arrives), at(CLIENT, answered), at(SERVER, upstream)];
         let suspected = [CLIENT, SERVER].map(|side| {
             let Side { way, suspected, .. } = &self.sides[side];
-            at(side, suspected.filter(|_| matches!(way, Way::Smc { .. })))
+            at(side, suspected.filter(|_| matches!(way, Way::Smc)))
         });
         lanes.chain(dial.into_iter().chain(suspected).flatten()).min()
     }

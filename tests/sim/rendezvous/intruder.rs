@@ -2,10 +2,12 @@
 //!
 //! It replays what the gateways have said to each other: Proposals as they were, without a peer id,
 //! or with its own port; Accepts and Confirms that name the links and elements of others. It calls
-//! groups out of sync, resets, floods and keeps silent. On the links that it gets it does what a
-//! [`Rogue`] does. It knows all that the gateways know; it has no TCP address but its own.
+//! groups out of sync, also in the name of another, resets, floods and keeps silent. On the links
+//! that it gets it does what a [`Rogue`] does. It knows all that the gateways know; it has no TCP
+//! address but its own.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use smcgate::groups::PortId;
 use smcr_proto::wire::clc::v2::{Gids, OfferV2, ProposalV2};
@@ -14,8 +16,10 @@ use smcr_proto::{PeerId, Rkey};
 use smcr_rnic::dice::Chance;
 use smcr_rnic::sim::{self, Network};
 
+use super::blame::Scope;
 use super::pipe::Segment;
 use super::{CLIENT, INTRUDER, SERVER, World};
+use crate::gateways::gateway::peer_id;
 use crate::rogue::{GID, Known, MAC, Rogue};
 
 /// The hostile host.
@@ -39,6 +43,8 @@ pub(crate) struct Tried {
     pub(crate) confirms: u64,
     /// Declines that say that the other side is out of sync.
     pub(crate) out_of_sync: u64,
+    /// Those of them that have the peer id of another.
+    pub(crate) in_the_name: u64,
     /// Connections at once.
     pub(crate) floods: u64,
     /// Connections on which it never said anything.
@@ -84,17 +90,35 @@ impl Intruder {
         match self.rogue.dice.below(100) {
             0..=11 => self.call(world),
             12..=15 => self.be_called(world),
-            16 => {
-                self.tried.floods += 1;
-                (0..FLOOD).for_each(|_| self.call(world));
-            }
-            17..=20 => self.abandon(world),
+            16 | 17 if self.tried.floods == 0 => self.flood(world),
+            18..=21 => self.abandon(world),
             _ => {
                 let known = self.known(world);
                 (0..4).for_each(|_| self.rogue.forge(&known));
             }
         }
         true
+    }
+
+    /// Has more connections to one gateway than that admits: silent ones, or ones that propose and
+    /// say no more; all as one host, or each as another. Once in a run, because it has a price.
+    fn flood(&mut self, world: &mut World) {
+        self.tried.floods += 1;
+        // Whoever waits for a place gets it, or stays TCP.
+        world.blame.note_until(world.now, world.now + CROWDED, Scope::Waits);
+        let victim = self.rogue.dice.index(2);
+        let kind = self.rogue.dice.index(4);
+        let proposals = proposals(world);
+        for _ in 0..FLOOD {
+            let Some(number) = self.begin_call(world, victim, Plan::Silence) else { return };
+            let Some(mut proposal) = self.rogue.any_of(&proposals) else { continue };
+            match kind {
+                0 => continue,
+                1 => {}
+                _ => self.rogue.dice.fill(&mut proposal.v1.peer_id.0),
+            }
+            self.propose(world, number, &proposal);
+        }
     }
 
     /// Gets itself some links, as an honest host does.
@@ -131,44 +155,49 @@ impl Intruder {
         plans[self.rogue.dice.index(plans.len())]
     }
 
-    fn begin(&mut self, number: usize, side: usize) {
-        let (plan, framer) = (self.any_plan(), Framer::new());
-        self.visits.insert(number, Visit { side, plan, framer, opening: None });
+    fn begin(&mut self, number: usize, side: usize, plan: Plan) {
+        self.visits.insert(number, Visit { side, plan, framer: Framer::new(), opening: None });
     }
 
     /// Connects to a gateway, and proposes in the name of the other one.
     fn call(&mut self, world: &mut World) {
-        if self.visits.len() >= VISITS_MAX {
-            return;
-        }
         let victim = self.rogue.dice.index(2);
-        let ports = world.nodes[victim].gids.len();
-        let port = PortId(self.rogue.dice.index(ports));
-        let number = world.connect(INTRUDER, victim, [port, port]);
-        self.begin(number, CLIENT);
+        let plan = self.any_plan();
+        let Some(number) = self.begin_call(world, victim, plan) else { return };
         if self.rogue.dice.roll(Chance::percent(15)) {
             self.tried.silences += 1;
             return;
         }
-        let proposals = world.overheard.iter().filter_map(|frame| match frame {
-            Frame::Proposal(proposal) => Some(ProposalV2 { v1: *proposal, v2: None }),
-            Frame::ProposalV2(proposal) => Some(*proposal),
-            Frame::Accept(_)
-            | Frame::Confirm(_)
-            | Frame::Decline(_)
-            | Frame::AcceptV2(_)
-            | Frame::ConfirmV2(_)
-            | Frame::DeclineV2(_) => None,
-        });
-        let proposals: Vec<ProposalV2> = proposals.collect();
+        let proposals = proposals(world);
         let Some(proposal) = self.rogue.any_of(&proposals) else { return };
         self.tried.replays += 1;
-        let frame = self.altered(&proposal);
-        world.send(number, CLIENT, Segment::Bytes(frame.encode().as_bytes().to_vec()));
+        let proposal = self.altered(&proposal);
+        self.propose(world, number, &proposal);
+    }
+
+    /// Connects to a gateway. Returns none if it has enough connections.
+    fn begin_call(&mut self, world: &mut World, victim: usize, plan: Plan) -> Option<usize> {
+        if self.visits.len() >= VISITS_MAX {
+            return None;
+        }
+        let ports = world.nodes[victim].gids.len();
+        let port = PortId(self.rogue.dice.index(ports));
+        let number = world.connect(INTRUDER, victim, [port, port]);
+        self.begin(number, CLIENT, plan);
+        Some(number)
+    }
+
+    fn propose(&mut self, world: &mut World, number: usize, proposal: &ProposalV2) {
+        let ProposalV2 { v1, v2 } = *proposal;
+        let frame = match v2 {
+            Some(_) => Frame::ProposalV2(ProposalV2 { v1, v2 }),
+            None => Frame::Proposal(Proposal { ..v1 }),
+        };
+        self.say(world, number, &frame);
     }
 
     /// A Proposal that was overheard: exact, without a peer id, with its own port, or both.
-    fn altered(&mut self, proposal: &ProposalV2) -> Frame {
+    fn altered(&mut self, proposal: &ProposalV2) -> ProposalV2 {
         let ProposalV2 { mut v1, mut v2 } = *proposal;
         let mut often = || self.rogue.dice.roll(Chance::percent(40));
         if often() {
@@ -180,10 +209,7 @@ impl Intruder {
                 extension.gid = GID;
             }
         }
-        match v2 {
-            Some(_) => Frame::ProposalV2(ProposalV2 { v1, v2 }),
-            None => Frame::Proposal(Proposal { ..v1 }),
-        }
+        ProposalV2 { v1, v2 }
     }
 
     /// An application of a gateway connects to it.
@@ -195,7 +221,8 @@ impl Intruder {
         let ports = world.nodes[caller].gids.len();
         let port = PortId(self.rogue.dice.index(ports));
         let number = world.connect(caller, INTRUDER, [port, port]);
-        self.begin(number, SERVER);
+        let plan = self.any_plan();
+        self.begin(number, SERVER, plan);
     }
 
     /// Resets one of its connections.
@@ -223,9 +250,8 @@ impl Intruder {
             self.reset(world, number);
             return true;
         }
-        let (bytes, _) = inbox.bytes.as_slices();
-        let taken = visit.framer.feed(bytes);
-        inbox.bytes.drain(..taken);
+        let taken = visit.framer.feed(inbox.readable());
+        inbox.take(taken);
         match visit.framer.next_frame() {
             Ok(None) => return taken > 0,
             // It is TCP by now.
@@ -247,7 +273,7 @@ impl Intruder {
             }
             Plan::OutOfSync => {
                 self.tried.out_of_sync += 1;
-                let peer_id = claimed(frame).unwrap_or_default();
+                let peer_id = self.any_name(world, number, frame);
                 let diagnosis = Diagnosis::OUT_OF_SYNC;
                 let decline = Decline { out_of_sync: true, peer_id, diagnosis };
                 self.say(world, number, &Frame::Decline(decline));
@@ -266,6 +292,21 @@ impl Intruder {
                 }
                 Frame::Decline(_) | Frame::DeclineV2(_) => self.reset(world, number),
             },
+        }
+    }
+
+    /// In whose name it speaks: of the gateway that it answers, of the other one, whose groups are
+    /// at stake, or in nobody's.
+    fn any_name(&mut self, world: &World, number: usize, frame: &Frame) -> PeerId {
+        let visit = &self.visits[&number];
+        let asked = world.calls[number].hosts[1 - visit.side];
+        match self.rogue.dice.index(4) {
+            0 => claimed(frame).unwrap_or_default(),
+            1 => PeerId::default(),
+            _ => {
+                self.tried.in_the_name += 1;
+                peer_id(u8::try_from(2 - asked).expect("hosts are numbered from one"))
+            }
         }
     }
 
@@ -367,6 +408,25 @@ fn claimed(frame: &Frame) -> Option<PeerId> {
     }
 }
 
-/// Connections that a flood opens at once, within what a gateway admits, and all visits of a run.
-const FLOOD: usize = 12;
-const VISITS_MAX: usize = 30;
+/// The Proposals that were overheard.
+fn proposals(world: &World) -> Vec<ProposalV2> {
+    let proposals = world.overheard.iter().filter_map(|frame| match frame {
+        Frame::Proposal(proposal) => Some(ProposalV2 { v1: *proposal, v2: None }),
+        Frame::ProposalV2(proposal) => Some(*proposal),
+        Frame::Accept(_)
+        | Frame::Confirm(_)
+        | Frame::Decline(_)
+        | Frame::AcceptV2(_)
+        | Frame::ConfirmV2(_)
+        | Frame::DeclineV2(_) => None,
+    });
+    proposals.collect()
+}
+
+/// Connections that a flood opens at once: more than a gateway admits of one source, more than may
+/// be silent there, and more than there are places for rendezvous.
+const FLOOD: usize = 56;
+/// The most connections that it has at once.
+const VISITS_MAX: usize = 80;
+/// How long a flood may be felt: its rendezvous are given up by then.
+const CROWDED: Duration = Duration::from_secs(20);

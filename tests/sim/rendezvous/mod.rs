@@ -8,11 +8,13 @@
 //!
 //! - [`node`] is one gateway, [`pipe`] is TCP between two hosts;
 //! - [`call`] is one connection of two applications;
+//! - [`blame`] is who is to blame for what;
 //! - [`perform`] does what an endpoint asks for, as the control thread of a gateway does;
 //! - [`intruder`] is the hostile host;
 //! - [`swarm`] does whatever comes to its mind to them, and judges from outside;
 //! - [`mutants`] shows that the judge would notice.
 
+mod blame;
 mod call;
 mod intruder;
 mod mutants;
@@ -24,21 +26,26 @@ mod swarm;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use smcgate::groups::PortId;
+use smcgate::groups::{GroupId, PortId};
+use smcgate::rendezvous::Stage;
 use smcgate::slab::Key;
 use smcr_engine::Report;
 use smcr_engine::handoff::Ending;
 use smcr_proto::wire::clc::Frame;
-use smcr_proto::{Gid, Instant};
+use smcr_proto::{Gid, Instant, QpAddress, Qpn};
 use smcr_rnic::dice::Dice;
 use smcr_rnic::sim::{Network, Odds};
 
+use self::blame::{Blame, Scope};
 use self::call::{Call, Program, Way};
 use self::intruder::Intruder;
-use self::node::{Node, Speaks};
+use self::node::{HANDSHAKES_MAX, Node, Speaks};
 use self::pipe::Segment;
-use crate::application::Application;
+use crate::application::{Application, Heard};
 use crate::gateways::gateway::Sizes;
+use crate::gateways::reach::Met;
+use crate::habits::{Down, redundant_links};
+use crate::hasty::Tokens;
 use crate::tcp::{self, Stream};
 
 /// Everything.
@@ -50,6 +57,12 @@ pub(crate) struct World {
     pub(crate) intruder: Option<Intruder>,
     /// What the gateways have said in CLC to each other.
     pub(crate) overheard: Vec<Frame>,
+    /// What trouble was made.
+    pub(crate) blame: Blame,
+    /// What was met of limits.
+    pub(crate) met: Met,
+    /// What either gateway of a connection calls it, for those who listen to its links.
+    pub(crate) tokens: Tokens,
     /// What TCP does.
     dice: Dice,
     /// The longest that a segment takes.
@@ -57,8 +70,20 @@ pub(crate) struct World {
     /// Whether the upstream of a server may refuse.
     pub(crate) refuses: bool,
     socket_bytes: usize,
+    /// Ports that are down.
+    pub(crate) down: Down,
     /// Looks around since time last passed.
     steps: u64,
+}
+
+/// A link group that loses links.
+struct Hit {
+    host: usize,
+    id: GroupId,
+    /// Both ends of these links.
+    ends: Vec<Qpn>,
+    /// How many links it has left, if both sides knew that those do not fail together.
+    left: Option<usize>,
 }
 
 /// What a world is made of.
@@ -86,10 +111,14 @@ impl World {
             now: Instant(1_000_000_000),
             intruder: None,
             overheard: Vec::new(),
+            blame: Blame::default(),
+            met: Met::default(),
+            tokens: Tokens::default(),
             dice: Dice::new(seed ^ 0x7463_7000),
             slow: parts.slow,
             refuses: false,
             socket_bytes: parts.sizes[0].socket_bytes,
+            down: Down::default(),
             steps: 0,
         }
     }
@@ -162,8 +191,17 @@ impl World {
 
     /// One look around by all applications.
     pub(crate) fn programs(&mut self) -> bool {
-        let programs = self.calls.iter_mut().flat_map(|call| &mut call.programs);
-        programs.fold(false, |moved, program| program.act() | moved)
+        let mut moved = false;
+        for call in &mut self.calls {
+            for program in &mut call.programs {
+                moved |= program.act();
+            }
+            let mut honest = call.programs.iter().filter_map(Program::honest);
+            if honest.any(|application| application.heard() == Heard::Reset) {
+                call.note_break(self.now);
+            }
+        }
+        moved
     }
 
     /// What TCP between the hosts does by itself: segments arrive, connections come up, and pollers
@@ -171,6 +209,9 @@ impl World {
     pub(crate) fn carry(&mut self) -> bool {
         let mut moved = false;
         for number in 0..self.calls.len() {
+            if self.calls[number].is_over() {
+                continue;
+            }
             moved |= self.calls[number].deliver(self.now);
             moved |= self.dialled(number);
             for side in [CLIENT, SERVER] {
@@ -186,7 +227,9 @@ impl World {
     /// The control thread of a gateway takes in what pollers said, does what is due, and reads what
     /// came by TCP.
     pub(crate) fn control(&mut self, host: usize) -> bool {
-        if self.nodes[host].asleep {
+        self.note_failed_links();
+        if let Some(since) = self.nodes[host].asleep {
+            self.blame.note_standstill(self.now, since);
             return false;
         }
         let mut moved = false;
@@ -200,7 +243,11 @@ impl World {
             node.endpoint.handle_timeout(self.now);
         }
         self.drain(host);
+        self.note_crowd(host);
         for number in 0..self.calls.len() {
+            if self.calls[number].is_over() {
+                continue;
+            }
             if let Some(side) = self.calls[number].hosts.iter().position(|one| *one == host) {
                 moved |= self.read(number, side);
             }
@@ -226,8 +273,12 @@ impl World {
         });
         let number = number.expect("what ended was a connection");
         let side = self.side_of(number, host);
-        if matches!(self.calls[number].sides[side].way, Way::Smc { .. }) {
-            let graceful = ending == Ending::Graceful;
+        let graceful = ending == Ending::Graceful;
+        self.calls[number].last = self.now;
+        if !graceful {
+            self.calls[number].note_break(self.now);
+        }
+        if matches!(self.calls[number].sides[side].way, Way::Smc) {
             let segment = if graceful { Segment::End } else { Segment::Reset };
             self.calls[number].sides[side].way = Way::Over;
             self.send(number, side, segment);
@@ -238,7 +289,7 @@ impl World {
     pub(crate) fn pass_time(&mut self, until: Instant) -> bool {
         let now = self.now;
         let nodes = self.nodes.iter_mut().filter_map(|node| node.next_deadline(now)).min();
-        let asleep = self.nodes.each_ref().map(|node| node.asleep);
+        let asleep = self.nodes.each_ref().map(Node::is_asleep);
         let calls = self.calls.iter().filter_map(|call| call.next(asleep)).min();
         let next = [self.network.next_event(), nodes, calls].into_iter().flatten().min();
         let Some(at) = next.filter(|at| *at <= until) else { return false };
@@ -265,6 +316,99 @@ impl World {
     pub(crate) fn ending(&self, number: usize, side: usize) -> Option<Ending> {
         let call = &self.calls[number];
         self.nodes[call.hosts[side]].closed.get(&call.sides[side].connection?).copied()
+    }
+
+    /// Notes whether anybody waits for a place among the rendezvous.
+    fn note_crowd(&mut self, host: usize) {
+        let endpoint = &self.nodes[host].endpoint;
+        let waits = |number| endpoint.stage(key(number)) == Some(Stage::Waiting);
+        if endpoint.len() > HANDSHAKES_MAX && (0..self.calls.len()).any(waits) {
+            self.met.note("a rendezvous waits for a place");
+        }
+    }
+
+    /// Notes which link groups have a link on a path that has failed.
+    pub(crate) fn note_failed_links(&mut self) {
+        for qpn in self.network.failed_paths() {
+            self.blame_links(|ours, theirs| {
+                ours.qpn == qpn || theirs.is_some_and(|it| it.qpn == qpn)
+            });
+        }
+        if self.down.is_empty() {
+            return;
+        }
+        self.blame.note(self.now, Scope::Talks);
+        for (host, node) in self.nodes.iter().enumerate() {
+            for (id, group) in node.endpoint.groups().iter() {
+                let dead = group.links.iter().any(|link| {
+                    self.down.has(link.ours.gid)
+                        || link.theirs.is_some_and(|theirs| self.down.has(theirs.gid))
+                });
+                if dead {
+                    self.blame.note_group_still(self.now, host, id);
+                }
+            }
+        }
+    }
+
+    /// Notes that these links fail, before anybody knows of it.
+    fn blame_links(&mut self, fails: impl Fn(QpAddress, Option<QpAddress>) -> bool) {
+        let mut hit = Vec::new();
+        for (host, node) in self.nodes.iter().enumerate() {
+            for (id, group) in node.endpoint.groups().iter() {
+                let failing = group.links.iter().filter(|link| fails(link.ours, link.theirs));
+                let ends = failing.flat_map(|link| [Some(link.ours), link.theirs]);
+                let ends: Vec<Qpn> = ends.flatten().map(|end| end.qpn).collect();
+                let count = group.links.iter().filter(|link| ends.contains(&link.ours.qpn)).count();
+                let left = redundant_links(group).and_then(|links| links.checked_sub(count));
+                if count > 0 {
+                    hit.push(Hit { host, id, ends, left });
+                }
+            }
+        }
+        for one in &hit {
+            // Both sides must know of the other links.
+            let is_far = |far: &&Hit| {
+                far.host != one.host && far.ends.iter().any(|end| one.ends.contains(end))
+            };
+            let far = hit.iter().find(is_far).and_then(|far| far.left);
+            let spare = one.left.min(far) > Some(0);
+            self.blame.note(self.now, Scope::Group { host: one.host, id: one.id, spare });
+        }
+    }
+
+    /// A port goes down, or comes back. Returns whether it is gone.
+    pub(crate) fn flap(&mut self, gid: Gid) -> bool {
+        let goes = !self.down.has(gid);
+        if goes {
+            self.blame_links(|ours, theirs| {
+                ours.gid == gid || theirs.is_some_and(|theirs| theirs.gid == gid)
+            });
+        } else {
+            self.note_failed_links();
+        }
+        let carrier = self.down.flap(&mut self.dice, &self.network, gid);
+        if let Some(carrier) = carrier {
+            self.carrier_changed(gid, carrier);
+        }
+        goes
+    }
+
+    /// All ports are up again.
+    pub(crate) fn mend_ports(&mut self) {
+        self.note_failed_links();
+        while let Some(gid) = self.down.mend_one(&self.network) {
+            self.carrier_changed(gid, true);
+        }
+    }
+
+    /// A control thread begins to stand still, or goes on.
+    pub(crate) fn fall_asleep(&mut self, host: usize, asleep: bool) {
+        let since = self.nodes[host].asleep.take();
+        if let Some(since) = since {
+            self.blame.note_standstill(self.now, since);
+        }
+        self.nodes[host].asleep = asleep.then_some(since.unwrap_or(self.now));
     }
 
     /// The gateway of a port hears of its network.

@@ -1,38 +1,111 @@
 //! Faults of our own, planted where the simulator can reach: the judge must notice each.
 //!
 //! See [`gateways::mutants`](crate::gateways::mutants): the faults are the same, and so is the
-//! method. Here those are planted that a hostile host can make use of.
+//! method. Here those are planted that a hostile host can make use of, and those in which a
+//! rendezvous has a part: an element that is given away too early shows when the next connection
+//! has it. Two more show that a failed link is no excuse where there are others, and that urgent
+//! bytes are compared.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 use smcgate_tests::words_of;
+use smcr_proto::wire::cdc::{Cdc, is_cdc};
+use smcr_rnic::dice::Chance;
+use smcr_rnic::sim::Odds;
 
-use super::swarm::Swarm;
+use super::blame::Scope;
+use super::call::Way;
+use super::swarm::{CAREFUL, Kind, Swarm};
+use super::{CLIENT, INTRUDER, SERVER, address_of};
+use crate::KIB;
+use crate::gateways::gateway::Sizes;
+use crate::hasty::{self, Fault};
 
 /// Without the check that CDC belongs to its link group, one peer resets the connections of
 /// another, or forges their bytes.
 #[test]
 fn a_gateway_that_mixes_groups_is_found_out() {
-    assert_found_out(Swarm::that_mixes_groups, &["why?", "is not what was sent", "cut short"]);
+    let complaints = ["why?", "is not what was sent", "cut short", "both gateways are honest"];
+    assert_found_out(Swarm::that_mixes_groups, Swarm::visited, &complaints);
 }
 
 /// Where a hostile host has the TCP address of another, as if nobody asked who founded a group, it
 /// has the connections of that one reset.
 #[test]
 fn a_gateway_that_trusts_claims_is_found_out() {
-    assert_found_out(|seed| Swarm::visited_from(seed, true), &["why?"]);
+    assert_found_out(|seed| Swarm::visited_from(seed, true), Swarm::visited, &["why?"]);
+}
+
+/// Without the rule that an element rests until its peer has said C, what a peer writes again on
+/// another link comes into the stream of the next connection.
+#[test]
+fn a_gateway_that_reuses_elements_after_close_is_found_out() {
+    let honest = |seed| Swarm::of_kind(seed, Kind::LateEnds);
+    let planted = |seed| honest(seed).with(Fault::ReuseAfterClose);
+    assert_found_out(planted, honest, &OTHERS_BYTES);
+}
+
+/// The same where a connection was aborted, and its peer has not heard of it.
+#[test]
+fn a_gateway_that_reuses_elements_after_abort_is_found_out() {
+    let honest = |seed| Swarm::of_kind(seed, Kind::Aborts);
+    let planted = |seed| honest(seed).with(Fault::ReuseAfterAbort);
+    assert_found_out(planted, honest, &OTHERS_BYTES);
+}
+
+/// Without the rule that nothing is written behind C, failover writes what the peer has read into
+/// the element of another.
+#[test]
+fn a_gateway_that_writes_again_after_closing_is_found_out() {
+    let honest = |seed| Swarm::of_kind(seed, Kind::LateEnds);
+    let planted = |seed| honest(seed).with(Fault::ReplayAfterClosed);
+    assert_found_out(planted, honest, &OTHERS_BYTES);
+}
+
+/// Without failover, a connection ends with its link although its group has others.
+#[test]
+fn a_gateway_that_does_not_fail_over_is_found_out() {
+    let planted = |seed| {
+        let mut swarm = Swarm::visited(seed);
+        for node in &mut swarm.world.nodes {
+            node.endpoint.groups_mut().pollers_mut().never_moves = true;
+        }
+        swarm
+    };
+    assert_found_out(planted, Swarm::visited, &["why?"]);
+}
+
+/// Without the flags P and U, an interrupt is a byte among others.
+#[test]
+fn a_gateway_that_forgets_what_is_urgent_is_found_out() {
+    let planted = |seed| {
+        let swarm = Swarm::rough(seed);
+        swarm.world.network.tap(|_, messages| {
+            for message in messages.iter_mut().filter(|message| is_cdc(message)) {
+                let cdc = Cdc::decode(message).expect("we make no nonsense");
+                *message = Cdc { urgent_pending: false, urgent_present: false, ..cdc }.encode();
+            }
+        });
+        swarm
+    };
+    assert_found_out(planted, Swarm::rough, &["were urgent"]);
 }
 
 /// Panics unless the judge says one of these of a swarm with this fault, under a seed that passes
 /// without it.
-fn assert_found_out(swarm: impl Fn(u64) -> Swarm, complaints: &[&str]) {
+fn assert_found_out(
+    planted: impl Fn(u64) -> Swarm,
+    honest: impl Fn(u64) -> Swarm,
+    complaints: &[&str],
+) {
     for seed in 0..SEEDS_MAX {
-        let planted = catch_unwind(AssertUnwindSafe(|| swarm(seed).run()));
+        let planted = catch_unwind(AssertUnwindSafe(|| planted(seed).run()));
         let Err(panic) = planted else { continue };
         let words = words_of(&*panic);
         println!("found out by seed {seed}: {words}");
-        let honest = catch_unwind(AssertUnwindSafe(|| Swarm::visited(seed).run()));
-        assert!(honest.is_ok(), "seed {seed} fails without the fault");
+        let passes = catch_unwind(AssertUnwindSafe(|| honest(seed).run())).is_ok();
+        assert!(passes, "seed {seed} fails without the fault");
         if complaints.iter().any(|complaint| words.contains(complaint)) {
             return;
         }
@@ -49,7 +122,107 @@ impl Swarm {
         }
         swarm
     }
+
+    /// Two gateways that have few elements and several links, with much trouble of one kind.
+    fn of_kind(seed: u64, kind: Kind) -> Self {
+        let odds = Odds { straggle: Chance::NEVER, ..Odds::MALICIOUS };
+        let adjust = |sizes: &mut Sizes| (sizes.elements, sizes.rnics) = (3, sizes.rnics.max(2));
+        let intruder = [address_of(INTRUDER); 2];
+        let mut swarm = Self::sized(seed, odds, Chance::percent(15), intruder, adjust);
+        swarm.world.slow = Duration::from_micros(100);
+        swarm.kind = kind;
+        swarm
+    }
+
+    fn with(self, fault: Fault) -> Self {
+        hasty::plant(&self.world.network, fault, &self.world.tokens);
+        self
+    }
+
+    /// A connection on which both sides send much is aborted, and somebody else connects.
+    pub(super) fn abort_busy(&mut self) {
+        let (number, side) = (self.dice.index(self.world.calls.len()), self.dice.index(2));
+        let call = &mut self.world.calls[number];
+        let (host, connection) = (call.hosts[side], call.sides[side].connection);
+        let Some(connection) = connection else { return };
+        for side in [CLIENT, SERVER] {
+            let application = call.application(side).expect("there is no other host");
+            if !application.is_gone() && !application.will_finish() {
+                application.wake();
+                application.write(100 * KIB);
+            }
+        }
+        for _ in 0..self.dice.below(8) {
+            self.world.step();
+            self.world.pass_time(self.world.now + Duration::from_millis(1));
+        }
+        self.world.blame.note(self.world.now, Scope::Call(number));
+        self.world.nodes[host].endpoint.groups_mut().abort(connection);
+        self.connect();
+    }
+
+    /// One side of a connection says its last. That arrives and is answered, but before it is
+    /// acknowledged the path fails; meanwhile somebody else connects.
+    pub(super) fn end_late(&mut self) {
+        let number = self.dice.index(self.world.calls.len());
+        let (late, len) = (self.dice.index(2), 1 + self.dice.index(2 * KIB));
+        let call = &mut self.world.calls[number];
+        let (host, id) = (call.hosts[late], call.sides[late].connection);
+        if !call.sides.iter().all(|side| matches!(side.way, Way::Smc)) {
+            return;
+        }
+        for side in [CLIENT, SERVER] {
+            let application = call.application(side).expect("there is no other host");
+            if application.is_gone() || application.will_finish() {
+                return;
+            }
+            application.wake();
+        }
+        call.application(1 - late).expect("it is honest").finish();
+        self.world.run_for(Duration::from_millis(100));
+        let last = self.world.calls[number].application(late).expect("it is honest");
+        last.write(len);
+        last.finish();
+        // Bytes, then their end.
+        for _ in 0..4 {
+            self.world.programs();
+            self.world.nodes[host].turn_pollers(self.world.now);
+        }
+        let long = Duration::from_millis(50);
+        self.world.network.change_odds(Odds { latency: long..=long, ..CAREFUL });
+        self.world.now = self.world.now + Duration::from_millis(1);
+        self.world.nodes[1 - host].turn_pollers(self.world.now);
+        self.world.network.change_odds(CAREFUL);
+        let millisecond = Duration::from_millis(1);
+        for _ in 0..40 {
+            self.world.programs();
+            self.world.nodes[1 - host].turn_pollers(self.world.now);
+            self.world.control(1 - host);
+            self.world.pass_time(self.world.now + millisecond);
+        }
+        self.connect();
+        for _ in 0..60 {
+            self.world.carry();
+            for host in 0..2 {
+                self.world.control(host);
+            }
+            self.world.pass_time(self.world.now + millisecond / 10);
+        }
+        let groups = self.world.nodes[host].endpoint.groups();
+        let Some(link) = id.and_then(|id| groups.member(id)).map(|member| member.link) else {
+            return;
+        };
+        let mut links = groups.iter().flat_map(|(_, group)| &group.links);
+        let qpn = links.find(|one| one.id == link).map(|link| link.ours.qpn);
+        drop(links);
+        if let Some(qpn) = qpn {
+            self.world.network.break_qp(qpn);
+            self.world.note_failed_links();
+        }
+    }
 }
 
+/// What is said of a connection that got bytes of another.
+const OTHERS_BYTES: [&str; 2] = ["is not zero", "is not what was sent"];
 /// Seeds within which each fault must be found.
 const SEEDS_MAX: u64 = 2_000;

@@ -29,8 +29,8 @@ pub(crate) struct Speaks {
 pub(crate) struct Node {
     pub(crate) endpoint: Endpoint<sim::Rnic, Mailboxes>,
     pub(crate) gids: Vec<Gid>,
-    /// The control thread does nothing.
-    pub(crate) asleep: bool,
+    /// The control thread does nothing, since then.
+    pub(crate) asleep: Option<Instant>,
     /// How connections ended. Names are unique, so each ends once.
     pub(crate) closed: BTreeMap<ConnectionId, Ending>,
     threads: Vec<Thread>,
@@ -68,14 +68,14 @@ impl Node {
             v1: vec![speaks.v1; usize::from(sizes.rnics)],
             v2: speaks.v2.then_some(v2),
             handshake_timeout: HANDSHAKE_TIMEOUT,
-            handshakes_max: 64,
+            handshakes_max: HANDSHAKES_MAX,
             silent_max: SILENT_MAX,
             listeners: listeners.collect(),
         };
         Self {
             endpoint: Endpoint::new(settings, groups),
             gids: (0..sizes.rnics).map(|index| gid(host, index)).collect(),
-            asleep: false,
+            asleep: None,
             closed: BTreeMap::new(),
             threads,
         }
@@ -106,8 +106,13 @@ impl Node {
     pub(crate) fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
         let pollers = self.threads.iter_mut();
         let pollers = pollers.filter_map(|thread| thread.poller.next_deadline(now)).min();
-        let endpoint = if self.asleep { None } else { self.endpoint.poll_timeout() };
+        let endpoint = if self.is_asleep() { None } else { self.endpoint.poll_timeout() };
         [pollers, endpoint].into_iter().flatten().min()
+    }
+
+    /// Whether the control thread does nothing.
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.asleep.is_some()
     }
 
     /// The sum of one counter over all pollers.
@@ -149,6 +154,10 @@ pub(crate) fn servers_of(host: usize, intruder: std::net::IpAddr) -> [std::net::
     [address_of(1 - host), intruder]
 }
 
-/// How many connections a gateway may have at once whose peers have sent no Proposal. The intruder
-/// has at most 30 connections at once, so it leaves room for honest clients.
+/// How many connections a gateway may have at once whose peers have sent no Proposal. A flood of
+/// the intruder exceeds that; honest clients never do.
 const SILENT_MAX: usize = 40;
+/// How many rendezvous a gateway lets go on at once. A flood of Proposals takes all of them.
+pub(crate) const HANDSHAKES_MAX: usize = 32;
+/// How many connections one source may have at a gateway: more than an honest one has in a run.
+pub(crate) const SOURCE_MAX: usize = 48;

@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use smcgate::device::{Networks, Subnets};
 use smcgate::groups::Pollers;
-use smcgate::rendezvous::{Arrival, Effect, Surroundings};
+use smcgate::rendezvous::{Arrival, Effect, Limit, Surroundings};
 use smcr_engine::streams::Streams;
 use smcr_engine::{Command, Established};
 use smcr_proto::wire::clc::{Frame, Ipv4Subnet};
 use smcr_rnic::dice::Chance;
 
+use super::blame::Scope;
 use super::call::{Carried, Dial, Way};
+use super::node::SOURCE_MAX;
 use super::pipe::Segment;
 use super::{CLIENT, INTRUDER, SERVER, World, address_of, key};
 use crate::tcp::{self, Sockets};
@@ -34,7 +36,7 @@ impl World {
         let call = &self.calls[number];
         let asleep = |side: usize| {
             let host = call.hosts[side];
-            host != INTRUDER && self.nodes[host].asleep
+            host != INTRUDER && self.nodes[host].is_asleep()
         };
         let due = |at: Option<_>| at.is_some_and(|at| at <= self.now);
         let arrives = due(call.dial.arrives) && !asleep(SERVER);
@@ -64,6 +66,14 @@ impl World {
             return;
         }
         let blends_in = self.intruder.as_ref().is_some_and(|intruder| intruder.blends_in);
+        if client == INTRUDER && !blends_in && self.has_its_share(server) {
+            // As a listener does that has `max_per_source`.
+            self.met.note("a source has its share of connections");
+            self.calls[number].sides[SERVER].way = Way::Over;
+            self.send(number, SERVER, Segment::Reset);
+            return;
+        }
+        let call = &self.calls[number];
         // Whoever can send from the address of another cannot be told from it.
         let client = if client == INTRUDER && blends_in { 1 - server } else { client };
         let source = (address_of(client), 2_000).into();
@@ -72,6 +82,20 @@ impl World {
         let endpoint = &mut self.nodes[server].endpoint;
         endpoint.arrived(self.now, key(number), arrival);
         self.drain(server);
+    }
+
+    /// Whether the intruder has as many connections to a gateway as one source may have.
+    fn has_its_share(&self, server: usize) -> bool {
+        let endings = &self.nodes[server].closed;
+        let live = self.calls.iter().filter(|call| {
+            let side = &call.sides[SERVER];
+            let ended = side.connection.is_some_and(|name| endings.contains_key(&name));
+            call.hosts == [INTRUDER, server]
+                && !matches!(side.way, Way::Over | Way::Unborn)
+                && !ended
+        });
+        // This one counts, too.
+        live.count() > SOURCE_MAX
     }
 
     /// A gateway hears that its connect to another host succeeded.
@@ -86,7 +110,7 @@ impl World {
         let host = self.calls[number].hosts[SERVER];
         let endpoint = &mut self.nodes[host].endpoint;
         if self.refuses && self.dice.roll(Chance::percent(5)) {
-            self.calls[number].excused = true;
+            self.blame.note(self.now, Scope::Call(number));
             endpoint.refused(key(number));
         } else {
             endpoint.connected(self.now, key(number));
@@ -116,12 +140,12 @@ impl World {
                 return self.watch(number, side) | moved;
             }
             let endpoint = &mut self.nodes[host].endpoint;
-            let room = endpoint.room(key(number)).min(here.inbox.bytes.len());
+            let room = endpoint.room(key(number)).min(here.inbox.readable().len());
             if !here.hears {
                 return moved;
             }
             if here.inbox.reset {
-                here.inbox.bytes.clear();
+                here.inbox.clear();
                 if std::mem::replace(&mut here.told_end, true) {
                     return moved;
                 }
@@ -129,9 +153,11 @@ impl World {
             } else if room > 0 {
                 // A socket gives what it has, or less.
                 let len = 1 + self.dice.index(room);
-                let bytes: Vec<u8> = here.inbox.bytes.drain(..len).collect();
+                // Whoever reads an urgent byte must know that it is one: a rendezvous does not.
+                assert!(!here.inbox.is_urgent(), "call {number}: an urgent byte is read as CLC");
+                let bytes = here.inbox.take(len);
                 endpoint.received(key(number), &bytes);
-            } else if here.inbox.bytes.is_empty() && here.inbox.ended && !here.told_end {
+            } else if here.inbox.is_empty() && here.inbox.ended && !here.told_end {
                 here.told_end = true;
                 endpoint.ended(key(number));
             } else {
@@ -147,8 +173,10 @@ impl World {
     fn watch(&mut self, number: usize, side: usize) -> bool {
         let honest = self.calls[number].is_honest();
         let here = &mut self.calls[number].sides[side];
-        let Way::Smc { group } = here.way else { return false };
-        assert!(!honest || here.inbox.bytes.is_empty(), "call {number}: one side only is TCP");
+        if !matches!(here.way, Way::Smc) {
+            return false;
+        }
+        assert!(!honest || here.inbox.is_empty(), "call {number}: one side only is TCP");
         let over = here.inbox.ended || here.inbox.reset;
         if over && here.suspected.is_none() && !here.told_end {
             here.told_end = true;
@@ -159,6 +187,7 @@ impl World {
         }
         here.suspected = None;
         let connection = here.connection.expect("what is open has a name");
+        let group = here.group.expect("what is SMC-R is of a group");
         let reset = here.inbox.reset;
         let host = self.calls[number].hosts[side];
         let groups = self.nodes[host].endpoint.groups_mut();
@@ -169,6 +198,17 @@ impl World {
         }
         self.drain(host);
         true
+    }
+
+    /// Notes what both gateways of a connection call it, once they have it.
+    fn introduce(&mut self, number: usize) {
+        let call = &self.calls[number];
+        let [client, server] = call.sides.each_ref().map(|side| side.connection);
+        if let (Some(client), Some(server)) = (client, server) {
+            let ears = [(call.hosts[CLIENT], client.token()), (call.hosts[SERVER], server.token())];
+            let mut tokens = self.tokens.lock().expect("nobody panics with it");
+            tokens.extend([(ears[0], ears[1]), (ears[1], ears[0])]);
+        }
     }
 
     /// Does all that an endpoint asks for.
@@ -182,17 +222,7 @@ impl World {
         match effect {
             Effect::Connect { key, offer, hear } => {
                 let number = key.index as usize;
-                let side = self.side_of(number, host);
-                let wait = self.dice.duration(&(self.slow / 20..=self.slow));
-                let call = &mut self.calls[number];
-                call.sides[side].hears = hear;
-                if side == CLIENT {
-                    call.dial.offers = offer;
-                    call.dial.arrives = Some(self.now + wait);
-                    call.dial.answered = Some(self.now + wait * 2);
-                } else {
-                    call.dial.upstream = Some(self.now + wait / 4);
-                }
+                self.dial(number, self.side_of(number, host), (offer, hear));
             }
             Effect::Send { key, frame } => {
                 let number = key.index as usize;
@@ -217,9 +247,11 @@ impl World {
                 let here = &mut self.calls[number].sides[side];
                 let stream = here.app.take().expect("it is handed over once");
                 (here.connection, here.opened) = (Some(connection), Some(self.now));
-                (here.way, here.carried) = (Way::Smc { group }, Some(Carried::Smc));
+                (here.way, here.carried) = (Way::Smc, Some(Carried::Smc));
+                here.group = Some(group);
                 let groups = self.nodes[host].endpoint.groups_mut();
                 groups.hand_over(connection, stream, rmbe);
+                self.introduce(number);
             }
             Effect::StayTcp { key, connection, port, leftover, declined, .. } => {
                 let number = key.index as usize;
@@ -239,10 +271,32 @@ impl World {
             Effect::Reset { key, why } => {
                 let number = key.index as usize;
                 let side = self.side_of(number, host);
-                self.calls[number].sides[side].why = Some(why);
+                let call = &mut self.calls[number];
+                call.sides[side].why = Some(why);
+                call.last = self.now;
+                call.note_break(self.now);
                 self.reset(number, host);
             }
-            Effect::Exhausted { .. } => {}
+            Effect::Exhausted { limit, .. } => self.met.note(match limit {
+                Limit::Memory => "memory has run out",
+                Limit::Slots => "slots have run out",
+                Limit::Places => "places for rendezvous have run out",
+            }),
+        }
+    }
+
+    /// A side begins to connect to its upstream, with the SMC option in the SYN if it `offers`
+    /// that. `hears`: it wants to be told what comes.
+    fn dial(&mut self, number: usize, side: usize, (offers, hears): (bool, bool)) {
+        let wait = self.dice.duration(&(self.slow / 20..=self.slow));
+        let call = &mut self.calls[number];
+        call.sides[side].hears = hears;
+        if side == CLIENT {
+            call.dial.offers = offers;
+            call.dial.arrives = Some(self.now + wait);
+            call.dial.answered = Some(self.now + wait * 2);
+        } else {
+            call.dial.upstream = Some(self.now + wait / 4);
         }
     }
 
@@ -297,10 +351,10 @@ impl World {
     pub(crate) fn break_off(&mut self, number: usize, side: usize) {
         let host = self.calls[number].hosts[side];
         if host != INTRUDER
-            && !self.nodes[host].asleep
+            && !self.nodes[host].is_asleep()
             && matches!(self.calls[number].sides[side].way, Way::Talking)
         {
-            self.calls[number].excused = true;
+            self.blame.note(self.now, Scope::Call(number));
             self.nodes[host].endpoint.abort(key(number));
             self.drain(host);
         }

@@ -1,4 +1,5 @@
-//! TCP between two hosts: what either side sends arrives in order, late, and cut anywhere.
+//! TCP between two hosts: what either side sends arrives in order, late, and cut anywhere. Urgent
+//! bytes are known as such at the other end.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,6 +19,8 @@ pub(crate) struct Lane {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Segment {
     Bytes(Vec<u8>),
+    /// One byte, which is urgent.
+    Urgent(u8),
     End,
     Reset,
 }
@@ -25,9 +28,46 @@ pub(crate) enum Segment {
 /// What has arrived at one side, and was not read.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
-    pub(crate) bytes: VecDeque<u8>,
+    bytes: VecDeque<u8>,
+    /// Where urgent bytes stand among these.
+    marks: VecDeque<usize>,
     pub(crate) ended: bool,
     pub(crate) reset: bool,
+}
+
+impl Inbox {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Whether the next byte is urgent.
+    pub(crate) fn is_urgent(&self) -> bool {
+        self.marks.front() == Some(&0)
+    }
+
+    /// What a read may bring: bytes up to the next urgent one, or that one alone.
+    pub(crate) fn readable(&self) -> &[u8] {
+        let (bytes, _) = self.bytes.as_slices();
+        let most = match self.marks.front() {
+            Some(0) => 1,
+            Some(before) => *before,
+            None => bytes.len(),
+        };
+        &bytes[..most.min(bytes.len())]
+    }
+
+    /// Takes so many bytes of what is readable.
+    pub(crate) fn take(&mut self, len: usize) -> Vec<u8> {
+        self.marks.pop_front_if(|mark| *mark < len);
+        self.marks.iter_mut().for_each(|mark| *mark -= len);
+        self.bytes.drain(..len).collect()
+    }
+
+    /// Nobody will read what is there.
+    pub(crate) fn clear(&mut self) {
+        self.bytes.clear();
+        self.marks.clear();
+    }
 }
 
 impl Lane {
@@ -39,7 +79,7 @@ impl Lane {
         if was_reset || self.over && !is_reset {
             return;
         }
-        self.over |= !matches!(what, Segment::Bytes(_));
+        self.over |= matches!(what, Segment::End | Segment::Reset);
         let mut pieces = VecDeque::from([what]);
         if let Some(Segment::Bytes(bytes)) = pieces.front_mut()
             && bytes.len() > 1
@@ -55,6 +95,11 @@ impl Lane {
         }
     }
 
+    /// Whether nothing is on its way.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
     /// When the next segment arrives.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.segments.front().map(|(at, _)| *at)
@@ -67,6 +112,10 @@ impl Lane {
             moved = true;
             match segment {
                 Segment::Bytes(bytes) => inbox.bytes.extend(bytes),
+                Segment::Urgent(byte) => {
+                    inbox.marks.push_back(inbox.bytes.len());
+                    inbox.bytes.push_back(byte);
+                }
                 Segment::End => inbox.ended = true,
                 Segment::Reset => inbox.reset = true,
             }
