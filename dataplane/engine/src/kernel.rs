@@ -101,11 +101,14 @@ impl Streams for Kernel {
 
     fn poll(&mut self, events: &mut Vec<Event>) -> bool {
         use epoll::EventFlags as F;
-        if !std::mem::take(&mut self.fresh) {
+        let slept = std::mem::take(&mut self.fresh);
+        if !slept {
             self.wait(Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
         }
-        // What did not fit among the events is reported next time.
-        let mut received = !self.has_rnic || self.found.len() == self.found.capacity();
+        // What did not fit among the events is reported next time. And whoever does not sleep asks
+        // the RNIC each time: a packet that comes a moment later would wait for the next turn.
+        let is_full = self.found.len() == self.found.capacity();
+        let mut received = !slept || !self.has_rnic || is_full;
         let sockets = self.found.iter().filter(|event| {
             received |= event.data.u64() == RNIC;
             event.data.u64() < RNIC
@@ -258,7 +261,10 @@ mod tests {
             assert!(kernel.poll(&mut events) && events.len() == 1, "as long as it is there");
         }
         rnic.recv(&mut [0; 100]).unwrap();
-        assert!(!kernel.poll(&mut events));
+        application.write_all(b"another").unwrap();
+        kernel.sleep(Instant(0), None);
+        assert!(!kernel.poll(&mut events) && events.len() == 2);
+        assert!(kernel.poll(&mut events), "without a sleep");
         assert!(Kernel::new(waker.descriptor(), None).unwrap().poll(&mut events), "who knows");
     }
 

@@ -66,7 +66,7 @@ pub trait Streams {
     fn unwatch(&mut self, stream: &Self::Stream);
 
     /// Appends what became possible, without waiting. Returns whether the RNIC may have received
-    /// something; it is true where only the RNIC knows.
+    /// something: false only if the sleep just before has found that it has not.
     fn poll(&mut self, events: &mut Vec<Event>) -> bool;
 
     /// Sleeps until an event, a wake-up or `deadline`. May return early.
