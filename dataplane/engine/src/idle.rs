@@ -17,10 +17,10 @@
 //! lasts, the adaptive policy sleeps as soon as there is nothing to do and lets the scheduler place
 //! the thread: who sleeps most of the time runs at once when it wakes, and on whichever core is
 //! free. Now and then it offers the core on which it happens to be for a while, and if nobody keeps
-//! that one, goes back to its own and offers that. The first loss ends the attempt, and the next one
-//! is made after twice the time. (Going back at once was tried: each attempt took the threads of a
-//! connection apart that the scheduler had put on one core, where they wake each other without an
-//! interrupt, and it took long to bring them together again.)
+//! that one, goes back to its own and offers that. The first loss ends the attempt, and the next
+//! one is made after twice the time. (Going back at once was tried: each attempt took the threads
+//! of a connection apart that the scheduler had put on one core, where they wake each other without
+//! an interrupt, and it took long to bring them together again.)
 
 use std::time::Duration;
 
