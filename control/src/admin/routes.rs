@@ -52,11 +52,13 @@ async fn check_name(State(local): State<SocketAddr>, request: Request, next: Nex
 /// their page for one of ours. So a request to operate must name this host by its address, and so
 /// must every request where only this host can ask; elsewhere monitoring reads by name.
 fn is_named_well(local: SocketAddr, request: &Request) -> bool {
-    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
-    let host = host.unwrap_or_default();
-    let is_address = host.parse::<SocketAddr>().is_ok() || host.parse::<IpAddr>().is_ok();
     let reads = request.method() == Method::GET || request.method() == Method::HEAD;
-    is_address || host.starts_with("localhost:") || reads && !local.ip().is_loopback()
+    // Browsers always say it; health checks of HTTP/1.0 do not.
+    let Some(host) = request.headers().get(header::HOST) else { return reads };
+    let host = host.to_str().unwrap_or_default();
+    let is_address = host.parse::<SocketAddr>().is_ok() || host.parse::<IpAddr>().is_ok();
+    let is_local = host == "localhost" || host.starts_with("localhost:");
+    is_address || is_local || reads && !local.ip().is_loopback()
 }
 
 /// The query string of `/connections`, as it was typed.

@@ -223,6 +223,7 @@ fn the_address_is_refused_when_taken_and_free_after_stop() {
 fn reads_name_an_address_where_only_this_host_can_ask() {
     for (listen, host, expected) in [
         ("127.0.0.1:0", "127.0.0.1:9180", 200),
+        ("127.0.0.1:0", "localhost", 200),
         ("127.0.0.1:0", "[::1]:9180", 200),
         ("127.0.0.1:0", "localhost:9180", 200),
         ("127.0.0.1:0", "evil.example:9180", 403),
