@@ -111,8 +111,7 @@ impl<W: Wire> Fabric<W> {
     }
 
     /// Receives one burst.
-    fn receive(&mut self, now: Instant) {
-        let quiet = std::mem::take(&mut self.quiet);
+    fn receive(&mut self, now: Instant, quiet: bool) {
         let trains = if quiet { 0 } else { self.wire.receive() };
         self.receiving = trains > 0;
         // The senders may use every key that was registered when these packets arrived.
@@ -233,10 +232,12 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
     }
 
     fn poll(&mut self, now: Instant, out: &mut Vec<Completion>) {
+        // What the caller has seen counts for this call only.
+        let quiet = std::mem::take(&mut self.quiet);
         self.report(out);
         // If events remain, `out` is full. Further packets then wait in the socket.
         if self.inbox.is_empty() {
-            self.receive(now);
+            self.receive(now, quiet);
             self.receive_forwarded(now);
             self.report(out);
         }
@@ -263,14 +264,14 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
     }
 
     fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
-        if self.flush(now) && self.serve(now, Service::Answers) {
-            self.flush(now);
-        }
         let forwarded = self.siblings.as_ref().is_some_and(Siblings::has_forwarded);
         // A wire without a descriptor cannot wake the caller, so it must be empty before a sleep.
         let unseen = self.receiving && self.wire.event_descriptor().is_none();
         if !self.inbox.is_empty() || unseen || forwarded || self.pairs.has_completions() {
             return Some(now);
+        }
+        if self.flush(now) && self.serve(now, Service::Answers) {
+            self.flush(now);
         }
         let pairs = self.pairs.busy.iter().filter_map(|slot| {
             self.pairs.slots[*slot].pair.as_ref().and_then(|pair| pair.wake_at(now))
@@ -296,7 +297,13 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
         }
     }
 
-    fn release(&mut self, _: Instant, qp: QpId) {
+    fn release(&mut self, now: Instant, qp: QpId) {
+        // Otherwise what the peer sent last, its farewell perhaps, would never be acknowledged, and
+        // the peer would repeat it until it gives up.
+        let (batch, wire, counters) = (&mut self.batch, &self.wire, &mut self.counters);
+        let pair = self.pairs.of(qp);
+        // In a full batch there is no room for it: then it is one of the packets that get lost.
+        let _ = pair.answer(now, Occasion::Last, batch, wire, counters);
         self.pairs.release(qp);
     }
 }

@@ -2,8 +2,9 @@
 //! decides when to acknowledge.
 //!
 //! At most one acknowledgement is outstanding at a time, since it covers all packets before it. It
-//! becomes due when a packet requests it, and is then delayed for up to [`ACK_DELAY`], because data
-//! of our own may leave for the same peer meanwhile and take it along.
+//! becomes due when a packet requests it, and is then delayed for up to [`ACK_DELAY`], or for up to
+//! [`ACK_DELAY_ASLEEP`] if the poller sleeps meanwhile, because data of our own may leave for the
+//! same peer meanwhile and take it along.
 
 use std::time::Duration;
 
@@ -77,6 +78,8 @@ pub(super) enum Occasion {
     Turn,
     /// The poller is going to sleep, perhaps for long.
     BeforeSleep,
+    /// The queue pair is released, and sends nothing after this.
+    Last,
 }
 
 /// A complete message.
@@ -187,10 +190,11 @@ impl Responder {
         match (self.owed, occasion) {
             (Owed::Nothing, _) => false,
             (Owed::Now | Owed::Negative(..), _) => true,
-            (Owed::Delayed(_), Occasion::WithData) => true,
             (Owed::Delayed(since), _) => {
+                let packets_max =
+                    if self.put_off { PACKETS_PUT_OFF_MAX } else { PACKETS_UNANSWERED_MAX };
                 now.since(since) >= self.patience(occasion)
-                    || self.packets >= PACKETS_UNANSWERED_MAX
+                    || self.packets >= packets_max
                     || self.cost >= COST_UNANSWERED_MAX
             }
         }
@@ -199,7 +203,7 @@ impl Responder {
     /// How long a delayed acknowledgement may have waited and need not be sent on this occasion.
     fn patience(&self, occasion: Occasion) -> Duration {
         match occasion {
-            Occasion::WithData => Duration::ZERO,
+            Occasion::WithData | Occasion::Last => Duration::ZERO,
             Occasion::BesideData if self.put_off => ACK_DELAY_ASLEEP * 3 / 4,
             Occasion::BeforeSleep => ACK_DELAY_ASLEEP,
             Occasion::BesideData | Occasion::Turn => self.delay(),
@@ -404,12 +408,15 @@ fn short(message: &[u8]) -> Option<Message> {
     Some(short)
 }
 
-/// How long an acknowledgement waits for data that leaves with it. This is short for the peer,
-/// whose timeout is at least twenty times as long.
+/// How long an acknowledgement waits for data that leaves with it. This is short for the peer: a
+/// peer of our kind has a timeout of twenty times that, at least, and hardware a longer one.
 pub(super) const ACK_DELAY: Duration = Duration::from_micros(50);
-/// How long it waits when the poller sleeps in between. It is half of the shortest timeout that a
-/// peer of our kind has; hardware has longer ones.
-pub(super) const ACK_DELAY_ASLEEP: Duration = Duration::from_micros(500);
+/// How long it waits when the poller sleeps in between. That leaves three quarters of the shortest
+/// timeout for a poller that wakes late, as pollers do beside busy programs.
+pub(super) const ACK_DELAY_ASLEEP: Duration = Duration::from_micros(250);
+/// After this many packets an acknowledgement is not put off any more. A Linux peer has sixteen
+/// messages on their way at most, which are a packet each, or two with the write before them.
+const PACKETS_PUT_OFF_MAX: u32 = 8;
 /// After this many packets an acknowledgement is not delayed, so that the peer's window does not
 /// close.
 const PACKETS_UNANSWERED_MAX: u32 = 32;
