@@ -142,7 +142,7 @@ const LINES_AT_ONCE: u32 = 1_000;
 const LINE_EVERY: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::io;
     use std::sync::Arc;
 
@@ -150,7 +150,7 @@ mod tests {
 
     /// What was written.
     #[derive(Clone, Default)]
-    struct Text(Arc<Mutex<Vec<u8>>>);
+    pub(crate) struct Text(pub(crate) Arc<Mutex<Vec<u8>>>);
 
     impl io::Write for Text {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

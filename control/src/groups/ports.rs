@@ -122,9 +122,7 @@ pub trait Pollers<Qp> {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
     use std::net::{Ipv4Addr, SocketAddr};
-    use std::sync::{Arc, Mutex};
 
     use smcr_proto::{Instant, Mtu, Psn, QpAddress, Qpn};
     use smcr_rnic::roce::lossy::{Lossy, Network, Odds};
@@ -132,20 +130,7 @@ mod tests {
     use smcr_rnic::{Fabric as _, Tag, Work};
 
     use super::*;
-
-    /// What was logged.
-    #[derive(Clone, Default)]
-    struct Text(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Text {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
+    use crate::log::tests::Text;
 
     /// The RNIC of 10.0.0.`host`. All its numbers are `number`, if that is free.
     fn nic(network: &Network, host: u8, mut number: u32) -> (roce::Rnic, roce::Fabric<Lossy>) {
