@@ -4,33 +4,66 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::rules::File;
 
-/// Every module among the files directly in `folder` that uses itself by way of its siblings, one
-/// line each. What a module uses of its parent is no edge: the parent declares the siblings.
+/// Every module in `folder` that uses itself by way of its siblings, one line each. `folder` is the
+/// root of a crate (`.../src`), or that of a module in it. A module counts as one with its
+/// children. What it uses of its parent is no edge: the parent declares the siblings.
 pub(crate) fn check_circles(folder: &str, files: &[File<'_>]) -> Vec<String> {
-    let siblings: BTreeMap<&str, &str> =
-        files.iter().filter_map(|file| Some((module_in(folder, file.name)?, file.text))).collect();
-    let uses: BTreeMap<&str, BTreeSet<&str>> =
-        siblings.iter().map(|(module, text)| (*module, used(text, &siblings).collect())).collect();
+    let parts: Vec<Part<'_>> =
+        files.iter().filter_map(|file| Part::of(folder, file.name, file.text)).collect();
+    let mut uses: BTreeMap<&str, BTreeSet<&str>> =
+        parts.iter().map(|part| (part.module, BTreeSet::new())).collect();
+    let modules: BTreeSet<&str> = uses.keys().copied().collect();
+    for part in &parts {
+        let others = part.uses(&modules).filter(|other| *other != part.module);
+        uses.entry(part.module).or_default().extend(others);
+    }
     let circular = uses.keys().filter(|module| reachable(module, &uses).contains(*module));
-    circular.map(|module| format!("{folder}/{module}.rs:1: it is in a circle of imports")).collect()
+    circular.map(|module| format!("{folder}/{module}: it is in a circle of imports")).collect()
 }
 
-/// The module that a file is, if it is directly in the folder and not only for tests.
-fn module_in<'a>(folder: &str, name: &'a str) -> Option<&'a str> {
-    let module = name.strip_prefix(folder)?.strip_prefix('/')?.strip_suffix(".rs")?;
-    (!module.contains('/') && module != "tests").then_some(module)
+/// A file of a module in the folder.
+struct Part<'a> {
+    /// The module directly in the folder that the file belongs to.
+    module: &'a str,
+    /// How the file names the folder: from the root of the crate, and from itself.
+    from_root: String,
+    from_here: String,
+    /// Its lines of production code.
+    code: Vec<&'a str>,
 }
 
-/// The siblings that a module names in production code.
-fn used<'a>(text: &'a str, siblings: &BTreeMap<&'a str, &'a str>) -> impl Iterator<Item = &'a str> {
-    let production = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text);
-    let code = production.lines().filter(|line| !line.trim_start().starts_with("//"));
-    let named = code.flat_map(|line| line.split("super::").skip(1));
-    let named = named.map(|rest| {
-        let end = rest.find(|letter: char| !letter.is_alphanumeric() && letter != '_');
-        &rest[..end.unwrap_or(rest.len())]
-    });
-    named.filter(|name| siblings.contains_key(name)).collect::<Vec<_>>().into_iter()
+impl<'a> Part<'a> {
+    /// None if the file is elsewhere, the root of the folder, or only for tests.
+    fn of(folder: &str, name: &'a str, text: &'a str) -> Option<Self> {
+        let path = name.strip_prefix(folder)?.strip_prefix('/')?.strip_suffix(".rs")?;
+        let path = path.strip_suffix("/mod").unwrap_or(path);
+        let names: Vec<&str> = path.split('/').collect();
+        if names.contains(&"tests") || ["lib", "main", "mod"].contains(&path) {
+            return None;
+        }
+        let inside = folder.split_once("src").map_or("", |(_, inside)| inside);
+        let from_root = format!("crate{}::", inside.replace('/', "::"));
+        let production = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text);
+        let is_code = |line: &&str| !line.trim_start().starts_with("//");
+        let code = production.lines().filter(is_code).collect();
+        Some(Self { module: names[0], from_root, from_here: "super::".repeat(names.len()), code })
+    }
+
+    /// The modules in the folder that it names.
+    fn uses<'b>(&'b self, modules: &'b BTreeSet<&'a str>) -> impl Iterator<Item = &'a str> + 'b {
+        let ways = [&self.from_root, &self.from_here];
+        let named = ways.into_iter().flat_map(|way| {
+            let after = |line: &&'a str| {
+                let line: &'a str = line;
+                line.split(way.as_str()).skip(1).collect::<Vec<_>>()
+            };
+            self.code.iter().flat_map(after)
+        });
+        named.filter_map(|rest: &str| {
+            let end = rest.find(|letter: char| !letter.is_alphanumeric() && letter != '_');
+            modules.get(&rest[..end.unwrap_or(rest.len())]).copied()
+        })
+    }
 }
 
 /// Everything that a module uses, itself or by way of others.
@@ -67,7 +100,28 @@ mod tests {
         ];
         let found = circles(&three);
         assert_eq!(found.len(), 3, "who uses a circle is not in it: {found:?}");
-        assert!(found[0].starts_with("a/src/x/b.rs:1: "), "{found:?}");
+        assert!(found[0].starts_with("a/src/x/b: "), "{found:?}");
+    }
+
+    #[test]
+    fn a_module_is_one_with_its_children() {
+        let lines = [
+            ("a/src/x/b.rs", "mod d;\n"),
+            ("a/src/x/b/d.rs", "use super::super::c::C;\n"),
+            ("a/src/x/c/mod.rs", "use crate::x::b::B;\n"),
+        ];
+        assert_eq!(circles(&lines).len(), 2);
+    }
+
+    #[test]
+    fn the_root_of_a_crate_has_no_circles_either() {
+        let lines = [
+            ("a/src/lib.rs", "mod b;\nmod c;\n"),
+            ("a/src/b/e.rs", "use crate::c::C;\n"),
+            ("a/src/c.rs", "use crate::b::B;\n"),
+        ];
+        let files = lines.map(|(name, text)| File { name, text });
+        assert_eq!(check_circles("a/src", &files).len(), 2);
     }
 
     #[test]
