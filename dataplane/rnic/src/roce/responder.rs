@@ -35,7 +35,7 @@ pub(super) struct Responder {
     hint: Hint,
     /// The NAK of the request that broke this queue pair, if the peer broke it.
     refused: Option<(Syndrome, Psn)>,
-    /// From when on a packet behind the present gap causes a NAK, if there is a gap.
+    /// From when on a packet behind the present gap causes another NAK, if there was one.
     nak_from: Option<Instant>,
     owed: Owed,
     /// The poller has slept since the acknowledgement was owed.
@@ -53,8 +53,9 @@ enum Owed {
     Delayed(Instant),
     /// An acknowledgement without delay.
     Now,
-    /// A NAK without delay.
-    Negative(Syndrome, Psn),
+    /// A NAK, from that time on. It covers any acknowledgement that is owed: all packets before the
+    /// one that it is about have come.
+    Negative(Syndrome, Psn, Instant),
 }
 
 /// An acknowledgement or NAK, ready to be sent.
@@ -160,7 +161,7 @@ impl Responder {
             }
             Err(Syndrome::NOT_READY) => {
                 counters.rnr += 1;
-                self.owed = Owed::Negative(Syndrome::NOT_READY, packet.psn);
+                self.owed = Owed::Negative(Syndrome::NOT_READY, packet.psn, now);
                 // The packets behind this one will be out of order. The RNR NAK covers them too.
                 self.nak_from = Some(now + NAK_INTERVAL);
                 Ok(None)
@@ -171,7 +172,7 @@ impl Responder {
                     _ => counters.invalid_requests += 1,
                 }
                 self.refused = Some((syndrome, packet.psn));
-                self.refuse_again();
+                self.refuse_again(now);
                 Err(Refused)
             }
         }
@@ -179,9 +180,9 @@ impl Responder {
 
     /// Repeats the NAK that broke this queue pair, if one did. The peer still sends, so the NAK may
     /// have been lost; without it the peer would have to wait until its retries are exceeded.
-    pub(super) fn refuse_again(&mut self) {
+    pub(super) fn refuse_again(&mut self, now: Instant) {
         if let Some((syndrome, psn)) = self.refused {
-            self.owed = Owed::Negative(syndrome, psn);
+            self.owed = Owed::Negative(syndrome, psn, now);
         }
     }
 
@@ -189,7 +190,8 @@ impl Responder {
     pub(super) fn is_due(&self, now: Instant, occasion: Occasion) -> bool {
         match (self.owed, occasion) {
             (Owed::Nothing, _) => false,
-            (Owed::Now | Owed::Negative(..), _) => true,
+            (Owed::Now, _) => true,
+            (Owed::Negative(.., from), _) => now >= from || occasion == Occasion::Last,
             (Owed::Delayed(since), _) => {
                 let packets_max =
                     if self.put_off { PACKETS_PUT_OFF_MAX } else { PACKETS_UNANSWERED_MAX };
@@ -226,7 +228,7 @@ impl Responder {
         let last = Psn(self.expected.0.wrapping_sub(1) & PSN_MASK);
         let (syndrome, psn) = match self.owed {
             Owed::Nothing | Owed::Delayed(_) | Owed::Now => (Syndrome::ACK, last),
-            Owed::Negative(syndrome, psn) => (syndrome, psn),
+            Owed::Negative(syndrome, psn, _) => (syndrome, psn),
         };
         self.owed = Owed::Nothing;
         self.put_off = false;
@@ -240,7 +242,8 @@ impl Responder {
         match self.owed {
             Owed::Nothing => None,
             Owed::Delayed(since) => Some(since + self.delay()),
-            Owed::Now | Owed::Negative(..) => Some(Instant(0)),
+            Owed::Now => Some(Instant(0)),
+            Owed::Negative(.., from) => Some(from),
         }
     }
 
@@ -256,16 +259,17 @@ impl Responder {
         }
     }
 
-    /// Reports a gap with a NAK, and again after [`NAK_INTERVAL`] if it was not closed: then the
-    /// NAK or the retransmission was lost.
+    /// Reports a gap with a NAK, and again if a packet behind it comes after [`NAK_INTERVAL`]: then
+    /// the NAK or the retransmission was lost.
     ///
-    /// While somebody tries PSNs, a gap is reported only if it lasts for [`NAK_DOUBT`]: the peer's
-    /// next packet shows that there was none. A NAK would halve the peer's window.
+    /// While somebody tries PSNs, the NAK waits for [`NAK_DOUBT`]: the peer's next packet shows
+    /// that there was no gap. A NAK would halve the peer's window. It must not wait for another
+    /// packet behind the gap: the window of the peer may allow none, or all may have come at once.
     fn report_gap(&mut self, now: Instant, swept: bool) {
-        let first = if swept { now + NAK_DOUBT } else { now };
-        if now >= *self.nak_from.get_or_insert(first) {
+        if self.nak_from.is_none_or(|from| now >= from) {
             self.nak_from = Some(now + NAK_INTERVAL);
-            self.owed = Owed::Negative(Syndrome::SEQUENCE_ERROR, self.expected);
+            let doubt = if swept { NAK_DOUBT } else { Duration::ZERO };
+            self.owed = Owed::Negative(Syndrome::SEQUENCE_ERROR, self.expected, now + doubt);
         }
     }
 
@@ -426,7 +430,7 @@ const COST_UNANSWERED_MAX: u32 = WINDOW_MIN;
 /// round trip of the last one.
 const NAK_INTERVAL: Duration = Duration::from_micros(200);
 /// How long a gap must last to be believed while somebody tries PSNs. The packets of a stream
-/// follow each other faster.
+/// follow each other faster, and it is no longer than an acknowledgement may be delayed.
 const NAK_DOUBT: Duration = Duration::from_micros(50);
 /// The longest write that the transport allows.
 const WRITE_MAX: u32 = 1 << 31;

@@ -232,6 +232,32 @@ fn while_psns_are_tried_only_a_gap_that_lasts_causes_a_nak() {
     assert_eq!(bench.urgent(), None, "once");
 }
 
+/// The window of the peer may be full, and all that it allows may have come at once. Nothing
+/// follows then, and a NAK that waits for more would never be sent: the peer would pay a timeout.
+#[test]
+fn while_psns_are_tried_a_gap_is_reported_though_nothing_follows() {
+    let mut bench = Bench { swept: true, ..Bench::new() };
+    for ahead in 1..4 {
+        bench.handle(bench.ahead(ahead), whole(&[0; 44]), true).unwrap();
+    }
+    assert_eq!(bench.urgent(), None);
+    assert_eq!(bench.responder.deadline(), Some(bench.now + NAK_DOUBT), "the poller wakes for it");
+    bench.now = bench.now + NAK_DOUBT;
+    assert_eq!(bench.urgent(), Some((Syndrome::SEQUENCE_ERROR, FIRST)));
+    assert_eq!(bench.responder.deadline(), None, "once");
+}
+
+/// A NAK in doubt stands for the acknowledgement that was owed before: it must not get lost when
+/// the queue pair goes.
+#[test]
+fn a_nak_in_doubt_acknowledges_what_came_before_the_queue_pair_goes() {
+    let mut bench = Bench { swept: true, ..Bench::new() };
+    bench.next(whole(&[0; 44])).unwrap();
+    bench.handle(bench.ahead(5), whole(&[0; 44]), true).unwrap();
+    assert_eq!(bench.due(Occasion::WithData), None);
+    assert_eq!(bench.due(Occasion::Last), Some((Syndrome::SEQUENCE_ERROR, bench.ahead(1))));
+}
+
 #[test]
 fn reordered_packets_cause_no_nak() {
     let mut bench = Bench::new();
