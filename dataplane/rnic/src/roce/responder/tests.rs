@@ -299,7 +299,7 @@ fn an_acknowledgement_waits_a_little_but_not_for_a_full_window() {
     assert_eq!(bench.due(Occasion::BeforeSleep), None);
     bench.responder.put_off();
     assert_eq!(bench.responder.deadline(), Some(bench.now + ACK_DELAY_ASLEEP));
-    bench.now = bench.now + ACK_DELAY_ASLEEP / 2;
+    bench.now = bench.now + ACK_DELAY_ASLEEP / 4;
     assert_eq!((bench.urgent(), bench.due(Occasion::BesideData)), (None, None));
     bench.now = bench.now + ACK_DELAY_ASLEEP / 4;
     assert_eq!((bench.urgent(), bench.due(Occasion::BeforeSleep)), (None, None));
@@ -325,6 +325,30 @@ fn an_acknowledgement_waits_a_little_but_not_for_a_full_window() {
     }
     bench.next(message).unwrap();
     assert!(bench.urgent().is_some());
+}
+
+/// An acknowledgement that leaves beside data needs no system call of its own and wakes nobody. So
+/// data that leaves regularly must always take it along, at whatever interval.
+#[test]
+fn regular_data_takes_the_acknowledgement_along_before_its_time_is_over() {
+    for asleep in [false, true] {
+        let delay = if asleep { ACK_DELAY_ASLEEP } else { ACK_DELAY };
+        for interval in (1..delay.as_micros()).step_by(3) {
+            let mut bench = Bench::new();
+            bench.next(whole(&[0; 44])).unwrap();
+            if asleep {
+                bench.responder.put_off();
+            }
+            let deadline = bench.responder.deadline().unwrap();
+            let mut departures = 0;
+            while bench.due(Occasion::BesideData).is_none() {
+                departures += 1;
+                bench.now = bench.now + Duration::from_micros(interval.try_into().unwrap());
+                assert!(bench.now < deadline, "{interval} us, asleep: {asleep}");
+            }
+            assert!(departures > 0, "it waits for the packets that may follow");
+        }
+    }
 }
 
 /// The sender's window may be as small as 16 KiB, which a few large packets fill.
