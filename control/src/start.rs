@@ -304,7 +304,7 @@ pub(crate) fn start_poller(
                 Err(error) => tracing::warn!(%error, "a poller cannot be pinned to its core"),
             }
         }
-        match Kernel::new(ends.waker.descriptor(), fabric.event_descriptor()) {
+        match Kernel::new(ends.waker.descriptor(), fabric.event_descriptor(), clock) {
             Ok(kernel) => {
                 let priority = Priority::of_this_thread(boost);
                 let mut poller = smcr_engine::Poller::new(fabric, kernel, ends, memory);

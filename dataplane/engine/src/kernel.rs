@@ -14,6 +14,7 @@ use smcr_memory::Vacant;
 use smcr_memory::rmb::Readable;
 use smcr_proto::Instant;
 
+use crate::clock::Clock;
 use crate::limits::EVENTS_PER_TURN_MAX;
 use crate::streams::{Ahead, Event, Key, Streams};
 
@@ -23,6 +24,8 @@ pub struct Kernel {
     epoll: OwnedFd,
     /// Ends sleeps.
     timer: OwnedFd,
+    /// The clock of all times that callers name.
+    clock: Clock,
     /// When the timer rings, or rang.
     rings_at: Option<Instant>,
     found: Vec<epoll::Event>,
@@ -34,12 +37,16 @@ pub struct Kernel {
 
 impl Kernel {
     /// An epoll that also wakes when `waker` becomes readable, or `rnic`, which is readable when
-    /// packets have come.
+    /// packets have come. Callers name times of `clock`.
     ///
     /// # Errors
     ///
     /// When the process is out of descriptors.
-    pub fn new(waker: BorrowedFd<'_>, rnic: Option<BorrowedFd<'_>>) -> io::Result<Self> {
+    pub fn new(
+        waker: BorrowedFd<'_>,
+        rnic: Option<BorrowedFd<'_>>,
+        clock: Clock,
+    ) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
@@ -54,7 +61,8 @@ impl Kernel {
             add(rnic, RNIC, F::IN)?;
         }
         let found = Vec::with_capacity(EVENTS_PER_TURN_MAX);
-        Ok(Self { epoll, timer, rings_at: None, found, fresh: false, has_rnic: rnic.is_some() })
+        let has_rnic = rnic.is_some();
+        Ok(Self { epoll, timer, clock, rings_at: None, found, fresh: false, has_rnic })
     }
 
     fn wait(&mut self, limit: Option<&Timespec>) {
@@ -65,22 +73,31 @@ impl Kernel {
 
     /// Sees to it that a sleep that begins at `now` ends at `deadline` at the latest.
     ///
-    /// A timer that rings too early stays as it is for the time being: to set it for each sleep
-    /// costs microseconds each time, because on a virtual machine the host is told. It is set when
-    /// it would ring soon: the sleep that it ended in vain would cost more.
+    /// The timer is set to a time, not to a wait: since the caller has read `now`, it may have sent
+    /// packets, or lost its core.
     fn set_timer(&mut self, now: Instant, deadline: Instant) {
-        let stays = |at: Instant| now < at && at <= deadline && (at == deadline || now + SOON < at);
-        if self.rings_at.is_some_and(stays) {
+        if self.rings_at.is_some_and(|at| rings_in_time(at, now, deadline)) {
             return;
         }
-        // Zero would stop it.
-        let wait = deadline.since(now).max(Duration::from_micros(1));
-        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let value = Itimerspec { it_interval: zero, it_value: timespec(wait) };
-        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &value)
-            .expect("it is a timer, and the time is positive");
+        let never_again = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // If that time has passed, the timer rings at once.
+        let it_value = self.clock.kernel_time(deadline);
+        let value = Itimerspec { it_interval: never_again, it_value };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &value)
+            .expect("it is a timer, and the time is valid");
         self.rings_at = Some(deadline);
     }
+}
+
+/// Whether a timer that rings `at`, or rang then, can stay as it is for a sleep from `now` to
+/// `deadline`.
+///
+/// One that rings too early stays for the time being: to set it for each sleep costs microseconds
+/// each time, because on a virtual machine the host is told. It is set when it would ring soon: the
+/// sleep that it ended in vain would cost more. One that rang is set again, also if nobody slept
+/// then: a `poll` has taken the ring.
+fn rings_in_time(at: Instant, now: Instant, deadline: Instant) -> bool {
+    now < at && at <= deadline && (at == deadline || now + SOON < at)
 }
 
 impl Streams for Kernel {
@@ -193,13 +210,6 @@ const WAKER: u64 = u64::MAX;
 /// Marks the descriptor of the RNIC.
 const RNIC: u64 = u64::MAX - 1;
 
-fn timespec(duration: Duration) -> Timespec {
-    Timespec {
-        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: duration.subsec_nanos().into(),
-    }
-}
-
 fn pack(key: Key) -> u64 {
     u64::from(key.slot) | u64::from(key.generation) << 16 | u64::from(key.far) << 32
 }
@@ -215,9 +225,9 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     use rustix::net::{RecvFlags, send};
+    use rustix::time::timerfd_gettime;
 
     use super::*;
-    use crate::clock::Clock;
     use crate::mailbox::Waker;
 
     const KEY: Key = Key { slot: 7, generation: 1, far: false };
@@ -249,7 +259,7 @@ mod tests {
     fn the_rnic_is_heard_of_when_it_has_packets() {
         let (rnic, wire) = std::os::unix::net::UnixDatagram::pair().unwrap();
         let waker = Waker::new().unwrap();
-        let mut kernel = Kernel::new(waker.descriptor(), Some(rnic.as_fd())).unwrap();
+        let mut kernel = Kernel::new(waker.descriptor(), Some(rnic.as_fd()), Clock::new()).unwrap();
         let (mut application, _near) = connection(&mut kernel);
         let mut events = Vec::new();
         application.write_all(b"a request").unwrap();
@@ -265,39 +275,75 @@ mod tests {
         kernel.sleep(Instant(0), None);
         assert!(!kernel.poll(&mut events) && events.len() == 2);
         assert!(kernel.poll(&mut events), "without a sleep");
-        assert!(Kernel::new(waker.descriptor(), None).unwrap().poll(&mut events), "who knows");
+        let mut blind = Kernel::new(waker.descriptor(), None, Clock::new()).unwrap();
+        assert!(blind.poll(&mut events), "who knows");
     }
 
     /// Each sleep has a deadline, usually that of the retransmission timer, and nearly all of them
     /// end before it.
     #[test]
     fn a_timer_that_rings_in_time_is_not_set_again() {
-        let mut kernel = Kernel::new(Waker::new().unwrap().descriptor(), None).unwrap();
+        let at = |us| Instant(1_000_000_000 + us * 1_000);
+        let soon = u64::try_from(SOON.as_micros()).unwrap();
+        for (rings, now, deadline, stays, why) in [
+            (900, 100, 900, true, "at the deadline"),
+            (900, 899, 900, true, "soon, but not in vain"),
+            (900, 100, 5_000, true, "early, but not soon"),
+            (900, 900 - soon - 1, 5_000, true, "early, and hardly soon"),
+            (900, 900 - soon, 5_000, false, "soon, and in vain"),
+            (900, 100, 899, false, "too late"),
+            (900, 900, 900, false, "it rang just now"),
+            (900, 901, 5_000, false, "it rang long ago"),
+            (900, 901, 900, false, "it rang, and so has the deadline passed"),
+        ] {
+            assert_eq!(rings_in_time(at(rings), at(now), at(deadline)), stays, "{why}");
+        }
         let clock = Clock::new();
-        let ms = Duration::from_millis;
-        let (begun, zero) = (clock.now(), Instant(0));
+        let mut kernel = Kernel::new(Waker::new().unwrap().descriptor(), None, clock).unwrap();
+        let (zero, ms) = (Instant(0), Duration::from_millis);
         kernel.sleep(zero, Some(zero + ms(40)));
-        assert!(clock.now().since(begun) >= ms(40));
-        // Now it is later than that, so the timer has to be set; and again for an earlier deadline.
-        let late = zero + ms(41);
-        kernel.set_timer(late, late + ms(30));
-        kernel.set_timer(late, late + ms(20));
-        assert_eq!(kernel.rings_at, Some(late + ms(20)));
-        // A later deadline is met as well.
-        kernel.set_timer(late, late + ms(50));
-        assert_eq!(kernel.rings_at, Some(late + ms(20)));
-        // It is about to ring in vain.
-        let later = late + (ms(20) - SOON / 2);
-        kernel.set_timer(later, late + ms(20));
-        assert_eq!(kernel.rings_at, Some(late + ms(20)), "not in vain");
-        kernel.set_timer(later, late + ms(50));
-        assert_eq!(kernel.rings_at, Some(late + ms(50)));
-        let begun = clock.now();
-        kernel.sleep(late, Some(late + ms(60_000)));
-        let took = clock.now().since(begun);
-        assert!(took < ms(10_000), "it ends a sleep early: {took:?}");
-        // A deadline that has passed ends a sleep at once.
-        kernel.sleep(late, Some(zero));
+        assert!(clock.now() >= zero + ms(40));
+        kernel.set_timer(zero + ms(41), zero + ms(60));
+        kernel.set_timer(zero + ms(41), zero + ms(50));
+        assert_eq!(kernel.rings_at, Some(zero + ms(50)), "the earlier one counts");
+        kernel.sleep(zero + ms(41), Some(zero + ms(60_000)));
+        assert_eq!(kernel.rings_at, Some(zero + ms(50)));
+        assert!(clock.now() < zero + ms(10_000), "it ends a sleep early");
+        kernel.sleep(zero + ms(100), Some(zero));
+    }
+
+    /// Between the moment at which a poller looks at the clock and the one at which it sets its
+    /// timer it sends packets, and it may lose its core. A timer that was set to a wait would ring
+    /// later than we know by that time.
+    #[test]
+    fn a_timer_rings_at_its_deadline_however_late_it_is_set() {
+        let minutes = |count: u64| Instant(0) + Duration::from_secs(60 * count);
+        let clock = Clock::started_before(Duration::from_secs(60 * 2));
+        let mut kernel = Kernel::new(Waker::new().unwrap().descriptor(), None, clock).unwrap();
+        let rest = |kernel: &Kernel| timerfd_gettime(&kernel.timer).unwrap().it_value;
+        kernel.set_timer(minutes(0), minutes(1));
+        assert_eq!((rest(&kernel).tv_sec, rest(&kernel).tv_nsec), (0, 0), "it is to have rung");
+        kernel.set_timer(minutes(1), minutes(4));
+        assert!((1..=120).contains(&rest(&kernel).tv_sec), "{:?}", rest(&kernel));
+    }
+
+    /// A poller that spins takes the ring of its timer without a sleep. If it then believed that
+    /// the timer will ring, its next sleep would not end.
+    #[test]
+    fn a_ring_that_ended_no_sleep_is_not_waited_for() {
+        let (over, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let seconds = |count| Instant(0) + Duration::from_secs(count);
+            let clock = Clock::started_before(Duration::from_secs(60));
+            let mut kernel = Kernel::new(Waker::new().unwrap().descriptor(), None, clock).unwrap();
+            kernel.set_timer(seconds(0), seconds(10));
+            while !kernel.found.iter().any(|event| event.data.u64() == WAKER) {
+                kernel.poll(&mut Vec::new());
+            }
+            kernel.sleep(seconds(20), Some(seconds(30)));
+            over.send(()).unwrap();
+        });
+        ended.recv_timeout(Duration::from_secs(20)).expect("the sleep ends");
     }
 
     /// An urgent byte keeps its place: what `telnet` throws away up to its interrupt is what was
@@ -305,7 +351,8 @@ mod tests {
     // RFC 7609 4.7.5 #1: P and U announce urgent data
     #[test]
     fn an_urgent_byte_is_found_in_its_place() {
-        let mut kernel = Kernel::new(Waker::new().unwrap().descriptor(), None).unwrap();
+        let mut kernel =
+            Kernel::new(Waker::new().unwrap().descriptor(), None, Clock::new()).unwrap();
         let (application, near) = connection(&mut kernel);
         send(&application, b"before", SendFlags::empty()).unwrap();
         send(&application, b"!", SendFlags::OOB).unwrap();
@@ -326,7 +373,8 @@ mod tests {
     // RFC 7609 4.7.5 #2: tell application of urgent data
     #[test]
     fn an_urgent_byte_is_written_as_urgent() {
-        let mut kernel = Kernel::new(Waker::new().unwrap().descriptor(), None).unwrap();
+        let mut kernel =
+            Kernel::new(Waker::new().unwrap().descriptor(), None, Clock::new()).unwrap();
         let (application, near) = connection(&mut kernel);
         kernel.write_slice(&near, b"before").unwrap();
         kernel.write_urgent(&near, b'!').unwrap();
@@ -342,7 +390,8 @@ mod tests {
     /// The end of a stream is no failure, a reset is.
     #[test]
     fn a_reset_is_told_from_the_end_of_the_stream() {
-        let mut kernel = Kernel::new(Waker::new().unwrap().descriptor(), None).unwrap();
+        let mut kernel =
+            Kernel::new(Waker::new().unwrap().descriptor(), None, Clock::new()).unwrap();
         let (application, _near) = connection(&mut kernel);
         application.shutdown(std::net::Shutdown::Write).unwrap();
         let event = next_event(&mut kernel);

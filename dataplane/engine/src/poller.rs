@@ -496,7 +496,8 @@ mod tests {
         let (reports, _control) = mailbox(1, Waker::new().unwrap());
         let (over, ended) = mpsc::channel();
         std::thread::spawn(move || {
-            let kernel = Kernel::new(waker.descriptor(), None).unwrap();
+            let clock = Clock::new();
+            let kernel = Kernel::new(waker.descriptor(), None, clock).unwrap();
             let ends = Ends::<Option<sim::Fabric>, Kernel> {
                 commands,
                 letters,
@@ -513,7 +514,7 @@ mod tests {
             let affinity = Affinity::of_this_thread().unwrap();
             let memory = Region::new(1 << 20).unwrap();
             let priority = Priority::of_this_thread(0);
-            Poller::new(None, kernel, ends, memory).run(Clock::new(), idle, &affinity, priority);
+            Poller::new(None, kernel, ends, memory).run(clock, idle, &affinity, priority);
             over.send(()).unwrap();
         });
         control.send(Command::Stop).expect("there is room");

@@ -44,6 +44,7 @@ mod tests {
     use rustix::net::{SendFlags, send};
 
     use super::*;
+    use crate::clock::Clock;
     use crate::kernel::Kernel;
     use crate::mailbox::Waker;
     use crate::streams::Key;
@@ -63,7 +64,8 @@ mod tests {
     // RFC 7609 4.7.5 #1: P and U announce urgent data
     #[test]
     fn an_urgent_byte_is_found_before_its_event() {
-        let mut kernel = Kernel::new(Waker::new().unwrap().descriptor(), None).unwrap();
+        let mut kernel =
+            Kernel::new(Waker::new().unwrap().descriptor(), None, Clock::new()).unwrap();
         let (application, mut near) = connection(&mut kernel);
         note_read(&mut near, Ahead::Bytes, 4, 4);
         send(&application, b"!", SendFlags::OOB).unwrap();
@@ -81,7 +83,8 @@ mod tests {
     /// which must still be read.
     #[test]
     fn an_empty_socket_rests_unless_its_end_is_in_sight() {
-        let mut kernel = Kernel::new(Waker::new().unwrap().descriptor(), None).unwrap();
+        let mut kernel =
+            Kernel::new(Waker::new().unwrap().descriptor(), None, Clock::new()).unwrap();
         let (_application, mut near) = connection(&mut kernel);
         note_read(&mut near, Ahead::Bytes, 3, 4);
         assert!(!near.readable);
