@@ -162,6 +162,16 @@ impl Idle {
         self.retreat = (self.retreat * 2).min(RETREAT_MAX);
     }
 
+    /// Whether others need our core, and we sleep instead of offering it. While we try to return,
+    /// offers must show whether somebody wants the core: then a thread with a raised priority would
+    /// get it back at once, and learn nothing.
+    pub fn is_contended(&self) -> bool {
+        match self.state {
+            State::Contended { .. } => true,
+            State::Free { .. } | State::Trying { .. } => false,
+        }
+    }
+
     /// Whether the thread is to be on its own core. If not, the scheduler should place it.
     pub fn wants_core(&self) -> bool {
         match self.state {
@@ -378,6 +388,22 @@ mod tests {
         busy.work(2 * SECOND, 1, Duration::ZERO);
         assert!(busy.idle.wants_core());
         assert_eq!(busy.work(60 * SECOND, 1, Duration::ZERO), 0);
+    }
+
+    /// Only a thread that has retreated may raise its priority, and only one that has not stays on
+    /// its core.
+    #[test]
+    fn what_each_state_allows() {
+        let until = START;
+        for (state, core, contended) in [
+            (State::Free { account: Account::default(), since: START }, true, false),
+            (State::Contended { until }, false, true),
+            (State::Trying { home: false, offers: 9 }, false, false),
+            (State::Trying { home: true, offers: 9 }, true, false),
+        ] {
+            let idle = Idle { state, ..Idle::new(Policy::Adaptive, SPIN) };
+            assert_eq!((idle.wants_core(), idle.is_contended()), (core, contended), "{state:?}");
+        }
     }
 
     /// Somebody who comes and goes every second must not make us come and go with him for ever.

@@ -145,7 +145,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 return;
             }
             now = clock.now();
-            match idle.after_turn(now, moved) {
+            let advice = idle.after_turn(now, moved);
+            // Before the core is offered: whether somebody takes it up must not depend on us.
+            self.set_priority(now, &mut priority, idle.is_contended());
+            match advice {
                 Advice::Turn => {}
                 Advice::Yield => {
                     std::thread::yield_now();
@@ -155,7 +158,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                     self.shared.counters.yields_lost.add((taken == Taken::Lost).into());
                 }
                 Advice::Sleep => {
-                    self.sleep(now, moved);
+                    self.sleep(now, moved, priority.deadline());
                     now = clock.now();
                 }
             }
@@ -163,12 +166,16 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 on_core = !on_core;
                 self.change_place(on_core, affinity);
             }
-            let counters = &self.shared.counters;
-            let bytes = counters.bytes_in.get().wrapping_add(counters.bytes_out.get());
-            if let Some(changed) = priority.after_turn(bytes, !on_core) {
-                counters.priority_raised.set((priority.is_raised() && changed.is_ok()).into());
-                counters.priority_refused.add(changed.is_err().into());
-            }
+        }
+    }
+
+    /// Raises the priority of the thread or gives it back, if that is due.
+    fn set_priority(&self, now: Instant, priority: &mut Priority, contended: bool) {
+        let counters = &self.shared.counters;
+        let bytes = counters.bytes_in.get().wrapping_add(counters.bytes_out.get());
+        if let Some(changed) = priority.after_turn(now, bytes, contended) {
+            counters.priority_raised.set((priority.is_raised() && changed.is_ok()).into());
+            counters.priority_refused.add(changed.is_err().into());
         }
     }
 
@@ -202,11 +209,12 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         moved
     }
 
-    /// Sleeps until something happens, unless something has happened already. `moved` is the result
-    /// of the last turn: if that moved nothing, the work that it left waits for an event.
-    fn sleep(&mut self, now: Instant, moved: bool) {
+    /// Sleeps until something happens, or until `limit`, unless something has happened already.
+    /// `moved` is the result of the last turn: if that moved nothing, the work that it left waits
+    /// for an event.
+    fn sleep(&mut self, now: Instant, moved: bool, limit: Option<Instant>) {
         self.shared.waker.about_to_sleep();
-        let deadline = self.next_deadline(now);
+        let deadline = self.next_deadline(now).into_iter().chain(limit).min();
         let ready = self.has_commands() || (moved && self.work.is_left());
         let asleep = !ready && deadline.is_none_or(|deadline| deadline > now);
         if asleep {
