@@ -121,7 +121,7 @@ fn setup(
 
 impl Udp {
     /// Creates a wire over a bound socket.
-    pub(super) fn new(socket: UdpSocket) -> Self {
+    pub fn new(socket: UdpSocket) -> Self {
         let ring = ReceiveRing::new(RECEIVE_BUFFERS);
         Self { socket, ring, segments_max: SEGMENTS_MAX }
     }

@@ -1,0 +1,152 @@
+use std::net::SocketAddr;
+use std::sync::mpsc;
+
+use smcr_os::udp::{Steering, UdpSocket};
+use smcr_proto::{Gid, MacAddress, Mtu};
+use smcr_rnic::roce::udp::{self, Config, Place, Udp};
+use smcr_rnic::roce::{self, Setup, Share, UDP_PORT, join_all};
+use smcr_rnic::{Opening as _, Port, Rnic as _, Tag, Work, sim};
+
+use super::*;
+use crate::idle::Policy;
+use crate::kernel::Kernel;
+use crate::limits::COMMANDS_MAX;
+use crate::mailbox::mailbox;
+use crate::names::{Activity, GroupId, LlcBytes};
+
+/// A gateway that was told to stop hung for ever if its poller went to sleep right after the
+/// turn that received the command: beside busy programs, or with `spin_us = 0`.
+#[test]
+fn a_thread_that_never_spins_ends_when_it_is_told_to() {
+    let waker = Waker::new().unwrap();
+    let (control, commands) = mailbox(COMMANDS_MAX, waker.clone());
+    let (_nobody, letters) = mailbox(1, waker.clone());
+    let (reports, _control) = mailbox(1, Waker::new().unwrap());
+    let (over, ended) = mpsc::channel();
+    std::thread::spawn(move || {
+        let clock = Clock::new();
+        let kernel = Kernel::new(waker.descriptor(), None, clock).unwrap();
+        let ends = Ends::<Option<sim::Fabric>, Kernel> {
+            commands,
+            letters,
+            waker: waker.clone(),
+            reports,
+            neighbours: Vec::new(),
+            index: 0,
+            owners: Arc::new(Owners::new()),
+            counters: Arc::default(),
+            gauges: Arc::new(Gauges::new()),
+            observe: Box::new(|_| {}),
+        };
+        let idle = Idle::new(Policy::Adaptive, Duration::ZERO);
+        let affinity = Affinity::of_this_thread().unwrap();
+        let memory = Region::new(1 << 20).unwrap();
+        let priority = Priority::of_this_thread(0);
+        Poller::new(None, kernel, ends, memory).run(clock, idle, &affinity, priority);
+        over.send(()).unwrap();
+    });
+    control.send(Command::Stop).expect("there is room");
+    ended.recv_timeout(Duration::from_secs(20)).expect("the thread ends");
+}
+
+/// One NIC with two fabrics at `here`. The first gets each second packet of a stream, whoever it is
+/// for.
+fn shared_nic(here: SocketAddr) -> [(roce::Rnic, roce::Fabric<Udp>); 2] {
+    const PSN_LAST_BYTE: u32 = 11;
+    let steering = Steering { byte_at: PSN_LAST_BYTE, shares: 2 };
+    let sockets = UdpSocket::bind_shares(here, 1 << 20, steering).unwrap();
+    let part = |(socket, index): (UdpSocket, u32)| {
+        let mut last = 1 + index;
+        let setup = Setup {
+            port: Port { gid: Gid::from_ip(here.ip()), mac: MacAddress([2; 6]), mtu: Mtu::B1024 },
+            udp_port: UDP_PORT,
+            share: Share { index, count: 2 },
+            window_max: 1 << 20,
+            entropy: Box::new(move || {
+                last = last.wrapping_mul(0x9e37_79b1).rotate_left(7);
+                last
+            }),
+            path: |_, _| Ok(1500),
+        };
+        (setup, Udp::new(socket))
+    };
+    let parts = sockets.into_iter().zip(0..).map(part).collect();
+    <[_; 2]>::try_from(join_all(parts).unwrap()).unwrap()
+}
+
+/// A poller does not ask its RNIC after a sleep that something else has ended. And packets for it
+/// may come by its own socket, or by the hands of another poller. Whichever it is, and whatever has
+/// woken it before, a packet must be taken in while the poller has nothing else to wake for. Nobody
+/// retransmits here, so one that is overlooked once is never taken in.
+#[test]
+fn a_sleeper_takes_in_what_comes_by_its_socket_or_by_another_poller() {
+    let [here, there] = [1, 2].map(|host| SocketAddr::from(([127, 12, 1, host], UDP_PORT)));
+    let [(_, mut first), (mut rnic, fabric)] = shared_nic(here);
+    let (mut far_rnic, mut far) = udp::open(&Config::on(Place::Address(there.ip()))).unwrap();
+    let (near_domain, far_domain) = (rnic.open_domain().unwrap(), far_rnic.open_domain().unwrap());
+    let (near_end, far_end) = (rnic.open(near_domain).unwrap(), far_rnic.open(far_domain).unwrap());
+    let (near_address, far_address) = (near_end.address(), far_end.address());
+
+    let (clock, waker) = (Clock::new(), Waker::new().unwrap());
+    let (control, commands) = mailbox(COMMANDS_MAX, waker.clone());
+    let (_nobody, letters) = mailbox(1, waker.clone());
+    let (report, reports) = mailbox(8, Waker::new().unwrap());
+    let counters = Arc::new(Counters::default());
+    let ends = Ends::<roce::Fabric<Udp>, Kernel> {
+        commands,
+        letters,
+        waker: waker.clone(),
+        reports: report,
+        neighbours: Vec::new(),
+        index: 0,
+        owners: Arc::new(Owners::new()),
+        counters: Arc::clone(&counters),
+        gauges: Arc::new(Gauges::new()),
+        observe: Box::new(|_| {}),
+    };
+    let thread = std::thread::spawn(move || {
+        let kernel = Kernel::new(ends.waker.descriptor(), fabric.event_descriptor(), clock);
+        let idle = Idle::new(Policy::Block, Duration::ZERO);
+        let affinity = Affinity::of_this_thread().unwrap();
+        let (memory, priority) = (Region::new(1 << 20).unwrap(), Priority::of_this_thread(0));
+        let mut poller = Poller::new(fabric, kernel.unwrap(), ends, memory);
+        poller.run(clock, idle, &affinity, priority);
+    });
+    let (link, group, activity) = (LinkId(1), GroupId(1), Arc::new(Activity::default()));
+    let qp = near_end.connect(far_address).unwrap();
+    control.send(Command::AddLink { link, group, qp, activity }).expect("there is room");
+    let qp = far.adopt(clock.now(), far_end.connect(near_address).unwrap());
+
+    let mut out = Vec::with_capacity(4);
+    for round in 0..ROUNDS {
+        // It wakes without a packet, and sleeps again.
+        let sleeps = counters.sleeps.get();
+        waker.wake();
+        let limit = clock.now() + Duration::from_secs(20);
+        while counters.sleeps.get() == sleeps {
+            assert!(clock.now() < limit, "{round}: it never sleeps");
+            std::thread::yield_now();
+        }
+        // The first byte says that this is an LLC message.
+        let message = [1 + round; 44];
+        far.post(qp, &mut vec![Work::Send { message, tag: Tag(0) }]);
+        far.transmit(clock.now());
+        let mut heard = None;
+        while heard.is_none() || out.is_empty() {
+            assert!(clock.now() < limit, "{round}: heard {heard:?}, acknowledged {out:?}");
+            first.poll(clock.now(), &mut Vec::new());
+            far.poll(clock.now(), &mut out);
+            if let Some(Report::LlcReceived { message, .. }) = reports.receive() {
+                heard = Some(message);
+            }
+            std::thread::yield_now();
+        }
+        assert_eq!(heard, Some(LlcBytes::Short(message)));
+        out.clear();
+    }
+    assert_eq!(first.counters().strays, u64::from(ROUNDS) / 2, "the others came by its socket");
+    control.send(Command::Stop).expect("there is room");
+    thread.join().unwrap();
+}
+
+const ROUNDS: u8 = 100;
