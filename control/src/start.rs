@@ -329,6 +329,7 @@ fn publish(fabric: &SoftFabric, traffic: &Traffic) {
         (&traffic.path_lowered, counters.path_lowered),
         (&traffic.icrc_errors, counters.icrc_errors),
         (&traffic.psn_errors, counters.psn_errors),
+        (&traffic.unknown_qp, counters.unknown_qp),
         (&traffic.rkey_errors, counters.rkey_errors),
     ] {
         published.store(counted, Ordering::Relaxed);

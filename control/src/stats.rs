@@ -276,6 +276,8 @@ pub struct Rnic {
     /// Packets whose PSN is so far from the expected one that the peer cannot have sent them:
     /// somebody sends from its address and guesses.
     pub psn_errors: u64,
+    /// Packets dropped because no queue pair has their number, or because it has another peer.
+    pub unknown_qp: u64,
     /// Requests refused because their RKey or bounds were wrong.
     pub rkey_errors: u64,
 }
@@ -389,7 +391,8 @@ pub(crate) mod tests {
             (
                 "/rnics/0",
                 "name kind device gid state links mtu packets_in packets_out retransmits \
-                 path_raised path_lowered icrc_errors psn_errors rkey_errors",
+                 path_raised path_lowered icrc_errors psn_errors unknown_qp \
+                 rkey_errors",
             ),
         ] {
             let object = json.pointer(place).unwrap().as_object().unwrap();

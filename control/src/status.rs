@@ -41,6 +41,8 @@ pub struct Traffic {
     pub icrc_errors: AtomicU64,
     /// Packets whose PSN the peer cannot have used.
     pub psn_errors: AtomicU64,
+    /// Packets for no queue pair of their sender.
+    pub unknown_qp: AtomicU64,
     /// Requests whose key or range was wrong.
     pub rkey_errors: AtomicU64,
 }

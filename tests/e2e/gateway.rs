@@ -384,6 +384,7 @@ pub(crate) struct Rnic {
     pub(crate) state: String,
     pub(crate) path_lowered: u64,
     pub(crate) psn_errors: u64,
+    pub(crate) unknown_qp: u64,
 }
 
 #[derive(Debug, Deserialize)]

@@ -146,6 +146,8 @@ impl Snapshot {
         page.counter("rnic_icrc_errors", help, None, each(|it| it.icrc_errors))?;
         let help = "Packets whose PSN the peer cannot have used.";
         page.counter("rnic_psn_errors", help, None, each(|it| it.psn_errors))?;
+        let help = "Packets for no queue pair of their sender.";
+        page.counter("rnic_unknown_qp", help, None, each(|it| it.unknown_qp))?;
         let help = "Requests refused for a wrong RKey or bounds.";
         page.counter("rnic_rkey_errors", help, None, each(|it| it.rkey_errors))
     }

@@ -38,6 +38,7 @@ impl Provider for Still {
                 name: "soft0".to_owned(),
                 icrc_errors: 5,
                 psn_errors: 6,
+                unknown_qp: 7,
                 ..Rnic::default()
             }],
             ..Stats::default()
@@ -147,6 +148,7 @@ fn metrics_have_names_types_units_and_labels() {
         "smcgate_fallbacks_total{code=\"0x03010000\",name=\"peer has no \\\"option\\\"\"} 3",
         "smcgate_rnic_icrc_errors_total{rnic=\"soft0\"} 5",
         "smcgate_rnic_psn_errors_total{rnic=\"soft0\"} 6",
+        "smcgate_rnic_unknown_qp_total{rnic=\"soft0\"} 7",
     ] {
         assert!(text.lines().any(|it| it == line), "{line} is missing in\n{text}");
     }

@@ -242,6 +242,7 @@ impl<N: Rnic> Gateway<N> {
                     same.path_lowered += row.path_lowered;
                     same.icrc_errors += row.icrc_errors;
                     same.psn_errors += row.psn_errors;
+                    same.unknown_qp += row.unknown_qp;
                     same.rkey_errors += row.rkey_errors;
                 }
             }
@@ -269,6 +270,7 @@ impl<N: Rnic> Gateway<N> {
             path_lowered: read(&info.traffic.path_lowered),
             icrc_errors: read(&info.traffic.icrc_errors),
             psn_errors: read(&info.traffic.psn_errors),
+            unknown_qp: read(&info.traffic.unknown_qp),
             rkey_errors: read(&info.traffic.rkey_errors),
         })
     }

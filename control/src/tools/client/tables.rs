@@ -142,12 +142,13 @@ fn rnics(out: &mut String, stats: &Stats) {
             [&it.name, &it.kind, &it.device, &it.state, &it.gid].map(String::clone).to_vec();
         row.extend([it.links, it.mtu].iter().map(u32::to_string));
         row.extend([it.packets_in, it.packets_out, it.retransmits].iter().map(u64::to_string));
-        row.extend([it.icrc_errors, it.psn_errors, it.rkey_errors].iter().map(u64::to_string));
+        let dropped = [it.icrc_errors, it.psn_errors, it.unknown_qp, it.rkey_errors];
+        row.extend(dropped.iter().map(u64::to_string));
         row
     };
     let head = [
         "RNIC", "KIND", "DEVICE", "STATE", "GID", "LINKS", "MTU", "IN", "OUT", "AGAIN", "ICRC",
-        "PSN", "RKEY",
+        "PSN", "NO-QP", "RKEY",
     ];
     paragraph(out, &head, stats.rnics.iter().map(row));
 }
