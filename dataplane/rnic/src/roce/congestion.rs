@@ -70,6 +70,10 @@ impl Congestion {
 
     /// Adds a round-trip sample. The caller takes samples only of packets whose acknowledgement is
     /// unambiguous (Karn's algorithm).
+    ///
+    /// On a short path most of a sample is the time for which the peer delays acknowledgements. It
+    /// belongs there: the timeout must allow for it. It costs nothing as long as it is well below
+    /// [`TIMEOUT_MIN`], as the delays of a peer of our kind are.
     pub(super) fn measured(&mut self, sample: Duration) {
         self.round_trip = Some(match self.round_trip {
             None => (sample, sample / 2),

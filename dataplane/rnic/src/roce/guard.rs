@@ -17,6 +17,12 @@
 //!
 //! No packet with a near PSN is dropped because of the others. If it were, wrong PSNs would stop
 //! the connection. As it is, they only delay the NAK for a packet that was lost.
+//!
+//! Who forges an answer has an easier task than who forges a request: its PSN is right if it is
+//! that of any packet in flight. A NAK that refuses a request then breaks the queue pair; so does
+//! an acknowledgement, when the retries are exceeded, if a packet that it covers was lost. We
+//! cannot tell either from the peer's. Beside the PSN an answer has only the number of messages
+//! completed, which begins at zero on each queue pair, and for which we cannot rely on every peer.
 
 use std::time::Duration;
 

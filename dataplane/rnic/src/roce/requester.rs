@@ -442,7 +442,11 @@ impl Requester {
     /// Processes a NAK for the oldest packet: the peer has not received it.
     fn handle_gap(&mut self, now: Instant) -> Result<(), Cause> {
         let oldest = self.oldest.mark.sequence;
-        // The packets behind the gap cause further NAKs until the retransmission arrives.
+        // The packets behind the gap cause further NAKs until the retransmission arrives. The round
+        // trip is longer than it needs to be here, since NAKs are not delayed as acknowledgements
+        // are: a NAK that tells of a lost retransmission may be ignored, and the timeout repeats
+        // it. But if the time was too short on a long path, each of these NAKs would repeat a whole
+        // window, and after a few of them the packets would seem too large for the path.
         if let Some((there, before)) = self.went_back
             && there == oldest
             && now.since(before) < self.congestion.round_trip()
