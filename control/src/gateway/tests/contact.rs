@@ -169,6 +169,52 @@ fn tcp_may_end_while_the_link_is_confirmed() {
     }
 }
 
+/// A client that has ended TCP behind its Confirm believes that SMC-R carries all its bytes. If the
+/// link is never confirmed, it must not go on over TCP: its application would seem to have sent
+/// nothing. The end may come with the Confirm, in one event, or by itself, when the Confirm has
+/// emptied the socket.
+// RFC 7609 C.1 #7: existing group: later failure breaks TCP
+#[test]
+fn the_end_of_tcp_is_seen_with_the_confirm_and_behind_it() {
+    for (number, apart) in [(172, false), (173, true)] {
+        let far = Rig::server(number, "");
+        let mut peer = Peer::new(connect(far.gateway));
+        let mut server = far.accept();
+        peer.say(&peer.proposal());
+        assert!(matches!(peer.hear(), Some(Frame::Accept(_))));
+        let confirm = Frame::Confirm(peer.offer(Gid::from_ipv4([127, 77, 0, 1]))).encode();
+        if apart {
+            send(&peer.socket, confirm.as_bytes(), SendFlags::empty()).unwrap();
+            // Nothing tells when it was read. Later the link would count as failed.
+            std::thread::sleep(Duration::from_millis(100));
+        } else {
+            // One segment, so that nothing happens between the Confirm and the end.
+            send(&peer.socket, confirm.as_bytes(), SendFlags::MORE).unwrap();
+        }
+        peer.socket.shutdown(Shutdown::Write).unwrap();
+        assert!(peer.hear().is_none(), "no Decline: {apart}");
+        assert!(server.read(&mut [0]).is_err(), "reset, and not the end of a stream: {apart}");
+        let stats = far.stats();
+        assert_eq!((stats.active.smc, stats.active.tcp), (0, 0));
+    }
+}
+
+/// An upstream that does not answer at first, and then refuses: the event of the connect has no
+/// more than its flags to tell a refusal from a success, on either side of SMC-R.
+#[test]
+fn a_late_refusal_is_told_from_a_success() {
+    for rig in [Rig::server(174, ""), Rig::client(175, "")] {
+        let _queued = rig.crowd_upstream();
+        let mut application = connect(rig.gateway);
+        wait_until("it is connecting", || rig.stats().active.connecting == 1);
+        rig.close_upstream();
+        let error = application.read(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+        let stats = rig.stats();
+        assert_eq!((stats.active.smc, stats.active.tcp, stats.listeners[0].refused), (0, 0, 1));
+    }
+}
+
 /// A Linux client that cannot go on after our Accept (out of queue pairs, or of memory for its
 /// element) says so in place of its Confirm. Its program keeps the connection, and the group that
 /// others use is no worse for it.

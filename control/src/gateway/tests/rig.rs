@@ -126,6 +126,18 @@ impl Rig {
         prepare(socket)
     }
 
+    /// Lets the upstream answer no further SYN: its queue has room for the connection that is
+    /// returned, and nobody accepts that.
+    pub(super) fn crowd_upstream(&self) -> TcpStream {
+        rustix::net::listen(&self.upstream, 0).unwrap();
+        TcpStream::connect(self.upstream.local_addr().unwrap()).unwrap()
+    }
+
+    /// Lets the upstream refuse what comes from now on, and what was not answered yet.
+    pub(super) fn close_upstream(&self) {
+        rustix::net::shutdown(&self.upstream, rustix::net::Shutdown::Read).unwrap();
+    }
+
     /// Carries the CLC messages between this gateway's next connection and `far`, until both sides
     /// count one more SMC-R connection; the caller holds both TCP connections then.
     pub(super) fn relay_rendezvous(&self, far: SocketAddr) -> (TcpStream, TcpStream) {
