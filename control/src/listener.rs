@@ -143,6 +143,9 @@ fn set_options(
     if config.tcp_nodelay {
         sockopt::set_tcp_nodelay(socket, true)?;
     }
+    // From the first byte on: the kernel throws an urgent byte away when it is read over, or when
+    // another one comes. A poller expects to find it in its place.
+    sockopt::set_socket_oobinline(socket, true)?;
     let keepalive = match transport {
         Transport::Tcp => config.tcp_keepalive,
         Transport::Smc => peer_keepalive,
@@ -207,6 +210,7 @@ mod tests {
                 let (connected, _) = listener.connect(&option, true).unwrap();
                 for (socket, side) in [(accepted, accept), (connected, connect)] {
                     let expected = if side == "smc" { (9, 1, 4) } else { (idle_s, 2, 5) };
+                    assert!(sockopt::socket_oobinline(&socket).unwrap());
                     assert!(sockopt::tcp_nodelay(&socket).unwrap());
                     assert_eq!(sockopt::socket_keepalive(&socket).unwrap(), expected.0 > 0);
                     if expected.0 > 0 {

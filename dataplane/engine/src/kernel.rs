@@ -105,8 +105,6 @@ impl Streams for Kernel {
 
     fn watch(&mut self, key: Key, stream: &OwnedFd) -> io::Result<()> {
         use epoll::EventFlags as F;
-        // Else a read that comes too late would lose the byte, not only its urgency.
-        sockopt::set_socket_oobinline(stream, true)?;
         let flags = F::IN | F::OUT | F::PRI | F::RDHUP | F::ET;
         Ok(epoll::add(&self.epoll, stream, epoll::EventData::new_u64(pack(key)), flags)?)
     }
@@ -239,6 +237,7 @@ mod tests {
         let (near, _) = listener.accept().unwrap();
         near.set_nonblocking(true).unwrap();
         let near = OwnedFd::from(near);
+        sockopt::set_socket_oobinline(&near, true).unwrap();
         kernel.watch(KEY, &near).unwrap();
         assert!(next_event(kernel).writable);
         (application, near)

@@ -49,12 +49,11 @@ pub enum Ahead {
 
 /// All sockets of one poller, and the place where it sleeps.
 pub trait Streams {
-    /// A connected, nonblocking socket.
+    /// A connected, nonblocking socket. Its urgent bytes are read in their place, and a read stops
+    /// before one: whoever made it has seen to that (`SO_OOBINLINE`) before any byte could come.
     type Stream: Send;
 
     /// Begins to report events of `stream`. The first report says what is possible already.
-    ///
-    /// From now on its urgent bytes are read in their place, and a read stops before one.
     ///
     /// # Errors
     ///

@@ -54,6 +54,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let application = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let near = OwnedFd::from(listener.accept().unwrap().0);
+        rustix::net::sockopt::set_socket_oobinline(&near, true).unwrap();
         kernel.watch(Key { slot: 0, generation: 1, far: false }, &near).unwrap();
         (application, Socket { readable: true, ..Socket::new(near) })
     }
