@@ -111,6 +111,13 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         if offer.first_contact { Answer::Now(self.open_link(offer)) } else { self.join_link(offer) }
     }
 
+    /// Whether the Confirm of this offer may leave, for which an element of the peer had to become
+    /// free first.
+    pub(super) fn confirm(&self, ours: Offer) -> Result<Offer, Diagnosis> {
+        // RFC 7609 5.5 #1: no SMC-R under IPsec
+        if self.one.surroundings.protected { Err(Diagnosis::IPSEC) } else { Ok(ours) }
+    }
+
     /// First contact: the server has opened a queue pair for us.
     fn open_link(&mut self, offer: &Offer) -> Result<Offer, Diagnosis> {
         let agreement = self.agreement().expect("an Accept settles the version");
@@ -183,7 +190,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
             Proof::Awaited => {
                 return self.without_element(Shortage::Unproven(group, Some(link)));
             }
-            // It is down, and the server will hear of that.
+            // It is down, or its connections are leaving it: the server will hear of that.
             Proof::Impossible => return Answer::Now(Err(Diagnosis::SERVER_LINK_NOT_FOUND)),
         }
         match self.join(group, link) {

@@ -25,7 +25,7 @@ pub enum Effect {
         hear: bool,
     },
     /// Look at the network around the connection to the peer, and report what is there to the
-    /// endpoint.
+    /// endpoint, at once: what it does next rests on the report.
     Survey {
         /// Of this connection.
         key: Key,

@@ -30,7 +30,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
     pub(super) fn begin(&mut self) -> Effect {
         let terms = self.shared.terms(self.one.listener);
         let (side, timeout) = (terms.side, terms.connect_timeout);
-        // A client that has connected has told all that matters until it proposes.
+        // At a server, `arrived` brought what is needed before the Proposal.
         self.one.surveyed = side == Side::Server;
         let seeks = terms.offers();
         let offer = seeks && self.one.has_place;
@@ -132,6 +132,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
     /// The handshake machine asks a question. It is answered at once, or when that is possible.
     pub(super) fn ask(&mut self, asked: Asked) {
         self.handshake().asked = Some(asked);
+        // The network may have changed since it was last looked at.
+        self.one.surveyed = false;
     }
 
     /// The handshake, which must be under way.
@@ -145,6 +147,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         let answer = match asked {
             Asked::Proposal(proposal, _) => self.answer_to_proposal(&proposal),
             Asked::Accept(offer) => self.answer_to_accept(&offer),
+            Asked::Confirm(ours) => Answer::Now(self.confirm(ours)),
         };
         match answer {
             Answer::Now(answer) => self.reply(answer),
@@ -162,7 +165,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         let asked = talking.asked.take().expect("an answer follows a question");
         match asked {
             Asked::Proposal(proposal, _) => self.reply_to_client(&proposal, answer),
-            Asked::Accept(_) => self.reply_to_server(answer),
+            Asked::Accept(_) | Asked::Confirm(_) => self.reply_to_server(answer),
         }
     }
 
@@ -281,7 +284,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         match (taken, held.answer) {
             (Ok(Taken::Awaited), _) => self.wait_for(Wait::Holder(held)),
             // The client answers; the server has nothing left to say.
-            (Ok(Taken::Noted), Some(ours)) => self.reply(Ok(ours)),
+            (Ok(Taken::Noted), Some(ours)) => self.ask(Asked::Confirm(ours)),
             (Ok(Taken::Noted), None) => {}
             (Err(offence), Some(_)) => {
                 self.note_bad_offer(offence);

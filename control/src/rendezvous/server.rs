@@ -20,8 +20,6 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         if std::mem::take(&mut self.one.silent) {
             self.shared.silent.leave(self.one.source.ip(), self.one.key);
         }
-        // The network may have changed since the client connected.
-        self.one.surveyed = false;
         self.ask(Asked::Proposal(proposal, self.now + ANSWER_WITHIN));
     }
 

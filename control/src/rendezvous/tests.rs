@@ -20,6 +20,7 @@ use crate::groups::{self, Groups, Lan, Pollers, Port, PortId, QpOf};
 use crate::slab::Key;
 
 mod proof;
+mod protected;
 
 const START: Instant = Instant(1_000_000_000);
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);

@@ -15,6 +15,9 @@ pub(super) enum Asked {
     Proposal(Proposal, Instant),
     /// What to answer to this Accept.
     Accept(Offer),
+    /// Whether a Confirm with this offer may leave, now that the element is free that the Accept
+    /// named.
+    Confirm(Offer),
 }
 
 /// The answer to such a question.

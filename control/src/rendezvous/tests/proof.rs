@@ -5,21 +5,35 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use smcr_engine::handoff::{Activity, Unheard};
-use smcr_engine::{LinkId, LlcBytes, Report};
+use smcr_engine::{Established, LinkId, LlcBytes, Report};
 use smcr_proto::Qpn;
 
 use super::*;
 
 /// A client and a server, joined by their CLC and LLC messages.
-struct Two {
-    now: Instant,
-    hosts: [Host; 2],
+pub(super) struct Two {
+    pub(super) now: Instant,
+    pub(super) hosts: [Host; 2],
     /// LLC messages of these queue pairs stay on their way.
     slow: Vec<Qpn>,
+    /// When a policy comes that protects the connections of the client.
+    pub(super) policy_comes: Policy,
 }
 
-struct Host {
-    endpoint: Tested,
+/// When IPsec begins to protect the connections of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Policy {
+    Never,
+    /// The Accept is on its way.
+    WithAccept,
+    /// It does already.
+    InForce,
+}
+
+pub(super) struct Host {
+    pub(super) endpoint: Tested,
+    /// Connections that were handed over, with their elements.
+    pub(super) relayed: Vec<(ConnectionId, smcr_memory::Rmbe)>,
     activities: HashMap<LinkId, Arc<Activity>>,
     /// LLC messages that are on their way for long: the link, and the message.
     late: Vec<(LinkId, LlcBytes)>,
@@ -27,21 +41,22 @@ struct Host {
     surveys: usize,
 }
 
-const CLIENT: usize = 0;
-const SERVER_HOST: usize = 1;
+pub(super) const CLIENT: usize = 0;
+pub(super) const SERVER_HOST: usize = 1;
 
 impl Two {
     /// Two hosts with two RNICs each, and a connection that has joined them by two links.
-    fn joined() -> Self {
+    pub(super) fn joined() -> Self {
         let network = Network::new(1, Odds::CALM);
         let host = |number, side| Host {
             endpoint: endpoint_in(&network, (number, 2), side, |_| {}),
+            relayed: Vec::new(),
             activities: HashMap::new(),
             late: Vec::new(),
             surveys: 0,
         };
         let hosts = [host(9, Side::Client { server: SERVER }), host(2, Side::Server)];
-        let mut two = Self { now: START, hosts, slow: Vec::new() };
+        let mut two = Self { now: START, hosts, slow: Vec::new(), policy_comes: Policy::Never };
         two.call(1);
         assert_eq!(two.links().map(|links| links.len()), [2, 2]);
         assert_eq!(two.became_smc(), [1, 1]);
@@ -49,12 +64,12 @@ impl Two {
     }
 
     /// An application connects to the client, and both hosts do what can be done without delay.
-    fn call(&mut self, index: u32) {
+    pub(super) fn call(&mut self, index: u32) {
         self.hosts[CLIENT].endpoint.arrived(self.now, key(index), arrival(77));
         self.settle();
     }
 
-    fn wait(&mut self, time: Duration) {
+    pub(super) fn wait(&mut self, time: Duration) {
         self.now = self.now + time;
         for host in &mut self.hosts {
             host.endpoint.handle_timeout(self.now);
@@ -63,7 +78,7 @@ impl Two {
     }
 
     /// Lets both hosts talk until neither has anything to say.
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         self.hosts.iter_mut().for_each(|host| host.surveys = 0);
         while self.step(CLIENT) | self.step(SERVER_HOST) {}
     }
@@ -86,10 +101,13 @@ impl Two {
                 | Command::FailConnections { .. }
                 | Command::FailLink { .. }
                 | Command::MoveConnections { .. } => panic!("both links are well"),
-                Command::Forget { .. }
-                | Command::Relay { .. }
-                | Command::Abort { .. }
-                | Command::Stop => {}
+                Command::Relay { connection, established } => match *established {
+                    Established::Smc { rmbe, .. } => {
+                        self.hosts[from].relayed.push((connection, rmbe));
+                    }
+                    Established::Tcp { .. } => panic!("link groups relay no TCP"),
+                },
+                Command::Forget { .. } | Command::Abort { .. } | Command::Stop => {}
             }
             moved = true;
         }
@@ -102,7 +120,8 @@ impl Two {
             Effect::Survey { key } => {
                 host.surveys += 1;
                 assert!(host.surveys < 20, "it waits by asking again and again");
-                host.endpoint.surveyed(key, surroundings());
+                let protected = from == CLIENT && self.policy_comes == Policy::InForce;
+                host.endpoint.surveyed(key, Surroundings { protected, ..surroundings() });
             }
             Effect::Connect { key, .. } => {
                 host.endpoint.connected(self.now, key);
@@ -111,6 +130,9 @@ impl Two {
                 }
             }
             Effect::Send { key, frame } => {
+                if self.policy_comes == Policy::WithAccept && matches!(frame, Frame::Accept(_)) {
+                    self.policy_comes = Policy::InForce;
+                }
                 self.hosts[1 - from].endpoint.received(key, frame.encode().as_bytes());
             }
             Effect::HandOver { connection, rmbe, .. } => {
@@ -150,7 +172,7 @@ impl Two {
         })
     }
 
-    fn became_smc(&self) -> [u64; 2] {
+    pub(super) fn became_smc(&self) -> [u64; 2] {
         self.hosts.each_ref().map(|host| host.endpoint.counts().connections_smc)
     }
 
