@@ -57,8 +57,8 @@ impl Stage {
         let registration = rnic.register(domain, rmb.region()).unwrap();
         let ring = Ring::new(size.bytes());
         let token = AlertToken(0xabcd_ef01);
-        let peer =
-            PeerElement { rkey: registration.rkey, address: registration.address, ring, token };
+        let (rkey, address) = (registration.rkey, registration.address);
+        let peer = PeerElement { rkey, address, rmb_address: address, ring, token };
 
         let (ours, theirs) = (host.open(), rnic.open(domain).unwrap());
         let (here, there) = (ours.address(), theirs.address());

@@ -334,8 +334,9 @@ impl Host {
 
     fn describe(&self, place: usize, token: AlertToken, element: &Rmbe) -> PeerElement {
         let offset = u64::from(element.index() - 1) * u64::from(element.capacity());
-        let (rkey, address) = self.key_at(place);
-        PeerElement { rkey, address: address + offset, ring: self.sizes.ring(), token }
+        let (rkey, rmb_address) = self.key_at(place);
+        let (address, ring) = (rmb_address + offset, self.sizes.ring());
+        PeerElement { rkey, address, rmb_address, ring, token }
     }
 
     pub(crate) fn relay(&mut self, connection: ConnectionId, established: Established<Stream>) {

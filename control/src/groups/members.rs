@@ -345,6 +345,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         let peer = PeerElement {
             rkey: offer.rkey,
             address: offer.rmbe_address(),
+            rmb_address: offer.rmb_address,
             // RFC 7609 2.1 #11: choose RMBs independently of the peer
             ring: Ring::of_element(offer.rmbe_size, eye_catcher),
             token: offer.alert_token,

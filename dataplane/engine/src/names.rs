@@ -64,6 +64,8 @@ pub struct PeerElement {
     pub rkey: Rkey,
     /// Its first byte (of the element, not of the RMB).
     pub address: u64,
+    /// The first byte of its RMB. Several RMBs may have one key, so both together name the RMB.
+    pub rmb_address: u64,
     /// Its shape: how long it is, and whether an eye catcher stands at its beginning.
     pub ring: Ring,
     /// What the peer wants to see in our CDC messages.

@@ -19,11 +19,10 @@ impl Route {
 
     /// The peer's element by its rkey and address on the new link, if its RMB is known there.
     pub(crate) fn translate(&self, peer: PeerElement) -> Option<PeerElement> {
-        let known = |key: &&KeyChange| key.old == peer.rkey && key.old_base <= peer.address;
-        // If several RMBs have this rkey, the element is in the one that begins closest before it.
-        let key = self.keys.iter().filter(known).max_by_key(|key| key.old_base)?;
-        let address = (peer.address - key.old_base).wrapping_add(key.new_base);
-        Some(PeerElement { rkey: key.new, address, ..peer })
+        let token = (peer.rkey, peer.rmb_address);
+        let key = self.keys.iter().find(|key| (key.old, key.old_base) == token)?;
+        let address = peer.address.wrapping_sub(key.old_base).wrapping_add(key.new_base);
+        Some(PeerElement { rkey: key.new, address, rmb_address: key.new_base, ..peer })
     }
 }
 
@@ -46,10 +45,27 @@ mod tests {
         let keys = vec![change(1, 1_000, 11, 50_000), change(2, 1_000, 12, 90_000)];
         let route = Route::new(LinkId(1), LinkId(2), 0, keys);
         let (ring, token) = (Ring::new(16_384), AlertToken(5));
-        let peer = PeerElement { rkey: Rkey(2), address: 1_300, ring, token };
+        let (rkey, address, rmb_address) = (Rkey(2), 1_300, 1_000);
+        let peer = PeerElement { rkey, address, rmb_address, ring, token };
         let moved = route.translate(peer).unwrap();
         assert_eq!((moved.rkey, moved.address, moved.token), (Rkey(12), 90_300, token));
+        assert_eq!(moved.rmb_address, 90_000);
         assert!(route.translate(PeerElement { rkey: Rkey(3), ..peer }).is_none());
-        assert!(route.translate(PeerElement { address: 999, ..peer }).is_none());
+        assert!(route.translate(PeerElement { rmb_address: 999, ..peer }).is_none());
+    }
+
+    /// A peer has used an rkey again without deleting it, so the route has the RMB that it opened
+    /// before, too. That one begins closer before the element, which is none of its own: the
+    /// connection wrote into it, wherever it is on the new link.
+    // RFC 7609 2.1 #1: tell RKey and address together
+    #[test]
+    fn an_rmb_is_told_from_an_earlier_one_with_its_key() {
+        let keys = vec![change(1, 9_000, 11, 70_000), change(1, 1_000, 12, 90_000)];
+        let route = Route::new(LinkId(1), LinkId(2), 0, keys);
+        let (ring, token) = (Ring::new(16_384), AlertToken(5));
+        let (rkey, address, rmb_address) = (Rkey(1), 9_192, 1_000);
+        let moved = route.translate(PeerElement { rkey, address, rmb_address, ring, token });
+        let moved = moved.expect("its RMB is known");
+        assert_eq!((moved.rkey, moved.address, moved.rmb_address), (Rkey(12), 98_192, 90_000));
     }
 }
