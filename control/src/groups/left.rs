@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 
 use smcr_engine::LinkId;
 use smcr_engine::handoff::KeyChange;
+use smcr_proto::Rkey;
 use smcr_proto::limits::LINKS_PER_GROUP_MAX;
 use smcr_proto::wire::clc::Offer;
 use smcr_rnic::QpAddress;
@@ -21,9 +22,10 @@ pub(super) struct Left {
     pub(super) link: LinkId,
     /// The peer's end of it.
     pub(super) theirs: QpAddress,
-    /// The link to which they go.
+    /// The link to which they go, or have gone on since.
     pub(super) to: LinkId,
-    /// What the RMBs of the peer are called on both, as the poller was told.
+    /// What the RMBs of the peer are called on both, as the poller was told; but where connections
+    /// have gone on to a third link, what they are called there.
     pub(super) keys: Vec<KeyChange>,
 }
 
@@ -32,13 +34,33 @@ pub(super) struct Left {
 pub(super) struct LeftLinks(VecDeque<Left>);
 
 impl LeftLinks {
-    /// Notes that a link is left, in place of what was said of it before.
+    /// Notes that a link is left, in place of what was said of it before. Whoever left another link
+    /// for this one goes on with the others.
     pub(super) fn note(&mut self, left: Left) {
+        for earlier in self.0.iter_mut().filter(|earlier| earlier.to == left.link) {
+            earlier.to = left.to;
+            let on = |key: &KeyChange| {
+                let next = left.key((key.new, key.new_base))?;
+                Some(KeyChange { new: next.new, new_base: next.new_base, ..*key })
+            };
+            earlier.keys = earlier.keys.iter().filter_map(on).collect();
+        }
         self.0.retain(|other| other.link != left.link);
         self.0.push_back(left);
         if self.0.len() > LINKS_PER_GROUP_MAX.into() {
             self.0.pop_front();
         }
+    }
+
+    /// Gives an RMB of the peer one name on a link that was left and where its connections have
+    /// gone. Returns what the poller must be told; none if another RMB has that name on the link.
+    pub(super) fn lead_on(&mut self, link: LinkId, (rkey, base): (Rkey, u64)) -> Option<&Left> {
+        let left = self.0.iter_mut().find(|left| left.link == link)?;
+        if left.key((rkey, base)).is_some() {
+            return None;
+        }
+        left.keys.push(KeyChange { old: rkey, old_base: base, new: rkey, new_base: base });
+        Some(left)
     }
 
     /// The link that led to the queue pair of this offer.
@@ -49,30 +71,37 @@ impl LeftLinks {
         self.0.iter().rev().find(leads_there)
     }
 
-    /// Where the connections of a link have gone.
+    /// Where the connections of a link have gone, by however many moves.
     pub(super) fn way_from(&self, link: LinkId) -> Option<LinkId> {
         self.of(link).map(|left| left.to)
     }
 
-    /// An offer that one link sees so, as another link sees it, if the connections of one of the
-    /// two went to the other.
-    pub(super) fn translate(&self, offer: &Offer, on: LinkId, from: LinkId) -> Option<Offer> {
-        let token = (offer.rkey, offer.rmb_address);
-        let forth = || {
-            let left = self.of(on).filter(|left| left.to == from)?;
-            let key = left.keys.iter().find(|key| (key.old, key.old_base) == token)?;
-            Some((key.new, key.new_base))
-        };
-        let back = || {
-            let left = self.of(from).filter(|left| left.to == on)?;
-            let key = left.keys.iter().find(|key| (key.new, key.new_base) == token)?;
-            Some((key.old, key.old_base))
-        };
-        let (rkey, rmb_address) = forth().or_else(back)?;
-        Some(Offer { rkey, rmb_address, ..*offer })
+    /// The link to which the connections of `on` have gone, and an offer that names its RMB as on
+    /// `on`, with the name that the RMB has there.
+    pub(super) fn forth(&self, offer: &Offer, on: LinkId) -> Option<(LinkId, Offer)> {
+        let left = self.of(on)?;
+        let key = left.key((offer.rkey, offer.rmb_address))?;
+        Some((left.to, Offer { rkey: key.new, rmb_address: key.new_base, ..*offer }))
     }
 
-    fn of(&self, link: LinkId) -> Option<&Left> {
+    /// The way back: an offer that names its RMB as on the link to which the connections of `from`
+    /// have gone, with the name that the RMB has on `from`.
+    pub(super) fn back(&self, offer: &Offer, from: LinkId) -> Option<Offer> {
+        let token = (offer.rkey, offer.rmb_address);
+        let mut keys = self.of(from)?.keys.iter();
+        let key = keys.find(|key| (key.new, key.new_base) == token)?;
+        Some(Offer { rkey: key.old, rmb_address: key.old_base, ..*offer })
+    }
+
+    /// What the poller was told of a link.
+    pub(super) fn of(&self, link: LinkId) -> Option<&Left> {
         self.0.iter().find(|left| left.link == link)
+    }
+}
+
+impl Left {
+    /// What the RMB with this rkey and address is called where the connections go.
+    fn key(&self, token: (Rkey, u64)) -> Option<&KeyChange> {
+        self.keys.iter().find(|key| (key.old, key.old_base) == token)
     }
 }

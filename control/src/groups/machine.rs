@@ -16,7 +16,7 @@ use smcr_proto::{Instant, LinkNumber, LinkUserId, QpAddress, Rkey};
 use smcr_rnic::Rnic;
 
 use super::Groups;
-use super::group::{GroupId, Member};
+use super::group::GroupId;
 use super::group_mut::GroupMut;
 use super::ports::{Pollers, QpOf};
 use super::shared::Event;
@@ -65,6 +65,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         self.input(now, id, |group| {
             let mut heard = Ok(());
             group.feed(|machine| heard = machine.handle_bytes(now, number, message));
+            group.renew_moves();
             if let Err(offence) = heard
                 && let Some(left_out) = group.shared.offences.llc.pass(now)
             {
@@ -195,14 +196,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
     /// withdraws what is in use has given them up.
     fn abort_where_rkeys_are_gone(&mut self) {
         let group = &*self.group;
-        let machine = group.machine().expect("it has just said so");
-        let is_gone = |member: &Member| {
-            let number = group.link(member.link).map(|link| link.number);
-            let rkey = member.peer.map(|peer| peer.rkey);
-            number.zip(rkey).is_some_and(|(on, rkey)| machine.peer_rmb(on, rkey, on).is_none())
-        };
-        let affected = group.members.iter().filter(|(_, member)| is_gone(member));
-        for connection in affected.map(|(connection, _)| *connection).collect::<Vec<_>>() {
+        let gone = group.members.iter().filter(|(_, member)| !group.has_rmb_of(member));
+        let gone: Vec<_> = gone.map(|(connection, _)| *connection).collect();
+        for connection in gone {
             let (group, slot) = (self.group.id.0, connection.slot);
             tracing::warn!(group, slot, "reset: the peer has withdrawn the RMB that it writes to");
             self.abort(connection);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use smcr_engine::handoff::PeerElement;
 use smcr_engine::{Command, ConnectionId, Established, LinkId};
 use smcr_memory::Rmbe;
-use smcr_proto::link_group::{LinkGroup, Role};
+use smcr_proto::link_group::LinkGroup;
 use smcr_proto::ring::Ring;
 use smcr_proto::wire::clc::Offer;
 use smcr_proto::wire::llc::DeleteReason;
@@ -13,7 +13,7 @@ use smcr_proto::{Instant, RmbeSize};
 use smcr_rnic::Rnic;
 
 use super::Groups;
-use super::group::{Group, GroupId, LinkState, Member};
+use super::group::{Group, GroupId, Member};
 use super::group_mut::GroupMut;
 use super::ports::{Pollers, QpOf};
 use super::shared::Event;
@@ -41,30 +41,6 @@ pub enum Refusal {
     NotYet,
     /// The group carries nothing any more.
     NoLink,
-}
-
-/// What became of a peer's offer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
-    /// The connection writes that element.
-    Noted,
-    /// Another connection still has it. It has probably ended for the peer, and is about to end
-    /// here: try again after [`Event::ElementsChanged`], or
-    /// [insist](super::Groups::insist_on_offer).
-    Awaited,
-}
-
-/// What is wrong with a peer's offer in a later contact.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BadOffer {
-    /// It names no active link of the group.
-    NoSuchLink,
-    /// The peer has more RMBs than can be remembered.
-    TooManyRmbs,
-    /// It names an RMB that the peer did not make known on the link that we write on.
-    UnknownRmb,
-    /// Its element is larger than any that we write to.
-    TooLarge,
 }
 
 impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
@@ -113,43 +89,6 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         // RFC 7609 2.3 #2: each side chooses its own link
         // RFC 7609 3.5.2.1 #6: server may choose another link
         usable.min_by_key(|link| (group.members_on(link.id), link.number)).map(|link| link.id)
-    }
-
-    /// Takes in what the peer offered to a connection: the element that we will write.
-    ///
-    /// A peer gives an element to the next connection when both sides have closed the one before.
-    /// It may know that sooner than we do: its offer comes by TCP, and what we lack is an
-    /// acknowledgement, or the word of our poller.
-    ///
-    /// # Errors
-    ///
-    /// [`BadOffer`]: the rendezvous failed, and the caller says [`leave`](Self::leave).
-    pub fn accept_offer(
-        &mut self,
-        now: Instant,
-        connection: ConnectionId,
-        offer: &Offer,
-    ) -> Result<Taken, BadOffer> {
-        let id = self.members[usize::from(connection.slot)].ok_or(BadOffer::NoSuchLink)?;
-        let taken = self.input(now, id, |group| group.accept_offer(connection, offer));
-        taken.expect("a group outlives its connections")
-    }
-
-    /// The same for an offer that has waited long enough: a connection that still has the element
-    /// is aborted, because the peer has forgotten it.
-    ///
-    /// # Errors
-    ///
-    /// As above.
-    pub fn insist_on_offer(
-        &mut self,
-        now: Instant,
-        connection: ConnectionId,
-        offer: &Offer,
-    ) -> Result<(), BadOffer> {
-        let id = self.members[usize::from(connection.slot)].ok_or(BadOffer::NoSuchLink)?;
-        let taken = self.input(now, id, |group| group.insist_on_offer(connection, offer));
-        taken.expect("a group outlives its connections")
     }
 
     /// The rendezvous succeeded: the poller takes over.
@@ -271,67 +210,6 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         Ok(Joined { connection, rmbe, offer })
     }
 
-    fn accept_offer(&mut self, connection: ConnectionId, offer: &Offer) -> Result<Taken, BadOffer> {
-        let (offer, holder) = self.weigh_offer(connection, offer)?;
-        if let Some(holder) = holder {
-            self.member_mut(holder).awaited = true;
-            self.shared.counts.offers_held += 1;
-            return Ok(Taken::Awaited);
-        }
-        self.member_mut(connection).peer = Some(offer);
-        Ok(Taken::Noted)
-    }
-
-    fn insist_on_offer(&mut self, connection: ConnectionId, offer: &Offer) -> Result<(), BadOffer> {
-        let (offer, holder) = self.weigh_offer(connection, offer)?;
-        self.member_mut(connection).peer = Some(offer);
-        if let Some(holder) = holder {
-            let group = self.group.id.0;
-            tracing::warn!(group, slot = holder.slot, "reset: the peer offers its element again");
-            self.shared.counts.conflicts += 1;
-            // RFC 7609 4.4.2 #3: abort user of an offered element
-            // RFC 7609 4.4.2 #6: new connection goes on after conflict
-            self.abort(holder);
-        }
-        Ok(())
-    }
-
-    /// Which element an offer means, as the link of the connection sees it, and who has it.
-    fn weigh_offer(
-        &mut self,
-        connection: ConnectionId,
-        offer: &Offer,
-    ) -> Result<(Offer, Option<ConnectionId>), BadOffer> {
-        let group = &mut *self.group;
-        if offer.rmbe_size.bytes() > ELEMENT_BYTES_MAX {
-            return Err(BadOffer::TooLarge);
-        }
-        // A link that connections are leaving is active still, and so is one that only the peer has
-        // seen confirmed: what tells the other side may be on its way by RDMA, and who is refused
-        // here loses the connection.
-        // RFC 7609 3.5.2.3 #2: check that Confirm names active link
-        // RFC 7609 3.5.2.3 #3: client may choose another link
-        let on = group.named_by(offer).ok_or(BadOffer::NoSuchLink)?;
-        // The link that the connection was to send on may have gone since. It has the element as
-        // that link sees it, because its poller sends it after those that have left the link.
-        let own = group.members[&connection].link;
-        if let Some(number) = group.link(on).map(|link| link.number)
-            && let Some(machine) = group.machine_mut()
-        {
-            let learned = machine.learn_rkey(number, offer.rkey, offer.rmb_address);
-            learned.map_err(|_| BadOffer::TooManyRmbs)?;
-        }
-        let offer = seen_from(group, offer, on, own).ok_or(BadOffer::UnknownRmb)?;
-        // Others are on other links, and the keys of a link that is gone are known only there where
-        // its connections have gone.
-        let there = group.left.way_from(own).unwrap_or(own);
-        let seen = seen_from(group, &offer, own, there).ok_or(BadOffer::UnknownRmb)?;
-        // RFC 7609 3.5.2.2 #4: check that server's element is free
-        // RFC 7609 3.5.2.3 #1: check that client's element is free
-        let holder = holder_of(group, &seen, there).filter(|old| *old != connection);
-        Ok((offer, holder))
-    }
-
     fn hand_over(&mut self, connection: ConnectionId, near: P::Stream, rmbe: Rmbe) {
         let machine = self.group.machine();
         let eye_catcher = machine.is_some_and(LinkGroup::peer_eye_catcher);
@@ -367,7 +245,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         self.command(port, Command::Abort { connection });
     }
 
-    fn member_mut(&mut self, connection: ConnectionId) -> &mut Member {
+    pub(super) fn member_mut(&mut self, connection: ConnectionId) -> &mut Member {
         self.group.members.get_mut(&connection).expect("it is a connection of this group")
     }
 
@@ -404,20 +282,6 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
 }
 
 impl<O> Group<O> {
-    /// The link that an offer names. For a server it may be one that is being given up, or gone, if
-    /// its connections have gone to one that works: the client was committed to SMC-R before it
-    /// could know. A client declines instead, and the connection stays TCP.
-    // RFC 7609 C.1 #7: existing group: later failure breaks TCP
-    fn named_by(&self, offer: &Offer) -> Option<LinkId> {
-        let active = self.links.iter().find(|link| link.leads_to(offer));
-        let active = active.filter(|link| !matches!(link.state, LinkState::Retiring));
-        let left = || {
-            let left = self.left.named_by(offer).filter(|_| self.role == Role::Server)?;
-            self.link(left.to).filter(|to| self.is_usable(to)).map(|_| left.link)
-        };
-        active.map(|link| link.id).or_else(left)
-    }
-
     /// Whether one more connection can be on this link.
     fn has_room_on(&self, link: LinkId) -> Result<(), Refusal> {
         let is_there = self.link(link).is_some_and(|_| !self.is_over());
@@ -429,36 +293,6 @@ impl<O> Group<O> {
     }
 }
 
-/// An offer that one link sees so, as another link sees it.
-fn seen_from<O>(group: &Group<O>, offer: &Offer, on: LinkId, from: LinkId) -> Option<Offer> {
-    if on == from {
-        return Some(*offer);
-    }
-    let known = || {
-        let [on, from] = [on, from].map(|link| group.link(link).map(|link| link.number));
-        let token = (offer.rkey, offer.rmb_address);
-        let (rkey, rmb_address) = group.machine()?.peer_rmb_at(on?, token, from?)?;
-        Some(Offer { rkey, rmb_address, ..*offer })
-    };
-    known().or_else(|| group.left.translate(offer, on, from))
-}
-
-/// The connection that writes the element of this offer, which `on` sees so.
-fn holder_of<O>(group: &Group<O>, offer: &Offer, on: LinkId) -> Option<ConnectionId> {
-    let holds = |member: &Member| {
-        let Some(peer) = member.peer.filter(|peer| peer.rmbe_index == offer.rmbe_index) else {
-            return false;
-        };
-        // Two RMBs may have one key: they are told apart by their addresses.
-        let same = |peer: Offer| (peer.rkey, peer.rmb_address) == (offer.rkey, offer.rmb_address);
-        seen_from(group, &peer, member.link, on).is_some_and(same)
-    };
-    group.members.iter().find(|(_, member)| holds(member)).map(|(id, _)| *id)
-}
-
-/// The largest element of a peer that we write to. The RFC knows 512 KiB, and what a peer says to
-/// have costs it nothing; how much may be on its way to it follows from that.
-const ELEMENT_BYTES_MAX: u32 = 64 << 20;
 /// How long an element rests that its peer may believe to have. Longer than any rendezvous, and
 /// than TCP needs to carry a reset to whoever is still there.
 const QUARANTINE: Duration = Duration::from_secs(30);

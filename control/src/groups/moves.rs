@@ -3,13 +3,14 @@
 use smcr_engine::handoff::KeyChange;
 use smcr_engine::{Command, ConnectionId, LinkId};
 use smcr_proto::Rkey;
+use smcr_proto::wire::clc::Offer;
 use smcr_rnic::Rnic;
 
 use super::Groups;
 use super::group::{Group, Leaving, Link, LinkState};
 use super::group_mut::GroupMut;
 use super::left::Left;
-use super::ports::{Pollers, QpOf};
+use super::ports::{Pollers, PortId, QpOf};
 
 impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     /// A connection is on another link now, where the peer's element is at `address` of the RMB
@@ -112,7 +113,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
     pub(super) fn renew_move(&mut self, from: LinkId) {
         let machine = self.group.machine();
         let left = |link: &Link<_>| {
-            matches!(link.state, LinkState::Leaving(_) | LinkState::Vacated)
+            is_being_left(link)
                 && link.id == from
                 && machine.is_some_and(|machine| machine.knows_rmbs_on(link.number))
         };
@@ -121,6 +122,36 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         {
             self.order_move(from, to, None);
         }
+    }
+
+    /// The peer may have announced RMBs for links that connections are leaving. When such a link is
+    /// gone, nobody knows any more what they were called there: who comes to it late must find them
+    /// in the order to move.
+    pub(super) fn renew_moves(&mut self) {
+        let group = &*self.group;
+        let has_news = |link: &&Link<_>| {
+            let left = group.left.of(link.id).filter(|_| is_being_left(link));
+            let way = left.and_then(|left| Some((left, group.link(left.to)?)));
+            way.is_some_and(|(left, to)| {
+                group.machine().is_some()
+                    && key_changes(group, link, to).iter().any(|key| !left.keys.contains(key))
+            })
+        };
+        let stale: Vec<_> = group.links.iter().filter(has_news).map(|link| link.id).collect();
+        for link in stale {
+            self.renew_move(link);
+        }
+    }
+
+    /// A connection that `port` has was to send on a link that was left, where its RMB has no name:
+    /// it came later. So the poller gets the connection with the name that the RMB has where the
+    /// others have gone, and is told that it keeps that name on the way.
+    pub(super) fn lead_on(&mut self, port: PortId, from: LinkId, seen: &Offer) -> Option<()> {
+        let left = self.group.left.lead_on(from, (seen.rkey, seen.rmb_address))?;
+        let (to, keys) = (left.to, left.keys.clone());
+        let to_port = self.group.link(to)?.port;
+        self.tell_to_move(port, (from, to), to_port, keys, None);
+        Some(())
     }
 
     fn order_move(&mut self, from: LinkId, to: LinkId, only: Option<Vec<ConnectionId>>) {
@@ -134,6 +165,17 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
             let keys = keys.clone();
             self.group.left.note(Left { link: from, theirs, to, keys });
         }
+        self.tell_to_move(port, (from, to), to_port, keys, only);
+    }
+
+    fn tell_to_move(
+        &mut self,
+        port: PortId,
+        (from, to): (LinkId, LinkId),
+        to_port: PortId,
+        keys: Vec<KeyChange>,
+        only: Option<Vec<ConnectionId>>,
+    ) {
         let to_poller = u8::try_from(to_port.0).expect("pollers have an index of eight bits");
         // RFC 7609 2.3 #3: move connections of a failed link
         // RFC 7609 2.3 #4: move at once, send DELETE LINK
@@ -169,6 +211,11 @@ fn even_out(mut loads: Vec<(LinkId, Vec<ConnectionId>)>) -> Vec<Shift> {
         loads[least].1.extend(&moving);
         shifts.push(Shift { from: loads[most].0, to: loads[least].0, moving });
     }
+}
+
+/// Whether the poller was told to move all connections of a link elsewhere.
+fn is_being_left<O>(link: &Link<O>) -> bool {
+    matches!(link.state, LinkState::Leaving(_) | LinkState::Vacated)
 }
 
 /// What the peer's RMBs are called on one link and on another: all of them, because connections may

@@ -2,5 +2,6 @@
 
 mod claims;
 mod contact;
+mod leaving;
 mod links;
 mod rig;

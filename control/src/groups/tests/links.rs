@@ -20,17 +20,20 @@ fn symmetry(host: &Host, group: GroupId) -> Symmetry {
         .map_or(Symmetry::Single, |it| it.symmetry())
 }
 
-fn links(host: &Host, group: GroupId) -> usize {
+pub(super) fn links(host: &Host, group: GroupId) -> usize {
     host.groups.at(group).map_or(0, |group| group.links.len())
 }
 
 /// The port that a connection's poller belongs to.
-fn port(host: &Host, connection: ConnectionId) -> PortId {
+pub(super) fn port(host: &Host, connection: ConnectionId) -> PortId {
     host.groups.member(connection).expect("it is not over").port
 }
 
 /// A group whose first connection is relayed on both sides, and what follows from the RNICs.
-fn established(client_nics: u8, server_nics: u8) -> (Pair, GroupId, GroupId, [ConnectionId; 2]) {
+pub(super) fn established(
+    client_nics: u8,
+    server_nics: u8,
+) -> (Pair, GroupId, GroupId, [ConnectionId; 2]) {
     let mut pair = Pair::new(client_nics, server_nics);
     let (client, server) = pair.first_contact();
     let connections = [client.joined.connection, server.joined.connection];

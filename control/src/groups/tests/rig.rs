@@ -11,7 +11,7 @@ use smcr_proto::link::Keepalive;
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::wire::llc::Llc;
-use smcr_proto::{Gid, Instant, MacAddress, Mtu, PeerId, Qpn, RmbeSize};
+use smcr_proto::{Gid, Instant, MacAddress, Mtu, PeerId, Qpn, Rkey, RmbeSize};
 
 use smcr_rnic::sim::{self, Network, Odds};
 
@@ -214,9 +214,7 @@ impl Host {
                 Command::Relay { connection, established } => match *established {
                     smcr_engine::Established::Smc { rmbe, link, .. } => {
                         self.relayed.push((connection, rmbe));
-                        if let Some((to, keys)) = self.routes.get(&link).cloned() {
-                            self.move_members(now, link, to, &keys, Some(vec![connection]));
-                        }
+                        self.follow(connection, link);
                     }
                     smcr_engine::Established::Tcp { .. } => panic!("groups relay no TCP"),
                 },
@@ -248,6 +246,20 @@ impl Host {
         leaving.iter().map(|(_, message)| decode(message)).collect()
     }
 
+    /// Takes a connection that comes late to where all others on its link have gone, over as many
+    /// links as they have.
+    fn follow(&mut self, connection: ConnectionId, mut link: LinkId) {
+        let peer = self.groups.member(connection).expect("it is not over").peer;
+        let peer = peer.expect("what is relayed has a peer");
+        let (mut token, mut address) = ((peer.rkey, peer.rmb_address), peer.rmbe_address());
+        while let Some((to, keys)) = self.routes.get(&link) {
+            let key = key_of(keys, token, connection);
+            address = address - key.old_base + key.new_base;
+            (link, token) = (*to, (key.new, key.new_base));
+            self.groups.connection_moved(connection, link, key.new, address);
+        }
+    }
+
     /// Moves connections as a poller would: at once, and those without a key not at all.
     fn move_members(
         &mut self,
@@ -270,8 +282,7 @@ impl Host {
                 continue;
             }
             let peer = member.peer.expect("what is relayed has a peer");
-            let key = keys.iter().find(|key| key.old == peer.rkey);
-            let key = key.unwrap_or_else(|| panic!("{connection:?} would be reset"));
+            let key = key_of(keys, (peer.rkey, peer.rmb_address), connection);
             let address = peer.rmbe_address() - key.old_base + key.new_base;
             self.groups.connection_moved(connection, to, key.new, address);
         }
@@ -292,6 +303,12 @@ impl Host {
             self.groups.llc_received(now, end, message);
         }
     }
+}
+
+/// What the RMB with this rkey and address is called on another link.
+fn key_of(keys: &[KeyChange], token: (Rkey, u64), connection: ConnectionId) -> KeyChange {
+    let key = keys.iter().find(|key| (key.old, key.old_base) == token);
+    *key.unwrap_or_else(|| panic!("{connection:?} would be reset"))
 }
 
 /// The port of a host.
