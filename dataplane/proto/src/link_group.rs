@@ -143,7 +143,7 @@ pub enum Action {
     /// The peer will not write to this RMB any more: it may be deregistered.
     RmbDeleted(RmbIndex),
     /// The peer has deleted RMBs, which it named by their rkeys on that link. Write to no RMB that
-    /// [`LinkGroup::peer_rmb`] does not know.
+    /// [`LinkGroup::peer_rmb_at`] does not know.
     RkeysDeleted(LinkNumber),
     /// The group is over: once what it had to send is delivered, reset all connections and destroy
     /// all queue pairs.

@@ -82,13 +82,8 @@ impl PeerRmbs {
         Self { rows: [Row::EMPTY; RMBS_PER_GROUP_MAX as usize] }
     }
 
-    /// The RToken on another link of the first RMB with this rkey.
-    pub(super) fn translate(&self, from: usize, rkey: Rkey, to: usize) -> Option<Token> {
-        self.rows.iter().find(|row| row.has(from, rkey))?.at(to)
-    }
-
     /// The RToken on another link of the RMB with this RToken.
-    pub(super) fn translate_token(&self, from: usize, token: Token, to: usize) -> Option<Token> {
+    pub(super) fn translate(&self, from: usize, token: Token, to: usize) -> Option<Token> {
         self.rows.iter().find(|row| row.is(from, token))?.at(to)
     }
 

@@ -61,6 +61,15 @@ fn setup(ours: u32, theirs: u32) -> Setup {
     }
 }
 
+impl LinkGroup {
+    /// What the first RMB of the peer with this rkey on one link is called on another.
+    fn peer_rmb(&self, on: LinkNumber, rkey: Rkey, to: LinkNumber) -> Option<(Rkey, u64)> {
+        let (on, to) = (self.place_of(on)?, self.place_of(to)?);
+        let token = self.peer_rmbs.rows.iter().find(|row| row.has(on, rkey))?.at(to)?;
+        Some((token.rkey, token.address))
+    }
+}
+
 /// Two groups, and what each of them demands beside sending.
 struct Pair {
     now: Instant,

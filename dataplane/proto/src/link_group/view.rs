@@ -106,13 +106,6 @@ impl LinkGroup {
         }
     }
 
-    /// The RToken on link `to` of the peer's RMB that `rkey` names on link `on`: rkey and address.
-    /// Of several RMBs with this rkey, it is one.
-    pub fn peer_rmb(&self, on: LinkNumber, rkey: Rkey, to: LinkNumber) -> Option<(Rkey, u64)> {
-        let token = self.peer_rmbs.translate(self.place_of(on)?, rkey, self.place_of(to)?)?;
-        Some((token.rkey, token.address))
-    }
-
     /// The RToken on link `to` of the peer's RMB that has this rkey and address on link `on`.
     pub fn peer_rmb_at(
         &self,
@@ -121,7 +114,7 @@ impl LinkGroup {
         to: LinkNumber,
     ) -> Option<(Rkey, u64)> {
         let (on, to) = (self.place_of(on)?, self.place_of(to)?);
-        let token = self.peer_rmbs.translate_token(on, Token { rkey, address }, to)?;
+        let token = self.peer_rmbs.translate(on, Token { rkey, address }, to)?;
         Some((token.rkey, token.address))
     }
 
