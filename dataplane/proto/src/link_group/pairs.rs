@@ -73,6 +73,10 @@ impl LinkGroup {
         };
         // The table is full, or it cannot be told which RMB is meant. Connections with this RMB are
         // reset if they have to move there.
+        //
+        // A peer that uses an rkey again without deleting it brings this upon itself. To drop the
+        // older RMB would harm a peer that keeps all its RMBs in one region, under one rkey, and
+        // announces them ahead of need: nothing tells the two apart.
         self.dropped += u64::from(!learnt);
     }
 
