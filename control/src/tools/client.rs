@@ -67,7 +67,7 @@ impl Client {
     /// # Errors
     ///
     /// [`ClientError`] if nobody answers, or not with this schema.
-    pub fn stats(&self) -> Result<Answer<Stats>, ClientError> {
+    pub fn stats(&self) -> Result<Fetched<Stats>, ClientError> {
         self.ask("/stats", &[])
     }
 
@@ -79,7 +79,7 @@ impl Client {
     pub fn connections(
         &self,
         query: &ConnectionQuery,
-    ) -> Result<Answer<ConnectionPage>, ClientError> {
+    ) -> Result<Fetched<ConnectionPage>, ClientError> {
         let mut parameters =
             vec![("page", query.page.to_string()), ("per_page", query.per_page.to_string())];
         parameters.extend(query.listener.clone().map(|name| ("listener", name)));
@@ -128,7 +128,7 @@ impl Client {
         &self,
         path: &str,
         parameters: &[(&str, String)],
-    ) -> Result<Answer<T>, ClientError> {
+    ) -> Result<Fetched<T>, ClientError> {
         let fail = |why: String| ClientError { admin: self.admin, why };
         let mut request = self.agent.get(format!("http://{}{path}", self.admin));
         for (name, value) in parameters {
@@ -138,7 +138,7 @@ impl Client {
         let json = self.read(response)?;
         let value = T::deserialize(&json)
             .map_err(|error| fail(format!("its answer cannot be understood: {error}")))?;
-        Ok(Answer { value, json })
+        Ok(Fetched { value, json })
     }
 
     /// The JSON of an answer, if it is one of ours and no refusal.
@@ -168,7 +168,7 @@ impl Client {
 
 /// An answer as we understand it, and as it was given.
 #[derive(Debug)]
-pub struct Answer<T> {
+pub struct Fetched<T> {
     /// What we understand.
     pub value: T,
     /// Everything.

@@ -19,7 +19,7 @@ use std::fmt;
 use std::io::{self, Read};
 use std::net::SocketAddr;
 
-pub use words::{Line, Words};
+pub use words::{MessageLine, Words};
 
 use capture::FileEnd;
 use frame::{Content, Packet};
@@ -74,7 +74,7 @@ pub struct Summary {
 /// error but [`Summary::damaged`].
 pub fn decode(
     input: impl Read,
-    show: &mut dyn FnMut(&Line) -> io::Result<()>,
+    show: &mut dyn FnMut(&MessageLine) -> io::Result<()>,
 ) -> Result<Summary, DecodeError> {
     let mut summary = Summary::default();
     let mut streams = Streams::default();
@@ -103,7 +103,7 @@ fn packet_lines(
     time_ns: u64,
     streams: &mut Streams,
     sends: &mut Sends,
-    lines: &mut Vec<Line>,
+    lines: &mut Vec<MessageLine>,
 ) {
     let Packet { source, target, content } = *packet;
     match content {
@@ -112,12 +112,12 @@ fn packet_lines(
             let target_name = SocketAddr::new(target, segment.target_port).to_string();
             streams.segment(source, target, &segment, &mut |words| {
                 let (source, target) = (source_name.clone(), target_name.clone());
-                lines.push(Line { time_ns, source, target, words });
+                lines.push(MessageLine { time_ns, source, target, words });
             });
         }
         Content::Roce(datagram) => roce::packets(datagram, (source, target), sends, &mut |words| {
             let (source, target) = (source.to_string(), target.to_string());
-            lines.push(Line { time_ns, source, target, words });
+            lines.push(MessageLine { time_ns, source, target, words });
         }),
     }
 }

@@ -88,7 +88,7 @@ impl fmt::Display for Words {
 
 /// A message with its time, sender and receiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct MessageLine {
     /// Nanoseconds since the first frame of the capture; zero for a frame with an earlier stamp.
     pub time_ns: u64,
     /// The sender: an address, and the port if it is TCP.
@@ -99,7 +99,7 @@ pub struct Line {
     pub words: Words,
 }
 
-impl fmt::Display for Line {
+impl fmt::Display for MessageLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (seconds, micros) = (self.time_ns / 1_000_000_000, self.time_ns / 1_000 % 1_000_000);
         write!(f, "{seconds}.{micros:06} {} > {} {}", self.source, self.target, self.words)
@@ -107,7 +107,7 @@ impl fmt::Display for Line {
 }
 
 /// The fields are keys beside `time_ns`, `source`, `target` and `message`.
-impl Serialize for Line {
+impl Serialize for MessageLine {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("time_ns", &self.time_ns)?;
@@ -137,7 +137,7 @@ mod tests {
             .hex("token", 5_u32, 8)
             .text("producer", "0:1024")
             .flags(&[(true, "B"), (false, "P"), (true, "D")]);
-        let line = Line {
+        let line = MessageLine {
             time_ns: 1_234_567,
             source: "10.8.0.1".to_owned(),
             target: "10.8.0.2".to_owned(),
