@@ -182,8 +182,8 @@ impl<N: Rnic> Gateway<N> {
             let limit = self.prepare_sleep();
             self.reactor.wait(limit, &mut events);
             self.mail.waker.awake();
-            // Whatever an event of this turn follows from, a change of the policies that came
-            // before it has been announced by now.
+            // The kernel has announced by now each change of the policies that came before the
+            // events of this turn. What pollers report comes later: see `take_reports`.
             self.network.policies.outdate();
             for event in events.drain(..) {
                 // Each event has a time of its own: rendezvous measure round trips by it.
