@@ -35,6 +35,8 @@ struct Tcp {
     outbound: Lane,
     /// RST was sent, by either end.
     reset: bool,
+    /// The application's end has sent it, before the poller's end did.
+    reset_by_application: bool,
     /// The poller's end was told of the reset; from then on reads say that the stream ended.
     error_told: bool,
     /// The application's end is closed: what still comes is answered by RST.
@@ -90,6 +92,11 @@ impl Tcp {
         self.edge = true;
     }
 
+    fn reset_by_application(&mut self) {
+        self.reset_by_application |= !self.reset;
+        self.reset();
+    }
+
     fn event(&mut self, key: Key) -> Option<Event> {
         if !std::mem::take(&mut self.edge) {
             return None;
@@ -128,7 +135,7 @@ impl Tcp {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         if self.application_gone {
-            self.reset();
+            self.reset_by_application();
             return Ok(len);
         }
         let taken = len.min(self.room());
@@ -257,13 +264,19 @@ impl Application {
             tcp.inbound.finished = true;
             tcp.edge = true;
         } else {
-            tcp.reset();
+            tcp.reset_by_application();
         }
     }
 
     /// RST.
     pub(crate) fn reset(&self) {
-        lock(&self.0).reset();
+        lock(&self.0).reset_by_application();
+    }
+
+    /// Whether this end has sent RST: because the application wanted it, or closed and left bytes
+    /// unread. What the other end resets first does not count.
+    pub(crate) fn has_reset(&self) -> bool {
+        lock(&self.0).reset_by_application
     }
 }
 

@@ -1,9 +1,11 @@
 //! Who is to blame: all trouble that was made, what it may have touched, and when.
 //!
-//! A connection that did not end well must have a reason. Trouble is one only for what it can
-//! reach: a reset for its connection, a path that failed for the link groups that had a link on it,
-//! a control thread that stood still for what that had to do. And only for a while: what breaks
-//! before, or long after, broke for another reason.
+//! A connection that did not end well must have a reason, and so must one that took long to come
+//! up. Trouble is a reason only for what it can reach: a reset for its connection, a path that
+//! failed for the link groups that had a link on it, a control thread that stood still for what it
+//! had to do. It is a reason only for what it can cause: a spare link that fails costs nobody a
+//! connection, and data is lost only where the network lost a message. And it is one only for a
+//! while: what breaks before, or long after, broke for another reason.
 
 use std::time::Duration;
 
@@ -12,14 +14,13 @@ use smcr_engine::handoff::Ending;
 use smcr_proto::Instant;
 
 use super::call::{Call, Carried};
+use super::{CONNECT_TIMEOUT, HANDSHAKE_TIMEOUT};
 
 /// What trouble may touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
     /// A connection, by its number, for as long as it lives.
     Call(usize),
-    /// The same, because one of its applications has reset or closed it.
-    Left(usize),
     /// A link group of a host: one of its links failed. `spare` if it had others then, that must
     /// take over.
     Group { host: usize, id: GroupId, spare: bool },
@@ -37,17 +38,25 @@ pub(crate) struct Trouble {
     scope: Scope,
     from: Instant,
     until: Instant,
+    /// Meanwhile the network lost a message that it had acknowledged.
+    lost: bool,
 }
 
 /// All trouble of a run.
 #[derive(Debug, Default)]
-pub(crate) struct Blame(Vec<Trouble>);
+pub(crate) struct Blame {
+    all: Vec<Trouble>,
+    /// When control threads stood still, in order.
+    standstills: Vec<(Instant, Instant)>,
+    /// How many messages the network has lost, as far as somebody is to blame for it.
+    messages_lost: u64,
+}
 
 impl Blame {
     /// Trouble happens now.
     pub(crate) fn note(&mut self, now: Instant, scope: Scope) {
         match scope {
-            Scope::Call(_) | Scope::Left(_) => self.push(now, Instant(u64::MAX), scope),
+            Scope::Call(_) => self.push(now, Instant(u64::MAX), scope),
             // Two links that fail are two troubles.
             Scope::Group { .. } => self.push(now, now + FELT, scope),
             Scope::Control | Scope::Talks | Scope::Waits => {
@@ -59,7 +68,7 @@ impl Blame {
     /// Trouble has begun at `from`, or goes on. It is felt no longer than until then.
     pub(crate) fn note_until(&mut self, from: Instant, until: Instant, scope: Scope) {
         let goes_on = |one: &&mut Trouble| one.scope == scope && one.until >= from;
-        match self.0.iter_mut().rev().find(goes_on) {
+        match self.all.iter_mut().rev().find(goes_on) {
             Some(one) => one.until = one.until.max(until),
             None => self.push(from, until, scope),
         }
@@ -71,18 +80,31 @@ impl Blame {
             matches!(scope, Scope::Group { host: at, id: which, .. }
             if (at, which) == (host, id))
         };
-        match self.0.iter_mut().rev().find(|one| is_it(one.scope) && one.until >= now) {
+        match self.all.iter_mut().rev().find(|one| is_it(one.scope) && one.until >= now) {
             Some(one) => one.until = one.until.max(now + FELT),
             None => self.note(now, Scope::Group { host, id, spare: false }),
         }
     }
 
     fn push(&mut self, from: Instant, until: Instant, scope: Scope) {
-        self.0.push(Trouble { scope, from, until });
+        self.all.push(Trouble { scope, from, until, lost: false });
+    }
+
+    /// The network has lost so many messages by now: what is felt now may have lost the last ones.
+    pub(crate) fn note_losses(&mut self, now: Instant, messages_lost: u64) {
+        if messages_lost > self.messages_lost {
+            self.messages_lost = messages_lost;
+            let felt = self.all.iter_mut().filter(|one| one.from <= now && now <= one.until);
+            felt.for_each(|one| one.lost = true);
+        }
     }
 
     /// A control thread has stood still since then, and goes on. Peers wait for it a good second.
     pub(crate) fn note_standstill(&mut self, now: Instant, since: Instant) {
+        match self.standstills.iter_mut().rev().find(|(_, until)| *until >= since) {
+            Some((_, until)) => *until = now.max(*until),
+            None => self.standstills.push((since, now)),
+        }
         self.note_until(since, now + FELT, Scope::Waits);
         if since + PATIENCE_OF_PEERS <= now {
             self.note_until(since + PATIENCE_OF_PEERS, now + FELT, Scope::Control);
@@ -97,44 +119,73 @@ impl Blame {
         call: &Call,
         endings: [Option<Ending>; 2],
     ) -> bool {
-        let Some(broke) = call.broke else {
-            // An application left without a word of reset to the other.
-            let own = [Scope::Call(number), Scope::Left(number)];
-            return self.0.iter().any(|one| own.contains(&one.scope));
-        };
-        let lost = |ending: &Ending| matches!(ending, Ending::LinkLost | Ending::DataLost);
-        let by_link = endings.iter().flatten().any(lost);
-        let vanished = endings.contains(&Some(Ending::DataLost));
-        self.0.iter().any(|one| {
+        if call.was_left() {
+            return true;
+        }
+        let Some(broke) = call.broke else { return false };
+        let ended = |as_this: Ending| endings.contains(&Some(as_this));
+        let (by_link, vanished) = (ended(Ending::LinkLost), ended(Ending::DataLost));
+        let talking = call.was_talking(broke);
+        // A poller learns of it from the control thread, and reports an aborted connection.
+        let told = talking || !call.is_smc() || ended(Ending::Aborted);
+        let began = self.all.iter().any(|one| {
             let in_time = one.from <= broke && broke <= one.until;
             in_time
                 && one.touches(number, call, broke)
                 && match one.scope {
-                    Scope::Call(_) | Scope::Left(_) | Scope::Control | Scope::Talks => true,
-                    Scope::Group { .. } if call.was_talking(broke) => true,
-                    Scope::Group { .. } => by_link && (vanished || !self.must_survive(one)),
+                    Scope::Call(_) => told,
+                    Scope::Talks => true,
+                    Scope::Group { .. } | Scope::Control if vanished => one.lost,
+                    // Whoever names a link that was left is led to one of the others.
+                    Scope::Group { .. } => (talking || by_link) && !self.must_survive(one),
+                    Scope::Control => talking || by_link,
                     Scope::Waits => false,
                 }
-        })
+        });
+        // One side may be aborted, and the other lose its link before it hears of that.
+        let went_on = |what: &dyn Fn(&Trouble) -> bool| {
+            let felt = |one: &&Trouble| broke <= one.until && one.from <= call.last;
+            let mut felt = self.all.iter().filter(felt);
+            felt.any(|one| what(one) && one.touches(number, call, one.from.max(broke)))
+        };
+        let fails = |one: &Trouble| match one.scope {
+            Scope::Group { .. } => !self.must_survive(one),
+            Scope::Control => true,
+            // The link of a first contact goes with its rendezvous.
+            Scope::Call(_) => talking && call.confirmed.is_none(),
+            Scope::Talks | Scope::Waits => false,
+        };
+        // An acknowledgement counts for nothing when the NIC that gave it breaks.
+        began && (!by_link || went_on(&fails)) && (!vanished || went_on(&|one| one.lost))
     }
 
-    /// Whether any trouble may have touched this connection in its life, other than that an
-    /// application left.
-    pub(crate) fn has_touched(&self, number: usize, call: &Call) -> bool {
-        self.0.iter().any(|one| {
+    /// Whether any trouble of its life might explain that this connection does not end well, other
+    /// than that an application leaves.
+    pub(crate) fn may_end(&self, number: usize, call: &Call) -> bool {
+        self.all.iter().any(|one| {
             let from = one.from.max(call.born);
             let met = from <= one.until.min(call.last);
             let counts = match one.scope {
-                Scope::Left(_) | Scope::Waits => false,
-                Scope::Call(_) | Scope::Group { .. } | Scope::Control | Scope::Talks => true,
+                Scope::Waits => false,
+                Scope::Group { .. } => one.lost || !self.must_survive(one),
+                Scope::Call(_) | Scope::Control | Scope::Talks => true,
             };
             met && counts && one.touches(number, call, from)
         })
     }
 
+    /// All trouble that this connection was in reach of, for a complaint.
+    pub(crate) fn near(&self, number: usize, call: &Call) -> Vec<Trouble> {
+        let reaches = |one: &&Trouble| {
+            let from = one.from.max(call.born);
+            from <= one.until.min(call.last) && one.touches(number, call, from)
+        };
+        self.all.iter().filter(reaches).copied().collect()
+    }
+
     /// Whether a link of this connection's group failed while others were there to take over.
     pub(crate) fn spared(&self, call: &Call) -> bool {
-        self.0.iter().any(|one| {
+        self.all.iter().any(|one| {
             let Scope::Group { host, id, .. } = one.scope else { return false };
             let mut sides = call.hosts.iter().zip(&call.sides);
             let side = sides.find(|(at, side)| **at == host && side.group == Some(id));
@@ -144,15 +195,21 @@ impl Blame {
         })
     }
 
-    /// Whether any trouble may make a rendezvous of that time last longer.
-    pub(crate) fn may_delay(&self, number: usize, from: Instant, until: Instant) -> bool {
-        self.0.iter().any(|one| {
-            let other = |scope| {
-                matches!(scope, Scope::Call(other) | Scope::Left(other)
-                if other != number)
-            };
-            !other(one.scope) && one.from <= until && from <= one.until
-        })
+    /// How much longer trouble may have made the rendezvous of this connection, which ended then:
+    /// for as long as control threads stood still, and for all that gateways wait for each other.
+    pub(crate) fn delay(&self, number: usize, call: &Call, until: Instant) -> Duration {
+        let delays = self.all.iter().any(|one| {
+            let from = one.from.max(call.born);
+            from <= one.until.min(until) && one.touches(number, call, from)
+        });
+        if !delays {
+            return Duration::ZERO;
+        }
+        let stood = self.standstills.iter().map(|(from, to)| {
+            let (from, to) = (*from.max(&call.born), *to.min(&until));
+            if from < to { to.since(from) } else { Duration::ZERO }
+        });
+        stood.sum::<Duration>() + GIVEN_UP
     }
 
     /// Whether nothing but the spare links of the group failed at about that time.
@@ -165,29 +222,27 @@ impl Blame {
             let close = other.from <= one.from + FELT && one.from <= other.until + FELT;
             (group || control) && close
         };
-        self.0.iter().filter(near).count() == 1
+        self.all.iter().filter(near).count() == 1
     }
 }
 
 impl Trouble {
     /// Whether this connection was within its reach at that time.
     fn touches(&self, number: usize, call: &Call, at: Instant) -> bool {
+        let known = call.sides.iter().any(|side| side.group.is_some());
         match self.scope {
-            Scope::Call(other) | Scope::Left(other) => other == number,
+            Scope::Call(other) => other == number,
             Scope::Group { host, id, .. } => {
                 let side = call.hosts.iter().position(|one| *one == host);
                 let group = side.and_then(|side| call.sides[side].group);
                 // Whose group is not known may have tried to get into this one.
-                group == Some(id) || group.is_none() && call.was_talking(at)
+                group == Some(id) || !known && call.was_talking(at)
             }
             Scope::Control => {
                 let relayed = call.sides.iter().all(|side| side.carried == Some(Carried::Tcp));
                 !relayed || call.was_talking(at)
             }
-            Scope::Talks => {
-                let known = call.sides.iter().all(|side| side.group.is_some());
-                !known && call.was_talking(at)
-            }
+            Scope::Talks => !known && call.was_talking(at),
             Scope::Waits => call.was_talking(at),
         }
     }
@@ -199,6 +254,11 @@ impl Call {
         let talked = |opened: Option<Instant>| opened.is_none_or(|opened| at <= opened);
         self.born <= at && self.sides.iter().any(|side| talked(side.opened))
     }
+
+    /// Whether it was SMC-R at both sides.
+    fn is_smc(&self) -> bool {
+        self.sides.iter().all(|side| side.carried == Some(Carried::Smc))
+    }
 }
 
 /// How long trouble may be felt: an idle link is probed after three seconds, and a peer has two to
@@ -206,3 +266,6 @@ impl Call {
 pub(crate) const FELT: Duration = Duration::from_secs(6);
 /// How long peers wait at least before they give up a control thread that does not answer.
 const PATIENCE_OF_PEERS: Duration = Duration::from_secs(1);
+/// How long a rendezvous takes at most before its gateway gives it up: the time limit of the
+/// connect, and that of the handshake.
+const GIVEN_UP: Duration = CONNECT_TIMEOUT.saturating_add(HANDSHAKE_TIMEOUT);

@@ -3,7 +3,7 @@
 use smcgate::groups::{GroupId, PortId};
 use smcgate::rendezvous::Why;
 use smcr_engine::ConnectionId;
-use smcr_proto::Instant;
+use smcr_proto::{Instant, Qpn};
 
 use super::pipe::{Inbox, Lane, Segment};
 use super::{CLIENT, INTRUDER, SERVER};
@@ -21,10 +21,14 @@ pub(crate) struct Call {
     /// From each side.
     pub(crate) lanes: [Lane; 2],
     pub(crate) dial: Dial,
+    /// The client's end of the link that its Confirm named, if that link was there before.
+    pub(crate) confirmed: Option<Qpn>,
     /// When its application connected.
     pub(crate) born: Instant,
     /// When the first sign came that it does not end well: somebody was told of a reset.
     pub(crate) broke: Option<Instant>,
+    /// One of its applications had reset it by then.
+    left_before: bool,
     /// When it was last heard of at either gateway.
     pub(crate) last: Instant,
 }
@@ -59,6 +63,8 @@ pub(crate) struct Side {
     pub(crate) group: Option<GroupId>,
     /// When a poller got it.
     pub(crate) opened: Option<Instant>,
+    /// The endpoint was told that IPsec protects it, when it last asked.
+    pub(crate) protected: bool,
     /// When to look into the end of the TCP connection beside SMC-R; none if it has not ended, or
     /// was looked into.
     pub(crate) suspected: Option<Instant>,
@@ -148,6 +154,7 @@ impl Call {
             connection: None,
             group: None,
             opened: None,
+            protected: false,
             suspected: None,
         });
         Self {
@@ -157,8 +164,10 @@ impl Call {
             sides,
             lanes: [Lane::default(), Lane::default()],
             dial: Dial::default(),
+            confirmed: None,
             born: now,
             broke: None,
+            left_before: false,
             last: now,
         }
     }
@@ -226,7 +235,19 @@ impl Call {
 
     /// Notes that something of it broke.
     pub(crate) fn note_break(&mut self, now: Instant) {
-        self.broke.get_or_insert(now);
+        if self.broke.is_none() {
+            self.left_before = self.is_left();
+            self.broke = Some(now);
+        }
+    }
+
+    /// Whether an application reset it before anything else of it broke.
+    pub(crate) fn was_left(&self) -> bool {
+        if self.broke.is_some() { self.left_before } else { self.is_left() }
+    }
+
+    fn is_left(&self) -> bool {
+        self.programs.iter().filter_map(Program::honest).any(Application::has_reset)
     }
 
     /// Nothing can happen to it any more.

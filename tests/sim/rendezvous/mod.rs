@@ -8,43 +8,46 @@
 //!
 //! - [`node`] is one gateway, [`pipe`] is TCP between two hosts;
 //! - [`call`] is one connection of two applications;
-//! - [`blame`] is who is to blame for what;
+//! - [`trouble`] is made between them, and [`blame`] knows what it is to blame for;
 //! - [`perform`] does what an endpoint asks for, as the control thread of a gateway does;
 //! - [`intruder`] is the hostile host;
-//! - [`swarm`] does whatever comes to its mind to them, and judges from outside;
+//! - [`swarm`] acts on them at random, and [`judge`] judges the result from outside;
 //! - [`mutants`] shows that the judge would notice.
 
 mod blame;
 mod call;
 mod intruder;
+mod judge;
 mod mutants;
 mod node;
 mod perform;
 mod pipe;
 mod swarm;
+mod trouble;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use smcgate::groups::{GroupId, PortId};
+use smcgate::groups::PortId;
 use smcgate::rendezvous::Stage;
 use smcgate::slab::Key;
 use smcr_engine::Report;
 use smcr_engine::handoff::Ending;
+use smcr_proto::Instant;
 use smcr_proto::wire::clc::Frame;
-use smcr_proto::{Gid, Instant, QpAddress, Qpn};
-use smcr_rnic::dice::Dice;
+use smcr_rnic::dice::{Chance, Dice};
 use smcr_rnic::sim::{Network, Odds};
 
-use self::blame::{Blame, Scope};
+use self::blame::Blame;
 use self::call::{Call, Program, Way};
 use self::intruder::Intruder;
+use self::mutants::Planted;
 use self::node::{HANDSHAKES_MAX, Node, Speaks};
 use self::pipe::Segment;
 use crate::application::{Application, Heard};
 use crate::gateways::gateway::Sizes;
 use crate::gateways::reach::Met;
-use crate::habits::{Down, redundant_links};
+use crate::habits::Down;
 use crate::hasty::Tokens;
 use crate::tcp::{self, Stream};
 
@@ -63,27 +66,21 @@ pub(crate) struct World {
     pub(crate) met: Met,
     /// What either gateway of a connection calls it, for those who listen to its links.
     pub(crate) tokens: Tokens,
+    /// A fault of both gateways.
+    pub(crate) planted: Option<Planted>,
     /// What TCP does.
     dice: Dice,
     /// The longest that a segment takes.
     slow: Duration,
     /// Whether the upstream of a server may refuse.
     pub(crate) refuses: bool,
+    /// How likely IPsec protects a connection when a gateway asks; decided by these dice.
+    protects: (Chance, Dice),
     socket_bytes: usize,
     /// Ports that are down.
     pub(crate) down: Down,
     /// Looks around since time last passed.
     steps: u64,
-}
-
-/// A link group that loses links.
-struct Hit {
-    host: usize,
-    id: GroupId,
-    /// Both ends of these links.
-    ends: Vec<Qpn>,
-    /// How many links it has left, if both sides knew that those do not fail together.
-    left: Option<usize>,
 }
 
 /// What a world is made of.
@@ -114,9 +111,11 @@ impl World {
             blame: Blame::default(),
             met: Met::default(),
             tokens: Tokens::default(),
+            planted: None,
             dice: Dice::new(seed ^ 0x7463_7000),
             slow: parts.slow,
             refuses: false,
+            protects: protection(seed),
             socket_bytes: parts.sizes[0].socket_bytes,
             down: Down::default(),
             steps: 0,
@@ -211,6 +210,9 @@ impl World {
         for number in 0..self.calls.len() {
             if self.calls[number].is_over() {
                 continue;
+            }
+            if self.planted == Some(Planted::ForgetsLinks) {
+                self.forget_links(number);
             }
             moved |= self.calls[number].deliver(self.now);
             moved |= self.dialled(number);
@@ -326,101 +328,14 @@ impl World {
             self.met.note("a rendezvous waits for a place");
         }
     }
+}
 
-    /// Notes which link groups have a link on a path that has failed.
-    pub(crate) fn note_failed_links(&mut self) {
-        for qpn in self.network.failed_paths() {
-            self.blame_links(|ours, theirs| {
-                ours.qpn == qpn || theirs.is_some_and(|it| it.qpn == qpn)
-            });
-        }
-        if self.down.is_empty() {
-            return;
-        }
-        self.blame.note(self.now, Scope::Talks);
-        for (host, node) in self.nodes.iter().enumerate() {
-            for (id, group) in node.endpoint.groups().iter() {
-                let dead = group.links.iter().any(|link| {
-                    self.down.has(link.ours.gid)
-                        || link.theirs.is_some_and(|theirs| self.down.has(theirs.gid))
-                });
-                if dead {
-                    self.blame.note_group_still(self.now, host, id);
-                }
-            }
-        }
-    }
-
-    /// Notes that these links fail, before anybody knows of it.
-    fn blame_links(&mut self, fails: impl Fn(QpAddress, Option<QpAddress>) -> bool) {
-        let mut hit = Vec::new();
-        for (host, node) in self.nodes.iter().enumerate() {
-            for (id, group) in node.endpoint.groups().iter() {
-                let failing = group.links.iter().filter(|link| fails(link.ours, link.theirs));
-                let ends = failing.flat_map(|link| [Some(link.ours), link.theirs]);
-                let ends: Vec<Qpn> = ends.flatten().map(|end| end.qpn).collect();
-                let count = group.links.iter().filter(|link| ends.contains(&link.ours.qpn)).count();
-                let left = redundant_links(group).and_then(|links| links.checked_sub(count));
-                if count > 0 {
-                    hit.push(Hit { host, id, ends, left });
-                }
-            }
-        }
-        for one in &hit {
-            // Both sides must know of the other links.
-            let is_far = |far: &&Hit| {
-                far.host != one.host && far.ends.iter().any(|end| one.ends.contains(end))
-            };
-            let far = hit.iter().find(is_far).and_then(|far| far.left);
-            let spare = one.left.min(far) > Some(0);
-            self.blame.note(self.now, Scope::Group { host: one.host, id: one.id, spare });
-        }
-    }
-
-    /// A port goes down, or comes back. Returns whether it is gone.
-    pub(crate) fn flap(&mut self, gid: Gid) -> bool {
-        let goes = !self.down.has(gid);
-        if goes {
-            self.blame_links(|ours, theirs| {
-                ours.gid == gid || theirs.is_some_and(|theirs| theirs.gid == gid)
-            });
-        } else {
-            self.note_failed_links();
-        }
-        let carrier = self.down.flap(&mut self.dice, &self.network, gid);
-        if let Some(carrier) = carrier {
-            self.carrier_changed(gid, carrier);
-        }
-        goes
-    }
-
-    /// All ports are up again.
-    pub(crate) fn mend_ports(&mut self) {
-        self.note_failed_links();
-        while let Some(gid) = self.down.mend_one(&self.network) {
-            self.carrier_changed(gid, true);
-        }
-    }
-
-    /// A control thread begins to stand still, or goes on.
-    pub(crate) fn fall_asleep(&mut self, host: usize, asleep: bool) {
-        let since = self.nodes[host].asleep.take();
-        if let Some(since) = since {
-            self.blame.note_standstill(self.now, since);
-        }
-        self.nodes[host].asleep = asleep.then_some(since.unwrap_or(self.now));
-    }
-
-    /// The gateway of a port hears of its network.
-    pub(crate) fn carrier_changed(&mut self, gid: Gid, carrier: bool) {
-        for host in 0..2 {
-            if let Some(port) = self.nodes[host].port_at(gid) {
-                let groups = self.nodes[host].endpoint.groups_mut();
-                groups.carrier_changed(self.now, port, carrier);
-                self.drain(host);
-            }
-        }
-    }
+/// How likely IPsec protects a connection under this seed, and the dice that decide it: others than
+/// those for everything else, so that the same happens beside it.
+fn protection(seed: u64) -> (Chance, Dice) {
+    let mut dice = Dice::new(seed ^ 0x6970_7365_6300);
+    let chances = [Chance::NEVER, Chance::NEVER, Chance::percent(2), Chance::percent(20)];
+    (chances[dice.index(4)], dice)
 }
 
 /// The key of a call, at either gateway.

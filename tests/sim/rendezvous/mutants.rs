@@ -3,24 +3,38 @@
 //! See [`gateways::mutants`](crate::gateways::mutants): the faults are the same, and so is the
 //! method. Here those are planted that a hostile host can make use of, and those in which a
 //! rendezvous has a part: an element that is given away too early shows when the next connection
-//! has it. Two more show that a failed link is no excuse where there are others, and that urgent
-//! bytes are compared.
+//! has it. One shows that urgent bytes are compared. The others show what is no excuse: a failed
+//! link where there are others, a loss where the network lost nothing, an application that closed
+//! in peace, or an abort that nobody had to obey.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use smcgate_tests::words_of;
+use smcr_proto::Qpn;
 use smcr_proto::wire::cdc::{Cdc, is_cdc};
+use smcr_proto::wire::clc::v2::OfferV2;
+use smcr_proto::wire::clc::{Frame, Framer, Offer};
 use smcr_rnic::dice::Chance;
 use smcr_rnic::sim::Odds;
 
-use super::blame::Scope;
 use super::call::Way;
 use super::swarm::{CAREFUL, Kind, Swarm};
-use super::{CLIENT, INTRUDER, SERVER, address_of};
+use super::{CLIENT, INTRUDER, SERVER, World, address_of};
 use crate::KIB;
 use crate::gateways::gateway::Sizes;
 use crate::hasty::{self, Fault};
+
+/// A fault of both gateways that the world around them imitates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Planted {
+    /// A server that has left a link knows nothing of it any more.
+    ForgetsLinks,
+    /// A poller that is asked to abort a connection does so although it is TCP.
+    AbortsTcp,
+    /// A connection is aborted as soon as one of its applications closes.
+    CutsOff,
+}
 
 /// Without the check that CDC belongs to its link group, one peer resets the connections of
 /// another, or forges their bytes.
@@ -74,6 +88,48 @@ fn a_gateway_that_does_not_fail_over_is_found_out() {
         swarm
     };
     assert_found_out(planted, Swarm::visited, &["why?"]);
+}
+
+/// A client names a link in its Confirm that its server has left meanwhile. A server that forgets
+/// such a link resets the connection, although the group has others.
+#[test]
+fn a_gateway_that_forgets_links_is_found_out() {
+    for honest in [Swarm::rough, Swarm::visited] {
+        let planted = |seed| honest(seed).planted(Planted::ForgetsLinks);
+        assert_found_out(planted, honest, &["why?"]);
+    }
+}
+
+/// A gateway that misses bytes after failover, although its NIC lost none, has lost them itself.
+#[test]
+fn a_gateway_that_invents_losses_is_found_out() {
+    let planted = |seed| {
+        let swarm = Swarm::visited(seed);
+        swarm.world.network.tap(|_, messages| {
+            for message in messages.iter_mut().filter(|message| is_cdc(message)) {
+                let cdc = Cdc::decode(message).expect("we make no nonsense");
+                if cdc.failover_validation {
+                    *message = Cdc { sequence: cdc.sequence.wrapping_add(1_000), ..cdc }.encode();
+                }
+            }
+        });
+        swarm
+    };
+    assert_found_out(planted, Swarm::visited, &["why?"]);
+}
+
+/// An abort of what the control thread took for SMC-R is no excuse for a connection that is TCP.
+#[test]
+fn a_gateway_that_aborts_tcp_is_found_out() {
+    let planted = |seed| Swarm::rough(seed).planted(Planted::AbortsTcp);
+    assert_found_out(planted, Swarm::rough, &["why?"]);
+}
+
+/// An application that has read everything closes: the other side must get all that it wrote.
+#[test]
+fn a_gateway_that_cuts_off_who_has_closed_is_found_out() {
+    let planted = |seed| Swarm::rough(seed).planted(Planted::CutsOff);
+    assert_found_out(planted, Swarm::rough, &["why?"]);
 }
 
 /// Without the flags P and U, an interrupt is a byte among others.
@@ -134,6 +190,11 @@ impl Swarm {
         swarm
     }
 
+    fn planted(mut self, fault: Planted) -> Self {
+        self.world.planted = Some(fault);
+        self
+    }
+
     fn with(self, fault: Fault) -> Self {
         hasty::plant(&self.world.network, fault, &self.world.tokens);
         self
@@ -143,8 +204,9 @@ impl Swarm {
     pub(super) fn abort_busy(&mut self) {
         let (number, side) = (self.dice.index(self.world.calls.len()), self.dice.index(2));
         let call = &mut self.world.calls[number];
-        let (host, connection) = (call.hosts[side], call.sides[side].connection);
-        let Some(connection) = connection else { return };
+        if call.sides[side].connection.is_none() {
+            return;
+        }
         for side in [CLIENT, SERVER] {
             let application = call.application(side).expect("there is no other host");
             if !application.is_gone() && !application.will_finish() {
@@ -156,8 +218,7 @@ impl Swarm {
             self.world.step();
             self.world.pass_time(self.world.now + Duration::from_millis(1));
         }
-        self.world.blame.note(self.world.now, Scope::Call(number));
-        self.world.nodes[host].endpoint.groups_mut().abort(connection);
+        self.world.abort(number, side);
         self.connect();
     }
 
@@ -218,6 +279,46 @@ impl Swarm {
         if let Some(qpn) = qpn {
             self.world.network.break_qp(qpn);
             self.world.note_failed_links();
+        }
+    }
+}
+
+impl World {
+    /// A Confirm is about to arrive: if its server has given up the link that it names, it names
+    /// one that nobody knows.
+    pub(super) fn forget_links(&mut self, number: usize) {
+        let call = &mut self.calls[number];
+        let Some(server) = self.nodes.get(call.hosts[SERVER]) else { return };
+        let knows = |qpn: Qpn| {
+            let mut links = server.endpoint.groups().iter().flat_map(|(_, group)| &group.links);
+            links.any(|link| link.theirs.is_some_and(|theirs| theirs.qpn == qpn))
+        };
+        let is_forgotten = |offer: &Offer| !offer.first_contact && !knows(offer.qpn);
+        let astray = |offer: Offer| Offer { qpn: Qpn(offer.qpn.0 ^ 1 << 23), ..offer };
+        call.lanes[CLIENT].tap(self.now, |bytes| {
+            let mut framer = Framer::new();
+            // More bytes than a message can have are not a Confirm.
+            if framer.feed(bytes) < bytes.len() {
+                return;
+            }
+            let frame = match framer.next_frame() {
+                Ok(Some(Frame::Confirm(offer))) if is_forgotten(&offer) => {
+                    Frame::Confirm(astray(offer))
+                }
+                Ok(Some(Frame::ConfirmV2(confirm))) if is_forgotten(&confirm.offer) => {
+                    Frame::ConfirmV2(OfferV2 { offer: astray(confirm.offer), ..confirm })
+                }
+                Ok(_) | Err(_) => return,
+            };
+            *bytes = frame.encode().as_bytes().to_vec();
+        });
+    }
+
+    /// A gateway aborts a connection, which is no trouble that anybody made.
+    pub(super) fn cut_off(&mut self, number: usize, side: usize) {
+        let call = &self.calls[number];
+        if let Some(connection) = call.sides[side].connection {
+            self.nodes[call.hosts[side]].endpoint.groups_mut().abort(connection);
         }
     }
 }

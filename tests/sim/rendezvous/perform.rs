@@ -118,15 +118,21 @@ impl World {
         self.drain(host);
     }
 
-    fn surroundings(&self, number: usize, side: usize) -> Surroundings {
+    /// What a gateway finds when it looks at the network around a connection. As in production, a
+    /// server does not look for the SMC option again: it did so when it accepted.
+    fn surroundings(&mut self, number: usize, side: usize) -> Surroundings {
         let subnet = Ipv4Subnet { network: [10, 0, 0, 0], prefix_bits: 8 };
-        let call = &self.calls[number];
-        Surroundings {
-            offered: call.dial.offers,
-            port: Some(call.ports[side]),
-            subnets: Subnets { ipv4: subnet, ..Subnets::default() },
-            networks: Networks { subnets: vec![subnet], prefixes: Vec::new() },
-            protected: false,
+        let (chance, dice) = &mut self.protects;
+        let call = &mut self.calls[number];
+        let protected = dice.roll(*chance);
+        call.sides[side].protected = protected;
+        let base = Surroundings { port: Some(call.ports[side]), protected, ..Default::default() };
+        if side == CLIENT {
+            let subnets = Subnets { ipv4: subnet, ..Subnets::default() };
+            Surroundings { offered: call.dial.offers, subnets, ..base }
+        } else {
+            let networks = Networks { subnets: vec![subnet], prefixes: Vec::new() };
+            Surroundings { networks, ..base }
         }
     }
 
@@ -229,6 +235,7 @@ impl World {
                 let side = self.side_of(number, host);
                 self.assert_zero(&frame);
                 self.overhear(number, &frame);
+                self.note_confirm(number, &frame);
                 if self.calls[number].sides[side].inbox.reset {
                     self.nodes[host].endpoint.broke(key);
                 } else {
@@ -245,6 +252,7 @@ impl World {
                 let number = key.index as usize;
                 let side = self.side_of(number, host);
                 let here = &mut self.calls[number].sides[side];
+                assert!(!here.protected, "call {number}: SMC-R passes by the protection of IPsec");
                 let stream = here.app.take().expect("it is handed over once");
                 (here.connection, here.opened) = (Some(connection), Some(self.now));
                 (here.way, here.carried) = (Way::Smc, Some(Carried::Smc));
@@ -258,6 +266,7 @@ impl World {
                 let side = self.side_of(number, host);
                 let (wire, far) = tcp::connection(self.socket_bytes);
                 let here = &mut self.calls[number].sides[side];
+                self.met.note_times("IPsec protects a connection", here.protected.into());
                 let near = here.app.take().expect("it is handed over once");
                 (here.connection, here.opened) = (Some(connection), Some(self.now));
                 here.way = Way::Tcp { wire, wire_ended: false, told_end: false };
@@ -315,6 +324,21 @@ impl World {
         let bytes = bytes.expect("what is offered can be written");
         let dirty = bytes.iter().position(|byte| *byte != 0);
         assert_eq!(dirty, None, "a new element is not zero");
+    }
+
+    /// Notes the link that a Confirm names, unless that link is new.
+    fn note_confirm(&mut self, number: usize, frame: &Frame) {
+        let offer = match frame {
+            Frame::Confirm(offer) => offer,
+            Frame::ConfirmV2(confirm) => &confirm.offer,
+            Frame::Proposal(_)
+            | Frame::ProposalV2(_)
+            | Frame::Accept(_)
+            | Frame::AcceptV2(_)
+            | Frame::Decline(_)
+            | Frame::DeclineV2(_) => return,
+        };
+        self.calls[number].confirmed = (!offer.first_contact).then_some(offer.qpn);
     }
 
     /// Resets both sockets of a side.

@@ -95,6 +95,22 @@ impl Lane {
         }
     }
 
+    /// Shows all bytes that are about to arrive to `tap`, which may replace them.
+    pub(crate) fn tap(&mut self, now: Instant, tap: impl Fn(&mut Vec<u8>)) {
+        for (at, segment) in &mut self.segments {
+            if *at <= now
+                && let Segment::Bytes(bytes) = segment
+            {
+                tap(bytes);
+            }
+        }
+    }
+
+    /// What is on its way takes so much longer.
+    pub(crate) fn delay(&mut self, by: Duration) {
+        self.segments.iter_mut().for_each(|(at, _)| *at = *at + by);
+    }
+
     /// Whether nothing is on its way.
     pub(crate) fn is_empty(&self) -> bool {
         self.segments.is_empty()
