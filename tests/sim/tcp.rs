@@ -304,6 +304,8 @@ struct Watched {
     late: Vec<Event>,
     full: bool,
     system_calls: u64,
+    /// The bytes of the last write, kept so that the next one need not clear as much memory again.
+    copied: Vec<u8>,
 }
 
 impl Sockets {
@@ -378,8 +380,9 @@ impl Streams for Sockets {
 
     fn write(&mut self, stream: &Stream, bytes: &Readable<'_>) -> io::Result<usize> {
         self.count();
-        let mut all = vec![0; 1 << 20];
-        let len = bytes.copy_out(&mut all);
+        let all = &mut lock(&self.0).copied;
+        all.resize(WRITE_MAX, 0);
+        let len = bytes.copy_out(all);
         lock(&stream.0).write(len, |target| target.copy_from_slice(&all[..target.len()]))
     }
 
@@ -419,6 +422,9 @@ impl Streams for Sockets {
         lock(&stream.0).reset_on_close = true;
     }
 }
+
+/// More than is written at once.
+const WRITE_MAX: usize = 1 << 20;
 
 fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic elsewhere is the failure to look at, not this.

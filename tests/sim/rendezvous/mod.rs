@@ -177,7 +177,8 @@ impl World {
             moved |= self.control(host);
         }
         moved |= self.visit(Intruder::turn);
-        moved | self.nodes.iter().any(Node::is_woken)
+        // Whether somebody was woken costs system calls.
+        moved || self.nodes.iter().any(Node::is_woken)
     }
 
     /// Lets the intruder do something, if there is one.
