@@ -22,7 +22,7 @@ use smcr_rnic::Port;
 use smcr_rnic::dice::{Chance, Dice};
 use smcr_rnic::roce::lossy::{self, Lossy};
 use smcr_rnic::roce::udp::{self, Config, Place, Udp};
-use smcr_rnic::roce::{self, Setup, Share, UDP_PORT};
+use smcr_rnic::roce::{self, Parameters, Share, UDP_PORT};
 use smcr_rnic::sim::{self, Network, Odds};
 
 use rig::Harness;
@@ -124,7 +124,7 @@ impl<const LOST_OF_1000: u32> Harness for RoceOverWire<LOST_OF_1000> {
             let entropy =
                 Box::new(move || u32::try_from(dice.next_u64() >> 32).unwrap() | NEAR_THE_LAST_PSN);
             let path = |_, _| Ok(1_500);
-            let setup = Setup {
+            let setup = Parameters {
                 port,
                 udp_port: UDP_PORT,
                 share: Share::ALL,

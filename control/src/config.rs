@@ -22,7 +22,7 @@ pub use error::ConfigError;
 pub use keepalive::TcpKeepalive;
 use limits::CONNECTIONS_MAX;
 pub use limits::Limits;
-pub use network::{Network, Upstream};
+pub use network::{Cidr, Upstream};
 pub use peers::Peers;
 use rnic::rnics;
 use section::{Placed, Section, Source};
@@ -116,9 +116,9 @@ pub struct Listener {
     /// Where it listens. Unique.
     pub bind: SocketAddr,
     /// What it accepts. `Smc`: SMC-R where the SYN offers it, else TCP.
-    pub accept: Transport,
+    pub accept: Protocol,
     /// How it connects. `Smc`: try SMC-R, else stay TCP. Not both sides are `Smc`.
-    pub connect: Transport,
+    pub connect: Protocol,
     /// Where its connections go.
     pub upstream: Upstream,
     /// How long the upstream may take to answer a SYN.
@@ -143,7 +143,7 @@ pub struct Listener {
 
 /// One side of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
+pub enum Protocol {
     /// Plain TCP.
     Tcp,
     /// SMC-R where the peer has it too, else TCP.
@@ -291,9 +291,9 @@ fn listeners(
         let bind =
             network::bind_address(&bind_text.value).map_err(|why| bind_text.error(source, why))?;
         binds.insert(source, &Placed { value: bind.to_string(), ..bind_text })?;
-        let accept = table.word("accept", &TRANSPORTS, Transport::Tcp)?;
-        let connect = table.word("connect", &TRANSPORTS, Transport::Tcp)?;
-        if (accept, connect) == (Transport::Smc, Transport::Smc) {
+        let accept = table.word("accept", &TRANSPORTS, Protocol::Tcp)?;
+        let connect = table.word("connect", &TRANSPORTS, Protocol::Tcp)?;
+        if (accept, connect) == (Protocol::Smc, Protocol::Smc) {
             let why = "relaying SMC-R to SMC-R is not supported; make accept or connect \"tcp\"";
             return Err(table.error("connect", why));
         }
@@ -367,7 +367,7 @@ impl Unique {
 
 /// More than any machine has; catches slips of the pen.
 const CORES_MAX: u64 = 4096;
-const TRANSPORTS: [(&str, Transport); 2] = [("tcp", Transport::Tcp), ("smc", Transport::Smc)];
+const TRANSPORTS: [(&str, Protocol); 2] = [("tcp", Protocol::Tcp), ("smc", Protocol::Smc)];
 const IDLE_POLICIES: [(&str, IdlePolicy); 3] =
     [("spin", IdlePolicy::Spin), ("adaptive", IdlePolicy::Adaptive), ("block", IdlePolicy::Block)];
 const LOG_LEVELS: [(&str, LogLevel); 5] = [

@@ -20,7 +20,7 @@ use smcr_proto::wire::llc::DeleteReason;
 use smcr_proto::{Instant, PeerId, RmbeSize};
 use smcr_rnic::Rnic;
 
-use crate::config::{Config, RnicKind, Transport};
+use crate::config::{Config, Protocol, RnicKind};
 use crate::entropy;
 use crate::farewells::Farewells;
 use crate::groups::{self, Groups, PortId, QpOf};
@@ -28,7 +28,7 @@ use crate::host_memory;
 use crate::idle::IdleWatch;
 use crate::listener::Listener;
 use crate::network::Network;
-use crate::placement::Poller;
+use crate::placement::PollerHandle;
 use crate::reactor::{Event, Reactor, Token};
 use crate::rendezvous::{self, Endpoint, Side, Terms};
 use crate::sessions::Sessions;
@@ -38,7 +38,7 @@ use crate::status::{Question, Traffic};
 use overload::Overload;
 
 /// An RNIC and its poller. Without an RNIC it relays TCP only.
-pub struct Port<N: Rnic> {
+pub struct PortParts<N: Rnic> {
     /// What the operator calls it.
     pub name: String,
     /// What kind of NIC it is.
@@ -52,7 +52,7 @@ pub struct Port<N: Rnic> {
     /// The NIC.
     pub rnic: Option<N>,
     /// Its poller.
-    pub poller: Poller<QpOf<N>>,
+    pub poller: PollerHandle<QpOf<N>>,
     /// What the NIC counts.
     pub traffic: Arc<Traffic>,
 }
@@ -68,7 +68,7 @@ pub struct PortInfo {
 }
 
 /// The link groups of a gateway.
-pub type GatewayGroups<N> = Groups<N, Vec<Poller<QpOf<N>>>>;
+pub type GatewayGroups<N> = Groups<N, Vec<PollerHandle<QpOf<N>>>>;
 
 /// Everything the control thread knows.
 pub struct Gateway<N: Rnic> {
@@ -84,7 +84,7 @@ pub struct Gateway<N: Rnic> {
     /// The sockets of all connections.
     sessions: Sessions,
     /// All rendezvous, and the link groups.
-    endpoint: Endpoint<N, Vec<Poller<QpOf<N>>>>,
+    endpoint: Endpoint<N, Vec<PollerHandle<QpOf<N>>>>,
     /// TCP connections beside SMC-R connections that are over.
     farewells: Farewells,
     idle: IdleWatch,
@@ -113,7 +113,7 @@ pub struct Parts<N: Rnic> {
     /// Who we are.
     pub peer_id: PeerId,
     /// RNICs and pollers.
-    pub ports: Vec<Port<N>>,
+    pub ports: Vec<PortParts<N>>,
     /// Where the ports are.
     pub network: Network,
     /// Listening sockets.
@@ -196,7 +196,7 @@ impl<N: Rnic> Gateway<N> {
             self.take_reports(now);
             self.expire(now);
             self.answer_questions(now);
-            if self.endpoint.groups().pollers().iter().any(Poller::is_dead) {
+            if self.endpoint.groups().pollers().iter().any(PollerHandle::is_dead) {
                 return Err(io::Error::other("a polling thread ended; see the lines above"));
             }
         }
@@ -365,7 +365,7 @@ fn group_settings(config: &Config, peer_id: PeerId) -> groups::Settings {
 fn settings<N: Rnic>(
     config: &Config,
     peer_id: PeerId,
-    ports: &[Port<N>],
+    ports: &[PortParts<N>],
     listeners: &[Listener],
 ) -> rendezvous::Settings {
     let smc = &config.smc;
@@ -391,9 +391,9 @@ fn settings<N: Rnic>(
 fn terms(config: &Config, listener: &Listener) -> Terms {
     let Listener { config: listener, upstream, .. } = listener;
     let side = match (listener.accept, listener.connect) {
-        (Transport::Smc, _) => Side::Server,
-        (Transport::Tcp, Transport::Smc) => Side::Client { server: upstream.ip() },
-        (Transport::Tcp, Transport::Tcp) => Side::Plain,
+        (Protocol::Smc, _) => Side::Server,
+        (Protocol::Tcp, Protocol::Smc) => Side::Client { server: upstream.ip() },
+        (Protocol::Tcp, Protocol::Tcp) => Side::Plain,
     };
     let rmbe_bytes = listener.rmbe_size.unwrap_or(config.smc.rmbe_size);
     Terms {
@@ -407,7 +407,7 @@ fn terms(config: &Config, listener: &Listener) -> Terms {
 /// The link groups over these ports, and what else the gateway knows of them.
 fn join_ports<N: Rnic>(
     settings: groups::Settings,
-    ports: Vec<Port<N>>,
+    ports: Vec<PortParts<N>>,
 ) -> (Vec<PortInfo>, GatewayGroups<N>) {
     let (mut infos, mut nics, mut pollers) = (Vec::new(), Vec::new(), Vec::new());
     for port in ports {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::net::{accept_with, connect, socket_with};
 
-use crate::config::{self, TcpKeepalive, Transport};
+use crate::config::{self, Protocol, TcpKeepalive};
 use crate::smc_option::OptionSource;
 use crate::sources::Sources;
 
@@ -48,7 +48,7 @@ impl Listener {
         sockopt::set_socket_reuseaddr(&socket, true)?;
         // Accepted sockets inherit these.
         set_options(&socket, config, config.accept, peer_keepalive)?;
-        if config.accept == Transport::Smc {
+        if config.accept == Protocol::Smc {
             option.mark_listener(&socket)?;
         }
         rustix::net::bind(&socket, &config.bind)?;
@@ -94,7 +94,7 @@ impl Listener {
 
     /// Whether either side of it may be SMC-R.
     pub fn speaks_smc(&self) -> bool {
-        self.config.accept == Transport::Smc || self.config.connect == Transport::Smc
+        self.config.accept == Protocol::Smc || self.config.connect == Protocol::Smc
     }
 
     /// Begins to connect to the upstream. Returns whether that is done already.
@@ -137,7 +137,7 @@ pub(crate) fn connect_outcome(socket: impl AsFd) -> io::Result<()> {
 fn set_options(
     socket: &OwnedFd,
     config: &config::Listener,
-    transport: Transport,
+    transport: Protocol,
     peer_keepalive: TcpKeepalive,
 ) -> io::Result<()> {
     if config.tcp_nodelay {
@@ -147,8 +147,8 @@ fn set_options(
     // another one comes. A poller expects to find it in its place.
     sockopt::set_socket_oobinline(socket, true)?;
     let keepalive = match transport {
-        Transport::Tcp => config.tcp_keepalive,
-        Transport::Smc => peer_keepalive,
+        Protocol::Tcp => config.tcp_keepalive,
+        Protocol::Smc => peer_keepalive,
     };
     if !keepalive.idle.is_zero() {
         // RFC 7609 4.5.3 #6: leave TCP keepalive running

@@ -78,7 +78,7 @@ pub fn seats<Qp>(count: usize) -> io::Result<Vec<Seat<Qp>>> {
 }
 
 /// One polling thread, from outside.
-pub struct Poller<Qp> {
+pub struct PollerHandle<Qp> {
     /// Where it runs.
     pub assignment: Assignment,
     /// What it counts.
@@ -93,7 +93,7 @@ pub struct Poller<Qp> {
     thread: Option<JoinHandle<()>>,
 }
 
-impl<Qp> Poller<Qp> {
+impl<Qp> PollerHandle<Qp> {
     /// A poller that runs on `thread`.
     pub fn new(
         assignment: Assignment,
@@ -162,7 +162,7 @@ impl<Qp> Poller<Qp> {
     }
 }
 
-impl<Qp> Pollers<Qp> for Vec<Poller<Qp>> {
+impl<Qp> Pollers<Qp> for Vec<PollerHandle<Qp>> {
     type Stream = OwnedFd;
 
     fn command(&mut self, port: PortId, command: Command<Qp, OwnedFd>) {
@@ -206,7 +206,7 @@ mod tests {
         let shared = (Arc::new(Counters::default()), Arc::new(Gauges::new()));
         let thread = std::thread::spawn(|| {});
         let unpinned = Assignment::unpinned(Reason::Off);
-        let mut pollers = vec![Poller::new(unpinned, shared, reports, seat.line(), thread)];
+        let mut pollers = vec![PollerHandle::new(unpinned, shared, reports, seat.line(), thread)];
         let is_woken = || rustix::io::read(waker.descriptor(), &mut [0; 8]).is_ok();
 
         waker.about_to_sleep();

@@ -25,13 +25,13 @@ pub struct Places {
     taken: usize,
     /// How long a connection waits at most.
     patience: Duration,
-    lines: Vec<Line>,
+    lines: Vec<Queue>,
     /// The queue that is served next.
     turn: usize,
 }
 
 #[derive(Debug, Default)]
-struct Line {
+struct Queue {
     taken: usize,
     waiting: VecDeque<(Instant, Key)>,
 }
@@ -40,7 +40,7 @@ impl Places {
     /// `max` places for `lines` listeners, of which `contenders` need places at all.
     pub fn new(max: usize, lines: usize, contenders: usize, patience: Duration) -> Self {
         let share = (max / contenders.max(1)).max(1);
-        let lines = std::iter::repeat_with(Line::default).take(lines).collect();
+        let lines = std::iter::repeat_with(Queue::default).take(lines).collect();
         Self { max, share, taken: 0, patience, lines, turn: 0 }
     }
 

@@ -10,7 +10,7 @@ use smcr_engine::limits::CONNECTIONS_MAX;
 use smcr_proto::Instant;
 use smcr_proto::wire::clc::Diagnosis;
 
-use crate::config::Transport;
+use crate::config::Protocol;
 use crate::groups::{GroupId, PortId};
 use crate::slab::{Key, Slab};
 
@@ -28,7 +28,7 @@ pub struct Negotiating {
     /// The listener that accepted it.
     pub listener: u16,
     /// What that listener accepts.
-    pub accepts: Transport,
+    pub accepts: Protocol,
     /// Who connected to us.
     pub source: SocketAddr,
     /// The socket that was accepted.
@@ -48,8 +48,8 @@ impl Negotiating {
     /// there is one.
     pub fn peer(&self) -> Option<&OwnedFd> {
         match self.accepts {
-            Transport::Smc => Some(&self.accepted),
-            Transport::Tcp => self.upstream.as_ref(),
+            Protocol::Smc => Some(&self.accepted),
+            Protocol::Tcp => self.upstream.as_ref(),
         }
     }
 
@@ -61,8 +61,8 @@ impl Negotiating {
     pub fn into_ends(self) -> (OwnedFd, OwnedFd) {
         let upstream = self.upstream.expect("a rendezvous that succeeds has connected");
         match self.accepts {
-            Transport::Smc => (upstream, self.accepted),
-            Transport::Tcp => (self.accepted, upstream),
+            Protocol::Smc => (upstream, self.accepted),
+            Protocol::Tcp => (self.accepted, upstream),
         }
     }
 }

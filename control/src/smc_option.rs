@@ -20,7 +20,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, ObjectBuilder};
 
-use crate::config::{Network, OptionMode, Smc};
+use crate::config::{Cidr, OptionMode, Smc};
 
 /// How this gateway and its peers tell each other that they have SMC-R.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub enum OptionSource {
     /// By the TCP option.
     Ebpf(SmcOption),
     /// These peers are taken to have it, and to take us to have it.
-    Assume(Vec<Network>),
+    Assume(Vec<Cidr>),
     /// They cannot, for this reason: every connection stays TCP.
     None(String),
 }

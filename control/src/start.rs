@@ -23,15 +23,15 @@ use smcr_rnic::roce::udp::{self, Udp};
 use smcr_rnic::{Fabric, Rnic as _, roce};
 
 use crate::admin;
-use crate::config::{Config, IdlePolicy, RnicConfig, Transport};
+use crate::config::{Config, IdlePolicy, Protocol, RnicConfig};
 use crate::cores::{self, Assignment, Board, Reason};
 use crate::device::{self, Devices};
 use crate::entropy::random;
-use crate::gateway::{Gateway, Parts, Port};
+use crate::gateway::{Gateway, Parts, PortParts};
 use crate::groups::Lan;
 use crate::listener::Listener;
 use crate::network::{Network, Place};
-use crate::placement::{Poller, Seat, seats};
+use crate::placement::{PollerHandle, Seat, seats};
 use crate::pnet::PnetTable;
 use crate::smc_option::OptionSource;
 use crate::status::{Asker, Traffic};
@@ -132,13 +132,13 @@ fn choose_nics(config: &Config, devices: &Devices, listeners: &[Listener]) -> Ve
         }
     };
     for listener in listeners.iter().filter(|listener| listener.speaks_smc()) {
-        if listener.config.connect == Transport::Smc
+        if listener.config.connect == Protocol::Smc
             && let Ok((device, _)) = devices.towards(listener.upstream.ip())
         {
             add(&device.name);
         }
         let bind = listener.config.bind.ip();
-        if listener.config.accept == Transport::Smc {
+        if listener.config.accept == Protocol::Smc {
             match devices.owner_of(bind) {
                 Some(device) => add(&device.name),
                 // Bound to all addresses: peers may come by any device that has one.
@@ -178,7 +178,7 @@ fn open_ports(
     nics: &[RnicConfig],
     clock: Clock,
     waker: &Waker,
-) -> Result<Vec<Port<roce::Rnic>>, RunError> {
+) -> Result<Vec<PortParts<roce::Rnic>>, RunError> {
     let mut opened = Vec::new();
     for nic in nics {
         let mtu_max = nic.mtu.and_then(Mtu::from_bytes);
@@ -231,7 +231,7 @@ fn open_ports(
             let RnicConfig { name, kind, device, pnet, .. } = nic;
             let subnet = subnet.unwrap_or_default();
             let lan = Lan { pnet, vlan: device::vlan(&device) };
-            Ok(Port { name, kind, device, lan, subnet, rnic, poller, traffic })
+            Ok(PortParts { name, kind, device, lan, subnet, rnic, poller, traffic })
         })
         .collect()
 }
@@ -269,7 +269,7 @@ pub(crate) fn start_poller(
     control: &Waker,
     traffic: &Arc<Traffic>,
     seat: Seat<roce::Qp>,
-) -> io::Result<Poller<roce::Qp>> {
+) -> io::Result<PollerHandle<roce::Qp>> {
     let (report, reports) = mailbox(REPORTS_MAX, control.clone());
     let counters = Arc::new(Counters::default());
     let gauges = Arc::new(Gauges::new());
@@ -313,7 +313,7 @@ pub(crate) fn start_poller(
             Err(error) => tracing::error!(%error, "a poller cannot set up epoll and does not run"),
         }
     })?;
-    Ok(Poller::new(assignment, (counters, gauges), reports, line, thread))
+    Ok(PollerHandle::new(assignment, (counters, gauges), reports, line, thread))
 }
 
 /// Copies what the fabric counts to where others can read it.
@@ -337,8 +337,8 @@ fn publish(fabric: &SoftFabric, traffic: &Traffic) {
 }
 
 /// Where the ports are.
-fn places(ports: &[Port<roce::Rnic>]) -> Vec<Place> {
-    let place = |port: &Port<roce::Rnic>| Place {
+fn places(ports: &[PortParts<roce::Rnic>]) -> Vec<Place> {
+    let place = |port: &PortParts<roce::Rnic>| Place {
         rnic: port.name.clone(),
         device: port.device.clone(),
         address: port.rnic.as_ref().map(|rnic| rnic.port().gid.to_ip()),

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use smcr_proto::Rkey;
-use smcr_rnic::{Cause, Domain, Fabric, LONG_MESSAGE_MAX, MESSAGE_LEN, Messages, QpId, Rnic};
+use smcr_rnic::{Domain, Fabric, LONG_MESSAGE_MAX, MESSAGE_LEN, Messages, QpError, QpId, Rnic};
 
 use crate::flow::{self, Flow, WINDOW_BYTES};
 use crate::rig::{Harness, Rig, Window};
@@ -124,8 +124,8 @@ pub(crate) fn a_message_that_is_too_long_is_contained<H: Harness>(seed: u64) {
     side.post(source, work);
     let broke = |rig: &mut Rig<H>, side: usize, qp| rig.sides[side].end(qp).broke;
     rig.run_until(|rig| broke(rig, 0, source).is_some() && broke(rig, 1, target).is_some());
-    assert_eq!(broke(&mut rig, 0, source), Some(Cause::RemoteError));
-    assert_eq!(broke(&mut rig, 1, target), Some(Cause::PeerMisbehaved));
+    assert_eq!(broke(&mut rig, 0, source), Some(QpError::RemoteError));
+    assert_eq!(broke(&mut rig, 1, target), Some(QpError::PeerMisbehaved));
     assert!(rig.sides[1].long.is_empty(), "nobody is told of it");
     let window = rig.window(1, domains[1], 8_192);
     let allowed = rig.connect(domains);
@@ -215,8 +215,8 @@ fn refused<H: Harness>(
     let before = received == [numbered(7)] || lost;
     assert!(before, "{what}: what came before is received, nothing after: {received:?}");
     assert!(rig.sides[0].end(source).flushed >= 2, "{what}: refused, so not done");
-    assert_eq!(rig.sides[0].end(source).broke, Some(Cause::RemoteError), "{what}");
-    assert_eq!(rig.sides[1].end(target).broke, Some(Cause::PeerMisbehaved), "{what}");
+    assert_eq!(rig.sides[0].end(source).broke, Some(QpError::RemoteError), "{what}");
+    assert_eq!(rig.sides[1].end(target).broke, Some(QpError::PeerMisbehaved), "{what}");
 }
 
 /// (4) Writes up to the edges are allowed: whole region, first byte, last byte.
@@ -282,7 +282,7 @@ pub(crate) fn a_silent_peer_is_given_up<H: Harness>(seed: u64) {
     let send = side.send(numbered(1));
     side.post(qps[0], vec![write, send]);
     assert!(rig.settle(0).is_empty());
-    assert_eq!(rig.sides[0].end(qps[0]).broke, Some(Cause::RetriesExceeded));
+    assert_eq!(rig.sides[0].end(qps[0]).broke, Some(QpError::RetriesExceeded));
     assert_eq!(rig.sides[0].end(qps[0]).flushed, 2);
     all_is_quiet(&mut rig);
 }
@@ -310,7 +310,7 @@ pub(crate) fn a_failed_queue_pair_breaks_at_once<H: Harness>(seed: u64) {
     rig.settle(0);
     assert!(rig.now().since(before) < Duration::from_millis(100));
     let end = rig.sides[0].end(qps[0]);
-    assert_eq!((end.broke, end.flushed), (Some(Cause::PortDown), 2));
+    assert_eq!((end.broke, end.flushed), (Some(QpError::PortDown), 2));
     rig.settle(1);
     let told = rig.sides[1].end(qps[1]);
     let done = told.done;

@@ -12,7 +12,7 @@ use smcr_memory::{Lease, Region, SendPool};
 use smcr_proto::{Instant, Rkey};
 use smcr_rnic::dice::Dice;
 use smcr_rnic::{
-    Cause, Completion, Domain, Fabric, Message, Messages, Opening, QpId, Registration, Rnic,
+    Completion, Domain, Fabric, Message, Messages, Opening, QpError, QpId, Registration, Rnic,
     Status, Tag, Work,
 };
 
@@ -76,7 +76,7 @@ pub(crate) struct End {
     pub(crate) done: u64,
     pub(crate) flushed: u64,
     pub(crate) received: u64,
-    pub(crate) broke: Option<Cause>,
+    pub(crate) broke: Option<QpError>,
     pub(crate) released: bool,
 }
 

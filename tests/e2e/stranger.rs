@@ -18,7 +18,7 @@ use smcr_proto::wire::llc::{LEN, v2};
 use smcr_proto::{AlertToken, LinkNumber, LinkUserId, PeerId, RmbeSize};
 use smcr_rnic::roce::udp::{self, Config, Place, Udp};
 use smcr_rnic::roce::{Fabric, Rnic};
-use smcr_rnic::{Cause, Completion, Fabric as _, Messages, Opening, QpAddress, QpId};
+use smcr_rnic::{Completion, Fabric as _, Messages, Opening, QpAddress, QpError, QpId};
 use smcr_rnic::{Rnic as _, Tag, Work};
 
 use crate::clock::Deadline;
@@ -58,7 +58,7 @@ pub(crate) struct Stranger {
     number: LinkNumber,
     confirmed: bool,
     /// Why the gateway's RNIC, or ours, has had enough.
-    pub(crate) broke: Option<Cause>,
+    pub(crate) broke: Option<QpError>,
     /// Kept as long as the gateway may write there.
     _memory: (Rnic, Rmb),
     _socket: TcpStream,

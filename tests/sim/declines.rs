@@ -30,7 +30,7 @@ use smcr_proto::handshake::{
     Agreement, Client, ClientAction, HandshakeError, Policy, PolicyV2, Server, ServerAction,
 };
 use smcr_proto::link::Keepalive;
-use smcr_proto::link_group::{Action, LinkGroup, Refusal, Setup, UNNUMBERED, Version};
+use smcr_proto::link_group::{Action, LinkGroup, NoQueuePair, Setup, UNNUMBERED, Version};
 use smcr_proto::wire::clc::v2::{Eid, Gids, HostName};
 use smcr_proto::wire::clc::{Decline, Diagnosis, Frame, Ipv4Subnet, Offer, Proposal};
 use smcr_proto::wire::llc::{DeleteReason, Llc};
@@ -719,7 +719,7 @@ impl World {
                 }
                 Action::LinkNumbered(number) => self.sides[side].number = number,
                 Action::OpenLink { number, .. } => {
-                    group.link_refused(now, number, Refusal::NoAlternatePath);
+                    group.link_refused(now, number, NoQueuePair::NoAlternatePath);
                 }
                 Action::LinkConfirmed(_) => {
                     self.sides[side].conversation.link_confirmed();

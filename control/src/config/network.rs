@@ -7,12 +7,12 @@ use std::str::FromStr;
 
 /// An address, or all addresses that share its first bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Network {
+pub struct Cidr {
     base: IpAddr,
     prefix_bits: u8,
 }
 
-impl Network {
+impl Cidr {
     /// Whether `address` lies inside. An IPv4 address in its IPv6-mapped form counts as IPv4.
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self.base, address.to_canonical()) {
@@ -29,7 +29,7 @@ impl Network {
     }
 }
 
-impl FromStr for Network {
+impl FromStr for Cidr {
     type Err = String;
 
     /// Reads `10.8.0.2`, `10.8.0.0/24` or `fd00::/64`.
@@ -54,7 +54,7 @@ impl FromStr for Network {
     }
 }
 
-impl fmt::Display for Network {
+impl fmt::Display for Cidr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.base, self.prefix_bits)
     }
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     fn contains(network: &str, address: &str) -> bool {
-        network.parse::<Network>().unwrap().contains(address.parse().unwrap())
+        network.parse::<Cidr>().unwrap().contains(address.parse().unwrap())
     }
 
     /// `upstream = "localhost:80"` must find the server that listens on 127.0.0.1.
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn what_is_no_network_is_refused() {
         for text in ["", "10.8.0", "10.8.0.0/33", "fd00::/129", "10.8.0.0/", "host"] {
-            assert!(text.parse::<Network>().is_err(), "{text}");
+            assert!(text.parse::<Cidr>().is_err(), "{text}");
         }
     }
 

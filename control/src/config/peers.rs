@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use smcr_proto::Gid;
 
-use super::Network;
+use super::Cidr;
 use super::error::ConfigError;
 use super::section::{Section, Source};
 
@@ -18,9 +18,9 @@ use super::section::{Section, Source};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Peers {
     /// Where its end of the TCP connection is; none: anywhere.
-    sources: Option<Arc<[Network]>>,
+    sources: Option<Arc<[Cidr]>>,
     /// Where its RNICs are; none: anywhere.
-    gids: Option<Arc<[Network]>>,
+    gids: Option<Arc<[Cidr]>>,
 }
 
 impl Peers {
@@ -61,7 +61,7 @@ impl Peers {
 impl fmt::Display for Peers {
     /// For `check`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list = |networks: &[Network]| match networks {
+        let list = |networks: &[Cidr]| match networks {
             [] => "nobody".to_owned(),
             some => some.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
         };
@@ -76,7 +76,7 @@ impl fmt::Display for Peers {
     }
 }
 
-fn admits(networks: Option<&[Network]>, address: IpAddr) -> bool {
+fn admits(networks: Option<&[Cidr]>, address: IpAddr) -> bool {
     networks.is_none_or(|networks| networks.iter().any(|network| network.contains(address)))
 }
 
@@ -85,7 +85,7 @@ fn networks(
     source: Source<'_>,
     table: &mut Section<'_>,
     key: &'static str,
-) -> Result<Option<Arc<[Network]>>, ConfigError> {
+) -> Result<Option<Arc<[Cidr]>>, ConfigError> {
     if !table.has(key) {
         // The section is asked for the key even so, because that makes it a known one.
         table.texts(key)?;

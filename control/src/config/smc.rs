@@ -7,7 +7,7 @@ use smcr_proto::wire::clc::v2::Eids;
 use super::error::ConfigError;
 use super::section::{Section, Source};
 use super::versions::{self, Versions};
-use super::{Network, Peers, TcpKeepalive};
+use super::{Cidr, Peers, TcpKeepalive};
 
 /// The protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub struct Smc {
     /// How peers tell each other that they have SMC-R.
     pub option: OptionMode,
     /// Peers taken to have SMC-R where the option cannot be seen.
-    pub assume_peers: Vec<Network>,
+    pub assume_peers: Vec<Cidr>,
     /// Who may be a peer, where a listener does not say.
     pub peers: Peers,
     /// The communities we belong to, in which SMC-Rv2 is spoken: at most four, the preferred one

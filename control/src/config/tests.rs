@@ -32,8 +32,8 @@ fn the_example_means_what_it_says() {
     assert_eq!((rnic.name.as_str(), rnic.device.as_str()), ("soft0", "va"));
     assert_eq!((rnic.kind, rnic.core, rnic.mtu), (RnicKind::RoceUdp, None, None));
     let [to_b, from_a] = &config.listeners[..] else { panic!("{:?}", config.listeners) };
-    assert_eq!((to_b.accept, to_b.connect), (Transport::Tcp, Transport::Smc));
-    assert_eq!((from_a.accept, from_a.connect), (Transport::Smc, Transport::Tcp));
+    assert_eq!((to_b.accept, to_b.connect), (Protocol::Tcp, Protocol::Smc));
+    assert_eq!((from_a.accept, from_a.connect), (Protocol::Smc, Protocol::Tcp));
     assert_eq!(to_b.upstream, Upstream::Address("10.8.0.2:7002".parse().unwrap()));
     assert_eq!(from_a.bind, "10.8.0.2:7002".parse().unwrap());
 }
@@ -59,7 +59,7 @@ fn every_other_key_has_a_default() {
     };
     assert_eq!(config.poll, poll);
     let [listener] = &config.listeners[..] else { panic!("{:?}", config.listeners) };
-    assert_eq!((listener.accept, listener.connect), (Transport::Tcp, Transport::Tcp));
+    assert_eq!((listener.accept, listener.connect), (Protocol::Tcp, Protocol::Tcp));
     assert_eq!(listener.connect_timeout, Duration::from_secs(5));
     assert_eq!((listener.connections_max, listener.tcp_nodelay), (9000, true));
     assert_eq!((listener.max_per_source, listener.idle_timeout), (9000, Duration::ZERO));

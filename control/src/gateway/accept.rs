@@ -9,7 +9,7 @@ use smcr_proto::Instant;
 use smcr_rnic::Rnic;
 
 use super::Gateway;
-use crate::config::Transport;
+use crate::config::Protocol;
 use crate::listener::{local_address, peer_address, reset};
 use crate::network::Network;
 use crate::reactor::Token;
@@ -76,7 +76,7 @@ impl<N: Rnic> Gateway<N> {
         let accepts = listener.config.accept;
         let mut arrival = Arrival { listener: index, source, offered: false, port: None };
         let mut local = None;
-        if accepts == Transport::Smc {
+        if accepts == Protocol::Smc {
             local = local_address(&accepted);
             arrival.offered = self.option.peer_offered(&accepted, source);
             arrival.port = local.and_then(|local| self.network.port_for(local.ip()));
@@ -130,8 +130,8 @@ impl<N: Rnic> Gateway<N> {
         let reactor = &self.reactor;
         match (one.accepts, one.hears) {
             // The same socket reports the end of the connect and the peer's messages.
-            (Transport::Tcp, true) => reactor.watch_edges(upstream, Token::Peer(key)),
-            (Transport::Tcp | Transport::Smc, hears) => {
+            (Protocol::Tcp, true) => reactor.watch_edges(upstream, Token::Peer(key)),
+            (Protocol::Tcp | Protocol::Smc, hears) => {
                 if !connected {
                     reactor.watch_connect(upstream, Token::Application(key))?;
                 }
@@ -152,11 +152,11 @@ impl<N: Rnic> Gateway<N> {
         let one = self.sessions.negotiating_mut(key).expect("its rendezvous goes on");
         let listener = &self.listeners[usize::from(one.listener)];
         let surroundings = match (one.accepts, listener.config.connect) {
-            (Transport::Smc, _) => at_server(&mut self.network, one),
-            (Transport::Tcp, Transport::Smc) => {
+            (Protocol::Smc, _) => at_server(&mut self.network, one),
+            (Protocol::Tcp, Protocol::Smc) => {
                 at_client(&mut self.network, &self.option, listener.upstream, one)
             }
-            (Transport::Tcp, Transport::Tcp) => at_relay(&self.network, one),
+            (Protocol::Tcp, Protocol::Tcp) => at_relay(&self.network, one),
         };
         // A socket without an address is broken; the next read or write will report that.
         self.endpoint.surveyed(key, surroundings.unwrap_or_default());

@@ -16,7 +16,7 @@ use smcr_rnic::Rnic;
 
 use super::Gateway;
 use super::effects::reading;
-use crate::config::Transport as Side;
+use crate::config::Protocol;
 use crate::groups::{self, Group, GroupId, Phase, PortId};
 use crate::listener::Listener as ListenerAtWork;
 use crate::operate::{OperateError, Operation};
@@ -314,8 +314,8 @@ impl<N: Rnic> Gateway<N> {
 fn ends(listener: &ListenerAtWork, source: SocketAddr) -> [String; 2] {
     let [accepted, connected] = [source.to_string(), listener.upstream.to_string()];
     match listener.config.accept {
-        Side::Tcp => [accepted, connected],
-        Side::Smc => [connected, accepted],
+        Protocol::Tcp => [accepted, connected],
+        Protocol::Smc => [connected, accepted],
     }
 }
 
@@ -387,7 +387,7 @@ fn link_row<O>(group: &Group<O>, link: &groups::Link<O>, rnic: &str) -> Link {
     }
 }
 
-fn poller_row<Qp>(poller: &placement::Poller<Qp>) -> Poller {
+fn poller_row<Qp>(poller: &placement::PollerHandle<Qp>) -> Poller {
     let counters = &poller.counters;
     Poller {
         core: poller.assignment.core.and_then(|core| u32::try_from(core).ok()),
@@ -405,7 +405,7 @@ fn poller_row<Qp>(poller: &placement::Poller<Qp>) -> Poller {
 }
 
 /// Why a poller's thread runs where it does.
-fn placement<Qp>(poller: &placement::Poller<Qp>) -> String {
+fn placement<Qp>(poller: &placement::PollerHandle<Qp>) -> String {
     let reason = &poller.assignment.reason;
     if poller.counters.contended.get() == 1 {
         format!("{reason}; but other programs keep it busy")
@@ -415,9 +415,9 @@ fn placement<Qp>(poller: &placement::Poller<Qp>) -> String {
 }
 
 fn listener_row(listener: &ListenerAtWork) -> Listener {
-    let side = |side: Side| match side {
-        Side::Tcp => "tcp".to_owned(),
-        Side::Smc => "smc".to_owned(),
+    let side = |side: Protocol| match side {
+        Protocol::Tcp => "tcp".to_owned(),
+        Protocol::Smc => "smc".to_owned(),
     };
     Listener {
         name: listener.config.name.clone(),

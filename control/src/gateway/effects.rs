@@ -14,7 +14,7 @@ use smcr_proto::wire::clc::{FRAME_MAX, Frame};
 use smcr_rnic::Rnic;
 
 use super::{Gateway, GatewayGroups};
-use crate::config::Transport;
+use crate::config::Protocol;
 use crate::groups::{Pollers, PortId};
 use crate::listener::{connect_outcome, reset};
 use crate::reactor::Event;
@@ -123,7 +123,7 @@ impl<N: Rnic> Gateway<N> {
     /// Something happened to the socket towards the peer.
     pub(super) fn peer_event(&mut self, now: Instant, key: Key, event: Event) {
         if let Some(one) = self.sessions.negotiating_mut(key) {
-            if one.accepts == Transport::Tcp && !one.connected {
+            if one.accepts == Protocol::Tcp && !one.connected {
                 self.connect_event(now, key, event);
             } else if event.readable && one.hears {
                 self.hear(now, key, event.ending);
@@ -212,7 +212,7 @@ impl<N: Rnic> Gateway<N> {
         let Carried::Smc { tcp, ended, .. } = open.transport else { return };
         // RFC 7609 3.5.4 #1: end SMC-R before TCP
         // RFC 7609 4.8 #1: end by SMC-R messages and TCP
-        let connected = listener.config.connect == Transport::Smc;
+        let connected = listener.config.connect == Protocol::Smc;
         if connected && ending == Ending::Graceful && !ended {
             self.farewells.wait(now, key, tcp);
         } else {

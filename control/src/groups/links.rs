@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smcr_engine::{Command, LinkId};
 use smcr_proto::link::Cause;
-use smcr_proto::link_group::Refusal;
+use smcr_proto::link_group::NoQueuePair;
 use smcr_proto::{Gid, Instant, LinkNumber, LinkUserId, MacAddress, QpAddress};
 use smcr_rnic::{Exhausted, Opening, Rnic};
 
@@ -27,10 +27,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         let admitted = peer.is_none_or(|(gid, _)| self.admits(gid));
         let port = self.shared.port_for_link(self.group, peer).filter(|_| admitted);
         let opened = match port {
-            None => Err(Refusal::NoAlternatePath),
+            None => Err(NoQueuePair::NoAlternatePath),
             Some(port) => {
                 let opened = self.open_link_on(now, number, port);
-                opened.map(|found| (found, port)).map_err(|Exhausted| Refusal::Exhausted)
+                opened.map(|found| (found, port)).map_err(|Exhausted| NoQueuePair::Exhausted)
             }
         };
         match opened {

@@ -9,7 +9,7 @@
 
 use smcr_engine::{Command, LinkId, LlcBytes};
 use smcr_proto::link::Cause;
-use smcr_proto::link_group::{Action, LinkGroup, Refusal, RmbIndex};
+use smcr_proto::link_group::{Action, LinkGroup, NoQueuePair, RmbIndex};
 use smcr_proto::wire::llc::Llc;
 use smcr_proto::wire::llc::v2::LEN_MAX as LLC_MAX;
 use smcr_proto::{Instant, LinkNumber, LinkUserId, QpAddress, Rkey};
@@ -33,7 +33,7 @@ pub(super) enum ActionOutcome {
         keys: Vec<(RmbIndex, Rkey, u64)>,
     },
     /// There is none.
-    Refused(LinkNumber, Refusal),
+    Refused(LinkNumber, NoQueuePair),
     /// The queue pair of a further link is in RTS, and its poller has it.
     Connected(LinkNumber),
     /// The queue pair of a further link is gone.
@@ -75,7 +75,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     }
 
     /// The queue pair of a link broke.
-    pub fn link_broke(&mut self, now: Instant, link: LinkId, cause: smcr_rnic::Cause) {
+    pub fn link_broke(&mut self, now: Instant, link: LinkId, cause: smcr_rnic::QpError) {
         // A late report, as above.
         let Some((id, number)) = self.locate(link) else { return };
         tracing::warn!(group = id.0, link = link.0, ?cause, "the queue pair of a link broke");

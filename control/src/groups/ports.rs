@@ -126,7 +126,7 @@ mod tests {
 
     use smcr_proto::{Instant, Mtu, Psn, QpAddress, Qpn};
     use smcr_rnic::roce::lossy::{Lossy, Network, Odds};
-    use smcr_rnic::roce::{self, Setup, Share, UDP_PORT};
+    use smcr_rnic::roce::{self, Parameters, Share, UDP_PORT};
     use smcr_rnic::{Fabric as _, Tag, Work};
 
     use super::*;
@@ -140,7 +140,7 @@ mod tests {
             number - 1
         };
         let (gid, mac) = (Gid::from_ipv4(address.octets()), MacAddress([host; 6]));
-        let setup = Setup {
+        let setup = Parameters {
             port: smcr_rnic::Port { gid, mac, mtu: Mtu::B1024 },
             udp_port: UDP_PORT,
             share: Share::ALL,

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use crate::admin::IS_PUBLIC;
-use crate::config::{Config, Listener, Peers, RnicConfig, Transport, Versions};
+use crate::config::{Config, Listener, Peers, Protocol, RnicConfig, Versions};
 use crate::cores::{self, Board};
 use crate::device::Devices;
 use crate::host_memory;
@@ -150,7 +150,7 @@ impl Host<'_> {
         if !bind.is_unspecified() && self.devices.owner_of(bind).is_none() {
             let _ = writeln!(text, "  WARNING: {bind} is not an address of this host");
         }
-        if listener.accept == Transport::Smc {
+        if listener.accept == Protocol::Smc {
             let _ = writeln!(text, "  accepts {}", self.accepting(bind));
         }
         if listener.peers != *self.peers {
@@ -160,7 +160,7 @@ impl Host<'_> {
             Ok(addresses) => {
                 for address in addresses {
                     let how = match listener.peers.admit_source(address.ip()) {
-                        false if listener.connect == Transport::Smc => {
+                        false if listener.connect == Protocol::Smc => {
                             "over TCP only: it is not among the peers".to_owned()
                         }
                         true | false => self.connecting(listener.connect, address),
@@ -190,20 +190,20 @@ impl Host<'_> {
         }
     }
 
-    fn connecting(&self, transport: Transport, upstream: SocketAddr) -> String {
+    fn connecting(&self, transport: Protocol, upstream: SocketAddr) -> String {
         let local = match self.devices.towards(upstream.ip()) {
             Ok((_, local)) => local,
             Err(error) => return format!("WARNING: there is no route now: {error}"),
         };
         match (transport, self.option) {
-            (Transport::Tcp, _) => "over TCP".to_owned(),
-            (Transport::Smc, OptionSource::None(_)) => "over TCP only".to_owned(),
-            (Transport::Smc, OptionSource::Assume(peers))
+            (Protocol::Tcp, _) => "over TCP".to_owned(),
+            (Protocol::Smc, OptionSource::None(_)) => "over TCP only".to_owned(),
+            (Protocol::Smc, OptionSource::Assume(peers))
                 if !peers.iter().any(|network| network.contains(upstream.ip())) =>
             {
                 "over TCP only: it is not in smc.assume_peers".to_owned()
             }
-            (Transport::Smc, OptionSource::Ebpf(_) | OptionSource::Assume(_)) => {
+            (Protocol::Smc, OptionSource::Ebpf(_) | OptionSource::Assume(_)) => {
                 match self.rnic_of(local) {
                     Some(rnic) => format!("over SMC-R on {rnic} if the peer has it, else TCP"),
                     None => "over TCP only: no device is known for the route".to_owned(),
@@ -219,10 +219,10 @@ impl Host<'_> {
     }
 }
 
-fn word(transport: Transport) -> &'static str {
+fn word(transport: Protocol) -> &'static str {
     match transport {
-        Transport::Tcp => "tcp",
-        Transport::Smc => "smc",
+        Protocol::Tcp => "tcp",
+        Protocol::Smc => "smc",
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smcr_memory::Rmbe;
 use smcr_proto::Rkey;
-use smcr_rnic::Cause;
+use smcr_rnic::QpError;
 
 pub use crate::names::{
     Activity, ConnectionId, Ending, GroupId, KeyChange, LinkId, LlcBytes, PeerElement, Unheard,
@@ -143,7 +143,7 @@ pub enum Report<Stream> {
         /// Which link.
         link: LinkId,
         /// Why.
-        cause: Cause,
+        cause: QpError,
     },
     /// The answer to [`Command::RetireLink`]: the queue pair is gone.
     LinkRetired {

@@ -42,7 +42,7 @@ pub(crate) struct Mail<T> {
     /// By index; the one of this poller is never used.
     neighbours: Vec<Sender<Letter<T>>>,
     /// What they must be told, by the same index.
-    outboxes: Vec<Outbox<T>>,
+    outboxes: Vec<ToNeighbour<T>>,
     /// Which poller has which connection; shared by all.
     owners: Arc<Owners>,
     index: u8,
@@ -50,7 +50,7 @@ pub(crate) struct Mail<T> {
 
 /// What a neighbour must be told.
 #[derive(Debug)]
-struct Outbox<T> {
+struct ToNeighbour<T> {
     waiting: VecDeque<Letter<T>>,
     /// How many have left `waiting`: the place of its first, counted from the beginning of time.
     left: u64,
@@ -91,13 +91,13 @@ pub(crate) enum Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Flooded;
 
-impl<T> Default for Outbox<T> {
+impl<T> Default for ToNeighbour<T> {
     fn default() -> Self {
         Self { waiting: VecDeque::new(), left: 0, spoken_of: HashMap::new(), posted: false }
     }
 }
 
-impl<T> Outbox<T> {
+impl<T> ToNeighbour<T> {
     /// Puts a message behind all others. Of a long queue, it replaces the one before it of the same
     /// connection: each says everything the ones before it said. Failover validations are never
     /// replaced, so there may be a few of one connection and no more. So no queue grows beyond what
@@ -166,7 +166,7 @@ impl<T> Mail<T> {
         owners: Arc<Owners>,
         index: u8,
     ) -> Self {
-        let outboxes = neighbours.iter().map(|_| Outbox::default()).collect();
+        let outboxes = neighbours.iter().map(|_| ToNeighbour::default()).collect();
         Self { letters, neighbours, outboxes, owners, index }
     }
 
@@ -281,7 +281,7 @@ mod tests {
     }
 
     /// Sequence numbers of what waits of one connection, validations marked.
-    fn waiting(outbox: &Outbox<()>, token: u32) -> Vec<(u16, bool)> {
+    fn waiting(outbox: &ToNeighbour<()>, token: u32) -> Vec<(u16, bool)> {
         let of = |letter: &Letter<()>| {
             let Letter::Deliver { message, .. } = letter else { return None };
             let here = message.token.0 == token;
@@ -294,7 +294,7 @@ mod tests {
     /// any connection: its bytes would never be read.
     #[test]
     fn a_long_queue_keeps_the_newest_message_of_each_connection() {
-        let mut outbox = Outbox::<()>::default();
+        let mut outbox = ToNeighbour::<()>::default();
         let most = u32::try_from(LETTERS_MAX).unwrap();
         for token in 0..most {
             outbox.put_message(GROUP, message(token, 1, false)).unwrap();
@@ -321,7 +321,7 @@ mod tests {
     // RFC 7609 4.6.1 #1: always validate at failover
     #[test]
     fn a_validation_is_never_replaced() {
-        let mut outbox = Outbox::<()>::default();
+        let mut outbox = ToNeighbour::<()>::default();
         for _ in 0..LETTERS_MAX {
             outbox.put_message(GROUP, message(1, 1, false)).unwrap();
         }
@@ -335,7 +335,7 @@ mod tests {
     /// behind, would take all memory. It loses its connection instead, and only that.
     #[test]
     fn what_may_not_be_replaced_is_bounded() {
-        let mut outbox = Outbox::<()>::default();
+        let mut outbox = ToNeighbour::<()>::default();
         for token in 0..u32::try_from(LETTERS_MAX).unwrap() {
             outbox.put_message(GROUP, message(token, 1, false)).unwrap();
         }

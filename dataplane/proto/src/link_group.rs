@@ -53,10 +53,10 @@ mod timers;
 mod version;
 mod view;
 
-pub use add::Refusal;
+pub use add::NoQueuePair;
 use exchange::Exchange;
 pub use member::LinkView;
-use member::{Member, is_down};
+use member::{GroupLink, is_down};
 use rkeys::{Announcement, Continuing};
 pub use rmbs::{Full, RmbIndex};
 use rmbs::{OurRmbs, PeerRmbs};
@@ -201,7 +201,7 @@ pub struct LinkGroup {
     role: Role,
     setup: Setup,
     phase: Phase,
-    members: [Option<Member>; LINKS_PER_GROUP_MAX as usize],
+    members: [Option<GroupLink>; LINKS_PER_GROUP_MAX as usize],
     /// Links that have left these places, until the caller has taken all actions.
     gone: [Option<LinkNumber>; LINKS_PER_GROUP_MAX as usize],
     /// The peer's ends of the links that were deleted last, the latest first.
@@ -269,7 +269,7 @@ impl LinkGroup {
 
     fn new(role: Role, setup: Setup, phase: Phase, number: LinkNumber, deadline: Instant) -> Self {
         let mut members = [None; LINKS_PER_GROUP_MAX as usize];
-        members[0] = Some(Member {
+        members[0] = Some(GroupLink {
             number,
             link: Link::new(setup.keepalive, deadline),
             unanswered: 0,
@@ -386,7 +386,7 @@ impl LinkGroup {
             }
             Some(link::Action::Fail(cause)) => {
                 self.actions.push(Action::LinkFailed(number, cause));
-                let alive = |member: &Member| match self.phase {
+                let alive = |member: &GroupLink| match self.phase {
                     Phase::Opening | Phase::Confirming { .. } => !is_down(member),
                     // A link that is not confirmed yet cannot keep a group alive.
                     Phase::Founding { .. } | Phase::Established | Phase::Terminated => {

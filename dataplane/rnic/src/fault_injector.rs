@@ -12,7 +12,7 @@ use std::os::fd::BorrowedFd;
 use smcr_proto::Instant;
 
 use crate::dice::{Chance, Dice};
-use crate::{Cause, Completion, Fabric, QpId, Status, Work};
+use crate::{Completion, Fabric, QpError, QpId, Status, Work};
 
 /// How likely each fault is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -147,7 +147,7 @@ impl Pair {
         {
             if !*reported {
                 *reported = true;
-                pending.push_back(Completion::Broke { qp, cause: Cause::RetriesExceeded });
+                pending.push_back(Completion::Broke { qp, cause: QpError::RetriesExceeded });
             }
             pending.append(later);
         }
@@ -161,7 +161,7 @@ impl Pair {
             && !*reported
         {
             *reported = true;
-            pending.push_back(Completion::Broke { qp, cause: Cause::RetriesExceeded });
+            pending.push_back(Completion::Broke { qp, cause: QpError::RetriesExceeded });
         }
     }
 }

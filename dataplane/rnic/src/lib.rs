@@ -242,7 +242,7 @@ pub enum Status {
 
 /// Why a queue pair broke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub enum QpError {
     /// The peer's NIC sent no acknowledgement for too long.
     RetriesExceeded,
     /// The peer's NIC refused a request of ours: the rkey, the range or the format was wrong.
@@ -296,7 +296,7 @@ pub enum Completion {
         /// The queue pair.
         qp: QpId,
         /// Why.
-        cause: Cause,
+        cause: QpError,
     },
 }
 
@@ -370,8 +370,8 @@ pub trait Fabric {
 
     /// Breaks a queue pair, as if its port had gone down. The caller uses this when it learned from
     /// elsewhere that the queue pair is dead and cannot wait for the retries to be exceeded. Unless
-    /// it is broken already, [`Completion::Broke`] follows, with [`Cause::PortDown`]. Messages that
-    /// had arrived before are still reported.
+    /// it is broken already, [`Completion::Broke`] follows, with [`QpError::PortDown`]. Messages
+    /// that had arrived before are still reported.
     fn fail(&mut self, now: Instant, qp: QpId);
 
     /// Releases a queue pair: it sends and receives nothing any more, and the next `poll`s report

@@ -49,7 +49,7 @@ pub struct Arrived<'a> {
 
 /// Why the kernel did not send the first of some datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum Unsent {
     /// The socket buffer is full now: try again later.
     Full,
     /// A datagram is too large for the path, or the device cannot split them: send smaller ones, or
@@ -181,7 +181,7 @@ impl UdpSocket {
     pub fn send<'a>(
         &self,
         departing: impl Iterator<Item = Departing<'a>>,
-    ) -> Result<usize, Refusal> {
+    ) -> Result<usize, Unsent> {
         let mut targets = [Name::NONE; SEND_BURST];
         let mut vectors = [NO_VECTOR; SEND_BURST];
         let mut controls = [Control::default(); SEND_BURST];
@@ -210,7 +210,7 @@ impl UdpSocket {
             count += 1;
         }
         if count == 0 {
-            return Err(Refusal::Unreachable);
+            return Err(Unsent::Unreachable);
         }
         let burst = u32::try_from(count).expect("a burst is short");
         // SAFETY: `sendmmsg` asks for
@@ -222,7 +222,7 @@ impl UdpSocket {
         let sent = unsafe {
             libc::sendmmsg(self.descriptor.as_raw_fd(), messages.as_mut_ptr(), burst, NONBLOCKING)
         };
-        usize::try_from(sent).map_err(|_| Refusal::from(io::Error::last_os_error()))
+        usize::try_from(sent).map_err(|_| Unsent::from(io::Error::last_os_error()))
     }
 
     fn set(&self, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
@@ -245,7 +245,7 @@ impl AsFd for UdpSocket {
     }
 }
 
-impl From<io::Error> for Refusal {
+impl From<io::Error> for Unsent {
     fn from(error: io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM | libc::EINTR) => Self::Full,

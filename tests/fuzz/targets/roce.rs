@@ -7,7 +7,7 @@ use smcr_memory::{Region, SendPool};
 use smcr_proto::{Gid, Instant, MacAddress, Mtu, Psn, QpAddress, Qpn, Rkey};
 use smcr_rnic::dice::Dice;
 use smcr_rnic::roce::lossy::{Lossy, Network, Odds};
-use smcr_rnic::roce::{self, Fabric, Run, Setup, Share, UDP_PORT, Wire};
+use smcr_rnic::roce::{self, Fabric, Parameters, Run, Share, UDP_PORT, Wire};
 use smcr_rnic::{
     Completion, Domain, Fabric as _, Messages, Opening as _, Port, QpId, Registration, Rnic as _,
     Tag, Work,
@@ -62,7 +62,7 @@ impl Nic {
             network.hide_identification();
         }
         let mut dice = Dice::new(7);
-        let setup = Setup {
+        let setup = Parameters {
             port: port(1),
             udp_port: UDP_PORT,
             share: Share::ALL,

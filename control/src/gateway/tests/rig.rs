@@ -19,7 +19,7 @@ use super::US;
 use crate::config::{Config, RnicKind};
 use crate::cores::{Assignment, Reason};
 use crate::device::Devices;
-use crate::gateway::{Gateway, Parts, Port};
+use crate::gateway::{Gateway, Parts, PortParts};
 use crate::listener::Listener;
 use crate::network::{Network, Place};
 use crate::placement::seats;
@@ -180,14 +180,19 @@ impl Drop for Rig {
     }
 }
 
-fn open_port(config: &Config, address: Ipv4Addr, clock: Clock, waker: &Waker) -> Port<roce::Rnic> {
+fn open_port(
+    config: &Config,
+    address: Ipv4Addr,
+    clock: Clock,
+    waker: &Waker,
+) -> PortParts<roce::Rnic> {
     let (rnic, fabric) = udp::open(&udp::Config::on(udp::Place::Address(address.into()))).unwrap();
     let traffic = Arc::new(Traffic::default());
     let seat = seats(1).unwrap().remove(0);
     let affinity = Affinity::of_this_thread().unwrap();
     let run_on = (Assignment::unpinned(Reason::Off), &affinity);
     let poller = start_poller(config, run_on, Some(fabric), clock, waker, &traffic, seat).unwrap();
-    Port {
+    PortParts {
         name: NAME.to_owned(),
         kind: RnicKind::RoceUdp,
         device: "lo".to_owned(),

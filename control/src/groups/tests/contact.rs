@@ -230,7 +230,7 @@ fn a_group_that_is_lost_is_out_of_sync_though_another_lives() {
     let (alive, _) = pair.first_contact();
     assert_ne!(lost.group, alive.group);
     let link = pair.client.groups.at(lost.group).unwrap().links[0].id;
-    pair.client.groups.link_broke(pair.now, link, smcr_rnic::Cause::RetriesExceeded);
+    pair.client.groups.link_broke(pair.now, link, smcr_rnic::QpError::RetriesExceeded);
     // Whatever the client says of it does not arrive.
     pair.client.says(pair.now);
     let link = pair.server.groups.best_link(named.group).unwrap();

@@ -208,7 +208,7 @@ fn no_confirm_names_a_link_that_was_deleted() {
 #[test]
 fn what_becomes_of_a_link_does_not_touch_the_next_one_of_its_number() {
     let broke = |pair: &mut Pair, old| {
-        let cause = smcr_rnic::Cause::RetriesExceeded;
+        let cause = smcr_rnic::QpError::RetriesExceeded;
         pair.client.groups.link_broke(pair.now, old, cause);
     };
     let nonsense = |pair: &mut Pair, old| pair.client.groups.llc_received(pair.now, old, &[0; 44]);

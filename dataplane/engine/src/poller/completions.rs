@@ -3,7 +3,7 @@
 
 use smcr_proto::Instant;
 use smcr_proto::wire::cdc::{Cdc, is_cdc};
-use smcr_rnic::{Cause, Completion, Fabric, Message, QpId, Status};
+use smcr_rnic::{Completion, Fabric, Message, QpError, QpId, Status};
 
 use super::Poller;
 use crate::handoff::Report;
@@ -60,7 +60,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 
     /// A queue pair broke, and everything that it had received is taken in.
-    fn broke(&mut self, now: Instant, qp: QpId, cause: Cause) {
+    fn broke(&mut self, now: Instant, qp: QpId, cause: QpError) {
         let link = self.links.by_qp(qp).expect(ALIVE);
         link.emptied = true;
         let (id, was_broken) = (link.id, std::mem::replace(&mut link.broken, true));
@@ -102,7 +102,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         if !std::mem::replace(&mut link.broken, true) {
             self.fabric.fail(now, link.qp);
             self.shared.counters.links_flooded.add(1);
-            self.report(Report::LinkBroke { link: id, cause: Cause::PeerMisbehaved });
+            self.report(Report::LinkBroke { link: id, cause: QpError::PeerMisbehaved });
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use smcr_os::udp::{Steering, UdpSocket};
 use smcr_proto::{Gid, MacAddress, Mtu};
 use smcr_rnic::roce::udp::{self, Config, Place, Udp};
-use smcr_rnic::roce::{self, Setup, Share, UDP_PORT, join_all};
+use smcr_rnic::roce::{self, Parameters, Share, UDP_PORT, join_all};
 use smcr_rnic::{Opening as _, Port, Rnic as _, Tag, Work, sim};
 
 use super::*;
@@ -57,7 +57,7 @@ fn shared_nic(here: SocketAddr) -> [(roce::Rnic, roce::Fabric<Udp>); 2] {
     let sockets = UdpSocket::bind_shares(here, 1 << 20, steering).unwrap();
     let part = |(socket, index): (UdpSocket, u32)| {
         let mut last = 1 + index;
-        let setup = Setup {
+        let setup = Parameters {
             port: Port { gid: Gid::from_ip(here.ip()), mac: MacAddress([2; 6]), mtu: Mtu::B1024 },
             udp_port: UDP_PORT,
             share: Share { index, count: 2 },

@@ -6,7 +6,7 @@
 //! ```
 //! In version 2 the rkeys travel in ADD LINK, and nobody is ever in `Rkeys`.
 
-use super::member::{Member, port_of};
+use super::member::{GroupLink, port_of};
 use super::{Action, LinkGroup, Phase, Role, UNNUMBERED};
 use crate::error::PeerMisbehaved;
 use crate::limits::{ADD_LINK_WAIT, CONFIRM_ADDED_LINK_WAIT, LINK_EXCHANGE_WAIT};
@@ -24,7 +24,7 @@ use core::time::Duration;
 
 /// Why the caller has no queue pair for a further link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum NoQueuePair {
     /// No port of ours would make it anything but parallel to a link that is there.
     NoAlternatePath,
     /// The NIC or the host is out of something.
@@ -91,17 +91,17 @@ impl LinkGroup {
         });
         if bad {
             self.actions.push(Action::LinkFailed(number, Cause::DeletedByUs));
-            self.link_refused(now, number, Refusal::NoAlternatePath);
+            self.link_refused(now, number, NoQueuePair::NoAlternatePath);
             return;
         }
         let Some(slot) = self.take_place() else {
             self.actions.push(Action::LinkFailed(number, Cause::DeletedByUs));
-            self.link_refused(now, number, Refusal::Exhausted);
+            self.link_refused(now, number, NoQueuePair::Exhausted);
             return;
         };
         let asymmetric =
             theirs.is_some_and(|theirs| self.is_asymmetric(port_of(ours), port_of(theirs)));
-        self.members[slot] = Some(Member {
+        self.members[slot] = Some(GroupLink {
             number,
             // Until CONFIRM LINK the exchange has the deadline.
             link: Link::new(self.setup.keepalive, Instant(u64::MAX)),
@@ -153,7 +153,7 @@ impl LinkGroup {
     /// connection meanwhile. So a server that has no queue pair to offer sends ADD LINK with an MTU
     /// that does not exist, which every client rejects at once. The message names our port, because
     /// Linux misreads one that names none.
-    pub fn link_refused(&mut self, now: Instant, number: LinkNumber, refusal: Refusal) {
+    pub fn link_refused(&mut self, now: Instant, number: LinkNumber, refusal: NoQueuePair) {
         let Some(Exchange::Opening { number: expected, on, theirs }) = self.exchange else {
             return;
         };
@@ -172,7 +172,7 @@ impl LinkGroup {
             let impossible = QpAddress { qpn: Qpn(0), psn: Psn(0), mtu: Mtu(0), ..ours };
             self.offer(now, number, on, impossible);
         } else {
-            if refusal == Refusal::Exhausted {
+            if refusal == NoQueuePair::Exhausted {
                 self.retry_later(now);
             }
             self.end_exchange(now);

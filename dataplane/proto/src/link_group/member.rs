@@ -10,7 +10,7 @@ use super::delete::{Asked, Order};
 
 /// One link and what the group knows of it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Member {
+pub(super) struct GroupLink {
     pub(super) number: LinkNumber,
     pub(super) link: Link,
     /// TEST LINKs that were sent and not answered.
@@ -29,7 +29,7 @@ pub(super) struct Member {
     pub(super) asked: Option<Asked>,
 }
 
-impl Member {
+impl GroupLink {
     pub(super) fn view(&self) -> LinkView {
         let Self { number, ours, theirs, asymmetric, .. } = *self;
         LinkView { number, state: self.link.state(), ours, theirs, asymmetric }
@@ -78,7 +78,7 @@ pub(super) fn end_of(address: QpAddress) -> (Gid, MacAddress, Qpn) {
     (address.gid, address.mac, address.qpn)
 }
 
-pub(super) fn is_down(member: &Member) -> bool {
+pub(super) fn is_down(member: &GroupLink) -> bool {
     match member.link.state() {
         State::Down(_) => true,
         State::Confirming { .. } | State::Active { .. } | State::Probing { .. } => false,
@@ -100,7 +100,7 @@ impl LinkGroup {
         of_use.min_by_key(|member| member.asymmetric).map(|member| member.number)
     }
 
-    pub(super) fn members(&self) -> impl Iterator<Item = &Member> {
+    pub(super) fn members(&self) -> impl Iterator<Item = &GroupLink> {
         self.members.iter().flatten()
     }
 
@@ -109,15 +109,16 @@ impl LinkGroup {
     }
 
     pub(super) fn slot(&self, number: LinkNumber) -> Option<usize> {
-        let is_it = |member: &Option<Member>| member.is_some_and(|member| member.number == number);
+        let is_it =
+            |member: &Option<GroupLink>| member.is_some_and(|member| member.number == number);
         self.members.iter().position(is_it)
     }
 
-    pub(super) fn find(&self, number: LinkNumber) -> Option<&Member> {
+    pub(super) fn find(&self, number: LinkNumber) -> Option<&GroupLink> {
         self.members().find(|member| member.number == number)
     }
 
-    pub(super) fn find_mut(&mut self, number: LinkNumber) -> Option<&mut Member> {
+    pub(super) fn find_mut(&mut self, number: LinkNumber) -> Option<&mut GroupLink> {
         self.members.iter_mut().flatten().find(|member| member.number == number)
     }
 
@@ -137,7 +138,7 @@ impl LinkGroup {
     fn judge_symmetry(&mut self) {
         let members = self.members;
         for member in self.members.iter_mut().flatten() {
-            let shares = |other: &Member| {
+            let shares = |other: &GroupLink| {
                 other.number != member.number
                     && (other.is_from(port_of(member.ours)) || other.is_to(port_of(member.theirs)))
             };

@@ -136,7 +136,7 @@ impl Pair {
 /// Hosts with one RNIC each.
 fn refuse_or_note(now: Instant, group: &mut LinkGroup, told: &mut Vec<Action>, action: Action) {
     if let Action::OpenLink { number, .. } = action {
-        group.link_refused(now, number, Refusal::NoAlternatePath);
+        group.link_refused(now, number, NoQueuePair::NoAlternatePath);
     } else {
         told.push(action);
     }
@@ -148,7 +148,7 @@ fn answered_server() -> LinkGroup {
     server.link_connected(T0, LINK);
     let reply = ConfirmLink { reply: true, ..confirm_link() };
     server.handle_llc(T0, LINK, &Llc::ConfirmLink(reply)).unwrap();
-    server.link_refused(T0, SECOND_LINK, Refusal::NoAlternatePath);
+    server.link_refused(T0, SECOND_LINK, NoQueuePair::NoAlternatePath);
     server
 }
 
@@ -430,7 +430,7 @@ fn later_offers_of_links_are_rejected() {
     else {
         panic!("the caller chooses a port");
     };
-    pair.client.link_refused(T0, SECOND_LINK, Refusal::NoAlternatePath);
+    pair.client.link_refused(T0, SECOND_LINK, NoQueuePair::NoAlternatePath);
     let [Action::Send(LINK, Llc::AddLink(reply))] = drain(&mut pair.client)[..] else {
         panic!("one answer");
     };
@@ -438,7 +438,7 @@ fn later_offers_of_links_are_rejected() {
     // The client's own news needs no answer (3.5.5.1.2).
     pair.server.handle_llc(T0, LINK, &add_link()).unwrap();
     assert_eq!(drain(&mut pair.server), [Action::OpenLink { number: LinkNumber(3), peer: None }]);
-    pair.server.link_refused(T0, LinkNumber(3), Refusal::NoAlternatePath);
+    pair.server.link_refused(T0, LinkNumber(3), NoQueuePair::NoAlternatePath);
     assert_eq!(drain(&mut pair.server), []);
 }
 

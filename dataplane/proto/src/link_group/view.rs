@@ -1,6 +1,6 @@
 //! What a group shows of itself.
 
-use super::member::{Member, end_of, port_of};
+use super::member::{GroupLink, end_of, port_of};
 use super::rmbs::{Row, Token};
 use super::{LinkGroup, LinkView, Phase, Role};
 use crate::time::Instant;
@@ -74,7 +74,7 @@ impl LinkGroup {
 
     /// The links of the group. A link that is down is among them until the peer knows.
     pub fn links(&self) -> impl Iterator<Item = LinkView> {
-        self.members().map(Member::view)
+        self.members().map(GroupLink::view)
     }
 
     /// Whether a link of this group leads to that queue pair of the peer, or one of the last that
@@ -86,13 +86,13 @@ impl LinkGroup {
 
     /// Whether connections may use this link: it is up, and not to be deleted.
     pub fn is_link_up(&self, number: LinkNumber) -> bool {
-        self.find(number).is_some_and(Member::is_of_use)
+        self.find(number).is_some_and(GroupLink::is_of_use)
     }
 
     /// How the RNICs of both hosts are joined by the links that are up.
     pub fn symmetry(&self) -> Symmetry {
         let up = || self.members().filter(|member| member.link.is_up());
-        let shares = |same: fn(&Member, &Member) -> bool| {
+        let shares = |same: fn(&GroupLink, &GroupLink) -> bool| {
             up().any(|one| up().any(|other| one.number != other.number && same(one, other)))
         };
         if up().count() < 2 {

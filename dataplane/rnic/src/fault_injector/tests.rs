@@ -123,7 +123,7 @@ fn an_idle_queue_pair_breaks_too_and_flushes_later_work_requests() {
     assert!(matches!(
         out[..],
         [
-            Completion::Broke { cause: Cause::RetriesExceeded, .. },
+            Completion::Broke { cause: QpError::RetriesExceeded, .. },
             Completion::Sent { tag: Tag(9), status: Status::Flushed, .. }
         ]
     ));

@@ -19,7 +19,7 @@ use super::rnic::Qp;
 use super::shared::Shared;
 use super::siblings::Siblings;
 use super::wire::Packet;
-use crate::{Cause, Completion, QpId, Work};
+use crate::{Completion, QpError, QpId, Work};
 
 /// The poller's half of a RoCEv2 NIC in software.
 #[derive(Debug)]
@@ -293,7 +293,7 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
     fn fail(&mut self, _: Instant, qp: QpId) {
         let pair = self.pairs.of(qp);
         if pair.fail() {
-            self.inbox.push(Event::Broke(qp, Cause::PortDown));
+            self.inbox.push(Event::Broke(qp, QpError::PortDown));
         }
     }
 

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use super::pairs::Pairs;
 use super::responder::Received;
 use super::{INBOX_MAX, QUEUE_PAIRS_MAX};
-use crate::{Cause, QpId};
+use crate::{QpError, QpId};
 
 /// What `poll` could not yet tell, in the order it happened.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(super) struct Inbox {
 #[derive(Debug)]
 pub(super) enum Event {
     Received(QpId, Received),
-    Broke(QpId, Cause),
+    Broke(QpId, QpError),
 }
 
 impl Inbox {

@@ -59,7 +59,7 @@ mod tests;
 pub use batch::{Run, Sent, Train, Wire};
 pub use counters::Counters;
 pub use fabric::Fabric;
-pub use rnic::{Opening, PathMtu, Qp, Rnic, Setup};
+pub use rnic::{Opening, Parameters, PathMtu, Qp, Rnic};
 pub use siblings::Share;
 
 /// The most queue pairs of one NIC. It sizes the tables, which never grow.
@@ -83,7 +83,7 @@ const PACKET_COST: u32 = 64;
 /// # Panics
 ///
 /// If the path MTU of the port in `setup` is a reserved value.
-pub fn join<W: Wire>(setup: Setup, wire: W) -> (Rnic, Fabric<W>) {
+pub fn join<W: Wire>(setup: Parameters, wire: W) -> (Rnic, Fabric<W>) {
     let local = SocketAddr::new(setup.port.gid.to_ip(), setup.udp_port);
     let shared = shared::Shared::new();
     let fabric = Fabric::new(local, wire, std::sync::Arc::clone(&shared));
@@ -100,7 +100,7 @@ pub fn join<W: Wire>(setup: Setup, wire: W) -> (Rnic, Fabric<W>) {
 /// # Panics
 ///
 /// If a wire has no event descriptor, or a share does not match the position of its part.
-pub fn join_all<W: Wire>(parts: Vec<(Setup, W)>) -> io::Result<Vec<(Rnic, Fabric<W>)>> {
+pub fn join_all<W: Wire>(parts: Vec<(Parameters, W)>) -> io::Result<Vec<(Rnic, Fabric<W>)>> {
     let siblings = {
         let wires = parts.iter().map(|(_, wire)| wire.event_descriptor());
         let wires: Vec<_> = wires.map(|wire| wire.expect("a wire to sleep on")).collect();

@@ -17,7 +17,7 @@ use super::responder::{Occasion, Received, Refused, Responder};
 use super::rnic::Qp;
 use super::shared::Ticket;
 use super::wire::{ACKNOWLEDGE, ACKNOWLEDGE_LEN, AETH_LEN, BTH_LEN, Body, Bth, Packet};
-use crate::{Cause, Completion, QpId, Work};
+use crate::{Completion, QpError, QpId, Work};
 
 /// A queue pair that a fabric has adopted.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ pub(super) enum News {
     /// A message arrived.
     Message(Received),
     /// The queue pair broke.
-    Broke(Cause),
+    Broke(QpError),
 }
 
 /// Whether [`Pair::fill`] is finished.
@@ -146,7 +146,7 @@ impl Pair {
                 match self.responder.handle(now, packet, keys, (room, swept), counters) {
                     Ok(Some(message)) => return News::Message(message),
                     Ok(None) => return News::None,
-                    Err(Refused) => Cause::PeerMisbehaved,
+                    Err(Refused) => QpError::PeerMisbehaved,
                 }
             }
         };

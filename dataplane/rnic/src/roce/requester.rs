@@ -17,7 +17,7 @@ use super::psn::PSN_MASK;
 use super::request::{Mark, Place, Request, Segments};
 use super::wire::{Aeth, Bth, SEND_LAST, SEND_ONLY, Syndrome, build_probe, probe_len};
 use super::{PACKET_COST, SEND_QUEUE_DEPTH, psn};
-use crate::{Cause, Completion, QpId, Status, Work};
+use crate::{Completion, QpError, QpId, Status, Work};
 
 mod size;
 
@@ -261,7 +261,7 @@ impl Requester {
         psn: Psn,
         aeth: Aeth,
         counters: &mut Counters,
-    ) -> Result<(), Cause> {
+    ) -> Result<(), QpError> {
         let oldest = self.oldest.mark.sequence;
         let ahead = psn::distance(self.oldest_psn(), psn);
         let sequence = oldest + u64::from(ahead);
@@ -286,7 +286,7 @@ impl Requester {
                 self.acknowledge(now, sequence, counters);
                 let since = *self.unready_since.get_or_insert(now);
                 if now.since(since) >= UNREADY_MAX {
-                    return Err(Cause::RetriesExceeded);
+                    return Err(QpError::RetriesExceeded);
                 }
                 self.go_back();
                 let wait = not_ready_wait(aeth.syndrome);
@@ -305,7 +305,7 @@ impl Requester {
             Syndrome::INVALID_REQUEST | Syndrome::ACCESS_ERROR | Syndrome::OPERATION_ERROR => {
                 // The peer executed all packets before the refused one.
                 self.acknowledge(now, sequence, counters);
-                return Err(Cause::RemoteError);
+                return Err(QpError::RemoteError);
             }
             Syndrome(_) => {}
         }
@@ -325,14 +325,14 @@ impl Requester {
     /// # Errors
     ///
     /// When the peer has been silent for too long. The caller must break the queue pair.
-    pub(super) fn expire(&mut self, now: Instant, counters: &mut Counters) -> Result<(), Cause> {
+    pub(super) fn expire(&mut self, now: Instant, counters: &mut Counters) -> Result<(), QpError> {
         if self.paused_until.is_some_and(|until| now >= until) {
             self.paused_until = None;
         }
         if let Some(waited) = self.path.waited(now).filter(|_| self.path.is_doubted()) {
             self.silence += waited;
             if self.silence >= SILENCE_MAX {
-                return Err(Cause::RetriesExceeded);
+                return Err(QpError::RetriesExceeded);
             }
         }
         let outcome = self.path.expire(now, self.next.mark.sequence < self.end.sequence);
@@ -430,17 +430,17 @@ impl Requester {
 
     /// Stops the retransmission timer, because the oldest packet was lost or delayed. Fails if the
     /// peer has been silent for too long.
-    fn stop_waiting(&mut self, now: Instant) -> Result<(), Cause> {
+    fn stop_waiting(&mut self, now: Instant) -> Result<(), QpError> {
         if let Some(wait) = self.wait.take() {
             // Only the time up to the timeout counts as silence of the peer. After it, we did not
             // run, and the acknowledgement may have been waiting in the socket.
             self.silence += now.min(wait.until).since(wait.since);
         }
-        if self.silence >= SILENCE_MAX { Err(Cause::RetriesExceeded) } else { Ok(()) }
+        if self.silence >= SILENCE_MAX { Err(QpError::RetriesExceeded) } else { Ok(()) }
     }
 
     /// Processes a NAK for the oldest packet: the peer has not received it.
-    fn handle_gap(&mut self, now: Instant) -> Result<(), Cause> {
+    fn handle_gap(&mut self, now: Instant) -> Result<(), QpError> {
         let oldest = self.oldest.mark.sequence;
         // The packets behind the gap cause further NAKs until the retransmission arrives. The round
         // trip is longer than it needs to be here, since NAKs are not delayed as acknowledgements

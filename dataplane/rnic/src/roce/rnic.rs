@@ -18,7 +18,7 @@ use super::siblings::Share;
 use crate::{ConnectError, Domain, Exhausted, Messages, Port, QpAddress, Registration, Suspicion};
 
 /// The parameters of a NIC, except its wire.
-pub struct Setup {
+pub struct Parameters {
     /// The port.
     pub port: Port,
     /// The UDP port, here and at every peer.
@@ -39,16 +39,16 @@ pub struct Setup {
 /// An error means that there is no route, or that the host has no resources to look for one.
 pub type PathMtu = fn(IpAddr, IpAddr) -> io::Result<u32>;
 
-impl fmt::Debug for Setup {
+impl fmt::Debug for Parameters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Setup").field("port", &self.port).finish_non_exhaustive()
+        f.debug_struct("Parameters").field("port", &self.port).finish_non_exhaustive()
     }
 }
 
 /// The control thread's half of a RoCEv2 NIC in software.
 #[derive(Debug)]
 pub struct Rnic {
-    setup: Setup,
+    setup: Parameters,
     shared: Arc<Shared>,
     /// How many regions are registered in each domain.
     domains: HashMap<Domain, usize>,
@@ -89,7 +89,7 @@ pub struct Qp {
 
 impl Rnic {
     /// Creates the half that communicates with its fabric through `shared`.
-    pub(super) fn new(setup: Setup, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(setup: Parameters, shared: Arc<Shared>) -> Self {
         assert!(setup.port.mtu.bytes().is_some());
         Self {
             setup,

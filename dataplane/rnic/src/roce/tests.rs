@@ -10,7 +10,7 @@ use super::lossy::{Lossy, Network, Odds};
 use super::*;
 use crate::dice::{Chance, Dice};
 use crate::{
-    Cause, Completion, Domain, Fabric as _, Message, Opening as _, Port, QpAddress, QpId,
+    Completion, Domain, Fabric as _, Message, Opening as _, Port, QpAddress, QpError, QpId,
     Registration, Rnic as _, Status, Tag, Work,
 };
 
@@ -35,7 +35,7 @@ struct Node {
     /// Completions of work requests, without their leases, which went back to the pool.
     done: Vec<(Tag, Status)>,
     received: Vec<Message>,
-    broke: Vec<Cause>,
+    broke: Vec<QpError>,
 }
 
 /// Two connected nodes.
@@ -72,7 +72,7 @@ fn nic_with(
     let mut dice = Dice::new(u64::from(node) + 77);
     let port =
         Port { gid: Gid::from_ipv4(at.ip().octets()), mac: MacAddress([2, 0, 0, 0, 0, node]), mtu };
-    let setup = Setup {
+    let setup = Parameters {
         port,
         udp_port: UDP_PORT,
         share: Share::ALL,

@@ -9,12 +9,12 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use smcr_os::interface::{self, Interface};
-use smcr_os::udp::{Departing, ReceiveRing, Refusal, Steering, UdpSocket};
+use smcr_os::udp::{Departing, ReceiveRing, Steering, UdpSocket, Unsent};
 use smcr_proto::{Gid, MacAddress, Mtu};
 
 use super::batch::{Run, SEGMENTS_MAX, Sent, Train, Wire};
 use super::rnic::mtu_for;
-use super::{Fabric, Rnic, Setup, Share, UDP_PORT, join, join_all};
+use super::{Fabric, Parameters, Rnic, Share, UDP_PORT, join, join_all};
 use crate::Port;
 
 /// The network device and the address of a NIC.
@@ -101,13 +101,13 @@ fn setup(
     interface: &Interface,
     socket: &UdpSocket,
     share: Share,
-) -> io::Result<Setup> {
+) -> io::Result<Parameters> {
     let mtu = mtu_for(interface.mtu).ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidInput, "the MTU of the device is below 336 bytes")
     })?;
     let mtu = config.mtu_max.map_or(mtu, |max| mtu.min(max));
     let buffer = socket.receive_buffer()?;
-    Ok(Setup {
+    Ok(Parameters {
         port: Port { gid: Gid::from_ip(interface.address), mac: MacAddress(interface.mac), mtu },
         udp_port: config.port,
         share,
@@ -160,8 +160,8 @@ impl Wire for Udp {
             });
             match self.socket.send(departing) {
                 Ok(count) => sent.runs += count,
-                Err(Refusal::Full) => break,
-                Err(Refusal::Unable) => {
+                Err(Unsent::Full) => break,
+                Err(Unsent::Unable) => {
                     // Either the device cannot split this run, or its address is gone. Sending one
                     // packet alone tells which. The ICRCs of this run are wrong for packets that
                     // leave one by one, so the run is lost; later ones are built for that.
@@ -172,7 +172,7 @@ impl Wire for Udp {
                     sent.runs += 1;
                     sent.refused += 1;
                 }
-                Err(Refusal::Unreachable) => {
+                Err(Unsent::Unreachable) => {
                     sent.runs += 1;
                     sent.refused += 1;
                 }

@@ -22,7 +22,7 @@ use smcr_proto::{Gid, Instant, Psn, Qpn, Rkey};
 
 use crate::dice::{Chance, Dice};
 use crate::{
-    Cause, Completion, ConnectError, Domain, Exhausted, Message, Messages, Port, QpAddress, QpId,
+    Completion, ConnectError, Domain, Exhausted, Message, Messages, Port, QpAddress, QpError, QpId,
     Registration, Work,
 };
 
@@ -155,7 +155,7 @@ impl Network {
     /// Breaks both ends of a queue pair, as if the path between them had failed. `qpn` is either
     /// end. Does nothing if the queue pair is broken already.
     pub fn break_qp(&self, qpn: Qpn) {
-        self.lock().break_both(qpn, Cause::RetriesExceeded);
+        self.lock().break_both(qpn, QpError::RetriesExceeded);
     }
 
     /// How many messages have arrived on a queue pair and were not returned by a `poll` yet.
@@ -477,7 +477,7 @@ impl crate::Fabric for Fabric {
         let qpn = self.qpn(qp);
         let mut world = self.network.lock();
         world.advance(now);
-        world.break_end(qpn, Cause::PortDown);
+        world.break_end(qpn, QpError::PortDown);
     }
 
     fn release(&mut self, now: Instant, qp: QpId) {

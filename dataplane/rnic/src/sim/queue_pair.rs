@@ -7,7 +7,8 @@ use smcr_proto::{Instant, Psn, Qpn};
 use super::visibility::Hidden;
 use crate::dice::Dice;
 use crate::{
-    Cause, Completion, Domain, LONG_MESSAGE_MAX, MESSAGE_LEN, Message, Messages, QpId, Status, Work,
+    Completion, Domain, LONG_MESSAGE_MAX, MESSAGE_LEN, Message, Messages, QpError, QpId, Status,
+    Work,
 };
 
 /// The state of one end of a queue pair.
@@ -46,7 +47,7 @@ pub(super) struct QueuePair {
     /// When the retries are exceeded, if the peer does not answer.
     pub(super) retries_end: Option<Instant>,
     /// When this end breaks, and why, if that is already certain.
-    pub(super) breaks: Option<(Instant, Cause)>,
+    pub(super) breaks: Option<(Instant, QpError)>,
     /// Completions of the send queue that were not reported to the fabric yet, in order.
     pub(super) completions: VecDeque<Pending>,
     /// Messages that were received but not reported to the fabric yet.
@@ -90,7 +91,7 @@ pub(super) enum Arrival {
 #[derive(Debug)]
 pub(super) enum Pending {
     Ended { work: Work, status: Status },
-    Broke(Cause),
+    Broke(QpError),
 }
 
 /// An event of a queue pair. At the same instant, events happen in this order.
@@ -193,7 +194,7 @@ impl QueuePair {
 
     /// Breaks this end. Messages that arrived before are still reported, before `Broke`. Written
     /// bytes that none of them announces become visible now or never.
-    pub(super) fn break_now(&mut self, dice: &mut Dice, cause: Cause) {
+    pub(super) fn break_now(&mut self, dice: &mut Dice, cause: QpError) {
         assert!(matches!(self.stage, Stage::Connected { .. }));
         if let Some(last) = self.inbox.back() {
             self.hidden.reveal_before(last.request);

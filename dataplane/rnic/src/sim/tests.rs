@@ -209,7 +209,7 @@ fn a_fabric_that_is_dropped_takes_its_queue_pairs_along() {
     while let Some(at) = network.next_event() {
         a.poll(at, &mut out);
     }
-    assert!(matches!(out[0], Completion::Broke { cause: Cause::RetriesExceeded, .. }), "{out:?}");
+    assert!(matches!(out[0], Completion::Broke { cause: QpError::RetriesExceeded, .. }), "{out:?}");
     assert!(matches!(out[1], Completion::Sent { status: Status::Flushed, .. }), "{out:?}");
 }
 

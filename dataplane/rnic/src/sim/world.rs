@@ -10,7 +10,7 @@ use smcr_proto::{Gid, Instant, Qpn, Rkey};
 use super::queue_pair::{Arrival, Arrived, Event, Executed, InFlight, QueuePair, Stage};
 use super::{Network, Odds};
 use crate::dice::Dice;
-use crate::{Cause, Completion, Domain, Message, Port, Work};
+use crate::{Completion, Domain, Message, Port, QpError, Work};
 
 /// The whole state of a network.
 #[derive(Debug)]
@@ -115,7 +115,7 @@ impl World {
     /// Sends the work requests that were posted.
     pub(super) fn transmit(&mut self, qpn: Qpn) {
         if self.dice.roll(self.odds.break_on_transmit) {
-            self.break_both(qpn, Cause::RetriesExceeded);
+            self.break_both(qpn, QpError::RetriesExceeded);
         }
         let Self { now, dice, odds, queue_pairs, .. } = self;
         let pair = queue_pairs.get_mut(&qpn).expect("an adopted queue pair exists");
@@ -128,7 +128,7 @@ impl World {
     }
 
     /// Breaks this end now and the other one a moment later.
-    pub(super) fn break_both(&mut self, qpn: Qpn, cause: Cause) {
+    pub(super) fn break_both(&mut self, qpn: Qpn, cause: QpError) {
         let Some(peer) = self.queue_pairs.get(&qpn).and_then(QueuePair::peer) else { return };
         self.losses.paths.push(qpn);
         self.break_end(qpn, cause);
@@ -142,7 +142,7 @@ impl World {
         let connected = connected.filter(|(_, pair)| pair.nic == nic && pair.peer().is_some());
         let connected: Vec<_> = connected.map(|(qpn, _)| *qpn).collect();
         for qpn in connected {
-            self.break_end(qpn, Cause::PortDown);
+            self.break_end(qpn, QpError::PortDown);
         }
     }
 
@@ -178,7 +178,7 @@ impl World {
                 let (_, cause) = pair.breaks.expect("the event comes from this field");
                 self.break_end(qpn, cause);
             }
-            Event::RetriesEnd => self.break_end(qpn, Cause::RetriesExceeded),
+            Event::RetriesEnd => self.break_end(qpn, QpError::RetriesExceeded),
             Event::AcknowledgementArrives => {
                 self.queue_pairs.get_mut(&qpn).expect("the event is about it").acknowledge();
             }
@@ -218,8 +218,8 @@ impl World {
             Reception::Refused => {
                 pair.in_flight.push_front(request);
                 pair.lost = true;
-                pair.breaks = Some((soon, Cause::RemoteError));
-                self.break_end(peer, Cause::PeerMisbehaved);
+                pair.breaks = Some((soon, QpError::RemoteError));
+                self.break_end(peer, QpError::PeerMisbehaved);
             }
         }
     }
@@ -278,7 +278,7 @@ impl World {
 
     /// Breaks one end, if it is not broken yet. Its writes become visible at the other end: only
     /// the end that breaks may lose messages and bytes that it had received.
-    pub(super) fn break_end(&mut self, qpn: Qpn, cause: Cause) {
+    pub(super) fn break_end(&mut self, qpn: Qpn, cause: QpError) {
         let Self { dice, odds, queue_pairs, losses, .. } = self;
         let Some(pair) = queue_pairs.get_mut(&qpn) else { return };
         let Some(peer) = pair.peer() else { return };
@@ -294,7 +294,7 @@ impl World {
     }
 
     /// Breaks the end `qpn` a moment from now, if it is connected to `peer`.
-    fn break_soon(&mut self, qpn: Qpn, peer: Qpn, cause: Cause) {
+    fn break_soon(&mut self, qpn: Qpn, peer: Qpn, cause: QpError) {
         let soon = self.now + self.dice.duration(&self.odds.latency);
         if let Some(pair) = self.queue_pairs.get_mut(&qpn)
             && pair.peer() == Some(peer)

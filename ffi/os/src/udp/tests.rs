@@ -43,10 +43,10 @@ fn a_refused_send_says_why() {
     let (sender, _receiver, target) = pair(11);
     let bytes = [0; 65_000];
     let many = Departing { target, bytes: &bytes, segment_len: 100 };
-    assert_eq!(sender.send([many].into_iter()), Err(Refusal::Unable), "650 segments");
+    assert_eq!(sender.send([many].into_iter()), Err(Unsent::Unable), "650 segments");
     let multicast = SocketAddr::from(([255, 255, 255, 255], 4791));
     let nowhere = Departing { target: multicast, bytes: &[1], segment_len: 1 };
-    assert_eq!(sender.send([nowhere].into_iter()), Err(Refusal::Unreachable));
+    assert_eq!(sender.send([nowhere].into_iter()), Err(Unsent::Unreachable));
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn a_run_over_ipv6_is_sent_and_received_whole() {
     assert_eq!(arrived.source, at(47_911));
     let other_family = SocketAddr::from(([127, 0, 0, 1], 4791));
     let nowhere = Departing { target: other_family, bytes: &[1], segment_len: 1 };
-    assert_eq!(sender.send([nowhere].into_iter()), Err(Refusal::Unreachable));
+    assert_eq!(sender.send([nowhere].into_iter()), Err(Unsent::Unreachable));
 }
 
 /// If steering fails, packets arrive at another poller's socket, and each must be forwarded.

@@ -61,7 +61,7 @@ fn a_rejection_commits() {
     client.handle_llc(T0, LINK, &add_link()).unwrap();
     assert!(!client.is_committed());
     drain(&mut client);
-    client.link_refused(T0, SECOND_LINK, Refusal::NoAlternatePath);
+    client.link_refused(T0, SECOND_LINK, NoQueuePair::NoAlternatePath);
     assert!(client.is_committed());
 }
 
@@ -488,7 +488,7 @@ fn a_server_out_of_queue_pairs_tries_again() {
         let Some(Action::OpenLink { number, .. }) = server.poll_action() else {
             panic!("another attempt");
         };
-        server.link_refused(now, number, Refusal::Exhausted);
+        server.link_refused(now, number, NoQueuePair::Exhausted);
         assert_eq!(drain(&mut server), [], "the client is not bothered");
     }
 }

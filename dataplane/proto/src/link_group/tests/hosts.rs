@@ -114,7 +114,7 @@ impl Host {
 
     fn open(&mut self, now: Instant, number: LinkNumber, peer: Option<(Gid, MacAddress)>) {
         let Some(port) = self.choose(peer) else {
-            self.group.link_refused(now, number, Refusal::NoAlternatePath);
+            self.group.link_refused(now, number, NoQueuePair::NoAlternatePath);
             return;
         };
         self.qpns += 1;

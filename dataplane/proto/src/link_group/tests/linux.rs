@@ -356,7 +356,7 @@ fn first_contact(role: Role) -> Actor {
             actor.hears(LINK, ADD_BY_ONE_RNIC);
             let opens = actor.group.poll_action();
             assert!(matches!(opens, Some(Action::OpenLink { number: SECOND_LINK, .. })));
-            actor.group.link_refused(T0, SECOND_LINK, Refusal::NoAlternatePath);
+            actor.group.link_refused(T0, SECOND_LINK, NoQueuePair::NoAlternatePath);
             actor.says(LINK, ADD_BY_ONE_RNIC_REJECTED);
             actor
         }

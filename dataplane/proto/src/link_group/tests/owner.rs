@@ -7,7 +7,7 @@ use std::time::Duration;
 use std::vec;
 use std::vec::Vec;
 
-use smcr_proto::link_group::{Action, LinkGroup, Refusal, RmbIndex, Role, Setup, UNNUMBERED};
+use smcr_proto::link_group::{Action, LinkGroup, NoQueuePair, RmbIndex, Role, Setup, UNNUMBERED};
 use smcr_proto::wire::llc::v2::{
     AddLinkExtension, AddLinkV2, ConfirmLinkV2, DeleteRkeyV2, LEN_MAX, LlcV2, Records,
     RequestAddLink,
@@ -98,7 +98,7 @@ impl Owner {
         let action = self.waiting.remove(which % self.waiting.len());
         if let Action::OpenLink { number, .. } = action {
             if !well {
-                self.group.link_refused(now, number, Refusal::Exhausted);
+                self.group.link_refused(now, number, NoQueuePair::Exhausted);
                 return;
             }
             self.qpns += 1;

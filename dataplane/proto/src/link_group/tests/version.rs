@@ -90,7 +90,7 @@ fn a_client_says_what_linux_says() {
     client.handle_bytes(T0, LINK, &bytes(ADD_LINK)).unwrap();
     let peer = Some((end_of(1, 0, 0).gid, end_of(1, 0, 0).mac));
     assert_eq!(client.poll_action(), Some(Action::OpenLink { number: SECOND_LINK, peer }));
-    client.link_refused(T0, SECOND_LINK, Refusal::NoAlternatePath);
+    client.link_refused(T0, SECOND_LINK, NoQueuePair::NoAlternatePath);
     assert_eq!(said(&mut client), bytes(ADD_LINK_REJECTED));
     assert!(client.is_established());
 }
@@ -205,7 +205,7 @@ fn keys_of_a_link_that_never_was_are_forgotten() {
         let offer = LlcV2::AddLink(AddLinkV2 { link, extension: Some(extension) });
         let mut into = [0; LEN_MAX];
         client.handle_bytes(T0, LINK, offer.encode(&mut into)).unwrap();
-        client.link_refused(T0, link.link, Refusal::Exhausted);
+        client.link_refused(T0, link.link, NoQueuePair::Exhausted);
         assert_eq!(client.peer_rmbs.rows.iter().filter(|row| row.present != 0).count(), 1);
     }
     assert_eq!(client.peer_rmb(LINK, Rkey(0x35a), LINK), Some((Rkey(0x35a), 1)));

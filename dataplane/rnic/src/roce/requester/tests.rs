@@ -75,13 +75,13 @@ impl Bench {
         seen
     }
 
-    fn answer(&mut self, syndrome: Syndrome, number: u64) -> Result<(), Cause> {
+    fn answer(&mut self, syndrome: Syndrome, number: u64) -> Result<(), QpError> {
         let psn = psn::advance(FIRST, number);
         let aeth = Aeth { syndrome, msn: 0 };
         self.requester.handle_answer(self.now, psn, aeth, &mut self.counters)
     }
 
-    fn expire(&mut self) -> Result<(), Cause> {
+    fn expire(&mut self) -> Result<(), QpError> {
         self.requester.expire(self.now, &mut self.counters)
     }
 
@@ -204,7 +204,7 @@ fn a_peer_that_never_has_room_is_waited_for_ten_seconds() {
     let mut bench = Bench::new();
     bench.message();
     bench.message();
-    let mut refuse = |number, times| -> Result<(), Cause> {
+    let mut refuse = |number, times| -> Result<(), QpError> {
         for _ in 0..times {
             assert!(!bench.send(99).is_empty());
             bench.answer(Syndrome(0x20), number)?;
@@ -216,7 +216,7 @@ fn a_peer_that_never_has_room_is_waited_for_ten_seconds() {
     assert_eq!(refuse(0, 16), Ok(()));
     // The first was taken: the second has as long.
     assert_eq!(refuse(1, 16), Ok(()));
-    assert_eq!(refuse(1, 1), Err(Cause::RetriesExceeded));
+    assert_eq!(refuse(1, 1), Err(QpError::RetriesExceeded));
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn a_refusal_completes_all_requests_before_it_and_breaks_the_queue_pair() {
         bench.write(100);
         bench.message();
         bench.send(99);
-        assert_eq!(bench.answer(syndrome, 1), Err(Cause::RemoteError));
+        assert_eq!(bench.answer(syndrome, 1), Err(QpError::RemoteError));
         let mut out = Vec::with_capacity(2);
         assert!(!bench.requester.flush(QpId(1), &mut out), "one completion did not fit");
         assert!(bench.requester.flush(QpId(1), &mut { Vec::with_capacity(9) }));
@@ -314,7 +314,7 @@ fn time_in_which_we_did_not_run_is_no_silence_of_the_peer() {
             break cause;
         }
     };
-    assert_eq!((broke, bench.now.since(before)), (Cause::RetriesExceeded, SILENCE_MAX));
+    assert_eq!((broke, bench.now.since(before)), (QpError::RetriesExceeded, SILENCE_MAX));
 }
 
 /// The PSNs wrap after 16 million packets, and the sequence must not.

@@ -101,7 +101,7 @@ fn a_path_for_tiny_packets_only_breaks_the_queue_pair() {
     let mut couple = Couple::behind_a_router(1, Odds::default(), 200);
     couple.write(0, 0, &pattern(60_000, 1), 1);
     couple.run_until_quiet();
-    assert_eq!(couple.nodes[0].broke, [Cause::RetriesExceeded]);
+    assert_eq!(couple.nodes[0].broke, [QpError::RetriesExceeded]);
     assert!(couple.now < Instant(3_000_000_000), "{:?}", couple.now);
 }
 

@@ -350,7 +350,7 @@ fn silence_breaks_the_queue_pair_within_two_seconds() {
     couple.nodes[0].send([2; 44], 3);
     couple.run_until_quiet();
     let node = &couple.nodes[0];
-    assert_eq!(node.broke, [Cause::RetriesExceeded]);
+    assert_eq!(node.broke, [QpError::RetriesExceeded]);
     assert_eq!(node.done[1..], [(Tag(2), Status::Flushed), (Tag(3), Status::Flushed)]);
     assert_eq!(node.pool.leases_out(), 0);
     let took = couple.now.since(before);
@@ -381,8 +381,8 @@ fn a_peer_that_stalls_for_a_second_breaks_nothing() {
 fn assert_both_broke(couple: &mut Couple) {
     couple.nodes[0].send([7; 44], 8);
     couple.run_until_quiet();
-    assert_eq!(couple.nodes[0].broke, [Cause::RemoteError]);
-    assert_eq!(couple.nodes[1].broke, [Cause::PeerMisbehaved]);
+    assert_eq!(couple.nodes[0].broke, [QpError::RemoteError]);
+    assert_eq!(couple.nodes[1].broke, [QpError::PeerMisbehaved]);
     assert!(couple.nodes[1].received.is_empty());
     assert!(couple.nodes[1].read(0, MEMORY).iter().all(|byte| *byte == 0), "no byte changed");
     assert!(couple.nodes[0].done.iter().all(|(_, status)| *status == Status::Flushed));
