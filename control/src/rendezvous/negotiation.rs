@@ -1,5 +1,6 @@
 //! The next step of a rendezvous, and how it ends: SMC-R, TCP, or a reset.
 
+use std::mem;
 use std::net::IpAddr;
 
 use smcr_engine::LinkId;
@@ -14,7 +15,7 @@ use super::effect::{Effect, Limit, Why};
 use super::facts::{Side, Terms};
 use super::resources::{Resources, Shortage};
 use super::shared::Shared;
-use super::state::{Rendezvous, State, Talking};
+use super::state::{Plain, Rendezvous, State, Talking};
 use super::waiting::{Answer, Asked, ELEMENT_WAIT, Held, Wait};
 use crate::groups::{BadOffer, GroupId, Peer, Pollers, PortId, Proof, QpOf, Taken};
 
@@ -36,11 +37,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         let offer = seeks && self.one.has_place;
         let crowded = seeks && !offer;
         self.one.state = match side {
-            Side::Client { .. } if crowded => State::Plain(Some(Diagnosis::TOO_BUSY)),
+            Side::Client { .. } if crowded => State::plain(Some(Diagnosis::TOO_BUSY)),
             Side::Client { .. } => State::Connecting,
-            Side::Plain => State::Plain(None),
+            Side::Plain => State::plain(None),
             Side::Server if !self.one.surroundings.offered => {
-                State::Plain(Some(Diagnosis::NO_SMC_OPTION))
+                State::plain(Some(Diagnosis::NO_SMC_OPTION))
             }
             Side::Server => {
                 let policy = self.shared.policy(self.one.surroundings.port);
@@ -64,13 +65,14 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
                 State::Plain(_) | State::Connecting if !self.one.surveyed => {
                     return Some(Effect::Survey { key: self.one.key });
                 }
-                State::Plain(reason) => {
-                    let reason = *reason;
-                    return Some(self.stay_tcp(reason, Vec::new(), false));
+                State::Plain(plain) => {
+                    let plain = mem::take(plain);
+                    return Some(self.stay_tcp(plain));
                 }
                 State::Declined(diagnosis) => {
                     let reason = Some(*diagnosis);
-                    return Some(self.stay_tcp(reason, Vec::new(), true));
+                    let plain = Plain { reason, leftover: Vec::new(), declined: true };
+                    return Some(self.stay_tcp(plain));
                 }
                 State::Failed(why) => {
                     let why = *why;
@@ -113,9 +115,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
                 return Some(self.hand_over());
             }
             Demand::Client(ClientAction::FallBack) | Demand::Server(ServerAction::FallBack) => {
-                return Some(self.fall_back(None));
+                self.fall_back(None);
             }
-            Demand::FallBack(reason) => return Some(self.fall_back(reason)),
+            Demand::FallBack(reason) => self.fall_back(reason),
             Demand::Client(ClientAction::OpenLink(offer) | ClientAction::JoinLink(offer)) => {
                 self.ask(Asked::Accept(offer));
             }
@@ -341,15 +343,19 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         Effect::HandOver { key: self.one.key, connection, group, rmbe, ended }
     }
 
-    fn fall_back(&mut self, reason: Option<Diagnosis>) -> Effect {
+    fn fall_back(&mut self, reason: Option<Diagnosis>) {
         let conversation = &self.handshake().conversation;
         let (leftover, declined) = (conversation.leftover().to_vec(), conversation.has_declined());
-        self.stay_tcp(reason, leftover, declined)
+        self.give_all_back();
+        // What was last seen of the network is good enough to choose a poller.
+        self.one.surveyed = true;
+        self.one.state = State::Plain(Plain { reason, leftover, declined });
     }
 
     /// The connection stays TCP, on the poller of its port. If it has no port, the first poller
     /// takes it, because two sockets need no RNIC.
-    fn stay_tcp(&mut self, reason: Option<Diagnosis>, leftover: Vec<u8>, declined: bool) -> Effect {
+    fn stay_tcp(&mut self, plain: Plain) -> Effect {
+        let Plain { reason, leftover, declined } = plain;
         self.give_all_back();
         let Some(connection) = self.shared.groups.slots_mut().take() else {
             self.one.state = State::Failed(Why::NoSlot);
@@ -371,10 +377,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
             resources.release(self.now, self.shared, self.one.key);
         }
         let key = self.one.key;
-        if std::mem::take(&mut self.one.silent) {
+        if mem::take(&mut self.one.silent) {
             self.shared.silent.leave(self.one.source.ip(), key);
         }
-        if std::mem::take(&mut self.one.has_place) {
+        if mem::take(&mut self.one.has_place) {
             self.shared.places.leave(self.one.listener);
         }
         self.shared.waiting.retain(|(_, other)| *other != key);

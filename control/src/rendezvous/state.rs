@@ -44,8 +44,9 @@ pub(super) struct Rendezvous {
 pub(super) enum State {
     /// It waits for a place; the connect to its upstream has not begun.
     Queued,
-    /// No CLC messages are exchanged; once both sockets are connected it stays TCP for this reason.
-    Plain(Option<Diagnosis>),
+    /// No CLC messages are exchanged, or none any more: once both sockets are connected it stays
+    /// TCP.
+    Plain(Plain),
     /// Our connect to the peer is under way; we propose then.
     Connecting,
     /// The handshake is under way.
@@ -54,6 +55,17 @@ pub(super) enum State {
     Declined(Diagnosis),
     /// Both sockets must be reset.
     Failed(Why),
+}
+
+/// How a connection stays TCP.
+#[derive(Default)]
+pub(super) struct Plain {
+    /// Why, if it was to be SMC-R.
+    pub(super) reason: Option<Diagnosis>,
+    /// Bytes of the application that came behind the peer's last CLC message.
+    pub(super) leftover: Vec<u8>,
+    /// We have sent a Decline, so one of the peer may still come before further bytes.
+    pub(super) declined: bool,
 }
 
 /// A handshake that is under way.
@@ -142,6 +154,11 @@ impl Rendezvous {
 }
 
 impl State {
+    /// TCP without any CLC message, for this reason.
+    pub(super) fn plain(reason: Option<Diagnosis>) -> Self {
+        Self::Plain(Plain { reason, ..Plain::default() })
+    }
+
     /// A handshake in which no message was exchanged yet.
     pub(super) fn talk(machine: Machine) -> Self {
         let conversation = Conversation::new(machine);

@@ -8,7 +8,7 @@ use smcr_engine::{Command, ConnectionId, GroupId};
 use smcr_proto::limits::CLC_WAIT;
 use smcr_proto::link::Keepalive;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
-use smcr_proto::wire::clc::{Diagnosis, Frame, Proposal};
+use smcr_proto::wire::clc::{Decline, Diagnosis, Frame, Proposal};
 use smcr_proto::{Gid, Instant, MacAddress, Mtu, PeerId, RmbeSize};
 use smcr_rnic::sim::{self, Network, Odds};
 
@@ -214,6 +214,41 @@ fn whoever_waited_is_answered_as_things_are_now() {
     let effects = drain_amid(&mut server, START, &protected);
     let [Effect::Reset { .. }, second @ ..] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!(declined(second), Some(Diagnosis::IPSEC));
+}
+
+/// A client may decline before our connect to the application has succeeded, and its bytes may
+/// follow at once. The connect keeps its time limit, and nobody gets a socket that is not connected.
+#[test]
+fn a_decline_in_place_of_a_proposal_waits_for_the_application() {
+    let decline =
+        Decline { out_of_sync: false, peer_id: PeerId([9; 8]), diagnosis: Diagnosis::TIMED_OUT };
+    let begin = || {
+        let mut server = endpoint(Side::Server, |_| {});
+        server.arrived(START, key(1), arrival(9));
+        assert!(matches!(drain(&mut server, START)[..], [Effect::Connect { hear: true, .. }]));
+        server.received(key(1), Frame::Decline(decline).encode().as_bytes());
+        assert!(drain(&mut server, START).is_empty(), "the application is not connected");
+        assert_eq!(server.room(key(1)), 0, "the other bytes are the application's");
+        server
+    };
+
+    let mut server = begin();
+    server.connected(START, key(1));
+    let effects = drain(&mut server, START);
+    assert!(matches!(effects[..], [Effect::StayTcp { declined: false, .. }]), "{effects:?}");
+
+    let mut server = begin();
+    let due = START + CONNECT_TIMEOUT;
+    assert_eq!(server.poll_timeout(), Some(due));
+    server.handle_timeout(due);
+    let effects = drain(&mut server, due);
+    assert!(matches!(effects[..], [Effect::Reset { why: Why::Unanswered, .. }]), "{effects:?}");
+
+    let mut server = begin();
+    server.refused(key(1));
+    let effects = drain(&mut server, START);
+    assert!(matches!(effects[..], [Effect::Reset { why: Why::Refused, .. }]), "{effects:?}");
+    assert_eq!((server.poll_timeout(), server.len()), (None, 0));
 }
 
 /// A client that connects and sends nothing is given up after the longest time that CLC allows.
