@@ -217,7 +217,8 @@ fn whoever_waited_is_answered_as_things_are_now() {
 }
 
 /// A client may decline before our connect to the application has succeeded, and its bytes may
-/// follow at once. The connect keeps its time limit, and nobody gets a socket that is not connected.
+/// follow at once. The connect keeps its time limit, and nobody gets a socket that is not
+/// connected.
 #[test]
 fn a_decline_in_place_of_a_proposal_waits_for_the_application() {
     let decline =
