@@ -10,13 +10,14 @@
 //!   each of them could have us send a NAK, and the peer would go back and halve its window. The
 //!   few are for a peer that has more packets in flight than any that we know: one answer tells it
 //!   where we are.
-//! - If there are more, the queue pair is *swept*. Then it reports a gap only if the gap lasts
-//!   ([`Responder::handle`](super::responder::Responder::handle)), because some of the guessed PSNs
-//!   are near ones.
+//! - If there are more, the queue pair is *swept*. Then it reports a gap only if several packets
+//!   came behind it ([`Responder::handle`](super::responder::Responder::handle)), because some of
+//!   the guessed PSNs are near ones.
 //! - The control thread hears of it once in each interval, and logs the address and the number.
 //!
 //! No packet with a near PSN is dropped because of the others. If it were, wrong PSNs would stop
-//! the connection. As it is, they only delay the NAK for a packet that was lost.
+//! the connection. As it is, a peer that sends few packets at once may pay a timeout for one that
+//! was lost.
 //!
 //! Who forges an answer has an easier task than who forges a request: its PSN is right if it is
 //! that of any packet in flight. A NAK that refuses a request then breaks the queue pair; so does

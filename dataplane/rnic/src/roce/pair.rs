@@ -139,7 +139,7 @@ impl Pair {
             }
             Body::Send { .. } | Body::Write { .. } | Body::WriteOn { .. } | Body::Unserved => {
                 if !is_ready {
-                    self.responder.refuse_again(now);
+                    self.responder.refuse_again();
                     return News::None;
                 }
                 let swept = self.guard.is_swept(now);

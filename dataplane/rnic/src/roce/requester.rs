@@ -276,8 +276,10 @@ impl Requester {
             self.follow(outcome, counters);
             return Ok(());
         }
-        // It is about a packet that was acknowledged before or never sent: late or forged.
-        if sequence >= self.sent_end {
+        // It is about a packet that was acknowledged before or never sent: late or forged. But a
+        // guessed PSN can make the peer believe in a gap behind all that we have sent.
+        let is_gap = aeth.syndrome == Syndrome::SEQUENCE_ERROR;
+        if sequence >= self.sent_end + u64::from(is_gap) {
             return Ok(());
         }
         match aeth.syndrome {
@@ -296,9 +298,8 @@ impl Requester {
             }
             Syndrome::SEQUENCE_ERROR => {
                 self.acknowledge(now, sequence, counters);
-                // During black hole detection nothing is retransmitted: the NAK is about packets
-                // sent before.
-                if !self.path.is_doubted() {
+                // During black hole detection nothing is retransmitted: it is about old packets.
+                if sequence < self.sent_end && !self.path.is_doubted() {
                     self.handle_gap(now)?;
                 }
             }

@@ -35,8 +35,10 @@ pub(super) struct Responder {
     hint: Hint,
     /// The NAK of the request that broke this queue pair, if the peer broke it.
     refused: Option<(Syndrome, Psn)>,
-    /// From when on a packet behind the present gap causes another NAK, if there was one.
+    /// From when on a packet behind the present gap causes a NAK, if there is a gap.
     nak_from: Option<Instant>,
+    /// How many packets came behind the present gap, or what looks like one.
+    behind: u32,
     owed: Owed,
     /// The poller has slept since the acknowledgement was owed.
     put_off: bool,
@@ -53,9 +55,8 @@ enum Owed {
     Delayed(Instant),
     /// An acknowledgement without delay.
     Now,
-    /// A NAK, from that time on. It covers any acknowledgement that is owed: all packets before the
-    /// one that it is about have come.
-    Negative(Syndrome, Psn, Instant),
+    /// A NAK without delay.
+    Negative(Syndrome, Psn),
 }
 
 /// An acknowledgement or NAK, ready to be sent.
@@ -112,6 +113,7 @@ impl Responder {
             hint: Hint::default(),
             refused: None,
             nak_from: None,
+            behind: 0,
             owed: Owed::Nothing,
             put_off: false,
             packets: 0,
@@ -161,7 +163,7 @@ impl Responder {
             }
             Err(Syndrome::NOT_READY) => {
                 counters.rnr += 1;
-                self.owed = Owed::Negative(Syndrome::NOT_READY, packet.psn, now);
+                self.owed = Owed::Negative(Syndrome::NOT_READY, packet.psn);
                 // The packets behind this one will be out of order. The RNR NAK covers them too.
                 self.nak_from = Some(now + NAK_INTERVAL);
                 Ok(None)
@@ -172,7 +174,7 @@ impl Responder {
                     _ => counters.invalid_requests += 1,
                 }
                 self.refused = Some((syndrome, packet.psn));
-                self.refuse_again(now);
+                self.refuse_again();
                 Err(Refused)
             }
         }
@@ -180,9 +182,9 @@ impl Responder {
 
     /// Repeats the NAK that broke this queue pair, if one did. The peer still sends, so the NAK may
     /// have been lost; without it the peer would have to wait until its retries are exceeded.
-    pub(super) fn refuse_again(&mut self, now: Instant) {
+    pub(super) fn refuse_again(&mut self) {
         if let Some((syndrome, psn)) = self.refused {
-            self.owed = Owed::Negative(syndrome, psn, now);
+            self.owed = Owed::Negative(syndrome, psn);
         }
     }
 
@@ -190,8 +192,7 @@ impl Responder {
     pub(super) fn is_due(&self, now: Instant, occasion: Occasion) -> bool {
         match (self.owed, occasion) {
             (Owed::Nothing, _) => false,
-            (Owed::Now, _) => true,
-            (Owed::Negative(.., from), _) => now >= from || occasion == Occasion::Last,
+            (Owed::Now | Owed::Negative(..), _) => true,
             (Owed::Delayed(since), _) => {
                 let packets_max =
                     if self.put_off { PACKETS_PUT_OFF_MAX } else { PACKETS_UNANSWERED_MAX };
@@ -204,10 +205,11 @@ impl Responder {
 
     /// How long a delayed acknowledgement may have waited and need not be sent on this occasion.
     ///
-    /// Beside data that is half of its delay. Data that leaves at regular intervals, whatever they
-    /// are, then takes the acknowledgement along before the delay is over, unless they are longer
-    /// than the delay. With more than half, some intervals would need a system call for the
-    /// acknowledgement alone, and wake the peer once more; with less, more packets leave.
+    /// Beside data that is half of its delay. Data that leaves at regular intervals of up to half
+    /// the delay then takes the acknowledgement along before the delay is over, and so does data
+    /// at longer ones that answers what is acknowledged. With more than half, more of them would
+    /// need a system call for the acknowledgement alone, and wake the peer once more; with less,
+    /// more packets leave.
     fn patience(&self, occasion: Occasion) -> Duration {
         match occasion {
             Occasion::WithData | Occasion::Last => Duration::ZERO,
@@ -233,7 +235,7 @@ impl Responder {
         let last = Psn(self.expected.0.wrapping_sub(1) & PSN_MASK);
         let (syndrome, psn) = match self.owed {
             Owed::Nothing | Owed::Delayed(_) | Owed::Now => (Syndrome::ACK, last),
-            Owed::Negative(syndrome, psn, _) => (syndrome, psn),
+            Owed::Negative(syndrome, psn) => (syndrome, psn),
         };
         self.owed = Owed::Nothing;
         self.put_off = false;
@@ -247,8 +249,7 @@ impl Responder {
         match self.owed {
             Owed::Nothing => None,
             Owed::Delayed(since) => Some(since + self.delay()),
-            Owed::Now => Some(Instant(0)),
-            Owed::Negative(.., from) => Some(from),
+            Owed::Now | Owed::Negative(..) => Some(Instant(0)),
         }
     }
 
@@ -264,17 +265,20 @@ impl Responder {
         }
     }
 
-    /// Reports a gap with a NAK, and again if a packet behind it comes after [`NAK_INTERVAL`]: then
-    /// the NAK or the retransmission was lost.
+    /// Reports a gap with a NAK, and again after [`NAK_INTERVAL`] if it was not closed: then the
+    /// NAK or the retransmission was lost.
     ///
-    /// While somebody tries PSNs, the NAK waits for [`NAK_DOUBT`]: the peer's next packet shows
-    /// that there was no gap. A NAK would halve the peer's window. It must not wait for another
-    /// packet behind the gap: the window of the peer may allow none, or all may have come at once.
+    /// While somebody tries PSNs, a guess that is near looks like a packet behind a gap, and a NAK
+    /// would halve the peer's window. So it takes [`BEHIND_MIN`] packets behind the same gap to
+    /// believe in it: the peer's next packet shows that there was none. It takes no time, as all
+    /// that the peer's window allows may have come at once. Of a shorter flight the peer repeats
+    /// what was lost after its timeout.
     fn report_gap(&mut self, now: Instant, swept: bool) {
-        if self.nak_from.is_none_or(|from| now >= from) {
+        self.behind = self.behind.saturating_add(1);
+        let believed = !swept || self.behind >= BEHIND_MIN;
+        if believed && self.nak_from.is_none_or(|from| now >= from) {
             self.nak_from = Some(now + NAK_INTERVAL);
-            let doubt = if swept { NAK_DOUBT } else { Duration::ZERO };
-            self.owed = Owed::Negative(Syndrome::SEQUENCE_ERROR, self.expected, now + doubt);
+            self.owed = Owed::Negative(Syndrome::SEQUENCE_ERROR, self.expected);
         }
     }
 
@@ -296,6 +300,7 @@ impl Responder {
         let payload = u32::try_from(payload).unwrap_or(self.mtu);
         self.cost = self.cost.saturating_add(PACKET_COST + payload);
         self.nak_from = None;
+        self.behind = 0;
         self.owed = match self.owed {
             // The gap closed before the NAK was sent: the packets were only reordered.
             Owed::Negative(..) => Owed::Now,
@@ -434,9 +439,9 @@ const COST_UNANSWERED_MAX: u32 = WINDOW_MIN;
 /// How long a gap may last before another NAK is sent. The peer ignores NAKs that come within a
 /// round trip of the last one.
 const NAK_INTERVAL: Duration = Duration::from_micros(200);
-/// How long a gap must last to be believed while somebody tries PSNs. The packets of a stream
-/// follow each other faster, and it is no longer than an acknowledgement may be delayed.
-const NAK_DOUBT: Duration = Duration::from_micros(50);
+/// How many packets behind a gap it takes to believe in it while somebody tries PSNs. At a hundred
+/// thousand guesses per second, three near ones come in 15 ms.
+const BEHIND_MIN: u32 = 3;
 /// The longest write that the transport allows.
 const WRITE_MAX: u32 = 1 << 31;
 

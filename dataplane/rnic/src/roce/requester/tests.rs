@@ -182,6 +182,20 @@ fn a_nak_retransmits_from_the_gap_and_acknowledges_all_packets_before_it() {
     assert_eq!(bench.completed(), 1);
 }
 
+/// A guessed PSN made the peer believe in a gap, and its NAK took the place of an acknowledgement.
+#[test]
+fn a_nak_behind_all_that_was_sent_acknowledges_it() {
+    let mut bench = Bench::new();
+    bench.message();
+    bench.message();
+    bench.send(99);
+    bench.answer(Syndrome::SEQUENCE_ERROR, 3).unwrap();
+    assert_eq!(bench.completed(), 0, "it is about a packet after that");
+    bench.answer(Syndrome::SEQUENCE_ERROR, 2).unwrap();
+    assert_eq!((bench.completed(), bench.send(99)), (2, vec![]));
+    assert_eq!(bench.counters.retransmits, 0);
+}
+
 #[test]
 fn a_peer_without_room_is_waited_for() {
     let mut bench = Bench::new();
