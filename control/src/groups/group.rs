@@ -57,8 +57,12 @@ pub struct Member {
     pub link: LinkId,
     /// The poller that has it, or will.
     pub port: PortId,
-    /// The peer's element, once it is known, as the link sees it.
+    /// The peer's element, once it is known.
     pub peer: Option<Offer>,
+    /// The link on which `peer` is named: the one that it sends on. Where its RMB has no name on
+    /// that link, because connections had left it before the peer announced the RMB, it is the one
+    /// to which they went; and the order to leave keeps the name on the way.
+    pub(super) named_on: LinkId,
     /// Its poller relays.
     pub(super) relayed: bool,
     /// It is to be reset.

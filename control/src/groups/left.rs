@@ -24,8 +24,8 @@ pub(super) struct Left {
     pub(super) theirs: QpAddress,
     /// The link to which they go, or have gone on since.
     pub(super) to: LinkId,
-    /// What the RMBs of the peer are called on both, as the poller was told; but where connections
-    /// have gone on to a third link, what they are called there.
+    /// What the RMBs of the peer are called on both; where connections have gone on to a third
+    /// link, what they are called there.
     pub(super) keys: Vec<KeyChange>,
 }
 
@@ -50,17 +50,6 @@ impl LeftLinks {
         if self.0.len() > LINKS_PER_GROUP_MAX.into() {
             self.0.pop_front();
         }
-    }
-
-    /// Gives an RMB of the peer one name on a link that was left and where its connections have
-    /// gone. Returns what the poller must be told; none if another RMB has that name on the link.
-    pub(super) fn lead_on(&mut self, link: LinkId, (rkey, base): (Rkey, u64)) -> Option<&Left> {
-        let left = self.0.iter_mut().find(|left| left.link == link)?;
-        if left.key((rkey, base)).is_some() {
-            return None;
-        }
-        left.keys.push(KeyChange { old: rkey, old_base: base, new: rkey, new_base: base });
-        Some(left)
     }
 
     /// The link that led to the queue pair of this offer.
@@ -93,7 +82,7 @@ impl LeftLinks {
         Some(Offer { rkey: key.old, rmb_address: key.old_base, ..*offer })
     }
 
-    /// What the poller was told of a link.
+    /// What is known of a link that was left.
     pub(super) fn of(&self, link: LinkId) -> Option<&Left> {
         self.0.iter().find(|left| left.link == link)
     }

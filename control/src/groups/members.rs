@@ -182,8 +182,15 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         let (port, ours) = (on.port, on.ours);
         let key = self.group.stock.key(&rmbe, port);
         let (rkey, rmb_address) = key.expect("an RMB is registered with every RNIC of its group");
-        let member =
-            Member { link, port, peer: None, relayed: false, aborted: false, awaited: false };
+        let member = Member {
+            link,
+            port,
+            peer: None,
+            named_on: link,
+            relayed: false,
+            aborted: false,
+            awaited: false,
+        };
         self.group.members.insert(connection, member);
         self.shared.connection_came(port);
         self.tell_members(now);
@@ -228,7 +235,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
             ring: Ring::of_element(offer.rmbe_size, eye_catcher),
             token: offer.alert_token,
         };
-        self.renew_move(link);
+        self.renew_move(port, link);
         let established = Box::new(Established::Smc { near, link, group: id, rmbe, peer });
         self.command(port, Command::Relay { connection, established });
         if ending {

@@ -3,7 +3,6 @@
 use smcr_engine::handoff::KeyChange;
 use smcr_engine::{Command, ConnectionId, LinkId};
 use smcr_proto::Rkey;
-use smcr_proto::wire::clc::Offer;
 use smcr_rnic::Rnic;
 
 use super::Groups;
@@ -36,7 +35,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         let member = self.group.members.get_mut(&connection).expect("it is one of this group");
         self.shared.connection_went(member.port);
         self.shared.connection_came(port);
-        (member.link, member.port) = (to, port);
+        (member.link, member.named_on, member.port) = (to, to, port);
         if let Some(peer) = &mut member.peer {
             let before = peer.rmbe_address();
             peer.rkey = rkey;
@@ -108,9 +107,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
     /// A connection is about to come to a link that others are leaving, and shall follow them. The
     /// peer may have announced its RMB after the poller was told what RMBs are called elsewhere.
     ///
-    /// If the link has been deleted, its rkeys are forgotten, and the earlier move order stays in
-    /// force.
-    pub(super) fn renew_move(&mut self, from: LinkId) {
+    /// If the link has been deleted, its rkeys are forgotten. The earlier order stays in force, but
+    /// for those whose RMBs never had a name on the link.
+    pub(super) fn renew_move(&mut self, port: PortId, from: LinkId) {
         let machine = self.group.machine();
         let left = |link: &Link<_>| {
             is_being_left(link)
@@ -121,6 +120,14 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
             && let Some(to) = self.alternative_to(from)
         {
             self.order_move(from, to, None);
+        } else if let Some(left) = self.group.left.of(from)
+            && let Some(to_port) = self.group.link(left.to).map(|to| to.port)
+        {
+            let mut keys = self.group.kept_names(from, left.to);
+            if !keys.is_empty() {
+                keys.extend_from_slice(&left.keys);
+                self.tell_to_move(port, (from, left.to), to_port, keys, None);
+            }
         }
     }
 
@@ -137,21 +144,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
                     && key_changes(group, link, to).iter().any(|key| !left.keys.contains(key))
             })
         };
-        let stale: Vec<_> = group.links.iter().filter(has_news).map(|link| link.id).collect();
-        for link in stale {
-            self.renew_move(link);
+        let stale = group.links.iter().filter(has_news).map(|link| (link.port, link.id));
+        for (port, link) in stale.collect::<Vec<_>>() {
+            self.renew_move(port, link);
         }
-    }
-
-    /// A connection that `port` has was to send on a link that was left, where its RMB has no name:
-    /// it came later. So the poller gets the connection with the name that the RMB has where the
-    /// others have gone, and is told that it keeps that name on the way.
-    pub(super) fn lead_on(&mut self, port: PortId, from: LinkId, seen: &Offer) -> Option<()> {
-        let left = self.group.left.lead_on(from, (seen.rkey, seen.rmb_address))?;
-        let (to, keys) = (left.to, left.keys.clone());
-        let to_port = self.group.link(to)?.port;
-        self.tell_to_move(port, (from, to), to_port, keys, None);
-        Some(())
     }
 
     fn order_move(&mut self, from: LinkId, to: LinkId, only: Option<Vec<ConnectionId>>) {
@@ -159,11 +155,13 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
             self.group.link(link).expect("connections move between links that are there")
         });
         let (port, to_port) = (old.port, new.port);
-        let keys = key_changes(self.group, old, new);
+        let mut keys = key_changes(self.group, old, new);
         if only.is_none() {
             let theirs = old.theirs.expect("a link with connections leads to a peer");
-            let keys = keys.clone();
-            self.group.left.note(Left { link: from, theirs, to, keys });
+            let noted = keys.clone();
+            self.group.left.note(Left { link: from, theirs, to, keys: noted });
+            // First of all: whoever gives another RMB such a name later is refused.
+            keys.splice(0..0, self.group.kept_names(from, to));
         }
         self.tell_to_move(port, (from, to), to_port, keys, only);
     }

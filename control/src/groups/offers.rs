@@ -1,9 +1,10 @@
 //! What a peer offers to a connection: on which link, in which RMB, and whether it is free.
 
+use smcr_engine::handoff::KeyChange;
 use smcr_engine::{ConnectionId, LinkId};
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::Offer;
-use smcr_proto::{Instant, LinkNumber};
+use smcr_proto::{Instant, LinkNumber, Rkey};
 use smcr_rnic::Rnic;
 
 use super::Groups;
@@ -82,13 +83,13 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
             self.shared.counts.offers_held += 1;
             return Ok(Taken::Awaited);
         }
-        self.member_mut(connection).peer = Some(offer);
+        self.note_offer(connection, offer);
         Ok(Taken::Noted)
     }
 
     fn insist_on_offer(&mut self, connection: ConnectionId, offer: &Offer) -> Result<(), BadOffer> {
         let (offer, holder) = self.weigh_offer(connection, offer)?;
-        self.member_mut(connection).peer = Some(offer);
+        self.note_offer(connection, offer);
         if let Some(holder) = holder {
             let group = self.group.id.0;
             tracing::warn!(group, slot = holder.slot, "reset: the peer offers its element again");
@@ -100,12 +101,18 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         Ok(())
     }
 
-    /// The offer with its RMB named as on the link of the connection, and who has the element now.
+    fn note_offer(&mut self, connection: ConnectionId, (offer, named_on): (Offer, LinkId)) {
+        let member = self.member_mut(connection);
+        (member.peer, member.named_on) = (Some(offer), named_on);
+    }
+
+    /// The offer as the connection is to know it, with the link on which its RMB is named, and who
+    /// has the element now.
     fn weigh_offer(
         &mut self,
         connection: ConnectionId,
         offer: &Offer,
-    ) -> Result<(Offer, Option<ConnectionId>), BadOffer> {
+    ) -> Result<((Offer, LinkId), Option<ConnectionId>), BadOffer> {
         let group = &mut *self.group;
         if offer.rmbe_size.bytes() > ELEMENT_BYTES_MAX {
             return Err(BadOffer::TooLarge);
@@ -124,7 +131,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         }
         // The link that the connection was to send on may have been left since. Others are on other
         // links, and all of them can be compared where those of that link have gone.
-        let Member { link: own, port, .. } = group.members[&connection];
+        let own = group.members[&connection].link;
         let here = group.left.way_from(own).unwrap_or(own);
         let seen = group.seen_from(offer, on, here).ok_or(BadOffer::UnknownRmb)?;
         // RFC 7609 3.5.2.2 #4: check that server's element is free
@@ -132,12 +139,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         let holder = group.holder_of(&seen, here).filter(|old| *old != connection);
         // It keeps its link all the same: the poller of that link has what the peer has said to the
         // connection already, and sends it after those that have left.
-        let offer = match group.seen_from(&seen, here, own) {
-            Some(offer) => offer,
-            // The link is gone, and the peer announced the RMB later.
-            None => self.lead_on(port, own, &seen).map(|()| seen).ok_or(BadOffer::UnknownRmb)?,
-        };
-        Ok((offer, holder))
+        let named = group.named_for(own, &seen, here).ok_or(BadOffer::UnknownRmb)?;
+        Ok((named, holder))
     }
 }
 
@@ -158,18 +161,51 @@ impl<O> Group<O> {
         active.map(|link| link.id).or_else(left)
     }
 
+    /// The name by which a connection on the link `own` knows an RMB that is `seen` on `here`,
+    /// where those that left `own` have gone; and the link on which the RMB has that name. None if
+    /// a poller that follows the name from `own` would come to another RMB.
+    fn named_for(&self, own: LinkId, seen: &Offer, here: LinkId) -> Option<(Offer, LinkId)> {
+        if own == here {
+            return Some((*seen, own));
+        }
+        let (offer, on) = match self.seen_from(seen, here, own) {
+            Some(offer) => (offer, own),
+            // The peer announced the RMB when connections had left that link.
+            None if self.seen_from(seen, own, here).is_none() => (*seen, here),
+            None => return None,
+        };
+        let misled = |member: &Member| {
+            let peer = member.peer.filter(|peer| token(peer) == token(&offer));
+            let peer = peer.filter(|_| member.link == own && member.named_on != on);
+            let there = peer.and_then(|peer| self.seen_from(&peer, member.named_on, here));
+            peer.is_some() && there.is_none_or(|there| token(&there) != token(seen))
+        };
+        (!self.members.values().any(misled)).then_some((offer, on))
+    }
+
+    /// What pollers must be told of connections on the link `from` whose RMBs are named as on
+    /// another link: that they keep this name on their way to it, and what they are called on `to`.
+    pub(super) fn kept_names(&self, from: LinkId, to: LinkId) -> Vec<KeyChange> {
+        let kept = |member: &Member| {
+            let peer = member.peer.filter(|_| member.link == from && member.named_on != from)?;
+            let there = self.seen_from(&peer, member.named_on, to)?;
+            let ((old, old_base), (new, new_base)) = (token(&peer), token(&there));
+            Some(KeyChange { old, old_base, new, new_base })
+        };
+        self.members.values().filter_map(kept).collect()
+    }
+
     /// Whether the peer has an RMB for what this connection writes, as far as we know.
     pub(super) fn has_rmb_of(&self, member: &Member) -> bool {
         let found = || {
-            let here = match self.known_as(member.link) {
-                Some(_) => member.link,
+            let here = match self.known_as(member.named_on) {
+                Some(_) => member.named_on,
                 // Both sides have deleted the link, and the poller has not left it yet.
-                None => self.left.way_from(member.link)?,
+                None => self.left.way_from(member.named_on)?,
             };
             let number = self.known_as(here)?;
-            let seen = self.seen_from(member.peer.as_ref()?, member.link, here)?;
-            let token = (seen.rkey, seen.rmb_address);
-            Some(self.machine()?.peer_rmb_at(number, token, number).is_some())
+            let seen = self.seen_from(member.peer.as_ref()?, member.named_on, here)?;
+            Some(self.machine()?.peer_rmb_at(number, token(&seen), number).is_some())
         };
         // A link that led nowhere resets its connections without our help.
         found().unwrap_or(true)
@@ -189,8 +225,7 @@ impl<O> Group<O> {
             let to = self.left.way_from(from)?;
             return self.left.back(&self.seen_from(offer, on, to)?, from);
         };
-        let token = (offer.rkey, offer.rmb_address);
-        let (rkey, rmb_address) = self.machine()?.peer_rmb_at(number, token, other)?;
+        let (rkey, rmb_address) = self.machine()?.peer_rmb_at(number, token(offer), other)?;
         Some(Offer { rkey, rmb_address, ..*offer })
     }
 
@@ -207,12 +242,16 @@ impl<O> Group<O> {
                 return false;
             };
             // Two RMBs may have one key: they are told apart by their addresses.
-            let same =
-                |peer: Offer| (peer.rkey, peer.rmb_address) == (offer.rkey, offer.rmb_address);
-            self.seen_from(&peer, member.link, on).is_some_and(same)
+            let same = |peer: Offer| token(&peer) == token(offer);
+            self.seen_from(&peer, member.named_on, on).is_some_and(same)
         };
         self.members.iter().find(|(_, member)| holds(member)).map(|(id, _)| *id)
     }
+}
+
+/// The name of the RMB of an offer.
+fn token(offer: &Offer) -> (Rkey, u64) {
+    (offer.rkey, offer.rmb_address)
 }
 
 /// The largest element of a peer that we write to. The RFC knows 512 KiB, and what a peer says to
@@ -223,7 +262,7 @@ const ELEMENT_BYTES_MAX: u32 = 64 << 20;
 mod tests {
     use std::net::Ipv4Addr;
 
-    use smcr_proto::{AlertToken, Gid, MacAddress, Mtu, PeerId, Psn, Qpn, Rkey, RmbeSize};
+    use smcr_proto::{AlertToken, Gid, MacAddress, Mtu, PeerId, Psn, Qpn, RmbeSize};
     use smcr_rnic::{Domain, QpAddress};
 
     use super::super::group::{GroupId, Link, Peer};

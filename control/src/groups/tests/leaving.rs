@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use smcr_engine::LinkId;
-use smcr_proto::Rkey;
 use smcr_proto::limits::RETRY_LINK;
 use smcr_proto::wire::clc::Offer;
 use smcr_proto::wire::llc::rkeys::RkeyOnLink;
 use smcr_proto::wire::llc::{ConfirmRkey, DeleteRkey, Llc};
+use smcr_proto::{LinkNumber, Rkey};
 
 use super::links::{established, links, port};
 use super::rig::{Host, Pair, SIZE};
-use crate::groups::{GroupId, Joined, PortId, Taken};
+use crate::groups::{BadOffer, GroupId, Joined, PortId, Taken};
 
 /// The peer tells a host on `link` of an RMB; `elsewhere` is what it is called on the other link.
 fn confirm_rkey(
@@ -47,6 +47,11 @@ fn delete_rkey(pair: &mut Pair, side: &str, link: LinkId, rkey: Rkey) {
 fn link_on(host: &Host, group: GroupId, port: PortId) -> LinkId {
     let group = host.groups.at(group).unwrap();
     group.links.iter().find(|link| link.port == port && link.is_alive()).unwrap().id
+}
+
+/// What the group calls a link.
+fn number_of(host: &Host, group: GroupId, link: LinkId) -> LinkNumber {
+    host.groups.at(group).unwrap().link(link).unwrap().number
 }
 
 /// A later contact on the first link up to the Confirm, which is on its way.
@@ -183,4 +188,85 @@ fn an_rmb_is_known_that_was_announced_after_a_link_was_left() {
     let peer = member.peer.expect("it was noted");
     assert_eq!((member.link, peer.rkey, peer.rmb_address), (second, rkey, rmb_address));
     assert!(pair.server.failed.is_empty() && pair.server.aborted.is_empty());
+}
+
+/// The same while our side still knows the link: its connections have left it, and the peer has not
+/// answered that yet. The order to move was given again when the connection came to its poller, and
+/// nothing in it led on from the name that the RMB has on the other link alone.
+// RFC 7609 3.5.2.3 #3: client may choose another link
+// RFC 7609 2.3 #3: move connections of a failed link
+#[test]
+fn an_rmb_is_known_that_was_announced_before_a_link_was_gone() {
+    let (mut pair, client, server, _) = established(2, 2);
+    let (_confirm, accept) = confirm_on_its_way(&mut pair, client, server);
+    let [first, second] = [0, 1].map(|port| link_on(&pair.server, server, PortId(port)));
+    let now = pair.now;
+    let link = number_of(&pair.server, server, second);
+    let elsewhere = RkeyOnLink { link, rkey: Rkey(0x99), address: 0x1_9000 };
+    confirm_rkey(&mut pair, "server", first, (Rkey(0x77), 0x7000), Some(elsewhere));
+    pair.server.says(now);
+    pair.server.groups.delete_link(now, first, true).unwrap();
+    let said = pair.server.says(now);
+    assert!(matches!(said[..], [Llc::DeleteLink(_)]), "its answer does not come: {said:?}");
+    let (rkey, rmb_address, rmbe_index) = (Rkey(0x88), 0x1_7000, 1);
+    let theirs = pair.server.groups.at(server).unwrap().link(second).unwrap().theirs.unwrap();
+    let (gid, mac, qpn) = (theirs.gid, theirs.mac, theirs.qpn);
+    let offer = Offer { gid, mac, qpn, rkey, rmb_address, rmbe_index, ..accept.offer };
+    let groups = &mut pair.server.groups;
+    assert_eq!(groups.accept_offer(now, accept.connection, &offer), Ok(Taken::Noted));
+    // Nobody else gets the element, whatever link it is named on.
+    let next = groups.join(now, server, second, SIZE).unwrap();
+    assert_eq!(groups.accept_offer(now, next.connection, &offer), Ok(Taken::Awaited));
+    groups.leave(now, next.connection, next.rmbe);
+    // The RMB of somebody else goes, which concerns nobody here.
+    delete_rkey(&mut pair, "server", second, Rkey(0x99));
+    pair.server.says(now);
+    assert_eq!(pair.server.aborted, []);
+    pair.server.groups.hand_over(accept.connection, (), accept.rmbe);
+    pair.server.says(now);
+    let member = pair.server.groups.member(accept.connection).unwrap();
+    let peer = member.peer.expect("it was noted");
+    assert_eq!((member.link, peer.rkey, peer.rmb_address), (second, rkey, rmb_address));
+    delete_rkey(&mut pair, "server", second, rkey);
+    pair.server.says(now);
+    assert_eq!(pair.server.aborted, [accept.connection], "its own RMB has gone");
+}
+
+/// The name that an RMB has on the other link is one of another RMB on the link that was left. Who
+/// came to that link by one name would be led to either of them, so the second is refused.
+// RFC 7609 3.5.5.2.2 #5: find RMB by RKey of one link
+#[test]
+fn no_name_leads_to_two_rmbs() {
+    for told_first in [true, false] {
+        let (mut pair, client, server, _) = established(2, 2);
+        let (_confirm, accept) = confirm_on_its_way(&mut pair, client, server);
+        let [first, second] = [0, 1].map(|port| link_on(&pair.server, server, PortId(port)));
+        let now = pair.now;
+        let other = pair.server.groups.join(now, server, first, SIZE).unwrap();
+        pair.server.moves_later = true;
+        pair.server.groups.delete_link(now, first, true).unwrap();
+        pair.server.says(now);
+        let token = (Rkey(0x88), 0x1_7000);
+        let link = number_of(&pair.server, server, second);
+        let elsewhere = RkeyOnLink { link, rkey: Rkey(0x99), address: 0x1_9000 };
+        let offer_on = |pair: &Pair, link, rmbe_index| {
+            let group = pair.server.groups.at(server).unwrap();
+            let theirs = group.link(link).unwrap().theirs.unwrap();
+            let (gid, mac, qpn, (rkey, rmb_address)) = (theirs.gid, theirs.mac, theirs.qpn, token);
+            Offer { gid, mac, qpn, rkey, rmb_address, rmbe_index, ..accept.offer }
+        };
+        let [on_first, on_second] = [(first, 1), (second, 2)].map(|(l, i)| offer_on(&pair, l, i));
+        if told_first {
+            confirm_rkey(&mut pair, "server", first, token, Some(elsewhere));
+        }
+        let late = pair.server.groups.accept_offer(now, accept.connection, &on_second);
+        if told_first {
+            assert_eq!(late, Err(BadOffer::UnknownRmb));
+            continue;
+        }
+        assert_eq!(late, Ok(Taken::Noted));
+        confirm_rkey(&mut pair, "server", first, token, Some(elsewhere));
+        let named = pair.server.groups.accept_offer(now, other.connection, &on_first);
+        assert_eq!(named, Err(BadOffer::UnknownRmb));
+    }
 }
