@@ -63,10 +63,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         let port = self.one.surroundings.port.and_then(|port| groups.usable_port(port, None));
         let address = port.and_then(|port| groups.ports()[port.0].address());
         let (gid, mac) = address.ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
-        // RFC 7609 5.5 #1: no SMC-R under IPsec
-        if self.one.surroundings.protected {
-            return Err(Diagnosis::IPSEC);
-        }
+        self.check_protection()?;
         if self.one.path.is_closed(self.now, Far::Server(server), &mut self.shared.paths) {
             return Err(Diagnosis::NO_ROCE_PATH);
         }
@@ -104,18 +101,28 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
 
     /// What to answer to an Accept.
     pub(super) fn answer_to_accept(&mut self, offer: &Offer) -> Answer {
-        // RFC 7609 5.5 #1: no SMC-R under IPsec
-        if self.one.surroundings.protected {
-            return Answer::Now(Err(Diagnosis::IPSEC));
+        if let Err(protected) = self.check_protection() {
+            return Answer::Now(Err(protected));
         }
         if offer.first_contact { Answer::Now(self.open_link(offer)) } else { self.join_link(offer) }
     }
 
     /// Whether the Confirm of this offer may leave, for which an element of the peer had to become
-    /// free first.
-    pub(super) fn confirm(&self, ours: Offer) -> Result<Offer, Diagnosis> {
-        // RFC 7609 5.5 #1: no SMC-R under IPsec
-        if self.one.surroundings.protected { Err(Diagnosis::IPSEC) } else { Ok(ours) }
+    /// free first. If that is `insisted` on, who still has it is reset; but not for a connection
+    /// that stays TCP.
+    pub(super) fn confirm(
+        &mut self,
+        ours: Offer,
+        insisted: Option<Offer>,
+    ) -> Result<Offer, Diagnosis> {
+        self.check_protection()?;
+        if let Some(offer) = insisted
+            && let Err(offence) = self.insist_on(&offer)
+        {
+            self.note_bad_offer(offence);
+            return Err(Diagnosis::OUT_OF_MEMORY);
+        }
+        Ok(ours)
     }
 
     /// First contact: the server has opened a queue pair for us.

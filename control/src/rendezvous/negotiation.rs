@@ -12,7 +12,7 @@ use smcr_rnic::Rnic;
 
 use super::conversation::{Demand, Ended, Machine};
 use super::effect::{Effect, Limit, Why};
-use super::facts::{Side, Terms};
+use super::facts::{Side, Surroundings, Terms};
 use super::resources::{Resources, Shortage};
 use super::shared::Shared;
 use super::state::{Plain, Rendezvous, State, Talking};
@@ -149,7 +149,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         let answer = match asked {
             Asked::Proposal(proposal, _) => self.answer_to_proposal(&proposal),
             Asked::Accept(offer) => self.answer_to_accept(&offer),
-            Asked::Confirm(ours) => Answer::Now(self.confirm(ours)),
+            Asked::Confirm { ours, insisted } => Answer::Now(self.confirm(ours, insisted)),
         };
         match answer {
             Answer::Now(answer) => self.reply(answer),
@@ -167,7 +167,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         let asked = talking.asked.take().expect("an answer follows a question");
         match asked {
             Asked::Proposal(proposal, _) => self.reply_to_client(&proposal, answer),
-            Asked::Accept(_) | Asked::Confirm(_) => self.reply_to_server(answer),
+            Asked::Accept(_) | Asked::Confirm { .. } => self.reply_to_server(answer),
         }
     }
 
@@ -259,13 +259,30 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
     }
 
     /// Takes the peer's element although another connection still has it: that one does not end, so
-    /// the peer must have forgotten it.
+    /// the peer must have forgotten it. A client first looks whether its Confirm may still leave.
     pub(super) fn insist(&mut self) {
-        if let Some(held) = self.take_held() {
-            let own = self.one.resources.as_ref().expect("whoever waits has its own");
-            let taken = own.insist_on_offer(self.now, self.shared, &held.offer);
+        let Some(held) = self.take_held() else { return };
+        if let Some(ours) = held.answer {
+            self.ask(Asked::Confirm { ours, insisted: Some(held.offer) });
+        } else {
+            let taken = self.insist_on(&held.offer);
             self.taken(taken, held);
         }
+    }
+
+    /// Takes an element of the peer from whoever has it.
+    pub(super) fn insist_on(&mut self, offer: &Offer) -> Result<Taken, BadOffer> {
+        let own = self.one.resources.as_ref().expect("whoever waits has its own");
+        own.insist_on_offer(self.now, self.shared, offer)
+    }
+
+    /// Refuses to let RDMA carry what IPsec protects by the last survey; and where nobody could
+    /// say, at a client: its survey then finds no offer of SMC-R either.
+    pub(super) fn check_protection(&self) -> Result<(), Diagnosis> {
+        let Surroundings { offered, protected, .. } = self.one.surroundings;
+        let unknown = !offered && matches!(self.terms().side, Side::Client { .. });
+        // RFC 7609 5.5 #1: no SMC-R under IPsec
+        if protected || unknown { Err(Diagnosis::IPSEC) } else { Ok(()) }
     }
 
     fn take_held(&mut self) -> Option<Held> {
@@ -286,7 +303,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         match (taken, held.answer) {
             (Ok(Taken::Awaited), _) => self.wait_for(Wait::Holder(held)),
             // The client answers; the server has nothing left to say.
-            (Ok(Taken::Noted), Some(ours)) => self.ask(Asked::Confirm(ours)),
+            (Ok(Taken::Noted), Some(ours)) => self.ask(Asked::Confirm { ours, insisted: None }),
             (Ok(Taken::Noted), None) => {}
             (Err(offence), Some(_)) => {
                 self.note_bad_offer(offence);

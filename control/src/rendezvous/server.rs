@@ -56,10 +56,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
     ///
     /// Why it cannot be.
     fn objection(&mut self, proposal: &Proposal) -> Result<(PortId, Agreement), Diagnosis> {
-        // RFC 7609 5.5 #1: no SMC-R under IPsec
-        if self.one.surroundings.protected {
-            return Err(Diagnosis::IPSEC);
-        }
+        self.check_protection()?;
         let peers = &self.terms().peers;
         if !peers.admit_source(self.peer_address()) || !peers.admit_gid(proposal.gid) {
             return Err(Diagnosis::PEER_NOT_LISTED);

@@ -145,7 +145,7 @@ impl Rendezvous {
         let talking = self.talking();
         let answer_by = talking.and_then(|talking| match talking.asked {
             Some(Asked::Proposal(_, by)) if self.connected => Some(by),
-            Some(Asked::Proposal(..) | Asked::Accept(_) | Asked::Confirm(_)) | None => None,
+            Some(Asked::Proposal(..) | Asked::Accept(_) | Asked::Confirm { .. }) | None => None,
         });
         let wait = self.wait().and_then(Wait::until);
         let machine = talking.and_then(|talking| talking.conversation.machine.poll_timeout());

@@ -15,9 +15,14 @@ pub(super) enum Asked {
     Proposal(Proposal, Instant),
     /// What to answer to this Accept.
     Accept(Offer),
-    /// Whether a Confirm with this offer may leave, now that the element is free that the Accept
-    /// named.
-    Confirm(Offer),
+    /// Whether a Confirm may leave, now that the element is free that the Accept named, or that the
+    /// wait for it is over.
+    Confirm {
+        /// Our offer in it.
+        ours: Offer,
+        /// The offer of the Accept, if another connection has that element still.
+        insisted: Option<Offer>,
+    },
 }
 
 /// The answer to such a question.

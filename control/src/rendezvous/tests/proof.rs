@@ -28,12 +28,19 @@ pub(super) enum Policy {
     WithAccept,
     /// It does already.
     InForce,
+    /// Nobody can say from the time on when the Accept is on its way: the surroundings of the
+    /// connection cannot be looked at.
+    UnknownWithAccept,
+    /// Nobody can say any more.
+    Unknown,
 }
 
 pub(super) struct Host {
     pub(super) endpoint: Tested,
     /// Connections that were handed over, with their elements.
     pub(super) relayed: Vec<(ConnectionId, smcr_memory::Rmbe)>,
+    /// Connections that were aborted.
+    pub(super) aborted: Vec<ConnectionId>,
     activities: HashMap<LinkId, Arc<Activity>>,
     /// LLC messages that are on their way for long: the link, and the message.
     late: Vec<(LinkId, LlcBytes)>,
@@ -51,6 +58,7 @@ impl Two {
         let host = |number, side| Host {
             endpoint: endpoint_in(&network, (number, 2), side, |_| {}),
             relayed: Vec::new(),
+            aborted: Vec::new(),
             activities: HashMap::new(),
             late: Vec::new(),
             surveys: 0,
@@ -107,7 +115,8 @@ impl Two {
                     }
                     Established::Tcp { .. } => panic!("link groups relay no TCP"),
                 },
-                Command::Forget { .. } | Command::Abort { .. } | Command::Stop => {}
+                Command::Abort { connection } => self.hosts[from].aborted.push(connection),
+                Command::Forget { .. } | Command::Stop => {}
             }
             moved = true;
         }
@@ -121,7 +130,9 @@ impl Two {
                 host.surveys += 1;
                 assert!(host.surveys < 20, "it waits by asking again and again");
                 let protected = from == CLIENT && self.policy_comes == Policy::InForce;
-                host.endpoint.surveyed(key, Surroundings { protected, ..surroundings() });
+                let unknown = from == CLIENT && self.policy_comes == Policy::Unknown;
+                let found = Surroundings { protected, ..surroundings() };
+                host.endpoint.surveyed(key, if unknown { Surroundings::default() } else { found });
             }
             Effect::Connect { key, .. } => {
                 host.endpoint.connected(self.now, key);
@@ -130,8 +141,12 @@ impl Two {
                 }
             }
             Effect::Send { key, frame } => {
-                if self.policy_comes == Policy::WithAccept && matches!(frame, Frame::Accept(_)) {
-                    self.policy_comes = Policy::InForce;
+                if matches!(frame, Frame::Accept(_)) {
+                    self.policy_comes = match self.policy_comes {
+                        Policy::WithAccept => Policy::InForce,
+                        Policy::UnknownWithAccept => Policy::Unknown,
+                        other @ (Policy::Never | Policy::InForce | Policy::Unknown) => other,
+                    };
                 }
                 self.hosts[1 - from].endpoint.received(key, frame.encode().as_bytes());
             }
