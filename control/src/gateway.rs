@@ -182,9 +182,6 @@ impl<N: Rnic> Gateway<N> {
             let limit = self.prepare_sleep();
             self.reactor.wait(limit, &mut events);
             self.mail.waker.awake();
-            // The kernel has announced by now each change of the policies that came before the
-            // events of this turn. What pollers report comes later: see `take_reports`.
-            self.network.policies.outdate();
             for event in events.drain(..) {
                 // Each event has a time of its own: rendezvous measure round trips by it.
                 let now = self.clock.now();

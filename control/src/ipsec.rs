@@ -23,8 +23,6 @@ pub struct Policies {
     /// Asks the kernel for all policies.
     list: fn() -> io::Result<Vec<Policy>>,
     known: Vec<Policy>,
-    /// Nobody has looked for changes since [`outdate`](Self::outdate).
-    outdated: bool,
     /// A policy changed, and the kernel has not listed them since: what is known may be wrong.
     stale: bool,
 }
@@ -59,16 +57,11 @@ impl Policies {
                 (None, Vec::new())
             }
         };
-        Self { changes, list, known, outdated: true, stale: false }
-    }
-
-    /// From now on, an answer needs another look for changes.
-    pub fn outdate(&mut self) {
-        self.outdated = true;
+        Self { changes, list, known, stale: false }
     }
 
     /// Whether packets of a TCP connection are to be protected on their way from `local` to `peer`,
-    /// by the policies of the last time that [`outdate`](Self::outdate) was called, or later ones.
+    /// by the policies of now: each answer costs a system call that looks for changes.
     ///
     /// While the policies are not known the answer is yes: bytes that somebody wants encrypted must
     /// not travel unprotected because a list could not be read.
@@ -83,8 +76,7 @@ impl Policies {
 
     /// Lists the policies again if one has changed, or if that failed the last time.
     fn refresh(&mut self) {
-        let changed = std::mem::take(&mut self.outdated) && self.have_changed();
-        if !changed && !self.stale {
+        if !self.have_changed() && !self.stale {
             return;
         }
         match (self.list)() {

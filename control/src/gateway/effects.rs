@@ -182,9 +182,6 @@ impl<N: Rnic> Gateway<N> {
     pub(super) fn take_reports(&mut self, now: Instant) {
         for index in 0..self.ports.len() {
             while let Some(report) = self.endpoint.groups().pollers()[index].reports.receive() {
-                // A rendezvous may go on because of this report, and a policy may have changed just
-                // before it.
-                self.network.policies.outdate();
                 if let Some(closed) = self.endpoint.reported(now, report) {
                     self.closed(now, closed);
                 }
