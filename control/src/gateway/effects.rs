@@ -152,7 +152,9 @@ impl<N: Rnic> Gateway<N> {
                 }
                 Ok((len, _)) => {
                     self.endpoint.received(key, &bytes[..len]);
-                    // The socket is empty, and the next byte that comes is reported anew.
+                    // The socket is empty, and the next byte that comes is reported anew. Only
+                    // before an urgent byte a read ends early: a peer that sends one within a CLC
+                    // message may not be heard again before its handshake has timed out.
                     if len < room && !ending {
                         self.settle(now);
                         return;
