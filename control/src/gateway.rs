@@ -390,7 +390,7 @@ fn terms(config: &Config, listener: &Listener) -> Terms {
     let side = match (listener.accept, listener.connect) {
         (Protocol::Smc, _) => Side::Server,
         (Protocol::Tcp, Protocol::Smc) => Side::Client { server: upstream.ip() },
-        (Protocol::Tcp, Protocol::Tcp) => Side::Plain,
+        (Protocol::Tcp, Protocol::Tcp) => Side::Neither,
     };
     let rmbe_bytes = listener.rmbe_size.unwrap_or(config.smc.rmbe_size);
     Terms {

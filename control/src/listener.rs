@@ -133,11 +133,11 @@ pub(crate) fn connect_outcome(socket: impl AsFd) -> io::Result<()> {
     sockopt::socket_error(socket)?.map_err(io::Error::from)
 }
 
-/// Sets what the operator chose for the side of a listener whose `transport` this is.
+/// Sets what the operator chose for the side of a listener whose `protocol` this is.
 fn set_options(
     socket: &OwnedFd,
     config: &config::Listener,
-    transport: Protocol,
+    protocol: Protocol,
     peer_keepalive: TcpKeepalive,
 ) -> io::Result<()> {
     if config.tcp_nodelay {
@@ -146,7 +146,7 @@ fn set_options(
     // From the first byte on: the kernel throws an urgent byte away when it is read over, or when
     // another one comes. A poller expects to find it in its place.
     sockopt::set_socket_oobinline(socket, true)?;
-    let keepalive = match transport {
+    let keepalive = match protocol {
         Protocol::Tcp => config.tcp_keepalive,
         Protocol::Smc => peer_keepalive,
     };

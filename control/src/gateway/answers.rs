@@ -415,15 +415,15 @@ fn placement<Qp>(poller: &placement::PollerHandle<Qp>) -> String {
 }
 
 fn listener_row(listener: &ListenerAtWork) -> Listener {
-    let side = |side: Protocol| match side {
+    let name = |protocol: Protocol| match protocol {
         Protocol::Tcp => "tcp".to_owned(),
         Protocol::Smc => "smc".to_owned(),
     };
     Listener {
         name: listener.config.name.clone(),
         bind: listener.config.bind.to_string(),
-        accept: side(listener.config.accept),
-        connect: side(listener.config.connect),
+        accept: name(listener.config.accept),
+        connect: name(listener.config.connect),
         upstream: listener.upstream.to_string(),
         accepted: listener.accepted,
         refused: listener.refused,

@@ -46,7 +46,7 @@ pub struct Terms {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// On neither.
-    Plain,
+    Neither,
     /// We connect to this server, and propose.
     Client {
         /// Its address.
@@ -61,13 +61,13 @@ impl Terms {
     pub(super) fn offers(&self) -> bool {
         match self.side {
             Side::Client { server } => self.peers.admit_source(server),
-            Side::Plain | Side::Server => false,
+            Side::Neither | Side::Server => false,
         }
     }
 
     /// Whether connections may need one of the places for rendezvous.
     pub(super) fn contends(&self) -> bool {
-        self.side != Side::Plain
+        self.side != Side::Neither
     }
 }
 

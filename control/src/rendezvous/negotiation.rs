@@ -15,7 +15,7 @@ use super::effect::{Effect, Limit, Why};
 use super::facts::{Side, Surroundings, Terms};
 use super::resources::{Resources, Shortage};
 use super::shared::Shared;
-use super::state::{Plain, Rendezvous, State, Talking};
+use super::state::{PlainTcp, Rendezvous, State, Talking};
 use super::waiting::{Answer, Asked, ELEMENT_WAIT, Held, Wait};
 use crate::groups::{BadOffer, GroupId, Peer, Pollers, PortId, Proof, QpOf, Taken};
 
@@ -39,7 +39,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         self.one.state = match side {
             Side::Client { .. } if crowded => State::plain(Some(Diagnosis::TOO_BUSY)),
             Side::Client { .. } => State::Connecting,
-            Side::Plain => State::plain(None),
+            Side::Neither => State::plain(None),
             Side::Server if !self.one.surroundings.offered => {
                 State::plain(Some(Diagnosis::NO_SMC_OPTION))
             }
@@ -71,7 +71,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
                 }
                 State::Declined(diagnosis) => {
                     let reason = Some(*diagnosis);
-                    let plain = Plain { reason, leftover: Vec::new(), declined: true };
+                    let plain = PlainTcp { reason, leftover: Vec::new(), declined: true };
                     return Some(self.stay_tcp(plain));
                 }
                 State::Failed(why) => {
@@ -366,13 +366,13 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         self.give_all_back();
         // What was last seen of the network is good enough to choose a poller.
         self.one.surveyed = true;
-        self.one.state = State::Plain(Plain { reason, leftover, declined });
+        self.one.state = State::Plain(PlainTcp { reason, leftover, declined });
     }
 
     /// The connection stays TCP, on the poller of its port. If it has no port, the first poller
     /// takes it, because two sockets need no RNIC.
-    fn stay_tcp(&mut self, plain: Plain) -> Effect {
-        let Plain { reason, leftover, declined } = plain;
+    fn stay_tcp(&mut self, plain: PlainTcp) -> Effect {
+        let PlainTcp { reason, leftover, declined } = plain;
         self.give_all_back();
         let Some(connection) = self.shared.groups.slots_mut().take() else {
             self.one.state = State::Failed(Why::NoSlot);
@@ -497,7 +497,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
     pub(super) fn peer_address(&self) -> IpAddr {
         match self.terms().side {
             Side::Client { server } => server.to_canonical(),
-            Side::Server | Side::Plain => self.one.source.ip().to_canonical(),
+            Side::Server | Side::Neither => self.one.source.ip().to_canonical(),
         }
     }
 }

@@ -46,7 +46,7 @@ pub(super) enum State {
     Queued,
     /// No CLC messages are exchanged, or none any more: once both sockets are connected it stays
     /// TCP.
-    Plain(Plain),
+    Plain(PlainTcp),
     /// Our connect to the peer is under way; we propose then.
     Connecting,
     /// The handshake is under way.
@@ -59,7 +59,7 @@ pub(super) enum State {
 
 /// How a connection stays TCP.
 #[derive(Default)]
-pub(super) struct Plain {
+pub(super) struct PlainTcp {
     /// Why, if it was to be SMC-R.
     pub(super) reason: Option<Diagnosis>,
     /// Bytes of the application that came behind the peer's last CLC message.
@@ -156,7 +156,7 @@ impl Rendezvous {
 impl State {
     /// TCP without any CLC message, for this reason.
     pub(super) fn plain(reason: Option<Diagnosis>) -> Self {
-        Self::Plain(Plain { reason, ..Plain::default() })
+        Self::Plain(PlainTcp { reason, ..PlainTcp::default() })
     }
 
     /// A handshake in which no message was exchanged yet.

@@ -19,7 +19,7 @@
 //!
 //! - `dispatch` hands each message to its handler. The handlers are `confirm`, `add` with `pairs`
 //!   and `retry`, `delete`, and `rkeys`, named after the LLC messages;
-//! - `exchange` tracks the exchange under way, `member` one link, `rmbs` the rkeys of all RMBs;
+//! - `exchange` tracks the exchange under way, `group_link` one link, `rmbs` the rkeys of all RMBs;
 //! - `ports` decides which port of ours may carry a further link;
 //! - `version` encodes the same messages for SMC-Rv2;
 //! - `timers` has the deadlines, `view` has what callers may read.
@@ -43,7 +43,7 @@ mod confirm;
 mod delete;
 mod dispatch;
 mod exchange;
-mod member;
+mod group_link;
 mod pairs;
 mod ports;
 mod retry;
@@ -55,8 +55,8 @@ mod view;
 
 pub use add::NoQueuePair;
 use exchange::Exchange;
-pub use member::LinkView;
-use member::{GroupLink, is_down};
+pub use group_link::LinkView;
+use group_link::{GroupLink, is_down};
 use rkeys::{Announcement, Continuing};
 pub use rmbs::{Full, RmbIndex};
 use rmbs::{OurRmbs, PeerRmbs};
@@ -201,7 +201,7 @@ pub struct LinkGroup {
     role: Role,
     setup: Setup,
     phase: Phase,
-    members: [Option<GroupLink>; LINKS_PER_GROUP_MAX as usize],
+    group_links: [Option<GroupLink>; LINKS_PER_GROUP_MAX as usize],
     /// Links that have left these places, until the caller has taken all actions.
     gone: [Option<LinkNumber>; LINKS_PER_GROUP_MAX as usize],
     /// The peer's ends of the links that were deleted last, the latest first.
@@ -268,8 +268,8 @@ impl LinkGroup {
     }
 
     fn new(role: Role, setup: Setup, phase: Phase, number: LinkNumber, deadline: Instant) -> Self {
-        let mut members = [None; LINKS_PER_GROUP_MAX as usize];
-        members[0] = Some(GroupLink {
+        let mut group_links = [None; LINKS_PER_GROUP_MAX as usize];
+        group_links[0] = Some(GroupLink {
             number,
             link: Link::new(setup.keepalive, deadline),
             unanswered: 0,
@@ -285,7 +285,7 @@ impl LinkGroup {
             role,
             setup,
             phase,
-            members,
+            group_links,
             gone: [None; LINKS_PER_GROUP_MAX as usize],
             past: [None; LINKS_PER_GROUP_MAX as usize],
             exchange: None,
@@ -319,13 +319,13 @@ impl LinkGroup {
         self.phase = Phase::Confirming { repeat_at: Some(now + CONFIRM_LINK_REPEAT) };
         self.client_goes_on = Some(now + CLIENT_GOES_ON);
         let wait = self.setup.confirm_wait.unwrap_or(CONFIRM_LINK_REPLY_WAIT);
-        let [Some(member), ..] = &mut self.members else {
+        let [Some(group_link), ..] = &mut self.group_links else {
             unreachable!("a group begins with a link");
         };
-        let number = member.number;
+        let number = group_link.number;
         // RFC 7609 3.5.1.5 #3: server timer for CONFIRM LINK reply
         // RFC 7609 C.7 #1: timer for each LLC request
-        member.link = Link::new(self.setup.keepalive, now + wait);
+        group_link.link = Link::new(self.setup.keepalive, now + wait);
         // RFC 7609 3.3 #10: server begins CONFIRM LINK
         // RFC 7609 3.5.1.5 #1: send CONFIRM LINK after Confirm
         self.send_confirm_link(number, false);
@@ -353,7 +353,7 @@ impl LinkGroup {
 
     /// The NIC reports that the link's queue pair is broken, or that its port is down.
     pub fn link_broke(&mut self, now: Instant, number: LinkNumber) {
-        if self.find(number).is_some_and(|member| !is_down(member)) {
+        if self.find(number).is_some_and(|group_link| !is_down(group_link)) {
             // RFC 7609 2.3 #4: move at once, send DELETE LINK
             // RFC 7609 3.5.5.1.3 #2: delete link upon errors
             // RFC 7609 3.5.5.1.3 #3: delete links of downed RNIC
@@ -377,25 +377,25 @@ impl LinkGroup {
         if self.is_terminated() {
             return;
         }
-        let Some(member) = self.find_mut(number) else { return };
-        match member.link.handle(now, event) {
+        let Some(group_link) = self.find_mut(number) else { return };
+        match group_link.link.handle(now, event) {
             Some(link::Action::SendTestLink) => {
-                member.unanswered += 1;
-                let test = TestLink { reply: false, user_data: member.ours.gid.0 };
+                group_link.unanswered += 1;
+                let test = TestLink { reply: false, user_data: group_link.ours.gid.0 };
                 self.actions.push(Action::Send(number, Llc::TestLink(test)));
             }
             Some(link::Action::Fail(cause)) => {
                 self.actions.push(Action::LinkFailed(number, cause));
-                let alive = |member: &GroupLink| match self.phase {
-                    Phase::Opening | Phase::Confirming { .. } => !is_down(member),
+                let alive = |group_link: &GroupLink| match self.phase {
+                    Phase::Opening | Phase::Confirming { .. } => !is_down(group_link),
                     // A link that is not confirmed yet cannot keep a group alive.
                     Phase::Founding { .. } | Phase::Established | Phase::Terminated => {
-                        member.link.is_up()
+                        group_link.link.is_up()
                     }
                 };
                 // RFC 7609 2.2 #1: survive the loss of a link
                 // RFC 7609 4.5.3 #4: move connections if probe fails
-                if !self.members().any(alive) {
+                if !self.group_links().any(alive) {
                     self.terminate(cause);
                 }
             }
@@ -429,8 +429,8 @@ impl LinkGroup {
         // RFC 7609 3.5.5.3 #7: one exchange: DELETE LINK and reply
         // RFC 7609 3.5.5.3 #8: no RKey exchange beside link changes
         let may_begin = is_idle && self.role == Role::Server && !self.rkeys_are_under_way();
-        let doomed = self.members().find(|member| member.delete.is_some());
-        if let Some(number) = doomed.map(|member| member.number)
+        let doomed = self.group_links().find(|group_link| group_link.delete.is_some());
+        if let Some(number) = doomed.map(|group_link| group_link.number)
             && may_begin
         {
             self.begin_delete(now, number);
@@ -438,7 +438,7 @@ impl LinkGroup {
         // RFC 7609 3.5.1.6.2 #4: no data before DELETE LINK is answered
         // RFC 7609 C.7.1 #3: delete unconfirmed second link before data
         // RFC 7609 C.7.1 #10: client deletes unconfirmed second link
-        let told = self.members().all(|member| member.asked.is_none());
+        let told = self.group_links().all(|group_link| group_link.asked.is_none());
         if let Phase::Founding { .. } = self.phase
             && self.exchange.is_none()
             && told
@@ -466,8 +466,8 @@ impl LinkGroup {
         self.committed = true;
         self.connections_changed(now, self.connections);
         let second = self.confirmed_early.take();
-        let first = self.members().find(|one| one.is_of_use() && Some(one.number) != second);
-        let first = first.map(|member| member.number);
+        let first = self.group_links().find(|one| one.is_of_use() && Some(one.number) != second);
+        let first = first.map(|group_link| group_link.number);
         for number in first.into_iter().chain(second) {
             self.actions.push(Action::LinkConfirmed(number));
         }

@@ -6,7 +6,7 @@
 //! ```
 //! In version 2 the rkeys travel in ADD LINK, and nobody is ever in `Rkeys`.
 
-use super::member::{GroupLink, port_of};
+use super::group_link::{GroupLink, port_of};
 use super::{Action, LinkGroup, Phase, Role, UNNUMBERED};
 use crate::error::PeerMisbehaved;
 use crate::limits::{ADD_LINK_WAIT, CONFIRM_ADDED_LINK_WAIT, LINK_EXCHANGE_WAIT};
@@ -86,7 +86,7 @@ impl LinkGroup {
         // RFC 7609 3.5.5.1.1 #2: never add second asymmetric link
         let bad = theirs.is_some_and(|theirs| {
             let asymmetric = self.is_asymmetric(port_of(ours), port_of(theirs));
-            let second = asymmetric && self.members().any(|member| member.asymmetric);
+            let second = asymmetric && self.group_links().any(|group_link| group_link.asymmetric);
             second || self.is_parallel(port_of(ours), port_of(theirs))
         });
         if bad {
@@ -101,7 +101,7 @@ impl LinkGroup {
         };
         let asymmetric =
             theirs.is_some_and(|theirs| self.is_asymmetric(port_of(ours), port_of(theirs)));
-        self.members[slot] = Some(GroupLink {
+        self.group_links[slot] = Some(GroupLink {
             number,
             // Until CONFIRM LINK the exchange has the deadline.
             link: Link::new(self.setup.keepalive, Instant(u64::MAX)),
@@ -168,7 +168,7 @@ impl LinkGroup {
             self.reject(on, number, theirs, REASON_NO_ALTERNATE_PATH);
             self.end_exchange(now);
         } else if let Phase::Founding { .. } = self.phase {
-            let ours = self.find(on).map(|member| member.ours).unwrap_or_default();
+            let ours = self.find(on).map(|group_link| group_link.ours).unwrap_or_default();
             let impossible = QpAddress { qpn: Qpn(0), psn: Psn(0), mtu: Mtu(0), ..ours };
             self.offer(now, number, on, impossible);
         } else {
@@ -222,10 +222,10 @@ impl LinkGroup {
 
     /// Client: ADD LINK is answered.
     fn accept_offer(&mut self, number: LinkNumber, on: LinkNumber) {
-        let Some(member) = self.find(number) else { return };
-        let QpAddress { gid, mac, qpn, psn, mtu } = member.ours;
+        let Some(group_link) = self.find(number) else { return };
+        let QpAddress { gid, mac, qpn, psn, mtu } = group_link.ours;
         let (reply, rejected, reason, link) = (true, false, 0, number);
-        let mtu = mtu.min(member.theirs.mtu);
+        let mtu = mtu.min(group_link.theirs.mtu);
         // RFC 7609 C.3 #2: client: no fallback after ADD LINK reply
         self.committed = true;
         // RFC 7609 3.5.1.6.1 #7: accept with QP, RKey, link number
@@ -245,9 +245,10 @@ impl LinkGroup {
             // The client has a queue pair for it.
             Role::Server => self.link_lost(now, number, Cause::QueuePairBroke),
             Role::Client => {
-                let theirs = self.find(number).map(|member| member.theirs).unwrap_or_default();
+                let theirs =
+                    self.find(number).map(|group_link| group_link.theirs).unwrap_or_default();
                 self.reject(on, number, theirs, REASON_NO_ALTERNATE_PATH);
-                self.remove_member(number);
+                self.remove_group_link(number);
                 self.end_exchange(now);
             }
         }
@@ -332,7 +333,7 @@ impl LinkGroup {
         // RFC 7609 3.5.1.6.2 #1: free resources of rejected link
         if self.find(number).is_some() {
             self.actions.push(Action::LinkFailed(number, Cause::LlcTimedOut));
-            self.remove_member(number);
+            self.remove_group_link(number);
         }
     }
 
@@ -358,7 +359,7 @@ impl LinkGroup {
             // RFC 7609 C.8 #2: timer for the second link
             if exists {
                 self.actions.push(Action::LinkFailed(number, Cause::Rejected));
-                self.remove_member(number);
+                self.remove_group_link(number);
             }
             self.retry_later(now);
             self.end_exchange(now);
@@ -366,10 +367,10 @@ impl LinkGroup {
         }
         let AddLink { gid, mac, qpn, psn, mtu, .. } = *message;
         let theirs = QpAddress { gid, mac, qpn, psn, mtu };
-        let ours = self.find(number).map(|member| member.ours).unwrap_or_default();
+        let ours = self.find(number).map(|group_link| group_link.ours).unwrap_or_default();
         let parallel = self.is_parallel_but(number, port_of(ours), port_of(theirs));
         let asymmetric = self.is_asymmetric_but(number, port_of(ours), port_of(theirs));
-        let second = asymmetric && self.members().any(|member| member.asymmetric);
+        let second = asymmetric && self.group_links().any(|group_link| group_link.asymmetric);
         // RFC 7609 2.2.1 #2: no parallel links between same RNICs
         // RFC 7609 2.2.2 #11: at most one asymmetric link
         // RFC 7609 3.5.5.1.1 #2: never add second asymmetric link
@@ -379,9 +380,9 @@ impl LinkGroup {
             self.abandon(now, number, Cause::PeerMisbehaved);
             return;
         }
-        if let Some(member) = self.find_mut(number) {
-            member.theirs = theirs;
-            member.asymmetric = asymmetric;
+        if let Some(group_link) = self.find_mut(number) {
+            group_link.theirs = theirs;
+            group_link.asymmetric = asymmetric;
         }
         // RFC 7609 3.5.1.6.2 #2: connect and confirm accepted link
         self.exchange = Some(Exchange::Connecting { number, on });
@@ -406,8 +407,8 @@ impl LinkGroup {
 
     pub(super) fn await_confirm(&mut self, now: Instant, number: LinkNumber) {
         let keepalive = self.setup.keepalive;
-        if let Some(member) = self.find_mut(number) {
-            member.link = Link::new(keepalive, now + CONFIRM_ADDED_LINK_WAIT);
+        if let Some(group_link) = self.find_mut(number) {
+            group_link.link = Link::new(keepalive, now + CONFIRM_ADDED_LINK_WAIT);
         }
         self.exchange = Some(Exchange::Confirming { number });
     }
@@ -442,7 +443,7 @@ impl LinkGroup {
             self.end_exchange(now);
             return;
         }
-        if let Some(order) = self.find(carrier).and_then(|member| member.delete)
+        if let Some(order) = self.find(carrier).and_then(|group_link| group_link.delete)
             && exchange.number() == carrier
         {
             // RFC 7609 C.7.1 #21: no link for server's DELETE LINK: reset
@@ -465,7 +466,7 @@ impl LinkGroup {
 
     /// Server: a symmetric link makes the asymmetric one superfluous.
     pub(super) fn replace_asymmetric(&mut self, added: LinkNumber) {
-        let symmetric = self.find(added).is_some_and(|member| !member.asymmetric);
+        let symmetric = self.find(added).is_some_and(|group_link| !group_link.asymmetric);
         if self.role == Role::Client || !symmetric {
             return;
         }
@@ -474,8 +475,10 @@ impl LinkGroup {
         // RFC 7609 2.2.1 #7: state reason when deleting asymmetric link
         let reason = DeleteReason::ASYMMETRIC_NOT_NEEDED;
         let order = Order { orderly: true, ..Order::of(reason, Cause::DeletedByUs) };
-        for member in self.members.iter_mut().flatten().filter(|member| member.asymmetric) {
-            member.delete.get_or_insert(order);
+        for group_link in
+            self.group_links.iter_mut().flatten().filter(|group_link| group_link.asymmetric)
+        {
+            group_link.delete.get_or_insert(order);
         }
     }
 }

@@ -14,8 +14,8 @@ pub(super) const LINKS_MAX_MIN: u8 = 2;
 
 impl LinkGroup {
     pub(super) fn send_confirm_link(&mut self, number: LinkNumber, reply: bool) {
-        let Some(member) = self.find(number) else { return };
-        let QpAddress { mac, gid, qpn, .. } = member.ours;
+        let Some(group_link) = self.find(number) else { return };
+        let QpAddress { mac, gid, qpn, .. } = group_link.ours;
         // RFC 7609 2.2.2 #3: link limit between 2 and 8
         // RFC 7609 2.2.2 #4: agree limit in first CONFIRM LINK
         // RFC 7609 2.2.2 #5: server always states its limit
@@ -27,7 +27,7 @@ impl LinkGroup {
             gid,
             qpn,
             link: number,
-            user_id: member.user_id,
+            user_id: group_link.user_id,
             max_links: self.max_links,
         };
         self.send(number, Llc::ConfirmLink(message));
@@ -58,8 +58,8 @@ impl LinkGroup {
         on: LinkNumber,
         message: &ConfirmLink,
     ) -> Result<(), PeerMisbehaved> {
-        let Some(member) = self.find(on) else { return Ok(()) };
-        let (expected, is_up) = (member.theirs.qpn, member.link.is_up());
+        let Some(group_link) = self.find(on) else { return Ok(()) };
+        let (expected, is_up) = (group_link.theirs.qpn, group_link.link.is_up());
         match self.phase {
             Phase::Confirming { .. } => {
                 // RFC 7609 2.2.4 #1: unique link number in a group
@@ -124,8 +124,8 @@ impl LinkGroup {
 
     /// The server's number for our first link.
     fn number_link(&mut self, old: LinkNumber, new: LinkNumber) {
-        if let Some(member) = self.find_mut(old) {
-            member.number = new;
+        if let Some(group_link) = self.find_mut(old) {
+            group_link.number = new;
         }
         self.actions.push(Action::LinkNumbered(new));
     }
@@ -148,8 +148,8 @@ impl LinkGroup {
         let waits = self.role == Role::Client && self.max_links > 1;
         let deadline = waits.then(|| now + ADD_LINK_WAIT);
         self.phase = Phase::Founding { deadline };
-        if let Some(member) = self.find_mut(message.link) {
-            member.confirmed_at = Some(now);
+        if let Some(group_link) = self.find_mut(message.link) {
+            group_link.confirmed_at = Some(now);
         }
         // RFC 7609 3.5.1.5 #4: stop client timer at CONFIRM LINK
         // RFC 7609 C.7 #2: answer stops the LLC timer
@@ -163,8 +163,8 @@ impl LinkGroup {
     /// A further link carries messages.
     fn link_added(&mut self, now: Instant, number: LinkNumber) {
         self.exchange = None;
-        if let Some(member) = self.find_mut(number) {
-            member.confirmed_at = Some(now);
+        if let Some(group_link) = self.find_mut(number) {
+            group_link.confirmed_at = Some(now);
         }
         self.link_event(now, number, Event::Confirmed);
         if self.phase == Phase::Established {

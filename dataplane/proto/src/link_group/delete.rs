@@ -120,7 +120,7 @@ impl LinkGroup {
         let none = UNNUMBERED;
         let all = DeleteLink { reply: false, all: true, orderly: true, link: none, reason };
         for number in self.numbers().into_iter().flatten() {
-            if self.find(number).is_some_and(|member| member.link.is_up()) {
+            if self.find(number).is_some_and(|group_link| group_link.link.is_up()) {
                 // No answer tells whether it arrived, so it goes over each link.
                 // RFC 7609 3.5.4 #6: end group by DELETE LINK for all
                 // RFC 7609 3.5.4 #10: client asks to end the group
@@ -157,7 +157,7 @@ impl LinkGroup {
             // RFC 7609 C.7.1 #4: clean up unconfirmed link, retry later
             // RFC 7609 C.7.1 #12: client deletes unconfirmed added link
             let order = Order::of(DeleteReason::LOST_PATH, cause);
-            let ordered = self.find(number).and_then(|member| member.delete);
+            let ordered = self.find(number).and_then(|group_link| group_link.delete);
             match (self.role, ordered) {
                 (Role::Server, _) => self.order_delete(now, number, order),
                 (Role::Client, None) => self.ask_to_delete(now, number, order),
@@ -191,10 +191,10 @@ impl LinkGroup {
 
     /// Server: notes that a link is to go, and begins if nothing else is under way.
     fn order_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
-        if let Some(member) = self.find_mut(number)
-            && member.delete.is_none_or(|known| known.has_time() && !order.has_time())
+        if let Some(group_link) = self.find_mut(number)
+            && group_link.delete.is_none_or(|known| known.has_time() && !order.has_time())
         {
-            member.delete = Some(order);
+            group_link.delete = Some(order);
             let vacates = |exchange: Exchange| exchange.vacates() && exchange.number() == number;
             if !order.has_time() && self.exchange.is_some_and(vacates) {
                 // The link has failed: its connections are not moved in good order any more.
@@ -206,13 +206,13 @@ impl LinkGroup {
 
     /// Server: DELETE LINK goes out, after the caller has moved the connections if there is time.
     pub(super) fn begin_delete(&mut self, now: Instant, number: LinkNumber) {
-        let Some(member) = self.find(number) else { return };
-        let Some(order) = member.delete else { return };
+        let Some(group_link) = self.find(number) else { return };
+        let Some(order) = group_link.delete else { return };
         let elsewhere = self.link_of_use();
         // RFC 7609 3.5.5.1.4 #2: delete later upon orderly request
         // RFC 7609 3.5.5.1.4 #3: delete at once upon disorderly request
         // RFC 7609 A.3.4 #10: finish other work before orderly deletion
-        if order.has_time() && member.link.is_up() && elsewhere.is_some() {
+        if order.has_time() && group_link.link.is_up() && elsewhere.is_some() {
             self.vacate(number, now + VACATE_WAIT_SERVER);
             return;
         }
@@ -235,15 +235,16 @@ impl LinkGroup {
 
     /// The link for messages about that one: another one, if there is any.
     fn link_besides(&self, number: LinkNumber) -> Option<LinkNumber> {
-        let others = || self.members().filter(|member| member.number != number);
-        let of_use = others().find(|member| member.is_of_use() && member.asked.is_none());
-        let up = || others().find(|member| member.link.is_up());
+        let others = || self.group_links().filter(|group_link| group_link.number != number);
+        let of_use =
+            others().find(|group_link| group_link.is_of_use() && group_link.asked.is_none());
+        let up = || others().find(|group_link| group_link.link.is_up());
         // RFC 7609 3.3 #5: other LLC over any active link
         // RFC 7609 3.3 #8: answer DELETE LINK over another link
         // RFC 7609 3.5.5.1.3 #5: DELETE LINK over any usable link
         // RFC 7609 A.3.4 #8: DELETE LINK avoids the failed link
-        let on = of_use.or_else(up).or_else(|| self.members().find(|one| one.link.is_up()));
-        on.map(|member| member.number)
+        let on = of_use.or_else(up).or_else(|| self.group_links().find(|one| one.link.is_up()));
+        on.map(|group_link| group_link.number)
     }
 
     pub(super) fn send_delete_link(&mut self, on: LinkNumber, link: LinkNumber, order: Order) {
@@ -257,13 +258,13 @@ impl LinkGroup {
     pub(super) fn ask_to_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
         let Some(on) = self.link_besides(number) else { return };
         let founding = matches!(self.phase, Phase::Founding { .. });
-        let Some(member) = self.find_mut(number) else { return };
-        if member.asked.is_some_and(|asked| order.has_time() || !asked.order.has_time()) {
+        let Some(group_link) = self.find_mut(number) else { return };
+        if group_link.asked.is_some_and(|asked| order.has_time() || !asked.order.has_time()) {
             return;
         }
         let wait = if founding { ASKED_WAIT_FOUNDING } else { ASKED_WAIT };
         let again_at = now + ASK_AGAIN_WAIT;
-        member.asked = Some(Asked { on, again_at, deadline: now + wait, order });
+        group_link.asked = Some(Asked { on, again_at, deadline: now + wait, order });
         // RFC 7609 2.3 #5: client reports failure, server deletes link
         // RFC 7609 3.5.4 #5: ask server on operator's command
         // RFC 7609 3.5.5.1.4 #1: client may ask to delete link
@@ -273,12 +274,12 @@ impl LinkGroup {
     /// Client: repeats, over another link, requests that went over a link that is lost.
     fn ask_elsewhere(&mut self, now: Instant, lost: LinkNumber) {
         for number in self.numbers().into_iter().flatten() {
-            let Some(member) = self.find_mut(number) else { continue };
-            if let Some(Asked { on, order, .. }) = member.asked
+            let Some(group_link) = self.find_mut(number) else { continue };
+            if let Some(Asked { on, order, .. }) = group_link.asked
                 && on == lost
                 && number != lost
             {
-                member.asked = None;
+                group_link.asked = None;
                 self.ask_to_delete(now, number, order);
             }
         }
@@ -291,8 +292,8 @@ impl LinkGroup {
             return;
         }
         self.exchange = None;
-        let Some(member) = self.find_mut(number) else { return };
-        let Some(order) = &mut member.delete else { return };
+        let Some(group_link) = self.find_mut(number) else { return };
+        let Some(order) = &mut group_link.delete else { return };
         order.vacated = true;
         let order = *order;
         match self.role {
@@ -354,14 +355,14 @@ impl LinkGroup {
             self.dropped += 1;
             return;
         }
-        let member = self.find(number);
-        let order = member.and_then(|member| member.delete);
-        let confirmed_at = member.and_then(|member| member.confirmed_at);
+        let group_link = self.find(number);
+        let order = group_link.and_then(|group_link| group_link.delete);
+        let confirmed_at = group_link.and_then(|group_link| group_link.confirmed_at);
         self.exchange = None;
         let cause = order.map_or(Cause::DeletedByUs, |order| order.cause);
         self.link_event(now, number, Event::Fail(cause));
         if !self.is_terminated() {
-            self.remove_member(number);
+            self.remove_group_link(number);
             let failed = order.is_some_and(|order| order.reason == DeleteReason::LOST_PATH);
             self.replace_lost(now, confirmed_at.filter(|_| failed));
             self.advance(now);
@@ -380,7 +381,7 @@ impl LinkGroup {
 
     /// Client: the server does not have the link that we asked it to delete.
     fn ask_answered(&mut self, now: Instant, message: &DeleteLink) {
-        let asked = self.find(message.link).and_then(|member| member.asked);
+        let asked = self.find(message.link).and_then(|group_link| group_link.asked);
         if let Some(Asked { order, .. }) = asked
             && message.reason == DeleteReason::UNKNOWN_LINK
         {
@@ -393,7 +394,7 @@ impl LinkGroup {
     /// Server: the client asks for the deletion of a link. If the link has failed at the client,
     /// its connections move at once. The DELETE LINK exchange waits for the one under way.
     fn delete_asked(&mut self, now: Instant, number: LinkNumber, order: Order) {
-        let others = self.members().any(|other| other.number != number && other.is_of_use());
+        let others = self.group_links().any(|other| other.number != number && other.is_of_use());
         if !order.has_time() && others {
             // RFC 7609 2.3 #4: move at once, send DELETE LINK
             // RFC 7609 3.5.5.1.4 #3: delete at once upon disorderly request
@@ -421,13 +422,13 @@ impl LinkGroup {
 
     /// Client: the server deletes a link.
     fn delete_ordered(&mut self, now: Instant, number: LinkNumber, order: Order) {
-        let others = self.members().any(|other| other.number != number && other.is_of_use());
-        let Some(member) = self.find_mut(number) else { return };
+        let others = self.group_links().any(|other| other.number != number && other.is_of_use());
+        let Some(group_link) = self.find_mut(number) else { return };
         // The log names us as the cause if we asked for it.
-        let cause = member.asked.map_or(order.cause, |asked| asked.order.cause);
+        let cause = group_link.asked.map_or(order.cause, |asked| asked.order.cause);
         let order = Order { cause, ..order };
-        let again = member.delete.replace(order).is_some();
-        let vacate = order.has_time() && member.link.is_up() && others;
+        let again = group_link.delete.replace(order).is_some();
+        let vacate = order.has_time() && group_link.link.is_up() && others;
         if again && vacate {
             // The server repeats it over another link, because the first one failed. We answer
             // there.
@@ -445,7 +446,7 @@ impl LinkGroup {
     /// Client: answers, and deletes the link.
     fn obey_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
         let Order { reason, orderly, cause, on, .. } = order;
-        let on = on.filter(|on| self.find(*on).is_some_and(|member| member.link.is_up()));
+        let on = on.filter(|on| self.find(*on).is_some_and(|group_link| group_link.link.is_up()));
         if let Some(on) = on.or_else(|| self.link_besides(number)) {
             // RFC 7609 3.3 #6: reply over the request's link
             // RFC 7609 3.5.5.1.3 #7: client always agrees to DELETE LINK
@@ -462,7 +463,7 @@ impl LinkGroup {
         if !self.is_terminated() {
             self.exchange_lost(now, number, cause);
             self.rkeys_lost(number);
-            self.remove_member(number);
+            self.remove_group_link(number);
             self.ask_elsewhere(now, number);
             self.rkeys_may_change();
             self.retry_later(now);
@@ -473,8 +474,8 @@ impl LinkGroup {
     /// Client: acts on requests that the server has not followed.
     pub(super) fn asked_in_vain(&mut self, now: Instant) {
         for number in self.numbers().into_iter().flatten() {
-            let Some(member) = self.find_mut(number) else { continue };
-            let Some(asked) = &mut member.asked else { continue };
+            let Some(group_link) = self.find_mut(number) else { continue };
+            let Some(asked) = &mut group_link.asked else { continue };
             let Asked { on, deadline, order, .. } = *asked;
             if deadline > now {
                 if asked.again_at <= now {
@@ -483,7 +484,7 @@ impl LinkGroup {
                 }
                 continue;
             }
-            member.asked = None;
+            group_link.asked = None;
             // RFC 7609 C.7.1 #16: client repeats DELETE LINK over another link
             // RFC 7609 C.7.1 #17: no link for client's DELETE LINK: reset
             self.link_lost(now, on, Cause::LlcTimedOut);

@@ -124,13 +124,13 @@ impl LinkGroup {
             self.send(on, Llc::TestLink(TestLink { reply: true, ..*message }));
             return Ok(());
         }
-        let Some(member) = self.find_mut(on) else { return Ok(()) };
-        let ours = member.ours.gid.0;
-        if member.unanswered == 0 {
+        let Some(group_link) = self.find_mut(on) else { return Ok(()) };
+        let ours = group_link.ours.gid.0;
+        if group_link.unanswered == 0 {
             self.dropped += 1;
             return Ok(());
         }
-        member.unanswered -= 1;
+        group_link.unanswered -= 1;
         // RFC 7609 C.7.1 #33: changed TEST LINK data fails link
         if message.user_data == ours { Ok(()) } else { Err(PeerMisbehaved::WrongEcho) }
     }

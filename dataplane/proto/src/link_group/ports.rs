@@ -17,14 +17,15 @@ impl LinkGroup {
         ports: impl Iterator<Item = (Gid, MacAddress)>,
         peer: Option<(Gid, MacAddress)>,
     ) -> Option<usize> {
-        let symmetric = self.members().filter(|one| one.is_of_use() && !one.asymmetric).count();
-        let has_asymmetric = self.members().any(|member| member.asymmetric);
+        let symmetric = self.group_links().filter(|one| one.is_of_use() && !one.asymmetric).count();
+        let has_asymmetric = self.group_links().any(|group_link| group_link.asymmetric);
         // A link that shares an RNIC is for groups that have no other spare link.
         let may_share = !has_asymmetric && symmetric < 2;
         let rank = |port| {
-            let mut links = self.members().filter(|member| member.is_from(port)).peekable();
+            let mut links =
+                self.group_links().filter(|group_link| group_link.is_from(port)).peekable();
             let unused = links.peek().is_none();
-            let stays = links.any(|member| !member.asymmetric && member.is_of_use());
+            let stays = links.any(|group_link| !group_link.asymmetric && group_link.is_of_use());
             let shares = stays || peer.is_some_and(|peer| self.is_asymmetric(port, peer));
             let parallel = peer.is_some_and(|peer| self.is_parallel(port, peer));
             // RFC 7609 2.2.1 #2: no parallel links between same RNICs
@@ -54,9 +55,9 @@ impl LinkGroup {
         ours: (Gid, MacAddress),
         theirs: (Gid, MacAddress),
     ) -> bool {
-        let others = self.members().filter(|member| member.number != except);
+        let others = self.group_links().filter(|group_link| group_link.number != except);
         // RFC 7609 2.2.1 #2: no parallel links between same RNICs
-        { others }.any(|member| member.is_from(ours) && member.is_to(theirs))
+        { others }.any(|group_link| group_link.is_from(ours) && group_link.is_to(theirs))
     }
 
     pub(super) fn is_asymmetric(&self, ours: (Gid, MacAddress), theirs: (Gid, MacAddress)) -> bool {
@@ -70,10 +71,10 @@ impl LinkGroup {
         ours: (Gid, MacAddress),
         theirs: (Gid, MacAddress),
     ) -> bool {
-        let others = self
-            .members()
-            .filter(|member| member.number != except && !member.asymmetric && member.is_of_use());
+        let others = self.group_links().filter(|group_link| {
+            group_link.number != except && !group_link.asymmetric && group_link.is_of_use()
+        });
         // RFC 7609 2.2.1 #3: support asymmetric links
-        { others }.any(|member| member.is_from(ours) || member.is_to(theirs))
+        { others }.any(|group_link| group_link.is_from(ours) || group_link.is_to(theirs))
     }
 }

@@ -1,7 +1,7 @@
 //! When a further link is tried: upon news of a port, and after a failure (RFC 3.5.5.1.2, C.8).
 
 use super::exchange::Exchange;
-use super::member::is_down;
+use super::group_link::is_down;
 use super::{LinkGroup, Phase, Role};
 use crate::time::Instant;
 use crate::vocabulary::{Gid, LinkNumber, MacAddress, Mtu, Psn, Qpn};
@@ -35,7 +35,10 @@ impl LinkGroup {
     /// Client: tells the server of a port without a link, unless a link is being added anyway.
     pub(super) fn tell_of_port(&mut self, now: Instant) {
         let Some((gid, mac)) = self.unused_port else { return };
-        if self.members().any(|member| member.is_from((gid, mac)) && !is_down(member)) {
+        if self
+            .group_links()
+            .any(|group_link| group_link.is_from((gid, mac)) && !is_down(group_link))
+        {
             (self.unused_port, self.untold) = (None, false);
             return;
         }
@@ -67,11 +70,11 @@ impl LinkGroup {
 
     /// Whether the agreement leaves room for another link.
     pub(super) fn may_add(&self) -> bool {
-        let up = || self.members().filter(|member| member.is_of_use());
+        let up = || self.group_links().filter(|group_link| group_link.is_of_use());
         // An asymmetric link does not count, because it goes when a symmetric one comes.
         // RFC 7609 2.2.2 #2: support at least two links
         // RFC 7609 2.2.2 #12: do not count the asymmetric link
-        let symmetric = up().filter(|member| !member.asymmetric).count();
+        let symmetric = up().filter(|group_link| !group_link.asymmetric).count();
         let room = self.free_place().is_some();
         room && symmetric < usize::from(self.max_links)
     }
@@ -109,8 +112,8 @@ impl LinkGroup {
     }
 
     fn lacks_redundancy(&self) -> bool {
-        let alone = self.members().filter(|member| member.is_of_use()).count() < 2;
-        alone || self.members().any(|member| member.asymmetric)
+        let alone = self.group_links().filter(|group_link| group_link.is_of_use()).count() < 2;
+        alone || self.group_links().any(|group_link| group_link.asymmetric)
     }
 
     /// Server: a link that failed is deleted. Another one is offered at once, as Linux servers do.

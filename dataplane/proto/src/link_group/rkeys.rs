@@ -121,18 +121,21 @@ impl LinkGroup {
 
     /// The places of all links that may carry connections, one bit each.
     fn slots_up(&self) -> u8 {
-        let up = |slot: usize| self.members[slot].is_some_and(|member| member.is_of_use());
-        (0..self.members.len()).filter(|slot| up(*slot)).fold(0, |slots, slot| slots | 1 << slot)
+        let up =
+            |slot: usize| self.group_links[slot].is_some_and(|group_link| group_link.is_of_use());
+        (0..self.group_links.len())
+            .filter(|slot| up(*slot))
+            .fold(0, |slots, slot| slots | 1 << slot)
     }
 
     /// The rkeys of an RMB of ours on all links but `on`. Links that are to be deleted are among
     /// them as long as the peer does not know that.
     fn elsewhere(&self, rmb: RmbIndex, on: LinkNumber) -> impl Iterator<Item = RkeyOnLink> {
         let row = self.our_rmbs.rows[usize::from(rmb.0)];
-        self.members.iter().enumerate().filter_map(move |(slot, member)| {
-            let member = member.as_ref().filter(|member| member.number != on)?;
-            let token = row.at(slot).filter(|_| member.link.is_up())?;
-            Some(RkeyOnLink { link: member.number, rkey: token.rkey, address: token.address })
+        self.group_links.iter().enumerate().filter_map(move |(slot, group_link)| {
+            let group_link = group_link.as_ref().filter(|group_link| group_link.number != on)?;
+            let token = row.at(slot).filter(|_| group_link.link.is_up())?;
+            Some(RkeyOnLink { link: group_link.number, rkey: token.rkey, address: token.address })
         })
     }
 
@@ -167,7 +170,9 @@ impl LinkGroup {
     /// Connections wait for the RMB, so that we soon try another link if there is one. Otherwise
     /// all connections depend on this link, and a busy peer gets more time to answer.
     fn confirm_rkey_wait(&self, on: LinkNumber) -> Duration {
-        let mut others = self.members().filter(|member| member.number != on && member.is_of_use());
+        let mut others = self
+            .group_links()
+            .filter(|group_link| group_link.number != on && group_link.is_of_use());
         if others.next().is_some() { RKEY_REPLY_WAIT } else { self.exchange_wait() }
     }
 
@@ -302,10 +307,10 @@ impl LinkGroup {
     fn check_row(&mut self, now: Instant, row: usize) {
         let without = |slot: usize| self.peer_rmbs.rows[row].at(slot).is_none();
         let mut missing = [None; LINKS_PER_GROUP_MAX as usize];
-        for (slot, member) in self.members.iter().enumerate() {
-            missing[slot] = member
-                .filter(|member| member.is_of_use() && without(slot))
-                .map(|member| member.number);
+        for (slot, group_link) in self.group_links.iter().enumerate() {
+            missing[slot] = group_link
+                .filter(|group_link| group_link.is_of_use() && without(slot))
+                .map(|group_link| group_link.number);
         }
         for number in missing.into_iter().flatten() {
             // RFC 7609 C.7.1 #31: missing RKey fails its link

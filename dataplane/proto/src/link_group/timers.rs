@@ -2,7 +2,7 @@
 
 use super::delete::Asked;
 use super::exchange::Exchange;
-use super::member::is_down;
+use super::group_link::is_down;
 use super::{LinkGroup, Phase};
 use crate::link::{self, Cause, Event};
 use crate::time::Instant;
@@ -18,8 +18,9 @@ impl LinkGroup {
             Phase::Confirming { repeat_at: at } | Phase::Founding { deadline: at } => at,
             Phase::Established => None,
         };
-        let links = self.members().filter_map(|member| member.link.poll_timeout());
-        let asked = self.members().filter_map(|member| member.asked).map(Asked::poll_timeout);
+        let links = self.group_links().filter_map(|group_link| group_link.link.poll_timeout());
+        let asked =
+            self.group_links().filter_map(|group_link| group_link.asked).map(Asked::poll_timeout);
         links
             .chain(asked)
             .chain(phase)
@@ -77,8 +78,8 @@ impl LinkGroup {
     fn link_timed(&mut self, now: Instant, number: LinkNumber) {
         let was_down = self.find(number).is_none_or(is_down);
         self.link_event(now, number, Event::Timeout);
-        if let Some(member) = self.find(number)
-            && let link::State::Down(cause) = member.link.state()
+        if let Some(group_link) = self.find(number)
+            && let link::State::Down(cause) = group_link.link.state()
             && !was_down
             && !self.is_terminated()
         {

@@ -1,6 +1,6 @@
 //! What a group shows of itself.
 
-use super::member::{GroupLink, end_of, port_of};
+use super::group_link::{GroupLink, end_of, port_of};
 use super::rmbs::{Row, Token};
 use super::{LinkGroup, LinkView, Phase, Role};
 use crate::time::Instant;
@@ -74,13 +74,13 @@ impl LinkGroup {
 
     /// The links of the group. A link that is down is among them until the peer knows.
     pub fn links(&self) -> impl Iterator<Item = LinkView> {
-        self.members().map(GroupLink::view)
+        self.group_links().map(GroupLink::view)
     }
 
     /// Whether a link of this group leads to that queue pair of the peer, or one of the last that
     /// were deleted did. A server may name such a link before it knows that it is gone.
     pub fn has_led_to(&self, end: (Gid, MacAddress, Qpn)) -> bool {
-        let links = self.members().map(|member| end_of(member.theirs));
+        let links = self.group_links().map(|group_link| end_of(group_link.theirs));
         links.chain(self.past.iter().flatten().copied()).any(|known| known == end)
     }
 
@@ -91,7 +91,7 @@ impl LinkGroup {
 
     /// How the RNICs of both hosts are joined by the links that are up.
     pub fn symmetry(&self) -> Symmetry {
-        let up = || self.members().filter(|member| member.link.is_up());
+        let up = || self.group_links().filter(|group_link| group_link.link.is_up());
         let shares = |same: fn(&GroupLink, &GroupLink) -> bool| {
             up().any(|one| up().any(|other| one.number != other.number && same(one, other)))
         };

@@ -82,12 +82,12 @@ const PACKET_COST: u32 = 64;
 ///
 /// # Panics
 ///
-/// If the path MTU of the port in `setup` is a reserved value.
-pub fn join<W: Wire>(setup: Parameters, wire: W) -> (Rnic, Fabric<W>) {
-    let local = SocketAddr::new(setup.port.gid.to_ip(), setup.udp_port);
+/// If the path MTU of the port in `parameters` is a reserved value.
+pub fn join<W: Wire>(parameters: Parameters, wire: W) -> (Rnic, Fabric<W>) {
+    let local = SocketAddr::new(parameters.port.gid.to_ip(), parameters.udp_port);
     let shared = shared::Shared::new();
     let fabric = Fabric::new(local, wire, std::sync::Arc::clone(&shared));
-    (Rnic::new(setup, shared), fabric)
+    (Rnic::new(parameters, shared), fabric)
 }
 
 /// Creates one NIC with several fabrics. Part i must have share i, and all parts have one address.

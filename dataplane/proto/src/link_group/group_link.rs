@@ -78,8 +78,8 @@ pub(super) fn end_of(address: QpAddress) -> (Gid, MacAddress, Qpn) {
     (address.gid, address.mac, address.qpn)
 }
 
-pub(super) fn is_down(member: &GroupLink) -> bool {
-    match member.link.state() {
+pub(super) fn is_down(group_link: &GroupLink) -> bool {
+    match group_link.link.state() {
         State::Down(_) => true,
         State::Confirming { .. } | State::Active { .. } | State::Probing { .. } => false,
     }
@@ -88,38 +88,39 @@ pub(super) fn is_down(member: &GroupLink) -> bool {
 impl LinkGroup {
     /// Whether messages on this link count.
     pub(super) fn is_alive(&self, number: LinkNumber) -> bool {
-        !self.is_terminated() && self.find(number).is_some_and(|member| !is_down(member))
+        !self.is_terminated() && self.find(number).is_some_and(|group_link| !is_down(group_link))
     }
 
     /// A link that carries messages and is not to be deleted.
     pub(super) fn link_of_use(&self) -> Option<LinkNumber> {
-        let of_use = { self.members() }.filter(|one| one.is_of_use() && one.asked.is_none());
+        let of_use = { self.group_links() }.filter(|one| one.is_of_use() && one.asked.is_none());
         // Linux takes the link over which ADD LINK of a client comes for the one that the new link
         // is to stand beside. If that one is asymmetric, Linux offers the RNIC that is shared
         // already.
-        of_use.min_by_key(|member| member.asymmetric).map(|member| member.number)
+        of_use.min_by_key(|group_link| group_link.asymmetric).map(|group_link| group_link.number)
     }
 
-    pub(super) fn members(&self) -> impl Iterator<Item = &GroupLink> {
-        self.members.iter().flatten()
+    pub(super) fn group_links(&self) -> impl Iterator<Item = &GroupLink> {
+        self.group_links.iter().flatten()
     }
 
     pub(super) fn numbers(&self) -> [Option<LinkNumber>; LINKS_PER_GROUP_MAX as usize] {
-        self.members.map(|member| member.map(|member| member.number))
+        self.group_links.map(|group_link| group_link.map(|group_link| group_link.number))
     }
 
     pub(super) fn slot(&self, number: LinkNumber) -> Option<usize> {
-        let is_it =
-            |member: &Option<GroupLink>| member.is_some_and(|member| member.number == number);
-        self.members.iter().position(is_it)
+        let is_it = |group_link: &Option<GroupLink>| {
+            group_link.is_some_and(|group_link| group_link.number == number)
+        };
+        self.group_links.iter().position(is_it)
     }
 
     pub(super) fn find(&self, number: LinkNumber) -> Option<&GroupLink> {
-        self.members().find(|member| member.number == number)
+        self.group_links().find(|group_link| group_link.number == number)
     }
 
     pub(super) fn find_mut(&mut self, number: LinkNumber) -> Option<&mut GroupLink> {
-        self.members.iter_mut().flatten().find(|member| member.number == number)
+        self.group_links.iter_mut().flatten().find(|group_link| group_link.number == number)
     }
 
     /// The place of a link that there is, or of which the caller does not know yet that it is gone.
@@ -130,31 +131,32 @@ impl LinkGroup {
 
     /// A place for another link.
     pub(super) fn free_place(&self) -> Option<usize> {
-        let mut places = self.members.iter().zip(&self.gone);
-        places.position(|(member, gone)| member.is_none() && gone.is_none())
+        let mut places = self.group_links.iter().zip(&self.gone);
+        places.position(|(group_link, gone)| group_link.is_none() && gone.is_none())
     }
 
     /// An asymmetric link is as good as any other once it shares no RNIC any more.
     fn judge_symmetry(&mut self) {
-        let members = self.members;
-        for member in self.members.iter_mut().flatten() {
+        let group_links = self.group_links;
+        for group_link in self.group_links.iter_mut().flatten() {
             let shares = |other: &GroupLink| {
-                other.number != member.number
-                    && (other.is_from(port_of(member.ours)) || other.is_to(port_of(member.theirs)))
+                other.number != group_link.number
+                    && (other.is_from(port_of(group_link.ours))
+                        || other.is_to(port_of(group_link.theirs)))
             };
             // RFC 7609 2.2.1 #3: support asymmetric links
             // RFC 7609 2.2.1 #4: become symmetric with two RNICs each
-            member.asymmetric &= members.iter().flatten().any(shares);
+            group_link.asymmetric &= group_links.iter().flatten().any(shares);
         }
     }
 
     /// Forgets a link. Its rkeys are kept until the caller has taken all actions, because it moves
     /// connections away from that link.
-    pub(super) fn remove_member(&mut self, number: LinkNumber) {
+    pub(super) fn remove_group_link(&mut self, number: LinkNumber) {
         if let Some(slot) = self.slot(number) {
-            if let Some(member) = self.members[slot].take() {
+            if let Some(group_link) = self.group_links[slot].take() {
                 self.past.rotate_right(1);
-                self.past[0] = Some(end_of(member.theirs));
+                self.past[0] = Some(end_of(group_link.theirs));
             }
             self.gone[slot] = Some(number);
             self.place_lost(slot);
