@@ -4,8 +4,8 @@
 //! up. Trouble is a reason only for what it can reach: a reset for its connection, a path that
 //! failed for the link groups that had a link on it, a control thread that stood still for what it
 //! had to do. It is a reason only for what it can cause: a spare link that fails costs nobody a
-//! connection, and data is lost only where the network lost a message. And it is one only for a
-//! while: what breaks before, or long after, broke for another reason.
+//! connection, and data is lost only in a link group of which the network lost a message. And it
+//! is one only for a while: what breaks before, or long after, broke for another reason.
 
 use std::time::Duration;
 
@@ -38,8 +38,14 @@ pub(crate) struct Trouble {
     scope: Scope,
     from: Instant,
     until: Instant,
-    /// Meanwhile the network lost a message that it had acknowledged.
-    lost: bool,
+}
+
+/// A link of a group lost messages that the network had acknowledged.
+#[derive(Clone, Copy, Debug)]
+struct Loss {
+    at: Instant,
+    host: usize,
+    id: GroupId,
 }
 
 /// All trouble of a run.
@@ -48,8 +54,8 @@ pub(crate) struct Blame {
     all: Vec<Trouble>,
     /// When control threads stood still, in order.
     standstills: Vec<(Instant, Instant)>,
-    /// How many messages the network has lost, as far as somebody is to blame for it.
-    messages_lost: u64,
+    /// What the network has lost, in order.
+    losses: Vec<Loss>,
 }
 
 impl Blame {
@@ -87,16 +93,13 @@ impl Blame {
     }
 
     fn push(&mut self, from: Instant, until: Instant, scope: Scope) {
-        self.all.push(Trouble { scope, from, until, lost: false });
+        self.all.push(Trouble { scope, from, until });
     }
 
-    /// The network has lost so many messages by now: what is felt now may have lost the last ones.
-    pub(crate) fn note_losses(&mut self, now: Instant, messages_lost: u64) {
-        if messages_lost > self.messages_lost {
-            self.messages_lost = messages_lost;
-            let felt = self.all.iter_mut().filter(|one| one.from <= now && now <= one.until);
-            felt.for_each(|one| one.lost = true);
-        }
+    /// The network has lost acknowledged messages on a link of this group. Nobody else may miss
+    /// anything.
+    pub(crate) fn note_loss(&mut self, now: Instant, host: usize, id: GroupId) {
+        self.losses.push(Loss { at: now, host, id });
     }
 
     /// A control thread has stood still since then, and goes on. Peers wait for it a good second.
@@ -135,7 +138,7 @@ impl Blame {
                 && match one.scope {
                     Scope::Call(_) => told,
                     Scope::Talks => true,
-                    Scope::Group { .. } | Scope::Control if vanished => one.lost,
+                    Scope::Group { .. } | Scope::Control if vanished => self.has_lost(one, call),
                     // Whoever names a link that was left is led to one of the others.
                     Scope::Group { .. } => (talking || by_link) && !self.must_survive(one),
                     Scope::Control => talking || by_link,
@@ -156,7 +159,8 @@ impl Blame {
             Scope::Talks | Scope::Waits => false,
         };
         // An acknowledgement counts for nothing when the NIC that gave it breaks.
-        began && (!by_link || went_on(&fails)) && (!vanished || went_on(&|one| one.lost))
+        let has_lost = |one: &Trouble| self.has_lost(one, call);
+        began && (!by_link || went_on(&fails)) && (!vanished || went_on(&has_lost))
     }
 
     /// Whether any trouble of its life might explain that this connection does not end well, other
@@ -167,7 +171,7 @@ impl Blame {
             let met = from <= one.until.min(call.last);
             let counts = match one.scope {
                 Scope::Waits => false,
-                Scope::Group { .. } => one.lost || !self.must_survive(one),
+                Scope::Group { .. } => self.has_lost(one, call) || !self.must_survive(one),
                 Scope::Call(_) | Scope::Control | Scope::Talks => true,
             };
             met && counts && one.touches(number, call, from)
@@ -210,6 +214,17 @@ impl Blame {
             if from < to { to.since(from) } else { Duration::ZERO }
         });
         stood.sum::<Duration>() + GIVEN_UP
+    }
+
+    /// Whether the network lost messages of this connection's group while this trouble was felt,
+    /// and while the connection was there.
+    fn has_lost(&self, trouble: &Trouble, call: &Call) -> bool {
+        let (from, until) = (trouble.from.max(call.born), trouble.until.min(call.last));
+        let mut losses = self.losses.iter().filter(|loss| from <= loss.at && loss.at <= until);
+        losses.any(|loss| {
+            let mut sides = call.hosts.iter().zip(&call.sides);
+            sides.any(|(host, side)| *host == loss.host && side.group == Some(loss.id))
+        })
     }
 
     /// Whether nothing but the spare links of the group failed at about that time.
@@ -269,3 +284,39 @@ const PATIENCE_OF_PEERS: Duration = Duration::from_secs(1);
 /// How long a rendezvous takes at most before its gateway gives it up: the time limit of the
 /// connect, and that of the handshake.
 const GIVEN_UP: Duration = CONNECT_TIMEOUT.saturating_add(HANDSHAKE_TIMEOUT);
+
+/// Two groups are in trouble at the same time, and each has a connection that misses bytes. The
+/// network has lost a message of one of them.
+#[test]
+fn a_loss_excuses_nobody_outside_its_group() {
+    use smcgate::groups::PortId;
+
+    use super::call::Program;
+
+    let [start, felt, end] = [1, 2, 3].map(|seconds| Instant(seconds * 1_000_000_000));
+    let call_of = |group| {
+        let programs = [Program::None, Program::None];
+        let mut call = Call::new(start, [0, 1], [PortId(0); 2], programs, [None, None]);
+        for side in &mut call.sides {
+            (side.group, side.carried) = (Some(group), Some(Carried::Smc));
+            side.opened = Some(start);
+        }
+        call.note_break(end);
+        call.last = end;
+        call
+    };
+    let groups = [GroupId(1), GroupId(2)];
+    let [unlucky, guilty] = groups.map(call_of);
+    let endings = [Some(Ending::DataLost), Some(Ending::Aborted)];
+    for scope in [None, Some(Scope::Control)] {
+        let mut blame = Blame::default();
+        for id in groups {
+            blame.note(felt, scope.unwrap_or(Scope::Group { host: 0, id, spare: true }));
+        }
+        assert!(!blame.explains(0, &unlucky, endings), "nothing was lost");
+        blame.note_loss(felt, 0, GroupId(1));
+        assert!(blame.explains(0, &unlucky, endings));
+        assert!(!blame.explains(1, &guilty, endings), "{scope:?}: others have lost something");
+        assert!(!blame.may_end(1, &guilty) || scope.is_some());
+    }
+}

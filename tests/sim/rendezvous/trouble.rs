@@ -31,7 +31,20 @@ impl World {
             });
         }
         self.note_ports_down();
-        self.blame.note_losses(self.now, self.network.messages_lost());
+        self.note_losses();
+    }
+
+    /// Notes which link groups have a link on which the network lost messages.
+    fn note_losses(&mut self) {
+        let ends: Vec<Qpn> = self.network.lossy_pairs().into_iter().flatten().collect();
+        for (host, node) in self.nodes.iter().enumerate() {
+            for (id, group) in node.endpoint.groups().iter() {
+                let mut links = group.links.iter();
+                if links.any(|link| ends.contains(&link.ours.qpn)) {
+                    self.blame.note_loss(self.now, host, id);
+                }
+            }
+        }
     }
 
     fn note_ports_down(&mut self) {

@@ -134,9 +134,13 @@ fn an_end_that_breaks_may_lose_the_last_acknowledged_messages_and_no_others() {
         }
         let done = |one: &Completion| matches!(one, Completion::Sent { status: Status::Done, .. });
         assert!(out.iter().all(done));
-        pair.network.break_qp(pair.fabrics[1].qpn(pair.qps[1]));
+        let [far, near] = [0, 1].map(|side: usize| pair.fabrics[side].qpn(pair.qps[side]));
+        pair.network.break_qp(near);
         let [_, reported] = pair.run_until_quiet();
         let received = reported.len() - 1;
+        let lossy: &[_] = if received < 3 { &[[near, far]] } else { &[] };
+        assert_eq!(pair.network.lossy_pairs(), lossy);
+        assert!(pair.network.lossy_pairs().is_empty(), "each loss is told once");
         assert_eq!(reported[received], "RetriesExceeded");
         assert_eq!(pair.network.messages_lost(), 3 - received as u64);
         heard[received] += 1;

@@ -33,6 +33,9 @@ pub(super) struct Losses {
     pub(super) messages: u64,
     /// One end of each queue pair whose path failed, oldest first, until somebody asks.
     pub(super) paths: Vec<Qpn>,
+    /// Both ends of each queue pair that lost acknowledged messages, oldest first, until somebody
+    /// asks.
+    pub(super) ends: Vec<[Qpn; 2]>,
 }
 
 /// The sender and the receiver of a message that arrives.
@@ -283,7 +286,9 @@ impl World {
         let Some(pair) = queue_pairs.get_mut(&qpn) else { return };
         let Some(peer) = pair.peer() else { return };
         if dice.roll(odds.lose_on_break) {
-            losses.messages += pair.lose_some(dice) as u64;
+            let lost = pair.lose_some(dice);
+            losses.messages += lost as u64;
+            losses.ends.extend((lost > 0).then_some([qpn, peer]));
         }
         pair.break_now(dice, cause);
         if let Some(peer) = queue_pairs.get_mut(&peer)
@@ -336,6 +341,12 @@ impl Network {
     /// that, or of a port, is not among them.
     pub fn failed_paths(&self) -> Vec<Qpn> {
         std::mem::take(&mut self.lock().losses.paths)
+    }
+
+    /// Both ends of each queue pair that has lost acknowledged messages since the last call: first
+    /// the end that had received them, then its peer.
+    pub fn lossy_pairs(&self) -> Vec<[Qpn; 2]> {
+        std::mem::take(&mut self.lock().losses.ends)
     }
 
     /// The bytes that a write with this key to this address would change at a port: what its host
