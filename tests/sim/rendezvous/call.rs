@@ -23,6 +23,9 @@ pub(crate) struct Call {
     pub(crate) dial: Dial,
     /// The client's end of the link that its Confirm named, if that link was there before.
     pub(crate) confirmed: Option<Qpn>,
+    /// That link was made to fail while the Confirm was on its way, and the Confirm has not arrived
+    /// yet.
+    pub(crate) outlives: bool,
     /// When its application connected.
     pub(crate) born: Instant,
     /// When the first sign came that it does not end well: somebody was told of a reset.
@@ -63,8 +66,8 @@ pub(crate) struct Side {
     pub(crate) group: Option<GroupId>,
     /// When a poller got it.
     pub(crate) opened: Option<Instant>,
-    /// The endpoint was told that IPsec protects it, when it last asked.
-    pub(crate) protected: bool,
+    /// When its host gets a policy by which IPsec protects it.
+    pub(crate) protected_from: Option<Instant>,
     /// When to look into the end of the TCP connection beside SMC-R; none if it has not ended, or
     /// was looked into.
     pub(crate) suspected: Option<Instant>,
@@ -135,6 +138,13 @@ impl Program {
     }
 }
 
+impl Side {
+    /// Whether its host has a policy by now by which IPsec protects it.
+    pub(crate) fn is_protected(&self, now: Instant) -> bool {
+        self.protected_from.is_some_and(|from| from <= now)
+    }
+}
+
 impl Call {
     pub(crate) fn new(
         now: Instant,
@@ -154,7 +164,7 @@ impl Call {
             connection: None,
             group: None,
             opened: None,
-            protected: false,
+            protected_from: None,
             suspected: None,
         });
         Self {
@@ -165,6 +175,7 @@ impl Call {
             lanes: [Lane::default(), Lane::default()],
             dial: Dial::default(),
             confirmed: None,
+            outlives: false,
             born: now,
             broke: None,
             left_before: false,

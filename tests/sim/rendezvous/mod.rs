@@ -74,7 +74,8 @@ pub(crate) struct World {
     slow: Duration,
     /// Whether the upstream of a server may refuse.
     pub(crate) refuses: bool,
-    /// How likely IPsec protects a connection when a gateway asks; decided by these dice.
+    /// How likely a host gets a policy of IPsec for a connection, at about the time of its
+    /// rendezvous; decided by these dice.
     protects: (Chance, Dice),
     socket_bytes: usize,
     /// Ports that are down.
@@ -142,7 +143,9 @@ impl World {
                 false => Program::Sink(program),
             }
         });
-        self.calls.push(Call::new(self.now, hosts, ports, programs, streams));
+        let mut call = Call::new(self.now, hosts, ports, programs, streams);
+        call.sides.iter_mut().for_each(|side| side.protected_from = self.next_policy());
+        self.calls.push(call);
         if client == INTRUDER {
             let at = self.now + self.dice.duration(&(Duration::ZERO..=self.slow));
             self.calls[number].dial.arrives = Some(at);
@@ -151,6 +154,15 @@ impl World {
             self.arrive(number);
         }
         number
+    }
+
+    /// When a host gets a policy by which IPsec protects a connection that begins now.
+    fn next_policy(&mut self) -> Option<Instant> {
+        let (chance, dice) = &mut self.protects;
+        // Before the Proposal, or before any of the messages that follow it.
+        let wait = dice.duration(&(Duration::ZERO..=4 * self.slow));
+        let wait = if dice.roll(Chance::percent(30)) { Duration::ZERO } else { wait };
+        dice.roll(*chance).then_some(self.now + wait)
     }
 
     /// The side of a call that is at this host.
@@ -215,6 +227,7 @@ impl World {
             if self.planted == Some(Planted::ForgetsLinks) {
                 self.forget_links(number);
             }
+            self.note_outlived_link(number);
             moved |= self.calls[number].deliver(self.now);
             moved |= self.dialled(number);
             for side in [CLIENT, SERVER] {
@@ -331,8 +344,8 @@ impl World {
     }
 }
 
-/// How likely IPsec protects a connection under this seed, and the dice that decide it: others than
-/// those for everything else, so that the same happens beside it.
+/// How likely a host gets a policy of IPsec for a connection under this seed, and the dice that
+/// decide it: others than those for everything else, so that the same happens beside it.
 fn protection(seed: u64) -> (Chance, Dice) {
     let mut dice = Dice::new(seed ^ 0x6970_7365_6300);
     let chances = [Chance::NEVER, Chance::NEVER, Chance::percent(2), Chance::percent(20)];

@@ -289,11 +289,7 @@ impl World {
     pub(super) fn forget_links(&mut self, number: usize) {
         let call = &mut self.calls[number];
         let Some(server) = self.nodes.get(call.hosts[SERVER]) else { return };
-        let knows = |qpn: Qpn| {
-            let mut links = server.endpoint.groups().iter().flat_map(|(_, group)| &group.links);
-            links.any(|link| link.theirs.is_some_and(|theirs| theirs.qpn == qpn))
-        };
-        let is_forgotten = |offer: &Offer| !offer.first_contact && !knows(offer.qpn);
+        let is_forgotten = |offer: &Offer| !offer.first_contact && !server.knows_link(offer.qpn);
         let astray = |offer: Offer| Offer { qpn: Qpn(offer.qpn.0 ^ 1 << 23), ..offer };
         call.lanes[CLIENT].tap(self.now, |bytes| {
             let mut framer = Framer::new();

@@ -11,7 +11,7 @@ use smcr_engine::limits::CONNECTIONS_MAX;
 use smcr_engine::{ConnectionId, Report};
 use smcr_proto::handshake::PolicyV2;
 use smcr_proto::wire::clc::v2::{Eid, HostName, RELEASE};
-use smcr_proto::{Gid, Instant};
+use smcr_proto::{Gid, Instant, Qpn};
 use smcr_rnic::sim::{self, Network};
 
 use super::{CONNECT_TIMEOUT, HANDSHAKE_TIMEOUT, address_of};
@@ -113,6 +113,12 @@ impl Node {
     /// Whether the control thread does nothing.
     pub(crate) fn is_asleep(&self) -> bool {
         self.asleep.is_some()
+    }
+
+    /// Whether it has a link whose other end is this one.
+    pub(crate) fn knows_link(&self, theirs: Qpn) -> bool {
+        let mut links = self.endpoint.groups().iter().flat_map(|(_, group)| &group.links);
+        links.any(|link| link.theirs.is_some_and(|end| end.qpn == theirs))
     }
 
     /// The sum of one counter over all pollers.

@@ -7,7 +7,7 @@ use smcgate::groups::Pollers;
 use smcgate::rendezvous::{Arrival, Effect, Limit, Surroundings};
 use smcr_engine::streams::Streams;
 use smcr_engine::{Command, Established};
-use smcr_proto::wire::clc::{Frame, Ipv4Subnet};
+use smcr_proto::wire::clc::{Diagnosis, Frame, Ipv4Subnet};
 use smcr_rnic::dice::Chance;
 
 use super::blame::Scope;
@@ -122,10 +122,8 @@ impl World {
     /// server does not look for the SMC option again: it did so when it accepted.
     fn surroundings(&mut self, number: usize, side: usize) -> Surroundings {
         let subnet = Ipv4Subnet { network: [10, 0, 0, 0], prefix_bits: 8 };
-        let (chance, dice) = &mut self.protects;
-        let call = &mut self.calls[number];
-        let protected = dice.roll(*chance);
-        call.sides[side].protected = protected;
+        let call = &self.calls[number];
+        let protected = call.sides[side].is_protected(self.now);
         let base = Surroundings { port: Some(call.ports[side]), protected, ..Default::default() };
         if side == CLIENT {
             let subnets = Subnets { ipv4: subnet, ..Subnets::default() };
@@ -234,6 +232,7 @@ impl World {
                 let number = key.index as usize;
                 let side = self.side_of(number, host);
                 self.assert_zero(&frame);
+                self.assert_unprotected(number, side, &frame);
                 self.overhear(number, &frame);
                 self.note_confirm(number, &frame);
                 if self.calls[number].sides[side].inbox.reset {
@@ -252,7 +251,6 @@ impl World {
                 let number = key.index as usize;
                 let side = self.side_of(number, host);
                 let here = &mut self.calls[number].sides[side];
-                assert!(!here.protected, "call {number}: SMC-R passes by the protection of IPsec");
                 let stream = here.app.take().expect("it is handed over once");
                 (here.connection, here.opened) = (Some(connection), Some(self.now));
                 (here.way, here.carried) = (Way::Smc, Some(Carried::Smc));
@@ -261,21 +259,21 @@ impl World {
                 groups.hand_over(connection, stream, rmbe);
                 self.introduce(number);
             }
-            Effect::StayTcp { key, connection, port, leftover, declined, .. } => {
+            Effect::StayTcp { key, connection, port, reason, leftover, declined } => {
                 let number = key.index as usize;
                 let side = self.side_of(number, host);
                 let (wire, far) = tcp::connection(self.socket_bytes);
                 let here = &mut self.calls[number].sides[side];
-                self.met.note_times("IPsec protects a connection", here.protected.into());
+                let by_ipsec = reason == Some(Diagnosis::IPSEC) && here.is_protected(self.now);
+                self.met.note_times("IPsec protects a connection", by_ipsec.into());
                 let near = here.app.take().expect("it is handed over once");
                 (here.connection, here.opened) = (Some(connection), Some(self.now));
                 here.way = Way::Tcp { wire, wire_ended: false, told_end: false };
                 here.carried = Some(Carried::Tcp);
                 let (from_near, from_far) = (Vec::new(), leftover);
-                let established = Established::Tcp { near, far, from_near, from_far, declined };
-                let established = Box::new(established);
+                let tcp = Established::Tcp { near, far, from_near, from_far, declined };
                 let pollers = self.nodes[host].endpoint.groups_mut().pollers_mut();
-                pollers.command(port, Command::Relay { connection, established });
+                pollers.command(port, Command::Relay { connection, established: Box::new(tcp) });
             }
             Effect::Reset { key, why } => {
                 let number = key.index as usize;
@@ -324,6 +322,22 @@ impl World {
         let bytes = bytes.expect("what is offered can be written");
         let dirty = bytes.iter().position(|byte| *byte != 0);
         assert_eq!(dirty, None, "a new element is not zero");
+    }
+
+    /// Nobody goes on towards SMC-R once IPsec protects the connection: it would pass IPsec by. A
+    /// server that has sent its Accept leaves the rest to the client.
+    fn assert_unprotected(&self, number: usize, side: usize, frame: &Frame) {
+        let goes_on = match frame {
+            Frame::Proposal(_)
+            | Frame::ProposalV2(_)
+            | Frame::Accept(_)
+            | Frame::AcceptV2(_)
+            | Frame::Confirm(_)
+            | Frame::ConfirmV2(_) => true,
+            Frame::Decline(_) | Frame::DeclineV2(_) => false,
+        };
+        let protected = self.calls[number].sides[side].is_protected(self.now);
+        assert!(!(goes_on && protected), "call {number}: IPsec protects it, and yet {frame:?}");
     }
 
     /// Notes the link that a Confirm names, unless that link is new.

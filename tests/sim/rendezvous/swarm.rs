@@ -373,9 +373,9 @@ impl Swarm {
         for _ in 0..100 {
             self.world.step();
             if let Some(qpn) = self.world.calls[number].confirmed {
-                self.met.note("a Confirm outlives its link");
-                let late = [Duration::from_millis(5), Duration::from_millis(500)];
-                self.world.calls[number].lanes[CLIENT].delay(late[self.dice.index(2)]);
+                let late = [5, 50, 500].map(Duration::from_millis);
+                self.world.calls[number].lanes[CLIENT].delay(late[self.dice.index(3)]);
+                self.world.calls[number].outlives = true;
                 self.world.network.break_qp(qpn);
                 self.world.note_failed_links();
                 return;

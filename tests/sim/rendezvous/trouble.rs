@@ -91,6 +91,19 @@ impl World {
         }
     }
 
+    /// A Confirm whose link was made to fail is about to arrive: its server may have left the link.
+    pub(super) fn note_outlived_link(&mut self, number: usize) {
+        let call = &mut self.calls[number];
+        let arrives = call.lanes[CLIENT].next().is_some_and(|at| at <= self.now);
+        if call.outlives && arrives {
+            call.outlives = false;
+            let qpn = call.confirmed.expect("it has named a link");
+            let server = self.nodes.get(call.hosts[SERVER]).expect("the call is honest");
+            let outlived = !server.knows_link(qpn);
+            self.met.note_times("a Confirm outlives its link", outlived.into());
+        }
+    }
+
     /// A port goes down, or comes back. Returns whether it is gone.
     pub(crate) fn flap(&mut self, gid: Gid) -> bool {
         let goes = !self.down.has(gid);
