@@ -14,7 +14,7 @@ pub(crate) fn check_circles(folder: &str, files: &[File<'_>]) -> Vec<String> {
         parts.iter().map(|part| (part.module, BTreeSet::new())).collect();
     let modules: BTreeSet<&str> = uses.keys().copied().collect();
     for part in &parts {
-        let others = part.uses(&modules).filter(|other| *other != part.module);
+        let others = part.uses(&modules).into_iter().filter(|other| *other != part.module);
         uses.entry(part.module).or_default().extend(others);
     }
     let circular = uses.keys().filter(|module| reachable(module, &uses).contains(*module));
@@ -25,16 +25,16 @@ pub(crate) fn check_circles(folder: &str, files: &[File<'_>]) -> Vec<String> {
 struct Part<'a> {
     /// The module directly in the folder that the file belongs to.
     module: &'a str,
-    /// How the file names the folder: from the root of the crate, and from itself.
-    from_root: String,
-    from_here: String,
-    /// Its lines of production code.
-    code: Vec<&'a str>,
+    /// The modules from the root of the crate down to the folder, and from there to the file.
+    folder: Vec<&'a str>,
+    names: Vec<&'a str>,
+    /// Its production code, without comments.
+    code: String,
 }
 
 impl<'a> Part<'a> {
     /// None if the file is elsewhere, the root of the folder, or only for tests.
-    fn of(folder: &str, name: &'a str, text: &'a str) -> Option<Self> {
+    fn of(folder: &'a str, name: &'a str, text: &'a str) -> Option<Self> {
         let path = name.strip_prefix(folder)?.strip_prefix('/')?.strip_suffix(".rs")?;
         let path = path.strip_suffix("/mod").unwrap_or(path);
         let names: Vec<&str> = path.split('/').collect();
@@ -42,28 +42,67 @@ impl<'a> Part<'a> {
             return None;
         }
         let inside = folder.split_once("src").map_or("", |(_, inside)| inside);
-        let from_root = format!("crate{}::", inside.replace('/', "::"));
+        let folder = inside.split('/').filter(|name| !name.is_empty()).collect();
         let production = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text);
         let is_code = |line: &&str| !line.trim_start().starts_with("//");
-        let code = production.lines().filter(is_code).collect();
-        Some(Self { module: names[0], from_root, from_here: "super::".repeat(names.len()), code })
+        let code: Vec<&str> = production.lines().filter(is_code).collect();
+        Some(Self { module: names[0], folder, names, code: code.join("\n") })
     }
 
     /// The modules in the folder that it names.
-    fn uses<'b>(&'b self, modules: &'b BTreeSet<&'a str>) -> impl Iterator<Item = &'a str> + 'b {
-        let ways = [&self.from_root, &self.from_here];
-        let named = ways.into_iter().flat_map(|way| {
-            let after = |line: &&'a str| {
-                let line: &'a str = line;
-                line.split(way.as_str()).skip(1).collect::<Vec<_>>()
-            };
-            self.code.iter().flat_map(after)
-        });
-        named.filter_map(|rest: &str| {
-            let end = rest.find(|letter: char| !letter.is_alphanumeric() && letter != '_');
-            modules.get(&rest[..end.unwrap_or(rest.len())]).copied()
-        })
+    fn uses(&self, modules: &BTreeSet<&'a str>) -> BTreeSet<&'a str> {
+        let here: Vec<&str> = self.folder.iter().chain(&self.names).copied().collect();
+        let mut paths = Vec::new();
+        let mut rest = self.code.as_str();
+        while let Some(start) = rest.find(is_of_a_name) {
+            let (name, after) = first_name(&rest[start..]);
+            let begins_path = ["super", "crate"].contains(&name);
+            rest = if begins_path { follow(&here, &rest[start..], &mut paths) } else { after };
+        }
+        let inside = paths.iter().filter_map(|path| path.strip_prefix(self.folder.as_slice()));
+        inside.filter_map(|path| modules.get::<str>(path.first()?).copied()).collect()
     }
+}
+
+/// Adds all that the path at the beginning of `text` names, or each path of a group of them, as
+/// paths from the root of the crate; `from` is the module in which it stands, or the part of the
+/// path before it. Returns what follows it.
+fn follow<'b>(from: &[&'b str], text: &'b str, paths: &mut Vec<Vec<&'b str>>) -> &'b str {
+    let text = text.trim_start();
+    if let Some(group) = text.strip_prefix('{') {
+        let mut rest = group.trim_start();
+        while !rest.is_empty() && !rest.starts_with('}') {
+            rest = follow(from, rest, paths);
+            // Past a `*`, or the other name that it gets.
+            rest = &rest[rest.find([',', '}']).unwrap_or(rest.len())..];
+            rest = rest.strip_prefix(',').unwrap_or(rest).trim_start();
+        }
+        return rest.strip_prefix('}').unwrap_or(rest);
+    }
+    let (name, after) = first_name(text);
+    let mut path = from.to_vec();
+    match name {
+        "crate" => path.clear(),
+        "super" => drop(path.pop()),
+        "self" | "" => {}
+        name => path.push(name),
+    }
+    match after.trim_start().strip_prefix("::") {
+        Some(next) => follow(&path, next, paths),
+        None => {
+            paths.push(path);
+            after
+        }
+    }
+}
+
+/// The name at the beginning of `text`, or nothing, and what follows.
+fn first_name(text: &str) -> (&str, &str) {
+    text.split_at(text.find(|letter| !is_of_a_name(letter)).unwrap_or(text.len()))
+}
+
+fn is_of_a_name(letter: char) -> bool {
+    letter.is_alphanumeric() || letter == '_'
 }
 
 /// Everything that a module uses, itself or by way of others.
@@ -111,6 +150,37 @@ mod tests {
             ("a/src/x/c/mod.rs", "use crate::x::b::B;\n"),
         ];
         assert_eq!(circles(&lines).len(), 2);
+    }
+
+    /// The other half of the circle is always there, so there is one if `text` is understood.
+    #[test]
+    fn each_way_to_name_a_sibling_is_understood() {
+        let back = ("a/src/x/c.rs", "use super::b::B;\nuse super::h::H;\n");
+        for (file, text) in [
+            ("a/src/x/b.rs", "use super::c;\n"),
+            ("a/src/x/b.rs", "use super::{c::C, Parent};\n"),
+            ("a/src/x/b.rs", "use super::{\n    Parent, d as e,\n    c::{self, C},\n};\n"),
+            ("a/src/x/b.rs", "use {super::d::*, super::c::*};\n"),
+            ("a/src/x/b.rs", "use crate::{x::{d::{D, E}, c}, y};\n"),
+            ("a/src/x/b.rs", "use super::super::x::c::C;\n"),
+            ("a/src/x/b.rs", "fn f(c: &crate::x::c::C<super::d::D>) {}\n"),
+            ("a/src/x/b.rs", "fn f(d: super::d::D<super::c::C>) {}\n"),
+            ("a/src/x/h/i.rs", "use super::super::{d, c};\n"),
+            ("a/src/x/h/i/j.rs", "use super::super::super::c::C;\n"),
+        ] {
+            assert_eq!(circles(&[(file, text), back]).len(), 2, "{text}");
+        }
+        for (file, text) in [
+            ("a/src/x/b.rs", "use super::super::c::C;\n"),
+            ("a/src/x/b.rs", "use super::super::{c, y::c};\n"),
+            ("a/src/x/b.rs", "use super::{c_and_d, d::c};\n"),
+            ("a/src/x/b.rs", "use crate::c::C;\nuse other::x::c::C;\n"),
+            ("a/src/x/b.rs", "pub(super) fn c() { self::c::d(); superior::c(); }\n"),
+            ("a/src/x/h/i.rs", "use super::c::C;\n"),
+            ("a/src/x/h/i.rs", "pub(in super::super) mod c;\n"),
+        ] {
+            assert_eq!(circles(&[(file, text), back]), Vec::<String>::new(), "{text}");
+        }
     }
 
     #[test]
