@@ -17,11 +17,10 @@ impl Clock {
         Self { origin: monotonic() }
     }
 
-    /// A clock that started that long ago.
+    /// A clock that started that long ago, which must be so brief that the machine ran already.
     #[cfg(test)]
     pub(crate) fn started_before(ago: std::time::Duration) -> Self {
         let ago = u64::try_from(ago.as_nanos()).unwrap();
-        // It must stay positive: the machine may have started later.
         Self { origin: monotonic().checked_sub(ago).expect("the machine has run for longer") }
     }
 
