@@ -82,7 +82,7 @@ counters! {
     pinned: count,
     /// Whether its priority is raised now, for a stream beside busy programs: 0 or 1.
     priority_raised: count,
-    /// Times the kernel refused to change it.
+    /// Times the kernel refused to change it. A thread that may not raise it tries once.
     priority_refused: count,
     /// Connections in the table now.
     connections: count,

@@ -174,7 +174,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let counters = &self.shared.counters;
         let bytes = counters.bytes_in.get().wrapping_add(counters.bytes_out.get());
         if let Some(changed) = priority.after_turn(now, bytes, contended) {
-            counters.priority_raised.set((priority.is_raised() && changed.is_ok()).into());
+            counters.priority_raised.set(priority.is_raised().into());
             counters.priority_refused.add(changed.is_err().into());
         }
     }

@@ -62,12 +62,27 @@ impl Priority {
         contended: bool,
     ) -> Option<io::Result<()>> {
         let raised = self.judge(now, bytes, contended);
+        self.change(raised, |nice| setpriority_process(None, nice).map_err(Into::into))
+    }
+
+    /// Raises it or gives it back, if that is not done already. A thread that may not raise it does
+    /// not try again: who may is decided when the process starts.
+    fn change(
+        &mut self,
+        raised: bool,
+        set: impl FnOnce(i32) -> io::Result<()>,
+    ) -> Option<io::Result<()>> {
         if raised == self.raised || self.high == self.usual {
             return None;
         }
-        self.raised = raised;
-        let nice = if raised { self.high } else { self.usual };
-        Some(setpriority_process(None, nice).map_err(Into::into))
+        let outcome = set(if raised { self.high } else { self.usual });
+        match outcome {
+            Ok(()) => self.raised = raised,
+            Err(_) if raised => self.high = self.usual,
+            // It stays raised, and is given back another time.
+            Err(_) => {}
+        }
+        Some(outcome)
     }
 
     fn judge(&mut self, now: Instant, bytes: u64, contended: bool) -> bool {
@@ -197,6 +212,22 @@ mod tests {
         );
     }
 
+    #[test]
+    fn what_was_refused_is_not_raised_and_not_tried_again() {
+        let denied = |_| Err(io::ErrorKind::PermissionDenied.into());
+        let mut priority = carrying(STREAM, false);
+        assert!(priority.change(true, denied).expect("it is due").is_err());
+        assert_eq!((priority.is_raised(), priority.deadline()), (false, None), "nothing to undo");
+        assert!(priority.change(true, |_| Ok(())).is_none(), "it was refused");
+        assert!(priority.change(false, |_| Ok(())).is_none(), "it is as usual");
+        // To give it back is never refused; if it were, it would be due as before.
+        let mut priority = carrying(STREAM, true);
+        assert!(priority.change(false, denied).expect("it is due").is_err());
+        assert!(priority.is_raised());
+        assert!(priority.change(false, |_| Ok(())).expect("it is due").is_ok());
+        assert!(!priority.is_raised());
+    }
+
     /// Whoever may not raise it (this test, if it is not root) goes on as before.
     #[test]
     fn it_is_raised_and_put_back() {
@@ -207,8 +238,10 @@ mod tests {
             let outcome = priority.after_turn(START, 1 << 20, true).expect("it is due");
             let raised = usual - 3 * i32::from(outcome.is_ok());
             assert_eq!(getpriority_process(None).unwrap(), raised.max(HIGHEST));
-            assert!(priority.after_turn(START, 1 << 20, true).is_none(), "it is raised already");
-            let _ = priority.after_turn(START, 1 << 20, false).expect("it is due");
+            assert_eq!(priority.is_raised(), outcome.is_ok());
+            assert!(priority.after_turn(START, 1 << 20, true).is_none(), "it is done");
+            let given_back = priority.after_turn(START, 1 << 20, false);
+            assert_eq!(given_back.is_some(), outcome.is_ok(), "if there is anything to give");
             assert_eq!(getpriority_process(None).unwrap(), usual);
         })
         .join()
