@@ -308,7 +308,7 @@ pub(crate) fn start_poller(
             Ok(kernel) => {
                 let priority = Priority::of_this_thread(boost);
                 let mut poller = smcr_engine::Poller::new(fabric, kernel, ends, memory);
-                poller.run(clock, idle, &affinity, priority);
+                poller.run(idle, &affinity, priority);
             }
             Err(error) => tracing::error!(%error, "a poller cannot set up epoll and does not run"),
         }

@@ -65,6 +65,11 @@ impl Kernel {
         Ok(Self { epoll, timer, clock, rings_at: None, found, fresh: false, has_rnic })
     }
 
+    /// The clock of all times that callers name.
+    pub(crate) fn clock(&self) -> Clock {
+        self.clock
+    }
+
     fn wait(&mut self, limit: Option<&Timespec>) {
         self.found.clear();
         // Interruption by a signal is a sleep that ended early.

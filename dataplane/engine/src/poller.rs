@@ -15,12 +15,12 @@ use smcr_proto::Instant;
 use smcr_rnic::{Completion, Fabric};
 
 use crate::affinity::Affinity;
-use crate::clock::Clock;
 use crate::connections::Connections;
 use crate::counters::Counters;
 use crate::gauges::Gauges;
 use crate::handoff::{Command, LetterOf, Report};
 use crate::idle::{Advice, Idle, Taken};
+use crate::kernel::Kernel;
 use crate::limits::{EVENTS_PER_TURN_MAX, FILL_PER_TURN_MAX, REAP_PER_TURN_MAX};
 use crate::links::Links;
 use crate::mail::Mail;
@@ -125,17 +125,15 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             stopping: false,
         }
     }
+}
 
+impl<F: Fabric> Poller<F, Kernel> {
     /// Turns until told to stop.
     ///
     /// `affinity` says which core is the thread's own, and `idle` decides whether it runs there.
-    pub fn run(
-        &mut self,
-        clock: Clock,
-        mut idle: Idle,
-        affinity: &Affinity,
-        mut priority: Priority,
-    ) {
+    pub fn run(&mut self, mut idle: Idle, affinity: &Affinity, mut priority: Priority) {
+        // That of the timer which ends a sleep: by another one, it would ring too late.
+        let clock = self.streams.clock();
         let mut now = clock.now();
         let mut on_core = idle.wants_core();
         loop {
@@ -168,7 +166,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             }
         }
     }
+}
 
+impl<F: Fabric, S: Streams> Poller<F, S> {
     /// Raises the priority of the thread or gives it back, if that is due.
     fn set_priority(&self, now: Instant, priority: &mut Priority, contended: bool) {
         let counters = &self.shared.counters;

@@ -8,8 +8,8 @@ use smcr_rnic::roce::{self, Parameters, Share, UDP_PORT, join_all};
 use smcr_rnic::{Opening as _, Port, Rnic as _, Tag, Work, sim};
 
 use super::*;
+use crate::clock::Clock;
 use crate::idle::Policy;
-use crate::kernel::Kernel;
 use crate::limits::COMMANDS_MAX;
 use crate::mailbox::mailbox;
 use crate::names::{Activity, GroupId, LlcBytes};
@@ -24,8 +24,7 @@ fn a_thread_that_never_spins_ends_when_it_is_told_to() {
     let (reports, _control) = mailbox(1, Waker::new().unwrap());
     let (over, ended) = mpsc::channel();
     std::thread::spawn(move || {
-        let clock = Clock::new();
-        let kernel = Kernel::new(waker.descriptor(), None, clock).unwrap();
+        let kernel = Kernel::new(waker.descriptor(), None, Clock::new()).unwrap();
         let ends = Ends::<Option<sim::Fabric>, Kernel> {
             commands,
             letters,
@@ -42,7 +41,7 @@ fn a_thread_that_never_spins_ends_when_it_is_told_to() {
         let affinity = Affinity::of_this_thread().unwrap();
         let memory = Region::new(1 << 20).unwrap();
         let priority = Priority::of_this_thread(0);
-        Poller::new(None, kernel, ends, memory).run(clock, idle, &affinity, priority);
+        Poller::new(None, kernel, ends, memory).run(idle, &affinity, priority);
         over.send(()).unwrap();
     });
     control.send(Command::Stop).expect("there is room");
@@ -110,7 +109,7 @@ fn a_sleeper_takes_in_what_comes_by_its_socket_or_by_another_poller() {
         let affinity = Affinity::of_this_thread().unwrap();
         let (memory, priority) = (Region::new(1 << 20).unwrap(), Priority::of_this_thread(0));
         let mut poller = Poller::new(fabric, kernel.unwrap(), ends, memory);
-        poller.run(clock, idle, &affinity, priority);
+        poller.run(idle, &affinity, priority);
     });
     let (link, group, activity) = (LinkId(1), GroupId(1), Arc::new(Activity::default()));
     let qp = near_end.connect(far_address).unwrap();
