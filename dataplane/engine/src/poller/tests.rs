@@ -1,10 +1,10 @@
-use std::net::SocketAddr;
+use std::net::{self, Ipv4Addr, SocketAddr};
 use std::sync::mpsc;
 
 use smcr_os::udp::{Steering, UdpSocket};
 use smcr_proto::{Gid, MacAddress, Mtu};
 use smcr_rnic::roce::udp::{self, Config, Place, Udp};
-use smcr_rnic::roce::{self, Parameters, Share, UDP_PORT, join_all};
+use smcr_rnic::roce::{self, Parameters, Share, join_all};
 use smcr_rnic::{Opening as _, Port, Rnic as _, Tag, Work, sim};
 
 use super::*;
@@ -48,6 +48,13 @@ fn a_thread_that_never_spins_ends_when_it_is_told_to() {
     ended.recv_timeout(Duration::from_secs(20)).expect("the thread ends");
 }
 
+/// A UDP port that nobody has at any address. Another process may take it before we do, so the
+/// caller cannot rely on it for long.
+fn free_port() -> u16 {
+    let socket = net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+    socket.local_addr().unwrap().port()
+}
+
 /// One NIC with two fabrics at `here`. The first gets each second packet of a stream, whoever it is
 /// for.
 fn shared_nic(here: SocketAddr) -> [(roce::Rnic, roce::Fabric<Udp>); 2] {
@@ -58,7 +65,7 @@ fn shared_nic(here: SocketAddr) -> [(roce::Rnic, roce::Fabric<Udp>); 2] {
         let mut last = 1 + index;
         let setup = Parameters {
             port: Port { gid: Gid::from_ip(here.ip()), mac: MacAddress([2; 6]), mtu: Mtu::B1024 },
-            udp_port: UDP_PORT,
+            udp_port: here.port(),
             share: Share { index, count: 2 },
             window_max: 1 << 20,
             entropy: Box::new(move || {
@@ -73,15 +80,32 @@ fn shared_nic(here: SocketAddr) -> [(roce::Rnic, roce::Fabric<Udp>); 2] {
     <[_; 2]>::try_from(join_all(parts).unwrap()).unwrap()
 }
 
+/// Makes a poller wake without a packet. It is about to sleep again then, or sleeps already.
+///
+/// The first call may come before it has gone to sleep for the first time, and do nothing. A sleep
+/// is counted when it is announced, so the second call ends the one that was counted before.
+fn wake_in_vain(waker: &Waker, counters: &Counters, check_time: impl Fn()) {
+    for _ in 0..2 {
+        let sleeps = counters.sleeps.get();
+        waker.wake();
+        while counters.sleeps.get() == sleeps {
+            check_time();
+            std::thread::yield_now();
+        }
+    }
+}
+
 /// A poller does not ask its RNIC after a sleep that something else has ended. And packets for it
 /// may come by its own socket, or by the hands of another poller. Whichever it is, and whatever has
 /// woken it before, a packet must be taken in while the poller has nothing else to wake for. Nobody
 /// retransmits here, so one that is overlooked once is never taken in.
 #[test]
 fn a_sleeper_takes_in_what_comes_by_its_socket_or_by_another_poller() {
-    let [here, there] = [1, 2].map(|host| SocketAddr::from(([127, 12, 1, host], UDP_PORT)));
+    let port = free_port();
+    let [here, there] = [1, 2].map(|host| SocketAddr::from(([127, 12, 1, host], port)));
     let [(_, mut first), (mut rnic, fabric)] = shared_nic(here);
-    let (mut far_rnic, mut far) = udp::open(&Config::on(Place::Address(there.ip()))).unwrap();
+    let config = Config { port, ..Config::on(Place::Address(there.ip())) };
+    let (mut far_rnic, mut far) = udp::open(&config).unwrap();
     let (near_domain, far_domain) = (rnic.open_domain().unwrap(), far_rnic.open_domain().unwrap());
     let (near_end, far_end) = (rnic.open(near_domain).unwrap(), far_rnic.open(far_domain).unwrap());
     let (near_address, far_address) = (near_end.address(), far_end.address());
@@ -118,14 +142,8 @@ fn a_sleeper_takes_in_what_comes_by_its_socket_or_by_another_poller() {
 
     let mut out = Vec::with_capacity(4);
     for round in 0..ROUNDS {
-        // It wakes without a packet, and sleeps again.
-        let sleeps = counters.sleeps.get();
-        waker.wake();
         let limit = clock.now() + Duration::from_secs(20);
-        while counters.sleeps.get() == sleeps {
-            assert!(clock.now() < limit, "{round}: it never sleeps");
-            std::thread::yield_now();
-        }
+        wake_in_vain(&waker, &counters, || assert!(clock.now() < limit, "{round}: it is awake"));
         // The first byte says that this is an LLC message.
         let message = [1 + round; 44];
         far.post(qp, &mut vec![Work::Send { message, tag: Tag(0) }]);
