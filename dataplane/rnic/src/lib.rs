@@ -359,9 +359,8 @@ pub trait Fabric {
     fn transmit(&mut self, now: Instant);
 
     /// Says how long the caller may sleep on `event_descriptor`: until the returned instant, or
-    /// without limit if there is none. Acknowledgements may be delayed for as long, but no longer
-    /// than peers wait for them. If the instant is not later than `now`, there is work to do at
-    /// once.
+    /// without limit if there is none. Acknowledgements may be delayed for as long. If the instant
+    /// is not later than `now`, there is work to do at once.
     fn prepare_sleep(&mut self, now: Instant) -> Option<Instant>;
 
     /// A descriptor that is readable while `poll` would receive something. Backends on a virtual

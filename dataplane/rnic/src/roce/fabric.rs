@@ -181,7 +181,7 @@ impl<W: Wire> Fabric<W> {
 
     /// Lets every busy queue pair build its packets. Each turn starts with another queue pair, so
     /// that none is always last. Returns false if the wire was full before all were served.
-    fn serve(&mut self, now: Instant, what: Service) -> bool {
+    fn serve(&mut self, now: Instant) -> bool {
         let count = self.pairs.busy.len();
         self.pairs.turn = self.pairs.turn.wrapping_add(1);
         for step in 0..count {
@@ -190,13 +190,7 @@ impl<W: Wire> Fabric<W> {
             loop {
                 let pair = self.pairs.slots[slot].pair.as_mut().expect("busy slots are in use");
                 let (batch, wire, counters) = (&mut self.batch, &self.wire, &mut self.counters);
-                let filled = match what {
-                    Service::Everything => pair.fill(now, batch, wire, &mut budget, counters),
-                    Service::Answers => {
-                        pair.answer(now, Occasion::BeforeSleep, batch, wire, counters)
-                    }
-                };
-                match filled {
+                match pair.fill(now, batch, wire, &mut budget, counters) {
                     Filled::All => break,
                     Filled::BatchFull if self.flush(now) => {}
                     Filled::BatchFull => return false,
@@ -205,13 +199,6 @@ impl<W: Wire> Fabric<W> {
         }
         true
     }
-}
-
-/// What [`Fabric::serve`] sends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Service {
-    Everything,
-    Answers,
 }
 
 impl<W: Wire> crate::Fabric for Fabric<W> {
@@ -257,7 +244,7 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
                 News::Broke(cause) => self.inbox.push(Event::Broke(pair.id, cause)),
             }
         }
-        if self.flush(now) && self.serve(now, Service::Everything) {
+        if self.flush(now) && self.serve(now) {
             self.flush(now);
         }
         self.pairs.rest();
@@ -270,9 +257,8 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
         if !self.inbox.is_empty() || unseen || forwarded || self.pairs.has_completions() {
             return Some(now);
         }
-        if self.flush(now) && self.serve(now, Service::Answers) {
-            self.flush(now);
-        }
+        // What a queue pair said last, if one was released since the last turn.
+        self.flush(now);
         let pairs = self.pairs.busy.iter().filter_map(|slot| {
             self.pairs.slots[*slot].pair.as_ref().and_then(|pair| pair.wake_at(now))
         });

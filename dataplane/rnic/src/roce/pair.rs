@@ -238,9 +238,6 @@ impl Pair {
         counters: &mut Counters,
     ) -> Filled {
         if !self.may_answer() || !self.responder.is_due(now, occasion) {
-            if occasion == Occasion::BeforeSleep {
-                self.responder.put_off();
-            }
             return Filled::All;
         }
         let Some(slot) = batch.slot((self.target, self.peer), ACKNOWLEDGE_LEN, wire.segments_max())

@@ -275,38 +275,25 @@ fn an_acknowledgement_waits_a_little_but_not_for_a_full_window() {
     bench.next(message).unwrap();
     assert_eq!(bench.urgent(), None);
     assert_eq!(bench.due(Occasion::WithData), Some((Syndrome::ACK, FIRST)));
-    assert_eq!(bench.due(Occasion::BeforeSleep), None, "everything is acknowledged");
+    assert_eq!(bench.due(Occasion::Turn), None, "everything is acknowledged");
 
     bench.next(message).unwrap();
     assert_eq!(bench.responder.deadline(), Some(bench.now + ACK_DELAY));
     bench.now = bench.now + ACK_DELAY;
     assert_eq!(bench.urgent(), Some((Syndrome::ACK, bench.ahead(1))));
 
-    // A poller that sleeps puts it off for longer, unless data leaves for the peer anyway.
+    // Data that leaves for the peer anyway takes it along once it has waited for half of that.
     bench.next(message).unwrap();
-    assert_eq!(bench.due(Occasion::BeforeSleep), None);
-    bench.responder.put_off();
-    assert_eq!(bench.responder.deadline(), Some(bench.now + ACK_DELAY_ASLEEP));
-    bench.now = bench.now + ACK_DELAY_ASLEEP / 4;
+    let soon = Duration::from_nanos(1);
+    bench.now = bench.now + (ACK_DELAY / 2 - soon);
     assert_eq!((bench.urgent(), bench.due(Occasion::BesideData)), (None, None));
-    bench.now = bench.now + ACK_DELAY_ASLEEP / 4;
-    assert_eq!((bench.urgent(), bench.due(Occasion::BeforeSleep)), (None, None));
+    bench.now = bench.now + soon;
+    assert_eq!(bench.urgent(), None);
     assert_eq!(bench.due(Occasion::BesideData), Some((Syndrome::ACK, bench.ahead(2))));
-    bench.next(message).unwrap();
-    assert_eq!(bench.responder.deadline(), Some(bench.now + ACK_DELAY), "it is awake");
-    bench.responder.put_off();
-    bench.now = bench.now + ACK_DELAY_ASLEEP;
-    assert_eq!(bench.due(Occasion::BeforeSleep), Some((Syndrome::ACK, bench.ahead(3))));
-    // A Linux peer has few messages on their way.
-    for count in 1..=PACKETS_PUT_OFF_MAX {
-        assert_eq!(bench.due(Occasion::BeforeSleep), None, "{count}");
-        bench.next(message).unwrap();
-        bench.responder.put_off();
-    }
-    assert!(bench.due(Occasion::BeforeSleep).is_some());
     bench.next(message).unwrap();
     assert!(bench.due(Occasion::Last).is_some(), "nobody will ask again");
 
+    // A Linux peer has few messages on their way.
     for _ in 1..PACKETS_UNANSWERED_MAX {
         bench.next(message).unwrap();
         assert_eq!(bench.urgent(), None);
@@ -316,23 +303,24 @@ fn an_acknowledgement_waits_a_little_but_not_for_a_full_window() {
 }
 
 /// An acknowledgement that leaves beside data needs no system call of its own and wakes nobody. So
-/// data that leaves regularly must always take it along, at whatever interval.
+/// data that leaves regularly must take it along, at whatever interval up to half the delay,
+/// whenever the first leaves; and at longer ones if the first leaves when the acknowledgement
+/// becomes due.
 #[test]
 fn regular_data_takes_the_acknowledgement_along_before_its_time_is_over() {
-    for asleep in [false, true] {
-        let delay = if asleep { ACK_DELAY_ASLEEP } else { ACK_DELAY };
-        for interval in (1..delay.as_micros()).step_by(3) {
+    let delay = u64::try_from(ACK_DELAY.as_micros()).unwrap();
+    for interval in (1..delay).step_by(3) {
+        let phases = if interval <= delay / 2 { 0..interval } else { 0..1 };
+        for phase in phases {
             let mut bench = Bench::new();
             bench.next(whole(&[0; 44])).unwrap();
-            if asleep {
-                bench.responder.put_off();
-            }
             let deadline = bench.responder.deadline().unwrap();
+            bench.now = bench.now + Duration::from_micros(phase);
             let mut departures = 0;
             while bench.due(Occasion::BesideData).is_none() {
                 departures += 1;
-                bench.now = bench.now + Duration::from_micros(interval.try_into().unwrap());
-                assert!(bench.now < deadline, "{interval} us, asleep: {asleep}");
+                bench.now = bench.now + Duration::from_micros(interval);
+                assert!(bench.now < deadline, "{phase} us, then every {interval} us");
             }
             assert!(departures > 0, "it waits for the packets that may follow");
         }
@@ -360,7 +348,7 @@ fn a_request_without_the_ack_request_bit_is_not_acknowledged() {
     let (now, keys) = (bench.now, &bench.keys);
     let room = (true, false);
     bench.responder.handle(now, &packet, keys, room, &mut bench.counters).unwrap();
-    assert_eq!(bench.due(Occasion::BeforeSleep), None);
+    assert_eq!(bench.due(Occasion::Turn), None);
 }
 
 /// Some LLC messages of SMC-Rv2 take several packets. If they were truncated or joined wrongly,
