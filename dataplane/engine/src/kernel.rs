@@ -205,8 +205,9 @@ impl Streams for Kernel {
     }
 }
 
-/// How soon a timer rings that is worth setting. While messages come and go, sleeps are shorter.
-const SOON: Duration = Duration::from_micros(200);
+/// How soon a timer rings that is worth setting. While messages come and go, most sleeps are
+/// shorter. (With a value near the delay of acknowledgements, each of them would need a setting.)
+const SOON: Duration = Duration::from_micros(60);
 /// Marks descriptors that only end a sleep. No key packs to this or to the next one: it would need
 /// more bits.
 const WAKER: u64 = u64::MAX;
