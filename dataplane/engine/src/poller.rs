@@ -83,6 +83,13 @@ pub struct Poller<F: Fabric, S: Streams> {
     stopping: bool,
 }
 
+/// Where a thread is, and whether others need the core, as [`Idle`] has last said.
+#[derive(Debug)]
+struct Place {
+    at_home: bool,
+    contended: bool,
+}
+
 /// The queues and the numbers that the poller shares with other threads.
 struct Shared<F: Fabric, S: Streams> {
     commands: Receiver<CommandOf<F, S>>,
@@ -135,7 +142,7 @@ impl<F: Fabric> Poller<F, Kernel> {
         // That of the timer which ends a sleep: by another one, it would ring too late.
         let clock = self.streams.clock();
         let mut now = clock.now();
-        let mut on_core = idle.wants_core();
+        let mut place = Place { at_home: idle.wants_core(), contended: idle.is_contended() };
         loop {
             let moved = self.turn(now);
             // Before any sleep: nobody wakes a thread that was told to stop.
@@ -160,10 +167,7 @@ impl<F: Fabric> Poller<F, Kernel> {
                     now = clock.now();
                 }
             }
-            if idle.wants_core() != on_core {
-                on_core = !on_core;
-                self.change_place(on_core, affinity);
-            }
+            self.settle(&idle, &mut place, affinity);
         }
     }
 }
@@ -179,15 +183,21 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         }
     }
 
-    /// Goes back to the thread's own core, or leaves it to others.
-    fn change_place(&self, on_core: bool, affinity: &Affinity) {
+    /// Goes back to the thread's own core, or leaves it to others, if `idle` says so.
+    fn settle(&self, idle: &Idle, place: &mut Place, affinity: &Affinity) {
         let counters = &self.shared.counters;
-        counters.contended.set((!on_core).into());
-        counters.contentions.add((!on_core).into());
-        let moved = if on_core { affinity.pin() } else { affinity.unpin() };
-        // A refusal is only counted: the poller works on any core.
-        counters.place_refused.add(moved.is_err().into());
-        counters.pinned.set((on_core && affinity.has_core() && moved.is_ok()).into());
+        if idle.is_contended() != place.contended {
+            place.contended = !place.contended;
+            counters.contended.set(place.contended.into());
+            counters.contentions.add(place.contended.into());
+        }
+        if idle.wants_core() != place.at_home {
+            place.at_home = !place.at_home;
+            let moved = if place.at_home { affinity.pin() } else { affinity.unpin() };
+            // A refusal is only counted: the poller works on any core.
+            counters.place_refused.add(moved.is_err().into());
+            counters.pinned.set((place.at_home && affinity.has_core() && moved.is_ok()).into());
+        }
     }
 
     /// One turn of the loop. Returns whether anything moved, so that the caller can decide to idle.
