@@ -50,14 +50,20 @@ struct Prefix {
 impl Policies {
     /// Those of this network namespace, as long as the value lives.
     pub fn of_this_host() -> Self {
-        let (changes, known) = match watch().and_then(|changes| Ok((changes, list()?))) {
-            Ok((changes, known)) => (Some(changes), known),
+        Self::begin(watch(), list)
+    }
+
+    fn begin(changes: io::Result<OwnedFd>, list: fn() -> io::Result<Vec<Policy>>) -> Self {
+        match changes.and_then(|changes| Ok((changes, list_if_allowed(list)?))) {
+            Ok((changes, known)) => {
+                let (stale, known) = (known.is_none(), known.unwrap_or_default());
+                Self { changes: Some(changes), list, known, stale }
+            }
             Err(error) => {
                 tracing::warn!(%error, "connections that IPsec protects will not be noticed");
-                (None, Vec::new())
+                Self { changes: None, list, known: Vec::new(), stale: false }
             }
-        };
-        Self { changes, list, known, stale: false }
+        }
     }
 
     /// Whether packets of a TCP connection are to be protected on their way from `local` to `peer`,
@@ -87,12 +93,7 @@ impl Policies {
                 }
             }
             // Each connection asks again, so the log says it once.
-            Err(error) if !std::mem::replace(&mut self.stale, true) => {
-                tracing::warn!(
-                    %error,
-                    "the IPsec policies cannot be listed; new connections stay TCP until they can"
-                );
-            }
+            Err(error) if !std::mem::replace(&mut self.stale, true) => warn_of_stale(&error),
             Err(_) => {}
         }
     }
@@ -125,6 +126,10 @@ impl Policy {
 
     /// A policy in a message of the kernel (`xfrm_userpolicy_info`); none if it is for other
     /// packets than those of TCP that leave.
+    ///
+    /// A policy may be for marked packets only, or for those of one device or XFRM interface, and
+    /// we do not know whether ours are such. If it protects them, it counts; if it exempts them, it
+    /// does not: it must not hide another one that protects ours.
     fn parse(bytes: &[u8]) -> Option<Self> {
         let family = short(bytes, 40)?;
         let network = |at: usize, bits: usize| {
@@ -140,16 +145,23 @@ impl Policy {
         let protocol = *bytes.get(44)?;
         let outbound = *bytes.get(INFO_LEN - 8)? == DIRECTION_OUT;
         let attributes = bytes.get(INFO_LEN..)?;
+        let has = |wanted: [u16; 2]| {
+            split(attributes, ATTRIBUTE_HEADER_LEN)
+                .filter_map(|attribute| short(attribute, 2))
+                .any(|kind| wanted.contains(&kind))
+        };
+        let protects = has([TEMPLATE; 2]);
+        let is_for_some = long(bytes, 48)? != 0 || has([MARK, INTERFACE]);
         let policy = Self {
             to: network(0, 42)?,
             from: network(16, 43)?,
             to_port: (port(32)?, port(34)?),
             from_port: (port(36)?, port(38)?),
             priority: long(bytes, 152)?,
-            protects: split(attributes, ATTRIBUTE_HEADER_LEN)
-                .any(|attribute| short(attribute, 2) == Some(TEMPLATE)),
+            protects,
         };
-        (outbound && (protocol == 0 || protocol == TCP)).then_some(policy)
+        let counts = outbound && (protocol == 0 || protocol == TCP);
+        (counts && (protects || !is_for_some)).then_some(policy)
     }
 }
 
@@ -172,7 +184,33 @@ fn watch() -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// What `list` returns, or none if it may work later.
+///
+/// # Errors
+///
+/// If the kernel has no policies, or does not show them to this process.
+fn list_if_allowed(list: fn() -> io::Result<Vec<Policy>>) -> io::Result<Option<Vec<Policy>>> {
+    use io::ErrorKind::{PermissionDenied, Unsupported};
+    match list() {
+        Ok(policies) => Ok(Some(policies)),
+        Err(error) if matches!(error.kind(), PermissionDenied | Unsupported) => Err(error),
+        Err(error) => {
+            warn_of_stale(&error);
+            Ok(None)
+        }
+    }
+}
+
+fn warn_of_stale(error: &io::Error) {
+    let what = "the IPsec policies cannot be listed; new connections stay TCP until they can";
+    tracing::warn!(%error, "{what}");
+}
+
 /// All policies for what leaves.
+///
+/// # Errors
+///
+/// If the kernel refuses, or they changed while it listed them, so that some may be missing.
 fn list() -> io::Result<Vec<Policy>> {
     let socket = open(SocketFlags::empty())?;
     let mut request = [0; HEADER_LEN + ID_LEN];
@@ -186,6 +224,9 @@ fn list() -> io::Result<Vec<Policy>> {
     loop {
         let (received, _) = recv(&socket, &mut bytes[..], RecvFlags::empty())?;
         for message in split(&bytes[..received], HEADER_LEN) {
+            if short(message, 6).is_some_and(|flags| flags & INTERRUPTED != 0) {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
             match message.get(4..6).map(|kind| u16::from_ne_bytes([kind[0], kind[1]])) {
                 Some(NEW_POLICY) => policies.extend(Policy::parse(&message[HEADER_LEN..])),
                 Some(ERROR) => return Err(refusal(&message[HEADER_LEN..])),
@@ -235,12 +276,15 @@ const ERROR: u16 = 2;
 const DONE: u16 = 3;
 const REQUEST: u16 = 0x1;
 const DUMP: u16 = 0x300;
+const INTERRUPTED: u16 = 0x10;
 // Of linux/xfrm.h: sizes of `xfrm_userpolicy_id` and `xfrm_userpolicy_info`, and what is in them.
 const ID_LEN: usize = 64;
 const INFO_LEN: usize = 168;
 const NEW_POLICY: u16 = 0x13;
 const GET_POLICY: u16 = 0x15;
 const TEMPLATE: u16 = 5;
+const MARK: u16 = 21;
+const INTERFACE: u16 = 31;
 const DIRECTION_OUT: u8 = 1;
 /// The group of messages that tell of policies: the fourth, as a bit.
 const POLICY_CHANGES: u32 = 1 << 3;

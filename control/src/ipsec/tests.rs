@@ -56,6 +56,32 @@ fn a_policy_is_read_as_the_kernel_writes_it() {
     }
 }
 
+/// A policy that exempts marked packets had a lower number than the one that protects ours, and
+/// they went by RDMA.
+// RFC 7609 5.5 #1: no SMC-R under IPsec
+#[test]
+fn a_policy_for_some_packets_does_not_exempt_ours() {
+    let device = |mut bytes: Vec<u8>| {
+        bytes[48] = 3;
+        bytes
+    };
+    let with = |attribute: &[u8]| {
+        let attribute = attribute.to_vec();
+        move |bytes: Vec<u8>| [bytes, attribute.clone()].concat()
+    };
+    let mark = with(&[12, 0, 21, 0, 7, 0, 0, 0, 0xff, 0, 0, 0]);
+    let interface = with(&[8, 0, 31, 0, 7, 0, 0, 0]);
+    let kind = with(&[0x0a, 0, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    let exempting = || message()[..INFO_LEN].to_vec();
+    for bytes in [device(exempting()), mark(exempting()), interface(exempting())] {
+        assert_eq!(Policy::parse(&bytes), None);
+    }
+    assert!(Policy::parse(&kind(exempting())).is_some_and(|policy| !policy.protects));
+    for bytes in [device(message()), mark(message()), interface(message())] {
+        assert!(Policy::parse(&bytes).is_some_and(|policy| policy.protects));
+    }
+}
+
 /// Bytes that somebody wants encrypted must not go out in the clear because RDMA is faster.
 // RFC 7609 5.5 #1: no SMC-R under IPsec
 #[test]
@@ -102,6 +128,26 @@ fn policies_that_could_not_be_listed_are_asked_for_again() {
     assert!(!policies.protect(at(HERE), at(ELSEWHERE)));
     policies.list = || panic!("what is known is not asked for again");
     assert!(policies.protect(at(HERE), at(THERE)));
+}
+
+/// A host that was short of descriptors when the gateway started was never asked again, and nothing
+/// was protected. One that does not show us its policies need not be asked again.
+// RFC 7609 5.5 #1: no SMC-R under IPsec
+#[test]
+fn policies_that_could_not_be_listed_at_the_start_are_asked_for_again() {
+    let (_kernel, socket) = std::os::unix::net::UnixDatagram::pair().unwrap();
+    let changes = || Ok(socket.try_clone().unwrap().into());
+    let mut policies = Policies::begin(changes(), || Err(Errno::MFILE.into()));
+    assert!(policies.protect(at(HERE), at(THERE)), "nobody can say");
+    policies.list = || Ok(Vec::new());
+    assert!(!policies.protect(at(HERE), at(THERE)));
+    for lasting in [|| Err(Errno::PERM.into()), || Err(Errno::OPNOTSUPP.into())] {
+        let mut policies = Policies::begin(changes(), lasting);
+        policies.list = || panic!("it refused");
+        assert!(!policies.protect(at(HERE), at(THERE)));
+    }
+    let mut policies = Policies::begin(Err(Errno::PROTONOSUPPORT.into()), || panic!("whom"));
+    assert!(!policies.protect(at(HERE), at(THERE)));
 }
 
 /// A policy changes between two questions of one turn of the control thread. The second was

@@ -66,7 +66,7 @@ impl Priority {
     }
 
     /// Raises it or gives it back, if that is not done already. A thread that may not raise it does
-    /// not try again: who may is decided when the process starts.
+    /// not try again: that seldom changes while a process runs, and each attempt is a system call.
     fn change(
         &mut self,
         raised: bool,
