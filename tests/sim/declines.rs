@@ -154,8 +154,8 @@ struct Seen {
 }
 
 /// What arrives is what was sent, whatever was declined by whom and when. First contacts are
-/// declined until the own CONFIRM LINK was sent, and both sides go on by TCP; from ADD LINK on
-/// nobody does.
+/// declined until the own CONFIRM LINK was sent, and both sides go on by TCP; whoever has sent ADD
+/// LINK or its answer declines no more.
 // RFC 7609 C.1 #3: never answer a Decline
 // RFC 7609 C.2 #1: may decline until CONFIRM LINK is sent
 // RFC 7609 C.3 #3: reset beyond point of no return
@@ -666,7 +666,11 @@ impl World {
     }
 
     fn fall_back(&mut self, side: usize) {
-        assert!(!self.sides[side].committed, "side {side} goes back from the point of no return");
+        // Whose ADD LINK never came may decline; then the sender of it goes back, too (RFC 7609 C.3
+        // counts from its completion). A side that declines has sent none itself, as `say` asserts.
+        let follows = self.sides[1 - side].declined;
+        let committed = self.sides[side].committed && !follows;
+        assert!(!committed, "side {side} goes back from the point of no return");
         self.give_up(side);
         let here = &mut self.sides[side];
         here.fell_back_late = here.confirmed;
