@@ -377,6 +377,7 @@ impl LinkGroup {
         if self.is_terminated() {
             return;
         }
+        // The link may be gone: pollers report late, and a deadline for rkeys may outlive the link.
         let Some(group_link) = self.find_mut(number) else { return };
         match group_link.link.handle(now, event) {
             Some(link::Action::SendTestLink) => {
@@ -429,11 +430,11 @@ impl LinkGroup {
         // RFC 7609 3.5.5.3 #7: one exchange: DELETE LINK and reply
         // RFC 7609 3.5.5.3 #8: no RKey exchange beside link changes
         let may_begin = is_idle && self.role == Role::Server && !self.rkeys_are_under_way();
-        let doomed = self.group_links().find(|group_link| group_link.delete.is_some());
-        if let Some(number) = doomed.map(|group_link| group_link.number)
+        let doomed = self.group_links().find_map(|doomed| Some((doomed.number, doomed.delete?)));
+        if let Some((number, order)) = doomed
             && may_begin
         {
-            self.begin_delete(now, number);
+            self.begin_delete(now, number, order);
         }
         // RFC 7609 3.5.1.6.2 #4: no data before DELETE LINK is answered
         // RFC 7609 C.7.1 #3: delete unconfirmed second link before data

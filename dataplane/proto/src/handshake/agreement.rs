@@ -122,6 +122,7 @@ impl AgreementV2 {
         if message.eid != self.eid {
             return Err(PeerMisbehaved::IdentityChanged.into());
         }
+        // A subsequent contact carries no extension.
         let Some(peer) = message.first_contact else { return Ok(()) };
         if peer.release != self.release {
             return Err(HandshakeError::Disagreed(Diagnosis::RELEASE));

@@ -196,21 +196,22 @@ impl LinkGroup {
             self.first_link_connected(now);
             return;
         }
+        // The caller may answer when the link has been given up.
         let Some(Exchange::Connecting { number: expected, on }) = self.exchange else { return };
         if number != expected {
             return;
         }
+        let left = self.slot(on).map(|slot| self.rmbs_to_tell(slot)).unwrap_or_default();
+        let mut pairs = Pairs { left, peer_left: None };
         if self.is_v2() {
             self.tell_all(on, number);
         } else {
-            let left = self.slot(on).map(|slot| self.rmbs_to_tell(slot)).unwrap_or_default();
-            let pairs = Pairs { left, peer_left: None };
             let deadline = now + self.exchange_wait();
             self.exchange = Some(Exchange::Rkeys { number, on, pairs, deadline });
         }
         match self.role {
             Role::Server if self.is_v2() => self.confirm_added(now, number),
-            Role::Server => self.send_pairs(now, false),
+            Role::Server => self.send_pairs(now, number, on, &mut pairs),
             Role::Client => {
                 self.accept_offer(number, on);
                 if self.is_v2() {
@@ -222,7 +223,7 @@ impl LinkGroup {
 
     /// Client: ADD LINK is answered.
     fn accept_offer(&mut self, number: LinkNumber, on: LinkNumber) {
-        let Some(group_link) = self.find(number) else { return };
+        let group_link = self.find(number).expect("a link stays while it is being added");
         let QpAddress { gid, mac, qpn, psn, mtu } = group_link.ours;
         let (reply, rejected, reason, link) = (true, false, 0, number);
         let mtu = mtu.min(group_link.theirs.mtu);
@@ -237,6 +238,7 @@ impl LinkGroup {
     /// The other answer to [`Action::ConnectLink`]: the peer cannot be reached that way, and the
     /// queue pair is gone.
     pub fn link_unreachable(&mut self, now: Instant, number: LinkNumber) {
+        // The caller may answer when the link has been given up.
         let Some(Exchange::Connecting { number: expected, on }) = self.exchange else { return };
         if number != expected {
             return;
@@ -426,8 +428,7 @@ impl LinkGroup {
     }
 
     /// The peer did not answer in time.
-    pub(super) fn exchange_timed_out(&mut self, now: Instant) {
-        let Some(exchange) = self.exchange else { return };
+    pub(super) fn exchange_timed_out(&mut self, now: Instant, exchange: Exchange) {
         let Some(carrier) = exchange.carrier() else {
             // Connections that did not leave in good order are moved when the link goes.
             self.link_vacated(now, exchange.number());

@@ -1,5 +1,6 @@
 //! CONFIRM LINK: a queue pair proves that it carries messages (RFC 3.5.1.5, A.3.1).
 
+use super::dispatch::ARRIVED;
 use super::exchange::Exchange;
 use super::{Action, LinkGroup, Phase, Role, UNNUMBERED};
 use crate::error::PeerMisbehaved;
@@ -14,7 +15,7 @@ pub(super) const LINKS_MAX_MIN: u8 = 2;
 
 impl LinkGroup {
     pub(super) fn send_confirm_link(&mut self, number: LinkNumber, reply: bool) {
-        let Some(group_link) = self.find(number) else { return };
+        let group_link = self.find(number).expect("a link stays while it is being confirmed");
         let QpAddress { mac, gid, qpn, .. } = group_link.ours;
         // RFC 7609 2.2.2 #3: link limit between 2 and 8
         // RFC 7609 2.2.2 #4: agree limit in first CONFIRM LINK
@@ -58,7 +59,7 @@ impl LinkGroup {
         on: LinkNumber,
         message: &ConfirmLink,
     ) -> Result<(), PeerMisbehaved> {
-        let Some(group_link) = self.find(on) else { return Ok(()) };
+        let group_link = self.find(on).expect(ARRIVED);
         let (expected, is_up) = (group_link.theirs.qpn, group_link.link.is_up());
         match self.phase {
             Phase::Confirming { .. } => {

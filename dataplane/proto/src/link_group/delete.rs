@@ -169,7 +169,7 @@ impl LinkGroup {
         self.advance(now);
     }
 
-    /// Ends the exchange that `number` carried or was about.
+    /// Ends the exchange that `number` carried or was about, if there is one.
     fn exchange_lost(&mut self, now: Instant, number: LinkNumber, cause: Cause) {
         let Some(exchange) = self.exchange else { return };
         let added = exchange.number();
@@ -205,14 +205,13 @@ impl LinkGroup {
     }
 
     /// Server: DELETE LINK goes out, after the caller has moved the connections if there is time.
-    pub(super) fn begin_delete(&mut self, now: Instant, number: LinkNumber) {
-        let Some(group_link) = self.find(number) else { return };
-        let Some(order) = group_link.delete else { return };
+    pub(super) fn begin_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
+        let is_up = self.find(number).is_some_and(|group_link| group_link.link.is_up());
         let elsewhere = self.link_of_use();
         // RFC 7609 3.5.5.1.4 #2: delete later upon orderly request
         // RFC 7609 3.5.5.1.4 #3: delete at once upon disorderly request
         // RFC 7609 A.3.4 #10: finish other work before orderly deletion
-        if order.has_time() && group_link.link.is_up() && elsewhere.is_some() {
+        if order.has_time() && is_up && elsewhere.is_some() {
             self.vacate(number, now + VACATE_WAIT_SERVER);
             return;
         }
@@ -227,7 +226,7 @@ impl LinkGroup {
     }
 
     pub(super) fn say_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
-        let Some(on) = self.link_besides(number) else { return };
+        let on = self.link_besides(number).expect("a group without a link that is up has ended");
         let deadline = now + self.exchange_wait();
         self.exchange = Some(Exchange::Deleting { number, on, deadline });
         self.send_delete_link(on, number, order);
@@ -256,8 +255,10 @@ impl LinkGroup {
 
     /// Client: asks the server to delete a link, unless it has asked already.
     pub(super) fn ask_to_delete(&mut self, now: Instant, number: LinkNumber, order: Order) {
+        // Without a link that is up the group ends, and nobody can be asked.
         let Some(on) = self.link_besides(number) else { return };
         let founding = matches!(self.phase, Phase::Founding { .. });
+        // A link that failed while the server was deleting it is gone by now.
         let Some(group_link) = self.find_mut(number) else { return };
         if group_link.asked.is_some_and(|asked| order.has_time() || !asked.order.has_time()) {
             return;
@@ -292,8 +293,8 @@ impl LinkGroup {
             return;
         }
         self.exchange = None;
-        let Some(group_link) = self.find_mut(number) else { return };
-        let Some(order) = &mut group_link.delete else { return };
+        let vacated = self.find_mut(number).and_then(|group_link| group_link.delete.as_mut());
+        let order = vacated.expect("connections leave a link that is to be deleted");
         order.vacated = true;
         let order = *order;
         match self.role {
@@ -423,7 +424,7 @@ impl LinkGroup {
     /// Client: the server deletes a link.
     fn delete_ordered(&mut self, now: Instant, number: LinkNumber, order: Order) {
         let others = self.group_links().any(|other| other.number != number && other.is_of_use());
-        let Some(group_link) = self.find_mut(number) else { return };
+        let group_link = self.find_mut(number).expect("the caller has found the link");
         // The log names us as the cause if we asked for it.
         let cause = group_link.asked.map_or(order.cause, |asked| asked.order.cause);
         let order = Order { cause, ..order };

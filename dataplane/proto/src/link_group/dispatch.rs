@@ -12,6 +12,9 @@ use crate::vocabulary::LinkNumber;
 use crate::wire::Malformed;
 use crate::wire::llc::{Llc, TestLink};
 
+/// Why a handler finds the link of its message.
+pub(super) const ARRIVED: &str = "no handler is called for a link that is not there";
+
 impl LinkGroup {
     /// Takes in a message that arrived on a link and is no CDC message.
     ///
@@ -124,7 +127,7 @@ impl LinkGroup {
             self.send(on, Llc::TestLink(TestLink { reply: true, ..*message }));
             return Ok(());
         }
-        let Some(group_link) = self.find_mut(on) else { return Ok(()) };
+        let group_link = self.find_mut(on).expect(ARRIVED);
         let ours = group_link.ours.gid.0;
         if group_link.unanswered == 0 {
             self.dropped += 1;

@@ -33,6 +33,13 @@ pub(super) struct Pairs {
     pub(super) peer_left: Option<u8>,
 }
 
+impl Pairs {
+    /// Whether neither side has an RMB left to tell of.
+    pub(super) fn are_told(self) -> bool {
+        self.left == RmbSet::default() && self.peer_left == Some(0)
+    }
+}
+
 impl Exchange {
     /// The link that it is about.
     pub(super) fn number(self) -> LinkNumber {

@@ -1,7 +1,7 @@
 //! ADD LINK CONTINUATION: the rkey of each RMB on a new link (RFC 3.5.5.2.3, A.3.3).
 
-use super::exchange::Exchange;
-use super::rmbs::{Found, RmbSet, Token};
+use super::exchange::{Exchange, Pairs};
+use super::rmbs::{Found, Token};
 use super::{LinkGroup, Role};
 use crate::error::PeerMisbehaved;
 use crate::time::Instant;
@@ -40,15 +40,13 @@ impl LinkGroup {
         }
         // RFC 7609 A.3.3 #7: byte 5 counts RTokens left
         pairs.peer_left = Some(message.remaining - brought);
-        let deadline = now + self.exchange_wait();
-        self.exchange = Some(Exchange::Rkeys { number, on, pairs, deadline });
         match self.role {
             // RFC 7609 A.3.3 #5: server asks with none left
-            Role::Server if self.rkeys_are_told() => self.confirm_added(now, number),
-            Role::Server => self.send_pairs(now, false),
+            Role::Server if pairs.are_told() => self.confirm_added(now, number),
+            Role::Server => self.send_pairs(now, number, on, &mut pairs),
             Role::Client => {
-                self.send_pairs(now, true);
-                if self.rkeys_are_told() {
+                self.send_pairs(now, number, on, &mut pairs);
+                if pairs.are_told() {
                     // RFC 7609 C.7 #1: timer for each LLC request
                     self.await_confirm(now, number);
                 }
@@ -80,18 +78,18 @@ impl LinkGroup {
         self.dropped += u64::from(!learnt);
     }
 
-    /// Whether neither side has an RMB left to tell of.
-    fn rkeys_are_told(&self) -> bool {
-        let Some(Exchange::Rkeys { pairs, .. }) = self.exchange else { return false };
-        pairs.left == RmbSet::default() && pairs.peer_left == Some(0)
-    }
-
-    /// The next rkeys of ours, at most two.
-    pub(super) fn send_pairs(&mut self, now: Instant, reply: bool) {
-        let Some(Exchange::Rkeys { number, on, mut pairs, .. }) = self.exchange else { return };
-        let (Some(on_slot), Some(new_slot)) = (self.slot(on), self.slot(number)) else { return };
+    /// Sends the next rkeys of ours, at most two, and takes them out of `pairs`.
+    pub(super) fn send_pairs(
+        &mut self,
+        now: Instant,
+        number: LinkNumber,
+        on: LinkNumber,
+        pairs: &mut Pairs,
+    ) {
+        let [on_slot, new_slot] = [on, number]
+            .map(|link| self.slot(link).expect("both links stay while their rkeys are told"));
         let mut message = AddLinkContinuation {
-            reply,
+            reply: self.role == Role::Client,
             link: number,
             // RFC 7609 A.3.3 #4: client replies with none left
             remaining: u8::try_from(pairs.left.len()).expect("a byte can count them"),
@@ -105,7 +103,7 @@ impl LinkGroup {
             self.our_rmbs.note_told(rmb, new_slot);
         }
         let deadline = now + self.exchange_wait();
-        self.exchange = Some(Exchange::Rkeys { number, on, pairs, deadline });
+        self.exchange = Some(Exchange::Rkeys { number, on, pairs: *pairs, deadline });
         // RFC 7609 3.5.1.6.3 #1: exchange RKeys before CONFIRM LINK
         // RFC 7609 3.5.5.2.3 #1: new RTokens for a joining link
         // RFC 7609 3.5.5.2.3 #2: pair known with new RToken

@@ -34,6 +34,7 @@ impl LinkGroup {
 
     /// Client: tells the server of a port without a link, unless a link is being added anyway.
     pub(super) fn tell_of_port(&mut self, now: Instant) {
+        // The timer for another attempt also runs where every port has a link.
         let Some((gid, mac)) = self.unused_port else { return };
         if self
             .group_links()
@@ -43,6 +44,7 @@ impl LinkGroup {
             return;
         }
         let busy = self.exchange.is_some_and(Exchange::adds);
+        // All links may be about to be deleted.
         let Some(on) = self.link_of_use() else { return };
         // RFC 7609 2.2.2 #9: client requests no link beyond limit
         // RFC 7609 3.5.5.1.2 #1: client announces a new RNIC

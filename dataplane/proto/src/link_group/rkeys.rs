@@ -1,5 +1,6 @@
 //! CONFIRM RKEY and DELETE RKEY: peers tell each other their rkeys (RFC 3.5.5.2, A.3.5 to A.3.7).
 
+use super::dispatch::ARRIVED;
 use super::exchange::Exchange;
 use super::rmbs::{Full, RmbIndex, RmbSet, Row, Standing, Token};
 use super::{Action, LinkGroup, Phase, Role};
@@ -97,6 +98,7 @@ impl LinkGroup {
     /// [`Full`] if no more can be remembered: decline the connection.
     pub fn learn_rkey(&mut self, on: LinkNumber, rkey: Rkey, address: u64) -> Result<(), Full> {
         // RFC 7609 3.5.2.2 #3: new RToken is no first contact
+        // The link may have been deleted while Accept or Confirm was on its way.
         let Some(slot) = self.slot(on) else { return Ok(()) };
         self.peer_rmbs.learn(slot, Token { rkey, address })
     }
@@ -106,6 +108,7 @@ impl LinkGroup {
         if self.phase != Phase::Established || self.announcement.is_some() {
             return;
         }
+        // All links may be about to be deleted.
         let Some(on) = self.link_of_use() else { return };
         let slots = self.slots_up();
         self.our_rmbs.complete(slots);
@@ -177,12 +180,12 @@ impl LinkGroup {
     }
 
     /// The rkeys on further links.
-    fn continue_announcement(&mut self, now: Instant) {
-        let Some(Announcement { rmb, on, kind: Kind::Confirm { slots, left }, .. }) =
-            self.announcement
-        else {
-            return;
-        };
+    fn continue_announcement(
+        &mut self,
+        now: Instant,
+        (rmb, on): (RmbIndex, LinkNumber),
+        (slots, left): (u8, u8),
+    ) {
         let mut others = [RkeyOnLink::default(); 3];
         let untold = |key: &RkeyOnLink| slots & self.slots_of(&[*key]) == 0;
         // A link that was deleted meanwhile leaves an empty entry: the peer knows the count.
@@ -234,7 +237,9 @@ impl LinkGroup {
         message: &ConfirmRkey,
     ) {
         if message.reply {
-            self.confirm_rkey_answered(now, on, message);
+            // RFC 7609 A.3.5 #9: begin again after a retry flag
+            // RFC 7609 A.3.5 #10: without retry flag, await next occasion
+            self.confirm_rkey_answered(now, on, message.negative, message.retry);
             return;
         }
         if self.refuses_rkeys() {
@@ -245,7 +250,7 @@ impl LinkGroup {
             self.send(on, Llc::ConfirmRkey(reply));
             return;
         }
-        let Some(slot) = self.slot(on) else { return };
+        let slot = self.slot(on).expect(ARRIVED);
         let others = usize::from(message.other_links).min(message.others.len());
         let others = &message.others[..others];
         let token = Token { rkey: message.rkey, address: message.address };
@@ -263,6 +268,7 @@ impl LinkGroup {
         // RFC 7609 A.3.5 #8: CONFIRM RKEY reply repeats the request
         let reply = ConfirmRkey { reply: true, negative: full, retry: full, ..*message };
         self.send(on, Llc::ConfirmRkey(reply));
+        // There is no room for the RMB, as the reply says: nothing is to be continued.
         let Ok(row) = learnt else { return };
         let left = message.other_links.saturating_sub(RKEYS_PER_REQUEST);
         self.rkeys_learnt(now, Continuing { on, row, left, deadline: now + RKEY_REPLY_WAIT });
@@ -325,12 +331,7 @@ impl LinkGroup {
         message: &ConfirmRkeyContinuation,
     ) -> Result<(), PeerMisbehaved> {
         if message.reply {
-            let ours = self.announcement.filter(|announcement| announcement.on == on);
-            match ours.map(|announcement| announcement.kind) {
-                Some(Kind::Confirm { .. }) if message.negative => self.rmb_refused(now, true),
-                Some(Kind::Confirm { .. }) => self.rkeys_answered(now),
-                Some(Kind::Delete) | None => self.dropped += 1,
-            }
+            self.confirm_rkey_answered(now, on, message.negative, true);
             return Ok(());
         }
         let Some(continuing) = self.continuing.filter(|continuing| continuing.on == on) else {
@@ -353,33 +354,25 @@ impl LinkGroup {
         Ok(())
     }
 
-    fn confirm_rkey_answered(&mut self, now: Instant, on: LinkNumber, message: &ConfirmRkey) {
+    /// The peer answers CONFIRM RKEY or a continuation of it.
+    fn confirm_rkey_answered(&mut self, now: Instant, on: LinkNumber, negative: bool, retry: bool) {
         let ours = self.announcement.filter(|announcement| announcement.on == on);
-        match ours.map(|announcement| announcement.kind) {
-            // RFC 7609 A.3.5 #9: begin again after a retry flag
-            // RFC 7609 A.3.5 #10: without retry flag, await next occasion
-            Some(Kind::Confirm { .. }) if message.negative => self.rmb_refused(now, message.retry),
-            Some(Kind::Confirm { .. }) => self.rkeys_answered(now),
-            Some(Kind::Delete) | None => self.dropped += 1,
+        match ours.map(|announcement| (announcement.rmb, announcement.kind)) {
+            Some((rmb, Kind::Confirm { .. })) if negative => self.rmb_refused(now, rmb, retry),
+            Some((rmb, Kind::Confirm { slots, left })) if left > 0 => {
+                self.continue_announcement(now, (rmb, on), (slots, left));
+            }
+            Some((rmb, Kind::Confirm { slots, .. })) => self.rkeys_answered(now, rmb, slots),
+            Some((_, Kind::Delete)) | None => self.dropped += 1,
         }
     }
 
-    /// The peer has taken one message of an announcement in.
-    fn rkeys_answered(&mut self, now: Instant) {
-        let Some(announcement) = self.announcement else { return };
-        if let Kind::Confirm { left, .. } = announcement.kind
-            && left > 0
-        {
-            self.continue_announcement(now);
-            return;
-        }
+    /// The peer has taken in the last message of an announcement.
+    fn rkeys_answered(&mut self, now: Instant, rmb: RmbIndex, slots: u8) {
         self.announcement = None;
-        let rmb = announcement.rmb;
         self.retries = 0;
         let index = usize::from(rmb.0);
-        if let Kind::Confirm { slots, .. } = announcement.kind {
-            self.our_rmbs.told[index] |= slots & self.our_rmbs.rows[index].present;
-        }
+        self.our_rmbs.told[index] |= slots & self.our_rmbs.rows[index].present;
         let standing = &mut self.our_rmbs.standings[index];
         let is_news = *standing == Standing::Unannounced;
         match standing {
@@ -397,8 +390,8 @@ impl LinkGroup {
     }
 
     /// The peer cannot take an RMB: for now, or at all.
-    fn rmb_refused(&mut self, now: Instant, retry: bool) {
-        let Some(Announcement { rmb, .. }) = self.announcement.take() else { return };
+    fn rmb_refused(&mut self, now: Instant, rmb: RmbIndex, retry: bool) {
+        self.announcement = None;
         let standing = &mut self.our_rmbs.standings[usize::from(rmb.0)];
         let refused = !retry || self.retries >= RETRIES_MAX;
         if refused && *standing == Standing::Unannounced {
@@ -439,7 +432,7 @@ impl LinkGroup {
             }
             return;
         }
-        let Some(slot) = self.slot(on) else { return };
+        let slot = self.slot(on).expect(ARRIVED);
         let (mut error_mask, mut known) = (0, false);
         // RFC 7609 3.5.5.2.2 #4: delete several RMBs at once
         for (index, rkey) in message.rkeys.iter().take(usize::from(message.count)).enumerate() {

@@ -53,8 +53,8 @@ impl LinkGroup {
             }
             Phase::Founding { .. } | Phase::Confirming { .. } | Phase::Established => {}
         }
-        if due(self.exchange.and_then(Exchange::deadline)) {
-            self.exchange_timed_out(now);
+        if let Some(exchange) = self.exchange.filter(|exchange| due(exchange.deadline())) {
+            self.exchange_timed_out(now, exchange);
         }
         self.rkeys_timed_out(now);
         for number in self.numbers().into_iter().flatten() {

@@ -9,6 +9,7 @@
 //! There is no RFC of version 2: we do what Linux does.
 
 use super::confirm::LINKS_MAX_MIN;
+use super::dispatch::ARRIVED;
 use super::exchange::Exchange;
 use super::{Action, LinkGroup, Role};
 use crate::error::PeerMisbehaved;
@@ -163,6 +164,7 @@ impl LinkGroup {
 
     /// Notes that the ADD LINK which goes out now tells the peer our rkeys on the new link.
     pub(super) fn tell_all(&mut self, on: LinkNumber, number: LinkNumber) {
+        // A server without a queue pair offers a link that does not exist.
         let (Some(on), Some(new)) = (self.slot(on), self.slot(number)) else { return };
         let mut left = self.rmbs_to_tell(on);
         while let Some(rmb) = left.first() {
@@ -217,6 +219,7 @@ impl LinkGroup {
     ) -> Result<(), PeerMisbehaved> {
         let number = message.link.link;
         self.handle_add_link(now, on, &message.link)?;
+        // A rejection carries no rkeys.
         let Some(extension) = &message.extension else { return Ok(()) };
         let place = match (self.role, message.link.reply, self.exchange) {
             (Role::Client, false, Some(Exchange::Opening { number: taken, .. }))
@@ -270,7 +273,7 @@ impl LinkGroup {
                 return;
             }
         };
-        let Some(slot) = self.slot(on) else { return };
+        let slot = self.slot(on).expect(ARRIVED);
         let known = keys.iter().filter(|rkey| self.peer_rmbs.forget(slot, *rkey)).count();
         if known > 0 {
             self.actions.push(Action::RkeysDeleted(on));
