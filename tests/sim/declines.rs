@@ -666,8 +666,8 @@ impl World {
     }
 
     fn fall_back(&mut self, side: usize) {
-        // Whose ADD LINK never came may decline; then the sender of it goes back, too (RFC 7609 C.3
-        // counts from its completion). A side that declines has sent none itself, as `say` asserts.
+        // Whom ADD LINK never reached may decline; then the sender of it goes back, too. (The RFC
+        // counts from its completion.) A side that declines has sent none itself, as `say` asserts.
         let follows = self.sides[1 - side].declined;
         let committed = self.sides[side].committed && !follows;
         assert!(!committed, "side {side} goes back from the point of no return");
