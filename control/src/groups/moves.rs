@@ -160,7 +160,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
             let theirs = old.theirs.expect("a link with connections leads to a peer");
             let noted = keys.clone();
             self.group.left.note(Left { link: from, theirs, to, keys: noted });
-            // First of all: whoever gives another RMB such a name later is refused.
+            // Kept names come first: `named_for` refuses RMBs that have one of them on `from`.
             keys.splice(0..0, self.group.kept_names(from, to));
         }
         self.tell_to_move(port, (from, to), to_port, keys, only);

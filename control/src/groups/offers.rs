@@ -175,10 +175,10 @@ impl<O> Group<O> {
             None => return None,
         };
         let misled = |member: &Member| {
-            let peer = member.peer.filter(|peer| token(peer) == token(&offer));
+            let peer = member.peer.filter(|peer| name(peer) == name(&offer));
             let peer = peer.filter(|_| member.link == own && member.named_on != on);
             let there = peer.and_then(|peer| self.seen_from(&peer, member.named_on, here));
-            peer.is_some() && there.is_none_or(|there| token(&there) != token(seen))
+            peer.is_some() && there.is_none_or(|there| name(&there) != name(seen))
         };
         (!self.members.values().any(misled)).then_some((offer, on))
     }
@@ -189,10 +189,17 @@ impl<O> Group<O> {
         let kept = |member: &Member| {
             let peer = member.peer.filter(|_| member.link == from && member.named_on != from)?;
             let there = self.seen_from(&peer, member.named_on, to)?;
-            let ((old, old_base), (new, new_base)) = (token(&peer), token(&there));
+            let ((old, old_base), (new, new_base)) = (name(&peer), name(&there));
             Some(KeyChange { old, old_base, new, new_base })
         };
-        self.members.values().filter_map(kept).collect()
+        let mut names = Vec::new();
+        for name in self.members.values().filter_map(kept) {
+            // All elements of an RMB share its name.
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names
     }
 
     /// Whether the peer has an RMB for what this connection writes, as far as we know.
@@ -205,7 +212,7 @@ impl<O> Group<O> {
             };
             let number = self.known_as(here)?;
             let seen = self.seen_from(member.peer.as_ref()?, member.named_on, here)?;
-            Some(self.machine()?.peer_rmb_at(number, token(&seen), number).is_some())
+            Some(self.machine()?.peer_rmb_at(number, name(&seen), number).is_some())
         };
         // A link that led nowhere resets its connections without our help.
         found().unwrap_or(true)
@@ -225,7 +232,7 @@ impl<O> Group<O> {
             let to = self.left.way_from(from)?;
             return self.left.back(&self.seen_from(offer, on, to)?, from);
         };
-        let (rkey, rmb_address) = self.machine()?.peer_rmb_at(number, token(offer), other)?;
+        let (rkey, rmb_address) = self.machine()?.peer_rmb_at(number, name(offer), other)?;
         Some(Offer { rkey, rmb_address, ..*offer })
     }
 
@@ -242,7 +249,7 @@ impl<O> Group<O> {
                 return false;
             };
             // Two RMBs may have one key: they are told apart by their addresses.
-            let same = |peer: Offer| token(&peer) == token(offer);
+            let same = |peer: Offer| name(&peer) == name(offer);
             self.seen_from(&peer, member.named_on, on).is_some_and(same)
         };
         self.members.iter().find(|(_, member)| holds(member)).map(|(id, _)| *id)
@@ -250,7 +257,7 @@ impl<O> Group<O> {
 }
 
 /// The name of the RMB of an offer.
-fn token(offer: &Offer) -> (Rkey, u64) {
+fn name(offer: &Offer) -> (Rkey, u64) {
     (offer.rkey, offer.rmb_address)
 }
 
