@@ -44,7 +44,7 @@ impl Congestion {
         self.window
     }
 
-    /// How long to wait for an acknowledgement.
+    /// How long to wait for an acknowledgement that the peer does not hold back.
     pub(super) fn timeout(&self) -> Duration {
         let base = self.round_trip.map_or(TIMEOUT_FIRST, |(smooth, vary)| smooth + 4 * vary);
         let base = base.clamp(TIMEOUT_MIN, TIMEOUT_MAX);
@@ -71,9 +71,9 @@ impl Congestion {
     /// Adds a round-trip sample. The caller takes samples only of packets whose acknowledgement is
     /// unambiguous (Karn's algorithm).
     ///
-    /// On a short path most of a sample is the time for which the peer delays acknowledgements. It
-    /// belongs there: the timeout must allow for it. It costs nothing as long as it is well below
-    /// [`TIMEOUT_MIN`], as the delays of a peer of our kind are.
+    /// While messages come and go, most of a sample is the time for which the peer holds
+    /// acknowledgements back. It belongs there: the timeout must allow for it. A stream that begins
+    /// then replaces it within some round trips, because its acknowledgements are not held back.
     pub(super) fn measured(&mut self, sample: Duration) {
         self.round_trip = Some(match self.round_trip {
             None => (sample, sample / 2),

@@ -20,6 +20,9 @@ use super::{PACKET_COST, SEND_QUEUE_DEPTH, psn};
 use crate::{Completion, QpError, QpId, Status, Work};
 
 mod size;
+mod timer;
+
+use timer::{SILENCE_MAX, Wait};
 
 /// The sending half.
 #[derive(Debug)]
@@ -62,13 +65,6 @@ pub(super) struct Requester {
     recovered: u64,
     /// The sequence that a NAK made us go back to, and when.
     went_back: Option<(u64, Instant)>,
-}
-
-/// A running retransmission timer.
-#[derive(Clone, Copy, Debug)]
-struct Wait {
-    since: Instant,
-    until: Instant,
 }
 
 /// A packet whose round trip is being measured.
@@ -245,9 +241,7 @@ impl Requester {
             self.unasked = 0;
         }
         self.last_sent = now;
-        if self.wait.is_none() {
-            self.wait = Some(self.wait_from(now));
-        }
+        self.wait_for_answer(now);
     }
 
     /// Processes an acknowledgement or NAK of the peer.
@@ -420,24 +414,10 @@ impl Requester {
         self.attempts = 0;
         self.path.progress(now);
         self.paused_until = None;
-        let waits = self.next.mark.sequence > sequence;
-        self.wait = waits.then(|| self.wait_from(now));
-    }
-
-    fn wait_from(&self, now: Instant) -> Wait {
-        let left = SILENCE_MAX - self.silence;
-        Wait { since: now, until: now + self.congestion.timeout().min(left) }
-    }
-
-    /// Stops the retransmission timer, because the oldest packet was lost or delayed. Fails if the
-    /// peer has been silent for too long.
-    fn stop_waiting(&mut self, now: Instant) -> Result<(), QpError> {
-        if let Some(wait) = self.wait.take() {
-            // Only the time up to the timeout counts as silence of the peer. After it, we did not
-            // run, and the acknowledgement may have been waiting in the socket.
-            self.silence += now.min(wait.until).since(wait.since);
+        self.wait = None;
+        if self.next.mark.sequence > sequence {
+            self.restart_wait(now);
         }
-        if self.silence >= SILENCE_MAX { Err(QpError::RetriesExceeded) } else { Ok(()) }
     }
 
     /// Processes a NAK for the oldest packet: the peer has not received it.
@@ -488,10 +468,6 @@ fn not_ready_wait(syndrome: Syndrome) -> Duration {
 const QUEUE_KEPT: usize = 128;
 /// At least one packet in this many requests an acknowledgement.
 const UNASKED_MAX: u32 = 32;
-/// How long the peer may be silent before the queue pair breaks. Linux SMC makes hardware NICs wait
-/// 8 times 134 ms; but a process on a busy machine may not run for a second, and breaking resets
-/// all applications on the link. A peer that was killed must be noticed within two seconds.
-const SILENCE_MAX: Duration = Duration::from_millis(1500);
 /// How long a peer may have no room for one message before the queue pair breaks. Longer than any
 /// host is busy that is well; and what waits for it holds memory that others need.
 const UNREADY_MAX: Duration = Duration::from_secs(10);

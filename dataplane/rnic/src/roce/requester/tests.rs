@@ -275,6 +275,59 @@ fn a_timeout_repeats_a_small_window_from_the_oldest_packet() {
     assert_eq!(bench.counters.retransmits, 16);
 }
 
+/// A peer of our kind holds back the acknowledgement of a few packets for up to [`ACK_DELAY`]. What
+/// is repeated in that time is repeated in vain. A peer that has received more answers at once, and
+/// there a longer timeout would cost a lossy stream half of its throughput.
+#[test]
+fn the_timeout_allows_for_an_acknowledgement_that_may_be_held_back() {
+    use super::super::responder::{ACK_DELAY, may_hold_back};
+    let short = Duration::from_millis(1);
+    let mut bench = Bench::new();
+    let mut sent = 0;
+    // A short round trip is known.
+    for _ in 0..20 {
+        bench.write(20 * MTU);
+        sent += 20;
+        bench.send(99);
+        assert_eq!(
+            bench.requester.wake_at(),
+            Some(bench.now + bench.requester.congestion.timeout())
+        );
+        bench.now = bench.now + Duration::from_micros(50);
+        bench.answer(Syndrome::ACK, sent - 1).unwrap();
+        assert_eq!(bench.requester.wake_at(), None);
+    }
+    assert_eq!(bench.requester.congestion.timeout(), short);
+
+    for (messages, patient) in [(1, true), (15, true), (16, false), (40, false)] {
+        let begun = bench.now;
+        for _ in 0..messages {
+            bench.message();
+        }
+        bench.send(99);
+        let waits = bench.requester.wake_at().unwrap().since(begun);
+        assert!(may_hold_back(messages, 0) == patient && (waits > ACK_DELAY) == patient);
+        assert!(patient && waits >= ACK_DELAY + short || waits == short, "{messages}: {waits:?}");
+        sent += messages;
+        bench.answer(Syndrome::ACK, sent - 1).unwrap();
+    }
+
+    // One message waits for its acknowledgement when a stream begins behind it: the peer answers
+    // now, so what counts is the time since now.
+    bench.message();
+    bench.send(99);
+    bench.now = bench.now + ACK_DELAY;
+    bench.write(20 * MTU);
+    bench.send(99);
+    assert_eq!(bench.requester.wake_at(), Some(bench.now + short));
+    // Its first packets are acknowledged. So few remain that the peer may hold them back.
+    bench.answer(Syndrome::ACK, sent + 16).unwrap();
+    assert!(bench.requester.wake_at().unwrap() > bench.now + ACK_DELAY);
+    bench.now = bench.requester.wake_at().unwrap();
+    bench.expire().unwrap();
+    assert_eq!((bench.counters.timeouts, bench.send(99)[0].0), (1, sent + 17));
+}
+
 /// On a busy machine the peer is sometimes not scheduled for some milliseconds. If the timeout did
 /// not learn that, each time would cause needless retransmissions.
 #[test]

@@ -8,6 +8,7 @@ use crate::Suspicion;
 use crate::roce::guard::{ANSWERED_MAX, INTERVAL};
 use crate::roce::icrc::Flow;
 use crate::roce::psn::PSN_MASK;
+use crate::roce::responder::ACK_DELAY;
 use crate::roce::wire::{ACKNOWLEDGE, Aeth, Bth, SEND_ONLY, Syndrome};
 
 /// A packet that node `to` takes for one of its peer. It has that identification.
@@ -146,7 +147,9 @@ fn a_loss_in_silence_after_guesses_costs_no_timeout() {
             (0, 1),
             "{behind} behind it: {took:?}"
         );
-        assert!(took < Duration::from_micros(500), "{behind} behind it: {took:?}");
+        // At the end the last acknowledgement is held back.
+        let repeated = took.saturating_sub(ACK_DELAY);
+        assert!(repeated < Duration::from_micros(500), "{behind} behind it: {took:?}");
     }
 }
 
