@@ -190,6 +190,7 @@ impl World {
         moved |= self.talk(|_| true);
         moved |= self.reset_tcp();
         self.wire.follow(&self.hosts);
+        self.wire.note_losses(self.network.lossy_pairs());
         // Who waits for memory makes its gateway ask the peer for some, and has not moved.
         moved | self.hosts.iter().any(Gateway::is_woken)
     }

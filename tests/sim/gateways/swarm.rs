@@ -514,6 +514,12 @@ impl Swarm {
         !self.cautious || names.any(is_touched)
     }
 
+    /// Whether an RNIC lost what it had acknowledged in the link group of this connection.
+    fn has_lost(&self, number: usize) -> bool {
+        let mut names = self.world.connections[number].names.into_iter();
+        names.any(|(host, id)| id.is_some_and(|id| self.world.wire.has_lost(host, id)))
+    }
+
     fn judge_connection(&mut self, number: usize) {
         let endings = [0, 1].map(|side| self.world.ending(number, side));
         let handed_over = [0, 1].map(|side| self.world.was_handed_over(number, side));
@@ -524,9 +530,9 @@ impl Swarm {
         let story = format!("connection {number}: {endings:?} {:?}", [client, server].map(told));
         let gone = client.is_gone() || server.is_gone();
         let lost = endings.iter().flatten().any(|ending| *ending == Ending::LinkLost);
-        // What was acknowledged and then lost is no fault of anybody's; of anything else it is one.
+        // What was acknowledged and then lost is no fault of anybody's, but only there.
         let vanished = endings.iter().flatten().any(|ending| *ending == Ending::DataLost)
-            && self.world.network.messages_lost() > 0;
+            && self.has_lost(number);
         let refused = handed_over != [true; 2];
         let excused = gone
             || lost && self.may_be_lost(number)

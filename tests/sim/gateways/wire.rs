@@ -31,6 +31,8 @@ pub(crate) struct Wire {
     talks: BTreeMap<Group, Talk>,
     /// Groups whose messages were meddled with.
     touched: BTreeSet<Group>,
+    /// Groups that lost messages which an RNIC had acknowledged.
+    lossy: BTreeSet<Group>,
     /// Where connections are: of which group, at which poller.
     homes: BTreeMap<Connection, (Group, PortId)>,
     met: Met,
@@ -79,6 +81,7 @@ impl Wire {
             ears: BTreeMap::new(),
             talks: BTreeMap::new(),
             touched: BTreeSet::new(),
+            lossy: BTreeSet::new(),
             homes: BTreeMap::new(),
             met: Met::default(),
         }
@@ -102,6 +105,17 @@ impl Wire {
     /// Whether messages of the group of this connection were meddled with.
     pub(crate) fn is_touched(&self, host: usize, connection: ConnectionId) -> bool {
         self.homes.get(&(host, connection)).is_some_and(|(group, _)| self.touched.contains(group))
+    }
+
+    /// Whether the group of this connection lost messages which an RNIC had acknowledged.
+    pub(crate) fn has_lost(&self, host: usize, connection: ConnectionId) -> bool {
+        self.homes.get(&(host, connection)).is_some_and(|(group, _)| self.lossy.contains(group))
+    }
+
+    /// Notes whose queue pairs these are, which have lost messages since the last call.
+    pub(crate) fn note_losses(&mut self, pairs: Vec<[Qpn; 2]>) {
+        let groups = pairs.iter().flatten().filter_map(|end| self.ears.get(end));
+        self.lossy.extend(groups.map(|(group, _)| *group));
     }
 
     /// Makes sense of what was said since the last call: who with whom, and about what.
