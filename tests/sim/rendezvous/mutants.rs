@@ -34,6 +34,10 @@ pub(crate) enum Planted {
     AbortsTcp,
     /// A connection is aborted as soon as one of its applications closes.
     CutsOff,
+    /// A gateway sees no policy of IPsec.
+    SeesNoPolicies,
+    /// A gateway sees policies of IPsec where there are none.
+    InventsPolicies,
 }
 
 /// Without the check that CDC belongs to its link group, one peer resets the connections of
@@ -130,6 +134,20 @@ fn a_gateway_that_aborts_tcp_is_found_out() {
 fn a_gateway_that_cuts_off_who_has_closed_is_found_out() {
     let planted = |seed| Swarm::rough(seed).planted(Planted::CutsOff);
     assert_found_out(planted, Swarm::rough, &["why?"]);
+}
+
+/// RDMA passes IPsec by, so bytes that a policy protects would leave in the clear.
+#[test]
+fn a_gateway_that_does_not_look_for_policies_is_found_out() {
+    let planted = |seed| Swarm::rough(seed).planted(Planted::SeesNoPolicies);
+    assert_found_out(planted, Swarm::rough, &["IPsec protects it, and yet"]);
+}
+
+/// IPsec is no excuse for staying TCP where no policy is.
+#[test]
+fn a_gateway_that_invents_policies_is_found_out() {
+    let planted = |seed| Swarm::rough(seed).planted(Planted::InventsPolicies);
+    assert_found_out(planted, Swarm::rough, &["nobody's IPsec protects it"]);
 }
 
 /// Without the flags P and U, an interrupt is a byte among others.

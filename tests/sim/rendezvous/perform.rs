@@ -12,6 +12,7 @@ use smcr_rnic::dice::Chance;
 
 use super::blame::Scope;
 use super::call::{Carried, Dial, Way};
+use super::mutants::Planted;
 use super::node::SOURCE_MAX;
 use super::pipe::Segment;
 use super::{CLIENT, INTRUDER, SERVER, World, address_of, key};
@@ -123,7 +124,9 @@ impl World {
     fn surroundings(&mut self, number: usize, side: usize) -> Surroundings {
         let subnet = Ipv4Subnet { network: [10, 0, 0, 0], prefix_bits: 8 };
         let call = &self.calls[number];
-        let protected = call.sides[side].is_protected(self.now);
+        let seen = self.planted != Some(Planted::SeesNoPolicies);
+        let invented = self.planted == Some(Planted::InventsPolicies);
+        let protected = seen && call.sides[side].is_protected(self.now) || invented;
         let base = Surroundings { port: Some(call.ports[side]), protected, ..Default::default() };
         if side == CLIENT {
             let subnets = Subnets { ipv4: subnet, ..Subnets::default() };
@@ -263,9 +266,10 @@ impl World {
                 let number = key.index as usize;
                 let side = self.side_of(number, host);
                 let (wire, far) = tcp::connection(self.socket_bytes);
+                if reason == Some(Diagnosis::IPSEC) {
+                    self.assert_protected(number);
+                }
                 let here = &mut self.calls[number].sides[side];
-                let by_ipsec = reason == Some(Diagnosis::IPSEC) && here.is_protected(self.now);
-                self.met.note_times("IPsec protects a connection", by_ipsec.into());
                 let near = here.app.take().expect("it is handed over once");
                 (here.connection, here.opened) = (Some(connection), Some(self.now));
                 here.way = Way::Tcp { wire, wire_ended: false, told_end: false };
@@ -338,6 +342,16 @@ impl World {
         };
         let protected = self.calls[number].sides[side].is_protected(self.now);
         assert!(!(goes_on && protected), "call {number}: IPsec protects it, and yet {frame:?}");
+    }
+
+    /// Nobody names IPsec as the reason for TCP unless a policy protects the connection, at
+    /// whichever side. A hostile host may say so.
+    fn assert_protected(&mut self, number: usize) {
+        let call = &self.calls[number];
+        let protected = call.sides.iter().any(|side| side.is_protected(self.now));
+        let honest = !call.hosts.contains(&INTRUDER);
+        assert!(protected || !honest, "call {number}: nobody's IPsec protects it");
+        self.met.note_times("IPsec protects a connection", protected.into());
     }
 
     /// Notes the link that a Confirm names, unless that link is new.
