@@ -19,6 +19,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use smcr_proto::{Gid, Instant, MacAddress, Mtu};
 use smcr_rnic::Port;
+use smcr_rnic::any;
 use smcr_rnic::dice::{Chance, Dice};
 use smcr_rnic::roce::lossy::{self, Lossy};
 use smcr_rnic::roce::udp::{self, Config, Place, Udp};
@@ -153,21 +154,27 @@ const NEAR_THE_LAST_PSN: u32 = 0x00ff_ff00;
 /// The smallest step of time.
 const NANOSECOND: Duration = Duration::from_nanos(1);
 
-/// The soft RNIC over UDP sockets of the kernel, on the real clock.
+/// The soft RNIC over UDP sockets of the kernel, on the real clock, as a gateway opens it.
 struct RoceOverUdp;
 
 impl Harness for RoceOverUdp {
-    type Rnic = roce::Rnic;
-    type Fabric = roce::Fabric<Udp>;
+    type Rnic = any::Nic;
+    type Fabric = any::Fabric;
     const CUTS_WRITES: bool = true;
 
-    fn new(_: u64) -> (Self, [(roce::Rnic, roce::Fabric<Udp>); 2]) {
+    fn new(_: u64) -> (Self, [(any::Nic, any::Fabric); 2]) {
         // Tests run at the same time, and each needs addresses of its own.
         static NETWORKS: AtomicU8 = AtomicU8::new(0);
         let network = NETWORKS.fetch_add(1, Ordering::Relaxed);
         let nics = [1, 2].map(|host| {
-            let place = Place::Address(Ipv4Addr::new(127, 20, network, host).into());
-            udp::open(&Config::on(place)).unwrap()
+            let spec = any::Spec {
+                kind: any::Kind::RoceUdp,
+                device: "lo",
+                address: Some(Ipv4Addr::new(127, 20, network, host).into()),
+                pollers: 1,
+                mtu_max: None,
+            };
+            any::open(&spec).unwrap().remove(0)
         });
         (Self, nics)
     }

@@ -91,6 +91,13 @@ pub enum RnicKind {
 }
 
 impl RnicKind {
+    /// What the configuration and operators call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::RoceUdp => "roce-udp",
+        }
+    }
+
     /// Whether its ports have addresses of RoCE v1, the only ones over which Linux speaks SMC-Rv1.
     pub const fn carries_roce_v1(self) -> bool {
         match self {

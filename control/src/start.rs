@@ -19,11 +19,11 @@ use smcr_engine::priority::Priority;
 use smcr_memory::Region;
 use smcr_os::interface::preferred_address;
 use smcr_proto::{Mtu, PeerId};
-use smcr_rnic::roce::udp::{self, Udp};
-use smcr_rnic::{Fabric, Rnic as _, roce};
+use smcr_rnic::any;
+use smcr_rnic::{Fabric as _, Rnic as _};
 
 use crate::admin;
-use crate::config::{Config, IdlePolicy, Protocol, RnicConfig};
+use crate::config::{Config, IdlePolicy, Protocol, RnicConfig, RnicKind};
 use crate::cores::{self, Assignment, Board, Reason};
 use crate::device::{self, Devices};
 use crate::entropy::random;
@@ -36,14 +36,14 @@ use crate::pnet::PnetTable;
 use crate::smc_option::OptionSource;
 use crate::status::{Asker, Traffic};
 
-/// The fabric of the NICs this program drives; none where there is no NIC.
-pub(crate) type SoftFabric = Option<roce::Fabric<Udp>>;
+/// The fabric of a NIC of any kind; none where there is no NIC.
+pub(crate) type AnyFabric = Option<any::Fabric>;
 
 /// Why the gateway did not start, or ended: one line.
 #[derive(Debug)]
 pub struct RunError {
     what: String,
-    why: io::Error,
+    why: String,
 }
 
 impl fmt::Display for RunError {
@@ -52,16 +52,17 @@ impl fmt::Display for RunError {
     }
 }
 
+/// Says what failed, when the system says why.
+fn context(what: &str) -> impl FnOnce(io::Error) -> RunError {
+    move |why| RunError { what: what.to_owned(), why: why.to_string() }
+}
+
 /// Runs the gateway until SIGTERM or SIGINT, and then until its connections are over.
 ///
 /// # Errors
 ///
 /// What could not be opened or bound, or which thread ended.
 pub fn run(config: Config) -> Result<(), RunError> {
-    let context = |what: &str| {
-        let what = what.to_owned();
-        move |why| RunError { what, why }
-    };
     raise_descriptor_limit();
     let clock = Clock::new();
     let option = OptionSource::choose(&config.smc);
@@ -178,19 +179,13 @@ fn open_ports(
     nics: &[RnicConfig],
     clock: Clock,
     waker: &Waker,
-) -> Result<Vec<PortParts<roce::Rnic>>, RunError> {
+) -> Result<Vec<PortParts<any::Nic>>, RunError> {
     let mut opened = Vec::new();
     for nic in nics {
-        let mtu_max = nic.mtu.and_then(Mtu::from_bytes);
-        let place = match nic.address {
-            Some(address) => udp::Place::Address(address),
-            None => udp::Place::Device(&nic.device),
-        };
-        let wanted = udp::Config { mtu_max, ..udp::Config::on(place) };
-        match udp::open_shared(&wanted, nic.pollers) {
+        match any::open(&spec(nic)) {
             Ok(parts) => {
-                let (device, pollers) = (&nic.device, parts.len());
-                tracing::info!(rnic = nic.name, device, pollers, "soft RNIC open");
+                let (kind, device, pollers) = (nic.kind.name(), &nic.device, parts.len());
+                tracing::info!(rnic = nic.name, kind, device, pollers, "RNIC open");
                 let parts = parts.into_iter().enumerate();
                 opened.extend(parts.map(|(index, (rnic, fabric))| {
                     // The operator's core is for the first; the others are chosen.
@@ -199,20 +194,20 @@ fn open_ports(
                 }));
             }
             Err(error) if config.rnics.is_empty() => {
-                tracing::warn!(device = nic.device, %error, "no soft RNIC can open here: TCP only");
+                let (kind, device) = (nic.kind.name(), &nic.device);
+                tracing::warn!(kind, device, %error, "no RNIC can open here: TCP only");
             }
-            Err(why) => {
-                return Err(RunError { what: format!("rnic {} on {}", nic.name, nic.device), why });
+            Err(error) => {
+                let what = format!("rnic {} on {}", nic.name, nic.device);
+                return Err(RunError { what, why: error.to_string() });
             }
         }
     }
     if opened.is_empty() {
         opened.push((no_nic(), None, None));
     }
-    let seats = seats(opened.len())
-        .map_err(|why| RunError { what: "no mailboxes for the pollers".to_owned(), why })?;
-    let affinity = Affinity::of_this_thread()
-        .map_err(|why| RunError { what: "the cores cannot be read".to_owned(), why })?;
+    let seats = seats(opened.len()).map_err(context("no mailboxes for the pollers"))?;
+    let affinity = Affinity::of_this_thread().map_err(context("the cores cannot be read"))?;
     let wanted: Vec<_> = opened.iter().map(|(nic, _, _)| nic.core).collect();
     let allowed: Vec<_> = affinity.cores().collect();
     let cores = cores::assign(&config.poll, &wanted, &allowed, &Board::of_this_machine());
@@ -227,7 +222,7 @@ fn open_ports(
             let subnet = subnet.map(|(device, address)| device::subnets(device, address).ipv4);
             let traffic = Arc::new(Traffic::default());
             let poller = start_poller(config, run_on, fabric, clock, waker, &traffic, seat)
-                .map_err(|why| RunError { what: "a poller cannot be started".to_owned(), why })?;
+                .map_err(context("a poller cannot be started"))?;
             let RnicConfig { name, kind, device, pnet, .. } = nic;
             let subnet = subnet.unwrap_or_default();
             let lan = Lan { pnet, vlan: device::vlan(&device) };
@@ -236,11 +231,24 @@ fn open_ports(
         .collect()
 }
 
+/// What to open for `nic`.
+fn spec(nic: &RnicConfig) -> any::Spec<'_> {
+    any::Spec {
+        kind: match nic.kind {
+            RnicKind::RoceUdp => any::Kind::RoceUdp,
+        },
+        device: &nic.device,
+        address: nic.address,
+        pollers: nic.pollers,
+        mtu_max: nic.mtu.and_then(Mtu::from_bytes),
+    }
+}
+
 /// What stands for a NIC where there is none.
 fn no_nic() -> RnicConfig {
     RnicConfig {
         name: "none".to_owned(),
-        kind: crate::config::RnicKind::RoceUdp,
+        kind: RnicKind::RoceUdp,
         device: String::new(),
         core: None,
         mtu: None,
@@ -264,12 +272,12 @@ fn say_where(assignment: &Assignment, index: u8) {
 pub(crate) fn start_poller(
     config: &Config,
     (assignment, affinity): (Assignment, &Affinity),
-    fabric: SoftFabric,
+    fabric: AnyFabric,
     clock: Clock,
     control: &Waker,
     traffic: &Arc<Traffic>,
-    seat: Seat<roce::Qp>,
-) -> io::Result<PollerHandle<roce::Qp>> {
+    seat: Seat<any::Qp>,
+) -> io::Result<PollerHandle<any::Qp>> {
     let (report, reports) = mailbox(REPORTS_MAX, control.clone());
     let counters = Arc::new(Counters::default());
     let gauges = Arc::new(Gauges::new());
@@ -292,7 +300,7 @@ pub(crate) fn start_poller(
         owners: seat.owners,
         counters: Arc::clone(&counters),
         gauges: Arc::clone(&gauges),
-        observe: Box::new(move |fabric: &SoftFabric| publish(fabric, &traffic)),
+        observe: Box::new(move |fabric: &AnyFabric| publish(fabric, &traffic)),
     };
     say_where(&assignment, seat_index);
     let affinity = affinity.with_core(assignment.core);
@@ -317,28 +325,28 @@ pub(crate) fn start_poller(
 }
 
 /// Copies what the fabric counts to where others can read it.
-fn publish(fabric: &SoftFabric, traffic: &Traffic) {
+fn publish(fabric: &AnyFabric, traffic: &Traffic) {
     // A poller without an RNIC relays TCP only.
     let Some(fabric) = fabric else { return };
-    let counters = fabric.counters();
+    let figures = fabric.figures();
     for (published, counted) in [
-        (&traffic.packets_in, counters.packets_in),
-        (&traffic.packets_out, counters.packets_out),
-        (&traffic.retransmits, counters.retransmits),
-        (&traffic.path_raised, counters.path_raised),
-        (&traffic.path_lowered, counters.path_lowered),
-        (&traffic.icrc_errors, counters.icrc_errors),
-        (&traffic.psn_errors, counters.psn_errors),
-        (&traffic.unknown_qp, counters.unknown_qp),
-        (&traffic.rkey_errors, counters.rkey_errors),
+        (&traffic.packets_in, figures.packets_in),
+        (&traffic.packets_out, figures.packets_out),
+        (&traffic.retransmits, figures.retransmits),
+        (&traffic.path_raised, figures.path_raised),
+        (&traffic.path_lowered, figures.path_lowered),
+        (&traffic.icrc_errors, figures.icrc_errors),
+        (&traffic.psn_errors, figures.psn_errors),
+        (&traffic.unknown_qp, figures.unknown_qp),
+        (&traffic.rkey_errors, figures.rkey_errors),
     ] {
         published.store(counted, Ordering::Relaxed);
     }
 }
 
 /// Where the ports are.
-fn places(ports: &[PortParts<roce::Rnic>]) -> Vec<Place> {
-    let place = |port: &PortParts<roce::Rnic>| Place {
+fn places(ports: &[PortParts<any::Nic>]) -> Vec<Place> {
+    let place = |port: &PortParts<any::Nic>| Place {
         rnic: port.name.clone(),
         device: port.device.clone(),
         address: port.rnic.as_ref().map(|rnic| rnic.port().gid.to_ip()),
@@ -363,7 +371,6 @@ mod tests {
     use smcr_os::netdev::NetworkDevice;
 
     use super::*;
-    use crate::config::RnicKind;
 
     /// A peer that took a restarted gateway for the one before would write into memory that is
     /// gone; one that took two hosts for one would mix up their connections.

@@ -71,4 +71,4 @@ fn optional_core(table: &mut Section<'_>) -> Result<Option<usize>, ConfigError> 
 
 /// Pollers of one RNIC: more sockets than that do not make it faster.
 const POLLERS_MAX: u32 = 64;
-const RNIC_KINDS: [(&str, RnicKind); 1] = [("roce-udp", RnicKind::RoceUdp)];
+const RNIC_KINDS: [(&str, RnicKind); 1] = [(RnicKind::RoceUdp.name(), RnicKind::RoceUdp)];

@@ -257,7 +257,7 @@ impl<N: Rnic> Gateway<N> {
         let links = self.endpoint.groups().iter().flat_map(|(_, group)| &group.links);
         Some(RnicRow {
             name: port.name.clone(),
-            kind: "roce-udp".to_owned(),
+            kind: info.kind.name().to_owned(),
             device: info.device.clone(),
             gid: address.gid.to_string(),
             state: if port.is_up() { "up" } else { "down" }.to_owned(),

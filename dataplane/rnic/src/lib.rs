@@ -8,10 +8,11 @@
 //! if both ends have agreed on them.
 //!
 //! The backends are `sim`, which simulates a network of NICs in one thread on a virtual clock, and
-//! `roce`, which implements RoCEv2 in software over UDP sockets. `fault_injector` wraps any of
-//! them.
+//! `roce`, which implements RoCEv2 in software over UDP sockets. `any` is one type for all backends
+//! that a gateway may have. `fault_injector` wraps any of them.
 
 mod absent;
+pub mod any;
 pub mod dice;
 pub mod fault_injector;
 pub mod roce;

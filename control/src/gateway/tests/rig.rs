@@ -12,8 +12,7 @@ use smcr_engine::mailbox::{Sender, Waker, mailbox};
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::wire::clc::{Frame, Framer, Offer, Proposal};
 use smcr_proto::{AlertToken, Gid, MacAddress, Mtu, PeerId, Psn, Qpn, Rkey, RmbeSize};
-use smcr_rnic::roce;
-use smcr_rnic::roce::udp;
+use smcr_rnic::any;
 
 use super::US;
 use crate::config::{Config, RnicKind};
@@ -185,8 +184,15 @@ fn open_port(
     address: Ipv4Addr,
     clock: Clock,
     waker: &Waker,
-) -> PortParts<roce::Rnic> {
-    let (rnic, fabric) = udp::open(&udp::Config::on(udp::Place::Address(address.into()))).unwrap();
+) -> PortParts<any::Nic> {
+    let spec = any::Spec {
+        kind: any::Kind::RoceUdp,
+        device: "lo",
+        address: Some(address.into()),
+        pollers: 1,
+        mtu_max: None,
+    };
+    let (rnic, fabric) = any::open(&spec).unwrap().remove(0);
     let traffic = Arc::new(Traffic::default());
     let seat = seats(1).unwrap().remove(0);
     let affinity = Affinity::of_this_thread().unwrap();

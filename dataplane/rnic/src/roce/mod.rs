@@ -90,8 +90,8 @@ pub fn join<W: Wire>(parameters: Parameters, wire: W) -> (Rnic, Fabric<W>) {
     (Rnic::new(parameters, shared), fabric)
 }
 
-/// Creates one NIC with several fabrics. Part i must have share i, and all parts have one address.
-/// Peers see one NIC.
+/// Creates one NIC with a fabric for each part. Part i must have share i, and all parts have one
+/// address. Peers see one NIC.
 ///
 /// # Errors
 ///
@@ -99,8 +99,13 @@ pub fn join<W: Wire>(parameters: Parameters, wire: W) -> (Rnic, Fabric<W>) {
 ///
 /// # Panics
 ///
-/// If a wire has no event descriptor, or a share does not match the position of its part.
+/// If one of several wires has no event descriptor, or a share does not match the position of its
+/// part.
 pub fn join_all<W: Wire>(parts: Vec<(Parameters, W)>) -> io::Result<Vec<(Rnic, Fabric<W>)>> {
+    if let [(setup, _)] = parts.as_slice() {
+        assert_eq!(setup.share, Share::ALL);
+        return Ok(parts.into_iter().map(|(setup, wire)| join(setup, wire)).collect());
+    }
     let siblings = {
         let wires = parts.iter().map(|(_, wire)| wire.event_descriptor());
         let wires: Vec<_> = wires.map(|wire| wire.expect("a wire to sleep on")).collect();

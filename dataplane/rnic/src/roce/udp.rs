@@ -59,10 +59,9 @@ pub struct Udp {
 /// When there is no such device or address, when the device has no IP address or too small an MTU,
 /// and when the UDP port is taken: by another gateway, or by the kernel's `rdma_rxe`.
 pub fn open(config: &Config<'_>) -> io::Result<(Rnic, Fabric<Udp>)> {
-    let interface = find(config)?;
-    let socket = UdpSocket::bind(interface.at(config.port), BUFFER_LEN)?;
-    let setup = setup(config, &interface, &socket, Share::ALL)?;
-    Ok(join(setup, Udp::new(socket)))
+    let mut parts = parts(config, 1)?;
+    let (setup, wire) = parts.pop().expect("as many parts as were asked for");
+    Ok(join(setup, wire))
 }
 
 /// Opens a NIC with `count` fabrics, each for a poller of its own. Peers see one NIC.
@@ -75,18 +74,33 @@ pub fn open(config: &Config<'_>) -> io::Result<(Rnic, Fabric<Udp>)> {
 ///
 /// If `count` is not 1 to 256.
 pub fn open_shared(config: &Config<'_>, count: u32) -> io::Result<Vec<(Rnic, Fabric<Udp>)>> {
+    join_all(parts(config, count)?)
+}
+
+/// The parts of which [`open_shared`] makes a NIC.
+///
+/// # Errors
+///
+/// As [`open_shared`].
+///
+/// # Panics
+///
+/// If `count` is not 1 to 256.
+pub fn parts(config: &Config<'_>, count: u32) -> io::Result<Vec<(Parameters, Udp)>> {
     assert!((1..=256).contains(&count));
-    if count == 1 {
-        return Ok(vec![open(config)?]);
-    }
     let interface = find(config)?;
+    if count == 1 {
+        let socket = UdpSocket::bind(interface.at(config.port), BUFFER_LEN)?;
+        let setup = setup(config, &interface, &socket, Share::ALL)?;
+        return Ok(vec![(setup, Udp::new(socket))]);
+    }
     let steering = Steering { byte_at: QPN_LAST_BYTE, shares: count };
     let sockets = UdpSocket::bind_shares(interface.at(config.port), BUFFER_LEN, steering)?;
     let part = |(socket, index): (UdpSocket, u32)| {
         let setup = setup(config, &interface, &socket, Share { index, count })?;
         Ok((setup, Udp::new(socket)))
     };
-    join_all(sockets.into_iter().zip(0..).map(part).collect::<io::Result<_>>()?)
+    sockets.into_iter().zip(0..).map(part).collect()
 }
 
 fn find(config: &Config<'_>) -> io::Result<Interface> {

@@ -1,0 +1,321 @@
+//! One type for all kinds of NIC that a gateway may have, whatever each of them is.
+//!
+//! The code that runs on these types is compiled once and serves ports of different kinds at the
+//! same time. The price is one `match` per call, and calls are per turn or per burst, never per
+//! packet or byte.
+//!
+//! To add a kind: a variant of [`Kind`], and of [`Nic`], [`Opening`], [`Qp`] and [`Fabric`] unless
+//! it is RoCE in software. That needs a variant of [`AnyWire`] only.
+
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+
+use smcr_memory::Region;
+use smcr_proto::{Gid, Instant, Mtu, Qpn};
+
+use crate::roce::{self, udp};
+use crate::{
+    Completion, ConnectError, Domain, Exhausted, Messages, Port, QpAddress, QpId, Registration,
+    Suspicion, Work,
+};
+
+mod wire;
+
+pub use wire::AnyWire;
+
+/// The kinds of NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// RoCEv2 in software, over UDP sockets.
+    RoceUdp,
+}
+
+/// Which NIC to open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spec<'a> {
+    /// Its kind.
+    pub kind: Kind,
+    /// The device it stands on, in the words of its kind.
+    pub device: &'a str,
+    /// Its address; `None` for the one that its kind prefers among those of the device.
+    pub address: Option<IpAddr>,
+    /// How many fabrics it gets, each for a poller of its own: 1 to 256.
+    pub pollers: u32,
+    /// The largest path MTU to announce; `None` for the largest that the device allows.
+    pub mtu_max: Option<Mtu>,
+}
+
+/// Why a NIC cannot be opened: one line for the operator, who knows which NIC it is about.
+#[derive(Debug)]
+pub enum OpenError {
+    /// The host refuses: there is no such device, its address is taken, or a privilege is missing.
+    Host(io::Error),
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+impl From<io::Error> for OpenError {
+    fn from(error: io::Error) -> Self {
+        Self::Host(error)
+    }
+}
+
+/// Opens a NIC. Its parts, one per poller, have one address: peers see one NIC.
+///
+/// # Errors
+///
+/// [`OpenError`], with nothing left open.
+///
+/// # Panics
+///
+/// If the number of pollers is not 1 to 256.
+pub fn open(spec: &Spec<'_>) -> Result<Vec<(Nic, Fabric)>, OpenError> {
+    match spec.kind {
+        Kind::RoceUdp => {
+            let place = match spec.address {
+                Some(address) => udp::Place::Address(address),
+                None => udp::Place::Device(spec.device),
+            };
+            let config = udp::Config { mtu_max: spec.mtu_max, ..udp::Config::on(place) };
+            let parts = udp::parts(&config, spec.pollers)?.into_iter();
+            let parts = parts.map(|(setup, wire)| (setup, AnyWire::Udp(wire)));
+            Ok(soft(roce::join_all(parts.collect())?))
+        }
+    }
+}
+
+/// RoCE in software.
+fn soft(parts: Vec<(roce::Rnic, roce::Fabric<AnyWire>)>) -> Vec<(Nic, Fabric)> {
+    parts.into_iter().map(|(rnic, fabric)| (Nic::Roce(rnic), Fabric::Roce(fabric))).collect()
+}
+
+/// The control thread's half of a NIC.
+#[derive(Debug)]
+pub enum Nic {
+    /// RoCE in software, over any wire.
+    Roce(roce::Rnic),
+}
+
+/// A queue pair that knows no peer yet.
+#[derive(Debug)]
+pub enum Opening {
+    /// Of RoCE in software.
+    Roce(roce::Opening),
+}
+
+/// A connected queue pair that its poller has not adopted yet.
+#[derive(Debug)]
+pub enum Qp {
+    /// Of RoCE in software.
+    Roce(roce::Qp),
+}
+
+/// The poller's half of a NIC.
+#[derive(Debug)]
+pub enum Fabric {
+    /// RoCE in software, over any wire.
+    Roce(roce::Fabric<AnyWire>),
+}
+
+/// What the fabrics of all kinds count, as far as a kind has such a thing. They count packets since
+/// the fabric was created unless they say otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Received, including those that were dropped.
+    pub packets_in: u64,
+    /// Sent, including those that were sent again.
+    pub packets_out: u64,
+    /// Sent again.
+    pub retransmits: u64,
+    /// How often a path turned out to carry larger packets.
+    pub path_raised: u64,
+    /// How often a path turned out not to carry packets that were sent.
+    pub path_lowered: u64,
+    /// Dropped because the ICRC was wrong.
+    pub icrc_errors: u64,
+    /// With a PSN that the peer cannot have used.
+    pub psn_errors: u64,
+    /// Dropped because they were for no queue pair of their sender.
+    pub unknown_qp: u64,
+    /// Requests refused because their key or range was wrong.
+    pub rkey_errors: u64,
+}
+
+impl Fabric {
+    /// What it has counted so far.
+    pub fn figures(&self) -> Figures {
+        match self {
+            Self::Roce(fabric) => {
+                let counters = fabric.counters();
+                Figures {
+                    packets_in: counters.packets_in,
+                    packets_out: counters.packets_out,
+                    retransmits: counters.retransmits,
+                    path_raised: counters.path_raised,
+                    path_lowered: counters.path_lowered,
+                    icrc_errors: counters.icrc_errors,
+                    psn_errors: counters.psn_errors,
+                    unknown_qp: counters.unknown_qp,
+                    rkey_errors: counters.rkey_errors,
+                }
+            }
+        }
+    }
+}
+
+impl crate::Rnic for Nic {
+    type Opening = Opening;
+
+    fn port(&self) -> Port {
+        match self {
+            Self::Roce(rnic) => rnic.port(),
+        }
+    }
+
+    fn has_route(&self, peer: Gid) -> bool {
+        match self {
+            Self::Roce(rnic) => rnic.has_route(peer),
+        }
+    }
+
+    fn payload(&self, qpn: Qpn) -> Option<u32> {
+        match self {
+            Self::Roce(rnic) => rnic.payload(qpn),
+        }
+    }
+
+    fn suspicion(&mut self) -> Option<Suspicion> {
+        match self {
+            Self::Roce(rnic) => rnic.suspicion(),
+        }
+    }
+
+    fn open_domain(&mut self) -> Result<Domain, Exhausted> {
+        match self {
+            Self::Roce(rnic) => rnic.open_domain(),
+        }
+    }
+
+    fn close_domain(&mut self, domain: Domain) {
+        match self {
+            Self::Roce(rnic) => rnic.close_domain(domain),
+        }
+    }
+
+    fn register(&mut self, domain: Domain, region: &Region) -> Result<Registration, Exhausted> {
+        match self {
+            Self::Roce(rnic) => rnic.register(domain, region),
+        }
+    }
+
+    fn deregister(&mut self, registration: Registration) {
+        match self {
+            Self::Roce(rnic) => rnic.deregister(registration),
+        }
+    }
+
+    fn open_for(&mut self, domain: Domain, messages: Messages) -> Result<Opening, Exhausted> {
+        match self {
+            Self::Roce(rnic) => rnic.open_for(domain, messages).map(Opening::Roce),
+        }
+    }
+}
+
+impl crate::Opening for Opening {
+    type Qp = Qp;
+
+    fn address(&self) -> QpAddress {
+        match self {
+            Self::Roce(opening) => opening.address(),
+        }
+    }
+
+    fn fit_path_to(&mut self, peer: Gid) {
+        match self {
+            Self::Roce(opening) => opening.fit_path_to(peer),
+        }
+    }
+
+    fn connect(self, peer: QpAddress) -> Result<Qp, ConnectError> {
+        match self {
+            Self::Roce(opening) => opening.connect(peer).map(Qp::Roce),
+        }
+    }
+}
+
+impl crate::Fabric for Fabric {
+    type Qp = Qp;
+
+    /// # Panics
+    ///
+    /// If the queue pair is of another kind: a queue pair comes to the fabric of its own NIC.
+    fn adopt(&mut self, now: Instant, qp: Qp) -> QpId {
+        match (self, qp) {
+            (Self::Roce(fabric), Qp::Roce(qp)) => fabric.adopt(now, qp),
+        }
+    }
+
+    fn room(&self, qp: QpId) -> usize {
+        match self {
+            Self::Roce(fabric) => fabric.room(qp),
+        }
+    }
+
+    fn post(&mut self, qp: QpId, work: &mut Vec<Work>) {
+        match self {
+            Self::Roce(fabric) => fabric.post(qp, work),
+        }
+    }
+
+    fn poll(&mut self, now: Instant, out: &mut Vec<Completion>) {
+        match self {
+            Self::Roce(fabric) => fabric.poll(now, out),
+        }
+    }
+
+    fn note_quiet(&mut self) {
+        match self {
+            Self::Roce(fabric) => fabric.note_quiet(),
+        }
+    }
+
+    fn transmit(&mut self, now: Instant) {
+        match self {
+            Self::Roce(fabric) => fabric.transmit(now),
+        }
+    }
+
+    fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
+        match self {
+            Self::Roce(fabric) => fabric.prepare_sleep(now),
+        }
+    }
+
+    fn event_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Roce(fabric) => fabric.event_descriptor(),
+        }
+    }
+
+    fn fail(&mut self, now: Instant, qp: QpId) {
+        match self {
+            Self::Roce(fabric) => fabric.fail(now, qp),
+        }
+    }
+
+    fn release(&mut self, now: Instant, qp: QpId) {
+        match self {
+            Self::Roce(fabric) => fabric.release(now, qp),
+        }
+    }
+}
