@@ -257,7 +257,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             group.stock.withdraw(port, rnic);
             rnic.close_domain(domain);
         }
-        group.stock.close();
+        group.stock.close(&mut self.shared.budget);
     }
 }
 

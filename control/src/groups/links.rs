@@ -217,7 +217,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         self.group.domains.insert(port, domain);
         // RFC 7609 2.1 #3: one RToken per RMB and link
         // RFC 7609 2.2 #4: same RMBs on all links
-        if self.group.stock.register(port, domain, rnic).is_err() {
+        let budget = &mut self.shared.budget;
+        if self.group.stock.register(port, domain, rnic, budget).is_err() {
             self.leave_port(port);
             return Err(Exhausted);
         }

@@ -64,7 +64,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
 
     /// The peer has no room for an RMB, or does not know it any more.
     pub(super) fn rmb_gone(&mut self, index: RmbIndex) {
-        let keys = self.group.stock.discard(index);
+        let keys = self.group.stock.discard(index, &mut self.shared.budget);
         self.deregister(keys);
         self.shared.events.push_back(Event::ElementsChanged(self.group.id));
     }
@@ -105,8 +105,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
             let rnic = rnic.expect("a domain is one of an RNIC");
             // RFC 7609 2.1 #3: one RToken per RMB and link
             // RFC 7609 2.2 #4: same RMBs on all links
-            if self.group.stock.register(*port, *domain, rnic).is_err() {
-                let keys = self.group.stock.discard(index);
+            let budget = &mut self.shared.budget;
+            if self.group.stock.register(*port, *domain, rnic, budget).is_err() {
+                let keys = self.group.stock.discard(index, budget);
                 self.deregister(keys);
                 return Err(Exhausted);
             }

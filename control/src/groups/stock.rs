@@ -12,7 +12,8 @@ use super::ports::PortId;
 use smcr_proto::link_group::RmbIndex;
 
 /// How much memory elements may still take, over all link groups. What counts is elements that are
-/// out: the others have addresses, but no memory.
+/// out: the others have addresses, but no memory. An RMB that an RNIC has pinned has memory for all
+/// of its elements, and counts as a whole.
 #[derive(Debug)]
 pub struct Budget {
     bytes: u64,
@@ -22,6 +23,12 @@ impl Budget {
     /// A budget of `bytes`.
     pub fn new(bytes: u64) -> Self {
         Self { bytes }
+    }
+
+    /// Takes so many bytes.
+    fn take(&mut self, bytes: u64) -> Result<(), Exhausted> {
+        self.bytes = self.bytes.checked_sub(bytes).ok_or(Exhausted)?;
+        Ok(())
     }
 }
 
@@ -41,6 +48,8 @@ struct Registered {
     size: RmbeSize,
     /// With each RNIC of the group.
     keys: Vec<(PortId, Registration)>,
+    /// An RNIC pins it, or did: its pages stay, and all of it has been taken from the budget.
+    pinned: bool,
     standing: Standing,
     /// Since when no element has been out.
     idle_since: Option<Instant>,
@@ -69,19 +78,22 @@ impl Stock {
     ///
     /// [`Exhausted`] when the budget has no room for it.
     pub fn take(&mut self, size: RmbeSize, budget: &mut Budget) -> Result<Option<Rmbe>, Exhausted> {
-        let left = budget.bytes.checked_sub(size.bytes().into()).ok_or(Exhausted)?;
         let known = |one: &&mut Registered| one.standing == Standing::Known && one.size == size;
         // RFC 7609 4.1 #3: RMBs of several element sizes
         let known = self.rmbs.iter_mut().filter(known);
         // The oldest first, so that the younger can fall idle.
         for one in known {
-            if let Some(rmbe) = one.rmb.take() {
-                one.idle_since = None;
-                budget.bytes = left;
-                return Ok(Some(rmbe));
+            if one.rmb.in_use() == one.rmb.elements() {
+                continue;
             }
+            if !one.pinned && budget.take(size.bytes().into()).is_err() {
+                continue;
+            }
+            one.idle_since = None;
+            return Ok(one.rmb.take());
         }
-        Ok(None)
+        // Another RMB would not help.
+        if budget.bytes < size.bytes().into() { Err(Exhausted) } else { Ok(None) }
     }
 
     /// Takes an element back.
@@ -90,11 +102,14 @@ impl Stock {
     ///
     /// If it is of another stock.
     pub fn give_back(&mut self, now: Instant, rmbe: Rmbe, budget: &mut Budget) {
-        budget.bytes += u64::from(rmbe.capacity());
+        let capacity = u64::from(rmbe.capacity());
         let address = rmbe.rmb_address();
         let home = self.rmbs.iter_mut().find(|one| one.rmb.region().address() == address);
         let home = home.expect("an element goes back where it came from");
         home.rmb.give_back(rmbe);
+        if !home.pinned {
+            budget.bytes += capacity;
+        }
         home.idle_since = (home.rmb.in_use() == 0).then_some(now);
     }
 
@@ -188,7 +203,7 @@ impl Stock {
 
     /// Bytes registered.
     pub fn bytes(&self) -> u64 {
-        self.rmbs.iter().map(|one| one.rmb.region().len() as u64).sum()
+        self.rmbs.iter().map(Registered::bytes).sum()
     }
 
     /// Adds an RMB with elements of this size that no RNIC knows yet.
@@ -213,7 +228,8 @@ impl Stock {
         let region = Region::new(len).map_err(|_| Exhausted)?;
         let rmb = Rmb::carve(region, size);
         let idle_since = Some(now);
-        self.rmbs.push(Registered { index, rmb, size, keys: Vec::new(), standing, idle_since });
+        let (keys, pinned) = (Vec::new(), false);
+        self.rmbs.push(Registered { index, rmb, size, keys, pinned, standing, idle_since });
         Ok(index)
     }
 
@@ -221,15 +237,21 @@ impl Stock {
     ///
     /// # Errors
     ///
-    /// [`Exhausted`] when there is no key left. What was registered stays so.
+    /// [`Exhausted`] when there is no key left, or when the RNIC pins memory and the budget has no
+    /// room for it. What was registered stays so.
     pub fn register(
         &mut self,
         port: PortId,
         domain: Domain,
         rnic: &mut impl Rnic,
+        budget: &mut Budget,
     ) -> Result<(), Exhausted> {
         for one in &mut self.rmbs {
             if one.keys.iter().all(|(other, _)| *other != port) {
+                if rnic.pins() && !one.pinned {
+                    budget.take(one.bytes() - one.bytes_out())?;
+                    one.pinned = true;
+                }
                 one.keys.push((port, rnic.register(domain, one.rmb.region())?));
             }
         }
@@ -242,12 +264,13 @@ impl Stock {
     /// # Panics
     ///
     /// If an element is out, or if it was given up before.
-    pub fn discard(&mut self, index: RmbIndex) -> Vec<(PortId, Registration)> {
+    pub fn discard(&mut self, index: RmbIndex, budget: &mut Budget) -> Vec<(PortId, Registration)> {
         let place = self.rmbs.iter().position(|one| one.index == index);
         // The machine says once that the peer refuses an RMB, or has let it go.
         let place = place.expect("an RMB is discarded once");
         let one = self.rmbs.remove(place);
         assert_eq!(one.rmb.in_use(), 0);
+        one.refund(budget);
         one.keys
     }
 
@@ -266,10 +289,29 @@ impl Stock {
     /// # Panics
     ///
     /// If an element is still out, or an RNIC still knows of it.
-    pub fn close(self) {
+    pub fn close(self, budget: &mut Budget) {
         for one in self.rmbs {
             assert_eq!(one.rmb.in_use(), 0);
+            one.refund(budget);
             assert!(one.keys.is_empty(), "what is registered may be written");
+        }
+    }
+}
+
+impl Registered {
+    fn bytes(&self) -> u64 {
+        self.rmb.region().len() as u64
+    }
+
+    /// Bytes of the elements that are out.
+    fn bytes_out(&self) -> u64 {
+        u64::from(self.rmb.in_use()) * u64::from(self.size.bytes())
+    }
+
+    /// Gives back what the RMB has taken as a whole. No element may be out.
+    fn refund(&self, budget: &mut Budget) {
+        if self.pinned {
+            budget.bytes += self.bytes();
         }
     }
 }
@@ -288,6 +330,7 @@ const IDLE: Duration = Duration::from_secs(120);
 mod tests {
     use smcr_proto::{Gid, MacAddress, Mtu};
     use smcr_rnic::Port;
+    use smcr_rnic::dice::Chance;
     use smcr_rnic::sim::{Network, Odds};
 
     use super::*;
@@ -319,7 +362,7 @@ mod tests {
         assert!(taken.iter().all(Option::is_some));
         assert!(last.take(size, &mut budget).unwrap().is_none(), "three elements");
         taken.into_iter().flatten().for_each(|rmbe| last.give_back(NOW, rmbe, &mut budget));
-        stocks.into_iter().for_each(Stock::close);
+        stocks.into_iter().for_each(|stock| stock.close(&mut budget));
         assert_eq!(budget.bytes, 5 * 16_384 + 100);
     }
 
@@ -341,7 +384,7 @@ mod tests {
         }
         assert_eq!(sizes, [(0, 8), (8, 32), (36, 128), (148, 255)]);
         taken.into_iter().for_each(|rmbe| stock.give_back(NOW, rmbe, &mut budget));
-        stock.close();
+        stock.close(&mut budget);
     }
 
     /// A peer reaches an element through every RNIC of the group, by keys of its own, and through
@@ -361,8 +404,8 @@ mod tests {
         stock.grow(NOW, Standing::Known, size).unwrap();
         for (index, nic) in nics.iter_mut().enumerate() {
             let domain = nic.open_domain().unwrap();
-            stock.register(PortId(index), domain, nic).unwrap();
-            stock.register(PortId(index), domain, nic).unwrap();
+            stock.register(PortId(index), domain, nic, &mut budget).unwrap();
+            stock.register(PortId(index), domain, nic, &mut budget).unwrap();
         }
         let rmbe = stock.take(size, &mut budget).unwrap().unwrap();
         assert!(stock.key(&rmbe, PortId(0)).is_some() && stock.key(&rmbe, PortId(1)).is_some());
@@ -371,7 +414,44 @@ mod tests {
         assert!(stock.key(&rmbe, PortId(1)).is_some());
         stock.give_back(NOW, rmbe, &mut budget);
         stock.withdraw(PortId(1), &mut nics[1]);
-        stock.close();
+        stock.close(&mut budget);
+    }
+
+    /// Hardware takes memory for elements that nobody uses, too. If only those in use counted, many
+    /// peers with one connection each could take all memory of the host.
+    #[test]
+    fn what_is_pinned_counts_as_a_whole() {
+        let port = Port { gid: Gid([1; 16]), mac: MacAddress([1; 6]), mtu: Mtu::B1024 };
+        let odds = Odds { pins: Chance::percent(100), ..Odds::CALM };
+        let (mut nic, _fabric) = Network::new(1, odds).rnic(port);
+        let domain = nic.open_domain().unwrap();
+        let size = RmbeSize::from_bytes(16_384).unwrap();
+        let all = 2 * 3 * 16_384 + 100;
+        let mut budget = Budget::new(all);
+        let mut stocks: Vec<_> = (0..3).map(|_| Stock::new(3)).collect();
+        for stock in &mut stocks {
+            stock.grow(NOW, Standing::Known, size).unwrap();
+        }
+        // One element is out before the RNIC comes; it counts once.
+        let early = stocks[0].take(size, &mut budget).unwrap().unwrap();
+        for (index, stock) in stocks.iter_mut().enumerate() {
+            let registered = stock.register(PortId(0), domain, &mut nic, &mut budget);
+            assert_eq!(registered.is_ok(), index < 2);
+        }
+        assert_eq!(budget.bytes, 100);
+        assert_eq!(stocks[2].take(size, &mut budget).err(), Some(Exhausted));
+        let late = stocks[0].take(size, &mut budget).unwrap().unwrap();
+        for rmbe in [early, late] {
+            stocks[0].give_back(NOW, rmbe, &mut budget);
+        }
+        assert_eq!(budget.bytes, 100, "what has come home is pinned still");
+        for (_, key) in stocks[1].discard(RmbIndex(0), &mut budget) {
+            nic.deregister(key);
+        }
+        assert_eq!(budget.bytes, 3 * 16_384 + 100);
+        stocks[0].withdraw(PortId(0), &mut nic);
+        stocks.into_iter().for_each(|stock| stock.close(&mut budget));
+        assert_eq!(budget.bytes, all);
     }
 
     /// Connections that need large elements and those that are many share a group, each with what
@@ -394,6 +474,6 @@ mod tests {
         assert_eq!(taken.each_ref().map(Rmbe::size), [large, small, large]);
         assert!(take(large).is_none() && stock.runs_low(large) && !stock.runs_low(small));
         taken.into_iter().for_each(|rmbe| stock.give_back(NOW, rmbe, &mut budget));
-        stock.close();
+        stock.close(&mut budget);
     }
 }

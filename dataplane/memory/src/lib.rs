@@ -22,6 +22,6 @@ pub mod region;
 pub mod rmb;
 pub mod send_pool;
 
-pub use region::Region;
+pub use region::{Pinned, Region};
 pub use rmb::{Rmb, Rmbe};
 pub use send_pool::{Lease, SendPool, Vacant};

@@ -3,6 +3,7 @@
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use smcr_os::Mapping;
 
@@ -14,7 +15,37 @@ use crate::contested::Contested;
 /// the memory cannot disappear during a write.
 #[derive(Clone, Debug)]
 pub struct Region {
-    mapping: Arc<Mapping>,
+    memory: Arc<Memory>,
+}
+
+/// The memory that all clones of a region share.
+#[derive(Debug)]
+struct Memory {
+    mapping: Mapping,
+    /// How many [`Pinned`] there are.
+    pins: AtomicU32,
+}
+
+/// A region whose pages stay where they are as long as this exists. Hardware asks for it: a NIC
+/// translates addresses to pages once, when memory is registered, and then goes on using those
+/// pages.
+#[must_use = "the region is pinned until this is dropped"]
+#[derive(Debug)]
+pub struct Pinned(Region);
+
+impl Pinned {
+    /// The region.
+    pub fn region(&self) -> &Region {
+        &self.0
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // What the holder did with the pages happens before anybody gives them back.
+        let before = self.0.memory.pins.fetch_sub(1, Ordering::Release);
+        assert!(before > 0, "each pin is counted");
+    }
 }
 
 impl Region {
@@ -24,18 +55,27 @@ impl Region {
     ///
     /// When the kernel has no memory to map.
     pub fn new(len: usize) -> io::Result<Self> {
-        Ok(Self { mapping: Arc::new(Mapping::anonymous(len)?) })
+        let memory = Memory { mapping: Mapping::anonymous(len)?, pins: AtomicU32::new(0) };
+        Ok(Self { memory: Arc::new(memory) })
+    }
+
+    /// Keeps the pages of the region where they are until the result is dropped. The caller is the
+    /// thread that calls [`discard`](Self::discard), too, so that neither happens during the other.
+    pub fn pin(&self) -> Pinned {
+        let before = self.memory.pins.fetch_add(1, Ordering::Relaxed);
+        assert!(before < u32::MAX, "few NICs pin a region");
+        Pinned(self.clone())
     }
 
     /// Length in bytes.
     #[allow(clippy::len_without_is_empty, reason = "a region is never empty")]
     pub fn len(&self) -> usize {
-        self.mapping.len()
+        self.memory.mapping.len()
     }
 
     /// The address of the first byte, as peers are told it.
     pub fn address(&self) -> u64 {
-        self.mapping.base().as_ptr() as u64
+        self.memory.mapping.base().as_ptr() as u64
     }
 
     /// Copies `bytes` to `at` bytes into the region. Others may write there at the same time:
@@ -67,16 +107,19 @@ impl Region {
         self.contested(at, len).clear();
     }
 
-    /// Gives whole pages of the range back to the kernel and zeroes the rest of it.
-    ///
-    /// Not for memory that hardware has pinned: such a NIC would go on writing to the pages it
-    /// knows, which are then no longer these.
+    /// Zeroes the range, and gives whole pages of it back to the kernel unless the region is
+    /// [pinned](Self::pin). A NIC that has pinned the pages would go on writing to them, and the
+    /// CPU would read others, for ever zero.
     ///
     /// # Panics
     ///
     /// If the range leaves the region.
     pub fn discard(&self, at: usize, len: usize) {
-        match self.mapping.discard(at, len) {
+        if self.memory.pins.load(Ordering::Acquire) > 0 {
+            self.zero(at, len);
+            return;
+        }
+        match self.memory.mapping.discard(at, len) {
             Ok(gone) if !gone.is_empty() => {
                 self.zero(at, gone.start - at);
                 self.zero(gone.end, at + len - gone.end);
@@ -100,7 +143,7 @@ impl Region {
     pub(crate) fn pointer(&self, at: usize, len: usize) -> NonNull<u8> {
         assert!(at <= self.len() && len <= self.len() - at, "{at}+{len} of {}", self.len());
         // SAFETY: `add` asks to stay within the allocation: the assertion and MAPPED.
-        unsafe { self.mapping.base().add(at) }
+        unsafe { self.memory.mapping.base().add(at) }
     }
 }
 

@@ -115,6 +115,12 @@ pub trait Rnic {
         None
     }
 
+    /// Whether registering memory pins it, so that all of it takes memory and not only what is
+    /// used. The same for the life of the NIC.
+    fn pins(&self) -> bool {
+        false
+    }
+
     /// Takes the next report that somebody attacks a queue pair. The caller logs it.
     fn suspicion(&mut self) -> Option<Suspicion> {
         None
@@ -134,7 +140,9 @@ pub trait Rnic {
     /// If a region is still registered in it, which would be our bug.
     fn close_domain(&mut self, domain: Domain);
 
-    /// Registers `region`, so that the peers of `domain` may write it. May take milliseconds.
+    /// Registers `region`, so that the peers of `domain` may write it. May take milliseconds. A
+    /// NIC that writes to pages rather than to addresses [pins](Region::pin) the region until it
+    /// has forgotten it.
     ///
     /// The NIC accepts writes with the rkey from the moment this returns, so the caller may then
     /// announce the rkey to a peer.

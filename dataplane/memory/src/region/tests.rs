@@ -1,5 +1,7 @@
 //! What goes in comes out, whoever else is there.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,6 +17,36 @@ fn what_goes_in_comes_out_and_discarded_bytes_are_zero() {
     assert!(out[..100].iter().all(|byte| *byte == 7));
     assert!(out[100..9_100].iter().all(|byte| *byte == 0));
     assert!(out[9_100..].iter().all(|byte| *byte == 7));
+}
+
+/// Which pages of a region the kernel has given it.
+fn present(region: &Region) -> Vec<bool> {
+    let first = region.address() / 4_096;
+    let mut entries = vec![0; region.len() / 4_096 * 8];
+    let map = File::open("/proc/self/pagemap").unwrap();
+    map.read_exact_at(&mut entries, first * 8).unwrap();
+    let entry = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().unwrap());
+    entries.chunks_exact(8).map(|bytes| entry(bytes) >> 63 == 1).collect()
+}
+
+/// A NIC that has pinned memory writes to the pages it knows. If the region got others for them,
+/// it would read zeros for ever, and the peer's bytes would be lost without a trace.
+#[test]
+fn pinned_pages_stay_and_are_zeroed() {
+    let region = Region::new(16_384).unwrap();
+    let other = region.clone();
+    let (first, second) = (other.pin(), other.pin());
+    for pin in [first, second] {
+        region.copy_in(0, &[7; 16_384]);
+        region.discard(100, 16_000);
+        assert_eq!(present(&region), [true; 4]);
+        let mut out = vec![1; 16_384];
+        pin.region().copy_out(0, &mut out);
+        assert!(out[..100].iter().chain(&out[16_100..]).all(|byte| *byte == 7));
+        assert!(out[100..16_100].iter().all(|byte| *byte == 0));
+    }
+    region.discard(0, 16_384);
+    assert_eq!(present(&region), [false; 4], "nobody pins it any more");
 }
 
 #[test]

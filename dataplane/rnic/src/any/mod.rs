@@ -194,6 +194,12 @@ impl crate::Rnic for Nic {
         }
     }
 
+    fn pins(&self) -> bool {
+        match self {
+            Self::Roce(rnic) => rnic.pins(),
+        }
+    }
+
     fn suspicion(&mut self) -> Option<Suspicion> {
         match self {
             Self::Roce(rnic) => rnic.suspicion(),

@@ -12,80 +12,27 @@
 //! What is not simulated: bandwidth, packets, congestion. `roce` over a lossy wire has those.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use smcr_memory::Region;
 use smcr_proto::{Gid, Instant, Psn, Qpn, Rkey};
 
-use crate::dice::{Chance, Dice};
+use crate::dice::Dice;
 use crate::{
     Completion, ConnectError, Domain, Exhausted, Message, Messages, Port, QpAddress, QpError, QpId,
     Registration, Work,
 };
 
+pub use odds::Odds;
 use queue_pair::{QueuePair, Stage};
 pub use world::Parcel;
 use world::{Losses, Nic, Registered, Tap, World};
 
+mod odds;
 mod queue_pair;
 mod visibility;
 mod world;
-
-/// How slow and how faulty a network is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Odds {
-    /// How long a request, or the acknowledgement of one, is in flight.
-    pub latency: RangeInclusive<Duration>,
-    /// How likely a poll stops before each further completion, although there are more.
-    pub hold_back: Chance,
-    /// How likely a piece of a write becomes visible before it must, each time it may.
-    pub early: Chance,
-    /// How likely a `transmit` with something to send breaks the queue pair instead.
-    pub break_on_transmit: Chance,
-    /// How likely an end that breaks loses messages and bytes that it had acknowledged, but not
-    /// shown to its host (RFC 7609, 4.6.1).
-    pub lose_on_break: Chance,
-    /// How likely a request or an acknowledgement takes `straggling` instead of `latency`.
-    pub straggle: Chance,
-    /// The latency of such stragglers.
-    pub straggling: RangeInclusive<Duration>,
-    /// How likely opening or registering something fails with [`Exhausted`].
-    pub exhausted: Chance,
-    /// How long a sender waits before it retries a peer that is not ready.
-    pub retransmit: Duration,
-    /// How long a peer may stay silent before the queue pair breaks.
-    pub retry_timeout: Duration,
-}
-
-impl Odds {
-    /// Nothing breaks, and written bytes become visible exactly when they must.
-    pub const CALM: Self = Self {
-        latency: Duration::from_micros(5)..=Duration::from_micros(5),
-        hold_back: Chance::NEVER,
-        early: Chance::NEVER,
-        break_on_transmit: Chance::NEVER,
-        lose_on_break: Chance::NEVER,
-        straggle: Chance::NEVER,
-        straggling: Duration::from_millis(1)..=Duration::from_millis(100),
-        exhausted: Chance::NEVER,
-        retransmit: Duration::from_millis(1),
-        retry_timeout: Duration::from_millis(500),
-    };
-
-    /// Nothing breaks by itself, but everything comes as late and as reordered as the contract
-    /// allows, and a queue pair that a test breaks may lose as much as it may.
-    pub const MALICIOUS: Self = Self {
-        latency: Duration::from_micros(1)..=Duration::from_micros(300),
-        hold_back: Chance::percent(20),
-        early: Chance::percent(15),
-        lose_on_break: Chance::percent(50),
-        straggle: Chance(500),
-        ..Self::CALM
-    };
-}
 
 /// Any number of NICs, all of which reach one another. A clone is a handle to the same network.
 #[derive(Clone, Debug)]
@@ -118,9 +65,12 @@ impl Network {
         let mut world = self.lock();
         assert!(world.nic_at(port.gid).is_none(), "{} exists", port.gid);
         let nic = world.nics.len();
+        let World { dice, odds, .. } = &mut *world;
+        let pins = dice.roll(odds.pins);
         world.nics.push(Nic {
             port,
             up: true,
+            pins,
             domains: BTreeSet::new(),
             next_domain: 0,
             registered: BTreeMap::new(),
@@ -250,6 +200,10 @@ impl crate::Rnic for Rnic {
         self.network.lock().nics[self.nic].port
     }
 
+    fn pins(&self) -> bool {
+        self.network.lock().nics[self.nic].pins
+    }
+
     fn open_domain(&mut self) -> Result<Domain, Exhausted> {
         self.exhausted()?;
         let nic = &mut self.network.lock().nics[self.nic];
@@ -271,14 +225,15 @@ impl crate::Rnic for Rnic {
         self.exhausted()?;
         let mut world = self.network.lock();
         let World { dice, nics, .. } = &mut *world;
-        let registered = &mut nics[self.nic].registered;
+        let Nic { registered, pins, .. } = &mut nics[self.nic];
         let rkey = loop {
             let rkey = Rkey(u32::try_from(dice.below(1 << 32)).expect("32 bits"));
             if !registered.contains_key(&rkey) {
                 break rkey;
             }
         };
-        registered.insert(rkey, Registered { domain, region: region.clone() });
+        let pin = pins.then(|| region.pin());
+        registered.insert(rkey, Registered { domain, region: region.clone(), pin });
         Ok(Registration { domain, rkey, address: region.address() })
     }
 

@@ -1,6 +1,9 @@
 //! The simulator's own promises, which go beyond the contract of every backend.
 
+use std::time::Duration;
+
 use super::*;
+use crate::dice::Chance;
 use crate::{ConnectError, Fabric as _, Opening as _, Rnic as _, Status, Tag};
 use smcr_proto::{MacAddress, Mtu};
 

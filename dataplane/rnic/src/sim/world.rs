@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
-use smcr_memory::Region;
+use smcr_memory::{Pinned, Region};
 use smcr_proto::{Gid, Instant, Qpn, Rkey};
 
 use super::queue_pair::{Arrival, Arrived, Event, Executed, InFlight, QueuePair, Stage};
@@ -65,6 +65,8 @@ impl fmt::Debug for Tap {
 pub(super) struct Nic {
     pub(super) port: Port,
     pub(super) up: bool,
+    /// It pins what it registers.
+    pub(super) pins: bool,
     pub(super) domains: BTreeSet<u32>,
     pub(super) next_domain: u32,
     pub(super) registered: BTreeMap<Rkey, Registered>,
@@ -75,6 +77,9 @@ pub(super) struct Nic {
 pub(super) struct Registered {
     pub(super) domain: Domain,
     pub(super) region: Region,
+    /// Keeps its pages, if the NIC needs that.
+    #[expect(dead_code, reason = "it does its work by being there")]
+    pub(super) pin: Option<Pinned>,
 }
 
 /// The outcome of a request at the other end.
@@ -328,7 +333,7 @@ impl Nic {
         address: u64,
         len: u32,
     ) -> Option<(&Region, usize)> {
-        let Registered { domain: owner, region } = self.registered.get(&rkey)?;
+        let Registered { domain: owner, region, .. } = self.registered.get(&rkey)?;
         let at = usize::try_from(address.checked_sub(region.address())?).ok()?;
         let end = at.checked_add(len as usize)?;
         (*owner == domain && end <= region.len()).then_some((region, at))
