@@ -20,7 +20,7 @@ use smcr_memory::Region;
 use smcr_os::interface::preferred_address;
 use smcr_proto::{Mtu, PeerId};
 use smcr_rnic::any;
-use smcr_rnic::{Fabric as _, Rnic as _};
+use smcr_rnic::{Exhausted, Fabric as _, Rnic as _};
 
 use crate::admin;
 use crate::config::{Config, IdlePolicy, Protocol, RnicConfig, RnicKind};
@@ -215,13 +215,15 @@ fn open_ports(
         .into_iter()
         .zip(cores)
         .zip(seats)
-        .map(|(((nic, rnic, fabric), assignment), seat)| {
+        .map(|(((nic, mut rnic, fabric), assignment), seat)| {
             let run_on = (assignment, &affinity);
             let address = rnic.as_ref().map(|rnic| rnic.port().gid.to_ip());
             let subnet = devices.named(&nic.device).zip(address);
             let subnet = subnet.map(|(device, address)| device::subnets(device, address).ipv4);
             let traffic = Arc::new(Traffic::default());
-            let poller = start_poller(config, run_on, fabric, clock, waker, &traffic, seat)
+            let memory = send_memory(config, rnic.as_mut())?;
+            let part = (fabric, memory);
+            let poller = start_poller(config, run_on, part, clock, waker, &traffic, seat)
                 .map_err(context("a poller cannot be started"))?;
             let RnicConfig { name, kind, device, pnet, .. } = nic;
             let subnet = subnet.unwrap_or_default();
@@ -258,6 +260,19 @@ fn no_nic() -> RnicConfig {
     }
 }
 
+/// What a poller sends from, known to its NIC.
+fn send_memory(config: &Config, rnic: Option<&mut any::Nic>) -> Result<Region, RunError> {
+    let len = usize::try_from(config.smc.send_pool).unwrap_or(usize::MAX);
+    let memory = Region::new(len).map_err(context("smc.send_pool"))?;
+    if let Some(rnic) = rnic {
+        rnic.send_from(&memory).map_err(|Exhausted| RunError {
+            what: "smc.send_pool".to_owned(),
+            why: "the RNIC cannot register as much memory".to_owned(),
+        })?;
+    }
+    Ok(memory)
+}
+
 /// Tells the operator where poller `index` runs, and why.
 fn say_where(assignment: &Assignment, index: u8) {
     let Assignment { core, reason, .. } = assignment;
@@ -272,7 +287,7 @@ fn say_where(assignment: &Assignment, index: u8) {
 pub(crate) fn start_poller(
     config: &Config,
     (assignment, affinity): (Assignment, &Affinity),
-    fabric: AnyFabric,
+    (fabric, memory): (AnyFabric, Region),
     clock: Clock,
     control: &Waker,
     traffic: &Arc<Traffic>,
@@ -281,7 +296,6 @@ pub(crate) fn start_poller(
     let (report, reports) = mailbox(REPORTS_MAX, control.clone());
     let counters = Arc::new(Counters::default());
     let gauges = Arc::new(Gauges::new());
-    let memory = Region::new(usize::try_from(config.smc.send_pool).unwrap_or(usize::MAX))?;
     let policy = match config.poll.policy {
         IdlePolicy::Spin => Policy::Spin,
         IdlePolicy::Adaptive => Policy::Adaptive,

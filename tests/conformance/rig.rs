@@ -108,14 +108,18 @@ impl Window {
 impl<H: Harness> Rig<H> {
     pub(crate) fn new(seed: u64) -> Self {
         let (harness, nics) = H::new(seed);
-        let sides = nics.map(|(rnic, fabric)| Side {
-            rnic,
-            fabric,
-            pool: SendPool::new(Region::new(CHUNKS * CHUNK_BYTES as usize).unwrap(), CHUNK_BYTES),
-            ends: BTreeMap::new(),
-            out: Vec::with_capacity(64),
-            long: Vec::new(),
-            next_tag: 0,
+        let sides = nics.map(|(mut rnic, fabric)| {
+            let memory = Region::new(CHUNKS * CHUNK_BYTES as usize).unwrap();
+            rnic.send_from(&memory).unwrap();
+            Side {
+                rnic,
+                fabric,
+                pool: SendPool::new(memory, CHUNK_BYTES),
+                ends: BTreeMap::new(),
+                out: Vec::with_capacity(64),
+                long: Vec::new(),
+                next_tag: 0,
+            }
         });
         let moved = harness.now();
         Self { harness, sides, dice: Dice::new(seed), moved, idle_turns: 0 }

@@ -51,6 +51,8 @@ impl Stage {
         let gid = Gid::from_ipv4([10, 9, 0, 2]);
         let (mut rnic, mut fabric) =
             network.rnic(Port { gid, mac: MacAddress::default(), mtu: Mtu::B1024 });
+        let memory = Region::new(65_536).unwrap();
+        rnic.send_from(&memory).unwrap();
         let domain = rnic.open_domain().unwrap();
         let size = RmbeSize::from_notation(0);
         let rmb = Rmb::carve(Region::new(size.bytes() as usize).unwrap(), size);
@@ -92,7 +94,7 @@ impl Stage {
             domain,
             key,
             qp,
-            pool: SendPool::new(Region::new(65_536).unwrap(), 65_536),
+            pool: SendPool::new(memory, 65_536),
             honest: Connection::new(setup),
             gateway: element.described,
             listens: true,

@@ -459,9 +459,10 @@ impl Place {
         let gid = Gid::from_ipv4([10, 9, index, number]);
         let mac = MacAddress([2, 0, 0, 0, index, number]);
         let (mut rnic, fabric) = network.rnic(Port { gid, mac, mtu: Mtu::B1024 });
+        let memory = Region::new(sizes.send_chunks * FILL_PER_TURN_MAX as usize).unwrap();
+        rnic.send_from(&memory).unwrap();
         let domain = rnic.open_domain().unwrap();
         let registration = rnic.register(domain, rmb.region()).unwrap();
-        let memory = Region::new(sizes.send_chunks * FILL_PER_TURN_MAX as usize).unwrap();
         let sockets = Sockets::default();
         let (counters, waker) = (Arc::clone(&ends.counters), ends.waker.clone());
         let poller = Poller::new(fabric, sockets.clone(), ends, memory);

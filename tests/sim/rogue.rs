@@ -87,8 +87,9 @@ impl Known {
 impl Rogue {
     pub(crate) fn new(seed: u64, network: &Network) -> Self {
         let (mut rnic, fabric) = network.rnic(Port { gid: GID, mac: MAC, mtu: Mtu::B1024 });
-        let domain = rnic.open_domain().expect("nothing is exhausted yet");
         let region = Region::new(POOL_BYTES as usize).expect("a little memory");
+        rnic.send_from(&region).expect("nothing is exhausted yet");
+        let domain = rnic.open_domain().expect("nothing is exhausted yet");
         Self {
             dice: Dice::new(seed ^ 0x726f_6775),
             rnic,

@@ -183,6 +183,11 @@ impl Lease {
         self.len
     }
 
+    /// The address of the first byte, as a NIC is told it.
+    pub fn address(&self) -> u64 {
+        self.region.address() + self.at as u64
+    }
+
     /// Copies `out.len()` bytes that start `at` bytes into the lease.
     ///
     /// # Panics
@@ -276,6 +281,7 @@ mod tests {
         let mut pool = SendPool::new(Region::new(4096).unwrap(), 4096);
         let lease = fill(&mut pool, &[1, 2, 3, 4, 5]).unwrap();
         let (head, tail) = pool.split(lease, 2);
+        assert_eq!(tail.address(), head.address() + 2);
         let mut out = [0; 3];
         tail.copy_out(0, &mut out);
         assert_eq!(out, [3, 4, 5]);

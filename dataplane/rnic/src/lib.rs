@@ -126,6 +126,15 @@ pub trait Rnic {
         None
     }
 
+    /// Names the memory whose leases the NIC's fabric will be given with its writes. A NIC that
+    /// needs a key for what it reads registers the memory in every domain that it opens. Call it
+    /// once, before the first `open_domain`; a NIC whose fabric writes nothing needs no memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Exhausted`], with nothing changed.
+    fn send_from(&mut self, memory: &Region) -> Result<(), Exhausted>;
+
     /// Opens a protection domain.
     ///
     /// # Errors
@@ -351,7 +360,8 @@ pub trait Fabric {
     ///
     /// # Panics
     ///
-    /// If `work` exceeds `room`, or `qp` is not adopted.
+    /// If `work` exceeds `room`, or `qp` is not adopted. A backend may also panic at a lease of
+    /// memory that [`Rnic::send_from`] has not named.
     fn post(&mut self, qp: QpId, work: &mut Vec<Work>);
 
     /// Receives packets, and appends completions to `out` until its capacity is used up. One call

@@ -19,6 +19,7 @@ use smcr_memory::Region;
 use smcr_proto::link::Keepalive;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::{Gid, Instant, MacAddress, Mtu, PeerId, RmbeSize};
+use smcr_rnic::Rnic as _;
 use smcr_rnic::dice::Dice;
 use smcr_rnic::sim::{self, Network};
 
@@ -267,10 +268,9 @@ impl Thread {
         fabric: sim::Fabric,
         ends: Ends<sim::Fabric, Sockets>,
         pending: Receiver<Report<Stream>>,
-        send_chunks: usize,
+        memory: Region,
     ) -> Self {
         let (counters, waker) = (Arc::clone(&ends.counters), ends.waker.clone());
-        let memory = Region::new(send_chunks * FILL_PER_TURN_MAX as usize).unwrap();
         let sockets = Sockets::default();
         let poller = Poller::new(fabric, sockets.clone(), ends, memory);
         Self { poller, sockets, counters, pending, waker, sleeps: false }
@@ -320,7 +320,9 @@ impl Platform {
                 mac: MacAddress([2, 0, 0, 0, host, index]),
                 mtu: Mtu::B1024,
             };
-            let (rnic, fabric) = network.rnic(port);
+            let (mut rnic, fabric) = network.rnic(port);
+            let memory = Region::new(sizes.send_chunks * FILL_PER_TURN_MAX as usize).unwrap();
+            rnic.send_from(&memory).unwrap();
             // All reach all, so that there are asymmetric links, too.
             let subnet = Ipv4Subnet { network: [10, 0, 0, 0], prefix_bits: 8 };
             let name = format!("sim{index}");
@@ -338,7 +340,7 @@ impl Platform {
                 gauges: Arc::new(Gauges::new()),
                 observe: Box::new(|_| {}),
             };
-            threads.push(Thread::new(fabric, ends, pending, sizes.send_chunks));
+            threads.push(Thread::new(fabric, ends, pending, memory));
         }
         let delayed = VecDeque::new;
         let pollers = commands.into_iter().map(|commands| Mailbox { commands, delayed: delayed() });

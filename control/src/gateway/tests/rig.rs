@@ -9,6 +9,7 @@ use std::time::Duration;
 use smcr_engine::affinity::Affinity;
 use smcr_engine::clock::Clock;
 use smcr_engine::mailbox::{Sender, Waker, mailbox};
+use smcr_memory::Region;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::wire::clc::{Frame, Framer, Offer, Proposal};
 use smcr_proto::{AlertToken, Gid, MacAddress, Mtu, PeerId, Psn, Qpn, Rkey, RmbeSize};
@@ -197,7 +198,9 @@ fn open_port(
     let seat = seats(1).unwrap().remove(0);
     let affinity = Affinity::of_this_thread().unwrap();
     let run_on = (Assignment::unpinned(Reason::Off), &affinity);
-    let poller = start_poller(config, run_on, Some(fabric), clock, waker, &traffic, seat).unwrap();
+    let memory = Region::new(usize::try_from(config.smc.send_pool).unwrap()).unwrap();
+    let part = (Some(fabric), memory);
+    let poller = start_poller(config, run_on, part, clock, waker, &traffic, seat).unwrap();
     PortParts {
         name: NAME.to_owned(),
         kind: RnicKind::RoceUdp,

@@ -206,6 +206,12 @@ impl crate::Rnic for Nic {
         }
     }
 
+    fn send_from(&mut self, memory: &Region) -> Result<(), Exhausted> {
+        match self {
+            Self::Roce(rnic) => rnic.send_from(memory),
+        }
+    }
+
     fn open_domain(&mut self) -> Result<Domain, Exhausted> {
         match self {
             Self::Roce(rnic) => rnic.open_domain(),

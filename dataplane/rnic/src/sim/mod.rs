@@ -74,6 +74,7 @@ impl Network {
             domains: BTreeSet::new(),
             next_domain: 0,
             registered: BTreeMap::new(),
+            send_memory: None,
         });
         let network = self.clone();
         let fabric = Fabric { network: self.clone(), nic, adopted: BTreeMap::new(), next_id: 0 };
@@ -202,6 +203,13 @@ impl crate::Rnic for Rnic {
 
     fn pins(&self) -> bool {
         self.network.lock().nics[self.nic].pins
+    }
+
+    fn send_from(&mut self, memory: &Region) -> Result<(), Exhausted> {
+        let nic = &mut self.network.lock().nics[self.nic];
+        assert!(nic.send_memory.is_none() && nic.next_domain == 0, "once, before any domain");
+        nic.send_memory = Some(memory.clone());
+        Ok(())
     }
 
     fn open_domain(&mut self) -> Result<Domain, Exhausted> {
@@ -343,6 +351,21 @@ impl Fabric {
         f(pair)
     }
 
+    /// Hardware would not read the bytes of a lease that its key does not cover, or others than
+    /// those.
+    fn check_leases(&self, work: &[Work]) {
+        let world = self.network.lock();
+        let memory = world.nics[self.nic].send_memory.as_ref();
+        for work in work {
+            let Work::Write { lease, .. } = work else { continue };
+            let is_ours = memory.is_some_and(|memory| {
+                let end = lease.address() + u64::from(lease.len());
+                memory.address() <= lease.address() && end <= memory.address() + memory.len() as u64
+            });
+            assert!(is_ours, "a lease of memory that the NIC cannot read");
+        }
+    }
+
     /// Destroys released queue pairs whose completions have all been reported.
     fn forget(&mut self) {
         let mut gone = Vec::new();
@@ -382,6 +405,7 @@ impl crate::Fabric for Fabric {
     }
 
     fn post(&mut self, qp: QpId, work: &mut Vec<Work>) {
+        self.check_leases(work);
         self.with(qp, |pair| {
             assert!(work.len() <= pair.room(), "{} requests, room {}", work.len(), pair.room());
             work.drain(..).for_each(|work| pair.post(work));

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::*;
 use crate::dice::Chance;
 use crate::{ConnectError, Fabric as _, Opening as _, Rnic as _, Status, Tag};
+use smcr_memory::SendPool;
 use smcr_proto::{MacAddress, Mtu};
 
 struct Pair {
@@ -64,6 +65,26 @@ impl Pair {
 }
 
 /// A seed that failed must fail again, or nobody can find the bug.
+/// Hardware refuses to read memory that it has no key for, or reads what is not meant: an engine
+/// that posts a lease of another poller's pool must not pass here.
+#[test]
+#[should_panic(expected = "a lease of memory that the NIC cannot read")]
+fn a_lease_of_another_pool_is_our_bug() {
+    let network = Network::new(1, Odds::CALM);
+    let [(mut rnic, mut fabric), (mut far, _far_fabric)] = [1, 2].map(|n| network.rnic(port(n)));
+    let [own, foreign] = [(); 2].map(|()| Region::new(4096).unwrap());
+    rnic.send_from(&own).unwrap();
+    let (domain, far_domain) = (rnic.open_domain().unwrap(), far.open_domain().unwrap());
+    let (near, far) = (rnic.open(domain).unwrap(), far.open(far_domain).unwrap());
+    let qp = fabric.adopt(Instant::default(), near.connect(far.address()).unwrap());
+    for memory in [own, foreign] {
+        let lease = SendPool::new(memory, 4096).fill(8, |_| Ok::<_, ()>(8));
+        let lease = lease.unwrap().unwrap().unwrap();
+        let write = Work::Write { lease, rkey: Rkey(1), address: 0, tag: Tag(0) };
+        fabric.post(qp, &mut vec![write]);
+    }
+}
+
 #[test]
 fn the_same_seed_and_calls_give_the_same_history() {
     let history = |seed| {

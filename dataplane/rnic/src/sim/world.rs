@@ -70,6 +70,8 @@ pub(super) struct Nic {
     pub(super) domains: BTreeSet<u32>,
     pub(super) next_domain: u32,
     pub(super) registered: BTreeMap<Rkey, Registered>,
+    /// What it may be asked to send.
+    pub(super) send_memory: Option<Region>,
 }
 
 /// A region that peers may write.
