@@ -138,6 +138,11 @@ impl<N: Rnic> Gateway<N> {
         if let Some(changes) = parts.network.descriptor() {
             reactor.watch(changes, Token::Network)?;
         }
+        for rnic in parts.ports.iter().filter_map(|port| port.rnic.as_ref()) {
+            if let Some(events) = rnic.descriptor() {
+                reactor.watch(events, Token::Rnic)?;
+            }
+        }
         for (index, listener) in parts.listeners.iter().enumerate() {
             let index = u16::try_from(index).map_err(|_| io::ErrorKind::InvalidInput)?;
             if let Some(socket) = &listener.socket {
@@ -238,18 +243,19 @@ impl<N: Rnic> Gateway<N> {
             Token::Application(key) => self.connect_event(now, key, event),
             Token::Peer(key) => self.peer_event(now, key, event),
             Token::Network => self.network_changed(now),
-            Token::Waker => {}
+            // Looked after at the end of each round.
+            Token::Waker | Token::Rnic => {}
         }
     }
 
     /// Looks after everything that waits for its time.
     fn expire(&mut self, now: Instant) {
         self.endpoint.handle_timeout(now);
+        self.hear_rnics(now);
         self.settle(now);
         self.expire_suspects(now);
         self.expire_idle(now);
         self.farewells.expire(now);
-        self.endpoint.groups_mut().log_suspicions();
         if self.mail.stop.receive().is_some() {
             match self.draining {
                 None => self.drain(now),
@@ -272,6 +278,17 @@ impl<N: Rnic> Gateway<N> {
                 }
             }
             Err(error) => tracing::warn!(%error, "the network devices cannot be listed"),
+        }
+    }
+
+    /// RNICs say what has happened to them.
+    fn hear_rnics(&mut self, now: Instant) {
+        for port in self.endpoint.groups_mut().hear_rnics(now) {
+            let address = self.endpoint.groups().ports()[port.0].address();
+            let (gid, _) = address.expect("what has spoken is an RNIC");
+            let subnet = self.network.readdressed(port, gid.to_ip());
+            self.endpoint.groups_mut().readdressed(now, port, subnet);
+            self.carrier_changed(now, port);
         }
     }
 

@@ -123,11 +123,6 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         &self.shared.ports
     }
 
-    /// Logs what RNICs have reported about attacks on their queue pairs.
-    pub fn log_suspicions(&mut self) {
-        self.shared.ports.iter_mut().for_each(Port::log_suspicions);
-    }
-
     /// The pollers.
     pub fn pollers(&self) -> &P {
         &self.shared.pollers

@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 use smcr_os::netdev::NetworkDevice;
+use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 
 use crate::device::{self, Devices, Networks, Subnets};
 use crate::groups::PortId;
@@ -24,8 +25,8 @@ use crate::pnet::PnetTable;
 pub struct Place {
     /// The RNIC it belongs to, by the operator's name. All ports of one RNIC are alike to peers.
     pub rnic: String,
-    /// The network device below it.
-    pub device: String,
+    /// The network device below it; none if the kernel has no device for it.
+    pub device: Option<String>,
     /// The address it lives at; none where there is no RNIC.
     pub address: Option<IpAddr>,
 }
@@ -78,9 +79,11 @@ impl Network {
         self.up[port.0]
     }
 
-    /// The network device below a port.
-    pub fn device_of(&self, port: PortId) -> &str {
-        &self.places[port.0].device
+    /// A port has another address now. Returns its subnet there.
+    pub fn readdressed(&mut self, port: PortId, address: IpAddr) -> Ipv4Subnet {
+        self.places[port.0].address = Some(address);
+        self.judge();
+        self.subnets(address).ipv4
     }
 
     /// What a Proposal says about the network of a connection whose local address is `local`.
@@ -124,9 +127,12 @@ impl Network {
     /// Which ports are up, and who may use them.
     fn judge(&mut self) {
         let devices = &self.devices;
+        // What has no device of the kernel says itself when it is down.
+        let carries =
+            |device: &str, ip| devices.named(device).is_some_and(|device| carries(device, ip));
         let is_up = |place: &Place| {
-            let device = devices.named(&place.device);
-            place.address.is_some_and(|ip| device.is_some_and(|device| carries(device, ip)))
+            let device = place.device.as_deref();
+            place.address.is_some_and(|ip| device.is_none_or(|device| carries(device, ip)))
         };
         self.up = self.places.iter().map(is_up).collect();
         let ports_for = |device: &NetworkDevice| {
@@ -180,7 +186,7 @@ mod tests {
     }
 
     fn place(rnic: &str, device: &str, address: &str) -> Place {
-        Place { rnic: rnic.into(), device: device.into(), address: address.parse().ok() }
+        Place { rnic: rnic.into(), device: Some(device.into()), address: address.parse().ok() }
     }
 
     fn network() -> Network {
@@ -222,6 +228,21 @@ mod tests {
             Devices::from_iter([device("va", &["fd00::1"]), device("vlan7", &["10.9.0.1"])]);
         network.judge();
         assert_eq!((network.is_up(PortId(1)), ports(&network)), (true, 2), "it is back");
+    }
+
+    /// A port of DPDK has no device that could lose its carrier; and an RNIC may get another
+    /// address while connections to the old one are still to come.
+    #[test]
+    fn a_port_is_up_without_a_device_and_moves_with_its_address() {
+        let mut network = network();
+        network.places[1].device = None;
+        network.devices = Devices::from_iter([device("va", &["fd00::7"])]);
+        network.judge();
+        let up = |network: &Network| [0, 1].map(|port| network.is_up(PortId(port)));
+        assert_eq!(up(&network), [false, true]);
+        let subnet = network.readdressed(PortId(0), "fd00::7".parse().unwrap());
+        assert_eq!(subnet, Ipv4Subnet::default());
+        assert_eq!(up(&network), [true, true]);
     }
 
     /// Nothing happens in this namespace, and refreshing it must find just that.

@@ -22,6 +22,8 @@ pub enum Token {
     Waker,
     /// Something about the network devices changed.
     Network,
+    /// An RNIC has something to say.
+    Rnic,
 }
 
 /// What happened to a descriptor.
@@ -125,6 +127,7 @@ fn pack(token: Token) -> u64 {
         Token::Peer(key) => (2, key),
         Token::Waker => (3, Key { index: 0, generation: 0 }),
         Token::Network => (4, Key { index: 0, generation: 0 }),
+        Token::Rnic => (5, Key { index: 0, generation: 0 }),
     };
     kind << KIND_SHIFT
         | u64::from(key.generation & GENERATION_MASK) << GENERATION_SHIFT
@@ -141,6 +144,7 @@ fn unpack(data: u64) -> Token {
         1 => Token::Application(key),
         2 => Token::Peer(key),
         4 => Token::Network,
+        5 => Token::Rnic,
         _ => Token::Waker,
     }
 }
@@ -154,7 +158,7 @@ mod tests {
         let key = Key { index: 0xdead_beef, generation: GENERATION_MASK };
         let listener = Token::Listener(u16::MAX);
         let (application, peer) = (Token::Application(key), Token::Peer(key));
-        for token in [listener, application, peer, Token::Waker, Token::Network] {
+        for token in [listener, application, peer, Token::Waker, Token::Network, Token::Rnic] {
             assert_eq!(unpack(pack(token)), token);
         }
     }

@@ -362,7 +362,7 @@ fn publish(fabric: &AnyFabric, traffic: &Traffic) {
 fn places(ports: &[PortParts<any::Nic>]) -> Vec<Place> {
     let place = |port: &PortParts<any::Nic>| Place {
         rnic: port.name.clone(),
-        device: port.device.clone(),
+        device: Some(port.device.clone()),
         address: port.rnic.as_ref().map(|rnic| rnic.port().gid.to_ip()),
     };
     ports.iter().map(place).collect()

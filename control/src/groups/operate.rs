@@ -1,9 +1,10 @@
-//! What operators and network devices do to links: delete, add, down, up.
+//! What operators, network devices and RNICs do to links: delete, add, down, up.
 
 use smcr_engine::LinkId;
+use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::wire::llc::DeleteReason;
 use smcr_proto::{Gid, Instant};
-use smcr_rnic::Rnic;
+use smcr_rnic::{Event, Rnic};
 
 use super::Groups;
 use super::group::{Group, GroupId, Phase};
@@ -94,6 +95,56 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             self.offer_port(now, port);
         } else {
             tracing::warn!(rnic, "the network of an RNIC is gone");
+            self.vacate_port(now, port, false);
+        }
+    }
+
+    /// Acts on what RNICs have said since the last call. Returns the ports that have another
+    /// address now; the caller says in which [subnet](Self::readdressed).
+    #[must_use]
+    pub fn hear_rnics(&mut self, now: Instant) -> Vec<PortId> {
+        let mut readdressed = Vec::new();
+        for port in (0..self.shared.ports.len()).map(PortId) {
+            while let Some(event) = self.shared.ports[port.0].next_event() {
+                match event {
+                    Event::Suspicion(suspicion) => {
+                        self.shared.ports[port.0].log_suspicion(suspicion);
+                    }
+                    Event::Up => self.life_changed(now, port, true, "an RNIC works again"),
+                    Event::Down => self.life_changed(now, port, false, "an RNIC does not work"),
+                    Event::Gone => {
+                        let what = "an RNIC is gone: it is used again after a restart only";
+                        self.life_changed(now, port, false, what);
+                    }
+                    Event::Readdressed => readdressed.push(port),
+                }
+            }
+        }
+        readdressed
+    }
+
+    /// A port has another address now, in this subnet. Its links reach nobody any more.
+    pub fn readdressed(&mut self, now: Instant, port: PortId, subnet: Ipv4Subnet) {
+        let entry = &mut self.shared.ports[port.0];
+        entry.subnet = subnet;
+        let (rnic, address) = (&entry.name, entry.address().map(|(gid, _)| gid.to_ip()));
+        tracing::warn!(rnic, ?address, "an RNIC has another address");
+        self.vacate_port(now, port, false);
+        self.offer_port(now, port);
+    }
+
+    /// An RNIC has said whether it works.
+    fn life_changed(&mut self, now: Instant, port: PortId, alive: bool, what: &str) {
+        let entry = &mut self.shared.ports[port.0];
+        if std::mem::replace(&mut entry.alive, alive) == alive {
+            return;
+        }
+        let rnic = &entry.name;
+        if alive {
+            tracing::info!(rnic, "{what}");
+            self.offer_port(now, port);
+        } else {
+            tracing::warn!(rnic, "{what}");
             self.vacate_port(now, port, false);
         }
     }

@@ -5,7 +5,7 @@ use smcr_engine::{Command, ConnectionId, GroupId};
 use smcr_proto::handshake::Path;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::{Gid, MacAddress};
-use smcr_rnic::{Exhausted, Opening, Rnic, Suspicion};
+use smcr_rnic::{Event, Exhausted, Opening, Rnic, Suspicion};
 
 /// The queue pair of an RNIC, as it travels to its poller.
 pub type QpOf<N> = <<N as Rnic>::Opening as Opening>::Qp;
@@ -36,8 +36,10 @@ pub struct Port<N> {
     pub rnic: Option<N>,
     /// Whether the operator wants it used.
     pub wanted: bool,
-    /// Whether its network is there.
+    /// Whether its network is there, as far as the host knows.
     pub carrier: bool,
+    /// Whether it works, as far as the NIC itself has said.
+    pub alive: bool,
     /// Links that its poller has or will have.
     pub(super) links: usize,
 }
@@ -45,7 +47,7 @@ pub struct Port<N> {
 impl<N: Rnic> Port<N> {
     /// A port that is up.
     pub fn new(name: String, lan: Lan, subnet: Ipv4Subnet, rnic: Option<N>) -> Self {
-        Self { name, lan, subnet, rnic, wanted: true, carrier: true, links: 0 }
+        Self { name, lan, subnet, rnic, wanted: true, carrier: true, alive: true, links: 0 }
     }
 
     /// The NIC, where one more link may be opened.
@@ -60,24 +62,25 @@ impl<N: Rnic> Port<N> {
         }
     }
 
-    /// Logs what the RNIC has reported about attacks on its queue pairs. It reports each of them
-    /// now and then only.
-    pub(super) fn log_suspicions(&mut self) {
-        let Some(rnic) = &mut self.rnic else { return };
-        while let Some(Suspicion { qpn, peer, packets }) = rnic.suspicion() {
-            tracing::warn!(
-                rnic = self.name,
-                peer = %peer.to_ip(),
-                qpn = qpn.0,
-                packets,
-                "somebody guesses PSNs of a queue pair, and sends from the address of its peer"
-            );
-        }
+    /// The next that the RNIC has to say, if there is one.
+    pub(super) fn next_event(&mut self) -> Option<Event> {
+        self.rnic.as_mut().and_then(Rnic::event)
+    }
+
+    /// Logs that somebody attacks a queue pair. The RNIC reports each such now and then only.
+    pub(super) fn log_suspicion(&self, Suspicion { qpn, peer, packets }: Suspicion) {
+        tracing::warn!(
+            rnic = self.name,
+            peer = %peer.to_ip(),
+            qpn = qpn.0,
+            packets,
+            "somebody guesses PSNs of a queue pair, and sends from the address of its peer"
+        );
     }
 
     /// Whether links may use it.
     pub fn is_up(&self) -> bool {
-        self.rnic.is_some() && self.wanted && self.carrier
+        self.rnic.is_some() && self.wanted && self.carrier && self.alive
     }
 
     /// What peers know it by.
@@ -179,8 +182,10 @@ mod tests {
         let subscriber =
             tracing_subscriber::fmt().with_ansi(false).with_writer(move || out.clone());
         tracing::subscriber::with_default(subscriber.finish(), || {
-            port.log_suspicions();
-            port.log_suspicions();
+            while let Some(event) = port.next_event() {
+                let Event::Suspicion(suspicion) = event else { panic!("{event:?}") };
+                port.log_suspicion(suspicion);
+            }
         });
         let text = String::from_utf8(text.0.lock().unwrap().clone()).unwrap();
         let fields = format!("rnic=\"soft0\" peer=10.0.0.1 qpn={} packets=17", ours.qpn.0);

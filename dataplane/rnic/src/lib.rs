@@ -83,6 +83,21 @@ pub struct Suspicion {
     pub packets: u64,
 }
 
+/// What a NIC says without being asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Somebody attacks a queue pair.
+    Suspicion(Suspicion),
+    /// The port works again.
+    Up,
+    /// The port does not work: its queue pairs break, or have broken.
+    Down,
+    /// [`Rnic::port`] is another one now. Queue pairs with the old address reach nobody.
+    Readdressed,
+    /// The device is gone and does not come back. Its queue pairs break, or have broken.
+    Gone,
+}
+
 /// The NIC or the host has no resources for another object. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exhausted;
@@ -121,8 +136,14 @@ pub trait Rnic {
         false
     }
 
-    /// Takes the next report that somebody attacks a queue pair. The caller logs it.
-    fn suspicion(&mut self) -> Option<Suspicion> {
+    /// Takes the next event. Call it until there is none, at least once a second.
+    fn event(&mut self) -> Option<Event> {
+        None
+    }
+
+    /// A descriptor that is readable while [`event`](Self::event) has something to say, if the NIC
+    /// has one: then its events need not wait for a second. The same for the life of the NIC.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 

@@ -216,6 +216,8 @@ impl Gateway {
             moved = true;
             self.groups.expire(now);
         }
+        let readdressed = self.groups.hear_rnics(now);
+        assert!(readdressed.is_empty(), "simulated ports keep their addresses");
         while let Some(event) = self.groups.poll_event() {
             moved = true;
             self.events.push_back(event);

@@ -258,6 +258,8 @@ impl World {
             moved = true;
             node.endpoint.handle_timeout(self.now);
         }
+        let readdressed = node.endpoint.groups_mut().hear_rnics(self.now);
+        assert!(readdressed.is_empty(), "simulated ports keep their addresses");
         self.drain(host);
         self.note_crowd(host);
         for number in 0..self.calls.len() {

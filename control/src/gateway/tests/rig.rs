@@ -89,7 +89,7 @@ impl Rig {
             let port = open_port(&config, address, clock, &waker);
             let place = Place {
                 rnic: NAME.to_owned(),
-                device: port.device.clone(),
+                device: Some(port.device.clone()),
                 // A port without an address cannot be used.
                 address: is_up.then_some(address.into()),
             };

@@ -8,8 +8,10 @@ use smcr_proto::wire::clc::Offer;
 use smcr_proto::wire::llc::rkeys::RkeyOnLink;
 use smcr_proto::wire::llc::{AddLink, ConfirmRkey, DeleteLink, DeleteReason, Llc};
 use smcr_proto::{Mtu, Psn, Qpn, Rkey};
+use smcr_rnic::dice::Chance;
+use smcr_rnic::sim::Odds;
 
-use super::rig::{ADDRESSES, Contact, Host, Pair, SIZE};
+use super::rig::{ADDRESSES, Contact, Host, Pair, SIZE, gid};
 use crate::groups::{BadOffer, Event, GroupId, PortId, Taken, Unnamed};
 use crate::operate::OperateError;
 
@@ -392,6 +394,30 @@ fn an_rnic_of_another_lan_is_not_offered() {
     pair.pass(Duration::from_secs(60));
     let group = pair.server.groups.at(server.group).unwrap();
     assert!(group.links.iter().all(|link| link.port == PortId(0)));
+}
+
+/// Not every port has a network device that could lose its carrier. What its RNIC says must move
+/// connections just as well, and bring links back.
+#[test]
+fn an_rnic_that_says_that_it_is_down_has_no_links_until_it_is_back() {
+    let (mut pair, _client, server, _) = established(2, 2);
+    pair.network.change_odds(Odds { port_events: Chance::percent(100), ..Odds::CALM });
+    let links_there = |pair: &Pair| {
+        let group = pair.server.groups.at(server).unwrap();
+        group.links.iter().filter(|link| link.port == PortId(1)).count()
+    };
+    assert_eq!(links_there(&pair), 1);
+    pair.network.port_down(gid(2, 1));
+    assert_eq!(pair.server.groups.hear_rnics(pair.now), []);
+    assert!(!pair.server.groups.ports()[1].is_up());
+    pair.pass(Duration::from_secs(60));
+    assert_eq!(links_there(&pair), 0);
+
+    pair.network.port_up(gid(2, 1));
+    assert_eq!(pair.server.groups.hear_rnics(pair.now), []);
+    assert!(pair.server.groups.ports()[1].is_up());
+    pair.pass(Duration::from_secs(60));
+    assert_eq!(links_there(&pair), 1);
 }
 
 /// A client has two RMBs in one memory region: one rkey opens both. The server writes on another

@@ -70,6 +70,7 @@ pub(super) struct Pair {
     pub(super) admitted: [Peers; 2],
     pub(super) client: Host,
     pub(super) server: Host,
+    pub(super) network: Network,
 }
 
 impl Pair {
@@ -78,7 +79,7 @@ impl Pair {
         let network = Network::new(1, Odds::CALM);
         let client = Host::new(&network, 1, client_nics);
         let server = Host::new(&network, 2, server_nics);
-        Self { now: Instant(1_000_000_000), admitted: Default::default(), client, server }
+        Self { now: Instant(1_000_000_000), admitted: Default::default(), client, server, network }
     }
 
     /// A first contact over the first RNIC of each host, and everything that follows from it.

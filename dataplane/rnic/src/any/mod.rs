@@ -17,8 +17,8 @@ use smcr_proto::{Gid, Instant, Mtu, Qpn};
 
 use crate::roce::{self, udp};
 use crate::{
-    Completion, ConnectError, Domain, Exhausted, Messages, Port, QpAddress, QpId, Registration,
-    Suspicion, Work,
+    Completion, ConnectError, Domain, Event, Exhausted, Messages, Port, QpAddress, QpId,
+    Registration, Work,
 };
 
 mod wire;
@@ -200,9 +200,15 @@ impl crate::Rnic for Nic {
         }
     }
 
-    fn suspicion(&mut self) -> Option<Suspicion> {
+    fn event(&mut self) -> Option<Event> {
         match self {
-            Self::Roce(rnic) => rnic.suspicion(),
+            Self::Roce(rnic) => rnic.event(),
+        }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Roce(rnic) => rnic.descriptor(),
         }
     }
 

@@ -15,7 +15,7 @@ use super::QUEUE_PAIRS_MAX;
 use super::psn::PSN_MASK;
 use super::shared::{KeyUpdate, Shared, Ticket};
 use super::siblings::Share;
-use crate::{ConnectError, Domain, Exhausted, Messages, Port, QpAddress, Registration, Suspicion};
+use crate::{ConnectError, Domain, Event, Exhausted, Messages, Port, QpAddress, Registration};
 
 /// The parameters of a NIC, except its wire.
 pub struct Parameters {
@@ -118,8 +118,8 @@ impl crate::Rnic for Rnic {
         (payload > 0).then_some(payload)
     }
 
-    fn suspicion(&mut self) -> Option<Suspicion> {
-        self.shared.pop_suspicion()
+    fn event(&mut self) -> Option<Event> {
+        self.shared.pop_suspicion().map(Event::Suspicion)
     }
 
     /// The CPU reads what is sent, and needs no key for that.

@@ -11,7 +11,7 @@
 //!
 //! What is not simulated: bandwidth, packets, congestion. `roce` over a lossy wire has those.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -20,8 +20,8 @@ use smcr_proto::{Gid, Instant, Psn, Qpn, Rkey};
 
 use crate::dice::Dice;
 use crate::{
-    Completion, ConnectError, Domain, Exhausted, Message, Messages, Port, QpAddress, QpError, QpId,
-    Registration, Work,
+    Completion, ConnectError, Domain, Event, Exhausted, Message, Messages, Port, QpAddress,
+    QpError, QpId, Registration, Work,
 };
 
 pub use odds::Odds;
@@ -75,6 +75,8 @@ impl Network {
             next_domain: 0,
             registered: BTreeMap::new(),
             send_memory: None,
+            events: VecDeque::new(),
+            has_said_down: false,
         });
         let network = self.clone();
         let fabric = Fabric { network: self.clone(), nic, adopted: BTreeMap::new(), next_id: 0 };
@@ -159,7 +161,7 @@ impl Network {
     pub fn port_up(&self, gid: Gid) {
         let mut world = self.lock();
         let nic = world.nic_at(gid).expect("a port of this network");
-        world.nics[nic].up = true;
+        world.port_up(nic);
     }
 
     fn lock(&self) -> MutexGuard<'_, World> {
@@ -203,6 +205,10 @@ impl crate::Rnic for Rnic {
 
     fn pins(&self) -> bool {
         self.network.lock().nics[self.nic].pins
+    }
+
+    fn event(&mut self) -> Option<Event> {
+        self.network.lock().nics[self.nic].events.pop_front()
     }
 
     fn send_from(&mut self, memory: &Region) -> Result<(), Exhausted> {

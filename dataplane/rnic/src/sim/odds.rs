@@ -27,6 +27,8 @@ pub struct Odds {
     pub exhausted: Chance,
     /// How likely a NIC that is added pins what it registers, as hardware does.
     pub pins: Chance,
+    /// How likely a NIC says that its port went down. Then it also says that the port is back.
+    pub port_events: Chance,
     /// How long a sender waits before it retries a peer that is not ready.
     pub retransmit: Duration,
     /// How long a peer may stay silent before the queue pair breaks.
@@ -44,6 +46,7 @@ impl Odds {
         straggle: Chance::NEVER,
         straggling: Duration::from_millis(1)..=Duration::from_millis(100),
         exhausted: Chance::NEVER,
+        port_events: Chance::NEVER,
         pins: Chance::percent(50),
         retransmit: Duration::from_millis(1),
         retry_timeout: Duration::from_millis(500),
@@ -57,6 +60,7 @@ impl Odds {
         early: Chance::percent(15),
         lose_on_break: Chance::percent(50),
         straggle: Chance(500),
+        port_events: Chance::percent(50),
         ..Self::CALM
     };
 }

@@ -65,6 +65,25 @@ impl Pair {
 }
 
 /// A seed that failed must fail again, or nobody can find the bug.
+/// A program that only heard that a port is down would never use it again.
+#[test]
+fn a_nic_that_says_that_its_port_is_down_says_that_it_is_back() {
+    let odds = Odds { port_events: Chance::percent(50), ..Odds::CALM };
+    let network = Network::new(1, odds);
+    let (mut rnic, _fabric) = network.rnic(port(1));
+    let gid = rnic.port().gid;
+    let mut said = 0;
+    for _ in 0..100 {
+        network.port_down(gid);
+        network.port_down(gid);
+        network.port_up(gid);
+        let events: Vec<_> = std::iter::from_fn(|| rnic.event()).collect();
+        assert!(events.is_empty() || events == [Event::Down, Event::Up], "{events:?}");
+        said += events.len();
+    }
+    assert!((60..200).contains(&said), "{said}");
+}
+
 /// Hardware refuses to read memory that it has no key for, or reads what is not meant: an engine
 /// that posts a lease of another poller's pool must not pass here.
 #[test]

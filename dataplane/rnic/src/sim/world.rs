@@ -1,6 +1,6 @@
 //! All NICs and queue pairs of a network, and the events that happen to them as time passes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::time::Duration;
 
@@ -72,6 +72,10 @@ pub(super) struct Nic {
     pub(super) registered: BTreeMap<Rkey, Registered>,
     /// What it may be asked to send.
     pub(super) send_memory: Option<Region>,
+    /// What the NIC has to say to the control thread.
+    pub(super) events: VecDeque<crate::Event>,
+    /// The last that it said of its port is that it is down.
+    pub(super) has_said_down: bool,
 }
 
 /// A region that peers may write.
@@ -147,12 +151,26 @@ impl World {
 
     /// Takes a port down and breaks its queue pairs. Peers notice when they next send.
     pub(super) fn port_down(&mut self, nic: usize) {
-        self.nics[nic].up = false;
+        let Nic { up, events, has_said_down, .. } = &mut self.nics[nic];
+        *up = false;
+        if !*has_said_down && self.dice.roll(self.odds.port_events) {
+            *has_said_down = true;
+            events.push_back(crate::Event::Down);
+        }
         let connected = self.queue_pairs.iter();
         let connected = connected.filter(|(_, pair)| pair.nic == nic && pair.peer().is_some());
         let connected: Vec<_> = connected.map(|(qpn, _)| *qpn).collect();
         for qpn in connected {
             self.break_end(qpn, QpError::PortDown);
+        }
+    }
+
+    /// Brings a port up again.
+    pub(super) fn port_up(&mut self, nic: usize) {
+        let Nic { up, events, has_said_down, .. } = &mut self.nics[nic];
+        *up = true;
+        if std::mem::take(has_said_down) {
+            events.push_back(crate::Event::Up);
         }
     }
 

@@ -173,13 +173,14 @@ fn the_control_thread_hears_of_guesses_once_in_each_interval() {
             }
             couple.turn();
         }
-        let report = couple.nodes[1].rnic.suspicion().expect("it was told");
-        assert_eq!(report, about(&couple, first - reported), "interval {interval}");
-        assert_eq!(couple.nodes[1].rnic.suspicion(), None, "once");
+        let report = couple.nodes[1].rnic.event().expect("it was told");
+        let expected = crate::Event::Suspicion(about(&couple, first - reported));
+        assert_eq!(report, expected, "interval {interval}");
+        assert_eq!(couple.nodes[1].rnic.event(), None, "once");
         reported = first;
         couple.now = couple.now + INTERVAL;
     }
-    assert_eq!(couple.nodes[0].rnic.suspicion(), None, "nobody attacks the other end");
+    assert_eq!(couple.nodes[0].rnic.event(), None, "nobody attacks the other end");
 }
 
 /// The answers to our own requests can be forged as well. A NAK that refuses a request breaks the
@@ -199,7 +200,7 @@ fn guessed_answers_are_counted_too() {
     couple.run_until_quiet();
     assert_eq!(couple.nodes[0].done, [(Tag(1), Status::Done), (Tag(2), Status::Done)]);
     assert!(couple.counters(0).psn_errors > 980, "{:?}", couple.counters(0));
-    assert!(couple.nodes[0].rnic.suspicion().is_some());
+    assert!(couple.nodes[0].rnic.event().is_some());
 }
 
 /// A peer with more packets in flight than we know of any must learn where we are, or it would
@@ -236,7 +237,7 @@ fn a_bad_network_is_no_suspect() {
     stream(&mut couple, 4_500, 2048);
     for node in 0..2 {
         assert_eq!(couple.counters(node).psn_errors, 0);
-        assert_eq!(couple.nodes[node].rnic.suspicion(), None);
+        assert_eq!(couple.nodes[node].rnic.event(), None);
     }
     let sent = couple.counters(0);
     assert!(sent.packets_out - sent.retransmits - sent.acks_out > psn::NEAR.into(), "{sent:?}");
