@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use smcr_os::Mapping;
+use smcr_os::{Exposed, Extent, Mapping};
 
 use crate::contested::Contested;
 
@@ -144,6 +144,14 @@ impl Region {
         assert!(at <= self.len() && len <= self.len() - at, "{at}+{len} of {}", self.len());
         // SAFETY: `add` asks to stay within the allocation: the assertion and MAPPED.
         unsafe { self.memory.mapping.base().add(at) }
+    }
+}
+
+// SAFETY: `Exposed` asks for bytes that stay mapped, and that no reference names: MAPPED and ALIEN
+// of `Mapping`, which lives as long as its last clone.
+unsafe impl Exposed for Region {
+    fn extent(&self) -> Extent {
+        Extent { address: self.address(), len: self.len() }
     }
 }
 

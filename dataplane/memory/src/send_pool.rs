@@ -6,7 +6,7 @@
 
 use std::io;
 
-use smcr_os::{Foreign, Piece};
+use smcr_os::{Extent, Foreign, Lent, Piece};
 
 use crate::Region;
 
@@ -233,6 +233,17 @@ unsafe impl Foreign for Vacant<'_> {
     fn pieces(&self) -> [Piece; 2] {
         let base = self.region.pointer(self.at, self.len as usize);
         [Piece { base, len: self.len as usize }, Piece::EMPTY]
+    }
+}
+
+// SAFETY: `Lent` asks for bytes that stay mapped, which MAPPED of the region's mapping promises,
+// and that nobody writes: the pool appends behind them, and uses their chunk again only after
+// `take_back` has consumed the lease.
+unsafe impl Lent for Lease {
+    fn extent(&self) -> Extent {
+        let len = self.len as usize;
+        let start = self.region.pointer(self.at, len);
+        Extent { address: start.as_ptr() as u64, len }
     }
 }
 

@@ -5,6 +5,7 @@
 //! policy lives here: no retries, no buffering, no logging.
 
 pub mod interface;
+pub mod lent;
 pub mod mapping;
 pub mod netdev;
 pub mod offload;
@@ -13,5 +14,6 @@ pub mod tcp;
 pub mod udp;
 pub mod vectored;
 
+pub use lent::{Exposed, Extent, Lent};
 pub use mapping::Mapping;
 pub use vectored::{Foreign, Piece, readv, writev};

@@ -1,0 +1,39 @@
+//! For tests: a libibverbs whose devices are in this process, and a network between them.
+//!
+//! It is an adversary within what libibverbs promises: a thread of its own carries out requests
+//! late, so memory that comes back too early is seen to change; completions of many queue pairs
+//! come mixed; a queue pair that is destroyed leaves its entries behind. It stops the process if a
+//! completion queue overruns, if a key is wrong, or if an object outlives what it was made from.
+//!
+//! The devices are called `fake0`, `fake1` and so on; one comes into being when it is asked for.
+#![allow(clippy::missing_safety_doc, reason = "the functions are called as libibverbs is")]
+
+mod calls;
+mod network;
+
+use std::collections::HashMap;
+use std::sync::OnceLock;
+
+use rdma_core_sys::Library;
+
+/// The library. It knows the devices that [`device`] has made.
+pub fn library() -> &'static Library {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    LIBRARY.get_or_init(calls::library)
+}
+
+/// Makes a device with this IPv4 address, and returns its name.
+pub fn device(address: [u8; 4]) -> String {
+    network::with(|network| network.plug(address))
+}
+
+/// Reports an event of a device to whoever has it open, by the number of the C headers. The port is
+/// up after `IBV_EVENT_PORT_ACTIVE`, and down after `IBV_EVENT_PORT_ERR`.
+pub fn report(device: &str, event: i32) {
+    network::with(|network| network.report(device, event));
+}
+
+/// What is open on a device: contexts, domains, registrations, completion queues, queue pairs.
+pub fn census(device: &str) -> HashMap<&'static str, usize> {
+    network::with(|network| network.census(device))
+}
