@@ -25,16 +25,30 @@ use smcr_rnic::roce::lossy::{self, Lossy};
 use smcr_rnic::roce::udp::{self, Config, Place, Udp};
 use smcr_rnic::roce::{self, Parameters, Share, UDP_PORT};
 use smcr_rnic::sim::{self, Network, Odds};
+use smcr_rnic::verbs;
 
 use rig::Harness;
 
 /// All promises, for one backend, under as many seeds as it can afford.
 macro_rules! conformance {
-    ($backend:ident, $harness:ty, $seeds:expr) => {
+    (each $attributes:tt $harness:ty, $seeds:expr, $($promise:ident)*) => {
+        $(conformance!(one $attributes $harness, $seeds, $promise);)*
+    };
+    (one [$($attributes:tt)*] $harness:ty, $seeds:expr, $promise:ident) => {
+        #[test]
+        $($attributes)*
+        fn $promise() {
+            for seed in smcgate_tests::seeds($seeds) {
+                println!("SMC_SEED={seed}");
+                promises::$promise::<$harness>(seed);
+            }
+        }
+    };
+    ($(#[$attribute:meta])* $backend:ident, $harness:ty, $seeds:expr) => {
         mod $backend {
             use super::*;
 
-            conformance!(@ $harness, $seeds,
+            conformance!(each [$(#[$attribute])*] $harness, $seeds,
                 bytes_are_there_when_their_message_is
                 many_queue_pairs_in_both_directions
                 bulk_is_not_altered
@@ -52,15 +66,6 @@ macro_rules! conformance {
                 queue_pairs_come_and_go
             );
         }
-    };
-    (@ $harness:ty, $seeds:expr, $($promise:ident)*) => {
-        $(#[test]
-        fn $promise() {
-            for seed in smcgate_tests::seeds($seeds) {
-                println!("SMC_SEED={seed}");
-                promises::$promise::<$harness>(seed);
-            }
-        })*
     };
 }
 
@@ -217,6 +222,60 @@ impl Harness for RoceSharedOverIpv6 {
     }
 }
 
+/// The backend of real RNICs, over a libibverbs whose devices are in this process.
+struct VerbsOverFake;
+
+impl Harness for VerbsOverFake {
+    type Rnic = verbs::Rnic;
+    type Fabric = verbs::Fabric;
+    const CUTS_WRITES: bool = false;
+
+    fn new(_: u64) -> (Self, [(verbs::Rnic, verbs::Fabric); 2]) {
+        let nics = [1, 2].map(|host| {
+            let device = rdma_core_fake::device([127, 30, 0, host]);
+            verbs::open_with(rdma_core_fake::library(), &verbs::Config::on(&device)).unwrap()
+        });
+        (Self, nics)
+    }
+
+    fn now(&self) -> Instant {
+        RoceOverUdp.now()
+    }
+
+    fn wait(&mut self, until: Option<Instant>) {
+        RoceOverUdp.wait(until);
+    }
+}
+
+/// The backend of real RNICs on the soft RNIC of Linux, which `tests/interop` has in a guest.
+struct VerbsOnRxe;
+
+impl Harness for VerbsOnRxe {
+    type Rnic = verbs::Rnic;
+    type Fabric = verbs::Fabric;
+    const CUTS_WRITES: bool = true;
+
+    fn new(_: u64) -> (Self, [(verbs::Rnic, verbs::Fabric); 2]) {
+        let nics = [(); 2].map(|()| verbs::open(&verbs::Config::on("rxe0")).unwrap());
+        (Self, nics)
+    }
+
+    fn now(&self) -> Instant {
+        RoceOverUdp.now()
+    }
+
+    fn wait(&mut self, until: Option<Instant>) {
+        RoceOverUdp.wait(until);
+    }
+}
+
+conformance!(
+    #[ignore = "needs rxe0: tests/interop runs it in its guest"]
+    verbs_on_rxe,
+    VerbsOnRxe,
+    1
+);
+conformance!(verbs_over_a_fake, VerbsOverFake, 2);
 conformance!(roce_over_a_good_wire, RoceOverWire<0>, 2);
 conformance!(roce_over_a_bad_wire, RoceOverWire<10>, 3);
 conformance!(roce_over_udp, RoceOverUdp, 1);

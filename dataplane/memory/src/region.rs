@@ -148,10 +148,11 @@ impl Region {
 }
 
 // SAFETY: `Exposed` asks for bytes that stay mapped, and that no reference names: MAPPED and ALIEN
-// of `Mapping`, which lives as long as its last clone.
-unsafe impl Exposed for Region {
+// of `Mapping`, which lives as long as its last clone. Only what is pinned is exposed: other pages
+// may be replaced while a NIC writes to them.
+unsafe impl Exposed for Pinned {
     fn extent(&self) -> Extent {
-        Extent { address: self.address(), len: self.len() }
+        Extent { address: self.0.address(), len: self.0.len() }
     }
 }
 

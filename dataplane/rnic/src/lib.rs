@@ -7,9 +7,10 @@
 //! carries out RDMA writes into registered memory and sends messages of 44 bytes, or longer ones
 //! if both ends have agreed on them.
 //!
-//! The backends are `sim`, which simulates a network of NICs in one thread on a virtual clock, and
-//! `roce`, which implements RoCEv2 in software over UDP sockets. `any` is one type for all backends
-//! that a gateway may have. `fault_injector` wraps any of them.
+//! The backends are `sim`, which simulates a network of NICs in one thread on a virtual clock,
+//! `roce`, which implements RoCEv2 in software over UDP sockets, and `verbs`, which drives real
+//! RNICs. `any` is one type for all backends that a gateway may have. `fault_injector` wraps any of
+//! them.
 
 mod absent;
 pub mod any;
@@ -17,6 +18,7 @@ pub mod dice;
 pub mod fault_injector;
 pub mod roce;
 pub mod sim;
+pub mod verbs;
 
 use std::os::fd::BorrowedFd;
 

@@ -1,0 +1,143 @@
+//! Which port of which device, and which of its GIDs.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+
+use rdma_core::{Context, GidEntry, Library, Limits};
+use smcr_proto::{Gid, MacAddress, Mtu};
+
+use crate::Port;
+
+/// Which port to open.
+#[derive(Clone, Copy, Debug)]
+pub struct Config<'a> {
+    /// The name of the device, such as `mlx5_0` or `rxe0`.
+    pub device: &'a str,
+    /// Its port, from 1.
+    pub port: u8,
+    /// The index of the GID to use. If it is not given, it is that of the first IPv4 address.
+    pub gid_index: Option<u32>,
+}
+
+impl<'a> Config<'a> {
+    /// The first port, with a GID of our choice.
+    pub fn on(device: &'a str) -> Self {
+        Self { device, port: 1, gid_index: None }
+    }
+}
+
+/// Why a device cannot be used, in one line that names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenError {
+    device: String,
+    cause: String,
+}
+
+impl OpenError {
+    pub(super) fn new(device: &str, cause: impl Into<String>) -> Self {
+        Self { device: device.into(), cause: cause.into() }
+    }
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RDMA device {}: {}", self.device, self.cause)
+    }
+}
+
+impl Error for OpenError {}
+
+/// An open device, and the port that we use.
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) context: Arc<Context>,
+    pub(super) limits: Limits,
+    pub(super) number: u8,
+    pub(super) port: Port,
+    pub(super) gid_index: u8,
+}
+
+impl Device {
+    pub(super) fn open(library: &'static Library, config: &Config<'_>) -> Result<Self, OpenError> {
+        let fail = |cause: String| OpenError::new(config.device, cause);
+        let refuses = |error| fail(format!("the driver refuses: {error}"));
+        let context = Context::open(library, config.device).map_err(|error| match error {
+            rdma_core::OpenError::Absent(others) if others.is_empty() => {
+                fail("this host has no RDMA device".into())
+            }
+            rdma_core::OpenError::Absent(others) => {
+                fail(format!("no such device; there are {}", others.join(", ")))
+            }
+            rdma_core::OpenError::Refused(error) => refuses(error),
+        })?;
+        let number = config.port;
+        let state = context.port(number).map_err(|_| fail(format!("it has no port {number}")))?;
+        if !state.ethernet {
+            return Err(fail(format!("port {number} is not Ethernet, so it has no RoCE")));
+        }
+        if !state.active {
+            return Err(fail(format!("port {number} is down")));
+        }
+        let gids = context.gids(number).map_err(refuses)?;
+        let chosen = choose(&gids, config.gid_index).map_err(|cause| fail(cause.into()))?;
+        let mac = gids.iter().find_map(mac_of);
+        let mac = mac.ok_or_else(|| fail(format!("port {number} has no link-local GID")))?;
+        let port = Port { gid: Gid(chosen.gid), mac, mtu: Mtu(state.mtu) };
+        let gid_index =
+            u8::try_from(chosen.index).map_err(|_| fail("GID index over 255".into()))?;
+        let limits = context.limits().map_err(refuses)?;
+        Ok(Self { context, limits, number, port, gid_index })
+    }
+}
+
+/// The GID that SMC-Rv2 uses: an IPv4 address, over UDP.
+fn choose(gids: &[GidEntry], wanted: Option<u32>) -> Result<GidEntry, &'static str> {
+    let is_ipv4 = |entry: &&GidEntry| entry.over_udp && Gid(entry.gid).to_ipv4().is_some();
+    let found = match wanted {
+        Some(index) => gids.iter().find(|entry| entry.index == index),
+        None => gids.iter().find(is_ipv4),
+    };
+    found.copied().ok_or(match wanted {
+        Some(_) => "the port has no GID with the index of gid_index",
+        None => "no GID is an IPv4 address over UDP (RoCEv2): does its network device have one?",
+    })
+}
+
+/// The Ethernet address inside a link-local GID, which the kernel makes of it.
+fn mac_of(entry: &GidEntry) -> Option<MacAddress> {
+    match entry.gid {
+        [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a, b, c, 0xff, 0xfe, d, e, f] => {
+            Some(MacAddress([a ^ 2, b, c, d, e, f]))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(index: u32, ip: &str, over_udp: bool) -> GidEntry {
+        let gid = Gid::from_ip(ip.parse().unwrap()).0;
+        GidEntry { gid, index, over_udp, interface: 1 }
+    }
+
+    /// A GID of the wrong type makes every rendezvous fail: Linux takes IPv4 over UDP only.
+    #[test]
+    fn the_first_ipv4_address_over_udp_is_chosen() {
+        let gids = [
+            entry(0, "fe80::5054:ff:fe00:101", false),
+            entry(1, "fe80::5054:ff:fe00:101", true),
+            entry(2, "10.9.0.11", false),
+            entry(3, "10.9.0.11", true),
+            entry(4, "10.9.0.12", true),
+        ];
+        assert_eq!(choose(&gids, None).unwrap().index, 3);
+        assert_eq!(choose(&gids, Some(4)).unwrap().index, 4);
+        assert!(choose(&gids, Some(5)).unwrap_err().contains("gid_index"));
+        assert!(choose(&gids[..3], None).unwrap_err().contains("IPv4"));
+        assert_eq!(mac_of(&gids[0]), Some(MacAddress([0x52, 0x54, 0, 0, 1, 1])));
+        assert_eq!(mac_of(&gids[3]), None);
+    }
+}

@@ -1,0 +1,235 @@
+//! The poller's half of an RNIC.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rdma_core::{Channel, CompletionQueue, Entry};
+use rustix::event::epoll;
+use smcr_proto::Instant;
+
+use super::pair::{Effect, Pair};
+use super::rnic::Qp;
+use super::worker::{Job, Shared};
+use crate::{Completion, QpId, Work};
+
+/// The poller's half of an RNIC.
+#[derive(Debug)]
+pub struct Fabric {
+    channel: Arc<Channel>,
+    shared: Arc<Shared>,
+    /// An epoll descriptor, readable when the channel is, or the worker has news.
+    events: OwnedFd,
+    queues: Vec<Arc<CompletionQueue>>,
+    /// By their tokens, which are their identifiers.
+    pairs: HashMap<u32, Pair>,
+    /// Those that the worker connects.
+    connecting: Vec<u32>,
+    /// Those that the worker destroys. Their entries mean nothing any more.
+    leaving: Vec<Pair>,
+    /// Those that are destroyed. They keep their place in the completion queue until their entries
+    /// have been taken from it.
+    gone: Vec<Pair>,
+    /// Those with requests that were not posted.
+    dirty: Vec<u32>,
+    /// Those with entries that say they are in error.
+    troubled: Vec<u32>,
+    entries: Vec<Entry>,
+    ready: VecDeque<Completion>,
+    /// The channel becomes readable with the next entry.
+    is_armed: bool,
+}
+
+impl Fabric {
+    pub(super) fn new(channel: &Arc<Channel>, shared: &Arc<Shared>) -> io::Result<Self> {
+        let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for descriptor in [channel.descriptor(), shared.wakeup()] {
+            let data = epoll::EventData::new_u64(0);
+            epoll::add(&events, descriptor, data, epoll::EventFlags::IN)?;
+        }
+        Ok(Self {
+            channel: Arc::clone(channel),
+            shared: Arc::clone(shared),
+            events,
+            queues: Vec::new(),
+            pairs: HashMap::new(),
+            connecting: Vec::new(),
+            leaving: Vec::new(),
+            gone: Vec::new(),
+            dirty: Vec::new(),
+            troubled: Vec::new(),
+            entries: Vec::with_capacity(ENTRIES_PER_POLL),
+            ready: VecDeque::new(),
+            is_armed: false,
+        })
+    }
+
+    fn pair(&mut self, qp: QpId) -> &mut Pair {
+        self.pairs.get_mut(&qp.0).expect("the caller uses queue pairs that it has adopted")
+    }
+
+    /// Takes entries from the completion queues, and reports what they say.
+    fn reap(&mut self) {
+        let mut is_empty = true;
+        for queue in &self.queues {
+            let mut count = 1;
+            while count > 0 && self.entries.len() < ENTRIES_PER_POLL {
+                count = queue.poll(&mut self.entries);
+            }
+            is_empty &= count == 0;
+        }
+        for entry in self.entries.drain(..) {
+            // Entries of released queue pairs may come late.
+            let Some(pair) = self.pairs.get_mut(&entry.token) else { continue };
+            match pair.handle(&entry, &mut self.ready) {
+                Effect::Fine => {}
+                Effect::Trouble => self.troubled.push(entry.token),
+                Effect::Misbehaved => {
+                    self.shared.ask(Job::Fail(Arc::clone(pair.queue_pair().expect("adopted"))));
+                    self.troubled.push(entry.token);
+                }
+            }
+            if pair.must_ring() {
+                pair.is_dirty = true;
+                self.dirty.push(entry.token);
+            }
+        }
+        // Only after all entries: an error of ours may stand behind the buffers it brought back.
+        for token in self.troubled.drain(..) {
+            let pair = self.pairs.get_mut(&token).expect("it got an entry just now");
+            pair.break_down(&mut self.ready);
+        }
+        if is_empty {
+            self.gone.clear();
+        }
+    }
+
+    /// Looks at what the worker has done.
+    fn hear_worker(&mut self) {
+        if !self.shared.take_news() {
+            return;
+        }
+        let (pairs, ready) = (&mut self.pairs, &mut self.ready);
+        let dirty = &mut self.dirty;
+        self.connecting.retain(|token| {
+            // It may have been released meanwhile.
+            let Some(pair) = pairs.get_mut(token) else { return false };
+            if !pair.is_connecting() {
+                return false;
+            }
+            if pair.hear_worker() {
+                pair.break_down(ready);
+            }
+            if !pair.is_connecting() && !pair.is_broken() {
+                pair.is_dirty = true;
+                dirty.push(*token);
+            }
+            pair.is_connecting()
+        });
+        let destroyed = |pair: &mut Pair| pair.flush_destroyed(ready);
+        self.gone.extend(self.leaving.extract_if(.., destroyed));
+    }
+}
+
+impl Drop for Fabric {
+    fn drop(&mut self) {
+        self.shared.leave();
+    }
+}
+
+impl crate::Fabric for Fabric {
+    type Qp = Qp;
+
+    fn adopt(&mut self, _: Instant, qp: Qp) -> QpId {
+        let token = qp.token;
+        let queue = qp.pair.completions();
+        if !self.queues.iter().any(|known| Arc::ptr_eq(known, queue)) {
+            self.queues.push(Arc::clone(queue));
+            self.is_armed = false;
+        }
+        let mut pair = Pair::adopt(qp);
+        if pair.hear_worker() {
+            pair.break_down(&mut self.ready);
+        }
+        if pair.is_connecting() {
+            self.connecting.push(token);
+        }
+        assert!(self.pairs.insert(token, pair).is_none(), "tokens are not used again");
+        QpId(token)
+    }
+
+    fn room(&self, qp: QpId) -> usize {
+        self.pairs.get(&qp.0).expect("adopted").room()
+    }
+
+    fn post(&mut self, qp: QpId, work: &mut Vec<Work>) {
+        let pair = self.pair(qp);
+        pair.post(work);
+        if !pair.is_dirty {
+            pair.is_dirty = true;
+            self.dirty.push(qp.0);
+        }
+    }
+
+    fn poll(&mut self, _: Instant, out: &mut Vec<Completion>) {
+        if self.is_armed && self.channel.drain() > 0 {
+            self.is_armed = false;
+        }
+        if self.ready.len() < out.capacity() - out.len() {
+            self.reap();
+            self.hear_worker();
+        }
+        let count = self.ready.len().min(out.capacity() - out.len());
+        out.extend(self.ready.drain(..count));
+    }
+
+    fn transmit(&mut self, _: Instant) {
+        for token in self.dirty.drain(..) {
+            // It may have been released meanwhile.
+            let Some(pair) = self.pairs.get_mut(&token) else { continue };
+            pair.is_dirty = false;
+            if pair.is_broken() {
+                pair.break_down(&mut self.ready);
+            } else if pair.ring().is_err() {
+                pair.note_refused();
+                pair.break_down(&mut self.ready);
+                self.shared.ask(Job::Fail(Arc::clone(pair.queue_pair().expect("adopted"))));
+            }
+        }
+    }
+
+    fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
+        if !self.is_armed {
+            // A dead device does not arm, and has no entries either.
+            self.queues.iter().for_each(|queue| drop(queue.arm()));
+            self.is_armed = true;
+            // What came before the channel was armed makes nothing readable.
+            self.reap();
+        }
+        (!self.ready.is_empty() || self.shared.has_news()).then_some(now)
+    }
+
+    fn event_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.events.as_fd())
+    }
+
+    fn fail(&mut self, _: Instant, qp: QpId) {
+        let pair = self.pair(qp);
+        if pair.is_broken() {
+            return;
+        }
+        pair.note_failed();
+        let hold = Arc::clone(pair.queue_pair().expect("adopted"));
+        self.shared.ask(Job::Fail(hold));
+    }
+
+    fn release(&mut self, _: Instant, qp: QpId) {
+        let mut pair = self.pairs.remove(&qp.0).expect("a queue pair is released once");
+        self.shared.ask(Job::Destroy(pair.close()));
+        self.leaving.push(pair);
+    }
+}
+
+/// The most entries that one call looks at.
+const ENTRIES_PER_POLL: usize = 1_024;
