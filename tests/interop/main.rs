@@ -38,4 +38,5 @@ mod rig;
 mod testbed;
 mod time_wait;
 mod transfers;
+mod verbs;
 mod with_gateway;
