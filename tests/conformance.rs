@@ -10,6 +10,8 @@ mod flow;
 mod promises;
 #[path = "conformance/rig.rs"]
 mod rig;
+#[path = "conformance/unplug.rs"]
+mod unplug;
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
@@ -223,7 +225,9 @@ impl Harness for RoceSharedOverIpv6 {
 }
 
 /// The backend of real RNICs, over a libibverbs whose devices are in this process.
-struct VerbsOverFake;
+struct VerbsOverFake {
+    devices: [String; 2],
+}
 
 impl Harness for VerbsOverFake {
     type Rnic = verbs::Rnic;
@@ -231,11 +235,11 @@ impl Harness for VerbsOverFake {
     const CUTS_WRITES: bool = false;
 
     fn new(_: u64) -> (Self, [(verbs::Rnic, verbs::Fabric); 2]) {
-        let nics = [1, 2].map(|host| {
-            let device = rdma_core_fake::device([127, 30, 0, host]);
-            verbs::open_with(rdma_core_fake::library(), &verbs::Config::on(&device)).unwrap()
+        let devices = [1, 2].map(|host| rdma_core_fake::device([127, 30, 0, host]));
+        let nics = devices.each_ref().map(|device| {
+            verbs::open_with(rdma_core_fake::library(), &verbs::Config::on(device)).unwrap()
         });
-        (Self, nics)
+        (Self { devices }, nics)
     }
 
     fn now(&self) -> Instant {

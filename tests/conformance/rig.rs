@@ -48,7 +48,7 @@ pub(crate) type SideIndex = usize;
 
 /// Two NICs, and what they have reported.
 pub(crate) struct Rig<H: Harness> {
-    harness: H,
+    pub(crate) harness: H,
     pub(crate) sides: [Side<H>; 2],
     pub(crate) dice: Dice,
     /// When something last moved, and the turns since then.

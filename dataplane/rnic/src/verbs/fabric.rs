@@ -17,7 +17,8 @@ use crate::{Completion, QpId, Work};
 /// The poller's half of an RNIC.
 #[derive(Debug)]
 pub struct Fabric {
-    channel: Arc<Channel>,
+    /// `None` once the device has gone.
+    channel: Option<Arc<Channel>>,
     shared: Arc<Shared>,
     /// An epoll descriptor, readable when the channel is, or the worker has news.
     events: OwnedFd,
@@ -49,7 +50,7 @@ impl Fabric {
             epoll::add(&events, descriptor, data, epoll::EventFlags::IN)?;
         }
         Ok(Self {
-            channel: Arc::clone(channel),
+            channel: Some(Arc::clone(channel)),
             shared: Arc::clone(shared),
             events,
             queues: Vec::new(),
@@ -105,10 +106,24 @@ impl Fabric {
         }
     }
 
+    /// The device has gone: keeps nothing of it open, and breaks all queue pairs.
+    fn give_up(&mut self) {
+        for pair in self.pairs.values_mut() {
+            pair.note_failed();
+            pair.break_down(&mut self.ready);
+            pair.close().into_iter().for_each(|job| self.shared.ask(job));
+        }
+        self.queues.clear();
+        self.channel = None;
+    }
+
     /// Looks at what the worker has done.
     fn hear_worker(&mut self) {
-        if !self.shared.take_news() {
+        if !self.shared.take_news() && self.channel.is_some() {
             return;
+        }
+        if self.shared.is_gone() {
+            self.give_up();
         }
         let (pairs, ready) = (&mut self.pairs, &mut self.ready);
         let dirty = &mut self.dirty;
@@ -127,6 +142,11 @@ impl Fabric {
             }
             pair.is_connecting()
         });
+        if self.channel.is_none() {
+            for pair in pairs.values_mut() {
+                pair.flush_destroyed(ready);
+            }
+        }
         let destroyed = |pair: &mut Pair| pair.flush_destroyed(ready);
         self.gone.extend(self.leaving.extract_if(.., destroyed));
     }
@@ -144,7 +164,8 @@ impl crate::Fabric for Fabric {
     fn adopt(&mut self, _: Instant, qp: Qp) -> QpId {
         let token = qp.token;
         let queue = qp.pair.completions();
-        if !self.queues.iter().any(|known| Arc::ptr_eq(known, queue)) {
+        let is_gone = self.channel.is_none();
+        if !is_gone && !self.queues.iter().any(|known| Arc::ptr_eq(known, queue)) {
             self.queues.push(Arc::clone(queue));
             self.is_armed = false;
         }
@@ -156,6 +177,9 @@ impl crate::Fabric for Fabric {
             self.connecting.push(token);
         }
         assert!(self.pairs.insert(token, pair).is_none(), "tokens are not used again");
+        if is_gone {
+            self.give_up();
+        }
         QpId(token)
     }
 
@@ -173,7 +197,7 @@ impl crate::Fabric for Fabric {
     }
 
     fn poll(&mut self, _: Instant, out: &mut Vec<Completion>) {
-        if self.is_armed && self.channel.drain() > 0 {
+        if self.is_armed && self.channel.as_ref().is_some_and(|channel| channel.drain() > 0) {
             self.is_armed = false;
         }
         if self.ready.len() < out.capacity() - out.len() {
@@ -220,13 +244,15 @@ impl crate::Fabric for Fabric {
             return;
         }
         pair.note_failed();
+        // One that is not broken was not given away.
         let hold = Arc::clone(pair.queue_pair().expect("adopted"));
         self.shared.ask(Job::Fail(hold));
     }
 
     fn release(&mut self, _: Instant, qp: QpId) {
         let mut pair = self.pairs.remove(&qp.0).expect("a queue pair is released once");
-        self.shared.ask(Job::Destroy(pair.close()));
+        // If the device has gone, the worker has it already.
+        pair.close().into_iter().for_each(|job| self.shared.ask(job));
         self.leaving.push(pair);
     }
 }

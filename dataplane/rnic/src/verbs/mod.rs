@@ -50,7 +50,7 @@ pub fn open_with(
     let device = Device::open(library, config)?;
     let refused = |error| OpenError::new(config.device, format!("the driver refuses: {error}"));
     let channel = Channel::new(&device.context).map_err(refused)?;
-    let shared = Shared::start().map_err(refused)?;
+    let shared = Shared::start(&device.context).map_err(refused)?;
     let fabric = Fabric::new(&channel, &shared).map_err(refused)?;
     Ok((Rnic::new(device, channel, Arc::clone(&shared)), fabric))
 }

@@ -7,7 +7,7 @@ use rdma_core::{Body, Ended, Entry, Outcome, QueuePair, Refused, SendQueue};
 use smcr_memory::{Lease, Region};
 
 use super::rnic::{Berth, Protection, Qp};
-use super::worker::{Progress, Stage};
+use super::worker::{Job, Progress, Stage};
 use super::{LONG_SENDS, SENDS};
 use crate::{
     Completion, LONG_MESSAGE_MAX, MESSAGE_LEN, Message, Messages, QpError, QpId, Status, Work,
@@ -34,7 +34,8 @@ pub(super) struct Pair {
     is_failed: bool,
     /// The fabric knows that there is something to post.
     pub(super) is_dirty: bool,
-    protection: Arc<Protection>,
+    /// `None` once the queue pair was given away.
+    protection: Option<Arc<Protection>>,
     _berth: Berth,
 }
 
@@ -78,7 +79,7 @@ impl Pair {
             cause: None,
             is_failed: false,
             is_dirty: false,
-            protection: qp.protection,
+            protection: Some(qp.protection),
             _berth: qp.berth,
         };
         pair.return_buffers();
@@ -113,7 +114,8 @@ impl Pair {
         while let Some(work) = self.waiting.pop_front() {
             let (body, tag) = match work {
                 Work::Write { lease, rkey, address, tag } => {
-                    let lkey = self.protection.pool.lkey();
+                    // Without queue pair nothing is posted.
+                    let lkey = self.protection.as_ref().map_or(0, |all| all.pool.lkey());
                     (Body::Write { lease, lkey, rkey: rkey.0, address }, tag)
                 }
                 Work::Send { message, tag } => (Body::Message(message), tag),
@@ -265,10 +267,11 @@ impl Pair {
         }
     }
 
-    /// Gives away the queue pair, to be destroyed.
-    pub(super) fn close(&mut self) -> Arc<QueuePair> {
+    /// Gives away the queue pair, to be destroyed; `None` if that was done before.
+    pub(super) fn close(&mut self) -> Option<Job> {
         self.phase = Phase::Broken;
-        self.sends.close().expect("a pair is released once")
+        let protection = self.protection.take()?;
+        Some(Job::Destroy(self.sends.close()?, protection))
     }
 
     /// Reports everything as flushed, once the queue pair is destroyed. Returns whether it is.

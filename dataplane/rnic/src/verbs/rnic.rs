@@ -1,6 +1,7 @@
 //! The control thread's half of an RNIC.
 
 use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -15,15 +16,16 @@ use super::device::Device;
 use super::worker::{Job, Progress, Shared};
 use super::{ENTRIES_PER_PAIR, INLINE, LONG_RECEIVES, LONG_SENDS, SENDS, SHORT_RECEIVES};
 use crate::{
-    ConnectError, Domain, Exhausted, LONG_MESSAGE_MAX, MESSAGE_LEN, Messages, Port, QpAddress,
-    Registration,
+    ConnectError, Domain, Event, Exhausted, LONG_MESSAGE_MAX, MESSAGE_LEN, Messages, Port,
+    QpAddress, Registration,
 };
 
 /// The control thread's half of an RNIC.
 #[derive(Debug)]
 pub struct Rnic {
-    device: Device,
-    channel: Arc<Channel>,
+    /// The device and its channel; `None` once it has gone.
+    open: Option<(Device, Arc<Channel>)>,
+    port: Port,
     shared: Arc<Shared>,
     send_memory: Option<Region>,
     domains: HashMap<Domain, Arc<Protection>>,
@@ -84,8 +86,8 @@ impl Drop for Berth {
 impl Rnic {
     pub(super) fn new(device: Device, channel: Arc<Channel>, shared: Arc<Shared>) -> Self {
         Self {
-            device,
-            channel,
+            port: device.port,
+            open: Some((device, channel)),
             shared,
             send_memory: None,
             domains: HashMap::new(),
@@ -96,18 +98,26 @@ impl Rnic {
         }
     }
 
+    /// What belongs to an open domain.
+    fn protection(&self, domain: Domain) -> Result<Arc<Protection>, Exhausted> {
+        let found = self.domains.get(&domain).cloned();
+        assert!(found.is_some() || self.open.is_none(), "the caller opened {domain:?}");
+        found.ok_or(Exhausted)
+    }
+
     /// A place in a completion queue, which may be a new one.
     fn moor(&mut self) -> Result<(Arc<CompletionQueue>, Berth), Exhausted> {
+        let (device, channel) = self.open.as_ref().ok_or(Exhausted)?;
         let free = |queue: &&Queue| queue.pairs.load(Ordering::Acquire) < queue.most;
         if self.queues.iter().find(free).is_none() {
-            let limits = self.device.limits;
+            let limits = device.limits;
             let entries = limits.completion_entries.min(ENTRIES_PER_PAIR * PAIRS_PER_QUEUE);
             let most = entries / ENTRIES_PER_PAIR;
             let in_use = u32::try_from(self.queues.len()).expect("few");
             if most == 0 || in_use >= limits.completion_queues {
                 return Err(Exhausted);
             }
-            let queue = CompletionQueue::new(&self.channel, entries).map_err(|_| Exhausted)?;
+            let queue = CompletionQueue::new(channel, entries).map_err(|_| Exhausted)?;
             self.queues.push(Queue { queue, pairs: Arc::new(AtomicU32::new(0)), most });
         }
         let queue = self.queues.iter().find(free).expect("there was one, or one was made");
@@ -126,15 +136,31 @@ impl crate::Rnic for Rnic {
     type Opening = Opening;
 
     fn port(&self) -> Port {
-        self.device.port
+        self.port
     }
 
     fn has_route(&self, peer: Gid) -> bool {
-        is_reachable(self.device.port.gid, peer)
+        self.open.is_some() && is_reachable(self.port.gid, peer)
     }
 
     fn pins(&self) -> bool {
         true
+    }
+
+    /// After [`Event::Gone`] nothing of the device is open here, and nothing can be opened.
+    fn event(&mut self) -> Option<Event> {
+        let event = self.shared.take_event()?;
+        if event == Event::Gone {
+            self.registered.clear();
+            self.domains.clear();
+            self.queues.clear();
+            self.open = None;
+        }
+        Some(event)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.shared.reports())
     }
 
     fn send_from(&mut self, memory: &Region) -> Result<(), Exhausted> {
@@ -143,8 +169,9 @@ impl crate::Rnic for Rnic {
     }
 
     fn open_domain(&mut self) -> Result<Domain, Exhausted> {
+        let (device, _) = self.open.as_ref().ok_or(Exhausted)?;
         let memory = self.send_memory.clone().expect("send_from comes first");
-        let domain = ProtectionDomain::new(&self.device.context).map_err(|_| Exhausted)?;
+        let domain = ProtectionDomain::new(&device.context).map_err(|_| Exhausted)?;
         let known_as = memory.address();
         let pool = MemoryRegion::new(&domain, Box::new(memory.pin()), Access::Local, known_as);
         let pool = pool.map_err(|_| Exhausted)?;
@@ -156,11 +183,12 @@ impl crate::Rnic for Rnic {
 
     fn close_domain(&mut self, domain: Domain) {
         // Queue pairs that are still being destroyed keep what they need of it.
-        assert!(self.domains.remove(&domain).is_some(), "{domain:?} must be open");
+        let open = self.domains.remove(&domain);
+        assert!(open.is_some() || self.open.is_none(), "{domain:?} must be open");
     }
 
     fn register(&mut self, domain: Domain, region: &Region) -> Result<Registration, Exhausted> {
-        let protection = self.domains.get(&domain).expect("the caller opened the domain");
+        let protection = self.protection(domain)?;
         let random = getrandom::u32().map_err(|_| Exhausted)?;
         // Made up: where our memory really is helps nobody but who looks for a way in.
         let address = (u64::from(random) + 1) << ADDRESS_SHIFT;
@@ -174,12 +202,11 @@ impl crate::Rnic for Rnic {
 
     fn deregister(&mut self, registration: Registration) {
         let region = self.registered.remove(&registration.rkey);
-        assert!(region.is_some(), "a region is deregistered once");
+        assert!(region.is_some() || self.open.is_none(), "a region is deregistered once");
     }
 
     fn open_for(&mut self, domain: Domain, messages: Messages) -> Result<Opening, Exhausted> {
-        let protection = self.domains.get(&domain).expect("the caller opened the domain");
-        let protection = Arc::clone(protection);
+        let protection = self.protection(domain)?;
         let (completions, berth) = self.moor()?;
         let plan = plan_for(messages);
         let memory = Region::new(memory_len(plan)).map_err(|_| Exhausted)?;
@@ -187,11 +214,12 @@ impl crate::Rnic for Rnic {
         let known_as = memory.address();
         let own = MemoryRegion::new(&protection.domain, own, Access::Local, known_as);
         let own = own.map_err(|_| Exhausted)?;
-        let number = self.device.number;
+        let (device, _) = self.open.as_ref().ok_or(Exhausted)?;
+        let number = device.number;
         let pair = QueuePair::new(&completions, &protection.domain, own, number, plan);
         let pair = pair.map_err(|_| Exhausted)?;
         let psn = Psn(getrandom::u32().map_err(|_| Exhausted)? & PSN_MASK);
-        let port = self.device.port;
+        let port = self.port;
         let qpn = Qpn(pair.number());
         let token = self.tokens;
         self.tokens = self.tokens.checked_add(1).ok_or(Exhausted)?;
@@ -200,7 +228,7 @@ impl crate::Rnic for Rnic {
             qp: Qp { token, pair, memory, messages, protection, progress, berth },
             address: QpAddress { gid: port.gid, mac: port.mac, qpn, psn, mtu: port.mtu },
             port: number,
-            gid_index: self.device.gid_index,
+            gid_index: device.gid_index,
             shared: Arc::clone(&self.shared),
         })
     }

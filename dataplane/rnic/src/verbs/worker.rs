@@ -3,6 +3,10 @@
 //! To connect, the kernel looks for the peer's Ethernet address: a second and more, if nobody has
 //! it. To fail or destroy a queue pair, the driver waits for the device. Neither poller nor control
 //! thread may wait for these, so they leave jobs here. Jobs are done in the order they came.
+//!
+//! The worker also listens to the device: to its events, and to the folder of its node. A driver
+//! without hot removal, such as the soft RNIC of Linux, reports nothing when its device goes. The
+//! kernel then only takes away the node, and waits until nobody has the device open.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,8 +15,12 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::thread;
 
 use crossbeam_queue::SegQueue;
-use rdma_core::{Peer, QueuePair};
+use rdma_core::{AsyncEvent, Context, Peer, QueuePair};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::fs::inotify;
+
+use super::rnic::Protection;
+use crate::Event;
 
 /// What the worker is asked to do. Each job brings its own hold on the queue pair.
 #[derive(Debug)]
@@ -21,8 +29,8 @@ pub(super) enum Job {
     Connect { pair: Arc<QueuePair>, peer: Peer, progress: Arc<Progress> },
     /// Bring it to the state ERR.
     Fail(Arc<QueuePair>),
-    /// Destroy it. The giver keeps no hold on it.
-    Destroy(Arc<QueuePair>),
+    /// Destroy it, and give up its hold on its domain. The giver keeps no hold on it.
+    Destroy(Arc<QueuePair>, Arc<Protection>),
 }
 
 /// How far the worker has come with a connection.
@@ -52,6 +60,11 @@ pub(super) struct Shared {
     wakeup: OwnedFd,
     /// How many of the two halves are left.
     halves: AtomicU32,
+    /// The device has gone. Everything of it must be given up.
+    gone: AtomicBool,
+    events: SegQueue<Event>,
+    /// An eventfd that is readable while there are events.
+    reports: OwnedFd,
 }
 
 impl Progress {
@@ -66,7 +79,7 @@ impl Progress {
 
 impl Shared {
     /// Starts a worker. It ends when both halves have left.
-    pub(super) fn start() -> io::Result<Arc<Self>> {
+    pub(super) fn start(context: &Arc<Context>) -> io::Result<Arc<Self>> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let shared = Arc::new(Self {
             jobs: SegQueue::new(),
@@ -74,9 +87,13 @@ impl Shared {
             news: AtomicBool::new(false),
             wakeup: eventfd(0, flags)?,
             halves: AtomicU32::new(2),
+            gone: AtomicBool::new(false),
+            events: SegQueue::new(),
+            reports: eventfd(0, flags)?,
         });
         let own = Arc::clone(&shared);
-        thread::Builder::new().name("verbs".into()).spawn(move || own.work())?;
+        let device = Watched { node: context.node(), folder: watch()?, context: context.clone() };
+        thread::Builder::new().name("verbs".into()).spawn(move || own.work(device))?;
         Ok(shared)
     }
 
@@ -112,23 +129,125 @@ impl Shared {
         signal(&self.work);
     }
 
-    fn work(&self) {
+    /// Whether the device has gone.
+    pub(super) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// Takes the next event of the port.
+    pub(super) fn take_event(&self) -> Option<Event> {
+        // Nothing to read is no error: the event may have been taken before its signal.
+        let _ = rustix::io::read(&self.reports, &mut [0; 8]);
+        let event = self.events.pop();
+        if !self.events.is_empty() {
+            signal(&self.reports);
+        }
+        event
+    }
+
+    /// Readable while there are events.
+    pub(super) fn reports(&self) -> BorrowedFd<'_> {
+        self.reports.as_fd()
+    }
+
+    fn tell_fabric(&self) {
+        self.news.store(true, Ordering::Release);
+        signal(&self.wakeup);
+    }
+
+    fn work(&self, device: Watched) {
+        let mut device = Some(device);
         loop {
             while let Some(job) = self.jobs.pop() {
                 carry_out(job);
-                self.news.store(true, Ordering::Release);
-                signal(&self.wakeup);
+                self.tell_fabric();
             }
             if self.halves.load(Ordering::Acquire) == 0 {
                 return;
             }
-            let mut work = [PollFd::new(&self.work, PollFlags::IN)];
-            // An interrupted call is made again: there is no job then.
-            let _ = poll(&mut work, None);
+            if let Some(watched) = &device {
+                watched.wait_beside(&self.work);
+                let (events, is_gone) = watched.look();
+                events.into_iter().for_each(|event| self.events.push(event));
+                if is_gone {
+                    self.gone.store(true, Ordering::Release);
+                    self.events.push(Event::Gone);
+                    self.tell_fabric();
+                    device = None;
+                }
+                if !self.events.is_empty() {
+                    signal(&self.reports);
+                }
+            } else {
+                // An interrupted call is made again: there is no job then.
+                let _ = poll(&mut [PollFd::new(&self.work, PollFlags::IN)], None);
+            }
             let _ = rustix::io::read(&self.work, &mut [0; 8]);
         }
     }
 }
+
+/// A device, and where to see that it goes.
+struct Watched {
+    context: Arc<Context>,
+    /// The file name of its node.
+    node: String,
+    /// An inotify descriptor for the folder of all nodes, if there is such a folder.
+    folder: Option<OwnedFd>,
+}
+
+impl Watched {
+    /// Waits until there is work, or something to [`look`](Self::look) at.
+    fn wait_beside(&self, work: &OwnedFd) {
+        let device = self.context.event_descriptor();
+        let mut all = vec![PollFd::new(work, PollFlags::IN), PollFd::new(&device, PollFlags::IN)];
+        all.extend(self.folder.iter().map(|folder| PollFd::new(folder, PollFlags::IN)));
+        // An interrupted call is made again: there is nothing to see then.
+        let _ = poll(&mut all, None);
+    }
+
+    /// What has happened to the port, and whether the device has gone.
+    fn look(&self) -> (Vec<Event>, bool) {
+        let (mut events, mut is_gone) = (Vec::new(), self.node_has_gone());
+        while let Some(event) = self.context.event() {
+            match event {
+                AsyncEvent::PortActive => events.push(Event::Up),
+                AsyncEvent::PortError => events.push(Event::Down),
+                AsyncEvent::GidsChanged => events.push(Event::Readdressed),
+                AsyncEvent::DeviceFatal => is_gone = true,
+                // Of single queue pairs: their entries say it, too.
+                AsyncEvent::Other(_) => {}
+            }
+        }
+        (events, is_gone)
+    }
+
+    fn node_has_gone(&self) -> bool {
+        let Some(folder) = &self.folder else { return false };
+        let mut room = [std::mem::MaybeUninit::uninit(); 1_024];
+        let mut reader = inotify::Reader::new(folder, &mut room);
+        let mut is_gone = false;
+        while let Ok(event) = reader.next() {
+            is_gone |=
+                event.file_name().is_some_and(|name| name.to_bytes() == self.node.as_bytes());
+        }
+        is_gone
+    }
+}
+
+/// Watches the folder of all nodes for those that go.
+fn watch() -> io::Result<Option<OwnedFd>> {
+    if !std::path::Path::new(NODES).exists() {
+        return Ok(None);
+    }
+    let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
+    let folder = inotify::init(flags)?;
+    inotify::add_watch(&folder, NODES, inotify::WatchFlags::DELETE)?;
+    Ok(Some(folder))
+}
+
+/// The folder of the nodes of all RDMA devices.
+const NODES: &str = "/dev/infiniband";
 
 fn carry_out(job: Job) {
     match job {
@@ -140,7 +259,10 @@ fn carry_out(job: Job) {
             // Only a dead device refuses, and then nothing is sent either.
             let _ = pair.fail();
         }
-        Job::Destroy(pair) => drop(pair),
+        Job::Destroy(pair, protection) => {
+            drop(pair);
+            drop(protection);
+        }
     }
 }
 
