@@ -4,6 +4,8 @@
 //! at the end of this file.
 #![allow(clippy::unwrap_used, reason = "a test stops where it cannot go on")]
 
+#[path = "conformance/cross.rs"]
+mod cross;
 #[path = "conformance/flow.rs"]
 mod flow;
 #[path = "conformance/promises.rs"]
@@ -29,6 +31,7 @@ use smcr_rnic::roce::{self, Parameters, Share, UDP_PORT};
 use smcr_rnic::sim::{self, Network, Odds};
 use smcr_rnic::verbs;
 
+use cross::Cross;
 use rig::Harness;
 
 /// All promises, for one backend, under as many seeds as it can afford.
@@ -277,6 +280,18 @@ conformance!(
     #[ignore = "needs rxe0: tests/interop runs it in its guest"]
     verbs_on_rxe,
     VerbsOnRxe,
+    1
+);
+conformance!(
+    #[ignore = "needs rxe0: tests/interop runs it in its guest"]
+    cross_from_rxe_to_roce,
+    Cross<true>,
+    1
+);
+conformance!(
+    #[ignore = "needs rxe0: tests/interop runs it in its guest"]
+    cross_from_roce_to_rxe,
+    Cross<false>,
     1
 );
 conformance!(verbs_over_a_fake, VerbsOverFake, 2);
