@@ -1,0 +1,413 @@
+// What DPDK's headers define as inline functions, structures and macros, behind a table of plain
+// functions. No structure of DPDK crosses into Rust: the table below is the whole interface, and
+// `lib.rs` repeats it. Change both, and ABI, together.
+//
+// A port has one queue in each direction here. One thread at a time uses it, except `link_up` of
+// DPDK itself, which its own interrupt thread changes.
+
+// The distribution's configuration says that libbsd gives strlcpy; without libbsd-dev, DPDK's own
+// does.
+#undef RTE_USE_LIBBSD
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <rte_dev.h>
+#include <rte_eal.h>
+#include <rte_errno.h>
+#include <rte_ethdev.h>
+#include <rte_ip.h>
+#include <rte_lcore.h>
+#include <rte_log.h>
+#include <rte_mbuf.h>
+#include <rte_version.h>
+
+#define ABI 1
+#define BURST_MAX 64
+#define DESCRIPTORS 1024
+// Mbufs beside those that both rings may hold: two bursts, and caches of some threads.
+#define SPARE_MBUFS 2047
+#define CACHE 128
+#define ETHERNET_HEADER 14
+#define IPV4_HEADER 20
+// The most bytes of a frame beside what the MTU counts: header, VLAN tags, checksum.
+#define FRAME_OVERHEAD 32
+#define LOG_LEN 4096
+
+struct frame {
+    uint8_t *bytes;
+    uint32_t len;
+};
+
+struct info {
+    uint8_t mac[6];
+    uint16_t mtu;
+    uint32_t ipv4_checksum;
+    char driver[32];
+};
+
+struct figures {
+    uint64_t missed;
+    uint64_t receive_errors;
+    uint64_t send_errors;
+    uint64_t without_buffer;
+};
+
+struct port {
+    uint16_t id;
+    uint16_t mtu;
+    uint16_t received_len;
+    uint16_t vacant_len;
+    bool sums_ipv4;
+    // Set by DPDK's interrupt thread, read by the others.
+    bool removed;
+    struct rte_device *device;
+    struct rte_mempool *pool;
+    struct rte_mbuf *received[BURST_MAX];
+    struct rte_mbuf *vacant[BURST_MAX];
+    uint64_t dropped;
+};
+
+// The log of DPDK since the last `take_log`. What does not fit is lost.
+static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
+static char log_text[LOG_LEN];
+static size_t log_used;
+
+static ssize_t keep_log(void *cookie, const char *text, size_t len) {
+    (void)cookie;
+    pthread_mutex_lock(&log_lock);
+    size_t room = LOG_LEN - log_used;
+    size_t kept = len < room ? len : room;
+    memcpy(log_text + log_used, text, kept);
+    log_used += kept;
+    pthread_mutex_unlock(&log_lock);
+    return (ssize_t)len;
+}
+
+static uint32_t take_log(char *out, uint32_t len) {
+    pthread_mutex_lock(&log_lock);
+    uint32_t taken = log_used < len ? (uint32_t)log_used : len;
+    memcpy(out, log_text, taken);
+    log_used = 0;
+    pthread_mutex_unlock(&log_lock);
+    return taken;
+}
+
+static const char *version(void) { return rte_version(); }
+
+// Starts DPDK. Returns 0 or an errno. DPDK pins the calling thread, and allows one call.
+static int start(int argc, char **argv) {
+    cookie_io_functions_t functions = {.write = keep_log};
+    FILE *stream = fopencookie(NULL, "w", functions);
+    if (stream == NULL) {
+        return errno;
+    }
+    setvbuf(stream, NULL, _IONBF, 0);
+    rte_openlog_stream(stream);
+    // For an argument that it does not know, EAL prints all that it knows to standard output.
+    fflush(stdout);
+    int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    int saved = dup(STDOUT_FILENO);
+    if (null >= 0 && saved >= 0) {
+        dup2(null, STDOUT_FILENO);
+    }
+    int status = rte_eal_init(argc, argv);
+    int reason = rte_errno;
+    fflush(stdout);
+    if (null >= 0 && saved >= 0) {
+        dup2(saved, STDOUT_FILENO);
+    }
+    close(null);
+    close(saved);
+    if (status < 0) {
+        return reason != 0 ? reason : EINVAL;
+    }
+    return 0;
+}
+
+// Makes the calling thread known to DPDK, which then gives it caches of its own.
+static int enter_thread(void) { return rte_thread_register() == 0 ? 0 : rte_errno; }
+
+static void leave_thread(void) { rte_thread_unregister(); }
+
+static int on_event(uint16_t id, enum rte_eth_event_type type, void *arg, void *result) {
+    (void)id;
+    (void)result;
+    struct port *port = arg;
+    if (type == RTE_ETH_EVENT_INTR_RMV) {
+        __atomic_store_n(&port->removed, true, __ATOMIC_RELEASE);
+    }
+    return 0;
+}
+
+// Configures one queue in each direction and starts the port. Returns 0 or a negative errno, and
+// says in `step` what failed.
+static int set_up(struct port *port, uint16_t mtu_wanted, const char **step) {
+    struct rte_eth_dev_info info;
+    *step = "it does not describe itself";
+    int status = rte_eth_dev_info_get(port->id, &info);
+    if (status != 0) {
+        return status;
+    }
+    port->device = info.device;
+    uint16_t mtu = RTE_ETHER_MTU;
+    *step = "its MTU is not known";
+    status = rte_eth_dev_get_mtu(port->id, &mtu);
+    if (status != 0) {
+        return status;
+    }
+    if (mtu_wanted != 0) {
+        mtu = mtu_wanted < info.max_mtu ? mtu_wanted : info.max_mtu;
+    }
+    port->mtu = mtu;
+    // Shared memory carries frames of any length, but its driver wants to hear of no more than this.
+    if (strcmp(info.driver_name, "net_memif") == 0 && mtu > RTE_ETHER_MTU) {
+        mtu = RTE_ETHER_MTU;
+    }
+    struct rte_eth_conf conf = {
+        .rxmode = {.mtu = mtu, .offloads = info.rx_offload_capa & RTE_ETH_RX_OFFLOAD_IPV4_CKSUM},
+        .txmode = {.offloads = info.tx_offload_capa & RTE_ETH_TX_OFFLOAD_IPV4_CKSUM},
+    };
+    port->sums_ipv4 = conf.txmode.offloads != 0;
+    *step = "it refuses its configuration";
+    status = rte_eth_dev_configure(port->id, 1, 1, &conf);
+    if (status != 0) {
+        return status;
+    }
+    uint16_t receive = DESCRIPTORS, send = DESCRIPTORS;
+    *step = "it refuses the lengths of its queues";
+    status = rte_eth_dev_adjust_nb_rx_tx_desc(port->id, &receive, &send);
+    if (status != 0) {
+        return status;
+    }
+    char name[RTE_MEMPOOL_NAMESIZE];
+    snprintf(name, sizeof name, "port%u", port->id);
+    unsigned count = (unsigned)receive + send + SPARE_MBUFS;
+    uint32_t room = RTE_PKTMBUF_HEADROOM + port->mtu + FRAME_OVERHEAD;
+    if (room < RTE_MBUF_DEFAULT_BUF_SIZE) {
+        room = RTE_MBUF_DEFAULT_BUF_SIZE;
+    }
+    room = room > UINT16_MAX ? UINT16_MAX : room;
+    *step = "no memory for its packets: there are too few huge pages, or less than -m allows";
+    port->pool = rte_pktmbuf_pool_create(name, count, CACHE, 0, (uint16_t)room, SOCKET_ID_ANY);
+    if (port->pool == NULL) {
+        return -rte_errno;
+    }
+    *step = "its receive queue cannot be set up";
+    status = rte_eth_rx_queue_setup(port->id, 0, receive, SOCKET_ID_ANY, NULL, port->pool);
+    if (status != 0) {
+        return status;
+    }
+    *step = "its send queue cannot be set up";
+    status = rte_eth_tx_queue_setup(port->id, 0, send, SOCKET_ID_ANY, NULL);
+    if (status != 0) {
+        return status;
+    }
+    // A port that sends no such event is asked in `link`.
+    rte_eth_dev_callback_register(port->id, RTE_ETH_EVENT_INTR_RMV, on_event, port);
+    *step = "it does not start";
+    status = rte_eth_dev_start(port->id);
+    if (status != 0) {
+        return status;
+    }
+    // Neighbour discovery of IPv6 is multicast. What cannot filter it has it anyway.
+    rte_eth_allmulticast_enable(port->id);
+    return 0;
+}
+
+// Gives up a port, in whatever state it is, and its device.
+static void close_port(struct port *port) {
+    rte_pktmbuf_free_bulk(port->received, port->received_len);
+    rte_pktmbuf_free_bulk(port->vacant, port->vacant_len);
+    rte_eth_dev_callback_unregister(port->id, RTE_ETH_EVENT_INTR_RMV, on_event, port);
+    rte_eth_dev_stop(port->id);
+    rte_eth_dev_close(port->id);
+    rte_mempool_free(port->pool);
+    if (port->device != NULL) {
+        rte_dev_remove(port->device);
+    }
+    free(port);
+}
+
+// Opens `device`: what EAL takes behind --vdev, or a PCI address. `name` is the part before the
+// first comma. Returns 0 or an errno, and says in `step` what failed.
+static int open_port(const char *device, const char *name, uint16_t mtu_wanted,
+                     struct port **out, const char **step) {
+    *step = "no driver takes it";
+    int status = rte_dev_probe(device);
+    if (status != 0) {
+        return -status;
+    }
+    struct port *port = calloc(1, sizeof *port);
+    if (port == NULL) {
+        *step = "no memory";
+        return ENOMEM;
+    }
+    *step = "its driver made no port";
+    status = rte_eth_dev_get_port_by_name(name, &port->id);
+    if (status != 0) {
+        free(port);
+        return -status;
+    }
+    status = set_up(port, mtu_wanted, step);
+    if (status != 0) {
+        close_port(port);
+        return status < 0 ? -status : EIO;
+    }
+    *out = port;
+    return 0;
+}
+
+static int describe(struct port *port, struct info *out) {
+    struct rte_eth_dev_info info;
+    struct rte_ether_addr mac;
+    int status = rte_eth_dev_info_get(port->id, &info);
+    status = status != 0 ? status : rte_eth_macaddr_get(port->id, &mac);
+    if (status != 0) {
+        return -status;
+    }
+    memcpy(out->mac, mac.addr_bytes, sizeof out->mac);
+    out->mtu = port->mtu;
+    out->ipv4_checksum = port->sums_ipv4;
+    snprintf(out->driver, sizeof out->driver, "%s", info.driver_name);
+    return 0;
+}
+
+// Receives one burst, which replaces the last one. Returns how many frames it has.
+static uint32_t receive(struct port *port, struct frame *out) {
+    rte_pktmbuf_free_bulk(port->received, port->received_len);
+    uint16_t count = rte_eth_rx_burst(port->id, 0, port->received, BURST_MAX);
+    uint16_t kept = 0;
+    for (uint16_t i = 0; i < count; i++) {
+        struct rte_mbuf *mbuf = port->received[i];
+        uint64_t sum = mbuf->ol_flags & RTE_MBUF_F_RX_IP_CKSUM_MASK;
+        bool wrong = sum == RTE_MBUF_F_RX_IP_CKSUM_BAD;
+        if (wrong || rte_pktmbuf_linearize(mbuf) != 0) {
+            rte_pktmbuf_free(mbuf);
+            port->dropped++;
+            continue;
+        }
+        out[kept].bytes = rte_pktmbuf_mtod(mbuf, uint8_t *);
+        out[kept].len = rte_pktmbuf_data_len(mbuf);
+        port->received[kept++] = mbuf;
+    }
+    port->received_len = kept;
+    return kept;
+}
+
+// Gives room for up to `count` frames. Returns how many it has room for; it stays theirs until
+// `send`.
+static uint32_t vacate(struct port *port, struct frame *out, uint32_t count) {
+    uint16_t wanted = count < BURST_MAX ? (uint16_t)count : BURST_MAX;
+    if (port->vacant_len < wanted) {
+        struct rte_mbuf **more = port->vacant + port->vacant_len;
+        if (rte_pktmbuf_alloc_bulk(port->pool, more, wanted - port->vacant_len) == 0) {
+            port->vacant_len = wanted;
+        }
+    }
+    uint16_t given = port->vacant_len < wanted ? port->vacant_len : wanted;
+    for (uint16_t i = 0; i < given; i++) {
+        out[i].bytes = rte_pktmbuf_mtod(port->vacant[i], uint8_t *);
+        out[i].len = rte_pktmbuf_tailroom(port->vacant[i]);
+    }
+    return given;
+}
+
+// Sends the first `count` frames that `vacate` gave room for. Returns how many the port took; the
+// others were not sent. With `ipv4` the port fills in the checksum of each IPv4 header.
+static uint32_t transmit(struct port *port, const uint32_t *lens, uint32_t count, uint32_t ipv4) {
+    if (count > port->vacant_len) {
+        abort(); // The caller wrote to memory that it did not have.
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        struct rte_mbuf *mbuf = port->vacant[i];
+        mbuf->pkt_len = lens[i];
+        mbuf->data_len = (uint16_t)lens[i];
+        if (ipv4) {
+            mbuf->l2_len = ETHERNET_HEADER;
+            mbuf->l3_len = IPV4_HEADER;
+            mbuf->ol_flags = RTE_MBUF_F_TX_IPV4 | RTE_MBUF_F_TX_IP_CKSUM;
+        }
+    }
+    uint16_t ready = (uint16_t)count;
+    if (ipv4) {
+        ready = rte_eth_tx_prepare(port->id, 0, port->vacant, ready);
+    }
+    uint16_t taken = rte_eth_tx_burst(port->id, 0, port->vacant, ready);
+    for (uint32_t i = taken; i < count; i++) {
+        struct rte_mbuf *mbuf = port->vacant[i];
+        mbuf->pkt_len = 0;
+        mbuf->data_len = 0;
+        mbuf->ol_flags = 0;
+    }
+    port->vacant_len -= taken;
+    memmove(port->vacant, port->vacant + taken, port->vacant_len * sizeof port->vacant[0]);
+    return taken;
+}
+
+// Whether the port's link is up: 1 or 0, or -1 if the device is gone.
+static int link_state(struct port *port) {
+    struct rte_eth_link link;
+    if (__atomic_load_n(&port->removed, __ATOMIC_ACQUIRE)) {
+        return -1;
+    }
+    int status = rte_eth_link_get_nowait(port->id, &link);
+    if (status == -ENODEV || status == -EIO) {
+        return -1;
+    }
+    return status == 0 && link.link_status == RTE_ETH_LINK_UP;
+}
+
+static void count(struct port *port, struct figures *out) {
+    struct rte_eth_stats stats;
+    memset(&stats, 0, sizeof stats);
+    // A port that counts nothing leaves zeros.
+    rte_eth_stats_get(port->id, &stats);
+    out->missed = stats.imissed;
+    out->receive_errors = stats.ierrors + port->dropped;
+    out->send_errors = stats.oerrors;
+    out->without_buffer = stats.rx_nombuf;
+}
+
+struct table {
+    uint32_t abi;
+    uint32_t burst_max;
+    const char *(*version)(void);
+    uint32_t (*take_log)(char *, uint32_t);
+    int (*start)(int, char **);
+    int (*enter_thread)(void);
+    void (*leave_thread)(void);
+    int (*open_port)(const char *, const char *, uint16_t, struct port **, const char **);
+    void (*close_port)(struct port *);
+    int (*describe)(struct port *, struct info *);
+    uint32_t (*receive)(struct port *, struct frame *);
+    uint32_t (*vacate)(struct port *, struct frame *, uint32_t);
+    uint32_t (*transmit)(struct port *, const uint32_t *, uint32_t, uint32_t);
+    int (*link_state)(struct port *);
+    void (*count)(struct port *, struct figures *);
+};
+
+__attribute__((visibility("default"))) const struct table smcgate_dpdk = {
+    .abi = ABI,
+    .burst_max = BURST_MAX,
+    .version = version,
+    .take_log = take_log,
+    .start = start,
+    .enter_thread = enter_thread,
+    .leave_thread = leave_thread,
+    .open_port = open_port,
+    .close_port = close_port,
+    .describe = describe,
+    .receive = receive,
+    .vacate = vacate,
+    .transmit = transmit,
+    .link_state = link_state,
+    .count = count,
+};

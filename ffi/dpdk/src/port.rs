@@ -1,0 +1,318 @@
+//! A port of DPDK with one queue in each direction.
+
+use std::ffi::{CStr, CString};
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::Mutex;
+use std::thread::AccessError;
+
+use dpdk_sys::{BURST_MAX, Figures, Frame, Info, Table};
+use rustix::io::Errno;
+
+use crate::Error;
+use crate::eal::take_log;
+use crate::lock::{self, Lock};
+use crate::netdev::NetDevice;
+
+/// Whether a port can carry packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// It can.
+    Up,
+    /// It cannot now.
+    Down,
+    /// Its device is gone, and will not come back.
+    Gone,
+}
+
+/// A port of DPDK with one queue in each direction.
+///
+/// # Invariants
+///
+/// Each `SAFETY` comment of this file discharges its obligations with one of these, by name.
+///
+/// - **LIVE** `raw` came from `open_port` of `table`, and only `drop` closes it.
+/// - **SOLE** The type is `Send` but not `Sync`, and whatever enters DPDK takes `&mut self`: no two
+///   threads use the port.
+/// - **HELD** The first `received` entries of `arrived` name packet buffers of the last burst. DPDK
+///   leaves them to us until the next `receive` or `close_port`, and nobody writes them.
+/// - **OURS** The first `vacant` entries of `departing` name room in packet buffers that DPDK has
+///   left to us until the next `transmit` or `close_port`. No two overlap. DPDK's memory is mapped
+///   zeroed, so all its bytes have values.
+#[derive(Debug)]
+pub struct Port {
+    table: &'static Table,
+    raw: NonNull<dpdk_sys::Port>,
+    info: Info,
+    arrived: [Frame; BURST_MAX],
+    received: usize,
+    departing: [Frame; BURST_MAX],
+    vacant: usize,
+    /// The network device to ask for the link, if the driver does not know.
+    below: Option<NetDevice>,
+    /// Goes last: until the port is closed, it is busy.
+    _lock: Lock,
+}
+
+// SAFETY: DPDK asks that no two threads use a queue of a port at the same time, which is SOLE, and
+// ties nothing of a port to the thread that opened it.
+unsafe impl Send for Port {}
+
+impl Port {
+    /// Opens a device: what EAL takes after `--vdev`, or a PCI address. DPDK must run. The port
+    /// carries IP packets of up to `mtu` bytes, or of the device's own MTU.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`]: no DPDK, no such device, its port is busy, or there is no memory for it.
+    pub fn open(device: &str, mtu: Option<u16>) -> Result<Self, Error> {
+        let table = dpdk_sys::table().map_err(Error::Unavailable)?;
+        let name = name_of(device)?;
+        let arguments = CString::new(device).map_err(|_| Error::Misnamed("it has a zero byte"))?;
+        let lock = Lock::take(&lock::name(device, lock::namespace()))?;
+        let mut below = None;
+        if let Some(interface) = interface_below(device) {
+            let refused = |error: std::io::Error| Error::Refused {
+                step: "there is no such network device",
+                why: format!("{interface}: {error}"),
+            };
+            below = Some(NetDevice::named(interface).map_err(refused)?);
+        }
+        let _control = CONTROL.lock().expect("nobody panics while holding it");
+        // What was logged before has another cause.
+        take_log(table);
+        let (mut raw, mut step) = (ptr::null_mut(), ptr::null());
+        let (device, name) = (arguments.as_ptr(), name.as_ptr());
+        // SAFETY: `open_port` asks for two strings that a zero ends and for two places to write to:
+        // locals that outlive the call. CONTROL keeps other threads from opening and closing.
+        let status = unsafe {
+            (table.open_port)(device, name, mtu.unwrap_or(0), &raw mut raw, &raw mut step)
+        };
+        if status != 0 {
+            // SAFETY: the table promises a string that a zero ends and that lives for ever.
+            let step = unsafe { CStr::from_ptr(step) };
+            let reason = Errno::from_raw_os_error(status).to_string();
+            let why = take_log(table).unwrap_or(reason);
+            return Err(Error::Refused { step: step.to_str().expect("our own text"), why });
+        }
+        let raw = NonNull::new(raw).expect("a status of 0 comes with a port");
+        let mut info = Info::default();
+        // SAFETY: `describe` asks for an open port that no other thread uses: it was opened above,
+        // and nobody else knows it; and for a place to write to.
+        let status = unsafe { (table.describe)(raw.as_ptr(), &raw mut info) };
+        assert_eq!(status, 0, "a port that was set up can describe itself");
+        let none = Frame { bytes: ptr::null_mut(), len: 0 };
+        Ok(Self {
+            table,
+            raw,
+            info,
+            arrived: [none; BURST_MAX],
+            received: 0,
+            departing: [none; BURST_MAX],
+            vacant: 0,
+            below,
+            _lock: lock,
+        })
+    }
+
+    /// Its Ethernet address.
+    pub fn mac(&self) -> [u8; 6] {
+        self.info.mac
+    }
+
+    /// The largest IP packet that it carries, in bytes.
+    pub fn mtu(&self) -> u16 {
+        self.info.mtu
+    }
+
+    /// Whether it fills in the checksums of IPv4 headers.
+    pub fn sums_ipv4(&self) -> bool {
+        self.info.ipv4_checksum != 0
+    }
+
+    /// The name of its driver.
+    pub fn driver(&self) -> String {
+        let bytes = self.info.driver.iter().map(|&letter| letter.to_ne_bytes()[0]);
+        let bytes: Vec<u8> = bytes.take_while(|&byte| byte != 0).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Receives one burst, which replaces the last one. Returns how many frames it has.
+    pub fn receive(&mut self) -> usize {
+        enter_thread();
+        // SAFETY: `receive` asks for an open port that no other thread uses: LIVE, SOLE; and for an
+        // array of `BURST_MAX`. No reference to an earlier frame lives: each borrows `self`.
+        let count = unsafe { (self.table.receive)(self.raw.as_ptr(), self.arrived.as_mut_ptr()) };
+        self.received = count as usize;
+        assert!(self.received <= BURST_MAX);
+        self.received
+    }
+
+    /// A frame of the last burst.
+    ///
+    /// # Panics
+    ///
+    /// If `index` is not below what `receive` returned.
+    pub fn frame(&self, index: usize) -> &[u8] {
+        let frame = self.arrived[..self.received][index];
+        // SAFETY: `from_raw_parts` asks for bytes that have values and that nobody writes while the
+        // reference lives: HELD, as the reference borrows `self` and `receive` borrows it mutably.
+        unsafe { slice::from_raw_parts(frame.bytes, frame.len as usize) }
+    }
+
+    /// Makes room for up to `count` frames. Returns how many there is room for: fewer when packet
+    /// buffers are out, and at most [`BURST_MAX`].
+    pub fn vacate(&mut self, count: usize) -> usize {
+        enter_thread();
+        let wanted = u32::try_from(count.min(BURST_MAX)).expect("a burst is short");
+        let (port, out) = (self.raw.as_ptr(), self.departing.as_mut_ptr());
+        // SAFETY: `vacate` asks for an open port that no other thread uses: LIVE, SOLE; and for an
+        // array of as many frames as are wanted, which is at most its length.
+        let given = unsafe { (self.table.vacate)(port, out, wanted) };
+        self.vacant = given as usize;
+        assert!(self.vacant <= BURST_MAX);
+        self.vacant
+    }
+
+    /// The room for a frame. It holds old bytes.
+    ///
+    /// # Panics
+    ///
+    /// If `index` is not below what `vacate` returned.
+    pub fn room(&mut self, index: usize) -> &mut [u8] {
+        let frame = self.departing[..self.vacant][index];
+        // SAFETY: `from_raw_parts_mut` asks for bytes that have values and that nobody else uses
+        // while the reference lives: OURS, as the reference borrows `self` mutably.
+        unsafe { slice::from_raw_parts_mut(frame.bytes, frame.len as usize) }
+    }
+
+    /// Sends as many frames as there are `lens`: the first that `vacate` made room for, each of its
+    /// length. Returns how many the port took. The others were not sent and must be written again.
+    /// With `sum_ipv4` the port fills in the checksums of their IPv4 headers, which must be zero
+    /// and have no options.
+    ///
+    /// # Panics
+    ///
+    /// If there was no room for as many, or not as long ones, or the port fills in no checksums.
+    pub fn transmit(&mut self, lens: &[u32], sum_ipv4: bool) -> usize {
+        let frames = &self.departing[..self.vacant][..lens.len()];
+        assert!(frames.iter().zip(lens).all(|(frame, len)| *len <= frame.len));
+        assert!(!sum_ipv4 || self.sums_ipv4(), "this port fills in no checksums");
+        let count = u32::try_from(lens.len()).expect("a burst is short");
+        let (port, sum) = (self.raw.as_ptr(), u32::from(sum_ipv4));
+        self.vacant = 0;
+        // SAFETY: `transmit` asks for an open port that no other thread uses: LIVE, SOLE; for the
+        // length of each of the frames, none longer than its room: asserted above; and takes the
+        // room back: nothing reaches it after `vacant` became 0.
+        let taken = unsafe { (self.table.transmit)(port, lens.as_ptr(), count, sum) };
+        assert!(taken <= count);
+        taken as usize
+    }
+
+    /// Whether it can carry packets now. It costs a system call where the driver does not know.
+    pub fn link(&mut self) -> Link {
+        if let Some(below) = &self.below {
+            return below.link();
+        }
+        // SAFETY: `link_state` asks for an open port that no other thread uses: LIVE, SOLE.
+        match unsafe { (self.table.link_state)(self.raw.as_ptr()) } {
+            1 => Link::Up,
+            0 => Link::Down,
+            _ => Link::Gone,
+        }
+    }
+
+    /// What the port has counted.
+    pub fn figures(&mut self) -> Figures {
+        let mut figures = Figures::default();
+        // SAFETY: `count` asks for an open port that no other thread uses: LIVE, SOLE; and for a
+        // place to write to.
+        unsafe { (self.table.count)(self.raw.as_ptr(), &raw mut figures) };
+        figures
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        // A thread that panicked while it opened a port left it unlocked.
+        let _control = CONTROL.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        // SAFETY: `close_port` asks for an open port that no other thread uses, and that nobody
+        // uses again: LIVE, SOLE, and this is `drop`.
+        unsafe { (self.table.close_port)(self.raw.as_ptr()) };
+    }
+}
+
+/// The name that DPDK gives to a device.
+fn name_of(device: &str) -> Result<CString, Error> {
+    let name = device.split(',').next().unwrap_or_default();
+    if name.is_empty() {
+        return Err(Error::Misnamed("it begins with the name of a driver or is a PCI address"));
+    }
+    // The peer's process could then write to packets while we read them.
+    if device.split(',').any(|argument| argument == "zero-copy=yes") {
+        return Err(Error::Misnamed("zero-copy is not supported: the peer could change packets"));
+    }
+    CString::new(name).map_err(|_| Error::Misnamed("it has a zero byte"))
+}
+
+/// The network device whose link the driver of `device` does not watch.
+fn interface_below(device: &str) -> Option<&str> {
+    let mut parts = device.split(',');
+    let is_packet = parts.next()?.starts_with("net_af_packet");
+    parts.find_map(|part| part.strip_prefix("iface=")).filter(|_| is_packet)
+}
+
+/// Makes this thread known to DPDK until it ends. Others can use ports too, but share the packet
+/// buffers without a cache of their own.
+fn enter_thread() {
+    thread_local! {
+        static ENTERED: Entered = Entered::new();
+    }
+    // An error means that the thread is ending, and uses a port after it has left DPDK.
+    let _: Result<(), AccessError> = ENTERED.try_with(|_| ());
+}
+
+/// A thread that DPDK knows.
+struct Entered(Option<&'static Table>);
+
+impl Entered {
+    fn new() -> Self {
+        let table = dpdk_sys::table().expect("whoever has a port has loaded DPDK");
+        // SAFETY: `enter_thread` asks that DPDK runs: whoever has a port has started it.
+        let status = unsafe { (table.enter_thread)() };
+        Self((status == 0).then_some(table))
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if let Some(table) = self.0 {
+            // SAFETY: `leave_thread` asks for the thread that entered: thread-local values are
+            // dropped on their own thread.
+            unsafe { (table.leave_thread)() };
+        }
+    }
+}
+
+/// DPDK opens and closes one port at a time.
+static CONTROL: Mutex<()> = Mutex::new(());
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_cannot_be_right_is_refused_by_name() {
+        let refused = |device| matches!(name_of(device), Err(Error::Misnamed(_)));
+        assert!(refused("") && refused(",iface=va") && refused("net\0"));
+        assert!(refused("net_memif0,role=client,zero-copy=yes"));
+        assert!(!refused("net_memif0,role=client,zero-copy=no"));
+    }
+
+    #[test]
+    fn the_kernel_is_asked_for_links_that_the_driver_does_not_watch() {
+        assert_eq!(interface_below("net_af_packet0,qpairs=1,iface=va"), Some("va"));
+        assert_eq!(interface_below("net_tap0,iface=va"), None);
+        assert_eq!(interface_below("0000:03:00.0"), None);
+    }
+}
