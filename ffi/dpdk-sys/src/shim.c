@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -19,6 +20,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <rte_alarm.h>
 #include <rte_dev.h>
 #include <rte_eal.h>
 #include <rte_errno.h>
@@ -31,6 +33,8 @@
 
 #define ABI 1
 #define BURST_MAX 64
+// What DPDK's own programs ask for at once, so that every driver is used to it.
+#define RECEIVE_MAX 32
 #define DESCRIPTORS 1024
 // Mbufs beside those that both rings may hold: two bursts, and caches of some threads.
 #define SPARE_MBUFS 2047
@@ -167,7 +171,7 @@ static int set_up(struct port *port, uint16_t mtu_wanted, const char **step) {
         mtu = mtu_wanted < info.max_mtu ? mtu_wanted : info.max_mtu;
     }
     port->mtu = mtu;
-    // Shared memory carries frames of any length, but its driver wants to hear of no more than this.
+    // Shared memory carries frames as long as its buffers, but its driver refuses to hear of it.
     if (strcmp(info.driver_name, "net_memif") == 0 && mtu > RTE_ETHER_MTU) {
         mtu = RTE_ETHER_MTU;
     }
@@ -222,13 +226,37 @@ static int set_up(struct port *port, uint16_t mtu_wanted, const char **step) {
     return 0;
 }
 
+// What the interrupt thread closes, and whether it has.
+struct closing {
+    uint16_t id;
+    sem_t done;
+};
+
+static void close_now(void *arg) {
+    struct closing *closing = arg;
+    rte_eth_dev_stop(closing->id);
+    rte_eth_dev_close(closing->id);
+    sem_post(&closing->done);
+}
+
 // Gives up a port, in whatever state it is, and its device.
+//
+// The port is closed on DPDK's interrupt thread. There the driver of shared memory learns that the
+// other end has gone, and frees then what closing frees, without a lock.
 static void close_port(struct port *port) {
     rte_pktmbuf_free_bulk(port->received, port->received_len);
     rte_pktmbuf_free_bulk(port->vacant, port->vacant_len);
     rte_eth_dev_callback_unregister(port->id, RTE_ETH_EVENT_INTR_RMV, on_event, port);
-    rte_eth_dev_stop(port->id);
-    rte_eth_dev_close(port->id);
+    struct closing closing = {.id = port->id};
+    sem_init(&closing.done, 0, 0);
+    if (rte_eal_alarm_set(1, close_now, &closing) == 0) {
+        while (sem_wait(&closing.done) != 0) {
+            // A signal came.
+        }
+    } else {
+        close_now(&closing);
+    }
+    sem_destroy(&closing.done);
     rte_mempool_free(port->pool);
     if (port->device != NULL) {
         rte_dev_remove(port->device);
@@ -283,7 +311,11 @@ static int describe(struct port *port, struct info *out) {
 // Receives one burst, which replaces the last one. Returns how many frames it has.
 static uint32_t receive(struct port *port, struct frame *out) {
     rte_pktmbuf_free_bulk(port->received, port->received_len);
-    uint16_t count = rte_eth_rx_burst(port->id, 0, port->received, BURST_MAX);
+    uint16_t count = 0, more = RECEIVE_MAX;
+    while (more == RECEIVE_MAX && count + RECEIVE_MAX <= BURST_MAX) {
+        more = rte_eth_rx_burst(port->id, 0, port->received + count, RECEIVE_MAX);
+        count += more;
+    }
     uint16_t kept = 0;
     for (uint16_t i = 0; i < count; i++) {
         struct rte_mbuf *mbuf = port->received[i];

@@ -59,15 +59,15 @@ pub struct Port {
 unsafe impl Send for Port {}
 
 impl Port {
-    /// Opens a device: what EAL takes after `--vdev`, or a PCI address. DPDK must run. The port
-    /// carries IP packets of up to `mtu` bytes, or of the device's own MTU.
+    /// Opens a device: what EAL takes after `--vdev`, or a PCI address. DPDK must run.
     ///
     /// # Errors
     ///
     /// [`Error`]: no DPDK, no such device, its port is busy, or there is no memory for it.
-    pub fn open(device: &str, mtu: Option<u16>) -> Result<Self, Error> {
+    pub fn open(device: &str) -> Result<Self, Error> {
         let table = dpdk_sys::table().map_err(Error::Unavailable)?;
         let name = name_of(device)?;
+        let mtu = memif_mtu(device)?.unwrap_or(0);
         let arguments = CString::new(device).map_err(|_| Error::Misnamed("it has a zero byte"))?;
         let lock = Lock::take(&lock::name(device, lock::namespace()))?;
         let mut below = None;
@@ -85,9 +85,7 @@ impl Port {
         let (device, name) = (arguments.as_ptr(), name.as_ptr());
         // SAFETY: `open_port` asks for two strings that a zero ends and for two places to write to:
         // locals that outlive the call. CONTROL keeps other threads from opening and closing.
-        let status = unsafe {
-            (table.open_port)(device, name, mtu.unwrap_or(0), &raw mut raw, &raw mut step)
-        };
+        let status = unsafe { (table.open_port)(device, name, mtu, &raw mut raw, &raw mut step) };
         if status != 0 {
             // SAFETY: the table promises a string that a zero ends and that lives for ever.
             let step = unsafe { CStr::from_ptr(step) };
@@ -255,6 +253,18 @@ fn name_of(device: &str) -> Result<CString, Error> {
     CString::new(name).map_err(|_| Error::Misnamed("it has a zero byte"))
 }
 
+/// The MTU of shared memory, which has none of its own: what fits into one buffer. The driver could
+/// spread a longer frame over several, but then overruns the ring of a peer that is slow.
+fn memif_mtu(device: &str) -> Result<Option<u16>, Error> {
+    if !device.starts_with("net_memif") {
+        return Ok(None);
+    }
+    let size = device.split(',').find_map(|argument| argument.strip_prefix("bsize="));
+    let size = size.map_or(Ok(MEMIF_BUFFER), str::parse);
+    let mtu = size.ok().and_then(|size: u16| size.checked_sub(ETHERNET_HEADER));
+    mtu.map(Some).ok_or(Error::Misnamed("bsize is the length of its buffers: 15 to 65535"))
+}
+
 /// The network device whose link the driver of `device` does not watch.
 fn interface_below(device: &str) -> Option<&str> {
     let mut parts = device.split(',');
@@ -294,6 +304,10 @@ impl Drop for Entered {
     }
 }
 
+/// The length of the driver's buffers, if nobody says otherwise.
+const MEMIF_BUFFER: u16 = 2048;
+const ETHERNET_HEADER: u16 = 14;
+
 /// DPDK opens and closes one port at a time.
 static CONTROL: Mutex<()> = Mutex::new(());
 
@@ -307,6 +321,16 @@ mod tests {
         assert!(refused("") && refused(",iface=va") && refused("net\0"));
         assert!(refused("net_memif0,role=client,zero-copy=yes"));
         assert!(!refused("net_memif0,role=client,zero-copy=no"));
+    }
+
+    #[test]
+    fn shared_memory_has_the_mtu_of_its_buffers() {
+        assert_eq!(memif_mtu("net_memif0,role=server"), Ok(Some(2034)));
+        assert_eq!(memif_mtu("net_memif0,bsize=4608"), Ok(Some(4594)));
+        assert!(
+            memif_mtu("net_memif0,bsize=13").is_err() && memif_mtu("net_memif0,bsize=").is_err()
+        );
+        assert_eq!(memif_mtu("net_tap0,bsize=13"), Ok(None));
     }
 
     #[test]

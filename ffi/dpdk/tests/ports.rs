@@ -11,7 +11,7 @@ use dpdk::{Error, Link, Port};
 /// Opens a port in this process, where DPDK runs without huge pages.
 fn open(device: &str) -> Result<Port, Error> {
     dpdk::start(&["--no-huge".into()]).expect("DPDK starts");
-    Port::open(device, None)
+    Port::open(device)
 }
 
 /// The two ends of a shared-memory link, named by `number`, which no other test uses.
@@ -85,7 +85,7 @@ fn shared_memory_carries_frames_both_ways_until_an_end_goes() {
     let [server, client] = memif(1);
     let mut server = open(&server).unwrap();
     assert_eq!(server.driver(), "net_memif");
-    assert_eq!((server.link(), server.mtu()), (Link::Down, 1500));
+    assert_eq!((server.link(), server.mtu()), (Link::Down, 2034));
     for _ in 0..3 {
         let mut other = open(&client).unwrap();
         await_link(&mut server, Link::Up);
@@ -118,11 +118,10 @@ fn a_port_moves_between_threads() {
 }
 
 #[test]
-fn frames_may_be_as_long_as_the_mtu_that_was_asked_for() {
+fn frames_of_shared_memory_may_be_as_long_as_its_buffers() {
     let [server, client] = memif(3);
-    dpdk::start(&["--no-huge".into()]).unwrap();
-    let mut server = Port::open(&server, Some(9000)).unwrap();
-    let mut client = Port::open(&client, Some(9000)).unwrap();
+    let mut server = open(&format!("{server},bsize=9014")).unwrap();
+    let mut client = open(&format!("{client},bsize=9014")).unwrap();
     await_link(&mut server, Link::Up);
     await_link(&mut client, Link::Up);
     assert_eq!(server.mtu(), 9000);
