@@ -17,6 +17,7 @@ mod unplug;
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -25,6 +26,7 @@ use smcr_proto::{Gid, Instant, MacAddress, Mtu};
 use smcr_rnic::Port;
 use smcr_rnic::any;
 use smcr_rnic::dice::{Chance, Dice};
+use smcr_rnic::roce::dpdk::{self, Dpdk};
 use smcr_rnic::roce::lossy::{self, Lossy};
 use smcr_rnic::roce::udp::{self, Config, Place, Udp};
 use smcr_rnic::roce::{self, Parameters, Share, UDP_PORT};
@@ -134,7 +136,7 @@ impl<const LOST_OF_1000: u32> Harness for RoceOverWire<LOST_OF_1000> {
             // The first PSNs are shortly before the wrap, so that every test crosses it.
             let entropy =
                 Box::new(move || u32::try_from(dice.next_u64() >> 32).unwrap() | NEAR_THE_LAST_PSN);
-            let path = |_, _| Ok(1_500);
+            let path = Arc::new(|_, _| Ok(1_500));
             let setup = Parameters {
                 port,
                 udp_port: UDP_PORT,
@@ -276,6 +278,47 @@ impl Harness for VerbsOnRxe {
     }
 }
 
+/// The soft RNIC over two ports of DPDK that shared memory joins. No kernel is in the path.
+struct RoceOverDpdk {
+    /// One test at a time: the ports of all would not fit into the memory that DPDK has here.
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Harness for RoceOverDpdk {
+    type Rnic = roce::Rnic;
+    type Fabric = roce::Fabric<Dpdk>;
+    const CUTS_WRITES: bool = true;
+
+    fn new(_: u64) -> (Self, [(roce::Rnic, roce::Fabric<Dpdk>); 2]) {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let socket = std::env::temp_dir().join(format!("smcgate-memif-{}", std::process::id()));
+        let nics = [("server", 1), ("client", 2)].map(|(role, host)| {
+            let socket = socket.display();
+            let device = format!("net_memif{host},role={role},socket={socket},socket-abstract=no");
+            let device = format!("{device},bsize=4608");
+            let config = dpdk::Config {
+                device: &device,
+                address: Ipv4Addr::new(10, 8, 0, host).into(),
+                prefix: 24,
+                gateway: None,
+                eal: &["--no-huge".to_owned()],
+                mtu_max: None,
+            };
+            dpdk::open(&config).unwrap()
+        });
+        (Self { _turn: turn }, nics)
+    }
+
+    fn now(&self) -> Instant {
+        RoceOverUdp.now()
+    }
+
+    fn wait(&mut self, until: Option<Instant>) {
+        RoceOverUdp.wait(until);
+    }
+}
+
 conformance!(
     #[ignore = "needs rxe0: tests/interop runs it in its guest"]
     verbs_on_rxe,
@@ -295,6 +338,7 @@ conformance!(
     1
 );
 conformance!(verbs_over_a_fake, VerbsOverFake, 2);
+conformance!(roce_over_dpdk, RoceOverDpdk, 1);
 conformance!(roce_over_a_good_wire, RoceOverWire<0>, 2);
 conformance!(roce_over_a_bad_wire, RoceOverWire<10>, 3);
 conformance!(roce_over_udp, RoceOverUdp, 1);

@@ -48,8 +48,9 @@ pub(crate) type SideIndex = usize;
 
 /// Two NICs, and what they have reported.
 pub(crate) struct Rig<H: Harness> {
-    pub(crate) harness: H,
     pub(crate) sides: [Side<H>; 2],
+    /// Goes after the NICs: it may hold what they need.
+    pub(crate) harness: H,
     pub(crate) dice: Dice,
     /// When something last moved, and the turns since then.
     moved: Instant,

@@ -149,7 +149,7 @@ mod tests {
             share: Share::ALL,
             window_max: 1 << 20,
             entropy: Box::new(entropy),
-            path: |_, _| Ok(9000),
+            path: std::sync::Arc::new(|_, _| Ok(9000)),
         };
         roce::join(setup, network.plug(SocketAddr::from((address, UDP_PORT))))
     }

@@ -8,9 +8,9 @@
 //! if both ends have agreed on them.
 //!
 //! The backends are `sim`, which simulates a network of NICs in one thread on a virtual clock,
-//! `roce`, which implements RoCEv2 in software over UDP sockets, and `verbs`, which drives real
-//! RNICs. `any` is one type for all backends that a gateway may have. `fault_injector` wraps any of
-//! them.
+//! `roce`, which implements RoCEv2 in software, over UDP sockets or over ports of DPDK, and
+//! `verbs`, which drives real RNICs. `any` is one type for all backends that a gateway may have.
+//! `fault_injector` wraps any of them.
 
 mod absent;
 pub mod any;

@@ -70,7 +70,7 @@ impl Nic {
             entropy: Box::new(move || {
                 u32::try_from(dice.next_u64() >> 32).expect("half of it") | 0x00ff_ff00
             }),
-            path: |_, _| Ok(9000),
+            path: std::sync::Arc::new(|_, _| Ok(9000)),
         };
         let (mut rnic, mut fabric) = roce::join(setup, network.plug(address(1)));
         let memory = || Region::new(MEMORY).expect("little memory");
@@ -161,7 +161,7 @@ impl Nic {
         }
         let (len, number) = (packet.len(), self.ours.qpn);
         let run = Run { target: address(1), number, range: 0..len, segment_len: len, segments: 1 };
-        self.peer.send(packet, &[run]);
+        self.peer.send(self.now, packet, &[run]);
     }
 
     fn send(&mut self, input: &mut Input<'_>) {
@@ -210,7 +210,7 @@ impl Nic {
             }
         }
         self.fabric.transmit(self.now);
-        self.peer.receive();
+        self.peer.receive(self.now);
     }
 
     /// The peer has fallen silent: all that was posted ends, in order and once.

@@ -72,7 +72,7 @@ fn shared_nic(here: SocketAddr) -> [(roce::Rnic, roce::Fabric<Udp>); 2] {
                 last = last.wrapping_mul(0x9e37_79b1).rotate_left(7);
                 last
             }),
-            path: |_, _| Ok(1500),
+            path: Arc::new(|_, _| Ok(1500)),
         };
         (setup, Udp::new(socket))
     };

@@ -1,6 +1,9 @@
 //! One type for all wires of RoCE in software, so that its core is compiled once.
 
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use smcr_proto::Instant;
 
 use crate::roce::udp::Udp;
 use crate::roce::{Run, Sent, Train, Wire};
@@ -13,9 +16,9 @@ pub enum AnyWire {
 }
 
 impl Wire for AnyWire {
-    fn receive(&mut self) -> usize {
+    fn receive(&mut self, now: Instant) -> usize {
         match self {
-            Self::Udp(wire) => wire.receive(),
+            Self::Udp(wire) => wire.receive(now),
         }
     }
 
@@ -25,9 +28,9 @@ impl Wire for AnyWire {
         }
     }
 
-    fn send(&mut self, bytes: &[u8], runs: &[Run]) -> Sent {
+    fn send(&mut self, now: Instant, bytes: &[u8], runs: &[Run]) -> Sent {
         match self {
-            Self::Udp(wire) => wire.send(bytes, runs),
+            Self::Udp(wire) => wire.send(now, bytes, runs),
         }
     }
 
@@ -40,6 +43,18 @@ impl Wire for AnyWire {
     fn event_descriptor(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Udp(wire) => wire.event_descriptor(),
+        }
+    }
+
+    fn nap(&self) -> Option<Duration> {
+        match self {
+            Self::Udp(wire) => wire.nap(),
+        }
+    }
+
+    fn is_up(&self) -> bool {
+        match self {
+            Self::Udp(wire) => wire.is_up(),
         }
     }
 }

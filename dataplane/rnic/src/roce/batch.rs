@@ -7,14 +7,15 @@
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
-use smcr_proto::Qpn;
+use smcr_proto::{Instant, Qpn};
 
 /// Carries datagrams: a socket, a port of a NIC, or memory.
 pub trait Wire {
     /// Receives at most one burst, which replaces the previous one, and returns the number of its
     /// trains. Does not block.
-    fn receive(&mut self) -> usize;
+    fn receive(&mut self, now: Instant) -> usize;
 
     /// Returns one train of the burst.
     ///
@@ -24,13 +25,24 @@ pub trait Wire {
     fn train(&self, index: usize) -> Train<'_>;
 
     /// Sends `runs`, whose packets lie in `bytes`, in order. Returns how many it sent.
-    fn send(&mut self, bytes: &[u8], runs: &[Run]) -> Sent;
+    fn send(&mut self, now: Instant, bytes: &[u8], runs: &[Run]) -> Sent;
 
     /// How many packets one run may have. Falls to one if the network device cannot split runs.
     fn segments_max(&self) -> usize;
 
     /// A descriptor that is readable while `receive` would return something, if the wire has one.
     fn event_descriptor(&self) -> Option<BorrowedFd<'_>>;
+
+    /// How long at most to sleep while packets may come, if the wire has no descriptor but fills
+    /// without being asked.
+    fn nap(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Whether the wire can carry packets now.
+    fn is_up(&self) -> bool {
+        true
+    }
 }
 
 /// Datagrams that came from one address, in order: all of one size but the last, which may be
@@ -156,9 +168,9 @@ impl Batch {
 
     /// Sends the runs through `wire`. Returns how many packets were taken, and how many runs were
     /// refused. The batch is empty afterwards unless the wire is full.
-    pub(super) fn flush(&mut self, wire: &mut impl Wire) -> Flushed {
+    pub(super) fn flush(&mut self, now: Instant, wire: &mut impl Wire) -> Flushed {
         let waiting = &self.runs[self.gone..];
-        let sent = wire.send(&self.bytes[..self.used], waiting);
+        let sent = wire.send(now, &self.bytes[..self.used], waiting);
         let packets = waiting[..sent.runs].iter().map(|run| run.segments as u64).sum();
         self.gone += sent.runs;
         if self.gone == self.runs.len() {
@@ -202,13 +214,13 @@ mod tests {
     }
 
     impl Wire for Fake {
-        fn receive(&mut self) -> usize {
+        fn receive(&mut self, _: Instant) -> usize {
             0
         }
         fn train(&self, _: usize) -> Train<'_> {
             unreachable!("nothing is received")
         }
-        fn send(&mut self, bytes: &[u8], runs: &[Run]) -> Sent {
+        fn send(&mut self, _: Instant, bytes: &[u8], runs: &[Run]) -> Sent {
             let runs = &runs[..runs.len().min(self.takes)];
             assert!(runs.iter().all(|run| run.range.end <= bytes.len()));
             self.sent.extend_from_slice(runs);
@@ -285,10 +297,10 @@ mod tests {
         let mut batch = Batch::new();
         fill(&mut batch, &[(1, 60), (2, 60), (3, 60)]);
         let mut wire = Fake { takes: 2, sent: Vec::new() };
-        assert_eq!(batch.flush(&mut wire).packets, 2);
+        assert_eq!(batch.flush(Instant::default(), &mut wire).packets, 2);
         assert!(!batch.is_empty());
         wire.takes = 9;
-        assert_eq!(batch.flush(&mut wire).packets, 1);
+        assert_eq!(batch.flush(Instant::default(), &mut wire).packets, 1);
         assert!(batch.is_empty());
         let targets: Vec<_> = wire.sent.iter().map(|run| (run.target, run.number)).collect();
         assert_eq!(targets, [peer(1), peer(2), peer(3)]);
@@ -309,7 +321,7 @@ mod tests {
     fn fill_is_refused_until_the_flush(mut batch: Batch) {
         assert!(batch.slot(peer(2), 20, SEGMENTS_MAX).is_none());
         let mut wire = Fake { takes: usize::MAX, sent: Vec::new() };
-        batch.flush(&mut wire);
+        batch.flush(Instant::default(), &mut wire);
         assert!(batch.slot(peer(2), 20, SEGMENTS_MAX).is_some());
     }
 }

@@ -86,6 +86,12 @@ impl<W: Wire> Fabric<W> {
         &self.wire
     }
 
+    /// The wire, without the rest.
+    #[cfg(test)]
+    pub(super) fn into_wire(self) -> W {
+        self.wire
+    }
+
     /// Moves events from the inbox to `out`, as many as fit.
     fn report(&mut self, out: &mut Vec<Completion>) {
         while out.len() < out.capacity()
@@ -112,7 +118,7 @@ impl<W: Wire> Fabric<W> {
 
     /// Receives one burst.
     fn receive(&mut self, now: Instant, quiet: bool) {
-        let trains = if quiet { 0 } else { self.wire.receive() };
+        let trains = if quiet { 0 } else { self.wire.receive(now) };
         self.receiving = trains > 0;
         // The senders may use every key that was registered when these packets arrived.
         self.keys.catch_up(&self.shared);
@@ -171,7 +177,7 @@ impl<W: Wire> Fabric<W> {
         if self.batch.is_empty() {
             return true;
         }
-        let flushed = self.batch.flush(&mut self.wire);
+        let flushed = self.batch.flush(now, &mut self.wire);
         self.counters.packets_out += flushed.packets;
         self.counters.runs_refused += flushed.refused;
         let left = self.batch.is_empty();
@@ -262,11 +268,14 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
         let pairs = self.pairs.busy.iter().filter_map(|slot| {
             self.pairs.slots[*slot].pair.as_ref().and_then(|pair| pair.wake_at(now))
         });
-        match self.blocked_until {
+        let due = match self.blocked_until {
             // Everything that is due needs the wire, which takes no packets until then.
             Some(until) => Some(until),
             None => pairs.min(),
-        }
+        };
+        // Nothing wakes the caller when packets come, so it looks for them now and then.
+        let nap = self.wire.nap().filter(|_| !self.pairs.is_empty()).map(|nap| now + nap);
+        [due, nap].into_iter().flatten().min()
     }
 
     fn event_descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -206,7 +206,7 @@ impl Inner {
 }
 
 impl Wire for Lossy {
-    fn receive(&mut self) -> usize {
+    fn receive(&mut self, _: Instant) -> usize {
         let mut inner = self.network.lock();
         self.burst.clear();
         if let Some(queue) = inner.queues.get_mut(&self.local) {
@@ -226,7 +226,7 @@ impl Wire for Lossy {
         }
     }
 
-    fn send(&mut self, bytes: &[u8], runs: &[Run]) -> Sent {
+    fn send(&mut self, _: Instant, bytes: &[u8], runs: &[Run]) -> Sent {
         let mut inner = self.network.lock();
         let mut sent = Sent::default();
         for run in runs {

@@ -1,4 +1,4 @@
-//! RoCEv2 in software: a NIC that sends and receives over a UDP port.
+//! RoCEv2 in software: a NIC that sends and receives over a UDP port, or over a port of DPDK.
 //!
 //! It speaks the protocol of real RNICs and of Linux `rdma_rxe`: reliable connected queue pairs,
 //! RDMA writes, sends, acknowledgements, retransmission. The core has no I/O, no clock and no
@@ -34,6 +34,7 @@ use std::net::SocketAddr;
 mod batch;
 mod congestion;
 mod counters;
+pub mod dpdk;
 mod fabric;
 mod guard;
 mod icrc;

@@ -58,6 +58,11 @@ impl Pairs {
         id
     }
 
+    /// Whether no queue pair is adopted.
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_number.is_empty()
+    }
+
     pub(super) fn at(id: QpId) -> usize {
         (id.0 % QUEUE_PAIRS_MAX) as usize
     }

@@ -37,11 +37,17 @@ pub struct Parameters {
 /// second, as far as the host knows.
 ///
 /// An error means that there is no route, or that the host has no resources to look for one.
-pub type PathMtu = fn(IpAddr, IpAddr) -> io::Result<u32>;
+pub type PathMtu = Arc<dyn Fn(IpAddr, IpAddr) -> io::Result<u32> + Send + Sync>;
 
 impl fmt::Debug for Parameters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Parameters").field("port", &self.port).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Opening {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Opening").field("address", &self.address).finish_non_exhaustive()
     }
 }
 
@@ -59,7 +65,6 @@ pub struct Rnic {
 }
 
 /// A queue pair that has its number but no peer yet.
-#[derive(Debug)]
 pub struct Opening {
     ticket: Ticket,
     domain: Domain,
@@ -110,7 +115,7 @@ impl crate::Rnic for Rnic {
     }
 
     fn has_route(&self, peer: Gid) -> bool {
-        path_to(self.setup.path, self.setup.port.gid, peer).is_ok()
+        path_to(&self.setup.path, self.setup.port.gid, peer).is_ok()
     }
 
     fn payload(&self, qpn: Qpn) -> Option<u32> {
@@ -189,7 +194,7 @@ impl crate::Rnic for Rnic {
             messages,
             address: QpAddress { gid: port.gid, mac: port.mac, qpn, psn, mtu: port.mtu },
             window_max: self.setup.window_max,
-            path: self.setup.path,
+            path: Arc::clone(&self.setup.path),
             payload,
         })
     }
@@ -205,7 +210,7 @@ impl crate::Opening for Opening {
     fn fit_path_to(&mut self, peer: Gid) {
         // Hardware RNICs do not probe the path to us but send packets of the agreed size, so the
         // size that we announce must fit.
-        let path = path_to(self.path, self.address.gid, peer).ok().and_then(mtu_for);
+        let path = path_to(&self.path, self.address.gid, peer).ok().and_then(mtu_for);
         // Forged ICMP messages can make the host believe in a path MTU far below what networks
         // carry.
         let path = path.map(|path| path.max(Mtu::B1024));
@@ -213,7 +218,7 @@ impl crate::Opening for Opening {
     }
 
     fn connect(self, peer: QpAddress) -> Result<Qp, ConnectError> {
-        let path = path_to(self.path, self.address.gid, peer.gid)?;
+        let path = path_to(&self.path, self.address.gid, peer.gid)?;
         // RFC 7609 A.2.3 #11: use the smaller MTU
         let mtu = self.address.mtu.min(peer.mtu).bytes().ok_or(ConnectError::Unreachable)?;
         let known = mtu_for(path).and_then(Mtu::bytes).ok_or(ConnectError::Unreachable)?;
@@ -236,7 +241,7 @@ impl crate::Opening for Opening {
 /// # Errors
 ///
 /// [`ConnectError`], as the host says.
-fn path_to(path: PathMtu, here: Gid, there: Gid) -> Result<u32, ConnectError> {
+fn path_to(path: &PathMtu, here: Gid, there: Gid) -> Result<u32, ConnectError> {
     let (here, there) = (here.to_ip(), there.to_ip());
     // A peer that announces a multicast address must not make us send to many hosts.
     let is_one = !there.is_multicast() && !there.is_unspecified();

@@ -1,6 +1,7 @@
 //! Tests of two NICs on one lossy wire and a virtual clock, through the public traits only.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use smcr_memory::{Lease, Region, SendPool};
@@ -52,13 +53,16 @@ fn address(node: u8) -> SocketAddr {
     SocketAddr::from(([10, 0, 0, node + 1], UDP_PORT))
 }
 
+/// The path MTU as a host of a test knows it.
+type HostPath = fn(IpAddr, IpAddr) -> io::Result<u32>;
+
 /// Creates a NIC whose random numbers all have `bits` set.
 fn nic(network: &Network, node: u8, mtu: Mtu, bits: u32) -> (Rnic, Fabric<Lossy>) {
     nic_with(network, (node, bits), mtu, |_, _| Ok(9000))
 }
 
 /// Creates a NIC whose host reports `path` as the path MTU to peers.
-fn nic_on(network: &Network, mtu: Mtu, path: PathMtu) -> (Rnic, Fabric<Lossy>) {
+fn nic_on(network: &Network, mtu: Mtu, path: HostPath) -> (Rnic, Fabric<Lossy>) {
     nic_with(network, (0, 0), mtu, path)
 }
 
@@ -66,7 +70,7 @@ fn nic_with(
     network: &Network,
     (node, bits): (u8, u32),
     mtu: Mtu,
-    path: PathMtu,
+    path: HostPath,
 ) -> (Rnic, Fabric<Lossy>) {
     let SocketAddr::V4(at) = address(node) else { unreachable!() };
     let mut dice = Dice::new(u64::from(node) + 77);
@@ -78,7 +82,7 @@ fn nic_with(
         share: Share::ALL,
         window_max: 1 << 20,
         entropy: Box::new(move || u32::try_from(dice.next_u64() >> 32).unwrap() | bits),
-        path,
+        path: Arc::new(path),
     };
     join(setup, network.plug(address(node)))
 }

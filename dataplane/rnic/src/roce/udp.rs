@@ -7,10 +7,11 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 use smcr_os::interface::{self, Interface};
 use smcr_os::udp::{Departing, ReceiveRing, Steering, UdpSocket, Unsent};
-use smcr_proto::{Gid, MacAddress, Mtu};
+use smcr_proto::{Gid, Instant, MacAddress, Mtu};
 
 use super::batch::{Run, SEGMENTS_MAX, Sent, Train, Wire};
 use super::rnic::mtu_for;
@@ -129,7 +130,7 @@ fn setup(
         // payload, and packets of more than one queue pair.
         window_max: u32::try_from(buffer / 4).unwrap_or(WINDOW_MAX).min(WINDOW_MAX),
         entropy: Box::new(|| getrandom::u32().expect("the kernel gives random numbers")),
-        path: interface::path_mtu,
+        path: Arc::new(interface::path_mtu),
     })
 }
 
@@ -149,7 +150,7 @@ impl Udp {
 }
 
 impl Wire for Udp {
-    fn receive(&mut self) -> usize {
+    fn receive(&mut self, _: Instant) -> usize {
         // If an error persists, no packets arrive, and the queue pairs break by timeout.
         self.ring.receive(&self.socket).unwrap_or(0)
     }
@@ -164,7 +165,7 @@ impl Wire for Udp {
         }
     }
 
-    fn send(&mut self, bytes: &[u8], runs: &[Run]) -> Sent {
+    fn send(&mut self, _: Instant, bytes: &[u8], runs: &[Run]) -> Sent {
         let mut sent = Sent::default();
         while sent.runs < runs.len() {
             let departing = runs[sent.runs..].iter().map(|run| Departing {

@@ -14,7 +14,7 @@ fn forge(couple: &Couple, packet: &[u8]) {
     let len = packet.len();
     let run =
         Run { target: address(1), number: Qpn(0), range: 0..len, segment_len: len, segments: 1 };
-    couple.network.plug(address(0)).send(packet, &[run]);
+    couple.network.plug(address(0)).send(Instant::default(), packet, &[run]);
 }
 
 /// Completes a packet of headers and payload with a correct ICRC.

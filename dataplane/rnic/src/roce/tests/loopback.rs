@@ -164,7 +164,7 @@ fn packets_received_by_another_fabric_are_forwarded() {
             share: Share { index: index.into(), count: 2 },
             window_max: 1 << 20,
             entropy: Box::new(|| getrandom::u32().unwrap()),
-            path: |_, _| Ok(1500),
+            path: Arc::new(|_, _| Ok(1500)),
         };
         (setup, Udp::new(UdpSocket::bind(socket, 1 << 20).unwrap()))
     };

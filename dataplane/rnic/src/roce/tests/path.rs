@@ -123,7 +123,7 @@ fn random_loss_does_not_lower_the_size() {
 fn no_more_is_agreed_than_the_host_knows_to_pass() {
     let network = Network::new(1, Odds::default());
     let peer = Gid::from_ipv4([10, 0, 0, 9]);
-    let agreed = |port: Mtu, path: PathMtu| {
+    let agreed = |port: Mtu, path: HostPath| {
         let (mut rnic, _fabric) = nic_on(&network, port, path);
         let domain = rnic.open_domain().unwrap();
         let mut opening = rnic.open(domain).unwrap();

@@ -277,7 +277,7 @@ fn packets_of_several_runs_may_arrive_as_one_train() {
     let now = couple.now;
     couple.nodes[0].fabric.transmit(now);
     let mut spy = couple.network.plug(address(1));
-    assert_eq!(spy.receive(), 1);
+    assert_eq!(spy.receive(Instant::default()), 1);
     let mut train = spy.train(0).bytes.to_vec();
     let len = spy.train(0).segment_len;
     // Their identifications differ from their positions in the train.
@@ -287,7 +287,7 @@ fn packets_of_several_runs_may_arrive_as_one_train() {
     }
     let range = 0..train.len();
     let run = Run { target: address(1), number: Qpn(0), range, segment_len: len, segments: 5 };
-    couple.network.plug(address(0)).send(&train, &[run]);
+    couple.network.plug(address(0)).send(Instant::default(), &train, &[run]);
     couple.turn();
     assert_eq!(couple.counters(1).icrc_errors, 0);
     let received: Vec<_> = couple.nodes[1].received.iter().map(|message| message[0]).collect();
@@ -429,7 +429,11 @@ fn a_lost_refusal_is_repeated() {
     let mut couple = Couple::new(1, Odds::default());
     couple.write(0, MEMORY - 10, &[1; 11], 1);
     couple.turn();
-    assert_eq!(couple.network.plug(address(0)).receive(), 1, "the refusal is intercepted");
+    assert_eq!(
+        couple.network.plug(address(0)).receive(Instant::default()),
+        1,
+        "the refusal is intercepted"
+    );
     assert_both_broke(&mut couple);
     assert!(couple.now < Instant(100_000_000));
 }
@@ -529,7 +533,7 @@ fn an_unreachable_peer_is_refused() {
 #[test]
 fn a_host_without_descriptors_does_not_call_its_peer_unreachable() {
     let network = Network::new(1, Odds::default());
-    let cases: [(PathMtu, ConnectError); 3] = [
+    let cases: [(HostPath, ConnectError); 3] = [
         (|_, _| Err(Errno::MFILE.into()), ConnectError::Exhausted),
         (|_, _| Err(Errno::NOBUFS.into()), ConnectError::Exhausted),
         (|_, _| Err(Errno::NETUNREACH.into()), ConnectError::Unreachable),
@@ -552,12 +556,12 @@ fn packets_from_another_address_are_ignored() {
     couple.nodes[0].fabric.transmit(now);
     // A copy of the peer's packet, sent from another address.
     let mut spy = couple.network.plug(address(1));
-    assert_eq!(spy.receive(), 1);
+    assert_eq!(spy.receive(Instant::default()), 1);
     let bytes = spy.train(0).bytes;
     let range = 0..bytes.len();
     let run =
         Run { target: address(1), number: Qpn(0), range, segment_len: bytes.len(), segments: 1 };
-    couple.network.plug(address(7)).send(bytes, &[run]);
+    couple.network.plug(address(7)).send(Instant::default(), bytes, &[run]);
     couple.turn();
     assert_eq!(couple.counters(1).unknown_qp, 1);
     assert!(couple.nodes[1].received.is_empty());

@@ -27,7 +27,7 @@ pub(super) fn forge(
     Flow::new(from, to).seal(identification, &mut packet);
     let (len, range) = (packet.len(), 0..packet.len());
     let run = Run { target: to, number: target, range, segment_len: len, segments: 1 };
-    couple.network.plug(from).send(&packet, &[run]);
+    couple.network.plug(from).send(Instant::default(), &packet, &[run]);
 }
 
 /// All PSNs, in an order without pattern.

@@ -1,0 +1,355 @@
+//! A wire over a port of DPDK: frames that no kernel sees.
+//!
+//! The port has an address of its own, which no network device of the host has. Frames, neighbours
+//! and routes are ours, therefore (`frame`, `neighbours`). A port has one queue in each direction
+//! and one poller: no NIC steers packets by queue pair number.
+
+mod frame;
+mod neighbours;
+
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dpdk::{BURST_MAX, Error, Figures, Link, Port};
+use rustix::io::Errno;
+use smcr_proto::{Gid, Instant, MacAddress, Mtu};
+
+use super::batch::{Run, SEGMENTS_MAX, Sent, Train, Wire};
+use super::rnic::mtu_for;
+use super::udp::WINDOW_MAX;
+use super::{Fabric, Parameters, Rnic, Share, UDP_PORT, join};
+use frame::Station;
+use neighbours::{Home, Neighbours};
+
+/// The configuration of a NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config<'a> {
+    /// What EAL takes after `--vdev`, or a PCI address.
+    pub device: &'a str,
+    /// The address of the port, which no device of the host has.
+    pub address: IpAddr,
+    /// How many bits of it the addresses of its network have in common.
+    pub prefix: u8,
+    /// The router to other networks.
+    pub gateway: Option<IpAddr>,
+    /// Further arguments of EAL.
+    pub eal: &'a [String],
+    /// The largest path MTU to announce; `None` for the largest that fits the MTU of the port.
+    pub mtu_max: Option<Mtu>,
+}
+
+/// A port of DPDK as a wire.
+#[derive(Debug)]
+pub struct Dpdk {
+    port: Port,
+    neighbours: Neighbours,
+    station: Station,
+    /// The packets of the last burst.
+    burst: Vec<Arrival>,
+    /// How many packets of the first run that is offered next were sent already.
+    begun: usize,
+    /// Runs that cannot be sent, of those that are offered.
+    refused: Vec<usize>,
+    now: Instant,
+    link: Link,
+    link_seen: Option<Instant>,
+}
+
+/// A packet of the last burst.
+#[derive(Debug)]
+struct Arrival {
+    frame: usize,
+    packet: Range<usize>,
+    source: SocketAddr,
+    identification: u16,
+}
+
+/// Opens a NIC on a port. The first call in a process starts DPDK.
+///
+/// # Errors
+///
+/// [`Error`]: there is no DPDK, no such port, it is busy, or there is no memory for it.
+pub fn open(config: &Config<'_>) -> Result<(Rnic, Fabric<Dpdk>), Error> {
+    dpdk::start(config.eal)?;
+    let port = Port::open(config.device)?;
+    let path_mtu = u32::from(port.mtu());
+    let mtu = mtu_for(path_mtu).ok_or(Error::Misnamed("its MTU is below 336 bytes"))?;
+    let mac = MacAddress(port.mac());
+    let Config { address, prefix, gateway, .. } = *config;
+    let home = Home { mac, address, prefix, gateway };
+    let setup = Parameters {
+        port: crate::Port {
+            gid: Gid::from_ip(config.address),
+            mac,
+            mtu: config.mtu_max.map_or(mtu, |max| mtu.min(max)),
+        },
+        udp_port: UDP_PORT,
+        share: Share::ALL,
+        window_max: WINDOW_MAX / 2,
+        entropy: Box::new(|| getrandom::u32().expect("the kernel gives random numbers")),
+        path: Arc::new(move |_, target| match home.next_hop(target) {
+            Some(_) => Ok(path_mtu),
+            None => Err(Errno::NETUNREACH.into()),
+        }),
+    };
+    Ok(join(setup, Dpdk::new(port, home)))
+}
+
+impl Dpdk {
+    fn new(port: Port, home: Home) -> Self {
+        let address = SocketAddr::new(home.address, UDP_PORT);
+        Self {
+            port,
+            neighbours: Neighbours::new(home),
+            station: Station { mac: home.mac, address },
+            burst: Vec::with_capacity(BURST_MAX),
+            begun: 0,
+            refused: Vec::new(),
+            now: Instant::default(),
+            link: Link::Down,
+            link_seen: None,
+        }
+    }
+
+    /// What the port has counted.
+    pub fn figures(&mut self) -> Figures {
+        self.port.figures()
+    }
+
+    /// Looks whether the port can carry packets, if that was long ago.
+    fn watch(&mut self, now: Instant) {
+        self.now = now;
+        if self.link_seen.is_none_or(|seen| now.since(seen) >= LINK_INTERVAL) {
+            self.link_seen = Some(now);
+            self.link = self.port.link();
+        }
+    }
+
+    /// Sends what neighbours were asked or answered. What the port does not take is lost.
+    fn send_discovery(&mut self) {
+        while let Some(frame) = self.neighbours.poll_frame() {
+            if self.port.vacate(1) == 1 && self.port.room(0).len() >= frame.len() {
+                self.port.room(0)[..frame.len()].copy_from_slice(&frame);
+                let len = u32::try_from(frame.len()).expect("a short frame");
+                self.port.transmit(&[len], false);
+            }
+        }
+    }
+
+    /// Sends one burst of the packets from `at` on: a run, and a packet of it. Returns the first
+    /// packet that it did not send, and whether the port is full.
+    fn send_burst(&mut self, bytes: &[u8], runs: &[Run], mut at: (usize, usize)) -> Progress {
+        let room = self.port.vacate(BURST_MAX);
+        let leave_sum = self.port.sums_ipv4() && self.station.address.is_ipv4();
+        let (mut lens, mut starts, mut count) = ([0; BURST_MAX], [at; BURST_MAX], 0);
+        while count < room && at.0 < runs.len() {
+            let run = &runs[at.0];
+            let Some(mac) = self.neighbours.find(self.now, run.target.ip()) else {
+                self.refused.push(at.0);
+                at = (at.0 + 1, 0);
+                continue;
+            };
+            let packets = bytes[run.range.clone()].chunks(run.segment_len).enumerate();
+            for (index, packet) in packets.skip(at.1).take(room - count) {
+                let identification = u16::try_from(index).expect("a run is short");
+                let ends = (self.station, Station { mac, address: run.target });
+                let out = self.port.room(count);
+                let len = frame::write(out, ends, identification, packet, leave_sum);
+                lens[count] = u32::try_from(len).expect("a frame is short");
+                starts[count] = (at.0, index);
+                count += 1;
+                at = if index + 1 == run.segments { (at.0 + 1, 0) } else { (at.0, index + 1) };
+            }
+        }
+        let taken = self.port.transmit(&lens[..count], leave_sum);
+        if taken < count {
+            return Progress { at: starts[taken], full: true };
+        }
+        Progress { at, full: room == 0 }
+    }
+}
+
+/// How far a burst has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Progress {
+    at: (usize, usize),
+    full: bool,
+}
+
+impl Wire for Dpdk {
+    fn receive(&mut self, now: Instant) -> usize {
+        self.watch(now);
+        self.burst.clear();
+        for index in 0..self.port.receive() {
+            let frame = self.port.frame(index);
+            if frame.get(..6) != Some(&self.station.mac.0[..]) {
+                // To all, or to a group: a question perhaps. Some ports show all frames there are.
+                self.neighbours.handle(now, frame);
+                continue;
+            }
+            match frame::parse(frame) {
+                Some(arrived) if arrived.target == self.station.address => {
+                    self.burst.push(Arrival {
+                        frame: index,
+                        packet: arrived.packet,
+                        source: arrived.source,
+                        identification: arrived.identification,
+                    });
+                }
+                Some(_) => {}
+                None => self.neighbours.handle(now, frame),
+            }
+        }
+        self.send_discovery();
+        self.burst.len()
+    }
+
+    fn train(&self, index: usize) -> Train<'_> {
+        let arrival = &self.burst[index];
+        let bytes = &self.port.frame(arrival.frame)[arrival.packet.clone()];
+        Train {
+            source: arrival.source,
+            bytes,
+            segment_len: bytes.len(),
+            identification: Some(arrival.identification),
+        }
+    }
+
+    fn send(&mut self, now: Instant, bytes: &[u8], runs: &[Run]) -> Sent {
+        self.watch(now);
+        if self.link != Link::Up {
+            self.begun = 0;
+            return Sent { runs: runs.len(), refused: runs.len() };
+        }
+        self.refused.clear();
+        let mut at = (0, self.begun);
+        while at.0 < runs.len() {
+            let progress = self.send_burst(bytes, runs, at);
+            at = progress.at;
+            if progress.full {
+                break;
+            }
+        }
+        self.send_discovery();
+        self.begun = at.1;
+        let mut refused = std::mem::take(&mut self.refused);
+        // A burst that the port did not take whole may have refused runs behind its end.
+        refused.retain(|run| *run < at.0);
+        let sent = Sent { runs: at.0, refused: refused.len() };
+        self.refused = refused;
+        sent
+    }
+
+    fn segments_max(&self) -> usize {
+        SEGMENTS_MAX
+    }
+
+    fn event_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn nap(&self) -> Option<Duration> {
+        Some(NAP)
+    }
+
+    fn is_up(&self) -> bool {
+        self.link == Link::Up
+    }
+}
+
+/// How often to look at the link.
+const LINK_INTERVAL: Duration = Duration::from_millis(10);
+/// How long a poller may sleep while packets may come.
+const NAP: Duration = Duration::from_micros(100);
+
+#[cfg(test)]
+mod tests {
+    use smcr_proto::Qpn;
+
+    use super::*;
+    use crate::Rnic as _;
+
+    fn nic(number: u8, gateway: Option<IpAddr>) -> (Rnic, Fabric<Dpdk>) {
+        let role = if number == 1 { "server" } else { "client" };
+        let socket = std::env::temp_dir().join(format!("smcgate-wire-{}", std::process::id()));
+        let socket = socket.display();
+        let device = format!("net_memif{number},role={role},socket={socket},socket-abstract=no");
+        let address = IpAddr::from([10, 9, 0, number]);
+        let (eal, mtu_max) = (&["--no-huge".to_owned()], None);
+        open(&Config { device: &device, address, prefix: 24, gateway, eal, mtu_max }).unwrap()
+    }
+
+    /// Turns both wires until `done`, on a clock of their own.
+    fn turn_until(now: &mut Instant, wires: &mut [Dpdk], done: impl Fn(&mut [Dpdk]) -> bool) {
+        for _ in 0..2_000 {
+            *now = *now + Duration::from_millis(5);
+            for wire in &mut *wires {
+                wire.receive(*now);
+            }
+            if done(wires) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        panic!("it never happened");
+    }
+
+    /// The ends find each other's Ethernet addresses, carry runs of any length whole, and see when
+    /// the other end goes: what is offered then is lost, and blocks nobody.
+    #[test]
+    fn packets_go_to_the_next_hop_while_the_link_is_up() {
+        let peer = IpAddr::from([10, 9, 0, 2]);
+        let (here, a) = nic(1, None);
+        let (there, b) = nic(2, Some([10, 9, 0, 1].into()));
+        assert!(here.has_route(Gid::from_ip(peer)));
+        let far = Gid::from_ip([10, 8, 0, 2].into());
+        assert!(!here.has_route(far) && there.has_route(far));
+        assert_eq!(here.port().mtu, Mtu::B1024, "the buffers of shared memory have 2,048 bytes");
+
+        let mut now = Instant::default();
+        let mut wires = [a.into_wire(), b.into_wire()];
+        turn_until(&mut now, &mut wires, |wires| wires.iter().all(Dpdk::is_up));
+        let bytes: Vec<u8> = (0..=u8::MAX).cycle().take(100 * 64).collect();
+        let run = |segments: usize, target| Run {
+            target: SocketAddr::new(target, UDP_PORT),
+            number: Qpn(7),
+            range: 0..100 * segments - 1,
+            segment_len: 100,
+            segments,
+        };
+        let stranger = IpAddr::from([10, 8, 0, 2]);
+        let offered = [run(1, stranger), run(64, peer), run(1, stranger), run(9, peer)];
+        let [from, _] = &mut wires;
+        let sent = from.send(now, &bytes, &offered);
+        assert_eq!((sent.runs, sent.refused), (4, 4), "nobody has told the peer's address yet");
+        turn_until(&mut now, &mut wires, |wires| {
+            wires[0].neighbours.find(Instant::default(), peer).is_some()
+        });
+        let [from, to] = &mut wires;
+        let sent = from.send(now, &bytes, &offered);
+        assert_eq!((sent.runs, sent.refused), (4, 2), "no way leads to the stranger");
+        let mut found = Vec::new();
+        while found.len() < 73 {
+            for index in 0..to.receive(now) {
+                let train = to.train(index);
+                assert_eq!(train.source, from.station.address);
+                found.push((train.identification.unwrap(), train.bytes.to_vec()));
+            }
+        }
+        let expected = [64, 9].into_iter().flat_map(|count| {
+            let packets = bytes[..100 * count - 1].chunks(100).zip(0..);
+            packets.map(|(packet, index)| (index, packet.to_vec())).collect::<Vec<_>>()
+        });
+        assert!(found.iter().eq(&expected.collect::<Vec<_>>()));
+
+        let [from, to] = wires;
+        drop(to);
+        let mut wires = [from];
+        turn_until(&mut now, &mut wires, |wires| !wires[0].is_up());
+        let sent = wires[0].send(now, &bytes, &offered);
+        assert_eq!((sent.runs, sent.refused), (4, 4));
+    }
+}

@@ -1,0 +1,273 @@
+//! Ethernet frames that carry RoCEv2: IPv4 or IPv6, UDP, and the packet.
+//!
+//! ```text
+//!   | Ethernet 14 | IPv4 20 or IPv6 40 | UDP 8 | BTH … ICRC |
+//! ```
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::Range;
+
+use smcr_proto::MacAddress;
+
+/// A RoCEv2 packet in a frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Arrived {
+    /// Who sent it.
+    pub(super) source: SocketAddr,
+    /// Who gets it.
+    pub(super) target: SocketAddr,
+    /// The identification in its IPv4 header; 0 over IPv6, which has none.
+    pub(super) identification: u16,
+    /// Where the packet is in the frame.
+    pub(super) packet: Range<usize>,
+}
+
+/// One end of a frame's way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Station {
+    pub(super) mac: MacAddress,
+    pub(super) address: SocketAddr,
+}
+
+/// Reads a UDP datagram; none if the frame holds something else, or only a part of one.
+pub(super) fn parse(frame: &[u8]) -> Option<Arrived> {
+    let kind = u16::from_be_bytes(*frame.get(12..14)?.first_chunk()?);
+    let ip = frame.get(ETHERNET_LEN..)?;
+    let (source, target, identification, header_len, datagram_len) = match kind {
+        IPV4 => {
+            let header = ip.first_chunk::<IPV4_LEN>()?;
+            let total = usize::from(u16::from_be_bytes([header[2], header[3]]));
+            // A fragment, or the first of some.
+            let in_parts = u16::from_be_bytes([header[6], header[7]]) & 0x3fff != 0;
+            if header[0] != 0x45 || header[9] != UDP || in_parts || total > ip.len() {
+                return None;
+            }
+            let address = |at: usize| -> Option<IpAddr> {
+                Some(Ipv4Addr::from(*header[at..].first_chunk::<4>()?).into())
+            };
+            let identification = u16::from_be_bytes([header[4], header[5]]);
+            (address(12)?, address(16)?, identification, IPV4_LEN, total.checked_sub(IPV4_LEN)?)
+        }
+        IPV6 => {
+            let header = ip.first_chunk::<IPV6_LEN>()?;
+            let payload = usize::from(u16::from_be_bytes([header[4], header[5]]));
+            if header[0] >> 4 != 6 || header[6] != UDP || IPV6_LEN + payload > ip.len() {
+                return None;
+            }
+            let address = |at: usize| -> Option<IpAddr> {
+                Some(Ipv6Addr::from(*header[at..].first_chunk::<16>()?).into())
+            };
+            (address(8)?, address(24)?, 0, IPV6_LEN, payload)
+        }
+        _ => return None,
+    };
+    let udp = ip.get(header_len..header_len + datagram_len)?;
+    let header = udp.first_chunk::<UDP_LEN>()?;
+    let port = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
+    // What is behind the datagram is padding: short frames have some.
+    let udp_len = usize::from(port(4));
+    if udp_len > udp.len() || udp_len < UDP_LEN {
+        return None;
+    }
+    let start = ETHERNET_LEN + header_len;
+    Some(Arrived {
+        source: SocketAddr::new(source, port(0)),
+        target: SocketAddr::new(target, port(2)),
+        identification,
+        packet: start + UDP_LEN..start + udp_len,
+    })
+}
+
+/// Writes the frame that carries `packet`. Returns its length. With `leave_sum` the checksum of an
+/// IPv4 header is left to the port.
+///
+/// # Panics
+///
+/// If `out` is too short, or the addresses are not of one family.
+pub(super) fn write(
+    out: &mut [u8],
+    (from, to): (Station, Station),
+    identification: u16,
+    packet: &[u8],
+    leave_sum: bool,
+) -> usize {
+    out[..6].copy_from_slice(&to.mac.0);
+    out[6..12].copy_from_slice(&from.mac.0);
+    let udp_len = u16::try_from(UDP_LEN + packet.len()).expect("a packet is below 5,000 bytes");
+    let udp_at = match (from.address.ip(), to.address.ip()) {
+        (IpAddr::V4(source), IpAddr::V4(target)) => {
+            out[12..14].copy_from_slice(&IPV4.to_be_bytes());
+            let header = ipv4(source, target, identification, udp_len, leave_sum);
+            out[ETHERNET_LEN..ETHERNET_LEN + IPV4_LEN].copy_from_slice(&header);
+            ETHERNET_LEN + IPV4_LEN
+        }
+        (IpAddr::V6(source), IpAddr::V6(target)) => {
+            out[12..14].copy_from_slice(&IPV6.to_be_bytes());
+            let header = &mut out[ETHERNET_LEN..ETHERNET_LEN + IPV6_LEN];
+            header[..4].copy_from_slice(&[0x60, 0, 0, 0]);
+            header[4..6].copy_from_slice(&udp_len.to_be_bytes());
+            header[6..8].copy_from_slice(&[UDP, HOPS]);
+            header[8..24].copy_from_slice(&source.octets());
+            header[24..40].copy_from_slice(&target.octets());
+            ETHERNET_LEN + IPV6_LEN
+        }
+        _ => unreachable!("the addresses of a queue pair are of one family"),
+    };
+    let (udp, end) = (&mut out[udp_at..], usize::from(udp_len));
+    udp[..2].copy_from_slice(&from.address.port().to_be_bytes());
+    udp[2..4].copy_from_slice(&to.address.port().to_be_bytes());
+    udp[4..6].copy_from_slice(&udp_len.to_be_bytes());
+    udp[6..8].fill(0);
+    udp[UDP_LEN..end].copy_from_slice(packet);
+    // Over IPv4 the ICRC covers all of it. IPv6 has no checksum of its own, so that hosts drop
+    // datagrams that have none either.
+    if let (IpAddr::V6(source), IpAddr::V6(target)) = (from.address.ip(), to.address.ip()) {
+        let sum = checksum_over_ipv6(source, target, UDP, &udp[..end]);
+        // Zero means that there is none.
+        let sum = if sum == 0 { u16::MAX } else { sum };
+        udp[6..8].copy_from_slice(&sum.to_be_bytes());
+    }
+    udp_at + end
+}
+
+fn ipv4(
+    source: Ipv4Addr,
+    target: Ipv4Addr,
+    identification: u16,
+    udp_len: u16,
+    leave_sum: bool,
+) -> [u8; IPV4_LEN] {
+    let mut header = [0; IPV4_LEN];
+    let total = udp_len + 20;
+    header[0] = 0x45;
+    header[2..4].copy_from_slice(&total.to_be_bytes());
+    header[4..6].copy_from_slice(&identification.to_be_bytes());
+    // Do not fragment: the ICRC covers this bit.
+    header[6] = 0x40;
+    header[8..10].copy_from_slice(&[HOPS, UDP]);
+    header[12..16].copy_from_slice(&source.octets());
+    header[16..20].copy_from_slice(&target.octets());
+    if !leave_sum {
+        let sum = !folded(sum(&header));
+        header[10..12].copy_from_slice(&sum.to_be_bytes());
+    }
+    header
+}
+
+/// The checksum of what an IPv6 packet carries: over its addresses, length and kind, and the bytes.
+/// The field of the checksum itself must be zero.
+pub(super) fn checksum_over_ipv6(
+    source: Ipv6Addr,
+    target: Ipv6Addr,
+    kind: u8,
+    bytes: &[u8],
+) -> u16 {
+    let header = sum(&source.octets()) + sum(&target.octets()) + u64::from(kind);
+    !folded(header + bytes.len() as u64 + sum(bytes))
+}
+
+/// The sum of big-endian words of 16 bits; a last single byte counts as the upper half of one.
+fn sum(bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<4>();
+    let words: u64 = words.iter().map(|word| u64::from(u32::from_be_bytes(*word))).sum();
+    let (halves, last) = rest.as_chunks::<2>();
+    let halves: u64 = halves.iter().map(|half| u64::from(u16::from_be_bytes(*half))).sum();
+    // 65,536 is 1 modulo 65,535, so wider words have the same sum.
+    words + halves + last.first().map_or(0, |&byte| u64::from(byte) << 8)
+}
+
+/// A sum in ones' complement.
+fn folded(mut sum: u64) -> u16 {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    u16::try_from(sum).expect("it was folded")
+}
+
+pub(super) const ETHERNET_LEN: usize = 14;
+const IPV4_LEN: usize = 20;
+pub(super) const IPV6_LEN: usize = 40;
+const UDP_LEN: usize = 8;
+const IPV4: u16 = 0x0800;
+pub(super) const IPV6: u16 = 0x86dd;
+const UDP: u8 = 17;
+/// The most routers on the way.
+const HOPS: u8 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn station(address: &str) -> Station {
+        Station { mac: MacAddress([2, 0, 0, 0, 0, 9]), address: address.parse().unwrap() }
+    }
+
+    #[test]
+    fn checksums_are_those_of_everybody() {
+        // RFC 1071, 3: the bytes 00 01 f2 03 f4 f5 f6 f7 have the sum ddf2.
+        let bytes = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
+        assert_eq!(folded(sum(&bytes)), 0xddf2);
+        assert_eq!(folded(sum(&bytes[..5])), folded(sum(&[0, 1, 0xf2, 3, 0xf4, 0])));
+        let (source, target) = (Ipv4Addr::new(192, 168, 0, 1), Ipv4Addr::new(192, 168, 0, 199));
+        let header = ipv4(source, target, 0, 0x73 - 20, false);
+        assert_eq!(header[10..12], [0xb8, 0x61]);
+        assert_eq!(ipv4(source, target, 0, 0x73 - 20, true)[10..12], [0, 0]);
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let packet: Vec<u8> = (0..61).collect();
+        for (from, to) in [("10.0.0.1:4791", "10.0.0.2:4791"), ("[fd00::1]:7", "[fd00::2]:4791")] {
+            let (from, to) = (station(from), station(to));
+            let mut out = [0xee; 200];
+            let len = write(&mut out, (from, to), 5, &packet, false);
+            let identification = if to.address.is_ipv4() { 5 } else { 0 };
+            let expected = Arrived {
+                source: from.address,
+                target: to.address,
+                identification,
+                packet: len - packet.len()..len,
+            };
+            assert_eq!(parse(&out[..len]), Some(expected.clone()));
+            assert_eq!(parse(&out[..len + 9]), Some(expected), "padding");
+            assert_eq!(out[len - packet.len()..len], packet);
+            for short in 0..len {
+                assert_eq!(parse(&out[..short]), None);
+            }
+        }
+    }
+
+    #[test]
+    fn the_checksum_over_ipv6_makes_the_sum_all_ones() {
+        let (from, to) = (station("[fd00::1]:4791"), station("[fd00::2]:4791"));
+        let mut out = [0; 200];
+        let len = write(&mut out, (from, to), 0, &[1, 2, 3, 4, 5], false);
+        let udp = &out[ETHERNET_LEN + IPV6_LEN..len];
+        assert_ne!(udp[6..8], [0, 0]);
+        let octets = |address: IpAddr| match address {
+            IpAddr::V6(address) => address.octets(),
+            IpAddr::V4(_) => unreachable!("both are IPv6"),
+        };
+        let addresses = sum(&octets(from.address.ip())) + sum(&octets(to.address.ip()));
+        assert_eq!(folded(addresses + 17 + udp.len() as u64 + sum(udp)), 0xffff);
+    }
+
+    #[test]
+    fn fragments_and_other_protocols_are_not_ours() {
+        let mut out = [0; 100];
+        let (from, to) = (station("10.0.0.1:4791"), station("10.0.0.2:4791"));
+        let len = write(&mut out, (from, to), 0, &[7; 30], false);
+        let with = |at: usize, byte: u8| {
+            let mut frame = out[..len].to_vec();
+            frame[at] = byte;
+            parse(&frame)
+        };
+        assert!(parse(&out[..len]).is_some());
+        assert_eq!(with(ETHERNET_LEN + 6, 0x20), None, "more fragments");
+        assert_eq!(with(ETHERNET_LEN + 7, 1), None, "a fragment");
+        assert_eq!(with(ETHERNET_LEN + 9, 6), None, "TCP");
+        assert_eq!(with(ETHERNET_LEN, 0x46), None, "options, which the ICRC does not cover");
+        assert_eq!(with(13, 6), None, "ARP");
+        assert_eq!(with(ETHERNET_LEN + IPV4_LEN + 5, 7), None, "shorter than its header");
+    }
+}

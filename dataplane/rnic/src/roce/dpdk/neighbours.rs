@@ -1,0 +1,429 @@
+//! Who has which Ethernet address: ARP for IPv4, neighbour discovery for IPv6. No I/O and no clock.
+//!
+//! A DPDK port has no kernel behind it that would know. We answer those who ask for our address,
+//! and ask for the address of a next hop when a packet for it comes. That packet is lost; the queue
+//! pair sends it again.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use smcr_proto::{Instant, MacAddress};
+
+use super::frame::{ETHERNET_LEN, IPV6, IPV6_LEN, checksum_over_ipv6};
+
+/// An address of our own, and how to leave its network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Home {
+    pub(super) mac: MacAddress,
+    pub(super) address: IpAddr,
+    /// How many of its bits its network has in common.
+    pub(super) prefix: u8,
+    /// The router to all other networks, if there is one.
+    pub(super) gateway: Option<IpAddr>,
+}
+
+impl Home {
+    /// Where packets to `target` go first; none if there is no way.
+    pub(super) fn next_hop(&self, target: IpAddr) -> Option<IpAddr> {
+        let shared = match (self.address, target) {
+            (IpAddr::V4(own), IpAddr::V4(target)) => {
+                (own.to_bits() ^ target.to_bits()).leading_zeros()
+            }
+            (IpAddr::V6(own), IpAddr::V6(target)) => {
+                (own.to_bits() ^ target.to_bits()).leading_zeros()
+            }
+            _ => return None,
+        };
+        if shared >= u32::from(self.prefix) { Some(target) } else { self.gateway }
+    }
+}
+
+/// What is known of the neighbours of one port.
+#[derive(Debug)]
+pub(super) struct Neighbours {
+    home: Home,
+    known: HashMap<IpAddr, Known>,
+    /// Whom we have asked for, and when.
+    asked: HashMap<IpAddr, Instant>,
+    /// Frames to send.
+    outbox: VecDeque<Vec<u8>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    mac: MacAddress,
+    since: Instant,
+}
+
+impl Neighbours {
+    pub(super) fn new(home: Home) -> Self {
+        let (known, asked, outbox) = (HashMap::new(), HashMap::new(), VecDeque::new());
+        Self { home, known, asked, outbox }
+    }
+
+    /// The Ethernet address to which packets for `target` go; none if it is not known, or not yet.
+    pub(super) fn find(&mut self, now: Instant, target: IpAddr) -> Option<MacAddress> {
+        let hop = self.home.next_hop(target)?;
+        let known = self.known.get(&hop).copied();
+        let is_fresh = known.is_some_and(|known| now.since(known.since) < FRESH);
+        if !is_fresh {
+            self.ask(now, hop);
+        }
+        // An old address serves until the answer comes, or for long enough to be wrong.
+        known.filter(|known| now.since(known.since) < VALID).map(|known| known.mac)
+    }
+
+    /// Asks for the Ethernet address of `hop`, unless that was done a moment ago.
+    fn ask(&mut self, now: Instant, hop: IpAddr) {
+        if self.asked.get(&hop).is_some_and(|asked| now.since(*asked) < ASK_AGAIN) {
+            return;
+        }
+        if self.asked.len() >= NEIGHBOURS_MAX {
+            self.asked.retain(|_, asked| now.since(*asked) < ANSWER_WAIT);
+        }
+        // So many questions without an answer: this one waits for the next packet.
+        if self.asked.len() >= NEIGHBOURS_MAX || self.outbox.len() >= OUTBOX_MAX {
+            return;
+        }
+        self.asked.insert(hop, now);
+        let question = match (self.home.address, hop) {
+            (IpAddr::V4(own), IpAddr::V4(hop)) => {
+                let asker = (self.home.mac, own);
+                arp(REQUEST, (BROADCAST, NOBODY), asker, hop)
+            }
+            (IpAddr::V6(own), IpAddr::V6(hop)) => solicitation(self.home.mac, own, hop),
+            _ => unreachable!("a next hop is of the family of our address"),
+        };
+        self.outbox.push_back(question);
+    }
+
+    /// The next frame to send.
+    pub(super) fn poll_frame(&mut self) -> Option<Vec<u8>> {
+        self.outbox.pop_front()
+    }
+
+    /// Handles a frame, if it is a question for our address or an answer to a question of ours.
+    pub(super) fn handle(&mut self, now: Instant, frame: &[u8]) {
+        let news = match self.home.address {
+            IpAddr::V4(own) => read_arp(frame, own),
+            IpAddr::V6(own) => read_discovery(frame, own),
+        };
+        let Some(news) = news else { return };
+        // Somebody who answers questions that nobody asked wants packets of others.
+        let was_asked = self.asked.get(&news.sender).is_some_and(|a| now.since(*a) < ANSWER_WAIT);
+        let is_valid = news.mac.0[0] & 1 == 0 && news.mac.0 != [0; 6];
+        match news.kind {
+            Kind::Question if is_valid && self.outbox.len() < OUTBOX_MAX => {
+                let answer = match (self.home.address, news.sender) {
+                    (IpAddr::V4(own), IpAddr::V4(asker)) => {
+                        arp(REPLY, (news.mac, news.mac), (self.home.mac, own), asker)
+                    }
+                    (IpAddr::V6(own), IpAddr::V6(asker)) => {
+                        advertisement((self.home.mac, own), (news.mac, asker))
+                    }
+                    _ => unreachable!("what was read is of the family of our address"),
+                };
+                self.outbox.push_back(answer);
+            }
+            Kind::Answer if is_valid && was_asked => {
+                self.asked.remove(&news.sender);
+                if self.known.len() >= NEIGHBOURS_MAX {
+                    self.known.retain(|_, known| now.since(known.since) < FRESH);
+                }
+                if self.known.len() < NEIGHBOURS_MAX || self.known.contains_key(&news.sender) {
+                    self.known.insert(news.sender, Known { mac: news.mac, since: now });
+                }
+            }
+            Kind::Question | Kind::Answer => {}
+        }
+    }
+}
+
+/// What a frame says about a neighbour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct News {
+    kind: Kind,
+    sender: IpAddr,
+    mac: MacAddress,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// The sender wants to know our Ethernet address.
+    Question,
+    /// The sender tells its own.
+    Answer,
+}
+
+/// An ARP packet: `kind`, whom the frame goes to, whom it names as asked, who sends it and whose
+/// address it is about.
+fn arp(
+    kind: u16,
+    (to, named): (MacAddress, MacAddress),
+    (mac, own): (MacAddress, Ipv4Addr),
+    other: Ipv4Addr,
+) -> Vec<u8> {
+    let mut frame = Vec::with_capacity(FRAME_MIN);
+    frame.extend(to.0);
+    frame.extend(mac.0);
+    frame.extend(ARP.to_be_bytes());
+    frame.extend(ARP_HEADER);
+    frame.extend(kind.to_be_bytes());
+    frame.extend(mac.0);
+    frame.extend(own.octets());
+    frame.extend(named.0);
+    frame.extend(other.octets());
+    frame.resize(FRAME_MIN, 0);
+    frame
+}
+
+fn read_arp(frame: &[u8], own: Ipv4Addr) -> Option<News> {
+    let body = frame.get(ETHERNET_LEN..)?.first_chunk::<28>()?;
+    if frame[12..14] != ARP.to_be_bytes() || body[..6] != ARP_HEADER || body[24..] != own.octets() {
+        return None;
+    }
+    let kind = match u16::from_be_bytes([body[6], body[7]]) {
+        REQUEST => Kind::Question,
+        REPLY => Kind::Answer,
+        _ => return None,
+    };
+    let sender = Ipv4Addr::from(*body[14..].first_chunk::<4>()?);
+    let mac = MacAddress(*body[8..].first_chunk::<6>()?);
+    Some(News { kind, sender: sender.into(), mac })
+}
+
+/// Asks the neighbours for the Ethernet address of `hop`.
+fn solicitation(mac: MacAddress, own: Ipv6Addr, hop: Ipv6Addr) -> Vec<u8> {
+    let [.., a, b, c] = hop.octets();
+    // The group of all whose addresses end like this, and its Ethernet address.
+    let group = Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, a, b, c]);
+    let to = MacAddress([0x33, 0x33, 0xff, a, b, c]);
+    discovery((mac, own), (to, group), SOLICITATION, [0; 4], (hop, SOURCE_OPTION))
+}
+
+/// Tells `asker` our Ethernet address.
+fn advertisement(own: (MacAddress, Ipv6Addr), asker: (MacAddress, Ipv6Addr)) -> Vec<u8> {
+    // Asked for, and to replace what was known.
+    discovery(own, asker, ADVERTISEMENT, [0x60, 0, 0, 0], (own.1, TARGET_OPTION))
+}
+
+fn discovery(
+    (mac, own): (MacAddress, Ipv6Addr),
+    (to, target): (MacAddress, Ipv6Addr),
+    kind: u8,
+    flags: [u8; 4],
+    (about, option): (Ipv6Addr, u8),
+) -> Vec<u8> {
+    let mut body = vec![kind, 0, 0, 0];
+    body.extend(flags);
+    body.extend(about.octets());
+    body.extend([option, 1]);
+    body.extend(mac.0);
+    let sum = checksum_over_ipv6(own, target, ICMPV6, &body);
+    body[2..4].copy_from_slice(&sum.to_be_bytes());
+    let len = u16::try_from(body.len()).expect("it has 32 bytes");
+    let mut frame = Vec::with_capacity(ETHERNET_LEN + IPV6_LEN + body.len());
+    frame.extend(to.0);
+    frame.extend(mac.0);
+    frame.extend(IPV6.to_be_bytes());
+    frame.extend([0x60, 0, 0, 0]);
+    frame.extend(len.to_be_bytes());
+    frame.extend([ICMPV6, NEIGHBOUR_HOPS]);
+    frame.extend(own.octets());
+    frame.extend(target.octets());
+    frame.extend(body);
+    frame
+}
+
+fn read_discovery(frame: &[u8], own: Ipv6Addr) -> Option<News> {
+    let ip = frame.get(ETHERNET_LEN..)?.first_chunk::<IPV6_LEN>()?;
+    let body = frame.get(ETHERNET_LEN + IPV6_LEN..)?;
+    let body = body.get(..usize::from(u16::from_be_bytes([ip[4], ip[5]])))?;
+    // The largest number of hops shows that no router has forwarded it.
+    let is_near = ip[6..8] == [ICMPV6, NEIGHBOUR_HOPS];
+    if frame[12..14] != IPV6.to_be_bytes() || !is_near || body.len() < 32 || body[1] != 0 {
+        return None;
+    }
+    let source = Ipv6Addr::from(*ip[8..].first_chunk::<16>()?);
+    let target = Ipv6Addr::from(*ip[24..].first_chunk::<16>()?);
+    let about = Ipv6Addr::from(*body[8..].first_chunk::<16>()?);
+    // Over the sum itself, a right one leaves nothing.
+    if checksum_over_ipv6(source, target, ICMPV6, body) != 0 {
+        return None;
+    }
+    let option = |wanted: u8| -> Option<MacAddress> {
+        let (kind, mac) = (body.get(24..26)?, body.get(26..)?.first_chunk::<6>()?);
+        (*kind == [wanted, 1]).then_some(MacAddress(*mac))
+    };
+    match body[0] {
+        SOLICITATION if about == own && !source.is_unspecified() => {
+            let mac = option(SOURCE_OPTION)?;
+            Some(News { kind: Kind::Question, sender: source.into(), mac })
+        }
+        ADVERTISEMENT => {
+            let mac = option(TARGET_OPTION)?;
+            Some(News { kind: Kind::Answer, sender: about.into(), mac })
+        }
+        _ => None,
+    }
+}
+
+/// The most neighbours that are known, and the most that are asked for.
+const NEIGHBOURS_MAX: usize = 4096;
+/// The most frames that wait to be sent.
+const OUTBOX_MAX: usize = 64;
+/// How long an address is used without asking again.
+const FRESH: Duration = Duration::from_secs(30);
+/// How long an address is used while nobody answers.
+const VALID: Duration = Duration::from_secs(60);
+/// How long to wait before the same question.
+const ASK_AGAIN: Duration = Duration::from_millis(200);
+/// How long an answer is believed to be one.
+const ANSWER_WAIT: Duration = Duration::from_secs(3);
+
+/// The shortest frame, without its checksum.
+const FRAME_MIN: usize = 60;
+const BROADCAST: MacAddress = MacAddress([0xff; 6]);
+const NOBODY: MacAddress = MacAddress([0; 6]);
+const ARP: u16 = 0x0806;
+/// Ethernet and IPv4, and the lengths of their addresses.
+const ARP_HEADER: [u8; 6] = [0, 1, 8, 0, 6, 4];
+const REQUEST: u16 = 1;
+const REPLY: u16 = 2;
+const ICMPV6: u8 = 58;
+const NEIGHBOUR_HOPS: u8 = 255;
+const SOLICITATION: u8 = 135;
+const ADVERTISEMENT: u8 = 136;
+const SOURCE_OPTION: u8 = 1;
+const TARGET_OPTION: u8 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn home(number: u8, address: &str) -> Home {
+        let mac = MacAddress([2, 0, 0, 0, 0, number]);
+        let gateway = Some(address.parse().unwrap());
+        let prefix = if address.contains(':') { 64 } else { 24 };
+        Home { mac, address: address.parse().unwrap(), prefix, gateway }
+    }
+
+    fn at(milliseconds: u64) -> Instant {
+        Instant::default() + Duration::from_millis(milliseconds)
+    }
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    /// Two neighbours find each other, over IPv4 and over IPv6.
+    #[test]
+    fn a_question_is_answered_and_the_answer_is_kept() {
+        for (here, there) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
+            let mut a = Neighbours::new(home(1, here));
+            let mut b = Neighbours::new(home(2, there));
+            assert_eq!(a.find(at(0), ip(there)), None);
+            assert_eq!(a.find(at(1), ip(there)), None);
+            let question = a.poll_frame().expect("it asks");
+            assert_eq!(a.poll_frame(), None, "once");
+            b.handle(at(2), &question);
+            let answer = b.poll_frame().expect("it answers");
+            assert_eq!(answer[..6], [2, 0, 0, 0, 0, 1], "only to who asked");
+            // A frame may be longer than what it carries.
+            a.handle(at(3), &[&answer[..], &[0; 4]].concat());
+            assert_eq!(a.find(at(4), ip(there)), Some(MacAddress([2, 0, 0, 0, 0, 2])));
+            assert_eq!((a.poll_frame(), b.poll_frame()), (None, None));
+            // Later it asks again, and uses what it knows until that is too old.
+            assert!(a.find(at(31_000), ip(there)).is_some() && a.poll_frame().is_some());
+            assert_eq!(a.find(at(61_000), ip(there)), None);
+        }
+    }
+
+    #[test]
+    fn a_lost_question_is_asked_again() {
+        let mut a = Neighbours::new(home(1, "10.0.0.1"));
+        for time in [0, 200, 400] {
+            assert_eq!(a.find(at(time), ip("10.0.0.2")), None);
+            assert!(a.poll_frame().is_some());
+            assert_eq!(a.find(at(time + 199), ip("10.0.0.2")), None);
+            assert!(a.poll_frame().is_none());
+        }
+    }
+
+    #[test]
+    fn nobody_is_believed_who_was_not_asked() {
+        for (here, there) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
+            let mut a = Neighbours::new(home(1, here));
+            let mut b = Neighbours::new(home(2, there));
+            assert_eq!(a.find(at(0), ip(there)), None);
+            b.handle(at(0), &a.poll_frame().unwrap());
+            let answer = b.poll_frame().unwrap();
+            let mut other = Neighbours::new(home(1, here));
+            other.handle(at(0), &answer);
+            other.find(at(0), ip(there));
+            assert_eq!(other.known.len(), 0);
+            a.handle(at(3_000), &answer);
+            assert_eq!(a.known.len(), 0, "that late it is no answer");
+        }
+    }
+
+    #[test]
+    fn what_is_damaged_or_for_others_is_ignored() {
+        for (here, there, stranger) in
+            [("10.0.0.1", "10.0.0.2", "10.0.0.3"), ("fd00::1", "fd00::2", "fd00::3")]
+        {
+            let mut a = Neighbours::new(home(1, here));
+            let mut b = Neighbours::new(home(2, there));
+            a.find(at(0), ip(stranger));
+            b.handle(at(0), &a.poll_frame().unwrap());
+            assert_eq!(b.poll_frame(), None, "another one is asked for");
+            a.find(at(0), ip(there));
+            let question = a.poll_frame().unwrap();
+            for len in 0..42 {
+                b.handle(at(0), &question[..len]);
+            }
+            assert_eq!(b.poll_frame(), None);
+        }
+        let mut a = Neighbours::new(home(1, "fd00::1"));
+        let mut b = Neighbours::new(home(2, "fd00::2"));
+        a.find(at(0), ip("fd00::2"));
+        let question = a.poll_frame().unwrap();
+        for at_byte in ETHERNET_LEN + 6..question.len() {
+            let mut damaged = question.clone();
+            damaged[at_byte] ^= 1;
+            b.handle(at(0), &damaged);
+            assert_eq!(b.poll_frame(), None, "byte {at_byte}");
+        }
+    }
+
+    #[test]
+    fn other_networks_are_behind_the_router() {
+        let home = Home { gateway: Some(ip("10.0.0.9")), ..home(1, "10.0.0.1") };
+        assert_eq!(home.next_hop(ip("10.0.0.200")), Some(ip("10.0.0.200")));
+        assert_eq!(home.next_hop(ip("10.0.1.1")), Some(ip("10.0.0.9")));
+        assert_eq!(Home { gateway: None, ..home }.next_hop(ip("10.0.1.1")), None);
+        assert_eq!(
+            Home { gateway: None, prefix: 0, ..home }.next_hop(ip("8.8.8.8")),
+            Some(ip("8.8.8.8"))
+        );
+        assert_eq!(home.next_hop(ip("fd00::1")), None);
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let mut a = Neighbours::new(Home { prefix: 0, ..home(1, "10.0.0.1") });
+        for number in 0..10_000_u32 {
+            a.find(at(0), Ipv4Addr::from_bits(number).into());
+            let _: Option<Vec<u8>> = a.poll_frame();
+        }
+        assert_eq!(a.asked.len(), NEIGHBOURS_MAX);
+        // Questions that nobody answered make room.
+        a.find(at(4_000), ip("10.0.0.2"));
+        assert!(a.asked.len() == 1 && a.poll_frame().is_some());
+        for number in 0..100 {
+            a.find(at(5_000), Ipv4Addr::from_bits(number).into());
+        }
+        assert_eq!(a.outbox.len(), OUTBOX_MAX);
+    }
+}
