@@ -73,6 +73,7 @@ impl<N: Rnic> Gateway<N> {
             return false;
         }
         listener.enter(source.ip());
+        listener.suit(&accepted, source.ip());
         let accepts = listener.config.accept;
         let mut arrival = Arrival { listener: index, source, offered: false, port: None };
         let mut local = None;
