@@ -30,12 +30,16 @@ use crc32fast::Hasher;
 use super::wire::{BTH_LEN, ICRC_LEN};
 
 /// The headers in front of the packets from one address to another, as the ICRC sees them.
+///
+/// A CRC is linear: what a field adds to it depends on nothing but the value of the field and the
+/// number of bytes behind it. So the CRC over these headers is computed once, with zeros in the
+/// fields that differ from packet to packet, and tables ([`Field`]) tell what those add.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flow {
-    /// Eight bytes of ones, IP, UDP, and room for BTH. Only the first `len` bytes are used.
-    bytes: [u8; PREFIX_MAX],
-    /// Where the BTH begins.
-    bth_at: usize,
+    /// The CRC over eight bytes of ones, IP and UDP, with lengths and identification zero.
+    headers: u32,
+    /// How long these headers are.
+    len: usize,
     is_ipv4: bool,
 }
 
@@ -97,31 +101,36 @@ impl Identifications {
 impl Flow {
     /// The headers of packets from `source` to `target`, which are of one address family.
     pub(super) fn new(source: SocketAddr, target: SocketAddr) -> Self {
-        let mut bytes = [0xff; PREFIX_MAX];
+        let mut bytes = [0xff; HEADERS_MAX];
         let (udp_at, is_ipv4) = match (source.ip(), target.ip()) {
             (IpAddr::V4(source), IpAddr::V4(target)) => {
-                let ip = &mut bytes[LRH_LEN..LRH_LEN + 20];
+                let ip = &mut bytes[LRH_LEN..LRH_LEN + IPV4_LEN];
                 // Version and header length. Type of service, TTL and checksum count as ones.
                 ip[0] = 0x45;
+                ip[2..6].fill(0);
                 ip[6..8].copy_from_slice(&DONT_FRAGMENT.to_be_bytes());
                 ip[9] = UDP;
                 ip[12..16].copy_from_slice(&source.octets());
                 ip[16..20].copy_from_slice(&target.octets());
-                (LRH_LEN + 20, true)
+                (LRH_LEN + IPV4_LEN, true)
             }
             (source, target) => {
-                let ip = &mut bytes[LRH_LEN..LRH_LEN + 40];
+                let ip = &mut bytes[LRH_LEN..LRH_LEN + IPV6_LEN];
                 // Traffic class, flow label and hop limit count as ones.
                 ip[0] = 0x6f;
+                ip[4..6].fill(0);
                 ip[6] = UDP;
                 ip[8..24].copy_from_slice(&to_ipv6(source));
                 ip[24..40].copy_from_slice(&to_ipv6(target));
-                (LRH_LEN + 40, false)
+                (LRH_LEN + IPV6_LEN, false)
             }
         };
+        let len = udp_at + UDP_LEN;
         bytes[udp_at..udp_at + 2].copy_from_slice(&source.port().to_be_bytes());
         bytes[udp_at + 2..udp_at + 4].copy_from_slice(&target.port().to_be_bytes());
-        Self { bytes, bth_at: udp_at + UDP_LEN, is_ipv4 }
+        // Behind the ports come the length and the checksum, which counts as ones.
+        bytes[udp_at + 4..udp_at + 6].fill(0);
+        Self { headers: crc32fast::hash(&bytes[..len]), len, is_ipv4 }
     }
 
     /// Writes the ICRC into the last bytes of `packet`, which is sent with `identification`.
@@ -153,7 +162,7 @@ impl Flow {
             return Verdict::Wrong;
         }
         // The two bytes of the identification, and all covered bytes behind them.
-        let behind = self.bth_at - (LRH_LEN + 4) + packet.len() - ICRC_LEN;
+        let behind = self.len - (LRH_LEN + 4) + packet.len() - ICRC_LEN;
         let cause = multiply(difference, backwards(behind));
         match u16::try_from(cause) {
             // The reflected CRC register has the first byte in its lowest bits.
@@ -173,26 +182,69 @@ impl Flow {
 
     /// The ICRC over `covered`, the part of the packet in front of it.
     fn compute(&self, identification: u16, covered: &[u8]) -> u32 {
-        let mut prefix = self.bytes;
-        let (bth, rest) = covered.split_at(BTH_LEN);
         let udp_len = u16::try_from(UDP_LEN + covered.len() + ICRC_LEN).unwrap_or(u16::MAX);
-        if self.is_ipv4 {
-            let total = udp_len.saturating_add(20);
-            prefix[LRH_LEN + 2..LRH_LEN + 4].copy_from_slice(&total.to_be_bytes());
-            prefix[LRH_LEN + 4..LRH_LEN + 6].copy_from_slice(&identification.to_be_bytes());
+        let lengths_and_identification = if self.is_ipv4 {
+            IPV4_TOTAL.adds(udp_len.saturating_add(20)) ^ IPV4_ID.adds(identification)
         } else {
-            prefix[LRH_LEN + 4..LRH_LEN + 6].copy_from_slice(&udp_len.to_be_bytes());
-        }
-        prefix[self.bth_at - 4..self.bth_at - 2].copy_from_slice(&udp_len.to_be_bytes());
-        let end = self.bth_at + BTH_LEN;
-        prefix[self.bth_at..end].copy_from_slice(bth);
-        // Congestion marks and reserved bits.
-        prefix[self.bth_at + 4] = 0xff;
-        let mut hasher = Hasher::new();
-        hasher.update(&prefix[..end]);
-        hasher.update(rest);
+            IPV6_PAYLOAD.adds(udp_len)
+        };
+        // Congestion marks and reserved bits of the BTH count as ones.
+        let marks = usize::from(covered[MARKS_AT] ^ 0xff);
+        let headers =
+            self.headers ^ lengths_and_identification ^ UDP_LENGTH.adds(udp_len) ^ MARKS[marks];
+        let mut hasher = Hasher::new_with_initial(headers);
+        hasher.update(covered);
         hasher.finalize()
     }
+}
+
+/// What a field of two bytes adds to a CRC that ends some bytes behind it, by the values of these
+/// bytes.
+struct Field {
+    high: [u32; 256],
+    low: [u32; 256],
+}
+
+impl Field {
+    /// The field at byte `at` of headers of `len` bytes.
+    const fn at(at: usize, len: usize) -> Self {
+        Self { high: added(len - at - 1), low: added(len - at - 2) }
+    }
+
+    fn adds(&self, value: u16) -> u32 {
+        let [high, low] = value.to_be_bytes();
+        self.high[usize::from(high)] ^ self.low[usize::from(low)]
+    }
+}
+
+/// What each value of a byte adds to a CRC that ends `behind` bytes behind it.
+const fn added(behind: usize) -> [u32; 256] {
+    let mut table = [0; 256];
+    let mut value: u32 = 0;
+    while value < 256 {
+        let mut crc = value;
+        let mut bits = (behind + 1) * 8;
+        while bits > 0 {
+            crc = times_x(crc);
+            bits -= 1;
+        }
+        table[value as usize] = crc;
+        value += 1;
+    }
+    table
+}
+
+/// What must be added to a CRC so that it becomes what it would be if some bits of the byte
+/// `ahead` bytes ahead were others, for each set of bits.
+const fn made_up(ahead: usize) -> [u32; 256] {
+    let back = backwards(ahead);
+    let mut table = [0; 256];
+    let mut bits: u32 = 0;
+    while bits < 256 {
+        table[bits as usize] = multiply(bits, back);
+        bits += 1;
+    }
+    table
 }
 
 fn to_ipv6(address: IpAddr) -> [u8; 16] {
@@ -204,19 +256,26 @@ fn to_ipv6(address: IpAddr) -> [u8; 16] {
 
 /// The product of two polynomials modulo the CRC-32 polynomial. The top bit is the coefficient of
 /// x^0.
-fn multiply(a: u32, mut b: u32) -> u32 {
+const fn multiply(a: u32, mut b: u32) -> u32 {
     let mut product = 0;
-    for bit in (0..32).rev() {
+    let mut bit = 32;
+    while bit > 0 {
+        bit -= 1;
         if a >> bit & 1 != 0 {
             product ^= b;
         }
-        b = b >> 1 ^ if b & 1 != 0 { POLYNOMIAL } else { 0 };
+        b = times_x(b);
     }
     product
 }
 
+/// The product of a polynomial and x.
+const fn times_x(a: u32) -> u32 {
+    a >> 1 ^ if a & 1 != 0 { POLYNOMIAL } else { 0 }
+}
+
 /// The polynomial x^(-8 * bytes), which undoes appending `bytes` bytes of zeros.
-fn backwards(bytes: usize) -> u32 {
+const fn backwards(bytes: usize) -> u32 {
     let mut result = ONE;
     let mut factor = INVERSE_OF_X;
     let mut exponent = bytes * 8;
@@ -232,15 +291,25 @@ fn backwards(bytes: usize) -> u32 {
 
 /// Stand-in for the header of the link layer.
 const LRH_LEN: usize = 8;
+const IPV4_LEN: usize = 20;
+const IPV6_LEN: usize = 40;
 const UDP_LEN: usize = 8;
-const PREFIX_MAX: usize = LRH_LEN + 40 + UDP_LEN + BTH_LEN;
+const HEADERS_MAX: usize = LRH_LEN + IPV6_LEN + UDP_LEN;
 const UDP: u8 = 17;
 const DONT_FRAGMENT: u16 = 0x4000;
+/// Where the BTH has congestion marks and reserved bits.
+const MARKS_AT: usize = 4;
 /// The CRC-32 polynomial, reflected.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 const ONE: u32 = 0x8000_0000;
 /// The inverse of x: their product is one.
 const INVERSE_OF_X: u32 = (ONE ^ POLYNOMIAL) << 1 | 1;
+
+static IPV4_TOTAL: Field = Field::at(2, IPV4_LEN + UDP_LEN);
+static IPV4_ID: Field = Field::at(4, IPV4_LEN + UDP_LEN);
+static IPV6_PAYLOAD: Field = Field::at(4, IPV6_LEN + UDP_LEN);
+static UDP_LENGTH: Field = Field::at(4, UDP_LEN);
+static MARKS: [u32; 256] = made_up(MARKS_AT);
 
 #[cfg(test)]
 mod tests {
@@ -301,6 +370,64 @@ mod tests {
                 broken[at] ^= bit;
                 assert_eq!(flow.identify(0, &broken), Verdict::Wrong, "byte {at}");
             }
+        }
+    }
+
+    /// The ICRC as the specification tells it: headers and packet in one piece, with ones in place
+    /// of what may change in flight.
+    fn by_the_book(source: SocketAddr, target: SocketAddr, id: u16, covered: &[u8]) -> u32 {
+        let udp_len = u16::try_from(8 + covered.len() + 4).unwrap();
+        let mut bytes = vec![0xff; 8];
+        match (source, target) {
+            (SocketAddr::V4(source), SocketAddr::V4(target)) => {
+                bytes.extend([0x45, 0xff]);
+                bytes.extend((udp_len + 20).to_be_bytes());
+                bytes.extend(id.to_be_bytes());
+                bytes.extend([0x40, 0, 0xff, 17, 0xff, 0xff]);
+                bytes.extend(source.ip().octets());
+                bytes.extend(target.ip().octets());
+            }
+            _ => {
+                bytes.extend([0x6f, 0xff, 0xff, 0xff]);
+                bytes.extend(udp_len.to_be_bytes());
+                bytes.extend([17, 0xff]);
+                bytes.extend(to_ipv6(source.ip()));
+                bytes.extend(to_ipv6(target.ip()));
+            }
+        }
+        for word in [source.port(), target.port(), udp_len, 0xffff] {
+            bytes.extend(word.to_be_bytes());
+        }
+        let marks_at = bytes.len() + MARKS_AT;
+        bytes.extend(covered);
+        bytes[marks_at] = 0xff;
+        crc32fast::hash(&bytes)
+    }
+
+    /// The tables must not change what the ICRC is, for any field that they stand for.
+    #[test]
+    fn the_tables_agree_with_the_specification() {
+        let mut dice = crate::dice::Dice::new(3);
+        for round in 0..20_000 {
+            let number = dice.next_u64();
+            let [a, b, c, d, e, f, g, h] = number.to_le_bytes();
+            let ports = [u16::from_le_bytes([e, f]), u16::from_le_bytes([f, g])];
+            let (source, target) = if h & 1 == 0 {
+                (
+                    SocketAddr::from(([10, a, b, c], ports[0])),
+                    SocketAddr::from(([d, c, b, a], 4791)),
+                )
+            } else {
+                let high = u16::from(a) << 8 | u16::from(d);
+                let source = [0xfd00, high, 0, 0, 0, 0, 7, 1];
+                let target = [0xfd00, 0, 0, ports[1], 0, 0, 0, 2];
+                (SocketAddr::from((source, ports[0])), SocketAddr::from((target, 4791)))
+            };
+            let len = BTH_LEN + usize::from(u16::from_le_bytes([c, d])) % 4130;
+            let covered: Vec<u8> = (0..len).map(|_| dice.next_u64().to_le_bytes()[0]).collect();
+            let id = u16::from_le_bytes([g, e]);
+            let found = Flow::new(source, target).compute(id, &covered);
+            assert_eq!(found, by_the_book(source, target, id, &covered), "round {round}");
         }
     }
 
