@@ -98,6 +98,48 @@ impl Contested<'_> {
         self.peek(head + body, last);
     }
 
+    /// Replaces all bytes by those of `source`.
+    ///
+    /// # Panics
+    ///
+    /// If the lengths differ, or if the ranges overlap.
+    pub(crate) fn copy(&self, source: &Contested<'_>) {
+        assert_eq!(source.len, self.len);
+        let distance = (source.start.as_ptr() as usize).abs_diff(self.start.as_ptr() as usize);
+        assert!(distance >= self.len, "the ranges overlap");
+        let Cut { head, body } = self.cut();
+        self.copy_piece(source, 0, head);
+        let at_once = bulk::part_of(body);
+        if at_once > 0 {
+            // SAFETY: `bulk::copy` asks for
+            // - a source whose words are valid for reads, and accessed by no plain Rust code: both
+            //   ranges are equally long, `cut` keeps `head + body` within them, WHOLE, ATOMIC;
+            // - a target whose words are valid for writes, and accessed by no plain Rust code: the
+            //   same of this range;
+            // - no overlap: the second assertion;
+            // - whole lines: `part_of`.
+            unsafe { bulk::copy(source.byte(head), self.byte(head), at_once) };
+        }
+        for at in (head + at_once..self.len).step_by(PIECE) {
+            self.copy_piece(source, at, PIECE.min(self.len - at));
+        }
+    }
+
+    /// Copies up to [`PIECE`] bytes that start `at` bytes into both ranges.
+    fn copy_piece(&self, source: &Contested<'_>, at: usize, len: usize) {
+        let piece = &mut [0; PIECE][..len];
+        source.part(at, len).load(piece);
+        self.part(at, len).store(piece);
+    }
+
+    /// The `len` bytes from `at`, which are within the range.
+    fn part(&self, at: usize, len: usize) -> Self {
+        assert!(at <= self.len && len <= self.len - at);
+        // SAFETY: `add` asks to stay within the allocation: the assertion, and WHOLE.
+        let start = unsafe { self.start.add(at) };
+        Self { start, len, mapped: PhantomData }
+    }
+
     /// Sets all bytes to zero.
     pub(crate) fn clear(&self) {
         let Cut { head, body } = self.cut();
@@ -176,6 +218,8 @@ struct Cut {
 }
 
 const WORD: usize = size_of::<usize>();
+/// Bytes that are copied by way of the stack, where there is no faster way.
+const PIECE: usize = 64;
 const ZEROES: [u8; WORD] = [0; WORD];
 
 /// Many words per instruction: compilers leave atomic accesses as narrow as they are written.

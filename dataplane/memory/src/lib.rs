@@ -3,9 +3,11 @@
 //! A peer's NIC writes RMB elements while we run, and our NIC reads send chunks while we go on.
 //! Neither takes part in Rust's rules, so no plain reference to such a byte ever exists. Bytes move
 //! by atomic copy between this memory and slices of ours, or by address through a system call.
-//! These are all the ways: [`Region::copy_in`], [`Region::copy_out`], [`Region::zero`], and
-//! `smcr_os::readv`/`writev` on the [`Foreign`](smcr_os::Foreign) values made here. What the kernel
-//! reads or writes in a system call is no access of Rust code, as little as that of a NIC.
+//! These are all the ways: [`Region::copy_in`], [`Region::copy_out`], [`Region::copy_from`],
+//! [`Region::zero`], single words by [`Region::word`], and `smcr_os::readv`/`writev` on the
+//! [`Foreign`](smcr_os::Foreign) values made here. What the kernel reads or writes in a system call
+//! is no access of Rust code, as little as that of a NIC. Nor is what another process does to a
+//! region that it [shares](Region::shared).
 //!
 //! What the protocol promises (an honest peer writes only where we said there is room) makes the
 //! *contents* right. It is never used for memory safety: a dishonest peer can make us forward

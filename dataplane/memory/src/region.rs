@@ -1,9 +1,10 @@
 //! A mapping that stays as long as anything that was carved from it.
 
 use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use smcr_os::{Exposed, Extent, Mapping};
 
@@ -55,8 +56,38 @@ impl Region {
     ///
     /// When the kernel has no memory to map.
     pub fn new(len: usize) -> io::Result<Self> {
-        let memory = Memory { mapping: Mapping::anonymous(len)?, pins: AtomicU32::new(0) };
-        Ok(Self { memory: Arc::new(memory) })
+        Ok(Self::of(Mapping::anonymous(len)?))
+    }
+
+    /// Maps a region of `len` bytes, all zero, that processes on this host can share: by its
+    /// [`descriptor`](Self::descriptor) they map it as a region of theirs.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel has no memory or no descriptor left.
+    pub fn shared(len: usize) -> io::Result<Self> {
+        Ok(Self::of(Mapping::shared(len)?))
+    }
+
+    /// Maps all of a region that a peer on this host shares. The peer may do with it whatever it
+    /// likes, but it cannot make it shorter.
+    ///
+    /// # Errors
+    ///
+    /// When the descriptor is not of a shared region, or of one of more than `len_max` bytes, or
+    /// when the kernel refuses.
+    pub fn of_peer(descriptor: OwnedFd, len_max: usize) -> io::Result<Self> {
+        Ok(Self::of(Mapping::of_peer(descriptor, len_max)?))
+    }
+
+    fn of(mapping: Mapping) -> Self {
+        Self { memory: Arc::new(Memory { mapping, pins: AtomicU32::new(0) }) }
+    }
+
+    /// The descriptor of a region that is shared. A process that has it can read and write all of
+    /// the region, for as long as it likes.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.memory.mapping.descriptor()
     }
 
     /// Keeps the pages of the region where they are until the result is dropped. The caller is the
@@ -86,6 +117,35 @@ impl Region {
     /// If the range leaves the region. Callers have checked what peers sent; this is our bug.
     pub fn copy_in(&self, at: usize, bytes: &[u8]) {
         self.contested(at, bytes.len()).store(bytes);
+    }
+
+    /// Copies `len` bytes that start `from` bytes into `source` to `at` bytes into this region.
+    /// Others may write in both ranges at the same time.
+    ///
+    /// # Panics
+    ///
+    /// If a range leaves its region, or if they overlap.
+    pub fn copy_from(&self, at: usize, source: &Self, from: usize, len: usize) {
+        self.contested(at, len).copy(&source.contested(from, len));
+    }
+
+    /// The aligned word `at` bytes into the region, for those who agree with the others on what it
+    /// means.
+    ///
+    /// # Panics
+    ///
+    /// If `at` is not a multiple of the size of a word, or if the word leaves the region.
+    pub fn word(&self, at: usize) -> &AtomicUsize {
+        let word = self.pointer(at, size_of::<usize>()).cast::<usize>();
+        assert!(word.is_aligned(), "words begin at multiples of their size");
+        // SAFETY: `from_ptr` asks for
+        // - an aligned address: the assertion;
+        // - memory valid for reads and writes as long as the reference lives: `pointer` checked the
+        //   range, MAPPED of `Mapping` covers it as long as `self` lives;
+        // - no races with accesses that are not atomic, or of another size: no plain reference
+        //   exists (ALIEN), and Rust code accesses the region by whole words, here and in
+        //   `Contested`.
+        unsafe { AtomicUsize::from_ptr(word.as_ptr()) }
     }
 
     /// Copies `out.len()` bytes that start `at` bytes into the region. Others may write there at

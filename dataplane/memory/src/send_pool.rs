@@ -197,6 +197,15 @@ impl Lease {
         assert!(u64::from(at) + out.len() as u64 <= u64::from(self.len));
         self.region.copy_out(self.at + at as usize, out);
     }
+
+    /// Copies all bytes to `at` bytes into `target`.
+    ///
+    /// # Panics
+    ///
+    /// If they do not fit, or if the lease is of that region.
+    pub fn copy_to(&self, target: &Region, at: usize) {
+        target.copy_from(at, &self.region, self.at, self.len as usize);
+    }
 }
 
 impl Vacant<'_> {

@@ -1,11 +1,22 @@
-//! Anonymous memory mapped by the kernel: page-aligned, zeroed, never moved.
+//! Memory mapped by the kernel: page-aligned, zeroed at first, never moved. It is private, or other
+//! processes share it by its descriptor.
+//!
+//! What a descriptor of another process leads to is not trusted. An access to a page that is gone
+//! ends the process with SIGBUS, so the kernel must guarantee that no page can go: only a memfd
+//! that is sealed against shrinking is mapped, and none of huge pages, which can run out.
 
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
+    memfd_create,
+};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
-/// Anonymous private memory, mapped for the life of the value.
+/// Memory that is mapped for the life of the value.
 ///
 /// # Invariants
 ///
@@ -17,6 +28,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
+    /// Of memory that is shared: what other processes map.
+    file: Option<OwnedFd>,
 }
 
 // SAFETY: the value is an address and a length; mappings belong to the process, not to a thread,
@@ -48,7 +61,70 @@ impl Mapping {
             )
         }?;
         let base = NonNull::new(base.cast()).expect("the kernel maps page zero only on request");
-        Ok(Self { base, len })
+        Ok(Self { base, len, file: None })
+    }
+
+    /// Maps `len` bytes, all zero, that other processes can map by their
+    /// [`descriptor`](Self::descriptor). The kernel allocates each page when somebody touches it.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses. Nothing is mapped then.
+    ///
+    /// # Panics
+    ///
+    /// If `len` is zero.
+    pub fn shared(len: usize) -> io::Result<Self> {
+        assert!(len > 0);
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("smcgate", flags)?;
+        ftruncate(&file, len as u64)?;
+        fcntl_add_seals(&file, SEALS)?;
+        Self::of_file(file, len)
+    }
+
+    /// Maps the memory that another process has made with [`shared`](Self::shared), all of it.
+    ///
+    /// # Errors
+    ///
+    /// When the descriptor is of something else, or of more than `len_max` bytes, or when the
+    /// kernel refuses. Nothing is mapped then.
+    pub fn of_peer(file: OwnedFd, len_max: usize) -> io::Result<Self> {
+        // The seals come first: of a file that another process serves, even its size may take as
+        // long to learn as that process likes.
+        let seals = fcntl_get_seals(&file)?;
+        if !seals.contains(SealFlags::SHRINK) || fstatfs(&file)?.f_type != TMPFS {
+            return Err(Errno::INVAL.into());
+        }
+        let len = usize::try_from(fstat(&file)?.st_size).map_err(|_| Errno::INVAL)?;
+        if len == 0 || len > len_max {
+            return Err(Errno::FBIG.into());
+        }
+        Self::of_file(file, len)
+    }
+
+    /// Maps the first `len` bytes of a memfd, which has as many and keeps them.
+    fn of_file(file: OwnedFd, len: usize) -> io::Result<Self> {
+        // SAFETY: `mmap` asks that the address range be ours to replace: a null hint with no
+        // MAP_FIXED lets the kernel choose an unused one. It maps whole pages.
+        let base = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                &file,
+                0,
+            )
+        }?;
+        let base = NonNull::new(base.cast()).expect("the kernel maps page zero only on request");
+        Ok(Self { base, len, file: Some(file) })
+    }
+
+    /// By which other processes map this memory, if it is shared. Whoever has it can read and write
+    /// all of it for as long as they like.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(AsFd::as_fd)
     }
 
     /// The first byte.
@@ -62,8 +138,8 @@ impl Mapping {
         self.len
     }
 
-    /// Frees the pages that lie completely in `at..at + len`; they read as zero afterwards. Returns
-    /// the range that was freed, in bytes from `base`.
+    /// Frees the pages that lie completely in `at..at + len`; they read as zero afterwards, to
+    /// everybody who shares them. Returns the range that was freed, in bytes from `base`.
     ///
     /// # Errors
     ///
@@ -82,10 +158,12 @@ impl Mapping {
         // SAFETY: `start <= len` by the assertion and the test above, so by MAPPED the result
         // stays within the allocation.
         let base = unsafe { self.base.as_ptr().add(start) };
-        // SAFETY: `madvise(DONTNEED)` asks for a page-aligned range of a mapping that nobody has
-        // references into: `start` is a multiple of the page size counted from a page-aligned
+        // Of shared memory, DONTNEED would only forget where the pages are.
+        let advice = if self.file.is_some() { Advice::LinuxRemove } else { Advice::LinuxDontNeed };
+        // SAFETY: `madvise` asks, for these two, for a page-aligned range of a mapping that nobody
+        // has references into: `start` is a multiple of the page size counted from a page-aligned
         // base, MAPPED covers the range, ALIEN excludes references.
-        unsafe { madvise(base.cast(), end - start, Advice::LinuxDontNeed) }?;
+        unsafe { madvise(base.cast(), end - start, advice) }?;
         Ok(start..end)
     }
 }
@@ -102,6 +180,10 @@ impl Drop for Mapping {
 
 /// Size of a page on every platform we build for.
 const PAGE: usize = 4096;
+/// What nobody can change any more: the size, and these seals.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+/// What the kernel calls the file system of a memfd without huge pages.
+const TMPFS: rustix::fs::FsWord = 0x0102_1994;
 
 #[cfg(test)]
 mod tests {
@@ -113,5 +195,58 @@ mod tests {
         assert_eq!(mapping.discard(1, 3 * PAGE).unwrap(), PAGE..3 * PAGE);
         assert_eq!(mapping.discard(100, 1000).unwrap(), 100..100);
         assert_eq!(mapping.discard(0, 4 * PAGE).unwrap(), 0..4 * PAGE);
+    }
+
+    fn of_peer(file: &impl AsFd) -> io::Result<Mapping> {
+        Mapping::of_peer(file.as_fd().try_clone_to_owned().unwrap(), 1 << 20)
+    }
+
+    #[test]
+    fn shared_memory_is_mapped_by_whoever_has_its_descriptor() {
+        let own = Mapping::shared(3 * PAGE - 1).unwrap();
+        let file = own.descriptor().unwrap();
+        assert_eq!(of_peer(&file).unwrap().len(), 3 * PAGE - 1);
+        assert!(ftruncate(file, 1).is_err(), "it must not shrink");
+        assert!(ftruncate(file, 1 << 20).is_err(), "nor grow");
+        assert!(fcntl_add_seals(file, SealFlags::FUTURE_WRITE).is_err(), "nor be sealed further");
+        assert!(Mapping::of_peer(file.try_clone_to_owned().unwrap(), PAGE).is_err(), "too long");
+        assert!(Mapping::anonymous(PAGE).unwrap().descriptor().is_none());
+    }
+
+    /// A peer could truncate such a file while we write to it, and the kernel would end us.
+    #[test]
+    fn memory_that_may_go_away_is_not_mapped() {
+        let unsealed = memfd_create("a", MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&unsealed, 4_096).unwrap();
+        assert!(of_peer(&unsealed).is_err());
+        fcntl_add_seals(&unsealed, SealFlags::GROW).unwrap();
+        assert!(of_peer(&unsealed).is_err());
+        fcntl_add_seals(&unsealed, SealFlags::SHRINK).unwrap();
+        assert!(of_peer(&unsealed).is_ok());
+        let empty = memfd_create("b", MemfdFlags::ALLOW_SEALING).unwrap();
+        fcntl_add_seals(&empty, SEALS).unwrap();
+        assert!(of_peer(&empty).is_err(), "nothing to map");
+        let huge = memfd_create("c", MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB).unwrap();
+        fcntl_add_seals(&huge, SEALS).unwrap();
+        assert!(of_peer(&huge).is_err(), "huge pages may run out");
+        let (reader, _writer) = rustix::pipe::pipe().unwrap();
+        assert!(of_peer(&reader).is_err(), "no memory at all");
+    }
+
+    /// What is freed must be gone for everybody: the next connection must not find it.
+    #[test]
+    fn shared_memory_that_is_discarded_reads_as_zero_everywhere() {
+        let own = Mapping::shared(4 * PAGE).unwrap();
+        let file = own.descriptor().unwrap();
+        let mut byte = [0];
+        let mut byte_at = |at: usize| {
+            rustix::io::pread(file, &mut byte, at as u64).unwrap();
+            byte[0]
+        };
+        rustix::io::pwrite(file, &[7; 4 * PAGE], 0).unwrap();
+        assert_eq!(byte_at(PAGE), 7);
+        assert_eq!(own.discard(PAGE - 1, 2 * PAGE + 1).unwrap(), PAGE..3 * PAGE);
+        let found = [PAGE - 1, PAGE, 3 * PAGE - 1, 3 * PAGE].map(byte_at);
+        assert_eq!(found, [7, 0, 0, 7]);
     }
 }

@@ -86,6 +86,57 @@ fn every_start_and_length_is_that_and_no_more() {
     }
 }
 
+/// From one region to another, with every difference between the places of words.
+#[test]
+fn a_copy_between_regions_is_that_and_no_more() {
+    const LEN: usize = 300;
+    let (region, source) = (Region::new(LEN).unwrap(), Region::new(LEN).unwrap());
+    let bytes: Vec<u8> = (0..LEN).map(|at| u8::try_from(at % 251).unwrap() + 1).collect();
+    source.copy_in(0, &bytes);
+    for (at, from) in (0..=9).flat_map(|at| (0..=9).map(move |from| (at, from))) {
+        for len in 0..=250 {
+            region.zero(0, LEN);
+            let mut expected = [0; LEN];
+            expected[at..at + len].copy_from_slice(&bytes[from..from + len]);
+            region.copy_from(at, &source, from, len);
+            let mut out = [1; LEN];
+            region.copy_out(0, &mut out);
+            assert_eq!(out, expected, "{len} bytes from {from} to {at}");
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "overlap")]
+fn a_copy_onto_itself_is_our_bug() {
+    let region = Region::new(4096).unwrap();
+    region.copy_from(0, &region, 99, 100);
+}
+
+/// Two processes on this host see one memory, and each keeps to its end of it.
+#[test]
+fn a_shared_region_is_the_same_for_both() {
+    let own = Region::shared(8_192).unwrap();
+    let descriptor = || own.descriptor().unwrap().try_clone_to_owned().unwrap();
+    let peers = Region::of_peer(descriptor(), 8_192).unwrap();
+    assert_ne!(own.address(), peers.address());
+    peers.copy_in(4_000, &[7; 200]);
+    own.word(8).store(99, Ordering::Release);
+    let mut out = [0; 200];
+    own.copy_out(4_000, &mut out);
+    assert_eq!((out, peers.word(8).load(Ordering::Acquire)), ([7; 200], 99));
+    own.discard(0, 8_192);
+    peers.copy_out(4_000, &mut out);
+    assert_eq!((out, peers.word(8).load(Ordering::Acquire)), ([0; 200], 0));
+    assert!(Region::of_peer(descriptor(), 8_191).is_err());
+}
+
+#[test]
+#[should_panic(expected = "8192+8 of 8192")]
+fn a_word_outside_of_the_region_is_our_bug() {
+    Region::new(8_192).unwrap().word(8_192);
+}
+
 /// The last bytes of a region stand in a word of which it has only a part.
 #[test]
 fn a_region_may_end_within_a_word() {
@@ -157,9 +208,12 @@ fn speed_of_copies() {
         let into = rate(len, || region.copy_in(0, std::hint::black_box(&bytes)));
         let from = rate(len, || region.copy_out(0, std::hint::black_box(&mut out)));
         let zero = rate(len, || region.zero(0, std::hint::black_box(len)));
+        let peers = Region::shared(65_536).unwrap();
+        let to = rate(len, || peers.copy_from(0, &region, 0, std::hint::black_box(len)));
         let plain = rate(len, || std::hint::black_box(&mut out[..]).copy_from_slice(&bytes));
         println!(
-            "{len:6} bytes: in {into:.1}, out {from:.1}, zero {zero:.1}, plain {plain:.1} GB/s"
+            "{len:6} bytes: in {into:.1}, out {from:.1}, zero {zero:.1}, to another \
+             {to:.1}, plain {plain:.1} GB/s"
         );
     }
 }
