@@ -30,8 +30,10 @@ use smcr_rnic::roce::dpdk::{self, Dpdk};
 use smcr_rnic::roce::lossy::{self, Lossy};
 use smcr_rnic::roce::udp::{self, Config, Place, Udp};
 use smcr_rnic::roce::{self, Parameters, Share, UDP_PORT};
+use smcr_rnic::shm;
 use smcr_rnic::sim::{self, Network, Odds};
 use smcr_rnic::verbs;
+use tempfile::TempDir;
 
 use cross::Cross;
 use rig::Harness;
@@ -319,6 +321,60 @@ impl Harness for RoceOverDpdk {
     }
 }
 
+/// Two NICs in one directory. Their workers are threads of this process.
+struct Shm {
+    _directory: TempDir,
+}
+
+impl Harness for Shm {
+    type Rnic = shm::Rnic;
+    type Fabric = shm::Fabric;
+    const CUTS_WRITES: bool = false;
+    const LOSES_ON_BREAK: bool = true;
+
+    fn new(_: u64) -> (Self, [(shm::Rnic, shm::Fabric); 2]) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().to_str().unwrap();
+        let nics = [(); 2].map(|()| shm::open(path, 1).unwrap().remove(0));
+        (Self { _directory: directory }, nics)
+    }
+
+    fn now(&self) -> Instant {
+        RoceOverUdp.now()
+    }
+
+    fn wait(&mut self, until: Option<Instant>) {
+        RoceOverUdp.wait(until);
+    }
+}
+
+/// One NIC with two fabrics, whose queue pairs are connected to each other.
+struct ShmShared {
+    _directory: TempDir,
+}
+
+impl Harness for ShmShared {
+    type Rnic = shm::Rnic;
+    type Fabric = shm::Fabric;
+    const CUTS_WRITES: bool = false;
+    const LOSES_ON_BREAK: bool = true;
+
+    fn new(_: u64) -> (Self, [(shm::Rnic, shm::Fabric); 2]) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().to_str().unwrap();
+        let nics = shm::open(path, 2).unwrap().try_into().unwrap();
+        (Self { _directory: directory }, nics)
+    }
+
+    fn now(&self) -> Instant {
+        RoceOverUdp.now()
+    }
+
+    fn wait(&mut self, until: Option<Instant>) {
+        RoceOverUdp.wait(until);
+    }
+}
+
 conformance!(
     #[ignore = "needs rxe0: tests/interop runs it in its guest"]
     verbs_on_rxe,
@@ -338,6 +394,8 @@ conformance!(
     1
 );
 conformance!(verbs_over_a_fake, VerbsOverFake, 2);
+conformance!(shm_of_two_nics, Shm, 3);
+conformance!(shm_of_one_nic, ShmShared, 1);
 conformance!(roce_over_dpdk, RoceOverDpdk, 1);
 conformance!(roce_over_a_good_wire, RoceOverWire<0>, 2);
 conformance!(roce_over_a_bad_wire, RoceOverWire<10>, 3);

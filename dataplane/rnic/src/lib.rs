@@ -8,15 +8,16 @@
 //! if both ends have agreed on them.
 //!
 //! The backends are `sim`, which simulates a network of NICs in one thread on a virtual clock,
-//! `roce`, which implements RoCEv2 in software, over UDP sockets or over ports of DPDK, and
-//! `verbs`, which drives real RNICs. `any` is one type for all backends that a gateway may have.
-//! `fault_injector` wraps any of them.
+//! `roce`, which implements RoCEv2 in software, over UDP sockets or over ports of DPDK, `verbs`,
+//! which drives real RNICs, and `shm`, which joins the processes of one host by shared memory.
+//! `any` is one type for all backends that a gateway may have. `fault_injector` wraps any of them.
 
 mod absent;
 pub mod any;
 pub mod dice;
 pub mod fault_injector;
 pub mod roce;
+pub mod shm;
 pub mod sim;
 pub mod verbs;
 
@@ -135,6 +136,12 @@ pub trait Rnic {
     /// Whether registering memory pins it, so that all of it takes memory and not only what is
     /// used. The same for the life of the NIC.
     fn pins(&self) -> bool {
+        false
+    }
+
+    /// Whether the NIC registers only regions that are [shared](Region::shared): peers map them.
+    /// The same for the life of the NIC.
+    fn shares(&self) -> bool {
         false
     }
 

@@ -1,0 +1,214 @@
+//! The directory in which NICs meet, and the addresses that they have there.
+//!
+//! ```text
+//!   | fd | hash of boot, device and inode: 56 bits | random: 64 bits |
+//! ```
+//!
+//! A GID has the form of an IPv6 address, and this is one of those that everybody may make up for
+//! use at home (RFC 4193). The first half is the same for all NICs of one directory of one host,
+//! and for no others: containers see the same device and inode for a directory that they share, and
+//! all of a host see the same boot. The second half names the NIC, and its socket.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+
+use rustix::fs::{Mode, OFlags, fstat, open, stat};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+use smcr_proto::{Gid, MacAddress};
+
+/// An open directory, and the half of a GID that stands for it.
+#[derive(Debug)]
+pub(super) struct Directory {
+    /// The directory itself, whatever its path is by now.
+    handle: OwnedFd,
+    prefix: [u8; 8],
+}
+
+impl Directory {
+    /// Opens a directory, and removes the sockets of NICs that have ended without doing so.
+    pub(super) fn open(path: &str) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let handle = open(path, flags, Mode::empty())?;
+        let state = fstat(&handle)?;
+        let boot = fs::read(BOOT)?;
+        let [device, inode] = [state.st_dev, state.st_ino].map(u64::to_le_bytes);
+        let mut prefix = fnv(&[&boot, &device, &inode]).to_be_bytes();
+        prefix[0] = LOCAL;
+        let directory = Self { handle, prefix };
+        directory.sweep();
+        Ok(directory)
+    }
+
+    /// An address that no other NIC has.
+    pub(super) fn new_gid(&self) -> io::Result<Gid> {
+        let mut gid = [0; 16];
+        let (prefix, name) = gid.split_at_mut(8);
+        prefix.copy_from_slice(&self.prefix);
+        getrandom::fill(name).map_err(|_| io::ErrorKind::Other)?;
+        Ok(Gid(gid))
+    }
+
+    /// Whether a NIC with this address is in this directory now.
+    pub(super) fn has(&self, gid: Gid) -> bool {
+        gid.0[..8] == self.prefix && stat(self.path(&name_of(gid))).is_ok()
+    }
+
+    /// A socket to which those who look for `gid` connect.
+    pub(super) fn listen(&self, gid: Gid) -> io::Result<OwnedFd> {
+        let socket = new_socket()?;
+        let name = name_of(gid);
+        // Until it listens, others would take it for one that was left behind.
+        let unfinished = self.path(&format!("{UNFINISHED}{name}"));
+        bind(&socket, &SocketAddrUnix::new(&unfinished)?)?;
+        let listens = listen(&socket, BACKLOG).map_err(io::Error::from);
+        let done = listens.and_then(|()| fs::rename(&unfinished, self.path(&name)));
+        if done.is_err() {
+            // Nobody looks for it there.
+            let _ = fs::remove_file(&unfinished);
+        }
+        done.map(|()| socket)
+    }
+
+    /// Connects to the NIC with this address.
+    ///
+    /// # Errors
+    ///
+    /// `AGAIN` if too many others do the same. Everything else means that there is no such NIC.
+    pub(super) fn call(&self, gid: Gid) -> Result<OwnedFd, Errno> {
+        let socket = new_socket()?;
+        connect(&socket, &SocketAddrUnix::new(self.path(&name_of(gid)))?)?;
+        Ok(socket)
+    }
+
+    /// Removes the socket of `gid`.
+    pub(super) fn remove(&self, gid: Gid) {
+        // It may be gone already, with the whole directory.
+        let _ = fs::remove_file(self.path(&name_of(gid)));
+    }
+
+    /// Removes sockets on which nobody listens any more.
+    fn sweep(&self) {
+        let Ok(entries) = fs::read_dir(self.path("")) else { return };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let Some(gid) = name.to_str().and_then(|name| self.gid_of(name)) else { continue };
+            if matches!(self.call(gid), Err(Errno::CONNREFUSED)) {
+                self.remove(gid);
+            }
+        }
+    }
+
+    /// The address of the NIC whose socket has this name.
+    fn gid_of(&self, name: &str) -> Option<Gid> {
+        let digits = name.strip_prefix(PREFIX).filter(|digits| digits.len() == 16)?;
+        let name = u64::from_str_radix(digits, 16).ok()?;
+        let mut gid = [0; 16];
+        gid[..8].copy_from_slice(&self.prefix);
+        gid[8..].copy_from_slice(&name.to_be_bytes());
+        Some(Gid(gid))
+    }
+
+    /// A path to what has that name in the directory. It is short however long that of the
+    /// directory is: an address has room for 107 characters.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        format!("/proc/self/fd/{}/{name}", self.handle.as_raw_fd()).into()
+    }
+}
+
+/// An Ethernet address for a NIC that is in no Ethernet: made from its GID, and marked as one that
+/// no manufacturer has assigned.
+pub(super) fn mac_of(gid: Gid) -> MacAddress {
+    let [.., a, b, c, d, e] = gid.0;
+    MacAddress([2, a, b, c, d, e])
+}
+
+/// The name of the socket of a NIC.
+pub(super) fn name_of(gid: Gid) -> String {
+    let [.., a, b, c, d, e, f, g, h] = gid.0;
+    format!("{PREFIX}{:016x}", u64::from_be_bytes([a, b, c, d, e, f, g, h]))
+}
+
+fn new_socket() -> Result<OwnedFd, Errno> {
+    // Messages stay whole, and a peer cannot make us wait.
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+/// The hash called FNV-1a. All builds must find the same one, and nobody gains by a collision who
+/// could not connect to the sockets in the directory anyway.
+fn fnv(parts: &[&[u8]]) -> u64 {
+    let bytes = parts.iter().flat_map(|part| part.iter());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+/// The kernel's name for the time since it was started.
+const BOOT: &str = "/proc/sys/kernel/random/boot_id";
+/// The first byte of IPv6 addresses that everybody may make up.
+const LOCAL: u8 = 0xfd;
+/// What the names of sockets begin with.
+const PREFIX: &str = "smcgate-";
+/// What the names of sockets begin with on which nobody listens yet.
+const UNFINISHED: &str = ".new-";
+/// Connections that wait until the worker accepts them.
+const BACKLOG: i32 = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two processes see that they are near, and nobody else does.
+    #[test]
+    fn addresses_of_one_directory_begin_alike() {
+        let [one, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let open = |place: &tempfile::TempDir| Directory::open(place.path().to_str().unwrap());
+        let [first, second, far] = [&one, &one, &other].map(|place| open(place).unwrap());
+        let gid = first.new_gid().unwrap();
+        assert_ne!(gid, second.new_gid().unwrap());
+        assert!(!second.has(gid), "nobody listens there yet");
+        let listener = first.listen(gid).unwrap();
+        assert!(second.has(gid) && !far.has(gid));
+        assert!(second.call(gid).is_ok());
+        assert_eq!(gid.0[0], 0xfd);
+        assert_eq!(gid.0[..8], second.new_gid().unwrap().0[..8]);
+        assert_ne!(gid.0[..8], far.new_gid().unwrap().0[..8]);
+        assert!(gid.to_ipv4().is_none());
+        drop(listener);
+        first.remove(gid);
+        assert!(!second.has(gid));
+    }
+
+    /// Who was killed leaves his socket behind. The directory must not fill up with them.
+    #[test]
+    fn sockets_of_the_dead_are_removed() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().to_str().unwrap();
+        let directory = Directory::open(path).unwrap();
+        let [dead, alive] = [(); 2].map(|()| directory.new_gid().unwrap());
+        drop(directory.listen(dead).unwrap());
+        let _listener = directory.listen(alive).unwrap();
+        fs::write(place.path().join("smcgate-notes"), "of somebody").unwrap();
+        let again = Directory::open(path).unwrap();
+        assert!(!again.has(dead) && again.has(alive));
+        assert!(place.path().join("smcgate-notes").exists());
+    }
+
+    #[test]
+    fn a_path_may_be_long() {
+        let place = tempfile::tempdir().unwrap();
+        let deep = place.path().join("a".repeat(200));
+        fs::create_dir(&deep).unwrap();
+        let directory = Directory::open(deep.to_str().unwrap()).unwrap();
+        let gid = directory.new_gid().unwrap();
+        let _listener = directory.listen(gid).unwrap();
+        assert!(directory.call(gid).is_ok());
+        let missing = Directory::open("/no/such/place").unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+    }
+}

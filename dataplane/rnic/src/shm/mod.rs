@@ -1,0 +1,106 @@
+//! A NIC between the processes of one host, which meet in a directory.
+//!
+//! An RDMA write is a copy into the peer's memory, and a message goes into a ring that both ends of
+//! a queue pair map. No kernel is in the path, unless a poller sleeps and must be woken.
+//!
+//! - **Where peers meet.** Each NIC listens on a Unix socket in a directory. Such sockets belong to
+//!   the file system and not to a network, so containers with networks of their own meet there, if
+//!   they share the directory. Its permissions say who may be a peer.
+//! - **Who is near.** The first half of a GID is made from the directory and from this boot of the
+//!   host. Where it is the same, both NICs are on one host and in one directory: see `directory`.
+//! - **A queue pair** is a connection of such sockets, a ring in each direction (`ring`) in a
+//!   shared region, and a pair of sockets by which the ends wake each other.
+//! - **A registered region** is shared by its descriptor. The peer asks for it, with the rkey, when
+//!   it first writes there, and gets it if its queue pair is of the same domain: see `worker`.
+//!
+//! A peer is trusted no more than one behind a wire. It can write whatever it likes to the rings
+//! and to the regions that it was given, at any time, and send whatever it likes by its sockets.
+//! So regions are mapped only if they cannot shrink, and indexes and lengths in a ring are read
+//! once and then checked. The ends wake each other by sockets and not by an eventfd: both would
+//! share its counter and its flags, so either could make the other wait. Who breaks the rules, or
+//! dies, breaks his queue pair and no other.
+//!
+//! One thing is different from a wire. Whoever was given a region keeps it: it can read the region
+//! as well, and go on writing after the region was deregistered. An RMB has the data of one peer
+//! only, who wrote it, so a peer learns nothing by that, and disturbs only itself. Memory of
+//! several peers must not be registered as one region.
+//!
+//! - `rnic`: the control thread's half. `fabric`: the poller's half; `pair`: one queue pair there.
+//! - `worker`: a thread that does whatever may take long: it connects sockets and maps memory.
+//!   `line`: one connection there; `callers`: those that are of no queue pair yet.
+
+mod callers;
+mod directory;
+mod fabric;
+mod line;
+mod nap;
+mod pair;
+mod ring;
+mod rnic;
+mod shared;
+mod sync;
+mod wire;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+pub use fabric::{Counters, Fabric};
+pub use rnic::{Opening, Qp, Rnic};
+
+use directory::Directory;
+use shared::Shared;
+use worker::Worker;
+
+/// Why a NIC cannot be opened, in one line that names the directory.
+#[derive(Debug)]
+pub struct OpenError {
+    directory: String,
+    what: &'static str,
+    why: io::Error,
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "directory {}: {}: {}", self.directory, self.what, self.why)
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+/// Opens a NIC in a directory. It gets as many fabrics as there are pollers; peers see one NIC.
+///
+/// # Errors
+///
+/// [`OpenError`], with nothing left open.
+///
+/// # Panics
+///
+/// If there are no pollers.
+pub fn open(directory: &str, pollers: u32) -> Result<Vec<(Rnic, Fabric)>, OpenError> {
+    assert!(pollers > 0);
+    let fail = |what| move |why| OpenError { directory: directory.to_owned(), what, why };
+    let place = Directory::open(directory).map_err(fail("it cannot be used"))?;
+    let gid = place.new_gid().map_err(fail("no random number for its address"))?;
+    let listener = place.listen(gid).map_err(fail("no socket can be made in it"))?;
+    let resources = "no descriptors or threads are left";
+    let shared = Shared::new(place, gid, pollers).map_err(fail(resources))?;
+    let shared = Arc::new(shared);
+    let opened = (0..shared.parts().len()).map(|part| {
+        let fabric = Fabric::new(&shared, part)?;
+        Ok((Rnic::new(&shared, part), fabric))
+    });
+    let opened: io::Result<Vec<_>> = opened.collect();
+    let opened = opened.map_err(fail(resources))?;
+    Worker::start(&shared, listener).map_err(fail(resources))?;
+    Ok(opened)
+}
+
+/// The most requests in a send queue. The engine budgets 384.
+const SENDS: usize = 512;
+/// The largest region of a peer that is mapped.
+const REGION_MAX: usize = 1 << 32;

@@ -1,0 +1,357 @@
+//! A peer that has the socket of a NIC, but not its manners.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, accept, send, socketpair};
+use smcr_memory::Region;
+use smcr_proto::{Gid, Mtu, Psn, Qpn};
+
+use super::super::directory::{Directory, mac_of};
+use super::super::line::{Line, Packet};
+use super::super::ring::Ring;
+use super::super::wire::{Message, Name};
+use super::*;
+use crate::{Messages, QpAddress};
+
+/// Somebody with an address in the directory.
+struct Hostile {
+    directory: Directory,
+    listener: OwnedFd,
+    own: Name,
+}
+
+/// A queue pair whose other end is in hostile hands.
+struct Captured {
+    line: Line,
+    memory: Region,
+    bell: OwnedFd,
+    qp: QpId,
+}
+
+impl Hostile {
+    /// It is the end that calls, or the end that is called.
+    fn new(place: &TempDir, calls: bool) -> Self {
+        let directory = Directory::open(place.path().to_str().unwrap()).unwrap();
+        let mut gid = directory.new_gid().unwrap();
+        gid.0[8] = if calls { 0 } else { 0xff };
+        let listener = directory.listen(gid).unwrap();
+        let own = Name { gid, qpn: Qpn(0x1234), psn: Psn(0x5678) };
+        Self { directory, listener, own }
+    }
+
+    fn address(&self) -> QpAddress {
+        let Name { gid, qpn, psn } = self.own;
+        QpAddress { gid, mac: mac_of(gid), qpn, psn, mtu: Mtu::B1024 }
+    }
+
+    /// Opens a queue pair at the victim. Returns its address.
+    fn open_at(&self, victim: &mut Nic) -> (QpAddress, QpId) {
+        let opening = victim.rnic.open_for(victim.domain, Messages::Long).unwrap();
+        let address = opening.address();
+        let qp = opening.connect(self.address()).unwrap();
+        (address, victim.fabric.adopt(now(), qp))
+    }
+
+    fn hello_to(&self, victim: QpAddress) -> Message {
+        Message::Hello { caller: self.own, qpn: victim.qpn, psn: victim.psn }
+    }
+
+    fn call(&self, gid: Gid) -> Line {
+        Line { socket: self.directory.call(gid).unwrap(), token: 0 }
+    }
+
+    /// Calls the victim as an honest peer would.
+    fn capture(&self, victim: &mut Nic) -> Captured {
+        let (address, qp) = self.open_at(victim);
+        let line = self.call(address.gid);
+        let memory = Ring::memory().unwrap();
+        let (bell, theirs) = pair_of(SocketType::STREAM);
+        let given = [memory.descriptor().unwrap(), theirs.as_fd()];
+        line.send(&self.hello_to(address), &given).unwrap();
+        assert!(matches!(next(&line), Packet::Message(Message::Welcome, _)));
+        Captured { line, memory, bell, qp }
+    }
+
+    /// Is called by the victim, and answers as an honest peer would.
+    fn be_called(&self, victim: &mut Nic) -> Captured {
+        let (address, qp) = self.open_at(victim);
+        let socket = accept(&self.listener);
+        let socket = (0..1_000).fold(socket, |socket, _| {
+            socket.or_else(|_| {
+                thread::sleep(Duration::from_millis(1));
+                accept(&self.listener)
+            })
+        });
+        let line = Line { socket: socket.unwrap(), token: 0 };
+        let Packet::Message(Message::Hello { caller, qpn, psn }, given) = next(&line) else {
+            panic!("no hello");
+        };
+        assert_eq!((qpn, psn), (self.own.qpn, self.own.psn));
+        assert_eq!((caller.qpn, caller.psn), (address.qpn, address.psn));
+        let [memory, bell] = given.try_into().unwrap();
+        let memory = Ring::memory_of_peer(memory).unwrap();
+        line.send(&Message::Welcome, &[]).unwrap();
+        Captured { line, memory, bell, qp }
+    }
+}
+
+/// The next packet, as soon as it comes.
+fn next(line: &Line) -> Packet {
+    for _ in 0..5_000 {
+        match line.receive() {
+            Packet::None => thread::sleep(Duration::from_millis(1)),
+            packet @ (Packet::Message(..) | Packet::Nonsense | Packet::End) => return packet,
+        }
+    }
+    panic!("nothing comes");
+}
+
+fn pair_of(kind: SocketType) -> (OwnedFd, OwnedFd) {
+    socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap()
+}
+
+/// Two honest NICs with a queue pair, the second of which is the victim.
+fn honest(place: &TempDir) -> ([Nic; 2], [QpId; 2]) {
+    let mut nics = [Nic::new(place), Nic::new(place)];
+    let [a, b] = &mut nics;
+    let qps = connect(a, b);
+    works([a, b], qps);
+    (nics, qps)
+}
+
+/// Asserts that the queue pair breaks for this cause, and that its neighbours do not notice.
+fn breaks(nics: &mut [Nic; 2], qps: [QpId; 2], captured: QpId, cause: QpError) {
+    let [a, b] = nics;
+    until(&mut [&mut *a, &mut *b], |nics| nics[1].broke(captured).is_some());
+    assert_eq!(b.broke(captured), Some(cause));
+    works([&mut *a, &mut *b], qps);
+    let next = connect(a, b);
+    works([&mut *a, &mut *b], next);
+    b.fabric.release(now(), captured);
+    works([a, b], qps);
+    assert_eq!((a.broke(qps[0]), b.broke(qps[1])), (None, None));
+}
+
+/// Whatever is scribbled on the rings breaks their queue pair and nothing else. No byte beside the
+/// rings is read or written: `rings` shows it for every index.
+#[test]
+fn scribbling_on_the_rings_breaks_their_queue_pair_only() {
+    const WORD: usize = size_of::<usize>();
+    let place = tempfile::tempdir().unwrap();
+    let (mut nics, qps) = honest(&place);
+    let hostile = Hostile::new(&place, true);
+    // Tail and state of the caller. Garbage in the first slot, and then a tail that goes by it.
+    for scribbles in [
+        vec![(0, usize::MAX)],
+        vec![(0, 100_000)],
+        vec![(2 * WORD, 77)],
+        vec![(4_096, usize::MAX), (0, 1)],
+        vec![(4_096, 8_192), (0, 1)],
+        vec![(4_096, 8_193), (0, 512)],
+    ] {
+        let captured = hostile.capture(&mut nics[1]);
+        for (at, value) in &scribbles {
+            captured.memory.word(*at).store(*value, Ordering::SeqCst);
+        }
+        breaks(&mut nics, qps, captured.qp, QpError::PeerMisbehaved);
+    }
+}
+
+/// The same for what the peer says it has read, which matters to who sends.
+#[test]
+fn a_false_head_breaks_its_queue_pair_only() {
+    let place = tempfile::tempdir().unwrap();
+    let (mut nics, qps) = honest(&place);
+    let hostile = Hostile::new(&place, true);
+    let captured = hostile.capture(&mut nics[1]);
+    captured.memory.word(size_of::<usize>()).store(usize::MAX / 2, Ordering::SeqCst);
+    while nics[1].broke(captured.qp).is_none() {
+        for _ in 0..nics[1].fabric.room(captured.qp) {
+            nics[1].send(captured.qp, HELLO);
+        }
+        nics[1].turn();
+    }
+    breaks(&mut nics, qps, captured.qp, QpError::PeerMisbehaved);
+}
+
+/// Garbage in all of the memory, all the time, while the victim sends and receives.
+#[test]
+fn random_garbage_breaks_its_queue_pair_only() {
+    let place = tempfile::tempdir().unwrap();
+    let (mut nics, qps) = honest(&place);
+    let hostile = Hostile::new(&place, true);
+    let mut dice = crate::dice::Dice::new(7);
+    for _ in 0..30 {
+        let captured = hostile.capture(&mut nics[1]);
+        while nics[1].broke(captured.qp).is_none() {
+            for _ in 0..8 {
+                let at = dice.index(captured.memory.len() / 8) * 8;
+                let value = usize::try_from(dice.next_u64() >> dice.index(64)).unwrap();
+                captured.memory.word(at).store(value, Ordering::Relaxed);
+                captured.memory.word(dice.index(3) * 8).fetch_add(value % 5, Ordering::Relaxed);
+            }
+            if nics[1].fabric.room(captured.qp) > 0 {
+                nics[1].send(captured.qp, HELLO);
+            }
+            nics[1].turn();
+        }
+        nics[1].fabric.release(now(), captured.qp);
+        let [a, b] = &mut nics;
+        works([a, b], qps);
+    }
+}
+
+/// A key gives access to peers of its domain only, and one that is guessed to nobody.
+#[test]
+fn a_region_is_given_to_peers_of_its_domain_only() {
+    let place = tempfile::tempdir().unwrap();
+    let (mut nics, qps) = honest(&place);
+    let hostile = Hostile::new(&place, true);
+    let (region, open) = nics[1].window(4_096);
+    let elsewhere = nics[1].rnic.open_domain().unwrap();
+    let foreign = nics[1].rnic.register(elsewhere, &region).unwrap();
+    for rkey in [foreign.rkey, Rkey(open.rkey.0 ^ 1)] {
+        let captured = hostile.capture(&mut nics[1]);
+        captured.line.send(&Message::Ask(open.rkey), &[]).unwrap();
+        let Packet::Message(Message::Grant { rkey: granted, .. }, given) = next(&captured.line)
+        else {
+            panic!("no grant");
+        };
+        assert_eq!((granted, given.len()), (open.rkey, 1));
+        captured.line.send(&Message::Ask(rkey), &[]).unwrap();
+        let Packet::Message(Message::Refuse(refused), given) = next(&captured.line) else {
+            panic!("not refused");
+        };
+        assert_eq!((refused, given.len()), (rkey, 0));
+        // It gets nothing any more, whatever it asks for.
+        captured.line.send(&Message::Ask(open.rkey), &[]).unwrap();
+        breaks(&mut nics, qps, captured.qp, QpError::PeerMisbehaved);
+        assert!(matches!(next(&captured.line), Packet::End));
+    }
+}
+
+/// What a peer gives us instead of a region must not be mapped: it could go while we write to it.
+#[test]
+fn what_is_no_region_is_not_written() {
+    let place = tempfile::tempdir().unwrap();
+    let (mut nics, qps) = honest(&place);
+    let hostile = Hostile::new(&place, false);
+    let unsealed = memfd_create("unsealed", MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&unsealed, 4_096).unwrap();
+    let region = Region::shared(4_096).unwrap();
+    let (socket, _other) = pair_of(SocketType::STREAM);
+    let whole = region.descriptor().unwrap();
+    let gifts: [(&[BorrowedFd<'_>], u64); 4] = [
+        (&[unsealed.as_fd()], 4_096),
+        (&[socket.as_fd()], 4_096),
+        (&[], 4_096),
+        (&[whole], u64::MAX - 4_095),
+    ];
+    for (given, address) in gifts {
+        let captured = hostile.be_called(&mut nics[1]);
+        nics[1].write(captured.qp, &[1; 100], Rkey(5), address);
+        nics[1].turn();
+        until(&mut [&mut nics[1]], |nics| nics[0].fabric.is_connected(captured.qp));
+        nics[1].turn();
+        assert!(matches!(next(&captured.line), Packet::Message(Message::Ask(Rkey(5)), _)));
+        captured.line.send(&Message::Grant { rkey: Rkey(5), address }, given).unwrap();
+        breaks(&mut nics, qps, captured.qp, QpError::RetriesExceeded);
+        assert_eq!(nics[1].pool.leases_out(), 0);
+    }
+    // One that nobody has asked for.
+    let captured = hostile.be_called(&mut nics[1]);
+    captured.line.send(&Message::Grant { rkey: Rkey(5), address: 0 }, &[whole]).unwrap();
+    breaks(&mut nics, qps, captured.qp, QpError::PeerMisbehaved);
+}
+
+/// Who was not told of a queue pair cannot take it, and who has no rings to share gets none.
+#[test]
+fn a_stranger_cannot_take_a_queue_pair() {
+    let place = tempfile::tempdir().unwrap();
+    let (mut nics, _) = honest(&place);
+    let hostile = Hostile::new(&place, true);
+    let (address, qp) = hostile.open_at(&mut nics[1]);
+    let memory = Ring::memory().unwrap();
+    let (_bell, theirs) = pair_of(SocketType::STREAM);
+    let given = [memory.descriptor().unwrap(), theirs.as_fd()];
+    for wrong in [
+        QpAddress { psn: Psn(address.psn.0 ^ 1), ..address },
+        QpAddress { qpn: Qpn(address.qpn.0 ^ 1), ..address },
+    ] {
+        let line = hostile.call(address.gid);
+        line.send(&hostile.hello_to(wrong), &given).unwrap();
+        thread::sleep(Duration::from_millis(20));
+        assert!(matches!(line.receive(), Packet::None), "it is kept waiting");
+        // It may say hello only once.
+        line.send(&hostile.hello_to(address), &given).unwrap();
+        assert!(matches!(next(&line), Packet::End));
+    }
+    let line = hostile.call(address.gid);
+    send(&line.socket, &[0; 100], SendFlags::empty()).unwrap();
+    assert!(matches!(next(&line), Packet::End), "nonsense");
+    for_a_while(&mut [&mut nics[1]]);
+    assert!(!nics[1].fabric.is_connected(qp));
+
+    // It knows the queue pair, but what it brings cannot be used.
+    let (_other, packets) = pair_of(SocketType::SEQPACKET);
+    let (pipe, _writer) = rustix::pipe::pipe().unwrap();
+    let whole = memory.descriptor().unwrap();
+    let small = Region::shared(4_096).unwrap();
+    let gifts: [&[BorrowedFd<'_>]; 5] = [
+        &[],
+        &[whole],
+        &[whole, packets.as_fd()],
+        &[whole, pipe.as_fd()],
+        &[small.descriptor().unwrap(), theirs.as_fd()],
+    ];
+    for given in gifts {
+        let (address, qp) = hostile.open_at(&mut nics[1]);
+        nics[1].send(qp, HELLO);
+        let line = hostile.call(address.gid);
+        line.send(&hostile.hello_to(address), given).unwrap();
+        until(&mut [&mut nics[1]], |nics| nics[0].broke(qp).is_some());
+        assert_eq!(nics[1].broke(qp), Some(QpError::RetriesExceeded));
+        assert!(matches!(next(&line), Packet::End));
+    }
+}
+
+/// A peer that never listens must not make us wait, nor keep us awake.
+#[test]
+fn a_deaf_peer_makes_nobody_wait() {
+    let place = tempfile::tempdir().unwrap();
+    let (mut nics, qps) = honest(&place);
+    let hostile = Hostile::new(&place, true);
+    let captured = hostile.capture(&mut nics[1]);
+    for_a_while(&mut [&mut nics[1]]);
+    let memory = &captured.memory;
+    let start = now();
+    for _ in 0..20_000 {
+        // It claims to sleep, and to have room, whenever we look.
+        memory.word(64).store(3, Ordering::SeqCst);
+        memory
+            .word(size_of::<usize>())
+            .store(memory.word(128).load(Ordering::SeqCst), Ordering::SeqCst);
+        if nics[1].fabric.room(captured.qp) > 0 {
+            nics[1].send(captured.qp, HELLO);
+        }
+        nics[1].turn();
+    }
+    assert!(now().since(start) < Duration::from_secs(5));
+    assert_eq!(nics[1].broke(captured.qp), None);
+    // It rings once more, and closes its bell: we must be able to sleep again.
+    send(&captured.bell, &[1; 1_000], SendFlags::empty()).unwrap();
+    drop(captured.bell);
+    let sleeps = |nic: &mut Nic| {
+        let until = nic.fabric.prepare_sleep(now());
+        until.is_none() && !readable(nic.fabric.event_descriptor().unwrap())
+    };
+    let start = now();
+    while !sleeps(&mut nics[1]) {
+        nics[1].turn();
+        assert!(now().since(start) < Duration::from_secs(5), "it never sleeps again");
+    }
+    let [a, b] = &mut nics;
+    works([a, b], qps);
+}

@@ -1,0 +1,493 @@
+//! The thread of a NIC that does what may take long: it connects queue pairs and maps memory.
+//!
+//! Each queue pair has a connection of its own between the workers of the two NICs. The end with
+//! the smaller name calls the other. Whoever connects says first which queue pair it means, and
+//! proves that it was told of it. It may come before the callee's control thread knows the caller,
+//! so the worker keeps callers whom nobody expects for a while.
+//!
+//! A region is asked for by its key when the peer first writes there, and not announced: so the
+//! rkey works from the moment that it exists, and it gives access only to peers of its domain,
+//! which is that of the queue pair by whose connection they ask.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use rustix::event::{Timespec, epoll};
+use rustix::fs::inotify;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, accept_with, socketpair};
+use smcr_memory::Region;
+use smcr_proto::{Qpn, Rkey};
+
+use super::REGION_MAX;
+use super::callers::{Caller, Callers};
+use super::directory::name_of;
+use super::line::{Line, Packet};
+use super::ring::Ring;
+use super::shared::{Inbox, Job, News, Shared};
+use super::wire::{Message, Name};
+use crate::Domain;
+
+/// The worker of one NIC.
+pub(super) struct Worker {
+    shared: Arc<Shared>,
+    epoll: OwnedFd,
+    listener: OwnedFd,
+    /// An inotify descriptor for the directory.
+    watch: OwnedFd,
+    keys: HashMap<Rkey, Key>,
+    ends: HashMap<Qpn, End>,
+    /// Connections that are of no queue pair yet.
+    callers: Callers,
+    /// Queue pairs of which each connection is, by its token.
+    owners: HashMap<u64, Qpn>,
+    tokens: u64,
+    /// Queue pairs whose peers had too many callers at once.
+    again: Vec<Qpn>,
+}
+
+/// A registered region.
+struct Key {
+    domain: Domain,
+    region: Region,
+    address: u64,
+}
+
+/// One end of a queue pair, which is ours.
+struct End {
+    own: Name,
+    domain: Domain,
+    peer: Name,
+    part: usize,
+    inbox: Inbox,
+    stage: Stage,
+    /// The key for which we have asked the peer.
+    asked: Option<Rkey>,
+    /// The keys of which the peer has the region.
+    granted: Vec<Rkey>,
+}
+
+/// How far its connection is.
+enum Stage {
+    /// There is none.
+    Apart,
+    /// We have said hello, with this memory and this socket, whose other end the peer has.
+    Calling { line: Line, memory: Region, bell: OwnedFd },
+    /// The two workers talk.
+    Talking(Line),
+    /// The peer has broken the rules, and we do not listen to it any more. It hears so from our
+    /// fabric; if the connection ended before, it would take us for dead.
+    Deaf { _kept: Line },
+}
+
+impl Worker {
+    /// Starts the worker. It ends when all halves have left.
+    pub(super) fn start(shared: &Arc<Shared>, listener: OwnedFd) -> io::Result<()> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
+        let goes = inotify::WatchFlags::DELETE
+            | inotify::WatchFlags::DELETE_SELF
+            | inotify::WatchFlags::MOVED_FROM;
+        inotify::add_watch(&watch, shared.directory.path(""), goes)?;
+        let flags = epoll::EventFlags::IN;
+        epoll::add(&epoll, shared.work(), epoll::EventData::new_u64(WORK), flags)?;
+        epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), flags)?;
+        epoll::add(&epoll, &watch, epoll::EventData::new_u64(WATCH), flags)?;
+        let worker = Self {
+            shared: Arc::clone(shared),
+            epoll,
+            listener,
+            watch,
+            keys: HashMap::new(),
+            ends: HashMap::new(),
+            callers: Callers::default(),
+            owners: HashMap::new(),
+            tokens: FIRST_TOKEN,
+            again: Vec::new(),
+        };
+        thread::Builder::new().name("shm".into()).spawn(move || worker.run())?;
+        Ok(())
+    }
+
+    fn run(mut self) {
+        let mut events = Vec::with_capacity(EVENTS_PER_TURN);
+        loop {
+            self.do_jobs();
+            if self.shared.is_left() {
+                return;
+            }
+            let waits = !self.again.is_empty() || !self.callers.is_empty();
+            let tick = Timespec::try_from(TICK).expect("a short time");
+            events.clear();
+            let buffer = rustix::buffer::spare_capacity(&mut events);
+            // An interrupted call is made again: nothing has happened then.
+            let _ = epoll::wait(&self.epoll, buffer, waits.then_some(&tick));
+            if events.is_empty() {
+                self.tick();
+            }
+            for event in &events {
+                match event.data.u64() {
+                    // Jobs are done before everything else.
+                    WORK => drop(rustix::io::read(self.shared.work(), &mut [0; 8])),
+                    LISTENER => self.accept(),
+                    WATCH => self.look_at_directory(),
+                    token => self.listen_to(token),
+                }
+            }
+        }
+    }
+
+    fn do_jobs(&mut self) {
+        while let Some(job) = self.shared.take_job() {
+            match job {
+                Job::Register { rkey, domain, region, address } => {
+                    self.keys.insert(rkey, Key { domain, region, address });
+                }
+                Job::Deregister(rkey) => self.revoke(rkey),
+                Job::Connect { own, domain, peer, part, inbox } => {
+                    let (stage, asked, granted) = (Stage::Apart, None, Vec::new());
+                    let end = End { own, domain, peer, part, inbox, stage, asked, granted };
+                    self.ends.insert(own.qpn, end);
+                    if own.key() < peer.key() {
+                        self.call(own.qpn);
+                    } else {
+                        self.answer_whoever_waits(own.qpn);
+                    }
+                }
+                Job::Ask(qpn, rkey) => self.ask(qpn, rkey),
+                Job::Leave(qpn) => {
+                    if let Some(end) = self.ends.remove(&qpn) {
+                        self.hang_up(end.stage);
+                    }
+                    self.again.retain(|other| *other != qpn);
+                    self.shared.free_number(qpn);
+                }
+                Job::Unmap(regions) => drop(regions),
+            }
+        }
+    }
+
+    /// Time has passed in which nothing happened.
+    fn tick(&mut self) {
+        for qpn in std::mem::take(&mut self.again) {
+            self.call(qpn);
+        }
+        for line in self.callers.grow_older() {
+            self.unwatch(&line);
+        }
+    }
+
+    /// Tells the fabric of a queue pair.
+    fn tell(&self, qpn: Qpn, news: News) {
+        if let Some(end) = self.ends.get(&qpn) {
+            end.inbox.push(news);
+            self.shared.parts()[end.part].tell();
+        }
+    }
+
+    /// A line over a socket, which is watched from now on.
+    fn watch(&mut self, socket: OwnedFd) -> io::Result<Line> {
+        let token = self.tokens;
+        self.tokens += 1;
+        let data = epoll::EventData::new_u64(token);
+        epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN)?;
+        Ok(Line { socket, token })
+    }
+
+    fn unwatch(&mut self, line: &Line) {
+        self.owners.remove(&line.token);
+        // The peer may have a copy of our end if it made the pair; closing would not be enough.
+        let _ = epoll::delete(&self.epoll, &line.socket);
+    }
+
+    fn hang_up(&mut self, stage: Stage) {
+        match stage {
+            Stage::Apart | Stage::Deaf { .. } => {}
+            Stage::Calling { line, .. } | Stage::Talking(line) => self.unwatch(&line),
+        }
+    }
+
+    /// Connects to the peer of a queue pair, and says hello.
+    fn call(&mut self, qpn: Qpn) {
+        let Some(end) = self.ends.get(&qpn) else { return };
+        let (own, peer) = (end.own, end.peer);
+        let socket = match self.shared.directory.call(peer.gid) {
+            Ok(socket) => socket,
+            Err(Errno::AGAIN) => {
+                self.again.push(qpn);
+                return;
+            }
+            Err(_) => return self.tell(qpn, News::Unreachable),
+        };
+        let said = Ring::memory().and_then(|memory| {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let (bell, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            let line = self.watch(socket)?;
+            let hello = Message::Hello { caller: own, qpn: peer.qpn, psn: peer.psn };
+            let descriptor = memory.descriptor().expect("the memory of a ring is shared");
+            let sent = line.send(&hello, &[descriptor, theirs.as_fd()]);
+            Ok((sent, line, memory, bell))
+        });
+        match said {
+            Ok((Ok(()), line, memory, bell)) => {
+                self.owners.insert(line.token, qpn);
+                let end = self.ends.get_mut(&qpn).expect("it was there above");
+                end.stage = Stage::Calling { line, memory, bell };
+            }
+            Ok((Err(_), line, ..)) => {
+                self.unwatch(&line);
+                self.tell(qpn, News::Unreachable);
+            }
+            Err(_) => self.tell(qpn, News::Unreachable),
+        }
+    }
+
+    /// Accepts those who call.
+    fn accept(&mut self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        loop {
+            match accept_with(&self.listener, flags) {
+                Ok(socket) => {
+                    let line = self.watch(socket).ok();
+                    let goes = line.and_then(|line| self.callers.add(line));
+                    goes.into_iter().for_each(|line| self.unwatch(&line));
+                }
+                // The next turn goes on.
+                Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => return,
+                // No descriptors are left: looking at once again would not help.
+                Err(_) => return thread::sleep(TICK),
+            }
+        }
+    }
+
+    /// Answers the caller that has asked for this queue pair, if there is one.
+    fn answer_whoever_waits(&mut self, qpn: Qpn) {
+        let end = &self.ends[&qpn];
+        let wanted = Message::Hello { caller: end.peer, qpn, psn: end.own.psn };
+        if let Some(token) = self.callers.who_said(&wanted) {
+            self.answer(token, qpn);
+        }
+    }
+
+    /// Connects a queue pair to the caller with this token, who has asked for it.
+    fn answer(&mut self, token: u64, qpn: Qpn) {
+        let caller = self.callers.take(token).expect("a caller that waits");
+        let Caller { line, hello, .. } = caller;
+        let (_, descriptors) = hello.expect("it has said whom it wants");
+        let rings = Ring::given(descriptors);
+        let welcome = rings.and_then(|rings| {
+            line.send(&Message::Welcome, &[])?;
+            Ok(rings)
+        });
+        let end = self.ends.get_mut(&qpn).expect("the queue pair that was asked for");
+        match welcome {
+            Ok((memory, bell)) => {
+                self.owners.insert(line.token, qpn);
+                end.stage = Stage::Talking(line);
+                self.tell(qpn, News::Connected(Box::new(Ring::new(memory, false, bell))));
+            }
+            // It knows the queue pair, so it is the peer, and it will not come again.
+            Err(_) => {
+                self.unwatch(&line);
+                self.tell(qpn, News::Unreachable);
+            }
+        }
+    }
+
+    /// Asks the peer for a region.
+    fn ask(&mut self, qpn: Qpn, rkey: Rkey) {
+        let Some(end) = self.ends.get_mut(&qpn) else { return };
+        // If the two do not talk any more, the fabric will hear so, or has heard.
+        let Stage::Talking(line) = &end.stage else { return };
+        end.asked = Some(rkey);
+        if line.send(&Message::Ask(rkey), &[]).is_err() {
+            self.part(qpn, News::Gone);
+        }
+    }
+
+    /// Lets nobody have a region any more.
+    fn revoke(&mut self, rkey: Rkey) {
+        self.keys.remove(&rkey);
+        let mut deaf = Vec::new();
+        for (qpn, end) in &mut self.ends {
+            let before = end.granted.len();
+            end.granted.retain(|granted| *granted != rkey);
+            if let Stage::Talking(line) = &end.stage
+                && end.granted.len() < before
+                && line.send(&Message::Revoke(rkey), &[]).is_err()
+            {
+                deaf.push(*qpn);
+            }
+        }
+        deaf.into_iter().for_each(|qpn| self.part(qpn, News::Gone));
+        self.shared.free_key(rkey);
+    }
+
+    /// Ends the connection of a queue pair, for this reason.
+    fn part(&mut self, qpn: Qpn, why: News) {
+        let end = self.ends.get_mut(&qpn).expect("a queue pair that is connected");
+        let stage = std::mem::replace(&mut end.stage, Stage::Apart);
+        self.hang_up(stage);
+        self.tell(qpn, why);
+    }
+
+    /// The peer of a queue pair has broken the rules.
+    fn turn_away(&mut self, qpn: Qpn) {
+        let end = self.ends.get_mut(&qpn).expect("a queue pair that is connected");
+        let stage = std::mem::replace(&mut end.stage, Stage::Apart);
+        if let Stage::Calling { line, .. } | Stage::Talking(line) = stage {
+            self.unwatch(&line);
+            let end = self.ends.get_mut(&qpn).expect("as above");
+            end.stage = Stage::Deaf { _kept: line };
+        }
+        self.tell(qpn, News::Misbehaved);
+    }
+
+    /// Takes in what came by a connection.
+    fn listen_to(&mut self, token: u64) {
+        for _ in 0..PACKETS_PER_TURN {
+            let owner = self.owners.get(&token).copied();
+            let more = match owner {
+                Some(qpn) => self.listen_to_peer(qpn),
+                None => self.listen_to_caller(token),
+            };
+            if !more {
+                return;
+            }
+        }
+    }
+
+    /// Takes in what a caller says. Returns whether it may have said more.
+    fn listen_to_caller(&mut self, token: u64) -> bool {
+        // It may have been forgotten in the same turn.
+        let Some(caller) = self.callers.find(token) else { return false };
+        let (message, descriptors) = match caller.line.receive() {
+            Packet::None => return false,
+            Packet::Message(message, descriptors) if caller.hello.is_none() => {
+                (message, descriptors)
+            }
+            // It may say hello once, and then has to wait.
+            Packet::Message(..) | Packet::Nonsense | Packet::End => {
+                let caller = self.callers.take(token).expect("found above");
+                self.unwatch(&caller.line);
+                return false;
+            }
+        };
+        caller.hello = Some((message, descriptors));
+        // Our own control thread may have told us of the queue pair just before.
+        self.do_jobs();
+        if let Message::Hello { caller, qpn, psn } = message
+            && let Some(end) = self.ends.get(&qpn)
+            && matches!(end.stage, Stage::Apart)
+            && (end.peer, end.own.psn) == (caller, psn)
+        {
+            self.answer(token, qpn);
+        }
+        true
+    }
+
+    /// Takes in what the peer of a queue pair says. Returns whether it may have said more.
+    fn listen_to_peer(&mut self, qpn: Qpn) -> bool {
+        let end = self.ends.get_mut(&qpn).expect("the owner of a connection");
+        let packet = match &end.stage {
+            Stage::Apart | Stage::Deaf { .. } => return false,
+            Stage::Calling { line, .. } | Stage::Talking(line) => line.receive(),
+        };
+        let calls = matches!(end.stage, Stage::Calling { .. });
+        match packet {
+            Packet::None => return false,
+            Packet::End if calls => self.part(qpn, News::Unreachable),
+            Packet::End => self.part(qpn, News::Gone),
+            Packet::Message(Message::Welcome, _) if calls => self.welcome(qpn),
+            Packet::Message(Message::Ask(rkey), _) if !calls => self.grant(qpn, rkey),
+            Packet::Message(Message::Grant { rkey, address }, descriptors)
+                if end.asked == Some(rkey) =>
+            {
+                end.asked = None;
+                self.take_grant(qpn, rkey, address, descriptors);
+            }
+            Packet::Message(Message::Refuse(rkey), _) if end.asked == Some(rkey) => {
+                end.asked = None;
+                self.tell(qpn, News::Refused);
+            }
+            Packet::Message(Message::Revoke(rkey), _) => self.tell(qpn, News::Revoked(rkey)),
+            Packet::Message(..) | Packet::Nonsense => self.turn_away(qpn),
+        }
+        true
+    }
+
+    /// The callee is there.
+    fn welcome(&mut self, qpn: Qpn) {
+        let end = self.ends.get_mut(&qpn).expect("the owner of a connection");
+        let stage = std::mem::replace(&mut end.stage, Stage::Apart);
+        let Stage::Calling { line, memory, bell } = stage else {
+            unreachable!("only a caller is welcomed");
+        };
+        end.stage = Stage::Talking(line);
+        self.tell(qpn, News::Connected(Box::new(Ring::new(memory, true, bell))));
+    }
+
+    /// The peer of a queue pair wants to have a region.
+    fn grant(&mut self, qpn: Qpn, rkey: Rkey) {
+        // Our own control thread may have registered it just before the peer was told of it, or
+        // deregistered it.
+        self.do_jobs();
+        let Some(end) = self.ends.get_mut(&qpn) else { return };
+        let Stage::Talking(line) = &end.stage else { return };
+        let key = self.keys.get(&rkey).filter(|key| key.domain == end.domain);
+        let Some(key) = key else {
+            // If it does not hear this, it hears that we have gone.
+            let _ = line.send(&Message::Refuse(rkey), &[]);
+            return self.turn_away(qpn);
+        };
+        let descriptor = key.region.descriptor().expect("`register` has checked it");
+        let message = Message::Grant { rkey, address: key.address };
+        if line.send(&message, &[descriptor]).is_err() {
+            return self.part(qpn, News::Gone);
+        }
+        if !end.granted.contains(&rkey) {
+            end.granted.push(rkey);
+        }
+    }
+
+    /// The peer of a queue pair lets us have a region.
+    fn take_grant(&mut self, qpn: Qpn, rkey: Rkey, address: u64, given: Vec<OwnedFd>) {
+        let descriptor = given.into_iter().next().ok_or(Errno::BADF);
+        let region = descriptor
+            .map_err(io::Error::from)
+            .and_then(|descriptor| Region::of_peer(descriptor, REGION_MAX));
+        match region {
+            Ok(region) if address.checked_add(region.len() as u64).is_some() => {
+                self.tell(qpn, News::Granted { rkey, address, region });
+            }
+            // Whether it is to blame or we have no memory left: nothing can be written there.
+            Ok(_) | Err(_) => self.part(qpn, News::Gone),
+        }
+    }
+
+    /// Looks whether our socket is still where peers look for it.
+    fn look_at_directory(&mut self) {
+        let mut room = [std::mem::MaybeUninit::uninit(); 1_024];
+        let mut reader = inotify::Reader::new(&self.watch, &mut room);
+        while reader.next().is_ok() {}
+        let path = self.shared.directory.path(&name_of(self.shared.gid));
+        if !self.shared.is_gone() && rustix::fs::stat(path).is_err() {
+            self.shared.unplug();
+        }
+    }
+}
+
+// Tokens of what is no connection.
+const WORK: u64 = 0;
+const LISTENER: u64 = 1;
+const WATCH: u64 = 2;
+const FIRST_TOKEN: u64 = 3;
+const EVENTS_PER_TURN: usize = 64;
+/// The most packets of one connection that are read while others wait.
+const PACKETS_PER_TURN: usize = 16;
+/// How long the worker waits while something is to be tried again.
+const TICK: Duration = Duration::from_millis(10);
