@@ -1,4 +1,5 @@
-//! The files of `smcr-engine` in which threads meet, on the threads of a model checker.
+//! The files of `smcr-engine` and `smcr-rnic` in which threads meet, on the threads of a model
+//! checker.
 //!
 //! They are the production files, compiled once more with [`sync`] in place of the atomics, queues
 //! and descriptors of the real ones. The checker, loom, runs each test in `models.rs` under every
@@ -35,6 +36,7 @@ pub mod names {
 }
 
 pub mod desk;
+pub mod ring;
 
 #[path = "../../dataplane/engine/src/counters.rs"]
 pub mod counters;
@@ -45,5 +47,7 @@ pub mod gauges;
 pub mod mail;
 #[path = "../../dataplane/engine/src/mailbox.rs"]
 pub mod mailbox;
+#[path = "../../dataplane/rnic/src/shm/nap.rs"]
+mod nap;
 #[path = "../../dataplane/engine/src/owners.rs"]
 pub mod owners;

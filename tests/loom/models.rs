@@ -1,4 +1,5 @@
-//! Every order of events, within a bound, of what threads share in the engine.
+//! Every order of events, within a bound, of what threads share in the engine, and processes in
+//! shared memory.
 #![allow(clippy::unwrap_used, reason = "a test stops where it cannot go on")]
 
 use loom::model::Builder;
@@ -10,6 +11,7 @@ use smcgate_loom::gauges::{Gauges, Reading, Stage};
 use smcgate_loom::mailbox::{Receiver, Waker, mailbox};
 use smcgate_loom::names::{ConnectionId, GroupId};
 use smcgate_loom::owners::{Owner, Owners};
+use smcgate_loom::ring::Ring;
 use smcgate_loom::sync::{AtomicU64, Ordering};
 
 /// Tries all orders there are.
@@ -233,4 +235,19 @@ fn a_message_finds_a_connection_that_moves() {
         assert!(all[2].has_connection());
         assert_eq!(all.iter().map(|desk| desk.taken_in).sum::<usize>(), 1);
     });
+}
+
+/// A peer on this host that is not woken is a connection that stands still for ever. Each end may
+/// sleep, one for messages and one for room.
+#[test]
+fn neither_end_of_a_ring_sleeps_through_what_it_waits_for() {
+    for (slots, messages) in [(1, 3), (2, 3)] {
+        in_many_orders(move || {
+            let ring = Arc::new(Ring::new(slots));
+            let other = Arc::clone(&ring);
+            let sender = thread::spawn(move || other.send(messages));
+            ring.receive(messages);
+            sender.join().unwrap();
+        });
+    }
 }
