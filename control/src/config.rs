@@ -66,7 +66,7 @@ pub struct RnicConfig {
     pub name: String,
     /// What kind of NIC it is.
     pub kind: RnicKind,
-    /// The network device it stands on.
+    /// The network device it stands on, or the directory in which its peers are.
     pub device: String,
     /// The address of the device that is its GID; the device's first IPv4 address if absent, or
     /// its best IPv6 address where it has no other.
@@ -88,6 +88,8 @@ pub struct RnicConfig {
 pub enum RnicKind {
     /// `"roce-udp"`: RoCEv2 in software, over UDP sockets.
     RoceUdp,
+    /// `"shm"`: shared memory, to gateways on this host that use the same directory.
+    Shm,
 }
 
 impl RnicKind {
@@ -95,13 +97,22 @@ impl RnicKind {
     pub const fn name(self) -> &'static str {
         match self {
             Self::RoceUdp => "roce-udp",
+            Self::Shm => "shm",
         }
     }
 
     /// Whether its ports have addresses of RoCE v1, the only ones over which Linux speaks SMC-Rv1.
     pub const fn carries_roce_v1(self) -> bool {
         match self {
-            Self::RoceUdp => false,
+            Self::RoceUdp | Self::Shm => false,
+        }
+    }
+
+    /// Whether it stands on a network device.
+    pub const fn has_device(self) -> bool {
+        match self {
+            Self::RoceUdp => true,
+            Self::Shm => false,
         }
     }
 }

@@ -31,14 +31,17 @@ impl PnetTable {
     }
 
     /// The RNIC for connections of `device`: that of its entry, else the one that stands on the
-    /// device, else a soft RNIC on it named `soft-DEVICE`, which the caller may have to create.
+    /// device, else one that stands on no device and so serves all, else a soft RNIC on it named
+    /// `soft-DEVICE`, which the caller may have to create.
     pub fn rnic_for(&self, device: &str) -> RnicConfig {
         // RFC 7609 2 #2: keep a group in one VLAN
         // RFC 7609 5.1 #1: RoCE stays in its VLAN
         // RFC 7609 5.1 #2: no RoCE without VLAN access
         let by_entry = self.entries.iter().find(|(name, _)| name == device);
         let by_device = || self.rnics.iter().find(|rnic| rnic.device == device);
-        match by_entry.map(|(_, index)| &self.rnics[*index]).or_else(by_device) {
+        let by_kind = || self.rnics.iter().find(|rnic| !rnic.kind.has_device());
+        let by_entry = by_entry.map(|(_, index)| &self.rnics[*index]);
+        match by_entry.or_else(by_device).or_else(by_kind) {
             Some(rnic) => rnic.clone(),
             None => RnicConfig {
                 name: format!("soft-{device}"),
@@ -75,6 +78,17 @@ mod tests {
         );
         assert_eq!(table.rnic_for("vlan7").name, "r0");
         assert_eq!(table.rnic_for("vb").name, "r1", "by its own device");
+    }
+
+    /// Peers on this host come by any device, and so does whoever is to be told that it is none.
+    #[test]
+    fn shared_memory_serves_every_device_that_has_no_rnic() {
+        let table = table(
+            "[[rnic]]\nname='local'\nkind='shm'\ndevice='/run/shm'\n\
+             [[rnic]]\nname='r0'\ndevice='va'\n[[pnet]]\ndevice='vc'\nrnic='r0'\n",
+        );
+        let found = ["va", "vb", "vc", "lo"].map(|device| table.rnic_for(device).name);
+        assert_eq!(found, ["r0", "local", "r0", "local"]);
     }
 
     /// A VLAN is a device of its own. A stream of a VLAN whose RDMA took the untagged device, or

@@ -227,7 +227,11 @@ fn open_ports(
                 .map_err(context("a poller cannot be started"))?;
             let RnicConfig { name, kind, device, pnet, .. } = nic;
             let subnet = subnet.unwrap_or_default();
-            let lan = Lan { pnet, vlan: device::vlan(&device) };
+            let lan = if kind.has_device() {
+                Lan { pnet, vlan: device::vlan(&device), directory: None }
+            } else {
+                Lan { pnet, vlan: None, directory: Some(device.clone()) }
+            };
             Ok(PortParts { name, kind, device, lan, subnet, rnic, poller, traffic })
         })
         .collect()
@@ -238,6 +242,7 @@ fn spec(nic: &RnicConfig) -> any::Spec<'_> {
     any::Spec {
         kind: match nic.kind {
             RnicKind::RoceUdp => any::Kind::RoceUdp,
+            RnicKind::Shm => any::Kind::Shm,
         },
         device: &nic.device,
         address: nic.address,
@@ -362,7 +367,7 @@ fn publish(fabric: &AnyFabric, traffic: &Traffic) {
 fn places(ports: &[PortParts<any::Nic>]) -> Vec<Place> {
     let place = |port: &PortParts<any::Nic>| Place {
         rnic: port.name.clone(),
-        device: Some(port.device.clone()),
+        device: port.kind.has_device().then(|| port.device.clone()),
         address: port.rnic.as_ref().map(|rnic| rnic.port().gid.to_ip()),
     };
     ports.iter().map(place).collect()

@@ -58,9 +58,19 @@ impl Setup {
 
     /// The same, with its RNIC on another device.
     pub(crate) fn on_device(name: &str, device: &str, keys: &str) -> Self {
+        Self::of_kind(name, ("soft0", "roce-udp"), device, keys)
+    }
+
+    /// The same, with an RNIC of another name and kind.
+    pub(crate) fn of_kind(
+        name: &str,
+        (rnic, kind): (&str, &str),
+        device: &str,
+        keys: &str,
+    ) -> Self {
         let config = format!(
             "[admin]\nlisten = \"{ADMIN}\"\n\n\
-             [[rnic]]\nname = \"soft0\"\nkind = \"roce-udp\"\ndevice = \"{device}\"\n{keys}\n"
+             [[rnic]]\nname = \"{rnic}\"\nkind = \"{kind}\"\ndevice = \"{device}\"\n{keys}\n"
         );
         Self {
             name: name.to_owned(),

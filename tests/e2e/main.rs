@@ -34,6 +34,7 @@ mod peers;
 mod process;
 mod programs;
 mod router;
+mod shm;
 mod silence;
 mod stranger;
 mod time_wait;

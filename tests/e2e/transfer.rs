@@ -54,7 +54,7 @@ fn elements_of_different_sizes() {
     transfer_both_ways(&hosts, &pair, 200 << 20);
 }
 
-fn transfer_both_ways(hosts: &Hosts, pair: &Pair<'_>, bytes: u64) {
+pub(crate) fn transfer_both_ways(hosts: &Hosts, pair: &Pair<'_>, bytes: u64) {
     transfer_by(local(PORT).into(), hosts, pair, bytes);
 }
 

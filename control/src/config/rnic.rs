@@ -31,6 +31,10 @@ pub(super) fn rnics(
                 return Err(mtu.error(source, why));
             }
         };
+        if kind == RnicKind::Shm && (address.is_some() || mtu.is_some()) {
+            let key = if address.is_some() { "address" } else { "mtu" };
+            return Err(table.error(key, "there are no packets in shared memory; remove this"));
+        }
         let pnet = table.text("pnet")?.map(|text| text.value).unwrap_or_default();
         table.finish()?;
         names.insert(source, &name)?;
@@ -71,4 +75,5 @@ fn optional_core(table: &mut Section<'_>) -> Result<Option<usize>, ConfigError> 
 
 /// Pollers of one RNIC: more sockets than that do not make it faster.
 const POLLERS_MAX: u32 = 64;
-const RNIC_KINDS: [(&str, RnicKind); 1] = [(RnicKind::RoceUdp.name(), RnicKind::RoceUdp)];
+const RNIC_KINDS: [(&str, RnicKind); 2] =
+    [(RnicKind::RoceUdp.name(), RnicKind::RoceUdp), (RnicKind::Shm.name(), RnicKind::Shm)];

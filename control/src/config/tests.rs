@@ -258,7 +258,15 @@ fn other_tables_are_checked_too() {
         ),
         (
             "[[rnic]]\nname='r'\ndevice='va'\nkind='verbs'",
-            ":8: rnic.r.kind: \"verbs\" is not known; write \"roce-udp\"",
+            ":8: rnic.r.kind: \"verbs\" is not known; write \"roce-udp\" or \"shm\"",
+        ),
+        (
+            "[[rnic]]\nname='r'\ndevice='/run/x'\nkind='shm'\nmtu=1024",
+            ":5: rnic.r.mtu: there are no packets in shared memory; remove this",
+        ),
+        (
+            "[[rnic]]\nname='r'\ndevice='/run/x'\naddress='::1'\nkind='shm'",
+            ":5: rnic.r.address: there are no packets in shared memory; remove this",
         ),
         (
             "[[rnic]]\nname='r'\ndevice='va'\nmtu=1500",

@@ -22,6 +22,8 @@ pub struct Lan {
     /// The VLAN of the device below the port; none on an untagged one. A stream that crossed from
     /// one VLAN into another would be seen by the wrong ones.
     pub vlan: Option<u16>,
+    /// The directory in which peers share memory; none on a real network.
+    pub directory: Option<String>,
 }
 
 /// An RNIC as link groups use it.

@@ -38,6 +38,8 @@ impl Budget {
 pub struct Stock {
     /// The most elements of an RMB.
     elements: u8,
+    /// Peers on this host can map the RMBs.
+    shared: bool,
     rmbs: Vec<Registered>,
 }
 
@@ -69,7 +71,12 @@ pub enum Standing {
 impl Stock {
     /// An empty stock of RMBs with up to `elements` elements each.
     pub fn new(elements: u8) -> Self {
-        Self { elements, rmbs: Vec::new() }
+        Self { elements, shared: false, rmbs: Vec::new() }
+    }
+
+    /// The same, for RNICs that register only shared memory, if they do.
+    pub fn sharing(self, shared: bool) -> Self {
+        Self { shared, ..self }
     }
 
     /// Takes an element of this size from an RMB that the peer knows, if one is home.
@@ -225,7 +232,8 @@ impl Stock {
         let most = before.map(|one| u32::from(one.rmb.elements())).max();
         let elements = most.map_or(FIRST_ELEMENTS, |most| most * GROWTH).min(self.elements.into());
         let len = size.bytes() as usize * elements as usize;
-        let region = Region::new(len).map_err(|_| Exhausted)?;
+        let region = if self.shared { Region::shared(len) } else { Region::new(len) };
+        let region = region.map_err(|_| Exhausted)?;
         let rmb = Rmb::carve(region, size);
         let idle_since = Some(now);
         let (keys, pinned) = (Vec::new(), false);

@@ -59,6 +59,12 @@ fn describe(
     let mib = config.limits.rmb_bytes(memory) >> 20;
     let _ = writeln!(text, "memory: up to {mib} MiB for the RMB elements of connections");
     for rnic in &config.rnics {
+        if !rnic.kind.has_device() {
+            let is_there = Path::new(&rnic.device).is_dir();
+            let state = if is_there { "there" } else { "WARNING: there is no such directory" };
+            let _ = writeln!(text, "rnic {}: shared memory in {}: {state}", rnic.name, rnic.device);
+            continue;
+        }
         let state = match devices.named(&rnic.device) {
             Some(device) if device.up && !device.running => "WARNING: the device has no carrier",
             Some(device) if device.up && device.addresses.is_empty() => {
@@ -265,6 +271,20 @@ mod tests {
             "  connects to 127.0.0.1:8 over SMC-R on soft-lo (lo) if the peer has it, else TCP",
         ];
         assert_eq!(lines(&option), expected);
+    }
+
+    /// A directory that is missing would end the gateway when it starts.
+    #[test]
+    fn the_directory_of_shared_memory_is_looked_at() {
+        let shown = |directory: &str| {
+            let rnic = format!("[[rnic]]\nname='local'\nkind='shm'\ndevice='{directory}'\n");
+            let config = Config::parse(&format!("{FILE}{rnic}"), "gate.toml").unwrap();
+            let option = OptionSource::None(String::new());
+            describe(&config, &Devices::read().unwrap(), &option, (&[], None))
+        };
+        assert!(shown("/").contains("rnic local: shared memory in /: there\n"));
+        let missing = "rnic local: shared memory in /no/such: WARNING: there is no such directory";
+        assert!(shown("/no/such").contains(missing));
     }
 
     #[test]

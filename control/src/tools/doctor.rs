@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
+use smcr_memory::Region;
 use smcr_os::interface::preferred_address;
 
 use crate::cores::{self, Board};
@@ -103,6 +104,7 @@ pub fn examine() -> Vec<Finding> {
         devices(),
         hardware(),
         roce_port(&modules),
+        shared_memory(Region::shared(4_096).map(drop)),
         udp_offload(),
         receive_buffer(&rmem_max),
         cores(
@@ -180,6 +182,21 @@ fn roce_port(modules: &str) -> Finding {
                 "find its owner with `ss -ulpn`; it may be a gateway that is running"
             };
             Finding::warn(name, found, advice)
+        }
+    }
+}
+
+fn shared_memory(tried: std::io::Result<()>) -> Finding {
+    let name = "shm";
+    match tried {
+        Ok(()) => Finding::ok(
+            name,
+            "gateways on this host can share memory: kind = \"shm\", with a directory as device",
+        ),
+        Err(error) => {
+            let found =
+                format!("memory cannot be shared ({error}), so kind = \"shm\" does not work");
+            Finding::warn(name, found, "use Linux 4.14 or later, and allow memfd_create")
         }
     }
 }
@@ -297,6 +314,8 @@ mod tests {
         assert_eq!(receive_buffer("212992\n").level, Level::Warn);
         assert_eq!(receive_buffer("").level, Level::Warn);
         assert_eq!((cores(1, 1).level, cores(2, 1).level), (Level::Warn, Level::Ok));
+        let refused = Err(std::io::ErrorKind::Unsupported.into());
+        assert_eq!(shared_memory(refused).level, Level::Warn);
     }
 
     /// The module smc_diag is not the module smc.

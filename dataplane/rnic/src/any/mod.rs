@@ -16,6 +16,7 @@ use smcr_memory::Region;
 use smcr_proto::{Gid, Instant, Mtu, Qpn};
 
 use crate::roce::{self, udp};
+use crate::shm;
 use crate::{
     Completion, ConnectError, Domain, Event, Exhausted, Messages, Port, QpAddress, QpId,
     Registration, Work,
@@ -30,6 +31,9 @@ pub use wire::AnyWire;
 pub enum Kind {
     /// RoCEv2 in software, over UDP sockets.
     RoceUdp,
+    /// Shared memory, between the processes of one host. Its device is the directory in which they
+    /// meet.
+    Shm,
 }
 
 /// Which NIC to open.
@@ -52,17 +56,26 @@ pub struct Spec<'a> {
 pub enum OpenError {
     /// The host refuses: there is no such device, its address is taken, or a privilege is missing.
     Host(io::Error),
+    /// Its kind says what is wrong.
+    Shm(shm::OpenError),
 }
 
 impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Host(error) => write!(f, "{error}"),
+            Self::Shm(error) => write!(f, "{error}"),
         }
     }
 }
 
 impl std::error::Error for OpenError {}
+
+impl From<shm::OpenError> for OpenError {
+    fn from(error: shm::OpenError) -> Self {
+        Self::Shm(error)
+    }
+}
 
 impl From<io::Error> for OpenError {
     fn from(error: io::Error) -> Self {
@@ -91,12 +104,17 @@ pub fn open(spec: &Spec<'_>) -> Result<Vec<(Nic, Fabric)>, OpenError> {
             let parts = parts.map(|(setup, wire)| (setup, AnyWire::Udp(wire)));
             Ok(soft(roce::join_all(parts.collect())?))
         }
+        Kind::Shm => {
+            let parts = shm::open(spec.device, spec.pollers)?.into_iter();
+            Ok(parts.map(|(rnic, fabric)| (Nic::Shm(rnic), Fabric::Shm(fabric))).collect())
+        }
     }
 }
 
 /// RoCE in software.
 fn soft(parts: Vec<(roce::Rnic, roce::Fabric<AnyWire>)>) -> Vec<(Nic, Fabric)> {
-    parts.into_iter().map(|(rnic, fabric)| (Nic::Roce(rnic), Fabric::Roce(fabric))).collect()
+    let any = |(rnic, fabric)| (Nic::Roce(rnic), Fabric::Roce(Box::new(fabric)));
+    parts.into_iter().map(any).collect()
 }
 
 /// The control thread's half of a NIC.
@@ -104,6 +122,8 @@ fn soft(parts: Vec<(roce::Rnic, roce::Fabric<AnyWire>)>) -> Vec<(Nic, Fabric)> {
 pub enum Nic {
     /// RoCE in software, over any wire.
     Roce(roce::Rnic),
+    /// In shared memory.
+    Shm(shm::Rnic),
 }
 
 /// A queue pair that knows no peer yet.
@@ -111,6 +131,8 @@ pub enum Nic {
 pub enum Opening {
     /// Of RoCE in software.
     Roce(roce::Opening),
+    /// In shared memory.
+    Shm(shm::Opening),
 }
 
 /// A connected queue pair that its poller has not adopted yet.
@@ -118,13 +140,17 @@ pub enum Opening {
 pub enum Qp {
     /// Of RoCE in software.
     Roce(roce::Qp),
+    /// In shared memory.
+    Shm(shm::Qp),
 }
 
 /// The poller's half of a NIC.
 #[derive(Debug)]
 pub enum Fabric {
     /// RoCE in software, over any wire.
-    Roce(roce::Fabric<AnyWire>),
+    Roce(Box<roce::Fabric<AnyWire>>),
+    /// In shared memory.
+    Shm(shm::Fabric),
 }
 
 /// What the fabrics of all kinds count, as far as a kind has such a thing. They count packets since
@@ -169,6 +195,15 @@ impl Fabric {
                     rkey_errors: counters.rkey_errors,
                 }
             }
+            // A message is its packet, and so is a write.
+            Self::Shm(fabric) => {
+                let counters = fabric.counters();
+                Figures {
+                    packets_in: counters.messages_in,
+                    packets_out: counters.messages_out + counters.writes_out,
+                    ..Figures::default()
+                }
+            }
         }
     }
 }
@@ -179,72 +214,91 @@ impl crate::Rnic for Nic {
     fn port(&self) -> Port {
         match self {
             Self::Roce(rnic) => rnic.port(),
+            Self::Shm(rnic) => rnic.port(),
         }
     }
 
     fn has_route(&self, peer: Gid) -> bool {
         match self {
             Self::Roce(rnic) => rnic.has_route(peer),
+            Self::Shm(rnic) => rnic.has_route(peer),
         }
     }
 
     fn payload(&self, qpn: Qpn) -> Option<u32> {
         match self {
             Self::Roce(rnic) => rnic.payload(qpn),
+            Self::Shm(rnic) => rnic.payload(qpn),
         }
     }
 
     fn pins(&self) -> bool {
         match self {
             Self::Roce(rnic) => rnic.pins(),
+            Self::Shm(rnic) => rnic.pins(),
+        }
+    }
+
+    fn shares(&self) -> bool {
+        match self {
+            Self::Roce(rnic) => rnic.shares(),
+            Self::Shm(rnic) => rnic.shares(),
         }
     }
 
     fn event(&mut self) -> Option<Event> {
         match self {
             Self::Roce(rnic) => rnic.event(),
+            Self::Shm(rnic) => rnic.event(),
         }
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Roce(rnic) => rnic.descriptor(),
+            Self::Shm(rnic) => rnic.descriptor(),
         }
     }
 
     fn send_from(&mut self, memory: &Region) -> Result<(), Exhausted> {
         match self {
             Self::Roce(rnic) => rnic.send_from(memory),
+            Self::Shm(rnic) => rnic.send_from(memory),
         }
     }
 
     fn open_domain(&mut self) -> Result<Domain, Exhausted> {
         match self {
             Self::Roce(rnic) => rnic.open_domain(),
+            Self::Shm(rnic) => rnic.open_domain(),
         }
     }
 
     fn close_domain(&mut self, domain: Domain) {
         match self {
             Self::Roce(rnic) => rnic.close_domain(domain),
+            Self::Shm(rnic) => rnic.close_domain(domain),
         }
     }
 
     fn register(&mut self, domain: Domain, region: &Region) -> Result<Registration, Exhausted> {
         match self {
             Self::Roce(rnic) => rnic.register(domain, region),
+            Self::Shm(rnic) => rnic.register(domain, region),
         }
     }
 
     fn deregister(&mut self, registration: Registration) {
         match self {
             Self::Roce(rnic) => rnic.deregister(registration),
+            Self::Shm(rnic) => rnic.deregister(registration),
         }
     }
 
     fn open_for(&mut self, domain: Domain, messages: Messages) -> Result<Opening, Exhausted> {
         match self {
             Self::Roce(rnic) => rnic.open_for(domain, messages).map(Opening::Roce),
+            Self::Shm(rnic) => rnic.open_for(domain, messages).map(Opening::Shm),
         }
     }
 }
@@ -255,18 +309,21 @@ impl crate::Opening for Opening {
     fn address(&self) -> QpAddress {
         match self {
             Self::Roce(opening) => opening.address(),
+            Self::Shm(opening) => opening.address(),
         }
     }
 
     fn fit_path_to(&mut self, peer: Gid) {
         match self {
             Self::Roce(opening) => opening.fit_path_to(peer),
+            Self::Shm(opening) => opening.fit_path_to(peer),
         }
     }
 
     fn connect(self, peer: QpAddress) -> Result<Qp, ConnectError> {
         match self {
             Self::Roce(opening) => opening.connect(peer).map(Qp::Roce),
+            Self::Shm(opening) => opening.connect(peer).map(Qp::Shm),
         }
     }
 }
@@ -280,60 +337,73 @@ impl crate::Fabric for Fabric {
     fn adopt(&mut self, now: Instant, qp: Qp) -> QpId {
         match (self, qp) {
             (Self::Roce(fabric), Qp::Roce(qp)) => fabric.adopt(now, qp),
+            (Self::Shm(fabric), Qp::Shm(qp)) => fabric.adopt(now, qp),
+            (Self::Roce(_), Qp::Shm(_)) | (Self::Shm(_), Qp::Roce(_)) => {
+                panic!("a queue pair of another kind")
+            }
         }
     }
 
     fn room(&self, qp: QpId) -> usize {
         match self {
             Self::Roce(fabric) => fabric.room(qp),
+            Self::Shm(fabric) => fabric.room(qp),
         }
     }
 
     fn post(&mut self, qp: QpId, work: &mut Vec<Work>) {
         match self {
             Self::Roce(fabric) => fabric.post(qp, work),
+            Self::Shm(fabric) => fabric.post(qp, work),
         }
     }
 
     fn poll(&mut self, now: Instant, out: &mut Vec<Completion>) {
         match self {
             Self::Roce(fabric) => fabric.poll(now, out),
+            Self::Shm(fabric) => fabric.poll(now, out),
         }
     }
 
     fn note_quiet(&mut self) {
         match self {
             Self::Roce(fabric) => fabric.note_quiet(),
+            Self::Shm(fabric) => fabric.note_quiet(),
         }
     }
 
     fn transmit(&mut self, now: Instant) {
         match self {
             Self::Roce(fabric) => fabric.transmit(now),
+            Self::Shm(fabric) => fabric.transmit(now),
         }
     }
 
     fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
         match self {
             Self::Roce(fabric) => fabric.prepare_sleep(now),
+            Self::Shm(fabric) => fabric.prepare_sleep(now),
         }
     }
 
     fn event_descriptor(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Roce(fabric) => fabric.event_descriptor(),
+            Self::Shm(fabric) => fabric.event_descriptor(),
         }
     }
 
     fn fail(&mut self, now: Instant, qp: QpId) {
         match self {
             Self::Roce(fabric) => fabric.fail(now, qp),
+            Self::Shm(fabric) => fabric.fail(now, qp),
         }
     }
 
     fn release(&mut self, now: Instant, qp: QpId) {
         match self {
             Self::Roce(fabric) => fabric.release(now, qp),
+            Self::Shm(fabric) => fabric.release(now, qp),
         }
     }
 }

@@ -1,0 +1,92 @@
+//! Gateways on one host, in networks of their own, that share memory.
+
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::clock::now;
+use crate::gateway::{Pair, Setup, local};
+use crate::hosts::{Hosts, accept, set_limit};
+use crate::transfer::transfer_both_ways;
+
+const PORT: u16 = 7010;
+const LIMIT: Duration = Duration::from_secs(15);
+
+/// The directory in which the gateways of a test meet.
+fn directory(hosts: &Hosts) -> PathBuf {
+    let directory = hosts.logs.join("shm");
+    fs::create_dir_all(&directory).expect("target/ is writable");
+    directory
+}
+
+/// The pair of gateways that all tests have, but for the kind of their RNICs and its device.
+fn setups(hosts: &Hosts) -> [Setup; 2] {
+    let directory = directory(hosts).display().to_string();
+    let setup = |name| Setup::of_kind(name, ("local", "shm"), &directory, "");
+    let near = setup("gateway-a").towards(hosts.b.address, PORT);
+    [near, setup("gateway-b").before(&hosts.b, PORT)]
+}
+
+fn pair(hosts: &Hosts) -> Pair<'_> {
+    let [near, far] = setups(hosts);
+    Pair::start_these(hosts, near, far)
+}
+
+/// Containers of one host have networks of their own, and their gateways need none of them.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_shared_memory_between_two_networks() {
+    let hosts = Hosts::new("smoke_shared_memory_between_two_networks");
+    let pair = pair(&hosts);
+    transfer_both_ways(&hosts, &pair, 256 << 20);
+    for gateway in [&pair.a, &pair.b] {
+        let stats = gateway.stats();
+        assert_eq!((stats.link_groups.len(), stats.rnics.len()), (1, 1));
+    }
+    let before = pair.a.holdings_at_rest();
+    for _ in 0..100 {
+        transfer_both_ways(&hosts, &pair, 100_000);
+    }
+    pair.a.holdings_at_rest().assert_back_to(&before);
+}
+
+/// A gateway that is killed cannot say that it goes. Whoever waits for it must not wait long, and
+/// the next one must be found although the socket of the first is still there.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn a_gateway_that_is_killed_is_noticed_and_replaced() {
+    let hosts = Hosts::new("a_gateway_that_is_killed_is_noticed_and_replaced");
+    let mut pair = pair(&hosts);
+    let listener = hosts.b.listen(local(PORT));
+    let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+    set_limit(&client, LIMIT);
+    let mut server = accept(&listener, LIMIT);
+    (&client).write_all(b"ping").expect("the connection is up");
+    server.read_exact(&mut [0; 4]).expect("the connection is up");
+
+    pair.b.process.signal(Signal::KILL);
+    let killed = now();
+    let heard = (&client).read(&mut [0]);
+    assert!(now() - killed < Duration::from_secs(3));
+    let kind = heard.as_ref().map_err(std::io::Error::kind).copied();
+    assert!(matches!(kind, Err(ErrorKind::ConnectionReset)), "{heard:?}");
+    drop((client, server));
+
+    let [_, far] = setups(&hosts);
+    drop(pair.b);
+    pair.b = far.start(&hosts, &hosts.b);
+    let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+    set_limit(&client, LIMIT);
+    let mut server = accept(&listener, LIMIT);
+    (&client).write_all(b"pong").expect("the connection is up");
+    server.read_exact(&mut [0; 4]).expect("the connection is up");
+    let stats = pair.a.stats();
+    assert_eq!((stats.totals.connections_smc, stats.totals.connections_tcp), (2, 0));
+    thread::sleep(Duration::from_millis(100));
+    let sockets = fs::read_dir(directory(&hosts)).expect("it is ours").count();
+    assert_eq!(sockets, 2, "that of the dead was removed");
+}
