@@ -77,8 +77,9 @@ pub fn run(config: Config) -> Result<(), RunError> {
         listeners.push(opened.map_err(context(&what))?);
     }
     let nics = choose_nics(&config, &devices, &listeners);
-    let peer_id = peer_id(&nics, &devices);
     let ports = open_ports(&config, &devices, &nics, clock, &waker)?;
+    let mark = ports.iter().find_map(|port| port.rnic.as_ref()?.mark());
+    let peer_id = mark.map_or_else(|| peer_id(&nics, &devices), PeerId);
     let mut network = Network::new(devices, PnetTable::new(&config), places(&ports));
     // What changed between the first look and the watch would never be heard of.
     network.refresh().map_err(context("the network devices cannot be watched"))?;
@@ -155,7 +156,7 @@ fn choose_nics(config: &Config, devices: &Devices, listeners: &[Listener]) -> Ve
 }
 
 /// Two random bytes and the MAC address of a NIC (RFC A.2.1). New at every start: a peer must not
-/// take this process for the one before it.
+/// take this process for the one before it. The mark of a NIC in shared memory has the same form.
 fn peer_id(nics: &[RnicConfig], devices: &Devices) -> PeerId {
     let mac = nics
         .iter()

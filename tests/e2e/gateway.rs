@@ -82,10 +82,15 @@ impl Setup {
     }
 
     /// Another RNIC.
-    pub(crate) fn rnic(mut self, name: &str, device: &str) -> Self {
+    pub(crate) fn rnic(self, name: &str, device: &str) -> Self {
+        self.rnic_of_kind((name, "roce-udp"), device)
+    }
+
+    /// The same, of this kind.
+    pub(crate) fn rnic_of_kind(mut self, (name, kind): (&str, &str), device: &str) -> Self {
         write!(
             self.config,
-            "\n[[rnic]]\nname = \"{name}\"\nkind = \"roce-udp\"\ndevice = \"{device}\"\n"
+            "\n[[rnic]]\nname = \"{name}\"\nkind = \"{kind}\"\ndevice = \"{device}\"\n"
         )
         .expect("writing to a string");
         self
@@ -391,6 +396,8 @@ pub(crate) struct Active {
 /// What is said of an RNIC.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Rnic {
+    pub(crate) name: String,
+    pub(crate) packets_out: u64,
     pub(crate) state: String,
     pub(crate) path_lowered: u64,
     pub(crate) psn_errors: u64,

@@ -9,7 +9,8 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::clock::now;
-use crate::gateway::{Pair, Setup, local};
+use crate::failure::assert_echo;
+use crate::gateway::{Gateway, Pair, Setup, local};
 use crate::hosts::{Hosts, accept, set_limit};
 use crate::transfer::transfer_both_ways;
 
@@ -89,4 +90,88 @@ fn a_gateway_that_is_killed_is_noticed_and_replaced() {
     thread::sleep(Duration::from_millis(100));
     let sockets = fs::read_dir(directory(&hosts)).expect("it is ours").count();
     assert_eq!(sockets, 2, "that of the dead was removed");
+}
+
+/// What the RNICs of a gateway have sent, by their names.
+fn sent(gateway: &Gateway<'_>) -> Vec<(String, bool)> {
+    let rnics = gateway.stats().rnics;
+    rnics.into_iter().map(|rnic| (rnic.name, rnic.packets_out > 0)).collect()
+}
+
+/// Gateways with an RNIC for the network and one for this host: whoever is near is reached by
+/// memory, from the first connection on, and nobody has to say who that is.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_a_peer_on_this_host_is_noticed() {
+    let hosts = Hosts::new("smoke_a_peer_on_this_host_is_noticed");
+    let directory = directory(&hosts).display().to_string();
+    for version in [1, 2] {
+        let with_memory = |setup: Setup| {
+            let setup = setup.rnic_of_kind(("local", "shm"), &directory);
+            setup.smc(&format!("versions = [{version}]"))
+        };
+        let pair = Pair::start_these(
+            &hosts,
+            with_memory(Pair::client_side(&hosts, &[PORT])),
+            with_memory(Pair::server_side(&hosts, &[PORT])),
+        );
+        for _ in 0..3 {
+            transfer_both_ways(&hosts, &pair, 1 << 20);
+        }
+        let expected = [("soft0".to_owned(), false), ("local".to_owned(), true)];
+        for gateway in [&pair.a, &pair.b] {
+            assert_eq!(sent(gateway), expected);
+            let [group] = &gateway.stats().link_groups[..] else { panic!("one group") };
+            assert_eq!((group.version, group.links.len()), (version, 1));
+        }
+    }
+}
+
+/// Whoever is in another directory, or has none, is a peer like those on other hosts.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_a_peer_that_shares_no_memory_is_reached_by_the_network() {
+    let hosts = Hosts::new("smoke_a_peer_that_shares_no_memory_is_reached_by_the_network");
+    let here = directory(&hosts).display().to_string();
+    let there = hosts.logs.join("other");
+    fs::create_dir_all(&there).expect("target/ is writable");
+    let there = there.display().to_string();
+    for directories in [[Some(&here), None], [None, Some(&here)], [Some(&here), Some(&there)]] {
+        let setups =
+            [Pair::client_side(&hosts, &[PORT]), Pair::server_side(&hosts, &[PORT])].into_iter();
+        let mut setups = setups.zip(directories).map(|(setup, directory)| match directory {
+            Some(directory) => setup.rnic_of_kind(("local", "shm"), directory),
+            None => setup,
+        });
+        let (near, far) = (setups.next().expect("two"), setups.next().expect("two"));
+        let pair = Pair::start_these(&hosts, near, far);
+        transfer_both_ways(&hosts, &pair, 1 << 20);
+        for gateway in [&pair.a, &pair.b] {
+            let sent = sent(gateway);
+            let expected = sent.iter().all(|(name, any)| *any == (name == "soft0"));
+            assert!(expected, "{sent:?} with {directories:?}");
+        }
+    }
+}
+
+/// An RNIC that reaches nobody costs nothing but the acceleration.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_a_gateway_with_memory_only_is_plain_to_other_hosts() {
+    let hosts = Hosts::new("smoke_a_gateway_with_memory_only_is_plain_to_other_hosts");
+    let [near, far] = setups(&hosts);
+    let listener = hosts.b.listen(local(PORT));
+    let mut reasons = Vec::new();
+    for (near, far) in
+        [(near, Pair::server_side(&hosts, &[PORT])), (Pair::client_side(&hosts, &[PORT]), far)]
+    {
+        let pair = Pair::start_these(&hosts, near, far);
+        let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+        assert_echo(&client, &accept(&listener, LIMIT));
+        drop(client);
+        let stats = pair.a.stats();
+        assert_eq!((stats.totals.connections_smc, stats.totals.connections_tcp), (0, 1));
+        reasons.extend(stats.fallbacks.into_iter().map(|fallback| fallback.name));
+    }
+    assert_eq!(reasons, ["NO_ROUTE", "NO_ROUTE"]);
 }

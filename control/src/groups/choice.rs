@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use smcr_engine::LinkId;
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::Offer;
-use smcr_proto::{Gid, Instant, MacAddress};
+use smcr_proto::{Gid, Instant, MacAddress, PeerId};
 use smcr_rnic::Rnic;
 
 use super::Groups;
@@ -41,6 +41,22 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         self.shared.ports.iter().enumerate().filter_map(rank).min().map(|(_, _, id)| id)
     }
 
+    /// The port that shares memory with a client of this id, on the least busy poller of its RNIC.
+    pub fn port_near(&self, client: PeerId) -> Option<PortId> {
+        self.least_busy(|port| port.is_near(client))
+    }
+
+    /// The port that shares memory with the server's port, on the least busy poller of its RNIC.
+    /// Our Proposal may have named another: the server has seen by our peer id that we are near.
+    pub fn port_sharing_with(&self, server: Gid) -> Option<PortId> {
+        self.least_busy(|port| port.shares_with(server))
+    }
+
+    fn least_busy(&self, fits: impl Fn(&Port<N>) -> bool) -> Option<PortId> {
+        let ports = self.shared.ports.iter().enumerate().filter(|(_, port)| fits(port));
+        ports.map(|(index, _)| PortId(index)).min_by_key(|id| (self.shared.load(*id), *id))
+    }
+
     /// The port that was told to a server as this one, on the least busy poller of its RNIC; none
     /// if it has gone since, or cannot reach `peer`.
     pub fn port_at(&self, address: (Gid, MacAddress), peer: Option<Gid>) -> Option<PortId> {
@@ -48,8 +64,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             let reaches = peer.is_none_or(|peer| port.reaches(peer));
             port.is_up() && port.address() == Some(address) && reaches
         };
-        let ports = self.shared.ports.iter().enumerate().filter(|(_, port)| fits(port));
-        ports.map(|(index, _)| PortId(index)).min_by_key(|id| (self.shared.load(*id), *id))
+        self.least_busy(fits)
     }
 
     /// The port that was told to a server as this one, also while it is down.

@@ -4,7 +4,7 @@ use smcr_engine::limits::LINKS_PER_POLLER_MAX;
 use smcr_engine::{Command, ConnectionId, GroupId};
 use smcr_proto::handshake::Path;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
-use smcr_proto::{Gid, MacAddress};
+use smcr_proto::{Gid, MacAddress, PeerId};
 use smcr_rnic::{Event, Exhausted, Opening, Rnic, Suspicion};
 
 /// The queue pair of an RNIC, as it travels to its poller.
@@ -88,6 +88,18 @@ impl<N: Rnic> Port<N> {
     /// What peers know it by.
     pub fn address(&self) -> Option<(Gid, MacAddress)> {
         self.rnic.as_ref().map(|rnic| (rnic.port().gid, rnic.port().mac))
+    }
+
+    /// Whether it shares memory with a NIC of the peer that has this id, so that no network is
+    /// needed.
+    pub(crate) fn is_near(&self, peer: PeerId) -> bool {
+        self.is_up() && self.rnic.as_ref().is_some_and(|rnic| rnic.is_near(peer.0))
+    }
+
+    /// Whether it shares memory with the peer's port.
+    pub(super) fn shares_with(&self, peer: Gid) -> bool {
+        let shares = |rnic: &N| rnic.shares() && rnic.has_route(peer);
+        self.is_up() && self.rnic.as_ref().is_some_and(shares)
     }
 
     /// How packets get to the peer's port, if they do. The kernel, below the soft RNIC, knows the

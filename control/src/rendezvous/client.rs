@@ -138,11 +138,19 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         }
         let proposed = self.proposed_port();
         let groups = &self.shared.groups;
-        let port = groups.port_at(proposed, reach).ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
+        let near = groups.port_sharing_with(offer.gid);
+        let port = near.or_else(|| groups.port_at(proposed, reach));
+        let port = port.ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
+        let address = near.and_then(|near| groups.ports()[near.0].address());
         if let Agreement::V2(terms) = agreement
             && let Some(diagnosis) = terms.objection(groups.ports()[port.0].path_to(offer.gid))
         {
             return Err(diagnosis);
+        }
+        if let Some(address) = address
+            && let Machine::Client(client) = &mut self.handshake().conversation.machine
+        {
+            client.move_to(address);
         }
         self.found_link(port, offer, agreement)
     }
@@ -184,7 +192,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         let proposed = self.proposed_port();
         let groups = &mut self.shared.groups;
         let proposed = groups.port_named(proposed).expect("no port is ever forgotten");
-        let (group, link) = match groups.named_by(self.now, offer, v2, source, proposed) {
+        let port = groups.port_sharing_with(offer.gid).unwrap_or(proposed);
+        let (group, link) = match groups.named_by(self.now, offer, v2, source, port) {
             Ok(found) => found,
             Err(Unnamed::OutOfSync) => return Answer::Now(Err(Diagnosis::OUT_OF_SYNC)),
             Err(Unnamed::LinkGone | Unnamed::NotTheirs) => {

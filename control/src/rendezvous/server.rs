@@ -61,8 +61,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         if !peers.admit_source(self.peer_address()) || !peers.admit_gid(proposal.gid) {
             return Err(Diagnosis::PEER_NOT_LISTED);
         }
+        // A client on this host says by its peer id that it is near, whatever port it proposes.
+        let near = self.shared.groups.port_near(proposal.peer_id);
         // RFC 7609 C.1 #2: decline for RNIC, policy, subnet, resources
-        let port = self.one.surroundings.port.ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
+        let port = near.or(self.one.surroundings.port).ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
         let server = self.server();
         if let Some(diagnosis) = server.objection() {
             return Err(diagnosis);
@@ -77,7 +79,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         // RFC 7609 3.5.1.2 #7: match IPv4 subnet with an interface
         // RFC 7609 3.5.1.2 #8: match one of the IPv6 prefixes
         // RFC 7609 5.2 #1: SMC-Rv1 only within layer 2
-        if reach.is_some() && !self.one.surroundings.networks.are_shared_with(proposal) {
+        let networks = &self.one.surroundings.networks;
+        if reach.is_some() && near.is_none() && !networks.are_shared_with(proposal) {
             return Err(Diagnosis::NO_COMMON_SUBNET);
         }
         if self.shared.groups.usable_port(port, reach).is_none() {
@@ -87,7 +90,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
             return Err(Diagnosis::TOO_BUSY);
         }
         let far = Far::Client(self.one.source.ip(), proposal.gid);
-        if self.one.path.is_closed(self.now, far, &mut self.shared.paths) {
+        if near.is_none() && self.one.path.is_closed(self.now, far, &mut self.shared.paths) {
             return Err(Diagnosis::NO_ROCE_PATH);
         }
         Ok((port, agreement))
@@ -128,7 +131,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         // RFC 7609 3.5.1.2 #10: first contact flag in Accept
         let reach = (!peer.v2).then_some(peer.gid);
         let port = groups.usable_port(port, reach).expect("the Proposal was refused otherwise");
-        if peer.v2 && groups.ports()[port.0].path_to(peer.gid).is_none() {
+        let chosen = &groups.ports()[port.0];
+        if peer.v2 && !chosen.is_near(peer.id) && chosen.path_to(peer.gid).is_none() {
             return Err(Shortage::Final(Diagnosis::NO_ROUTE));
         }
         self.found(port, Role::Server, peer)

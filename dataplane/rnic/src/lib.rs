@@ -145,6 +145,18 @@ pub trait Rnic {
         false
     }
 
+    /// What this host tells others, so that a peer with whose NIC this one shares memory can
+    /// notice: two bytes that are the NIC's own, and six in the form of a MAC address. `None` if
+    /// the NIC shares no memory. The same for the life of the NIC.
+    fn mark(&self) -> Option<[u8; 8]> {
+        None
+    }
+
+    /// Whether this NIC shares memory with one that has this mark now.
+    fn is_near(&self, _mark: [u8; 8]) -> bool {
+        false
+    }
+
     /// Takes the next event. Call it until there is none, at least once a second.
     fn event(&mut self) -> Option<Event> {
         None

@@ -120,6 +120,14 @@ impl Client {
         }
     }
 
+    /// The server has accepted on a port that shares memory with this port of ours: the queue pair
+    /// of a first contact is here, and the Confirm says so. The server knew by our peer id that it
+    /// would be. It is none that connects to the port of the Proposal.
+    pub fn move_to(&mut self, (gid, mac): (Gid, MacAddress)) {
+        self.gids = [gid; 2];
+        self.mac = mac;
+    }
+
     /// Which version the connection speaks, once the server has chosen.
     pub fn agreement(&self) -> Option<&Agreement> {
         self.agreement.as_ref()

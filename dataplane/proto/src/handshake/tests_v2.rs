@@ -241,6 +241,22 @@ fn a_link_leads_to_the_port_of_the_proposal() {
     }
 }
 
+/// A server that shares memory with us accepts on a port that the one proposed does not reach.
+#[test]
+fn a_first_contact_moves_to_the_port_that_shares_memory() {
+    let mut client = client(true);
+    client.handle_frame(Frame::AcceptV2(accept(true))).unwrap();
+    let ours = offer(CLIENT, true);
+    client.move_to((ours.gid, ours.mac));
+    assert_eq!(client.port(), (ours.gid, ours.mac));
+    client.provide_v2(ours, Gids::new());
+    let actions = client_actions(&mut client);
+    let [.., ClientAction::Send(Frame::ConfirmV2(confirm))] = actions[..] else {
+        panic!("{actions:?}")
+    };
+    assert_eq!(confirm.offer.gid, ours.gid);
+}
+
 #[test]
 #[should_panic(expected = "not the port proposed")]
 fn a_link_from_elsewhere_is_our_bug() {

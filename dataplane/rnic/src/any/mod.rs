@@ -246,6 +246,20 @@ impl crate::Rnic for Nic {
         }
     }
 
+    fn mark(&self) -> Option<[u8; 8]> {
+        match self {
+            Self::Roce(rnic) => rnic.mark(),
+            Self::Shm(rnic) => rnic.mark(),
+        }
+    }
+
+    fn is_near(&self, mark: [u8; 8]) -> bool {
+        match self {
+            Self::Roce(rnic) => rnic.is_near(mark),
+            Self::Shm(rnic) => rnic.is_near(mark),
+        }
+    }
+
     fn event(&mut self) -> Option<Event> {
         match self {
             Self::Roce(rnic) => rnic.event(),

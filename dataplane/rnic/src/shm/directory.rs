@@ -1,20 +1,27 @@
 //! The directory in which NICs meet, and the addresses that they have there.
 //!
 //! ```text
-//!   | fd | hash of boot, device and inode: 56 bits | random: 64 bits |
+//!   GID   | fd | hash of boot, device and inode: 56 bits | random: 48 bits | instance: 16 bits |
+//!   MAC   | 02 | the first 40 bits of that hash |
+//!   mark  | instance: 16 bits | MAC |
 //! ```
 //!
 //! A GID has the form of an IPv6 address, and this is one of those that everybody may make up for
 //! use at home (RFC 4193). The first half is the same for all NICs of one directory of one host,
 //! and for no others: containers see the same device and inode for a directory that they share, and
-//! all of a host see the same boot. The second half names the NIC, and its socket.
+//! all of a host see the same boot. The second half is the NIC's own. Its instance is that of no
+//! other NIC in the directory, and the name of its socket.
+//!
+//! The mark has the form that RFC 7609 gives to a peer id, an instance and the MAC address of a NIC
+//! (A.2.1). So whoever is told the mark as a peer id learns whether that peer is near, before any
+//! NIC was chosen.
 
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 
-use rustix::fs::{Mode, OFlags, fstat, open, stat};
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags, fstat, open, renameat_with, stat};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
@@ -47,9 +54,9 @@ impl Directory {
     /// An address that no other NIC has.
     pub(super) fn new_gid(&self) -> io::Result<Gid> {
         let mut gid = [0; 16];
-        let (prefix, name) = gid.split_at_mut(8);
+        let (prefix, own) = gid.split_at_mut(8);
         prefix.copy_from_slice(&self.prefix);
-        getrandom::fill(name).map_err(|_| io::ErrorKind::Other)?;
+        getrandom::fill(own).map_err(|_| io::ErrorKind::Other)?;
         Ok(Gid(gid))
     }
 
@@ -58,20 +65,36 @@ impl Directory {
         gid.0[..8] == self.prefix && stat(self.path(&name_of(gid))).is_ok()
     }
 
+    /// Whether a NIC with this mark is in this directory now.
+    pub(super) fn has_marked(&self, mark: [u8; 8]) -> bool {
+        let [first, second, mac @ ..] = mark;
+        let mut gid = [0; 16];
+        gid[..8].copy_from_slice(&self.prefix);
+        gid[14..].copy_from_slice(&[first, second]);
+        mac_of(Gid(gid)).0 == mac && self.has(Gid(gid))
+    }
+
     /// A socket to which those who look for `gid` connect.
+    ///
+    /// # Errors
+    ///
+    /// `EEXIST` if a NIC of the same instance is there. Another address may be free.
     pub(super) fn listen(&self, gid: Gid) -> io::Result<OwnedFd> {
         let socket = new_socket()?;
-        let name = name_of(gid);
         // Until it listens, others would take it for one that was left behind.
-        let unfinished = self.path(&format!("{UNFINISHED}{name}"));
+        let [.., a, b, c, d, e, f, g, h] = gid.0;
+        let own = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
+        let unfinished = self.path(&format!("{UNFINISHED}{own:016x}"));
         bind(&socket, &SocketAddrUnix::new(&unfinished)?)?;
-        let listens = listen(&socket, BACKLOG).map_err(io::Error::from);
-        let done = listens.and_then(|()| fs::rename(&unfinished, self.path(&name)));
+        let done = listen(&socket, BACKLOG).and_then(|()| {
+            let done = self.path(&name_of(gid));
+            renameat_with(CWD, &unfinished, CWD, &done, RenameFlags::NOREPLACE)
+        });
         if done.is_err() {
             // Nobody looks for it there.
             let _ = fs::remove_file(&unfinished);
         }
-        done.map(|()| socket)
+        Ok(done.map(|()| socket)?)
     }
 
     /// Connects to the NIC with this address.
@@ -103,13 +126,13 @@ impl Directory {
         }
     }
 
-    /// The address of the NIC whose socket has this name.
+    /// An address whose socket has this name.
     fn gid_of(&self, name: &str) -> Option<Gid> {
-        let digits = name.strip_prefix(PREFIX).filter(|digits| digits.len() == 16)?;
-        let name = u64::from_str_radix(digits, 16).ok()?;
+        let digits = name.strip_prefix(PREFIX).filter(|digits| digits.len() == 4)?;
+        let instance = u16::from_str_radix(digits, 16).ok()?;
         let mut gid = [0; 16];
         gid[..8].copy_from_slice(&self.prefix);
-        gid[8..].copy_from_slice(&name.to_be_bytes());
+        gid[14..].copy_from_slice(&instance.to_be_bytes());
         Some(Gid(gid))
     }
 
@@ -120,17 +143,24 @@ impl Directory {
     }
 }
 
-/// An Ethernet address for a NIC that is in no Ethernet: made from its GID, and marked as one that
-/// no manufacturer has assigned.
+/// The Ethernet address of a NIC that is in no Ethernet. It is that of the directory, and marked as
+/// one that no manufacturer has assigned.
 pub(super) fn mac_of(gid: Gid) -> MacAddress {
-    let [.., a, b, c, d, e] = gid.0;
+    let [_, a, b, c, d, e, ..] = gid.0;
     MacAddress([2, a, b, c, d, e])
+}
+
+/// The mark of a NIC.
+pub(super) fn mark_of(gid: Gid) -> [u8; 8] {
+    let [.., first, second] = gid.0;
+    let MacAddress([a, b, c, d, e, f]) = mac_of(gid);
+    [first, second, a, b, c, d, e, f]
 }
 
 /// The name of the socket of a NIC.
 pub(super) fn name_of(gid: Gid) -> String {
-    let [.., a, b, c, d, e, f, g, h] = gid.0;
-    format!("{PREFIX}{:016x}", u64::from_be_bytes([a, b, c, d, e, f, g, h]))
+    let [.., first, second] = gid.0;
+    format!("{PREFIX}{:04x}", u16::from_be_bytes([first, second]))
 }
 
 fn new_socket() -> Result<OwnedFd, Errno> {
@@ -174,6 +204,10 @@ mod tests {
         assert!(!second.has(gid), "nobody listens there yet");
         let listener = first.listen(gid).unwrap();
         assert!(second.has(gid) && !far.has(gid));
+        let mark = mark_of(gid);
+        assert!(second.has_marked(mark) && !far.has_marked(mark));
+        let other = first.listen(Gid(std::array::from_fn(|at| gid.0[at] ^ u8::from(at == 9))));
+        assert_eq!(other.unwrap_err().kind(), io::ErrorKind::AlreadyExists, "one per instance");
         assert!(second.call(gid).is_ok());
         assert_eq!(gid.0[0], 0xfd);
         assert_eq!(gid.0[..8], second.new_gid().unwrap().0[..8]);
@@ -181,7 +215,7 @@ mod tests {
         assert!(gid.to_ipv4().is_none());
         drop(listener);
         first.remove(gid);
-        assert!(!second.has(gid));
+        assert!(!second.has(gid) && !second.has_marked(mark));
     }
 
     /// Who was killed leaves his socket behind. The directory must not fill up with them.

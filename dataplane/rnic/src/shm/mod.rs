@@ -47,7 +47,10 @@ mod tests;
 
 use std::fmt;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+
+use smcr_proto::Gid;
 
 pub use fabric::{Counters, Fabric};
 pub use rnic::{Opening, Qp, Rnic};
@@ -85,8 +88,7 @@ pub fn open(directory: &str, pollers: u32) -> Result<Vec<(Rnic, Fabric)>, OpenEr
     assert!(pollers > 0);
     let fail = |what| move |why| OpenError { directory: directory.to_owned(), what, why };
     let place = Directory::open(directory).map_err(fail("it cannot be used"))?;
-    let gid = place.new_gid().map_err(fail("no random number for its address"))?;
-    let listener = place.listen(gid).map_err(fail("no socket can be made in it"))?;
+    let (gid, listener) = settle_in(&place).map_err(fail("no socket can be made in it"))?;
     let resources = "no descriptors or threads are left";
     let shared = Shared::new(place, gid, pollers).map_err(fail(resources))?;
     let shared = Arc::new(shared);
@@ -98,6 +100,17 @@ pub fn open(directory: &str, pollers: u32) -> Result<Vec<(Rnic, Fabric)>, OpenEr
     let opened = opened.map_err(fail(resources))?;
     Worker::start(&shared, listener).map_err(fail(resources))?;
     Ok(opened)
+}
+
+/// An address in the directory, and a socket there.
+fn settle_in(place: &Directory) -> io::Result<(Gid, OwnedFd)> {
+    loop {
+        let gid = place.new_gid()?;
+        match place.listen(gid) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            listener => return Ok((gid, listener?)),
+        }
+    }
 }
 
 /// The most requests in a send queue. The engine budgets 384.

@@ -8,7 +8,7 @@ use smcr_memory::Region;
 use smcr_proto::{Gid, Mtu, Psn};
 
 use super::REGION_MAX;
-use super::directory::mac_of;
+use super::directory::{mac_of, mark_of};
 use super::shared::{Inbox, Job, Part, Shared, Ticket};
 use super::wire::Name;
 use crate::{ConnectError, Domain, Event, Exhausted, Messages, Port, QpAddress, Registration};
@@ -76,6 +76,14 @@ impl crate::Rnic for Rnic {
 
     fn shares(&self) -> bool {
         true
+    }
+
+    fn mark(&self) -> Option<[u8; 8]> {
+        Some(mark_of(self.shared.gid))
+    }
+
+    fn is_near(&self, mark: [u8; 8]) -> bool {
+        !self.shared.is_gone() && self.shared.directory.has_marked(mark)
     }
 
     fn event(&mut self) -> Option<Event> {
