@@ -1,7 +1,7 @@
 //! A mapping that stays as long as anything that was carved from it.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -76,7 +76,7 @@ impl Region {
     ///
     /// When the descriptor is not of a shared region, or of one of more than `len_max` bytes, or
     /// when the kernel refuses.
-    pub fn of_peer(descriptor: OwnedFd, len_max: usize) -> io::Result<Self> {
+    pub fn of_peer(descriptor: BorrowedFd<'_>, len_max: usize) -> io::Result<Self> {
         Ok(Self::of(Mapping::of_peer(descriptor, len_max)?))
     }
 

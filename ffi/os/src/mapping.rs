@@ -89,18 +89,18 @@ impl Mapping {
     ///
     /// When the descriptor is of something else, or of more than `len_max` bytes, or when the
     /// kernel refuses. Nothing is mapped then.
-    pub fn of_peer(file: OwnedFd, len_max: usize) -> io::Result<Self> {
+    pub fn of_peer(file: BorrowedFd<'_>, len_max: usize) -> io::Result<Self> {
         // The seals come first: of a file that another process serves, even its size may take as
         // long to learn as that process likes.
-        let seals = fcntl_get_seals(&file)?;
-        if !seals.contains(SealFlags::SHRINK) || fstatfs(&file)?.f_type != TMPFS {
+        let seals = fcntl_get_seals(file)?;
+        if !seals.contains(SealFlags::SHRINK) || fstatfs(file)?.f_type != TMPFS {
             return Err(Errno::INVAL.into());
         }
-        let len = usize::try_from(fstat(&file)?.st_size).map_err(|_| Errno::INVAL)?;
+        let len = usize::try_from(fstat(file)?.st_size).map_err(|_| Errno::INVAL)?;
         if len == 0 || len > len_max {
             return Err(Errno::FBIG.into());
         }
-        Self::of_file(file, len)
+        Self::of_file(file.try_clone_to_owned()?, len)
     }
 
     /// Maps the first `len` bytes of a memfd, which has as many and keeps them.
@@ -198,7 +198,7 @@ mod tests {
     }
 
     fn of_peer(file: &impl AsFd) -> io::Result<Mapping> {
-        Mapping::of_peer(file.as_fd().try_clone_to_owned().unwrap(), 1 << 20)
+        Mapping::of_peer(file.as_fd(), 1 << 20)
     }
 
     #[test]
@@ -209,7 +209,7 @@ mod tests {
         assert!(ftruncate(file, 1).is_err(), "it must not shrink");
         assert!(ftruncate(file, 1 << 20).is_err(), "nor grow");
         assert!(fcntl_add_seals(file, SealFlags::FUTURE_WRITE).is_err(), "nor be sealed further");
-        assert!(Mapping::of_peer(file.try_clone_to_owned().unwrap(), PAGE).is_err(), "too long");
+        assert!(Mapping::of_peer(file, PAGE).is_err(), "too long");
         assert!(Mapping::anonymous(PAGE).unwrap().descriptor().is_none());
     }
 

@@ -1,7 +1,6 @@
 //! Those who have called a NIC, and whose queue pair it does not expect yet.
 
-use std::os::fd::OwnedFd;
-
+use super::doubtful::Doubtful;
 use super::line::Line;
 use super::wire::Message;
 
@@ -14,7 +13,7 @@ pub(super) struct Callers(Vec<Caller>);
 pub(super) struct Caller {
     pub(super) line: Line,
     /// What it has said, and what came along.
-    pub(super) hello: Option<(Message, Vec<OwnedFd>)>,
+    pub(super) hello: Option<(Message, Vec<Doubtful>)>,
     /// Turns of the clock since it came.
     age: u32,
 }
@@ -72,7 +71,7 @@ mod tests {
         let flags = SocketFlags::CLOEXEC;
         let (socket, _) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        Line { socket, token }
+        Line { socket: socket.into(), token }
     }
 
     /// Whoever calls without end keeps only so many descriptors of ours, for only so long.

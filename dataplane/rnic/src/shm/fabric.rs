@@ -249,8 +249,7 @@ fn hear(events: &OwnedFd, id: u32, pair: &mut Pair) {
     }
 }
 
-/// Lets nobody wake us by this any more. To close our end would not be enough: the peer may have
-/// kept a copy of it.
+/// Lets nobody wake us by this any more.
 fn ignore(events: &OwnedFd, bell: BorrowedFd<'_>) {
     // It may have been removed before.
     let _ = epoll::delete(events, bell);

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -10,12 +10,13 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+use super::doubtful::Doubtful;
 use super::wire::{LEN, Message};
 
 /// A connection.
 #[derive(Debug)]
 pub(super) struct Line {
-    pub(super) socket: OwnedFd,
+    pub(super) socket: Doubtful,
     /// By which the worker knows it.
     pub(super) token: u64,
 }
@@ -26,7 +27,7 @@ pub(super) enum Packet {
     /// Nothing.
     None,
     /// A message, and the descriptors that came with it.
-    Message(Message, Vec<OwnedFd>),
+    Message(Message, Vec<Doubtful>),
     /// Something that no peer of ours says.
     Nonsense,
     /// The peer has gone.
@@ -43,7 +44,7 @@ impl Line {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(GIVEN_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !give.is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(give)), "there is room for two");
+            assert!(control.push(SendAncillaryMessage::ScmRights(give)), "there is room for three");
         }
         let packet = message.encode();
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -67,7 +68,7 @@ impl Line {
         let mut descriptors = Vec::new();
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(given) = message {
-                descriptors.extend(given);
+                descriptors.extend(given.map(Doubtful::from));
             }
         }
         if received.bytes == 0 && descriptors.is_empty() {
@@ -82,4 +83,4 @@ impl Line {
 }
 
 /// The most descriptors that come with a message.
-const GIVEN_MAX: usize = 2;
+const GIVEN_MAX: usize = 3;

@@ -9,16 +9,15 @@
 //! - **Who is near.** The first half of a GID is made from the directory and from this boot of the
 //!   host. Where it is the same, both NICs are on one host and in one directory: see `directory`.
 //! - **A queue pair** is a connection of such sockets, a ring in each direction (`ring`) in a
-//!   shared region, and a pair of sockets by which the ends wake each other.
+//!   shared region, and two pipes by which the ends wake each other (`bell`).
 //! - **A registered region** is shared by its descriptor. The peer asks for it, with the rkey, when
 //!   it first writes there, and gets it if its queue pair is of the same domain: see `worker`.
 //!
 //! A peer is trusted no more than one behind a wire. It can write whatever it likes to the rings
 //! and to the regions that it was given, at any time, and send whatever it likes by its sockets.
 //! So regions are mapped only if they cannot shrink, and indexes and lengths in a ring are read
-//! once and then checked. The ends wake each other by sockets and not by an eventfd: both would
-//! share its counter and its flags, so either could make the other wait. Who breaks the rules, or
-//! dies, breaks his queue pair and no other.
+//! once and then checked. Nothing that the peer has a hold on can make a poller or the worker wait:
+//! see `bell` and `doubtful`. Who breaks the rules, or dies, breaks his queue pair and no other.
 //!
 //! One thing is different from a wire. Whoever was given a region keeps it: it can read the region
 //! as well, and go on writing after the region was deregistered. An RMB has the data of one peer
@@ -29,8 +28,10 @@
 //! - `worker`: a thread that does whatever may take long: it connects sockets and maps memory.
 //!   `line`: one connection there; `callers`: those that are of no queue pair yet.
 
+mod bell;
 mod callers;
 mod directory;
+mod doubtful;
 mod fabric;
 mod line;
 mod nap;

@@ -18,12 +18,13 @@
 //! same pair.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, recv, send, sockopt};
 use smcr_memory::Region;
 
+use super::bell::Bell;
+use super::doubtful::Doubtful;
 use super::nap;
 use super::sync::{AtomicUsize, Ordering};
 use crate::{LONG_MESSAGE_MAX, MESSAGE_LEN, Message};
@@ -34,8 +35,7 @@ pub(super) struct Ring {
     memory: Region,
     /// 0 for the caller, 1 for the callee.
     side: usize,
-    /// Wakes the peer, and is readable when the peer has woken us.
-    bell: OwnedFd,
+    bell: Bell,
     /// Slots that we have filled, and those of them that the peer was told of.
     filled: usize,
     told: usize,
@@ -78,25 +78,19 @@ impl Ring {
         Region::shared(MEMORY_LEN)
     }
 
-    /// What the caller has given us: the memory of the rings, and the socket by which we wake it.
+    /// What the caller has given us: the memory of the rings, and its bell.
     ///
     /// # Errors
     ///
     /// If it is something else, or cannot be mapped.
-    pub(super) fn given(descriptors: Vec<OwnedFd>) -> io::Result<(Region, OwnedFd)> {
-        let [memory, bell] = descriptors.try_into().map_err(|_| Errno::BADF)?;
-        // Of something else, even to ask whether it is readable might take as long as the peer
-        // likes.
-        let is_socket = sockopt::socket_domain(&bell)? == AddressFamily::UNIX
-            && sockopt::socket_type(&bell)? == SocketType::STREAM;
-        if !is_socket {
-            return Err(Errno::NOTSOCK.into());
-        }
-        Ok((Self::memory_of_peer(memory)?, bell))
+    pub(super) fn given(descriptors: &[Doubtful]) -> io::Result<(Region, Bell)> {
+        let [memory, hear, ring] = descriptors else { return Err(Errno::BADF.into()) };
+        let bell = Bell::given([hear.as_fd(), ring.as_fd()])?;
+        Ok((Self::memory_of_peer(memory.as_fd())?, bell))
     }
 
     /// Maps the memory that the caller has made.
-    pub(super) fn memory_of_peer(descriptor: OwnedFd) -> io::Result<Region> {
+    pub(super) fn memory_of_peer(descriptor: BorrowedFd<'_>) -> io::Result<Region> {
         let memory = Region::of_peer(descriptor, MEMORY_LEN)?;
         if memory.len() == MEMORY_LEN { Ok(memory) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
@@ -106,7 +100,7 @@ impl Ring {
     /// # Panics
     ///
     /// If the memory is of another length.
-    pub(super) fn new(memory: Region, is_caller: bool, bell: OwnedFd) -> Self {
+    pub(super) fn new(memory: Region, is_caller: bool, bell: Bell) -> Self {
         assert_eq!(memory.len(), MEMORY_LEN);
         let side = usize::from(!is_caller);
         let (filled, told, emptied) = (0, 0, 0);
@@ -264,21 +258,17 @@ impl Ring {
 
     /// Readable when the peer has woken us.
     pub(super) fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.bell.descriptor()
     }
 
     /// Silences the bell. Returns false if it will never ring again, as the peer has gone.
     pub(super) fn silence(&self) -> bool {
-        match recv(&self.bell, &mut [0; 64][..], RecvFlags::DONTWAIT) {
-            Ok((_, count)) => count > 0,
-            Err(error) => error == Errno::AGAIN,
-        }
+        self.bell.silence()
     }
 
     fn wake_for(&self, what: usize) {
         if nap::must_wake(self.sleep_word(1 - self.side), what) {
-            // If the bell is full, it rings. If the peer has gone, it does not sleep.
-            let _ = send(&self.bell, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            self.bell.ring();
         }
     }
 

@@ -129,7 +129,7 @@ enum Seen {
     Broke(QpId, QpError),
 }
 
-fn now() -> Instant {
+pub(super) fn now() -> Instant {
     let now = clock_gettime(ClockId::Monotonic);
     Instant(u64::try_from(now.tv_sec * 1_000_000_000 + now.tv_nsec).unwrap())
 }
@@ -306,7 +306,7 @@ fn a_nic_whose_directory_goes_is_gone() {
     assert!(late.connect(address).is_err());
 }
 
-fn readable(descriptor: BorrowedFd<'_>) -> bool {
+pub(super) fn readable(descriptor: BorrowedFd<'_>) -> bool {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&at_once)).unwrap() == 1
 }

@@ -27,8 +27,8 @@ impl Name {
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    /// From the caller: who it is, and whom it looks for. Two descriptors come with it: those of
-    /// the region with the rings, and of the socket by which the callee wakes the caller.
+    /// From the caller: who it is, and whom it looks for. Three descriptors come with it: those of
+    /// the region with the rings, and of the pipes by which the callee hears and rings.
     Hello { caller: Name, qpn: Qpn, psn: Psn },
     /// The callee is there.
     Welcome,
@@ -110,7 +110,7 @@ impl Message {
 
 /// The form of messages and rings: the second byte grows with each change. Processes of another
 /// word size have other rings.
-const FORM: u32 = 0x5348_0100 | usize::BITS;
+const FORM: u32 = 0x5348_0200 | usize::BITS;
 
 #[cfg(test)]
 mod tests {

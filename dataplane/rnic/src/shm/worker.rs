@@ -19,13 +19,15 @@ use std::time::Duration;
 use rustix::event::{Timespec, epoll};
 use rustix::fs::inotify;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, accept_with, socketpair};
+use rustix::net::{SocketFlags, accept_with};
 use smcr_memory::Region;
 use smcr_proto::{Qpn, Rkey};
 
 use super::REGION_MAX;
+use super::bell::Bell;
 use super::callers::{Caller, Callers};
 use super::directory::name_of;
+use super::doubtful::Doubtful;
 use super::line::{Line, Packet};
 use super::ring::Ring;
 use super::shared::{Inbox, Job, News, Shared};
@@ -75,8 +77,8 @@ struct End {
 enum Stage {
     /// There is none.
     Apart,
-    /// We have said hello, with this memory and this socket, whose other end the peer has.
-    Calling { line: Line, memory: Region, bell: OwnedFd },
+    /// We have said hello, with this memory and the other ends of this bell.
+    Calling { line: Line, memory: Region, bell: Bell },
     /// The two workers talk.
     Talking(Line),
     /// The peer has broken the rules, and we do not listen to it any more. It hears so from our
@@ -195,7 +197,7 @@ impl Worker {
         self.tokens += 1;
         let data = epoll::EventData::new_u64(token);
         epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN)?;
-        Ok(Line { socket, token })
+        Ok(Line { socket: socket.into(), token })
     }
 
     fn unwatch(&mut self, line: &Line) {
@@ -224,12 +226,11 @@ impl Worker {
             Err(_) => return self.tell(qpn, News::Unreachable),
         };
         let said = Ring::memory().and_then(|memory| {
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let (bell, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            let (bell, [hear, ring]) = Bell::pair()?;
             let line = self.watch(socket)?;
             let hello = Message::Hello { caller: own, qpn: peer.qpn, psn: peer.psn };
             let descriptor = memory.descriptor().expect("the memory of a ring is shared");
-            let sent = line.send(&hello, &[descriptor, theirs.as_fd()]);
+            let sent = line.send(&hello, &[descriptor, hear.as_fd(), ring.as_fd()]);
             Ok((sent, line, memory, bell))
         });
         match said {
@@ -278,7 +279,7 @@ impl Worker {
         let caller = self.callers.take(token).expect("a caller that waits");
         let Caller { line, hello, .. } = caller;
         let (_, descriptors) = hello.expect("it has said whom it wants");
-        let rings = Ring::given(descriptors);
+        let rings = Ring::given(&descriptors);
         let welcome = rings.and_then(|rings| {
             line.send(&Message::Welcome, &[])?;
             Ok(rings)
@@ -408,7 +409,7 @@ impl Worker {
                 if end.asked == Some(rkey) =>
             {
                 end.asked = None;
-                self.take_grant(qpn, rkey, address, descriptors);
+                self.take_grant(qpn, rkey, address, &descriptors);
             }
             Packet::Message(Message::Refuse(rkey), _) if end.asked == Some(rkey) => {
                 end.asked = None;
@@ -455,11 +456,10 @@ impl Worker {
     }
 
     /// The peer of a queue pair lets us have a region.
-    fn take_grant(&mut self, qpn: Qpn, rkey: Rkey, address: u64, given: Vec<OwnedFd>) {
-        let descriptor = given.into_iter().next().ok_or(Errno::BADF);
-        let region = descriptor
-            .map_err(io::Error::from)
-            .and_then(|descriptor| Region::of_peer(descriptor, REGION_MAX));
+    fn take_grant(&mut self, qpn: Qpn, rkey: Rkey, address: u64, given: &[Doubtful]) {
+        let descriptor = given.first().ok_or_else(|| Errno::BADF.into());
+        let region =
+            descriptor.and_then(|descriptor| Region::of_peer(descriptor.as_fd(), REGION_MAX));
         match region {
             Ok(region) if address.checked_add(region.len() as u64).is_some() => {
                 self.tell(qpn, News::Granted { rkey, address, region });

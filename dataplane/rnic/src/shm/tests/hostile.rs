@@ -8,6 +8,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, accept, sen
 use smcr_memory::Region;
 use smcr_proto::{Gid, Mtu, Psn, Qpn};
 
+use super::super::bell::Bell;
 use super::super::directory::{Directory, mac_of};
 use super::super::line::{Line, Packet};
 use super::super::ring::Ring;
@@ -26,7 +27,7 @@ struct Hostile {
 struct Captured {
     line: Line,
     memory: Region,
-    bell: OwnedFd,
+    bell: Bell,
     qp: QpId,
 }
 
@@ -59,7 +60,7 @@ impl Hostile {
     }
 
     fn call(&self, gid: Gid) -> Line {
-        Line { socket: self.directory.call(gid).unwrap(), token: 0 }
+        Line { socket: self.directory.call(gid).unwrap().into(), token: 0 }
     }
 
     /// Calls the victim as an honest peer would.
@@ -67,8 +68,8 @@ impl Hostile {
         let (address, qp) = self.open_at(victim);
         let line = self.call(address.gid);
         let memory = Ring::memory().unwrap();
-        let (bell, theirs) = pair_of(SocketType::STREAM);
-        let given = [memory.descriptor().unwrap(), theirs.as_fd()];
+        let (bell, [hear, ring]) = Bell::pair().unwrap();
+        let given = [memory.descriptor().unwrap(), hear.as_fd(), ring.as_fd()];
         line.send(&self.hello_to(address), &given).unwrap();
         assert!(matches!(next(&line), Packet::Message(Message::Welcome, _)));
         Captured { line, memory, bell, qp }
@@ -84,14 +85,13 @@ impl Hostile {
                 accept(&self.listener)
             })
         });
-        let line = Line { socket: socket.unwrap(), token: 0 };
+        let line = Line { socket: socket.unwrap().into(), token: 0 };
         let Packet::Message(Message::Hello { caller, qpn, psn }, given) = next(&line) else {
             panic!("no hello");
         };
         assert_eq!((qpn, psn), (self.own.qpn, self.own.psn));
         assert_eq!((caller.qpn, caller.psn), (address.qpn, address.psn));
-        let [memory, bell] = given.try_into().unwrap();
-        let memory = Ring::memory_of_peer(memory).unwrap();
+        let (memory, bell) = Ring::given(&given).unwrap();
         line.send(&Message::Welcome, &[]).unwrap();
         Captured { line, memory, bell, qp }
     }
@@ -274,8 +274,9 @@ fn a_stranger_cannot_take_a_queue_pair() {
     let hostile = Hostile::new(&place, true);
     let (address, qp) = hostile.open_at(&mut nics[1]);
     let memory = Ring::memory().unwrap();
-    let (_bell, theirs) = pair_of(SocketType::STREAM);
-    let given = [memory.descriptor().unwrap(), theirs.as_fd()];
+    let (_bell, [hear, ring]) = Bell::pair().unwrap();
+    let [hear, ring] = [hear.as_fd(), ring.as_fd()];
+    let given = [memory.descriptor().unwrap(), hear, ring];
     for wrong in [
         QpAddress { psn: Psn(address.psn.0 ^ 1), ..address },
         QpAddress { qpn: Qpn(address.qpn.0 ^ 1), ..address },
@@ -296,15 +297,15 @@ fn a_stranger_cannot_take_a_queue_pair() {
 
     // It knows the queue pair, but what it brings cannot be used.
     let (_other, packets) = pair_of(SocketType::SEQPACKET);
-    let (pipe, _writer) = rustix::pipe::pipe().unwrap();
     let whole = memory.descriptor().unwrap();
     let small = Region::shared(4_096).unwrap();
-    let gifts: [&[BorrowedFd<'_>]; 5] = [
+    let gifts: [&[BorrowedFd<'_>]; 6] = [
         &[],
-        &[whole],
-        &[whole, packets.as_fd()],
-        &[whole, pipe.as_fd()],
-        &[small.descriptor().unwrap(), theirs.as_fd()],
+        &[whole, hear],
+        &[whole, hear, packets.as_fd()],
+        &[whole, packets.as_fd(), ring],
+        &[hear, ring, whole],
+        &[small.descriptor().unwrap(), hear, ring],
     ];
     for given in gifts {
         let (address, qp) = hostile.open_at(&mut nics[1]);
@@ -341,7 +342,7 @@ fn a_deaf_peer_makes_nobody_wait() {
     assert!(now().since(start) < Duration::from_secs(5));
     assert_eq!(nics[1].broke(captured.qp), None);
     // It rings once more, and closes its bell: we must be able to sleep again.
-    send(&captured.bell, &[1; 1_000], SendFlags::empty()).unwrap();
+    (0..1_000).for_each(|_| captured.bell.ring());
     drop(captured.bell);
     let sleeps = |nic: &mut Nic| {
         let until = nic.fabric.prepare_sleep(now());

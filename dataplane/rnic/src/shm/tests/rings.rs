@@ -1,20 +1,20 @@
 //! Rings, from the side of a peer that writes into them whatever it likes.
 
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use smcr_memory::Region;
 
+use super::super::bell::Bell;
 use super::super::ring::{Nonsense, Received, Ring, State};
 use crate::{LONG_MESSAGE_MAX, MESSAGE_LEN};
 
 /// Both ends, and their memory.
 fn rings() -> (Ring, Ring, Region) {
-    let flags = SocketFlags::CLOEXEC;
-    let (one, other) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+    let (one, [hear, ring]) = Bell::pair().unwrap();
+    let other = Bell::given([hear.as_fd(), ring.as_fd()]).unwrap();
     let memory = Ring::memory().unwrap();
-    let descriptor = memory.descriptor().unwrap().try_clone_to_owned().unwrap();
-    let peers = Ring::memory_of_peer(descriptor).unwrap();
+    let peers = Ring::memory_of_peer(memory.descriptor().unwrap()).unwrap();
     (Ring::new(memory.clone(), true, one), Ring::new(peers, false, other), memory)
 }
 
@@ -139,7 +139,6 @@ fn a_length_that_no_message_has_is_refused() {
 fn memory_of_another_length_is_not_that_of_a_ring() {
     for len in [4_096, 1 << 20] {
         let region = Region::shared(len).unwrap();
-        let descriptor = region.descriptor().unwrap().try_clone_to_owned().unwrap();
-        assert!(Ring::memory_of_peer(descriptor).is_err(), "{len}");
+        assert!(Ring::memory_of_peer(region.descriptor().unwrap()).is_err(), "{len}");
     }
 }
