@@ -139,6 +139,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         let proposed = self.proposed_port();
         let groups = &self.shared.groups;
         let near = groups.port_sharing_with(offer.gid);
+        let [_, _, near_mac @ ..] = self.shared.settings.peer_id.0;
+        if near.is_none() && offer.mac.0 == near_mac && offer.mac != proposed.1 {
+            // The server means the port that our peer id speaks of, and it is out of use.
+            return Err(Diagnosis::NO_ROCE_PATH);
+        }
         let port = near.or_else(|| groups.port_at(proposed, reach));
         let port = port.ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
         let address = near.and_then(|near| groups.ports()[near.0].address());

@@ -61,8 +61,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         if !peers.admit_source(self.peer_address()) || !peers.admit_gid(proposal.gid) {
             return Err(Diagnosis::PEER_NOT_LISTED);
         }
-        // A client on this host says by its peer id that it is near, whatever port it proposes.
-        let near = self.shared.groups.port_near(proposal.peer_id);
+        let near = self.near_port(proposal);
         // RFC 7609 C.1 #2: decline for RNIC, policy, subnet, resources
         let port = near.or(self.one.surroundings.port).ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
         let server = self.server();
@@ -94,6 +93,16 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
             return Err(Diagnosis::NO_ROCE_PATH);
         }
         Ok((port, agreement))
+    }
+
+    /// The port that shares memory with the client. One on this host says by its peer id that it is
+    /// near, whatever port it proposes; but it may have taken that port out of use.
+    fn near_port(&mut self, proposal: &Proposal) -> Option<PortId> {
+        let port = self.shared.groups.port_near(proposal.peer_id)?;
+        let (gid, _) = self.shared.groups.ports()[port.0].address()?;
+        let far = Far::Client(self.one.source.ip(), gid);
+        let is_closed = self.one.path.is_closed(self.now, far, &mut self.shared.paths);
+        (!is_closed).then_some(port)
     }
 
     /// The handshake machine, which is a server's.
