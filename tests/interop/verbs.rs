@@ -20,11 +20,11 @@ fn our_backend_keeps_its_promises_on_the_soft_rnic_of_linux() {
     let suite = conformance();
     let suite = suite.to_str().expect("a path of ours is UTF-8");
     let said = rig.one.run(&["sh", "-ec", BESIDE_ANOTHER, suite]);
-    assert!(said.contains("15 passed; 0 failed"), "{said}");
+    assert!(passed(&said) >= PROMISES, "{said}");
 
     // The last test of ours removes the device while it has it open.
     let said = rig.one.run(&[suite, "--ignored", "--exact", REMOVAL]);
-    assert!(said.contains("1 passed; 0 failed"), "{said}");
+    assert_eq!(passed(&said), 1, "{said}");
     let seen = rig.one.run(&["rdma", "link"]);
     assert!(!seen.contains("rxe0"), "{seen}");
 }
@@ -46,10 +46,24 @@ fn the_soft_rnics_of_linux_and_ours_understand_each_other() {
     let suite = suite.to_str().expect("a path of ours is UTF-8");
     let options = ["--ignored", "--test-threads=1", "cross_from", "--skip", "many_queue_pairs"];
     let said = rig.one.run(&[&[suite], &options[..]].concat());
-    assert!(said.contains("28 passed; 0 failed"), "{said}");
+    // In either direction, but for the one that is left out.
+    assert!(passed(&said) >= 2 * (PROMISES - 1), "{said}");
     rig.one.run(&["sh", "-ec", "rdma link delete rxe0; ip netns delete far"]);
 }
 
+/// How many tests a suite says have passed.
+///
+/// # Panics
+///
+/// If some have failed, or it does not say.
+fn passed(said: &str) -> usize {
+    let result = said.lines().find_map(|line| line.strip_prefix("test result: ok. "));
+    let count = result.and_then(|result| result.split_once(" passed; 0 failed;"));
+    count.and_then(|(count, _)| count.parse().ok()).unwrap_or_else(|| panic!("{said}"))
+}
+
+/// How many promises of a fabric there are at least. A suite that has lost some proves nothing.
+const PROMISES: usize = 15;
 /// Makes a network namespace for the soft RNIC that is ours: that of Linux has the UDP port here.
 const NAMESPACE: &str = "\
     ip netns add far\n\
