@@ -14,6 +14,8 @@ mod promises;
 mod rig;
 #[path = "conformance/unplug.rs"]
 mod unplug;
+#[path = "conformance/verbs.rs"]
+mod verbs_troubles;
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
@@ -258,6 +260,31 @@ impl Harness for VerbsOverFake {
     }
 }
 
+/// The same, on devices whose requests cannot carry bytes themselves.
+struct VerbsWithoutInline(VerbsOverFake);
+
+impl Harness for VerbsWithoutInline {
+    type Rnic = verbs::Rnic;
+    type Fabric = verbs::Fabric;
+    const CUTS_WRITES: bool = false;
+
+    fn new(seed: u64) -> (Self, [(verbs::Rnic, verbs::Fabric); 2]) {
+        let (harness, nics) = VerbsOverFake::new(seed);
+        // One of them carries a message. Queue pairs are made later.
+        rdma_core_fake::limit_inline(&harness.devices[0], 100);
+        rdma_core_fake::limit_inline(&harness.devices[1], 0);
+        (Self(harness), nics)
+    }
+
+    fn now(&self) -> Instant {
+        self.0.now()
+    }
+
+    fn wait(&mut self, until: Option<Instant>) {
+        self.0.wait(until);
+    }
+}
+
 /// The backend of real RNICs on the soft RNIC of Linux, which `tests/interop` has in a guest.
 struct VerbsOnRxe;
 
@@ -394,6 +421,7 @@ conformance!(
     1
 );
 conformance!(verbs_over_a_fake, VerbsOverFake, 2);
+conformance!(verbs_without_inline, VerbsWithoutInline, 1);
 conformance!(shm_of_two_nics, Shm, 3);
 conformance!(shm_of_one_nic, ShmShared, 1);
 conformance!(roce_over_dpdk, RoceOverDpdk, 1);

@@ -4,6 +4,7 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
+use rdma_core_fake::Trouble;
 use smcr_rnic::{Event, Rnic, verbs};
 
 use crate::rig::{Harness, Rig};
@@ -22,7 +23,8 @@ fn a_port_that_goes_down_and_up_is_reported() {
     rdma_core_fake::report(&device, PORT_ERR);
     rdma_core_fake::report(&device, PORT_ACTIVE);
     let mut seen = Vec::new();
-    while seen.len() < 2 {
+    let end = rig.now() + PATIENCE;
+    while seen.len() < 2 && rig.now() < end {
         seen.extend(rig.sides[0].rnic.event());
         thread::sleep(Duration::from_millis(1));
     }
@@ -41,14 +43,38 @@ fn a_device_that_dies_is_given_up() {
     });
     for device in devices {
         let open = || rdma_core_fake::census(&device).into_values().sum::<usize>();
-        for _ in 0..1_000 {
-            if open() > 0 {
-                thread::sleep(Duration::from_millis(1));
-            }
-        }
-        assert_eq!(open(), 0, "{:?} stay open", rdma_core_fake::census(&device));
+        eventually(|| open() == 0, || format!("{:?}", rdma_core_fake::census(&device)));
     }
     drop(rig);
+}
+
+/// When a device is pulled out, all calls fail, also those that destroy. This ended the process.
+#[test]
+fn a_device_that_is_pulled_out_is_given_up() {
+    let mut devices = Vec::new();
+    let rig = gone(|rig: &mut Rig<VerbsOverFake>| {
+        devices.extend(rig.harness.devices.clone());
+        for device in &devices {
+            rdma_core_fake::trouble(device, Trouble::Gone, true);
+            rdma_core_fake::report(device, DEVICE_FATAL);
+        }
+    });
+    for device in devices {
+        // The kernel has ended everything else.
+        let is_open = || rdma_core_fake::census(&device)["contexts"] > 0;
+        eventually(|| !is_open(), || "the device stays open".to_owned());
+    }
+    drop(rig);
+}
+
+/// A completion queue that overran cannot be polled, and its queue pairs are lost. This ended the
+/// process.
+#[test]
+fn a_device_whose_completions_cannot_be_polled_is_given_up() {
+    drop(gone(|rig: &mut Rig<VerbsOverFake>| {
+        let devices = &rig.harness.devices;
+        devices.iter().for_each(|one| rdma_core_fake::trouble(one, Trouble::CannotBePolled, true));
+    }));
 }
 
 /// The soft RNIC of Linux has no hot removal: the kernel waits until nobody has the device open,
@@ -64,6 +90,17 @@ fn a_soft_rnic_is_let_go() {
     let status = removal.unwrap().wait().unwrap();
     assert!(status.success(), "the kernel still waits for us: {status}");
     drop(rig);
+}
+
+/// Waits until something is so.
+pub(crate) fn eventually(mut is_so: impl FnMut() -> bool, state: impl Fn() -> String) {
+    for _ in 0..PATIENCE.as_millis() {
+        if is_so() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    panic!("after {PATIENCE:?}: {}", state());
 }
 
 /// Unplugs the devices of both sides under load, and returns when both have given up.
@@ -91,7 +128,9 @@ where
         let broke = |side: usize| rig.sides[side].ends.values().all(|end| end.broke.is_some());
         rig.sides.iter().all(|side| side.outstanding() == 0) && broke(0) && broke(1)
     };
+    let end = rig.now() + PATIENCE;
     while told != [true; 2] || !finished(&rig) {
+        assert!(rig.now() < end, "told: {told:?}, all has ended: {}", finished(&rig));
         for (side, told) in rig.sides.iter_mut().zip(&mut told) {
             *told |= side.rnic.event() == Some(Event::Gone);
         }
@@ -115,3 +154,6 @@ where
     }
     rig
 }
+
+/// How long a test waits for what must come.
+const PATIENCE: Duration = Duration::from_secs(20);

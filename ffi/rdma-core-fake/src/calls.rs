@@ -6,9 +6,10 @@ use std::{mem, ptr, slice};
 use rdma_core_sys::*;
 
 use crate::network::{Network, Pair, Queue, Receive, Region, Send, with};
+use crate::trouble::Trouble;
 
-pub(crate) fn library() -> Library {
-    Library {
+pub(crate) fn functions() -> Functions {
+    Functions {
         ibv_get_device_list,
         ibv_free_device_list,
         ibv_get_device_name,
@@ -177,6 +178,9 @@ unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 
 unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     let device = device_of(at(pd).context);
+    if let Some(errno) = with(|network| network.refuses_to_end(device)) {
+        return errno;
+    }
     with(|network| {
         assert!(network.pairs.values().all(|pair| pair.pd != pd as usize), "a domain in use");
         assert!(network.regions.values().all(|region| region.pd != pd as usize), "a domain in use");
@@ -199,7 +203,7 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
         network.next_key += 0x101;
         let peers = access.cast_signed() & IBV_ACCESS_REMOTE_WRITE != 0;
         let (memory, len) = (memory as u64, len as u64);
-        let region = Region { pd: pd as usize, memory, known_as, len, peers };
+        let region = Region { device, pd: pd as usize, memory, known_as, len, peers };
         network.regions.insert(network.next_key, region);
         network.next_key
     });
@@ -208,6 +212,9 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
 
 unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let device = device_of(at(mr).context);
+    if let Some(errno) = with(|network| network.refuses_to_end(device)) {
+        return errno;
+    }
     with(|network| {
         assert!(network.regions.remove(&at(mr).lkey).is_some());
         network.count(device, "registrations", false);
@@ -223,9 +230,12 @@ unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut 
 }
 
 unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
-    let used =
-        with(|network| network.queues.values().any(|queue| queue.channel == channel as usize));
-    assert!(!used, "a channel in use");
+    let device = device_of(at(channel).context);
+    let (refusal, used) = with(|network| {
+        let used = network.queues.values().any(|queue| queue.channel == channel as usize);
+        (network.refuses_to_end(device), used)
+    });
+    assert!(refusal.is_some() || !used, "a channel in use");
     // SAFETY: `close` asks for a descriptor that is ours: `ibv_create_comp_channel` opened it.
     unsafe { libc::close(at(channel).fd) };
     end(channel);
@@ -253,6 +263,9 @@ unsafe extern "C" fn ibv_create_cq(
 
 unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     let device = device_of(at(cq).context);
+    if let Some(errno) = with(|network| network.refuses_to_end(device)) {
+        return errno;
+    }
     with(|network| {
         assert!(network.pairs.values().all(|pair| pair.queue != cq as usize), "a queue in use");
         network.queues.remove(&(cq as usize));
@@ -285,7 +298,11 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, out: *mut ibv_wc) -> 
     let room = usize::try_from(room).expect("a count");
     // SAFETY: `from_raw_parts_mut` asks for so many entries that nobody else uses: the caller's.
     let out = unsafe { slice::from_raw_parts_mut(out, room) };
+    let device = device_of(at(cq).context);
     with(|network| {
+        if network.suffers(device, Trouble::CannotBePolled) {
+            return -1;
+        }
         let entries = &mut network.queues.get_mut(&(cq as usize)).expect("it exists").entries;
         let count = room.min(entries.len());
         out.iter_mut().zip(entries.drain(..count)).for_each(|(to, from)| *to = from);
@@ -302,6 +319,16 @@ unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr)
     let (context, init) = (at(pd).context, at(init));
     assert!(init.send_cq == init.recv_cq && init.qp_type == IBV_QPT_RC && init.sq_sig_all == 0);
     let device = device_of(context);
+    let refusal = with(|network| {
+        if network.suffers(device, Trouble::Gone) {
+            return Some(libc::EIO);
+        }
+        (init.cap.max_inline_data > network.devices[device].inline_max).then_some(libc::EINVAL)
+    });
+    if let Some(errno) = refusal {
+        set_errno(errno);
+        return ptr::null_mut();
+    }
     let number = with(|network| {
         network.count(device, "queue pairs", true);
         network.next_key += 1;
@@ -331,7 +358,15 @@ unsafe extern "C" fn ibv_modify_qp(
 ) -> c_int {
     let wanted = at(wanted);
     assert!(mask & IBV_QP_STATE != 0);
+    let device = device_of(at(qp).context);
+    let lasts = |network: &mut Network| network.suffers(device, Trouble::ConnectsLast);
+    while wanted.qp_state == IBV_QPS_RTR && with(lasts) {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
     with(|network| {
+        if network.suffers(device, Trouble::Gone) {
+            return libc::EIO;
+        }
         let pair = network.pairs.get_mut(&at(qp).qp_num).expect("it exists");
         let allowed = match wanted.qp_state {
             IBV_QPS_INIT => pair.state == 0 && mask & IBV_QP_ACCESS_FLAGS != 0,
@@ -353,6 +388,9 @@ unsafe extern "C" fn ibv_modify_qp(
 
 unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     let device = device_of(at(qp).context);
+    if let Some(errno) = with(|network| network.refuses_to_end(device)) {
+        return errno;
+    }
     with(|network| {
         // Its entries stay in the completion queue, as those of the soft RNIC of Linux do.
         assert!(network.pairs.remove(&at(qp).qp_num).is_some());
@@ -367,7 +405,12 @@ unsafe extern "C" fn post_send(
     first: *mut ibv_send_wr,
     rejected: *mut *mut ibv_send_wr,
 ) -> c_int {
+    let device = device_of(at(qp).context);
     with(|network| {
+        if network.suffers(device, Trouble::Gone) {
+            return 0;
+        }
+        let denies = network.suffers(device, Trouble::DeniesPosts);
         let pair = network.pairs.get_mut(&at(qp).qp_num).expect("it exists");
         let mut next = first;
         while !next.is_null() {
@@ -397,7 +440,7 @@ unsafe extern "C" fn post_send(
             });
             next = request.next;
         }
-        0
+        if denies { libc::EIO } else { 0 }
     })
 }
 
@@ -406,7 +449,11 @@ unsafe extern "C" fn post_recv(
     first: *mut ibv_recv_wr,
     rejected: *mut *mut ibv_recv_wr,
 ) -> c_int {
+    let device = device_of(at(qp).context);
     with(|network| {
+        if network.suffers(device, Trouble::Gone) {
+            return 0;
+        }
         let pair = network.pairs.get_mut(&at(qp).qp_num).expect("it exists");
         let mut next = first;
         while !next.is_null() {
@@ -437,6 +484,12 @@ unsafe extern "C" fn ibv_get_async_event(
 }
 
 unsafe extern "C" fn ibv_ack_async_event(_: *mut ibv_async_event) {}
+
+fn set_errno(errno: c_int) {
+    // SAFETY: `__errno_location` asks for nothing.
+    let place = unsafe { libc::__errno_location() };
+    *at(place) = errno;
+}
 
 /// Takes one from an eventfd that does not block; false if it is zero.
 fn take_one(eventfd: c_int) -> bool {

@@ -10,16 +10,20 @@
 
 mod calls;
 mod network;
+mod trouble;
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use rdma_core_sys::Library;
 
+pub use trouble::Trouble;
+
 /// The library. It knows the devices that [`device`] has made.
 pub fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
-    LIBRARY.get_or_init(calls::library)
+    // SAFETY: `new` asks for functions that keep the promises of libibverbs: ours do.
+    LIBRARY.get_or_init(|| unsafe { Library::new(calls::functions()) })
 }
 
 /// Makes a device with this IPv4 address, and returns its name.
@@ -31,6 +35,25 @@ pub fn device(address: [u8; 4]) -> String {
 /// up after `IBV_EVENT_PORT_ACTIVE`, and down after `IBV_EVENT_PORT_ERR`.
 pub fn report(device: &str, event: i32) {
     network::with(|network| network.report(device, event));
+}
+
+/// Lets a device have a trouble from now on, or no longer.
+pub fn trouble(device: &str, trouble: Trouble, is_on: bool) {
+    network::with(|network| network.trouble(device, trouble, is_on));
+}
+
+/// Sets how many bytes a request of a device may carry itself. It refuses queue pairs that want
+/// more.
+pub fn limit_inline(device: &str, bytes: u32) {
+    network::with(|network| network.device(device).inline_max = bytes);
+}
+
+/// Gives a device another IPv4 address, and reports that its GIDs have changed.
+pub fn readdress(device: &str, address: [u8; 4]) {
+    network::with(|network| {
+        network.device(device).address = address;
+        network.report(device, rdma_core_sys::IBV_EVENT_GID_CHANGE);
+    });
 }
 
 /// What is open on a device: contexts, domains, registrations, completion queues, queue pairs.

@@ -1,12 +1,14 @@
 //! The devices, their queue pairs, and the thread that carries out requests.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::c_void;
 use std::sync::{Mutex, Once, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use rdma_core_sys::*;
+
+use crate::trouble::Trouble;
 
 /// All devices of the process.
 #[derive(Default)]
@@ -23,6 +25,9 @@ pub(crate) struct Device {
     pub(crate) name: String,
     pub(crate) address: [u8; 4],
     pub(crate) up: bool,
+    pub(crate) troubles: HashSet<Trouble>,
+    /// The most bytes that a request may carry itself.
+    pub(crate) inline_max: u32,
     pub(crate) events: VecDeque<i32>,
     /// An eventfd that counts the events.
     pub(crate) wakeup: i32,
@@ -60,6 +65,7 @@ pub(crate) struct Receive {
 }
 
 pub(crate) struct Region {
+    pub(crate) device: usize,
     pub(crate) pd: usize,
     pub(crate) memory: u64,
     pub(crate) known_as: u64,
@@ -100,16 +106,28 @@ impl Network {
         // SAFETY: `eventfd` asks for nothing.
         let wakeup = unsafe { libc::eventfd(0, libc::EFD_SEMAPHORE | libc::EFD_CLOEXEC) };
         assert!(wakeup >= 0);
-        let (events, census) = (VecDeque::new(), HashMap::new());
-        self.devices.push(Device { name: name.clone(), address, up: true, events, wakeup, census });
+        self.devices.push(Device {
+            name: name.clone(),
+            address,
+            up: true,
+            troubles: HashSet::new(),
+            inline_max: 256,
+            events: VecDeque::new(),
+            wakeup,
+            census: HashMap::new(),
+        });
         name
     }
 
     pub(crate) fn report(&mut self, device: &str, event: i32) {
-        let device = self.devices.iter_mut().find(|one| one.name == device).expect("plugged");
+        let device = self.device(device);
         device.up = event != IBV_EVENT_PORT_ERR && (device.up || event == IBV_EVENT_PORT_ACTIVE);
         device.events.push_back(event);
         signal(device.wakeup);
+    }
+
+    pub(crate) fn device(&mut self, name: &str) -> &mut Device {
+        self.devices.iter_mut().find(|one| one.name == name).expect("plugged")
     }
 
     pub(crate) fn census(&self, device: &str) -> HashMap<&'static str, usize> {

@@ -10,5 +10,5 @@
 mod library;
 mod types;
 
-pub use library::{Library, Missing};
+pub use library::{Functions, Library, Missing};
 pub use types::*;

@@ -4,6 +4,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::mem;
+use std::ops::Deref;
 
 use crate::types::*;
 
@@ -30,11 +31,34 @@ impl fmt::Display for Missing {
     }
 }
 
-/// Declares [`Library`] with these functions, and its loader.
+/// libibverbs. Whoever has a value may rely on what the functions do: there is no safe way to make
+/// one of other functions.
+pub struct Library(Functions);
+
+impl Library {
+    /// A library of the caller's own.
+    ///
+    /// # Safety
+    ///
+    /// The functions keep all promises of libibverbs.
+    pub const unsafe fn new(functions: Functions) -> Self {
+        Self(functions)
+    }
+}
+
+impl Deref for Library {
+    type Target = Functions;
+
+    fn deref(&self) -> &Functions {
+        &self.0
+    }
+}
+
+/// Declares [`Functions`] with these, and the loader of [`Library`].
 macro_rules! functions {
     ($($name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
         /// The functions of libibverbs, by their addresses.
-        pub struct Library {
+        pub struct Functions {
             $(pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
 
@@ -76,7 +100,7 @@ macro_rules! functions {
                         >(symbol)
                     };
                 )*
-                Ok(Self { $($name,)* })
+                Ok(Self(Functions { $($name,)* }))
             }
         }
     };

@@ -39,19 +39,51 @@ pub enum Outcome {
     Local(i32),
 }
 
-/// An entry of a completion queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// An entry of a completion queue. Only [`CompletionQueue::poll`] makes one, and it cannot be
+/// copied: it is the proof that a request has ended.
+#[derive(Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What the user of the queue pair calls it.
-    pub token: u32,
+    token: u32,
+    is_receive: bool,
+    index: u32,
+    outcome: Outcome,
+    len: u32,
+}
+
+/// The queue cannot be polled: it overran, or the device is dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dead;
+
+impl Entry {
+    /// Whose it is: [`QueuePair::token`](crate::QueuePair::token).
+    pub fn token(&self) -> u32 {
+        self.token
+    }
+
     /// Whether a message came; otherwise a request of ours ended.
-    pub is_receive: bool,
+    pub fn is_receive(&self) -> bool {
+        self.is_receive
+    }
+
     /// Which request of the send queue, or which slot of the receive queue.
-    pub index: u32,
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
     /// How it ended.
-    pub outcome: Outcome,
+    pub fn outcome(&self) -> Outcome {
+        self.outcome
+    }
+
     /// Bytes that came, if a message did.
-    pub len: u32,
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Whether no bytes came.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
 }
 
 // SAFETY: THREADS.
@@ -110,7 +142,8 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: `ibv_destroy_comp_channel` asks for a channel without queues: LIVE.
+        // SAFETY: `ibv_destroy_comp_channel` asks for a channel without queues: LIVE. If it fails,
+        // the channel stays until the process ends.
         unsafe { (self.context.library().ibv_destroy_comp_channel)(self.raw.as_ptr()) };
     }
 }
@@ -139,16 +172,21 @@ impl CompletionQueue {
     }
 
     /// Appends at most 64 entries to `out`. Returns how many. No system call.
-    pub fn poll(&self, out: &mut Vec<Entry>) -> usize {
+    ///
+    /// # Errors
+    ///
+    /// [`Dead`]. Nothing was appended, and no entry will come.
+    pub fn poll(&self, out: &mut Vec<Entry>) -> Result<usize, Dead> {
         let mut entries = [EMPTY; BATCH];
         let most = i32::try_from(BATCH).expect("small");
         let poll_cq = self.channel.context.poll_cq();
         // SAFETY: `ibv_poll_cq` asks for a queue that exists (LIVE) and room for as many entries as
         // we say.
         let count = unsafe { poll_cq(self.raw.as_ptr(), most, entries.as_mut_ptr()) };
-        let count = usize::try_from(count).expect("a queue that overran is our bug");
+        // A driver says so with a negative number, of which there are many in use.
+        let count = usize::try_from(count).map_err(|_| Dead)?;
         out.extend(entries[..count].iter().map(Entry::from));
-        count
+        Ok(count)
     }
 
     /// Lets the next entry make the channel readable.
@@ -162,6 +200,10 @@ impl CompletionQueue {
         check(unsafe { req_notify_cq(self.raw.as_ptr(), 0) })
     }
 
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.channel.context
+    }
+
     pub(crate) fn raw(&self) -> *mut ibv_cq {
         self.raw.as_ptr()
     }
@@ -171,7 +213,8 @@ impl Drop for CompletionQueue {
     fn drop(&mut self) {
         let library = self.channel.context.library();
         // SAFETY: `ibv_destroy_cq` asks for a queue without queue pairs, all of whose events were
-        // acknowledged: LIVE, and `Channel::drain` acknowledges what it takes.
+        // acknowledged: LIVE, and `Channel::drain` acknowledges what it takes. If it fails, the
+        // kernel ends the queue when the device is closed.
         unsafe { (library.ibv_destroy_cq)(self.raw()) };
     }
 }

@@ -19,11 +19,12 @@
 
 mod completion;
 mod context;
+mod environment;
 mod memory;
 mod queue_pair;
 mod send;
 
-pub use completion::{Channel, CompletionQueue, Entry, Outcome};
+pub use completion::{Channel, CompletionQueue, Dead, Entry, Outcome};
 pub use context::{AsyncEvent, Context, GidEntry, Limits, OpenError, PortState, load};
 pub use memory::{Access, MemoryRegion, ProtectionDomain};
 pub use queue_pair::{MESSAGE_LEN, Peer, Plan, QueuePair};
@@ -31,6 +32,14 @@ pub use rdma_core_sys::{Library, Missing};
 pub use send::{Body, Ended, Refused, SendQueue};
 
 use std::io;
+
+/// Whether the NIC has no part in an object any more, by what the call said that should destroy it.
+///
+/// `EIO` and `ENODEV` come from a kernel that has taken the device from this process. It ends all
+/// objects of a device when it takes the device away.
+fn has_ended(errno: i32) -> bool {
+    [0, libc::EIO, libc::ENODEV].contains(&errno.abs())
+}
 
 /// What a call that returns an `errno` means.
 fn check(errno: i32) -> io::Result<()> {

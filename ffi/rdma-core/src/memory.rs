@@ -2,6 +2,7 @@
 
 use std::ffi::{c_uint, c_void};
 use std::io;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use rdma_core_sys::*;
 use smcr_os::{Exposed, Extent};
 
 use crate::context::{Context, last_error};
+use crate::has_ended;
 
 /// A protection domain.
 #[derive(Debug)]
@@ -32,7 +34,7 @@ pub struct MemoryRegion {
     domain: Arc<ProtectionDomain>,
     extent: Extent,
     /// Only dropped after the NIC has forgotten it: EXPOSED.
-    _memory: Box<dyn Exposed>,
+    memory: ManuallyDrop<Box<dyn Exposed>>,
 }
 
 // SAFETY: THREADS.
@@ -69,7 +71,8 @@ impl ProtectionDomain {
 
 impl Drop for ProtectionDomain {
     fn drop(&mut self) {
-        // SAFETY: `ibv_dealloc_pd` asks for a domain that nothing uses any more: LIVE.
+        // SAFETY: `ibv_dealloc_pd` asks for a domain that nothing uses any more: LIVE. If it fails,
+        // the kernel ends the domain when the device is closed.
         unsafe { (self.context.library().ibv_dealloc_pd)(self.raw()) };
     }
 }
@@ -106,7 +109,7 @@ impl MemoryRegion {
             )
         };
         let raw = NonNull::new(raw).ok_or_else(last_error)?;
-        Ok(Self { raw, domain: Arc::clone(domain), extent, _memory: memory })
+        Ok(Self { raw, domain: Arc::clone(domain), extent, memory: ManuallyDrop::new(memory) })
     }
 
     /// The key that our own requests carry.
@@ -121,6 +124,10 @@ impl MemoryRegion {
         unsafe { (*self.raw.as_ptr()).rkey }
     }
 
+    pub(crate) fn domain(&self) -> &Arc<ProtectionDomain> {
+        &self.domain
+    }
+
     /// The memory.
     pub fn extent(&self) -> Extent {
         self.extent
@@ -129,9 +136,17 @@ impl MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // SAFETY: `ibv_dereg_mr` asks for a region that is registered: LIVE. Afterwards the NIC
-        // touches the memory no more, and it is dropped next.
-        unsafe { (self.domain.context.library().ibv_dereg_mr)(self.raw.as_ptr()) };
+        let library = self.domain.context.library();
+        // SAFETY: `ibv_dereg_mr` asks for a region that is registered: LIVE.
+        let errno = unsafe { (library.ibv_dereg_mr)(self.raw.as_ptr()) };
+        if has_ended(errno) {
+            // SAFETY: `drop` asks for a value that is not used again: it is a field of `self`,
+            // which ends here. The NIC touches the memory no more.
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
+        } else {
+            // The NIC may still write the memory, so it is never given back.
+            std::mem::forget(Arc::clone(&self.domain));
+        }
     }
 }
 

@@ -1,17 +1,17 @@
 //! Reliable-connected queue pairs: from their creation to their end, and their receive queues.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::{fmt, io, mem, ptr};
 
 use std::ptr::NonNull;
 
 use rdma_core_sys::*;
 
-use crate::check;
 use crate::completion::{CompletionQueue, RECEIVE, identifier};
 use crate::context::last_error;
 use crate::memory::{MemoryRegion, ProtectionDomain};
+use crate::{check, has_ended};
 
 /// Length in bytes of the messages that are sent without memory of their own.
 pub const MESSAGE_LEN: usize = 44;
@@ -27,8 +27,8 @@ pub struct Plan {
     pub receive_len: u32,
     /// Distance in bytes of two receive buffers. The first begins where its memory begins.
     pub stride: u32,
-    /// The most bytes that a request may carry itself.
-    pub inline: u32,
+    /// The most bytes that a request may carry itself: the first of these that the device grants.
+    pub inline: &'static [u32],
 }
 
 /// Whom a queue pair is connected to, and how.
@@ -56,7 +56,12 @@ pub struct Peer {
 pub struct QueuePair {
     raw: NonNull<ibv_qp>,
     number: u32,
+    /// Of all queue pairs that this process has ever made: UNIQUE.
+    token: u32,
+    /// It has its send queue, of which there is one.
+    has_sends: AtomicBool,
     plan: Plan,
+    inline: u32,
     /// True until the NIC has forgotten the queue pair. Outlives it.
     alive: Arc<AtomicBool>,
     /// Its receive buffers, and memory that its requests may name.
@@ -76,11 +81,12 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// When device or driver have no resources.
+    /// When device or driver have no resources, or requests cannot carry so many bytes.
     ///
     /// # Panics
     ///
-    /// If the receive buffers do not fit into `own`.
+    /// If the receive buffers do not fit into `own`, `own` is of another domain, or `completions`
+    /// is of another device.
     pub fn new(
         completions: &Arc<CompletionQueue>,
         domain: &Arc<ProtectionDomain>,
@@ -88,6 +94,8 @@ impl QueuePair {
         port: u8,
         plan: Plan,
     ) -> io::Result<Arc<Self>> {
+        assert!(Arc::ptr_eq(completions.context(), domain.context()), "objects of two devices");
+        assert!(Arc::ptr_eq(own.domain(), domain), "memory of another domain");
         assert!(plan.receive_len <= plan.stride);
         assert!(plan.receives as usize * plan.stride as usize <= own.extent().len);
         let mut wanted = ibv_qp_init_attr {
@@ -100,22 +108,33 @@ impl QueuePair {
                 max_recv_wr: plan.receives,
                 max_send_sge: 1,
                 max_recv_sge: 1,
-                max_inline_data: plan.inline,
+                max_inline_data: 0,
             },
             qp_type: IBV_QPT_RC,
             sq_sig_all: 0,
         };
         let library = domain.context().library();
-        // SAFETY: `ibv_create_qp` asks for a domain and completion queues of one device that exist
-        // (LIVE), and for attributes that it may change: a live local.
-        let raw = unsafe { (library.ibv_create_qp)(domain.raw(), &raw mut wanted) };
-        let raw = NonNull::new(raw).ok_or_else(last_error)?;
+        let mut raw = Err(io::ErrorKind::InvalidInput.into());
+        for inline in plan.inline {
+            wanted.cap.max_inline_data = *inline;
+            // SAFETY: `ibv_create_qp` asks for a domain and completion queues of one device that
+            // exist (LIVE, and the assertion), and for attributes that it may change: a live local.
+            let made = unsafe { (library.ibv_create_qp)(domain.raw(), &raw mut wanted) };
+            raw = NonNull::new(made).ok_or_else(last_error);
+            if raw.is_ok() {
+                break;
+            }
+        }
+        let raw = raw?;
         // SAFETY: reading asks for a queue pair that exists: it was just made.
         let number = unsafe { (*raw.as_ptr()).qp_num };
         let pair = Self {
             raw,
             number,
+            token: next_token(),
+            has_sends: AtomicBool::new(false),
             plan,
+            inline: wanted.cap.max_inline_data,
             alive: Arc::new(AtomicBool::new(true)),
             own,
             completions: Arc::clone(completions),
@@ -123,6 +142,11 @@ impl QueuePair {
         };
         pair.initialize(port)?;
         Ok(Arc::new(pair))
+    }
+
+    /// What its entries carry: no other queue pair of this process ever has it.
+    pub fn token(&self) -> u32 {
+        self.token
     }
 
     /// Its number.
@@ -133,6 +157,11 @@ impl QueuePair {
     /// Its sizes.
     pub fn plan(&self) -> Plan {
         self.plan
+    }
+
+    /// The most bytes that a request may carry itself, as the device has granted.
+    pub fn inline(&self) -> u32 {
+        self.inline
     }
 
     /// The queue that its completions go to.
@@ -209,7 +238,7 @@ impl QueuePair {
         check(unsafe { (library.ibv_modify_qp)(self.raw(), &raw mut wanted, mask) })
     }
 
-    /// Gives the NIC receive buffers, at most 64, by their numbers. Their entries carry `token`.
+    /// Gives the NIC receive buffers, at most 64, by their numbers.
     ///
     /// # Errors
     ///
@@ -218,7 +247,7 @@ impl QueuePair {
     /// # Panics
     ///
     /// If there is no such buffer.
-    pub fn post_receives(&self, token: u32, slots: &[u32]) -> io::Result<()> {
+    pub fn post_receives(&self, slots: &[u32]) -> io::Result<()> {
         let Some(last) = slots.len().checked_sub(1) else { return Ok(()) };
         assert!(last < RECEIVES_AT_ONCE && slots.iter().all(|slot| *slot < self.plan.receives));
         let base = self.own.extent().address;
@@ -231,7 +260,7 @@ impl QueuePair {
             buffers[at] = ibv_sge { addr, length: self.plan.receive_len, lkey };
             let next = if at == last { ptr::null_mut() } else { first.wrapping_add(at + 1) };
             requests[at] = ibv_recv_wr {
-                wr_id: identifier(token, slot | RECEIVE),
+                wr_id: identifier(self.token, slot | RECEIVE),
                 next,
                 sg_list: first_buffer.wrapping_add(at),
                 num_sge: 1,
@@ -259,6 +288,11 @@ impl QueuePair {
         &self.own
     }
 
+    /// Takes its only send queue. Returns false if somebody has it.
+    pub(crate) fn take_sends(&self) -> bool {
+        !self.has_sends.swap(true, Ordering::AcqRel)
+    }
+
     /// What tells, even after the queue pair has ended, whether it has.
     pub(crate) fn life(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.alive)
@@ -270,8 +304,12 @@ impl Drop for QueuePair {
         let library = self.domain.context().library();
         // SAFETY: `ibv_destroy_qp` asks for a queue pair that nobody uses any more: LIVE.
         let errno = unsafe { (library.ibv_destroy_qp)(self.raw()) };
-        assert_eq!(errno, 0, "a queue pair without flows and multicast groups can be destroyed");
-        self.alive.store(false, Ordering::Release);
+        if has_ended(errno) {
+            self.alive.store(false, Ordering::Release);
+        } else {
+            // The NIC may still have it. What it was made from, and what was lent to it, stays.
+            mem::forget((Arc::clone(&self.domain), Arc::clone(&self.completions)));
+        }
     }
 }
 
@@ -279,6 +317,13 @@ impl fmt::Debug for QueuePair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("QueuePair").field("number", &self.number).finish_non_exhaustive()
     }
+}
+
+/// A token that no queue pair had before.
+fn next_token() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let next = NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| next.checked_add(1));
+    next.expect("no process makes so many queue pairs: one each millisecond for seven weeks")
 }
 
 /// Attributes that change nothing, whatever the mask.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rdma_core_sys::*;
 use smcr_os::Lent;
 
-use crate::completion::{INDEX_MASK, identifier};
+use crate::completion::{Entry, INDEX_MASK, identifier};
 use crate::queue_pair::{MESSAGE_LEN, QueuePair};
 
 /// The send queue of one queue pair.
@@ -21,6 +21,7 @@ pub struct SendQueue<L: Lent> {
     pair: Option<Arc<QueuePair>>,
     alive: Arc<AtomicBool>,
     token: u32,
+    inline: u32,
     /// What the NIC may still read, oldest first: LENT.
     held: VecDeque<Ended<L>>,
     first: u64,
@@ -70,7 +71,7 @@ pub struct Ended<L> {
 }
 
 /// The driver refuses requests: the queue pair is not in a state for them, or the device is dead.
-/// They stay in the queue and are not posted.
+/// Those that it has refused stay in the queue and are not posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused;
 
@@ -79,13 +80,20 @@ pub struct Refused;
 unsafe impl<L: Lent + Send> Send for SendQueue<L> {}
 
 impl<L: Lent> SendQueue<L> {
-    /// The send queue of `pair`, which must have no other. Its entries carry `token`.
-    pub fn new(pair: Arc<QueuePair>, token: u32) -> Self {
+    /// The send queue of `pair`.
+    ///
+    /// # Panics
+    ///
+    /// If `pair` has one already.
+    pub fn new(pair: Arc<QueuePair>) -> Self {
+        assert!(pair.take_sends(), "a queue pair has one send queue");
+        let (token, inline) = (pair.token(), pair.inline());
         let depth = pair.plan().sends as usize;
         Self {
             alive: pair.life(),
             pair: Some(pair),
             token,
+            inline,
             held: VecDeque::with_capacity(depth),
             first: 0,
             posted: 0,
@@ -120,7 +128,8 @@ impl<L: Lent> SendQueue<L> {
     ///
     /// # Panics
     ///
-    /// If there is no room, or memory of its own that the queue pair does not have.
+    /// If there is no room, memory of its own that the queue pair does not have, or a message that
+    /// is longer than what requests may carry themselves.
     pub fn push(&mut self, body: Body<L>, tag: u64) {
         assert!(self.room() > 0, "the caller keeps within the room");
         let number = self.first + self.held.len() as u64;
@@ -141,6 +150,7 @@ impl<L: Lent> SendQueue<L> {
                 ibv_sge { addr: extent.address, length, lkey }
             }
             Body::Message(message) => {
+                assert!(MESSAGE_BYTES <= self.inline, "the caller looks at what was granted");
                 self.messages[at] = message;
                 let addr = (&raw const self.messages[at]) as u64;
                 // The driver copies it when it is posted: INLINE.
@@ -152,7 +162,7 @@ impl<L: Lent> SendQueue<L> {
                 self.own_piece(at, len)
             }
         };
-        if self.pair.as_ref().is_some_and(|pair| piece.length <= pair.plan().inline) {
+        if piece.length <= self.inline {
             request.send_flags |= IBV_SEND_INLINE;
         }
         let index = u32::try_from(number & u64::from(INDEX_MASK)).expect("masked");
@@ -208,29 +218,40 @@ impl<L: Lent> SendQueue<L> {
             self.posted = end;
             return Ok(());
         }
-        // Those before the rejected one are posted.
+        // Those before the rejected one are posted. If the driver names none of ours, any of them
+        // may be with the NIC: LENT.
         let is_rejected = |number: &u64| requests.wrapping_add(self.place(*number)) == rejected;
-        self.posted = (self.posted..end).find(is_rejected).unwrap_or(self.posted);
+        self.posted = (self.posted..end).find(is_rejected).unwrap_or(end);
         Err(Refused)
     }
 
-    /// The NIC says that the request `index` has ended, and therefore all before it.
+    /// The NIC says that a request has ended, and therefore all before it.
     ///
     /// # Panics
     ///
-    /// If it was not posted.
-    pub fn end_up_to(&mut self, index: u32) {
-        let first = u32::try_from(self.first & u64::from(INDEX_MASK)).expect("masked");
-        let number = self.first + u64::from(index.wrapping_sub(first) & INDEX_MASK);
-        assert!(number < self.posted, "the NIC ends what was posted, once");
+    /// If the entry is of another queue pair or of a receive, or if it names no request that was
+    /// posted.
+    pub fn end(&mut self, entry: Entry) {
+        let number = self.number_of(&entry);
         self.ended = self.ended.max(number + 1);
     }
 
-    /// How many requests before `index` have not come back, all of which have ended well if the NIC
-    /// says that `index` has not.
-    pub fn before(&self, index: u32) -> u32 {
+    /// The NIC says of a request that it has ended. Those before it have ended, too.
+    ///
+    /// # Panics
+    ///
+    /// As [`end`](Self::end).
+    pub fn end_before(&mut self, entry: &Entry) {
+        let number = self.number_of(entry);
+        self.ended = self.ended.max(number);
+    }
+
+    fn number_of(&self, entry: &Entry) -> u64 {
+        assert!(entry.token() == self.token && !entry.is_receive(), "an entry of this queue");
         let first = u32::try_from(self.first & u64::from(INDEX_MASK)).expect("masked");
-        index.wrapping_sub(first) & INDEX_MASK
+        let number = self.first + u64::from(entry.index().wrapping_sub(first) & INDEX_MASK);
+        assert!(number < self.posted, "the NIC ends what was posted, once");
+        number
     }
 
     /// Takes back the oldest request, if it has ended.

@@ -56,6 +56,26 @@ pub(super) struct Device {
     pub(super) number: u8,
     pub(super) port: Port,
     pub(super) gid_index: u8,
+    /// The index that the operator wants.
+    wanted: Option<u32>,
+    /// The port has no GID that we could use.
+    is_lost: bool,
+}
+
+/// What another table of GIDs means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// Our address is the same.
+    None,
+    /// There is no address that we could use.
+    Lost,
+    /// The address that was lost is there again.
+    Back,
+    /// Our address is another one.
+    Moved {
+        /// There was none before.
+        was_lost: bool,
+    },
 }
 
 impl Device {
@@ -80,15 +100,52 @@ impl Device {
             return Err(fail(format!("port {number} is down")));
         }
         let gids = context.gids(number).map_err(refuses)?;
-        let chosen = choose(&gids, config.gid_index).map_err(|cause| fail(cause.into()))?;
-        let mac = gids.iter().find_map(mac_of);
-        let mac = mac.ok_or_else(|| fail(format!("port {number} has no link-local GID")))?;
-        let port = Port { gid: Gid(chosen.gid), mac, mtu: Mtu(state.mtu) };
-        let gid_index =
-            u8::try_from(chosen.index).map_err(|_| fail("GID index over 255".into()))?;
+        let (gid, mac, gid_index) =
+            address(&gids, config.gid_index, None).map_err(|cause| fail(cause.into()))?;
+        let port = Port { gid, mac, mtu: Mtu(state.mtu) };
         let limits = context.limits().map_err(refuses)?;
-        Ok(Self { context, limits, number, port, gid_index })
+        let wanted = config.gid_index;
+        Ok(Self { context, limits, number, port, gid_index, wanted, is_lost: false })
     }
+
+    /// Reads the table of GIDs again, and keeps the address if it is still there.
+    pub(super) fn look_at_gids(&mut self) -> Change {
+        // If the device does not answer, it goes, and that is reported.
+        let Ok(gids) = self.context.gids(self.number) else { return Change::None };
+        let was_lost = self.is_lost;
+        let found = address(&gids, self.wanted, Some(self.port.gid));
+        self.is_lost = found.is_err();
+        let Ok((gid, mac, gid_index)) = found else {
+            return if was_lost { Change::None } else { Change::Lost };
+        };
+        self.gid_index = gid_index;
+        let port = Port { gid, mac, ..self.port };
+        let has_moved = port != self.port;
+        self.port = port;
+        match (has_moved, was_lost) {
+            (true, was_lost) => Change::Moved { was_lost },
+            (false, true) => Change::Back,
+            (false, false) => Change::None,
+        }
+    }
+}
+
+/// The address to use, and its index: that of `current`, if the operator wants no index and the
+/// table still has it.
+fn address(
+    gids: &[GidEntry],
+    wanted: Option<u32>,
+    current: Option<Gid>,
+) -> Result<(Gid, MacAddress, u8), &'static str> {
+    let is_current = |entry: &&GidEntry| entry.over_udp && Some(Gid(entry.gid)) == current;
+    let kept = gids.iter().find(is_current).filter(|_| wanted.is_none()).copied();
+    let chosen = match kept {
+        Some(kept) => kept,
+        None => choose(gids, wanted)?,
+    };
+    let mac = gids.iter().find_map(mac_of).ok_or("the port has no link-local GID")?;
+    let index = u8::try_from(chosen.index).map_err(|_| "the index of its GID is over 255")?;
+    Ok((Gid(chosen.gid), mac, index))
 }
 
 /// The GID that SMC-Rv2 uses: an IPv4 address, over UDP.

@@ -5,13 +5,13 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rdma_core::{Channel, CompletionQueue, Entry};
+use rdma_core::{Channel, CompletionQueue, Dead, Entry};
 use rustix::event::epoll;
 use smcr_proto::Instant;
 
 use super::pair::{Effect, Pair};
 use super::rnic::Qp;
-use super::worker::{Job, Shared};
+use super::worker::Shared;
 use crate::{Completion, QpId, Work};
 
 /// The poller's half of an RNIC.
@@ -40,6 +40,8 @@ pub struct Fabric {
     ready: VecDeque<Completion>,
     /// The channel becomes readable with the next entry.
     is_armed: bool,
+    /// The last look at the completion queues may have left entries in them.
+    has_backlog: bool,
 }
 
 impl Fabric {
@@ -63,6 +65,7 @@ impl Fabric {
             entries: Vec::with_capacity(ENTRIES_PER_POLL),
             ready: VecDeque::new(),
             is_armed: false,
+            has_backlog: false,
         })
     }
 
@@ -72,28 +75,22 @@ impl Fabric {
 
     /// Takes entries from the completion queues, and reports what they say.
     fn reap(&mut self) {
-        let mut is_empty = true;
-        for queue in &self.queues {
-            let mut count = 1;
-            while count > 0 && self.entries.len() < ENTRIES_PER_POLL {
-                count = queue.poll(&mut self.entries);
-            }
-            is_empty &= count == 0;
-        }
+        self.collect();
         for entry in self.entries.drain(..) {
+            let token = entry.token();
             // Entries of released queue pairs may come late.
-            let Some(pair) = self.pairs.get_mut(&entry.token) else { continue };
-            match pair.handle(&entry, &mut self.ready) {
+            let Some(pair) = self.pairs.get_mut(&token) else { continue };
+            match pair.handle(entry, &mut self.ready) {
                 Effect::Fine => {}
-                Effect::Trouble => self.troubled.push(entry.token),
+                Effect::Trouble => self.troubled.push(token),
                 Effect::Misbehaved => {
-                    self.shared.ask(Job::Fail(Arc::clone(pair.queue_pair().expect("adopted"))));
-                    self.troubled.push(entry.token);
+                    pair.ask_to_fail().into_iter().for_each(|job| self.shared.ask(job));
+                    self.troubled.push(token);
                 }
             }
             if pair.must_ring() {
                 pair.is_dirty = true;
-                self.dirty.push(entry.token);
+                self.dirty.push(token);
             }
         }
         // Only after all entries: an error of ours may stand behind the buffers it brought back.
@@ -101,8 +98,27 @@ impl Fabric {
             let pair = self.pairs.get_mut(&token).expect("it got an entry just now");
             pair.break_down(&mut self.ready);
         }
-        if is_empty {
+        if !self.has_backlog {
             self.gone.clear();
+        }
+    }
+
+    /// Takes entries from the completion queues, as many as one call looks at.
+    fn collect(&mut self) {
+        self.has_backlog = false;
+        for queue in &self.queues {
+            let mut count = 1;
+            while count > 0 && self.entries.len() < ENTRIES_PER_POLL {
+                count = queue.poll(&mut self.entries).unwrap_or_else(|Dead| {
+                    self.shared.condemn();
+                    0
+                });
+            }
+            self.has_backlog |= count > 0;
+        }
+        // Another is first the next time, or one that is always full would hide the others.
+        if self.has_backlog {
+            self.queues.rotate_left(1);
         }
     }
 
@@ -162,7 +178,7 @@ impl crate::Fabric for Fabric {
     type Qp = Qp;
 
     fn adopt(&mut self, _: Instant, qp: Qp) -> QpId {
-        let token = qp.token;
+        let token = qp.pair.token();
         let queue = qp.pair.completions();
         let is_gone = self.channel.is_none();
         if !is_gone && !self.queues.iter().any(|known| Arc::ptr_eq(known, queue)) {
@@ -218,7 +234,7 @@ impl crate::Fabric for Fabric {
             } else if pair.ring().is_err() {
                 pair.note_refused();
                 pair.break_down(&mut self.ready);
-                self.shared.ask(Job::Fail(Arc::clone(pair.queue_pair().expect("adopted"))));
+                pair.ask_to_fail().into_iter().for_each(|job| self.shared.ask(job));
             }
         }
     }
@@ -231,7 +247,10 @@ impl crate::Fabric for Fabric {
             // What came before the channel was armed makes nothing readable.
             self.reap();
         }
-        (!self.ready.is_empty() || self.shared.has_news()).then_some(now)
+        // Before the look at the news: a signal that comes later is for news that come later.
+        self.shared.forget_signal();
+        let has_work = !self.ready.is_empty() || !self.dirty.is_empty() || self.has_backlog;
+        (has_work || self.shared.has_news()).then_some(now)
     }
 
     fn event_descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -244,9 +263,8 @@ impl crate::Fabric for Fabric {
             return;
         }
         pair.note_failed();
-        // One that is not broken was not given away.
-        let hold = Arc::clone(pair.queue_pair().expect("adopted"));
-        self.shared.ask(Job::Fail(hold));
+        let job = pair.ask_to_fail();
+        job.into_iter().for_each(|job| self.shared.ask(job));
     }
 
     fn release(&mut self, _: Instant, qp: QpId) {

@@ -28,6 +28,14 @@ pub(super) struct Pair {
     used: Vec<u32>,
     progress: Arc<Progress>,
     phase: Phase,
+    /// Where in `memory` there is room for a message of 44 bytes, if requests cannot carry them.
+    free_short: Vec<u32>,
+    /// Where in `memory` that room begins.
+    short_base: u32,
+    /// An entry said that a request of ours has not ended well. No later one has.
+    has_flushed: bool,
+    /// The worker was asked to fail it.
+    is_failing: bool,
     /// Why our own requests failed.
     cause: Option<QpError>,
     /// The user has failed it.
@@ -66,9 +74,16 @@ impl Pair {
         let plan = qp.pair.plan();
         let base = plan.receives * plan.stride;
         let long = u32::try_from(LONG_MESSAGE_MAX).expect("small");
+        let short_base = base + LONG_SENDS * long;
+        let carries_messages = qp.pair.inline() as usize >= MESSAGE_LEN;
+        let shorts = if carries_messages { 0 } else { plan.sends };
         let mut pair = Self {
-            id: QpId(qp.token),
-            sends: SendQueue::new(qp.pair, qp.token),
+            id: QpId(qp.pair.token()),
+            sends: SendQueue::new(qp.pair),
+            free_short: (0..shorts).map(|slot| short_base + slot * SHORT_STRIDE).collect(),
+            short_base,
+            has_flushed: false,
+            is_failing: false,
             waiting: VecDeque::new(),
             free: (0..LONG_SENDS).map(|slot| base + slot * long).collect(),
             memory: qp.memory,
@@ -86,7 +101,7 @@ impl Pair {
         pair
     }
 
-    pub(super) fn queue_pair(&self) -> Option<&Arc<QueuePair>> {
+    fn queue_pair(&self) -> Option<&Arc<QueuePair>> {
         self.sends.pair()
     }
 
@@ -118,7 +133,15 @@ impl Pair {
                     let lkey = self.protection.as_ref().map_or(0, |all| all.pool.lkey());
                     (Body::Write { lease, lkey, rkey: rkey.0, address }, tag)
                 }
-                Work::Send { message, tag } => (Body::Message(message), tag),
+                Work::Send { message, tag } => match self.free_short.pop() {
+                    Some(at) => {
+                        self.memory.copy_in(at as usize, &message);
+                        let len = u32::try_from(MESSAGE_LEN).expect("small");
+                        (Body::Own { at, len }, tag)
+                    }
+                    // There is room for as many as the send queue has, if requests carry none.
+                    None => (Body::Message(message), tag),
+                },
                 Work::SendLong { message, tag } => {
                     let Some(at) = self.free.pop() else {
                         self.waiting.push_front(Work::SendLong { message, tag });
@@ -169,28 +192,37 @@ impl Pair {
         self.is_failed = true;
     }
 
+    /// What the worker must do to fail it, unless it was asked before.
+    pub(super) fn ask_to_fail(&mut self) -> Option<Job> {
+        let pair = self.sends.pair().filter(|_| !self.is_failing)?;
+        self.is_failing = true;
+        Some(Job::Fail(Arc::clone(pair)))
+    }
+
     /// Notes that the driver takes no requests.
     pub(super) fn note_refused(&mut self) {
         self.cause = self.cause.or(Some(QpError::PortDown));
     }
 
     /// Takes in an entry of the completion queue.
-    pub(super) fn handle(&mut self, entry: &Entry, out: &mut VecDeque<Completion>) -> Effect {
-        if entry.is_receive {
-            return self.handle_receive(entry, out);
+    pub(super) fn handle(&mut self, entry: Entry, out: &mut VecDeque<Completion>) -> Effect {
+        if entry.is_receive() {
+            return self.handle_receive(&entry, out);
         }
-        if entry.outcome == Outcome::Success {
-            self.sends.end_up_to(entry.index);
+        if entry.outcome() == Outcome::Success && !self.has_flushed {
+            self.sends.end(entry);
             self.give_back(out);
             return Effect::Fine;
         }
-        // The NIC carries out requests in order, so all before this one went well.
-        if self.cause.is_none() && self.sends.before(entry.index) > 0 {
-            self.sends.end_up_to(entry.index.wrapping_sub(1));
+        // The NIC carries out requests in order, so all before the first that failed went well.
+        if !self.has_flushed {
+            self.sends.end_before(&entry);
             self.give_back(out);
+            self.has_flushed = true;
         }
-        self.sends.end_up_to(entry.index);
-        let cause = match entry.outcome {
+        let outcome = entry.outcome();
+        self.sends.end(entry);
+        let cause = match outcome {
             Outcome::Success | Outcome::Flushed => None,
             Outcome::Refused => Some(QpError::RemoteError),
             Outcome::Unanswered => Some(QpError::RetriesExceeded),
@@ -202,15 +234,15 @@ impl Pair {
     }
 
     fn handle_receive(&mut self, entry: &Entry, out: &mut VecDeque<Completion>) -> Effect {
-        if entry.outcome != Outcome::Success {
+        if entry.outcome() != Outcome::Success {
             return Effect::Trouble;
         }
         if self.phase == Phase::Broken {
             return Effect::Fine;
         }
         let plan = self.queue_pair().expect("released pairs get no entries").plan();
-        let at = entry.index as usize * plan.stride as usize;
-        let len = entry.len as usize;
+        let at = entry.index() as usize * plan.stride as usize;
+        let len = entry.len() as usize;
         let is_short = len == MESSAGE_LEN;
         if is_short {
             let mut message: Message = [0; MESSAGE_LEN];
@@ -223,7 +255,7 @@ impl Pair {
         } else {
             return Effect::Misbehaved;
         }
-        self.used.push(entry.index);
+        self.used.push(entry.index());
         if self.used.len() >= BUFFERS_AT_ONCE {
             self.return_buffers();
         }
@@ -235,7 +267,7 @@ impl Pair {
         let pair = self.sends.pair().expect("released pairs get no entries");
         for slots in self.used.chunks(BUFFERS_AT_ONCE) {
             // Only a dead device refuses, and then nothing comes either.
-            let _ = pair.post_receives(self.id.0, slots);
+            let _ = pair.post_receives(slots);
         }
         self.used.clear();
     }
@@ -270,6 +302,7 @@ impl Pair {
     /// Gives away the queue pair, to be destroyed; `None` if that was done before.
     pub(super) fn close(&mut self) -> Option<Job> {
         self.phase = Phase::Broken;
+        self.progress.cancel();
         let protection = self.protection.take()?;
         Some(Job::Destroy(self.sends.close()?, protection))
     }
@@ -286,7 +319,10 @@ impl Pair {
 
     fn report(&mut self, ended: Ended<Lease>, status: Status, out: &mut VecDeque<Completion>) {
         let (qp, tag) = (self.id, crate::Tag(ended.tag));
-        self.free.extend(ended.own);
+        if let Some(at) = ended.own {
+            let free = if at < self.short_base { &mut self.free } else { &mut self.free_short };
+            free.push(at);
+        }
         out.push_back(match ended.lease {
             Some(lease) => Completion::Wrote { qp, lease, tag, status },
             None => Completion::Sent { qp, tag, status },
@@ -294,6 +330,8 @@ impl Pair {
     }
 }
 
+/// Distance in bytes of two messages of 44 bytes in memory.
+pub(super) const SHORT_STRIDE: u32 = 64;
 /// Receive buffers go back to the NIC in lists of this length.
 const BUFFERS_AT_ONCE: usize = 32;
 const _: () = assert!(LONG_SENDS <= SENDS);

@@ -12,8 +12,10 @@ use smcr_memory::Region;
 use smcr_os::interface::path_mtu;
 use smcr_proto::{Gid, Psn, Qpn, Rkey};
 
-use super::device::Device;
-use super::worker::{Job, Progress, Shared};
+use super::connects::Connect;
+use super::device::{Change, Device};
+use super::pair::SHORT_STRIDE;
+use super::worker::{Progress, Shared};
 use super::{ENTRIES_PER_PAIR, INLINE, LONG_RECEIVES, LONG_SENDS, SENDS, SHORT_RECEIVES};
 use crate::{
     ConnectError, Domain, Event, Exhausted, LONG_MESSAGE_MAX, MESSAGE_LEN, Messages, Port,
@@ -32,7 +34,8 @@ pub struct Rnic {
     domains_opened: u32,
     registered: HashMap<Rkey, MemoryRegion>,
     queues: Vec<Queue>,
-    tokens: u32,
+    /// Events that were noticed with another one.
+    pending: Option<Event>,
 }
 
 /// What belongs to a domain for as long as a queue pair of it lives.
@@ -68,7 +71,6 @@ pub struct Opening {
 /// A queue pair that is connected, or soon will be, and that its poller has not adopted yet.
 #[derive(Debug)]
 pub struct Qp {
-    pub(super) token: u32,
     pub(super) pair: Arc<QueuePair>,
     pub(super) memory: Region,
     pub(super) messages: Messages,
@@ -94,7 +96,7 @@ impl Rnic {
             domains_opened: 0,
             registered: HashMap::new(),
             queues: Vec::new(),
-            tokens: 0,
+            pending: None,
         }
     }
 
@@ -103,6 +105,21 @@ impl Rnic {
         let found = self.domains.get(&domain).cloned();
         assert!(found.is_some() || self.open.is_none(), "the caller opened {domain:?}");
         found.ok_or(Exhausted)
+    }
+
+    /// The table of GIDs has changed: what that means for ours.
+    fn look_at_gids(&mut self) -> Option<Event> {
+        let (device, _) = self.open.as_mut()?;
+        match device.look_at_gids() {
+            Change::None => None,
+            Change::Lost => Some(Event::Down),
+            Change::Back => Some(Event::Up),
+            Change::Moved { was_lost } => {
+                self.port = device.port;
+                self.pending = was_lost.then_some(Event::Up);
+                Some(Event::Readdressed)
+            }
+        }
     }
 
     /// A place in a completion queue, which may be a new one.
@@ -149,14 +166,26 @@ impl crate::Rnic for Rnic {
 
     /// After [`Event::Gone`] nothing of the device is open here, and nothing can be opened.
     fn event(&mut self) -> Option<Event> {
-        let event = self.shared.take_event()?;
-        if event == Event::Gone {
-            self.registered.clear();
-            self.domains.clear();
-            self.queues.clear();
-            self.open = None;
+        if let Some(event) = self.pending.take() {
+            return Some(event);
         }
-        Some(event)
+        loop {
+            let event = self.shared.take_event()?;
+            match event {
+                Event::Gone => {
+                    self.registered.clear();
+                    self.domains.clear();
+                    self.queues.clear();
+                    self.open = None;
+                }
+                Event::Readdressed => {
+                    let Some(event) = self.look_at_gids() else { continue };
+                    return Some(event);
+                }
+                Event::Up | Event::Down | Event::Suspicion(_) => {}
+            }
+            return Some(event);
+        }
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -221,11 +250,9 @@ impl crate::Rnic for Rnic {
         let psn = Psn(getrandom::u32().map_err(|_| Exhausted)? & PSN_MASK);
         let port = self.port;
         let qpn = Qpn(pair.number());
-        let token = self.tokens;
-        self.tokens = self.tokens.checked_add(1).ok_or(Exhausted)?;
         let progress = Arc::new(Progress::default());
         Ok(Opening {
-            qp: Qp { token, pair, memory, messages, protection, progress, berth },
+            qp: Qp { pair, memory, messages, protection, progress, berth },
             address: QpAddress { gid: port.gid, mac: port.mac, qpn, psn, mtu: port.mtu },
             port: number,
             gid_index: device.gid_index,
@@ -259,7 +286,7 @@ impl crate::Opening for Opening {
             hop_limit: HOP_LIMIT,
         };
         let (pair, progress) = (Arc::clone(&self.qp.pair), Arc::clone(&self.qp.progress));
-        self.shared.ask(Job::Connect { pair, peer, progress });
+        self.shared.connect(Connect { pair, peer, progress })?;
         Ok(self.qp)
     }
 }
@@ -284,9 +311,11 @@ fn plan_for(messages: Messages) -> Plan {
     Plan { sends: SENDS, receives, receive_len, stride, inline: INLINE }
 }
 
-/// Receive buffers, and behind them the long messages that are sent.
+/// Receive buffers, behind them the long messages that are sent, and then the short ones.
 fn memory_len(plan: Plan) -> usize {
-    plan.receives as usize * plan.stride as usize + LONG_SENDS as usize * LONG_MESSAGE_MAX
+    let received = plan.receives as usize * plan.stride as usize;
+    let long = LONG_SENDS as usize * LONG_MESSAGE_MAX;
+    received + long + SENDS as usize * SHORT_STRIDE as usize
 }
 
 /// The most queue pairs that share a completion queue.

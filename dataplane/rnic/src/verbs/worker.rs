@@ -1,8 +1,8 @@
 //! The thread that makes the calls which may take long.
 //!
-//! To connect, the kernel looks for the peer's Ethernet address: a second and more, if nobody has
-//! it. To fail or destroy a queue pair, the driver waits for the device. Neither poller nor control
-//! thread may wait for these, so they leave jobs here. Jobs are done in the order they came.
+//! To fail or destroy a queue pair, the driver waits for the device. Neither poller nor control
+//! thread may wait for it, so they leave jobs here. Jobs are done in the order they came. There are
+//! at most two for each queue pair. To connect takes longer: see `connects`.
 //!
 //! The worker also listens to the device: to its events, and to the folder of its node. A driver
 //! without hot removal, such as the soft RNIC of Linux, reports nothing when its device goes. The
@@ -15,18 +15,17 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::thread;
 
 use crossbeam_queue::SegQueue;
-use rdma_core::{AsyncEvent, Context, Peer, QueuePair};
+use rdma_core::{AsyncEvent, Context, QueuePair};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::inotify;
 
+use super::connects::{Connect, Connects};
 use super::rnic::Protection;
-use crate::Event;
+use crate::{ConnectError, Event};
 
 /// What the worker is asked to do. Each job brings its own hold on the queue pair.
 #[derive(Debug)]
 pub(super) enum Job {
-    /// Connect it, and say how that went.
-    Connect { pair: Arc<QueuePair>, peer: Peer, progress: Arc<Progress> },
     /// Bring it to the state ERR.
     Fail(Arc<QueuePair>),
     /// Destroy it, and give up its hold on its domain. The giver keeps no hold on it.
@@ -52,6 +51,9 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) struct Shared {
     jobs: SegQueue<Job>,
+    connects: Connects,
+    /// Somebody else than the device has found that it is dead.
+    condemned: AtomicBool,
     /// An eventfd that wakes the worker.
     work: OwnedFd,
     /// The worker has done something that the fabric has not looked at.
@@ -68,6 +70,11 @@ pub(super) struct Shared {
 }
 
 impl Progress {
+    /// Nobody wants the connection any more.
+    pub(super) fn cancel(&self) {
+        self.0.store(2, Ordering::Release);
+    }
+
     pub(super) fn stage(&self) -> Stage {
         match self.0.load(Ordering::Acquire) {
             0 => Stage::Connecting,
@@ -83,6 +90,8 @@ impl Shared {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let shared = Arc::new(Self {
             jobs: SegQueue::new(),
+            connects: Connects::default(),
+            condemned: AtomicBool::new(false),
             work: eventfd(0, flags)?,
             news: AtomicBool::new(false),
             wakeup: eventfd(0, flags)?,
@@ -103,14 +112,44 @@ impl Shared {
         signal(&self.work);
     }
 
+    /// Leaves a queue pair to be connected.
+    pub(super) fn connect(self: &Arc<Self>, connect: Connect) -> Result<(), ConnectError> {
+        self.connects.ask(connect, self)
+    }
+
+    /// Connects the queue pair that has waited longest. Returns false if none waits.
+    pub(super) fn connect_next(&self) -> bool {
+        let Some(Connect { pair, peer, progress }) = self.connects.take() else { return false };
+        let is_wanted = progress.stage() == Stage::Connecting;
+        let stage = if is_wanted && pair.connect(&peer).is_ok() { 1 } else { 2 };
+        // If it was released meanwhile, this destroys it.
+        drop(pair);
+        progress.0.store(stage, Ordering::Release);
+        self.tell_fabric();
+        true
+    }
+
+    /// The caller has found that the device is dead. The worker says so to all.
+    pub(super) fn condemn(&self) {
+        if !self.condemned.swap(true, Ordering::AcqRel) {
+            signal(&self.work);
+        }
+    }
+
     /// Whether the worker has done something since the last call.
     pub(super) fn take_news(&self) -> bool {
-        if !self.news.load(Ordering::Acquire) {
+        if !self.has_news() {
             return false;
         }
-        // Nothing to read is no error: the worker is about to write, and a later call reads it.
-        let _ = rustix::io::read(&self.wakeup, &mut [0; 8]);
+        self.forget_signal();
         self.news.swap(false, Ordering::AcqRel)
+    }
+
+    /// Makes the wakeup unreadable until the worker signals again. Whoever is about to sleep calls
+    /// it, and then looks for news: the worker publishes news before it signals.
+    pub(super) fn forget_signal(&self) {
+        // Nothing to read is no error.
+        let _ = rustix::io::read(&self.wakeup, &mut [0; 8]);
     }
 
     /// Whether [`take_news`](Self::take_news) would return true.
@@ -168,6 +207,7 @@ impl Shared {
             if let Some(watched) = &device {
                 watched.wait_beside(&self.work);
                 let (events, is_gone) = watched.look();
+                let is_gone = is_gone || self.condemned.load(Ordering::Acquire);
                 events.into_iter().for_each(|event| self.events.push(event));
                 if is_gone {
                     self.gone.store(true, Ordering::Release);
@@ -251,10 +291,6 @@ const NODES: &str = "/dev/infiniband";
 
 fn carry_out(job: Job) {
     match job {
-        Job::Connect { pair, peer, progress } => {
-            let stage = if pair.connect(&peer).is_ok() { 1 } else { 2 };
-            progress.0.store(stage, Ordering::Release);
-        }
         Job::Fail(pair) => {
             // Only a dead device refuses, and then nothing is sent either.
             let _ = pair.fail();
@@ -269,4 +305,35 @@ fn carry_out(job: Job) {
 fn signal(eventfd: &OwnedFd) {
     // The write fails only if the counter is full. Then it is readable already.
     let _ = rustix::io::write(eventfd, &1_u64.to_ne_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The worker publishes its news, the poller takes them, and then the worker signals. Nothing
+    /// took such a signal, so the poller burnt a core until the next news.
+    #[test]
+    fn a_signal_for_news_that_were_taken_keeps_nobody_awake() {
+        let device = rdma_core_fake::device([127, 31, 0, 1]);
+        let context = Context::open(rdma_core_fake::library(), &device).unwrap();
+        let shared = Shared::start(&context).unwrap();
+        shared.news.store(true, Ordering::Release);
+        assert!(shared.take_news());
+        signal(&shared.wakeup);
+
+        shared.forget_signal();
+        assert!(!shared.has_news());
+        let at_once = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let wakeup = shared.wakeup();
+        let readable = poll(&mut [PollFd::new(&wakeup, PollFlags::IN)], Some(&at_once)).unwrap();
+        assert_eq!(readable, 0, "the poller would not sleep");
+
+        // News that come after the look have a signal that comes after it.
+        shared.tell_fabric();
+        let readable = poll(&mut [PollFd::new(&wakeup, PollFlags::IN)], Some(&at_once)).unwrap();
+        assert_eq!(readable, 1);
+        shared.leave();
+        shared.leave();
+    }
 }
