@@ -184,9 +184,10 @@ impl Harness for RoceOverUdp {
         let network = NETWORKS.fetch_add(1, Ordering::Relaxed);
         let nics = [1, 2].map(|host| {
             let spec = any::Spec {
-                kind: any::Kind::RoceUdp,
+                kind: any::Kind::RoceUdp {
+                    address: Some(Ipv4Addr::new(127, 20, network, host).into()),
+                },
                 device: "lo",
-                address: Some(Ipv4Addr::new(127, 20, network, host).into()),
                 pollers: 1,
                 mtu_max: None,
             };

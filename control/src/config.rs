@@ -14,7 +14,7 @@ mod section;
 mod smc;
 mod versions;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ pub use limits::Limits;
 pub use network::{Cidr, Upstream};
 pub use peers::Peers;
 use rnic::rnics;
+pub use rnic::{DpdkPort, RnicConfig, RnicKind};
 use section::{Placed, Section, Source};
 pub use smc::{OptionMode, Smc};
 pub use versions::Versions;
@@ -57,64 +58,6 @@ pub struct Config {
 pub struct Admin {
     /// HTTP: JSON, metrics, page. `listen = "none"` turns it off.
     pub listen: Option<SocketAddr>,
-}
-
-/// One NIC.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RnicConfig {
-    /// What logs, counters and `[[pnet]]` call it. Unique.
-    pub name: String,
-    /// What kind of NIC it is.
-    pub kind: RnicKind,
-    /// The network device it stands on, or the directory in which its peers are.
-    pub device: String,
-    /// The address of the device that is its GID; the device's first IPv4 address if absent, or
-    /// its best IPv6 address where it has no other.
-    pub address: Option<IpAddr>,
-    /// Threads that poll it: 1 to 64. Each link group is on one of them.
-    pub pollers: u32,
-    /// The core of its first poller; chosen by `[poll]` if absent, as those of the others are.
-    pub core: Option<usize>,
-    /// Largest RoCE payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. The largest that
-    /// fits the device's MTU if absent.
-    pub mtu: Option<u32>,
-    /// The physical network it is on, in the operator's words. A link group has links on all RNICs
-    /// of one network. All RNICs are on the same one if nobody says otherwise.
-    pub pnet: String,
-}
-
-/// The kinds of NIC this program can drive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RnicKind {
-    /// `"roce-udp"`: RoCEv2 in software, over UDP sockets.
-    RoceUdp,
-    /// `"shm"`: shared memory, to gateways on this host that use the same directory.
-    Shm,
-}
-
-impl RnicKind {
-    /// What the configuration and operators call it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::RoceUdp => "roce-udp",
-            Self::Shm => "shm",
-        }
-    }
-
-    /// Whether its ports have addresses of RoCE v1, the only ones over which Linux speaks SMC-Rv1.
-    pub const fn carries_roce_v1(self) -> bool {
-        match self {
-            Self::RoceUdp | Self::Shm => false,
-        }
-    }
-
-    /// Whether it stands on a network device.
-    pub const fn has_device(self) -> bool {
-        match self {
-            Self::RoceUdp => true,
-            Self::Shm => false,
-        }
-    }
 }
 
 /// Connections that use `device` use `rnic`.

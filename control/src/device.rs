@@ -214,6 +214,14 @@ fn global_prefixes(device: &NetworkDevice) -> impl Iterator<Item = Ipv6Prefix> {
     })
 }
 
+/// The IPv4 subnet of `address`, whose network has this prefix; all zero for an IPv6 address.
+pub fn subnet_of(address: IpAddr, prefix_bits: u8) -> Ipv4Subnet {
+    match address {
+        IpAddr::V4(address) => subnet(address, prefix_bits),
+        IpAddr::V6(_) => Ipv4Subnet::default(),
+    }
+}
+
 fn subnet(address: Ipv4Addr, prefix_bits: u8) -> Ipv4Subnet {
     let mask = u32::MAX.checked_shl(32 - u32::from(prefix_bits)).unwrap_or(0);
     Ipv4Subnet { network: (address.to_bits() & mask).to_be_bytes(), prefix_bits }

@@ -392,7 +392,7 @@ fn settings<N: Rnic>(
     };
     rendezvous::Settings {
         peer_id,
-        v1: ports.iter().map(|port| smc.versions.speaks_v1(port.kind)).collect(),
+        v1: ports.iter().map(|port| smc.versions.speaks_v1(&port.kind)).collect(),
         v2: smc.versions.speaks_v2().then_some(v2),
         handshake_timeout: smc.handshake_timeout,
         handshakes_max: config.limits.handshakes_max as usize,

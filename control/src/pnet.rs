@@ -1,10 +1,10 @@
 //! The PNET table: which RNIC is on the same physical network as a network device.
 //!
-//! PNET identifiers never travel on the wire: each host knows its own cabling. A device that
-//! neither an entry nor an RNIC names gets a soft RNIC of its own, so that nothing has to be
-//! configured.
+//! PNET identifiers never travel on the wire: each host knows its own cabling. Without an entry, a
+//! device has the RNIC that stands on it, or one that stands on no network device. If there is
+//! neither it gets a soft RNIC of its own, so that nothing has to be configured.
 
-use crate::config::{Config, RnicConfig, RnicKind};
+use crate::config::{Config, RnicConfig};
 
 /// The table, from the configuration.
 #[derive(Clone, Debug, Default)]
@@ -31,28 +31,25 @@ impl PnetTable {
     }
 
     /// The RNIC for connections of `device`: that of its entry, else the one that stands on the
-    /// device, else one that stands on no device and so serves all, else a soft RNIC on it named
-    /// `soft-DEVICE`, which the caller may have to create.
+    /// device, else the first that stands on no network device and is in no entry, else a soft RNIC
+    /// on the device named `soft-DEVICE`, which the caller may have to create.
     pub fn rnic_for(&self, device: &str) -> RnicConfig {
         // RFC 7609 2 #2: keep a group in one VLAN
         // RFC 7609 5.1 #1: RoCE stays in its VLAN
         // RFC 7609 5.1 #2: no RoCE without VLAN access
         let by_entry = self.entries.iter().find(|(name, _)| name == device);
-        let by_device = || self.rnics.iter().find(|rnic| rnic.device == device);
-        let by_kind = || self.rnics.iter().find(|rnic| !rnic.kind.has_device());
-        let by_entry = by_entry.map(|(_, index)| &self.rnics[*index]);
-        match by_entry.or_else(by_device).or_else(by_kind) {
+        let by_device = || self.rnics.iter().find(|rnic| rnic.network_device() == Some(device));
+        let is_listed = |index| self.entries.iter().any(|(_, listed)| *listed == index);
+        let free = || {
+            let all = self.rnics.iter().enumerate();
+            let mut free =
+                all.filter(|(index, rnic)| rnic.network_device().is_none() && !is_listed(*index));
+            free.next().map(|(_, rnic)| rnic)
+        };
+        let found = by_entry.map(|(_, index)| &self.rnics[*index]);
+        match found.or_else(by_device).or_else(free) {
             Some(rnic) => rnic.clone(),
-            None => RnicConfig {
-                name: format!("soft-{device}"),
-                kind: RnicKind::RoceUdp,
-                device: device.to_owned(),
-                core: None,
-                mtu: None,
-                address: None,
-                pollers: 1,
-                pnet: String::new(),
-            },
+            None => RnicConfig::soft(format!("soft-{device}"), device),
         }
     }
 }
@@ -60,6 +57,7 @@ impl PnetTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::RnicKind;
 
     fn table(text: &str) -> PnetTable {
         let listener = "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:2'\n";
@@ -109,6 +107,23 @@ mod tests {
     fn without_any_rnic_each_device_has_a_soft_one() {
         let rnic = table("").rnic_for("eth0");
         assert_eq!((rnic.name.as_str(), rnic.device.as_str()), ("soft-eth0", "eth0"));
-        assert_eq!(rnic.kind, RnicKind::RoceUdp);
+        assert_eq!(rnic.kind, RnicKind::RoceUdp { address: None });
+    }
+
+    /// A port of DPDK is on no network device that a connection could name, and it shall serve
+    /// those of all devices as soon as it is configured.
+    #[test]
+    fn an_rnic_on_no_network_device_serves_those_that_have_no_other() {
+        let port = |name: &str, host: u8| {
+            let device = format!("device='net_{name}'\naddress='10.8.0.{host}/24'\n");
+            format!("[[rnic]]\nname='{name}'\nkind='dpdk'\n{device}")
+        };
+        let soft = "[[rnic]]\nname='r0'\ndevice='va'\n";
+        let all = format!("{soft}{}{}", port("p0", 1), port("p1", 2));
+        let name = |text: &str, device: &str| table(text).rnic_for(device).name;
+        assert_eq!([name(&all, "va"), name(&all, "vb"), name(&all, "lo")], ["r0", "p0", "p0"]);
+        let listed = format!("{all}[[pnet]]\ndevice='vb'\nrnic='p0'\n");
+        assert_eq!([name(&listed, "vb"), name(&listed, "vc")], ["p0", "p1"]);
+        assert_eq!(name(&all, "net_p0"), "p0");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -18,12 +19,13 @@ use smcr_engine::poller::Ends;
 use smcr_engine::priority::Priority;
 use smcr_memory::Region;
 use smcr_os::interface::preferred_address;
-use smcr_proto::{Mtu, PeerId};
+use smcr_proto::wire::clc::proposal::Ipv4Subnet;
+use smcr_proto::{MacAddress, Mtu, PeerId};
 use smcr_rnic::any;
 use smcr_rnic::{Exhausted, Fabric as _, Rnic as _};
 
 use crate::admin;
-use crate::config::{Config, IdlePolicy, Protocol, RnicConfig, RnicKind};
+use crate::config::{Config, DpdkPort, IdlePolicy, Protocol, RnicConfig, RnicKind};
 use crate::cores::{self, Assignment, Board, Reason};
 use crate::device::{self, Devices};
 use crate::entropy::random;
@@ -44,6 +46,14 @@ pub(crate) type AnyFabric = Option<any::Fabric>;
 pub struct RunError {
     what: String,
     why: String,
+    misconfigured: bool,
+}
+
+impl RunError {
+    /// Whether the configuration asks for what this host cannot give, as a file that is wrong does.
+    pub fn is_misconfigured(&self) -> bool {
+        self.misconfigured
+    }
 }
 
 impl fmt::Display for RunError {
@@ -54,7 +64,7 @@ impl fmt::Display for RunError {
 
 /// Says what failed, when the system says why.
 fn context(what: &str) -> impl FnOnce(io::Error) -> RunError {
-    move |why| RunError { what: what.to_owned(), why: why.to_string() }
+    move |why| RunError { what: what.to_owned(), why: why.to_string(), misconfigured: false }
 }
 
 /// Runs the gateway until SIGTERM or SIGINT, and then until its connections are over.
@@ -79,7 +89,8 @@ pub fn run(config: Config) -> Result<(), RunError> {
     let nics = choose_nics(&config, &devices, &listeners);
     let ports = open_ports(&config, &devices, &nics, clock, &waker)?;
     let mark = ports.iter().find_map(|port| port.rnic.as_ref()?.mark());
-    let peer_id = mark.map_or_else(|| peer_id(&nics, &devices), PeerId);
+    let macs = ports.iter().filter_map(|port| port.rnic.as_ref()?.port().mac.into());
+    let peer_id = mark.map_or_else(|| peer_id(macs), PeerId);
     let mut network = Network::new(devices, PnetTable::new(&config), places(&ports));
     // What changed between the first look and the watch would never be heard of.
     network.refresh().map_err(context("the network devices cannot be watched"))?;
@@ -157,13 +168,9 @@ fn choose_nics(config: &Config, devices: &Devices, listeners: &[Listener]) -> Ve
 
 /// Two random bytes and the MAC address of a NIC (RFC A.2.1). New at every start: a peer must not
 /// take this process for the one before it. The mark of a NIC in shared memory has the same form.
-fn peer_id(nics: &[RnicConfig], devices: &Devices) -> PeerId {
-    let mac = nics
-        .iter()
-        .filter_map(|nic| devices.named(&nic.device))
-        .filter_map(|device| device.mac)
-        .find(|mac| *mac != [0; 6])
-        .unwrap_or_else(random::<6>);
+fn peer_id(macs: impl IntoIterator<Item = MacAddress>) -> PeerId {
+    let mac = macs.into_iter().find(|mac| mac.0 != [0; 6]);
+    let mac = mac.map_or_else(random::<6>, |mac| mac.0);
     // RFC 7609 2.2.4 #5: one peer id per stack instance
     // RFC 7609 2.2.4 #6: new peer id after restart
     // RFC 7609 A.2.1 #2: peer id: instance and MAC
@@ -182,8 +189,9 @@ fn open_ports(
     waker: &Waker,
 ) -> Result<Vec<PortParts<any::Nic>>, RunError> {
     let mut opened = Vec::new();
+    let eal = eal_arguments(nics);
     for nic in nics {
-        match any::open(&spec(nic)) {
+        match any::open(&spec(nic, &eal)) {
             Ok(parts) => {
                 let (kind, device, pollers) = (nic.kind.name(), &nic.device, parts.len());
                 tracing::info!(rnic = nic.name, kind, device, pollers, "RNIC open");
@@ -200,12 +208,12 @@ fn open_ports(
             }
             Err(error) => {
                 let what = format!("rnic {} on {}", nic.name, nic.device);
-                return Err(RunError { what, why: error.to_string() });
+                return Err(RunError { what, why: error.to_string(), misconfigured: true });
             }
         }
     }
     if opened.is_empty() {
-        opened.push((no_nic(), None, None));
+        opened.push((RnicConfig::soft("none", ""), None, None));
     }
     let seats = seats(opened.len()).map_err(context("no mailboxes for the pollers"))?;
     let affinity = Affinity::of_this_thread().map_err(context("the cores cannot be read"))?;
@@ -219,50 +227,59 @@ fn open_ports(
         .map(|(((nic, mut rnic, fabric), assignment), seat)| {
             let run_on = (assignment, &affinity);
             let address = rnic.as_ref().map(|rnic| rnic.port().gid.to_ip());
-            let subnet = devices.named(&nic.device).zip(address);
-            let subnet = subnet.map(|(device, address)| device::subnets(device, address).ipv4);
+            let subnet = address.map(|address| subnet(&nic, address, devices)).unwrap_or_default();
             let traffic = Arc::new(Traffic::default());
             let memory = send_memory(config, rnic.as_mut())?;
             let part = (fabric, memory);
             let poller = start_poller(config, run_on, part, clock, waker, &traffic, seat)
                 .map_err(context("a poller cannot be started"))?;
+            let vlan = nic.network_device().and_then(device::vlan);
             let RnicConfig { name, kind, device, pnet, .. } = nic;
-            let subnet = subnet.unwrap_or_default();
-            let lan = if kind.has_device() {
-                Lan { pnet, vlan: device::vlan(&device), directory: None }
-            } else {
-                Lan { pnet, vlan: None, directory: Some(device.clone()) }
-            };
+            let directory = (kind == RnicKind::Shm).then(|| device.clone());
+            let lan = Lan { pnet, vlan, directory };
             Ok(PortParts { name, kind, device, lan, subnet, rnic, poller, traffic })
         })
         .collect()
 }
 
-/// What to open for `nic`.
-fn spec(nic: &RnicConfig) -> any::Spec<'_> {
-    any::Spec {
-        kind: match nic.kind {
-            RnicKind::RoceUdp => any::Kind::RoceUdp,
-            RnicKind::Shm => any::Kind::Shm,
-        },
-        device: &nic.device,
-        address: nic.address,
-        pollers: nic.pollers,
-        mtu_max: nic.mtu.and_then(Mtu::from_bytes),
+/// The IPv4 subnet of an RNIC at `address`; all zero where it has none.
+fn subnet(nic: &RnicConfig, address: IpAddr, devices: &Devices) -> Ipv4Subnet {
+    match &nic.kind {
+        RnicKind::RoceUdp { .. } => {
+            let device = devices.named(&nic.device);
+            device.map(|device| device::subnets(device, address).ipv4).unwrap_or_default()
+        }
+        RnicKind::Shm => Ipv4Subnet::default(),
+        RnicKind::Dpdk(port) => device::subnet_of(address, port.prefix_bits),
     }
 }
 
-/// What stands for a NIC where there is none.
-fn no_nic() -> RnicConfig {
-    RnicConfig {
-        name: "none".to_owned(),
-        kind: RnicKind::RoceUdp,
-        device: String::new(),
-        core: None,
-        mtu: None,
-        address: None,
-        pollers: 1,
-        pnet: String::new(),
+/// What all ports of DPDK say to EAL, which starts once. Ports that say the same say it once.
+fn eal_arguments(nics: &[RnicConfig]) -> Vec<String> {
+    let mut lists: Vec<&[String]> = Vec::new();
+    for nic in nics {
+        if let RnicKind::Dpdk(port) = &nic.kind
+            && !lists.contains(&&port.eal[..])
+        {
+            lists.push(&port.eal);
+        }
+    }
+    lists.concat()
+}
+
+/// What to open for `nic`.
+fn spec<'a>(nic: &'a RnicConfig, eal: &'a [String]) -> any::Spec<'a> {
+    any::Spec {
+        kind: match nic.kind {
+            RnicKind::RoceUdp { address } => any::Kind::RoceUdp { address },
+            RnicKind::Dpdk(DpdkPort { address, prefix_bits: prefix, gateway, .. }) => {
+                any::Kind::Dpdk { address, prefix, gateway, eal }
+            }
+            RnicKind::Shm => any::Kind::Shm,
+        },
+        device: &nic.device,
+        pollers: nic.pollers,
+        mtu_max: nic.mtu.and_then(Mtu::from_bytes),
     }
 }
 
@@ -274,6 +291,7 @@ fn send_memory(config: &Config, rnic: Option<&mut any::Nic>) -> Result<Region, R
         rnic.send_from(&memory).map_err(|Exhausted| RunError {
             what: "smc.send_pool".to_owned(),
             why: "the RNIC cannot register as much memory".to_owned(),
+            misconfigured: true,
         })?;
     }
     Ok(memory)
@@ -368,7 +386,7 @@ fn publish(fabric: &AnyFabric, traffic: &Traffic) {
 fn places(ports: &[PortParts<any::Nic>]) -> Vec<Place> {
     let place = |port: &PortParts<any::Nic>| Place {
         rnic: port.name.clone(),
-        device: port.kind.has_device().then(|| port.device.clone()),
+        device: port.kind.network_device(&port.device).map(str::to_owned),
         address: port.rnic.as_ref().map(|rnic| rnic.port().gid.to_ip()),
     };
     ports.iter().map(place).collect()
@@ -388,8 +406,6 @@ const QUESTIONS_MAX: usize = 16;
 
 #[cfg(test)]
 mod tests {
-    use smcr_os::netdev::NetworkDevice;
-
     use super::*;
 
     /// A peer that took a restarted gateway for the one before would write into memory that is
@@ -400,32 +416,47 @@ mod tests {
     // RFC 7609 A.2.1 #3: new instance number after restart
     #[test]
     fn a_peer_id_names_a_nic_and_a_start() {
-        let mac = [2, 0, 0, 0, 0, 7];
-        let device = |name: &str, mac| NetworkDevice {
-            name: name.to_owned(),
-            mac: Some(mac),
-            mtu: 1500,
-            index: 1,
-            up: true,
-            running: true,
-            addresses: Vec::new(),
-        };
-        let devices = Devices::from_iter([device("lo", [0; 6]), device("eth0", mac)]);
-        let names: Vec<[u8; 8]> = (0..4).map(|_| peer_id(&[], &devices).0).collect();
+        let (lo, mac) = (MacAddress::default(), MacAddress([2, 0, 0, 0, 0, 7]));
+        let names: Vec<[u8; 8]> = (0..4).map(|_| peer_id([lo]).0).collect();
         assert!(names.iter().any(|name| name[2..] != names[0][2..]), "no NIC, no fixed part");
-        let nic = RnicConfig {
-            name: "it".to_owned(),
-            kind: RnicKind::RoceUdp,
-            device: "eth0".to_owned(),
-            address: None,
-            pollers: 1,
-            core: None,
-            mtu: None,
-            pnet: String::new(),
-        };
-        let names: Vec<[u8; 8]> =
-            (0..4).map(|_| peer_id(std::slice::from_ref(&nic), &devices).0).collect();
-        assert!(names.iter().all(|name| name[2..] == mac));
+        let names: Vec<[u8; 8]> = (0..4).map(|_| peer_id([lo, mac]).0).collect();
+        assert!(names.iter().all(|name| name[2..] == mac.0));
         assert!(names.iter().any(|name| name[..2] != names[0][..2]), "{names:?}");
+    }
+
+    fn port(name: &str, address: &str, eal: &[&str]) -> RnicConfig {
+        let port = DpdkPort {
+            address: address.parse().unwrap(),
+            prefix_bits: 24,
+            gateway: None,
+            eal: eal.iter().map(|&argument| argument.to_owned()).collect(),
+        };
+        RnicConfig { kind: RnicKind::Dpdk(port), ..RnicConfig::soft(name, name) }
+    }
+
+    /// The kernel knows no device that could tell the subnet of a port of DPDK.
+    #[test]
+    fn a_port_without_a_network_device_is_in_its_own_subnet() {
+        let devices = Devices::read().unwrap();
+        let subnet_of =
+            |nic: &RnicConfig, address: &str| subnet(nic, address.parse().unwrap(), &devices);
+        let expected = Ipv4Subnet { network: [10, 8, 0, 0], prefix_bits: 24 };
+        assert_eq!(subnet_of(&port("p0", "10.8.0.1", &[]), "10.8.0.1"), expected);
+        assert_eq!(subnet_of(&port("p0", "fd00::1", &[]), "fd00::1"), Ipv4Subnet::default());
+        let expected = Ipv4Subnet { network: [127, 0, 0, 0], prefix_bits: 8 };
+        assert_eq!(subnet_of(&RnicConfig::soft("s", "lo"), "127.0.0.1"), expected);
+    }
+
+    /// EAL starts once in a process. Most operators write the same arguments at each port.
+    #[test]
+    fn the_arguments_of_all_ports_are_given_to_eal_at_once() {
+        let same = ["--no-huge", "-m", "64"];
+        let nics = [
+            port("p0", "10.8.0.1", &same),
+            RnicConfig::soft("s", "lo"),
+            port("p1", "10.8.0.2", &same),
+            port("p2", "10.8.0.3", &["--log-level=8"]),
+        ];
+        assert_eq!(eal_arguments(&nics), ["--no-huge", "-m", "64", "--log-level=8"]);
     }
 }

@@ -13,6 +13,11 @@ pub struct Cidr {
 }
 
 impl Cidr {
+    /// How many bits its addresses have in common.
+    pub const fn prefix_bits(&self) -> u8 {
+        self.prefix_bits
+    }
+
     /// Whether `address` lies inside. An IPv4 address in its IPv6-mapped form counts as IPv4.
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self.base, address.to_canonical()) {

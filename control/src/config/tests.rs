@@ -2,6 +2,8 @@
 
 use super::*;
 
+const UDP: RnicKind = RnicKind::RoceUdp { address: None };
+
 /// The example every document shows.
 const EXAMPLE: &str = r#"
 [admin]
@@ -30,7 +32,7 @@ fn the_example_means_what_it_says() {
     assert_eq!(config.admin.listen, Some("127.0.0.1:9180".parse().unwrap()));
     let [rnic] = &config.rnics[..] else { panic!("{:?}", config.rnics) };
     assert_eq!((rnic.name.as_str(), rnic.device.as_str()), ("soft0", "va"));
-    assert_eq!((rnic.kind, rnic.core, rnic.mtu), (RnicKind::RoceUdp, None, None));
+    assert_eq!((&rnic.kind, rnic.core, rnic.mtu), (&UDP, None, None));
     let [to_b, from_a] = &config.listeners[..] else { panic!("{:?}", config.listeners) };
     assert_eq!((to_b.accept, to_b.connect), (Protocol::Tcp, Protocol::Smc));
     assert_eq!((from_a.accept, from_a.connect), (Protocol::Smc, Protocol::Tcp));
@@ -258,7 +260,7 @@ fn other_tables_are_checked_too() {
         ),
         (
             "[[rnic]]\nname='r'\ndevice='va'\nkind='verbs'",
-            ":8: rnic.r.kind: \"verbs\" is not known; write \"roce-udp\" or \"shm\"",
+            ":8: rnic.r.kind: \"verbs\" is not known; write \"roce-udp\" or \"dpdk\" or \"shm\"",
         ),
         (
             "[[rnic]]\nname='r'\ndevice='/run/x'\nkind='shm'\nmtu=1024",
@@ -376,7 +378,7 @@ fn version_1_is_spoken_where_it_fits_or_an_operator_says_so() {
     let parse = |smc: &str| Config::parse(&format!("{GOOD}[smc]\n{smc}"), "gate.toml").unwrap().smc;
     let spoken = |smc: &str| {
         let versions = parse(smc).versions;
-        (versions.speaks_v1(RnicKind::RoceUdp), versions.speaks_v2())
+        (versions.speaks_v1(&UDP), versions.speaks_v2())
     };
     assert_eq!(spoken(""), (false, true));
     assert_eq!(spoken("versions = [1]"), (true, false));
@@ -459,7 +461,8 @@ fn an_rnic_has_the_address_and_the_pollers_that_the_operator_chose() {
         Config::parse(&text, "gate.toml").unwrap().rnics.remove(0)
     };
     let chosen = parse("address = 'fd00::7'\npollers = 2");
-    assert_eq!((chosen.address, chosen.pollers), ("fd00::7".parse().ok(), 2));
+    let address = "fd00::7".parse().ok();
+    assert_eq!((chosen.kind, chosen.pollers), (RnicKind::RoceUdp { address }, 2));
     let default = parse("");
-    assert_eq!((default.address, default.pollers), (None, 1));
+    assert_eq!((default.kind, default.pollers), (UDP, 1));
 }

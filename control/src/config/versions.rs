@@ -24,7 +24,7 @@ pub enum Versions {
 
 impl Versions {
     /// Whether SMC-Rv1 is spoken on an RNIC of this kind.
-    pub const fn speaks_v1(self, kind: RnicKind) -> bool {
+    pub const fn speaks_v1(self, kind: &RnicKind) -> bool {
         match self {
             Self::Fitting => kind.carries_roce_v1(),
             Self::Listed { v1, .. } => v1,

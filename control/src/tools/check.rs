@@ -9,8 +9,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::ExitCode;
 
+use smcr_os::netdev::NetworkDevice;
+
 use crate::admin::IS_PUBLIC;
-use crate::config::{Config, Listener, Peers, Protocol, RnicConfig, Versions};
+use crate::config::{Config, Listener, Peers, Protocol, RnicConfig, RnicKind, Versions};
 use crate::cores::{self, Board};
 use crate::device::Devices;
 use crate::host_memory;
@@ -59,27 +61,43 @@ fn describe(
     let mib = config.limits.rmb_bytes(memory) >> 20;
     let _ = writeln!(text, "memory: up to {mib} MiB for the RMB elements of connections");
     for rnic in &config.rnics {
-        if !rnic.kind.has_device() {
-            let is_there = Path::new(&rnic.device).is_dir();
-            let state = if is_there { "there" } else { "WARNING: there is no such directory" };
-            let _ = writeln!(text, "rnic {}: shared memory in {}: {state}", rnic.name, rnic.device);
-            continue;
-        }
-        let state = match devices.named(&rnic.device) {
-            Some(device) if device.up && !device.running => "WARNING: the device has no carrier",
-            Some(device) if device.up && device.addresses.is_empty() => {
-                "WARNING: the device has no address"
-            }
-            Some(device) if device.up => "up",
-            Some(_) => "WARNING: the device is down",
-            None => "WARNING: there is no such device",
-        };
-        let _ = writeln!(text, "rnic {}: soft RNIC on {}: {state}", rnic.name, rnic.device);
+        let _ = writeln!(text, "rnic {}: {}", rnic.name, place(rnic, devices));
     }
     for listener in &config.listeners {
         text.push_str(&host.listener(listener));
     }
     text
+}
+
+/// Where an RNIC would be, and what is in its way.
+fn place(rnic: &RnicConfig, devices: &Devices) -> String {
+    let device = &rnic.device;
+    match &rnic.kind {
+        RnicKind::RoceUdp { .. } => {
+            format!("soft RNIC on {device}: {}", state(devices.named(device)))
+        }
+        RnicKind::Dpdk(port) => {
+            format!("soft RNIC on {device}, a port of DPDK: {}/{}", port.address, port.prefix_bits)
+        }
+        RnicKind::Shm => {
+            let is_there = Path::new(device).is_dir();
+            let state = if is_there { "there" } else { "WARNING: there is no such directory" };
+            format!("shared memory in {device}: {state}")
+        }
+    }
+}
+
+/// The state of a network device.
+fn state(device: Option<&NetworkDevice>) -> &'static str {
+    match device {
+        Some(device) if device.up && !device.running => "WARNING: the device has no carrier",
+        Some(device) if device.up && device.addresses.is_empty() => {
+            "WARNING: the device has no address"
+        }
+        Some(device) if device.up => "up",
+        Some(_) => "WARNING: the device is down",
+        None => "WARNING: there is no such device",
+    }
 }
 
 /// How many pollers there would be, and on which cores. `free` has the cores that nobody holds.

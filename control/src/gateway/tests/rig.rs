@@ -187,9 +187,8 @@ fn open_port(
     waker: &Waker,
 ) -> PortParts<any::Nic> {
     let spec = any::Spec {
-        kind: any::Kind::RoceUdp,
+        kind: any::Kind::RoceUdp { address: Some(address.into()) },
         device: "lo",
-        address: Some(address.into()),
         pollers: 1,
         mtu_max: None,
     };
@@ -203,7 +202,7 @@ fn open_port(
     let poller = start_poller(config, run_on, part, clock, waker, &traffic, seat).unwrap();
     PortParts {
         name: NAME.to_owned(),
-        kind: RnicKind::RoceUdp,
+        kind: RnicKind::RoceUdp { address: None },
         device: "lo".to_owned(),
         lan: crate::groups::Lan::default(),
         subnet: SUBNET,

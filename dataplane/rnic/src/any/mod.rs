@@ -15,7 +15,7 @@ use std::os::fd::BorrowedFd;
 use smcr_memory::Region;
 use smcr_proto::{Gid, Instant, Mtu, Qpn};
 
-use crate::roce::{self, udp};
+use crate::roce::{self, dpdk, udp};
 use crate::shm;
 use crate::{
     Completion, ConnectError, Domain, Event, Exhausted, Messages, Port, QpAddress, QpId,
@@ -26,11 +26,25 @@ mod wire;
 
 pub use wire::AnyWire;
 
-/// The kinds of NIC.
+/// The kinds of NIC, each with what only it needs to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum Kind<'a> {
     /// RoCEv2 in software, over UDP sockets.
-    RoceUdp,
+    RoceUdp {
+        /// Its address; `None` for the one preferred among those of the device.
+        address: Option<IpAddr>,
+    },
+    /// RoCEv2 in software, over a port of DPDK, which has one poller.
+    Dpdk {
+        /// The address of the port, which no device of the host has.
+        address: IpAddr,
+        /// How many bits of it the addresses of its network have in common.
+        prefix: u8,
+        /// The router to other networks.
+        gateway: Option<IpAddr>,
+        /// Further arguments of EAL, the same for all ports of a process.
+        eal: &'a [String],
+    },
     /// Shared memory, between the processes of one host. Its device is the directory in which they
     /// meet.
     Shm,
@@ -40,12 +54,10 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spec<'a> {
     /// Its kind.
-    pub kind: Kind,
+    pub kind: Kind<'a>,
     /// The device it stands on, in the words of its kind.
     pub device: &'a str,
-    /// Its address; `None` for the one that its kind prefers among those of the device.
-    pub address: Option<IpAddr>,
-    /// How many fabrics it gets, each for a poller of its own: 1 to 256.
+    /// How many fabrics it gets, each for a poller of its own: 1 to 256, as its kind allows.
     pub pollers: u32,
     /// The largest path MTU to announce; `None` for the largest that the device allows.
     pub mtu_max: Option<Mtu>,
@@ -56,6 +68,8 @@ pub struct Spec<'a> {
 pub enum OpenError {
     /// The host refuses: there is no such device, its address is taken, or a privilege is missing.
     Host(io::Error),
+    /// DPDK refuses.
+    Dpdk(::dpdk::Error),
     /// Its kind says what is wrong.
     Shm(shm::OpenError),
 }
@@ -64,6 +78,7 @@ impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Host(error) => write!(f, "{error}"),
+            Self::Dpdk(error) => write!(f, "{error}"),
             Self::Shm(error) => write!(f, "{error}"),
         }
     }
@@ -83,6 +98,12 @@ impl From<io::Error> for OpenError {
     }
 }
 
+impl From<::dpdk::Error> for OpenError {
+    fn from(error: ::dpdk::Error) -> Self {
+        Self::Dpdk(error)
+    }
+}
+
 /// Opens a NIC. Its parts, one per poller, have one address: peers see one NIC.
 ///
 /// # Errors
@@ -91,11 +112,11 @@ impl From<io::Error> for OpenError {
 ///
 /// # Panics
 ///
-/// If the number of pollers is not 1 to 256.
+/// If the number of pollers is not 1 to 256, or more than 1 for a kind that has one poller only.
 pub fn open(spec: &Spec<'_>) -> Result<Vec<(Nic, Fabric)>, OpenError> {
     match spec.kind {
-        Kind::RoceUdp => {
-            let place = match spec.address {
+        Kind::RoceUdp { address } => {
+            let place = match address {
                 Some(address) => udp::Place::Address(address),
                 None => udp::Place::Device(spec.device),
             };
@@ -103,6 +124,13 @@ pub fn open(spec: &Spec<'_>) -> Result<Vec<(Nic, Fabric)>, OpenError> {
             let parts = udp::parts(&config, spec.pollers)?.into_iter();
             let parts = parts.map(|(setup, wire)| (setup, AnyWire::Udp(wire)));
             Ok(soft(roce::join_all(parts.collect())?))
+        }
+        Kind::Dpdk { address, prefix, gateway, eal } => {
+            assert_eq!(spec.pollers, 1, "a port of DPDK has one poller");
+            let (device, mtu_max) = (spec.device, spec.mtu_max);
+            let config = dpdk::Config { device, address, prefix, gateway, eal, mtu_max };
+            let (setup, wire) = dpdk::parts(&config)?;
+            Ok(soft(vec![roce::join(setup, AnyWire::Dpdk(Box::new(wire)))]))
         }
         Kind::Shm => {
             let parts = shm::open(spec.device, spec.pollers)?.into_iter();

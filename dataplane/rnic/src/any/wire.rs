@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use smcr_proto::Instant;
 
+use crate::roce::dpdk::Dpdk;
 use crate::roce::udp::Udp;
 use crate::roce::{Run, Sent, Train, Wire};
 
@@ -13,48 +14,57 @@ use crate::roce::{Run, Sent, Train, Wire};
 pub enum AnyWire {
     /// A UDP socket of the kernel.
     Udp(Udp),
+    /// A port of DPDK.
+    Dpdk(Box<Dpdk>),
 }
 
 impl Wire for AnyWire {
     fn receive(&mut self, now: Instant) -> usize {
         match self {
             Self::Udp(wire) => wire.receive(now),
+            Self::Dpdk(wire) => wire.receive(now),
         }
     }
 
     fn train(&self, index: usize) -> Train<'_> {
         match self {
             Self::Udp(wire) => wire.train(index),
+            Self::Dpdk(wire) => wire.train(index),
         }
     }
 
     fn send(&mut self, now: Instant, bytes: &[u8], runs: &[Run]) -> Sent {
         match self {
             Self::Udp(wire) => wire.send(now, bytes, runs),
+            Self::Dpdk(wire) => wire.send(now, bytes, runs),
         }
     }
 
     fn segments_max(&self) -> usize {
         match self {
             Self::Udp(wire) => wire.segments_max(),
+            Self::Dpdk(wire) => wire.segments_max(),
         }
     }
 
     fn event_descriptor(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Udp(wire) => wire.event_descriptor(),
+            Self::Dpdk(wire) => wire.event_descriptor(),
         }
     }
 
     fn nap(&self) -> Option<Duration> {
         match self {
             Self::Udp(wire) => wire.nap(),
+            Self::Dpdk(wire) => wire.nap(),
         }
     }
 
     fn is_up(&self) -> bool {
         match self {
             Self::Udp(wire) => wire.is_up(),
+            Self::Dpdk(wire) => wire.is_up(),
         }
     }
 }

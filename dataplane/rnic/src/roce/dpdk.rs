@@ -73,6 +73,16 @@ struct Arrival {
 ///
 /// [`Error`]: there is no DPDK, no such port, it is busy, or there is no memory for it.
 pub fn open(config: &Config<'_>) -> Result<(Rnic, Fabric<Dpdk>), Error> {
+    let (setup, wire) = parts(config)?;
+    Ok(join(setup, wire))
+}
+
+/// The parts of which [`open`] makes a NIC.
+///
+/// # Errors
+///
+/// As [`open`].
+pub fn parts(config: &Config<'_>) -> Result<(Parameters, Dpdk), Error> {
     dpdk::start(config.eal)?;
     let port = Port::open(config.device)?;
     let path_mtu = u32::from(port.mtu());
@@ -95,7 +105,7 @@ pub fn open(config: &Config<'_>) -> Result<(Rnic, Fabric<Dpdk>), Error> {
             None => Err(Errno::NETUNREACH.into()),
         }),
     };
-    Ok(join(setup, Dpdk::new(port, home)))
+    Ok((setup, Dpdk::new(port, home)))
 }
 
 impl Dpdk {
