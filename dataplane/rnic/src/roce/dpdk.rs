@@ -277,14 +277,19 @@ const NAP: Duration = Duration::from_micros(100);
 
 #[cfg(test)]
 mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec};
     use smcr_proto::Qpn;
 
     use super::*;
-    use crate::Rnic as _;
+    use crate::{Event, Fabric as _, Rnic as _};
 
     fn nic(number: u8, gateway: Option<IpAddr>) -> (Rnic, Fabric<Dpdk>) {
-        let role = if number == 1 { "server" } else { "client" };
-        let socket = std::env::temp_dir().join(format!("smcgate-wire-{}", std::process::id()));
+        let role = if number % 2 == 1 { "server" } else { "client" };
+        let socket = std::env::temp_dir().join(format!(
+            "smcgate-wire-{}-{}",
+            std::process::id(),
+            number.div_ceil(2)
+        ));
         let socket = socket.display();
         let device = format!("net_memif{number},role={role},socket={socket},socket-abstract=no");
         let address = IpAddr::from([10, 9, 0, number]);
@@ -361,5 +366,43 @@ mod tests {
         turn_until(&mut now, &mut wires, |wires| !wires[0].is_up());
         let sent = wires[0].send(now, &bytes, &offered);
         assert_eq!((sent.runs, sent.refused), (4, 4));
+    }
+
+    /// Whoever is not told that a port has lost its other end sends to nobody until retries end;
+    /// and whoever is not told that it is back never uses it again.
+    #[test]
+    fn the_rnic_says_when_its_wire_goes_down_and_up() {
+        let told = |here: &mut Rnic, fabrics: &mut [&mut Fabric<Dpdk>]| {
+            for step in 0..2_000 {
+                for fabric in &mut *fabrics {
+                    fabric.poll(Instant(step * 5_000_000), &mut Vec::new());
+                }
+                let mut ready =
+                    [PollFd::from_borrowed_fd(here.descriptor().unwrap(), PollFlags::IN)];
+                let is_rung = rustix::event::poll(&mut ready, Some(&Timespec::default())) == Ok(1);
+                if let Some(event) = here.event() {
+                    assert!(is_rung, "the control thread would sleep on");
+                    return event;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            panic!("nothing was said");
+        };
+        let (mut here, mut a) = nic(3, None);
+        assert_eq!(told(&mut here, &mut [&mut a]), Event::Down, "there is nobody at the other end");
+        let (_there, mut b) = nic(4, None);
+        assert_eq!(told(&mut here, &mut [&mut a, &mut b]), Event::Up);
+        assert_eq!(here.event(), None);
+        drop(b);
+        assert_eq!(told(&mut here, &mut [&mut a]), Event::Down);
+    }
+
+    /// A peer asks where the port is before the first queue pair, and the poller may be asleep.
+    #[test]
+    fn a_port_is_looked_after_before_the_first_queue_pair() {
+        let (_here, mut fabric) = nic(5, None);
+        fabric.poll(Instant(7), &mut Vec::new());
+        let until = fabric.prepare_sleep(Instant(7)).expect("packets wake nobody");
+        assert!(until.since(Instant(7)) <= Duration::from_millis(10));
     }
 }

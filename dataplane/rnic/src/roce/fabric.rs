@@ -120,6 +120,7 @@ impl<W: Wire> Fabric<W> {
     fn receive(&mut self, now: Instant, quiet: bool) {
         let trains = if quiet { 0 } else { self.wire.receive(now) };
         self.receiving = trains > 0;
+        self.shared.note_wire(self.wire.is_up());
         // The senders may use every key that was registered when these packets arrived.
         self.keys.catch_up(&self.shared);
         for index in 0..trains {
@@ -273,8 +274,10 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
             Some(until) => Some(until),
             None => pairs.min(),
         };
-        // Nothing wakes the caller when packets come, so it looks for them now and then.
-        let nap = self.wire.nap().filter(|_| !self.pairs.is_empty()).map(|nap| now + nap);
+        // Nothing wakes the caller when packets come, so it looks for them now and then. Peers that
+        // ask where we are want an answer also before there is a queue pair.
+        let nap =
+            self.wire.nap().map(|nap| now + if self.pairs.is_empty() { IDLE_NAP } else { nap });
         [due, nap].into_iter().flatten().min()
     }
 
@@ -392,5 +395,7 @@ impl Reader<'_> {
 
 /// The most packets that one `transmit` sends for one queue pair.
 const PACKETS_PER_TURN_MAX: usize = 256;
+/// How long at most to sleep without a queue pair, where nothing wakes the caller.
+const IDLE_NAP: Duration = Duration::from_millis(1);
 /// How long to wait before trying a full wire again.
 const BLOCKED_WAIT: Duration = Duration::from_micros(100);

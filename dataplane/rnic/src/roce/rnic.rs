@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -56,6 +57,10 @@ impl fmt::Debug for Opening {
 pub struct Rnic {
     setup: Parameters,
     shared: Arc<Shared>,
+    /// What the user was told last of the wire.
+    is_up: bool,
+    /// How often the poller's half had rung before.
+    heard: u64,
     /// How many regions are registered in each domain.
     domains: HashMap<Domain, usize>,
     domains_opened: u32,
@@ -99,6 +104,8 @@ impl Rnic {
         Self {
             setup,
             shared,
+            is_up: true,
+            heard: 0,
             domains: HashMap::new(),
             domains_opened: 0,
             keys: HashSet::new(),
@@ -124,7 +131,16 @@ impl crate::Rnic for Rnic {
     }
 
     fn event(&mut self) -> Option<Event> {
+        self.shared.hear(&mut self.heard);
+        let is_up = self.shared.is_up();
+        if std::mem::replace(&mut self.is_up, is_up) != is_up {
+            return Some(if is_up { Event::Up } else { Event::Down });
+        }
         self.shared.pop_suspicion().map(Event::Suspicion)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.shared.descriptor()
     }
 
     /// The CPU reads what is sent, and needs no key for that.

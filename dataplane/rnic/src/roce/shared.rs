@@ -1,9 +1,11 @@
-//! The state that the two halves of a NIC share: three queues and a counter, but no lock.
+//! The state that the two halves of a NIC share: queues, a counter and a bell, but no lock.
 
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crossbeam_queue::ArrayQueue;
+use rustix::event::{EventfdFlags, eventfd};
 use smcr_memory::Region;
 use smcr_proto::{Gid, Qpn, Rkey};
 
@@ -24,6 +26,41 @@ pub(super) struct Shared {
     /// Which queue pairs somebody attacks, from the poller to the control thread. When it is full,
     /// the next report of the same queue pair has the sum.
     suspicions: ArrayQueue<Suspicion>,
+    /// Whether the wire could carry packets when the poller last looked.
+    is_up: AtomicBool,
+    bell: Bell,
+}
+
+/// How the poller says to the control thread that there is an event.
+#[derive(Debug)]
+struct Bell {
+    /// How often it rang.
+    rings: AtomicU64,
+    /// Readable since then. Where there are no descriptors left, events wait until they are asked
+    /// for.
+    descriptor: Option<OwnedFd>,
+}
+
+impl Bell {
+    fn ring(&self) {
+        if let Some(descriptor) = &self.descriptor {
+            // It is full only if nobody listens.
+            let _ = rustix::io::write(descriptor, &1_u64.to_ne_bytes());
+        }
+        // Counted after that: whoever has heard the last ring leaves nothing to read behind.
+        self.rings.fetch_add(1, Ordering::Release);
+    }
+
+    /// Makes the descriptor silent, unless all that rang was heard before. That is far more common,
+    /// and costs no system call.
+    fn hear(&self, heard: &mut u64) {
+        let rings = self.rings.load(Ordering::Acquire);
+        if std::mem::replace(heard, rings) != rings
+            && let Some(descriptor) = &self.descriptor
+        {
+            let _ = rustix::io::read(descriptor, &mut [0_u8; 8]);
+        }
+    }
 }
 
 /// A change to the poller's table of keys.
@@ -52,6 +89,11 @@ impl Shared {
             keys: AtomicUsize::new(0),
             retired: ArrayQueue::new(QUEUE_PAIRS_MAX as usize),
             suspicions: ArrayQueue::new(SUSPICIONS_MAX),
+            is_up: AtomicBool::new(true),
+            bell: Bell {
+                rings: AtomicU64::new(0),
+                descriptor: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).ok(),
+            },
         })
     }
 
@@ -86,6 +128,30 @@ impl Shared {
         self.retired.pop()
     }
 
+    /// Says whether the wire can carry packets now. Called by the poller.
+    pub(super) fn note_wire(&self, is_up: bool) {
+        if self.is_up.load(Ordering::Relaxed) != is_up {
+            self.is_up.store(is_up, Ordering::Release);
+            self.bell.ring();
+        }
+    }
+
+    /// Whether the wire can carry packets, as far as the poller has noticed.
+    pub(super) fn is_up(&self) -> bool {
+        self.is_up.load(Ordering::Acquire)
+    }
+
+    /// Readable while there may be a report, or news of the wire.
+    pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.bell.descriptor.as_ref().map(AsFd::as_fd)
+    }
+
+    /// The control thread is about to look at everything that the poller may have said. `heard` is
+    /// its own: how often the bell had rung when it looked last.
+    pub(super) fn hear(&self, heard: &mut u64) {
+        self.bell.hear(heard);
+    }
+
     /// Takes the next report that a queue pair is attacked.
     pub(super) fn pop_suspicion(&self) -> Option<Suspicion> {
         self.suspicions.pop()
@@ -114,7 +180,9 @@ impl Ticket {
     /// peer cannot have sent. Returns false if there is no room.
     pub(super) fn suspect(&self, peer: Gid, packets: u64) -> bool {
         let suspicion = Suspicion { qpn: self.qpn, peer, packets };
-        self.shared.suspicions.push(suspicion).is_ok()
+        let told = self.shared.suspicions.push(suspicion).is_ok();
+        self.shared.bell.ring();
+        told
     }
 }
 
