@@ -133,8 +133,17 @@ pub enum Unavailable {
 impl fmt::Display for Unavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotBuilt(why) => write!(f, "this program was built without DPDK: {why}"),
-            Self::NotLoaded(why) => write!(f, "DPDK's libraries cannot be loaded: {why}"),
+            Self::NotBuilt(why) => {
+                write!(
+                    f,
+                    "this program was built without DPDK: {why}; run scripts/setup and build it"
+                )
+            }
+            Self::NotLoaded(why) => write!(
+                f,
+                "DPDK's libraries cannot be loaded: {why}; run scripts/setup, or install the \
+                 libraries and drivers of DPDK"
+            ),
         }
     }
 }

@@ -10,7 +10,6 @@
 #undef RTE_USE_LIBBSD
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdarg.h>
@@ -18,7 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <rte_alarm.h>
 #include <rte_dev.h>
@@ -44,6 +42,8 @@
 // The most bytes of a frame beside what the MTU counts: header, VLAN tags, checksum.
 #define FRAME_OVERHEAD 32
 #define LOG_LEN 4096
+// How often a client of shared memory that has no server asks for its link before it looks for one.
+#define SEEK_EVERY 16
 
 struct frame {
     uint8_t *bytes;
@@ -70,6 +70,9 @@ struct port {
     uint16_t received_len;
     uint16_t vacant_len;
     bool sums_ipv4;
+    // The client's end of shared memory, which has to look for the server again and again.
+    bool seeks;
+    uint32_t link_asked;
     // Set by DPDK's interrupt thread, read by the others.
     bool removed;
     struct rte_device *device;
@@ -115,21 +118,18 @@ static int start(int argc, char **argv) {
     }
     setvbuf(stream, NULL, _IONBF, 0);
     rte_openlog_stream(stream);
-    // For an argument that it does not know, EAL prints all that it knows to standard output.
-    fflush(stdout);
-    int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
-    int saved = dup(STDOUT_FILENO);
-    if (null >= 0 && saved >= 0) {
-        dup2(null, STDOUT_FILENO);
+    // For an argument that it does not know, EAL prints all that it knows. Only the stream of C is
+    // replaced meanwhile: what other threads write to the descriptor arrives.
+    FILE *saved = stdout, *null = fopen("/dev/null", "we");
+    if (null != NULL) {
+        stdout = null;
     }
     int status = rte_eal_init(argc, argv);
     int reason = rte_errno;
-    fflush(stdout);
-    if (null >= 0 && saved >= 0) {
-        dup2(saved, STDOUT_FILENO);
+    if (null != NULL) {
+        stdout = saved;
+        fclose(null);
     }
-    close(null);
-    close(saved);
     if (status < 0) {
         return reason != 0 ? reason : EINVAL;
     }
@@ -218,7 +218,8 @@ static int set_up(struct port *port, uint16_t mtu_wanted, const char **step) {
     rte_eth_dev_callback_register(port->id, RTE_ETH_EVENT_INTR_RMV, on_event, port);
     *step = "it does not start";
     status = rte_eth_dev_start(port->id);
-    if (status != 0) {
+    // Without a server this fails, and the link is down.
+    if (status != 0 && !port->seeks) {
         return status;
     }
     // Neighbour discovery of IPv6 is multicast. What cannot filter it has it anyway.
@@ -226,37 +227,47 @@ static int set_up(struct port *port, uint16_t mtu_wanted, const char **step) {
     return 0;
 }
 
-// What the interrupt thread closes, and whether it has.
-struct closing {
+// What the interrupt thread does to a port, and whether it has.
+struct errand {
     uint16_t id;
     sem_t done;
 };
 
 static void close_now(void *arg) {
-    struct closing *closing = arg;
-    rte_eth_dev_stop(closing->id);
-    rte_eth_dev_close(closing->id);
-    sem_post(&closing->done);
+    struct errand *errand = arg;
+    rte_eth_dev_stop(errand->id);
+    rte_eth_dev_close(errand->id);
+    sem_post(&errand->done);
+}
+
+static void restart_now(void *arg) {
+    struct errand *errand = arg;
+    rte_eth_dev_stop(errand->id);
+    rte_eth_dev_start(errand->id);
+    sem_post(&errand->done);
+}
+
+// Runs `work` for a port on DPDK's interrupt thread. There the driver of shared memory learns that
+// the other end has gone, and frees then, without a lock, what stopping and closing free too.
+static void on_interrupt_thread(uint16_t id, void (*work)(void *)) {
+    struct errand errand = {.id = id};
+    sem_init(&errand.done, 0, 0);
+    if (rte_eal_alarm_set(1, work, &errand) == 0) {
+        while (sem_wait(&errand.done) != 0) {
+            // A signal came.
+        }
+    } else {
+        work(&errand);
+    }
+    sem_destroy(&errand.done);
 }
 
 // Gives up a port, in whatever state it is, and its device.
-//
-// The port is closed on DPDK's interrupt thread. There the driver of shared memory learns that the
-// other end has gone, and frees then what closing frees, without a lock.
 static void close_port(struct port *port) {
     rte_pktmbuf_free_bulk(port->received, port->received_len);
     rte_pktmbuf_free_bulk(port->vacant, port->vacant_len);
     rte_eth_dev_callback_unregister(port->id, RTE_ETH_EVENT_INTR_RMV, on_event, port);
-    struct closing closing = {.id = port->id};
-    sem_init(&closing.done, 0, 0);
-    if (rte_eal_alarm_set(1, close_now, &closing) == 0) {
-        while (sem_wait(&closing.done) != 0) {
-            // A signal came.
-        }
-    } else {
-        close_now(&closing);
-    }
-    sem_destroy(&closing.done);
+    on_interrupt_thread(port->id, close_now);
     rte_mempool_free(port->pool);
     if (port->device != NULL) {
         rte_dev_remove(port->device);
@@ -268,7 +279,8 @@ static void close_port(struct port *port) {
 // first comma. Returns 0 or an errno, and says in `step` what failed.
 static int open_port(const char *device, const char *name, uint16_t mtu_wanted,
                      struct port **out, const char **step) {
-    *step = "no driver takes it";
+    *step = "no driver takes it; write what EAL takes behind --vdev, or the address of a PCI device "
+            "that is bound to vfio-pci";
     int status = rte_dev_probe(device);
     if (status != 0) {
         return -status;
@@ -284,6 +296,8 @@ static int open_port(const char *device, const char *name, uint16_t mtu_wanted,
         free(port);
         return -status;
     }
+    port->seeks = strncmp(name, "net_memif", 9) == 0 && strstr(device, "role=server") == NULL &&
+                  strstr(device, "role=master") == NULL;
     status = set_up(port, mtu_wanted, step);
     if (status != 0) {
         close_port(port);
@@ -391,6 +405,10 @@ static int link_state(struct port *port) {
         return -1;
     }
     int status = rte_eth_link_get_nowait(port->id, &link);
+    if (port->seeks && status == 0 && link.link_status != RTE_ETH_LINK_UP &&
+        port->link_asked++ % SEEK_EVERY == 0) {
+        on_interrupt_thread(port->id, restart_now);
+    }
     if (status == -ENODEV || status == -EIO) {
         return -1;
     }

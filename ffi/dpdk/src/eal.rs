@@ -113,7 +113,7 @@ fn init(table: &Table, arguments: &[String]) -> Result<(), Error> {
         return Ok(());
     }
     let reason = Errno::from_raw_os_error(status).to_string();
-    Err(Error::NotStarted(log.unwrap_or(reason)))
+    Err(Error::NotStarted(log.unwrap_or(reason).trim_end_matches('.').to_owned()))
 }
 
 /// The arguments of EAL. Whoever names memory in `extra` decides about memory.

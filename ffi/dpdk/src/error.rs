@@ -32,12 +32,18 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unavailable(why) => write!(f, "{why}"),
-            Self::NotStarted(why) => write!(f, "DPDK does not start: {why}"),
+            Self::NotStarted(why) => {
+                write!(f, "DPDK does not start: {why}; correct `eal`, or ask smcgate doctor")
+            }
             Self::StartedOtherwise => {
                 write!(f, "DPDK runs already with other arguments; `eal` must be the same for all")
             }
             Self::Misnamed(why) => write!(f, "{why}"),
-            Self::Busy => write!(f, "the port is busy: another process or RNIC has opened it"),
+            Self::Busy => write!(
+                f,
+                "the port is busy: another process or RNIC has opened it; stop that one, or name \
+                 another port"
+            ),
             Self::Unlockable(why) => write!(f, "nobody can tell whether the port is busy: {why}"),
             Self::Refused { step, why } => write!(f, "{step}: {why}"),
         }

@@ -1,6 +1,10 @@
 //! A port of DPDK with one queue in each direction.
 
 use std::ffi::{CStr, CString};
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Mutex;
@@ -8,6 +12,7 @@ use std::thread::AccessError;
 
 use dpdk_sys::{BURST_MAX, Figures, Frame, Info, Table};
 use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::Error;
 use crate::eal::take_log;
@@ -66,14 +71,18 @@ impl Port {
     /// [`Error`]: no DPDK, no such device, its port is busy, or there is no memory for it.
     pub fn open(device: &str) -> Result<Self, Error> {
         let table = dpdk_sys::table().map_err(Error::Unavailable)?;
+        let device = &lock::canonical(device)[..];
         let name = name_of(device)?;
         let mtu = memif_mtu(device)?.unwrap_or(0);
         let arguments = CString::new(device).map_err(|_| Error::Misnamed("it has a zero byte"))?;
         let lock = Lock::take(&lock::name(device, lock::namespace()))?;
+        if let Some(socket) = socket_of_server(device) {
+            remove_if_stale(socket);
+        }
         let mut below = None;
         if let Some(interface) = interface_below(device) {
             let refused = |error: std::io::Error| Error::Refused {
-                step: "there is no such network device",
+                step: "its network device cannot be found; correct iface=",
                 why: format!("{interface}: {error}"),
             };
             below = Some(NetDevice::named(interface).map_err(refused)?);
@@ -82,15 +91,18 @@ impl Port {
         // What was logged before has another cause.
         take_log(table);
         let (mut raw, mut step) = (ptr::null_mut(), ptr::null());
-        let (device, name) = (arguments.as_ptr(), name.as_ptr());
+        let (all, name) = (arguments.as_ptr(), name.as_ptr());
         // SAFETY: `open_port` asks for two strings that a zero ends and for two places to write to:
         // locals that outlive the call. CONTROL keeps other threads from opening and closing.
-        let status = unsafe { (table.open_port)(device, name, mtu, &raw mut raw, &raw mut step) };
+        let status = unsafe { (table.open_port)(all, name, mtu, &raw mut raw, &raw mut step) };
         if status != 0 {
             // SAFETY: the table promises a string that a zero ends and that lives for ever.
             let step = unsafe { CStr::from_ptr(step) };
             let reason = Errno::from_raw_os_error(status).to_string();
-            let why = take_log(table).unwrap_or(reason);
+            let mut why = take_log(table).unwrap_or(reason);
+            if !device.starts_with("net_memif") && !is_privileged() {
+                why += UNPRIVILEGED;
+            }
             return Err(Error::Refused { step: step.to_str().expect("our own text"), why });
         }
         let raw = NonNull::new(raw).expect("a status of 0 comes with a port");
@@ -240,6 +252,30 @@ impl Drop for Port {
     }
 }
 
+/// The file at which the server's end of shared memory listens.
+fn socket_of_server(device: &str) -> Option<&Path> {
+    let has = |argument: &str| device.split(',').any(|part| part == argument);
+    let is_server = device.starts_with("net_memif") && has("role=server");
+    let socket = device.split(',').find_map(|part| part.strip_prefix("socket="));
+    socket.map(Path::new).filter(|_| is_server && has("socket-abstract=no"))
+}
+
+/// Removes a socket that a process left behind when it was killed: nobody could listen there again.
+fn remove_if_stale(socket: &Path) {
+    // The driver's sockets are of another type, so this reaches nobody who listens.
+    let refused = UnixStream::connect(socket).map_err(|error| error.kind());
+    if matches!(refused, Err(ErrorKind::ConnectionRefused)) {
+        // If it cannot be removed, the driver says what is wrong.
+        drop(fs::remove_file(socket));
+    }
+}
+
+/// Whether this thread may do what drivers of network devices and of hardware ask for.
+fn is_privileged() -> bool {
+    let wanted = CapabilitySet::NET_RAW | CapabilitySet::NET_ADMIN | CapabilitySet::SYS_ADMIN;
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(wanted))
+}
+
 /// The name that DPDK gives to a device.
 fn name_of(device: &str) -> Result<CString, Error> {
     let name = device.split(',').next().unwrap_or_default();
@@ -304,6 +340,9 @@ impl Drop for Entered {
     }
 }
 
+/// What most often is in the way of drivers.
+const UNPRIVILEGED: &str = "; this process has not CAP_NET_RAW, CAP_NET_ADMIN and CAP_SYS_ADMIN: \
+                            run it as root";
 /// The length of the driver's buffers, if nobody says otherwise.
 const MEMIF_BUFFER: u16 = 2048;
 const ETHERNET_HEADER: u16 = 14;

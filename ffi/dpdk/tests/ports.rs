@@ -1,6 +1,7 @@
 //! Ports of DPDK's virtual devices: frames, links, and why a port cannot be opened.
 #![allow(clippy::unwrap_used, reason = "a test stops where it cannot go on")]
 
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::{self, Command};
 use std::thread::sleep;
@@ -153,6 +154,19 @@ fn room_that_is_not_sent_is_given_again() {
         assert_eq!(port.transmit(&[64; 64], false), 0);
     }
     assert_eq!(port.vacate(1000), dpdk::BURST_MAX);
+}
+
+/// A server that was killed leaves its socket behind. It must be able to start again, and must not
+/// take the socket from one that lives.
+#[test]
+fn a_socket_that_was_left_behind_does_not_stop_a_server() {
+    let [server, _] = memif(9);
+    drop(UnixListener::bind(socket(9)).unwrap());
+    let first = open(&server).unwrap();
+    // Another process could have another `id` at this socket.
+    assert!(open(&format!("{},id=1", server.replace("memif", "memif1"))).is_ok());
+    assert!(socket(9).exists(), "somebody listens there still");
+    drop(first);
 }
 
 #[test]

@@ -109,7 +109,8 @@ pub fn parts(config: &Config<'_>) -> Result<(Parameters, Dpdk), Error> {
 }
 
 impl Dpdk {
-    fn new(port: Port, home: Home) -> Self {
+    fn new(mut port: Port, home: Home) -> Self {
+        let link = port.link();
         let address = SocketAddr::new(home.address, UDP_PORT);
         Self {
             port,
@@ -119,7 +120,7 @@ impl Dpdk {
             begun: 0,
             refused: Vec::new(),
             now: Instant::default(),
-            link: Link::Down,
+            link,
             link_seen: None,
         }
     }
