@@ -59,7 +59,7 @@ impl Failure {
         Self { code: 1, why: why.to_string() }
     }
 
-    /// Exit code 2: it was not tried, because the configuration is wrong.
+    /// Exit code 2: the configuration is wrong, or asks for what this host cannot give.
     fn misconfigured(why: impl Display) -> Self {
         Self { code: 2, why: why.to_string() }
     }
@@ -68,7 +68,10 @@ impl Failure {
 fn run(file: &Path, filter: Option<String>) -> Result<(), Failure> {
     let config = load(file)?;
     log::start(filter.as_deref().unwrap_or(level(config.log)));
-    start::run(config).map_err(Failure::failed)
+    start::run(config).map_err(|error| match error.is_misconfigured() {
+        true => Failure::misconfigured(error),
+        false => Failure::failed(error),
+    })
 }
 
 fn load(file: &Path) -> Result<Config, Failure> {

@@ -160,6 +160,20 @@ impl Setup {
 
     /// Starts it and waits until it is ready.
     pub(crate) fn start<'h>(self, hosts: &'h Hosts, host: &'h Host) -> Gateway<'h> {
+        let process = self.spawn(hosts, host);
+        let mut gateway = Gateway { host, process };
+        gateway.wait_until_ready();
+        gateway
+    }
+
+    /// Starts what will not become ready. Returns its exit code and what it said.
+    pub(crate) fn start_in_vain(self, hosts: &Hosts, host: &Host) -> (Option<i32>, String) {
+        let mut process = self.spawn(hosts, host);
+        let status = process.wait(READY_LIMIT);
+        (status.code(), process.log())
+    }
+
+    fn spawn(self, hosts: &Hosts, host: &Host) -> Process {
         let path = hosts.logs.join(format!("{}.toml", self.name));
         let Self { top, config, smc, .. } = &self;
         fs::write(&path, format!("{top}{config}\n[smc]\n{smc}")).expect("the directory is ours");
@@ -173,10 +187,7 @@ impl Setup {
             }
         };
         command.args(["--log", "debug", "run", "-c"]).arg(&path);
-        let process = Process::start(host, &hosts.logs, &self.name, &mut command);
-        let mut gateway = Gateway { host, process };
-        gateway.wait_until_ready();
-        gateway
+        Process::start(host, &hosts.logs, &self.name, &mut command)
     }
 }
 

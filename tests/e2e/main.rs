@@ -26,6 +26,7 @@ mod hosts;
 mod http;
 mod ipv6;
 mod keepalive;
+mod kinds;
 mod lifecycle;
 mod narrow;
 mod page;

@@ -1,0 +1,152 @@
+//! Gateways whose RNICs are of other kinds: the same job by another door.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::clock::wait_until;
+use crate::gateway::{Gateway, Pair, Setup, local};
+use crate::hosts::Hosts;
+use crate::transfer::transfer_by;
+
+const PORT: u16 = 7010;
+const BYTES: u64 = 64 << 20;
+/// How long a gateway may take to notice that a port is up or down.
+const NOTICE_LIMIT: Duration = Duration::from_secs(10);
+
+/// Two ports of DPDK that shared memory joins: no kernel in the path of the data.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_dpdk_over_shared_memory() {
+    let hosts = Hosts::new("smoke_dpdk_over_shared_memory");
+    let (near, far) = memif(&hosts, [4608; 2]);
+    let pair = Pair::start_these(&hosts, near, far);
+    for gateway in [&pair.a, &pair.b] {
+        wait_for_state(gateway, "up");
+    }
+    transfer_by(local(PORT).into(), &hosts, &pair, BYTES);
+}
+
+/// The driver mixes up frames that need several buffers. Each end announces the MTU that fits its
+/// own, and both keep to the smaller one.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn the_ends_of_shared_memory_may_have_different_buffers() {
+    let hosts = Hosts::new("the_ends_of_shared_memory_may_have_different_buffers");
+    for buffers in [[2048, 4608], [4608, 2048]] {
+        let (near, far) = memif(&hosts, buffers);
+        let pair = Pair::start_these(&hosts, near, far);
+        wait_for_state(&pair.a, "up");
+        transfer_by(local(PORT).into(), &hosts, &pair, BYTES);
+    }
+}
+
+/// The same over a network device that the kernel uses too. The ports have addresses of their own.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_dpdk_over_a_network_device() {
+    let hosts = Hosts::new("smoke_dpdk_over_a_network_device");
+    let [near, far] = [(&hosts.a, 1), (&hosts.b, 2)].map(|(host, number)| {
+        let device = format!("net_af_packet0,iface={}", host.device);
+        setup(number, device)
+    });
+    let (near, far) = listeners(&hosts, near, far);
+    let pair = Pair::start_these(&hosts, near, far);
+    transfer_by(local(PORT).into(), &hosts, &pair, BYTES);
+}
+
+/// An end of a port goes away and comes back: the other one notices, and uses the port again.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn the_other_end_of_a_port_goes_and_comes_back() {
+    let hosts = Hosts::new("the_other_end_of_a_port_goes_and_comes_back");
+    let setups = || memif(&hosts, [4608; 2]);
+    // The client's end is first: it waits for the server.
+    let mut a = setups().0.start(&hosts, &hosts.a);
+    wait_for_state(&a, "down");
+    let mut b = setups().1.start(&hosts, &hosts.b);
+    wait_for_state(&b, "up");
+    kill(&mut a);
+    wait_for_state(&b, "down");
+    a = setups().0.start(&hosts, &hosts.a);
+    wait_for_state(&b, "up");
+    kill(&mut b);
+    wait_for_state(&a, "down");
+    b = setups().1.start(&hosts, &hosts.b);
+    for gateway in [&a, &b] {
+        wait_for_state(gateway, "up");
+    }
+    transfer_by(local(PORT).into(), &hosts, &Pair { a, b }, BYTES);
+}
+
+fn kill(gateway: &mut Gateway<'_>) {
+    gateway.process.signal(Signal::KILL);
+    gateway.process.wait(NOTICE_LIMIT);
+}
+
+/// What an operator gets wrong is one line that names the device, and exit code 2.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_a_port_that_is_not_there_is_one_line() {
+    let hosts = Hosts::new("smoke_a_port_that_is_not_there_is_one_line");
+    for (number, (device, cause)) in [
+        ("net_af_packet0,iface=nowhere7", "its network device cannot be found"),
+        ("net_nonsense0,iface=va", "no driver takes it"),
+        ("0000:ff:1f.7", "no driver takes it"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let name = format!("gateway-{number}");
+        let keys = "address = \"10.10.0.1/24\"\neal = [\"--no-huge\"]";
+        let setup = Setup::of_kind(&name, ("port0", "dpdk"), device, keys);
+        let (code, log) = setup.towards(hosts.b.address, PORT).start_in_vain(&hosts, &hosts.a);
+        assert_eq!(code, Some(2), "{device}: {log}");
+        let line = log.lines().last().expect("it says why");
+        let begin = format!("smcgate: rnic port0 on {device}: ");
+        assert!(line.starts_with(&begin) && line.contains(cause), "{line}");
+    }
+}
+
+/// Two gateways on one port would each receive a part of its packets.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_the_second_gateway_on_a_port_ends_with_one_line() {
+    let hosts = Hosts::new("smoke_the_second_gateway_on_a_port_ends_with_one_line");
+    let device = format!("net_af_packet0,iface={}", hosts.a.device);
+    let first = setup(1, &device).towards(hosts.b.address, PORT).start(&hosts, &hosts.a);
+    let second = setup(2, &device).towards(hosts.b.address, PORT + 1);
+    let (code, log) = second.start_in_vain(&hosts, &hosts.a);
+    assert_eq!(code, Some(2), "{log}");
+    let line = log.lines().last().expect("it says why");
+    let begin = format!("smcgate: rnic port0 on {device}: the port is busy: another process");
+    assert!(line.starts_with(&begin), "{line}");
+    drop(first);
+}
+
+/// Both gateways of [`Pair`], joined by shared memory, with buffers of these lengths.
+fn memif(hosts: &Hosts, buffers: [u32; 2]) -> (Setup, Setup) {
+    let socket = hosts.logs.join("memif.sock");
+    let socket = format!("socket={},socket-abstract=no", socket.display());
+    let [near, far] = buffers.map(|len| format!("{socket},bsize={len}"));
+    let near = setup(1, format!("net_memif0,role=client,{near}"));
+    let far = setup(2, format!("net_memif0,role=server,{far}"));
+    listeners(hosts, near, far)
+}
+
+fn setup(number: u8, device: impl Display) -> Setup {
+    let name = if number == 1 { "gateway-a" } else { "gateway-b" };
+    let keys = format!("address = \"10.10.0.{number}/24\"\neal = [\"--no-huge\"]");
+    Setup::of_kind(name, ("port0", "dpdk"), &device.to_string(), &keys)
+}
+
+fn listeners(hosts: &Hosts, near: Setup, far: Setup) -> (Setup, Setup) {
+    (near.towards(hosts.b.address, PORT), far.before(&hosts.b, PORT))
+}
+
+fn wait_for_state(gateway: &Gateway<'_>, state: &str) {
+    wait_until(&format!("the RNIC is {state}"), NOTICE_LIMIT, || {
+        gateway.stats().rnics.iter().all(|rnic| rnic.state == state)
+    });
+}
