@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use smcr_os::netdev::NetworkDevice;
+use smcr_rnic::roce::dpdk;
 
 use crate::admin::IS_PUBLIC;
 use crate::config::{Config, Listener, Peers, Protocol, RnicConfig, RnicKind, Versions};
@@ -77,7 +78,18 @@ fn place(rnic: &RnicConfig, devices: &Devices) -> String {
             format!("soft RNIC on {device}: {}", state(devices.named(device)))
         }
         RnicKind::Dpdk(port) => {
-            format!("soft RNIC on {device}, a port of DPDK: {}/{}", port.address, port.prefix_bits)
+            let interface = dpdk::interface_below(device).map(|name| state(devices.named(name)));
+            let state = match (dpdk::version(), interface) {
+                (Err(why), _) => format!("WARNING: {why}"),
+                (Ok(version), None) => version.to_owned(),
+                // Its own address is not one of the device.
+                (Ok(version), Some("up" | "WARNING: the device has no address")) => {
+                    version.to_owned()
+                }
+                (Ok(_), Some(state)) => state.to_owned(),
+            };
+            let network = format!("{}/{}", port.address, port.prefix_bits);
+            format!("soft RNIC {network} on {device}, a port of DPDK: {state}")
         }
         RnicKind::Shm => {
             let is_there = Path::new(device).is_dir();
@@ -352,6 +364,29 @@ mod tests {
         for (more, free, expected) in cases {
             assert_eq!(pollers(&config(more), free), expected, "{more}");
         }
+    }
+
+    /// A port of DPDK has an address of its own, on a device that may have none.
+    #[test]
+    fn a_port_of_dpdk_is_shown_with_its_network() {
+        let port = "[[rnic]]\nname='p0'\nkind='dpdk'\naddress='10.8.0.1/24'\ndevice=";
+        let text = format!("{FILE}{port}'net_af_packet0,iface=nowhere7'\n");
+        let config = Config::parse(&text, "gate.toml").unwrap();
+        let shown = place(&config.rnics[1], &Devices::read().unwrap());
+        let expected = "soft RNIC 10.8.0.1/24 on net_af_packet0,iface=nowhere7, a port of DPDK: \
+                        WARNING: there is no such device";
+        assert_eq!(shown, expected);
+        let text = format!("{FILE}{port}'net_memif0'\n");
+        let config = Config::parse(&text, "gate.toml").unwrap();
+        let shown = place(&config.rnics[1], &Devices::read().unwrap());
+        assert!(shown.starts_with("soft RNIC 10.8.0.1/24 on net_memif0, a port of DPDK: DPDK "));
+        let text = describe(
+            &config,
+            &Devices::read().unwrap(),
+            &OptionSource::None("".into()),
+            (&[], None),
+        );
+        assert!(text.contains("rnic p0: soft RNIC"), "{text}");
     }
 
     #[test]

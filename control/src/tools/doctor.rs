@@ -14,6 +14,8 @@ use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use smcr_memory::Region;
 use smcr_os::interface::preferred_address;
+use smcr_rnic::roce;
+use smcr_rnic::roce::dpdk::{Pages, is_privileged};
 
 use crate::cores::{self, Board};
 use crate::device::Devices;
@@ -103,6 +105,7 @@ pub fn examine() -> Vec<Finding> {
         kernel_smc(&modules),
         devices(),
         hardware(),
+        ports_of_dpdk(roce::dpdk::version().map_err(|why| why.to_string()), is_privileged()),
         roce_port(&modules),
         shared_memory(Region::shared(4_096).map(drop)),
         udp_offload(),
@@ -168,6 +171,23 @@ fn hardware() -> Finding {
         false => format!("RDMA devices {}; this version uses only the soft RNIC", names.join(", ")),
     };
     Finding::ok("hardware", found)
+}
+
+/// Whether RNICs of kind `dpdk` are possible, with what this version of DPDK found.
+fn ports_of_dpdk(version: Result<&str, String>, privileged: bool) -> Finding {
+    let version = match version {
+        Ok(version) => version,
+        Err(why) => return Finding::ok("dpdk", format!("RNICs cannot be ports of DPDK: {why}")),
+    };
+    let pages = match Pages::of_host() {
+        Pages::Huge(free) => format!("in huge pages, of which {free} are free"),
+        Pages::Small => "in ordinary pages, as there are no huge ones (vm.nr_hugepages)".to_owned(),
+    };
+    let reach = match privileged {
+        true => "of any driver",
+        false => "of net_memif only: others need root",
+    };
+    Finding::ok("dpdk", format!("RNICs can be ports of {version}, {reach}, {pages}"))
 }
 
 fn roce_port(modules: &str) -> Finding {
@@ -316,6 +336,20 @@ mod tests {
         assert_eq!((cores(1, 1).level, cores(2, 1).level), (Level::Warn, Level::Ok));
         let refused = Err(std::io::ErrorKind::Unsupported.into());
         assert_eq!(shared_memory(refused).level, Level::Warn);
+    }
+
+    /// Operators who write `kind = "dpdk"` learn here what is missing for it, and others no alarm.
+    #[test]
+    fn what_dpdk_needs_is_said() {
+        let found = ports_of_dpdk(Err("its libraries are not there".to_owned()), true);
+        let expected = "RNICs cannot be ports of DPDK: its libraries are not there";
+        assert_eq!((found.level, &found.found[..]), (Level::Ok, expected));
+        let found = ports_of_dpdk(Ok("DPDK 22.11"), false).found;
+        assert!(
+            found.starts_with("RNICs can be ports of DPDK 22.11, of net_memif only"),
+            "{found}"
+        );
+        assert!(found.contains("pages"), "{found}");
     }
 
     /// The module smc_diag is not the module smc.

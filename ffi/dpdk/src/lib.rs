@@ -17,4 +17,4 @@ mod port;
 pub use dpdk_sys::{BURST_MAX, Figures, Unavailable};
 pub use eal::{Pages, start, version};
 pub use error::Error;
-pub use port::{Link, Port};
+pub use port::{Link, Port, interface_below, is_privileged};

@@ -271,7 +271,7 @@ fn remove_if_stale(socket: &Path) {
 }
 
 /// Whether this thread may do what drivers of network devices and of hardware ask for.
-fn is_privileged() -> bool {
+pub fn is_privileged() -> bool {
     let wanted = CapabilitySet::NET_RAW | CapabilitySet::NET_ADMIN | CapabilitySet::SYS_ADMIN;
     capabilities(None).is_ok_and(|sets| sets.effective.contains(wanted))
 }
@@ -302,7 +302,7 @@ fn memif_mtu(device: &str) -> Result<Option<u16>, Error> {
 }
 
 /// The network device whose link the driver of `device` does not watch.
-fn interface_below(device: &str) -> Option<&str> {
+pub fn interface_below(device: &str) -> Option<&str> {
     let mut parts = device.split(',');
     let is_packet = parts.next()?.starts_with("net_af_packet");
     parts.find_map(|part| part.strip_prefix("iface=")).filter(|_| is_packet)

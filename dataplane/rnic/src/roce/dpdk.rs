@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dpdk::{BURST_MAX, Error, Figures, Link, Port};
+pub use dpdk::{Pages, interface_below, is_privileged, version};
 use rustix::io::Errno;
 use smcr_proto::{Gid, Instant, MacAddress, Mtu};
 
