@@ -53,6 +53,10 @@ fn smoke_dpdk_over_a_network_device() {
     });
     let (near, far) = listeners(&hosts, near, far);
     let pair = Pair::start_these(&hosts, near, far);
+    // The driver may take the device down for a moment when it opens it.
+    for gateway in [&pair.a, &pair.b] {
+        wait_for_state(gateway, "up");
+    }
     transfer_by(local(PORT).into(), &hosts, &pair, BYTES);
 }
 
