@@ -53,7 +53,7 @@ fn smoke_dpdk_over_a_network_device() {
     });
     let (near, far) = listeners(&hosts, near, far);
     let pair = Pair::start_these(&hosts, near, far);
-    // The driver may take the device down for a moment when it opens it.
+    // The kernel takes up to a second to say that a new device has a carrier.
     for gateway in [&pair.a, &pair.b] {
         wait_for_state(gateway, "up");
     }

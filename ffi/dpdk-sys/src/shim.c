@@ -44,6 +44,10 @@
 #define LOG_LEN 4096
 // How often a client of shared memory that has no server asks for its link before it looks for one.
 #define SEEK_EVERY 16
+// How often it asks after it has found one, before it tries another time. A server whose client hangs
+// up before it was greeted dies: its driver closes a descriptor that its interrupt thread goes on
+// waiting for.
+#define SEEK_AGAIN 256
 
 struct frame {
     uint8_t *bytes;
@@ -72,7 +76,8 @@ struct port {
     bool sums_ipv4;
     // The client's end of shared memory, which has to look for the server again and again.
     bool seeks;
-    uint32_t link_asked;
+    // How many more times it asks for its link before it does.
+    uint32_t seek_in;
     // Set by DPDK's interrupt thread, read by the others.
     bool removed;
     struct rte_device *device;
@@ -89,6 +94,10 @@ static size_t log_used;
 
 static ssize_t keep_log(void *cookie, const char *text, size_t len) {
     (void)cookie;
+    // Nobody will ask for these words: the process ends.
+    if (len >= 5 && memcmp(text, "PANIC", 5) == 0) {
+        fwrite(text, 1, len, stderr);
+    }
     pthread_mutex_lock(&log_lock);
     size_t room = LOG_LEN - log_used;
     size_t kept = len < room ? len : room;
@@ -222,6 +231,7 @@ static int set_up(struct port *port, uint16_t mtu_wanted, const char **step) {
     if (status != 0 && !port->seeks) {
         return status;
     }
+    port->seek_in = status == 0 ? SEEK_AGAIN : 0;
     // Neighbour discovery of IPv6 is multicast. What cannot filter it has it anyway.
     rte_eth_allmulticast_enable(port->id);
     return 0;
@@ -230,6 +240,7 @@ static int set_up(struct port *port, uint16_t mtu_wanted, const char **step) {
 // What the interrupt thread does to a port, and whether it has.
 struct errand {
     uint16_t id;
+    int status;
     sem_t done;
 };
 
@@ -243,13 +254,14 @@ static void close_now(void *arg) {
 static void restart_now(void *arg) {
     struct errand *errand = arg;
     rte_eth_dev_stop(errand->id);
-    rte_eth_dev_start(errand->id);
+    errand->status = rte_eth_dev_start(errand->id);
     sem_post(&errand->done);
 }
 
 // Runs `work` for a port on DPDK's interrupt thread. There the driver of shared memory learns that
 // the other end has gone, and frees then, without a lock, what stopping and closing free too.
-static void on_interrupt_thread(uint16_t id, void (*work)(void *)) {
+// Returns the errand's status.
+static int on_interrupt_thread(uint16_t id, void (*work)(void *)) {
     struct errand errand = {.id = id};
     sem_init(&errand.done, 0, 0);
     if (rte_eal_alarm_set(1, work, &errand) == 0) {
@@ -260,6 +272,7 @@ static void on_interrupt_thread(uint16_t id, void (*work)(void *)) {
         work(&errand);
     }
     sem_destroy(&errand.done);
+    return errand.status;
 }
 
 // Gives up a port, in whatever state it is, and its device.
@@ -405,14 +418,17 @@ static int link_state(struct port *port) {
         return -1;
     }
     int status = rte_eth_link_get_nowait(port->id, &link);
-    if (port->seeks && status == 0 && link.link_status != RTE_ETH_LINK_UP &&
-        port->link_asked++ % SEEK_EVERY == 0) {
-        on_interrupt_thread(port->id, restart_now);
-    }
     if (status == -ENODEV || status == -EIO) {
         return -1;
     }
-    return status == 0 && link.link_status == RTE_ETH_LINK_UP;
+    bool is_up = status == 0 && link.link_status == RTE_ETH_LINK_UP;
+    if (is_up) {
+        port->seek_in = 0;
+    } else if (port->seeks && port->seek_in-- == 0) {
+        status = on_interrupt_thread(port->id, restart_now);
+        port->seek_in = status == 0 ? SEEK_AGAIN : SEEK_EVERY;
+    }
+    return is_up;
 }
 
 static void count(struct port *port, struct figures *out) {

@@ -8,6 +8,8 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use dpdk::{Error, Link, Port};
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketType};
 
 /// Opens a port in this process, where DPDK runs without huge pages.
 fn open(device: &str) -> Result<Port, Error> {
@@ -167,6 +169,26 @@ fn a_socket_that_was_left_behind_does_not_stop_a_server() {
     assert!(open(&format!("{},id=1", server.replace("memif", "memif1"))).is_ok());
     assert!(socket(9).exists(), "somebody listens there still");
     drop(first);
+}
+
+/// The driver of a server dies of a client that hangs up before it was greeted: its interrupt
+/// thread goes on waiting for a descriptor that is closed. So a client gives a server time.
+#[test]
+fn a_client_does_not_hang_up_on_a_slow_server() {
+    let listener = net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    net::bind(&listener, &SocketAddrUnix::new(socket(10)).unwrap()).unwrap();
+    net::listen(&listener, 8).unwrap();
+    let [_, client] = memif(10);
+    let mut client = open(&client).unwrap();
+    for _ in 0..60 {
+        assert_eq!(client.link(), Link::Down);
+        sleep(Duration::from_millis(1));
+    }
+    net::accept(&listener).unwrap();
+    rustix::io::ioctl_fionbio(&listener, true).unwrap();
+    assert_eq!(net::accept(&listener).unwrap_err(), Errno::WOULDBLOCK, "one call, no second");
+    drop(client);
+    std::fs::remove_file(socket(10)).unwrap();
 }
 
 #[test]
