@@ -240,7 +240,8 @@ mod tests {
     #[test]
     fn a_program_without_dpdk_says_why() {
         let error = Unavailable::NotBuilt("there were no headers");
-        let text = "this program was built without DPDK: there were no headers";
+        let text = "this program was built without DPDK: there were no headers; run scripts/setup \
+                    and build it";
         assert_eq!(error.to_string(), text);
     }
 }
