@@ -10,6 +10,11 @@
 //! halved the rate of a single stream, because the thread then slept while its peer was busy on the
 //! same core.)
 //!
+//! How short a while depends on what the last sleep was worth. If work came soon after it began,
+//! the thread had better gone on: both who wakes it and itself pay some 15 µs for that, once per
+//! batch, and a stream moved a fifth slower. So it then goes on for longer. After a pause that no
+//! patience would have bridged, it is back at the short while.
+//!
 //! Applications give the core back within microseconds, because they wait for us. Programs that
 //! have nothing to do with us do not: the scheduler lets them have it for a whole slice, which is
 //! milliseconds, for each offer. So an offer that takes a millisecond is a loss, and when losses
@@ -59,7 +64,12 @@ pub enum Advice {
 #[derive(Debug)]
 pub struct Idle {
     policy: Policy,
+    /// How long to go on after work, at least.
     spin: Duration,
+    /// How long to go on after work now: `spin`, or `PATIENCE` times that.
+    patience: Duration,
+    /// Whether we have slept since we last worked, because patience had run out.
+    gave_up: bool,
     worked_at: Instant,
     state: State,
     /// When the last offer of the core was advised, or ended; none if the last advice was another
@@ -94,12 +104,22 @@ impl Idle {
     /// A policy that, if adaptive, goes on for `spin` after work.
     pub fn new(policy: Policy, spin: Duration) -> Self {
         let state = State::Free { home: true, account: Account::default(), since: Instant(0) };
-        Self { policy, spin, worked_at: Instant(0), state, seen_at: None, retreat: RETREAT_MIN }
+        Self {
+            policy,
+            spin,
+            patience: spin,
+            gave_up: false,
+            worked_at: Instant(0),
+            state,
+            seen_at: None,
+            retreat: RETREAT_MIN,
+        }
     }
 
     /// A turn ended at `now`, and `moved` something or nothing.
     pub fn after_turn(&mut self, now: Instant, moved: bool) -> Advice {
         if moved {
+            self.learn(now);
             self.worked_at = now;
         }
         let advice = match self.policy {
@@ -110,6 +130,14 @@ impl Idle {
         };
         self.seen_at = (advice == Advice::Yield).then_some(now);
         advice
+    }
+
+    /// Work has come. If we slept before it, would patience have saved us the sleep?
+    fn learn(&mut self, now: Instant) {
+        if std::mem::take(&mut self.gave_up) {
+            let most = self.spin.saturating_mul(PATIENCE);
+            self.patience = if now.since(self.worked_at) < most { most } else { self.spin };
+        }
     }
 
     fn adapt(&mut self, now: Instant) -> Advice {
@@ -128,7 +156,8 @@ impl Idle {
             }
             State::Trying { .. } => {}
         }
-        if now.since(self.worked_at) < self.spin { Advice::Yield } else { Advice::Sleep }
+        self.gave_up = now.since(self.worked_at) >= self.patience;
+        if self.gave_up { Advice::Sleep } else { Advice::Yield }
     }
 
     /// The offer advised last ended at `now`. Returns whether somebody took it up.
@@ -216,6 +245,9 @@ impl Account {
     }
 }
 
+/// How many times longer a thread goes on after work, if the last sleep was too short to be worth
+/// it. A batch of a stream keeps the next poller busy for 100 to 200 µs.
+const PATIENCE: u32 = 8;
 /// An offer that took longer was taken up: without another thread to switch to, it takes a tenth of
 /// this.
 const TAKEN_UP: Duration = Duration::from_micros(5);
@@ -254,6 +286,40 @@ mod tests {
         assert_eq!(idle.after_turn(START + SPIN / 2, false), Advice::Yield);
         assert_eq!(idle.after_turn(START + SPIN, false), Advice::Sleep);
         assert_eq!(idle.after_turn(START + SPIN, true), Advice::Yield);
+    }
+
+    /// Work that comes back soon is waited for; after a longer pause, as briefly as at first.
+    #[test]
+    fn a_sleep_that_was_too_short_makes_patient() {
+        let mut idle = Idle::new(Policy::Adaptive, SPIN);
+        let (mut now, mut waits, most) = (START, SPIN, SPIN * PATIENCE);
+        for (pause, waits_then) in [
+            (SECOND, SPIN),
+            (most / 2, most),
+            (most / 2, most),
+            (most, SPIN),
+            (SPIN / 2, SPIN),
+            (most / 2, most),
+        ] {
+            // A turn halfway, and one at the very end, show whether it sleeps.
+            for quiet in [pause / 2, pause] {
+                let sleeps = idle.after_turn(now + quiet, false) == Advice::Sleep;
+                assert_eq!(sleeps, quiet >= waits, "{quiet:?} after work, patient for {waits:?}");
+            }
+            now = now + pause;
+            idle.after_turn(now, true);
+            waits = waits_then;
+        }
+    }
+
+    /// Who is told not to wait does not learn to.
+    #[test]
+    fn without_spinning_there_is_no_patience() {
+        let mut idle = Idle::new(Policy::Adaptive, Duration::ZERO);
+        for turn in 0..10 {
+            let now = START + SPIN * turn;
+            assert_eq!(idle.after_turn(now, true), Advice::Sleep);
+        }
     }
 
     /// A process that nobody talks to must not use a core.
