@@ -64,6 +64,8 @@ struct RunArguments {
     /// CRR-sustained (a minute at least), RR-32-http, CRR-http.
     #[arg(long, value_delimiter = ',', default_value = "RR-1,RR-32,STR,CRR")]
     scenarios: Vec<Scenario>,
+    /// direct, haproxy, smcgate (RNICs of kind roce-udp), smcgate-shm, smcgate-af-packet and
+    /// smcgate-memif (both of kind dpdk).
     #[arg(long, value_delimiter = ',', default_value = "direct,haproxy,smcgate")]
     paths: Vec<Path>,
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
@@ -169,7 +171,7 @@ fn plan(arguments: RunArguments) -> Result<Plan> {
             myself.with_file_name("smcgate")
         }
     };
-    if arguments.paths.contains(&Path::Smcgate) && !smcgate.exists() {
+    if arguments.paths.iter().any(|path| path.rnic().is_some()) && !smcgate.exists() {
         return Err(Failure::new(format!(
             "{} is not there: build it, name it with --smcgate, or leave smcgate out of --paths",
             smcgate.display()

@@ -31,7 +31,7 @@ pub(crate) struct Measurement {
     pub(crate) schema: u32,
     /// Name of the workload: `RR-32`, `STR`, …
     pub(crate) scenario: String,
-    /// `direct`, `haproxy` or `smcgate`.
+    /// `direct`, `haproxy`, `smcgate`, or `smcgate-` and a kind of RNIC.
     pub(crate) path: String,
     /// The busy loops beside the measurement: `alone`, or `LOOPS@NICE`.
     #[serde(default = "alone")]
@@ -70,6 +70,10 @@ pub(crate) struct Measurement {
     pub(crate) connections_smc: Option<u64>,
     /// How many stayed TCP. Always zero in a file, because otherwise the run fails.
     pub(crate) connections_tcp: Option<u64>,
+    /// RoCE packets that gateway A received and sent during this measurement. Shared memory has
+    /// none.
+    #[serde(default)]
+    pub(crate) packets: Option<u64>,
     /// Short connections per second in each 5 seconds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) per_s_each_5s: Vec<f64>,
@@ -208,6 +212,7 @@ pub(crate) mod tests {
             peak_rss_bytes_proxies: 0,
             connections_smc: None,
             connections_tcp: None,
+            packets: None,
             per_s_each_5s: Vec::new(),
             time_waits: None,
         }

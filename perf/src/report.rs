@@ -67,7 +67,7 @@ pub(crate) fn markdown(results: &Results) -> String {
     let cells = Cell::group(&results.measurements);
     let mut text = preamble(&results.machine, &results.measurements);
     text += "\n| scenario | path | throughput | RTT p50 | RTT p99 | CPU, proxies | CPU, machine \
-             | proxies' peak RSS |\n|---|---|---|---|---|---|---|---|\n";
+             | proxies' peak RSS | packets |\n|---|---|---|---|---|---|---|---|---|\n";
     for cell in &cells {
         let figures: Vec<String> = Figure::ALL.iter().map(|&figure| cell.show(figure)).collect();
         let rss = match cell.peak_rss_bytes() {
@@ -79,7 +79,10 @@ pub(crate) fn markdown(results: &Results) -> String {
             errors => format!(" ({errors} errors)"),
         };
         let (scenario, path) = (&cell.scenario, cell.path);
-        writeln!(text, "| {scenario} | {path}{errors} | {} | {rss} |", figures.join(" | "))
+        let packets = cell.packets_per_s();
+        let packets = packets.map_or_else(|| "–".into(), |rate| format!("{:.1} k/s", rate / 1e3));
+        let figures = figures.join(" | ");
+        writeln!(text, "| {scenario} | {path}{errors} | {figures} | {rss} | {packets} |")
             .expect("a string takes all");
     }
     text + &sustained(&results.measurements) + &ratios(&cells)
@@ -141,7 +144,7 @@ fn sustained(measurements: &[Measurement]) -> String {
 /// smcgate against the HAProxy pair, figure by figure; empty unless both were measured.
 fn ratios(cells: &[Cell<'_>]) -> String {
     let mut text = String::new();
-    for ours in cells.iter().filter(|cell| cell.path == "smcgate") {
+    for ours in cells.iter().filter(|cell| cell.path.starts_with("smcgate")) {
         let theirs =
             cells.iter().find(|cell| cell.scenario == ours.scenario && cell.path == "haproxy");
         let Some(theirs) = theirs else { continue };
@@ -154,9 +157,11 @@ fn ratios(cells: &[Cell<'_>]) -> String {
                 continue;
             }
             let ratio = our / their;
+            let rnics = if ours.path == "smcgate" { "" } else { ours.path };
+            let separator = if rnics.is_empty() { "" } else { ", " };
             writeln!(
                 text,
-                "| {} | {} | {} | {} | {ratio:.2} | {} |",
+                "| {}{separator}{rnics} | {} | {} | {} | {ratio:.2} | {} |",
                 ours.scenario,
                 figure.name(),
                 theirs.show(figure),
@@ -243,12 +248,31 @@ mod tests {
         assert_line(&text, "| STR | CPU of the proxies | 1.00 s/GB |", "| 0.50 | ≤ 0.8 met |");
     }
 
+    /// Gateways with RNICs of other kinds have lines of their own.
+    #[test]
+    fn each_kind_of_rnic_is_compared() {
+        let packets = |mut measurement: Measurement| {
+            measurement.packets = Some(2_000_000);
+            measurement.elapsed_s = 2.0;
+            measurement
+        };
+        let text = report(vec![
+            stream("haproxy", 10.0, 4.0),
+            packets(stream("smcgate-memif", 15.0, 2.0)),
+            stream("smcgate-shm", 20.0, 2.0),
+        ]);
+        assert_line(&text, "| STR | smcgate-memif | 15.0 Gbit/s |", "| 1000.0 k/s |");
+        assert_line(&text, "| STR | smcgate-shm | 20.0 Gbit/s |", "| – |");
+        assert_line(&text, "| STR, smcgate-memif | throughput |", "| 1.50 | ≥ 1.5 met |");
+        assert_line(&text, "| STR, smcgate-shm | throughput |", "| 2.00 | ≥ 1.5 met |");
+    }
+
     /// The table shows medians, with one line for all rounds of a path.
     #[test]
     fn rounds_become_one_line() {
         let rounds = [70_000.0, 10_000.0, 60_000.0];
         let text = report((1..).zip(rounds).map(|(n, rate)| rr("direct", n, rate, 90)).collect());
-        assert_line(&text, "| RR-32 | direct | 60.0 k/s | 90", "| – | 5.0 s/M | – |");
+        assert_line(&text, "| RR-32 | direct | 60.0 k/s | 90", "| – | 5.0 s/M | – | – |");
         assert!(text.starts_with("Medians of 3 interleaved rounds"), "{text}");
         assert!(!text.contains("ratio"), "no ratio without a HAProxy pair");
     }

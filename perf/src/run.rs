@@ -43,7 +43,7 @@ pub(crate) struct Plan {
 /// When something cannot be started or measured, or when a connection through the gateways was
 /// not SMC-R. Nothing is written then.
 pub(crate) fn run(plan: &Plan) -> Result<()> {
-    let mut bench = Bench::start(&Options {
+    let mut bench = Bench::start(Options {
         paths: plan.paths.clone(),
         http: plan.scenarios.iter().any(|scenario| scenario.service() == Service::Http),
         smcgate: plan.smcgate.clone(),
@@ -57,6 +57,7 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
             for &beside in &plan.beside {
                 bench.run_beside(beside)?;
                 for &path in &plan.paths {
+                    bench.set_out(path)?;
                     let default = &machine.congestion_control;
                     let measurement = measure(&mut bench, scenario, path, round, default, plan)?;
                     eprintln!("{}", report::progress(&measurement));
@@ -135,6 +136,7 @@ fn measure(
         peak_rss_bytes_proxies,
         connections_smc: carried.map(|carried| carried.connections_smc),
         connections_tcp: carried.map(|carried| carried.connections_tcp),
+        packets: carried.map(|carried| carried.packets).filter(|packets| *packets > 0),
         per_s_each_5s: if scenario.is_sustained() { load.per_s_each_5s } else { Vec::new() },
         time_waits,
     })
@@ -144,7 +146,7 @@ fn measure(
 fn gateway_totals(bench: &Bench, path: Path) -> Result<Option<GatewayTotals>> {
     match path {
         Path::Direct | Path::Haproxy => Ok(None),
-        Path::Smcgate => bench.gateway_totals(Host::A).map(Some),
+        Path::Smcgate(_) => bench.gateway_totals(Host::A).map(Some),
     }
 }
 
@@ -169,6 +171,7 @@ fn carried_by_smc(
     let carried = GatewayTotals {
         connections_smc: after.connections_smc.saturating_sub(before.connections_smc),
         connections_tcp: after.connections_tcp.saturating_sub(before.connections_tcp),
+        packets: after.packets.saturating_sub(before.packets),
     };
     if carried.connections_tcp > 0 {
         return Err(Failure::new(format!(
@@ -207,7 +210,7 @@ mod tests {
     }
 
     fn totals(connections_smc: u64, connections_tcp: u64) -> GatewayTotals {
-        GatewayTotals { connections_smc, connections_tcp }
+        GatewayTotals { connections_smc, connections_tcp, packets: 0 }
     }
 
     /// A gateway that quietly fell back to TCP must not be published as SMC-R.

@@ -87,6 +87,11 @@ impl<'a> Cell<'a> {
         self.rounds.iter().map(|m| m.peak_rss_bytes_proxies).max().unwrap_or(0)
     }
 
+    /// The median of RoCE packets per second that gateway A received and sent, if it has any.
+    pub(crate) fn packets_per_s(&self) -> Option<f64> {
+        median(self.rounds.iter().filter_map(|m| Some(m.packets? as f64 / m.elapsed_s)))
+    }
+
     /// Failed connections and requests of all rounds.
     pub(crate) fn errors(&self) -> u64 {
         self.rounds.iter().map(|measurement| measurement.errors).sum()

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::janitor::Janitor;
 use super::namespaces::{Host, Namespaces};
 use super::paths::{
-    ADMIN, Path, Pin, SERVER_PORT, haproxy_configuration, nginx_configuration,
+    ADMIN, Path, Pin, Rnic, SERVER_PORT, haproxy_configuration, nginx_configuration,
     smcgate_configuration,
 };
 use super::process::Process;
@@ -51,9 +51,12 @@ pub(crate) struct Bench {
     servers: Vec<Process>,
     haproxies: Vec<Process>,
     gateways: Vec<Process>,
+    /// The kind of the RNICs of the running gateways.
+    rnic: Option<Rnic>,
     namespaces: Namespaces,
     folder: Folder,
     myself: String,
+    options: Options,
     _janitor: Janitor,
 }
 
@@ -62,6 +65,8 @@ pub(crate) struct Bench {
 pub(crate) struct GatewayTotals {
     pub(crate) connections_smc: u64,
     pub(crate) connections_tcp: u64,
+    /// RoCE packets that its RNICs have received and sent.
+    pub(crate) packets: u64,
 }
 
 impl Bench {
@@ -71,7 +76,7 @@ impl Bench {
     ///
     /// When a program does not start. The message names it and has the end of its log. Nothing is
     /// left behind then.
-    pub(crate) fn start(options: &Options) -> Result<Self> {
+    pub(crate) fn start(options: Options) -> Result<Self> {
         let myself = std::env::current_exe().doing(|| "finding this binary".into())?;
         let myself = myself.to_string_lossy().into_owned();
         let janitor = Janitor::start(&myself, &Folder::path(), &Namespaces::names())?;
@@ -81,26 +86,41 @@ impl Bench {
             servers: Vec::new(),
             haproxies: Vec::new(),
             gateways: Vec::new(),
+            rnic: None,
             namespaces: Namespaces::create()?,
             folder: Folder::create()?,
             myself,
+            options,
             _janitor: janitor,
         };
-        bench.start_servers(options.http)?;
-        for &path in &options.paths {
-            match path {
-                Path::Direct => {}
-                Path::Haproxy => bench.start_haproxies()?,
-                Path::Smcgate => bench.start_gateways(options)?,
-            }
+        bench.start_servers(bench.options.http)?;
+        let paths = bench.options.paths.clone();
+        if paths.contains(&Path::Haproxy) {
+            bench.start_haproxies()?;
         }
-        for &path in &options.paths {
+        // The gateways come last, so that those which are measured first run already.
+        for &path in paths.iter().rev() {
+            bench.set_out(path)?;
             bench.wait_until_carrying(path)?;
         }
-        if options.http {
+        if bench.options.http {
             bench.wait_for_http()?;
         }
         Ok(bench)
+    }
+
+    /// Makes the gateways of `path` those that run, if it has any. Gateways of other kinds would
+    /// use the cores beside them.
+    ///
+    /// # Errors
+    ///
+    /// When they do not start, or carry nothing.
+    pub(crate) fn set_out(&mut self, path: Path) -> Result<()> {
+        let Some(rnic) = path.rnic().filter(|rnic| self.rnic != Some(*rnic)) else { return Ok(()) };
+        self.gateways.clear();
+        self.rnic = Some(rnic);
+        self.start_gateways(rnic)?;
+        self.wait_until_carrying(path)
     }
 
     /// The two namespaces.
@@ -113,7 +133,7 @@ impl Bench {
         match path {
             Path::Direct => &mut [],
             Path::Haproxy => &mut self.haproxies,
-            Path::Smcgate => &mut self.gateways,
+            Path::Smcgate(_) => &mut self.gateways,
         }
     }
 
@@ -182,7 +202,7 @@ impl Bench {
     ///
     /// # Errors
     ///
-    /// When its `/stats` does not answer, or lacks one of the two totals.
+    /// When its `/stats` does not answer, or lacks one of them.
     pub(crate) fn gateway_totals(&self, host: Host) -> Result<GatewayTotals> {
         let argv = [&self.myself, "get", "--target", ADMIN, "--path", "/stats"].map(str::to_owned);
         let command = self.namespaces.command(host, &argv);
@@ -222,17 +242,20 @@ impl Bench {
         Ok(())
     }
 
-    fn start_gateways(&mut self, options: &Options) -> Result<()> {
+    fn start_gateways(&mut self, rnic: Rnic) -> Result<()> {
+        let folder = self.folder.0.to_string_lossy().into_owned();
         for (host, core) in [(Host::B, 1), (Host::A, 0)] {
             let name = format!("smcgate-{host:?}");
-            let pin = match options.pin {
+            let pin = match self.options.pin {
                 Pin::Auto => String::new(),
                 Pin::Fixed => format!("cores = [{core}]\n"),
                 Pin::Off => "pin = false\n".to_owned(),
             };
-            let text = smcgate_configuration(host, &options.idle_policy, &pin);
+            let poll = format!("policy = \"{}\"\n{pin}", self.options.idle_policy);
+            let text = smcgate_configuration(host, rnic, &poll, &folder);
             let file = self.folder.write(&format!("{name}.toml"), &text)?;
-            let argv = [&options.smcgate.to_string_lossy(), "run", "-c", &file].map(str::to_owned);
+            let smcgate = self.options.smcgate.to_string_lossy();
+            let argv = [&smcgate, "run", "-c", &file].map(str::to_owned);
             let command = self.namespaces.command(host, &argv);
             self.gateways.push(Process::start(&name, command, &self.folder.0)?);
         }
@@ -250,8 +273,19 @@ impl Bench {
             for gateway in &mut self.gateways {
                 gateway.check_alive()?;
             }
-            match self.load(echo, path, Duration::from_millis(50)) {
-                Ok(_) => return Ok(()),
+            let before = path.rnic().map(|_| self.gateway_totals(Host::A)).transpose();
+            let carried = before.and_then(|before| {
+                self.load(echo, path, Duration::from_millis(50))?;
+                let Some(before) = before else { return Ok(()) };
+                let after = self.gateway_totals(Host::A)?;
+                // A port may take a second to find the other one.
+                match after.connections_tcp > before.connections_tcp {
+                    true => Err(Failure::new("its connections stay TCP")),
+                    false => Ok(()),
+                }
+            });
+            match carried {
+                Ok(()) => return Ok(()),
                 Err(failure) if now_ns() >= until => {
                     return Err(Failure::new(format!("{path} carries nothing: {failure}")));
                 }
@@ -276,16 +310,22 @@ impl Bench {
     }
 }
 
-/// Finds the two totals in the JSON of `GET /stats`.
+/// Finds the totals in the JSON of `GET /stats`.
 fn parse_totals(json: &str) -> Result<GatewayTotals> {
     let stats: serde_json::Value = serde_json::from_str(json).doing(|| "GET /stats".into())?;
     let total = |name: &str| {
         let missing = || Failure::new(format!("GET /stats has no totals.{name}"));
         stats["totals"][name].as_u64().ok_or_else(missing)
     };
+    let packets = |rnic: &serde_json::Value| {
+        Some(rnic["packets_in"].as_u64()? + rnic["packets_out"].as_u64()?)
+    };
+    let rnics = stats["rnics"].as_array();
+    let packets = rnics.and_then(|rnics| rnics.iter().map(packets).sum::<Option<u64>>());
     Ok(GatewayTotals {
         connections_smc: total("connections_smc")?,
         connections_tcp: total("connections_tcp")?,
+        packets: packets.ok_or_else(|| Failure::new("GET /stats counts no packets of RNICs"))?,
     })
 }
 
@@ -317,13 +357,15 @@ impl Folder {
 mod tests {
     use super::*;
 
-    /// These two numbers prove that a figure was SMC-R, so a renamed key must stop the run instead
-    /// of reading as zero.
+    /// These numbers prove that a figure was SMC-R, so a renamed key must stop the run instead of
+    /// reading as zero.
     #[test]
     fn a_missing_total_is_an_error() {
-        let json = r#"{"schema":1,"totals":{"connections_smc":7,"connections_tcp":2,"x":1}}"#;
-        let expected = GatewayTotals { connections_smc: 7, connections_tcp: 2 };
+        let json = r#"{"schema":1,"totals":{"connections_smc":7,"connections_tcp":2,"x":1},
+            "rnics":[{"packets_in":5,"packets_out":4},{"packets_in":1,"packets_out":0}]}"#;
+        let expected = GatewayTotals { connections_smc: 7, connections_tcp: 2, packets: 10 };
         assert_eq!(parse_totals(json).unwrap(), expected);
+        assert!(parse_totals(&json.replace("packets_out", "packets_sent")).is_err());
         let renamed = json.replace("connections_tcp", "tcp_connections");
         assert!(parse_totals(&renamed).unwrap_err().to_string().contains("connections_tcp"));
         assert!(parse_totals("<html>").is_err());

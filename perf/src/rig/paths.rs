@@ -5,6 +5,8 @@
 //! | direct | | | 10.8.0.2:7010 + service |
 //! | haproxy | 127.0.0.1:6100 + service | 10.8.0.2:6200 + service | 127.0.0.1:7010 + service |
 //! | smcgate | 127.0.0.1:7100 + service | 10.8.0.2:7200 + service | 127.0.0.1:7010 + service |
+//!
+//! The gateways of all kinds of RNICs have the same ports: one pair of them runs at a time.
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -21,6 +23,8 @@ pub(crate) const ADMIN: &str = "127.0.0.1:9180";
 
 const HAPROXY_PORTS: Ports = Ports { a: 6100, b: 6200 };
 const SMCGATE_PORTS: Ports = Ports { a: 7100, b: 7200 };
+/// What the addresses of ports of DPDK begin with: a network that the kernel does not know.
+const PORT_NETWORK: &str = "10.9.0.";
 
 /// A path from load to server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +33,21 @@ pub(crate) enum Path {
     Direct,
     /// HAProxy in both namespaces, TCP mode, one thread each.
     Haproxy,
-    /// smcgate in both namespaces, SMC-R between them.
-    Smcgate,
+    /// smcgate in both namespaces, SMC-R between them over RNICs of this kind.
+    Smcgate(Rnic),
+}
+
+/// The RNICs of a pair of gateways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rnic {
+    /// `roce-udp` over the veth pair.
+    RoceUdp,
+    /// `shm`, for the connections of the veth pair.
+    Shm,
+    /// `dpdk`, ports on the veth pair.
+    AfPacket,
+    /// `dpdk`, ports that shared memory joins: no kernel in the path of packets.
+    Memif,
 }
 
 /// Where the gateways' pollers run.
@@ -64,12 +81,30 @@ impl Ports {
 }
 
 impl Path {
+    /// All of them.
+    const ALL: [Self; 6] = [
+        Self::Direct,
+        Self::Haproxy,
+        Self::Smcgate(Rnic::RoceUdp),
+        Self::Smcgate(Rnic::Shm),
+        Self::Smcgate(Rnic::AfPacket),
+        Self::Smcgate(Rnic::Memif),
+    ];
+
+    /// The kind of RNIC between its gateways; none without gateways.
+    pub(crate) fn rnic(self) -> Option<Rnic> {
+        match self {
+            Self::Direct | Self::Haproxy => None,
+            Self::Smcgate(rnic) => Some(rnic),
+        }
+    }
+
     /// The address to which a load in namespace A connects to reach `service` over this path.
     pub(crate) fn target(self, service: Service) -> SocketAddr {
         let address = match self {
             Self::Direct => format!("{ADDRESS_B}:{}", SERVER_PORT + service.port_offset()),
             Self::Haproxy => HAPROXY_PORTS.hop(Host::A, service).0,
-            Self::Smcgate => SMCGATE_PORTS.hop(Host::A, service).0,
+            Self::Smcgate(_) => SMCGATE_PORTS.hop(Host::A, service).0,
         };
         address.parse().expect("made of constants")
     }
@@ -82,7 +117,7 @@ impl Path {
         let ports = match self {
             Self::Direct => return [None; 2],
             Self::Haproxy => HAPROXY_PORTS,
-            Self::Smcgate => SMCGATE_PORTS,
+            Self::Smcgate(_) => SMCGATE_PORTS,
         };
         [ports.a, ports.b].map(|first| Some(first + offset))
     }
@@ -104,17 +139,36 @@ pub(crate) fn haproxy_configuration(host: Host) -> String {
     text
 }
 
-/// The smcgate configuration of `host`. `pin` holds further keys of `[poll]`.
-pub(crate) fn smcgate_configuration(host: Host, idle_policy: &str, pin: &str) -> String {
-    let (device, accept, connect) = match host {
-        Host::A => (DEVICE_A, "tcp", "smc"),
-        Host::B => (DEVICE_B, "smc", "tcp"),
+impl Rnic {
+    /// The table `[[rnic]]` of `host`. What both gateways share is in `folder`.
+    fn table(self, host: Host, folder: &str) -> String {
+        let (device, number, role) = match host {
+            Host::A => (DEVICE_A, 1, "client"),
+            Host::B => (DEVICE_B, 2, "server"),
+        };
+        let port = format!("address = \"{PORT_NETWORK}{number}/24\"\neal = [\"--no-huge\"]\n");
+        let (kind, device, more) = match self {
+            Self::RoceUdp => ("roce-udp", device.to_owned(), String::new()),
+            Self::Shm => ("shm", folder.to_owned(), String::new()),
+            Self::AfPacket => ("dpdk", format!("net_af_packet0,iface={device}"), port),
+            Self::Memif => {
+                let socket = format!("socket={folder}/memif.sock,socket-abstract=no,bsize=4608");
+                ("dpdk", format!("net_memif0,role={role},{socket}"), port)
+            }
+        };
+        format!("[[rnic]]\nname = \"rnic0\"\nkind = \"{kind}\"\ndevice = \"{device}\"\n{more}")
+    }
+}
+
+/// The smcgate configuration of `host`. `poll` holds the keys of `[poll]`, and `folder` is for what
+/// both gateways share.
+pub(crate) fn smcgate_configuration(host: Host, rnic: Rnic, poll: &str, folder: &str) -> String {
+    let (accept, connect) = match host {
+        Host::A => ("tcp", "smc"),
+        Host::B => ("smc", "tcp"),
     };
-    let mut text = format!(
-        "[admin]\nlisten = \"{ADMIN}\"\n\n\
-         [poll]\npolicy = \"{idle_policy}\"\n{pin}\n\
-         [[rnic]]\nname = \"soft0\"\nkind = \"roce-udp\"\ndevice = \"{device}\"\n"
-    );
+    let rnic = rnic.table(host, folder);
+    let mut text = format!("[admin]\nlisten = \"{ADMIN}\"\n\n[poll]\n{poll}\n{rnic}");
     for service in Service::ALL {
         let (bind, upstream) = SMCGATE_PORTS.hop(host, service);
         let name = service.name();
@@ -147,7 +201,10 @@ impl fmt::Display for Path {
         f.write_str(match self {
             Self::Direct => "direct",
             Self::Haproxy => "haproxy",
-            Self::Smcgate => "smcgate",
+            Self::Smcgate(Rnic::RoceUdp) => "smcgate",
+            Self::Smcgate(Rnic::Shm) => "smcgate-shm",
+            Self::Smcgate(Rnic::AfPacket) => "smcgate-af-packet",
+            Self::Smcgate(Rnic::Memif) => "smcgate-memif",
         })
     }
 }
@@ -156,10 +213,10 @@ impl FromStr for Path {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let all = [Self::Direct, Self::Haproxy, Self::Smcgate];
-        all.into_iter()
-            .find(|path| path.to_string() == text)
-            .ok_or_else(|| format!("unknown path {text:?}: direct, haproxy or smcgate"))
+        Self::ALL.into_iter().find(|path| path.to_string() == text).ok_or_else(|| {
+            let names = Self::ALL.map(|path| path.to_string()).join(", ");
+            format!("unknown path {text:?}: there are {names}")
+        })
     }
 }
 
@@ -211,7 +268,8 @@ mod tests {
     /// The gateway's configuration is an interface that issue 2 fixes: these very keys.
     #[test]
     fn the_gateway_is_configured_as_users_do() {
-        let a = smcgate_configuration(Host::A, "adaptive", "cores = [0]\n");
+        let poll = "policy = \"adaptive\"\ncores = [0]\n";
+        let a = smcgate_configuration(Host::A, Rnic::RoceUdp, poll, "/tmp");
         for line in [
             "listen = \"127.0.0.1:9180\"",
             "policy = \"adaptive\"",
@@ -225,9 +283,24 @@ mod tests {
         ] {
             assert!(a.lines().any(|l| l == line), "{line} is missing in\n{a}");
         }
-        let b = smcgate_configuration(Host::B, "spin", "cores = [1]\n");
-        for line in ["cores = [1]", "accept = \"smc\"", "upstream = \"127.0.0.1:7014\""] {
+        let b = smcgate_configuration(Host::B, Rnic::Memif, "cores = [1]\n", "/tmp");
+        for line in [
+            "cores = [1]",
+            "kind = \"dpdk\"",
+            "address = \"10.9.0.2/24\"",
+            "accept = \"smc\"",
+            "upstream = \"127.0.0.1:7014\"",
+        ] {
             assert!(b.lines().any(|l| l == line), "{line} is missing in\n{b}");
         }
+        assert!(b.contains("role=server,socket=/tmp/memif.sock"), "{b}");
+    }
+
+    #[test]
+    fn names_of_paths_are_read_as_they_are_written() {
+        for path in Path::ALL {
+            assert_eq!(path.to_string().parse(), Ok(path));
+        }
+        assert!("smc".parse::<Path>().unwrap_err().contains("haproxy, smcgate, smcgate-shm"));
     }
 }

@@ -61,6 +61,7 @@ fn ports(line: &str) -> Option<(u16, u16)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rig::paths::Rnic;
 
     /// The count that shows whether ports run out must be that of the right program.
     #[test]
@@ -72,7 +73,7 @@ mod tests {
                  0 0 127.0.0.1:7013 127.0.0.1:40007\n0 0 127.0.0.1:9180 127.0.0.1:40008\n";
         let expected =
             TimeWaits { client: 1, proxy_a: 3, proxy_a_towards_b: 2, proxy_b: 2, server: 1 };
-        assert_eq!(TimeWaits::count([a, b], Path::Smcgate, Service::Crr), expected);
+        assert_eq!(TimeWaits::count([a, b], Path::Smcgate(Rnic::RoceUdp), Service::Crr), expected);
         let direct = TimeWaits { client: 1, server: 1, ..TimeWaits::default() };
         assert_eq!(TimeWaits::count([a, b], Path::Direct, Service::Crr), direct);
         assert_eq!(TimeWaits::count([a, b], Path::Haproxy, Service::Http), TimeWaits::default());
