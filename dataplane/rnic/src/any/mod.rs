@@ -7,8 +7,6 @@
 //! To add a kind: a variant of [`Kind`], and of [`Nic`], [`Opening`], [`Qp`] and [`Fabric`] unless
 //! it is RoCE in software. That needs a variant of [`AnyWire`] only.
 
-use std::fmt;
-use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
@@ -17,13 +15,18 @@ use smcr_proto::{Gid, Instant, Mtu, Qpn};
 
 use crate::roce::{self, dpdk, udp};
 use crate::shm;
+use crate::verbs;
 use crate::{
     Completion, ConnectError, Domain, Event, Exhausted, Messages, Port, QpAddress, QpId,
     Registration, Work,
 };
 
+mod error;
+mod figures;
 mod wire;
 
+pub use error::OpenError;
+pub use figures::Figures;
 pub use wire::AnyWire;
 
 /// The kinds of NIC, each with what only it needs to know.
@@ -48,6 +51,13 @@ pub enum Kind<'a> {
     /// Shared memory, between the processes of one host. Its device is the directory in which they
     /// meet.
     Shm,
+    /// An RNIC, by libibverbs. Its device is the name of an RDMA device, such as `mlx5_0`.
+    Verbs {
+        /// Its port, from 1.
+        port: u8,
+        /// The index of its GID; `None` for that of its first IPv4 address over UDP.
+        gid_index: Option<u32>,
+    },
 }
 
 /// Which NIC to open.
@@ -61,47 +71,6 @@ pub struct Spec<'a> {
     pub pollers: u32,
     /// The largest path MTU to announce; `None` for the largest that the device allows.
     pub mtu_max: Option<Mtu>,
-}
-
-/// Why a NIC cannot be opened: one line for the operator, who knows which NIC it is about.
-#[derive(Debug)]
-pub enum OpenError {
-    /// The host refuses: there is no such device, its address is taken, or a privilege is missing.
-    Host(io::Error),
-    /// DPDK refuses.
-    Dpdk(::dpdk::Error),
-    /// Its kind says what is wrong.
-    Shm(shm::OpenError),
-}
-
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Host(error) => write!(f, "{error}"),
-            Self::Dpdk(error) => write!(f, "{error}"),
-            Self::Shm(error) => write!(f, "{error}"),
-        }
-    }
-}
-
-impl std::error::Error for OpenError {}
-
-impl From<shm::OpenError> for OpenError {
-    fn from(error: shm::OpenError) -> Self {
-        Self::Shm(error)
-    }
-}
-
-impl From<io::Error> for OpenError {
-    fn from(error: io::Error) -> Self {
-        Self::Host(error)
-    }
-}
-
-impl From<::dpdk::Error> for OpenError {
-    fn from(error: ::dpdk::Error) -> Self {
-        Self::Dpdk(error)
-    }
 }
 
 /// Opens a NIC. Its parts, one per poller, have one address: peers see one NIC.
@@ -136,6 +105,15 @@ pub fn open(spec: &Spec<'_>) -> Result<Vec<(Nic, Fabric)>, OpenError> {
             let parts = shm::open(spec.device, spec.pollers)?.into_iter();
             Ok(parts.map(|(rnic, fabric)| (Nic::Shm(rnic), Fabric::Shm(fabric))).collect())
         }
+        Kind::Verbs { port, gid_index } => {
+            let (device, mtu_max) = (spec.device, spec.mtu_max);
+            let config = verbs::Config { device, port, gid_index, mtu_max };
+            // Each poller opens the device anew: a queue pair of one is never seen by another.
+            let parts = (0..spec.pollers).map(|_| verbs::open(&config));
+            let parts = parts.collect::<Result<Vec<_>, _>>()?.into_iter();
+            let any = |(rnic, fabric)| (Nic::Verbs(rnic), Fabric::Verbs(Box::new(fabric)));
+            Ok(parts.map(any).collect())
+        }
     }
 }
 
@@ -152,6 +130,8 @@ pub enum Nic {
     Roce(roce::Rnic),
     /// In shared memory.
     Shm(shm::Rnic),
+    /// An RNIC.
+    Verbs(verbs::Rnic),
 }
 
 /// A queue pair that knows no peer yet.
@@ -161,6 +141,8 @@ pub enum Opening {
     Roce(roce::Opening),
     /// In shared memory.
     Shm(shm::Opening),
+    /// Of an RNIC.
+    Verbs(verbs::Opening),
 }
 
 /// A connected queue pair that its poller has not adopted yet.
@@ -170,6 +152,8 @@ pub enum Qp {
     Roce(roce::Qp),
     /// In shared memory.
     Shm(shm::Qp),
+    /// Of an RNIC.
+    Verbs(verbs::Qp),
 }
 
 /// The poller's half of a NIC.
@@ -179,61 +163,8 @@ pub enum Fabric {
     Roce(Box<roce::Fabric<AnyWire>>),
     /// In shared memory.
     Shm(shm::Fabric),
-}
-
-/// What the fabrics of all kinds count, as far as a kind has such a thing. They count packets since
-/// the fabric was created unless they say otherwise.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Figures {
-    /// Received, including those that were dropped.
-    pub packets_in: u64,
-    /// Sent, including those that were sent again.
-    pub packets_out: u64,
-    /// Sent again.
-    pub retransmits: u64,
-    /// How often a path turned out to carry larger packets.
-    pub path_raised: u64,
-    /// How often a path turned out not to carry packets that were sent.
-    pub path_lowered: u64,
-    /// Dropped because the ICRC was wrong.
-    pub icrc_errors: u64,
-    /// With a PSN that the peer cannot have used.
-    pub psn_errors: u64,
-    /// Dropped because they were for no queue pair of their sender.
-    pub unknown_qp: u64,
-    /// Requests refused because their key or range was wrong.
-    pub rkey_errors: u64,
-}
-
-impl Fabric {
-    /// What it has counted so far.
-    pub fn figures(&self) -> Figures {
-        match self {
-            Self::Roce(fabric) => {
-                let counters = fabric.counters();
-                Figures {
-                    packets_in: counters.packets_in,
-                    packets_out: counters.packets_out,
-                    retransmits: counters.retransmits,
-                    path_raised: counters.path_raised,
-                    path_lowered: counters.path_lowered,
-                    icrc_errors: counters.icrc_errors,
-                    psn_errors: counters.psn_errors,
-                    unknown_qp: counters.unknown_qp,
-                    rkey_errors: counters.rkey_errors,
-                }
-            }
-            // A message is its packet, and so is a write.
-            Self::Shm(fabric) => {
-                let counters = fabric.counters();
-                Figures {
-                    packets_in: counters.messages_in,
-                    packets_out: counters.messages_out + counters.writes_out,
-                    ..Figures::default()
-                }
-            }
-        }
-    }
+    /// Of an RNIC.
+    Verbs(Box<verbs::Fabric>),
 }
 
 impl crate::Rnic for Nic {
@@ -243,6 +174,7 @@ impl crate::Rnic for Nic {
         match self {
             Self::Roce(rnic) => rnic.port(),
             Self::Shm(rnic) => rnic.port(),
+            Self::Verbs(rnic) => rnic.port(),
         }
     }
 
@@ -250,6 +182,7 @@ impl crate::Rnic for Nic {
         match self {
             Self::Roce(rnic) => rnic.has_route(peer),
             Self::Shm(rnic) => rnic.has_route(peer),
+            Self::Verbs(rnic) => rnic.has_route(peer),
         }
     }
 
@@ -257,6 +190,7 @@ impl crate::Rnic for Nic {
         match self {
             Self::Roce(rnic) => rnic.payload(qpn),
             Self::Shm(rnic) => rnic.payload(qpn),
+            Self::Verbs(rnic) => rnic.payload(qpn),
         }
     }
 
@@ -264,6 +198,7 @@ impl crate::Rnic for Nic {
         match self {
             Self::Roce(rnic) => rnic.pins(),
             Self::Shm(rnic) => rnic.pins(),
+            Self::Verbs(rnic) => rnic.pins(),
         }
     }
 
@@ -271,6 +206,7 @@ impl crate::Rnic for Nic {
         match self {
             Self::Roce(rnic) => rnic.shares(),
             Self::Shm(rnic) => rnic.shares(),
+            Self::Verbs(rnic) => rnic.shares(),
         }
     }
 
@@ -278,6 +214,7 @@ impl crate::Rnic for Nic {
         match self {
             Self::Roce(rnic) => rnic.mark(),
             Self::Shm(rnic) => rnic.mark(),
+            Self::Verbs(rnic) => rnic.mark(),
         }
     }
 
@@ -285,6 +222,7 @@ impl crate::Rnic for Nic {
         match self {
             Self::Roce(rnic) => rnic.is_near(mark),
             Self::Shm(rnic) => rnic.is_near(mark),
+            Self::Verbs(rnic) => rnic.is_near(mark),
         }
     }
 
@@ -292,6 +230,7 @@ impl crate::Rnic for Nic {
         match self {
             Self::Roce(rnic) => rnic.event(),
             Self::Shm(rnic) => rnic.event(),
+            Self::Verbs(rnic) => rnic.event(),
         }
     }
 
@@ -299,6 +238,7 @@ impl crate::Rnic for Nic {
         match self {
             Self::Roce(rnic) => rnic.descriptor(),
             Self::Shm(rnic) => rnic.descriptor(),
+            Self::Verbs(rnic) => rnic.descriptor(),
         }
     }
 
@@ -306,6 +246,7 @@ impl crate::Rnic for Nic {
         match self {
             Self::Roce(rnic) => rnic.send_from(memory),
             Self::Shm(rnic) => rnic.send_from(memory),
+            Self::Verbs(rnic) => rnic.send_from(memory),
         }
     }
 
@@ -313,6 +254,7 @@ impl crate::Rnic for Nic {
         match self {
             Self::Roce(rnic) => rnic.open_domain(),
             Self::Shm(rnic) => rnic.open_domain(),
+            Self::Verbs(rnic) => rnic.open_domain(),
         }
     }
 
@@ -320,6 +262,7 @@ impl crate::Rnic for Nic {
         match self {
             Self::Roce(rnic) => rnic.close_domain(domain),
             Self::Shm(rnic) => rnic.close_domain(domain),
+            Self::Verbs(rnic) => rnic.close_domain(domain),
         }
     }
 
@@ -327,6 +270,7 @@ impl crate::Rnic for Nic {
         match self {
             Self::Roce(rnic) => rnic.register(domain, region),
             Self::Shm(rnic) => rnic.register(domain, region),
+            Self::Verbs(rnic) => rnic.register(domain, region),
         }
     }
 
@@ -334,6 +278,7 @@ impl crate::Rnic for Nic {
         match self {
             Self::Roce(rnic) => rnic.deregister(registration),
             Self::Shm(rnic) => rnic.deregister(registration),
+            Self::Verbs(rnic) => rnic.deregister(registration),
         }
     }
 
@@ -341,6 +286,7 @@ impl crate::Rnic for Nic {
         match self {
             Self::Roce(rnic) => rnic.open_for(domain, messages).map(Opening::Roce),
             Self::Shm(rnic) => rnic.open_for(domain, messages).map(Opening::Shm),
+            Self::Verbs(rnic) => rnic.open_for(domain, messages).map(Opening::Verbs),
         }
     }
 }
@@ -352,6 +298,7 @@ impl crate::Opening for Opening {
         match self {
             Self::Roce(opening) => opening.address(),
             Self::Shm(opening) => opening.address(),
+            Self::Verbs(opening) => opening.address(),
         }
     }
 
@@ -359,6 +306,7 @@ impl crate::Opening for Opening {
         match self {
             Self::Roce(opening) => opening.fit_path_to(peer),
             Self::Shm(opening) => opening.fit_path_to(peer),
+            Self::Verbs(opening) => opening.fit_path_to(peer),
         }
     }
 
@@ -366,6 +314,7 @@ impl crate::Opening for Opening {
         match self {
             Self::Roce(opening) => opening.connect(peer).map(Qp::Roce),
             Self::Shm(opening) => opening.connect(peer).map(Qp::Shm),
+            Self::Verbs(opening) => opening.connect(peer).map(Qp::Verbs),
         }
     }
 }
@@ -380,7 +329,8 @@ impl crate::Fabric for Fabric {
         match (self, qp) {
             (Self::Roce(fabric), Qp::Roce(qp)) => fabric.adopt(now, qp),
             (Self::Shm(fabric), Qp::Shm(qp)) => fabric.adopt(now, qp),
-            (Self::Roce(_), Qp::Shm(_)) | (Self::Shm(_), Qp::Roce(_)) => {
+            (Self::Verbs(fabric), Qp::Verbs(qp)) => fabric.adopt(now, qp),
+            (Self::Roce(_) | Self::Shm(_) | Self::Verbs(_), _) => {
                 panic!("a queue pair of another kind")
             }
         }
@@ -390,6 +340,7 @@ impl crate::Fabric for Fabric {
         match self {
             Self::Roce(fabric) => fabric.room(qp),
             Self::Shm(fabric) => fabric.room(qp),
+            Self::Verbs(fabric) => fabric.room(qp),
         }
     }
 
@@ -397,6 +348,7 @@ impl crate::Fabric for Fabric {
         match self {
             Self::Roce(fabric) => fabric.post(qp, work),
             Self::Shm(fabric) => fabric.post(qp, work),
+            Self::Verbs(fabric) => fabric.post(qp, work),
         }
     }
 
@@ -404,6 +356,7 @@ impl crate::Fabric for Fabric {
         match self {
             Self::Roce(fabric) => fabric.poll(now, out),
             Self::Shm(fabric) => fabric.poll(now, out),
+            Self::Verbs(fabric) => fabric.poll(now, out),
         }
     }
 
@@ -411,6 +364,7 @@ impl crate::Fabric for Fabric {
         match self {
             Self::Roce(fabric) => fabric.note_quiet(),
             Self::Shm(fabric) => fabric.note_quiet(),
+            Self::Verbs(fabric) => fabric.note_quiet(),
         }
     }
 
@@ -418,6 +372,7 @@ impl crate::Fabric for Fabric {
         match self {
             Self::Roce(fabric) => fabric.transmit(now),
             Self::Shm(fabric) => fabric.transmit(now),
+            Self::Verbs(fabric) => fabric.transmit(now),
         }
     }
 
@@ -425,6 +380,7 @@ impl crate::Fabric for Fabric {
         match self {
             Self::Roce(fabric) => fabric.prepare_sleep(now),
             Self::Shm(fabric) => fabric.prepare_sleep(now),
+            Self::Verbs(fabric) => fabric.prepare_sleep(now),
         }
     }
 
@@ -432,6 +388,7 @@ impl crate::Fabric for Fabric {
         match self {
             Self::Roce(fabric) => fabric.event_descriptor(),
             Self::Shm(fabric) => fabric.event_descriptor(),
+            Self::Verbs(fabric) => fabric.event_descriptor(),
         }
     }
 
@@ -439,6 +396,7 @@ impl crate::Fabric for Fabric {
         match self {
             Self::Roce(fabric) => fabric.fail(now, qp),
             Self::Shm(fabric) => fabric.fail(now, qp),
+            Self::Verbs(fabric) => fabric.fail(now, qp),
         }
     }
 
@@ -446,6 +404,22 @@ impl crate::Fabric for Fabric {
         match self {
             Self::Roce(fabric) => fabric.release(now, qp),
             Self::Shm(fabric) => fabric.release(now, qp),
+            Self::Verbs(fabric) => fabric.release(now, qp),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever this host lacks, libibverbs or the device, the operator reads one line that names
+    /// what was asked for.
+    #[test]
+    fn an_rnic_that_is_not_there_is_named_in_one_line() {
+        let kind = Kind::Verbs { port: 1, gid_index: None };
+        let spec = Spec { kind, device: "nobody0", pollers: 1, mtu_max: None };
+        let line = open(&spec).map(drop).unwrap_err().to_string();
+        assert!(line.starts_with("RDMA device nobody0: ") && line.lines().count() == 1, "{line}");
     }
 }

@@ -18,12 +18,14 @@ pub struct Config<'a> {
     pub port: u8,
     /// The index of the GID to use. If it is not given, it is that of the first IPv4 address.
     pub gid_index: Option<u32>,
+    /// The largest path MTU to announce. If it is not given, it is that of the port.
+    pub mtu_max: Option<Mtu>,
 }
 
 impl<'a> Config<'a> {
     /// The first port, with a GID of our choice.
     pub fn on(device: &'a str) -> Self {
-        Self { device, port: 1, gid_index: None }
+        Self { device, port: 1, gid_index: None, mtu_max: None }
     }
 }
 
@@ -102,7 +104,8 @@ impl Device {
         let gids = context.gids(number).map_err(refuses)?;
         let (gid, mac, gid_index) =
             address(&gids, config.gid_index, None).map_err(|cause| fail(cause.into()))?;
-        let port = Port { gid, mac, mtu: Mtu(state.mtu) };
+        let mtu = config.mtu_max.map_or(Mtu(state.mtu), |most| most.min(Mtu(state.mtu)));
+        let port = Port { gid, mac, mtu };
         let limits = context.limits().map_err(refuses)?;
         let wanted = config.gid_index;
         Ok(Self { context, limits, number, port, gid_index, wanted, is_lost: false })

@@ -28,6 +28,15 @@ pub use rnic::{Opening, Qp, Rnic};
 use device::Device;
 use worker::Shared;
 
+/// Whether libibverbs can be used.
+///
+/// # Errors
+///
+/// Why not, in one line.
+pub fn available() -> Result<(), Missing> {
+    rdma_core::load().map(drop)
+}
+
 /// Opens a port of an RNIC, with the libibverbs of the distribution.
 ///
 /// # Errors

@@ -1,0 +1,56 @@
+//! Why a NIC of some kind cannot be opened.
+
+use std::fmt;
+use std::io;
+
+use crate::{shm, verbs};
+
+/// Why a NIC cannot be opened: one line for the operator, who knows which NIC it is about.
+#[derive(Debug)]
+pub enum OpenError {
+    /// The host refuses: there is no such device, its address is taken, or a privilege is missing.
+    Host(io::Error),
+    /// DPDK refuses.
+    Dpdk(::dpdk::Error),
+    /// Its kind says what is wrong.
+    Shm(shm::OpenError),
+    /// The same, of an RNIC or of libibverbs.
+    Verbs(verbs::OpenError),
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host(error) => write!(f, "{error}"),
+            Self::Dpdk(error) => write!(f, "{error}"),
+            Self::Shm(error) => write!(f, "{error}"),
+            Self::Verbs(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+impl From<shm::OpenError> for OpenError {
+    fn from(error: shm::OpenError) -> Self {
+        Self::Shm(error)
+    }
+}
+
+impl From<verbs::OpenError> for OpenError {
+    fn from(error: verbs::OpenError) -> Self {
+        Self::Verbs(error)
+    }
+}
+
+impl From<io::Error> for OpenError {
+    fn from(error: io::Error) -> Self {
+        Self::Host(error)
+    }
+}
+
+impl From<::dpdk::Error> for OpenError {
+    fn from(error: ::dpdk::Error) -> Self {
+        Self::Dpdk(error)
+    }
+}
