@@ -25,7 +25,7 @@ pub use limits::Limits;
 pub use network::{Cidr, Upstream};
 pub use peers::Peers;
 use rnic::rnics;
-pub use rnic::{DpdkPort, RnicConfig, RnicKind};
+pub use rnic::{DpdkPort, RnicConfig, RnicKind, VerbsPort};
 use section::{Placed, Section, Source};
 pub use smc::{OptionMode, Smc};
 pub use versions::Versions;

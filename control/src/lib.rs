@@ -30,6 +30,7 @@ pub mod paths;
 pub mod placement;
 pub mod places;
 pub mod pnet;
+pub mod rdma;
 pub mod reactor;
 pub mod rendezvous;
 pub mod sessions;

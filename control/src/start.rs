@@ -25,7 +25,7 @@ use smcr_rnic::any;
 use smcr_rnic::{Exhausted, Fabric as _, Rnic as _};
 
 use crate::admin;
-use crate::config::{Config, DpdkPort, IdlePolicy, Protocol, RnicConfig, RnicKind};
+use crate::config::{Config, DpdkPort, IdlePolicy, Protocol, RnicConfig, RnicKind, VerbsPort};
 use crate::cores::{self, Assignment, Board, Reason};
 use crate::device::{self, Devices};
 use crate::entropy::random;
@@ -245,8 +245,8 @@ fn open_ports(
 /// The IPv4 subnet of an RNIC at `address`; all zero where it has none.
 fn subnet(nic: &RnicConfig, address: IpAddr, devices: &Devices) -> Ipv4Subnet {
     match &nic.kind {
-        RnicKind::RoceUdp { .. } => {
-            let device = devices.named(&nic.device);
+        RnicKind::RoceUdp { .. } | RnicKind::Verbs(_) => {
+            let device = nic.network_device().and_then(|name| devices.named(name));
             device.map(|device| device::subnets(device, address).ipv4).unwrap_or_default()
         }
         RnicKind::Shm => Ipv4Subnet::default(),
@@ -276,6 +276,9 @@ fn spec<'a>(nic: &'a RnicConfig, eal: &'a [String]) -> any::Spec<'a> {
                 any::Kind::Dpdk { address, prefix, gateway, eal }
             }
             RnicKind::Shm => any::Kind::Shm,
+            RnicKind::Verbs(VerbsPort { number: port, gid_index, .. }) => {
+                any::Kind::Verbs { port, gid_index }
+            }
         },
         device: &nic.device,
         pollers: nic.pollers,

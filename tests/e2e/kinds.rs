@@ -113,6 +113,34 @@ fn smoke_a_port_that_is_not_there_is_one_line() {
     }
 }
 
+/// One binary works with libibverbs and without it, and says which.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_without_libibverbs_only_rnics_are_missing() {
+    let hosts = Hosts::new("smoke_without_libibverbs_only_rnics_are_missing");
+    let soft = Setup::new("gateway-a", &hosts.a).under(&WITHOUT_LIBIBVERBS);
+    drop(soft.towards(hosts.b.address, PORT).start(&hosts, &hosts.a));
+    let hard = Setup::of_kind("gateway-b", ("hw0", "verbs"), "mlx5_0", "");
+    let hard = hard.under(&WITHOUT_LIBIBVERBS).towards(hosts.b.address, PORT);
+    let (code, log) = hard.start_in_vain(&hosts, &hosts.a);
+    assert_eq!(code, Some(2), "{log}");
+    let line = log.lines().last().expect("it says why");
+    let begin = "smcgate: rnic hw0 on mlx5_0: RDMA device mlx5_0: libibverbs cannot be used: ";
+    assert!(line.starts_with(begin) && line.contains("libibverbs.so.1"), "{line}");
+}
+
+/// Runs a program where an empty file has taken the place of the library, if that is installed.
+const WITHOUT_LIBIBVERBS: [&str; 5] = [
+    "unshare",
+    "--mount",
+    "sh",
+    "-ec",
+    "for file in $(ldconfig -p | sed -n 's/.*libibverbs[.]so[.]1 .*=> //p'); do\n\
+         mount --bind /dev/null \"$file\"\n\
+     done\n\
+     exec \"$0\" \"$@\"",
+];
+
 /// Two gateways on one port would each receive a part of its packets.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use super::error::ConfigError;
 use super::section::{Placed, Section, Source};
 use super::{CORES_MAX, Cidr, Unique};
+use crate::rdma;
 
 /// One NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +56,20 @@ pub enum RnicKind {
     Dpdk(DpdkPort),
     /// `"shm"`: shared memory, to gateways on this host that use the same directory.
     Shm,
+    /// `"verbs"`: an RNIC, by libibverbs. Its device is the name of an RDMA device.
+    Verbs(VerbsPort),
+}
+
+/// Which port of an RNIC, and which of its addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VerbsPort {
+    /// Its number, from 1.
+    pub number: u8,
+    /// The index of its GID; that of its first IPv4 address of RoCEv2 if absent.
+    pub gid_index: Option<u32>,
+    /// The network device that has this address, as the kernel said when the configuration was
+    /// read.
+    pub network: Option<String>,
 }
 
 /// The network that a port of DPDK is in. No device of the kernel has its address.
@@ -77,21 +92,24 @@ impl RnicKind {
             Self::RoceUdp { .. } => "roce-udp",
             Self::Dpdk(_) => "dpdk",
             Self::Shm => "shm",
+            Self::Verbs(_) => "verbs",
         }
     }
 
     /// Whether its ports have addresses of RoCE v1, the only ones over which Linux speaks SMC-Rv1.
     pub const fn carries_roce_v1(&self) -> bool {
         match self {
-            Self::RoceUdp { .. } | Self::Dpdk(_) | Self::Shm => false,
+            // We use those of RoCE v2 only, also of an RNIC that has both.
+            Self::RoceUdp { .. } | Self::Dpdk(_) | Self::Shm | Self::Verbs(_) => false,
         }
     }
 
     /// The network device of the kernel that an RNIC of this kind on `device` stands on. Without
     /// one it has a network of its own, or none.
-    pub fn network_device<'a>(&self, device: &'a str) -> Option<&'a str> {
+    pub fn network_device<'a>(&'a self, device: &'a str) -> Option<&'a str> {
         match self {
             Self::RoceUdp { .. } => Some(device),
+            Self::Verbs(port) => port.network.as_deref(),
             Self::Dpdk(_) | Self::Shm => None,
         }
     }
@@ -110,7 +128,7 @@ pub(super) fn rnics(
         let name = table.required("name")?;
         table.rename(format!("rnic.{}", name.value));
         let device = table.required("device")?;
-        let kind = kind(source, &mut table, &mut addresses)?;
+        let kind = kind(source, &mut table, &device.value, &mut addresses)?;
         let pollers = pollers(source, &mut table, &kind)?;
         let core = optional_core(&mut table)?;
         let mtu = match table.number("mtu", 256..4097, 0)? {
@@ -135,13 +153,17 @@ pub(super) fn rnics(
     Ok(found)
 }
 
-/// What kind an RNIC is. Where the operator names none, this is the place that chooses.
+/// What kind an RNIC is. Where the operator names none, this is the place that chooses: an RDMA
+/// device is used as such, and any other one by software.
 fn kind(
     source: Source<'_>,
     table: &mut Section<'_>,
+    device: &str,
     addresses: &mut Unique,
 ) -> Result<RnicKind, ConfigError> {
-    Ok(match table.word("kind", &WORDS, Word::RoceUdp)? {
+    let is_rdma = rdma::devices().iter().any(|name| name == device);
+    let fitting = if is_rdma { Word::Verbs } else { Word::RoceUdp };
+    Ok(match table.word("kind", &WORDS, fitting)? {
         Word::RoceUdp => {
             let address = optional_address(source, table, "address")?;
             RnicKind::RoceUdp { address: address.map(|address| address.value) }
@@ -149,6 +171,16 @@ fn kind(
         Word::Dpdk => RnicKind::Dpdk(dpdk_port(source, table, addresses)?),
         Word::Shm if table.has("address") => return Err(table.error("address", NO_PACKETS)),
         Word::Shm => RnicKind::Shm,
+        Word::Verbs if table.has("address") => return Err(table.error("address", OF_DEVICE)),
+        Word::Verbs => {
+            let number = table.number("port", 1..256, 1)?.value;
+            let number = u8::try_from(number).expect("its range was checked");
+            let absent = u64::MAX;
+            let index = table.number("gid_index", 0..256, absent)?.value;
+            let gid_index = if index == absent { None } else { u32::try_from(index).ok() };
+            let network = rdma::network_device(device, number, gid_index);
+            RnicKind::Verbs(VerbsPort { number, gid_index, network })
+        }
     })
 }
 
@@ -158,6 +190,7 @@ enum Word {
     RoceUdp,
     Dpdk,
     Shm,
+    Verbs,
 }
 
 fn dpdk_port(
@@ -227,8 +260,9 @@ fn optional_core(table: &mut Section<'_>) -> Result<Option<usize>, ConfigError> 
 /// Pollers of one RNIC: more sockets than that do not make it faster.
 const POLLERS_MAX: u64 = 64;
 const NO_PACKETS: &str = "there are no packets in shared memory; remove this";
-const WORDS: [(&str, Word); 3] =
-    [("roce-udp", Word::RoceUdp), ("dpdk", Word::Dpdk), ("shm", Word::Shm)];
+const OF_DEVICE: &str = "an RNIC has the addresses of its network device; choose by gid_index";
+const WORDS: [(&str, Word); 4] =
+    [("roce-udp", Word::RoceUdp), ("dpdk", Word::Dpdk), ("shm", Word::Shm), ("verbs", Word::Verbs)];
 
 #[cfg(test)]
 mod tests {
@@ -293,6 +327,27 @@ mod tests {
         ] {
             let expected = format!("gate.toml:10: rnic.port0.{why}");
             assert_eq!(refused(&format!("address='10.8.0.1/24'\n{key}")), expected);
+        }
+    }
+
+    /// An RNIC is named as RDMA tools name it; what only it has can be left out.
+    #[test]
+    fn an_rnic_has_a_port_and_a_gid() {
+        let rnic = |keys: &str| {
+            parse(&format!("[[rnic]]\nname='hw0'\nkind='verbs'\ndevice='nobody0'\n{keys}"))
+        };
+        let port =
+            |number, gid_index| RnicKind::Verbs(VerbsPort { number, gid_index, network: None });
+        assert_eq!(rnic("").unwrap()[0].kind, port(1, None));
+        assert_eq!(rnic("port=2\ngid_index=0").unwrap()[0].kind, port(2, Some(0)));
+        assert_eq!(rnic("").unwrap()[0].network_device(), None);
+        for (keys, why) in [
+            ("address='10.8.0.1'", "an RNIC has the addresses of its network device"),
+            ("port=0", "write 1 to 255"),
+            ("gid_index=256", "write 0 to 255"),
+        ] {
+            let error = rnic(keys).unwrap_err();
+            assert!(error.contains(why) && error.lines().count() == 1, "{error}");
         }
     }
 

@@ -259,8 +259,9 @@ fn other_tables_are_checked_too() {
             ":7: pnet.va.rnic: there is no [[rnic]] named \"soft1\"; add it or correct this",
         ),
         (
-            "[[rnic]]\nname='r'\ndevice='va'\nkind='verbs'",
-            ":8: rnic.r.kind: \"verbs\" is not known; write \"roce-udp\" or \"dpdk\" or \"shm\"",
+            "[[rnic]]\nname='r'\ndevice='va'\nkind='none'",
+            ":8: rnic.r.kind: \"none\" is not known; write \"roce-udp\" or \"dpdk\" or \"shm\" or \
+             \"verbs\"",
         ),
         (
             "[[rnic]]\nname='r'\ndevice='/run/x'\nkind='shm'\nmtu=1024",

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 
 use smcr_os::netdev::NetworkDevice;
 use smcr_rnic::roce::dpdk;
+use smcr_rnic::verbs;
 
 use crate::admin::IS_PUBLIC;
 use crate::config::{Config, Listener, Peers, Protocol, RnicConfig, RnicKind, Versions};
@@ -18,6 +19,7 @@ use crate::cores::{self, Board};
 use crate::device::Devices;
 use crate::host_memory;
 use crate::pnet::PnetTable;
+use crate::rdma;
 use crate::smc_option::OptionSource;
 
 /// Checks the file at `path` and prints what a gateway would do with it on this host.
@@ -90,6 +92,18 @@ fn place(rnic: &RnicConfig, devices: &Devices) -> String {
             };
             let network = format!("{}/{}", port.address, port.prefix_bits);
             format!("soft RNIC {network} on {device}, a port of DPDK: {state}")
+        }
+        RnicKind::Verbs(port) => {
+            let network = port.network.as_deref();
+            let state = match (verbs::available(), rdma::devices().contains(device), network) {
+                (Err(why), ..) => format!("WARNING: {why}"),
+                (Ok(()), false, _) => "WARNING: this host has no such RDMA device".to_owned(),
+                (Ok(()), true, None) => "WARNING: no IPv4 address over UDP (RoCEv2)".to_owned(),
+                (Ok(()), true, Some(network)) => {
+                    format!("on {network}, {}", state(devices.named(network)))
+                }
+            };
+            format!("RNIC {device}, port {}: {state}", port.number)
         }
         RnicKind::Shm => {
             let is_there = Path::new(device).is_dir();

@@ -16,9 +16,11 @@ use smcr_memory::Region;
 use smcr_os::interface::preferred_address;
 use smcr_rnic::roce;
 use smcr_rnic::roce::dpdk::{Pages, is_privileged};
+use smcr_rnic::verbs;
 
 use crate::cores::{self, Board};
 use crate::device::Devices;
+use crate::rdma;
 use crate::smc_option::SmcOption;
 
 /// Examines this host and prints one line per finding, or one JSON document.
@@ -104,7 +106,7 @@ pub fn examine() -> Vec<Finding> {
         tcp_option(),
         kernel_smc(&modules),
         devices(),
-        hardware(),
+        hardware(&rdma::devices(), verbs::available().map_err(|why| why.to_string())),
         ports_of_dpdk(roce::dpdk::version().map_err(|why| why.to_string()), is_privileged()),
         roce_port(&modules),
         shared_memory(Region::shared(4_096).map(drop)),
@@ -161,16 +163,24 @@ fn devices() -> Finding {
     Finding::ok(name, format!("a soft RNIC can stand on {}", usable.join(", ")))
 }
 
-fn hardware() -> Finding {
-    let entries = fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten();
-    let mut names: Vec<_> =
-        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    let found = match names.is_empty() {
-        true => "no RDMA hardware; the gateway uses the soft RNIC".to_owned(),
-        false => format!("RDMA devices {}; this version uses only the soft RNIC", names.join(", ")),
-    };
-    Finding::ok("hardware", found)
+/// Which RNICs there are, and whether they can be used.
+fn hardware(devices: &[String], library: Result<(), String>) -> Finding {
+    let name = "hardware";
+    let names = devices.join(", ");
+    match (devices.is_empty(), library) {
+        (true, Ok(())) => Finding::ok(name, "no RDMA device, so RNICs are made in software"),
+        (true, Err(why)) => {
+            let found = format!("no RDMA device, so RNICs are made in software; {why}");
+            Finding::ok(name, found)
+        }
+        (false, Ok(())) => {
+            Finding::ok(name, format!("RDMA devices {names} can be used: kind = \"verbs\""))
+        }
+        (false, Err(why)) => {
+            let found = format!("RDMA devices {names} cannot be used: {why}");
+            Finding::warn(name, found, "install libibverbs1 and ibverbs-providers")
+        }
+    }
 }
 
 /// Whether RNICs of kind `dpdk` are possible, with what this version of DPDK found.
@@ -336,6 +346,18 @@ mod tests {
         assert_eq!((cores(1, 1).level, cores(2, 1).level), (Level::Warn, Level::Ok));
         let refused = Err(std::io::ErrorKind::Unsupported.into());
         assert_eq!(shared_memory(refused).level, Level::Warn);
+    }
+
+    /// A device that cannot be used is worth a warning; a host without one is not.
+    #[test]
+    fn what_rnics_need_is_said() {
+        let devices = ["mlx5_0".to_owned()];
+        let missing = || Err("libibverbs.so.1 is not there".to_owned());
+        assert_eq!(hardware(&[], missing()).level, Level::Ok);
+        let usable = hardware(&devices, Ok(()));
+        assert!(usable.level == Level::Ok && usable.found.contains("mlx5_0"), "{usable:?}");
+        let lost = hardware(&devices, missing());
+        assert!(lost.level == Level::Warn && lost.found.contains("not there"), "{lost:?}");
     }
 
     /// Operators who write `kind = "dpdk"` learn here what is missing for it, and others no alarm.
