@@ -74,6 +74,12 @@ impl<'h> Place<'h> {
         if self.guest.is_some() { Socket::Smc } else { Socket::Tcp }
     }
 
+    /// Starts a program, as it is.
+    pub(crate) fn start(&self, words: &[&str]) -> Process {
+        let (name, mut command) = self.command(words);
+        Process::start(self.host(), &self.hosts.logs, &name, &mut command)
+    }
+
     /// Starts a program that knows only TCP; in a guest its stream sockets become AF_SMC sockets.
     pub(crate) fn start_program(&self, words: &[&str]) -> Process {
         let (name, mut command) = self.program(words);

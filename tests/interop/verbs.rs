@@ -1,9 +1,15 @@
 //! Our backend for real RNICs, on the soft RNIC of a guest's kernel.
 
+use std::net::SocketAddrV4;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use crate::clock::wait_until;
+use crate::gateway::{Setup, local, program};
 use crate::hosts::Hosts;
-use crate::rig::Rig;
+use crate::place::{Application, Place, Socket, unanimous};
+use crate::process::Process;
+use crate::rig::{EID, Rig};
 
 /// The backend must keep all promises of a fabric on a driver that we did not write, while another
 /// program uses the same RNIC. Afterwards nothing of ours may be open: the kernel removes a device
@@ -50,6 +56,101 @@ fn the_soft_rnics_of_linux_and_ours_understand_each_other() {
     assert!(passed(&said) >= 2 * (PROMISES - 1), "{said}");
     rig.one.run(&["sh", "-ec", "rdma link delete rxe0; ip netns delete far"]);
 }
+
+/// A gateway with an RNIC of kind `verbs`, and one with a soft RNIC of ours on another host.
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn gateways_with_rnics_of_both_kinds_carry_files_to_each_other() {
+    let hosts = Hosts::new("verbs-gateways");
+    let rig = Rig::new(&hosts);
+    rig.one.create_rdma("rxe0", "eth0");
+    let here = rig.one.at(PORT);
+    let (inward, outward) = (listener("smc", here, local(PORT)), rig.host.at(BACK));
+    let outward = listener("tcp", local(BACK), outward);
+    let _guest = gateway(&rig.one, "kind = \"verbs\"\n", &[inward, outward]);
+    let gateway = Setup::new("gateway", &hosts.a).smc(&format!("eids = [\"{EID}\"]"));
+    let gateway = gateway.towards(*here.ip(), PORT).before(&hosts.a, BACK);
+    let gateway = gateway.start(&hosts, &hosts.a);
+
+    let server = rig.one.accept(Socket::Tcp, local(PORT), 1, SERVER);
+    carried(rig.host.start_connect(Socket::Tcp, local(PORT), 1, CLIENT), server);
+    let server = rig.host.accept(Socket::Tcp, local(BACK), 1, SERVER);
+    carried(rig.one.start_connect(Socket::Tcp, local(BACK), 1, CLIENT), server);
+
+    let totals = gateway.stats().totals;
+    assert_eq!((totals.connections_smc, totals.connections_tcp), (2, 0));
+    rig.assert_quiet_kernels();
+}
+
+/// A gateway with such an RNIC, and the SMC-R of Linux. An RDMA device needs no `kind`.
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn a_gateway_with_an_rnic_carries_files_to_linux_and_from_it() {
+    let hosts = Hosts::new("verbs-linux");
+    let rig = Rig::new(&hosts);
+    rig.one.create_rdma("rxe0", "eth0");
+    rig.two.speak_smc(EID);
+    let outward = listener("tcp", local(PORT), rig.two.at(PORT));
+    let inward = listener("smc", rig.one.at(BACK), local(BACK));
+    let _guest = gateway(&rig.one, "", &[outward, inward]);
+
+    let server = rig.two.accept(Socket::Smc, rig.two.at(PORT), 1, SERVER);
+    carried(rig.one.start_connect(Socket::Tcp, local(PORT), 1, CLIENT), server);
+    assert_eq!(rig.two.counted("server-v2"), [1, 0]);
+    let server = rig.one.accept(Socket::Tcp, local(BACK), 1, SERVER);
+    carried(rig.two.start_connect(Socket::Smc, rig.one.at(BACK), 1, CLIENT), server);
+    let counted = rig.two.tool(&["counts"]);
+    assert!(counted.iter().any(|line| line == "client-v2 1"), "{counted:?}");
+    rig.assert_quiet_kernels();
+}
+
+/// Starts a gateway in a guest, on its RDMA device, and waits until it listens. `kind` is the line
+/// that says what kind it is, or nothing.
+fn gateway(guest: &Place<'_>, kind: &str, listeners: &[String]) -> Process {
+    let config = format!(
+        "[[rnic]]\nname = \"hw0\"\n{kind}device = \"rxe0\"\n{}\n[smc]\neids = [\"{EID}\"]\n",
+        listeners.concat()
+    );
+    guest.run(&["sh", "-ec", PREPARE, &config]);
+    let program = program();
+    let program = program.to_str().expect("a path of ours is UTF-8");
+    let process = guest.start(&[program, "--log", "debug", "run", "-c", "/tmp/gate.toml"]);
+    let listening = || process.log().matches(" listening ").count() == listeners.len();
+    wait_until("the gateway in the guest listens", START_LIMIT, listening);
+    assert!(process.log().contains("kind=\"verbs\""), "{}", process.log());
+    process
+}
+
+fn listener(accept: &str, bind: SocketAddrV4, upstream: SocketAddrV4) -> String {
+    let connect = if accept == "smc" { "tcp" } else { "smc" };
+    format!(
+        "\n[[listener]]\nname = \"to-{upstream}\"\nbind = \"{bind}\"\naccept = \"{accept}\"\n\
+         connect = \"{connect}\"\nupstream = \"{upstream}\"\n"
+    )
+}
+
+/// Waits until both ends have sent and received everything, and compares what they saw.
+fn carried(client: Application, server: Application) {
+    let (client, server) = (client.outcomes(), server.outcomes());
+    let (client, server) = (unanimous(&client, 1), unanimous(&server, 1));
+    for (sender, receiver) in [(client, server), (server, client)] {
+        assert_eq!(receiver.event("received "), format!("{}, then end", sender.event("sent ")));
+    }
+}
+
+/// Writes a configuration, which is `$0`. The eBPF program of a gateway needs a cgroup.
+const PREPARE: &str = "\
+    printf '%s' \"$0\" >/tmp/gate.toml\n\
+    grep -q ' /sys/fs/cgroup cgroup2 ' /proc/mounts ||\n\
+        mount -t cgroup2 cgroup2 /sys/fs/cgroup\n";
+const PORT: u16 = 7010;
+/// The port of connections in the other direction.
+const BACK: u16 = 7020;
+/// What both ends of a connection do: 16 MiB each way.
+const CLIENT: &str = "send=16777216 shut drain";
+const SERVER: &str = "drain send=16777216";
+/// A guest is slow.
+const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// How many tests a suite says have passed.
 ///
