@@ -6,6 +6,8 @@
 
 #[path = "conformance/cross.rs"]
 mod cross;
+#[path = "conformance/faulty.rs"]
+mod faulty;
 #[path = "conformance/flow.rs"]
 mod flow;
 #[path = "conformance/promises.rs"]
@@ -38,6 +40,7 @@ use smcr_rnic::verbs;
 use tempfile::TempDir;
 
 use cross::Cross;
+use faulty::FaultyUdp;
 use rig::Harness;
 
 /// All promises, for one backend, under as many seeds as it can afford.
@@ -429,6 +432,7 @@ conformance!(roce_over_dpdk, RoceOverDpdk, 1);
 conformance!(roce_over_a_good_wire, RoceOverWire<0>, 2);
 conformance!(roce_over_a_bad_wire, RoceOverWire<10>, 3);
 conformance!(roce_over_udp, RoceOverUdp, 1);
+conformance!(roce_over_faulty_udp, FaultyUdp<10_000, 10_000>, 1);
 conformance!(roce_shared_over_ipv6, RoceSharedOverIpv6, 1);
 conformance!(calm_sim, Sim<false>, 3);
 conformance!(malicious_sim, Sim<true>, 10);
