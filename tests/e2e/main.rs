@@ -40,4 +40,5 @@ mod silence;
 mod stranger;
 mod time_wait;
 mod transfer;
+mod unplug;
 mod wire;
