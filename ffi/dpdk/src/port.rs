@@ -13,22 +13,11 @@ use std::thread::AccessError;
 use dpdk_sys::{BURST_MAX, Figures, Frame, Info, Table};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
+use smcr_os::carrier::{Link, NetDevice};
 
 use crate::Error;
 use crate::eal::take_log;
 use crate::lock::{self, Lock};
-use crate::netdev::NetDevice;
-
-/// Whether a port can carry packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Link {
-    /// It can.
-    Up,
-    /// It cannot now.
-    Down,
-    /// Its device is gone, and will not come back.
-    Gone,
-}
 
 /// A port of DPDK with one queue in each direction.
 ///

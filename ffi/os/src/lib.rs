@@ -4,12 +4,14 @@
 //! a call is either checked here or promised by an `unsafe trait` that `smcr-memory` implements. No
 //! policy lives here: no retries, no buffering, no logging.
 
+pub mod carrier;
 pub mod interface;
 pub mod lent;
 pub mod mapping;
 pub mod netdev;
 pub mod offload;
 mod option;
+pub mod packet;
 pub mod tcp;
 pub mod udp;
 pub mod vectored;

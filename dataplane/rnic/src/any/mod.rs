@@ -13,7 +13,7 @@ use std::os::fd::BorrowedFd;
 use smcr_memory::Region;
 use smcr_proto::{Gid, Instant, Mtu, Qpn};
 
-use crate::roce::{self, dpdk, udp};
+use crate::roce::{self, dpdk, packet, udp};
 use crate::shm;
 use crate::verbs;
 use crate::{
@@ -35,6 +35,11 @@ pub enum Kind<'a> {
     /// RoCEv2 in software, over UDP sockets.
     RoceUdp {
         /// Its address; `None` for the one preferred among those of the device.
+        address: Option<IpAddr>,
+    },
+    /// RoCEv2 in software, over a packet socket, which has one poller.
+    RocePacket {
+        /// Which of the addresses of the device; `None` for the preferred one.
         address: Option<IpAddr>,
     },
     /// RoCEv2 in software, over a port of DPDK, which has one poller.
@@ -93,6 +98,12 @@ pub fn open(spec: &Spec<'_>) -> Result<Vec<(Nic, Fabric)>, OpenError> {
             let parts = udp::parts(&config, spec.pollers)?.into_iter();
             let parts = parts.map(|(setup, wire)| (setup, AnyWire::Udp(wire)));
             Ok(soft(roce::join_all(parts.collect())?))
+        }
+        Kind::RocePacket { address } => {
+            assert_eq!(spec.pollers, 1, "a packet socket has one poller");
+            let (device, mtu_max) = (spec.device, spec.mtu_max);
+            let (setup, wire) = packet::parts(&packet::Config { device, address, mtu_max })?;
+            Ok(soft(vec![roce::join(setup, AnyWire::Packet(Box::new(wire)))]))
         }
         Kind::Dpdk { address, prefix, gateway, eal } => {
             assert_eq!(spec.pollers, 1, "a port of DPDK has one poller");

@@ -6,6 +6,7 @@ use std::time::Duration;
 use smcr_proto::Instant;
 
 use crate::roce::dpdk::Dpdk;
+use crate::roce::packet::Packet;
 use crate::roce::udp::Udp;
 use crate::roce::{Run, Sent, Train, Wire};
 
@@ -14,6 +15,8 @@ use crate::roce::{Run, Sent, Train, Wire};
 pub enum AnyWire {
     /// A UDP socket of the kernel.
     Udp(Udp),
+    /// A packet socket of the kernel.
+    Packet(Box<Packet>),
     /// A port of DPDK.
     Dpdk(Box<Dpdk>),
 }
@@ -22,6 +25,7 @@ impl Wire for AnyWire {
     fn receive(&mut self, now: Instant) -> usize {
         match self {
             Self::Udp(wire) => wire.receive(now),
+            Self::Packet(wire) => wire.receive(now),
             Self::Dpdk(wire) => wire.receive(now),
         }
     }
@@ -29,6 +33,7 @@ impl Wire for AnyWire {
     fn train(&self, index: usize) -> Train<'_> {
         match self {
             Self::Udp(wire) => wire.train(index),
+            Self::Packet(wire) => wire.train(index),
             Self::Dpdk(wire) => wire.train(index),
         }
     }
@@ -36,6 +41,7 @@ impl Wire for AnyWire {
     fn send(&mut self, now: Instant, bytes: &[u8], runs: &[Run]) -> Sent {
         match self {
             Self::Udp(wire) => wire.send(now, bytes, runs),
+            Self::Packet(wire) => wire.send(now, bytes, runs),
             Self::Dpdk(wire) => wire.send(now, bytes, runs),
         }
     }
@@ -43,6 +49,7 @@ impl Wire for AnyWire {
     fn segments_max(&self) -> usize {
         match self {
             Self::Udp(wire) => wire.segments_max(),
+            Self::Packet(wire) => wire.segments_max(),
             Self::Dpdk(wire) => wire.segments_max(),
         }
     }
@@ -50,6 +57,7 @@ impl Wire for AnyWire {
     fn event_descriptor(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Udp(wire) => wire.event_descriptor(),
+            Self::Packet(wire) => wire.event_descriptor(),
             Self::Dpdk(wire) => wire.event_descriptor(),
         }
     }
@@ -57,6 +65,7 @@ impl Wire for AnyWire {
     fn nap(&self) -> Option<Duration> {
         match self {
             Self::Udp(wire) => wire.nap(),
+            Self::Packet(wire) => wire.nap(),
             Self::Dpdk(wire) => wire.nap(),
         }
     }
@@ -64,6 +73,7 @@ impl Wire for AnyWire {
     fn is_up(&self) -> bool {
         match self {
             Self::Udp(wire) => wire.is_up(),
+            Self::Packet(wire) => wire.is_up(),
             Self::Dpdk(wire) => wire.is_up(),
         }
     }

@@ -4,9 +4,6 @@
 //! and routes are ours, therefore (`frame`, `neighbours`). A port has one queue in each direction
 //! and one poller: no NIC steers packets by queue pair number.
 
-mod frame;
-mod neighbours;
-
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -19,11 +16,11 @@ use rustix::io::Errno;
 use smcr_proto::{Gid, Instant, MacAddress, Mtu};
 
 use super::batch::{Run, SEGMENTS_MAX, Sent, Train, Wire};
+use super::frame::{self, Station};
+use super::neighbours::{Home, Neighbours};
 use super::rnic::mtu_for;
 use super::udp::WINDOW_MAX;
 use super::{Fabric, Parameters, Rnic, Share, UDP_PORT, join};
-use frame::Station;
-use neighbours::{Home, Neighbours};
 
 /// The configuration of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -130,6 +130,36 @@ pub(super) fn write(
     udp_at + end
 }
 
+/// Writes the headers in front of a train of packets of `payload_len` bytes in all, as if they were
+/// one. Returns their length. The checksum of UDP is left to the kernel: the field has that of the
+/// pseudo-header only.
+///
+/// # Panics
+///
+/// If `out` is too short, or the addresses are not of one family.
+pub(super) fn write_headers(out: &mut [u8], ends: (Station, Station), payload_len: usize) -> usize {
+    let len = write(out, ends, 0, &[], false);
+    let (ip, udp) = out[ETHERNET_LEN..len].split_at_mut(len - ETHERNET_LEN - UDP_LEN);
+    let udp_len = u16::try_from(UDP_LEN + payload_len).expect("a train is below 64 KiB");
+    udp[4..6].copy_from_slice(&udp_len.to_be_bytes());
+    let addresses = match ends {
+        (
+            Station { address: SocketAddr::V4(from), .. },
+            Station { address: SocketAddr::V4(to), .. },
+        ) => {
+            ip.copy_from_slice(&ipv4(*from.ip(), *to.ip(), 0, udp_len, false));
+            &ip[12..20]
+        }
+        _ => {
+            ip[4..6].copy_from_slice(&udp_len.to_be_bytes());
+            &ip[8..40]
+        }
+    };
+    let pseudo = folded(sum(addresses) + u64::from(UDP) + u64::from(udp_len));
+    udp[6..8].copy_from_slice(&pseudo.to_be_bytes());
+    len
+}
+
 fn ipv4(
     source: Ipv4Addr,
     target: Ipv4Addr,
@@ -250,6 +280,32 @@ mod tests {
         };
         let addresses = sum(&octets(from.address.ip())) + sum(&octets(to.address.ip()));
         assert_eq!(folded(addresses + 17 + udp.len() as u64 + sum(udp)), 0xffff);
+    }
+
+    /// What the kernel completes must be what `write` would have made.
+    #[test]
+    fn headers_of_a_train_are_those_of_one_long_packet() {
+        for (from, to) in [("10.0.0.1:4791", "10.0.0.2:4791"), ("[fd00::1]:7", "[fd00::2]:4791")] {
+            let ends = (station(from), station(to));
+            let (mut headers, mut whole) = ([0; 100], [0; 300]);
+            let packet: Vec<u8> = (0..200).collect();
+            let len = write_headers(&mut headers, ends, packet.len());
+            let end = write(&mut whole, ends, 0, &packet, false);
+            assert_eq!(len + packet.len(), end);
+            let sum_at = len - 2;
+            assert_eq!(headers[..sum_at], whole[..sum_at]);
+            let pseudo = u16::from_be_bytes([headers[sum_at], headers[sum_at + 1]]);
+            whole[sum_at..len].copy_from_slice(&pseudo.to_be_bytes());
+            let completed = !folded(sum(&whole[len - UDP_LEN..end]));
+            assert_eq!(parse(&whole[..end]).map(|arrived| arrived.packet), Some(len..end));
+            if let (IpAddr::V6(source), IpAddr::V6(target)) =
+                (ends.0.address.ip(), ends.1.address.ip())
+            {
+                whole[sum_at..len].fill(0);
+                let udp = &whole[len - UDP_LEN..end];
+                assert_eq!(completed, checksum_over_ipv6(source, target, UDP, udp));
+            }
+        }
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Who has which Ethernet address: ARP for IPv4, neighbour discovery for IPv6. No I/O and no clock.
 //!
-//! A DPDK port has no kernel behind it that would know. We answer those who ask for our address,
-//! and ask for the address of a next hop when a packet for it comes. That packet is lost; the queue
-//! pair sends it again.
+//! A DPDK port has no kernel behind it that would know, and a packet socket is not told. We ask for
+//! the address of a next hop when a packet for it comes. That packet is lost; the queue pair sends
+//! it again. Where no kernel does it, we answer those who ask for our address.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -43,6 +43,8 @@ impl Home {
 #[derive(Debug)]
 pub(super) struct Neighbours {
     home: Home,
+    /// Whether to answer questions for our address, as nobody else does.
+    answers: bool,
     known: HashMap<IpAddr, Known>,
     /// Whom we have asked for, and when.
     asked: HashMap<IpAddr, Instant>,
@@ -59,7 +61,12 @@ struct Known {
 impl Neighbours {
     pub(super) fn new(home: Home) -> Self {
         let (known, asked, outbox) = (HashMap::new(), HashMap::new(), VecDeque::new());
-        Self { home, known, asked, outbox }
+        Self { home, answers: true, known, asked, outbox }
+    }
+
+    /// The same, where the kernel answers questions for our address, for as long as it has it.
+    pub(super) fn beside_kernel(home: Home) -> Self {
+        Self { answers: false, ..Self::new(home) }
     }
 
     /// The Ethernet address to which packets for `target` go; none if it is not known, or not yet.
@@ -114,7 +121,7 @@ impl Neighbours {
         let was_asked = self.asked.get(&news.sender).is_some_and(|a| now.since(*a) < ANSWER_WAIT);
         let is_valid = news.mac.0[0] & 1 == 0 && news.mac.0 != [0; 6];
         match news.kind {
-            Kind::Question if is_valid && self.outbox.len() < OUTBOX_MAX => {
+            Kind::Question if self.answers && is_valid && self.outbox.len() < OUTBOX_MAX => {
                 let answer = match (self.home.address, news.sender) {
                     (IpAddr::V4(own), IpAddr::V4(asker)) => {
                         arp(REPLY, (news.mac, news.mac), (self.home.mac, own), asker)
@@ -337,6 +344,23 @@ mod tests {
             // Later it asks again, and uses what it knows until that is too old.
             assert!(a.find(at(31_000), ip(there)).is_some() && a.poll_frame().is_some());
             assert_eq!(a.find(at(61_000), ip(there)), None);
+        }
+    }
+
+    /// The kernel knows whether the address is still there. If we answered when it has moved to
+    /// another host, two hosts would have it.
+    #[test]
+    fn questions_are_left_to_the_kernel_where_there_is_one() {
+        for (here, there) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
+            let mut a = Neighbours::new(home(1, here));
+            let mut b = Neighbours::beside_kernel(home(2, there));
+            assert_eq!(a.find(at(0), ip(there)), None);
+            b.handle(at(0), &a.poll_frame().unwrap());
+            assert_eq!(b.poll_frame(), None);
+            assert_eq!(b.find(at(0), ip(here)), None);
+            a.handle(at(0), &b.poll_frame().expect("it asks"));
+            b.handle(at(0), &a.poll_frame().expect("who has no kernel answers"));
+            assert!(b.find(at(0), ip(here)).is_some());
         }
     }
 
