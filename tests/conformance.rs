@@ -18,6 +18,8 @@ mod rig;
 mod unplug;
 #[path = "conformance/verbs.rs"]
 mod verbs_troubles;
+#[path = "conformance/wired.rs"]
+mod wired;
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
@@ -42,6 +44,7 @@ use tempfile::TempDir;
 use cross::Cross;
 use faulty::FaultyUdp;
 use rig::Harness;
+use wired::{DPDK, PACKET, UDP, Wired};
 
 /// All promises, for one backend, under as many seeds as it can afford.
 macro_rules! conformance {
@@ -422,6 +425,36 @@ conformance!(
     #[ignore = "needs rxe0: tests/interop runs it in its guest"]
     cross_from_roce_to_rxe,
     Cross<false>,
+    1
+);
+conformance!(
+    #[ignore = "needs root: scripts/test e2e runs it"]
+    wired_packets,
+    Wired<PACKET, PACKET>,
+    1
+);
+conformance!(
+    #[ignore = "needs root: scripts/test e2e runs it"]
+    wired_from_packets_to_udp,
+    Wired<PACKET, UDP>,
+    1
+);
+conformance!(
+    #[ignore = "needs root: scripts/test e2e runs it"]
+    wired_from_udp_to_packets,
+    Wired<UDP, PACKET>,
+    1
+);
+conformance!(
+    #[ignore = "needs root: scripts/test e2e runs it"]
+    wired_from_dpdk_to_udp,
+    Wired<DPDK, UDP>,
+    1
+);
+conformance!(
+    #[ignore = "needs root: scripts/test e2e runs it"]
+    wired_from_udp_to_dpdk,
+    Wired<UDP, DPDK>,
     1
 );
 conformance!(verbs_over_a_fake, VerbsOverFake, 2);

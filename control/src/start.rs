@@ -245,7 +245,7 @@ fn open_ports(
 /// The IPv4 subnet of an RNIC at `address`; all zero where it has none.
 fn subnet(nic: &RnicConfig, address: IpAddr, devices: &Devices) -> Ipv4Subnet {
     match &nic.kind {
-        RnicKind::RoceUdp { .. } | RnicKind::Verbs(_) => {
+        RnicKind::RoceUdp { .. } | RnicKind::RocePacket { .. } | RnicKind::Verbs(_) => {
             let device = nic.network_device().and_then(|name| devices.named(name));
             device.map(|device| device::subnets(device, address).ipv4).unwrap_or_default()
         }
@@ -272,6 +272,7 @@ fn spec<'a>(nic: &'a RnicConfig, eal: &'a [String]) -> any::Spec<'a> {
     any::Spec {
         kind: match nic.kind {
             RnicKind::RoceUdp { address } => any::Kind::RoceUdp { address },
+            RnicKind::RocePacket { address } => any::Kind::RocePacket { address },
             RnicKind::Dpdk(DpdkPort { address, prefix_bits: prefix, gateway, .. }) => {
                 any::Kind::Dpdk { address, prefix, gateway, eal }
             }

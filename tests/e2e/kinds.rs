@@ -42,6 +42,33 @@ fn the_ends_of_shared_memory_may_have_different_buffers() {
     }
 }
 
+/// Frames of a device whose addresses the kernel goes on using.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_packet_sockets() {
+    let hosts = Hosts::new("smoke_packet_sockets");
+    let [near, far] = [("gateway-a", &hosts.a), ("gateway-b", &hosts.b)]
+        .map(|(name, host)| Setup::of_kind(name, ("soft0", "roce-packet"), host.device, ""));
+    let (near, far) = listeners(&hosts, near, far);
+    let pair = Pair::start_these(&hosts, near, far);
+    transfer_by(local(PORT).into(), &hosts, &pair, BYTES);
+}
+
+/// Who has a packet socket and who has a UDP socket understand each other, and the one with the
+/// packet socket does not tell the other that nobody is there.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn packet_sockets_and_udp_sockets_understand_each_other() {
+    for kinds in [["roce-packet", "roce-udp"], ["roce-udp", "roce-packet"]] {
+        let hosts = Hosts::new("packet_sockets_and_udp_sockets_understand_each_other");
+        let near = Setup::of_kind("gateway-a", ("soft0", kinds[0]), hosts.a.device, "");
+        let far = Setup::of_kind("gateway-b", ("soft0", kinds[1]), hosts.b.device, "");
+        let (near, far) = listeners(&hosts, near, far);
+        let pair = Pair::start_these(&hosts, near, far);
+        transfer_by(local(PORT).into(), &hosts, &pair, BYTES);
+    }
+}
+
 /// The same over a network device that the kernel uses too. The ports have addresses of their own.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]

@@ -25,6 +25,15 @@ fn smoke_the_device_of_a_soft_rnic_is_deleted_under_load() {
 
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_the_device_of_a_packet_socket_is_deleted_under_load() {
+    let hosts = Hosts::with_two_paths("smoke_the_device_of_a_packet_socket_is_deleted_under_load");
+    vanishes(&hosts, |name, host, _| {
+        Setup::of_kind(name, ("first", "roce-packet"), host.device, "")
+    });
+}
+
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_the_device_below_a_port_of_dpdk_is_deleted_under_load() {
     let test = "smoke_the_device_below_a_port_of_dpdk_is_deleted_under_load";
     vanishes(&Hosts::with_two_paths(test), |name, host, number| {

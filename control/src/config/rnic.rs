@@ -52,6 +52,11 @@ pub enum RnicKind {
         /// or its best IPv6 address where it has no other.
         address: Option<IpAddr>,
     },
+    /// `"roce-packet"`: RoCEv2 in software, over a packet socket.
+    RocePacket {
+        /// Which address of the device is its GID; chosen as for `RoceUdp` if absent.
+        address: Option<IpAddr>,
+    },
     /// `"dpdk"`: RoCEv2 in software, over a port of DPDK.
     Dpdk(DpdkPort),
     /// `"shm"`: shared memory, to gateways on this host that use the same directory.
@@ -90,6 +95,7 @@ impl RnicKind {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::RoceUdp { .. } => "roce-udp",
+            Self::RocePacket { .. } => "roce-packet",
             Self::Dpdk(_) => "dpdk",
             Self::Shm => "shm",
             Self::Verbs(_) => "verbs",
@@ -100,7 +106,11 @@ impl RnicKind {
     pub const fn carries_roce_v1(&self) -> bool {
         match self {
             // We use those of RoCE v2 only, also of an RNIC that has both.
-            Self::RoceUdp { .. } | Self::Dpdk(_) | Self::Shm | Self::Verbs(_) => false,
+            Self::RoceUdp { .. }
+            | Self::RocePacket { .. }
+            | Self::Dpdk(_)
+            | Self::Shm
+            | Self::Verbs(_) => false,
         }
     }
 
@@ -108,7 +118,7 @@ impl RnicKind {
     /// one it has a network of its own, or none.
     pub fn network_device<'a>(&'a self, device: &'a str) -> Option<&'a str> {
         match self {
-            Self::RoceUdp { .. } => Some(device),
+            Self::RoceUdp { .. } | Self::RocePacket { .. } => Some(device),
             Self::Verbs(port) => port.network.as_deref(),
             Self::Dpdk(_) | Self::Shm => None,
         }
@@ -168,6 +178,10 @@ fn kind(
             let address = optional_address(source, table, "address")?;
             RnicKind::RoceUdp { address: address.map(|address| address.value) }
         }
+        Word::RocePacket => {
+            let address = optional_address(source, table, "address")?;
+            RnicKind::RocePacket { address: address.map(|address| address.value) }
+        }
         Word::Dpdk => RnicKind::Dpdk(dpdk_port(source, table, addresses)?),
         Word::Shm if table.has("address") => return Err(table.error("address", NO_PACKETS)),
         Word::Shm => RnicKind::Shm,
@@ -188,6 +202,7 @@ fn kind(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Word {
     RoceUdp,
+    RocePacket,
     Dpdk,
     Shm,
     Verbs,
@@ -243,10 +258,14 @@ fn pollers(
     kind: &RnicKind,
 ) -> Result<u32, ConfigError> {
     let pollers = table.number("pollers", 1..POLLERS_MAX + 1, 1)?;
-    if pollers.value > 1 && matches!(kind, RnicKind::Dpdk(_)) {
-        let why =
-            "a port of DPDK has one poller, as no NIC steers packets to several; leave it out";
-        return Err(pollers.error(source, why));
+    let single = match kind {
+        RnicKind::Dpdk(_) => "a port of DPDK",
+        RnicKind::RocePacket { .. } => "a packet socket",
+        RnicKind::RoceUdp { .. } | RnicKind::Shm | RnicKind::Verbs(_) => "",
+    };
+    if pollers.value > 1 && !single.is_empty() {
+        let why = "has one poller, as nothing steers packets to several; leave it out";
+        return Err(pollers.error(source, format!("{single} {why}")));
     }
     Ok(u32::try_from(pollers.value).expect("its range was checked"))
 }
@@ -261,8 +280,13 @@ fn optional_core(table: &mut Section<'_>) -> Result<Option<usize>, ConfigError> 
 const POLLERS_MAX: u64 = 64;
 const NO_PACKETS: &str = "there are no packets in shared memory; remove this";
 const OF_DEVICE: &str = "an RNIC has the addresses of its network device; choose by gid_index";
-const WORDS: [(&str, Word); 4] =
-    [("roce-udp", Word::RoceUdp), ("dpdk", Word::Dpdk), ("shm", Word::Shm), ("verbs", Word::Verbs)];
+const WORDS: [(&str, Word); 5] = [
+    ("roce-udp", Word::RoceUdp),
+    ("roce-packet", Word::RocePacket),
+    ("dpdk", Word::Dpdk),
+    ("shm", Word::Shm),
+    ("verbs", Word::Verbs),
+];
 
 #[cfg(test)]
 mod tests {
@@ -321,13 +345,25 @@ mod tests {
             ),
             (
                 "pollers=2",
-                "pollers: a port of DPDK has one poller, as no NIC steers packets to several; \
+                "pollers: a port of DPDK has one poller, as nothing steers packets to several; \
                  leave it out",
             ),
         ] {
             let expected = format!("gate.toml:10: rnic.port0.{why}");
             assert_eq!(refused(&format!("address='10.8.0.1/24'\n{key}")), expected);
         }
+    }
+
+    #[test]
+    fn a_packet_socket_has_an_address_of_its_device_and_one_poller() {
+        let packet = "[[rnic]]\nname='p'\nkind='roce-packet'\ndevice='va'\n";
+        let [rnic] = &parse(&format!("{packet}address='10.8.0.1'")).unwrap()[..] else {
+            panic!("one")
+        };
+        assert_eq!(rnic.kind, RnicKind::RocePacket { address: Some([10, 8, 0, 1].into()) });
+        assert_eq!(rnic.network_device(), Some("va"));
+        let refused = parse(&format!("{packet}pollers=2")).unwrap_err();
+        assert!(refused.contains("a packet socket has one poller"), "{refused}");
     }
 
     /// An RNIC is named as RDMA tools name it; what only it has can be left out.

@@ -260,8 +260,8 @@ fn other_tables_are_checked_too() {
         ),
         (
             "[[rnic]]\nname='r'\ndevice='va'\nkind='none'",
-            ":8: rnic.r.kind: \"none\" is not known; write \"roce-udp\" or \"dpdk\" or \"shm\" or \
-             \"verbs\"",
+            ":8: rnic.r.kind: \"none\" is not known; write \"roce-udp\" or \"roce-packet\" or \
+             \"dpdk\" or \"shm\" or \"verbs\"",
         ),
         (
             "[[rnic]]\nname='r'\ndevice='/run/x'\nkind='shm'\nmtu=1024",

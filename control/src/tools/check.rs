@@ -76,7 +76,7 @@ fn describe(
 fn place(rnic: &RnicConfig, devices: &Devices) -> String {
     let device = &rnic.device;
     match &rnic.kind {
-        RnicKind::RoceUdp { .. } => {
+        RnicKind::RoceUdp { .. } | RnicKind::RocePacket { .. } => {
             format!("soft RNIC on {device}: {}", state(devices.named(device)))
         }
         RnicKind::Dpdk(port) => {

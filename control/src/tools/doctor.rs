@@ -14,6 +14,7 @@ use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use smcr_memory::Region;
 use smcr_os::interface::preferred_address;
+use smcr_os::packet::PacketSocket;
 use smcr_rnic::roce;
 use smcr_rnic::roce::dpdk::{Pages, is_privileged};
 use smcr_rnic::verbs;
@@ -108,6 +109,7 @@ pub fn examine() -> Vec<Finding> {
         devices(),
         hardware(&rdma::devices(), verbs::available().map_err(|why| why.to_string())),
         ports_of_dpdk(roce::dpdk::version().map_err(|why| why.to_string()), is_privileged()),
+        packet_sockets(try_packet_socket()),
         roce_port(&modules),
         shared_memory(Region::shared(4_096).map(drop)),
         udp_offload(),
@@ -200,6 +202,22 @@ fn ports_of_dpdk(version: Result<&str, String>, privileged: bool) -> Finding {
     Finding::ok("dpdk", format!("RNICs can be ports of {version}, {reach}, {pages}"))
 }
 
+/// Opens a packet socket, on the one device that every host has.
+fn try_packet_socket() -> std::io::Result<()> {
+    let devices = Devices::read()?;
+    let device = devices.named("lo").ok_or(std::io::ErrorKind::NotFound)?;
+    PacketSocket::open(device.index, ROCE_PORT, 0).map(drop)
+}
+
+/// Whether RNICs of kind `roce-packet` are possible.
+fn packet_sockets(tried: std::io::Result<()>) -> Finding {
+    let found = match tried {
+        Ok(()) => "RNICs can be packet sockets: kind = \"roce-packet\"".to_owned(),
+        Err(error) => format!("RNICs cannot be packet sockets ({error}); that needs CAP_NET_RAW"),
+    };
+    Finding::ok("packet", found)
+}
+
 fn roce_port(modules: &str) -> Finding {
     let name = "roce-port";
     match UdpSocket::bind((Ipv4Addr::UNSPECIFIED, ROCE_PORT)) {
@@ -207,7 +225,7 @@ fn roce_port(modules: &str) -> Finding {
         Err(error) => {
             let found = format!("UDP port {ROCE_PORT} cannot be bound ({error})");
             let advice = if has_module(modules, "rdma_rxe") {
-                "rdma_rxe is loaded and takes it: `modprobe -r rdma_rxe`, or use another namespace"
+                "rdma_rxe is loaded and takes it: use kind = \"roce-packet\", or unload it"
             } else {
                 "find its owner with `ss -ulpn`; it may be a gateway that is running"
             };
@@ -346,6 +364,13 @@ mod tests {
         assert_eq!((cores(1, 1).level, cores(2, 1).level), (Level::Warn, Level::Ok));
         let refused = Err(std::io::ErrorKind::Unsupported.into());
         assert_eq!(shared_memory(refused).level, Level::Warn);
+    }
+
+    #[test]
+    fn what_packet_sockets_need_is_said() {
+        assert!(packet_sockets(Ok(())).found.contains("roce-packet"));
+        let refused = packet_sockets(Err(std::io::ErrorKind::PermissionDenied.into()));
+        assert!(refused.level == Level::Ok && refused.found.contains("CAP_NET_RAW"), "{refused:?}");
     }
 
     /// A device that cannot be used is worth a warning; a host without one is not.
