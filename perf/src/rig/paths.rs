@@ -44,6 +44,8 @@ pub(crate) enum Rnic {
     RoceUdp,
     /// `shm`, for the connections of the veth pair.
     Shm,
+    /// `roce-packet` over the veth pair.
+    Packet,
     /// `dpdk`, ports on the veth pair.
     AfPacket,
     /// `dpdk`, ports that shared memory joins: no kernel in the path of packets.
@@ -82,11 +84,12 @@ impl Ports {
 
 impl Path {
     /// All of them.
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Direct,
         Self::Haproxy,
         Self::Smcgate(Rnic::RoceUdp),
         Self::Smcgate(Rnic::Shm),
+        Self::Smcgate(Rnic::Packet),
         Self::Smcgate(Rnic::AfPacket),
         Self::Smcgate(Rnic::Memif),
     ];
@@ -149,6 +152,7 @@ impl Rnic {
         let port = format!("address = \"{PORT_NETWORK}{number}/24\"\neal = [\"--no-huge\"]\n");
         let (kind, device, more) = match self {
             Self::RoceUdp => ("roce-udp", device.to_owned(), String::new()),
+            Self::Packet => ("roce-packet", device.to_owned(), String::new()),
             Self::Shm => ("shm", folder.to_owned(), String::new()),
             Self::AfPacket => ("dpdk", format!("net_af_packet0,iface={device}"), port),
             Self::Memif => {
@@ -203,6 +207,7 @@ impl fmt::Display for Path {
             Self::Haproxy => "haproxy",
             Self::Smcgate(Rnic::RoceUdp) => "smcgate",
             Self::Smcgate(Rnic::Shm) => "smcgate-shm",
+            Self::Smcgate(Rnic::Packet) => "smcgate-packet",
             Self::Smcgate(Rnic::AfPacket) => "smcgate-af-packet",
             Self::Smcgate(Rnic::Memif) => "smcgate-memif",
         })
