@@ -67,7 +67,7 @@ fn gateways_with_rnics_of_both_kinds_carry_files_to_each_other() {
     let here = rig.one.at(PORT);
     let (inward, outward) = (listener("smc", here, local(PORT)), rig.host.at(BACK));
     let outward = listener("tcp", local(BACK), outward);
-    let _guest = gateway(&rig.one, "kind = \"verbs\"\n", &[inward, outward]);
+    let _guest = gateway(&rig.one, "verbs", "rxe0", &[inward, outward]);
     let gateway = Setup::new("gateway", &hosts.a).smc(&format!("eids = [\"{EID}\"]"));
     let gateway = gateway.towards(*here.ip(), PORT).before(&hosts.a, BACK);
     let gateway = gateway.start(&hosts, &hosts.a);
@@ -92,7 +92,7 @@ fn a_gateway_with_an_rnic_carries_files_to_linux_and_from_it() {
     rig.two.speak_smc(EID);
     let outward = listener("tcp", local(PORT), rig.two.at(PORT));
     let inward = listener("smc", rig.one.at(BACK), local(BACK));
-    let _guest = gateway(&rig.one, "", &[outward, inward]);
+    let _guest = gateway(&rig.one, "", "rxe0", &[outward, inward]);
 
     let server = rig.two.accept(Socket::Smc, rig.two.at(PORT), 1, SERVER);
     carried(rig.one.start_connect(Socket::Tcp, local(PORT), 1, CLIENT), server);
@@ -104,11 +104,35 @@ fn a_gateway_with_an_rnic_carries_files_to_linux_and_from_it() {
     rig.assert_quiet_kernels();
 }
 
-/// Starts a gateway in a guest, on its RDMA device, and waits until it listens. `kind` is the line
-/// that says what kind it is, or nothing.
-fn gateway(guest: &Place<'_>, kind: &str, listeners: &[String]) -> Process {
+/// Where the soft RNIC of Linux has the UDP port, a packet socket carries RoCE all the same. Here
+/// the module is loaded, and has no device.
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn a_packet_socket_works_beside_the_soft_rnic_of_linux() {
+    let hosts = Hosts::new("packet-beside-rxe");
+    let rig = Rig::new(&hosts);
+    let ports = rig.one.run(&["ss", "-Hlun", "sport = :4791"]);
+    assert!(ports.contains(":4791"), "the module has the port: {ports}");
+    let here = rig.one.at(PORT);
+    let inward = listener("smc", here, local(PORT));
+    let _guest = gateway(&rig.one, "roce-packet", "eth0", &[inward]);
+    let gateway = Setup::new("gateway", &hosts.a).smc(&format!("eids = [\"{EID}\"]"));
+    let gateway = gateway.towards(*here.ip(), PORT).start(&hosts, &hosts.a);
+
+    let server = rig.one.accept(Socket::Tcp, local(PORT), 1, SERVER);
+    carried(rig.host.start_connect(Socket::Tcp, local(PORT), 1, CLIENT), server);
+
+    let totals = gateway.stats().totals;
+    assert_eq!((totals.connections_smc, totals.connections_tcp), (1, 0));
+    rig.assert_quiet_kernels();
+}
+
+/// Starts a gateway in a guest, with an RNIC on a device of it, and waits until it listens. `kind`
+/// may be left out, as "", where the device is an RDMA device.
+fn gateway(guest: &Place<'_>, kind: &str, device: &str, listeners: &[String]) -> Process {
+    let key = if kind.is_empty() { String::new() } else { format!("kind = \"{kind}\"\n") };
     let config = format!(
-        "[[rnic]]\nname = \"hw0\"\n{kind}device = \"rxe0\"\n{}\n[smc]\neids = [\"{EID}\"]\n",
+        "[[rnic]]\nname = \"hw0\"\n{key}device = \"{device}\"\n{}\n[smc]\neids = [\"{EID}\"]\n",
         listeners.concat()
     );
     guest.run(&["sh", "-ec", PREPARE, &config]);
@@ -117,7 +141,8 @@ fn gateway(guest: &Place<'_>, kind: &str, listeners: &[String]) -> Process {
     let process = guest.start(&[program, "--log", "debug", "run", "-c", "/tmp/gate.toml"]);
     let listening = || process.log().matches(" listening ").count() == listeners.len();
     wait_until("the gateway in the guest listens", START_LIMIT, listening);
-    assert!(process.log().contains("kind=\"verbs\""), "{}", process.log());
+    let kind = if kind.is_empty() { "verbs" } else { kind };
+    assert!(process.log().contains(&format!("kind=\"{kind}\"")), "{}", process.log());
     process
 }
 
