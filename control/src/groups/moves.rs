@@ -74,7 +74,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         let group = &*self.group;
         let usable = group.links.iter().filter(|link| group.is_usable(link));
         let loads = usable.map(|link| (link.id, group.relayed_on(link.id))).collect();
-        for Shift { from, to, moving } in even_out(loads) {
+        for Shift { from, to, mut moving } in even_out(loads) {
+            moving.retain(|connection| is_named_on(self.group, *connection, (from, to)));
+            if moving.is_empty() {
+                continue;
+            }
             let (group, count) = (self.group.id.0, moving.len());
             tracing::info!(group, from = from.0, to = to.0, count, "connections rebalanced");
             // RFC 7609 2.2 #2: spread connections over active links
@@ -214,6 +218,22 @@ fn even_out(mut loads: Vec<(LinkId, Vec<ConnectionId>)>) -> Vec<Shift> {
 /// Whether the poller was told to move all connections of a link elsewhere.
 fn is_being_left<O>(link: &Link<O>) -> bool {
     matches!(link.state, LinkState::Leaving(_) | LinkState::Vacated)
+}
+
+/// Whether the peer has said what the RMB of a connection is called on the second link. A link that
+/// comes up lacks the RMBs that the peer has made since it listed its RMBs for that link; it names
+/// them right afterwards. A connection that moved there before would be lost.
+fn is_named_on<O>(
+    group: &Group<O>,
+    connection: ConnectionId,
+    (from, to): (LinkId, LinkId),
+) -> bool {
+    let peer = group.members.get(&connection).and_then(|member| member.peer);
+    let links = group.link(from).zip(group.link(to));
+    peer.zip(links).is_some_and(|(peer, (old, new))| {
+        let known = key_changes(group, old, new);
+        known.iter().any(|key| (key.old, key.old_base) == (peer.rkey, peer.rmb_address))
+    })
 }
 
 /// What the peer's RMBs are called on one link and on another: all of them, because connections may

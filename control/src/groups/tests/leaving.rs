@@ -92,6 +92,36 @@ fn an_rmb_that_goes_concerns_none_of_those_that_leave_a_link() {
     assert_eq!(pair.client.aborted, [near]);
 }
 
+/// A link comes up, and the peer has not said yet what its latest RMB is called there. Connections
+/// to that RMB were spread to the link like others, and so were lost.
+// RFC 7609 2.3 #12: use a link that comes back
+#[test]
+fn a_new_link_gets_only_connections_whose_rmb_it_knows() {
+    let (mut pair, client, server, _) = established(2, 2);
+    pair.client.groups.rnic_down(pair.now, "r1", false).unwrap();
+    pair.pass(Duration::from_secs(3));
+    let only = link_on(&pair.client, client, PortId(0));
+    confirm_rkey(&mut pair, "client", only, (Rkey(0x99), 0x9000), None);
+    let later: Vec<_> = (0..3)
+        .map(|_| {
+            let now = pair.now;
+            let accept = pair.server.groups.join(now, server, only, SIZE).unwrap();
+            let confirm = pair.client.groups.join(now, client, only, SIZE).unwrap();
+            let offer = Offer { rkey: Rkey(0x99), rmb_address: 0x9000, ..accept.offer };
+            pair.client.groups.accept_offer(now, confirm.connection, &offer).unwrap();
+            pair.client.groups.hand_over(confirm.connection, (), confirm.rmbe);
+            confirm.connection
+        })
+        .collect();
+    pair.settle();
+    pair.client.groups.rnic_up(pair.now, "r1").unwrap();
+    pair.pass(RETRY_LINK + Duration::from_secs(5));
+    assert_eq!(links(&pair.client, client), 2, "the RNIC is in use again");
+    for connection in later {
+        assert_eq!(pair.client.groups.member(connection).unwrap().link, only);
+    }
+}
+
 /// A Confirm is on its way for as long as a link can fail, come again, and the other one fail: the
 /// connection goes where all others have gone, by two moves.
 // RFC 7609 C.1 #7: existing group: later failure breaks TCP
