@@ -1,5 +1,7 @@
 //! The one file that reads a clock.
 
+use std::time::Duration;
+
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use smcr_proto::Instant;
 
@@ -19,7 +21,7 @@ impl Clock {
 
     /// A clock that started that long ago, which must be so brief that the machine ran already.
     #[cfg(test)]
-    pub(crate) fn started_before(ago: std::time::Duration) -> Self {
+    pub(crate) fn started_before(ago: Duration) -> Self {
         let ago = u64::try_from(ago.as_nanos()).unwrap();
         Self { origin: monotonic().checked_sub(ago).expect("the machine has run for longer") }
     }
@@ -27,6 +29,15 @@ impl Clock {
     /// Nanoseconds since the start of this clock.
     pub fn now(&self) -> Instant {
         Instant(monotonic().saturating_sub(self.origin))
+    }
+
+    /// What a calendar clock that is never set again would show at that time: the time since the
+    /// beginning of 1970 (UTC), as the host's clock is set now.
+    pub fn calendar_time(&self, at: Instant) -> Duration {
+        let time = clock_gettime(ClockId::Realtime);
+        let part = |part: i64| u64::try_from(part).unwrap_or_default();
+        let now = part(time.tv_sec) * NANOS + part(time.tv_nsec);
+        Duration::from_nanos((now + at.0).saturating_sub(self.now().0))
     }
 
     /// What `CLOCK_MONOTONIC` shows at that time, as the kernel's timers want it.

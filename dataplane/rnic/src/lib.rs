@@ -19,6 +19,7 @@ pub mod fault_injector;
 pub mod roce;
 pub mod shm;
 pub mod sim;
+pub mod tracer;
 pub mod verbs;
 
 use std::os::fd::BorrowedFd;

@@ -46,7 +46,7 @@ impl Fabric {
             }
             // A message is its packet, and so is a write.
             Self::Shm(fabric) => {
-                let counters = fabric.counters();
+                let counters = fabric.inner().counters();
                 Figures {
                     packets_in: counters.messages_in,
                     packets_out: counters.messages_out + counters.writes_out,

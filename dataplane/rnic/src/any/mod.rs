@@ -11,10 +11,11 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
 use smcr_memory::Region;
-use smcr_proto::{Gid, Instant, Mtu, Qpn};
+use smcr_proto::{Gid, Instant, MacAddress, Mtu, Qpn};
 
 use crate::roce::{self, dpdk, packet, udp};
 use crate::shm;
+use crate::tracer::{Introduced, Traced, Tracer};
 use crate::verbs;
 use crate::{
     Completion, ConnectError, Domain, Event, Exhausted, Messages, Port, QpAddress, QpId,
@@ -114,7 +115,8 @@ pub fn open(spec: &Spec<'_>) -> Result<Vec<(Nic, Fabric)>, OpenError> {
         }
         Kind::Shm => {
             let parts = shm::open(spec.device, spec.pollers)?.into_iter();
-            Ok(parts.map(|(rnic, fabric)| (Nic::Shm(rnic), Fabric::Shm(fabric))).collect())
+            let any = |(rnic, fabric)| (Nic::Shm(rnic), Fabric::Shm(Box::new(Traced::new(fabric))));
+            Ok(parts.map(any).collect())
         }
         Kind::Verbs { port, gid_index } => {
             let (device, mtu_max) = (spec.device, spec.mtu_max);
@@ -122,7 +124,8 @@ pub fn open(spec: &Spec<'_>) -> Result<Vec<(Nic, Fabric)>, OpenError> {
             // Each poller opens the device anew: a queue pair of one is never seen by another.
             let parts = (0..spec.pollers).map(|_| verbs::open(&config));
             let parts = parts.collect::<Result<Vec<_>, _>>()?.into_iter();
-            let any = |(rnic, fabric)| (Nic::Verbs(rnic), Fabric::Verbs(Box::new(fabric)));
+            let any =
+                |(rnic, fabric)| (Nic::Verbs(rnic), Fabric::Verbs(Box::new(Traced::new(fabric))));
             Ok(parts.map(any).collect())
         }
     }
@@ -162,9 +165,9 @@ pub enum Qp {
     /// Of RoCE in software.
     Roce(roce::Qp),
     /// In shared memory.
-    Shm(shm::Qp),
+    Shm(Introduced<shm::Qp>),
     /// Of an RNIC.
-    Verbs(verbs::Qp),
+    Verbs(Introduced<verbs::Qp>),
 }
 
 /// The poller's half of a NIC.
@@ -173,9 +176,21 @@ pub enum Fabric {
     /// RoCE in software, over any wire.
     Roce(Box<roce::Fabric<AnyWire>>),
     /// In shared memory.
-    Shm(shm::Fabric),
+    Shm(Box<Traced<shm::Fabric>>),
     /// Of an RNIC.
-    Verbs(Box<verbs::Fabric>),
+    Verbs(Box<Traced<verbs::Fabric>>),
+}
+
+impl Fabric {
+    /// The end of its tap where records come out. `mac` is the port's Ethernet address. Call it
+    /// once.
+    pub fn tracer(&mut self, mac: MacAddress) -> Tracer {
+        match self {
+            Self::Roce(fabric) => fabric.tracer(mac),
+            Self::Shm(fabric) => fabric.tracer(mac),
+            Self::Verbs(fabric) => fabric.tracer(mac),
+        }
+    }
 }
 
 impl crate::Rnic for Nic {
@@ -324,8 +339,8 @@ impl crate::Opening for Opening {
     fn connect(self, peer: QpAddress) -> Result<Qp, ConnectError> {
         match self {
             Self::Roce(opening) => opening.connect(peer).map(Qp::Roce),
-            Self::Shm(opening) => opening.connect(peer).map(Qp::Shm),
-            Self::Verbs(opening) => opening.connect(peer).map(Qp::Verbs),
+            Self::Shm(opening) => Introduced::connect(opening, peer).map(Qp::Shm),
+            Self::Verbs(opening) => Introduced::connect(opening, peer).map(Qp::Verbs),
         }
     }
 }

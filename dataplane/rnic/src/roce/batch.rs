@@ -166,12 +166,24 @@ impl Batch {
             && self.used + len <= self.bytes.len()
     }
 
-    /// Sends the runs through `wire`. Returns how many packets were taken, and how many runs were
-    /// refused. The batch is empty afterwards unless the wire is full.
-    pub(super) fn flush(&mut self, now: Instant, wire: &mut impl Wire) -> Flushed {
+    /// Sends the runs through `wire`, and shows each packet that it has taken or refused. Returns
+    /// how many these are, and how many runs were refused. The batch is empty afterwards unless the
+    /// wire is full.
+    pub(super) fn flush(
+        &mut self,
+        now: Instant,
+        wire: &mut impl Wire,
+        show: Option<Show<'_>>,
+    ) -> Flushed {
         let waiting = &self.runs[self.gone..];
         let sent = wire.send(now, &self.bytes[..self.used], waiting);
         let packets = waiting[..sent.runs].iter().map(|run| run.segments as u64).sum();
+        if let Some(show) = show {
+            for run in &waiting[..sent.runs] {
+                let packets = self.bytes[run.range.clone()].chunks(run.segment_len);
+                (0..).zip(packets).for_each(|(i, packet)| show(run.target, i, packet));
+            }
+        }
         self.gone += sent.runs;
         if self.gone == self.runs.len() {
             self.runs.clear();
@@ -181,6 +193,9 @@ impl Batch {
         Flushed { packets, refused: sent.refused as u64 }
     }
 }
+
+/// Who is shown packets: each with its target and its identification.
+pub(super) type Show<'a> = &'a dyn Fn(SocketAddr, u16, &[u8]);
 
 /// The result of flushing a batch.
 #[derive(Clone, Copy, Debug)]
@@ -297,10 +312,10 @@ mod tests {
         let mut batch = Batch::new();
         fill(&mut batch, &[(1, 60), (2, 60), (3, 60)]);
         let mut wire = Fake { takes: 2, sent: Vec::new() };
-        assert_eq!(batch.flush(Instant::default(), &mut wire).packets, 2);
+        assert_eq!(batch.flush(Instant::default(), &mut wire, None).packets, 2);
         assert!(!batch.is_empty());
         wire.takes = 9;
-        assert_eq!(batch.flush(Instant::default(), &mut wire).packets, 1);
+        assert_eq!(batch.flush(Instant::default(), &mut wire, None).packets, 1);
         assert!(batch.is_empty());
         let targets: Vec<_> = wire.sent.iter().map(|run| (run.target, run.number)).collect();
         assert_eq!(targets, [peer(1), peer(2), peer(3)]);
@@ -321,7 +336,7 @@ mod tests {
     fn fill_is_refused_until_the_flush(mut batch: Batch) {
         assert!(batch.slot(peer(2), 20, SEGMENTS_MAX).is_none());
         let mut wire = Fake { takes: usize::MAX, sent: Vec::new() };
-        batch.flush(Instant::default(), &mut wire);
+        batch.flush(Instant::default(), &mut wire, None);
         assert!(batch.slot(peer(2), 20, SEGMENTS_MAX).is_some());
     }
 }

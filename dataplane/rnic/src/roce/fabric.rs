@@ -5,9 +5,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use smcr_proto::Instant;
+use smcr_proto::{Instant, MacAddress};
 
-use super::batch::{Batch, Train, Wire};
+use super::batch::{Batch, Show, Train, Wire};
 use super::counters::Counters;
 use super::icrc::{Flow, Identifications, Verdict};
 use super::inbox::{Event, Inbox};
@@ -18,6 +18,7 @@ use super::responder::{Occasion, Received};
 use super::rnic::Qp;
 use super::shared::Shared;
 use super::siblings::Siblings;
+use super::tap::{Tap, Tracer};
 use super::wire::Packet;
 use crate::{Completion, QpError, QpId, Work};
 
@@ -40,6 +41,7 @@ pub struct Fabric<W> {
     quiet: bool,
     /// The other fabrics of this NIC.
     siblings: Option<Siblings>,
+    tap: Tap,
     counters: Counters,
 }
 
@@ -58,6 +60,7 @@ impl<W: Wire> Fabric<W> {
             receiving: false,
             quiet: false,
             siblings: None,
+            tap: Tap::default(),
             counters: Counters::default(),
         }
     }
@@ -84,6 +87,14 @@ impl<W: Wire> Fabric<W> {
     /// The wire that carries the packets.
     pub fn wire(&self) -> &W {
         &self.wire
+    }
+
+    /// The other end of its tap, from which packets come as they are. `mac` is the port's Ethernet
+    /// address. Call it once.
+    pub fn tracer(&mut self, mac: MacAddress) -> Tracer {
+        let (tap, tracer) = super::tap(mac);
+        self.tap = tap;
+        tracer
     }
 
     /// The wire, without the rest.
@@ -118,6 +129,7 @@ impl<W: Wire> Fabric<W> {
 
     /// Receives one burst.
     fn receive(&mut self, now: Instant, quiet: bool) {
+        self.tap.obey(now);
         let trains = if quiet { 0 } else { self.wire.receive(now) };
         self.receiving = trains > 0;
         self.shared.note_wire(self.wire.is_up());
@@ -136,6 +148,10 @@ impl<W: Wire> Fabric<W> {
             };
             for bytes in train.bytes.chunks(train.segment_len) {
                 self.counters.packets_in += 1;
+                if self.tap.is_on() {
+                    let ends = (self.local, train.source);
+                    self.tap.received(now, ends, reader.guess, bytes);
+                }
                 let (pairs, counters) = (&mut self.pairs, &mut self.counters);
                 let pair = reader.read(bytes, pairs, self.siblings.as_ref(), counters);
                 let Some((packet, pair)) = pair else { continue };
@@ -178,7 +194,12 @@ impl<W: Wire> Fabric<W> {
         if self.batch.is_empty() {
             return true;
         }
-        let flushed = self.batch.flush(now, &mut self.wire);
+        let (tap, local) = (&self.tap, self.local);
+        let show = |target, identification, packet: &[u8]| {
+            tap.sent(now, (local, target), identification, packet);
+        };
+        let show = tap.is_on().then_some(&show as Show<'_>);
+        let flushed = self.batch.flush(now, &mut self.wire, show);
         self.counters.packets_out += flushed.packets;
         self.counters.runs_refused += flushed.refused;
         let left = self.batch.is_empty();

@@ -9,28 +9,30 @@ use std::ops::Range;
 
 use smcr_proto::MacAddress;
 
+use super::batch::PACKET_MAX;
+
 /// A RoCEv2 packet in a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Arrived {
+pub(crate) struct Arrived {
     /// Who sent it.
-    pub(super) source: SocketAddr,
+    pub(crate) source: SocketAddr,
     /// Who gets it.
-    pub(super) target: SocketAddr,
+    pub(crate) target: SocketAddr,
     /// The identification in its IPv4 header; 0 over IPv6, which has none.
-    pub(super) identification: u16,
+    pub(crate) identification: u16,
     /// Where the packet is in the frame.
-    pub(super) packet: Range<usize>,
+    pub(crate) packet: Range<usize>,
 }
 
 /// One end of a frame's way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Station {
-    pub(super) mac: MacAddress,
-    pub(super) address: SocketAddr,
+pub(crate) struct Station {
+    pub(crate) mac: MacAddress,
+    pub(crate) address: SocketAddr,
 }
 
 /// Reads a UDP datagram; none if the frame holds something else, or only a part of one.
-pub(super) fn parse(frame: &[u8]) -> Option<Arrived> {
+pub(crate) fn parse(frame: &[u8]) -> Option<Arrived> {
     let kind = u16::from_be_bytes(*frame.get(12..14)?.first_chunk()?);
     let ip = frame.get(ETHERNET_LEN..)?;
     let (source, target, identification, header_len, datagram_len) = match kind {
@@ -86,6 +88,23 @@ pub(super) fn parse(frame: &[u8]) -> Option<Arrived> {
 /// If `out` is too short, or the addresses are not of one family.
 pub(super) fn write(
     out: &mut [u8],
+    ends: (Station, Station),
+    identification: u16,
+    packet: &[u8],
+    leave_sum: bool,
+) -> usize {
+    let at = write_head(out, ends, identification, packet, leave_sum);
+    out[at..at + packet.len()].copy_from_slice(packet);
+    at + packet.len()
+}
+
+/// Writes what is in front of `packet` in its frame, as [`write()`] does. Returns how long that is.
+///
+/// # Panics
+///
+/// As [`write()`].
+pub(crate) fn write_head(
+    out: &mut [u8],
     (from, to): (Station, Station),
     identification: u16,
     packet: &[u8],
@@ -113,21 +132,21 @@ pub(super) fn write(
         }
         _ => unreachable!("the addresses of a queue pair are of one family"),
     };
-    let (udp, end) = (&mut out[udp_at..], usize::from(udp_len));
+    let udp = &mut out[udp_at..udp_at + UDP_LEN];
     udp[..2].copy_from_slice(&from.address.port().to_be_bytes());
     udp[2..4].copy_from_slice(&to.address.port().to_be_bytes());
     udp[4..6].copy_from_slice(&udp_len.to_be_bytes());
     udp[6..8].fill(0);
-    udp[UDP_LEN..end].copy_from_slice(packet);
     // Over IPv4 the ICRC covers all of it. IPv6 has no checksum of its own, so that hosts drop
     // datagrams that have none either.
     if let (IpAddr::V6(source), IpAddr::V6(target)) = (from.address.ip(), to.address.ip()) {
-        let sum = checksum_over_ipv6(source, target, UDP, &udp[..end]);
+        // The header has an even length, so the sums of both parts add up.
+        let sum = checksum_over_ipv6(source, target, UDP, (udp, packet));
         // Zero means that there is none.
         let sum = if sum == 0 { u16::MAX } else { sum };
         udp[6..8].copy_from_slice(&sum.to_be_bytes());
     }
-    udp_at + end
+    udp_at + UDP_LEN
 }
 
 /// Writes the headers in front of a train of packets of `payload_len` bytes in all, as if they were
@@ -184,16 +203,18 @@ fn ipv4(
     header
 }
 
-/// The checksum of what an IPv6 packet carries: over its addresses, length and kind, and the bytes.
-/// The field of the checksum itself must be zero.
+/// The checksum of what an IPv6 packet carries: over its addresses, length and kind, and the bytes,
+/// in two parts of which the first has an even length. The field of the checksum itself must be
+/// zero.
 pub(super) fn checksum_over_ipv6(
     source: Ipv6Addr,
     target: Ipv6Addr,
     kind: u8,
-    bytes: &[u8],
+    (head, rest): (&[u8], &[u8]),
 ) -> u16 {
-    let header = sum(&source.octets()) + sum(&target.octets()) + u64::from(kind);
-    !folded(header + bytes.len() as u64 + sum(bytes))
+    let addresses = sum(&source.octets()) + sum(&target.octets()) + u64::from(kind);
+    let len = head.len() + rest.len();
+    !folded(addresses + len as u64 + sum(head) + sum(rest))
 }
 
 /// The sum of big-endian words of 16 bits; a last single byte counts as the upper half of one.
@@ -218,6 +239,10 @@ pub(super) const ETHERNET_LEN: usize = 14;
 const IPV4_LEN: usize = 20;
 pub(super) const IPV6_LEN: usize = 40;
 const UDP_LEN: usize = 8;
+/// The most bytes in front of a packet.
+pub(crate) const HEAD_MAX: usize = ETHERNET_LEN + IPV6_LEN + UDP_LEN;
+/// The most bytes of a frame.
+pub(crate) const FRAME_MAX: usize = HEAD_MAX + PACKET_MAX;
 const IPV4: u16 = 0x0800;
 pub(super) const IPV6: u16 = 0x86dd;
 const UDP: u8 = 17;
@@ -303,7 +328,7 @@ mod tests {
             {
                 whole[sum_at..len].fill(0);
                 let udp = &whole[len - UDP_LEN..end];
-                assert_eq!(completed, checksum_over_ipv6(source, target, UDP, udp));
+                assert_eq!(completed, checksum_over_ipv6(source, target, UDP, (udp, &[])));
             }
         }
     }

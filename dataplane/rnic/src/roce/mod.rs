@@ -54,6 +54,8 @@ mod responder;
 mod rnic;
 mod shared;
 mod siblings;
+mod spell;
+mod tap;
 pub mod udp;
 mod wire;
 
@@ -65,6 +67,11 @@ pub use counters::Counters;
 pub use fabric::Fabric;
 pub use rnic::{Opening, Parameters, PathMtu, Qp, Rnic};
 pub use siblings::Share;
+pub(crate) use spell::Speller;
+pub use tap::{Record, Selection, Tracer};
+pub(crate) use tap::{Tap, tap};
+#[cfg(test)]
+pub(crate) use {frame::FRAME_MAX, frame::parse, wire::Body, wire::Packet};
 
 /// The most queue pairs of one NIC. It sizes the tables, which never grow.
 pub const QUEUE_PAIRS_MAX: u32 = 4096;

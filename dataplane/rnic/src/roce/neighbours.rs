@@ -227,7 +227,7 @@ fn discovery(
     body.extend(about.octets());
     body.extend([option, 1]);
     body.extend(mac.0);
-    let sum = checksum_over_ipv6(own, target, ICMPV6, &body);
+    let sum = checksum_over_ipv6(own, target, ICMPV6, (&body, &[]));
     body[2..4].copy_from_slice(&sum.to_be_bytes());
     let len = u16::try_from(body.len()).expect("it has 32 bytes");
     let mut frame = Vec::with_capacity(ETHERNET_LEN + IPV6_LEN + body.len());
@@ -256,7 +256,7 @@ fn read_discovery(frame: &[u8], own: Ipv6Addr) -> Option<News> {
     let target = Ipv6Addr::from(*ip[24..].first_chunk::<16>()?);
     let about = Ipv6Addr::from(*body[8..].first_chunk::<16>()?);
     // Over the sum itself, a right one leaves nothing.
-    if checksum_over_ipv6(source, target, ICMPV6, body) != 0 {
+    if checksum_over_ipv6(source, target, ICMPV6, (body, &[])) != 0 {
         return None;
     }
     let option = |wanted: u8| -> Option<MacAddress> {

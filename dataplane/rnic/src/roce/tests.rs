@@ -20,6 +20,7 @@ mod loopback;
 mod path;
 mod scenarios;
 mod sweep;
+mod tapped;
 
 /// One NIC with both of its halves and the objects that the tests use.
 struct Node {

@@ -21,7 +21,7 @@ pub(super) const ACKNOWLEDGE_LEN: usize = BTH_LEN + AETH_LEN + ICRC_LEN;
 
 /// Why a packet is dropped without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Malformed {
+pub(crate) enum Malformed {
     /// Shorter than its headers, or not a whole number of words.
     Length,
     /// Not an operation of the reliable connected service, or a response to requests that we never
@@ -35,20 +35,20 @@ pub(super) enum Malformed {
 
 /// A parsed packet. Its ICRC is not checked yet, so the caller must not trust it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Packet<'a> {
+pub(crate) struct Packet<'a> {
     /// The queue pair it is for.
-    pub(super) target: Qpn,
+    pub(crate) target: Qpn,
     /// Its sequence number.
-    pub(super) psn: Psn,
+    pub(crate) psn: Psn,
     /// The sender requests an acknowledgement.
-    pub(super) ack_request: bool,
+    pub(crate) ack_request: bool,
     /// Its operation and payload.
-    pub(super) body: Body<'a>,
+    pub(crate) body: Body<'a>,
 }
 
 /// The operation and payload of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Body<'a> {
+pub(crate) enum Body<'a> {
     /// A packet of a message; usually the only one.
     Send {
         /// The message begins with it.
@@ -82,27 +82,27 @@ pub(super) enum Body<'a> {
 
 /// The RDMA extended transport header (RETH): the target of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Reth {
+pub(crate) struct Reth {
     /// The address of the first byte, in the target's registration.
-    pub(super) address: u64,
+    pub(crate) address: u64,
     /// The remote key of the target's region.
-    pub(super) rkey: Rkey,
+    pub(crate) rkey: Rkey,
     /// The length of the whole write in bytes.
-    pub(super) len: u32,
+    pub(crate) len: u32,
 }
 
 /// The acknowledge extended transport header (AETH).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Aeth {
+pub(crate) struct Aeth {
     /// Tells acknowledgements and the kinds of NAKs apart.
-    pub(super) syndrome: Syndrome,
+    pub(crate) syndrome: Syndrome,
     /// How many messages the responder has completed: 24 bits.
-    pub(super) msn: u32,
+    pub(crate) msn: u32,
 }
 
 /// The syndrome of an AETH. The code space is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Syndrome(pub(super) u8);
+pub(crate) struct Syndrome(pub(crate) u8);
 
 impl Syndrome {
     /// Acknowledgement: all packets up to this PSN have arrived. It carries no credits.
@@ -130,11 +130,11 @@ pub(super) struct Bth {
     /// Bytes of payload, which determine the padding.
     pub(super) payload_len: usize,
     /// The queue pair it is for.
-    pub(super) target: Qpn,
+    pub(crate) target: Qpn,
     /// Request an acknowledgement.
-    pub(super) ack_request: bool,
+    pub(crate) ack_request: bool,
     /// Its sequence number.
-    pub(super) psn: Psn,
+    pub(crate) psn: Psn,
 }
 
 /// The first packet of a message of several.
@@ -187,7 +187,7 @@ pub(super) fn build_probe((target, psn): (Qpn, Psn), payload: u32, out: &mut [u8
 
 impl<'a> Packet<'a> {
     /// Parses `bytes`, which reach from the BTH to the ICRC.
-    pub(super) fn parse(bytes: &'a [u8]) -> Result<Self, Malformed> {
+    pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, Malformed> {
         let (bth, rest) = bytes.split_first_chunk::<BTH_LEN>().ok_or(Malformed::Length)?;
         let [opcode, flags, pkey_high, pkey_low, _, q2, q1, q0, ack, p2, p1, p0] = *bth;
         if bytes.len() < BTH_LEN + ICRC_LEN || !bytes.len().is_multiple_of(4) {
