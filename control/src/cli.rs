@@ -3,7 +3,7 @@
 //! Exit codes are stable: 0 it worked; 1 it failed; 2 the command line or the configuration is
 //! wrong. Errors are one line on standard error.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -64,6 +64,17 @@ pub enum Command {
     Rnic(RnicCommand),
     /// List the connections of a running gateway, each with its transport and, if that is TCP, why
     Conns(Conns),
+    /// Capture what goes over the RNICs of a running gateway, whatever their kind, as pcapng
+    #[command(after_help = "For example:\n  \
+        smcgate capture -w /tmp/rdma.pcapng --peer 10.8.0.2 --count 1000\n  \
+        smcgate capture -w - | tshark -r - -Y smc\n  \
+        smcgate decode /tmp/rdma.pcapng\n\n\
+        It ends after FRAMES, or with Ctrl-C. Only root and the gateway's own user may ask.\n\
+        RoCE in software shows its packets. RNICs (verbs) and shared memory (shm) show work\n\
+        requests and received messages, as the packets that they would be; what the peer writes\n\
+        is missing there, but is in a capture at the peer. Where frames come faster than FILE\n\
+        takes them, some are dropped and counted: connections never wait.")]
+    Capture(Capture),
     /// Print the SMC-R messages of a capture, one per line: TCP option, CLC, LLC, CDC, RDMA writes
     #[command(after_help = "Capture both TCP and RoCE, for example:\n  \
         tcpdump -i va -w /tmp/smc.pcap 'tcp port 7002 or udp port 4791'\n  \
@@ -186,6 +197,29 @@ pub struct Conns {
         value_parser = clap::value_parser!(u32).range(1..=i64::from(PER_PAGE_MAX))
     )]
     pub per_page: u32,
+}
+
+/// Options of `capture`.
+#[derive(Debug, Args)]
+pub struct Capture {
+    /// Where to write it; - is standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub write: PathBuf,
+    /// Only what goes over this RNIC
+    #[arg(long, value_name = "NAME")]
+    pub rnic: Option<String>,
+    /// Only what goes to or from the RNIC with this address
+    #[arg(long, value_name = "ADDRESS")]
+    pub peer: Option<IpAddr>,
+    /// Keep only so many bytes of each frame: 100 are enough for all headers and messages
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..))]
+    pub snaplen: Option<u32>,
+    /// End after so many frames
+    #[arg(long, value_name = "FRAMES", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// Whom to ask.
+    #[command(flatten)]
+    pub gateway: Whom,
 }
 
 /// Options of `decode`.

@@ -4,18 +4,21 @@
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
-use smcgate::cli::{Ask, Cli, Command, Conns, Decode, LinkCommand, RnicCommand, Whom};
+use smcgate::capture::Request;
+use smcgate::cli::{Ask, Capture, Cli, Command, Conns, Decode, LinkCommand, RnicCommand, Whom};
 use smcgate::config::{Config, LogLevel};
 use smcgate::operate::Operation;
 use smcgate::stats::{ConnectionQuery, Stats};
+use smcgate::tools::capture::capture;
 use smcgate::tools::client::{self, Client, DEFAULT_ADMIN};
 use smcgate::tools::decode::{DecodeError, decode};
 use smcgate::tools::{check, doctor};
-use smcgate::{log, start};
+use smcgate::{log, signals, start};
 
 /// The relay allocates rarely; the control thread and a heap that stays small over weeks like it.
 #[global_allocator]
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
         Command::Link(command) => link(command),
         Command::Rnic(command) => rnic(command),
         Command::Conns(conns) => connections(conns),
+        Command::Capture(arguments) => capture_to(arguments),
         Command::Decode(arguments) => decode_file(&arguments),
     };
     match result {
@@ -89,15 +93,18 @@ fn level(level: LogLevel) -> &'static str {
 }
 
 fn client(gateway: &Whom) -> Result<Client, Failure> {
-    let admin = match (gateway.admin, &gateway.config) {
+    admin(gateway).map(Client::new)
+}
+
+fn admin(gateway: &Whom) -> Result<SocketAddr, Failure> {
+    Ok(match (gateway.admin, &gateway.config) {
         (Some(address), _) => address,
         (None, None) => DEFAULT_ADMIN,
         (None, Some(file)) => load(file)?.admin.listen.ok_or_else(|| {
             let file = file.display();
             Failure::misconfigured(format!("{file}: admin.listen: not there, so nobody answers"))
         })?,
-    };
-    Ok(Client::new(admin))
+    })
 }
 
 fn link(command: LinkCommand) -> Result<(), Failure> {
@@ -142,6 +149,28 @@ fn connections(conns: Conns) -> Result<(), Failure> {
     }
     let json = serde_json::to_string_pretty(&rows).map_err(Failure::failed)?;
     print(&format!("{json}\n"))
+}
+
+fn capture_to(arguments: Capture) -> Result<(), Failure> {
+    let Capture { write, rnic, peer, snaplen, count, gateway } = arguments;
+    let request = Request { rnic, peer, snap_len: snaplen, count };
+    let admin = admin(&gateway)?;
+    let name = write.display();
+    let mut out: Box<dyn Write> = if write == Path::new("-") {
+        Box::new(io::stdout().lock())
+    } else {
+        let file = File::create(&write);
+        let file = file.map_err(|error| Failure::failed(format!("{name}: {error}")))?;
+        Box::new(BufWriter::new(file))
+    };
+    let captured = capture(admin, &request, &mut out, signals::on_stop).map_err(Failure::failed)?;
+    let said = format!("{} frames captured, {} dropped", captured.frames, captured.dropped);
+    // Standard output may be the capture.
+    writeln!(io::stderr(), "smcgate: {said}").ok();
+    match captured.is_complete {
+        true => Ok(()),
+        false => Err(Failure::failed("the gateway has stopped, and the capture with it")),
+    }
 }
 
 fn decode_file(arguments: &Decode) -> Result<(), Failure> {

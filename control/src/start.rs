@@ -25,6 +25,7 @@ use smcr_rnic::any;
 use smcr_rnic::{Exhausted, Fabric as _, Rnic as _};
 
 use crate::admin;
+use crate::capture::{self, Tapped};
 use crate::config::{Config, DpdkPort, IdlePolicy, Protocol, RnicConfig, RnicKind, VerbsPort};
 use crate::cores::{self, Assignment, Board, Reason};
 use crate::device::{self, Devices};
@@ -87,7 +88,7 @@ pub fn run(config: Config) -> Result<(), RunError> {
         listeners.push(opened.map_err(context(&what))?);
     }
     let nics = choose_nics(&config, &devices, &listeners);
-    let ports = open_ports(&config, &devices, &nics, clock, &waker)?;
+    let (ports, taps) = open_ports(&config, &devices, &nics, clock, &waker)?;
     let mark = ports.iter().find_map(|port| port.rnic.as_ref()?.mark());
     let macs = ports.iter().filter_map(|port| port.rnic.as_ref()?.port().mac.into());
     let peer_id = mark.map_or_else(|| peer_id(macs), PeerId);
@@ -103,6 +104,11 @@ pub fn run(config: Config) -> Result<(), RunError> {
         ),
         None => None,
     };
+    if let Some(admin) = &admin
+        && let Err(error) = capture::spawn(admin.address(), clock, taps)
+    {
+        tracing::warn!(%error, "nobody can capture here");
+    }
     if let Some(admin) = admin.as_ref().filter(|admin| !admin.address().ip().is_loopback()) {
         tracing::warn!(listen = %admin.address(), "{}", admin::IS_PUBLIC);
     }
@@ -180,14 +186,15 @@ fn peer_id(macs: impl IntoIterator<Item = MacAddress>) -> PeerId {
     PeerId([a, b, c, d, e, f, g, h])
 }
 
-/// Opens the NICs and starts their pollers; at least one, for TCP.
+/// Opens the NICs and starts their pollers; at least one, for TCP. Returns the taps of the NICs,
+/// too.
 fn open_ports(
     config: &Config,
     devices: &Devices,
     nics: &[RnicConfig],
     clock: Clock,
     waker: &Waker,
-) -> Result<Vec<PortParts<any::Nic>>, RunError> {
+) -> Result<(Vec<PortParts<any::Nic>>, Vec<Tapped>), RunError> {
     let mut opened = Vec::new();
     let eal = eal_arguments(nics);
     for nic in nics {
@@ -220,11 +227,17 @@ fn open_ports(
     let wanted: Vec<_> = opened.iter().map(|(nic, _, _)| nic.core).collect();
     let allowed: Vec<_> = affinity.cores().collect();
     let cores = cores::assign(&config.poll, &wanted, &allowed, &Board::of_this_machine());
-    opened
+    let mut taps = Vec::new();
+    let ports = opened
         .into_iter()
         .zip(cores)
         .zip(seats)
-        .map(|(((nic, mut rnic, fabric), assignment), seat)| {
+        .map(|(((nic, mut rnic, mut fabric), assignment), seat)| {
+            if let (Some(rnic), Some(fabric)) = (&rnic, &mut fabric) {
+                let tracer = fabric.tracer(rnic.port().mac);
+                let description = format!("{} on {}", nic.kind.name(), nic.device);
+                taps.push(Tapped { rnic: nic.name.clone(), description, tracer });
+            }
             let run_on = (assignment, &affinity);
             let address = rnic.as_ref().map(|rnic| rnic.port().gid.to_ip());
             let subnet = address.map(|address| subnet(&nic, address, devices)).unwrap_or_default();
@@ -239,7 +252,8 @@ fn open_ports(
             let lan = Lan { pnet, vlan, directory };
             Ok(PortParts { name, kind, device, lan, subnet, rnic, poller, traffic })
         })
-        .collect()
+        .collect::<Result<_, _>>()?;
+    Ok((ports, taps))
 }
 
 /// The IPv4 subnet of an RNIC at `address`; all zero where it has none.

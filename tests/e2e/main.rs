@@ -14,6 +14,7 @@
 
 mod blocked;
 mod capture;
+mod captured;
 mod clock;
 mod cores;
 mod crowd;
