@@ -137,7 +137,14 @@ impl<const LOST_OF_1000: u32> Harness for RoceOverWire<LOST_OF_1000> {
     fn new(seed: u64) -> (Self, [(roce::Rnic, roce::Fabric<Lossy>); 2]) {
         let loss = Chance(LOST_OF_1000 * 1_000);
         // A wire that loses packets has other faults, too.
-        let odds = lossy::Odds { loss, repeat: loss, overtake: loss, damage: loss, block: loss };
+        let odds = lossy::Odds {
+            loss,
+            repeat: loss,
+            overtake: loss,
+            mark: loss,
+            damage: loss,
+            block: loss,
+        };
         let network = lossy::Network::new(seed, odds);
         let nics = ports().map(|port| {
             let address = Ipv4Addr::from(port.gid.to_ipv4().unwrap());

@@ -391,6 +391,8 @@ fn publish(fabric: &AnyFabric, traffic: &Traffic) {
         (&traffic.retransmits, figures.retransmits),
         (&traffic.path_raised, figures.path_raised),
         (&traffic.path_lowered, figures.path_lowered),
+        (&traffic.cnps_in, figures.cnps_in),
+        (&traffic.cnps_out, figures.cnps_out),
         (&traffic.icrc_errors, figures.icrc_errors),
         (&traffic.psn_errors, figures.psn_errors),
         (&traffic.unknown_qp, figures.unknown_qp),

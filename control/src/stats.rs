@@ -271,6 +271,10 @@ pub struct Rnic {
     pub path_raised: u64,
     /// Times that a path turned out not to carry packets that were sent: they were cut anew.
     pub path_lowered: u64,
+    /// Congestion notification packets received: routers have marked packets of ours.
+    pub cnps_in: u64,
+    /// Congestion notification packets sent: routers have marked packets of peers.
+    pub cnps_out: u64,
     /// Packets dropped because their ICRC was wrong.
     pub icrc_errors: u64,
     /// Packets whose PSN is so far from the expected one that the peer cannot have sent them:
@@ -391,8 +395,8 @@ pub(crate) mod tests {
             (
                 "/rnics/0",
                 "name kind device gid state links mtu packets_in packets_out retransmits \
-                 path_raised path_lowered icrc_errors psn_errors unknown_qp \
-                 rkey_errors",
+                 path_raised path_lowered cnps_in cnps_out icrc_errors psn_errors \
+                 unknown_qp rkey_errors",
             ),
         ] {
             let object = json.pointer(place).unwrap().as_object().unwrap();

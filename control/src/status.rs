@@ -37,6 +37,10 @@ pub struct Traffic {
     pub path_raised: AtomicU64,
     /// Times that a path turned out not to carry packets that were sent.
     pub path_lowered: AtomicU64,
+    /// Notices of peers that routers have marked our packets.
+    pub cnps_in: AtomicU64,
+    /// Notices to peers that routers have marked their packets.
+    pub cnps_out: AtomicU64,
     /// Packets whose ICRC was wrong.
     pub icrc_errors: AtomicU64,
     /// Packets whose PSN the peer cannot have used.

@@ -10,7 +10,7 @@ use smcgate_tests::payload;
 use smcr_proto::Instant;
 use smcr_rnic::dice::{Chance, Dice};
 use smcr_rnic::roce::udp::{self, Config, Place, Udp};
-use smcr_rnic::roce::{self, Run, Sent, Train, Wire};
+use smcr_rnic::roce::{self, Ecn, Run, Sent, Train, Wire};
 use smcr_rnic::{Fabric, MESSAGE_LEN};
 
 use crate::RoceOverUdp;
@@ -58,7 +58,13 @@ impl Wire for Faulty {
     fn train(&self, index: usize) -> Train<'_> {
         let (source, range) = &self.packets[index];
         let bytes = &self.bytes[range.clone()];
-        Train { source: *source, bytes, segment_len: bytes.len(), identification: None }
+        Train {
+            source: *source,
+            bytes,
+            segment_len: bytes.len(),
+            ecn: Ecn::NotCapable,
+            identification: None,
+        }
     }
 
     fn send(&mut self, now: Instant, bytes: &[u8], runs: &[Run]) -> Sent {

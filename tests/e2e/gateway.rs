@@ -411,6 +411,8 @@ pub(crate) struct Rnic {
     pub(crate) packets_out: u64,
     pub(crate) state: String,
     pub(crate) path_lowered: u64,
+    pub(crate) cnps_in: u64,
+    pub(crate) cnps_out: u64,
     pub(crate) psn_errors: u64,
     pub(crate) unknown_qp: u64,
 }

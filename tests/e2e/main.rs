@@ -16,6 +16,7 @@ mod blocked;
 mod capture;
 mod captured;
 mod clock;
+mod congested;
 mod cores;
 mod crowd;
 mod failover;

@@ -142,6 +142,10 @@ impl Snapshot {
         page.counter("rnic_path_raised", help, None, each(|it| it.path_raised))?;
         let help = "Times that packets did not pass, and were cut smaller.";
         page.counter("rnic_path_lowered", help, None, each(|it| it.path_lowered))?;
+        let help = "Notices of peers that routers have marked our packets.";
+        page.counter("rnic_cnps_in", help, None, each(|it| it.cnps_in))?;
+        let help = "Notices to peers that routers have marked their packets.";
+        page.counter("rnic_cnps_out", help, None, each(|it| it.cnps_out))?;
         let help = "Packets dropped for a wrong ICRC.";
         page.counter("rnic_icrc_errors", help, None, each(|it| it.icrc_errors))?;
         let help = "Packets whose PSN the peer cannot have used.";

@@ -240,6 +240,8 @@ impl<N: Rnic> Gateway<N> {
                     same.retransmits += row.retransmits;
                     same.path_raised += row.path_raised;
                     same.path_lowered += row.path_lowered;
+                    same.cnps_in += row.cnps_in;
+                    same.cnps_out += row.cnps_out;
                     same.icrc_errors += row.icrc_errors;
                     same.psn_errors += row.psn_errors;
                     same.unknown_qp += row.unknown_qp;
@@ -268,6 +270,8 @@ impl<N: Rnic> Gateway<N> {
             retransmits: read(&info.traffic.retransmits),
             path_raised: read(&info.traffic.path_raised),
             path_lowered: read(&info.traffic.path_lowered),
+            cnps_in: read(&info.traffic.cnps_in),
+            cnps_out: read(&info.traffic.cnps_out),
             icrc_errors: read(&info.traffic.icrc_errors),
             psn_errors: read(&info.traffic.psn_errors),
             unknown_qp: read(&info.traffic.unknown_qp),

@@ -34,6 +34,8 @@ pub struct Departing<'a> {
     pub bytes: &'a [u8],
     /// The size of all but the last.
     pub segment_len: usize,
+    /// The type of service in their IPv4 headers, or the traffic class in their IPv6 headers.
+    pub traffic_class: u8,
 }
 
 /// Datagrams received from one address: all of one size, but the last may be shorter.
@@ -45,6 +47,8 @@ pub struct Arrived<'a> {
     pub bytes: &'a [u8],
     /// The size of all but the last.
     pub segment_len: usize,
+    /// The type of service in their IPv4 headers, or the traffic class in their IPv6 headers.
+    pub traffic_class: u8,
 }
 
 /// Why the kernel did not send the first of some datagrams.
@@ -72,6 +76,7 @@ struct Buffer {
     len: usize,
     source: SocketAddr,
     segment_len: usize,
+    traffic_class: u8,
 }
 
 impl UdpSocket {
@@ -128,10 +133,14 @@ impl UdpSocket {
         // refuse all of them from then on.
         if socket.is_ipv4 {
             socket.set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
+            socket.set(libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
+            socket.set(libc::IPPROTO_IP, libc::IP_TOS, TRAFFIC_CLASS.into())?;
         } else {
             let probe = libc::IPV6_PMTUDISC_PROBE;
             socket.set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, probe)?;
             socket.set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
+            socket.set(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
+            socket.set(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, TRAFFIC_CLASS.into())?;
             // RNICs send UDP without a checksum over IPv6 too, since the ICRC is stronger.
             socket.set(libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, 1)?;
         }
@@ -199,9 +208,19 @@ impl UdpSocket {
             let header = &mut messages[count].msg_hdr;
             if departing.bytes.len() > departing.segment_len {
                 let len = u16::try_from(departing.segment_len).expect("a packet is that short");
-                controls[count] = Control::segment(len);
-                header.msg_control = (&raw mut controls[count]).cast();
-                header.msg_controllen = Control::SEGMENT_LEN;
+                controls[count].push(libc::IPPROTO_UDP, libc::UDP_SEGMENT, &len.to_ne_bytes());
+            }
+            if departing.traffic_class != TRAFFIC_CLASS {
+                let (level, kind) = match self.is_ipv4 {
+                    true => (libc::IPPROTO_IP, libc::IP_TOS),
+                    false => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+                };
+                let class = c_int::from(departing.traffic_class);
+                controls[count].push(level, kind, &class.to_ne_bytes());
+            }
+            if controls[count].used > 0 {
+                header.msg_control = (&raw mut controls[count].items).cast();
+                header.msg_controllen = controls[count].used * size_of::<Item>();
             }
             header.msg_name = (&raw mut targets[count]).cast();
             header.msg_namelen = name_len;
@@ -268,6 +287,7 @@ impl ReceiveRing {
             len: 0,
             source: NO_SOURCE,
             segment_len: 0,
+            traffic_class: 0,
         };
         Self { buffers: (0..count).map(|_| buffer()).collect() }
     }
@@ -291,8 +311,8 @@ impl ReceiveRing {
             header.msg_namelen = Name::LEN;
             header.msg_iov = &raw mut vectors[index];
             header.msg_iovlen = 1;
-            header.msg_control = (&raw mut controls[index]).cast();
-            header.msg_controllen = size_of::<Control>();
+            header.msg_control = (&raw mut controls[index].items).cast();
+            header.msg_controllen = size_of::<[Item; ITEMS_MAX]>();
         }
         let burst = u32::try_from(self.buffers.len()).expect("a burst is short");
         // SAFETY: `recvmmsg` asks for
@@ -321,6 +341,7 @@ impl ReceiveRing {
             let control_len = messages[index].msg_hdr.msg_controllen;
             let segment_len = controls[index].coalesced(control_len);
             buffer.segment_len = segment_len.unwrap_or(buffer.len).max(1);
+            buffer.traffic_class = controls[index].traffic_class(control_len).unwrap_or(0);
         }
         Ok(count)
     }
@@ -331,49 +352,84 @@ impl ReceiveRing {
     ///
     /// If `index` is not below the number of buffers.
     pub fn arrived(&self, index: usize) -> Arrived<'_> {
-        let Buffer { bytes, len, source, segment_len } = &self.buffers[index];
-        Arrived { source: *source, bytes: &bytes[..*len], segment_len: *segment_len }
+        let Buffer { bytes, len, source, segment_len, traffic_class } = &self.buffers[index];
+        Arrived {
+            source: *source,
+            bytes: &bytes[..*len],
+            segment_len: *segment_len,
+            traffic_class: *traffic_class,
+        }
     }
 }
 
-/// A buffer for ancillary data, aligned as the kernel requires: one header and up to 16 bytes.
-#[repr(C)]
+/// A buffer for ancillary data, aligned as the kernel requires.
 #[derive(Clone, Copy, Default)]
 struct Control {
+    items: [Item; ITEMS_MAX],
+    /// How many of them are to be sent.
+    used: usize,
+}
+
+/// A header and up to eight bytes of data.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Item {
     len: usize,
     level: c_int,
     kind: c_int,
-    data: [u8; 16],
+    data: [u8; 8],
 }
 
-// The layout of `cmsghdr` on 64-bit Linux, followed by its data.
-const _: () = assert!(mem::offset_of!(Control, data) == size_of::<cmsghdr>());
-const _: () = assert!(mem::offset_of!(Control, level) == mem::offset_of!(cmsghdr, cmsg_level));
-const _: () = assert!(mem::offset_of!(Control, kind) == mem::offset_of!(cmsghdr, cmsg_type));
-const _: () = assert!(align_of::<Control>() >= align_of::<cmsghdr>());
+// The layout of `cmsghdr` on 64-bit Linux, followed by its data. Data of one to eight bytes is
+// padded to eight, so items follow one another as elements of an array do.
+const _: () = assert!(mem::offset_of!(Item, data) == size_of::<cmsghdr>());
+const _: () = assert!(mem::offset_of!(Item, level) == mem::offset_of!(cmsghdr, cmsg_level));
+const _: () = assert!(mem::offset_of!(Item, kind) == mem::offset_of!(cmsghdr, cmsg_type));
+const _: () = assert!(align_of::<Item>() >= align_of::<cmsghdr>());
+const _: () = assert!(size_of::<Item>() == size_of::<cmsghdr>() + 8);
 
 impl Control {
-    const HEADER_LEN: usize = size_of::<cmsghdr>();
-    /// The length of a message with a `u16`, padding included.
-    const SEGMENT_LEN: usize = Self::HEADER_LEN + 8;
-
-    /// The message that tells the kernel to split a datagram into segments of `len` bytes.
-    fn segment(len: u16) -> Self {
-        let mut data = [0; 16];
-        data[..2].copy_from_slice(&len.to_ne_bytes());
-        Self { len: Self::HEADER_LEN + 2, level: libc::IPPROTO_UDP, kind: libc::UDP_SEGMENT, data }
+    /// Appends a message to the kernel with up to eight bytes of data.
+    fn push(&mut self, level: c_int, kind: c_int, bytes: &[u8]) {
+        let mut data = [0; 8];
+        data[..bytes.len()].copy_from_slice(bytes);
+        let len = size_of::<cmsghdr>() + bytes.len();
+        self.items[self.used] = Item { len, level, kind, data };
+        self.used += 1;
     }
 
-    /// The size of the datagrams that the kernel coalesced, if it reported one. `written` is how
-    /// many bytes of `self` it wrote.
+    /// The integer in the message of this kind, if the kernel wrote one. `written` is how many
+    /// bytes of `self` it wrote. Some integers have one byte, others four.
+    fn integer(&self, written: usize, wanted: &[(c_int, c_int)]) -> Option<c_int> {
+        let items = self.items[..written.div_ceil(size_of::<Item>()).min(ITEMS_MAX)].iter();
+        let mut found = items.filter(|item| wanted.contains(&(item.level, item.kind)));
+        let item = found.next()?;
+        let (bytes, _) = item.data.split_first_chunk().expect("8 is more than 4");
+        match item.len.checked_sub(size_of::<cmsghdr>())? {
+            1 => Some(item.data[0].into()),
+            4 => Some(c_int::from_ne_bytes(*bytes)),
+            _ => None,
+        }
+    }
+
+    /// The size of the datagrams that the kernel coalesced, if it reported one.
     fn coalesced(&self, written: usize) -> Option<usize> {
-        let tells = written >= Self::HEADER_LEN + size_of::<c_int>()
-            && self.level == libc::IPPROTO_UDP
-            && self.kind == libc::UDP_GRO;
-        let (bytes, _) = self.data.split_first_chunk().expect("16 is more than 4");
-        if tells { usize::try_from(c_int::from_ne_bytes(*bytes)).ok() } else { None }
+        let len = self.integer(written, &[(libc::IPPROTO_UDP, libc::UDP_GRO)])?;
+        usize::try_from(len).ok()
+    }
+
+    /// The type of service or traffic class in the IP headers, if the kernel reported it.
+    fn traffic_class(&self, written: usize) -> Option<u8> {
+        let kinds = [(libc::IPPROTO_IP, libc::IP_TOS), (libc::IPPROTO_IPV6, libc::IPV6_TCLASS)];
+        u8::try_from(self.integer(written, &kinds)?).ok()
     }
 }
+
+/// The most messages beside a datagram.
+const ITEMS_MAX: usize = 2;
+/// What the sockets send unless they are told otherwise, which costs a message to the kernel:
+/// ECT(0), so that routers mark packets instead of dropping them.
+const TRAFFIC_CLASS: u8 = 2;
 
 /// Opens an IPv4 socket without an address.
 pub(crate) fn open_socket() -> io::Result<OwnedFd> {

@@ -160,7 +160,14 @@ impl Nic {
             return;
         }
         let (len, number) = (packet.len(), self.ours.qpn);
-        let run = Run { target: address(1), number, range: 0..len, segment_len: len, segments: 1 };
+        let run = Run {
+            target: address(1),
+            number,
+            reacts: false,
+            range: 0..len,
+            segment_len: len,
+            segments: 1,
+        };
         self.peer.send(self.now, packet, &[run]);
     }
 

@@ -16,6 +16,10 @@ pub struct Figures {
     pub path_raised: u64,
     /// How often a path turned out not to carry packets that were sent.
     pub path_lowered: u64,
+    /// Congestion notification packets received: routers have marked packets of ours.
+    pub cnps_in: u64,
+    /// Congestion notification packets sent.
+    pub cnps_out: u64,
     /// Dropped because the ICRC was wrong.
     pub icrc_errors: u64,
     /// With a PSN that the peer cannot have used.
@@ -38,6 +42,8 @@ impl Fabric {
                     retransmits: counters.retransmits,
                     path_raised: counters.path_raised,
                     path_lowered: counters.path_lowered,
+                    cnps_in: counters.cnps_in,
+                    cnps_out: counters.cnps_out,
                     icrc_errors: counters.icrc_errors,
                     psn_errors: counters.psn_errors,
                     unknown_qp: counters.unknown_qp,

@@ -55,9 +55,40 @@ pub struct Train<'a> {
     pub bytes: &'a [u8],
     /// The size of all but the last.
     pub segment_len: usize,
+    /// What their IP headers say of congestion: all the same.
+    pub ecn: Ecn,
     /// The identification in the IP header of the first, if the wire shows it. The others have
     /// consecutive identifications.
     pub identification: Option<u16>,
+}
+
+/// What an IP header says of congestion (RFC 3168).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ecn {
+    /// Its sender does not react to marks (Not-ECT).
+    #[default]
+    NotCapable,
+    /// Its sender reacts to marks: ECT(0) or ECT(1).
+    Capable,
+    /// A router was congested, and marked the packet instead of dropping it (CE).
+    Congested,
+}
+
+impl Ecn {
+    /// What the byte says that IPv4 calls type of service, and IPv6 traffic class.
+    pub(super) fn of(traffic_class: u8) -> Self {
+        match traffic_class & 3 {
+            0 => Self::NotCapable,
+            3 => Self::Congested,
+            _ => Self::Capable,
+        }
+    }
+}
+
+/// The byte that IPv4 calls type of service, and IPv6 traffic class, of what leaves: ECT(0) if its
+/// sender reacts to marks.
+pub(super) fn traffic_class(reacts: bool) -> u8 {
+    if reacts { 2 } else { 0 }
 }
 
 /// Packets to one queue pair that leave in one system call: all of one size but the last, which may
@@ -71,6 +102,8 @@ pub struct Run {
     pub target: SocketAddr,
     /// Their destination queue pair.
     pub number: Qpn,
+    /// Whether their IP headers say that their sender reacts to marks of congestion.
+    pub reacts: bool,
     /// Where they are in the staging buffer.
     pub range: Range<usize>,
     /// The size of all but the last.
@@ -87,6 +120,14 @@ pub struct Sent {
     pub runs: usize,
     /// How many of these were refused. Their packets are lost.
     pub refused: usize,
+}
+
+/// Where packets go, and what their IP headers say of congestion: the same in one run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Destination {
+    pub(super) target: SocketAddr,
+    pub(super) number: Qpn,
+    pub(super) reacts: bool,
 }
 
 /// The staging buffer and its runs.
@@ -128,7 +169,7 @@ impl Batch {
     /// batch must be flushed first.
     pub(super) fn slot(
         &mut self,
-        to: (SocketAddr, Qpn),
+        to: Destination,
         len: usize,
         segments_max: usize,
     ) -> Option<Slot<'_>> {
@@ -142,8 +183,8 @@ impl Batch {
                 return None;
             }
             let range = self.used..self.used;
-            let (target, number) = to;
-            self.runs.push(Run { target, number, range, segment_len: len, segments: 0 });
+            let Destination { target, number, reacts } = to;
+            self.runs.push(Run { target, number, reacts, range, segment_len: len, segments: 0 });
         }
         let run = self.runs.last_mut().expect("a run was joined or pushed above");
         let identification = u16::try_from(run.segments).expect("a run is short");
@@ -155,11 +196,11 @@ impl Batch {
     }
 
     /// Whether a packet of `len` bytes to this queue pair can be appended to the last run.
-    pub(super) fn joins(&self, to: (SocketAddr, Qpn), len: usize, segments_max: usize) -> bool {
+    pub(super) fn joins(&self, to: Destination, len: usize, segments_max: usize) -> bool {
         let Some(run) = self.runs.last() else { return false };
         let is_whole = run.range.len() == run.segments * run.segment_len;
         is_whole
-            && (run.target, run.number) == to
+            && (run.target, run.number, run.reacts) == (to.target, to.number, to.reacts)
             && len <= run.segment_len
             && run.segments < segments_max.min(SEGMENTS_MAX)
             && run.range.len() + len <= RUN_LEN_MAX
@@ -249,8 +290,9 @@ mod tests {
         }
     }
 
-    fn peer(last: u8) -> (SocketAddr, Qpn) {
-        (SocketAddr::from(([10, 0, 0, last], 4791)), Qpn(7))
+    fn peer(last: u8) -> Destination {
+        let target = SocketAddr::from(([10, 0, 0, last], 4791));
+        Destination { target, number: Qpn(7), reacts: true }
     }
 
     fn fill(batch: &mut Batch, packets: &[(u8, usize)]) -> Vec<u16> {
@@ -282,9 +324,9 @@ mod tests {
         let mut batch = Batch::new();
         fill(&mut batch, &[(1, 60), (2, 60), (2, 60)]);
         assert_eq!(shape(&batch), [(1, 60), (2, 120)]);
-        let (target, _) = peer(2);
-        assert!(!batch.joins((target, Qpn(8)), 60, SEGMENTS_MAX));
-        assert!(batch.joins((target, Qpn(7)), 60, SEGMENTS_MAX));
+        assert!(!batch.joins(Destination { number: Qpn(8), ..peer(2) }, 60, SEGMENTS_MAX));
+        assert!(!batch.joins(Destination { reacts: false, ..peer(2) }, 60, SEGMENTS_MAX));
+        assert!(batch.joins(peer(2), 60, SEGMENTS_MAX));
     }
 
     /// The kernel refuses more than 64 packets or 65,507 bytes.
@@ -317,8 +359,8 @@ mod tests {
         wire.takes = 9;
         assert_eq!(batch.flush(Instant::default(), &mut wire, None).packets, 1);
         assert!(batch.is_empty());
-        let targets: Vec<_> = wire.sent.iter().map(|run| (run.target, run.number)).collect();
-        assert_eq!(targets, [peer(1), peer(2), peer(3)]);
+        let targets: Vec<_> = wire.sent.iter().map(|run| run.target).collect();
+        assert_eq!(targets, [peer(1), peer(2), peer(3)].map(|peer| peer.target));
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! Congestion control: how many bytes may be in flight, and how long to wait for an
 //! acknowledgement.
 //!
-//! It is local to the sender and changes nothing on the wire. Loss is the only signal, since
-//! neither Linux `rdma_rxe` nor plain Ethernet gives another. The window never exceeds what we
-//! expect the peer's socket buffer to hold.
+//! It is local to the sender and changes nothing on the wire. Its signals are loss and, from peers
+//! that tell us, marks of congested routers; neither Linux `rdma_rxe` nor plain Ethernet gives the
+//! latter. The window never exceeds what we expect the peer's socket buffer to hold.
 
 use std::time::Duration;
+
+use smcr_proto::Instant;
 
 /// The window and the round-trip time of one queue pair.
 #[derive(Clone, Debug)]
@@ -22,6 +24,9 @@ pub(super) struct Congestion {
     round_trip: Option<(Duration, Duration)>,
     /// Consecutive timeouts.
     backoff: u32,
+    /// Which part of the round trips lately had marks, in 1024ths, and when the last of these began
+    /// (RFC 8257).
+    marked: (u32, Option<Instant>),
 }
 
 impl Congestion {
@@ -36,6 +41,7 @@ impl Congestion {
             before_timeout: None,
             round_trip: None,
             backoff: 0,
+            marked: (WHOLE, None),
         }
     }
 
@@ -102,6 +108,29 @@ impl Congestion {
         self.threshold = self.window;
     }
 
+    /// The peer says that a router has marked our packets. Only the first one in a round trip
+    /// counts: the others tell of the same congestion. The window shrinks by half of the part of
+    /// round trips that had marks: by half if all have some, and little if few do.
+    pub(super) fn notified(&mut self, now: Instant) {
+        let round_trip = self.round_trip().max(Duration::from_micros(1));
+        let (mut part, began) = self.marked;
+        if let Some(began) = began {
+            let rounds = now.since(began).as_nanos() / round_trip.as_nanos();
+            if rounds == 0 {
+                return;
+            }
+            for _ in 1..rounds.min(ROUNDS_MAX) {
+                part -= part / FORGETS;
+            }
+            part += (WHOLE - part) / FORGETS;
+        }
+        self.marked = (part, Some(now));
+        let cut = u64::from(self.window) * u64::from(part) / u64::from(2 * WHOLE);
+        let cut = u32::try_from(cut).expect("a part of the window");
+        self.window = (self.window - cut).max(WINDOW_MIN.min(self.window));
+        self.threshold = self.window;
+    }
+
     /// The retransmission timer expired.
     pub(super) fn timed_out(&mut self) {
         self.before_timeout.get_or_insert((self.window, self.threshold));
@@ -133,6 +162,12 @@ const TIMEOUT_MIN: Duration = Duration::from_millis(1);
 /// The timeout that Linux SMC sets for a hardware NIC: code 15, 4.096 us * 2^15.
 pub(super) const TIMEOUT_MAX: Duration = Duration::from_micros(134_218);
 const BACKOFF_MAX: u32 = 8;
+/// All round trips.
+const WHOLE: u32 = 1024;
+/// Of what is known about marks, this part is forgotten in each round trip.
+const FORGETS: u32 = 16;
+/// After so many round trips without a mark nothing is left of it.
+const ROUNDS_MAX: u128 = 128;
 
 #[cfg(test)]
 mod tests {
@@ -171,6 +206,33 @@ mod tests {
         congestion.acknowledged(MIB);
         assert_eq!(congestion.window(), 50_000);
         assert_eq!(Congestion::new(1024, 0).window(), WINDOW_MIN);
+    }
+
+    /// A queue that is marked now and then must not cost half of the throughput, and one that is
+    /// marked all the time must be drained.
+    #[test]
+    fn marks_shrink_the_window_as_often_as_there_are_some() {
+        let at = |us: u64| Instant(us * 1_000);
+        let mut congestion = Congestion::new(1024, MIB);
+        congestion.measured(Duration::from_micros(100));
+        congestion.acknowledged(MIB);
+        for us in 0..100 {
+            congestion.notified(at(us));
+        }
+        assert_eq!(congestion.window(), MIB / 2, "once in a round trip");
+        let mut now = 1_000_000;
+        for _ in 0..20 {
+            congestion.acknowledged(MIB);
+            let before = congestion.window();
+            congestion.notified(at(now));
+            assert!(congestion.window() > before * 9 / 10, "rare marks cost little");
+            now += 100_000;
+        }
+        for _ in 0..200 {
+            now += 100;
+            congestion.notified(at(now));
+        }
+        assert_eq!(congestion.window(), WINDOW_MIN);
     }
 
     /// A poller that was not scheduled for some milliseconds must not slow the stream down.

@@ -34,6 +34,12 @@ pub struct Counters {
     pub acks_in: u64,
     /// Acknowledgements sent.
     pub acks_out: u64,
+    /// Packets received that a congested router had marked.
+    pub marked_in: u64,
+    /// Congestion notification packets received: routers have marked packets of ours.
+    pub cnps_in: u64,
+    /// Congestion notification packets sent.
+    pub cnps_out: u64,
     /// Duplicates of requests that were executed before. They are acknowledged again.
     pub duplicates: u64,
     /// Dropped because an earlier packet was missing.

@@ -15,8 +15,8 @@ pub use dpdk::{Pages, interface_below, is_privileged, version};
 use rustix::io::Errno;
 use smcr_proto::{Gid, Instant, MacAddress, Mtu};
 
-use super::batch::{Run, SEGMENTS_MAX, Sent, Train, Wire};
-use super::frame::{self, Station};
+use super::batch::{Ecn, Run, SEGMENTS_MAX, Sent, Train, Wire};
+use super::frame::{self, Station, Way};
 use super::neighbours::{Home, Neighbours};
 use super::rnic::mtu_for;
 use super::udp::WINDOW_MAX;
@@ -62,6 +62,7 @@ struct Arrival {
     frame: usize,
     packet: Range<usize>,
     source: SocketAddr,
+    ecn: Ecn,
     identification: u16,
 }
 
@@ -164,9 +165,10 @@ impl Dpdk {
             let packets = bytes[run.range.clone()].chunks(run.segment_len).enumerate();
             for (index, packet) in packets.skip(at.1).take(room - count) {
                 let identification = u16::try_from(index).expect("a run is short");
-                let ends = (self.station, Station { mac, address: run.target });
+                let to = Station { mac, address: run.target };
+                let way = Way { from: self.station, to, reacts: run.reacts };
                 let out = self.port.room(count);
-                let len = frame::write(out, ends, identification, packet, leave_sum);
+                let len = frame::write(out, way, identification, packet, leave_sum);
                 lens[count] = u32::try_from(len).expect("a frame is short");
                 starts[count] = (at.0, index);
                 count += 1;
@@ -205,6 +207,7 @@ impl Wire for Dpdk {
                         frame: index,
                         packet: arrived.packet,
                         source: arrived.source,
+                        ecn: arrived.ecn,
                         identification: arrived.identification,
                     });
                 }
@@ -223,6 +226,7 @@ impl Wire for Dpdk {
             source: arrival.source,
             bytes,
             segment_len: bytes.len(),
+            ecn: arrival.ecn,
             identification: Some(arrival.identification),
         }
     }
@@ -330,6 +334,7 @@ mod tests {
         let run = |segments: usize, target| Run {
             target: SocketAddr::new(target, UDP_PORT),
             number: Qpn(7),
+            reacts: false,
             range: 0..100 * segments - 1,
             segment_len: 100,
             segments,

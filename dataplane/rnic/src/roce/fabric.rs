@@ -155,8 +155,8 @@ impl<W: Wire> Fabric<W> {
                 let (pairs, counters) = (&mut self.pairs, &mut self.counters);
                 let pair = reader.read(bytes, pairs, self.siblings.as_ref(), counters);
                 let Some((packet, pair)) = pair else { continue };
-                let room = self.inbox.has_room(pair.id);
-                let news = pair.handle(now, &packet, &self.keys, room, counters);
+                let context = (self.inbox.has_room(pair.id), Some(train.ecn));
+                let news = pair.handle(now, &packet, &self.keys, context, counters);
                 if let Some(event) = event(pair.id, news) {
                     self.inbox.push(event);
                 }
@@ -178,8 +178,8 @@ impl<W: Wire> Fabric<W> {
             let packet = Packet::parse(bytes).expect("the other fabric parsed it before");
             match pairs.from(packet.target, source) {
                 Some(pair) => {
-                    let room = inbox.has_room(pair.id);
-                    let news = pair.handle(now, &packet, keys, room, counters);
+                    let context = (inbox.has_room(pair.id), None);
+                    let news = pair.handle(now, &packet, keys, context, counters);
                     if let Some(event) = event(pair.id, news) {
                         inbox.push(event);
                     }

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use smcr_proto::MacAddress;
 
-use super::batch::PACKET_MAX;
+use super::batch::{Ecn, PACKET_MAX, traffic_class};
 
 /// A RoCEv2 packet in a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub(crate) struct Arrived {
     pub(crate) source: SocketAddr,
     /// Who gets it.
     pub(crate) target: SocketAddr,
+    /// What its IP header says of congestion.
+    pub(crate) ecn: Ecn,
     /// The identification in its IPv4 header; 0 over IPv6, which has none.
     pub(crate) identification: u16,
     /// Where the packet is in the frame.
@@ -31,11 +33,20 @@ pub(crate) struct Station {
     pub(crate) address: SocketAddr,
 }
 
+/// The way of a frame, and what its IP header says of congestion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Way {
+    pub(crate) from: Station,
+    pub(crate) to: Station,
+    /// Whether the sender reacts to marks.
+    pub(crate) reacts: bool,
+}
+
 /// Reads a UDP datagram; none if the frame holds something else, or only a part of one.
 pub(crate) fn parse(frame: &[u8]) -> Option<Arrived> {
     let kind = u16::from_be_bytes(*frame.get(12..14)?.first_chunk()?);
     let ip = frame.get(ETHERNET_LEN..)?;
-    let (source, target, identification, header_len, datagram_len) = match kind {
+    let (source, target, (ecn, identification), header_len, datagram_len) = match kind {
         IPV4 => {
             let header = ip.first_chunk::<IPV4_LEN>()?;
             let total = usize::from(u16::from_be_bytes([header[2], header[3]]));
@@ -48,7 +59,8 @@ pub(crate) fn parse(frame: &[u8]) -> Option<Arrived> {
                 Some(Ipv4Addr::from(*header[at..].first_chunk::<4>()?).into())
             };
             let identification = u16::from_be_bytes([header[4], header[5]]);
-            (address(12)?, address(16)?, identification, IPV4_LEN, total.checked_sub(IPV4_LEN)?)
+            let facts = (Ecn::of(header[1]), identification);
+            (address(12)?, address(16)?, facts, IPV4_LEN, total.checked_sub(IPV4_LEN)?)
         }
         IPV6 => {
             let header = ip.first_chunk::<IPV6_LEN>()?;
@@ -59,7 +71,7 @@ pub(crate) fn parse(frame: &[u8]) -> Option<Arrived> {
             let address = |at: usize| -> Option<IpAddr> {
                 Some(Ipv6Addr::from(*header[at..].first_chunk::<16>()?).into())
             };
-            (address(8)?, address(24)?, 0, IPV6_LEN, payload)
+            (address(8)?, address(24)?, (Ecn::of(header[1] >> 4), 0), IPV6_LEN, payload)
         }
         _ => return None,
     };
@@ -75,6 +87,7 @@ pub(crate) fn parse(frame: &[u8]) -> Option<Arrived> {
     Some(Arrived {
         source: SocketAddr::new(source, port(0)),
         target: SocketAddr::new(target, port(2)),
+        ecn,
         identification,
         packet: start + UDP_LEN..start + udp_len,
     })
@@ -88,12 +101,12 @@ pub(crate) fn parse(frame: &[u8]) -> Option<Arrived> {
 /// If `out` is too short, or the addresses are not of one family.
 pub(super) fn write(
     out: &mut [u8],
-    ends: (Station, Station),
+    way: Way,
     identification: u16,
     packet: &[u8],
     leave_sum: bool,
 ) -> usize {
-    let at = write_head(out, ends, identification, packet, leave_sum);
+    let at = write_head(out, way, identification, packet, leave_sum);
     out[at..at + packet.len()].copy_from_slice(packet);
     at + packet.len()
 }
@@ -105,7 +118,7 @@ pub(super) fn write(
 /// As [`write()`].
 pub(crate) fn write_head(
     out: &mut [u8],
-    (from, to): (Station, Station),
+    Way { from, to, reacts }: Way,
     identification: u16,
     packet: &[u8],
     leave_sum: bool,
@@ -116,14 +129,15 @@ pub(crate) fn write_head(
     let udp_at = match (from.address.ip(), to.address.ip()) {
         (IpAddr::V4(source), IpAddr::V4(target)) => {
             out[12..14].copy_from_slice(&IPV4.to_be_bytes());
-            let header = ipv4(source, target, identification, udp_len, leave_sum);
+            let tos = traffic_class(reacts);
+            let header = ipv4((source, target), tos, identification, udp_len, leave_sum);
             out[ETHERNET_LEN..ETHERNET_LEN + IPV4_LEN].copy_from_slice(&header);
             ETHERNET_LEN + IPV4_LEN
         }
         (IpAddr::V6(source), IpAddr::V6(target)) => {
             out[12..14].copy_from_slice(&IPV6.to_be_bytes());
             let header = &mut out[ETHERNET_LEN..ETHERNET_LEN + IPV6_LEN];
-            header[..4].copy_from_slice(&[0x60, 0, 0, 0]);
+            header[..4].copy_from_slice(&[0x60, traffic_class(reacts) << 4, 0, 0]);
             header[4..6].copy_from_slice(&udp_len.to_be_bytes());
             header[6..8].copy_from_slice(&[UDP, HOPS]);
             header[8..24].copy_from_slice(&source.octets());
@@ -156,17 +170,15 @@ pub(crate) fn write_head(
 /// # Panics
 ///
 /// If `out` is too short, or the addresses are not of one family.
-pub(super) fn write_headers(out: &mut [u8], ends: (Station, Station), payload_len: usize) -> usize {
-    let len = write(out, ends, 0, &[], false);
+pub(super) fn write_headers(out: &mut [u8], way: Way, payload_len: usize) -> usize {
+    let len = write(out, way, 0, &[], false);
     let (ip, udp) = out[ETHERNET_LEN..len].split_at_mut(len - ETHERNET_LEN - UDP_LEN);
     let udp_len = u16::try_from(UDP_LEN + payload_len).expect("a train is below 64 KiB");
     udp[4..6].copy_from_slice(&udp_len.to_be_bytes());
-    let addresses = match ends {
-        (
-            Station { address: SocketAddr::V4(from), .. },
-            Station { address: SocketAddr::V4(to), .. },
-        ) => {
-            ip.copy_from_slice(&ipv4(*from.ip(), *to.ip(), 0, udp_len, false));
+    let addresses = match (way.from.address, way.to.address) {
+        (SocketAddr::V4(from), SocketAddr::V4(to)) => {
+            let tos = traffic_class(way.reacts);
+            ip.copy_from_slice(&ipv4((*from.ip(), *to.ip()), tos, 0, udp_len, false));
             &ip[12..20]
         }
         _ => {
@@ -180,8 +192,8 @@ pub(super) fn write_headers(out: &mut [u8], ends: (Station, Station), payload_le
 }
 
 fn ipv4(
-    source: Ipv4Addr,
-    target: Ipv4Addr,
+    (source, target): (Ipv4Addr, Ipv4Addr),
+    tos: u8,
     identification: u16,
     udp_len: u16,
     leave_sum: bool,
@@ -189,6 +201,7 @@ fn ipv4(
     let mut header = [0; IPV4_LEN];
     let total = udp_len + 20;
     header[0] = 0x45;
+    header[1] = tos;
     header[2..4].copy_from_slice(&total.to_be_bytes());
     header[4..6].copy_from_slice(&identification.to_be_bytes());
     // Do not fragment: the ICRC covers this bit.
@@ -264,9 +277,9 @@ mod tests {
         assert_eq!(folded(sum(&bytes)), 0xddf2);
         assert_eq!(folded(sum(&bytes[..5])), folded(sum(&[0, 1, 0xf2, 3, 0xf4, 0])));
         let (source, target) = (Ipv4Addr::new(192, 168, 0, 1), Ipv4Addr::new(192, 168, 0, 199));
-        let header = ipv4(source, target, 0, 0x73 - 20, false);
+        let header = ipv4((source, target), 0, 0, 0x73 - 20, false);
         assert_eq!(header[10..12], [0xb8, 0x61]);
-        assert_eq!(ipv4(source, target, 0, 0x73 - 20, true)[10..12], [0, 0]);
+        assert_eq!(ipv4((source, target), 0, 0, 0x73 - 20, true)[10..12], [0, 0]);
     }
 
     #[test]
@@ -275,11 +288,13 @@ mod tests {
         for (from, to) in [("10.0.0.1:4791", "10.0.0.2:4791"), ("[fd00::1]:7", "[fd00::2]:4791")] {
             let (from, to) = (station(from), station(to));
             let mut out = [0xee; 200];
-            let len = write(&mut out, (from, to), 5, &packet, false);
+            let way = Way { from, to, reacts: true };
+            let len = write(&mut out, way, 5, &packet, false);
             let identification = if to.address.is_ipv4() { 5 } else { 0 };
             let expected = Arrived {
                 source: from.address,
                 target: to.address,
+                ecn: Ecn::Capable,
                 identification,
                 packet: len - packet.len()..len,
             };
@@ -296,7 +311,7 @@ mod tests {
     fn the_checksum_over_ipv6_makes_the_sum_all_ones() {
         let (from, to) = (station("[fd00::1]:4791"), station("[fd00::2]:4791"));
         let mut out = [0; 200];
-        let len = write(&mut out, (from, to), 0, &[1, 2, 3, 4, 5], false);
+        let len = write(&mut out, Way { from, to, reacts: false }, 0, &[1, 2, 3, 4, 5], false);
         let udp = &out[ETHERNET_LEN + IPV6_LEN..len];
         assert_ne!(udp[6..8], [0, 0]);
         let octets = |address: IpAddr| match address {
@@ -311,11 +326,11 @@ mod tests {
     #[test]
     fn headers_of_a_train_are_those_of_one_long_packet() {
         for (from, to) in [("10.0.0.1:4791", "10.0.0.2:4791"), ("[fd00::1]:7", "[fd00::2]:4791")] {
-            let ends = (station(from), station(to));
+            let way = Way { from: station(from), to: station(to), reacts: true };
             let (mut headers, mut whole) = ([0; 100], [0; 300]);
             let packet: Vec<u8> = (0..200).collect();
-            let len = write_headers(&mut headers, ends, packet.len());
-            let end = write(&mut whole, ends, 0, &packet, false);
+            let len = write_headers(&mut headers, way, packet.len());
+            let end = write(&mut whole, way, 0, &packet, false);
             assert_eq!(len + packet.len(), end);
             let sum_at = len - 2;
             assert_eq!(headers[..sum_at], whole[..sum_at]);
@@ -324,7 +339,7 @@ mod tests {
             let completed = !folded(sum(&whole[len - UDP_LEN..end]));
             assert_eq!(parse(&whole[..end]).map(|arrived| arrived.packet), Some(len..end));
             if let (IpAddr::V6(source), IpAddr::V6(target)) =
-                (ends.0.address.ip(), ends.1.address.ip())
+                (way.from.address.ip(), way.to.address.ip())
             {
                 whole[sum_at..len].fill(0);
                 let udp = &whole[len - UDP_LEN..end];
@@ -337,7 +352,7 @@ mod tests {
     fn fragments_and_other_protocols_are_not_ours() {
         let mut out = [0; 100];
         let (from, to) = (station("10.0.0.1:4791"), station("10.0.0.2:4791"));
-        let len = write(&mut out, (from, to), 0, &[7; 30], false);
+        let len = write(&mut out, Way { from, to, reacts: false }, 0, &[7; 30], false);
         let with = |at: usize, byte: u8| {
             let mut frame = out[..len].to_vec();
             frame[at] = byte;

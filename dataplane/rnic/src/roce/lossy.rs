@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use smcr_proto::Instant;
 
-use super::batch::{Run, SEGMENTS_MAX, Sent, Train, Wire};
+use super::batch::{Ecn, Run, SEGMENTS_MAX, Sent, Train, Wire};
 use crate::dice::{Chance, Dice};
 
 /// How likely each fault is, per packet.
@@ -25,6 +25,8 @@ pub struct Odds {
     pub repeat: Chance,
     /// It overtakes packets that were sent before it and not received yet.
     pub overtake: Chance,
+    /// It is marked instead of lost, if its sender reacts to marks.
+    pub mark: Chance,
     /// One of its bits flips.
     pub damage: Chance,
     /// The wire is full for now. This is rolled per call, not per packet.
@@ -52,6 +54,7 @@ struct Inner {
     odds: Odds,
     hides_identification: bool,
     cannot_segment: bool,
+    clears_ecn: bool,
     queues: HashMap<SocketAddr, VecDeque<Arrival>>,
     carried: u64,
     /// Longer packets are dropped.
@@ -74,6 +77,7 @@ struct Arrival {
     source: SocketAddr,
     bytes: Vec<u8>,
     segment_len: usize,
+    ecn: Ecn,
     identification: u16,
     shows_identification: bool,
 }
@@ -86,6 +90,7 @@ impl Network {
             odds,
             hides_identification: false,
             cannot_segment: false,
+            clears_ecn: false,
             queues: HashMap::new(),
             carried: 0,
             len_max: usize::MAX,
@@ -99,6 +104,16 @@ impl Network {
     /// From now on the receivers do not see IP headers, as with UDP sockets.
     pub fn hide_identification(&self) {
         self.lock().hides_identification = true;
+    }
+
+    /// From now on all packets arrive as if their senders did not react to marks.
+    pub fn clear_ecn(&self) {
+        self.lock().clears_ecn = true;
+    }
+
+    /// From now on it does so no more.
+    pub fn keep_ecn(&self) {
+        self.lock().clears_ecn = false;
     }
 
     /// From now on the network refuses runs of more than one packet, as a device does that cannot
@@ -170,9 +185,14 @@ impl Inner {
                 source,
                 bytes: packet.to_vec(),
                 segment_len: packet.len(),
+                ecn: Ecn::NotCapable,
                 identification: u16::try_from(index).unwrap_or(u16::MAX),
                 shows_identification: !self.hides_identification,
             };
+            if run.reacts && !self.clears_ecn {
+                let is_marked = self.odds.mark > Chance::NEVER && self.dice.roll(self.odds.mark);
+                arrival.ecn = if is_marked { Ecn::Congested } else { Ecn::Capable };
+            }
             if self.dice.roll(self.odds.damage) {
                 let at = self.dice.index(packet.len());
                 arrival.bytes[at] ^= 1 << self.dice.index(8);
@@ -187,7 +207,9 @@ impl Inner {
             let repeats = self.dice.roll(self.odds.repeat);
             let Some(queue) = self.queues.get_mut(&run.target) else { return };
             match queue.back_mut() {
-                Some(train) if joins && !overtakes => train.bytes.extend(&arrival.bytes),
+                Some(train) if joins && !overtakes && train.ecn == arrival.ecn => {
+                    train.bytes.extend(&arrival.bytes);
+                }
                 Some(_) if overtakes => {
                     let back = 1 + self.dice.index(queue.len().min(OVERTAKE_MAX));
                     queue.insert(queue.len() - back, arrival.clone());
@@ -222,6 +244,7 @@ impl Wire for Lossy {
             source: arrival.source,
             bytes: &arrival.bytes,
             segment_len: arrival.segment_len,
+            ecn: arrival.ecn,
             identification: arrival.shows_identification.then_some(arrival.identification),
         }
     }

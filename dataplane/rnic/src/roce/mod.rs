@@ -42,6 +42,7 @@ mod icrc;
 mod inbox;
 mod keys;
 pub mod lossy;
+mod marks;
 mod neighbours;
 pub mod packet;
 mod pair;
@@ -62,7 +63,7 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
-pub use batch::{Run, Sent, Train, Wire};
+pub use batch::{Ecn, Run, Sent, Train, Wire};
 pub use counters::Counters;
 pub use fabric::Fabric;
 pub use rnic::{Opening, Parameters, PathMtu, Qp, Rnic};

@@ -23,8 +23,8 @@ use smcr_os::packet::{Departing, FrameRing, PacketSocket, drop_all};
 use smcr_os::udp::Unsent;
 use smcr_proto::{Gid, Instant, MacAddress, Mtu};
 
-use super::batch::{Run, SEGMENTS_MAX, Sent, Train, Wire};
-use super::frame::{self, Station};
+use super::batch::{Ecn, Run, SEGMENTS_MAX, Sent, Train, Wire};
+use super::frame::{self, Station, Way};
 use super::neighbours::{Home, Neighbours};
 use super::rnic::mtu_for;
 use super::udp::WINDOW_MAX;
@@ -69,6 +69,7 @@ struct Arrival {
     packets: Range<usize>,
     segment_len: usize,
     source: SocketAddr,
+    ecn: Ecn,
     identification: u16,
 }
 
@@ -237,8 +238,9 @@ impl Packet {
         let mut count = 0;
         for (run, headers) in runs.iter().zip(&mut self.headers) {
             let Some(mac) = self.neighbours.find(self.now, run.target.ip()) else { break };
-            let ends = (self.station, Station { mac, address: run.target });
-            headers.len = frame::write_headers(&mut headers.bytes, ends, run.range.len());
+            let to = Station { mac, address: run.target };
+            let way = Way { from: self.station, to, reacts: run.reacts };
+            headers.len = frame::write_headers(&mut headers.bytes, way, run.range.len());
             count += 1;
         }
         count
@@ -285,6 +287,7 @@ impl Wire for Packet {
                         packets: arrived.packet,
                         segment_len,
                         source: arrived.source,
+                        ecn: arrived.ecn,
                         identification: arrived.identification,
                     });
                 }
@@ -303,6 +306,7 @@ impl Wire for Packet {
             source: arrival.source,
             bytes: &frame.bytes[arrival.packets.clone()],
             segment_len: arrival.segment_len,
+            ecn: arrival.ecn,
             identification: Some(arrival.identification),
         }
     }

@@ -6,17 +6,21 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use smcr_proto::{Gid, Instant};
 
-use super::batch::{Batch, Wire};
+use super::batch::{Batch, Destination, Ecn, Wire};
 use super::counters::Counters;
 use super::guard::{Far, Guard};
 use super::icrc::{Flow, Identifications};
 use super::keys::Keys;
+use super::marks::Marks;
 use super::psn;
 use super::requester::Requester;
 use super::responder::{Occasion, Received, Refused, Responder};
 use super::rnic::Qp;
 use super::shared::Ticket;
-use super::wire::{ACKNOWLEDGE, ACKNOWLEDGE_LEN, AETH_LEN, BTH_LEN, Body, Bth, Packet};
+use super::wire::{
+    ACKNOWLEDGE, ACKNOWLEDGE_LEN, AETH_LEN, BTH_LEN, Body, Bth, CONGESTION_LEN, Packet,
+    build_congestion,
+};
 use crate::{Completion, QpError, QpId, Work};
 
 /// A queue pair that a fabric has adopted.
@@ -34,6 +38,7 @@ pub(super) struct Pair {
     published: (u32, Arc<AtomicU32>),
     responder: Responder,
     guard: Guard,
+    marks: Marks,
     pub(super) identifications: Identifications,
     pub(super) state: State,
 }
@@ -87,6 +92,7 @@ impl Pair {
             responder: Responder::new(qp.domain, qp.messages, qp.mtu, qp.peer.psn),
             ticket: qp.ticket,
             guard: Guard::default(),
+            marks: Marks::default(),
             identifications: Identifications::default(),
             state: State::Ready,
         }
@@ -116,21 +122,31 @@ impl Pair {
         is_news
     }
 
-    /// Processes a packet for this queue pair whose ICRC is right.
+    /// Processes a packet for this queue pair whose ICRC is right. `room` says whether there is
+    /// room for a message; what its IP header says of congestion may be unknown.
     pub(super) fn handle(
         &mut self,
         now: Instant,
         packet: &Packet<'_>,
         keys: &Keys,
-        room: bool,
+        (room, ecn): (bool, Option<Ecn>),
         counters: &mut Counters,
     ) -> News {
         if !self.admits(now, packet, counters) {
             return News::None;
         }
+        if let Some(ecn) = ecn {
+            counters.marked_in += u64::from(ecn == Ecn::Congested);
+            self.marks.note(now, ecn);
+        }
         let is_ready = self.state == State::Ready;
         let broke = match packet.body {
-            Body::Acknowledge(_) if !is_ready => return News::None,
+            Body::Acknowledge(_) | Body::Congestion if !is_ready => return News::None,
+            Body::Congestion => {
+                counters.cnps_in += 1;
+                self.requester.slow_down(now);
+                return News::None;
+            }
             Body::Acknowledge(aeth) => {
                 match self.requester.handle_answer(now, packet.psn, aeth, counters) {
                     Ok(()) => return News::None,
@@ -158,6 +174,8 @@ impl Pair {
     fn admits(&mut self, now: Instant, packet: &Packet<'_>, counters: &mut Counters) -> bool {
         let expected = match packet.body {
             Body::Acknowledge(_) => self.requester.oldest_psn(),
+            // It has no PSN. Whoever forges it slows us down, but does not stop us.
+            Body::Congestion => return true,
             Body::Send { .. } | Body::Write { .. } | Body::WriteOn { .. } | Body::Unserved => {
                 self.responder.expected()
             }
@@ -182,9 +200,15 @@ impl Pair {
     /// Handles timers: retransmission, the end of an RNR wait, and retries exceeded.
     pub(super) fn expire(&mut self, now: Instant, counters: &mut Counters) -> News {
         self.publish();
+        let timeouts = counters.timeouts;
         match self.state {
             State::Ready => match self.requester.expire(now, counters) {
-                Ok(()) => News::None,
+                Ok(()) => {
+                    if counters.timeouts > timeouts {
+                        self.marks.timed_out();
+                    }
+                    News::None
+                }
                 Err(cause) => {
                     self.state = State::Breaking;
                     News::Broke(cause)
@@ -210,7 +234,7 @@ impl Pair {
             while *budget > 0
                 && let Some(len) = self.requester.next_len(now)
             {
-                let Some(slot) = batch.slot((self.target, self.peer), len, segments_max) else {
+                let Some(slot) = batch.slot(self.destination(), len, segments_max) else {
                     return Filled::BatchFull;
                 };
                 *budget -= 1;
@@ -221,14 +245,15 @@ impl Pair {
         }
         // Sending it behind data saves a system call only if it becomes part of the same run.
         if occasion == Occasion::WithData
-            && !batch.joins((self.target, self.peer), ACKNOWLEDGE_LEN, segments_max)
+            && !batch.joins(self.destination(), ACKNOWLEDGE_LEN, segments_max)
         {
             occasion = Occasion::BesideData;
         }
         self.answer(now, occasion, batch, wire, counters)
     }
 
-    /// Builds the acknowledgement or NAK into `batch`, if one is due.
+    /// Builds the notice of congestion, and the acknowledgement or NAK, into `batch`, if they are
+    /// due.
     pub(super) fn answer<W: Wire>(
         &mut self,
         now: Instant,
@@ -237,13 +262,19 @@ impl Pair {
         wire: &W,
         counters: &mut Counters,
     ) -> Filled {
+        if self.may_answer() && self.marks.is_owed() {
+            let slot = batch.slot(self.destination(), CONGESTION_LEN, wire.segments_max());
+            let Some(slot) = slot else { return Filled::BatchFull };
+            self.marks.told(now);
+            counters.cnps_out += 1;
+            build_congestion(self.peer, slot.bytes);
+            self.flow.seal(slot.identification, slot.bytes);
+        }
         if !self.may_answer() || !self.responder.is_due(now, occasion) {
             return Filled::All;
         }
-        let Some(slot) = batch.slot((self.target, self.peer), ACKNOWLEDGE_LEN, wire.segments_max())
-        else {
-            return Filled::BatchFull;
-        };
+        let slot = batch.slot(self.destination(), ACKNOWLEDGE_LEN, wire.segments_max());
+        let Some(slot) = slot else { return Filled::BatchFull };
         let answer = self.responder.answer();
         if answer.aeth.syndrome == super::wire::Syndrome::ACK {
             counters.acks_out += 1;
@@ -266,6 +297,9 @@ impl Pair {
 
     /// When the queue pair must be served at the latest; not later than `now` if at once.
     pub(super) fn wake_at(&self, now: Instant) -> Option<Instant> {
+        if self.may_answer() && self.marks.is_owed() {
+            return Some(now);
+        }
         let answer = if self.may_answer() { self.responder.deadline() } else { None };
         if self.state != State::Ready {
             return answer;
@@ -313,11 +347,16 @@ impl Pair {
     pub(super) fn rest(&mut self) -> bool {
         let rests = self.state == State::Ready
             && self.requester.is_idle()
-            && self.responder.deadline().is_none();
+            && self.responder.deadline().is_none()
+            && !self.marks.is_owed();
         if rests {
             self.requester.shrink();
         }
         rests
+    }
+
+    fn destination(&self) -> Destination {
+        Destination { target: self.target, number: self.peer, reacts: self.marks.reacts() }
     }
 
     /// Whether it may send acknowledgements and NAKs. A queue pair that is breaking still sends the

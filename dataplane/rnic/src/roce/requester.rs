@@ -444,6 +444,11 @@ impl Requester {
         Ok(())
     }
 
+    /// The peer says that routers have marked our packets.
+    pub(super) fn slow_down(&mut self, now: Instant) {
+        self.congestion.notified(now);
+    }
+
     fn go_back(&mut self) {
         self.next = self.oldest;
         self.wait = None;

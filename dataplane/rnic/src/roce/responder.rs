@@ -256,7 +256,7 @@ impl Responder {
             Body::Send { payload, .. }
             | Body::Write { payload, .. }
             | Body::WriteOn { payload, .. } => payload.len(),
-            Body::Acknowledge(_) | Body::Unserved => 0,
+            Body::Acknowledge(_) | Body::Congestion | Body::Unserved => 0,
         };
         self.packets = self.packets.saturating_add(1);
         // A peer that never asks for an acknowledgement never has it set back.
@@ -295,7 +295,9 @@ impl Responder {
                 let reth = self.writing.ok_or(Syndrome::INVALID_REQUEST)?;
                 self.write(reth, more, payload, keys)
             }
-            Body::Unserved | Body::Acknowledge(_) => Err(Syndrome::INVALID_REQUEST),
+            Body::Unserved | Body::Acknowledge(_) | Body::Congestion => {
+                Err(Syndrome::INVALID_REQUEST)
+            }
         }
     }
 

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crossbeam_queue::ArrayQueue;
 use smcr_proto::{Instant, MacAddress};
 
-use super::frame::{FRAME_MAX, HEAD_MAX, Station, write_head};
+use super::frame::{FRAME_MAX, HEAD_MAX, Station, Way, write_head};
 
 /// What to capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,7 +204,8 @@ impl Tap {
             return;
         };
         let mut head = [0; HEAD_MAX];
-        let head_len = write_head(&mut head, ends, identification, packet, false);
+        let way = Way { from: ends.0, to: ends.1, reacts: false };
+        let head_len = write_head(&mut head, way, identification, packet, false);
         record.at = now;
         record.is_sent = is_sent;
         record.frame_len = head_len + packet.len();

@@ -17,6 +17,7 @@ use crate::{
 
 mod fuzz;
 mod loopback;
+mod marked;
 mod path;
 mod scenarios;
 mod sweep;

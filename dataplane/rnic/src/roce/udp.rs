@@ -13,7 +13,7 @@ use smcr_os::interface::{self, Interface};
 use smcr_os::udp::{Departing, ReceiveRing, Steering, UdpSocket, Unsent};
 use smcr_proto::{Gid, Instant, MacAddress, Mtu};
 
-use super::batch::{Run, SEGMENTS_MAX, Sent, Train, Wire};
+use super::batch::{Ecn, Run, SEGMENTS_MAX, Sent, Train, Wire, traffic_class};
 use super::rnic::mtu_for;
 use super::{Fabric, Parameters, Rnic, Share, UDP_PORT, join, join_all};
 use crate::Port;
@@ -144,7 +144,12 @@ impl Udp {
     /// Sends the first packet of `run` alone. Returns whether the kernel accepted it.
     fn sends_alone(&self, bytes: &[u8], run: &Run) -> bool {
         let packet = &bytes[run.range.clone()][..run.segment_len];
-        let alone = Departing { target: run.target, bytes: packet, segment_len: run.segment_len };
+        let alone = Departing {
+            target: run.target,
+            bytes: packet,
+            segment_len: run.segment_len,
+            traffic_class: traffic_class(run.reacts),
+        };
         self.socket.send([alone].into_iter()).is_ok()
     }
 }
@@ -161,6 +166,7 @@ impl Wire for Udp {
             source: arrived.source,
             bytes: arrived.bytes,
             segment_len: arrived.segment_len,
+            ecn: Ecn::of(arrived.traffic_class),
             identification: None,
         }
     }
@@ -172,6 +178,7 @@ impl Wire for Udp {
                 target: run.target,
                 bytes: &bytes[run.range.clone()],
                 segment_len: run.segment_len,
+                traffic_class: traffic_class(run.reacts),
             });
             match self.socket.send(departing) {
                 Ok(count) => sent.runs += count,

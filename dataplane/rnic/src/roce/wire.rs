@@ -76,6 +76,8 @@ pub(crate) enum Body<'a> {
     },
     /// An acknowledgement or NAK.
     Acknowledge(Aeth),
+    /// A congestion notification packet: routers have marked our packets.
+    Congestion,
     /// A request that this NIC does not serve: reads, atomics, immediate data.
     Unserved,
 }
@@ -155,6 +157,12 @@ pub(super) const WRITE_LAST: u8 = 0x08;
 pub(super) const WRITE_ONLY: u8 = 0x0a;
 /// An acknowledgement or NAK.
 pub(super) const ACKNOWLEDGE: u8 = 0x11;
+/// A congestion notification packet.
+pub(super) const CONGESTION: u8 = 0x81;
+/// Zeros between BTH and ICRC of a congestion notification packet.
+const CONGESTION_REST_LEN: usize = 16;
+/// Length of a congestion notification packet.
+pub(super) const CONGESTION_LEN: usize = BTH_LEN + CONGESTION_REST_LEN + ICRC_LEN;
 
 /// Length in bytes of a packet with `headers` bytes before `payload` bytes, including padding and
 /// ICRC.
@@ -183,6 +191,21 @@ pub(super) fn build_probe((target, psn): (Qpn, Psn), payload: u32, out: &mut [u8
     let reth = Reth { address: 0, rkey: Rkey(0), len: payload };
     out[BTH_LEN..BTH_LEN + RETH_LEN].copy_from_slice(&reth.encode());
     out[BTH_LEN + RETH_LEN..].fill(0);
+}
+
+/// Builds a congestion notification packet (CNP) for a queue pair, without its ICRC (IBTA A17.9.3).
+pub(super) fn build_congestion(target: Qpn, out: &mut [u8]) {
+    let header = Bth {
+        opcode: CONGESTION,
+        solicited: false,
+        payload_len: 0,
+        target,
+        ack_request: false,
+        psn: Psn(0),
+    };
+    out.fill(0);
+    out[..BTH_LEN].copy_from_slice(&header.encode());
+    out[MARKS_AT] = BACKWARD_MARK;
 }
 
 impl<'a> Packet<'a> {
@@ -237,13 +260,17 @@ impl<'a> Body<'a> {
                 }
                 _ => Err(Malformed::Length),
             },
+            CONGESTION if rest.len() == CONGESTION_REST_LEN => Ok(Self::Congestion),
+            CONGESTION => Err(Malformed::Length),
             // Sends with immediates; writes with immediates; reads; atomics;
             // sends that invalidate; flush and atomic write.
             0x03 | 0x05 | 0x09 | 0x0b | 0x0c | 0x13 | 0x14 | 0x16 | 0x17 | 0x1c | 0x1d => {
                 Ok(Self::Unserved)
             }
             // Responses to reads and atomics, reserved codes, and all other transport services.
-            0x0d..=0x10 | 0x12 | 0x15 | 0x18..=0x1b | 0x1e..=0xff => Err(Malformed::Opcode),
+            0x0d..=0x10 | 0x12 | 0x15 | 0x18..=0x1b | 0x1e..=0x80 | 0x82..=0xff => {
+                Err(Malformed::Opcode)
+            }
         }
     }
 }
@@ -288,6 +315,10 @@ impl Bth {
     }
 }
 
+/// Where the BTH has the marks of congestion.
+const MARKS_AT: usize = 4;
+/// The BECN bit: the way there is congested.
+const BACKWARD_MARK: u8 = 0x40;
 /// The MigReq bit of BTH.
 const MIGRATION_STATE: u8 = 0x40;
 
@@ -343,6 +374,18 @@ mod tests {
         assert_eq!(aeth.encode(), bytes[BTH_LEN..BTH_LEN + AETH_LEN]);
     }
 
+    /// As the specification has it: BECN set, PSN zero, sixteen zeros.
+    #[test]
+    fn a_congestion_notice_reads_back() {
+        let mut packet = [0xee; CONGESTION_LEN];
+        build_congestion(Qpn(0x123), &mut packet);
+        assert_eq!(packet[..BTH_LEN], [0x81, 0x40, 0xff, 0xff, 0x40, 0, 1, 0x23, 0, 0, 0, 0]);
+        assert_eq!(packet[BTH_LEN..], [0; 20]);
+        let read = Packet::parse(&packet).unwrap();
+        assert_eq!((read.target, read.body), (Qpn(0x123), Body::Congestion));
+        assert_eq!(Packet::parse(&packet[..28]), Err(Malformed::Length));
+    }
+
     /// Packets that are not for this service are dropped without an answer, so that nobody can make
     /// us send.
     #[test]
@@ -353,7 +396,7 @@ mod tests {
             bytes[at] = value;
             bytes
         };
-        assert_eq!(Packet::parse(&with(0, 0x81)), Err(Malformed::Opcode), "congestion notice");
+        assert_eq!(Packet::parse(&with(0, 0x81)), Err(Malformed::Length), "congestion notice");
         assert_eq!(Packet::parse(&with(0, 0x64)), Err(Malformed::Opcode), "datagram service");
         assert_eq!(Packet::parse(&with(0, 0x10)), Err(Malformed::Opcode), "read response");
         assert_eq!(Packet::parse(&with(1, 0x31)), Err(Malformed::Version));

@@ -36,7 +36,11 @@ fn written(sent: &[Record], ends: [QpAddress; 2], (rkey, address): (Rkey, u64)) 
                 written.extend_from_slice(payload);
             }
             Body::Send { first: true, more: false, payload } => assert_eq!(payload, [7; 44]),
-            Body::Write { .. } | Body::Send { .. } | Body::Acknowledge(_) | Body::Unserved => {
+            Body::Write { .. }
+            | Body::Send { .. }
+            | Body::Acknowledge(_)
+            | Body::Congestion
+            | Body::Unserved => {
                 panic!("{packet:?}")
             }
         }

@@ -24,8 +24,8 @@ fn receive(ring: &mut ReceiveRing, socket: &UdpSocket) -> usize {
 fn a_run_is_sent_and_received_whole() {
     let (sender, receiver, target) = pair(1);
     let bytes: Vec<u8> = (0..10_250_u32).map(|n| n.to_le_bytes()[0]).collect();
-    let run = Departing { target, bytes: &bytes, segment_len: 1000 };
-    let short = Departing { target, bytes: &[1, 2, 3], segment_len: 3 };
+    let run = Departing { target, bytes: &bytes, segment_len: 1000, traffic_class: 2 };
+    let short = Departing { target, bytes: &[1, 2, 3], segment_len: 3, traffic_class: 0 };
     assert_eq!(sender.send([run, short].into_iter()), Ok(2));
     let mut ring = ReceiveRing::new(8);
     assert_eq!(receive(&mut ring, &receiver), 2);
@@ -42,10 +42,10 @@ fn a_run_is_sent_and_received_whole() {
 fn a_refused_send_says_why() {
     let (sender, _receiver, target) = pair(11);
     let bytes = [0; 65_000];
-    let many = Departing { target, bytes: &bytes, segment_len: 100 };
+    let many = Departing { target, bytes: &bytes, segment_len: 100, traffic_class: 2 };
     assert_eq!(sender.send([many].into_iter()), Err(Unsent::Unable), "650 segments");
     let multicast = SocketAddr::from(([255, 255, 255, 255], 4791));
-    let nowhere = Departing { target: multicast, bytes: &[1], segment_len: 1 };
+    let nowhere = Departing { target: multicast, bytes: &[1], segment_len: 1, traffic_class: 2 };
     assert_eq!(sender.send([nowhere].into_iter()), Err(Unsent::Unreachable));
 }
 
@@ -62,7 +62,7 @@ fn a_run_over_ipv6_is_sent_and_received_whole() {
     let sender = UdpSocket::bind(at(47_911), 1 << 20).unwrap();
     let receiver = UdpSocket::bind(at(47_912), 1 << 20).unwrap();
     let bytes: Vec<u8> = (0..10_250_u32).map(|n| n.to_le_bytes()[0]).collect();
-    let run = Departing { target: at(47_912), bytes: &bytes, segment_len: 1000 };
+    let run = Departing { target: at(47_912), bytes: &bytes, segment_len: 1000, traffic_class: 2 };
     assert_eq!(sender.send([run].into_iter()), Ok(1));
     let mut ring = ReceiveRing::new(8);
     assert_eq!(receive(&mut ring, &receiver), 1);
@@ -70,7 +70,7 @@ fn a_run_over_ipv6_is_sent_and_received_whole() {
     assert_eq!((arrived.bytes, arrived.segment_len), (&bytes[..], 1000));
     assert_eq!(arrived.source, at(47_911));
     let other_family = SocketAddr::from(([127, 0, 0, 1], 4791));
-    let nowhere = Departing { target: other_family, bytes: &[1], segment_len: 1 };
+    let nowhere = Departing { target: other_family, bytes: &[1], segment_len: 1, traffic_class: 2 };
     assert_eq!(sender.send([nowhere].into_iter()), Err(Unsent::Unreachable));
 }
 
@@ -84,7 +84,8 @@ fn each_socket_gets_the_datagrams_that_are_steered_to_it() {
     let mut ring = ReceiveRing::new(8);
     for byte in [0, 1, 2, 3, 7, 255] {
         let datagram = [9, 9, byte, 9];
-        let departing = Departing { target: local, bytes: &datagram, segment_len: 4 };
+        let departing =
+            Departing { target: local, bytes: &datagram, segment_len: 4, traffic_class: 1 };
         assert_eq!(sender.send([departing].into_iter()), Ok(1));
         let share = usize::try_from(steering.share_of(byte)).unwrap();
         assert_eq!(receive(&mut ring, &sockets[share]), 1);

@@ -68,6 +68,7 @@ impl Bench {
                 body @ (Body::Write { .. }
                 | Body::WriteOn { .. }
                 | Body::Acknowledge(_)
+                | Body::Congestion
                 | Body::Unserved) => panic!("{body:?}"),
             };
             seen.push((number, len, packet.ack_request));

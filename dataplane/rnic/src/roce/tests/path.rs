@@ -166,6 +166,7 @@ impl Swarm {
             loss: odds(4),
             repeat: odds(4),
             overtake: odds(4),
+            mark: Chance::NEVER,
             damage: odds(2),
             block: odds(5),
         };

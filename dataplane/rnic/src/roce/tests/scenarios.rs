@@ -212,6 +212,7 @@ fn bad_networks_cost_time_only() {
         loss: Chance::percent(3),
         repeat: Chance::percent(3),
         overtake: Chance::percent(3),
+        mark: Chance::percent(3),
         damage: Chance::percent(1),
         block: Chance::percent(5),
     };
@@ -286,7 +287,14 @@ fn packets_of_several_runs_may_arrive_as_one_train() {
         flow.seal(identification, packet);
     }
     let range = 0..train.len();
-    let run = Run { target: address(1), number: Qpn(0), range, segment_len: len, segments: 5 };
+    let run = Run {
+        target: address(1),
+        number: Qpn(0),
+        reacts: false,
+        range,
+        segment_len: len,
+        segments: 5,
+    };
     couple.network.plug(address(0)).send(Instant::default(), &train, &[run]);
     couple.turn();
     assert_eq!(couple.counters(1).icrc_errors, 0);
@@ -559,8 +567,14 @@ fn packets_from_another_address_are_ignored() {
     assert_eq!(spy.receive(Instant::default()), 1);
     let bytes = spy.train(0).bytes;
     let range = 0..bytes.len();
-    let run =
-        Run { target: address(1), number: Qpn(0), range, segment_len: bytes.len(), segments: 1 };
+    let run = Run {
+        target: address(1),
+        number: Qpn(0),
+        reacts: false,
+        range,
+        segment_len: bytes.len(),
+        segments: 1,
+    };
     couple.network.plug(address(7)).send(Instant::default(), bytes, &[run]);
     couple.turn();
     assert_eq!(couple.counters(1).unknown_qp, 1);

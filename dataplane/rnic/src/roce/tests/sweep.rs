@@ -26,7 +26,8 @@ pub(super) fn forge(
     let [from, to] = [1 - to, to].map(|node| address(u8::try_from(node).unwrap()));
     Flow::new(from, to).seal(identification, &mut packet);
     let (len, range) = (packet.len(), 0..packet.len());
-    let run = Run { target: to, number: target, range, segment_len: len, segments: 1 };
+    let run =
+        Run { target: to, number: target, reacts: false, range, segment_len: len, segments: 1 };
     couple.network.plug(from).send(Instant::default(), &packet, &[run]);
 }
 
