@@ -1,11 +1,12 @@
 //! RoCE packets to one NIC, from its peer and from strangers, while it has requests of its own.
 
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::time::Duration;
 
 use smcr_memory::{Region, SendPool};
 use smcr_proto::{Gid, Instant, MacAddress, Mtu, Psn, QpAddress, Qpn, Rkey};
-use smcr_rnic::dice::Dice;
+use smcr_rnic::dice::{Chance, Dice};
 use smcr_rnic::roce::lossy::{Lossy, Network, Odds};
 use smcr_rnic::roce::{self, Fabric, Parameters, Run, Share, UDP_PORT, Wire};
 use smcr_rnic::{
@@ -23,7 +24,8 @@ const RETH_END: usize = BTH_LEN + 16;
 ///
 /// # Panics
 ///
-/// If a byte changes that no key opened, or a request does not end once.
+/// If a byte changes that no request of the peer may change, if more packets answer than came, or
+/// if a request of ours does not end once.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let Some(shape) = input.byte() else { return };
@@ -37,6 +39,8 @@ pub fn run(data: &[u8]) {
 struct Nic {
     network: Network,
     peer: Lossy,
+    /// Somebody at another address who knows all numbers.
+    stranger: Lossy,
     fabric: Fabric<Lossy>,
     now: Instant,
     qp: QpId,
@@ -45,6 +49,10 @@ struct Nic {
     pool: SendPool,
     /// What the peer has the key of.
     open: Region,
+    /// What is in it, as far as it was right to place it there.
+    image: Vec<u8>,
+    /// What the write that began last may change.
+    writing: Range<usize>,
     registration: Registration,
     /// What others have the key of.
     closed: Region,
@@ -57,7 +65,8 @@ struct Nic {
 
 impl Nic {
     fn new(shape: u8) -> Self {
-        let network = Network::new(1, Odds::default());
+        let mark = if shape & 4 != 0 { Chance::percent(50) } else { Chance::NEVER };
+        let network = Network::new(1, Odds { mark, ..Odds::default() });
         if shape & 1 != 0 {
             network.hide_identification();
         }
@@ -91,6 +100,7 @@ impl Nic {
         let qp = fabric.adopt(Instant(0), opening.connect(theirs).expect("the peer has a way"));
         Self {
             peer: network.plug(address(0)),
+            stranger: network.plug(address(9)),
             network,
             fabric,
             now: Instant(0),
@@ -98,6 +108,8 @@ impl Nic {
             ours,
             pool: SendPool::new(memory(), 2048),
             open,
+            image: vec![0; MEMORY],
+            writing: 0..0,
             registration,
             closed,
             closed_key,
@@ -113,20 +125,79 @@ impl Nic {
             0 => {
                 let len = usize::from(input.short()) % 2048;
                 let packet = input.bytes(len).to_vec();
-                self.receive(&packet);
+                self.receive(&packet, false);
+                self.turn_and_judge(&[]);
             }
-            1..=3 => self.receive_likely(input),
+            1..=3 => {
+                let packet = self.likely(input, 0);
+                self.receive(&packet, false);
+                self.turn_and_judge(&packet);
+            }
             4 => self.send(input),
             5 => self.write(input),
             6 => self.now = self.now + Duration::from_micros(input.short().into()),
-            _ => {}
+            _ => {
+                let packet = self.likely(input, 9);
+                self.receive(&packet, true);
+                let before = self.fabric.counters().unknown_qp + self.fabric.counters().malformed;
+                self.turn_and_judge(&[]);
+                let after = self.fabric.counters().unknown_qp + self.fabric.counters().malformed;
+                assert_eq!(after, before + 1, "it was for nobody");
+            }
         }
+        self.turn_and_judge(&[]);
+    }
+
+    /// One turn, in which this packet arrives from the peer, or none.
+    fn turn_and_judge(&mut self, packet: &[u8]) {
         self.turn();
+        let counters = *self.fabric.counters();
+        assert!(counters.acks_out + counters.naks_out <= counters.packets_in, "{counters:?}");
+        assert!(counters.cnps_out <= counters.marked_in, "{counters:?}");
+        let (before, payload) = (std::mem::take(&mut self.image), self.payload(packet));
+        let mut after = vec![0; MEMORY];
+        self.open.copy_out(0, &mut after);
+        if before != after {
+            // All of the payload is in one place, where the write may change bytes.
+            let last = self.writing.end.saturating_sub(payload.len());
+            let is_right = (self.writing.start..=last).any(|at| {
+                let end = at + payload.len();
+                after[at..end] == *payload
+                    && after[..at] == before[..at]
+                    && after[end..] == before[end..]
+            });
+            assert!(is_right && !payload.is_empty(), "promise 4: {:?} {packet:02x?}", self.writing);
+        }
+        self.image = after;
+    }
+
+    /// The bytes that a packet may write. Notes where, if a write begins with it.
+    fn payload<'p>(&mut self, packet: &'p [u8]) -> &'p [u8] {
+        let Some((opcode, flags)) = packet.first().zip(packet.get(1)) else { return &[] };
+        let is_first = matches!(opcode, 0x06 | 0x0a);
+        let headers = if is_first { RETH_END } else { BTH_LEN };
+        let end = packet.len().saturating_sub(4 + usize::from(flags >> 4 & 3));
+        if end < headers || !matches!(opcode, 0x06..=0x08 | 0x0a) {
+            return &[];
+        }
+        if is_first {
+            let (address, rest) = packet[BTH_LEN..].split_first_chunk().expect("it has a RETH");
+            let (key, rest) = rest.split_first_chunk().expect("it has a RETH");
+            let (len, _) = rest.split_first_chunk().expect("it has a RETH");
+            let start = u64::from_be_bytes(*address).wrapping_sub(self.registration.address);
+            let len = u32::from_be_bytes(*len) as usize;
+            let is_open = u32::from_be_bytes(*key) == self.registration.rkey.0;
+            let start = usize::try_from(start).unwrap_or(MEMORY);
+            let fits = start.checked_add(len).is_some_and(|end| end <= MEMORY);
+            // A refused write leaves the one before it as it was: nothing follows on that.
+            self.writing = if is_open && fits { start..start + len } else { 0..0 };
+        }
+        &packet[headers..end]
     }
 
     /// A packet that would be believed, but for what the input says: headers of any kind with the
     /// numbers of this connection in it.
-    fn receive_likely(&mut self, input: &mut Input<'_>) {
+    fn likely(&self, input: &mut Input<'_>, from: u8) -> Vec<u8> {
         let [opcode, flags, ahead] = [(); 3].map(|()| input.byte().unwrap_or(0));
         let len = usize::from(input.short()) % 2048;
         let mut packet = vec![opcode, flags & 0x30, 0xff, 0xff];
@@ -150,12 +221,12 @@ impl Nic {
         let padding = packet.len().wrapping_neg() % 4;
         packet[1] = packet[1] & 0xcf | u8::try_from(padding).expect("three at most") << 4;
         packet.resize(packet.len() + padding, 0);
-        seal(&mut packet);
-        self.receive(&packet);
+        seal(&mut packet, from);
+        packet
     }
 
-    /// The peer's packet arrives.
-    fn receive(&mut self, packet: &[u8]) {
+    /// A packet arrives, from the peer or from a stranger.
+    fn receive(&mut self, packet: &[u8], is_strange: bool) {
         if packet.is_empty() {
             return;
         }
@@ -163,12 +234,13 @@ impl Nic {
         let run = Run {
             target: address(1),
             number,
-            reacts: false,
+            reacts: true,
             range: 0..len,
             segment_len: len,
             segments: 1,
         };
-        self.peer.send(self.now, packet, &[run]);
+        let from = if is_strange { &mut self.stranger } else { &mut self.peer };
+        from.send(self.now, packet, &[run]);
     }
 
     fn send(&mut self, input: &mut Input<'_>) {
@@ -237,7 +309,6 @@ impl Nic {
         let mut bytes = vec![1; MEMORY];
         self.closed.copy_out(0, &mut bytes);
         assert!(bytes.iter().all(|byte| *byte == 0), "promise 4");
-        self.open.copy_out(0, &mut bytes);
     }
 }
 
@@ -253,15 +324,15 @@ fn port(host: u8) -> Port {
     }
 }
 
-/// Appends the ICRC: what IBTA Annex A17 says, for a packet from the peer whose identification is
+/// Appends the ICRC: what IBTA Annex A17 says, for a packet of host `from` whose identification is
 /// zero, in the simplest words.
-fn seal(packet: &mut Vec<u8>) {
+fn seal(packet: &mut Vec<u8>, from: u8) {
     let len = u16::try_from(packet.len() + 4 + 8).expect("two KiB");
     let mut covered = vec![0xff; 8];
     covered.extend([0x45, 0xff]);
     covered.extend((len + 20).to_be_bytes());
     covered.extend([0, 0, 0x40, 0, 0xff, 17, 0xff, 0xff]);
-    covered.extend([10, 0, 0, 1, 10, 0, 0, 2]);
+    covered.extend([10, 0, 0, from + 1, 10, 0, 0, 2]);
     covered.extend([UDP_PORT.to_be_bytes(), UDP_PORT.to_be_bytes()].concat());
     covered.extend(len.to_be_bytes());
     covered.extend([0xff, 0xff]);
