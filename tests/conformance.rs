@@ -44,7 +44,7 @@ use tempfile::TempDir;
 use cross::Cross;
 use faulty::FaultyUdp;
 use rig::Harness;
-use wired::{DPDK, PACKET, UDP, Wired};
+use wired::{DPDK, PACKET, PACKET_V1, PACKET_V6, UDP, UDP_V6, Wired};
 
 /// All promises, for one backend, under as many seeds as it can afford.
 macro_rules! conformance {
@@ -438,6 +438,18 @@ conformance!(
     #[ignore = "needs root: scripts/test e2e runs it"]
     wired_packets,
     Wired<PACKET, PACKET>,
+    1
+);
+conformance!(
+    #[ignore = "needs root: scripts/test e2e runs it"]
+    wired_from_packets_to_udp_over_ipv6,
+    Wired<PACKET_V6, UDP_V6>,
+    1
+);
+conformance!(
+    #[ignore = "needs root: scripts/test e2e runs it"]
+    wired_packets_of_version_1,
+    Wired<PACKET_V1, PACKET_V1>,
     1
 );
 conformance!(

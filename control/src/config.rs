@@ -191,6 +191,10 @@ impl Config {
         }
         let poll = poll(file.table("poll")?)?;
         let smc = smc::read(source, file.table("smc")?)?;
+        if let Some(rnic) = versions::in_conflict(smc.versions, &rnics) {
+            let why = "is 1, but RoCE v1 carries SMC-Rv1 only; write versions = [1] under [smc]";
+            return Err(file.error("rnic", format!("version of {} {why}", rnic.name)));
+        }
         for listener in &mut listeners {
             listener.peers = listener.peers.or(&smc.peers);
         }

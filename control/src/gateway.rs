@@ -390,10 +390,11 @@ fn settings<N: Rnic>(
         max_links: smcr_proto::limits::LINKS_PER_GROUP_MAX,
         host_name: HostName::new(&uname().nodename().to_string_lossy()),
     };
+    let is_over_v2 = ports.iter().any(|port| !port.kind.carries_roce_v1());
     rendezvous::Settings {
         peer_id,
         v1: ports.iter().map(|port| smc.versions.speaks_v1(&port.kind)).collect(),
-        v2: smc.versions.speaks_v2().then_some(v2),
+        v2: (smc.versions.speaks_v2() && is_over_v2).then_some(v2),
         handshake_timeout: smc.handshake_timeout,
         handshakes_max: config.limits.handshakes_max as usize,
         silent_max: config.limits.silent_max as usize,

@@ -286,7 +286,7 @@ fn spec<'a>(nic: &'a RnicConfig, eal: &'a [String]) -> any::Spec<'a> {
     any::Spec {
         kind: match nic.kind {
             RnicKind::RoceUdp { address } => any::Kind::RoceUdp { address },
-            RnicKind::RocePacket { address } => any::Kind::RocePacket { address },
+            RnicKind::RocePacket { address, version } => any::Kind::RocePacket { address, version },
             RnicKind::Dpdk(DpdkPort { address, prefix_bits: prefix, gateway, .. }) => {
                 any::Kind::Dpdk { address, prefix, gateway, eal }
             }
@@ -406,7 +406,13 @@ fn publish(fabric: &AnyFabric, traffic: &Traffic) {
 fn places(ports: &[PortParts<any::Nic>]) -> Vec<Place> {
     let place = |port: &PortParts<any::Nic>| Place {
         rnic: port.name.clone(),
-        device: port.kind.network_device(&port.device).map(str::to_owned),
+        // A GID of RoCE v1 is not among the addresses of the device. The NIC says itself when it is
+        // down.
+        device: port
+            .kind
+            .network_device(&port.device)
+            .filter(|_| !port.kind.carries_roce_v1())
+            .map(str::to_owned),
         address: port.rnic.as_ref().map(|rnic| rnic.port().gid.to_ip()),
     };
     ports.iter().map(place).collect()

@@ -1,7 +1,7 @@
 //! RoCE in software between two hosts on this machine, by any of its wires at either end.
 
 use std::fs::File;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{self, Command};
@@ -11,6 +11,7 @@ use std::thread;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use smcr_proto::Instant;
 use smcr_rnic::any;
+use smcr_rnic::roce::packet::Version;
 
 use crate::RoceOverUdp;
 use crate::rig::Harness;
@@ -19,6 +20,12 @@ use crate::rig::Harness;
 pub(crate) const UDP: u8 = 0;
 /// A packet socket of the kernel.
 pub(crate) const PACKET: u8 = 1;
+/// The same, with RoCE v1.
+pub(crate) const PACKET_V1: u8 = 3;
+/// A UDP socket, over IPv6.
+pub(crate) const UDP_V6: u8 = 4;
+/// A packet socket, over IPv6.
+pub(crate) const PACKET_V6: u8 = 5;
 /// A port of DPDK on the device.
 pub(crate) const DPDK: u8 = 2;
 
@@ -45,6 +52,8 @@ impl<const NEAR: u8, const FAR: u8> Harness for Wired<NEAR, FAR> {
         for (namespace, host) in [(a, 1), (b, 2)] {
             let address = format!("10.77.{network}.{host}/24");
             ip(&["-n", namespace, "address", "add", &address, "dev", "wire"]);
+            let address = format!("{}/64", ipv6(network, host));
+            ip(&["-n", namespace, "address", "add", &address, "dev", "wire", "nodad"]);
             if [NEAR, FAR].contains(&DPDK) {
                 // A NIC cuts trains into packets; a veth hands them on whole, and a port of DPDK
                 // cannot receive one. (Those of a packet socket are not cut even so.)
@@ -55,6 +64,10 @@ impl<const NEAR: u8, const FAR: u8> Harness for Wired<NEAR, FAR> {
         // Queue pairs ask for the path from here. The loopback device answers for a whole network.
         ip(&["link", "set", "lo", "up"]);
         ip(&["address", "add", &format!("10.77.{network}.1/24"), "dev", "lo"]);
+        for host in [1, 2] {
+            let address = format!("{}/128", ipv6(network, host));
+            ip(&["address", "add", &address, "dev", "lo", "nodad"]);
+        }
         let near = inside(a, || open(NEAR, network, 1));
         (harness, [near, inside(b, || open(FAR, network, 2))])
     }
@@ -76,6 +89,11 @@ impl<const NEAR: u8, const FAR: u8> Drop for Wired<NEAR, FAR> {
     }
 }
 
+/// The address of a host in a network.
+fn ipv6(network: u8, host: u8) -> Ipv6Addr {
+    Ipv6Addr::from([0xfd77, network.into(), 0, 0, 0, 0, 0, host.into()])
+}
+
 /// Opens a NIC on the cable, on the host where the thread is.
 fn open(wire: u8, network: u8, host: u8) -> (any::Nic, any::Fabric) {
     // The kernel must not know the address of a port.
@@ -84,9 +102,15 @@ fn open(wire: u8, network: u8, host: u8) -> (any::Nic, any::Fabric) {
     let eal = ["--no-huge".to_owned()];
     let (kind, device) = match wire {
         UDP => (any::Kind::RoceUdp { address: None }, "wire"),
-        PACKET => (any::Kind::RocePacket { address: None }, "wire"),
+        PACKET => (any::Kind::RocePacket { address: None, version: Version::V2 }, "wire"),
+        PACKET_V1 => (any::Kind::RocePacket { address: None, version: Version::V1 }, "wire"),
         DPDK => (any::Kind::Dpdk { address: own, prefix: 24, gateway: None, eal: &eal }, &port[..]),
-        _ => unreachable!("there are three wires"),
+        UDP_V6 => (any::Kind::RoceUdp { address: Some(ipv6(network, host).into()) }, "wire"),
+        PACKET_V6 => {
+            let address = Some(ipv6(network, host).into());
+            (any::Kind::RocePacket { address, version: Version::V2 }, "wire")
+        }
+        _ => unreachable!("there are six wires"),
     };
     let spec = any::Spec { kind, device, pollers: 1, mtu_max: None };
     any::open(&spec).unwrap().remove(0)

@@ -1,17 +1,22 @@
 //! Gateways whose RNICs are of other kinds: the same job by another door.
 
 use std::fmt::Display;
+use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::Signal;
 
+use crate::capture::Capture;
 use crate::clock::wait_until;
 use crate::gateway::{Gateway, Pair, Setup, local};
 use crate::hosts::Hosts;
+use crate::process::run;
 use crate::transfer::transfer_by;
 
 const PORT: u16 = 7010;
 const BYTES: u64 = 64 << 20;
+/// How long tshark may take.
+const LIMIT: Duration = Duration::from_secs(60);
 /// How long a gateway may take to notice that a port is up or down.
 const NOTICE_LIMIT: Duration = Duration::from_secs(10);
 
@@ -52,6 +57,31 @@ fn smoke_packet_sockets() {
     let (near, far) = listeners(&hosts, near, far);
     let pair = Pair::start_these(&hosts, near, far);
     transfer_by(local(PORT).into(), &hosts, &pair, BYTES);
+}
+
+/// Neither IP nor UDP: RoCE v1, over which SMC-Rv1 was made to run.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_packet_sockets_with_roce_version_1() {
+    let hosts = Hosts::new("smoke_packet_sockets_with_roce_version_1");
+    let [near, far] = [("gateway-a", &hosts.a), ("gateway-b", &hosts.b)].map(|(name, host)| {
+        Setup::of_kind(name, ("soft0", "roce-packet"), host.device, "version = 1\n")
+    });
+    let (near, far) = listeners(&hosts, near, far);
+    let pair = Pair::start_these(&hosts, near, far);
+    let capture = Capture::start(&hosts.a, hosts.a.device, &hosts.logs);
+    transfer_by(local(PORT).into(), &hosts, &pair, BYTES);
+    let file = capture.stop(&hosts.b, hosts.a.address);
+    let mut tshark = Command::new("tshark");
+    tshark.arg("-r").arg(&file).args(["-Y", "infiniband", "-T", "fields"]);
+    tshark.args(["-e", "eth.type", "-e", "infiniband.grh.sgid", "-e", "frame.protocols"]);
+    let shown = run(&hosts, &hosts.a, "tshark", LIMIT, &mut tshark).expect_success("tshark");
+    let of_smc = shown.lines().filter(|line| line.starts_with("0x8915") && line.ends_with(":smc"));
+    assert!(of_smc.count() > 10, "{}", &shown[..shown.len().min(2_000)]);
+    assert!(!shown.contains("udp"), "nothing of it is RoCE v2");
+    // SMC-Rv1 it is, without that the operator had to say so.
+    let groups = pair.a.stats().link_groups;
+    assert!(groups.iter().all(|group| group.version == 1) && !groups.is_empty());
 }
 
 /// Who has a packet socket and who has a UDP socket understand each other, and the one with the

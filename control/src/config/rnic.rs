@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use smcr_rnic::roce::packet::Version;
+
 use super::error::ConfigError;
 use super::section::{Placed, Section, Source};
 use super::{CORES_MAX, Cidr, Unique};
@@ -52,10 +54,12 @@ pub enum RnicKind {
         /// or its best IPv6 address where it has no other.
         address: Option<IpAddr>,
     },
-    /// `"roce-packet"`: RoCEv2 in software, over a packet socket.
+    /// `"roce-packet"`: RoCE in software, over a packet socket.
     RocePacket {
         /// Which address of the device is its GID; chosen as for `RoceUdp` if absent.
         address: Option<IpAddr>,
+        /// Which RoCE it speaks.
+        version: Version,
     },
     /// `"dpdk"`: RoCEv2 in software, over a port of DPDK.
     Dpdk(DpdkPort),
@@ -105,12 +109,9 @@ impl RnicKind {
     /// Whether its ports have addresses of RoCE v1, the only ones over which Linux speaks SMC-Rv1.
     pub const fn carries_roce_v1(&self) -> bool {
         match self {
+            Self::RocePacket { version, .. } => matches!(version, Version::V1),
             // We use those of RoCE v2 only, also of an RNIC that has both.
-            Self::RoceUdp { .. }
-            | Self::RocePacket { .. }
-            | Self::Dpdk(_)
-            | Self::Shm
-            | Self::Verbs(_) => false,
+            Self::RoceUdp { .. } | Self::Dpdk(_) | Self::Shm | Self::Verbs(_) => false,
         }
     }
 
@@ -180,7 +181,12 @@ fn kind(
         }
         Word::RocePacket => {
             let address = optional_address(source, table, "address")?;
-            RnicKind::RocePacket { address: address.map(|address| address.value) }
+            let version = table.number("version", 1..3, 2)?;
+            let version = if version.value == 1 { Version::V1 } else { Version::V2 };
+            if let Some(address) = address.as_ref().filter(|_| version == Version::V1) {
+                return Err(address.error(source, OF_MAC.to_owned()));
+            }
+            RnicKind::RocePacket { address: address.map(|address| address.value), version }
         }
         Word::Dpdk => RnicKind::Dpdk(dpdk_port(source, table, addresses)?),
         Word::Shm if table.has("address") => return Err(table.error("address", NO_PACKETS)),
@@ -280,6 +286,8 @@ fn optional_core(table: &mut Section<'_>) -> Result<Option<usize>, ConfigError> 
 const POLLERS_MAX: u64 = 64;
 const NO_PACKETS: &str = "there are no packets in shared memory; remove this";
 const OF_DEVICE: &str = "an RNIC has the addresses of its network device; choose by gid_index";
+/// Why an RNIC with RoCE v1 has no address to configure.
+const OF_MAC: &str = "the GID of RoCE v1 follows from the MAC address of the device; leave it out";
 const WORDS: [(&str, Word); 5] = [
     ("roce-udp", Word::RoceUdp),
     ("roce-packet", Word::RocePacket),
@@ -360,10 +368,16 @@ mod tests {
         let [rnic] = &parse(&format!("{packet}address='10.8.0.1'")).unwrap()[..] else {
             panic!("one")
         };
-        assert_eq!(rnic.kind, RnicKind::RocePacket { address: Some([10, 8, 0, 1].into()) });
+        let (address, version) = (Some([10, 8, 0, 1].into()), Version::V2);
+        assert_eq!(rnic.kind, RnicKind::RocePacket { address, version });
         assert_eq!(rnic.network_device(), Some("va"));
         let refused = parse(&format!("{packet}pollers=2")).unwrap_err();
         assert!(refused.contains("a packet socket has one poller"), "{refused}");
+        let [rnic] = &parse(&format!("{packet}version=1")).unwrap()[..] else { panic!("one") };
+        assert!(rnic.kind.carries_roce_v1());
+        let refused = parse(&format!("{packet}version=1\naddress='10.8.0.1'")).unwrap_err();
+        assert!(refused.contains("follows from the MAC address"), "{refused}");
+        assert!(parse(&format!("{packet}version=3")).is_err());
     }
 
     /// An RNIC is named as RDMA tools name it; what only it has can be left out.

@@ -396,6 +396,23 @@ fn version_1_is_spoken_where_it_fits_or_an_operator_says_so() {
     assert_eq!((eids(""), eids("eids = ['a', 'b', 'c', 'd']")), (1, 5), "ours is among them");
 }
 
+/// SMC-Rv2 has no way to name a port of RoCE v1. Whoever has only such ports need not say so; else
+/// the other ports would lose SMC-Rv2 without a word.
+#[test]
+fn rnics_of_roce_v1_speak_smc_r_v1_only() {
+    let rnic = |name: &str, keys: &str| format!("[[rnic]]\nname='{name}'\ndevice='{name}'\n{keys}");
+    let v1 = rnic("p", "kind='roce-packet'\nversion=1\n");
+    let parse = |more: &str| Config::parse(&format!("{GOOD}{v1}{more}"), "gate.toml");
+    let alone = parse("").unwrap();
+    assert!(alone.smc.versions.speaks_v1(&alone.rnics[0].kind));
+    let beside = rnic("va", "");
+    assert!(parse(&format!("{beside}[smc]\nversions=[1]")).is_ok());
+    for more in [&beside[..], "[smc]\nversions=[2]", "[smc]\nversions=[1, 2]"] {
+        let refused = parse(more).unwrap_err().to_string();
+        assert!(refused.contains("rnic: version of p is 1, but RoCE v1 carries"), "{refused}");
+    }
+}
+
 /// Each text, behind the good listener, is answered by its complaint.
 fn are_refused(table: &[(&str, &str)]) {
     for (text, complaint) in table {

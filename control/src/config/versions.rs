@@ -2,9 +2,9 @@
 
 use smcr_proto::wire::clc::v2::{CONFIGURED_MAX, Eid, EidError, Eids};
 
-use super::RnicKind;
 use super::error::ConfigError;
 use super::section::{Section, Source};
+use super::{RnicConfig, RnicKind};
 
 /// Which versions of SMC-R are spoken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,6 +38,14 @@ impl Versions {
             Self::Listed { v2, .. } => v2,
         }
     }
+}
+
+/// An RNIC that cannot carry what is spoken on it: SMC-Rv2 needs RoCE v2.
+pub(super) fn in_conflict(versions: Versions, rnics: &[RnicConfig]) -> Option<&RnicConfig> {
+    let is_v1 = |rnic: &&RnicConfig| rnic.kind.carries_roce_v1();
+    // Where nobody said and all RNICs have RoCE v1, SMC-Rv2 is not spoken.
+    let fits = versions == Versions::Fitting && rnics.iter().all(|rnic| is_v1(&rnic));
+    rnics.iter().find(is_v1).filter(|_| versions.speaks_v2() && !fits)
 }
 
 /// Reads both keys.

@@ -14,7 +14,7 @@ use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use smcr_memory::Region;
 use smcr_os::interface::preferred_address;
-use smcr_os::packet::PacketSocket;
+use smcr_os::packet::{Carries, PacketSocket};
 use smcr_rnic::roce;
 use smcr_rnic::roce::dpdk::{Pages, is_privileged};
 use smcr_rnic::verbs;
@@ -206,7 +206,7 @@ fn ports_of_dpdk(version: Result<&str, String>, privileged: bool) -> Finding {
 fn try_packet_socket() -> std::io::Result<()> {
     let devices = Devices::read()?;
     let device = devices.named("lo").ok_or(std::io::ErrorKind::NotFound)?;
-    PacketSocket::open(device.index, ROCE_PORT, 0).map(drop)
+    PacketSocket::open(device.index, Carries::Udp(ROCE_PORT), 0).map(drop)
 }
 
 /// Whether RNICs of kind `roce-packet` are possible.

@@ -12,11 +12,20 @@ use libc::{c_int, iovec, mmsghdr, msghdr, sock_filter, sock_fprog, socklen_t};
 use crate::option;
 use crate::udp::Unsent;
 
-/// A nonblocking socket for the frames of one device that carry UDP to one port, and those by which
-/// neighbours find each other (ARP, and ICMPv6). It does not see what this host sends.
+/// A nonblocking socket for some frames of one device. It does not see what this host sends.
 #[derive(Debug)]
 pub struct PacketSocket {
     descriptor: OwnedFd,
+}
+
+/// Which frames come to a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carries {
+    /// Those that carry UDP to this port, and those by which neighbours find each other (ARP, and
+    /// ICMPv6).
+    Udp(u16),
+    /// Those of this Ethernet type.
+    Type(u16),
 }
 
 /// A frame to send: headers, and the datagrams behind them, all of one size but the last, which may
@@ -70,14 +79,14 @@ struct VirtioHeader {
 const _: () = assert!(size_of::<VirtioHeader>() == VIRTIO_LEN);
 
 impl PacketSocket {
-    /// A socket on the device with this index, for UDP to `port`. Requests buffers of `buffer_len`
+    /// A socket on the device with this index, for such frames. Requests buffers of `buffer_len`
     /// bytes for each direction; the kernel may grant less.
     ///
     /// # Errors
     ///
     /// As `socket(2)`, `setsockopt(2)` and `bind(2)`: without `CAP_NET_RAW` there is no such
     /// socket.
-    pub fn open(index: u32, port: u16, buffer_len: usize) -> io::Result<Self> {
+    pub fn open(index: u32, carries: Carries, buffer_len: usize) -> io::Result<Self> {
         let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         // Of no protocol yet: nothing may come before the filter is there.
         // SAFETY: `socket` asks for nothing that could be violated.
@@ -86,7 +95,10 @@ impl PacketSocket {
         // SAFETY: `from_raw_fd` asks for a descriptor that is open and nobody else's: just made.
         let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
         let socket = Self { descriptor };
-        attach(socket.as_fd(), &mut filter(port))?;
+        match carries {
+            Carries::Udp(port) => attach(socket.as_fd(), &mut filter(port))?,
+            Carries::Type(kind) => attach(socket.as_fd(), &mut filter_type(kind))?,
+        }
         option::set(socket.as_fd(), libc::SOL_PACKET, PACKET_VNET_HDR, 1)?;
         option::set(socket.as_fd(), libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)?;
         let len = c_int::try_from(buffer_len).unwrap_or(c_int::MAX);
@@ -328,6 +340,21 @@ fn filter(port: u16) -> [sock_filter; 20] {
         /* 15 */ jump(EQUALS, port, 0, 1),
         /* 16 */ step(RETURN, u32::MAX),
         /* 17 */ step(RETURN, 0),
+    ]
+}
+
+/// Takes frames of one Ethernet type, outside of VLANs.
+fn filter_type(kind: u16) -> [sock_filter; 6] {
+    const EQUALS: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
+    let jump = |k: u32, jt: u8, jf: u8| sock_filter { jt, jf, ..step(EQUALS, k) };
+    [
+        /* 0 */ step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, VLAN_TAG_PRESENT),
+        /* 1 */ jump(0, 0, 3),
+        /* 2 */ step(libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, 12),
+        /* 3 */ jump(kind.into(), 0, 1),
+        /* 4 */ step(RETURN, u32::MAX),
+        /* 5 */ step(RETURN, 0),
     ]
 }
 

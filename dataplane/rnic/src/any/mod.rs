@@ -38,10 +38,12 @@ pub enum Kind<'a> {
         /// Its address; `None` for the one preferred among those of the device.
         address: Option<IpAddr>,
     },
-    /// RoCEv2 in software, over a packet socket, which has one poller.
+    /// RoCE in software, over a packet socket, which has one poller.
     RocePacket {
         /// Which of the addresses of the device; `None` for the preferred one.
         address: Option<IpAddr>,
+        /// Which RoCE it speaks.
+        version: packet::Version,
     },
     /// RoCEv2 in software, over a port of DPDK, which has one poller.
     Dpdk {
@@ -100,10 +102,11 @@ pub fn open(spec: &Spec<'_>) -> Result<Vec<(Nic, Fabric)>, OpenError> {
             let parts = parts.map(|(setup, wire)| (setup, AnyWire::Udp(wire)));
             Ok(soft(roce::join_all(parts.collect())?))
         }
-        Kind::RocePacket { address } => {
+        Kind::RocePacket { address, version } => {
             assert_eq!(spec.pollers, 1, "a packet socket has one poller");
             let (device, mtu_max) = (spec.device, spec.mtu_max);
-            let (setup, wire) = packet::parts(&packet::Config { device, address, mtu_max })?;
+            let config = packet::Config { device, address, version, mtu_max };
+            let (setup, wire) = packet::parts(&config)?;
             Ok(soft(vec![roce::join(setup, AnyWire::Packet(Box::new(wire)))]))
         }
         Kind::Dpdk { address, prefix, gateway, eal } => {

@@ -1,7 +1,9 @@
-//! Ethernet frames that carry RoCEv2: IPv4 or IPv6, UDP, and the packet.
+//! Ethernet frames that carry RoCE: IPv4 or IPv6, UDP, and the packet, or the packet behind a
+//! global route header (GRH), which looks like that of IPv6. Addresses of the latter have port 0.
 //!
 //! ```text
-//!   | Ethernet 14 | IPv4 20 or IPv6 40 | UDP 8 | BTH … ICRC |
+//!   RoCE v2   | Ethernet 14 | IPv4 20 or IPv6 40 | UDP 8 | BTH … ICRC |
+//!   RoCE v1   | Ethernet 14 | GRH 40 | BTH … ICRC |
 //! ```
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -42,7 +44,8 @@ pub(crate) struct Way {
     pub(crate) reacts: bool,
 }
 
-/// Reads a UDP datagram; none if the frame holds something else, or only a part of one.
+/// Reads a UDP datagram, or a packet of RoCE v1; none if the frame holds something else, or only a
+/// part of one.
 pub(crate) fn parse(frame: &[u8]) -> Option<Arrived> {
     let kind = u16::from_be_bytes(*frame.get(12..14)?.first_chunk()?);
     let ip = frame.get(ETHERNET_LEN..)?;
@@ -73,6 +76,7 @@ pub(crate) fn parse(frame: &[u8]) -> Option<Arrived> {
             };
             (address(8)?, address(24)?, (Ecn::of(header[1] >> 4), 0), IPV6_LEN, payload)
         }
+        ROCE_V1 => return parse_v1(ip),
         _ => return None,
     };
     let udp = ip.get(header_len..header_len + datagram_len)?;
@@ -91,6 +95,23 @@ pub(crate) fn parse(frame: &[u8]) -> Option<Arrived> {
         identification,
         packet: start + UDP_LEN..start + udp_len,
     })
+}
+
+/// Reads a packet behind a global route header.
+fn parse_v1(grh: &[u8]) -> Option<Arrived> {
+    let header = grh.first_chunk::<IPV6_LEN>()?;
+    let len = usize::from(u16::from_be_bytes([header[4], header[5]]));
+    if header[0] >> 4 != 6 || header[6] != BTH || IPV6_LEN + len > grh.len() {
+        return None;
+    }
+    let gid = |at: usize| -> Option<SocketAddr> {
+        let octets = *header[at..].first_chunk::<16>()?;
+        Some(SocketAddr::new(Ipv6Addr::from(octets).into(), 0))
+    };
+    let start = ETHERNET_LEN + IPV6_LEN;
+    let (source, target) = (gid(8)?, gid(24)?);
+    let ecn = Ecn::of(header[1] >> 4);
+    Some(Arrived { source, target, ecn, identification: 0, packet: start..start + len })
 }
 
 /// Writes the frame that carries `packet`. Returns its length. With `leave_sum` the checksum of an
@@ -125,6 +146,9 @@ pub(crate) fn write_head(
 ) -> usize {
     out[..6].copy_from_slice(&to.mac.0);
     out[6..12].copy_from_slice(&from.mac.0);
+    if to.address.port() == 0 {
+        return write_grh(out, Way { from, to, reacts }, packet.len());
+    }
     let udp_len = u16::try_from(UDP_LEN + packet.len()).expect("a packet is below 5,000 bytes");
     let udp_at = match (from.address.ip(), to.address.ip()) {
         (IpAddr::V4(source), IpAddr::V4(target)) => {
@@ -161,6 +185,23 @@ pub(crate) fn write_head(
         udp[6..8].copy_from_slice(&sum.to_be_bytes());
     }
     udp_at + UDP_LEN
+}
+
+/// Writes the global route header of RoCE v1, behind the addresses of Ethernet.
+fn write_grh(out: &mut [u8], Way { from, to, reacts }: Way, packet_len: usize) -> usize {
+    let gid = |address: IpAddr| match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    };
+    out[12..14].copy_from_slice(&ROCE_V1.to_be_bytes());
+    let header = &mut out[ETHERNET_LEN..ETHERNET_LEN + IPV6_LEN];
+    header[..4].copy_from_slice(&[0x60, traffic_class(reacts) << 4, 0, 0]);
+    let len = u16::try_from(packet_len).expect("a packet is below 5,000 bytes");
+    header[4..6].copy_from_slice(&len.to_be_bytes());
+    header[6..8].copy_from_slice(&[BTH, HOPS]);
+    header[8..24].copy_from_slice(&gid(from.address.ip()));
+    header[24..40].copy_from_slice(&gid(to.address.ip()));
+    ETHERNET_LEN + IPV6_LEN
 }
 
 /// Writes the headers in front of a train of packets of `payload_len` bytes in all, as if they were
@@ -258,6 +299,10 @@ pub(crate) const HEAD_MAX: usize = ETHERNET_LEN + IPV6_LEN + UDP_LEN;
 pub(crate) const FRAME_MAX: usize = HEAD_MAX + PACKET_MAX;
 const IPV4: u16 = 0x0800;
 pub(super) const IPV6: u16 = 0x86dd;
+/// The Ethernet type of RoCE v1.
+const ROCE_V1: u16 = 0x8915;
+/// What follows a global route header.
+const BTH: u8 = 0x1b;
 const UDP: u8 = 17;
 /// The most routers on the way.
 const HOPS: u8 = 64;
@@ -304,6 +349,23 @@ mod tests {
             for short in 0..len {
                 assert_eq!(parse(&out[..short]), None);
             }
+        }
+    }
+
+    #[test]
+    fn a_packet_of_version_1_has_a_global_route_header() {
+        let (from, to) = (station("[fe80::1]:0"), station("[fe80::2]:0"));
+        let way = Way { from, to, reacts: true };
+        let packet: Vec<u8> = (0..61).collect();
+        let mut out = [0xee; 200];
+        let len = write(&mut out, way, 7, &packet, false);
+        assert_eq!(len, 14 + 40 + 61);
+        assert_eq!(out[12..22], [0x89, 0x15, 0x60, 0x20, 0, 0, 0, 61, 0x1b, 64]);
+        let arrived = parse(&out[..len + 5]).expect("padding is not part of it");
+        assert_eq!((arrived.source, arrived.target), (from.address, to.address));
+        assert_eq!((arrived.ecn, &out[arrived.packet]), (Ecn::Capable, &packet[..]));
+        for short in 0..len {
+            assert_eq!(parse(&out[..short]), None);
         }
     }
 

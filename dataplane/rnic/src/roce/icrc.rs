@@ -40,7 +40,18 @@ pub(super) struct Flow {
     headers: u32,
     /// How long these headers are.
     len: usize,
-    is_ipv4: bool,
+    kind: Kind,
+}
+
+/// What is in front of the BTH.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// IPv4 and UDP.
+    Ipv4,
+    /// IPv6 and UDP.
+    Ipv6,
+    /// The global route header (GRH) of RoCE v1.
+    Grh,
 }
 
 /// The result of an ICRC check when the identification is unknown.
@@ -99,10 +110,12 @@ impl Identifications {
 }
 
 impl Flow {
-    /// The headers of packets from `source` to `target`, which are of one address family.
+    /// The headers of packets from `source` to `target`, which are of one address family. Without
+    /// UDP ports they are those of RoCE v1.
     pub(super) fn new(source: SocketAddr, target: SocketAddr) -> Self {
         let mut bytes = [0xff; HEADERS_MAX];
-        let (udp_at, is_ipv4) = match (source.ip(), target.ip()) {
+        let has_ports = target.port() != 0;
+        let (udp_at, kind) = match (source.ip(), target.ip()) {
             (IpAddr::V4(source), IpAddr::V4(target)) => {
                 let ip = &mut bytes[LRH_LEN..LRH_LEN + IPV4_LEN];
                 // Version and header length. Type of service, TTL and checksum count as ones.
@@ -112,25 +125,28 @@ impl Flow {
                 ip[9] = UDP;
                 ip[12..16].copy_from_slice(&source.octets());
                 ip[16..20].copy_from_slice(&target.octets());
-                (LRH_LEN + IPV4_LEN, true)
+                (LRH_LEN + IPV4_LEN, Kind::Ipv4)
             }
             (source, target) => {
                 let ip = &mut bytes[LRH_LEN..LRH_LEN + IPV6_LEN];
                 // Traffic class, flow label and hop limit count as ones.
                 ip[0] = 0x6f;
                 ip[4..6].fill(0);
-                ip[6] = UDP;
+                ip[6] = if has_ports { UDP } else { BTH };
                 ip[8..24].copy_from_slice(&to_ipv6(source));
                 ip[24..40].copy_from_slice(&to_ipv6(target));
-                (LRH_LEN + IPV6_LEN, false)
+                (LRH_LEN + IPV6_LEN, if has_ports { Kind::Ipv6 } else { Kind::Grh })
             }
         };
+        if kind == Kind::Grh {
+            return Self { headers: crc32fast::hash(&bytes[..udp_at]), len: udp_at, kind };
+        }
         let len = udp_at + UDP_LEN;
         bytes[udp_at..udp_at + 2].copy_from_slice(&source.port().to_be_bytes());
         bytes[udp_at + 2..udp_at + 4].copy_from_slice(&target.port().to_be_bytes());
         // Behind the ports come the length and the checksum, which counts as ones.
         bytes[udp_at + 4..udp_at + 6].fill(0);
-        Self { headers: crc32fast::hash(&bytes[..len]), len, is_ipv4 }
+        Self { headers: crc32fast::hash(&bytes[..len]), len, kind }
     }
 
     /// Writes the ICRC into the last bytes of `packet`, which is sent with `identification`.
@@ -158,7 +174,7 @@ impl Flow {
         if difference == 0 {
             return Verdict::Right(guess);
         }
-        if !self.is_ipv4 {
+        if self.kind != Kind::Ipv4 {
             return Verdict::Wrong;
         }
         // The two bytes of the identification, and all covered bytes behind them.
@@ -183,15 +199,17 @@ impl Flow {
     /// The ICRC over `covered`, the part of the packet in front of it.
     fn compute(&self, identification: u16, covered: &[u8]) -> u32 {
         let udp_len = u16::try_from(UDP_LEN + covered.len() + ICRC_LEN).unwrap_or(u16::MAX);
-        let lengths_and_identification = if self.is_ipv4 {
-            IPV4_TOTAL.adds(udp_len.saturating_add(20)) ^ IPV4_ID.adds(identification)
-        } else {
-            IPV6_PAYLOAD.adds(udp_len)
+        let lengths_and_identification = match self.kind {
+            Kind::Ipv4 => {
+                let total = IPV4_TOTAL.adds(udp_len.saturating_add(20));
+                total ^ IPV4_ID.adds(identification) ^ UDP_LENGTH.adds(udp_len)
+            }
+            Kind::Ipv6 => IPV6_PAYLOAD.adds(udp_len) ^ UDP_LENGTH.adds(udp_len),
+            Kind::Grh => GRH_PAYLOAD.adds(udp_len.saturating_sub(8)),
         };
         // Congestion marks and reserved bits of the BTH count as ones.
         let marks = usize::from(covered[MARKS_AT] ^ 0xff);
-        let headers =
-            self.headers ^ lengths_and_identification ^ UDP_LENGTH.adds(udp_len) ^ MARKS[marks];
+        let headers = self.headers ^ lengths_and_identification ^ MARKS[marks];
         let mut hasher = Hasher::new_with_initial(headers);
         hasher.update(covered);
         hasher.finalize()
@@ -296,6 +314,8 @@ const IPV6_LEN: usize = 40;
 const UDP_LEN: usize = 8;
 const HEADERS_MAX: usize = LRH_LEN + IPV6_LEN + UDP_LEN;
 const UDP: u8 = 17;
+/// What follows a global route header.
+const BTH: u8 = 0x1b;
 const DONT_FRAGMENT: u16 = 0x4000;
 /// Where the BTH has congestion marks and reserved bits.
 const MARKS_AT: usize = 4;
@@ -308,6 +328,7 @@ const INVERSE_OF_X: u32 = (ONE ^ POLYNOMIAL) << 1 | 1;
 static IPV4_TOTAL: Field = Field::at(2, IPV4_LEN + UDP_LEN);
 static IPV4_ID: Field = Field::at(4, IPV4_LEN + UDP_LEN);
 static IPV6_PAYLOAD: Field = Field::at(4, IPV6_LEN + UDP_LEN);
+static GRH_PAYLOAD: Field = Field::at(4, IPV6_LEN);
 static UDP_LENGTH: Field = Field::at(4, UDP_LEN);
 static MARKS: [u32; 256] = made_up(MARKS_AT);
 
@@ -395,8 +416,14 @@ mod tests {
                 bytes.extend(to_ipv6(target.ip()));
             }
         }
-        for word in [source.port(), target.port(), udp_len, 0xffff] {
-            bytes.extend(word.to_be_bytes());
+        if target.port() == 0 {
+            // The global route header has neither UDP behind it nor a length that counts that.
+            bytes[12..14].copy_from_slice(&(udp_len - 8).to_be_bytes());
+            bytes[14] = 0x1b;
+        } else {
+            for word in [source.port(), target.port(), udp_len, 0xffff] {
+                bytes.extend(word.to_be_bytes());
+            }
         }
         let marks_at = bytes.len() + MARKS_AT;
         bytes.extend(covered);
@@ -421,7 +448,8 @@ mod tests {
                 let high = u16::from(a) << 8 | u16::from(d);
                 let source = [0xfd00, high, 0, 0, 0, 0, 7, 1];
                 let target = [0xfd00, 0, 0, ports[1], 0, 0, 0, 2];
-                (SocketAddr::from((source, ports[0])), SocketAddr::from((target, 4791)))
+                let to_port = if h & 2 == 0 { 4791 } else { 0 };
+                (SocketAddr::from((source, ports[0])), SocketAddr::from((target, to_port)))
             };
             let len = BTH_LEN + usize::from(u16::from_le_bytes([c, d])) % 4130;
             let covered: Vec<u8> = (0..len).map(|_| dice.next_u64().to_le_bytes()[0]).collect();

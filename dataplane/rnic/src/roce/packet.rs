@@ -19,7 +19,7 @@ use smcr_os::carrier::{Link, NetDevice};
 use smcr_os::interface::{self, preferred_address};
 use smcr_os::netdev::{NetworkDevice, network_devices};
 use smcr_os::offload::join_receives;
-use smcr_os::packet::{Departing, FrameRing, PacketSocket, drop_all};
+use smcr_os::packet::{Carries, Departing, FrameRing, PacketSocket, drop_all};
 use smcr_os::udp::Unsent;
 use smcr_proto::{Gid, Instant, MacAddress, Mtu};
 
@@ -35,10 +35,23 @@ use super::{Fabric, Parameters, Rnic, Share, UDP_PORT, join};
 pub struct Config<'a> {
     /// The name of the device.
     pub device: &'a str,
-    /// Which of its addresses to use; `None` for the preferred one.
+    /// Which of its addresses to use; `None` for the preferred one. RoCE v1 needs none.
     pub address: Option<IpAddr>,
+    /// Which RoCE to speak.
+    pub version: Version,
     /// The largest path MTU to announce; `None` for the largest that fits the MTU of the device.
     pub mtu_max: Option<Mtu>,
+}
+
+/// The versions of RoCE.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Version {
+    /// Right above Ethernet, within one network. The port's GID follows from its MAC address, and
+    /// so do those of peers.
+    V1,
+    /// Over UDP and IP.
+    #[default]
+    V2,
 }
 
 /// A packet socket as a wire.
@@ -47,7 +60,8 @@ pub struct Packet {
     socket: PacketSocket,
     ring: FrameRing,
     device: NetDevice,
-    neighbours: Neighbours,
+    /// Who asks for the MAC addresses of peers; nobody if their GIDs tell.
+    neighbours: Option<Neighbours>,
     station: Station,
     /// The packets of the last burst.
     burst: Vec<Arrival>,
@@ -107,6 +121,9 @@ pub fn parts(config: &Config<'_>) -> io::Result<(Parameters, Packet)> {
         device.ok_or_else(|| wrong(io::ErrorKind::NotFound, "there is no such network device"))?;
     let mac = device.mac.filter(|mac| *mac != [0; 6]);
     let mac = mac.ok_or_else(|| wrong(io::ErrorKind::InvalidInput, "it is no Ethernet device"))?;
+    if config.version == Version::V1 {
+        return parts_v1(config, &device, MacAddress(mac));
+    }
     let address = config.address.or_else(|| preferred_address(&device));
     let prefix = |address| device.addresses.iter().find(|(own, _)| *own == address);
     let Some(&(address, prefix)) = address.and_then(prefix) else {
@@ -117,7 +134,7 @@ pub fn parts(config: &Config<'_>) -> io::Result<(Parameters, Packet)> {
     })?;
     let gateway = gateway(&device.name, address);
     let home = Home { mac: MacAddress(mac), address, prefix, gateway };
-    let socket = PacketSocket::open(device.index, UDP_PORT, BUFFER_LEN)?;
+    let socket = PacketSocket::open(device.index, Carries::Udp(UDP_PORT), BUFFER_LEN)?;
     let buffer = socket.receive_buffer()?;
     let setup = Parameters {
         port: crate::Port {
@@ -134,7 +151,55 @@ pub fn parts(config: &Config<'_>) -> io::Result<(Parameters, Packet)> {
             None => Err(Errno::NETUNREACH.into()),
         }),
     };
-    Ok((setup, Packet::new(socket, &device, home)?))
+    let station = Station { mac: home.mac, address: SocketAddr::new(home.address, UDP_PORT) };
+    let sink = sink(home.address, device.index)?;
+    let neighbours = Some(Neighbours::beside_kernel(home));
+    Ok((setup, Packet::new((socket, sink), &device, station, neighbours)?))
+}
+
+/// The parts of a NIC that speaks RoCE v1.
+fn parts_v1(
+    config: &Config<'_>,
+    device: &NetworkDevice,
+    mac: MacAddress,
+) -> io::Result<(Parameters, Packet)> {
+    let mtu = mtu_for(device.mtu).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidInput, "the MTU of the device is below 336 bytes")
+    })?;
+    let socket = PacketSocket::open(device.index, Carries::Type(ROCE_V1), BUFFER_LEN)?;
+    let buffer = socket.receive_buffer()?;
+    let (gid, path_mtu) = (gid_of(mac), device.mtu);
+    let setup = Parameters {
+        port: crate::Port { gid, mac, mtu: config.mtu_max.map_or(mtu, |max| mtu.min(max)) },
+        udp_port: 0,
+        share: Share::ALL,
+        window_max: u32::try_from(buffer / 4).unwrap_or(WINDOW_MAX).min(WINDOW_MAX),
+        entropy: Box::new(|| getrandom::u32().expect("the kernel gives random numbers")),
+        // No router is on the way, so the device tells all there is to know.
+        path: Arc::new(move |_, target| match mac_of(target) {
+            Some(_) => Ok(path_mtu),
+            None => Err(Errno::NETUNREACH.into()),
+        }),
+    };
+    let station = Station { mac, address: SocketAddr::new(gid.to_ip(), 0) };
+    Ok((setup, Packet::new((socket, None), device, station, None)?))
+}
+
+/// The GID that each RoCE v1 port has: its MAC address as a link-local IPv6 address (RFC 4291, A).
+fn gid_of(MacAddress([a, b, c, d, e, f]): MacAddress) -> Gid {
+    Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+}
+
+/// The MAC address of the port with such a GID; none if it is another one.
+fn mac_of(gid: IpAddr) -> Option<MacAddress> {
+    match Gid::from_ip(gid).0 {
+        [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a, b, c, 0xff, 0xfe, d, e, f] => {
+            let mac = MacAddress([a ^ 2, b, c, d, e, f]);
+            // Not that of a group.
+            (mac.0[0] & 1 == 0).then_some(mac)
+        }
+        _ => None,
+    }
 }
 
 /// Whether packet sockets of a kernel of this release can receive trains of UDP. Before Linux 6.2
@@ -195,20 +260,24 @@ fn sink(address: IpAddr, index: u32) -> io::Result<Option<UdpSocket>> {
 }
 
 impl Packet {
-    fn new(socket: PacketSocket, device: &NetworkDevice, home: Home) -> io::Result<Self> {
-        let address = SocketAddr::new(home.address, UDP_PORT);
-        let sink = sink(home.address, device.index)?;
+    fn new(
+        (socket, sink): (PacketSocket, Option<UdpSocket>),
+        device: &NetworkDevice,
+        station: Station,
+        neighbours: Option<Neighbours>,
+    ) -> io::Result<Self> {
         let device = NetDevice::named(&device.name)?;
         let link = device.link();
         Ok(Self {
             socket,
             ring: FrameRing::new(RECEIVE_BUFFERS),
             device,
-            neighbours: Neighbours::beside_kernel(home),
-            station: Station { mac: home.mac, address },
+            // Only trains of UDP are cut on their way.
+            segments_max: if neighbours.is_some() { SEGMENTS_MAX } else { 1 },
+            neighbours,
+            station,
             burst: Vec::with_capacity(RECEIVE_BUFFERS),
             headers: [Headers { bytes: [0; HEADERS_MAX], len: 0 }; SEND_BURST],
-            segments_max: SEGMENTS_MAX,
             now: Instant::default(),
             link,
             link_seen: None,
@@ -227,20 +296,32 @@ impl Packet {
 
     /// Sends what neighbours were asked or answered. What the kernel does not take is lost.
     fn send_discovery(&mut self) {
-        while let Some(frame) = self.neighbours.poll_frame() {
+        let Some(neighbours) = &mut self.neighbours else { return };
+        while let Some(frame) = neighbours.poll_frame() {
             let whole = Departing { headers: &frame, bytes: &[], segment_len: None };
             let _ = self.socket.send([whole].into_iter());
         }
     }
 
     /// Writes the headers of the next runs whose next hop is known. Returns how many they are.
-    fn address(&mut self, runs: &[Run]) -> usize {
+    fn address(&mut self, bytes: &[u8], runs: &[Run]) -> usize {
         let mut count = 0;
         for (run, headers) in runs.iter().zip(&mut self.headers) {
-            let Some(mac) = self.neighbours.find(self.now, run.target.ip()) else { break };
+            let target = run.target.ip();
+            let mac = match &mut self.neighbours {
+                Some(neighbours) => neighbours.find(self.now, target),
+                None => mac_of(target),
+            };
+            let Some(mac) = mac else { break };
             let to = Station { mac, address: run.target };
             let way = Way { from: self.station, to, reacts: run.reacts };
-            headers.len = frame::write_headers(&mut headers.bytes, way, run.range.len());
+            headers.len = match &self.neighbours {
+                Some(_) => frame::write_headers(&mut headers.bytes, way, run.range.len()),
+                None => {
+                    let packet = &bytes[run.range.clone()];
+                    frame::write_head(&mut headers.bytes, way, 0, packet, false)
+                }
+            };
             count += 1;
         }
         count
@@ -251,10 +332,11 @@ impl Packet {
     fn sends_alone(&mut self, bytes: &[u8], run: &Run) -> bool {
         let range = run.range.start..run.range.start + run.segment_len;
         let alone = Run { range, segments: 1, ..run.clone() };
-        if self.address(std::slice::from_ref(&alone)) == 0 {
+        if self.address(bytes, std::slice::from_ref(&alone)) == 0 {
             return false;
         }
-        self.socket.send(departing(bytes, &[alone], &self.headers)).is_ok()
+        let is_udp = self.neighbours.is_some();
+        self.socket.send(departing(bytes, &[alone], &self.headers, is_udp)).is_ok()
     }
 }
 
@@ -262,11 +344,12 @@ fn departing<'a>(
     bytes: &'a [u8],
     runs: &'a [Run],
     headers: &'a [Headers],
+    is_udp: bool,
 ) -> impl Iterator<Item = Departing<'a>> {
-    runs.iter().zip(headers).map(|(run, headers)| Departing {
+    runs.iter().zip(headers).map(move |(run, headers)| Departing {
         headers: &headers.bytes[..headers.len],
         bytes: &bytes[run.range.clone()],
-        segment_len: Some(run.segment_len),
+        segment_len: is_udp.then_some(run.segment_len),
     })
 }
 
@@ -292,7 +375,11 @@ impl Wire for Packet {
                     });
                 }
                 Some(_) => {}
-                None => self.neighbours.handle(now, frame.bytes),
+                None => {
+                    if let Some(neighbours) = &mut self.neighbours {
+                        neighbours.handle(now, frame.bytes);
+                    }
+                }
             }
         }
         self.send_discovery();
@@ -319,10 +406,11 @@ impl Wire for Packet {
         let mut sent = Sent::default();
         while sent.runs < runs.len() {
             let left = &runs[sent.runs..];
-            let count = self.address(left);
+            let count = self.address(bytes, left);
+            let is_udp = self.neighbours.is_some();
             let result = match count {
                 0 => Err(Unsent::Unreachable),
-                _ => self.socket.send(departing(bytes, &left[..count], &self.headers)),
+                _ => self.socket.send(departing(bytes, &left[..count], &self.headers, is_udp)),
             };
             match result {
                 Ok(count) => sent.runs += count,
@@ -358,6 +446,8 @@ impl Wire for Packet {
     }
 }
 
+/// The Ethernet type of RoCE v1.
+const ROCE_V1: u16 = 0x8915;
 /// How often to look at the link.
 const LINK_INTERVAL: Duration = Duration::from_millis(10);
 /// The buffer size that we request for each direction of the socket.
@@ -392,6 +482,18 @@ mod tests {
         assert_eq!(ipv6_gateway(table, "lo"), None);
     }
 
+    /// As Linux makes the first entry of each port's GID table.
+    #[test]
+    fn a_gid_of_version_1_is_a_mac_address() {
+        let mac = MacAddress([0x52, 0x54, 0, 0x12, 0x34, 0x56]);
+        let gid = gid_of(mac);
+        assert_eq!(gid.to_ip(), "fe80::5054:ff:fe12:3456".parse::<IpAddr>().unwrap());
+        assert_eq!(mac_of(gid.to_ip()), Some(mac));
+        for other in ["fe80::1", "fd00::5054:ff:fe12:3456", "10.0.0.1", "fe80::300:ff:fe00:1"] {
+            assert_eq!(mac_of(other.parse().unwrap()), None, "{other}");
+        }
+    }
+
     #[test]
     fn kernels_that_lose_trains_are_refused() {
         for (release, joins) in
@@ -405,9 +507,11 @@ mod tests {
     fn what_is_no_ethernet_device_is_refused() {
         for (device, why) in [("lo", "no Ethernet device"), ("nowhere7", "no such network device")]
         {
-            let config = Config { device, address: None, mtu_max: None };
-            let error = open(&config).map(drop).unwrap_err().to_string();
-            assert!(error.contains(why), "{device}: {error}");
+            for version in [Version::V1, Version::V2] {
+                let config = Config { device, address: None, version, mtu_max: None };
+                let error = open(&config).map(drop).unwrap_err().to_string();
+                assert!(error.contains(why), "{device}: {error}");
+            }
         }
     }
 }
