@@ -476,6 +476,18 @@ conformance!(
     Wired<UDP, DPDK>,
     1
 );
+conformance!(
+    #[ignore = "needs root: scripts/test e2e runs it"]
+    wired_from_packets_to_dpdk,
+    Wired<PACKET, DPDK>,
+    1
+);
+conformance!(
+    #[ignore = "needs root: scripts/test e2e runs it"]
+    wired_from_dpdk_to_packets,
+    Wired<DPDK, PACKET>,
+    1
+);
 conformance!(verbs_over_a_fake, VerbsOverFake, 2);
 conformance!(verbs_without_inline, VerbsWithoutInline, 1);
 conformance!(shm_of_two_nics, Shm, 3);

@@ -54,11 +54,6 @@ impl<const NEAR: u8, const FAR: u8> Harness for Wired<NEAR, FAR> {
             ip(&["-n", namespace, "address", "add", &address, "dev", "wire"]);
             let address = format!("{}/64", ipv6(network, host));
             ip(&["-n", namespace, "address", "add", &address, "dev", "wire", "nodad"]);
-            if [NEAR, FAR].contains(&DPDK) {
-                // A NIC cuts trains into packets; a veth hands them on whole, and a port of DPDK
-                // cannot receive one. (Those of a packet socket are not cut even so.)
-                ip(&["-n", namespace, "link", "set", "wire", "gso_max_segs", "1"]);
-            }
             ip(&["-n", namespace, "link", "set", "wire", "up"]);
         }
         // Queue pairs ask for the path from here. The loopback device answers for a whole network.

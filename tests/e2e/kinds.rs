@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use crate::capture::Capture;
 use crate::clock::wait_until;
 use crate::gateway::{Gateway, Pair, Setup, local};
-use crate::hosts::Hosts;
+use crate::hosts::{Host, Hosts};
 use crate::process::run;
 use crate::transfer::transfer_by;
 
@@ -117,6 +117,32 @@ fn smoke_dpdk_over_a_network_device() {
     transfer_by(local(PORT).into(), &hosts, &pair, BYTES);
 }
 
+/// Ports speak with all that the kernel sends and receives for, although it does not cut trains of
+/// packets on this cable, and ports cannot receive one.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn ports_and_sockets_understand_each_other() {
+    for (kind, is_first) in [("roce-packet", true), ("roce-packet", false), ("roce-udp", true)] {
+        let hosts = Hosts::new("ports_and_sockets_understand_each_other");
+        let setup = |name: &str, host: &Host, has_port: bool| {
+            if !has_port {
+                return Setup::of_kind(name, ("soft0", kind), host.device, "");
+            }
+            let device = format!("net_af_packet0,iface={}", host.device);
+            let keys = "address = \"10.8.0.10/24\"\neal = [\"--no-huge\"]";
+            Setup::of_kind(name, ("port0", "dpdk"), &device, keys)
+        };
+        let near = setup("gateway-a", &hosts.a, !is_first);
+        let far = setup("gateway-b", &hosts.b, is_first);
+        let (near, far) = listeners(&hosts, near, far);
+        let pair = Pair::start_these(&hosts, near, far);
+        for gateway in [&pair.a, &pair.b] {
+            wait_for_state(gateway, "up");
+        }
+        transfer_by(local(PORT).into(), &hosts, &pair, BYTES);
+    }
+}
+
 /// An end of a port goes away and comes back: the other one notices, and uses the port again.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
@@ -212,6 +238,26 @@ fn smoke_the_second_gateway_on_a_port_ends_with_one_line() {
     let begin = format!("smcgate: rnic port0 on {device}: the port is busy: another process");
     assert!(line.starts_with(&begin), "{line}");
     drop(first);
+}
+
+/// The same for packet sockets, which would both receive all of them.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_the_second_gateway_on_a_device_ends_with_one_line() {
+    let hosts = Hosts::new("smoke_the_second_gateway_on_a_device_ends_with_one_line");
+    let setup = |name: &str, port| {
+        let setup = Setup::of_kind(name, ("soft0", "roce-packet"), hosts.a.device, "");
+        setup.towards(hosts.b.address, port)
+    };
+    let first = setup("gateway-a", PORT).start(&hosts, &hosts.a);
+    let (code, log) = setup("gateway-b", PORT + 1).start_in_vain(&hosts, &hosts.a);
+    assert_eq!(code, Some(2), "{log}");
+    let line = log.lines().last().expect("it says why");
+    let begin = "smcgate: rnic soft0 on va: ";
+    assert!(line.starts_with(begin) && line.contains("another RNIC of this kind"), "{line}");
+    drop(first);
+    // What a killed process had is free again.
+    setup("gateway-b", PORT + 1).start(&hosts, &hosts.a);
 }
 
 /// Both gateways of [`Pair`], joined by shared memory, with buffers of these lengths.

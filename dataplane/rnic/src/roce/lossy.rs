@@ -54,6 +54,7 @@ struct Inner {
     odds: Odds,
     hides_identification: bool,
     cannot_segment: bool,
+    loses_trains: bool,
     clears_ecn: bool,
     queues: HashMap<SocketAddr, VecDeque<Arrival>>,
     carried: u64,
@@ -90,6 +91,7 @@ impl Network {
             odds,
             hides_identification: false,
             cannot_segment: false,
+            loses_trains: false,
             clears_ecn: false,
             queues: HashMap::new(),
             carried: 0,
@@ -114,6 +116,11 @@ impl Network {
     /// From now on it does so no more.
     pub fn keep_ecn(&self) {
         self.lock().clears_ecn = false;
+    }
+
+    /// From now on runs of more than one packet are lost, as where nobody splits them.
+    pub fn lose_trains(&self) {
+        self.lock().loses_trains = true;
     }
 
     /// From now on the network refuses runs of more than one packet, as a device does that cannot
@@ -260,7 +267,7 @@ impl Wire for Lossy {
             if inner.cannot_segment && run.segments > 1 {
                 self.segments_max = 1;
                 sent.refused += 1;
-            } else {
+            } else if !inner.loses_trains || run.segments == 1 {
                 inner.carry(self.local, bytes, run);
             }
             sent.runs += 1;

@@ -10,6 +10,8 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{self as unix, UnixDatagram};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -74,6 +76,8 @@ pub struct Packet {
     /// Takes what comes to the UDP port, and drops it. Without it the kernel would answer that
     /// nobody is there. None if somebody else has the port.
     _sink: Option<UdpSocket>,
+    /// Nobody else of this network namespace has it.
+    _claim: UnixDatagram,
 }
 
 /// A train of the last burst.
@@ -98,8 +102,8 @@ struct Headers {
 ///
 /// # Errors
 ///
-/// There is no such Ethernet device, it does not have the address, or the privilege for packet
-/// sockets is missing (`CAP_NET_RAW`).
+/// There is no such Ethernet device, it does not have the address, somebody else has a NIC there,
+/// or the privilege for packet sockets is missing (`CAP_NET_RAW`).
 pub fn open(config: &Config<'_>) -> io::Result<(Rnic, Fabric<Packet>)> {
     let (setup, wire) = parts(config)?;
     Ok(join(setup, wire))
@@ -259,6 +263,19 @@ fn sink(address: IpAddr, index: u32) -> io::Result<Option<UdpSocket>> {
     }
 }
 
+/// Claims an address of a device. Two NICs there would both receive all packets, and each would
+/// refuse what is for the other.
+fn claim(device: &str, address: SocketAddr) -> io::Result<UnixDatagram> {
+    let name = unix::SocketAddr::from_abstract_name(format!("smcgate {device} {address}"))?;
+    UnixDatagram::bind_addr(&name).map_err(|error| {
+        if error.kind() != io::ErrorKind::AddrInUse {
+            return error;
+        }
+        let why = format!("another RNIC of this kind has {} on {device}", address.ip());
+        io::Error::new(io::ErrorKind::AddrInUse, why)
+    })
+}
+
 impl Packet {
     fn new(
         (socket, sink): (PacketSocket, Option<UdpSocket>),
@@ -266,6 +283,7 @@ impl Packet {
         station: Station,
         neighbours: Option<Neighbours>,
     ) -> io::Result<Self> {
+        let claim = claim(&device.name, station.address)?;
         let device = NetDevice::named(&device.name)?;
         let link = device.link();
         Ok(Self {
@@ -282,6 +300,7 @@ impl Packet {
             link,
             link_seen: None,
             _sink: sink,
+            _claim: claim,
         })
     }
 

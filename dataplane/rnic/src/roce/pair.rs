@@ -228,7 +228,7 @@ impl Pair {
         budget: &mut usize,
         counters: &mut Counters,
     ) -> Filled {
-        let segments_max = wire.segments_max();
+        let segments_max = self.segments_max(now, wire);
         let mut occasion = Occasion::Turn;
         if self.state == State::Ready {
             while *budget > 0
@@ -262,8 +262,9 @@ impl Pair {
         wire: &W,
         counters: &mut Counters,
     ) -> Filled {
+        let segments_max = self.segments_max(now, wire);
         if self.may_answer() && self.marks.is_owed() {
-            let slot = batch.slot(self.destination(), CONGESTION_LEN, wire.segments_max());
+            let slot = batch.slot(self.destination(), CONGESTION_LEN, segments_max);
             let Some(slot) = slot else { return Filled::BatchFull };
             self.marks.told(now);
             counters.cnps_out += 1;
@@ -273,7 +274,7 @@ impl Pair {
         if !self.may_answer() || !self.responder.is_due(now, occasion) {
             return Filled::All;
         }
-        let slot = batch.slot(self.destination(), ACKNOWLEDGE_LEN, wire.segments_max());
+        let slot = batch.slot(self.destination(), ACKNOWLEDGE_LEN, segments_max);
         let Some(slot) = slot else { return Filled::BatchFull };
         let answer = self.responder.answer();
         if answer.aeth.syndrome == super::wire::Syndrome::ACK {
@@ -353,6 +354,11 @@ impl Pair {
             self.requester.shrink();
         }
         rests
+    }
+
+    /// How many packets may leave as one train.
+    fn segments_max<W: Wire>(&self, now: Instant, wire: &W) -> usize {
+        if self.requester.splits_trains(now) { 1 } else { wire.segments_max() }
     }
 
     fn destination(&self) -> Destination {

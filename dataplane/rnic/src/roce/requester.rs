@@ -21,8 +21,10 @@ use crate::{Completion, QpError, QpId, Status, Work};
 
 mod size;
 mod timer;
+mod trains;
 
-use timer::{SILENCE_MAX, Wait};
+use timer::{SILENCE_MAX, Wait, not_ready_wait};
+use trains::{ASKING_AT, ASKING_OF, Evidence, MANY, Trains};
 
 /// The sending half.
 #[derive(Debug)]
@@ -45,6 +47,7 @@ pub(super) struct Requester {
     end: Mark,
     congestion: Congestion,
     path: Path,
+    trains: Trains,
     /// How often the oldest packet was retransmitted.
     attempts: u32,
     /// When a request packet was last sent.
@@ -99,6 +102,7 @@ impl Requester {
             end: Mark::default(),
             congestion: Congestion::new(segments.write, window_max),
             path,
+            trains: Trains::default(),
             attempts: 0,
             last_sent: Instant(0),
             wait: None,
@@ -152,6 +156,17 @@ impl Requester {
         self.segments.write
     }
 
+    /// Whether packets must leave alone, rather than in trains.
+    pub(super) fn splits_trains(&self, now: Instant) -> bool {
+        self.is_asking() || self.trains.are_split(now)
+    }
+
+    /// Whether only the oldest packet is sent, until it is acknowledged, because it did not pass
+    /// several times.
+    fn is_asking(&self) -> bool {
+        self.trains.may_ask(self.silence) && self.attempts % ASKING_OF == ASKING_AT
+    }
+
     /// The length of the next packet, if one may be sent now.
     pub(super) fn next_len(&self, now: Instant) -> Option<usize> {
         if self.path.is_probing() || self.path.is_doubted() {
@@ -169,6 +184,9 @@ impl Requester {
             return None;
         }
         let in_flight = self.next.mark.cost - self.oldest.mark.cost;
+        if in_flight > 0 && self.is_asking() {
+            return None;
+        }
         let paused = self.paused_until.is_some_and(|until| now < until);
         if paused || in_flight >= u64::from(self.congestion.window()) {
             return None;
@@ -389,6 +407,12 @@ impl Requester {
             Some(request) => request.place(self.done, sequence),
             None => Place { mark: self.end, request: self.done, packet: 0 },
         };
+        let evidence = match sequence - before.sequence {
+            1 if self.is_asking() && self.sent_end > sequence => Evidence::OnlyAlone,
+            1..MANY => Evidence::None,
+            _ => Evidence::Many,
+        };
+        self.trains.progress(now, evidence);
         let mut spurious = false;
         if self.next.mark.sequence < sequence {
             // The packets that we were about to retransmit had arrived: the timeout was spurious.
@@ -457,15 +481,6 @@ impl Requester {
         }
         self.unasked = 0;
     }
-}
-
-/// The wait that the code in an RNR NAK asks for (IBTA 9.7.5.2.8).
-fn not_ready_wait(syndrome: Syndrome) -> Duration {
-    const HUNDREDTHS_MS: [u32; 32] = [
-        65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
-        1536, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 24_576, 32_768, 49_152,
-    ];
-    10 * Duration::from_micros(HUNDREDTHS_MS[usize::from(syndrome.0 & 0x1f)].into())
 }
 
 /// The capacity that an idle send queue keeps: the requests that many interactive connections have

@@ -6,6 +6,7 @@ use std::time::Duration;
 use smcr_proto::Instant;
 
 use super::super::responder::{ACK_DELAY, may_hold_back};
+use super::super::wire::Syndrome;
 use super::Requester;
 use crate::QpError;
 
@@ -53,6 +54,15 @@ impl Requester {
         let (oldest, next) = (self.oldest.mark, self.next.mark);
         may_hold_back(next.sequence - oldest.sequence, next.cost - oldest.cost)
     }
+}
+
+/// The wait that the code in an RNR NAK asks for (IBTA 9.7.5.2.8).
+pub(super) fn not_ready_wait(syndrome: Syndrome) -> Duration {
+    const HUNDREDTHS_MS: [u32; 32] = [
+        65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
+        1536, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 24_576, 32_768, 49_152,
+    ];
+    10 * Duration::from_micros(HUNDREDTHS_MS[usize::from(syndrome.0 & 0x1f)].into())
 }
 
 /// The shortest timeout while the peer may hold the acknowledgement back. What remains after its

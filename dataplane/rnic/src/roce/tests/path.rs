@@ -13,7 +13,7 @@ impl Couple {
     }
 
     /// Posts a write of `len` bytes and its message, and runs until it is quiet.
-    fn write_and_tell(&mut self, from: usize, len: usize, salt: u8) {
+    pub(super) fn write_and_tell(&mut self, from: usize, len: usize, salt: u8) {
         let bytes = pattern(len, salt);
         self.write(from, 7, &bytes, 1);
         self.nodes[from].send([salt; 44], 2);

@@ -257,6 +257,31 @@ fn a_device_without_segmentation_carries_single_packets() {
     assert_eq!(couple.counters(1).icrc_errors, 0);
 }
 
+/// Between two ends of a `veth` nobody splits runs, and not every receiver can take one.
+#[test]
+fn a_path_that_loses_trains_carries_single_packets() {
+    let mut couple = Couple::new(2, Odds::default());
+    couple.network.lose_trains();
+    stream(&mut couple, 30, 12_345);
+    let Counters { timeouts, path_lowered, .. } = couple.counters(0);
+    assert!((1..=6).contains(&timeouts), "{timeouts}");
+    assert_eq!(path_lowered, 0, "the packets are not too large");
+}
+
+#[test]
+fn a_path_may_begin_to_lose_trains() {
+    let mut couple = Couple::new(2, Odds::default());
+    for salt in 0..30 {
+        couple.write_and_tell(0, 12_345, salt);
+        if salt == 9 {
+            couple.network.lose_trains();
+        }
+    }
+    let Counters { timeouts, path_lowered, .. } = couple.counters(0);
+    assert!((1..=20).contains(&timeouts), "{timeouts}");
+    assert_eq!(path_lowered, 0, "the packets are not too large");
+}
+
 /// A retransmitted packet has another position in its run, and so another identification and ICRC.
 #[test]
 fn retransmitted_packets_get_a_new_icrc() {
