@@ -19,6 +19,7 @@ use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::net::{IpAddr, SocketAddr as AdminAddress};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::thread;
 use std::time::Duration;
 
 use pcap_file::pcapng::PcapNgWriter;
@@ -88,13 +89,18 @@ pub fn spawn(admin: AdminAddress, clock: Clock, taps: Vec<Tapped>) -> io::Result
     let listener = UnixListener::bind_addr(&address_of(admin))?;
     listener.set_nonblocking(true)?;
     let mut desk = Desk { listener, clock, taps };
-    std::thread::Builder::new().name("capture".to_owned()).spawn(move || {
+    thread::Builder::new().name("capture".to_owned()).spawn(move || {
         loop {
             desk.wait(None, None);
-            if let Ok((client, _)) = desk.listener.accept()
-                && let Err(error) = desk.serve(client)
-            {
-                tracing::debug!(%error, "a capture ended");
+            match desk.listener.accept() {
+                Ok((client, _)) => {
+                    if let Err(error) = desk.serve(client) {
+                        tracing::debug!(%error, "a capture ended");
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // No descriptor is left, say: the client waits, and so do we.
+                Err(_) => thread::sleep(PATIENCE),
             }
         }
     })?;
@@ -113,8 +119,9 @@ impl Desk {
     fn serve(&mut self, client: UnixStream) -> io::Result<()> {
         client.set_nonblocking(false)?;
         client.set_read_timeout(Some(PATIENCE))?;
-        let request = read_request(&client).and_then(|request| self.check(&client, request));
-        let request = match request {
+        // A stranger's words are not even read.
+        let request = may_ask(&client).and_then(|()| read_request(&client));
+        let request = match request.and_then(|request| self.check(request)) {
             Ok(request) => request,
             Err(why) => return answer(&client, Some(why)),
         };
@@ -129,12 +136,7 @@ impl Desk {
         outcome.map(drop)
     }
 
-    fn check(&self, client: &UnixStream, request: Request) -> Result<Request, String> {
-        let asks = socket_peercred(client).map_err(|error| error.to_string())?;
-        if !asks.uid.is_root() && asks.uid != geteuid() {
-            let own = geteuid().as_raw();
-            return Err(format!("it shows what connections carry: only root and user {own} may"));
-        }
+    fn check(&self, request: Request) -> Result<Request, String> {
         match &request.rnic {
             Some(name) if self.taps.iter().all(|tap| tap.rnic != *name) => {
                 let mut names: Vec<&str> = self.taps.iter().map(|tap| &tap.rnic[..]).collect();
@@ -229,6 +231,15 @@ impl Desk {
         // A signal ends the wait early, which harms nobody.
         poll(&mut fds, limit.as_ref()).ok();
     }
+}
+
+fn may_ask(client: &UnixStream) -> Result<(), String> {
+    let asks = socket_peercred(client).map_err(|error| error.to_string())?;
+    if asks.uid.is_root() || asks.uid == geteuid() {
+        return Ok(());
+    }
+    let own = geteuid().as_raw();
+    Err(format!("it shows what connections carry: only root and user {own} may"))
 }
 
 /// The request, or what is wrong with it.
