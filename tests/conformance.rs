@@ -28,6 +28,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
+use smcr_memory::Backing;
 use smcr_proto::{Gid, Instant, MacAddress, Mtu};
 use smcr_rnic::Port;
 use smcr_rnic::any;
@@ -155,6 +156,7 @@ impl<const LOST_OF_1000: u32> Harness for RoceOverWire<LOST_OF_1000> {
                 Box::new(move || u32::try_from(dice.next_u64() >> 32).unwrap() | NEAR_THE_LAST_PSN);
             let path = Arc::new(|_, _| Ok(1_500));
             let setup = Parameters {
+                backing: Backing::Private,
                 port,
                 udp_port: UDP_PORT,
                 share: Share::ALL,

@@ -155,8 +155,8 @@ impl<H: Harness> Rig<H> {
 
     /// A region on `side` that peers of `domain` may write.
     pub(crate) fn window(&mut self, side: SideIndex, domain: Domain, len: usize) -> Window {
-        let shared = self.sides[side].rnic.shares();
-        let region = if shared { Region::shared(len) } else { Region::new(len) }.unwrap();
+        let backing = self.sides[side].rnic.backing();
+        let region = Region::backed_by(backing, len).unwrap();
         let registration = self.sides[side].rnic.register(domain, &region).unwrap();
         Window { region, registration }
     }

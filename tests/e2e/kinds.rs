@@ -1,6 +1,7 @@
 //! Gateways whose RNICs are of other kinds: the same job by another door.
 
 use std::fmt::Display;
+use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
@@ -8,13 +9,16 @@ use rustix::process::Signal;
 
 use crate::capture::Capture;
 use crate::clock::wait_until;
+use crate::failure::assert_echo;
 use crate::gateway::{Gateway, Pair, Setup, local};
-use crate::hosts::{Host, Hosts};
+use crate::hosts::{Host, Hosts, accept};
 use crate::process::run;
 use crate::transfer::transfer_by;
 
 const PORT: u16 = 7010;
 const BYTES: u64 = 64 << 20;
+/// Of a host that reserves huge pages, none are taken.
+const NO_HUGE: &str = "eal = [\"--no-huge\"]";
 /// How long tshark may take.
 const LIMIT: Duration = Duration::from_secs(60);
 /// How long a gateway may take to notice that a port is up or down.
@@ -44,6 +48,43 @@ fn the_ends_of_shared_memory_may_have_different_buffers() {
         let pair = Pair::start_these(&hosts, near, far);
         wait_for_state(&pair.a, "up");
         transfer_by(local(PORT).into(), &hosts, &pair, BYTES);
+    }
+}
+
+/// Where the host reserves huge pages, ports use them, and so does the memory that peers write to.
+/// When all are taken, there is other memory.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn memory_for_ports_is_of_huge_pages() {
+    const RESERVED: &str = "/proc/sys/vm/nr_hugepages";
+    struct Reservation(String);
+    impl Drop for Reservation {
+        fn drop(&mut self) {
+            fs::write(RESERVED, &self.0).expect("it was there before");
+        }
+    }
+    let hosts = Hosts::new("memory_for_ports_is_of_huge_pages");
+    let _reservation = Reservation(fs::read_to_string(RESERVED).expect("this is Linux"));
+    for (pages, expected) in [(600, true), (0, false)] {
+        fs::write(RESERVED, pages.to_string()).expect("root may");
+        let (near, far) = memif_with(&hosts, [4608; 2], "");
+        let pair = Pair::start_these(&hosts, near, far);
+        wait_for_state(&pair.a, "up");
+        let listener = hosts.b.listen(local(PORT));
+        // More than the first RMB has room for: those that follow are long.
+        let streams = (0..60).map(|_| {
+            let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+            let server = accept(&listener, NOTICE_LIMIT);
+            assert_echo(&client, &server);
+            (client, server)
+        });
+        let streams: Vec<_> = streams.collect();
+        for gateway in [&pair.a, &pair.b] {
+            let maps = fs::read_to_string(format!("/proc/{}/maps", gateway.process.id()))
+                .expect("it lives");
+            assert_eq!(maps.contains("/anon_hugepage"), expected, "{maps}");
+        }
+        pair.assert_all_smc(streams.len() as u64);
     }
 }
 
@@ -262,17 +303,25 @@ fn smoke_the_second_gateway_on_a_device_ends_with_one_line() {
 
 /// Both gateways of [`Pair`], joined by shared memory, with buffers of these lengths.
 fn memif(hosts: &Hosts, buffers: [u32; 2]) -> (Setup, Setup) {
+    memif_with(hosts, buffers, NO_HUGE)
+}
+
+fn memif_with(hosts: &Hosts, buffers: [u32; 2], keys: &str) -> (Setup, Setup) {
     let socket = hosts.logs.join("memif.sock");
     let socket = format!("socket={},socket-abstract=no", socket.display());
     let [near, far] = buffers.map(|len| format!("{socket},bsize={len}"));
-    let near = setup(1, format!("net_memif0,role=client,{near}"));
-    let far = setup(2, format!("net_memif0,role=server,{far}"));
+    let near = setup_with(1, format!("net_memif0,role=client,{near}"), keys);
+    let far = setup_with(2, format!("net_memif0,role=server,{far}"), keys);
     listeners(hosts, near, far)
 }
 
 fn setup(number: u8, device: impl Display) -> Setup {
+    setup_with(number, device, NO_HUGE)
+}
+
+fn setup_with(number: u8, device: impl Display, keys: &str) -> Setup {
     let name = if number == 1 { "gateway-a" } else { "gateway-b" };
-    let keys = format!("address = \"10.10.0.{number}/24\"\neal = [\"--no-huge\"]");
+    let keys = format!("address = \"10.10.0.{number}/24\"\n{keys}");
     Setup::of_kind(name, ("port0", "dpdk"), &device.to_string(), &keys)
 }
 

@@ -45,7 +45,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
                 return Err(exhausted);
             }
         };
-        let shares = rnic.shares();
+        let backing = rnic.backing();
         opening.fit_path_to(peer.gid);
         self.groups_made += 1;
         let id = GroupId(self.groups_made);
@@ -53,7 +53,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let link = Link::new(now, name, UNNUMBERED, port, opening.address(), opening);
         // RFC 7609 3.5.3 #5: no RMB in two groups
         // All RNICs of a LAN are alike in this.
-        let stock = Stock::new(self.shared.settings.rmb_elements).sharing(shares);
+        let stock = Stock::new(self.shared.settings.rmb_elements).backed_by(backing);
         self.founded_by.entry(peer.source).or_default().push(id);
         self.groups.insert(id, Group::new(id, role, peer, link, domain, stock));
         Ok(id)

@@ -2,6 +2,7 @@
 
 use smcr_engine::limits::LINKS_PER_POLLER_MAX;
 use smcr_engine::{Command, ConnectionId, GroupId};
+use smcr_memory::Backing;
 use smcr_proto::handshake::Path;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::{Gid, MacAddress, PeerId};
@@ -98,7 +99,7 @@ impl<N: Rnic> Port<N> {
 
     /// Whether it shares memory with the peer's port.
     pub(super) fn shares_with(&self, peer: Gid) -> bool {
-        let shares = |rnic: &N| rnic.shares() && rnic.has_route(peer);
+        let shares = |rnic: &N| rnic.backing() == Backing::Shared && rnic.has_route(peer);
         self.is_up() && self.rnic.as_ref().is_some_and(shares)
     }
 
@@ -158,6 +159,7 @@ mod tests {
         };
         let (gid, mac) = (Gid::from_ipv4(address.octets()), MacAddress([host; 6]));
         let setup = Parameters {
+            backing: Backing::Private,
             port: smcr_rnic::Port { gid, mac, mtu: Mtu::B1024 },
             udp_port: UDP_PORT,
             share: Share::ALL,

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use smcr_memory::{Region, Rmb, Rmbe};
+use smcr_memory::{Backing, Region, Rmb, Rmbe};
 use smcr_proto::limits::OUR_RMBS_MAX;
 use smcr_proto::{Instant, Rkey, RmbeSize};
 use smcr_rnic::{Domain, Exhausted, Registration, Rnic};
@@ -38,8 +38,8 @@ impl Budget {
 pub struct Stock {
     /// The most elements of an RMB.
     elements: u8,
-    /// Peers on this host can map the RMBs.
-    shared: bool,
+    /// What the RMBs are made of.
+    backing: Backing,
     rmbs: Vec<Registered>,
 }
 
@@ -71,12 +71,12 @@ pub enum Standing {
 impl Stock {
     /// An empty stock of RMBs with up to `elements` elements each.
     pub fn new(elements: u8) -> Self {
-        Self { elements, shared: false, rmbs: Vec::new() }
+        Self { elements, backing: Backing::Private, rmbs: Vec::new() }
     }
 
-    /// The same, for RNICs that register only shared memory, if they do.
-    pub fn sharing(self, shared: bool) -> Self {
-        Self { shared, ..self }
+    /// The same, for RNICs that want RMBs of such pages.
+    pub fn backed_by(self, backing: Backing) -> Self {
+        Self { backing, ..self }
     }
 
     /// Takes an element of this size from an RMB that the peer knows, if one is home.
@@ -232,8 +232,7 @@ impl Stock {
         let most = before.map(|one| u32::from(one.rmb.elements())).max();
         let elements = most.map_or(FIRST_ELEMENTS, |most| most * GROWTH).min(self.elements.into());
         let len = size.bytes() as usize * elements as usize;
-        let region = if self.shared { Region::shared(len) } else { Region::new(len) };
-        let region = region.map_err(|_| Exhausted)?;
+        let region = Region::backed_by(self.backing, len).map_err(|_| Exhausted)?;
         let rmb = Rmb::carve(region, size);
         let idle_since = Some(now);
         let (keys, pinned) = (Vec::new(), false);

@@ -65,10 +65,14 @@ pub fn capture(
     let mut stream = UnixStream::connect_addr(&address_of(admin)).map_err(silent)?;
     stream.set_read_timeout(Some(PATIENCE)).map_err(silent)?;
     let line = serde_json::to_string(request).map_err(io::Error::other).map_err(silent)?;
-    stream.write_all(format!("{line}\n").as_bytes()).map_err(silent)?;
+    // Whoever may not ask is told so, and not listened to.
+    let asked = stream.write_all(format!("{line}\n").as_bytes());
     let mut input = BufReader::with_capacity(1 << 16, stream);
     let mut line = String::new();
-    input.read_line(&mut line).map_err(silent)?;
+    let answered = input.read_line(&mut line);
+    if line.is_empty() {
+        asked.and(answered.map(drop)).map_err(silent)?;
+    }
     let answer: Answer =
         serde_json::from_str(&line).map_err(|error| CaptureError::Input(error.into()))?;
     if let Some(why) = answer.error {

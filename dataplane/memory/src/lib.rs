@@ -24,6 +24,6 @@ pub mod region;
 pub mod rmb;
 pub mod send_pool;
 
-pub use region::{Pinned, Region};
+pub use region::{Backing, Pinned, Region};
 pub use rmb::{Rmb, Rmbe};
 pub use send_pool::{Lease, SendPool, Vacant};

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use smcr_os::{Exposed, Extent, Mapping};
+use smcr_os::{Exposed, Extent, HUGE_PAGE, Mapping};
 
 use crate::contested::Contested;
 
@@ -17,6 +17,18 @@ use crate::contested::Contested;
 #[derive(Clone, Debug)]
 pub struct Region {
     memory: Arc<Memory>,
+}
+
+/// What a region is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// Backing of this process, which come into being as they are touched.
+    Private,
+    /// Backing that other processes can map.
+    Shared,
+    /// Huge pages, for regions that are at least as long as one, if the host has reserved enough;
+    /// else as [`Private`](Self::Private).
+    Huge,
 }
 
 /// The memory that all clones of a region share.
@@ -67,6 +79,20 @@ impl Region {
     /// When the kernel has no memory or no descriptor left.
     pub fn shared(len: usize) -> io::Result<Self> {
         Ok(Self::of(Mapping::shared(len)?))
+    }
+
+    /// Maps a region of at least `len` bytes, all zero.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel has no memory or no descriptor left.
+    pub fn backed_by(backing: Backing, len: usize) -> io::Result<Self> {
+        match backing {
+            Backing::Private => Self::new(len),
+            Backing::Shared => Self::shared(len),
+            Backing::Huge if len < HUGE_PAGE => Self::new(len),
+            Backing::Huge => Mapping::huge(len).map(Self::of).or_else(|_| Self::new(len)),
+        }
     }
 
     /// Maps all of a region that a peer on this host shares. The peer may do with it whatever it

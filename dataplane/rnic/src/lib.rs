@@ -24,7 +24,7 @@ pub mod verbs;
 
 use std::os::fd::BorrowedFd;
 
-use smcr_memory::{Lease, Region};
+use smcr_memory::{Backing, Lease, Region};
 pub use smcr_proto::QpAddress;
 use smcr_proto::{Gid, Instant, MacAddress, Mtu, Qpn, Rkey};
 
@@ -140,10 +140,10 @@ pub trait Rnic {
         false
     }
 
-    /// Whether the NIC registers only regions that are [shared](Region::shared): peers map them.
-    /// The same for the life of the NIC.
-    fn shares(&self) -> bool {
-        false
+    /// What regions for this NIC should be made of. If it is [`Backing::Shared`], it registers no
+    /// others: peers map them. The same for the life of the NIC.
+    fn backing(&self) -> Backing {
+        Backing::Private
     }
 
     /// What this host tells others, so that a peer with whose NIC this one shares memory can

@@ -17,5 +17,5 @@ pub mod udp;
 pub mod vectored;
 
 pub use lent::{Exposed, Extent, Lent};
-pub use mapping::Mapping;
+pub use mapping::{HUGE_PAGE, Mapping};
 pub use vectored::{Foreign, Piece, readv, writev};

@@ -30,6 +30,7 @@ pub struct Mapping {
     len: usize,
     /// Of memory that is shared: what other processes map.
     file: Option<OwnedFd>,
+    is_huge: bool,
 }
 
 // SAFETY: the value is an address and a length; mappings belong to the process, not to a thread,
@@ -61,7 +62,33 @@ impl Mapping {
             )
         }?;
         let base = NonNull::new(base.cast()).expect("the kernel maps page zero only on request");
-        Ok(Self { base, len, file: None })
+        Ok(Self { base, len, file: None, is_huge: false })
+    }
+
+    /// The same in huge pages, which need fewer entries of the CPU's page caches. They are taken at
+    /// once, so that none can be missing later, and none is given back before the value is dropped.
+    ///
+    /// # Errors
+    ///
+    /// When the host has not reserved enough of them, or none at all.
+    ///
+    /// # Panics
+    ///
+    /// If `len` is zero.
+    pub fn huge(len: usize) -> io::Result<Self> {
+        assert!(len > 0);
+        let mapped = len.checked_next_multiple_of(HUGE_PAGE).ok_or(Errno::NOMEM)?;
+        // SAFETY: as in `anonymous`.
+        let base = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                mapped,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB,
+            )
+        }?;
+        let base = NonNull::new(base.cast()).expect("the kernel maps page zero only on request");
+        Ok(Self { base, len, file: None, is_huge: true })
     }
 
     /// Maps `len` bytes, all zero, that other processes can map by their
@@ -118,7 +145,7 @@ impl Mapping {
             )
         }?;
         let base = NonNull::new(base.cast()).expect("the kernel maps page zero only on request");
-        Ok(Self { base, len, file: Some(file) })
+        Ok(Self { base, len, file: Some(file), is_huge: false })
     }
 
     /// By which other processes map this memory, if it is shared. Whoever has it can read and write
@@ -138,8 +165,9 @@ impl Mapping {
         self.len
     }
 
-    /// Frees the pages that lie completely in `at..at + len`; they read as zero afterwards, to
-    /// everybody who shares them. Returns the range that was freed, in bytes from `base`.
+    /// Frees the pages that lie completely in `at..at + len`, unless they are huge; they read as
+    /// zero afterwards, to everybody who shares them. Returns the range that was freed, in bytes
+    /// from `base`.
     ///
     /// # Errors
     ///
@@ -152,7 +180,8 @@ impl Mapping {
         assert!(at <= self.len && len <= self.len - at);
         let start = at.next_multiple_of(PAGE);
         let end = (at + len) / PAGE * PAGE;
-        if start >= end {
+        // Huge pages that were given back might be missing when they are touched again.
+        if start >= end || self.is_huge {
             return Ok(at..at);
         }
         // SAFETY: `start <= len` by the assertion and the test above, so by MAPPED the result
@@ -170,16 +199,20 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // The kernel unmaps huge pages as a whole only.
+        let mapped = if self.is_huge { self.len.next_multiple_of(HUGE_PAGE) } else { self.len };
         // SAFETY: `munmap` asks for a range that is ours and no longer used: MAPPED says it is
         // ours, and ALIEN that no reference survives; addresses given to NICs are withdrawn
         // before, since whoever registered the memory holds the owner of this value.
-        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), mapped) };
         assert!(unmapped.is_ok(), "a mapping we made can be unmapped");
     }
 }
 
 /// Size of a page on every platform we build for.
 const PAGE: usize = 4096;
+/// Size of the smallest huge pages.
+pub const HUGE_PAGE: usize = 2 << 20;
 /// What nobody can change any more: the size, and these seals.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 /// What the kernel calls the file system of a memfd without huge pages.
@@ -195,6 +228,28 @@ mod tests {
         assert_eq!(mapping.discard(1, 3 * PAGE).unwrap(), PAGE..3 * PAGE);
         assert_eq!(mapping.discard(100, 1000).unwrap(), 100..100);
         assert_eq!(mapping.discard(0, 4 * PAGE).unwrap(), 0..4 * PAGE);
+    }
+
+    /// Of the host's huge pages, if it has reserved some, or none: what the kernel gives is what it
+    /// took, and nothing stays.
+    #[test]
+    fn huge_pages_are_taken_as_a_whole_or_refused() {
+        let free = || {
+            let all = std::fs::read_to_string("/proc/meminfo").unwrap();
+            let line = all.lines().find(|line| line.starts_with("HugePages_Free:")).unwrap();
+            line.split_ascii_whitespace().nth(1).unwrap().parse::<usize>().unwrap()
+        };
+        match Mapping::huge(HUGE_PAGE + 1) {
+            Ok(mapping) => {
+                assert_eq!(mapping.len(), HUGE_PAGE + 1);
+                assert_eq!(mapping.discard(0, HUGE_PAGE).unwrap(), 0..0);
+            }
+            Err(error) => {
+                assert_eq!(error.raw_os_error(), Some(libc::ENOMEM));
+                assert!(free() < 2);
+            }
+        }
+        assert!(Mapping::huge(usize::MAX).is_err());
     }
 
     fn of_peer(file: &impl AsFd) -> io::Result<Mapping> {

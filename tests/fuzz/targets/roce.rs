@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Duration;
 
-use smcr_memory::{Region, SendPool};
+use smcr_memory::{Backing, Region, SendPool};
 use smcr_proto::{Gid, Instant, MacAddress, Mtu, Psn, QpAddress, Qpn, Rkey};
 use smcr_rnic::dice::{Chance, Dice};
 use smcr_rnic::roce::lossy::{Lossy, Network, Odds};
@@ -72,6 +72,7 @@ impl Nic {
         }
         let mut dice = Dice::new(7);
         let setup = Parameters {
+            backing: Backing::Private,
             port: port(1),
             udp_port: UDP_PORT,
             share: Share::ALL,

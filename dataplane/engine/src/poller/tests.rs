@@ -64,6 +64,7 @@ fn shared_nic(here: SocketAddr) -> [(roce::Rnic, roce::Fabric<Udp>); 2] {
     let part = |(socket, index): (UdpSocket, u32)| {
         let mut last = 1 + index;
         let setup = Parameters {
+            backing: smcr_memory::Backing::Private,
             port: Port { gid: Gid::from_ip(here.ip()), mac: MacAddress([2; 6]), mtu: Mtu::B1024 },
             udp_port: here.port(),
             share: Share { index, count: 2 },

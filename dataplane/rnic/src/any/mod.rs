@@ -10,7 +10,7 @@
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
-use smcr_memory::Region;
+use smcr_memory::{Backing, Region};
 use smcr_proto::{Gid, Instant, MacAddress, Mtu, Qpn};
 
 use crate::roce::{self, dpdk, packet, udp};
@@ -231,11 +231,11 @@ impl crate::Rnic for Nic {
         }
     }
 
-    fn shares(&self) -> bool {
+    fn backing(&self) -> Backing {
         match self {
-            Self::Roce(rnic) => rnic.shares(),
-            Self::Shm(rnic) => rnic.shares(),
-            Self::Verbs(rnic) => rnic.shares(),
+            Self::Roce(rnic) => rnic.backing(),
+            Self::Shm(rnic) => rnic.backing(),
+            Self::Verbs(rnic) => rnic.backing(),
         }
     }
 

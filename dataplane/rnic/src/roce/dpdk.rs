@@ -13,6 +13,7 @@ use std::time::Duration;
 use dpdk::{BURST_MAX, Error, Figures, Link, Port};
 pub use dpdk::{Pages, interface_below, is_privileged, version};
 use rustix::io::Errno;
+use smcr_memory::Backing;
 use smcr_proto::{Gid, Instant, MacAddress, Mtu};
 
 use super::batch::{Ecn, Run, SEGMENTS_MAX, Sent, Train, Wire};
@@ -89,6 +90,8 @@ pub fn parts(config: &Config<'_>) -> Result<(Parameters, Dpdk), Error> {
     let mac = MacAddress(port.mac());
     let Config { address, prefix, gateway, .. } = *config;
     let home = Home { mac, address, prefix, gateway };
+    let wants_huge = config.eal.iter().all(|argument| argument != "--no-huge");
+    let backing = if wants_huge { Backing::Huge } else { Backing::Private };
     let setup = Parameters {
         port: crate::Port {
             gid: Gid::from_ip(config.address),
@@ -96,6 +99,7 @@ pub fn parts(config: &Config<'_>) -> Result<(Parameters, Dpdk), Error> {
             mtu: config.mtu_max.map_or(mtu, |max| mtu.min(max)),
         },
         udp_port: UDP_PORT,
+        backing,
         share: Share::ALL,
         window_max: WINDOW_MAX / 2,
         entropy: Box::new(|| getrandom::u32().expect("the kernel gives random numbers")),

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::system::uname;
+use smcr_memory::Backing;
 use smcr_os::carrier::{Link, NetDevice};
 use smcr_os::interface::{self, preferred_address};
 use smcr_os::netdev::{NetworkDevice, network_devices};
@@ -147,6 +148,7 @@ pub fn parts(config: &Config<'_>) -> io::Result<(Parameters, Packet)> {
             mtu: config.mtu_max.map_or(mtu, |max| mtu.min(max)),
         },
         udp_port: UDP_PORT,
+        backing: Backing::Private,
         share: Share::ALL,
         window_max: u32::try_from(buffer / 4).unwrap_or(WINDOW_MAX).min(WINDOW_MAX),
         entropy: Box::new(|| getrandom::u32().expect("the kernel gives random numbers")),
@@ -176,6 +178,7 @@ fn parts_v1(
     let setup = Parameters {
         port: crate::Port { gid, mac, mtu: config.mtu_max.map_or(mtu, |max| mtu.min(max)) },
         udp_port: 0,
+        backing: Backing::Private,
         share: Share::ALL,
         window_max: u32::try_from(buffer / 4).unwrap_or(WINDOW_MAX).min(WINDOW_MAX),
         entropy: Box::new(|| getrandom::u32().expect("the kernel gives random numbers")),

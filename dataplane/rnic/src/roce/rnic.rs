@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
-use smcr_memory::Region;
+use smcr_memory::{Backing, Region};
 use smcr_proto::{Gid, Mtu, Psn, Qpn, Rkey};
 
 use super::QUEUE_PAIRS_MAX;
@@ -32,6 +32,8 @@ pub struct Parameters {
     pub entropy: Box<dyn FnMut() -> u32 + Send>,
     /// Asks the host for the path MTU to a peer.
     pub path: PathMtu,
+    /// What regions should be made of.
+    pub backing: Backing,
 }
 
 /// Returns the size in bytes of the largest IP packet that can go from the first address to the
@@ -119,6 +121,10 @@ impl crate::Rnic for Rnic {
 
     fn port(&self) -> Port {
         self.setup.port
+    }
+
+    fn backing(&self) -> Backing {
+        self.setup.backing
     }
 
     fn has_route(&self, peer: Gid) -> bool {

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use smcr_memory::{Lease, Region, SendPool};
+use smcr_memory::{Backing, Lease, Region, SendPool};
 use smcr_proto::{Gid, Instant, MacAddress, Mtu, Qpn, Rkey};
 
 use super::lossy::{Lossy, Network, Odds};
@@ -79,6 +79,7 @@ fn nic_with(
     let port =
         Port { gid: Gid::from_ipv4(at.ip().octets()), mac: MacAddress([2, 0, 0, 0, 0, node]), mtu };
     let setup = Parameters {
+        backing: Backing::Private,
         port,
         udp_port: UDP_PORT,
         share: Share::ALL,

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use smcr_memory::Backing;
 use smcr_os::interface::{self, Interface};
 use smcr_os::udp::{Departing, ReceiveRing, Steering, UdpSocket, Unsent};
 use smcr_proto::{Gid, Instant, MacAddress, Mtu};
@@ -125,6 +126,7 @@ fn setup(
     Ok(Parameters {
         port: Port { gid: Gid::from_ip(interface.address), mac: MacAddress(interface.mac), mtu },
         udp_port: config.port,
+        backing: Backing::Private,
         share,
         // We assume that the peer's socket buffer is as large as ours. It holds more overhead than
         // payload, and packets of more than one queue pair.

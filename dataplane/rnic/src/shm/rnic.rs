@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use smcr_memory::Region;
+use smcr_memory::{Backing, Region};
 use smcr_proto::{Gid, Mtu, Psn};
 
 use super::REGION_MAX;
@@ -74,8 +74,8 @@ impl crate::Rnic for Rnic {
         self.shared.directory.has(peer)
     }
 
-    fn shares(&self) -> bool {
-        true
+    fn backing(&self) -> Backing {
+        Backing::Shared
     }
 
     fn mark(&self) -> Option<[u8; 8]> {

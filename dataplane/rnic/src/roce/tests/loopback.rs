@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 use std::thread;
 
+use smcr_memory::Backing;
 use smcr_os::udp::UdpSocket;
 
 use super::*;
@@ -159,6 +160,7 @@ fn packets_received_by_another_fabric_are_forwarded() {
         [1, 2, 3].map(|host| SocketAddr::from(([127, 10, 6, host], UDP_PORT)));
     let part = |index: u8, socket: SocketAddr| {
         let setup = Parameters {
+            backing: Backing::Private,
             port: Port { gid: Gid::from_ip(here.ip()), mac: MacAddress([2; 6]), mtu: Mtu::B1024 },
             udp_port: UDP_PORT,
             share: Share { index: index.into(), count: 2 },
