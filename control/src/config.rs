@@ -45,6 +45,8 @@ pub struct Config {
     pub poll: Poll,
     /// `[smc]`: the protocol.
     pub smc: Smc,
+    /// `[local]`: connections with applications on this host.
+    pub local: Local,
     /// `[limits]`: bounds of the whole process.
     pub limits: Limits,
     /// `drain_timeout`: how long a graceful stop waits for connections to finish.
@@ -58,6 +60,22 @@ pub struct Config {
 pub struct Admin {
     /// HTTP: JSON, metrics, page. `listen = "none"` turns it off.
     pub listen: Option<SocketAddr>,
+}
+
+/// Connections with applications on this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Local {
+    /// Who chooses their congestion control on loopback.
+    pub congestion_control: CongestionControl,
+}
+
+/// Who chooses the congestion control of connections with applications on loopback.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CongestionControl {
+    /// This gateway: one that does not pace, at both ends where it can.
+    Auto,
+    /// The host.
+    Host,
 }
 
 /// Connections that use `device` use `rnic`.
@@ -191,6 +209,7 @@ impl Config {
         }
         let poll = poll(file.table("poll")?)?;
         let smc = smc::read(source, file.table("smc")?)?;
+        let local = local(file.table("local")?)?;
         if let Some(rnic) = versions::in_conflict(smc.versions, &rnics) {
             let why = "is 1, but RoCE v1 carries SMC-Rv1 only; write versions = [1] under [smc]";
             return Err(file.error("rnic", format!("version of {} {why}", rnic.name)));
@@ -201,7 +220,7 @@ impl Config {
         let drain_timeout = file.duration("drain_timeout", Duration::from_secs(30))?;
         let log = file.word("log", &LOG_LEVELS, LogLevel::Info)?;
         file.finish()?;
-        Ok(Self { admin, rnics, pnet, listeners, poll, smc, limits, drain_timeout, log })
+        Ok(Self { admin, rnics, pnet, listeners, poll, smc, local, limits, drain_timeout, log })
     }
 }
 
@@ -215,6 +234,13 @@ fn admin(source: Source<'_>, mut table: Section<'_>) -> Result<Admin, ConfigErro
     };
     table.finish()?;
     Ok(Admin { listen })
+}
+
+fn local(mut table: Section<'_>) -> Result<Local, ConfigError> {
+    let congestion_control =
+        table.word("congestion_control", &CONGESTION_CONTROLS, CongestionControl::Auto)?;
+    table.finish()?;
+    Ok(Local { congestion_control })
 }
 
 fn pnet(
@@ -335,6 +361,8 @@ const CORES_MAX: u64 = 4096;
 const TRANSPORTS: [(&str, Protocol); 2] = [("tcp", Protocol::Tcp), ("smc", Protocol::Smc)];
 const IDLE_POLICIES: [(&str, IdlePolicy); 3] =
     [("spin", IdlePolicy::Spin), ("adaptive", IdlePolicy::Adaptive), ("block", IdlePolicy::Block)];
+const CONGESTION_CONTROLS: [(&str, CongestionControl); 2] =
+    [("auto", CongestionControl::Auto), ("host", CongestionControl::Host)];
 const LOG_LEVELS: [(&str, LogLevel); 5] = [
     ("error", LogLevel::Error),
     ("warn", LogLevel::Warn),

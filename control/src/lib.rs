@@ -25,6 +25,7 @@ pub mod idle;
 pub mod ipsec;
 pub mod listener;
 pub mod log;
+pub mod loopback;
 pub mod network;
 pub mod operate;
 pub mod paths;

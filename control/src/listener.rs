@@ -3,12 +3,14 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::net::{accept_with, connect, socket_with};
 
 use crate::config::{self, Protocol, TcpKeepalive};
+use crate::loopback::Loopback;
 use crate::smc_option::OptionSource;
 use crate::sources::Sources;
 
@@ -30,6 +32,7 @@ pub struct Listener {
     sources: Sources,
     /// Of the TCP connections towards SMC-R peers.
     peer_keepalive: TcpKeepalive,
+    loopback: Arc<Loopback>,
 }
 
 impl Listener {
@@ -41,6 +44,7 @@ impl Listener {
     pub fn open(
         config: &config::Listener,
         option: &OptionSource,
+        loopback: &Arc<Loopback>,
         peer_keepalive: TcpKeepalive,
     ) -> io::Result<Self> {
         let upstream = *config.upstream.resolve()?.first().ok_or(io::ErrorKind::NotFound)?;
@@ -49,7 +53,7 @@ impl Listener {
         // Accepted sockets inherit these.
         set_options(&socket, config, config.accept, peer_keepalive)?;
         if config.accept == Protocol::Tcp {
-            suit_loopback(&socket, config.bind.ip());
+            loopback.suit_listener(&socket, config.bind);
         }
         if config.accept == Protocol::Smc {
             option.mark_listener(&socket)?;
@@ -65,6 +69,7 @@ impl Listener {
             active: 0,
             sources: Sources::default(),
             peer_keepalive,
+            loopback: Arc::clone(loopback),
         })
     }
 
@@ -82,7 +87,7 @@ impl Listener {
     pub(crate) fn suit(&self, accepted: &OwnedFd, source: IpAddr) {
         // Otherwise it has inherited what it needs.
         if self.config.accept == Protocol::Tcp && !self.config.bind.ip().is_loopback() {
-            suit_loopback(accepted, source);
+            self.loopback.suit_accepted(accepted, source);
         }
     }
 
@@ -123,7 +128,7 @@ impl Listener {
         let socket = new_socket(self.upstream)?;
         set_options(&socket, &self.config, self.config.connect, self.peer_keepalive)?;
         if self.config.connect == Protocol::Tcp {
-            suit_loopback(&socket, self.upstream.ip());
+            self.loopback.suit_client(&socket, self.upstream.ip());
         }
         if offer {
             option.mark_client(&socket)?;
@@ -175,22 +180,6 @@ fn set_options(
     Ok(())
 }
 
-/// Chooses the congestion control of a connection with an application, if that is at a loopback
-/// address.
-///
-/// Loopback loses nothing and has no queue that could grow, so there is nothing to control. What
-/// paces packets, as `bbr` does, costs a timer for each of them: a fifth of the throughput of a
-/// stream.
-fn suit_loopback(socket: &OwnedFd, application: IpAddr) {
-    if application.to_canonical().is_loopback() {
-        // Each kernel has it. If a host forbids it to us, its own choice remains.
-        let _ = sockopt::set_tcp_congestion(socket, LOOPBACK_CONGESTION_CONTROL);
-    }
-}
-
-/// The plainest, which lets a window grow for as long as nothing is lost.
-const LOOPBACK_CONGESTION_CONTROL: &str = "reno";
-
 fn new_socket(address: SocketAddr) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -236,7 +225,9 @@ mod tests {
                 let config = Config::parse(&text, "a.toml").unwrap();
                 let option = OptionSource::None(String::new());
                 let chosen = config.smc.tcp_keepalive;
-                let listener = Listener::open(&config.listeners[0], &option, chosen).unwrap();
+                let loopback = Arc::new(Loopback::Own(None));
+                let listener =
+                    Listener::open(&config.listeners[0], &option, &loopback, chosen).unwrap();
                 let _client = std::net::TcpStream::connect(place).unwrap();
                 let accepted =
                     accept_with(listener.socket.as_ref().unwrap(), SocketFlags::CLOEXEC).unwrap();

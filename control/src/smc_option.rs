@@ -112,9 +112,7 @@ impl SmcOption {
     ///
     /// [`OptionUnavailable`]; nothing is left behind.
     pub fn load() -> Result<Self, OptionUnavailable> {
-        libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Info, |_, line| {
-            tracing::debug!(target: "libbpf", "{}", line.trim_end());
-        })));
+        log_quietly();
         let cgroup = cgroup::open_own().map_err(OptionUnavailable::NoCgroup)?;
         let refused = |error: libbpf_rs::Error| OptionUnavailable::Refused(error.to_string());
         let object = ObjectBuilder::default()
@@ -178,6 +176,13 @@ impl SmcOption {
             Ok(false) | Err(_) => 0,
         }
     }
+}
+
+/// Has libbpf write to our log, and not to standard error.
+pub(crate) fn log_quietly() {
+    libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Info, |_, line| {
+        tracing::debug!(target: "libbpf", "{}", line.trim_end());
+    })));
 }
 
 impl fmt::Debug for SmcOption {

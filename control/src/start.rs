@@ -33,6 +33,7 @@ use crate::entropy::random;
 use crate::gateway::{Gateway, Parts, PortParts};
 use crate::groups::Lan;
 use crate::listener::Listener;
+use crate::loopback::Loopback;
 use crate::network::{Network, Place};
 use crate::placement::{PollerHandle, Seat, seats};
 use crate::pnet::PnetTable;
@@ -81,10 +82,13 @@ pub fn run(config: Config) -> Result<(), RunError> {
     let devices = Devices::read().map_err(context("the network devices cannot be listed"))?;
     let waker = Waker::new().map_err(context("the control thread cannot be set up"))?;
 
+    let loopback = Loopback::choose(config.local.congestion_control);
+    tracing::info!("{loopback}");
+    let loopback = Arc::new(loopback);
     let mut listeners = Vec::new();
     for listener in &config.listeners {
         let what = format!("listener {} at {}", listener.name, listener.bind);
-        let opened = Listener::open(listener, &option, config.smc.tcp_keepalive);
+        let opened = Listener::open(listener, &option, &loopback, config.smc.tcp_keepalive);
         listeners.push(opened.map_err(context(&what))?);
     }
     let nics = choose_nics(&config, &devices, &listeners);

@@ -134,6 +134,12 @@ impl Setup {
         self
     }
 
+    /// One more table.
+    pub(crate) fn table(mut self, table: &str) -> Self {
+        self.config.push_str(table);
+        self
+    }
+
     /// Limits how many connections the listener that was added last serves at once.
     pub(crate) fn connections_max(mut self, count: u32) -> Self {
         writeln!(self.config, "connections_max = {count}").expect("writing to a string");

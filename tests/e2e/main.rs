@@ -30,6 +30,7 @@ mod ipv6;
 mod keepalive;
 mod kinds;
 mod lifecycle;
+mod loopback;
 mod narrow;
 mod page;
 mod pattern;

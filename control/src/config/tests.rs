@@ -242,6 +242,18 @@ fn every_fault_is_one_line_that_names_line_and_key() {
     }
 }
 
+#[test]
+fn congestion_control_is_ours_or_the_hosts() {
+    let of = |text: &str| {
+        let config = Config::parse(&format!("{GOOD}[local]\n{text}"), "gate.toml");
+        config.map(|config| config.local.congestion_control).map_err(|error| error.to_string())
+    };
+    assert_eq!(of(""), Ok(CongestionControl::Auto));
+    assert_eq!(of("congestion_control = 'host'"), Ok(CongestionControl::Host));
+    let error = of("congestion_control = 'reno'").unwrap_err();
+    assert!(error.ends_with("\"reno\" is not known; write \"auto\" or \"host\""), "{error}");
+}
+
 /// Faults outside the listeners, with a good listener ahead of them (four lines).
 #[test]
 fn other_tables_are_checked_too() {
@@ -297,7 +309,7 @@ fn other_tables_are_checked_too() {
         (
             "[polling]",
             ":5: polling: is not a key; known here: limits, admin, rnic, pnet, listener, \
-             poll, smc, drain_timeout, log",
+             poll, smc, local, drain_timeout, log",
         ),
         (
             "[admin]\nlisten='9180'",

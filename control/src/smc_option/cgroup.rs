@@ -31,6 +31,21 @@ pub(super) fn open_own() -> Result<OwnedFd, String> {
     open_cgroup2(&root, below).map_err(|error| format!("{}: {error}", below.display()))
 }
 
+/// Opens the root of the cgroups that this process can see. In a container that is its own.
+///
+/// # Errors
+///
+/// Why not, in words that continue a sentence.
+pub(crate) fn open_root() -> Result<OwnedFd, String> {
+    let root = mount_nowhere().and_then(|root| open_cgroup2(&root, Path::new(".")));
+    root.or_else(|error| {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let directory = own_directory(&mounts, "0::/\n").ok_or(error)?;
+        open_cgroup2(rustix::fs::CWD, &directory)
+    })
+    .map_err(|error| format!("the root of the cgroups cannot be opened: {error}"))
+}
+
 /// Opens a directory, if it belongs to cgroup v2 and not to another file system mounted over it.
 fn open_cgroup2(at: impl std::os::fd::AsFd, directory: &Path) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

@@ -19,8 +19,10 @@ use smcr_rnic::roce;
 use smcr_rnic::roce::dpdk::{Pages, is_privileged};
 use smcr_rnic::verbs;
 
+use crate::config::CongestionControl;
 use crate::cores::{self, Board};
 use crate::device::Devices;
+use crate::loopback::Loopback;
 use crate::rdma;
 use crate::smc_option::SmcOption;
 
@@ -105,6 +107,7 @@ pub fn examine() -> Vec<Finding> {
     let descriptors = getrlimit(Resource::Nofile);
     vec![
         tcp_option(),
+        loopback(&Loopback::choose(CongestionControl::Auto)),
         kernel_smc(&modules),
         devices(),
         hardware(&rdma::devices(), verbs::available().map_err(|why| why.to_string())),
@@ -128,6 +131,16 @@ fn tcp_option() -> Finding {
     match SmcOption::load() {
         Ok(_) => Finding::ok(name, "TCP option 254 can be put on SYNs by eBPF"),
         Err(unavailable) => Finding::warn(name, unavailable.to_string(), ""),
+    }
+}
+
+fn loopback(chosen: &Loopback) -> Finding {
+    let name = "loopback";
+    match chosen {
+        Loopback::Own(Some(_)) => Finding::warn(name, chosen.to_string(), "run as root"),
+        Loopback::Host | Loopback::Own(None) | Loopback::Both(_) => {
+            Finding::ok(name, chosen.to_string())
+        }
     }
 }
 

@@ -46,6 +46,30 @@ pub fn saved_syn(connection: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     Ok(syn)
 }
 
+/// The number by which eBPF programs know the network namespace of a socket.
+///
+/// # Errors
+///
+/// As `getsockopt(2)`: the kernel is older than 5.14.
+pub fn network_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut cookie: u64 = 0;
+    let mut len = libc::socklen_t::try_from(size_of::<u64>()).expect("8 fits");
+    // SAFETY: `getsockopt` asks for
+    // - an open descriptor: `BorrowedFd`;
+    // - a pointer valid for `len` writes: `cookie` is a live exclusive local of that size;
+    // - a place to store the length: `len` is a live local.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut len,
+        )
+    };
+    if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Whether the next byte that a read of `connection` would return is the urgent one.
 ///
 /// The answer is final once `FIONREAD` shows that this byte has arrived, because the segment that

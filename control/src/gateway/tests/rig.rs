@@ -21,6 +21,7 @@ use crate::cores::{Assignment, Reason};
 use crate::device::Devices;
 use crate::gateway::{Gateway, Parts, PortParts};
 use crate::listener::Listener;
+use crate::loopback::Loopback;
 use crate::network::{Network, Place};
 use crate::placement::seats;
 use crate::pnet::PnetTable;
@@ -84,8 +85,10 @@ impl Rig {
         let thread = std::thread::spawn(move || {
             let clock = Clock::new();
             let option = OptionSource::choose(&config.smc);
+            let loopback = Arc::new(Loopback::Host);
             let listener =
-                Listener::open(&config.listeners[0], &option, config.smc.tcp_keepalive).unwrap();
+                Listener::open(&config.listeners[0], &option, &loopback, config.smc.tcp_keepalive)
+                    .unwrap();
             let port = open_port(&config, address, clock, &waker);
             let place = Place {
                 rnic: NAME.to_owned(),
