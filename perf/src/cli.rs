@@ -83,6 +83,10 @@ struct RunArguments {
     /// scheduler decides).
     #[arg(long, default_value = "auto")]
     pin: Pin,
+    /// Who chooses the congestion control of connections with the gateways on loopback: auto (they
+    /// do), or host.
+    #[arg(long, default_value = "auto", value_parser = ["auto", "host"])]
+    local: String,
     /// Busy loops during the measurements: alone (none), or LOOPS@NICE.
     #[arg(long, value_delimiter = ',', default_value = "alone")]
     beside: Vec<Beside>,
@@ -185,6 +189,7 @@ fn plan(arguments: RunArguments) -> Result<Plan> {
         smcgate,
         idle_policy: arguments.poll,
         pin: arguments.pin,
+        local: arguments.local,
         beside: arguments.beside,
         date: arguments.date,
         out: arguments.out,

@@ -39,6 +39,10 @@ pub(crate) struct Measurement {
     /// Where the gateways' pollers ran: `auto`, `fixed` or `off`.
     #[serde(default = "fixed")]
     pub(crate) pin: String,
+    /// Who chose the congestion control of connections with the gateways on loopback: `auto`, they
+    /// did; `host`, also before they could.
+    #[serde(default = "host")]
+    pub(crate) local: String,
     /// 1 is the first round.
     pub(crate) round: u32,
     pub(crate) elapsed_s: f64,
@@ -90,6 +94,11 @@ fn alone() -> String {
 /// The value for older files, whose gateways all ran on fixed cores.
 fn fixed() -> String {
     Pin::Fixed.to_string()
+}
+
+/// The value for older files.
+fn host() -> String {
+    "host".to_owned()
 }
 
 impl Measurement {
@@ -193,6 +202,7 @@ pub(crate) mod tests {
             path: path.into(),
             beside: alone(),
             pin: fixed(),
+            local: host(),
             round,
             elapsed_s: 3.0,
             connections: 1,

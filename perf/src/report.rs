@@ -101,6 +101,10 @@ fn preamble(machine: &Machine, measurements: &[Measurement]) -> String {
         machine.mtu_bytes,
         machine.congestion_control,
     );
+    if measurements.iter().any(|measurement| measurement.local == "auto") {
+        text +=
+            " On loopback, gateways spare their connections with applications what paces (bbr).";
+    }
     for program in &machine.programs {
         write!(text, " {program}.").expect("a string takes all");
     }

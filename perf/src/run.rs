@@ -31,6 +31,7 @@ pub(crate) struct Plan {
     pub(crate) smcgate: PathBuf,
     pub(crate) idle_policy: String,
     pub(crate) pin: Pin,
+    pub(crate) local: String,
     pub(crate) beside: Vec<Beside>,
     pub(crate) date: Option<String>,
     pub(crate) out: Option<PathBuf>,
@@ -49,6 +50,7 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
         smcgate: plan.smcgate.clone(),
         idle_policy: plan.idle_policy.clone(),
         pin: plan.pin,
+        local: plan.local.clone(),
     })?;
     let machine = Machine::describe(plan.date.clone(), bench.namespaces().mtu_bytes()?);
     let mut measurements = Vec::new();
@@ -117,6 +119,7 @@ fn measure(
         path: path.to_string(),
         beside: bench.beside().to_string(),
         pin: plan.pin.to_string(),
+        local: plan.local.clone(),
         round,
         elapsed_s: load.elapsed_s,
         connections: scenario.connections(),

@@ -37,6 +37,8 @@ pub(crate) struct Options {
     pub(crate) idle_policy: String,
     /// Where its poller runs.
     pub(crate) pin: Pin,
+    /// Their `[local] congestion_control`.
+    pub(crate) local: String,
 }
 
 /// The running servers and proxies. Dropping it ends and removes everything.
@@ -251,7 +253,10 @@ impl Bench {
                 Pin::Fixed => format!("cores = [{core}]\n"),
                 Pin::Off => "pin = false\n".to_owned(),
             };
-            let poll = format!("policy = \"{}\"\n{pin}", self.options.idle_policy);
+            let Options { idle_policy, local, .. } = &self.options;
+            let poll = format!(
+                "policy = \"{idle_policy}\"\n{pin}\n[local]\ncongestion_control = \"{local}\"\n"
+            );
             let text = smcgate_configuration(host, rnic, &poll, &folder);
             let file = self.folder.write(&format!("{name}.toml"), &text)?;
             let smcgate = self.options.smcgate.to_string_lossy();
