@@ -60,8 +60,9 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct RunArguments {
-    /// Workloads: RR-n, RRO-n@r (r requests per second), STR, STR-cubic, STR-reverse, CRR,
-    /// CRR-sustained (a minute at least), RR-32-http, CRR-http.
+    /// Workloads: RR-n, RR-nxb (requests of b bytes instead of 64), RRO-n@r (r requests per
+    /// second), STR, STR-cubic, STR-reverse, CRR, CRR-sustained (a minute at least), RR-32-http,
+    /// CRR-http.
     #[arg(long, value_delimiter = ',', default_value = "RR-1,RR-32,STR,CRR")]
     scenarios: Vec<Scenario>,
     /// direct, haproxy, smcgate (RNICs of kind roce-udp), smcgate-shm, smcgate-packet (of kind
@@ -87,6 +88,13 @@ struct RunArguments {
     /// do), or host.
     #[arg(long, default_value = "auto", value_parser = ["auto", "host"])]
     local: String,
+    /// MTU of the network between the hosts.
+    #[arg(
+        long,
+        default_value_t = 1500,
+        value_parser = clap::value_parser!(u32).range(1280..=65_535)
+    )]
+    mtu: u32,
     /// Busy loops during the measurements: alone (none), or LOOPS@NICE.
     #[arg(long, value_delimiter = ',', default_value = "alone")]
     beside: Vec<Beside>,
@@ -108,7 +116,11 @@ struct LoadArguments {
     /// Connections open at a time: 1 for rr, 32 for crr, unless given.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     connections: Option<u32>,
-    /// rr: send this many requests per second instead of waiting for answers (open loop).
+    /// rr: bytes of a request.
+    #[arg(long, default_value_t = round_trip::MESSAGE_BYTES, value_parser = parse_bytes)]
+    bytes: usize,
+    /// rr: send this many requests of 64 bytes per second instead of waiting for answers (open
+    /// loop).
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     rate: Option<u32>,
     /// str: receive from a source instead of sending to a sink.
@@ -124,7 +136,7 @@ struct LoadArguments {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum LoadKind {
-    /// Requests of 64 bytes to an echo server.
+    /// Requests to an echo server.
     Rr,
     /// One stream to a sink.
     Str,
@@ -190,6 +202,7 @@ fn plan(arguments: RunArguments) -> Result<Plan> {
         idle_policy: arguments.poll,
         pin: arguments.pin,
         local: arguments.local,
+        mtu: arguments.mtu,
         beside: arguments.beside,
         date: arguments.date,
         out: arguments.out,
@@ -200,7 +213,9 @@ fn load(arguments: &LoadArguments) -> Result<()> {
     let LoadArguments { target, seconds, connections, .. } = *arguments;
     let congestion = arguments.congestion.as_deref();
     let result = match (arguments.kind, arguments.rate) {
-        (LoadKind::Rr, None) => round_trip::run(target, connections.unwrap_or(1), seconds),
+        (LoadKind::Rr, None) => {
+            round_trip::run(target, connections.unwrap_or(1), arguments.bytes, seconds)
+        }
         (LoadKind::Rr, Some(rate)) => {
             open_loop::run(target, connections.unwrap_or(1), rate, seconds)
         }
@@ -214,6 +229,13 @@ fn load(arguments: &LoadArguments) -> Result<()> {
         println!("{}", sentence(&result));
     }
     Ok(())
+}
+
+fn parse_bytes(text: &str) -> std::result::Result<usize, String> {
+    match text.parse() {
+        Ok(bytes @ 1..=round_trip::MESSAGE_BYTES_MAX) => Ok(bytes),
+        Ok(_) | Err(_) => Err(format!("write 1 to {}", round_trip::MESSAGE_BYTES_MAX)),
+    }
 }
 
 /// A result as text for people.

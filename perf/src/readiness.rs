@@ -21,6 +21,7 @@ pub(crate) struct Readiness {
 pub(crate) enum Interest {
     Read,
     Write,
+    Both,
 }
 
 impl Interest {
@@ -28,6 +29,7 @@ impl Interest {
         match self {
             Self::Read => epoll::EventFlags::IN,
             Self::Write => epoll::EventFlags::OUT,
+            Self::Both => epoll::EventFlags::IN | epoll::EventFlags::OUT,
         }
     }
 }

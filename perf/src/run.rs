@@ -32,6 +32,7 @@ pub(crate) struct Plan {
     pub(crate) idle_policy: String,
     pub(crate) pin: Pin,
     pub(crate) local: String,
+    pub(crate) mtu: u32,
     pub(crate) beside: Vec<Beside>,
     pub(crate) date: Option<String>,
     pub(crate) out: Option<PathBuf>,
@@ -51,6 +52,7 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
         idle_policy: plan.idle_policy.clone(),
         pin: plan.pin,
         local: plan.local.clone(),
+        mtu: plan.mtu,
     })?;
     let machine = Machine::describe(plan.date.clone(), bench.namespaces().mtu_bytes()?);
     let mut measurements = Vec::new();

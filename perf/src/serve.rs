@@ -129,7 +129,7 @@ impl Server {
         let Some(peer) = self.peers[index].as_mut() else { return Ok(()) };
         let alive = match peer.watched {
             Interest::Read => peer.read(self.behaviour, &mut self.scratch),
-            Interest::Write => peer.write(self.behaviour),
+            Interest::Write | Interest::Both => peer.write(self.behaviour),
         };
         if !alive {
             // Dropping the stream closes it, which also ends its watch.

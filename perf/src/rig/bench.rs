@@ -16,6 +16,7 @@ use super::time_wait::TimeWaits;
 use crate::beside::Beside;
 use crate::clock::{now_ns, ns};
 use crate::failure::{Doing as _, Failure, Result};
+use crate::scenarios::round_trip::MESSAGE_BYTES;
 use crate::scenarios::{LoadResult, Scenario, Service};
 
 /// How long servers and proxies may take to start serving.
@@ -39,6 +40,8 @@ pub(crate) struct Options {
     pub(crate) pin: Pin,
     /// Their `[local] congestion_control`.
     pub(crate) local: String,
+    /// MTU of the veth pair.
+    pub(crate) mtu: u32,
 }
 
 /// The running servers and proxies. Dropping it ends and removes everything.
@@ -89,7 +92,7 @@ impl Bench {
             haproxies: Vec::new(),
             gateways: Vec::new(),
             rnic: None,
-            namespaces: Namespaces::create()?,
+            namespaces: Namespaces::create(options.mtu)?,
             folder: Folder::create()?,
             myself,
             options,
@@ -270,7 +273,7 @@ impl Bench {
     /// Sends echoes until one round trip works, which also makes the gateways' first contact.
     fn wait_until_carrying(&mut self, path: Path) -> Result<()> {
         let until = now_ns() + ns(START_LIMIT);
-        let echo = Scenario::RoundTrip { connections: 1 };
+        let echo = Scenario::RoundTrip { connections: 1, bytes: MESSAGE_BYTES };
         loop {
             for process in self.servers.iter_mut().chain(&mut self.haproxies) {
                 process.check_alive()?;

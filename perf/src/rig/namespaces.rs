@@ -42,12 +42,12 @@ impl Namespaces {
         ["a", "b"].map(|host| format!("smcperf-{}-{host}", std::process::id()))
     }
 
-    /// Builds both.
+    /// Builds both, with packets of up to `mtu` bytes between them.
     ///
     /// # Errors
     ///
     /// Without the privilege to make network namespaces.
-    pub(crate) fn create() -> Result<Self> {
+    pub(crate) fn create(mtu: u32) -> Result<Self> {
         let namespaces = Self { names: Self::names() };
         let [a, b] = &namespaces.names;
         ip(&["netns", "add", a])?;
@@ -57,7 +57,7 @@ impl Namespaces {
         ])?;
         for (name, device, address) in [(a, DEVICE_A, ADDRESS_A), (b, DEVICE_B, ADDRESS_B)] {
             ip(&["-n", name, "addr", "add", &format!("{address}/24"), "dev", device])?;
-            ip(&["-n", name, "link", "set", device, "up"])?;
+            ip(&["-n", name, "link", "set", device, "mtu", &mtu.to_string(), "up"])?;
             ip(&["-n", name, "link", "set", "lo", "up"])?;
         }
         Ok(namespaces)

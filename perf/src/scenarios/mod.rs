@@ -18,8 +18,9 @@ use crate::latency::Latency;
 /// One workload. Its text form is its name in records and on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scenario {
-    /// `RR-n`: n connections, each with one 64-byte request in flight.
-    RoundTrip { connections: u32 },
+    /// `RR-n`: n connections, each with one 64-byte request in flight; `RR-nxb`: with one of b
+    /// bytes.
+    RoundTrip { connections: u32, bytes: usize },
     /// `RRO-n@r`: n connections, r requests per second, however slow the answers are.
     OpenLoop { connections: u32, rate_per_s: u32 },
     /// `STR`: one stream, client to server.
@@ -121,7 +122,7 @@ impl Scenario {
     /// How many connections are open at a time.
     pub(crate) fn connections(self) -> u32 {
         match self {
-            Self::RoundTrip { connections } | Self::OpenLoop { connections, .. } => connections,
+            Self::RoundTrip { connections, .. } | Self::OpenLoop { connections, .. } => connections,
             Self::Stream { .. } | Self::ReverseStream => 1,
             Self::ShortConnections | Self::SustainedShortConnections => {
                 short_connections::CONCURRENT
@@ -142,13 +143,14 @@ impl Scenario {
 
     /// Whether half a round trip is a one-way latency, since no other connection delays it.
     pub(crate) fn is_single_round_trip(self) -> bool {
-        self == Self::RoundTrip { connections: 1 }
+        matches!(self, Self::RoundTrip { connections: 1, .. })
     }
 
     /// Bytes of one request, or of one write of a stream. `None` for HTTP.
     pub(crate) fn message_bytes(self) -> Option<usize> {
         match self {
-            Self::RoundTrip { .. } | Self::OpenLoop { .. } => Some(round_trip::MESSAGE_BYTES),
+            Self::RoundTrip { bytes, .. } => Some(bytes),
+            Self::OpenLoop { .. } => Some(round_trip::MESSAGE_BYTES),
             Self::Stream { .. } | Self::ReverseStream => Some(stream::WRITE_BYTES),
             Self::ShortConnections | Self::SustainedShortConnections => {
                 Some(short_connections::REQUEST_BYTES)
@@ -186,9 +188,15 @@ impl Scenario {
             fixed.iter().map(|s| (*s).to_owned()).chain(more.iter().cloned()).collect()
         };
         match self {
-            Self::RoundTrip { connections } => {
-                ours("rr", &["--connections".into(), connections.to_string()])
-            }
+            Self::RoundTrip { connections, bytes } => ours(
+                "rr",
+                &[
+                    "--connections".into(),
+                    connections.to_string(),
+                    "--bytes".into(),
+                    bytes.to_string(),
+                ],
+            ),
             Self::OpenLoop { connections, rate_per_s } => ours(
                 "rr",
                 &[
@@ -230,7 +238,10 @@ impl Scenario {
 impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::RoundTrip { connections } => write!(f, "RR-{connections}"),
+            Self::RoundTrip { connections, bytes: round_trip::MESSAGE_BYTES } => {
+                write!(f, "RR-{connections}")
+            }
+            Self::RoundTrip { connections, bytes } => write!(f, "RR-{connections}x{bytes}"),
             Self::OpenLoop { connections, rate_per_s } => {
                 write!(f, "RRO-{connections}@{rate_per_s}")
             }
@@ -251,8 +262,8 @@ impl FromStr for Scenario {
     fn from_str(text: &str) -> Result<Self, String> {
         let unknown = || {
             format!(
-                "unknown scenario {text:?}: RR-<n>, RRO-<n>@<requests per second>, STR, \
-                 STR-cubic, STR-reverse, CRR, CRR-sustained, RR-32-http or CRR-http"
+                "unknown scenario {text:?}: RR-<n>, RR-<n>x<bytes>, RRO-<n>@<requests per second>, \
+                 STR, STR-cubic, STR-reverse, CRR, CRR-sustained, RR-32-http or CRR-http"
             )
         };
         let positive = |digits: &str| match digits.parse() {
@@ -269,8 +280,15 @@ impl FromStr for Scenario {
             "CRR-http" => return Ok(Self::HttpShortConnections),
             _ => {}
         }
-        if let Some(connections) = text.strip_prefix("RR-") {
-            return Ok(Self::RoundTrip { connections: positive(connections)? });
+        if let Some(rest) = text.strip_prefix("RR-") {
+            let (connections, bytes) = match rest.split_once('x') {
+                None => (rest, round_trip::MESSAGE_BYTES),
+                Some((connections, bytes)) => match bytes.parse() {
+                    Ok(bytes @ 1..=round_trip::MESSAGE_BYTES_MAX) => (connections, bytes),
+                    Ok(_) | Err(_) => return Err(unknown()),
+                },
+            };
+            return Ok(Self::RoundTrip { connections: positive(connections)?, bytes });
         }
         let (connections, rate) =
             text.strip_prefix("RRO-").and_then(|rest| rest.split_once('@')).ok_or_else(unknown)?;
@@ -292,6 +310,8 @@ mod tests {
         for name in [
             "RR-1",
             "RR-32",
+            "RR-1x1",
+            "RR-8x1048576",
             "RRO-32@50000",
             "STR",
             "STR-cubic",
@@ -303,7 +323,8 @@ mod tests {
         ] {
             assert_eq!(name.parse::<Scenario>().unwrap().to_string(), name);
         }
-        for wrong in ["RR", "RR-0", "RR-x", "RRO-3", "RRO-3@0", "str", ""] {
+        for wrong in ["RR", "RR-0", "RR-x", "RR-1x0", "RR-1x1048577", "RRO-3", "RRO-3@0", "str", ""]
+        {
             assert!(wrong.parse::<Scenario>().is_err(), "{wrong}");
         }
     }

@@ -19,7 +19,7 @@ use rustix::time::{
 };
 
 use super::LoadResult;
-use super::round_trip::{Client, PATIENCE, WARM_UP, connect_all, result};
+use super::round_trip::{Client, MESSAGE_BYTES, PATIENCE, WARM_UP, connect_all, result};
 use crate::clock::{now_ns, ns};
 use crate::failure::{Doing as _, Failure, Result};
 use crate::latency::Recorder;
@@ -53,7 +53,7 @@ pub(crate) fn run(
     duration: Duration,
 ) -> Result<LoadResult> {
     let mut readiness = Readiness::new()?;
-    let clients = connect_all(target, connections, &readiness)?;
+    let clients = connect_all(target, connections, MESSAGE_BYTES, &readiness)?;
     let interval_ns = (1_000_000_000 / u64::from(rate_per_s)).max(1);
     let timer = periodic(interval_ns)?;
     readiness.add(&timer, TIMER, Interest::Read)?;
@@ -90,8 +90,7 @@ pub(crate) fn run(
             return Ok(result(
                 connections,
                 &load.latencies,
-                load.recorded,
-                load.answered,
+                (load.recorded, load.answered, load.answered * 2 * MESSAGE_BYTES as u64),
                 now - record_from,
             ));
         }

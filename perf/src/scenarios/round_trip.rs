@@ -1,4 +1,5 @@
-//! RR(n): n connections, each with one 64-byte request in flight. Every round trip is recorded.
+//! RR(n): n connections, each with one request in flight, of 64 bytes unless the name says
+//! otherwise. Every round trip is recorded.
 //!
 //! Estimate, one connection, direct over veth: write 3 µs + softirq 3 + wake-up of the server 15
 //! (74 when its core sleeps deeply) + read 2 + epoll 1, twice = 48 to 150 µs round trip. A HAProxy
@@ -6,6 +7,8 @@
 //! replaces wake-ups by turns (4 µs) but shares its core with the applications here.
 //! Estimate, 32 connections, direct: the two processes never sleep, so 2 × (read + write + epoll
 //! share) = 2 × 5 µs over two cores: about 200 k/s.
+//! Estimate, large requests: twice the time of a stream of as many bytes, since the next request
+//! leaves when the answer is complete.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -19,8 +22,11 @@ use crate::failure::{Doing as _, Failure, Result};
 use crate::latency::Recorder;
 use crate::readiness::{Interest, Readiness};
 
-/// Bytes of a request and of its echo.
+/// Bytes of a request and of its echo, unless the scenario says otherwise.
 pub(crate) const MESSAGE_BYTES: usize = 64;
+
+/// The largest requests.
+pub(crate) const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
 /// Round trips before this much time has passed are not recorded.
 pub(super) const WARM_UP: Duration = Duration::from_millis(250);
@@ -31,23 +37,25 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// One connection of a round-trip load.
 pub(super) struct Client {
     stream: TcpStream,
-    request: [u8; MESSAGE_BYTES],
-    answer: [u8; MESSAGE_BYTES],
+    request: Vec<u8>,
+    answer: Vec<u8>,
+    sent_bytes: usize,
     received_bytes: usize,
     sequence: u64,
 }
 
 impl Client {
-    /// Connects, without delay and non-blocking.
-    pub(super) fn connect(target: SocketAddr) -> Result<Self> {
+    /// Connects, without delay and non-blocking, for requests of `bytes` bytes.
+    pub(super) fn connect(target: SocketAddr, bytes: usize) -> Result<Self> {
         let stream = TcpStream::connect_timeout(&target, PATIENCE)
             .doing(|| format!("connecting to {target}"))?;
         sockopt::set_tcp_nodelay(&stream, true).doing(|| "TCP_NODELAY".into())?;
         stream.set_nonblocking(true).doing(|| "O_NONBLOCK".into())?;
         Ok(Self {
             stream,
-            request: [b'.'; MESSAGE_BYTES],
-            answer: [0; MESSAGE_BYTES],
+            request: vec![b'.'; bytes],
+            answer: vec![0; bytes],
+            sent_bytes: bytes,
             received_bytes: 0,
             sequence: 0,
         })
@@ -58,18 +66,32 @@ impl Client {
         readiness.add(&self.stream, token, Interest::Read)
     }
 
-    /// Sends the next request. The previous one must have been answered.
+    /// Sends the next request, or as much of it as there is room for. The previous one must have
+    /// been answered.
     pub(super) fn send(&mut self) -> Result<()> {
         self.sequence += 1;
-        self.request[..8].copy_from_slice(&self.sequence.to_be_bytes());
-        self.received_bytes = 0;
-        let sent = self.stream.write(&self.request).doing(|| "sending a request".into())?;
-        // With one small message in flight, the buffer of a TCP socket always has room.
-        if sent == MESSAGE_BYTES {
-            Ok(())
-        } else {
-            Err(Failure::new(format!("only {sent} bytes of a request were accepted")))
+        let sequence = self.sequence.to_le_bytes();
+        let len = sequence.len().min(self.request.len());
+        self.request[..len].copy_from_slice(&sequence[..len]);
+        (self.sent_bytes, self.received_bytes) = (0, 0);
+        self.send_on()
+    }
+
+    /// Sends more of the request, if something is left of it and there is room.
+    fn send_on(&mut self) -> Result<()> {
+        if self.is_sent() {
+            return Ok(());
         }
+        match self.stream.write(&self.request[self.sent_bytes..]) {
+            Ok(sent) => self.sent_bytes += sent,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error).doing(|| "sending a request".into()),
+        }
+        Ok(())
+    }
+
+    fn is_sent(&self) -> bool {
+        self.sent_bytes == self.request.len()
     }
 
     /// Reads once. Returns true when the answer is complete; it must equal the request.
@@ -80,7 +102,7 @@ impl Client {
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
             Err(error) => return Err(error).doing(|| "reading an answer".into()),
         }
-        if self.received_bytes < MESSAGE_BYTES {
+        if self.received_bytes < self.answer.len() {
             return Ok(false);
         }
         if self.answer == self.request {
@@ -96,15 +118,25 @@ impl Client {
 /// # Errors
 ///
 /// When a connection cannot be made or breaks, an answer is wrong, or none comes for 5 seconds.
-pub(crate) fn run(target: SocketAddr, connections: u32, duration: Duration) -> Result<LoadResult> {
+pub(crate) fn run(
+    target: SocketAddr,
+    connections: u32,
+    bytes: usize,
+    duration: Duration,
+) -> Result<LoadResult> {
     let mut readiness = Readiness::new()?;
-    let mut clients = connect_all(target, connections, &readiness)?;
+    let mut clients = connect_all(target, connections, bytes, &readiness)?;
+    let mut watched = vec![Interest::Read; clients.len()];
     let record_from = now_ns() + ns(WARM_UP);
     let until = record_from + ns(duration);
     let mut sent_at = vec![0; clients.len()];
-    for (client, sent_at) in clients.iter_mut().zip(&mut sent_at) {
-        *sent_at = now_ns();
+    for (index, client) in clients.iter_mut().enumerate() {
+        sent_at[index] = now_ns();
         client.send()?;
+        if !client.is_sent() {
+            watched[index] = Interest::Both;
+            readiness.change(&client.stream, index as u64, Interest::Both)?;
+        }
     }
     let mut latencies = Recorder::new();
     let (mut recorded, mut answered) = (0_u64, 0_u64);
@@ -116,35 +148,42 @@ pub(crate) fn run(target: SocketAddr, connections: u32, duration: Duration) -> R
         }
         for &token in &ready {
             let index = usize::try_from(token).expect("tokens are our own indexes");
-            if !clients[index].receive()? {
-                continue;
+            let client = &mut clients[index];
+            client.send_on()?;
+            if client.receive()? {
+                let now = now_ns();
+                answered += 1;
+                if now >= record_from {
+                    latencies.record(now - sent_at[index]);
+                    recorded += 1;
+                }
+                sent_at[index] = now;
+                client.send()?;
             }
-            let now = now_ns();
-            answered += 1;
-            if now >= record_from {
-                latencies.record(now - sent_at[index]);
-                recorded += 1;
+            let wanted = if client.is_sent() { Interest::Read } else { Interest::Both };
+            if std::mem::replace(&mut watched[index], wanted) != wanted {
+                readiness.change(&client.stream, token, wanted)?;
             }
-            sent_at[index] = now;
-            clients[index].send()?;
         }
         let now = now_ns();
         if now >= until {
             break now;
         }
     };
-    Ok(result(connections, &latencies, recorded, answered, ended_at - record_from))
+    let moved = answered * 2 * bytes as u64;
+    Ok(result(connections, &latencies, (recorded, answered, moved), ended_at - record_from))
 }
 
 /// Connects and watches `connections` clients; tokens are their indexes.
 pub(super) fn connect_all(
     target: SocketAddr,
     connections: u32,
+    bytes: usize,
     readiness: &Readiness,
 ) -> Result<Vec<Client>> {
     let mut clients = Vec::new();
     for token in 0..u64::from(connections) {
-        let client = Client::connect(target)?;
+        let client = Client::connect(target, bytes)?;
         client.watch(readiness, token)?;
         clients.push(client);
     }
@@ -155,15 +194,14 @@ pub(super) fn connect_all(
 pub(super) fn result(
     connections: u32,
     latencies: &Recorder,
-    recorded: u64,
-    answered: u64,
+    (recorded, answered, moved): (u64, u64, u64),
     elapsed_ns: u64,
 ) -> LoadResult {
     let elapsed_s = elapsed_ns as f64 / 1e9;
     LoadResult {
         elapsed_s,
         connections_opened: u64::from(connections),
-        bytes_total: answered * 2 * MESSAGE_BYTES as u64,
+        bytes_total: moved,
         requests_total: answered,
         gbit_per_s: None,
         requests_per_s: Some(recorded as f64 / elapsed_s),
