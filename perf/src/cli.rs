@@ -17,7 +17,7 @@ use crate::scenarios::{
     LoadResult, Scenario, open_loop, round_trip, short_connections as crr, stream,
 };
 use crate::serve::{Behaviour, listen, serve};
-use crate::{compare, report};
+use crate::{compare, plot, report};
 
 /// Measures smcgate against direct TCP and HAProxy.
 #[derive(Debug, Parser)]
@@ -33,6 +33,13 @@ enum Command {
     Run(RunArguments),
     /// Print the table of a result file again.
     Report { file: PathBuf },
+    /// Draw a result file as SVG: distributions of latency, and growth with connections.
+    Plot {
+        file: PathBuf,
+        /// The folder for the pictures.
+        #[arg(long)]
+        out: PathBuf,
+    },
     /// Print the medians of two result files side by side.
     Compare { before: PathBuf, after: PathBuf },
     /// Serve until killed.
@@ -154,6 +161,12 @@ pub(crate) fn dispatch() -> Result<()> {
         Command::Run(arguments) => run(&plan(arguments)?),
         Command::Report { file } => {
             print!("{}", report::markdown(&Results::read(&file)?));
+            Ok(())
+        }
+        Command::Plot { file, out } => {
+            for name in plot::draw(&Results::read(&file)?, &out)? {
+                println!("{}", out.join(name).display());
+            }
             Ok(())
         }
         Command::Compare { before, after } => {

@@ -20,6 +20,7 @@ mod compare;
 mod failure;
 mod latency;
 mod machine;
+mod plot;
 mod readiness;
 mod record;
 mod report;
