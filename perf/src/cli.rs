@@ -14,7 +14,7 @@ use crate::rig::janitor::clean;
 use crate::rig::paths::{Path, Pin};
 use crate::run::{Plan, run};
 use crate::scenarios::{
-    LoadResult, Scenario, open_loop, round_trip, short_connections as crr, stream,
+    LoadResult, Scenario, crowd, open_loop, round_trip, short_connections as crr, stream,
 };
 use crate::serve::{Behaviour, listen, serve};
 use crate::{compare, plot, report};
@@ -68,8 +68,8 @@ enum Command {
 #[derive(Debug, Args)]
 struct RunArguments {
     /// Workloads: RR-n, RR-nxb (requests of b bytes instead of 64), RRO-n@r (r requests per
-    /// second), STR, STR-cubic, STR-reverse, CRR, CRR-sustained (a minute at least), RR-32-http,
-    /// CRR-http.
+    /// second), BURST-n (newcomers), IDLE-n (RR-1 beside idle connections), STR, STR-cubic,
+    /// STR-reverse, CRR, CRR-sustained (a minute at least), RR-32-http, CRR-http.
     #[arg(long, value_delimiter = ',', default_value = "RR-1,RR-32,STR,CRR")]
     scenarios: Vec<Scenario>,
     /// direct, haproxy, smcgate (RNICs of kind roce-udp), smcgate-shm, smcgate-packet (of kind
@@ -120,7 +120,7 @@ struct LoadArguments {
     target: SocketAddr,
     #[arg(long, default_value = "3", value_parser = parse_seconds)]
     seconds: Duration,
-    /// Connections open at a time: 1 for rr, 32 for crr, unless given.
+    /// Connections open at a time: 1 for rr, burst and idle, 32 for crr, unless given.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     connections: Option<u32>,
     /// rr: bytes of a request.
@@ -145,6 +145,10 @@ struct LoadArguments {
 enum LoadKind {
     /// Requests to an echo server.
     Rr,
+    /// Newcomers at an echo server, all at once.
+    Burst,
+    /// Requests to an echo server on one connection, beside idle ones.
+    Idle,
     /// One stream to a sink.
     Str,
     /// Connect, request, response, close with a crr server.
@@ -232,6 +236,8 @@ fn load(arguments: &LoadArguments) -> Result<()> {
         (LoadKind::Rr, Some(rate)) => {
             open_loop::run(target, connections.unwrap_or(1), rate, seconds)
         }
+        (LoadKind::Burst, _) => crowd::burst(target, connections.unwrap_or(1)),
+        (LoadKind::Idle, _) => crowd::idle(target, connections.unwrap_or(1), seconds),
         (LoadKind::Str, _) if arguments.reverse => stream::receive(target, congestion, seconds),
         (LoadKind::Str, _) => stream::send(target, congestion, seconds),
         (LoadKind::Crr, _) => crr::run(target, connections.unwrap_or(crr::CONCURRENT), seconds),

@@ -129,8 +129,8 @@ impl Path {
 /// The HAProxy configuration of `host`: TCP mode, one thread, otherwise the defaults.
 pub(crate) fn haproxy_configuration(host: Host) -> String {
     let mut text = String::from(
-        "global\n  nbthread 1\n  maxconn 8000\n\
-         defaults\n  mode tcp\n  maxconn 8000\n  timeout connect 5s\n  timeout client 60s\n  \
+        "global\n  nbthread 1\n  maxconn 9500\n\
+         defaults\n  mode tcp\n  maxconn 9500\n  timeout connect 5s\n  timeout client 60s\n  \
          timeout server 60s\n",
     );
     for service in Service::ALL {

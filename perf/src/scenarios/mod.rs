@@ -1,5 +1,6 @@
 //! The workloads, by their usual names, and what each measures.
 
+pub(crate) mod crowd;
 pub(crate) mod http;
 pub(crate) mod open_loop;
 pub(crate) mod round_trip;
@@ -31,6 +32,10 @@ pub(crate) enum Scenario {
     ShortConnections,
     /// `CRR-sustained`: the same for at least a minute, as long as a port stays in TIME_WAIT.
     SustainedShortConnections,
+    /// `BURST-n`: n newcomers at once, each with one request.
+    Burst { connections: u32 },
+    /// `IDLE-n`: as RR-1, beside n idle connections.
+    Idle { connections: u32 },
     /// `RR-32-http`: wrk against nginx, 32 keep-alive connections.
     HttpRoundTrip,
     /// `CRR-http`: wrk against nginx, 32 at a time, `Connection: close`.
@@ -111,7 +116,10 @@ impl Scenario {
     /// The server this workload talks to.
     pub(crate) fn service(self) -> Service {
         match self {
-            Self::RoundTrip { .. } | Self::OpenLoop { .. } => Service::Echo,
+            Self::RoundTrip { .. }
+            | Self::OpenLoop { .. }
+            | Self::Burst { .. }
+            | Self::Idle { .. } => Service::Echo,
             Self::Stream { .. } => Service::Sink,
             Self::ReverseStream => Service::Source,
             Self::ShortConnections | Self::SustainedShortConnections => Service::Crr,
@@ -122,7 +130,10 @@ impl Scenario {
     /// How many connections are open at a time.
     pub(crate) fn connections(self) -> u32 {
         match self {
-            Self::RoundTrip { connections, .. } | Self::OpenLoop { connections, .. } => connections,
+            Self::RoundTrip { connections, .. }
+            | Self::OpenLoop { connections, .. }
+            | Self::Burst { connections } => connections,
+            Self::Idle { connections } => connections + 1,
             Self::Stream { .. } | Self::ReverseStream => 1,
             Self::ShortConnections | Self::SustainedShortConnections => {
                 short_connections::CONCURRENT
@@ -150,7 +161,9 @@ impl Scenario {
     pub(crate) fn message_bytes(self) -> Option<usize> {
         match self {
             Self::RoundTrip { bytes, .. } => Some(bytes),
-            Self::OpenLoop { .. } => Some(round_trip::MESSAGE_BYTES),
+            Self::OpenLoop { .. } | Self::Burst { .. } | Self::Idle { .. } => {
+                Some(round_trip::MESSAGE_BYTES)
+            }
             Self::Stream { .. } | Self::ReverseStream => Some(stream::WRITE_BYTES),
             Self::ShortConnections | Self::SustainedShortConnections => {
                 Some(short_connections::REQUEST_BYTES)
@@ -165,6 +178,8 @@ impl Scenario {
             Self::Stream { congestion } => congestion,
             Self::RoundTrip { .. }
             | Self::OpenLoop { .. }
+            | Self::Burst { .. }
+            | Self::Idle { .. }
             | Self::ReverseStream
             | Self::ShortConnections
             | Self::SustainedShortConnections
@@ -206,6 +221,12 @@ impl Scenario {
                     rate_per_s.to_string(),
                 ],
             ),
+            Self::Burst { connections } => {
+                ours("burst", &["--connections".into(), connections.to_string()])
+            }
+            Self::Idle { connections } => {
+                ours("idle", &["--connections".into(), connections.to_string()])
+            }
             Self::Stream { .. } => ours("str", &[]),
             Self::ReverseStream => ours("str", &["--reverse".into()]),
             Self::ShortConnections | Self::SustainedShortConnections => ours("crr", &[]),
@@ -223,6 +244,8 @@ impl Scenario {
         match self {
             Self::RoundTrip { .. }
             | Self::OpenLoop { .. }
+            | Self::Burst { .. }
+            | Self::Idle { .. }
             | Self::Stream { .. }
             | Self::ReverseStream
             | Self::ShortConnections
@@ -250,6 +273,8 @@ impl fmt::Display for Scenario {
             Self::ReverseStream => f.write_str("STR-reverse"),
             Self::ShortConnections => f.write_str("CRR"),
             Self::SustainedShortConnections => f.write_str("CRR-sustained"),
+            Self::Burst { connections } => write!(f, "BURST-{connections}"),
+            Self::Idle { connections } => write!(f, "IDLE-{connections}"),
             Self::HttpRoundTrip => f.write_str("RR-32-http"),
             Self::HttpShortConnections => f.write_str("CRR-http"),
         }
@@ -263,7 +288,8 @@ impl FromStr for Scenario {
         let unknown = || {
             format!(
                 "unknown scenario {text:?}: RR-<n>, RR-<n>x<bytes>, RRO-<n>@<requests per second>, \
-                 STR, STR-cubic, STR-reverse, CRR, CRR-sustained, RR-32-http or CRR-http"
+                 BURST-<n>, IDLE-<n>, STR, STR-cubic, STR-reverse, CRR, CRR-sustained, RR-32-http \
+                 or CRR-http"
             )
         };
         let positive = |digits: &str| match digits.parse() {
@@ -290,6 +316,12 @@ impl FromStr for Scenario {
             };
             return Ok(Self::RoundTrip { connections: positive(connections)?, bytes });
         }
+        if let Some(connections) = text.strip_prefix("BURST-") {
+            return Ok(Self::Burst { connections: positive(connections)? });
+        }
+        if let Some(connections) = text.strip_prefix("IDLE-") {
+            return Ok(Self::Idle { connections: positive(connections)? });
+        }
         let (connections, rate) =
             text.strip_prefix("RRO-").and_then(|rest| rest.split_once('@')).ok_or_else(unknown)?;
         Ok(Self::OpenLoop { connections: positive(connections)?, rate_per_s: positive(rate)? })
@@ -311,6 +343,8 @@ mod tests {
             "RR-1",
             "RR-32",
             "RR-1x1",
+            "BURST-9000",
+            "IDLE-9000",
             "RR-8x1048576",
             "RRO-32@50000",
             "STR",
@@ -323,8 +357,19 @@ mod tests {
         ] {
             assert_eq!(name.parse::<Scenario>().unwrap().to_string(), name);
         }
-        for wrong in ["RR", "RR-0", "RR-x", "RR-1x0", "RR-1x1048577", "RRO-3", "RRO-3@0", "str", ""]
-        {
+        for wrong in [
+            "RR",
+            "BURST-",
+            "IDLE-0",
+            "RR-0",
+            "RR-x",
+            "RR-1x0",
+            "RR-1x1048577",
+            "RRO-3",
+            "RRO-3@0",
+            "str",
+            "",
+        ] {
             assert!(wrong.parse::<Scenario>().is_err(), "{wrong}");
         }
     }

@@ -4,7 +4,7 @@
 use std::thread;
 
 use super::*;
-use crate::scenarios::{open_loop, round_trip, short_connections, stream};
+use crate::scenarios::{crowd, open_loop, round_trip, short_connections, stream};
 
 const BRIEFLY: Duration = Duration::from_millis(50);
 
@@ -29,6 +29,17 @@ fn every_recorded_round_trip_is_in_the_histogram() {
         assert_eq!(result.bytes_total, result.requests_total * 2 * bytes as u64);
         assert_eq!((result.connections_opened, result.errors), (3, 0));
     }
+}
+
+/// Each newcomer counts once, and idle connections are open while the other one is measured.
+#[test]
+fn a_crowd_is_served() {
+    let result = crowd::burst(server(Behaviour::Echo), 100).unwrap();
+    assert_eq!((result.connections_opened, result.requests_total), (100, 100));
+    assert_eq!(result.latency.unwrap().count, 100);
+    let result = crowd::idle(server(Behaviour::Echo), 100, BRIEFLY).unwrap();
+    assert_eq!(result.connections_opened, 101);
+    assert!(result.latency.unwrap().count > 0);
 }
 
 /// A path that alters bytes must not be measured as if it worked.
