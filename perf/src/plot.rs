@@ -10,7 +10,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use crate::failure::{Doing as _, Failure, Result};
-use crate::record::{Measurement, Results};
+use crate::record::{Measurement, Results, median};
 use crate::scenarios::{Scenario, round_trip};
 
 /// Points of a line, in any order.
@@ -114,11 +114,6 @@ fn growth(measurements: &[Measurement]) -> (Lines, Lines) {
         }
     }
     (all_rates, all_tails)
-}
-
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
 }
 
 /// What a chart shows. Both axes are logarithmic.
@@ -230,7 +225,7 @@ mod tests {
         let lines = distributions(&all.measurements);
         assert_eq!(lines["RR-1"][&path], [(1.0, 1.0), (0.25, 5.0)]);
         let (rates, _) = growth(&all.measurements);
-        assert_eq!(rates[&path], [(1.0, 30.0), (32.0, 90.0)]);
+        assert_eq!(rates[&path], [(1.0, 20.0), (32.0, 90.0)]);
 
         let folder = std::env::temp_dir().join(format!("smcgate-plot-{}", std::process::id()));
         let drawn = draw(&all, &folder).unwrap();
