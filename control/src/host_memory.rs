@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::smc_option::cgroup::own_directory;
+use crate::ebpf::cgroup::own_directory;
 
 /// The memory of the host in bytes, or the smallest limit of the cgroups that this process is in.
 /// `None` if the kernel shows neither. Swap does not count.

@@ -16,6 +16,7 @@ pub mod config;
 pub mod cores;
 mod deadlines;
 pub mod device;
+pub(crate) mod ebpf;
 mod entropy;
 pub mod farewells;
 pub mod gateway;

@@ -12,14 +12,14 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
-use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, ObjectBuilder};
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
 use rustix::net::{AddressFamily, SocketType, socket, sockopt};
 use smcr_os::tcp::network_cookie;
 
 use crate::config::CongestionControl;
-use crate::smc_option::{cgroup, log_quietly};
+use crate::ebpf::{self, cgroup};
 
 /// What this gateway does about congestion control on loopback.
 #[derive(Debug)]
@@ -111,26 +111,21 @@ impl Program {
     /// Loads the program and attaches it to the root of the cgroups that we can see, where the
     /// applications are.
     fn load() -> Result<Self, String> {
-        log_quietly();
         let any = socket(AddressFamily::INET, SocketType::STREAM, None);
         let network = any.map_err(io::Error::from).and_then(|any| network_cookie(any.as_fd()));
         let network = network.map_err(|error| error.to_string())?;
         let cgroup = cgroup::open_root()?;
         let refused = |error: libbpf_rs::Error| error.to_string();
-        let mut object = ObjectBuilder::default().open_memory(PROGRAM).map_err(refused)?;
+        let mut object = ebpf::open(PROGRAM).map_err(refused)?;
         let constants =
             object.maps_mut().find(|map| map.name().to_string_lossy().ends_with(".rodata"));
         let mut constants = constants.expect("the program has constants");
         let constants = constants.initial_value_mut().expect("they have values");
         constants[..8].copy_from_slice(&network.to_ne_bytes());
         let object = object.load().map_err(refused)?;
-        let map = |name: &str| {
-            let map = object.maps().find(|map| map.name() == name).expect("the program has it");
-            MapHandle::try_from(&map).map_err(refused)
-        };
+        let map = |name| ebpf::map(&object, name).map_err(refused);
         let (sockets, listeners) = (map("sockets")?, map("listeners")?);
-        let program = object.progs_mut().next().expect("the object has one program");
-        let link = program.attach_cgroup(cgroup.as_raw_fd()).map_err(refused)?;
+        let link = ebpf::attach(&object, &cgroup).map_err(refused)?;
         Ok(Self { sockets, listeners, _link: link })
     }
 
@@ -140,8 +135,7 @@ impl Program {
     }
 
     fn mark(&self, socket: &OwnedFd) -> io::Result<()> {
-        let key = socket.as_raw_fd().to_ne_bytes();
-        self.sockets.update(&key, &1_u32.to_ne_bytes(), MapFlags::ANY).map_err(io::Error::other)
+        ebpf::mark(&self.sockets, socket.as_fd(), OURS)
     }
 }
 
@@ -153,6 +147,8 @@ impl fmt::Debug for Program {
 
 /// Compiled by `build.rs`.
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/loopback.o"));
+/// What the program is told of a socket of ours. It looks only whether it was told anything.
+const OURS: u32 = 1;
 /// How the names of those begin that pace packets. `bpf/loopback.bpf.c` has the same.
 const PACES: &str = "bbr";
 /// The plainest, which lets a window grow for as long as nothing is lost. `bpf/loopback.bpf.c` has

@@ -11,16 +11,15 @@
 //!
 //! RFC 7609, 3.1.1.
 
-pub(crate) mod cgroup;
-
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, ObjectBuilder};
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
 
 use crate::config::{Cidr, OptionMode, Smc};
+use crate::ebpf::{self, cgroup};
 
 /// How this gateway and its peers tell each other that they have SMC-R.
 #[derive(Debug)]
@@ -112,17 +111,11 @@ impl SmcOption {
     ///
     /// [`OptionUnavailable`]; nothing is left behind.
     pub fn load() -> Result<Self, OptionUnavailable> {
-        log_quietly();
         let cgroup = cgroup::open_own().map_err(OptionUnavailable::NoCgroup)?;
         let refused = |error: libbpf_rs::Error| OptionUnavailable::Refused(error.to_string());
-        let object = ObjectBuilder::default()
-            .open_memory(PROGRAM)
-            .and_then(|object| object.load())
-            .map_err(refused)?;
-        let map = object.maps().find(|map| map.name() == "sockets").expect("the program has it");
-        let sockets = MapHandle::try_from(&map).map_err(refused)?;
-        let program = object.progs_mut().next().expect("the object has one program");
-        let link = program.attach_cgroup(cgroup.as_raw_fd()).map_err(refused)?;
+        let object = ebpf::open(PROGRAM).and_then(|object| object.load()).map_err(refused)?;
+        let sockets = ebpf::map(&object, "sockets").map_err(refused)?;
+        let link = ebpf::attach(&object, &cgroup).map_err(refused)?;
         Ok(Self { sockets, _link: link })
     }
 
@@ -163,8 +156,7 @@ impl SmcOption {
     }
 
     fn mark(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
-        let key = socket.as_raw_fd().to_ne_bytes();
-        self.sockets.update(&key, &MARKED.to_ne_bytes(), MapFlags::ANY).map_err(io::Error::other)
+        ebpf::mark(&self.sockets, socket, MARKED)
     }
 
     /// The program's entry for `socket`; zero if it has none.
@@ -176,13 +168,6 @@ impl SmcOption {
             Ok(false) | Err(_) => 0,
         }
     }
-}
-
-/// Has libbpf write to our log, and not to standard error.
-pub(crate) fn log_quietly() {
-    libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Info, |_, line| {
-        tracing::debug!(target: "libbpf", "{}", line.trim_end());
-    })));
 }
 
 impl fmt::Debug for SmcOption {

@@ -9,11 +9,8 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use rustix::io::Errno;
-use socket2::{Domain, Socket, Type};
-
-use super::LoadResult;
 use super::round_trip::{self, MESSAGE_BYTES, PATIENCE, result};
+use super::{LoadResult, begin_connect};
 use crate::clock::now_ns;
 use crate::failure::{Doing as _, Failure, Result};
 use crate::latency::Recorder;
@@ -30,15 +27,7 @@ struct Newcomer {
 impl Newcomer {
     fn begin(target: SocketAddr, readiness: &Readiness, token: u64) -> Result<Self> {
         let started_at = now_ns();
-        let socket = Socket::new(Domain::for_address(target), Type::STREAM.nonblocking(), None)
-            .doing(|| "socket".into())?;
-        match socket.connect(&target.into()) {
-            Ok(()) => {}
-            Err(error) if error.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {}
-            Err(error) => return Err(error).doing(|| format!("connecting to {target}")),
-        }
-        let stream = TcpStream::from(socket);
-        readiness.add(&stream, token, Interest::Write)?;
+        let stream = begin_connect(target, readiness, token)?;
         Ok(Self { stream, started_at, asked: false, received_bytes: 0 })
     }
 

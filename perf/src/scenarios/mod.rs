@@ -8,13 +8,17 @@ pub(crate) mod short_connections;
 pub(crate) mod stream;
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::str::FromStr;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use socket2::{Domain, Socket, Type};
 
+use crate::failure::{Doing as _, Result};
 use crate::latency::Latency;
+use crate::readiness::{Interest, Readiness};
 
 /// One workload. Its text form is its name in records and on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -240,7 +244,7 @@ impl Scenario {
     /// # Errors
     ///
     /// With a sentence that says what is missing.
-    pub(crate) fn parse(self, output: &str) -> Result<LoadResult, String> {
+    pub(crate) fn parse(self, output: &str) -> std::result::Result<LoadResult, String> {
         match self {
             Self::RoundTrip { .. }
             | Self::OpenLoop { .. }
@@ -284,7 +288,7 @@ impl fmt::Display for Scenario {
 impl FromStr for Scenario {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
         let unknown = || {
             format!(
                 "unknown scenario {text:?}: RR-<n>, RR-<n>x<bytes>, RRO-<n>@<requests per second>, \
@@ -326,6 +330,20 @@ impl FromStr for Scenario {
             text.strip_prefix("RRO-").and_then(|rest| rest.split_once('@')).ok_or_else(unknown)?;
         Ok(Self::OpenLoop { connections: positive(connections)?, rate_per_s: positive(rate)? })
     }
+}
+
+/// Begins to connect to `target`, and watches for the end of that: the socket is writable then.
+fn begin_connect(target: SocketAddr, readiness: &Readiness, token: u64) -> Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(target), Type::STREAM.nonblocking(), None)
+        .doing(|| "socket".into())?;
+    match socket.connect(&target.into()) {
+        Ok(()) => {}
+        Err(error) if error.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {}
+        Err(error) => return Err(error).doing(|| format!("connecting to {target}")),
+    }
+    let stream = TcpStream::from(socket);
+    readiness.add(&stream, token, Interest::Write)?;
+    Ok(stream)
 }
 
 /// Linux keeps a port in TIME_WAIT for this long. After that, as many ports become free as are

@@ -15,7 +15,7 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 /// # Errors
 ///
 /// Why not, in words that continue a sentence.
-pub(super) fn open_own() -> Result<OwnedFd, String> {
+pub(crate) fn open_own() -> Result<OwnedFd, String> {
     let read = |path: &str| fs::read_to_string(path).map_err(|error| format!("{path}: {error}"));
     let cgroup = read("/proc/self/cgroup")?;
     if let Some(directory) = own_directory(&read("/proc/self/mountinfo")?, &cgroup)
