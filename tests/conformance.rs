@@ -258,6 +258,7 @@ impl Harness for VerbsOverFake {
     type Rnic = verbs::Rnic;
     type Fabric = verbs::Fabric;
     const CUTS_WRITES: bool = false;
+    const RELEASES_LATER: bool = true;
 
     fn new(_: u64) -> (Self, [(verbs::Rnic, verbs::Fabric); 2]) {
         let devices = [1, 2].map(|host| rdma_core_fake::device([127, 30, 0, host]));
@@ -283,6 +284,7 @@ impl Harness for VerbsWithoutInline {
     type Rnic = verbs::Rnic;
     type Fabric = verbs::Fabric;
     const CUTS_WRITES: bool = false;
+    const RELEASES_LATER: bool = true;
 
     fn new(seed: u64) -> (Self, [(verbs::Rnic, verbs::Fabric); 2]) {
         let (harness, nics) = VerbsOverFake::new(seed);
@@ -308,6 +310,7 @@ impl Harness for VerbsOnRxe {
     type Rnic = verbs::Rnic;
     type Fabric = verbs::Fabric;
     const CUTS_WRITES: bool = true;
+    const RELEASES_LATER: bool = true;
 
     fn new(_: u64) -> (Self, [(verbs::Rnic, verbs::Fabric); 2]) {
         let nics = [(); 2].map(|()| verbs::open(&verbs::Config::on("rxe0")).unwrap());

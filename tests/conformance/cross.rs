@@ -48,6 +48,7 @@ impl<const VERBS_FIRST: bool> Harness for Cross<VERBS_FIRST> {
     type Rnic = Rnic;
     type Fabric = Fabric;
     const CUTS_WRITES: bool = true;
+    const RELEASES_LATER: bool = !VERBS_FIRST;
 
     fn new(_: u64) -> (Self, [(Rnic, Fabric); 2]) {
         let (rnic, fabric) = verbs::open(&verbs::Config::on("rxe0")).unwrap();

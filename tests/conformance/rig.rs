@@ -29,6 +29,9 @@ pub(crate) trait Harness: Sized {
     /// Whether an end that breaks may lose what it had acknowledged. Promise 3 allows this.
     const LOSES_ON_BREAK: bool = false;
 
+    /// Whether a released queue pair still answers until another thread has come to destroy it.
+    const RELEASES_LATER: bool = false;
+
     /// Two NICs that reach each other.
     fn new(seed: u64) -> (Self, [Nic<Self>; 2]);
 
