@@ -28,8 +28,10 @@ mod gateway;
 mod hosts;
 #[path = "../e2e/http.rs"]
 mod http;
+mod in_guest;
 mod operator;
 mod place;
+mod ports;
 #[path = "../e2e/process.rs"]
 #[allow(dead_code, reason = "shared with the end-to-end suite, which uses all of it")]
 mod process;

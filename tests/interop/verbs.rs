@@ -1,14 +1,11 @@
 //! Our backend for real RNICs, on the soft RNIC of a guest's kernel.
 
-use std::net::SocketAddrV4;
 use std::path::PathBuf;
-use std::time::Duration;
 
-use crate::clock::wait_until;
-use crate::gateway::{Setup, local, program};
+use crate::gateway::{Setup, local};
 use crate::hosts::Hosts;
-use crate::place::{Application, Place, Socket, unanimous};
-use crate::process::Process;
+use crate::in_guest::{BACK, CLIENT, PORT, SERVER, carried, listener, rnic, start};
+use crate::place::Socket;
 use crate::rig::{EID, Rig};
 
 /// The backend must keep all promises of a fabric on a driver that we did not write, while another
@@ -67,7 +64,7 @@ fn gateways_with_rnics_of_both_kinds_carry_files_to_each_other() {
     let here = rig.one.at(PORT);
     let (inward, outward) = (listener("smc", here, local(PORT)), rig.host.at(BACK));
     let outward = listener("tcp", local(BACK), outward);
-    let _guest = gateway(&rig.one, "verbs", "rxe0", &[inward, outward]);
+    let _guest = start(&rig.one, &rnic("verbs", "rxe0"), &[inward, outward]);
     let gateway = Setup::new("gateway", &hosts.a).smc(&format!("eids = [\"{EID}\"]"));
     let gateway = gateway.towards(*here.ip(), PORT).before(&hosts.a, BACK);
     let gateway = gateway.start(&hosts, &hosts.a);
@@ -92,7 +89,8 @@ fn a_gateway_with_an_rnic_carries_files_to_linux_and_from_it() {
     rig.two.speak_smc(EID);
     let outward = listener("tcp", local(PORT), rig.two.at(PORT));
     let inward = listener("smc", rig.one.at(BACK), local(BACK));
-    let _guest = gateway(&rig.one, "", "rxe0", &[outward, inward]);
+    let gateway = start(&rig.one, &rnic("", "rxe0"), &[outward, inward]);
+    assert!(gateway.log().contains("kind=\"verbs\""), "{}", gateway.log());
 
     let server = rig.two.accept(Socket::Smc, rig.two.at(PORT), 1, SERVER);
     carried(rig.one.start_connect(Socket::Tcp, local(PORT), 1, CLIENT), server);
@@ -115,7 +113,7 @@ fn a_packet_socket_works_beside_the_soft_rnic_of_linux() {
     assert!(ports.contains(":4791"), "the module has the port: {ports}");
     let here = rig.one.at(PORT);
     let inward = listener("smc", here, local(PORT));
-    let _guest = gateway(&rig.one, "roce-packet", "eth0", &[inward]);
+    let _guest = start(&rig.one, &rnic("roce-packet", "eth0"), &[inward]);
     let gateway = Setup::new("gateway", &hosts.a).smc(&format!("eids = [\"{EID}\"]"));
     let gateway = gateway.towards(*here.ip(), PORT).start(&hosts, &hosts.a);
 
@@ -126,56 +124,6 @@ fn a_packet_socket_works_beside_the_soft_rnic_of_linux() {
     assert_eq!((totals.connections_smc, totals.connections_tcp), (1, 0));
     rig.assert_quiet_kernels();
 }
-
-/// Starts a gateway in a guest, with an RNIC on a device of it, and waits until it listens. `kind`
-/// may be left out, as "", where the device is an RDMA device.
-fn gateway(guest: &Place<'_>, kind: &str, device: &str, listeners: &[String]) -> Process {
-    let key = if kind.is_empty() { String::new() } else { format!("kind = \"{kind}\"\n") };
-    let config = format!(
-        "[[rnic]]\nname = \"hw0\"\n{key}device = \"{device}\"\n{}\n[smc]\neids = [\"{EID}\"]\n",
-        listeners.concat()
-    );
-    guest.run(&["sh", "-ec", PREPARE, &config]);
-    let program = program();
-    let program = program.to_str().expect("a path of ours is UTF-8");
-    let process = guest.start(&[program, "--log", "debug", "run", "-c", "/tmp/gate.toml"]);
-    let listening = || process.log().matches(" listening ").count() == listeners.len();
-    wait_until("the gateway in the guest listens", START_LIMIT, listening);
-    let kind = if kind.is_empty() { "verbs" } else { kind };
-    assert!(process.log().contains(&format!("kind=\"{kind}\"")), "{}", process.log());
-    process
-}
-
-fn listener(accept: &str, bind: SocketAddrV4, upstream: SocketAddrV4) -> String {
-    let connect = if accept == "smc" { "tcp" } else { "smc" };
-    format!(
-        "\n[[listener]]\nname = \"to-{upstream}\"\nbind = \"{bind}\"\naccept = \"{accept}\"\n\
-         connect = \"{connect}\"\nupstream = \"{upstream}\"\n"
-    )
-}
-
-/// Waits until both ends have sent and received everything, and compares what they saw.
-fn carried(client: Application, server: Application) {
-    let (client, server) = (client.outcomes(), server.outcomes());
-    let (client, server) = (unanimous(&client, 1), unanimous(&server, 1));
-    for (sender, receiver) in [(client, server), (server, client)] {
-        assert_eq!(receiver.event("received "), format!("{}, then end", sender.event("sent ")));
-    }
-}
-
-/// Writes a configuration, which is `$0`. The eBPF program of a gateway needs a cgroup.
-const PREPARE: &str = "\
-    printf '%s' \"$0\" >/tmp/gate.toml\n\
-    grep -q ' /sys/fs/cgroup cgroup2 ' /proc/mounts ||\n\
-        mount -t cgroup2 cgroup2 /sys/fs/cgroup\n";
-const PORT: u16 = 7010;
-/// The port of connections in the other direction.
-const BACK: u16 = 7020;
-/// What both ends of a connection do: 16 MiB each way.
-const CLIENT: &str = "send=16777216 shut drain";
-const SERVER: &str = "drain send=16777216";
-/// A guest is slow.
-const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// How many tests a suite says have passed.
 ///

@@ -8,6 +8,8 @@
 // The distribution's configuration says that libbsd gives strlcpy; without libbsd-dev, DPDK's own
 // does.
 #undef RTE_USE_LIBBSD
+// Only so does a program learn that a PCI device is wanted back (rte_dev_event_callback_register).
+#define ALLOW_EXPERIMENTAL_API
 
 #include <errno.h>
 #include <pthread.h>
@@ -160,6 +162,15 @@ static int on_event(uint16_t id, enum rte_eth_event_type type, void *arg, void *
     return 0;
 }
 
+// DPDK says so of a PCI device that the kernel wants back: it waits until the port is closed.
+static void on_device_event(const char *name, enum rte_dev_event_type type, void *arg) {
+    (void)name;
+    struct port *port = arg;
+    if (type == RTE_DEV_EVENT_REMOVE) {
+        __atomic_store_n(&port->removed, true, __ATOMIC_RELEASE);
+    }
+}
+
 // Configures one queue in each direction and starts the port. Returns 0 or a negative errno, and
 // says in `step` what failed.
 static int set_up(struct port *port, uint16_t mtu_wanted, const char **step) {
@@ -225,6 +236,7 @@ static int set_up(struct port *port, uint16_t mtu_wanted, const char **step) {
     }
     // A port that sends no such event is asked in `link`.
     rte_eth_dev_callback_register(port->id, RTE_ETH_EVENT_INTR_RMV, on_event, port);
+    rte_dev_event_callback_register(rte_dev_name(port->device), on_device_event, port);
     *step = "it does not start";
     status = rte_eth_dev_start(port->id);
     // Without a server this fails, and the link is down.
@@ -280,6 +292,13 @@ static void close_port(struct port *port) {
     rte_pktmbuf_free_bulk(port->received, port->received_len);
     rte_pktmbuf_free_bulk(port->vacant, port->vacant_len);
     rte_eth_dev_callback_unregister(port->id, RTE_ETH_EVENT_INTR_RMV, on_event, port);
+    if (port->device != NULL) {
+        // Not while it runs: then it is called again.
+        while (rte_dev_event_callback_unregister(rte_dev_name(port->device), on_device_event, port) ==
+               -EAGAIN) {
+            rte_pause();
+        }
+    }
     on_interrupt_thread(port->id, close_now);
     rte_mempool_free(port->pool);
     if (port->device != NULL) {

@@ -99,6 +99,11 @@ pub(crate) fn canonical(device: &str) -> String {
     }
 }
 
+/// Whether a device, as [`canonical`] writes it, is one of hardware.
+pub(crate) fn is_pci(device: &str) -> bool {
+    device.split(',').next().is_some_and(|name| pci_address(name).is_some())
+}
+
 /// The full form of `03:00.0` or `0000:03:00.0`.
 fn pci_address(name: &str) -> Option<String> {
     let (slot, function) = name.rsplit_once('.')?;
@@ -209,5 +214,11 @@ mod tests {
         assert_eq!(name(&server, 1), name(&server, 2));
         assert_ne!(name("net_memif0", 1), name("net_memif0", 2));
         assert!(!packet(&server).contains('/'));
+    }
+
+    #[test]
+    fn hardware_is_named_by_its_address() {
+        assert!(is_pci("0000:03:00.0") && is_pci(&canonical("03:00.0,key=1")));
+        assert!(!is_pci("net_af_packet0,iface=03:00.0") && !is_pci(""));
     }
 }

@@ -8,7 +8,8 @@ use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Mutex;
-use std::thread::AccessError;
+use std::thread::{self, AccessError};
+use std::time::Duration;
 
 use dpdk_sys::{BURST_MAX, Figures, Frame, Info, Table};
 use rustix::io::Errno;
@@ -53,16 +54,21 @@ pub struct Port {
 unsafe impl Send for Port {}
 
 impl Port {
-    /// Opens a device: what EAL takes after `--vdev`, or a PCI address. DPDK must run.
+    /// Opens a device: what EAL takes after `--vdev`, or a PCI address. DPDK must run. A device of
+    /// hardware is set to an MTU of at least `mtu` bytes, or what it has at most, and waited for
+    /// until it has a link or three seconds are over; others have their own MTU.
     ///
     /// # Errors
     ///
     /// [`Error`]: no DPDK, no such device, its port is busy, or there is no memory for it.
-    pub fn open(device: &str) -> Result<Self, Error> {
+    pub fn open(device: &str, mtu: Option<u16>) -> Result<Self, Error> {
         let table = dpdk_sys::table().map_err(Error::Unavailable)?;
         let device = &lock::canonical(device)[..];
         let name = name_of(device)?;
-        let mtu = memif_mtu(device)?.unwrap_or(0);
+        let of_hardware = lock::is_pci(device);
+        let mtu = memif_mtu(device)?
+            .or(mtu.filter(|mtu| of_hardware && *mtu > ETHERNET_MTU))
+            .unwrap_or(0);
         let arguments = CString::new(device).map_err(|_| Error::Misnamed("it has a zero byte"))?;
         let lock = Lock::take(&lock::name(device, lock::namespace()))?;
         if let Some(socket) = socket_of_server(device) {
@@ -101,7 +107,7 @@ impl Port {
         let status = unsafe { (table.describe)(raw.as_ptr(), &raw mut info) };
         assert_eq!(status, 0, "a port that was set up can describe itself");
         let none = Frame { bytes: ptr::null_mut(), len: 0 };
-        Ok(Self {
+        let mut port = Self {
             table,
             raw,
             info,
@@ -111,7 +117,22 @@ impl Port {
             vacant: 0,
             below,
             _lock: lock,
-        })
+        };
+        if of_hardware {
+            port.await_link();
+        }
+        Ok(port)
+    }
+
+    /// Waits until both ends of a cable have agreed on how to use it, but not for ever. A gateway
+    /// would start with an RNIC that does not work.
+    fn await_link(&mut self) {
+        for _ in 0..LINK_PATIENCE {
+            if self.link() == Link::Up {
+                return;
+            }
+            thread::sleep(LINK_INTERVAL);
+        }
     }
 
     /// Its Ethernet address.
@@ -332,9 +353,13 @@ impl Drop for Entered {
 /// What most often is in the way of drivers.
 const UNPRIVILEGED: &str = "; this process has not CAP_NET_RAW, CAP_NET_ADMIN and CAP_SYS_ADMIN: \
                             run it as root";
+/// How often to look whether a new port has a link, and how long at most: three seconds.
+const LINK_INTERVAL: Duration = Duration::from_millis(10);
+const LINK_PATIENCE: u32 = 300;
 /// The length of the driver's buffers, if nobody says otherwise.
 const MEMIF_BUFFER: u16 = 2048;
 const ETHERNET_HEADER: u16 = 14;
+const ETHERNET_MTU: u16 = 1_500;
 
 /// DPDK opens and closes one port at a time.
 static CONTROL: Mutex<()> = Mutex::new(());

@@ -14,7 +14,7 @@ use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketType};
 /// Opens a port in this process, where DPDK runs without huge pages.
 fn open(device: &str) -> Result<Port, Error> {
     dpdk::start(&["--no-huge".into()]).expect("DPDK starts");
-    Port::open(device)
+    Port::open(device, None)
 }
 
 /// The two ends of a shared-memory link, named by `number`, which no other test uses.

@@ -3,6 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+use smcr_os::carrier::Link;
 use smcr_proto::Instant;
 
 use crate::roce::dpdk::Dpdk;
@@ -70,11 +71,11 @@ impl Wire for AnyWire {
         }
     }
 
-    fn is_up(&self) -> bool {
+    fn link(&self) -> Link {
         match self {
-            Self::Udp(wire) => wire.is_up(),
-            Self::Packet(wire) => wire.is_up(),
-            Self::Dpdk(wire) => wire.is_up(),
+            Self::Udp(wire) => wire.link(),
+            Self::Packet(wire) => wire.link(),
+            Self::Dpdk(wire) => wire.link(),
         }
     }
 }

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+use smcr_os::carrier::Link;
 use smcr_proto::{Instant, Qpn};
 
 /// Carries datagrams: a socket, a port of a NIC, or memory.
@@ -39,9 +40,9 @@ pub trait Wire {
         None
     }
 
-    /// Whether the wire can carry packets now.
-    fn is_up(&self) -> bool {
-        true
+    /// Whether the wire can carry packets now, or ever again.
+    fn link(&self) -> Link {
+        Link::Up
     }
 }
 

@@ -19,7 +19,7 @@ use smcr_proto::{Gid, Instant, MacAddress, Mtu};
 use super::batch::{Ecn, Run, SEGMENTS_MAX, Sent, Train, Wire};
 use super::frame::{self, Station, Way};
 use super::neighbours::{Home, Neighbours};
-use super::rnic::mtu_for;
+use super::rnic::{HEADERS_MAX, mtu_for};
 use super::udp::WINDOW_MAX;
 use super::{Fabric, Parameters, Rnic, Share, UDP_PORT, join};
 
@@ -36,14 +36,16 @@ pub struct Config<'a> {
     pub gateway: Option<IpAddr>,
     /// Further arguments of EAL.
     pub eal: &'a [String],
-    /// The largest path MTU to announce; `None` for the largest that fits the MTU of the port.
+    /// The largest path MTU to announce; `None` for the largest that fits the MTU of the port. A
+    /// port of hardware is set to an MTU for it.
     pub mtu_max: Option<Mtu>,
 }
 
 /// A port of DPDK as a wire.
 #[derive(Debug)]
 pub struct Dpdk {
-    port: Port,
+    /// None after it was removed: whoever removes a device of hardware waits for us to close it.
+    port: Option<Port>,
     neighbours: Neighbours,
     station: Station,
     /// The packets of the last burst.
@@ -84,7 +86,9 @@ pub fn open(config: &Config<'_>) -> Result<(Rnic, Fabric<Dpdk>), Error> {
 /// As [`open`].
 pub fn parts(config: &Config<'_>) -> Result<(Parameters, Dpdk), Error> {
     dpdk::start(config.eal)?;
-    let port = Port::open(config.device)?;
+    let wanted = config.mtu_max.and_then(Mtu::bytes).map(|payload| payload + HEADERS_MAX);
+    let wanted = wanted.map(|bytes| u16::try_from(bytes).expect("at most 4176"));
+    let port = Port::open(config.device, wanted)?;
     let path_mtu = u32::from(port.mtu());
     let mtu = mtu_for(path_mtu).ok_or(Error::Misnamed("its MTU is below 336 bytes"))?;
     let mac = MacAddress(port.mac());
@@ -116,7 +120,7 @@ impl Dpdk {
         let link = port.link();
         let address = SocketAddr::new(home.address, UDP_PORT);
         Self {
-            port,
+            port: Some(port),
             neighbours: Neighbours::new(home),
             station: Station { mac: home.mac, address },
             burst: Vec::with_capacity(BURST_MAX),
@@ -130,7 +134,7 @@ impl Dpdk {
 
     /// What the port has counted.
     pub fn figures(&mut self) -> Figures {
-        self.port.figures()
+        self.port.as_mut().map(Port::figures).unwrap_or_default()
     }
 
     /// Looks whether the port can carry packets, if that was long ago.
@@ -138,17 +142,18 @@ impl Dpdk {
         self.now = now;
         if self.link_seen.is_none_or(|seen| now.since(seen) >= LINK_INTERVAL) {
             self.link_seen = Some(now);
-            self.link = self.port.link();
+            self.link = self.port.as_mut().map_or(Link::Gone, Port::link);
         }
     }
 
     /// Sends what neighbours were asked or answered. What the port does not take is lost.
     fn send_discovery(&mut self) {
+        let Some(port) = &mut self.port else { return };
         while let Some(frame) = self.neighbours.poll_frame() {
-            if self.port.vacate(1) == 1 && self.port.room(0).len() >= frame.len() {
-                self.port.room(0)[..frame.len()].copy_from_slice(&frame);
+            if port.vacate(1) == 1 && port.room(0).len() >= frame.len() {
+                port.room(0)[..frame.len()].copy_from_slice(&frame);
                 let len = u32::try_from(frame.len()).expect("a short frame");
-                self.port.transmit(&[len], false);
+                port.transmit(&[len], false);
             }
         }
     }
@@ -156,8 +161,9 @@ impl Dpdk {
     /// Sends one burst of the packets from `at` on: a run, and a packet of it. Returns the first
     /// packet that it did not send, and whether the port is full.
     fn send_burst(&mut self, bytes: &[u8], runs: &[Run], mut at: (usize, usize)) -> Progress {
-        let room = self.port.vacate(BURST_MAX);
-        let leave_sum = self.port.sums_ipv4() && self.station.address.is_ipv4();
+        let port = self.port.as_mut().expect("its link is up");
+        let room = port.vacate(BURST_MAX);
+        let leave_sum = port.sums_ipv4() && self.station.address.is_ipv4();
         let (mut lens, mut starts, mut count) = ([0; BURST_MAX], [at; BURST_MAX], 0);
         while count < room && at.0 < runs.len() {
             let run = &runs[at.0];
@@ -171,7 +177,7 @@ impl Dpdk {
                 let identification = u16::try_from(index).expect("a run is short");
                 let to = Station { mac, address: run.target };
                 let way = Way { from: self.station, to, reacts: run.reacts };
-                let out = self.port.room(count);
+                let out = port.room(count);
                 let len = frame::write(out, way, identification, packet, leave_sum);
                 lens[count] = u32::try_from(len).expect("a frame is short");
                 starts[count] = (at.0, index);
@@ -179,7 +185,7 @@ impl Dpdk {
                 at = if index + 1 == run.segments { (at.0 + 1, 0) } else { (at.0, index + 1) };
             }
         }
-        let taken = self.port.transmit(&lens[..count], leave_sum);
+        let taken = port.transmit(&lens[..count], leave_sum);
         if taken < count {
             return Progress { at: starts[taken], full: true };
         }
@@ -198,8 +204,10 @@ impl Wire for Dpdk {
     fn receive(&mut self, now: Instant) -> usize {
         self.watch(now);
         self.burst.clear();
-        for index in 0..self.port.receive() {
-            let frame = self.port.frame(index);
+        self.port.take_if(|_| self.link == Link::Gone);
+        let Some(port) = &mut self.port else { return 0 };
+        for index in 0..port.receive() {
+            let frame = port.frame(index);
             if frame.get(..6) != Some(&self.station.mac.0[..]) {
                 // To all, or to a group: a question perhaps. Some ports show all frames there are.
                 self.neighbours.handle(now, frame);
@@ -225,7 +233,8 @@ impl Wire for Dpdk {
 
     fn train(&self, index: usize) -> Train<'_> {
         let arrival = &self.burst[index];
-        let bytes = &self.port.frame(arrival.frame)[arrival.packet.clone()];
+        let port = self.port.as_ref().expect("a burst came from it");
+        let bytes = &port.frame(arrival.frame)[arrival.packet.clone()];
         Train {
             source: arrival.source,
             bytes,
@@ -272,8 +281,8 @@ impl Wire for Dpdk {
         Some(NAP)
     }
 
-    fn is_up(&self) -> bool {
-        self.link == Link::Up
+    fn link(&self) -> Link {
+        self.link
     }
 }
 
@@ -333,7 +342,7 @@ mod tests {
 
         let mut now = Instant::default();
         let mut wires = [a.into_wire(), b.into_wire()];
-        turn_until(&mut now, &mut wires, |wires| wires.iter().all(Dpdk::is_up));
+        turn_until(&mut now, &mut wires, |wires| wires.iter().all(|wire| wire.link() == Link::Up));
         let bytes: Vec<u8> = (0..=u8::MAX).cycle().take(100 * 64).collect();
         let run = |segments: usize, target| Run {
             target: SocketAddr::new(target, UDP_PORT),
@@ -371,7 +380,7 @@ mod tests {
         let [from, to] = wires;
         drop(to);
         let mut wires = [from];
-        turn_until(&mut now, &mut wires, |wires| !wires[0].is_up());
+        turn_until(&mut now, &mut wires, |wires| wires[0].link() != Link::Up);
         let sent = wires[0].send(now, &bytes, &offered);
         assert_eq!((sent.runs, sent.refused), (4, 4));
     }

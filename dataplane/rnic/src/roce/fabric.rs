@@ -132,7 +132,7 @@ impl<W: Wire> Fabric<W> {
         self.tap.obey(now);
         let trains = if quiet { 0 } else { self.wire.receive(now) };
         self.receiving = trains > 0;
-        self.shared.note_wire(self.wire.is_up());
+        self.shared.note_link(self.wire.link());
         // The senders may use every key that was registered when these packets arrived.
         self.keys.catch_up(&self.shared);
         for index in 0..trains {

@@ -463,8 +463,8 @@ impl Wire for Packet {
         Some(self.socket.as_fd())
     }
 
-    fn is_up(&self) -> bool {
-        self.link == Link::Up
+    fn link(&self) -> Link {
+        self.link
     }
 }
 

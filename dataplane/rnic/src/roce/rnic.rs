@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
 use smcr_memory::{Backing, Region};
+use smcr_os::carrier::Link;
 use smcr_proto::{Gid, Mtu, Psn, Qpn, Rkey};
 
 use super::QUEUE_PAIRS_MAX;
@@ -60,7 +61,7 @@ pub struct Rnic {
     setup: Parameters,
     shared: Arc<Shared>,
     /// What the user was told last of the wire.
-    is_up: bool,
+    link: Link,
     /// How often the poller's half had rung before.
     heard: u64,
     /// How many regions are registered in each domain.
@@ -106,7 +107,7 @@ impl Rnic {
         Self {
             setup,
             shared,
-            is_up: true,
+            link: Link::Up,
             heard: 0,
             domains: HashMap::new(),
             domains_opened: 0,
@@ -138,9 +139,13 @@ impl crate::Rnic for Rnic {
 
     fn event(&mut self) -> Option<Event> {
         self.shared.hear(&mut self.heard);
-        let is_up = self.shared.is_up();
-        if std::mem::replace(&mut self.is_up, is_up) != is_up {
-            return Some(if is_up { Event::Up } else { Event::Down });
+        let link = self.shared.link();
+        if std::mem::replace(&mut self.link, link) != link {
+            return Some(match link {
+                Link::Up => Event::Up,
+                Link::Down => Event::Down,
+                Link::Gone => Event::Gone,
+            });
         }
         self.shared.pop_suspicion().map(Event::Suspicion)
     }
@@ -287,6 +292,6 @@ pub(super) fn mtu_for(bytes: u32) -> Option<Mtu> {
 /// Addresses that peers are told begin at multiples of this power of two, as large pages would.
 const ADDRESS_SHIFT: u32 = 21;
 /// The most bytes beside the payload: 40 IPv6, 8 UDP, 12 BTH, 16 RETH, 4 ICRC.
-const HEADERS_MAX: u32 = 80;
+pub(super) const HEADERS_MAX: u32 = 80;
 /// We assign no number below 16, as some are reserved; all ones is the multicast number.
 const QPN_RANGE: std::ops::Range<u32> = 16..0x00ff_ffff;

@@ -2,11 +2,12 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use rustix::event::{EventfdFlags, eventfd};
 use smcr_memory::Region;
+use smcr_os::carrier::Link;
 use smcr_proto::{Gid, Qpn, Rkey};
 
 use super::{KEYS_MAX, QUEUE_PAIRS_MAX};
@@ -26,8 +27,8 @@ pub(super) struct Shared {
     /// Which queue pairs somebody attacks, from the poller to the control thread. When it is full,
     /// the next report of the same queue pair has the sum.
     suspicions: ArrayQueue<Suspicion>,
-    /// Whether the wire could carry packets when the poller last looked.
-    is_up: AtomicBool,
+    /// The state of the wire when the poller last looked: the position of it in `LINKS`.
+    link: AtomicUsize,
     bell: Bell,
 }
 
@@ -89,7 +90,7 @@ impl Shared {
             keys: AtomicUsize::new(0),
             retired: ArrayQueue::new(QUEUE_PAIRS_MAX as usize),
             suspicions: ArrayQueue::new(SUSPICIONS_MAX),
-            is_up: AtomicBool::new(true),
+            link: AtomicUsize::new(0),
             bell: Bell {
                 rings: AtomicU64::new(0),
                 descriptor: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).ok(),
@@ -129,16 +130,17 @@ impl Shared {
     }
 
     /// Says whether the wire can carry packets now. Called by the poller.
-    pub(super) fn note_wire(&self, is_up: bool) {
-        if self.is_up.load(Ordering::Relaxed) != is_up {
-            self.is_up.store(is_up, Ordering::Release);
+    pub(super) fn note_link(&self, link: Link) {
+        if self.link() != link {
+            let place = LINKS.iter().position(|one| *one == link).expect("all are listed");
+            self.link.store(place, Ordering::Release);
             self.bell.ring();
         }
     }
 
-    /// Whether the wire can carry packets, as far as the poller has noticed.
-    pub(super) fn is_up(&self) -> bool {
-        self.is_up.load(Ordering::Acquire)
+    /// The state of the wire, as far as the poller has noticed.
+    pub(super) fn link(&self) -> Link {
+        LINKS[self.link.load(Ordering::Acquire)]
     }
 
     /// Readable while there may be a report, or news of the wire.
@@ -194,3 +196,5 @@ impl Drop for Ticket {
 
 /// The most reports that wait for the control thread.
 const SUSPICIONS_MAX: usize = 64;
+/// The states of a wire.
+const LINKS: [Link; 3] = [Link::Up, Link::Down, Link::Gone];
