@@ -404,6 +404,10 @@ impl Streams for Sockets {
         lock(&stream.0).write_urgent(byte)
     }
 
+    fn core_of(&self, _: &Self::Stream) -> Option<usize> {
+        None
+    }
+
     fn has_more(&mut self, stream: &Stream) -> bool {
         self.count();
         !lock(&stream.0).inbound.bytes.is_empty()

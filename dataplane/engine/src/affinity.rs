@@ -55,6 +55,20 @@ impl Affinity {
         }
     }
 
+    /// Binds the calling thread to some core, if it may run there.
+    ///
+    /// # Errors
+    ///
+    /// When it may not, or no longer.
+    pub fn move_to(&self, core: usize) -> io::Result<()> {
+        if core >= CpuSet::MAX_CPU || !self.all.is_set(core) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut set = CpuSet::new();
+        set.set(core);
+        Ok(sched_setaffinity(None, &set)?)
+    }
+
     /// Lets the scheduler place the calling thread.
     ///
     /// # Errors

@@ -80,6 +80,8 @@ counters! {
     place_refused: count,
     /// Whether the thread is pinned to its core now: 0 or 1.
     pinned: count,
+    /// Whether it runs on the core of its applications now, having none to itself: 0 or 1.
+    near: count,
     /// Whether its priority is raised now, for a stream beside busy programs: 0 or 1.
     priority_raised: count,
     /// Times the kernel refused to change it. A thread that may not raise it tries once.

@@ -206,6 +206,15 @@ impl Idle {
         }
     }
 
+    /// Whether the thread has no core to itself, as far as it knows: others need the one on which
+    /// it is, or it is finding out whether they still do.
+    pub fn is_in_retreat(&self) -> bool {
+        match self.state {
+            State::Contended { .. } | State::Trying { home: false, .. } => true,
+            State::Free { .. } | State::Trying { home: true, .. } => false,
+        }
+    }
+
     /// Whether the thread is to be on its own core. If not, the scheduler should place it.
     pub fn wants_core(&self) -> bool {
         match self.state {

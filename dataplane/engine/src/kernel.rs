@@ -180,6 +180,10 @@ impl Streams for Kernel {
         Ok(())
     }
 
+    fn core_of(&self, stream: &OwnedFd) -> Option<usize> {
+        sockopt::socket_incoming_cpu(stream).ok().and_then(|core| core.try_into().ok())
+    }
+
     fn has_more(&mut self, stream: &OwnedFd) -> bool {
         rustix::io::ioctl_fionread(stream).is_ok_and(|bytes| bytes > 0)
     }

@@ -36,6 +36,7 @@ mod mail;
 pub mod mailbox;
 mod moves;
 mod names;
+mod nearness;
 mod owners;
 mod parked;
 pub mod poller;

@@ -6,6 +6,7 @@
 
 mod commands;
 mod completions;
+mod place;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +28,7 @@ use crate::mail::Mail;
 use crate::mailbox::{Receiver, Sender, Waker};
 use crate::moves::Moves;
 use crate::names::{ConnectionId, Ending, LinkId};
+use crate::nearness::Nearness;
 use crate::owners::Owners;
 use crate::priority::Priority;
 use crate::relay::{Far, Migrant, Outcome, Relay};
@@ -34,6 +36,8 @@ use crate::reports::Reports;
 use crate::requests::Request;
 use crate::streams::{Event, Streams};
 use crate::turn::{List, Turn, WorkLists};
+
+use self::place::Place;
 
 /// The commands that a poller over `F` and `S` obeys.
 pub type CommandOf<F, S> = Command<<F as Fabric>::Qp, <S as Streams>::Stream>;
@@ -79,15 +83,9 @@ pub struct Poller<F: Fabric, S: Streams> {
     backlog_bytes: usize,
     shared: Shared<F, S>,
     arrived: Arrived,
+    nearness: Nearness,
     sweep_at: Instant,
     stopping: bool,
-}
-
-/// Where a thread is, and whether others need the core, as [`Idle`] has last said.
-#[derive(Debug)]
-struct Place {
-    at_home: bool,
-    contended: bool,
 }
 
 /// The queues and the numbers that the poller shares with other threads.
@@ -128,6 +126,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 completions: Vec::with_capacity(REAP_PER_TURN_MAX),
                 events: Vec::with_capacity(EVENTS_PER_TURN_MAX),
             },
+            nearness: Nearness::default(),
             sweep_at: Instant(0),
             stopping: false,
         }
@@ -142,7 +141,7 @@ impl<F: Fabric> Poller<F, Kernel> {
         // That of the timer which ends a sleep: by another one, it would ring too late.
         let clock = self.streams.clock();
         let mut now = clock.now();
-        let mut place = Place { at_home: idle.wants_core(), contended: idle.is_contended() };
+        let mut place = Place::at_first(&idle);
         loop {
             let moved = self.turn(now);
             // Before any sleep: nobody wakes a thread that was told to stop.
@@ -164,42 +163,17 @@ impl<F: Fabric> Poller<F, Kernel> {
                 }
                 Advice::Sleep => {
                     self.sleep(now, moved, priority.deadline());
-                    now = clock.now();
+                    let before = std::mem::replace(&mut now, clock.now());
+                    self.nearness.slept(before, now);
                 }
             }
             self.settle(&idle, &mut place, affinity);
+            self.draw_near(now, &idle, affinity);
         }
     }
 }
 
 impl<F: Fabric, S: Streams> Poller<F, S> {
-    /// Raises the priority of the thread or gives it back, if that is due.
-    fn set_priority(&self, now: Instant, priority: &mut Priority, contended: bool) {
-        let counters = &self.shared.counters;
-        let bytes = counters.bytes_in.get().wrapping_add(counters.bytes_out.get());
-        if let Some(changed) = priority.after_turn(now, bytes, contended) {
-            counters.priority_raised.set(priority.is_raised().into());
-            counters.priority_refused.add(changed.is_err().into());
-        }
-    }
-
-    /// Goes back to the thread's own core, or leaves it to others, if `idle` says so.
-    fn settle(&self, idle: &Idle, place: &mut Place, affinity: &Affinity) {
-        let counters = &self.shared.counters;
-        if idle.is_contended() != place.contended {
-            place.contended = !place.contended;
-            counters.contended.set(place.contended.into());
-            counters.contentions.add(place.contended.into());
-        }
-        if idle.wants_core() != place.at_home {
-            place.at_home = !place.at_home;
-            let moved = if place.at_home { affinity.pin() } else { affinity.unpin() };
-            // A refusal is only counted: the poller works on any core.
-            counters.place_refused.add(moved.is_err().into());
-            counters.pinned.set((place.at_home && affinity.has_core() && moved.is_ok()).into());
-        }
-    }
-
     /// One turn of the loop. Returns whether anything moved, so that the caller can decide to idle.
     ///
     /// Each step does a bounded amount of work (see `limits`), so a turn is bounded too. The order
@@ -271,6 +245,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             self.fabric.note_quiet();
         }
         let moved = !events.is_empty();
+        let (mut asks, mut came_from) = (self.nearness.asks(), None);
         for event in events.drain(..) {
             let id = ConnectionId { slot: event.key.slot, generation: event.key.generation };
             let (connections, turn) = self.lend(now);
@@ -279,6 +254,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             let Some(socket) = relay.socket(event.key.far) else { continue };
             socket.note(&event);
             if event.readable {
+                if asks {
+                    came_from = turn.streams.core_of(&socket.stream);
+                    asks = false;
+                }
                 turn.work.queue_fill(&mut relay.queued);
             }
             if event.writable {
@@ -286,6 +265,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             }
         }
         self.arrived.events = events;
+        self.nearness.note(came_from);
         moved
     }
 

@@ -106,6 +106,10 @@ pub trait Streams {
     /// `WouldBlock`, or what became of the connection.
     fn write_urgent(&mut self, stream: &Self::Stream, byte: u8) -> io::Result<()>;
 
+    /// The core on which the last segment of `stream` came in, if that is known. Over loopback it
+    /// is the one on which the application ran that sent it.
+    fn core_of(&self, stream: &Self::Stream) -> Option<usize>;
+
     /// Whether a read would bring bytes now. Asked only when it changes what a peer is told.
     fn has_more(&mut self, stream: &Self::Stream) -> bool;
 

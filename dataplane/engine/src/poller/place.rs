@@ -1,0 +1,67 @@
+//! On which core the thread of a poller runs, and with which priority.
+
+use smcr_proto::Instant;
+use smcr_rnic::Fabric;
+
+use super::Poller;
+use crate::affinity::Affinity;
+use crate::idle::Idle;
+use crate::priority::Priority;
+use crate::streams::Streams;
+
+/// Where a thread is, and whether others need the core, as [`Idle`] has last said.
+#[derive(Debug)]
+pub(super) struct Place {
+    at_home: bool,
+    contended: bool,
+}
+
+impl Place {
+    /// That of a thread that begins.
+    pub(super) fn at_first(idle: &Idle) -> Self {
+        Self { at_home: idle.wants_core(), contended: idle.is_contended() }
+    }
+}
+
+impl<F: Fabric, S: Streams> Poller<F, S> {
+    /// Raises the priority of the thread or gives it back, if that is due.
+    pub(super) fn set_priority(&self, now: Instant, priority: &mut Priority, contended: bool) {
+        let counters = &self.shared.counters;
+        let bytes = counters.bytes_in.get().wrapping_add(counters.bytes_out.get());
+        if let Some(changed) = priority.after_turn(now, bytes, contended) {
+            counters.priority_raised.set(priority.is_raised().into());
+            counters.priority_refused.add(changed.is_err().into());
+        }
+    }
+
+    /// Goes back to the thread's own core, or leaves it to others, if `idle` says so.
+    pub(super) fn settle(&self, idle: &Idle, place: &mut Place, affinity: &Affinity) {
+        let counters = &self.shared.counters;
+        if idle.is_contended() != place.contended {
+            place.contended = !place.contended;
+            counters.contended.set(place.contended.into());
+            counters.contentions.add(place.contended.into());
+        }
+        if idle.wants_core() != place.at_home {
+            place.at_home = !place.at_home;
+            let moved = if place.at_home { affinity.pin() } else { affinity.unpin() };
+            // A refusal is only counted: the poller works on any core.
+            counters.place_refused.add(moved.is_err().into());
+            counters.pinned.set((place.at_home && affinity.has_core() && moved.is_ok()).into());
+        }
+    }
+
+    /// Moves a thread that has no core to itself to where its applications run, or back.
+    pub(super) fn draw_near(&mut self, now: Instant, idle: &Idle, affinity: &Affinity) {
+        let Some(core) = self.nearness.decide(now, idle.is_in_retreat()) else { return };
+        let counters = &self.shared.counters;
+        let moved = match core {
+            Some(core) => affinity.move_to(core),
+            // `settle` has taken it home.
+            None if idle.wants_core() => Ok(()),
+            None => affinity.unpin(),
+        };
+        counters.near.set((core.is_some() && moved.is_ok()).into());
+        counters.place_refused.add(moved.is_err().into());
+    }
+}
