@@ -349,6 +349,7 @@ impl Harness for RoceOverDpdk {
                 device: &device,
                 address: Ipv4Addr::new(10, 8, 0, host).into(),
                 prefix: 24,
+                vlan: None,
                 gateway: None,
                 eal: &["--no-huge".to_owned()],
                 mtu_max: None,

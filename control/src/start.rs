@@ -291,8 +291,8 @@ fn spec<'a>(nic: &'a RnicConfig, eal: &'a [String]) -> any::Spec<'a> {
         kind: match nic.kind {
             RnicKind::RoceUdp { address } => any::Kind::RoceUdp { address },
             RnicKind::RocePacket { address, version } => any::Kind::RocePacket { address, version },
-            RnicKind::Dpdk(DpdkPort { address, prefix_bits: prefix, gateway, .. }) => {
-                any::Kind::Dpdk { address, prefix, gateway, eal }
+            RnicKind::Dpdk(DpdkPort { address, prefix_bits: prefix, vlan, gateway, .. }) => {
+                any::Kind::Dpdk { address, prefix, vlan, gateway, eal }
             }
             RnicKind::Shm => any::Kind::Shm,
             RnicKind::Verbs(VerbsPort { number: port, gid_index, .. }) => {
@@ -458,6 +458,7 @@ mod tests {
         let port = DpdkPort {
             address: address.parse().unwrap(),
             prefix_bits: 24,
+            vlan: None,
             gateway: None,
             eal: eal.iter().map(|&argument| argument.to_owned()).collect(),
         };

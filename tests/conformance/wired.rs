@@ -99,7 +99,10 @@ fn open(wire: u8, network: u8, host: u8) -> (any::Nic, any::Fabric) {
         UDP => (any::Kind::RoceUdp { address: None }, "wire"),
         PACKET => (any::Kind::RocePacket { address: None, version: Version::V2 }, "wire"),
         PACKET_V1 => (any::Kind::RocePacket { address: None, version: Version::V1 }, "wire"),
-        DPDK => (any::Kind::Dpdk { address: own, prefix: 24, gateway: None, eal: &eal }, &port[..]),
+        DPDK => {
+            let (prefix, vlan, gateway, eal) = (24, None, None, &eal);
+            (any::Kind::Dpdk { address: own, prefix, vlan, gateway, eal }, &port[..])
+        }
         UDP_V6 => (any::Kind::RoceUdp { address: Some(ipv6(network, host).into()) }, "wire"),
         PACKET_V6 => {
             let address = Some(ipv6(network, host).into());

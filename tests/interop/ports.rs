@@ -11,6 +11,7 @@ use crate::gateway::{Setup, local};
 use crate::hosts::Hosts;
 use crate::in_guest::{BACK, CLIENT, PORT, SERVER, carried, listener, rnic, start};
 use crate::place::{Place, Socket};
+use crate::process::Process;
 use crate::rig::{EID, Rig};
 
 /// A gateway with such a port, in huge pages and with the largest packets, and the SMC-R of Linux.
@@ -35,10 +36,36 @@ fn a_gateway_with_a_port_of_hardware_carries_files_to_linux_and_from_it() {
     let counted = rig.two.tool(&["counts"]);
     assert!(counted.iter().any(|line| line == "client-v2 1"), "{counted:?}");
     assert!(gateway.log().contains("kind=\"dpdk\""), "{}", gateway.log());
-    // One that is killed leaves a device that goes on until it is reset: the kernel complains.
-    rig.one.run(&["pkill", "-TERM", "-x", "smcgate"]);
-    gateway.wait(LIMIT);
+    end(&rig.one, &mut gateway);
     rig.one.run(&["sh", "-ec", "echo 0 >/proc/sys/vm/nr_hugepages"]);
+    rig.assert_quiet_kernels();
+}
+
+/// The same in a VLAN, where all that Linux has it knows from a device for the VLAN.
+#[test]
+#[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
+fn a_port_of_hardware_meets_linux_in_a_vlan() {
+    let hosts = Hosts::new("ports-vlan");
+    let rig = Rig::new(&hosts);
+    for (guest, address) in [(&rig.one, "10.9.1.11/24"), (&rig.two, "10.9.1.12/24")] {
+        guest.run(&["sh", "-ec", JOIN_VLAN, address]);
+    }
+    rig.two.create_rdma("rxe0", "eth0");
+    rig.two.tool(&["pnet-add", "RIG", "eth0.100", "rxe0"]);
+    rig.two.tool(&["ueid-add", EID]);
+    take_nic(&rig.one);
+    let there = "10.9.1.12:7010".parse().expect("an address");
+    let keys = "vlan = 100\neal = [\"-m\", \"64\"]\n";
+    let port = format!("{}address = \"10.9.1.31/24\"\n{keys}", rnic("dpdk", NIC));
+    let mut gateway = start(&rig.one, &port, &[listener("tcp", local(PORT), there)]);
+
+    let server = rig.two.accept(Socket::Smc, there, 1, SERVER);
+    carried(rig.one.start_connect(Socket::Tcp, local(PORT), 1, CLIENT), server);
+    assert_eq!(rig.two.counted("server-v2"), [1, 0]);
+    end(&rig.one, &mut gateway);
+    for guest in [&rig.one, &rig.two] {
+        guest.run(&["ip", "link", "delete", "eth0.100"]);
+    }
     rig.assert_quiet_kernels();
 }
 
@@ -79,6 +106,13 @@ fn a_port_of_hardware_loses_its_link_and_is_pulled_out_under_load() {
     let totals = gateway.stats().totals;
     assert_eq!((totals.connections_smc, totals.connections_tcp), (1, 0));
     rig.assert_quiet_kernels();
+}
+
+/// Ends a gateway in a guest. One that is killed leaves a device that goes on until it is reset,
+/// and the kernel complains.
+fn end(guest: &Place<'_>, gateway: &mut Process) {
+    guest.run(&["pkill", "-TERM", "-x", "smcgate"]);
+    gateway.wait(LIMIT);
 }
 
 /// An RNIC on the guest's NIC, with an address that no kernel has.
@@ -130,6 +164,12 @@ const PROMPT: &str = "(qemu) ";
 const RIG: &str = "scripts/linux-rig sets it";
 /// A guest is slow.
 const LIMIT: Duration = Duration::from_secs(60);
+/// Makes a device for the VLAN, with the address `$0`, which an earlier run may have left.
+const JOIN_VLAN: &str = "\
+    [ -e /sys/class/net/eth0.100 ] && ip link delete eth0.100\n\
+    ip link add link eth0 name eth0.100 type vlan id 100\n\
+    ip address add \"$0\" dev eth0.100\n\
+    ip link set eth0.100 up\n";
 /// Binds the NIC at `$0` to the driver that gives it to programs.
 const TAKE: &str = "\
     modprobe vfio-pci\n\

@@ -17,9 +17,10 @@ const GUEST: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 11);
 ///
 /// `rxe_modify_qp`: when a second link was offered and rejected, or when a group ends, SMC asks rxe
 /// for a transition of a queue pair that rxe refuses.
-const HARMLESS_WARNINGS: [&str; 8] = [
+const HARMLESS_WARNINGS: [&str; 9] = [
     "adding ib device",
     "removing ib device",
+    "removing net device",
     "has pnetid",
     "applied user defined pnetid",
     "erased user defined pnetid",

@@ -1,6 +1,7 @@
 //! `[[rnic]]`: the NICs to use.
 
 use std::net::IpAddr;
+use std::num::NonZero;
 
 use smcr_rnic::roce::packet::Version;
 
@@ -88,6 +89,8 @@ pub struct DpdkPort {
     pub address: IpAddr,
     /// How many bits of it the addresses of its network have in common.
     pub prefix_bits: u8,
+    /// The VLAN of its network, at most 4094, if frames have tags.
+    pub vlan: Option<NonZero<u16>>,
     /// The router to other networks.
     pub gateway: Option<IpAddr>,
     /// Arguments of EAL beside our own. DPDK starts once, with those of all its ports.
@@ -238,8 +241,10 @@ fn dpdk_port(
         }
         gateway => gateway.map(|gateway| gateway.value),
     };
+    let vlan = table.number("vlan", 1..4095, 0)?.value;
+    let vlan = NonZero::new(u16::try_from(vlan).expect("its range was checked"));
     let eal = table.texts("eal")?.into_iter().map(|text| text.value).collect();
-    Ok(DpdkPort { address, prefix_bits: network.prefix_bits(), gateway, eal })
+    Ok(DpdkPort { address, prefix_bits: network.prefix_bits(), vlan, gateway, eal })
 }
 
 fn optional_address(
@@ -313,11 +318,13 @@ mod tests {
     /// A port of DPDK is in a network that the kernel knows nothing of, so the file says all.
     #[test]
     fn a_port_of_dpdk_has_a_network_of_its_own() {
-        let keys = "address='10.8.0.1/24'\ngateway='10.8.0.254'\neal=['--no-huge', '-m', '64']";
+        let keys =
+            "address='10.8.0.1/24'\nvlan=100\ngateway='10.8.0.254'\neal=['--no-huge', '-m', '64']";
         let [rnic] = &parse(&format!("{PORT}{keys}")).unwrap()[..] else { panic!("one") };
         let port = DpdkPort {
             address: [10, 8, 0, 1].into(),
             prefix_bits: 24,
+            vlan: NonZero::new(100),
             gateway: Some([10, 8, 0, 254].into()),
             eal: ["--no-huge", "-m", "64"].map(str::to_owned).to_vec(),
         };
@@ -328,7 +335,7 @@ mod tests {
         };
         let RnicKind::Dpdk(port) = &rnic.kind else { panic!("{rnic:?}") };
         assert_eq!((port.address, port.prefix_bits), ("fd00::1".parse().unwrap(), 64));
-        assert_eq!((port.gateway, &port.eal[..]), (None, &[][..]));
+        assert_eq!((port.vlan, port.gateway, &port.eal[..]), (None, None, &[][..]));
     }
 
     #[test]

@@ -88,11 +88,12 @@ pub struct Table {
     pub enter_thread: unsafe extern "C" fn() -> c_int,
     /// Undoes `enter_thread`, on the same thread.
     pub leave_thread: unsafe extern "C" fn(),
-    /// Opens a device by its arguments and its name. A limit of 0 leaves the MTU alone. Says in the
-    /// last argument what failed, by a string that lives for ever.
+    /// Opens a device by its arguments and its name. A limit of 0 leaves the MTU alone; a VLAN of 0
+    /// is none. Says in the last argument what failed, by a string that lives for ever.
     pub open_port: unsafe extern "C" fn(
         *const c_char,
         *const c_char,
+        u16,
         u16,
         *mut *mut Port,
         *mut *const c_char,
@@ -117,7 +118,7 @@ pub struct Table {
 }
 
 /// The version of this interface. The shim has the same.
-pub const ABI: u32 = 1;
+pub const ABI: u32 = 2;
 /// The most frames of one burst.
 pub const BURST_MAX: usize = 64;
 

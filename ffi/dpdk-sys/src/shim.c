@@ -31,7 +31,7 @@
 #include <rte_mbuf.h>
 #include <rte_version.h>
 
-#define ABI 1
+#define ABI 2
 #define BURST_MAX 64
 // What DPDK's own programs ask for at once, so that every driver is used to it.
 #define RECEIVE_MAX 32
@@ -75,6 +75,8 @@ struct port {
     uint16_t mtu;
     uint16_t received_len;
     uint16_t vacant_len;
+    // The VLAN that it is in; 0 for none.
+    uint16_t vlan;
     bool sums_ipv4;
     // The client's end of shared memory, which has to look for the server again and again.
     bool seeks;
@@ -308,8 +310,9 @@ static void close_port(struct port *port) {
 }
 
 // Opens `device`: what EAL takes behind --vdev, or a PCI address. `name` is the part before the
-// first comma. Returns 0 or an errno, and says in `step` what failed.
-static int open_port(const char *device, const char *name, uint16_t mtu_wanted,
+// first comma, `vlan` the VLAN that the port is in, or 0. Returns 0 or an errno, and says in `step`
+// what failed.
+static int open_port(const char *device, const char *name, uint16_t mtu_wanted, uint16_t vlan,
                      struct port **out, const char **step) {
     *step = "no driver takes it; write what EAL takes behind --vdev, or the address of a PCI device "
             "that is bound to vfio-pci";
@@ -322,6 +325,7 @@ static int open_port(const char *device, const char *name, uint16_t mtu_wanted,
         *step = "no memory";
         return ENOMEM;
     }
+    port->vlan = vlan;
     *step = "its driver made no port";
     status = rte_eth_dev_get_port_by_name(name, &port->id);
     if (status != 0) {
@@ -354,6 +358,18 @@ static int describe(struct port *port, struct info *out) {
     return 0;
 }
 
+// Takes the tag off a frame, unless the port has. Returns its VLAN, or 0.
+static uint16_t untag(struct rte_mbuf *mbuf) {
+    if ((mbuf->ol_flags & RTE_MBUF_F_RX_VLAN_STRIPPED) == 0) {
+        bool is_short = mbuf->data_len < sizeof(struct rte_ether_hdr) + sizeof(struct rte_vlan_hdr);
+        if (is_short || rte_vlan_strip(mbuf) != 0) {
+            return 0;
+        }
+    }
+    // The other bits are a priority.
+    return mbuf->vlan_tci & 0x0fff;
+}
+
 // Receives one burst, which replaces the last one. Returns how many frames it has.
 static uint32_t receive(struct port *port, struct frame *out) {
     rte_pktmbuf_free_bulk(port->received, port->received_len);
@@ -370,6 +386,10 @@ static uint32_t receive(struct port *port, struct frame *out) {
         if (wrong || rte_pktmbuf_linearize(mbuf) != 0) {
             rte_pktmbuf_free(mbuf);
             port->dropped++;
+            continue;
+        }
+        if (untag(mbuf) != port->vlan) {
+            rte_pktmbuf_free(mbuf);
             continue;
         }
         out[kept].bytes = rte_pktmbuf_mtod(mbuf, uint8_t *);
@@ -413,6 +433,11 @@ static uint32_t transmit(struct port *port, const uint32_t *lens, uint32_t count
             mbuf->l3_len = IPV4_HEADER;
             mbuf->ol_flags = RTE_MBUF_F_TX_IPV4 | RTE_MBUF_F_TX_IP_CKSUM;
         }
+        if (port->vlan != 0) {
+            // It moves 12 bytes into the headroom, which nothing else uses, and adds to `l2_len`.
+            mbuf->vlan_tci = port->vlan;
+            rte_vlan_insert(&mbuf);
+        }
     }
     uint16_t ready = (uint16_t)count;
     if (ipv4) {
@@ -424,6 +449,7 @@ static uint32_t transmit(struct port *port, const uint32_t *lens, uint32_t count
         mbuf->pkt_len = 0;
         mbuf->data_len = 0;
         mbuf->ol_flags = 0;
+        rte_pktmbuf_reset_headroom(mbuf);
     }
     port->vacant_len -= taken;
     memmove(port->vacant, port->vacant + taken, port->vacant_len * sizeof port->vacant[0]);
@@ -469,7 +495,8 @@ struct table {
     int (*start)(int, char **);
     int (*enter_thread)(void);
     void (*leave_thread)(void);
-    int (*open_port)(const char *, const char *, uint16_t, struct port **, const char **);
+    int (*open_port)(const char *, const char *, uint16_t, uint16_t, struct port **,
+                     const char **);
     void (*close_port)(struct port *);
     int (*describe)(struct port *, struct info *);
     uint32_t (*receive)(struct port *, struct frame *);

@@ -16,5 +16,5 @@ mod port;
 pub use dpdk_sys::{BURST_MAX, Figures, Unavailable};
 pub use eal::{Pages, start, version};
 pub use error::Error;
-pub use port::{Port, interface_below, is_privileged};
+pub use port::{Port, Wishes, interface_below, is_privileged};
 pub use smcr_os::carrier::Link;

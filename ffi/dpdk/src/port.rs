@@ -3,6 +3,7 @@
 use std::ffi::{CStr, CString};
 use std::fs;
 use std::io::ErrorKind;
+use std::num::NonZero;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::ptr::{self, NonNull};
@@ -49,25 +50,35 @@ pub struct Port {
     _lock: Lock,
 }
 
+/// What a port is to be like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wishes {
+    /// The MTU in bytes that a device of hardware is to have at least, up to what it can; others
+    /// have their own.
+    pub mtu: Option<u16>,
+    /// The VLAN that the port is in, at most 4094: frames leave with its tag, which nobody sees
+    /// here, and others are not received. Without one, those that are in no VLAN are.
+    pub vlan: Option<NonZero<u16>>,
+}
+
 // SAFETY: DPDK asks that no two threads use a queue of a port at the same time, which is SOLE, and
 // ties nothing of a port to the thread that opened it.
 unsafe impl Send for Port {}
 
 impl Port {
-    /// Opens a device: what EAL takes after `--vdev`, or a PCI address. DPDK must run. A device of
-    /// hardware is set to an MTU of at least `mtu` bytes, or what it has at most, and waited for
-    /// until it has a link or three seconds are over; others have their own MTU.
+    /// Opens a device: what EAL takes after `--vdev`, or a PCI address. DPDK must run. One of
+    /// hardware is waited for until it has a link, or three seconds are over.
     ///
     /// # Errors
     ///
     /// [`Error`]: no DPDK, no such device, its port is busy, or there is no memory for it.
-    pub fn open(device: &str, mtu: Option<u16>) -> Result<Self, Error> {
+    pub fn open(device: &str, wishes: Wishes) -> Result<Self, Error> {
         let table = dpdk_sys::table().map_err(Error::Unavailable)?;
         let device = &lock::canonical(device)[..];
         let name = name_of(device)?;
         let of_hardware = lock::is_pci(device);
         let mtu = memif_mtu(device)?
-            .or(mtu.filter(|mtu| of_hardware && *mtu > ETHERNET_MTU))
+            .or(wishes.mtu.filter(|mtu| of_hardware && *mtu > ETHERNET_MTU))
             .unwrap_or(0);
         let arguments = CString::new(device).map_err(|_| Error::Misnamed("it has a zero byte"))?;
         let lock = Lock::take(&lock::name(device, lock::namespace()))?;
@@ -87,9 +98,11 @@ impl Port {
         take_log(table);
         let (mut raw, mut step) = (ptr::null_mut(), ptr::null());
         let (all, name) = (arguments.as_ptr(), name.as_ptr());
+        let vlan = wishes.vlan.map_or(0, NonZero::get);
         // SAFETY: `open_port` asks for two strings that a zero ends and for two places to write to:
         // locals that outlive the call. CONTROL keeps other threads from opening and closing.
-        let status = unsafe { (table.open_port)(all, name, mtu, &raw mut raw, &raw mut step) };
+        let status =
+            unsafe { (table.open_port)(all, name, mtu, vlan, &raw mut raw, &raw mut step) };
         if status != 0 {
             // SAFETY: the table promises a string that a zero ends and that lives for ever.
             let step = unsafe { CStr::from_ptr(step) };

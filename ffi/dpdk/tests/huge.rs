@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use dpdk::{Pages, Port};
+use dpdk::{Pages, Port, Wishes};
 
 const RESERVED: &str = "/proc/sys/vm/nr_hugepages";
 
@@ -36,8 +36,11 @@ fn a_port_says_that_huge_pages_ran_out() {
         format!("net_memif{index},role=server,id={index},socket={socket},socket-abstract=no")
     };
     // A port takes 10 MB or so, and there are 8.
-    let error = Port::open(&device(0), None).map(drop).expect_err("too little memory").to_string();
+    let error = Port::open(&device(0), Wishes::default())
+        .map(drop)
+        .expect_err("too little memory")
+        .to_string();
     assert!(error.contains("too few huge pages") && error.lines().count() == 1, "{error}");
     fs::write(RESERVED, "64").unwrap();
-    drop(Port::open(&device(0), None).expect("memory came"));
+    drop(Port::open(&device(0), Wishes::default()).expect("memory came"));
 }

@@ -1,20 +1,21 @@
 //! Ports of DPDK's virtual devices: frames, links, and why a port cannot be opened.
 #![allow(clippy::unwrap_used, reason = "a test stops where it cannot go on")]
 
+use std::num::NonZero;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::{self, Command};
 use std::thread::sleep;
 use std::time::Duration;
 
-use dpdk::{Error, Link, Port};
+use dpdk::{Error, Link, Port, Wishes};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketType};
 
 /// Opens a port in this process, where DPDK runs without huge pages.
 fn open(device: &str) -> Result<Port, Error> {
     dpdk::start(&["--no-huge".into()]).expect("DPDK starts");
-    Port::open(device, None)
+    Port::open(device, Wishes::default())
 }
 
 /// The two ends of a shared-memory link, named by `number`, which no other test uses.
@@ -102,6 +103,39 @@ fn shared_memory_carries_frames_both_ways_until_an_end_goes() {
     }
     drop(server);
     assert!(!socket(1).exists());
+}
+
+#[test]
+fn frames_of_other_vlans_are_not_received() {
+    let vlan = |number| Wishes { vlan: NonZero::new(number), ..Wishes::default() };
+    for (index, (here, there, meet)) in
+        [(0, 0, true), (100, 100, true), (4_094, 4_094, true), (100, 0, false), (0, 100, false)]
+            .into_iter()
+            .chain([(100, 200, false)])
+            .enumerate()
+    {
+        let [server, client] = memif(20 + u32::try_from(index).unwrap());
+        drop(open(&server).unwrap());
+        let mut server = Port::open(&server, vlan(here)).unwrap();
+        let mut client = Port::open(&client, vlan(there)).unwrap();
+        await_link(&mut server, Link::Up);
+        await_link(&mut client, Link::Up);
+        if meet {
+            carries(&mut server, &mut client, 200);
+            carries(&mut client, &mut server, 200);
+            continue;
+        }
+        let mut sent = 0;
+        for round in 0..100 {
+            assert_eq!(server.vacate(1), 1);
+            let bytes = frame(round, 64);
+            server.room(0)[..bytes.len()].copy_from_slice(&bytes);
+            sent += server.transmit(&[64], false);
+            assert_eq!(client.receive(), 0, "{here} is not {there}");
+            sleep(Duration::from_millis(1));
+        }
+        assert!(sent > 50, "{sent} frames left");
+    }
 }
 
 #[test]

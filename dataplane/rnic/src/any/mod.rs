@@ -8,6 +8,7 @@
 //! it is RoCE in software. That needs a variant of [`AnyWire`] only.
 
 use std::net::IpAddr;
+use std::num::NonZero;
 use std::os::fd::BorrowedFd;
 
 use smcr_memory::{Backing, Region};
@@ -51,6 +52,8 @@ pub enum Kind<'a> {
         address: IpAddr,
         /// How many bits of it the addresses of its network have in common.
         prefix: u8,
+        /// The VLAN of its network, at most 4094, if frames have tags.
+        vlan: Option<NonZero<u16>>,
         /// The router to other networks.
         gateway: Option<IpAddr>,
         /// Further arguments of EAL, the same for all ports of a process.
@@ -109,10 +112,10 @@ pub fn open(spec: &Spec<'_>) -> Result<Vec<(Nic, Fabric)>, OpenError> {
             let (setup, wire) = packet::parts(&config)?;
             Ok(soft(vec![roce::join(setup, AnyWire::Packet(Box::new(wire)))]))
         }
-        Kind::Dpdk { address, prefix, gateway, eal } => {
+        Kind::Dpdk { address, prefix, vlan, gateway, eal } => {
             assert_eq!(spec.pollers, 1, "a port of DPDK has one poller");
             let (device, mtu_max) = (spec.device, spec.mtu_max);
-            let config = dpdk::Config { device, address, prefix, gateway, eal, mtu_max };
+            let config = dpdk::Config { device, address, prefix, vlan, gateway, eal, mtu_max };
             let (setup, wire) = dpdk::parts(&config)?;
             Ok(soft(vec![roce::join(setup, AnyWire::Dpdk(Box::new(wire)))]))
         }

@@ -5,12 +5,13 @@
 //! and one poller: no NIC steers packets by queue pair number.
 
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZero;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dpdk::{BURST_MAX, Error, Figures, Link, Port};
+use dpdk::{BURST_MAX, Error, Figures, Link, Port, Wishes};
 pub use dpdk::{Pages, interface_below, is_privileged, version};
 use rustix::io::Errno;
 use smcr_memory::Backing;
@@ -32,6 +33,8 @@ pub struct Config<'a> {
     pub address: IpAddr,
     /// How many bits of it the addresses of its network have in common.
     pub prefix: u8,
+    /// The VLAN of its network, at most 4094, if frames have tags.
+    pub vlan: Option<NonZero<u16>>,
     /// The router to other networks.
     pub gateway: Option<IpAddr>,
     /// Further arguments of EAL.
@@ -87,8 +90,8 @@ pub fn open(config: &Config<'_>) -> Result<(Rnic, Fabric<Dpdk>), Error> {
 pub fn parts(config: &Config<'_>) -> Result<(Parameters, Dpdk), Error> {
     dpdk::start(config.eal)?;
     let wanted = config.mtu_max.and_then(Mtu::bytes).map(|payload| payload + HEADERS_MAX);
-    let wanted = wanted.map(|bytes| u16::try_from(bytes).expect("at most 4176"));
-    let port = Port::open(config.device, wanted)?;
+    let mtu = wanted.map(|bytes| u16::try_from(bytes).expect("at most 4176"));
+    let port = Port::open(config.device, Wishes { mtu, vlan: config.vlan })?;
     let path_mtu = u32::from(port.mtu());
     let mtu = mtu_for(path_mtu).ok_or(Error::Misnamed("its MTU is below 336 bytes"))?;
     let mac = MacAddress(port.mac());
@@ -310,7 +313,8 @@ mod tests {
         let device = format!("net_memif{number},role={role},socket={socket},socket-abstract=no");
         let address = IpAddr::from([10, 9, 0, number]);
         let (eal, mtu_max) = (&["--no-huge".to_owned()], None);
-        open(&Config { device: &device, address, prefix: 24, gateway, eal, mtu_max }).unwrap()
+        open(&Config { device: &device, address, prefix: 24, gateway, eal, mtu_max, vlan: None })
+            .unwrap()
     }
 
     /// Turns both wires until `done`, on a clock of their own.
