@@ -19,10 +19,12 @@ use smcgate::tools::client::{self, Client, DEFAULT_ADMIN};
 use smcgate::tools::decode::{DecodeError, decode};
 use smcgate::tools::{check, doctor};
 use smcgate::{log, signals, start};
+use smcr_os::counting::Counting;
 
-/// The relay allocates rarely; the control thread and a heap that stays small over weeks like it.
+/// The relay allocates rarely, which the counter proves; the control thread and a heap that stays
+/// small over weeks like this one.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: Counting<mimalloc::MiMalloc> = Counting(mimalloc::MiMalloc);
 
 fn main() -> ExitCode {
     let Cli { log, command } = Cli::parse();

@@ -40,6 +40,7 @@ mod programs;
 mod router;
 mod shm;
 mod silence;
+mod steady;
 mod stranger;
 mod time_wait;
 mod transfer;

@@ -86,6 +86,8 @@ counters! {
     priority_raised: count,
     /// Times the kernel refused to change it. A thread that may not raise it tries once.
     priority_refused: count,
+    /// Times the thread has asked for memory. It does not while connections only carry bytes.
+    allocations: count,
     /// Connections in the table now.
     connections: count,
     /// Connections relayed over SMC-R since the start.

@@ -97,12 +97,13 @@ struct Shared<F: Fabric, S: Streams> {
     observe: Box<dyn FnMut(&F) + Send>,
 }
 
-/// Buffers for the completions and events that are being handled. Between two turns both are empty,
-/// but keep their memory.
+/// Buffers for what is being handled. Between two turns they are empty, but keep their memory.
 #[derive(Debug)]
 struct Arrived {
     completions: Vec<Completion>,
     events: Vec<Event>,
+    /// The slots of all connections, whose timers are looked at.
+    swept: Vec<u16>,
 }
 
 impl<F: Fabric, S: Streams> Poller<F, S> {
@@ -125,6 +126,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             arrived: Arrived {
                 completions: Vec::with_capacity(REAP_PER_TURN_MAX),
                 events: Vec::with_capacity(EVENTS_PER_TURN_MAX),
+                swept: Vec::new(),
             },
             nearness: Nearness::default(),
             sweep_at: Instant(0),
@@ -214,6 +216,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         (self.shared.observe)(&self.fabric);
         self.shared.counters.send_bytes_lent.set(self.pool.bytes_in_use());
         self.shared.counters.backlog_bytes.set(self.backlog_bytes as u64);
+        self.shared.counters.allocations.set(smcr_os::counting::allocations());
     }
 
     /// When this poller must turn again, at the latest.
@@ -334,13 +337,15 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         if now >= self.sweep_at {
             self.sweep_at = now + SWEEP_EVERY;
             self.publish();
-            let slots: Vec<u16> = self.connections.slots().collect();
-            for slot in slots {
+            let mut slots = std::mem::take(&mut self.arrived.swept);
+            slots.extend(self.connections.slots());
+            for slot in slots.drain(..) {
                 let (relay, mut turn) = self.open(now, slot).expect("each can end itself only");
                 let (reading, outcome) = (relay.reading(), relay.expire(&mut turn));
                 self.shared.gauges.set(slot, reading);
                 moved |= self.apply(now, slot, outcome);
             }
+            self.arrived.swept = slots;
             let retiring: Vec<LinkId> = self.links.retiring().collect();
             for link in retiring {
                 self.retire_link(now, link);

@@ -5,6 +5,7 @@
 //! policy lives here: no retries, no buffering, no logging.
 
 pub mod carrier;
+pub mod counting;
 pub mod interface;
 pub mod lent;
 pub mod mapping;
