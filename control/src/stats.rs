@@ -241,6 +241,30 @@ pub struct Poller {
     pub connections: u32,
     /// Everything else it counts, by name; see `smcr_engine::counters`.
     pub counters: BTreeMap<String, u64>,
+    /// How long bytes stay in each stage of their way, by name; see `smcr_engine::stages`.
+    pub stages: BTreeMap<String, Residence>,
+}
+
+/// How long sampled bytes stayed in a stage of their way through a gateway. Times are in
+/// nanoseconds, and zero while there are none.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Residence {
+    /// How many times were measured.
+    pub count: u64,
+    /// Their sum.
+    pub sum_ns: u64,
+    /// What half of them do not exceed.
+    pub p50_ns: u64,
+    /// What 99 of 100 do not exceed.
+    pub p99_ns: u64,
+    /// What 999 of 1,000 do not exceed.
+    pub p999_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
+    /// How many were below each time, but not below the one before it. Intervals that have none are
+    /// left out; see `smcr_engine::stages` for the others.
+    pub buckets: Vec<(u64, u64)>,
 }
 
 /// One RNIC.
@@ -391,7 +415,7 @@ pub(crate) mod tests {
                 "/link_groups/0/links/0",
                 "id number state rnic qpn peer_qpn peer_gid connections payload",
             ),
-            ("/pollers/0", "core pinned placement turns turns_idle connections"),
+            ("/pollers/0", "core pinned placement turns turns_idle connections stages"),
             (
                 "/rnics/0",
                 "name kind device gid state links mtu packets_in packets_out retransmits \

@@ -286,7 +286,8 @@ fn smoke_operators_see_connections() {
         serde_json::from_str(&pair.a.get("/connections?transport=tcp")).expect("JSON");
     assert_eq!(none["connections"], json!([]));
 
-    assert!(pair.a.get("/metrics").contains("smcgate_"), "Prometheus' text");
+    let metrics = pair.a.get("/metrics");
+    assert!(metrics.contains("smcgate_poller_stage_seconds_bucket{"), "{metrics}");
     pair.a.get("/healthz");
     assert!(pair.a.get("/").contains("<html"), "a page for people");
     let table = smcgate(&hosts, "conns", &["conns"]).expect_success("smcgate conns");
@@ -296,6 +297,10 @@ fn smoke_operators_see_connections() {
     assert_eq!(stats["active"]["smc"], json!(1));
     let group = &stats["link_groups"][0];
     assert_eq!((&group["role"], &group["connections"]), (&json!("client"), &json!(1)), "{stats}");
+    let stage = |name: &str| stats["pollers"][0]["stages"][name]["p50_ns"].as_u64();
+    for name in ["read_to_posted", "posted_to_acknowledged", "announced_to_written"] {
+        assert!(stage(name).is_some_and(|nanos| (1..1_000_000_000).contains(&nanos)), "{stats}");
+    }
 }
 
 /// `doctor`, the operator's first command on a new host, must say that it can run a gateway.

@@ -10,7 +10,7 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::stats::{Listener, Poller, Rnic, Stats};
+use crate::stats::{Listener, Poller, Residence, Rnic, Stats};
 
 /// The format of [`text()`], for the HTTP header.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -126,7 +126,15 @@ impl Snapshot {
         let help = "Whether it is pinned to a core now.";
         page.gauge("poller_pinned", help, None, each(|it| u64::from(it.pinned)))?;
         let help = "Connections it serves.";
-        page.gauge("poller_connections", help, None, each(|it| u64::from(it.connections)))
+        page.gauge("poller_connections", help, None, each(|it| u64::from(it.connections)))?;
+        let help = "How long sampled bytes stayed in a stage of their way.";
+        let pollers = self.0.pollers.iter().enumerate();
+        let stages = pollers.flat_map(|(index, poller)| {
+            poller.stages.iter().map(move |(name, stage)| {
+                (vec![("poller", index.to_string()), ("stage", name.clone())], stage)
+            })
+        });
+        page.times("poller_stage", help, stages)
     }
 
     fn rnics(&self, page: &mut Page<'_>) -> fmt::Result {
@@ -169,6 +177,26 @@ impl Snapshot {
     }
 }
 
+/// How many times are below each power of two of nanoseconds, from 1 us to 17 s, but not below the
+/// one before it; then how many are longer.
+fn octaves(buckets: &[(u64, u64)]) -> Vec<(f64, u64)> {
+    let between = |above: u64, most: u64| {
+        let within = buckets.iter().filter(|(end, _)| (above + 1..=most).contains(end));
+        within.map(|(_, count)| count).sum()
+    };
+    let octaves = (10..35).map(|exponent| {
+        let least = if exponent == 10 { 0 } else { 1 << (exponent - 1) };
+        (seconds(1 << exponent), between(least, 1 << exponent))
+    });
+    octaves.chain([(f64::MAX, between(1 << 34, u64::MAX))]).collect()
+}
+
+/// A time in seconds.
+#[allow(clippy::cast_precision_loss, reason = "nobody reads more than 15 digits")]
+fn seconds(nanos: u64) -> f64 {
+    nanos as f64 / 1e9
+}
+
 type Labels = Vec<(&'static str, String)>;
 
 /// A number without labels, as the only sample of its metric.
@@ -205,6 +233,27 @@ impl Page<'_> {
                 let mut sample = metric.encode_family(&labels)?;
                 sample.encode_counter::<NoLabelSet, _, u64>(&number, None)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Histograms of times, in seconds.
+    fn times<'s>(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (Labels, &'s Residence)>,
+    ) -> fmt::Result {
+        let (help, unit) = (help.trim_end_matches('.'), Some(&Unit::Seconds));
+        let mut metric = self.0.encode_descriptor(name, help, unit, MetricType::Histogram)?;
+        for (labels, stage) in samples {
+            let (sum, buckets) = (seconds(stage.sum_ns), octaves(&stage.buckets));
+            metric.encode_family(&labels)?.encode_histogram::<NoLabelSet>(
+                sum,
+                stage.count,
+                &buckets,
+                None,
+            )?;
         }
         Ok(())
     }

@@ -2,10 +2,12 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use smcr_engine::LinkId;
 use smcr_engine::counters::{Counters, DESCRIPTIONS};
 use smcr_engine::gauges::Stage as RelayStage;
+use smcr_engine::stages::Times;
 use smcr_proto::Instant;
 use smcr_proto::handshake::Agreement;
 use smcr_proto::link::State as LinkState;
@@ -26,7 +28,7 @@ use crate::sessions::{Carried, Open, Session};
 use crate::slab::Key;
 use crate::stats::{
     Active, Connection, Fallback, FallbackReason, GroupV2, Link, LinkGroup, Listener, Memory,
-    Poller, Readiness, Rnic as RnicRow, SCHEMA, Stats, Totals, Transport,
+    Poller, Readiness, Residence, Rnic as RnicRow, SCHEMA, Stats, Totals, Transport,
 };
 use crate::status::Question;
 
@@ -405,6 +407,25 @@ fn poller_row<Qp>(poller: &placement::PollerHandle<Qp>) -> Poller {
             .zip(counters.values())
             .map(|(description, value)| (description.name.to_owned(), value))
             .collect(),
+        stages: counters
+            .stages
+            .by_name()
+            .map(|(name, stage)| (name.to_owned(), stage_row(&stage.read())))
+            .into(),
+    }
+}
+
+fn stage_row(times: &Times) -> Residence {
+    let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let buckets = times.counts.iter().filter(|(_, count)| *count > 0);
+    Residence {
+        count: times.count(),
+        sum_ns: nanos(times.sum),
+        p50_ns: nanos(times.at(500)),
+        p99_ns: nanos(times.at(990)),
+        p999_ns: nanos(times.at(999)),
+        max_ns: nanos(times.most),
+        buckets: buckets.map(|(end, count)| (nanos(*end), *count)).collect(),
     }
 }
 

@@ -1,27 +1,7 @@
 //! What a poller counts. A reason on the data path is a counter, not a log line.
 
-use crate::sync::{AtomicU64, Ordering};
-
-/// One number, written by one thread and read by any.
-#[derive(Debug, Default)]
-pub struct Counter(AtomicU64);
-
-impl Counter {
-    /// Adds `n`. A plain load and store: there is one writer, so no locked instruction is needed.
-    pub fn add(&self, n: u64) {
-        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
-    }
-
-    /// Replaces the number: for levels, and for sums kept elsewhere.
-    pub fn set(&self, n: u64) {
-        self.0.store(n, Ordering::Relaxed);
-    }
-
-    /// The number.
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
+pub use crate::counter::Counter;
+use crate::stages::Stages;
 
 /// What a counter is called and what it means.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +21,8 @@ macro_rules! counters {
         #[repr(align(4096))]
         pub struct Counters {
             $($(#[doc = $help])+ pub $name: Counter,)+
+            /// How long bytes stay in each stage of their way.
+            pub stages: Stages,
         }
 
         /// Every counter, in the order of [`Counters::values`].

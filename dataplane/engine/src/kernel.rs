@@ -180,6 +180,10 @@ impl Streams for Kernel {
         Ok(())
     }
 
+    fn time(&self, _: Instant) -> Instant {
+        self.clock.now()
+    }
+
     fn core_of(&self, stream: &OwnedFd) -> Option<usize> {
         sockopt::socket_incoming_cpu(stream).ok().and_then(|core| core.try_into().ok())
     }

@@ -25,6 +25,7 @@
 pub mod affinity;
 pub mod clock;
 mod connections;
+mod counter;
 pub mod counters;
 pub mod gauges;
 pub mod handoff;
@@ -44,6 +45,7 @@ pub mod priority;
 mod relay;
 mod reports;
 mod requests;
+pub mod stages;
 pub mod streams;
 mod sync;
 mod turn;

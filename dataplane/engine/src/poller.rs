@@ -34,6 +34,7 @@ use crate::priority::Priority;
 use crate::relay::{Far, Migrant, Outcome, Relay};
 use crate::reports::Reports;
 use crate::requests::Request;
+use crate::stages::Sampler;
 use crate::streams::{Event, Streams};
 use crate::turn::{List, Turn, WorkLists};
 
@@ -84,6 +85,7 @@ pub struct Poller<F: Fabric, S: Streams> {
     shared: Shared<F, S>,
     arrived: Arrived,
     nearness: Nearness,
+    sampler: Sampler,
     sweep_at: Instant,
     stopping: bool,
 }
@@ -129,6 +131,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 swept: Vec::new(),
             },
             nearness: Nearness::default(),
+            sampler: Sampler::default(),
             sweep_at: Instant(0),
             stopping: false,
         }
@@ -324,6 +327,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             }
         }
         self.fabric.transmit(now);
+        self.sampler.posted(&self.shared.counters.stages, || self.streams.time(now));
         for link in self.links.busy() {
             link.budget = self.fabric.room(link.qp);
         }
@@ -389,6 +393,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             scratch: &mut self.scratch,
             backlog_bytes: &mut self.backlog_bytes,
             counters: &self.shared.counters,
+            sampler: &mut self.sampler,
         };
         (&mut self.connections, turn)
     }

@@ -106,6 +106,9 @@ pub trait Streams {
     /// `WouldBlock`, or what became of the connection.
     fn write_urgent(&mut self, stream: &Self::Stream, byte: u8) -> io::Result<()>;
 
+    /// The time now, in a turn that began at `turn`.
+    fn time(&self, turn: Instant) -> Instant;
+
     /// The core on which the last segment of `stream` came in, if that is known. Over loopback it
     /// is the one on which the application ran that sent it.
     fn core_of(&self, stream: &Self::Stream) -> Option<usize>;

@@ -5,6 +5,7 @@ use smcr_proto::Instant;
 
 use crate::counters::Counters;
 use crate::links::Links;
+use crate::stages::Sampler;
 
 /// What a relay may use while it is its turn.
 ///
@@ -22,6 +23,8 @@ pub(crate) struct Turn<'a, S> {
     /// Bytes that sockets have not taken yet, of all connections over TCP.
     pub(crate) backlog_bytes: &'a mut usize,
     pub(crate) counters: &'a Counters,
+    /// Follows some of the bytes, to find out how long they stay here.
+    pub(crate) sampler: &'a mut Sampler,
 }
 
 /// Connections with something to do, each at most once per list.

@@ -41,7 +41,25 @@ pub fn stats_text(stats: &Stats) -> String {
             vec![index, core, pinned, connections, turns, idle, or_dash(&it.placement)]
         }),
     );
+    paragraph(
+        &mut out,
+        &["STAGE", "POLLER", "SAMPLES", "P50", "P99", "P99.9", "MAX"],
+        stats.pollers.iter().enumerate().flat_map(|(index, poller)| {
+            let measured = poller.stages.iter().filter(|(_, stage)| stage.count > 0);
+            measured.map(move |(name, stage)| {
+                let times = [stage.p50_ns, stage.p99_ns, stage.p999_ns, stage.max_ns].map(micros);
+                let [p50, p99, p999, most] = times;
+                let (index, count) = (index.to_string(), stage.count.to_string());
+                vec![name.replace('_', " "), index, count, p50, p99, p999, most]
+            })
+        }),
+    );
     out
+}
+
+/// A time in microseconds, with as many digits as are worth reading.
+fn micros(nanos: u64) -> String {
+    format!("{}.{} µs", nanos / 1_000, nanos % 1_000 / 100)
 }
 
 /// What everybody wants to know first.

@@ -72,6 +72,8 @@ impl<T> Relay<T> {
         self.far.smc().connection.consume(len);
         self.bytes_out += u64::from(len);
         turn.counters.bytes_out.add(len.into());
+        let (written, stages) = ((self.id, self.bytes_out), &turn.counters.stages);
+        turn.sampler.written(written, stages, || turn.streams.time(turn.now));
         turn.work.queue_flush(&mut self.queued);
         if more {
             turn.work.queue_drain(&mut self.queued);

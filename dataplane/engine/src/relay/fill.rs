@@ -72,6 +72,7 @@ impl<T> Relay<T> {
         match filled {
             Filled::Rests => return Outcome::Rests,
             Filled::Posted { more } => {
+                turn.sampler.read(turn.now, self.id, || turn.streams.time(turn.now));
                 turn.work.queue_flush(&mut self.queued);
                 if more {
                     turn.work.queue_fill(&mut self.queued);

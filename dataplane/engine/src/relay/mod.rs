@@ -231,6 +231,9 @@ impl<T> Relay<T> {
         // RFC 7609 4.7.1 #2: CDC message wakes the receiver
         if progress.readable_bytes > 0 {
             turn.work.queue_drain(&mut self.queued);
+            let unread = self.far.smc().connection.readable().len();
+            let came = (self.id, self.bytes_out + u64::from(unread));
+            turn.sampler.came(turn.now, came, || turn.streams.time(turn.now));
         }
         // RFC 7609 4.7.4 #8: resume writing when window opens
         if progress.writable_bytes > 0 || progress.peer_closed {
@@ -271,6 +274,8 @@ impl<T> Relay<T> {
                 // A queue pair completes work requests in order: exactly the writes that have
                 // completed so far were posted before this message.
                 smc.kept.release(turn.pool);
+                let (message, stages) = ((self.id, sequence), &turn.counters.stages);
+                turn.sampler.acknowledged(message, stages, || turn.streams.time(turn.now));
             }
             (Status::Done, Said::Validation)
             | (Status::Flushed, Said::All(_) | Said::Validation) => {}
@@ -313,7 +318,9 @@ impl<T> Relay<T> {
             let tag = Request::of_cdc(self.id, &cdc).tag();
             link.sends.push(Work::Send { message: cdc.encode(), tag });
             turn.counters.cdc_out.add(1);
-            if cdc.failover_validation {
+            if !cdc.failover_validation {
+                turn.sampler.announced(self.id, cdc.sequence);
+            } else {
                 // RFC 7609 4.6.1 #7: send on, F needs no answer
                 turn.work.queue_fill(&mut self.queued);
                 turn.work.queue_flush(&mut self.queued);
