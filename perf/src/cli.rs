@@ -72,8 +72,8 @@ struct RunArguments {
     /// STR-reverse, CRR, CRR-sustained (a minute at least), RR-32-http, CRR-http.
     #[arg(long, value_delimiter = ',', default_value = "RR-1,RR-32,STR,CRR")]
     scenarios: Vec<Scenario>,
-    /// direct, haproxy, smcgate (RNICs of kind roce-udp), smcgate-shm, smcgate-packet (of kind
-    /// roce-packet), smcgate-af-packet and smcgate-memif (both of kind dpdk).
+    /// direct, haproxy, nginx (its stream module), smcgate (RNICs of kind roce-udp), smcgate-shm,
+    /// smcgate-packet (of kind roce-packet), smcgate-af-packet and smcgate-memif (both of dpdk).
     #[arg(long, value_delimiter = ',', default_value = "direct,haproxy,smcgate")]
     paths: Vec<Path>,
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]

@@ -150,7 +150,7 @@ fn measure(
 /// The totals of gateway A so far; `None` on other paths.
 fn gateway_totals(bench: &Bench, path: Path) -> Result<Option<GatewayTotals>> {
     match path {
-        Path::Direct | Path::Haproxy => Ok(None),
+        Path::Direct | Path::Haproxy | Path::Nginx => Ok(None),
         Path::Smcgate(_) => bench.gateway_totals(Host::A).map(Some),
     }
 }

@@ -9,7 +9,7 @@ use super::janitor::Janitor;
 use super::namespaces::{Host, Namespaces};
 use super::paths::{
     ADMIN, Path, Pin, Rnic, SERVER_PORT, haproxy_configuration, nginx_configuration,
-    smcgate_configuration,
+    nginx_stream_configuration, smcgate_configuration,
 };
 use super::process::Process;
 use super::time_wait::TimeWaits;
@@ -55,6 +55,7 @@ pub(crate) struct Bench {
     beside: Beside,
     servers: Vec<Process>,
     haproxies: Vec<Process>,
+    nginxes: Vec<Process>,
     gateways: Vec<Process>,
     /// The kind of the RNICs of the running gateways.
     rnic: Option<Rnic>,
@@ -90,6 +91,7 @@ impl Bench {
             beside: Beside::default(),
             servers: Vec::new(),
             haproxies: Vec::new(),
+            nginxes: Vec::new(),
             gateways: Vec::new(),
             rnic: None,
             namespaces: Namespaces::create(options.mtu)?,
@@ -102,6 +104,9 @@ impl Bench {
         let paths = bench.options.paths.clone();
         if paths.contains(&Path::Haproxy) {
             bench.start_haproxies()?;
+        }
+        if paths.contains(&Path::Nginx) {
+            bench.start_nginxes()?;
         }
         // The gateways come last, so that those which are measured first run already.
         for &path in paths.iter().rev() {
@@ -138,6 +143,7 @@ impl Bench {
         match path {
             Path::Direct => &mut [],
             Path::Haproxy => &mut self.haproxies,
+            Path::Nginx => &mut self.nginxes,
             Path::Smcgate(_) => &mut self.gateways,
         }
     }
@@ -247,6 +253,19 @@ impl Bench {
         Ok(())
     }
 
+    fn start_nginxes(&mut self) -> Result<()> {
+        let folder = self.folder.0.to_string_lossy().into_owned();
+        for host in [Host::B, Host::A] {
+            let name = format!("nginx-{host:?}");
+            let text = nginx_stream_configuration(host, &folder);
+            let file = self.folder.write(&format!("{name}.conf"), &text)?;
+            let argv = ["nginx", "-c", &file, "-p", &folder].map(str::to_owned);
+            let command = self.namespaces.command(host, &argv);
+            self.nginxes.push(Process::start(&name, command, &self.folder.0)?);
+        }
+        Ok(())
+    }
+
     fn start_gateways(&mut self, rnic: Rnic) -> Result<()> {
         let folder = self.folder.0.to_string_lossy().into_owned();
         for (host, core) in [(Host::B, 1), (Host::A, 0)] {
@@ -275,11 +294,9 @@ impl Bench {
         let until = now_ns() + ns(START_LIMIT);
         let echo = Scenario::RoundTrip { connections: 1, bytes: MESSAGE_BYTES };
         loop {
-            for process in self.servers.iter_mut().chain(&mut self.haproxies) {
+            let others = [&mut self.haproxies, &mut self.nginxes, &mut self.gateways];
+            for process in self.servers.iter_mut().chain(others.into_iter().flatten()) {
                 process.check_alive()?;
-            }
-            for gateway in &mut self.gateways {
-                gateway.check_alive()?;
             }
             let before = path.rnic().map(|_| self.gateway_totals(Host::A)).transpose();
             let carried = before.and_then(|before| {

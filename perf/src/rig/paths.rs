@@ -1,9 +1,11 @@
-//! The paths from a load to its server: direct, through a HAProxy pair, or through a gateway pair.
+//! The paths from a load to its server: direct, through a pair of HAProxy or nginx, or through a
+//! gateway pair.
 //!
 //! | | namespace A listens | namespace B listens | server |
 //! |---|---|---|---|
 //! | direct | | | 10.8.0.2:7010 + service |
 //! | haproxy | 127.0.0.1:6100 + service | 10.8.0.2:6200 + service | 127.0.0.1:7010 + service |
+//! | nginx | 127.0.0.1:6300 + service | 10.8.0.2:6400 + service | 127.0.0.1:7010 + service |
 //! | smcgate | 127.0.0.1:7100 + service | 10.8.0.2:7200 + service | 127.0.0.1:7010 + service |
 //!
 //! The gateways of all kinds of RNICs have the same ports: one pair of them runs at a time.
@@ -22,6 +24,7 @@ pub(crate) const SERVER_PORT: u16 = 7010;
 pub(crate) const ADMIN: &str = "127.0.0.1:9180";
 
 const HAPROXY_PORTS: Ports = Ports { a: 6100, b: 6200 };
+const NGINX_PORTS: Ports = Ports { a: 6300, b: 6400 };
 const SMCGATE_PORTS: Ports = Ports { a: 7100, b: 7200 };
 /// What the addresses of ports of DPDK begin with: a network that the kernel does not know.
 const PORT_NETWORK: &str = "10.9.0.";
@@ -33,6 +36,8 @@ pub(crate) enum Path {
     Direct,
     /// HAProxy in both namespaces, TCP mode, one thread each.
     Haproxy,
+    /// nginx in both namespaces, its stream module, one process each.
+    Nginx,
     /// smcgate in both namespaces, SMC-R between them over RNICs of this kind.
     Smcgate(Rnic),
 }
@@ -84,9 +89,10 @@ impl Ports {
 
 impl Path {
     /// All of them.
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Direct,
         Self::Haproxy,
+        Self::Nginx,
         Self::Smcgate(Rnic::RoceUdp),
         Self::Smcgate(Rnic::Shm),
         Self::Smcgate(Rnic::Packet),
@@ -97,7 +103,7 @@ impl Path {
     /// The kind of RNIC between its gateways; none without gateways.
     pub(crate) fn rnic(self) -> Option<Rnic> {
         match self {
-            Self::Direct | Self::Haproxy => None,
+            Self::Direct | Self::Haproxy | Self::Nginx => None,
             Self::Smcgate(rnic) => Some(rnic),
         }
     }
@@ -107,6 +113,7 @@ impl Path {
         let address = match self {
             Self::Direct => format!("{ADDRESS_B}:{}", SERVER_PORT + service.port_offset()),
             Self::Haproxy => HAPROXY_PORTS.hop(Host::A, service).0,
+            Self::Nginx => NGINX_PORTS.hop(Host::A, service).0,
             Self::Smcgate(_) => SMCGATE_PORTS.hop(Host::A, service).0,
         };
         address.parse().expect("made of constants")
@@ -120,6 +127,7 @@ impl Path {
         let ports = match self {
             Self::Direct => return [None; 2],
             Self::Haproxy => HAPROXY_PORTS,
+            Self::Nginx => NGINX_PORTS,
             Self::Smcgate(_) => SMCGATE_PORTS,
         };
         [ports.a, ports.b].map(|first| Some(first + offset))
@@ -140,6 +148,22 @@ pub(crate) fn haproxy_configuration(host: Host) -> String {
             .expect("a string takes all");
     }
     text
+}
+
+/// The nginx configuration of `host` as a proxy: one process, otherwise the defaults of its stream
+/// module.
+pub(crate) fn nginx_stream_configuration(host: Host, folder: &str) -> String {
+    let mut text = format!(
+        "load_module /usr/lib/nginx/modules/ngx_stream_module.so;\n\
+         daemon off;\nmaster_process off;\npid {folder}/nginx-{host:?}.pid;\nerror_log stderr;\n\
+         events {{ worker_connections 19500; }}\nstream {{\n"
+    );
+    for service in Service::ALL {
+        let (bind, upstream) = NGINX_PORTS.hop(host, service);
+        writeln!(text, "  server {{ listen {bind} backlog=4096; proxy_pass {upstream}; }}")
+            .expect("a string takes all");
+    }
+    text + "}\n"
 }
 
 impl Rnic {
@@ -205,6 +229,7 @@ impl fmt::Display for Path {
         f.write_str(match self {
             Self::Direct => "direct",
             Self::Haproxy => "haproxy",
+            Self::Nginx => "nginx",
             Self::Smcgate(Rnic::RoceUdp) => "smcgate",
             Self::Smcgate(Rnic::Shm) => "smcgate-shm",
             Self::Smcgate(Rnic::Packet) => "smcgate-packet",
@@ -255,7 +280,7 @@ mod tests {
     #[test]
     fn every_hop_leads_to_the_next() {
         let mut seen = Vec::new();
-        for ports in [HAPROXY_PORTS, SMCGATE_PORTS] {
+        for ports in [HAPROXY_PORTS, NGINX_PORTS, SMCGATE_PORTS] {
             for service in Service::ALL {
                 let (bind_a, upstream_a) = ports.hop(Host::A, service);
                 let (bind_b, upstream_b) = ports.hop(Host::B, service);
@@ -267,7 +292,7 @@ mod tests {
         }
         seen.sort();
         seen.dedup();
-        assert_eq!(seen.len(), (2 * 2 + 1) * Service::ALL.len());
+        assert_eq!(seen.len(), (3 * 2 + 1) * Service::ALL.len());
     }
 
     /// The gateway's configuration is an interface that issue 2 fixes: these very keys.
@@ -306,6 +331,8 @@ mod tests {
         for path in Path::ALL {
             assert_eq!(path.to_string().parse(), Ok(path));
         }
-        assert!("smc".parse::<Path>().unwrap_err().contains("haproxy, smcgate, smcgate-shm"));
+        assert!(
+            "smc".parse::<Path>().unwrap_err().contains("haproxy, nginx, smcgate, smcgate-shm")
+        );
     }
 }
