@@ -151,12 +151,12 @@ pub(crate) fn haproxy_configuration(host: Host) -> String {
 }
 
 /// The nginx configuration of `host` as a proxy: one process, otherwise the defaults of its stream
-/// module.
+/// module, but for half-closed connections, which it would end.
 pub(crate) fn nginx_stream_configuration(host: Host, folder: &str) -> String {
     let mut text = format!(
         "load_module /usr/lib/nginx/modules/ngx_stream_module.so;\n\
          daemon off;\nmaster_process off;\npid {folder}/nginx-{host:?}.pid;\nerror_log stderr;\n\
-         events {{ worker_connections 19500; }}\nstream {{\n"
+         events {{ worker_connections 19500; }}\nstream {{\n  proxy_half_close on;\n"
     );
     for service in Service::ALL {
         let (bind, upstream) = NGINX_PORTS.hop(host, service);
