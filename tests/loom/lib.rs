@@ -35,9 +35,18 @@ pub mod names {
     pub struct GroupId(pub u32);
 }
 
+#[allow(missing_docs, reason = "a model of a larger type")]
+pub mod stages {
+    /// Counters as all others, which one thread writes.
+    #[derive(Debug, Default)]
+    pub struct Stages;
+}
+
 pub mod desk;
 pub mod ring;
 
+#[path = "../../dataplane/engine/src/counter.rs"]
+mod counter;
 #[path = "../../dataplane/engine/src/counters.rs"]
 pub mod counters;
 #[path = "../../dataplane/engine/src/gauges.rs"]
