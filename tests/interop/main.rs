@@ -19,6 +19,7 @@ mod capture;
 #[allow(dead_code, reason = "shared with the end-to-end suite, which uses all of it")]
 mod clock;
 mod dialogue;
+mod emulator;
 mod failover;
 mod fallback;
 mod fidelity;

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::clock::wait_until;
+use crate::emulator::pull_plug;
 use crate::hosts::{Host, Hosts};
 use crate::process::{Process, run};
 
@@ -67,6 +68,30 @@ impl<'h> Place<'h> {
     pub(crate) fn run(&self, words: &[&str]) -> String {
         let (name, mut command) = self.command(words);
         run(self.hosts, self.host(), &name, LIMIT, &mut command).expect_success(&name)
+    }
+
+    /// Waits until this guest answers. One that does not, because an earlier scenario was too much
+    /// for its kernel, is booted again.
+    ///
+    /// # Panics
+    ///
+    /// If it does not answer then either.
+    pub(crate) fn await_agent(&self) {
+        let guest = self.guest.expect("a guest");
+        if !self.answers(guest, 30) {
+            pull_plug(guest);
+            assert!(self.answers(guest, 150), "guest {guest} is dead");
+        }
+    }
+
+    /// Whether a guest answers within so many seconds.
+    fn answers(&self, guest: u8, seconds: u32) -> bool {
+        let (seconds, guest, tool) = (seconds.to_string(), guest.to_string(), tool());
+        let mut command = Command::new("timeout");
+        command.args([&seconds, &tool, "on", "--patience", &seconds, &guest, "true"]);
+        let name = format!("{}-answers-{seconds}", self.name);
+        let mut process = Process::start(self.host(), &self.hosts.logs, &name, &mut command);
+        process.wait(LIMIT * 2).success()
     }
 
     /// What kind of socket applications open here.

@@ -1,12 +1,10 @@
 //! DPDK's ports of hardware: a NIC behind PCI Express and an IOMMU, which a driver of DPDK has and
 //! the kernel has not.
 
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::time::Duration;
 
 use crate::clock::wait_until;
+use crate::emulator::monitor;
 use crate::gateway::{Setup, local};
 use crate::hosts::Hosts;
 use crate::in_guest::{BACK, CLIENT, PORT, SERVER, carried, listener, rnic, start};
@@ -133,34 +131,8 @@ fn has_nic(guest: &Place<'_>) -> bool {
     guest.run(&["ls", "/sys/bus/pci/devices"]).contains(NIC)
 }
 
-/// Says something to the emulator of a guest.
-///
-/// # Panics
-///
-/// If it complains.
-fn monitor(guest: u8, command: &str) {
-    let path = std::env::var("SMCGATE_RIG_LOG").expect(RIG);
-    let path = Path::new(&path).join(format!("guest{guest}.monitor"));
-    let stream = UnixStream::connect(path).expect("the emulator listens");
-    stream.set_read_timeout(Some(LIMIT)).expect("not zero");
-    let mut said = String::new();
-    let mut listen = |prompts: usize| {
-        while said.matches(PROMPT).count() < prompts {
-            let mut bytes = [0; 4_096];
-            let count = (&stream).read(&mut bytes).expect("the emulator answers");
-            assert!(count > 0, "the emulator hung up: {said}");
-            said += &String::from_utf8_lossy(&bytes[..count]);
-        }
-    };
-    listen(1);
-    (&stream).write_all(format!("{command}\n").as_bytes()).expect("the emulator reads");
-    listen(2);
-    assert!(!said.contains("Error"), "{said}");
-}
-
 /// Where the NIC is.
 const NIC: &str = "0000:01:00.0";
-const PROMPT: &str = "(qemu) ";
 const RIG: &str = "scripts/linux-rig sets it";
 /// A guest is slow.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -43,6 +43,7 @@ impl<'h> Rig<'h> {
     pub(crate) fn new(hosts: &'h Hosts) -> Self {
         let (one, two) = (Place::guest(hosts, 1), Place::guest(hosts, 2));
         for guest in [&one, &two] {
+            guest.await_agent();
             guest.run(&["sh", "-ec", RESET]);
         }
         let host = Place::gateway_host(hosts);
