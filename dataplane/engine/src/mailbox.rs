@@ -130,7 +130,8 @@ impl<T> Sender<T> {
 impl<T> Receiver<T> {
     /// The oldest value.
     pub fn receive(&self) -> Option<T> {
-        self.0.queue.pop()
+        // To find a queue empty by trying costs more, and most of the time it is.
+        if self.is_empty() { None } else { self.0.queue.pop() }
     }
 
     /// Whether nothing waits.

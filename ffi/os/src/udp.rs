@@ -191,12 +191,23 @@ impl UdpSocket {
         &self,
         departing: impl Iterator<Item = Departing<'a>>,
     ) -> Result<usize, Unsent> {
-        let mut targets = [Name::NONE; SEND_BURST];
-        let mut vectors = [NO_VECTOR; SEND_BURST];
-        let mut controls = [Control::default(); SEND_BURST];
-        let mut messages = [NO_MESSAGE; SEND_BURST];
+        // What one call needs is made anew for each call, and most calls are for one element.
+        match departing.size_hint() {
+            (_, Some(1)) => self.send_burst::<1>(departing),
+            _ => self.send_burst::<SEND_BURST>(departing),
+        }
+    }
+
+    fn send_burst<'a, const BURST: usize>(
+        &self,
+        departing: impl Iterator<Item = Departing<'a>>,
+    ) -> Result<usize, Unsent> {
+        let mut targets = [Name::NONE; BURST];
+        let mut vectors = [NO_VECTOR; BURST];
+        let mut controls = [Control::default(); BURST];
+        let mut messages = [NO_MESSAGE; BURST];
         let mut count = 0;
-        for departing in departing.take(SEND_BURST) {
+        for departing in departing.take(BURST) {
             let Some(target) = self.reachable(departing.target) else { break };
             let (name, name_len) = Name::of(target);
             targets[count] = name;
@@ -292,18 +303,30 @@ impl ReceiveRing {
         Self { buffers: (0..count).map(|_| buffer()).collect() }
     }
 
-    /// Receives at most one burst, which replaces the previous one. Returns the number of its
-    /// elements, which is zero if nothing has arrived.
+    /// Receives one burst of at most `most` elements, which replaces the previous one. Returns the
+    /// number of its elements, which is zero if nothing has arrived.
     ///
     /// # Errors
     ///
     /// As `recvmmsg(2)`.
-    pub fn receive(&mut self, socket: &UdpSocket) -> io::Result<usize> {
-        let mut sources = [Name::NONE; RECEIVE_BURST];
-        let mut vectors = [NO_VECTOR; RECEIVE_BURST];
-        let mut controls = [Control::default(); RECEIVE_BURST];
-        let mut messages = [NO_MESSAGE; RECEIVE_BURST];
-        for (index, buffer) in self.buffers.iter_mut().enumerate() {
+    pub fn receive(&mut self, socket: &UdpSocket, most: usize) -> io::Result<usize> {
+        match most {
+            1 => self.receive_burst::<1>(socket, most),
+            _ => self.receive_burst::<RECEIVE_BURST>(socket, most),
+        }
+    }
+
+    fn receive_burst<const BURST: usize>(
+        &mut self,
+        socket: &UdpSocket,
+        most: usize,
+    ) -> io::Result<usize> {
+        let mut sources = [Name::NONE; BURST];
+        let mut vectors = [NO_VECTOR; BURST];
+        let mut controls = [Control::default(); BURST];
+        let mut messages = [NO_MESSAGE; BURST];
+        let burst = self.buffers.len().min(BURST).min(most);
+        for (index, buffer) in self.buffers[..burst].iter_mut().enumerate() {
             vectors[index] =
                 iovec { iov_base: buffer.bytes.as_mut_ptr().cast(), iov_len: buffer.bytes.len() };
             let header = &mut messages[index].msg_hdr;
@@ -314,7 +337,7 @@ impl ReceiveRing {
             header.msg_control = (&raw mut controls[index].items).cast();
             header.msg_controllen = size_of::<[Item; ITEMS_MAX]>();
         }
-        let burst = u32::try_from(self.buffers.len()).expect("a burst is short");
+        let burst = u32::try_from(burst).expect("a burst is short");
         // SAFETY: `recvmmsg` asks for
         // - an open descriptor: `socket` is one;
         // - `burst` headers valid for reads and writes: as many of a live array were filled in;

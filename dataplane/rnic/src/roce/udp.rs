@@ -8,6 +8,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use smcr_memory::Backing;
 use smcr_os::interface::{self, Interface};
@@ -51,7 +52,34 @@ impl<'a> Config<'a> {
 pub struct Udp {
     socket: UdpSocket,
     ring: ReceiveRing,
+    appetite: Appetite,
     segments_max: usize,
+}
+
+/// How many trains to ask the socket for. To find that there is no other costs the kernel a look in
+/// vain, so where trains come one by one, as the messages of a single connection do, we ask for
+/// one.
+#[derive(Debug, Default)]
+struct Appetite {
+    /// How many trains came alone, one after another.
+    singles: u32,
+    came_at: Instant,
+}
+
+impl Appetite {
+    fn most(&self) -> usize {
+        if self.singles < SINGLES_MIN { RECEIVE_BUFFERS } else { 1 }
+    }
+
+    fn learn(&mut self, now: Instant, trains: usize) {
+        let apart = now.since(self.came_at) > APART;
+        match trains {
+            0 => return,
+            1 if apart => self.singles = self.singles.saturating_add(1),
+            _ => self.singles = 0,
+        }
+        self.came_at = now;
+    }
 }
 
 /// Opens a NIC on a network device.
@@ -140,7 +168,7 @@ impl Udp {
     /// Creates a wire over a bound socket.
     pub fn new(socket: UdpSocket) -> Self {
         let ring = ReceiveRing::new(RECEIVE_BUFFERS);
-        Self { socket, ring, segments_max: SEGMENTS_MAX }
+        Self { socket, ring, appetite: Appetite::default(), segments_max: SEGMENTS_MAX }
     }
 
     /// Sends the first packet of `run` alone. Returns whether the kernel accepted it.
@@ -157,9 +185,11 @@ impl Udp {
 }
 
 impl Wire for Udp {
-    fn receive(&mut self, _: Instant) -> usize {
+    fn receive(&mut self, now: Instant) -> usize {
         // If an error persists, no packets arrive, and the queue pairs break by timeout.
-        self.ring.receive(&self.socket).unwrap_or(0)
+        let trains = self.ring.receive(&self.socket, self.appetite.most()).unwrap_or(0);
+        self.appetite.learn(now, trains);
+        trains
     }
 
     fn train(&self, index: usize) -> Train<'_> {
@@ -220,5 +250,36 @@ const QPN_LAST_BYTE: u32 = 7;
 const RECEIVE_BUFFERS: usize = 8;
 /// The buffer size that we request for each direction of the socket.
 const BUFFER_LEN: usize = 8 << 20;
+/// After so many trains alone, the next one is expected to come alone.
+const SINGLES_MIN: u32 = 8;
+/// A train that comes sooner after another one may have been there already, so it did not come
+/// alone. For what it costs to find the next one, a turn later, it does not matter beyond this.
+const APART: Duration = Duration::from_micros(20);
 /// The most bytes that one queue pair may have in flight.
 pub(super) const WINDOW_MAX: u32 = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The messages of one connection come one by one; those of many, and bulk, come in crowds.
+    #[test]
+    fn who_finds_single_trains_asks_for_one() {
+        let (mut appetite, mut now) = (Appetite::default(), Instant(1_000_000_000));
+        let mut come = |trains, after: Duration| {
+            now = now + after;
+            appetite.learn(now, trains);
+            appetite.most()
+        };
+        for round in 1..=2 * SINGLES_MIN {
+            assert_eq!(come(0, APART / 4), if round > SINGLES_MIN { 1 } else { RECEIVE_BUFFERS });
+            assert_eq!(come(1, APART), if round >= SINGLES_MIN { 1 } else { RECEIVE_BUFFERS });
+        }
+        assert_eq!(come(1, APART), RECEIVE_BUFFERS, "soon after another one");
+        for _ in 0..SINGLES_MIN {
+            come(1, APART * 2);
+        }
+        assert_eq!(come(0, APART * 2), 1);
+        assert_eq!(come(2, APART * 2), RECEIVE_BUFFERS);
+    }
+}

@@ -12,7 +12,7 @@ fn pair(last: u8) -> (UdpSocket, UdpSocket, SocketAddr) {
 /// Waits for a burst and yields to the scheduler meanwhile. Loopback loses no datagrams.
 fn receive(ring: &mut ReceiveRing, socket: &UdpSocket) -> usize {
     loop {
-        match ring.receive(socket).unwrap() {
+        match ring.receive(socket, RECEIVE_BURST).unwrap() {
             0 => std::thread::yield_now(),
             count => return count,
         }
@@ -35,7 +35,11 @@ fn a_run_is_sent_and_received_whole() {
     assert_eq!(arrived.source, SocketAddr::from(([127, 0, 3, 1], 4791)));
     let arrived = ring.arrived(1);
     assert_eq!((arrived.bytes, arrived.segment_len), (&[1, 2, 3][..], 3));
-    assert_eq!(ring.receive(&receiver).unwrap(), 0, "an empty socket is not an error");
+    assert_eq!(
+        ring.receive(&receiver, RECEIVE_BURST).unwrap(),
+        0,
+        "an empty socket is not an error"
+    );
 }
 
 #[test]
@@ -91,7 +95,7 @@ fn each_socket_gets_the_datagrams_that_are_steered_to_it() {
         assert_eq!(receive(&mut ring, &sockets[share]), 1);
         assert_eq!(ring.arrived(0).bytes, datagram);
     }
-    assert!(sockets.iter().all(|socket| ring.receive(socket).unwrap() == 0));
+    assert!(sockets.iter().all(|socket| ring.receive(socket, RECEIVE_BURST).unwrap() == 0));
     let taken = UdpSocket::bind_shares(local, 1 << 20, steering).unwrap_err();
     assert_eq!(taken.kind(), io::ErrorKind::AddrInUse, "another gateway has it");
 }

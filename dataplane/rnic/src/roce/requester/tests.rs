@@ -305,7 +305,7 @@ fn the_timeout_allows_for_an_acknowledgement_that_may_be_held_back() {
     }
     assert_eq!(bench.requester.congestion.timeout(), short);
 
-    for (messages, patient) in [(1, true), (15, true), (16, false), (40, false)] {
+    for (messages, patient) in [(1, true), (23, true), (24, false), (40, false)] {
         let begun = bench.now;
         for _ in 0..messages {
             bench.message();

@@ -292,14 +292,34 @@ fn an_acknowledgement_waits_a_little_but_not_for_a_full_window() {
     assert_eq!(bench.due(Occasion::BesideData), Some((Syndrome::ACK, bench.ahead(2))));
     bench.next(message).unwrap();
     assert!(bench.due(Occasion::Last).is_some(), "nobody will ask again");
+}
 
-    // A Linux peer has few messages on their way.
-    for _ in 1..PACKETS_UNANSWERED_MAX {
-        bench.next(message).unwrap();
-        assert_eq!(bench.urgent(), None);
+/// A Linux peer has few messages on their way. An acknowledgement that becomes due by their number
+/// waits for the data that answers them, for another half of what came before.
+#[test]
+fn many_messages_are_acknowledged_beside_the_next_data_or_soon() {
+    let message = whole(&[0; 44]);
+    let write = |bench: &Bench| Body::Write { reth: bench.reth(0, 1), more: false, payload: &[1] };
+    for with_writes in [false, true] {
+        let mut bench = Bench::new();
+        for count in 1..=12 {
+            if with_writes {
+                bench.next(write(&bench)).unwrap();
+            }
+            bench.next(message).unwrap();
+            let due = |occasion| bench.responder.is_due(bench.now, occasion);
+            assert_eq!(due(Occasion::BesideData), count >= 8, "{count}");
+            assert_eq!(due(Occasion::Turn), count >= 12, "{count}");
+        }
+        assert!(bench.urgent().is_some());
+        assert!(!bench.responder.is_due(bench.now, Occasion::BesideData));
     }
-    bench.next(message).unwrap();
-    assert!(bench.urgent().is_some());
+    let mut bench = Bench::new();
+    for count in 1..=PACKETS_UNANSWERED_MAX {
+        bench.next(write(&bench)).unwrap();
+        let due = bench.responder.is_due(bench.now, Occasion::Turn);
+        assert_eq!(due, count == PACKETS_UNANSWERED_MAX, "{count} writes");
+    }
 }
 
 /// An acknowledgement that leaves beside data needs no system call of its own and wakes nobody. So
