@@ -3,6 +3,7 @@
 //! Exit codes are stable: 0 it worked; 1 it failed; 2 the command line or the configuration is
 //! wrong. Errors are one line on standard error.
 
+use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
@@ -82,6 +83,22 @@ pub enum Command {
         Flags of CDC: B writer blocked, P urgent pending, U urgent present, R update requested,\n\
         F failover validation, D sending done, C connection closed, A abnormal close.")]
     Decode(Decode),
+    /// Measure this machine with gateways, with pairs of other proxies and without, side by side
+    #[command(after_help = "For example, as root:\n  \
+        smcgate bench run --scenarios RR-1,STR --rounds 6\n  \
+        smcgate bench load rr --target 10.8.0.2:7010 --connections 32\n\n\
+        This is the program smcgate-perf, which is built and installed beside this one. All\n\
+        arguments are its own: smcgate bench --help lists them.")]
+    #[command(disable_help_flag = true)]
+    Bench(Bench),
+}
+
+/// What to measure.
+#[derive(Debug, Args)]
+pub struct Bench {
+    /// Arguments of smcgate-perf
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
+    pub arguments: Vec<OsString>,
 }
 
 /// Which configuration.

@@ -17,7 +17,7 @@ use smcgate::stats::{ConnectionQuery, Stats};
 use smcgate::tools::capture::capture;
 use smcgate::tools::client::{self, Client, DEFAULT_ADMIN};
 use smcgate::tools::decode::{DecodeError, decode};
-use smcgate::tools::{check, doctor};
+use smcgate::tools::{bench, check, doctor};
 use smcgate::{log, signals, start};
 use smcr_os::counting::Counting;
 
@@ -42,6 +42,9 @@ fn main() -> ExitCode {
         Command::Conns(conns) => connections(conns),
         Command::Capture(arguments) => capture_to(arguments),
         Command::Decode(arguments) => decode_file(&arguments),
+        Command::Bench(bench) => match bench::become_harness(&bench.arguments) {
+            Err(why) => Err(Failure::failed(why)),
+        },
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

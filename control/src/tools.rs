@@ -4,6 +4,7 @@
 //! configuration, looks at this host, asks a gateway through its admin endpoint, or reads a
 //! capture.
 
+pub mod bench;
 pub mod capture;
 pub mod check;
 pub mod client;

@@ -69,7 +69,9 @@ enum Command {
 struct RunArguments {
     /// Workloads: RR-n, RR-nxb (requests of b bytes instead of 64), RRO-n@r (r requests per
     /// second), BURST-n (newcomers), IDLE-n (RR-1 beside idle connections), STR, STR-cubic,
-    /// STR-reverse, CRR, CRR-sustained (a minute at least), RR-32-http, CRR-http.
+    /// STR-reverse, FANIN-n (streams at once), CRR, CRR-beside-STR, CRR-sustained (a minute at
+    /// least); and with programs of others RR-32-http and CRR-http (wrk, nginx), iperf3, sockperf,
+    /// redis, pgbench.
     #[arg(long, value_delimiter = ',', default_value = "RR-1,RR-32,STR,CRR")]
     scenarios: Vec<Scenario>,
     /// direct, haproxy, nginx (its stream module), smcgate (RNICs of kind roce-udp), smcgate-shm,
@@ -120,7 +122,7 @@ struct LoadArguments {
     target: SocketAddr,
     #[arg(long, default_value = "3", value_parser = parse_seconds)]
     seconds: Duration,
-    /// Connections open at a time: 1 for rr, burst and idle, 32 for crr, unless given.
+    /// Connections open at a time: 32 for crr, 1 otherwise, unless given.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     connections: Option<u32>,
     /// rr: bytes of a request.
@@ -133,6 +135,9 @@ struct LoadArguments {
     /// str: receive from a source instead of sending to a sink.
     #[arg(long)]
     reverse: bool,
+    /// crr: beside a stream to this sink.
+    #[arg(long)]
+    beside: Option<SocketAddr>,
     /// str: congestion control of this end.
     #[arg(long)]
     congestion: Option<String>,
@@ -149,7 +154,7 @@ enum LoadKind {
     Burst,
     /// Requests to an echo server on one connection, beside idle ones.
     Idle,
-    /// One stream to a sink.
+    /// One stream to a sink, or several.
     Str,
     /// Connect, request, response, close with a crr server.
     Crr,
@@ -239,8 +244,17 @@ fn load(arguments: &LoadArguments) -> Result<()> {
         (LoadKind::Burst, _) => crowd::burst(target, connections.unwrap_or(1)),
         (LoadKind::Idle, _) => crowd::idle(target, connections.unwrap_or(1), seconds),
         (LoadKind::Str, _) if arguments.reverse => stream::receive(target, congestion, seconds),
-        (LoadKind::Str, _) => stream::send(target, congestion, seconds),
-        (LoadKind::Crr, _) => crr::run(target, connections.unwrap_or(crr::CONCURRENT), seconds),
+        (LoadKind::Str, _) => match connections {
+            None | Some(1) => stream::send(target, congestion, seconds),
+            Some(connections) => stream::fan_in(target, connections, seconds),
+        },
+        (LoadKind::Crr, _) => {
+            let connections = connections.unwrap_or(crr::CONCURRENT);
+            match arguments.beside {
+                None => crr::run(target, connections, seconds),
+                Some(sink) => crr::run_beside(target, sink, connections, seconds),
+            }
+        }
     }?;
     if arguments.json {
         println!("{}", serde_json::to_string(&result).expect("results are plain data"));
@@ -262,6 +276,9 @@ fn sentence(result: &LoadResult) -> String {
     let mut parts = Vec::new();
     if let Some(gbit_per_s) = result.gbit_per_s {
         parts.push(format!("{gbit_per_s:.2} Gbit/s"));
+    }
+    if let Some(gbit_per_s) = result.beside_gbit_per_s {
+        parts.push(format!("beside {gbit_per_s:.2} Gbit/s"));
     }
     if let Some(requests_per_s) = result.requests_per_s {
         parts.push(format!("{requests_per_s:.0} requests/s"));

@@ -27,12 +27,15 @@ pub(crate) struct Machine {
     pub(crate) mtu_bytes: u32,
     /// The versions of HAProxy and nginx.
     pub(crate) programs: Vec<String>,
+    /// Settings of the kernel in both namespaces, as `NAME = VALUE`.
+    #[serde(default)]
+    pub(crate) settings: Vec<String>,
 }
 
 impl Machine {
     /// Describes this machine. Values that cannot be found are empty or zero, since they only
     /// explain the figures.
-    pub(crate) fn describe(date: Option<String>, mtu_bytes: u32) -> Self {
+    pub(crate) fn describe(date: Option<String>, mtu_bytes: u32, settings: Vec<String>) -> Self {
         let date = date.unwrap_or_else(|| first_line("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]));
         // HAProxy prints its release date and web site behind the version.
         let version = |line: String| line.split(" - ").next().unwrap_or_default().to_owned();
@@ -47,6 +50,7 @@ impl Machine {
             congestion_control: read("/proc/sys/net/ipv4/tcp_congestion_control"),
             mtu_bytes,
             programs: programs.into_iter().filter(|line| !line.is_empty()).collect(),
+            settings,
         }
     }
 }

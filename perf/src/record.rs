@@ -53,6 +53,9 @@ pub(crate) struct Measurement {
     pub(crate) congestion_control: String,
     pub(crate) gbit_per_s: Option<f64>,
     pub(crate) requests_per_s: Option<f64>,
+    /// Of the stream beside short connections.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) beside_gbit_per_s: Option<f64>,
     /// Round trips; in CRR, from connect to the server's close.
     pub(crate) rtt: Option<Latency>,
     /// Half a round trip, with one connection only.
@@ -210,6 +213,7 @@ pub(crate) mod tests {
             congestion_control: "bbr".into(),
             gbit_per_s: None,
             requests_per_s: None,
+            beside_gbit_per_s: None,
             rtt: None,
             one_way_p50_ns: None,
             one_way_p99_ns: None,
@@ -240,6 +244,7 @@ pub(crate) mod tests {
             congestion_control: "bbr".into(),
             mtu_bytes: 1500,
             programs: Vec::new(),
+            settings: vec!["net.core.somaxconn = 4096".into()],
         }
     }
 

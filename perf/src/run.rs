@@ -16,7 +16,7 @@ use crate::rig::bench::{Bench, GatewayTotals, Options};
 use crate::rig::namespaces::Host;
 use crate::rig::paths::{Path, Pin};
 use crate::rig::process::Process;
-use crate::scenarios::{Congestion, LoadResult, Scenario, Service};
+use crate::scenarios::{Congestion, LoadResult, Scenario};
 
 /// How long a gateway may take to count the connections that it has carried.
 const PROOF_LIMIT: Duration = Duration::from_secs(2);
@@ -47,14 +47,15 @@ pub(crate) struct Plan {
 pub(crate) fn run(plan: &Plan) -> Result<()> {
     let mut bench = Bench::start(Options {
         paths: plan.paths.clone(),
-        http: plan.scenarios.iter().any(|scenario| scenario.service() == Service::Http),
+        services: plan.scenarios.iter().map(|scenario| scenario.service()).collect(),
         smcgate: plan.smcgate.clone(),
         idle_policy: plan.idle_policy.clone(),
         pin: plan.pin,
         local: plan.local.clone(),
         mtu: plan.mtu,
     })?;
-    let machine = Machine::describe(plan.date.clone(), bench.namespaces().mtu_bytes()?);
+    let (mtu, settings) = (bench.namespaces().mtu_bytes()?, bench.namespaces().settings()?);
+    let machine = Machine::describe(plan.date.clone(), mtu, settings);
     let mut measurements = Vec::new();
     for &scenario in &plan.scenarios {
         for round in 1..=plan.rounds {
@@ -129,6 +130,7 @@ fn measure(
         congestion_control: congestion.unwrap_or(default_congestion).to_owned(),
         gbit_per_s: load.gbit_per_s,
         requests_per_s: load.requests_per_s,
+        beside_gbit_per_s: load.beside_gbit_per_s,
         one_way_p50_ns: rtt.as_ref().and_then(|rtt| one_way(rtt.p50_ns)),
         one_way_p99_ns: rtt.as_ref().and_then(|rtt| one_way(rtt.p99_ns)),
         rtt,
@@ -201,17 +203,7 @@ mod tests {
     use super::*;
 
     fn load(connections_opened: u64, requests_total: u64) -> LoadResult {
-        LoadResult {
-            elapsed_s: 1.0,
-            connections_opened,
-            bytes_total: 0,
-            requests_total,
-            gbit_per_s: None,
-            requests_per_s: None,
-            latency: None,
-            errors: 0,
-            per_s_each_5s: Vec::new(),
-        }
+        LoadResult { elapsed_s: 1.0, connections_opened, requests_total, ..LoadResult::default() }
     }
 
     fn totals(connections_smc: u64, connections_tcp: u64) -> GatewayTotals {

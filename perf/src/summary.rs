@@ -75,6 +75,19 @@ impl<'a> Cell<'a> {
         median(self.rounds.iter().filter_map(|measurement| figure.of(measurement)))
     }
 
+    /// What `figure` was in each round, over what it was for `other` in the same round.
+    pub(crate) fn ratios(&self, other: &Cell<'_>, figure: Figure) -> Ratios {
+        let of_other = |round| other.rounds.iter().find(|measurement| measurement.round == round);
+        let pairs = self.rounds.iter().filter_map(|ours| {
+            let theirs = figure.of(of_other(ours.round)?)?;
+            // A CPU time below the clock's tick reads as zero.
+            (theirs > 0.0).then_some(figure.of(ours)? / theirs)
+        });
+        let mut sorted: Vec<f64> = pairs.collect();
+        sorted.sort_by(f64::total_cmp);
+        Ratios { sorted }
+    }
+
     /// The largest over the smallest of all rounds.
     pub(crate) fn spread(&self, figure: Figure) -> Option<f64> {
         let values = || self.rounds.iter().filter_map(|measurement| figure.of(measurement));
@@ -97,15 +110,52 @@ impl<'a> Cell<'a> {
         self.rounds.iter().map(|measurement| measurement.errors).sum()
     }
 
-    /// The median of `figure` with its unit, `–` if there is none.
+    /// The median of `figure` with its unit, `–` if there is none. The throughput of short
+    /// connections is followed by that of the stream beside them.
     pub(crate) fn show(&self, figure: Figure) -> String {
-        self.median(figure)
-            .map_or_else(|| "–".into(), |value| show(figure, value, self.is_stream()))
+        let shown = self
+            .median(figure)
+            .map_or_else(|| "–".into(), |value| show(figure, value, self.is_stream()));
+        let beside = median(self.rounds.iter().filter_map(|round| round.beside_gbit_per_s));
+        match beside {
+            Some(beside) if figure == Figure::Throughput => {
+                format!("{shown} beside {beside:.1} Gbit/s")
+            }
+            Some(_) | None => shown,
+        }
     }
 
     /// Whether throughput is Gbit/s and CPU is per gigabyte.
     pub(crate) fn is_stream(&self) -> bool {
         self.rounds.iter().any(|measurement| measurement.gbit_per_s.is_some())
+    }
+}
+
+/// Ratios of rounds that followed one another, in ascending order. What disturbs the machine for
+/// longer than a round disturbs both figures of a ratio.
+#[derive(Debug)]
+pub(crate) struct Ratios {
+    sorted: Vec<f64>,
+}
+
+impl Ratios {
+    pub(crate) fn median(&self) -> Option<f64> {
+        median(self.sorted.iter().copied())
+    }
+
+    /// Between which two of them the true median lies with a probability of 95 % or more, however
+    /// they are distributed. It takes six rounds to say that.
+    pub(crate) fn confidence(&self) -> Option<(f64, f64)> {
+        let count = self.sorted.len();
+        // Each is below the true median with probability 1/2. How probable is it that no more than
+        // `below` of them are?
+        let (mut below, mut term, mut tail) = (0, 0.5_f64.powi(i32::try_from(count).ok()?), 0.0);
+        while 2.0 * (tail + term) <= 0.05 {
+            tail += term;
+            term *= (count - below) as f64 / (below + 1) as f64;
+            below += 1;
+        }
+        (below > 0).then(|| (self.sorted[below - 1], self.sorted[count - below]))
     }
 }
 
@@ -119,5 +169,49 @@ pub(crate) fn show(figure: Figure, value: f64, stream: bool) -> String {
         Figure::P50 | Figure::P99 => format!("{:.1} µs", value / 1e3),
         Figure::ProxyCpu | Figure::MachineCpu if stream => format!("{value:.2} s/GB"),
         Figure::ProxyCpu | Figure::MachineCpu => format!("{value:.1} s/M"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::tests::measurement;
+
+    /// The tables of the binomial distribution: published claims rest on them.
+    #[test]
+    fn the_median_is_where_rounds_say_it_is() {
+        for (rounds, between) in [
+            (5, None),
+            (6, Some((1, 6))),
+            (8, Some((1, 8))),
+            (9, Some((2, 8))),
+            (10, Some((2, 9))),
+            (20, Some((6, 15))),
+        ] {
+            let sorted: Vec<f64> = (1..=rounds).map(f64::from).collect();
+            let between = between.map(|(low, high)| (f64::from(low), f64::from(high)));
+            assert_eq!(Ratios { sorted }.confidence(), between, "{rounds} rounds");
+        }
+        assert_eq!(Ratios { sorted: Vec::new() }.confidence(), None);
+    }
+
+    /// A round in which everything was slow must not change a ratio.
+    #[test]
+    fn ratios_are_of_the_same_round() {
+        let rate = |path, round, requests_per_s| {
+            let requests_per_s = Some(requests_per_s);
+            Measurement { requests_per_s, ..measurement("RR-1", path, round) }
+        };
+        let all = [
+            rate("haproxy", 1, 100.0),
+            rate("smcgate", 1, 200.0),
+            rate("haproxy", 2, 10.0),
+            rate("smcgate", 2, 20.0),
+            rate("smcgate", 3, 500.0),
+        ];
+        let cells = Cell::group(&all);
+        let ratios = cells[1].ratios(&cells[0], Figure::Throughput);
+        assert_eq!(ratios.sorted, [2.0, 2.0]);
+        assert_eq!(ratios.median(), Some(2.0));
     }
 }

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::janitor::Janitor;
-use super::namespaces::{Host, Namespaces};
+use super::namespaces::{ADDRESS_B, Host, Namespaces};
 use super::paths::{
     ADMIN, Path, Pin, Rnic, SERVER_PORT, haproxy_configuration, nginx_configuration,
     nginx_stream_configuration, smcgate_configuration,
@@ -16,6 +16,7 @@ use super::time_wait::TimeWaits;
 use crate::beside::Beside;
 use crate::clock::{now_ns, ns};
 use crate::failure::{Doing as _, Failure, Result};
+use crate::scenarios::programs::Program;
 use crate::scenarios::round_trip::MESSAGE_BYTES;
 use crate::scenarios::{LoadResult, Scenario, Service};
 
@@ -30,8 +31,8 @@ const LOAD_GRACE: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub(crate) struct Options {
     pub(crate) paths: Vec<Path>,
-    /// Whether nginx is needed.
-    pub(crate) http: bool,
+    /// The servers that are needed. Those of this program always run.
+    pub(crate) services: Vec<Service>,
     /// The gateway's binary.
     pub(crate) smcgate: PathBuf,
     /// Its `[poll] policy`.
@@ -100,7 +101,7 @@ impl Bench {
             options,
             _janitor: janitor,
         };
-        bench.start_servers(bench.options.http)?;
+        bench.start_servers()?;
         let paths = bench.options.paths.clone();
         if paths.contains(&Path::Haproxy) {
             bench.start_haproxies()?;
@@ -113,9 +114,7 @@ impl Bench {
             bench.set_out(path)?;
             bench.wait_until_carrying(path)?;
         }
-        if bench.options.http {
-            bench.wait_for_http()?;
-        }
+        bench.wait_for_servers()?;
         Ok(bench)
     }
 
@@ -191,8 +190,7 @@ impl Bench {
         path: Path,
         duration: Duration,
     ) -> Result<LoadResult> {
-        let target = path.target(scenario.service());
-        let argv = scenario.command(&self.myself, target, duration);
+        let argv = scenario.command(&self.myself, |service| path.target(service), duration);
         let command = self.namespaces.command(Host::A, &argv);
         let load = Process::start(&format!("load-{scenario}-{path}"), command, &self.folder.0)?;
         let output = load.output_within(duration + LOAD_GRACE)?;
@@ -221,19 +219,24 @@ impl Bench {
         parse_totals(&get.output_within(Duration::from_secs(10))?)
     }
 
-    fn start_servers(&mut self, http: bool) -> Result<()> {
+    fn start_servers(&mut self) -> Result<()> {
+        let folder = self.folder.0.to_string_lossy().into_owned();
         for service in Service::ALL {
-            let listen = format!("0.0.0.0:{}", SERVER_PORT + service.port_offset());
-            let argv = if service != Service::Http {
-                [&self.myself, "serve", service.name(), "--listen", &listen]
-                    .map(str::to_owned)
-                    .to_vec()
-            } else if http {
-                let folder = self.folder.0.to_string_lossy();
-                let file = self.folder.write("nginx.conf", &nginx_configuration(&folder))?;
-                ["nginx", "-c", &file, "-p", &folder].map(str::to_owned).to_vec()
-            } else {
-                continue;
+            let port = SERVER_PORT + service.port_offset();
+            let needed = self.options.services.contains(&service);
+            let argv = match Program::serving(service) {
+                Some(program) if needed => program.server(port, &folder),
+                None if service == Service::Http && needed => {
+                    let file = self.folder.write("nginx.conf", &nginx_configuration(&folder))?;
+                    ["nginx", "-c", &file, "-p", &folder].map(str::to_owned).to_vec()
+                }
+                None if service != Service::Http => {
+                    let listen = format!("0.0.0.0:{port}");
+                    [&self.myself, "serve", service.name(), "--listen", &listen]
+                        .map(str::to_owned)
+                        .to_vec()
+                }
+                Some(_) | None => continue,
             };
             let command = self.namespaces.command(Host::B, &argv);
             let name = format!("server-{}", service.name());
@@ -319,19 +322,24 @@ impl Bench {
         }
     }
 
-    fn wait_for_http(&mut self) -> Result<()> {
-        let until = now_ns() + ns(START_LIMIT);
-        let target = Path::Direct.target(Service::Http).to_string();
-        let argv = [&self.myself, "get", "--target", &target, "--path", "/"].map(str::to_owned);
-        loop {
-            let command = self.namespaces.command(Host::A, &argv);
-            let get = Process::start("get-http", command, &self.folder.0)?;
-            match get.output_within(Duration::from_secs(10)) {
-                Ok(_) => return Ok(()),
-                Err(failure) if now_ns() >= until => return Err(failure),
-                Err(_) => thread::sleep(Duration::from_millis(100)),
+    /// Waits until the servers that others have written let somebody in.
+    fn wait_for_servers(&mut self) -> Result<()> {
+        for &service in &self.options.services {
+            let port = SERVER_PORT + service.port_offset();
+            let knock = format!(
+                "until (exec 3<>/dev/tcp/{ADDRESS_B}/{port}) 2>/dev/null; do sleep 0.1; done"
+            );
+            let command =
+                self.namespaces.command(Host::A, &["bash", "-c", &knock].map(str::to_owned));
+            let name = format!("knock-{}", service.name());
+            let knocking = Process::start(&name, command, &self.folder.0)?;
+            let outcome = knocking.output_within(START_LIMIT);
+            for server in &mut self.servers {
+                server.check_alive()?;
             }
+            outcome?;
         }
+        Ok(())
     }
 }
 

@@ -122,6 +122,20 @@ impl Namespaces {
         mtu.ok_or_else(|| Failure::new(format!("no MTU in {link:?}")))
     }
 
+    /// The settings of the kernel that bear on figures, as `NAME = VALUE`: all as a new namespace
+    /// has them, the same on both hosts and for every path.
+    ///
+    /// # Errors
+    ///
+    /// When there is no `sysctl`.
+    pub(crate) fn settings(&self) -> Result<Vec<String>> {
+        let argv = [&["sysctl", "--ignore"], SETTINGS].concat();
+        let argv: Vec<String> = argv.into_iter().map(str::to_owned).collect();
+        let text = succeed(&mut self.command(Host::A, &argv))?;
+        let one_blank = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+        Ok(text.lines().map(one_blank).collect())
+    }
+
     fn name(&self, host: Host) -> &str {
         let [a, b] = &self.names;
         match host {
@@ -130,6 +144,16 @@ impl Namespaces {
         }
     }
 }
+
+/// The settings that a result file names.
+const SETTINGS: &[&str] = &[
+    "net.ipv4.tcp_tw_reuse",
+    "net.ipv4.ip_local_port_range",
+    "net.ipv4.tcp_rmem",
+    "net.ipv4.tcp_wmem",
+    "net.core.somaxconn",
+    "net.core.rmem_max",
+];
 
 fn ip(arguments: &[&str]) -> Result<String> {
     succeed(Command::new("ip").args(arguments))

@@ -80,13 +80,12 @@ pub(crate) fn parse(output: &str, keep_alive: KeepAlive) -> Result<LoadResult, S
         },
         bytes_total: bytes(read.trim_end_matches(" read"))?,
         requests_total: requests,
-        gbit_per_s: None,
         requests_per_s: Some(
             after("Requests/sec:")?.parse().map_err(|_| "wrk: Requests/sec unreadable")?,
         ),
         latency: Some(latency),
         errors: errors(output)?,
-        per_s_each_5s: Vec::new(),
+        ..LoadResult::default()
     })
 }
 

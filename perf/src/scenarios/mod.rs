@@ -3,6 +3,7 @@
 pub(crate) mod crowd;
 pub(crate) mod http;
 pub(crate) mod open_loop;
+pub(crate) mod programs;
 pub(crate) mod round_trip;
 pub(crate) mod short_connections;
 pub(crate) mod stream;
@@ -16,6 +17,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Socket, Type};
 
+use self::programs::Program;
 use crate::failure::{Doing as _, Result};
 use crate::latency::Latency;
 use crate::readiness::{Interest, Readiness};
@@ -32,6 +34,10 @@ pub(crate) enum Scenario {
     Stream { congestion: Congestion },
     /// `STR-reverse`: one stream, server to client.
     ReverseStream,
+    /// `FANIN-n`: n streams at once, client to server.
+    FanIn { connections: u32 },
+    /// `CRR-beside-STR`: as CRR, beside a stream.
+    ShortConnectionsBesideStream,
     /// `CRR`: 32 at a time: connect, request, response, close.
     ShortConnections,
     /// `CRR-sustained`: the same for at least a minute, as long as a port stays in TIME_WAIT.
@@ -44,6 +50,8 @@ pub(crate) enum Scenario {
     HttpRoundTrip,
     /// `CRR-http`: wrk against nginx, 32 at a time, `Connection: close`.
     HttpShortConnections,
+    /// `iperf3`, `sockperf`, `redis`, `pgbench`: another program's benchmark.
+    Program(Program),
 }
 
 /// The TCP congestion control of both namespaces during a stream.
@@ -63,11 +71,25 @@ pub(crate) enum Service {
     Source,
     Crr,
     Http,
+    Iperf3,
+    Sockperf,
+    Redis,
+    Postgres,
 }
 
 impl Service {
     /// Every service, in the order of its port offset.
-    pub(crate) const ALL: [Self; 5] = [Self::Echo, Self::Sink, Self::Source, Self::Crr, Self::Http];
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Echo,
+        Self::Sink,
+        Self::Source,
+        Self::Crr,
+        Self::Http,
+        Self::Iperf3,
+        Self::Sockperf,
+        Self::Redis,
+        Self::Postgres,
+    ];
 
     /// The offset to the base port of each program that offers the service.
     pub(crate) fn port_offset(self) -> u16 {
@@ -77,6 +99,10 @@ impl Service {
             Self::Source => 2,
             Self::Crr => 3,
             Self::Http => 4,
+            Self::Iperf3 => 5,
+            Self::Sockperf => 6,
+            Self::Redis => 7,
+            Self::Postgres => 8,
         }
     }
 
@@ -88,12 +114,16 @@ impl Service {
             Self::Source => "source",
             Self::Crr => "crr",
             Self::Http => "http",
+            Self::Iperf3 => "iperf3",
+            Self::Sockperf => "sockperf",
+            Self::Redis => "redis",
+            Self::Postgres => "postgres",
         }
     }
 }
 
 /// The result of a load, in the common form of all workloads.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct LoadResult {
     /// Measured time, without warm-up, in seconds.
     pub(crate) elapsed_s: f64,
@@ -114,6 +144,9 @@ pub(crate) struct LoadResult {
     /// For short connections: how many per second ended in each interval of 5 seconds, in order.
     #[serde(default)]
     pub(crate) per_s_each_5s: Vec<f64>,
+    /// For short connections beside a stream: the throughput of the stream.
+    #[serde(default)]
+    pub(crate) beside_gbit_per_s: Option<f64>,
 }
 
 impl Scenario {
@@ -124,10 +157,13 @@ impl Scenario {
             | Self::OpenLoop { .. }
             | Self::Burst { .. }
             | Self::Idle { .. } => Service::Echo,
-            Self::Stream { .. } => Service::Sink,
+            Self::Stream { .. } | Self::FanIn { .. } => Service::Sink,
             Self::ReverseStream => Service::Source,
-            Self::ShortConnections | Self::SustainedShortConnections => Service::Crr,
+            Self::ShortConnections
+            | Self::ShortConnectionsBesideStream
+            | Self::SustainedShortConnections => Service::Crr,
             Self::HttpRoundTrip | Self::HttpShortConnections => Service::Http,
+            Self::Program(program) => program.service(),
         }
     }
 
@@ -136,13 +172,16 @@ impl Scenario {
         match self {
             Self::RoundTrip { connections, .. }
             | Self::OpenLoop { connections, .. }
+            | Self::FanIn { connections }
             | Self::Burst { connections } => connections,
             Self::Idle { connections } => connections + 1,
             Self::Stream { .. } | Self::ReverseStream => 1,
             Self::ShortConnections | Self::SustainedShortConnections => {
                 short_connections::CONCURRENT
             }
+            Self::ShortConnectionsBesideStream => short_connections::CONCURRENT + 1,
             Self::HttpRoundTrip | Self::HttpShortConnections => http::CONNECTIONS,
+            Self::Program(program) => program.connections(),
         }
     }
 
@@ -161,18 +200,20 @@ impl Scenario {
         matches!(self, Self::RoundTrip { connections: 1, .. })
     }
 
-    /// Bytes of one request, or of one write of a stream. `None` for HTTP.
+    /// Bytes of one request, or of one write of a stream. `None` for programs of others.
     pub(crate) fn message_bytes(self) -> Option<usize> {
         match self {
             Self::RoundTrip { bytes, .. } => Some(bytes),
             Self::OpenLoop { .. } | Self::Burst { .. } | Self::Idle { .. } => {
                 Some(round_trip::MESSAGE_BYTES)
             }
-            Self::Stream { .. } | Self::ReverseStream => Some(stream::WRITE_BYTES),
-            Self::ShortConnections | Self::SustainedShortConnections => {
-                Some(short_connections::REQUEST_BYTES)
+            Self::Stream { .. } | Self::FanIn { .. } | Self::ReverseStream => {
+                Some(stream::WRITE_BYTES)
             }
-            Self::HttpRoundTrip | Self::HttpShortConnections => None,
+            Self::ShortConnections
+            | Self::ShortConnectionsBesideStream
+            | Self::SustainedShortConnections => Some(short_connections::REQUEST_BYTES),
+            Self::HttpRoundTrip | Self::HttpShortConnections | Self::Program(_) => None,
         }
     }
 
@@ -185,20 +226,25 @@ impl Scenario {
             | Self::Burst { .. }
             | Self::Idle { .. }
             | Self::ReverseStream
+            | Self::FanIn { .. }
             | Self::ShortConnections
+            | Self::ShortConnectionsBesideStream
             | Self::SustainedShortConnections
             | Self::HttpRoundTrip
-            | Self::HttpShortConnections => Congestion::HostDefault,
+            | Self::HttpShortConnections
+            | Self::Program(_) => Congestion::HostDefault,
         }
     }
 
-    /// The program that generates the load, and its arguments. `myself` is this binary.
+    /// The program that generates the load, and its arguments. `myself` is this binary, and `at`
+    /// says where services are reached.
     pub(crate) fn command(
         self,
         myself: &str,
-        target: SocketAddr,
+        at: impl Fn(Service) -> SocketAddr,
         duration: Duration,
     ) -> Vec<String> {
+        let target = at(self.service());
         let ours = |kind: &str, more: &[String]| {
             let seconds = duration.as_secs_f64().to_string();
             let target = target.to_string();
@@ -233,9 +279,16 @@ impl Scenario {
             }
             Self::Stream { .. } => ours("str", &[]),
             Self::ReverseStream => ours("str", &["--reverse".into()]),
+            Self::FanIn { connections } => {
+                ours("str", &["--connections".into(), connections.to_string()])
+            }
+            Self::ShortConnectionsBesideStream => {
+                ours("crr", &["--beside".into(), at(Service::Sink).to_string()])
+            }
             Self::ShortConnections | Self::SustainedShortConnections => ours("crr", &[]),
             Self::HttpRoundTrip => http::wrk(target, duration, http::KeepAlive::Yes),
             Self::HttpShortConnections => http::wrk(target, duration, http::KeepAlive::No),
+            Self::Program(program) => program.load(target, duration),
         }
     }
 
@@ -252,12 +305,15 @@ impl Scenario {
             | Self::Idle { .. }
             | Self::Stream { .. }
             | Self::ReverseStream
+            | Self::FanIn { .. }
             | Self::ShortConnections
+            | Self::ShortConnectionsBesideStream
             | Self::SustainedShortConnections => {
                 serde_json::from_str(output.trim()).map_err(|error| error.to_string())
             }
             Self::HttpRoundTrip => http::parse(output, http::KeepAlive::Yes),
             Self::HttpShortConnections => http::parse(output, http::KeepAlive::No),
+            Self::Program(program) => program.parse(output),
         }
     }
 }
@@ -275,12 +331,15 @@ impl fmt::Display for Scenario {
             Self::Stream { congestion: Congestion::HostDefault } => f.write_str("STR"),
             Self::Stream { congestion: Congestion::Cubic } => f.write_str("STR-cubic"),
             Self::ReverseStream => f.write_str("STR-reverse"),
+            Self::FanIn { connections } => write!(f, "FANIN-{connections}"),
             Self::ShortConnections => f.write_str("CRR"),
+            Self::ShortConnectionsBesideStream => f.write_str("CRR-beside-STR"),
             Self::SustainedShortConnections => f.write_str("CRR-sustained"),
             Self::Burst { connections } => write!(f, "BURST-{connections}"),
             Self::Idle { connections } => write!(f, "IDLE-{connections}"),
             Self::HttpRoundTrip => f.write_str("RR-32-http"),
             Self::HttpShortConnections => f.write_str("CRR-http"),
+            Self::Program(program) => f.write_str(program.name()),
         }
     }
 }
@@ -292,8 +351,8 @@ impl FromStr for Scenario {
         let unknown = || {
             format!(
                 "unknown scenario {text:?}: RR-<n>, RR-<n>x<bytes>, RRO-<n>@<requests per second>, \
-                 BURST-<n>, IDLE-<n>, STR, STR-cubic, STR-reverse, CRR, CRR-sustained, RR-32-http \
-                 or CRR-http"
+                 BURST-<n>, IDLE-<n>, STR, STR-cubic, STR-reverse, FANIN-<n>, CRR, CRR-beside-STR, \
+                 CRR-sustained, RR-32-http, CRR-http, iperf3, sockperf, redis or pgbench"
             )
         };
         let positive = |digits: &str| match digits.parse() {
@@ -305,10 +364,14 @@ impl FromStr for Scenario {
             "STR-cubic" => return Ok(Self::Stream { congestion: Congestion::Cubic }),
             "STR-reverse" => return Ok(Self::ReverseStream),
             "CRR" => return Ok(Self::ShortConnections),
+            "CRR-beside-STR" => return Ok(Self::ShortConnectionsBesideStream),
             "CRR-sustained" => return Ok(Self::SustainedShortConnections),
             "RR-32-http" => return Ok(Self::HttpRoundTrip),
             "CRR-http" => return Ok(Self::HttpShortConnections),
             _ => {}
+        }
+        if let Some(program) = Program::ALL.into_iter().find(|program| program.name() == text) {
+            return Ok(Self::Program(program));
         }
         if let Some(rest) = text.strip_prefix("RR-") {
             let (connections, bytes) = match rest.split_once('x') {
@@ -322,6 +385,9 @@ impl FromStr for Scenario {
         }
         if let Some(connections) = text.strip_prefix("BURST-") {
             return Ok(Self::Burst { connections: positive(connections)? });
+        }
+        if let Some(connections) = text.strip_prefix("FANIN-") {
+            return Ok(Self::FanIn { connections: positive(connections)? });
         }
         if let Some(connections) = text.strip_prefix("IDLE-") {
             return Ok(Self::Idle { connections: positive(connections)? });
@@ -372,6 +438,12 @@ mod tests {
             "CRR-sustained",
             "RR-32-http",
             "CRR-http",
+            "FANIN-100",
+            "CRR-beside-STR",
+            "iperf3",
+            "sockperf",
+            "redis",
+            "pgbench",
         ] {
             assert_eq!(name.parse::<Scenario>().unwrap().to_string(), name);
         }

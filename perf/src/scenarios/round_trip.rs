@@ -203,10 +203,8 @@ pub(super) fn result(
         connections_opened: u64::from(connections),
         bytes_total: moved,
         requests_total: answered,
-        gbit_per_s: None,
         requests_per_s: Some(recorded as f64 / elapsed_s),
         latency: latencies.summary(),
-        errors: 0,
-        per_s_each_5s: Vec::new(),
+        ..LoadResult::default()
     }
 }

@@ -1,9 +1,11 @@
 //! CRR: 32 at a time, each: connect, 64-byte request, 1 KiB response, the server closes.
+//! CRR-beside-STR: the same beside a stream, so that both share everything.
 //!
 //! Estimate, direct: SYN, SYN-ACK, ACK, request, response, two FINs and a dozen system calls on
 //! each side, 55 µs of CPU over two cores: 35 k/s. A HAProxy pair triples the connections: 16 k/s.
 //! A gateway pair adds, beside the same TCP connections, three CLC messages and the hand-over to
 //! and from the control thread: 15 µs of CPU more per side.
+//! Estimate beside a stream: half of the processor for each, if nobody is favoured.
 //!
 //! The server closes first, as HTTP servers do, so that TIME_WAIT is on its side and the load has
 //! enough ports for any rate. With the kernel's defaults, a client that closes first can make only
@@ -11,10 +13,11 @@
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
+use std::thread;
 use std::time::Duration;
 
 use super::round_trip::{PATIENCE, WARM_UP};
-use super::{LoadResult, begin_connect};
+use super::{LoadResult, begin_connect, stream};
 use crate::clock::{now_ns, ns};
 use crate::failure::{Failure, Result};
 use crate::latency::Recorder;
@@ -112,11 +115,34 @@ pub(crate) fn run(target: SocketAddr, concurrent: u32, duration: Duration) -> Re
         connections_opened: opened,
         bytes_total: finished * (REQUEST_BYTES + RESPONSE_BYTES) as u64,
         requests_total: finished,
-        gbit_per_s: None,
         requests_per_s: Some(recorded as f64 / elapsed_s),
         latency: latencies.summary(),
         errors,
         per_s_each_5s: intervals.into_iter().map(per_s).collect(),
+        ..LoadResult::default()
+    })
+}
+
+/// The same beside a stream to `sink`.
+///
+/// # Errors
+///
+/// As [`run`] and [`stream::send`].
+pub(crate) fn run_beside(
+    target: SocketAddr,
+    sink: SocketAddr,
+    concurrent: u32,
+    duration: Duration,
+) -> Result<LoadResult> {
+    // The stream needs no warm-up, and must not end first.
+    let stream = thread::spawn(move || stream::send(sink, None, duration + WARM_UP));
+    let short = run(target, concurrent, duration)?;
+    let stream = stream.join().expect("it returns its failures")?;
+    Ok(LoadResult {
+        connections_opened: short.connections_opened + 1,
+        bytes_total: short.bytes_total + stream.bytes_total,
+        beside_gbit_per_s: stream.gbit_per_s,
+        ..short
     })
 }
 

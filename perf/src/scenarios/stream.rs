@@ -1,11 +1,13 @@
-//! STR: one stream of 128 KiB writes, measured at the receiver.
+//! STR: one stream of 128 KiB writes, measured at the receiver. FANIN-n: n of them, one sender.
 //!
 //! Estimate, direct over veth: a copy in and a copy out at 10 GB/s each on two cores, plus 1.6 µs
 //! per 64 KiB segment: up to 70 Gbit/s with cubic; BBR paces, so about 20. Every userspace relay
 //! adds a copy out and a copy in on the same two cores: a HAProxy pair at best a third of that. A
 //! gateway pair adds the ICRC (25 ms per GB each way) and a send per 64 KiB: 17 Gbit/s or more.
+//! Estimate of many streams: as one, where all are paced, until what waits in buffers no longer
+//! fits the caches (4 MB of sockets, and an element of the RMB for each), and then a third less.
 
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
@@ -13,6 +15,7 @@ use super::LoadResult;
 use super::round_trip::WARM_UP;
 use crate::clock::{now_ns, ns};
 use crate::failure::{Doing as _, Failure, Result};
+use crate::readiness::{Interest, Readiness};
 
 /// Bytes of one write.
 pub(crate) const WRITE_BYTES: usize = 128 * 1024;
@@ -67,13 +70,68 @@ pub(crate) fn send(
     let mut wire = [0; 16];
     stream.read_exact(&mut wire).doing(|| "waiting for the receiver's count".into())?;
     let report = SinkReport::decode(wire);
-    if report.bytes != sent_bytes {
-        return Err(Failure::new(format!(
-            "{sent_bytes} bytes were sent but {} arrived",
-            report.bytes
-        )));
-    }
+    check(sent_bytes, report)?;
     Ok(result(report, 0))
+}
+
+/// Sends to a sink on `connections` connections for `duration`, closes, and reads the counts. The
+/// throughput is that of all, until the last has ended.
+///
+/// # Errors
+///
+/// As [`send`].
+pub(crate) fn fan_in(
+    target: SocketAddr,
+    connections: u32,
+    duration: Duration,
+) -> Result<LoadResult> {
+    let mut readiness = Readiness::new()?;
+    let mut streams = Vec::new();
+    for token in 0..u64::from(connections) {
+        let stream = connect(target, None)?;
+        stream.set_nonblocking(true).doing(|| "a stream".into())?;
+        readiness.add(&stream, token, Interest::Write)?;
+        streams.push((stream, 0));
+    }
+    let payload = vec![b's'; WRITE_BYTES];
+    let until = now_ns() + ns(duration);
+    let mut ready = Vec::new();
+    while now_ns() < until {
+        readiness.wait(PATIENCE, &mut ready)?;
+        if ready.is_empty() {
+            return Err(Failure::new(format!("no stream moved within {PATIENCE:?}")));
+        }
+        for &token in &ready {
+            let index = usize::try_from(token).expect("tokens are our own indexes");
+            let (stream, sent_bytes) = &mut streams[index];
+            match stream.write(&payload) {
+                Ok(bytes) => *sent_bytes += bytes as u64,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error).doing(|| "sending a stream".into()),
+            }
+        }
+    }
+    for (stream, _) in &streams {
+        stream.set_nonblocking(false).doing(|| "a stream".into())?;
+        stream.shutdown(Shutdown::Write).doing(|| "ending a stream".into())?;
+    }
+    let mut all = SinkReport { bytes: 0, elapsed_ns: 0 };
+    for (stream, sent_bytes) in &mut streams {
+        let mut wire = [0; 16];
+        stream.read_exact(&mut wire).doing(|| "waiting for a receiver's count".into())?;
+        let report = SinkReport::decode(wire);
+        check(*sent_bytes, report)?;
+        all.bytes += report.bytes;
+        all.elapsed_ns = all.elapsed_ns.max(report.elapsed_ns);
+    }
+    Ok(LoadResult { connections_opened: u64::from(connections), ..result(all, 0) })
+}
+
+fn check(sent_bytes: u64, report: SinkReport) -> Result<()> {
+    if report.bytes == sent_bytes {
+        return Ok(());
+    }
+    Err(Failure::new(format!("{sent_bytes} bytes were sent but {} arrived", report.bytes)))
 }
 
 /// Receives from a source for `duration` after a warm-up.
@@ -129,12 +187,8 @@ fn result(report: SinkReport, warm_up_bytes: u64) -> LoadResult {
         elapsed_s,
         connections_opened: 1,
         bytes_total: warm_up_bytes + report.bytes,
-        requests_total: 0,
         gbit_per_s: Some(report.bytes as f64 * 8.0 / report.elapsed_ns as f64),
-        requests_per_s: None,
-        latency: None,
-        errors: 0,
-        per_s_each_5s: Vec::new(),
+        ..LoadResult::default()
     }
 }
 
