@@ -4,7 +4,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::net::{SendFlags, sockopt};
 use rustix::time::{
@@ -15,7 +14,7 @@ use smcr_memory::rmb::Readable;
 use smcr_proto::Instant;
 
 use crate::clock::Clock;
-use crate::limits::EVENTS_PER_TURN_MAX;
+use crate::limits::{EVENTS_PER_TURN_MAX, EVENTS_PER_TURN_MIN};
 use crate::streams::{Ahead, Event, Key, Streams};
 
 /// An epoll over sockets, and over whatever else must end a sleep.
@@ -28,7 +27,10 @@ pub struct Kernel {
     clock: Clock,
     /// When the timer rings, or rang.
     rings_at: Option<Instant>,
-    found: Vec<epoll::Event>,
+    /// Of these, `count` were found.
+    found: Box<[epoll::Event]>,
+    count: usize,
+    portion: Portion,
     /// The last sleep found what the next `poll` would ask for.
     fresh: bool,
     /// Whether the RNIC has a descriptor that tells when packets have come.
@@ -60,9 +62,18 @@ impl Kernel {
         if let Some(rnic) = rnic {
             add(rnic, RNIC, F::IN)?;
         }
-        let found = Vec::with_capacity(EVENTS_PER_TURN_MAX);
-        let has_rnic = rnic.is_some();
-        Ok(Self { epoll, timer, clock, rings_at: None, found, fresh: false, has_rnic })
+        let nothing = epoll::Event { flags: F::empty(), data: epoll::EventData::new_u64(0) };
+        Ok(Self {
+            epoll,
+            timer,
+            clock,
+            rings_at: None,
+            found: [nothing; EVENTS_PER_TURN_MAX].into(),
+            count: 0,
+            portion: Portion::default(),
+            fresh: false,
+            has_rnic: rnic.is_some(),
+        })
     }
 
     /// The clock of all times that callers name.
@@ -71,9 +82,9 @@ impl Kernel {
     }
 
     fn wait(&mut self, limit: Option<&Timespec>) {
-        self.found.clear();
+        let room = &mut self.found[..self.portion.size];
         // Interruption by a signal is a sleep that ended early.
-        let _ = epoll::wait(&self.epoll, spare_capacity(&mut self.found), limit);
+        self.count = epoll::wait(&self.epoll, room, limit).unwrap_or(0);
     }
 
     /// Sees to it that a sleep that begins at `now` ends at `deadline` at the latest.
@@ -91,6 +102,39 @@ impl Kernel {
         timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &value)
             .expect("it is a timer, and the time is valid");
         self.rings_at = Some(deadline);
+    }
+}
+
+/// How many events to ask for. A turn ends by sending what it has gathered, and whoever receives
+/// that can begin: with a few at a time, the next stage works on some connections while this one
+/// works on others. With all at once, a crowd moves from stage to stage as one, and all but one of
+/// them wait.
+///
+/// (Over two cores, 32 connections made 117 k round trips per second with 8 at a time, 98 k with up
+/// to 256; with 8 for ever, 1,000 connections made 85 k instead of 115 k.)
+#[derive(Debug)]
+struct Portion {
+    size: usize,
+    was_full: bool,
+}
+
+impl Default for Portion {
+    fn default() -> Self {
+        Self { size: EVENTS_PER_TURN_MIN, was_full: false }
+    }
+}
+
+impl Portion {
+    /// So many events were there. Returns whether more may be.
+    fn learn(&mut self, count: usize) -> bool {
+        let is_full = count == self.size;
+        if !is_full {
+            self.size = EVENTS_PER_TURN_MIN;
+        } else if self.was_full {
+            self.size = (2 * self.size).min(EVENTS_PER_TURN_MAX);
+        }
+        self.was_full = is_full;
+        is_full
     }
 }
 
@@ -127,9 +171,9 @@ impl Streams for Kernel {
         }
         // What did not fit among the events is reported next time. And whoever does not sleep asks
         // the RNIC each time: a packet that comes a moment later would wait for the next turn.
-        let is_full = self.found.len() == self.found.capacity();
+        let is_full = self.portion.learn(self.count);
         let mut received = !slept || !self.has_rnic || is_full;
-        let sockets = self.found.iter().filter(|event| {
+        let sockets = self.found[..self.count].iter().filter(|event| {
             received |= event.data.u64() == RNIC;
             event.data.u64() < RNIC
         });
@@ -290,6 +334,28 @@ mod tests {
         assert!(kernel.poll(&mut events), "without a sleep");
         let mut blind = Kernel::new(waker.descriptor(), None, Clock::new()).unwrap();
         assert!(blind.poll(&mut events), "who knows");
+    }
+
+    /// A few are served at a time, and a crowd is not kept waiting for that.
+    #[test]
+    fn a_crowd_is_served_in_growing_portions() {
+        let (mut portion, min) = (Portion::default(), EVENTS_PER_TURN_MIN);
+        let sizes = |portion: &mut Portion, waiting: &[usize]| -> Vec<usize> {
+            let mut ask = |waiting: usize| {
+                let asked = portion.size;
+                assert_eq!(portion.learn(waiting.min(asked)), waiting >= asked);
+                asked
+            };
+            waiting.iter().map(|&waiting| ask(waiting)).collect()
+        };
+        // Thirty-two connections, as often as they come.
+        for _ in 0..3 {
+            assert_eq!(sizes(&mut portion, &[32, 24, 16, 0]), [min, min, 2 * min, 4 * min]);
+        }
+        assert_eq!(sizes(&mut portion, &[min, 0, min, 1, 0]), [min; 5]);
+        let crowd = sizes(&mut portion, &[9_000; 12]);
+        assert_eq!(crowd.last(), Some(&EVENTS_PER_TURN_MAX));
+        assert!(crowd.iter().sum::<usize>() > 4 * EVENTS_PER_TURN_MAX);
     }
 
     /// Each sleep has a deadline, usually that of the retransmission timer, and nearly all of them

@@ -16,8 +16,10 @@ pub const OBEY_PER_TURN_MAX: usize = 64;
 pub const LETTERS_PER_TURN_MAX: usize = 64;
 /// Completions taken from the NIC in one turn.
 pub const REAP_PER_TURN_MAX: usize = 1_024;
-/// Socket events taken in one turn.
+/// Socket events taken in one turn, at most.
 pub const EVENTS_PER_TURN_MAX: usize = 256;
+/// Socket events taken in one turn, unless more wait turn after turn.
+pub const EVENTS_PER_TURN_MIN: usize = 8;
 /// Bytes read from one socket in one turn; also the size of a send chunk.
 pub const FILL_PER_TURN_MAX: u32 = 131_072;
 /// Bytes that sockets have not taken, of all connections over TCP, before less is read of each at a
