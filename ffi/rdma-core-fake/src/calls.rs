@@ -236,6 +236,10 @@ unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) ->
         (network.refuses_to_end(device), used)
     });
     assert!(refusal.is_some() || !used, "a channel in use");
+    if used {
+        // Its queue could not be destroyed, and knows its address: nobody else must get that.
+        return libc::EBUSY;
+    }
     // SAFETY: `close` asks for a descriptor that is ours: `ibv_create_comp_channel` opened it.
     unsafe { libc::close(at(channel).fd) };
     end(channel);
