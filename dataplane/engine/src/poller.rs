@@ -208,10 +208,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let asleep = !ready && deadline.is_none_or(|deadline| deadline > now);
         if asleep {
             self.shared.counters.sleeps.add(1);
-            // Otherwise the next sweep does.
-            if deadline.is_none_or(|deadline| deadline > now + SWEEP_EVERY) {
-                self.publish();
-            }
+            self.publish();
             self.streams.sleep(now, deadline);
         }
         self.shared.waker.awake();
