@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 fn main() {
-    for name in ["smc_option", "loopback"] {
+    for name in ["smc_option", "loopback", "intercept"] {
         compile(name);
     }
 }

@@ -23,6 +23,7 @@ pub mod gateway;
 pub mod groups;
 pub mod host_memory;
 pub mod idle;
+pub mod intercept;
 pub mod ipsec;
 pub mod listener;
 pub mod log;

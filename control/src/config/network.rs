@@ -13,6 +13,11 @@ pub struct Cidr {
 }
 
 impl Cidr {
+    /// One of its addresses; usually the first.
+    pub const fn base(&self) -> IpAddr {
+        self.base
+    }
+
     /// How many bits its addresses have in common.
     pub const fn prefix_bits(&self) -> u8 {
         self.prefix_bits

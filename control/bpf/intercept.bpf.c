@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Leads connections of applications to this gateway, which they know nothing of.
+//
+// When an application connects to a place that a listener intercepts, the address is replaced by
+// that listener's before the kernel looks for a route. The place is kept beside the socket, and by
+// the address from which the connection comes, so that the gateway finds it when it accepts, and
+// the application is told it when it asks whom it is connected to.
+//
+// The gateway's own sockets are marked and left alone, and so is every other network namespace. The
+// programs are gone with the gateway: then connections go where applications want them to.
+
+#include <linux/bpf.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#define AF_INET 2
+#define AF_INET6 10
+#define IPPROTO_TCP 6
+
+// The cookie of the gateway's network namespace, and the SO_MARK of its sockets.
+const volatile __u64 network = 0;
+const volatile __u32 own_mark = 0;
+
+// An address and a port, in network byte order. IPv4 in its IPv6-mapped form.
+struct place {
+	__u32 address[4];
+	__u32 port;
+};
+
+// A network and a port: the longest prefix counts. `prefixlen` is 32 for the port, and the bits of
+// the network.
+struct destination {
+	__u32 prefixlen;
+	__u32 port;
+	__u32 address[4];
+};
+
+// What is intercepted, and the listener that it is led to, by the family of the application's
+// socket: a listener has one address.
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 262144);
+	__type(key, struct destination);
+	__type(value, struct place);
+} intercepted SEC(".maps");
+
+// Where an application's socket wanted to go.
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct place);
+} wanted SEC(".maps");
+
+// The same by where it connects from. What the gateway has taken it removes; a connection that it
+// never accepts is forgotten in its turn.
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct place);
+	__type(value, struct place);
+} originals SEC(".maps");
+
+static __always_inline int concerns(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *socket = ctx->sk;
+
+	if (ctx->protocol != IPPROTO_TCP || bpf_get_netns_cookie(ctx) != network)
+		return 0;
+	return socket && socket->mark != own_mark;
+}
+
+static __always_inline void mapped(__u32 *out, __u32 ip4)
+{
+	out[0] = out[1] = 0;
+	out[2] = bpf_htonl(0xffff);
+	out[3] = ip4;
+}
+
+// Where the connection to `to` is to be led; none if it is not intercepted.
+static __always_inline struct place *listener_for(struct place *to)
+{
+	struct destination destination = { .prefixlen = 32 + 128, .port = to->port };
+
+	__builtin_memcpy(destination.address, to->address, sizeof(to->address));
+	return bpf_map_lookup_elem(&intercepted, &destination);
+}
+
+static __always_inline int keep(struct bpf_sock_addr *ctx, struct place *to)
+{
+	struct bpf_sock *socket = ctx->sk;
+
+	return socket && bpf_sk_storage_get(&wanted, socket, to, BPF_SK_STORAGE_GET_F_CREATE);
+}
+
+SEC("cgroup/connect4")
+int connect4(struct bpf_sock_addr *ctx)
+{
+	struct place to = { .port = ctx->user_port }, *listener;
+
+	if (!concerns(ctx))
+		return 1;
+	mapped(to.address, ctx->user_ip4);
+	listener = listener_for(&to);
+	// A listener of IPv6 cannot be reached from a socket of IPv4.
+	if (!listener || listener->address[2] != bpf_htonl(0xffff) || !keep(ctx, &to))
+		return 1;
+	ctx->user_ip4 = listener->address[3];
+	ctx->user_port = listener->port;
+	return 1;
+}
+
+SEC("cgroup/connect6")
+int connect6(struct bpf_sock_addr *ctx)
+{
+	struct place to = { .port = ctx->user_port }, *listener;
+
+	if (!concerns(ctx))
+		return 1;
+	to.address[0] = ctx->user_ip6[0];
+	to.address[1] = ctx->user_ip6[1];
+	to.address[2] = ctx->user_ip6[2];
+	to.address[3] = ctx->user_ip6[3];
+	listener = listener_for(&to);
+	if (!listener || !keep(ctx, &to))
+		return 1;
+	ctx->user_ip6[0] = listener->address[0];
+	ctx->user_ip6[1] = listener->address[1];
+	ctx->user_ip6[2] = listener->address[2];
+	ctx->user_ip6[3] = listener->address[3];
+	ctx->user_port = listener->port;
+	return 1;
+}
+
+SEC("cgroup/getpeername4")
+int getpeername4(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *socket = ctx->sk;
+	struct place *to = socket ? bpf_sk_storage_get(&wanted, socket, 0, 0) : 0;
+
+	if (to && ctx->protocol == IPPROTO_TCP) {
+		ctx->user_ip4 = to->address[3];
+		ctx->user_port = to->port;
+	}
+	return 1;
+}
+
+SEC("cgroup/getpeername6")
+int getpeername6(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *socket = ctx->sk;
+	struct place *to = socket ? bpf_sk_storage_get(&wanted, socket, 0, 0) : 0;
+
+	if (to && ctx->protocol == IPPROTO_TCP) {
+		ctx->user_ip6[0] = to->address[0];
+		ctx->user_ip6[1] = to->address[1];
+		ctx->user_ip6[2] = to->address[2];
+		ctx->user_ip6[3] = to->address[3];
+		ctx->user_port = to->port;
+	}
+	return 1;
+}
+
+// The source of a connection is known now, before its SYN leaves.
+SEC("sockops")
+int connecting(struct bpf_sock_ops *ops)
+{
+	struct place from = { .port = bpf_htonl(ops->local_port) >> 16 }, *to;
+	struct bpf_sock *socket = ops->sk;
+
+	if (ops->op != BPF_SOCK_OPS_TCP_CONNECT_CB || !socket)
+		return 1;
+	to = bpf_sk_storage_get(&wanted, socket, 0, 0);
+	if (!to)
+		return 1;
+	// Read at once: of two reads on two branches the compiler makes one at a computed address, which
+	// the kernel refuses.
+	volatile __u32 ip4 = ops->local_ip4, first = ops->local_ip6[0], second = ops->local_ip6[1];
+	volatile __u32 third = ops->local_ip6[2], fourth = ops->local_ip6[3];
+
+	if (ops->family == AF_INET) {
+		mapped(from.address, ip4);
+	} else {
+		from.address[0] = first;
+		from.address[1] = second;
+		from.address[2] = third;
+		from.address[3] = fourth;
+	}
+	bpf_map_update_elem(&originals, &from, to, BPF_ANY);
+	return 1;
+}
+
+char _license[] SEC("license") = "Apache-2.0";

@@ -1,0 +1,189 @@
+//! Interception at `connect`, by eBPF.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
+use rustix::net::{AddressFamily, SocketType, socket};
+use smcr_os::tcp::network_cookie;
+
+use crate::config::Cidr;
+use crate::ebpf::{self, cgroup};
+
+/// The loaded programs. Dropping it detaches them: connections that were intercepted go on, and new
+/// ones go where applications want them to.
+pub struct Connects {
+    intercepted: MapHandle,
+    originals: MapHandle,
+    /// Hold the programs in the cgroups.
+    _links: Vec<Link>,
+}
+
+impl Connects {
+    /// Loads the programs and attaches them to `cgroups` and all below, beside whatever else is
+    /// attached there. Nothing is intercepted yet, and never a socket whose SO_MARK is `own_mark`.
+    ///
+    /// # Errors
+    ///
+    /// Why not, in words that continue a sentence; nothing is left behind.
+    pub fn load(cgroups: &[OwnedFd], own_mark: u32) -> Result<Self, String> {
+        let any = socket(AddressFamily::INET, SocketType::STREAM, None);
+        let network = any.map_err(io::Error::from).and_then(|any| network_cookie(any.as_fd()));
+        let network = network.map_err(|error| error.to_string())?;
+        let refused = |error: libbpf_rs::Error| error.to_string();
+        let mut object = ebpf::open(PROGRAM).map_err(refused)?;
+        {
+            let mut constants = object
+                .maps_mut()
+                .find(|map| map.name().to_string_lossy().ends_with(".rodata"))
+                .expect("the programs have constants");
+            let constants = constants.initial_value_mut().expect("they have values");
+            constants[..8].copy_from_slice(&network.to_ne_bytes());
+            constants[8..12].copy_from_slice(&own_mark.to_ne_bytes());
+        }
+        let object = object.load().map_err(refused)?;
+        let map = |name| ebpf::map(&object, name).map_err(refused);
+        let (intercepted, originals) = (map("intercepted")?, map("originals")?);
+        let mut links = Vec::new();
+        for cgroup in cgroups {
+            for program in object.progs_mut() {
+                links.push(program.attach_cgroup(cgroup.as_raw_fd()).map_err(refused)?);
+            }
+        }
+        Ok(Self { intercepted, originals, _links: links })
+    }
+
+    /// The same for all applications of this host that we can see.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    pub fn load_for_all(own_mark: u32) -> Result<Self, String> {
+        Self::load(&[cgroup::open_root()?], own_mark)
+    }
+
+    /// From now on connections to `port` in `network` come to `listener`. Where networks overlap,
+    /// the smaller one counts.
+    ///
+    /// # Errors
+    ///
+    /// When there are too many.
+    pub fn intercept(&self, network: Cidr, port: u16, listener: SocketAddr) -> io::Result<()> {
+        let key = destination(network, port);
+        self.intercepted.update(&key, &place(listener), MapFlags::ANY).map_err(io::Error::other)
+    }
+
+    /// Ends that.
+    pub fn release(&self, network: Cidr, port: u16) {
+        // Fails only if it was never intercepted.
+        drop(self.intercepted.delete(&destination(network, port)));
+    }
+
+    /// Where the connection wanted to go that came from `source`; none if it was not intercepted.
+    /// It is told once.
+    pub fn take_original(&self, source: SocketAddr) -> Option<SocketAddr> {
+        let key = place(source);
+        let mut value = [0; PLACE_LEN];
+        let found = self.originals.lookup_into(&key, &mut value, MapFlags::ANY);
+        let original = found.is_ok_and(|found| found).then(|| address(&value));
+        if original.is_some() {
+            drop(self.originals.delete(&key));
+        }
+        original
+    }
+}
+
+impl fmt::Debug for Connects {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connects").finish_non_exhaustive()
+    }
+}
+
+/// `struct place` of the programs: address and port in network byte order.
+fn place(at: SocketAddr) -> [u8; PLACE_LEN] {
+    let mut out = [0; PLACE_LEN];
+    out[..16].copy_from_slice(&mapped(at.ip()).octets());
+    // The port is the first half of a word.
+    out[16..18].copy_from_slice(&at.port().to_be_bytes());
+    out
+}
+
+fn address(place: &[u8; PLACE_LEN]) -> SocketAddr {
+    let (address, port) = place.split_first_chunk::<16>().expect("it is longer");
+    let port = u16::from_be_bytes([port[0], port[1]]);
+    SocketAddr::new(IpAddr::V6(Ipv6Addr::from(*address)).to_canonical(), port)
+}
+
+/// `struct destination` of the programs.
+fn destination(network: Cidr, port: u16) -> [u8; 4 + PLACE_LEN] {
+    let base = network.base();
+    let bits = u32::from(network.prefix_bits()) + if base.is_ipv4() { 96 } else { 0 };
+    let mut out = [0; 4 + PLACE_LEN];
+    out[..4].copy_from_slice(&(32 + bits).to_ne_bytes());
+    out[4..6].copy_from_slice(&port.to_be_bytes());
+    out[8..].copy_from_slice(&mapped(base).octets());
+    out
+}
+
+fn mapped(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped(),
+        IpAddr::V6(address) => address,
+    }
+}
+
+const PLACE_LEN: usize = 20;
+/// Compiled by `build.rs`.
+const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/intercept.o"));
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// A layout that the programs do not have would intercept nothing, or something else.
+    #[test]
+    fn places_have_the_layout_of_the_programs() {
+        let at: SocketAddr = "10.8.0.2:7010".parse().unwrap();
+        let bytes = place(at);
+        assert_eq!(bytes[8..], [0, 0, 255, 255, 10, 8, 0, 2, 0x1b, 0x62, 0, 0]);
+        assert_eq!(address(&bytes), at);
+        let at: SocketAddr = "[fd00::2]:443".parse().unwrap();
+        assert_eq!(address(&place(at)), at);
+        let key = destination("10.8.0.0/24".parse().unwrap(), 7010);
+        assert_eq!(key[..8], [152, 0, 0, 0, 0x1b, 0x62, 0, 0]);
+        assert_eq!(key[16..], [0, 0, 255, 255, 10, 8, 0, 0]);
+        let key = destination("::/0".parse().unwrap(), 1);
+        assert_eq!(key[..4], [32, 0, 0, 0]);
+    }
+
+    /// An application that connects to a place far away, which need not even have a route, comes to
+    /// the listener, is told that it is where it wanted to be, and the listener learns that too.
+    /// Others, and those after us, are left alone.
+    #[test]
+    #[ignore = "needs the privilege to load eBPF; run by scripts/test e2e"]
+    fn applications_come_to_the_listener_and_do_not_notice() {
+        let connects = Connects::load_for_all(0x534d).expect("eBPF is permitted");
+        for (listens, network, wanted, other) in [
+            ("127.0.0.1:0", "198.51.100.0/24", "198.51.100.7:7010", "198.51.100.7:7011"),
+            ("[::1]:0", "2001:db8::/32", "[2001:db8::7]:7010", "[2001:db8::7]:7011"),
+        ] {
+            let listener = TcpListener::bind(listens).unwrap();
+            let wanted: SocketAddr = wanted.parse().unwrap();
+            let network: Cidr = network.parse().unwrap();
+            connects.intercept(network, 7010, listener.local_addr().unwrap()).unwrap();
+            let application = TcpStream::connect(wanted).expect("it is led here");
+            assert_eq!(application.peer_addr().unwrap(), wanted);
+            let (_, source) = listener.accept().unwrap();
+            assert_eq!(connects.take_original(source), Some(wanted));
+            assert_eq!(connects.take_original(source), None);
+            let limit = std::time::Duration::from_millis(200);
+            assert!(TcpStream::connect_timeout(&other.parse().unwrap(), limit).is_err());
+            connects.release(network, 7010);
+            assert!(TcpStream::connect_timeout(&wanted, limit).is_err());
+        }
+    }
+}
