@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 fn main() {
-    for name in ["smc_option", "loopback", "intercept"] {
+    for name in ["smc_option", "loopback", "intercept", "steer"] {
         compile(name);
     }
 }

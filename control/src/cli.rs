@@ -57,6 +57,9 @@ pub enum Command {
     Links(Ask),
     /// List the RNICs of a running gateway
     Rnics(Ask),
+    /// Lead connections of applications that know nothing of a gateway to its listeners, or no more
+    #[command(subcommand)]
+    Intercept(InterceptCommand),
     /// Delete a link of a running gateway, or ask for another one
     #[command(subcommand)]
     Link(LinkCommand),
@@ -99,6 +102,29 @@ pub struct Bench {
     /// Arguments of smcgate-perf
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
     pub arguments: Vec<OsString>,
+}
+
+/// What to do about the rules of nftables and routing that lead connections to listeners.
+#[derive(Debug, Subcommand)]
+pub enum InterceptCommand {
+    /// Install what the listeners of a configuration need, in place of what is there; a gateway
+    /// does this itself when it starts
+    Add {
+        /// Which configuration.
+        #[command(flatten)]
+        file: ConfigFile,
+        /// Print the commands, and do nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Remove everything of any gateway, for example after one was killed
+    Remove {
+        /// Print the commands, and do nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Show what is in force now
+    Show,
 }
 
 /// Which configuration.

@@ -5,6 +5,7 @@
 
 mod duration;
 mod error;
+mod intercept;
 mod keepalive;
 mod limits;
 mod network;
@@ -19,6 +20,7 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use error::ConfigError;
+pub use intercept::{Intercept, InterceptWay, SourceAddress};
 pub use keepalive::TcpKeepalive;
 use limits::CONNECTIONS_MAX;
 pub use limits::Limits;
@@ -100,6 +102,10 @@ pub struct Listener {
     pub connect: Protocol,
     /// Where its connections go.
     pub upstream: Upstream,
+    /// Which connections come to it that are meant for somebody else.
+    pub intercept: Option<Intercept>,
+    /// Which address its upstreams see.
+    pub source: SourceAddress,
     /// How long the upstream may take to answer a SYN.
     pub connect_timeout: Duration,
     /// Connections it serves at once; more are refused.
@@ -296,6 +302,10 @@ fn listeners(
                 format!("{bind} is this listener itself, which would connect to itself forever");
             return Err(text.error(source, format!("{why}; write the address of the server")));
         }
+        let placed = Placed { value: upstream, path: text.path, span: text.span };
+        let intercept = Intercept::read(source, &mut table, &placed)?;
+        let speaks_for = table.word("source", &intercept::SOURCES, SourceAddress::Gateway)?;
+        let upstream = placed.value;
         let range = 1..CONNECTIONS_MAX + 1;
         let connections_max = table.count("connections_max", range, limits.connections_max)?;
         found.push(Listener {
@@ -304,6 +314,8 @@ fn listeners(
             accept,
             connect,
             upstream,
+            intercept,
+            source: speaks_for,
             connect_timeout: table.duration("connect_timeout", Duration::from_secs(5))?,
             connections_max,
             max_per_source: table.count(

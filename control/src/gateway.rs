@@ -26,6 +26,7 @@ use crate::farewells::Farewells;
 use crate::groups::{self, Groups, PortId, QpOf};
 use crate::host_memory;
 use crate::idle::IdleWatch;
+use crate::intercept::Interception;
 use crate::listener::Listener;
 use crate::network::Network;
 use crate::placement::PollerHandle;
@@ -81,6 +82,8 @@ pub struct Gateway<N: Rnic> {
     /// Devices, and which port connections of each go through.
     network: Network,
     listeners: Vec<Listener>,
+    /// How connections that are meant for others come to them.
+    interception: Interception,
     /// The sockets of all connections.
     sessions: Sessions,
     /// All rendezvous, and the link groups.
@@ -118,6 +121,8 @@ pub struct Parts<N: Rnic> {
     pub network: Network,
     /// Listening sockets.
     pub listeners: Vec<Listener>,
+    /// How connections that are meant for others come to them.
+    pub interception: Interception,
     /// Wakes the control thread.
     pub waker: Waker,
     /// From the admin thread.
@@ -161,6 +166,7 @@ impl<N: Rnic> Gateway<N> {
             ports,
             network: parts.network,
             listeners: parts.listeners,
+            interception: parts.interception,
             sessions: Sessions::default(),
             endpoint: Endpoint::new(settings, groups),
             farewells: Farewells::default(),
@@ -306,6 +312,8 @@ impl<N: Rnic> Gateway<N> {
             ms = limit.as_millis(),
             "stopping: no new connections are accepted, open ones may finish"
         );
+        // From now on they go where applications want them to.
+        self.interception.cease();
         for listener in &mut self.listeners {
             listener.socket = None;
         }
@@ -404,10 +412,10 @@ fn settings<N: Rnic>(
 
 /// What a listener says about rendezvous.
 fn terms(config: &Config, listener: &Listener) -> Terms {
-    let Listener { config: listener, upstream, .. } = listener;
+    let Listener { config: listener, .. } = listener;
     let side = match (listener.accept, listener.connect) {
         (Protocol::Smc, _) => Side::Server,
-        (Protocol::Tcp, Protocol::Smc) => Side::Client { server: upstream.ip() },
+        (Protocol::Tcp, Protocol::Smc) => Side::Client,
         (Protocol::Tcp, Protocol::Tcp) => Side::Neither,
     };
     let rmbe_bytes = listener.rmbe_size.unwrap_or(config.smc.rmbe_size);

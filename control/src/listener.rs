@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,8 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::net::{accept_with, connect, socket_with};
 
-use crate::config::{self, Protocol, TcpKeepalive};
+use crate::config::{self, InterceptWay, Protocol, SourceAddress, TcpKeepalive};
+use crate::entropy::random;
 use crate::loopback::Loopback;
 use crate::smc_option::OptionSource;
 use crate::sources::Sources;
@@ -18,8 +20,8 @@ use crate::sources::Sources;
 pub struct Listener {
     /// What the operator wrote.
     pub config: config::Listener,
-    /// Where its connections go, resolved.
-    pub upstream: SocketAddr,
+    /// Where its connections go, resolved; none if each has its own target.
+    pub upstream: Option<SocketAddr>,
     /// The listening socket; gone once the gateway drains.
     pub socket: Option<OwnedFd>,
     /// Connections accepted.
@@ -47,7 +49,7 @@ impl Listener {
         loopback: &Arc<Loopback>,
         peer_keepalive: TcpKeepalive,
     ) -> io::Result<Self> {
-        let upstream = *config.upstream.resolve()?.first().ok_or(io::ErrorKind::NotFound)?;
+        let upstream = config.upstream.resolve()?.first().copied();
         let socket = new_socket(config.bind)?;
         sockopt::set_socket_reuseaddr(&socket, true)?;
         // Accepted sockets inherit these.
@@ -57,6 +59,9 @@ impl Listener {
         }
         if config.accept == Protocol::Smc {
             option.mark_listener(&socket)?;
+        }
+        if config.intercept.as_ref().is_some_and(|it| it.way == InterceptWay::Tproxy) {
+            smcr_os::tcp::set_transparent(socket.as_fd(), config.bind.is_ipv6())?;
         }
         rustix::net::bind(&socket, &config.bind)?;
         rustix::net::listen(&socket, i32::try_from(config.backlog).unwrap_or(i32::MAX))?;
@@ -108,32 +113,51 @@ impl Listener {
         self.sources.leave(source);
     }
 
+    /// Where its connections go, in words.
+    pub fn goes_to(&self) -> String {
+        self.upstream.map_or_else(|| self.config.upstream.to_string(), |it| it.to_string())
+    }
+
     /// Whether either side of it may be SMC-R.
     pub fn speaks_smc(&self) -> bool {
         self.config.accept == Protocol::Smc || self.config.connect == Protocol::Smc
     }
 
-    /// Begins to connect to the upstream. Returns whether that is done already.
+    /// Begins to connect to `target`, for whoever has connected to us from `source`. Returns
+    /// whether that is done already.
     ///
-    /// With `offer`, it offers SMC-R.
+    /// With `offer`, it offers SMC-R. Where it connects from an address that is not ours,
+    /// `announce` is told it before.
     ///
     /// # Errors
     ///
-    /// When the process is out of descriptors or ports, or the kernel has no route.
+    /// When the process is out of descriptors or ports, or the kernel has no route; or when we may
+    /// not mark the socket, or connect from another's address.
     pub(crate) fn connect(
         &self,
+        (source, target): (SocketAddr, SocketAddr),
         option: &OptionSource,
         offer: bool,
+        announce: impl FnOnce(SocketAddr),
     ) -> io::Result<(OwnedFd, bool)> {
-        let socket = new_socket(self.upstream)?;
+        let socket = new_socket(target)?;
         set_options(&socket, &self.config, self.config.connect, self.peer_keepalive)?;
         if self.config.connect == Protocol::Tcp {
-            self.loopback.suit_client(&socket, self.upstream.ip());
+            self.loopback.suit_client(&socket, target.ip());
         }
         if offer {
             option.mark_client(&socket)?;
         }
-        match connect(&socket, &self.upstream) {
+        if self.config.intercept.is_some() || self.config.source == SourceAddress::Client {
+            smcr_os::tcp::set_mark(socket.as_fd(), OWN_MARK)?;
+        }
+        if self.config.source == SourceAddress::Client {
+            speak_for(&socket, source.ip().to_canonical(), target, ports_of(self.config.accept))?;
+            if let Some(from) = local_address(&socket) {
+                announce(from);
+            }
+        }
+        match connect(&socket, &target) {
             Ok(()) => Ok((socket, true)),
             Err(rustix::io::Errno::INPROGRESS) => Ok((socket, false)),
             Err(error) => Err(error.into()),
@@ -179,6 +203,49 @@ fn set_options(
     }
     Ok(())
 }
+
+/// Gives a socket the address of another host, from which it will connect to `target` by one of
+/// `ports`.
+fn speak_for(
+    socket: &OwnedFd,
+    source: IpAddr,
+    target: SocketAddr,
+    ports: Range<u16>,
+) -> io::Result<()> {
+    if source.is_ipv4() != target.is_ipv4() {
+        let why = "a client of IPv4 has no address towards a server of IPv6, nor the reverse";
+        return Err(io::Error::new(io::ErrorKind::AddrNotAvailable, why));
+    }
+    smcr_os::tcp::set_transparent(socket.as_fd(), target.is_ipv6())?;
+    // Connections to different targets may share a port.
+    sockopt::set_socket_reuseaddr(socket, true)?;
+    let mut outcome = Ok(());
+    for _ in 0..PORTS_TRIED {
+        let port = ports.start + u16::from_ne_bytes(random()) % (ports.end - ports.start);
+        outcome = rustix::net::bind(socket, &SocketAddr::new(source, port));
+        if outcome != Err(rustix::io::Errno::ADDRINUSE) {
+            break;
+        }
+    }
+    Ok(outcome?)
+}
+
+/// The ports from which a listener that accepts `accept` connects in the name of a host.
+///
+/// They must not be those from which that host itself, or another gateway in its name, connects to
+/// the same target: two connections would have the same name at the server's host. Hosts choose
+/// from 32768 on.
+fn ports_of(accept: Protocol) -> Range<u16> {
+    match accept {
+        Protocol::Tcp => 16_384..32_768,
+        Protocol::Smc => 1_024..16_384,
+    }
+}
+
+/// The SO_MARK of our own sockets, which nobody intercepts.
+pub const OWN_MARK: u32 = 0x534d_4301;
+/// How many ports are tried.
+const PORTS_TRIED: usize = 16;
 
 fn new_socket(address: SocketAddr) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -231,7 +298,8 @@ mod tests {
                 let _client = std::net::TcpStream::connect(place).unwrap();
                 let accepted =
                     accept_with(listener.socket.as_ref().unwrap(), SocketFlags::CLOEXEC).unwrap();
-                let (connected, _) = listener.connect(&option, true).unwrap();
+                let ends = (place, target);
+                let (connected, _) = listener.connect(ends, &option, true, |_| {}).unwrap();
                 for (socket, side) in [(accepted, accept), (connected, connect)] {
                     // The path to a peer gets the congestion control of the host.
                     let found = sockopt::tcp_congestion(&socket).unwrap();

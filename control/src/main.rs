@@ -17,7 +17,7 @@ use smcgate::stats::{ConnectionQuery, Stats};
 use smcgate::tools::capture::capture;
 use smcgate::tools::client::{self, Client, DEFAULT_ADMIN};
 use smcgate::tools::decode::{DecodeError, decode};
-use smcgate::tools::{bench, check, doctor};
+use smcgate::tools::{bench, check, doctor, intercept};
 use smcgate::{log, signals, start};
 use smcr_os::counting::Counting;
 
@@ -37,6 +37,9 @@ fn main() -> ExitCode {
         Command::Groups(ask) => stats(&ask, client::groups_text),
         Command::Links(ask) => stats(&ask, client::links_text),
         Command::Rnics(ask) => stats(&ask, client::rnics_text),
+        Command::Intercept(command) => {
+            intercept::run(&command).map_err(|(code, why)| Failure { code, why })
+        }
         Command::Link(command) => link(command),
         Command::Rnic(command) => rnic(command),
         Command::Conns(conns) => connections(conns),

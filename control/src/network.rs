@@ -74,6 +74,11 @@ impl Network {
         self.ports_for(local).first().copied()
     }
 
+    /// Our address on the route to `there`; none if there is no route now.
+    pub fn towards(&self, there: IpAddr) -> Option<IpAddr> {
+        self.devices.towards(there).ok().map(|(_, local)| local)
+    }
+
     /// Whether a port can be used.
     pub fn is_up(&self, port: PortId) -> bool {
         self.up[port.0]

@@ -33,6 +33,8 @@ pub struct Negotiating {
     pub source: SocketAddr,
     /// The socket that was accepted.
     pub accepted: OwnedFd,
+    /// Where it goes.
+    pub target: SocketAddr,
     /// Our own address of it; none if that was not asked for, or the socket is broken.
     pub local: Option<SocketAddr>,
     /// The socket towards the upstream, once we connect to it.
@@ -76,6 +78,8 @@ pub struct Open {
     pub connection: ConnectionId,
     /// Who connected to us.
     pub source: SocketAddr,
+    /// Where it goes.
+    pub target: SocketAddr,
     /// Since when.
     pub since: Instant,
     /// Bytes that had moved at the last look, and since when no more have.
@@ -186,10 +190,11 @@ impl Sessions {
             let Session::Negotiating(negotiating) = session else {
                 panic!("a rendezvous ends once");
             };
-            let (listener, source) = (negotiating.listener, negotiating.source);
+            let Negotiating { listener, source, target, .. } = negotiating;
             let (app, peer) = negotiating.into_ends();
             let (moved, transport) = ((0, now), how(app, peer));
-            Session::Open(Open { listener, connection, source, since: now, moved, transport })
+            let since = now;
+            Session::Open(Open { listener, connection, source, target, since, moved, transport })
         });
         self.by_slot[usize::from(connection.slot)] = Some(key);
     }

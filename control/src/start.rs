@@ -26,12 +26,15 @@ use smcr_rnic::{Exhausted, Fabric as _, Rnic as _};
 
 use crate::admin;
 use crate::capture::{self, Tapped};
-use crate::config::{Config, DpdkPort, IdlePolicy, Protocol, RnicConfig, RnicKind, VerbsPort};
+use crate::config::{
+    self, Cidr, Config, DpdkPort, IdlePolicy, Protocol, RnicConfig, RnicKind, VerbsPort,
+};
 use crate::cores::{self, Assignment, Board, Reason};
 use crate::device::{self, Devices};
 use crate::entropy::random;
 use crate::gateway::{Gateway, Parts, PortParts};
 use crate::groups::Lan;
+use crate::intercept::Interception;
 use crate::listener::Listener;
 use crate::loopback::Loopback;
 use crate::network::{Network, Place};
@@ -82,15 +85,12 @@ pub fn run(config: Config) -> Result<(), RunError> {
     let devices = Devices::read().map_err(context("the network devices cannot be listed"))?;
     let waker = Waker::new().map_err(context("the control thread cannot be set up"))?;
 
-    let loopback = Loopback::choose(config.local.congestion_control);
-    tracing::info!("{loopback}");
-    let loopback = Arc::new(loopback);
-    let mut listeners = Vec::new();
-    for listener in &config.listeners {
-        let what = format!("listener {} at {}", listener.name, listener.bind);
-        let opened = Listener::open(listener, &option, &loopback, config.smc.tcp_keepalive);
-        listeners.push(opened.map_err(context(&what))?);
-    }
+    let listeners = listen(&config, &option)?;
+    let interception = Interception::begin(&config, &listeners).map_err(|why| RunError {
+        what: "interception".to_owned(),
+        why,
+        misconfigured: true,
+    })?;
     let nics = choose_nics(&config, &devices, &listeners);
     let (ports, taps) = open_ports(&config, &devices, &nics, clock, &waker)?;
     let mark = ports.iter().find_map(|port| port.rnic.as_ref()?.mark());
@@ -124,21 +124,41 @@ pub fn run(config: Config) -> Result<(), RunError> {
     .map_err(context("the signal handlers cannot be set up"))?;
 
     for listener in &listeners {
-        tracing::info!(
-            listener = listener.config.name,
-            bind = %listener.config.bind,
-            upstream = %listener.upstream,
-            "listening"
-        );
+        let (bind, upstream) = (listener.config.bind, listener.goes_to());
+        tracing::info!(listener = listener.config.name, %bind, upstream, "listening");
     }
-    let parts =
-        Parts { config, clock, option, peer_id, ports, network, listeners, waker, questions, stop };
+    let parts = Parts {
+        config,
+        clock,
+        option,
+        peer_id,
+        ports,
+        network,
+        listeners,
+        interception,
+        waker,
+        questions,
+        stop,
+    };
     let mut gateway = Gateway::new(parts).map_err(context("the gateway cannot be set up"))?;
     let outcome = gateway.run().map_err(context("the gateway ended"));
     if let Some(admin) = admin {
         admin.stop();
     }
     outcome
+}
+
+/// Binds all listeners.
+fn listen(config: &Config, option: &OptionSource) -> Result<Vec<Listener>, RunError> {
+    let loopback = Loopback::choose(config.local.congestion_control);
+    tracing::info!("{loopback}");
+    let loopback = Arc::new(loopback);
+    let open = |listener: &config::Listener| {
+        let what = format!("listener {} at {}", listener.name, listener.bind);
+        let opened = Listener::open(listener, option, &loopback, config.smc.tcp_keepalive);
+        opened.map_err(context(&what))
+    };
+    config.listeners.iter().map(open).collect()
 }
 
 /// The NICs to open: those the operator listed, or those that the listeners need.
@@ -155,10 +175,12 @@ fn choose_nics(config: &Config, devices: &Devices, listeners: &[Listener]) -> Ve
         }
     };
     for listener in listeners.iter().filter(|listener| listener.speaks_smc()) {
-        if listener.config.connect == Protocol::Smc
-            && let Ok((device, _)) = devices.towards(listener.upstream.ip())
-        {
-            add(&device.name);
+        if listener.config.connect == Protocol::Smc {
+            for place in places_behind(listener) {
+                if let Ok((device, _)) = devices.towards(place) {
+                    add(&device.name);
+                }
+            }
         }
         let bind = listener.config.bind.ip();
         if listener.config.accept == Protocol::Smc {
@@ -174,6 +196,21 @@ fn choose_nics(config: &Config, devices: &Devices, listeners: &[Listener]) -> Ve
         }
     }
     nics
+}
+
+/// Addresses to which connections of `listener` go: one for each route that they may take, as far
+/// as the configuration tells.
+fn places_behind(listener: &Listener) -> Vec<IpAddr> {
+    match (listener.upstream, &listener.config.intercept) {
+        (Some(upstream), _) => vec![upstream.ip()],
+        (None, Some(intercept)) if !intercept.networks.is_empty() => {
+            intercept.networks.iter().map(Cidr::base).collect()
+        }
+        // The default routes: any address far away will do.
+        (None, _) => {
+            vec![IpAddr::from([192, 0, 2, 1]), IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1])]
+        }
+    }
 }
 
 /// Two random bytes and the MAC address of a NIC (RFC A.2.1). New at every start: a peer must not

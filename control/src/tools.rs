@@ -10,3 +10,4 @@ pub mod check;
 pub mod client;
 pub mod decode;
 pub mod doctor;
+pub mod intercept;

@@ -81,6 +81,17 @@ impl Setup {
         }
     }
 
+    /// The same, with a whole configuration as an operator writes it.
+    pub(crate) fn of_text(name: &str, config: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            top: String::new(),
+            config: config.to_owned(),
+            smc: String::new(),
+            wrapper: Vec::new(),
+        }
+    }
+
     /// Another RNIC.
     pub(crate) fn rnic(self, name: &str, device: &str) -> Self {
         self.rnic_of_kind((name, "roce-udp"), device)

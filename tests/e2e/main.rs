@@ -44,5 +44,6 @@ mod steady;
 mod stranger;
 mod time_wait;
 mod transfer;
+mod transparent;
 mod unplug;
 mod wire;

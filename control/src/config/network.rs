@@ -82,10 +82,13 @@ pub enum Upstream {
         /// The port.
         port: u16,
     },
+    /// Wherever they wanted to go before they were intercepted.
+    OriginalDst,
 }
 
 impl Upstream {
-    /// The addresses meant, best first. Asks the resolver for names, which may take seconds.
+    /// The addresses meant, best first; none if each connection has its own. Asks the resolver for
+    /// names, which may take seconds.
     ///
     /// # Errors
     ///
@@ -94,6 +97,7 @@ impl Upstream {
         let found: Vec<_> = match self {
             Self::Address(address) => vec![*address],
             Self::Name { host, port } => (host.as_str(), *port).to_socket_addrs()?.collect(),
+            Self::OriginalDst => return Ok(Vec::new()),
         };
         if found.is_empty() {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
@@ -112,8 +116,11 @@ fn best_first(mut addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
 impl FromStr for Upstream {
     type Err = String;
 
-    /// Reads `10.8.0.2:7002`, `[fd00::2]:7002` or `redis.example:6379`.
+    /// Reads `10.8.0.2:7002`, `[fd00::2]:7002`, `redis.example:6379` or `original-dst`.
     fn from_str(text: &str) -> Result<Self, String> {
+        if text == ORIGINAL_DST {
+            return Ok(Self::OriginalDst);
+        }
         if let Ok(address) = text.parse() {
             return port_is_set(text, address).map(Self::Address);
         }
@@ -134,9 +141,13 @@ impl fmt::Display for Upstream {
         match self {
             Self::Address(address) => address.fmt(f),
             Self::Name { host, port } => write!(f, "{host}:{port}"),
+            Self::OriginalDst => f.write_str(ORIGINAL_DST),
         }
     }
 }
+
+/// How configuration writes [`Upstream::OriginalDst`].
+const ORIGINAL_DST: &str = "original-dst";
 
 /// Reads an address to bind, such as `127.0.0.1:7001`.
 pub(super) fn bind_address(text: &str) -> Result<SocketAddr, String> {

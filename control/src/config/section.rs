@@ -4,7 +4,7 @@
 //! several keys come after the spans are gone. Here a value keeps its place in the file as long as
 //! somebody may still find fault with it.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
 use toml::Spanned;
@@ -224,6 +224,17 @@ impl<'a> Section<'a> {
         values.into_iter().map(|placed| number_of(source, placed, range)).collect()
     }
 
+    /// The ports of the array at `key`, numbers or ranges such as "8000-8099"; none if it is not
+    /// there.
+    pub(super) fn port_ranges(
+        &mut self,
+        key: &'static str,
+    ) -> Result<Vec<Placed<RangeInclusive<u16>>>, ConfigError> {
+        let source = self.source;
+        let values = self.array(key, "written as [7010, \"8000-8099\"]")?;
+        values.into_iter().map(|placed| port_range_of(source, placed)).collect()
+    }
+
     /// Complains about the first key that nobody asked for.
     pub(super) fn finish(self) -> Result<(), ConfigError> {
         let first = self.table.iter().min_by_key(|(key, _)| key.span().start);
@@ -297,6 +308,32 @@ fn number_of(
             Err(source.error(&placed.span, &placed.path, why))
         }
     }
+}
+
+fn port_range_of(
+    source: Source<'_>,
+    placed: Placed<DeValue<'_>>,
+) -> Result<Placed<RangeInclusive<u16>>, ConfigError> {
+    let (path, span) = (placed.path.clone(), placed.span.clone());
+    let value = match placed.value.as_str() {
+        None => {
+            let port = number_of(source, placed, &(1..65_536))?.value;
+            let port = u16::try_from(port).expect("its range was checked");
+            port..=port
+        }
+        Some(text) => {
+            let ports = text.split_once('-').and_then(|(first, last)| {
+                let [first, last] = [first, last].map(|port| port.trim().parse::<u16>().ok());
+                Some(first?..=last?)
+            });
+            let ports = ports.filter(|ports| *ports.start() > 0 && !ports.is_empty());
+            ports.ok_or_else(|| {
+                let why = format!("\"{text}\" is no range of ports; write one as \"8000-8099\"");
+                source.error(&span, &path, why)
+            })?
+        }
+    };
+    Ok(Placed { value, path, span })
 }
 
 fn wrong_type(

@@ -215,7 +215,8 @@ fn every_fault_is_one_line_that_names_line_and_key() {
         (
             "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\nupstraem='y:1'",
             ":5: listener.a.upstraem: is not a key; known here: name, bind, accept, connect, \
-             upstream, connections_max, connect_timeout, max_per_source, idle_timeout, \
+             upstream, intercept, intercept_ports, intercept_networks, intercept_cgroups, \
+             source, connections_max, connect_timeout, max_per_source, idle_timeout, \
              tcp_nodelay, tcp_keepalive, rmbe_size, backlog, peers, gids",
         ),
         (

@@ -46,6 +46,19 @@ pub(crate) fn open_root() -> Result<OwnedFd, String> {
     .map_err(|error| format!("the root of the cgroups cannot be opened: {error}"))
 }
 
+/// Opens the cgroup at `path`, which begins with `/`, the root that this process can see.
+///
+/// # Errors
+///
+/// Why not, in words that continue a sentence.
+pub(crate) fn open(path: &Path) -> Result<OwnedFd, String> {
+    let root = open_root()?;
+    let below = path.strip_prefix("/").unwrap_or(path);
+    let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
+    open_cgroup2(root, below)
+        .map_err(|error| format!("the cgroup {} cannot be opened: {error}", path.display()))
+}
+
 /// Opens a directory, if it belongs to cgroup v2 and not to another file system mounted over it.
 fn open_cgroup2(at: impl std::os::fd::AsFd, directory: &Path) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

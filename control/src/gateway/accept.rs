@@ -9,7 +9,7 @@ use smcr_proto::Instant;
 use smcr_rnic::Rnic;
 
 use super::Gateway;
-use crate::config::Protocol;
+use crate::config::{Protocol, SourceAddress};
 use crate::listener::{local_address, peer_address, reset};
 use crate::network::Network;
 use crate::reactor::Token;
@@ -72,10 +72,25 @@ impl<N: Rnic> Gateway<N> {
             self.log_limit(now, index, "connections of one source: its new ones are refused");
             return false;
         }
+        let Some(target) = listener.upstream.or_else(|| {
+            let intercept = listener.config.intercept.as_ref()?;
+            let own = (intercept.way, listener.config.bind.port());
+            self.interception.original_of(index, own, &accepted, source)
+        }) else {
+            listener.refused += 1;
+            tracing::debug!(
+                listener = listener.config.name,
+                %source,
+                "was not intercepted, so nobody knows where it wants to go; it is reset"
+            );
+            reset(accepted);
+            return false;
+        };
         listener.enter(source.ip());
         listener.suit(&accepted, source.ip());
         let accepts = listener.config.accept;
-        let mut arrival = Arrival { listener: index, source, offered: false, port: None };
+        let mut arrival =
+            Arrival { listener: index, source, upstream: target.ip(), offered: false, port: None };
         let mut local = None;
         if accepts == Protocol::Smc {
             local = local_address(&accepted);
@@ -86,6 +101,7 @@ impl<N: Rnic> Gateway<N> {
             listener: index,
             accepts,
             source,
+            target,
             accepted,
             local,
             upstream: None,
@@ -103,7 +119,9 @@ impl<N: Rnic> Gateway<N> {
         let one = self.sessions.negotiating_mut(key).expect("its rendezvous has just begun");
         let index = one.listener;
         let listener = &self.listeners[usize::from(index)];
-        match listener.connect(&self.option, offer) {
+        let ends = (one.source, one.target);
+        let announce = |from| self.interception.speaking_for(from);
+        match listener.connect(ends, &self.option, offer, announce) {
             Ok((socket, connected)) => {
                 one.upstream = Some(socket);
                 one.hears = hear;
@@ -115,7 +133,8 @@ impl<N: Rnic> Gateway<N> {
                 }
             }
             Err(error) => {
-                self.upstream_failed(index, &error);
+                let target = one.target;
+                self.upstream_failed(index, target, &error);
                 if matches!(Errno::from_io_error(&error), Some(Errno::MFILE | Errno::NFILE)) {
                     self.log_limit(now, index, OUT_OF_DESCRIPTORS);
                 }
@@ -155,7 +174,8 @@ impl<N: Rnic> Gateway<N> {
         let surroundings = match (one.accepts, listener.config.connect) {
             (Protocol::Smc, _) => at_server(&mut self.network, one),
             (Protocol::Tcp, Protocol::Smc) => {
-                at_client(&mut self.network, &self.option, listener.upstream, one)
+                let speaks_for_others = listener.config.source == SourceAddress::Client;
+                at_client(&mut self.network, &self.option, one, speaks_for_others)
             }
             (Protocol::Tcp, Protocol::Tcp) => at_relay(&self.network, one),
         };
@@ -164,12 +184,12 @@ impl<N: Rnic> Gateway<N> {
     }
 
     /// The upstream of listener `index` refused, or did not answer.
-    pub(super) fn upstream_failed(&mut self, index: u16, error: &io::Error) {
+    pub(super) fn upstream_failed(&mut self, index: u16, target: SocketAddr, error: &io::Error) {
         let listener = &mut self.listeners[usize::from(index)];
         listener.refused += 1;
         tracing::debug!(
             listener = listener.config.name,
-            upstream = %listener.upstream,
+            upstream = %target,
             %error,
             "upstream did not accept; the application is reset"
         );
@@ -192,20 +212,22 @@ fn at_server(network: &mut Network, one: &Negotiating) -> Option<Surroundings> {
     })
 }
 
-/// What there is around our connection to `server`.
+/// What there is around our connection to a server.
 fn at_client(
     network: &mut Network,
     option: &OptionSource,
-    server: SocketAddr,
     one: &Negotiating,
+    speaks_for_others: bool,
 ) -> Option<Surroundings> {
-    let peer = one.peer()?;
+    let (peer, server) = (one.peer()?, one.target);
     let local = local_address(peer)?;
+    // An address that is not ours belongs to no device: the route says which one is used.
+    let at = if speaks_for_others { network.towards(server.ip())? } else { local.ip() };
     let offered = option.peer_offered(peer, server);
     Some(Surroundings {
         offered,
-        port: network.port_for(local.ip()),
-        subnets: network.subnets(local.ip()),
+        port: network.port_for(at),
+        subnets: network.subnets(at),
         // Without an offer there will be no SMC-R that could pass by the protection.
         protected: offered && network.policies.protect(local, server),
         ..Surroundings::default()

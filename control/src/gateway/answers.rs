@@ -195,7 +195,7 @@ impl<N: Rnic> Gateway<N> {
                         Stage::Waiting => "waiting",
                         Stage::Connecting => "connecting",
                     };
-                    self.early_row(id, one.listener, one.source, state)
+                    self.early_row(id, one.listener, [one.source, one.target], state)
                 }
                 Session::Open(open) => self.open_row(now, id, open),
             }
@@ -208,9 +208,9 @@ impl<N: Rnic> Gateway<N> {
     }
 
     /// The row of a connection that no poller has yet.
-    fn early_row(&self, id: u64, listener: u16, source: SocketAddr, state: &str) -> Connection {
-        let listener = &self.listeners[usize::from(listener)];
-        let [app, peer] = ends(listener, source);
+    fn early_row(&self, id: u64, at: u16, ends: [SocketAddr; 2], state: &str) -> Connection {
+        let listener = &self.listeners[usize::from(at)];
+        let [app, peer] = app_and_peer(listener, ends);
         Connection {
             id,
             listener: listener.config.name.clone(),
@@ -283,7 +283,7 @@ impl<N: Rnic> Gateway<N> {
 
     fn open_row(&self, now: Instant, id: u64, open: &Open) -> Connection {
         let listener = &self.listeners[usize::from(open.listener)];
-        let [app, peer] = ends(listener, open.source);
+        let [app, peer] = app_and_peer(listener, [open.source, open.target]);
         let member = self.endpoint.groups().member(open.connection);
         let reading = reading(self.endpoint.groups(), open);
         let state = match reading.stage {
@@ -315,10 +315,10 @@ impl<N: Rnic> Gateway<N> {
     }
 }
 
-/// The address of the application and that of the peer: the listener says which of the two has
-/// connected to us.
-fn ends(listener: &ListenerAtWork, source: SocketAddr) -> [String; 2] {
-    let [accepted, connected] = [source.to_string(), listener.upstream.to_string()];
+/// The address of the application and that of the peer, of the two `ends` of a connection: the one
+/// that has connected to us, and the one that we connect to.
+fn app_and_peer(listener: &ListenerAtWork, ends: [SocketAddr; 2]) -> [String; 2] {
+    let [accepted, connected] = ends.map(|end| end.to_string());
     match listener.config.accept {
         Protocol::Tcp => [accepted, connected],
         Protocol::Smc => [connected, accepted],
@@ -449,7 +449,7 @@ fn listener_row(listener: &ListenerAtWork) -> Listener {
         bind: listener.config.bind.to_string(),
         accept: name(listener.config.accept),
         connect: name(listener.config.connect),
-        upstream: listener.upstream.to_string(),
+        upstream: listener.goes_to(),
         accepted: listener.accepted,
         refused: listener.refused,
         active: listener.active.into(),

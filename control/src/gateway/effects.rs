@@ -84,7 +84,10 @@ impl<N: Rnic> Gateway<N> {
         let one = self.sessions.remove(key);
         tracing::debug!(session = key.index, source = %one.source, %why, "rendezvous ended");
         match why {
-            Why::Unanswered => self.upstream_failed(one.listener, &io::ErrorKind::TimedOut.into()),
+            Why::Unanswered => {
+                let error = io::ErrorKind::TimedOut.into();
+                self.upstream_failed(one.listener, one.target, &error);
+            }
             Why::NoSlot => self.listeners[usize::from(one.listener)].refused += 1,
             Why::Refused
             | Why::Broke
@@ -112,8 +115,8 @@ impl<N: Rnic> Gateway<N> {
         match outcome {
             Ok(()) => self.connected(now, key),
             Err(error) => {
-                let index = one.listener;
-                self.upstream_failed(index, &error);
+                let (index, target) = (one.listener, one.target);
+                self.upstream_failed(index, target, &error);
                 self.endpoint.refused(key);
             }
         }

@@ -2,14 +2,14 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
 use rustix::net::{AddressFamily, SocketType, socket};
 use smcr_os::tcp::network_cookie;
 
-use crate::config::Cidr;
+use crate::config::{Cidr, Intercept};
 use crate::ebpf::{self, cgroup};
 
 /// The loaded programs. Dropping it detaches them: connections that were intercepted go on, and new
@@ -17,6 +17,8 @@ use crate::ebpf::{self, cgroup};
 pub struct Connects {
     intercepted: MapHandle,
     originals: MapHandle,
+    /// What is intercepted for a listener.
+    led: Vec<(Cidr, u16)>,
     /// Hold the programs in the cgroups.
     _links: Vec<Link>,
 }
@@ -52,7 +54,7 @@ impl Connects {
                 links.push(program.attach_cgroup(cgroup.as_raw_fd()).map_err(refused)?);
             }
         }
-        Ok(Self { intercepted, originals, _links: links })
+        Ok(Self { intercepted, originals, led: Vec::new(), _links: links })
     }
 
     /// The same for all applications of this host that we can see.
@@ -73,6 +75,38 @@ impl Connects {
     pub fn intercept(&self, network: Cidr, port: u16, listener: SocketAddr) -> io::Result<()> {
         let key = destination(network, port);
         self.intercepted.update(&key, &place(listener), MapFlags::ANY).map_err(io::Error::other)
+    }
+
+    /// From now on what `intercept` says comes to the listener at `bind`.
+    ///
+    /// # Errors
+    ///
+    /// As [`intercept`](Self::intercept).
+    pub fn lead(&mut self, intercept: &Intercept, bind: SocketAddr) -> io::Result<()> {
+        for network in networks_of(intercept) {
+            // A listener at all addresses is called by that of the loopback device.
+            let ip = match (bind.ip().is_unspecified(), network.base()) {
+                (false, _) => bind.ip(),
+                (true, IpAddr::V4(_)) => Ipv4Addr::LOCALHOST.into(),
+                (true, IpAddr::V6(_)) => Ipv6Addr::LOCALHOST.into(),
+            };
+            // One family cannot be led to the other.
+            if ip.is_ipv4() != network.base().is_ipv4() || (ip.is_ipv6() && bind.is_ipv4()) {
+                continue;
+            }
+            for port in intercept.ports.iter().cloned().flatten() {
+                self.intercept(network, port, SocketAddr::new(ip, bind.port()))?;
+                self.led.push((network, port));
+            }
+        }
+        Ok(())
+    }
+
+    /// Intercepts nothing more. Connections that were intercepted go on.
+    pub fn release_all(&mut self) {
+        for (network, port) in std::mem::take(&mut self.led) {
+            self.release(network, port);
+        }
     }
 
     /// Ends that.
@@ -102,7 +136,7 @@ impl fmt::Debug for Connects {
 }
 
 /// `struct place` of the programs: address and port in network byte order.
-fn place(at: SocketAddr) -> [u8; PLACE_LEN] {
+pub(super) fn place(at: SocketAddr) -> [u8; PLACE_LEN] {
     let mut out = [0; PLACE_LEN];
     out[..16].copy_from_slice(&mapped(at.ip()).octets());
     // The port is the first half of a word.
@@ -116,8 +150,18 @@ fn address(place: &[u8; PLACE_LEN]) -> SocketAddr {
     SocketAddr::new(IpAddr::V6(Ipv6Addr::from(*address)).to_canonical(), port)
 }
 
+/// The networks that `intercept` names; if it names none, all.
+pub(super) fn networks_of(intercept: &Intercept) -> Vec<Cidr> {
+    match &intercept.networks[..] {
+        [] => {
+            vec![EVERYBODY_V4.parse().expect("it is one"), EVERYBODY_V6.parse().expect("it is one")]
+        }
+        some => some.to_vec(),
+    }
+}
+
 /// `struct destination` of the programs.
-fn destination(network: Cidr, port: u16) -> [u8; 4 + PLACE_LEN] {
+pub(super) fn destination(network: Cidr, port: u16) -> [u8; 4 + PLACE_LEN] {
     let base = network.base();
     let bits = u32::from(network.prefix_bits()) + if base.is_ipv4() { 96 } else { 0 };
     let mut out = [0; 4 + PLACE_LEN];
@@ -134,6 +178,8 @@ fn mapped(address: IpAddr) -> Ipv6Addr {
     }
 }
 
+const EVERYBODY_V4: &str = "0.0.0.0/0";
+const EVERYBODY_V6: &str = "::/0";
 const PLACE_LEN: usize = 20;
 /// Compiled by `build.rs`.
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/intercept.o"));

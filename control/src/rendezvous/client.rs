@@ -8,7 +8,6 @@ use smcr_proto::{Gid, MacAddress};
 use smcr_rnic::Rnic;
 
 use super::conversation::Machine;
-use super::facts::Side;
 use super::negotiation::Negotiator;
 use super::resources::Shortage;
 use super::state::State;
@@ -24,7 +23,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         // RFC 7609 3.5.1.1 #7: hand over TCP without both options
         // RFC 7609 3.5.1.6.4 #1: plain TCP without both options
         if !self.one.surroundings.offered {
-            let listed = self.terms().offers();
+            let listed = self.is_listed();
             let why = if listed { Diagnosis::NO_SMC_OPTION } else { Diagnosis::PEER_NOT_LISTED };
             self.one.state = State::plain(Some(why));
             return None;
@@ -44,16 +43,18 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         }
     }
 
+    /// Whether the server may be an SMC-R peer.
+    fn is_listed(&self) -> bool {
+        self.terms().offers_to(self.one.upstream)
+    }
+
     /// Makes our Proposal. It reserves nothing, because the server may decline.
     ///
     /// # Errors
     ///
     /// Why we do not propose.
     fn proposal(&mut self) -> Result<Proposal, Diagnosis> {
-        let Side::Client { server } = self.terms().side else {
-            panic!("only a client connects to its peer");
-        };
-        if !self.terms().offers() {
+        if !self.is_listed() {
             return Err(Diagnosis::PEER_NOT_LISTED);
         }
         if self.shared.draining {
@@ -64,7 +65,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         let address = port.and_then(|port| groups.ports()[port.0].address());
         let (gid, mac) = address.ok_or(Diagnosis::NO_SMC_R_DEVICE)?;
         self.check_protection()?;
-        if self.one.path.is_closed(self.now, Far::Server(server), &mut self.shared.paths) {
+        if self.one.path.is_closed(self.now, Far::Server(self.one.upstream), &mut self.shared.paths)
+        {
             return Err(Diagnosis::NO_ROCE_PATH);
         }
         let subnets = self.one.surroundings.subnets;

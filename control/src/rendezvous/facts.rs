@@ -47,22 +47,16 @@ pub struct Terms {
 pub enum Side {
     /// On neither.
     Neither,
-    /// We connect to this server, and propose.
-    Client {
-        /// Its address.
-        server: IpAddr,
-    },
+    /// We connect to a server, and propose.
+    Client,
     /// Whoever connects to us proposes.
     Server,
 }
 
 impl Terms {
-    /// Whether new connections offer SMC-R in their SYN.
-    pub(super) fn offers(&self) -> bool {
-        match self.side {
-            Side::Client { server } => self.peers.admit_source(server),
-            Side::Neither | Side::Server => false,
-        }
+    /// Whether new connections to `upstream` offer SMC-R in their SYN.
+    pub(super) fn offers_to(&self, upstream: IpAddr) -> bool {
+        self.side == Side::Client && self.peers.admit_source(upstream)
     }
 
     /// Whether connections may need one of the places for rendezvous.
@@ -78,6 +72,8 @@ pub struct Arrival {
     pub listener: u16,
     /// Who connected to us.
     pub source: SocketAddr,
+    /// Whom we connect to; at a client, the server.
+    pub upstream: IpAddr,
     /// At a server: the client's SYN carried the SMC option, and so did our answer.
     pub offered: bool,
     /// At a server: the RNIC port that belongs to our address of the connection.

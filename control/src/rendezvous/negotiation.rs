@@ -33,12 +33,12 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         let (side, timeout) = (terms.side, terms.connect_timeout);
         // At a server, `arrived` brought what is needed before the Proposal.
         self.one.surveyed = side == Side::Server;
-        let seeks = terms.offers();
+        let seeks = terms.offers_to(self.one.upstream);
         let offer = seeks && self.one.has_place;
         let crowded = seeks && !offer;
         self.one.state = match side {
-            Side::Client { .. } if crowded => State::plain(Some(Diagnosis::TOO_BUSY)),
-            Side::Client { .. } => State::Connecting,
+            Side::Client if crowded => State::plain(Some(Diagnosis::TOO_BUSY)),
+            Side::Client => State::Connecting,
             Side::Neither => State::plain(None),
             Side::Server if !self.one.surroundings.offered => {
                 State::plain(Some(Diagnosis::NO_SMC_OPTION))
@@ -280,7 +280,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
     /// say, at a client: its survey then finds no offer of SMC-R either.
     pub(super) fn check_protection(&self) -> Result<(), Diagnosis> {
         let Surroundings { offered, protected, .. } = self.one.surroundings;
-        let unknown = !offered && matches!(self.terms().side, Side::Client { .. });
+        let unknown = !offered && self.terms().side == Side::Client;
         // RFC 7609 5.5 #1: no SMC-R under IPsec
         if protected || unknown { Err(Diagnosis::IPSEC) } else { Ok(()) }
     }
@@ -496,7 +496,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
     /// The IP address of the peer's end of the TCP connection.
     pub(super) fn peer_address(&self) -> IpAddr {
         match self.terms().side {
-            Side::Client { server } => server.to_canonical(),
+            Side::Client => self.one.upstream.to_canonical(),
             Side::Server | Side::Neither => self.one.source.ip().to_canonical(),
         }
     }

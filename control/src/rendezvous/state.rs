@@ -1,6 +1,6 @@
 //! One rendezvous: its state, and the resources that it holds.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use smcr_proto::Instant;
 use smcr_proto::wire::clc::Diagnosis;
@@ -20,6 +20,8 @@ pub(super) struct Rendezvous {
     pub(super) listener: u16,
     /// Who connected to us.
     pub(super) source: SocketAddr,
+    /// Whom we connect to.
+    pub(super) upstream: IpAddr,
     pub(super) surroundings: Surroundings,
     /// The surroundings are those of now; otherwise the owner must look at them before they are
     /// used.
@@ -81,11 +83,12 @@ pub(super) struct Talking {
 impl Rendezvous {
     /// A connection that was accepted, and for which nothing was done yet.
     pub(super) fn new(now: Instant, key: Key, arrival: Arrival) -> Self {
-        let Arrival { listener, source, offered, port } = arrival;
+        let Arrival { listener, source, upstream, offered, port } = arrival;
         Self {
             key,
             listener,
             source,
+            upstream,
             surroundings: Surroundings { offered, port, ..Surroundings::default() },
             surveyed: false,
             state: State::Queued,

@@ -118,7 +118,7 @@ fn key(index: u32) -> Key {
 
 fn arrival(host: u8) -> Arrival {
     let source = SocketAddr::from(([10, 0, 0, host], 7));
-    Arrival { listener: 0, source, offered: true, port: Some(PortId(0)) }
+    Arrival { listener: 0, source, upstream: SERVER, offered: true, port: Some(PortId(0)) }
 }
 
 /// All effects that the endpoint has queued, but for the surveys: the network is always the same.
@@ -313,7 +313,7 @@ fn a_client_is_answered_before_it_gives_up() {
 /// A connection whose message cannot be sent is reset, whatever was to follow the message.
 #[test]
 fn nothing_follows_a_message_that_cannot_be_sent() {
-    let mut client = endpoint(Side::Client { server: SERVER }, |_| {});
+    let mut client = endpoint(Side::Client, |_| {});
     client.arrived(START, key(1), arrival(9));
     assert!(matches!(
         drain(&mut client, START)[..],
@@ -335,7 +335,7 @@ fn nothing_follows_a_message_that_cannot_be_sent() {
 #[test]
 fn places_are_handed_on() {
     let few = |settings: &mut Settings| settings.handshakes_max = 1;
-    let mut client = endpoint(Side::Client { server: SERVER }, few);
+    let mut client = endpoint(Side::Client, few);
     for index in 1..=4 {
         client.arrived(START, key(index), arrival(9));
         let effects = drain(&mut client, START);

@@ -206,6 +206,9 @@ impl Host<'_> {
         if listener.peers != *self.peers {
             let _ = writeln!(text, "  peers: {}", listener.peers);
         }
+        if let Some(intercept) = &listener.intercept {
+            let _ = writeln!(text, "  intercepts {intercept}");
+        }
         match listener.upstream.resolve() {
             Ok(addresses) => {
                 for address in addresses {

@@ -1,5 +1,5 @@
 //! TCP socket calls that the crates we depend on do not have: saving and reading the SYN, and
-//! finding the urgent byte.
+//! finding the urgent byte; and what a socket needs that speaks for others.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -44,6 +44,29 @@ pub fn saved_syn(connection: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     }
     syn.truncate(len as usize);
     Ok(syn)
+}
+
+/// Marks the packets of a socket, for firewalls, routing rules and eBPF programs (SO_MARK).
+///
+/// # Errors
+///
+/// As `setsockopt(2)`; without CAP_NET_ADMIN or CAP_NET_RAW it is not permitted.
+pub fn set_mark(socket: BorrowedFd<'_>, mark: u32) -> io::Result<()> {
+    option::set(socket, libc::SOL_SOCKET, libc::SO_MARK, mark.cast_signed())
+}
+
+/// Lets a socket have addresses that are not of this host: a listener accepts connections to them,
+/// and others can be bound to them (IP_TRANSPARENT).
+///
+/// # Errors
+///
+/// As `setsockopt(2)`; without CAP_NET_ADMIN or CAP_NET_RAW it is not permitted.
+pub fn set_transparent(socket: BorrowedFd<'_>, is_ipv6: bool) -> io::Result<()> {
+    // A socket of IPv6 may carry IPv4, too. The kernel keeps one flag for both.
+    match is_ipv6 {
+        false => option::set(socket, libc::SOL_IP, libc::IP_TRANSPARENT, 1),
+        true => option::set(socket, libc::SOL_IPV6, libc::IPV6_TRANSPARENT, 1),
+    }
 }
 
 /// The number by which eBPF programs know the network namespace of a socket.

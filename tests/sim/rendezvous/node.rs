@@ -27,6 +27,8 @@ pub(crate) struct Speaks {
 
 /// One gateway.
 pub(crate) struct Node {
+    /// Where its listeners of applications lead to, from the second on.
+    pub(crate) servers: [std::net::IpAddr; 2],
     pub(crate) endpoint: Endpoint<sim::Rnic, Mailboxes>,
     pub(crate) gids: Vec<Gid>,
     /// The control thread does nothing, since then.
@@ -53,9 +55,8 @@ impl Node {
             rmbe_size: sizes.rmbe,
             connect_timeout: CONNECT_TIMEOUT,
         };
-        let listeners = std::iter::once(Side::Server)
-            .chain(servers.map(|server| Side::Client { server }))
-            .map(terms);
+        let listeners =
+            std::iter::once(Side::Server).chain(servers.map(|_| Side::Client)).map(terms);
         let v2 = PolicyV2 {
             eids: Eid::with_ours(&[]).expect("ours fits"),
             release: RELEASE,
@@ -73,6 +74,7 @@ impl Node {
             listeners: listeners.collect(),
         };
         Self {
+            servers,
             endpoint: Endpoint::new(settings, groups),
             gids: (0..sizes.rnics).map(|index| gid(host, index)).collect(),
             asleep: None,

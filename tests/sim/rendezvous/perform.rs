@@ -26,8 +26,9 @@ impl World {
         call.sides[CLIENT].way = Way::Talking;
         let listener = if call.hosts[SERVER] == INTRUDER { TO_INTRUDER } else { TO_OTHER };
         let source = ([10, 1, 0, 1], 1_000).into();
+        let upstream = self.nodes[host].servers[usize::from(listener - TO_OTHER)];
+        let arrival = Arrival { listener, source, upstream, offered: false, port: None };
         let endpoint = &mut self.nodes[host].endpoint;
-        let arrival = Arrival { listener, source, offered: false, port: None };
         endpoint.arrived(self.now, key(number), arrival);
         self.drain(host);
     }
@@ -79,7 +80,8 @@ impl World {
         let client = if client == INTRUDER && blends_in { 1 - server } else { client };
         let source = (address_of(client), 2_000).into();
         let (offered, port) = (call.dial.offers, Some(call.ports[SERVER]));
-        let arrival = Arrival { listener: FROM_PEERS, source, offered, port };
+        let upstream = std::net::Ipv4Addr::LOCALHOST.into();
+        let arrival = Arrival { listener: FROM_PEERS, source, upstream, offered, port };
         let endpoint = &mut self.nodes[server].endpoint;
         endpoint.arrived(self.now, key(number), arrival);
         self.drain(server);

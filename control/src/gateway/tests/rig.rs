@@ -20,6 +20,7 @@ use crate::config::{Config, RnicKind};
 use crate::cores::{Assignment, Reason};
 use crate::device::Devices;
 use crate::gateway::{Gateway, Parts, PortParts};
+use crate::intercept::Interception;
 use crate::listener::Listener;
 use crate::loopback::Loopback;
 use crate::network::{Network, Place};
@@ -106,6 +107,7 @@ impl Rig {
                 ports: vec![port],
                 network,
                 listeners: vec![listener],
+                interception: Interception::default(),
                 waker,
                 questions,
                 stop: stopped,

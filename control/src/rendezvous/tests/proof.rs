@@ -63,7 +63,7 @@ impl Two {
             late: Vec::new(),
             surveys: 0,
         };
-        let hosts = [host(9, Side::Client { server: SERVER }), host(2, Side::Server)];
+        let hosts = [host(9, Side::Client), host(2, Side::Server)];
         let mut two = Self { now: START, hosts, slow: Vec::new(), policy_comes: Policy::Never };
         two.call(1);
         assert_eq!(two.links().map(|links| links.len()), [2, 2]);

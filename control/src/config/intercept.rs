@@ -1,0 +1,232 @@
+//! `intercept` and its keys: connections that applications make to somebody else.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use super::error::ConfigError;
+use super::network::{Cidr, Upstream};
+use super::section::{Placed, Section, Source};
+
+/// Which connections come to a listener although they are meant for somebody else, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Intercept {
+    /// By what.
+    pub way: InterceptWay,
+    /// To these ports, of which none is in two ranges.
+    pub ports: Vec<RangeInclusive<u16>>,
+    /// To these networks; none: to everybody.
+    pub networks: Vec<Cidr>,
+    /// Of applications in these cgroups and below; none: of all. For eBPF only.
+    pub cgroups: Vec<PathBuf>,
+}
+
+/// By what connections are intercepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InterceptWay {
+    /// eBPF at `connect`.
+    Ebpf,
+    /// NAT: the kernel remembers where they wanted to go.
+    Redirect,
+    /// TPROXY: they arrive with the addresses that they have.
+    Tproxy,
+}
+
+/// Which address a server sees connections come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SourceAddress {
+    /// That of this gateway's host.
+    Gateway,
+    /// That of the client.
+    Client,
+}
+
+/// The words of `source`.
+pub(super) const SOURCES: [(&str, SourceAddress); 2] =
+    [("gateway", SourceAddress::Gateway), ("client", SourceAddress::Client)];
+
+impl Intercept {
+    /// Reads the keys of a listener. Without `intercept` there is nothing to read.
+    pub(super) fn read(
+        source: Source<'_>,
+        table: &mut Section<'_>,
+        upstream: &Placed<Upstream>,
+    ) -> Result<Option<Self>, ConfigError> {
+        let way = table.text("intercept")?;
+        let ports = table.port_ranges("intercept_ports")?;
+        let networks = table.texts("intercept_networks")?;
+        let cgroups = table.texts("intercept_cgroups")?;
+        let Some(way_text) = way else {
+            if upstream.value == Upstream::OriginalDst {
+                let why = "is missing: say how connections that are meant for others come here; \
+                           write \"ebpf\", \"redirect\" or \"tproxy\"";
+                return Err(table.error("intercept", why));
+            }
+            let key = match (ports.first(), networks.first(), cgroups.first()) {
+                (Some(_), ..) => "intercept_ports",
+                (None, Some(_), _) => "intercept_networks",
+                (None, None, Some(_)) => "intercept_cgroups",
+                (None, None, None) => return Ok(None),
+            };
+            return Err(table.error(key, "has no effect without \"intercept\""));
+        };
+        let way = WAYS.iter().find(|(word, _)| *word == way_text.value).map(|(_, way)| *way);
+        let Some(way) = way else {
+            let why =
+                format!("\"{}\" is none of \"ebpf\", \"redirect\" and \"tproxy\"", way_text.value);
+            return Err(way_text.error(source, why));
+        };
+        if upstream.value != Upstream::OriginalDst {
+            let why = "connections that are intercepted go on to where they wanted to; write \
+                       upstream = \"original-dst\"";
+            return Err(upstream.error(source, why));
+        }
+        if ports.is_empty() {
+            return Err(table.error("intercept_ports", "is missing: write [7010, \"8000-8099\"]"));
+        }
+        if let Some(cgroup) = cgroups.first().filter(|_| way != InterceptWay::Ebpf) {
+            return Err(cgroup.error(source, "only intercept = \"ebpf\" knows cgroups"));
+        }
+        let cgroups: Result<Vec<_>, _> =
+            cgroups.iter().map(|cgroup| absolute(source, cgroup)).collect();
+        let networks: Result<Vec<_>, _> = networks
+            .iter()
+            .map(|text| text.value.parse().map_err(|why: String| text.error(source, why)))
+            .collect();
+        let ports = disjoint(source, ports)?;
+        Ok(Some(Self { way, ports, networks: networks?, cgroups: cgroups? }))
+    }
+
+    /// Whether connections to this port are intercepted, wherever they go.
+    pub fn has_port(&self, port: u16) -> bool {
+        self.ports.iter().any(|range| range.contains(&port))
+    }
+}
+
+/// Which connections, in words.
+impl fmt::Display for Intercept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (word, _) = WAYS.iter().find(|(_, way)| *way == self.way).expect("each has a word");
+        write!(f, "by {word}: to ports")?;
+        for range in &self.ports {
+            match (range.start(), range.end()) {
+                (first, last) if first == last => write!(f, " {first}")?,
+                (first, last) => write!(f, " {first}-{last}")?,
+            }
+        }
+        for network in &self.networks {
+            write!(f, ", to {network}")?;
+        }
+        for cgroup in &self.cgroups {
+            write!(f, ", of {}", cgroup.display())?;
+        }
+        Ok(())
+    }
+}
+
+/// A cgroup below the root that this process sees.
+fn absolute(source: Source<'_>, cgroup: &Placed<String>) -> Result<PathBuf, ConfigError> {
+    let is_way_up = cgroup.value.split('/').any(|part| part == "..");
+    if !cgroup.value.starts_with('/') || is_way_up {
+        let why = format!("\"{}\" is no cgroup; write one such as \"/apps\"", cgroup.value);
+        return Err(cgroup.error(source, why));
+    }
+    Ok(PathBuf::from(&cgroup.value))
+}
+
+fn disjoint(
+    source: Source<'_>,
+    ports: Vec<Placed<RangeInclusive<u16>>>,
+) -> Result<Vec<RangeInclusive<u16>>, ConfigError> {
+    let mut found: Vec<RangeInclusive<u16>> = Vec::new();
+    for range in ports {
+        let (first, last) = (*range.value.start(), *range.value.end());
+        if found.iter().any(|other| first <= *other.end() && *other.start() <= last) {
+            return Err(range.error(source, "has a port that is in the list before"));
+        }
+        found.push(range.value);
+    }
+    Ok(found)
+}
+
+const WAYS: [(&str, InterceptWay); 3] = [
+    ("ebpf", InterceptWay::Ebpf),
+    ("redirect", InterceptWay::Redirect),
+    ("tproxy", InterceptWay::Tproxy),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    fn read(lines: &str) -> Result<Intercept, String> {
+        let text = format!(
+            "[[listener]]\nname = 'out'\nbind = '127.0.0.1:15001'\nconnect = 'smc'\n{lines}\n"
+        );
+        let config = Config::parse(&text, "a.toml").map_err(|error| error.to_string())?;
+        Ok(config.listeners[0].intercept.clone().expect("it intercepts"))
+    }
+
+    #[test]
+    fn what_the_issue_writes_is_read() {
+        let intercept = read(
+            "upstream = 'original-dst'\nintercept = 'ebpf'\n\
+             intercept_ports = [7010, '8000-8099']\nintercept_networks = ['10.8.0.0/24']\n\
+             intercept_cgroups = ['/apps']",
+        );
+        let expected = Intercept {
+            way: InterceptWay::Ebpf,
+            ports: vec![7010..=7010, 8000..=8099],
+            networks: vec!["10.8.0.0/24".parse().unwrap()],
+            cgroups: vec!["/apps".into()],
+        };
+        assert_eq!(intercept, Ok(expected.clone()));
+        let shown = "by ebpf: to ports 7010 8000-8099, to 10.8.0.0/24, of /apps";
+        assert_eq!(expected.to_string(), shown);
+        assert!(expected.has_port(8099) && !expected.has_port(8100));
+        let least = read("upstream = 'original-dst'\nintercept = 'tproxy'\nintercept_ports = [1]");
+        assert_eq!(least.map(|least| least.networks.len()), Ok(0));
+    }
+
+    /// Each of these would intercept nothing, or what nobody wanted.
+    #[test]
+    fn half_an_interception_is_an_error() {
+        for (lines, key, why) in [
+            ("upstream = 'original-dst'", "out.intercept", "\"ebpf\", \"redirect\" or \"tproxy\""),
+            ("upstream = 'original-dst'\nintercept = 'ebpf'", "intercept_ports", "is missing"),
+            (
+                "upstream = '10.8.0.2:1'\nintercept = 'ebpf'\nintercept_ports = [1]",
+                "upstream",
+                "\"original-dst\"",
+            ),
+            ("upstream = '10.8.0.2:1'\nintercept_ports = [1]", "intercept_ports", "no effect"),
+            ("upstream = 'original-dst'\nintercept = 'bpf'", "intercept", "none of"),
+            (
+                "upstream = 'original-dst'\nintercept = 'redirect'\nintercept_ports = [1]\n\
+                 intercept_cgroups = ['/apps']",
+                "intercept_cgroups",
+                "only intercept = \"ebpf\"",
+            ),
+            (
+                "upstream = 'original-dst'\nintercept = 'ebpf'\nintercept_ports = [1]\n\
+                 intercept_cgroups = ['apps']",
+                "intercept_cgroups",
+                "\"/apps\"",
+            ),
+            (
+                "upstream = 'original-dst'\nintercept = 'ebpf'\nintercept_ports = ['9-8']",
+                "intercept_ports",
+                "9-8",
+            ),
+            (
+                "upstream = 'original-dst'\nintercept = 'ebpf'\nintercept_ports = [5, '4-6']",
+                "intercept_ports",
+                "before",
+            ),
+        ] {
+            let error = read(lines).expect_err(lines);
+            assert!(error.contains(key) && error.contains(why), "{lines}\n{error}");
+        }
+    }
+}

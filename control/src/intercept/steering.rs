@@ -1,0 +1,88 @@
+//! Interception of connections from outside to servers on this host, by eBPF.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
+
+use super::connects::{destination, networks_of, place};
+use crate::config::{Cidr, Intercept};
+use crate::ebpf;
+
+/// The loaded program. Dropping it detaches it: connections that were intercepted go on, and new
+/// ones reach servers themselves.
+pub struct Steering {
+    intercepted: MapHandle,
+    spoken_for: MapHandle,
+    led: Vec<(Cidr, u16)>,
+    /// Holds the program in the network namespace.
+    _link: Link,
+}
+
+impl Steering {
+    /// Loads the program for the network namespace of this process. What `intercept` says comes to
+    /// `listener`, which is bound to `bind`.
+    ///
+    /// # Errors
+    ///
+    /// Why not, in words that continue a sentence; nothing is left behind.
+    pub fn load(
+        intercept: &Intercept,
+        listener: BorrowedFd<'_>,
+        bind: SocketAddr,
+    ) -> Result<Self, String> {
+        let refused = |error: libbpf_rs::Error| error.to_string();
+        let failed = |error: io::Error| error.to_string();
+        let object = ebpf::open(PROGRAM).and_then(|object| object.load()).map_err(refused)?;
+        let intercepted = ebpf::map(&object, "intercepted").map_err(refused)?;
+        let spoken_for = ebpf::map(&object, "spoken_for").map_err(refused)?;
+        let listeners = ebpf::map(&object, "listener").map_err(refused)?;
+        let socket = u64::try_from(listener.as_raw_fd()).expect("descriptors are not negative");
+        let (first, socket) = (0_u32.to_ne_bytes(), socket.to_ne_bytes());
+        listeners.update(&first, &socket, MapFlags::ANY).map_err(refused)?;
+        let mut led = Vec::new();
+        for network in networks_of(intercept) {
+            // The kernel does not lead one family to the other, except to a listener of both.
+            if network.base().is_ipv4() != bind.is_ipv4() && !bind.ip().is_unspecified() {
+                continue;
+            }
+            for port in intercept.ports.iter().cloned().flatten() {
+                let key = destination(network, port);
+                intercepted.update(&key, &[0; 4], MapFlags::ANY).map_err(refused)?;
+                led.push((network, port));
+            }
+        }
+        let namespace = File::open("/proc/self/ns/net").map_err(failed)?;
+        let program = object.progs_mut().next().expect("the object has one program");
+        let link = program.attach_netns(namespace.as_raw_fd()).map_err(refused)?;
+        Ok(Self { intercepted, spoken_for, led, _link: link })
+    }
+
+    /// We are about to connect from `place`, which is an address of a client: that is not to be
+    /// intercepted again.
+    pub fn leave_alone(&self, from: SocketAddr) {
+        // The oldest is forgotten when there are too many. Without memory the connection would come
+        // back to us, and is refused there.
+        drop(self.spoken_for.update(&place(from), &[0; 4], MapFlags::ANY));
+    }
+
+    /// Intercepts nothing more. Connections that were intercepted go on.
+    pub fn release_all(&mut self) {
+        for (network, port) in std::mem::take(&mut self.led) {
+            // Fails only if it was never intercepted.
+            drop(self.intercepted.delete(&destination(network, port)));
+        }
+    }
+}
+
+impl fmt::Debug for Steering {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Steering").finish_non_exhaustive()
+    }
+}
+
+/// Compiled by `build.rs`.
+const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/steer.o"));

@@ -1,0 +1,250 @@
+//! Programs that know of no gateway, led to one: by eBPF, by NAT, and on the way through a router.
+
+mod programs;
+
+use std::cell::Cell;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::clock::wait_until;
+use crate::gateway::{Gateway, Setup, program};
+use crate::hosts::{Host, Hosts};
+use crate::process::run;
+use programs::{Servers, ask_all};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// The clients' host, with a router's role for a host behind it, and the servers' host.
+struct Site {
+    hosts: Hosts,
+    /// A host whose way to the servers goes through host a.
+    behind: Host,
+    /// How often `smcgate intercept` has run.
+    told: Cell<u32>,
+}
+
+impl Site {
+    fn new(test: &str) -> Self {
+        let hosts = Hosts::new(test);
+        let behind = Host::new(&format!("{}-c", hosts.a.name), "vc", Ipv4Addr::new(10, 7, 0, 1));
+        hosts.a.ip(&["link", "add", "xa", "type", "veth", "peer", "name", "vc"]);
+        hosts.a.ip(&["link", "set", "vc", "netns", &behind.name]);
+        for (host, device, addresses) in [
+            (&hosts.a, "va", &["fd08::1/64"][..]),
+            (&hosts.b, "vb", &["fd08::2/64"]),
+            (&hosts.a, "xa", &["10.7.0.254/24", "fd07::fe/64"]),
+            (&behind, "vc", &["10.7.0.1/24", "fd07::1/64"]),
+        ] {
+            for address in addresses {
+                let nodad: &[&str] = if address.contains(':') { &["nodad"] } else { &[] };
+                host.ip(&[&["address", "add", address, "dev", device], nodad].concat());
+            }
+            host.ip(&["link", "set", device, "up"]);
+        }
+        behind.ip(&["link", "set", "lo", "up"]);
+        for (host, by) in
+            [(&behind, ["10.7.0.254", "fd07::fe"]), (&hosts.b, ["10.8.0.1", "fd08::1"])]
+        {
+            for router in by {
+                host.ip(&["route", "add", "default", "via", router]);
+            }
+        }
+        let forward = || {
+            for switch in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+                std::fs::write(format!("/proc/sys/net/{switch}"), "1").expect("we are root");
+            }
+        };
+        hosts.a.enter(forward);
+        Self { hosts, behind, told: Cell::new(0) }
+    }
+
+    /// The gateway on the clients' side, exactly as an operator writes it.
+    fn out(&self, way: &str, family: &Family, more: &str) -> Gateway<'_> {
+        self.out_setup(way, family, more).start(&self.hosts, &self.hosts.a)
+    }
+
+    fn out_setup(&self, way: &str, family: &Family, more: &str) -> Setup {
+        let config = format!(
+            "[[listener]]\nname = \"out\"\nbind = \"{}:15001\"\naccept = \"tcp\"\n\
+             connect = \"smc\"\nupstream = \"original-dst\"\nintercept = \"{way}\"\n\
+             intercept_ports = [7010, \"8000-8099\"]\nintercept_networks = [\"{}\"]\n{more}\n",
+            family.loopback, family.servers
+        );
+        Setup::of_text("gateway-a", &config)
+    }
+
+    /// The gateway on the servers' side. Servers see the clients' addresses.
+    fn within(&self, way: &str, family: &Family) -> Gateway<'_> {
+        let config = format!(
+            "[[listener]]\nname = \"in\"\nbind = \"{}:15002\"\naccept = \"smc\"\n\
+             connect = \"tcp\"\nupstream = \"original-dst\"\nintercept = \"{way}\"\n\
+             intercept_ports = [7010, \"8000-8099\"]\nsource = \"client\"\n",
+            bracketed(family.server)
+        );
+        Setup::of_text("gateway-b", &config).start(&self.hosts, &self.hosts.b)
+    }
+
+    /// Runs `smcgate intercept` with these arguments on host a.
+    fn intercept(&self, arguments: &[&str]) -> String {
+        let mut command = Command::new(program());
+        command.arg("intercept").args(arguments);
+        let name = format!("intercept-{}", self.told.replace(self.told.get() + 1));
+        let finished = run(&self.hosts, &self.hosts.a, &name, LIMIT, &mut command);
+        finished.expect_success("smcgate intercept")
+    }
+}
+
+/// Addresses of one family.
+struct Family {
+    loopback: &'static str,
+    servers: &'static str,
+    server: IpAddr,
+    /// The host that is both a client and a gateway, and the one behind it.
+    clients: [&'static str; 2],
+}
+
+fn families() -> [Family; 2] {
+    [
+        Family {
+            loopback: "127.0.0.1",
+            servers: "10.8.0.0/24",
+            server: IpAddr::from([10, 8, 0, 2]),
+            clients: ["10.8.0.1", "10.7.0.1"],
+        },
+        Family {
+            loopback: "[::1]",
+            servers: "fd08::/64",
+            server: IpAddr::from([0xfd08, 0, 0, 0, 0, 0, 0, 2]),
+            clients: ["fd08::1", "fd07::1"],
+        },
+    ]
+}
+
+fn bracketed(address: IpAddr) -> String {
+    if address.is_ipv6() { format!("[{address}]") } else { address.to_string() }
+}
+
+/// curl, redis, iperf3, psql, ssh and a program with asyncio connect to a server's own address,
+/// over SMC-R, and the servers see their addresses. `ways` are those of the two gateways.
+fn programs_over_smc_r(test: &str, ways: [&str; 2]) {
+    let site = Site::new(test);
+    for family in &families() {
+        let through = ways[0] == "tproxy";
+        let client = if through { &site.behind } else { &site.hosts.a };
+        let expected = family.clients[usize::from(through)];
+        let more = if through { "source = \"client\"" } else { "" };
+        let far = site.within(ways[1], family);
+        let near = site.out(ways[0], family, more);
+        let servers = Servers::start(&site.hosts, family.server);
+        let asked = ask_all(&site.hosts, client, &servers, expected);
+        let totals = [near.stats().totals, far.stats().totals];
+        for totals in totals {
+            assert_eq!(totals.connections_tcp, 0, "{ways:?} {expected}: {totals:?}");
+            assert!(totals.connections_smc >= asked, "{ways:?} {expected}: {totals:?}");
+        }
+        // A port that is not listed is nobody's business.
+        servers.ask_aside(&site.hosts, client, expected);
+        assert_eq!(near.stats().totals.connections_smc, totals[0].connections_smc);
+    }
+}
+
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_programs_are_intercepted_at_connect() {
+    programs_over_smc_r("smoke_programs_are_intercepted_at_connect", ["ebpf", "tproxy"]);
+}
+
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn programs_are_intercepted_by_nat() {
+    programs_over_smc_r("programs_are_intercepted_by_nat", ["redirect", "redirect"]);
+}
+
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn programs_are_intercepted_by_a_router() {
+    programs_over_smc_r("programs_are_intercepted_by_a_router", ["tproxy", "tproxy"]);
+}
+
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn programs_are_intercepted_by_ebpf_at_both_ends() {
+    programs_over_smc_r("programs_are_intercepted_by_ebpf_at_both_ends", ["ebpf", "ebpf"]);
+}
+
+/// A gateway that dies must not take the applications' network with it.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn a_gateway_that_was_killed_intercepts_nothing() {
+    let site = Site::new("a_gateway_that_was_killed_intercepts_nothing");
+    let family = &families()[0];
+    let server = SocketAddr::new(family.server, 7010);
+    let _listener = site.hosts.b.listen(server);
+    let is_direct = || {
+        let stream = site.hosts.a.connect(server);
+        stream.is_ok_and(|stream| stream.peer_addr().is_ok_and(|peer| peer == server))
+    };
+    let killed = |way: &str| {
+        let mut gateway = site.out(way, family, "");
+        let client = if way == "tproxy" { &site.behind } else { &site.hosts.a };
+        client.connect(server).expect("the gateway listens");
+        wait_until("the gateway has seen it", LIMIT, || gateway.stats().totals.connections_tcp > 0);
+        gateway.process.signal(Signal::KILL);
+        gateway.process.wait(LIMIT);
+    };
+    killed("ebpf");
+    wait_until("connections are direct", Duration::from_secs(1), is_direct);
+    assert_eq!(site.intercept(&["show"]), "");
+
+    killed("redirect");
+    let left = site.intercept(&["show"]);
+    assert!(left.contains("dnat ip to 127.0.0.1:15001"), "{left}");
+    assert!(!is_direct(), "the rules outlive the gateway");
+    site.intercept(&["remove"]);
+    assert_eq!(site.intercept(&["show"]), "");
+    assert!(is_direct());
+    site.intercept(&["remove"]);
+
+    killed("tproxy");
+    // Whoever is started next finds everything as it needs it, and leaves nothing.
+    let mut gateway = site.out("redirect", family, "");
+    let shown = site.intercept(&["show"]);
+    assert!(shown.contains("dnat") && !shown.contains("tproxy ip"), "{shown}");
+    gateway.process.signal(Signal::TERM);
+    assert!(gateway.process.wait(LIMIT).success());
+    assert_eq!(site.intercept(&["show"]), "");
+}
+
+/// Two gateways would fight over the same connections. And without the privilege to intercept, an
+/// operator must learn at once that nothing is intercepted, and what can be done.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn who_cannot_intercept_does_not_start() {
+    let site = Site::new("who_cannot_intercept_does_not_start");
+    let family = &families()[0];
+    let first = site.out("redirect", family, "");
+    let other = "[admin]\nlisten = \"127.0.0.1:9181\"\n[[listener]]\nname = \"x\"\n\
+                 bind = \"127.0.0.1:15009\"\nupstream = \"original-dst\"\nintercept = \"tproxy\"\n\
+                 intercept_ports = [1]\n";
+    let setup = Setup::of_text("second", other);
+    let (code, said) = setup.start_in_vain(&site.hosts, &site.hosts.a);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("another gateway intercepts"), "{said}");
+    assert!(site.intercept(&["show"]).contains("dnat"), "the first one still has its rules");
+    drop(first);
+    site.intercept(&["remove"]);
+    for (way, other) in [("ebpf", "intercept = \"redirect\""), ("redirect", "intercept = \"ebpf\"")]
+    {
+        let setup = site.out_setup(way, family, "").under(&[
+            "setpriv",
+            "--bounding-set=-all",
+            "--inh-caps=-all",
+        ]);
+        let (code, said) = setup.start_in_vain(&site.hosts, &site.hosts.a);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains("CAP_NET_ADMIN") && said.contains(other), "{said}");
+    }
+}
