@@ -69,7 +69,8 @@ static __always_inline int concerns(struct bpf_sock_addr *ctx)
 
 	if (ctx->protocol != IPPROTO_TCP || bpf_get_netns_cookie(ctx) != network)
 		return 0;
-	return socket && socket->mark != own_mark;
+	// What is bound to a device cannot leave by another one, such as that of loopback.
+	return socket && socket->mark != own_mark && !socket->bound_dev_if;
 }
 
 static __always_inline void mapped(__u32 *out, __u32 ip4)
@@ -79,20 +80,42 @@ static __always_inline void mapped(__u32 *out, __u32 ip4)
 	out[3] = ip4;
 }
 
-// Where the connection to `to` is to be led; none if it is not intercepted.
+// Where the connection to `to` is to be led; none if it is not intercepted. A listener without a
+// port stands for an exception.
 static __always_inline struct place *listener_for(struct place *to)
 {
 	struct destination destination = { .prefixlen = 32 + 128, .port = to->port };
 
+	struct place *listener;
+
 	__builtin_memcpy(destination.address, to->address, sizeof(to->address));
-	return bpf_map_lookup_elem(&intercepted, &destination);
+	listener = bpf_map_lookup_elem(&intercepted, &destination);
+	return listener && listener->port ? listener : 0;
+}
+
+// A socket that was led to a listener, and is used once more for another place, goes there.
+static __always_inline int forget(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *socket = ctx->sk;
+
+	if (socket && ctx->protocol == IPPROTO_TCP)
+		bpf_sk_storage_delete(&wanted, socket);
+	return 1;
 }
 
 static __always_inline int keep(struct bpf_sock_addr *ctx, struct place *to)
 {
 	struct bpf_sock *socket = ctx->sk;
 
-	return socket && bpf_sk_storage_get(&wanted, socket, to, BPF_SK_STORAGE_GET_F_CREATE);
+	struct place *kept;
+
+	if (!socket)
+		return 0;
+	kept = bpf_sk_storage_get(&wanted, socket, to, BPF_SK_STORAGE_GET_F_CREATE);
+	// A socket that is connected again may go to another place than the first time.
+	if (kept)
+		*kept = *to;
+	return kept != 0;
 }
 
 SEC("cgroup/connect4")
@@ -101,12 +124,12 @@ int connect4(struct bpf_sock_addr *ctx)
 	struct place to = { .port = ctx->user_port }, *listener;
 
 	if (!concerns(ctx))
-		return 1;
+		return forget(ctx);
 	mapped(to.address, ctx->user_ip4);
 	listener = listener_for(&to);
 	// A listener of IPv6 cannot be reached from a socket of IPv4.
 	if (!listener || listener->address[2] != bpf_htonl(0xffff) || !keep(ctx, &to))
-		return 1;
+		return forget(ctx);
 	ctx->user_ip4 = listener->address[3];
 	ctx->user_port = listener->port;
 	return 1;
@@ -118,14 +141,14 @@ int connect6(struct bpf_sock_addr *ctx)
 	struct place to = { .port = ctx->user_port }, *listener;
 
 	if (!concerns(ctx))
-		return 1;
+		return forget(ctx);
 	to.address[0] = ctx->user_ip6[0];
 	to.address[1] = ctx->user_ip6[1];
 	to.address[2] = ctx->user_ip6[2];
 	to.address[3] = ctx->user_ip6[3];
 	listener = listener_for(&to);
 	if (!listener || !keep(ctx, &to))
-		return 1;
+		return forget(ctx);
 	ctx->user_ip6[0] = listener->address[0];
 	ctx->user_ip6[1] = listener->address[1];
 	ctx->user_ip6[2] = listener->address[2];

@@ -126,6 +126,13 @@ pub struct Listener {
     pub peers: Peers,
 }
 
+impl Listener {
+    /// Whether the kernel must be able to tell our sockets from those of others.
+    pub fn needs_mark(&self) -> bool {
+        self.intercept.is_some() || self.source == SourceAddress::Client
+    }
+}
+
 /// One side of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {

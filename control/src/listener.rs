@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::net::{accept_with, connect, socket_with};
 
@@ -32,13 +33,17 @@ pub struct Listener {
     pub active: u32,
     /// The same, by who made them.
     sources: Sources,
+    /// Sockets towards upstreams carry our mark: some listener intercepts, and must leave them
+    /// alone.
+    marks: bool,
     /// Of the TCP connections towards SMC-R peers.
     peer_keepalive: TcpKeepalive,
     loopback: Arc<Loopback>,
 }
 
 impl Listener {
-    /// Binds and listens. `peer_keepalive` is for the TCP connections towards SMC-R peers.
+    /// Binds and listens. `peer_keepalive` is for the TCP connections towards SMC-R peers; with
+    /// `marks`, sockets towards upstreams carry [`OWN_MARK`].
     ///
     /// # Errors
     ///
@@ -47,7 +52,7 @@ impl Listener {
         config: &config::Listener,
         option: &OptionSource,
         loopback: &Arc<Loopback>,
-        peer_keepalive: TcpKeepalive,
+        (marks, peer_keepalive): (bool, TcpKeepalive),
     ) -> io::Result<Self> {
         let upstream = config.upstream.resolve()?.first().copied();
         let socket = new_socket(config.bind)?;
@@ -73,6 +78,7 @@ impl Listener {
             refused: 0,
             active: 0,
             sources: Sources::default(),
+            marks,
             peer_keepalive,
             loopback: Arc::clone(loopback),
         })
@@ -84,7 +90,7 @@ impl Listener {
     ///
     /// `WOULDBLOCK` if there is none, and whatever else `accept` says.
     pub(crate) fn accept(&self) -> rustix::io::Result<OwnedFd> {
-        let socket = self.socket.as_ref().ok_or(rustix::io::Errno::WOULDBLOCK)?;
+        let socket = self.socket.as_ref().ok_or(Errno::WOULDBLOCK)?;
         accept_with(socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)
     }
 
@@ -138,7 +144,38 @@ impl Listener {
         (source, target): (SocketAddr, SocketAddr),
         option: &OptionSource,
         offer: bool,
-        announce: impl FnOnce(SocketAddr),
+        announce: impl Fn(SocketAddr),
+    ) -> io::Result<(OwnedFd, bool)> {
+        // An application on this host may have come from loopback, which has no meaning elsewhere.
+        let name = Some(source.ip().to_canonical())
+            .filter(|ip| self.config.source == SourceAddress::Client && !ip.is_loopback());
+        let Some(name) = name else {
+            return self.connect_once(target, option, offer, |_| Ok(()));
+        };
+        let ports = ports_of(self.config.accept);
+        let mut outcome = Err(io::ErrorKind::AddrNotAvailable.into());
+        for _ in 0..PORTS_TRIED {
+            outcome = self.connect_once(target, option, offer, |socket| {
+                speak_for(socket, name, target, &ports)?;
+                local_address(socket).into_iter().for_each(&announce);
+                Ok(())
+            });
+            let error = outcome.as_ref().err().and_then(Errno::from_io_error);
+            // The port is taken: by a listener, or by another connection to this target.
+            if !matches!(error, Some(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL)) {
+                break;
+            }
+        }
+        outcome
+    }
+
+    /// Begins to connect by a new socket, which is prepared by `bind` last of all.
+    fn connect_once(
+        &self,
+        target: SocketAddr,
+        option: &OptionSource,
+        offer: bool,
+        bind: impl FnOnce(&OwnedFd) -> io::Result<()>,
     ) -> io::Result<(OwnedFd, bool)> {
         let socket = new_socket(target)?;
         set_options(&socket, &self.config, self.config.connect, self.peer_keepalive)?;
@@ -148,18 +185,13 @@ impl Listener {
         if offer {
             option.mark_client(&socket)?;
         }
-        if self.config.intercept.is_some() || self.config.source == SourceAddress::Client {
+        if self.marks {
             smcr_os::tcp::set_mark(socket.as_fd(), OWN_MARK)?;
         }
-        if self.config.source == SourceAddress::Client {
-            speak_for(&socket, source.ip().to_canonical(), target, ports_of(self.config.accept))?;
-            if let Some(from) = local_address(&socket) {
-                announce(from);
-            }
-        }
+        bind(&socket)?;
         match connect(&socket, &target) {
             Ok(()) => Ok((socket, true)),
-            Err(rustix::io::Errno::INPROGRESS) => Ok((socket, false)),
+            Err(Errno::INPROGRESS) => Ok((socket, false)),
             Err(error) => Err(error.into()),
         }
     }
@@ -204,30 +236,23 @@ fn set_options(
     Ok(())
 }
 
-/// Gives a socket the address of another host, from which it will connect to `target` by one of
-/// `ports`.
+/// Gives a socket the address of another host, `name`, and one of `ports`, from which it will
+/// connect to `target`.
 fn speak_for(
     socket: &OwnedFd,
-    source: IpAddr,
+    name: IpAddr,
     target: SocketAddr,
-    ports: Range<u16>,
+    ports: &Range<u16>,
 ) -> io::Result<()> {
-    if source.is_ipv4() != target.is_ipv4() {
+    if name.is_ipv4() != target.is_ipv4() {
         let why = "a client of IPv4 has no address towards a server of IPv6, nor the reverse";
         return Err(io::Error::new(io::ErrorKind::AddrNotAvailable, why));
     }
     smcr_os::tcp::set_transparent(socket.as_fd(), target.is_ipv6())?;
     // Connections to different targets may share a port.
     sockopt::set_socket_reuseaddr(socket, true)?;
-    let mut outcome = Ok(());
-    for _ in 0..PORTS_TRIED {
-        let port = ports.start + u16::from_ne_bytes(random()) % (ports.end - ports.start);
-        outcome = rustix::net::bind(socket, &SocketAddr::new(source, port));
-        if outcome != Err(rustix::io::Errno::ADDRINUSE) {
-            break;
-        }
-    }
-    Ok(outcome?)
+    let port = ports.start + u16::from_ne_bytes(random()) % (ports.end - ports.start);
+    Ok(rustix::net::bind(socket, &SocketAddr::new(name, port))?)
 }
 
 /// The ports from which a listener that accepts `accept` connects in the name of a host.
@@ -294,7 +319,8 @@ mod tests {
                 let chosen = config.smc.tcp_keepalive;
                 let loopback = Arc::new(Loopback::Own(None));
                 let listener =
-                    Listener::open(&config.listeners[0], &option, &loopback, chosen).unwrap();
+                    Listener::open(&config.listeners[0], &option, &loopback, (false, chosen))
+                        .unwrap();
                 let _client = std::net::TcpStream::connect(place).unwrap();
                 let accepted =
                     accept_with(listener.socket.as_ref().unwrap(), SocketFlags::CLOEXEC).unwrap();

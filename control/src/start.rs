@@ -153,9 +153,10 @@ fn listen(config: &Config, option: &OptionSource) -> Result<Vec<Listener>, RunEr
     let loopback = Loopback::choose(config.local.congestion_control);
     tracing::info!("{loopback}");
     let loopback = Arc::new(loopback);
+    let marks = config.listeners.iter().any(config::Listener::needs_mark);
     let open = |listener: &config::Listener| {
         let what = format!("listener {} at {}", listener.name, listener.bind);
-        let opened = Listener::open(listener, option, &loopback, config.smc.tcp_keepalive);
+        let opened = Listener::open(listener, option, &loopback, (marks, config.smc.tcp_keepalive));
         opened.map_err(context(&what))
     };
     config.listeners.iter().map(open).collect()

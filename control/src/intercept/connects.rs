@@ -99,6 +99,16 @@ impl Connects {
                 self.led.push((network, port));
             }
         }
+        // Who says everybody does not mean what programs of this host say to each other.
+        if intercept.networks.is_empty() {
+            for (own, nobody) in [("127.0.0.0/8", "0.0.0.0:0"), ("::1", "[::]:0")] {
+                let own: Cidr = own.parse().expect("it is one");
+                for port in intercept.ports.iter().cloned().flatten() {
+                    self.intercept(own, port, nobody.parse().expect("it is one"))?;
+                    self.led.push((own, port));
+                }
+            }
+        }
         Ok(())
     }
 
@@ -206,16 +216,16 @@ mod tests {
         assert_eq!(key[..4], [32, 0, 0, 0]);
     }
 
-    /// An application that connects to a place far away, which need not even have a route, comes to
-    /// the listener, is told that it is where it wanted to be, and the listener learns that too.
-    /// Others, and those after us, are left alone.
+    /// An application that connects to a place where nobody listens comes to the listener, is told
+    /// that it is where it wanted to be, and the listener learns that too. Others, and those after
+    /// us, are left alone.
     #[test]
     #[ignore = "needs the privilege to load eBPF; run by scripts/test e2e"]
     fn applications_come_to_the_listener_and_do_not_notice() {
         let connects = Connects::load_for_all(0x534d).expect("eBPF is permitted");
         for (listens, network, wanted, other) in [
-            ("127.0.0.1:0", "198.51.100.0/24", "198.51.100.7:7010", "198.51.100.7:7011"),
-            ("[::1]:0", "2001:db8::/32", "[2001:db8::7]:7010", "[2001:db8::7]:7011"),
+            ("127.0.0.1:0", "127.7.0.0/16", "127.7.0.7:7010", "127.7.0.7:7011"),
+            ("[::1]:0", "::1", "[::1]:7010", "[::1]:7011"),
         ] {
             let listener = TcpListener::bind(listens).unwrap();
             let wanted: SocketAddr = wanted.parse().unwrap();
@@ -231,5 +241,51 @@ mod tests {
             connects.release(network, 7010);
             assert!(TcpStream::connect_timeout(&wanted, limit).is_err());
         }
+    }
+
+    /// A socket may be used once more after a connect has failed. It must then be told whom it is
+    /// connected to in truth.
+    #[test]
+    #[ignore = "needs the privilege to load eBPF; run by scripts/test e2e"]
+    fn a_socket_that_goes_elsewhere_is_told_where_it_is() {
+        let connects = Connects::load_for_all(0x534d).expect("eBPF is permitted");
+        let far: SocketAddr = "198.51.100.7:7010".parse().unwrap();
+        let near = TcpListener::bind("127.0.0.1:0").unwrap();
+        let place = near.local_addr().unwrap();
+        let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        connects.intercept("198.51.100.0/24".parse().unwrap(), 7010, nobody).unwrap();
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        let refused = rustix::net::connect(&socket, &far);
+        assert_eq!(refused, Err(rustix::io::Errno::CONNREFUSED));
+        rustix::net::connect(&socket, &place).unwrap();
+        assert_eq!(TcpStream::from(socket).peer_addr().unwrap(), place);
+    }
+
+    /// An operator who names no networks means other hosts, not what programs of this one say to
+    /// each other.
+    #[test]
+    #[ignore = "needs the privilege to load eBPF; run by scripts/test e2e"]
+    fn everybody_does_not_mean_ourselves() {
+        let mut connects = Connects::load_for_all(0x534d).expect("eBPF is permitted");
+        let gateway = TcpListener::bind("[::]:0").unwrap();
+        let own = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = own.local_addr().unwrap();
+        let intercept = Intercept {
+            way: crate::config::InterceptWay::Ebpf,
+            ports: vec![at.port()..=at.port()],
+            networks: Vec::new(),
+            cgroups: Vec::new(),
+        };
+        connects.lead(&intercept, gateway.local_addr().unwrap()).unwrap();
+        let _application = TcpStream::connect(at).unwrap();
+        own.accept().unwrap();
+        for far in ["198.51.100.7", "2001:db8::7"] {
+            let far = SocketAddr::new(far.parse().unwrap(), at.port());
+            let application = TcpStream::connect(far).expect("it is led to the gateway");
+            assert_eq!(application.peer_addr().unwrap(), far);
+            let (_, source) = gateway.accept().unwrap();
+            assert_eq!(connects.take_original(source), Some(far));
+        }
+        connects.release_all();
     }
 }

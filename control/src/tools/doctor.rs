@@ -22,6 +22,9 @@ use smcr_rnic::verbs;
 use crate::config::CongestionControl;
 use crate::cores::{self, Board};
 use crate::device::Devices;
+use crate::intercept::connects::Connects;
+use crate::intercept::rules;
+use crate::listener::OWN_MARK;
 use crate::loopback::Loopback;
 use crate::rdma;
 use crate::smc_option::SmcOption;
@@ -107,6 +110,7 @@ pub fn examine() -> Vec<Finding> {
     let descriptors = getrlimit(Resource::Nofile);
     vec![
         tcp_option(),
+        interception(Connects::load_for_all(OWN_MARK).map(drop), rules::show().map(drop)),
         loopback(&Loopback::choose(CongestionControl::Auto)),
         kernel_smc(&modules),
         devices(),
@@ -131,6 +135,20 @@ fn tcp_option() -> Finding {
     match SmcOption::load() {
         Ok(_) => Finding::ok(name, "TCP option 254 can be put on SYNs by eBPF"),
         Err(unavailable) => Finding::warn(name, unavailable.to_string(), ""),
+    }
+}
+
+/// Which ways there are to lead connections to listeners.
+fn interception(by_ebpf: Result<(), String>, by_nftables: Result<(), String>) -> Finding {
+    let name = "intercept";
+    let advice = "run as root or with CAP_BPF and CAP_NET_ADMIN";
+    match (by_ebpf, by_nftables) {
+        (Ok(()), Ok(())) => Finding::ok(name, "ebpf, redirect and tproxy are possible"),
+        (Ok(()), Err(why)) => Finding::warn(name, format!("ebpf only: {why}"), advice),
+        (Err(why), Ok(())) => Finding::warn(name, format!("no ebpf: {why}"), advice),
+        (Err(ebpf), Err(other)) => {
+            Finding::warn(name, format!("nothing is possible: {ebpf}; {other}"), advice)
+        }
     }
 }
 
@@ -384,6 +402,16 @@ mod tests {
         assert!(packet_sockets(Ok(())).found.contains("roce-packet"));
         let refused = packet_sockets(Err(std::io::ErrorKind::PermissionDenied.into()));
         assert!(refused.level == Level::Ok && refused.found.contains("CAP_NET_RAW"), "{refused:?}");
+    }
+
+    /// An operator who wants interception learns here which way is left.
+    #[test]
+    fn what_interception_needs_is_said() {
+        let no = |why: &str| Err(why.to_owned());
+        assert_eq!(interception(Ok(()), Ok(())).level, Level::Ok);
+        assert!(interception(Ok(()), no("no nft")).found.contains("ebpf only: no nft"));
+        assert!(interception(no("no CAP_BPF"), Ok(())).found.contains("no ebpf: no CAP_BPF"));
+        assert_eq!(interception(no("a"), no("b")).found, "nothing is possible: a; b");
     }
 
     /// A device that cannot be used is worth a warning; a host without one is not.

@@ -87,9 +87,13 @@ impl Rig {
             let clock = Clock::new();
             let option = OptionSource::choose(&config.smc);
             let loopback = Arc::new(Loopback::Host);
-            let listener =
-                Listener::open(&config.listeners[0], &option, &loopback, config.smc.tcp_keepalive)
-                    .unwrap();
+            let listener = Listener::open(
+                &config.listeners[0],
+                &option,
+                &loopback,
+                (false, config.smc.tcp_keepalive),
+            )
+            .unwrap();
             let port = open_port(&config, address, clock, &waker);
             let place = Place {
                 rnic: NAME.to_owned(),
