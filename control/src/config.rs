@@ -312,6 +312,12 @@ fn listeners(
         let placed = Placed { value: upstream, path: text.path, span: text.span };
         let intercept = Intercept::read(source, &mut table, &placed)?;
         let speaks_for = table.word("source", &intercept::SOURCES, SourceAddress::Gateway)?;
+        let has_header = matches!(speaks_for, SourceAddress::ProxyV1 | SourceAddress::ProxyV2);
+        if has_header && connect == Protocol::Smc {
+            let why = "a PROXY header goes to a server by TCP; write connect = \"tcp\", or have \
+                       the gateway at the server's host send it";
+            return Err(table.error("source", why));
+        }
         let upstream = placed.value;
         let range = 1..CONNECTIONS_MAX + 1;
         let connections_max = table.count("connections_max", range, limits.connections_max)?;

@@ -34,6 +34,7 @@ pub mod paths;
 pub mod placement;
 pub mod places;
 pub mod pnet;
+mod proxy_header;
 pub mod rdma;
 pub mod reactor;
 pub mod rendezvous;

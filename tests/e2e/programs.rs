@@ -82,7 +82,7 @@ fn smoke_nginx() {
     const PORT: u16 = 8080;
     let hosts = Hosts::new("smoke_nginx");
     let pair = Pair::start(&hosts, &[PORT]);
-    let _server = start_nginx(&hosts, PORT);
+    let _server = start_nginx(&hosts, PORT, "");
     let page = format!("http://{}/", local(PORT));
     for (name, header) in [("wrk-keep-alive", "Accept: */*"), ("wrk-close", "Connection: close")] {
         let mut client = Command::new("wrk");
@@ -103,8 +103,42 @@ fn smoke_nginx() {
 
 const PAGE: &str = "What the web server has to say.\n";
 
-/// nginx in the foreground, with everything it writes below the test's own directory.
-fn start_nginx(hosts: &Hosts, port: u16) -> Process {
+/// A web server that reads PROXY headers must learn who its clients are, over SMC-R and over TCP,
+/// in both versions.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_proxy_header() {
+    const PORT: u16 = 8081;
+    for version in ["proxy-v1", "proxy-v2"] {
+        let hosts = Hosts::new(&format!("smoke_{version}"));
+        let source = format!("source = \"{version}\"\n");
+        let far = Pair::server_side(&hosts, &[PORT]).table(&source);
+        let pair = Pair::start_these(&hosts, Pair::client_side(&hosts, &[PORT]), far);
+        let _server = start_nginx(&hosts, PORT, "proxy_protocol");
+        let ask = |name: &str, place: &str| {
+            let mut curl = Command::new("curl");
+            let page = format!("http://{place}/who");
+            // Where curl itself has come from stands behind what the server says.
+            curl.args(["--silent", "--show-error", "--fail", "--max-time", "20", &page]);
+            curl.args(["--write-out", " %{local_ip}:%{local_port}"]);
+            run(&hosts, &hosts.a, name, LIMIT, &mut curl).expect_success(name)
+        };
+        let said = ask("through-both", &local(PORT).to_string());
+        let words: Vec<&str> = said.split(' ').collect();
+        let client = format!("{}:", hosts.a.address);
+        assert!(words[0].starts_with(&client), "the gateway of the clients: {said}");
+        assert_eq!(words[1], hosts.b.at(PORT).to_string(), "{said}");
+        pair.assert_all_smc(1);
+        // Without a gateway at the clients' host it is TCP, and the client is curl itself.
+        let said = ask("through-one", &hosts.b.at(PORT).to_string());
+        let words: Vec<&str> = said.split(' ').collect();
+        assert_eq!((words[0], words[1]), (words[2], hosts.b.at(PORT).to_string().as_str()));
+    }
+}
+
+/// nginx in the foreground, with everything it writes below the test's own directory; `options` are
+/// those of its listener. At `/who` it says who has connected to where, as a PROXY header told it.
+fn start_nginx(hosts: &Hosts, port: u16, options: &str) -> Process {
     let directory = hosts.logs.join("nginx");
     fs::create_dir_all(directory.join("html")).expect("the directory is ours");
     fs::write(directory.join("html/index.html"), PAGE).expect("the directory is ours");
@@ -117,7 +151,9 @@ fn start_nginx(hosts: &Hosts, port: u16) -> Process {
            client_body_temp_path {place}/body; proxy_temp_path {place}/proxy;\n\
            fastcgi_temp_path {place}/fastcgi; uwsgi_temp_path {place}/uwsgi;\n\
            scgi_temp_path {place}/scgi;\n\
-           server {{ listen 127.0.0.1:{port} backlog=4096; root {place}/html; }}\n\
+           server {{ listen 127.0.0.1:{port} backlog=4096 {options}; root {place}/html;\n\
+             location /who {{ return 200 \"$proxy_protocol_addr:$proxy_protocol_port \
+               $proxy_protocol_server_addr:$proxy_protocol_server_port\"; }} }}\n\
          }}\n"
     );
     let file = directory.join("nginx.conf");

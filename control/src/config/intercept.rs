@@ -39,11 +39,19 @@ pub enum SourceAddress {
     Gateway,
     /// That of the client.
     Client,
+    /// That of this gateway's host; a PROXY header, version 1, says that of the client.
+    ProxyV1,
+    /// The same, version 2.
+    ProxyV2,
 }
 
 /// The words of `source`.
-pub(super) const SOURCES: [(&str, SourceAddress); 2] =
-    [("gateway", SourceAddress::Gateway), ("client", SourceAddress::Client)];
+pub(super) const SOURCES: [(&str, SourceAddress); 4] = [
+    ("gateway", SourceAddress::Gateway),
+    ("client", SourceAddress::Client),
+    ("proxy-v1", SourceAddress::ProxyV1),
+    ("proxy-v2", SourceAddress::ProxyV2),
+];
 
 impl Intercept {
     /// Reads the keys of a listener. Without `intercept` there is nothing to read.
@@ -187,6 +195,21 @@ mod tests {
         assert!(expected.has_port(8099) && !expected.has_port(8100));
         let least = read("upstream = 'original-dst'\nintercept = 'tproxy'\nintercept_ports = [1]");
         assert_eq!(least.map(|least| least.networks.len()), Ok(0));
+    }
+
+    /// A header that a gateway sends by TCP would come before the CLC messages of the rendezvous.
+    #[test]
+    fn a_proxy_header_goes_by_tcp_only() {
+        let text = |connect: &str| {
+            format!(
+                "[[listener]]\nname = 'in'\nbind = '127.0.0.1:1'\nupstream = '127.0.0.1:2'\n\
+                 connect = '{connect}'\nsource = 'proxy-v2'\n"
+            )
+        };
+        let source = Config::parse(&text("tcp"), "a.toml").unwrap().listeners[0].source;
+        assert_eq!(source, SourceAddress::ProxyV2);
+        let error = Config::parse(&text("smc"), "a.toml").unwrap_err().to_string();
+        assert!(error.contains("in.source") && error.contains("a.toml:1"), "{error}");
     }
 
     /// Each of these would intercept nothing, or what nobody wanted.

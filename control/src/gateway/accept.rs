@@ -5,13 +5,15 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
 use smcr_proto::Instant;
 use smcr_rnic::Rnic;
 
 use super::Gateway;
 use crate::config::{Protocol, SourceAddress};
-use crate::listener::{local_address, peer_address, reset};
+use crate::listener::{Listener, local_address, peer_address, reset};
 use crate::network::Network;
+use crate::proxy_header;
 use crate::reactor::Token;
 use crate::rendezvous::{Arrival, Surroundings};
 use crate::sessions::Negotiating;
@@ -164,7 +166,14 @@ impl<N: Rnic> Gateway<N> {
     pub(super) fn connected(&mut self, now: Instant, key: Key) {
         let one = self.sessions.negotiating_mut(key).expect("it was there just now");
         one.connected = true;
-        self.endpoint.connected(now, key);
+        let (index, target) = (one.listener, one.target);
+        match introduce(&self.listeners[usize::from(index)], one) {
+            Ok(()) => self.endpoint.connected(now, key),
+            Err(error) => {
+                self.upstream_failed(index, target, &error);
+                self.endpoint.refused(key);
+            }
+        }
     }
 
     /// Tells the rendezvous of a session what there is around the connection to its peer now.
@@ -198,6 +207,23 @@ impl<N: Rnic> Gateway<N> {
     /// Logs what has run out, and the consequence for new connections of listener `index`.
     pub(super) fn log_limit(&mut self, now: Instant, index: u16, what: &str) {
         self.overload.log(now, &self.listeners[usize::from(index)].config.name, what);
+    }
+}
+
+/// Tells the server that `one` has reached who its client is, if that is wished for.
+fn introduce(listener: &Listener, one: &Negotiating) -> io::Result<()> {
+    // Where the client wanted to go: the target if it was intercepted, else here.
+    let here = || local_address(&one.accepted).unwrap_or(one.target);
+    let wanted = if listener.upstream.is_some() { here() } else { one.target };
+    let Some(header) = proxy_header::header(listener.config.source, one.source, wanted) else {
+        return Ok(());
+    };
+    let upstream = one.upstream.as_ref().expect("it has just been connected");
+    // So few bytes always fit an empty send buffer.
+    if send(upstream, &header, SendFlags::NOSIGNAL)? == header.len() {
+        Ok(())
+    } else {
+        Err(io::ErrorKind::WriteZero.into())
     }
 }
 
