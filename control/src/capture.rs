@@ -19,6 +19,7 @@ use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::net::{IpAddr, SocketAddr as AdminAddress};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
@@ -80,15 +81,16 @@ pub fn address_of(admin: AdminAddress) -> SocketAddr {
     SocketAddr::from_abstract_name(name).expect("the name is short")
 }
 
-/// Serves captures of these taps from a new thread, as long as the process lives.
+/// Serves captures of the taps that come out of `taps`, now and later, from a new thread, as long
+/// as the process lives.
 ///
 /// # Errors
 ///
 /// If the socket's name is taken, or no thread can be started.
-pub fn spawn(admin: AdminAddress, clock: Clock, taps: Vec<Tapped>) -> io::Result<()> {
+pub fn spawn(admin: AdminAddress, clock: Clock, taps: mpsc::Receiver<Tapped>) -> io::Result<()> {
     let listener = UnixListener::bind_addr(&address_of(admin))?;
     listener.set_nonblocking(true)?;
-    let mut desk = Desk { listener, clock, taps };
+    let mut desk = Desk { listener, clock, taps: Vec::new(), new_taps: taps };
     thread::Builder::new().name("capture".to_owned()).spawn(move || {
         loop {
             desk.wait(None, None);
@@ -112,11 +114,14 @@ struct Desk {
     listener: UnixListener,
     clock: Clock,
     taps: Vec<Tapped>,
+    /// Those of RNICs that were opened since the last client came.
+    new_taps: mpsc::Receiver<Tapped>,
 }
 
 impl Desk {
     /// Serves one client until it wants no more.
     fn serve(&mut self, client: UnixStream) -> io::Result<()> {
+        self.taps.extend(self.new_taps.try_iter());
         client.set_nonblocking(false)?;
         client.set_read_timeout(Some(PATIENCE))?;
         // A stranger's words are not even read.

@@ -57,6 +57,15 @@ pub enum Command {
     Links(Ask),
     /// List the RNICs of a running gateway
     Rnics(Ask),
+    /// Have a running gateway read its configuration again; no connection ends
+    ///
+    /// Listeners, limits, peers, EIDs and the level of the log change at once. What needs a restart
+    /// is said. A configuration that is wrong leaves everything as it was. SIGHUP does the same.
+    Reload(Whom),
+    /// Take no new connections, at one listener or at all; open ones go on
+    Drain(Drain),
+    /// Take connections again
+    Undrain(Undrain),
     /// Lead connections of applications that know nothing of a gateway to its listeners, or no more
     #[command(subcommand)]
     Intercept(InterceptCommand),
@@ -193,6 +202,31 @@ pub enum RnicCommand {
         #[command(flatten)]
         gateway: Whom,
     },
+}
+
+/// Options of `drain`.
+#[derive(Debug, Args)]
+pub struct Drain {
+    /// Only this listener
+    #[arg(long, value_name = "NAME")]
+    pub listener: Option<String>,
+    /// Close connections on which nothing moves, each at its time within so many seconds
+    #[arg(long, value_name = "SECONDS")]
+    pub close_idle_over: Option<u32>,
+    /// Whom to tell.
+    #[command(flatten)]
+    pub gateway: Whom,
+}
+
+/// Options of `undrain`.
+#[derive(Debug, Args)]
+pub struct Undrain {
+    /// Only this listener
+    #[arg(long, value_name = "NAME")]
+    pub listener: Option<String>,
+    /// Whom to tell.
+    #[command(flatten)]
+    pub gateway: Whom,
 }
 
 /// Which running gateway to talk to.

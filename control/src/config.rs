@@ -12,6 +12,7 @@ mod network;
 mod peers;
 mod rnic;
 mod section;
+mod shown;
 mod smc;
 mod versions;
 

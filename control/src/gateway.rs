@@ -2,8 +2,11 @@
 
 mod accept;
 mod answers;
+mod drain;
 mod effects;
 mod overload;
+mod reload;
+mod rnics;
 
 use std::io;
 use std::sync::Arc;
@@ -20,23 +23,26 @@ use smcr_proto::wire::llc::DeleteReason;
 use smcr_proto::{Instant, PeerId, RmbeSize};
 use smcr_rnic::Rnic;
 
-use crate::config::{Config, Protocol, RnicKind};
+use crate::config::{Config, Protocol, RnicConfig, RnicKind};
 use crate::entropy;
 use crate::farewells::Farewells;
 use crate::groups::{self, Groups, PortId, QpOf};
 use crate::host_memory;
 use crate::idle::IdleWatch;
 use crate::intercept::Interception;
-use crate::listener::Listener;
+use crate::listener::{Common, Listener};
 use crate::network::Network;
 use crate::placement::PollerHandle;
 use crate::reactor::{Event, Reactor, Token};
 use crate::rendezvous::{self, Endpoint, Side, Terms};
+use crate::service::Service;
 use crate::sessions::Sessions;
 use crate::slab::Key;
 use crate::smc_option::OptionSource;
 use crate::status::{Question, Traffic};
 use overload::Overload;
+use rnics::Nic;
+pub use rnics::OpenRnics;
 
 /// An RNIC and its poller. Without an RNIC it relays TCP only.
 pub struct PortParts<N: Rnic> {
@@ -79,11 +85,21 @@ pub struct Gateway<N: Rnic> {
     option: OptionSource,
     /// What the gateway knows of its ports, beside what link groups do.
     ports: Vec<PortInfo>,
+    /// The RNICs that those belong to.
+    nics: Vec<Nic>,
+    opener: Box<dyn OpenRnics<N>>,
+    /// When RNICs that are given up are looked at again.
+    look_at_rnics: Instant,
     /// Devices, and which port connections of each go through.
     network: Network,
     listeners: Vec<Listener>,
+    /// What they have in common.
+    common: Common,
+    /// Who we are.
+    peer_id: PeerId,
     /// How connections that are meant for others come to them.
     interception: Interception,
+    service: Service,
     /// The sockets of all connections.
     sessions: Sessions,
     /// All rendezvous, and the link groups.
@@ -119,10 +135,18 @@ pub struct Parts<N: Rnic> {
     pub ports: Vec<PortParts<N>>,
     /// Where the ports are.
     pub network: Network,
+    /// The RNICs that the operator wants, or that were chosen.
+    pub nics: Vec<RnicConfig>,
+    /// Opens more of them later.
+    pub opener: Box<dyn OpenRnics<N>>,
     /// Listening sockets.
     pub listeners: Vec<Listener>,
+    /// What they have in common.
+    pub common: Common,
     /// How connections that are meant for others come to them.
     pub interception: Interception,
+    /// Whoever started us.
+    pub service: Service,
     /// Wakes the control thread.
     pub waker: Waker,
     /// From the admin thread.
@@ -155,7 +179,14 @@ impl<N: Rnic> Gateway<N> {
             }
         }
         let started = parts.clock.now();
-        let settings = settings(&parts.config, parts.peer_id, &parts.ports, &parts.listeners);
+        let kinds: Vec<_> = parts.ports.iter().map(|port| &port.kind).collect();
+        let settings = settings(&parts.config, parts.peer_id, &kinds, &parts.listeners);
+        let nics = parts.nics.into_iter().filter_map(|nic| {
+            let named = parts.ports.iter().enumerate().filter(|(_, port)| port.name == nic.name);
+            let ports: Vec<_> = named.map(|(index, _)| PortId(index)).collect();
+            (!ports.is_empty()).then(|| Nic::new(nic, ports))
+        });
+        let nics = nics.collect();
         let (ports, groups) = join_ports(group_settings(&parts.config, parts.peer_id), parts.ports);
         let limits = parts.listeners.iter().map(|one| one.config.idle_timeout).collect();
         let mut gateway = Self {
@@ -164,9 +195,15 @@ impl<N: Rnic> Gateway<N> {
             reactor,
             option: parts.option,
             ports,
+            nics,
+            opener: parts.opener,
+            look_at_rnics: started,
             network: parts.network,
             listeners: parts.listeners,
+            common: parts.common,
+            peer_id: parts.peer_id,
             interception: parts.interception,
+            service: parts.service,
             sessions: Sessions::default(),
             endpoint: Endpoint::new(settings, groups),
             farewells: Farewells::default(),
@@ -189,6 +226,7 @@ impl<N: Rnic> Gateway<N> {
     /// When a poller died: nothing can be served without it.
     pub fn run(&mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(256);
+        self.service.ready();
         while !self.is_drained() {
             let limit = self.prepare_sleep();
             self.reactor.wait(limit, &mut events);
@@ -204,6 +242,7 @@ impl<N: Rnic> Gateway<N> {
             self.take_reports(now);
             self.expire(now);
             self.answer_questions(now);
+            self.service.alive(now);
             if self.endpoint.groups().pollers().iter().any(PollerHandle::is_dead) {
                 return Err(io::Error::other("a polling thread ended; see the lines above"));
             }
@@ -234,6 +273,7 @@ impl<N: Rnic> Gateway<N> {
             self.sessions.poll_timeout(),
             self.farewells.poll_timeout(),
             self.idle.poll_timeout(),
+            self.service.poll_timeout(),
             self.draining,
         ];
         let now = self.clock.now();
@@ -245,7 +285,7 @@ impl<N: Rnic> Gateway<N> {
 
     fn dispatch(&mut self, now: Instant, event: Event) {
         match event.token {
-            Token::Listener(index) => self.accept(now, index),
+            Token::Listener(index) => drop(self.accept(now, index)),
             Token::Application(key) => self.connect_event(now, key, event),
             Token::Peer(key) => self.peer_event(now, key, event),
             Token::Network => self.network_changed(now),
@@ -262,6 +302,7 @@ impl<N: Rnic> Gateway<N> {
         self.expire_suspects(now);
         self.expire_idle(now);
         self.farewells.expire(now);
+        self.close_rnics(now);
         if self.mail.stop.receive().is_some() {
             match self.draining {
                 None => self.drain(now),
@@ -312,6 +353,7 @@ impl<N: Rnic> Gateway<N> {
             ms = limit.as_millis(),
             "stopping: no new connections are accepted, open ones may finish"
         );
+        self.service.stopping();
         // From now on they go where applications want them to.
         self.interception.cease();
         for listener in &mut self.listeners {
@@ -384,10 +426,10 @@ fn group_settings(config: &Config, peer_id: PeerId) -> groups::Settings {
 }
 
 /// What the operator decided about rendezvous.
-fn settings<N: Rnic>(
+fn settings(
     config: &Config,
     peer_id: PeerId,
-    ports: &[PortParts<N>],
+    kinds: &[&RnicKind],
     listeners: &[Listener],
 ) -> rendezvous::Settings {
     let smc = &config.smc;
@@ -398,10 +440,10 @@ fn settings<N: Rnic>(
         max_links: smcr_proto::limits::LINKS_PER_GROUP_MAX,
         host_name: HostName::new(&uname().nodename().to_string_lossy()),
     };
-    let is_over_v2 = ports.iter().any(|port| !port.kind.carries_roce_v1());
+    let is_over_v2 = kinds.iter().any(|kind| !kind.carries_roce_v1());
     rendezvous::Settings {
         peer_id,
-        v1: ports.iter().map(|port| smc.versions.speaks_v1(&port.kind)).collect(),
+        v1: kinds.iter().map(|kind| smc.versions.speaks_v1(kind)).collect(),
         v2: (smc.versions.speaks_v2() && is_over_v2).then_some(v2),
         handshake_timeout: smc.handshake_timeout,
         handshakes_max: config.limits.handshakes_max as usize,
@@ -412,8 +454,10 @@ fn settings<N: Rnic>(
 
 /// What a listener says about rendezvous.
 fn terms(config: &Config, listener: &Listener) -> Terms {
-    let Listener { config: listener, .. } = listener;
+    let Listener { config: listener, retired, .. } = listener;
     let side = match (listener.accept, listener.connect) {
+        // Nobody comes there any more.
+        _ if *retired && listener.connect == Protocol::Tcp => Side::Neither,
         (Protocol::Smc, _) => Side::Server,
         (Protocol::Tcp, Protocol::Smc) => Side::Client,
         (Protocol::Tcp, Protocol::Tcp) => Side::Neither,

@@ -32,7 +32,7 @@
 //! - [`members`] is which connection holds what of a group, `offers` what its peer has for it;
 //! - `memory` grows and shrinks what a group has of it;
 //! - [`stock`] is RMBs and their elements, [`slots`] the slots of connections;
-//! - `operate` is what operators do to them;
+//! - `operate` is what operators do to them, `leaving_ports` what another configuration does;
 //! - [`ports`] is what groups stand on.
 
 mod choice;
@@ -40,6 +40,7 @@ mod claims;
 mod first_contact;
 pub mod group;
 mod group_mut;
+mod leaving_ports;
 mod left;
 mod links;
 mod machine;
@@ -111,6 +112,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             slots: Slots::new(entropy),
             shared: Shared::new(settings, ports, pollers),
         }
+    }
+
+    /// The operator has decided anew. Groups that exist keep what they began with.
+    pub fn change(&mut self, settings: Settings) {
+        self.shared.change(settings);
     }
 
     /// What happened so far.

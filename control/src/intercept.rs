@@ -18,16 +18,16 @@ pub mod steering;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net;
 use std::path::Path;
 
 use rustix::net::sockopt;
 
-use crate::config::{Config, Intercept, InterceptWay, Listener, Protocol};
+use crate::config::{Intercept, InterceptWay, Listener, Protocol};
 use crate::ebpf::cgroup;
-use crate::listener::{Listener as AtWork, OWN_MARK, local_address};
+use crate::listener::{OWN_MARK, local_address};
 use connects::Connects;
 use rules::Rules;
 use steering::Steering;
@@ -35,43 +35,98 @@ use steering::Steering;
 /// What leads connections to the listeners of one gateway, as long as this is there.
 #[derive(Default)]
 pub struct Interception {
-    /// By the number of their listener.
-    connects: Vec<(u16, Connects)>,
-    steering: Vec<Steering>,
+    connects: Vec<(Lead, Connects)>,
+    steering: Vec<(Lead, Steering)>,
+    /// What led connections before the configuration changed, oldest first: applications whose
+    /// connections it led ask it where they are.
+    ceased: Vec<(Lead, Connects)>,
     rules: Option<Rules>,
     /// Nobody else intercepts in this network namespace.
-    _claim: Option<net::UnixListener>,
+    claim: Option<net::UnixListener>,
+}
+
+/// A listener to which connections may be led.
+#[derive(Clone, Copy, Debug)]
+pub struct Led<'a> {
+    /// Its number.
+    pub index: u16,
+    /// What the operator wrote.
+    pub config: &'a Listener,
+    /// Its socket.
+    pub socket: BorrowedFd<'a>,
+}
+
+/// What leads to where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Lead {
+    index: u16,
+    intercept: Intercept,
+    bind: SocketAddr,
+}
+
+impl Lead {
+    fn is_for(&self, led: Led<'_>) -> bool {
+        let same = (self.index, self.bind) == (led.index, led.config.bind);
+        same && led.config.intercept.as_ref() == Some(&self.intercept)
+    }
 }
 
 impl Interception {
-    /// Begins to lead connections to `listeners`, which are those of `config`.
+    /// Begins to lead connections to `listeners`.
     ///
     /// # Errors
     ///
     /// Why not, in one line; then nothing is left behind.
-    pub fn begin(config: &Config, listeners: &[AtWork]) -> Result<Self, String> {
-        let rules = Rules::of(config);
-        if rules.is_none() && config.listeners.iter().all(|one| one.intercept.is_none()) {
-            return Ok(Self::default());
+    pub fn begin(listeners: &[Led<'_>]) -> Result<Self, String> {
+        let mut interception = Self::default();
+        interception.change(listeners)?;
+        Ok(interception)
+    }
+
+    /// From now on leads connections to `listeners`, and to no others. Those that were intercepted
+    /// before go on.
+    ///
+    /// # Errors
+    ///
+    /// Why not, in one line; then everything is as before.
+    pub fn change(&mut self, listeners: &[Led<'_>]) -> Result<(), String> {
+        let rules = Rules::of(listeners.iter().map(|one| one.config));
+        if rules.is_some() || listeners.iter().any(|one| one.config.intercept.is_some()) {
+            // It is kept to the end: what was intercepted may need what is in the kernel.
+            if self.claim.is_none() {
+                self.claim = Some(claim()?);
+            }
         }
-        let claim = claim()?;
         let (mut connects, mut steering) = (Vec::new(), Vec::new());
-        for (index, listener) in (0..).zip(listeners) {
-            let Some(intercept) = &listener.config.intercept else { continue };
-            match (intercept.way, listener.config.accept) {
+        for one in listeners {
+            let Some(intercept) = &one.config.intercept else { continue };
+            let (intercept_new, bind) = (intercept.clone(), one.config.bind);
+            let lead = Lead { index: one.index, intercept: intercept_new, bind };
+            match (intercept.way, one.config.accept) {
                 (InterceptWay::Ebpf, Protocol::Tcp) => {
-                    connects.push((index, at_connect(&listener.config, intercept)?));
+                    if self.connects.iter().all(|(old, _)| !old.is_for(*one)) {
+                        connects.push((lead, at_connect(one.config, intercept)?));
+                    }
                 }
                 (InterceptWay::Ebpf, Protocol::Smc) => {
-                    steering.push(at_lookup(listener, intercept)?);
+                    if self.steering.iter().all(|(old, _)| !old.is_for(*one)) {
+                        steering.push((lead, at_lookup(*one, intercept)?));
+                    }
                 }
                 (InterceptWay::Redirect | InterceptWay::Tproxy, _) => {}
             }
         }
-        if let Some(rules) = &rules {
-            rules.install()?;
+        self.rules = exchange(self.rules.as_ref(), rules)?;
+        let stays = |lead: &Lead| listeners.iter().any(|one| lead.is_for(*one));
+        for (lead, mut old) in self.connects.extract_if(.., |(lead, _)| !stays(lead)) {
+            old.release_all();
+            self.ceased.push((lead, old));
         }
-        Ok(Self { connects, steering, rules, _claim: Some(claim) })
+        self.ceased.drain(..self.ceased.len().saturating_sub(CEASED_MAX));
+        self.steering.retain(|(lead, _)| stays(lead));
+        self.connects.append(&mut connects);
+        self.steering.append(&mut steering);
+        Ok(())
     }
 
     /// Where the connection wanted to go that listener `index`, at `own_port`, has accepted from
@@ -84,9 +139,12 @@ impl Interception {
         source: SocketAddr,
     ) -> Option<SocketAddr> {
         let here = local_address(accepted)?;
-        let connects = self.connects.iter().find(|(listener, _)| *listener == index);
-        match (way, connects) {
-            (InterceptWay::Ebpf, Some((_, connects))) => connects.take_original(source),
+        let all = self.connects.iter().chain(self.ceased.iter().rev());
+        let mut connects = all.filter(|(lead, _)| lead.index == index).peekable();
+        match (way, connects.peek()) {
+            (InterceptWay::Ebpf, Some(_)) => {
+                connects.find_map(|(_, connects)| connects.take_original(source))
+            }
             // Otherwise the connection was made to the listener itself.
             (InterceptWay::Redirect, _) => {
                 before_nat(accepted, here).filter(|original| *original != canonical(here))
@@ -99,7 +157,7 @@ impl Interception {
 
     /// We are about to connect from the address of a client.
     pub(crate) fn speaking_for(&self, from: SocketAddr) {
-        for steering in &self.steering {
+        for (_, steering) in &self.steering {
             steering.leave_alone(from);
         }
     }
@@ -110,7 +168,7 @@ impl Interception {
         for (_, connects) in &mut self.connects {
             connects.release_all();
         }
-        for steering in &mut self.steering {
+        for (_, steering) in &mut self.steering {
             steering.release_all();
         }
         if let Some(rules) = &self.rules
@@ -152,10 +210,27 @@ fn at_connect(listener: &Listener, intercept: &Intercept) -> Result<Connects, St
 }
 
 /// Loads the program that leads connections from outside to `listener`.
-fn at_lookup(listener: &AtWork, intercept: &Intercept) -> Result<Steering, String> {
-    let socket = listener.socket.as_ref().expect("the gateway has not begun to drain").as_fd();
-    Steering::load(intercept, socket, listener.config.bind)
-        .map_err(|why| impossible(&listener.config, &why))
+fn at_lookup(led: Led<'_>, intercept: &Intercept) -> Result<Steering, String> {
+    Steering::load(intercept, led.socket, led.config.bind)
+        .map_err(|why| impossible(led.config, &why))
+}
+
+/// Brings `after` into force instead of `before`. Returns what is in force now.
+fn exchange(before: Option<&Rules>, after: Option<Rules>) -> Result<Option<Rules>, String> {
+    match (before, after) {
+        (None, None) => Ok(None),
+        (None, Some(after)) => {
+            after.install()?;
+            Ok(Some(after))
+        }
+        (Some(before), after) => {
+            let after = after.map_or_else(|| before.idle(), |after| after.after(before));
+            if after != *before {
+                after.replace(before)?;
+            }
+            Ok(Some(after))
+        }
+    }
 }
 
 fn impossible(listener: &Listener, why: &str) -> String {
@@ -194,4 +269,6 @@ fn canonical(at: SocketAddr) -> SocketAddr {
     SocketAddr::new(at.ip().to_canonical(), at.port())
 }
 
+/// How many of those that lead no more are kept: the kernel takes 64 programs in a cgroup.
+const CEASED_MAX: usize = 8;
 const CLAIM: &[u8] = b"smcgate intercept";

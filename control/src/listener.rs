@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::net::{accept_with, connect, socket_with};
 
-use crate::config::{self, InterceptWay, Protocol, SourceAddress, TcpKeepalive};
+use crate::config::{self, Config, InterceptWay, Protocol, SourceAddress, TcpKeepalive};
 use crate::entropy::random;
 use crate::loopback::Loopback;
 use crate::smc_option::OptionSource;
@@ -23,8 +23,12 @@ pub struct Listener {
     pub config: config::Listener,
     /// Where its connections go, resolved; none if each has its own target.
     pub upstream: Option<SocketAddr>,
-    /// The listening socket; gone once the gateway drains.
+    /// The listening socket; none while it takes no connections.
     pub socket: Option<OwnedFd>,
+    /// The operator has drained it.
+    pub drained: bool,
+    /// The configuration has it no more.
+    pub retired: bool,
     /// Connections accepted.
     pub accepted: u64,
     /// Connections closed at once: a limit, or no upstream.
@@ -33,7 +37,13 @@ pub struct Listener {
     pub active: u32,
     /// The same, by who made them.
     sources: Sources,
-    /// Sockets towards upstreams carry our mark: some listener intercepts, and must leave them
+    common: Common,
+}
+
+/// What all listeners of a gateway have in common.
+#[derive(Clone, Debug)]
+pub struct Common {
+    /// Sockets towards upstreams carry [`OWN_MARK`]: some listener intercepts, and must leave them
     /// alone.
     marks: bool,
     /// Of the TCP connections towards SMC-R peers.
@@ -41,47 +51,121 @@ pub struct Listener {
     loopback: Arc<Loopback>,
 }
 
-impl Listener {
-    /// Binds and listens. `peer_keepalive` is for the TCP connections towards SMC-R peers; with
-    /// `marks`, sockets towards upstreams carry [`OWN_MARK`].
+impl Common {
+    /// What the listeners of `config` have in common.
+    pub fn of(config: &Config, loopback: &Arc<Loopback>) -> Self {
+        Self {
+            marks: config.listeners.iter().any(config::Listener::needs_mark),
+            peer_keepalive: config.smc.tcp_keepalive,
+            loopback: Arc::clone(loopback),
+        }
+    }
+
+    /// The same for the listeners of `config`, which was read later.
+    #[must_use]
+    pub fn after(&self, config: &Config) -> Self {
+        Self::of(config, &self.loopback)
+    }
+
+    /// Binds a socket, and listens as `config` says.
     ///
     /// # Errors
     ///
-    /// When the address cannot be bound, or the upstream's name has no address.
-    pub fn open(
-        config: &config::Listener,
-        option: &OptionSource,
-        loopback: &Arc<Loopback>,
-        (marks, peer_keepalive): (bool, TcpKeepalive),
-    ) -> io::Result<Self> {
-        let upstream = config.upstream.resolve()?.first().copied();
+    /// When the address cannot be bound.
+    pub fn listen(&self, config: &config::Listener, option: &OptionSource) -> io::Result<OwnedFd> {
         let socket = new_socket(config.bind)?;
         sockopt::set_socket_reuseaddr(&socket, true)?;
-        // Accepted sockets inherit these.
-        set_options(&socket, config, config.accept, peer_keepalive)?;
+        self.prepare(&socket, config, option)?;
+        rustix::net::bind(&socket, &config.bind)?;
+        rustix::net::listen(&socket, i32::try_from(config.backlog).unwrap_or(i32::MAX))?;
+        Ok(socket)
+    }
+
+    /// Listens as `config` says, by a socket that is bound and listens already. What it has
+    /// accepted so far is not changed.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses an option.
+    pub fn listen_on(
+        &self,
+        socket: &OwnedFd,
+        config: &config::Listener,
+        option: &OptionSource,
+    ) -> io::Result<()> {
+        rustix::io::ioctl_fionbio(socket, true)?;
         if config.accept == Protocol::Tcp {
-            loopback.suit_listener(&socket, config.bind);
+            option.unmark_listener(socket);
         }
-        if config.accept == Protocol::Smc {
-            option.mark_listener(&socket)?;
+        self.prepare(socket, config, option)?;
+        Ok(rustix::net::listen(socket, i32::try_from(config.backlog).unwrap_or(i32::MAX))?)
+    }
+
+    /// Sets what accepted sockets inherit.
+    fn prepare(
+        &self,
+        socket: &OwnedFd,
+        config: &config::Listener,
+        option: &OptionSource,
+    ) -> io::Result<()> {
+        set_options(socket, config, config.accept, self.peer_keepalive)?;
+        match config.accept {
+            Protocol::Tcp => self.loopback.suit_listener(socket, config.bind),
+            Protocol::Smc => option.mark_listener(socket)?,
         }
         if config.intercept.as_ref().is_some_and(|it| it.way == InterceptWay::Tproxy) {
             smcr_os::tcp::set_transparent(socket.as_fd(), config.bind.is_ipv6())?;
         }
-        rustix::net::bind(&socket, &config.bind)?;
-        rustix::net::listen(&socket, i32::try_from(config.backlog).unwrap_or(i32::MAX))?;
-        Ok(Self {
-            config: config.clone(),
+        Ok(())
+    }
+}
+
+impl Listener {
+    /// The listener that `config` describes, behind `socket`. Its connections go to `upstream`, or
+    /// each to its own target if there is none.
+    pub fn new(
+        config: config::Listener,
+        upstream: Option<SocketAddr>,
+        common: Common,
+        socket: Option<OwnedFd>,
+    ) -> Self {
+        Self {
+            config,
             upstream,
-            socket: Some(socket),
+            socket,
+            drained: false,
+            retired: false,
             accepted: 0,
             refused: 0,
             active: 0,
             sources: Sources::default(),
-            marks,
-            peer_keepalive,
-            loopback: Arc::clone(loopback),
-        })
+            common,
+        }
+    }
+
+    /// From now on it does what `config` says, and connects to `upstream`.
+    pub fn change(
+        &mut self,
+        config: config::Listener,
+        upstream: Option<SocketAddr>,
+        common: Common,
+    ) {
+        (self.config, self.upstream, self.common) = (config, upstream, common);
+    }
+
+    /// Does what its configuration says to a socket that was there before.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses an option.
+    pub(crate) fn take_up(&self, option: &OptionSource) -> io::Result<()> {
+        let socket = self.socket.as_ref();
+        socket.map_or(Ok(()), |socket| self.common.listen_on(socket, &self.config, option))
+    }
+
+    /// Whether nobody needs its number any more.
+    pub fn is_gone(&self) -> bool {
+        self.retired && self.active == 0
     }
 
     /// The next connection that waits to be accepted.
@@ -98,7 +182,7 @@ impl Listener {
     pub(crate) fn suit(&self, accepted: &OwnedFd, source: IpAddr) {
         // Otherwise it has inherited what it needs.
         if self.config.accept == Protocol::Tcp && !self.config.bind.ip().is_loopback() {
-            self.loopback.suit_accepted(accepted, source);
+            self.common.loopback.suit_accepted(accepted, source);
         }
     }
 
@@ -178,14 +262,14 @@ impl Listener {
         bind: impl FnOnce(&OwnedFd) -> io::Result<()>,
     ) -> io::Result<(OwnedFd, bool)> {
         let socket = new_socket(target)?;
-        set_options(&socket, &self.config, self.config.connect, self.peer_keepalive)?;
+        set_options(&socket, &self.config, self.config.connect, self.common.peer_keepalive)?;
         if self.config.connect == Protocol::Tcp {
-            self.loopback.suit_client(&socket, target.ip());
+            self.common.loopback.suit_client(&socket, target.ip());
         }
         if offer {
             option.mark_client(&socket)?;
         }
-        if self.marks {
+        if self.common.marks {
             smcr_os::tcp::set_mark(socket.as_fd(), OWN_MARK)?;
         }
         bind(&socket)?;
@@ -215,9 +299,8 @@ fn set_options(
     protocol: Protocol,
     peer_keepalive: TcpKeepalive,
 ) -> io::Result<()> {
-    if config.tcp_nodelay {
-        sockopt::set_tcp_nodelay(socket, true)?;
-    }
+    // Of a socket that listens already, what was set before is taken back.
+    sockopt::set_tcp_nodelay(socket, config.tcp_nodelay)?;
     // From the first byte on: the kernel throws an urgent byte away when it is read over, or when
     // another one comes. A poller expects to find it in its place.
     sockopt::set_socket_oobinline(socket, true)?;
@@ -231,9 +314,8 @@ fn set_options(
         sockopt::set_tcp_keepidle(socket, keepalive.idle)?;
         sockopt::set_tcp_keepintvl(socket, keepalive.interval)?;
         sockopt::set_tcp_keepcnt(socket, keepalive.count)?;
-        sockopt::set_socket_keepalive(socket, true)?;
     }
-    Ok(())
+    Ok(sockopt::set_socket_keepalive(socket, !keepalive.idle.is_zero())?)
 }
 
 /// Gives a socket the address of another host, `name`, and one of `ports`, from which it will
@@ -291,7 +373,6 @@ pub(crate) fn local_address(socket: &OwnedFd) -> Option<SocketAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
 
     /// Where firewalls forget idle connections, operators rely on this, on either side and with
     /// times of their own; and small writes of interactive applications must not wait for each
@@ -316,11 +397,10 @@ mod tests {
                 );
                 let config = Config::parse(&text, "a.toml").unwrap();
                 let option = OptionSource::None(String::new());
-                let chosen = config.smc.tcp_keepalive;
-                let loopback = Arc::new(Loopback::Own(None));
+                let common = Common::of(&config, &Arc::new(Loopback::Own(None)));
+                let socket = common.listen(&config.listeners[0], &option).unwrap();
                 let listener =
-                    Listener::open(&config.listeners[0], &option, &loopback, (false, chosen))
-                        .unwrap();
+                    Listener::new(config.listeners[0].clone(), None, common, Some(socket));
                 let _client = std::net::TcpStream::connect(place).unwrap();
                 let accepted =
                     accept_with(listener.socket.as_ref().unwrap(), SocketFlags::CLOEXEC).unwrap();

@@ -15,17 +15,21 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use smcr_engine::clock::Clock;
 use smcr_proto::Instant;
 use tracing::callsite::Identifier;
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::{Format, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Registry, reload};
+
+use crate::config::LogLevel;
 
 /// What is logged unless somebody asks for more or less.
 pub const DEFAULT: &str = "info";
@@ -37,15 +41,43 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 /// # Panics
 ///
 /// If called a second time, or with a filter that [`parse_filter`] refuses: our bug.
-pub fn start(filter: &str) {
-    let filter = EnvFilter::try_new(filter).expect("the filter was checked");
+///
+/// `None`: at this level until [`change`] says otherwise.
+pub fn start(filter: Option<&str>, level: LogLevel) {
+    let text = filter.unwrap_or(name_of(level));
+    let filter_now = EnvFilter::try_new(text).expect("the filter was checked");
+    let (filter_now, handle) = reload::Layer::new(filter_now);
+    if filter.is_none() {
+        // Who has given a filter at the command line wants that one.
+        LEVEL.set(handle).expect("logging starts once");
+    }
     let lines = Format::default().compact().with_ansi(false).with_target(false);
-    tracing_subscriber::fmt()
-        .with_ansi(false)
-        .event_format(Limited { lines, clock: Clock::new(), kinds: Mutex::default() })
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .init();
+    let limited = Limited { lines, clock: Clock::new(), kinds: Mutex::default() };
+    let layer = tracing_subscriber::fmt::layer().with_ansi(false).event_format(limited);
+    let layer = layer.with_writer(std::io::stderr);
+    tracing_subscriber::registry().with(filter_now).with(layer).init();
+}
+
+/// From now on logs what is worth `level`, unless a filter was given at the start.
+pub fn change(level: LogLevel) {
+    let filter = EnvFilter::try_new(name_of(level)).expect("a level is a filter");
+    if let Some(handle) = LEVEL.get() {
+        // Fails only if nobody logs any more.
+        let _ = handle.reload(filter);
+    }
+}
+
+/// What changes the level later.
+static LEVEL: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
+
+fn name_of(level: LogLevel) -> &'static str {
+    match level {
+        LogLevel::Error => "error",
+        LogLevel::Warn => "warn",
+        LogLevel::Info => "info",
+        LogLevel::Debug => "debug",
+        LogLevel::Trace => "trace",
+    }
 }
 
 /// Checks a level or a filter as `tracing` understands it.

@@ -10,8 +10,10 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use smcgate::capture::Request;
-use smcgate::cli::{Ask, Capture, Cli, Command, Conns, Decode, LinkCommand, RnicCommand, Whom};
-use smcgate::config::{Config, LogLevel};
+use smcgate::cli::{
+    Ask, Capture, Cli, Command, Conns, Decode, Drain, LinkCommand, RnicCommand, Undrain, Whom,
+};
+use smcgate::config::Config;
 use smcgate::operate::Operation;
 use smcgate::stats::{ConnectionQuery, Stats};
 use smcgate::tools::capture::capture;
@@ -39,6 +41,13 @@ fn main() -> ExitCode {
         Command::Rnics(ask) => stats(&ask, client::rnics_text),
         Command::Intercept(command) => {
             intercept::run(&command).map_err(|(code, why)| Failure { code, why })
+        }
+        Command::Reload(gateway) => operate(&gateway, &Operation::Reload),
+        Command::Drain(Drain { listener, close_idle_over: close_idle_over_s, gateway }) => {
+            operate(&gateway, &Operation::Drain { listener, close_idle_over_s })
+        }
+        Command::Undrain(Undrain { listener, gateway }) => {
+            operate(&gateway, &Operation::Undrain { listener })
         }
         Command::Link(command) => link(command),
         Command::Rnic(command) => rnic(command),
@@ -79,8 +88,8 @@ impl Failure {
 
 fn run(file: &Path, filter: Option<String>) -> Result<(), Failure> {
     let config = load(file)?;
-    log::start(filter.as_deref().unwrap_or(level(config.log)));
-    start::run(config).map_err(|error| match error.is_misconfigured() {
+    log::start(filter.as_deref(), config.log);
+    start::run(config, file).map_err(|error| match error.is_misconfigured() {
         true => Failure::misconfigured(error),
         false => Failure::failed(error),
     })
@@ -88,16 +97,6 @@ fn run(file: &Path, filter: Option<String>) -> Result<(), Failure> {
 
 fn load(file: &Path) -> Result<Config, Failure> {
     Config::load(file).map_err(Failure::misconfigured)
-}
-
-fn level(level: LogLevel) -> &'static str {
-    match level {
-        LogLevel::Error => "error",
-        LogLevel::Warn => "warn",
-        LogLevel::Info => "info",
-        LogLevel::Debug => "debug",
-        LogLevel::Trace => "trace",
-    }
 }
 
 fn client(gateway: &Whom) -> Result<Client, Failure> {
@@ -122,7 +121,16 @@ fn link(command: LinkCommand) -> Result<(), Failure> {
         }
         LinkCommand::Add { group, gateway } => (Operation::LinkAdd { group }, gateway),
     };
-    client(&gateway)?.operate(&operation).map_err(Failure::failed)
+    operate(&gateway, &operation)
+}
+
+/// Has a gateway do something, and prints what it says about that.
+fn operate(gateway: &Whom, operation: &Operation) -> Result<(), Failure> {
+    let notes = client(gateway)?.operate(operation).map_err(|error| match error.is_wrong() {
+        true => Failure::misconfigured(error),
+        false => Failure::failed(error),
+    })?;
+    print(&notes.iter().map(|note| format!("{note}\n")).collect::<String>())
 }
 
 fn rnic(command: RnicCommand) -> Result<(), Failure> {
@@ -132,7 +140,7 @@ fn rnic(command: RnicCommand) -> Result<(), Failure> {
         }
         RnicCommand::Up { rnic, gateway } => (Operation::RnicUp { rnic }, gateway),
     };
-    client(&gateway)?.operate(&operation).map_err(Failure::failed)
+    operate(&gateway, &operation)
 }
 
 fn stats(ask: &Ask, text: fn(&Stats) -> String) -> Result<(), Failure> {

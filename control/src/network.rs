@@ -15,6 +15,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv,
 use smcr_os::netdev::NetworkDevice;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 
+use crate::config::RnicKind;
 use crate::device::{self, Devices, Networks, Subnets};
 use crate::groups::PortId;
 use crate::ipsec::Policies;
@@ -29,6 +30,19 @@ pub struct Place {
     pub device: Option<String>,
     /// The address it lives at; none where there is no RNIC.
     pub address: Option<IpAddr>,
+    /// New connections may use it.
+    pub wanted: bool,
+}
+
+impl Place {
+    /// The place of a port of `rnic`, which is of this kind and stands on this device.
+    pub fn of(rnic: &str, (kind, device): (&RnicKind, &str), address: Option<IpAddr>) -> Self {
+        // A GID of RoCE v1 is not among the addresses of the device. The NIC says itself when it is
+        // down.
+        let device = kind.network_device(device).filter(|_| !kind.carries_roce_v1());
+        let (rnic, device) = (rnic.to_owned(), device.map(str::to_owned));
+        Self { rnic, device, address, wanted: true }
+    }
 }
 
 /// Devices, ports, and who goes with whom.
@@ -58,6 +72,25 @@ impl Network {
         let mut network = Self { devices, pnet, places, up, by_device, changes, policies };
         network.judge();
         network
+    }
+
+    /// One more port.
+    pub fn add(&mut self, place: Place) -> PortId {
+        self.places.push(place);
+        self.judge();
+        PortId(self.places.len() - 1)
+    }
+
+    /// New connections use a port no more, or again.
+    pub fn set_wanted(&mut self, port: PortId, wanted: bool) {
+        self.places[port.0].wanted = wanted;
+        self.judge();
+    }
+
+    /// From now on `pnet` says which devices go with which RNICs.
+    pub fn change(&mut self, pnet: PnetTable) {
+        self.pnet = pnet;
+        self.judge();
     }
 
     /// The ports for a connection whose local address is `local`: those of the RNIC that goes with
@@ -143,7 +176,8 @@ impl Network {
         let ports_for = |device: &NetworkDevice| {
             let rnic = self.pnet.rnic_for(&device.name).name;
             let ports = self.places.iter().zip(&self.up).enumerate();
-            let usable = ports.filter(|(_, (place, up))| **up && place.rnic == rnic);
+            let usable =
+                ports.filter(|(_, (place, up))| **up && place.wanted && place.rnic == rnic);
             (device.name.clone(), usable.map(|(index, _)| PortId(index)).collect())
         };
         self.by_device = self.devices.all().iter().map(ports_for).collect();
@@ -191,7 +225,12 @@ mod tests {
     }
 
     fn place(rnic: &str, device: &str, address: &str) -> Place {
-        Place { rnic: rnic.into(), device: Some(device.into()), address: address.parse().ok() }
+        Place {
+            rnic: rnic.into(),
+            device: Some(device.into()),
+            address: address.parse().ok(),
+            wanted: true,
+        }
     }
 
     fn network() -> Network {

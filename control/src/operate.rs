@@ -32,6 +32,23 @@ pub enum Operation {
         /// Its name.
         rnic: String,
     },
+    /// Read the configuration again, and put it in force.
+    Reload,
+    /// Take no new connections.
+    Drain {
+        /// At this listener; none: at all of them.
+        #[serde(default)]
+        listener: Option<String>,
+        /// Close connections on which nothing moves, spread over so many seconds.
+        #[serde(default)]
+        close_idle_over_s: Option<u32>,
+    },
+    /// Take connections again.
+    Undrain {
+        /// At this listener; none: at all of them.
+        #[serde(default)]
+        listener: Option<String>,
+    },
 }
 
 /// Why a command was not obeyed. Displays on one line.
@@ -41,6 +58,8 @@ pub enum OperateError {
     Unknown(String),
     /// It cannot be done now.
     Refused(String),
+    /// What the operator wrote is wrong.
+    Wrong(String),
     /// The gateway did not answer.
     Silent,
 }
@@ -49,7 +68,7 @@ impl fmt::Display for OperateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unknown(what) => write!(f, "there is no {what}"),
-            Self::Refused(why) => f.write_str(why),
+            Self::Refused(why) | Self::Wrong(why) => f.write_str(why),
             Self::Silent => f.write_str("the control thread does not answer"),
         }
     }

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 
 use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
-use smcr_engine::handoff::{LetterOf, Owners};
+use smcr_engine::handoff::{LetterOf, Neighbours, Owners};
 use smcr_engine::limits::{COMMANDS_MAX, LETTERS_MAX};
 use smcr_engine::mailbox::{Receiver, Sender, Waker, mailbox};
 use smcr_engine::{Command, ConnectionId, GroupId, Report};
@@ -27,7 +27,7 @@ pub struct Seat<Qp> {
     /// What other pollers tell it.
     pub letters: Receiver<LetterOf<OwnedFd>>,
     /// How to tell each of the pollers something, by index.
-    pub neighbours: Vec<Sender<LetterOf<OwnedFd>>>,
+    pub neighbours: Arc<Neighbours<LetterOf<OwnedFd>>>,
     /// Who has which slot.
     pub owners: Arc<Owners>,
     /// How the control thread tells it something.
@@ -49,33 +49,42 @@ pub struct ToPoller<Qp> {
     owners: Arc<Owners>,
 }
 
-/// Seats for `count` pollers.
-///
-/// # Errors
-///
-/// When the process is out of descriptors, or `count` is above 256.
-pub fn seats<Qp>(count: usize) -> io::Result<Vec<Seat<Qp>>> {
-    let owners = Arc::new(Owners::new());
-    let (mut ends, mut neighbours) = (Vec::new(), Vec::new());
-    for index in 0..count {
-        let index = u8::try_from(index).map_err(|_| io::ErrorKind::InvalidInput)?;
+/// The pollers of a process, which may become more.
+#[derive(Clone)]
+pub struct Seats {
+    neighbours: Arc<Neighbours<LetterOf<OwnedFd>>>,
+    owners: Arc<Owners>,
+    taken: usize,
+}
+
+impl Seats {
+    /// No poller yet.
+    #[allow(clippy::new_without_default, reason = "a large allocation deserves a call")]
+    pub fn new() -> Self {
+        let neighbours = Arc::new(Neighbours::new(POLLERS_MAX));
+        Self { neighbours, owners: Arc::new(Owners::new()), taken: 0 }
+    }
+
+    /// A seat for one more poller, known to all that there are.
+    ///
+    /// # Errors
+    ///
+    /// When the process is out of descriptors, or has had 256 pollers.
+    pub fn take<Qp>(&mut self) -> io::Result<Seat<Qp>> {
+        let full = "there have been 256 pollers since the start; restart the gateway";
+        let index = u8::try_from(self.taken).map_err(|_| io::Error::other(full))?;
         let waker = Waker::new()?;
         let (commands, obey) = mailbox(COMMANDS_MAX, waker.clone());
-        let (neighbour, letters) = mailbox(LETTERS_MAX, waker.clone());
-        ends.push((index, waker, commands, obey, letters));
-        neighbours.push(neighbour);
+        let (letter, letters) = mailbox(LETTERS_MAX, waker.clone());
+        self.neighbours.introduce(self.taken, letter);
+        self.taken += 1;
+        let (neighbours, owners) = (Arc::clone(&self.neighbours), Arc::clone(&self.owners));
+        Ok(Seat { index, waker, obey, letters, neighbours, owners, commands })
     }
-    let seat = |(index, waker, commands, obey, letters)| Seat {
-        index,
-        waker,
-        obey,
-        letters,
-        neighbours: neighbours.clone(),
-        owners: Arc::clone(&owners),
-        commands,
-    };
-    Ok(ends.into_iter().map(seat).collect())
 }
+
+/// As many as an index has values.
+const POLLERS_MAX: usize = 256;
 
 /// One polling thread, from outside.
 pub struct PollerHandle<Qp> {
@@ -156,6 +165,11 @@ impl<Qp> PollerHandle<Qp> {
         }
     }
 
+    /// Whether the thread was told to end, and did.
+    pub fn is_stopped(&self) -> bool {
+        self.thread.is_none()
+    }
+
     /// Whether the thread ended although nobody told it to.
     pub fn is_dead(&self) -> bool {
         self.thread.as_ref().is_some_and(JoinHandle::is_finished)
@@ -198,7 +212,7 @@ mod tests {
             waker: waker.clone(),
             obey,
             letters,
-            neighbours: Vec::new(),
+            neighbours: Arc::new(Neighbours::new(1)),
             owners: Arc::new(Owners::new()),
             commands,
         };

@@ -22,6 +22,16 @@ pub enum Session {
     Open(Open),
 }
 
+impl Session {
+    /// Whether the poller of this port relays it by TCP.
+    pub fn is_on(&self, port: PortId) -> bool {
+        match self {
+            Self::Open(Open { transport: Carried::Tcp { port: other, .. }, .. }) => *other == port,
+            Self::Open(_) | Self::Negotiating(_) => false,
+        }
+    }
+}
+
 /// The sockets of a rendezvous.
 #[derive(Debug)]
 pub struct Negotiating {

@@ -1,4 +1,4 @@
-//! SIGTERM, SIGINT and SIGHUP: the process is asked to end.
+//! SIGTERM, SIGINT and SIGHUP: the process is asked to end, or to read its configuration again.
 
 use std::io;
 
@@ -22,6 +22,25 @@ pub fn on_stop(stop: impl Fn() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
         for _ in signals.forever() {
             stop();
+        }
+    })?;
+    Ok(())
+}
+
+/// Calls `stop` each time the process is asked to end, and `reload` each time it is asked to read
+/// its configuration again, which the loss of its terminal looks like; on a thread of its own.
+///
+/// # Errors
+///
+/// When the handlers cannot be installed or the thread not started.
+pub fn on_stop_or_reload(
+    stop: impl Fn() + Send + 'static,
+    reload: impl Fn() + Send + 'static,
+) -> io::Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        for signal in signals.forever() {
+            if signal == SIGHUP { reload() } else { stop() }
         }
     })?;
     Ok(())

@@ -59,6 +59,14 @@ impl OptionSource {
         }
     }
 
+    /// Makes the connections that `listener` accepts from now on answer the option no more.
+    pub fn unmark_listener(&self, listener: impl AsFd) {
+        match self {
+            Self::Ebpf(option) => option.unmark(listener.as_fd()),
+            Self::Assume(_) | Self::None(_) => {}
+        }
+    }
+
     /// Makes `client` offer SMC-R in its SYN. Call before `connect`.
     ///
     /// # Errors
@@ -157,6 +165,11 @@ impl SmcOption {
 
     fn mark(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         ebpf::mark(&self.sockets, socket, MARKED)
+    }
+
+    fn unmark(&self, socket: BorrowedFd<'_>) {
+        // Fails only if it was never marked.
+        let _ = self.sockets.delete(&socket.as_raw_fd().to_ne_bytes());
     }
 
     /// The program's entry for `socket`; zero if it has none.

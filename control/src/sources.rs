@@ -59,6 +59,11 @@ impl Silent {
         Self { max, count: 0, entered: 0, lines: HashMap::new() }
     }
 
+    /// From now on the budget is so large; who is in it stays.
+    pub fn change(&mut self, max: usize) {
+        self.max = max;
+    }
+
     /// Adds a connection. Returns the one that must be reset to make room for it, if the budget is
     /// exceeded; that one is forgotten already.
     #[must_use = "the connection that must be reset has two sockets"]

@@ -29,14 +29,17 @@ pub trait Provider: Send + Sync + 'static {
     fn stats(&self) -> Stats;
     /// One page of its connections; see [`ConnectionPage::select`].
     fn connections(&self, query: &ConnectionQuery) -> ConnectionPage;
-    /// Whether new connections would be served.
-    fn ready(&self) -> Readiness;
-    /// Obeys an operator. The answer says that the work has begun, which may take its time.
+    /// Whether new connections would be served, at this listener if one is named.
+    fn ready(&self, listener: Option<String>) -> Readiness;
+    /// The configuration in force; none if the gateway does not answer.
+    fn config(&self) -> Option<serde_json::Value>;
+    /// Obeys an operator. The answer says that the work has begun, which may take its time, and
+    /// what was done already, in words.
     ///
     /// # Errors
     ///
     /// Why not.
-    fn operate(&self, operation: Operation) -> Result<(), OperateError>;
+    fn operate(&self, operation: Operation) -> Result<Vec<String>, OperateError>;
 }
 
 /// Everything about one gateway.
@@ -324,6 +327,9 @@ pub struct Listener {
     pub connect: String,
     /// Where it connects to.
     pub upstream: String,
+    /// `open`; `drained` if an operator has said so; `removed` if the configuration has it no more,
+    /// and connections of it go on.
+    pub state: String,
     /// Connections accepted.
     pub accepted: u64,
     /// Connections closed at once: a limit, or no upstream.

@@ -3,13 +3,16 @@
 //! The admin thread asks through a bounded queue and waits; the control thread answers between two
 //! other things. Pollers are not asked at all: their counters are read as they stand.
 
+use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{self, SyncSender};
 use std::time::Duration;
 
 use smcr_engine::mailbox::Sender;
 
+use crate::config::Config;
 use crate::operate::{OperateError, Operation};
+use crate::reload::Prepared;
 use crate::stats::{Connection, ConnectionPage, ConnectionQuery, Provider, Readiness, Stats};
 
 /// What the admin thread wants to know.
@@ -18,11 +21,18 @@ pub enum Question {
     Stats(SyncSender<Stats>),
     /// Every connection.
     Connections(SyncSender<Vec<Connection>>),
-    /// Whether new connections would be served.
-    Ready(SyncSender<Readiness>),
+    /// Whether new connections would be served, at this listener if one is named.
+    Ready(Option<String>, SyncSender<Readiness>),
+    /// The configuration in force.
+    Config(SyncSender<Config>),
     /// That something be done.
-    Operate(Operation, SyncSender<Result<(), OperateError>>),
+    Operate(Operation, SyncSender<Outcome>),
+    /// That another configuration be put in force.
+    Reload(Box<Prepared>, SyncSender<Outcome>),
 }
+
+/// What was done, in words, or why it was not.
+pub type Outcome = Result<Vec<String>, OperateError>;
 
 /// What an RNIC counts, published by its poller now and then.
 #[derive(Debug, Default)]
@@ -52,15 +62,34 @@ pub struct Traffic {
 }
 
 /// The admin thread's end.
-pub struct Asker(pub Sender<Question>);
+#[derive(Clone)]
+pub struct Asker {
+    /// Where questions go.
+    pub questions: Sender<Question>,
+    /// The file that the configuration came from; none if it came from none.
+    pub file: Option<PathBuf>,
+}
 
 impl Asker {
     /// Asks, and waits for the answer. The control thread is never busy for longer than this, and
     /// if it is, an empty answer tells more than a scrape that hangs.
     fn ask<T>(&self, question: impl FnOnce(SyncSender<T>) -> Question) -> Option<T> {
         let (answer, answered) = mpsc::sync_channel(1);
-        self.0.send(question(answer)).ok()?;
+        self.questions.send(question(answer)).ok()?;
         answered.recv_timeout(PATIENCE).ok()
+    }
+
+    /// Reads the configuration again, and has it put in force.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it; then the one before stays in force.
+    pub fn reload(&self) -> Outcome {
+        let why = "the gateway was started without a file";
+        let file = self.file.as_ref().ok_or_else(|| OperateError::Refused(why.to_owned()))?;
+        let prepared = Box::new(Prepared::read(file).map_err(OperateError::Wrong)?);
+        let question = |answer| Question::Reload(prepared, answer);
+        self.ask(question).unwrap_or(Err(OperateError::Silent))
     }
 }
 
@@ -74,13 +103,20 @@ impl Provider for Asker {
         ConnectionPage::select(all, query)
     }
 
-    fn ready(&self) -> Readiness {
+    fn ready(&self, listener: Option<String>) -> Readiness {
         let silent =
             || Readiness { reasons: vec!["the control thread does not answer".to_owned()] };
-        self.ask(Question::Ready).unwrap_or_else(silent)
+        self.ask(|answer| Question::Ready(listener, answer)).unwrap_or_else(silent)
     }
 
-    fn operate(&self, operation: Operation) -> Result<(), OperateError> {
+    fn config(&self) -> Option<serde_json::Value> {
+        self.ask(Question::Config).map(|config| config.to_json())
+    }
+
+    fn operate(&self, operation: Operation) -> Outcome {
+        if operation == Operation::Reload {
+            return self.reload();
+        }
         let question = |answer| Question::Operate(operation, answer);
         self.ask(question).unwrap_or(Err(OperateError::Silent))
     }

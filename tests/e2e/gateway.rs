@@ -397,6 +397,8 @@ pub(crate) struct Link {
 pub(crate) struct Totals {
     pub(crate) connections_smc: u64,
     pub(crate) connections_tcp: u64,
+    #[serde(default)]
+    pub(crate) connections_moved: u64,
     pub(crate) handshakes_failed: u64,
     #[serde(default)]
     pub(crate) tcp_cut_short: u64,

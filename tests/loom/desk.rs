@@ -30,10 +30,10 @@ pub fn desks<const N: usize>() -> [Desk; N] {
     let owners = Arc::new(Owners::new());
     owners.set(CONNECTION, GROUP, 0);
     let ends = [(); N].map(|()| mailbox(4, Waker::new().expect("it never fails")));
-    let neighbours: Vec<_> = ends.iter().map(|(sender, _)| sender.clone()).collect();
+    let neighbours = Arc::new(ends.iter().map(|(sender, _)| sender.clone()).collect());
     let mut index = 0;
     ends.map(|(_, letters)| {
-        let mail = Mail::new(letters, neighbours.clone(), Arc::clone(&owners), index);
+        let mail = Mail::new(letters, Arc::clone(&neighbours), Arc::clone(&owners), index);
         index += 1;
         Desk { mail, has_connection: index == 1, parked: 0, taken_in: 0 }
     })

@@ -135,8 +135,8 @@ impl Host {
                 (mailbox(COMMANDS_MAX, waker.clone()), letters, waker)
             })
             .collect();
-        let neighbours: Vec<_> =
-            mailboxes.iter().map(|(_, letters, _)| letters.0.clone()).collect();
+        let letters_to = mailboxes.iter().map(|(_, letters, _)| letters.0.clone());
+        let neighbours = Arc::new(letters_to.collect());
         let places = (0..).zip(mailboxes).map(|(index, mailboxes)| {
             let ((commands, obeyed), (_, letters), waker) = mailboxes;
             let (reports, pending) = mailbox(sizes.reports, control.clone());
@@ -145,7 +145,7 @@ impl Host {
                 letters,
                 waker,
                 reports,
-                neighbours: neighbours.clone(),
+                neighbours: Arc::clone(&neighbours),
                 index,
                 owners: Arc::clone(&owners),
                 counters: Arc::new(Counters::default()),

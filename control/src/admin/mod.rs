@@ -7,7 +7,8 @@
 //! | `/connections` | [`ConnectionPage`](crate::stats::ConnectionPage) as JSON |
 //! | `/metrics` | the same numbers as Prometheus text |
 //! | `/healthz` | 200 while this thread runs |
-//! | `/readyz` | 200, or 503 with the reasons |
+//! | `/readyz` | 200, or 503 with the reasons; `?listener=NAME` asks about one |
+//! | `/config` | the configuration in force, as JSON |
 //! | `POST /operate` | obeys an [`Operation`](crate::operate::Operation), sent as JSON |
 //!
 //! Everything else only reads. A web page that an operator looks at cannot operate the gateway: a

@@ -29,6 +29,7 @@ pub(super) fn router(provider: Arc<dyn Provider>, local: SocketAddr) -> Router {
         .route("/metrics", get(metrics_text))
         .route("/healthz", get(async || Json(json!({"status": "ok"}))))
         .route("/readyz", get(ready))
+        .route("/config", get(config))
         .route("/operate", post(operate))
         .fallback(async || refusal(StatusCode::NOT_FOUND, "no such path; try /stats"))
         .method_not_allowed_fallback(async || {
@@ -114,8 +115,30 @@ async fn metrics_text(State(provider): ProviderState) -> Response {
     (kind, metrics::text(provider.stats())).into_response()
 }
 
-async fn ready(State(provider): ProviderState) -> Response {
-    let readiness = provider.ready();
+/// The configuration in force, with all defaults, in the words of the file.
+async fn config(State(provider): ProviderState) -> Response {
+    match provider.config() {
+        Some(config) => Json(config).into_response(),
+        None => refusal(StatusCode::SERVICE_UNAVAILABLE, &OperateError::Silent.to_string()),
+    }
+}
+
+/// The query string of `/readyz`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct About {
+    listener: Option<String>,
+}
+
+async fn ready(
+    State(provider): ProviderState,
+    about: Result<Query<About>, QueryRejection>,
+) -> Response {
+    let about = match about {
+        Ok(Query(about)) => about,
+        Err(rejection) => return refusal(StatusCode::BAD_REQUEST, &rejection.body_text()),
+    };
+    let readiness = provider.ready(about.listener);
     if readiness.is_ready() {
         return Json(json!({"status": "ready"})).into_response();
     }
@@ -132,12 +155,17 @@ async fn operate(
         Ok(Json(operation)) => operation,
         Err(rejection) => return refusal(rejection.status(), &rejection.body_text()),
     };
-    match provider.operate(operation) {
-        Ok(()) => Json(json!({"schema": SCHEMA, "status": "begun"})).into_response(),
+    // Names are resolved for some of them, which takes time; statistics are read meanwhile.
+    let outcome = tokio::task::spawn_blocking(move || provider.operate(operation)).await;
+    match outcome.unwrap_or(Err(OperateError::Silent)) {
+        Ok(notes) => {
+            Json(json!({"schema": SCHEMA, "status": "begun", "notes": notes})).into_response()
+        }
         Err(error) => {
             let status = match error {
                 OperateError::Unknown(_) => StatusCode::NOT_FOUND,
                 OperateError::Refused(_) => StatusCode::CONFLICT,
+                OperateError::Wrong(_) => StatusCode::UNPROCESSABLE_ENTITY,
                 OperateError::Silent => StatusCode::SERVICE_UNAVAILABLE,
             };
             refusal(status, &error.to_string())

@@ -51,19 +51,27 @@ impl Provider for Still {
         ConnectionPage::select(all, query)
     }
 
-    fn ready(&self) -> Readiness {
-        Readiness { reasons: self.reasons.clone() }
+    fn config(&self) -> Option<serde_json::Value> {
+        Some(serde_json::json!({"log": "info"}))
     }
 
-    fn operate(&self, operation: Operation) -> Result<(), OperateError> {
+    fn ready(&self, listener: Option<String>) -> Readiness {
+        let about = listener.into_iter().map(|name| format!("there is no listener {name}"));
+        Readiness { reasons: self.reasons.iter().cloned().chain(about).collect() }
+    }
+
+    fn operate(&self, operation: Operation) -> Result<Vec<String>, OperateError> {
         match operation {
-            Operation::LinkDelete { link: 7, orderly: true } => Ok(()),
+            Operation::LinkDelete { link: 7, orderly: true } => Ok(vec!["done".to_owned()]),
             Operation::LinkDelete { link, .. } => {
                 Err(OperateError::Unknown(format!("link {link}")))
             }
-            Operation::LinkAdd { .. } | Operation::RnicDown { .. } | Operation::RnicUp { .. } => {
-                Err(OperateError::Refused("not now".to_owned()))
-            }
+            Operation::Reload => Err(OperateError::Wrong("a.toml:3: wrong".to_owned())),
+            Operation::LinkAdd { .. }
+            | Operation::RnicDown { .. }
+            | Operation::RnicUp { .. }
+            | Operation::Drain { .. }
+            | Operation::Undrain { .. } => Err(OperateError::Refused("not now".to_owned())),
         }
     }
 }

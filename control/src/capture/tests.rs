@@ -1,4 +1,5 @@
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::mpsc;
 use std::thread;
 
 use pcap_file::pcapng::{Block, PcapNgReader};
@@ -36,7 +37,9 @@ fn pair() -> Pair {
     fabrics[1].adopt(Instant(0), Introduced::connect(second, at_a).unwrap());
     let tracer = fabrics[0].tracer(port(1).mac);
     let taps = vec![Tapped { rnic: "hw0".to_owned(), description: "sim".to_owned(), tracer }];
-    spawn(admin, Clock::new(), taps).unwrap();
+    let (tap, new_taps) = mpsc::channel();
+    taps.into_iter().for_each(|one| tap.send(one).unwrap());
+    spawn(admin, Clock::new(), new_taps).unwrap();
     Pair { fabrics, qp, admin }
 }
 

@@ -52,6 +52,11 @@ impl Peers {
         admits(self.gids.as_deref(), gid.to_ip())
     }
 
+    /// The networks of its ends of TCP connections, and those of its RNICs; none: anywhere.
+    pub(super) fn lists(&self) -> (Option<&[Cidr]>, Option<&[Cidr]>) {
+        (self.sources.as_deref(), self.gids.as_deref())
+    }
+
     /// Whether anybody may be one.
     pub fn admit_anybody(&self) -> bool {
         *self == Self::default()

@@ -119,5 +119,5 @@ const HANDSHAKE_TIMEOUT_MIN: Duration = Duration::from_millis(100);
 /// RFC 7609 allows 16 KiB to 512 KiB in its notation (A.2.3).
 const RMBE_SIZE_MIN: u64 = 16_384;
 const RMBE_SIZE_MAX: u64 = 524_288;
-const OPTION_MODES: [(&str, OptionMode); 3] =
+pub(super) const OPTION_MODES: [(&str, OptionMode); 3] =
     [("auto", OptionMode::Auto), ("ebpf", OptionMode::Ebpf), ("assume", OptionMode::Assume)];

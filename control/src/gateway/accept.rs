@@ -21,24 +21,26 @@ use crate::slab::Key;
 use crate::smc_option::OptionSource;
 
 impl<N: Rnic> Gateway<N> {
-    /// Accepts the connections that wait at listener `index`.
-    pub(super) fn accept(&mut self, now: Instant, index: u16) {
+    /// Accepts connections that wait at listener `index`. Returns whether more may wait.
+    pub(super) fn accept(&mut self, now: Instant, index: u16) -> bool {
         let mut begun = 0;
         for _ in 0..ACCEPT_MAX {
             if begun == BEGIN_MAX {
-                return;
+                return true;
             }
             match self.listeners[usize::from(index)].accept() {
                 Ok(accepted) => begun += usize::from(self.accepted(now, index, accepted)),
                 Err(Errno::MFILE | Errno::NFILE) => {
                     if !self.refuse_for_want_of_descriptors(now, index) {
-                        return;
+                        return false;
                     }
                 }
-                // No connection is left, or one was reset while it waited.
-                Err(_) => return,
+                // One was reset while it waited.
+                Err(Errno::CONNABORTED) => {}
+                Err(_) => return false,
             }
         }
+        true
     }
 
     /// The process has no descriptor left: resets a connection that waits at a listener, which

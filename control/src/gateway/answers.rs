@@ -21,7 +21,7 @@ use super::effects::reading;
 use crate::config::Protocol;
 use crate::groups::{self, Group, GroupId, Phase, PortId};
 use crate::listener::Listener as ListenerAtWork;
-use crate::operate::{OperateError, Operation};
+use crate::operate::Operation;
 use crate::placement;
 use crate::rendezvous::Stage;
 use crate::sessions::{Carried, Open, Session};
@@ -30,7 +30,7 @@ use crate::stats::{
     Active, Connection, Fallback, FallbackReason, GroupV2, Link, LinkGroup, Listener, Memory,
     Poller, Readiness, Residence, Rnic as RnicRow, SCHEMA, Stats, Totals, Transport,
 };
-use crate::status::Question;
+use crate::status::{Outcome, Question};
 
 impl<N: Rnic> Gateway<N> {
     /// Answers what the admin thread asked.
@@ -40,21 +40,30 @@ impl<N: Rnic> Gateway<N> {
             match question {
                 Question::Stats(answer) => drop(answer.try_send(self.stats(now))),
                 Question::Connections(answer) => drop(answer.try_send(self.connections(now))),
-                Question::Ready(answer) => drop(answer.try_send(self.readiness())),
+                Question::Ready(listener, answer) => {
+                    let reasons = self.reasons_to_stay_away(listener.as_deref());
+                    drop(answer.try_send(Readiness { reasons }));
+                }
+                Question::Config(answer) => drop(answer.try_send(self.config.clone())),
                 Question::Operate(operation, answer) => {
                     drop(answer.try_send(self.operate(now, operation)));
                     self.settle(now);
+                }
+                Question::Reload(prepared, answer) => {
+                    self.service.reloading();
+                    let outcome = self.reload(now, *prepared);
+                    self.service.ready();
+                    match &outcome {
+                        Ok(notes) => tracing::info!(?notes, "another configuration is in force"),
+                        Err(why) => tracing::warn!(%why, "the configuration stays as it was"),
+                    }
+                    drop(answer.try_send(outcome));
                 }
             }
         }
     }
 
-    fn readiness(&self) -> Readiness {
-        let draining = self.draining.is_some().then(|| "the gateway is stopping".to_owned());
-        Readiness { reasons: draining.into_iter().collect() }
-    }
-
-    fn operate(&mut self, now: Instant, operation: Operation) -> Result<(), OperateError> {
+    fn operate(&mut self, now: Instant, operation: Operation) -> Outcome {
         tracing::info!(?operation, "operator command");
         let groups = self.endpoint.groups_mut();
         match operation {
@@ -64,7 +73,14 @@ impl<N: Rnic> Gateway<N> {
             Operation::LinkAdd { group } => groups.add_link(now, GroupId(group)),
             Operation::RnicDown { rnic, orderly } => groups.rnic_down(now, &rnic, orderly),
             Operation::RnicUp { rnic } => groups.rnic_up(now, &rnic),
+            Operation::Drain { listener, close_idle_over_s } => {
+                let over = close_idle_over_s.map(|seconds| Duration::from_secs(seconds.into()));
+                return self.drain_listeners(now, listener.as_deref(), over);
+            }
+            Operation::Undrain { listener } => return self.undrain_listeners(listener.as_deref()),
+            Operation::Reload => panic!("whoever asks for it has read the file first"),
         }
+        .map(|()| Vec::new())
     }
 
     fn stats(&self, now: Instant) -> Stats {
@@ -76,9 +92,21 @@ impl<N: Rnic> Gateway<N> {
             active: self.active(),
             fallbacks: self.fallback_rows(),
             link_groups: self.link_groups(),
-            pollers: self.endpoint.groups().pollers().iter().map(poller_row).collect(),
+            pollers: self
+                .endpoint
+                .groups()
+                .pollers()
+                .iter()
+                .filter(|poller| !poller.is_stopped())
+                .map(poller_row)
+                .collect(),
             rnics: self.rnic_rows(),
-            listeners: self.listeners.iter().map(listener_row).collect(),
+            listeners: self
+                .listeners
+                .iter()
+                .filter(|one| !one.is_gone())
+                .map(listener_row)
+                .collect(),
             memory: self.memory(),
         }
     }
@@ -440,6 +468,11 @@ fn placement<Qp>(poller: &placement::PollerHandle<Qp>) -> String {
 }
 
 fn listener_row(listener: &ListenerAtWork) -> Listener {
+    let state = match (listener.retired, listener.drained) {
+        (true, _) => "removed",
+        (false, true) => "drained",
+        (false, false) => "open",
+    };
     let name = |protocol: Protocol| match protocol {
         Protocol::Tcp => "tcp".to_owned(),
         Protocol::Smc => "smc".to_owned(),
@@ -450,6 +483,7 @@ fn listener_row(listener: &ListenerAtWork) -> Listener {
         accept: name(listener.config.accept),
         connect: name(listener.config.connect),
         upstream: listener.goes_to(),
+        state: state.to_owned(),
         accepted: listener.accepted,
         refused: listener.refused,
         active: listener.active.into(),

@@ -15,7 +15,7 @@ use smcr_rnic::Rnic;
 
 use super::{Gateway, GatewayGroups};
 use crate::config::Protocol;
-use crate::groups::{Pollers, PortId};
+use crate::groups::Pollers;
 use crate::listener::{connect_outcome, reset};
 use crate::reactor::Event;
 use crate::rendezvous::{Closed, Effect, Why};
@@ -285,7 +285,9 @@ impl<N: Rnic> Gateway<N> {
 /// The gauges that its poller keeps of an open connection.
 pub(super) fn reading<N: Rnic>(groups: &GatewayGroups<N>, open: &Open) -> Reading {
     let port = match open.transport {
-        Carried::Smc { .. } => groups.member(open.connection).map_or(PortId(0), |it| it.port),
+        Carried::Smc { .. } => {
+            groups.member(open.connection).map_or_else(|| groups.any_port(), |it| it.port)
+        }
         Carried::Tcp { port, .. } => port,
     };
     groups.pollers()[port.0].gauges.read(open.connection.slot)

@@ -92,7 +92,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
             // RFC 7609 2 #4: use existing links for later connections
             // RFC 7609 2.2.4 #7: recognize peers by peer id
             // RFC 7609 3.5.1.6.4 #5: try first contact again next time
-            group.is_established() && group.members.len() < group.members_max()
+            let links = || group.links.iter().filter(|link| link.is_alive());
+            // One whose RNICs the operator takes away is left alone.
+            let stays = links().any(|link| !self.shared.ports[link.port.0].retired);
+            stays && group.is_established() && group.members.len() < group.members_max()
         });
         open.min_by_key(|(id, group)| (group.members.len(), *id)).map(|(id, _)| id)
     }

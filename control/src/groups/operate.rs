@@ -159,7 +159,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     }
 
     /// Tells every group that could use a port that it is there.
-    fn offer_port(&mut self, now: Instant, port: PortId) {
+    pub(super) fn offer_port(&mut self, now: Instant, port: PortId) {
         let entry = &self.shared.ports[port.0];
         // A port without an RNIC has no address, and serves TCP only. Of one that is back, the
         // operator may still want no use, or its network may be gone.

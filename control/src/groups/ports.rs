@@ -39,6 +39,10 @@ pub struct Port<N> {
     pub rnic: Option<N>,
     /// Whether the operator wants it used.
     pub wanted: bool,
+    /// The configuration has it no more: it is closed when nothing needs it.
+    pub retired: bool,
+    /// It is closed, and so is its poller.
+    pub closed: bool,
     /// Whether its network is there, as far as the host knows.
     pub carrier: bool,
     /// Whether it works, as far as the NIC itself has said.
@@ -50,7 +54,18 @@ pub struct Port<N> {
 impl<N: Rnic> Port<N> {
     /// A port that is up.
     pub fn new(name: String, lan: Lan, subnet: Ipv4Subnet, rnic: Option<N>) -> Self {
-        Self { name, lan, subnet, rnic, wanted: true, carrier: true, alive: true, links: 0 }
+        Self {
+            name,
+            lan,
+            subnet,
+            rnic,
+            wanted: true,
+            retired: false,
+            closed: false,
+            carrier: true,
+            alive: true,
+            links: 0,
+        }
     }
 
     /// The NIC, where one more link may be opened.

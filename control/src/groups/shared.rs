@@ -1,6 +1,6 @@
 //! What all link groups of a process share: RNICs, pollers, memory, counts, and news for the owner.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -91,6 +91,8 @@ pub(super) struct Shared<N: Rnic, P: Pollers<QpOf<N>>> {
     /// Which group has which link.
     group_of_link: HashMap<LinkId, GroupId>,
     links_made: u32,
+    /// Links on RNICs that are given up, whose end was asked for.
+    pub(super) asked_to_leave: BTreeSet<LinkId>,
     pub(super) budget: Budget,
     pub(super) counts: Counts,
     pub(super) offences: Offences,
@@ -106,11 +108,25 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Shared<N, P> {
             pollers,
             group_of_link: HashMap::new(),
             links_made: 0,
+            asked_to_leave: BTreeSet::new(),
             budget: Budget::new(settings.rmb_bytes),
             counts: Counts::default(),
             offences: Offences::default(),
             events: VecDeque::new(),
         }
+    }
+
+    /// The operator has decided anew. Groups that exist keep what they began with.
+    pub(super) fn change(&mut self, settings: Settings) {
+        self.budget.change(settings.rmb_bytes);
+        self.settings = settings;
+    }
+
+    /// One more RNIC. Its poller is known already.
+    pub(super) fn add_port(&mut self, port: Port<N>) -> PortId {
+        self.ports.push(port);
+        self.loads.push(0);
+        PortId(self.ports.len() - 1)
     }
 
     /// A name for a new link of a group on this port.
@@ -126,6 +142,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Shared<N, P> {
     pub(super) fn forget_link(&mut self, link: LinkId, port: PortId) {
         let known = self.group_of_link.remove(&link);
         assert!(known.is_some(), "a link is forgotten once");
+        self.asked_to_leave.remove(&link);
         self.ports[port.0].links -= 1;
     }
 

@@ -17,18 +17,37 @@ use smcr_proto::link_group::RmbIndex;
 #[derive(Debug)]
 pub struct Budget {
     bytes: u64,
+    taken: u64,
 }
 
 impl Budget {
     /// A budget of `bytes`.
     pub fn new(bytes: u64) -> Self {
-        Self { bytes }
+        Self { bytes, taken: 0 }
+    }
+
+    /// From now on it is so large. If more is taken, all of that must come back before more can be
+    /// had.
+    pub fn change(&mut self, bytes: u64) {
+        self.bytes = bytes;
     }
 
     /// Takes so many bytes.
     fn take(&mut self, bytes: u64) -> Result<(), Exhausted> {
-        self.bytes = self.bytes.checked_sub(bytes).ok_or(Exhausted)?;
+        if self.left() < bytes {
+            return Err(Exhausted);
+        }
+        self.taken += bytes;
         Ok(())
+    }
+
+    /// So many bytes come back.
+    fn give_back(&mut self, bytes: u64) {
+        self.taken -= bytes;
+    }
+
+    fn left(&self) -> u64 {
+        self.bytes.saturating_sub(self.taken)
     }
 }
 
@@ -100,7 +119,7 @@ impl Stock {
             return Ok(one.rmb.take());
         }
         // Another RMB would not help.
-        if budget.bytes < size.bytes().into() { Err(Exhausted) } else { Ok(None) }
+        if budget.left() < size.bytes().into() { Err(Exhausted) } else { Ok(None) }
     }
 
     /// Takes an element back.
@@ -115,7 +134,7 @@ impl Stock {
         let home = home.expect("an element goes back where it came from");
         home.rmb.give_back(rmbe);
         if !home.pinned {
-            budget.bytes += capacity;
+            budget.give_back(capacity);
         }
         home.idle_since = (home.rmb.in_use() == 0).then_some(now);
     }
@@ -318,7 +337,7 @@ impl Registered {
     /// Gives back what the RMB has taken as a whole. No element may be out.
     fn refund(&self, budget: &mut Budget) {
         if self.pinned {
-            budget.bytes += self.bytes();
+            budget.give_back(self.bytes());
         }
     }
 }
@@ -370,7 +389,7 @@ mod tests {
         assert!(last.take(size, &mut budget).unwrap().is_none(), "three elements");
         taken.into_iter().flatten().for_each(|rmbe| last.give_back(NOW, rmbe, &mut budget));
         stocks.into_iter().for_each(|stock| stock.close(&mut budget));
-        assert_eq!(budget.bytes, 5 * 16_384 + 100);
+        assert_eq!(budget.left(), 5 * 16_384 + 100);
     }
 
     /// Ninety peers with one connection each must not reserve what ninety with 255 each need; and a
@@ -445,20 +464,20 @@ mod tests {
             let registered = stock.register(PortId(0), domain, &mut nic, &mut budget);
             assert_eq!(registered.is_ok(), index < 2);
         }
-        assert_eq!(budget.bytes, 100);
+        assert_eq!(budget.left(), 100);
         assert_eq!(stocks[2].take(size, &mut budget).err(), Some(Exhausted));
         let late = stocks[0].take(size, &mut budget).unwrap().unwrap();
         for rmbe in [early, late] {
             stocks[0].give_back(NOW, rmbe, &mut budget);
         }
-        assert_eq!(budget.bytes, 100, "what has come home is pinned still");
+        assert_eq!(budget.left(), 100, "what has come home is pinned still");
         for (_, key) in stocks[1].discard(RmbIndex(0), &mut budget) {
             nic.deregister(key);
         }
-        assert_eq!(budget.bytes, 3 * 16_384 + 100);
+        assert_eq!(budget.left(), 3 * 16_384 + 100);
         stocks[0].withdraw(PortId(0), &mut nic);
         stocks.into_iter().for_each(|stock| stock.close(&mut budget));
-        assert_eq!(budget.bytes, all);
+        assert_eq!(budget.left(), all);
     }
 
     /// Connections that need large elements and those that are many share a group, each with what

@@ -11,7 +11,7 @@ use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Stdio};
 
-use crate::config::{Config, Intercept, InterceptWay, Listener, Protocol, SourceAddress};
+use crate::config::{Intercept, InterceptWay, Listener, Protocol, SourceAddress};
 use crate::listener::OWN_MARK;
 
 /// The rules that one configuration needs.
@@ -23,20 +23,27 @@ pub struct Rules {
     nat: String,
     /// The same, by TPROXY.
     tproxy: String,
+    /// Whether connections of applications of this host pass by NAT: those that were led to us
+    /// would end without it.
+    at_output: bool,
+    /// Whether connections of other hosts do.
+    at_prerouting: bool,
     /// Whether packets for addresses that are not ours come to our sockets.
     routes: bool,
 }
 
 impl Rules {
-    /// What `config` needs; none if it needs no rules.
-    pub fn of(config: &Config) -> Option<Self> {
+    /// What these listeners need; none if they need no rules.
+    pub fn of<'a>(listeners: impl IntoIterator<Item = &'a Listener>) -> Option<Self> {
         let mut rules = Self {
             output: String::new(),
             nat: String::new(),
             tproxy: String::new(),
+            at_output: false,
+            at_prerouting: false,
             routes: false,
         };
-        for listener in &config.listeners {
+        for listener in listeners {
             rules.routes |= listener.source == SourceAddress::Client;
             let Some(intercept) = &listener.intercept else { continue };
             match intercept.way {
@@ -45,8 +52,28 @@ impl Rules {
                 InterceptWay::Tproxy => rules.tproxy(listener, intercept),
             }
         }
-        let is_empty = rules.output.is_empty() && rules.nat.is_empty() && rules.tproxy.is_empty();
+        rules.at_output = !rules.output.is_empty();
+        rules.at_prerouting = !rules.nat.is_empty();
+        let is_empty = !rules.at_output && !rules.at_prerouting && rules.tproxy.is_empty();
         (!is_empty || rules.routes).then_some(rules)
+    }
+
+    /// The same rules, for a host where `before` were in force: connections that came by those go
+    /// on.
+    #[must_use]
+    pub fn after(self, before: &Self) -> Self {
+        Self {
+            at_output: self.at_output || before.at_output,
+            at_prerouting: self.at_prerouting || before.at_prerouting,
+            routes: self.routes || before.routes,
+            ..self
+        }
+    }
+
+    /// What is left of them when nothing is caught any more.
+    pub fn idle(&self) -> Self {
+        let [output, nat, tproxy] = [const { String::new() }; 3];
+        Self { output, nat, tproxy, ..*self }
     }
 
     fn redirect(&mut self, listener: &Listener, intercept: &Intercept) {
@@ -99,11 +126,11 @@ impl Rules {
         {
             chain(name, "", rules);
         }
-        if !self.output.is_empty() {
+        if self.at_output {
             let head = "type nat hook output priority -100; policy accept;";
             chain("output_nat", head, "jump catch_output");
         }
-        if !self.nat.is_empty() {
+        if self.at_prerouting {
             let head = "type nat hook prerouting priority dstnat; policy accept;";
             chain("prerouting_nat", head, "jump catch_nat");
         }
@@ -156,6 +183,19 @@ impl Rules {
                  write intercept = \"ebpf\""
             )
         })
+    }
+
+    /// Brings the rules into force in place of `before`, which are in force now.
+    ///
+    /// # Errors
+    ///
+    /// Which command failed, and what it said; then those before are still in force.
+    pub fn replace(&self, before: &Self) -> Result<(), String> {
+        match self.routes && !before.routes {
+            true => self.install().inspect_err(|_| drop(before.install())),
+            // All at once, or not at all.
+            false => nft(&self.script()),
+        }
     }
 
     /// Catches no more connections. Those that were caught go on.
@@ -306,10 +346,11 @@ const ROUTES: [&str; 4] = [
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
 
     fn rules(listener: &str) -> Option<Rules> {
         let text = format!("[[listener]]\nname = 'a'\nupstream = 'original-dst'\n{listener}\n");
-        Rules::of(&Config::parse(&text, "a.toml").unwrap())
+        Rules::of(&Config::parse(&text, "a.toml").unwrap().listeners)
     }
 
     fn caught(listener: &str) -> String {
@@ -353,5 +394,18 @@ mod tests {
         assert!(script.starts_with("table inet smcgate\ndelete table inet smcgate\n"));
         let none = "bind = '127.0.0.1:9'\nintercept = 'ebpf'\nintercept_ports = [1]";
         assert_eq!(rules(none), None);
+    }
+
+    /// NAT that is taken away takes connections with it.
+    #[test]
+    fn what_was_caught_passes_by_the_same_hooks_later() {
+        let nat = "bind = '127.0.0.1:9'\nintercept = 'redirect'\nintercept_ports = [1]";
+        let before = rules(nat).unwrap();
+        let tproxy = "bind = '10.0.0.1:9'\nintercept = 'tproxy'\nintercept_ports = [1]";
+        for after in [rules(tproxy).unwrap().after(&before), before.idle()] {
+            let script = after.script();
+            assert!(script.contains("type nat hook output"), "{script}");
+            assert!(!script.contains("dnat"), "{script}");
+        }
     }
 }

@@ -14,7 +14,7 @@ use super::shared::Shared;
 use super::state::{Rendezvous, State};
 use super::waiting::Wait;
 use crate::deadlines::Deadlines;
-use crate::groups::{Event, GroupId, Groups, Pollers, Proof, QpOf};
+use crate::groups::{self, Event, GroupId, Groups, Pollers, Proof, QpOf};
 use crate::slab::Key;
 
 /// All rendezvous of a gateway, and what they share. It does no IO and reads no clock.
@@ -53,6 +53,16 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
             deadlines: Deadlines::default(),
             due: VecDeque::new(),
         }
+    }
+
+    /// The operator has decided anew. What goes on, goes on by what it began with.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer listeners than before: connections name theirs by number.
+    pub fn change(&mut self, settings: Settings, groups: groups::Settings) {
+        self.shared.change(settings);
+        self.shared.groups.change(groups);
     }
 
     /// A connection was accepted.

@@ -383,7 +383,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
             self.shared.fallbacks.count(reason);
         }
         self.shared.counts.connections_tcp += 1;
-        let port = self.one.surroundings.port.unwrap_or(PortId(0));
+        let port = self.one.surroundings.port.unwrap_or_else(|| self.shared.groups.any_port());
         Effect::StayTcp { key: self.one.key, connection, port, reason, leftover, declined }
     }
 

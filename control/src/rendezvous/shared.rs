@@ -51,10 +51,9 @@ pub(super) struct Notices {
 
 impl<N: Rnic, P: Pollers<QpOf<N>>> Shared<N, P> {
     pub(super) fn new(settings: Settings, groups: Groups<N, P>) -> Self {
-        let contenders = settings.listeners.iter().filter(|terms| terms.contends()).count();
-        let patience = settings.handshake_timeout.min(ANSWER_WITHIN);
-        let places =
-            Places::new(settings.handshakes_max, settings.listeners.len(), contenders, patience);
+        let Settings { handshakes_max, listeners, .. } = &settings;
+        let (contenders, patience) = (settings.contenders(), settings.patience());
+        let places = Places::new(*handshakes_max, listeners.len(), contenders, patience);
         let silent = Silent::new(settings.silent_max);
         Self {
             settings,
@@ -72,6 +71,15 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Shared<N, P> {
         }
     }
 
+    /// The operator has decided anew. Rendezvous that go on keep the places that they have.
+    pub(super) fn change(&mut self, settings: Settings) {
+        let Settings { handshakes_max, listeners, .. } = &settings;
+        let (contenders, patience) = (settings.contenders(), settings.patience());
+        self.places.change(*handshakes_max, listeners.len(), contenders, patience);
+        self.silent.change(settings.silent_max);
+        self.settings = settings;
+    }
+
     /// The terms of a listener.
     pub(super) fn terms(&self, listener: u16) -> &Terms {
         &self.settings.listeners[usize::from(listener)]
@@ -85,6 +93,18 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Shared<N, P> {
     /// Which SMC-R versions we speak over a port, and on which terms.
     pub(super) fn policy(&self, port: Option<PortId>) -> Policy {
         Policy { v1: port.is_some_and(|port| self.settings.v1[port.0]), v2: self.settings.v2 }
+    }
+}
+
+impl Settings {
+    /// How many listeners need places for rendezvous.
+    fn contenders(&self) -> usize {
+        self.listeners.iter().filter(|terms| terms.contends()).count()
+    }
+
+    /// How long a connection waits for a place.
+    fn patience(&self) -> Duration {
+        self.handshake_timeout.min(ANSWER_WITHIN)
     }
 }
 

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use ureq::Body;
-use ureq::http::Response;
+use ureq::http::{Response, StatusCode};
 
 use crate::operate::Operation;
 use crate::stats::{ConnectionPage, ConnectionQuery, PER_PAGE_MAX, SCHEMA, Stats};
@@ -32,6 +32,14 @@ const ANSWER_MAX: u64 = 64 << 20;
 pub struct ClientError {
     admin: SocketAddr,
     why: String,
+    is_wrong: bool,
+}
+
+impl ClientError {
+    /// Whether what the operator wrote is wrong, rather than that it did not work.
+    pub fn is_wrong(&self) -> bool {
+        self.is_wrong
+    }
 }
 
 impl fmt::Display for ClientError {
@@ -112,16 +120,19 @@ impl Client {
         Ok(all)
     }
 
-    /// Tells the gateway to do something. It has begun when this returns.
+    /// Tells the gateway to do something. It has begun when this returns. Returns what was done
+    /// already, in words.
     ///
     /// # Errors
     ///
     /// As [`stats`](Self::stats), and why the gateway will not.
-    pub fn operate(&self, operation: &Operation) -> Result<(), ClientError> {
-        let fail = |why: String| ClientError { admin: self.admin, why };
+    pub fn operate(&self, operation: &Operation) -> Result<Vec<String>, ClientError> {
+        let fail = |why: String| ClientError { admin: self.admin, why, is_wrong: false };
         let request = self.agent.post(format!("http://{}/operate", self.admin));
         let response = request.send_json(operation).map_err(|error| fail(no_answer(&error)))?;
-        self.read(response).map(drop)
+        let json = self.read(response)?;
+        let notes = json.get("notes").cloned().unwrap_or_default();
+        Ok(Vec::deserialize(notes).unwrap_or_default())
     }
 
     fn ask<T: DeserializeOwned>(
@@ -129,7 +140,7 @@ impl Client {
         path: &str,
         parameters: &[(&str, String)],
     ) -> Result<Fetched<T>, ClientError> {
-        let fail = |why: String| ClientError { admin: self.admin, why };
+        let fail = |why: String| ClientError { admin: self.admin, why, is_wrong: false };
         let mut request = self.agent.get(format!("http://{}{path}", self.admin));
         for (name, value) in parameters {
             request = request.query(name, value);
@@ -143,7 +154,7 @@ impl Client {
 
     /// The JSON of an answer, if it is one of ours and no refusal.
     fn read(&self, mut response: Response<Body>) -> Result<Value, ClientError> {
-        let fail = |why: String| ClientError { admin: self.admin, why };
+        let fail = |why: String| ClientError { admin: self.admin, why, is_wrong: false };
         let status = response.status();
         let json: Value = response
             .body_mut()
@@ -153,7 +164,8 @@ impl Client {
             .map_err(|_| fail(format!("status {status}, and no JSON: is this a smcgate?")))?;
         if !status.is_success() {
             let why = json.get("error").and_then(Value::as_str).unwrap_or("no reason given");
-            return Err(fail(format!("status {status}: {why}")));
+            let is_wrong = status == StatusCode::UNPROCESSABLE_ENTITY;
+            return Err(ClientError { is_wrong, ..fail(format!("status {status}: {why}")) });
         }
         let Schema { schema } = Schema::deserialize(&json)
             .map_err(|_| fail("its answer has no schema: is this a smcgate?".to_owned()))?;

@@ -28,7 +28,7 @@ pub fn run(command: &InterceptCommand) -> Result<(), (u8, String)> {
                     text.push_str(": by eBPF, which the gateway loads, and which ends with it\n");
                 }
             }
-            match Rules::of(&config) {
+            match Rules::of(&config.listeners) {
                 None => text.push_str("# no rules are needed\n"),
                 Some(rules) if *dry_run => text.push_str(&rules.commands()),
                 Some(rules) => rules.install().map_err(failed)?,

@@ -7,6 +7,7 @@ use smcr_memory::Rmbe;
 use smcr_proto::Rkey;
 use smcr_rnic::QpError;
 
+pub use crate::mail::Neighbours;
 pub use crate::names::{
     Activity, ConnectionId, Ending, GroupId, KeyChange, LinkId, LlcBytes, PeerElement, Unheard,
 };

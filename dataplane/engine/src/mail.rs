@@ -5,6 +5,7 @@
 //! for room: an outbox is a queue in front of a full queue.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::OnceLock;
 
 use smcr_proto::AlertToken;
 use smcr_proto::wire::cdc::Cdc;
@@ -34,14 +35,45 @@ pub enum Letter<T> {
     },
 }
 
+/// How pollers reach each other, by index. Whoever joins later is introduced before anybody can
+/// have a letter for it.
+#[derive(Debug)]
+pub struct Neighbours<T>(Box<[OnceLock<Sender<T>>]>);
+
+impl<T> Neighbours<T> {
+    /// Nobody, with room for `most`.
+    pub fn new(most: usize) -> Self {
+        Self(std::iter::repeat_with(OnceLock::new).take(most).collect())
+    }
+
+    /// From now on the poller at `index` is reached by `sender`.
+    ///
+    /// # Panics
+    ///
+    /// If there is one already, or no room.
+    pub fn introduce(&self, index: usize, sender: Sender<T>) {
+        assert!(self.0[index].set(sender).is_ok(), "an index belongs to one poller for ever");
+    }
+
+    fn at(&self, index: usize) -> &Sender<T> {
+        self.0[index].get().expect("who has a connection was introduced before")
+    }
+}
+
+impl<T> FromIterator<Sender<T>> for Neighbours<T> {
+    fn from_iter<I: IntoIterator<Item = Sender<T>>>(all: I) -> Self {
+        Self(all.into_iter().map(OnceLock::from).collect())
+    }
+}
+
 /// The letters of one poller: those that come, and those that it writes to pollers that may be
 /// behind.
 #[derive(Debug)]
 pub(crate) struct Mail<T> {
     letters: Receiver<Letter<T>>,
     /// By index; the one of this poller is never used.
-    neighbours: Vec<Sender<Letter<T>>>,
-    /// What they must be told, by the same index.
+    neighbours: Arc<Neighbours<Letter<T>>>,
+    /// What they must be told, by the same index; it ends with the last that was told anything.
     outboxes: Vec<ToNeighbour<T>>,
     /// Which poller has which connection; shared by all.
     owners: Arc<Owners>,
@@ -162,12 +194,18 @@ impl<T> ToNeighbour<T> {
 impl<T> Mail<T> {
     pub(crate) fn new(
         letters: Receiver<Letter<T>>,
-        neighbours: Vec<Sender<Letter<T>>>,
+        neighbours: Arc<Neighbours<Letter<T>>>,
         owners: Arc<Owners>,
         index: u8,
     ) -> Self {
-        let outboxes = neighbours.iter().map(|_| ToNeighbour::default()).collect();
-        Self { letters, neighbours, outboxes, owners, index }
+        Self { letters, neighbours, outboxes: Vec::new(), owners, index }
+    }
+
+    /// Has an outbox for this neighbour.
+    fn write_to(&mut self, neighbour: usize) {
+        if neighbour >= self.outboxes.len() {
+            self.outboxes.resize_with(neighbour + 1, ToNeighbour::default);
+        }
     }
 
     /// The oldest letter to this poller.
@@ -219,10 +257,11 @@ impl<T> Mail<T> {
         group: GroupId,
         message: &Cdc,
     ) -> Result<(), Flooded> {
+        self.write_to(neighbour);
         let outbox = &mut self.outboxes[neighbour];
         if outbox.waiting.is_empty() {
             let letter = Letter::Deliver { group, message: *message };
-            if self.neighbours[neighbour].push(letter).is_ok() {
+            if self.neighbours.at(neighbour).push(letter).is_ok() {
                 outbox.posted = true;
                 return Ok(());
             }
@@ -234,6 +273,7 @@ impl<T> Mail<T> {
 
     /// Tells a neighbour, as soon as it has room.
     pub(crate) fn send(&mut self, neighbour: usize, letter: Letter<T>) {
+        self.write_to(neighbour);
         self.outboxes[neighbour].waiting.push_back(letter);
         self.post_to(neighbour);
     }
@@ -249,7 +289,7 @@ impl<T> Mail<T> {
         for neighbour in 0..self.outboxes.len() {
             moved |= self.post_to(neighbour);
             if std::mem::take(&mut self.outboxes[neighbour].posted) {
-                self.neighbours[neighbour].wake();
+                self.neighbours.at(neighbour).wake();
             }
         }
         moved
@@ -259,7 +299,7 @@ impl<T> Mail<T> {
         let outbox = &mut self.outboxes[neighbour];
         let mut moved = false;
         while let Some(letter) = outbox.pop() {
-            if let Err(letter) = self.neighbours[neighbour].push(letter) {
+            if let Err(letter) = self.neighbours.at(neighbour).push(letter) {
                 outbox.put_back(letter);
                 break;
             }

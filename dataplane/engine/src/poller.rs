@@ -24,7 +24,7 @@ use crate::idle::{Advice, Idle, Taken};
 use crate::kernel::Kernel;
 use crate::limits::{EVENTS_PER_TURN_MAX, FILL_PER_TURN_MAX, REAP_PER_TURN_MAX};
 use crate::links::Links;
-use crate::mail::Mail;
+use crate::mail::{Mail, Neighbours};
 use crate::mailbox::{Receiver, Sender, Waker};
 use crate::moves::Moves;
 use crate::names::{ConnectionId, Ending, LinkId};
@@ -54,7 +54,7 @@ pub struct Ends<F: Fabric, S: Streams> {
     /// To the control thread.
     pub reports: Sender<Report<S::Stream>>,
     /// To every poller of the process, by index; the one at `index` is never used.
-    pub neighbours: Vec<Sender<LetterOf<S::Stream>>>,
+    pub neighbours: Arc<Neighbours<LetterOf<S::Stream>>>,
     /// Which of them this poller is.
     pub index: u8,
     /// Which poller has which connection; shared by all.

@@ -313,6 +313,7 @@ impl Platform {
         let (commands, obeyed): (Vec<_>, Vec<_>) = queues.unzip();
         let letters = wakers.iter().map(|waker| mailbox(LETTERS_MAX, waker.clone()));
         let (neighbours, letters): (Vec<_>, Vec<_>) = letters.unzip();
+        let neighbours = Arc::new(neighbours.into_iter().collect());
         let owners = Arc::new(Owners::new());
         let (mut ports, mut threads) = (Vec::new(), Vec::new());
         let heard = wakers.into_iter().zip(obeyed).zip(letters);
@@ -335,7 +336,7 @@ impl Platform {
                 letters,
                 waker,
                 reports,
-                neighbours: neighbours.clone(),
+                neighbours: Arc::clone(&neighbours),
                 index,
                 owners: Arc::clone(&owners),
                 counters: Arc::default(),

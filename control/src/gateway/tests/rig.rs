@@ -16,18 +16,19 @@ use smcr_proto::{AlertToken, Gid, MacAddress, Mtu, PeerId, Psn, Qpn, Rkey, RmbeS
 use smcr_rnic::any;
 
 use super::US;
-use crate::config::{Config, RnicKind};
+use crate::config::{Config, RnicConfig, RnicKind};
 use crate::cores::{Assignment, Reason};
 use crate::device::Devices;
-use crate::gateway::{Gateway, Parts, PortParts};
+use crate::gateway::{Gateway, OpenRnics, Parts, PortParts};
 use crate::intercept::Interception;
-use crate::listener::Listener;
+use crate::listener::{Common, Listener};
 use crate::loopback::Loopback;
 use crate::network::{Network, Place};
-use crate::placement::seats;
+use crate::placement::Seats;
 use crate::pnet::PnetTable;
+use crate::service::Service;
 use crate::smc_option::OptionSource;
-use crate::start::start_poller;
+use crate::start::ports::start_poller;
 use crate::stats::{Provider, Stats};
 use crate::status::{Asker, Traffic};
 
@@ -86,20 +87,17 @@ impl Rig {
         let thread = std::thread::spawn(move || {
             let clock = Clock::new();
             let option = OptionSource::choose(&config.smc);
-            let loopback = Arc::new(Loopback::Host);
-            let listener = Listener::open(
-                &config.listeners[0],
-                &option,
-                &loopback,
-                (false, config.smc.tcp_keepalive),
-            )
-            .unwrap();
+            let common = Common::of(&config, &Arc::new(Loopback::Host));
+            let socket = common.listen(&config.listeners[0], &option).unwrap();
+            let (only, to) = (config.listeners[0].clone(), Some(target));
+            let listener = Listener::new(only, to, common.clone(), Some(socket));
             let port = open_port(&config, address, clock, &waker);
             let place = Place {
                 rnic: NAME.to_owned(),
                 device: Some(port.device.clone()),
                 // A port without an address cannot be used.
                 address: is_up.then_some(address.into()),
+                wanted: true,
             };
             let pnet = PnetTable::new(&config);
             let network = Network::new(Devices::read().unwrap(), pnet, vec![place]);
@@ -110,7 +108,11 @@ impl Rig {
                 peer_id: PeerId([number; 8]),
                 ports: vec![port],
                 network,
+                nics: Vec::new(),
+                opener: Box::new(NoMore),
                 listeners: vec![listener],
+                common,
+                service: Service::default(),
                 interception: Interception::default(),
                 waker,
                 questions,
@@ -118,7 +120,13 @@ impl Rig {
             };
             Gateway::new(parts).unwrap().run().unwrap();
         });
-        let rig = Self { gateway, upstream, asker: Asker(ask), stop, thread: Some(thread) };
+        let rig = Self {
+            gateway,
+            upstream,
+            asker: Asker { questions: ask, file: None },
+            stop,
+            thread: Some(thread),
+        };
         // The first answer says that it listens.
         wait_until("the gateway runs", || rig.stats().schema == crate::stats::SCHEMA);
         rig
@@ -203,7 +211,7 @@ fn open_port(
     };
     let (rnic, fabric) = any::open(&spec).unwrap().remove(0);
     let traffic = Arc::new(Traffic::default());
-    let seat = seats(1).unwrap().remove(0);
+    let seat = Seats::new().take().unwrap();
     let affinity = Affinity::of_this_thread().unwrap();
     let run_on = (Assignment::unpinned(Reason::Off), &affinity);
     let memory = Region::new(usize::try_from(config.smc.send_pool).unwrap()).unwrap();
@@ -218,6 +226,19 @@ fn open_port(
         rnic: Some(rnic),
         poller,
         traffic,
+    }
+}
+
+/// Opens no RNIC.
+struct NoMore;
+
+impl OpenRnics<any::Nic> for NoMore {
+    fn wanted(&self, _: &Config, _: &[Option<SocketAddr>]) -> Vec<RnicConfig> {
+        Vec::new()
+    }
+
+    fn open(&mut self, _: &Config, _: &RnicConfig) -> Result<Vec<PortParts<any::Nic>>, String> {
+        Err("a rig has one RNIC".to_owned())
     }
 }
 

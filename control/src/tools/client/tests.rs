@@ -25,14 +25,21 @@ impl Provider for Busy {
         ConnectionPage::select(all, query)
     }
 
-    fn ready(&self) -> Readiness {
+    fn config(&self) -> Option<Value> {
+        None
+    }
+
+    fn ready(&self, _: Option<String>) -> Readiness {
         Readiness::default()
     }
 
-    fn operate(&self, operation: Operation) -> Result<(), OperateError> {
+    fn operate(&self, operation: Operation) -> Result<Vec<String>, OperateError> {
         let known = Operation::RnicUp { rnic: "r0".to_owned() };
         if operation == known {
-            return Ok(());
+            return Ok(vec!["it is up".to_owned()]);
+        }
+        if operation == Operation::Reload {
+            return Err(OperateError::Wrong("a.toml:3: nonsense".to_owned()));
         }
         Err(OperateError::Unknown(format!("{operation:?}")))
     }
@@ -63,7 +70,10 @@ fn a_command_begins_or_says_why_not() {
     let provider = Arc::new(Busy { connections: 0 });
     let admin = admin::spawn("127.0.0.1:0".parse().unwrap(), provider).unwrap();
     let client = Client::new(admin.address());
-    client.operate(&Operation::RnicUp { rnic: "r0".to_owned() }).unwrap();
+    let notes = client.operate(&Operation::RnicUp { rnic: "r0".to_owned() }).unwrap();
+    assert_eq!(notes, ["it is up"]);
+    let error = client.operate(&Operation::Reload).unwrap_err();
+    assert!(error.is_wrong() && error.to_string().contains("a.toml:3: nonsense"), "{error}");
     let error = client.operate(&Operation::LinkAdd { group: 3 }).unwrap_err().to_string();
     assert!(error.contains("404") && error.contains("group: 3"), "{error}");
 }

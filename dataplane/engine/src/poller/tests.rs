@@ -11,6 +11,7 @@ use super::*;
 use crate::clock::Clock;
 use crate::idle::Policy;
 use crate::limits::COMMANDS_MAX;
+use crate::mail::Neighbours;
 use crate::mailbox::mailbox;
 use crate::names::{Activity, GroupId, LlcBytes};
 
@@ -30,7 +31,7 @@ fn a_thread_that_never_spins_ends_when_it_is_told_to() {
             letters,
             waker: waker.clone(),
             reports,
-            neighbours: Vec::new(),
+            neighbours: Arc::new(Neighbours::new(1)),
             index: 0,
             owners: Arc::new(Owners::new()),
             counters: Arc::default(),
@@ -121,7 +122,7 @@ fn a_sleeper_takes_in_what_comes_by_its_socket_or_by_another_poller() {
         letters,
         waker: waker.clone(),
         reports: report,
-        neighbours: Vec::new(),
+        neighbours: Arc::new(Neighbours::new(1)),
         index: 0,
         owners: Arc::new(Owners::new()),
         counters: Arc::clone(&counters),

@@ -1,0 +1,124 @@
+//! Listeners that take no connections for a while, because an operator says so.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use smcr_proto::Instant;
+use smcr_rnic::Rnic;
+
+use super::Gateway;
+use super::reload::number;
+use crate::intercept::Led;
+use crate::listener::Listener;
+use crate::operate::OperateError;
+
+impl<N: Rnic> Gateway<N> {
+    /// Takes no new connections at the listener of this name, or at all of them. Open ones go on;
+    /// with `close_idle`, those on which nothing moves are closed, spread over that time. Returns
+    /// what was done, in words.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such listener.
+    pub(super) fn drain_listeners(
+        &mut self,
+        now: Instant,
+        name: Option<&str>,
+        close_idle: Option<Duration>,
+    ) -> Result<Vec<String>, OperateError> {
+        let slots = self.slots_of(name)?;
+        for slot in &slots {
+            self.listeners[*slot].drained = true;
+        }
+        // First of all new connections are led elsewhere: what comes meanwhile is taken in.
+        if let Err(why) = self.lead_to_open() {
+            tracing::warn!(why, "connections are still intercepted");
+        }
+        for slot in &slots {
+            self.close(now, *slot);
+            if let Some(over) = close_idle {
+                self.idle.close_over(now, *slot, over);
+            }
+        }
+        let note = |slot: &usize| {
+            let Listener { config, active, .. } = &self.listeners[*slot];
+            format!("listener {}: drained; {active} connections go on", config.name)
+        };
+        Ok(slots.iter().map(note).collect())
+    }
+
+    /// Takes connections again at the listener of this name, or at all of them. Returns what was
+    /// done, in words.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such listener, or its address is taken: then it stays drained, and the others
+    /// do not.
+    pub(super) fn undrain_listeners(
+        &mut self,
+        name: Option<&str>,
+    ) -> Result<Vec<String>, OperateError> {
+        if self.draining.is_some() {
+            return Err(OperateError::Refused("the gateway is stopping".to_owned()));
+        }
+        let (mut notes, mut failed) = (Vec::new(), Vec::new());
+        for slot in self.slots_of(name)? {
+            let listener = &mut self.listeners[slot];
+            if !listener.drained {
+                continue;
+            }
+            let (name, bind) = (&listener.config.name, listener.config.bind);
+            match self.common.listen(&listener.config, &self.option) {
+                Ok(socket) => {
+                    notes.push(format!("listener {name}: takes connections again"));
+                    (listener.socket, listener.drained) = (Some(socket), false);
+                    self.idle.close_no_more(slot);
+                    self.open(slot);
+                }
+                Err(error) => failed.push(format!("listener {name} at {bind}: {error}")),
+            }
+        }
+        failed.extend(self.lead_to_open().err());
+        match failed.is_empty() {
+            true => Ok(notes),
+            false => Err(OperateError::Refused(failed.join("; "))),
+        }
+    }
+
+    /// Why a load balancer should send nobody here, or nobody to the listener of this name.
+    pub(super) fn reasons_to_stay_away(&self, name: Option<&str>) -> Vec<String> {
+        if self.draining.is_some() {
+            return vec!["the gateway is stopping".to_owned()];
+        }
+        let Ok(slots) = self.slots_of(name) else {
+            return vec![format!("there is no listener {}", name.unwrap_or_default())];
+        };
+        let drained = slots.iter().filter(|slot| self.listeners[**slot].drained);
+        let reasons: Vec<_> = drained
+            .map(|slot| format!("listener {} is drained", self.listeners[*slot].config.name))
+            .collect();
+        // One of several that is drained is a reason for those who ask about it.
+        if reasons.len() < slots.len() { Vec::new() } else { reasons }
+    }
+
+    /// Leads connections to the listeners that listen.
+    fn lead_to_open(&mut self) -> Result<(), String> {
+        let open = self.listeners.iter().enumerate().filter(|(_, one)| !one.drained);
+        let led = open.filter_map(|(slot, one)| {
+            let socket = one.socket.as_ref()?.as_fd();
+            Some(Led { index: number(slot), config: &one.config, socket })
+        });
+        self.interception.change(&led.collect::<Vec<_>>())
+    }
+
+    /// The listeners of this name, or all.
+    fn slots_of(&self, name: Option<&str>) -> Result<Vec<usize>, OperateError> {
+        let fits = |one: &Listener| !one.retired && name.is_none_or(|name| one.config.name == name);
+        let all = self.listeners.iter().enumerate().filter(|(_, one)| fits(one));
+        let found: Vec<usize> = all.map(|(slot, _)| slot).collect();
+        match (found.is_empty(), name) {
+            (true, Some(name)) => Err(OperateError::Unknown(format!("listener {name}"))),
+            _ => Ok(found),
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Another configuration, without ending a connection.
+//!
+//! What can fail comes first, and leaves everything as it was. Listeners are the same if name and
+//! roles are; all others come and go. One that goes keeps its number for as long as it has
+//! connections. A socket that is bound where a new listener wants to be changes hands, so that no
+//! connection is refused in between.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use smcr_proto::Instant;
+use smcr_rnic::Rnic;
+
+use super::{Gateway, group_settings, settings};
+use crate::config::{self, Config};
+use crate::intercept::Led;
+use crate::listener::{Common, Listener};
+use crate::operate::OperateError;
+use crate::reactor::Token;
+use crate::reload::Prepared;
+use crate::smc_option::OptionSource;
+
+/// Where a listener of the new configuration will be, and on what it will listen.
+struct Planned {
+    slot: usize,
+    /// It takes the place of what was in the slot before.
+    is_new: bool,
+    socket: Listens,
+}
+
+/// On what a listener listens.
+enum Listens {
+    /// Its own socket, as before.
+    AsBefore,
+    /// A socket that was just made.
+    Fresh(OwnedFd),
+    /// The socket of a listener that was there before.
+    Inherited(OwnedFd),
+    /// None: the operator has drained it.
+    Not,
+}
+
+impl<N: Rnic> Gateway<N> {
+    /// Puts another configuration in force. Returns what has changed, in words.
+    ///
+    /// # Errors
+    ///
+    /// Why not; then everything is as it was.
+    pub(super) fn reload(
+        &mut self,
+        now: Instant,
+        prepared: Prepared,
+    ) -> Result<Vec<String>, OperateError> {
+        if self.draining.is_some() {
+            return Err(OperateError::Refused("the gateway is stopping".to_owned()));
+        }
+        let Prepared { mut config, upstreams } = prepared;
+        let mut notes = keep_what_needs_a_restart(&self.config, &mut config);
+        let common = self.common.after(&config);
+        let plan = self.plan(&config, &common).map_err(OperateError::Refused)?;
+        let rnics = self.open_rnics(&mut config, &upstreams, &mut notes);
+        let rnics = rnics.map_err(OperateError::Refused)?;
+        if let Err(why) = self.lead(&config, &plan) {
+            rnics.give_up();
+            return Err(OperateError::Refused(why));
+        }
+        // From here on nothing fails.
+        self.change_rnics(now, rnics, &mut notes);
+        notes.extend(self.what_changes(&config, &plan));
+        self.place(now, &config, plan, (upstreams, common));
+        if let OptionSource::Assume(peers) = &mut self.option {
+            peers.clone_from(&config.smc.assume_peers);
+        }
+        crate::log::change(config.log);
+        self.network.change(crate::pnet::PnetTable::new(&config));
+        self.config = config;
+        self.decide_anew();
+        self.settle(now);
+        Ok(notes)
+    }
+
+    /// Tells everybody what the configuration says now.
+    pub(super) fn decide_anew(&mut self) {
+        let kinds: Vec<_> = self.ports.iter().map(|port| &port.kind).collect();
+        let settings = settings(&self.config, self.peer_id, &kinds, &self.listeners);
+        self.endpoint.change(settings, group_settings(&self.config, self.peer_id));
+        self.idle.change(self.listeners.iter().map(|one| one.config.idle_timeout).collect());
+    }
+
+    /// Where each listener of `config` will be.
+    fn plan(&self, config: &Config, common: &Common) -> Result<Vec<Planned>, String> {
+        let mut free = (0..).filter(|slot| self.listeners.get(*slot).is_none_or(Listener::is_gone));
+        let plan = |wanted: &config::Listener| {
+            let same = self.listeners.iter().position(|old| is_same(old, wanted));
+            let slot = same.or_else(|| free.next()).expect("numbers do not end");
+            let is_drained = same.is_some_and(|slot| self.listeners[slot].drained);
+            let socket = match same {
+                _ if is_drained => Listens::Not,
+                Some(slot) if self.listeners[slot].config.bind == wanted.bind => Listens::AsBefore,
+                Some(_) | None => self.socket_for(wanted, common).map_err(|error| {
+                    format!("listener {} cannot listen at {}: {error}", wanted.name, wanted.bind)
+                })?,
+            };
+            Ok(Planned { slot, is_new: same.is_none(), socket })
+        };
+        config.listeners.iter().map(plan).collect()
+    }
+
+    fn socket_for(&self, wanted: &config::Listener, common: &Common) -> std::io::Result<Listens> {
+        let mut there = self.listeners.iter().filter(|old| old.config.bind == wanted.bind);
+        match there.find_map(|old| old.socket.as_ref()) {
+            Some(socket) => Ok(Listens::Inherited(socket.try_clone()?)),
+            None => Ok(Listens::Fresh(common.listen(wanted, &self.option)?)),
+        }
+    }
+
+    /// Leads connections to the listeners that will be there.
+    fn lead(&mut self, config: &Config, plan: &[Planned]) -> Result<(), String> {
+        let led = config.listeners.iter().zip(plan).filter_map(|(config, planned)| {
+            let socket = match &planned.socket {
+                Listens::AsBefore => self.listeners[planned.slot].socket.as_ref()?,
+                Listens::Fresh(socket) | Listens::Inherited(socket) => socket,
+                Listens::Not => return None,
+            };
+            Some(Led { index: number(planned.slot), config, socket: socket.as_fd() })
+        });
+        self.interception.change(&led.collect::<Vec<_>>())
+    }
+
+    /// What `config` will change, in words.
+    fn what_changes(&self, config: &Config, plan: &[Planned]) -> Vec<String> {
+        let mut notes = Vec::new();
+        for (wanted, planned) in config.listeners.iter().zip(plan) {
+            let name = &wanted.name;
+            if planned.is_new {
+                notes.push(format!("listener {name}: added"));
+            } else if self.listeners[planned.slot].config != *wanted {
+                notes.push(format!("listener {name}: changed"));
+            }
+        }
+        for (slot, old) in self.listeners.iter().enumerate() {
+            if !old.retired && plan.iter().all(|planned| planned.is_new || planned.slot != slot) {
+                let (name, active) = (&old.config.name, old.active);
+                notes.push(format!("listener {name}: removed; {active} connections go on"));
+            }
+        }
+        for (what, is_other) in [
+            ("limits", self.config.limits != config.limits),
+            ("smc", self.config.smc != config.smc),
+            ("pnet", self.config.pnet != config.pnet),
+            ("log", self.config.log != config.log),
+            ("drain_timeout", self.config.drain_timeout != config.drain_timeout),
+        ] {
+            if is_other {
+                notes.push(format!("{what}: changed"));
+            }
+        }
+        notes
+    }
+
+    /// Puts all listeners where they shall be.
+    fn place(
+        &mut self,
+        now: Instant,
+        config: &Config,
+        plan: Vec<Planned>,
+        (upstreams, common): (Vec<Option<std::net::SocketAddr>>, Common),
+    ) {
+        for slot in 0..self.listeners.len() {
+            let planned = plan.iter().find(|planned| planned.slot == slot && !planned.is_new);
+            match planned.map(|planned| &planned.socket) {
+                Some(Listens::AsBefore | Listens::Not) => {}
+                Some(Listens::Fresh(_) | Listens::Inherited(_)) => self.close(now, slot),
+                None => {
+                    self.close(now, slot);
+                    self.listeners[slot].retired = true;
+                }
+            }
+        }
+        for ((wanted, planned), upstream) in config.listeners.iter().zip(plan).zip(upstreams) {
+            let Planned { slot, is_new, socket } = planned;
+            let (wanted, common) = (wanted.clone(), common.clone());
+            if !is_new {
+                self.listeners[slot].change(wanted, upstream, common);
+            } else {
+                let listener = Listener::new(wanted, upstream, common, None);
+                match self.listeners.get_mut(slot) {
+                    Some(place) => *place = listener,
+                    None => self.listeners.push(listener),
+                }
+            }
+            self.listen_on(slot, socket);
+        }
+    }
+
+    /// Has the listener in `slot` listen.
+    fn listen_on(&mut self, slot: usize, socket: Listens) {
+        let listener = &mut self.listeners[slot];
+        let is_old = matches!(socket, Listens::AsBefore | Listens::Inherited(_));
+        match socket {
+            Listens::AsBefore | Listens::Not => {}
+            Listens::Fresh(socket) | Listens::Inherited(socket) => listener.socket = Some(socket),
+        }
+        if is_old && let Err(error) = listener.take_up(&self.option) {
+            tracing::warn!(
+                listener = listener.config.name,
+                %error,
+                "not all options of its socket could be changed; restart the gateway"
+            );
+        }
+        self.open(slot);
+    }
+
+    /// Hears of connections at the listener in `slot`, if it listens and nobody hears yet.
+    pub(super) fn open(&mut self, slot: usize) {
+        let listener = &self.listeners[slot];
+        let Some(socket) = &listener.socket else { return };
+        self.reactor.forget(socket);
+        if let Err(error) = self.reactor.watch(socket, Token::Listener(number(slot))) {
+            let listener = &listener.config.name;
+            tracing::error!(listener, %error, "nobody hears of its connections; restart");
+        }
+    }
+
+    /// Takes in what waits at the listener in `slot`, which then listens no more.
+    pub(super) fn close(&mut self, now: Instant, slot: usize) {
+        while self.accept(now, number(slot)) {}
+        let Some(socket) = self.listeners[slot].socket.take() else { return };
+        // Another listener may have it by now.
+        self.reactor.forget(&socket);
+    }
+}
+
+/// Whether `wanted` is what `old` was, perhaps elsewhere.
+fn is_same(old: &Listener, wanted: &config::Listener) -> bool {
+    let roles = |it: &config::Listener| (it.accept, it.connect);
+    !old.retired && old.config.name == wanted.name && roles(&old.config) == roles(wanted)
+}
+
+/// Listeners are numbered so in connections.
+pub(super) fn number(slot: usize) -> u16 {
+    u16::try_from(slot).expect("nobody has as many listeners")
+}
+
+/// Puts into `new` what only a restart can change. Returns what that is, in words.
+fn keep_what_needs_a_restart(old: &Config, new: &mut Config) -> Vec<String> {
+    let mut notes = Vec::new();
+    let mut note = |what: &str, is_other: bool| {
+        if is_other {
+            notes.push(format!("{what}: takes effect after a restart"));
+        }
+    };
+    note("admin", old.admin != new.admin);
+    note("poll", old.poll != new.poll);
+    note("local", old.local != new.local);
+    note("smc.option", old.smc.option != new.smc.option);
+    note("smc.send_pool", old.smc.send_pool != new.smc.send_pool);
+    new.admin = old.admin.clone();
+    new.poll = old.poll.clone();
+    new.local = old.local;
+    new.smc.option = old.smc.option;
+    new.smc.send_pool = old.smc.send_pool;
+    notes
+}
