@@ -107,6 +107,8 @@ pub struct Listener {
     pub intercept: Option<Intercept>,
     /// Which address its upstreams see.
     pub source: SourceAddress,
+    /// Proxies that say by a PROXY header who connected to them.
+    pub proxy_from: Vec<Cidr>,
     /// How long the upstream may take to answer a SYN.
     pub connect_timeout: Duration,
     /// Connections it serves at once; more are refused.
@@ -330,6 +332,7 @@ fn listeners(
             upstream,
             intercept,
             source: speaks_for,
+            proxy_from: intercept::proxies(source, &mut table, accept)?,
             connect_timeout: table.duration("connect_timeout", Duration::from_secs(5))?,
             connections_max,
             max_per_source: table.count(

@@ -4,45 +4,44 @@ mod accept;
 mod answers;
 mod drain;
 mod effects;
+mod introductions;
 mod overload;
 mod reload;
 mod rnics;
+mod settings;
 
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::system::uname;
 use smcr_engine::clock::Clock;
 use smcr_engine::mailbox::{Receiver, Waker};
-use smcr_proto::handshake::PolicyV2;
-use smcr_proto::link::Keepalive;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
-use smcr_proto::wire::clc::v2::{HostName, RELEASE};
 use smcr_proto::wire::llc::DeleteReason;
-use smcr_proto::{Instant, PeerId, RmbeSize};
+use smcr_proto::{Instant, PeerId};
 use smcr_rnic::Rnic;
 
-use crate::config::{Config, Protocol, RnicConfig, RnicKind};
+use crate::config::{Config, RnicConfig, RnicKind};
 use crate::entropy;
 use crate::farewells::Farewells;
 use crate::groups::{self, Groups, PortId, QpOf};
-use crate::host_memory;
 use crate::idle::IdleWatch;
 use crate::intercept::Interception;
 use crate::listener::{Common, Listener};
 use crate::network::Network;
 use crate::placement::PollerHandle;
 use crate::reactor::{Event, Reactor, Token};
-use crate::rendezvous::{self, Endpoint, Side, Terms};
+use crate::rendezvous::Endpoint;
 use crate::service::Service;
 use crate::sessions::Sessions;
 use crate::slab::Key;
 use crate::smc_option::OptionSource;
 use crate::status::{Question, Traffic};
+use introductions::Introductions;
 use overload::Overload;
 use rnics::Nic;
 pub use rnics::OpenRnics;
+use settings::{group_settings, settings};
 
 /// An RNIC and its poller. Without an RNIC it relays TCP only.
 pub struct PortParts<N: Rnic> {
@@ -100,6 +99,8 @@ pub struct Gateway<N: Rnic> {
     /// How connections that are meant for others come to them.
     interception: Interception,
     service: Service,
+    /// Connections of proxies that have not said yet for whom they are.
+    introductions: Introductions,
     /// The sockets of all connections.
     sessions: Sessions,
     /// All rendezvous, and the link groups.
@@ -204,6 +205,7 @@ impl<N: Rnic> Gateway<N> {
             peer_id: parts.peer_id,
             interception: parts.interception,
             service: parts.service,
+            introductions: Introductions::default(),
             sessions: Sessions::default(),
             endpoint: Endpoint::new(settings, groups),
             farewells: Farewells::default(),
@@ -271,6 +273,7 @@ impl<N: Rnic> Gateway<N> {
         let deadlines = [
             self.endpoint.poll_timeout(),
             self.sessions.poll_timeout(),
+            self.introductions.poll_timeout(),
             self.farewells.poll_timeout(),
             self.idle.poll_timeout(),
             self.service.poll_timeout(),
@@ -288,6 +291,7 @@ impl<N: Rnic> Gateway<N> {
             Token::Listener(index) => drop(self.accept(now, index)),
             Token::Application(key) => self.connect_event(now, key, event),
             Token::Peer(key) => self.peer_event(now, key, event),
+            Token::Introduction(key) => self.hear_header(now, key),
             Token::Network => self.network_changed(now),
             // Looked after at the end of each round.
             Token::Waker | Token::Rnic => {}
@@ -300,6 +304,7 @@ impl<N: Rnic> Gateway<N> {
         self.hear_rnics(now);
         self.settle(now);
         self.expire_suspects(now);
+        self.expire_introductions(now);
         self.expire_idle(now);
         self.farewells.expire(now);
         self.close_rnics(now);
@@ -359,6 +364,7 @@ impl<N: Rnic> Gateway<N> {
         for listener in &mut self.listeners {
             listener.socket = None;
         }
+        self.turn_all_away();
         self.draining = Some(now + limit);
         self.endpoint.drain();
         self.settle(now);
@@ -411,66 +417,6 @@ impl<N: Rnic> Gateway<N> {
     }
 }
 
-/// What the operator decided about link groups.
-fn group_settings(config: &Config, peer_id: PeerId) -> groups::Settings {
-    let smc = &config.smc;
-    groups::Settings {
-        peer_id,
-        rmb_elements: u8::try_from(smc.rmb_elements).expect("the configuration was checked"),
-        rmb_bytes: config.limits.rmb_bytes(host_memory::limit()),
-        keepalive: Keepalive { idle: Some(smc.test_link_idle), reply_wait: smc.test_link_timeout },
-        idle_group_server: smc.idle_group_server,
-        idle_group_client: smc.idle_group_client,
-        max_links: smcr_proto::limits::LINKS_PER_GROUP_MAX,
-    }
-}
-
-/// What the operator decided about rendezvous.
-fn settings(
-    config: &Config,
-    peer_id: PeerId,
-    kinds: &[&RnicKind],
-    listeners: &[Listener],
-) -> rendezvous::Settings {
-    let smc = &config.smc;
-    let v2 = PolicyV2 {
-        eids: smc.eids,
-        release: RELEASE,
-        max_connections: CONNECTIONS_PER_GROUP,
-        max_links: smcr_proto::limits::LINKS_PER_GROUP_MAX,
-        host_name: HostName::new(&uname().nodename().to_string_lossy()),
-    };
-    let is_over_v2 = kinds.iter().any(|kind| !kind.carries_roce_v1());
-    rendezvous::Settings {
-        peer_id,
-        v1: kinds.iter().map(|kind| smc.versions.speaks_v1(kind)).collect(),
-        v2: (smc.versions.speaks_v2() && is_over_v2).then_some(v2),
-        handshake_timeout: smc.handshake_timeout,
-        handshakes_max: config.limits.handshakes_max as usize,
-        silent_max: config.limits.silent_max as usize,
-        listeners: listeners.iter().map(|listener| terms(config, listener)).collect(),
-    }
-}
-
-/// What a listener says about rendezvous.
-fn terms(config: &Config, listener: &Listener) -> Terms {
-    let Listener { config: listener, retired, .. } = listener;
-    let side = match (listener.accept, listener.connect) {
-        // Nobody comes there any more.
-        _ if *retired && listener.connect == Protocol::Tcp => Side::Neither,
-        (Protocol::Smc, _) => Side::Server,
-        (Protocol::Tcp, Protocol::Smc) => Side::Client,
-        (Protocol::Tcp, Protocol::Tcp) => Side::Neither,
-    };
-    let rmbe_bytes = listener.rmbe_size.unwrap_or(config.smc.rmbe_size);
-    Terms {
-        side,
-        peers: listener.peers.clone(),
-        rmbe_size: RmbeSize::from_bytes(rmbe_bytes).expect("the configuration was checked"),
-        connect_timeout: listener.connect_timeout,
-    }
-}
-
 /// The link groups over these ports, and what else the gateway knows of them.
 fn join_ports<N: Rnic>(
     settings: groups::Settings,
@@ -486,8 +432,6 @@ fn join_ports<N: Rnic>(
     (infos, Groups::new(settings, nics, pollers, Box::new(entropy)))
 }
 
-/// The most connections of a group: an RMB has no more elements.
-const CONNECTIONS_PER_GROUP: u8 = 255;
 /// How soon a poller that is behind is offered commands again.
 const CATCH_UP_EVERY: Duration = Duration::from_millis(1);
 /// At the latest after this time we look whether our threads are alive.

@@ -18,6 +18,8 @@ pub enum Token {
     Application(Key),
     /// The SMC-R peer's side of a rendezvous, and later the idle TCP connection beside SMC-R.
     Peer(Key),
+    /// A connection of a proxy, of which a PROXY header is awaited.
+    Introduction(Key),
     /// Pollers, the admin thread or a signal want attention.
     Waker,
     /// Something about the network devices changed.
@@ -128,6 +130,7 @@ fn pack(token: Token) -> u64 {
         Token::Waker => (3, Key { index: 0, generation: 0 }),
         Token::Network => (4, Key { index: 0, generation: 0 }),
         Token::Rnic => (5, Key { index: 0, generation: 0 }),
+        Token::Introduction(key) => (6, key),
     };
     kind << KIND_SHIFT
         | u64::from(key.generation & GENERATION_MASK) << GENERATION_SHIFT
@@ -145,6 +148,7 @@ fn unpack(data: u64) -> Token {
         2 => Token::Peer(key),
         4 => Token::Network,
         5 => Token::Rnic,
+        6 => Token::Introduction(key),
         _ => Token::Waker,
     }
 }
@@ -158,7 +162,9 @@ mod tests {
         let key = Key { index: 0xdead_beef, generation: GENERATION_MASK };
         let listener = Token::Listener(u16::MAX);
         let (application, peer) = (Token::Application(key), Token::Peer(key));
-        for token in [listener, application, peer, Token::Waker, Token::Network, Token::Rnic] {
+        let introduction = Token::Introduction(key);
+        let others = [Token::Waker, Token::Network, Token::Rnic];
+        for token in [listener, application, peer, introduction].into_iter().chain(others) {
             assert_eq!(unpack(pack(token)), token);
         }
     }

@@ -45,6 +45,8 @@ pub struct Negotiating {
     pub accepted: OwnedFd,
     /// Where it goes.
     pub target: SocketAddr,
+    /// Where a proxy in front of us says that the client wanted to go.
+    pub wanted: Option<SocketAddr>,
     /// Our own address of it; none if that was not asked for, or the socket is broken.
     pub local: Option<SocketAddr>,
     /// The socket towards the upstream, once we connect to it.

@@ -37,6 +37,7 @@ mod pattern;
 mod peers;
 mod process;
 mod programs;
+mod proxies;
 mod reload;
 mod router;
 mod shm;

@@ -138,7 +138,7 @@ fn smoke_proxy_header() {
 
 /// nginx in the foreground, with everything it writes below the test's own directory; `options` are
 /// those of its listener. At `/who` it says who has connected to where, as a PROXY header told it.
-fn start_nginx(hosts: &Hosts, port: u16, options: &str) -> Process {
+pub(crate) fn start_nginx(hosts: &Hosts, port: u16, options: &str) -> Process {
     let directory = hosts.logs.join("nginx");
     fs::create_dir_all(directory.join("html")).expect("the directory is ours");
     fs::write(directory.join("html/index.html"), PAGE).expect("the directory is ours");

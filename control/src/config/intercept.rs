@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+use super::Protocol;
 use super::error::ConfigError;
 use super::network::{Cidr, Upstream};
 use super::section::{Placed, Section, Source};
@@ -52,6 +53,24 @@ pub(super) const SOURCES: [(&str, SourceAddress); 4] = [
     ("proxy-v1", SourceAddress::ProxyV1),
     ("proxy-v2", SourceAddress::ProxyV2),
 ];
+
+/// Reads `proxy_from` of a listener that accepts `accept`.
+pub(super) fn proxies(
+    source: Source<'_>,
+    table: &mut Section<'_>,
+    accept: Protocol,
+) -> Result<Vec<Cidr>, ConfigError> {
+    let mut networks = Vec::new();
+    for text in table.texts("proxy_from")? {
+        if accept == Protocol::Smc {
+            let why = "is for listeners with accept = \"tcp\": over SMC-R the header would come \
+                       after the rendezvous; have the gateway at the client's host read it";
+            return Err(text.error(source, why));
+        }
+        networks.push(text.value.parse().map_err(|why: String| text.error(source, why))?);
+    }
+    Ok(networks)
+}
 
 impl Intercept {
     /// Reads the keys of a listener. Without `intercept` there is nothing to read.

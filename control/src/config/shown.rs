@@ -72,6 +72,7 @@ fn listener(listener: &Listener) -> Value {
         "connect": word(&super::TRANSPORTS, listener.connect),
         "upstream": listener.upstream.to_string(),
         "source": word(&super::intercept::SOURCES, listener.source),
+        "proxy_from": texts(&listener.proxy_from),
         "connect_timeout": duration(listener.connect_timeout),
         "connections_max": listener.connections_max,
         "max_per_source": listener.max_per_source,
@@ -208,6 +209,8 @@ mod tests {
              [[listener]]\nname='in'\nbind='10.8.0.2:15002'\naccept='smc'\nsource='proxy-v2'\n\
              upstream='server.example:7'\nidle_timeout='90s'\nrmbe_size=65536\nbacklog=7\n\
              tcp_keepalive={idle='0s'}\nmax_per_source=3\n\
+             [[listener]]\nname='behind'\nbind='10.8.0.2:15003'\nupstream='server.example:7'\n\
+             proxy_from=['10.9.0.0/16']\n\
              [poll]\npolicy='block'\ncores=[1,2]\npin=false\nboost=0\nspin_us=7\n\
              [local]\ncongestion_control='host'\n\
              [smc]\noption='assume'\nassume_peers=['10.0.0.0/8']\ngids=['fd00::/64']\n\

@@ -10,7 +10,7 @@ use smcr_proto::Instant;
 use smcr_rnic::Rnic;
 
 use super::Gateway;
-use crate::config::{Protocol, SourceAddress};
+use crate::config::{Cidr, Protocol, SourceAddress};
 use crate::listener::{Listener, local_address, peer_address, reset};
 use crate::network::Network;
 use crate::proxy_header;
@@ -60,8 +60,9 @@ impl<N: Rnic> Gateway<N> {
     fn accepted(&mut self, now: Instant, index: u16, accepted: OwnedFd) -> bool {
         let listener = &mut self.listeners[usize::from(index)];
         listener.accepted += 1;
+        let all = self.sessions.len() + self.introductions.len();
         if listener.active >= listener.config.connections_max
-            || self.sessions.len() >= self.config.limits.connections_max as usize
+            || all >= self.config.limits.connections_max as usize
         {
             listener.refused += 1;
             reset(accepted);
@@ -69,7 +70,26 @@ impl<N: Rnic> Gateway<N> {
             return false;
         }
         // A client that has gone already has no address.
-        let Some(source) = peer_address(&accepted) else { return false };
+        let Some(from) = peer_address(&accepted) else { return false };
+        let is_proxy = |network: &Cidr| network.contains(from.ip());
+        if listener.config.proxy_from.iter().any(is_proxy) {
+            self.await_header(now, index, (accepted, from));
+            return true;
+        }
+        self.admit(now, index, accepted, (from, from, None))
+    }
+
+    /// Lets a connection in that `from` has made for a client at `source`, which has wanted to go
+    /// to `wanted`, if that is known. Returns whether work was started for it, beyond putting it
+    /// into a queue.
+    pub(super) fn admit(
+        &mut self,
+        now: Instant,
+        index: u16,
+        accepted: OwnedFd,
+        (from, source, wanted): (SocketAddr, SocketAddr, Option<SocketAddr>),
+    ) -> bool {
+        let listener = &mut self.listeners[usize::from(index)];
         if listener.is_full_for(source.ip()) {
             listener.refused += 1;
             reset(accepted);
@@ -79,19 +99,19 @@ impl<N: Rnic> Gateway<N> {
         let Some(target) = listener.upstream.or_else(|| {
             let intercept = listener.config.intercept.as_ref()?;
             let own = (intercept.way, listener.config.bind.port());
-            self.interception.original_of(index, own, &accepted, source)
+            self.interception.original_of(index, own, &accepted, from)
         }) else {
             listener.refused += 1;
             tracing::debug!(
                 listener = listener.config.name,
-                %source,
+                source = %from,
                 "was not intercepted, so nobody knows where it wants to go; it is reset"
             );
             reset(accepted);
             return false;
         };
         listener.enter(source.ip());
-        listener.suit(&accepted, source.ip());
+        listener.suit(&accepted, from.ip());
         let accepts = listener.config.accept;
         let mut arrival =
             Arrival { listener: index, source, upstream: target.ip(), offered: false, port: None };
@@ -106,6 +126,7 @@ impl<N: Rnic> Gateway<N> {
             accepts,
             source,
             target,
+            wanted,
             accepted,
             local,
             upstream: None,
@@ -216,7 +237,10 @@ impl<N: Rnic> Gateway<N> {
 fn introduce(listener: &Listener, one: &Negotiating) -> io::Result<()> {
     // Where the client wanted to go: the target if it was intercepted, else here.
     let here = || local_address(&one.accepted).unwrap_or(one.target);
-    let wanted = if listener.upstream.is_some() { here() } else { one.target };
+    let wanted = one.wanted.unwrap_or_else(|| match listener.upstream {
+        Some(_) => here(),
+        None => one.target,
+    });
     let Some(header) = proxy_header::header(listener.config.source, one.source, wanted) else {
         return Ok(());
     };

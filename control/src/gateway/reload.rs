@@ -10,7 +10,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use smcr_proto::Instant;
 use smcr_rnic::Rnic;
 
-use super::{Gateway, group_settings, settings};
+use super::Gateway;
+use super::settings::{group_settings, settings};
 use crate::config::{self, Config};
 use crate::intercept::Led;
 use crate::listener::{Common, Listener};

@@ -1,0 +1,76 @@
+//! What the configuration says, as link groups and rendezvous take it.
+
+use rustix::system::uname;
+use smcr_proto::handshake::PolicyV2;
+use smcr_proto::link::Keepalive;
+use smcr_proto::wire::clc::v2::{HostName, RELEASE};
+use smcr_proto::{PeerId, RmbeSize};
+
+use crate::config::{Config, Protocol, RnicKind};
+use crate::groups;
+use crate::host_memory;
+use crate::listener::Listener;
+use crate::rendezvous::{self, Side, Terms};
+
+/// What the operator decided about link groups.
+pub(super) fn group_settings(config: &Config, peer_id: PeerId) -> groups::Settings {
+    let smc = &config.smc;
+    groups::Settings {
+        peer_id,
+        rmb_elements: u8::try_from(smc.rmb_elements).expect("the configuration was checked"),
+        rmb_bytes: config.limits.rmb_bytes(host_memory::limit()),
+        keepalive: Keepalive { idle: Some(smc.test_link_idle), reply_wait: smc.test_link_timeout },
+        idle_group_server: smc.idle_group_server,
+        idle_group_client: smc.idle_group_client,
+        max_links: smcr_proto::limits::LINKS_PER_GROUP_MAX,
+    }
+}
+
+/// What the operator decided about rendezvous.
+pub(super) fn settings(
+    config: &Config,
+    peer_id: PeerId,
+    kinds: &[&RnicKind],
+    listeners: &[Listener],
+) -> rendezvous::Settings {
+    let smc = &config.smc;
+    let v2 = PolicyV2 {
+        eids: smc.eids,
+        release: RELEASE,
+        max_connections: CONNECTIONS_PER_GROUP,
+        max_links: smcr_proto::limits::LINKS_PER_GROUP_MAX,
+        host_name: HostName::new(&uname().nodename().to_string_lossy()),
+    };
+    let is_over_v2 = kinds.iter().any(|kind| !kind.carries_roce_v1());
+    rendezvous::Settings {
+        peer_id,
+        v1: kinds.iter().map(|kind| smc.versions.speaks_v1(kind)).collect(),
+        v2: (smc.versions.speaks_v2() && is_over_v2).then_some(v2),
+        handshake_timeout: smc.handshake_timeout,
+        handshakes_max: config.limits.handshakes_max as usize,
+        silent_max: config.limits.silent_max as usize,
+        listeners: listeners.iter().map(|listener| terms(config, listener)).collect(),
+    }
+}
+
+/// What a listener says about rendezvous.
+fn terms(config: &Config, listener: &Listener) -> Terms {
+    let Listener { config: listener, retired, .. } = listener;
+    let side = match (listener.accept, listener.connect) {
+        // Nobody comes there any more.
+        _ if *retired && listener.connect == Protocol::Tcp => Side::Neither,
+        (Protocol::Smc, _) => Side::Server,
+        (Protocol::Tcp, Protocol::Smc) => Side::Client,
+        (Protocol::Tcp, Protocol::Tcp) => Side::Neither,
+    };
+    let rmbe_bytes = listener.rmbe_size.unwrap_or(config.smc.rmbe_size);
+    Terms {
+        side,
+        peers: listener.peers.clone(),
+        rmbe_size: RmbeSize::from_bytes(rmbe_bytes).expect("the configuration was checked"),
+        connect_timeout: listener.connect_timeout,
+    }
+}
+
+/// The most connections of a group: an RMB has no more elements.
+const CONNECTIONS_PER_GROUP: u8 = 255;
