@@ -173,12 +173,16 @@ fn a_second_signal_ends_what_the_first_waits_for() {
     assert!(busy.application.read(&mut [0]).is_err(), "it is reset");
 }
 
-/// A gateway whose terminal is closed was killed, and every connection with it.
+/// A gateway whose terminal is closed was killed, and every connection with it. Now it goes on, and
+/// has read its configuration again.
 #[test]
-fn a_gateway_that_loses_its_terminal_drains() {
+fn a_gateway_that_loses_its_terminal_goes_on() {
     let mut busy = Busy::new();
     busy.signal(Signal::HUP);
-    assert_eq!(busy.gateway.try_wait().unwrap(), None, "its connection may finish");
+    assert_eq!(busy.gateway.try_wait().unwrap(), None, "it goes on");
+    busy.application.write_all(b"x").unwrap();
+    busy.server.read_exact(&mut [0]).unwrap();
+    busy.signal(Signal::TERM);
     busy.application.shutdown(Shutdown::Write).unwrap();
     busy.server.shutdown(Shutdown::Write).unwrap();
     assert_eq!(busy.ends(), Some(0));
