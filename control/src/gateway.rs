@@ -228,6 +228,11 @@ impl<N: Rnic> Gateway<N> {
     /// When a poller died: nothing can be served without it.
     pub fn run(&mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(256);
+        // From now on somebody answers who connects.
+        for listener in &self.listeners {
+            let (bind, upstream) = (listener.config.bind, listener.goes_to());
+            tracing::info!(listener = listener.config.name, %bind, upstream, "listening");
+        }
         self.service.ready();
         while !self.is_drained() {
             let limit = self.prepare_sleep();

@@ -208,10 +208,7 @@ fn listen(
             None => common.listen(listener, option),
         };
         let socket = socket.map_err(context(&what))?;
-        let opened = Listener::new(listener.clone(), *upstream, common.clone(), Some(socket));
-        let (bind, upstream) = (listener.bind, opened.goes_to());
-        tracing::info!(listener = listener.name, %bind, upstream, "listening");
-        Ok(opened)
+        Ok(Listener::new(listener.clone(), *upstream, common.clone(), Some(socket)))
     };
     let listeners = config.listeners.iter().zip(upstreams).map(open).collect();
     service.forget_sockets();
