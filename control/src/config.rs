@@ -14,6 +14,7 @@ mod rnic;
 mod section;
 mod shown;
 mod smc;
+mod upstreams;
 mod versions;
 
 use std::net::SocketAddr;
@@ -31,6 +32,7 @@ use rnic::rnics;
 pub use rnic::{DpdkPort, RnicConfig, RnicKind, VerbsPort};
 use section::{Placed, Section, Source};
 pub use smc::{OptionMode, Smc};
+pub use upstreams::{Balance, Check, Upstreams};
 pub use versions::Versions;
 
 /// What the gateway shall do.
@@ -50,6 +52,8 @@ pub struct Config {
     pub smc: Smc,
     /// `[local]`: connections with applications on this host.
     pub local: Local,
+    /// `[dns]`: who is asked what names mean.
+    pub dns: Dns,
     /// `[limits]`: bounds of the whole process.
     pub limits: Limits,
     /// `drain_timeout`: how long a graceful stop waits for connections to finish.
@@ -63,6 +67,13 @@ pub struct Config {
 pub struct Admin {
     /// HTTP: JSON, metrics, page. `listen = "none"` turns it off.
     pub listen: Option<SocketAddr>,
+}
+
+/// Who is asked what names mean.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dns {
+    /// Name servers. Empty: those of the host, which also looks into its file of hosts.
+    pub servers: Vec<SocketAddr>,
 }
 
 /// Connections with applications on this host.
@@ -102,7 +113,7 @@ pub struct Listener {
     /// How it connects. `Smc`: try SMC-R, else stay TCP. Not both sides are `Smc`.
     pub connect: Protocol,
     /// Where its connections go.
-    pub upstream: Upstream,
+    pub upstream: Upstreams,
     /// Which connections come to it that are meant for somebody else.
     pub intercept: Option<Intercept>,
     /// Which address its upstreams see.
@@ -226,6 +237,7 @@ impl Config {
         let poll = poll(file.table("poll")?)?;
         let smc = smc::read(source, file.table("smc")?)?;
         let local = local(file.table("local")?)?;
+        let dns = dns(source, file.table("dns")?)?;
         if let Some(rnic) = versions::in_conflict(smc.versions, &rnics) {
             let why = "is 1, but RoCE v1 carries SMC-Rv1 only; write versions = [1] under [smc]";
             return Err(file.error("rnic", format!("version of {} {why}", rnic.name)));
@@ -236,7 +248,19 @@ impl Config {
         let drain_timeout = file.duration("drain_timeout", Duration::from_secs(30))?;
         let log = file.word("log", &LOG_LEVELS, LogLevel::Info)?;
         file.finish()?;
-        Ok(Self { admin, rnics, pnet, listeners, poll, smc, local, limits, drain_timeout, log })
+        Ok(Self {
+            admin,
+            rnics,
+            pnet,
+            listeners,
+            poll,
+            smc,
+            local,
+            dns,
+            limits,
+            drain_timeout,
+            log,
+        })
     }
 }
 
@@ -250,6 +274,20 @@ fn admin(source: Source<'_>, mut table: Section<'_>) -> Result<Admin, ConfigErro
     };
     table.finish()?;
     Ok(Admin { listen })
+}
+
+fn dns(source: Source<'_>, mut table: Section<'_>) -> Result<Dns, ConfigError> {
+    let mut servers = Vec::new();
+    for text in table.texts("servers")? {
+        let with_port = text.value.parse::<SocketAddr>();
+        let server = with_port.or_else(|_| text.value.parse().map(|ip| SocketAddr::new(ip, 53)));
+        servers.push(server.map_err(|_| {
+            let why = format!("\"{}\" is no address; write \"10.8.0.53\"", text.value);
+            text.error(source, why)
+        })?);
+    }
+    table.finish()?;
+    Ok(Dns { servers })
 }
 
 fn local(mut table: Section<'_>) -> Result<Local, ConfigError> {
@@ -304,16 +342,8 @@ fn listeners(
             let why = "relaying SMC-R to SMC-R is not supported; make accept or connect \"tcp\"";
             return Err(table.error("connect", why));
         }
-        let text = table.required("upstream")?;
-        let upstream: Upstream =
-            text.value.parse().map_err(|why: String| text.error(source, why))?;
-        if upstream == Upstream::Address(bind) {
-            let why =
-                format!("{bind} is this listener itself, which would connect to itself forever");
-            return Err(text.error(source, format!("{why}; write the address of the server")));
-        }
-        let placed = Placed { value: upstream, path: text.path, span: text.span };
-        let intercept = Intercept::read(source, &mut table, &placed)?;
+        let (upstream, first) = Upstreams::read(source, &mut table, bind)?;
+        let intercept = Intercept::read(source, &mut table, &first)?;
         let speaks_for = table.word("source", &intercept::SOURCES, SourceAddress::Gateway)?;
         let has_header = matches!(speaks_for, SourceAddress::ProxyV1 | SourceAddress::ProxyV2);
         if has_header && connect == Protocol::Smc {
@@ -321,7 +351,6 @@ fn listeners(
                        the gateway at the server's host send it";
             return Err(table.error("source", why));
         }
-        let upstream = placed.value;
         let range = 1..CONNECTIONS_MAX + 1;
         let connections_max = table.count("connections_max", range, limits.connections_max)?;
         found.push(Listener {

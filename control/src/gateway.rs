@@ -9,6 +9,7 @@ mod overload;
 mod reload;
 mod rnics;
 mod settings;
+mod upstreams;
 
 use std::io;
 use std::sync::Arc;
@@ -40,8 +41,10 @@ use crate::status::{Question, Traffic};
 use introductions::Introductions;
 use overload::Overload;
 use rnics::Nic;
-pub use rnics::OpenRnics;
+pub use rnics::{Names, OpenRnics};
 use settings::{group_settings, settings};
+use upstreams::Checks;
+pub use upstreams::Lookups;
 
 /// An RNIC and its poller. Without an RNIC it relays TCP only.
 pub struct PortParts<N: Rnic> {
@@ -99,6 +102,9 @@ pub struct Gateway<N: Rnic> {
     /// How connections that are meant for others come to them.
     interception: Interception,
     service: Service,
+    /// What names of upstreams mean.
+    lookups: Lookups,
+    checks: Checks,
     /// Connections of proxies that have not said yet for whom they are.
     introductions: Introductions,
     /// The sockets of all connections.
@@ -148,6 +154,8 @@ pub struct Parts<N: Rnic> {
     pub interception: Interception,
     /// Whoever started us.
     pub service: Service,
+    /// What looks names of upstreams up.
+    pub lookups: Lookups,
     /// Wakes the control thread.
     pub waker: Waker,
     /// From the admin thread.
@@ -205,6 +213,8 @@ impl<N: Rnic> Gateway<N> {
             peer_id: parts.peer_id,
             interception: parts.interception,
             service: parts.service,
+            lookups: parts.lookups,
+            checks: Checks::default(),
             introductions: Introductions::default(),
             sessions: Sessions::default(),
             endpoint: Endpoint::new(settings, groups),
@@ -215,6 +225,7 @@ impl<N: Rnic> Gateway<N> {
             draining: None,
             started,
         };
+        gateway.watch_names();
         for port in (0..gateway.ports.len()).map(PortId) {
             gateway.carrier_changed(started, port);
         }
@@ -230,8 +241,8 @@ impl<N: Rnic> Gateway<N> {
         let mut events = Vec::with_capacity(256);
         // From now on somebody answers who connects.
         for listener in &self.listeners {
-            let (bind, upstream) = (listener.config.bind, listener.goes_to());
-            tracing::info!(listener = listener.config.name, %bind, upstream, "listening");
+            let (bind, upstream) = (listener.config.bind, &listener.config.upstream);
+            tracing::info!(listener = listener.config.name, %bind, %upstream, "listening");
         }
         self.service.ready();
         while !self.is_drained() {
@@ -268,6 +279,7 @@ impl<N: Rnic> Gateway<N> {
         }
         let quiet = self.mail.questions.is_empty()
             && self.mail.stop.is_empty()
+            && self.lookups.answers.1.is_empty()
             && self.endpoint.groups().pollers().iter().all(|poller| poller.reports.is_empty());
         if !quiet {
             return Some(Duration::ZERO);
@@ -279,6 +291,7 @@ impl<N: Rnic> Gateway<N> {
             self.endpoint.poll_timeout(),
             self.sessions.poll_timeout(),
             self.introductions.poll_timeout(),
+            self.next_check(),
             self.farewells.poll_timeout(),
             self.idle.poll_timeout(),
             self.service.poll_timeout(),
@@ -297,6 +310,7 @@ impl<N: Rnic> Gateway<N> {
             Token::Application(key) => self.connect_event(now, key, event),
             Token::Peer(key) => self.peer_event(now, key, event),
             Token::Introduction(key) => self.hear_header(now, key),
+            Token::Check(key) => self.check_event(key, event),
             Token::Network => self.network_changed(now),
             // Looked after at the end of each round.
             Token::Waker | Token::Rnic => {}
@@ -310,6 +324,8 @@ impl<N: Rnic> Gateway<N> {
         self.settle(now);
         self.expire_suspects(now);
         self.expire_introductions(now);
+        self.hear_names();
+        self.check_upstreams(now);
         self.expire_idle(now);
         self.farewells.expire(now);
         self.close_rnics(now);

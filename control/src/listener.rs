@@ -16,13 +16,14 @@ use crate::entropy::random;
 use crate::loopback::Loopback;
 use crate::smc_option::OptionSource;
 use crate::sources::Sources;
+use crate::upstreams::Pool;
 
 /// A listener at work.
 pub struct Listener {
     /// What the operator wrote.
     pub config: config::Listener,
-    /// Where its connections go, resolved; none if each has its own target.
-    pub upstream: Option<SocketAddr>,
+    /// Where its connections go.
+    pub pool: Pool,
     /// The listening socket; none while it takes no connections.
     pub socket: Option<OwnedFd>,
     /// The operator has drained it.
@@ -121,17 +122,11 @@ impl Common {
 }
 
 impl Listener {
-    /// The listener that `config` describes, behind `socket`. Its connections go to `upstream`, or
-    /// each to its own target if there is none.
-    pub fn new(
-        config: config::Listener,
-        upstream: Option<SocketAddr>,
-        common: Common,
-        socket: Option<OwnedFd>,
-    ) -> Self {
+    /// The listener that `config` describes, behind `socket`.
+    pub fn new(config: config::Listener, common: Common, socket: Option<OwnedFd>) -> Self {
         Self {
+            pool: Pool::new(config.upstream.clone()),
             config,
-            upstream,
             socket,
             drained: false,
             retired: false,
@@ -143,14 +138,10 @@ impl Listener {
         }
     }
 
-    /// From now on it does what `config` says, and connects to `upstream`.
-    pub fn change(
-        &mut self,
-        config: config::Listener,
-        upstream: Option<SocketAddr>,
-        common: Common,
-    ) {
-        (self.config, self.upstream, self.common) = (config, upstream, common);
+    /// From now on it does what `config` says.
+    pub fn change(&mut self, config: config::Listener, common: Common) {
+        self.pool.change(config.upstream.clone());
+        (self.config, self.common) = (config, common);
     }
 
     /// Does what its configuration says to a socket that was there before.
@@ -203,11 +194,6 @@ impl Listener {
         self.sources.leave(source);
     }
 
-    /// Where its connections go, in words.
-    pub fn goes_to(&self) -> String {
-        self.upstream.map_or_else(|| self.config.upstream.to_string(), |it| it.to_string())
-    }
-
     /// Whether either side of it may be SMC-R.
     pub fn speaks_smc(&self) -> bool {
         self.config.accept == Protocol::Smc || self.config.connect == Protocol::Smc
@@ -251,6 +237,24 @@ impl Listener {
             }
         }
         outcome
+    }
+
+    /// Begins to connect to `target` only to see whether somebody answers. Returns whether that is
+    /// known already.
+    ///
+    /// # Errors
+    ///
+    /// That nobody does, or that we cannot ask.
+    pub(crate) fn knock(&self, target: SocketAddr) -> io::Result<(OwnedFd, bool)> {
+        let socket = new_socket(target)?;
+        if self.common.marks {
+            smcr_os::tcp::set_mark(socket.as_fd(), OWN_MARK)?;
+        }
+        match connect(&socket, &target) {
+            Ok(()) => Ok((socket, true)),
+            Err(Errno::INPROGRESS) => Ok((socket, false)),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Begins to connect by a new socket, which is prepared by `bind` last of all.
@@ -399,8 +403,7 @@ mod tests {
                 let option = OptionSource::None(String::new());
                 let common = Common::of(&config, &Arc::new(Loopback::Own(None)));
                 let socket = common.listen(&config.listeners[0], &option).unwrap();
-                let listener =
-                    Listener::new(config.listeners[0].clone(), None, common, Some(socket));
+                let listener = Listener::new(config.listeners[0].clone(), common, Some(socket));
                 let _client = std::net::TcpStream::connect(place).unwrap();
                 let accepted =
                     accept_with(listener.socket.as_ref().unwrap(), SocketFlags::CLOEXEC).unwrap();

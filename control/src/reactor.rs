@@ -20,6 +20,8 @@ pub enum Token {
     Peer(Key),
     /// A connection of a proxy, of which a PROXY header is awaited.
     Introduction(Key),
+    /// A connection that asks whether an upstream answers.
+    Check(Key),
     /// Pollers, the admin thread or a signal want attention.
     Waker,
     /// Something about the network devices changed.
@@ -131,6 +133,7 @@ fn pack(token: Token) -> u64 {
         Token::Network => (4, Key { index: 0, generation: 0 }),
         Token::Rnic => (5, Key { index: 0, generation: 0 }),
         Token::Introduction(key) => (6, key),
+        Token::Check(key) => (7, key),
     };
     kind << KIND_SHIFT
         | u64::from(key.generation & GENERATION_MASK) << GENERATION_SHIFT
@@ -149,6 +152,7 @@ fn unpack(data: u64) -> Token {
         4 => Token::Network,
         5 => Token::Rnic,
         6 => Token::Introduction(key),
+        7 => Token::Check(key),
         _ => Token::Waker,
     }
 }
@@ -163,7 +167,7 @@ mod tests {
         let listener = Token::Listener(u16::MAX);
         let (application, peer) = (Token::Application(key), Token::Peer(key));
         let introduction = Token::Introduction(key);
-        let others = [Token::Waker, Token::Network, Token::Rnic];
+        let others = [Token::Check(key), Token::Waker, Token::Network, Token::Rnic];
         for token in [listener, application, peer, introduction].into_iter().chain(others) {
             assert_eq!(unpack(pack(token)), token);
         }

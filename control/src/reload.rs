@@ -2,18 +2,19 @@
 //! takes time: the file is read, and the names in it are resolved, before the control thread is
 //! asked to act on it.
 
-use std::net::SocketAddr;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
-use crate::config::Config;
+use crate::config::{Config, Listener, Upstream};
 
-/// A configuration, and where its listeners lead.
+/// A configuration, and what the names in it mean.
 #[derive(Clone, Debug)]
 pub struct Prepared {
     /// What the operator wrote.
     pub config: Config,
-    /// Where the connections of each listener go; none if each has its own target.
-    pub upstreams: Vec<Option<SocketAddr>>,
+    /// The addresses of names of upstreams, as far as they have any.
+    pub names: BTreeMap<String, Vec<IpAddr>>,
 }
 
 impl Prepared {
@@ -23,23 +24,50 @@ impl Prepared {
     ///
     /// What is wrong with it, in one line.
     pub fn read(path: &Path) -> Result<Self, String> {
-        Self::of(Config::load(path).map_err(|error| error.to_string())?)
+        Ok(Self::of(Config::load(path).map_err(|error| error.to_string())?))
     }
 
-    /// Resolves the names in `config`.
-    ///
-    /// # Errors
-    ///
-    /// Which name has no address, and what the resolver says.
-    pub fn of(config: Config) -> Result<Self, String> {
-        let resolve = |listener: &crate::config::Listener| match listener.upstream.resolve() {
-            Ok(found) => Ok(found.first().copied()),
-            Err(error) => {
-                let (name, upstream) = (&listener.name, &listener.upstream);
-                Err(format!("listener {name}: upstream {upstream} cannot be resolved: {error}"))
+    /// Resolves the names in `config`. Those that have no address are looked up again later.
+    pub fn of(config: Config) -> Self {
+        let mut names = BTreeMap::new();
+        for upstream in config.listeners.iter().flat_map(|listener| &listener.upstream.all) {
+            let Upstream::Name { host, .. } = upstream else { continue };
+            match upstream.resolve() {
+                Ok(found) => {
+                    let mut addresses: Vec<IpAddr> = found.iter().map(SocketAddr::ip).collect();
+                    addresses.sort_unstable_by_key(|ip| (ip.is_ipv6(), *ip));
+                    names.insert(host.clone(), addresses);
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        upstream = host,
+                        %error,
+                        "has no address yet; connections to it are refused until it has one"
+                    );
+                }
             }
-        };
-        let upstreams = config.listeners.iter().map(resolve).collect::<Result<_, _>>()?;
-        Ok(Self { config, upstreams })
+        }
+        Self { config, names }
     }
+
+    /// The addresses to which connections of `listener` may go, as far as they are known.
+    pub fn addresses(&self, listener: &Listener) -> Vec<SocketAddr> {
+        addresses(&self.names, listener)
+    }
+}
+
+/// The same, if names mean what `names` says.
+pub(crate) fn addresses(
+    names: &BTreeMap<String, Vec<IpAddr>>,
+    listener: &Listener,
+) -> Vec<SocketAddr> {
+    let of = |upstream: &Upstream| match upstream {
+        Upstream::Address(address) => vec![*address],
+        Upstream::Name { host, port } => {
+            let known = names.get(host).into_iter().flatten();
+            known.map(|ip| SocketAddr::new(*ip, *port)).collect()
+        }
+        Upstream::OriginalDst => Vec::new(),
+    };
+    listener.upstream.all.iter().flat_map(of).collect()
 }

@@ -9,14 +9,15 @@
 //! that delay and cut as a seed dictates.
 //!
 //! - [`endpoint`] has all rendezvous of a gateway, and queues of what is to be done;
-//! - `state` is one rendezvous, and `negotiation` its next step; `client` and `server` answer what
-//!   the machines of the two sides ask;
+//! - `state` is one rendezvous, `beginning` its first step, and `negotiation` the next; `client`
+//!   and `server` answer what the machines of the two sides ask;
 //! - `waiting` is what an answer may have to wait for, `resources` what it takes of a link group;
 //! - [`conversation`] is what is said in a rendezvous;
 //! - `path` keeps connections from links that carry nothing;
 //! - `shared` is what rendezvous share: link groups, places, and what they have learned;
 //! - [`facts`] is what an owner tells, [`effect`] what it is told.
 
+mod beginning;
 mod client;
 pub mod conversation;
 pub mod effect;

@@ -45,6 +45,8 @@ pub struct Negotiating {
     pub accepted: OwnedFd,
     /// Where it goes.
     pub target: SocketAddr,
+    /// Where it was to go before, in vain.
+    pub tried: Vec<SocketAddr>,
     /// Where a proxy in front of us says that the client wanted to go.
     pub wanted: Option<SocketAddr>,
     /// Our own address of it; none if that was not asked for, or the socket is broken.

@@ -23,14 +23,14 @@ use crate::capture::{self, Tapped};
 use crate::config::{self, Cidr, Config, Protocol, RnicConfig};
 use crate::device::Devices;
 use crate::entropy::random;
-use crate::gateway::{Gateway, OpenRnics, Parts, PortParts};
+use crate::gateway::{Gateway, Lookups, Names, OpenRnics, Parts, PortParts};
 use crate::intercept::{Interception, Led};
 use crate::listener::{Common, Listener};
 use crate::loopback::Loopback;
 use crate::network::{Network, Place};
 use crate::operate::OperateError;
 use crate::pnet::PnetTable;
-use crate::reload::Prepared;
+use crate::reload::{Prepared, addresses};
 use crate::service::Service;
 use crate::smc_option::OptionSource;
 use crate::status::Asker;
@@ -82,16 +82,15 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
     let loopback = Loopback::choose(config.local.congestion_control);
     tracing::info!("{loopback}");
     let common = Common::of(&config, &Arc::new(loopback));
-    let misnamed = |why| RunError { what: "listener".to_owned(), why, misconfigured: false };
-    let upstreams = Prepared::of(config.clone()).map_err(misnamed)?.upstreams;
-    let listeners = listen(&config, &upstreams, &option, &common, &mut service)?;
+    let Prepared { config, names } = Prepared::of(config);
+    let listeners = listen(&config, &names, &option, &common, &mut service)?;
     let led: Vec<_> = (0..).zip(&listeners).filter_map(led).collect();
     let interception = Interception::begin(&led).map_err(|why| RunError {
         what: "interception".to_owned(),
         why,
         misconfigured: true,
     })?;
-    let nics = choose_nics(&config, &devices, &upstreams);
+    let nics = choose_nics(&config, &devices, &names);
     let (tap, taps) = mpsc::channel();
     let mut opener = Opener::new(clock, waker.clone(), tap)?;
     let ports = opener.open_all(&config, &devices, &nics)?;
@@ -106,6 +105,8 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
     let asker = Asker { questions: ask, file: Some(file.to_owned()) };
     let admin = config.admin.listen.map(|listen| serve_operators(listen, &asker, clock, taps));
     let admin = admin.transpose()?;
+    let answers = mailbox(ANSWERS_MAX, waker.clone());
+    let lookups = Lookups::new(config.dns.servers.clone(), answers);
     let (say_stop, stop) = mailbox(1, waker.clone());
     let say_stop = move || {
         // A second signal finds the queue full: one is enough.
@@ -127,6 +128,7 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
         common,
         interception,
         service,
+        lookups,
         waker,
         questions,
         stop,
@@ -163,9 +165,9 @@ struct Opening {
 }
 
 impl OpenRnics<any::Nic> for Opening {
-    fn wanted(&self, config: &Config, upstreams: &[Option<SocketAddr>]) -> Vec<RnicConfig> {
+    fn wanted(&self, config: &Config, names: &Names) -> Vec<RnicConfig> {
         match Devices::read() {
-            Ok(devices) => choose_nics(config, &devices, upstreams),
+            Ok(devices) => choose_nics(config, &devices, names),
             Err(_) => config.rnics.clone(),
         }
     }
@@ -196,21 +198,25 @@ fn reload_aside(asker: Asker) {
 /// Binds all listeners, except those whose sockets whoever started us has bound.
 fn listen(
     config: &Config,
-    upstreams: &[Option<SocketAddr>],
+    names: &Names,
     option: &OptionSource,
     common: &Common,
     service: &mut Service,
 ) -> Result<Vec<Listener>, RunError> {
-    let open = |(listener, upstream): (&config::Listener, &Option<SocketAddr>)| {
+    let open = |listener: &config::Listener| {
         let what = format!("listener {} at {}", listener.name, listener.bind);
         let socket = match service.take_socket(listener.bind) {
             Some(socket) => common.listen_on(&socket, listener, option).map(|()| socket),
             None => common.listen(listener, option),
         };
         let socket = socket.map_err(context(&what))?;
-        Ok(Listener::new(listener.clone(), *upstream, common.clone(), Some(socket)))
+        let mut opened = Listener::new(listener.clone(), common.clone(), Some(socket));
+        for (name, addresses) in names {
+            opened.pool.resolved(name, addresses);
+        }
+        Ok(opened)
     };
-    let listeners = config.listeners.iter().zip(upstreams).map(open).collect();
+    let listeners = config.listeners.iter().map(open).collect();
     service.forget_sockets();
     listeners
 }
@@ -222,11 +228,7 @@ fn led((index, listener): (u16, &Listener)) -> Option<Led<'_>> {
 }
 
 /// The NICs to open: those the operator listed, or those that the listeners need.
-fn choose_nics(
-    config: &Config,
-    devices: &Devices,
-    upstreams: &[Option<SocketAddr>],
-) -> Vec<RnicConfig> {
+fn choose_nics(config: &Config, devices: &Devices, names: &Names) -> Vec<RnicConfig> {
     if !config.rnics.is_empty() {
         return config.rnics.clone();
     }
@@ -238,9 +240,9 @@ fn choose_nics(
             nics.push(nic);
         }
     };
-    for (listener, upstream) in config.listeners.iter().zip(upstreams) {
+    for listener in &config.listeners {
         if listener.connect == Protocol::Smc {
-            for place in places_behind(listener, *upstream) {
+            for place in places_behind(listener, names) {
                 if let Ok((device, _)) = devices.towards(place) {
                     add(&device.name);
                 }
@@ -264,14 +266,16 @@ fn choose_nics(
 
 /// Addresses to which connections of `listener` go: one for each route that they may take, as far
 /// as the configuration tells.
-fn places_behind(listener: &config::Listener, upstream: Option<SocketAddr>) -> Vec<IpAddr> {
-    match (upstream, &listener.intercept) {
-        (Some(upstream), _) => vec![upstream.ip()],
-        (None, Some(intercept)) if !intercept.networks.is_empty() => {
+fn places_behind(listener: &config::Listener, names: &Names) -> Vec<IpAddr> {
+    match &listener.intercept {
+        _ if !listener.upstream.is_original_dst() => {
+            addresses(names, listener).iter().map(SocketAddr::ip).collect()
+        }
+        Some(intercept) if !intercept.networks.is_empty() => {
             intercept.networks.iter().map(Cidr::base).collect()
         }
         // The default routes: any address far away will do.
-        (None, _) => {
+        Some(_) | None => {
             vec![IpAddr::from([192, 0, 2, 1]), IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1])]
         }
     }
@@ -309,6 +313,8 @@ fn raise_descriptor_limit() {
     }
 }
 
+/// Answers of name servers that wait for the control thread.
+const ANSWERS_MAX: usize = 64;
 /// Questions of the admin thread in flight. It asks one at a time.
 const QUESTIONS_MAX: usize = 16;
 

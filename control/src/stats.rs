@@ -327,6 +327,8 @@ pub struct Listener {
     pub connect: String,
     /// Where it connects to.
     pub upstream: String,
+    /// The addresses that this means now.
+    pub upstreams: Vec<Upstream>,
     /// `open`; `drained` if an operator has said so; `removed` if the configuration has it no more,
     /// and connections of it go on.
     pub state: String,
@@ -336,6 +338,20 @@ pub struct Listener {
     pub refused: u64,
     /// Connections now.
     pub active: u64,
+}
+
+/// One address to which connections of a listener go.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Upstream {
+    /// The address.
+    pub address: String,
+    /// `up`; `down` as checks say; `out` for a while, after connects have failed repeatedly.
+    pub state: String,
+    /// Connections that have it now.
+    pub active: u32,
+    /// Connects that failed, since the start.
+    pub failed: u64,
 }
 
 /// Memory reserved for the data path.

@@ -48,4 +48,5 @@ mod time_wait;
 mod transfer;
 mod transparent;
 mod unplug;
+mod upstreams;
 mod wire;

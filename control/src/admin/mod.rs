@@ -32,7 +32,7 @@ use guard::Guarded;
 
 /// What operators are told if hosts other than this one can reach the endpoint.
 pub const IS_PUBLIC: &str = "whoever reaches this address reads all statistics, and can take \
-                             links and RNICs out of service";
+                             listeners, links and RNICs out of service";
 
 /// The running endpoint. Dropping it stops the thread and closes the listening socket.
 #[derive(Debug)]

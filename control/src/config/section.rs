@@ -130,6 +130,21 @@ impl<'a> Section<'a> {
         }
     }
 
+    /// The texts at `key`, a text or an array of texts of which there is at least one.
+    pub(super) fn required_texts(
+        &mut self,
+        key: &'static str,
+    ) -> Result<Vec<Placed<String>>, ConfigError> {
+        if !self.table.get(key).is_some_and(|value| value.get_ref().is_array()) {
+            return Ok(vec![self.required(key)?]);
+        }
+        let texts = self.texts(key)?;
+        if texts.is_empty() {
+            return Err(self.error(key, "is empty; list at least one"));
+        }
+        Ok(texts)
+    }
+
     /// The whole number at `key`, which must lie in `range`; `default` if it is not there.
     pub(super) fn number(
         &mut self,

@@ -30,6 +30,7 @@ impl Config {
                 "congestion_control":
                     word(&super::CONGESTION_CONTROLS, self.local.congestion_control),
             },
+            "dns": { "servers": texts(&self.dns.servers) },
             "limits": limits(&self.limits),
             "drain_timeout": duration(self.drain_timeout),
             "log": word(&super::LOG_LEVELS, self.log),
@@ -70,7 +71,14 @@ fn listener(listener: &Listener) -> Value {
         "bind": listener.bind,
         "accept": word(&super::TRANSPORTS, listener.accept),
         "connect": word(&super::TRANSPORTS, listener.connect),
-        "upstream": listener.upstream.to_string(),
+        "upstream": texts(&listener.upstream.all),
+        "balance": word(&super::upstreams::BALANCES, listener.upstream.balance),
+        "eject_after": listener.upstream.eject_after,
+        "eject_for": duration(listener.upstream.eject_for),
+        "check": listener.upstream.check.map(|check| json!({
+            "interval": duration(check.interval), "timeout": duration(check.timeout),
+            "fall": check.fall, "rise": check.rise,
+        })),
         "source": word(&super::intercept::SOURCES, listener.source),
         "proxy_from": texts(&listener.proxy_from),
         "connect_timeout": duration(listener.connect_timeout),
@@ -210,7 +218,8 @@ mod tests {
              upstream='server.example:7'\nidle_timeout='90s'\nrmbe_size=65536\nbacklog=7\n\
              tcp_keepalive={idle='0s'}\nmax_per_source=3\n\
              [[listener]]\nname='behind'\nbind='10.8.0.2:15003'\nupstream='server.example:7'\n\
-             proxy_from=['10.9.0.0/16']\n\
+             proxy_from=['10.9.0.0/16']\nbalance='source'\ncheck={}\n\
+             [dns]\nservers=['10.8.0.53', '[fd00::1]:5353']\n\
              [poll]\npolicy='block'\ncores=[1,2]\npin=false\nboost=0\nspin_us=7\n\
              [local]\ncongestion_control='host'\n\
              [smc]\noption='assume'\nassume_peers=['10.0.0.0/8']\ngids=['fd00::/64']\n\

@@ -36,7 +36,7 @@ fn the_example_means_what_it_says() {
     let [to_b, from_a] = &config.listeners[..] else { panic!("{:?}", config.listeners) };
     assert_eq!((to_b.accept, to_b.connect), (Protocol::Tcp, Protocol::Smc));
     assert_eq!((from_a.accept, from_a.connect), (Protocol::Smc, Protocol::Tcp));
-    assert_eq!(to_b.upstream, Upstream::Address("10.8.0.2:7002".parse().unwrap()));
+    assert_eq!(to_b.upstream.all, [Upstream::Address("10.8.0.2:7002".parse().unwrap())]);
     assert_eq!(from_a.bind, "10.8.0.2:7002".parse().unwrap());
 }
 
@@ -215,9 +215,10 @@ fn every_fault_is_one_line_that_names_line_and_key() {
         (
             "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\nupstraem='y:1'",
             ":5: listener.a.upstraem: is not a key; known here: name, bind, accept, connect, \
-             upstream, intercept, intercept_ports, intercept_networks, intercept_cgroups, \
-             source, connections_max, proxy_from, connect_timeout, max_per_source, idle_timeout, \
-             tcp_nodelay, tcp_keepalive, rmbe_size, backlog, peers, gids",
+             upstream, balance, eject_after, eject_for, check, intercept, intercept_ports, \
+             intercept_networks, intercept_cgroups, source, connections_max, proxy_from, \
+             connect_timeout, max_per_source, idle_timeout, tcp_nodelay, tcp_keepalive, \
+             rmbe_size, backlog, peers, gids",
         ),
         (
             "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\nrmbe_size=17000",
@@ -232,10 +233,7 @@ fn every_fault_is_one_line_that_names_line_and_key() {
             ":5: listener.a.connect_timeout: \"5\" is no duration; write a whole number and us, \
              ms, s, m or h, as \"5s\"",
         ),
-        (
-            "[listener]\nname='a'",
-            ":1: listener: is of type table; write a list, written as [[listener]]",
-        ),
+        ("[listener]", ":1: listener: is of type table; write a list, written as [[listener]]"),
         ("drain_timeout = ", ":1: not TOML: string values must be quoted, expected literal string"),
     ];
     for (text, complaint) in table {
@@ -310,7 +308,7 @@ fn other_tables_are_checked_too() {
         (
             "[polling]",
             ":5: polling: is not a key; known here: limits, admin, rnic, pnet, listener, \
-             poll, smc, local, drain_timeout, log",
+             poll, smc, local, dns, drain_timeout, log",
         ),
         (
             "[admin]\nlisten='9180'",

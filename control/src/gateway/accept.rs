@@ -19,6 +19,7 @@ use crate::rendezvous::{Arrival, Surroundings};
 use crate::sessions::Negotiating;
 use crate::slab::Key;
 use crate::smc_option::OptionSource;
+use crate::upstreams::NoUpstream;
 
 impl<N: Rnic> Gateway<N> {
     /// Accepts connections that wait at listener `index`. Returns whether more may wait.
@@ -96,20 +97,25 @@ impl<N: Rnic> Gateway<N> {
             self.log_limit(now, index, "connections of one source: its new ones are refused");
             return false;
         }
-        let Some(target) = listener.upstream.or_else(|| {
-            let intercept = listener.config.intercept.as_ref()?;
-            let own = (intercept.way, listener.config.bind.port());
-            self.interception.original_of(index, own, &accepted, from)
-        }) else {
-            listener.refused += 1;
-            tracing::debug!(
-                listener = listener.config.name,
-                source = %from,
-                "was not intercepted, so nobody knows where it wants to go; it is reset"
-            );
-            reset(accepted);
-            return false;
+        let target = match (&listener.config.intercept, listener.pool.is_original_dst()) {
+            (Some(intercept), true) => {
+                let own = (intercept.way, listener.config.bind.port());
+                let original = self.interception.original_of(index, own, &accepted, from);
+                original.ok_or("was not intercepted, so nobody knows where it wants to go")
+            }
+            (_, _) => listener.pool.choose(now, source.ip(), &[]).map_err(NoUpstream::name),
         };
+        let target = match target {
+            Ok(target) => target,
+            Err(why) => {
+                listener.refused += 1;
+                let name = &listener.config.name;
+                tracing::debug!(listener = name, source = %from, why, "a connection is reset");
+                reset(accepted);
+                return false;
+            }
+        };
+        listener.pool.enter(target);
         listener.enter(source.ip());
         listener.suit(&accepted, from.ip());
         let accepts = listener.config.accept;
@@ -126,6 +132,7 @@ impl<N: Rnic> Gateway<N> {
             accepts,
             source,
             target,
+            tried: Vec::new(),
             wanted,
             accepted,
             local,
@@ -158,12 +165,10 @@ impl<N: Rnic> Gateway<N> {
                 }
             }
             Err(error) => {
-                let target = one.target;
-                self.upstream_failed(index, target, &error);
                 if matches!(Errno::from_io_error(&error), Some(Errno::MFILE | Errno::NFILE)) {
                     self.log_limit(now, index, OUT_OF_DESCRIPTORS);
                 }
-                self.endpoint.refused(key);
+                self.not_accepted(now, key, &error);
             }
         }
     }
@@ -189,13 +194,13 @@ impl<N: Rnic> Gateway<N> {
     pub(super) fn connected(&mut self, now: Instant, key: Key) {
         let one = self.sessions.negotiating_mut(key).expect("it was there just now");
         one.connected = true;
-        let (index, target) = (one.listener, one.target);
-        match introduce(&self.listeners[usize::from(index)], one) {
-            Ok(()) => self.endpoint.connected(now, key),
-            Err(error) => {
-                self.upstream_failed(index, target, &error);
-                self.endpoint.refused(key);
+        let listener = &mut self.listeners[usize::from(one.listener)];
+        match introduce(listener, one) {
+            Ok(()) => {
+                listener.pool.succeeded(one.target);
+                self.endpoint.connected(now, key);
             }
+            Err(error) => self.not_accepted(now, key, &error),
         }
     }
 
@@ -215,18 +220,6 @@ impl<N: Rnic> Gateway<N> {
         self.endpoint.surveyed(key, surroundings.unwrap_or_default());
     }
 
-    /// The upstream of listener `index` refused, or did not answer.
-    pub(super) fn upstream_failed(&mut self, index: u16, target: SocketAddr, error: &io::Error) {
-        let listener = &mut self.listeners[usize::from(index)];
-        listener.refused += 1;
-        tracing::debug!(
-            listener = listener.config.name,
-            upstream = %target,
-            %error,
-            "upstream did not accept; the application is reset"
-        );
-    }
-
     /// Logs what has run out, and the consequence for new connections of listener `index`.
     pub(super) fn log_limit(&mut self, now: Instant, index: u16, what: &str) {
         self.overload.log(now, &self.listeners[usize::from(index)].config.name, what);
@@ -237,9 +230,9 @@ impl<N: Rnic> Gateway<N> {
 fn introduce(listener: &Listener, one: &Negotiating) -> io::Result<()> {
     // Where the client wanted to go: the target if it was intercepted, else here.
     let here = || local_address(&one.accepted).unwrap_or(one.target);
-    let wanted = one.wanted.unwrap_or_else(|| match listener.upstream {
-        Some(_) => here(),
-        None => one.target,
+    let wanted = one.wanted.unwrap_or_else(|| match listener.pool.is_original_dst() {
+        true => one.target,
+        false => here(),
     });
     let Some(header) = proxy_header::header(listener.config.source, one.source, wanted) else {
         return Ok(());
@@ -296,4 +289,4 @@ const OUT_OF_DESCRIPTORS: &str = "file descriptors: new connections are refused"
 /// How many connections are accepted in a row before the control thread does something else.
 const ACCEPT_MAX: usize = 1_024;
 /// How many of them may be started at once; queueing one costs less and is not counted.
-const BEGIN_MAX: usize = 64;
+pub(super) const BEGIN_MAX: usize = 64;

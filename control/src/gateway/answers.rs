@@ -28,9 +28,10 @@ use crate::sessions::{Carried, Open, Session};
 use crate::slab::Key;
 use crate::stats::{
     Active, Connection, Fallback, FallbackReason, GroupV2, Link, LinkGroup, Listener, Memory,
-    Poller, Readiness, Residence, Rnic as RnicRow, SCHEMA, Stats, Totals, Transport,
+    Poller, Readiness, Residence, Rnic as RnicRow, SCHEMA, Stats, Totals, Transport, Upstream,
 };
 use crate::status::{Outcome, Question};
+use crate::upstreams::Target;
 
 impl<N: Rnic> Gateway<N> {
     /// Answers what the admin thread asked.
@@ -105,7 +106,7 @@ impl<N: Rnic> Gateway<N> {
                 .listeners
                 .iter()
                 .filter(|one| !one.is_gone())
-                .map(listener_row)
+                .map(|one| listener_row(now, one))
                 .collect(),
             memory: self.memory(),
         }
@@ -198,8 +199,9 @@ impl<N: Rnic> Gateway<N> {
     }
 
     fn memory(&self) -> Memory {
+        let pollers = self.endpoint.groups().pollers().iter().filter(|it| !it.is_stopped());
         let mut memory = Memory {
-            send_bytes: self.config.smc.send_pool * self.ports.len() as u64,
+            send_bytes: self.config.smc.send_pool * pollers.count() as u64,
             ..Memory::default()
         };
         for (_, group) in self.endpoint.groups().iter() {
@@ -467,7 +469,13 @@ fn placement<Qp>(poller: &placement::PollerHandle<Qp>) -> String {
     }
 }
 
-fn listener_row(listener: &ListenerAtWork) -> Listener {
+fn listener_row(now: Instant, listener: &ListenerAtWork) -> Listener {
+    let target = |target: &Target| Upstream {
+        address: target.address.to_string(),
+        state: target.state(now).to_owned(),
+        active: target.active,
+        failed: target.failed,
+    };
     let state = match (listener.retired, listener.drained) {
         (true, _) => "removed",
         (false, true) => "drained",
@@ -482,7 +490,8 @@ fn listener_row(listener: &ListenerAtWork) -> Listener {
         bind: listener.config.bind.to_string(),
         accept: name(listener.config.accept),
         connect: name(listener.config.connect),
-        upstream: listener.goes_to(),
+        upstream: listener.config.upstream.to_string(),
+        upstreams: listener.pool.targets().iter().map(target).collect(),
         state: state.to_owned(),
         accepted: listener.accepted,
         refused: listener.refused,

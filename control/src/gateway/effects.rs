@@ -1,7 +1,6 @@
 //! Carries out the effects of the rendezvous endpoint on sockets and pollers, and follows up on
 //! connections that pollers relay.
 
-use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
@@ -34,6 +33,7 @@ impl<N: Rnic> Gateway<N> {
     fn perform(&mut self, now: Instant, effect: Effect) {
         match effect {
             Effect::Connect { key, offer, hear } => self.connect(now, key, offer, hear),
+            Effect::Unanswered { key } => self.not_answered(now, key),
             Effect::Survey { key } => self.survey(key),
             Effect::Send { key, frame } => self.send(key, &frame),
             Effect::HandOver { key, connection, group, rmbe, ended } => {
@@ -84,12 +84,9 @@ impl<N: Rnic> Gateway<N> {
         let one = self.sessions.remove(key);
         tracing::debug!(session = key.index, source = %one.source, %why, "rendezvous ended");
         match why {
-            Why::Unanswered => {
-                let error = io::ErrorKind::TimedOut.into();
-                self.upstream_failed(one.listener, one.target, &error);
-            }
             Why::NoSlot => self.listeners[usize::from(one.listener)].refused += 1,
             Why::Refused
+            | Why::Unanswered
             | Why::Broke
             | Why::Ended
             | Why::Failed
@@ -98,7 +95,9 @@ impl<N: Rnic> Gateway<N> {
             | Why::Stopping
             | Why::Aborted => {}
         }
-        self.listeners[usize::from(one.listener)].leave(one.source.ip());
+        let listener = &mut self.listeners[usize::from(one.listener)];
+        listener.leave(one.source.ip());
+        listener.pool.leave(one.target);
         reset(one.accepted);
         if let Some(upstream) = one.upstream {
             reset(upstream);
@@ -114,11 +113,7 @@ impl<N: Rnic> Gateway<N> {
         let outcome = if event.ending { connect_outcome(upstream) } else { Ok(()) };
         match outcome {
             Ok(()) => self.connected(now, key),
-            Err(error) => {
-                let (index, target) = (one.listener, one.target);
-                self.upstream_failed(index, target, &error);
-                self.endpoint.refused(key);
-            }
+            Err(error) => self.not_accepted(now, key, &error),
         }
         self.settle(now);
     }
@@ -203,6 +198,7 @@ impl<N: Rnic> Gateway<N> {
         let (key, open) = self.sessions.closed(connection);
         let listener = &mut self.listeners[usize::from(open.listener)];
         listener.leave(open.source.ip());
+        listener.pool.leave(open.target);
         tracing::debug!(
             session = key.index,
             source = %open.source,

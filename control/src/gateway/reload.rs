@@ -11,6 +11,7 @@ use smcr_proto::Instant;
 use smcr_rnic::Rnic;
 
 use super::Gateway;
+use super::accept::BEGIN_MAX;
 use super::settings::{group_settings, settings};
 use crate::config::{self, Config};
 use crate::intercept::Led;
@@ -54,11 +55,11 @@ impl<N: Rnic> Gateway<N> {
         if self.draining.is_some() {
             return Err(OperateError::Refused("the gateway is stopping".to_owned()));
         }
-        let Prepared { mut config, upstreams } = prepared;
+        let Prepared { mut config, names } = prepared;
         let mut notes = keep_what_needs_a_restart(&self.config, &mut config);
         let common = self.common.after(&config);
         let plan = self.plan(&config, &common).map_err(OperateError::Refused)?;
-        let rnics = self.open_rnics(&mut config, &upstreams, &mut notes);
+        let rnics = self.open_rnics(&mut config, &names, &mut notes);
         let rnics = rnics.map_err(OperateError::Refused)?;
         if let Err(why) = self.lead(&config, &plan) {
             rnics.give_up();
@@ -67,13 +68,17 @@ impl<N: Rnic> Gateway<N> {
         // From here on nothing fails.
         self.change_rnics(now, rnics, &mut notes);
         notes.extend(self.what_changes(&config, &plan));
-        self.place(now, &config, plan, (upstreams, common));
+        self.place(now, &config, plan, common);
+        for (name, addresses) in &names {
+            self.name_means(name, addresses);
+        }
         if let OptionSource::Assume(peers) = &mut self.option {
             peers.clone_from(&config.smc.assume_peers);
         }
         crate::log::change(config.log);
         self.network.change(crate::pnet::PnetTable::new(&config));
         self.config = config;
+        self.watch_names();
         self.decide_anew();
         self.settle(now);
         Ok(notes)
@@ -159,13 +164,7 @@ impl<N: Rnic> Gateway<N> {
     }
 
     /// Puts all listeners where they shall be.
-    fn place(
-        &mut self,
-        now: Instant,
-        config: &Config,
-        plan: Vec<Planned>,
-        (upstreams, common): (Vec<Option<std::net::SocketAddr>>, Common),
-    ) {
+    fn place(&mut self, now: Instant, config: &Config, plan: Vec<Planned>, common: Common) {
         for slot in 0..self.listeners.len() {
             let planned = plan.iter().find(|planned| planned.slot == slot && !planned.is_new);
             match planned.map(|planned| &planned.socket) {
@@ -177,13 +176,13 @@ impl<N: Rnic> Gateway<N> {
                 }
             }
         }
-        for ((wanted, planned), upstream) in config.listeners.iter().zip(plan).zip(upstreams) {
+        for (wanted, planned) in config.listeners.iter().zip(plan) {
             let Planned { slot, is_new, socket } = planned;
             let (wanted, common) = (wanted.clone(), common.clone());
             if !is_new {
-                self.listeners[slot].change(wanted, upstream, common);
+                self.listeners[slot].change(wanted, common);
             } else {
-                let listener = Listener::new(wanted, upstream, common, None);
+                let listener = Listener::new(wanted, common, None);
                 match self.listeners.get_mut(slot) {
                     Some(place) => *place = listener,
                     None => self.listeners.push(listener),
@@ -224,7 +223,13 @@ impl<N: Rnic> Gateway<N> {
 
     /// Takes in what waits at the listener in `slot`, which then listens no more.
     pub(super) fn close(&mut self, now: Instant, slot: usize) {
-        while self.accept(now, number(slot)) {}
+        // However fast others come: so many can wait.
+        let most = self.listeners[slot].config.backlog as usize / BEGIN_MAX + 1;
+        for _ in 0..most {
+            if !self.accept(now, number(slot)) {
+                break;
+            }
+        }
         let Some(socket) = self.listeners[slot].socket.take() else { return };
         // Another listener may have it by now.
         self.reactor.forget(&socket);
@@ -253,11 +258,13 @@ fn keep_what_needs_a_restart(old: &Config, new: &mut Config) -> Vec<String> {
     note("admin", old.admin != new.admin);
     note("poll", old.poll != new.poll);
     note("local", old.local != new.local);
+    note("dns", old.dns != new.dns);
     note("smc.option", old.smc.option != new.smc.option);
     note("smc.send_pool", old.smc.send_pool != new.smc.send_pool);
     new.admin = old.admin.clone();
     new.poll = old.poll.clone();
     new.local = old.local;
+    new.dns = old.dns.clone();
     new.smc.option = old.smc.option;
     new.smc.send_pool = old.smc.send_pool;
     notes

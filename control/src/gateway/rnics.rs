@@ -1,6 +1,7 @@
 //! RNICs that come and go with the configuration.
 
-use std::net::SocketAddr;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use smcr_proto::Instant;
 use smcr_rnic::Rnic;
@@ -12,10 +13,13 @@ use crate::network::Place;
 use crate::placement::PollerHandle;
 use crate::reactor::Token;
 
+/// What names of upstreams mean.
+pub type Names = BTreeMap<String, Vec<IpAddr>>;
+
 /// Chooses and opens RNICs.
 pub trait OpenRnics<N: Rnic> {
-    /// The RNICs that `config` needs, whose listeners lead to `upstreams`.
-    fn wanted(&self, config: &Config, upstreams: &[Option<SocketAddr>]) -> Vec<RnicConfig>;
+    /// The RNICs that `config` needs, if names of upstreams mean what `names` says.
+    fn wanted(&self, config: &Config, names: &Names) -> Vec<RnicConfig>;
 
     /// Opens one, and starts its pollers.
     ///
@@ -58,11 +62,11 @@ impl<N: Rnic> Gateway<N> {
     pub(super) fn open_rnics(
         &mut self,
         config: &mut Config,
-        upstreams: &[Option<SocketAddr>],
+        names: &Names,
         notes: &mut Vec<String>,
     ) -> Result<RnicChange<N>, String> {
         let mut change = RnicChange { added: Vec::new(), revived: Vec::new(), removed: Vec::new() };
-        for wanted in self.opener.wanted(config, upstreams) {
+        for wanted in self.opener.wanted(config, names) {
             let (name, what) = (wanted.name.clone(), "takes effect after a restart");
             match self.nics.iter().position(|nic| nic.config.name == name) {
                 Some(place) if self.nics[place].config != wanted => {

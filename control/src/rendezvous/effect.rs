@@ -24,6 +24,13 @@ pub enum Effect {
         /// Whether to pass the peer's bytes to the endpoint. If not, they must stay in the socket.
         hear: bool,
     },
+    /// The upstream has not answered. Try another one, and
+    /// [say so](super::Endpoint::redirected), or say that there is
+    /// [none](super::Endpoint::unanswered).
+    Unanswered {
+        /// For this connection.
+        key: Key,
+    },
     /// Look at the network around the connection to the peer, and report what is there to the
     /// endpoint, at once: what it does next rests on the report.
     Survey {

@@ -1,6 +1,7 @@
 //! All rendezvous of a gateway.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
 
 use smcr_engine::Report;
 use smcr_proto::Instant;
@@ -106,6 +107,19 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
     /// The upstream is not connected, and will not be.
     pub fn refused(&mut self, key: Key) {
         self.fail(key, Why::Refused);
+    }
+
+    /// The owner tries another upstream, in place of one that has not accepted.
+    pub fn redirected(&mut self, now: Instant, key: Key, upstream: IpAddr) {
+        let Some(one) = self.table.get_mut(&key) else { return };
+        let connect = Negotiator { now, one, shared: &mut self.shared }.begin_again(upstream);
+        self.deadlines.set(key, one.poll_timeout());
+        self.shared.effects.push_back(connect);
+    }
+
+    /// The upstream has not answered, and there is no other.
+    pub fn unanswered(&mut self, key: Key) {
+        self.fail(key, Why::Unanswered);
     }
 
     /// How many bytes of the peer may be [`received`](Self::received) now. What exceeds it belongs
@@ -321,9 +335,12 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
                 self.table.remove(&key);
                 self.deadlines.set(key, None);
             }
-            Some(Effect::Connect { .. } | Effect::Send { .. } | Effect::Exhausted { .. }) => {
-                self.ready.push_front(key);
-            }
+            Some(
+                Effect::Connect { .. }
+                | Effect::Unanswered { .. }
+                | Effect::Send { .. }
+                | Effect::Exhausted { .. },
+            ) => self.ready.push_front(key),
             // It goes on when that has been done.
             Some(Effect::Survey { .. }) | None => self.deadlines.set(key, one.poll_timeout()),
         }

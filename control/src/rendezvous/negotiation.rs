@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use smcr_engine::LinkId;
 use smcr_proto::Instant;
-use smcr_proto::handshake::{Agreement, ClientAction, HandshakeError, Server, ServerAction};
+use smcr_proto::handshake::{Agreement, ClientAction, HandshakeError, ServerAction};
 use smcr_proto::link_group::Role;
 use smcr_proto::wire::clc::{Diagnosis, Frame, Offer};
 use smcr_rnic::Rnic;
@@ -27,34 +27,6 @@ pub(super) struct Negotiator<'a, N: Rnic, P: Pollers<QpOf<N>>> {
 }
 
 impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
-    /// Asks the owner to connect to the upstream. Without a place, the SYN offers no SMC-R.
-    pub(super) fn begin(&mut self) -> Effect {
-        let terms = self.shared.terms(self.one.listener);
-        let (side, timeout) = (terms.side, terms.connect_timeout);
-        // At a server, `arrived` brought what is needed before the Proposal.
-        self.one.surveyed = side == Side::Server;
-        let seeks = terms.offers_to(self.one.upstream);
-        let offer = seeks && self.one.has_place;
-        let crowded = seeks && !offer;
-        self.one.state = match side {
-            Side::Client if crowded => State::plain(Some(Diagnosis::TOO_BUSY)),
-            Side::Client => State::Connecting,
-            Side::Neither => State::plain(None),
-            Side::Server if !self.one.surroundings.offered => {
-                State::plain(Some(Diagnosis::NO_SMC_OPTION))
-            }
-            Side::Server => {
-                let policy = self.shared.policy(self.one.surroundings.port);
-                let peer_id = self.shared.settings.peer_id;
-                self.one.silent = true;
-                State::talk(Machine::Server(Server::with_policy(self.now, peer_id, policy)))
-            }
-        };
-        self.one.deadline = Some(self.now + timeout);
-        let hear = !matches!(self.one.state, State::Plain(_));
-        Effect::Connect { key: self.one.key, offer, hear }
-    }
-
     /// Does what can be done without another input. Returns the first thing that the owner must do
     /// about it; none if the rendezvous waits for an input.
     pub(super) fn step(&mut self) -> Option<Effect> {
@@ -471,7 +443,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
     /// The time limit of the connect, or of the whole rendezvous, has passed.
     fn time_out(&mut self) {
         if !self.one.connected {
-            self.one.state = State::Failed(Why::Unanswered);
+            // The owner says what becomes of it.
+            self.one.deadline = None;
+            self.shared.effects.push_back(Effect::Unanswered { key: self.one.key });
             return;
         }
         let talking = self.one.talking_mut().expect("whoever is connected talks, or is over");

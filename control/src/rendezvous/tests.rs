@@ -243,6 +243,18 @@ fn a_decline_in_place_of_a_proposal_waits_for_the_application() {
     assert_eq!(server.poll_timeout(), Some(due));
     server.handle_timeout(due);
     let effects = drain(&mut server, due);
+    assert!(matches!(effects[..], [Effect::Unanswered { .. }]), "{effects:?}");
+    assert_eq!(server.poll_timeout(), None, "it is for the owner to say");
+    // Another upstream has as much time as the first.
+    server.redirected(due, key(1), [10, 0, 0, 7].into());
+    let effects = drain(&mut server, due);
+    assert!(matches!(effects[..], [Effect::Connect { offer: false, .. }]), "{effects:?}");
+    assert_eq!(server.poll_timeout(), Some(due + CONNECT_TIMEOUT));
+    server.handle_timeout(due + CONNECT_TIMEOUT);
+    let effects = drain(&mut server, due + CONNECT_TIMEOUT);
+    assert!(matches!(effects[..], [Effect::Unanswered { .. }]), "{effects:?}");
+    server.unanswered(key(1));
+    let effects = drain(&mut server, due + CONNECT_TIMEOUT);
     assert!(matches!(effects[..], [Effect::Reset { why: Why::Unanswered, .. }]), "{effects:?}");
 
     let mut server = begin();

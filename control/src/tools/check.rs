@@ -14,7 +14,7 @@ use smcr_rnic::roce::dpdk;
 use smcr_rnic::verbs;
 
 use crate::admin::IS_PUBLIC;
-use crate::config::{Config, Listener, Peers, Protocol, RnicConfig, RnicKind, Versions};
+use crate::config::{Config, Listener, Peers, Protocol, RnicConfig, RnicKind, Upstream, Versions};
 use crate::cores::{self, Board};
 use crate::device::Devices;
 use crate::host_memory;
@@ -209,7 +209,15 @@ impl Host<'_> {
         if let Some(intercept) = &listener.intercept {
             let _ = writeln!(text, "  intercepts {intercept}");
         }
-        match listener.upstream.resolve() {
+        for upstream in &listener.upstream.all {
+            text.push_str(&self.upstream(listener, upstream));
+        }
+        text
+    }
+
+    fn upstream(&self, listener: &Listener, upstream: &Upstream) -> String {
+        let mut text = String::new();
+        match upstream.resolve() {
             Ok(addresses) => {
                 for address in addresses {
                     let how = match listener.peers.admit_source(address.ip()) {
@@ -222,8 +230,7 @@ impl Host<'_> {
                 }
             }
             Err(error) => {
-                let _ =
-                    writeln!(text, "  WARNING: {} cannot be resolved: {error}", listener.upstream);
+                let _ = writeln!(text, "  WARNING: {upstream} cannot be resolved: {error}");
             }
         }
         text
@@ -303,8 +310,8 @@ mod tests {
         let expected = [
             "option: SMC-R is assumed, without a TCP option, of the peers 127.0.0.0/8",
             "admin: http://0.0.0.0:1/",
-            "admin: WARNING: whoever reaches this address reads all statistics, and can take links \
-             and RNICs out of service",
+            "admin: WARNING: whoever reaches this address reads all statistics, and can take \
+             listeners, links and RNICs out of service",
             "versions: SMC-Rv2 with whoever has an EID of SMCGATE; SMC-Rv1 on RNICs with RoCE v1",
             "peers: whoever reaches us",
             "pollers: 1, pinned to cores that no other poller holds: 1",

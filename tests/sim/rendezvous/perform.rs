@@ -233,6 +233,7 @@ impl World {
                 let number = key.index as usize;
                 self.dial(number, self.side_of(number, host), (offer, hear));
             }
+            Effect::Unanswered { key } => self.nodes[host].endpoint.unanswered(key),
             Effect::Send { key, frame } => {
                 let number = key.index as usize;
                 let side = self.side_of(number, host);
@@ -248,8 +249,8 @@ impl World {
                 }
             }
             Effect::Survey { key } => {
-                let number = key.index as usize;
-                let surroundings = self.surroundings(number, self.side_of(number, host));
+                let side = self.side_of(key.index as usize, host);
+                let surroundings = self.surroundings(key.index as usize, side);
                 self.nodes[host].endpoint.surveyed(key, surroundings);
             }
             Effect::HandOver { key, connection, group, rmbe, .. } => {
@@ -260,8 +261,7 @@ impl World {
                 (here.connection, here.opened) = (Some(connection), Some(self.now));
                 (here.way, here.carried) = (Way::Smc, Some(Carried::Smc));
                 here.group = Some(group);
-                let groups = self.nodes[host].endpoint.groups_mut();
-                groups.hand_over(connection, stream, rmbe);
+                self.nodes[host].endpoint.groups_mut().hand_over(connection, stream, rmbe);
                 self.introduce(number);
             }
             Effect::StayTcp { key, connection, port, reason, leftover, declined } => {

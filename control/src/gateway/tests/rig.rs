@@ -19,7 +19,7 @@ use super::US;
 use crate::config::{Config, RnicConfig, RnicKind};
 use crate::cores::{Assignment, Reason};
 use crate::device::Devices;
-use crate::gateway::{Gateway, OpenRnics, Parts, PortParts};
+use crate::gateway::{Gateway, Lookups, Names, OpenRnics, Parts, PortParts};
 use crate::intercept::Interception;
 use crate::listener::{Common, Listener};
 use crate::loopback::Loopback;
@@ -84,13 +84,13 @@ impl Rig {
         let waker = Waker::new().unwrap();
         let (ask, questions) = mailbox(16, waker.clone());
         let (stop, stopped) = mailbox(1, waker.clone());
+        let answers = mailbox(1, waker.clone());
         let thread = std::thread::spawn(move || {
             let clock = Clock::new();
             let option = OptionSource::choose(&config.smc);
             let common = Common::of(&config, &Arc::new(Loopback::Host));
             let socket = common.listen(&config.listeners[0], &option).unwrap();
-            let (only, to) = (config.listeners[0].clone(), Some(target));
-            let listener = Listener::new(only, to, common.clone(), Some(socket));
+            let listener = Listener::new(config.listeners[0].clone(), common.clone(), Some(socket));
             let port = open_port(&config, address, clock, &waker);
             let place = Place {
                 rnic: NAME.to_owned(),
@@ -113,6 +113,7 @@ impl Rig {
                 listeners: vec![listener],
                 common,
                 service: Service::default(),
+                lookups: Lookups::new(Vec::new(), answers),
                 interception: Interception::default(),
                 waker,
                 questions,
@@ -233,7 +234,7 @@ fn open_port(
 struct NoMore;
 
 impl OpenRnics<any::Nic> for NoMore {
-    fn wanted(&self, _: &Config, _: &[Option<SocketAddr>]) -> Vec<RnicConfig> {
+    fn wanted(&self, _: &Config, _: &Names) -> Vec<RnicConfig> {
         Vec::new()
     }
 

@@ -134,6 +134,7 @@ impl Two {
                 let found = Surroundings { protected, ..surroundings() };
                 host.endpoint.surveyed(key, if unknown { Surroundings::default() } else { found });
             }
+            Effect::Unanswered { .. } => panic!("everybody answers"),
             Effect::Connect { key, .. } => {
                 host.endpoint.connected(self.now, key);
                 if from == CLIENT {

@@ -1,0 +1,185 @@
+//! Several servers behind one listener, by address and by name.
+
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddrV4, TcpListener};
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use rustix::net::{Shutdown, shutdown};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::clock::wait_until;
+use crate::gateway::{Gateway, Setup, local};
+use crate::hosts::{Host, Hosts, set_limit};
+use crate::process::Process;
+
+const PORT: u16 = 7010;
+const SERVER: u16 = 7500;
+const LIMIT: Duration = Duration::from_secs(15);
+
+/// A server that says who it is to everybody, and ends when it is dropped.
+struct Server {
+    listener: TcpListener,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Server {
+    fn start(host: &Host, last: u8) -> Self {
+        let at = SocketAddrV4::new([127, 0, 0, last].into(), SERVER);
+        let listener = host.listen(at);
+        let accepting = listener.try_clone().expect("a socket");
+        let thread = thread::spawn(move || {
+            while let Ok((mut client, _)) = accepting.accept() {
+                // A check goes without a word.
+                let _ = client.write_all(&[last]);
+            }
+        });
+        Self { listener, thread: Some(thread) }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        shutdown(&self.listener, Shutdown::Read).expect("it listens");
+        self.thread.take().expect("once").join().expect("it does not panic");
+    }
+}
+
+/// The gateway of host a, all of whose servers are on the same host.
+fn start<'h>(hosts: &'h Hosts, lines: &str) -> Gateway<'h> {
+    let setup = Setup::new("gateway-a", &hosts.a).table(&format!(
+        "[dns]\nservers = [\"127.0.0.1:5353\"]\n[[listener]]\nname = \"it\"\n\
+         bind = \"{}\"\n{lines}\n",
+        local(PORT)
+    ));
+    setup.start(hosts, &hosts.a)
+}
+
+fn by_address(lasts: &[u8]) -> String {
+    let all: Vec<_> = lasts.iter().map(|last| format!("'127.0.0.{last}:{SERVER}'")).collect();
+    format!("upstream = [{}]\n", all.join(", "))
+}
+
+/// Who serves a new connection; none if it is reset.
+fn who(hosts: &Hosts) -> Option<u8> {
+    let mut client = hosts.a.connect(local(PORT)).ok()?;
+    set_limit(&client, LIMIT);
+    let mut said = [0];
+    match client.read(&mut said) {
+        Ok(1) => Some(said[0]),
+        Ok(_) => panic!("an end without a word"),
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn states(gateway: &Gateway<'_>) -> Vec<String> {
+    let stats: Value = serde_json::from_str(&gateway.get("/stats")).expect("JSON");
+    let upstreams = stats["listeners"][0]["upstreams"].as_array().expect("a list");
+    upstreams.iter().map(|one| one["state"].as_str().expect("text").to_owned()).collect()
+}
+
+/// A server that is gone costs no connection: the next one is tried, it is left alone for a while,
+/// and it is back when it is back. With none left, connections are refused at once.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn connections_go_to_servers_that_work() {
+    let hosts = Hosts::new("connections_go_to_servers_that_work");
+    let servers = [2, 3].map(|last| Server::start(&hosts.a, last));
+    let lines = format!("{}eject_after = 2\neject_for = '500ms'", by_address(&[2, 3, 4]));
+    let gateway = start(&hosts, &lines);
+    let served: Vec<_> = (0..12).map(|_| who(&hosts).expect("a server is there")).collect();
+    assert!(served.contains(&2) && served.contains(&3) && !served.contains(&4), "{served:?}");
+    assert_eq!(states(&gateway), ["up", "up", "out"]);
+    let third = Server::start(&hosts.a, 4);
+    wait_until("the third is tried again", LIMIT, || who(&hosts) == Some(4));
+    drop(third);
+    let [first, second] = servers;
+    drop((first, second));
+    for _ in 0..8 {
+        assert_eq!(who(&hosts), None);
+    }
+    let _back = Server::start(&hosts.a, 3);
+    assert_eq!(who(&hosts), Some(3), "the last is never left alone");
+}
+
+/// Checks find out who is down before any connection does, and who is up again.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn checks_find_servers_that_are_down() {
+    let hosts = Hosts::new("checks_find_servers_that_are_down");
+    let first = Server::start(&hosts.a, 2);
+    let check = "check = { interval = '100ms', fall = 2, rise = 2 }\nbalance = 'source'";
+    let gateway = start(&hosts, &format!("{}{check}", by_address(&[2, 3])));
+    wait_until("the second is down", LIMIT, || states(&gateway) == ["up", "down"]);
+    assert!((0..6).all(|_| who(&hosts) == Some(2)));
+    drop(first);
+    wait_until("both are down", LIMIT, || states(&gateway) == ["down", "down"]);
+    assert_eq!(who(&hosts), None);
+    let _second = Server::start(&hosts.a, 3);
+    wait_until("the second is up", LIMIT, || states(&gateway) == ["down", "up"]);
+    assert_eq!(who(&hosts), Some(3));
+    assert_eq!(gateway.stats().active.tcp, 0);
+}
+
+/// A name that means nothing yet, then one server, then another: new connections follow what a
+/// name server says.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn a_name_is_followed_to_where_it_moves() {
+    let hosts = Hosts::new("a_name_is_followed_to_where_it_moves");
+    let _servers = [2, 3].map(|last| Server::start(&hosts.a, last));
+    let entries = hosts.logs.join("hosts");
+    let name_server = NameServer::start(&hosts, &entries);
+    let gateway = start(&hosts, &format!("upstream = 'db.smcgate.test:{SERVER}'"));
+    assert_eq!(who(&hosts), None, "nobody knows the name");
+    for (addresses, expected) in [(&[2][..], &[2][..]), (&[3], &[3]), (&[2, 3], &[2, 3])] {
+        name_server.say(addresses);
+        wait_until("connections follow", LIMIT, || {
+            let served: Vec<_> = (0..4).filter_map(|_| who(&hosts)).collect();
+            served.iter().all(|one| expected.contains(one))
+                && expected.iter().all(|one| served.contains(one))
+        });
+    }
+    // A name server that does not answer takes nothing away.
+    drop(name_server);
+    thread::sleep(Duration::from_millis(1_500));
+    assert!(who(&hosts).is_some());
+    assert_eq!(states(&gateway), ["up", "up"]);
+}
+
+/// dnsmasq, with answers that are good for a second.
+struct NameServer<'a> {
+    process: Process,
+    entries: &'a Path,
+}
+
+impl<'a> NameServer<'a> {
+    fn start(hosts: &Hosts, entries: &'a Path) -> Self {
+        fs::write(entries, "").expect("the directory is ours");
+        let mut command = Command::new("dnsmasq");
+        command.args([
+            "--keep-in-foreground",
+            "--conf-file=/dev/null",
+            "--user=root",
+            "--pid-file",
+        ]);
+        command.args(["--port=5353", "--listen-address=127.0.0.1", "--bind-interfaces"]);
+        command.args(["--no-resolv", "--no-hosts", "--local-ttl=1", "--neg-ttl=1"]);
+        command.arg("--local=/smcgate.test/");
+        command.arg(format!("--addn-hosts={}", entries.display()));
+        let process = Process::start(&hosts.a, &hosts.logs, "dnsmasq", &mut command);
+        Self { process, entries }
+    }
+
+    /// From now on the name means these servers.
+    fn say(&self, lasts: &[u8]) {
+        let lines = lasts.iter().map(|last| format!("127.0.0.{last} db.smcgate.test\n"));
+        fs::write(self.entries, lines.collect::<String>()).expect("the directory is ours");
+        self.process.signal(Signal::HUP);
+    }
+}
