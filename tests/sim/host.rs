@@ -417,9 +417,10 @@ impl Host {
                 self.moved.insert(connection, link);
             }
             Report::LinkRetired { link } => assert!(self.retired.insert(link)),
-            Report::Closed { connection, ending, bytes_in, bytes_out, rmbe, streams, .. } => {
+            Report::Closed { connection, ending, tally, rmbe, streams, .. } => {
                 drop(streams);
-                let closed = Closed { ending, bytes_in, bytes_out };
+                let closed =
+                    Closed { ending, bytes_in: tally.bytes_in, bytes_out: tally.bytes_out };
                 assert_eq!(self.closed.insert(connection, closed), None, "closed twice");
                 self.give_back(connection, rmbe);
             }

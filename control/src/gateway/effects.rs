@@ -191,7 +191,7 @@ impl<N: Rnic> Gateway<N> {
     }
 
     fn closed(&mut self, now: Instant, closed: Closed<OwnedFd>) {
-        let Closed { connection, ending, streams } = closed;
+        let Closed { connection, ending, tally, streams } = closed;
         // Each of these sockets has ended in both directions, is reset by closing it, or is of no
         // more use.
         drop(streams);
@@ -204,6 +204,8 @@ impl<N: Rnic> Gateway<N> {
             source = %open.source,
             ?ending,
             ms = now.since(open.since).as_millis(),
+            bytes_in = tally.bytes_in,
+            bytes_out = tally.bytes_out,
             "connection closed"
         );
         // A connection relayed over TCP has no second TCP connection to end.

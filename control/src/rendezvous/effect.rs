@@ -3,7 +3,7 @@
 use std::fmt;
 
 use smcr_engine::ConnectionId;
-use smcr_engine::handoff::Ending;
+use smcr_engine::handoff::{Ending, Tally};
 use smcr_memory::Rmbe;
 use smcr_proto::wire::clc::{Diagnosis, Frame};
 
@@ -159,6 +159,8 @@ pub struct Closed<S> {
     pub connection: ConnectionId,
     /// How it ended.
     pub ending: Ending,
+    /// What it has carried.
+    pub tally: Tally,
     /// Its sockets.
     pub streams: [Option<S>; 2],
 }

@@ -203,9 +203,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
                 groups.connection_moved(connection, link, rkey, address);
             }
             Report::LinkVacated { link } => groups.link_vacated(now, link),
-            Report::Closed { connection, ending, rmbe, settled, streams, .. } => {
+            Report::Closed { connection, ending, tally, rmbe, settled, streams } => {
                 groups.closed(now, connection, rmbe, settled);
-                return Some(Closed { connection, ending, streams });
+                return Some(Closed { connection, ending, tally, streams });
             }
         }
         None

@@ -9,7 +9,8 @@ use smcr_rnic::QpError;
 
 pub use crate::mail::Neighbours;
 pub use crate::names::{
-    Activity, ConnectionId, Ending, GroupId, KeyChange, LinkId, LlcBytes, PeerElement, Unheard,
+    Activity, ConnectionId, Ending, GroupId, KeyChange, LinkId, LlcBytes, PeerElement, Tally,
+    Unheard,
 };
 pub use crate::owners::{Owner, Owners};
 use crate::relay::Migrant;
@@ -174,10 +175,8 @@ pub enum Report<Stream> {
         connection: ConnectionId,
         /// How.
         ending: Ending,
-        /// Read from the near side, in bytes.
-        bytes_in: u64,
-        /// Written to the near side, in bytes.
-        bytes_out: u64,
+        /// What it has carried.
+        tally: Tally,
         /// Our element, if it was an SMC-R connection.
         rmbe: Option<Rmbe>,
         /// Whether nobody writes that element any more: the peer said so, and nothing that it

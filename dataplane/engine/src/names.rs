@@ -93,6 +93,37 @@ pub enum Ending {
     Aborted,
 }
 
+/// What a connection has carried, as its near socket saw it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Read from its near socket.
+    pub bytes_in: u64,
+    /// Written to its near socket.
+    pub bytes_out: u64,
+    /// When the first of those were read. The time is that of the poller's turn.
+    pub first_in: Option<Instant>,
+    /// When the first of those were written.
+    pub first_out: Option<Instant>,
+}
+
+impl Tally {
+    /// Adds bytes that were read; there may be none.
+    pub(crate) fn count_in(&mut self, now: Instant, bytes: u64) {
+        self.bytes_in += bytes;
+        if bytes > 0 {
+            self.first_in.get_or_insert(now);
+        }
+    }
+
+    /// Adds bytes that were written; there may be none.
+    pub(crate) fn count_out(&mut self, now: Instant, bytes: u64) {
+        self.bytes_out += bytes;
+        if bytes > 0 {
+            self.first_out.get_or_insert(now);
+        }
+    }
+}
+
 /// When a link last brought anything, and when something last arrived. Written by the poller, read
 /// by the control thread, so that keepalive costs the data path one store.
 #[derive(Debug, Default)]
@@ -168,6 +199,19 @@ impl From<Message> for LlcBytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_bytes_have_a_time() {
+        let mut tally = Tally::default();
+        tally.count_in(Instant(1), 0);
+        assert_eq!(tally, Tally::default());
+        for at in [2, 3] {
+            tally.count_in(Instant(at), 10);
+            tally.count_out(Instant(at + 5), 1);
+        }
+        let (first_in, first_out) = (Some(Instant(2)), Some(Instant(7)));
+        assert_eq!(tally, Tally { bytes_in: 20, bytes_out: 2, first_in, first_out });
+    }
 
     #[test]
     fn a_token_names_its_connection() {

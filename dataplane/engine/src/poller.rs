@@ -461,8 +461,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         self.report(Report::Closed {
             connection: relay.id,
             ending,
-            bytes_in: relay.bytes_in,
-            bytes_out: relay.bytes_out,
+            tally: relay.tally,
             rmbe,
             settled,
             streams: [relay.near.map(|near| near.stream), far],

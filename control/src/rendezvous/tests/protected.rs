@@ -1,7 +1,7 @@
 //! IPsec policies that come while a client is on its way to SMC-R.
 
 use smcr_engine::Report;
-use smcr_engine::handoff::Ending;
+use smcr_engine::handoff::{Ending, Tally};
 
 use super::proof::{CLIENT, Policy, SERVER_HOST, Two};
 use super::*;
@@ -39,9 +39,8 @@ fn a_policy_that_comes_before_an_element_is_free_counts() {
         let (now, server) = (two.now, &mut two.hosts[SERVER_HOST]);
         let (connection, rmbe) = server.relayed.swap_remove(0);
         let (ending, streams) = (Ending::Graceful, [None, None]);
-        let (rmbe, settled, bytes_in, bytes_out) = (Some(rmbe), true, 0, 0);
-        let closed =
-            Report::Closed { connection, ending, bytes_in, bytes_out, rmbe, settled, streams };
+        let (rmbe, settled, tally) = (Some(rmbe), true, Tally::default());
+        let closed = Report::Closed { connection, ending, tally, rmbe, settled, streams };
         assert!(server.endpoint.reported(now, closed).is_some());
         two.call(5);
         assert_eq!(two.hosts[CLIENT].endpoint.len(), 1, "it waits for the element");

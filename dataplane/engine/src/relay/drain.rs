@@ -70,9 +70,9 @@ impl<T> Relay<T> {
         more: bool,
     ) -> Outcome {
         self.far.smc().connection.consume(len);
-        self.bytes_out += u64::from(len);
+        self.tally.count_out(turn.now, len.into());
         turn.counters.bytes_out.add(len.into());
-        let (written, stages) = ((self.id, self.bytes_out), &turn.counters.stages);
+        let (written, stages) = ((self.id, self.tally.bytes_out), &turn.counters.stages);
         turn.sampler.written(written, stages, || turn.streams.time(turn.now));
         turn.work.queue_flush(&mut self.queued);
         if more {

@@ -154,7 +154,7 @@ impl<T> Relay<T> {
                 // RFC 7609 4.7.4 #4: set B when bytes are left
                 // RFC 7609 4.7.6 #4: clear B when nothing waits
                 smc.connection.set_bytes_waiting(waits);
-                self.bytes_in += u64::from(len);
+                self.tally.count_in(turn.now, len.into());
                 turn.counters.bytes_in.add(len.into());
                 turn.counters.rdma_out.add(len.into());
                 turn.counters.urgent_in.add(urgent.into());

@@ -30,7 +30,7 @@ use smcr_proto::wire::cdc::Cdc;
 use smcr_rnic::{Status, Work};
 
 use crate::gauges::{Reading, Stage};
-use crate::names::{ConnectionId, Ending, GroupId};
+use crate::names::{ConnectionId, Ending, GroupId, Tally};
 use crate::parked::{Parked, Waiting};
 use crate::requests::{Request, Said};
 use crate::streams::Streams;
@@ -49,8 +49,7 @@ pub(crate) struct Relay<T> {
     pub(crate) far: Far<T>,
     /// Why it ends, if it is not because both applications have finished.
     pub(crate) ending: Option<Ending>,
-    pub(crate) bytes_in: u64,
-    pub(crate) bytes_out: u64,
+    pub(crate) tally: Tally,
     /// How often it changed its link.
     pub(crate) failovers: u32,
     pub(crate) queued: Queued,
@@ -116,8 +115,7 @@ impl<T> Relay<T> {
             near: Some(Socket::new(near)),
             far,
             ending: None,
-            bytes_in: 0,
-            bytes_out: 0,
+            tally: Tally::default(),
             failovers: 0,
             queued: Queued::nowhere(id.slot),
         }
@@ -131,7 +129,8 @@ impl<T> Relay<T> {
             Some(near) if near.eof || near.finished => Stage::HalfClosed,
             Some(_) => Stage::Active,
         };
-        let Self { bytes_in, bytes_out, failovers, .. } = *self;
+        let Tally { bytes_in, bytes_out, .. } = self.tally;
+        let failovers = self.failovers;
         Reading { bytes_in, bytes_out, failovers, stage }
     }
 
@@ -232,7 +231,7 @@ impl<T> Relay<T> {
         if progress.readable_bytes > 0 {
             turn.work.queue_drain(&mut self.queued);
             let unread = self.far.smc().connection.readable().len();
-            let came = (self.id, self.bytes_out + u64::from(unread));
+            let came = (self.id, self.tally.bytes_out + u64::from(unread));
             turn.sampler.came(turn.now, came, || turn.streams.time(turn.now));
         }
         // RFC 7609 4.7.4 #8: resume writing when window opens
@@ -429,8 +428,8 @@ impl<T> Relay<T> {
         let Ok([outbound, inbound]) = tcp.pump(near, turn) else {
             return self.reset(turn, Ending::ResetByApplication);
         };
-        self.bytes_in += outbound.bytes;
-        self.bytes_out += inbound.bytes;
+        self.tally.count_in(turn.now, outbound.bytes);
+        self.tally.count_out(turn.now, inbound.bytes);
         turn.counters.bytes_in.add(outbound.bytes);
         turn.counters.bytes_out.add(inbound.bytes);
         let urgent = u64::from(outbound.urgent) + u64::from(inbound.urgent);
