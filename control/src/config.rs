@@ -10,6 +10,7 @@ mod keepalive;
 mod limits;
 mod network;
 mod peers;
+mod preference;
 mod rnic;
 mod section;
 mod shown;
@@ -28,6 +29,7 @@ use limits::CONNECTIONS_MAX;
 pub use limits::Limits;
 pub use network::{Cidr, Upstream};
 pub use peers::Peers;
+pub use preference::Preference;
 use rnic::rnics;
 pub use rnic::{DpdkPort, RnicConfig, RnicKind, VerbsPort};
 use section::{Placed, Section, Source};
@@ -114,6 +116,8 @@ pub struct Listener {
     pub connect: Protocol,
     /// Where its connections go.
     pub upstream: Upstreams,
+    /// Whether it uses SMC-R where that is slower than TCP.
+    pub preference: Preference,
     /// Which connections come to it that are meant for somebody else.
     pub intercept: Option<Intercept>,
     /// Which address its upstreams see.
@@ -343,6 +347,7 @@ fn listeners(
             return Err(table.error("connect", why));
         }
         let (upstream, first) = Upstreams::read(source, &mut table, bind)?;
+        let preference = Preference::read(&mut table, connect)?;
         let intercept = Intercept::read(source, &mut table, &first)?;
         let speaks_for = table.word("source", &intercept::SOURCES, SourceAddress::Gateway)?;
         let has_header = matches!(speaks_for, SourceAddress::ProxyV1 | SourceAddress::ProxyV2);
@@ -359,6 +364,7 @@ fn listeners(
             accept,
             connect,
             upstream,
+            preference,
             intercept,
             source: speaks_for,
             proxy_from: intercept::proxies(source, &mut table, accept)?,

@@ -2,10 +2,12 @@
 
 mod accept;
 mod answers;
+mod compare;
 mod drain;
 mod effects;
 mod introductions;
 mod overload;
+mod poller_rows;
 mod reload;
 mod rnics;
 mod settings;
@@ -38,6 +40,7 @@ use crate::sessions::Sessions;
 use crate::slab::Key;
 use crate::smc_option::OptionSource;
 use crate::status::{Question, Traffic};
+use compare::Speeds;
 use introductions::Introductions;
 use overload::Overload;
 use rnics::Nic;
@@ -105,6 +108,8 @@ pub struct Gateway<N: Rnic> {
     /// What names of upstreams mean.
     lookups: Lookups,
     checks: Checks,
+    /// Whether SMC-R is faster than TCP.
+    speeds: Speeds,
     /// Connections of proxies that have not said yet for whom they are.
     introductions: Introductions,
     /// The sockets of all connections.
@@ -215,6 +220,7 @@ impl<N: Rnic> Gateway<N> {
             service: parts.service,
             lookups: parts.lookups,
             checks: Checks::default(),
+            speeds: Speeds::default(),
             introductions: Introductions::default(),
             sessions: Sessions::default(),
             endpoint: Endpoint::new(settings, groups),
@@ -292,6 +298,7 @@ impl<N: Rnic> Gateway<N> {
             self.sessions.poll_timeout(),
             self.introductions.poll_timeout(),
             self.next_check(),
+            self.speeds.poll_timeout(),
             self.farewells.poll_timeout(),
             self.idle.poll_timeout(),
             self.service.poll_timeout(),
@@ -326,6 +333,7 @@ impl<N: Rnic> Gateway<N> {
         self.expire_introductions(now);
         self.hear_names();
         self.check_upstreams(now);
+        self.look_at_speeds(now);
         self.expire_idle(now);
         self.farewells.expire(now);
         self.close_rnics(now);

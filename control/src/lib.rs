@@ -12,6 +12,7 @@
 pub mod admin;
 pub mod capture;
 pub mod cli;
+pub mod comparison;
 pub mod config;
 pub mod cores;
 mod deadlines;

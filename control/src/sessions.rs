@@ -41,6 +41,8 @@ pub struct Negotiating {
     pub accepts: Protocol,
     /// Who connected to us.
     pub source: SocketAddr,
+    /// When it came.
+    pub came: Instant,
     /// The socket that was accepted.
     pub accepted: OwnedFd,
     /// Where it goes.
@@ -94,6 +96,8 @@ pub struct Open {
     pub source: SocketAddr,
     /// Where it goes.
     pub target: SocketAddr,
+    /// When it came.
+    pub came: Instant,
     /// Since when.
     pub since: Instant,
     /// Bytes that had moved at the last look, and since when no more have.
@@ -204,11 +208,20 @@ impl Sessions {
             let Session::Negotiating(negotiating) = session else {
                 panic!("a rendezvous ends once");
             };
-            let Negotiating { listener, source, target, .. } = negotiating;
+            let Negotiating { listener, source, target, came, .. } = negotiating;
             let (app, peer) = negotiating.into_ends();
             let (moved, transport) = ((0, now), how(app, peer));
             let since = now;
-            Session::Open(Open { listener, connection, source, target, since, moved, transport })
+            Session::Open(Open {
+                listener,
+                connection,
+                source,
+                target,
+                came,
+                since,
+                moved,
+                transport,
+            })
         });
         self.by_slot[usize::from(connection.slot)] = Some(key);
     }

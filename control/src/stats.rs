@@ -5,12 +5,14 @@
 //! Adding a key keeps [`SCHEMA`]; renaming or removing one raises it.
 
 mod connections;
+mod peers;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 pub use connections::{Connection, ConnectionPage, ConnectionQuery, FallbackReason, Transport};
+pub use peers::{Measured, Peer};
 
 use crate::operate::{OperateError, Operation};
 
@@ -67,6 +69,8 @@ pub struct Stats {
     pub rnics: Vec<Rnic>,
     /// The listeners of the configuration.
     pub listeners: Vec<Listener>,
+    /// Servers to which SMC-R is used, and how fast it is beside TCP; those that were used last.
+    pub peers: Vec<Peer>,
     /// Memory that the gateway reserved for its data path.
     pub memory: Memory,
 }
@@ -417,6 +421,7 @@ pub(crate) mod tests {
             pollers: vec![Poller::default()],
             rnics: vec![Rnic::default()],
             listeners: vec![Listener::default()],
+            peers: vec![Peer::default()],
             ..Stats::default()
         };
         let json = serde_json::to_value(&stats).unwrap();
@@ -424,7 +429,7 @@ pub(crate) mod tests {
             (
                 "",
                 "schema version uptime_s totals active fallbacks link_groups pollers rnics \
-                 listeners",
+                 listeners peers",
             ),
             (
                 "/totals",
@@ -432,6 +437,7 @@ pub(crate) mod tests {
             ),
             ("/active", "smc tcp"),
             ("/fallbacks/0", "code name count"),
+            ("/peers/0/smc", "samples first_byte_ns bytes_per_s"),
             ("/link_groups/0", "id role version peer_id type connections links rmbs"),
             (
                 "/link_groups/0/links/0",

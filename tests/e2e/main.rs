@@ -21,6 +21,7 @@ mod cores;
 mod crowd;
 mod failover;
 mod failure;
+mod fastest;
 mod fidelity;
 mod gateway;
 mod hostile;

@@ -9,9 +9,10 @@ use serde_json::{Value, json};
 use smcr_proto::wire::clc::v2::Eid;
 use smcr_rnic::roce::packet::Version;
 
+use super::preference::PREFERENCES;
 use super::{
-    Config, Intercept, InterceptWay, Limits, Listener, Peers, Poll, RnicConfig, RnicKind, Smc,
-    TcpKeepalive, Versions,
+    Config, Intercept, InterceptWay, Limits, Listener, Peers, Poll, Protocol, RnicConfig, RnicKind,
+    Smc, TcpKeepalive, Versions,
 };
 
 impl Config {
@@ -66,6 +67,7 @@ fn rnic(rnic: &RnicConfig) -> Value {
 }
 
 fn listener(listener: &Listener) -> Value {
+    let connects_smc = listener.connect == Protocol::Smc;
     let mut value = json!({
         "name": listener.name,
         "bind": listener.bind,
@@ -79,6 +81,9 @@ fn listener(listener: &Listener) -> Value {
             "interval": duration(check.interval), "timeout": duration(check.timeout),
             "fall": check.fall, "rise": check.rise,
         })),
+        // Whoever connects decides.
+        "prefer": connects_smc.then(|| word(&PREFERENCES, listener.preference.fastest)),
+        "compare_every": connects_smc.then_some(listener.preference.compare_every),
         "source": word(&super::intercept::SOURCES, listener.source),
         "proxy_from": texts(&listener.proxy_from),
         "connect_timeout": duration(listener.connect_timeout),
@@ -214,6 +219,7 @@ mod tests {
              [[listener]]\nname='out'\nbind='[::1]:15001'\nconnect='smc'\n\
              upstream='original-dst'\nintercept='ebpf'\nintercept_ports=[7010, '8000-8099']\n\
              intercept_networks=['10.8.0.0/24']\nintercept_cgroups=['/apps']\npeers=[]\n\
+             prefer='fastest'\n\
              [[listener]]\nname='in'\nbind='10.8.0.2:15002'\naccept='smc'\nsource='proxy-v2'\n\
              upstream='server.example:7'\nidle_timeout='90s'\nrmbe_size=65536\nbacklog=7\n\
              tcp_keepalive={idle='0s'}\nmax_per_source=3\n\

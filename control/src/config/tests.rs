@@ -215,10 +215,10 @@ fn every_fault_is_one_line_that_names_line_and_key() {
         (
             "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\nupstraem='y:1'",
             ":5: listener.a.upstraem: is not a key; known here: name, bind, accept, connect, \
-             upstream, balance, eject_after, eject_for, check, intercept, intercept_ports, \
-             intercept_networks, intercept_cgroups, source, connections_max, proxy_from, \
-             connect_timeout, max_per_source, idle_timeout, tcp_nodelay, tcp_keepalive, \
-             rmbe_size, backlog, peers, gids",
+             upstream, balance, eject_after, eject_for, check, prefer, compare_every, intercept, \
+             intercept_ports, intercept_networks, intercept_cgroups, source, connections_max, \
+             proxy_from, connect_timeout, max_per_source, idle_timeout, tcp_nodelay, \
+             tcp_keepalive, rmbe_size, backlog, peers, gids",
         ),
         (
             "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\nrmbe_size=17000",

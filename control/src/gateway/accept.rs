@@ -119,8 +119,14 @@ impl<N: Rnic> Gateway<N> {
         listener.enter(source.ip());
         listener.suit(&accepted, from.ip());
         let accepts = listener.config.accept;
-        let mut arrival =
-            Arrival { listener: index, source, upstream: target.ip(), offered: false, port: None };
+        let mut arrival = Arrival {
+            listener: index,
+            source,
+            upstream: target.ip(),
+            offered: false,
+            port: None,
+            stays: self.speeds.choose(now, listener, target),
+        };
         let mut local = None;
         if accepts == Protocol::Smc {
             local = local_address(&accepted);
@@ -134,6 +140,7 @@ impl<N: Rnic> Gateway<N> {
             target,
             tried: Vec::new(),
             wanted,
+            came: now,
             accepted,
             local,
             upstream: None,

@@ -5,9 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use smcr_engine::LinkId;
-use smcr_engine::counters::{Counters, DESCRIPTIONS};
+use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Stage as RelayStage;
-use smcr_engine::stages::Times;
 use smcr_proto::Instant;
 use smcr_proto::handshake::Agreement;
 use smcr_proto::link::State as LinkState;
@@ -18,17 +17,17 @@ use smcr_rnic::Rnic;
 
 use super::Gateway;
 use super::effects::reading;
+use super::poller_rows::poller_row;
 use crate::config::Protocol;
 use crate::groups::{self, Group, GroupId, Phase, PortId};
 use crate::listener::Listener as ListenerAtWork;
 use crate::operate::Operation;
-use crate::placement;
 use crate::rendezvous::Stage;
 use crate::sessions::{Carried, Open, Session};
 use crate::slab::Key;
 use crate::stats::{
     Active, Connection, Fallback, FallbackReason, GroupV2, Link, LinkGroup, Listener, Memory,
-    Poller, Readiness, Residence, Rnic as RnicRow, SCHEMA, Stats, Totals, Transport, Upstream,
+    Readiness, Rnic as RnicRow, SCHEMA, Stats, Totals, Transport, Upstream,
 };
 use crate::status::{Outcome, Question};
 use crate::upstreams::Target;
@@ -108,6 +107,7 @@ impl<N: Rnic> Gateway<N> {
                 .filter(|one| !one.is_gone())
                 .map(|one| listener_row(now, one))
                 .collect(),
+            peers: self.speeds.rows(now),
             memory: self.memory(),
         }
     }
@@ -420,52 +420,6 @@ fn link_row<O>(group: &Group<O>, link: &groups::Link<O>, rnic: &str) -> Link {
         peer_gid: link.theirs.map_or(group.peer.gid, |theirs| theirs.gid).to_string(),
         connections: u32::try_from(group.members_on(link.id)).unwrap_or(u32::MAX),
         payload: 0,
-    }
-}
-
-fn poller_row<Qp>(poller: &placement::PollerHandle<Qp>) -> Poller {
-    let counters = &poller.counters;
-    Poller {
-        core: poller.assignment.core.and_then(|core| u32::try_from(core).ok()),
-        pinned: counters.pinned.get() == 1,
-        placement: placement(poller),
-        turns: counters.turns.get(),
-        turns_idle: counters.turns_idle.get(),
-        connections: u32::try_from(counters.connections.get()).unwrap_or(u32::MAX),
-        counters: DESCRIPTIONS
-            .iter()
-            .zip(counters.values())
-            .map(|(description, value)| (description.name.to_owned(), value))
-            .collect(),
-        stages: counters
-            .stages
-            .by_name()
-            .map(|(name, stage)| (name.to_owned(), stage_row(&stage.read())))
-            .into(),
-    }
-}
-
-fn stage_row(times: &Times) -> Residence {
-    let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-    let buckets = times.counts.iter().filter(|(_, count)| *count > 0);
-    Residence {
-        count: times.count(),
-        sum_ns: nanos(times.sum),
-        p50_ns: nanos(times.at(500)),
-        p99_ns: nanos(times.at(990)),
-        p999_ns: nanos(times.at(999)),
-        max_ns: nanos(times.most),
-        buckets: buckets.map(|(end, count)| (nanos(*end), *count)).collect(),
-    }
-}
-
-/// Why a poller's thread runs where it does.
-fn placement<Qp>(poller: &placement::PollerHandle<Qp>) -> String {
-    let reason = &poller.assignment.reason;
-    if poller.counters.contended.get() == 1 {
-        format!("{reason}; but other programs keep it busy")
-    } else {
-        reason.to_string()
     }
 }
 

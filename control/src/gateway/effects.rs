@@ -45,6 +45,7 @@ impl<N: Rnic> Gateway<N> {
                 if ended {
                     self.sessions.suspect(now, key);
                 }
+                self.watch_speed(now, key);
             }
             Effect::StayTcp { key, connection, port, reason, leftover, declined } => {
                 let (reactor, pollers) = (&self.reactor, self.endpoint.groups_mut().pollers_mut());
@@ -57,6 +58,7 @@ impl<N: Rnic> Gateway<N> {
                     pollers.command(port, Command::Relay { connection, established });
                     Carried::Tcp { port, reason }
                 });
+                self.watch_speed(now, key);
             }
             Effect::Reset { key, why } => self.reset(key, why),
             Effect::Exhausted { listener, limit } => {
@@ -199,6 +201,7 @@ impl<N: Rnic> Gateway<N> {
         let listener = &mut self.listeners[usize::from(open.listener)];
         listener.leave(open.source.ip());
         listener.pool.leave(open.target);
+        self.speeds.ended(now, key, listener, &open, &tally);
         tracing::debug!(
             session = key.index,
             source = %open.source,

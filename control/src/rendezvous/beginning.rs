@@ -20,11 +20,12 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         let side = terms.side;
         // At a server, `arrived` brought what is needed before the Proposal.
         self.one.surveyed = side == Side::Server;
-        let seeks = terms.offers_to(self.one.upstream);
+        let seeks = terms.offers_to(self.one.upstream) && self.one.reason.is_none();
         let offer = seeks && self.one.has_place;
         let crowded = seeks && !offer;
         self.one.state = match side {
             Side::Client if crowded => State::plain(Some(Diagnosis::TOO_BUSY)),
+            Side::Client if self.one.reason.is_some() => State::plain(self.one.reason),
             Side::Client => State::Connecting,
             Side::Neither => State::plain(None),
             Side::Server if !self.one.surroundings.offered => {
@@ -43,7 +44,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
     /// Asks the owner to connect to another upstream than before.
     pub(super) fn begin_again(&mut self, upstream: IpAddr) -> Effect {
         self.one.upstream = upstream;
-        let offer = self.terms().offers_to(upstream) && self.one.has_place;
+        let offers = self.terms().offers_to(upstream) && self.one.reason.is_none();
+        let offer = offers && self.one.has_place;
         self.connect(offer)
     }
 

@@ -74,7 +74,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
     pub fn arrived(&mut self, now: Instant, key: Key, arrival: Arrival) {
         let mut one = Box::new(Rendezvous::new(now, key, arrival));
         // Where the peer proposes, a place is taken when its Proposal comes.
-        let limited = self.shared.terms(arrival.listener).offers_to(arrival.upstream);
+        let offers = self.shared.terms(arrival.listener).offers_to(arrival.upstream);
+        let limited = offers && arrival.stays.is_none();
         one.has_place = limited && self.shared.places.take(arrival.listener);
         let waits = limited && !one.has_place;
         let before = self.table.insert(key, one);

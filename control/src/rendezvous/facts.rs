@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use smcr_proto::handshake::PolicyV2;
+use smcr_proto::wire::clc::Diagnosis;
 use smcr_proto::{PeerId, RmbeSize};
 
 use crate::config::Peers;
@@ -78,6 +79,8 @@ pub struct Arrival {
     pub offered: bool,
     /// At a server: the RNIC port that belongs to our address of the connection.
     pub port: Option<PortId>,
+    /// At a client: why it stays TCP and offers nothing, if the owner has decided so.
+    pub stays: Option<Diagnosis>,
 }
 
 /// What the owner knows of the TCP connection to the peer.

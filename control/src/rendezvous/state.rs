@@ -83,7 +83,7 @@ pub(super) struct Talking {
 impl Rendezvous {
     /// A connection that was accepted, and for which nothing was done yet.
     pub(super) fn new(now: Instant, key: Key, arrival: Arrival) -> Self {
-        let Arrival { listener, source, upstream, offered, port } = arrival;
+        let Arrival { listener, source, upstream, offered, port, stays } = arrival;
         Self {
             key,
             listener,
@@ -98,7 +98,7 @@ impl Rendezvous {
             has_place: false,
             silent: false,
             path: PathCheck::new(now),
-            reason: None,
+            reason: stays,
         }
     }
 

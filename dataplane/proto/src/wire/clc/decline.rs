@@ -41,6 +41,12 @@ code_points! {
         /// More rendezvous at once than the host takes, or it is stopping. Ours alone: other stacks
         /// show the number.
         TOO_BUSY = 0x0102_0000,
+        /// TCP to this peer has been faster of late, and the operator prefers what is. Ours alone:
+        /// other stacks show the number.
+        TCP_IS_FASTER = 0x0104_0000,
+        /// One of the few connections that stay TCP so that SMC-R can be compared with it. Ours
+        /// alone: other stacks show the number.
+        TCP_TO_COMPARE = 0x0104_0001,
         /// The peer was silent for too long.
         TIMED_OUT = 0x0200_0000,
         /// CONFIRM LINK, or its answer, did not come.
