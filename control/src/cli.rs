@@ -150,6 +150,12 @@ pub struct Doctor {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    /// Measure with the gateway at this address instead: its listener needs upstream = "measure"
+    #[arg(long, value_name = "ADDRESS")]
+    pub peer: Option<SocketAddr>,
+    /// The gateway of this host, for --peer.
+    #[command(flatten)]
+    pub gateway: Whom,
 }
 
 /// What can be done to links.

@@ -3,6 +3,7 @@
 mod accept;
 mod answers;
 mod compare;
+mod doors;
 mod drain;
 mod effects;
 mod introductions;
@@ -41,6 +42,7 @@ use crate::slab::Key;
 use crate::smc_option::OptionSource;
 use crate::status::{Question, Traffic};
 use compare::Speeds;
+use doors::Doors;
 use introductions::Introductions;
 use overload::Overload;
 use rnics::Nic;
@@ -110,6 +112,8 @@ pub struct Gateway<N: Rnic> {
     checks: Checks,
     /// Whether SMC-R is faster than TCP.
     speeds: Speeds,
+    /// Listeners of a measurement.
+    doors: Option<Doors>,
     /// Connections of proxies that have not said yet for whom they are.
     introductions: Introductions,
     /// The sockets of all connections.
@@ -221,6 +225,7 @@ impl<N: Rnic> Gateway<N> {
             lookups: parts.lookups,
             checks: Checks::default(),
             speeds: Speeds::default(),
+            doors: None,
             introductions: Introductions::default(),
             sessions: Sessions::default(),
             endpoint: Endpoint::new(settings, groups),
@@ -299,6 +304,7 @@ impl<N: Rnic> Gateway<N> {
             self.introductions.poll_timeout(),
             self.next_check(),
             self.speeds.poll_timeout(),
+            self.doors.as_ref().map(Doors::until),
             self.farewells.poll_timeout(),
             self.idle.poll_timeout(),
             self.service.poll_timeout(),
@@ -334,6 +340,9 @@ impl<N: Rnic> Gateway<N> {
         self.hear_names();
         self.check_upstreams(now);
         self.look_at_speeds(now);
+        if self.doors.as_ref().is_some_and(|doors| doors.until() <= now) {
+            self.close_doors(now);
+        }
         self.expire_idle(now);
         self.farewells.expire(now);
         self.close_rnics(now);

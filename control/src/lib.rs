@@ -29,6 +29,7 @@ pub mod ipsec;
 pub mod listener;
 pub mod log;
 pub mod loopback;
+pub mod measure;
 pub mod network;
 pub mod operate;
 pub mod paths;

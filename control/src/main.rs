@@ -11,7 +11,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use smcgate::capture::Request;
 use smcgate::cli::{
-    Ask, Capture, Cli, Command, Conns, Decode, Drain, LinkCommand, RnicCommand, Undrain, Whom,
+    Ask, Capture, Cli, Command, Conns, Decode, Doctor, Drain, LinkCommand, RnicCommand, Undrain,
+    Whom,
 };
 use smcgate::config::Config;
 use smcgate::operate::Operation;
@@ -34,7 +35,10 @@ fn main() -> ExitCode {
         Command::Run(file) => run(&file.config, log),
         // These two print what they find themselves, and know what it is worth.
         Command::Check(file) => return check::run(&file.config),
-        Command::Doctor(arguments) => return doctor::run(arguments.json),
+        Command::Doctor(arguments) => match examine(&arguments) {
+            Ok(code) => return code,
+            Err(failure) => Err(failure),
+        },
         Command::Stats(ask) => stats(&ask, client::stats_text),
         Command::Groups(ask) => stats(&ask, client::groups_text),
         Command::Links(ask) => stats(&ask, client::links_text),
@@ -93,6 +97,13 @@ fn run(file: &Path, filter: Option<String>) -> Result<(), Failure> {
         true => Failure::misconfigured(error),
         false => Failure::failed(error),
     })
+}
+
+/// Looks at this host, or measures with a peer.
+fn examine(arguments: &Doctor) -> Result<ExitCode, Failure> {
+    let Some(peer) = arguments.peer else { return Ok(doctor::run(arguments.json)) };
+    let admin = admin(&arguments.gateway)?;
+    doctor::peer::run(peer, admin, arguments.json).map_err(Failure::failed)
 }
 
 fn load(file: &Path) -> Result<Config, Failure> {

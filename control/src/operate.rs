@@ -1,6 +1,7 @@
 //! What an operator can tell a running gateway to do: `POST /operate`, as types.
 
 use std::fmt;
+use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +35,11 @@ pub enum Operation {
     },
     /// Read the configuration again, and put it in force.
     Reload,
+    /// Open listeners for a minute whose connections go to a server for measurements.
+    Measure {
+        /// Its address.
+        peer: SocketAddr,
+    },
     /// Take no new connections.
     Drain {
         /// At this listener; none: at all of them.

@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use crate::config::{Config, Listener, Upstream};
+use crate::measure;
 
 /// A configuration, and what the names in it mean.
 #[derive(Clone, Debug)]
@@ -31,6 +32,9 @@ impl Prepared {
     pub fn of(config: Config) -> Self {
         let mut names = BTreeMap::new();
         for upstream in config.listeners.iter().flat_map(|listener| &listener.upstream.all) {
+            if *upstream == Upstream::Measure {
+                measure::start();
+            }
             let Upstream::Name { host, .. } = upstream else { continue };
             match upstream.resolve() {
                 Ok(found) => {
@@ -67,7 +71,8 @@ pub(crate) fn addresses(
             let known = names.get(host).into_iter().flatten();
             known.map(|ip| SocketAddr::new(*ip, *port)).collect()
         }
-        Upstream::OriginalDst => Vec::new(),
+        // Towards this host there is no RNIC.
+        Upstream::OriginalDst | Upstream::Measure => Vec::new(),
     };
     listener.upstream.all.iter().flat_map(of).collect()
 }

@@ -19,6 +19,7 @@ use std::time::Duration;
 use smcr_proto::Instant;
 
 use crate::config::{Balance, Check, Upstream, Upstreams};
+use crate::measure;
 
 /// The addresses of one listener.
 #[derive(Debug)]
@@ -134,7 +135,7 @@ impl Pool {
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.config.all.iter().filter_map(|one| match one {
             Upstream::Name { host, .. } => Some(host.as_str()),
-            Upstream::Address(_) | Upstream::OriginalDst => None,
+            Upstream::Address(_) | Upstream::OriginalDst | Upstream::Measure => None,
         })
     }
 
@@ -299,6 +300,7 @@ impl Pool {
                     known.map(|ip| SocketAddr::new(*ip, *port)).collect()
                 }
                 Upstream::OriginalDst => Vec::new(),
+                Upstream::Measure => measure::address().into_iter().collect(),
             };
             for address in addresses {
                 if targets.iter().all(|other| other.address != address) {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::clock::{now, wait_until};
-use crate::gateway::{Gateway, Pair, Setup, local};
+use crate::gateway::{Gateway, Pair, Setup, local, smcgate};
 use crate::hosts::{Host, Hosts, set_limit};
 use crate::pattern;
 
@@ -123,4 +123,41 @@ fn nft(host: &Host, rules: &str) {
     let run = || Command::new("nft").arg(rules).output();
     let output = host.enter(run).expect("scripts/setup installs nft");
     assert!(output.status.success(), "{rules}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// An operator asks whether acceleration pays: both transports side by side, with the gateway at
+/// the far end, and in words what is wrong where nobody measures or SMC-R is not used.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_doctor_measures_with_a_peer() {
+    let hosts = Hosts::new("smoke_doctor_measures_with_a_peer");
+    let far = Setup::new("gateway-b", &hosts.b).table(&format!(
+        "[[listener]]\nname = \"measure\"\nbind = \"{}\"\naccept = \"smc\"\n\
+         upstream = \"measure\"\n[[listener]]\nname = \"other\"\nbind = \"{}\"\n\
+         accept = \"smc\"\nupstream = \"127.0.0.1:9\"\n",
+        hosts.b.at(PORT),
+        hosts.b.at(PORT + 1)
+    ));
+    let pair = Pair::start_these(&hosts, Pair::client_side(&hosts, &[PORT]), far);
+    let peer = hosts.b.at(PORT).to_string();
+    let ask = |name: &str, more: &[&str]| {
+        smcgate(&hosts, name, &[&["doctor", "--peer", &peer], more].concat())
+    };
+    let asked = ask("doctor-json", &["--json"]);
+    let report: Value = serde_json::from_str(&asked.stdout).expect("JSON");
+    assert_eq!(report["fallback"], Value::Null, "{report}");
+    for transport in ["smc", "tcp"] {
+        for figure in ["round_trip_ns_p50", "up_bytes_per_s", "down_bytes_per_s"] {
+            assert!(report[transport][figure].as_u64() > Some(1_000), "{report}");
+        }
+    }
+    let is_slower = report["slower"] != Value::Array(Vec::new());
+    assert_eq!(asked.status.code(), Some(i32::from(is_slower)), "{report}");
+    let totals = pair.b.stats().totals;
+    assert!(totals.connections_smc > 9 && totals.connections_tcp >= 9, "{totals:?}");
+
+    let other = hosts.b.at(PORT + 1).to_string();
+    let asked = smcgate(&hosts, "doctor-other", &["doctor", "--peer", &other]);
+    assert_eq!(asked.status.code(), Some(1), "{}", asked.stdout);
+    assert!(asked.stderr.contains("nobody measures"), "{}", asked.stderr);
 }

@@ -71,7 +71,8 @@ impl Provider for Still {
             | Operation::RnicDown { .. }
             | Operation::RnicUp { .. }
             | Operation::Drain { .. }
-            | Operation::Undrain { .. } => Err(OperateError::Refused("not now".to_owned())),
+            | Operation::Undrain { .. }
+            | Operation::Measure { .. } => Err(OperateError::Refused("not now".to_owned())),
         }
     }
 }

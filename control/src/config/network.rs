@@ -84,6 +84,8 @@ pub enum Upstream {
     },
     /// Wherever they wanted to go before they were intercepted.
     OriginalDst,
+    /// The gateway's own server for measurements.
+    Measure,
 }
 
 impl Upstream {
@@ -97,7 +99,7 @@ impl Upstream {
         let found: Vec<_> = match self {
             Self::Address(address) => vec![*address],
             Self::Name { host, port } => (host.as_str(), *port).to_socket_addrs()?.collect(),
-            Self::OriginalDst => return Ok(Vec::new()),
+            Self::OriginalDst | Self::Measure => return Ok(Vec::new()),
         };
         if found.is_empty() {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
@@ -116,10 +118,13 @@ fn best_first(mut addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
 impl FromStr for Upstream {
     type Err = String;
 
-    /// Reads `10.8.0.2:7002`, `[fd00::2]:7002`, `redis.example:6379` or `original-dst`.
+    /// Reads `10.8.0.2:7002`, `[fd00::2]:7002`, `redis.example:6379`, `original-dst` or `measure`.
     fn from_str(text: &str) -> Result<Self, String> {
         if text == ORIGINAL_DST {
             return Ok(Self::OriginalDst);
+        }
+        if text == MEASURE {
+            return Ok(Self::Measure);
         }
         if let Ok(address) = text.parse() {
             return port_is_set(text, address).map(Self::Address);
@@ -142,12 +147,15 @@ impl fmt::Display for Upstream {
             Self::Address(address) => address.fmt(f),
             Self::Name { host, port } => write!(f, "{host}:{port}"),
             Self::OriginalDst => f.write_str(ORIGINAL_DST),
+            Self::Measure => f.write_str(MEASURE),
         }
     }
 }
 
 /// How configuration writes [`Upstream::OriginalDst`].
 const ORIGINAL_DST: &str = "original-dst";
+/// How configuration writes [`Upstream::Measure`].
+const MEASURE: &str = "measure";
 
 /// Reads an address to bind, such as `127.0.0.1:7001`.
 pub(super) fn bind_address(text: &str) -> Result<SocketAddr, String> {

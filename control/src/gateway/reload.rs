@@ -55,6 +55,8 @@ impl<N: Rnic> Gateway<N> {
         if self.draining.is_some() {
             return Err(OperateError::Refused("the gateway is stopping".to_owned()));
         }
+        // The configuration knows nothing of them.
+        self.close_doors(now);
         let Prepared { mut config, names } = prepared;
         let mut notes = keep_what_needs_a_restart(&self.config, &mut config);
         let common = self.common.after(&config);

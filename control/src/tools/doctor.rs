@@ -3,6 +3,8 @@
 //! Each finding tries the thing itself where that is harmless, because what a host claims and what
 //! it allows are different. Nothing is changed.
 
+pub mod peer;
+
 use std::fs;
 use std::io::Write as _;
 use std::net::{Ipv4Addr, UdpSocket};
