@@ -269,6 +269,10 @@ pub struct Conns {
     /// Only connections with this transport: smc-r or tcp
     #[arg(long, value_name = "TRANSPORT", value_parser = parse_transport)]
     pub transport: Option<Transport>,
+    /// Only those that have each of these words in their addresses, listener, state, transport,
+    /// reason or the name of their peer
+    #[arg(long, value_name = "WORDS", default_value = "", hide_default_value = true)]
+    pub search: String,
     /// Only this page; without it all connections are listed
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub page: Option<u32>,

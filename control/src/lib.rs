@@ -39,6 +39,7 @@ pub mod pnet;
 mod proxy_header;
 pub mod rdma;
 pub mod reactor;
+pub mod reasons;
 pub mod reload;
 pub mod rendezvous;
 pub mod resolver;

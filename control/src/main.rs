@@ -163,9 +163,16 @@ fn stats(ask: &Ask, text: fn(&Stats) -> String) -> Result<(), Failure> {
 }
 
 fn connections(conns: Conns) -> Result<(), Failure> {
-    let Conns { ask, listener, transport, page, per_page } = conns;
+    let Conns { ask, listener, transport, search, page, per_page } = conns;
     let client = client(&ask.gateway)?;
-    let query = ConnectionQuery { listener, transport, page: page.unwrap_or(1), per_page };
+    let query = ConnectionQuery {
+        listener,
+        transport,
+        page: page.unwrap_or(1),
+        per_page,
+        search,
+        ..ConnectionQuery::default()
+    };
     let answer = match page {
         Some(_) => client.connections(&query).map(|answer| answer.value),
         None => client.all_connections(&query),

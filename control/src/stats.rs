@@ -1,22 +1,28 @@
-//! What a gateway says about itself: the JSON of `GET /stats` and `GET /connections`, as types.
+//! What a gateway says about itself: the JSON of `GET /stats`, `GET /connections` and
+//! `GET /history`, as types.
 //!
 //! The gateway fills them, the admin thread and the command line show them. Numbers that only grow
 //! count from the start of the process; every name carries its unit unless it is a plain count.
 //! Adding a key keeps [`SCHEMA`]; renaming or removing one raises it.
 
 mod connections;
+mod history;
 mod peers;
-
-use std::collections::BTreeMap;
+mod pollers;
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
 
-pub use connections::{Connection, ConnectionPage, ConnectionQuery, FallbackReason, Transport};
+pub use connections::{
+    Connection, ConnectionPage, ConnectionQuery, FallbackReason, Sort, Transport,
+};
+pub use history::{Columns, History, SAMPLE_EVERY, Sample};
 pub use peers::{Measured, Peer};
+pub use pollers::{Poller, Residence};
 
 use crate::operate::{OperateError, Operation};
 
-/// Version of both documents. A reader that knows another one should say so and stop.
+/// Version of these documents. A reader that knows another one should say so and stop.
 pub const SCHEMA: u32 = 1;
 
 /// Most rows of one page of connections.
@@ -29,6 +35,9 @@ pub const PER_PAGE_MAX: u32 = 1_000;
 pub trait Provider: Send + Sync + 'static {
     /// The gateway now.
     fn stats(&self) -> Stats;
+    /// What the history keeps of now, as soon as the gateway gets round to it. Unlike the others
+    /// this does not wait: nobody but the history does.
+    fn sample(&self) -> oneshot::Receiver<Sample>;
     /// One page of its connections; see [`ConnectionPage::select`].
     fn connections(&self, query: &ConnectionQuery) -> ConnectionPage;
     /// Whether new connections would be served, at this listener if one is named.
@@ -156,6 +165,10 @@ pub struct Fallback {
     pub name: String,
     /// How many connections.
     pub count: u64,
+    /// What the code means: one sentence.
+    pub meaning: String,
+    /// What to do about it: one sentence.
+    pub remedy: String,
 }
 
 /// One link group (RFC 2.2).
@@ -228,50 +241,6 @@ pub struct Link {
     /// Bytes of payload that its packets have at most, as the path to the peer allows; 0 if that is
     /// not known.
     pub payload: u32,
-}
-
-/// One polling thread.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Poller {
-    /// The core that was chosen for it, if one was.
-    pub core: Option<u32>,
-    /// Whether it is pinned to that core now.
-    pub pinned: bool,
-    /// Why it has this core, or none.
-    pub placement: String,
-    /// Turns of its loop.
-    pub turns: u64,
-    /// Turns in which nothing moved.
-    pub turns_idle: u64,
-    /// Connections it serves now.
-    pub connections: u32,
-    /// Everything else it counts, by name; see `smcr_engine::counters`.
-    pub counters: BTreeMap<String, u64>,
-    /// How long bytes stay in each stage of their way, by name; see `smcr_engine::stages`.
-    pub stages: BTreeMap<String, Residence>,
-}
-
-/// How long sampled bytes stayed in a stage of their way through a gateway. Times are in
-/// nanoseconds, and zero while there are none.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Residence {
-    /// How many times were measured.
-    pub count: u64,
-    /// Their sum.
-    pub sum_ns: u64,
-    /// What half of them do not exceed.
-    pub p50_ns: u64,
-    /// What 99 of 100 do not exceed.
-    pub p99_ns: u64,
-    /// What 999 of 1,000 do not exceed.
-    pub p999_ns: u64,
-    /// The longest.
-    pub max_ns: u64,
-    /// How many were below each time, but not below the one before it. Intervals that have none are
-    /// left out; see `smcr_engine::stages` for the others.
-    pub buckets: Vec<(u64, u64)>,
 }
 
 /// One RNIC.
@@ -436,7 +405,7 @@ pub(crate) mod tests {
                 "connections_smc connections_tcp bytes_in bytes_out handshakes_failed links_lost",
             ),
             ("/active", "smc tcp"),
-            ("/fallbacks/0", "code name count"),
+            ("/fallbacks/0", "code name count meaning remedy"),
             ("/peers/0/smc", "samples first_byte_ns bytes_per_s"),
             ("/link_groups/0", "id role version peer_id type connections links rmbs"),
             (
@@ -472,6 +441,7 @@ pub(crate) mod tests {
             transport: Some(Transport::SmcR),
             page,
             per_page: 3,
+            ..ConnectionQuery::default()
         };
         let ids = |page| {
             let page = ConnectionPage::select(all(), &query(page));

@@ -9,16 +9,21 @@ use std::sync::mpsc::{self, SyncSender};
 use std::time::Duration;
 
 use smcr_engine::mailbox::Sender;
+use tokio::sync::oneshot;
 
 use crate::config::Config;
 use crate::operate::{OperateError, Operation};
 use crate::reload::Prepared;
-use crate::stats::{Connection, ConnectionPage, ConnectionQuery, Provider, Readiness, Stats};
+use crate::stats::{
+    Connection, ConnectionPage, ConnectionQuery, Provider, Readiness, Sample, Stats,
+};
 
 /// What the admin thread wants to know.
 pub enum Question {
     /// Everything about the gateway.
     Stats(SyncSender<Stats>),
+    /// What the history keeps of now.
+    Sample(oneshot::Sender<Sample>),
     /// Every connection.
     Connections(SyncSender<Vec<Connection>>),
     /// Whether new connections would be served, at this listener if one is named.
@@ -96,6 +101,13 @@ impl Asker {
 impl Provider for Asker {
     fn stats(&self) -> Stats {
         self.ask(Question::Stats).unwrap_or_default()
+    }
+
+    fn sample(&self) -> oneshot::Receiver<Sample> {
+        let (answer, answered) = oneshot::channel();
+        // If the queue is full, the question is dropped, and so is the promise of an answer.
+        drop(self.questions.send(Question::Sample(answer)));
+        answered
     }
 
     fn connections(&self, query: &ConnectionQuery) -> ConnectionPage {

@@ -11,3 +11,4 @@ pub mod client;
 pub mod decode;
 pub mod doctor;
 pub mod intercept;
+pub mod units;

@@ -13,6 +13,7 @@
 //! in `perf/` measures.
 
 mod blocked;
+mod browser;
 mod capture;
 mod captured;
 mod clock;

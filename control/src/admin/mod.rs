@@ -2,9 +2,10 @@
 //!
 //! | path | answer |
 //! |---|---|
-//! | `/` | a page for humans |
+//! | `/` | a page for people, with what it needs below `/page/` |
 //! | `/stats` | [`Stats`](crate::stats::Stats) as JSON |
 //! | `/connections` | [`ConnectionPage`](crate::stats::ConnectionPage) as JSON |
+//! | `/history` | the last 15 minutes: [`Columns`](crate::stats::Columns) as JSON |
 //! | `/metrics` | the same numbers as Prometheus text |
 //! | `/healthz` | 200 while this thread runs |
 //! | `/readyz` | 200, or 503 with the reasons; `?listener=NAME` asks about one |
@@ -17,7 +18,9 @@
 //! pollers no more than the atomics they publish. Errors are JSON: `{"error": "…"}`.
 
 mod guard;
+mod history;
 mod metrics;
+mod page;
 mod routes;
 
 use std::io;
@@ -29,6 +32,7 @@ use tokio::sync::oneshot;
 
 use crate::stats::Provider;
 use guard::Guarded;
+use history::Keeper;
 
 /// What operators are told if hosts other than this one can reach the endpoint.
 pub const IS_PUBLIC: &str = "whoever reaches this address reads all statistics, and can take \
@@ -62,8 +66,10 @@ pub fn spawn(listen: SocketAddr, provider: Arc<dyn Provider>) -> io::Result<Admi
     };
     let (stop, stopped) = oneshot::channel();
     let thread = std::thread::Builder::new().name("admin".to_owned()).spawn(move || {
-        let router = routes::router(provider, address);
+        let history = Keeper::default();
+        let router = routes::router(Arc::clone(&provider), history.clone(), address);
         runtime.block_on(async {
+            tokio::spawn(async move { history.keep(&*provider).await });
             tokio::spawn(axum::serve(listener, router).into_future());
             // A dropped sender means the same as a message: stop. What is still being served is
             // dropped with the runtime; an operator's question is not worth a slow shutdown.

@@ -9,23 +9,26 @@ use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{Query, Request, State};
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::{self, Next};
-use axum::response::{Html, IntoResponse, Response};
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::metrics;
+use super::history::Keeper;
+use super::{metrics, page};
 use crate::operate::{OperateError, Operation};
-use crate::stats::{ConnectionQuery, PER_PAGE_MAX, Provider, SCHEMA, Transport};
+use crate::stats::{ConnectionQuery, PER_PAGE_MAX, Provider, SCHEMA, Sort, Transport};
 
 type ProviderState = State<Arc<dyn Provider>>;
 
 /// All paths of the endpoint that listens at `local`.
-pub(super) fn router(provider: Arc<dyn Provider>, local: SocketAddr) -> Router {
+pub(super) fn router(provider: Arc<dyn Provider>, history: Keeper, local: SocketAddr) -> Router {
     Router::new()
-        .route("/", get(async || Html(include_str!("page.html"))))
+        .route("/", get(page::page))
+        .route("/page/{file}", get(page::file))
         .route("/stats", get(async |State(it): ProviderState| Json(it.stats())))
         .route("/connections", get(connections))
+        .route("/history", get(async move || Json(history.columns())))
         .route("/metrics", get(metrics_text))
         .route("/healthz", get(async || Json(json!({"status": "ok"}))))
         .route("/readyz", get(ready))
@@ -70,6 +73,8 @@ struct Filters {
     transport: Option<String>,
     page: Option<u32>,
     per_page: Option<u32>,
+    search: Option<String>,
+    sort: Option<String>,
 }
 
 impl Filters {
@@ -92,7 +97,13 @@ impl Filters {
             return Err(format!("per_page is 1 to {PER_PAGE_MAX}, not {per_page}"));
         }
         let listener = self.listener.filter(|name| !name.is_empty());
-        Ok(ConnectionQuery { listener, transport, page, per_page })
+        let sort = match self.sort.as_deref() {
+            None | Some("") => defaults.sort,
+            Some(name) => Sort::from_name(name)
+                .ok_or_else(|| format!("sort is place, bytes, oldest or youngest, not {name:?}"))?,
+        };
+        let search = self.search.unwrap_or_default();
+        Ok(ConnectionQuery { listener, transport, page, per_page, search, sort })
     }
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::*;
 use crate::operate::{OperateError, Operation};
 use crate::stats::{
-    Active, ConnectionPage, ConnectionQuery, Fallback, Readiness, Rnic, SCHEMA, Stats, Totals,
-    Transport, tests::row,
+    Active, ConnectionPage, ConnectionQuery, Fallback, Readiness, Rnic, SCHEMA, Sample, Stats,
+    Totals, Transport, tests::row,
 };
 
 /// A gateway that stands still.
@@ -33,6 +33,7 @@ impl Provider for Still {
                 code: 0x0301_0000,
                 name: "peer has no \"option\"".to_owned(),
                 count: 3,
+                ..Fallback::default()
             }],
             rnics: vec![Rnic {
                 name: "soft0".to_owned(),
@@ -43,6 +44,12 @@ impl Provider for Still {
             }],
             ..Stats::default()
         }
+    }
+
+    fn sample(&self) -> oneshot::Receiver<Sample> {
+        let (answer, answered) = oneshot::channel();
+        answer.send(Sample { uptime_ms: 7_000, bytes_in: 99, ..Sample::default() }).unwrap();
+        answered
     }
 
     fn connections(&self, query: &ConnectionQuery) -> ConnectionPage {
@@ -84,6 +91,12 @@ fn start(reasons: &[&str]) -> AdminThread {
 
 /// One request; the status and the body.
 fn request(admin: &AdminThread, method: &str, path: &str) -> (u16, String) {
+    let (head, body) = answer(admin, method, path);
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body)
+}
+
+/// One request; the head and the body.
+fn answer(admin: &AdminThread, method: &str, path: &str) -> (String, String) {
     let mut stream = TcpStream::connect(admin.address()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     write!(stream, "{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
@@ -91,7 +104,7 @@ fn request(admin: &AdminThread, method: &str, path: &str) -> (u16, String) {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    (head.to_owned(), body.to_owned())
 }
 
 fn json(admin: &AdminThread, path: &str) -> (u16, serde_json::Value) {
@@ -121,6 +134,8 @@ fn connections_are_filtered_and_paged() {
     assert_eq!(page["connections"].as_array().unwrap().len(), 1);
     assert_eq!(page["connections"][0]["id"], 5);
     assert_eq!(json(&admin, "/connections?listener=other").1["total"], 0);
+    let (_, page) = json(&admin, "/connections?search=127.0.0.1+TCP&sort=bytes");
+    assert_eq!((&page["total"], &page["connections"][0]["id"]), (&1.into(), &3.into()));
 }
 
 /// A typo in a filter must not look like "no connections".
@@ -131,6 +146,7 @@ fn bad_queries_are_refused_with_the_reason() {
         ("transport=udp", "transport"),
         ("page=0", "first page"),
         ("per_page=1001", "per_page"),
+        ("sort=size", "sort"),
         ("page=minus", "page"),
         ("lisener=to-b", "lisener"),
     ] {
@@ -187,10 +203,55 @@ fn unknown_paths_and_methods_are_json_errors() {
 /// The page must work on a host without a way out, so it may not load anything from elsewhere.
 #[test]
 fn the_page_is_self_contained() {
-    let (status, page) = request(&start(&[]), "GET", "/");
+    let admin = start(&[]);
+    let (status, page) = request(&admin, "GET", "/");
     assert_eq!(status, 200);
-    assert!(page.contains("fetch(\"/stats\""));
-    assert!(!page.contains("//cdn") && !page.contains("src=") && !page.contains("https:"));
+    let files = page::FILES.map(|(name, kind, _)| {
+        let (head, body) = answer(&admin, "GET", &format!("/page/{name}"));
+        assert!(head.starts_with("HTTP/1.1 200 "), "{name}: {head}");
+        assert!(head.contains(&format!("content-type: {kind}\r\n")), "{name}: {head}");
+        body
+    });
+    for text in files.iter().chain([&page]) {
+        assert!(!text.is_empty());
+        let text = text.replace("http://www.w3.org/2000/svg", "");
+        for elsewhere in ["http:", "https:", "src=\"//", "href=\"//", "@import", "innerHTML"] {
+            assert!(!text.contains(elsewhere), "{elsewhere} in\n{text}");
+        }
+    }
+    for name in ["main.js", "style.css", "icon.svg"] {
+        assert!(page.contains(&format!("=\"/page/{name}\"")), "{name} is not used");
+    }
+    let modules = files.concat();
+    for name in page::FILES.iter().map(|(name, _, _)| name).filter(|it| it.ends_with(".js")) {
+        let used = modules.contains(&format!("from \"./{name}\"")) || *name == "main.js";
+        assert!(used, "nobody imports {name}");
+    }
+    assert_eq!(request(&admin, "GET", "/page/other.js").0, 404);
+}
+
+/// Should the page ever take a peer's name for markup, the browser must refuse to run it.
+#[test]
+fn the_page_may_run_no_script_but_ours() {
+    let (head, _) = answer(&start(&[]), "GET", "/");
+    let policy = head.lines().find_map(|line| line.strip_prefix("content-security-policy: "));
+    let policy = policy.unwrap_or_else(|| panic!("no policy in {head}"));
+    assert!(policy.contains("default-src 'none'") && policy.contains("script-src 'self'"));
+    assert!(!policy.contains("unsafe") && !policy.contains('*'), "{policy}");
+}
+
+/// Plots show what has been, so the gateway must keep it, and say when each number was true.
+#[test]
+fn history_is_kept_from_the_start() {
+    let admin = start(&[]);
+    let sampled = (0..100).map(|_| {
+        std::thread::sleep(Duration::from_millis(20));
+        let (status, history) = json(&admin, "/history");
+        assert_eq!((status, &history["schema"]), (200, &1.into()));
+        history
+    });
+    let sampled = sampled.into_iter().find(|history| history["uptime_ms"][0] == 7_000);
+    assert_eq!(sampled.expect("a sample was taken")["bytes_in"], serde_json::json!([99]));
 }
 
 /// Clients that connect and say nothing, more than there are places, delay the others at most until

@@ -22,12 +22,13 @@ use crate::config::Protocol;
 use crate::groups::{self, Group, GroupId, Phase, PortId};
 use crate::listener::Listener as ListenerAtWork;
 use crate::operate::Operation;
+use crate::reasons;
 use crate::rendezvous::Stage;
 use crate::sessions::{Carried, Open, Session};
 use crate::slab::Key;
 use crate::stats::{
     Active, Connection, Fallback, FallbackReason, GroupV2, Link, LinkGroup, Listener, Memory,
-    Readiness, Rnic as RnicRow, SCHEMA, Stats, Totals, Transport, Upstream,
+    Readiness, Rnic as RnicRow, SCHEMA, Sample, Stats, Totals, Transport, Upstream,
 };
 use crate::status::{Outcome, Question};
 use crate::upstreams::Target;
@@ -39,6 +40,7 @@ impl<N: Rnic> Gateway<N> {
             // Whoever asked may have stopped waiting; then the answer is dropped.
             match question {
                 Question::Stats(answer) => drop(answer.try_send(self.stats(now))),
+                Question::Sample(answer) => drop(answer.send(self.sample(now))),
                 Question::Connections(answer) => drop(answer.try_send(self.connections(now))),
                 Question::Ready(listener, answer) => {
                     let reasons = self.reasons_to_stay_away(listener.as_deref());
@@ -113,6 +115,21 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 
+    /// What the history keeps of one moment.
+    fn sample(&self, now: Instant) -> Sample {
+        let (totals, active) = (self.totals(), self.active());
+        Sample {
+            uptime_ms: u64::try_from(now.since(self.started).as_millis()).unwrap_or(u64::MAX),
+            bytes_in: totals.bytes_in,
+            bytes_out: totals.bytes_out,
+            connections_smc: totals.connections_smc,
+            connections_tcp: totals.connections_tcp,
+            fallbacks: self.endpoint.fallbacks().values().sum(),
+            active_smc: active.smc,
+            active_tcp: active.tcp,
+        }
+    }
+
     fn totals(&self) -> Totals {
         let sum = |counter: fn(&Counters) -> u64| -> u64 {
             self.endpoint.groups().pollers().iter().map(|poller| counter(&poller.counters)).sum()
@@ -166,10 +183,15 @@ impl<N: Rnic> Gateway<N> {
     }
 
     fn fallback_rows(&self) -> Vec<Fallback> {
-        let row = |(diagnosis, count): (&Diagnosis, &u64)| Fallback {
-            code: diagnosis.0,
-            name: format!("{diagnosis:?}"),
-            count: *count,
+        let row = |(diagnosis, count): (&Diagnosis, &u64)| {
+            let words = reasons::words(*diagnosis);
+            Fallback {
+                code: diagnosis.0,
+                name: format!("{diagnosis:?}"),
+                count: *count,
+                meaning: words.meaning.to_owned(),
+                remedy: words.remedy.to_owned(),
+            }
         };
         let mut rows: Vec<_> = self.endpoint.fallbacks().iter().map(row).collect();
         rows.sort_by_key(|row| std::cmp::Reverse(row.count));

@@ -72,6 +72,22 @@ pub struct Connection {
     pub age_s: f64,
 }
 
+impl Connection {
+    /// Whether each of these words, in lower case, is part of its ends, its listener, its
+    /// transport, its state, its reason to stay TCP or its peer's name.
+    fn contains(&self, words: &[String]) -> bool {
+        if words.is_empty() {
+            return true;
+        }
+        let texts = [&self.app, &self.peer, &self.listener, &self.state].map(String::as_str);
+        let host = self.v2.as_ref().map_or("", |v2| &v2.peer_host);
+        let reason = self.fallback.as_ref().map_or("", |reason| &reason.name);
+        let texts = texts.into_iter().chain([self.transport.name(), host, reason]);
+        let texts = texts.map(str::to_lowercase).collect::<Vec<_>>();
+        words.iter().all(|word| texts.iter().any(|text| text.contains(word)))
+    }
+}
+
 /// Why one connection stayed TCP.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FallbackReason {
@@ -92,6 +108,56 @@ pub struct ConnectionQuery {
     pub page: u32,
     /// Rows of a page, from 1 to [`PER_PAGE_MAX`](super::PER_PAGE_MAX).
     pub per_page: u32,
+    /// Only those that have each of these words, in any case, in their ends, listener, transport,
+    /// state, reason to stay TCP or the name of their peer.
+    pub search: String,
+    /// Which come first.
+    pub sort: Sort,
+}
+
+/// In which order connections are listed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sort {
+    /// As the gateway has them, which stays the same while they live.
+    #[default]
+    Place,
+    /// Those that carried most bytes first.
+    Bytes,
+    /// The oldest first.
+    Oldest,
+    /// The youngest first.
+    Youngest,
+}
+
+impl Sort {
+    /// The word of the query string.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Place => "place",
+            Self::Bytes => "bytes",
+            Self::Oldest => "oldest",
+            Self::Youngest => "youngest",
+        }
+    }
+
+    /// The order with this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Place, Self::Bytes, Self::Oldest, Self::Youngest]
+            .into_iter()
+            .find(|sort| sort.name() == name)
+    }
+
+    fn apply(self, rows: &mut [Connection]) {
+        match self {
+            Self::Place => {}
+            Self::Bytes => {
+                let carried = |row: &Connection| row.bytes_in.saturating_add(row.bytes_out);
+                rows.sort_by_key(|row| std::cmp::Reverse(carried(row)));
+            }
+            Self::Oldest => rows.sort_by(|one, other| other.age_s.total_cmp(&one.age_s)),
+            Self::Youngest => rows.sort_by(|one, other| one.age_s.total_cmp(&other.age_s)),
+        }
+    }
 }
 
 impl ConnectionQuery {
@@ -104,7 +170,14 @@ impl ConnectionQuery {
 
 impl Default for ConnectionQuery {
     fn default() -> Self {
-        Self { listener: None, transport: None, page: 1, per_page: 100 }
+        Self {
+            listener: None,
+            transport: None,
+            page: 1,
+            per_page: 100,
+            search: String::new(),
+            sort: Sort::default(),
+        }
     }
 }
 
@@ -128,18 +201,71 @@ impl ConnectionPage {
     ///
     /// A page behind the last one is empty; `total` is right all the same.
     pub fn select(all: impl IntoIterator<Item = Connection>, query: &ConnectionQuery) -> Self {
+        let words: Vec<_> = query.search.split_whitespace().map(str::to_lowercase).collect();
+        let mut rows: Vec<_> = all
+            .into_iter()
+            .filter(|row| query.wants(&row.listener, row.transport))
+            .filter(|row| row.contains(&words))
+            .collect();
+        query.sort.apply(&mut rows);
         let skip = u64::from(query.page.saturating_sub(1)) * u64::from(query.per_page);
-        let mut total = 0;
-        let mut connections = Vec::new();
-        for row in all {
-            if !query.wants(&row.listener, row.transport) {
-                continue;
-            }
-            if total >= skip && connections.len() < query.per_page as usize {
-                connections.push(row);
-            }
-            total += 1;
+        let skip = usize::try_from(skip).unwrap_or(usize::MAX);
+        Self {
+            schema: SCHEMA,
+            total: rows.len() as u64,
+            page: query.page,
+            per_page: query.per_page,
+            connections: rows.into_iter().skip(skip).take(query.per_page as usize).collect(),
         }
-        Self { schema: SCHEMA, total, page: query.page, per_page: query.per_page, connections }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::tests::row;
+
+    fn ids(query: &ConnectionQuery) -> Vec<u64> {
+        let mut rows = [
+            row(1, "to-b", Transport::SmcR),
+            row(2, "to-b", Transport::Tcp),
+            row(3, "from-a", Transport::SmcR),
+        ];
+        (rows[0].bytes_in, rows[0].age_s) = (10, 30.0);
+        (rows[1].bytes_in, rows[1].age_s) = (30, 20.0);
+        (rows[2].bytes_in, rows[2].age_s) = (20, 40.0);
+        rows.iter_mut().for_each(|row| row.bytes_out = 0);
+        rows[1].fallback =
+            Some(FallbackReason { code: 0x0301_0000, name: "NO_SMC_OPTION".to_owned() });
+        ConnectionPage::select(rows, query).connections.iter().map(|row| row.id).collect()
+    }
+
+    /// Whoever looks for a client, a listener or a reason finds it by whatever he knows of it.
+    #[test]
+    fn words_are_found_wherever_they_are() {
+        let search = |search: &str| {
+            ids(&ConnectionQuery { search: search.to_owned(), ..ConnectionQuery::default() })
+        };
+        assert_eq!(search(""), [1, 2, 3]);
+        assert_eq!(search("127.0.0.1:40002"), [2]);
+        assert_eq!(search("TO-B smc-r"), [1]);
+        assert_eq!(search("no_smc"), [2]);
+        assert_eq!(search(" 10.8.0.2  active "), [1, 2, 3]);
+        assert_eq!(search("half-closed"), [0; 0]);
+    }
+
+    /// The busiest connection of thousands must be on the first page.
+    #[test]
+    fn the_order_is_the_one_asked_for() {
+        for (name, expected) in [
+            ("place", [1, 2, 3]),
+            ("bytes", [2, 3, 1]),
+            ("oldest", [3, 1, 2]),
+            ("youngest", [2, 1, 3]),
+        ] {
+            let sort = Sort::from_name(name).unwrap();
+            assert_eq!(ids(&ConnectionQuery { sort, ..ConnectionQuery::default() }), expected);
+        }
+        assert_eq!(Sort::from_name("size"), None);
     }
 }

@@ -14,7 +14,7 @@ use ureq::Body;
 use ureq::http::{Response, StatusCode};
 
 use crate::operate::Operation;
-use crate::stats::{ConnectionPage, ConnectionQuery, PER_PAGE_MAX, SCHEMA, Stats};
+use crate::stats::{Columns, ConnectionPage, ConnectionQuery, PER_PAGE_MAX, SCHEMA, Sort, Stats};
 
 pub use tables::{connections_text, groups_text, links_text, rnics_text, stats_text};
 
@@ -79,6 +79,15 @@ impl Client {
         self.ask("/stats", &[])
     }
 
+    /// The gateway's `GET /history`.
+    ///
+    /// # Errors
+    ///
+    /// As [`stats`](Self::stats).
+    pub fn history(&self) -> Result<Fetched<Columns>, ClientError> {
+        self.ask("/history", &[])
+    }
+
     /// One page of the gateway's `GET /connections`.
     ///
     /// # Errors
@@ -90,6 +99,13 @@ impl Client {
     ) -> Result<Fetched<ConnectionPage>, ClientError> {
         let mut parameters =
             vec![("page", query.page.to_string()), ("per_page", query.per_page.to_string())];
+        // A gateway that is older than this program does not know these two.
+        if !query.search.is_empty() {
+            parameters.push(("search", query.search.clone()));
+        }
+        if query.sort != Sort::default() {
+            parameters.push(("sort", query.sort.name().to_owned()));
+        }
         parameters.extend(query.listener.clone().map(|name| ("listener", name)));
         parameters.extend(query.transport.map(|it| ("transport", it.name().to_owned())));
         self.ask("/connections", &parameters)

@@ -371,7 +371,12 @@ mod tests {
         };
         let group =
             LinkGroup { id: 3, role: "client".to_owned(), links: vec![link], ..Default::default() };
-        let reason = Fallback { code: 0x0200_0000, name: "timed out".to_owned(), count: 4 };
+        let reason = Fallback {
+            code: 0x0200_0000,
+            name: "timed out".to_owned(),
+            count: 4,
+            ..Fallback::default()
+        };
         let stats = Stats { fallbacks: vec![reason], link_groups: vec![group], ..Stats::default() };
         let text = stats_text(&stats);
         assert!(text.contains("\ntimed out  0x02000000  4\n"), "{text}");

@@ -4,10 +4,12 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::Arc;
 
+use tokio::sync::oneshot;
+
 use super::*;
 use crate::admin;
 use crate::operate::OperateError;
-use crate::stats::{Provider, Readiness, Transport, tests::row};
+use crate::stats::{Provider, Readiness, Sample, Transport, tests::row};
 
 /// A gateway with many connections.
 struct Busy {
@@ -17,6 +19,10 @@ struct Busy {
 impl Provider for Busy {
     fn stats(&self) -> Stats {
         Stats { schema: SCHEMA, uptime_s: 5, ..Stats::default() }
+    }
+
+    fn sample(&self) -> oneshot::Receiver<Sample> {
+        oneshot::channel().1
     }
 
     fn connections(&self, query: &ConnectionQuery) -> ConnectionPage {

@@ -18,6 +18,9 @@ macro_rules! code_points {
         impl $space {
             $($(#[doc = $doc])+ pub const $name: Self = Self($code);)+
 
+            /// Every code that has a name.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)+];
+
             /// The name of this code, if it is one we know.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
