@@ -6,6 +6,7 @@
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
@@ -75,6 +76,11 @@ pub enum Command {
     /// Take an RNIC of a running gateway out of use, or bring it back
     #[command(subcommand)]
     Rnic(RnicCommand),
+    /// Watch a running gateway live: connections, links, pollers, RNICs, and why some stayed TCP
+    #[command(after_help = "Keys: q ends it, 1 to 7 and Tab choose what is shown, / filters \
+        connections, s sorts\nthem by throughput, bytes or age. It needs a terminal; smcgate \
+        stats prints once.")]
+    Top(Top),
     /// List the connections of a running gateway, each with its transport and, if that is TCP, why
     Conns(Conns),
     /// Capture what goes over the RNICs of a running gateway, whatever their kind, as pcapng
@@ -257,6 +263,17 @@ pub struct Ask {
     pub gateway: Whom,
 }
 
+/// Options of `top`.
+#[derive(Debug, Args)]
+pub struct Top {
+    /// How often to ask the gateway, in seconds; fractions may be used
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_interval)]
+    pub interval: Duration,
+    /// Whom to ask.
+    #[command(flatten)]
+    pub gateway: Whom,
+}
+
 /// Options of `conns`.
 #[derive(Debug, Args)]
 pub struct Conns {
@@ -327,6 +344,16 @@ fn parse_transport(name: &str) -> Result<Transport, String> {
     Transport::from_name(name).ok_or_else(|| "must be smc-r or tcp".to_owned())
 }
 
+/// From a tenth of a second, below which nobody sees a difference, to an hour.
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "must be a number".to_owned())?;
+    if (0.1..=3_600.0).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err("must be 0.1 to 3600".to_owned())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -348,6 +375,8 @@ mod tests {
             (&["conns", "--transport", "udp"], ErrorKind::ValueValidation, 2),
             (&["conns", "--per-page", "0"], ErrorKind::ValueValidation, 2),
             (&["stats", "--admin", "1.2.3.4:5", "-c", "f"], ErrorKind::ArgumentConflict, 2),
+            (&["top", "--interval", "0"], ErrorKind::ValueValidation, 2),
+            (&["top", "--interval", "NaN"], ErrorKind::ValueValidation, 2),
             (&["stats", "--log", "loud"], ErrorKind::ValueValidation, 2),
             (&["--help"], ErrorKind::DisplayHelp, 0),
             (&["--version"], ErrorKind::DisplayVersion, 0),

@@ -11,8 +11,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use smcgate::capture::Request;
 use smcgate::cli::{
-    Ask, Capture, Cli, Command, Conns, Decode, Doctor, Drain, LinkCommand, RnicCommand, Undrain,
-    Whom,
+    Ask, Capture, Cli, Command, Conns, Decode, Doctor, Drain, LinkCommand, RnicCommand, Top,
+    Undrain, Whom,
 };
 use smcgate::config::Config;
 use smcgate::operate::Operation;
@@ -20,6 +20,7 @@ use smcgate::stats::{ConnectionQuery, Stats};
 use smcgate::tools::capture::capture;
 use smcgate::tools::client::{self, Client, DEFAULT_ADMIN};
 use smcgate::tools::decode::{DecodeError, decode};
+use smcgate::tools::top::{self, TopError};
 use smcgate::tools::{bench, check, doctor, intercept};
 use smcgate::{log, signals, start};
 use smcr_os::counting::Counting;
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         }
         Command::Link(command) => link(command),
         Command::Rnic(command) => rnic(command),
+        Command::Top(arguments) => watch(&arguments),
         Command::Conns(conns) => connections(conns),
         Command::Capture(arguments) => capture_to(arguments),
         Command::Decode(arguments) => decode_file(&arguments),
@@ -160,6 +162,14 @@ fn stats(ask: &Ask, text: fn(&Stats) -> String) -> Result<(), Failure> {
         true => print(&format!("{:#}\n", answer.json)),
         false => print(&text(&answer.value)),
     }
+}
+
+fn watch(arguments: &Top) -> Result<(), Failure> {
+    let admin = admin(&arguments.gateway)?;
+    top::run(admin, arguments.interval).map_err(|error| match error {
+        TopError::NoTerminal => Failure::misconfigured(error),
+        TopError::Io(_) => Failure::failed(error),
+    })
 }
 
 fn connections(conns: Conns) -> Result<(), Failure> {

@@ -11,4 +11,5 @@ pub mod client;
 pub mod decode;
 pub mod doctor;
 pub mod intercept;
+pub mod top;
 pub mod units;

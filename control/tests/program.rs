@@ -39,6 +39,7 @@ fn failures_are_one_line_and_a_code() {
         (&["run", "-c", &config], 2, "bind"),
         (&["check", "-c", &config], 2, "bind"),
         (&["stats", "-c", &config], 2, "bind"),
+        (&["top", "--admin", &free], 2, "needs a terminal"),
     ] {
         let output = smcgate(arguments);
         let stderr = String::from_utf8(output.stderr.clone()).unwrap();

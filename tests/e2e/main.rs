@@ -47,6 +47,7 @@ mod silence;
 mod steady;
 mod stranger;
 mod time_wait;
+mod top;
 mod transfer;
 mod transparent;
 mod unplug;
