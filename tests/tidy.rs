@@ -13,7 +13,7 @@ use circles::check_circles;
 use rules::{File, check_file, check_script, check_top_level};
 
 /// Everything at the top of the repository, except dotfiles. Nothing else may be there.
-const TOP_LEVEL: [&str; 10] = [
+const TOP_LEVEL: [&str; 11] = [
     "Cargo.lock",
     "Cargo.toml",
     "LICENSE",
@@ -21,6 +21,7 @@ const TOP_LEVEL: [&str; 10] = [
     "control",
     "dataplane",
     "ffi",
+    "packaging",
     "perf",
     "scripts",
     "tests",
