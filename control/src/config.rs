@@ -3,6 +3,7 @@
 //! Every key has a default, except those of listeners that only the operator knows. Each fault is
 //! one line that names file, line and key. Nothing is opened, bound or resolved here.
 
+mod bounds;
 mod duration;
 mod error;
 mod intercept;
@@ -22,10 +23,10 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+pub use bounds::{Bandwidth, Bounds, OverLimit, Rate};
 pub use error::ConfigError;
 pub use intercept::{Intercept, InterceptWay, SourceAddress};
 pub use keepalive::TcpKeepalive;
-use limits::CONNECTIONS_MAX;
 pub use limits::Limits;
 pub use network::{Cidr, Upstream};
 pub use peers::Peers;
@@ -126,12 +127,8 @@ pub struct Listener {
     pub proxy_from: Vec<Cidr>,
     /// How long the upstream may take to answer a SYN.
     pub connect_timeout: Duration,
-    /// Connections it serves at once; more are refused.
-    pub connections_max: u32,
-    /// How many of them one client address may have; in IPv6, one network of 64 bits.
-    pub max_per_source: u32,
-    /// How long nothing may move on a connection before it is reset; zero: for ever.
-    pub idle_timeout: Duration,
+    /// What its connections may take.
+    pub bounds: Bounds,
     /// Whether small writes leave at once, on both TCP sockets.
     pub tcp_nodelay: bool,
     /// Keepalive of the TCP connections of applications.
@@ -356,8 +353,6 @@ fn listeners(
                        the gateway at the server's host send it";
             return Err(table.error("source", why));
         }
-        let range = 1..CONNECTIONS_MAX + 1;
-        let connections_max = table.count("connections_max", range, limits.connections_max)?;
         found.push(Listener {
             name: name.value,
             bind,
@@ -369,13 +364,7 @@ fn listeners(
             source: speaks_for,
             proxy_from: intercept::proxies(source, &mut table, accept)?,
             connect_timeout: table.duration("connect_timeout", Duration::from_secs(5))?,
-            connections_max,
-            max_per_source: table.count(
-                "max_per_source",
-                1..CONNECTIONS_MAX + 1,
-                connections_max,
-            )?,
-            idle_timeout: table.duration("idle_timeout", Duration::ZERO)?,
+            bounds: Bounds::read(source, &mut table, limits)?,
             tcp_nodelay: table.boolean("tcp_nodelay", true)?,
             tcp_keepalive: TcpKeepalive::read(&mut table)?,
             rmbe_size: smc::rmbe_size(source, &mut table)?,

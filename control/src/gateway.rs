@@ -7,6 +7,7 @@ mod doors;
 mod drain;
 mod effects;
 mod introductions;
+mod over_limit;
 mod overload;
 mod poller_rows;
 mod reload;
@@ -29,7 +30,7 @@ use crate::config::{Config, RnicConfig, RnicKind};
 use crate::entropy;
 use crate::farewells::Farewells;
 use crate::groups::{self, Groups, PortId, QpOf};
-use crate::idle::IdleWatch;
+use crate::idle::{self, IdleWatch};
 use crate::intercept::Interception;
 use crate::listener::{Common, Listener};
 use crate::network::Network;
@@ -206,7 +207,8 @@ impl<N: Rnic> Gateway<N> {
         });
         let nics = nics.collect();
         let (ports, groups) = join_ports(group_settings(&parts.config, parts.peer_id), parts.ports);
-        let limits = parts.listeners.iter().map(|one| one.config.idle_timeout).collect();
+        let limits = parts.listeners.iter().map(|one| idle::Limits::of(&one.config.bounds));
+        let limits = limits.collect();
         let mut gateway = Self {
             config: parts.config,
             clock: parts.clock,
@@ -302,6 +304,7 @@ impl<N: Rnic> Gateway<N> {
             self.endpoint.poll_timeout(),
             self.sessions.poll_timeout(),
             self.introductions.poll_timeout(),
+            self.next_admission(),
             self.next_check(),
             self.speeds.poll_timeout(),
             self.doors.as_ref().map(Doors::until),
@@ -337,6 +340,7 @@ impl<N: Rnic> Gateway<N> {
         self.settle(now);
         self.expire_suspects(now);
         self.expire_introductions(now);
+        self.admit_waiting(now);
         self.hear_names();
         self.check_upstreams(now);
         self.look_at_speeds(now);
@@ -403,6 +407,9 @@ impl<N: Rnic> Gateway<N> {
             listener.socket = None;
         }
         self.turn_all_away();
+        for slot in 0..self.listeners.len() {
+            self.turn_waiting_away(now, slot);
+        }
         self.draining = Some(now + limit);
         self.endpoint.drain();
         self.settle(now);

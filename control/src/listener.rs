@@ -11,11 +11,11 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::net::{accept_with, connect, socket_with};
 
+use crate::admission::Admission;
 use crate::config::{self, Config, InterceptWay, Protocol, SourceAddress, TcpKeepalive};
 use crate::entropy::random;
 use crate::loopback::Loopback;
 use crate::smc_option::OptionSource;
-use crate::sources::Sources;
 use crate::upstreams::Pool;
 
 /// A listener at work.
@@ -34,10 +34,8 @@ pub struct Listener {
     pub accepted: u64,
     /// Connections closed at once: a limit, or no upstream.
     pub refused: u64,
-    /// Connections now.
-    pub active: u32,
-    /// The same, by who made them.
-    sources: Sources,
+    /// Connections now, and those that may not come in.
+    pub admission: Admission,
     common: Common,
 }
 
@@ -132,8 +130,7 @@ impl Listener {
             retired: false,
             accepted: 0,
             refused: 0,
-            active: 0,
-            sources: Sources::default(),
+            admission: Admission::default(),
             common,
         }
     }
@@ -156,7 +153,7 @@ impl Listener {
 
     /// Whether nobody needs its number any more.
     pub fn is_gone(&self) -> bool {
-        self.retired && self.active == 0
+        self.retired && self.admission.active() == 0 && self.admission.waiting.is_empty()
     }
 
     /// The next connection that waits to be accepted.
@@ -175,23 +172,6 @@ impl Listener {
         if self.config.accept == Protocol::Tcp && !self.config.bind.ip().is_loopback() {
             self.common.loopback.suit_accepted(accepted, source);
         }
-    }
-
-    /// Whether `source` has as many connections as it may have.
-    pub(crate) fn is_full_for(&self, source: IpAddr) -> bool {
-        self.sources.of(source) >= self.config.max_per_source
-    }
-
-    /// Counts a connection that was accepted.
-    pub(crate) fn enter(&mut self, source: IpAddr) {
-        self.active += 1;
-        self.sources.enter(source);
-    }
-
-    /// A connection that was accepted is over.
-    pub(crate) fn leave(&mut self, source: IpAddr) {
-        self.active -= 1;
-        self.sources.leave(source);
     }
 
     /// Whether either side of it may be SMC-R.

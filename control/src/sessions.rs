@@ -10,6 +10,7 @@ use smcr_engine::limits::CONNECTIONS_MAX;
 use smcr_proto::Instant;
 use smcr_proto::wire::clc::Diagnosis;
 
+use crate::admission::Standing;
 use crate::config::Protocol;
 use crate::groups::{GroupId, PortId};
 use crate::slab::{Key, Slab};
@@ -37,6 +38,8 @@ impl Session {
 pub struct Negotiating {
     /// The listener that accepted it.
     pub listener: u16,
+    /// Whether it takes a place of those that are limited there.
+    pub standing: Standing,
     /// What that listener accepts.
     pub accepts: Protocol,
     /// Who connected to us.
@@ -90,6 +93,8 @@ impl Negotiating {
 pub struct Open {
     /// The listener that accepted it.
     pub listener: u16,
+    /// Whether it takes a place of those that are limited there.
+    pub standing: Standing,
     /// Its slot.
     pub connection: ConnectionId,
     /// Who connected to us.
@@ -102,6 +107,10 @@ pub struct Open {
     pub since: Instant,
     /// Bytes that had moved at the last look, and since when no more have.
     pub moved: (u64, Instant),
+    /// When one direction was first seen to have ended.
+    pub half_closed: Option<Instant>,
+    /// It has lasted for too long, and is being reset.
+    pub expired: bool,
     /// How it travels.
     pub transport: Carried,
 }
@@ -208,18 +217,20 @@ impl Sessions {
             let Session::Negotiating(negotiating) = session else {
                 panic!("a rendezvous ends once");
             };
-            let Negotiating { listener, source, target, came, .. } = negotiating;
+            let Negotiating { listener, standing, source, target, came, .. } = negotiating;
             let (app, peer) = negotiating.into_ends();
-            let (moved, transport) = ((0, now), how(app, peer));
-            let since = now;
+            let transport = how(app, peer);
             Session::Open(Open {
                 listener,
+                standing,
                 connection,
                 source,
                 target,
                 came,
-                since,
-                moved,
+                since: now,
+                moved: (0, now),
+                half_closed: None,
+                expired: false,
                 transport,
             })
         });

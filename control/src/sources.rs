@@ -102,7 +102,7 @@ impl Silent {
 }
 
 /// What counts as one source.
-fn source_of(address: IpAddr) -> IpAddr {
+pub fn source_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),
         IpAddr::V6(address) => {

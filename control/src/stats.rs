@@ -130,6 +130,11 @@ pub struct Totals {
     pub silent_cut_short: u64,
     /// Connections that were reset because nothing moved on them for `idle_timeout`.
     pub idle_closed: u64,
+    /// Connections that were reset because one direction had ended, and nothing moved in the other
+    /// for `half_closed_timeout`.
+    pub half_closed_closed: u64,
+    /// Connections that were reset because they were as old as `age_max` allows.
+    pub aged_closed: u64,
     /// Connections whose set-up waited for the end of the one that had the peer's RMB element.
     pub offers_held: u64,
     /// RMB elements that rested before another connection got them, because the peer had not said
@@ -309,6 +314,20 @@ pub struct Listener {
     pub accepted: u64,
     /// Connections closed at once: a limit, or no upstream.
     pub refused: u64,
+    /// Of these, because there were `connections_max`.
+    pub refused_connections: u64,
+    /// Because their source had `max_per_source`.
+    pub refused_source: u64,
+    /// Because more came in a second than `rate_max`.
+    pub refused_rate: u64,
+    /// Because more came of their source than `rate_per_source`.
+    pub refused_source_rate: u64,
+    /// Connections that exceed a limit and wait now.
+    pub waiting: u64,
+    /// Connections that came in after they had waited.
+    pub waited: u64,
+    /// Connections that exceeded a limit and came in without SMC-R.
+    pub over_limit_tcp: u64,
     /// Connections now.
     pub active: u64,
 }

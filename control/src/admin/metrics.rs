@@ -112,7 +112,12 @@ impl Snapshot {
         let help = "Connections reset before their peers had sent a Proposal.";
         page.counter("silent_cut_short", help, None, plain(totals.silent_cut_short))?;
         let help = "Connections reset because nothing moved on them.";
-        page.counter("idle_closed", help, None, plain(totals.idle_closed))
+        page.counter("idle_closed", help, None, plain(totals.idle_closed))?;
+        let help =
+            "Connections reset because only one direction was left, and nothing moved in it.";
+        page.counter("half_closed_closed", help, None, plain(totals.half_closed_closed))?;
+        let help = "Connections reset because of their age.";
+        page.counter("aged_closed", help, None, plain(totals.aged_closed))
     }
 
     fn pollers(&self, page: &mut Page<'_>) -> fmt::Result {
@@ -173,6 +178,26 @@ impl Snapshot {
         page.counter("listener_accepted", help, None, each(|it| it.accepted))?;
         let help = "Connections closed at once.";
         page.counter("listener_refused", help, None, each(|it| it.refused))?;
+        let limits: [(&'static str, fn(&Listener) -> u64); 4] = [
+            ("connections_max", |it| it.refused_connections),
+            ("max_per_source", |it| it.refused_source),
+            ("rate_max", |it| it.refused_rate),
+            ("rate_per_source", |it| it.refused_source_rate),
+        ];
+        let refused = self.0.listeners.iter().flat_map(|it| {
+            let row = move |(limit, number): (&str, fn(&Listener) -> u64)| {
+                (vec![("listener", it.name.clone()), ("limit", limit.to_owned())], number(it))
+            };
+            limits.into_iter().map(row)
+        });
+        let help = "Connections closed at once because of a limit.";
+        page.counter("listener_refused_by_limit", help, None, refused)?;
+        let help = "Connections that exceed a limit and wait.";
+        page.gauge("listener_waiting", help, None, each(|it| it.waiting))?;
+        let help = "Connections that came in after they had waited.";
+        page.counter("listener_waited", help, None, each(|it| it.waited))?;
+        let help = "Connections that exceeded a limit and came in without SMC-R.";
+        page.counter("listener_over_limit_tcp", help, None, each(|it| it.over_limit_tcp))?;
         page.gauge("listener_active", "Connections now.", None, each(|it| it.active))
     }
 }

@@ -87,14 +87,12 @@ fn listener(listener: &Listener) -> Value {
         "source": word(&super::intercept::SOURCES, listener.source),
         "proxy_from": texts(&listener.proxy_from),
         "connect_timeout": duration(listener.connect_timeout),
-        "connections_max": listener.connections_max,
-        "max_per_source": listener.max_per_source,
-        "idle_timeout": duration(listener.idle_timeout),
         "tcp_nodelay": listener.tcp_nodelay,
         "tcp_keepalive": keepalive(&listener.tcp_keepalive),
         "backlog": listener.backlog,
         "rmbe_size": listener.rmbe_size,
     });
+    listener.bounds.show(&mut value);
     show_peers(&listener.peers, &mut value);
     let Some(Intercept { way, ports, networks, cgroups }) = &listener.intercept else {
         return value;
@@ -174,13 +172,13 @@ fn texts<T: Display>(values: &[T]) -> Value {
 }
 
 /// The word of `words` that means `value`.
-fn word<T: Copy + PartialEq>(words: &[(&'static str, T)], value: T) -> &'static str {
+pub(super) fn word<T: Copy + PartialEq>(words: &[(&'static str, T)], value: T) -> &'static str {
     let found = words.iter().find(|(_, meaning)| *meaning == value);
     found.expect("whatever can be meant can be written").0
 }
 
 /// In the largest unit that is exact.
-fn duration(time: Duration) -> String {
+pub(super) fn duration(time: Duration) -> String {
     let micros = time.as_micros();
     let units = [(3_600_000_000, "h"), (60_000_000, "m"), (1_000_000, "s"), (1_000, "ms")];
     let exact = |(unit, _): &(u128, &str)| micros > 0 && micros.is_multiple_of(*unit);
@@ -222,7 +220,10 @@ mod tests {
              prefer='fastest'\n\
              [[listener]]\nname='in'\nbind='10.8.0.2:15002'\naccept='smc'\nsource='proxy-v2'\n\
              upstream='server.example:7'\nidle_timeout='90s'\nrmbe_size=65536\nbacklog=7\n\
-             tcp_keepalive={idle='0s'}\nmax_per_source=3\n\
+             tcp_keepalive={idle='0s'}\nmax_per_source=3\nrate_max=50\nrate_burst=7\n\
+             rate_per_source=9\nover_limit='tcp'\nwait_timeout='700ms'\n\
+             half_closed_timeout='1m'\nage_max='2h'\nbandwidth_max='1Gbit'\n\
+             bandwidth_per_connection='1500kbit'\n\
              [[listener]]\nname='behind'\nbind='10.8.0.2:15003'\nupstream='server.example:7'\n\
              proxy_from=['10.9.0.0/16']\nbalance='source'\ncheck={}\n\
              [dns]\nservers=['10.8.0.53', '[fd00::1]:5353']\n\

@@ -63,8 +63,7 @@ fn every_other_key_has_a_default() {
     let [listener] = &config.listeners[..] else { panic!("{:?}", config.listeners) };
     assert_eq!((listener.accept, listener.connect), (Protocol::Tcp, Protocol::Tcp));
     assert_eq!(listener.connect_timeout, Duration::from_secs(5));
-    assert_eq!((listener.connections_max, listener.tcp_nodelay), (9000, true));
-    assert_eq!((listener.max_per_source, listener.idle_timeout), (9000, Duration::ZERO));
+    assert_eq!((listener.bounds.connections_max, listener.tcp_nodelay), (9000, true));
     // Peers that died must not keep their connections for ever.
     assert_eq!(listener.tcp_keepalive, keepalive(120, 15, 5));
     assert_eq!(config.smc.tcp_keepalive, keepalive(120, 15, 5));
@@ -134,7 +133,7 @@ fn every_key_arrives_where_it_belongs() {
     assert_eq!(config.pnet, [PnetEntry { device: "vlan7".into(), rnic: "r".into() }]);
     let listener = &config.listeners[0];
     assert_eq!((listener.connect_timeout, listener.backlog), (Duration::from_millis(250), 16));
-    assert_eq!((listener.connections_max, listener.rmbe_size), (10, Some(32_768)));
+    assert_eq!((listener.bounds.connections_max, listener.rmbe_size), (10, Some(32_768)));
     assert!(!listener.tcp_nodelay && !config.poll.pin);
     assert_eq!((config.poll.policy, config.poll.spin), (IdlePolicy::Spin, Duration::ZERO));
     assert_eq!((&config.poll.cores[..], config.poll.boost), (&[0, 1][..], 0));
@@ -155,12 +154,12 @@ fn every_key_arrives_where_it_belongs() {
 fn limits_of_sources_arrive_where_they_belong() {
     let limited = "max_per_source = 3\nidle_timeout = '5m'\n[limits]\nsilent_max = 40";
     let config = Config::parse(&format!("{GOOD}{limited}"), "gate.toml").unwrap();
-    let listener = &config.listeners[0];
-    assert_eq!((listener.max_per_source, listener.idle_timeout.as_secs()), (3, 300));
+    let bounds = &config.listeners[0].bounds;
+    assert_eq!((bounds.max_per_source, bounds.idle_timeout.as_secs()), (3, 300));
     assert_eq!(config.limits.silent_max, 40);
     // Where a listener has fewer places, so has any source.
     let few = Config::parse(&format!("{GOOD}connections_max = 7"), "gate.toml").unwrap();
-    assert_eq!(few.listeners[0].max_per_source, 7);
+    assert_eq!(few.listeners[0].bounds.max_per_source, 7);
 }
 
 fn keepalive(idle_s: u64, interval_s: u64, count: u32) -> TcpKeepalive {
@@ -216,8 +215,10 @@ fn every_fault_is_one_line_that_names_line_and_key() {
             "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\nupstraem='y:1'",
             ":5: listener.a.upstraem: is not a key; known here: name, bind, accept, connect, \
              upstream, balance, eject_after, eject_for, check, prefer, compare_every, intercept, \
-             intercept_ports, intercept_networks, intercept_cgroups, source, connections_max, \
-             proxy_from, connect_timeout, max_per_source, idle_timeout, tcp_nodelay, \
+             intercept_ports, intercept_networks, intercept_cgroups, source, proxy_from, \
+             connect_timeout, connections_max, max_per_source, rate_max, rate_burst, \
+             rate_per_source, rate_per_source_burst, over_limit, wait_timeout, idle_timeout, \
+             half_closed_timeout, age_max, bandwidth_max, bandwidth_per_connection, tcp_nodelay, \
              tcp_keepalive, rmbe_size, backlog, peers, gids",
         ),
         (

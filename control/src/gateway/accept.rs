@@ -1,15 +1,16 @@
 //! Accepts connections of applications and of SMC-R peers, and connects to the upstreams.
 
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 use smcr_proto::Instant;
+use smcr_proto::wire::clc::Diagnosis;
 use smcr_rnic::Rnic;
 
 use super::Gateway;
+use crate::admission::{Caller, Standing};
 use crate::config::{Cidr, Protocol, SourceAddress};
 use crate::listener::{Listener, local_address, peer_address, reset};
 use crate::network::Network;
@@ -61,15 +62,13 @@ impl<N: Rnic> Gateway<N> {
     fn accepted(&mut self, now: Instant, index: u16, accepted: OwnedFd) -> bool {
         let listener = &mut self.listeners[usize::from(index)];
         listener.accepted += 1;
-        let all = self.sessions.len() + self.introductions.len();
-        if listener.active >= listener.config.connections_max
-            || all >= self.config.limits.connections_max as usize
-        {
-            listener.refused += 1;
+        if self.is_full() {
+            self.listeners[usize::from(index)].refused += 1;
             reset(accepted);
-            self.log_limit(now, index, "connections: new ones are refused");
+            self.log_limit(now, index, "connections of the process: new ones are refused");
             return false;
         }
+        let listener = &self.listeners[usize::from(index)];
         // A client that has gone already has no address.
         let Some(from) = peer_address(&accepted) else { return false };
         let is_proxy = |network: &Cidr| network.contains(from.ip());
@@ -77,26 +76,20 @@ impl<N: Rnic> Gateway<N> {
             self.await_header(now, index, (accepted, from));
             return true;
         }
-        self.admit(now, index, accepted, (from, from, None))
+        self.admit(now, index, Caller { accepted, from, source: from, wanted: None })
     }
 
-    /// Lets a connection in that `from` has made for a client at `source`, which has wanted to go
-    /// to `wanted`, if that is known. Returns whether work was started for it, beyond putting it
-    /// into a queue.
-    pub(super) fn admit(
+    /// Lets a connection in. Returns whether work was started for it, beyond putting it into a
+    /// queue.
+    pub(super) fn let_in(
         &mut self,
         now: Instant,
         index: u16,
-        accepted: OwnedFd,
-        (from, source, wanted): (SocketAddr, SocketAddr, Option<SocketAddr>),
+        caller: Caller,
+        standing: Standing,
     ) -> bool {
+        let Caller { accepted, from, source, wanted } = caller;
         let listener = &mut self.listeners[usize::from(index)];
-        if listener.is_full_for(source.ip()) {
-            listener.refused += 1;
-            reset(accepted);
-            self.log_limit(now, index, "connections of one source: its new ones are refused");
-            return false;
-        }
         let target = match (&listener.config.intercept, listener.pool.is_original_dst()) {
             (Some(intercept), true) => {
                 let own = (intercept.way, listener.config.bind.port());
@@ -116,16 +109,23 @@ impl<N: Rnic> Gateway<N> {
             }
         };
         listener.pool.enter(target);
-        listener.enter(source.ip());
+        if standing == Standing::Within {
+            listener.admission.spend(now, &listener.config.bounds, source.ip());
+        }
+        listener.admission.enter(source.ip(), standing);
         listener.suit(&accepted, from.ip());
         let accepts = listener.config.accept;
+        let stays = match standing {
+            Standing::Within => self.speeds.choose(now, listener, target),
+            Standing::Over => Some(Diagnosis::OVER_LIMIT),
+        };
         let mut arrival = Arrival {
             listener: index,
             source,
             upstream: target.ip(),
             offered: false,
             port: None,
-            stays: self.speeds.choose(now, listener, target),
+            stays,
         };
         let mut local = None;
         if accepts == Protocol::Smc {
@@ -135,6 +135,7 @@ impl<N: Rnic> Gateway<N> {
         }
         let negotiating = Negotiating {
             listener: index,
+            standing,
             accepts,
             source,
             target,

@@ -1,5 +1,7 @@
 //! Answers the admin thread's questions, and carries out operators' commands.
 
+mod listeners;
+
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -27,11 +29,10 @@ use crate::rendezvous::Stage;
 use crate::sessions::{Carried, Open, Session};
 use crate::slab::Key;
 use crate::stats::{
-    Active, Connection, Fallback, FallbackReason, GroupV2, Link, LinkGroup, Listener, Memory,
-    Readiness, Rnic as RnicRow, SCHEMA, Sample, Stats, Totals, Transport, Upstream,
+    Active, Connection, Fallback, FallbackReason, GroupV2, Link, LinkGroup, Memory, Readiness,
+    Rnic as RnicRow, SCHEMA, Sample, Stats, Totals, Transport,
 };
 use crate::status::{Outcome, Question};
-use crate::upstreams::Target;
 
 impl<N: Rnic> Gateway<N> {
     /// Answers what the admin thread asked.
@@ -104,12 +105,7 @@ impl<N: Rnic> Gateway<N> {
                 .map(poller_row)
                 .collect(),
             rnics: self.rnic_rows(),
-            listeners: self
-                .listeners
-                .iter()
-                .filter(|one| !one.is_gone())
-                .map(|one| listener_row(now, one))
-                .collect(),
+            listeners: self.listener_rows(now),
             peers: self.speeds.rows(now),
             memory: self.memory(),
         }
@@ -155,7 +151,9 @@ impl<N: Rnic> Gateway<N> {
             crowded_sources: counts.crowded_sources,
             links_not_listed: counts.links_not_listed,
             silent_cut_short: rendezvous.silent_cut_short,
-            idle_closed: self.idle.closed(),
+            idle_closed: self.idle.closed().idle,
+            half_closed_closed: self.idle.closed().half_closed,
+            aged_closed: self.idle.closed().aged,
             offers_held: counts.offers_held,
             rmbes_rested: counts.elements_rested,
             refused_tcp: self.listeners.iter().map(|listener| listener.refused).sum(),
@@ -443,35 +441,5 @@ fn link_row<O>(group: &Group<O>, link: &groups::Link<O>, rnic: &str) -> Link {
         peer_gid: link.theirs.map_or(group.peer.gid, |theirs| theirs.gid).to_string(),
         connections: u32::try_from(group.members_on(link.id)).unwrap_or(u32::MAX),
         payload: 0,
-    }
-}
-
-fn listener_row(now: Instant, listener: &ListenerAtWork) -> Listener {
-    let target = |target: &Target| Upstream {
-        address: target.address.to_string(),
-        state: target.state(now).to_owned(),
-        active: target.active,
-        failed: target.failed,
-    };
-    let state = match (listener.retired, listener.drained) {
-        (true, _) => "removed",
-        (false, true) => "drained",
-        (false, false) => "open",
-    };
-    let name = |protocol: Protocol| match protocol {
-        Protocol::Tcp => "tcp".to_owned(),
-        Protocol::Smc => "smc".to_owned(),
-    };
-    Listener {
-        name: listener.config.name.clone(),
-        bind: listener.config.bind.to_string(),
-        accept: name(listener.config.accept),
-        connect: name(listener.config.connect),
-        upstream: listener.config.upstream.to_string(),
-        upstreams: listener.pool.targets().iter().map(target).collect(),
-        state: state.to_owned(),
-        accepted: listener.accepted,
-        refused: listener.refused,
-        active: listener.active.into(),
     }
 }

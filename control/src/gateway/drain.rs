@@ -41,7 +41,8 @@ impl<N: Rnic> Gateway<N> {
             }
         }
         let note = |slot: &usize| {
-            let Listener { config, active, .. } = &self.listeners[*slot];
+            let Listener { config, admission, .. } = &self.listeners[*slot];
+            let active = admission.active();
             format!("listener {}: drained; {active} connections go on", config.name)
         };
         Ok(slots.iter().map(note).collect())

@@ -98,7 +98,7 @@ impl<N: Rnic> Gateway<N> {
             | Why::Aborted => {}
         }
         let listener = &mut self.listeners[usize::from(one.listener)];
-        listener.leave(one.source.ip());
+        listener.admission.leave(one.source.ip(), one.standing);
         listener.pool.leave(one.target);
         reset(one.accepted);
         if let Some(upstream) = one.upstream {
@@ -199,7 +199,7 @@ impl<N: Rnic> Gateway<N> {
         drop(streams);
         let (key, open) = self.sessions.closed(connection);
         let listener = &mut self.listeners[usize::from(open.listener)];
-        listener.leave(open.source.ip());
+        listener.admission.leave(open.source.ip(), open.standing);
         listener.pool.leave(open.target);
         self.speeds.ended(now, key, listener, &open, &tally);
         tracing::debug!(
@@ -250,15 +250,12 @@ impl<N: Rnic> Gateway<N> {
         self.settle(now);
     }
 
-    /// Resets connections that have been idle for too long.
+    /// Resets connections that have lasted for too long.
     pub(super) fn expire_idle(&mut self, now: Instant) {
         let groups = self.endpoint.groups();
-        let bytes_of = |open: &Open| {
-            let reading = reading(groups, open);
-            reading.bytes_in + reading.bytes_out
-        };
-        for key in self.idle.expire(now, &mut self.sessions, bytes_of) {
-            tracing::debug!(session = key.index, "an idle connection is reset");
+        let reading_of = |open: &Open| reading(groups, open);
+        for (key, why) in self.idle.expire(now, &mut self.sessions, reading_of) {
+            tracing::debug!(session = key.index, why = why.name(), "a connection is reset");
             self.abort(key);
         }
         self.settle(now);

@@ -12,6 +12,7 @@ use smcr_proto::Instant;
 use smcr_rnic::Rnic;
 
 use super::Gateway;
+use crate::admission::{Caller, Standing};
 use crate::listener::reset;
 use crate::proxy_header::{self, READ_MAX, Said};
 use crate::reactor::Token;
@@ -52,7 +53,8 @@ impl<N: Rnic> Gateway<N> {
         index: u16,
         (accepted, proxy): (OwnedFd, SocketAddr),
     ) {
-        self.listeners[usize::from(index)].enter(proxy.ip());
+        let admission = &mut self.listeners[usize::from(index)].admission;
+        admission.enter(proxy.ip(), Standing::Within);
         let one = Introduction { listener: index, proxy, accepted };
         let key = self.introductions.table.insert(one);
         self.introductions.until.push_back((now + PATIENCE, key));
@@ -99,16 +101,17 @@ impl<N: Rnic> Gateway<N> {
         let one = self.introductions.table.remove(key).expect("its header has come");
         let Introduction { listener, proxy, accepted } = one;
         self.reactor.forget(&accepted);
-        self.listeners[usize::from(listener)].leave(proxy.ip());
+        let admission = &mut self.listeners[usize::from(listener)].admission;
+        admission.leave(proxy.ip(), Standing::Within);
         let (source, wanted) = ends.map_or((proxy, None), |(from, to)| (from, Some(to)));
-        self.admit(now, listener, accepted, (proxy, source, wanted));
+        self.admit(now, listener, Caller { accepted, from: proxy, source, wanted });
     }
 
     /// Resets a connection whose header does not come, or is none.
     fn turn_away(&mut self, key: Key, why: &str) {
         let Some(one) = self.introductions.table.remove(key) else { return };
         let listener = &mut self.listeners[usize::from(one.listener)];
-        listener.leave(one.proxy.ip());
+        listener.admission.leave(one.proxy.ip(), Standing::Within);
         listener.refused += 1;
         let name = &listener.config.name;
         tracing::debug!(listener = name, proxy = %one.proxy, why, "a connection is reset");

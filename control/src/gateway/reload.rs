@@ -14,6 +14,7 @@ use super::Gateway;
 use super::accept::BEGIN_MAX;
 use super::settings::{group_settings, settings};
 use crate::config::{self, Config};
+use crate::idle::Limits;
 use crate::intercept::Led;
 use crate::listener::{Common, Listener};
 use crate::operate::OperateError;
@@ -91,7 +92,8 @@ impl<N: Rnic> Gateway<N> {
         let kinds: Vec<_> = self.ports.iter().map(|port| &port.kind).collect();
         let settings = settings(&self.config, self.peer_id, &kinds, &self.listeners);
         self.endpoint.change(settings, group_settings(&self.config, self.peer_id));
-        self.idle.change(self.listeners.iter().map(|one| one.config.idle_timeout).collect());
+        let limits = self.listeners.iter().map(|one| Limits::of(&one.config.bounds));
+        self.idle.change(limits.collect());
     }
 
     /// Where each listener of `config` will be.
@@ -147,7 +149,7 @@ impl<N: Rnic> Gateway<N> {
         }
         for (slot, old) in self.listeners.iter().enumerate() {
             if !old.retired && plan.iter().all(|planned| planned.is_new || planned.slot != slot) {
-                let (name, active) = (&old.config.name, old.active);
+                let (name, active) = (&old.config.name, old.admission.active());
                 notes.push(format!("listener {name}: removed; {active} connections go on"));
             }
         }
@@ -174,6 +176,8 @@ impl<N: Rnic> Gateway<N> {
                 Some(Listens::Fresh(_) | Listens::Inherited(_)) => self.close(now, slot),
                 None => {
                     self.close(now, slot);
+                    // They would be let in by the rules of nobody.
+                    self.turn_waiting_away(now, slot);
                     self.listeners[slot].retired = true;
                 }
             }
@@ -184,6 +188,8 @@ impl<N: Rnic> Gateway<N> {
             if !is_new {
                 self.listeners[slot].change(wanted, common);
             } else {
+                // What was asked of the one that had this number before.
+                self.idle.close_no_more(slot);
                 let listener = Listener::new(wanted, common, None);
                 match self.listeners.get_mut(slot) {
                     Some(place) => *place = listener,

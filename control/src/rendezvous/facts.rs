@@ -79,7 +79,7 @@ pub struct Arrival {
     pub offered: bool,
     /// At a server: the RNIC port that belongs to our address of the connection.
     pub port: Option<PortId>,
-    /// At a client: why it stays TCP and offers nothing, if the owner has decided so.
+    /// Why it stays TCP, if the owner has decided so: a client offers nothing, a server declines.
     pub stays: Option<Diagnosis>,
 }
 

@@ -56,6 +56,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
     ///
     /// Why it cannot be.
     fn objection(&mut self, proposal: &Proposal) -> Result<(PortId, Agreement), Diagnosis> {
+        if let Some(reason) = self.one.reason {
+            return Err(reason);
+        }
         self.check_protection()?;
         let peers = &self.terms().peers;
         if !peers.admit_source(self.peer_address()) || !peers.admit_gid(proposal.gid) {

@@ -14,7 +14,9 @@ use smcr_rnic::roce::dpdk;
 use smcr_rnic::verbs;
 
 use crate::admin::IS_PUBLIC;
-use crate::config::{Config, Listener, Peers, Protocol, RnicConfig, RnicKind, Upstream, Versions};
+use crate::config::{
+    Config, Limits, Listener, Peers, Protocol, RnicConfig, RnicKind, Upstream, Versions,
+};
 use crate::cores::{self, Board};
 use crate::device::Devices;
 use crate::host_memory;
@@ -50,7 +52,8 @@ fn describe(
     option: &OptionSource,
     (free_cores, memory): (&[usize], Option<u64>),
 ) -> String {
-    let host = Host { devices, peers: &config.smc.peers, pnet: PnetTable::new(config), option };
+    let (peers, limits) = (&config.smc.peers, &config.limits);
+    let host = Host { devices, peers, limits, pnet: PnetTable::new(config), option };
     let mut text = format!("option: {option}\n");
     if let Some(address) = config.admin.listen {
         let _ = writeln!(text, "admin: http://{address}/");
@@ -182,6 +185,7 @@ fn versions(config: &Config) -> String {
 struct Host<'a> {
     devices: &'a Devices,
     peers: &'a Peers,
+    limits: &'a Limits,
     pnet: PnetTable,
     option: &'a OptionSource,
 }
@@ -205,6 +209,9 @@ impl Host<'_> {
         }
         if listener.peers != *self.peers {
             let _ = writeln!(text, "  peers: {}", listener.peers);
+        }
+        for limit in listener.bounds.in_words(self.limits) {
+            let _ = writeln!(text, "  {limit}");
         }
         if let Some(intercept) = &listener.intercept {
             let _ = writeln!(text, "  intercepts {intercept}");

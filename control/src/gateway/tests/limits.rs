@@ -1,11 +1,11 @@
 //! What one source can take from others: connections, and time.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketType, bind, connect as connect_socket, socket};
-use smcr_proto::wire::clc::Diagnosis;
+use smcr_proto::wire::clc::{Diagnosis, Frame};
 
 use super::rig::{Peer, Rig, assert_echo, connect, wait_until};
 
@@ -85,4 +85,108 @@ fn a_connection_that_is_idle_for_too_long_is_reset() {
     }
     drop(beside);
     assert_eq!((near.stats().totals.idle_closed, far.stats().totals.idle_closed), (2, 0));
+}
+
+/// A client in a loop makes a thousand connections a second, each of which costs a rendezvous.
+#[test]
+fn new_connections_come_in_at_so_many_in_a_second() {
+    let rig = Rig::server(
+        94,
+        "rate_max = 100\nrate_burst = 3\nrate_per_source = 1\n\
+                               rate_per_source_burst = 2\n",
+    );
+    let _open: Vec<_> = (0..2).map(|_| (connect(rig.gateway), rig.accept())).collect();
+    assert!(is_over(&mut connect(rig.gateway)), "the third within the second");
+    let _other = (connect_from("127.0.0.9", rig.gateway), rig.accept());
+    let listener = rig.stats().listeners.remove(0);
+    assert_eq!((listener.refused, listener.refused_source_rate, listener.active), (1, 1, 3));
+    let crowd = (10..30).map(|last| connect_from(&format!("127.0.0.{last}"), rig.gateway));
+    let refused = crowd.filter(|stream| {
+        let mut stream = stream;
+        stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        stream.read(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::ConnectionReset)
+    });
+    let refused = refused.count() as u64;
+    assert!(refused > 0, "twenty at once where some may come");
+    assert_eq!(rig.stats().listeners[0].refused_rate, refused);
+}
+
+/// A burst above a limit is over in a moment: who waits for that is not refused. Who has waited
+/// for too long is, and a source that floods the queue blocks nobody else.
+#[test]
+fn what_exceeds_a_limit_waits_for_its_turn() {
+    let keys = "connections_max = 1\nover_limit = \"wait\"\nwait_timeout = \"700ms\"\n";
+    let rig = Rig::server(95, keys);
+    let first = (connect(rig.gateway), rig.accept());
+    let mut second = Peer::new(connect(rig.gateway));
+    let mut third = connect(rig.gateway);
+    wait_until("they wait", || rig.stats().listeners[0].waiting == 2);
+    drop(first);
+    let mut server = rig.accept();
+    second.say(&super::decline(Diagnosis::NO_SMC_R_DEVICE));
+    assert_echo(&mut second.socket, &mut server);
+    assert!(is_over(&mut third), "nobody has left in time");
+    let listener = rig.stats().listeners.remove(0);
+    assert_eq!((listener.waited, listener.refused_connections, listener.waiting), (1, 1, 0));
+    assert_eq!(listener.active, 1);
+}
+
+/// What exceeds a limit and comes in without SMC-R says so on both sides, and takes no place of
+/// the others.
+#[test]
+fn what_exceeds_a_limit_comes_in_without_smc_r() {
+    let keys = "connections_max = 1\nover_limit = \"tcp\"\n";
+    let far = Rig::server(96, keys);
+    let near = Rig::client(97, keys);
+    let mut first = connect(near.gateway);
+    let _beside = near.relay_rendezvous(far.gateway);
+    let mut first_server = far.accept();
+    assert_echo(&mut first, &mut first_server);
+    // At the client's gateway no Proposal is sent.
+    let (mut second, mut server) = (connect(near.gateway), near.accept());
+    assert_echo(&mut second, &mut server);
+    // At the server's gateway a Proposal is declined.
+    let mut third = Peer::new(connect(far.gateway));
+    let mut server = far.accept();
+    third.say(&third.proposal());
+    let Some(Frame::Decline(decline)) = third.hear() else { panic!("no Decline") };
+    assert_eq!(decline.diagnosis, Diagnosis::OVER_LIMIT);
+    assert_echo(&mut third.socket, &mut server);
+    for rig in [&near, &far] {
+        let stats = rig.stats();
+        assert_eq!((stats.fallbacks.len(), &*stats.fallbacks[0].name), (1, "OVER_LIMIT"));
+        let listener = &stats.listeners[0];
+        assert_eq!((listener.over_limit_tcp, listener.active, listener.refused), (1, 2, 0));
+    }
+}
+
+/// A client that says FIN and never reads again holds a connection for ever; so does one that has
+/// an old configuration and never connects anew.
+#[test]
+fn half_closed_and_old_connections_are_reset() {
+    let rig = Rig::relay(98, "half_closed_timeout = \"1s\"\n");
+    let [(mut open, mut open_server), (mut half, mut half_server)] =
+        [(), ()].map(|()| (connect(rig.gateway), rig.accept()));
+    assert_echo(&mut open, &mut open_server);
+    half.shutdown(std::net::Shutdown::Write).unwrap();
+    assert!(is_over(&mut half_server), "FIN");
+    for _ in 0..8 {
+        // As long as something moves in the other direction, it stays.
+        assert_eq!((half_server.write(b"x").unwrap(), half.read(&mut [0]).unwrap()), (1, 1));
+        std::thread::sleep(Duration::from_millis(250));
+    }
+    let reset = half.read(&mut [0]).map_err(|error| error.kind());
+    assert_eq!(reset, Err(ErrorKind::ConnectionReset));
+    assert_echo(&mut open, &mut open_server);
+    let totals = rig.stats().totals;
+    assert_eq!((totals.half_closed_closed, totals.aged_closed, totals.idle_closed), (1, 0, 0));
+
+    let rig = Rig::relay(99, "age_max = \"1s\"\n");
+    let (mut client, mut server) = (connect(rig.gateway), rig.accept());
+    let begun = std::time::SystemTime::now();
+    while client.write(b"x").is_ok_and(|_| server.read(&mut [0]).is_ok_and(|len| len == 1)) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(begun.elapsed().unwrap() >= Duration::from_millis(890), "it was busy all the time");
+    wait_until("it is counted", || rig.stats().totals.aged_closed == 1);
 }

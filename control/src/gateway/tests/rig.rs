@@ -54,6 +54,11 @@ impl Rig {
     }
 
     /// Accepts SMC-R, but its RNIC is down.
+    /// A gateway that relays TCP.
+    pub(super) fn relay(number: u8, more: &str) -> Self {
+        Self::new(number, "", more)
+    }
+
     pub(super) fn server_whose_rnic_is_down(number: u8) -> Self {
         Self::start(number, "accept = \"smc\"", "", false)
     }

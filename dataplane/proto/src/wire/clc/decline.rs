@@ -60,6 +60,9 @@ code_points! {
         /// The operator of one side has listed who may be a peer, and the other is not among them.
         /// Ours alone: other stacks show the number.
         PEER_NOT_LISTED = 0x0300_0001,
+        /// The connection exceeds a limit of a listener, whose operator lets such connections in
+        /// without SMC-R. Ours alone: other stacks show the number.
+        OVER_LIMIT = 0x0300_0002,
         /// The peer's SYN did not carry the SMC option.
         NO_SMC_OPTION = 0x0301_0000,
         /// The connection uses IPsec.

@@ -1,0 +1,143 @@
+//! How many new connections come in within a second.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use smcr_proto::Instant;
+
+use crate::config::Rate;
+use crate::sources::source_of;
+
+/// A bucket of tokens, one for each connection, which fills as time passes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Bucket {
+    /// When it is full again. It lacks a token for each [`interval`] until then.
+    full_at: Instant,
+}
+
+impl Bucket {
+    /// Whether it has a token.
+    pub(super) fn has_room(self, now: Instant, rate: Rate) -> bool {
+        self.full_at.max(now) + interval(rate) <= now + interval(rate) * rate.burst
+    }
+
+    /// Takes a token. There may be none: then the next one comes later.
+    pub(super) fn take(&mut self, now: Instant, rate: Rate) {
+        self.full_at = self.full_at.max(now) + interval(rate);
+    }
+}
+
+/// The time in which a token comes.
+fn interval(rate: Rate) -> Duration {
+    Duration::from_secs(1) / rate.per_second
+}
+
+/// The buckets of sources. One that is full is as good as none, and takes no memory.
+#[derive(Debug, Default)]
+pub(super) struct SourceRates(HashMap<IpAddr, Bucket>);
+
+impl SourceRates {
+    /// Whether the bucket of `source` has a token.
+    pub(super) fn has_room(&self, now: Instant, source: IpAddr, rate: Rate) -> bool {
+        self.0.get(&source_of(source)).copied().unwrap_or_default().has_room(now, rate)
+    }
+
+    /// Takes a token of `source`.
+    pub(super) fn take(&mut self, now: Instant, source: IpAddr, rate: Rate) {
+        let source = source_of(source);
+        if self.0.len() >= SOURCES_MAX && !self.0.contains_key(&source) {
+            self.forget(now);
+        }
+        self.0.entry(source).or_default().take(now, rate);
+    }
+
+    /// Makes room: forgets full buckets, or if there are none, the fullest quarter. Whoever is
+    /// forgotten gains what its bucket lacks, which is least for these.
+    fn forget(&mut self, now: Instant) {
+        self.0.retain(|_, bucket| bucket.full_at > now);
+        if self.0.len() < SOURCES_MAX {
+            return;
+        }
+        let mut times: Vec<Instant> = self.0.values().map(|bucket| bucket.full_at).collect();
+        let share = times.len() / 4;
+        let (_, most, _) = times.select_nth_unstable(share);
+        let most = *most;
+        let mut left = share;
+        self.0.retain(|_, bucket| {
+            let stays = left == 0 || bucket.full_at > most;
+            left -= usize::from(!stays);
+            stays
+        });
+    }
+}
+
+/// Sources of one listener that are remembered at once, half a megabyte. Each must have made a
+/// connection to be here.
+const SOURCES_MAX: usize = 16_384;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RATE: Rate = Rate { per_second: 10, burst: 3 };
+
+    fn at(ms: u64) -> Instant {
+        Instant(ms * 1_000_000)
+    }
+
+    #[test]
+    fn a_bucket_has_its_burst_and_then_its_rate() {
+        let mut bucket = Bucket::default();
+        let mut taken = Vec::new();
+        for ms in 1_000..2_000 {
+            while bucket.has_room(at(ms), RATE) {
+                bucket.take(at(ms), RATE);
+                taken.push(ms);
+            }
+        }
+        let expected =
+            [1_000, 1_000, 1_000, 1_100, 1_200, 1_300, 1_400, 1_500, 1_600, 1_700, 1_800, 1_900];
+        assert_eq!(taken, expected);
+        assert!(bucket.has_room(at(10_000), RATE));
+    }
+
+    /// A host with an IPv6 network has more addresses than anybody can remember.
+    #[test]
+    fn sources_have_buckets_of_their_own_and_a_network_is_one_source() {
+        let mut rates = SourceRates::default();
+        let source = |text: &str| text.parse::<IpAddr>().unwrap();
+        for text in ["fd00::1", "fd00::2", "fd00::3"] {
+            assert!(rates.has_room(at(0), source(text), RATE));
+            rates.take(at(0), source(text), RATE);
+        }
+        assert!(!rates.has_room(at(0), source("fd00::4"), RATE));
+        assert!(rates.has_room(at(0), source("fd00:0:0:1::1"), RATE));
+    }
+
+    /// Somebody with many addresses must not get a source forgotten that has used up its burst, be
+    /// it his own.
+    #[test]
+    fn the_table_is_bounded_and_forgets_the_fullest_first() {
+        let mut rates = SourceRates::default();
+        let greedy = IpAddr::from([10, 0, 0, 1]);
+        for _ in 0..3 {
+            rates.take(at(1_000), greedy, RATE);
+        }
+        for number in 0..100_000_u32 {
+            rates.take(at(1_000), IpAddr::from((0x0b00_0000 + number).to_be_bytes()), RATE);
+            assert!(rates.0.len() <= SOURCES_MAX);
+        }
+        assert!(!rates.has_room(at(1_000), greedy, RATE));
+        // What is full again goes first, and all of it.
+        rates.take(at(1_200), IpAddr::from([12, 0, 0, 1]), RATE);
+        while rates.0.len() < SOURCES_MAX {
+            let number = u32::try_from(rates.0.len()).unwrap();
+            rates.take(at(1_200), IpAddr::from((0x0d00_0000 + number).to_be_bytes()), RATE);
+        }
+        rates.take(at(1_250), IpAddr::from([14, 0, 0, 1]), RATE);
+        assert!(
+            rates.0.contains_key(&greedy) && rates.0.contains_key(&IpAddr::from([12, 0, 0, 1]))
+        );
+    }
+}

@@ -1,0 +1,110 @@
+//! Connections that exceed a limit of their listener, and those that wait until they do not.
+
+use smcr_proto::Instant;
+use smcr_rnic::Rnic;
+
+use super::Gateway;
+use super::accept::BEGIN_MAX;
+use super::reload::number;
+use crate::admission::{Caller, Limit, Standing};
+use crate::config::OverLimit;
+use crate::listener::{Listener, reset};
+
+impl<N: Rnic> Gateway<N> {
+    /// Whether the process has as many connections as it may have.
+    pub(super) fn is_full(&self) -> bool {
+        let waiting = self.listeners.iter().map(|one| one.admission.waiting.len());
+        let all = self.sessions.len() + self.introductions.len() + waiting.sum::<usize>();
+        all >= self.config.limits.connections_max as usize
+    }
+
+    /// Lets a connection in, unless it exceeds a limit of listener `index`: then it waits, comes in
+    /// without SMC-R, or is refused. Returns whether work was started for it, beyond putting it
+    /// into a queue.
+    pub(super) fn admit(&mut self, now: Instant, index: u16, caller: Caller) -> bool {
+        let Listener { config, admission, .. } = &mut self.listeners[usize::from(index)];
+        let bounds = &config.bounds;
+        let exceeded = admission.exceeded(now, bounds, caller.source.ip());
+        // Those who wait come first, or some of them would wait for ever.
+        let crowded = !admission.waiting.is_empty();
+        match (exceeded, bounds.over_limit) {
+            (None, OverLimit::Refuse | OverLimit::Tcp) => {
+                self.let_in(now, index, caller, Standing::Within)
+            }
+            (None, OverLimit::Wait) if !crowded => {
+                self.let_in(now, index, caller, Standing::Within)
+            }
+            (Some(limit), OverLimit::Refuse) => {
+                self.refuse(now, index, caller, limit);
+                false
+            }
+            (Some(_), OverLimit::Tcp) => {
+                admission.counts.without_smc += 1;
+                self.let_in(now, index, caller, Standing::Over)
+            }
+            (Some(_) | None, OverLimit::Wait) => {
+                let (source, until) = (caller.source.ip(), now + bounds.wait_timeout);
+                if let Some(displaced) = admission.waiting.enter(source, until, caller) {
+                    self.give_up(now, index, displaced);
+                }
+                false
+            }
+        }
+    }
+
+    /// Lets those in who have waited, if it is their turn, and refuses those who have waited for
+    /// too long.
+    pub(super) fn admit_waiting(&mut self, now: Instant) {
+        for slot in 0..self.listeners.len() {
+            let waiting = &self.listeners[slot].admission.waiting;
+            if waiting.poll_timeout().is_some_and(|at| at <= now) {
+                self.admit_waiting_at(now, slot);
+            }
+        }
+    }
+
+    fn admit_waiting_at(&mut self, now: Instant, slot: usize) {
+        self.listeners[slot].admission.waiting.looked(now);
+        let mut begun = 0;
+        // They are counted among those that are there.
+        while begun < BEGIN_MAX {
+            let Listener { config, admission, .. } = &mut self.listeners[slot];
+            let Some(caller) = admission.next_waiting(now, &config.bounds) else { break };
+            admission.counts.waited += 1;
+            begun += usize::from(self.let_in(now, number(slot), caller, Standing::Within));
+        }
+        for caller in self.listeners[slot].admission.waiting.expire(now) {
+            self.give_up(now, number(slot), caller);
+        }
+    }
+
+    /// When somebody may have waited for long enough, at the latest.
+    pub(super) fn next_admission(&self) -> Option<Instant> {
+        self.listeners.iter().filter_map(|one| one.admission.waiting.poll_timeout()).min()
+    }
+
+    /// Refuses all that wait at a listener, which is no more.
+    pub(super) fn turn_waiting_away(&mut self, now: Instant, slot: usize) {
+        // A time that no patience reaches.
+        for caller in self.listeners[slot].admission.waiting.expire(Instant(u64::MAX)) {
+            self.give_up(now, number(slot), caller);
+        }
+    }
+
+    /// Refuses a connection that has waited in vain.
+    fn give_up(&mut self, now: Instant, index: u16, caller: Caller) {
+        let Listener { config, admission, .. } = &self.listeners[usize::from(index)];
+        let limit = admission.exceeded(now, &config.bounds, caller.source.ip());
+        // Otherwise those before it are what it waits for.
+        self.refuse(now, index, caller, limit.unwrap_or(Limit::Connections));
+    }
+
+    /// Refuses a connection because of this limit.
+    fn refuse(&mut self, now: Instant, index: u16, caller: Caller, limit: Limit) {
+        let listener = &mut self.listeners[usize::from(index)];
+        listener.refused += 1;
+        listener.admission.counts.refuse(limit);
+        reset(caller.accepted);
+        self.log_limit(now, index, limit.consequence());
+    }
+}
