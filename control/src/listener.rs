@@ -10,9 +10,12 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::net::{accept_with, connect, socket_with};
+use smcr_engine::allowance::Allowance;
 
 use crate::admission::Admission;
-use crate::config::{self, Config, InterceptWay, Protocol, SourceAddress, TcpKeepalive};
+use crate::config::{
+    self, Bandwidth, Bounds, Config, InterceptWay, Protocol, SourceAddress, TcpKeepalive,
+};
 use crate::entropy::random;
 use crate::loopback::Loopback;
 use crate::smc_option::OptionSource;
@@ -36,6 +39,8 @@ pub struct Listener {
     pub refused: u64,
     /// Connections now, and those that may not come in.
     pub admission: Admission,
+    /// How fast its connections may carry bytes, whichever poller has them.
+    pub allowance: Arc<Allowance>,
     common: Common,
 }
 
@@ -122,6 +127,8 @@ impl Common {
 impl Listener {
     /// The listener that `config` describes, behind `socket`.
     pub fn new(config: config::Listener, common: Common, socket: Option<OwnedFd>) -> Self {
+        let allowance = Arc::new(Allowance::default());
+        limit(&allowance, &config.bounds);
         Self {
             pool: Pool::new(config.upstream.clone()),
             config,
@@ -131,6 +138,7 @@ impl Listener {
             accepted: 0,
             refused: 0,
             admission: Admission::default(),
+            allowance,
             common,
         }
     }
@@ -138,6 +146,7 @@ impl Listener {
     /// From now on it does what `config` says.
     pub fn change(&mut self, config: config::Listener, common: Common) {
         self.pool.change(config.upstream.clone());
+        limit(&self.allowance, &config.bounds);
         (self.config, self.common) = (config, common);
     }
 
@@ -263,6 +272,12 @@ impl Listener {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// Tells pollers how fast connections may carry bytes.
+fn limit(allowance: &Allowance, bounds: &Bounds) {
+    let bytes = |limit: Option<Bandwidth>| limit.map_or(0, |it| it.bytes_per_second().get());
+    allowance.set(bytes(bounds.bandwidth_max), bytes(bounds.bandwidth_per_connection));
 }
 
 /// Closes `socket` with a reset: whoever is at the other end learns at once that it was refused.

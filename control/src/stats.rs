@@ -7,6 +7,7 @@
 
 mod connections;
 mod history;
+mod listeners;
 mod peers;
 mod pollers;
 
@@ -17,6 +18,7 @@ pub use connections::{
     Connection, ConnectionPage, ConnectionQuery, FallbackReason, Sort, Transport,
 };
 pub use history::{Columns, History, SAMPLE_EVERY, Sample};
+pub use listeners::{Listener, Upstream};
 pub use peers::{Measured, Peer};
 pub use pollers::{Poller, Residence};
 
@@ -289,61 +291,6 @@ pub struct Rnic {
     pub unknown_qp: u64,
     /// Requests refused because their RKey or bounds were wrong.
     pub rkey_errors: u64,
-}
-
-/// One listener of the configuration.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Listener {
-    /// Its name in the configuration.
-    pub name: String,
-    /// The address it is bound to.
-    pub bind: String,
-    /// `tcp` or `smc`.
-    pub accept: String,
-    /// `tcp` or `smc`.
-    pub connect: String,
-    /// Where it connects to.
-    pub upstream: String,
-    /// The addresses that this means now.
-    pub upstreams: Vec<Upstream>,
-    /// `open`; `drained` if an operator has said so; `removed` if the configuration has it no more,
-    /// and connections of it go on.
-    pub state: String,
-    /// Connections accepted.
-    pub accepted: u64,
-    /// Connections closed at once: a limit, or no upstream.
-    pub refused: u64,
-    /// Of these, because there were `connections_max`.
-    pub refused_connections: u64,
-    /// Because their source had `max_per_source`.
-    pub refused_source: u64,
-    /// Because more came in a second than `rate_max`.
-    pub refused_rate: u64,
-    /// Because more came of their source than `rate_per_source`.
-    pub refused_source_rate: u64,
-    /// Connections that exceed a limit and wait now.
-    pub waiting: u64,
-    /// Connections that came in after they had waited.
-    pub waited: u64,
-    /// Connections that exceeded a limit and came in without SMC-R.
-    pub over_limit_tcp: u64,
-    /// Connections now.
-    pub active: u64,
-}
-
-/// One address to which connections of a listener go.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Upstream {
-    /// The address.
-    pub address: String,
-    /// `up`; `down` as checks say; `out` for a while, after connects have failed repeatedly.
-    pub state: String,
-    /// Connections that have it now.
-    pub active: u32,
-    /// Connects that failed, since the start.
-    pub failed: u64,
 }
 
 /// Memory reserved for the data path.

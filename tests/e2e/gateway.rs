@@ -190,10 +190,15 @@ impl Setup {
         (status.code(), process.log())
     }
 
+    /// Its configuration.
+    pub(crate) fn text(&self) -> String {
+        let Self { top, config, smc, .. } = self;
+        format!("{top}{config}\n[smc]\n{smc}")
+    }
+
     fn spawn(self, hosts: &Hosts, host: &Host) -> Process {
         let path = hosts.logs.join(format!("{}.toml", self.name));
-        let Self { top, config, smc, .. } = &self;
-        fs::write(&path, format!("{top}{config}\n[smc]\n{smc}")).expect("the directory is ours");
+        fs::write(&path, self.text()).expect("the directory is ours");
         let mut words = self.wrapper.iter();
         let mut command = match words.next() {
             None => Command::new(program()),

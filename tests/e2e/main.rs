@@ -32,6 +32,7 @@ mod ipv6;
 mod keepalive;
 mod kinds;
 mod lifecycle;
+mod limits;
 mod loopback;
 mod narrow;
 mod page;

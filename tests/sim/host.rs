@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use smcr_engine::allowance::Allowance;
 use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
 use smcr_engine::handoff::{Activity, Ending, KeyChange, Owners, PeerElement};
@@ -107,6 +108,8 @@ pub(crate) struct Host {
     pub(crate) moved: BTreeMap<ConnectionId, LinkId>,
     /// Connections of a link that breaks go on over the oldest link that works; or the newest.
     pub(crate) prefers_newest: bool,
+    /// How fast new connections may carry bytes.
+    pub(crate) allowance: Option<Arc<Allowance>>,
     /// The control thread reads no reports.
     pub(crate) control_asleep: bool,
     places: Vec<Place>,
@@ -167,6 +170,7 @@ impl Host {
             failed: BTreeSet::new(),
             moved: BTreeMap::new(),
             prefers_newest: false,
+            allowance: None,
             control_asleep: false,
             places,
             links: BTreeMap::new(),
@@ -345,7 +349,8 @@ impl Host {
             Established::Tcp { .. } => 0,
         };
         let established = Box::new(established);
-        self.command_to(place, Command::Relay { connection, established });
+        let allowance = self.allowance.clone();
+        self.command_to(place, Command::Relay { connection, established, allowance });
     }
 
     /// Says something about links, as the control thread does.

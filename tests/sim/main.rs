@@ -17,6 +17,7 @@ mod habits;
 mod hasty;
 mod host;
 mod hostile;
+mod paced;
 mod rendezvous;
 mod rogue;
 mod swarm;

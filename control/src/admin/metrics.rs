@@ -178,14 +178,15 @@ impl Snapshot {
         page.counter("listener_accepted", help, None, each(|it| it.accepted))?;
         let help = "Connections closed at once.";
         page.counter("listener_refused", help, None, each(|it| it.refused))?;
-        let limits: [(&'static str, fn(&Listener) -> u64); 4] = [
+        type Number = fn(&Listener) -> u64;
+        let limits: [(&str, Number); 4] = [
             ("connections_max", |it| it.refused_connections),
             ("max_per_source", |it| it.refused_source),
             ("rate_max", |it| it.refused_rate),
             ("rate_per_source", |it| it.refused_source_rate),
         ];
         let refused = self.0.listeners.iter().flat_map(|it| {
-            let row = move |(limit, number): (&str, fn(&Listener) -> u64)| {
+            let row = move |(limit, number): (&str, Number)| {
                 (vec![("listener", it.name.clone()), ("limit", limit.to_owned())], number(it))
             };
             limits.into_iter().map(row)

@@ -2,11 +2,12 @@
 //! connections that pollers relay.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use smcr_engine::gauges::Reading;
-use smcr_engine::handoff::Ending;
+use smcr_engine::handoff::{Allowance, Ending};
 use smcr_engine::{Command, ConnectionId, Established};
 use smcr_proto::Instant;
 use smcr_proto::wire::clc::{FRAME_MAX, Frame};
@@ -37,9 +38,9 @@ impl<N: Rnic> Gateway<N> {
             Effect::Survey { key } => self.survey(key),
             Effect::Send { key, frame } => self.send(key, &frame),
             Effect::HandOver { key, connection, group, rmbe, ended } => {
-                let groups = self.endpoint.groups_mut();
+                let (allowance, groups) = (self.allowance_of(key), self.endpoint.groups_mut());
                 self.sessions.hand_over(now, key, connection, |app, tcp| {
-                    groups.hand_over(connection, app, rmbe);
+                    groups.hand_over(connection, app, rmbe, allowance);
                     Carried::Smc { group, tcp, ended }
                 });
                 if ended {
@@ -48,6 +49,7 @@ impl<N: Rnic> Gateway<N> {
                 self.watch_speed(now, key);
             }
             Effect::StayTcp { key, connection, port, reason, leftover, declined } => {
+                let allowance = self.allowance_of(key);
                 let (reactor, pollers) = (&self.reactor, self.endpoint.groups_mut().pollers_mut());
                 self.sessions.hand_over(now, key, connection, |near, far| {
                     reactor.forget(&far);
@@ -55,7 +57,8 @@ impl<N: Rnic> Gateway<N> {
                     let (from_near, from_far) = (Vec::new(), leftover);
                     let established = Established::Tcp { near, far, from_near, from_far, declined };
                     let established = Box::new(established);
-                    pollers.command(port, Command::Relay { connection, established });
+                    let relay = Command::Relay { connection, established, allowance };
+                    pollers.command(port, relay);
                     Carried::Tcp { port, reason }
                 });
                 self.watch_speed(now, key);
@@ -65,6 +68,12 @@ impl<N: Rnic> Gateway<N> {
                 self.log_limit(now, listener, &limit.to_string());
             }
         }
+    }
+
+    /// How fast the connection of a rendezvous may carry bytes.
+    fn allowance_of(&mut self, key: Key) -> Option<Arc<Allowance>> {
+        let one = self.sessions.negotiating_mut(key).expect("its rendezvous has just ended");
+        Some(Arc::clone(&self.listeners[usize::from(one.listener)].allowance))
     }
 
     /// Writes a CLC message to the peer.

@@ -1,8 +1,9 @@
 //! Which connection holds what of a group: a slot, an element, a place on a link.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use smcr_engine::handoff::PeerElement;
+use smcr_engine::handoff::{Allowance, PeerElement};
 use smcr_engine::{Command, ConnectionId, Established, LinkId};
 use smcr_memory::Rmbe;
 use smcr_proto::link_group::LinkGroup;
@@ -91,14 +92,21 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         usable.min_by_key(|link| (group.members_on(link.id), link.number)).map(|link| link.id)
     }
 
-    /// The rendezvous succeeded: the poller takes over.
+    /// The rendezvous succeeded: the poller takes over, and carries bytes as fast as `allowance`
+    /// says.
     ///
     /// # Panics
     ///
     /// If the connection did not join, or its peer is not known.
-    pub fn hand_over(&mut self, connection: ConnectionId, near: P::Stream, rmbe: Rmbe) {
+    pub fn hand_over(
+        &mut self,
+        connection: ConnectionId,
+        near: P::Stream,
+        rmbe: Rmbe,
+        allowance: Option<Arc<Allowance>>,
+    ) {
         let mut group = self.group_of(connection).expect("it joined");
-        group.hand_over(connection, near, rmbe);
+        group.hand_over(connection, near, rmbe, allowance);
     }
 
     /// The rendezvous failed: gives back what it held.
@@ -217,7 +225,13 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         Ok(Joined { connection, rmbe, offer })
     }
 
-    fn hand_over(&mut self, connection: ConnectionId, near: P::Stream, rmbe: Rmbe) {
+    fn hand_over(
+        &mut self,
+        connection: ConnectionId,
+        near: P::Stream,
+        rmbe: Rmbe,
+        allowance: Option<Arc<Allowance>>,
+    ) {
         let machine = self.group.machine();
         let eye_catcher = machine.is_some_and(LinkGroup::peer_eye_catcher);
         let (id, ending) = (self.group.id, self.group.is_over());
@@ -237,7 +251,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         };
         self.renew_move(port, link);
         let established = Box::new(Established::Smc { near, link, group: id, rmbe, peer });
-        self.command(port, Command::Relay { connection, established });
+        self.command(port, Command::Relay { connection, established, allowance });
         if ending {
             // The group ended while the last message was on its way.
             self.command(port, Command::FailConnections { link });

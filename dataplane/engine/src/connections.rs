@@ -137,10 +137,12 @@ mod tests {
 
     use super::*;
     use crate::relay::Far;
+    use crate::relay::pace::Pace;
     use crate::relay::tcp::Tcp;
 
     fn relay(id: ConnectionId) -> Box<Relay<()>> {
-        Box::new(Relay::new(id, (), Far::Tcp(Tcp::new((), Vec::new(), Vec::new(), false))))
+        let far = Far::Tcp(Tcp::new((), Vec::new(), Vec::new(), false));
+        Box::new(Relay::new(id, (), far, Pace::new(None)))
     }
 
     /// A message that comes late must not be taken for one of the next connection in the slot.

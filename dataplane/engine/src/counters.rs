@@ -102,6 +102,8 @@ counters! {
     blocked_on_queue: count,
     /// Drains cut short because the near socket took no more.
     blocked_on_socket: count,
+    /// Fills or drains put off because connections had carried as much as they may.
+    paced: count,
     /// CDC messages whose token names no connection.
     cdc_unknown_token: count,
     /// CDC messages about connections of other link groups than the link that brought them.

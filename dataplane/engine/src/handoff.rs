@@ -7,6 +7,7 @@ use smcr_memory::Rmbe;
 use smcr_proto::Rkey;
 use smcr_rnic::QpError;
 
+pub use crate::allowance::Allowance;
 pub use crate::mail::Neighbours;
 pub use crate::names::{
     Activity, ConnectionId, Ending, GroupId, KeyChange, LinkId, LlcBytes, PeerElement, Tally,
@@ -63,6 +64,8 @@ pub enum Command<Qp, Stream> {
         connection: ConnectionId,
         /// What to relay between.
         established: Box<Established<Stream>>,
+        /// How fast.
+        allowance: Option<Arc<Allowance>>,
     },
     /// Reset this connection on both sides.
     Abort {

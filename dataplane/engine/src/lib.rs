@@ -19,10 +19,12 @@
 //! - `parked`: CDC messages that came before their connection, or before others.
 //! - [`idle`]: what to do when nothing moved: spin, yield or sleep.
 //! - [`affinity`]: on which cores it runs.
+//! - [`allowance`], `paced`: how fast connections may carry bytes, and who waits because of it.
 //! - [`counters`], [`gauges`]: what others may read while we run.
 #![forbid(unsafe_code)]
 
 pub mod affinity;
+pub mod allowance;
 pub mod clock;
 mod connections;
 mod counter;
@@ -39,6 +41,7 @@ mod moves;
 mod names;
 mod nearness;
 mod owners;
+mod paced;
 mod parked;
 pub mod poller;
 pub mod priority;

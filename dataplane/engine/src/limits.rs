@@ -20,6 +20,9 @@ pub const REAP_PER_TURN_MAX: usize = 1_024;
 pub const EVENTS_PER_TURN_MAX: usize = 256;
 /// Socket events taken in one turn, unless more wait turn after turn.
 pub const EVENTS_PER_TURN_MIN: usize = 8;
+/// Connections that had to wait until they may carry more, and get their turn in one turn of the
+/// poller.
+pub const PACED_PER_TURN_MAX: usize = 64;
 /// Bytes read from one socket in one turn; also the size of a send chunk.
 pub const FILL_PER_TURN_MAX: u32 = 131_072;
 /// Bytes that sockets have not taken, of all connections over TCP, before less is read of each at a

@@ -6,6 +6,7 @@
 
 mod commands;
 mod completions;
+mod pacing;
 mod place;
 
 use std::sync::Arc;
@@ -230,7 +231,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         // The control thread does not tell us when its queue has room again, so we must look.
         let reports = self.reports.are_delayed().then_some(now);
         let mail = self.mail.waits().then_some(now + MAIL_AGAIN);
-        [fabric, sweep, reports, mail].into_iter().flatten().min()
+        let paced = self.work.paced.next_deadline();
+        [fabric, sweep, reports, mail, paced].into_iter().flatten().min()
     }
 
     /// Whether commands or letters wait for this poller.
@@ -294,7 +296,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 
     /// Reads sockets, and gathers RDMA writes of the bytes.
     fn fill(&mut self, now: Instant) -> bool {
-        self.work_off(now, List::Fill, |relay, turn| relay.fill(turn))
+        let moved = self.work_off(now, List::Fill, |relay, turn| relay.fill(turn));
+        moved | self.resume_paced(now)
     }
 
     /// Makes the CDC messages that are due, and posts the work requests of this turn. Nothing else

@@ -5,6 +5,7 @@ use smcr_proto::Instant;
 
 use crate::counters::Counters;
 use crate::links::Links;
+use crate::paced::Paced;
 use crate::stages::Sampler;
 
 /// What a relay may use while it is its turn.
@@ -33,6 +34,8 @@ pub(crate) struct WorkLists {
     pub(crate) drain: Vec<u16>,
     pub(crate) fill: Vec<u16>,
     pub(crate) flush: Vec<u16>,
+    /// Connections that have something to do, but have carried as much as they may.
+    pub(crate) paced: Paced,
     /// The memory of the list that was worked off last.
     spare: Vec<u16>,
 }
@@ -104,6 +107,16 @@ impl Queued {
     /// A connection that stands in no list.
     pub(crate) fn nowhere(slot: u16) -> Self {
         Self { slot, drain: false, fill: false, flush: false }
+    }
+
+    /// Whether it will be filled in this turn or the next one.
+    pub(crate) fn is_in_fill(self) -> bool {
+        self.fill
+    }
+
+    /// Whether it will be drained in this turn or the next one.
+    pub(crate) fn is_in_drain(self) -> bool {
+        self.drain
     }
 
     /// Notes that the connection has been taken off this list.

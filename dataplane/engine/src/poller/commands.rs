@@ -14,6 +14,7 @@ use crate::limits::{LETTERS_PER_TURN_MAX, LLC_OUTSTANDING_MAX, OBEY_PER_TURN_MAX
 use crate::mail::Letter;
 use crate::names::{ConnectionId, Ending, LinkId, LlcBytes};
 use crate::owners::Owner;
+use crate::relay::pace::Pace;
 use crate::relay::route::Route;
 use crate::relay::smc::Smc;
 use crate::relay::tcp::Tcp;
@@ -67,8 +68,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 self.retire_link(now, link);
             }
             Command::Forget { connection } => self.connections.forget(connection),
-            Command::Relay { connection, established } => {
-                self.admit(now, connection, *established);
+            Command::Relay { connection, established, allowance } => {
+                self.admit(now, connection, *established, Pace::new(allowance));
             }
             Command::Abort { connection } => self.abort(now, connection),
             Command::FailLink { link } => self.fail_link(now, link),
@@ -81,7 +82,13 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 
     /// Takes over a connection from the rendezvous.
-    fn admit(&mut self, now: Instant, id: ConnectionId, established: Established<S::Stream>) {
+    fn admit(
+        &mut self,
+        now: Instant,
+        id: ConnectionId,
+        established: Established<S::Stream>,
+        pace: Pace,
+    ) {
         let key = Key { slot: id.slot, generation: id.generation, far: false };
         let mut watched = true;
         let (near, far) = match established {
@@ -97,7 +104,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         };
         watched &= self.watch(key, &near);
         let group = far.group();
-        let parked = self.connections.insert(Box::new(Relay::new(id, near, far)));
+        let parked = self.connections.insert(Box::new(Relay::new(id, near, far, pace)));
         self.shared.counters.connections.set(self.connections.busy() as u64);
         self.shared.gauges.set(id.slot, Reading::default());
         let (relay, mut turn) = self.open(now, id.slot).expect("it was just put there");
@@ -224,6 +231,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             self.streams.unwatch(&near.stream);
         }
         relay.queued = Queued::nowhere(slot);
+        relay.pace.leave();
         self.shared.counters.connections.set(self.connections.busy() as u64);
         self.shared.counters.connections_moved_out.add(1);
         self.shared.gauges.set(slot, Reading::default());

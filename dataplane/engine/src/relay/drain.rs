@@ -3,6 +3,7 @@
 use std::io;
 
 use super::{Far, Outcome, Relay};
+use crate::allowance::Way;
 use crate::names::Ending;
 use crate::streams::{Streams, is_reset};
 use crate::turn::{List, Turn};
@@ -23,11 +24,16 @@ impl<T> Relay<T> {
             // so the stream is broken (a peer that gave up flushing does that; dialect 7).
             return self.reset(turn, Ending::PeerMisbehaved);
         }
+        let granted = self.pace.grant(turn, self.id, Way::Out);
+        if granted == 0 {
+            return Outcome::Rests;
+        }
         let before_urgent = smc.connection.urgent_position();
         if before_urgent == Some(0) {
             return self.drain_urgent(turn);
         }
-        let (readable, behind) = readable.split_at(before_urgent.unwrap_or(readable.len()));
+        let (readable, behind) =
+            readable.split_at(before_urgent.unwrap_or(readable.len()).min(granted));
         // RFC 7609 5.6 #1: carry TLS bytes unchanged
         match turn.streams.write(&near.stream, &smc.rmbe.readable(readable.pieces())) {
             Ok(written) => {
@@ -71,6 +77,7 @@ impl<T> Relay<T> {
     ) -> Outcome {
         self.far.smc().connection.consume(len);
         self.tally.count_out(turn.now, len.into());
+        self.pace.charge(turn.now, Way::Out, len.into());
         turn.counters.bytes_out.add(len.into());
         let (written, stages) = ((self.id, self.tally.bytes_out), &turn.counters.stages);
         turn.sampler.written(written, stages, || turn.streams.time(turn.now));

@@ -6,6 +6,7 @@ use smcr_proto::connection::{Failover, Half};
 
 use super::urgent::{ahead, note_read};
 use super::{Far, Outcome, Relay};
+use crate::allowance::Way;
 use crate::counters::{Counter, Counters};
 use crate::limits::{FILL_PER_TURN_MAX, WORK_PER_FLUSH};
 use crate::links::Link;
@@ -88,31 +89,52 @@ impl<T> Relay<T> {
         Outcome::Moved
     }
 
-    /// Reads the near socket once, at most as much as the peer has room for.
-    fn read_near(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Filled {
+    /// How many bytes may be read of the near socket now.
+    ///
+    /// # Errors
+    ///
+    /// What has happened instead.
+    #[inline]
+    fn may_read(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Result<u32, Filled> {
         let smc = self.far.smc();
         // After a reset there is nothing to read from.
-        let Some(near) = &mut self.near else { return Filled::Rests };
+        let Some(near) = &mut self.near else { return Err(Filled::Rests) };
         if near.eof && near.failed && !near.finished {
             // No read will report the error: the end of the stream was read before the socket
             // broke.
-            return Filled::Reset;
+            return Err(Filled::Reset);
         }
         if !near.readable || near.eof {
-            return Filled::Rests;
+            return Err(Filled::Rests);
         }
         if smc.connection.has_peer_said(Half::Closed) {
-            return self.read_for_nobody(turn);
+            return Err(self.read_for_nobody(turn));
         }
         let window = smc.connection.window();
         if window == 0 {
             if near.failed {
                 // The peer has no room for the bytes before the error, and may never have.
-                return Filled::Reset;
+                return Err(Filled::Reset);
             }
             turn.counters.blocked_on_peer.add(1);
-            return Filled::Rests;
+            return Err(Filled::Rests);
         }
+        // A broken socket is read whatever it costs: the error is behind its bytes.
+        let granted = if near.failed { u32::MAX } else { self.pace.grant(turn, self.id, Way::In) };
+        match window.min(FILL_PER_TURN_MAX).min(granted) {
+            0 => Err(Filled::Rests),
+            most => Ok(most),
+        }
+    }
+
+    /// Reads the near socket once, at most as much as the peer has room for.
+    fn read_near(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Filled {
+        let most = match self.may_read(turn) {
+            Ok(most) => most,
+            Err(instead) => return instead,
+        };
+        let (smc, near) = (self.far.smc(), self.near.as_mut().expect("it may be read"));
+        let window = smc.connection.window();
         // A broken link takes no work requests; its connections wait until they are moved or ended.
         let Some(link) = turn.links.by_id(smc.link).filter(|link| !link.broken) else {
             return Filled::Rests;
@@ -127,7 +149,7 @@ impl<T> Relay<T> {
         let mut room_bytes = 0;
         // RFC 7609 4.5.2 #1: send at once, whatever the size
         // RFC 7609 4.5.2 #2: combine small sends
-        let most = if urgent { 1 } else { window.min(FILL_PER_TURN_MAX) };
+        let most = if urgent { 1 } else { most };
         let filled = turn.pool.fill(most, |room| {
             room_bytes = room.len();
             turn.streams.read(&near.stream, room)
@@ -155,6 +177,7 @@ impl<T> Relay<T> {
                 // RFC 7609 4.7.6 #4: clear B when nothing waits
                 smc.connection.set_bytes_waiting(waits);
                 self.tally.count_in(turn.now, len.into());
+                self.pace.charge(turn.now, Way::In, len.into());
                 turn.counters.bytes_in.add(len.into());
                 turn.counters.rdma_out.add(len.into());
                 turn.counters.urgent_in.add(urgent.into());

@@ -9,12 +9,14 @@
 //! - `smc` and `tcp` are the two kinds of far sides; `socket` is the near side.
 //! - `kept` and `replay`: bytes that are written again on another link (RFC 4.6.2).
 //! - `held`: CDC messages that came too early.
+//! - `pace`: how fast it may carry bytes.
 
 mod crossing;
 mod drain;
 mod fill;
 mod held;
 mod kept;
+pub(crate) mod pace;
 mod replay;
 pub(crate) mod route;
 pub(crate) mod smc;
@@ -29,12 +31,14 @@ use smcr_proto::connection::{Half, Progress};
 use smcr_proto::wire::cdc::Cdc;
 use smcr_rnic::{Status, Work};
 
+use crate::allowance::Way;
 use crate::gauges::{Reading, Stage};
 use crate::names::{ConnectionId, Ending, GroupId, Tally};
 use crate::parked::{Parked, Waiting};
 use crate::requests::{Request, Said};
 use crate::streams::Streams;
 use crate::turn::{List, Queued, Turn};
+use pace::Pace;
 use route::Route;
 use smc::Smc;
 use socket::Socket;
@@ -52,6 +56,7 @@ pub(crate) struct Relay<T> {
     pub(crate) tally: Tally,
     /// How often it changed its link.
     pub(crate) failovers: u32,
+    pub(crate) pace: Pace,
     pub(crate) queued: Queued,
 }
 
@@ -109,7 +114,7 @@ impl<T> Far<T> {
 
 impl<T> Relay<T> {
     /// A connection that has carried nothing yet.
-    pub(crate) fn new(id: ConnectionId, near: T, far: Far<T>) -> Self {
+    pub(crate) fn new(id: ConnectionId, near: T, far: Far<T>, pace: Pace) -> Self {
         Self {
             id,
             near: Some(Socket::new(near)),
@@ -117,6 +122,7 @@ impl<T> Relay<T> {
             ending: None,
             tally: Tally::default(),
             failovers: 0,
+            pace,
             queued: Queued::nowhere(id.slot),
         }
     }
@@ -425,9 +431,19 @@ impl<T> Relay<T> {
     fn pump(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Outcome {
         let Far::Tcp(tcp) = &mut self.far else { panic!("whoever calls has looked") };
         let near = self.near.as_mut().expect("a relay of two sockets that was reset is gone");
-        let Ok([outbound, inbound]) = tcp.pump(near, turn) else {
+        let ways = [(Way::In, &*near, &tcp.socket), (Way::Out, &tcp.socket, &*near)];
+        let most = ways.map(|(way, source, target)| {
+            // Nobody waits for what cannot be carried anyway; the end of a broken socket is read.
+            match source.readable && !source.eof && !source.failed && target.writable {
+                true => self.pace.grant(turn, self.id, way),
+                false => u32::MAX,
+            }
+        });
+        let Ok([outbound, inbound]) = tcp.pump(near, turn, most) else {
             return self.reset(turn, Ending::ResetByApplication);
         };
+        self.pace.charge(turn.now, Way::In, outbound.bytes);
+        self.pace.charge(turn.now, Way::Out, inbound.bytes);
         self.tally.count_in(turn.now, outbound.bytes);
         self.tally.count_out(turn.now, inbound.bytes);
         turn.counters.bytes_in.add(outbound.bytes);
@@ -438,7 +454,8 @@ impl<T> Relay<T> {
         if near.is_done() && tcp.socket.is_done() {
             return Outcome::Over;
         }
-        if outbound.more || inbound.more {
+        let goes_on = |more: bool, way| more && !self.pace.waits(way);
+        if goes_on(outbound.more, Way::In) || goes_on(inbound.more, Way::Out) {
             turn.work.queue_fill(&mut self.queued);
         }
         match outbound.bytes + inbound.bytes {
@@ -463,6 +480,10 @@ impl<T> Relay<T> {
     /// Acts on deadlines that have passed.
     pub(crate) fn expire(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Outcome {
         let now = turn.now;
+        if self.pace.refresh() {
+            turn.work.queue_fill(&mut self.queued);
+            turn.work.queue_drain(&mut self.queued);
+        }
         let smc = match &mut self.far {
             Far::Smc(smc) => smc,
             Far::Tcp(tcp) => {

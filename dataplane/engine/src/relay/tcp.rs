@@ -69,16 +69,18 @@ impl<T> Tcp<T> {
         }
     }
 
-    /// Carries bytes both ways between `near` and the far socket. Returns what went out and what
-    /// came in.
+    /// Carries bytes both ways between `near` and the far socket, at most so many. Returns what
+    /// went out and what came in.
     pub(super) fn pump<S: Streams<Stream = T>>(
         &mut self,
         near: &mut Socket<T>,
         turn: &mut Turn<'_, S>,
+        granted: [u32; 2],
     ) -> Result<[Pumped; 2], Reset> {
         let crowded = *turn.backlog_bytes >= BACKLOG_BYTES_MAX;
         let most = if crowded { FILL_WHILE_CROWDED } else { turn.scratch.len() };
-        let pumped = self.pump_at_most(near, turn.now, turn.streams, &mut turn.scratch[..most]);
+        let most = granted.map(|granted| most.min(granted as usize));
+        let pumped = self.pump_at_most(near, turn.now, turn.streams, (turn.scratch, most));
         let held = self.outbound.bytes.len() + self.inbound.bytes.len();
         *turn.backlog_bytes = *turn.backlog_bytes - self.held + held;
         self.held = held;
@@ -90,13 +92,15 @@ impl<T> Tcp<T> {
         near: &mut Socket<T>,
         now: Instant,
         streams: &mut S,
-        scratch: &mut [u8],
+        (scratch, most): (&mut [u8], [usize; 2]),
     ) -> Result<[Pumped; 2], Reset> {
         let sifted = sift(streams, scratch, now, self)?;
         let far = &mut self.socket;
-        let outbound = carry(streams, scratch, near, far, &mut self.outbound)?;
+        let room = &mut scratch[..most[0]];
+        let outbound = carry(streams, room, near, far, &mut self.outbound)?;
+        let room = &mut scratch[..most[1]];
         let mut inbound = match self.sieve {
-            None => carry(streams, scratch, far, near, &mut self.inbound)?,
+            None => carry(streams, room, far, near, &mut self.inbound)?,
             Some(_) => Pumped { more: far.readable && !far.eof, ..Pumped::default() },
         };
         inbound.bytes += sifted as u64;
@@ -141,8 +145,8 @@ fn sift<S: Streams>(
     Ok(len)
 }
 
-/// Reads `source` once and writes the bytes to `target`; passes on the end of the stream when it
-/// comes.
+/// Reads `source` once, unless `scratch` has no room, and writes the bytes to `target`; passes on
+/// the end of the stream when it comes.
 fn carry<S: Streams>(
     streams: &mut S,
     scratch: &mut [u8],
@@ -159,7 +163,7 @@ fn carry<S: Streams>(
         return Ok(Pumped::default());
     }
     let mut pumped = Pumped::default();
-    if source.readable && !source.eof && target.writable {
+    if source.readable && !source.eof && target.writable && !scratch.is_empty() {
         let (len, urgent) = read(streams, scratch, source)?;
         pumped = Pumped { bytes: len as u64, urgent, more: false };
         let written = write(streams, target, &scratch[..len], urgent)?;
