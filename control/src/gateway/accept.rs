@@ -1,6 +1,7 @@
 //! Accepts connections of applications and of SMC-R peers, and connects to the upstreams.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
@@ -88,16 +89,9 @@ impl<N: Rnic> Gateway<N> {
         caller: Caller,
         standing: Standing,
     ) -> bool {
+        let target = self.target_of(now, index, &caller);
         let Caller { accepted, from, source, wanted } = caller;
         let listener = &mut self.listeners[usize::from(index)];
-        let target = match (&listener.config.intercept, listener.pool.is_original_dst()) {
-            (Some(intercept), true) => {
-                let own = (intercept.way, listener.config.bind.port());
-                let original = self.interception.original_of(index, own, &accepted, from);
-                original.ok_or("was not intercepted, so nobody knows where it wants to go")
-            }
-            (_, _) => listener.pool.choose(now, source.ip(), &[]).map_err(NoUpstream::name),
-        };
         let target = match target {
             Ok(target) => target,
             Err(why) => {
@@ -152,6 +146,29 @@ impl<N: Rnic> Gateway<N> {
         self.endpoint.arrived(now, key, arrival);
         self.settle(now);
         self.sessions.negotiating_mut(key).is_none_or(|one| one.upstream.is_some())
+    }
+
+    /// Where a connection goes.
+    ///
+    /// # Errors
+    ///
+    /// Why it goes nowhere.
+    fn target_of(
+        &mut self,
+        now: Instant,
+        index: u16,
+        caller: &Caller,
+    ) -> Result<SocketAddr, &'static str> {
+        let Caller { accepted, from, source, .. } = caller;
+        let listener = &mut self.listeners[usize::from(index)];
+        match (&listener.config.intercept, listener.pool.is_original_dst()) {
+            (Some(intercept), true) => {
+                let own = (intercept.way, listener.config.bind.port());
+                let original = self.interception.original_of(index, own, accepted, *from);
+                original.ok_or("was not intercepted, so nobody knows where it wants to go")
+            }
+            (_, _) => listener.pool.choose(now, source.ip(), &[]).map_err(NoUpstream::name),
+        }
     }
 
     /// Begins to connect a session to its upstream.
