@@ -277,3 +277,46 @@ fn a_drained_listener_comes_back() {
     assert!(unknown.stderr.contains("there is no listener nobody"), "{}", unknown.stderr);
     drop(pair);
 }
+
+/// What an operator has asked of a listener ends with it, and not with the one that takes its
+/// place; and an RNIC that is back in the configuration before it was closed stays, also if
+/// something about it is different, which has to wait for a restart.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn what_comes_back_is_what_was_wanted() {
+    let hosts = Hosts::with_two_paths("what_comes_back_is_what_was_wanted");
+    let far = Pair::server_side(&hosts, &[PORT, PORT + 1]).rnic("soft1", hosts.b.second());
+    let _b = far.start(&hosts, &hosts.b);
+    let near = |ports: &[u16], second: &str| Pair::client_side(&hosts, ports).table(second);
+    let second = "[[rnic]]\nname = \"soft1\"\ndevice = \"wa\"\n";
+    let other = format!("{second}mtu = 1024\n");
+    let a = near(&[PORT, PORT + 1], second).start(&hosts, &hosts.a);
+    let put = |ports: &[u16], second: &str| {
+        fs::write(hosts.logs.join("gateway-a.toml"), near(ports, second).text()).expect("ours");
+        smcgate(&hosts, "reload", &["reload"]).expect_success("reload")
+    };
+    let listener = hosts.b.listen(local(PORT + 1));
+    let stays = hosts.b.listen(local(PORT));
+    let open = |port: u16, listener: &TcpListener| {
+        let client = hosts.a.connect(local(port)).expect("the gateway listens");
+        set_limit(&client, LIMIT);
+        let server = accept(listener, LIMIT);
+        assert_echo(&client, &server);
+        (client, server)
+    };
+    let (client, server) = open(PORT, &stays);
+    let links = || a.stats().link_groups.iter().map(|group| group.links.len()).sum::<usize>();
+    wait_until("both RNICs are used", LIMIT, || links() == 2);
+    let drain = ["drain", "--listener", "port-7011", "--close-idle-over", "1"];
+    smcgate(&hosts, "drain", &drain).expect_success("drain");
+    // The second listener goes, and so does the second RNIC, which is closed a second later.
+    put(&[PORT], "");
+    let said = put(&[PORT, PORT + 1], &other);
+    assert!(said.contains("rnic soft1: what is different takes effect after a restart"), "{said}");
+    let (idle, idle_server) = open(PORT + 1, &listener);
+    thread::sleep(Duration::from_millis(3500));
+    assert_echo(&idle, &idle_server);
+    assert_echo(&client, &server);
+    assert_eq!(a.stats().rnics.len(), 2);
+    wait_until("both RNICs are used again", LIMIT, || links() == 2);
+}

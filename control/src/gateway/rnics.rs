@@ -73,6 +73,8 @@ impl<N: Rnic> Gateway<N> {
                     notes.push(format!("rnic {name}: what is different {what}"));
                     let listed = config.rnics.iter_mut().find(|one| one.name == name);
                     listed.into_iter().for_each(|one| one.clone_from(&self.nics[place].config));
+                    // It is what the restart will change, so it has to be there until then.
+                    change.revived.extend(self.nics[place].retired.then_some(place));
                 }
                 Some(place) if self.nics[place].retired => change.revived.push(place),
                 Some(_) => {}
