@@ -129,27 +129,29 @@ impl Interception {
         Ok(())
     }
 
-    /// Where the connection wanted to go that listener `index`, at `own_port`, has accepted from
-    /// `source`; none if it was not intercepted.
+    /// Where the connection wanted to go that `listener`, whose number is `index`, has accepted
+    /// from `source` because connections of this `way` are led to it; none if it was not
+    /// intercepted.
     pub(crate) fn original_of(
         &self,
-        index: u16,
-        (way, own_port): (InterceptWay, u16),
+        (index, listener): (u16, &Listener),
+        way: InterceptWay,
         accepted: &OwnedFd,
         source: SocketAddr,
     ) -> Option<SocketAddr> {
         let here = local_address(accepted)?;
-        let all = self.connects.iter().chain(self.ceased.iter().rev());
-        let mut connects = all.filter(|(lead, _)| lead.index == index).peekable();
-        match (way, connects.peek()) {
-            (InterceptWay::Ebpf, Some(_)) => {
+        match (way, listener.accept) {
+            (InterceptWay::Ebpf, Protocol::Tcp) => {
+                let all = self.connects.iter().chain(self.ceased.iter().rev());
+                let mut connects = all.filter(|(lead, _)| lead.index == index);
                 connects.find_map(|(_, connects)| connects.take_original(source))
             }
             // Otherwise the connection was made to the listener itself.
             (InterceptWay::Redirect, _) => {
                 before_nat(accepted, here).filter(|original| *original != canonical(here))
             }
-            (InterceptWay::Tproxy | InterceptWay::Ebpf, _) => {
+            (InterceptWay::Tproxy, _) | (InterceptWay::Ebpf, Protocol::Smc) => {
+                let own_port = listener.bind.port();
                 Some(canonical(here)).filter(|original| original.port() != own_port)
             }
         }

@@ -3,14 +3,17 @@
 mod programs;
 
 use std::cell::Cell;
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::Signal;
 
 use crate::clock::wait_until;
-use crate::gateway::{Gateway, Setup, program};
+use crate::failure::assert_echo;
+use crate::gateway::{Active, Gateway, Setup, program, smcgate};
 use crate::hosts::{Host, Hosts};
 use crate::process::run;
 use programs::{Servers, ask_all};
@@ -54,7 +57,7 @@ impl Site {
         }
         let forward = || {
             for switch in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
-                std::fs::write(format!("/proc/sys/net/{switch}"), "1").expect("we are root");
+                fs::write(format!("/proc/sys/net/{switch}"), "1").expect("we are root");
             }
         };
         hosts.a.enter(forward);
@@ -247,4 +250,92 @@ fn who_cannot_intercept_does_not_start() {
         assert_eq!(code, Some(2), "{said}");
         assert!(said.contains("CAP_NET_ADMIN") && said.contains(other), "{said}");
     }
+}
+
+/// A name for a cgroup, and a child of it, below the mount of cgroup v2; gone when dropped.
+struct Cgroups {
+    outer: PathBuf,
+    name: String,
+}
+
+impl Cgroups {
+    fn new() -> Self {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
+        let of_v2 = mounts.lines().find(|line| line.contains(" - cgroup2 ")).expect("cgroup v2");
+        let mount = of_v2.split(' ').nth(4).expect("a mount has a place");
+        let name = format!("smcgate-e2e-{}", std::process::id());
+        let outer = Path::new(mount).join(&name);
+        fs::create_dir_all(outer.join("child")).expect("we are root");
+        Self { outer, name }
+    }
+}
+
+impl Drop for Cgroups {
+    fn drop(&mut self) {
+        for path in [self.outer.join("child"), self.outer.clone()] {
+            // A directory that is left behind is no reason to panic while panicking.
+            drop(fs::remove_dir(path));
+        }
+    }
+}
+
+/// Where only some applications are to be intercepted, it is those in the listed cgroups and in
+/// cgroups below; all others go where they want to, directly.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn only_applications_in_the_listed_cgroups_are_intercepted() {
+    let site = Site::new("only_applications_in_the_listed_cgroups_are_intercepted");
+    let family = &families()[0];
+    let cgroups = Cgroups::new();
+    let listed = format!("intercept_cgroups = [\"/{}\"]", cgroups.name);
+    let near = site.out("ebpf", family, &listed);
+    let server = SocketAddr::new(family.server, 7010);
+    let listener = site.hosts.b.listen(server);
+    let connect = |inside: Option<&str>| {
+        let enter = inside.map(|below| {
+            format!("echo $$ > {} &&", cgroups.outer.join(below).join("cgroup.procs").display())
+        });
+        let line = format!("{} exec 3<> /dev/tcp/10.8.0.2/7010", enter.unwrap_or_default());
+        let mut command = Command::new("bash");
+        command.args(["-c", &line]);
+        let name = format!("client-{}", site.told.replace(site.told.get() + 1));
+        run(&site.hosts, &site.hosts.a, &name, LIMIT, &mut command).expect_success("bash");
+        crate::hosts::accept(&listener, LIMIT);
+        near.stats().totals.connections_tcp
+    };
+    assert_eq!(connect(None), 0, "outside");
+    assert_eq!(connect(Some("")), 1, "in the cgroup");
+    assert_eq!(connect(Some("child")), 2, "below it");
+    assert_eq!(connect(None), 2, "outside");
+}
+
+/// A listener that takes the place of another one in a reload intercepts in its own way: it must
+/// not look for connections where those of the other one were kept.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn a_listener_intercepts_in_the_place_of_another() {
+    let site = Site::new("a_listener_intercepts_in_the_place_of_another");
+    let family = &families()[0];
+    let out = "[[listener]]\nname = \"out\"\nbind = \"127.0.0.1:15001\"\n\
+               upstream = \"original-dst\"\nintercept = \"ebpf\"\nintercept_ports = [7010]\n";
+    let within = "[[listener]]\nname = \"in\"\nbind = \"10.8.0.1:15002\"\naccept = \"smc\"\n\
+                  upstream = \"original-dst\"\nintercept = \"ebpf\"\nintercept_ports = [7010]\n";
+    let stays = "[[listener]]\nname = \"stays\"\nbind = \"127.0.0.1:7001\"\n\
+                 upstream = \"10.8.0.2:7001\"\n";
+    let with = |listener: &str| format!("{stays}{listener}");
+    let gateway = Setup::of_text("gateway-a", &with(out)).start(&site.hosts, &site.hosts.a);
+    let remote = SocketAddr::new(family.server, 7010);
+    let servers = [site.hosts.b.listen(remote), site.hosts.a.listen(site.hosts.a.at(7010))];
+    let client = site.hosts.a.connect(remote).expect("the gateway listens");
+    drop((client, crate::hosts::accept(&servers[0], LIMIT)));
+    wait_until("it is over", LIMIT, || gateway.stats().active == Active::default());
+    for listener in ["", within] {
+        fs::write(site.hosts.logs.join("gateway-a.toml"), with(listener)).expect("ours");
+        smcgate(&site.hosts, "reload", &["reload"]).expect_success("reload");
+    }
+    let before = gateway.stats().totals.connections_tcp;
+    let client = site.hosts.b.connect(site.hosts.a.at(7010)).expect("the gateway listens");
+    let server = crate::hosts::accept(&servers[1], LIMIT);
+    assert_echo(&client, &server);
+    assert_eq!(gateway.stats().totals.connections_tcp, before + 1);
 }

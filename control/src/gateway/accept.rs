@@ -163,8 +163,8 @@ impl<N: Rnic> Gateway<N> {
         let listener = &mut self.listeners[usize::from(index)];
         match (&listener.config.intercept, listener.pool.is_original_dst()) {
             (Some(intercept), true) => {
-                let own = (intercept.way, listener.config.bind.port());
-                let original = self.interception.original_of(index, own, accepted, *from);
+                let (own, way) = ((index, &listener.config), intercept.way);
+                let original = self.interception.original_of(own, way, accepted, *from);
                 original.ok_or("was not intercepted, so nobody knows where it wants to go")
             }
             (_, _) => listener.pool.choose(now, source.ip(), &[]).map_err(NoUpstream::name),
