@@ -54,8 +54,11 @@ impl Pace {
 
     /// Its wait in this direction is over. Returns whether it has waited at all.
     pub(crate) fn call(&mut self, way: Way) -> bool {
-        self.called = Some(way);
-        std::mem::take(&mut self.waits[way as usize])
+        let has_waited = std::mem::take(&mut self.waits[way as usize]);
+        if has_waited {
+            self.called = Some(way);
+        }
+        has_waited
     }
 
     /// How many bytes it may carry now. Zero: it waits, and has its turn when that is over.
