@@ -66,6 +66,9 @@ const WORDS: [(Diagnosis, &str, &str); Diagnosis::ALL.len()] = [
     (Diagnosis::PEER_NOT_LISTED,
      "One side lists who may be a peer, and the other is not among them.",
      "If it should be, add it to peers, and its RNICs to gids, of [smc] or of the listener."),
+    (Diagnosis::OVER_LIMIT,
+     "A limit of the listener was reached, and its over_limit is \"tcp\".",
+     "Raise the limit of the listener if such a load is normal."),
     (Diagnosis::NO_SMC_OPTION,
      "The other end does not offer SMC-R: its SYN or SYN-ACK came without the TCP option.",
      "Nothing, if no SMC-R runs there; else run smcgate doctor on both hosts, and look for a \
