@@ -14,7 +14,7 @@
 mod arm;
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use smcr_proto::Instant;
@@ -29,7 +29,7 @@ use crate::stats::{Measured, Peer as PeerRow, Transport};
 /// What is known of each server to which SMC-R was used, or was to be used.
 #[derive(Debug, Default)]
 pub struct Comparisons {
-    peers: HashMap<IpAddr, Peer>,
+    peers: HashMap<SocketAddr, Peer>,
 }
 
 #[derive(Debug, Default)]
@@ -49,6 +49,8 @@ struct Peer {
 struct Slower {
     /// In what.
     measure: Measure,
+    /// Only connections that came later say whether it still is.
+    since: Instant,
     /// When the next connection tries SMC-R again.
     trial_at: Instant,
     /// How long after that another one does.
@@ -60,10 +62,10 @@ impl Comparisons {
     pub fn choose(
         &mut self,
         now: Instant,
-        peer: IpAddr,
+        peer: SocketAddr,
         preference: Preference,
     ) -> Option<Diagnosis> {
-        let peer = self.peers.get_mut(&peer.to_canonical())?;
+        let peer = self.peers.get_mut(&peer)?;
         peer.used_at = now;
         match &mut peer.slower {
             Some(slower) if preference.fastest => {
@@ -77,9 +79,15 @@ impl Comparisons {
         }
     }
 
-    /// A connection to `peer` was carried by `transport`, or has been so far, and has shown this.
-    pub fn note(&mut self, now: Instant, peer: IpAddr, transport: Transport, sample: Sample) {
-        let address = peer.to_canonical();
+    /// A connection to `address` that came at `came` was carried by `transport`, or has been so
+    /// far, and has shown this.
+    pub fn note(
+        &mut self,
+        (now, came): (Instant, Instant),
+        address: SocketAddr,
+        transport: Transport,
+        sample: Sample,
+    ) {
         if !self.peers.contains_key(&address) {
             // Whoever has no SMC-R is not compared.
             if transport == Transport::Tcp {
@@ -89,7 +97,9 @@ impl Comparisons {
         }
         let peer = self.peers.entry(address).or_default();
         peer.used_at = now;
+        let is_old = peer.slower.is_some_and(|slower| came < slower.since);
         match transport {
+            Transport::SmcR if is_old => return,
             Transport::SmcR => peer.smc.add(now, sample),
             Transport::Tcp => peer.tcp.add(now, sample),
         }
@@ -109,7 +119,7 @@ impl Comparisons {
     pub fn rows(&self, now: Instant) -> Vec<PeerRow> {
         let mut peers: Vec<_> = self.peers.iter().collect();
         peers.sort_by_key(|(address, peer)| (std::cmp::Reverse(peer.used_at), **address));
-        let row = |(address, peer): (&IpAddr, &Peer)| PeerRow {
+        let row = |(address, peer): (&SocketAddr, &Peer)| PeerRow {
             address: address.to_string(),
             slower: peer.slower.map_or("", |slower| slower.measure.name()).to_owned(),
             smc: peer.smc.measured(now),
@@ -150,18 +160,19 @@ impl Peer {
     }
 
     /// Decides whether SMC-R is slower.
-    fn judge(&mut self, now: Instant, address: IpAddr) {
+    fn judge(&mut self, now: Instant, address: SocketAddr) {
         let Some(measure) = self.finds_slower(now) else { return };
         let [smc, tcp] = self.figures(now, measure);
         let what = measure.name();
         tracing::warn!(peer = %address, what, smc, tcp, "SMC-R is slower than TCP");
         // What follows is of connections that try whether it still is.
         self.smc.forget();
-        self.slower = Some(Slower { measure, trial_at: now + TRIAL_FIRST, wait: TRIAL_FIRST });
+        let (trial_at, wait) = (now + TRIAL_FIRST, TRIAL_FIRST);
+        self.slower = Some(Slower { measure, since: now, trial_at, wait });
     }
 
     /// Decides whether SMC-R still is slower, after another connection has tried it.
-    fn judge_trial(&mut self, now: Instant, address: IpAddr, mut slower: Slower) {
+    fn judge_trial(&mut self, now: Instant, address: SocketAddr, mut slower: Slower) {
         let good = self.good_trials(now, slower.measure);
         if good == TRIALS {
             let [smc, tcp] = self.figures(now, slower.measure);

@@ -2,12 +2,13 @@
 //! takes time: the file is read, and the names in it are resolved, before the control thread is
 //! asked to act on it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use crate::config::{Config, Listener, Upstream};
 use crate::measure;
+use crate::resolver;
 
 /// A configuration, and what the names in it mean.
 #[derive(Clone, Debug)]
@@ -31,11 +32,18 @@ impl Prepared {
     /// Resolves the names in `config`. Those that have no address are looked up again later.
     pub fn of(config: Config) -> Self {
         let mut names = BTreeMap::new();
+        if !config.dns.servers.is_empty() {
+            names = ask_servers(&config);
+        }
+        let asks_host = config.dns.servers.is_empty();
         for upstream in config.listeners.iter().flat_map(|listener| &listener.upstream.all) {
             if *upstream == Upstream::Measure {
                 measure::start();
             }
             let Upstream::Name { host, .. } = upstream else { continue };
+            if !asks_host {
+                continue;
+            }
             match upstream.resolve() {
                 Ok(found) => {
                     let mut addresses: Vec<IpAddr> = found.iter().map(SocketAddr::ip).collect();
@@ -58,6 +66,25 @@ impl Prepared {
     pub fn addresses(&self, listener: &Listener) -> Vec<SocketAddr> {
         addresses(&self.names, listener)
     }
+}
+
+/// What the name servers of `config` say of the names in it.
+fn ask_servers(config: &Config) -> BTreeMap<String, Vec<IpAddr>> {
+    let all = config.listeners.iter().flat_map(|listener| &listener.upstream.all);
+    let names: BTreeSet<String> = all
+        .filter_map(|upstream| match upstream {
+            Upstream::Name { host, .. } => Some(host.clone()),
+            Upstream::Address(_) | Upstream::OriginalDst | Upstream::Measure => None,
+        })
+        .collect();
+    let found = resolver::look_up_now(&config.dns.servers, &names).unwrap_or_else(|error| {
+        tracing::warn!(%error, "the name servers cannot be asked");
+        BTreeMap::new()
+    });
+    for name in names.iter().filter(|name| !found.contains_key(*name)) {
+        tracing::warn!(upstream = name, "has no address yet; connections to it are refused");
+    }
+    found
 }
 
 /// The same, if names mean what `names` says.

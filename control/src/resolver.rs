@@ -65,19 +65,12 @@ async fn serve(
             return;
         }
     };
-    let mut watched: BTreeMap<String, JoinHandle<()>> = BTreeMap::new();
+    let mut watched: Vec<JoinHandle<()>> = Vec::new();
     while let Some(names) = wanted.recv().await {
-        watched.retain(|name, task| {
-            let stays = names.contains(name);
-            if !stays {
-                task.abort();
-            }
-            stays
-        });
-        for name in names {
-            let watch = watch(resolver.clone(), name.clone(), report.clone());
-            watched.entry(name).or_insert_with(|| tokio::spawn(watch));
-        }
+        // Names that were watched before are looked up now, too: a new listener may need them.
+        watched.iter().for_each(|task| task.abort());
+        let watch = |name| tokio::spawn(watch(resolver.clone(), name, report.clone()));
+        watched = names.into_iter().map(watch).collect();
     }
 }
 
@@ -103,23 +96,83 @@ fn resolver(servers: &[SocketAddr]) -> Result<TokioResolver, String> {
 
 /// Looks a name up for as long as it is wanted.
 async fn watch(resolver: TokioResolver, name: String, report: Sender<Resolved>) {
+    let mut families = Families::default();
     loop {
-        let (addresses, again_after) = match resolver.lookup_ip(name.as_str()).await {
-            Ok(found) => {
-                let records = found.as_lookup().answers();
-                let seconds = records.iter().map(|record| record.ttl).min().unwrap_or(0);
-                let mut addresses: Vec<IpAddr> = found.iter().collect();
-                // Servers change the order from answer to answer, which is no news.
-                addresses.sort_unstable_by_key(|ip| (ip.is_ipv6(), *ip));
-                addresses.dedup();
-                let valid = Duration::from_secs(seconds.into());
-                (Ok(addresses), valid.clamp(VALID_MIN, VALID_MAX))
+        let (addresses, again_after) = match look_up(&resolver, &name).await {
+            // Of the two queries, one for each family, one may just have got lost.
+            Ok((addresses, _)) if families.misses_one(&addresses) => {
+                (Err("a family of addresses is missing".to_owned()), VALID_MIN)
             }
-            Err(error) => (Err(error.to_string()), AGAIN_AFTER),
+            Ok((addresses, valid)) => (Ok(addresses), valid),
+            Err(why) => (Err(why), AGAIN_AFTER),
         };
-        // Where the control thread is far behind, the next answer will do.
-        let _ = report.send(Resolved { name: name.clone(), addresses });
-        tokio::time::sleep(again_after).await;
+        let told = report.send(Resolved { name: name.clone(), addresses });
+        // The control thread may be far behind.
+        tokio::time::sleep(if told.is_ok() { again_after } else { VALID_MIN }).await;
+    }
+}
+
+/// What a name means, IPv4 first, and for how long.
+async fn look_up(resolver: &TokioResolver, name: &str) -> Result<(Vec<IpAddr>, Duration), String> {
+    let found = resolver.lookup_ip(name).await.map_err(|error| error.to_string())?;
+    let records = found.as_lookup().answers();
+    let seconds = records.iter().map(|record| record.ttl).min().unwrap_or(0);
+    let mut addresses: Vec<IpAddr> = found.iter().collect();
+    // Servers change the order from answer to answer, which is no news.
+    addresses.sort_unstable_by_key(|ip| (ip.is_ipv6(), *ip));
+    addresses.dedup();
+    if addresses.is_empty() {
+        return Err("the answer has no address".to_owned());
+    }
+    Ok((addresses, Duration::from_secs(seconds.into()).clamp(VALID_MIN, VALID_MAX)))
+}
+
+/// What `names` mean, as `servers` say now. Names of which they do not say anything are left out.
+///
+/// # Errors
+///
+/// If the servers cannot be asked.
+pub fn look_up_now(
+    servers: &[SocketAddr],
+    names: &BTreeSet<String>,
+) -> io::Result<BTreeMap<String, Vec<IpAddr>>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let resolver = resolver(servers).map_err(io::Error::other)?;
+    runtime.block_on(async {
+        let ask = |name: &String| {
+            let (resolver, name) = (resolver.clone(), name.clone());
+            tokio::spawn(async move {
+                let answer = tokio::time::timeout(ANSWER_WITHIN, look_up(&resolver, &name)).await;
+                Some((name, answer.ok()?.ok()?.0))
+            })
+        };
+        let asked: Vec<_> = names.iter().map(ask).collect();
+        let mut found = BTreeMap::new();
+        for one in asked {
+            found.extend(one.await.ok().flatten());
+        }
+        Ok(found)
+    })
+}
+
+/// Which families of addresses a name had in the last answer that counted.
+#[derive(Debug, Default)]
+struct Families {
+    had: [bool; 2],
+    /// The last answer did not count.
+    doubted: bool,
+}
+
+impl Families {
+    /// Whether an answer lacks a family that was there before, for the first time.
+    fn misses_one(&mut self, addresses: &[IpAddr]) -> bool {
+        let has = [false, true].map(|v6| addresses.iter().any(|ip| ip.is_ipv6() == v6));
+        let misses = (self.had[0] && !has[0]) || (self.had[1] && !has[1]);
+        self.doubted = misses && !self.doubted;
+        if !self.doubted {
+            self.had = has;
+        }
+        self.doubted
     }
 }
 
@@ -129,3 +182,20 @@ const VALID_MIN: Duration = Duration::from_secs(1);
 const VALID_MAX: Duration = Duration::from_secs(300);
 /// When a name is looked up again that could not be.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
+/// How long the start, or a reload, waits for name servers.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One lost query must not take half of the addresses away; a name that loses them does.
+    #[test]
+    fn a_family_is_gone_when_it_is_missing_twice() {
+        let [v4, v6] = ["10.0.0.1", "fd00::1"].map(|text| text.parse::<IpAddr>().unwrap());
+        let mut families = Families::default();
+        let answers = [&[v4, v6][..], &[v6], &[v4, v6], &[v4], &[v4], &[v4], &[v6], &[v6]];
+        let doubts = answers.map(|answer| families.misses_one(answer));
+        assert_eq!(doubts, [false, true, false, true, false, false, true, false]);
+    }
+}

@@ -49,6 +49,8 @@ pub struct Target {
     outs: u32,
     /// What checks say.
     health: Health,
+    /// It is no upstream any more, but connections still have it.
+    is_gone: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,7 +88,7 @@ impl Target {
     fn new(address: SocketAddr) -> Self {
         let health = Health { is_down: false, against: 0, check_at: Instant(0) };
         let (active, failed, in_row, outs) = (0, 0, 0, 0);
-        Self { address, active, failed, in_row, out_until: None, outs, health }
+        Self { address, active, failed, in_row, out_until: None, outs, health, is_gone: false }
     }
 
     /// What it is for operators: `up`, `down` by checks, or `out` after failures.
@@ -122,6 +124,14 @@ impl Pool {
     /// From now on `config` says which addresses there are. Those that stay keep what is known of
     /// them.
     pub fn change(&mut self, config: Upstreams) {
+        if self.config.check != config.check {
+            // What was found out in another way counts no more.
+            let unknown = Health { is_down: false, against: 0, check_at: Instant(0) };
+            self.targets.iter_mut().for_each(|target| target.health = unknown.clone());
+        }
+        if config.eject_after == 0 {
+            self.targets.iter_mut().for_each(|target| target.out_until = None);
+        }
         self.config = config;
         self.gather();
     }
@@ -152,8 +162,8 @@ impl Pool {
     }
 
     /// The addresses, in the order of the configuration.
-    pub fn targets(&self) -> &[Target] {
-        &self.targets
+    pub fn targets(&self) -> impl Iterator<Item = &Target> {
+        self.targets.iter().filter(|target| !target.is_gone)
     }
 
     /// The address for a connection of `source` that has tried `tried` in vain.
@@ -167,16 +177,17 @@ impl Pool {
         source: IpAddr,
         tried: &[SocketAddr],
     ) -> Result<SocketAddr, NoUpstream> {
-        let up: Vec<usize> = self.places(|target| !target.health.is_down);
-        let fit = self.places(|target| !target.health.is_down && !target.is_out(now));
-        // Whoever would be refused may as well be refused by the server.
-        let fit = if fit.is_empty() { up } else { fit };
-        if fit.is_empty() {
-            let is_unknown = self.targets.is_empty();
+        let up = self.places(|target| !target.is_gone && !target.health.is_down);
+        if up.is_empty() {
+            let is_unknown = self.targets().next().is_none();
             return Err(if is_unknown { NoUpstream::Unresolved } else { NoUpstream::AllDown });
         }
         let untried = |place: &usize| !tried.contains(&self.targets[*place].address);
-        let left: Vec<usize> = fit.into_iter().filter(untried).collect();
+        let untried: Vec<usize> = up.into_iter().filter(untried).collect();
+        let is_in = |place: &usize| !self.targets[*place].is_out(now);
+        let fit: Vec<usize> = untried.iter().copied().filter(is_in).collect();
+        // Whoever would be refused may as well be refused by the server.
+        let left = if fit.is_empty() { untried } else { fit };
         let place = self.pick(source, &left).ok_or(NoUpstream::AllTried)?;
         self.turn = place + 1;
         Ok(self.targets[place].address)
@@ -208,9 +219,12 @@ impl Pool {
 
     /// A connection that had it is over.
     pub fn leave(&mut self, address: SocketAddr) {
-        // It may have gone and come back meanwhile.
-        if let Some(target) = self.at_mut(address) {
-            target.active = target.active.saturating_sub(1);
+        // A connection that was intercepted has an address that is nobody's; after a reload it may
+        // be one of ours, which has not counted it.
+        let Some(target) = self.at_mut(address) else { return };
+        target.active = target.active.saturating_sub(1);
+        if target.is_gone && target.active == 0 {
+            self.targets.retain(|target| target.address != address);
         }
     }
 
@@ -245,7 +259,8 @@ impl Pool {
     /// The addresses that are to be checked now. Each is due again after the interval.
     pub fn due_checks(&mut self, now: Instant) -> Vec<SocketAddr> {
         let Some(check) = self.config.check else { return Vec::new() };
-        let due = self.targets.iter_mut().filter(|target| target.health.check_at <= now);
+        let is_due = |target: &&mut Target| !target.is_gone && target.health.check_at <= now;
+        let due = self.targets.iter_mut().filter(is_due);
         let due = due.map(|target| {
             target.health.check_at = now + check.interval;
             target.address
@@ -256,7 +271,7 @@ impl Pool {
     /// When an address must be checked, at the latest.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.config.check?;
-        self.targets.iter().map(|target| target.health.check_at).min()
+        self.targets().map(|target| target.health.check_at).min()
     }
 
     /// A check has ended. Returns what the address is now, if that has changed: up or not.
@@ -305,8 +320,15 @@ impl Pool {
             for address in addresses {
                 if targets.iter().all(|other| other.address != address) {
                     let known = self.targets.iter().find(|old| old.address == address);
-                    targets.push(known.cloned().unwrap_or_else(|| Target::new(address)));
+                    let known = known.cloned().unwrap_or_else(|| Target::new(address));
+                    targets.push(Target { is_gone: false, ..known });
                 }
+            }
+        }
+        // Name servers that take turns name them again soon.
+        for old in &self.targets {
+            if old.active > 0 && targets.iter().all(|other| other.address != old.address) {
+                targets.push(Target { is_gone: true, ..old.clone() });
             }
         }
         self.targets = targets;
@@ -389,15 +411,61 @@ mod tests {
         for seconds in [1, 2, 4] {
             let out_for = Duration::from_secs(seconds);
             assert_eq!(pool.failed(now, at(1)), Some(out_for));
-            assert_eq!(pool.targets()[0].state(now), "out");
+            assert_eq!(pool.targets().next().unwrap().state(now), "out");
             assert!(pool.choose(now, client(1), &[]).is_ok_and(|chosen| chosen != at(1)));
             now = now + out_for;
-            assert_eq!(pool.targets()[0].state(now), "up");
+            assert_eq!(pool.targets().next().unwrap().state(now), "up");
         }
         pool.succeeded(at(1));
-        assert_eq!((pool.failed(now, at(1)), pool.targets()[0].failed), (None, 6));
+        assert_eq!((pool.failed(now, at(1)), pool.targets().next().unwrap().failed), (None, 6));
         let mut never = three("eject_after = 0");
         assert!((0..100).all(|_| never.failed(NOW, at(1)).is_none()));
+    }
+
+    /// Name servers that take turns must not make us forget how many connections an address has,
+    /// nor that it does not work.
+    #[test]
+    fn who_is_not_named_for_a_while_is_remembered() {
+        let mut pool = pool("upstream = 'db.example:1'\nbalance = 'least-connections'");
+        let ips = [1, 2].map(|host| at(host).ip());
+        pool.resolved("db.example", &ips);
+        for _ in 0..3 {
+            pool.enter(at(1));
+        }
+        pool.resolved("db.example", &ips[1..]);
+        assert_eq!(pool.targets().count(), 1);
+        pool.enter(at(2));
+        assert_eq!(pool.choose(NOW, client(1), &[at(2)]), Err(NoUpstream::AllTried));
+        pool.resolved("db.example", &ips);
+        assert_eq!(pool.choose(NOW, client(1), &[]), Ok(at(2)), "the other one has three");
+        pool.resolved("db.example", &ips[1..]);
+        for _ in 0..3 {
+            pool.leave(at(1));
+        }
+        assert_eq!(pool.targets.len(), 1, "nobody has it any more");
+    }
+
+    /// Checks that are switched off must not leave a server down for ever.
+    #[test]
+    fn what_checks_have_said_goes_with_them() {
+        let checked = "check = { fall = 1 }";
+        let mut pool = three(checked);
+        for host in 1..=3 {
+            assert_eq!(pool.checked(at(host), false), Some(false));
+        }
+        assert_eq!(pool.choose(NOW, client(1), &[]), Err(NoUpstream::AllDown));
+        pool.change(three("").config);
+        assert!(pool.choose(NOW, client(1), &[]).is_ok());
+    }
+
+    /// While one server is left alone and the other one refuses, the first may be back.
+    #[test]
+    fn who_is_out_is_tried_before_a_connection_is_reset() {
+        let mut pool = pool("upstream = ['10.0.0.1:1', '10.0.0.2:1']\neject_after = 1");
+        assert!(pool.failed(NOW, at(1)).is_some());
+        assert_eq!(pool.choose(NOW, client(1), &[]), Ok(at(2)));
+        assert_eq!(pool.choose(NOW, client(1), &[at(2)]), Ok(at(1)));
+        assert_eq!(pool.choose(NOW, client(1), &[at(2), at(1)]), Err(NoUpstream::AllTried));
     }
 
     /// A server that restarts must not be away for longer than it is.
@@ -444,7 +512,7 @@ mod tests {
         pool.failed(NOW, at(2));
         pool.enter(at(1));
         assert!(pool.resolved("db.example", &[at(2).ip(), at(9).ip(), at(3).ip()]));
-        let states: Vec<_> = pool.targets().iter().map(|it| (it.address, it.state(NOW))).collect();
+        let states: Vec<_> = pool.targets().map(|it| (it.address, it.state(NOW))).collect();
         assert_eq!(states, [(at(2), "out"), (at(9), "up"), (at(3), "up")]);
         pool.leave(at(1));
     }

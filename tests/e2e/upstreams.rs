@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::clock::wait_until;
-use crate::gateway::{Gateway, Setup, local};
+use crate::gateway::{Gateway, Pair, Setup, local};
 use crate::hosts::{Host, Hosts, set_limit};
 use crate::process::Process;
 
@@ -105,6 +105,22 @@ fn connections_go_to_servers_that_work() {
     }
     let _back = Server::start(&hosts.a, 3);
     assert_eq!(who(&hosts), Some(3), "the last is never left alone");
+}
+
+/// A gateway in front of servers tries the next one for peers of SMC-R, too.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn peers_reach_servers_that_work() {
+    let hosts = Hosts::new("peers_reach_servers_that_work");
+    let _second = Server::start(&hosts.b, 3);
+    let far = Setup::new("gateway-b", &hosts.b).table(&format!(
+        "[[listener]]\nname = \"it\"\nbind = \"{}\"\naccept = \"smc\"\neject_after = 0\n{}\n",
+        hosts.b.at(PORT),
+        by_address(&[2, 3])
+    ));
+    let pair = Pair::start_these(&hosts, Pair::client_side(&hosts, &[PORT]), far);
+    assert!((0..6).all(|_| who(&hosts) == Some(3)));
+    pair.assert_all_smc(6);
 }
 
 /// Checks find out who is down before any connection does, and who is up again.

@@ -7,8 +7,8 @@ const SECOND: Duration = Duration::from_secs(1);
 const FASTEST: Preference = Preference { fastest: true, compare_every: 50 };
 const MILLI: Duration = Duration::from_millis(1);
 
-fn server() -> IpAddr {
-    IpAddr::from([10, 8, 0, 2])
+fn server() -> SocketAddr {
+    SocketAddr::from(([10, 8, 0, 2], 7010))
 }
 
 /// A connection that has carried 16 MiB in this time, its first answer after this one.
@@ -31,7 +31,7 @@ fn play(
             None => (Transport::SmcR, smc),
             Some(_) => (Transport::Tcp, tcp),
         };
-        comparisons.note(*now, server(), transport, sample);
+        comparisons.note((*now, *now), server(), transport, sample);
         stays
     };
     (0..count).map(one).collect()
@@ -47,7 +47,7 @@ fn share(chosen: &[Option<Diagnosis>], wanted: Option<Diagnosis>) -> usize {
 fn a_small_share_is_compared() {
     let (mut comparisons, mut now) = (Comparisons::default(), T0);
     for _ in 0..20 {
-        comparisons.note(now, server(), Transport::Tcp, sample(MILLI, 20 * MILLI));
+        comparisons.note((now, now), server(), Transport::Tcp, sample(MILLI, 20 * MILLI));
     }
     assert!(comparisons.rows(now).is_empty());
     let speeds = (sample(MILLI, 10 * MILLI), sample(MILLI, 20 * MILLI));
@@ -56,7 +56,7 @@ fn a_small_share_is_compared() {
     assert_eq!(share(&chosen, None) + compared, 1_000);
     assert!((20..=40).contains(&compared), "{compared}");
     let row = &comparisons.rows(now)[0];
-    assert_eq!((row.address.as_str(), row.slower.as_str()), ("10.8.0.2", ""));
+    assert_eq!((row.address.as_str(), row.slower.as_str()), ("10.8.0.2:7010", ""));
     assert_eq!((row.smc.first_byte_ns, row.tcp.first_byte_ns), (1_000_000, 1_000_000));
     assert!(row.smc.bytes_per_s.abs_diff(1_677_721_600) < 20_000, "{row:?}");
 }
@@ -110,7 +110,7 @@ fn a_mixture_of_applications_proves_nothing() {
             let stays = comparisons.choose(now, server(), FASTEST);
             assert_ne!(stays, Some(Diagnosis::TCP_IS_FASTER), "seed {seed}");
             let transport = if stays.is_none() { Transport::SmcR } else { Transport::Tcp };
-            comparisons.note(now, server(), transport, sample(MILLI, time));
+            comparisons.note((now, now), server(), transport, sample(MILLI, time));
         }
     }
 }
@@ -128,7 +128,7 @@ fn who_wants_smc_r_is_only_told() {
             None => (Transport::SmcR, SECOND),
             Some(_) => (Transport::Tcp, MILLI),
         };
-        comparisons.note(now, server(), transport, sample(MILLI, time));
+        comparisons.note((now, now), server(), transport, sample(MILLI, time));
     }
     assert_eq!(comparisons.rows(now)[0].slower, "throughput");
     let never = Preference { compare_every: 0, ..smc };
@@ -163,11 +163,29 @@ fn thinking_is_not_waiting() {
 fn few_servers_are_remembered() {
     let mut comparisons = Comparisons::default();
     for index in 0..PEERS_MAX + 10 {
-        let peer = IpAddr::from(u32::try_from(index).unwrap().to_be_bytes());
+        let peer = SocketAddr::from((u32::try_from(index).unwrap().to_be_bytes(), 1));
         let now = T0 + MILLI * u32::try_from(index).unwrap();
-        comparisons.note(now, peer, Transport::SmcR, sample(MILLI, MILLI));
+        comparisons.note((now, now), peer, Transport::SmcR, sample(MILLI, MILLI));
     }
     assert_eq!(comparisons.peers.len(), PEERS_MAX);
     let rows = comparisons.rows(T0 + SECOND);
-    assert_eq!((rows.len(), rows[0].address.as_str()), (ROWS_MAX, "0.0.4.9"));
+    assert_eq!((rows.len(), rows[0].address.as_str()), (ROWS_MAX, "0.0.4.9:1"));
+}
+
+/// A stream from before, and connections that end at last, are no trials: they neither end the
+/// verdict nor keep the next trial away.
+#[test]
+fn only_later_connections_are_trials() {
+    let (mut comparisons, mut now) = (Comparisons::default(), T0);
+    let (slow, tcp) = (sample(MILLI, SECOND), sample(MILLI, 20 * MILLI));
+    play(&mut comparisons, &mut now, 60, (slow, tcp));
+    assert_eq!(comparisons.rows(now)[0].slower, "throughput");
+    for fast in [MILLI, SECOND] {
+        for _ in 0..200 {
+            now = now + SECOND / 10;
+            comparisons.note((now, T0), server(), Transport::SmcR, sample(MILLI, fast));
+        }
+        assert_eq!(comparisons.rows(now)[0].slower, "throughput");
+        assert_eq!(comparisons.choose(now, server(), FASTEST), None, "a trial is due");
+    }
 }

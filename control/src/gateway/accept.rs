@@ -181,8 +181,9 @@ impl<N: Rnic> Gateway<N> {
         match listener.connect(ends, &self.option, offer, announce) {
             Ok((socket, connected)) => {
                 one.upstream = Some(socket);
-                one.hears = hear;
-                if self.watch(key, connected).is_err() {
+                // Where another upstream was tried before, the peer is heard already.
+                let hears_already = std::mem::replace(&mut one.hears, hear);
+                if self.watch(key, connected, hears_already).is_err() {
                     tracing::debug!(session = key.index, "no room to watch its sockets");
                     self.endpoint.abort(key);
                 } else if connected {
@@ -199,7 +200,7 @@ impl<N: Rnic> Gateway<N> {
     }
 
     /// Registers the sockets of a session for the events that its rendezvous waits for first.
-    fn watch(&mut self, key: Key, connected: bool) -> io::Result<()> {
+    fn watch(&mut self, key: Key, connected: bool, hears_already: bool) -> io::Result<()> {
         let one = self.sessions.negotiating_mut(key).expect("its rendezvous has just begun");
         let upstream = one.upstream.as_ref().expect("we have just begun to connect");
         let reactor = &self.reactor;
@@ -210,7 +211,10 @@ impl<N: Rnic> Gateway<N> {
                 if !connected {
                     reactor.watch_connect(upstream, Token::Application(key))?;
                 }
-                if hears { reactor.watch_edges(&one.accepted, Token::Peer(key)) } else { Ok(()) }
+                match hears && !hears_already {
+                    true => reactor.watch_edges(&one.accepted, Token::Peer(key)),
+                    false => Ok(()),
+                }
             }
         }
     }

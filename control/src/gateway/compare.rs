@@ -30,9 +30,12 @@ pub(super) struct Speeds {
 struct Watched {
     key: Key,
     server: SocketAddr,
+    /// When it came.
+    came: Instant,
     transport: Transport,
-    /// Bytes in both directions at the last look.
-    bytes: [u64; 2],
+    /// Bytes in both directions at the last look; none before the first one, because the gauges of
+    /// a connection are those of the one before it for a moment.
+    bytes: Option<[u64; 2]>,
     looked_at: Instant,
     /// Looks in a row at which too few had moved.
     quiet: u32,
@@ -47,7 +50,7 @@ impl Speeds {
         target: SocketAddr,
     ) -> Option<Diagnosis> {
         (listener.config.connect == Protocol::Smc)
-            .then(|| self.comparisons.choose(now, target.ip(), listener.config.preference))
+            .then(|| self.comparisons.choose(now, target, listener.config.preference))
             .flatten()
     }
 
@@ -65,7 +68,7 @@ impl Speeds {
         }
         self.watched.retain(|watched| watched.key != key);
         let sample = Sample::of(now, open.came, open.since, tally);
-        self.comparisons.note(now, open.target.ip(), transport_of(open), sample);
+        self.comparisons.note((now, open.came), open.target, transport_of(open), sample);
     }
 
     /// What is known of the servers that were used last.
@@ -81,8 +84,7 @@ impl Speeds {
     /// Looks at an open connection from now on, unless there are enough like it.
     fn watch(&mut self, now: Instant, key: Key, open: &Open) {
         let (server, transport) = (open.target, transport_of(open));
-        let is_alike =
-            |other: &&Watched| other.server.ip() == server.ip() && other.transport == transport;
+        let is_alike = |other: &&Watched| other.server == server && other.transport == transport;
         if self.watched.len() >= WATCHED_MAX
             || self.watched.iter().filter(is_alike).count() >= WATCHED_ALIKE_MAX
         {
@@ -91,21 +93,26 @@ impl Speeds {
         if self.watched.is_empty() {
             self.look_at = now + LOOK_EVERY;
         }
-        let (bytes, looked_at, quiet) = ([0; 2], now, 0);
-        self.watched.push(Watched { key, server, transport, bytes, looked_at, quiet });
+        let (came, looked_at, quiet) = (open.came, now, 0);
+        let bytes = None;
+        self.watched.push(Watched { key, server, came, transport, bytes, looked_at, quiet });
     }
 }
 
 impl Watched {
     /// Takes note of how far the connection is. Returns whether it may be looked at again.
     fn look(&mut self, now: Instant, bytes: [u64; 2], comparisons: &mut Comparisons) -> bool {
-        let moved = [0, 1].map(|way| bytes[way].saturating_sub(self.bytes[way]));
         let time = now.since(self.looked_at);
-        (self.bytes, self.looked_at) = (bytes, now);
+        if time < LOOK_EVERY {
+            return true;
+        }
+        self.looked_at = now;
+        let Some(before) = self.bytes.replace(bytes) else { return true };
+        let moved = [0, 1].map(|way| bytes[way].saturating_sub(before[way]));
         match Sample::of_open(moved[0].max(moved[1]), time) {
             Some(sample) => {
                 self.quiet = 0;
-                comparisons.note(now, self.server.ip(), self.transport, sample);
+                comparisons.note((now, self.came), self.server, self.transport, sample);
             }
             None => self.quiet += 1,
         }

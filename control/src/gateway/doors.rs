@@ -22,6 +22,11 @@ pub(super) struct Doors {
 }
 
 impl Doors {
+    /// Whether the listener in `slot` is one of them.
+    pub(super) fn has(&self, slot: usize) -> bool {
+        self.slots.contains(&slot)
+    }
+
     /// When they are closed.
     pub(super) fn until(&self) -> Instant {
         self.until
@@ -55,6 +60,8 @@ impl<N: Rnic> Gateway<N> {
                 }
                 Err(why) => {
                     self.doors = Some(doors);
+                    // Somebody may have connected to the first one.
+                    self.decide_anew();
                     self.close_doors(now);
                     return Err(OperateError::Refused(format!("no listener: {why}")));
                 }
@@ -83,6 +90,7 @@ impl<N: Rnic> Gateway<N> {
         let slot = self.listeners.iter().position(Listener::is_gone);
         let slot = slot.unwrap_or(self.listeners.len());
         self.reactor.watch(&socket, Token::Listener(number(slot)))?;
+        self.idle.close_no_more(slot);
         let listener = Listener::new(config, self.common.clone(), Some(socket));
         match self.listeners.get_mut(slot) {
             Some(place) => *place = listener,

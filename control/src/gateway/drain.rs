@@ -115,7 +115,10 @@ impl<N: Rnic> Gateway<N> {
     /// The listeners of this name, or all.
     fn slots_of(&self, name: Option<&str>) -> Result<Vec<usize>, OperateError> {
         let fits = |one: &Listener| !one.retired && name.is_none_or(|name| one.config.name == name);
-        let all = self.listeners.iter().enumerate().filter(|(_, one)| fits(one));
+        // Listeners of a measurement are none of the operator's.
+        let is_door = |slot: usize| self.doors.as_ref().is_some_and(|doors| doors.has(slot));
+        let all = self.listeners.iter().enumerate();
+        let all = all.filter(|(slot, one)| fits(one) && !is_door(*slot));
         let found: Vec<usize> = all.map(|(slot, _)| slot).collect();
         match (found.is_empty(), name) {
             (true, Some(name)) => Err(OperateError::Unknown(format!("listener {name}"))),

@@ -81,7 +81,9 @@ impl<N: Rnic> Gateway<N> {
         let listener = &mut self.listeners[usize::from(one.listener)];
         let name = &listener.config.name;
         tracing::debug!(listener = name, upstream = %failed, %error, "upstream did not accept");
-        if let Some(out_for) = listener.pool.failed(now, failed) {
+        let is_its_fault = speaks_of_the_far_end(error);
+        let out = is_its_fault.then(|| listener.pool.failed(now, failed)).flatten();
+        if let Some(out_for) = out {
             let ms = out_for.as_millis();
             tracing::warn!(listener = name, upstream = %failed, ms, "upstream is left alone");
         }
@@ -135,7 +137,9 @@ impl<N: Rnic> Gateway<N> {
                 reset(socket);
                 self.answered(slot, target, true);
             }
-            Err(_) => self.answered(slot, target, false),
+            Err(error) if speaks_of_the_far_end(&error) => self.answered(slot, target, false),
+            // What we lack says nothing about the upstream.
+            Err(error) => tracing::debug!(upstream = %target, %error, "cannot be checked"),
         }
     }
 
@@ -215,6 +219,21 @@ impl<N: Rnic> Gateway<N> {
             tracing::info!(upstream = name, ?addresses, "means these addresses now");
         }
     }
+}
+
+/// Whether an error says something about whoever was to be connected to. Others are about this
+/// host, which may be out of descriptors or ports.
+fn speaks_of_the_far_end(error: &io::Error) -> bool {
+    use io::ErrorKind as E;
+    let far = [
+        E::ConnectionRefused,
+        E::ConnectionReset,
+        E::ConnectionAborted,
+        E::TimedOut,
+        E::HostUnreachable,
+        E::NetworkUnreachable,
+    ];
+    far.contains(&error.kind())
 }
 
 /// How many addresses a connection tries at most.

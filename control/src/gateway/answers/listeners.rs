@@ -42,7 +42,7 @@ fn listener_row(now: Instant, listener: &ListenerAtWork) -> Listener {
         accept: name(listener.config.accept),
         connect: name(listener.config.connect),
         upstream: listener.config.upstream.to_string(),
-        upstreams: listener.pool.targets().iter().map(target).collect(),
+        upstreams: listener.pool.targets().map(target).collect(),
         state: state.to_owned(),
         accepted: listener.accepted,
         refused: listener.refused,

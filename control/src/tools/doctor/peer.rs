@@ -35,12 +35,14 @@ pub fn run(peer: SocketAddr, admin: SocketAddr, json: bool) -> Result<ExitCode, 
     let (smc, tcp): (SocketAddr, SocketAddr) = (door("smc")?, door("tcp")?);
     let clock = Clock::new();
     let mut figures = [Figures::default(), Figures::default()];
-    let why = fallback(&client, smc)?;
+    let before = fallback(&client, smc, peer)?;
     for _ in 0..ROUNDS {
         for (door, figures) in [smc, tcp].into_iter().zip(&mut figures) {
             figures.measure(clock, door).map_err(|error| no_answer(peer, &error))?;
         }
     }
+    // Meanwhile it may have come to an end.
+    let why = before.or(fallback(&client, smc, peer)?);
     let [smc, tcp] = figures.map(|figures| figures.medians());
     let report = Report { schema: 1, peer, fallback: why, slower: slower(&smc, &tcp), smc, tcp };
     let text = if json {
@@ -55,19 +57,22 @@ pub fn run(peer: SocketAddr, admin: SocketAddr, json: bool) -> Result<ExitCode, 
 }
 
 /// Why connections to the peer are not SMC-R; none if they are.
-fn fallback(client: &Client, door: SocketAddr) -> Result<Option<String>, String> {
-    let connection = connect(door, ROUND_TRIPS).map_err(|error| error.to_string())?;
-    let mut one = &connection;
-    // By the first answer it is decided.
-    if one.write_all(&[0]).and_then(|()| one.read_exact(&mut [0])).is_err() {
-        return Ok(None);
-    }
+fn fallback(client: &Client, door: SocketAddr, peer: SocketAddr) -> Result<Option<String>, String> {
+    let probe = || {
+        let mut one = connect(door, ROUND_TRIPS)?;
+        one.write_all(&[0])?;
+        // By the first answer it is decided.
+        one.read_exact(&mut [0])?;
+        Ok((one.local_addr()?.to_string(), one))
+    };
+    let (own, _connection) = probe().map_err(|error| no_answer(peer, &error))?;
     let query =
         ConnectionQuery { listener: Some("doctor-smc".to_owned()), ..ConnectionQuery::default() };
     let page = client.all_connections(&query).map_err(|error| error.to_string())?;
     let reason = |name: Option<String>| name.unwrap_or_else(|| "no reason given".to_owned());
-    let row = page.connections.into_iter().next();
-    Ok(row.filter(|row| row.link_group.is_none()).map(|row| reason(row.fallback.map(|it| it.name))))
+    let row = page.connections.into_iter().find(|row| row.app == own);
+    let row = row.ok_or("the gateway does not show the connection that was made")?;
+    Ok(row.link_group.is_none().then(|| reason(row.fallback.map(|it| it.name))))
 }
 
 fn no_answer(peer: SocketAddr, error: &io::Error) -> String {
@@ -207,6 +212,8 @@ fn upload(clock: Clock, door: SocketAddr) -> io::Result<u64> {
         sent += bytes.len() as u64;
     }
     server.shutdown(Shutdown::Write)?;
+    // What is buffered on the way arrives first.
+    server.set_read_timeout(Some(UPLOAD_LIMIT))?;
     let mut count = [0; 8];
     server.read_exact(&mut count)?;
     if u64::from_be_bytes(count) != sent {
@@ -240,6 +247,8 @@ const ROUNDS: usize = 3;
 const TIME: Duration = Duration::from_millis(500);
 /// Whoever is silent for longer does not answer.
 const LIMIT: Duration = Duration::from_secs(5);
+/// How long the peer may take for what was sent but had not arrived.
+const UPLOAD_LIMIT: Duration = Duration::from_secs(15);
 /// Bytes that are read or written at once.
 const PORTION: usize = 64 << 10;
 
