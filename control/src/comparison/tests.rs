@@ -144,6 +144,7 @@ fn thinking_is_not_waiting() {
         bytes_out: 1 << 20,
         first_in: first_in.map(at),
         first_out: first_out.map(at),
+        ended_by: None,
     };
     let sample = |tally: Tally| Sample::of(at(1_000), at(0), at(2), &tally);
     let first = |tally: Tally| sample(tally).first_byte.map(|time| time.as_millis());

@@ -10,7 +10,7 @@ use smcr_rnic::QpError;
 pub use crate::allowance::Allowance;
 pub use crate::mail::Neighbours;
 pub use crate::names::{
-    Activity, ConnectionId, Ending, GroupId, KeyChange, LinkId, LlcBytes, PeerElement, Tally,
+    Activity, ConnectionId, End, Ending, GroupId, KeyChange, LinkId, LlcBytes, PeerElement, Tally,
     Unheard,
 };
 pub use crate::owners::{Owner, Owners};

@@ -104,6 +104,18 @@ pub struct Tally {
     pub first_in: Option<Instant>,
     /// When the first of those were written.
     pub first_out: Option<Instant>,
+    /// Who was the first to end its direction, or has reset the connection; none if nobody has, or
+    /// both were found at once.
+    pub ended_by: Option<End>,
+}
+
+/// One of the two ends of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The application behind the near socket.
+    Near,
+    /// The SMC-R peer, or whoever is behind the far socket.
+    Far,
 }
 
 impl Tally {
@@ -121,6 +133,27 @@ impl Tally {
         if bytes > 0 {
             self.first_out.get_or_insert(now);
         }
+    }
+
+    /// Notes which ends have ended their direction so far.
+    pub(crate) fn note_ends(&mut self, near: bool, far: bool) {
+        if self.ended_by.is_none() {
+            self.ended_by = only(near, far);
+        }
+    }
+
+    /// Notes which sockets were reset. Who resets ends it, whoever has ended a direction before.
+    pub(crate) fn note_reset(&mut self, near: bool, far: bool) {
+        self.ended_by = only(near, far);
+    }
+}
+
+/// The one end of which something is true.
+fn only(near: bool, far: bool) -> Option<End> {
+    match (near, far) {
+        (true, false) => Some(End::Near),
+        (false, true) => Some(End::Far),
+        (false, false) | (true, true) => None,
     }
 }
 
@@ -210,7 +243,19 @@ mod tests {
             tally.count_out(Instant(at + 5), 1);
         }
         let (first_in, first_out) = (Some(Instant(2)), Some(Instant(7)));
-        assert_eq!(tally, Tally { bytes_in: 20, bytes_out: 2, first_in, first_out });
+        let expected = Tally { bytes_in: 20, bytes_out: 2, first_in, first_out, ended_by: None };
+        assert_eq!(tally, expected);
+    }
+
+    #[test]
+    fn who_ends_first_is_remembered_unless_the_other_resets() {
+        let mut tally = Tally::default();
+        for (near, far) in [(false, false), (false, true), (true, true)] {
+            tally.note_ends(near, far);
+        }
+        assert_eq!(tally.ended_by, Some(End::Far));
+        tally.note_reset(true, false);
+        assert_eq!(tally.ended_by, Some(End::Near));
     }
 
     #[test]

@@ -342,6 +342,7 @@ impl<T> Relay<T> {
             && !smc.connection.is_lost()
         {
             let drained = smc.connection.readable().is_empty();
+            self.tally.note_ends(near.eof, smc.connection.has_peer_said(Half::Done));
             if smc.connection.has_peer_said(Half::Done)
                 && drained
                 && !near.finished
@@ -440,10 +441,12 @@ impl<T> Relay<T> {
             }
         });
         let Ok([outbound, inbound]) = tcp.pump(near, turn, most) else {
+            self.tally.note_reset(near.failed, tcp.socket.failed);
             return self.reset(turn, Ending::ResetByApplication);
         };
         self.pace.charge(turn.now, Way::In, outbound.bytes);
         self.pace.charge(turn.now, Way::Out, inbound.bytes);
+        self.tally.note_ends(near.eof, tcp.socket.eof);
         self.tally.count_in(turn.now, outbound.bytes);
         self.tally.count_out(turn.now, inbound.bytes);
         turn.counters.bytes_in.add(outbound.bytes);
