@@ -3,6 +3,7 @@
 //! Every key has a default, except those of listeners that only the operator knows. Each fault is
 //! one line that names file, line and key. Nothing is opened, bound or resolved here.
 
+mod access_log;
 mod bounds;
 mod duration;
 mod error;
@@ -23,6 +24,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+pub use access_log::{AccessLog, Field, LineFormat, LogTarget, Piece, Share};
 pub use bounds::{Bandwidth, Bounds, OverLimit, Rate};
 pub use error::ConfigError;
 pub use intercept::{Intercept, InterceptWay, SourceAddress};
@@ -63,6 +65,8 @@ pub struct Config {
     pub drain_timeout: Duration,
     /// `log`: what is worth a line.
     pub log: LogLevel,
+    /// `[access_log]`: a line about each connection that is over.
+    pub access_log: AccessLog,
 }
 
 /// Where operators ask.
@@ -239,6 +243,7 @@ impl Config {
         let smc = smc::read(source, file.table("smc")?)?;
         let local = local(file.table("local")?)?;
         let dns = dns(source, file.table("dns")?)?;
+        let access_log = AccessLog::read(source, file.table("access_log")?)?;
         if let Some(rnic) = versions::in_conflict(smc.versions, &rnics) {
             let why = "is 1, but RoCE v1 carries SMC-Rv1 only; write versions = [1] under [smc]";
             return Err(file.error("rnic", format!("version of {} {why}", rnic.name)));
@@ -261,6 +266,7 @@ impl Config {
             limits,
             drain_timeout,
             log,
+            access_log,
         })
     }
 }

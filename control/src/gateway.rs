@@ -3,6 +3,7 @@
 mod accept;
 mod answers;
 mod compare;
+mod departures;
 mod doors;
 mod drain;
 mod effects;
@@ -26,6 +27,7 @@ use smcr_proto::wire::llc::DeleteReason;
 use smcr_proto::{Instant, PeerId};
 use smcr_rnic::Rnic;
 
+use crate::access_log::AccessLog;
 use crate::config::{Config, RnicConfig, RnicKind};
 use crate::entropy;
 use crate::farewells::Farewells;
@@ -42,6 +44,7 @@ use crate::sessions::Sessions;
 use crate::slab::Key;
 use crate::smc_option::OptionSource;
 use crate::status::{Question, Traffic};
+use crate::termination::Termination;
 use compare::Speeds;
 use doors::Doors;
 use introductions::Introductions;
@@ -124,6 +127,7 @@ pub struct Gateway<N: Rnic> {
     /// TCP connections beside SMC-R connections that are over.
     farewells: Farewells,
     idle: IdleWatch,
+    access_log: AccessLog,
     overload: Overload,
     mail: Mail,
     /// Since when new connections are refused, and until when the others may finish.
@@ -166,6 +170,8 @@ pub struct Parts<N: Rnic> {
     pub service: Service,
     /// What looks names of upstreams up.
     pub lookups: Lookups,
+    /// Where connections that are over are written down.
+    pub access_log: AccessLog,
     /// Wakes the control thread.
     pub waker: Waker,
     /// From the admin thread.
@@ -233,6 +239,7 @@ impl<N: Rnic> Gateway<N> {
             endpoint: Endpoint::new(settings, groups),
             farewells: Farewells::default(),
             idle: IdleWatch::new(started, limits),
+            access_log: parts.access_log,
             overload: Overload::new(),
             mail: Mail { questions: parts.questions, waker: parts.waker, stop: parts.stop },
             draining: None,
@@ -406,7 +413,7 @@ impl<N: Rnic> Gateway<N> {
         for listener in &mut self.listeners {
             listener.socket = None;
         }
-        self.turn_all_away();
+        self.turn_all_away(now);
         for slot in 0..self.listeners.len() {
             self.turn_waiting_away(now, slot);
         }
@@ -426,7 +433,7 @@ impl<N: Rnic> Gateway<N> {
         let keys: Vec<Key> = self.sessions.iter().map(|(key, _)| key).collect();
         tracing::warn!(connections = keys.len(), "no time is left: resetting the rest");
         for key in keys {
-            self.abort(key);
+            self.abort(key, Termination::Stopped);
         }
         self.settle(now);
     }

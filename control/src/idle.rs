@@ -13,6 +13,7 @@ use smcr_proto::Instant;
 use crate::config::Bounds;
 use crate::sessions::{Open, Session, Sessions};
 use crate::slab::Key;
+use crate::termination::Termination;
 
 /// Looks now and then for connections that must end.
 #[derive(Debug)]
@@ -74,6 +75,16 @@ impl Expired {
             Self::Idle => "idle",
             Self::HalfClosed => "half closed",
             Self::Aged => "too old",
+        }
+    }
+}
+
+impl From<Expired> for Termination {
+    fn from(why: Expired) -> Self {
+        match why {
+            Expired::Idle => Self::Idle,
+            Expired::HalfClosed => Self::HalfClosed,
+            Expired::Aged => Self::Aged,
         }
     }
 }

@@ -9,6 +9,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod access_log;
 pub mod admin;
 pub mod admission;
 pub mod capture;
@@ -53,5 +54,6 @@ pub mod sources;
 pub mod start;
 pub mod stats;
 pub mod status;
+pub mod termination;
 pub mod tools;
 pub mod upstreams;

@@ -19,6 +19,7 @@ use crate::config::{
 use crate::entropy::random;
 use crate::loopback::Loopback;
 use crate::smc_option::OptionSource;
+use crate::stats::ByTransport;
 use crate::upstreams::Pool;
 
 /// A listener at work.
@@ -41,6 +42,8 @@ pub struct Listener {
     pub admission: Admission,
     /// How fast its connections may carry bytes, whichever poller has them.
     pub allowance: Arc<Allowance>,
+    /// How long connections took that are over.
+    pub durations: ByTransport,
     common: Common,
 }
 
@@ -139,6 +142,7 @@ impl Listener {
             refused: 0,
             admission: Admission::default(),
             allowance,
+            durations: ByTransport::default(),
             common,
         }
     }

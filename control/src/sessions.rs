@@ -14,6 +14,8 @@ use crate::admission::Standing;
 use crate::config::Protocol;
 use crate::groups::{GroupId, PortId};
 use crate::slab::{Key, Slab};
+use crate::stats::Transport;
+use crate::termination::Termination;
 
 /// A connection on its way through this process.
 pub enum Session {
@@ -52,7 +54,7 @@ pub struct Negotiating {
     pub target: SocketAddr,
     /// Where it was to go before, in vain.
     pub tried: Vec<SocketAddr>,
-    /// Where a proxy in front of us says that the client wanted to go.
+    /// Where the client wanted to go: it was led here, or a proxy in front of us says so.
     pub wanted: Option<SocketAddr>,
     /// Our own address of it; none if that was not asked for, or the socket is broken.
     pub local: Option<SocketAddr>,
@@ -95,16 +97,22 @@ pub struct Open {
     pub listener: u16,
     /// Whether it takes a place of those that are limited there.
     pub standing: Standing,
+    /// What that listener accepts.
+    pub accepts: Protocol,
     /// Its slot.
     pub connection: ConnectionId,
     /// Who connected to us.
     pub source: SocketAddr,
     /// Where it goes.
     pub target: SocketAddr,
+    /// Where the client wanted to go, if somebody has said so.
+    pub original: Option<SocketAddr>,
     /// When it came.
     pub came: Instant,
-    /// Since when.
+    /// Since when a poller has it.
     pub since: Instant,
+    /// How we have ended it, if we have.
+    pub cut: Option<Termination>,
     /// Bytes that had moved at the last look, and since when no more have.
     pub moved: (u64, Instant),
     /// When one direction was first seen to have ended.
@@ -137,9 +145,21 @@ pub enum Carried {
     },
 }
 
+impl Carried {
+    /// What operators call it.
+    pub fn name(&self) -> Transport {
+        match self {
+            Self::Smc { .. } => Transport::SmcR,
+            Self::Tcp { .. } => Transport::Tcp,
+        }
+    }
+}
+
 /// All sessions.
 pub struct Sessions {
     table: Slab<Session>,
+    /// How many of them are open, over SMC-R and over TCP.
+    open: [usize; 2],
     /// Which session has which slot.
     by_slot: Box<[Option<Key>]>,
     /// SMC-R connections whose TCP connection has ended, and when, oldest first; their peer may be
@@ -150,7 +170,7 @@ pub struct Sessions {
 impl Default for Sessions {
     fn default() -> Self {
         let by_slot = vec![None; CONNECTIONS_MAX].into();
-        Self { table: Slab::default(), by_slot, suspects: VecDeque::new() }
+        Self { table: Slab::default(), open: [0; 2], by_slot, suspects: VecDeque::new() }
     }
 }
 
@@ -163,6 +183,11 @@ impl Sessions {
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.table.is_empty()
+    }
+
+    /// How many of them pollers relay so.
+    pub fn open(&self, transport: Transport) -> usize {
+        self.open[place(transport)]
     }
 
     /// Every session.
@@ -217,24 +242,30 @@ impl Sessions {
             let Session::Negotiating(negotiating) = session else {
                 panic!("a rendezvous ends once");
             };
-            let Negotiating { listener, standing, source, target, came, .. } = negotiating;
+            let Negotiating { listener, standing, accepts, source, target, .. } = negotiating;
+            let (original, came) = (negotiating.wanted, negotiating.came);
             let (app, peer) = negotiating.into_ends();
-            let transport = how(app, peer);
             Session::Open(Open {
                 listener,
                 standing,
+                accepts,
                 connection,
                 source,
                 target,
+                original,
                 came,
                 since: now,
+                cut: None,
                 moved: (0, now),
                 half_closed: None,
                 expired: false,
-                transport,
+                transport: how(app, peer),
             })
         });
         self.by_slot[usize::from(connection.slot)] = Some(key);
+        if let Some(Session::Open(open)) = self.table.at(key) {
+            self.open[place(open.transport.name())] += 1;
+        }
     }
 
     /// A poller has closed a connection.
@@ -248,6 +279,7 @@ impl Sessions {
         let Some(Session::Open(open)) = self.table.remove(key) else {
             panic!("a slot leads to an open session");
         };
+        self.open[place(open.transport.name())] -= 1;
         (key, open)
     }
 
@@ -257,19 +289,32 @@ impl Sessions {
     }
 
     /// The next SMC-R connection that is still open a while after its TCP connection has ended.
-    pub fn next_suspect(&mut self, now: Instant) -> Option<&Open> {
+    pub fn next_suspect(&mut self, now: Instant) -> Option<&mut Open> {
         let is_due = |(since, _): &mut (Instant, Key)| now.since(*since) >= SUSPECT_AFTER;
-        while let Some((_, key)) = self.suspects.pop_front_if(is_due) {
-            if let Some(Session::Open(open)) = self.table.at(key) {
-                return Some(open);
+        let is_open = |key| matches!(self.table.at(key), Some(Session::Open(_)));
+        let key = loop {
+            let (_, key) = self.suspects.pop_front_if(is_due)?;
+            if is_open(key) {
+                break key;
             }
+        };
+        match self.table.at_mut(key) {
+            Some(Session::Open(open)) => Some(open),
+            Some(Session::Negotiating(_)) | None => panic!("it was open just now"),
         }
-        None
     }
 
     /// When [`next_suspect`](Self::next_suspect) may have one, at the latest.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.suspects.front().map(|(since, _)| *since + SUSPECT_AFTER)
+    }
+}
+
+/// Where connections of a transport are counted.
+fn place(transport: Transport) -> usize {
+    match transport {
+        Transport::SmcR => 0,
+        Transport::Tcp => 1,
     }
 }
 

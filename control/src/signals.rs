@@ -1,8 +1,9 @@
-//! SIGTERM, SIGINT and SIGHUP: the process is asked to end, or to read its configuration again.
+//! SIGTERM, SIGINT, SIGHUP and SIGUSR1: the process is asked to end, to read its configuration
+//! again, or to open its access log again.
 
 use std::io;
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 /// Calls `stop` each time the process is asked to end, on a thread of its own.
@@ -27,20 +28,26 @@ pub fn on_stop(stop: impl Fn() + Send + 'static) -> io::Result<()> {
     Ok(())
 }
 
-/// Calls `stop` each time the process is asked to end, and `reload` each time it is asked to read
-/// its configuration again, which the loss of its terminal looks like; on a thread of its own.
+/// Calls `stop` each time the process is asked to end, `reload` each time it is asked to read its
+/// configuration again, which the loss of its terminal looks like, and `reopen` each time it is
+/// asked to open its access log again; on a thread of its own.
 ///
 /// # Errors
 ///
 /// When the handlers cannot be installed or the thread not started.
-pub fn on_stop_or_reload(
+pub fn on_orders(
     stop: impl Fn() + Send + 'static,
     reload: impl Fn() + Send + 'static,
+    reopen: impl Fn() + Send + 'static,
 ) -> io::Result<()> {
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1])?;
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
         for signal in signals.forever() {
-            if signal == SIGHUP { reload() } else { stop() }
+            match signal {
+                SIGHUP => reload(),
+                SIGUSR1 => reopen(),
+                _ => stop(),
+            }
         }
     })?;
     Ok(())

@@ -11,13 +11,14 @@ use std::sync::{Arc, mpsc};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use smcr_engine::clock::Clock;
-use smcr_engine::mailbox::{Waker, mailbox};
+use smcr_engine::mailbox::{Sender, Waker, mailbox};
 use smcr_os::interface::preferred_address;
 use smcr_proto::{MacAddress, PeerId};
 use smcr_rnic::Rnic as _;
 use smcr_rnic::any;
 
 use self::ports::Opener;
+use crate::access_log::{AccessLog, Reopener};
 use crate::admin::{self, AdminThread};
 use crate::capture::{self, Tapped};
 use crate::config::{self, Cidr, Config, Protocol, RnicConfig};
@@ -76,6 +77,7 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
     let clock = Clock::new();
     let option = OptionSource::choose(&config.smc);
     tracing::info!("{option}");
+    let access_log = open_access_log(clock, &config)?;
     let devices = Devices::read().map_err(context("the network devices cannot be listed"))?;
     let waker = Waker::new().map_err(context("the control thread cannot be set up"))?;
 
@@ -108,11 +110,7 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
     let answers = mailbox(ANSWERS_MAX, waker.clone());
     let lookups = Lookups::new(config.dns.servers.clone(), answers);
     let (say_stop, stop) = mailbox(1, waker.clone());
-    let say_stop = move || {
-        // A second signal finds the queue full: one is enough.
-        let _ = say_stop.send(());
-    };
-    crate::signals::on_stop_or_reload(say_stop, move || reload_aside(asker.clone()))
+    hear_signals(say_stop, asker, access_log.reopener())
         .map_err(context("the signal handlers cannot be set up"))?;
 
     let parts = Parts {
@@ -129,6 +127,7 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
         interception,
         service,
         lookups,
+        access_log,
         waker,
         questions,
         stop,
@@ -139,6 +138,17 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
         admin.stop();
     }
     outcome
+}
+
+/// Opens the access log, if one is wanted.
+fn open_access_log(clock: Clock, config: &Config) -> Result<AccessLog, RunError> {
+    AccessLog::check(&config.access_log).map_err(|why| RunError {
+        what: "the access log cannot be written".to_owned(),
+        why,
+        misconfigured: true,
+    })?;
+    let log = AccessLog::new(clock, &config.access_log);
+    log.map_err(context("the access log cannot be set up"))
 }
 
 /// Answers operators at `listen`, and those who capture.
@@ -180,6 +190,16 @@ impl OpenRnics<any::Nic> for Opening {
         let devices = Devices::read().map_err(|error| error.to_string())?;
         self.opener.open_one(config, &devices, nic)
     }
+}
+
+/// Does what signals ask for.
+fn hear_signals(say_stop: Sender<()>, asker: Asker, reopener: Reopener) -> io::Result<()> {
+    let stop = move || {
+        // A second signal finds the queue full: one is enough.
+        let _ = say_stop.send(());
+    };
+    let reload = move || reload_aside(asker.clone());
+    crate::signals::on_orders(stop, reload, move || reopener.reopen())
 }
 
 /// Reads the configuration again, on a thread of its own: names may take time to resolve.

@@ -6,6 +6,7 @@
 //! Adding a key keeps [`SCHEMA`]; renaming or removing one raises it.
 
 mod connections;
+mod durations;
 mod history;
 mod listeners;
 mod peers;
@@ -17,6 +18,7 @@ use tokio::sync::oneshot;
 pub use connections::{
     Connection, ConnectionPage, ConnectionQuery, FallbackReason, Sort, Transport,
 };
+pub use durations::{ByTransport, Durations, Spread};
 pub use history::{Columns, History, SAMPLE_EVERY, Sample};
 pub use listeners::{Listener, Upstream};
 pub use peers::{Measured, Peer};
@@ -40,6 +42,9 @@ pub trait Provider: Send + Sync + 'static {
     /// What the history keeps of now, as soon as the gateway gets round to it. Unlike the others
     /// this does not wait: nobody but the history does.
     fn sample(&self) -> oneshot::Receiver<Sample>;
+    /// The same without [`Stats::link_groups`], for whoever asks often: however many connections
+    /// there are, it costs the same.
+    fn figures(&self) -> Stats;
     /// One page of its connections; see [`ConnectionPage::select`].
     fn connections(&self, query: &ConnectionQuery) -> ConnectionPage;
     /// Whether new connections would be served, at this listener if one is named.
@@ -142,6 +147,10 @@ pub struct Totals {
     /// RMB elements that rested before another connection got them, because the peer had not said
     /// that it writes them no more.
     pub rmbes_rested: u64,
+    /// Lines of the access log that were written.
+    pub access_log_written: u64,
+    /// Lines of the access log that were not: the disk was full, or nobody took them fast enough.
+    pub access_log_dropped: u64,
 }
 
 /// Connections that exist now.
@@ -160,6 +169,10 @@ pub struct Active {
     pub farewells: u64,
     /// Closed connections whose RMB elements wait until the peer is done with them too (RFC 4.4.2).
     pub parked: u64,
+    /// Link groups.
+    pub link_groups: u64,
+    /// Links of all link groups.
+    pub links: u64,
 }
 
 /// One reason to stay TCP.

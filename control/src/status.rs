@@ -11,6 +11,7 @@ use std::time::Duration;
 use smcr_engine::mailbox::Sender;
 use tokio::sync::oneshot;
 
+use crate::access_log::AccessLog;
 use crate::config::Config;
 use crate::operate::{OperateError, Operation};
 use crate::reload::Prepared;
@@ -24,6 +25,8 @@ pub enum Question {
     Stats(SyncSender<Stats>),
     /// What the history keeps of now.
     Sample(oneshot::Sender<Sample>),
+    /// The same without rows of link groups.
+    Figures(SyncSender<Stats>),
     /// Every connection.
     Connections(SyncSender<Vec<Connection>>),
     /// Whether new connections would be served, at this listener if one is named.
@@ -93,6 +96,7 @@ impl Asker {
         let why = "the gateway was started without a file";
         let file = self.file.as_ref().ok_or_else(|| OperateError::Refused(why.to_owned()))?;
         let prepared = Box::new(Prepared::read(file).map_err(OperateError::Wrong)?);
+        AccessLog::check(&prepared.config.access_log).map_err(OperateError::Refused)?;
         let question = |answer| Question::Reload(prepared, answer);
         self.ask(question).unwrap_or(Err(OperateError::Silent))
     }
@@ -108,6 +112,10 @@ impl Provider for Asker {
         // If the queue is full, the question is dropped, and so is the promise of an answer.
         drop(self.questions.send(Question::Sample(answer)));
         answered
+    }
+
+    fn figures(&self) -> Stats {
+        self.ask(Question::Figures).unwrap_or_default()
     }
 
     fn connections(&self, query: &ConnectionQuery) -> ConnectionPage {

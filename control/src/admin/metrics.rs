@@ -1,27 +1,105 @@
 //! [`Stats`] as Prometheus text.
 //!
 //! Every name begins with `smcgate_`; counters end in `_total`; a unit other than a plain count is
-//! part of the name. Labels repeat the keys of the JSON.
+//! part of the name. Labels repeat the keys of the JSON. What labels say comes from the
+//! configuration and from name servers, or is a word of ours: no peer and no client can add series.
+//! The exception are codes of fallbacks, of which only a few are told apart that have no name.
+
+mod page;
 
 use std::fmt;
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, text};
-use prometheus_client::metrics::MetricType;
+use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::registry::{Registry, Unit};
+use smcr_engine::counters::{DESCRIPTIONS, Description};
 
-use crate::stats::{Listener, Poller, Residence, Rnic, Stats};
+use self::page::{Labels, Page, kind, plain, transport};
+use crate::stats::{Durations, Listener, Poller, Rnic, Spread, Stats, Upstream};
 
-/// The format of [`text()`], for the HTTP header.
-pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// In which format metrics are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    /// Prometheus' own text, which every scraper understands.
+    Prometheus,
+    /// OpenMetrics, for those who ask for it.
+    OpenMetrics,
+}
+
+impl Format {
+    /// The format for a scraper that accepts these media types.
+    pub(super) fn for_accept(accept: &str) -> Self {
+        match accept.contains("application/openmetrics-text") {
+            true => Self::OpenMetrics,
+            false => Self::Prometheus,
+        }
+    }
+
+    /// Its name, for the HTTP header.
+    pub(super) const fn content_type(self) -> &'static str {
+        match self {
+            Self::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+}
 
 /// All metrics of one moment.
-pub(super) fn text(stats: Stats) -> String {
+pub(super) fn text(mut stats: Stats, format: Format) -> String {
+    stats.listeners = merged(stats.listeners);
     let mut registry = Registry::with_prefix("smcgate");
     registry.register_collector(Box::new(Snapshot(stats)));
     let mut out = String::new();
     text::encode(&mut out, &registry).expect("writing to a String cannot fail");
+    match format {
+        Format::Prometheus => as_prometheus(&out),
+        Format::OpenMetrics => out,
+    }
+}
+
+/// OpenMetrics in the older format: there counters are described by the names of their samples,
+/// units are part of names only, and there is no mark at the end.
+fn as_prometheus(open_metrics: &str) -> String {
+    let mut out = String::with_capacity(open_metrics.len());
+    let mut help = "";
+    for line in open_metrics.lines() {
+        let Some(comment) = line.strip_prefix("# ") else {
+            out.extend([line, "\n"]);
+            continue;
+        };
+        if comment.starts_with("HELP ") {
+            help = comment;
+        } else if let Some((name, kind)) = comment.strip_prefix("TYPE ").and_then(split_word) {
+            let end = if kind == "counter" { "_total" } else { "" };
+            let about = help.split_once(name).map_or("", |(_, about)| about);
+            out.push_str(&format!("# HELP {name}{end}{about}\n# TYPE {name}{end} {kind}\n"));
+        }
+    }
     out
+}
+
+fn split_word(text: &str) -> Option<(&str, &str)> {
+    text.split_once(' ')
+}
+
+/// Listeners by name: one whose name another one has now may still have connections.
+fn merged(all: Vec<Listener>) -> Vec<Listener> {
+    let mut merged: Vec<Listener> = Vec::new();
+    for one in all {
+        let Some(same) = merged.iter_mut().find(|other| other.name == one.name) else {
+            merged.push(one);
+            continue;
+        };
+        same.accepted += one.accepted;
+        same.refused += one.refused;
+        same.active += one.active;
+        same.durations.add(&one.durations);
+        // Only one of them takes connections.
+        if one.state != REMOVED {
+            (same.state, same.upstreams) = (one.state, one.upstreams);
+        }
+    }
+    merged
 }
 
 /// The numbers of one scrape.
@@ -33,10 +111,12 @@ impl Collector for Snapshot {
         let mut page = Page(encoder);
         self.process(&mut page)?;
         self.connections(&mut page)?;
+        self.groups(&mut page)?;
         self.guards(&mut page)?;
         self.pollers(&mut page)?;
         self.rnics(&mut page)?;
-        self.listeners(&mut page)
+        self.listeners(&mut page)?;
+        self.upstreams(&mut page)
     }
 }
 
@@ -62,7 +142,7 @@ impl Snapshot {
     }
 
     fn connections(&self, page: &mut Page<'_>) -> fmt::Result {
-        let Stats { totals, active, fallbacks, link_groups, .. } = &self.0;
+        let Stats { totals, active, fallbacks, .. } = &self.0;
         let by = |smc, tcp| [(transport("smc-r"), smc), (transport("tcp"), tcp)];
         page.counter(
             "connections",
@@ -95,9 +175,35 @@ impl Snapshot {
             (vec![("code", code), ("name", reason.name.clone())], reason.count)
         });
         page.counter("fallbacks", "Connections that stayed TCP, by reason.", None, reasons)?;
-        page.gauge("link_groups", "Link groups.", None, plain(link_groups.len() as u64))?;
-        let links = link_groups.iter().map(|group| group.links.len() as u64).sum();
-        page.gauge("links", "Links of all link groups.", None, plain(links))
+        let slower = self.0.peers.iter().filter(|peer| !peer.slower.is_empty()).count() as u64;
+        let help = "Servers towards which SMC-R is slower than TCP.";
+        page.gauge("peers_slower", help, None, plain(slower))?;
+        let help = "Lines of the access log that were written.";
+        page.counter("access_log_written", help, None, plain(totals.access_log_written))?;
+        let help = "Lines of the access log that could not be written.";
+        page.counter("access_log_dropped", help, None, plain(totals.access_log_dropped))
+    }
+
+    fn groups(&self, page: &mut Page<'_>) -> fmt::Result {
+        let Stats { totals, active, .. } = &self.0;
+        page.gauge("link_groups", "Link groups.", None, plain(active.link_groups))?;
+        page.gauge("links", "Links of all link groups.", None, plain(active.links))?;
+        let help = "Links that went down while another could take their connections.";
+        page.counter("links_failed_over", help, None, plain(totals.links_failed_over))?;
+        let help = "Links that went down while no other could take their connections.";
+        page.counter("links_lost", help, None, plain(totals.links_lost))?;
+        let help = "Link groups that ended, but not for being idle.";
+        page.counter("groups_lost", help, None, plain(totals.groups_lost))?;
+        let help = "Times that a peer did not know its link group.";
+        page.counter("groups_out_of_sync", help, None, plain(totals.groups_out_of_sync))?;
+        let help = "Connections that went on over another link.";
+        page.counter("connections_moved", help, None, plain(totals.connections_moved))?;
+        let help = "Connections reset because the peer gave their RMB element to another.";
+        page.counter("rmbe_conflicts", help, None, plain(totals.rmbe_conflicts))?;
+        let help = "Connections whose set-up waited for the peer's RMB element.";
+        page.counter("offers_held", help, None, plain(totals.offers_held))?;
+        let help = "RMB elements that rested before another connection got them.";
+        page.counter("rmbes_rested", help, None, plain(totals.rmbes_rested))
     }
 
     /// How often peers were kept from taking more than their share.
@@ -120,23 +226,25 @@ impl Snapshot {
         page.counter("aged_closed", help, None, plain(totals.aged_closed))
     }
 
+    /// Whatever pollers count, and how long bytes stay in them.
     fn pollers(&self, page: &mut Page<'_>) -> fmt::Result {
-        let each = |number: fn(&Poller) -> u64| {
-            let pollers = self.0.pollers.iter().enumerate();
-            pollers.map(move |(index, it)| (vec![("poller", index.to_string())], number(it)))
-        };
-        page.counter("poller_turns", "Turns of the loop.", None, each(|it| it.turns))?;
-        let help = "Turns in which nothing moved.";
-        page.counter("poller_turns_idle", help, None, each(|it| it.turns_idle))?;
-        let help = "Whether it is pinned to a core now.";
-        page.gauge("poller_pinned", help, None, each(|it| u64::from(it.pinned)))?;
-        let help = "Connections it serves.";
-        page.gauge("poller_connections", help, None, each(|it| u64::from(it.connections)))?;
+        for description in DESCRIPTIONS {
+            let (name, unit, is_now) = shape(description);
+            let samples = self.0.pollers.iter().filter_map(|poller| {
+                let number = poller.counters.get(description.name)?;
+                Some((poller_label(poller), *number))
+            });
+            match is_now {
+                true => page.gauge(&name, description.help, unit, samples)?,
+                false => page.counter(&name, description.help, unit, samples)?,
+            }
+        }
         let help = "How long sampled bytes stayed in a stage of their way.";
-        let pollers = self.0.pollers.iter().enumerate();
-        let stages = pollers.flat_map(|(index, poller)| {
+        let stages = self.0.pollers.iter().flat_map(|poller| {
             poller.stages.iter().map(move |(name, stage)| {
-                (vec![("poller", index.to_string()), ("stage", name.clone())], stage)
+                let mut labels = poller_label(poller);
+                labels.push(("stage", name.clone()));
+                (labels, stage.into())
             })
         });
         page.times("poller_stage", help, stages)
@@ -147,6 +255,11 @@ impl Snapshot {
             let rnics = self.0.rnics.iter();
             rnics.map(move |it| (vec![("rnic", it.name.clone())], number(it)))
         };
+        let is_up = each(|it| u64::from(it.state == UP));
+        page.gauge("rnic_up", "Whether new links may use it.", None, is_up)?;
+        page.gauge("rnic_links", "Links on it.", None, each(|it| it.links.into()))?;
+        let help = "Payload of a full packet.";
+        page.gauge("rnic_mtu", help, Some(Unit::Bytes), each(|it| it.mtu.into()))?;
         page.counter("rnic_packets_in", "Packets received.", None, each(|it| it.packets_in))?;
         page.counter("rnic_packets_out", "Packets sent.", None, each(|it| it.packets_out))?;
         let help = "Packets sent again.";
@@ -174,6 +287,8 @@ impl Snapshot {
             let listeners = self.0.listeners.iter();
             listeners.map(move |it| (vec![("listener", it.name.clone())], number(it)))
         };
+        let help = "Whether it takes connections.";
+        page.gauge("listener_open", help, None, each(|it| u64::from(it.state == OPEN)))?;
         let help = "Connections accepted.";
         page.counter("listener_accepted", help, None, each(|it| it.accepted))?;
         let help = "Connections closed at once.";
@@ -199,108 +314,58 @@ impl Snapshot {
         page.counter("listener_waited", help, None, each(|it| it.waited))?;
         let help = "Connections that exceeded a limit and came in without SMC-R.";
         page.counter("listener_over_limit_tcp", help, None, each(|it| it.over_limit_tcp))?;
-        page.gauge("listener_active", "Connections now.", None, each(|it| it.active))
+        page.gauge("listener_active", "Connections now.", None, each(|it| it.active))?;
+        let spreads = |of: fn(&Durations) -> &Spread| {
+            self.0.listeners.iter().flat_map(move |it| {
+                // A transport that was never used has no series.
+                let used = it.durations.each().into_iter().filter(|(_, all)| all.whole.count > 0);
+                used.map(move |(name, all)| {
+                    let mut labels = vec![("listener", it.name.clone())];
+                    labels.extend(transport(name.name()));
+                    (labels, of(all).into())
+                })
+            })
+        };
+        let help = "How long connections took that are over.";
+        page.times("connection_duration", help, spreads(|all| &all.whole))?;
+        let help = "How long connections waited for the first byte of the server.";
+        page.times("connection_first_byte", help, spreads(|all| &all.first_byte))
+    }
+
+    fn upstreams(&self, page: &mut Page<'_>) -> fmt::Result {
+        let each = |number: fn(&Upstream) -> u64| {
+            self.0.listeners.iter().flat_map(move |it| {
+                it.upstreams.iter().map(move |upstream| {
+                    let address = ("upstream", upstream.address.clone());
+                    (vec![("listener", it.name.clone()), address], number(upstream))
+                })
+            })
+        };
+        let help = "Whether connections go there.";
+        page.gauge("upstream_up", help, None, each(|it| u64::from(it.state == UP)))?;
+        page.gauge("upstream_active", "Connections now.", None, each(|it| it.active.into()))?;
+        page.counter("upstream_failed", "Connects that failed.", None, each(|it| it.failed))
     }
 }
 
-/// How many times are below each power of two of nanoseconds, from 1 us to 17 s, but not below the
-/// one before it; then how many are longer.
-fn octaves(buckets: &[(u64, u64)]) -> Vec<(f64, u64)> {
-    let between = |above: u64, most: u64| {
-        let within = buckets.iter().filter(|(end, _)| (above + 1..=most).contains(end));
-        within.map(|(_, count)| count).sum()
+/// What a counter of pollers is called as a metric, without its unit; the unit; and whether it is a
+/// gauge.
+fn shape(description: &Description) -> (String, Option<Unit>, bool) {
+    let (is_bytes, is_now) = match description.unit {
+        "bytes" => (true, false),
+        "bytes_now" => (true, true),
+        unit => (false, unit == "now"),
     };
-    let octaves = (10..35).map(|exponent| {
-        let least = if exponent == 10 { 0 } else { 1 << (exponent - 1) };
-        (seconds(1 << exponent), between(least, 1 << exponent))
-    });
-    octaves.chain([(f64::MAX, between(1 << 34, u64::MAX))]).collect()
+    let words = description.name.split('_').filter(|word| !is_bytes || *word != "bytes");
+    let name = words.fold("poller".to_owned(), |name, word| name + "_" + word);
+    (name, is_bytes.then_some(Unit::Bytes), is_now)
 }
 
-/// A time in seconds.
-#[allow(clippy::cast_precision_loss, reason = "nobody reads more than 15 digits")]
-fn seconds(nanos: u64) -> f64 {
-    nanos as f64 / 1e9
+fn poller_label(poller: &Poller) -> Labels {
+    vec![("poller", poller.index.to_string())]
 }
 
-type Labels = Vec<(&'static str, String)>;
-
-/// A number without labels, as the only sample of its metric.
-fn plain(number: u64) -> [(Labels, u64); 1] {
-    [(Labels::new(), number)]
-}
-
-fn transport(name: &str) -> Labels {
-    vec![("transport", name.to_owned())]
-}
-
-fn kind(name: &str) -> Labels {
-    vec![("kind", name.to_owned())]
-}
-
-/// Where the metrics go, one at a time.
-struct Page<'a>(DescriptorEncoder<'a>);
-
-impl Page<'_> {
-    fn counter(
-        &mut self,
-        name: &str,
-        help: &str,
-        unit: Option<Unit>,
-        samples: impl IntoIterator<Item = (Labels, u64)>,
-    ) -> fmt::Result {
-        let help = help.trim_end_matches('.');
-        let kind = MetricType::Counter;
-        let mut metric = self.0.encode_descriptor(name, help, unit.as_ref(), kind)?;
-        for (labels, number) in samples {
-            if labels.is_empty() {
-                metric.encode_counter::<NoLabelSet, _, u64>(&number, None)?;
-            } else {
-                let mut sample = metric.encode_family(&labels)?;
-                sample.encode_counter::<NoLabelSet, _, u64>(&number, None)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Histograms of times, in seconds.
-    fn times<'s>(
-        &mut self,
-        name: &str,
-        help: &str,
-        samples: impl IntoIterator<Item = (Labels, &'s Residence)>,
-    ) -> fmt::Result {
-        let (help, unit) = (help.trim_end_matches('.'), Some(&Unit::Seconds));
-        let mut metric = self.0.encode_descriptor(name, help, unit, MetricType::Histogram)?;
-        for (labels, stage) in samples {
-            let (sum, buckets) = (seconds(stage.sum_ns), octaves(&stage.buckets));
-            metric.encode_family(&labels)?.encode_histogram::<NoLabelSet>(
-                sum,
-                stage.count,
-                &buckets,
-                None,
-            )?;
-        }
-        Ok(())
-    }
-
-    fn gauge(
-        &mut self,
-        name: &str,
-        help: &str,
-        unit: Option<Unit>,
-        samples: impl IntoIterator<Item = (Labels, u64)>,
-    ) -> fmt::Result {
-        let help = help.trim_end_matches('.');
-        let kind = MetricType::Gauge;
-        let mut metric = self.0.encode_descriptor(name, help, unit.as_ref(), kind)?;
-        for (labels, number) in samples {
-            if labels.is_empty() {
-                metric.encode_gauge(&number)?;
-            } else {
-                metric.encode_family(&labels)?.encode_gauge(&number)?;
-            }
-        }
-        Ok(())
-    }
-}
+// States in `/stats`.
+const UP: &str = "up";
+const OPEN: &str = "open";
+const REMOVED: &str = "removed";

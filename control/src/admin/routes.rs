@@ -7,7 +7,7 @@ use axum::Json;
 use axum::Router;
 use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{Query, Request, State};
-use axum::http::{Method, StatusCode, header};
+use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -121,9 +121,11 @@ async fn connections(
     }
 }
 
-async fn metrics_text(State(provider): ProviderState) -> Response {
-    let kind = [(header::CONTENT_TYPE, metrics::CONTENT_TYPE)];
-    (kind, metrics::text(provider.stats())).into_response()
+async fn metrics_text(State(provider): ProviderState, headers: HeaderMap) -> Response {
+    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
+    let format = metrics::Format::for_accept(accept.unwrap_or_default());
+    let kind = [(header::CONTENT_TYPE, format.content_type())];
+    (kind, metrics::text(provider.figures(), format)).into_response()
 }
 
 /// The configuration in force, with all defaults, in the words of the file.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::*;
 use crate::operate::{OperateError, Operation};
 use crate::stats::{
-    Active, ConnectionPage, ConnectionQuery, Fallback, Readiness, Rnic, SCHEMA, Sample, Stats,
-    Totals, Transport, tests::row,
+    Active, ByTransport, ConnectionPage, ConnectionQuery, Fallback, Listener, Poller, Readiness,
+    Rnic, SCHEMA, Sample, Stats, Totals, Transport, Upstream, tests::row,
 };
 
 /// A gateway that stands still.
@@ -42,6 +42,14 @@ impl Provider for Still {
                 unknown_qp: 7,
                 ..Rnic::default()
             }],
+            pollers: vec![Poller {
+                index: 3,
+                counters: [("send_bytes_lent", 4096), ("near", 1)]
+                    .map(|(name, number)| (name.to_owned(), number))
+                    .into(),
+                ..Poller::default()
+            }],
+            listeners: vec![twice("removed", 5), twice("open", 7)],
             ..Stats::default()
         }
     }
@@ -50,6 +58,10 @@ impl Provider for Still {
         let (answer, answered) = oneshot::channel();
         answer.send(Sample { uptime_ms: 7_000, bytes_in: 99, ..Sample::default() }).unwrap();
         answered
+    }
+
+    fn figures(&self) -> Stats {
+        self.stats()
     }
 
     fn connections(&self, query: &ConnectionQuery) -> ConnectionPage {
@@ -81,6 +93,25 @@ impl Provider for Still {
             | Operation::Undrain { .. }
             | Operation::Measure { .. } => Err(OperateError::Refused("not now".to_owned())),
         }
+    }
+}
+
+/// One of two listeners with the same name.
+fn twice(state: &str, accepted: u64) -> Listener {
+    let mut durations = ByTransport::default();
+    durations.record(Transport::Tcp, Duration::from_secs(accepted), None);
+    let upstream = Upstream {
+        address: "10.8.0.2:1".to_owned(),
+        state: "out".to_owned(),
+        ..Upstream::default()
+    };
+    Listener {
+        name: "twice".to_owned(),
+        state: state.to_owned(),
+        upstreams: vec![upstream],
+        accepted,
+        durations,
+        ..Listener::default()
     }
 }
 
@@ -163,10 +194,11 @@ fn metrics_have_names_types_units_and_labels() {
     let (status, text) = request(&admin, "GET", "/metrics");
     assert_eq!(status, 200);
     for line in [
-        "# TYPE smcgate_connections counter",
+        "# HELP smcgate_connections_total Connections carried, by transport",
+        "# TYPE smcgate_connections_total counter",
+        "# TYPE smcgate_connections_active gauge",
         "smcgate_connections_total{transport=\"smc-r\"} 11",
         "smcgate_connections_active{transport=\"tcp\"} 1",
-        "# UNIT smcgate_in_bytes bytes",
         "smcgate_in_bytes_total 99",
         "smcgate_uptime_seconds 7",
         "smcgate_build_info{version=\"1.2.3\"} 1",
@@ -174,10 +206,47 @@ fn metrics_have_names_types_units_and_labels() {
         "smcgate_rnic_icrc_errors_total{rnic=\"soft0\"} 5",
         "smcgate_rnic_psn_errors_total{rnic=\"soft0\"} 6",
         "smcgate_rnic_unknown_qp_total{rnic=\"soft0\"} 7",
+        "smcgate_poller_send_lent_bytes{poller=\"3\"} 4096",
+        "smcgate_poller_near{poller=\"3\"} 1",
     ] {
         assert!(text.lines().any(|it| it == line), "{line} is missing in\n{text}");
     }
-    assert!(text.ends_with("# EOF\n"));
+    assert!(!text.contains("# UNIT") && !text.contains("# EOF"), "{text}");
+}
+
+/// Scrapers that understand OpenMetrics get it.
+#[test]
+fn open_metrics_are_there_for_the_asking() {
+    let admin = start(&[]);
+    let mut stream = TcpStream::connect(admin.address()).unwrap();
+    let accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5";
+    let head = "Host: 127.0.0.1\r\nConnection: close";
+    write!(stream, "GET /metrics HTTP/1.1\r\n{head}\r\nAccept: {accept}\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("content-type: application/openmetrics-text"), "{answer}");
+    assert!(answer.contains("# TYPE smcgate_connections counter\n"), "{answer}");
+    assert!(answer.contains("# UNIT smcgate_in_bytes bytes\n") && answer.ends_with("# EOF\n"));
+}
+
+/// A listener that an operator has replaced by another of its name may still have connections. Two
+/// samples with the same labels would make Prometheus refuse the whole scrape.
+#[test]
+fn listeners_of_one_name_are_one_series() {
+    let (_, text) = request(&start(&[]), "GET", "/metrics");
+    let labels = "listener=\"twice\",transport=\"tcp\"";
+    let longest = format!("smcgate_connection_duration_seconds_bucket{{le=\"+Inf\",{labels}}} 2");
+    for line in [
+        longest.as_str(),
+        "smcgate_listener_accepted_total{listener=\"twice\"} 12",
+        "smcgate_listener_open{listener=\"twice\"} 1",
+        "smcgate_upstream_up{listener=\"twice\",upstream=\"10.8.0.2:1\"} 0",
+        "smcgate_connection_duration_seconds_count{listener=\"twice\",transport=\"tcp\"} 2",
+    ] {
+        assert_eq!(text.lines().filter(|it| *it == line).count(), 1, "{line} in\n{text}");
+    }
+    let smc = "{listener=\"twice\",transport=\"smc-r\"}";
+    assert!(!text.contains(smc), "a transport that was not used");
 }
 
 /// A load balancer must see the difference between alive and ready, an operator the reason.

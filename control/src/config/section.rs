@@ -182,6 +182,32 @@ impl<'a> Section<'a> {
         })
     }
 
+    /// A number from 0 to 1 at `key`, in millionths.
+    pub(super) fn millionths(
+        &mut self,
+        key: &'static str,
+        default: u32,
+    ) -> Result<u32, ConfigError> {
+        let Some(placed) = self.take(key) else { return Ok(default) };
+        let float = placed.value.as_float().map(|float| float.as_str());
+        let whole = placed.value.as_integer().map(|integer| integer.as_str());
+        let text = float.or(whole).ok_or_else(|| {
+            let wanted = "a number from 0 to 1";
+            wrong_type(self.source, &placed.path, &placed.span, &placed.value, wanted)
+        })?;
+        let millionths = text.parse::<f64>().ok().map(|value| value * 1e6);
+        let fits = |value: &f64| (0.0..=1e6).contains(value) && (*value == 0.0 || *value >= 1.0);
+        match millionths.filter(fits) {
+            #[expect(clippy::cast_possible_truncation, reason = "it is at most a million")]
+            #[expect(clippy::cast_sign_loss, reason = "it is at least 0")]
+            Some(value) => Ok(value.round() as u32),
+            None => {
+                let why = format!("{text} is out of range; write 0, or 0.000001 to 1");
+                Err(self.source.error(&placed.span, &placed.path, why))
+            }
+        }
+    }
+
     /// A duration such as `"250ms"` at `key`.
     pub(super) fn duration(
         &mut self,

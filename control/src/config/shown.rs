@@ -11,8 +11,8 @@ use smcr_rnic::roce::packet::Version;
 
 use super::preference::PREFERENCES;
 use super::{
-    Config, Intercept, InterceptWay, Limits, Listener, Peers, Poll, Protocol, RnicConfig, RnicKind,
-    Smc, TcpKeepalive, Versions,
+    AccessLog, Config, Intercept, InterceptWay, Limits, Listener, Peers, Poll, Protocol,
+    RnicConfig, RnicKind, Smc, TcpKeepalive, Versions,
 };
 
 impl Config {
@@ -32,6 +32,7 @@ impl Config {
                     word(&super::CONGESTION_CONTROLS, self.local.congestion_control),
             },
             "dns": { "servers": texts(&self.dns.servers) },
+            "access_log": access_log(&self.access_log),
             "limits": limits(&self.limits),
             "drain_timeout": duration(self.drain_timeout),
             "log": word(&super::LOG_LEVELS, self.log),
@@ -156,6 +157,11 @@ fn limits(limits: &Limits) -> Value {
     })
 }
 
+fn access_log(AccessLog { to, format, sample }: &AccessLog) -> Value {
+    let (to, path) = to.parts();
+    json!({"to": to, "path": path, "format": format.to_string(), "sample": sample.as_f64()})
+}
+
 fn keepalive(keepalive: &TcpKeepalive) -> Value {
     let TcpKeepalive { idle, interval, count } = keepalive;
     json!({"idle": duration(*idle), "interval": duration(*interval), "count": count})
@@ -231,7 +237,9 @@ mod tests {
              [local]\ncongestion_control='host'\n\
              [smc]\noption='assume'\nassume_peers=['10.0.0.0/8']\ngids=['fd00::/64']\n\
              eids=['SITE-A']\ndefault_eid=false\nversions=[1,2]\ntest_link_idle='1h'\n\
-             [limits]\nconnections_max=10\nrmb_bytes=1000000\n";
+             [limits]\nconnections_max=10\nrmb_bytes=1000000\n\
+             [access_log]\nto='file'\npath='/var/log/a.log'\nsample=0.125\n\
+             format='%{time} 100%% %{end}'\n";
         for text in [least, most] {
             let config = Config::parse(text, "a.toml").unwrap();
             let shown = config.to_json();

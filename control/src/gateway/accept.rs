@@ -21,7 +21,7 @@ use crate::rendezvous::{Arrival, Surroundings};
 use crate::sessions::Negotiating;
 use crate::slab::Key;
 use crate::smc_option::OptionSource;
-use crate::upstreams::NoUpstream;
+use crate::termination::Termination;
 
 impl<N: Rnic> Gateway<N> {
     /// Accepts connections that wait at listener `index`. Returns whether more may wait.
@@ -49,13 +49,17 @@ impl<N: Rnic> Gateway<N> {
     /// The process has no descriptor left: resets a connection that waits at a listener, which
     /// would otherwise wait for ever. Returns whether there was one.
     fn refuse_for_want_of_descriptors(&mut self, now: Instant, index: u16) -> bool {
-        let listener = &mut self.listeners[usize::from(index)];
-        let found = self.overload.with_spare(|| listener.accept().map(reset).is_ok());
-        if found {
-            listener.refused += 1;
-            self.log_limit(now, index, OUT_OF_DESCRIPTORS);
-        }
-        found
+        let listener = &self.listeners[usize::from(index)];
+        let found = self.overload.with_spare(|| {
+            let accepted = listener.accept().ok()?;
+            let source = peer_address(&accepted);
+            reset(accepted);
+            Some(source)
+        });
+        let Some(source) = found else { return false };
+        self.turned_away(now, index, source, Termination::Limit);
+        self.log_limit(now, index, OUT_OF_DESCRIPTORS);
+        true
     }
 
     /// Takes in a connection that was accepted, unless there are too many. Returns whether work was
@@ -64,14 +68,18 @@ impl<N: Rnic> Gateway<N> {
         let listener = &mut self.listeners[usize::from(index)];
         listener.accepted += 1;
         if self.is_full() {
-            self.listeners[usize::from(index)].refused += 1;
+            let source = peer_address(&accepted);
             reset(accepted);
+            self.turned_away(now, index, source, Termination::Limit);
             self.log_limit(now, index, "connections of the process: new ones are refused");
             return false;
         }
         let listener = &self.listeners[usize::from(index)];
         // A client that has gone already has no address.
-        let Some(from) = peer_address(&accepted) else { return false };
+        let Some(from) = peer_address(&accepted) else {
+            self.note_turned_away(now, index, None, Termination::Gone);
+            return false;
+        };
         let is_proxy = |network: &Cidr| network.contains(from.ip());
         if listener.config.proxy_from.iter().any(is_proxy) {
             self.await_header(now, index, (accepted, from));
@@ -94,14 +102,15 @@ impl<N: Rnic> Gateway<N> {
         let listener = &mut self.listeners[usize::from(index)];
         let target = match target {
             Ok(target) => target,
-            Err(why) => {
-                listener.refused += 1;
+            Err((why, end)) => {
                 let name = &listener.config.name;
                 tracing::debug!(listener = name, source = %from, why, "a connection is reset");
                 reset(accepted);
+                self.turned_away(now, index, Some(source), end);
                 return false;
             }
         };
+        let wanted = wanted.or(listener.pool.is_original_dst().then_some(target));
         listener.pool.enter(target);
         if standing == Standing::Within {
             listener.admission.spend(now, &listener.config.bounds, source.ip());
@@ -158,16 +167,19 @@ impl<N: Rnic> Gateway<N> {
         now: Instant,
         index: u16,
         caller: &Caller,
-    ) -> Result<SocketAddr, &'static str> {
+    ) -> Result<SocketAddr, (&'static str, Termination)> {
         let Caller { accepted, from, source, .. } = caller;
         let listener = &mut self.listeners[usize::from(index)];
         match (&listener.config.intercept, listener.pool.is_original_dst()) {
             (Some(intercept), true) => {
                 let (own, way) = ((index, &listener.config), intercept.way);
                 let original = self.interception.original_of(own, way, accepted, *from);
-                original.ok_or("was not intercepted, so nobody knows where it wants to go")
+                original.ok_or((NOT_INTERCEPTED, Termination::NotIntercepted))
             }
-            (_, _) => listener.pool.choose(now, source.ip(), &[]).map_err(NoUpstream::name),
+            (_, _) => {
+                let chosen = listener.pool.choose(now, source.ip(), &[]);
+                chosen.map_err(|why| (why.name(), why.into()))
+            }
         }
     }
 
@@ -259,10 +271,7 @@ impl<N: Rnic> Gateway<N> {
 fn introduce(listener: &Listener, one: &Negotiating) -> io::Result<()> {
     // Where the client wanted to go: the target if it was intercepted, else here.
     let here = || local_address(&one.accepted).unwrap_or(one.target);
-    let wanted = one.wanted.unwrap_or_else(|| match listener.pool.is_original_dst() {
-        true => one.target,
-        false => here(),
-    });
+    let wanted = one.wanted.unwrap_or_else(here);
     let Some(header) = proxy_header::header(listener.config.source, one.source, wanted) else {
         return Ok(());
     };
@@ -314,6 +323,7 @@ fn at_relay(network: &Network, one: &Negotiating) -> Option<Surroundings> {
     Some(Surroundings { port: network.port_for(local.ip()), ..Surroundings::default() })
 }
 
+const NOT_INTERCEPTED: &str = "was not intercepted, so nobody knows where it wants to go";
 const OUT_OF_DESCRIPTORS: &str = "file descriptors: new connections are refused";
 /// How many connections are accepted in a row before the control thread does something else.
 const ACCEPT_MAX: usize = 1_024;

@@ -40,8 +40,12 @@ impl<N: Rnic> Gateway<N> {
         while let Some(question) = self.mail.questions.receive() {
             // Whoever asked may have stopped waiting; then the answer is dropped.
             match question {
-                Question::Stats(answer) => drop(answer.try_send(self.stats(now))),
                 Question::Sample(answer) => drop(answer.send(self.sample(now))),
+                Question::Stats(answer) => {
+                    let link_groups = self.link_groups();
+                    drop(answer.try_send(Stats { link_groups, ..self.figures(now) }));
+                }
+                Question::Figures(answer) => drop(answer.try_send(self.figures(now))),
                 Question::Connections(answer) => drop(answer.try_send(self.connections(now))),
                 Question::Ready(listener, answer) => {
                     let reasons = self.reasons_to_stay_away(listener.as_deref());
@@ -87,7 +91,8 @@ impl<N: Rnic> Gateway<N> {
         .map(|()| Vec::new())
     }
 
-    fn stats(&self, now: Instant) -> Stats {
+    /// What costs the same however many connections there are.
+    fn figures(&self, now: Instant) -> Stats {
         Stats {
             schema: SCHEMA,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -95,13 +100,14 @@ impl<N: Rnic> Gateway<N> {
             totals: self.totals(),
             active: self.active(),
             fallbacks: self.fallback_rows(),
-            link_groups: self.link_groups(),
+            link_groups: Vec::new(),
             pollers: self
                 .endpoint
                 .groups()
                 .pollers()
                 .iter()
-                .filter(|poller| !poller.is_stopped())
+                .enumerate()
+                .filter(|(_, poller)| !poller.is_stopped())
                 .map(poller_row)
                 .collect(),
             rnics: self.rnic_rows(),
@@ -132,6 +138,7 @@ impl<N: Rnic> Gateway<N> {
         };
         let counts = self.endpoint.groups().counts();
         let rendezvous = self.endpoint.counts();
+        let lines = self.access_log.counts();
         Totals {
             connections_smc: rendezvous.connections_smc,
             connections_tcp: rendezvous.connections_tcp,
@@ -157,6 +164,8 @@ impl<N: Rnic> Gateway<N> {
             offers_held: counts.offers_held,
             rmbes_rested: counts.elements_rested,
             refused_tcp: self.listeners.iter().map(|listener| listener.refused).sum(),
+            access_log_written: lines.written,
+            access_log_dropped: lines.dropped,
         }
     }
 
@@ -165,19 +174,18 @@ impl<N: Rnic> Gateway<N> {
     }
 
     fn active(&self) -> Active {
-        let farewells = self.farewells.len() as u64;
-        let mut active = Active { farewells, ..Active::default() };
-        for (key, session) in self.sessions.iter() {
-            match session {
-                Session::Open(Open { transport: Carried::Smc { .. }, .. }) => active.smc += 1,
-                Session::Open(Open { transport: Carried::Tcp { .. }, .. }) => active.tcp += 1,
-                Session::Negotiating(_) => match self.stage(key) {
-                    Stage::Waiting => active.waiting += 1,
-                    Stage::Connecting => active.connecting += 1,
-                },
-            }
+        let waiting = self.endpoint.waiting() as u64;
+        let groups = self.endpoint.groups();
+        Active {
+            smc: self.sessions.open(Transport::SmcR) as u64,
+            tcp: self.sessions.open(Transport::Tcp) as u64,
+            connecting: self.endpoint.len() as u64 - waiting,
+            waiting,
+            farewells: self.farewells.len() as u64,
+            link_groups: groups.iter().count() as u64,
+            links: groups.iter().map(|(_, group)| group.links.len() as u64).sum(),
+            ..Active::default()
         }
-        active
     }
 
     fn fallback_rows(&self) -> Vec<Fallback> {
@@ -361,7 +369,7 @@ impl<N: Rnic> Gateway<N> {
             link: member.and_then(|member| self.endpoint.groups().number_of(member.link)),
             version: row.map(version_of),
             v2: row.and_then(v2_row),
-            age_s: now.since(open.since).as_secs_f64(),
+            age_s: now.since(open.came).as_secs_f64(),
         }
     }
 }

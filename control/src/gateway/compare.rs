@@ -13,7 +13,7 @@ use super::effects::reading;
 use crate::comparison::{Comparisons, Sample};
 use crate::config::Protocol;
 use crate::listener::Listener;
-use crate::sessions::{Carried, Open, Session};
+use crate::sessions::{Open, Session};
 use crate::slab::Key;
 use crate::stats::{Peer, Transport};
 
@@ -68,7 +68,7 @@ impl Speeds {
         }
         self.watched.retain(|watched| watched.key != key);
         let sample = Sample::of(now, open.came, open.since, tally);
-        self.comparisons.note((now, open.came), open.target, transport_of(open), sample);
+        self.comparisons.note((now, open.came), open.target, open.transport.name(), sample);
     }
 
     /// What is known of the servers that were used last.
@@ -83,7 +83,7 @@ impl Speeds {
 
     /// Looks at an open connection from now on, unless there are enough like it.
     fn watch(&mut self, now: Instant, key: Key, open: &Open) {
-        let (server, transport) = (open.target, transport_of(open));
+        let (server, transport) = (open.target, open.transport.name());
         let is_alike = |other: &&Watched| other.server == server && other.transport == transport;
         if self.watched.len() >= WATCHED_MAX
             || self.watched.iter().filter(is_alike).count() >= WATCHED_ALIKE_MAX
@@ -146,13 +146,6 @@ impl<N: Rnic> Gateway<N> {
             }
             Some(Session::Negotiating(_)) | None => false,
         });
-    }
-}
-
-fn transport_of(open: &Open) -> Transport {
-    match open.transport {
-        Carried::Smc { .. } => Transport::SmcR,
-        Carried::Tcp { .. } => Transport::Tcp,
     }
 }
 

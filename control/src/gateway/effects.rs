@@ -21,6 +21,7 @@ use crate::reactor::Event;
 use crate::rendezvous::{Closed, Effect, Why};
 use crate::sessions::{Carried, Open, Session};
 use crate::slab::Key;
+use crate::termination::Termination;
 
 impl<N: Rnic> Gateway<N> {
     /// Carries out all effects that the rendezvous endpoint has queued. Call it after each input to
@@ -63,7 +64,7 @@ impl<N: Rnic> Gateway<N> {
                 });
                 self.watch_speed(now, key);
             }
-            Effect::Reset { key, why } => self.reset(key, why),
+            Effect::Reset { key, why } => self.reset(now, key, why),
             Effect::Exhausted { listener, limit } => {
                 self.log_limit(now, listener, &limit.to_string());
             }
@@ -91,9 +92,10 @@ impl<N: Rnic> Gateway<N> {
     }
 
     /// Resets both sockets of a rendezvous that has failed.
-    fn reset(&mut self, key: Key, why: Why) {
+    fn reset(&mut self, now: Instant, key: Key, why: Why) {
         let one = self.sessions.remove(key);
         tracing::debug!(session = key.index, source = %one.source, %why, "rendezvous ended");
+        self.note_failed(now, &one, why);
         match why {
             Why::NoSlot => self.listeners[usize::from(one.listener)].refused += 1,
             Why::Refused
@@ -207,6 +209,7 @@ impl<N: Rnic> Gateway<N> {
         // more use.
         drop(streams);
         let (key, open) = self.sessions.closed(connection);
+        self.note_closed(now, &open, ending, &tally);
         let listener = &mut self.listeners[usize::from(open.listener)];
         listener.admission.leave(open.source.ip(), open.standing);
         listener.pool.leave(open.target);
@@ -245,6 +248,7 @@ impl<N: Rnic> Gateway<N> {
             };
             // RFC 7609 4.8.2 #11: peer's TCP reset without A aborts
             if connect_outcome(tcp).is_err() {
+                open.cut = Some(Termination::TcpLost);
                 self.endpoint.groups_mut().abort(open.connection);
             } else {
                 // RFC 7609 2.1 #17: state flags only in CDC messages
@@ -265,15 +269,16 @@ impl<N: Rnic> Gateway<N> {
         let reading_of = |open: &Open| reading(groups, open);
         for (key, why) in self.idle.expire(now, &mut self.sessions, reading_of) {
             tracing::debug!(session = key.index, why = why.name(), "a connection is reset");
-            self.abort(key);
+            self.abort(key, why.into());
         }
         self.settle(now);
     }
 
     /// Resets a connection on both sides, whether it is still a rendezvous or already relayed.
-    pub(super) fn abort(&mut self, key: Key) {
+    pub(super) fn abort(&mut self, key: Key, end: Termination) {
         match self.sessions.at_mut(key) {
-            Some(Session::Open(Open { connection, transport, .. })) => {
+            Some(Session::Open(Open { connection, transport, cut, .. })) => {
+                *cut = Some(end);
                 let connection: ConnectionId = *connection;
                 let groups = self.endpoint.groups_mut();
                 match transport {

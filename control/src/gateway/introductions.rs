@@ -17,6 +17,7 @@ use crate::listener::reset;
 use crate::proxy_header::{self, READ_MAX, Said};
 use crate::reactor::Token;
 use crate::slab::{Key, Slab};
+use crate::termination::Termination;
 
 /// Connections whose header is awaited.
 #[derive(Debug, Default)]
@@ -61,7 +62,7 @@ impl<N: Rnic> Gateway<N> {
         let accepted = &self.introductions.table.at(key).expect("just put in").accepted;
         // What has come already is reported at once.
         if self.reactor.watch_edges(accepted, Token::Introduction(key)).is_err() {
-            self.turn_away(key, "no room to watch its socket");
+            self.turn_away(now, key, "no room to watch its socket", Termination::Limit);
         }
     }
 
@@ -80,7 +81,7 @@ impl<N: Rnic> Gateway<N> {
         match said {
             Said::More => {}
             Said::Header { len, ends } => self.introduced(now, key, len, ends),
-            Said::Nonsense(why) => self.turn_away(key, why),
+            Said::Nonsense(why) => self.turn_away(now, key, why, Termination::NoHeader),
         }
     }
 
@@ -96,7 +97,7 @@ impl<N: Rnic> Gateway<N> {
         let mut header = [0; READ_MAX];
         // It was there just now, and nobody else reads.
         if recv(&one.accepted, &mut header[..len], RecvFlags::empty()) != Ok((len, len)) {
-            return self.turn_away(key, "it was reset");
+            return self.turn_away(now, key, "it was reset", Termination::NoHeader);
         }
         let one = self.introductions.table.remove(key).expect("its header has come");
         let Introduction { listener, proxy, accepted } = one;
@@ -108,11 +109,11 @@ impl<N: Rnic> Gateway<N> {
     }
 
     /// Resets a connection whose header does not come, or is none.
-    fn turn_away(&mut self, key: Key, why: &str) {
+    fn turn_away(&mut self, now: Instant, key: Key, why: &str, end: Termination) {
         let Some(one) = self.introductions.table.remove(key) else { return };
+        self.turned_away(now, one.listener, Some(one.proxy), end);
         let listener = &mut self.listeners[usize::from(one.listener)];
         listener.admission.leave(one.proxy.ip(), Standing::Within);
-        listener.refused += 1;
         let name = &listener.config.name;
         tracing::debug!(listener = name, proxy = %one.proxy, why, "a connection is reset");
         reset(one.accepted);
@@ -122,14 +123,14 @@ impl<N: Rnic> Gateway<N> {
     pub(super) fn expire_introductions(&mut self, now: Instant) {
         while let Some((_, key)) = self.introductions.until.pop_front_if(|(until, _)| *until <= now)
         {
-            self.turn_away(key, "no PROXY header has come");
+            self.turn_away(now, key, "no PROXY header has come", Termination::NoHeader);
         }
     }
 
     /// Turns all of them away: the gateway stops.
-    pub(super) fn turn_all_away(&mut self) {
+    pub(super) fn turn_all_away(&mut self, now: Instant) {
         while let Some((_, key)) = self.introductions.until.pop_front() {
-            self.turn_away(key, "the gateway stops");
+            self.turn_away(now, key, "the gateway stops", Termination::Stopped);
         }
     }
 }

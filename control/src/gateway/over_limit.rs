@@ -101,10 +101,9 @@ impl<N: Rnic> Gateway<N> {
 
     /// Refuses a connection because of this limit.
     fn refuse(&mut self, now: Instant, index: u16, caller: Caller, limit: Limit) {
-        let listener = &mut self.listeners[usize::from(index)];
-        listener.refused += 1;
-        listener.admission.counts.refuse(limit);
+        self.listeners[usize::from(index)].admission.counts.refuse(limit);
         reset(caller.accepted);
+        self.turned_away(now, index, Some(caller.source), limit.into());
         self.log_limit(now, index, limit.consequence());
     }
 }

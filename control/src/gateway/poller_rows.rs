@@ -5,13 +5,14 @@ use std::time::Duration;
 use smcr_engine::counters::DESCRIPTIONS;
 use smcr_engine::stages::Times;
 
-use crate::placement;
+use crate::placement::PollerHandle;
 use crate::stats::{Poller, Residence};
 
 /// One polling thread.
-pub(super) fn poller_row<Qp>(poller: &placement::PollerHandle<Qp>) -> Poller {
+pub(super) fn poller_row<Qp>((index, poller): (usize, &PollerHandle<Qp>)) -> Poller {
     let counters = &poller.counters;
     Poller {
+        index: u32::try_from(index).unwrap_or(u32::MAX),
         core: poller.assignment.core.and_then(|core| u32::try_from(core).ok()),
         pinned: counters.pinned.get() == 1,
         placement: placement(poller),
@@ -46,7 +47,7 @@ fn stage_row(times: &Times) -> Residence {
 }
 
 /// Why a poller's thread runs where it does.
-fn placement<Qp>(poller: &placement::PollerHandle<Qp>) -> String {
+fn placement<Qp>(poller: &PollerHandle<Qp>) -> String {
     let reason = &poller.assignment.reason;
     if poller.counters.contended.get() == 1 {
         format!("{reason}; but other programs keep it busy")

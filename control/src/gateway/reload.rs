@@ -79,6 +79,7 @@ impl<N: Rnic> Gateway<N> {
             peers.clone_from(&config.smc.assume_peers);
         }
         crate::log::change(config.log);
+        self.access_log.change(&config.access_log);
         self.network.change(crate::pnet::PnetTable::new(&config));
         self.config = config;
         self.watch_names();
@@ -158,6 +159,7 @@ impl<N: Rnic> Gateway<N> {
             ("smc", self.config.smc != config.smc),
             ("pnet", self.config.pnet != config.pnet),
             ("log", self.config.log != config.log),
+            ("access_log", self.config.access_log != config.access_log),
             ("drain_timeout", self.config.drain_timeout != config.drain_timeout),
         ] {
             if is_other {

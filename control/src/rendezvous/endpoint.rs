@@ -282,6 +282,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         self.table.len()
     }
 
+    /// How many of them wait for a place.
+    pub fn waiting(&self) -> usize {
+        self.table.values().filter(|one| one.stage() == Stage::Waiting).count()
+    }
+
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.table.is_empty()

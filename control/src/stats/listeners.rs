@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::ByTransport;
+
 /// One listener of the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -41,6 +43,8 @@ pub struct Listener {
     pub over_limit_tcp: u64,
     /// Connections now.
     pub active: u64,
+    /// How long connections took that are over.
+    pub durations: ByTransport,
 }
 
 /// One address to which connections of a listener go.

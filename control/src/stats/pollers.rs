@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Poller {
+    /// Its number, which no other has for as long as the process runs.
+    pub index: u32,
     /// The core that was chosen for it, if one was.
     pub core: Option<u32>,
     /// Whether it is pinned to that core now.

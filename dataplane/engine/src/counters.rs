@@ -8,7 +8,8 @@ use crate::stages::Stages;
 pub struct Description {
     /// Its name, as a Rust and a Prometheus identifier.
     pub name: &'static str,
-    /// What it counts: `count` or `bytes`.
+    /// What it counts since the start: `count` or `bytes`; or what it shows now: `now` or
+    /// `bytes_now`.
     pub unit: &'static str,
     /// One sentence.
     pub help: &'static str,
@@ -55,23 +56,23 @@ counters! {
     /// Times it was offered and somebody kept it for a millisecond or longer.
     yields_lost: count,
     /// Whether others keep the core so often that the thread sleeps and is placed by the scheduler.
-    contended: count,
+    contended: now,
     /// Times that began.
     contentions: count,
     /// Times the kernel refused to pin the thread to its core, or to let it go.
     place_refused: count,
     /// Whether the thread is pinned to its core now: 0 or 1.
-    pinned: count,
+    pinned: now,
     /// Whether it runs on the core of its applications now, having none to itself: 0 or 1.
-    near: count,
+    near: now,
     /// Whether its priority is raised now, for a stream beside busy programs: 0 or 1.
-    priority_raised: count,
+    priority_raised: now,
     /// Times the kernel refused to change it. A thread that may not raise it tries once.
     priority_refused: count,
     /// Times the thread has asked for memory. It does not while connections only carry bytes.
     allocations: count,
     /// Connections in the table now.
-    connections: count,
+    connections: now,
     /// Connections relayed over SMC-R since the start.
     connections_smc: count,
     /// Connections relayed over TCP since the start.
@@ -147,9 +148,9 @@ counters! {
     /// Reports that waited because the control thread was behind.
     reports_delayed: count,
     /// Send chunks in use, in bytes, at the last look.
-    send_bytes_lent: bytes,
+    send_bytes_lent: bytes_now,
     /// Bytes of connections over TCP that a socket has not taken yet, at the last look.
-    backlog_bytes: bytes,
+    backlog_bytes: bytes_now,
     /// Sockets that could not be watched; their connections were reset.
     watch_failures: count,
 }

@@ -54,5 +54,6 @@ fn listener_row(now: Instant, listener: &ListenerAtWork) -> Listener {
         waited: counts.waited,
         over_limit_tcp: counts.without_smc,
         active: admission.active().into(),
+        durations: listener.durations.clone(),
     }
 }

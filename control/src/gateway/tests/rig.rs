@@ -16,6 +16,7 @@ use smcr_proto::{AlertToken, Gid, MacAddress, Mtu, PeerId, Psn, Qpn, Rkey, RmbeS
 use smcr_rnic::any;
 
 use super::US;
+use crate::access_log::AccessLog;
 use crate::config::{Config, RnicConfig, RnicKind};
 use crate::cores::{Assignment, Reason};
 use crate::device::Devices;
@@ -72,19 +73,7 @@ impl Rig {
         let gateway = TcpListener::bind((address, 0)).unwrap().local_addr().unwrap();
         let upstream = TcpListener::bind((address, 0)).unwrap();
         let target = upstream.local_addr().unwrap();
-        let smc = "option = \"assume\"\nassume_peers = [\"127.0.0.0/8\"]\nrmb_elements = 4\n";
-        // Most tests play a peer of RFC 7609.
-        let versions = if more.contains("versions") { "" } else { "versions = [1]\n" };
-        let smc = &format!("{smc}{versions}");
-        let smc = match more.contains("[smc]\n") {
-            true => more.replace("[smc]\n", &format!("[smc]\n{smc}")),
-            false => format!("{more}\n[smc]\n{smc}"),
-        };
-        let text = format!(
-            "drain_timeout = \"100ms\"\n[admin]\nlisten = \"none\"\n[poll]\npolicy = \"block\"\n\
-             pin = false\n[[listener]]\nname = \"it\"\nbind = \"{gateway}\"\n{sides}\n\
-             upstream = \"{target}\"\n{smc}"
-        );
+        let text = text_of(gateway, target, sides, more);
         let config = Config::parse(&text, "rig.toml").unwrap();
         let waker = Waker::new().unwrap();
         let (ask, questions) = mailbox(16, waker.clone());
@@ -92,10 +81,12 @@ impl Rig {
         let answers = mailbox(1, waker.clone());
         let thread = std::thread::spawn(move || {
             let clock = Clock::new();
+            let access_log = AccessLog::new(clock, &config.access_log).unwrap();
             let option = OptionSource::choose(&config.smc);
             let common = Common::of(&config, &Arc::new(Loopback::Host));
-            let socket = common.listen(&config.listeners[0], &option).unwrap();
-            let listener = Listener::new(config.listeners[0].clone(), common.clone(), Some(socket));
+            let wanted = config.listeners[0].clone();
+            let socket = common.listen(&wanted, &option).unwrap();
+            let listener = Listener::new(wanted, common.clone(), Some(socket));
             let port = open_port(&config, address, clock, &waker);
             let place = Place {
                 rnic: NAME.to_owned(),
@@ -104,8 +95,8 @@ impl Rig {
                 address: is_up.then_some(address.into()),
                 wanted: true,
             };
-            let pnet = PnetTable::new(&config);
-            let network = Network::new(Devices::read().unwrap(), pnet, vec![place]);
+            let (devices, pnet) = (Devices::read().unwrap(), PnetTable::new(&config));
+            let network = Network::new(devices, pnet, vec![place]);
             let parts = Parts {
                 config,
                 clock,
@@ -119,6 +110,7 @@ impl Rig {
                 common,
                 service: Service::default(),
                 lookups: Lookups::new(Vec::new(), answers),
+                access_log,
                 interception: Interception::default(),
                 waker,
                 questions,
@@ -201,6 +193,23 @@ impl Drop for Rig {
             outcome.expect("it was started").expect("the gateway did not panic");
         }
     }
+}
+
+/// The configuration of a gateway with one listener.
+fn text_of(gateway: SocketAddr, target: SocketAddr, sides: &str, more: &str) -> String {
+    let smc = "option = \"assume\"\nassume_peers = [\"127.0.0.0/8\"]\nrmb_elements = 4\n";
+    // Most tests play a peer of RFC 7609.
+    let versions = if more.contains("versions") { "" } else { "versions = [1]\n" };
+    let smc = format!("[smc]\n{smc}{versions}");
+    let smc = match more.contains("[smc]\n") {
+        true => more.replace("[smc]\n", &smc),
+        false => format!("{more}\n{smc}"),
+    };
+    format!(
+        "drain_timeout = \"100ms\"\n[admin]\nlisten = \"none\"\n[poll]\npolicy = \"block\"\n\
+             pin = false\n[[listener]]\nname = \"it\"\nbind = \"{gateway}\"\n{sides}\n\
+             upstream = \"{target}\"\n{smc}"
+    )
 }
 
 fn open_port(

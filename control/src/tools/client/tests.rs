@@ -25,6 +25,10 @@ impl Provider for Busy {
         oneshot::channel().1
     }
 
+    fn figures(&self) -> Stats {
+        self.stats()
+    }
+
     fn connections(&self, query: &ConnectionQuery) -> ConnectionPage {
         let all = (0..self.connections)
             .map(|id| row(id, "a & b", if id % 2 == 0 { Transport::SmcR } else { Transport::Tcp }));
