@@ -12,6 +12,7 @@
 //! No test waits without a limit, and none compares speeds: a test asserts behaviour, the harness
 //! in `perf/` measures.
 
+mod access_log;
 mod blocked;
 mod browser;
 mod capture;
@@ -34,6 +35,7 @@ mod kinds;
 mod lifecycle;
 mod limits;
 mod loopback;
+mod metrics;
 mod narrow;
 mod page;
 mod pattern;

@@ -15,7 +15,7 @@ use smcr_rnic::verbs;
 
 use crate::admin::IS_PUBLIC;
 use crate::config::{
-    Config, Limits, Listener, Peers, Protocol, RnicConfig, RnicKind, Upstream, Versions,
+    Config, Limits, Listener, LogTarget, Peers, Protocol, RnicConfig, RnicKind, Upstream, Versions,
 };
 use crate::cores::{self, Board};
 use crate::device::Devices;
@@ -66,6 +66,9 @@ fn describe(
     let _ = writeln!(text, "pollers: {}", pollers(config, free_cores));
     let mib = config.limits.rmb_bytes(memory) >> 20;
     let _ = writeln!(text, "memory: up to {mib} MiB for the RMB elements of connections");
+    if let Some(place) = log_place(&config.access_log.to) {
+        let _ = writeln!(text, "access log: {place}");
+    }
     for rnic in &config.rnics {
         let _ = writeln!(text, "rnic {}: {}", rnic.name, place(rnic, devices));
     }
@@ -73,6 +76,21 @@ fn describe(
         text.push_str(&host.listener(listener));
     }
     text
+}
+
+/// Where lines of the access log would go, and what is in their way.
+fn log_place(to: &LogTarget) -> Option<String> {
+    let (word, Some(path)) = to.parts() else { return None };
+    let problem = match to {
+        LogTarget::File(_) if !path.parent().is_some_and(Path::is_dir) => {
+            ": WARNING: there is no such directory"
+        }
+        LogTarget::Journald(_) | LogTarget::Syslog(_) if !path.exists() => {
+            ": WARNING: nobody listens there"
+        }
+        LogTarget::None | LogTarget::File(_) | LogTarget::Journald(_) | LogTarget::Syslog(_) => "",
+    };
+    Some(format!("to {word} {}{problem}", path.display()))
 }
 
 /// Where an RNIC would be, and what is in its way.
@@ -346,6 +364,21 @@ mod tests {
         assert!(shown("/").contains("rnic local: shared memory in /: there\n"));
         let missing = "rnic local: shared memory in /no/such: WARNING: there is no such directory";
         assert!(shown("/no/such").contains(missing));
+    }
+
+    /// A log that nobody can write is found out before the day when it is needed.
+    #[test]
+    fn the_place_of_the_access_log_is_looked_at() {
+        let said = |lines: &str| {
+            let text = format!("{FILE}[access_log]\n{lines}\n");
+            log_place(&Config::parse(&text, "gate.toml").unwrap().access_log.to)
+        };
+        assert_eq!(said(""), None);
+        assert_eq!(said("to='file'\npath='/tmp/a'").unwrap(), "to file /tmp/a");
+        let missing = said("to='file'\npath='/no/such/a'").unwrap();
+        assert_eq!(missing, "to file /no/such/a: WARNING: there is no such directory");
+        let missing = said("to='syslog'\npath='/no/log'").unwrap();
+        assert_eq!(missing, "to syslog /no/log: WARNING: nobody listens there");
     }
 
     #[test]
