@@ -70,8 +70,10 @@ impl Rig {
 
     fn start(number: u8, sides: &str, more: &str, is_up: bool) -> Self {
         let address = Ipv4Addr::new(127, 77, number, 1);
-        let gateway = TcpListener::bind((address, 0)).unwrap().local_addr().unwrap();
-        let upstream = TcpListener::bind((address, 0)).unwrap();
+        // Both at once, or they might get the same port.
+        let [held, upstream] = [(); 2].map(|()| TcpListener::bind((address, 0)).unwrap());
+        let gateway = held.local_addr().unwrap();
+        drop(held);
         let target = upstream.local_addr().unwrap();
         let text = text_of(gateway, target, sides, more);
         let config = Config::parse(&text, "rig.toml").unwrap();
