@@ -78,6 +78,31 @@ pub enum Party {
 }
 
 impl Termination {
+    /// All of them.
+    pub const ALL: [Self; 21] = [
+        Self::Closed,
+        Self::Reset,
+        Self::LinkLost,
+        Self::DataLost,
+        Self::PeerError,
+        Self::Stalled,
+        Self::TcpLost,
+        Self::Idle,
+        Self::Stopped,
+        Self::Aborted,
+        Self::UpstreamRefused,
+        Self::UpstreamTimeout,
+        Self::NoUpstream,
+        Self::HandshakeBroke,
+        Self::HandshakeFailed,
+        Self::Displaced,
+        Self::Limit,
+        Self::SourceLimit,
+        Self::NotIntercepted,
+        Self::NoHeader,
+        Self::Gone,
+    ];
+
     /// How a connection ended that a poller had. `cut` is how we have ended it, if we have.
     pub fn of(ending: Ending, cut: Option<Self>) -> Self {
         match ending {
@@ -222,6 +247,7 @@ impl Party {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Field;
 
     /// What the near socket of a gateway is depends on which side of it the applications are.
     #[test]
@@ -238,6 +264,19 @@ mod tests {
         assert_eq!(by(smc, Ending::ResetByPeer, None), Some("client"));
         assert_eq!(by(tcp, Ending::Graceful, None), None);
         assert_eq!(by(tcp, Ending::LinkLost, Some(End::Near)), Some("network"));
+    }
+
+    /// Operators look words up that they find in a log.
+    #[test]
+    fn the_readme_explains_every_word() {
+        let readme = include_str!("../../README.md");
+        let ends = Termination::ALL.map(Termination::name);
+        let fields = Field::ALL.map(Field::name);
+        for word in ends.into_iter().chain(fields) {
+            assert!(readme.contains(&format!("`{word}`")), "{word}");
+        }
+        let parties = [Party::Client, Party::Server, Party::Peer, Party::Network, Party::Gateway];
+        assert!(parties.iter().all(|party| readme.contains(&format!("`{}`", party.name()))));
     }
 
     #[test]
