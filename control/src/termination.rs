@@ -79,7 +79,7 @@ pub enum Party {
 
 impl Termination {
     /// All of them.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 25] = [
         Self::Closed,
         Self::Reset,
         Self::LinkLost,
@@ -88,6 +88,8 @@ impl Termination {
         Self::Stalled,
         Self::TcpLost,
         Self::Idle,
+        Self::HalfClosed,
+        Self::Aged,
         Self::Stopped,
         Self::Aborted,
         Self::UpstreamRefused,
@@ -98,6 +100,8 @@ impl Termination {
         Self::Displaced,
         Self::Limit,
         Self::SourceLimit,
+        Self::RateLimit,
+        Self::SourceRateLimit,
         Self::NotIntercepted,
         Self::NoHeader,
         Self::Gone,

@@ -92,6 +92,13 @@ fn merged(all: Vec<Listener>) -> Vec<Listener> {
         };
         same.accepted += one.accepted;
         same.refused += one.refused;
+        same.refused_connections += one.refused_connections;
+        same.refused_source += one.refused_source;
+        same.refused_rate += one.refused_rate;
+        same.refused_source_rate += one.refused_source_rate;
+        same.waiting += one.waiting;
+        same.waited += one.waited;
+        same.over_limit_tcp += one.over_limit_tcp;
         same.active += one.active;
         same.durations.add(&one.durations);
         // Only one of them takes connections.
