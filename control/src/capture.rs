@@ -39,6 +39,8 @@ use serde::{Deserialize, Serialize};
 use smcr_engine::clock::Clock;
 use smcr_rnic::tracer::{Record, Selection, Tracer};
 
+use crate::supervise;
+
 /// What a client asks for. Without filters it is everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -91,7 +93,7 @@ pub fn spawn(admin: AdminAddress, clock: Clock, taps: mpsc::Receiver<Tapped>) ->
     let listener = UnixListener::bind_addr(&address_of(admin))?;
     listener.set_nonblocking(true)?;
     let mut desk = Desk { listener, clock, taps: Vec::new(), new_taps: taps };
-    thread::Builder::new().name("capture".to_owned()).spawn(move || {
+    supervise::spawn("capture", move || {
         loop {
             desk.wait(None, None);
             match desk.listener.accept() {

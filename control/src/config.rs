@@ -5,6 +5,7 @@
 
 mod access_log;
 mod bounds;
+mod confine;
 mod duration;
 mod error;
 mod intercept;
@@ -26,6 +27,7 @@ use std::time::Duration;
 
 pub use access_log::{AccessLog, Field, LineFormat, LogTarget, Piece, Share};
 pub use bounds::{Bandwidth, Bounds, OverLimit, Rate};
+pub use confine::Confine;
 pub use error::ConfigError;
 pub use intercept::{Intercept, InterceptWay, SourceAddress};
 pub use keepalive::TcpKeepalive;
@@ -59,6 +61,8 @@ pub struct Config {
     pub local: Local,
     /// `[dns]`: who is asked what names mean.
     pub dns: Dns,
+    /// `[confine]`: what the process gives up once it has started.
+    pub confine: Confine,
     /// `[limits]`: bounds of the whole process.
     pub limits: Limits,
     /// `drain_timeout`: how long a graceful stop waits for connections to finish.
@@ -244,6 +248,7 @@ impl Config {
         let local = local(file.table("local")?)?;
         let dns = dns(source, file.table("dns")?)?;
         let access_log = AccessLog::read(source, file.table("access_log")?)?;
+        let confine = confine::read(file.table("confine")?)?;
         if let Some(rnic) = versions::in_conflict(smc.versions, &rnics) {
             let why = "is 1, but RoCE v1 carries SMC-Rv1 only; write versions = [1] under [smc]";
             return Err(file.error("rnic", format!("version of {} {why}", rnic.name)));
@@ -263,6 +268,7 @@ impl Config {
             smc,
             local,
             dns,
+            confine,
             limits,
             drain_timeout,
             log,

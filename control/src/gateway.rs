@@ -29,6 +29,7 @@ use smcr_rnic::Rnic;
 
 use crate::access_log::AccessLog;
 use crate::config::{Config, RnicConfig, RnicKind};
+use crate::confine::Confinement;
 use crate::entropy;
 use crate::farewells::Farewells;
 use crate::groups::{self, Groups, PortId, QpOf};
@@ -111,6 +112,8 @@ pub struct Gateway<N: Rnic> {
     /// How connections that are meant for others come to them.
     interception: Interception,
     service: Service,
+    /// What this process has given up.
+    confinement: Confinement,
     /// What names of upstreams mean.
     lookups: Lookups,
     checks: Checks,
@@ -168,6 +171,8 @@ pub struct Parts<N: Rnic> {
     pub interception: Interception,
     /// Whoever started us.
     pub service: Service,
+    /// What this process has given up.
+    pub confinement: Confinement,
     /// What looks names of upstreams up.
     pub lookups: Lookups,
     /// Where connections that are over are written down.
@@ -230,6 +235,7 @@ impl<N: Rnic> Gateway<N> {
             peer_id: parts.peer_id,
             interception: parts.interception,
             service: parts.service,
+            confinement: parts.confinement,
             lookups: parts.lookups,
             checks: Checks::default(),
             speeds: Speeds::default(),

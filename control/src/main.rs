@@ -22,7 +22,7 @@ use smcgate::tools::client::{self, Client, DEFAULT_ADMIN};
 use smcgate::tools::decode::{DecodeError, decode};
 use smcgate::tools::top::{self, TopError};
 use smcgate::tools::{bench, check, doctor, intercept};
-use smcgate::{log, signals, start};
+use smcgate::{log, signals, start, supervise};
 use smcr_os::counting::Counting;
 
 /// The relay allocates rarely, which the counter proves; the control thread and a heap that stays
@@ -95,6 +95,7 @@ impl Failure {
 fn run(file: &Path, filter: Option<String>) -> Result<(), Failure> {
     let config = load(file)?;
     log::start(filter.as_deref(), config.log);
+    supervise::abort_on_panic();
     start::run(config, file).map_err(|error| match error.is_misconfigured() {
         true => Failure::misconfigured(error),
         false => Failure::failed(error),

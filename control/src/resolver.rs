@@ -14,6 +14,9 @@ use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use smcr_engine::mailbox::Sender;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::supervise;
 
 /// What a name means now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,24 +41,31 @@ impl Resolver {
     ///
     /// When the thread cannot be started.
     pub fn start(servers: Vec<SocketAddr>, report: Sender<Resolved>) -> io::Result<Self> {
-        let (names, wanted) = unbounded_channel();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        std::thread::Builder::new()
-            .name("resolver".to_owned())
-            .spawn(move || runtime.block_on(serve(&servers, wanted, &report)))?;
+        let (names, mut wanted) = unbounded_channel();
+        let mut last = BTreeSet::new();
+        supervise::spawn("resolver", move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .on_thread_start(supervise::may_panic)
+                .build();
+            let runtime = runtime.expect("there are descriptors for it, or there will be");
+            runtime.block_on(serve(&servers, &mut wanted, &mut last, &report));
+        })?;
         Ok(Self { names })
     }
 
     /// From now on these names are wanted, and no others.
     pub fn want(&self, names: BTreeSet<String>) {
-        // The thread has ended only if it panicked, which was printed.
+        // The thread has ended only if no name can be looked up here, which it has said.
         let _ = self.names.send(names);
     }
 }
 
+/// Looks up the names in `last`, and then what is wanted instead.
 async fn serve(
     servers: &[SocketAddr],
-    mut wanted: UnboundedReceiver<BTreeSet<String>>,
+    wanted: &mut UnboundedReceiver<BTreeSet<String>>,
+    last: &mut BTreeSet<String>,
     report: &Sender<Resolved>,
 ) {
     let resolver = match resolver(servers) {
@@ -65,12 +75,24 @@ async fn serve(
             return;
         }
     };
-    let mut watched: Vec<JoinHandle<()>> = Vec::new();
-    while let Some(names) = wanted.recv().await {
-        // Names that were watched before are looked up now, too: a new listener may need them.
-        watched.iter().for_each(|task| task.abort());
-        let watch = |name| tokio::spawn(watch(resolver.clone(), name, report.clone()));
-        watched = names.into_iter().map(watch).collect();
+    let mut watched: BTreeMap<String, JoinHandle<()>> = BTreeMap::new();
+    loop {
+        match timeout(AGAIN_AFTER, wanted.recv()).await {
+            Ok(Some(names)) => {
+                *last = names;
+                // Those that were watched before are looked up now, too: a new listener may need
+                // them.
+                watched.values().for_each(JoinHandle::abort);
+                watched.clear();
+            }
+            Ok(None) => return,
+            // Only a panic ends one by itself.
+            Err(_) => watched.retain(|_, task| !task.is_finished()),
+        }
+        for name in &*last {
+            let watch = || tokio::spawn(watch(resolver.clone(), name.clone(), report.clone()));
+            watched.entry(name.clone()).or_insert_with(watch);
+        }
     }
 }
 
@@ -142,7 +164,7 @@ pub fn look_up_now(
         let ask = |name: &String| {
             let (resolver, name) = (resolver.clone(), name.clone());
             tokio::spawn(async move {
-                let answer = tokio::time::timeout(ANSWER_WITHIN, look_up(&resolver, &name)).await;
+                let answer = timeout(ANSWER_WITHIN, look_up(&resolver, &name)).await;
                 Some((name, answer.ok()?.ok()?.0))
             })
         };

@@ -22,6 +22,7 @@ use crate::access_log::{AccessLog, Reopener};
 use crate::admin::{self, AdminThread};
 use crate::capture::{self, Tapped};
 use crate::config::{self, Cidr, Config, Protocol, RnicConfig};
+use crate::confine::Confinement;
 use crate::device::Devices;
 use crate::entropy::random;
 use crate::gateway::{Gateway, Lookups, Names, OpenRnics, Parts, PortParts};
@@ -35,6 +36,7 @@ use crate::reload::{Prepared, addresses};
 use crate::service::Service;
 use crate::smc_option::OptionSource;
 use crate::status::Asker;
+use crate::supervise;
 
 /// The fabric of a NIC of any kind; none where there is no NIC.
 pub(crate) type AnyFabric = Option<any::Fabric>;
@@ -93,6 +95,8 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
         misconfigured: true,
     })?;
     let nics = choose_nics(&config, &devices, &names);
+    // No other thread runs yet: what this one gives up, all others will not have.
+    let mut confinement = Confinement::begin(&config, file);
     let (tap, taps) = mpsc::channel();
     let mut opener = Opener::new(clock, waker.clone(), tap)?;
     let ports = opener.open_all(&config, &devices, &nics)?;
@@ -113,6 +117,7 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
     hear_signals(say_stop, asker, access_log.reopener())
         .map_err(context("the signal handlers cannot be set up"))?;
 
+    confinement.seal();
     let parts = Parts {
         config,
         clock,
@@ -126,6 +131,7 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
         common,
         interception,
         service,
+        confinement,
         lookups,
         access_log,
         waker,
@@ -205,6 +211,7 @@ fn hear_signals(say_stop: Sender<()>, asker: Asker, reopener: Reopener) -> io::R
 /// Reads the configuration again, on a thread of its own: names may take time to resolve.
 fn reload_aside(asker: Asker) {
     let reload = move || {
+        supervise::may_panic();
         // The control thread logs what it was asked; here is what it was never asked.
         if let Err(why @ (OperateError::Wrong(_) | OperateError::Silent)) = asker.reload() {
             tracing::warn!(%why, "the configuration stays as it was");

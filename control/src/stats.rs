@@ -5,6 +5,7 @@
 //! count from the start of the process; every name carries its unit unless it is a plain count.
 //! Adding a key keeps [`SCHEMA`]; renaming or removing one raises it.
 
+mod confinement;
 mod connections;
 mod durations;
 mod history;
@@ -15,6 +16,7 @@ mod pollers;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
+pub use confinement::Confinement;
 pub use connections::{
     Connection, ConnectionPage, ConnectionQuery, FallbackReason, Sort, Transport,
 };
@@ -89,6 +91,8 @@ pub struct Stats {
     pub peers: Vec<Peer>,
     /// Memory that the gateway reserved for its data path.
     pub memory: Memory,
+    /// What the process may do no more.
+    pub confinement: Confinement,
 }
 
 /// Sums since the process started.
@@ -151,6 +155,8 @@ pub struct Totals {
     pub access_log_written: u64,
     /// Lines of the access log that were not: the disk was full, or nobody took them fast enough.
     pub access_log_dropped: u64,
+    /// Panics of threads without which connections go on; each has begun anew.
+    pub panics_survived: u64,
 }
 
 /// Connections that exist now.

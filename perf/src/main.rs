@@ -30,9 +30,16 @@ mod scenarios;
 mod serve;
 mod summary;
 
-use std::process::ExitCode;
+use std::panic;
+use std::process::{self, ExitCode};
 
 fn main() -> ExitCode {
+    // A load with a thread less would be another load.
+    let print = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        print(panic);
+        process::abort();
+    }));
     match cli::dispatch() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

@@ -18,6 +18,7 @@ mod browser;
 mod capture;
 mod captured;
 mod clock;
+mod confined;
 mod congested;
 mod cores;
 mod crowd;

@@ -79,7 +79,7 @@ const WRONG: [(&str, &str, i32); 5] = [
     (
         "[[listener]]\nname = \"x\"\nbind = \"127.0.0.1:7999\"\nupstream = \"original-dst\"\n\
          intercept = \"ebpf\"\nintercept_ports = [7]\nintercept_cgroups = [\"/no/such/group\"]\n",
-        "/no/such/group",
+        "has given up what it takes for intercept = \"ebpf\"; restart it",
         1,
     ),
 ];

@@ -31,6 +31,7 @@ use std::thread::JoinHandle;
 use tokio::sync::oneshot;
 
 use crate::stats::Provider;
+use crate::supervise;
 use guard::Guarded;
 use history::Keeper;
 
@@ -59,24 +60,39 @@ pub fn spawn(listen: SocketAddr, provider: Arc<dyn Provider>) -> io::Result<Admi
     let bound = std::net::TcpListener::bind(listen)?;
     bound.set_nonblocking(true)?;
     let address = bound.local_addr()?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let listener = {
-        let _inside = runtime.enter();
-        Guarded::new(tokio::net::TcpListener::from_std(bound)?)
-    };
-    let (stop, stopped) = oneshot::channel();
-    let thread = std::thread::Builder::new().name("admin".to_owned()).spawn(move || {
-        let history = Keeper::default();
-        let router = routes::router(Arc::clone(&provider), history.clone(), address);
-        runtime.block_on(async {
-            tokio::spawn(async move { history.keep(&*provider).await });
-            tokio::spawn(axum::serve(listener, router).into_future());
-            // A dropped sender means the same as a message: stop. What is still being served is
-            // dropped with the runtime; an operator's question is not worth a slow shutdown.
-            stopped.await.ok();
-        });
+    let (stop, mut stopped) = oneshot::channel();
+    let history = Keeper::default();
+    // If it begins anew, it begins with a runtime of its own: who knows what became of the other.
+    let thread = supervise::spawn("admin", move || {
+        if let Err(error) = serve(&bound, &provider, &history, &mut stopped) {
+            panic!("the endpoint cannot be served: {error}");
+        }
     })?;
     Ok(AdminThread { address, stop: Some(stop), thread: Some(thread) })
+}
+
+/// Serves at `bound` until somebody says that it is time to stop.
+fn serve(
+    bound: &std::net::TcpListener,
+    provider: &Arc<dyn Provider>,
+    history: &Keeper,
+    stopped: &mut oneshot::Receiver<()>,
+) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .on_thread_start(supervise::may_panic)
+        .build()?;
+    let router = routes::router(Arc::clone(provider), history.clone(), bound.local_addr()?);
+    let (provider, history) = (Arc::clone(provider), history.clone());
+    runtime.block_on(async {
+        let listener = Guarded::new(tokio::net::TcpListener::from_std(bound.try_clone()?)?);
+        tokio::spawn(async move { history.keep(&*provider).await });
+        tokio::spawn(axum::serve(listener, router).into_future());
+        // A dropped sender means the same as a message: stop. What is still being served is
+        // dropped with the runtime; an operator's question is not worth a slow shutdown.
+        stopped.await.ok();
+        Ok(())
+    })
 }
 
 impl AdminThread {

@@ -11,7 +11,7 @@ use smcr_rnic::roce::packet::Version;
 
 use super::preference::PREFERENCES;
 use super::{
-    AccessLog, Config, Intercept, InterceptWay, Limits, Listener, Peers, Poll, Protocol,
+    AccessLog, Config, Confine, Intercept, InterceptWay, Limits, Listener, Peers, Poll, Protocol,
     RnicConfig, RnicKind, Smc, TcpKeepalive, Versions,
 };
 
@@ -33,6 +33,7 @@ impl Config {
             },
             "dns": { "servers": texts(&self.dns.servers) },
             "access_log": access_log(&self.access_log),
+            "confine": confine(self.confine),
             "limits": limits(&self.limits),
             "drain_timeout": duration(self.drain_timeout),
             "log": word(&super::LOG_LEVELS, self.log),
@@ -149,6 +150,13 @@ fn smc(smc: &Smc) -> Value {
     value
 }
 
+fn confine(confine: Confine) -> Value {
+    let Confine { seccomp, landlock, drop_capabilities } = confine;
+    json!({
+        "seccomp": seccomp, "landlock": landlock, "drop_capabilities": drop_capabilities,
+    })
+}
+
 fn limits(limits: &Limits) -> Value {
     let Limits { connections_max, handshakes_max, silent_max, rmb_bytes } = limits;
     json!({
@@ -232,7 +240,7 @@ mod tests {
              bandwidth_per_connection='1500kbit'\n\
              [[listener]]\nname='behind'\nbind='10.8.0.2:15003'\nupstream='server.example:7'\n\
              proxy_from=['10.9.0.0/16']\nbalance='source'\ncheck={}\n\
-             [dns]\nservers=['10.8.0.53', '[fd00::1]:5353']\n\
+             [confine]\nlandlock=false\n[dns]\nservers=['10.8.0.53', '[fd00::1]:5353']\n\
              [poll]\npolicy='block'\ncores=[1,2]\npin=false\nboost=0\nspin_us=7\n\
              [local]\ncongestion_control='host'\n\
              [smc]\noption='assume'\nassume_peers=['10.0.0.0/8']\ngids=['fd00::/64']\n\

@@ -309,7 +309,7 @@ fn other_tables_are_checked_too() {
         (
             "[polling]",
             ":5: polling: is not a key; known here: limits, admin, rnic, pnet, listener, \
-             poll, smc, local, dns, access_log, drain_timeout, log",
+             poll, smc, local, dns, access_log, confine, drain_timeout, log",
         ),
         (
             "[admin]\nlisten='9180'",

@@ -33,6 +33,7 @@ use crate::stats::{
     Rnic as RnicRow, SCHEMA, Sample, Stats, Totals, Transport,
 };
 use crate::status::{Outcome, Question};
+use crate::supervise;
 
 impl<N: Rnic> Gateway<N> {
     /// Answers what the admin thread asked.
@@ -114,6 +115,7 @@ impl<N: Rnic> Gateway<N> {
             listeners: self.listener_rows(now),
             peers: self.speeds.rows(now),
             memory: self.memory(),
+            confinement: self.confinement.row(),
         }
     }
 
@@ -163,6 +165,7 @@ impl<N: Rnic> Gateway<N> {
             aged_closed: self.idle.closed().aged,
             offers_held: counts.offers_held,
             rmbes_rested: counts.elements_rested,
+            panics_survived: supervise::survived(),
             refused_tcp: self.listeners.iter().map(|listener| listener.refused).sum(),
             access_log_written: lines.written,
             access_log_dropped: lines.dropped,

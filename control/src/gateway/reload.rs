@@ -59,6 +59,9 @@ impl<N: Rnic> Gateway<N> {
         // The configuration knows nothing of them.
         self.close_doors(now);
         let Prepared { mut config, names } = prepared;
+        if let Some(why) = self.confinement.refuses(&config) {
+            return Err(OperateError::Refused(why));
+        }
         let mut notes = keep_what_needs_a_restart(&self.config, &mut config);
         let common = self.common.after(&config);
         let plan = self.plan(&config, &common).map_err(OperateError::Refused)?;
@@ -269,12 +272,14 @@ fn keep_what_needs_a_restart(old: &Config, new: &mut Config) -> Vec<String> {
     note("poll", old.poll != new.poll);
     note("local", old.local != new.local);
     note("dns", old.dns != new.dns);
+    note("confine", old.confine != new.confine);
     note("smc.option", old.smc.option != new.smc.option);
     note("smc.send_pool", old.smc.send_pool != new.smc.send_pool);
     new.admin = old.admin.clone();
     new.poll = old.poll.clone();
     new.local = old.local;
     new.dns = old.dns.clone();
+    new.confine = old.confine;
     new.smc.option = old.smc.option;
     new.smc.send_pool = old.smc.send_pool;
     notes

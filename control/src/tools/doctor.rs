@@ -22,6 +22,7 @@ use smcr_rnic::roce::dpdk::{Pages, is_privileged};
 use smcr_rnic::verbs;
 
 use crate::config::CongestionControl;
+use crate::confine;
 use crate::cores::{self, Board};
 use crate::device::Devices;
 use crate::intercept::connects::Connects;
@@ -129,6 +130,7 @@ pub fn examine() -> Vec<Finding> {
         ),
         descriptor_limit(descriptors.current, descriptors.maximum),
         memory_lock(getrlimit(Resource::Memlock).current),
+        confinement(confine::possible()),
     ]
 }
 
@@ -364,6 +366,23 @@ fn memory_lock(limit: Option<u64>) -> Finding {
         Some(bytes) => format!("{bytes} bytes may be locked; the soft RNIC locks none"),
     };
     Finding::ok("memory-lock", found)
+}
+
+/// What the gateway can give up once it has started.
+fn confinement(possible: [(&'static str, Result<String, String>); 2]) -> Finding {
+    let name = "confine";
+    let (mut can, mut cannot) = (vec!["capabilities".to_owned()], Vec::new());
+    for (_, outcome) in possible {
+        match outcome {
+            Ok(what) => can.push(what),
+            Err(why) => cannot.push(why),
+        }
+    }
+    let found = format!("a gateway confines itself by {}", can.join(", "));
+    match cannot.is_empty() {
+        true => Finding::ok(name, found),
+        false => Finding::warn(name, format!("{found}; {}", cannot.join("; ")), "use Linux 5.13"),
+    }
 }
 
 fn has_module(modules: &str, name: &str) -> bool {

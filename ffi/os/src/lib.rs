@@ -13,6 +13,7 @@ pub mod netdev;
 pub mod offload;
 mod option;
 pub mod packet;
+pub mod seccomp;
 pub mod tcp;
 pub mod udp;
 pub mod vectored;

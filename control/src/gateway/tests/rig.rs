@@ -18,6 +18,7 @@ use smcr_rnic::any;
 use super::US;
 use crate::access_log::AccessLog;
 use crate::config::{Config, RnicConfig, RnicKind};
+use crate::confine::Confinement;
 use crate::cores::{Assignment, Reason};
 use crate::device::Devices;
 use crate::gateway::{Gateway, Lookups, Names, OpenRnics, Parts, PortParts};
@@ -111,6 +112,7 @@ impl Rig {
                 listeners: vec![listener],
                 common,
                 service: Service::default(),
+                confinement: Confinement::default(),
                 lookups: Lookups::new(Vec::new(), answers),
                 access_log,
                 interception: Interception::default(),

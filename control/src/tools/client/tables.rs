@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use crate::stats::{Connection, ConnectionPage, GroupV2, Link, LinkGroup, Rnic, Stats, Transport};
+use crate::stats::{
+    Confinement, Connection, ConnectionPage, GroupV2, Link, LinkGroup, Rnic, Stats, Transport,
+};
 
 /// All of the statistics, one paragraph per subject; subjects without rows are left out.
 pub fn stats_text(stats: &Stats) -> String {
@@ -70,7 +72,8 @@ fn summary(stats: &Stats) -> String {
          active   {} smc-r, {} tcp, {} connecting, {} waiting, {} farewells, {} parked\n\
          total    {} smc-r, {} tcp, {} handshakes failed, {} refused\n\
          bytes    {} in, {} out\n\
-         memory   {} RMBs ({} of {} elements used), {} send pool ({} used)\n",
+         memory   {} RMBs ({} of {} elements used), {} send pool ({} used)\n\
+         confined {}\n",
         stats.version,
         duration(stats.uptime_s),
         active.smc,
@@ -90,6 +93,23 @@ fn summary(stats: &Stats) -> String {
         memory.rmbes,
         bytes(memory.send_bytes),
         bytes(memory.send_bytes_used),
+        confinement(&stats.confinement),
+    )
+}
+
+/// What the process may do no more, and what it still may.
+fn confinement(it: &Confinement) -> String {
+    let kept = match &it.capabilities[..] {
+        [] => "none".to_owned(),
+        some if some.len() > SOME => format!("{} of them", some.len()),
+        some => some.join(" "),
+    };
+    let no_new_privs = if it.no_new_privs { "on" } else { "off" };
+    let [dropped, landlock, seccomp] =
+        [&it.dropped, &it.landlock, &it.seccomp].map(|it| or_dash(it));
+    format!(
+        "capabilities dropped: {dropped} (left: {kept}), no_new_privs: {no_new_privs}, landlock: \
+         {landlock}, seccomp: {seccomp}"
     )
 }
 
@@ -301,6 +321,9 @@ fn duration(seconds: u64) -> String {
         (_, _, _) => format!("{days}d {}h", hours % 24),
     }
 }
+
+/// More names than these nobody reads.
+const SOME: usize = 8;
 
 #[cfg(test)]
 mod tests {

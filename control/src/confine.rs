@@ -1,0 +1,193 @@
+//! What the process gives up once it has what takes privilege: capabilities, files, system calls.
+//!
+//! ```text
+//!   eBPF, sockets, interception ─► begin ─► RNICs, pollers, all other threads ─► seal ─► serve
+//!                                   capabilities, no_new_privs, Landlock          seccomp
+//! ```
+//!
+//! The first three are for the thread that gives them up and for those that it starts, so no other
+//! may run yet. A system call can be given up for all threads at once. What stays follows from the
+//! configuration ([`needs`]), and a reload that needs more is refused.
+
+mod calls;
+mod capabilities;
+pub mod needs;
+mod paths;
+
+use std::fs;
+use std::path::Path;
+
+use rustix::thread::{CapabilitySet, set_no_new_privs};
+use smcr_os::seccomp::filter_all_threads;
+
+use crate::config::{Config, Confine};
+use crate::stats;
+use needs::Needs;
+use paths::Paths;
+
+/// What this process has given up.
+#[derive(Debug, Default)]
+pub struct Confinement {
+    /// What was kept; none if nothing was given up.
+    kept: Option<Needs>,
+    /// What is in force, in words.
+    row: stats::Confinement,
+}
+
+impl Confinement {
+    /// Gives up, for this thread and those that it starts from now on, all that `config`, which was
+    /// read from `file`, does not need. Where the kernel cannot do it, the log says so.
+    pub fn begin(config: &Config, file: &Path) -> Self {
+        let needs = Needs::of(config);
+        let Confine { seccomp, landlock, drop_capabilities } = config.confine;
+        if config.confine.is_on()
+            && let Err(error) = set_no_new_privs(true)
+        {
+            tracing::warn!(%error, "this process may still gain privileges");
+        }
+        let dropped = match capabilities::kept(&needs) {
+            _ if !drop_capabilities => OFF.to_owned(),
+            None => FOR_DPDK.to_owned(),
+            Some(kept) => said("capabilities", {
+                capabilities::drop_all_but(kept).map_err(|error| error.to_string()).map(on)
+            }),
+        };
+        let landlock = match Paths::of(&needs, file) {
+            _ if !landlock => OFF.to_owned(),
+            None => FOR_DPDK.to_owned(),
+            Some(paths) => said("landlock", paths::restrict_to(&paths)),
+        };
+        let seccomp = if seccomp { String::new() } else { OFF.to_owned() };
+        let row = stats::Confinement { dropped, landlock, seccomp, ..Default::default() };
+        Self { kept: config.confine.is_on().then_some(needs), row }
+    }
+
+    /// Gives up, for all threads, the system calls that are not needed any more.
+    pub fn seal(&mut self) {
+        if let Some(needs) = self.kept.as_ref().filter(|_| self.row.seccomp != OFF) {
+            let filter = calls::filter(needs);
+            let outcome = filter
+                .and_then(|filter| filter_all_threads(&filter).map_err(|error| error.to_string()));
+            self.row.seccomp = said("seccomp", outcome.map(on));
+        }
+        let threads = Threads::of_this_process();
+        self.row.capabilities = capabilities::names(threads.capabilities);
+        self.row.no_new_privs = threads.no_new_privs;
+        let stats::Confinement { dropped, landlock, seccomp, capabilities, .. } = &self.row;
+        tracing::info!(dropped, landlock, seccomp, kept = capabilities.join(" "), "confined");
+    }
+
+    /// What is in force.
+    pub fn row(&self) -> stats::Confinement {
+        self.row.clone()
+    }
+
+    /// Why `config` can come into force by a restart only, in one line; none if that is not so.
+    pub fn refuses(&self, config: &Config) -> Option<String> {
+        let missing = self.kept.as_ref()?.missing_for(&Needs::of(config));
+        (!missing.is_empty()).then(|| {
+            let missing = missing.join(", and ");
+            format!("the gateway has given up what it takes for {missing}; restart it")
+        })
+    }
+}
+
+fn on((): ()) -> String {
+    ON.to_owned()
+}
+
+/// What is in force, or why it is not.
+fn said(what: &str, outcome: Result<String, String>) -> String {
+    outcome.unwrap_or_else(|why| {
+        tracing::warn!(why, "{what}: this host does not confine the gateway by it");
+        format!("not possible: {why}")
+    })
+}
+
+/// What this host can do to confine a gateway, each with why not.
+pub fn possible() -> [(&'static str, Result<String, String>); 2] {
+    let actions = fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail");
+    let seccomp = match actions {
+        Ok(actions) if actions.split_whitespace().any(|action| action == "errno") => {
+            calls::filter(&Needs::default())
+                .map(|filter| format!("seccomp ({} instructions)", filter.len()))
+        }
+        Ok(_) | Err(_) => Err("this kernel has no seccomp".to_owned()),
+    };
+    [("landlock", paths::available()), ("seccomp", seccomp)]
+}
+
+/// What the threads of this process have in common.
+struct Threads {
+    /// What any of them may do.
+    capabilities: CapabilitySet,
+    /// Whether none of them can gain privileges.
+    no_new_privs: bool,
+}
+
+impl Threads {
+    fn of_this_process() -> Self {
+        let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+        let texts = tasks.map(|task| fs::read_to_string(task.path().join("status")));
+        // One that has ended meanwhile can do nothing.
+        Self::of(texts.flatten())
+    }
+
+    /// What their `/proc/PID/task/ID/status` say.
+    fn of(texts: impl Iterator<Item = String>) -> Self {
+        let mut all = Self { capabilities: CapabilitySet::empty(), no_new_privs: true };
+        for text in texts {
+            let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
+            let permitted = field("CapPrm:").map(|text| u64::from_str_radix(text.trim(), 16));
+            let permitted = permitted.and_then(Result::ok).unwrap_or(u64::MAX);
+            all.capabilities |= CapabilitySet::from_bits_retain(permitted);
+            all.no_new_privs &= field("NoNewPrivs:").is_some_and(|text| text.trim() == "1");
+        }
+        all
+    }
+}
+
+const ON: &str = "on";
+const OFF: &str = "off, as configured";
+const FOR_DPDK: &str = "off: what DPDK needs is not known";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One thread that was forgotten is a way out for whoever has taken over another one.
+    #[test]
+    fn what_one_thread_may_all_may() {
+        let status = |caps: &str, nnp: &str| {
+            format!("Name:\tx\nCapPrm:\t{caps}\nNoNewPrivs:\t{nnp}\nSeccomp:\t2\n")
+        };
+        let [few, more] = ["0000000000000400", "0000000000001000"];
+        let all = Threads::of([status(few, "1"), status(more, "1")].into_iter());
+        let names = capabilities::names(all.capabilities);
+        assert_eq!(names, ["CAP_NET_BIND_SERVICE", "CAP_NET_ADMIN"]);
+        assert!(all.no_new_privs);
+        assert!(!Threads::of([status(few, "1"), status(few, "0")].into_iter()).no_new_privs);
+    }
+
+    /// Without a confinement, any reload may come into force.
+    #[test]
+    fn a_reload_is_refused_only_if_something_was_given_up() {
+        let text = "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='127.0.0.1:2'\n";
+        let packet = format!("{text}[[rnic]]\nname='r'\nkind='roce-packet'\ndevice='va'\n");
+        let [few, more] = [text, &packet].map(|text| Config::parse(text, "a.toml").unwrap());
+        assert_eq!(Confinement::default().refuses(&more), None);
+        let kept = Some(Needs::of(&few));
+        let confined = Confinement { kept, ..Confinement::default() };
+        assert_eq!(confined.refuses(&few), None);
+        let why = confined.refuses(&more).unwrap();
+        assert!(why.contains("roce-packet") && why.ends_with("restart it"), "{why}");
+    }
+
+    /// `doctor` says what this machine can do.
+    #[test]
+    fn this_kernel_can_confine() {
+        for (what, can) in possible() {
+            can.unwrap_or_else(|why| panic!("{what}: {why}"));
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! What a configuration needs of the system once the gateway has started. A reload can bring in
+//! nothing that needs more than that.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use crate::config::{
+    Config, CongestionControl, InterceptWay, OptionMode, Protocol, RnicConfig, RnicKind,
+    SourceAddress,
+};
+
+/// What a gateway with one configuration needs once it has started.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// `nft` and `ip`, which take the rules of an interception away at the end.
+    pub programs: bool,
+    /// To load eBPF programs that lead connections, when a listener comes or changes.
+    pub loads_ebpf: bool,
+    /// To ask and change what is in maps of eBPF programs.
+    pub ebpf: bool,
+    /// To mark sockets, give them foreign addresses and large buffers, and to list IPsec policies.
+    pub network: bool,
+    /// To open packet sockets.
+    pub packets: bool,
+    /// To raise the priority of threads.
+    pub priority: bool,
+    /// RNICs by libibverbs.
+    pub verbs: bool,
+    /// Ports of DPDK. What its drivers need is their secret.
+    pub dpdk: bool,
+    /// Directories in which peers of this host meet.
+    pub meeting: BTreeSet<PathBuf>,
+    /// Other directories in which files are written.
+    pub written: BTreeSet<PathBuf>,
+}
+
+impl Needs {
+    /// What `config` needs.
+    pub fn of(config: &Config) -> Self {
+        let mut needs = Self {
+            ebpf: config.local.congestion_control == CongestionControl::Auto,
+            priority: config.poll.boost > 0,
+            written: written(config),
+            ..Self::default()
+        };
+        for listener in &config.listeners {
+            let way = listener.intercept.as_ref().map(|intercept| intercept.way);
+            let by_rules = matches!(way, Some(InterceptWay::Redirect | InterceptWay::Tproxy));
+            needs.programs |= by_rules || listener.source == SourceAddress::Client;
+            needs.loads_ebpf |= way == Some(InterceptWay::Ebpf);
+            let is_smc = [listener.accept, listener.connect].contains(&Protocol::Smc);
+            needs.ebpf |= is_smc && config.smc.option != OptionMode::Assume;
+            needs.network |= is_smc || listener.needs_mark();
+        }
+        for rnic in &config.rnics {
+            needs.add(rnic);
+        }
+        needs
+    }
+
+    fn add(&mut self, rnic: &RnicConfig) {
+        match rnic.kind {
+            // Large buffers for packets.
+            RnicKind::RoceUdp { .. } => self.network = true,
+            RnicKind::RocePacket { .. } => self.packets = true,
+            RnicKind::Dpdk(_) => self.dpdk = true,
+            RnicKind::Shm => drop(self.meeting.insert(PathBuf::from(&rnic.device))),
+            RnicKind::Verbs(_) => self.verbs = true,
+        }
+    }
+
+    /// What `wanted` needs beyond this, in words.
+    pub fn missing_for(&self, wanted: &Self) -> Vec<String> {
+        let mut missing: Vec<String> = [
+            (self.programs, wanted.programs, "intercept by nftables, or source = \"client\""),
+            (self.loads_ebpf, wanted.loads_ebpf, "intercept = \"ebpf\""),
+            (self.network, wanted.network, "SMC-R or interception, where there was neither"),
+            (self.packets, wanted.packets, "an RNIC of kind \"roce-packet\""),
+            (self.verbs, wanted.verbs, "an RNIC of kind \"verbs\""),
+            (self.dpdk, wanted.dpdk, "an RNIC of kind \"dpdk\""),
+        ]
+        .into_iter()
+        .filter(|(has, wants, _)| *wants && !has)
+        .map(|(_, _, what)| what.to_owned())
+        .collect();
+        for directory in wanted.meeting.difference(&self.meeting) {
+            missing.push(format!("an RNIC in the directory {}", directory.display()));
+        }
+        for directory in wanted.written.difference(&self.written) {
+            missing.push(format!("files in the directory {}", directory.display()));
+        }
+        missing
+    }
+}
+
+/// Directories in which the gateway creates and writes files while it runs. A part of the gateway
+/// that writes files names their directory here.
+fn written(_config: &Config) -> BTreeSet<PathBuf> {
+    BTreeSet::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn needs(rest: &str) -> Needs {
+        let text =
+            format!("[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='127.0.0.1:2'\n{rest}\n");
+        Needs::of(&Config::parse(&text, "a.toml").unwrap())
+    }
+
+    /// What a relay of TCP never needs, nobody who takes it over shall have.
+    #[test]
+    fn a_relay_of_tcp_needs_nothing() {
+        let least = needs("[local]\ncongestion_control='host'\n[poll]\nboost=0");
+        assert_eq!(least, Needs::default());
+        assert!(needs("connect='smc'").network && needs("connect='smc'").ebpf);
+        assert!(
+            !needs("connect='smc'\n[smc]\noption='assume'\nassume_peers=['10.0.0.1']\n[local]\ncongestion_control='host'")
+                .ebpf
+        );
+    }
+
+    /// The rules of nftables are taken away at the end, by programs.
+    #[test]
+    fn rules_need_programs_and_ebpf_does_not() {
+        let way = |way: &str| {
+            let text = format!(
+                "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='original-dst'\n\
+                 intercept='{way}'\nintercept_ports=[9]\n"
+            );
+            let needs = Needs::of(&Config::parse(&text, "a.toml").unwrap());
+            (needs.programs, needs.loads_ebpf, needs.network)
+        };
+        assert_eq!(way("redirect"), (true, false, true));
+        assert_eq!(way("tproxy"), (true, false, true));
+        assert_eq!(way("ebpf"), (false, true, true));
+    }
+
+    /// A reload that needs what was given up must say so before it changes anything.
+    #[test]
+    fn what_was_given_up_is_named() {
+        let udp = needs("[[rnic]]\nname='r'\ndevice='va'");
+        let packet = needs("[[rnic]]\nname='r'\nkind='roce-packet'\ndevice='va'");
+        let near = needs("[[rnic]]\nname='r'\nkind='shm'\ndevice='/run/x'");
+        assert_eq!(udp.missing_for(&udp), [""; 0]);
+        assert_eq!(udp.missing_for(&packet), ["an RNIC of kind \"roce-packet\""]);
+        assert_eq!(udp.missing_for(&near), ["an RNIC in the directory /run/x"]);
+        assert_eq!(near.missing_for(&needs("connect='smc'")).len(), 1);
+    }
+}
