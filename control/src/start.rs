@@ -100,12 +100,8 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
     let (tap, taps) = mpsc::channel();
     let mut opener = Opener::new(clock, waker.clone(), tap)?;
     let ports = opener.open_all(&config, &devices, &nics)?;
-    let mark = ports.iter().find_map(|port| port.rnic.as_ref()?.mark());
-    let macs = ports.iter().filter_map(|port| port.rnic.as_ref()?.port().mac.into());
-    let peer_id = mark.map_or_else(|| peer_id(macs), PeerId);
-    let mut network = Network::new(devices, PnetTable::new(&config), places(&ports));
-    // What changed between the first look and the watch would never be heard of.
-    network.refresh().map_err(context("the network devices cannot be watched"))?;
+    let peer_id = identity(&ports);
+    let network = watch_network(&config, devices, &ports)?;
 
     let (ask, questions) = mailbox(QUESTIONS_MAX, waker.clone());
     let asker = Asker { questions: ask, file: Some(file.to_owned()) };
@@ -306,6 +302,25 @@ fn places_behind(listener: &config::Listener, names: &Names) -> Vec<IpAddr> {
             vec![IpAddr::from([192, 0, 2, 1]), IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1])]
         }
     }
+}
+
+/// What the network is, and from now on becomes.
+fn watch_network(
+    config: &Config,
+    devices: Devices,
+    ports: &[PortParts<any::Nic>],
+) -> Result<Network, RunError> {
+    let mut network = Network::new(devices, PnetTable::new(config), places(ports));
+    // What changed between the first look and the watch would never be heard of.
+    network.refresh().map_err(context("the network devices cannot be watched"))?;
+    Ok(network)
+}
+
+/// Who we are to peers.
+fn identity(ports: &[PortParts<any::Nic>]) -> PeerId {
+    let mark = ports.iter().find_map(|port| port.rnic.as_ref()?.mark());
+    let macs = ports.iter().filter_map(|port| port.rnic.as_ref()?.port().mac.into());
+    mark.map_or_else(|| peer_id(macs), PeerId)
 }
 
 /// Two random bytes and the MAC address of a NIC (RFC A.2.1). New at every start: a peer must not

@@ -115,10 +115,9 @@ mod tests {
         let least = needs("[local]\ncongestion_control='host'\n[poll]\nboost=0");
         assert_eq!(least, Needs::default());
         assert!(needs("connect='smc'").network && needs("connect='smc'").ebpf);
-        assert!(
-            !needs("connect='smc'\n[smc]\noption='assume'\nassume_peers=['10.0.0.1']\n[local]\ncongestion_control='host'")
-                .ebpf
-        );
+        let assumed = "connect='smc'\n[smc]\noption='assume'\nassume_peers=['10.0.0.1']\n\
+                       [local]\ncongestion_control='host'";
+        assert!(!needs(assumed).ebpf);
     }
 
     /// The rules of nftables are taken away at the end, by programs.

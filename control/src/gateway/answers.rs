@@ -33,7 +33,6 @@ use crate::stats::{
     Rnic as RnicRow, SCHEMA, Sample, Stats, Totals, Transport,
 };
 use crate::status::{Outcome, Question};
-use crate::supervise;
 
 impl<N: Rnic> Gateway<N> {
     /// Answers what the admin thread asked.
@@ -165,7 +164,7 @@ impl<N: Rnic> Gateway<N> {
             aged_closed: self.idle.closed().aged,
             offers_held: counts.offers_held,
             rmbes_rested: counts.elements_rested,
-            panics_survived: supervise::survived(),
+            panics_survived: crate::supervise::survived(),
             refused_tcp: self.listeners.iter().map(|listener| listener.refused).sum(),
             access_log_written: lines.written,
             access_log_dropped: lines.dropped,
