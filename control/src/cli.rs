@@ -109,6 +109,19 @@ pub enum Command {
         arguments are its own: smcgate bench --help lists them.")]
     #[command(disable_help_flag = true)]
     Bench(Bench),
+    /// Print a JSON schema of the configuration, for editors and for programs that write it
+    Schema,
+    /// Print a script that completes command lines in a shell
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+    /// Write manual pages, one for each command
+    Man {
+        /// Into which directory
+        #[arg(value_name = "DIRECTORY")]
+        directory: PathBuf,
+    },
 }
 
 /// What to measure.

@@ -15,6 +15,7 @@ mod network;
 mod peers;
 mod preference;
 mod rnic;
+mod schema;
 mod section;
 mod shown;
 mod smc;
@@ -232,7 +233,10 @@ impl Config {
     ///
     /// As [`Config::load`].
     pub fn parse(text: &str, file_name: &str) -> Result<Self, ConfigError> {
-        let source = Source { name: file_name, text };
+        Self::read(Source { name: file_name, text, learned: None })
+    }
+
+    fn read(source: Source<'_>) -> Result<Self, ConfigError> {
         let mut file = Section::parse(source)?;
         let limits = limits::read(file.table("limits")?)?;
         let admin = admin(source, file.table("admin")?)?;

@@ -20,8 +20,7 @@ use smcgate::stats::{ConnectionQuery, Stats};
 use smcgate::tools::capture::capture;
 use smcgate::tools::client::{self, Client, DEFAULT_ADMIN};
 use smcgate::tools::decode::{DecodeError, decode};
-use smcgate::tools::top::{self, TopError};
-use smcgate::tools::{bench, check, doctor, intercept};
+use smcgate::tools::{bench, check, doctor, documents, intercept, top};
 use smcgate::{log, signals, start, supervise};
 use smcr_os::counting::Counting;
 
@@ -60,6 +59,11 @@ fn main() -> ExitCode {
         Command::Conns(conns) => connections(conns),
         Command::Capture(arguments) => capture_to(arguments),
         Command::Decode(arguments) => decode_file(&arguments),
+        Command::Schema => printed(documents::schema(&mut io::stdout().lock())),
+        Command::Completions { shell } => {
+            printed(documents::completions(shell, &mut io::stdout().lock()))
+        }
+        Command::Man { directory } => documents::man(&directory).map_err(Failure::failed),
         Command::Bench(bench) => match bench::become_harness(&bench.arguments) {
             Err(why) => Err(Failure::failed(why)),
         },

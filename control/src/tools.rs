@@ -10,6 +10,7 @@ pub mod check;
 pub mod client;
 pub mod decode;
 pub mod doctor;
+pub mod documents;
 pub mod intercept;
 pub mod top;
 pub mod units;

@@ -11,12 +11,15 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::error::ConfigError;
+use super::schema::{Learned, Shape};
 
 /// The text of the file and its name: what turns a byte offset into `FILE:LINE`.
 #[derive(Clone, Copy)]
 pub(super) struct Source<'a> {
     pub(super) name: &'a str,
     pub(super) text: &'a str,
+    /// Who learns what the reader asks for, if somebody does.
+    pub(super) learned: Option<&'a Learned>,
 }
 
 impl Source<'_> {
@@ -52,6 +55,8 @@ impl<T> Placed<T> {
 pub(super) struct Section<'a> {
     source: Source<'a>,
     path: String,
+    /// The keys of the tables that it is in, and its own.
+    place: Vec<&'static str>,
     span: Range<usize>,
     table: DeTable<'a>,
     known: Vec<&'static str>,
@@ -69,7 +74,8 @@ impl<'a> Section<'a> {
             source.error(&error.span().unwrap_or_default(), "", format!("not TOML: {why}"))
         })?;
         let span = table.span();
-        Ok(Self { source, path: String::new(), span, table: table.into_inner(), known: Vec::new() })
+        let (path, table) = (String::new(), table.into_inner());
+        Ok(Self { source, path, place: Vec::new(), span, table, known: Vec::new() })
     }
 
     /// What complaints about this table's keys begin with.
@@ -85,15 +91,17 @@ impl<'a> Section<'a> {
     /// The table `key`, empty if the file has none.
     pub(super) fn table(&mut self, key: &'static str) -> Result<Self, ConfigError> {
         let source = self.source;
+        self.learn(key, Shape::Table);
+        let place = self.place_of(key);
         let Some(placed) = self.take(key) else {
-            let path = self.join(key);
-            return Ok(Self { source, path, span: 0..0, table: DeTable::new(), known: Vec::new() });
+            let (path, table) = (self.join(key), DeTable::new());
+            return Ok(Self { source, path, place, span: 0..0, table, known: Vec::new() });
         };
         let DeValue::Table(table) = placed.value else {
             return Err(wrong_type(source, &placed.path, &placed.span, &placed.value, "a table"));
         };
         let (path, span) = (placed.path, placed.span);
-        Ok(Self { source, path, span, table, known: Vec::new() })
+        Ok(Self { source, path, place, span, table, known: Vec::new() })
     }
 
     /// The tables of the array `key`, in the order of the file.
@@ -101,12 +109,13 @@ impl<'a> Section<'a> {
         let source = self.source;
         let path = self.join(key);
         let mut sections = Vec::new();
+        self.learn(key, Shape::Tables);
         for placed in self.array(key, &format!("written as [[{key}]]"))? {
             let DeValue::Table(table) = placed.value else {
                 return Err(wrong_type(source, &path, &placed.span, &placed.value, "a table"));
             };
-            let (path, span) = (path.clone(), placed.span);
-            sections.push(Self { source, path, span, table, known: Vec::new() });
+            let (path, place, span) = (path.clone(), self.place_of(key), placed.span);
+            sections.push(Self { source, path, place, span, table, known: Vec::new() });
         }
         Ok(sections)
     }
@@ -116,14 +125,14 @@ impl<'a> Section<'a> {
         &mut self,
         key: &'static str,
     ) -> Result<Option<Placed<String>>, ConfigError> {
-        let Some(placed) = self.take(key) else { return Ok(None) };
-        let text = text_of(self.source, placed)?;
-        Ok(Some(text))
+        self.learn(key, Shape::Text);
+        self.take_text(key)
     }
 
     /// The text at `key`, which must be there and not be empty.
     pub(super) fn required(&mut self, key: &'static str) -> Result<Placed<String>, ConfigError> {
-        match self.text(key)? {
+        self.learn(key, Shape::RequiredText);
+        match self.take_text(key)? {
             Some(text) if text.value.is_empty() => Err(text.error(self.source, "is empty")),
             Some(text) => Ok(text),
             None => Err(self.error(key, "is missing; every entry of this kind needs it")),
@@ -136,9 +145,12 @@ impl<'a> Section<'a> {
         key: &'static str,
     ) -> Result<Vec<Placed<String>>, ConfigError> {
         if !self.table.get(key).is_some_and(|value| value.get_ref().is_array()) {
-            return Ok(vec![self.required(key)?]);
+            let one = self.required(key);
+            self.learn(key, Shape::RequiredTexts);
+            return Ok(vec![one?]);
         }
         let texts = self.texts(key)?;
+        self.learn(key, Shape::RequiredTexts);
         if texts.is_empty() {
             return Err(self.error(key, "is empty; list at least one"));
         }
@@ -152,6 +164,7 @@ impl<'a> Section<'a> {
         range: Range<u64>,
         default: u64,
     ) -> Result<Placed<u64>, ConfigError> {
+        self.learn(key, Shape::Number(range.clone()));
         let Some(placed) = self.take(key) else {
             return Ok(Placed { value: default, path: self.join(key), span: self.span.clone() });
         };
@@ -176,6 +189,7 @@ impl<'a> Section<'a> {
         key: &'static str,
         default: bool,
     ) -> Result<bool, ConfigError> {
+        self.learn(key, Shape::Boolean);
         let Some(placed) = self.take(key) else { return Ok(default) };
         placed.value.as_bool().ok_or_else(|| {
             wrong_type(self.source, &placed.path, &placed.span, &placed.value, "true or false")
@@ -215,7 +229,8 @@ impl<'a> Section<'a> {
         default: Duration,
     ) -> Result<Duration, ConfigError> {
         let source = self.source;
-        match self.text(key)? {
+        self.learn(key, Shape::Duration);
+        match self.take_text(key)? {
             None => Ok(default),
             Some(text) => {
                 super::duration::parse(&text.value).map_err(|why| text.error(source, why))
@@ -231,7 +246,8 @@ impl<'a> Section<'a> {
         default: T,
     ) -> Result<T, ConfigError> {
         let source = self.source;
-        let Some(text) = self.text(key)? else { return Ok(default) };
+        self.learn(key, Shape::Word(words.iter().map(|(word, _)| (*word).to_owned()).collect()));
+        let Some(text) = self.take_text(key)? else { return Ok(default) };
         match words.iter().find(|(word, _)| *word == text.value) {
             Some((_, meaning)) => Ok(*meaning),
             None => {
@@ -250,6 +266,7 @@ impl<'a> Section<'a> {
     /// The texts of the array at `key`; none if it is not there.
     pub(super) fn texts(&mut self, key: &'static str) -> Result<Vec<Placed<String>>, ConfigError> {
         let source = self.source;
+        self.learn(key, Shape::Texts);
         let values = self.array(key, "written as [\"…\", \"…\"]")?;
         values.into_iter().map(|placed| text_of(source, placed)).collect()
     }
@@ -261,6 +278,7 @@ impl<'a> Section<'a> {
         range: &Range<u64>,
     ) -> Result<Vec<Placed<u64>>, ConfigError> {
         let source = self.source;
+        self.learn(key, Shape::Numbers(range.clone()));
         let values = self.array(key, "written as [0, 1]")?;
         values.into_iter().map(|placed| number_of(source, placed, range)).collect()
     }
@@ -272,6 +290,7 @@ impl<'a> Section<'a> {
         key: &'static str,
     ) -> Result<Vec<Placed<RangeInclusive<u16>>>, ConfigError> {
         let source = self.source;
+        self.learn(key, Shape::Ports);
         let values = self.array(key, "written as [7010, \"8000-8099\"]")?;
         values.into_iter().map(|placed| port_range_of(source, placed)).collect()
     }
@@ -301,6 +320,23 @@ impl<'a> Section<'a> {
             value: value.into_inner(),
         };
         Ok(array.into_iter().map(place).collect())
+    }
+
+    fn take_text(&mut self, key: &'static str) -> Result<Option<Placed<String>>, ConfigError> {
+        let Some(placed) = self.take(key) else { return Ok(None) };
+        text_of(self.source, placed).map(Some)
+    }
+
+    fn learn(&self, key: &'static str, shape: Shape) {
+        if let Some(learned) = self.source.learned {
+            learned.note(&self.place, key, shape);
+        }
+    }
+
+    fn place_of(&self, key: &'static str) -> Vec<&'static str> {
+        let mut place = self.place.clone();
+        place.push(key);
+        place
     }
 
     fn take(&mut self, key: &'static str) -> Option<Placed<DeValue<'a>>> {
