@@ -13,11 +13,14 @@ use circles::check_circles;
 use rules::{File, check_file, check_script, check_top_level};
 
 /// Everything at the top of the repository, except dotfiles. Nothing else may be there.
-const TOP_LEVEL: [&str; 11] = [
+const TOP_LEVEL: [&str; 14] = [
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
     "Cargo.lock",
     "Cargo.toml",
     "LICENSE",
     "README.md",
+    "SECURITY.md",
     "control",
     "dataplane",
     "ffi",

@@ -20,7 +20,8 @@ use smcgate::stats::{ConnectionQuery, Stats};
 use smcgate::tools::capture::capture;
 use smcgate::tools::client::{self, Client, DEFAULT_ADMIN};
 use smcgate::tools::decode::{DecodeError, decode};
-use smcgate::tools::{bench, check, doctor, documents, intercept, top};
+use smcgate::tools::top::{self, TopError};
+use smcgate::tools::{bench, check, doctor, documents, intercept};
 use smcgate::{log, signals, start, supervise};
 use smcr_os::counting::Counting;
 

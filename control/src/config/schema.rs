@@ -1,8 +1,8 @@
 //! A JSON schema of the configuration, for editors and for programs that write it.
 //!
 //! It is made by reading a file that has one table of each kind: the reader asks for all keys that
-//! it knows, whether the file has them or not, and says what it expects of each. So the schema knows
-//! what the reader knows. What depends on several keys, it does not say; `smcgate check` does.
+//! it knows, whether the file has them or not, and says what it expects of each. So the schema
+//! knows what the reader knows. What depends on several keys, it does not say; `smcgate check` does.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -68,7 +68,10 @@ impl Learned {
 }
 
 fn schema_of(shape: &Shape, below: impl Fn() -> Value) -> Value {
-    let number = |range: &Range<u64>| json!({"type": "integer", "minimum": range.start, "maximum": range.end - 1});
+    let number = |range: &Range<u64>| {
+        let last = range.end - 1;
+        json!({"type": "integer", "minimum": range.start, "maximum": last})
+    };
     let text = || json!({"type": "string"});
     let list = |items: Value| json!({"type": "array", "items": items});
     match shape {

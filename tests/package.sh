@@ -1,0 +1,176 @@
+#!/usr/bin/env bash
+# The life of the Debian package on a fresh system: installed, run as its own user, upgraded, purged.
+# Called by `scripts/test package`; needs root, and the packages of the distribution.
+#
+#   tests/package.sh FIRST.deb SECOND.deb
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+root=target/package/root
+base=target/package/base.tar
+caps=+bpf,+net_admin,+net_raw,+net_bind_service,+sys_nice,+ipc_lock
+
+main() {
+    local first=$1 second=$2
+    if [[ ${PACKAGE_TEST:-} != inside ]]; then
+        make_base "$first"
+        rm -rf "$root"
+        mkdir -p "$root"
+        tar -C "$root" -xf "$base"
+        # Mounts and processes that are left end with the namespaces.
+        PACKAGE_TEST=inside scripts/netns "$0" "$first" "$second"
+        rm -rf "$root"
+        return
+    fi
+    mount --bind "$root" "$root"
+    mount --rbind /sys "$root/sys"
+    mount -t proc proc "$root/proc"
+    mount -t tmpfs run "$root/run"
+    mount --bind /dev/null "$root/dev/null"
+    mount --bind /dev/urandom "$root/dev/urandom"
+    mkdir -p "$root/dev/shm"
+    mount -t tmpfs -o mode=1777 shm "$root/dev/shm"
+
+    files >target/package/before
+    install_first "$first"
+    main_job
+    upgrade "$second"
+    purge
+    files >target/package/after
+    if ! diff target/package/before target/package/after; then
+        echo "package: this is left behind, or was changed" >&2
+        exit 1
+    fi
+    echo "package: nothing is left behind"
+}
+
+# A fresh system with what the package depends on, once: it takes half a minute.
+make_base() {
+    local mirror suite depends
+    [[ -e $base ]] && return 0
+    suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
+    mirror=$(apt-get indextargets --format '$(RELEASE) $(REPO_URI)' 'Created-By: Packages' |
+        awk -v suite="$suite" '$1 == suite { print $2; exit }')
+    depends=$(dpkg-deb -f "$1" Depends | sed 's/([^)]*)//g; s/ //g')
+    mkdir -p target/package
+    rm -rf target/package/fresh
+    debootstrap --variant=minbase --include="$depends" "$suite" target/package/fresh "$mirror" \
+        >target/package/debootstrap.log
+    tar -C target/package/fresh -cf "$base.part" .
+    mv "$base.part" "$base"
+    rm -rf target/package/fresh
+}
+
+# All files, and what is in them, but for what dpkg writes down of any package, and the copies that
+# the system makes of its lists of users (`passwd-`) whenever one comes or goes.
+files() {
+    (cd "$root" && find . -xdev \( -path ./var/lib/dpkg -o -path ./var/log/dpkg.log \
+        -o -path ./var/cache/debconf -o -path './etc/*-' \) -prune -o -type f -exec sha256sum {} + -o -printf '%p %y %l\n' |
+        sort)
+}
+
+inside() { chroot "$root" env PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C "$@"; }
+
+install_first() {
+    cp "$1" "$root/run/first.deb"
+    inside dpkg -i /run/first.deb >/dev/null
+    inside getent passwd smcgate >/dev/null
+    inside smcgate check -c /etc/smcgate/smcgate.toml >/dev/null
+    echo "package: installed, as $(inside dpkg-query -W smcgate)"
+}
+
+# Runs the gateway on a host as its unit does: as its user, with those capabilities and no others.
+gateway() {
+    local host=$1 name=$2
+    nsenter --net="$host" -- chroot "$root" setpriv --reuid=smcgate --regid=smcgate --clear-groups \
+        --inh-caps="-all,$caps" --ambient-caps="-all,$caps" --bounding-set="-all,$caps" --no-new-privs \
+        /usr/bin/smcgate run -c "/etc/smcgate/$name.toml" >"target/package/$name.log" 2>&1 &
+}
+
+# Carries a file from one host to the other over SMC-R.
+main_job() {
+    local server=target/package/www
+    mkdir -p "$server"
+    head -c 3000000 /dev/urandom >"$server/file"
+    cat >"$root/etc/smcgate/a.toml" <<'END'
+[[listener]]
+name = "to-b"
+bind = "127.0.0.1:7001"
+connect = "smc"
+upstream = "10.8.0.2:7002"
+END
+    cat >"$root/etc/smcgate/b.toml" <<'END'
+[[listener]]
+name = "from-a"
+bind = "10.8.0.2:7002"
+accept = "smc"
+upstream = "127.0.0.1:7010"
+END
+    nsenter --net="$SMCGATE_HOST_B" -- python3 -m http.server -d "$server" -b 127.0.0.1 7010 \
+        >target/package/server.log 2>&1 &
+    gateway "$SMCGATE_HOST_B" b
+    gateway "$SMCGATE_HOST_A" a
+    for host in "$SMCGATE_HOST_A" "$SMCGATE_HOST_B"; do
+        until_true nsenter --net="$host" -- curl -sf http://127.0.0.1:9180/readyz
+    done
+    until_true nsenter --net="$SMCGATE_HOST_B" -- curl -sf http://127.0.0.1:7010/ -o /dev/null
+    fetch
+    expect 1 '.totals.connections_smc' 0 '.totals.connections_tcp'
+    expect true '.confinement.no_new_privs' true '.confinement.seccomp == "on"' \
+        true '.confinement.landlock | startswith("on")'
+    [[ $(ps -o user= -C smcgate | sort -u | wc -l) == 1 ]]
+    ! pgrep -u root -x smcgate >/dev/null
+    echo "package: one connection over SMC-R, as user $(inside id smcgate)"
+}
+
+fetch() {
+    nsenter --net="$SMCGATE_HOST_A" -- curl -sf http://127.0.0.1:7001/file |
+        cmp - target/package/www/file
+}
+
+# Compares what a gateway says with what it should say: pairs of a value and a filter of jq.
+expect() {
+    local stats
+    stats=$(nsenter --net="$SMCGATE_HOST_A" -- curl -sf http://127.0.0.1:9180/stats)
+    while [[ $# -gt 0 ]]; do
+        if [[ $(jq -r "$2" <<<"$stats") != "$1" ]]; then
+            echo "package: $2 is not $1: $(jq -c '.totals, .fallbacks, .confinement' <<<"$stats")" >&2
+            cat target/package/[ab].log >&2
+            exit 1
+        fi
+        shift 2
+    done
+}
+
+# The gateways that run go on, and what an operator has written stays.
+upgrade() {
+    echo '# mine' >>"$root/etc/smcgate/smcgate.toml"
+    cp "$1" "$root/run/second.deb"
+    inside dpkg -i --force-confdef --force-confold /run/second.deb >/dev/null 2>&1
+    grep -q '^# mine' "$root/etc/smcgate/smcgate.toml"
+    fetch
+    expect 2 '.totals.connections_smc' 0 '.totals.connections_tcp'
+    echo "package: upgraded under gateways that went on, to $(inside dpkg-query -W smcgate)"
+    pkill -TERM -x smcgate
+    until_true eval '! pgrep -x smcgate >/dev/null'
+}
+
+purge() {
+    inside dpkg --purge smcgate >/dev/null
+    ! inside getent passwd smcgate >/dev/null
+    umount "$root/dev/shm"
+}
+
+# Waits for ten seconds at most.
+until_true() {
+    local tries
+    for ((tries = 0; tries < 100; tries++)); do
+        "$@" >/dev/null 2>&1 && return 0
+        sleep 0.1
+    done
+    echo "package: in vain: $*" >&2
+    cat target/package/*.log >&2
+    return 1
+}
+
+main "$@"
