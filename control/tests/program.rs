@@ -188,3 +188,55 @@ fn a_gateway_that_loses_its_terminal_goes_on() {
     busy.server.shutdown(Shutdown::Write).unwrap();
     assert_eq!(busy.ends(), Some(0));
 }
+
+/// What an editor shows as wrong, or as right, must be so: a judge from elsewhere, with a reader of
+/// TOML of its own, takes all configurations that we publish and refuses a slip of the pen.
+#[test]
+fn published_configurations_are_right_by_the_schema_and_by_the_reader() {
+    const JUDGE: &str = "import json, jsonschema, sys, tomllib\n\
+        schema = json.load(open(sys.argv[1]))\n\
+        jsonschema.Draft202012Validator.check_schema(schema)\n\
+        jsonschema.validate(tomllib.load(open(sys.argv[2], 'rb')), schema)\n";
+    let directory = tempfile::tempdir().unwrap();
+    let [schema, file] = ["schema.json", "a.toml"].map(|name| directory.path().join(name));
+    std::fs::write(&schema, smcgate(&["schema"]).stdout).unwrap();
+    let judge = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        let arguments = ["-c", JUDGE].map(std::ffi::OsStr::new);
+        let mut judge = Command::new("/usr/bin/python3");
+        judge.args(arguments).arg(&schema).arg(&file).output().expect("python3 starts")
+    };
+    let read = |name: &str| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name);
+        std::fs::read_to_string(path).expect(name)
+    };
+    let readme = read("README.md");
+    let blocks = readme.split("```toml\n").skip(1);
+    let blocks = blocks.map(|rest| rest.split("```").next().expect("it has a beginning"));
+    let listener = "[[listener]]\nname = \"x\"\nbind = \"127.0.0.1:1\"\nupstream = \"x:1\"\n";
+    let mut published: Vec<String> = blocks.map(str::to_owned).collect();
+    // Parts of a configuration.
+    for block in published.iter_mut().filter(|block| !block.contains("[[listener]]")) {
+        block.push_str(listener);
+    }
+    published.push(read("packaging/debian/smcgate.toml"));
+    let manifest = read("packaging/kubernetes/smcgate.yaml");
+    let (_, inside) = manifest.split_once("  smcgate.toml: |\n").expect("it has one");
+    let inside = inside.split("---").next().expect("it has a beginning");
+    published.push(inside.lines().map(|line| format!("{}\n", line.trim_start())).collect());
+    assert!(published.len() > 10, "{}", published.len());
+    for text in &published {
+        let verdict = judge(text);
+        let said = String::from_utf8_lossy(&verdict.stderr);
+        assert!(verdict.status.success(), "{text}\n{said}");
+        let checked = smcgate(&["check", "-c", &file.display().to_string()]);
+        let said = String::from_utf8_lossy(&checked.stderr);
+        // Names and devices are not there, but nobody complains of the file.
+        assert_ne!(code(&checked), 2, "{text}\n{said}");
+    }
+    for wrong in ["upstraem = \"y:1\"", "backlog = 0", "connect_timeout = 5", "accept = \"udp\""] {
+        let verdict = judge(&format!("{listener}{wrong}\n"));
+        assert!(!verdict.status.success(), "{wrong}");
+        assert!(String::from_utf8_lossy(&verdict.stderr).contains("ValidationError"), "{wrong}");
+    }
+}

@@ -2,7 +2,7 @@
 //!
 //! It is made by reading a file that has one table of each kind: the reader asks for all keys that
 //! it knows, whether the file has them or not, and says what it expects of each. So the schema
-//! knows what the reader knows. What depends on several keys, it does not say; `smcgate check` does.
+//! knows what the reader knows. `smcgate check` also knows what depends on several keys.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
