@@ -65,9 +65,11 @@ impl Confinement {
     /// Gives up, for all threads, the system calls that are not needed any more.
     pub fn seal(&mut self) {
         if let Some(needs) = self.kept.as_ref().filter(|_| self.row.seccomp != OFF) {
-            let filter = calls::filter(needs);
-            let outcome = filter
-                .and_then(|filter| filter_all_threads(&filter).map_err(|error| error.to_string()));
+            let install = |(filter, refusals): &calls::Filter| {
+                filter_all_threads(filter, *refusals).map_err(|error| error.to_string())
+            };
+            let filters = calls::filters(needs);
+            let outcome = filters.and_then(|filters| filters.iter().try_for_each(install));
             self.row.seccomp = said("seccomp", outcome.map(on));
         }
         let threads = Threads::of_this_process();
@@ -109,8 +111,7 @@ pub fn possible() -> [(&'static str, Result<String, String>); 2] {
     let actions = fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail");
     let seccomp = match actions {
         Ok(actions) if actions.split_whitespace().any(|action| action == "errno") => {
-            calls::filter(&Needs::default())
-                .map(|filter| format!("seccomp ({} instructions)", filter.len()))
+            calls::filters(&Needs::default()).map(|_| "seccomp".to_owned())
         }
         Ok(_) | Err(_) => Err("this kernel has no seccomp".to_owned()),
     };

@@ -9,16 +9,52 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule,
 };
-use smcr_os::seccomp::Instruction;
+use smcr_os::seccomp::{Instruction, Refusals};
 
 use super::needs::Needs;
 
-/// The filter for a gateway with these needs.
+/// A filter, and whether it matters what it refuses.
+pub(super) type Filter = (Vec<Instruction>, Refusals);
+
+/// The filters for a gateway with these needs, to be installed in this order.
 ///
 /// # Errors
 ///
-/// When there is none for this kind of processor.
-pub(super) fn filter(needs: &Needs) -> Result<Vec<Instruction>, String> {
+/// When there are none for this kind of processor.
+pub(super) fn filters(needs: &Needs) -> Result<[Filter; 2], String> {
+    let refuse = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
+    // The C library asks for each new thread whether the kernel has it. Its flags are in memory,
+    // where no filter sees them, so it must use the older call.
+    let clone3 = [(libc::SYS_clone3, Vec::new())].into();
+    let older = compile(clone3, SeccompAction::Allow, refuse.clone())?;
+    let mut rules = rules(needs);
+    rules.insert(libc::SYS_clone3, Vec::new());
+    let others = compile(rules, refuse, SeccompAction::Allow)?;
+    Ok([(older, Refusals::Silent), (others, Refusals::Logged)])
+}
+
+/// A filter that does `then` with calls that fit one of `rules`, and `otherwise` with all others.
+fn compile(
+    rules: BTreeMap<i64, Vec<SeccompRule>>,
+    otherwise: SeccompAction,
+    then: SeccompAction,
+) -> Result<Vec<Instruction>, String> {
+    let architecture = std::env::consts::ARCH.try_into();
+    let architecture = architecture.map_err(|_| format!("none for {}", std::env::consts::ARCH))?;
+    let filter = SeccompFilter::new(rules, otherwise, then, architecture);
+    let program: Result<BpfProgram, _> = filter.and_then(TryInto::try_into);
+    let program = program.map_err(|error| error.to_string())?;
+    let instruction = |it: &seccompiler::sock_filter| Instruction {
+        code: it.code,
+        jt: it.jt,
+        jf: it.jf,
+        k: it.k,
+    };
+    Ok(program.iter().map(instruction).collect())
+}
+
+/// The calls that are allowed.
+fn rules(needs: &Needs) -> BTreeMap<i64, Vec<SeccompRule>> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
     let mut allow = |calls: &[i64]| rules.extend(calls.iter().map(|call| (*call, Vec::new())));
     allow(&ALWAYS);
@@ -31,19 +67,7 @@ pub(super) fn filter(needs: &Needs) -> Result<Vec<Instruction>, String> {
         allow(&DPDK);
     }
     rules.extend(conditional(needs));
-    let architecture = std::env::consts::ARCH.try_into();
-    let architecture = architecture.map_err(|_| format!("none for {}", std::env::consts::ARCH))?;
-    let refuse = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
-    let filter = SeccompFilter::new(rules, refuse, SeccompAction::Allow, architecture);
-    let program: Result<BpfProgram, _> = filter.and_then(TryInto::try_into);
-    let program = program.map_err(|error| error.to_string())?;
-    let instruction = |it: &seccompiler::sock_filter| Instruction {
-        code: it.code,
-        jt: it.jt,
-        jf: it.jf,
-        k: it.k,
-    };
-    Ok(program.iter().map(instruction).collect())
+    rules
 }
 
 /// Calls that are allowed with some arguments only.
@@ -330,7 +354,9 @@ mod tests {
     fn confined<T: Send + 'static>(needs: Needs, work: impl FnOnce() -> T + Send + 'static) -> T {
         let confined = move || {
             set_no_new_privs(true).unwrap();
-            filter_this_thread(&filter(&needs).unwrap()).unwrap();
+            for (filter, refusals) in filters(&needs).unwrap() {
+                filter_this_thread(&filter, refusals).unwrap();
+            }
             work()
         };
         std::thread::spawn(confined).join().unwrap()

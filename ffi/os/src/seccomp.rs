@@ -5,15 +5,24 @@ use std::io;
 /// One instruction of a filter, as `linux/filter.h` has it.
 pub type Instruction = libc::sock_filter;
 
-/// From now on the kernel asks `filter` about each system call of all threads of this process. It
-/// logs those that the filter refuses, where it keeps such a log.
+/// Whether the kernel logs what a filter refuses, where it keeps such a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusals {
+    /// It does.
+    Logged,
+    /// It does not: what the filter refuses is tried in good faith.
+    Silent,
+}
+
+/// From now on the kernel asks `filter` about each system call of all threads of this process, and
+/// all filters that were installed before.
 ///
 /// # Errors
 ///
 /// As `seccomp(2)`: the filter is not valid, the thread may still gain privileges, or a thread has
 /// a filter that we do not share. Then nothing has changed.
-pub fn filter_all_threads(filter: &[Instruction]) -> io::Result<()> {
-    install(filter, libc::SECCOMP_FILTER_FLAG_TSYNC | libc::SECCOMP_FILTER_FLAG_LOG)
+pub fn filter_all_threads(filter: &[Instruction], refusals: Refusals) -> io::Result<()> {
+    install(filter, libc::SECCOMP_FILTER_FLAG_TSYNC | flags(refusals))
 }
 
 /// The same for the thread that calls, and for those that it starts from now on.
@@ -21,8 +30,15 @@ pub fn filter_all_threads(filter: &[Instruction]) -> io::Result<()> {
 /// # Errors
 ///
 /// As [`filter_all_threads`].
-pub fn filter_this_thread(filter: &[Instruction]) -> io::Result<()> {
-    install(filter, libc::SECCOMP_FILTER_FLAG_LOG)
+pub fn filter_this_thread(filter: &[Instruction], refusals: Refusals) -> io::Result<()> {
+    install(filter, flags(refusals))
+}
+
+fn flags(refusals: Refusals) -> libc::c_ulong {
+    match refusals {
+        Refusals::Logged => libc::SECCOMP_FILTER_FLAG_LOG,
+        Refusals::Silent => 0,
+    }
 }
 
 fn install(filter: &[Instruction], flags: libc::c_ulong) -> io::Result<()> {
