@@ -11,8 +11,8 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Once, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -27,13 +27,13 @@ pub const DOWN: u8 = b'D';
 
 /// Where the server listens; none if no configuration has asked for it.
 pub fn address() -> Option<SocketAddr> {
-    SERVER.get().copied().flatten()
+    SOCKET.get()?.as_ref()?.local_addr().ok()
 }
 
-/// Starts the server, unless it runs already.
-pub fn start() {
-    SERVER.get_or_init(|| match listen() {
-        Ok(address) => Some(address),
+/// Has the server listen. Nobody is served before [`serve`].
+pub fn listen() {
+    SOCKET.get_or_init(|| match TcpListener::bind((Ipv4Addr::LOCALHOST, 0)) {
+        Ok(socket) => Some(socket),
         Err(error) => {
             tracing::warn!(%error, "nobody will answer measurements");
             None
@@ -41,9 +41,18 @@ pub fn start() {
     });
 }
 
-fn listen() -> io::Result<SocketAddr> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let address = listener.local_addr()?;
+/// Starts the server if it listens, and does not run already.
+pub fn serve() {
+    let Some(Some(socket)) = SOCKET.get() else { return };
+    STARTED.call_once(|| {
+        let served = socket.try_clone().and_then(accept_from);
+        if let Err(error) = served {
+            tracing::warn!(%error, "nobody will answer measurements");
+        }
+    });
+}
+
+fn accept_from(listener: TcpListener) -> io::Result<()> {
     thread::Builder::new().name("measure".to_owned()).spawn(move || {
         for client in listener.incoming() {
             // A client that has gone already, or descriptors that have run out for a moment.
@@ -57,7 +66,7 @@ fn listen() -> io::Result<SocketAddr> {
             }
             let served = thread::Builder::new().name("measured".to_owned()).spawn(move || {
                 // Whatever is wrong with the connection, its client sees.
-                let _ = serve(client);
+                let _ = answer(client);
                 CLIENTS.fetch_sub(1, Ordering::Relaxed);
             });
             if served.is_err() {
@@ -65,11 +74,11 @@ fn listen() -> io::Result<SocketAddr> {
             }
         }
     })?;
-    Ok(address)
+    Ok(())
 }
 
 /// Serves one client.
-fn serve(mut client: TcpStream) -> io::Result<()> {
+fn answer(mut client: TcpStream) -> io::Result<()> {
     client.set_nodelay(true)?;
     client.set_read_timeout(Some(SILENCE_MAX))?;
     client.set_write_timeout(Some(SILENCE_MAX))?;
@@ -96,7 +105,8 @@ fn serve(mut client: TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-static SERVER: OnceLock<Option<SocketAddr>> = OnceLock::new();
+static SOCKET: OnceLock<Option<TcpListener>> = OnceLock::new();
+static STARTED: Once = Once::new();
 static CLIENTS: AtomicUsize = AtomicUsize::new(0);
 /// More than that at once are turned away: nobody can make this host busy with measurements.
 const CLIENTS_MAX: usize = 8;
@@ -114,7 +124,8 @@ mod tests {
     use super::*;
 
     fn connect(wish: u8) -> TcpStream {
-        start();
+        listen();
+        serve();
         let mut server = TcpStream::connect(address().unwrap()).unwrap();
         server.write_all(&[wish]).unwrap();
         server

@@ -38,7 +38,7 @@ impl Prepared {
         let asks_host = config.dns.servers.is_empty();
         for upstream in config.listeners.iter().flat_map(|listener| &listener.upstream.all) {
             if *upstream == Upstream::Measure {
-                measure::start();
+                measure::listen();
             }
             let Upstream::Name { host, .. } = upstream else { continue };
             if !asks_host {

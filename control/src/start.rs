@@ -29,6 +29,7 @@ use crate::gateway::{Gateway, Lookups, Names, OpenRnics, Parts, PortParts};
 use crate::intercept::{Interception, Led};
 use crate::listener::{Common, Listener};
 use crate::loopback::Loopback;
+use crate::measure;
 use crate::network::{Network, Place};
 use crate::operate::OperateError;
 use crate::pnet::PnetTable;
@@ -79,7 +80,6 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
     let clock = Clock::new();
     let option = OptionSource::choose(&config.smc);
     tracing::info!("{option}");
-    let access_log = open_access_log(clock, &config)?;
     let devices = Devices::read().map_err(context("the network devices cannot be listed"))?;
     let waker = Waker::new().map_err(context("the control thread cannot be set up"))?;
 
@@ -97,6 +97,8 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
     let nics = choose_nics(&config, &devices, &names);
     // No other thread runs yet: what this one gives up, all others will not have.
     let mut confinement = Confinement::begin(&config, file);
+    let access_log = open_access_log(clock, &config)?;
+    measure::serve();
     let (tap, taps) = mpsc::channel();
     let mut opener = Opener::new(clock, waker.clone(), tap)?;
     let ports = opener.open_all(&config, &devices, &nics)?;

@@ -2,10 +2,10 @@
 //! nothing that needs more than that.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::config::{
-    Config, CongestionControl, InterceptWay, OptionMode, Protocol, RnicConfig, RnicKind,
+    Config, CongestionControl, InterceptWay, LogTarget, OptionMode, Protocol, RnicConfig, RnicKind,
     SourceAddress,
 };
 
@@ -95,8 +95,13 @@ impl Needs {
 
 /// Directories in which the gateway creates and writes files while it runs. A part of the gateway
 /// that writes files names their directory here.
-fn written(_config: &Config) -> BTreeSet<PathBuf> {
-    BTreeSet::new()
+fn written(config: &Config) -> BTreeSet<PathBuf> {
+    match &config.access_log.to {
+        // A file that was rotated is opened again, so its directory counts.
+        LogTarget::File(path) => path.parent().map(Path::to_owned).into_iter().collect(),
+        // Whom a socket leads to, Landlock does not ask.
+        LogTarget::None | LogTarget::Journald(_) | LogTarget::Syslog(_) => BTreeSet::new(),
+    }
 }
 
 #[cfg(test)]
@@ -141,6 +146,8 @@ mod tests {
     fn what_was_given_up_is_named() {
         let udp = needs("[[rnic]]\nname='r'\ndevice='va'");
         let packet = needs("[[rnic]]\nname='r'\nkind='roce-packet'\ndevice='va'");
+        let log = needs("[access_log]\nto='file'\npath='/var/log/x/a.log'");
+        assert_eq!(udp.missing_for(&log), ["files in the directory /var/log/x"]);
         let near = needs("[[rnic]]\nname='r'\nkind='shm'\ndevice='/run/x'");
         assert_eq!(udp.missing_for(&udp), [""; 0]);
         assert_eq!(udp.missing_for(&packet), ["an RNIC of kind \"roce-packet\""]);

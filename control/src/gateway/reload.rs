@@ -85,6 +85,7 @@ impl<N: Rnic> Gateway<N> {
         self.access_log.change(&config.access_log);
         self.network.change(crate::pnet::PnetTable::new(&config));
         self.config = config;
+        crate::measure::serve();
         self.watch_names();
         self.decide_anew();
         self.settle(now);
