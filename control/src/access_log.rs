@@ -27,6 +27,7 @@ use self::output::Output;
 pub use self::record::{Record, first_byte};
 use crate::config::{self, LogTarget, Share};
 use crate::entropy;
+use crate::supervise;
 use crate::termination::Termination;
 
 /// The control thread's end of the access log.
@@ -198,17 +199,17 @@ impl Writer {
         let (records, waiting) = mailbox(RECORDS_MAX, desk.waker.clone());
         let (is_over, over) = mpsc::channel::<()>();
         let desk = Arc::clone(desk);
-        std::thread::Builder::new().name("access-log".to_owned()).spawn(move || {
-            write(clock, &desk, &waiting);
-            drop(is_over);
+        let (mut output, mut is_over) = (None, Some(is_over));
+        supervise::spawn("access-log", move || {
+            write(clock, &desk, &waiting, &mut output);
+            drop(is_over.take());
         })?;
         Ok(Self { records, over })
     }
 }
 
-/// The writer: writes what there is to write until it shall stop.
-fn write(clock: Clock, desk: &Desk, records: &Receiver<Record>) {
-    let mut output: Option<Output> = None;
+/// The writer: writes what there is to write to `output` until it shall stop.
+fn write(clock: Clock, desk: &Desk, records: &Receiver<Record>, output: &mut Option<Output>) {
     loop {
         desk.wait(records);
         // Orders come first: what has come since then is meant for the new place. Lines from before
@@ -217,8 +218,8 @@ fn write(clock: Clock, desk: &Desk, records: &Receiver<Record>) {
         if change.as_ref().is_some_and(|config| config.to == LogTarget::None) {
             write_waiting(desk, records, output.as_mut());
         }
-        match (&mut output, change) {
-            (None, Some(config)) => output = Some(Output::new(clock, config)),
+        match (&mut *output, change) {
+            (None, Some(config)) => *output = Some(Output::new(clock, config)),
             (Some(output), Some(config)) => output.change(config),
             (Some(output), None) if reopen => output.reopen(),
             (_, None) => {}

@@ -11,12 +11,15 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::panic;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Once, OnceLock};
 use std::thread;
 use std::time::Duration;
 
 use smcr_engine::clock::Clock;
+
+use crate::supervise;
 
 /// Asks for its bytes back.
 pub const ROUND_TRIPS: u8 = b'R';
@@ -53,7 +56,7 @@ pub fn serve() {
 }
 
 fn accept_from(listener: TcpListener) -> io::Result<()> {
-    thread::Builder::new().name("measure".to_owned()).spawn(move || {
+    supervise::spawn("measure", move || {
         for client in listener.incoming() {
             // A client that has gone already, or descriptors that have run out for a moment.
             let Ok(client) = client else {
@@ -65,8 +68,9 @@ fn accept_from(listener: TcpListener) -> io::Result<()> {
                 continue;
             }
             let served = thread::Builder::new().name("measured".to_owned()).spawn(move || {
+                supervise::may_panic();
                 // Whatever is wrong with the connection, its client sees.
-                let _ = answer(client);
+                let _ = panic::catch_unwind(|| answer(client));
                 CLIENTS.fetch_sub(1, Ordering::Relaxed);
             });
             if served.is_err() {

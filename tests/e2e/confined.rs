@@ -14,7 +14,9 @@ const PORT: u16 = 7010;
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_gateways_give_up_what_they_do_not_need() {
     let hosts = Hosts::new("smoke_gateways_give_up_what_they_do_not_need");
-    let near = Pair::client_side(&hosts, &[PORT]);
+    let log = hosts.logs.join("access.log");
+    let log = format!("[access_log]\nto = \"file\"\npath = \"{}\"\n", log.display());
+    let near = Pair::client_side(&hosts, &[PORT]).table(&log);
     let far = Pair::server_side(&hosts, &[PORT]);
     let pair = Pair::start_these(&hosts, near, far.table("\n[confine]\nseccomp = false\n"));
     let listener = hosts.b.listen(local(PORT));

@@ -175,6 +175,7 @@ mod tests {
             (format!("{listener}[local]\nx=1"), "/properties/local"),
             (format!("{listener}[dns]\nx=1"), "/properties/dns"),
             (format!("{listener}[confine]\nx=1"), "/properties/confine"),
+            (format!("{listener}[access_log]\nx=1"), "/properties/access_log"),
             (rnic("kind='roce-udp'"), "/properties/rnic/items"),
             (rnic("kind='roce-packet'"), "/properties/rnic/items"),
             (rnic("kind='dpdk'\naddress='10.8.0.1/24'"), "/properties/rnic/items"),
@@ -194,7 +195,7 @@ mod tests {
         // Tables that somebody adds must be added above.
         let tables = schema["properties"].as_object().unwrap().values();
         let tables = tables.filter(|one| one["type"] != "string" && one.get("enum").is_none());
-        assert_eq!(tables.count(), 10);
+        assert_eq!(tables.count(), 11);
     }
 
     #[test]

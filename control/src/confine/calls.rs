@@ -313,7 +313,7 @@ const MAPS: [u64; 9] = [
     34, // BPF_LINK_DETACH
 ];
 /// Commands of `bpf(2)` that load and attach programs, and try what the kernel knows.
-const PROGRAMS_OF_EBPF: [u64; 8] = [
+const PROGRAMS_OF_EBPF: [u64; 9] = [
     0,  // BPF_MAP_CREATE
     5,  // BPF_PROG_LOAD
     8,  // BPF_PROG_ATTACH
@@ -322,6 +322,7 @@ const PROGRAMS_OF_EBPF: [u64; 8] = [
     22, // BPF_MAP_FREEZE
     28, // BPF_LINK_CREATE
     35, // BPF_PROG_BIND_MAP
+    36, // BPF_TOKEN_CREATE, for which libbpf asks everywhere
 ];
 const NAMESPACES: [i32; 8] = [
     libc::CLONE_NEWCGROUP,
