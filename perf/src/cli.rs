@@ -68,10 +68,10 @@ enum Command {
 #[derive(Debug, Args)]
 struct RunArguments {
     /// Workloads: RR-n, RR-nxb (requests of b bytes instead of 64), RRO-n@r (r requests per
-    /// second), BURST-n (newcomers), IDLE-n (RR-1 beside idle connections), STR, STR-cubic,
-    /// STR-reverse, FANIN-n (streams at once), CRR, CRR-beside-STR, CRR-sustained (a minute at
-    /// least); and with programs of others RR-32-http and CRR-http (wrk, nginx), iperf3, sockperf,
-    /// redis, pgbench.
+    /// second), BURST-n (newcomers), IDLE-n (RR-1 beside idle connections), SCRAPED-n (the
+    /// same, while metrics are read), STR, STR-cubic, STR-reverse, FANIN-n (streams at once), CRR,
+    /// CRR-beside-STR, CRR-sustained (a minute at least); and with programs of others RR-32-http
+    /// and CRR-http (wrk, nginx), iperf3, sockperf, redis, pgbench.
     #[arg(long, value_delimiter = ',', default_value = "RR-1,RR-32,STR,CRR")]
     scenarios: Vec<Scenario>,
     /// direct, haproxy, nginx (its stream module), smcgate (RNICs of kind roce-udp), smcgate-shm,

@@ -97,7 +97,7 @@ fn measure(
     let carried_before = gateway_totals(bench, path)?;
     let proxies_before: f64 = bench.proxies(path).iter().map(Process::cpu_s).sum();
     let machine_before = machine_cpu_s() - bench.beside_cpu_s();
-    let load = bench.load(scenario, path, scenario.duration(plan.duration))?;
+    let load = loaded(bench, scenario, path, scenario.duration(plan.duration))?;
     let time_waits = scenario.is_sustained().then(|| bench.time_waits(scenario, path));
     let time_waits = time_waits.transpose()?;
     let cpu_s_machine = machine_cpu_s() - bench.beside_cpu_s() - machine_before;
@@ -147,6 +147,15 @@ fn measure(
         per_s_each_5s: if scenario.is_sustained() { load.per_s_each_5s } else { Vec::new() },
         time_waits,
     })
+}
+
+/// Runs the load, and what reads the metrics of gateways meanwhile.
+fn loaded(bench: &Bench, scenario: Scenario, path: Path, duration: Duration) -> Result<LoadResult> {
+    let is_scraped = matches!(scenario, Scenario::Scraped { .. }) && path.rnic().is_some();
+    let mut scrapers = if is_scraped { bench.scrape()? } else { Vec::new() };
+    let load = bench.load(scenario, path, duration)?;
+    scrapers.iter_mut().try_for_each(Process::check_alive)?;
+    Ok(load)
 }
 
 /// The totals of gateway A so far; `None` on other paths.

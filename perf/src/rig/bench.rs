@@ -197,6 +197,23 @@ impl Bench {
         scenario.parse(&output).doing(|| format!("{scenario} over {path}"))
     }
 
+    /// Has somebody read the metrics of both gateways each second, until what is returned is
+    /// dropped.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be started.
+    pub(crate) fn scrape(&self) -> Result<Vec<Process>> {
+        let get = format!("{} get --target {ADMIN} --path /metrics", self.myself);
+        let each_second = format!("while {get} >/dev/null; do sleep 1; done; exit 1");
+        let scraper = |host: Host| {
+            let argv = ["bash", "-c", &each_second].map(str::to_owned);
+            let command = self.namespaces.command(host, &argv);
+            Process::start(&format!("scrape-{host:?}"), command, &self.folder.0)
+        };
+        [Host::A, Host::B].into_iter().map(scraper).collect()
+    }
+
     /// The connections of `scenario` over `path` that are in TIME_WAIT.
     ///
     /// # Errors

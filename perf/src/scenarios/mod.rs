@@ -46,6 +46,8 @@ pub(crate) enum Scenario {
     Burst { connections: u32 },
     /// `IDLE-n`: as RR-1, beside n idle connections.
     Idle { connections: u32 },
+    /// `SCRAPED-n`: the same, while somebody reads the metrics of both gateways each second.
+    Scraped { connections: u32 },
     /// `RR-32-http`: wrk against nginx, 32 keep-alive connections.
     HttpRoundTrip,
     /// `CRR-http`: wrk against nginx, 32 at a time, `Connection: close`.
@@ -156,7 +158,8 @@ impl Scenario {
             Self::RoundTrip { .. }
             | Self::OpenLoop { .. }
             | Self::Burst { .. }
-            | Self::Idle { .. } => Service::Echo,
+            | Self::Idle { .. }
+            | Self::Scraped { .. } => Service::Echo,
             Self::Stream { .. } | Self::FanIn { .. } => Service::Sink,
             Self::ReverseStream => Service::Source,
             Self::ShortConnections
@@ -174,7 +177,7 @@ impl Scenario {
             | Self::OpenLoop { connections, .. }
             | Self::FanIn { connections }
             | Self::Burst { connections } => connections,
-            Self::Idle { connections } => connections + 1,
+            Self::Idle { connections } | Self::Scraped { connections } => connections + 1,
             Self::Stream { .. } | Self::ReverseStream => 1,
             Self::ShortConnections | Self::SustainedShortConnections => {
                 short_connections::CONCURRENT
@@ -204,9 +207,10 @@ impl Scenario {
     pub(crate) fn message_bytes(self) -> Option<usize> {
         match self {
             Self::RoundTrip { bytes, .. } => Some(bytes),
-            Self::OpenLoop { .. } | Self::Burst { .. } | Self::Idle { .. } => {
-                Some(round_trip::MESSAGE_BYTES)
-            }
+            Self::OpenLoop { .. }
+            | Self::Burst { .. }
+            | Self::Idle { .. }
+            | Self::Scraped { .. } => Some(round_trip::MESSAGE_BYTES),
             Self::Stream { .. } | Self::FanIn { .. } | Self::ReverseStream => {
                 Some(stream::WRITE_BYTES)
             }
@@ -225,6 +229,7 @@ impl Scenario {
             | Self::OpenLoop { .. }
             | Self::Burst { .. }
             | Self::Idle { .. }
+            | Self::Scraped { .. }
             | Self::ReverseStream
             | Self::FanIn { .. }
             | Self::ShortConnections
@@ -274,7 +279,7 @@ impl Scenario {
             Self::Burst { connections } => {
                 ours("burst", &["--connections".into(), connections.to_string()])
             }
-            Self::Idle { connections } => {
+            Self::Idle { connections } | Self::Scraped { connections } => {
                 ours("idle", &["--connections".into(), connections.to_string()])
             }
             Self::Stream { .. } => ours("str", &[]),
@@ -303,6 +308,7 @@ impl Scenario {
             | Self::OpenLoop { .. }
             | Self::Burst { .. }
             | Self::Idle { .. }
+            | Self::Scraped { .. }
             | Self::Stream { .. }
             | Self::ReverseStream
             | Self::FanIn { .. }
@@ -337,6 +343,7 @@ impl fmt::Display for Scenario {
             Self::SustainedShortConnections => f.write_str("CRR-sustained"),
             Self::Burst { connections } => write!(f, "BURST-{connections}"),
             Self::Idle { connections } => write!(f, "IDLE-{connections}"),
+            Self::Scraped { connections } => write!(f, "SCRAPED-{connections}"),
             Self::HttpRoundTrip => f.write_str("RR-32-http"),
             Self::HttpShortConnections => f.write_str("CRR-http"),
             Self::Program(program) => f.write_str(program.name()),
@@ -351,8 +358,9 @@ impl FromStr for Scenario {
         let unknown = || {
             format!(
                 "unknown scenario {text:?}: RR-<n>, RR-<n>x<bytes>, RRO-<n>@<requests per second>, \
-                 BURST-<n>, IDLE-<n>, STR, STR-cubic, STR-reverse, FANIN-<n>, CRR, CRR-beside-STR, \
-                 CRR-sustained, RR-32-http, CRR-http, iperf3, sockperf, redis or pgbench"
+                 BURST-<n>, IDLE-<n>, SCRAPED-<n>, STR, STR-cubic, STR-reverse, FANIN-<n>, CRR, \
+                 CRR-beside-STR, CRR-sustained, RR-32-http, CRR-http, iperf3, sockperf, redis or \
+                 pgbench"
             )
         };
         let positive = |digits: &str| match digits.parse() {
@@ -388,6 +396,9 @@ impl FromStr for Scenario {
         }
         if let Some(connections) = text.strip_prefix("FANIN-") {
             return Ok(Self::FanIn { connections: positive(connections)? });
+        }
+        if let Some(connections) = text.strip_prefix("SCRAPED-") {
+            return Ok(Self::Scraped { connections: positive(connections)? });
         }
         if let Some(connections) = text.strip_prefix("IDLE-") {
             return Ok(Self::Idle { connections: positive(connections)? });
@@ -429,6 +440,7 @@ mod tests {
             "RR-1x1",
             "BURST-9000",
             "IDLE-9000",
+            "SCRAPED-9000",
             "RR-8x1048576",
             "RRO-32@50000",
             "STR",
@@ -451,6 +463,7 @@ mod tests {
             "RR",
             "BURST-",
             "IDLE-0",
+            "SCRAPED-0",
             "RR-0",
             "RR-x",
             "RR-1x0",
