@@ -25,6 +25,8 @@ pub(super) enum Shape {
     Numbers(Range<u64>),
     Ports,
     Boolean,
+    /// A number from 0 to 1.
+    Share,
     Duration,
     Word(Vec<String>),
     Table,
@@ -87,6 +89,7 @@ fn schema_of(shape: &Shape, below: impl Fn() -> Value) -> Value {
             number(&(1..65_536)), {"type": "string", "pattern": "^ *[0-9]+ *- *[0-9]+ *$"},
         ]})),
         Shape::Boolean => json!({"type": "boolean"}),
+        Shape::Share => json!({"type": "number", "minimum": 0, "maximum": 1}),
         Shape::Duration => json!({"type": "string", "pattern": "^[0-9]+(us|ms|s|m|h)$"}),
         Shape::Word(words) => json!({"enum": words}),
         Shape::Table => below(),

@@ -91,9 +91,8 @@ impl<'a> Section<'a> {
     /// The table `key`, empty if the file has none.
     pub(super) fn table(&mut self, key: &'static str) -> Result<Self, ConfigError> {
         let source = self.source;
-        self.learn(key, Shape::Table);
         let place = self.place_of(key);
-        let Some(placed) = self.take(key) else {
+        let Some(placed) = self.take(key, Shape::Table) else {
             let (path, table) = (self.join(key), DeTable::new());
             return Ok(Self { source, path, place, span: 0..0, table, known: Vec::new() });
         };
@@ -109,8 +108,7 @@ impl<'a> Section<'a> {
         let source = self.source;
         let path = self.join(key);
         let mut sections = Vec::new();
-        self.learn(key, Shape::Tables);
-        for placed in self.array(key, &format!("written as [[{key}]]"))? {
+        for placed in self.array(key, Shape::Tables, &format!("written as [[{key}]]"))? {
             let DeValue::Table(table) = placed.value else {
                 return Err(wrong_type(source, &path, &placed.span, &placed.value, "a table"));
             };
@@ -125,14 +123,12 @@ impl<'a> Section<'a> {
         &mut self,
         key: &'static str,
     ) -> Result<Option<Placed<String>>, ConfigError> {
-        self.learn(key, Shape::Text);
-        self.take_text(key)
+        self.take_text(key, Shape::Text)
     }
 
     /// The text at `key`, which must be there and not be empty.
     pub(super) fn required(&mut self, key: &'static str) -> Result<Placed<String>, ConfigError> {
-        self.learn(key, Shape::RequiredText);
-        match self.take_text(key)? {
+        match self.take_text(key, Shape::RequiredText)? {
             Some(text) if text.value.is_empty() => Err(text.error(self.source, "is empty")),
             Some(text) => Ok(text),
             None => Err(self.error(key, "is missing; every entry of this kind needs it")),
@@ -164,8 +160,7 @@ impl<'a> Section<'a> {
         range: Range<u64>,
         default: u64,
     ) -> Result<Placed<u64>, ConfigError> {
-        self.learn(key, Shape::Number(range.clone()));
-        let Some(placed) = self.take(key) else {
+        let Some(placed) = self.take(key, Shape::Number(range.clone())) else {
             return Ok(Placed { value: default, path: self.join(key), span: self.span.clone() });
         };
         number_of(self.source, placed, &range)
@@ -189,8 +184,7 @@ impl<'a> Section<'a> {
         key: &'static str,
         default: bool,
     ) -> Result<bool, ConfigError> {
-        self.learn(key, Shape::Boolean);
-        let Some(placed) = self.take(key) else { return Ok(default) };
+        let Some(placed) = self.take(key, Shape::Boolean) else { return Ok(default) };
         placed.value.as_bool().ok_or_else(|| {
             wrong_type(self.source, &placed.path, &placed.span, &placed.value, "true or false")
         })
@@ -202,7 +196,7 @@ impl<'a> Section<'a> {
         key: &'static str,
         default: u32,
     ) -> Result<u32, ConfigError> {
-        let Some(placed) = self.take(key) else { return Ok(default) };
+        let Some(placed) = self.take(key, Shape::Share) else { return Ok(default) };
         let float = placed.value.as_float().map(|float| float.as_str());
         let whole = placed.value.as_integer().map(|integer| integer.as_str());
         let text = float.or(whole).ok_or_else(|| {
@@ -229,8 +223,7 @@ impl<'a> Section<'a> {
         default: Duration,
     ) -> Result<Duration, ConfigError> {
         let source = self.source;
-        self.learn(key, Shape::Duration);
-        match self.take_text(key)? {
+        match self.take_text(key, Shape::Duration)? {
             None => Ok(default),
             Some(text) => {
                 super::duration::parse(&text.value).map_err(|why| text.error(source, why))
@@ -246,8 +239,8 @@ impl<'a> Section<'a> {
         default: T,
     ) -> Result<T, ConfigError> {
         let source = self.source;
-        self.learn(key, Shape::Word(words.iter().map(|(word, _)| (*word).to_owned()).collect()));
-        let Some(text) = self.take_text(key)? else { return Ok(default) };
+        let shape = Shape::Word(words.iter().map(|(word, _)| (*word).to_owned()).collect());
+        let Some(text) = self.take_text(key, shape)? else { return Ok(default) };
         match words.iter().find(|(word, _)| *word == text.value) {
             Some((_, meaning)) => Ok(*meaning),
             None => {
@@ -266,8 +259,7 @@ impl<'a> Section<'a> {
     /// The texts of the array at `key`; none if it is not there.
     pub(super) fn texts(&mut self, key: &'static str) -> Result<Vec<Placed<String>>, ConfigError> {
         let source = self.source;
-        self.learn(key, Shape::Texts);
-        let values = self.array(key, "written as [\"…\", \"…\"]")?;
+        let values = self.array(key, Shape::Texts, "written as [\"…\", \"…\"]")?;
         values.into_iter().map(|placed| text_of(source, placed)).collect()
     }
 
@@ -278,8 +270,7 @@ impl<'a> Section<'a> {
         range: &Range<u64>,
     ) -> Result<Vec<Placed<u64>>, ConfigError> {
         let source = self.source;
-        self.learn(key, Shape::Numbers(range.clone()));
-        let values = self.array(key, "written as [0, 1]")?;
+        let values = self.array(key, Shape::Numbers(range.clone()), "written as [0, 1]")?;
         values.into_iter().map(|placed| number_of(source, placed, range)).collect()
     }
 
@@ -290,8 +281,7 @@ impl<'a> Section<'a> {
         key: &'static str,
     ) -> Result<Vec<Placed<RangeInclusive<u16>>>, ConfigError> {
         let source = self.source;
-        self.learn(key, Shape::Ports);
-        let values = self.array(key, "written as [7010, \"8000-8099\"]")?;
+        let values = self.array(key, Shape::Ports, "written as [7010, \"8000-8099\"]")?;
         values.into_iter().map(|placed| port_range_of(source, placed)).collect()
     }
 
@@ -306,10 +296,11 @@ impl<'a> Section<'a> {
     fn array(
         &mut self,
         key: &'static str,
+        shape: Shape,
         how: &str,
     ) -> Result<Vec<Placed<DeValue<'a>>>, ConfigError> {
         let source = self.source;
-        let Some(placed) = self.take(key) else { return Ok(Vec::new()) };
+        let Some(placed) = self.take(key, shape) else { return Ok(Vec::new()) };
         let DeValue::Array(array) = placed.value else {
             let wanted = format!("a list, {how}");
             return Err(wrong_type(source, &placed.path, &placed.span, &placed.value, &wanted));
@@ -322,8 +313,12 @@ impl<'a> Section<'a> {
         Ok(array.into_iter().map(place).collect())
     }
 
-    fn take_text(&mut self, key: &'static str) -> Result<Option<Placed<String>>, ConfigError> {
-        let Some(placed) = self.take(key) else { return Ok(None) };
+    fn take_text(
+        &mut self,
+        key: &'static str,
+        shape: Shape,
+    ) -> Result<Option<Placed<String>>, ConfigError> {
+        let Some(placed) = self.take(key, shape) else { return Ok(None) };
         text_of(self.source, placed).map(Some)
     }
 
@@ -339,7 +334,9 @@ impl<'a> Section<'a> {
         place
     }
 
-    fn take(&mut self, key: &'static str) -> Option<Placed<DeValue<'a>>> {
+    /// Takes out what is at `key`, and says what it should be.
+    fn take(&mut self, key: &'static str, shape: Shape) -> Option<Placed<DeValue<'a>>> {
+        self.learn(key, shape);
         self.known.push(key);
         let value = self.table.remove(key)?;
         let span = value.span();
