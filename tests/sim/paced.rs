@@ -204,3 +204,26 @@ fn the_end_of_a_stream_does_not_wait_for_ever() {
         }
     }
 }
+
+/// Applications that break off with full buffers use up nothing of what the others may carry.
+#[test]
+fn resets_cost_the_others_nothing() {
+    for transport in Transport::BOTH {
+        let (mut cluster, _) = limited(Sizes::USUAL, RATE, 0);
+        let stays = cluster.connect(transport);
+        cluster.application(Client, stays).write(4 * MIB);
+        let others: Vec<_> = (0..20).map(|_| cluster.connect(transport)).collect();
+        for one in &others {
+            cluster.application(Client, *one).write(MIB);
+        }
+        cluster.run_for(SECOND);
+        for one in &others {
+            cluster.application(Client, *one).reset();
+        }
+        cluster.run_for(SECOND / 10);
+        let before = received(&mut cluster, Server, &[stays]);
+        cluster.run_for(SECOND);
+        let came = received(&mut cluster, Server, &[stays]) - before;
+        assert!(about(RATE).contains(&came), "{transport:?}: {came}");
+    }
+}

@@ -19,12 +19,18 @@ pub(super) struct Bucket {
 impl Bucket {
     /// Whether it has a token.
     pub(super) fn has_room(self, now: Instant, rate: Rate) -> bool {
-        self.full_at.max(now) + interval(rate) <= now + interval(rate) * rate.burst
+        self.full_at(now, rate) + interval(rate) <= now + interval(rate) * rate.burst
     }
 
     /// Takes a token. There may be none: then the next one comes later.
     pub(super) fn take(&mut self, now: Instant, rate: Rate) {
-        self.full_at = self.full_at.max(now) + interval(rate);
+        self.full_at = self.full_at(now, rate) + interval(rate);
+    }
+
+    /// When it is full. An empty bucket is full after a burst, also if a reload has just made the
+    /// rate higher or the burst shorter.
+    fn full_at(self, now: Instant, rate: Rate) -> Instant {
+        self.full_at.max(now).min(now + interval(rate) * rate.burst)
     }
 }
 
@@ -100,6 +106,23 @@ mod tests {
             [1_000, 1_000, 1_000, 1_100, 1_200, 1_300, 1_400, 1_500, 1_600, 1_700, 1_800, 1_900];
         assert_eq!(taken, expected);
         assert!(bucket.has_room(at(10_000), RATE));
+    }
+
+    /// An operator who raises a rate must not shut everybody out until the old bucket is full.
+    #[test]
+    fn a_higher_rate_or_a_shorter_burst_counts_at_once() {
+        let mut bucket = Bucket::default();
+        let slow = Rate { per_second: 10, burst: 600 };
+        while bucket.has_room(at(1_000), slow) {
+            bucket.take(at(1_000), slow);
+        }
+        for rate in [Rate { per_second: 1_000, burst: 1_000 }, RATE] {
+            let mut bucket = bucket;
+            assert!(!bucket.has_room(at(1_000), rate), "the burst is used up");
+            assert!(bucket.has_room(at(1_101), rate));
+            bucket.take(at(1_101), rate);
+            assert!(bucket.has_room(at(1_202), rate));
+        }
     }
 
     /// A host with an IPv6 network has more addresses than anybody can remember.

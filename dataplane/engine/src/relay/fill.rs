@@ -119,9 +119,10 @@ impl<T> Relay<T> {
             turn.counters.blocked_on_peer.add(1);
             return Err(Filled::Rests);
         }
-        // A broken socket is read whatever it costs: the error is behind its bytes.
-        let granted = if near.failed { u32::MAX } else { self.pace.grant(turn, self.id, Way::In) };
+        let granted = self.pace.grant(turn, self.id, Way::In);
         match window.min(FILL_PER_TURN_MAX).min(granted) {
+            // The error is behind its bytes, which would have to wait.
+            0 if near.failed => Err(Filled::Reset),
             0 => Err(Filled::Rests),
             most => Ok(most),
         }

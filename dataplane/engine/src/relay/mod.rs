@@ -42,7 +42,7 @@ use pace::Pace;
 use route::Route;
 use smc::Smc;
 use socket::Socket;
-use tcp::Tcp;
+use tcp::{Reset, Tcp};
 
 /// A connection that is being relayed. `T` is what a TCP socket is.
 #[derive(Debug)]
@@ -433,14 +433,21 @@ impl<T> Relay<T> {
         let Far::Tcp(tcp) = &mut self.far else { panic!("whoever calls has looked") };
         let near = self.near.as_mut().expect("a relay of two sockets that was reset is gone");
         let ways = [(Way::In, &*near, &tcp.socket), (Way::Out, &tcp.socket, &*near)];
+        let mut is_cut_off = false;
         let most = ways.map(|(way, source, target)| {
-            // Nobody waits for what cannot be carried anyway; the end of a broken socket is read.
-            match source.readable && !source.eof && !source.failed && target.writable {
-                true => self.pace.grant(turn, self.id, way),
+            // Nobody waits for what cannot be carried anyway.
+            match source.readable && !source.eof && target.writable {
+                true => {
+                    let granted = self.pace.grant(turn, self.id, way);
+                    // The error is behind bytes that would have to wait.
+                    is_cut_off |= source.failed && granted == 0;
+                    granted
+                }
                 false => u32::MAX,
             }
         });
-        let Ok([outbound, inbound]) = tcp.pump(near, turn, most) else {
+        let pumped = if is_cut_off { Err(Reset) } else { tcp.pump(near, turn, most) };
+        let Ok([outbound, inbound]) = pumped else {
             self.tally.note_reset(near.failed, tcp.socket.failed);
             return self.reset(turn, Ending::ResetByApplication);
         };
