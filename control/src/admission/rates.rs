@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::time::Duration;
 
 use smcr_proto::Instant;
 
@@ -12,31 +11,30 @@ use crate::sources::source_of;
 /// A bucket of tokens, one for each connection, which fills as time passes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Bucket {
-    /// When it is full again. It lacks a token for each [`interval`] until then.
-    full_at: Instant,
+    /// Thousand-millionths of tokens that it lacked when the last one was taken.
+    lacked: u64,
+    /// When that was.
+    taken_at: Instant,
 }
 
 impl Bucket {
     /// Whether it has a token.
     pub(super) fn has_room(self, now: Instant, rate: Rate) -> bool {
-        self.full_at(now, rate) + interval(rate) <= now + interval(rate) * rate.burst
+        self.lacks(now, rate) + TOKEN <= u64::from(rate.burst) * TOKEN
     }
 
     /// Takes a token. There may be none: then the next one comes later.
     pub(super) fn take(&mut self, now: Instant, rate: Rate) {
-        self.full_at = self.full_at(now, rate) + interval(rate);
+        (self.lacked, self.taken_at) = (self.lacks(now, rate) + TOKEN, now);
     }
 
-    /// When it is full. An empty bucket is full after a burst, also if a reload has just made the
-    /// rate higher or the burst shorter.
-    fn full_at(self, now: Instant, rate: Rate) -> Instant {
-        self.full_at.max(now).min(now + interval(rate) * rate.burst)
+    /// How much it lacks now. A rate that a reload has changed counts from the last time on, and no
+    /// bucket lacks more than its burst.
+    fn lacks(self, now: Instant, rate: Rate) -> u64 {
+        let nanos = u64::try_from(now.since(self.taken_at).as_nanos()).unwrap_or(u64::MAX);
+        let most = u64::from(rate.burst) * TOKEN;
+        self.lacked.min(most).saturating_sub(nanos.saturating_mul(rate.per_second.into()))
     }
-}
-
-/// The time in which a token comes.
-fn interval(rate: Rate) -> Duration {
-    Duration::from_secs(1) / rate.per_second
 }
 
 /// The buckets of sources. One that is full is as good as none, and takes no memory.
@@ -53,31 +51,34 @@ impl SourceRates {
     pub(super) fn take(&mut self, now: Instant, source: IpAddr, rate: Rate) {
         let source = source_of(source);
         if self.0.len() >= SOURCES_MAX && !self.0.contains_key(&source) {
-            self.forget(now);
+            self.forget(now, rate);
         }
         self.0.entry(source).or_default().take(now, rate);
     }
 
     /// Makes room: forgets full buckets, or if there are none, the fullest quarter. Whoever is
     /// forgotten gains what its bucket lacks, which is least for these.
-    fn forget(&mut self, now: Instant) {
-        self.0.retain(|_, bucket| bucket.full_at > now);
+    fn forget(&mut self, now: Instant, rate: Rate) {
+        self.0.retain(|_, bucket| bucket.lacks(now, rate) > 0);
         if self.0.len() < SOURCES_MAX {
             return;
         }
-        let mut times: Vec<Instant> = self.0.values().map(|bucket| bucket.full_at).collect();
-        let share = times.len() / 4;
-        let (_, most, _) = times.select_nth_unstable(share);
+        let mut lacks: Vec<u64> = self.0.values().map(|bucket| bucket.lacks(now, rate)).collect();
+        let share = lacks.len() / 4;
+        let (_, most, _) = lacks.select_nth_unstable(share);
         let most = *most;
         let mut left = share;
         self.0.retain(|_, bucket| {
-            let stays = left == 0 || bucket.full_at > most;
+            let stays = left == 0 || bucket.lacks(now, rate) > most;
             left -= usize::from(!stays);
             stays
         });
     }
 }
 
+/// A token, in its thousand-millionths: a rate of one in a second yields one of them each
+/// nanosecond.
+const TOKEN: u64 = 1_000_000_000;
 /// Sources of one listener that are remembered at once, half a megabyte. Each must have made a
 /// connection to be here.
 const SOURCES_MAX: usize = 16_384;
@@ -116,12 +117,13 @@ mod tests {
         while bucket.has_room(at(1_000), slow) {
             bucket.take(at(1_000), slow);
         }
-        for rate in [Rate { per_second: 1_000, burst: 1_000 }, RATE] {
+        for rate in [Rate { per_second: 1_000, burst: 600 }, RATE] {
             let mut bucket = bucket;
             assert!(!bucket.has_room(at(1_000), rate), "the burst is used up");
-            assert!(bucket.has_room(at(1_101), rate));
-            bucket.take(at(1_101), rate);
-            assert!(bucket.has_room(at(1_202), rate));
+            for ms in [1_101, 1_202, 1_303] {
+                assert!(bucket.has_room(at(ms), rate));
+                bucket.take(at(ms), rate);
+            }
         }
     }
 
