@@ -14,7 +14,7 @@ use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use smcr_engine::mailbox::Sender;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::supervise;
 
@@ -68,12 +68,14 @@ async fn serve(
     last: &mut BTreeSet<String>,
     report: &Sender<Resolved>,
 ) {
-    let resolver = match resolver(servers) {
-        Ok(resolver) => resolver,
-        Err(error) => {
-            tracing::warn!(error, "names of upstreams cannot be looked up again");
-            return;
+    let resolver = loop {
+        match resolver(servers) {
+            Ok(resolver) => break resolver,
+            Err(_) if wanted.is_closed() => return,
+            Err(error) => tracing::warn!(error, "names of upstreams cannot be looked up again"),
         }
+        // A file that says who is asked may be in the middle of a change.
+        sleep(AGAIN_AFTER).await;
     };
     let mut watched: BTreeMap<String, JoinHandle<()>> = BTreeMap::new();
     loop {
@@ -130,7 +132,7 @@ async fn watch(resolver: TokioResolver, name: String, report: Sender<Resolved>) 
         };
         let told = report.send(Resolved { name: name.clone(), addresses });
         // The control thread may be far behind.
-        tokio::time::sleep(if told.is_ok() { again_after } else { VALID_MIN }).await;
+        sleep(if told.is_ok() { again_after } else { VALID_MIN }).await;
     }
 }
 

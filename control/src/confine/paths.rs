@@ -118,8 +118,19 @@ fn version(status: &LandlockStatus) -> String {
 const NEWEST: ABI = ABI::V5;
 
 /// What the kernel says of itself, and libraries that are loaded when they are needed.
-const READ: [&str; 7] =
-    ["/proc", "/sys", "/usr/lib", "/lib", "/lib64", "/dev/urandom", "/run/systemd/resolve"];
+const READ: [&str; 10] = [
+    "/proc",
+    "/sys",
+    "/usr/lib",
+    "/lib",
+    "/lib64",
+    "/dev/urandom",
+    // Where /etc/resolv.conf leads, depending on who makes it.
+    "/run/systemd/resolve",
+    "/run/NetworkManager",
+    "/run/resolvconf",
+    "/run/connman",
+];
 /// Locks on cores; and what a process without input reads.
 const WRITE: [&str; 2] = ["/dev/shm", "/dev/null"];
 /// What the C library reads to find out what a name means.
