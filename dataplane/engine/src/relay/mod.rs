@@ -436,15 +436,13 @@ impl<T> Relay<T> {
         let mut is_cut_off = false;
         let most = ways.map(|(way, source, target)| {
             // Nobody waits for what cannot be carried anyway.
-            match source.readable && !source.eof && target.writable {
-                true => {
-                    let granted = self.pace.grant(turn, self.id, way);
-                    // The error is behind bytes that would have to wait.
-                    is_cut_off |= source.failed && granted == 0;
-                    granted
-                }
-                false => u32::MAX,
+            if !source.readable || source.eof || !target.writable {
+                return u32::MAX;
             }
+            let granted = self.pace.grant(turn, self.id, way);
+            // The error is behind bytes that would have to wait.
+            is_cut_off |= source.failed && granted == 0;
+            granted
         });
         let pumped = if is_cut_off { Err(Reset) } else { tcp.pump(near, turn, most) };
         let Ok([outbound, inbound]) = pumped else {
