@@ -1,0 +1,153 @@
+//! What the library asks for.
+//!
+//! ```text
+//!   0       4         5      6       7          8         32           40
+//!   | magic | version | kind | flags | reserved | address | connection |
+//! ```
+
+use core::net::SocketAddr;
+
+use crate::{MAGIC, Malformed, VERSION, address, kind};
+
+/// A request of the library. All but [`Reset`](Self::Reset) bring a TCP socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Offer SMC-R in the SYN of this socket, which the application is about to connect to `peer`.
+    ///
+    /// Answers: [`Marked`](crate::Reply::Marked) or [`Leave`](crate::Reply::Leave).
+    Mark {
+        /// Where it will connect to.
+        peer: SocketAddr,
+    },
+    /// This socket was marked, and is connected now. If its peer has offered SMC-R, run the
+    /// rendezvous.
+    ///
+    /// Answers: [`Switch`](crate::Reply::Switch) or [`Leave`](crate::Reply::Leave).
+    Connected {
+        /// The application can wait until it is known whether the connection becomes SMC-R. It then
+        /// gets its TCP socket back if that fails. Otherwise, and after a while, the gateway
+        /// relays.
+        waits: bool,
+    },
+    /// Answer SMC-R in the SYN-ACKs of this listening socket.
+    ///
+    /// Answers: [`Marked`](crate::Reply::Marked) or [`Leave`](crate::Reply::Leave).
+    Listen,
+    /// This socket was accepted from a listening socket that is marked, and its SYN had the option.
+    ///
+    /// Answers: [`Switch`](crate::Reply::Switch) or [`Leave`](crate::Reply::Leave).
+    Accepted,
+    /// The application wants this connection reset, and is about to close it.
+    ///
+    /// Answer: [`Done`](crate::Reply::Done).
+    Reset {
+        /// The number of the connection, from its [`Name`](crate::Name).
+        connection: u64,
+    },
+}
+
+impl Request {
+    /// The bytes of every request.
+    pub const LEN: usize = 40;
+
+    /// The message.
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4] = VERSION;
+        let (kind, waits, peer, connection) = match *self {
+            Self::Mark { peer } => (MARK, false, peer, 0),
+            Self::Connected { waits } => (CONNECTED, waits, address::NOWHERE, 0),
+            Self::Listen => (LISTEN, false, address::NOWHERE, 0),
+            Self::Accepted => (ACCEPTED, false, address::NOWHERE, 0),
+            Self::Reset { connection } => (RESET, false, address::NOWHERE, connection),
+        };
+        bytes[5] = kind;
+        bytes[6] = u8::from(waits);
+        bytes[8..32].copy_from_slice(&address::encode(peer));
+        bytes[32..].copy_from_slice(&connection.to_be_bytes());
+        bytes
+    }
+
+    /// Decodes one message.
+    ///
+    /// # Errors
+    ///
+    /// Why it is none.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let bytes: &[u8; Self::LEN] = bytes.try_into().map_err(|_| Malformed::Length)?;
+        let peer = bytes[8..32].first_chunk().expect("the range is that long");
+        let connection = bytes[32..].first_chunk().expect("the range is that long");
+        match kind(bytes)? {
+            MARK => Ok(Self::Mark { peer: address::decode(peer)? }),
+            CONNECTED => Ok(Self::Connected { waits: bytes[6] & WAITS != 0 }),
+            LISTEN => Ok(Self::Listen),
+            ACCEPTED => Ok(Self::Accepted),
+            RESET => Ok(Self::Reset { connection: u64::from_be_bytes(*connection) }),
+            other => Err(Malformed::Kind(other)),
+        }
+    }
+}
+
+const MARK: u8 = 1;
+const CONNECTED: u8 = 2;
+const LISTEN: u8 = 3;
+const ACCEPTED: u8 = 4;
+const RESET: u8 = 5;
+/// Flag: the application can wait.
+const WAITS: u8 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Request; 7] = [
+        Request::Mark {
+            peer: SocketAddr::new(core::net::IpAddr::V4(core::net::Ipv4Addr::LOCALHOST), 80),
+        },
+        Request::Mark {
+            peer: SocketAddr::new(core::net::IpAddr::V6(core::net::Ipv6Addr::LOCALHOST), 7010),
+        },
+        Request::Connected { waits: false },
+        Request::Connected { waits: true },
+        Request::Listen,
+        Request::Accepted,
+        Request::Reset { connection: u64::MAX - 1 },
+    ];
+
+    #[test]
+    fn requests_come_as_they_were_sent() {
+        for request in ALL {
+            assert_eq!(Request::decode(&request.encode()), Ok(request));
+        }
+    }
+
+    /// The two programs may be of different versions: the file of a library stays open as long as
+    /// its program runs.
+    #[test]
+    fn the_layout_is_written_down() {
+        let bytes = ALL[0].encode();
+        assert_eq!(&bytes[..16], b"SMCg\x01\x01\x00\x00\x04\x00\x00\x50\x00\x00\x00\x00");
+        assert_eq!(&bytes[16..20], [127, 0, 0, 1]);
+        assert!(bytes[20..].iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused() {
+        let good = Request::Listen.encode();
+        let with = |at: usize, byte: u8| {
+            let mut bytes = good;
+            bytes[at] = byte;
+            Request::decode(&bytes)
+        };
+        assert_eq!(Request::decode(&good[..39]), Err(Malformed::Length));
+        assert_eq!(Request::decode(&[]), Err(Malformed::Length));
+        assert_eq!(with(0, b's'), Err(Malformed::Magic));
+        assert_eq!(with(4, 2), Err(Malformed::Version(2)));
+        assert_eq!(with(5, 9), Err(Malformed::Kind(9)));
+        let mut mark = ALL[0].encode();
+        mark[8] = 5;
+        assert_eq!(Request::decode(&mark), Err(Malformed::Address(5)));
+        assert_eq!(with(7, 255), Ok(Request::Listen), "reserved");
+    }
+}
