@@ -11,6 +11,7 @@ mod error;
 mod intercept;
 mod keepalive;
 mod limits;
+mod local;
 mod network;
 mod peers;
 mod preference;
@@ -33,6 +34,7 @@ pub use error::ConfigError;
 pub use intercept::{Intercept, InterceptWay, SourceAddress};
 pub use keepalive::TcpKeepalive;
 pub use limits::Limits;
+pub use local::{Door, LOCAL_ACCEPT, LOCAL_CONNECT, Local};
 pub use network::{Cidr, Upstream};
 pub use peers::Peers;
 pub use preference::Preference;
@@ -52,7 +54,7 @@ pub struct Config {
     pub rnics: Vec<RnicConfig>,
     /// `[[pnet]]`: which network device goes with which RNIC, where that is not plain.
     pub pnet: Vec<PnetEntry>,
-    /// `[[listener]]`: at least one.
+    /// `[[listener]]`: at least one, unless local programs come in by a door.
     pub listeners: Vec<Listener>,
     /// `[poll]`: how polling threads spend their time.
     pub poll: Poll,
@@ -86,13 +88,6 @@ pub struct Admin {
 pub struct Dns {
     /// Name servers. Empty: those of the host, which also looks into its file of hosts.
     pub servers: Vec<SocketAddr>,
-}
-
-/// Connections with applications on this host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Local {
-    /// Who chooses their congestion control on loopback.
-    pub congestion_control: CongestionControl,
 }
 
 /// Who chooses the congestion control of connections with applications on loopback.
@@ -243,13 +238,14 @@ impl Config {
         let rnics = rnics(source, file.tables("rnic")?)?;
         let pnet = pnet(source, file.tables("pnet")?, &rnics)?;
         let mut listeners = listeners(source, file.tables("listener")?, &limits)?;
-        if listeners.is_empty() {
-            let why = "there is none, so nothing would be served; write at least one [[listener]]";
+        let local = Local::read(source, file.table("local")?)?;
+        if listeners.is_empty() && local.door.is_none() {
+            let why = "there is none, so nothing would be served; write at least one [[listener]], \
+                       or socket under [local]";
             return Err(file.error("listener", why));
         }
         let poll = poll(file.table("poll")?)?;
         let smc = smc::read(source, file.table("smc")?)?;
-        let local = local(file.table("local")?)?;
         let dns = dns(source, file.table("dns")?)?;
         let access_log = AccessLog::read(source, file.table("access_log")?)?;
         let confine = confine::read(file.table("confine")?)?;
@@ -305,13 +301,6 @@ fn dns(source: Source<'_>, mut table: Section<'_>) -> Result<Dns, ConfigError> {
     }
     table.finish()?;
     Ok(Dns { servers })
-}
-
-fn local(mut table: Section<'_>) -> Result<Local, ConfigError> {
-    let congestion_control =
-        table.word("congestion_control", &CONGESTION_CONTROLS, CongestionControl::Auto)?;
-    table.finish()?;
-    Ok(Local { congestion_control })
 }
 
 fn pnet(

@@ -8,6 +8,7 @@ mod doors;
 mod drain;
 mod effects;
 mod introductions;
+mod local;
 mod over_limit;
 mod overload;
 mod poller_rows;
@@ -36,6 +37,7 @@ use crate::groups::{self, Groups, PortId, QpOf};
 use crate::idle::{self, IdleWatch};
 use crate::intercept::Interception;
 use crate::listener::{Common, Listener};
+use crate::local::Door;
 use crate::network::Network;
 use crate::placement::PollerHandle;
 use crate::reactor::{Event, Reactor, Token};
@@ -49,6 +51,7 @@ use crate::termination::Termination;
 use compare::Speeds;
 use doors::Doors;
 use introductions::Introductions;
+use local::Local;
 use overload::Overload;
 use rnics::Nic;
 pub use rnics::{Names, OpenRnics};
@@ -121,6 +124,8 @@ pub struct Gateway<N: Rnic> {
     speeds: Speeds,
     /// Listeners of a measurement.
     doors: Option<Doors>,
+    /// Local programs that have the preload library.
+    local: Option<Local>,
     /// Connections of proxies that have not said yet for whom they are.
     introductions: Introductions,
     /// The sockets of all connections.
@@ -163,8 +168,11 @@ pub struct Parts<N: Rnic> {
     pub nics: Vec<RnicConfig>,
     /// Opens more of them later.
     pub opener: Box<dyn OpenRnics<N>>,
-    /// Listening sockets.
+    /// Listening sockets. Behind them, if there is a door, two without any: for programs that
+    /// connect, and for those that accept.
     pub listeners: Vec<Listener>,
+    /// Where local programs come in.
+    pub door: Option<Door>,
     /// What they have in common.
     pub common: Common,
     /// How connections that are meant for others come to them.
@@ -240,6 +248,7 @@ impl<N: Rnic> Gateway<N> {
             checks: Checks::default(),
             speeds: Speeds::default(),
             doors: None,
+            local: None,
             introductions: Introductions::default(),
             sessions: Sessions::default(),
             endpoint: Endpoint::new(settings, groups),
@@ -251,6 +260,9 @@ impl<N: Rnic> Gateway<N> {
             draining: None,
             started,
         };
+        if let Some(door) = parts.door {
+            gateway.serve_programs(door)?;
+        }
         gateway.watch_names();
         for port in (0..gateway.ports.len()).map(PortId) {
             gateway.carrier_changed(started, port);
@@ -266,7 +278,8 @@ impl<N: Rnic> Gateway<N> {
     pub fn run(&mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(256);
         // From now on somebody answers who connects.
-        for listener in &self.listeners {
+        let bound = self.listeners.iter().filter(|listener| listener.socket.is_some());
+        for listener in bound {
             let (bind, upstream) = (listener.config.bind, &listener.config.upstream);
             tracing::info!(listener = listener.config.name, %bind, %upstream, "listening");
         }
@@ -321,6 +334,7 @@ impl<N: Rnic> Gateway<N> {
             self.next_check(),
             self.speeds.poll_timeout(),
             self.doors.as_ref().map(Doors::until),
+            self.local.as_ref().and_then(Local::poll_timeout),
             self.farewells.poll_timeout(),
             self.idle.poll_timeout(),
             self.service.poll_timeout(),
@@ -340,6 +354,8 @@ impl<N: Rnic> Gateway<N> {
             Token::Peer(key) => self.peer_event(now, key, event),
             Token::Introduction(key) => self.hear_header(now, key),
             Token::Check(key) => self.check_event(key, event),
+            Token::Door => self.open_door_to_programs(now),
+            Token::Program(key) => drop(self.hear_program(now, key)),
             Token::Network => self.network_changed(now),
             // Looked after at the end of each round.
             Token::Waker | Token::Rnic => {}
@@ -353,6 +369,7 @@ impl<N: Rnic> Gateway<N> {
         self.settle(now);
         self.expire_suspects(now);
         self.expire_introductions(now);
+        self.expire_local(now);
         self.admit_waiting(now);
         self.hear_names();
         self.check_upstreams(now);
@@ -373,35 +390,6 @@ impl<N: Rnic> Gateway<N> {
         if self.draining.is_some_and(|until| until <= now) {
             self.abort_all(now);
         }
-    }
-
-    /// Something about network devices changed: an RNIC is gone, without a carrier or without its
-    /// address, or it works again.
-    fn network_changed(&mut self, now: Instant) {
-        match self.network.refresh() {
-            Ok(ports) => {
-                for port in ports {
-                    self.carrier_changed(now, port);
-                }
-            }
-            Err(error) => tracing::warn!(%error, "the network devices cannot be listed"),
-        }
-    }
-
-    /// RNICs say what has happened to them.
-    fn hear_rnics(&mut self, now: Instant) {
-        for port in self.endpoint.groups_mut().hear_rnics(now) {
-            let address = self.endpoint.groups().ports()[port.0].address();
-            let (gid, _) = address.expect("what has spoken is an RNIC");
-            let subnet = self.network.readdressed(port, gid.to_ip());
-            self.endpoint.groups_mut().readdressed(now, port, subnet);
-            self.carrier_changed(now, port);
-        }
-    }
-
-    fn carrier_changed(&mut self, now: Instant, port: PortId) {
-        self.endpoint.groups_mut().carrier_changed(now, port, self.network.is_up(port));
-        self.settle(now);
     }
 
     /// Stops accepting; what goes on may finish. Connections that the kernel has completed but

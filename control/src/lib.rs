@@ -30,6 +30,7 @@ pub mod idle;
 pub mod intercept;
 pub mod ipsec;
 pub mod listener;
+pub mod local;
 pub mod log;
 pub mod loopback;
 pub mod measure;

@@ -34,6 +34,8 @@ pub struct Listener {
     pub drained: bool,
     /// The configuration has it no more.
     pub retired: bool,
+    /// Its connections are those of local programs: it has no address.
+    pub local: bool,
     /// Connections accepted.
     pub accepted: u64,
     /// Connections closed at once: a limit, or no upstream.
@@ -102,7 +104,7 @@ impl Common {
     ) -> io::Result<()> {
         rustix::io::ioctl_fionbio(socket, true)?;
         if config.accept == Protocol::Tcp {
-            option.unmark_listener(socket);
+            option.unmark(socket);
         }
         self.prepare(socket, config, option)?;
         Ok(rustix::net::listen(socket, i32::try_from(config.backlog).unwrap_or(i32::MAX))?)
@@ -138,6 +140,7 @@ impl Listener {
             socket,
             drained: false,
             retired: false,
+            local: false,
             accepted: 0,
             refused: 0,
             admission: Admission::default(),
@@ -145,6 +148,11 @@ impl Listener {
             durations: ByTransport::default(),
             common,
         }
+    }
+
+    /// The same for connections of local programs.
+    pub fn local(config: config::Listener, common: Common) -> Self {
+        Self { local: true, ..Self::new(config, common, None) }
     }
 
     /// From now on it does what `config` says.

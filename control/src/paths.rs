@@ -61,6 +61,13 @@ impl Paths {
         Way::Trial
     }
 
+    /// Whether a new connection to `far` would find its way closed now. Takes no trial.
+    pub fn is_closed(&self, now: Instant, far: Far) -> bool {
+        self.doubts.get(&far).is_some_and(|doubt| {
+            now < doubt.again_at || doubt.trial_until.is_some_and(|until| now < until)
+        })
+    }
+
     /// RoCE did not get through. If several connections find that out at once, it counts once.
     pub fn failed(&mut self, now: Instant, far: Far) {
         self.make_room(far);

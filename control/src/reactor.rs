@@ -22,6 +22,10 @@ pub enum Token {
     Introduction(Key),
     /// A connection that asks whether an upstream answers.
     Check(Key),
+    /// The door of local programs.
+    Door,
+    /// A program that has come to the door.
+    Program(Key),
     /// Pollers, the admin thread or a signal want attention.
     Waker,
     /// Something about the network devices changed.
@@ -134,6 +138,8 @@ fn pack(token: Token) -> u64 {
         Token::Rnic => (5, Key { index: 0, generation: 0 }),
         Token::Introduction(key) => (6, key),
         Token::Check(key) => (7, key),
+        Token::Door => (8, Key { index: 0, generation: 0 }),
+        Token::Program(key) => (9, key),
     };
     kind << KIND_SHIFT
         | u64::from(key.generation & GENERATION_MASK) << GENERATION_SHIFT
@@ -153,6 +159,8 @@ fn unpack(data: u64) -> Token {
         5 => Token::Rnic,
         6 => Token::Introduction(key),
         7 => Token::Check(key),
+        8 => Token::Door,
+        9 => Token::Program(key),
         _ => Token::Waker,
     }
 }
@@ -168,6 +176,7 @@ mod tests {
         let (application, peer) = (Token::Application(key), Token::Peer(key));
         let introduction = Token::Introduction(key);
         let others = [Token::Check(key), Token::Waker, Token::Network, Token::Rnic];
+        let others = others.into_iter().chain([Token::Door, Token::Program(key)]);
         for token in [listener, application, peer, introduction].into_iter().chain(others) {
             assert_eq!(unpack(pack(token)), token);
         }

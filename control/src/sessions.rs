@@ -14,7 +14,7 @@ use crate::admission::Standing;
 use crate::config::Protocol;
 use crate::groups::{GroupId, PortId};
 use crate::slab::{Key, Slab};
-use crate::stats::Transport;
+use crate::stats::{Process, Transport};
 use crate::termination::Termination;
 
 /// A connection on its way through this process.
@@ -64,6 +64,8 @@ pub struct Negotiating {
     pub connected: bool,
     /// What the peer says is for the rendezvous.
     pub hears: bool,
+    /// The local program that has it by the preload library.
+    pub process: Option<Box<Process>>,
 }
 
 impl Negotiating {
@@ -121,6 +123,8 @@ pub struct Open {
     pub expired: bool,
     /// How it travels.
     pub transport: Carried,
+    /// The local program that has it by the preload library.
+    pub process: Option<Box<Process>>,
 }
 
 /// How an open connection travels.
@@ -213,6 +217,14 @@ impl Sessions {
         }
     }
 
+    /// The local program that has a session.
+    pub fn process(&self, key: Key) -> Option<&Process> {
+        match self.table.at(key)? {
+            Session::Negotiating(one) => one.process.as_deref(),
+            Session::Open(open) => open.process.as_deref(),
+        }
+    }
+
     /// The rendezvous has failed: takes its sockets.
     ///
     /// # Panics
@@ -239,9 +251,10 @@ impl Sessions {
         how: impl FnOnce(OwnedFd, OwnedFd) -> Carried,
     ) {
         self.table.replace(key, |session| {
-            let Session::Negotiating(negotiating) = session else {
+            let Session::Negotiating(mut negotiating) = session else {
                 panic!("a rendezvous ends once");
             };
+            let process = negotiating.process.take();
             let Negotiating { listener, standing, accepts, source, target, .. } = negotiating;
             let (original, came) = (negotiating.wanted, negotiating.came);
             let (app, peer) = negotiating.into_ends();
@@ -260,6 +273,7 @@ impl Sessions {
                 half_closed: None,
                 expired: false,
                 transport: how(app, peer),
+                process,
             })
         });
         self.by_slot[usize::from(connection.slot)] = Some(key);

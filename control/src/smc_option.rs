@@ -33,11 +33,12 @@ pub enum OptionSource {
 }
 
 impl OptionSource {
-    /// Chooses what the configuration asks for and the host allows.
-    pub fn choose(smc: &Smc) -> Self {
+    /// Chooses what the configuration asks for and the host allows. With `of_others`, it works for
+    /// sockets of other processes, too.
+    pub fn choose(smc: &Smc, of_others: bool) -> Self {
         match smc.option {
             OptionMode::Assume => Self::Assume(smc.assume_peers.clone()),
-            OptionMode::Ebpf | OptionMode::Auto => match SmcOption::load() {
+            OptionMode::Ebpf | OptionMode::Auto => match SmcOption::load(of_others) {
                 Ok(option) => Self::Ebpf(option),
                 Err(_) if smc.option == OptionMode::Auto && !smc.assume_peers.is_empty() => {
                     Self::Assume(smc.assume_peers.clone())
@@ -59,10 +60,10 @@ impl OptionSource {
         }
     }
 
-    /// Makes the connections that `listener` accepts from now on answer the option no more.
-    pub fn unmark_listener(&self, listener: impl AsFd) {
+    /// Makes a socket offer SMC-R no more, or the connections that it accepts from now on.
+    pub fn unmark(&self, socket: impl AsFd) {
         match self {
-            Self::Ebpf(option) => option.unmark(listener.as_fd()),
+            Self::Ebpf(option) => option.unmark(socket.as_fd()),
             Self::Assume(_) | Self::None(_) => {}
         }
     }
@@ -112,14 +113,16 @@ pub struct SmcOption {
 }
 
 impl SmcOption {
-    /// Loads the program and attaches it to the cgroup of this process, beside whatever else is
-    /// attached there. Sockets of other processes are not affected: they have no mark.
+    /// Loads the program and attaches it to the cgroup of this process, or with `of_others` to all
+    /// that this process can see, beside whatever else is attached there. Sockets that are not
+    /// marked are not affected.
     ///
     /// # Errors
     ///
     /// [`OptionUnavailable`]; nothing is left behind.
-    pub fn load() -> Result<Self, OptionUnavailable> {
-        let cgroup = cgroup::open_own().map_err(OptionUnavailable::NoCgroup)?;
+    pub fn load(of_others: bool) -> Result<Self, OptionUnavailable> {
+        let cgroup = if of_others { cgroup::open_root() } else { cgroup::open_own() };
+        let cgroup = cgroup.map_err(OptionUnavailable::NoCgroup)?;
         let refused = |error: libbpf_rs::Error| OptionUnavailable::Refused(error.to_string());
         let object = ebpf::open(PROGRAM).and_then(|object| object.load()).map_err(refused)?;
         let sockets = ebpf::map(&object, "sockets").map_err(refused)?;

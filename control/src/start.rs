@@ -28,6 +28,7 @@ use crate::entropy::random;
 use crate::gateway::{Gateway, Lookups, Names, OpenRnics, Parts, PortParts};
 use crate::intercept::{Interception, Led};
 use crate::listener::{Common, Listener};
+use crate::local::Door;
 use crate::loopback::Loopback;
 use crate::measure;
 use crate::network::{Network, Place};
@@ -78,7 +79,7 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
     raise_descriptor_limit();
     let mut service = Service::of_this_process();
     let clock = Clock::new();
-    let option = OptionSource::choose(&config.smc);
+    let option = OptionSource::choose(&config.smc, config.local.door.is_some());
     tracing::info!("{option}");
     let devices = Devices::read().map_err(context("the network devices cannot be listed"))?;
     let waker = Waker::new().map_err(context("the control thread cannot be set up"))?;
@@ -88,12 +89,8 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
     let common = Common::of(&config, &Arc::new(loopback));
     let Prepared { config, names } = Prepared::of(config);
     let listeners = listen(&config, &names, &option, &common, &mut service)?;
-    let led: Vec<_> = (0..).zip(&listeners).filter_map(led).collect();
-    let interception = Interception::begin(&led).map_err(|why| RunError {
-        what: "interception".to_owned(),
-        why,
-        misconfigured: true,
-    })?;
+    let door = config.local.door.as_ref().map(open_door).transpose()?;
+    let interception = intercept(&listeners)?;
     let nics = choose_nics(&config, &devices, &names);
     // No other thread runs yet: what this one gives up, all others will not have.
     let mut confinement = Confinement::begin(&config, file);
@@ -126,6 +123,7 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
         nics,
         opener: Box::new(Opening { opener }),
         listeners,
+        door,
         common,
         interception,
         service,
@@ -241,9 +239,30 @@ fn listen(
         }
         Ok(opened)
     };
-    let listeners = config.listeners.iter().map(open).collect();
+    let listeners: Result<Vec<_>, RunError> = config.listeners.iter().map(open).collect();
     service.forget_sockets();
-    listeners
+    let mut listeners = listeners?;
+    let local = config.local_listeners().into_iter();
+    listeners.extend(local.map(|listener| Listener::local(listener, common.clone())));
+    Ok(listeners)
+}
+
+/// Lets local programs in.
+fn open_door(config: &config::Door) -> Result<Door, RunError> {
+    let what = format!("local.socket {}", config.socket.display());
+    let door = Door::open(config).map_err(context(&what))?;
+    tracing::info!(socket = %config.socket.display(), "programs with the preload library come in");
+    Ok(door)
+}
+
+/// Leads connections to those listeners that want it.
+fn intercept(listeners: &[Listener]) -> Result<Interception, RunError> {
+    let led: Vec<_> = (0..).zip(listeners).filter_map(led).collect();
+    Interception::begin(&led).map_err(|why| RunError {
+        what: "interception".to_owned(),
+        why,
+        misconfigured: true,
+    })
 }
 
 /// A listener as connections are led to it.
@@ -265,7 +284,7 @@ fn choose_nics(config: &Config, devices: &Devices, names: &Names) -> Vec<RnicCon
             nics.push(nic);
         }
     };
-    for listener in &config.listeners {
+    for listener in config.listeners.iter().chain(&config.local_listeners()) {
         if listener.connect == Protocol::Smc {
             for place in places_behind(listener, names) {
                 if let Ok((device, _)) = devices.towards(place) {

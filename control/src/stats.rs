@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 pub use confinement::Confinement;
 pub use connections::{
-    Connection, ConnectionPage, ConnectionQuery, FallbackReason, Sort, Transport,
+    Connection, ConnectionPage, ConnectionQuery, FallbackReason, Process, Sort, Transport,
 };
 pub use durations::{ByTransport, Durations, Spread};
 pub use history::{Columns, History, SAMPLE_EVERY, Sample};
@@ -362,6 +362,7 @@ pub(crate) mod tests {
             link: None,
             version: None,
             v2: None,
+            process: None,
             age_s: 1.5,
         }
     }

@@ -11,8 +11,8 @@ use smcr_rnic::roce::packet::Version;
 
 use super::preference::PREFERENCES;
 use super::{
-    AccessLog, Config, Confine, Intercept, InterceptWay, Limits, Listener, Peers, Poll, Protocol,
-    RnicConfig, RnicKind, Smc, TcpKeepalive, Versions,
+    AccessLog, Config, Confine, Intercept, InterceptWay, Limits, Listener, Local, Peers, Poll,
+    Protocol, RnicConfig, RnicKind, Smc, TcpKeepalive, Versions,
 };
 
 impl Config {
@@ -27,10 +27,7 @@ impl Config {
             "listener": self.listeners.iter().map(listener).collect::<Vec<_>>(),
             "poll": poll(&self.poll),
             "smc": smc(&self.smc),
-            "local": {
-                "congestion_control":
-                    word(&super::CONGESTION_CONTROLS, self.local.congestion_control),
-            },
+            "local": local(&self.local),
             "dns": { "servers": texts(&self.dns.servers) },
             "access_log": access_log(&self.access_log),
             "confine": confine(self.confine),
@@ -150,6 +147,17 @@ fn smc(smc: &Smc) -> Value {
     value
 }
 
+fn local(Local { congestion_control, door }: &Local) -> Value {
+    let door = door.as_ref();
+    json!({
+        "congestion_control": word(&super::CONGESTION_CONTROLS, *congestion_control),
+        "socket": door.map(|door| &door.socket),
+        "uids": door.map(|door| &door.uids),
+        "gids": door.map(|door| &door.gids),
+        "connections_per_process": door.map(|door| door.connections_per_process),
+    })
+}
+
 fn confine(confine: Confine) -> Value {
     let Confine { seccomp, landlock, drop_capabilities } = confine;
     json!({
@@ -242,7 +250,8 @@ mod tests {
              proxy_from=['10.9.0.0/16']\nbalance='source'\ncheck={}\n\
              [confine]\nlandlock=false\n[dns]\nservers=['10.8.0.53', '[fd00::1]:5353']\n\
              [poll]\npolicy='block'\ncores=[1,2]\npin=false\nboost=0\nspin_us=7\n\
-             [local]\ncongestion_control='host'\n\
+             [local]\ncongestion_control='host'\nsocket='/run/l'\nuids=[1000]\ngids=[33, 34]\n\
+             connections_per_process=77\n\
              [smc]\noption='assume'\nassume_peers=['10.0.0.0/8']\ngids=['fd00::/64']\n\
              eids=['SITE-A']\ndefault_eid=false\nversions=[1,2]\ntest_link_idle='1h'\n\
              [limits]\nconnections_max=10\nrmb_bytes=1000000\n\

@@ -176,7 +176,7 @@ fn every_fault_is_one_line_that_names_line_and_key() {
         (
             "",
             ":1: listener: there is none, so nothing would be served; write at least one \
-             [[listener]]",
+             [[listener]], or socket under [local]",
         ),
         (
             "[[listener]]\nname = 'a'\nbind = '127.0.0.1'\nupstream = 'x:1'",
@@ -309,7 +309,7 @@ fn other_tables_are_checked_too() {
         (
             "[polling]",
             ":5: polling: is not a key; known here: limits, admin, rnic, pnet, listener, \
-             poll, smc, local, dns, access_log, confine, drain_timeout, log",
+             local, poll, smc, dns, access_log, confine, drain_timeout, log",
         ),
         (
             "[admin]\nlisten='9180'",

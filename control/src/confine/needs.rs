@@ -52,6 +52,12 @@ impl Needs {
             needs.ebpf |= is_smc && config.smc.option != OptionMode::Assume;
             needs.network |= is_smc || listener.needs_mark();
         }
+        if let Some(door) = &config.local.door {
+            needs.ebpf |= config.smc.option != OptionMode::Assume;
+            needs.network = true;
+            // The socket is removed at the end.
+            needs.written.extend(door.socket.parent().map(Path::to_owned));
+        }
         for rnic in &config.rnics {
             needs.add(rnic);
         }

@@ -128,6 +128,7 @@ impl<N: Rnic> Gateway<N> {
             upstream: target.ip(),
             offered: false,
             port: None,
+            dialled: false,
             stays,
         };
         let mut local = None;
@@ -150,6 +151,7 @@ impl<N: Rnic> Gateway<N> {
             upstream: None,
             connected: false,
             hears: false,
+            process: None,
         };
         let key = self.sessions.insert(negotiating);
         self.endpoint.arrived(now, key, arrival);
@@ -187,6 +189,10 @@ impl<N: Rnic> Gateway<N> {
     pub(super) fn connect(&mut self, now: Instant, key: Key, offer: bool, hear: bool) {
         let one = self.sessions.negotiating_mut(key).expect("its rendezvous has just begun");
         let index = one.listener;
+        if self.is_local(index) {
+            return self.connect_local(now, key, hear);
+        }
+        let one = self.sessions.negotiating_mut(key).expect("it was there just now");
         let listener = &self.listeners[usize::from(index)];
         let ends = (one.source, one.target);
         let announce = |from| self.interception.speaking_for(from);
@@ -212,7 +218,12 @@ impl<N: Rnic> Gateway<N> {
     }
 
     /// Registers the sockets of a session for the events that its rendezvous waits for first.
-    fn watch(&mut self, key: Key, connected: bool, hears_already: bool) -> io::Result<()> {
+    pub(super) fn watch(
+        &mut self,
+        key: Key,
+        connected: bool,
+        hears_already: bool,
+    ) -> io::Result<()> {
         let one = self.sessions.negotiating_mut(key).expect("its rendezvous has just begun");
         let upstream = one.upstream.as_ref().expect("we have just begun to connect");
         let reactor = &self.reactor;
@@ -248,12 +259,16 @@ impl<N: Rnic> Gateway<N> {
     /// Tells the rendezvous of a session what there is around the connection to its peer now.
     pub(super) fn survey(&mut self, key: Key) {
         let one = self.sessions.negotiating_mut(key).expect("its rendezvous goes on");
-        let listener = &self.listeners[usize::from(one.listener)];
+        let (index, own) = (one.listener, one.peer().and_then(local_address));
+        // An address that is not ours belongs to no device: the route says which one is used.
+        let is_foreign = own.is_some_and(|own| self.is_foreign(index, own.ip()));
+        let one = self.sessions.negotiating_mut(key).expect("its rendezvous goes on");
+        let listener = &self.listeners[usize::from(index)];
         let surroundings = match (one.accepts, listener.config.connect) {
-            (Protocol::Smc, _) => at_server(&mut self.network, one),
+            (Protocol::Smc, _) => at_server(&mut self.network, one, is_foreign),
             (Protocol::Tcp, Protocol::Smc) => {
-                let speaks_for_others = listener.config.source == SourceAddress::Client;
-                at_client(&mut self.network, &self.option, one, speaks_for_others)
+                let is_foreign = is_foreign || listener.config.source == SourceAddress::Client;
+                at_client(&mut self.network, &self.option, one, is_foreign)
             }
             (Protocol::Tcp, Protocol::Tcp) => at_relay(&self.network, one),
         };
@@ -285,11 +300,12 @@ fn introduce(listener: &Listener, one: &Negotiating) -> io::Result<()> {
 }
 
 /// What there is around the connection that a client of SMC-R made to us.
-fn at_server(network: &mut Network, one: &Negotiating) -> Option<Surroundings> {
+fn at_server(network: &mut Network, one: &Negotiating, is_foreign: bool) -> Option<Surroundings> {
     let local = one.local?;
+    let at = if is_foreign { network.towards(one.source.ip())? } else { local.ip() };
     Some(Surroundings {
-        port: network.port_for(local.ip()),
-        networks: network.networks(local.ip()),
+        port: network.port_for(at),
+        networks: network.networks(at),
         protected: network.policies.protect(local, one.source),
         ..Surroundings::default()
     })
@@ -300,12 +316,11 @@ fn at_client(
     network: &mut Network,
     option: &OptionSource,
     one: &Negotiating,
-    speaks_for_others: bool,
+    is_foreign: bool,
 ) -> Option<Surroundings> {
     let (peer, server) = (one.peer()?, one.target);
     let local = local_address(peer)?;
-    // An address that is not ours belongs to no device: the route says which one is used.
-    let at = if speaks_for_others { network.towards(server.ip())? } else { local.ip() };
+    let at = if is_foreign { network.towards(server.ip())? } else { local.ip() };
     let offered = option.peer_offered(peer, server);
     Some(Surroundings {
         offered,

@@ -286,6 +286,7 @@ impl<N: Rnic> Gateway<N> {
             link: None,
             version: None,
             v2: None,
+            process: None,
             age_s: 0.0,
         }
     }
@@ -371,6 +372,7 @@ impl<N: Rnic> Gateway<N> {
             link: member.and_then(|member| self.endpoint.groups().number_of(member.link)),
             version: row.map(version_of),
             v2: row.and_then(v2_row),
+            process: open.process.as_deref().cloned(),
             age_s: now.since(open.came).as_secs_f64(),
         }
     }

@@ -69,10 +69,15 @@ impl<N: Rnic> Gateway<N> {
                 continue;
             }
             let (name, bind) = (&listener.config.name, listener.config.bind);
-            match self.common.listen(&listener.config, &self.option) {
+            let socket = match listener.local {
+                // What programs listen on is theirs.
+                true => Ok(None),
+                false => self.common.listen(&listener.config, &self.option).map(Some),
+            };
+            match socket {
                 Ok(socket) => {
                     notes.push(format!("listener {name}: takes connections again"));
-                    (listener.socket, listener.drained) = (Some(socket), false);
+                    (listener.socket, listener.drained) = (socket, false);
                     self.idle.close_no_more(slot);
                     self.open(slot);
                 }

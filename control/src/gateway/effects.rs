@@ -44,12 +44,18 @@ impl<N: Rnic> Gateway<N> {
                     groups.hand_over(connection, app, rmbe, allowance);
                     Carried::Smc { group, tcp, ended }
                 });
+                if let Some(local) = &mut self.local {
+                    local.switch(key);
+                }
                 if ended {
                     self.sessions.suspect(now, key);
                 }
                 self.watch_speed(now, key);
             }
             Effect::StayTcp { key, connection, port, reason, leftover, declined } => {
+                if self.give_back(key, leftover.is_empty() && !declined) {
+                    return self.endpoint.groups_mut().closed(now, connection, None, true);
+                }
                 let allowance = self.allowance_of(key);
                 let (reactor, pollers) = (&self.reactor, self.endpoint.groups_mut().pollers_mut());
                 self.sessions.hand_over(now, key, connection, |near, far| {
@@ -111,6 +117,10 @@ impl<N: Rnic> Gateway<N> {
         let listener = &mut self.listeners[usize::from(one.listener)];
         listener.admission.leave(one.source.ip(), one.standing);
         listener.pool.leave(one.target);
+        if let Some(local) = &mut self.local {
+            local.fail(key);
+            one.process.iter().for_each(|process| local.leave(process));
+        }
         reset(one.accepted);
         if let Some(upstream) = one.upstream {
             reset(upstream);
@@ -209,6 +219,9 @@ impl<N: Rnic> Gateway<N> {
         // more use.
         drop(streams);
         let (key, open) = self.sessions.closed(connection);
+        if let (Some(local), Some(process)) = (&mut self.local, &open.process) {
+            local.leave(process);
+        }
         self.note_closed(now, &open, ending, &tally);
         let listener = &mut self.listeners[usize::from(open.listener)];
         listener.admission.leave(open.source.ip(), open.standing);

@@ -153,7 +153,8 @@ impl<N: Rnic> Gateway<N> {
             }
         }
         for (slot, old) in self.listeners.iter().enumerate() {
-            if !old.retired && plan.iter().all(|planned| planned.is_new || planned.slot != slot) {
+            let goes = !old.retired && !old.local;
+            if goes && plan.iter().all(|planned| planned.is_new || planned.slot != slot) {
                 let (name, active) = (&old.config.name, old.admission.active());
                 notes.push(format!("listener {name}: removed; {active} connections go on"));
             }
@@ -175,7 +176,11 @@ impl<N: Rnic> Gateway<N> {
 
     /// Puts all listeners where they shall be.
     fn place(&mut self, now: Instant, config: &Config, plan: Vec<Planned>, common: Common) {
+        self.change_local(config, &common);
         for slot in 0..self.listeners.len() {
+            if self.listeners[slot].local {
+                continue;
+            }
             let planned = plan.iter().find(|planned| planned.slot == slot && !planned.is_new);
             match planned.map(|planned| &planned.socket) {
                 Some(Listens::AsBefore | Listens::Not) => {}
@@ -253,7 +258,10 @@ impl<N: Rnic> Gateway<N> {
 /// Whether `wanted` is what `old` was, perhaps elsewhere.
 fn is_same(old: &Listener, wanted: &config::Listener) -> bool {
     let roles = |it: &config::Listener| (it.accept, it.connect);
-    !old.retired && old.config.name == wanted.name && roles(&old.config) == roles(wanted)
+    !old.retired
+        && !old.local
+        && old.config.name == wanted.name
+        && roles(&old.config) == roles(wanted)
 }
 
 /// Listeners are numbered so in connections.
@@ -278,7 +286,7 @@ fn keep_what_needs_a_restart(old: &Config, new: &mut Config) -> Vec<String> {
     note("smc.send_pool", old.smc.send_pool != new.smc.send_pool);
     new.admin = old.admin.clone();
     new.poll = old.poll.clone();
-    new.local = old.local;
+    new.local = old.local.clone();
     new.dns = old.dns.clone();
     new.confine = old.confine;
     new.smc.option = old.smc.option;

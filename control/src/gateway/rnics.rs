@@ -54,6 +54,35 @@ pub(super) struct RnicChange<N: Rnic> {
 }
 
 impl<N: Rnic> Gateway<N> {
+    /// Something about network devices changed: an RNIC is gone, without a carrier or without its
+    /// address, or it works again.
+    pub(super) fn network_changed(&mut self, now: Instant) {
+        match self.network.refresh() {
+            Ok(ports) => {
+                for port in ports {
+                    self.carrier_changed(now, port);
+                }
+            }
+            Err(error) => tracing::warn!(%error, "the network devices cannot be listed"),
+        }
+    }
+
+    /// RNICs say what has happened to them.
+    pub(super) fn hear_rnics(&mut self, now: Instant) {
+        for port in self.endpoint.groups_mut().hear_rnics(now) {
+            let address = self.endpoint.groups().ports()[port.0].address();
+            let (gid, _) = address.expect("what has spoken is an RNIC");
+            let subnet = self.network.readdressed(port, gid.to_ip());
+            self.endpoint.groups_mut().readdressed(now, port, subnet);
+            self.carrier_changed(now, port);
+        }
+    }
+
+    pub(super) fn carrier_changed(&mut self, now: Instant, port: PortId) {
+        self.endpoint.groups_mut().carrier_changed(now, port, self.network.is_up(port));
+        self.settle(now);
+    }
+
     /// Opens what `config` has and we have not. What it changes about an RNIC is put back.
     ///
     /// # Errors

@@ -24,6 +24,13 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         let offer = seeks && self.one.has_place;
         let crowded = seeks && !offer;
         self.one.state = match side {
+            // It is too late to offer nothing, so what speaks against SMC-R becomes a Decline.
+            Side::Client if self.one.dialled => {
+                if crowded {
+                    self.one.reason = Some(Diagnosis::TOO_BUSY);
+                }
+                State::Connecting
+            }
             Side::Client if crowded => State::plain(Some(Diagnosis::TOO_BUSY)),
             Side::Client if self.one.reason.is_some() => State::plain(self.one.reason),
             Side::Client => State::Connecting,

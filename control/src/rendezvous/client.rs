@@ -54,6 +54,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
     ///
     /// Why we do not propose.
     fn proposal(&mut self) -> Result<Proposal, Diagnosis> {
+        if let Some(reason) = self.one.reason {
+            return Err(reason);
+        }
         if !self.is_listed() {
             return Err(Diagnosis::PEER_NOT_LISTED);
         }

@@ -16,6 +16,7 @@ use super::state::{Rendezvous, State};
 use super::waiting::Wait;
 use crate::deadlines::Deadlines;
 use crate::groups::{self, Event, GroupId, Groups, Pollers, Proof, QpOf};
+use crate::paths::Far;
 use crate::slab::Key;
 
 /// All rendezvous of a gateway, and what they share. It does no IO and reads no clock.
@@ -260,6 +261,12 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
     /// [`poll_effect`](Self::poll_effect) afterwards.
     pub fn groups_mut(&mut self) -> &mut Groups<N, P> {
         &mut self.shared.groups
+    }
+
+    /// Whether a connection of this listener to `upstream` has a chance to become SMC-R.
+    pub fn offers(&self, now: Instant, listener: u16, upstream: IpAddr) -> bool {
+        let listed = self.shared.terms(listener).offers_to(upstream) && !self.shared.draining;
+        listed && !self.shared.paths.is_closed(now, Far::Server(upstream))
     }
 
     /// How far a rendezvous is; none if it is over.

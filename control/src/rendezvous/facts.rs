@@ -79,6 +79,8 @@ pub struct Arrival {
     pub offered: bool,
     /// At a server: the RNIC port that belongs to our address of the connection.
     pub port: Option<PortId>,
+    /// At a client: the application has connected by itself, and both SYNs carried the SMC option.
+    pub dialled: bool,
     /// Why it stays TCP, if the owner has decided so: a client offers nothing, a server declines.
     pub stays: Option<Diagnosis>,
 }

@@ -35,6 +35,8 @@ pub(super) struct Rendezvous {
     pub(super) resources: Option<Resources>,
     /// It has one of the places for rendezvous.
     pub(super) has_place: bool,
+    /// The peer has offered SMC-R before we could decide whether we do, and waits for a Proposal.
+    pub(super) dialled: bool,
     /// It is one of those that wait for a Proposal, which may never come.
     pub(super) silent: bool,
     pub(super) path: PathCheck,
@@ -83,7 +85,7 @@ pub(super) struct Talking {
 impl Rendezvous {
     /// A connection that was accepted, and for which nothing was done yet.
     pub(super) fn new(now: Instant, key: Key, arrival: Arrival) -> Self {
-        let Arrival { listener, source, upstream, offered, port, stays } = arrival;
+        let Arrival { listener, source, upstream, offered, port, dialled, stays } = arrival;
         Self {
             key,
             listener,
@@ -96,6 +98,7 @@ impl Rendezvous {
             deadline: None,
             resources: None,
             has_place: false,
+            dialled,
             silent: false,
             path: PathCheck::new(now),
             reason: stays,

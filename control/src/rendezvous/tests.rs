@@ -119,7 +119,7 @@ fn key(index: u32) -> Key {
 fn arrival(host: u8) -> Arrival {
     let source = SocketAddr::from(([10, 0, 0, host], 7));
     let (upstream, port) = (SERVER, Some(PortId(0)));
-    Arrival { listener: 0, source, upstream, offered: true, port, stays: None }
+    Arrival { listener: 0, source, upstream, offered: true, port, dialled: false, stays: None }
 }
 
 /// All effects that the endpoint has queued, but for the surveys: the network is always the same.

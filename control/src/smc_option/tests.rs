@@ -133,7 +133,7 @@ fn assumed_peers_are_those_of_the_list() {
 }
 
 fn load() -> SmcOption {
-    SmcOption::load().unwrap_or_else(|unavailable| panic!("{unavailable}"))
+    SmcOption::load(false).unwrap_or_else(|unavailable| panic!("{unavailable}"))
 }
 
 fn connect(

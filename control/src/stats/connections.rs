@@ -68,13 +68,27 @@ pub struct Connection {
     /// What its link group agreed on, if that is of version 2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub v2: Option<GroupV2>,
+    /// The local program that has it by the preload library.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<Process>,
     /// Seconds since it was accepted.
     pub age_s: f64,
 }
 
+/// A local program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Its process id when the connection began; others may have the descriptor by now.
+    pub pid: u32,
+    /// The user it runs as.
+    pub uid: u32,
+    /// Its name.
+    pub command: String,
+}
+
 impl Connection {
     /// Whether each of these words, in lower case, is part of its ends, its listener, its
-    /// transport, its state, its reason to stay TCP or its peer's name.
+    /// transport, its state, its reason to stay TCP, its peer's name or its program's.
     fn contains(&self, words: &[String]) -> bool {
         if words.is_empty() {
             return true;
@@ -82,7 +96,8 @@ impl Connection {
         let texts = [&self.app, &self.peer, &self.listener, &self.state].map(String::as_str);
         let host = self.v2.as_ref().map_or("", |v2| &v2.peer_host);
         let reason = self.fallback.as_ref().map_or("", |reason| &reason.name);
-        let texts = texts.into_iter().chain([self.transport.name(), host, reason]);
+        let command = self.process.as_ref().map_or("", |process| &process.command);
+        let texts = texts.into_iter().chain([self.transport.name(), host, reason, command]);
         let texts = texts.map(str::to_lowercase).collect::<Vec<_>>();
         words.iter().all(|word| texts.iter().any(|text| text.contains(word)))
     }

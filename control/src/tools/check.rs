@@ -38,7 +38,7 @@ pub fn run(path: &Path) -> ExitCode {
     };
     let devices = Devices::read().unwrap_or_default();
     let free = cores::free(&Board::of_this_machine());
-    let option = OptionSource::choose(&config.smc);
+    let option = OptionSource::choose(&config.smc, config.local.door.is_some());
     let text = describe(&config, &devices, &option, (&free, host_memory::limit()));
     // A reader that has seen enough, such as `head`, is no reason to fail.
     let _ = std::io::stdout().write_all(text.as_bytes());

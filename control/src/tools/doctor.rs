@@ -136,7 +136,7 @@ pub fn examine() -> Vec<Finding> {
 
 fn tcp_option() -> Finding {
     let name = "option";
-    match SmcOption::load() {
+    match SmcOption::load(false) {
         Ok(_) => Finding::ok(name, "TCP option 254 can be put on SYNs by eBPF"),
         Err(unavailable) => Finding::warn(name, unavailable.to_string(), ""),
     }

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{Timespec, epoll};
-use rustix::net::{SendFlags, sockopt};
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, sockopt};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
@@ -248,6 +248,11 @@ impl Streams for Kernel {
     }
 
     fn finish(&mut self, stream: &OwnedFd) {
+        if sockopt::socket_domain(stream) == Ok(AddressFamily::UNIX) {
+            // A program with the preload library tells an end from a reset by this name. Without
+            // one, because all are taken, it takes the end for a reset, which loses nothing.
+            let _ = rustix::net::bind(stream, &SocketAddrUnix::new_unnamed());
+        }
         // Fails only on a socket that is already reset, and says so on the next read.
         let _ = rustix::net::shutdown(stream, rustix::net::Shutdown::Write);
     }

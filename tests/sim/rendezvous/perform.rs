@@ -27,8 +27,15 @@ impl World {
         let listener = if call.hosts[SERVER] == INTRUDER { TO_INTRUDER } else { TO_OTHER };
         let source = ([10, 1, 0, 1], 1_000).into();
         let upstream = self.nodes[host].servers[usize::from(listener - TO_OTHER)];
-        let arrival =
-            Arrival { listener, source, upstream, offered: false, port: None, stays: None };
+        let arrival = Arrival {
+            listener,
+            source,
+            upstream,
+            offered: false,
+            port: None,
+            dialled: false,
+            stays: None,
+        };
         let endpoint = &mut self.nodes[host].endpoint;
         endpoint.arrived(self.now, key(number), arrival);
         self.drain(host);
@@ -82,8 +89,15 @@ impl World {
         let source = (address_of(client), 2_000).into();
         let (offered, port) = (call.dial.offers, Some(call.ports[SERVER]));
         let upstream = std::net::Ipv4Addr::LOCALHOST.into();
-        let arrival =
-            Arrival { listener: FROM_PEERS, source, upstream, offered, port, stays: None };
+        let arrival = Arrival {
+            listener: FROM_PEERS,
+            source,
+            upstream,
+            offered,
+            port,
+            dialled: false,
+            stays: None,
+        };
         let endpoint = &mut self.nodes[server].endpoint;
         endpoint.arrived(self.now, key(number), arrival);
         self.drain(server);

@@ -85,7 +85,7 @@ impl Rig {
         let thread = std::thread::spawn(move || {
             let clock = Clock::new();
             let access_log = AccessLog::new(clock, &config.access_log).unwrap();
-            let option = OptionSource::choose(&config.smc);
+            let option = OptionSource::choose(&config.smc, false);
             let common = Common::of(&config, &Arc::new(Loopback::Host));
             let wanted = config.listeners[0].clone();
             let socket = common.listen(&wanted, &option).unwrap();
@@ -101,6 +101,7 @@ impl Rig {
             let (devices, pnet) = (Devices::read().unwrap(), PnetTable::new(&config));
             let network = Network::new(devices, pnet, vec![place]);
             let parts = Parts {
+                door: None,
                 config,
                 clock,
                 option,

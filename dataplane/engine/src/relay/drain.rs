@@ -94,10 +94,18 @@ impl<T> Relay<T> {
         turn: &mut Turn<'_, impl Streams<Stream = T>>,
         error: &io::Error,
     ) -> Outcome {
+        let near = self.near.as_mut().expect("it was written to");
+        near.writable = false;
         if is_reset(error) {
-            return self.reset(turn, Ending::ResetByApplication);
+            if near.eof {
+                return self.reset(turn, Ending::ResetByApplication);
+            }
+            // What the application has sent before comes first. A TCP socket says so by an event,
+            // with the error behind those bytes; a Unix socket fails without one.
+            (near.failed, near.readable) = (true, true);
+            turn.work.queue_fill(&mut self.queued);
+            return Outcome::Moved;
         }
-        self.near.as_mut().expect("it was written to").writable = false;
         turn.counters.blocked_on_socket.add(1);
         Outcome::Moved
     }

@@ -83,7 +83,13 @@ impl<T> Relay<T> {
                 turn.work.queue_fill(&mut self.queued);
                 return Outcome::Rests;
             }
-            Filled::Ended => return self.settle(turn),
+            Filled::Ended => {
+                if self.near.as_ref().is_some_and(|near| near.failed) {
+                    // The peer hears of the end first, then of the error behind it.
+                    turn.work.queue_fill(&mut self.queued);
+                }
+                return self.settle(turn);
+            }
             Filled::Reset => return self.reset(turn, Ending::ResetByApplication),
         }
         Outcome::Moved

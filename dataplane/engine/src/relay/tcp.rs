@@ -176,7 +176,8 @@ fn carry<S: Streams>(
         streams.finish(&target.stream);
         target.finished = true;
     }
-    pumped.more = source.readable && !source.eof && target.writable;
+    // One that has just failed may have sent bytes before.
+    pumped.more = source.readable && !source.eof && target.writable || target.failed;
     Ok(pumped)
 }
 
@@ -245,7 +246,12 @@ fn write<S: Streams>(
             target.writable = written == bytes.len();
             Ok(written)
         }
-        Err(error) if is_reset(&error) => Err(Reset),
+        Err(error) if is_reset(&error) && target.eof => Err(Reset),
+        Err(error) if is_reset(&error) => {
+            // What it has sent before comes first; the error is behind that.
+            (target.failed, target.readable, target.writable) = (true, true, false);
+            Ok(0)
+        }
         Err(_) => {
             target.writable = false;
             Ok(0)

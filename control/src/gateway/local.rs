@@ -1,0 +1,523 @@
+//! Connections of local programs that have the preload library.
+//!
+//! A program hands its TCP socket over, and gets a Unix socket for it. To the rest of the gateway
+//! the connection is one of a listener without an address: the gateway's end of the Unix socket is
+//! the application's side of it, the TCP socket the peer's.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use smcgate_door::{Name, Reply, Request};
+use smcr_proto::Instant;
+use smcr_rnic::Rnic;
+
+use super::Gateway;
+use crate::admission::Standing;
+use crate::config::{Config, Protocol};
+use crate::listener::{Common, reset};
+use crate::local::{self, Asked, Before, Door, Gone};
+use crate::reactor::Token;
+use crate::rendezvous::Arrival;
+use crate::sessions::Negotiating;
+use crate::slab::Key;
+use crate::smc_option::OptionSource;
+use crate::stats::Process;
+use crate::termination::Termination;
+
+/// The door, and what goes on there.
+pub(super) struct Local {
+    door: Door,
+    /// The listener whose connections local programs make.
+    connects: u16,
+    /// The one whose connections they accept.
+    accepts: u16,
+    /// Programs that wait until it is known what becomes of their connection.
+    waiting: HashMap<Key, Waiting>,
+    processes: Processes,
+}
+
+/// A program that waits for the outcome of a rendezvous.
+struct Waiting {
+    caller: Key,
+    /// Its end of the Unix socket.
+    app: OwnedFd,
+    /// What its TCP socket was like.
+    before: Before,
+    /// It waits no longer.
+    until: Instant,
+}
+
+/// How many connections each program has.
+#[derive(Debug, Default)]
+struct Processes {
+    by_id: HashMap<u32, (u32, String)>,
+}
+
+impl Local {
+    /// What comes by `door` belongs to these listeners.
+    pub(super) fn new(door: Door, connects: u16, accepts: u16) -> Self {
+        let (waiting, processes) = (HashMap::new(), Processes::default());
+        Self { door, connects, accepts, waiting, processes }
+    }
+
+    /// When [`Gateway::expire_local`] may have something to do, at the latest.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        let first = self.waiting.values().map(|one| one.until).min();
+        [first, self.door.poll_timeout()].into_iter().flatten().min()
+    }
+
+    /// A connection of this program is over.
+    pub(super) fn leave(&mut self, process: &Process) {
+        self.processes.leave(process.pid);
+    }
+
+    /// What became of the rendezvous `key`, whose program may wait for that: it goes on by the Unix
+    /// socket.
+    pub(super) fn switch(&mut self, key: Key) {
+        if let Some(Waiting { caller, app, .. }) = self.waiting.remove(&key) {
+            self.door.answer(caller, Reply::Switch, Some(app.as_fd()));
+        }
+    }
+
+    /// The rendezvous `key` has failed, and with it the connection.
+    pub(super) fn fail(&mut self, key: Key) {
+        if let Some(Waiting { caller, .. }) = self.waiting.remove(&key) {
+            self.door.dismiss(caller);
+        }
+    }
+}
+
+impl Processes {
+    /// How many connections a program has.
+    fn of(&self, pid: u32) -> u32 {
+        self.by_id.get(&pid).map_or(0, |(count, _)| *count)
+    }
+
+    /// One more. Returns the program's name.
+    fn enter(&mut self, pid: u32) -> String {
+        let entry = self.by_id.entry(pid).or_insert_with(|| (0, local::command_of(pid)));
+        entry.0 += 1;
+        entry.1.clone()
+    }
+
+    fn leave(&mut self, pid: u32) {
+        let Some((count, _)) = self.by_id.get_mut(&pid) else { return };
+        *count -= 1;
+        if *count == 0 {
+            self.by_id.remove(&pid);
+        }
+    }
+}
+
+impl<N: Rnic> Gateway<N> {
+    /// From now on local programs come in by `door`. The last two listeners are theirs.
+    pub(super) fn serve_programs(&mut self, door: Door) -> io::Result<()> {
+        self.reactor.watch(door.descriptor(), Token::Door)?;
+        let last = self.listeners.len();
+        let local = |place: usize| u16::try_from(place).expect("nobody has as many listeners");
+        self.local = Some(Local::new(door, local(last - 2), local(last - 1)));
+        Ok(())
+    }
+
+    /// What the configuration says of the listeners of local programs may have changed.
+    pub(super) fn change_local(&mut self, config: &Config, common: &Common) {
+        let wanted = config.local_listeners().into_iter();
+        for (listener, wanted) in self.listeners.iter_mut().filter(|it| it.local).zip(wanted) {
+            listener.change(wanted, common.clone());
+        }
+    }
+
+    /// Programs come to the door.
+    pub(super) fn open_door_to_programs(&mut self, now: Instant) {
+        for _ in 0..ACCEPT_MAX {
+            let Some(local) = &mut self.local else { return };
+            let Some(key) = local.door.accept(now) else { return };
+            // Most have asked by the time we hear of them.
+            if self.hear_program(now, key) {
+                continue;
+            }
+            let Some(local) = &mut self.local else { return };
+            let watched = local
+                .door
+                .caller(key)
+                .map(|caller| self.reactor.watch(caller.descriptor(), Token::Program(key)));
+            if !matches!(watched, Some(Ok(()))) {
+                local.door.dismiss(key);
+            }
+        }
+    }
+
+    /// A program asks. Returns whether it has.
+    pub(super) fn hear_program(&mut self, now: Instant, key: Key) -> bool {
+        let Some(local) = &mut self.local else { return false };
+        match local.door.hear(key) {
+            Ok(None) => return false,
+            Ok(Some(asked)) => self.asked(now, key, asked),
+            Err(Gone) => local.door.dismiss(key),
+        }
+        true
+    }
+
+    fn asked(&mut self, now: Instant, caller: Key, asked: Asked) {
+        let Asked { request, socket } = asked;
+        let socket = socket.filter(local::is_tcp);
+        match (request, socket) {
+            (Request::Mark { peer }, Some(socket)) => {
+                let reply = self.mark(now, caller, peer, &socket);
+                // Before the program has its answer: then it has the only descriptor.
+                drop(socket);
+                self.reply(caller, reply);
+            }
+            (Request::Listen, Some(socket)) => {
+                let reply = self.mark_listener(&socket);
+                drop(socket);
+                self.reply(caller, reply);
+            }
+            (Request::Connected { waits }, Some(socket)) => {
+                self.take_connected(now, caller, waits, socket);
+            }
+            (Request::Accepted, Some(socket)) => self.take_accepted(now, caller, socket),
+            (Request::Reset { connection }, _) => {
+                self.reset_for(now, caller, connection);
+                self.reply(caller, Reply::Done);
+            }
+            (
+                Request::Mark { .. }
+                | Request::Listen
+                | Request::Connected { .. }
+                | Request::Accepted,
+                None,
+            ) => self.dismiss(caller),
+        }
+    }
+
+    fn reply(&mut self, caller: Key, reply: Reply) {
+        if let Some(local) = &mut self.local {
+            local.door.answer(caller, reply, None);
+        }
+    }
+
+    fn dismiss(&mut self, caller: Key) {
+        if let Some(local) = &mut self.local {
+            local.door.dismiss(caller);
+        }
+    }
+
+    /// Has the SYN of `socket` offer SMC-R, if a connection to `peer` may become SMC-R.
+    fn mark(&mut self, now: Instant, caller: Key, peer: SocketAddr, socket: &OwnedFd) -> Reply {
+        let marked = match self.obstacle(now, caller, peer) {
+            Some(seconds) => Err(seconds),
+            None => self.option.mark_client(socket).map_err(|_| SOON_S),
+        };
+        match marked {
+            Ok(()) => Reply::Marked,
+            Err(seconds) => {
+                // It may have been marked for another peer before.
+                self.option.unmark(socket);
+                Reply::Leave { seconds }
+            }
+        }
+    }
+
+    /// What keeps a connection of a program to `peer` from becoming SMC-R: for so many seconds.
+    fn obstacle(&self, now: Instant, caller: Key, peer: SocketAddr) -> Option<u32> {
+        let local = self.local.as_ref()?;
+        let process = local.door.caller(caller).map(|caller| caller.process.pid);
+        let has = process.map_or(0, |pid| local.processes.of(pid));
+        let is_over = has >= local.door.connections_per_process();
+        let listener = &self.listeners[usize::from(local.connects)];
+        if self.draining.is_some() || listener.drained || is_over || self.is_full() {
+            Some(SOON_S)
+        } else if matches!(self.option, OptionSource::None(_)) {
+            Some(LATER_S)
+        } else if self.endpoint.offers(now, local.connects, peer.ip()) {
+            None
+        } else {
+            Some(SOON_S)
+        }
+    }
+
+    /// Has the SYN-ACKs of a listening socket answer SMC-R.
+    fn mark_listener(&mut self, socket: &OwnedFd) -> Reply {
+        let drained = self.local.as_ref().is_none_or(|local| {
+            self.draining.is_some() || self.listeners[usize::from(local.accepts)].drained
+        });
+        if drained {
+            self.option.unmark(socket);
+            return Reply::Leave { seconds: SOON_S };
+        }
+        match self.option.mark_listener(socket) {
+            Ok(()) => Reply::Marked,
+            Err(_) => Reply::Leave { seconds: SOON_S },
+        }
+    }
+
+    /// A program has connected a socket that was marked.
+    fn take_connected(&mut self, now: Instant, caller: Key, waits: bool, socket: OwnedFd) {
+        let Some(local) = &mut self.local else { return };
+        let Some((own, peer)) = local::ends(&socket) else {
+            // It is over already, which the program finds out by itself.
+            return self.reply(caller, Reply::Leave { seconds: 0 });
+        };
+        if !self.option.peer_offered(&socket, peer) {
+            drop(socket);
+            return self.reply(caller, Reply::Leave { seconds: LATER_S });
+        }
+        // From here on the peer waits for a rendezvous, and nothing else will do.
+        let index = local.connects;
+        let taken = self.take_over(caller, index, &socket);
+        let Some(Taken { near, app, before, process }) = taken else {
+            return self.turn_program_away(now, caller, index, (own, socket));
+        };
+        let one = Negotiating {
+            listener: index,
+            standing: Standing::Within,
+            accepts: Protocol::Tcp,
+            source: own,
+            target: peer,
+            tried: Vec::new(),
+            wanted: None,
+            came: now,
+            accepted: near,
+            local: None,
+            upstream: Some(socket),
+            connected: false,
+            hears: false,
+            process: Some(Box::new(process)),
+        };
+        let key = self.sessions.insert(one);
+        let name = Name { connection: number(key), local: own, peer };
+        let named = local::name(&app, &name);
+        let Some(local) = &mut self.local else { return };
+        if waits && named.is_ok() {
+            local.door.keep(caller);
+            let until = now + WAIT_MAX;
+            local.waiting.insert(key, Waiting { caller, app, before, until });
+        } else {
+            local.door.answer(caller, Reply::Switch, Some(app.as_fd()));
+        }
+        let arrival = Arrival {
+            listener: index,
+            source: own,
+            upstream: peer.ip(),
+            offered: true,
+            port: None,
+            dialled: true,
+            stays: None,
+        };
+        self.begin_local(now, key, arrival);
+    }
+
+    /// A program has accepted a connection whose client has offered SMC-R.
+    fn take_accepted(&mut self, now: Instant, caller: Key, socket: OwnedFd) {
+        let Some(local) = &mut self.local else { return };
+        let index = local.accepts;
+        let Some((own, peer)) = local::ends(&socket) else { return self.dismiss(caller) };
+        if !self.option.peer_offered(&socket, peer) {
+            drop(socket);
+            return self.reply(caller, Reply::Leave { seconds: 0 });
+        }
+        let taken = self.take_over(caller, index, &socket);
+        let Some(Taken { near, app, process, .. }) = taken else {
+            return self.turn_program_away(now, caller, index, (peer, socket));
+        };
+        let one = Negotiating {
+            listener: index,
+            standing: Standing::Within,
+            accepts: Protocol::Smc,
+            source: peer,
+            target: own,
+            tried: Vec::new(),
+            wanted: None,
+            came: now,
+            accepted: socket,
+            local: Some(own),
+            upstream: Some(near),
+            connected: false,
+            hears: false,
+            process: Some(Box::new(process)),
+        };
+        let key = self.sessions.insert(one);
+        let name = Name { connection: number(key), local: own, peer };
+        // Whatever comes of it, it comes by this socket; a stream that nobody named is a reset one.
+        if local::name(&app, &name).is_ok()
+            && let Some(local) = &mut self.local
+        {
+            local.door.answer(caller, Reply::Switch, Some(app.as_fd()));
+        }
+        let arrival = Arrival {
+            listener: index,
+            source: peer,
+            upstream: own.ip(),
+            offered: true,
+            port: self.network.port_for(own.ip()),
+            dialled: true,
+            stays: None,
+        };
+        self.begin_local(now, key, arrival);
+    }
+
+    /// What it takes to serve a connection of a program; none if the gateway cannot.
+    fn take_over(&mut self, caller: Key, index: u16, socket: &OwnedFd) -> Option<Taken> {
+        if self.is_full() || self.draining.is_some() {
+            return None;
+        }
+        let before = Before::take(socket).ok()?;
+        let (near, app) = local::stream().ok()?;
+        let local = self.local.as_mut()?;
+        let mut process = local.door.caller(caller)?.process.clone();
+        process.command = local.processes.enter(process.pid);
+        self.listeners[usize::from(index)].accepted += 1;
+        Some(Taken { near, app, before, process })
+    }
+
+    /// The gateway cannot serve a connection whose peer waits for a rendezvous.
+    fn turn_program_away(
+        &mut self,
+        now: Instant,
+        caller: Key,
+        index: u16,
+        (source, socket): (SocketAddr, OwnedFd),
+    ) {
+        reset(socket);
+        self.turned_away(now, index, Some(source), Termination::Limit);
+        self.log_limit(now, index, "connections of the process: those of programs are reset");
+        self.dismiss(caller);
+    }
+
+    fn begin_local(&mut self, now: Instant, key: Key, arrival: Arrival) {
+        let one = self.sessions.negotiating_mut(key).expect("it has just come in");
+        let listener = &mut self.listeners[usize::from(one.listener)];
+        listener.pool.enter(one.target);
+        listener.admission.enter(one.source.ip(), one.standing);
+        self.endpoint.arrived(now, key, arrival);
+        self.settle(now);
+    }
+
+    /// The rendezvous of a program's connection begins: both of its sockets are connected.
+    pub(super) fn connect_local(&mut self, now: Instant, key: Key, hear: bool) {
+        let one = self.sessions.negotiating_mut(key).expect("its rendezvous has just begun");
+        one.hears = hear;
+        if self.watch(key, true, false).is_err() {
+            self.endpoint.abort(key);
+        } else {
+            self.connected(now, key);
+        }
+    }
+
+    /// The TCP connection of a rendezvous that has failed is the program's own again, if that
+    /// waits for it and no byte stands in the way. Returns whether that is so; then nothing is left
+    /// of the connection here.
+    pub(super) fn give_back(&mut self, key: Key, is_clean: bool) -> bool {
+        let Some(local) = &mut self.local else { return false };
+        if !is_clean {
+            local.switch(key);
+            return false;
+        }
+        let Some(Waiting { caller, before, .. }) = local.waiting.remove(&key) else {
+            return false;
+        };
+        let one = self.sessions.remove(key);
+        let listener = &mut self.listeners[usize::from(one.listener)];
+        listener.admission.leave(one.source.ip(), one.standing);
+        listener.pool.leave(one.target);
+        if let Some(process) = &one.process {
+            local.leave(process);
+        }
+        let tcp = one.peer().expect("it came with its TCP socket");
+        self.reactor.forget(tcp);
+        before.restore(tcp);
+        drop(one);
+        local.door.answer(caller, Reply::Leave { seconds: 0 }, None);
+        true
+    }
+
+    /// A program resets a connection: its own, or that of another program of its user.
+    fn reset_for(&mut self, now: Instant, caller: Key, connection: u64) {
+        let Some(local) = &self.local else { return };
+        let Some(who) = local.door.caller(caller).map(|caller| caller.process.uid) else { return };
+        let key = key_of(connection);
+        let process = self.sessions.process(key);
+        if process.is_some_and(|process| who == 0 || process.uid == who) {
+            self.abort(key, Termination::Reset);
+            self.settle(now);
+        }
+    }
+
+    /// Looks after programs that wait.
+    pub(super) fn expire_local(&mut self, now: Instant) {
+        let Some(local) = &mut self.local else { return };
+        let due = local.waiting.iter().filter(|(_, one)| one.until <= now);
+        let due: Vec<Key> = due.map(|(key, _)| *key).collect();
+        due.into_iter().for_each(|key| local.switch(key));
+        local.door.expire(now);
+    }
+
+    /// Whether connections of this listener come from local programs.
+    pub(super) fn is_local(&self, index: u16) -> bool {
+        self.local.as_ref().is_some_and(|it| [it.connects, it.accepts].contains(&index))
+    }
+
+    /// Whether a local program has the address `own`, but none of our devices: it lives in another
+    /// network namespace.
+    pub(super) fn is_foreign(&self, index: u16, own: IpAddr) -> bool {
+        self.is_local(index) && self.network.port_for(own).is_none()
+    }
+}
+
+/// What it takes to serve a connection of a program.
+struct Taken {
+    /// Our end of the Unix socket.
+    near: OwnedFd,
+    /// The program's.
+    app: OwnedFd,
+    before: Before,
+    process: Process,
+}
+
+/// A session as programs and operators number it.
+fn number(key: Key) -> u64 {
+    u64::from(key.generation) << 32 | u64::from(key.index)
+}
+
+fn key_of(number: u64) -> Key {
+    let half = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).expect("half of the bits");
+    Key { index: half(number), generation: half(number >> 32) }
+}
+
+/// How long a program waits for the outcome of a rendezvous. Then it goes on by the Unix socket.
+const WAIT_MAX: Duration = Duration::from_millis(200);
+/// When a program may ask again about a peer that is no SMC-R peer.
+const LATER_S: u32 = 10;
+/// The same where the reason may be over soon.
+const SOON_S: u32 = 1;
+/// Programs that are let in before the control thread does something else.
+const ACCEPT_MAX: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program that has lost its place in the count could have any number of connections, or
+    /// none.
+    #[test]
+    fn each_connection_of_a_process_counts_once() {
+        let mut processes = Processes::default();
+        let own = std::process::id();
+        let command = processes.enter(own);
+        assert!(!command.is_empty() && processes.enter(own) == command);
+        assert_eq!((processes.of(own), processes.of(1)), (2, 0));
+        processes.leave(own);
+        processes.leave(own);
+        assert_eq!((processes.of(own), processes.by_id.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_number_names_a_session() {
+        let key = Key { index: 0xdead_beef, generation: 0x00ff_fff7 };
+        assert_eq!(key_of(number(key)), key);
+    }
+}

@@ -1,0 +1,425 @@
+//! The door: a Unix socket at which programs with the preload library ask for SMC-R.
+//!
+//! Each request comes by a connection of its own, so nothing here outlives a request. What is asked
+//! and answered is in [`smcgate_door`]; what becomes of a TCP socket that is brought, the gateway
+//! decides.
+//!
+//! Whoever may connect to the door is a program of this host, but it may be hostile: what it sends
+//! is checked, and what it brings is used only if it is a TCP socket.
+
+use std::fs::{self, Permissions};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
+    connect, ipproto, listen, recvmsg, sendmsg, socket_with, socketpair, sockopt,
+};
+use smcgate_door::{Name, Reply, Request};
+use smcr_proto::Instant;
+
+use crate::config;
+use crate::slab::{Key, Slab};
+use crate::stats::Process;
+
+/// The door of a running gateway. Dropping it removes the socket.
+#[derive(Debug)]
+pub struct Door {
+    config: config::Door,
+    socket: OwnedFd,
+    callers: Slab<Caller>,
+    /// Requests that came from those who may not ask, or were none.
+    pub refused: u64,
+}
+
+/// Who has connected to the door.
+#[derive(Debug)]
+pub struct Caller {
+    socket: OwnedFd,
+    /// The program.
+    pub process: Process,
+    /// When it is given up, unless it has asked for something by then.
+    until: Instant,
+}
+
+/// A request, and the socket that came with it.
+#[derive(Debug)]
+pub struct Asked {
+    /// What is asked.
+    pub request: Request,
+    /// The program's TCP socket.
+    pub socket: Option<OwnedFd>,
+}
+
+/// A program that never will ask: it is gone, or has sent what is no request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gone;
+
+impl Door {
+    /// Binds the socket, in place of one that a gateway has left that is no more.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be bound: another gateway has it, or the folder is not there.
+    pub fn open(config: &config::Door) -> io::Result<Self> {
+        let address = SocketAddrUnix::new(&config.socket)?;
+        remove_what_is_left(&config.socket, &address)?;
+        let socket = unix_socket()?;
+        bind(&socket, &address)?;
+        // Who may use it, `uids` and `gids` say.
+        fs::set_permissions(&config.socket, Permissions::from_mode(0o666))?;
+        listen(&socket, BACKLOG)?;
+        Ok(Self { config: config.clone(), socket, callers: Slab::default(), refused: 0 })
+    }
+
+    /// Becomes readable when somebody comes.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// The next program that has come; none if there is no other.
+    pub fn accept(&mut self, now: Instant) -> Option<Key> {
+        loop {
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            let socket = match accept_with(&self.socket, flags) {
+                Ok(socket) => socket,
+                Err(Errno::CONNABORTED) => continue,
+                Err(_) => return None,
+            };
+            let who = sockopt::socket_peercred(&socket).ok();
+            let who = who.filter(|it| self.config.admits(it.uid.as_raw(), it.gid.as_raw()));
+            let (Some(who), true) = (who, self.callers.len() < CALLERS_MAX) else {
+                self.refused += 1;
+                continue;
+            };
+            let pid = u32::try_from(who.pid.as_raw_nonzero().get()).unwrap_or(0);
+            let process = Process { pid, uid: who.uid.as_raw(), command: String::new() };
+            return Some(self.callers.insert(Caller { socket, process, until: now + PATIENCE }));
+        }
+    }
+
+    /// What `key` was given for, while it is there.
+    pub fn caller(&self, key: Key) -> Option<&Caller> {
+        self.callers.at(key)
+    }
+
+    /// What a program asks for; none if it has not asked yet.
+    ///
+    /// # Errors
+    ///
+    /// If it never will.
+    pub fn hear(&mut self, key: Key) -> Result<Option<Asked>, Gone> {
+        let Some(caller) = self.callers.at(key) else { return Ok(None) };
+        match receive(&caller.socket) {
+            Ok(asked) => Ok(Some(asked)),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            Err(_) => {
+                self.refused += 1;
+                Err(Gone)
+            }
+        }
+    }
+
+    /// It has asked for something that takes time, and is not given up before it has an answer.
+    pub fn keep(&mut self, key: Key) {
+        if let Some(caller) = self.callers.at_mut(key) {
+            caller.until = Instant(u64::MAX);
+        }
+    }
+
+    /// Answers, and says farewell. `socket` goes to the program. Returns whether the answer has
+    /// been sent.
+    pub fn answer(&mut self, key: Key, reply: Reply, socket: Option<BorrowedFd<'_>>) -> bool {
+        let Some(caller) = self.callers.remove(key) else { return false };
+        send(&caller.socket, reply, socket).is_ok()
+    }
+
+    /// Says farewell without an answer: the program resets the connection it has asked about.
+    pub fn dismiss(&mut self, key: Key) {
+        self.callers.remove(key);
+    }
+
+    /// Dismisses those who have been silent for too long.
+    pub fn expire(&mut self, now: Instant) {
+        let is_over = |(key, caller): (Key, &Caller)| (caller.until <= now).then_some(key);
+        let over: Vec<Key> = self.callers.iter().filter_map(is_over).collect();
+        over.into_iter().for_each(|key| self.dismiss(key));
+    }
+
+    /// When [`expire`](Self::expire) may have something to do, at the latest.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let first = self.callers.iter().map(|(_, caller)| caller.until).min();
+        first.filter(|until| *until < Instant(u64::MAX))
+    }
+
+    /// How many connections a process may have.
+    pub fn connections_per_process(&self) -> u32 {
+        self.config.connections_per_process
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        // Where it is not ours to remove, the next gateway finds that nobody answers there.
+        let _ = fs::remove_file(&self.config.socket);
+    }
+}
+
+impl Caller {
+    /// Its socket.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// The name of the program with this process id; empty if it is gone, or we may not know.
+pub fn command_of(pid: u32) -> String {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim_end().chars().filter(|it| !it.is_control()).collect()
+}
+
+/// What an application's TCP socket was like before the gateway took it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Before {
+    blocks: bool,
+    urgent_in_line: bool,
+}
+
+impl Before {
+    /// Prepares a TCP socket for a rendezvous; returns what it was like.
+    ///
+    /// # Errors
+    ///
+    /// If it is none.
+    pub fn take(socket: &OwnedFd) -> io::Result<Self> {
+        let flags = rustix::fs::fcntl_getfl(socket)?;
+        let before = Self {
+            blocks: !flags.contains(rustix::fs::OFlags::NONBLOCK),
+            urgent_in_line: sockopt::socket_oobinline(socket)?,
+        };
+        rustix::io::ioctl_fionbio(socket, true)?;
+        sockopt::set_socket_oobinline(socket, true)?;
+        Ok(before)
+    }
+
+    /// The application goes on with it.
+    pub fn restore(self, socket: &OwnedFd) {
+        // What worked before works again.
+        let _ = rustix::io::ioctl_fionbio(socket, !self.blocks);
+        let _ = sockopt::set_socket_oobinline(socket, self.urgent_in_line);
+    }
+
+    /// The gateway keeps it: what the application wanted of its end shall not happen to ours.
+    pub fn keep(socket: &OwnedFd) {
+        let _ = sockopt::set_socket_linger(socket, None);
+    }
+}
+
+/// Whether a descriptor is a TCP socket. Programs can bring anything.
+pub fn is_tcp(socket: &OwnedFd) -> bool {
+    let domain = sockopt::socket_domain(socket);
+    matches!(domain, Ok(AddressFamily::INET | AddressFamily::INET6))
+        && sockopt::socket_type(socket) == Ok(SocketType::STREAM)
+        && sockopt::socket_protocol(socket) == Ok(Some(ipproto::TCP))
+}
+
+/// A stream that takes the place of a TCP connection: the gateway's end, and the application's.
+///
+/// # Errors
+///
+/// If the process is out of descriptors.
+pub fn stream() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC;
+    let (near, app) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::io::ioctl_fionbio(&near, true)?;
+    sockopt::set_socket_oobinline(&near, true)?;
+    Ok((near, app))
+}
+
+/// Says for which connection the application's end stands.
+///
+/// # Errors
+///
+/// If somebody else has this name.
+pub fn name(app: &OwnedFd, name: &Name) -> io::Result<()> {
+    // The kernel writes the zero before it.
+    Ok(bind(app, &SocketAddrUnix::new_abstract_name(&name.encode()[1..])?)?)
+}
+
+/// How the application sees its own address and that of its peer, if the socket is connected.
+pub fn ends(socket: &OwnedFd) -> Option<(SocketAddr, SocketAddr)> {
+    Some((crate::listener::local_address(socket)?, crate::listener::peer_address(socket)?))
+}
+
+fn unix_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+/// Removes the socket at `path`, if nobody listens there any more.
+fn remove_what_is_left(path: &Path, address: &SocketAddrUnix) -> io::Result<()> {
+    let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
+    if !found.file_type().is_socket() {
+        let why = "something that is no socket has this name; remove it, or write another path";
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+    }
+    match connect(unix_socket()?, address) {
+        Err(Errno::CONNREFUSED) => fs::remove_file(path),
+        Ok(()) | Err(Errno::AGAIN) => {
+            let why = "another gateway listens there; stop it, or write another path";
+            Err(io::Error::new(io::ErrorKind::AddrInUse, why))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn receive(socket: &OwnedFd) -> rustix::io::Result<Asked> {
+    let mut bytes = [0; Request::LEN + 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
+    let socket = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut sockets) => sockets.next(),
+        RecvAncillaryMessage::ScmCredentials(_) | _ => None,
+    });
+    let request = Request::decode(&bytes[..received.bytes]).map_err(|_| Errno::BADMSG)?;
+    Ok(Asked { request, socket })
+}
+
+fn send(to: &OwnedFd, reply: Reply, socket: Option<BorrowedFd<'_>>) -> rustix::io::Result<()> {
+    let bytes = reply.encode();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let sockets: Vec<_> = socket.into_iter().collect();
+    if !sockets.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&sockets)) {
+        return Err(Errno::NOBUFS);
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    sendmsg(to, &[IoSlice::new(&bytes)], &mut control, flags).map(|_| ())
+}
+
+/// Programs that the kernel holds until they are let in.
+const BACKLOG: i32 = 1_024;
+/// Programs that are there at once.
+const CALLERS_MAX: usize = 4_096;
+/// How long a program may be there before it asks.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn door(folder: &Path) -> io::Result<Door> {
+        let socket = folder.join("door");
+        let (uids, gids) = (Vec::new(), Vec::new());
+        Door::open(&config::Door { socket, uids, gids, connections_per_process: 10 })
+    }
+
+    /// A program's side of a request.
+    fn ask(folder: &Path, bytes: &[u8], socket: Option<BorrowedFd<'_>>) -> OwnedFd {
+        let flags = SocketFlags::CLOEXEC;
+        let caller = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        connect(&caller, &SocketAddrUnix::new(folder.join("door")).unwrap()).unwrap();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let sockets: Vec<_> = socket.into_iter().collect();
+        if !sockets.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(&sockets)));
+        }
+        sendmsg(&caller, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
+        caller
+    }
+
+    #[test]
+    fn a_request_brings_a_socket_and_the_answer_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut door = door(folder.path()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let tcp = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let request = Request::Connected { waits: true };
+        let caller = ask(folder.path(), &request.encode(), Some(tcp.as_fd()));
+        let key = door.accept(Instant(0)).unwrap();
+        assert_eq!(door.accept(Instant(0)), None);
+        let asked = door.hear(key).unwrap().unwrap();
+        assert_eq!(asked.request, request);
+        let socket = asked.socket.unwrap();
+        assert!(is_tcp(&socket));
+        let (local, peer) = ends(&socket).unwrap();
+        assert_eq!(peer, listener.local_addr().unwrap());
+        assert_eq!(door.caller(key).unwrap().process.pid, std::process::id());
+
+        let (near, app) = stream().unwrap();
+        let stands_for = Name { connection: 7, local, peer };
+        name(&app, &stands_for).unwrap();
+        assert!(door.answer(key, Reply::Switch, Some(app.as_fd())));
+        drop(app);
+        let mut bytes = [0; 64];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let room = &mut [IoSliceMut::new(&mut bytes)];
+        let got = recvmsg(&caller, room, &mut control, RecvFlags::empty()).unwrap();
+        assert_eq!(Reply::decode(&bytes[..got.bytes]), Ok(Reply::Switch));
+        let Some(RecvAncillaryMessage::ScmRights(mut sockets)) = control.drain().next() else {
+            panic!("no socket came");
+        };
+        let app = sockets.next().unwrap();
+        let address = SocketAddrUnix::try_from(rustix::net::getsockname(&app).unwrap()).unwrap();
+        let mut path = vec![0];
+        path.extend_from_slice(address.abstract_name().unwrap());
+        assert_eq!(Name::decode(&path), Some(stands_for));
+        let (mut near, mut app) = (UnixStream::from(near), UnixStream::from(app));
+        app.write_all(b"hello").unwrap();
+        assert_eq!(near.read(&mut bytes).unwrap(), 5);
+    }
+
+    /// Whatever a program sends, the gateway goes on.
+    #[test]
+    fn what_is_no_request_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut door = door(folder.path()).unwrap();
+        for bytes in [&[][..], b"x", &[0; 40], &[0; 41], &[1; 5_000]] {
+            let _caller = ask(folder.path(), bytes, None);
+            let key = door.accept(Instant(0)).unwrap();
+            assert!(door.hear(key).is_err(), "{bytes:?}");
+            door.dismiss(key);
+        }
+        assert_eq!(door.refused, 5);
+        let _silent = ask(folder.path(), &Request::Listen.encode(), None);
+        let key = door.accept(Instant(0)).unwrap();
+        assert_eq!(door.poll_timeout(), Some(Instant(0) + PATIENCE));
+        door.expire(Instant(0) + PATIENCE);
+        assert!(door.caller(key).is_none() && door.poll_timeout().is_none());
+    }
+
+    /// A gateway that was killed must not keep the next one from starting, and one that runs must.
+    #[test]
+    fn a_path_belongs_to_one_gateway() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = door(folder.path()).unwrap();
+        let error = door(folder.path()).unwrap_err();
+        assert!(error.to_string().contains("another gateway"), "{error}");
+        // As if it had been killed: the path is there, and nobody listens.
+        let path = first.config.socket.clone();
+        let aside = folder.path().join("aside");
+        fs::rename(&path, &aside).unwrap();
+        drop(first);
+        fs::rename(&aside, &path).unwrap();
+        drop(door(folder.path()).unwrap());
+        assert!(!path.exists());
+        fs::write(&path, "").unwrap();
+        let error = door(folder.path()).unwrap_err();
+        assert!(error.to_string().contains("no socket"), "{error}");
+    }
+}
