@@ -51,3 +51,8 @@ fn pcap() {
 fn config() {
     replay("config", targets::config::run);
 }
+
+#[test]
+fn door() {
+    replay("door", targets::door::run);
+}

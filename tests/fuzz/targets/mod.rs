@@ -7,6 +7,7 @@
 pub mod cdc;
 pub mod clc;
 pub mod config;
+pub mod door;
 pub mod llc;
 pub mod pcap;
 pub mod roce;
