@@ -75,7 +75,8 @@ struct RunArguments {
     #[arg(long, value_delimiter = ',', default_value = "RR-1,RR-32,STR,CRR")]
     scenarios: Vec<Scenario>,
     /// direct, haproxy, nginx (its stream module), smcgate (RNICs of kind roce-udp), smcgate-shm,
-    /// smcgate-packet (of kind roce-packet), smcgate-af-packet and smcgate-memif (both of dpdk).
+    /// smcgate-packet (of kind roce-packet), smcgate-af-packet and smcgate-memif (both of dpdk);
+    /// preload and preload-shm (load and server have the preload library).
     #[arg(long, value_delimiter = ',', default_value = "direct,haproxy,smcgate")]
     paths: Vec<Path>,
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]

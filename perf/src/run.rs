@@ -162,7 +162,7 @@ fn loaded(bench: &Bench, scenario: Scenario, path: Path, duration: Duration) -> 
 fn gateway_totals(bench: &Bench, path: Path) -> Result<Option<GatewayTotals>> {
     match path {
         Path::Direct | Path::Haproxy | Path::Nginx => Ok(None),
-        Path::Smcgate(_) => bench.gateway_totals(Host::A).map(Some),
+        Path::Smcgate(_) | Path::Preload(_) => bench.gateway_totals(Host::A).map(Some),
     }
 }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 use super::janitor::Janitor;
 use super::namespaces::{ADDRESS_B, Host, Namespaces};
 use super::paths::{
-    ADMIN, Path, Pin, Rnic, SERVER_PORT, haproxy_configuration, nginx_configuration,
-    nginx_stream_configuration, smcgate_configuration,
+    ADMIN, PRELOADED_PORT, Path, Pin, Rnic, SERVER_PORT, haproxy_configuration,
+    nginx_configuration, nginx_stream_configuration, smcgate_configuration,
 };
 use super::process::Process;
 use super::time_wait::TimeWaits;
@@ -55,6 +55,8 @@ pub(crate) struct Bench {
     burners: Vec<Process>,
     beside: Beside,
     servers: Vec<Process>,
+    /// Those that have the preload library.
+    preloaded: Vec<Process>,
     haproxies: Vec<Process>,
     nginxes: Vec<Process>,
     gateways: Vec<Process>,
@@ -91,6 +93,7 @@ impl Bench {
             burners: Vec::new(),
             beside: Beside::default(),
             servers: Vec::new(),
+            preloaded: Vec::new(),
             haproxies: Vec::new(),
             nginxes: Vec::new(),
             gateways: Vec::new(),
@@ -101,7 +104,7 @@ impl Bench {
             options,
             _janitor: janitor,
         };
-        bench.start_servers()?;
+        bench.servers = bench.start_servers(SERVER_PORT)?;
         let paths = bench.options.paths.clone();
         if paths.contains(&Path::Haproxy) {
             bench.start_haproxies()?;
@@ -128,8 +131,47 @@ impl Bench {
         let Some(rnic) = path.rnic().filter(|rnic| self.rnic != Some(*rnic)) else { return Ok(()) };
         self.gateways.clear();
         self.rnic = Some(rnic);
+        self.preloaded.clear();
         self.start_gateways(rnic)?;
+        if self.is_preloading() {
+            // A listening socket must be marked before it listens.
+            self.wait_for_doors()?;
+            self.preloaded = self.start_servers(PRELOADED_PORT)?;
+        }
         self.wait_until_carrying(path)
+    }
+
+    /// Whether some path needs the preload library.
+    fn is_preloading(&self) -> bool {
+        self.options.paths.iter().any(|path| path.is_preloaded())
+    }
+
+    /// The door of the gateway in `host`.
+    fn door(&self, host: Host) -> PathBuf {
+        self.folder.0.join(format!("door-{host:?}"))
+    }
+
+    /// Waits until both gateways let programs with the preload library in.
+    fn wait_for_doors(&mut self) -> Result<()> {
+        let until = now_ns() + ns(START_LIMIT);
+        while [Host::A, Host::B].into_iter().any(|host| !self.door(host).exists()) {
+            for gateway in &mut self.gateways {
+                gateway.check_alive()?;
+            }
+            if now_ns() >= until {
+                return Err(Failure::new("the gateways open no door"));
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// `argv` in `host` with the preload library, as users start a program with it.
+    fn with_preload(&self, host: Host, argv: Vec<String>) -> Vec<String> {
+        let smcgate = self.options.smcgate.to_string_lossy();
+        let door = self.door(host);
+        let exec = [&smcgate, "exec", "--socket", &door.to_string_lossy(), "--"];
+        exec.map(str::to_owned).into_iter().chain(argv).collect()
     }
 
     /// The two namespaces.
@@ -143,7 +185,7 @@ impl Bench {
             Path::Direct => &mut [],
             Path::Haproxy => &mut self.haproxies,
             Path::Nginx => &mut self.nginxes,
-            Path::Smcgate(_) => &mut self.gateways,
+            Path::Smcgate(_) | Path::Preload(_) => &mut self.gateways,
         }
     }
 
@@ -190,7 +232,10 @@ impl Bench {
         path: Path,
         duration: Duration,
     ) -> Result<LoadResult> {
-        let argv = scenario.command(&self.myself, |service| path.target(service), duration);
+        let mut argv = scenario.command(&self.myself, |service| path.target(service), duration);
+        if path.is_preloaded() {
+            argv = self.with_preload(Host::A, argv);
+        }
         let command = self.namespaces.command(Host::A, &argv);
         let load = Process::start(&format!("load-{scenario}-{path}"), command, &self.folder.0)?;
         let output = load.output_within(duration + LOAD_GRACE)?;
@@ -236,10 +281,17 @@ impl Bench {
         parse_totals(&get.output_within(Duration::from_secs(10))?)
     }
 
-    fn start_servers(&mut self) -> Result<()> {
+    /// Starts the servers that are needed; that of the first service has the port `first`.
+    fn start_servers(&self, first: u16) -> Result<Vec<Process>> {
         let folder = self.folder.0.to_string_lossy().into_owned();
+        let is_preloaded = first == PRELOADED_PORT;
+        let mut servers = Vec::new();
         for service in Service::ALL {
-            let port = SERVER_PORT + service.port_offset();
+            // Files of others are for one server each.
+            if is_preloaded && (Program::serving(service).is_some() || service == Service::Http) {
+                continue;
+            }
+            let port = first + service.port_offset();
             let needed = self.options.services.contains(&service);
             let argv = match Program::serving(service) {
                 Some(program) if needed => program.server(port, &folder),
@@ -255,11 +307,12 @@ impl Bench {
                 }
                 Some(_) | None => continue,
             };
+            let argv = if is_preloaded { self.with_preload(Host::B, argv) } else { argv };
             let command = self.namespaces.command(Host::B, &argv);
-            let name = format!("server-{}", service.name());
-            self.servers.push(Process::start(&name, command, &self.folder.0)?);
+            let name = format!("server-{}-{first}", service.name());
+            servers.push(Process::start(&name, command, &self.folder.0)?);
         }
-        Ok(())
+        Ok(servers)
     }
 
     fn start_haproxies(&mut self) -> Result<()> {
@@ -296,9 +349,12 @@ impl Bench {
                 Pin::Off => "pin = false\n".to_owned(),
             };
             let Options { idle_policy, local, .. } = &self.options;
-            let poll = format!(
-                "policy = \"{idle_policy}\"\n{pin}\n[local]\ncongestion_control = \"{local}\"\n"
-            );
+            let door = match self.is_preloading() {
+                true => format!("socket = \"{}\"\n", self.door(host).display()),
+                false => String::new(),
+            };
+            let local = format!("[local]\ncongestion_control = \"{local}\"\n{door}");
+            let poll = format!("policy = \"{idle_policy}\"\n{pin}\n{local}");
             let text = smcgate_configuration(host, rnic, &poll, &folder);
             let file = self.folder.write(&format!("{name}.toml"), &text)?;
             let smcgate = self.options.smcgate.to_string_lossy();
@@ -315,7 +371,8 @@ impl Bench {
         let echo = Scenario::RoundTrip { connections: 1, bytes: MESSAGE_BYTES };
         loop {
             let others = [&mut self.haproxies, &mut self.nginxes, &mut self.gateways];
-            for process in self.servers.iter_mut().chain(others.into_iter().flatten()) {
+            let servers = self.servers.iter_mut().chain(&mut self.preloaded);
+            for process in servers.chain(others.into_iter().flatten()) {
                 process.check_alive()?;
             }
             let before = path.rnic().map(|_| self.gateway_totals(Host::A)).transpose();

@@ -7,6 +7,10 @@
 //! | haproxy | 127.0.0.1:6100 + service | 10.8.0.2:6200 + service | 127.0.0.1:7010 + service |
 //! | nginx | 127.0.0.1:6300 + service | 10.8.0.2:6400 + service | 127.0.0.1:7010 + service |
 //! | smcgate | 127.0.0.1:7100 + service | 10.8.0.2:7200 + service | 127.0.0.1:7010 + service |
+//! | preload | | | 10.8.0.2:8010 + service |
+//!
+//! On the path `preload`, load and server have the preload library, and give their sockets to the
+//! gateways themselves.
 //!
 //! The gateways of all kinds of RNICs have the same ports: one pair of them runs at a time.
 
@@ -20,6 +24,8 @@ use crate::scenarios::Service;
 
 /// First port of the servers in namespace B.
 pub(crate) const SERVER_PORT: u16 = 7010;
+/// First port of the servers in namespace B that have the preload library.
+pub(crate) const PRELOADED_PORT: u16 = 8010;
 /// The address of each gateway's `GET /stats`, inside its namespace.
 pub(crate) const ADMIN: &str = "127.0.0.1:9180";
 
@@ -40,6 +46,8 @@ pub(crate) enum Path {
     Nginx,
     /// smcgate in both namespaces, SMC-R between them over RNICs of this kind.
     Smcgate(Rnic),
+    /// The same gateways, with the preload library in load and server.
+    Preload(Rnic),
 }
 
 /// The RNICs of a pair of gateways.
@@ -89,7 +97,7 @@ impl Ports {
 
 impl Path {
     /// All of them.
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 10] = [
         Self::Direct,
         Self::Haproxy,
         Self::Nginx,
@@ -98,20 +106,35 @@ impl Path {
         Self::Smcgate(Rnic::Packet),
         Self::Smcgate(Rnic::AfPacket),
         Self::Smcgate(Rnic::Memif),
+        Self::Preload(Rnic::RoceUdp),
+        Self::Preload(Rnic::Shm),
     ];
 
     /// The kind of RNIC between its gateways; none without gateways.
     pub(crate) fn rnic(self) -> Option<Rnic> {
         match self {
             Self::Direct | Self::Haproxy | Self::Nginx => None,
-            Self::Smcgate(rnic) => Some(rnic),
+            Self::Smcgate(rnic) | Self::Preload(rnic) => Some(rnic),
         }
+    }
+
+    /// The port of the server of `service`.
+    pub(crate) fn server_port(self, service: Service) -> u16 {
+        let first = if self.is_preloaded() { PRELOADED_PORT } else { SERVER_PORT };
+        first + service.port_offset()
+    }
+
+    /// Whether load and server have the preload library.
+    pub(crate) fn is_preloaded(self) -> bool {
+        matches!(self, Self::Preload(_))
     }
 
     /// The address to which a load in namespace A connects to reach `service` over this path.
     pub(crate) fn target(self, service: Service) -> SocketAddr {
         let address = match self {
-            Self::Direct => format!("{ADDRESS_B}:{}", SERVER_PORT + service.port_offset()),
+            Self::Direct | Self::Preload(_) => {
+                format!("{ADDRESS_B}:{}", self.server_port(service))
+            }
             Self::Haproxy => HAPROXY_PORTS.hop(Host::A, service).0,
             Self::Nginx => NGINX_PORTS.hop(Host::A, service).0,
             Self::Smcgate(_) => SMCGATE_PORTS.hop(Host::A, service).0,
@@ -121,11 +144,12 @@ impl Path {
 }
 
 impl Path {
-    /// The ports on which the proxies in namespaces A and B listen for `service`; none for direct.
+    /// The ports on which the proxies in namespaces A and B listen for `service`; none for
+    /// direct, and where there are none.
     pub(crate) fn listeners(self, service: Service) -> [Option<u16>; 2] {
         let offset = service.port_offset();
         let ports = match self {
-            Self::Direct => return [None; 2],
+            Self::Direct | Self::Preload(_) => return [None; 2],
             Self::Haproxy => HAPROXY_PORTS,
             Self::Nginx => NGINX_PORTS,
             Self::Smcgate(_) => SMCGATE_PORTS,
@@ -235,6 +259,11 @@ impl fmt::Display for Path {
             Self::Smcgate(Rnic::Packet) => "smcgate-packet",
             Self::Smcgate(Rnic::AfPacket) => "smcgate-af-packet",
             Self::Smcgate(Rnic::Memif) => "smcgate-memif",
+            Self::Preload(Rnic::RoceUdp) => "preload",
+            Self::Preload(Rnic::Shm) => "preload-shm",
+            Self::Preload(Rnic::Packet) => "preload-packet",
+            Self::Preload(Rnic::AfPacket) => "preload-af-packet",
+            Self::Preload(Rnic::Memif) => "preload-memif",
         })
     }
 }

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::paths::{Path, SERVER_PORT};
+use super::paths::Path;
 use crate::scenarios::Service;
 
 /// How many connections each host of a path has in TIME_WAIT.
@@ -28,7 +28,7 @@ impl TimeWaits {
     /// Counts the lines of `ss -Htan state time-wait` in namespace A and in namespace B.
     pub(crate) fn count(ss: [&str; 2], path: Path, service: Service) -> Self {
         let [listens_a, listens_b] = path.listeners(service);
-        let server = SERVER_PORT + service.port_offset();
+        let server = path.server_port(service);
         let mut sum = Self::default();
         for (local, remote) in ss[0].lines().filter_map(ports) {
             if Some(remote) == listens_a || (listens_a.is_none() && remote == server) {
