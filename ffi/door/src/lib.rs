@@ -17,10 +17,12 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod choice;
 mod name;
 mod reply;
 mod request;
 
+pub use choice::{Choice, Networks, NoChoice, Ports};
 pub use name::Name;
 pub use reply::Reply;
 pub use request::Request;

@@ -1,0 +1,199 @@
+//! A program listens and accepts.
+
+use std::os::fd::{BorrowedFd, RawFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, connect_unspec, getsockname, recv};
+use smcgate_door::Request;
+
+use crate::connect::is_tcp;
+use crate::debug::say;
+use crate::door::{Answer, ask};
+use crate::settings::settings;
+use crate::settle::{Settled, conclude};
+use crate::switch::Kept;
+use crate::syn::{self, EYE_CATCHER};
+use crate::sys;
+use crate::table::{Flag, Kind, TABLE};
+
+/// A program is about to listen on this socket.
+pub(crate) fn listen(fd: RawFd) {
+    let Some(socket) = sys::borrow(fd) else { return };
+    let Some(settings) = settings() else { return };
+    if !TABLE.covers(fd) || !is_tcp(socket) {
+        return;
+    }
+    let local = getsockname(socket).ok().and_then(|local| local.try_into().ok());
+    if local.is_none_or(|local| !settings.choice.takes_listener(local)) {
+        return;
+    }
+    TABLE.set(fd, Kind::Listening);
+    tell(fd, socket);
+}
+
+/// A program is about to accept from this socket. A gateway that has been restarted does not know
+/// that it listens.
+pub(crate) fn before_accept(fd: RawFd) {
+    if TABLE.of(fd).kind() == Kind::Listening
+        && TABLE.is_due(fd, sys::now())
+        && let Some(socket) = sys::borrow(fd)
+    {
+        tell(fd, socket);
+    }
+}
+
+/// Tells the gateway that this socket listens.
+fn tell(fd: RawFd, socket: BorrowedFd<'_>) {
+    let pause = match ask(Request::Listen, Some(socket)) {
+        Answer::Marked => AGAIN_S,
+        Answer::Leave { seconds } => seconds.max(1),
+        Answer::Absent | Answer::Silent | Answer::Switch(_) | Answer::Done => {
+            say(fd, format_args!("it listens, and there is no gateway"));
+            AGAIN_S
+        }
+    };
+    TABLE.set_due(fd, sys::now().saturating_add(pause));
+}
+
+/// How often a gateway is told.
+const AGAIN_S: u32 = 5;
+
+/// What to do with a connection that was accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Welcome {
+    /// It is the program's.
+    Keep,
+    /// Close it, and accept the next one.
+    Refuse,
+}
+
+/// Looks at a connection that was accepted from `listener`.
+pub(crate) fn welcome(listener: RawFd, fd: RawFd) -> Welcome {
+    TABLE.forget(fd);
+    if TABLE.of(listener).kind() != Kind::Listening {
+        return Welcome::Keep;
+    }
+    let Some(socket) = sys::borrow(fd) else { return Welcome::Keep };
+    let mut packet = [0; PACKET_MAX];
+    let length = sys::socket_option(socket, libc::IPPROTO_TCP, libc::TCP_SAVED_SYN, &mut packet);
+    let packet = length.ok().and_then(|length| packet.get(..length)).unwrap_or_default();
+    if !syn::offers_smc(packet) {
+        return Welcome::Keep;
+    }
+    let kept = Kept::of(socket);
+    let answer =
+        if TABLE.covers(fd) { ask(Request::Accepted, Some(socket)) } else { Answer::Absent };
+    match answer {
+        Answer::Absent | Answer::Silent | Answer::Marked | Answer::Done => {
+            without_gateway(listener, fd, socket)
+        }
+        Answer::Switch(_) | Answer::Leave { .. } => match conclude(fd, &kept, answer) {
+            Settled::GoOn | Settled::WouldBlock => Welcome::Keep,
+            Settled::Reset => {
+                TABLE.forget(fd);
+                Welcome::Refuse
+            }
+        },
+    }
+}
+
+/// The client has offered SMC-R, and there is no gateway. Whether its offer was answered before the
+/// gateway went, nobody knows here. If it was, the client begins with a rendezvous, and what
+/// follows is no stream of the application.
+///
+/// The kernel saves no more SYNs, so that this is over for connections that come later.
+fn without_gateway(listener: RawFd, fd: RawFd, socket: BorrowedFd<'_>) -> Welcome {
+    if let Some(listener) = sys::borrow(listener) {
+        let off = 0_i32.to_ne_bytes();
+        let name = libc::TCP_SAVE_SYN;
+        sys::set_socket_option(listener, libc::IPPROTO_TCP, name, &off).ok();
+    }
+    TABLE.set_due(listener, 0);
+    if begins_rendezvous(socket) {
+        say(fd, format_args!("the gateway is gone: reset"));
+        connect_unspec(socket).ok();
+        return Welcome::Refuse;
+    }
+    Welcome::Keep
+}
+
+/// Whether the first bytes of a connection are those of a rendezvous. A client sends them at once.
+fn begins_rendezvous(socket: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+    let limit = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
+    if poll(&mut fds, Some(&limit)) != Ok(1) {
+        return false;
+    }
+    let mut first = [0; EYE_CATCHER.len()];
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    match recv(socket, &mut first[..], flags) {
+        Ok((length, _)) => length > 0 && EYE_CATCHER.starts_with(&first[..length.min(4)]),
+        Err(Errno::CONNRESET) | Err(_) => false,
+    }
+}
+
+/// Two headers of at most 60 bytes each, and room for IPv6 extension headers.
+const PACKET_MAX: usize = 512;
+
+/// A descriptor has another one now.
+pub(crate) fn copied(from: RawFd, to: RawFd) {
+    // Two numbers of a socket that is not connected yet: one of them would not be switched.
+    match TABLE.of(from).kind() {
+        Kind::Fresh | Kind::Pending | Kind::Settling => TABLE.raise(from, Flag::Shared),
+        Kind::Other | Kind::Switched | Kind::Listening => {}
+    }
+    TABLE.copy(from, to);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::{AsFd, AsRawFd};
+
+    use super::*;
+
+    fn accepted() -> (TcpListener, TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let near = listener.accept().unwrap().0;
+        (listener, near, far)
+    }
+
+    #[test]
+    fn a_plain_client_is_welcome() {
+        let (listener, near, _far) = accepted();
+        TABLE.set(listener.as_raw_fd(), Kind::Listening);
+        assert_eq!(welcome(listener.as_raw_fd(), near.as_raw_fd()), Welcome::Keep);
+        TABLE.forget(listener.as_raw_fd());
+        assert_eq!(welcome(listener.as_raw_fd(), near.as_raw_fd()), Welcome::Keep);
+    }
+
+    /// After a gateway was killed, clients go on to offer SMC-R. Only if their offer was answered
+    /// before may they be refused.
+    #[test]
+    fn without_a_gateway_only_a_rendezvous_is_refused() {
+        for (bytes, welcome) in [
+            (&b"GET / HTTP/1.1\r\n"[..], Welcome::Keep),
+            (b"", Welcome::Keep),
+            (b"\xe2\xd4\xc3\xd9\x01", Welcome::Refuse),
+        ] {
+            let (listener, near, mut far) = accepted();
+            far.write_all(bytes).unwrap();
+            let (at, fd) = (listener.as_raw_fd(), near.as_raw_fd());
+            assert_eq!(without_gateway(at, fd, near.as_fd()), welcome, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn a_socket_with_two_numbers_is_not_marked() {
+        let (from, to) = (60_001, 60_002);
+        TABLE.set(from, Kind::Fresh);
+        copied(from, to);
+        assert!(TABLE.of(from).has(Flag::Shared) && TABLE.of(to).has(Flag::Shared));
+        TABLE.set(from, Kind::Switched);
+        copied(from, to);
+        assert_eq!((TABLE.of(to).kind(), TABLE.of(to).has(Flag::Shared)), (Kind::Switched, false));
+    }
+}

@@ -1,0 +1,157 @@
+//! Programs wait for sockets.
+//!
+//! A program that hears that a socket is ready often knows by that alone that it is connected. So
+//! what becomes of the connection is asked before the program goes on.
+
+use std::slice;
+
+use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
+
+use crate::epoll::{REGISTRATIONS, Registration};
+use crate::settle::settle;
+use crate::table::{Kind, TABLE};
+use crate::{real, sys};
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    // SAFETY: the caller promises what `poll` asks for.
+    let result = unsafe { real::poll(fds, count, timeout) };
+    // SAFETY: the kernel has read and written all of them.
+    unsafe { settle_polled(fds, count, result) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn __poll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: c_int,
+    room: size_t,
+) -> c_int {
+    // SAFETY: the caller promises what it asks for.
+    let result = unsafe { real::__poll_chk(fds, count, timeout, room) };
+    // SAFETY: the kernel has read and written all of them.
+    unsafe { settle_polled(fds, count, result) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn ppoll(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the caller promises what `ppoll` asks for.
+    let result = unsafe { real::ppoll(fds, count, timeout, mask) };
+    // SAFETY: the kernel has read and written all of them.
+    unsafe { settle_polled(fds, count, result) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn __ppoll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+    room: size_t,
+) -> c_int {
+    // SAFETY: the caller promises what it asks for.
+    let result = unsafe { real::__ppoll_chk(fds, count, timeout, mask, room) };
+    // SAFETY: the kernel has read and written all of them.
+    unsafe { settle_polled(fds, count, result) }
+}
+
+/// Settles the descriptors that something was said of.
+///
+/// # Safety
+///
+/// If `result` is positive, there are `count` descriptors.
+unsafe fn settle_polled(fds: *mut pollfd, count: nfds_t, result: c_int) -> c_int {
+    if result <= 0 {
+        return result;
+    }
+    // SAFETY: the caller promises them.
+    let fds = unsafe { slice::from_raw_parts(fds, usize::try_from(count).unwrap_or(0)) };
+    for pollfd in fds.iter().filter(|pollfd| pollfd.revents != 0) {
+        if TABLE.of(pollfd.fd).kind() == Kind::Pending {
+            settle(pollfd.fd);
+        }
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn select(
+    count: c_int,
+    reading: *mut fd_set,
+    writing: *mut fd_set,
+    urgent: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    // SAFETY: the caller promises what `select` asks for.
+    let result = unsafe { real::select(count, reading, writing, urgent, timeout) };
+    // SAFETY: the kernel has read and written all sets.
+    unsafe { settle_selected(count, [reading, writing], result) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn pselect(
+    count: c_int,
+    reading: *mut fd_set,
+    writing: *mut fd_set,
+    urgent: *mut fd_set,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the caller promises what `pselect` asks for.
+    let result = unsafe { real::pselect(count, reading, writing, urgent, timeout, mask) };
+    // SAFETY: the kernel has read and written all sets.
+    unsafe { settle_selected(count, [reading, writing], result) }
+}
+
+/// Settles the descriptors that are in one of the sets.
+///
+/// # Safety
+///
+/// If `result` is positive, sets that are not null have `count` bits.
+unsafe fn settle_selected(count: c_int, sets: [*mut fd_set; 2], result: c_int) -> c_int {
+    if result <= 0 {
+        return result;
+    }
+    for set in sets {
+        let each = |fd| {
+            if TABLE.of(fd).kind() == Kind::Pending {
+                settle(fd);
+            }
+        };
+        // SAFETY: the caller promises the bits.
+        unsafe { sys::each_in_set(set.cast(), count, each) };
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn epoll_ctl(
+    epoll: c_int,
+    operation: c_int,
+    fd: c_int,
+    event: *mut epoll_event,
+) -> c_int {
+    settle(fd);
+    // SAFETY: the caller promises what `epoll_ctl` asks for.
+    let result = unsafe { real::epoll_ctl(epoll, operation, fd, event) };
+    let may_be_switched = match TABLE.of(fd).kind() {
+        Kind::Fresh | Kind::Pending => true,
+        Kind::Other | Kind::Settling | Kind::Switched | Kind::Listening => false,
+    };
+    if result != 0 || !may_be_switched {
+        return result;
+    }
+    if operation == libc::EPOLL_CTL_DEL || event.is_null() {
+        REGISTRATIONS.remove(fd, epoll);
+    } else {
+        // SAFETY: the kernel has read it.
+        let epoll_event { events, u64: data } = unsafe { *event };
+        REGISTRATIONS.note(fd, Registration { epoll, events, data });
+    }
+    result
+}

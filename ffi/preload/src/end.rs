@@ -1,0 +1,77 @@
+//! How a stream has ended: in order, or by a reset.
+
+use std::os::fd::BorrowedFd;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::name;
+use crate::table::{Entry, Flag, TABLE};
+
+/// What is known of a stream over which nothing comes, or nothing goes, any more.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seen {
+    /// The gateway's end has a name: the gateway has ended the stream in order.
+    pub(crate) is_named: bool,
+    /// Nobody has the gateway's end any more, or both directions were shut down.
+    pub(crate) is_hung_up: bool,
+    /// The program has shut down both directions.
+    pub(crate) is_shut: bool,
+    /// The program knows of a reset.
+    pub(crate) is_told: bool,
+}
+
+impl Seen {
+    /// Whether this is a reset that the program does not know of. A gateway that dies resets its
+    /// connections, too.
+    pub(crate) fn is_news(self) -> bool {
+        self.is_hung_up && !self.is_named && !self.is_shut && !self.is_told
+    }
+}
+
+/// Whether the connection at this number was reset, and the program hears it now for the first
+/// time. It does not hear it again: `ECONNRESET` comes once.
+pub(crate) fn is_reset(socket: BorrowedFd<'_>, fd: i32, entry: Entry) -> bool {
+    if name::of(socket).is_none() {
+        TABLE.forget(fd);
+        return false;
+    }
+    let seen = Seen {
+        is_named: name::is_peer_named(socket),
+        is_hung_up: is_hung_up(socket),
+        is_shut: entry.has(Flag::ReadingShut) && entry.has(Flag::WritingShut),
+        is_told: entry.has(Flag::ResetTold),
+    };
+    if seen.is_news() {
+        told(socket, fd);
+        return true;
+    }
+    false
+}
+
+/// The program has been told of a reset.
+pub(crate) fn told(socket: BorrowedFd<'_>, fd: i32) {
+    TABLE.raise(fd, Flag::ResetTold);
+    // What the kernel knows of it would be heard as a second one.
+    rustix::net::sockopt::socket_error(socket).ok();
+}
+
+fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ended_without_a_name_was_reset() {
+        let gone = Seen { is_hung_up: true, ..Seen::default() };
+        assert!(gone.is_news());
+        assert!(!Seen { is_named: true, ..gone }.is_news(), "in order");
+        assert!(!Seen { is_told: true, ..gone }.is_news(), "once");
+        assert!(!Seen { is_shut: true, ..gone }.is_news(), "by ourselves");
+        assert!(!Seen { is_hung_up: false, ..gone }.is_news(), "the peer goes on reading");
+    }
+}

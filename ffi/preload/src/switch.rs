@@ -1,0 +1,158 @@
+//! A Unix socket takes the place of a TCP socket.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+
+use libc::c_int;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::{FdFlags, fcntl_getfd};
+
+use crate::epoll::REGISTRATIONS;
+use crate::table::{Kind, TABLE};
+use crate::{options, sys};
+
+/// What a program has set on a TCP socket, and finds on what takes its place.
+///
+/// It is read before the gateway gets the socket: the gateway may change it for its own use.
+pub(crate) struct Kept {
+    status: OFlags,
+    is_closed_on_exec: bool,
+    /// Options that every kind of socket has, as far as they can be read.
+    general: [Option<[u8; VALUE_MAX]>; GENERAL.len()],
+    /// The sizes of the buffers, if the program has set them.
+    buffers: [Option<c_int>; 2],
+    tcp: u64,
+}
+
+impl Kept {
+    pub(crate) fn of(socket: BorrowedFd<'_>) -> Self {
+        let read = |(name, length): (c_int, usize)| {
+            let mut value = [0; VALUE_MAX];
+            let found =
+                sys::socket_option(socket, libc::SOL_SOCKET, name, value.get_mut(..length)?);
+            (found == Ok(length)).then_some(value)
+        };
+        let number = |name| read((name, 4)).and_then(|value| value.first_chunk().copied());
+        let number = |name| number(name).map_or(0, c_int::from_ne_bytes);
+        let locks = number(SO_BUF_LOCK);
+        let buffer = |bit, name| (locks & bit != 0).then(|| number(name) / 2);
+        Self {
+            status: fcntl_getfl(socket).unwrap_or(OFlags::empty()),
+            is_closed_on_exec: fcntl_getfd(socket).is_ok_and(|f| f.contains(FdFlags::CLOEXEC)),
+            general: GENERAL.map(read),
+            buffers: [buffer(1, libc::SO_SNDBUF), buffer(2, libc::SO_RCVBUF)],
+            tcp: options::of_socket(socket),
+        }
+    }
+
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        self.status.contains(OFlags::NONBLOCK)
+    }
+
+    /// The gateway has had the socket, and the program keeps it: it blocks, or not, as before.
+    pub(crate) fn restore(&self, socket: BorrowedFd<'_>) {
+        if fcntl_getfl(socket).is_ok_and(|now| now != self.status) {
+            // It is our own socket, and the flags are those that it had.
+            fcntl_setfl(socket, self.status).ok();
+        }
+    }
+
+    /// Gives `socket` what the other one had. It works without, so errors are passed over.
+    fn give_to(&self, socket: BorrowedFd<'_>) {
+        let set = |name, value: &[u8]| {
+            sys::set_socket_option(socket, libc::SOL_SOCKET, name, value).ok();
+        };
+        if self.is_nonblocking() {
+            fcntl_setfl(socket, OFlags::NONBLOCK).ok();
+        }
+        for ((name, length), value) in GENERAL.into_iter().zip(self.general) {
+            let value = value.as_ref().and_then(|value| value.get(..length));
+            if let Some(value) = value.filter(|value| value.iter().any(|byte| *byte != 0)) {
+                set(name, value);
+            }
+        }
+        for (name, size) in [libc::SO_SNDBUF, libc::SO_RCVBUF].into_iter().zip(self.buffers) {
+            if let Some(size) = size {
+                set(name, &size.to_ne_bytes());
+            }
+        }
+    }
+}
+
+/// Puts `unix` at the number `fd`, where a TCP socket was.
+///
+/// # Errors
+///
+/// The kernel has refused, and the TCP socket is still there.
+pub(crate) fn switch(fd: RawFd, kept: &Kept, unix: OwnedFd) -> rustix::io::Result<()> {
+    let Some(socket) = sys::borrow(fd) else { return Err(rustix::io::Errno::BADF) };
+    kept.give_to(unix.as_fd());
+    REGISTRATIONS.lift(fd, socket);
+    TABLE.set_options(fd, kept.tcp);
+    sys::put_at(unix.as_fd(), fd, kept.is_closed_on_exec)?;
+    TABLE.set(fd, Kind::Switched);
+    REGISTRATIONS.put_back(fd, socket);
+    Ok(())
+}
+
+/// The longest of these options, a time.
+const VALUE_MAX: usize = 16;
+
+/// Names and lengths.
+const GENERAL: [(c_int, usize); 6] = [
+    (libc::SO_RCVTIMEO, 16),
+    (libc::SO_SNDTIMEO, 16),
+    (libc::SO_LINGER, 8),
+    (libc::SO_KEEPALIVE, 4),
+    (libc::SO_OOBINLINE, 4),
+    (libc::SO_RCVLOWAT, 4),
+];
+
+/// Which buffers the program has set: 1 for sending, 2 for receiving (`asm-generic/socket.h`).
+const SO_BUF_LOCK: c_int = 72;
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+    use std::time::Duration;
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
+
+    use super::*;
+
+    #[test]
+    fn the_new_socket_is_as_the_program_has_set_the_old_one() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let tcp = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        tcp.set_nonblocking(true).unwrap();
+        tcp.set_read_timeout(Some(Duration::from_secs(7))).unwrap();
+        sockopt::set_socket_linger(&tcp, Some(Duration::ZERO)).unwrap();
+        sockopt::set_socket_keepalive(&tcp, true).unwrap();
+        sockopt::set_socket_send_buffer_size(&tcp, 50_000).unwrap();
+        let kept = Kept::of(tcp.as_fd());
+        tcp.set_nonblocking(false).unwrap();
+        let (unix, _far) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        let fd = tcp.as_raw_fd();
+        switch(fd, &kept, unix).unwrap();
+        assert_eq!(TABLE.of(fd).kind(), Kind::Switched);
+        assert_eq!(sockopt::socket_domain(&tcp).unwrap(), AddressFamily::UNIX);
+        assert!(fcntl_getfl(&tcp).unwrap().contains(OFlags::NONBLOCK));
+        assert!(fcntl_getfd(&tcp).unwrap().contains(FdFlags::CLOEXEC), "std sets it");
+        assert_eq!(tcp.read_timeout().unwrap(), Some(Duration::from_secs(7)));
+        assert_eq!(sockopt::socket_linger(&tcp).unwrap(), Some(Duration::ZERO));
+        assert!(sockopt::socket_keepalive(&tcp).unwrap());
+        assert_eq!(sockopt::socket_send_buffer_size(&tcp).unwrap(), 100_000, "doubled once");
+        TABLE.forget(fd);
+    }
+
+    #[test]
+    fn a_socket_that_comes_back_blocks_as_before() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let kept = Kept::of(listener.as_fd());
+        listener.set_nonblocking(true).unwrap();
+        kept.restore(listener.as_fd());
+        assert!(!fcntl_getfl(&listener).unwrap().contains(OFlags::NONBLOCK));
+    }
+}
