@@ -6,9 +6,11 @@
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use smcgate_door::{Networks, NoChoice, Ports};
 
 use crate::stats::{PER_PAGE_MAX, Transport};
 
@@ -109,6 +111,15 @@ pub enum Command {
         arguments are its own: smcgate bench --help lists them.")]
     #[command(disable_help_flag = true)]
     Bench(Bench),
+    /// Run a program whose TCP connections become SMC-R without a hop, as far as the far end can
+    #[command(after_help = "For example:\n  \
+        smcgate exec -- nginx -g 'daemon off;'\n  \
+        smcgate exec --ports 5432 -- pgbench -h 10.8.0.2\n\n\
+        The gateway of this host must run, with [local] socket in its configuration; without it,\n\
+        and to far ends without SMC-R, all connections are plain TCP. Programs that are linked\n\
+        statically, or do not use the C library (Go), stay TCP, too. Exit codes: 2 if the library\n\
+        is not there, 126 and 127 if PROGRAM cannot be run or is not there, else that of PROGRAM.")]
+    Exec(Exec),
     /// Print a JSON schema of the configuration, for editors and for programs that write it
     Schema,
     /// Print a script that completes command lines in a shell
@@ -130,6 +141,35 @@ pub struct Bench {
     /// Arguments of smcgate-perf
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
     pub arguments: Vec<OsString>,
+}
+
+/// Options of `exec`.
+#[derive(Debug, Args)]
+pub struct Exec {
+    /// Where the gateway listens for programs [default: /run/smcgate/local.sock]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// The library that is preloaded, if it is not where it is installed
+    #[arg(long, value_name = "PATH")]
+    pub library: Option<PathBuf>,
+    /// Only connections to these ports, and listeners on them: 7010,8000-8099
+    #[arg(long, value_name = "PORTS", value_parser = checked::<Ports>)]
+    pub ports: Option<String>,
+    /// Only connections to these networks, and listeners in them: 10.8.0.0/24,fd00::/8
+    #[arg(long, value_name = "NETWORKS", value_parser = checked::<Networks>)]
+    pub networks: Option<String>,
+    /// Leave connections to these ports alone, and listeners on them
+    #[arg(long, value_name = "PORTS", value_parser = checked::<Ports>)]
+    pub not_ports: Option<String>,
+    /// Leave connections to these networks alone, and listeners in them
+    #[arg(long, value_name = "NETWORKS", value_parser = checked::<Networks>)]
+    pub not_networks: Option<String>,
+    /// Say on standard error what is decided about each socket
+    #[arg(long)]
+    pub debug: bool,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    pub program: Vec<OsString>,
 }
 
 /// What to do about the rules of nftables and routing that lead connections to listeners.
@@ -353,6 +393,11 @@ pub struct Decode {
     pub messages: bool,
 }
 
+/// A list that the preloaded library will understand, too.
+fn checked<T: FromStr<Err = NoChoice>>(text: &str) -> Result<String, NoChoice> {
+    text.parse::<T>().map(|_| text.to_owned())
+}
+
 fn parse_transport(name: &str) -> Result<Transport, String> {
     Transport::from_name(name).ok_or_else(|| "must be smc-r or tcp".to_owned())
 }
@@ -388,6 +433,9 @@ mod tests {
             (&["conns", "--transport", "udp"], ErrorKind::ValueValidation, 2),
             (&["conns", "--per-page", "0"], ErrorKind::ValueValidation, 2),
             (&["stats", "--admin", "1.2.3.4:5", "-c", "f"], ErrorKind::ArgumentConflict, 2),
+            (&["exec"], ErrorKind::MissingRequiredArgument, 2),
+            (&["exec", "--ports", "http", "true"], ErrorKind::ValueValidation, 2),
+            (&["exec", "--not-networks", "10/8", "true"], ErrorKind::ValueValidation, 2),
             (&["top", "--interval", "0"], ErrorKind::ValueValidation, 2),
             (&["top", "--interval", "NaN"], ErrorKind::ValueValidation, 2),
             (&["stats", "--log", "loud"], ErrorKind::ValueValidation, 2),

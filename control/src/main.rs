@@ -21,7 +21,7 @@ use smcgate::tools::capture::capture;
 use smcgate::tools::client::{self, Client, DEFAULT_ADMIN};
 use smcgate::tools::decode::{DecodeError, decode};
 use smcgate::tools::top::{self, TopError};
-use smcgate::tools::{bench, check, doctor, documents, intercept};
+use smcgate::tools::{bench, check, doctor, documents, exec, intercept};
 use smcgate::{log, signals, start, supervise};
 use smcr_os::counting::Counting;
 
@@ -60,6 +60,9 @@ fn main() -> ExitCode {
         Command::Conns(conns) => connections(conns),
         Command::Capture(arguments) => capture_to(arguments),
         Command::Decode(arguments) => decode_file(&arguments),
+        Command::Exec(arguments) => match exec::become_program(&arguments) {
+            Err((code, why)) => Err(Failure { code, why }),
+        },
         Command::Schema => printed(documents::schema(&mut io::stdout().lock())),
         Command::Completions { shell } => {
             printed(documents::completions(shell, &mut io::stdout().lock()))

@@ -11,6 +11,7 @@ pub mod client;
 pub mod decode;
 pub mod doctor;
 pub mod documents;
+pub mod exec;
 pub mod intercept;
 pub mod top;
 pub mod units;

@@ -84,8 +84,8 @@ unsafe extern "C-unwind" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
     copy
 }
 
-/// In C it has two arguments, or three. On x86-64 and aarch64 the third one is where it always is; if
-/// there is none, the C library does not look at it either.
+/// In C it has two arguments, or three. On x86-64 and aarch64 the third one is where it always is;
+/// if there is none, the C library does not look at it either.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
     // SAFETY: the caller promises what `fcntl` asks for.

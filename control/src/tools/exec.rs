@@ -1,0 +1,265 @@
+//! `smcgate exec`: runs a program with the library that lets the gateway of this host take its TCP
+//! connections over.
+
+use std::convert::Infallible;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, Read, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fmt, path};
+
+use crate::cli::Exec;
+
+/// Why the program does not run: the exit code, and one line.
+pub type Refusal = (u8, String);
+
+/// Becomes the program.
+///
+/// # Errors
+///
+/// If the library is not there (2), or the program cannot be run (126) or is not there (127).
+pub fn become_program(arguments: &Exec) -> Result<Infallible, Refusal> {
+    let library = library(arguments.library.as_deref())?;
+    let Some((program, rest)) = arguments.program.split_first() else {
+        return Err((2, "exec: which program?".to_owned()));
+    };
+    if let Some(why) = find(program).as_deref().and_then(obstacle) {
+        let program = program.display();
+        // Nobody is left to tell if standard error is gone.
+        writeln!(io::stderr(), "smcgate: {program} {why}: its connections stay TCP").ok();
+    }
+    let mut command = Command::new(program);
+    command.args(rest).envs(variables(arguments, &library, env::var_os(PRELOAD)));
+    let error = command.exec();
+    let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
+    Err((code, format!("{}: {error}", program.display())))
+}
+
+/// Where the library is.
+fn library(named: Option<&Path>) -> Result<PathBuf, Refusal> {
+    let beside = env::current_exe().ok();
+    let beside = beside.as_deref().and_then(Path::parent);
+    let folders = beside.into_iter().chain([Path::new(INSTALLED)]);
+    let places: Vec<PathBuf> = match named {
+        Some(path) => vec![path.to_owned()],
+        None => folders.flat_map(|folder| NAMES.map(|name| folder.join(name))).collect(),
+    };
+    let found = places.iter().find(|path| path.is_file());
+    let found = found.and_then(|path| path.canonicalize().ok());
+    let separator = |byte: &u8| byte.is_ascii_whitespace() || *byte == b':';
+    match found {
+        // The dynamic loader takes what is behind one of these for another library.
+        Some(path) if path.as_os_str().as_bytes().iter().any(separator) => {
+            let path = path.display();
+            Err((2, format!("{path}: no path with a blank or a colon can be preloaded")))
+        }
+        Some(path) => Ok(path),
+        None => {
+            let places: Vec<_> = places.iter().map(|path| path.display().to_string()).collect();
+            let places = places.join(", ");
+            Err((2, format!("the library to be preloaded is not there: {places}; see --library")))
+        }
+    }
+}
+
+/// What is added to the environment; `preload` is what is preloaded anyway.
+fn variables(
+    arguments: &Exec,
+    library: &Path,
+    preload: Option<OsString>,
+) -> Vec<(&'static str, OsString)> {
+    let mut libraries = library.as_os_str().to_owned();
+    if let Some(others) = preload.filter(|others| !others.is_empty()) {
+        libraries.push(":");
+        libraries.push(others);
+    }
+    // The program may change its folder.
+    let socket = arguments.socket.as_ref();
+    let socket = socket.map(|path| path::absolute(path).unwrap_or_else(|_| path.clone()));
+    let text = |text: &Option<String>| text.as_ref().map(OsString::from);
+    let optional = [
+        ("SMCGATE_SOCKET", socket.map(OsString::from)),
+        ("SMCGATE_PORTS", text(&arguments.ports)),
+        ("SMCGATE_NETWORKS", text(&arguments.networks)),
+        ("SMCGATE_NOT_PORTS", text(&arguments.not_ports)),
+        ("SMCGATE_NOT_NETWORKS", text(&arguments.not_networks)),
+        ("SMCGATE_DEBUG", arguments.debug.then(|| "1".into())),
+    ];
+    let optional = optional.into_iter().filter_map(|(name, value)| Some((name, value?)));
+    [(PRELOAD, libraries)].into_iter().chain(optional).collect()
+}
+
+/// The file of a program, as a shell looks for it.
+fn find(program: &OsStr) -> Option<PathBuf> {
+    if program.as_bytes().contains(&b'/') {
+        return Some(program.into());
+    }
+    let path = env::var_os("PATH")?;
+    env::split_paths(&path).map(|folder| folder.join(program)).find(|path| path.is_file())
+}
+
+/// Why nothing can be preloaded into a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Obstacle {
+    Static,
+    SetUserId,
+    OtherMachine,
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Static => "is linked statically",
+            Self::SetUserId => "changes its user or group (set-uid)",
+            Self::OtherMachine => "is for another kind of processor",
+        })
+    }
+}
+
+/// What is in the way of preloading, as far as the file shows it. A script is as good as its
+/// interpreter.
+fn obstacle(program: &Path) -> Option<Obstacle> {
+    const SET_ID: u32 = 0o6000;
+    if fs::metadata(program).ok()?.permissions().mode() & SET_ID != 0 {
+        return Some(Obstacle::SetUserId);
+    }
+    let mut head = Vec::new();
+    File::open(program).ok()?.take(HEAD_MAX).read_to_end(&mut head).ok()?;
+    match head.strip_prefix(b"#!") {
+        Some(line) => {
+            let words = line.split(|byte| byte.is_ascii_whitespace());
+            let interpreter = words.into_iter().find(|word| !word.is_empty())?;
+            let mut head = Vec::new();
+            let file = File::open(OsStr::from_bytes(interpreter)).ok()?;
+            file.take(HEAD_MAX).read_to_end(&mut head).ok()?;
+            in_elf(&head)
+        }
+        None => in_elf(&head),
+    }
+}
+
+/// What is in the way in the head of an ELF file.
+///
+/// ```text
+///   0    4       5      18        32              54           56
+///   |ELF | class | data | machine | first program | their size | their number |
+/// ```
+fn in_elf(head: &[u8]) -> Option<Obstacle> {
+    const CLASS_64: u8 = 2;
+    const LITTLE_ENDIAN: u8 = 1;
+    const INTERPRETER: u32 = 3;
+    let half = |at: usize| Some(u16::from_le_bytes(*head.get(at..)?.first_chunk()?));
+    if !head.starts_with(b"\x7fELF") {
+        return None;
+    }
+    if head.get(4..6)? != [CLASS_64, LITTLE_ENDIAN] || half(18)? != MACHINE {
+        return Some(Obstacle::OtherMachine);
+    }
+    let first = usize::try_from(u64::from_le_bytes(*head.get(32..)?.first_chunk()?)).ok()?;
+    let (size, count) = (usize::from(half(54)?), usize::from(half(56)?));
+    for index in 0..count {
+        let at = first.checked_add(size.checked_mul(index)?)?;
+        // A file whose headers are elsewhere says nothing.
+        let kind = u32::from_le_bytes(*head.get(at..)?.first_chunk()?);
+        if kind == INTERPRETER {
+            return None;
+        }
+    }
+    Some(Obstacle::Static)
+}
+
+const PRELOAD: &str = "LD_PRELOAD";
+/// As it is installed, and as it is built.
+const NAMES: [&str; 2] = ["libsmcgate.so", "libsmcgate_preload.so"];
+const INSTALLED: &str = "/usr/lib/smcgate";
+/// Program headers follow the header of the file.
+const HEAD_MAX: u64 = 4096;
+/// The kind of processor that this program is for, as ELF has it.
+const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn parsed(arguments: &[&str]) -> Exec {
+        let all = [&["smcgate", "exec"], arguments].concat();
+        match Cli::parse_from(all).command {
+            Command::Exec(exec) => exec,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_program_gets_its_arguments_and_the_library_its_variables() {
+        let exec = parsed(&["--ports", "80", "--socket", "/s", "--", "nginx", "-g", "--ports"]);
+        assert_eq!(exec.program, ["nginx", "-g", "--ports"]);
+        let library = Path::new("/l.so");
+        let set = variables(&exec, library, Some("/other.so".into()));
+        let expected =
+            [("LD_PRELOAD", "/l.so:/other.so"), ("SMCGATE_SOCKET", "/s"), ("SMCGATE_PORTS", "80")];
+        assert_eq!(set, expected.map(|(name, value)| (name, value.into())));
+        let set = variables(&parsed(&["--debug", "true"]), library, Some("".into()));
+        let expected = [("LD_PRELOAD", "/l.so"), ("SMCGATE_DEBUG", "1")];
+        assert_eq!(set, expected.map(|(name, value)| (name, value.into())));
+    }
+
+    /// Test programs are in a folder without the library.
+    #[test]
+    fn without_a_library_it_says_where_it_has_looked() {
+        let (code, why) = become_program(&parsed(&["true"])).unwrap_err();
+        assert!(code == 2 && why.contains("/usr/lib/smcgate/libsmcgate.so"), "{why}");
+        let (code, why) =
+            become_program(&parsed(&["--library", "/nowhere.so", "true"])).unwrap_err();
+        assert!(code == 2 && why.contains("/nowhere.so"), "{why}");
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let library = folder.path().join("libsmcgate.so");
+        fs::write(&library, "").unwrap();
+        let library = library.to_str().unwrap();
+        let run = |program| become_program(&parsed(&["--library", library, program])).unwrap_err();
+        assert_eq!(run("/nowhere/program").0, 127);
+        assert_eq!(run("/").0, 126);
+        let blank = folder.path().join("a b.so");
+        fs::write(&blank, "").unwrap();
+        let (code, why) =
+            become_program(&parsed(&["--library", blank.to_str().unwrap(), "true"])).unwrap_err();
+        assert!(code == 2 && why.contains("blank"), "{why}");
+    }
+
+    #[test]
+    fn what_cannot_be_preloaded_is_recognised() {
+        let shell = find(OsStr::new("sh")).expect("it is in PATH");
+        assert_eq!(obstacle(&shell), None);
+        let mut head = fs::read(&shell).unwrap();
+        head.truncate(4096);
+        assert_eq!(in_elf(&head), None);
+        let kinds = |head: &mut Vec<u8>| {
+            for index in 0..usize::from(head[56]) {
+                head[64 + 56 * index] = 1;
+            }
+        };
+        kinds(&mut head);
+        assert_eq!(in_elf(&head), Some(Obstacle::Static));
+        head[18] ^= 1;
+        assert_eq!(in_elf(&head), Some(Obstacle::OtherMachine));
+        for length in 0..64 {
+            in_elf(&head[..length]);
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("script");
+        fs::write(&script, "#! /bin/sh -e\ntrue\n").unwrap();
+        assert_eq!(obstacle(&script), None);
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o4755)).unwrap();
+        assert_eq!(obstacle(&script), Some(Obstacle::SetUserId));
+    }
+}
