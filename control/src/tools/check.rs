@@ -15,7 +15,8 @@ use smcr_rnic::verbs;
 
 use crate::admin::IS_PUBLIC;
 use crate::config::{
-    Config, Limits, Listener, LogTarget, Peers, Protocol, RnicConfig, RnicKind, Upstream, Versions,
+    Config, Door, Limits, Listener, LogTarget, Peers, Protocol, RnicConfig, RnicKind, Upstream,
+    Versions,
 };
 use crate::cores::{self, Board};
 use crate::device::Devices;
@@ -69,6 +70,9 @@ fn describe(
     if let Some(place) = log_place(&config.access_log.to) {
         let _ = writeln!(text, "access log: {place}");
     }
+    if let Some(door) = &config.local.door {
+        let _ = writeln!(text, "programs with the preload library: {}", door_place(door));
+    }
     for rnic in &config.rnics {
         let _ = writeln!(text, "rnic {}: {}", rnic.name, place(rnic, devices));
     }
@@ -76,6 +80,20 @@ fn describe(
         text.push_str(&host.listener(listener));
     }
     text
+}
+
+/// Where programs would come in, who may, and what is in their way.
+fn door_place(door: &Door) -> String {
+    let Door { socket, uids, gids, .. } = door;
+    let who = match (uids.is_empty(), gids.is_empty()) {
+        (true, true) => "everybody".to_owned(),
+        (_, _) => format!("root, users {uids:?}, groups {gids:?}"),
+    };
+    let problem = match socket.parent().is_some_and(Path::is_dir) {
+        true => "",
+        false => ": WARNING: there is no such directory",
+    };
+    format!("at {}, {who}{problem}", socket.display())
 }
 
 /// Where lines of the access log would go, and what is in their way.

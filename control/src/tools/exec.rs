@@ -190,10 +190,8 @@ mod tests {
 
     fn parsed(arguments: &[&str]) -> Exec {
         let all = [&["smcgate", "exec"], arguments].concat();
-        match Cli::parse_from(all).command {
-            Command::Exec(exec) => exec,
-            other => panic!("{other:?}"),
-        }
+        let Command::Exec(exec) = Cli::parse_from(all).command else { panic!("it is exec") };
+        exec
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use std::fmt::Write;
 
 use crate::stats::{
-    Confinement, Connection, ConnectionPage, GroupV2, Link, LinkGroup, Rnic, Stats, Transport,
+    Confinement, Connection, ConnectionPage, GroupV2, Link, LinkGroup, Process, Rnic, Stats,
+    Transport,
 };
 
 /// All of the statistics, one paragraph per subject; subjects without rows are left out.
@@ -209,6 +210,7 @@ pub fn connections_text(page: &ConnectionPage) -> String {
         "EID",
         "HOST",
         "REASON",
+        "PROCESS",
     ];
     table(&mut out, &head, page.connections.iter().map(connection_row));
     let shown = page.connections.len() as u64;
@@ -246,7 +248,13 @@ fn connection_row(it: &Connection) -> Vec<String> {
         it.v2.as_ref().map_or("-".to_owned(), |v2| or_dash(&v2.eid)),
         host_text(it.v2.as_ref()),
         reason,
+        it.process.as_ref().map_or("-".to_owned(), process_text),
     ]
+}
+
+/// A local program, as `ps` would name it.
+fn process_text(Process { pid, command, .. }: &Process) -> String {
+    format!("{pid}/{}", or_dash(command))
 }
 
 /// Version and, where there is one, release: `1`, `2.0`, `2.1`.
@@ -350,6 +358,7 @@ mod tests {
             peer_os: "Linux".to_owned(),
             ..GroupV2::default()
         });
+        smc.process = Some(Process { pid: 7, uid: 0, command: "nginx".to_owned() });
         let mut tcp = row(20, "from-a", Transport::Tcp);
         tcp.fallback =
             Some(FallbackReason { code: 0x0301_0000, name: "peer has no SMC option".to_owned() });
@@ -360,11 +369,12 @@ mod tests {
         assert_eq!(
             lines.collect::<Vec<_>>(),
             [
-                "ID TRANSPORT STATE LISTENER APP PEER IN OUT AGE LINK VERSION EID HOST REASON",
+                "ID TRANSPORT STATE LISTENER APP PEER IN OUT AGE LINK VERSION EID HOST REASON \
+                 PROCESS",
                 "1 smc-r active to-b 127.0.0.1:40001 10.8.0.2:7002 1001 B 1.9 KiB 1.5s 3/2 2.1 \
-                 FLEET b (Linux) -",
+                 FLEET b (Linux) - 7/nginx",
                 "20 tcp active from-a 127.0.0.1:40020 10.8.0.2:7002 1020 B 1.9 KiB 1.5s - - - - \
-                 0x03010000 peer has no SMC option",
+                 0x03010000 peer has no SMC option -",
                 "2 of 9 connections, page 2",
             ]
         );
