@@ -1,19 +1,17 @@
-//! Level-triggered epoll with tokens, on which `serve` and `load` wait.
+//! Level-triggered epoll with tokens, on which `serve` and `load` wait. It is libc's, which a
+//! preload library sees.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
-use rustix::buffer::spare_capacity;
-use rustix::event::epoll;
-use rustix::io::Errno;
-use rustix::time::Timespec;
+use smcr_os::epoll::{Epoll, Watched};
 
 use crate::failure::{Doing as _, Result};
 
 /// A set of watched descriptors, each with a token of its owner.
 pub(crate) struct Readiness {
-    epoll: OwnedFd,
-    events: Vec<epoll::Event>,
+    epoll: Epoll,
 }
 
 /// The events for which a descriptor is watched.
@@ -25,11 +23,11 @@ pub(crate) enum Interest {
 }
 
 impl Interest {
-    fn flags(self) -> epoll::EventFlags {
+    fn watched(self) -> Watched {
         match self {
-            Self::Read => epoll::EventFlags::IN,
-            Self::Write => epoll::EventFlags::OUT,
-            Self::Both => epoll::EventFlags::IN | epoll::EventFlags::OUT,
+            Self::Read => Watched { readable: true, writable: false },
+            Self::Write => Watched { readable: false, writable: true },
+            Self::Both => Watched { readable: true, writable: true },
         }
     }
 }
@@ -41,8 +39,7 @@ impl Readiness {
     ///
     /// When the process is out of descriptors.
     pub(crate) fn new() -> Result<Self> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).doing(|| "epoll_create".into())?;
-        Ok(Self { epoll, events: Vec::with_capacity(256) })
+        Ok(Self { epoll: Epoll::new().doing(|| "epoll_create".into())? })
     }
 
     /// Watches `fd` until it is closed; its events carry `token`.
@@ -51,8 +48,7 @@ impl Readiness {
     ///
     /// When the kernel has no memory for it.
     pub(crate) fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> Result<()> {
-        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), interest.flags())
-            .doing(|| "epoll_ctl".into())
+        self.epoll.add(fd, token, interest.watched()).doing(|| "epoll_ctl".into())
     }
 
     /// Changes the events for which a watched `fd` is watched.
@@ -61,8 +57,7 @@ impl Readiness {
     ///
     /// When `fd` is not watched.
     pub(crate) fn change(&self, fd: impl AsFd, token: u64, interest: Interest) -> Result<()> {
-        epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(token), interest.flags())
-            .doing(|| "epoll_ctl".into())
+        self.epoll.change(fd, token, interest.watched()).doing(|| "epoll_ctl".into())
     }
 
     /// Waits, at most `timeout`, and puts the tokens of ready or broken descriptors into `ready`.
@@ -72,16 +67,11 @@ impl Readiness {
     /// As `epoll_wait(2)`, which does not happen here. A signal is no error.
     pub(crate) fn wait(&mut self, timeout: Duration, ready: &mut Vec<u64>) -> Result<()> {
         ready.clear();
-        self.events.clear();
-        let timeout = Timespec {
-            tv_sec: i64::try_from(timeout.as_secs()).expect("timeouts are a few seconds"),
-            tv_nsec: i64::from(timeout.subsec_nanos()),
-        };
-        match epoll::wait(&self.epoll, spare_capacity(&mut self.events), Some(&timeout)) {
-            Ok(_) | Err(Errno::INTR) => {}
+        match self.epoll.wait(timeout) {
+            Ok(found) => ready.extend(found),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error).doing(|| "epoll_wait".into()),
         }
-        ready.extend(self.events.iter().map(|event| event.data.u64()));
         Ok(())
     }
 }

@@ -5,7 +5,6 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use clap::ValueEnum;
-use rustix::net::sockopt;
 
 use crate::clock::now_ns;
 use crate::failure::{Doing as _, Result};
@@ -56,7 +55,7 @@ struct Server {
 /// When the address is in use or not ours.
 pub(crate) fn listen(address: SocketAddr) -> Result<TcpListener> {
     let listener = TcpListener::bind(address).doing(|| format!("binding {address}"))?;
-    rustix::net::listen(&listener, 4096).doing(|| "listen".into())?;
+    socket2::SockRef::from(&listener).listen(4096).doing(|| "listen".into())?;
     listener.set_nonblocking(true).doing(|| "listener".into())?;
     Ok(listener)
 }
@@ -103,7 +102,7 @@ impl Server {
                 Err(error) => return Err(error).doing(|| "accept".into()),
             };
             stream.set_nonblocking(true).doing(|| "accepted socket".into())?;
-            sockopt::set_tcp_nodelay(&stream, true).doing(|| "accepted socket".into())?;
+            stream.set_nodelay(true).doing(|| "accepted socket".into())?;
             let index = self.free.pop().unwrap_or_else(|| {
                 self.peers.push(None);
                 self.peers.len() - 1

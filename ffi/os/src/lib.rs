@@ -6,6 +6,7 @@
 
 pub mod carrier;
 pub mod counting;
+pub mod epoll;
 pub mod interface;
 pub mod lent;
 pub mod mapping;

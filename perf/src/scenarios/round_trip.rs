@@ -14,8 +14,6 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use rustix::net::sockopt;
-
 use super::LoadResult;
 use crate::clock::{now_ns, ns};
 use crate::failure::{Doing as _, Failure, Result};
@@ -49,7 +47,7 @@ impl Client {
     pub(super) fn connect(target: SocketAddr, bytes: usize) -> Result<Self> {
         let stream = TcpStream::connect_timeout(&target, PATIENCE)
             .doing(|| format!("connecting to {target}"))?;
-        sockopt::set_tcp_nodelay(&stream, true).doing(|| "TCP_NODELAY".into())?;
+        stream.set_nodelay(true).doing(|| "TCP_NODELAY".into())?;
         stream.set_nonblocking(true).doing(|| "O_NONBLOCK".into())?;
         Ok(Self {
             stream,
