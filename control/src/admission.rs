@@ -12,9 +12,10 @@ use std::os::fd::OwnedFd;
 
 use smcr_proto::Instant;
 
-use crate::config::Bounds;
+use crate::config::{Bounds, OverLimit};
 use crate::sources::Sources;
 use rates::{Bucket, SourceRates};
+use waiting::WAITING_MAX;
 pub use waiting::Waiting;
 
 /// A connection that was accepted, and for which nothing was done yet.
@@ -53,6 +54,14 @@ pub enum Limit {
 }
 
 impl Limit {
+    /// Whether it is a limit of one source, so that it holds up nobody else.
+    pub fn is_of_source(self) -> bool {
+        match self {
+            Self::Source | Self::SourceRate => true,
+            Self::Connections | Self::Rate => false,
+        }
+    }
+
     /// What has run out, and the consequence.
     pub fn consequence(self) -> &'static str {
         match self {
@@ -71,6 +80,8 @@ pub struct Admission {
     within: u32,
     /// Others.
     over: u32,
+    /// Connections of proxies that have not said yet for whom they are.
+    nameless: u32,
     /// Those within the limits, by who made them.
     sources: Sources,
     rate: Bucket,
@@ -107,7 +118,7 @@ impl Counts {
 impl Admission {
     /// How many connections there are.
     pub fn active(&self) -> u32 {
-        self.within + self.over
+        self.within + self.over + self.nameless
     }
 
     /// The limit that one more connection of `source` would exceed now.
@@ -117,7 +128,7 @@ impl Admission {
 
     /// The limit that one more connection would exceed now, whoever makes it.
     pub fn exceeded_by_any(&self, now: Instant, bounds: &Bounds) -> Option<Limit> {
-        if self.within >= bounds.connections_max {
+        if self.within + self.nameless >= bounds.connections_max {
             return Some(Limit::Connections);
         }
         let too_fast = bounds.rate_max.is_some_and(|rate| !self.rate.has_room(now, rate));
@@ -137,6 +148,7 @@ impl Admission {
     /// One of those that wait whose turn it is, and that exceeds no limit any more.
     pub fn next_waiting(&mut self, now: Instant, bounds: &Bounds) -> Option<Caller> {
         if self.exceeded_by_any(now, bounds).is_some() {
+            self.waiting.hold_all();
             return None;
         }
         let Self { sources, source_rates, waiting, .. } = self;
@@ -145,6 +157,27 @@ impl Admission {
             sources.of(source) < bounds.max_per_source
                 && rate.is_none_or(|rate| source_rates.has_room(now, source, rate))
         })
+    }
+
+    /// Whether one may come that says later for whom it is.
+    pub fn may_come_nameless(&self, bounds: &Bounds) -> bool {
+        let most = match bounds.over_limit {
+            OverLimit::Refuse => bounds.connections_max,
+            // It may have to wait once it has said so.
+            OverLimit::Wait => bounds.connections_max.saturating_add(WAITING_MAX),
+            OverLimit::Tcp => u32::MAX,
+        };
+        self.within + self.nameless < most
+    }
+
+    /// Counts one that says later for whom it is.
+    pub fn enter_nameless(&mut self) {
+        self.nameless += 1;
+    }
+
+    /// It has said so, or is over.
+    pub fn leave_nameless(&mut self) {
+        self.nameless -= 1;
     }
 
     /// A connection of `source` begins: it counts for the rates.
@@ -221,6 +254,31 @@ mod tests {
         enter(&mut admission, 2, 4);
         assert_eq!(exceeded(&admission, 3, 5), Some(Limit::Connections));
         assert_eq!(admission.active(), 4);
+    }
+
+    /// Connections that say nothing hold a descriptor each, and there could be as many as the
+    /// process may have. Where others wait, or come in without SMC-R, these may do so as well.
+    #[test]
+    fn who_has_no_name_yet_takes_a_place() {
+        let most = |over: &str| {
+            let bounds = bounds(&format!("connections_max=2\nover_limit='{over}'"));
+            let mut admission = Admission::default();
+            admission.enter(source(1), Standing::Within);
+            let mut come = 0;
+            while come < 5_000 && admission.may_come_nameless(&bounds) {
+                admission.enter_nameless();
+                come += 1;
+            }
+            assert_eq!(admission.active(), come + 1);
+            assert_eq!(
+                admission.exceeded(Instant(0), &bounds, source(2)),
+                Some(Limit::Connections)
+            );
+            (0..come).for_each(|_| admission.leave_nameless());
+            assert_eq!(admission.exceeded(Instant(0), &bounds, source(2)), None);
+            come
+        };
+        assert_eq!(["refuse", "wait", "tcp"].map(most), [1, 1_025, 5_000]);
     }
 
     /// Connections that came in over the limit, and last for months, must not keep all later ones

@@ -56,22 +56,21 @@ impl SourceRates {
         self.0.entry(source).or_default().take(now, rate);
     }
 
-    /// Makes room: forgets full buckets, or if there are none, the fullest quarter. Whoever is
-    /// forgotten gains what its bucket lacks, which is least for these.
+    /// Makes room for a quarter of them, or every new source would have all of them looked at:
+    /// forgets full buckets, and if those are too few, the fullest. Whoever is forgotten gains what
+    /// its bucket lacks, which is least for these.
     fn forget(&mut self, now: Instant, rate: Rate) {
         self.0.retain(|_, bucket| bucket.lacks(now, rate) > 0);
-        if self.0.len() < SOURCES_MAX {
-            return;
-        }
+        let Some(last) = self.0.len().checked_sub(SOURCES_MAX * 3 / 4 + 1) else { return };
         let mut lacks: Vec<u64> = self.0.values().map(|bucket| bucket.lacks(now, rate)).collect();
-        let share = lacks.len() / 4;
-        let (_, most, _) = lacks.select_nth_unstable(share);
+        let (fuller, most, _) = lacks.select_nth_unstable(last);
         let most = *most;
-        let mut left = share;
+        let mut equal = 1 + fuller.iter().filter(|lacks| **lacks == most).count();
         self.0.retain(|_, bucket| {
-            let stays = left == 0 || bucket.lacks(now, rate) > most;
-            left -= usize::from(!stays);
-            stays
+            let lacks = bucket.lacks(now, rate);
+            let goes = lacks < most || (lacks == most && equal > 0);
+            equal -= usize::from(goes && lacks == most);
+            !goes
         });
     }
 }
@@ -164,5 +163,23 @@ mod tests {
         assert!(
             rates.0.contains_key(&greedy) && rates.0.contains_key(&IpAddr::from([12, 0, 0, 1]))
         );
+    }
+    /// A rate that fills a bucket between two new sources had all of them looked at for each.
+    #[test]
+    fn room_is_made_for_many_at_once() {
+        let mut rates = SourceRates::default();
+        let source = |number: u32| IpAddr::from((0x0b00_0000 + number).to_be_bytes());
+        for number in 0..u32::try_from(SOURCES_MAX).unwrap() {
+            let ms = if number < 5 { 1_000 } else { 1_050 + u64::from(number % 7) };
+            rates.take(at(ms), source(number), RATE);
+        }
+        assert_eq!(rates.0.len(), SOURCES_MAX);
+        // Five of them are full.
+        rates.take(at(1_100), source(1 << 20), RATE);
+        assert_eq!(rates.0.len(), SOURCES_MAX * 3 / 4 + 1);
+        assert!((0..5).all(|number| !rates.0.contains_key(&source(number))));
+        // The fullest are gone, and no others.
+        let lacks = |ms: u64| rates.0.values().filter(|it| it.taken_at == at(ms)).count();
+        assert!(lacks(1_050) == 0 && lacks(1_056) == SOURCES_MAX / 7, "{}", lacks(1_056));
     }
 }

@@ -20,11 +20,13 @@ pub struct Waiting<T> {
     len: usize,
     max: usize,
     look_at: Instant,
+    /// All of them wait because of limits of their own sources, as far as is known.
+    by_own_limits: bool,
 }
 
 impl<T> Default for Waiting<T> {
     fn default() -> Self {
-        Self::of(WAITING_MAX)
+        Self::of(WAITING_MAX as usize)
     }
 }
 
@@ -32,7 +34,7 @@ impl<T> Waiting<T> {
     /// A queue for `max`.
     fn of(max: usize) -> Self {
         let (lines, turns) = (HashMap::new(), VecDeque::new());
-        Self { lines, turns, len: 0, max, look_at: Instant(0) }
+        Self { lines, turns, len: 0, max, look_at: Instant(0), by_own_limits: true }
     }
 
     /// How many there are.
@@ -45,6 +47,22 @@ impl<T> Waiting<T> {
         self.len == 0
     }
 
+    /// How many of `source` there are.
+    pub fn of_source(&self, source: IpAddr) -> usize {
+        self.lines.get(&source_of(source)).map_or(0, VecDeque::len)
+    }
+
+    /// Whether a newcomer of `source` that exceeds no limit must wait all the same, because others
+    /// wait for the same places, or because it is not the first of its source.
+    pub fn precede(&self, source: IpAddr) -> bool {
+        !self.is_empty() && (!self.by_own_limits || self.of_source(source) > 0)
+    }
+
+    /// All of them must wait: a limit is reached that is not their own.
+    pub fn hold_all(&mut self) {
+        self.by_own_limits = false;
+    }
+
     /// When it is time to look whose turn it is, at the latest.
     pub fn poll_timeout(&self) -> Option<Instant> {
         (!self.is_empty()).then_some(self.look_at)
@@ -55,28 +73,44 @@ impl<T> Waiting<T> {
         self.look_at = now + LOOK_EVERY;
     }
 
-    /// Adds one of `source`, which waits until `until`. Returns the one that finds no room: it, or
-    /// the newest of the source that has most.
+    /// Adds one of `source`, which waits until `until`, for a limit of its own or of all. Returns
+    /// the one that finds no room: it, or the newest of the source that has most.
     #[must_use = "whoever finds no room must be refused"]
-    pub fn enter(&mut self, source: IpAddr, until: Instant, one: T) -> Option<T> {
+    pub fn enter(&mut self, source: IpAddr, until: Instant, own: bool, one: T) -> Option<T> {
         let source = source_of(source);
         let mut displaced = None;
         if self.len >= self.max {
-            let own = self.lines.get(&source).map_or(0, VecDeque::len);
-            let busiest = self.lines.iter().max_by_key(|(source, line)| (line.len(), **source));
-            let busiest =
-                busiest.filter(|(_, line)| own + 1 < line.len()).map(|(source, _)| *source);
-            let Some(busiest) = busiest else { return Some(one) };
-            displaced = self.lines.get_mut(&busiest).and_then(VecDeque::pop_back);
-            self.len -= 1;
+            let room = self.busiest().filter(|(len, _)| self.of_source(source) + 1 < *len);
+            let Some((_, busiest)) = room else { return Some(one) };
+            displaced = self.displace(busiest);
         }
+        // Whoever stands in the line of its source waits for what the first one waits for.
+        let own = own || self.lines.contains_key(&source);
+        self.by_own_limits = own && (self.is_empty() || self.by_own_limits);
         let line = self.lines.entry(source).or_default();
         if line.is_empty() {
             self.turns.push_back(source);
         }
         line.push_back((until, one));
         self.len += 1;
-        displaced.map(|(_, one)| one)
+        displaced
+    }
+
+    /// The source that has most, and how many that are.
+    pub fn busiest(&self) -> Option<(usize, IpAddr)> {
+        self.lines.iter().map(|(source, line)| (line.len(), *source)).max()
+    }
+
+    /// Takes the newest of `source` out.
+    pub fn displace(&mut self, source: IpAddr) -> Option<T> {
+        let line = self.lines.get_mut(&source)?;
+        let (_, newest) = line.pop_back()?;
+        self.len -= 1;
+        if line.is_empty() {
+            self.lines.remove(&source);
+            self.turns.retain(|other| *other != source);
+        }
+        Some(newest)
     }
 
     /// The one whose turn it is, of the sources that `may` have one.
@@ -91,9 +125,12 @@ impl<T> Waiting<T> {
             }
             if let Some((_, one)) = found {
                 self.len -= 1;
+                // Others may have their turn as well.
+                self.by_own_limits = false;
                 return Some(one);
             }
         }
+        self.by_own_limits = true;
         None
     }
 
@@ -113,7 +150,7 @@ impl<T> Waiting<T> {
 }
 
 /// Connections of one listener that wait, at most; each holds a descriptor.
-const WAITING_MAX: usize = 1_024;
+pub(super) const WAITING_MAX: u32 = 1_024;
 /// How often somebody looks whose turn it is.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
@@ -132,10 +169,10 @@ mod tests {
     fn sources_have_their_turn_one_after_the_other() {
         let mut waiting = Waiting::of(10);
         for one in 0..4 {
-            assert_eq!(waiting.enter(source(1), NEVER, one), None);
+            assert_eq!(waiting.enter(source(1), NEVER, false, one), None);
         }
-        assert_eq!(waiting.enter(source(2), NEVER, 10), None);
-        assert_eq!(waiting.enter(source(3), NEVER, 20), None);
+        assert_eq!(waiting.enter(source(2), NEVER, false, 10), None);
+        assert_eq!(waiting.enter(source(3), NEVER, false, 20), None);
         let mut order = Vec::new();
         while let Some(one) = waiting.next(|_| true) {
             order.push(one);
@@ -149,7 +186,7 @@ mod tests {
     fn a_source_that_must_wait_longer_blocks_nobody() {
         let mut waiting = Waiting::of(10);
         for (last, one) in [(1, 1), (2, 2), (1, 3)] {
-            assert_eq!(waiting.enter(source(last), NEVER, one), None);
+            assert_eq!(waiting.enter(source(last), NEVER, false, one), None);
         }
         assert_eq!(waiting.next(|from| from != source(1)), Some(2));
         assert_eq!(waiting.next(|from| from != source(1)), None);
@@ -161,13 +198,53 @@ mod tests {
     fn without_room_the_source_that_has_most_loses_its_newest() {
         let mut waiting = Waiting::of(3);
         for one in 0..3 {
-            assert_eq!(waiting.enter(source(1), NEVER, one), None);
+            assert_eq!(waiting.enter(source(1), NEVER, false, one), None);
         }
-        assert_eq!(waiting.enter(source(1), NEVER, 3), Some(3), "its own crowd");
-        assert_eq!(waiting.enter(source(2), NEVER, 10), Some(2));
-        assert_eq!(waiting.enter(source(3), NEVER, 20), Some(1));
-        assert_eq!(waiting.enter(source(4), NEVER, 30), Some(30), "nobody has more than its share");
+        assert_eq!(waiting.enter(source(1), NEVER, false, 3), Some(3), "its own crowd");
+        assert_eq!(waiting.enter(source(2), NEVER, false, 10), Some(2));
+        assert_eq!(waiting.enter(source(3), NEVER, false, 20), Some(1));
+        assert_eq!(
+            waiting.enter(source(4), NEVER, false, 30),
+            Some(30),
+            "nobody has more than its share"
+        );
         assert_eq!((waiting.len(), waiting.next(|_| true)), (3, Some(0)));
+    }
+
+    /// One client that had as many connections as it may have, and one more, delayed everybody.
+    #[test]
+    fn who_waits_for_a_limit_of_its_own_precedes_nobody_else() {
+        let mut waiting = Waiting::of(10);
+        assert!(!waiting.precede(source(1)));
+        assert_eq!(waiting.enter(source(1), NEVER, true, 1), None);
+        assert_eq!([1, 2].map(|last| waiting.precede(source(last))), [true, false]);
+        // Somebody waits for what all want.
+        assert_eq!(waiting.enter(source(2), NEVER, false, 2), None);
+        assert_eq!(waiting.enter(source(1), NEVER, true, 3), None);
+        assert!(waiting.precede(source(3)));
+        // As long as somebody has its turn, more may have.
+        assert_eq!(waiting.next(|from| from == source(2)), Some(2));
+        assert!(waiting.precede(source(3)));
+        assert_eq!(waiting.next(|from| from == source(2)), None);
+        assert!(!waiting.precede(source(3)) && waiting.precede(source(1)));
+        waiting.hold_all();
+        assert!(waiting.precede(source(3)));
+        assert_eq!(waiting.expire(NEVER).len(), 2);
+        assert!(!waiting.precede(source(3)) && !waiting.precede(source(1)));
+    }
+
+    #[test]
+    fn the_newest_of_the_busiest_goes_first() {
+        let mut waiting = Waiting::of(10);
+        assert_eq!(waiting.busiest(), None);
+        for (last, one) in [(1, 1), (2, 2), (1, 3)] {
+            assert_eq!(waiting.enter(source(last), NEVER, false, one), None);
+        }
+        assert_eq!(waiting.busiest(), Some((2, source(1))));
+        assert_eq!([3, 1].map(|_| waiting.displace(source(1))), [Some(3), Some(1)]);
+        assert_eq!((waiting.displace(source(1)), waiting.of_source(source(1))), (None, 0));
+        assert_eq!((waiting.len(), waiting.turns.len()), (1, 1));
+        assert_eq!(waiting.next(|_| true), Some(2));
     }
 
     #[test]
@@ -175,9 +252,9 @@ mod tests {
         let mut waiting = Waiting::of(3);
         assert_eq!(waiting.poll_timeout(), None);
         for (until, one) in [(5, 1), (9, 2)] {
-            assert_eq!(waiting.enter(source(1), Instant(until), one), None);
+            assert_eq!(waiting.enter(source(1), Instant(until), false, one), None);
         }
-        assert_eq!(waiting.enter(source(2), Instant(5), 3), None);
+        assert_eq!(waiting.enter(source(2), Instant(5), false, 3), None);
         waiting.looked(Instant(0));
         assert_eq!(waiting.poll_timeout(), Some(Instant(10_000_000)));
         let mut late = waiting.expire(Instant(5));

@@ -67,23 +67,21 @@ impl<N: Rnic> Gateway<N> {
     fn accepted(&mut self, now: Instant, index: u16, accepted: OwnedFd) -> bool {
         let listener = &mut self.listeners[usize::from(index)];
         listener.accepted += 1;
-        if self.is_full() {
-            let source = peer_address(&accepted);
-            reset(accepted);
-            self.turned_away(now, index, source, Termination::Limit);
-            self.log_limit(now, index, "connections of the process: new ones are refused");
-            return false;
-        }
-        let listener = &self.listeners[usize::from(index)];
         // A client that has gone already has no address.
         let Some(from) = peer_address(&accepted) else {
             self.note_turned_away(now, index, None, Termination::Gone);
             return false;
         };
+        if !self.has_room(now, from.ip()) {
+            reset(accepted);
+            self.turned_away(now, index, Some(from), Termination::Limit);
+            self.log_limit(now, index, "connections of the process: new ones are refused");
+            return false;
+        }
+        let listener = &self.listeners[usize::from(index)];
         let is_proxy = |network: &Cidr| network.contains(from.ip());
         if listener.config.proxy_from.iter().any(is_proxy) {
-            self.await_header(now, index, (accepted, from));
-            return true;
+            return self.await_header(now, index, (accepted, from));
         }
         self.admit(now, index, Caller { accepted, from, source: from, wanted: None })
     }

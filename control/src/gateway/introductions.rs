@@ -12,8 +12,8 @@ use smcr_proto::Instant;
 use smcr_rnic::Rnic;
 
 use super::Gateway;
-use crate::admission::{Caller, Standing};
-use crate::listener::reset;
+use crate::admission::{Caller, Limit};
+use crate::listener::{Listener, reset};
 use crate::proxy_header::{self, READ_MAX, Said};
 use crate::reactor::Token;
 use crate::slab::{Key, Slab};
@@ -47,15 +47,21 @@ impl Introductions {
 }
 
 impl<N: Rnic> Gateway<N> {
-    /// Awaits the header of a connection that `proxy` has made to listener `index`.
+    /// Awaits the header of a connection that `proxy` has made to listener `index`, unless that has
+    /// as many connections as it may have. Returns whether work was started for it.
     pub(super) fn await_header(
         &mut self,
         now: Instant,
         index: u16,
         (accepted, proxy): (OwnedFd, SocketAddr),
-    ) {
-        let admission = &mut self.listeners[usize::from(index)].admission;
-        admission.enter(proxy.ip(), Standing::Within);
+    ) -> bool {
+        let Listener { config, admission, .. } = &mut self.listeners[usize::from(index)];
+        if !admission.may_come_nameless(&config.bounds) {
+            let caller = Caller { accepted, from: proxy, source: proxy, wanted: None };
+            self.refuse(now, index, caller, Limit::Connections);
+            return false;
+        }
+        admission.enter_nameless();
         let one = Introduction { listener: index, proxy, accepted };
         let key = self.introductions.table.insert(one);
         self.introductions.until.push_back((now + PATIENCE, key));
@@ -64,6 +70,7 @@ impl<N: Rnic> Gateway<N> {
         if self.reactor.watch_edges(accepted, Token::Introduction(key)).is_err() {
             self.turn_away(now, key, "no room to watch its socket", Termination::Limit);
         }
+        true
     }
 
     /// Something has come on a connection whose header is awaited.
@@ -102,8 +109,7 @@ impl<N: Rnic> Gateway<N> {
         let one = self.introductions.table.remove(key).expect("its header has come");
         let Introduction { listener, proxy, accepted } = one;
         self.reactor.forget(&accepted);
-        let admission = &mut self.listeners[usize::from(listener)].admission;
-        admission.leave(proxy.ip(), Standing::Within);
+        self.listeners[usize::from(listener)].admission.leave_nameless();
         let (source, wanted) = ends.map_or((proxy, None), |(from, to)| (from, Some(to)));
         self.admit(now, listener, Caller { accepted, from: proxy, source, wanted });
     }
@@ -113,7 +119,7 @@ impl<N: Rnic> Gateway<N> {
         let Some(one) = self.introductions.table.remove(key) else { return };
         self.turned_away(now, one.listener, Some(one.proxy), end);
         let listener = &mut self.listeners[usize::from(one.listener)];
-        listener.admission.leave(one.proxy.ip(), Standing::Within);
+        listener.admission.leave_nameless();
         let name = &listener.config.name;
         tracing::debug!(listener = name, proxy = %one.proxy, why, "a connection is reset");
         reset(one.accepted);

@@ -1,5 +1,7 @@
 //! Connections that exceed a limit of their listener, and those that wait until they do not.
 
+use std::net::IpAddr;
+
 use smcr_proto::Instant;
 use smcr_rnic::Rnic;
 
@@ -18,6 +20,23 @@ impl<N: Rnic> Gateway<N> {
         all >= self.config.limits.connections_max as usize
     }
 
+    /// Whether the process has room for one more connection of `source`. Those that wait take up
+    /// room as well: if they leave none, the source that has most of them loses its newest.
+    pub(super) fn has_room(&mut self, now: Instant, source: IpAddr) -> bool {
+        if !self.is_full() {
+            return true;
+        }
+        let waiting = || self.listeners.iter().map(|one| &one.admission.waiting);
+        let own: usize = waiting().map(|waiting| waiting.of_source(source)).sum();
+        let busiest = waiting().zip(0..).filter_map(|(one, slot)| Some((one.busiest()?, slot)));
+        let busiest = busiest.max().filter(|((len, _), _)| own + 1 < *len);
+        let Some(((_, busiest), slot)) = busiest else { return false };
+        let waiting = &mut self.listeners[slot].admission.waiting;
+        let displaced = waiting.displace(busiest).expect("it has more than one");
+        self.give_up(now, number(slot), displaced);
+        true
+    }
+
     /// Lets a connection in, unless it exceeds a limit of listener `index`: then it waits, comes in
     /// without SMC-R, or is refused. Returns whether work was started for it, beyond putting it
     /// into a queue.
@@ -26,7 +45,7 @@ impl<N: Rnic> Gateway<N> {
         let bounds = &config.bounds;
         let exceeded = admission.exceeded(now, bounds, caller.source.ip());
         // Those who wait come first, or some of them would wait for ever.
-        let crowded = !admission.waiting.is_empty();
+        let crowded = admission.waiting.precede(caller.source.ip());
         match (exceeded, bounds.over_limit) {
             (None, OverLimit::Refuse | OverLimit::Tcp) => {
                 self.let_in(now, index, caller, Standing::Within)
@@ -44,7 +63,8 @@ impl<N: Rnic> Gateway<N> {
             }
             (Some(_) | None, OverLimit::Wait) => {
                 let (source, until) = (caller.source.ip(), now + bounds.wait_timeout);
-                if let Some(displaced) = admission.waiting.enter(source, until, caller) {
+                let own = exceeded.is_some_and(Limit::is_of_source);
+                if let Some(displaced) = admission.waiting.enter(source, until, own, caller) {
                     self.give_up(now, index, displaced);
                 }
                 false
@@ -100,7 +120,7 @@ impl<N: Rnic> Gateway<N> {
     }
 
     /// Refuses a connection because of this limit.
-    fn refuse(&mut self, now: Instant, index: u16, caller: Caller, limit: Limit) {
+    pub(super) fn refuse(&mut self, now: Instant, index: u16, caller: Caller, limit: Limit) {
         self.listeners[usize::from(index)].admission.counts.refuse(limit);
         reset(caller.accepted);
         self.turned_away(now, index, Some(caller.source), limit.into());

@@ -131,6 +131,62 @@ fn what_exceeds_a_limit_waits_for_its_turn() {
     assert_eq!(listener.active, 1);
 }
 
+/// One client with more connections than it may have delayed everybody's new connections, and where
+/// many waited, got them refused.
+#[test]
+fn who_waits_for_its_own_limit_holds_up_nobody_else() {
+    let rig = Rig::relay(180, "max_per_source = 1\nover_limit = \"wait\"\n");
+    let first = (connect(rig.gateway), rig.accept());
+    let _second = connect(rig.gateway);
+    wait_until("it waits", || rig.stats().listeners[0].waiting == 1);
+    for last in 10..20 {
+        let mut other = connect_from(&format!("127.0.0.{last}"), rig.gateway);
+        assert_echo(&mut other, &mut rig.accept());
+    }
+    let listener = rig.stats().listeners.remove(0);
+    assert_eq!((listener.waited, listener.waiting), (0, 1), "nobody else has waited");
+    drop(first);
+    rig.accept();
+    assert_eq!(rig.stats().listeners[0].waited, 1);
+}
+
+/// One client's connections that wait took all that the process may have, and everybody else was
+/// refused.
+#[test]
+fn a_crowd_that_waits_makes_room_for_others() {
+    let keys = "connections_max = 1\nover_limit = \"wait\"\n[limits]\nconnections_max = 3\n";
+    let rig = Rig::relay(181, keys);
+    let first = (connect(rig.gateway), rig.accept());
+    let mut crowd: Vec<_> = (0..2).map(|_| connect(rig.gateway)).collect();
+    wait_until("they wait", || rig.stats().listeners[0].waiting == 2);
+    assert!(is_over(&mut connect(rig.gateway)), "its own crowd");
+    let mut other = connect_from("127.0.0.9", rig.gateway);
+    assert!(is_over(&mut crowd[1]), "the newest of the source that has most");
+    let mut third = connect_from("127.0.0.10", rig.gateway);
+    assert!(is_over(&mut third), "nobody has more than its share");
+    drop(first);
+    // Of the crowd, the first has its turn, then the other one.
+    let server = rig.accept();
+    drop((crowd, server));
+    assert_echo(&mut other, &mut rig.accept());
+    assert_eq!(rig.stats().listeners[0].refused, 3);
+}
+
+/// Connections from a proxy that sends no header took more places than the listener has.
+#[test]
+fn who_says_not_for_whom_it_is_takes_a_place() {
+    let keys = "connections_max = 2\nproxy_from = [\"127.0.0.1/32\"]\n";
+    let rig = Rig::relay(182, keys);
+    let mut silent: Vec<_> = (0..2).map(|_| connect(rig.gateway)).collect();
+    assert!(is_over(&mut connect(rig.gateway)), "the third");
+    let listener = rig.stats().listeners.remove(0);
+    assert_eq!((listener.refused_connections, listener.active), (1, 2));
+    silent[0].write_all(b"PROXY TCP4 10.0.0.7 10.0.0.8 5 6\r\n").unwrap();
+    assert_echo(&mut silent[0], &mut rig.accept());
+    assert!(is_over(&mut connect(rig.gateway)));
+    assert_eq!(rig.stats().listeners[0].active, 2);
+}
+
 /// What exceeds a limit and comes in without SMC-R says so on both sides, and takes no place of
 /// the others.
 #[test]
