@@ -2,7 +2,7 @@
 //! one direction is left and nothing moves there, or they are too old.
 //!
 //! How many bytes have moved is read from what the pollers publish several times a second; the
-//! pollers are not asked.
+//! pollers are not asked. Bytes that wait because a limit lets them go only later count as moving.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -198,7 +198,7 @@ impl IdleWatch {
 /// Notes how far a connection has come.
 fn note(now: Instant, open: &mut Open, reading: Reading) {
     let bytes = reading.bytes_in + reading.bytes_out;
-    if open.moved.0 != bytes {
+    if open.moved.0 != bytes || reading.paced {
         open.moved = (bytes, now);
     }
     match reading.stage {

@@ -118,8 +118,8 @@ fn counters_only_grow_and_nothing_is_lost() {
 fn gauges_show_nothing_that_was_not_set() {
     let readings = [
         Reading::default(),
-        Reading { bytes_in: 1, bytes_out: 10, failovers: 1, stage: Stage::HalfClosed },
-        Reading { bytes_in: 2, bytes_out: 20, failovers: 2, stage: Stage::Closing },
+        Reading { bytes_in: 1, bytes_out: 10, failovers: 1, stage: Stage::HalfClosed, paced: true },
+        Reading { bytes_in: 2, bytes_out: 20, failovers: 2, stage: Stage::Closing, paced: false },
     ];
     let age = move |seen: Reading| {
         let of = |is_it: &dyn Fn(&Reading) -> bool| readings.iter().position(is_it).unwrap();

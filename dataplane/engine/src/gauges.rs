@@ -15,6 +15,7 @@ struct Row {
     bytes_in: AtomicU64,
     bytes_out: AtomicU64,
     failovers: AtomicU32,
+    /// The stage, and whether it is paced.
     stage: AtomicU8,
 }
 
@@ -29,6 +30,8 @@ pub struct Reading {
     pub failovers: u32,
     /// Where it is in its life.
     pub stage: Stage,
+    /// It has something to carry, and waits until it may.
+    pub paced: bool,
 }
 
 /// Where a connection is in its life, for people to read.
@@ -57,21 +60,27 @@ impl Gauges {
         row.bytes_in.store(reading.bytes_in, Ordering::Relaxed);
         row.bytes_out.store(reading.bytes_out, Ordering::Relaxed);
         row.failovers.store(reading.failovers, Ordering::Relaxed);
-        row.stage.store(reading.stage as u8, Ordering::Relaxed);
+        let paced = if reading.paced { PACED } else { 0 };
+        row.stage.store(reading.stage as u8 | paced, Ordering::Relaxed);
     }
 
     /// How far the connection in `slot` had come at the last look.
     pub fn read(&self, slot: u16) -> Reading {
         let row = &self.rows[usize::from(slot)];
         let stages = [Stage::Active, Stage::HalfClosed, Stage::Closing];
+        let stage = row.stage.load(Ordering::Relaxed);
         Reading {
             bytes_in: row.bytes_in.load(Ordering::Relaxed),
             bytes_out: row.bytes_out.load(Ordering::Relaxed),
             failovers: row.failovers.load(Ordering::Relaxed),
-            stage: stages[usize::from(row.stage.load(Ordering::Relaxed))],
+            stage: stages[usize::from(stage & !PACED)],
+            paced: stage & PACED != 0,
         }
     }
 }
+
+/// Stands beside the stage of a connection that is paced.
+const PACED: u8 = 0x80;
 
 #[cfg(test)]
 mod tests {
@@ -80,7 +89,8 @@ mod tests {
     #[test]
     fn what_is_set_is_read_and_slots_do_not_mix() {
         let gauges = Gauges::new();
-        let reading = Reading { bytes_in: 1, bytes_out: 2, failovers: 3, stage: Stage::Closing };
+        let (stage, paced) = (Stage::Closing, true);
+        let reading = Reading { bytes_in: 1, bytes_out: 2, failovers: 3, stage, paced };
         gauges.set(7, reading);
         assert_eq!((gauges.read(7), gauges.read(6)), (reading, Reading::default()));
         gauges.set(7, Reading { stage: Stage::HalfClosed, ..reading });

@@ -187,6 +187,22 @@ fn who_says_not_for_whom_it_is_takes_a_place() {
     assert_eq!(rig.stats().listeners[0].active, 2);
 }
 
+/// Streams that share a narrow limit were reset as idle while they waited for their turn.
+#[test]
+fn who_waits_for_bandwidth_is_not_idle() {
+    let rig = Rig::relay(183, "idle_timeout = \"1s\"\nbandwidth_max = \"64kbit\"\n");
+    let mut streams: Vec<_> = (0..12).map(|_| (connect(rig.gateway), rig.accept())).collect();
+    for (client, _) in &mut streams {
+        // What all of them may carry in fifteen seconds.
+        client.write_all(&[7; 10_000]).unwrap();
+    }
+    let mut idle = (connect(rig.gateway), rig.accept());
+    assert!(is_over(&mut idle.0) && is_over(&mut idle.1));
+    std::thread::sleep(Duration::from_secs(2));
+    let stats = rig.stats();
+    assert_eq!((stats.totals.idle_closed, stats.listeners[0].active), (1, 12));
+}
+
 /// What exceeds a limit and comes in without SMC-R says so on both sides, and takes no place of
 /// the others.
 #[test]

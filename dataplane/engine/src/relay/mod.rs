@@ -136,8 +136,8 @@ impl<T> Relay<T> {
             Some(_) => Stage::Active,
         };
         let Tally { bytes_in, bytes_out, .. } = self.tally;
-        let failovers = self.failovers;
-        Reading { bytes_in, bytes_out, failovers, stage }
+        let (failovers, paced) = (self.failovers, self.pace.is_waiting());
+        Reading { bytes_in, bytes_out, failovers, stage, paced }
     }
 
     /// The near socket, or the `far` one; none if it was reset, or if there was never a second one.

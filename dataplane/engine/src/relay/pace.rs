@@ -52,6 +52,11 @@ impl Pace {
         self.waits[way as usize]
     }
 
+    /// Whether it waits in any direction: then it has something to carry, as far as it knows.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.waits.contains(&true)
+    }
+
     /// Its wait in this direction is over. Returns whether it has waited at all.
     pub(crate) fn call(&mut self, way: Way) -> bool {
         let has_waited = std::mem::take(&mut self.waits[way as usize]);
