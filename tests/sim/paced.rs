@@ -99,6 +99,30 @@ fn connections_share_what_their_listener_may_carry() {
     }
 }
 
+/// Two RNICs carry connections of one listener. The poller that was asked first took all that they
+/// may carry together, and the others' applications heard nothing.
+#[test]
+fn pollers_share_what_their_listener_may_carry() {
+    for rate in [64 * KIB as u64, RATE, 50 * RATE] {
+        for side in Side::BOTH {
+            let (mut cluster, _) = limited(Sizes { rnics: 2, ..Sizes::USUAL }, rate, 0);
+            let first: Vec<_> = (0..3).map(|_| cluster.connect(Transport::Smc)).collect();
+            cluster.add_link_between([1, 1]);
+            let second = cluster.connect(Transport::Smc);
+            for one in first.iter().chain([&second]) {
+                cluster.application(side, *one).write(128 * MIB);
+            }
+            cluster.run_for(2 * SECOND);
+            let all = received(&mut cluster, side.other(), &first)
+                + received(&mut cluster, side.other(), &[second]);
+            for one in first.iter().chain([&second]) {
+                let came = received(&mut cluster, side.other(), &[*one]);
+                assert!(came * 4 > all / 2 && came * 4 < all * 2, "{side:?}: {came} of {all}");
+            }
+        }
+    }
+}
+
 /// Who asks and is answered beside a stream of the same listener waits for its turn, not for the
 /// end of the stream; and who has a rate of its own does not wait at all.
 #[test]

@@ -6,6 +6,7 @@ use smcr_rnic::Fabric;
 use super::Poller;
 use crate::allowance::Way;
 use crate::limits::PACED_PER_TURN_MAX;
+use crate::paced::Waiter;
 use crate::streams::Streams;
 
 impl<F: Fabric, S: Streams> Poller<F, S> {
@@ -16,11 +17,12 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         }
         let mut moved = false;
         for _ in 0..PACED_PER_TURN_MAX {
-            let Some((id, way)) = self.work.paced.next(now) else { break };
+            let Some((one, waited)) = self.work.paced.next(now) else { break };
+            let Waiter { id, way, .. } = one;
             let (connections, mut turn) = self.lend(now);
             // It may have ended or left this poller since it began to wait.
             let Some(relay) = connections.relay(id) else { continue };
-            if !relay.pace.call(way) {
+            if !relay.pace.call(one, waited) {
                 continue;
             }
             let outcome = match way {
@@ -35,9 +37,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         // Entries of connections that are gone must not become many.
         if self.work.paced.len() > 4 * self.connections.busy() + PACED_PER_TURN_MAX {
             let connections = &mut self.connections;
-            self.work
-                .paced
-                .retain(|id, way| connections.relay(id).is_some_and(|relay| relay.pace.waits(way)));
+            self.work.paced.retain(|one| {
+                connections.relay(one.id).is_some_and(|relay| relay.pace.waits_as(one))
+            });
         }
         moved
     }

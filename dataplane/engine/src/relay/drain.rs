@@ -77,7 +77,7 @@ impl<T> Relay<T> {
     ) -> Outcome {
         self.far.smc().connection.consume(len);
         self.tally.count_out(turn.now, len.into());
-        self.pace.charge(turn.now, Way::Out, len.into());
+        self.pace.charge(turn.now, &mut turn.work.paced, Way::Out, len.into());
         turn.counters.bytes_out.add(len.into());
         let (written, stages) = ((self.id, self.tally.bytes_out), &turn.counters.stages);
         turn.sampler.written(written, stages, || turn.streams.time(turn.now));

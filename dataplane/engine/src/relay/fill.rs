@@ -184,7 +184,7 @@ impl<T> Relay<T> {
                 // RFC 7609 4.7.6 #4: clear B when nothing waits
                 smc.connection.set_bytes_waiting(waits);
                 self.tally.count_in(turn.now, len.into());
-                self.pace.charge(turn.now, Way::In, len.into());
+                self.pace.charge(turn.now, &mut turn.work.paced, Way::In, len.into());
                 turn.counters.bytes_in.add(len.into());
                 turn.counters.rdma_out.add(len.into());
                 turn.counters.urgent_in.add(urgent.into());

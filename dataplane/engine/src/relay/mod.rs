@@ -449,8 +449,8 @@ impl<T> Relay<T> {
             self.tally.note_reset(near.failed, tcp.socket.failed);
             return self.reset(turn, Ending::ResetByApplication);
         };
-        self.pace.charge(turn.now, Way::In, outbound.bytes);
-        self.pace.charge(turn.now, Way::Out, inbound.bytes);
+        self.pace.charge(turn.now, &mut turn.work.paced, Way::In, outbound.bytes);
+        self.pace.charge(turn.now, &mut turn.work.paced, Way::Out, inbound.bytes);
         self.tally.note_ends(near.eof, tcp.socket.eof);
         self.tally.count_in(turn.now, outbound.bytes);
         self.tally.count_out(turn.now, inbound.bytes);
