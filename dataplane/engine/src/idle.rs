@@ -13,7 +13,8 @@
 //! How short a while depends on what the last sleep was worth. If work came soon after it began,
 //! the thread had better gone on: both who wakes it and itself pay some 15 µs for that, once per
 //! batch, and a stream moved a fifth slower. So it then goes on for longer. After a pause that no
-//! patience would have bridged, it is back at the short while.
+//! patience would have bridged, it is back at the short while. Such a pause is that of a connection
+//! that has carried as much as it may: patience never lasts as long, unless the short while does.
 //!
 //! Applications give the core back within microseconds, because they wait for us. Programs that
 //! have nothing to do with us do not: the scheduler lets them have it for a whole slice, which is
@@ -33,6 +34,8 @@
 use std::time::Duration;
 
 use smcr_proto::Instant;
+
+use crate::allowance::PAUSE;
 
 /// How a poller idles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +138,7 @@ impl Idle {
     /// Work has come. If we slept before it, would patience have saved us the sleep?
     fn learn(&mut self, now: Instant) {
         if std::mem::take(&mut self.gave_up) {
-            let most = self.spin.saturating_mul(PATIENCE);
+            let most = self.spin.max(self.spin.saturating_mul(PATIENCE).min(PATIENCE_MAX));
             self.patience = if now.since(self.worked_at) < most { most } else { self.spin };
         }
     }
@@ -257,6 +260,8 @@ impl Account {
 /// How many times longer a thread goes on after work, if the last sleep was too short to be worth
 /// it. A batch of a stream keeps the next poller busy for 100 to 200 µs.
 const PATIENCE: u32 = 8;
+/// How long that is at most, where the operator has not said more.
+const PATIENCE_MAX: Duration = Duration::from_micros(800);
 /// An offer that took longer was taken up: without another thread to switch to, it takes a tenth of
 /// this.
 const TAKEN_UP: Duration = Duration::from_micros(5);
@@ -280,6 +285,9 @@ const RETREAT_MAX: Duration = Duration::from_secs(5);
 /// After a core was free for this long, the next retreat is as short as the first one, and a thread
 /// that is not on its own core goes back to that one.
 const CALM: Duration = Duration::from_secs(10);
+
+// Whoever waits for its pace sleeps.
+const _: () = assert!(PATIENCE_MAX.as_nanos() < PAUSE.as_nanos());
 
 #[cfg(test)]
 mod tests {
@@ -318,6 +326,22 @@ mod tests {
             now = now + pause;
             idle.after_turn(now, true);
             waits = waits_then;
+        }
+    }
+
+    /// A connection that has a limit carries something each millisecond: between two of these times
+    /// a poller kept a core busy where it may go on for an eighth of that.
+    #[test]
+    fn between_two_reads_of_a_limited_connection_it_sleeps() {
+        for spin in [50, 125, 300, 700].map(Duration::from_micros) {
+            let (mut idle, mut now) = (Idle::new(Policy::Adaptive, spin), START);
+            for pause in [PAUSE / 2, PAUSE / 2].into_iter().chain([PAUSE; 8]) {
+                let almost = Duration::from_micros(1);
+                idle.after_turn(now + (pause - almost), false);
+                now = now + pause;
+                idle.after_turn(now, true);
+            }
+            assert_eq!(idle.after_turn(now + spin, false), Advice::Sleep, "{spin:?}");
         }
     }
 
