@@ -3,6 +3,7 @@
 //! Here, on the admin thread, it costs the data plane nothing: the control thread adds up what
 //! pollers publish anyway, once in [`SAMPLE_EVERY`].
 
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -17,7 +18,7 @@ pub(super) struct Keeper {
 
 impl Keeper {
     /// Takes a sample now and then, for ever. A gateway that does not answer in time leaves a gap.
-    pub(super) async fn keep(self, provider: &dyn Provider) {
+    pub(super) async fn keep(&self, provider: &dyn Provider) -> Infallible {
         let mut ticks = interval(SAMPLE_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {

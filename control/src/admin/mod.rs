@@ -83,15 +83,20 @@ fn serve(
         .on_thread_start(supervise::may_panic)
         .build()?;
     let router = routes::router(Arc::clone(provider), history.clone(), bound.local_addr()?);
-    let (provider, history) = (Arc::clone(provider), history.clone());
     runtime.block_on(async {
         let listener = Guarded::new(tokio::net::TcpListener::from_std(bound.try_clone()?)?);
-        tokio::spawn(async move { history.keep(&*provider).await });
-        tokio::spawn(axum::serve(listener, router).into_future());
-        // A dropped sender means the same as a message: stop. What is still being served is
-        // dropped with the runtime; an operator's question is not worth a slow shutdown.
-        stopped.await.ok();
-        Ok(())
+        // No tasks of their own: a panic of a task would end that task and nobody would notice,
+        // while one of these ends all of it, and all of it begins anew.
+        tokio::select! {
+            biased;
+            // A dropped sender means the same as a message: stop. What is still being served is
+            // dropped with the runtime; an operator's question is not worth a slow shutdown.
+            _ = stopped => Ok(()),
+            never = history.keep(&**provider) => match never {},
+            served = axum::serve(listener, router).into_future() => {
+                served.and_then(|()| Err(io::Error::other("nobody is served any more")))
+            }
+        }
     })
 }
 

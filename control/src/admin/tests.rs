@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
 use super::*;
@@ -12,8 +13,11 @@ use crate::stats::{
 };
 
 /// A gateway that stands still.
+#[derive(Default)]
 struct Still {
     reasons: Vec<String>,
+    /// How many of its samples are yet to panic.
+    faults: AtomicU32,
 }
 
 impl Provider for Still {
@@ -55,6 +59,9 @@ impl Provider for Still {
     }
 
     fn sample(&self) -> oneshot::Receiver<Sample> {
+        let faults = self.faults.load(SeqCst);
+        self.faults.store(faults.saturating_sub(1), SeqCst);
+        assert_eq!(faults, 0, "as I was asked to");
         let (answer, answered) = oneshot::channel();
         answer.send(Sample { uptime_ms: 7_000, bytes_in: 99, ..Sample::default() }).unwrap();
         answered
@@ -117,7 +124,8 @@ fn twice(state: &str, accepted: u64) -> Listener {
 
 fn start(reasons: &[&str]) -> AdminThread {
     let reasons = reasons.iter().map(|&reason| reason.to_owned()).collect();
-    spawn("127.0.0.1:0".parse().unwrap(), Arc::new(Still { reasons })).unwrap()
+    let still = Still { reasons, ..Still::default() };
+    spawn("127.0.0.1:0".parse().unwrap(), Arc::new(still)).unwrap()
 }
 
 /// One request; the status and the body.
@@ -309,18 +317,31 @@ fn the_page_may_run_no_script_but_ours() {
     assert!(!policy.contains("unsafe") && !policy.contains('*'), "{policy}");
 }
 
-/// Plots show what has been, so the gateway must keep it, and say when each number was true.
-#[test]
-fn history_is_kept_from_the_start() {
-    let admin = start(&[]);
-    let sampled = (0..100).map(|_| {
+/// The history, as soon as it has something.
+fn history(admin: &AdminThread) -> serde_json::Value {
+    let history = (0..100).map(|_| {
         std::thread::sleep(Duration::from_millis(20));
-        let (status, history) = json(&admin, "/history");
+        let (status, history) = json(admin, "/history");
         assert_eq!((status, &history["schema"]), (200, &1.into()));
         history
     });
-    let sampled = sampled.into_iter().find(|history| history["uptime_ms"][0] == 7_000);
-    assert_eq!(sampled.expect("a sample was taken")["bytes_in"], serde_json::json!([99]));
+    let sampled = history.into_iter().find(|history| history["uptime_ms"][0] == 7_000);
+    sampled.expect("a sample was taken")
+}
+
+/// Plots show what has been, so the gateway must keep it, and say when each number was true.
+#[test]
+fn history_is_kept_from_the_start() {
+    assert_eq!(history(&start(&[]))["bytes_in"], serde_json::json!([99]));
+}
+
+/// A panic in what keeps the history left the page without plots until the next restart.
+#[test]
+fn history_goes_on_after_a_panic() {
+    let still = Still { faults: AtomicU32::new(2), ..Still::default() };
+    let admin = spawn("127.0.0.1:0".parse().unwrap(), Arc::new(still)).unwrap();
+    assert_eq!(history(&admin)["bytes_in"], serde_json::json!([99]));
+    assert_eq!(json(&admin, "/healthz").0, 200);
 }
 
 /// Clients that connect and say nothing, more than there are places, delay the others at most until
@@ -351,7 +372,7 @@ fn silent_clients_cannot_hold_the_endpoint() {
 fn the_address_is_refused_when_taken_and_free_after_stop() {
     let admin = start(&[]);
     let address = admin.address();
-    let still = || Arc::new(Still { reasons: Vec::new() });
+    let still = || Arc::new(Still::default());
     let error = spawn(address, still()).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
     admin.stop();
@@ -370,7 +391,7 @@ fn reads_name_an_address_where_only_this_host_can_ask() {
         ("127.0.0.1:0", "evil.example:9180", 403),
         ("0.0.0.0:0", "gateway.example:9180", 200),
     ] {
-        let still = Arc::new(Still { reasons: Vec::new() });
+        let still = Arc::new(Still::default());
         let admin = spawn(listen.parse().unwrap(), still).unwrap();
         let here = SocketAddr::from(([127, 0, 0, 1], admin.address().port()));
         let mut stream = TcpStream::connect(here).unwrap();
