@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 
@@ -79,15 +79,37 @@ impl Page<'_> {
         unit: Option<Unit>,
         samples: impl IntoIterator<Item = (Labels, u64)>,
     ) -> fmt::Result {
+        self.numbers((name, help, unit), MetricType::Counter, samples, |sample, number| {
+            sample.encode_counter::<NoLabelSet, _, u64>(&number, None)
+        })
+    }
+
+    pub(super) fn gauge(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<Unit>,
+        samples: impl IntoIterator<Item = (Labels, u64)>,
+    ) -> fmt::Result {
+        self.numbers((name, help, unit), MetricType::Gauge, samples, |sample, number| {
+            sample.encode_gauge(&number)
+        })
+    }
+
+    /// Numbers, each written by `encode`.
+    fn numbers(
+        &mut self,
+        (name, help, unit): (&str, &str, Option<Unit>),
+        kind: MetricType,
+        samples: impl IntoIterator<Item = (Labels, u64)>,
+        encode: impl Fn(&mut MetricEncoder<'_>, u64) -> fmt::Result,
+    ) -> fmt::Result {
         let help = help.trim_end_matches('.');
-        let kind = MetricType::Counter;
         let mut metric = self.0.encode_descriptor(name, help, unit.as_ref(), kind)?;
         for (labels, number) in samples {
-            if labels.is_empty() {
-                metric.encode_counter::<NoLabelSet, _, u64>(&number, None)?;
-            } else {
-                let mut sample = metric.encode_family(&labels)?;
-                sample.encode_counter::<NoLabelSet, _, u64>(&number, None)?;
+            match labels.is_empty() {
+                true => encode(&mut metric, number)?,
+                false => encode(&mut metric.encode_family(&labels)?, number)?,
             }
         }
         Ok(())
@@ -109,26 +131,6 @@ impl Page<'_> {
                 &times.buckets,
                 None,
             )?;
-        }
-        Ok(())
-    }
-
-    pub(super) fn gauge(
-        &mut self,
-        name: &str,
-        help: &str,
-        unit: Option<Unit>,
-        samples: impl IntoIterator<Item = (Labels, u64)>,
-    ) -> fmt::Result {
-        let help = help.trim_end_matches('.');
-        let kind = MetricType::Gauge;
-        let mut metric = self.0.encode_descriptor(name, help, unit.as_ref(), kind)?;
-        for (labels, number) in samples {
-            if labels.is_empty() {
-                metric.encode_gauge(&number)?;
-            } else {
-                metric.encode_family(&labels)?.encode_gauge(&number)?;
-            }
         }
         Ok(())
     }
