@@ -11,10 +11,12 @@
 //! is a few lines here (see `line`).
 
 mod line;
+mod obstacle;
 mod output;
 mod record;
 
 use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -23,6 +25,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use smcr_engine::clock::Clock;
 use smcr_engine::mailbox::{Receiver, Sender, Waker, mailbox};
 
+pub use self::obstacle::Obstacle;
 use self::output::Output;
 pub use self::record::{Record, first_byte};
 use crate::config::{self, LogTarget, Share};
@@ -103,15 +106,22 @@ impl AccessLog {
         Ok(log)
     }
 
-    /// Whether lines could be written where `config` says.
+    /// Whether lines could be written where `config` says. Nothing is created there.
     ///
     /// # Errors
     ///
-    /// Why not, in words. A daemon that is not there now may come later, so that is no error.
-    pub fn check(config: &config::AccessLog) -> Result<(), String> {
+    /// Why not. A daemon that is not there now may come later, so that is no error.
+    pub fn check(config: &config::AccessLog) -> Result<(), Obstacle> {
         let LogTarget::File(path) = &config.to else { return Ok(()) };
-        let opened = output::open_file(path).map(drop);
-        opened.map_err(|error| format!("access_log.path: {}: {error}", path.display()))
+        obstacle::look_at(path)
+    }
+
+    /// Why `config` is wrong about the place, in a line that names the key; none if it is not, or
+    /// if what is in the way may pass.
+    pub fn mistake(config: &config::AccessLog) -> Option<String> {
+        let why = Self::check(config).err()?.wrong()?;
+        let path = config.to.parts().1.unwrap_or(Path::new("")).display();
+        Some(format!("access_log.path: {path}: {why}"))
     }
 
     /// From now on it is as `config` says. The file is opened again, too.
@@ -254,7 +264,6 @@ const FAREWELL: Duration = Duration::from_secs(1);
 #[cfg(test)]
 pub(crate) mod tests {
     use std::fs;
-    use std::path::Path;
 
     use smcr_proto::Instant;
     use smcr_proto::wire::clc::Diagnosis;
@@ -361,6 +370,7 @@ pub(crate) mod tests {
         drop(log);
         let both = [first, second].map(|path| fs::read_to_string(path).unwrap_or_default());
         assert_eq!(both.concat(), "1 reset\n");
-        assert!(AccessLog::check(&to_file(folder.path(), "")).unwrap_err().contains("access_log"));
+        let mistake = AccessLog::mistake(&to_file(folder.path(), "")).unwrap();
+        assert!(mistake.starts_with("access_log.path: /"), "{mistake}");
     }
 }

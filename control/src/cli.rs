@@ -184,12 +184,18 @@ pub enum InterceptCommand {
         /// Print the commands, and do nothing
         #[arg(long)]
         dry_run: bool,
+        /// Do it also while a gateway intercepts, which loses the rules that it needs
+        #[arg(long)]
+        force: bool,
     },
-    /// Remove everything of any gateway, for example after one was killed
+    /// Remove everything that a gateway has left, for example one that was killed
     Remove {
         /// Print the commands, and do nothing
         #[arg(long)]
         dry_run: bool,
+        /// Do it also while a gateway intercepts, which loses the rules that it needs
+        #[arg(long)]
+        force: bool,
     },
     /// Show what is in force now
     Show,

@@ -11,6 +11,7 @@
 
 mod calls;
 mod capabilities;
+mod denied;
 pub mod needs;
 mod paths;
 
@@ -20,6 +21,7 @@ use std::path::Path;
 use rustix::thread::{CapabilitySet, set_no_new_privs};
 use smcr_os::seccomp::filter_all_threads;
 
+pub use self::denied::what_root_lacks;
 use crate::config::{Config, Confine};
 use crate::stats;
 use needs::Needs;

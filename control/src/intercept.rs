@@ -12,6 +12,7 @@
 //! What is in the kernel for the last two ([`rules`]) stays there if the gateway dies, until it is
 //! started again or somebody says `smcgate intercept remove`.
 
+pub mod claim;
 pub mod connects;
 pub mod rules;
 pub mod steering;
@@ -19,8 +20,6 @@ pub mod steering;
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net;
 use std::path::Path;
 
 use rustix::net::sockopt;
@@ -28,6 +27,7 @@ use rustix::net::sockopt;
 use crate::config::{Intercept, InterceptWay, Listener, Protocol};
 use crate::ebpf::cgroup;
 use crate::listener::{OWN_MARK, local_address};
+use claim::{Claim, NoClaim};
 use connects::Connects;
 use rules::Rules;
 use steering::Steering;
@@ -42,7 +42,7 @@ pub struct Interception {
     ceased: Vec<(Lead, Connects)>,
     rules: Option<Rules>,
     /// Nobody else intercepts in this network namespace.
-    claim: Option<net::UnixListener>,
+    claim: Option<Claim>,
 }
 
 /// A listener to which connections may be led.
@@ -94,7 +94,7 @@ impl Interception {
         if rules.is_some() || listeners.iter().any(|one| one.config.intercept.is_some()) {
             // It is kept to the end: what was intercepted may need what is in the kernel.
             if self.claim.is_none() {
-                self.claim = Some(claim()?);
+                self.claim = Some(Claim::take().map_err(unclaimed)?);
             }
         }
         let (mut connects, mut steering) = (Vec::new(), Vec::new());
@@ -243,19 +243,12 @@ fn impossible(listener: &Listener, why: &str) -> String {
     )
 }
 
-/// Takes the right to intercept in this network namespace. It ends with this process.
-fn claim() -> Result<net::UnixListener, String> {
-    let why = |error: std::io::Error| {
-        if error.kind() == std::io::ErrorKind::AddrInUse {
-            return "another gateway intercepts connections in this network namespace; stop it \
-                    first, or give one gateway all listeners"
-                .to_owned();
-        }
-        format!("the right to intercept cannot be taken: {error}")
-    };
-    // Abstract names belong to a network namespace, and are free again when their owner is gone.
-    let name = net::SocketAddr::from_abstract_name(CLAIM).map_err(why)?;
-    net::UnixListener::bind_addr(&name).map_err(why)
+/// Why a gateway cannot intercept, and what to do about it.
+fn unclaimed(why: NoClaim) -> String {
+    match why {
+        NoClaim::Taken => format!("{why}; stop it first, or give one gateway all listeners"),
+        NoClaim::Failed(_) => why.to_string(),
+    }
 }
 
 /// Where a connection wanted to go before NAT led it to us.
@@ -273,4 +266,3 @@ fn canonical(at: SocketAddr) -> SocketAddr {
 
 /// How many of those that lead no more are kept: the kernel takes 64 programs in a cgroup.
 const CEASED_MAX: usize = 8;
-const CLAIM: &[u8] = b"smcgate intercept";

@@ -3,10 +3,12 @@
 //! asked to act on it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
-use crate::config::{Config, Listener, Upstream};
+use crate::access_log::AccessLog;
+use crate::config::{Config, ConfigError, Listener, Upstream};
 use crate::measure;
 use crate::resolver;
 
@@ -17,6 +19,9 @@ pub struct Prepared {
     pub config: Config,
     /// The addresses of names of upstreams, as far as they have any.
     pub names: BTreeMap<String, Vec<IpAddr>>,
+    /// Why the access log cannot be written where the configuration wants it; none if it can, or if
+    /// what is in the way may pass.
+    pub log_mistake: Option<String>,
 }
 
 impl Prepared {
@@ -26,7 +31,9 @@ impl Prepared {
     ///
     /// What is wrong with it, in one line.
     pub fn read(path: &Path) -> Result<Self, String> {
-        Ok(Self::of(Config::load(path).map_err(|error| error.to_string())?))
+        let config = Config::load(path).map_err(|error| unreadable(path, &error))?;
+        let log_mistake = AccessLog::mistake(&config.access_log);
+        Ok(Self { log_mistake, ..Self::of(config) })
     }
 
     /// Resolves the names in `config`. Those that have no address are looked up again later.
@@ -59,12 +66,25 @@ impl Prepared {
                 }
             }
         }
-        Self { config, names }
+        Self { config, names, log_mistake: None }
     }
 
     /// The addresses to which connections of `listener` may go, as far as they are known.
     pub fn addresses(&self, listener: &Listener) -> Vec<SocketAddr> {
         addresses(&self.names, listener)
+    }
+}
+
+/// What is wrong with the file at `path`. If it cannot be opened, the reason may be that we have
+/// given up its folder.
+fn unreadable(path: &Path, error: &ConfigError) -> String {
+    let is_denied = |error: std::io::Error| error.kind() == std::io::ErrorKind::PermissionDenied;
+    match File::open(path).err().is_some_and(is_denied) {
+        true => format!(
+            "{error}; a gateway that runs reads its configuration only where it was at the start: \
+             restart it"
+        ),
+        false => error.to_string(),
     }
 }
 

@@ -87,14 +87,14 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
     let loopback = Loopback::choose(config.local.congestion_control);
     tracing::info!("{loopback}");
     let common = Common::of(&config, &Arc::new(loopback));
-    let Prepared { config, names } = Prepared::of(config);
+    let Prepared { config, names, .. } = Prepared::of(config);
     let listeners = listen(&config, &names, &option, &common, &mut service)?;
     let door = config.local.door.as_ref().map(open_door).transpose()?;
     let interception = intercept(&listeners)?;
     let nics = choose_nics(&config, &devices, &names);
     // No other thread runs yet: what this one gives up, all others will not have.
     let mut confinement = Confinement::begin(&config, file);
-    let access_log = open_access_log(clock, &config)?;
+    look_at_access_log(&config)?;
     measure::serve();
     let (tap, taps) = mpsc::channel();
     let mut opener = Opener::new(clock, waker.clone(), tap)?;
@@ -106,6 +106,9 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
     let asker = Asker { questions: ask, file: Some(file.to_owned()) };
     let admin = config.admin.listen.map(|listen| serve_operators(listen, &asker, clock, taps));
     let admin = admin.transpose()?;
+    // A gateway that does not start creates no file.
+    let access_log = AccessLog::new(clock, &config.access_log);
+    let access_log = access_log.map_err(context("the access log cannot be set up"))?;
     let answers = mailbox(ANSWERS_MAX, waker.clone());
     let lookups = Lookups::new(config.dns.servers.clone(), answers);
     let (say_stop, stop) = mailbox(1, waker.clone());
@@ -142,15 +145,13 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
     outcome
 }
 
-/// Opens the access log, if one is wanted.
-fn open_access_log(clock: Clock, config: &Config) -> Result<AccessLog, RunError> {
-    AccessLog::check(&config.access_log).map_err(|why| RunError {
-        what: "the access log cannot be written".to_owned(),
-        why,
-        misconfigured: true,
-    })?;
-    let log = AccessLog::new(clock, &config.access_log);
-    log.map_err(context("the access log cannot be set up"))
+/// Makes sure that the configuration names a place for the access log, if one is wanted. What may
+/// pass is in nobody's way: lines are dropped until then.
+fn look_at_access_log(config: &Config) -> Result<(), RunError> {
+    AccessLog::mistake(&config.access_log).map_or(Ok(()), |why| {
+        let what = "the access log cannot be written".to_owned();
+        Err(RunError { what, why, misconfigured: true })
+    })
 }
 
 /// Answers operators at `listen`, and those who capture.

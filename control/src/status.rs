@@ -11,7 +11,6 @@ use std::time::Duration;
 use smcr_engine::mailbox::Sender;
 use tokio::sync::oneshot;
 
-use crate::access_log::AccessLog;
 use crate::config::Config;
 use crate::operate::{OperateError, Operation};
 use crate::reload::Prepared;
@@ -96,7 +95,6 @@ impl Asker {
         let why = "the gateway was started without a file";
         let file = self.file.as_ref().ok_or_else(|| OperateError::Refused(why.to_owned()))?;
         let prepared = Box::new(Prepared::read(file).map_err(OperateError::Wrong)?);
-        AccessLog::check(&prepared.config.access_log).map_err(OperateError::Refused)?;
         let question = |answer| Question::Reload(prepared, answer);
         self.ask(question).unwrap_or(Err(OperateError::Silent))
     }

@@ -191,6 +191,45 @@ fn a_full_disk_costs_lines_and_no_connection() {
     assert_eq!(lines(&path, 1).len(), 1);
 }
 
+/// What is in the way of the log for a while keeps no gateway from its start: systemd starts none
+/// again whose configuration is wrong. And a gateway that does not start, or stays as it was, leaves
+/// no file behind.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn a_log_that_nobody_takes_yet_keeps_no_gateway_from_its_work() {
+    let hosts = Hosts::new("a_log_that_nobody_takes_yet_keeps_no_gateway_from_its_work");
+    let setup = |name: &str, device: &str, path: &Path| {
+        let setup = Setup::on_device(name, device, "");
+        let setup = setup.listener((local(PORT), "tcp"), (local(NOBODY), "tcp"));
+        setup.table(&table("file", path, ""))
+    };
+    let [pipe, log] = ["pipe", "log"].map(|name| hosts.logs.join(name));
+    for path in [&pipe, &log] {
+        drop(fs::remove_file(path));
+    }
+    let (code, said) = setup("in-vain", "nowhere7", &log).start_in_vain(&hosts, &hosts.a);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(!log.exists(), "{said}");
+
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, 0o600.into()).expect("the folder is ours");
+    let gateway = setup("gateway-a", hosts.a.device, &pipe).start(&hosts, &hosts.a);
+    refused(&hosts, PORT);
+    wait_for("it is counted", LIMIT, || (total(&gateway, "access_log_dropped") == 1).then_some(()));
+    let reader = fs::OpenOptions::new().read(true).write(true).open(&pipe).expect("it is there");
+    refused(&hosts, PORT);
+    wait_for("it is written", LIMIT, || (total(&gateway, "access_log_written") == 1).then_some(()));
+    drop(reader);
+
+    let elsewhere = tempfile::tempdir().expect("there is room");
+    let elsewhere = elsewhere.path().join("log");
+    let text = setup("gateway-a", hosts.a.device, &elsewhere).text();
+    fs::write(hosts.logs.join("gateway-a.toml"), text).expect("the folder is ours");
+    let reload = smcgate(&hosts, "reload", &["reload"]);
+    assert_eq!(reload.status.code(), Some(1), "{}", reload.stderr);
+    assert!(reload.stderr.contains("restart"), "{}", reload.stderr);
+    assert!(!elsewhere.exists(), "{}", reload.stderr);
+}
+
 /// Syslog and the journal get what they expect, and a reload moves the log from one to the other.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]

@@ -1,10 +1,10 @@
 //! What gateways give up once they have started, and that they do their work without it.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{chown, symlink};
 
 use crate::failure::assert_echo;
-use crate::gateway::{Gateway, Pair, local, smcgate};
+use crate::gateway::{Gateway, Pair, Setup, local, smcgate};
 use crate::hosts::{Hosts, accept};
 
 const PORT: u16 = 7010;
@@ -63,6 +63,22 @@ fn smoke_gateways_give_up_what_they_do_not_need() {
     let reload = smcgate(&hosts, "reload-elsewhere", &["reload"]);
     assert_eq!(reload.status.code(), Some(2), "{}", reload.stderr);
     assert!(reload.stderr.contains("Permission denied"), "{}", reload.stderr);
+}
+
+/// A gateway of root that meets others in the directory of another user gives up what would let it
+/// in. The operator, who is root and may do everything, must learn that.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn root_learns_why_it_may_not_use_a_directory_of_others() {
+    let hosts = Hosts::new("root_learns_why_it_may_not_use_a_directory_of_others");
+    let place = tempfile::tempdir().expect("there is room");
+    chown(place.path(), Some(65_534), None).expect("we are root");
+    let directory = place.path().to_str().expect("it is plain");
+    let setup = Setup::of_kind("in-vain", ("local", "shm"), directory, "");
+    let setup = setup.towards(hosts.b.address, PORT);
+    let (code, said) = setup.start_in_vain(&hosts, &hosts.a);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("CAP_DAC_OVERRIDE") && said.contains(directory), "{said}");
 }
 
 /// What each of its threads may do.

@@ -221,6 +221,27 @@ fn a_gateway_that_was_killed_intercepts_nothing() {
     assert_eq!(site.intercept(&["show"]), "");
 }
 
+/// The rules of a gateway that runs are not what an operator means who cleans up, nor what a unit
+/// means whose own gateway did not start.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn the_rules_of_a_living_gateway_stay() {
+    let site = Site::new("the_rules_of_a_living_gateway_stay");
+    let gateway = site.out("redirect", &families()[0], "");
+    let file = site.hosts.logs.join("gateway-a.toml").display().to_string();
+    for (name, arguments) in
+        [("remove", &["intercept", "remove"][..]), ("add", &["intercept", "add", "-c", &file])]
+    {
+        let refused = smcgate(&site.hosts, name, arguments);
+        assert_eq!(refused.status.code(), Some(2), "{}", refused.stderr);
+        assert!(refused.stderr.contains("--force"), "{}", refused.stderr);
+        assert!(site.intercept(&["show"]).contains("dnat ip to 127.0.0.1:15001"));
+    }
+    site.intercept(&["remove", "--force"]);
+    assert_eq!(site.intercept(&["show"]), "");
+    drop(gateway);
+}
+
 /// Two gateways would fight over the same connections. And without the privilege to intercept, an
 /// operator must learn at once that nothing is intercepted, and what can be done.
 #[test]

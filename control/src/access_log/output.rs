@@ -16,6 +16,7 @@ use smcr_engine::clock::Clock;
 use super::line::{write_field, write_fields, write_line, write_syslog_head};
 use super::record::Record;
 use crate::config::{AccessLog, LineFormat, LogTarget};
+use crate::confine;
 
 /// Where lines go, and what is open there.
 #[derive(Debug)]
@@ -99,7 +100,8 @@ impl Output {
             self.fails = true;
             let (to, path) = self.config.to.parts();
             let path = path.unwrap_or(Path::new("")).display();
-            tracing::warn!(to, %path, %error, "lines of the access log are dropped");
+            let hint = confine::what_root_lacks(error);
+            tracing::warn!(to, %path, %error, hint, "lines of the access log are dropped");
         }
     }
 

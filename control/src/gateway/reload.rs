@@ -58,8 +58,9 @@ impl<N: Rnic> Gateway<N> {
         }
         // The configuration knows nothing of them.
         self.close_doors(now);
-        let Prepared { mut config, names } = prepared;
-        if let Some(why) = self.confinement.refuses(&config) {
+        let Prepared { mut config, names, log_mistake } = prepared;
+        // A folder that we have given up looks like one that we may not use.
+        if let Some(why) = self.confinement.refuses(&config).or(log_mistake) {
             return Err(OperateError::Refused(why));
         }
         let mut notes = keep_what_needs_a_restart(&self.config, &mut config);

@@ -25,6 +25,7 @@ use smcr_rnic::{Exhausted, Fabric as _, Rnic as _};
 use super::{AnyFabric, RunError, context};
 use crate::capture::Tapped;
 use crate::config::{Config, DpdkPort, IdlePolicy, RnicConfig, RnicKind, VerbsPort};
+use crate::confine::what_root_lacks;
 use crate::cores::{self, Assignment, Board, Reason};
 use crate::device::{self, Devices};
 use crate::gateway::PortParts;
@@ -167,7 +168,10 @@ impl Opener {
 
 /// Opens a NIC: one part for each of its pollers.
 fn open(nic: &RnicConfig, eal: &[String]) -> Result<Vec<Opened>, String> {
-    let parts = any::open(&spec(nic, eal)).map_err(|error| error.to_string())?;
+    let parts = any::open(&spec(nic, eal)).map_err(|error| {
+        let hint = error.of_file().map_or("", what_root_lacks);
+        format!("{error}{hint}")
+    })?;
     let (kind, device, pollers) = (nic.kind.name(), &nic.device, parts.len());
     tracing::info!(rnic = nic.name, kind, device, pollers, "RNIC open");
     let part = |(index, (rnic, fabric))| {

@@ -13,10 +13,11 @@ use smcr_os::netdev::NetworkDevice;
 use smcr_rnic::roce::dpdk;
 use smcr_rnic::verbs;
 
+use crate::access_log::AccessLog;
 use crate::admin::IS_PUBLIC;
 use crate::config::{
-    Config, Door, Limits, Listener, LogTarget, Peers, Protocol, RnicConfig, RnicKind, Upstream,
-    Versions,
+    self, Config, Door, Limits, Listener, LogTarget, Peers, Protocol, RnicConfig, RnicKind,
+    Upstream, Versions,
 };
 use crate::cores::{self, Board};
 use crate::device::Devices;
@@ -67,7 +68,7 @@ fn describe(
     let _ = writeln!(text, "pollers: {}", pollers(config, free_cores));
     let mib = config.limits.rmb_bytes(memory) >> 20;
     let _ = writeln!(text, "memory: up to {mib} MiB for the RMB elements of connections");
-    if let Some(place) = log_place(&config.access_log.to) {
+    if let Some(place) = log_place(&config.access_log) {
         let _ = writeln!(text, "access log: {place}");
     }
     if let Some(door) = &config.local.door {
@@ -97,17 +98,16 @@ fn door_place(door: &Door) -> String {
 }
 
 /// Where lines of the access log would go, and what is in their way.
-fn log_place(to: &LogTarget) -> Option<String> {
-    let (word, Some(path)) = to.parts() else { return None };
-    let problem = match to {
-        LogTarget::File(_) if !path.parent().is_some_and(Path::is_dir) => {
-            ": WARNING: there is no such directory"
+fn log_place(log: &config::AccessLog) -> Option<String> {
+    let (word, Some(path)) = log.to.parts() else { return None };
+    let problem = match &log.to {
+        LogTarget::None => None,
+        LogTarget::File(_) => AccessLog::check(log).err().map(|obstacle| obstacle.to_string()),
+        LogTarget::Journald(_) | LogTarget::Syslog(_) => {
+            (!path.exists()).then(|| "nobody listens there".to_owned())
         }
-        LogTarget::Journald(_) | LogTarget::Syslog(_) if !path.exists() => {
-            ": WARNING: nobody listens there"
-        }
-        LogTarget::None | LogTarget::File(_) | LogTarget::Journald(_) | LogTarget::Syslog(_) => "",
     };
+    let problem = problem.map_or_else(String::new, |why| format!(": WARNING: {why}"));
     Some(format!("to {word} {}{problem}", path.display()))
 }
 
@@ -389,7 +389,7 @@ mod tests {
     fn the_place_of_the_access_log_is_looked_at() {
         let said = |lines: &str| {
             let text = format!("{FILE}[access_log]\n{lines}\n");
-            log_place(&Config::parse(&text, "gate.toml").unwrap().access_log.to)
+            log_place(&Config::parse(&text, "gate.toml").unwrap().access_log)
         };
         assert_eq!(said(""), None);
         assert_eq!(said("to='file'\npath='/tmp/a'").unwrap(), "to file /tmp/a");

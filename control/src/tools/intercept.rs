@@ -7,6 +7,7 @@ use std::io::Write as _;
 
 use crate::cli::InterceptCommand;
 use crate::config::{Config, InterceptWay};
+use crate::intercept::claim::{Claim, NoClaim};
 use crate::intercept::rules::{self, Rules};
 
 /// Carries `command` out, and prints what it is told to.
@@ -17,7 +18,7 @@ use crate::intercept::rules::{self, Rules};
 pub fn run(command: &InterceptCommand) -> Result<(), (u8, String)> {
     let failed = |why| (1, why);
     match command {
-        InterceptCommand::Add { file, dry_run } => {
+        InterceptCommand::Add { file, dry_run, force } => {
             let config = Config::load(&file.config).map_err(|error| (2, error.to_string()))?;
             let mut text = String::new();
             for listener in &config.listeners {
@@ -31,15 +32,37 @@ pub fn run(command: &InterceptCommand) -> Result<(), (u8, String)> {
             match Rules::of(&config.listeners) {
                 None => text.push_str("# no rules are needed\n"),
                 Some(rules) if *dry_run => text.push_str(&rules.commands()),
-                Some(rules) => rules.install().map_err(failed)?,
+                Some(rules) => {
+                    let _alone = alone(*force)?;
+                    rules.install().map_err(failed)?;
+                }
             }
             print(&text);
         }
-        InterceptCommand::Remove { dry_run: true } => print(&rules::removal()),
-        InterceptCommand::Remove { dry_run: false } => rules::remove().map_err(failed)?,
+        InterceptCommand::Remove { dry_run: true, .. } => print(&rules::removal()),
+        InterceptCommand::Remove { dry_run: false, force } => {
+            let _alone = alone(*force)?;
+            rules::remove().map_err(failed)?;
+        }
         InterceptCommand::Show => print(&rules::show().map_err(failed)?),
     }
     Ok(())
+}
+
+/// Makes sure that the rules are no living gateway's: without them, its connections would end. No
+/// gateway begins to intercept while the result is there.
+fn alone(force: bool) -> Result<Option<Claim>, (u8, String)> {
+    if force {
+        return Ok(None);
+    }
+    Claim::take().map(Some).map_err(|why| match why {
+        NoClaim::Taken => {
+            let what = "its rules are left alone: stop it, and it removes them itself, or say \
+                        --force";
+            (2, format!("{why}; {what}"))
+        }
+        NoClaim::Failed(_) => (1, why.to_string()),
+    })
 }
 
 fn print(text: &str) {

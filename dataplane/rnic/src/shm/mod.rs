@@ -68,6 +68,13 @@ pub struct OpenError {
     why: io::Error,
 }
 
+impl OpenError {
+    /// What the kernel said.
+    pub fn why(&self) -> &io::Error {
+        &self.why
+    }
+}
+
 impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "directory {}: {}: {}", self.directory, self.what, self.why)
