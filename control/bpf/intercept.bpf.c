@@ -3,9 +3,14 @@
 // Leads connections of applications to this gateway, which they know nothing of.
 //
 // When an application connects to a place that a listener intercepts, the address is replaced by
-// that listener's before the kernel looks for a route. The place is kept beside the socket, and by
-// the address from which the connection comes, so that the gateway finds it when it accepts, and
-// the application is told it when it asks whom it is connected to.
+// that listener's before the kernel looks for a route. The place is kept beside the application's
+// socket, so that it is told it when it asks whom it is connected to. When the connection is
+// established, the place goes over to the socket at the gateway's end:
+//
+//   connect ─► wanted ─(SYN)─► originals ─(established)─► arrived ─► the gateway accepts
+//
+// In between it is found by the addresses of the connection. Nothing is left there when the
+// connection fails, as another one may have the same addresses later.
 //
 // The gateway's own sockets are marked and left alone, and so is every other network namespace. The
 // programs are gone with the gateway: then connections go where applications want them to.
@@ -54,14 +59,27 @@ struct {
 	__type(value, struct place);
 } wanted SEC(".maps");
 
-// The same by where it connects from. What the gateway has taken it removes; a connection that it
-// never accepts is forgotten in its turn.
+// The addresses of a connection.
+struct connection {
+	struct place from;
+	struct place to;
+};
+
+// The same, by the connection, while it is being made.
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
-	__type(key, struct place);
+	__type(key, struct connection);
 	__type(value, struct place);
 } originals SEC(".maps");
+
+// Where a connection wanted to go that has been led to this socket.
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct place);
+} arrived SEC(".maps");
 
 static __always_inline int concerns(struct bpf_sock_addr *ctx)
 {
@@ -186,32 +204,74 @@ int getpeername6(struct bpf_sock_addr *ctx)
 	return 1;
 }
 
-// The source of a connection is known now, before its SYN leaves.
-SEC("sockops")
-int connecting(struct bpf_sock_ops *ops)
+static __always_inline void ends(struct bpf_sock_ops *ops, struct place *local,
+				 struct place *remote)
 {
-	struct place from = { .port = bpf_htonl(ops->local_port) >> 16 }, *to;
-	struct bpf_sock *socket = ops->sk;
-
-	if (ops->op != BPF_SOCK_OPS_TCP_CONNECT_CB || !socket)
-		return 1;
-	to = bpf_sk_storage_get(&wanted, socket, 0, 0);
-	if (!to)
-		return 1;
 	// Read at once: of two reads on two branches the compiler makes one at a computed address, which
 	// the kernel refuses.
-	volatile __u32 ip4 = ops->local_ip4, first = ops->local_ip6[0], second = ops->local_ip6[1];
-	volatile __u32 third = ops->local_ip6[2], fourth = ops->local_ip6[3];
+	volatile __u32 here4 = ops->local_ip4, here1 = ops->local_ip6[0];
+	volatile __u32 here2 = ops->local_ip6[1], here3 = ops->local_ip6[2];
+	volatile __u32 here6 = ops->local_ip6[3];
+	volatile __u32 there4 = ops->remote_ip4, there1 = ops->remote_ip6[0];
+	volatile __u32 there2 = ops->remote_ip6[1], there3 = ops->remote_ip6[2];
+	volatile __u32 there6 = ops->remote_ip6[3];
 
+	local->port = bpf_htons((__u16)ops->local_port);
+	remote->port = bpf_htons((__u16)bpf_ntohl(ops->remote_port));
 	if (ops->family == AF_INET) {
-		mapped(from.address, ip4);
-	} else {
-		from.address[0] = first;
-		from.address[1] = second;
-		from.address[2] = third;
-		from.address[3] = fourth;
+		mapped(local->address, here4);
+		mapped(remote->address, there4);
+		return;
 	}
-	bpf_map_update_elem(&originals, &from, to, BPF_ANY);
+	local->address[0] = here1;
+	local->address[1] = here2;
+	local->address[2] = here3;
+	local->address[3] = here6;
+	remote->address[0] = there1;
+	remote->address[1] = there2;
+	remote->address[2] = there3;
+	remote->address[3] = there6;
+}
+
+// Attached to all cgroups: the gateway's end of a connection need not be in one of those whose
+// connections are intercepted.
+SEC("sockops")
+int follow(struct bpf_sock_ops *ops)
+{
+	struct bpf_sock *socket = ops->sk;
+	struct connection connection = {};
+	struct place *to;
+
+	if (!socket || bpf_get_netns_cookie(ops) != network)
+		return 1;
+	switch (ops->op) {
+	case BPF_SOCK_OPS_TCP_CONNECT_CB:
+		// Its source is known now, and its SYN has not left yet.
+		ends(ops, &connection.from, &connection.to);
+		to = bpf_sk_storage_get(&wanted, socket, 0, 0);
+		if (!to) {
+			bpf_map_delete_elem(&originals, &connection);
+			break;
+		}
+		bpf_map_update_elem(&originals, &connection, to, BPF_ANY);
+		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
+						       BPF_SOCK_OPS_STATE_CB_FLAG);
+		break;
+	case BPF_SOCK_OPS_STATE_CB:
+		if (ops->args[1] != BPF_TCP_CLOSE)
+			break;
+		ends(ops, &connection.from, &connection.to);
+		bpf_map_delete_elem(&originals, &connection);
+		break;
+	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
+		ends(ops, &connection.to, &connection.from);
+		to = bpf_map_lookup_elem(&originals, &connection);
+		if (!to)
+			break;
+		bpf_sk_storage_get(&arrived, socket, to, BPF_SK_STORAGE_GET_F_CREATE);
+		bpf_map_delete_elem(&originals, &connection);
+		break;
+	}
 	return 1;
 }
 

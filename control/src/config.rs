@@ -5,6 +5,7 @@
 
 mod access_log;
 mod bounds;
+mod circles;
 mod confine;
 mod duration;
 mod error;
@@ -23,12 +24,13 @@ mod smc;
 mod upstreams;
 mod versions;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
 pub use access_log::{AccessLog, Field, LineFormat, LogTarget, Piece, Share};
 pub use bounds::{Bandwidth, Bounds, OverLimit, Rate};
+pub(crate) use circles::comes_back;
 pub use confine::Confine;
 pub use error::ConfigError;
 pub use intercept::{Intercept, InterceptWay, SourceAddress};
@@ -210,6 +212,15 @@ impl Config {
     ///
     /// The first fault, in the order of the file where that is possible. Print it and exit with 2.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        Self::load_at(path, &[])
+    }
+
+    /// The same, for a host that has the addresses `here`, beyond those of loopback.
+    ///
+    /// # Errors
+    ///
+    /// As [`Config::load`], and what is wrong on that host.
+    pub fn load_at(path: &Path, here: &[IpAddr]) -> Result<Self, ConfigError> {
         let name = path.display().to_string();
         let text = std::fs::read_to_string(path).map_err(|error| {
             ConfigError::new(
@@ -219,7 +230,7 @@ impl Config {
                 format!("cannot be read: {error}; give its path with -c"),
             )
         })?;
-        Self::parse(&text, &name)
+        Self::parse_at(&text, &name, here)
     }
 
     /// Checks `text`; `file_name` is what complaints call it.
@@ -228,7 +239,16 @@ impl Config {
     ///
     /// As [`Config::load`].
     pub fn parse(text: &str, file_name: &str) -> Result<Self, ConfigError> {
-        Self::read(Source { name: file_name, text, learned: None })
+        Self::parse_at(text, file_name, &[])
+    }
+
+    /// The same, for a host that has the addresses `here`, beyond those of loopback.
+    ///
+    /// # Errors
+    ///
+    /// As [`Config::load_at`].
+    pub fn parse_at(text: &str, file_name: &str, here: &[IpAddr]) -> Result<Self, ConfigError> {
+        Self::read(Source { name: file_name, text, here, learned: None })
     }
 
     fn read(source: Source<'_>) -> Result<Self, ConfigError> {
@@ -350,7 +370,7 @@ fn listeners(
         }
         let (upstream, first) = Upstreams::read(source, &mut table, bind)?;
         let preference = Preference::read(&mut table, connect)?;
-        let intercept = Intercept::read(source, &mut table, &first)?;
+        let intercept = Intercept::read(source, &mut table, &first, (bind, accept))?;
         let speaks_for = table.word("source", &intercept::SOURCES, SourceAddress::Gateway)?;
         let has_header = matches!(speaks_for, SourceAddress::ProxyV1 | SourceAddress::ProxyV2);
         if has_header && connect == Protocol::Smc {

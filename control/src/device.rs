@@ -30,6 +30,12 @@ impl Devices {
         &self.devices
     }
 
+    /// The addresses of this host now; none where the kernel does not say.
+    pub fn addresses_here() -> Vec<IpAddr> {
+        let all = Self::read().unwrap_or_default().devices.into_iter();
+        all.flat_map(|device| device.addresses).map(|(address, _)| address).collect()
+    }
+
     /// The device called `name`.
     pub fn named(&self, name: &str) -> Option<&NetworkDevice> {
         self.devices.iter().find(|device| device.name == name)

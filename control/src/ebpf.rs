@@ -6,7 +6,7 @@
 pub(crate) mod cgroup;
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject};
 
@@ -42,9 +42,9 @@ pub(crate) fn map(object: &Object, name: &str) -> libbpf_rs::Result<MapHandle> {
 /// # Errors
 ///
 /// When the kernel refuses.
-pub(crate) fn attach(object: &Object, cgroup: &OwnedFd) -> libbpf_rs::Result<Link> {
+pub(crate) fn attach(object: &Object, cgroup: impl AsFd) -> libbpf_rs::Result<Link> {
     let program = object.progs_mut().next().expect("the object has one program");
-    program.attach_cgroup(cgroup.as_raw_fd())
+    program.attach_cgroup(cgroup.as_fd().as_raw_fd())
 }
 
 /// Sets what a map of sockets says of `socket`.

@@ -20,12 +20,11 @@ pub mod steering;
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 
 use rustix::net::sockopt;
 
 use crate::config::{Intercept, InterceptWay, Listener, Protocol};
-use crate::ebpf::cgroup;
+use crate::ebpf::cgroup::Root;
 use crate::listener::{OWN_MARK, local_address};
 use claim::{Claim, NoClaim};
 use connects::Connects;
@@ -43,6 +42,9 @@ pub struct Interception {
     rules: Option<Rules>,
     /// Nobody else intercepts in this network namespace.
     claim: Option<Claim>,
+    /// Where programs are attached, found when it was needed first: a confined process cannot look
+    /// for it any more.
+    cgroups: Option<Result<Root, String>>,
 }
 
 /// A listener to which connections may be led.
@@ -98,6 +100,12 @@ impl Interception {
             }
         }
         let (mut connects, mut steering) = (Vec::new(), Vec::new());
+        let by_ebpf = |one: &Led<'_>| {
+            one.config.intercept.as_ref().is_some_and(|it| it.way == InterceptWay::Ebpf)
+        };
+        if self.cgroups.is_none() && listeners.iter().any(by_ebpf) {
+            self.cgroups = Some(Root::open());
+        }
         for one in listeners {
             let Some(intercept) = &one.config.intercept else { continue };
             let (intercept_new, bind) = (intercept.clone(), one.config.bind);
@@ -105,7 +113,8 @@ impl Interception {
             match (intercept.way, one.config.accept) {
                 (InterceptWay::Ebpf, Protocol::Tcp) => {
                     if self.connects.iter().all(|(old, _)| !old.is_for(*one)) {
-                        connects.push((lead, at_connect(one.config, intercept)?));
+                        let root = self.cgroups.as_ref().expect("a listener is led to by eBPF");
+                        connects.push((lead, at_connect(root, one.config, intercept)?));
                     }
                 }
                 (InterceptWay::Ebpf, Protocol::Smc) => {
@@ -130,21 +139,19 @@ impl Interception {
     }
 
     /// Where the connection wanted to go that `listener`, whose number is `index`, has accepted
-    /// from `source` because connections of this `way` are led to it; none if it was not
-    /// intercepted.
+    /// because connections of this `way` are led to it; none if it was not intercepted.
     pub(crate) fn original_of(
         &self,
         (index, listener): (u16, &Listener),
         way: InterceptWay,
         accepted: &OwnedFd,
-        source: SocketAddr,
     ) -> Option<SocketAddr> {
         let here = local_address(accepted)?;
         match (way, listener.accept) {
             (InterceptWay::Ebpf, Protocol::Tcp) => {
                 let all = self.connects.iter().chain(self.ceased.iter().rev());
                 let mut connects = all.filter(|(lead, _)| lead.index == index);
-                connects.find_map(|(_, connects)| connects.take_original(source))
+                connects.find_map(|(_, connects)| connects.original_of(accepted.as_fd()))
             }
             // Otherwise the connection was made to the listener itself.
             (InterceptWay::Redirect, _) => {
@@ -198,15 +205,23 @@ impl fmt::Debug for Interception {
 }
 
 /// Loads the programs that lead connections of applications to `listener`.
-fn at_connect(listener: &Listener, intercept: &Intercept) -> Result<Connects, String> {
+fn at_connect(
+    root: &Result<Root, String>,
+    listener: &Listener,
+    intercept: &Intercept,
+) -> Result<Connects, String> {
     let what = |why: String| impossible(listener, &why);
-    let cgroups: Result<Vec<OwnedFd>, String> = match &intercept.cgroups[..] {
-        [] => cgroup::open_root().map(|root| vec![root]),
-        some => {
-            some.iter().map(|path: &std::path::PathBuf| cgroup::open(Path::new(path))).collect()
-        }
-    };
-    let mut connects = cgroups.and_then(|it| Connects::load(&it, OWN_MARK)).map_err(what)?;
+    let root = root.as_ref().map_err(|why| what(why.clone()))?;
+    if intercept.cgroups.is_empty() && !root.is_of_host() {
+        let listener = &listener.name;
+        tracing::warn!(
+            listener,
+            "only applications in the cgroups of this container are led to it"
+        );
+    }
+    let cgroups: Result<Vec<OwnedFd>, String> =
+        intercept.cgroups.iter().map(|path| root.below(path)).collect();
+    let mut connects = cgroups.and_then(|it| Connects::load(root, &it, OWN_MARK)).map_err(what)?;
     connects.lead(intercept, listener.bind).map_err(|error| what(error.to_string()))?;
     Ok(connects)
 }

@@ -114,7 +114,7 @@ impl Program {
         let any = socket(AddressFamily::INET, SocketType::STREAM, None);
         let network = any.map_err(io::Error::from).and_then(|any| network_cookie(any.as_fd()));
         let network = network.map_err(|error| error.to_string())?;
-        let cgroup = cgroup::open_root()?;
+        let cgroup = cgroup::Root::open()?;
         let refused = |error: libbpf_rs::Error| error.to_string();
         let mut object = ebpf::open(PROGRAM).map_err(refused)?;
         let constants =

@@ -15,6 +15,7 @@ use smcgate::cli::{
     Undrain, Whom,
 };
 use smcgate::config::Config;
+use smcgate::device::Devices;
 use smcgate::operate::Operation;
 use smcgate::stats::{ConnectionQuery, Stats};
 use smcgate::tools::capture::capture;
@@ -101,7 +102,8 @@ impl Failure {
 }
 
 fn run(file: &Path, filter: Option<String>) -> Result<(), Failure> {
-    let config = load(file)?;
+    let here = Devices::addresses_here();
+    let config = Config::load_at(file, &here).map_err(Failure::misconfigured)?;
     log::start(filter.as_deref(), config.log);
     supervise::abort_on_panic();
     start::run(config, file).map_err(|error| match error.is_misconfigured() {

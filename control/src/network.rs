@@ -112,6 +112,11 @@ impl Network {
         self.devices.towards(there).ok().map(|(_, local)| local)
     }
 
+    /// Whether an address is this host's.
+    pub fn is_here(&self, address: IpAddr) -> bool {
+        self.devices.owner_of(address).is_some()
+    }
+
     /// Whether a port can be used.
     pub fn is_up(&self, port: PortId) -> bool {
         self.up[port.0]

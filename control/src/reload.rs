@@ -9,6 +9,7 @@ use std::path::Path;
 
 use crate::access_log::AccessLog;
 use crate::config::{Config, ConfigError, Listener, Upstream};
+use crate::device::Devices;
 use crate::measure;
 use crate::resolver;
 
@@ -31,7 +32,8 @@ impl Prepared {
     ///
     /// What is wrong with it, in one line.
     pub fn read(path: &Path) -> Result<Self, String> {
-        let config = Config::load(path).map_err(|error| unreadable(path, &error))?;
+        let config = Config::load_at(path, &Devices::addresses_here());
+        let config = config.map_err(|error| unreadable(path, &error))?;
         let log_mistake = AccessLog::mistake(&config.access_log);
         Ok(Self { log_mistake, ..Self::of(config) })
     }

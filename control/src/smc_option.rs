@@ -14,7 +14,7 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
 
@@ -121,7 +121,8 @@ impl SmcOption {
     ///
     /// [`OptionUnavailable`]; nothing is left behind.
     pub fn load(of_others: bool) -> Result<Self, OptionUnavailable> {
-        let cgroup = if of_others { cgroup::open_root() } else { cgroup::open_own() };
+        let cgroup =
+            if of_others { cgroup::Root::open().map(OwnedFd::from) } else { cgroup::open_own() };
         let cgroup = cgroup.map_err(OptionUnavailable::NoCgroup)?;
         let refused = |error: libbpf_rs::Error| OptionUnavailable::Refused(error.to_string());
         let object = ebpf::open(PROGRAM).and_then(|object| object.load()).map_err(refused)?;

@@ -31,6 +31,11 @@ fn failures_are_one_line_and_a_code() {
     let mut config = tempfile::NamedTempFile::new().unwrap();
     config.write_all(b"[[listener]]\nname = \"x\"\nbind = \"nowhere\"\n").unwrap();
     let config = config.path().display().to_string();
+    let port = free.rsplit(':').next().unwrap();
+    let mut circle = tempfile::NamedTempFile::new().unwrap();
+    writeln!(circle, "[[listener]]\nname = \"x\"\nbind = \"0.0.0.0:{}\"", port).unwrap();
+    writeln!(circle, "upstream = \"127.0.0.1:{}\"", port).unwrap();
+    let circle_path = circle.path().display().to_string();
     for (arguments, expected, word) in [
         (&["stats", "--admin", &free][..], 1, free.as_str()),
         (&["conns", "--admin", &free], 1, "nobody listens"),
@@ -38,6 +43,8 @@ fn failures_are_one_line_and_a_code() {
         (&["decode", &config], 1, "neither a pcap nor a pcapng"),
         (&["run", "-c", &config], 2, "bind"),
         (&["check", "-c", &config], 2, "bind"),
+        (&["run", "-c", &circle_path], 2, ":4: listener.x.upstream"),
+        (&["check", "-c", &circle_path], 2, ":4: listener.x.upstream"),
         (&["stats", "-c", &config], 2, "bind"),
         (&["top", "--admin", &free], 2, "needs a terminal"),
     ] {

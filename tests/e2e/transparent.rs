@@ -330,6 +330,28 @@ fn only_applications_in_the_listed_cgroups_are_intercepted() {
     assert_eq!(connect(None), 2, "outside");
 }
 
+/// A gateway that has given up its privileges cannot look for the cgroups any more, and where it
+/// runs no mount may show them. A reload must find them all the same.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn a_reload_brings_an_interception_where_no_mount_shows_the_cgroups() {
+    let site = Site::new("a_reload_brings_an_interception_where_no_mount_shows_the_cgroups");
+    let family = &families()[0];
+    let hide = ["unshare", "-m", "sh", "-c", "umount -l -a -t cgroup2; exec \"$@\"", "sh"];
+    let gateway = site.out_setup("ebpf", family, "").under(&hide);
+    let text = gateway.text();
+    let gateway = gateway.start(&site.hosts, &site.hosts.a);
+    let more = "[[listener]]\nname = \"more\"\nbind = \"127.0.0.1:15003\"\n\
+                upstream = \"original-dst\"\nintercept = \"ebpf\"\nintercept_ports = [9001]\n";
+    fs::write(site.hosts.logs.join("gateway-a.toml"), format!("{more}{text}")).expect("ours");
+    smcgate(&site.hosts, "reload", &["reload"]).expect_success("reload");
+    let remote = SocketAddr::new(family.server, 9001);
+    let listener = site.hosts.b.listen(remote);
+    let client = site.hosts.a.connect(remote).expect("the gateway listens");
+    assert_echo(&client, &crate::hosts::accept(&listener, LIMIT));
+    assert_eq!(gateway.stats().totals.connections_tcp, 1);
+}
+
 /// A listener that takes the place of another one in a reload intercepts in its own way: it must
 /// not look for connections where those of the other one were kept.
 #[test]

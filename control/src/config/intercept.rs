@@ -1,6 +1,7 @@
 //! `intercept` and its keys: connections that applications make to somebody else.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -73,11 +74,13 @@ pub(super) fn proxies(
 }
 
 impl Intercept {
-    /// Reads the keys of a listener. Without `intercept` there is nothing to read.
+    /// Reads the keys of a listener at `bind`, which accepts `accept`. Without `intercept` there is
+    /// nothing to read.
     pub(super) fn read(
         source: Source<'_>,
         table: &mut Section<'_>,
         upstream: &Placed<Upstream>,
+        (bind, accept): (SocketAddr, Protocol),
     ) -> Result<Option<Self>, ConfigError> {
         let way = table.text("intercept")?;
         let ports = table.port_ranges("intercept_ports")?;
@@ -120,6 +123,13 @@ impl Intercept {
             .iter()
             .map(|text| text.value.parse().map_err(|why: String| text.error(source, why)))
             .collect();
+        if let Some(range) = ports.iter().find(|range| range.value.contains(&bind.port()))
+            && keeps_addresses(way, accept)
+        {
+            let why = "has the listener's own port, to which connections are not led here, as they \
+                       may be meant for it; bind it to a port that is not intercepted";
+            return Err(range.error(source, why));
+        }
         let ports = disjoint(source, ports)?;
         Ok(Some(Self { way, ports, networks: networks?, cgroups: cgroups? }))
     }
@@ -148,6 +158,15 @@ impl fmt::Display for Intercept {
             write!(f, ", of {}", cgroup.display())?;
         }
         Ok(())
+    }
+}
+
+/// Whether connections come with the addresses that they have, by which alone they can be told from
+/// those that are made to the listener itself.
+fn keeps_addresses(way: InterceptWay, accept: Protocol) -> bool {
+    match (way, accept) {
+        (InterceptWay::Tproxy, _) | (InterceptWay::Ebpf, Protocol::Smc) => true,
+        (InterceptWay::Ebpf, Protocol::Tcp) | (InterceptWay::Redirect, _) => false,
     }
 }
 
@@ -265,6 +284,12 @@ mod tests {
                 "upstream = 'original-dst'\nintercept = 'ebpf'\nintercept_ports = [5, '4-6']",
                 "intercept_ports",
                 "before",
+            ),
+            (
+                "upstream = 'original-dst'\nintercept = 'tproxy'\nintercept_ports = \
+                 ['15000-15002']",
+                "intercept_ports",
+                "own port",
             ),
         ] {
             let error = read(lines).expect_err(lines);

@@ -105,7 +105,7 @@ impl Config {
     /// Never: the file that teaches it is right.
     pub fn schema() -> Value {
         let learned = Learned::default();
-        let source = Source { name: "schema", text: TEACHER, learned: Some(&learned) };
+        let source = Source { name: "schema", text: TEACHER, here: &[], learned: Some(&learned) };
         Self::read(source).expect("a test reads it");
         let mut schema = learned.table(&[]);
         schema["$schema"] = json!("https://json-schema.org/draft/2020-12/schema");

@@ -4,6 +4,7 @@
 //! several keys come after the spans are gone. Here a value keeps its place in the file as long as
 //! somebody may still find fault with it.
 
+use std::net::IpAddr;
 use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
@@ -13,11 +14,14 @@ use toml::de::{DeTable, DeValue};
 use super::error::ConfigError;
 use super::schema::{Learned, Shape};
 
-/// The text of the file and its name: what turns a byte offset into `FILE:LINE`.
+/// The text of the file and its name, which turn a byte offset into `FILE:LINE`; and what is known
+/// beside it.
 #[derive(Clone, Copy)]
 pub(super) struct Source<'a> {
     pub(super) name: &'a str,
     pub(super) text: &'a str,
+    /// Addresses of the host that it is for, as far as they are known.
+    pub(super) here: &'a [IpAddr],
     /// Who learns what the reader asks for, if somebody does.
     pub(super) learned: Option<&'a Learned>,
 }

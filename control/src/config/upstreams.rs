@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use super::circles::comes_back;
 use super::error::ConfigError;
 use super::network::Upstream;
 use super::section::{Placed, Section, Source};
@@ -61,10 +62,11 @@ impl Upstreams {
         for text in texts {
             let value: Upstream =
                 text.value.parse().map_err(|why: String| text.error(source, why))?;
-            if value == Upstream::Address(bind) {
-                let why = format!(
-                    "{bind} is this listener itself, which would connect to itself forever"
-                );
+            let is_here = |address| source.here.contains(&address);
+            if let Upstream::Address(to) = value
+                && comes_back(bind, to, is_here)
+            {
+                let why = format!("{to} is this listener itself, which would connect to itself");
                 return Err(text.error(source, format!("{why}; write the address of the server")));
             }
             if all.iter().any(|other| other.value == value) {

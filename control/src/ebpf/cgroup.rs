@@ -1,10 +1,10 @@
 //! The cgroup v2 that this process is in: what an eBPF program about its sockets is attached to.
 
 use std::fs;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
 /// Opens the cgroup of this process.
@@ -31,37 +31,67 @@ pub(crate) fn open_own() -> Result<OwnedFd, String> {
     open_cgroup2(&root, below).map_err(|error| format!("{}: {error}", below.display()))
 }
 
-/// Opens the root of the cgroups that this process can see. In a container that is its own.
+/// The root of all cgroups that this process can reach: of the host, or of its container.
 ///
-/// # Errors
-///
-/// Why not, in words that continue a sentence.
-pub(crate) fn open_root() -> Result<OwnedFd, String> {
-    let root = mount_nowhere().and_then(|root| open_cgroup2(&root, Path::new(".")));
-    root.or_else(|error| {
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let directory = own_directory(&mounts, "0::/\n").ok_or(error)?;
-        open_cgroup2(rustix::fs::CWD, &directory)
-    })
-    .map_err(|error| format!("the root of the cgroups cannot be opened: {error}"))
+/// It stays open, because a process that has given up its privileges cannot mount the file system
+/// any more, and may not read it either.
+#[derive(Debug)]
+pub(crate) struct Root(OwnedFd);
+
+impl Root {
+    /// Opens it.
+    ///
+    /// # Errors
+    ///
+    /// Why not, in words that continue a sentence.
+    pub(crate) fn open() -> Result<Self, String> {
+        let root = mount_nowhere().and_then(|root| open_cgroup2(&root, Path::new(".")));
+        root.or_else(|error| {
+            let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+            let directory = root_directory(&mounts).ok_or(error)?;
+            open_cgroup2(rustix::fs::CWD, &directory)
+        })
+        .map(Self)
+        .map_err(|error| format!("the root of the cgroups cannot be opened: {error}"))
+    }
+
+    /// Whether it is the root of the host, which all applications are below of.
+    pub(crate) fn is_of_host(&self) -> bool {
+        // The one cgroup in which nothing can be counted.
+        rustix::fs::statat(&self.0, "cgroup.events", AtFlags::empty()).is_err()
+    }
+
+    /// Opens the cgroup at `path`, which begins with `/`, this root.
+    ///
+    /// # Errors
+    ///
+    /// Why not, in words that continue a sentence.
+    pub(crate) fn below(&self, path: &Path) -> Result<OwnedFd, String> {
+        let below = path.strip_prefix("/").unwrap_or(path);
+        let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
+        open_cgroup2(&self.0, below)
+            .map_err(|error| format!("the cgroup {} cannot be opened: {error}", path.display()))
+    }
 }
 
-/// Opens the cgroup at `path`, which begins with `/`, the root that this process can see.
-///
-/// # Errors
-///
-/// Why not, in words that continue a sentence.
-pub(crate) fn open(path: &Path) -> Result<OwnedFd, String> {
-    let root = open_root()?;
-    let below = path.strip_prefix("/").unwrap_or(path);
-    let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
-    open_cgroup2(root, below)
-        .map_err(|error| format!("the cgroup {} cannot be opened: {error}", path.display()))
+impl From<Root> for OwnedFd {
+    fn from(root: Root) -> Self {
+        root.0
+    }
+}
+
+impl AsFd for Root {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
 }
 
 /// Opens a directory, if it belongs to cgroup v2 and not to another file system mounted over it.
-fn open_cgroup2(at: impl std::os::fd::AsFd, directory: &Path) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+///
+/// It can be named, and not be read, which is enough to attach programs: Landlock would have to
+/// allow more.
+fn open_cgroup2(at: impl AsFd, directory: &Path) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let open = rustix::fs::openat(at, directory, flags, Mode::empty())?;
     if rustix::fs::fstatfs(&open)?.f_type != CGROUP2_MAGIC {
         return Err(rustix::io::Errno::NOENT);
@@ -83,13 +113,7 @@ fn mount_nowhere() -> rustix::io::Result<OwnedFd> {
 /// and not assumed. `None` if there is no mount of cgroup v2 that shows our cgroup.
 pub(crate) fn own_directory(mountinfo: &str, cgroup: &str) -> Option<PathBuf> {
     let own = cgroup.lines().find_map(|line| line.strip_prefix("0::"))?;
-    mountinfo.lines().find_map(|line| {
-        let (mount, filesystem) = line.split_once(" - ")?;
-        if filesystem.split(' ').next() != Some("cgroup2") {
-            return None;
-        }
-        let mut fields = mount.split(' ').skip(3);
-        let (root, point) = (fields.next()?, fields.next()?);
+    mounts(mountinfo).find_map(|(root, point)| {
         let below = own.strip_prefix(root.trim_end_matches('/'))?;
         // A cgroup outside our cgroup namespace is shown as a way up.
         let outside = below.split('/').any(|part| part == "..");
@@ -98,6 +122,32 @@ pub(crate) fn own_directory(mountinfo: &str, cgroup: &str) -> Option<PathBuf> {
         }
         let point = PathBuf::from(unescape(point));
         Some(point.join(below.trim_start_matches('/')))
+    })
+}
+
+/// Where the highest cgroup is mounted that a mount shows, from `mountinfo`.
+///
+/// In a container that has a namespace of cgroups, and the tree of its host mounted beside its own,
+/// the kernel shows how far that tree begins above: `/../..`.
+fn root_directory(mountinfo: &str) -> Option<PathBuf> {
+    // The kernel writes all ways up first, and of one mount over another the later one counts.
+    let height = |root: &str| {
+        let steps = root.split('/').filter(|part| !part.is_empty());
+        steps.map(|step| if step == ".." { 1 } else { -1 }).sum::<i32>()
+    };
+    // A part of the tree that we are not below of is nobody's root.
+    let roots = mounts(mountinfo).filter(|(root, _)| height(root) >= 0);
+    let (_, point) = roots.max_by_key(|(root, _)| height(root))?;
+    Some(PathBuf::from(unescape(point)))
+}
+
+/// What of cgroup v2 is mounted, and where.
+fn mounts(mountinfo: &str) -> impl Iterator<Item = (&str, &str)> {
+    mountinfo.lines().filter_map(|line| {
+        let (mount, filesystem) = line.split_once(" - ")?;
+        let mut fields = mount.split(' ').skip(3);
+        let is_v2 = filesystem.split(' ').next() == Some("cgroup2");
+        is_v2.then_some((fields.next()?, fields.next()?))
     })
 }
 
@@ -131,6 +181,7 @@ mod tests {
         let root = mount_nowhere().expect("root may mount");
         assert!(open_cgroup2(&root, Path::new(".")).is_ok());
         assert!(open_own().is_ok());
+        assert!(Root::open().unwrap().below(Path::new("/")).is_ok());
     }
 
     /// A program attached to another directory would see no socket of ours.
@@ -164,6 +215,24 @@ mod tests {
         assert_eq!(at("0::/pod/a\n"), Some(PathBuf::from("/cg v2/")));
         assert_eq!(at("0::/pod/ab\n"), None, "a neighbour with a longer name");
         assert_eq!(at("0::/other\n"), None);
+    }
+
+    /// A gateway in a pod leads connections of other pods only if it finds the tree of the node,
+    /// which is mounted beside its own.
+    #[test]
+    fn the_root_is_the_highest_that_is_mounted() {
+        let own = "30 29 0:26 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
+        let node = "31 29 0:26 /../../.. /host/cgroup ro - cgroup2 cgroup2 rw\n";
+        let sibling = "32 29 0:26 /../other /elsewhere ro - cgroup2 cgroup2 rw\n";
+        let root = |text: &str| root_directory(text).unwrap();
+        assert_eq!(root(&format!("{own}{node}{sibling}")), Path::new("/host/cgroup"));
+        assert_eq!(root(&format!("{node}{own}")), Path::new("/host/cgroup"));
+        assert_eq!(root(own), Path::new("/sys/fs/cgroup"));
+        assert_eq!(own_directory(&format!("{node}{own}"), "0::/\n").unwrap(), root(own));
+        assert_eq!(root(UNIFIED), Path::new("/sys/fs/cgroup/unified"));
+        assert_eq!(root_directory(""), None);
+        let part = "30 29 0:26 /kubepods/a /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
+        assert_eq!(root_directory(part), None, "what is above cannot be seen");
     }
 
     #[test]

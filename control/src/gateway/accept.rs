@@ -12,7 +12,7 @@ use smcr_rnic::Rnic;
 
 use super::Gateway;
 use crate::admission::{Caller, Standing};
-use crate::config::{Cidr, Protocol, SourceAddress};
+use crate::config::{Cidr, Protocol, SourceAddress, comes_back};
 use crate::listener::{Listener, local_address, peer_address, reset};
 use crate::network::Network;
 use crate::proxy_header;
@@ -168,18 +168,23 @@ impl<N: Rnic> Gateway<N> {
         index: u16,
         caller: &Caller,
     ) -> Result<SocketAddr, (&'static str, Termination)> {
-        let Caller { accepted, from, source, .. } = caller;
+        let Caller { accepted, source, .. } = caller;
         let listener = &mut self.listeners[usize::from(index)];
-        match (&listener.config.intercept, listener.pool.is_original_dst()) {
+        let target = match (&listener.config.intercept, listener.pool.is_original_dst()) {
             (Some(intercept), true) => {
                 let (own, way) = ((index, &listener.config), intercept.way);
-                let original = self.interception.original_of(own, way, accepted, *from);
-                original.ok_or((NOT_INTERCEPTED, Termination::NotIntercepted))
+                let original = self.interception.original_of(own, way, accepted);
+                original.ok_or((NOT_INTERCEPTED, Termination::NotIntercepted))?
             }
             (_, _) => {
                 let chosen = listener.pool.choose(now, source.ip(), &[]);
-                chosen.map_err(|why| (why.name(), why.into()))
+                chosen.map_err(|why| (why.name(), why.into()))?
             }
+        };
+        // What names mean, and the addresses of this host, may change.
+        match comes_back(listener.config.bind, target, |address| self.network.is_here(address)) {
+            false => Ok(target),
+            true => Err((COMES_BACK, Termination::NoUpstream)),
         }
     }
 
@@ -337,6 +342,7 @@ fn at_relay(network: &Network, one: &Negotiating) -> Option<Surroundings> {
 }
 
 const NOT_INTERCEPTED: &str = "was not intercepted, so nobody knows where it wants to go";
+const COMES_BACK: &str = "would come back to this listener for ever";
 const OUT_OF_DESCRIPTORS: &str = "file descriptors: new connections are refused";
 /// How many connections are accepted in a row before the control thread does something else.
 const ACCEPT_MAX: usize = 1_024;

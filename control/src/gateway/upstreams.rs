@@ -12,6 +12,7 @@ use smcr_rnic::Rnic;
 
 use super::Gateway;
 use super::reload::number;
+use crate::config::comes_back;
 use crate::listener::{connect_outcome, reset};
 use crate::reactor::{Event, Token};
 use crate::resolver::{Resolved, Resolver};
@@ -90,8 +91,11 @@ impl<N: Rnic> Gateway<N> {
         one.tried.push(failed);
         let is_enough = one.tried.len() >= TRIES_MAX;
         let next = (!is_enough).then(|| listener.pool.choose(now, one.source.ip(), &one.tried));
+        let comes_back = |target| {
+            comes_back(listener.config.bind, target, |address| self.network.is_here(address))
+        };
         match next {
-            Some(Ok(next)) if !listener.pool.is_original_dst() => {
+            Some(Ok(next)) if !listener.pool.is_original_dst() && !comes_back(next) => {
                 listener.pool.leave(failed);
                 listener.pool.enter(next);
                 (one.target, one.upstream, one.connected) = (next, None, false);

@@ -28,9 +28,9 @@ impl Claim {
     ///
     /// [`NoClaim`].
     pub fn take() -> Result<Self, NoClaim> {
-        let why = |error: io::Error| match error.kind() {
-            io::ErrorKind::AddrInUse => NoClaim::Taken,
-            _ => NoClaim::Failed(error),
+        let why = |error: io::Error| match error.kind() == io::ErrorKind::AddrInUse {
+            true => NoClaim::Taken,
+            false => NoClaim::Failed(error),
         };
         // Abstract names belong to a network namespace, and are free again when their owner is
         // gone.

@@ -3,20 +3,22 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
 use rustix::net::{AddressFamily, SocketType, socket};
 use smcr_os::tcp::network_cookie;
 
 use crate::config::{Cidr, Intercept};
-use crate::ebpf::{self, cgroup};
+use crate::ebpf;
+use crate::ebpf::cgroup::Root;
 
 /// The loaded programs. Dropping it detaches them: connections that were intercepted go on, and new
 /// ones go where applications want them to.
 pub struct Connects {
     intercepted: MapHandle,
-    originals: MapHandle,
+    /// Where connections wanted to go, by our sockets.
+    arrived: MapHandle,
     /// What is intercepted for a listener.
     led: Vec<(Cidr, u16)>,
     /// Hold the programs in the cgroups.
@@ -24,13 +26,14 @@ pub struct Connects {
 }
 
 impl Connects {
-    /// Loads the programs and attaches them to `cgroups` and all below, beside whatever else is
-    /// attached there. Nothing is intercepted yet, and never a socket whose SO_MARK is `own_mark`.
+    /// Loads the programs for applications in `cgroups` and all below, beside whatever else is
+    /// attached there, and below `root`. Nothing is intercepted yet, and never a socket whose
+    /// SO_MARK is `own_mark`.
     ///
     /// # Errors
     ///
     /// Why not, in words that continue a sentence; nothing is left behind.
-    pub fn load(cgroups: &[OwnedFd], own_mark: u32) -> Result<Self, String> {
+    pub(crate) fn load(root: &Root, cgroups: &[OwnedFd], own_mark: u32) -> Result<Self, String> {
         let any = socket(AddressFamily::INET, SocketType::STREAM, None);
         let network = any.map_err(io::Error::from).and_then(|any| network_cookie(any.as_fd()));
         let network = network.map_err(|error| error.to_string())?;
@@ -47,14 +50,17 @@ impl Connects {
         }
         let object = object.load().map_err(refused)?;
         let map = |name| ebpf::map(&object, name).map_err(refused);
-        let (intercepted, originals) = (map("intercepted")?, map("originals")?);
+        let (intercepted, arrived) = (map("intercepted")?, map("arrived")?);
         let mut links = Vec::new();
-        for cgroup in cgroups {
-            for program in object.progs_mut() {
+        for program in object.progs_mut() {
+            let everywhere = [root.as_fd()];
+            let within = cgroups.iter().map(AsFd::as_fd).collect::<Vec<_>>();
+            let is_for_all = program.name() == FOLLOW || within.is_empty();
+            for cgroup in if is_for_all { &everywhere[..] } else { &within } {
                 links.push(program.attach_cgroup(cgroup.as_raw_fd()).map_err(refused)?);
             }
         }
-        Ok(Self { intercepted, originals, led: Vec::new(), _links: links })
+        Ok(Self { intercepted, arrived, led: Vec::new(), _links: links })
     }
 
     /// The same for all applications of this host that we can see.
@@ -63,7 +69,7 @@ impl Connects {
     ///
     /// As [`load`](Self::load).
     pub fn load_for_all(own_mark: u32) -> Result<Self, String> {
-        Self::load(&[cgroup::open_root()?], own_mark)
+        Self::load(&Root::open()?, &[], own_mark)
     }
 
     /// From now on connections to `port` in `network` come to `listener`. Where networks overlap,
@@ -125,17 +131,12 @@ impl Connects {
         drop(self.intercepted.delete(&destination(network, port)));
     }
 
-    /// Where the connection wanted to go that came from `source`; none if it was not intercepted.
-    /// It is told once.
-    pub fn take_original(&self, source: SocketAddr) -> Option<SocketAddr> {
-        let key = place(source);
+    /// Where the connection wanted to go that was accepted; none if it was not intercepted.
+    pub fn original_of(&self, accepted: BorrowedFd<'_>) -> Option<SocketAddr> {
+        let key = accepted.as_raw_fd().to_ne_bytes();
         let mut value = [0; PLACE_LEN];
-        let found = self.originals.lookup_into(&key, &mut value, MapFlags::ANY);
-        let original = found.is_ok_and(|found| found).then(|| address(&value));
-        if original.is_some() {
-            drop(self.originals.delete(&key));
-        }
-        original
+        let found = self.arrived.lookup_into(&key, &mut value, MapFlags::ANY);
+        found.is_ok_and(|found| found).then(|| address(&value))
     }
 }
 
@@ -191,6 +192,8 @@ fn mapped(address: IpAddr) -> Ipv6Addr {
 const EVERYBODY_V4: &str = "0.0.0.0/0";
 const EVERYBODY_V6: &str = "::/0";
 const PLACE_LEN: usize = 20;
+/// The program that sees both ends of connections.
+const FOLLOW: &str = "follow";
 /// Compiled by `build.rs`.
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/intercept.o"));
 
@@ -233,14 +236,42 @@ mod tests {
             connects.intercept(network, 7010, listener.local_addr().unwrap()).unwrap();
             let application = TcpStream::connect(wanted).expect("it is led here");
             assert_eq!(application.peer_addr().unwrap(), wanted);
-            let (_, source) = listener.accept().unwrap();
-            assert_eq!(connects.take_original(source), Some(wanted));
-            assert_eq!(connects.take_original(source), None);
+            let (accepted, _) = listener.accept().unwrap();
+            assert_eq!(connects.original_of(accepted.as_fd()), Some(wanted));
             let limit = std::time::Duration::from_millis(200);
             assert!(TcpStream::connect_timeout(&other.parse().unwrap(), limit).is_err());
             connects.release(network, 7010);
             assert!(TcpStream::connect_timeout(&wanted, limit).is_err());
         }
+    }
+
+    /// Ports are used again. Whoever comes to the listener from where an application was that gave
+    /// up must not be led to where that one wanted to go.
+    #[test]
+    #[ignore = "needs the privilege to load eBPF; run by scripts/test e2e"]
+    fn a_connection_is_not_taken_for_one_that_was_there_before() {
+        let connects = Connects::load_for_all(0x534d).expect("eBPF is permitted");
+        let gateway = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = gateway.local_addr().unwrap();
+        let far: SocketAddr = "198.51.100.7:7010".parse().unwrap();
+        connects.intercept("198.51.100.0/24".parse().unwrap(), 7010, at).unwrap();
+        // It ends before anybody has asked where it wanted to go, by a reset.
+        let connect = |from: SocketAddr, to: SocketAddr| {
+            let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
+            let socket = socket.unwrap();
+            socket.set_reuse_address(true).unwrap();
+            socket.set_linger(Some(std::time::Duration::ZERO)).unwrap();
+            socket.bind(&from.into()).unwrap();
+            socket.connect(&to.into()).unwrap();
+            let source = socket.local_addr().unwrap().as_socket().unwrap();
+            (socket, source)
+        };
+        let (first, source) = connect("127.0.0.1:0".parse().unwrap(), far);
+        let accepted = gateway.accept().unwrap().0;
+        drop((first, accepted));
+        let (_second, _) = connect(source, at);
+        let accepted = gateway.accept().unwrap().0;
+        assert_eq!(connects.original_of(accepted.as_fd()), None);
     }
 
     /// A socket may be used once more after a connect has failed. It must then be told whom it is
@@ -283,8 +314,8 @@ mod tests {
             let far = SocketAddr::new(far.parse().unwrap(), at.port());
             let application = TcpStream::connect(far).expect("it is led to the gateway");
             assert_eq!(application.peer_addr().unwrap(), far);
-            let (_, source) = gateway.accept().unwrap();
-            assert_eq!(connects.take_original(source), Some(far));
+            let (accepted, _) = gateway.accept().unwrap();
+            assert_eq!(connects.original_of(accepted.as_fd()), Some(far));
         }
         connects.release_all();
     }

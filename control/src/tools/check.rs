@@ -31,7 +31,7 @@ use crate::smc_option::OptionSource;
 /// Exits with 2 and one line on standard error if the file is wrong. Obstacles that may be gone
 /// when the gateway starts, such as an address that is not there yet, are printed and are no fault.
 pub fn run(path: &Path) -> ExitCode {
-    let config = match Config::load(path) {
+    let config = match Config::load_at(path, &Devices::addresses_here()) {
         Ok(config) => config,
         Err(error) => {
             eprintln!("{error}");
