@@ -24,14 +24,18 @@ use smcr_os::seccomp::filter_all_threads;
 pub use self::denied::what_root_lacks;
 use crate::config::{Config, Confine};
 use crate::stats;
-use needs::Needs;
-use paths::Paths;
+use needs::{Means, Needs};
+use paths::{Files, Paths};
 
 /// What this process has given up.
 #[derive(Debug, Default)]
 pub struct Confinement {
-    /// What was kept; none if nothing was given up.
-    kept: Option<Needs>,
+    /// What was kept of what was given up.
+    kept: Needs,
+    /// By what it was given up.
+    means: Means,
+    /// Files that may be read, where their folders may not.
+    files: Files,
     /// What is in force, in words.
     row: stats::Confinement,
 }
@@ -47,32 +51,37 @@ impl Confinement {
         {
             tracing::warn!(%error, "this process may still gain privileges");
         }
+        let mut means = Means::default();
         let dropped = match capabilities::kept(&needs) {
             _ if !drop_capabilities => OFF.to_owned(),
             None => FOR_DPDK.to_owned(),
-            Some(kept) => said("capabilities", {
+            Some(kept) => said("capabilities", &mut means.capabilities, {
                 capabilities::drop_all_but(kept).map_err(|error| error.to_string()).map(on)
             }),
         };
+        let mut files = Files::default();
         let landlock = match Paths::of(&needs, file) {
             _ if !landlock => OFF.to_owned(),
             None => FOR_DPDK.to_owned(),
-            Some(paths) => said("landlock", paths::restrict_to(&paths)),
+            Some(paths) => {
+                files = paths.files();
+                said("landlock", &mut means.landlock, paths::restrict_to(&paths))
+            }
         };
         let seccomp = if seccomp { String::new() } else { OFF.to_owned() };
         let row = stats::Confinement { dropped, landlock, seccomp, ..Default::default() };
-        Self { kept: config.confine.is_on().then_some(needs), row }
+        Self { kept: needs, means, files, row }
     }
 
     /// Gives up, for all threads, the system calls that are not needed any more.
     pub fn seal(&mut self) {
-        if let Some(needs) = self.kept.as_ref().filter(|_| self.row.seccomp != OFF) {
+        if self.row.seccomp != OFF {
             let install = |(filter, refusals): &calls::Filter| {
                 filter_all_threads(filter, *refusals).map_err(|error| error.to_string())
             };
-            let filters = calls::filters(needs);
+            let filters = calls::filters(&self.kept);
             let outcome = filters.and_then(|filters| filters.iter().try_for_each(install));
-            self.row.seccomp = said("seccomp", outcome.map(on));
+            self.row.seccomp = said("seccomp", &mut self.means.seccomp, outcome.map(on));
         }
         let threads = Threads::of_this_process();
         self.row.capabilities = capabilities::names(threads.capabilities);
@@ -86,9 +95,17 @@ impl Confinement {
         self.row.clone()
     }
 
+    /// Which files cannot be read any more, because somebody has put others in their place; each in
+    /// one line.
+    pub fn lost(&self) -> Vec<String> {
+        let lost = self.files.replaced().into_iter().filter(|_| self.means.landlock);
+        let why = "is another file than at the start, which root may not read; restart the gateway";
+        lost.map(|path| format!("{}: {why}", path.display())).collect()
+    }
+
     /// Why `config` can come into force by a restart only, in one line; none if that is not so.
     pub fn refuses(&self, config: &Config) -> Option<String> {
-        let missing = self.kept.as_ref()?.missing_for(&Needs::of(config));
+        let missing = self.kept.missing_for(&Needs::of(config), self.means);
         (!missing.is_empty()).then(|| {
             let missing = missing.join(", and ");
             format!("the gateway has given up what it takes for {missing}; restart it")
@@ -101,7 +118,8 @@ fn on((): ()) -> String {
 }
 
 /// What is in force, or why it is not.
-fn said(what: &str, outcome: Result<String, String>) -> String {
+fn said(what: &str, is_in_force: &mut bool, outcome: Result<String, String>) -> String {
+    *is_in_force = outcome.is_ok();
     outcome.unwrap_or_else(|why| {
         tracing::warn!(why, "{what}: this host does not confine the gateway by it");
         format!("not possible: {why}")
@@ -179,8 +197,8 @@ mod tests {
         let packet = format!("{text}[[rnic]]\nname='r'\nkind='roce-packet'\ndevice='va'\n");
         let [few, more] = [text, &packet].map(|text| Config::parse(text, "a.toml").unwrap());
         assert_eq!(Confinement::default().refuses(&more), None);
-        let kept = Some(Needs::of(&few));
-        let confined = Confinement { kept, ..Confinement::default() };
+        let means = Means { capabilities: true, ..Means::default() };
+        let confined = Confinement { kept: Needs::of(&few), means, ..Confinement::default() };
         assert_eq!(confined.refuses(&few), None);
         let why = confined.refuses(&more).unwrap();
         assert!(why.contains("roce-packet") && why.ends_with("restart it"), "{why}");

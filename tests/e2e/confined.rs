@@ -63,6 +63,7 @@ fn smoke_gateways_give_up_what_they_do_not_need() {
     let reload = smcgate(&hosts, "reload-elsewhere", &["reload"]);
     assert_eq!(reload.status.code(), Some(2), "{}", reload.stderr);
     assert!(reload.stderr.contains("Permission denied"), "{}", reload.stderr);
+    assert!(reload.stderr.contains("restart it"), "{}", reload.stderr);
 }
 
 /// A gateway of root that meets others in the directory of another user gives up what would let it

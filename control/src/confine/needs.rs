@@ -75,28 +75,53 @@ impl Needs {
         }
     }
 
-    /// What `wanted` needs beyond this, in words.
-    pub fn missing_for(&self, wanted: &Self) -> Vec<String> {
+    /// What `wanted` needs that was given up by `means` because this did not need it, in words.
+    pub fn missing_for(&self, wanted: &Self, means: Means) -> Vec<String> {
+        let Means { capabilities, landlock, seccomp } = means;
+        let any = capabilities || landlock || seccomp;
+        let by_rules = "intercept by nftables, or source = \"client\"";
+        let network = "SMC-R or interception, where there was neither";
         let mut missing: Vec<String> = [
-            (self.programs, wanted.programs, "intercept by nftables, or source = \"client\""),
-            (self.loads_ebpf, wanted.loads_ebpf, "intercept = \"ebpf\""),
-            (self.network, wanted.network, "SMC-R or interception, where there was neither"),
-            (self.packets, wanted.packets, "an RNIC of kind \"roce-packet\""),
-            (self.verbs, wanted.verbs, "an RNIC of kind \"verbs\""),
-            (self.dpdk, wanted.dpdk, "an RNIC of kind \"dpdk\""),
+            (self.programs, wanted.programs, any, by_rules),
+            (self.loads_ebpf, wanted.loads_ebpf, capabilities || seccomp, "intercept = \"ebpf\""),
+            (self.network, wanted.network, capabilities, network),
+            (
+                self.packets,
+                wanted.packets,
+                capabilities || seccomp,
+                "an RNIC of kind \"roce-packet\"",
+            ),
+            (self.verbs, wanted.verbs, capabilities || landlock, "an RNIC of kind \"verbs\""),
+            (self.dpdk, wanted.dpdk, any, "an RNIC of kind \"dpdk\""),
         ]
         .into_iter()
-        .filter(|(has, wants, _)| *wants && !has)
-        .map(|(_, _, what)| what.to_owned())
+        .filter(|(has, wants, is_gone, _)| *wants && !has && *is_gone)
+        .map(|(.., what)| what.to_owned())
         .collect();
-        for directory in wanted.meeting.difference(&self.meeting) {
-            missing.push(format!("an RNIC in the directory {}", directory.display()));
-        }
-        for directory in wanted.written.difference(&self.written) {
-            missing.push(format!("files in the directory {}", directory.display()));
+        if landlock {
+            let beyond = |wanted: &BTreeSet<PathBuf>, kept: &BTreeSet<PathBuf>| {
+                wanted.difference(kept).map(|it| it.display().to_string()).collect::<Vec<_>>()
+            };
+            for directory in beyond(&wanted.meeting, &self.meeting) {
+                missing.push(format!("an RNIC in the directory {directory}"));
+            }
+            for directory in beyond(&wanted.written, &self.written) {
+                missing.push(format!("files in the directory {directory}"));
+            }
         }
         missing
     }
+}
+
+/// By what a process has given something up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Means {
+    /// Capabilities were dropped.
+    pub capabilities: bool,
+    /// Files were, by Landlock.
+    pub landlock: bool,
+    /// System calls were, by seccomp.
+    pub seccomp: bool,
 }
 
 /// Directories in which the gateway creates and writes files while it runs. A part of the gateway
@@ -150,14 +175,33 @@ mod tests {
     /// A reload that needs what was given up must say so before it changes anything.
     #[test]
     fn what_was_given_up_is_named() {
+        let all = Means { capabilities: true, landlock: true, seccomp: true };
         let udp = needs("[[rnic]]\nname='r'\ndevice='va'");
         let packet = needs("[[rnic]]\nname='r'\nkind='roce-packet'\ndevice='va'");
         let log = needs("[access_log]\nto='file'\npath='/var/log/x/a.log'");
-        assert_eq!(udp.missing_for(&log), ["files in the directory /var/log/x"]);
+        assert_eq!(udp.missing_for(&log, all), ["files in the directory /var/log/x"]);
         let near = needs("[[rnic]]\nname='r'\nkind='shm'\ndevice='/run/x'");
-        assert_eq!(udp.missing_for(&udp), [""; 0]);
-        assert_eq!(udp.missing_for(&packet), ["an RNIC of kind \"roce-packet\""]);
-        assert_eq!(udp.missing_for(&near), ["an RNIC in the directory /run/x"]);
-        assert_eq!(near.missing_for(&needs("connect='smc'")).len(), 1);
+        assert_eq!(udp.missing_for(&udp, all), [""; 0]);
+        assert_eq!(udp.missing_for(&packet, all), ["an RNIC of kind \"roce-packet\""]);
+        assert_eq!(udp.missing_for(&near, all), ["an RNIC in the directory /run/x"]);
+        assert_eq!(near.missing_for(&needs("connect='smc'"), all).len(), 1);
+    }
+
+    /// Where a kernel has no Landlock, or an operator does not want it, another directory takes no
+    /// restart.
+    #[test]
+    fn what_nobody_has_given_up_is_not_missed() {
+        let least = needs("");
+        let more = needs(
+            "[access_log]\nto='file'\npath='/var/log/x/a.log'\n[[rnic]]\nname='r'\nkind='shm'\n\
+             device='/run/x'\n[[rnic]]\nname='p'\nkind='roce-packet'\ndevice='va'",
+        );
+        let by = |capabilities, landlock, seccomp| {
+            least.missing_for(&more, Means { capabilities, landlock, seccomp }).len()
+        };
+        assert_eq!(by(false, false, false), 0);
+        assert_eq!(by(false, true, false), 2);
+        assert_eq!(by(true, false, false), 1);
+        assert_eq!(by(false, false, true), 1);
     }
 }

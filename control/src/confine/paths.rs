@@ -1,6 +1,9 @@
 //! Files that the gateway may open once it has started, by Landlock.
 
+use std::collections::BTreeSet;
 use std::env;
+use std::ffi::OsStr;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use landlock::{
@@ -28,11 +31,11 @@ impl Paths {
         }
         let owned = |paths: &[&str]| paths.iter().map(PathBuf::from).collect::<Vec<_>>();
         let mut paths = Self { read: owned(&READ), write: owned(&WRITE), run: Vec::new() };
+        let is_root = geteuid().is_root();
         // Files that are replaced are other files to the kernel, so it is better to name their
         // folder. But root could read what is secret there.
-        paths.read.extend(if geteuid().is_root() { owned(&NAMES) } else { owned(&["/etc"]) });
-        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
-        paths.read.push(folder.unwrap_or(Path::new(".")).to_owned());
+        paths.read.extend(if is_root { owned(&NAMES) } else { owned(&["/etc"]) });
+        paths.read.extend(places_of_configuration(file, is_root));
         paths.write.extend(needs.meeting.iter().chain(&needs.written).cloned());
         if needs.verbs {
             paths.read.extend(owned(&["/etc/libibverbs.d"]));
@@ -40,17 +43,67 @@ impl Paths {
         }
         if needs.programs {
             paths.read.extend(owned(&["/etc/iproute2", "/usr/share/iproute2"]));
-            paths.run.extend(owned(&LOADERS));
-            paths.run.extend(["nft", "ip"].iter().flat_map(|name| places_of(name)));
+            let programs = env::var_os("PATH").unwrap_or_default();
+            let programs = ["nft", "ip"].into_iter().flat_map(|name| places_of(name, &programs));
+            paths.run.extend(folders_of(programs.chain(owned(&LOADERS))));
         }
         Some(paths)
     }
+
+    /// Those that are single files.
+    pub(super) fn files(&self) -> Files {
+        let of = |path: &PathBuf| Some((path.clone(), Files::identity(path)?));
+        Files(self.read.iter().filter(|path| path.is_file()).filter_map(of).collect())
+    }
 }
 
-/// Where a program may be that is started by its name.
-fn places_of(name: &str) -> Vec<PathBuf> {
-    let path = env::var_os("PATH").unwrap_or_default();
-    env::split_paths(&path).map(|folder| folder.join(name)).filter(|path| path.is_file()).collect()
+/// Files that may be read, and which they were.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Files(Vec<(PathBuf, (u64, u64))>);
+
+impl Files {
+    /// Those in whose place another file is now.
+    pub(super) fn replaced(&self) -> Vec<&Path> {
+        let replaced =
+            |(path, before): &&(PathBuf, _)| Self::identity(path).is_some_and(|now| now != *before);
+        self.0.iter().filter(replaced).map(|(path, _)| path.as_path()).collect()
+    }
+
+    /// Which file is at `path`. To learn that, nobody opens it.
+    fn identity(path: &Path) -> Option<(u64, u64)> {
+        let metadata = path.metadata().ok()?;
+        Some((metadata.dev(), metadata.ino()))
+    }
+}
+
+/// What must be readable for the configuration in `file` to be read again: its folder, as a file
+/// may be put in its place; and if it is a link, the folder to which it leads.
+fn places_of_configuration(file: &Path, is_root: bool) -> Vec<PathBuf> {
+    let place_of = |file: &Path| {
+        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = folder.unwrap_or(Path::new("."));
+        // Where everybody has files, root could read what is secret.
+        let is_shared = folder.canonicalize().is_ok_and(|it| it.components().count() <= 2);
+        if is_root && is_shared { file.to_owned() } else { folder.to_owned() }
+    };
+    let mut places = vec![place_of(file)];
+    places.extend(file.canonicalize().ok().map(|real| place_of(&real)));
+    places.dedup();
+    places
+}
+
+/// Where a program may be that is started by its name, if these are the folders of programs.
+fn places_of(name: &str, folders: &OsStr) -> Vec<PathBuf> {
+    let places = env::split_paths(folders).map(|folder| folder.join(name));
+    places.filter(|path| path.is_file()).collect()
+}
+
+/// The folders of programs: an upgrade puts other files in their place, which must still take the
+/// rules of an interception away.
+fn folders_of(programs: impl IntoIterator<Item = PathBuf>) -> Vec<PathBuf> {
+    let real = programs.into_iter().filter_map(|path| path.canonicalize().ok());
+    let folders: BTreeSet<_> = real.filter_map(|path| path.parent().map(Path::to_owned)).collect();
+    folders.into_iter().collect()
 }
 
 /// Denies this thread, and those that it starts from now on, every file except `paths`. Returns
@@ -150,11 +203,35 @@ const LOADERS: [&str; 2] = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch6
 mod tests {
     use std::fs;
     use std::io::ErrorKind;
+    use std::os::unix::fs::symlink;
+    use std::process::Command;
+    use std::sync::Barrier;
 
     use super::*;
 
     fn in_a_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
         std::thread::spawn(work).join().unwrap()
+    }
+
+    /// What `work` finds that is restricted to `paths`, after somebody else has done something.
+    fn restricted<T: Send>(
+        paths: &Paths,
+        others: impl FnOnce(),
+        work: impl FnOnce() -> T + Send,
+    ) -> T {
+        let (restricted, done) = (Barrier::new(2), Barrier::new(2));
+        std::thread::scope(|scope| {
+            let worker = scope.spawn(|| {
+                restrict_to(paths).expect("this kernel has Landlock");
+                restricted.wait();
+                done.wait();
+                work()
+            });
+            restricted.wait();
+            others();
+            done.wait();
+            worker.join().unwrap()
+        })
     }
 
     /// A gateway that somebody has taken over must not read what others keep from it.
@@ -181,7 +258,7 @@ mod tests {
         });
     }
 
-    /// The rules of an interception are taken away by these two, and by nothing else.
+    /// The rules of an interception are taken away by programs, also after an upgrade.
     #[test]
     fn programs_can_be_run_only_where_they_are_needed() {
         let run = |programs| {
@@ -190,11 +267,64 @@ mod tests {
         };
         assert!(run(false).is_empty());
         let some = run(true);
-        assert!(some.iter().any(|path| path.ends_with("ip")), "{some:?}");
-        let known = |path: &PathBuf| {
-            let name = path.file_name().unwrap().to_str().unwrap();
-            ["ip", "nft"].contains(&name) || name.starts_with("ld-linux")
-        };
-        assert!(some.iter().all(known), "{some:?}");
+        assert!(some.iter().any(|path| path.join("ip").exists()), "{some:?}");
+        assert!(some.iter().all(|path| path.is_dir()), "{some:?}");
+    }
+
+    #[test]
+    fn a_program_that_was_upgraded_can_be_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let [program, newer] = ["nft", "nft.new"].map(|name| folder.path().join(name));
+        for path in [&program, &newer] {
+            fs::copy("/bin/true", path).unwrap();
+        }
+        let mut paths = Paths::of(&Needs::default(), Path::new("a.toml")).unwrap();
+        let loaders = LOADERS.map(PathBuf::from);
+        paths.run =
+            folders_of(places_of("nft", folder.path().as_os_str()).into_iter().chain(loaders));
+        let run = || Command::new(&program).status().unwrap().success();
+        assert!(restricted(&paths, || fs::rename(&newer, &program).unwrap(), run));
+    }
+
+    /// An operator may keep configurations elsewhere, and a link where programs look for them.
+    #[test]
+    fn a_configuration_that_is_a_link_can_be_read_again() {
+        let [here, there] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let link = here.path().join("a.toml");
+        let [real, newer] = ["b.toml", "b.new"].map(|name| there.path().join(name));
+        fs::write(&real, "before").unwrap();
+        symlink(&real, &link).unwrap();
+        let paths = Paths::of(&Needs::default(), &link).unwrap();
+        fs::write(&newer, "after").unwrap();
+        let rename = || fs::rename(&newer, &real).unwrap();
+        let text = restricted(&paths, rename, || fs::read_to_string(&link).unwrap());
+        assert_eq!(text, "after");
+    }
+
+    /// Root that reads its configuration in /etc must not read the passwords there.
+    #[test]
+    fn root_gets_no_folder_of_everybody() {
+        let places = |file: &str, is_root| places_of_configuration(Path::new(file), is_root);
+        let path = |text: &str| vec![PathBuf::from(text)];
+        assert_eq!(places("/etc/x.toml", true), path("/etc/x.toml"));
+        assert_eq!(places("/x.toml", true), path("/x.toml"));
+        assert_eq!(places("/etc/x.toml", false), path("/etc"));
+        assert_eq!(places("/etc/apt/x.toml", true), path("/etc/apt"));
+        assert_eq!(places("x.toml", false), path("."));
+    }
+
+    /// A single file that somebody has replaced cannot be read: operators must learn it.
+    #[test]
+    fn a_file_that_was_replaced_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, newer] = ["hosts", "hosts.new"].map(|name| folder.path().join(name));
+        for path in [&path, &newer] {
+            fs::write(path, "").unwrap();
+        }
+        let paths = Paths { read: vec![path.clone(), "/proc".into()], ..Paths::default() };
+        let files = paths.files();
+        assert!(files.replaced().is_empty());
+        fs::rename(&newer, &path).unwrap();
+        assert_eq!(files.replaced(), [&path]);
     }
 }

@@ -63,7 +63,8 @@ impl<N: Rnic> Gateway<N> {
         if let Some(why) = self.confinement.refuses(&config).or(log_mistake) {
             return Err(OperateError::Refused(why));
         }
-        let mut notes = keep_what_needs_a_restart(&self.config, &mut config);
+        let mut notes = self.confinement.lost();
+        notes.extend(keep_what_needs_a_restart(&self.config, &mut config));
         let common = self.common.after(&config);
         let plan = self.plan(&config, &common).map_err(OperateError::Refused)?;
         let rnics = self.open_rnics(&mut config, &names, &mut notes);
