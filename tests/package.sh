@@ -10,6 +10,7 @@ root=target/package/root
 base=target/package/base.tar
 image=target/package/image
 first=$1 second=$2
+wants=/etc/systemd/system/multi-user.target.wants
 caps=+bpf,+net_admin,+net_raw,+net_bind_service,+sys_nice,+ipc_lock
 
 main() {
@@ -32,6 +33,7 @@ main() {
     mkdir -p "$root/dev/shm"
     mount -t tmpfs -o mode=1777 shm "$root/dev/shm"
 
+    mkdir -p "$root$wants"
     files >target/package/before
     install_first "$first"
     main_job
@@ -78,6 +80,10 @@ install_first() {
     inside dpkg -i /run/first.deb >/dev/null
     inside getent passwd smcgate >/dev/null
     inside smcgate check -c /etc/smcgate/smcgate.toml >/dev/null
+    inside test -s /usr/share/smcgate/grafana/smcgate.json
+    inside test -s /usr/share/smcgate/prometheus/alerts.yml
+    # Whoever makes an image enables it without a systemd that runs.
+    ln -s /usr/lib/systemd/system/smcgate.service "$root$wants/"
     echo "package: installed, as $(inside dpkg-query -W smcgate)"
 }
 
@@ -189,6 +195,11 @@ upgrade() {
 }
 
 purge() {
+    inside dpkg --remove smcgate >/dev/null
+    if [[ -L $root$wants/smcgate.service ]]; then
+        echo "package: it is enabled, and gone" >&2
+        exit 1
+    fi
     inside dpkg --purge smcgate >/dev/null
     ! inside getent passwd smcgate >/dev/null
     umount "$root/dev/shm"

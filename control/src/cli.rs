@@ -64,7 +64,7 @@ pub enum Command {
     ///
     /// Listeners, limits, peers, EIDs and the level of the log change at once. What needs a restart
     /// is said. A configuration that is wrong leaves everything as it was. SIGHUP does the same.
-    Reload(Whom),
+    Reload(Reload),
     /// Take no new connections, at one listener or at all; open ones go on
     Drain(Drain),
     /// Take connections again
@@ -273,6 +273,17 @@ pub enum RnicCommand {
         #[command(flatten)]
         gateway: Whom,
     },
+}
+
+/// Options of `reload`.
+#[derive(Debug, Args)]
+pub struct Reload {
+    /// The gateway that is this process, wherever its admin endpoint listens
+    #[arg(long, value_name = "PID", conflicts_with_all = ["admin", "config"])]
+    pub pid: Option<u32>,
+    /// Whom to tell.
+    #[command(flatten)]
+    pub gateway: Whom,
 }
 
 /// Options of `drain`.

@@ -11,12 +11,13 @@ use std::process::ExitCode;
 use clap::Parser;
 use smcgate::capture::Request;
 use smcgate::cli::{
-    Ask, Capture, Cli, Command, Conns, Decode, Doctor, Drain, LinkCommand, RnicCommand, Top,
-    Undrain, Whom,
+    Ask, Capture, Cli, Command, Conns, Decode, Doctor, Drain, LinkCommand, Reload, RnicCommand,
+    Top, Undrain, Whom,
 };
 use smcgate::config::Config;
 use smcgate::device::Devices;
 use smcgate::operate::Operation;
+use smcgate::reload::socket;
 use smcgate::stats::{ConnectionQuery, Stats};
 use smcgate::tools::capture::capture;
 use smcgate::tools::client::{self, Client, DEFAULT_ADMIN};
@@ -48,7 +49,7 @@ fn main() -> ExitCode {
         Command::Intercept(command) => {
             intercept::run(&command).map_err(|(code, why)| Failure { code, why })
         }
-        Command::Reload(gateway) => operate(&gateway, &Operation::Reload),
+        Command::Reload(arguments) => reload(&arguments),
         Command::Drain(Drain { listener, close_idle_over: close_idle_over_s, gateway }) => {
             operate(&gateway, &Operation::Drain { listener, close_idle_over_s })
         }
@@ -138,6 +139,15 @@ fn admin(gateway: &Whom) -> Result<SocketAddr, Failure> {
     })
 }
 
+fn reload(arguments: &Reload) -> Result<(), Failure> {
+    let Some(pid) = arguments.pid else { return operate(&arguments.gateway, &Operation::Reload) };
+    let notes = socket::ask(pid).map_err(|error| match error.is_wrong() {
+        true => Failure::misconfigured(error),
+        false => Failure::failed(error),
+    })?;
+    print(&lines(&notes))
+}
+
 fn link(command: LinkCommand) -> Result<(), Failure> {
     let (operation, gateway) = match command {
         LinkCommand::Delete { link, disorderly, gateway } => {
@@ -154,7 +164,11 @@ fn operate(gateway: &Whom, operation: &Operation) -> Result<(), Failure> {
         true => Failure::misconfigured(error),
         false => Failure::failed(error),
     })?;
-    print(&notes.iter().map(|note| format!("{note}\n")).collect::<String>())
+    print(&lines(&notes))
+}
+
+fn lines(notes: &[String]) -> String {
+    notes.iter().map(|note| format!("{note}\n")).collect()
 }
 
 fn rnic(command: RnicCommand) -> Result<(), Failure> {

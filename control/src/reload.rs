@@ -2,6 +2,8 @@
 //! takes time: the file is read, and the names in it are resolved, before the control thread is
 //! asked to act on it.
 
+pub mod socket;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr};

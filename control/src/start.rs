@@ -34,7 +34,7 @@ use crate::measure;
 use crate::network::{Network, Place};
 use crate::operate::OperateError;
 use crate::pnet::PnetTable;
-use crate::reload::{Prepared, addresses};
+use crate::reload::{Prepared, addresses, socket};
 use crate::service::Service;
 use crate::smc_option::OptionSource;
 use crate::status::Asker;
@@ -195,12 +195,16 @@ impl OpenRnics<any::Nic> for Opening {
     }
 }
 
-/// Does what signals ask for.
+/// Does what signals ask for, and whoever knows this process.
 fn hear_signals(say_stop: Sender<()>, asker: Asker, reopener: Reopener) -> io::Result<()> {
     let stop = move || {
         // A second signal finds the queue full: one is enough.
         let _ = say_stop.send(());
     };
+    let asked = asker.clone();
+    if let Err(error) = socket::serve(move || asked.reload()) {
+        tracing::warn!(%error, "smcgate reload --pid will find nobody here");
+    }
     let reload = move || reload_aside(asker.clone());
     crate::signals::on_orders(stop, reload, move || reopener.reopen())
 }

@@ -320,3 +320,33 @@ fn what_comes_back_is_what_was_wanted() {
     assert_eq!(a.stats().rnics.len(), 2);
     wait_until("both RNICs are used again", LIMIT, || links() == 2);
 }
+
+/// systemd knows the process of a gateway, but not where the one that runs answers when the file
+/// names another place. It must reach that one, and learn whether the reload has worked.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn a_gateway_is_told_to_reload_by_its_process() {
+    let hosts = Hosts::new("a_gateway_is_told_to_reload_by_its_process");
+    let setup = Setup::new("gateway-a", &hosts.a).towards(hosts.b.address, PORT);
+    let text = setup.text();
+    let gateway = setup.start(&hosts, &hosts.a);
+    let file = hosts.logs.join("gateway-a.toml");
+    let change = |text: &str| fs::write(&file, text).expect("the folder is ours");
+    let pid = gateway.process.id().to_string();
+    let by_pid = |name: &str| smcgate(&hosts, name, &["reload", "--pid", &pid]);
+
+    let moved = text.replace("127.0.0.1:9180", "127.0.0.1:9181") + "[dns]\nservers = []\n";
+    let more = "[[listener]]\nname = \"more\"\nbind = \"127.0.0.1:7099\"\n\
+                upstream = \"10.8.0.2:7099\"\n";
+    change(&format!("{moved}{more}"));
+    let by_address = smcgate(&hosts, "by-address", &["reload", "-c", &file.display().to_string()]);
+    assert_eq!(by_address.status.code(), Some(1), "{}", by_address.stderr);
+    let said = by_pid("by-pid").expect_success("reload");
+    assert!(said.contains("admin: takes effect after a restart"), "{said}");
+    assert!(said.contains("listener more: added"), "{said}");
+    change("nonsense");
+    let wrong = by_pid("wrong");
+    assert_eq!(wrong.status.code(), Some(2), "{}", wrong.stderr);
+    assert!(wrong.stderr.contains("gateway-a.toml:1"), "{}", wrong.stderr);
+    assert!(gateway.get("/config").contains("7099"), "what was before stays");
+}

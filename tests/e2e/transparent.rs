@@ -330,6 +330,35 @@ fn only_applications_in_the_listed_cgroups_are_intercepted() {
     assert_eq!(connect(None), 2, "outside");
 }
 
+/// In a pod, a gateway sees the cgroup of its container, and the tree of the node beside it if that
+/// is mounted. It needs both: its own for the TCP option, and the other for applications outside.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn applications_of_the_host_are_intercepted_from_a_container() {
+    let site = Site::new("applications_of_the_host_are_intercepted_from_a_container");
+    let family = &families()[0];
+    let cgroups = Cgroups::new();
+    let node = tempfile::tempdir().expect("there is room");
+    let own = cgroups.outer.parent().expect("it is below the mount").display();
+    let script = format!(
+        "echo $$ > {}/child/cgroup.procs && exec unshare -C -m sh -c '\
+         mount --bind {own} {} && umount -l {own} && mount -t cgroup2 none {own} && \
+         exec setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin \"$@\"' sh \"$@\"",
+        cgroups.outer.display(),
+        node.path().display(),
+    );
+    let far = site.within("tproxy", family);
+    let near = site.out_setup("ebpf", family, "").under(&["sh", "-c", &script, "sh"]);
+    let near = near.start(&site.hosts, &site.hosts.a);
+    let remote = SocketAddr::new(family.server, 7010);
+    let listener = site.hosts.b.listen(remote);
+    let client = site.hosts.a.connect(remote).expect("the gateway listens");
+    assert_echo(&client, &crate::hosts::accept(&listener, LIMIT));
+    for gateway in [&near, &far] {
+        assert_eq!(gateway.stats().totals.connections_smc, 1, "{}", near.process.log());
+    }
+}
+
 /// A gateway that has given up its privileges cannot look for the cgroups any more, and where it
 /// runs no mount may show them. A reload must find them all the same.
 #[test]
