@@ -196,6 +196,38 @@ fn a_gateway_that_loses_its_terminal_goes_on() {
     assert_eq!(busy.ends(), Some(0));
 }
 
+/// A name may come to mean this host itself: the first connection must not take all descriptors of
+/// the gateway, one connection of its own after the other.
+#[test]
+fn a_name_that_leads_back_to_its_listener_is_refused() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut config = tempfile::NamedTempFile::new().unwrap();
+    let port = free.port();
+    writeln!(
+        config,
+        "[admin]\nlisten = \"none\"\n[poll]\npolicy = \"block\"\npin = false\n[[listener]]\n\
+         name = \"it\"\nbind = \"0.0.0.0:{port}\"\nupstream = \"localhost:{port}\""
+    )
+    .unwrap();
+    let mut gateway = Command::new(env!("CARGO_BIN_EXE_smcgate"))
+        .args(["run", "-c", &config.path().display().to_string()])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let application = (0..500).find_map(|_| {
+        std::thread::sleep(Duration::from_millis(20));
+        TcpStream::connect(free).ok()
+    });
+    let mut application = application.expect("the gateway listens");
+    application.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    let outcome = application.read(&mut [0]).map_err(|error| error.kind());
+    let descriptors = std::fs::read_dir(format!("/proc/{}/fd", gateway.id())).unwrap().count();
+    gateway.kill().unwrap();
+    gateway.wait().unwrap();
+    assert_eq!(outcome, Err(std::io::ErrorKind::ConnectionReset));
+    assert!(descriptors < 100, "{descriptors}");
+}
+
 /// What an editor shows as wrong, or as right, must be so: a judge from elsewhere, with a reader of
 /// TOML of its own, takes all configurations that we publish and refuses a slip of the pen.
 #[test]
