@@ -28,6 +28,22 @@ struct {
 	__type(value, __u32);
 } sockets SEC(".maps");
 
+// Where somebody listens whose SYN-ACKs answer the option. `port` zero stands for all ports: what is
+// intercepted comes to a listener with the port that its client has chosen.
+struct place {
+	__u64 network;
+	__u32 port;
+	__u32 reserved;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
+	__type(key, struct place);
+	__type(value, __u32);
+} places SEC(".maps");
+
 // TCP pads it with NOPs to the eight bytes that Linux peers send, too.
 struct smc_option {
 	__u8 kind;
@@ -74,13 +90,29 @@ static __always_inline int marked(struct bpf_sock_ops *ops)
 	return bits && (*bits & MARKED);
 }
 
+static __always_inline int is_place(__u64 network, __u32 port)
+{
+	struct place place = { .network = network, .port = port };
+
+	return bpf_map_lookup_elem(&places, &place) != 0;
+}
+
+// Whether a connection request has come to a listener that is marked.
+static __always_inline int is_listened_for(struct bpf_sock_ops *ops)
+{
+	__u64 network = bpf_get_netns_cookie(ops);
+
+	return is_place(network, ops->local_port) || is_place(network, 0);
+}
+
 // Whether the segment that TCP is building is one that carries our option.
 //
-// A socket asks for this callback when a program has marked it, ours or another one. For a SYN the
-// mark can be looked up. For a SYN-ACK the socket at hand is a request without an entry, and the
-// answer is that of its listener, which asked. Where two gateways share a cgroup, both answer with
-// the same option: TCP refuses the second and fills its room with NOPs. A SYN-ACK that is a SYN
-// cookie stays plain: the child born of it could not know that its SYN had the option.
+// A socket asks for this callback when a program has marked it: ours, another one, or one that is
+// gone. For a SYN the mark can be looked up. For a SYN-ACK the socket at hand is a request without
+// an entry, and the place of its listener says whether it is one of ours. Were that not asked, a
+// gateway would answer for the listeners of another one that has died, and their applications would
+// get the messages of a rendezvous. A SYN-ACK that is a SYN cookie stays plain: the child born of it
+// could not know that its SYN had the option.
 static __always_inline int carries_option(struct bpf_sock_ops *ops)
 {
 	if (!(ops->skb_tcp_flags & TCP_FLAG_SYN))
@@ -94,7 +126,7 @@ static __always_inline int carries_option(struct bpf_sock_ops *ops)
 	// RFC 7609 3.5.1.1 #2: set option on SYN-ACK
 	// RFC 7609 3.5.1.1 #3: answer only a SYN with option
 	// RFC 7609 5.3 #1: TCP filters govern SMC-R too
-	return offered(ops, BPF_LOAD_HDR_OPT_TCP_SYN);
+	return is_listened_for(ops) && offered(ops, BPF_LOAD_HDR_OPT_TCP_SYN);
 }
 
 static __always_inline void established(struct bpf_sock_ops *ops, __u64 flags)

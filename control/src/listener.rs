@@ -18,7 +18,7 @@ use crate::config::{
 };
 use crate::entropy::random;
 use crate::loopback::Loopback;
-use crate::smc_option::OptionSource;
+use crate::smc_option::{OptionSource, Ports};
 use crate::stats::ByTransport;
 use crate::upstreams::Pool;
 
@@ -84,8 +84,9 @@ impl Common {
     pub fn listen(&self, config: &config::Listener, option: &OptionSource) -> io::Result<OwnedFd> {
         let socket = new_socket(config.bind)?;
         sockopt::set_socket_reuseaddr(&socket, true)?;
-        self.prepare(&socket, config, option)?;
+        self.prepare(&socket, config)?;
         rustix::net::bind(&socket, &config.bind)?;
+        mark(&socket, config, option)?;
         rustix::net::listen(&socket, i32::try_from(config.backlog).unwrap_or(i32::MAX))?;
         Ok(socket)
     }
@@ -106,21 +107,16 @@ impl Common {
         if config.accept == Protocol::Tcp {
             option.unmark(socket);
         }
-        self.prepare(socket, config, option)?;
+        self.prepare(socket, config)?;
+        mark(socket, config, option)?;
         Ok(rustix::net::listen(socket, i32::try_from(config.backlog).unwrap_or(i32::MAX))?)
     }
 
     /// Sets what accepted sockets inherit.
-    fn prepare(
-        &self,
-        socket: &OwnedFd,
-        config: &config::Listener,
-        option: &OptionSource,
-    ) -> io::Result<()> {
+    fn prepare(&self, socket: &OwnedFd, config: &config::Listener) -> io::Result<()> {
         set_options(socket, config, config.accept, self.peer_keepalive)?;
-        match config.accept {
-            Protocol::Tcp => self.loopback.suit_listener(socket, config.bind),
-            Protocol::Smc => option.mark_listener(socket)?,
+        if config.accept == Protocol::Tcp {
+            self.loopback.suit_listener(socket, config.bind);
         }
         if config.intercept.as_ref().is_some_and(|it| it.way == InterceptWay::Tproxy) {
             smcr_os::tcp::set_transparent(socket.as_fd(), config.bind.is_ipv6())?;
@@ -283,6 +279,20 @@ impl Listener {
             Err(Errno::INPROGRESS) => Ok((socket, false)),
             Err(error) => Err(error.into()),
         }
+    }
+}
+
+/// Has the connections that a socket accepts answer the SMC option, if its `config` wants that.
+fn mark(socket: &OwnedFd, config: &config::Listener, option: &OptionSource) -> io::Result<()> {
+    let way = config.intercept.as_ref().map(|intercept| intercept.way);
+    let ports = match way {
+        Some(InterceptWay::Tproxy | InterceptWay::Ebpf) => Ports::Any,
+        // Rules of NAT give connections the port of the listener.
+        Some(InterceptWay::Redirect) | None => Ports::Own,
+    };
+    match config.accept {
+        Protocol::Tcp => Ok(()),
+        Protocol::Smc => option.mark_listener(socket, ports),
     }
 }
 

@@ -48,14 +48,15 @@ impl OptionSource {
         }
     }
 
-    /// Makes the connections that `listener` accepts answer the option. Call it before `listen`.
+    /// Makes the connections that `listener` accepts answer the option. Call it between `bind` and
+    /// `listen`.
     ///
     /// # Errors
     ///
     /// As [`SmcOption::mark_listener`].
-    pub fn mark_listener(&self, listener: impl AsFd) -> io::Result<()> {
+    pub fn mark_listener(&self, listener: impl AsFd, ports: Ports) -> io::Result<()> {
         match self {
-            Self::Ebpf(option) => option.mark_listener(listener),
+            Self::Ebpf(option) => option.mark_listener(listener, ports),
             Self::Assume(_) | Self::None(_) => Ok(()),
         }
     }
@@ -105,9 +106,20 @@ impl fmt::Display for OptionSource {
     }
 }
 
+/// To which ports of this host the connections go that a listener accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ports {
+    /// To its own.
+    Own,
+    /// To any: they are intercepted.
+    Any,
+}
+
 /// The loaded program. Dropping it detaches the program; established connections do not notice.
 pub struct SmcOption {
     sockets: MapHandle,
+    /// Where sockets listen that are marked.
+    places: MapHandle,
     /// Holds the program in the cgroup.
     _link: Link,
 }
@@ -127,19 +139,23 @@ impl SmcOption {
         let refused = |error: libbpf_rs::Error| OptionUnavailable::Refused(error.to_string());
         let object = ebpf::open(PROGRAM).and_then(|object| object.load()).map_err(refused)?;
         let sockets = ebpf::map(&object, "sockets").map_err(refused)?;
+        let places = ebpf::map(&object, "places").map_err(refused)?;
         let link = ebpf::attach(&object, &cgroup).map_err(refused)?;
-        Ok(Self { sockets, _link: link })
+        Ok(Self { sockets, places, _link: link })
     }
 
     /// Makes connections accepted by `listener` answer the option, and lets
-    /// [`SmcOption::peer_offered`] see whether their SYN had it. Call before `listen`.
+    /// [`SmcOption::peer_offered`] see whether their SYN had it. Call between `bind` and `listen`.
     ///
     /// # Errors
     ///
-    /// When the kernel is out of memory; the listener then accepts plain TCP.
-    pub fn mark_listener(&self, listener: impl AsFd) -> io::Result<()> {
-        smcr_os::tcp::save_syn(listener.as_fd())?;
-        self.mark(listener.as_fd())
+    /// When the listener has no port, or the kernel is out of memory; it then accepts plain TCP.
+    pub fn mark_listener(&self, listener: impl AsFd, ports: Ports) -> io::Result<()> {
+        let listener = listener.as_fd();
+        let place = place_of(listener, ports)?;
+        smcr_os::tcp::save_syn(listener)?;
+        self.mark(listener)?;
+        self.places.update(&place, &1_u32.to_ne_bytes(), MapFlags::ANY).map_err(io::Error::other)
     }
 
     /// Makes `client` offer SMC-R in its SYN. Call before `connect`.
@@ -191,6 +207,26 @@ impl fmt::Debug for SmcOption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SmcOption").finish_non_exhaustive()
     }
+}
+
+/// The key of `places` in the program. It stays when the listener is gone: only the callbacks of
+/// marked sockets look for it.
+fn place_of(listener: BorrowedFd<'_>, ports: Ports) -> io::Result<[u8; 16]> {
+    let network = smcr_os::tcp::network_cookie(listener)?;
+    let port = match ports {
+        Ports::Any => 0,
+        Ports::Own => {
+            let address = SocketAddr::try_from(rustix::net::getsockname(listener)?)?;
+            match address.port() {
+                0 => return Err(io::Error::new(io::ErrorKind::InvalidInput, "it has no port")),
+                port => u32::from(port),
+            }
+        }
+    };
+    let mut place = [0; 16];
+    place[..8].copy_from_slice(&network.to_ne_bytes());
+    place[8..12].copy_from_slice(&port.to_ne_bytes());
+    Ok(place)
 }
 
 /// Why the TCP option cannot be used on this host. Displays as a reason and what to do.

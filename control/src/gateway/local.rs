@@ -23,7 +23,7 @@ use crate::reactor::Token;
 use crate::rendezvous::Arrival;
 use crate::sessions::Negotiating;
 use crate::slab::Key;
-use crate::smc_option::OptionSource;
+use crate::smc_option::{OptionSource, Ports};
 use crate::stats::Process;
 use crate::termination::Termination;
 
@@ -249,7 +249,7 @@ impl<N: Rnic> Gateway<N> {
             self.option.unmark(socket);
             return Reply::Leave { seconds: SOON_S };
         }
-        match self.option.mark_listener(socket) {
+        match self.option.mark_listener(socket, Ports::Own) {
             Ok(()) => Reply::Marked,
             Err(_) => Reply::Leave { seconds: SOON_S },
         }

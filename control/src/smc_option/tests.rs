@@ -68,8 +68,8 @@ fn two_gateways_on_one_host_do_not_disturb_each_other() {
 fn dropping_the_program_detaches_it() {
     let option = load();
     let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-    option.mark_listener(&listener).unwrap();
     listener.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+    option.mark_listener(&listener, Ports::Own).unwrap();
     listener.listen(8).unwrap();
     let address = listener.local_addr().unwrap();
     let client = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
@@ -82,6 +82,36 @@ fn dropping_the_program_detaches_it() {
     assert!(!syn.is_empty() && !has_option(&syn));
 }
 
+/// A gateway must not answer for listeners of one that has died: nobody would run the rendezvous,
+/// and its messages would reach the application.
+#[test]
+#[ignore = "needs the privilege to load eBPF; run by scripts/test e2e"]
+fn another_gateways_listeners_are_its_own() {
+    let (dead, alive) = (load(), load());
+    let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    listener.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+    dead.mark_listener(&listener, Ports::Own).unwrap();
+    listener.listen(8).unwrap();
+    let address = listener.local_addr().unwrap();
+    let connect = || {
+        let client = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        alive.mark_client(&client).unwrap();
+        client.connect(&address).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        (alive.peer_offered(&client), server)
+    };
+    let (offered, server) = connect();
+    assert!(offered && dead.peer_offered(&server));
+    drop(dead);
+    let (offered, server) = connect();
+    assert!(has_option(&smcr_os::tcp::saved_syn(server.as_fd()).unwrap()), "the client offers");
+    assert!(!offered, "and nobody answers");
+    // One that takes its place knows the listener as soon as it is told.
+    alive.mark_listener(&listener, Ports::Own).unwrap();
+    let (offered, server) = connect();
+    assert!(offered && alive.peer_offered(&server));
+}
+
 /// Connections that come faster than they are accepted must not be mistaken for plain ones: the
 /// server would then relay CLC messages to the application.
 #[test]
@@ -89,8 +119,8 @@ fn dropping_the_program_detaches_it() {
 fn every_connection_of_a_burst_is_recognised() {
     let option = load();
     let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-    option.mark_listener(&listener).unwrap();
     listener.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+    option.mark_listener(&listener, Ports::Own).unwrap();
     listener.listen(128).unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::scope(|scope| {
@@ -122,7 +152,7 @@ fn every_connection_of_a_burst_is_recognised() {
 fn assumed_peers_are_those_of_the_list() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let source = OptionSource::Assume(vec!["10.8.0.0/24".parse().unwrap()]);
-    source.mark_listener(&listener).unwrap();
+    source.mark_listener(&listener, Ports::Own).unwrap();
     source.mark_client(&listener).unwrap();
     assert!(source.peer_offered(&listener, "10.8.0.2:1".parse().unwrap()));
     assert!(!source.peer_offered(&listener, "10.8.1.2:1".parse().unwrap()));
@@ -145,11 +175,11 @@ fn connect(
 ) -> Outcome {
     let domain = Domain::for_address(address);
     let listener = Socket::new(domain, Type::STREAM, None).unwrap();
+    listener.bind(&address.into()).unwrap();
     match server_end {
-        End::Marked => server_gateway.mark_listener(&listener).unwrap(),
+        End::Marked => server_gateway.mark_listener(&listener, Ports::Own).unwrap(),
         End::Plain => smcr_os::tcp::save_syn(listener.as_fd()).unwrap(),
     }
-    listener.bind(&address.into()).unwrap();
     listener.listen(8).unwrap();
     let address = listener.local_addr().unwrap().as_socket().unwrap();
     let wire = Wire::open();
