@@ -397,6 +397,35 @@ fn places_are_handed_on() {
     );
 }
 
+/// A local program has connected by itself, and the server waits for a Proposal. If there is none,
+/// silence would leave the server waiting, and the application would get its Decline as data.
+#[test]
+fn a_dialled_server_is_told_that_there_is_no_proposal() {
+    let few = |settings: &mut Settings| settings.handshakes_max = 1;
+    let mut client = endpoint(Side::Client, few);
+    let dialled = |stays| Arrival { dialled: true, stays, ..arrival(9) };
+    let begin = |client: &mut Tested, now, index, stays| {
+        client.arrived(now, key(index), dialled(stays));
+        let waits = drain(client, now).is_empty();
+        client.connected(now, key(index));
+        (waits, drain(client, now))
+    };
+    let (waits, effects) = begin(&mut client, START, 1, None);
+    assert!(!waits && matches!(effects[..], [Effect::Send { frame: Frame::Proposal(_), .. }]));
+    let (waits, effects) = begin(&mut client, START, 2, Some(Diagnosis::OVER_LIMIT));
+    assert_eq!((waits, declined(&effects)), (false, Some(Diagnosis::OVER_LIMIT)));
+
+    client.arrived(START, key(3), dialled(None));
+    assert!(drain(&mut client, START).is_empty(), "it waits for a place");
+    let due = START + HANDSHAKE_TIMEOUT;
+    assert!(matches!(
+        drain(&mut client, due)[..],
+        [Effect::Exhausted { .. }, Effect::Connect { hear: true, .. }, ..]
+    ));
+    client.connected(due, key(3));
+    assert_eq!(declined(&drain(&mut client, due)), Some(Diagnosis::TOO_BUSY));
+}
+
 /// Each peer that sends nothing holds two descriptors. Beyond their budget the oldest is reset, and
 /// the one that came last is served.
 #[test]
