@@ -192,8 +192,8 @@ fn a_full_disk_costs_lines_and_no_connection() {
 }
 
 /// What is in the way of the log for a while keeps no gateway from its start: systemd starts none
-/// again whose configuration is wrong. And a gateway that does not start, or stays as it was, leaves
-/// no file behind.
+/// again whose configuration is wrong. And a gateway that does not start, or stays as it was,
+/// leaves no file behind.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn a_log_that_nobody_takes_yet_keeps_no_gateway_from_its_work() {

@@ -17,9 +17,9 @@ pub fn what_root_lacks(error: &io::Error) -> &'static str {
     if has { "" } else { LACKS }
 }
 
-const LACKS: &str = "; root has no CAP_DAC_OVERRIDE here, because the gateway has given it up or was \
-                     started without it: let root own the directory, or run the gateway as the user \
-                     who owns it, or write drop_capabilities = false under [confine]";
+const LACKS: &str = "; root has no CAP_DAC_OVERRIDE here, because the gateway has given it up or \
+                     was started without it: let root own the directory, or run the gateway as \
+                     its owner, or write drop_capabilities = false under [confine]";
 
 #[cfg(test)]
 mod tests {

@@ -2,9 +2,9 @@
 //! its process, as systemd does.
 //!
 //! The admin endpoint may be elsewhere than the new configuration says, or nowhere. Each gateway
-//! listens at a Unix socket without a file, whose name is the number of its process. The kernel says
-//! who is at the other end, so nobody can pretend to be the gateway, and only root and its own user
-//! can tell it anything.
+//! listens at a Unix socket without a file, whose name is the number of its process. The kernel
+//! says who is at the other end, so nobody can pretend to be the gateway, and only root and its own
+//! user can tell it anything.
 //!
 //! ```text
 //!   smcgate reload ── connects ──────────────► gateway
@@ -22,8 +22,10 @@ use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 
 use crate::operate::OperateError;
-use crate::status::Outcome;
 use crate::supervise;
+
+/// What was done, in words, or why nothing was.
+type Outcome = Result<Vec<String>, OperateError>;
 
 /// What came of it.
 #[derive(Debug, Default, Serialize, Deserialize)]
