@@ -67,7 +67,7 @@ impl Connects {
     ///
     /// # Errors
     ///
-    /// As [`load`](Self::load).
+    /// Why not, in words that continue a sentence; nothing is left behind.
     pub fn load_for_all(own_mark: u32) -> Result<Self, String> {
         Self::load(&Root::open()?, &[], own_mark)
     }
