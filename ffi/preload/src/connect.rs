@@ -23,7 +23,10 @@ pub(crate) fn connect(fd: RawFd, peer: Option<SocketAddr>, real: impl FnOnce() -
     let (Some(peer), Some(socket)) = (peer, sys::borrow(fd)) else { return real() };
     match TABLE.of(fd).kind() {
         Kind::Pending | Kind::Settling => return connect_again(fd, real),
-        Kind::Switched if name::of(socket).is_some() => return sys::fail(libc::EISCONN),
+        Kind::Switched if name::of(socket).is_some() => {
+            let is_new = TABLE.take(fd, Flag::ConnectUntold);
+            return if is_new { 0 } else { sys::fail(libc::EISCONN) };
+        }
         Kind::Switched | Kind::Other | Kind::Fresh | Kind::Listening => {}
     }
     if !is_marked(fd, socket, peer) {
@@ -82,6 +85,7 @@ fn connect_again(fd: RawFd, real: impl FnOnce() -> c_int) -> c_int {
         (0, _) | (_, libc::EISCONN) => {
             let error = sys::errno();
             settle(fd);
+            TABLE.take(fd, Flag::ConnectUntold);
             if TABLE.take(fd, Flag::ResetUntold) {
                 return sys::fail(libc::ECONNRESET);
             }

@@ -85,6 +85,8 @@ fn run(fd: RawFd, socket: BorrowedFd<'_>) {
     let answer = ask(Request::Connected { waits: false }, Some(socket));
     if conclude(fd, &kept, answer) == Settled::Reset {
         TABLE.raise(fd, Flag::ResetUntold);
+    } else if TABLE.of(fd).kind() == Kind::Switched {
+        TABLE.raise(fd, Flag::ConnectUntold);
     }
 }
 

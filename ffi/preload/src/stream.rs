@@ -1,6 +1,7 @@
 //! Reading and writing, and how a stream ends: as TCP says it.
 
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use libc::{c_int, ssize_t};
 use rustix::net::sockopt::socket_linger;
@@ -31,7 +32,8 @@ pub(crate) fn read(
     let is_shut = entry.has(Flag::ReadingShut);
     let result = switched(if is_shut { libc::MSG_DONTWAIT } else { 0 });
     match (result, if result < 0 { sys::errno() } else { 0 }) {
-        (0, _) if wanted > 0 && is_reset(socket, fd, entry) => failed(libc::ECONNRESET),
+        // While this thread waited, another one may have shut the connection down.
+        (0, _) if wanted > 0 && is_reset(socket, fd, TABLE.of(fd)) => failed(libc::ECONNRESET),
         (0.., _) => result,
         (_, libc::ENOTSOCK) => {
             TABLE.forget(fd);
@@ -56,8 +58,7 @@ pub(crate) fn write(
     if let Some(error) = unready(fd) {
         return failed(error);
     }
-    let entry = TABLE.of(fd);
-    if entry.kind() != Kind::Switched {
+    if TABLE.of(fd).kind() != Kind::Switched {
         return plain();
     }
     // The signal comes from us, if TCP would send it.
@@ -69,7 +70,7 @@ pub(crate) fn write(
             plain()
         }
         (_, libc::EPIPE) => {
-            if sys::borrow(fd).is_some_and(|socket| is_reset(socket, fd, entry)) {
+            if sys::borrow(fd).is_some_and(|socket| is_reset(socket, fd, TABLE.of(fd))) {
                 return failed(libc::ECONNRESET);
             }
             if flags & libc::MSG_NOSIGNAL == 0 {
@@ -142,20 +143,26 @@ pub(crate) fn shutdown(fd: RawFd, how: c_int, real: impl FnOnce() -> c_int) -> c
     if !is_ours {
         return real();
     }
+    // Threads that are woken must find that it is no reset.
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
         TABLE.raise(fd, Flag::ReadingShut);
+        ANY_READING_SHUT.store(true, Relaxed);
     }
-    match how {
-        // TCP tells its peer nothing, and still accepts what comes.
-        libc::SHUT_RD => 0,
-        _ => {
-            let result = real();
-            if result == 0 {
-                TABLE.raise(fd, Flag::WritingShut);
-            }
-            result
-        }
+    if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
+        TABLE.raise(fd, Flag::WritingShut);
     }
+    // TCP tells its peer nothing of the end of reading, and still accepts what comes.
+    if how == libc::SHUT_RD { 0 } else { real() }
+}
+
+/// Whether any connection was ever shut down for reading, which is rare.
+static ANY_READING_SHUT: AtomicBool = AtomicBool::new(false);
+
+/// Whether the program has shut down reading from a switched connection. The kernel does not know,
+/// so it does not say that there is nothing to wait for.
+pub(crate) fn is_reading_shut(fd: RawFd) -> bool {
+    let entry = TABLE.of(fd);
+    ANY_READING_SHUT.load(Relaxed) && entry.kind() == Kind::Switched && entry.has(Flag::ReadingShut)
 }
 
 /// The program is about to close a descriptor. If it has asked for a reset by SO_LINGER, the

@@ -42,6 +42,8 @@ pub(crate) enum Flag {
     Shared = 0x80,
     /// The connection was reset before it was switched, and the program does not know yet.
     ResetUntold = 0x100,
+    /// The program may ask by another `connect` whether it is connected, and hears once that it is.
+    ConnectUntold = 0x200,
 }
 
 /// What we believe of one descriptor.

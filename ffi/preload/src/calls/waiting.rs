@@ -10,10 +10,12 @@ use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespe
 use crate::epoll::{REGISTRATIONS, Registration};
 use crate::settle::settle;
 use crate::table::{Kind, TABLE};
-use crate::{real, sys};
+use crate::{real, stream, sys};
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    // SAFETY: the caller promises so many descriptors.
+    let timeout = if unsafe { is_any_ready(fds, count) } { 0 } else { timeout };
     // SAFETY: the caller promises what `poll` asks for.
     let result = unsafe { real::poll(fds, count, timeout) };
     // SAFETY: the kernel has read and written all of them.
@@ -27,6 +29,8 @@ unsafe extern "C-unwind" fn __poll_chk(
     timeout: c_int,
     room: size_t,
 ) -> c_int {
+    // SAFETY: the caller promises so many descriptors.
+    let timeout = if unsafe { is_any_ready(fds, count) } { 0 } else { timeout };
     // SAFETY: the caller promises what it asks for.
     let result = unsafe { real::__poll_chk(fds, count, timeout, room) };
     // SAFETY: the kernel has read and written all of them.
@@ -40,6 +44,8 @@ unsafe extern "C-unwind" fn ppoll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    // SAFETY: the caller promises so many descriptors.
+    let timeout = if unsafe { is_any_ready(fds, count) } { &raw const AT_ONCE } else { timeout };
     // SAFETY: the caller promises what `ppoll` asks for.
     let result = unsafe { real::ppoll(fds, count, timeout, mask) };
     // SAFETY: the kernel has read and written all of them.
@@ -54,25 +60,48 @@ unsafe extern "C-unwind" fn __ppoll_chk(
     mask: *const sigset_t,
     room: size_t,
 ) -> c_int {
+    // SAFETY: the caller promises so many descriptors.
+    let timeout = if unsafe { is_any_ready(fds, count) } { &raw const AT_ONCE } else { timeout };
     // SAFETY: the caller promises what it asks for.
     let result = unsafe { real::__ppoll_chk(fds, count, timeout, mask, room) };
     // SAFETY: the kernel has read and written all of them.
     unsafe { settle_polled(fds, count, result) }
 }
 
-/// Settles the descriptors that something was said of.
+static AT_ONCE: timespec = timespec { tv_sec: 0, tv_nsec: 0 };
+
+/// Whether a read from one of these would not wait, of which the kernel does not know.
 ///
 /// # Safety
 ///
-/// If `result` is positive, there are `count` descriptors.
-unsafe fn settle_polled(fds: *mut pollfd, count: nfds_t, result: c_int) -> c_int {
-    if result <= 0 {
-        return result;
+/// There are `count` descriptors, or none at null.
+unsafe fn is_any_ready(fds: *mut pollfd, count: nfds_t) -> bool {
+    if fds.is_null() {
+        return false;
     }
     // SAFETY: the caller promises them.
     let fds = unsafe { slice::from_raw_parts(fds, usize::try_from(count).unwrap_or(0)) };
-    for pollfd in fds.iter().filter(|pollfd| pollfd.revents != 0) {
-        if TABLE.of(pollfd.fd).kind() == Kind::Pending {
+    fds.iter().any(|it| it.events & libc::POLLIN != 0 && stream::is_reading_shut(it.fd))
+}
+
+/// Settles the descriptors that something is said of, and adds what the kernel does not know.
+///
+/// # Safety
+///
+/// If `result` is not negative, there are `count` descriptors, or none at null.
+unsafe fn settle_polled(fds: *mut pollfd, count: nfds_t, result: c_int) -> c_int {
+    if result < 0 || fds.is_null() {
+        return result;
+    }
+    // SAFETY: the caller promises them.
+    let fds = unsafe { slice::from_raw_parts_mut(fds, usize::try_from(count).unwrap_or(0)) };
+    let mut result = result;
+    for pollfd in fds {
+        if stream::is_reading_shut(pollfd.fd) {
+            result += c_int::from(pollfd.revents == 0 && pollfd.events & libc::POLLIN != 0);
+            pollfd.revents |= pollfd.events & (libc::POLLIN | libc::POLLRDHUP);
+        }
+        if pollfd.revents != 0 && TABLE.of(pollfd.fd).kind() == Kind::Pending {
             settle(pollfd.fd);
         }
     }
