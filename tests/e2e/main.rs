@@ -41,6 +41,7 @@ mod narrow;
 mod page;
 mod pattern;
 mod peers;
+mod preload;
 mod process;
 mod programs;
 mod proxies;

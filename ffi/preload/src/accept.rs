@@ -85,31 +85,25 @@ pub(crate) fn welcome(listener: RawFd, fd: RawFd) -> Welcome {
     let answer =
         if TABLE.covers(fd) { ask(Request::Accepted, Some(socket)) } else { Answer::Absent };
     match answer {
-        Answer::Absent | Answer::Silent | Answer::Marked | Answer::Done => {
-            without_gateway(listener, fd, socket)
-        }
-        Answer::Switch(_) | Answer::Leave { .. } => match conclude(fd, &kept, answer) {
+        Answer::Switch(_) => match conclude(fd, &kept, answer) {
             Settled::GoOn | Settled::WouldBlock => Welcome::Keep,
             Settled::Reset => {
                 TABLE.forget(fd);
                 Welcome::Refuse
             }
         },
+        Answer::Leave { .. } | Answer::Absent | Answer::Silent | Answer::Marked | Answer::Done => {
+            kept.restore(socket);
+            TABLE.set_due(listener, 0);
+            as_tcp(fd, socket)
+        }
     }
 }
 
-/// The client has offered SMC-R, and there is no gateway. Whether its offer was answered before the
-/// gateway went, nobody knows here. If it was, the client begins with a rendezvous, and what
-/// follows is no stream of the application.
-///
-/// The kernel saves no more SYNs, so that this is over for connections that come later.
-fn without_gateway(listener: RawFd, fd: RawFd, socket: BorrowedFd<'_>) -> Welcome {
-    if let Some(listener) = sys::borrow(listener) {
-        let off = 0_i32.to_ne_bytes();
-        let name = libc::TCP_SAVE_SYN;
-        sys::set_socket_option(listener, libc::IPPROTO_TCP, name, &off).ok();
-    }
-    TABLE.set_due(listener, 0);
+/// The client has offered SMC-R, and the gateway is gone, or is another one than when the client
+/// came. Whether its offer was answered, nobody knows here. If it was, the client begins with a
+/// rendezvous, and what follows is no stream of the application.
+fn as_tcp(fd: RawFd, socket: BorrowedFd<'_>) -> Welcome {
     if begins_rendezvous(socket) {
         say(fd, format_args!("the gateway is gone: reset"));
         connect_unspec(socket).ok();
@@ -179,10 +173,9 @@ mod tests {
             (b"", Welcome::Keep),
             (b"\xe2\xd4\xc3\xd9\x01", Welcome::Refuse),
         ] {
-            let (listener, near, mut far) = accepted();
+            let (_listener, near, mut far) = accepted();
             far.write_all(bytes).unwrap();
-            let (at, fd) = (listener.as_raw_fd(), near.as_raw_fd());
-            assert_eq!(without_gateway(at, fd, near.as_fd()), welcome, "{bytes:?}");
+            assert_eq!(as_tcp(near.as_raw_fd(), near.as_fd()), welcome, "{bytes:?}");
         }
     }
 

@@ -12,8 +12,10 @@ mod waiting;
 
 use std::io::Write as _;
 
+use libc::{c_int, c_ulong};
+
 use crate::table::TABLE;
-use crate::{adopt, real, settings};
+use crate::{adopt, real, settings, sys};
 
 /// The dynamic loader calls this before the program begins.
 #[used]
@@ -31,6 +33,24 @@ extern "C" fn start() {
         // Nobody is left to tell if standard error is gone.
         Err(why) => drop(writeln!(std::io::stderr(), "smcgate: {why}; all sockets are left alone")),
     }
+}
+
+/// Who installs a filter for system calls (seccomp) says first that it wants no new privileges. From
+/// then on we make no system call that the program does not make itself, where we can do without:
+/// the filter may end the process for it. (`sshd` does that before it knows who its client is.)
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn prctl(
+    option: c_int,
+    second: c_ulong,
+    third: c_ulong,
+    fourth: c_ulong,
+    fifth: c_ulong,
+) -> c_int {
+    if matches!(option, libc::PR_SET_NO_NEW_PRIVS | libc::PR_SET_SECCOMP) {
+        sys::enter_sandbox();
+    }
+    // SAFETY: the caller promises what `prctl` asks for.
+    unsafe { real::prctl(option, second, third, fourth, fifth) }
 }
 
 extern "C" fn after_fork() {

@@ -5,8 +5,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{
-    c_int, c_uint, epoll_event, fd_set, iovec, loff_t, msghdr, nfds_t, off_t, pollfd, sigset_t,
-    size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
+    c_int, c_uint, c_ulong, epoll_event, fd_set, iovec, loff_t, msghdr, nfds_t, off_t, pollfd,
+    sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
 
 macro_rules! real_functions {
@@ -68,6 +68,9 @@ real_functions! {
     pselect(
         count: c_int, reading: *mut fd_set, writing: *mut fd_set, urgent: *mut fd_set,
         timeout: *const timespec, mask: *const sigset_t
+    ) -> c_int;
+    prctl(
+        option: c_int, second: c_ulong, third: c_ulong, fourth: c_ulong, fifth: c_ulong
     ) -> c_int;
     read(fd: c_int, buffer: *mut c_void, length: size_t) -> ssize_t;
     readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;

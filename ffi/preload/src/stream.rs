@@ -21,6 +21,9 @@ pub(crate) fn read(
     switched: impl FnOnce(c_int) -> ssize_t,
     plain: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
+    if sys::is_sandboxed() && TABLE.of(fd).kind() == Kind::Switched {
+        return plain();
+    }
     if let Some(error) = unready(fd) {
         return failed(error);
     }
@@ -55,6 +58,9 @@ pub(crate) fn write(
     switched: impl FnOnce(c_int) -> ssize_t,
     plain: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
+    if sys::is_sandboxed() && TABLE.of(fd).kind() == Kind::Switched {
+        return plain();
+    }
     if let Some(error) = unready(fd) {
         return failed(error);
     }
@@ -169,6 +175,7 @@ pub(crate) fn is_reading_shut(fd: RawFd) -> bool {
 /// gateway hears of that: a Unix socket knows no reset.
 pub(crate) fn before_close(fd: RawFd) {
     if TABLE.of(fd).kind() == Kind::Switched
+        && !sys::is_sandboxed()
         && let Some(socket) = sys::borrow(fd)
         && socket_linger(socket) == Ok(Some(std::time::Duration::ZERO))
         && let Some(name) = name::of(socket)

@@ -4,6 +4,7 @@
 //! either: it makes system calls itself, and so leaves `errno` alone.
 
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use libc::{c_int, c_long, c_void, socklen_t};
 use rustix::io::Errno;
@@ -107,6 +108,19 @@ pub(crate) fn put_at(socket: BorrowedFd<'_>, fd: RawFd, close_on_exec: bool) -> 
     };
     outcome(result, before).map(drop)
 }
+
+/// Whether the process has begun to give up system calls (seccomp): then those that it does not
+/// make itself may be forbidden, and nothing is asked that can be left out.
+pub(crate) fn is_sandboxed() -> bool {
+    SANDBOXED.load(Relaxed)
+}
+
+/// The process begins to give up system calls.
+pub(crate) fn enter_sandbox() {
+    SANDBOXED.store(true, Relaxed);
+}
+
+static SANDBOXED: AtomicBool = AtomicBool::new(false);
 
 /// Sends SIGPIPE to this thread, as the kernel does for a write to a broken connection.
 pub(crate) fn raise_sigpipe() {
