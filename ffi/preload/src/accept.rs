@@ -50,7 +50,7 @@ fn tell(fd: RawFd, socket: BorrowedFd<'_>) {
         Answer::Leave { seconds } => seconds.max(1),
         Answer::Absent | Answer::Silent | Answer::Switch(_) | Answer::Done => {
             say(fd, format_args!("it listens, and there is no gateway"));
-            AGAIN_S
+            MISSED_S
         }
     };
     TABLE.set_due(fd, sys::now().saturating_add(pause));
@@ -58,6 +58,8 @@ fn tell(fd: RawFd, socket: BorrowedFd<'_>) {
 
 /// How often a gateway is told.
 const AGAIN_S: u32 = 5;
+/// How often it is looked for.
+const MISSED_S: u32 = 1;
 
 /// What to do with a connection that was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

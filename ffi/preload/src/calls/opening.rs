@@ -88,7 +88,6 @@ unsafe extern "C-unwind" fn accept4(
     length: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
-    accept::before_accept(fd);
     let room = if length.is_null() {
         0
     } else {
@@ -96,6 +95,7 @@ unsafe extern "C-unwind" fn accept4(
         unsafe { *length }
     };
     loop {
+        accept::before_accept(fd);
         // SAFETY: the caller promises what `accept4` asks for.
         let accepted = unsafe { real::accept4(fd, from, length, flags) };
         if accepted < 0 || accept::welcome(fd, accepted) == Welcome::Keep {
