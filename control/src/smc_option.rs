@@ -81,6 +81,15 @@ impl OptionSource {
         }
     }
 
+    /// Notes that a rendezvous runs on this socket. Returns whether that is news: a program may
+    /// bring a socket twice, and two rendezvous on one would take each other's messages.
+    pub fn take(&self, socket: impl AsFd) -> bool {
+        match self {
+            Self::Ebpf(option) => option.take(socket.as_fd()),
+            Self::Assume(_) | Self::None(_) => true,
+        }
+    }
+
     /// Whether both ends of an established connection of a marked socket have agreed on SMC-R, so
     /// that a CLC rendezvous must follow on it. `peer` is the address of the other end.
     pub fn peer_offered(&self, connection: impl AsFd, peer: SocketAddr) -> bool {
@@ -192,6 +201,11 @@ impl SmcOption {
         let _ = self.sockets.delete(&socket.as_raw_fd().to_ne_bytes());
     }
 
+    fn take(&self, socket: BorrowedFd<'_>) -> bool {
+        let bits = self.bits(socket);
+        bits & TAKEN == 0 && ebpf::mark(&self.sockets, socket, bits | TAKEN).is_ok()
+    }
+
     /// The program's entry for `socket`; zero if it has none.
     fn bits(&self, socket: BorrowedFd<'_>) -> u32 {
         let key = socket.as_raw_fd().to_ne_bytes();
@@ -266,6 +280,8 @@ const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/smc_option.o"))
 const MARKED: u32 = 1;
 const ESTABLISHED: u32 = 2;
 const PEER_OFFERED: u32 = 4;
+// Of this bit the program knows nothing: it is set when that has done its work.
+const TAKEN: u32 = 8;
 
 #[cfg(test)]
 mod tests;

@@ -362,7 +362,7 @@ impl<N: Rnic> Gateway<N> {
 
     /// What it takes to serve a connection of a program; none if the gateway cannot.
     fn take_over(&mut self, caller: Key, index: u16, socket: &OwnedFd) -> Option<Taken> {
-        if self.is_full() || self.draining.is_some() {
+        if self.is_full() || self.draining.is_some() || !self.option.take(socket) {
             return None;
         }
         let before = Before::take(socket).ok()?;

@@ -110,6 +110,8 @@ fn another_gateways_listeners_are_its_own() {
     alive.mark_listener(&listener, Ports::Own).unwrap();
     let (offered, server) = connect();
     assert!(offered && alive.peer_offered(&server));
+    assert!(alive.take(server.as_fd()) && !alive.take(server.as_fd()), "once");
+    assert!(alive.peer_offered(&server), "and it is still known what the peer has offered");
 }
 
 /// Connections that come faster than they are accepted must not be mistaken for plain ones: the

@@ -10,6 +10,7 @@ use smcgate_door::Request;
 use crate::connect::is_tcp;
 use crate::debug::say;
 use crate::door::{Answer, ask};
+use crate::epoll::REGISTRATIONS;
 use crate::settings::settings;
 use crate::settle::{Settled, conclude};
 use crate::switch::Kept;
@@ -20,16 +21,18 @@ use crate::table::{Flag, Kind, TABLE};
 /// A program is about to listen on this socket.
 pub(crate) fn listen(fd: RawFd) {
     let Some(socket) = sys::borrow(fd) else { return };
-    let Some(settings) = settings() else { return };
-    if !TABLE.covers(fd) || !is_tcp(socket) {
-        return;
-    }
-    let local = getsockname(socket).ok().and_then(|local| local.try_into().ok());
-    if local.is_none_or(|local| !settings.choice.takes_listener(local)) {
+    if !TABLE.covers(fd) || !is_tcp(socket) || !is_chosen(socket) {
         return;
     }
     TABLE.set(fd, Kind::Listening);
     tell(fd, socket);
+}
+
+/// Whether the gateway shall hear of a listening socket. Without settings it hears of nothing.
+pub(crate) fn is_chosen(socket: BorrowedFd<'_>) -> bool {
+    let local = getsockname(socket).ok().and_then(|local| local.try_into().ok());
+    let choice = settings().map(|settings| &settings.choice);
+    choice.is_none_or(|choice| local.is_some_and(|local| choice.takes_listener(local)))
 }
 
 /// A program is about to accept from this socket. A gateway that has been restarted does not know
@@ -73,6 +76,7 @@ pub(crate) enum Welcome {
 /// Looks at a connection that was accepted from `listener`.
 pub(crate) fn welcome(listener: RawFd, fd: RawFd) -> Welcome {
     TABLE.forget(fd);
+    REGISTRATIONS.clear(fd);
     if TABLE.of(listener).kind() != Kind::Listening {
         return Welcome::Keep;
     }

@@ -4,6 +4,7 @@ use std::os::fd::RawFd;
 
 use rustix::net::sockopt::socket_acceptconn;
 
+use crate::accept::is_chosen;
 use crate::connect::is_tcp;
 use crate::epoll::REGISTRATIONS;
 use crate::table::{Kind, TABLE};
@@ -15,7 +16,7 @@ pub(crate) fn adopt(fd: RawFd) {
     REGISTRATIONS.clear(fd);
     if name::of(socket).is_some() {
         TABLE.set(fd, Kind::Switched);
-    } else if socket_acceptconn(socket) == Ok(true) && is_tcp(socket) {
+    } else if socket_acceptconn(socket) == Ok(true) && is_tcp(socket) && is_chosen(socket) {
         TABLE.set(fd, Kind::Listening);
         TABLE.set_due(fd, 0);
     } else {

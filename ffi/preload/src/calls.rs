@@ -35,9 +35,9 @@ extern "C" fn start() {
     }
 }
 
-/// Who installs a filter for system calls (seccomp) says first that it wants no new privileges. From
-/// then on we make no system call that the program does not make itself, where we can do without:
-/// the filter may end the process for it. (`sshd` does that before it knows who its client is.)
+/// Once a program has installed a filter for system calls (seccomp), we make none that it does not
+/// make itself, where we can do without: the filter may end the process for it. (`sshd` does that
+/// before it knows who its client is.)
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn prctl(
     option: c_int,
@@ -46,11 +46,12 @@ unsafe extern "C-unwind" fn prctl(
     fourth: c_ulong,
     fifth: c_ulong,
 ) -> c_int {
-    if matches!(option, libc::PR_SET_NO_NEW_PRIVS | libc::PR_SET_SECCOMP) {
+    // SAFETY: the caller promises what `prctl` asks for.
+    let result = unsafe { real::prctl(option, second, third, fourth, fifth) };
+    if result == 0 && option == libc::PR_SET_SECCOMP {
         sys::enter_sandbox();
     }
-    // SAFETY: the caller promises what `prctl` asks for.
-    unsafe { real::prctl(option, second, third, fourth, fifth) }
+    result
 }
 
 extern "C" fn after_fork() {

@@ -2,10 +2,10 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -16,7 +16,7 @@ use smcgate_door::{Reply, Request};
 
 use crate::recent::RECENT;
 use crate::settings::settings;
-use crate::sys;
+use crate::sys::{self, Owned};
 
 /// What came of a question.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(crate) enum Answer {
     /// The connection stays TCP, and so do others for so many seconds.
     Leave { seconds: u32 },
     /// This socket takes the place of the TCP socket.
-    Switch(OwnedFd),
+    Switch(Owned),
     /// It was done.
     Done,
     /// There is no gateway. It has not heard the question.
@@ -39,53 +39,88 @@ pub(crate) enum Answer {
 pub(crate) fn ask(request: Request, socket: Option<BorrowedFd<'_>>) -> Answer {
     let Some(settings) = settings() else { return Answer::Absent };
     let now = sys::now();
-    if RECENT.is_absent(now) {
+    // Where the gateway has been asked before about a socket, it must be asked on.
+    let is_first = matches!(request, Request::Mark { .. } | Request::Listen);
+    if is_first && RECENT.is_absent(now) {
         return Answer::Absent;
     }
-    let answer = ask_at(&settings.door, request, socket);
-    if matches!(answer, Answer::Absent) {
-        RECENT.missed(now);
+    let (answer, is_missed) = ask_at(&settings.door, request, socket);
+    if is_first && is_missed {
+        RECENT.missed(sys::now());
     }
     answer
 }
 
-fn ask_at(door: &SocketAddrUnix, request: Request, socket: Option<BorrowedFd<'_>>) -> Answer {
-    let Ok(connection) = reach(door, patience(request)) else { return Answer::Absent };
-    match converse(&connection, request, socket) {
-        Ok((Reply::Marked, _)) => Answer::Marked,
-        Ok((Reply::Leave { seconds }, _)) => Answer::Leave { seconds },
-        Ok((Reply::Switch, Some(unix))) => Answer::Switch(unix),
-        Ok((Reply::Done, _)) => Answer::Done,
-        Ok((Reply::Switch, None)) | Err(_) => Answer::Silent,
+/// Asks the gateway at `door`. Returns the answer, and whether others should not ask for a while:
+/// nobody is there, or nobody who answers in time.
+fn ask_at(
+    door: &SocketAddrUnix,
+    request: Request,
+    socket: Option<BorrowedFd<'_>>,
+) -> (Answer, bool) {
+    let until = sys::moment() + patience(request);
+    let connection = match reach(door, patience(request)) {
+        Ok(connection) => connection,
+        // Otherwise it is this process that is short of something.
+        Err(error) => {
+            return (Answer::Absent, matches!(error, Errno::NOENT | Errno::CONNREFUSED));
+        }
+    };
+    match converse(&connection, until, request, socket) {
+        Ok((Reply::Marked, _)) => (Answer::Marked, false),
+        Ok((Reply::Leave { seconds }, _)) => (Answer::Leave { seconds }, false),
+        Ok((Reply::Switch, Some(unix))) => (Answer::Switch(unix), false),
+        Ok((Reply::Done, _)) => (Answer::Done, false),
+        Ok((Reply::Switch, None)) | Err(_) => (Answer::Silent, true),
     }
 }
 
-/// How long the answer may take. A rendezvous for which the program waits takes as long as the
-/// peer; everything else is a matter of the two processes.
+/// How long the answer may take. For the outcome of a rendezvous the gateway takes a part of a
+/// second; a program that only connects or listens shall not notice a gateway that hangs.
 fn patience(request: Request) -> Duration {
     match request {
-        Request::Connected { waits: true } | Request::Accepted => Duration::from_secs(20),
-        Request::Connected { waits: false }
-        | Request::Mark { .. }
-        | Request::Listen
-        | Request::Reset { .. } => Duration::from_secs(5),
+        Request::Mark { .. } | Request::Listen => Duration::from_secs(1),
+        Request::Connected { .. } | Request::Accepted | Request::Reset { .. } => {
+            Duration::from_secs(5)
+        }
     }
 }
 
-fn reach(door: &SocketAddrUnix, patience: Duration) -> Result<OwnedFd, Errno> {
+fn reach(door: &SocketAddrUnix, patience: Duration) -> Result<Owned, Errno> {
     let connection =
         socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    set_socket_timeout(&connection, Timeout::Send, Some(patience))?;
-    set_socket_timeout(&connection, Timeout::Recv, Some(patience))?;
-    retry_on_intr(|| connect(&connection, door))?;
+    let connection = Owned::from(connection);
+    let until = sys::moment() + patience;
+    patiently(&connection, until, || connect(&connection, door))?;
     Ok(connection)
 }
 
+/// Makes a system call that may wait until then, however many signals come meanwhile.
+fn patiently<T>(
+    connection: &Owned,
+    until: Duration,
+    mut call: impl FnMut() -> Result<T, Errno>,
+) -> Result<T, Errno> {
+    loop {
+        let rest = until.saturating_sub(sys::moment());
+        if rest.is_zero() {
+            return Err(Errno::TIMEDOUT);
+        }
+        set_socket_timeout(connection, Timeout::Send, Some(rest))?;
+        set_socket_timeout(connection, Timeout::Recv, Some(rest))?;
+        match call() {
+            Err(Errno::INTR) => {}
+            done => return done,
+        }
+    }
+}
+
 fn converse(
-    connection: &OwnedFd,
+    connection: &Owned,
+    until: Duration,
     request: Request,
     socket: Option<BorrowedFd<'_>>,
-) -> Result<(Reply, Option<OwnedFd>), Errno> {
+) -> Result<(Reply, Option<Owned>), Errno> {
     let bytes = request.encode();
     let sockets = socket.as_slice();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -94,19 +129,20 @@ fn converse(
         return Err(Errno::NOBUFS);
     }
     let flags = SendFlags::NOSIGNAL;
-    retry_on_intr(|| sendmsg(connection, &[IoSlice::new(&bytes)], &mut beside, flags))?;
+    let parts = [IoSlice::new(&bytes)];
+    patiently(connection, until, || sendmsg(connection.as_fd(), &parts, &mut beside, flags))?;
 
     let mut bytes = [0; Reply::LEN];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut beside = RecvAncillaryBuffer::new(&mut space);
-    let received = retry_on_intr(|| {
+    let received = patiently(connection, until, || {
         let mut parts = [IoSliceMut::new(&mut bytes)];
-        recvmsg(connection, &mut parts, &mut beside, RecvFlags::CMSG_CLOEXEC)
+        recvmsg(connection.as_fd(), &mut parts, &mut beside, RecvFlags::CMSG_CLOEXEC)
     })?;
     let mut brought = None;
     for message in beside.drain() {
         if let RecvAncillaryMessage::ScmRights(mut sockets) = message {
-            brought = sockets.next();
+            brought = sockets.next().map(Owned::from);
         }
     }
     let reply = bytes.get(..received.bytes).map(Reply::decode);
@@ -118,7 +154,7 @@ fn converse(
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, OwnedFd};
     use std::thread;
 
     use rustix::net::{accept, bind, listen, socketpair};
@@ -165,7 +201,7 @@ mod tests {
         let request = Request::Connected { waits: true };
         let file = std::fs::File::open("/dev/null").unwrap();
         let gateway = thread::spawn(move || answer(&listener, &Reply::Switch.encode(), true));
-        let answered = ask_at(&address, request, Some(file.as_fd()));
+        let answered = ask_at(&address, request, Some(file.as_fd())).0;
         let Answer::Switch(unix) = answered else { panic!("{answered:?}") };
         assert_eq!(rustix::net::sockopt::socket_domain(&unix).unwrap(), AddressFamily::UNIX);
         assert!(rustix::io::fcntl_getfd(&unix).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
@@ -181,17 +217,17 @@ mod tests {
         {
             let answered = thread::scope(|scope| {
                 scope.spawn(|| answer(&listener, bytes, brings));
-                ask_at(&address, Request::Listen, None)
+                ask_at(&address, Request::Listen, None).0
             });
             assert!(matches!(answered, Answer::Silent), "{bytes:?}: {answered:?}");
         }
         let answered = thread::scope(|scope| {
             scope.spawn(|| drop(accept(&listener)));
-            ask_at(&address, Request::Listen, None)
+            ask_at(&address, Request::Listen, None).0
         });
         assert!(matches!(answered, Answer::Silent), "{answered:?}");
         drop(listener);
-        assert!(matches!(ask_at(&address, Request::Listen, None), Answer::Absent));
+        assert!(matches!(ask_at(&address, Request::Listen, None), (Answer::Absent, true)));
     }
 
     #[test]

@@ -103,10 +103,11 @@ impl<const N: usize> Registrations<N> {
 
     /// Removes all registrations of the socket that has this number now.
     pub(crate) fn lift(&self, fd: RawFd, socket: BorrowedFd<'_>) {
-        for registration in self.of(fd) {
-            if let Some(epoll) = sys::borrow(registration.epoll) {
-                // It may be gone already: an epoll descriptor can be closed.
-                epoll::delete(epoll, socket).ok();
+        for slot in self.slots(fd) {
+            let epoll = slot.load().and_then(|registration| sys::borrow(registration.epoll));
+            // It may be one of an earlier socket with this number, or its epoll may be closed.
+            if epoll.is_some_and(|epoll| epoll::delete(epoll, socket).is_err()) {
+                slot.clear();
             }
         }
     }
@@ -150,6 +151,21 @@ mod tests {
         all.note(8, AT_1);
         all.note(-1, AT_1);
         assert_eq!(all.of(3).chain(all.of(8)).count(), 0);
+    }
+
+    /// A number comes again. What an earlier socket with it was registered for means nothing to the
+    /// next one, whose program may have freed what the data points to.
+    #[test]
+    fn registrations_of_an_earlier_socket_are_not_made_again() {
+        let all = Registrations::<1024>::new();
+        let place = create(CreateFlags::CLOEXEC).unwrap();
+        let (socket, _far) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        let fd = socket.as_raw_fd();
+        all.note(fd, Registration { epoll: place.as_raw_fd(), ..AT_1 });
+        all.lift(fd, socket.as_fd());
+        assert_eq!(all.of(fd).count(), 0);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use smcgate_door::Request;
 
 use crate::debug::say;
 use crate::door::{Answer, ask};
+use crate::recent::RECENT;
 use crate::switch::{Kept, switch};
 use crate::sys;
 use crate::table::{Flag, Kind, TABLE};
@@ -93,6 +94,11 @@ fn run(fd: RawFd, socket: BorrowedFd<'_>) {
 /// Does what the gateway says about a connection that was offered to the peer.
 pub(crate) fn conclude(fd: RawFd, kept: &Kept, answer: Answer) -> Settled {
     let Some(socket) = sys::borrow(fd) else { return Settled::GoOn };
+    if !kept.is_still(socket) {
+        // Whatever has the number now is none of our business.
+        TABLE.forget(fd);
+        return Settled::GoOn;
+    }
     match answer {
         Answer::Switch(unix) => match switch(fd, kept, unix) {
             Ok(()) => {
@@ -101,9 +107,13 @@ pub(crate) fn conclude(fd: RawFd, kept: &Kept, answer: Answer) -> Settled {
             }
             Err(error) => say(fd, format_args!("cannot be switched: {error}")),
         },
-        Answer::Leave { .. } => {
+        Answer::Leave { seconds } => {
             kept.restore(socket);
             TABLE.set(fd, Kind::Other);
+            if let Some(peer) = getpeername(socket).ok().flatten().and_then(|it| it.try_into().ok())
+            {
+                RECENT.leave(peer, sys::now().saturating_add(seconds));
+            }
             say(fd, format_args!("the connection stays TCP"));
             return Settled::GoOn;
         }
@@ -180,9 +190,29 @@ mod tests {
         let (unix, _) =
             socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
                 .unwrap();
-        assert_eq!(conclude(fd, &kept, Answer::Switch(unix)), Settled::GoOn);
+        assert_eq!(conclude(fd, &kept, Answer::Switch(unix.into())), Settled::GoOn);
         assert_eq!(TABLE.of(fd).kind(), Kind::Switched);
         TABLE.forget(fd);
+    }
+
+    /// While the gateway is asked, another thread may close the socket and open something else,
+    /// which must not be replaced.
+    #[test]
+    fn what_has_the_number_by_now_stays() {
+        let (near, _far) = connected();
+        let fd = near.as_raw_fd();
+        let kept = Kept::of(near.as_fd());
+        let file = std::fs::File::open("/dev/null").unwrap();
+        sys::put_at(file.as_fd(), fd, true).unwrap();
+        for is_reset in [false, true] {
+            let (unix, _) =
+                socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+                    .unwrap();
+            let answer = if is_reset { Answer::Silent } else { Answer::Switch(unix.into()) };
+            assert_eq!(conclude(fd, &kept, answer), Settled::GoOn);
+            let is_socket = rustix::net::sockopt::socket_type(&near).is_ok();
+            assert!(!is_socket && TABLE.of(fd).kind() == Kind::Other, "{is_reset}");
+        }
     }
 
     /// A byte that is written before it is known would go to the peer as a message of the

@@ -33,6 +33,9 @@ pub(crate) fn read(
     }
     // The kernel does not know of it, because its other end would.
     let is_shut = entry.has(Flag::ReadingShut);
+    if is_shut && !is_ours(fd) {
+        return plain();
+    }
     let result = switched(if is_shut { libc::MSG_DONTWAIT } else { 0 });
     match (result, if result < 0 { sys::errno() } else { 0 }) {
         // While this thread waited, another one may have shut the connection down.
@@ -167,8 +170,21 @@ static ANY_READING_SHUT: AtomicBool = AtomicBool::new(false);
 /// Whether the program has shut down reading from a switched connection. The kernel does not know,
 /// so it does not say that there is nothing to wait for.
 pub(crate) fn is_reading_shut(fd: RawFd) -> bool {
+    if !ANY_READING_SHUT.load(Relaxed) {
+        return false;
+    }
     let entry = TABLE.of(fd);
-    ANY_READING_SHUT.load(Relaxed) && entry.kind() == Kind::Switched && entry.has(Flag::ReadingShut)
+    let is_believed = entry.kind() == Kind::Switched && entry.has(Flag::ReadingShut);
+    is_believed && is_ours(fd)
+}
+
+/// Whether a number that was a switched connection still is one.
+fn is_ours(fd: RawFd) -> bool {
+    let is_ours = sys::borrow(fd).is_some_and(|socket| name::of(socket).is_some());
+    if !is_ours {
+        TABLE.forget(fd);
+    }
+    is_ours
 }
 
 /// The program is about to close a descriptor. If it has asked for a reset by SO_LINGER, the

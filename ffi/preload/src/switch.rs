@@ -1,12 +1,13 @@
 //! A Unix socket takes the place of a TCP socket.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 
 use libc::c_int;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{FdFlags, fcntl_getfd};
 
 use crate::epoll::REGISTRATIONS;
+use crate::sys::Owned;
 use crate::table::{Kind, TABLE};
 use crate::{options, sys};
 
@@ -21,6 +22,8 @@ pub(crate) struct Kept {
     /// The sizes of the buffers, if the program has set them.
     buffers: [Option<c_int>; 2],
     tcp: u64,
+    /// Which socket it is.
+    cookie: Option<u64>,
 }
 
 impl Kept {
@@ -41,7 +44,14 @@ impl Kept {
             general: GENERAL.map(read),
             buffers: [buffer(1, libc::SO_SNDBUF), buffer(2, libc::SO_RCVBUF)],
             tcp: options::of_socket(socket),
+            cookie: sys::cookie(socket),
         }
+    }
+
+    /// Whether that socket still has its number. While the gateway was asked, another thread may
+    /// have closed it, and another file may have the number.
+    pub(crate) fn is_still(&self, socket: BorrowedFd<'_>) -> bool {
+        self.cookie.is_some() && sys::cookie(socket) == self.cookie
     }
 
     pub(crate) fn is_nonblocking(&self) -> bool {
@@ -83,7 +93,7 @@ impl Kept {
 /// # Errors
 ///
 /// The kernel has refused, and the TCP socket is still there.
-pub(crate) fn switch(fd: RawFd, kept: &Kept, unix: OwnedFd) -> rustix::io::Result<()> {
+pub(crate) fn switch(fd: RawFd, kept: &Kept, unix: Owned) -> rustix::io::Result<()> {
     let Some(socket) = sys::borrow(fd) else { return Err(rustix::io::Errno::BADF) };
     kept.give_to(unix.as_fd());
     REGISTRATIONS.lift(fd, socket);
@@ -135,7 +145,7 @@ mod tests {
             socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
                 .unwrap();
         let fd = tcp.as_raw_fd();
-        switch(fd, &kept, unix).unwrap();
+        switch(fd, &kept, unix.into()).unwrap();
         assert_eq!(TABLE.of(fd).kind(), Kind::Switched);
         assert_eq!(sockopt::socket_domain(&tcp).unwrap(), AddressFamily::UNIX);
         assert!(fcntl_getfl(&tcp).unwrap().contains(OFlags::NONBLOCK));

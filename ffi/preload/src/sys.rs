@@ -3,8 +3,10 @@
 //! Nothing here goes through the names of the C library, some of which are ours. `rustix` does not
 //! either: it makes system calls itself, and so leaves `errno` alone.
 
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 use libc::{c_int, c_long, c_void, socklen_t};
 use rustix::io::Errno;
@@ -21,6 +23,35 @@ pub(crate) fn borrow(fd: RawFd) -> Option<BorrowedFd<'static>> {
     // - that it stays open: it is the program's, which may close it as it may while any function
     //   of the C library uses it. Nothing but system calls is done with it.
     Some(unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
+/// A descriptor of our own.
+///
+/// The one of the standard library closes by the name of the C library, which is ours, and where
+/// another thread can cancel this one: nothing of ours may be unwound there.
+#[derive(Debug)]
+pub(crate) struct Owned(ManuallyDrop<OwnedFd>);
+
+impl From<OwnedFd> for Owned {
+    fn from(descriptor: OwnedFd) -> Self {
+        Self(ManuallyDrop::new(descriptor))
+    }
+}
+
+impl AsFd for Owned {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        let before = errno();
+        // SAFETY: `close` asks for a descriptor that nobody uses any more: this was its owner.
+        let result = unsafe { libc::syscall(libc::SYS_close, c_long::from(self.0.as_raw_fd())) };
+        // It is closed whatever the kernel says.
+        outcome(result, before).ok();
+    }
 }
 
 /// The `errno` of this thread.
@@ -68,6 +99,13 @@ pub(crate) fn socket_option(
         )
     };
     outcome(result, before).map(|_| length as usize)
+}
+
+/// The kernel's number of a socket, which no other one gets; none of what is no socket.
+pub(crate) fn cookie(fd: BorrowedFd<'_>) -> Option<u64> {
+    let mut value = [0; 8];
+    let length = socket_option(fd, libc::SOL_SOCKET, libc::SO_COOKIE, &mut value);
+    (length == Ok(value.len())).then(|| u64::from_ne_bytes(value))
 }
 
 /// Sets a socket option.
@@ -142,6 +180,13 @@ pub(crate) fn raise_sigpipe() {
 /// The number of this process. Not remembered by anybody, so it is right after `vfork`, too.
 pub(crate) fn process_id() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
+}
+
+/// The time since an arbitrary start.
+pub(crate) fn moment() -> Duration {
+    let now = clock_gettime(ClockId::Monotonic);
+    let part = |part: i64| u64::try_from(part).unwrap_or(0);
+    Duration::from_secs(part(now.tv_sec)) + Duration::from_nanos(part(now.tv_nsec))
 }
 
 /// Seconds since an arbitrary start.

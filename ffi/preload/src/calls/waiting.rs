@@ -172,12 +172,9 @@ unsafe extern "C-unwind" fn epoll_ctl(
         Kind::Fresh | Kind::Pending => true,
         Kind::Other | Kind::Settling | Kind::Switched | Kind::Listening => false,
     };
-    if result != 0 || !may_be_switched {
-        return result;
-    }
-    if operation == libc::EPOLL_CTL_DEL || event.is_null() {
+    if result == 0 && (operation == libc::EPOLL_CTL_DEL || event.is_null()) {
         REGISTRATIONS.remove(fd, epoll);
-    } else {
+    } else if result == 0 && may_be_switched {
         // SAFETY: the kernel has read it.
         let epoll_event { events, u64: data } = unsafe { *event };
         REGISTRATIONS.note(fd, Registration { epoll, events, data });
