@@ -148,11 +148,11 @@ scenario(both_ways, both_ways)
 
 
 def greet_and_reset(x):
-    x.write(4, 10); x.read(10); x.reset()
+    x.write(4, 10); x.read(10); x.wait(); x.reset()
 
 
 def greet_and_see(x):
-    x.write(5, 10); x.read(10); x.read_to_end()
+    x.write(5, 10); x.read(10); x.tell(); x.read_to_end()
     x.tried("again", lambda: x.s.recv(1))
     x.tried("write", lambda: x.s.send(b"x", NOSIGNAL))
 
@@ -162,7 +162,7 @@ scenario(greet_and_see, greet_and_reset)
 
 
 def see_reset_by_poll(x):
-    x.write(5, 10); x.read(10)
+    x.write(5, 10); x.read(10); x.tell()
     x.poll(select.POLLIN, select.POLLIN | select.POLLHUP, "reset")
     x.note("error " + errno.errorcode[x.s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)])
     x.note(f"then {x.s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)}")
