@@ -78,7 +78,7 @@ impl Config {
         let listener = |name: &str, keys: &str| {
             let text = format!(
                 "[[listener]]\nname = \"{name}\"\nbind = \"0.0.0.0:1\"\n\
-                 upstream = \"127.0.0.1:1\"\n{keys}\n"
+                 upstream = \"192.0.2.1:2\"\n{keys}\n"
             );
             let defaults = Self::parse(&text, "local").expect("this text is a configuration");
             let mut one = defaults.listeners.into_iter().next().expect("it has one");
