@@ -2,7 +2,8 @@
 
 use std::os::fd::{BorrowedFd, RawFd};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, connect_unspec, getsockname, recv};
 use smcgate_door::Request;
@@ -10,7 +11,6 @@ use smcgate_door::Request;
 use crate::connect::is_tcp;
 use crate::debug::say;
 use crate::door::{Answer, ask};
-use crate::epoll::REGISTRATIONS;
 use crate::settings::settings;
 use crate::settle::{Settled, conclude};
 use crate::switch::Kept;
@@ -28,11 +28,11 @@ pub(crate) fn listen(fd: RawFd) {
     tell(fd, socket);
 }
 
-/// Whether the gateway shall hear of a listening socket. Without settings it hears of nothing.
-pub(crate) fn is_chosen(socket: BorrowedFd<'_>) -> bool {
-    let local = getsockname(socket).ok().and_then(|local| local.try_into().ok());
-    let choice = settings().map(|settings| &settings.choice);
-    choice.is_none_or(|choice| local.is_some_and(|local| choice.takes_listener(local)))
+/// Whether a listening socket with this address is one of those that are taken.
+pub(crate) fn is_chosen(listener: BorrowedFd<'_>) -> bool {
+    let local = getsockname(listener).ok().and_then(|local| local.try_into().ok());
+    let takes = |local| settings().is_some_and(|settings| settings.choice.takes_listener(local));
+    local.is_some_and(takes)
 }
 
 /// A program is about to accept from this socket. A gateway that has been restarted does not know
@@ -76,7 +76,6 @@ pub(crate) enum Welcome {
 /// Looks at a connection that was accepted from `listener`.
 pub(crate) fn welcome(listener: RawFd, fd: RawFd) -> Welcome {
     TABLE.forget(fd);
-    REGISTRATIONS.clear(fd);
     if TABLE.of(listener).kind() != Kind::Listening {
         return Welcome::Keep;
     }
@@ -88,8 +87,7 @@ pub(crate) fn welcome(listener: RawFd, fd: RawFd) -> Welcome {
         return Welcome::Keep;
     }
     let kept = Kept::of(socket);
-    let answer =
-        if TABLE.covers(fd) { ask(Request::Accepted, Some(socket)) } else { Answer::Absent };
+    let answer = ask(Request::Accepted, Some(socket));
     match answer {
         Answer::Switch(_) => match conclude(fd, &kept, answer) {
             Settled::GoOn | Settled::WouldBlock => Welcome::Keep,
@@ -98,38 +96,71 @@ pub(crate) fn welcome(listener: RawFd, fd: RawFd) -> Welcome {
                 Welcome::Refuse
             }
         },
-        Answer::Leave { .. } | Answer::Absent | Answer::Silent | Answer::Marked | Answer::Done => {
+        // The gateway has it, and will do nothing with it.
+        Answer::Silent | Answer::Marked | Answer::Done => refuse(fd, socket),
+        Answer::Leave { .. } | Answer::Absent => {
             kept.restore(socket);
             TABLE.set_due(listener, 0);
-            as_tcp(fd, socket)
+            TABLE.set(fd, Kind::Suspect);
+            match examine(fd, socket) {
+                Begins::WithRendezvous => refuse(fd, socket),
+                Begins::WithBytes | Begins::NotYet => Welcome::Keep,
+            }
         }
     }
 }
 
-/// The client has offered SMC-R, and the gateway is gone, or is another one than when the client
-/// came. Whether its offer was answered, nobody knows here. If it was, the client begins with a
-/// rendezvous, and what follows is no stream of the application.
-fn as_tcp(fd: RawFd, socket: BorrowedFd<'_>) -> Welcome {
-    if begins_rendezvous(socket) {
-        say(fd, format_args!("the gateway is gone: reset"));
-        connect_unspec(socket).ok();
-        return Welcome::Refuse;
-    }
-    Welcome::Keep
+fn refuse(fd: RawFd, socket: BorrowedFd<'_>) -> Welcome {
+    say(fd, format_args!("the gateway is gone: reset"));
+    connect_unspec(socket).ok();
+    TABLE.forget(fd);
+    Welcome::Refuse
 }
 
-/// Whether the first bytes of a connection are those of a rendezvous. A client sends them at once.
-fn begins_rendezvous(socket: BorrowedFd<'_>) -> bool {
-    let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
-    let limit = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
-    if poll(&mut fds, Some(&limit)) != Ok(1) {
-        return false;
-    }
+/// How a connection begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Begins {
+    WithRendezvous,
+    WithBytes,
+    NotYet,
+}
+
+/// Looks how a connection begins whose client has offered SMC-R, while the gateway is gone, or is
+/// another one than when the client came. Whether its offer was answered, nobody knows here. If it
+/// was, the client begins with a rendezvous, and what follows is no stream of the application.
+fn examine(fd: RawFd, socket: BorrowedFd<'_>) -> Begins {
     let mut first = [0; EYE_CATCHER.len()];
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     match recv(socket, &mut first[..], flags) {
-        Ok((length, _)) => length > 0 && EYE_CATCHER.starts_with(&first[..length.min(4)]),
-        Err(Errno::CONNRESET) | Err(_) => false,
+        // A proposal comes as a whole.
+        Ok(_) if first == EYE_CATCHER => Begins::WithRendezvous,
+        Err(Errno::AGAIN) => Begins::NotYet,
+        Ok(_) | Err(_) => {
+            TABLE.forget(fd);
+            Begins::WithBytes
+        }
+    }
+}
+
+/// The program is about to read from a connection of which it is not known how it begins. Waits for
+/// that as the program would.
+pub(crate) fn before_read(fd: RawFd) -> Settled {
+    loop {
+        let Some(socket) = sys::borrow(fd) else { return Settled::GoOn };
+        match examine(fd, socket) {
+            Begins::WithBytes => return Settled::GoOn,
+            Begins::WithRendezvous => {
+                refuse(fd, socket);
+                return Settled::Reset;
+            }
+            Begins::NotYet => {}
+        }
+        if fcntl_getfl(socket).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
+            return Settled::WouldBlock;
+        }
+        // Its time-out for reading is passed over: a client speaks soon.
+        let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+        poll(&mut fds, None).ok();
     }
 }
 
@@ -141,7 +172,7 @@ pub(crate) fn copied(from: RawFd, to: RawFd) {
     // Two numbers of a socket that is not connected yet: one of them would not be switched.
     match TABLE.of(from).kind() {
         Kind::Fresh | Kind::Pending | Kind::Settling => TABLE.raise(from, Flag::Shared),
-        Kind::Other | Kind::Switched | Kind::Listening => {}
+        Kind::Other | Kind::Switched | Kind::Listening | Kind::Suspect => {}
     }
     TABLE.copy(from, to);
 }
@@ -150,7 +181,7 @@ pub(crate) fn copied(from: RawFd, to: RawFd) {
 mod tests {
     use std::io::Write as _;
     use std::net::{TcpListener, TcpStream};
-    use std::os::fd::{AsFd, AsRawFd};
+    use std::os::fd::AsRawFd;
 
     use super::*;
 
@@ -174,14 +205,21 @@ mod tests {
     /// before may they be refused.
     #[test]
     fn without_a_gateway_only_a_rendezvous_is_refused() {
-        for (bytes, welcome) in [
-            (&b"GET / HTTP/1.1\r\n"[..], Welcome::Keep),
-            (b"", Welcome::Keep),
-            (b"\xe2\xd4\xc3\xd9\x01", Welcome::Refuse),
+        for (bytes, outcome) in [
+            (&b"GET / HTTP/1.1\r\n"[..], Settled::GoOn),
+            (b"\xe2", Settled::GoOn),
+            (b"\xe2\xd4\xc3\xd9\x01", Settled::Reset),
         ] {
             let (_listener, near, mut far) = accepted();
+            let fd = near.as_raw_fd();
+            TABLE.set(fd, Kind::Suspect);
+            near.set_nonblocking(true).unwrap();
+            assert_eq!(before_read(fd), Settled::WouldBlock);
+            assert_eq!(TABLE.of(fd).kind(), Kind::Suspect);
+            near.set_nonblocking(false).unwrap();
             far.write_all(bytes).unwrap();
-            assert_eq!(as_tcp(near.as_raw_fd(), near.as_fd()), welcome, "{bytes:?}");
+            assert_eq!(before_read(fd), outcome, "{bytes:?}");
+            assert_eq!(TABLE.of(fd).kind(), Kind::Other);
         }
     }
 

@@ -58,6 +58,10 @@ const _: () = assert!(HEADER == 16, "as it is on every 64-bit Linux");
 mod tests {
     use std::net::TcpListener;
     use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    use rustix::net::{SocketAddrUnix, bind};
+    use smcgate_door::Name;
 
     use super::*;
 
@@ -87,15 +91,26 @@ mod tests {
     }
 
     #[test]
-    fn a_listening_socket_from_before_is_known() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let fd = listener.as_raw_fd();
-        adopt(fd);
-        assert_eq!(TABLE.of(fd).kind(), Kind::Listening);
+    fn what_is_not_ours_is_forgotten() {
         let file = std::fs::File::open("/dev/null").unwrap();
-        TABLE.set(file.as_raw_fd(), Kind::Switched);
-        adopt(file.as_raw_fd());
-        assert_eq!(TABLE.of(file.as_raw_fd()).kind(), Kind::Other);
-        TABLE.forget(fd);
+        // Nobody has said that listening sockets are ours.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        for fd in [file.as_raw_fd(), listener.as_raw_fd()] {
+            TABLE.set(fd, Kind::Switched);
+            adopt(fd);
+            assert_eq!(TABLE.of(fd).kind(), Kind::Other);
+        }
+    }
+
+    #[test]
+    fn a_switched_socket_from_before_is_known() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let address = "127.0.0.1:1".parse().unwrap();
+        let connection = u64::from(std::process::id()) << 32 | 99;
+        let name = Name { connection, local: address, peer: address }.encode();
+        bind(&ours, &SocketAddrUnix::new_abstract_name(&name[1..]).unwrap()).unwrap();
+        adopt(ours.as_raw_fd());
+        assert_eq!(TABLE.of(ours.as_raw_fd()).kind(), Kind::Switched);
+        TABLE.forget(ours.as_raw_fd());
     }
 }

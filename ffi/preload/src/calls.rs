@@ -11,6 +11,7 @@ mod options;
 mod waiting;
 
 use std::io::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use libc::{c_int, c_ulong};
 
@@ -25,6 +26,10 @@ static START: extern "C" fn() = start;
 extern "C" fn start() {
     real::find_all();
     TABLE.own();
+    // SAFETY: `dlsym` asks for a handle, and RTLD_DEFAULT is one, and for a name that ends with
+    // zero.
+    let filter = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"seccomp_load".as_ptr()) };
+    HAS_LIBSECCOMP.store(!filter.is_null(), Relaxed);
     // SAFETY: `pthread_atfork` asks for functions that may be called in a child of `fork`: ours
     // stores a number. If there is no memory, the child finds its entries as its parent left them.
     unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
@@ -35,9 +40,10 @@ extern "C" fn start() {
     }
 }
 
-/// Once a program has installed a filter for system calls (seccomp), we make none that it does not
-/// make itself, where we can do without: the filter may end the process for it. (`sshd` does that
-/// before it knows who its client is.)
+/// Once a process has a filter for system calls (seccomp), we make none that it does not make
+/// itself, where we can do without: the filter may end the process for it. (`sshd` does that before
+/// it knows who its client is.) libseccomp makes the system call itself, but says here before that
+/// it wants no new privileges.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn prctl(
     option: c_int,
@@ -46,13 +52,18 @@ unsafe extern "C-unwind" fn prctl(
     fourth: c_ulong,
     fifth: c_ulong,
 ) -> c_int {
+    let begins = option == libc::PR_SET_SECCOMP
+        || option == libc::PR_SET_NO_NEW_PRIVS && HAS_LIBSECCOMP.load(Relaxed);
+    let is_owner = begins && TABLE.is_owner();
     // SAFETY: the caller promises what `prctl` asks for.
     let result = unsafe { real::prctl(option, second, third, fourth, fifth) };
-    if result == 0 && option == libc::PR_SET_SECCOMP {
+    if is_owner && result == 0 {
         sys::enter_sandbox();
     }
     result
 }
+
+static HAS_LIBSECCOMP: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn after_fork() {
     TABLE.own();

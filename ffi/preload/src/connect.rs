@@ -27,7 +27,7 @@ pub(crate) fn connect(fd: RawFd, peer: Option<SocketAddr>, real: impl FnOnce() -
             let is_new = TABLE.take(fd, Flag::ConnectUntold);
             return if is_new { 0 } else { sys::fail(libc::EISCONN) };
         }
-        Kind::Switched | Kind::Other | Kind::Fresh | Kind::Listening => {}
+        Kind::Switched | Kind::Other | Kind::Fresh | Kind::Listening | Kind::Suspect => {}
     }
     if !is_marked(fd, socket, peer) {
         return real();
@@ -49,9 +49,10 @@ fn is_marked(fd: RawFd, socket: BorrowedFd<'_>, peer: SocketAddr) -> bool {
     let (entry, now) = (TABLE.of(fd), sys::now());
     let is_chosen = settings().is_some_and(|settings| settings.choice.takes(peer))
         && !RECENT.is_left(peer, now)
-        && !entry.has(Flag::Shared);
+        && !entry.has(Flag::Shared)
+        && entry.kind() == Kind::Fresh;
     // Once marked, its SYNs carry the offer, until the gateway takes it back.
-    if !(is_chosen || entry.has(Flag::Marked)) || !TABLE.covers(fd) || !is_tcp(socket) {
+    if !(is_chosen || entry.has(Flag::Marked)) || !is_tcp(socket) || sends_later(socket) {
         return false;
     }
     match ask(Request::Mark { peer }, Some(socket)) {
@@ -66,6 +67,14 @@ fn is_marked(fd: RawFd, socket: BorrowedFd<'_>, peer: SocketAddr) -> bool {
             entry.has(Flag::Marked)
         }
     }
+}
+
+/// Whether `connect` sends no SYN yet: the first bytes would go with it, before any rendezvous.
+fn sends_later(socket: BorrowedFd<'_>) -> bool {
+    let mut value = [0; 4];
+    let name = libc::TCP_FASTOPEN_CONNECT;
+    let length = sys::socket_option(socket, libc::IPPROTO_TCP, name, &mut value);
+    length.is_ok() && value != [0; 4]
 }
 
 /// The connection is there, and the program has waited for it.

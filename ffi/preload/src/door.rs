@@ -2,7 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -16,7 +16,7 @@ use smcgate_door::{Reply, Request};
 
 use crate::recent::RECENT;
 use crate::settings::settings;
-use crate::sys::{self, Owned};
+use crate::sys::{self, Own};
 
 /// What came of a question.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(crate) enum Answer {
     /// The connection stays TCP, and so do others for so many seconds.
     Leave { seconds: u32 },
     /// This socket takes the place of the TCP socket.
-    Switch(Owned),
+    Switch(Own),
     /// It was done.
     Done,
     /// There is no gateway. It has not heard the question.
@@ -39,88 +39,104 @@ pub(crate) enum Answer {
 pub(crate) fn ask(request: Request, socket: Option<BorrowedFd<'_>>) -> Answer {
     let Some(settings) = settings() else { return Answer::Absent };
     let now = sys::now();
-    // Where the gateway has been asked before about a socket, it must be asked on.
-    let is_first = matches!(request, Request::Mark { .. } | Request::Listen);
-    if is_first && RECENT.is_absent(now) {
+    // About a connection that exists, the answer decides whether it lives.
+    let may_be_left_out = matches!(request, Request::Mark { .. } | Request::Listen);
+    if may_be_left_out && RECENT.is_absent(now) {
         return Answer::Absent;
     }
-    let (answer, is_missed) = ask_at(&settings.door, request, socket);
-    if is_first && is_missed {
-        RECENT.missed(sys::now());
+    for _ in 0..TRIES {
+        match ask_at(&settings.door, request, socket) {
+            Ok(answer) => {
+                // A gateway that does not answer would hold up the program each time.
+                match answer {
+                    Answer::Absent => RECENT.missed(now, ABSENT_S),
+                    Answer::Silent if may_be_left_out => RECENT.missed(now, SILENT_S),
+                    Answer::Silent
+                    | Answer::Marked
+                    | Answer::Leave { .. }
+                    | Answer::Switch(_)
+                    | Answer::Done => {}
+                }
+                return answer;
+            }
+            Err(_) if may_be_left_out => break,
+            // The program is out of descriptors, or the gateway has no time. This may pass.
+            Err(_) => sys::pause(),
+        }
     }
-    answer
+    Answer::Absent
 }
 
-/// Asks the gateway at `door`. Returns the answer, and whether others should not ask for a while:
-/// nobody is there, or nobody who answers in time.
+/// How long no gateway is looked for after one was missed, and after one that did not answer.
+const ABSENT_S: u32 = 1;
+const SILENT_S: u32 = 10;
+/// How often a question is tried that must be asked, with pauses of a millisecond.
+const TRIES: u32 = 200;
+
+/// Asks at this door.
+///
+/// # Errors
+///
+/// Why the question could not be asked.
 fn ask_at(
     door: &SocketAddrUnix,
     request: Request,
     socket: Option<BorrowedFd<'_>>,
-) -> (Answer, bool) {
-    let until = sys::moment() + patience(request);
-    let connection = match reach(door, patience(request)) {
-        Ok(connection) => connection,
-        // Otherwise it is this process that is short of something.
-        Err(error) => {
-            return (Answer::Absent, matches!(error, Errno::NOENT | Errno::CONNREFUSED));
-        }
+) -> Result<Answer, Errno> {
+    let patience = patience(request);
+    let deadline = sys::now_precise() + patience;
+    let connection = match reach(door, patience, deadline) {
+        Err(Errno::NOENT | Errno::CONNREFUSED | Errno::ACCESS) => return Ok(Answer::Absent),
+        reached => reached?,
     };
-    match converse(&connection, until, request, socket) {
-        Ok((Reply::Marked, _)) => (Answer::Marked, false),
-        Ok((Reply::Leave { seconds }, _)) => (Answer::Leave { seconds }, false),
-        Ok((Reply::Switch, Some(unix))) => (Answer::Switch(unix), false),
-        Ok((Reply::Done, _)) => (Answer::Done, false),
-        Ok((Reply::Switch, None)) | Err(_) => (Answer::Silent, true),
-    }
+    Ok(match converse(&connection, request, socket, deadline) {
+        Ok((Reply::Marked, _)) => Answer::Marked,
+        Ok((Reply::Leave { seconds }, _)) => Answer::Leave { seconds },
+        Ok((Reply::Switch, Some(unix))) => Answer::Switch(unix),
+        Ok((Reply::Done, _)) => Answer::Done,
+        Ok((Reply::Switch, None)) | Err(_) => Answer::Silent,
+    })
 }
 
-/// How long the answer may take. For the outcome of a rendezvous the gateway takes a part of a
-/// second; a program that only connects or listens shall not notice a gateway that hangs.
+/// How long the answer may take. A rendezvous for which the program waits takes as long as the
+/// peer; everything else is a matter of the two processes.
 fn patience(request: Request) -> Duration {
     match request {
-        Request::Mark { .. } | Request::Listen => Duration::from_secs(1),
-        Request::Connected { .. } | Request::Accepted | Request::Reset { .. } => {
-            Duration::from_secs(5)
-        }
+        Request::Connected { waits: true } => Duration::from_secs(20),
+        Request::Connected { waits: false } | Request::Accepted => Duration::from_secs(5),
+        Request::Mark { .. } | Request::Listen | Request::Reset { .. } => Duration::from_secs(1),
     }
 }
 
-fn reach(door: &SocketAddrUnix, patience: Duration) -> Result<Owned, Errno> {
-    let connection =
-        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    let connection = Owned::from(connection);
-    let until = sys::moment() + patience;
-    patiently(&connection, until, || connect(&connection, door))?;
+fn reach(door: &SocketAddrUnix, patience: Duration, deadline: Duration) -> Result<Own, Errno> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let connection = Own::new(socket_with(family, kind, SocketFlags::CLOEXEC, None)?);
+    set_socket_timeout(&connection, Timeout::Send, Some(patience))?;
+    set_socket_timeout(&connection, Timeout::Recv, Some(patience))?;
+    again_until(deadline, || connect(&connection, door))?;
     Ok(connection)
 }
 
-/// Makes a system call that may wait until then, however many signals come meanwhile.
-fn patiently<T>(
-    connection: &Owned,
-    until: Duration,
+/// Calls again what a signal has interrupted, until the deadline: each call has the whole time-out
+/// of the socket, and a profiler sends signals for ever.
+fn again_until<T>(
+    deadline: Duration,
     mut call: impl FnMut() -> Result<T, Errno>,
 ) -> Result<T, Errno> {
     loop {
-        let rest = until.saturating_sub(sys::moment());
-        if rest.is_zero() {
-            return Err(Errno::TIMEDOUT);
-        }
-        set_socket_timeout(connection, Timeout::Send, Some(rest))?;
-        set_socket_timeout(connection, Timeout::Recv, Some(rest))?;
         match call() {
-            Err(Errno::INTR) => {}
-            done => return done,
+            Err(Errno::INTR) if sys::now_precise() < deadline => {}
+            result => return result,
         }
     }
 }
 
 fn converse(
-    connection: &Owned,
-    until: Duration,
+    connection: &Own,
     request: Request,
     socket: Option<BorrowedFd<'_>>,
-) -> Result<(Reply, Option<Owned>), Errno> {
+    deadline: Duration,
+) -> Result<(Reply, Option<Own>), Errno> {
     let bytes = request.encode();
     let sockets = socket.as_slice();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -129,20 +145,21 @@ fn converse(
         return Err(Errno::NOBUFS);
     }
     let flags = SendFlags::NOSIGNAL;
-    let parts = [IoSlice::new(&bytes)];
-    patiently(connection, until, || sendmsg(connection.as_fd(), &parts, &mut beside, flags))?;
+    again_until(deadline, || {
+        sendmsg(connection, &[IoSlice::new(&bytes)], &mut beside, flags).map(drop)
+    })?;
 
     let mut bytes = [0; Reply::LEN];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut beside = RecvAncillaryBuffer::new(&mut space);
-    let received = patiently(connection, until, || {
+    let received = again_until(deadline, || {
         let mut parts = [IoSliceMut::new(&mut bytes)];
-        recvmsg(connection.as_fd(), &mut parts, &mut beside, RecvFlags::CMSG_CLOEXEC)
+        recvmsg(connection, &mut parts, &mut beside, RecvFlags::CMSG_CLOEXEC)
     })?;
     let mut brought = None;
     for message in beside.drain() {
         if let RecvAncillaryMessage::ScmRights(mut sockets) = message {
-            brought = sockets.next().map(Owned::from);
+            brought = sockets.next().map(Own::new);
         }
     }
     let reply = bytes.get(..received.bytes).map(Reply::decode);
@@ -201,7 +218,7 @@ mod tests {
         let request = Request::Connected { waits: true };
         let file = std::fs::File::open("/dev/null").unwrap();
         let gateway = thread::spawn(move || answer(&listener, &Reply::Switch.encode(), true));
-        let answered = ask_at(&address, request, Some(file.as_fd())).0;
+        let answered = ask_at(&address, request, Some(file.as_fd())).unwrap();
         let Answer::Switch(unix) = answered else { panic!("{answered:?}") };
         assert_eq!(rustix::net::sockopt::socket_domain(&unix).unwrap(), AddressFamily::UNIX);
         assert!(rustix::io::fcntl_getfd(&unix).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
@@ -217,17 +234,17 @@ mod tests {
         {
             let answered = thread::scope(|scope| {
                 scope.spawn(|| answer(&listener, bytes, brings));
-                ask_at(&address, Request::Listen, None).0
+                ask_at(&address, Request::Listen, None).unwrap()
             });
             assert!(matches!(answered, Answer::Silent), "{bytes:?}: {answered:?}");
         }
         let answered = thread::scope(|scope| {
             scope.spawn(|| drop(accept(&listener)));
-            ask_at(&address, Request::Listen, None).0
+            ask_at(&address, Request::Listen, None).unwrap()
         });
         assert!(matches!(answered, Answer::Silent), "{answered:?}");
         drop(listener);
-        assert!(matches!(ask_at(&address, Request::Listen, None), (Answer::Absent, true)));
+        assert!(matches!(ask_at(&address, Request::Listen, None), Ok(Answer::Absent)));
     }
 
     #[test]

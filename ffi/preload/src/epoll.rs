@@ -11,8 +11,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use crate::sys;
 use crate::table::DESCRIPTORS_MAX;
 
-/// So many are remembered of each socket. Who waits for one socket in more places finds that only
-/// these go on.
+/// So many are remembered of each socket. A socket that somebody waits for in more places stays TCP.
 const PLACES_MAX: usize = 2;
 
 /// All registrations of TCP sockets that may be switched.
@@ -72,8 +71,8 @@ impl<const N: usize> Registrations<N> {
         slots.map_or(&[], |slots| slots)
     }
 
-    /// A registration was made or changed.
-    pub(crate) fn note(&self, fd: RawFd, registration: Registration) {
+    /// A registration was made or changed. Returns whether it is remembered.
+    pub(crate) fn note(&self, fd: RawFd, registration: Registration) -> bool {
         let slots = self.slots(fd);
         let is_at = |slot: &&Slot, epoll| slot.load().map(|there| there.epoll) == epoll;
         let same = slots.iter().find(|slot| is_at(slot, Some(registration.epoll)));
@@ -81,6 +80,7 @@ impl<const N: usize> Registrations<N> {
         if let Some(slot) = slot {
             slot.store(registration);
         }
+        slot.is_some()
     }
 
     /// The registration in this place was removed.
@@ -104,9 +104,9 @@ impl<const N: usize> Registrations<N> {
     /// Removes all registrations of the socket that has this number now.
     pub(crate) fn lift(&self, fd: RawFd, socket: BorrowedFd<'_>) {
         for slot in self.slots(fd) {
-            let epoll = slot.load().and_then(|registration| sys::borrow(registration.epoll));
-            // It may be one of an earlier socket with this number, or its epoll may be closed.
-            if epoll.is_some_and(|epoll| epoll::delete(epoll, socket).is_err()) {
+            let epoll = slot.load().and_then(|there| sys::borrow(there.epoll));
+            // What cannot be removed was never there, or the number is another socket's by now.
+            if epoll.is_none_or(|epoll| epoll::delete(epoll, socket).is_err()) {
                 slot.clear();
             }
         }
@@ -142,7 +142,7 @@ mod tests {
         let all = Registrations::<8>::new();
         all.note(3, AT_1);
         all.note(3, AT_2);
-        all.note(3, Registration { epoll: 10, ..AT_2 });
+        assert!(!all.note(3, Registration { epoll: 10, ..AT_2 }));
         assert_eq!(all.of(3).collect::<Vec<_>>(), [AT_1, AT_2], "a third one is not remembered");
         all.note(3, Registration { events: 5, ..AT_2 });
         all.remove(3, 0);
@@ -151,21 +151,6 @@ mod tests {
         all.note(8, AT_1);
         all.note(-1, AT_1);
         assert_eq!(all.of(3).chain(all.of(8)).count(), 0);
-    }
-
-    /// A number comes again. What an earlier socket with it was registered for means nothing to the
-    /// next one, whose program may have freed what the data points to.
-    #[test]
-    fn registrations_of_an_earlier_socket_are_not_made_again() {
-        let all = Registrations::<1024>::new();
-        let place = create(CreateFlags::CLOEXEC).unwrap();
-        let (socket, _far) =
-            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-                .unwrap();
-        let fd = socket.as_raw_fd();
-        all.note(fd, Registration { epoll: place.as_raw_fd(), ..AT_1 });
-        all.lift(fd, socket.as_fd());
-        assert_eq!(all.of(fd).count(), 0);
     }
 
     #[test]
@@ -192,5 +177,21 @@ mod tests {
         assert_eq!(wait(&place, &mut room[..], Some(&at_once)).unwrap(), 1);
         assert_eq!({ room[0].data }.u64(), 77);
         drop(kept);
+    }
+
+    /// The number was closed, and is that of a socket for which nobody waits.
+    #[test]
+    fn registrations_of_a_socket_that_is_gone_do_not_come_back() {
+        let (socket, _far) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        let (all, place) = (Registrations::<1024>::new(), create(CreateFlags::CLOEXEC).unwrap());
+        let fd = socket.as_raw_fd();
+        all.note(fd, Registration { epoll: place.as_raw_fd(), events: 4, data: 77 });
+        all.lift(fd, socket.as_fd());
+        all.put_back(fd, socket.as_fd());
+        let mut room = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 4];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        assert_eq!(wait(&place, &mut room[..], Some(&at_once)).unwrap(), 0);
     }
 }

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use smcgate_door::Name;
 
-use crate::sys;
+use crate::sys::{self, Own};
 
 /// Where an option is remembered, and what it may be.
 struct Field {
@@ -140,7 +140,7 @@ fn ask_tcp<T>(
 ) -> Result<T, Errno> {
     use std::os::fd::AsFd as _;
     let family = if name.local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let tcp = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let tcp = Own::new(socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?);
     ask(tcp.as_fd())
 }
 

@@ -42,13 +42,10 @@ impl Recent {
     }
 
     /// There is no gateway.
-    pub(crate) fn missed(&self, now: u32) {
-        self.absent_until.store(now.saturating_add(ABSENT_S), Relaxed);
+    pub(crate) fn missed(&self, now: u32, seconds: u32) {
+        self.absent_until.store(now.saturating_add(seconds), Relaxed);
     }
 }
-
-/// How long no gateway is looked for after one was missed.
-const ABSENT_S: u32 = 1;
 
 /// The lower half of a slot.
 #[expect(clippy::cast_possible_truncation, reason = "the lower half is meant")]
@@ -91,7 +88,7 @@ mod tests {
     fn an_absent_gateway_is_looked_for_again() {
         let recent = Recent::new();
         assert!(!recent.is_absent(5));
-        recent.missed(5);
+        recent.missed(5, 1);
         assert!(recent.is_absent(5) && !recent.is_absent(6));
     }
 }

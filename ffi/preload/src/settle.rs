@@ -7,7 +7,6 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
 use rustix::net::{connect_unspec, getpeername};
-use rustix::thread::{NanosleepRelativeResult, nanosleep};
 use smcgate_door::Request;
 
 use crate::debug::say;
@@ -34,7 +33,7 @@ pub(crate) fn settle(fd: RawFd) {
     match TABLE.of(fd).kind() {
         Kind::Pending => {}
         Kind::Settling => return wait_for_other_thread(fd),
-        Kind::Other | Kind::Fresh | Kind::Switched | Kind::Listening => return,
+        Kind::Other | Kind::Fresh | Kind::Switched | Kind::Listening | Kind::Suspect => return,
     }
     let Some(socket) = sys::borrow(fd) else { return };
     match getpeername(socket) {
@@ -53,7 +52,7 @@ pub(crate) fn before_io(fd: RawFd) -> Settled {
         match TABLE.of(fd).kind() {
             Kind::Pending => {}
             Kind::Settling => return Settled::WouldBlock,
-            Kind::Other | Kind::Fresh | Kind::Switched | Kind::Listening => {
+            Kind::Other | Kind::Fresh | Kind::Switched | Kind::Listening | Kind::Suspect => {
                 let is_reset = TABLE.take(fd, Flag::ResetUntold);
                 return if is_reset { Settled::Reset } else { Settled::GoOn };
             }
@@ -93,12 +92,11 @@ fn run(fd: RawFd, socket: BorrowedFd<'_>) {
 
 /// Does what the gateway says about a connection that was offered to the peer.
 pub(crate) fn conclude(fd: RawFd, kept: &Kept, answer: Answer) -> Settled {
-    let Some(socket) = sys::borrow(fd) else { return Settled::GoOn };
-    if !kept.is_still(socket) {
+    let Some(socket) = sys::borrow(fd).filter(|socket| kept.is_of(*socket)) else {
         // Whatever has the number now is none of our business.
         TABLE.forget(fd);
         return Settled::GoOn;
-    }
+    };
     match answer {
         Answer::Switch(unix) => match switch(fd, kept, unix) {
             Ok(()) => {
@@ -108,12 +106,12 @@ pub(crate) fn conclude(fd: RawFd, kept: &Kept, answer: Answer) -> Settled {
             Err(error) => say(fd, format_args!("cannot be switched: {error}")),
         },
         Answer::Leave { seconds } => {
-            kept.restore(socket);
-            TABLE.set(fd, Kind::Other);
-            if let Some(peer) = getpeername(socket).ok().flatten().and_then(|it| it.try_into().ok())
-            {
+            let peer = getpeername(socket).ok().flatten().and_then(|peer| peer.try_into().ok());
+            if let Some(peer) = peer {
                 RECENT.leave(peer, sys::now().saturating_add(seconds));
             }
+            kept.restore(socket);
+            TABLE.set(fd, Kind::Other);
             say(fd, format_args!("the connection stays TCP"));
             return Settled::GoOn;
         }
@@ -125,7 +123,7 @@ pub(crate) fn conclude(fd: RawFd, kept: &Kept, answer: Answer) -> Settled {
     // for it.
     kept.restore(socket);
     connect_unspec(socket.as_fd()).ok();
-    TABLE.set(fd, Kind::Fresh);
+    TABLE.become_kind(fd, Kind::Fresh);
     Settled::Reset
 }
 
@@ -135,12 +133,7 @@ fn wait_for_other_thread(fd: RawFd) {
         if TABLE.of(fd).kind() != Kind::Settling {
             return;
         }
-        let pause = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-        match nanosleep(&pause) {
-            NanosleepRelativeResult::Ok
-            | NanosleepRelativeResult::Interrupted(_)
-            | NanosleepRelativeResult::Err(_) => {}
-        }
+        sys::pause();
     }
 }
 
@@ -190,7 +183,7 @@ mod tests {
         let (unix, _) =
             socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
                 .unwrap();
-        assert_eq!(conclude(fd, &kept, Answer::Switch(unix.into())), Settled::GoOn);
+        assert_eq!(conclude(fd, &kept, Answer::Switch(sys::Own::new(unix))), Settled::GoOn);
         assert_eq!(TABLE.of(fd).kind(), Kind::Switched);
         TABLE.forget(fd);
     }
@@ -208,7 +201,8 @@ mod tests {
             let (unix, _) =
                 socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
                     .unwrap();
-            let answer = if is_reset { Answer::Silent } else { Answer::Switch(unix.into()) };
+            let answer =
+                if is_reset { Answer::Silent } else { Answer::Switch(sys::Own::new(unix)) };
             assert_eq!(conclude(fd, &kept, answer), Settled::GoOn);
             let is_socket = rustix::net::sockopt::socket_type(&near).is_ok();
             assert!(!is_socket && TABLE.of(fd).kind() == Kind::Other, "{is_reset}");

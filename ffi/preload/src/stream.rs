@@ -7,6 +7,7 @@ use libc::{c_int, ssize_t};
 use rustix::net::sockopt::socket_linger;
 use smcgate_door::Request;
 
+use crate::accept::before_read;
 use crate::door::ask;
 use crate::end::{is_reset, told};
 use crate::settle::{Settled, before_io};
@@ -21,10 +22,10 @@ pub(crate) fn read(
     switched: impl FnOnce(c_int) -> ssize_t,
     plain: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
-    if sys::is_sandboxed() && TABLE.of(fd).kind() == Kind::Switched {
-        return plain();
+    if is_sandboxed(fd) {
+        return switched(0);
     }
-    if let Some(error) = unready(fd) {
+    if let Some(error) = unready(fd).or_else(|| unread(fd)) {
         return failed(error);
     }
     let (entry, Some(socket)) = (TABLE.of(fd), sys::borrow(fd)) else { return plain() };
@@ -32,10 +33,7 @@ pub(crate) fn read(
         return plain();
     }
     // The kernel does not know of it, because its other end would.
-    let is_shut = entry.has(Flag::ReadingShut);
-    if is_shut && !is_ours(fd) {
-        return plain();
-    }
+    let is_shut = entry.has(Flag::ReadingShut) && is_ours(fd);
     let result = switched(if is_shut { libc::MSG_DONTWAIT } else { 0 });
     match (result, if result < 0 { sys::errno() } else { 0 }) {
         // While this thread waited, another one may have shut the connection down.
@@ -61,8 +59,8 @@ pub(crate) fn write(
     switched: impl FnOnce(c_int) -> ssize_t,
     plain: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
-    if sys::is_sandboxed() && TABLE.of(fd).kind() == Kind::Switched {
-        return plain();
+    if is_sandboxed(fd) {
+        return switched(0);
     }
     if let Some(error) = unready(fd) {
         return failed(error);
@@ -104,6 +102,9 @@ pub(crate) fn moving(
             return failed(error);
         }
     }
+    if let Some(error) = unread(from) {
+        return failed(error);
+    }
     // The kernel would send SIGPIPE where TCP fails with ECONNRESET.
     if was_reset(to) {
         return failed(libc::ECONNRESET);
@@ -118,12 +119,35 @@ pub(crate) fn moving(
     if is_news { failed(libc::ECONNRESET) } else { result }
 }
 
+/// Whether this is a switched connection of a process that has given up system calls. Then `read`
+/// and `write` must not become others.
+pub(crate) fn is_sandboxed(fd: RawFd) -> bool {
+    sys::is_sandboxed() && TABLE.of(fd).kind() == Kind::Switched
+}
+
 /// Why nothing can be read or written now, if so.
 fn unready(fd: RawFd) -> Option<c_int> {
     if TABLE.of(fd).is_plain() && !TABLE.of(fd).has(Flag::ResetUntold) {
         return None;
     }
-    match before_io(fd) {
+    error_of(before_io(fd))
+}
+
+/// Why nothing can be read now, if so, from a connection whose client may begin with a rendezvous.
+fn unread(fd: RawFd) -> Option<c_int> {
+    match TABLE.of(fd).kind() {
+        Kind::Suspect => error_of(before_read(fd)),
+        Kind::Other
+        | Kind::Fresh
+        | Kind::Pending
+        | Kind::Settling
+        | Kind::Switched
+        | Kind::Listening => None,
+    }
+}
+
+fn error_of(settled: Settled) -> Option<c_int> {
+    match settled {
         Settled::GoOn => None,
         Settled::WouldBlock => Some(libc::EAGAIN),
         Settled::Reset => Some(libc::ECONNRESET),
@@ -139,17 +163,13 @@ pub(crate) fn was_reset(fd: RawFd) -> bool {
 
 /// Whether addresses mean nothing to a socket: TCP ignores them, a Unix socket refuses them.
 pub(crate) fn ignores_addresses(fd: RawFd) -> bool {
-    before_io(fd) == Settled::GoOn
-        && TABLE.of(fd).kind() == Kind::Switched
-        && sys::borrow(fd).is_some_and(|socket| name::of(socket).is_some())
+    before_io(fd) == Settled::GoOn && TABLE.of(fd).kind() == Kind::Switched && is_ours(fd)
 }
 
 /// Shuts down one direction or both; `real` does it with the kernel's socket.
 pub(crate) fn shutdown(fd: RawFd, how: c_int, real: impl FnOnce() -> c_int) -> c_int {
     crate::settle::settle(fd);
-    let is_ours = TABLE.of(fd).kind() == Kind::Switched
-        && sys::borrow(fd).is_some_and(|socket| name::of(socket).is_some());
-    if !is_ours {
+    if TABLE.of(fd).kind() != Kind::Switched || !is_ours(fd) {
         return real();
     }
     // Threads that are woken must find that it is no reset.
@@ -170,15 +190,18 @@ static ANY_READING_SHUT: AtomicBool = AtomicBool::new(false);
 /// Whether the program has shut down reading from a switched connection. The kernel does not know,
 /// so it does not say that there is nothing to wait for.
 pub(crate) fn is_reading_shut(fd: RawFd) -> bool {
-    if !ANY_READING_SHUT.load(Relaxed) {
-        return false;
-    }
     let entry = TABLE.of(fd);
-    let is_believed = entry.kind() == Kind::Switched && entry.has(Flag::ReadingShut);
-    is_believed && is_ours(fd)
+    is_any_reading_shut()
+        && entry.kind() == Kind::Switched
+        && entry.has(Flag::ReadingShut)
+        && is_ours(fd)
 }
 
-/// Whether a number that was a switched connection still is one.
+pub(crate) fn is_any_reading_shut() -> bool {
+    ANY_READING_SHUT.load(Relaxed)
+}
+
+/// Whether the number still is that of a switched connection.
 fn is_ours(fd: RawFd) -> bool {
     let is_ours = sys::borrow(fd).is_some_and(|socket| name::of(socket).is_some());
     if !is_ours {
@@ -192,6 +215,7 @@ fn is_ours(fd: RawFd) -> bool {
 pub(crate) fn before_close(fd: RawFd) {
     if TABLE.of(fd).kind() == Kind::Switched
         && !sys::is_sandboxed()
+        && TABLE.is_owner()
         && let Some(socket) = sys::borrow(fd)
         && socket_linger(socket) == Ok(Some(std::time::Duration::ZERO))
         && let Some(name) = name::of(socket)

@@ -5,11 +5,12 @@ use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use libc::c_int;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{FdFlags, fcntl_getfd};
+use rustix::net::sockopt::socket_cookie;
 
 use crate::epoll::REGISTRATIONS;
-use crate::sys::Owned;
-use crate::table::{Kind, TABLE};
-use crate::{options, sys};
+use crate::options;
+use crate::sys::{self, Own};
+use crate::table::{DESCRIPTORS_MAX, Flag, Kind, TABLE};
 
 /// What a program has set on a TCP socket, and finds on what takes its place.
 ///
@@ -44,14 +45,14 @@ impl Kept {
             general: GENERAL.map(read),
             buffers: [buffer(1, libc::SO_SNDBUF), buffer(2, libc::SO_RCVBUF)],
             tcp: options::of_socket(socket),
-            cookie: sys::cookie(socket),
+            cookie: socket_cookie(socket).ok(),
         }
     }
 
-    /// Whether that socket still has its number. While the gateway was asked, another thread may
-    /// have closed it, and another file may have the number.
-    pub(crate) fn is_still(&self, socket: BorrowedFd<'_>) -> bool {
-        self.cookie.is_some() && sys::cookie(socket) == self.cookie
+    /// Whether this is the socket still. While the gateway was asked, another thread may have closed
+    /// the number, and it may be something else by now.
+    pub(crate) fn is_of(&self, socket: BorrowedFd<'_>) -> bool {
+        self.cookie.is_some() && socket_cookie(socket).ok() == self.cookie
     }
 
     pub(crate) fn is_nonblocking(&self) -> bool {
@@ -93,15 +94,37 @@ impl Kept {
 /// # Errors
 ///
 /// The kernel has refused, and the TCP socket is still there.
-pub(crate) fn switch(fd: RawFd, kept: &Kept, unix: Owned) -> rustix::io::Result<()> {
+pub(crate) fn switch(fd: RawFd, kept: &Kept, unix: Own) -> rustix::io::Result<()> {
     let Some(socket) = sys::borrow(fd) else { return Err(rustix::io::Errno::BADF) };
     kept.give_to(unix.as_fd());
     REGISTRATIONS.lift(fd, socket);
     TABLE.set_options(fd, kept.tcp);
     sys::put_at(unix.as_fd(), fd, kept.is_closed_on_exec)?;
+    let is_shared = TABLE.of(fd).has(Flag::Shared);
     TABLE.set(fd, Kind::Switched);
     REGISTRATIONS.put_back(fd, socket);
+    if is_shared {
+        twins(kept).for_each(|twin| switch_twin(twin, kept, unix.as_fd()));
+    }
     Ok(())
+}
+
+/// The other numbers of a TCP socket that was being connected when it was copied.
+fn twins(kept: &Kept) -> impl Iterator<Item = RawFd> {
+    (0..).take(DESCRIPTORS_MAX).filter(|&fd| {
+        TABLE.of(fd).kind() == Kind::Pending && sys::borrow(fd).is_some_and(|it| kept.is_of(it))
+    })
+}
+
+fn switch_twin(fd: RawFd, kept: &Kept, unix: BorrowedFd<'_>) {
+    let Some(socket) = sys::borrow(fd) else { return };
+    let is_closed_on_exec = fcntl_getfd(socket).is_ok_and(|f| f.contains(FdFlags::CLOEXEC));
+    REGISTRATIONS.lift(fd, socket);
+    TABLE.set_options(fd, kept.tcp);
+    if sys::put_at(unix, fd, is_closed_on_exec).is_ok() {
+        TABLE.set(fd, Kind::Switched);
+        REGISTRATIONS.put_back(fd, socket);
+    }
 }
 
 /// The longest of these options, a time.
@@ -145,7 +168,7 @@ mod tests {
             socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
                 .unwrap();
         let fd = tcp.as_raw_fd();
-        switch(fd, &kept, unix.into()).unwrap();
+        switch(fd, &kept, Own::new(unix)).unwrap();
         assert_eq!(TABLE.of(fd).kind(), Kind::Switched);
         assert_eq!(sockopt::socket_domain(&tcp).unwrap(), AddressFamily::UNIX);
         assert!(fcntl_getfl(&tcp).unwrap().contains(OFlags::NONBLOCK));
@@ -155,6 +178,30 @@ mod tests {
         assert!(sockopt::socket_keepalive(&tcp).unwrap());
         assert_eq!(sockopt::socket_send_buffer_size(&tcp).unwrap(), 100_000, "doubled once");
         TABLE.forget(fd);
+    }
+
+    #[test]
+    fn all_numbers_of_a_socket_are_switched_and_no_other() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connect = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (tcp, other) = (connect(), connect());
+        let copy = tcp.try_clone().unwrap();
+        for socket in [&tcp, &copy, &other] {
+            TABLE.set(socket.as_raw_fd(), Kind::Pending);
+        }
+        TABLE.raise(tcp.as_raw_fd(), Flag::Shared);
+        let kept = Kept::of(tcp.as_fd());
+        assert!(kept.is_of(copy.as_fd()) && !kept.is_of(other.as_fd()));
+        let (unix, _far) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        switch(tcp.as_raw_fd(), &kept, Own::new(unix)).unwrap();
+        let domain = |socket: &TcpStream| sockopt::socket_domain(socket).unwrap();
+        assert_eq!([&tcp, &copy].map(domain), [AddressFamily::UNIX; 2]);
+        assert_eq!(domain(&other), AddressFamily::INET);
+        for socket in [&tcp, &copy, &other] {
+            TABLE.forget(socket.as_raw_fd());
+        }
     }
 
     #[test]

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use libc::{c_int, c_long, c_void, socklen_t};
 use rustix::io::Errno;
-use rustix::time::{ClockId, clock_gettime};
+use rustix::thread::{NanosleepRelativeResult, nanosleep};
+use rustix::time::{ClockId, Timespec, clock_gettime};
 
 /// A descriptor of the program, if the number can be one. It need not be open: then every system
 /// call says so.
@@ -25,32 +26,30 @@ pub(crate) fn borrow(fd: RawFd) -> Option<BorrowedFd<'static>> {
     Some(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// A descriptor of our own.
+/// A descriptor of ours, which is closed when it is dropped.
 ///
-/// The one of the standard library closes by the name of the C library, which is ours, and where
-/// another thread can cancel this one: nothing of ours may be unwound there.
+/// `OwnedFd` would close it by the name `close`, which is ours here, and beyond it a place where a
+/// thread may be cancelled.
 #[derive(Debug)]
-pub(crate) struct Owned(ManuallyDrop<OwnedFd>);
+pub(crate) struct Own(ManuallyDrop<OwnedFd>);
 
-impl From<OwnedFd> for Owned {
-    fn from(descriptor: OwnedFd) -> Self {
-        Self(ManuallyDrop::new(descriptor))
+impl Own {
+    pub(crate) fn new(fd: OwnedFd) -> Self {
+        Self(ManuallyDrop::new(fd))
     }
 }
 
-impl AsFd for Owned {
+impl AsFd for Own {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl Drop for Owned {
+impl Drop for Own {
     fn drop(&mut self) {
-        let before = errno();
-        // SAFETY: `close` asks for a descriptor that nobody uses any more: this was its owner.
-        let result = unsafe { libc::syscall(libc::SYS_close, c_long::from(self.0.as_raw_fd())) };
-        // It is closed whatever the kernel says.
-        outcome(result, before).ok();
+        // SAFETY: `close` asks for a descriptor that nobody uses after it: we own it, and it is
+        // dropped now, this way and no other.
+        unsafe { rustix::io::close(self.0.as_raw_fd()) };
     }
 }
 
@@ -99,13 +98,6 @@ pub(crate) fn socket_option(
         )
     };
     outcome(result, before).map(|_| length as usize)
-}
-
-/// The kernel's number of a socket, which no other one gets; none of what is no socket.
-pub(crate) fn cookie(fd: BorrowedFd<'_>) -> Option<u64> {
-    let mut value = [0; 8];
-    let length = socket_option(fd, libc::SOL_SOCKET, libc::SO_COOKIE, &mut value);
-    (length == Ok(value.len())).then(|| u64::from_ne_bytes(value))
 }
 
 /// Sets a socket option.
@@ -182,16 +174,26 @@ pub(crate) fn process_id() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
 
-/// The time since an arbitrary start.
-pub(crate) fn moment() -> Duration {
-    let now = clock_gettime(ClockId::Monotonic);
-    let part = |part: i64| u64::try_from(part).unwrap_or(0);
-    Duration::from_secs(part(now.tv_sec)) + Duration::from_nanos(part(now.tv_nsec))
-}
-
 /// Seconds since an arbitrary start.
 pub(crate) fn now() -> u32 {
     u32::try_from(clock_gettime(ClockId::MonotonicCoarse).tv_sec).unwrap_or(u32::MAX)
+}
+
+/// The same, as precise as it is.
+pub(crate) fn now_precise() -> Duration {
+    let time = clock_gettime(ClockId::Monotonic);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Lets a millisecond pass, or less if a signal comes.
+pub(crate) fn pause() {
+    let pause = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+    match nanosleep(&pause) {
+        NanosleepRelativeResult::Ok
+        | NanosleepRelativeResult::Interrupted(_)
+        | NanosleepRelativeResult::Err(_) => {}
+    }
 }
 
 /// Calls `each` for every number in the bits of a `select`.

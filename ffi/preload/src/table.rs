@@ -25,6 +25,9 @@ pub(crate) enum Kind {
     Switched,
     /// A TCP socket that listens.
     Listening,
+    /// A TCP connection that was accepted, whose client may begin with a rendezvous that nobody
+    /// runs.
+    Suspect,
 }
 
 /// What else we remember, one bit each.
@@ -60,6 +63,7 @@ impl Entry {
             3 => Kind::Settling,
             4 => Kind::Switched,
             5 => Kind::Listening,
+            6 => Kind::Suspect,
             _ => Kind::Other,
         }
     }
@@ -72,7 +76,7 @@ impl Entry {
     pub(crate) fn is_plain(self) -> bool {
         match self.kind() {
             Kind::Other | Kind::Fresh | Kind::Listening => true,
-            Kind::Pending | Kind::Settling | Kind::Switched => false,
+            Kind::Pending | Kind::Settling | Kind::Switched | Kind::Suspect => false,
         }
     }
 }
@@ -210,7 +214,9 @@ impl<const N: usize> Table<N> {
         self.owner.store(sys::process_id(), Relaxed);
     }
 
-    fn is_owner(&self) -> bool {
+    /// Whether the calling process is the one whose descriptors these are; see
+    /// [`forget`](Self::forget).
+    pub(crate) fn is_owner(&self) -> bool {
         let owner = self.owner.load(Relaxed);
         owner == 0 || sys::is_sandboxed() || owner == sys::process_id()
     }
@@ -230,6 +236,7 @@ mod tests {
             Kind::Settling,
             Kind::Switched,
             Kind::Listening,
+            Kind::Suspect,
             Kind::Other,
         ] {
             table.set(3, kind);

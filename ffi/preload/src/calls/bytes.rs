@@ -13,7 +13,7 @@ use crate::{adopt, real, stream, sys};
 unsafe extern "C-unwind" fn read(fd: c_int, buffer: *mut c_void, length: size_t) -> ssize_t {
     // SAFETY: the caller promises what `read` asks for.
     let plain = || unsafe { real::read(fd, buffer, length) };
-    if TABLE.of(fd).is_plain() {
+    if TABLE.of(fd).is_plain() || stream::is_sandboxed(fd) || length == 0 {
         return plain();
     }
     // SAFETY: `recv` asks for the same buffer.
@@ -39,7 +39,7 @@ unsafe extern "C-unwind" fn __read_chk(
 unsafe extern "C-unwind" fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: the caller promises what `readv` asks for.
     let plain = || unsafe { real::readv(fd, parts, count) };
-    if TABLE.of(fd).is_plain() {
+    if TABLE.of(fd).is_plain() || stream::is_sandboxed(fd) || !(1..=PARTS_MAX).contains(&count) {
         return plain();
     }
     let mut message = message_of(parts, count);
@@ -62,11 +62,8 @@ unsafe extern "C-unwind" fn recv(
     if TABLE.of(fd).is_plain() {
         return plain();
     }
-    let switched = |more: c_int| match flags & libc::MSG_TRUNC {
-        // SAFETY: the caller promises what `recv` asks for.
-        0 => unsafe { real::recv(fd, buffer, length, flags | more) },
-        _ => discard(fd, length, flags | more),
-    };
+    // SAFETY: the caller promises the buffer.
+    let switched = |more: c_int| unsafe { receive(fd, buffer, length, flags | more) };
     stream::read(fd, length, switched, plain)
 }
 
@@ -101,11 +98,8 @@ unsafe extern "C-unwind" fn recvfrom(
         return plain();
     }
     let switched = |more: c_int| {
-        let result = match flags & libc::MSG_TRUNC {
-            // SAFETY: the caller promises the buffer.
-            0 => unsafe { real::recv(fd, buffer, length, flags | more) },
-            _ => discard(fd, length, flags | more),
-        };
+        // SAFETY: the caller promises the buffer.
+        let result = unsafe { receive(fd, buffer, length, flags | more) };
         if result >= 0 && !from_length.is_null() {
             // SAFETY: it is not null, so the caller promises that it can be written.
             unsafe { *from_length = 0 };
@@ -152,6 +146,9 @@ unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_in
     // SAFETY: the caller promises its buffers.
     let wanted = unsafe { bytes_in(&ours) };
     let switched = |more: c_int| {
+        if flags & libc::MSG_ERRQUEUE != 0 {
+            return sys::fail(libc::EAGAIN);
+        }
         // SAFETY: it is the caller's message, without a name.
         let result = unsafe { real::recvmsg(fd, &raw mut ours, flags | more) };
         if result >= 0 {
@@ -193,7 +190,7 @@ unsafe extern "C-unwind" fn recvmmsg(
 unsafe extern "C-unwind" fn write(fd: c_int, buffer: *const c_void, length: size_t) -> ssize_t {
     // SAFETY: the caller promises what `write` asks for.
     let plain = || unsafe { real::write(fd, buffer, length) };
-    if TABLE.of(fd).is_plain() {
+    if TABLE.of(fd).is_plain() || stream::is_sandboxed(fd) {
         return plain();
     }
     // SAFETY: `send` asks for the same buffer.
@@ -204,7 +201,7 @@ unsafe extern "C-unwind" fn write(fd: c_int, buffer: *const c_void, length: size
 unsafe extern "C-unwind" fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: the caller promises what `writev` asks for.
     let plain = || unsafe { real::writev(fd, parts, count) };
-    if TABLE.of(fd).is_plain() {
+    if TABLE.of(fd).is_plain() || stream::is_sandboxed(fd) || !(1..=PARTS_MAX).contains(&count) {
         return plain();
     }
     let message = message_of(parts, count);
@@ -305,6 +302,26 @@ fn each_message(
         }
     }
     moved
+}
+
+/// More parts the kernel does not take.
+const PARTS_MAX: c_int = 1024;
+
+/// Receives from a Unix socket, with the flags that only TCP knows.
+///
+/// # Safety
+///
+/// As `recv`; with MSG_TRUNC the buffer may be null.
+unsafe fn receive(fd: c_int, buffer: *mut c_void, length: size_t, flags: c_int) -> ssize_t {
+    // Its errors are not in a queue: a Unix socket would read bytes.
+    if flags & libc::MSG_ERRQUEUE != 0 {
+        return sys::fail(libc::EAGAIN);
+    }
+    if flags & libc::MSG_TRUNC != 0 && flags & libc::MSG_PEEK == 0 {
+        return discard(fd, length, flags);
+    }
+    // SAFETY: the caller promises the buffer.
+    unsafe { real::recv(fd, buffer, length, flags) }
 }
 
 /// Reads bytes and drops them, as TCP does with MSG_TRUNC. The buffer of the program may be null.

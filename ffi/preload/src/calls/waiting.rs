@@ -9,7 +9,7 @@ use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespe
 
 use crate::epoll::{REGISTRATIONS, Registration};
 use crate::settle::settle;
-use crate::table::{Kind, TABLE};
+use crate::table::{Flag, Kind, TABLE};
 use crate::{real, stream, sys};
 
 #[unsafe(no_mangle)]
@@ -76,7 +76,7 @@ static AT_ONCE: timespec = timespec { tv_sec: 0, tv_nsec: 0 };
 ///
 /// There are `count` descriptors, or none at null.
 unsafe fn is_any_ready(fds: *mut pollfd, count: nfds_t) -> bool {
-    if fds.is_null() {
+    if fds.is_null() || !stream::is_any_reading_shut() {
         return false;
     }
     // SAFETY: the caller promises them.
@@ -170,14 +170,19 @@ unsafe extern "C-unwind" fn epoll_ctl(
     let result = unsafe { real::epoll_ctl(epoll, operation, fd, event) };
     let may_be_switched = match TABLE.of(fd).kind() {
         Kind::Fresh | Kind::Pending => true,
-        Kind::Other | Kind::Settling | Kind::Switched | Kind::Listening => false,
+        Kind::Other | Kind::Settling | Kind::Switched | Kind::Listening | Kind::Suspect => false,
     };
-    if result == 0 && (operation == libc::EPOLL_CTL_DEL || event.is_null()) {
+    if result != 0 {
+        return result;
+    }
+    if operation == libc::EPOLL_CTL_DEL || event.is_null() {
         REGISTRATIONS.remove(fd, epoll);
-    } else if result == 0 && may_be_switched {
+    } else if may_be_switched {
         // SAFETY: the kernel has read it.
         let epoll_event { events, u64: data } = unsafe { *event };
-        REGISTRATIONS.note(fd, Registration { epoll, events, data });
+        if !REGISTRATIONS.note(fd, Registration { epoll, events, data }) {
+            TABLE.raise(fd, Flag::Shared);
+        }
     }
     result
 }
