@@ -199,7 +199,7 @@ fn every_fault_is_one_line_that_names_line_and_key() {
         (
             "[[listener]]\nname = 'a'\nbind = '127.0.0.1:1'\nupstream = '127.0.0.1:1'",
             ":4: listener.a.upstream: 127.0.0.1:1 is this listener itself, which would \
-             connect to itself forever; write the address of the server",
+             connect to itself; write the address of the server",
         ),
         (
             "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\naccept='smc'\n\
