@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fmt, path};
 
+use smcr_os::broken_pipe;
+
 use crate::cli::Exec;
 
 /// Why the program does not run: the exit code, and one line.
@@ -34,6 +36,7 @@ pub fn become_program(arguments: &Exec) -> Result<Infallible, Refusal> {
     }
     let mut command = Command::new(program);
     command.args(rest).envs(variables(arguments, &library, env::var_os(PRELOAD)));
+    broken_pipe::hand_on(&mut command);
     let error = command.exec();
     let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
     Err((code, format!("{}: {error}", program.display())))

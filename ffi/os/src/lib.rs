@@ -4,6 +4,7 @@
 //! a call is either checked here or promised by an `unsafe trait` that `smcr-memory` implements. No
 //! policy lives here: no retries, no buffering, no logging.
 
+pub mod broken_pipe;
 pub mod carrier;
 pub mod counting;
 pub mod epoll;

@@ -44,13 +44,17 @@ pub(crate) fn ask(request: Request, socket: Option<BorrowedFd<'_>>) -> Answer {
     if may_be_left_out && RECENT.is_absent(now) {
         return Answer::Absent;
     }
+    let begun = sys::now_precise();
     for _ in 0..TRIES {
         match ask_at(&settings.door, request, socket) {
             Ok(answer) => {
                 // A gateway that does not answer would hold up the program each time.
                 match answer {
                     Answer::Absent => RECENT.missed(now, ABSENT_S),
-                    Answer::Silent if may_be_left_out => RECENT.missed(now, SILENT_S),
+                    Answer::Silent if may_be_left_out => {
+                        let is_slow = sys::now_precise() >= begun + patience(request);
+                        RECENT.missed(now, if is_slow { SILENT_S } else { ABSENT_S });
+                    }
                     Answer::Silent
                     | Answer::Marked
                     | Answer::Leave { .. }

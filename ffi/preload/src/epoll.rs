@@ -11,7 +11,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use crate::sys;
 use crate::table::DESCRIPTORS_MAX;
 
-/// So many are remembered of each socket. A socket that somebody waits for in more places stays TCP.
+/// So many are remembered of each socket. What somebody waits for in more places stays TCP.
 const PLACES_MAX: usize = 2;
 
 /// All registrations of TCP sockets that may be switched.

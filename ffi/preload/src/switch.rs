@@ -49,8 +49,8 @@ impl Kept {
         }
     }
 
-    /// Whether this is the socket still. While the gateway was asked, another thread may have closed
-    /// the number, and it may be something else by now.
+    /// Whether this is the socket still. While the gateway was asked, another thread may have
+    /// closed the number, and it may be something else by now.
     pub(crate) fn is_of(&self, socket: BorrowedFd<'_>) -> bool {
         self.cookie.is_some() && socket_cookie(socket).ok() == self.cookie
     }
