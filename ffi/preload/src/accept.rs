@@ -169,6 +169,10 @@ const PACKET_MAX: usize = 512;
 
 /// A descriptor has another one now.
 pub(crate) fn copied(from: RawFd, to: RawFd) {
+    // A child of `vfork` has numbers of its own, and its parent's memory.
+    if !TABLE.is_owner() {
+        return;
+    }
     // Two numbers of a socket that is not connected yet: one of them would not be switched.
     match TABLE.of(from).kind() {
         Kind::Fresh | Kind::Pending | Kind::Settling => TABLE.raise(from, Flag::Shared),
