@@ -25,7 +25,10 @@ pub type Refusal = (u8, String);
 ///
 /// If the library is not there (2), or the program cannot be run (126) or is not there (127).
 pub fn become_program(arguments: &Exec) -> Result<Infallible, Refusal> {
-    let library = library(arguments.library.as_deref())?;
+    let beside = env::current_exe().ok();
+    let beside = beside.as_deref().and_then(Path::parent);
+    let folders = beside.into_iter().chain([Path::new(INSTALLED)]);
+    let library = library(arguments.library.as_deref(), folders)?;
     let Some((program, rest)) = arguments.program.split_first() else {
         return Err((2, "exec: which program?".to_owned()));
     };
@@ -42,11 +45,11 @@ pub fn become_program(arguments: &Exec) -> Result<Infallible, Refusal> {
     Err((code, format!("{}: {error}", program.display())))
 }
 
-/// Where the library is.
-fn library(named: Option<&Path>) -> Result<PathBuf, Refusal> {
-    let beside = env::current_exe().ok();
-    let beside = beside.as_deref().and_then(Path::parent);
-    let folders = beside.into_iter().chain([Path::new(INSTALLED)]);
+/// Where the library is: at the place that was named, or in one of these folders.
+fn library<'a>(
+    named: Option<&Path>,
+    folders: impl Iterator<Item = &'a Path>,
+) -> Result<PathBuf, Refusal> {
     let places: Vec<PathBuf> = match named {
         Some(path) => vec![path.to_owned()],
         None => folders.flat_map(|folder| NAMES.map(|name| folder.join(name))).collect(),
@@ -211,14 +214,17 @@ mod tests {
         assert_eq!(set, expected.map(|(name, value)| (name, value.into())));
     }
 
-    /// Test programs are in a folder without the library.
     #[test]
     fn without_a_library_it_says_where_it_has_looked() {
-        let (code, why) = become_program(&parsed(&["true"])).unwrap_err();
-        assert!(code == 2 && why.contains("/usr/lib/smcgate/libsmcgate.so"), "{why}");
-        let (code, why) =
-            become_program(&parsed(&["--library", "/nowhere.so", "true"])).unwrap_err();
+        let folder = tempfile::tempdir().unwrap();
+        let library = |named| library(named, [folder.path()].into_iter());
+        let (code, why) = library(None).unwrap_err();
+        let place = folder.path().join("libsmcgate.so").display().to_string();
+        assert!(code == 2 && why.contains(&place), "{why}");
+        let (code, why) = library(Some(Path::new("/nowhere.so"))).unwrap_err();
         assert!(code == 2 && why.contains("/nowhere.so"), "{why}");
+        fs::write(folder.path().join("libsmcgate.so"), "").unwrap();
+        assert_eq!(library(None).unwrap(), folder.path().join("libsmcgate.so"));
     }
 
     #[test]
@@ -232,8 +238,7 @@ mod tests {
         assert_eq!(run("/").0, 126);
         let blank = folder.path().join("a b.so");
         fs::write(&blank, "").unwrap();
-        let (code, why) =
-            become_program(&parsed(&["--library", blank.to_str().unwrap(), "true"])).unwrap_err();
+        let (code, why) = super::library(Some(&blank), [].into_iter()).unwrap_err();
         assert!(code == 2 && why.contains("blank"), "{why}");
     }
 
