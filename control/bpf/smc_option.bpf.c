@@ -129,7 +129,9 @@ static __always_inline int carries_option(struct bpf_sock_ops *ops)
 	return is_listened_for(ops) && offered(ops, BPF_LOAD_HDR_OPT_TCP_SYN);
 }
 
-static __always_inline void established(struct bpf_sock_ops *ops, __u64 flags)
+// With `answered`, the peer's segment is all that is left to be looked at: we have sent our option,
+// or have answered if there was one.
+static __always_inline void established(struct bpf_sock_ops *ops, __u64 flags, int answered)
 {
 	__u32 *bits = entry(ops);
 
@@ -138,7 +140,7 @@ static __always_inline void established(struct bpf_sock_ops *ops, __u64 flags)
 	want_headers(ops, 0);
 	// RFC 7609 3.5.1.1 #6: look up peer's option after handshake
 	// RFC 7609 B.1 #4: handle option unseen by applications
-	*bits = MARKED | ESTABLISHED | (offered(ops, flags) ? PEER_OFFERED : 0);
+	*bits = MARKED | ESTABLISHED | (answered && offered(ops, flags) ? PEER_OFFERED : 0);
 }
 
 SEC("sockops")
@@ -161,11 +163,11 @@ int smc_option(struct bpf_sock_ops *ops)
 			bpf_store_hdr_opt(ops, &option, sizeof(option), 0);
 		break;
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
-		established(ops, 0);
+		established(ops, 0, 1);
 		break;
 	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
 		// The listener saved the SYN for its child (TCP_SAVE_SYN).
-		established(ops, BPF_LOAD_HDR_OPT_TCP_SYN);
+		established(ops, BPF_LOAD_HDR_OPT_TCP_SYN, is_listened_for(ops));
 		break;
 	}
 	return 1;

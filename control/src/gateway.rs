@@ -404,6 +404,7 @@ impl<N: Rnic> Gateway<N> {
         self.service.stopping();
         // From now on they go where applications want them to.
         self.interception.cease();
+        self.leave_listeners_alone();
         for listener in &mut self.listeners {
             listener.socket = None;
         }

@@ -292,7 +292,7 @@ fn mark(socket: &OwnedFd, config: &config::Listener, option: &OptionSource) -> i
     };
     match config.accept {
         Protocol::Tcp => Ok(()),
-        Protocol::Smc => option.mark_listener(socket, ports),
+        Protocol::Smc => option.mark_listener(socket, ports).map(drop),
     }
 }
 

@@ -14,6 +14,8 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -23,6 +25,7 @@ use rustix::net::{
     connect, ipproto, listen, recvmsg, sendmsg, socket_with, socketpair, sockopt,
 };
 use smcgate_door::{Name, Reply, Request};
+use smcr_os::credentials;
 use smcr_proto::Instant;
 
 use crate::config;
@@ -35,6 +38,7 @@ pub struct Door {
     config: config::Door,
     socket: OwnedFd,
     callers: Slab<Caller>,
+    closer: Closer,
     /// Requests that came from those who may not ask, or were none.
     pub refused: u64,
 }
@@ -54,7 +58,7 @@ pub struct Caller {
 pub struct Asked {
     /// What is asked.
     pub request: Request,
-    /// The program's TCP socket.
+    /// The program's TCP socket, if it has brought one.
     pub socket: Option<OwnedFd>,
 }
 
@@ -76,7 +80,8 @@ impl Door {
         // Who may use it, `uids` and `gids` say.
         fs::set_permissions(&config.socket, Permissions::from_mode(0o666))?;
         listen(&socket, BACKLOG)?;
-        Ok(Self { config: config.clone(), socket, callers: Slab::default(), refused: 0 })
+        let (callers, closer) = (Slab::default(), Closer::start()?);
+        Ok(Self { config: config.clone(), socket, callers, closer, refused: 0 })
     }
 
     /// Becomes readable when somebody comes.
@@ -84,25 +89,22 @@ impl Door {
         self.socket.as_fd()
     }
 
-    /// The next program that has come; none if there is no other.
-    pub fn accept(&mut self, now: Instant) -> Option<Key> {
-        loop {
-            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-            let socket = match accept_with(&self.socket, flags) {
-                Ok(socket) => socket,
-                Err(Errno::CONNABORTED) => continue,
-                Err(_) => return None,
-            };
-            let who = sockopt::socket_peercred(&socket).ok();
-            let who = who.filter(|it| self.config.admits(it.uid.as_raw(), it.gid.as_raw()));
-            let (Some(who), true) = (who, self.callers.len() < CALLERS_MAX) else {
-                self.refused += 1;
-                continue;
-            };
-            let pid = u32::try_from(who.pid.as_raw_nonzero().get()).unwrap_or(0);
-            let process = Process { pid, uid: who.uid.as_raw(), command: String::new() };
-            return Some(self.callers.insert(Caller { socket, process, until: now + PATIENCE }));
-        }
+    /// The next program that has come; none if there is no other, or if that may not come in.
+    ///
+    /// # Errors
+    ///
+    /// As `accept(2)`, if none waits or the process is out of descriptors.
+    pub fn accept(&mut self, now: Instant) -> rustix::io::Result<Option<Key>> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = accept_with(&self.socket, flags)?;
+        let who = credentials::of_peer(socket.as_fd()).ok();
+        let who = who.filter(|it| self.config.admits(it.uid, it.gid));
+        let (Some(who), true) = (who, self.callers.len() < CALLERS_MAX) else {
+            self.refused += 1;
+            return Ok(None);
+        };
+        let process = Process { pid: who.pid, uid: who.uid, command: String::new() };
+        Ok(Some(self.callers.insert(Caller { socket, process, until: now + PATIENCE })))
     }
 
     /// What `key` was given for, while it is there.
@@ -117,14 +119,24 @@ impl Door {
     /// If it never will.
     pub fn hear(&mut self, key: Key) -> Result<Option<Asked>, Gone> {
         let Some(caller) = self.callers.at(key) else { return Ok(None) };
-        match receive(&caller.socket) {
-            Ok(asked) => Ok(Some(asked)),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
-            Err(_) => {
-                self.refused += 1;
-                Err(Gone)
-            }
+        let (request, mut socket) = match receive(&caller.socket) {
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+            Ok(received) => received,
+            Err(_) => (None, None),
+        };
+        if let Some(other) = socket.take_if(|socket| request.is_none() || !is_tcp(socket)) {
+            self.closer.close(other);
         }
+        let Some(request) = request else {
+            self.refused += 1;
+            return Err(Gone);
+        };
+        Ok(Some(Asked { request, socket }))
+    }
+
+    /// Closes a socket that a program goes on to use, or nobody.
+    pub fn close(&self, socket: OwnedFd) {
+        self.closer.close(socket);
     }
 
     /// It has asked for something that takes time, and is not given up before it has an answer.
@@ -190,6 +202,7 @@ pub fn command_of(pid: u32) -> String {
 pub struct Before {
     blocks: bool,
     urgent_in_line: bool,
+    linger: Option<Duration>,
 }
 
 impl Before {
@@ -203,7 +216,10 @@ impl Before {
         let before = Self {
             blocks: !flags.contains(rustix::fs::OFlags::NONBLOCK),
             urgent_in_line: sockopt::socket_oobinline(socket)?,
+            linger: sockopt::socket_linger(socket)?,
         };
+        // Whoever closes it last would wait for its bytes to leave.
+        sockopt::set_socket_linger(socket, None)?;
         rustix::io::ioctl_fionbio(socket, true)?;
         sockopt::set_socket_oobinline(socket, true)?;
         Ok(before)
@@ -214,11 +230,30 @@ impl Before {
         // What worked before works again.
         let _ = rustix::io::ioctl_fionbio(socket, !self.blocks);
         let _ = sockopt::set_socket_oobinline(socket, self.urgent_in_line);
+        let _ = sockopt::set_socket_linger(socket, self.linger);
+    }
+}
+
+/// Closes what programs have brought, and may take long to close: a file of a file system that a
+/// program serves, or a socket that waits for its bytes to leave.
+#[derive(Debug)]
+struct Closer(mpsc::Sender<OwnedFd>);
+
+impl Closer {
+    fn start() -> io::Result<Self> {
+        let (closer, closed) = mpsc::channel::<OwnedFd>();
+        let close = move || closed.into_iter().for_each(drop);
+        thread::Builder::new().name("closer".to_owned()).spawn(close)?;
+        Ok(Self(closer))
     }
 
-    /// The gateway keeps it: what the application wanted of its end shall not happen to ours.
-    pub fn keep(socket: &OwnedFd) {
-        let _ = sockopt::set_socket_linger(socket, None);
+    /// Closes a descriptor, here if that takes no time.
+    fn close(&self, descriptor: OwnedFd) {
+        let is_quick = is_tcp(&descriptor) && sockopt::socket_linger(&descriptor) == Ok(None);
+        if !is_quick {
+            // The thread ends with this process.
+            let _ = self.0.send(descriptor);
+        }
     }
 }
 
@@ -280,7 +315,8 @@ fn remove_what_is_left(path: &Path, address: &SocketAddrUnix) -> io::Result<()> 
     }
 }
 
-fn receive(socket: &OwnedFd) -> rustix::io::Result<Asked> {
+/// What a program sends: a request, if it is one, and what came with it.
+fn receive(socket: &OwnedFd) -> rustix::io::Result<(Option<Request>, Option<OwnedFd>)> {
     let mut bytes = [0; Request::LEN + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -290,8 +326,7 @@ fn receive(socket: &OwnedFd) -> rustix::io::Result<Asked> {
         RecvAncillaryMessage::ScmRights(mut sockets) => sockets.next(),
         RecvAncillaryMessage::ScmCredentials(_) | _ => None,
     });
-    let request = Request::decode(&bytes[..received.bytes]).map_err(|_| Errno::BADMSG)?;
-    Ok(Asked { request, socket })
+    Ok((Request::decode(&bytes[..received.bytes]).ok(), socket))
 }
 
 fn send(to: &OwnedFd, reply: Reply, socket: Option<BorrowedFd<'_>>) -> rustix::io::Result<()> {
@@ -350,8 +385,8 @@ mod tests {
         let tcp = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let request = Request::Connected { waits: true };
         let caller = ask(folder.path(), &request.encode(), Some(tcp.as_fd()));
-        let key = door.accept(Instant(0)).unwrap();
-        assert_eq!(door.accept(Instant(0)), None);
+        let key = door.accept(Instant(0)).unwrap().unwrap();
+        assert_eq!(door.accept(Instant(0)), Err(Errno::AGAIN));
         let asked = door.hear(key).unwrap().unwrap();
         assert_eq!(asked.request, request);
         let socket = asked.socket.unwrap();
@@ -391,13 +426,13 @@ mod tests {
         let mut door = door(folder.path()).unwrap();
         for bytes in [&[][..], b"x", &[0; 40], &[0; 41], &[1; 5_000]] {
             let _caller = ask(folder.path(), bytes, None);
-            let key = door.accept(Instant(0)).unwrap();
+            let key = door.accept(Instant(0)).unwrap().unwrap();
             assert!(door.hear(key).is_err(), "{bytes:?}");
             door.dismiss(key);
         }
         assert_eq!(door.refused, 5);
         let _silent = ask(folder.path(), &Request::Listen.encode(), None);
-        let key = door.accept(Instant(0)).unwrap();
+        let key = door.accept(Instant(0)).unwrap().unwrap();
         assert_eq!(door.poll_timeout(), Some(Instant(0) + PATIENCE));
         door.expire(Instant(0) + PATIENCE);
         assert!(door.caller(key).is_none() && door.poll_timeout().is_none());

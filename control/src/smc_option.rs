@@ -49,15 +49,23 @@ impl OptionSource {
     }
 
     /// Makes the connections that `listener` accepts answer the option. Call it between `bind` and
-    /// `listen`.
+    /// `listen`. Returns where that is.
     ///
     /// # Errors
     ///
     /// As [`SmcOption::mark_listener`].
-    pub fn mark_listener(&self, listener: impl AsFd, ports: Ports) -> io::Result<()> {
+    pub fn mark_listener(&self, listener: impl AsFd, ports: Ports) -> io::Result<Option<Place>> {
         match self {
-            Self::Ebpf(option) => option.mark_listener(listener, ports),
-            Self::Assume(_) | Self::None(_) => Ok(()),
+            Self::Ebpf(option) => option.mark_listener(listener, ports).map(Some),
+            Self::Assume(_) | Self::None(_) => Ok(None),
+        }
+    }
+
+    /// Makes whatever listens there answer the option no more.
+    pub fn forget(&self, place: &Place) {
+        match self {
+            Self::Ebpf(option) => option.forget(place),
+            Self::Assume(_) | Self::None(_) => {}
         }
     }
 
@@ -159,12 +167,19 @@ impl SmcOption {
     /// # Errors
     ///
     /// When the listener has no port, or the kernel is out of memory; it then accepts plain TCP.
-    pub fn mark_listener(&self, listener: impl AsFd, ports: Ports) -> io::Result<()> {
+    pub fn mark_listener(&self, listener: impl AsFd, ports: Ports) -> io::Result<Place> {
         let listener = listener.as_fd();
         let place = place_of(listener, ports)?;
         smcr_os::tcp::save_syn(listener)?;
         self.mark(listener)?;
-        self.places.update(&place, &1_u32.to_ne_bytes(), MapFlags::ANY).map_err(io::Error::other)
+        let listed = self.places.update(&place.0, &1_u32.to_ne_bytes(), MapFlags::ANY);
+        listed.map_err(io::Error::other)?;
+        Ok(place)
+    }
+
+    fn forget(&self, place: &Place) {
+        // Fails only if it was forgotten before.
+        let _ = self.places.delete(&place.0);
     }
 
     /// Makes `client` offer SMC-R in its SYN. Call before `connect`.
@@ -223,9 +238,12 @@ impl fmt::Debug for SmcOption {
     }
 }
 
-/// The key of `places` in the program. It stays when the listener is gone: only the callbacks of
-/// marked sockets look for it.
-fn place_of(listener: BorrowedFd<'_>, ports: Ports) -> io::Result<[u8; 16]> {
+/// A network namespace and a port: the key of `places` in the program. It stays when the listener
+/// is gone: only the callbacks of marked sockets look for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Place([u8; 16]);
+
+fn place_of(listener: BorrowedFd<'_>, ports: Ports) -> io::Result<Place> {
     let network = smcr_os::tcp::network_cookie(listener)?;
     let port = match ports {
         Ports::Any => 0,
@@ -240,7 +258,7 @@ fn place_of(listener: BorrowedFd<'_>, ports: Ports) -> io::Result<[u8; 16]> {
     let mut place = [0; 16];
     place[..8].copy_from_slice(&network.to_ne_bytes());
     place[8..12].copy_from_slice(&port.to_ne_bytes());
-    Ok(place)
+    Ok(Place(place))
 }
 
 /// Why the TCP option cannot be used on this host. Displays as a reason and what to do.

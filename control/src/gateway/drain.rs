@@ -8,6 +8,7 @@ use smcr_rnic::Rnic;
 
 use super::Gateway;
 use super::reload::number;
+use crate::config::Protocol;
 use crate::intercept::Led;
 use crate::listener::Listener;
 use crate::operate::OperateError;
@@ -33,6 +34,13 @@ impl<N: Rnic> Gateway<N> {
         // First of all new connections are led elsewhere: what comes meanwhile is taken in.
         if let Err(why) = self.lead_to_open() {
             tracing::warn!(why, "connections are still intercepted");
+        }
+        let is_local = |slot: &usize| {
+            let one = &self.listeners[*slot];
+            one.local && one.config.accept == Protocol::Smc
+        };
+        if slots.iter().any(is_local) {
+            self.leave_listeners_alone();
         }
         for slot in &slots {
             self.close(now, *slot);

@@ -90,9 +90,9 @@ impl<N: Rnic> Gateway<N> {
         let encoded = frame.encode();
         let bytes = encoded.as_bytes();
         // A few dozen bytes always fit an empty send buffer; if they do not, the connection is
-        // unusable.
+        // unusable. A local program may share the socket, and let it wait.
         // RFC 7609 3.2 #1: CLC inside its own TCP connection
-        if send(peer, bytes, SendFlags::NOSIGNAL) != Ok(bytes.len()) {
+        if send(peer, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) != Ok(bytes.len()) {
             self.endpoint.broke(key);
         }
     }
@@ -165,7 +165,7 @@ impl<N: Rnic> Gateway<N> {
         while let room @ 1.. = self.endpoint.room(key) {
             let one = self.sessions.negotiating_mut(key).expect("its rendezvous goes on");
             let peer = one.peer().expect("what is heard is connected");
-            match recv(peer, &mut bytes[..room], RecvFlags::empty()) {
+            match recv(peer, &mut bytes[..room], RecvFlags::DONTWAIT) {
                 Ok((0, _)) => {
                     self.endpoint.ended(key);
                     self.settle(now);

@@ -4,14 +4,16 @@
 //! the connection is one of a listener without an address: the gateway's end of the Unix socket is
 //! the application's side of it, the TCP socket the peer's.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use smcgate_door::{Name, Reply, Request};
 use smcr_proto::Instant;
+use smcr_proto::wire::clc::Diagnosis;
 use smcr_rnic::Rnic;
 
 use super::Gateway;
@@ -23,7 +25,7 @@ use crate::reactor::Token;
 use crate::rendezvous::Arrival;
 use crate::sessions::Negotiating;
 use crate::slab::Key;
-use crate::smc_option::{OptionSource, Ports};
+use crate::smc_option::{self, OptionSource, Ports};
 use crate::stats::Process;
 use crate::termination::Termination;
 
@@ -37,6 +39,8 @@ pub(super) struct Local {
     /// Programs that wait until it is known what becomes of their connection.
     waiting: HashMap<Key, Waiting>,
     processes: Processes,
+    /// Where listening sockets of programs are marked.
+    places: HashSet<smc_option::Place>,
 }
 
 /// A program that waits for the outcome of a rendezvous.
@@ -60,7 +64,7 @@ impl Local {
     /// What comes by `door` belongs to these listeners.
     pub(super) fn new(door: Door, connects: u16, accepts: u16) -> Self {
         let (waiting, processes) = (HashMap::new(), Processes::default());
-        Self { door, connects, accepts, waiting, processes }
+        Self { door, connects, accepts, waiting, processes, places: HashSet::new() }
     }
 
     /// When [`Gateway::expire_local`] may have something to do, at the latest.
@@ -134,7 +138,24 @@ impl<N: Rnic> Gateway<N> {
     pub(super) fn open_door_to_programs(&mut self, now: Instant) {
         for _ in 0..ACCEPT_MAX {
             let Some(local) = &mut self.local else { return };
-            let Some(key) = local.door.accept(now) else { return };
+            let key = match local.door.accept(now) {
+                Ok(Some(key)) => key,
+                Ok(None) | Err(Errno::CONNABORTED) => continue,
+                Err(Errno::MFILE | Errno::NFILE) => {
+                    // Whoever waits would be reported again and again.
+                    let door = &mut local.door;
+                    let came = self.overload.with_spare(|| {
+                        door.accept(now).map(|key| key.into_iter().for_each(|it| door.dismiss(it)))
+                    });
+                    if came.is_err() {
+                        return;
+                    }
+                    let index = local.connects;
+                    self.log_limit(now, index, "file descriptors: programs are refused");
+                    continue;
+                }
+                Err(_) => return,
+            };
             // Most have asked by the time we hear of them.
             if self.hear_program(now, key) {
                 continue;
@@ -163,18 +184,14 @@ impl<N: Rnic> Gateway<N> {
 
     fn asked(&mut self, now: Instant, caller: Key, asked: Asked) {
         let Asked { request, socket } = asked;
-        let socket = socket.filter(local::is_tcp);
         match (request, socket) {
             (Request::Mark { peer }, Some(socket)) => {
                 let reply = self.mark(now, caller, peer, &socket);
-                // Before the program has its answer: then it has the only descriptor.
-                drop(socket);
-                self.reply(caller, reply);
+                self.leave_alone(caller, reply, socket);
             }
             (Request::Listen, Some(socket)) => {
                 let reply = self.mark_listener(&socket);
-                drop(socket);
-                self.reply(caller, reply);
+                self.leave_alone(caller, reply, socket);
             }
             (Request::Connected { waits }, Some(socket)) => {
                 self.take_connected(now, caller, waits, socket);
@@ -191,6 +208,15 @@ impl<N: Rnic> Gateway<N> {
                 | Request::Accepted,
                 None,
             ) => self.dismiss(caller),
+        }
+    }
+
+    /// Answers about a socket that the program goes on to use. It is closed here before the answer
+    /// leaves: then the program has the only descriptor.
+    fn leave_alone(&mut self, caller: Key, reply: Reply, socket: OwnedFd) {
+        if let Some(local) = &mut self.local {
+            local.door.close(socket);
+            local.door.answer(caller, reply, None);
         }
     }
 
@@ -222,6 +248,12 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 
+    /// Whether the option tells which peers have SMC-R. A list of addresses does not do: it names no
+    /// ports, and programs connect to all of them.
+    fn is_marking(&self) -> bool {
+        matches!(self.option, OptionSource::Ebpf(_))
+    }
+
     /// What keeps a connection of a program to `peer` from becoming SMC-R: for so many seconds.
     fn obstacle(&self, now: Instant, caller: Key, peer: SocketAddr) -> Option<u32> {
         let local = self.local.as_ref()?;
@@ -231,7 +263,7 @@ impl<N: Rnic> Gateway<N> {
         let listener = &self.listeners[usize::from(local.connects)];
         if self.draining.is_some() || listener.drained || is_over || self.is_full() {
             Some(SOON_S)
-        } else if matches!(self.option, OptionSource::None(_)) {
+        } else if !self.is_marking() {
             Some(LATER_S)
         } else if self.endpoint.offers(now, local.connects, peer.ip()) {
             None
@@ -242,32 +274,40 @@ impl<N: Rnic> Gateway<N> {
 
     /// Has the SYN-ACKs of a listening socket answer SMC-R.
     fn mark_listener(&mut self, socket: &OwnedFd) -> Reply {
-        let drained = self.local.as_ref().is_none_or(|local| {
-            self.draining.is_some() || self.listeners[usize::from(local.accepts)].drained
-        });
-        if drained {
-            self.option.unmark(socket);
+        let Some(local) = &mut self.local else { return Reply::Leave { seconds: SOON_S } };
+        if self.draining.is_some() || self.listeners[usize::from(local.accepts)].drained {
             return Reply::Leave { seconds: SOON_S };
         }
+        if !matches!(self.option, OptionSource::Ebpf(_)) {
+            return Reply::Leave { seconds: LATER_S };
+        }
         match self.option.mark_listener(socket, Ports::Own) {
-            Ok(()) => Reply::Marked,
+            Ok(place) => {
+                local.places.extend(place);
+                Reply::Marked
+            }
             Err(_) => Reply::Leave { seconds: SOON_S },
+        }
+    }
+
+    /// From now on nobody answers for the listening sockets of programs, until they ask again.
+    pub(super) fn leave_listeners_alone(&mut self) {
+        if let Some(local) = &mut self.local {
+            local.places.drain().for_each(|place| self.option.forget(&place));
         }
     }
 
     /// A program has connected a socket that was marked.
     fn take_connected(&mut self, now: Instant, caller: Key, waits: bool, socket: OwnedFd) {
-        let Some(local) = &mut self.local else { return };
+        let Some(Local { connects: index, .. }) = self.local else { return };
         let Some((own, peer)) = local::ends(&socket) else {
             // It is over already, which the program finds out by itself.
-            return self.reply(caller, Reply::Leave { seconds: 0 });
+            return self.leave_alone(caller, Reply::Leave { seconds: 0 }, socket);
         };
-        if !self.option.peer_offered(&socket, peer) {
-            drop(socket);
-            return self.reply(caller, Reply::Leave { seconds: LATER_S });
+        if !self.is_marking() || !self.option.peer_offered(&socket, peer) {
+            return self.leave_alone(caller, Reply::Leave { seconds: LATER_S }, socket);
         }
         // From here on the peer waits for a rendezvous, and nothing else will do.
-        let index = local.connects;
         let taken = self.take_over(caller, index, &socket);
         let Some(Taken { near, app, before, process }) = taken else {
             return self.turn_program_away(now, caller, index, (own, socket));
@@ -306,19 +346,19 @@ impl<N: Rnic> Gateway<N> {
             offered: true,
             port: None,
             dialled: true,
-            stays: None,
+            stays: self.draining.is_some().then_some(Diagnosis::TOO_BUSY),
         };
         self.begin_local(now, key, arrival);
     }
 
     /// A program has accepted a connection whose client has offered SMC-R.
     fn take_accepted(&mut self, now: Instant, caller: Key, socket: OwnedFd) {
-        let Some(local) = &mut self.local else { return };
-        let index = local.accepts;
-        let Some((own, peer)) = local::ends(&socket) else { return self.dismiss(caller) };
-        if !self.option.peer_offered(&socket, peer) {
-            drop(socket);
-            return self.reply(caller, Reply::Leave { seconds: 0 });
+        let Some(Local { accepts: index, .. }) = self.local else { return };
+        let Some((own, peer)) = local::ends(&socket) else {
+            return self.leave_alone(caller, Reply::Leave { seconds: 0 }, socket);
+        };
+        if !self.is_marking() || !self.option.peer_offered(&socket, peer) {
+            return self.leave_alone(caller, Reply::Leave { seconds: 0 }, socket);
         }
         let taken = self.take_over(caller, index, &socket);
         let Some(Taken { near, app, process, .. }) = taken else {
@@ -355,14 +395,17 @@ impl<N: Rnic> Gateway<N> {
             offered: true,
             port: self.network.port_for(own.ip()),
             dialled: true,
-            stays: None,
+            stays: self.draining.is_some().then_some(Diagnosis::TOO_BUSY),
         };
         self.begin_local(now, key, arrival);
     }
 
     /// What it takes to serve a connection of a program; none if the gateway cannot.
     fn take_over(&mut self, caller: Key, index: u16, socket: &OwnedFd) -> Option<Taken> {
-        if self.is_full() || self.draining.is_some() || !self.option.take(socket) {
+        let local = self.local.as_ref()?;
+        let has = local.processes.of(local.door.caller(caller)?.process.pid);
+        let is_over = has >= local.door.connections_per_process();
+        if is_over || self.is_full() || !self.option.take(socket) {
             return None;
         }
         let before = Before::take(socket).ok()?;

@@ -22,7 +22,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         // RFC 7609 3.1 #3: stay on TCP without both options
         // RFC 7609 3.5.1.1 #7: hand over TCP without both options
         // RFC 7609 3.5.1.6.4 #1: plain TCP without both options
-        if !self.one.surroundings.offered {
+        // A server that a program has dialled has offered it, whatever the survey says.
+        if !self.one.surroundings.offered && !self.one.dialled {
             let listed = self.is_listed();
             let why = if listed { Diagnosis::NO_SMC_OPTION } else { Diagnosis::PEER_NOT_LISTED };
             self.one.state = State::plain(Some(why));

@@ -107,9 +107,12 @@ fn another_gateways_listeners_are_its_own() {
     assert!(has_option(&smcr_os::tcp::saved_syn(server.as_fd()).unwrap()), "the client offers");
     assert!(!offered, "and nobody answers");
     // One that takes its place knows the listener as soon as it is told.
-    alive.mark_listener(&listener, Ports::Own).unwrap();
+    let place = alive.mark_listener(&listener, Ports::Own).unwrap();
     let (offered, server) = connect();
     assert!(offered && alive.peer_offered(&server));
+    alive.forget(&place);
+    let (offered, plain) = connect();
+    assert!(!offered && !alive.peer_offered(&plain), "both ends agree that it is TCP");
     assert!(alive.take(server.as_fd()) && !alive.take(server.as_fd()), "once");
     assert!(alive.peer_offered(&server), "and it is still known what the peer has offered");
 }
@@ -179,7 +182,7 @@ fn connect(
     let listener = Socket::new(domain, Type::STREAM, None).unwrap();
     listener.bind(&address.into()).unwrap();
     match server_end {
-        End::Marked => server_gateway.mark_listener(&listener, Ports::Own).unwrap(),
+        End::Marked => drop(server_gateway.mark_listener(&listener, Ports::Own).unwrap()),
         End::Plain => smcr_os::tcp::save_syn(listener.as_fd()).unwrap(),
     }
     listener.listen(8).unwrap();

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{Timespec, epoll};
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, sockopt};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, sockopt};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
@@ -211,15 +211,16 @@ impl Streams for Kernel {
     }
 
     fn read_slice(&mut self, stream: &OwnedFd, room: &mut [u8]) -> io::Result<usize> {
-        Ok(rustix::io::read(stream, room)?)
+        // A program may share the socket, and let it wait.
+        Ok(rustix::net::recv(stream, room, RecvFlags::DONTWAIT)?.0)
     }
 
     fn write_slice(&mut self, stream: &OwnedFd, bytes: &[u8]) -> io::Result<usize> {
-        Ok(rustix::io::write(stream, bytes)?)
+        Ok(rustix::net::send(stream, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?)
     }
 
     fn write_urgent(&mut self, stream: &OwnedFd, byte: u8) -> io::Result<()> {
-        let sent = rustix::net::send(stream, &[byte], SendFlags::OOB | SendFlags::NOSIGNAL)?;
+        let sent = rustix::net::send(stream, &[byte], URGENT)?;
         assert_eq!(sent, 1, "one byte is taken or refused");
         Ok(())
     }
@@ -262,6 +263,8 @@ impl Streams for Kernel {
     }
 }
 
+/// How an urgent byte is sent.
+const URGENT: SendFlags = SendFlags::OOB.union(SendFlags::NOSIGNAL).union(SendFlags::DONTWAIT);
 /// How soon a timer rings that is worth setting. While messages come and go, most sleeps are
 /// shorter. (With a value near the delay of acknowledgements, each of them would need a setting.)
 const SOON: Duration = Duration::from_micros(60);
@@ -285,7 +288,7 @@ mod tests {
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
 
-    use rustix::net::{RecvFlags, send};
+    use rustix::net::send;
     use rustix::time::timerfd_gettime;
 
     use super::*;

@@ -7,6 +7,7 @@
 pub mod broken_pipe;
 pub mod carrier;
 pub mod counting;
+pub mod credentials;
 pub mod epoll;
 pub mod interface;
 pub mod lent;

@@ -52,6 +52,11 @@ impl<S> Socket<S> {
         self.unseen &= !event.readable;
     }
 
+    /// It is broken, and may have sent bytes before that were not read yet.
+    pub(crate) fn has_last_bytes(&self) -> bool {
+        self.failed && self.readable && !self.eof
+    }
+
     /// Both directions have ended.
     pub(crate) fn is_done(&self) -> bool {
         self.eof && self.finished

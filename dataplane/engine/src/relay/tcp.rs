@@ -104,7 +104,9 @@ impl<T> Tcp<T> {
             Some(_) => Pumped { more: far.readable && !far.eof, ..Pumped::default() },
         };
         inbound.bytes += sifted as u64;
-        Ok([outbound, inbound])
+        // One may have failed while it was written to, when its end had been read before.
+        let is_cut = |socket: &Socket<T>| socket.failed && socket.eof && !socket.finished;
+        if is_cut(near) || is_cut(far) { Err(Reset) } else { Ok([outbound, inbound]) }
     }
 
     /// Whether bytes have been held back for long enough.
@@ -160,7 +162,7 @@ fn carry<S: Streams>(
         return Err(Reset);
     }
     if !backlog.bytes.is_empty() {
-        return Ok(Pumped::default());
+        return Ok(Pumped { more: target.has_last_bytes(), ..Pumped::default() });
     }
     let mut pumped = Pumped::default();
     if source.readable && !source.eof && target.writable && !scratch.is_empty() {
@@ -176,8 +178,8 @@ fn carry<S: Streams>(
         streams.finish(&target.stream);
         target.finished = true;
     }
-    // One that has just failed may have sent bytes before.
-    pumped.more = source.readable && !source.eof && target.writable || target.failed;
+    let more = source.readable && !source.eof && target.writable;
+    pumped.more = more || target.has_last_bytes();
     Ok(pumped)
 }
 
