@@ -15,6 +15,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddrV4;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -144,29 +145,28 @@ fn smoke_preload_fidelity() {
     assert!(!expected.1.contains("failed"), "{}", expected.1);
 
     let far = site.gateway(b).before(b, 7011).start(&site.hosts, b);
-    let near = site.gateway(a).towards(b.address, 7012).start(&site.hosts, a);
-    let mut wanted = 0;
-    for (name, server, client) in [
+    let near = site.gateway(a).towards(b.address, 7021).start(&site.hosts, a);
+    // Nobody listens on the port behind each of these.
+    let both = |asks_for| Player { asks_for, ..Player::preloaded(b.at(7031)) };
+    let ways = [
         ("client", Player::plain(local(7011)), Player::preloaded(b.at(7011))),
-        ("server", Player::preloaded(b.at(7012)), Player::plain(local(7012))),
-        (
-            "both",
-            Player { asks_for: "AF_SMC", ..Player::preloaded(b.at(7013)) },
-            Player { asks_for: "IPPROTO_SMC", ..Player::preloaded(b.at(7013)) },
-        ),
-    ] {
+        ("server", Player::preloaded(b.at(7021)), Player::plain(local(7021))),
+        ("both", both("AF_SMC"), both("IPPROTO_SMC")),
+    ];
+    let play = |(name, server, client)| {
         let seen = site.play(name, &server, &client);
         assert_eq!(seen.0, expected.0, "client; preloaded: {name}");
         assert_eq!(seen.1, expected.1, "server; preloaded: {name}");
+    };
+    thread::scope(|scope| ways.map(|way| scope.spawn(|| play(way))).map(drop));
+    for gateway in [&near, &far] {
         // All but the one that nobody accepts.
-        wanted += scenarios - 1;
-        for gateway in [&near, &far] {
-            wait_until("all are counted", SETTLE_LIMIT, || carried(gateway).0 >= wanted);
-        }
+        let wanted = 3 * (scenarios - 1);
+        wait_until("all are counted", SETTLE_LIMIT, || carried(gateway).0 >= wanted);
     }
     // The same library, and a server without any gateway: every connection is the kernel's own.
     let (smc, _) = carried(&near);
-    let seen = site.play("left", &Player::plain(b.at(7014)), &Player::preloaded(b.at(7014)));
+    let seen = site.play("left", &Player::plain(b.at(7041)), &Player::preloaded(b.at(7041)));
     assert_eq!(seen, expected);
     assert_eq!(carried(&near).0, smc);
     near.holdings_at_rest();
