@@ -4,6 +4,8 @@
 //! the connection is one of a listener without an address: the gateway's end of the Unix socket is
 //! the application's side of it, the TCP socket the peer's.
 
+mod marks;
+
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -25,7 +27,7 @@ use crate::reactor::Token;
 use crate::rendezvous::Arrival;
 use crate::sessions::Negotiating;
 use crate::slab::Key;
-use crate::smc_option::{self, OptionSource, Ports};
+use crate::smc_option;
 use crate::stats::Process;
 use crate::termination::Termination;
 
@@ -229,71 +231,6 @@ impl<N: Rnic> Gateway<N> {
     fn dismiss(&mut self, caller: Key) {
         if let Some(local) = &mut self.local {
             local.door.dismiss(caller);
-        }
-    }
-
-    /// Has the SYN of `socket` offer SMC-R, if a connection to `peer` may become SMC-R.
-    fn mark(&mut self, now: Instant, caller: Key, peer: SocketAddr, socket: &OwnedFd) -> Reply {
-        let marked = match self.obstacle(now, caller, peer) {
-            Some(seconds) => Err(seconds),
-            None => self.option.mark_client(socket).map_err(|_| SOON_S),
-        };
-        match marked {
-            Ok(()) => Reply::Marked,
-            Err(seconds) => {
-                // It may have been marked for another peer before.
-                self.option.unmark(socket);
-                Reply::Leave { seconds }
-            }
-        }
-    }
-
-    /// Whether the option tells which peers have SMC-R. A list of addresses does not do: it names no
-    /// ports, and programs connect to all of them.
-    fn is_marking(&self) -> bool {
-        matches!(self.option, OptionSource::Ebpf(_))
-    }
-
-    /// What keeps a connection of a program to `peer` from becoming SMC-R: for so many seconds.
-    fn obstacle(&self, now: Instant, caller: Key, peer: SocketAddr) -> Option<u32> {
-        let local = self.local.as_ref()?;
-        let process = local.door.caller(caller).map(|caller| caller.process.pid);
-        let has = process.map_or(0, |pid| local.processes.of(pid));
-        let is_over = has >= local.door.connections_per_process();
-        let listener = &self.listeners[usize::from(local.connects)];
-        if self.draining.is_some() || listener.drained || is_over || self.is_full() {
-            Some(SOON_S)
-        } else if !self.is_marking() {
-            Some(LATER_S)
-        } else if self.endpoint.offers(now, local.connects, peer.ip()) {
-            None
-        } else {
-            Some(SOON_S)
-        }
-    }
-
-    /// Has the SYN-ACKs of a listening socket answer SMC-R.
-    fn mark_listener(&mut self, socket: &OwnedFd) -> Reply {
-        let Some(local) = &mut self.local else { return Reply::Leave { seconds: SOON_S } };
-        if self.draining.is_some() || self.listeners[usize::from(local.accepts)].drained {
-            return Reply::Leave { seconds: SOON_S };
-        }
-        if !matches!(self.option, OptionSource::Ebpf(_)) {
-            return Reply::Leave { seconds: LATER_S };
-        }
-        match self.option.mark_listener(socket, Ports::Own) {
-            Ok(place) => {
-                local.places.extend(place);
-                Reply::Marked
-            }
-            Err(_) => Reply::Leave { seconds: SOON_S },
-        }
-    }
-
-    /// From now on nobody answers for the listening sockets of programs, until they ask again.
-    pub(super) fn leave_listeners_alone(&mut self) {
-        if let Some(local) = &mut self.local {
-            local.places.drain().for_each(|place| self.option.forget(&place));
         }
     }
 
