@@ -110,7 +110,7 @@ impl Processes {
     }
 
     fn leave(&mut self, pid: u32) {
-        let Some((count, _)) = self.by_id.get_mut(&pid) else { return };
+        let (count, _) = self.by_id.get_mut(&pid).expect("whoever leaves has entered");
         *count -= 1;
         if *count == 0 {
             self.by_id.remove(&pid);
@@ -139,7 +139,7 @@ impl<N: Rnic> Gateway<N> {
     /// Programs come to the door.
     pub(super) fn open_door_to_programs(&mut self, now: Instant) {
         for _ in 0..ACCEPT_MAX {
-            let Some(local) = &mut self.local else { return };
+            let local = self.local.as_mut().expect(ASKED_AT_THE_DOOR);
             let key = match local.door.accept(now) {
                 Ok(Some(key)) => key,
                 Ok(None) | Err(Errno::CONNABORTED) => continue,
@@ -162,7 +162,7 @@ impl<N: Rnic> Gateway<N> {
             if self.hear_program(now, key) {
                 continue;
             }
-            let Some(local) = &mut self.local else { return };
+            let local = self.local.as_mut().expect(ASKED_AT_THE_DOOR);
             let watched = local
                 .door
                 .caller(key)
@@ -175,7 +175,7 @@ impl<N: Rnic> Gateway<N> {
 
     /// A program asks. Returns whether it has.
     pub(super) fn hear_program(&mut self, now: Instant, key: Key) -> bool {
-        let Some(local) = &mut self.local else { return false };
+        let local = self.local.as_mut().expect(ASKED_AT_THE_DOOR);
         match local.door.hear(key) {
             Ok(None) => return false,
             Ok(Some(asked)) => self.asked(now, key, asked),
@@ -216,27 +216,23 @@ impl<N: Rnic> Gateway<N> {
     /// Answers about a socket that the program goes on to use. It is closed here before the answer
     /// leaves: then the program has the only descriptor.
     fn leave_alone(&mut self, caller: Key, reply: Reply, socket: OwnedFd) {
-        if let Some(local) = &mut self.local {
-            local.door.close(socket);
-            local.door.answer(caller, reply, None);
-        }
+        let door = &mut self.local.as_mut().expect(ASKED_AT_THE_DOOR).door;
+        door.close(socket);
+        door.answer(caller, reply, None);
     }
 
     fn reply(&mut self, caller: Key, reply: Reply) {
-        if let Some(local) = &mut self.local {
-            local.door.answer(caller, reply, None);
-        }
+        let door = &mut self.local.as_mut().expect(ASKED_AT_THE_DOOR).door;
+        door.answer(caller, reply, None);
     }
 
     fn dismiss(&mut self, caller: Key) {
-        if let Some(local) = &mut self.local {
-            local.door.dismiss(caller);
-        }
+        self.local.as_mut().expect(ASKED_AT_THE_DOOR).door.dismiss(caller);
     }
 
     /// A program has connected a socket that was marked.
     fn take_connected(&mut self, now: Instant, caller: Key, waits: bool, socket: OwnedFd) {
-        let Some(Local { connects: index, .. }) = self.local else { return };
+        let index = self.local.as_ref().expect(ASKED_AT_THE_DOOR).connects;
         let Some((own, peer)) = local::ends(&socket) else {
             // It is over already, which the program finds out by itself.
             return self.leave_alone(caller, Reply::Leave { seconds: 0 }, socket);
@@ -249,26 +245,12 @@ impl<N: Rnic> Gateway<N> {
         let Some(Taken { near, app, before, process }) = taken else {
             return self.turn_program_away(now, caller, index, (own, socket));
         };
-        let one = Negotiating {
-            listener: index,
-            standing: Standing::Within,
-            accepts: Protocol::Tcp,
-            source: own,
-            target: peer,
-            tried: Vec::new(),
-            wanted: None,
-            came: now,
-            accepted: near,
-            local: None,
-            upstream: Some(socket),
-            connected: false,
-            hears: false,
-            process: Some(Box::new(process)),
-        };
+        let sockets = Sockets { accepted: near, upstream: socket, process };
+        let one = negotiating(now, (index, Protocol::Tcp), (own, peer), sockets);
         let key = self.sessions.insert(one);
         let name = Name { connection: number(key), local: own, peer };
         let named = local::name(&app, &name);
-        let Some(local) = &mut self.local else { return };
+        let local = self.local.as_mut().expect(ASKED_AT_THE_DOOR);
         if waits && named.is_ok() {
             local.door.keep(caller);
             let until = now + WAIT_MAX;
@@ -290,7 +272,7 @@ impl<N: Rnic> Gateway<N> {
 
     /// A program has accepted a connection whose client has offered SMC-R.
     fn take_accepted(&mut self, now: Instant, caller: Key, socket: OwnedFd) {
-        let Some(Local { accepts: index, .. }) = self.local else { return };
+        let index = self.local.as_ref().expect(ASKED_AT_THE_DOOR).accepts;
         let Some((own, peer)) = local::ends(&socket) else {
             return self.leave_alone(caller, Reply::Leave { seconds: 0 }, socket);
         };
@@ -301,29 +283,16 @@ impl<N: Rnic> Gateway<N> {
         let Some(Taken { near, app, process, .. }) = taken else {
             return self.turn_program_away(now, caller, index, (peer, socket));
         };
-        let one = Negotiating {
-            listener: index,
-            standing: Standing::Within,
-            accepts: Protocol::Smc,
-            source: peer,
-            target: own,
-            tried: Vec::new(),
-            wanted: None,
-            came: now,
-            accepted: socket,
-            local: Some(own),
-            upstream: Some(near),
-            connected: false,
-            hears: false,
-            process: Some(Box::new(process)),
-        };
+        let sockets = Sockets { accepted: socket, upstream: near, process };
+        let one = negotiating(now, (index, Protocol::Smc), (peer, own), sockets);
         let key = self.sessions.insert(one);
         let name = Name { connection: number(key), local: own, peer };
         // Whatever comes of it, it comes by this socket; a stream that nobody named is a reset one.
-        if local::name(&app, &name).is_ok()
-            && let Some(local) = &mut self.local
-        {
-            local.door.answer(caller, Reply::Switch, Some(app.as_fd()));
+        let named = local::name(&app, &name);
+        let local = self.local.as_mut().expect(ASKED_AT_THE_DOOR);
+        match named {
+            Ok(()) => drop(local.door.answer(caller, Reply::Switch, Some(app.as_fd()))),
+            Err(_) => local.door.dismiss(caller),
         }
         let arrival = Arrival {
             listener: index,
@@ -417,8 +386,8 @@ impl<N: Rnic> Gateway<N> {
 
     /// A program resets a connection: its own, or that of another program of its user.
     fn reset_for(&mut self, now: Instant, caller: Key, connection: u64) {
-        let Some(local) = &self.local else { return };
-        let Some(who) = local.door.caller(caller).map(|caller| caller.process.uid) else { return };
+        let door = &self.local.as_ref().expect(ASKED_AT_THE_DOOR).door;
+        let who = door.caller(caller).expect("it has just asked").process.uid;
         let key = key_of(connection);
         let process = self.sessions.process(key);
         if process.is_some_and(|process| who == 0 || process.uid == who) {
@@ -438,7 +407,7 @@ impl<N: Rnic> Gateway<N> {
 
     /// Whether connections of this listener come from local programs.
     pub(super) fn is_local(&self, index: u16) -> bool {
-        self.local.as_ref().is_some_and(|it| [it.connects, it.accepts].contains(&index))
+        self.listeners[usize::from(index)].local
     }
 
     /// Whether a local program has the address `own`, but none of our devices: it lives in another
@@ -458,6 +427,39 @@ struct Taken {
     process: Process,
 }
 
+/// The sockets of a session, in the order in which a listener would get them.
+struct Sockets {
+    accepted: OwnedFd,
+    upstream: OwnedFd,
+    process: Process,
+}
+
+/// A session of a program, from `source` to `target`, at a listener that accepts `accepts`.
+fn negotiating(
+    now: Instant,
+    (listener, accepts): (u16, Protocol),
+    (source, target): (SocketAddr, SocketAddr),
+    Sockets { accepted, upstream, process }: Sockets,
+) -> Negotiating {
+    Negotiating {
+        listener,
+        standing: Standing::Within,
+        accepts,
+        source,
+        target,
+        tried: Vec::new(),
+        wanted: None,
+        came: now,
+        accepted,
+        // At a server it is asked where the peer has come to.
+        local: (accepts == Protocol::Smc).then_some(target),
+        upstream: Some(upstream),
+        connected: false,
+        hears: false,
+        process: Some(Box::new(process)),
+    }
+}
+
 /// A session as programs and operators number it.
 fn number(key: Key) -> u64 {
     u64::from(key.generation) << 32 | u64::from(key.index)
@@ -468,6 +470,8 @@ fn key_of(number: u64) -> Key {
     Key { index: half(number), generation: half(number >> 32) }
 }
 
+/// Why there is a door: it is never closed before the gateway ends.
+const ASKED_AT_THE_DOOR: &str = "whoever asks has come in by the door";
 /// How long a program waits for the outcome of a rendezvous. Then it goes on by the Unix socket.
 const WAIT_MAX: Duration = Duration::from_millis(200);
 /// When a program may ask again about a peer that is no SMC-R peer.
