@@ -62,6 +62,9 @@ enum Command {
         target: SocketAddr,
         #[arg(long)]
         path: String,
+        /// Ask again and again, this long after each answer, until killed or refused.
+        #[arg(long, value_parser = parse_seconds)]
+        every: Option<Duration>,
     },
 }
 
@@ -195,10 +198,13 @@ pub(crate) fn dispatch() -> Result<()> {
             Ok(())
         }
         Command::Burn => burn(),
-        Command::Get { target, path } => {
+        Command::Get { target, path, every } => loop {
             print!("{}", get(target, &path)?);
-            Ok(())
-        }
+            match every {
+                None => return Ok(()),
+                Some(pause) => std::thread::sleep(pause),
+            }
+        },
     }
 }
 

@@ -57,8 +57,8 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
     let (mtu, settings) = (bench.namespaces().mtu_bytes()?, bench.namespaces().settings()?);
     let machine = Machine::describe(plan.date.clone(), mtu, settings);
     let mut measurements = Vec::new();
-    for &scenario in &plan.scenarios {
-        for round in 1..=plan.rounds {
+    for round in 1..=plan.rounds {
+        for &scenario in &plan.scenarios {
             for &beside in &plan.beside {
                 bench.run_beside(beside)?;
                 for &path in &plan.paths {
@@ -94,6 +94,9 @@ fn measure(
         Congestion::Cubic => Some("cubic"),
     };
     bench.namespaces().use_congestion_control(congestion)?;
+    if gateway_totals(bench, path)?.is_some() {
+        bench.await_silence()?;
+    }
     let carried_before = gateway_totals(bench, path)?;
     let proxies_before: f64 = bench.proxies(path).iter().map(Process::cpu_s).sum();
     let machine_before = machine_cpu_s() - bench.beside_cpu_s();
@@ -188,6 +191,7 @@ fn carried_by_smc(
         connections_smc: after.connections_smc.saturating_sub(before.connections_smc),
         connections_tcp: after.connections_tcp.saturating_sub(before.connections_tcp),
         packets: after.packets.saturating_sub(before.packets),
+        active: after.active,
     };
     if carried.connections_tcp > 0 {
         return Err(Failure::new(format!(
@@ -216,7 +220,7 @@ mod tests {
     }
 
     fn totals(connections_smc: u64, connections_tcp: u64) -> GatewayTotals {
-        GatewayTotals { connections_smc, connections_tcp, packets: 0 }
+        GatewayTotals { connections_smc, connections_tcp, active: 0, packets: 0 }
     }
 
     /// A gateway that quietly fell back to TCP must not be published as SMC-R.

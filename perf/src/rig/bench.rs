@@ -26,6 +26,8 @@ const START_LIMIT: Duration = Duration::from_secs(15);
 const SPREAD_TIME: Duration = Duration::from_millis(300);
 /// How much longer than its duration a load may take.
 const LOAD_GRACE: Duration = Duration::from_secs(20);
+/// How long gateways may take to end the connections of a measurement that is over.
+const SILENCE_LIMIT: Duration = Duration::from_secs(20);
 
 /// The programs to start, and how.
 #[derive(Debug)]
@@ -74,6 +76,8 @@ pub(crate) struct Bench {
 pub(crate) struct GatewayTotals {
     pub(crate) connections_smc: u64,
     pub(crate) connections_tcp: u64,
+    /// Connections that there are now.
+    pub(crate) active: u64,
     /// RoCE packets that its RNICs have received and sent.
     pub(crate) packets: u64,
 }
@@ -249,10 +253,11 @@ impl Bench {
     ///
     /// When it cannot be started.
     pub(crate) fn scrape(&self) -> Result<Vec<Process>> {
-        let get = format!("{} get --target {ADMIN} --path /metrics", self.myself);
-        let each_second = format!("while {get} >/dev/null; do sleep 1; done; exit 1");
+        // One program for all of it: starting one each time would disturb more than the scrape.
+        let each_second = ["get", "--target", ADMIN, "--path", "/metrics", "--every", "1"];
         let scraper = |host: Host| {
-            let argv = ["bash", "-c", &each_second].map(str::to_owned);
+            let argv = [&[self.myself.as_str()][..], &each_second].concat();
+            let argv: Vec<String> = argv.into_iter().map(str::to_owned).collect();
             let command = self.namespaces.command(host, &argv);
             Process::start(&format!("scrape-{host:?}"), command, &self.folder.0)
         };
@@ -279,6 +284,25 @@ impl Bench {
         let command = self.namespaces.command(host, &argv);
         let get = Process::start(&format!("stats-{host:?}"), command, &self.folder.0)?;
         parse_totals(&get.output_within(Duration::from_secs(10))?)
+    }
+
+    /// Waits until the gateways have no connection any more: those of the measurement before would
+    /// count towards the limits of the next one.
+    ///
+    /// # Errors
+    ///
+    /// When some do not end.
+    pub(crate) fn await_silence(&self) -> Result<()> {
+        let until = now_ns() + ns(SILENCE_LIMIT);
+        for host in [Host::A, Host::B] {
+            while self.gateway_totals(host)?.active > 0 {
+                if now_ns() > until {
+                    return Err(Failure::new(format!("{host:?}: old connections do not end")));
+                }
+                thread::sleep(Duration::from_millis(50));
+            }
+        }
+        Ok(())
     }
 
     /// Starts the servers that are needed; that of the first service has the port `first`.
@@ -427,11 +451,16 @@ fn parse_totals(json: &str) -> Result<GatewayTotals> {
     let packets = |rnic: &serde_json::Value| {
         Some(rnic["packets_in"].as_u64()? + rnic["packets_out"].as_u64()?)
     };
+    let active = |transport: &str| {
+        let missing = || Failure::new(format!("GET /stats has no active.{transport}"));
+        stats["active"][transport].as_u64().ok_or_else(missing)
+    };
     let rnics = stats["rnics"].as_array();
     let packets = rnics.and_then(|rnics| rnics.iter().map(packets).sum::<Option<u64>>());
     Ok(GatewayTotals {
         connections_smc: total("connections_smc")?,
         connections_tcp: total("connections_tcp")?,
+        active: active("smc")? + active("tcp")?,
         packets: packets.ok_or_else(|| Failure::new("GET /stats counts no packets of RNICs"))?,
     })
 }
@@ -469,8 +498,10 @@ mod tests {
     #[test]
     fn a_missing_total_is_an_error() {
         let json = r#"{"schema":1,"totals":{"connections_smc":7,"connections_tcp":2,"x":1},
+            "active":{"smc":3,"tcp":1,"parked":0},
             "rnics":[{"packets_in":5,"packets_out":4},{"packets_in":1,"packets_out":0}]}"#;
-        let expected = GatewayTotals { connections_smc: 7, connections_tcp: 2, packets: 10 };
+        let expected =
+            GatewayTotals { connections_smc: 7, connections_tcp: 2, active: 4, packets: 10 };
         assert_eq!(parse_totals(json).unwrap(), expected);
         assert!(parse_totals(&json.replace("packets_out", "packets_sent")).is_err());
         let renamed = json.replace("connections_tcp", "tcp_connections");
