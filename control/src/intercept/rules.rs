@@ -219,6 +219,12 @@ pub fn remove() -> Result<(), String> {
     nft(ANEW)
 }
 
+/// Whether this host has `nft`. Without it no gateway can have made rules for it.
+pub fn has_nft() -> bool {
+    let asked = Command::new("nft").arg("--version").stdin(Stdio::null()).output();
+    !asked.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+}
+
 /// The commands of [`remove`], as a shell would take them.
 pub fn removal() -> String {
     let mut text = String::new();
