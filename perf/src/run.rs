@@ -12,10 +12,11 @@ use crate::failure::{Doing as _, Failure, Result};
 use crate::machine::{Machine, machine_cpu_s};
 use crate::record::{Measurement, Results, SCHEMA};
 use crate::report;
-use crate::rig::bench::{Bench, GatewayTotals, Options};
+use crate::rig::bench::{Bench, Options};
 use crate::rig::namespaces::Host;
 use crate::rig::paths::{Path, Pin};
 use crate::rig::process::Process;
+use crate::rig::totals::GatewayTotals;
 use crate::scenarios::{Congestion, LoadResult, Scenario};
 
 /// How long a gateway may take to count the connections that it has carried.
@@ -94,7 +95,7 @@ fn measure(
         Congestion::Cubic => Some("cubic"),
     };
     bench.namespaces().use_congestion_control(congestion)?;
-    if gateway_totals(bench, path)?.is_some() {
+    if path.rnic().is_some() {
         bench.await_silence()?;
     }
     let carried_before = gateway_totals(bench, path)?;
@@ -191,7 +192,6 @@ fn carried_by_smc(
         connections_smc: after.connections_smc.saturating_sub(before.connections_smc),
         connections_tcp: after.connections_tcp.saturating_sub(before.connections_tcp),
         packets: after.packets.saturating_sub(before.packets),
-        active: after.active,
     };
     if carried.connections_tcp > 0 {
         return Err(Failure::new(format!(
@@ -220,7 +220,7 @@ mod tests {
     }
 
     fn totals(connections_smc: u64, connections_tcp: u64) -> GatewayTotals {
-        GatewayTotals { connections_smc, connections_tcp, active: 0, packets: 0 }
+        GatewayTotals { connections_smc, connections_tcp, packets: 0 }
     }
 
     /// A gateway that quietly fell back to TCP must not be published as SMC-R.

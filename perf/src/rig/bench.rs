@@ -13,6 +13,7 @@ use super::paths::{
 };
 use super::process::Process;
 use super::time_wait::TimeWaits;
+use super::totals::{GatewayTotals, parse_active, parse_totals};
 use crate::beside::Beside;
 use crate::clock::{now_ns, ns};
 use crate::failure::{Doing as _, Failure, Result};
@@ -69,17 +70,6 @@ pub(crate) struct Bench {
     myself: String,
     options: Options,
     _janitor: Janitor,
-}
-
-/// Totals of one gateway.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct GatewayTotals {
-    pub(crate) connections_smc: u64,
-    pub(crate) connections_tcp: u64,
-    /// Connections that there are now.
-    pub(crate) active: u64,
-    /// RoCE packets that its RNICs have received and sent.
-    pub(crate) packets: u64,
 }
 
 impl Bench {
@@ -280,10 +270,14 @@ impl Bench {
     ///
     /// When its `/stats` does not answer, or lacks one of them.
     pub(crate) fn gateway_totals(&self, host: Host) -> Result<GatewayTotals> {
+        parse_totals(&self.gateway_stats(host)?)
+    }
+
+    fn gateway_stats(&self, host: Host) -> Result<String> {
         let argv = [&self.myself, "get", "--target", ADMIN, "--path", "/stats"].map(str::to_owned);
         let command = self.namespaces.command(host, &argv);
         let get = Process::start(&format!("stats-{host:?}"), command, &self.folder.0)?;
-        parse_totals(&get.output_within(Duration::from_secs(10))?)
+        get.output_within(Duration::from_secs(10))
     }
 
     /// Waits until the gateways have no connection any more: those of the measurement before would
@@ -295,7 +289,7 @@ impl Bench {
     pub(crate) fn await_silence(&self) -> Result<()> {
         let until = now_ns() + ns(SILENCE_LIMIT);
         for host in [Host::A, Host::B] {
-            while self.gateway_totals(host)?.active > 0 {
+            while parse_active(&self.gateway_stats(host)?)? > 0 {
                 if now_ns() > until {
                     return Err(Failure::new(format!("{host:?}: old connections do not end")));
                 }
@@ -441,30 +435,6 @@ impl Bench {
     }
 }
 
-/// Finds the totals in the JSON of `GET /stats`.
-fn parse_totals(json: &str) -> Result<GatewayTotals> {
-    let stats: serde_json::Value = serde_json::from_str(json).doing(|| "GET /stats".into())?;
-    let total = |name: &str| {
-        let missing = || Failure::new(format!("GET /stats has no totals.{name}"));
-        stats["totals"][name].as_u64().ok_or_else(missing)
-    };
-    let packets = |rnic: &serde_json::Value| {
-        Some(rnic["packets_in"].as_u64()? + rnic["packets_out"].as_u64()?)
-    };
-    let active = |transport: &str| {
-        let missing = || Failure::new(format!("GET /stats has no active.{transport}"));
-        stats["active"][transport].as_u64().ok_or_else(missing)
-    };
-    let rnics = stats["rnics"].as_array();
-    let packets = rnics.and_then(|rnics| rnics.iter().map(packets).sum::<Option<u64>>());
-    Ok(GatewayTotals {
-        connections_smc: total("connections_smc")?,
-        connections_tcp: total("connections_tcp")?,
-        active: active("smc")? + active("tcp")?,
-        packets: packets.ok_or_else(|| Failure::new("GET /stats counts no packets of RNICs"))?,
-    })
-}
-
 /// A temporary folder for configurations and logs. The janitor removes it.
 #[derive(Debug)]
 struct Folder(PathBuf);
@@ -486,26 +456,5 @@ impl Folder {
         let path = self.0.join(name);
         fs::write(&path, text).doing(|| format!("writing {}", path.display()))?;
         Ok(path.to_string_lossy().into_owned())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// These numbers prove that a figure was SMC-R, so a renamed key must stop the run instead of
-    /// reading as zero.
-    #[test]
-    fn a_missing_total_is_an_error() {
-        let json = r#"{"schema":1,"totals":{"connections_smc":7,"connections_tcp":2,"x":1},
-            "active":{"smc":3,"tcp":1,"parked":0},
-            "rnics":[{"packets_in":5,"packets_out":4},{"packets_in":1,"packets_out":0}]}"#;
-        let expected =
-            GatewayTotals { connections_smc: 7, connections_tcp: 2, active: 4, packets: 10 };
-        assert_eq!(parse_totals(json).unwrap(), expected);
-        assert!(parse_totals(&json.replace("packets_out", "packets_sent")).is_err());
-        let renamed = json.replace("connections_tcp", "tcp_connections");
-        assert!(parse_totals(&renamed).unwrap_err().to_string().contains("connections_tcp"));
-        assert!(parse_totals("<html>").is_err());
     }
 }

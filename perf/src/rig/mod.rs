@@ -6,3 +6,4 @@ pub(crate) mod namespaces;
 pub(crate) mod paths;
 pub(crate) mod process;
 pub(crate) mod time_wait;
+pub(crate) mod totals;

@@ -1,0 +1,76 @@
+//! What a gateway counts, from its `/stats`.
+
+use crate::failure::{Doing as _, Failure, Result};
+
+/// Totals of one gateway.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GatewayTotals {
+    pub(crate) connections_smc: u64,
+    pub(crate) connections_tcp: u64,
+    /// RoCE packets that its RNICs have received and sent.
+    pub(crate) packets: u64,
+}
+
+/// Finds the totals in the JSON of `GET /stats`.
+///
+/// # Errors
+///
+/// Which one is missing.
+pub(crate) fn parse_totals(json: &str) -> Result<GatewayTotals> {
+    let stats: serde_json::Value = serde_json::from_str(json).doing(|| "GET /stats".into())?;
+    let total = |name: &str| {
+        let missing = || Failure::new(format!("GET /stats has no totals.{name}"));
+        stats["totals"][name].as_u64().ok_or_else(missing)
+    };
+    let packets = |rnic: &serde_json::Value| {
+        Some(rnic["packets_in"].as_u64()? + rnic["packets_out"].as_u64()?)
+    };
+    let rnics = stats["rnics"].as_array();
+    let packets = rnics.and_then(|rnics| rnics.iter().map(packets).sum::<Option<u64>>());
+    Ok(GatewayTotals {
+        connections_smc: total("connections_smc")?,
+        connections_tcp: total("connections_tcp")?,
+        packets: packets.ok_or_else(|| Failure::new("GET /stats counts no packets of RNICs"))?,
+    })
+}
+
+/// How many connections there are now, by the same JSON.
+///
+/// # Errors
+///
+/// Which figure is missing.
+pub(crate) fn parse_active(json: &str) -> Result<u64> {
+    let stats: serde_json::Value = serde_json::from_str(json).doing(|| "GET /stats".into())?;
+    let active = |transport: &str| {
+        let missing = || Failure::new(format!("GET /stats has no active.{transport}"));
+        stats["active"][transport].as_u64().ok_or_else(missing)
+    };
+    Ok(active("smc")? + active("tcp")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// These numbers prove that a figure was SMC-R, so a renamed key must stop the run instead of
+    /// reading as zero.
+    #[test]
+    fn a_missing_total_is_an_error() {
+        let json = r#"{"schema":1,"totals":{"connections_smc":7,"connections_tcp":2,"x":1},
+            "rnics":[{"packets_in":5,"packets_out":4},{"packets_in":1,"packets_out":0}]}"#;
+        let expected = GatewayTotals { connections_smc: 7, connections_tcp: 2, packets: 10 };
+        assert_eq!(parse_totals(json).unwrap(), expected);
+        assert!(parse_totals(&json.replace("packets_out", "packets_sent")).is_err());
+        let renamed = json.replace("connections_tcp", "tcp_connections");
+        assert!(parse_totals(&renamed).unwrap_err().to_string().contains("connections_tcp"));
+        assert!(parse_totals("<html>").is_err());
+    }
+
+    /// A key that was renamed must not read as silence.
+    #[test]
+    fn a_missing_count_is_an_error() {
+        let json = r#"{"active":{"smc":3,"tcp":1,"parked":0}}"#;
+        assert_eq!(parse_active(json).unwrap(), 4);
+        assert!(parse_active(&json.replace("tcp", "plain")).is_err());
+    }
+}
