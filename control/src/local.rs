@@ -25,7 +25,7 @@ use rustix::net::{
     connect, ipproto, listen, recvmsg, sendmsg, socket_with, socketpair, sockopt,
 };
 use smcgate_door::{Name, Reply, Request};
-use smcr_os::credentials;
+use smcr_os::{credentials, passing};
 use smcr_proto::Instant;
 
 use crate::config;
@@ -275,6 +275,8 @@ pub fn stream() -> io::Result<(OwnedFd, OwnedFd)> {
     let (near, app) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::io::ioctl_fionbio(&near, true)?;
     sockopt::set_socket_oobinline(&near, true)?;
+    // Older kernels cannot; SECURITY.md says what that means.
+    let _ = passing::refuse(near.as_fd());
     Ok((near, app))
 }
 
@@ -417,6 +419,28 @@ mod tests {
         let (mut near, mut app) = (UnixStream::from(near), UnixStream::from(app));
         app.write_all(b"hello").unwrap();
         assert_eq!(near.read(&mut bytes).unwrap(), 5);
+    }
+
+    /// A program sends a descriptor by its end, and forgets it: whoever reads the bytes would close
+    /// it, and wait for what that waits for.
+    #[test]
+    fn a_program_cannot_leave_descriptors_to_us() {
+        let (near, app) = stream().unwrap();
+        if passing::refuse(near.as_fd()).is_err() {
+            return println!("not tried: this kernel is older than Linux 6.16");
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let sockets = [listener.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&sockets)));
+        let sent = sendmsg(&app, &[IoSlice::new(b"x")], &mut control, SendFlags::NOSIGNAL);
+        assert_eq!(sent, Err(Errno::PERM));
+        let (mut near, mut app) = (UnixStream::from(near), UnixStream::from(app));
+        app.write_all(b"hello").unwrap();
+        let mut bytes = [0; 5];
+        near.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"hello");
     }
 
     /// Whatever a program sends, the gateway goes on.

@@ -16,6 +16,7 @@ pub mod netdev;
 pub mod offload;
 mod option;
 pub mod packet;
+pub mod passing;
 pub mod seccomp;
 pub mod tcp;
 pub mod udp;
