@@ -5,6 +5,7 @@
 #   tests/package.sh FIRST.deb SECOND.deb
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source tests/system.sh
 
 root=target/package/root
 base=target/package/base.tar
@@ -15,7 +16,7 @@ caps=+bpf,+net_admin,+net_raw,+net_bind_service,+sys_nice,+ipc_lock
 
 main() {
     if [[ ${PACKAGE_TEST:-} != inside ]]; then
-        make_base "$first"
+        make_base "$base" "$first"
         rm -rf "$root"
         mkdir -p "$root"
         tar -C "$root" -xf "$base"
@@ -41,28 +42,10 @@ main() {
     purge
     files >target/package/after
     if ! diff target/package/before target/package/after; then
-        echo "package: this is left behind, or was changed" >&2
-        exit 1
+        fail "this is left behind, or was changed"
     fi
     echo "package: nothing is left behind"
     container
-}
-
-# A fresh system with what the package depends on, once: it takes half a minute.
-make_base() {
-    local mirror suite depends
-    [[ -e $base ]] && return 0
-    suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
-    mirror=$(apt-get indextargets --format '$(RELEASE) $(REPO_URI)' 'Created-By: Packages' |
-        awk -v suite="$suite" '$1 == suite { print $2; exit }')
-    depends=$(dpkg-deb -f "$1" Depends | sed 's/([^)]*)//g; s/ //g')
-    mkdir -p target/package
-    rm -rf target/package/fresh
-    debootstrap --variant=minbase --include="$depends" "$suite" target/package/fresh "$mirror" \
-        >target/package/debootstrap.log
-    tar -C target/package/fresh -cf "$base.part" .
-    mv "$base.part" "$base"
-    rm -rf target/package/fresh
 }
 
 # All files, and what is in them, but for what dpkg writes down of any package, and the copies that
@@ -156,8 +139,7 @@ END
     local users
     users=$(ps -o uid= -C smcgate | sort -u | xargs)
     if [[ $users == *" "* || $users == 0 || -z $users ]]; then
-        echo "package: the gateways run as users $users" >&2
-        exit 1
+        fail "the gateways run as users $users"
     fi
     echo "package: one connection over SMC-R, by gateways of user $users"
 }
@@ -173,9 +155,7 @@ expect() {
     stats=$(nsenter --net="$SMCGATE_HOST_A" -- curl -sf http://127.0.0.1:9180/stats)
     while [[ $# -gt 0 ]]; do
         if [[ $(jq -r "$2" <<<"$stats") != "$1" ]]; then
-            echo "package: $2 is not $1: $(jq -c '.totals, .fallbacks, .confinement' <<<"$stats")" >&2
-            cat target/package/[ab].log >&2
-            exit 1
+            fail "$2 is not $1: $(jq -c '.totals, .fallbacks, .confinement' <<<"$stats")"
         fi
         shift 2
     done
@@ -197,24 +177,17 @@ upgrade() {
 purge() {
     inside dpkg --remove smcgate >/dev/null
     if [[ -L $root$wants/smcgate.service ]]; then
-        echo "package: it is enabled, and gone" >&2
-        exit 1
+        fail "it is enabled, and gone"
     fi
     inside dpkg --purge smcgate >/dev/null
     ! inside getent passwd smcgate >/dev/null
     umount "$root/dev/shm"
 }
 
-# Waits for ten seconds at most.
-until_true() {
-    local tries
-    for ((tries = 0; tries < 100; tries++)); do
-        "$@" >/dev/null 2>&1 && return 0
-        sleep 0.1
-    done
-    echo "package: in vain: $*" >&2
+fail() {
+    echo "package: $*" >&2
     cat target/package/*.log >&2
-    return 1
+    exit 1
 }
 
 main

@@ -216,13 +216,13 @@ impl Rules {
 /// What `nft` said.
 pub fn remove() -> Result<(), String> {
     remove_routes();
-    nft(ANEW)
-}
-
-/// Whether this host has `nft`. Without it no gateway can have made rules for it.
-pub fn has_nft() -> bool {
+    // A unit does this after each stop, also where interception was never wanted. And without nft
+    // no gateway can have made a table.
     let asked = Command::new("nft").arg("--version").stdin(Stdio::null()).output();
-    !asked.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+    if asked.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+        return Ok(());
+    }
+    nft(ANEW)
 }
 
 /// The commands of [`remove`], as a shell would take them.

@@ -42,11 +42,6 @@ pub fn run(command: &InterceptCommand) -> Result<(), (u8, String)> {
         InterceptCommand::Remove { dry_run: true, .. } => print(&rules::removal()),
         InterceptCommand::Remove { dry_run: false, force } => {
             let _alone = alone(*force)?;
-            // A unit says this after each stop, also where interception was never wanted.
-            if !rules::has_nft() {
-                print("nft is not installed: there are no rules to remove\n");
-                return Ok(());
-            }
             rules::remove().map_err(failed)?;
         }
         InterceptCommand::Show => print(&rules::show().map_err(failed)?),
