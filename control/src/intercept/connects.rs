@@ -280,11 +280,12 @@ mod tests {
     #[ignore = "needs the privilege to load eBPF; run by scripts/test e2e"]
     fn a_socket_that_goes_elsewhere_is_told_where_it_is() {
         let connects = Connects::load_for_all(0x534d).expect("eBPF is permitted");
-        let far: SocketAddr = "198.51.100.7:7010".parse().unwrap();
+        // Tests run at the same time, and each one's program sees what the others connect.
+        let far: SocketAddr = "203.0.113.7:7010".parse().unwrap();
         let near = TcpListener::bind("127.0.0.1:0").unwrap();
         let place = near.local_addr().unwrap();
         let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        connects.intercept("198.51.100.0/24".parse().unwrap(), 7010, nobody).unwrap();
+        connects.intercept("203.0.113.0/24".parse().unwrap(), 7010, nobody).unwrap();
         let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         let refused = rustix::net::connect(&socket, &far);
         assert_eq!(refused, Err(rustix::io::Errno::CONNREFUSED));
