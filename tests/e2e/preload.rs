@@ -8,6 +8,7 @@
 //! One end may as well be a program that reaches its gateway over TCP, as everywhere else, or there
 //! may be no gateway. Whatever carries them, programs must see what they see over TCP.
 
+mod churn;
 mod programs;
 
 use std::fs;

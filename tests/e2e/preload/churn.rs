@@ -1,0 +1,121 @@
+//! Connections of preloaded programs that come and go by the thousand, and what is left of them.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::{LIMIT, Site, carried};
+use crate::clock::wait_until;
+use crate::gateway::SETTLE_LIMIT;
+use crate::hosts::{Host, Hosts};
+use crate::process::{Process, run, wait_for_listener};
+
+/// A server and its clients.
+struct Crowd {
+    /// How its server serves, and what its clients do; see `churn.py`.
+    what: &'static str,
+    port: u16,
+    /// How many connections its clients make, or how many children.
+    count: u32,
+}
+
+const CROWDS: [Crowd; 3] = [
+    Crowd { what: "threads", port: 7010, count: 2002 },
+    Crowd { what: "forks", port: 7011, count: 300 },
+    Crowd { what: "crowd", port: 7012, count: 5000 },
+];
+
+/// The servers of all crowds, which live as long as this.
+struct Servers<'s> {
+    site: &'s Site,
+    preloads: bool,
+    processes: Vec<Process>,
+}
+
+impl<'s> Servers<'s> {
+    fn start(site: &'s Site, preloads: bool) -> Self {
+        let Hosts { b, logs, .. } = &site.hosts;
+        let start = |crowd: &Crowd| {
+            let name = format!("{}-{preloads}", crowd.what);
+            let mut command = churn(site, b, preloads, crowd.port, &[crowd.what], &[]);
+            let process = Process::start(b, logs, &name, &mut command);
+            wait_for_listener(b, b.at(crowd.port));
+            process
+        };
+        Self { site, preloads, processes: CROWDS.iter().map(start).collect() }
+    }
+
+    /// Lets the clients of all crowds come and go, one crowd after another. Returns what both sides
+    /// have seen, and how many connections that was.
+    fn round(&self, number: u32) -> (Vec<String>, u64) {
+        let Self { site, preloads, .. } = *self;
+        let (mut seen, mut connections) = (Vec::new(), 0);
+        for Crowd { what, port, count } in CROWDS {
+            let name = format!("client-{what}-{preloads}-{number}");
+            let count = count.to_string();
+            let a = &site.hosts.a;
+            let mut command = churn(site, a, preloads, port, &["client"], &[what, &count]);
+            let said = run(&site.hosts, a, &name, LIMIT, &mut command).expect_success(&name);
+            let (saw, made) = said.trim().split_once('\n').expect("two lines");
+            connections += made.parse::<u64>().expect("a number");
+            seen.push(saw.to_owned());
+        }
+        (seen, connections)
+    }
+
+    /// How many descriptors each server has.
+    fn descriptors(&self) -> Vec<usize> {
+        self.processes.iter().map(Process::descriptors).collect()
+    }
+}
+
+/// Whatever connections end by, in threads, children and thousands at once, and whoever is killed:
+/// programs see what they see over TCP, all of it is SMC-R, and nothing of it is left.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn preload_churn_leaves_nothing() {
+    let site = Site::new("preload_churn_leaves_nothing");
+    let Hosts { a, b, .. } = &site.hosts;
+    let (expected, _) = Servers::start(&site, false).round(0);
+    let far = site.gateway(b).start(&site.hosts, b);
+    let near = site.gateway(a).start(&site.hosts, a);
+    let servers = Servers::start(&site, true);
+    let idle = servers.descriptors();
+    let mut connections = 0;
+    let mut round = |number| {
+        let (seen, made) = servers.round(number);
+        assert_eq!(seen, expected, "round {number}");
+        connections += made;
+        for gateway in [&near, &far] {
+            let what = format!("{connections} connections over SMC-R");
+            wait_until(&what, SETTLE_LIMIT, || carried(gateway).0 >= connections);
+            assert_eq!(carried(gateway), (connections, 0), "{:?}", gateway.stats().fallbacks);
+        }
+        let held = [&near, &far].map(|gateway| gateway.holdings_at_rest());
+        wait_until("the servers have closed all", SETTLE_LIMIT, || servers.descriptors() == idle);
+        held
+    };
+    // To serve the first crowds, both gateways allocate memory that they then keep.
+    let before = round(1);
+    let after = round(2);
+    for (after, before) in after.iter().zip(&before) {
+        after.assert_back_to(before);
+        // Less than a kilobyte for each connection of a round.
+        let bound = before.resident_kib + connections / 2;
+        assert!(after.resident_kib <= bound, "{after:?} after {before:?}");
+    }
+}
+
+/// `churn.py` at this port.
+fn churn(
+    site: &Site,
+    host: &Host,
+    preloads: bool,
+    port: u16,
+    role: &[&str],
+    more: &[&str],
+) -> Command {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("e2e/preload/churn.py");
+    let script = script.to_str().expect("our own paths are text");
+    let (ip, port) = (site.hosts.b.address.to_string(), port.to_string());
+    site.command(host, preloads, &[&["python3", "-B", script], role, &[&ip, &port], more].concat())
+}
