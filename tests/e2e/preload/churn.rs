@@ -105,6 +105,39 @@ fn preload_churn_leaves_nothing() {
     }
 }
 
+/// `stress-ng` opens sockets to itself, sends by every call and with every option, and closes them.
+/// On loopback a gateway can only be in the way, unless it has shared memory to offer.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn preload_sockets_under_stress() {
+    let site = Site::new("preload_sockets_under_stress");
+    let a = &site.hosts.a;
+    let stress = |name: &str, preloads| {
+        let words = ["stress-ng", "--sock", "2", "--timeout", "2s", "--verify", "--metrics-brief"];
+        let mut command = site.command(a, preloads, &words);
+        let ran = run(&site.hosts, a, name, LIMIT, &mut command);
+        let said = format!("{}{}", ran.stdout, ran.stderr);
+        let is_bad = said.contains("fail:") || said.contains("error:");
+        assert!(!is_bad && said.contains("successful run completed"), "{name}: {said}");
+        ran.status.code()
+    };
+    let expected = stress("plain", false);
+    let near = site.gateway(a).start(&site.hosts, a);
+    let before = near.holdings_at_rest();
+    assert_eq!(stress("left-alone", true), expected);
+    near.holdings_at_rest().assert_back_to(&before);
+    assert_eq!(carried(&near), (0, 0), "{:?}", near.stats().fallbacks);
+    drop(near);
+    let memory = site.doors.path().to_str().expect("text");
+    let near = site.gateway(a).rnic_of_kind(("memory", "shm"), memory).start(&site.hosts, a);
+    assert_eq!(stress("first", true), expected);
+    let before = near.holdings_at_rest();
+    assert_eq!(stress("second", true), expected);
+    near.holdings_at_rest().assert_back_to(&before);
+    let (smc, tcp) = carried(&near);
+    assert!(smc > 200 && tcp == 0, "{smc} SMC-R, {tcp} TCP: {:?}", near.stats().fallbacks);
+}
+
 /// `churn.py` at this port.
 fn churn(
     site: &Site,

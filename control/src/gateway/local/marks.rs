@@ -1,6 +1,6 @@
 //! Which sockets of local programs offer SMC-R in their SYNs, or answer it.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
 use smcgate_door::Reply;
@@ -50,13 +50,24 @@ impl<N: Rnic> Gateway<N> {
         let listener = &self.listeners[usize::from(local.connects)];
         if self.draining.is_some() || listener.drained || is_over || self.is_full() {
             Some(SOON_S)
-        } else if !self.is_marking() {
+        } else if !self.is_marking() || self.is_out_of_reach(peer.ip()) {
             Some(LATER_S)
         } else if self.endpoint.offers(now, local.connects, peer.ip()) {
             None
         } else {
             Some(SOON_S)
         }
+    }
+
+    /// Whether `peer` is on loopback, as the address of nobody is, too, and no RNIC goes with that
+    /// device: a rendezvous there would fail each time, and leave two hops behind.
+    fn is_out_of_reach(&self, peer: IpAddr) -> bool {
+        let peer = match peer.to_canonical() {
+            IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),
+            peer @ (IpAddr::V4(_) | IpAddr::V6(_)) => peer,
+        };
+        peer.is_loopback() && self.network.port_for(peer).is_none()
     }
 
     /// Has the SYN-ACKs of a listening socket answer SMC-R.
