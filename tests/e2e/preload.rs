@@ -9,6 +9,7 @@
 //! may be no gateway. Whatever carries them, programs must see what they see over TCP.
 
 mod churn;
+mod kinds;
 mod programs;
 
 use std::fs;

@@ -32,13 +32,18 @@ pub fn become_program(arguments: &Exec) -> Result<Infallible, Refusal> {
     let Some((program, rest)) = arguments.program.split_first() else {
         return Err((2, "exec: which program?".to_owned()));
     };
-    if let Some(why) = find(program).as_deref().and_then(obstacle) {
+    let why = find(program).as_deref().and_then(obstacle);
+    if let Some(why) = why {
         let program = program.display();
         // Nobody is left to tell if standard error is gone.
         writeln!(io::stderr(), "smcgate: {program} {why}: its connections stay TCP").ok();
     }
     let mut command = Command::new(program);
-    command.args(rest).envs(variables(arguments, &library, env::var_os(PRELOAD)));
+    command.args(rest);
+    // Its dynamic loader would end it.
+    if why != Some(Obstacle::OtherLibc) {
+        command.envs(variables(arguments, &library, env::var_os(PRELOAD)));
+    }
     broken_pipe::hand_on(&mut command);
     let error = command.exec();
     let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
@@ -114,6 +119,7 @@ enum Obstacle {
     Static,
     SetUserId,
     OtherMachine,
+    OtherLibc,
 }
 
 impl fmt::Display for Obstacle {
@@ -122,6 +128,8 @@ impl fmt::Display for Obstacle {
             Self::Static => "is linked statically",
             Self::SetUserId => "changes its user or group (set-uid)",
             Self::OtherMachine => "is for another kind of processor",
+            Self::OtherLibc if IS_MUSL => "is for glibc, and the library for musl",
+            Self::OtherLibc => "is for musl, and the library for glibc",
         })
     }
 }
@@ -153,31 +161,43 @@ fn obstacle(program: &Path) -> Option<Obstacle> {
 /// ```text
 ///   0    4       5      18        32              54           56
 ///   |ELF | class | data | machine | first program | their size | their number |
+///   0      8                  32
+///   | kind | place in file .. | size in file |     a program header
 /// ```
 fn in_elf(head: &[u8]) -> Option<Obstacle> {
     const CLASS_64: u8 = 2;
     const LITTLE_ENDIAN: u8 = 1;
     const INTERPRETER: u32 = 3;
     let half = |at: usize| Some(u16::from_le_bytes(*head.get(at..)?.first_chunk()?));
+    let long = |at: usize| {
+        let long = u64::from_le_bytes(*head.get(at..)?.first_chunk()?);
+        usize::try_from(long).ok()
+    };
     if !head.starts_with(b"\x7fELF") {
         return None;
     }
     if head.get(4..6)? != [CLASS_64, LITTLE_ENDIAN] || half(18)? != MACHINE {
         return Some(Obstacle::OtherMachine);
     }
-    let first = usize::try_from(u64::from_le_bytes(*head.get(32..)?.first_chunk()?)).ok()?;
-    let (size, count) = (usize::from(half(54)?), usize::from(half(56)?));
+    let (first, size, count) = (long(32)?, usize::from(half(54)?), usize::from(half(56)?));
     for index in 0..count {
         let at = first.checked_add(size.checked_mul(index)?)?;
         // A file whose headers are elsewhere says nothing.
         let kind = u32::from_le_bytes(*head.get(at..)?.first_chunk()?);
         if kind == INTERPRETER {
-            return None;
+            let (begin, length) = (long(at + 8)?, long(at + 32)?);
+            let loader = head.get(begin..begin.checked_add(length)?)?;
+            let is_musl = loader.windows(MUSL.len()).any(|part| part == MUSL);
+            return (is_musl != IS_MUSL).then_some(Obstacle::OtherLibc);
         }
     }
     Some(Obstacle::Static)
 }
 
+/// What is in the name of the dynamic loader of musl.
+const MUSL: &[u8] = b"/ld-musl-";
+/// Whether the library is for musl, as this program is.
+const IS_MUSL: bool = cfg!(target_env = "musl");
 const PRELOAD: &str = "LD_PRELOAD";
 /// As it is installed, and as it is built.
 const NAMES: [&str; 2] = ["libsmcgate.so", "libsmcgate_preload.so"];
@@ -254,6 +274,16 @@ mod tests {
                 head[64 + 56 * index] = 1;
             }
         };
+        let mut musl = head.clone();
+        let name = b"/lib64/ld-linux";
+        let loader = head.windows(name.len()).position(|part| part == name).unwrap();
+        musl[loader..loader + name.len()].copy_from_slice(b"/lib64/ld-musl-");
+        assert_eq!(in_elf(&musl), Some(Obstacle::OtherLibc));
+        // A name that begins beyond the end, which no loader has.
+        let header = (64..64 + 56 * usize::from(head[56])).step_by(56);
+        let header = header.into_iter().find(|at| musl[*at] == 3).unwrap();
+        musl[header + 8..header + 16].fill(0xff);
+        assert_eq!(in_elf(&musl), None);
         kinds(&mut head);
         assert_eq!(in_elf(&head), Some(Obstacle::Static));
         head[18] ^= 1;
