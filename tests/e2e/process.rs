@@ -123,16 +123,20 @@ pub(crate) fn run(
     Finished { status, stdout, stderr: process.log() }
 }
 
-/// Waits until somebody on `host` listens on exactly this address.
+/// Waits until somebody on `host` listens on exactly this address, by a socket of IPv4 or of both.
 pub(crate) fn wait_for_listener(host: &Host, at: SocketAddrV4) {
     let address = u32::from_ne_bytes(at.ip().octets());
-    let wanted = format!("{address:08X}:{:04X}", at.port());
+    let four = format!("{address:08X}:{:04X}", at.port());
+    let mapped = format!("0000000000000000FFFF0000{four}");
+    let read =
+        || ["tcp", "tcp6"].map(|of| fs::read_to_string(format!("/proc/thread-self/net/{of}")));
     wait_until(&format!("a listener on {at}"), Duration::from_secs(10), || {
-        let sockets = host.enter(|| fs::read_to_string("/proc/thread-self/net/tcp"));
-        sockets.expect("/proc is mounted").lines().skip(1).any(|line| {
-            let mut fields = line.split_whitespace().skip(1);
-            let (local, state) = (fields.next(), fields.nth(1));
-            local == Some(&wanted) && state == Some(LISTENING)
+        host.enter(read).into_iter().any(|sockets| {
+            sockets.expect("/proc is mounted").lines().skip(1).any(|line| {
+                let mut fields = line.split_whitespace().skip(1);
+                let (local, state) = (fields.next(), fields.nth(1));
+                [Some(&*four), Some(&*mapped)].contains(&local) && state == Some(LISTENING)
+            })
         })
     });
 }

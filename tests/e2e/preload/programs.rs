@@ -23,7 +23,7 @@ struct Program {
     connections: u64,
 }
 
-const PROGRAMS: [Program; 8] = [
+const PROGRAMS: [Program; 9] = [
     Program {
         name: "nginx",
         port: 8001,
@@ -107,6 +107,13 @@ const PROGRAMS: [Program; 8] = [
         client: "exec python3 -B ../threads.py client $at $port",
         connections: 12,
     },
+    Program {
+        name: "java",
+        port: 8009,
+        server: "exec java -XX:TieredStopAtLevel=1 -cp .. Echo server $at $port",
+        client: "exec java -XX:TieredStopAtLevel=1 -cp .. Echo client $at $port",
+        connections: 1 + 8,
+    },
 ];
 
 /// Servers behind gateway B have their port and this.
@@ -165,6 +172,13 @@ fn preload_programs() {
             }
         }
     }
+    // A program that calls the kernel without libc is left alone, at either end.
+    let before = [&near, &far].map(carried);
+    let page = format!("http://{}/", b.at(PROGRAMS[0].port));
+    let mut command = site.preloaded(a, &["hey", "-n", "200", "-c", "4", &page]);
+    let said = run(&site.hosts, a, "hey", LIMIT, &mut command).expect_success("hey");
+    assert!(said.contains("[200]\t200 responses"), "{said}");
+    assert_eq!([&near, &far].map(carried), before, "Go stays TCP");
     drop(servers);
     near.holdings_at_rest();
     far.holdings_at_rest();
@@ -204,9 +218,13 @@ fn prepare(site: &Site) {
         ("asyncio_server.py", include_str!("asyncio_server.py")),
         ("asyncio_client.py", include_str!("asyncio_client.py")),
         ("threads.py", include_str!("threads.py")),
+        ("Echo.java", include_str!("Echo.java")),
     ] {
         fs::write(folder.join(name), text).expect("the directory is ours");
     }
+    let mut javac = Command::new("javac");
+    javac.arg("-d").arg(&folder).arg(folder.join("Echo.java"));
+    assert!(javac.status().expect("scripts/setup installs it").success());
     let mut keygen = Command::new("ssh-keygen");
     keygen.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(folder.join("client_key"));
     assert!(keygen.status().expect("scripts/setup installs it").success());
