@@ -33,6 +33,7 @@ mod in_guest;
 mod operator;
 mod place;
 mod ports;
+mod preloaded;
 #[path = "../e2e/process.rs"]
 #[allow(dead_code, reason = "shared with the end-to-end suite, which uses all of it")]
 mod process;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::clock::wait_until;
 use crate::emulator::pull_plug;
+use crate::gateway::program;
 use crate::hosts::{Host, Hosts};
 use crate::process::{Process, run};
 
@@ -21,6 +22,8 @@ pub(crate) struct Place<'h> {
     /// None for the gateway's host.
     guest: Option<u8>,
     name: String,
+    /// What runs programs here, with its arguments; nothing if they run by themselves.
+    wrapper: Vec<String>,
 }
 
 /// What kind of socket an application opens.
@@ -45,11 +48,19 @@ pub(crate) struct Outcome {
 
 impl<'h> Place<'h> {
     pub(crate) fn guest(hosts: &'h Hosts, guest: u8) -> Self {
-        Self { hosts, guest: Some(guest), name: format!("guest{guest}") }
+        Self { hosts, guest: Some(guest), name: format!("guest{guest}"), wrapper: vec![] }
     }
 
     pub(crate) fn gateway_host(hosts: &'h Hosts) -> Self {
-        Self { hosts, guest: None, name: "host".to_owned() }
+        Self { hosts, guest: None, name: "host".to_owned(), wrapper: vec![] }
+    }
+
+    /// The gateway's host, with the preload library in all programs.
+    pub(crate) fn preloaded(hosts: &'h Hosts, door: &str) -> Self {
+        let gateway = program();
+        let gateway = gateway.to_str().expect("a path of ours is UTF-8");
+        let wrapper = [gateway, "exec", "--socket", door, "--"].map(str::to_owned).into();
+        Self { hosts, guest: None, name: "preloaded".to_owned(), wrapper }
     }
 
     /// Its first address on the wire, with this port.
@@ -206,6 +217,8 @@ impl<'h> Place<'h> {
         let number = COUNT.fetch_add(1, Relaxed);
         let what = words.iter().find(|word| !word.contains('/')).unwrap_or(&"command");
         let name = format!("{number:03}-{}-{what}", self.name);
+        let words = self.wrapper.iter().map(String::as_str).chain(words.iter().copied());
+        let words: Vec<&str> = words.collect();
         let (first, rest) = words.split_first().expect("a program");
         let mut command = match self.guest {
             Some(guest) => {
