@@ -9,8 +9,8 @@ use crate::rig::{EID, Rig};
 const PORT: u16 = 7010;
 const CONNECTIONS: u32 = 5;
 
-/// A client that knows only TCP, a client and a server written for a kernel that has SMC-R: with the
-/// library each is the peer of a kernel, and every byte goes by SMC-R.
+/// A client that knows only TCP, and a client and a server written for a kernel that has SMC-R.
+/// With the library each is the peer of a kernel, and every byte goes by SMC-R.
 #[test]
 #[ignore = "needs the guests of scripts/linux-rig; run by scripts/test interop"]
 fn preloaded_programs_and_linux() {

@@ -113,7 +113,7 @@ fn preload_sockets_under_stress() {
     let site = Site::new("preload_sockets_under_stress");
     let a = &site.hosts.a;
     let stress = |name: &str, preloads| {
-        let words = ["stress-ng", "--sock", "2", "--timeout", "2s", "--verify", "--metrics-brief"];
+        let words = ["stress-ng", "--sock", "2", "--timeout", "1s", "--verify", "--metrics-brief"];
         let mut command = site.command(a, preloads, &words);
         let ran = run(&site.hosts, a, name, LIMIT, &mut command);
         let said = format!("{}{}", ran.stdout, ran.stderr);
@@ -135,7 +135,7 @@ fn preload_sockets_under_stress() {
     assert_eq!(stress("second", true), expected);
     near.holdings_at_rest().assert_back_to(&before);
     let (smc, tcp) = carried(&near);
-    assert!(smc > 200 && tcp == 0, "{smc} SMC-R, {tcp} TCP: {:?}", near.stats().fallbacks);
+    assert!(smc > 50 && tcp == 0, "{smc} SMC-R, {tcp} TCP: {:?}", near.stats().fallbacks);
 }
 
 /// `churn.py` at this port.
